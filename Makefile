@@ -1,0 +1,60 @@
+# Thin, for people: everything real is in CMakeLists.txt and the scripts named here.
+#   make build   build/pare and build/pare-runtime        make demo   the whole line on a real model
+#   make test    set-up, build, checks and all tests      make fuzz   each reader's fuzzer for 60 s
+#   make bench   timings beside their roofs               make format clang-format over our files
+SHELL := /bin/bash
+-include build/environment.mk
+export LIBTORCH PARE_PYTHON PARE_CACHE
+JOBS ?= $(shell nproc)
+SOURCES = $(shell git ls-files '*.cpp' '*.h')
+
+.PHONY: build demo test test-full fuzz bench format check sanitize setup-build setup-test tidy clean
+.DEFAULT_GOAL := build
+
+setup-build:
+	@.ci/setup build
+setup-test:
+	@.ci/setup test
+
+# The included environment.mk may just have been written, so the real work is done by a second make that reads it.
+build: setup-build
+	@$(MAKE) --no-print-directory compile TARGETS="pare pare-runtime" TESTS=OFF
+demo: build
+	@.ci/demo
+test: setup-test
+	@$(MAKE) --no-print-directory run-tests
+test-full: setup-test
+	@PARE_TEST_FULL=1 $(MAKE) --no-print-directory run-tests
+bench: setup-test
+	@$(MAKE) --no-print-directory compile TARGETS="all" TESTS=ON
+	@.ci/bench
+fuzz: setup-test
+	@tests/fuzz/run
+format:
+	clang-format-14 -i $(SOURCES)
+tidy: setup-test
+	@$(MAKE) --no-print-directory compile TARGETS="pare pare-runtime" TESTS=OFF
+	clang-tidy-14 -p build --quiet $(filter runtime/%.cpp,$(SOURCES))
+clean:
+	rm -rf build build-sanitize build-fuzz
+
+.PHONY: compile run-tests
+compile:
+	@cmake -S . -B build -G Ninja -DLIBTORCH="$(LIBTORCH)" -DPARE_TESTS=$(TESTS) >build/cmake.log || { cat build/cmake.log; exit 1; }
+	@cmake --build build -j $(JOBS) --target $(TARGETS)
+
+check:
+	@python3 tests/check_includes.py
+	@clang-format-14 --dry-run -Werror $(SOURCES)
+
+run-tests: check
+	@$(MAKE) --no-print-directory compile TARGETS="all" TESTS=ON
+	@cd build && ctest --output-on-failure -j $(JOBS)
+	@$(MAKE) --no-print-directory sanitize
+
+# The quick tests again with AddressSanitizer and UBSan: everything that reads files, and every kernel.
+sanitize:
+	@cmake -S . -B build-sanitize -G Ninja -DPARE_RUNTIME_ONLY=ON -DPARE_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=Release \
+	  -DCMAKE_CXX_FLAGS_RELEASE=-O1 >build/sanitize.log || { cat build/sanitize.log; exit 1; }
+	@cmake --build build-sanitize -j $(JOBS)
+	@cd build-sanitize && ctest --output-on-failure -j $(JOBS)
