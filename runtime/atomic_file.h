@@ -1,0 +1,27 @@
+// Files that appear whole or not at all: temporary name in the same folder, fsync, rename, fsync of the folder.
+// The temporary name of NAME is ".NAME.partial-PID", so that what a killed run left behind can be recognised.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace pare {
+
+// Replaces `path` by `bytes`. Throws std::runtime_error (path, reason), leaving `path` as it was and no temporary file.
+void write_file_atomically(const std::filesystem::path& path, std::span<const std::byte> bytes);
+void write_file_atomically(const std::filesystem::path& path, std::string_view text);
+
+// The same for content that is produced piece by piece: `produce` calls the given sink any number of times.
+using ByteSink = std::function<void(std::span<const std::byte>)>;
+void write_file_atomically(const std::filesystem::path& path, const std::function<void(const ByteSink&)>& produce);
+
+// The whole file. Throws std::runtime_error (path, reason), also when it is larger than max_bytes.
+std::string read_text_file(const std::filesystem::path& path, size_t max_bytes = size_t{1} << 30);
+
+void sync_directory(const std::filesystem::path& directory);
+
+}  // namespace pare

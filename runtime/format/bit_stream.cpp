@@ -1,0 +1,95 @@
+#include "runtime/format/bit_stream.h"
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace pare {
+namespace {
+
+// Because the words are little-endian, the stream of words is also a stream of bytes, and 8 codes of b bits are exactly
+// b of its bytes: BMI2's pdep and pext move between those and 8 bytes holding one code each.
+uint64_t one_code_per_byte_mask(int bits) {
+  return 0x0101010101010101u * ((uint64_t{1} << bits) - 1);
+}
+
+void check_bits(int bits) {
+  if (bits < 1 || bits > 8) {
+    throw std::invalid_argument("bit stream: expected 1 to 8 bits a code, found " + std::to_string(bits));
+  }
+}
+
+void check_words(size_t num_codes, int bits, size_t num_words, bool exact) {
+  const size_t expected = static_cast<size_t>(bit_stream_words(static_cast<int64_t>(num_codes), bits));
+  if (num_words == expected || (!exact && num_words > expected)) return;
+  throw std::invalid_argument("bit stream of " + std::to_string(num_codes) + " codes of " + std::to_string(bits) +
+                              " bits: expected " + std::to_string(expected) + " words, found " +
+                              std::to_string(num_words));
+}
+
+[[noreturn]] void throw_large_code(std::span<const uint8_t> codes, int bits) {
+  size_t i = 0;
+  while (codes[i] >> bits == 0) ++i;
+  throw std::invalid_argument("bit stream: code " + std::to_string(codes[i]) + " at index " + std::to_string(i) +
+                              " does not fit in " + std::to_string(bits) + " bits");
+}
+
+}  // namespace
+
+int64_t bit_stream_words(int64_t num_codes, int bits) {
+  check_bits(bits);
+  int64_t num_bits = 0;
+  if (num_codes < 0 || __builtin_mul_overflow(num_codes, int64_t{bits}, &num_bits)) {
+    throw std::invalid_argument("bit stream: impossible number of codes " + std::to_string(num_codes));
+  }
+  return num_bits / 32 + (num_bits % 32 != 0);
+}
+
+void pack_bit_stream(std::span<const uint8_t> codes, int bits, std::span<int32_t> words) {
+  check_words(codes.size(), bits, words.size(), /*exact=*/true);
+  if (words.empty()) return;
+  const uint64_t mask = one_code_per_byte_mask(bits);
+  words.back() = 0;  // its upper bytes may belong to no code
+  std::byte* bytes = std::as_writable_bytes(words).data();
+  uint64_t excess = 0;
+  size_t i = 0;
+  for (; i + 8 <= codes.size(); i += 8, bytes += bits) {
+    uint64_t eight;
+    std::memcpy(&eight, codes.data() + i, 8);
+    excess |= eight & ~mask;
+    const uint64_t stream = _pext_u64(eight, mask);
+    std::memcpy(bytes, &stream, static_cast<size_t>(bits));
+  }
+  if (i < codes.size()) {
+    uint64_t rest = 0;
+    std::memcpy(&rest, codes.data() + i, codes.size() - i);
+    excess |= rest & ~mask;
+    const uint64_t stream = _pext_u64(rest, mask);
+    std::memcpy(bytes, &stream, ((codes.size() - i) * static_cast<size_t>(bits) + 7) / 8);
+  }
+  if (excess != 0) throw_large_code(codes, bits);
+}
+
+void unpack_bit_stream(std::span<const int32_t> words, int bits, std::span<uint8_t> codes) {
+  check_words(codes.size(), bits, words.size(), /*exact=*/false);
+  const uint64_t mask = one_code_per_byte_mask(bits);
+  const std::byte* bytes = std::as_bytes(words).data();
+  size_t i = 0;
+  for (; i + 8 <= codes.size(); i += 8, bytes += bits) {
+    uint64_t stream = 0;
+    std::memcpy(&stream, bytes, static_cast<size_t>(bits));
+    const uint64_t eight = _pdep_u64(stream, mask);
+    std::memcpy(codes.data() + i, &eight, 8);
+  }
+  if (i < codes.size()) {
+    uint64_t stream = 0;
+    std::memcpy(&stream, bytes, ((codes.size() - i) * static_cast<size_t>(bits) + 7) / 8);
+    const uint64_t eight = _pdep_u64(stream, mask);
+    std::memcpy(codes.data() + i, &eight, codes.size() - i);
+  }
+}
+
+}  // namespace pare

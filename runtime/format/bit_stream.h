@@ -1,0 +1,21 @@
+// A dense bit stream of small unsigned codes, lowest bits first: code i occupies bits [i*bits, (i+1)*bits) of the
+// stream, and the stream is stored in little-endian 32-bit words. With 4 bits, codes 0..7 make the word 0x76543210.
+// This one layout serves 2, 3, 4 and 8 bits of GPTQ and compressed-tensors alike.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace pare {
+
+// Words that num_codes codes of `bits` bits take: ceil(num_codes * bits / 32).
+int64_t bit_stream_words(int64_t num_codes, int bits);
+
+// Packs codes (each < 2^bits, bits in 1..8) into words; the tail of the last word is zero.
+// Throws std::invalid_argument when a size does not fit or a code is too large.
+void pack_bit_stream(std::span<const uint8_t> codes, int bits, std::span<int32_t> words);
+
+// The inverse. Throws std::invalid_argument when words is too short.
+void unpack_bit_stream(std::span<const int32_t> words, int bits, std::span<uint8_t> codes);
+
+}  // namespace pare

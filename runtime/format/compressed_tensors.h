@@ -1,0 +1,119 @@
+// The compressed-tensors container, format "pack-quantized": how one linear's QuantizedWeight becomes tensors, and how
+// config.json says so. No file access here: the tensors come from and go to whoever owns the files.
+//
+// Tensors of a module with weight [O, I] (names are the module's name + suffix):
+//   weight_packed     I32 [O, ceil(I*bits/32)]   each row a bit stream (bit_stream.h) of the unsigned codes
+//   weight_scale      BF16, F16 or F32 [O, G]    G = 1 per channel
+//   weight_shape      I64 [2] = [O, I]
+//   weight_zero_point I32 [ceil(O*bits/32), G]   asymmetric only: each column a bit stream of the unsigned zeros
+//   weight_g_idx      I32 [I]                    act-order "group" only
+// The package counts codes and zeros from -2^(bits-1) and adds that offset before it packs, so that the stored numbers
+// are our unsigned ones. Checked against compressed-tensors 0.19 (compressors/pack_quantized/{base,helpers}.py): for 3
+// bits it packs 32 codes into exactly 3 words, the same dense stream as for 2, 4 and 8; releases before 2026 padded 10
+// codes to a word, which is refused here by its width. 0.19 no longer loads act-order "group"; vLLM does.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/format/linear_weights.h"
+#include "runtime/format/tensor_view.h"
+
+namespace pare {
+
+// The container's word for how GPTQ ordered the columns. weight: groups keep their place ("static"); group: groups were
+// formed in that order and weight_g_idx says which column is in which.
+enum class StoredActOrder { none, weight, group };
+
+// How the weight of one module is stored.
+struct PackScheme {
+  int bits = 4;                      // 2, 3, 4, 8
+  int64_t group_size = kPerChannel;  // or a positive size
+  bool symmetric = true;
+  StoredActOrder act_order = StoredActOrder::none;
+  bool operator==(const PackScheme&) const = default;
+};
+
+// --- tensors ---
+
+inline constexpr std::string_view kPackedSuffix = ".weight_packed";
+inline constexpr std::string_view kScaleSuffix = ".weight_scale";
+inline constexpr std::string_view kShapeSuffix = ".weight_shape";
+inline constexpr std::string_view kZeroPointSuffix = ".weight_zero_point";
+inline constexpr std::string_view kGroupIndexSuffix = ".weight_g_idx";
+
+struct OwnedTensor {
+  std::string name;
+  DType dtype = DType::F32;
+  std::vector<int64_t> shape;
+  std::vector<std::byte> data;
+};
+
+// The tensors of `module`. Throws std::runtime_error when the weight is invalid (see validate) and
+// std::invalid_argument when a scale is not exactly representable in weight.scale_dtype.
+std::vector<OwnedTensor> pack_compressed_tensors(const QuantizedWeight& weight, const std::string& module);
+
+// What a reader has found under the module's name; null: absent.
+struct PackedTensors {
+  const TensorView* packed = nullptr;
+  const TensorView* scale = nullptr;
+  const TensorView* shape = nullptr;
+  const TensorView* zero_point = nullptr;
+  const TensorView* group_index = nullptr;
+};
+
+// Checks that the tensors which `scheme` asks for, and no others, are there with the dtypes and shapes of a weight
+// [num_out, num_in]. Reads weight_shape, and nothing of the size of the weight. Throws std::runtime_error (tensor,
+// expected, found).
+void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                              const std::string& module);
+
+// The inverse of packing, after the check above and with every value checked.
+// Throws std::runtime_error (tensor, expected, found).
+QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out,
+                                          int64_t num_in, const std::string& module);
+
+// --- config.json: quantization_config ---
+
+struct StoredModule {
+  std::string name;
+  PackScheme scheme;
+  bool is_linear = true;  // false: an embedding
+};
+
+// The JSON object for the key "quantization_config" (indented by two spaces). One config group with the target "Linear"
+// when all linears share a scheme (engines like it best; one converter accepts nothing else); otherwise a group for
+// each scheme with full module names as targets, because engines resolve a class target before the parts of a fused
+// layer. `ignore` names the linears left unquantized; other modules need no entry. Throws std::invalid_argument without
+// any module, for a module named twice or also ignored, or for bits that the container's readers do not know.
+std::string quantization_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore);
+
+// A quantization_config as read. Lookup follows the package (utils/match.py): ignored modules are not quantized;
+// otherwise an exact name wins over a regular expression ("re:..."), which wins over a class name ("Linear",
+// "Embedding").
+class QuantizationConfig {
+ public:
+  // `json` is the object's text and `where` names its file. Throws std::invalid_argument for anything this runtime
+  // does not support, by name: another quant_method or format, quantized activations or KV cache, sparsity, block or
+  // tensor strategies, other widths, unknown keys of a group.
+  static QuantizationConfig parse(const std::string& json, const std::string& where);
+  QuantizationConfig(QuantizationConfig&&) noexcept;
+  QuantizationConfig& operator=(QuantizationConfig&&) noexcept;
+  ~QuantizationConfig();
+
+  // nullopt: the module is not quantized. class_name is the module's in PyTorch: "Linear" or "Embedding".
+  std::optional<PackScheme> scheme(const std::string& module, std::string_view class_name = "Linear") const;
+
+ private:
+  QuantizationConfig();
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace pare

@@ -1,0 +1,183 @@
+#include "runtime/format/dtype.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace pare {
+namespace {
+
+struct DTypeEntry {
+  DType dtype;
+  std::string_view name;
+  size_t size_bytes;
+};
+
+constexpr DTypeEntry kDTypes[] = {{DType::F32, "F32", 4},  {DType::F16, "F16", 2}, {DType::BF16, "BF16", 2},
+                                  {DType::F64, "F64", 8},  {DType::I8, "I8", 1},   {DType::U8, "U8", 1},
+                                  {DType::I16, "I16", 2},  {DType::I32, "I32", 4}, {DType::I64, "I64", 8},
+                                  {DType::BOOL, "BOOL", 1}};
+
+const DTypeEntry& entry_of(DType dtype) {
+  for (const DTypeEntry& entry : kDTypes) {
+    if (entry.dtype == dtype) return entry;
+  }
+  throw std::invalid_argument("unknown element type number " + std::to_string(static_cast<int>(dtype)));
+}
+
+// Large tensors are converted by all threads in chunks of this many elements; below it a thread team costs more than
+// the conversion. Elements are independent, so the split changes no bit.
+constexpr int64_t kChunk = int64_t{1} << 16;
+
+// Sources lie at any address of a mapped file, hence memcpy and unaligned loads throughout.
+void bf16_to_floats(const std::byte* source, int64_t count, float* out) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + 2 * i));
+    _mm256_storeu_ps(out + i, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)));
+  }
+  for (; i < count; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, source + 2 * i, 2);
+    out[i] = bf16_to_float(bits);
+  }
+}
+
+void f16_to_floats(const std::byte* source, int64_t count, float* out) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + 2 * i));
+    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(bits));
+  }
+  for (; i < count; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, source + 2 * i, 2);
+    out[i] = f16_to_float(bits);
+  }
+}
+
+void f64_to_floats(const std::byte* source, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    double value;
+    std::memcpy(&value, source + 8 * i, 8);
+    out[i] = static_cast<float>(value);
+  }
+}
+
+void floats_to_bf16(const float* source, int64_t count, std::byte* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint16_t bits = float_to_bf16(source[i]);
+    std::memcpy(out + 2 * i, &bits, 2);
+  }
+}
+
+void floats_to_f16(const float* source, int64_t count, std::byte* out) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i bits = _mm256_cvtps_ph(_mm256_loadu_ps(source + i), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 2 * i), bits);
+  }
+  for (; i < count; ++i) {
+    const uint16_t bits = float_to_f16(source[i]);
+    std::memcpy(out + 2 * i, &bits, 2);
+  }
+}
+
+void convert_chunk_to_float(DType dtype, const std::byte* source, int64_t count, float* out) {
+  if (dtype == DType::F32) std::memcpy(out, source, static_cast<size_t>(count) * 4);
+  if (dtype == DType::BF16) bf16_to_floats(source, count, out);
+  if (dtype == DType::F16) f16_to_floats(source, count, out);
+  if (dtype == DType::F64) f64_to_floats(source, count, out);
+}
+
+void convert_chunk_from_float(DType dtype, const float* source, int64_t count, std::byte* out) {
+  if (dtype == DType::F32) std::memcpy(out, source, static_cast<size_t>(count) * 4);
+  if (dtype == DType::BF16) floats_to_bf16(source, count, out);
+  if (dtype == DType::F16) floats_to_f16(source, count, out);
+}
+
+void check_sizes(DType dtype, size_t num_bytes, size_t num_elements) {
+  const size_t expected_bytes = num_elements * dtype_size_bytes(dtype);
+  if (num_bytes == expected_bytes) return;
+  throw std::invalid_argument("conversion of " + std::to_string(num_elements) + " elements of " +
+                              std::string(dtype_name(dtype)) + ": expected " + std::to_string(expected_bytes) +
+                              " bytes, found " + std::to_string(num_bytes));
+}
+
+}  // namespace
+
+size_t dtype_size_bytes(DType dtype) {
+  return entry_of(dtype).size_bytes;
+}
+
+std::string_view dtype_name(DType dtype) {
+  return entry_of(dtype).name;
+}
+
+DType parse_dtype(std::string_view safetensors_name) {
+  std::string known;
+  for (const DTypeEntry& entry : kDTypes) {
+    if (entry.name == safetensors_name) return entry.dtype;
+    known += (known.empty() ? "" : ", ") + std::string(entry.name);
+  }
+  throw std::invalid_argument("element type '" + std::string(safetensors_name.substr(0, 40)) +
+                              "' is not supported; expected one of " + known);
+}
+
+uint16_t float_to_bf16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  // A NaN whose payload lies in the lower half would round to infinity: keep it a (quiet) NaN instead.
+  const uint16_t quiet_nan = static_cast<uint16_t>(bits >> 16 | 0x40u);
+  const uint32_t round_to_even = 0x7fffu + (bits >> 16 & 1u);
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return is_nan ? quiet_nan : static_cast<uint16_t>((bits + round_to_even) >> 16);
+}
+
+float f16_to_float(uint16_t bits) {
+  return _cvtsh_ss(bits);
+}
+
+uint16_t float_to_f16(float value) {
+  return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+}
+
+float round_to(float value, DType dtype) {
+  if (dtype == DType::F32) return value;
+  if (dtype == DType::BF16) return bf16_to_float(float_to_bf16(value));
+  if (dtype == DType::F16) return f16_to_float(float_to_f16(value));
+  throw std::invalid_argument("round_to: expected F32, F16 or BF16, found " + std::string(dtype_name(dtype)));
+}
+
+void convert_to_float(DType dtype, std::span<const std::byte> source, std::span<float> out) {
+  if (dtype != DType::F32 && dtype != DType::F16 && dtype != DType::BF16 && dtype != DType::F64) {
+    throw std::invalid_argument("conversion to float32: expected F32, F16, BF16 or F64, found " +
+                                std::string(dtype_name(dtype)));
+  }
+  check_sizes(dtype, source.size(), out.size());
+  const int64_t size_bytes = static_cast<int64_t>(dtype_size_bytes(dtype));
+  const int64_t count = static_cast<int64_t>(out.size());
+#pragma omp parallel for if (count > 4 * kChunk)
+  for (int64_t first = 0; first < count; first += kChunk) {
+    convert_chunk_to_float(dtype, source.data() + first * size_bytes, std::min(kChunk, count - first),
+                           out.data() + first);
+  }
+}
+
+void convert_from_float(DType dtype, std::span<const float> source, std::span<std::byte> out) {
+  if (dtype != DType::F32 && dtype != DType::F16 && dtype != DType::BF16) {
+    throw std::invalid_argument("conversion from float32: expected F32, F16 or BF16, found " +
+                                std::string(dtype_name(dtype)));
+  }
+  check_sizes(dtype, out.size(), source.size());
+  const int64_t size_bytes = static_cast<int64_t>(dtype_size_bytes(dtype));
+  const int64_t count = static_cast<int64_t>(source.size());
+#pragma omp parallel for if (count > 4 * kChunk)
+  for (int64_t first = 0; first < count; first += kChunk) {
+    convert_chunk_from_float(dtype, source.data() + first, std::min(kChunk, count - first),
+                             out.data() + first * size_bytes);
+  }
+}
+
+}  // namespace pare

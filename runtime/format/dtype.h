@@ -1,0 +1,36 @@
+// Element types of files and tensors, and the conversions between the 16-bit floats and float32.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace pare {
+
+// The safetensors names of the types that pare reads or writes.
+enum class DType { F32, F16, BF16, F64, I8, U8, I16, I32, I64, BOOL };
+
+size_t dtype_size_bytes(DType dtype);
+std::string_view dtype_name(DType dtype);              // "F32", "BF16", ... as safetensors spells them
+DType parse_dtype(std::string_view safetensors_name);  // throws std::invalid_argument naming the type
+
+// bfloat16 is the upper half of a float32; rounding is to nearest even, NaN stays NaN.
+inline float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+uint16_t float_to_bf16(float value);
+// IEEE binary16, round to nearest even, subnormals kept, overflow to infinity.
+float f16_to_float(uint16_t bits);
+uint16_t float_to_f16(float value);
+
+// The value after a trip through `dtype` (F32, F16 or BF16): what a file of that type would hold.
+float round_to(float value, DType dtype);
+
+// Converts source.size() / dtype_size_bytes(dtype) elements of F32, F16, BF16 or F64 to float32.
+// Throws std::invalid_argument when the sizes disagree or the type is no float.
+void convert_to_float(DType dtype, std::span<const std::byte> source, std::span<float> out);
+// The other way, for F32, F16 and BF16.
+void convert_from_float(DType dtype, std::span<const float> source, std::span<std::byte> out);
+
+}  // namespace pare

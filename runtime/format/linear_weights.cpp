@@ -1,0 +1,116 @@
+#include "runtime/format/linear_weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+namespace pare {
+namespace {
+
+std::string place(int64_t row, int64_t column) {
+  return "[" + std::to_string(row) + ", " + std::to_string(column) + "]";
+}
+
+[[noreturn]] void fail(const std::string& name, const std::string& what) {
+  throw std::runtime_error("quantized weight '" + name + "': " + what);
+}
+
+void check_size(const std::string& name, const char* what, size_t found, int64_t expected) {
+  if (found == static_cast<size_t>(expected)) return;
+  fail(name, std::string("expected ") + std::to_string(expected) + " " + what + ", found " + std::to_string(found));
+}
+
+void check_codes(const QuantizedWeight& weight, const std::string& name) {
+  const int limit = 1 << weight.bits;
+  uint8_t largest = 0;
+  for (uint8_t code : weight.codes_OI) largest = std::max(largest, code);
+  if (largest < limit) return;
+  const auto bad =
+      std::find_if(weight.codes_OI.begin(), weight.codes_OI.end(), [&](uint8_t code) { return code >= limit; });
+  const int64_t index = bad - weight.codes_OI.begin();
+  fail(name, "code " + std::to_string(*bad) + " at " + place(index / weight.num_in, index % weight.num_in) +
+                 " exceeds the largest of " + std::to_string(weight.bits) + " bits, " + std::to_string(limit - 1));
+}
+
+}  // namespace
+
+void validate(const QuantizedWeight& weight, const std::string& name) {
+  if (weight.bits != 2 && weight.bits != 3 && weight.bits != 4 && weight.bits != 8) {
+    fail(name, "expected 2, 3, 4 or 8 bits, found " + std::to_string(weight.bits));
+  }
+  int64_t num_codes = 0;
+  if (weight.num_out <= 0 || weight.num_in <= 0 || __builtin_mul_overflow(weight.num_out, weight.num_in, &num_codes)) {
+    fail(name, "impossible shape " + place(weight.num_out, weight.num_in));
+  }
+  if (weight.group_size != kPerChannel && (weight.group_size <= 0 || weight.num_in % weight.group_size != 0)) {
+    fail(name, "group size " + std::to_string(weight.group_size) + " does not divide the input width " +
+                   std::to_string(weight.num_in));
+  }
+  if (weight.scale_dtype != DType::F32 && weight.scale_dtype != DType::F16 && weight.scale_dtype != DType::BF16) {
+    fail(name, "expected scales of F32, F16 or BF16, found " + std::string(dtype_name(weight.scale_dtype)));
+  }
+  const int64_t num_groups = weight.num_groups();
+  const int64_t num_scales = weight.num_out * num_groups;
+  check_size(name, "codes", weight.codes_OI.size(), num_codes);
+  check_size(name, "scales", weight.scales_OG.size(), num_scales);
+  check_size(name, "zeros", weight.zeros_OG.size(), weight.symmetric ? 0 : num_scales);
+  if (!weight.group_of_I.empty()) check_size(name, "group indices", weight.group_of_I.size(), weight.num_in);
+  check_codes(weight, name);
+  for (int64_t i = 0; i < num_scales; ++i) {
+    const float scale = weight.scales_OG[i];
+    if (std::isfinite(scale) && scale >= 0.0f) continue;
+    fail(name, "scale " + std::to_string(scale) + " at " + place(i / num_groups, i % num_groups) +
+                   " is not finite or is negative");
+  }
+  for (size_t i = 0; i < weight.zeros_OG.size(); ++i) {
+    if (weight.zeros_OG[i] >> weight.bits == 0) continue;
+    const int64_t index = static_cast<int64_t>(i);
+    fail(name, "zero " + std::to_string(weight.zeros_OG[i]) + " at " + place(index / num_groups, index % num_groups) +
+                   " exceeds the largest of " + std::to_string(weight.bits) + " bits");
+  }
+  for (size_t i = 0; i < weight.group_of_I.size(); ++i) {
+    if (weight.group_of_I[i] >= 0 && weight.group_of_I[i] < num_groups) continue;
+    fail(name, "column " + std::to_string(i) + " names group " + std::to_string(weight.group_of_I[i]) +
+                   "; expected 0 to " + std::to_string(num_groups - 1));
+  }
+}
+
+void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t num_rows, std::span<float> out) {
+  if (first_row < 0 || num_rows < 0 || first_row > weight.num_out - num_rows ||
+      out.size() != static_cast<size_t>(num_rows * weight.num_in)) {
+    throw std::invalid_argument("dequantize: rows " + std::to_string(first_row) + " to " +
+                                std::to_string(first_row + num_rows) + " of " + std::to_string(weight.num_out) +
+                                " into " + std::to_string(out.size()) + " floats");
+  }
+  const int64_t width = weight.num_in;
+  const int64_t num_groups = weight.num_groups();
+  const int64_t group_width = weight.group_size == kPerChannel ? width : weight.group_size;
+#pragma omp parallel for if (num_rows * width > (int64_t{1} << 17))
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const uint8_t* codes_I = weight.codes_OI.data() + (first_row + row) * width;
+    const float* scales_G = weight.scales_OG.data() + (first_row + row) * num_groups;
+    float* out_I = out.data() + row * width;
+    if (!weight.group_of_I.empty()) {
+      for (int64_t i = 0; i < width; ++i) {
+        const int32_t group = weight.group_of_I[i];
+        out_I[i] = scales_G[group] * static_cast<float>(codes_I[i] - weight.zero(first_row + row, group));
+      }
+      continue;
+    }
+    for (int64_t group = 0; group < num_groups; ++group) {
+      const int zero = weight.zero(first_row + row, group);
+      const float scale = scales_G[group];
+      for (int64_t i = group * group_width; i < (group + 1) * group_width; ++i) {
+        out_I[i] = scale * static_cast<float>(codes_I[i] - zero);
+      }
+    }
+  }
+}
+
+std::vector<float> dequantize(const QuantizedWeight& weight) {
+  std::vector<float> weight_OI(static_cast<size_t>(weight.num_out * weight.num_in));
+  dequantize_rows(weight, 0, weight.num_out, weight_OI);
+  return weight_OI;
+}
+
+}  // namespace pare

@@ -1,0 +1,67 @@
+// The weights of one linear, free of any container: what every reader yields, every quantizer returns, every writer
+// stores and every backend packs. A linear is y = x W^T + b with W [O, I] row-major.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "runtime/format/dtype.h"
+
+namespace pare {
+
+inline constexpr int64_t kPerChannel = -1;  // group_size: one scale for each output row
+
+// W[o, i] = scales_OG[o, g(i)] * (codes_OI[o, i] - zeros_OG[o, g(i)]), with g(i) = group_of_I[i], or i / group_size.
+// Codes are unsigned, in [0, 2^bits - 1]; a symmetric weight has every zero at 2^(bits-1).
+struct QuantizedWeight {
+  int64_t num_out = 0;
+  int64_t num_in = 0;
+  int bits = 0;                         // 2, 3, 4 or 8
+  int64_t group_size = kPerChannel;     // divides num_in, or kPerChannel
+  bool symmetric = true;
+  DType scale_dtype = DType::BF16;      // scales_OG holds values that this type represents exactly
+  std::vector<uint8_t> codes_OI;        // one code per byte
+  std::vector<float> scales_OG;         // G = num_in / group_size, or 1
+  std::vector<uint8_t> zeros_OG;        // empty when symmetric
+  std::vector<int32_t> group_of_I;      // empty unless act-order moved columns between groups (g_idx)
+
+  int64_t num_groups() const { return group_size == kPerChannel ? 1 : num_in / group_size; }
+  int64_t group(int64_t column) const {
+    if (!group_of_I.empty()) return group_of_I[column];
+    return group_size == kPerChannel ? 0 : column / group_size;
+  }
+  int zero(int64_t row, int64_t group_index) const {
+    return symmetric ? 1 << (bits - 1) : zeros_OG[row * num_groups() + group_index];
+  }
+};
+
+// Checks sizes, ranges of codes, zeros and groups, and that every scale is finite and not negative.
+// Throws std::runtime_error naming `name` and the first offending element.
+void validate(const QuantizedWeight& weight, const std::string& name);
+
+// W in float32, [O, I]: each element computed as scale * (code - zero) in float32 and rounded once.
+std::vector<float> dequantize(const QuantizedWeight& weight);
+// Rows [first_row, first_row + num_rows) of the same.
+void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t num_rows, std::span<float> out);
+
+// An unquantized weight as it lies in a mapped file: F32, F16 or BF16, [O, I] row-major, not owned.
+struct DenseWeight {
+  int64_t num_out = 0;
+  int64_t num_in = 0;
+  DType dtype = DType::BF16;
+  std::span<const std::byte> data;
+};
+
+struct LinearWeights {
+  std::string name;  // of the module, e.g. "model.layers.0.self_attn.q_proj"; used in messages
+  std::variant<DenseWeight, QuantizedWeight> weight;
+  std::vector<float> bias_O;  // empty: none
+
+  int64_t num_out() const { return std::visit([](const auto& w) { return w.num_out; }, weight); }
+  int64_t num_in() const { return std::visit([](const auto& w) { return w.num_in; }, weight); }
+};
+
+}  // namespace pare

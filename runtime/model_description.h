@@ -1,0 +1,91 @@
+// What a decoder is made of, derived once from config.json: every later part (the runtime's transformer, the LibTorch
+// model of the calibration, the passes, the exporters) reads this and knows no family by name.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/format/dtype.h"
+
+namespace pare {
+
+enum class Activation { silu, gelu, gelu_tanh };
+
+// y = x W^T + b. `name` is the module's; its tensors are name + ".weight", ".bias" or a quantized container's.
+struct LinearDescription {
+  std::string name;
+  int64_t num_out = 0;
+  int64_t num_in = 0;
+  bool has_bias = false;
+};
+
+// RMSNorm: y = x / sqrt(mean(x^2) + epsilon) * gain. Gemma stores gain - 1 (unit_offset).
+struct NormDescription {
+  std::string name;
+  int64_t width = 0;
+  float epsilon = 1e-5f;
+  bool unit_offset = false;
+};
+
+// Rotary embedding: the angle of pair j at position t is t * inverse_frequency(j), halves rotated ("rotate_half").
+// inverse_frequencies has K/2 entries with every scaling (linear, llama3, yarn, ...) already applied; attention_factor
+// multiplies cos and sin.
+struct RopeDescription {
+  std::vector<float> inverse_frequencies;
+  float attention_factor = 1.0f;
+};
+
+// One feed-forward network: down(activation(gate(x)) * up(x)).
+struct FeedForwardDescription {
+  LinearDescription gate, up, down;
+};
+
+// One decoder layer ("block"). hidden += post(attention(norm(hidden))); hidden += post(feed_forward(norm(hidden))).
+struct BlockDescription {
+  std::string name;  // "model.layers.3"
+  NormDescription attention_norm;
+  LinearDescription q, k, v, o;
+  std::optional<NormDescription> q_norm, k_norm;       // over each head, before RoPE (qwen3, gemma3)
+  std::optional<NormDescription> post_attention_norm;  // on the attention's output, before the residual sum (gemma3)
+  NormDescription feed_forward_norm;
+  std::optional<NormDescription> post_feed_forward_norm;  // likewise
+  std::vector<FeedForwardDescription> experts;            // one: dense, no router. More: a mixture
+  std::optional<LinearDescription> router;
+  int64_t experts_per_token = 0;  // 0 for a dense block
+  int64_t sliding_window = 0;     // 0: all earlier tokens; else the last n, the token itself included
+  RopeDescription rope;
+};
+
+struct ModelDescription {
+  std::string family;             // "llama", "mistral", "qwen2", "qwen3", "gemma3"
+  int64_t hidden_size = 0;        // D
+  int64_t feed_forward_size = 0;  // F
+  int64_t num_heads = 0;          // H
+  int64_t num_kv_heads = 0;
+  int64_t head_size = 0;        // K
+  int64_t vocabulary_size = 0;  // V
+  int64_t context_length = 0;
+  Activation activation = Activation::silu;
+  std::string embedding_name;    // module: "model.embed_tokens"
+  float embedding_scale = 1.0f;  // gemma: sqrt(D), rounded to the checkpoint's dtype as transformers does
+  std::vector<BlockDescription> blocks;
+  NormDescription final_norm;
+  LinearDescription head;  // "lm_head"; when tied its weight is the embedding's
+  bool tied_head = false;
+  float attention_scale = 0.0f;    // factor of q k^T
+  float attention_softcap = 0.0f;  // 0: none; else cap * tanh(x / cap)
+  float logit_softcap = 0.0f;
+  DType dtype = DType::BF16;  // dtype / torch_dtype of config.json
+  std::optional<int32_t> bos_token;
+  std::vector<int32_t> eos_tokens;
+};
+
+// Reads a config.json's text. `where` names the file in messages. Throws std::invalid_argument for an architecture that
+// pare does not know (by name, with the ones it knows) and for missing, mistyped or impossible values (key, expected,
+// found). A file without dtype and torch_dtype has weights of dtype_if_absent.
+ModelDescription describe_model(const std::string& config_json, const std::string& where,
+                                DType dtype_if_absent = DType::F32);
+
+}  // namespace pare

@@ -1,0 +1,176 @@
+"""Makes tests/golden/families: tiny random checkpoints of every supported family, with transformers' logits.
+
+Each folder holds a Hugging Face checkpoint (config.json, safetensors), ids.npy (int32 [2, 64]) and logits.npy (float32
+[2, 64, V]): what transformers computes in float32 with its eager attention. rope.json holds inverse frequencies and
+attention factors of the scaled rotary embeddings; embedding_scales.json the embedding scales of gemma3 per dtype.
+
+    python tests/golden/make_families.py        # needs torch, transformers, safetensors, numpy
+
+The weights come from NumPy's PCG64 with fixed seeds, not from a library's initializer, and are large enough that
+attention is far from uniform; norm gains and biases are random too, so that forgetting one of them changes the logits.
+"""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import safetensors
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+OUT = pathlib.Path(__file__).resolve().parent / "families"
+NUM_WINDOWS, NUM_TOKENS = 2, 64
+
+# Two blocks of width 64, 4 query and 2 key/value heads of 16: 300 KB in float32 with the logits.
+BASE = dict(vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=16, max_position_embeddings=128, rms_norm_eps=1e-5, bos_token_id=1,
+            eos_token_id=2, pad_token_id=0)
+
+
+def rope(theta, **more):
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **more}}
+
+
+FAMILIES = {
+    "llama_gqa_untied": dict(model_type="llama", tie_word_embeddings=False, **rope(10000.0), **BASE),
+    # Wavelengths 6.3, 20, 63, ... fall in all three bands: kept (< 8), blended, divided by the factor (> 32).
+    "llama3_rope_tied": dict(model_type="llama", tie_word_embeddings=True, **BASE,
+                             **rope(10000.0, rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                    original_max_position_embeddings=32)),
+    "llama_mqa_biases": dict(model_type="llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
+                             **rope(10000.0), **{**BASE, "num_key_value_heads": 1}),
+    "llama_sharded_fp16": dict(model_type="llama", tie_word_embeddings=False, **rope(500000.0), **BASE),
+    "mistral_window": dict(model_type="mistral", sliding_window=16, tie_word_embeddings=False, **rope(10000.0), **BASE),
+    "qwen2_biases_tied": dict(model_type="qwen2", use_sliding_window=True, sliding_window=24, max_window_layers=1,
+                              tie_word_embeddings=True, **rope(1000000.0),
+                              **{k: v for k, v in BASE.items() if k != "head_dim"}),
+    # The head size is 32 although 64 / 4 = 16.
+    "qwen3_norms_bf16": dict(model_type="qwen3", tie_word_embeddings=False, **rope(1000000.0),
+                             **{**BASE, "head_dim": 32}),
+    # A width of 48, so that the embedding scale sqrt(48) is no power of two.
+    "gemma3_local_global": dict(model_type="gemma3_text", tie_word_embeddings=True, sliding_window=12,
+                                query_pre_attn_scalar=24, hidden_activation="gelu_pytorch_tanh",
+                                layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+                                rope_parameters={
+                                    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                                    "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0}},
+                                **{**BASE, "num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 64}),
+}
+STORED_DTYPE = {"llama_sharded_fp16": torch.float16, "qwen3_norms_bf16": torch.bfloat16}
+
+
+def randomize(model, seed):
+    """Linears N(0, 0.15^2), embedding and untied head N(0, 0.3^2), gains in [0.5, 1.5], biases N(0, 0.3^2)."""
+    rng = np.random.default_rng(seed)
+    unit_offset = model.config.model_type == "gemma3_text"
+    for name, parameter in sorted(model.named_parameters()):
+        shape = tuple(parameter.shape)
+        if "norm" in name:
+            values = rng.uniform(-0.5, 0.5, shape) + (0.0 if unit_offset else 1.0)
+        elif name.endswith(".bias") or "embed_tokens" in name or "lm_head" in name:
+            values = rng.normal(0.0, 0.3, shape)
+        else:
+            values = rng.normal(0.0, 0.15, shape)
+        parameter.data.copy_(torch.from_numpy(values.astype(np.float32)))
+
+
+def write_old_config(path):
+    """Rewrites config.json with the keys used before transformers 5: rope_theta, rope_scaling, torch_dtype."""
+    config = json.loads(path.read_text())
+    parameters = config.pop("rope_parameters")
+    config["rope_theta"] = parameters.pop("rope_theta")
+    config["rope_scaling"] = None if parameters["rope_type"] == "default" else parameters
+    config["torch_dtype"] = config.pop("dtype")
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def make_family(name, settings, seed):
+    folder = OUT / name
+    shutil.rmtree(folder, ignore_errors=True)
+    dtype = STORED_DTYPE.get(name, torch.float32)
+    config = AutoConfig.for_model(**settings)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    randomize(model, seed)
+    model.to(dtype).save_pretrained(folder, max_shard_size="80KB" if "sharded" in name else "1GB")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o644)
+    if name in ("mistral_window", "llama3_rope_tied"):
+        write_old_config(folder / "config.json")
+
+    # What is measured is the checkpoint as a reader finds it, computed in float32.
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    ids_NT = np.random.default_rng(1000 + seed).integers(0, config.vocab_size, (NUM_WINDOWS, NUM_TOKENS), dtype=np.int32)
+    with torch.no_grad():
+        logits_NTV = model(torch.from_numpy(ids_NT).long()).logits.float().numpy()
+    np.save(folder / "ids.npy", ids_NT)
+    np.save(folder / "logits.npy", logits_NTV)
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    print(f"{name:22s} {size / 1000:6.0f} KB  logits std {logits_NTV.std():.3f}")
+
+
+def make_rope_cases():
+    """Scaled rotary embeddings as transformers computes them: [{config, inverse_frequencies, attention_factor}]."""
+    scalings = [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 8192},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+        {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "beta_fast": 16.0,
+         "beta_slow": 2.0, "mscale": 0.707, "mscale_all_dim": 0.5},
+        {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096, "attention_factor": 1.25,
+         "truncate": False},
+        {"rope_type": "yarn", "factor": 2.0},
+    ]
+    cases = []
+    for theta in (10000.0, 500000.0):
+        for scaling in scalings:
+            settings = dict(model_type="llama", vocab_size=128, hidden_size=256, intermediate_size=64,
+                            num_hidden_layers=1, num_attention_heads=4, head_dim=64, max_position_embeddings=131072,
+                            tie_word_embeddings=True, rms_norm_eps=1e-5)
+            parameters = {"rope_theta": theta, **scaling}
+            config = AutoConfig.for_model(**settings, rope_parameters=dict(parameters))
+            frequencies, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, "cpu")
+            cases.append({"config": {**settings, "architectures": ["LlamaForCausalLM"], "dtype": "float32",
+                                     "rope_parameters": parameters},
+                          "inverse_frequencies": [float(f) for f in frequencies], "attention_factor": float(factor)})
+    (OUT / "rope.json").write_text(json.dumps(cases) + "\n")
+
+
+def make_embedding_scales():
+    """gemma3's embedding scale (sqrt of the width, in the weights' dtype) as its embedding module applies it."""
+    cases = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for width in (64, 640, 1152, 2560, 3840, 5376):
+            module = transformers.models.gemma3.modeling_gemma3.Gemma3TextScaledWordEmbedding(1, width, 0, width**0.5)
+            module.weight.data.fill_(1.0)
+            scale = module.to(dtype)(torch.tensor([0]))[0, 0].item()
+            cases.append({"dtype": str(dtype).removeprefix("torch."), "hidden_size": width, "scale": scale})
+    (OUT / "embedding_scales.json").write_text(json.dumps(cases) + "\n")
+
+
+def main():
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    OUT.mkdir(exist_ok=True)
+    for seed, (name, settings) in enumerate(FAMILIES.items()):
+        make_family(name, settings, seed)
+    make_rope_cases()
+    make_embedding_scales()
+    (OUT / "README.md").write_text(f"""# Tiny checkpoints of every family
+
+Made by `tests/golden/make_families.py` with torch {torch.__version__.split("+")[0]}, transformers {transformers.__version__}, safetensors
+{safetensors.__version__}, numpy {np.__version__}. The weights and ids are random numbers generated by that script, the logits and
+frequencies are computed from them: no third party's work is inside and no licence applies.
+
+Each folder: a Hugging Face checkpoint, `ids.npy` (int32 [2, 64]) and `logits.npy` (float32 [2, 64, 128]), computed in
+float32 with eager attention. `rope.json` and `embedding_scales.json` hold values of transformers' own functions.
+""")
+
+
+if __name__ == "__main__":
+    main()
