@@ -1,0 +1,408 @@
+#include "compress/recipe.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <set>
+#include <stdexcept>
+
+#include "runtime/atomic_file.h"
+#include "runtime/nearest_name.h"
+
+namespace pare {
+namespace {
+
+constexpr size_t kMaxRecipeBytes = size_t{1} << 20;
+// yaml-cpp builds the tree recursively; a recipe needs six levels.
+constexpr int kMaxNesting = 32;
+
+// A node with the file it came from, so that every complaint starts with FILE:LINE.
+class Value {
+ public:
+  Value(YAML::Node node, std::string path, const std::filesystem::path& file)
+      : node_(std::move(node)), path_(std::move(path)), file_(file) {}
+
+  [[noreturn]] void fail(const std::string& message) const {
+    const YAML::Mark mark = node_.Mark();
+    const int line = mark.is_null() ? 1 : mark.line + 1;
+    throw std::invalid_argument(file_.string() + ":" + std::to_string(line) + ": " +
+                                (path_.empty() ? "" : "'" + path_ + "': ") + message);
+  }
+
+  // Calls `handlers[key]` for every key of the map; an unknown or repeated key is an error.
+  using Handlers = std::vector<std::pair<std::string, std::function<void(const Value&)>>>;
+  void read_map(const Handlers& handlers) const {
+    if (!node_.IsMap()) fail("expected a map with the keys " + names(handlers) + ", found " + kind());
+    std::set<std::string> seen;
+    for (const auto& entry : node_) {
+      const Value key(entry.first, path_, file_);
+      const std::string name = key.text();
+      const Value value(entry.second, path_.empty() ? name : path_ + "." + name, file_);
+      if (!seen.insert(name).second) key.fail("the key '" + name + "' stands twice; keep one");
+      const auto handler =
+          std::find_if(handlers.begin(), handlers.end(), [&](const auto& known) { return known.first == name; });
+      if (handler == handlers.end()) {
+        std::vector<std::string> known;
+        for (const auto& [known_name, unused] : handlers) known.push_back(known_name);
+        key.fail("unknown key '" + name + "'" + did_you_mean(name, known) + "; allowed: " + names(handlers));
+      }
+      handler->second(value);
+    }
+  }
+
+  std::vector<Value> list() const {
+    if (!node_.IsSequence()) fail("expected a list, found " + kind());
+    std::vector<Value> items;
+    for (size_t i = 0; i < node_.size(); ++i) {
+      items.emplace_back(node_[i], path_ + "[" + std::to_string(i) + "]", file_);
+    }
+    return items;
+  }
+
+  std::vector<std::pair<std::string, Value>> entries() const {
+    if (!node_.IsMap()) fail("expected a map, found " + kind());
+    std::vector<std::pair<std::string, Value>> items;
+    for (const auto& entry : node_) {
+      const std::string name = Value(entry.first, path_, file_).text();
+      items.emplace_back(name, Value(entry.second, path_ + "." + name, file_));
+    }
+    return items;
+  }
+
+  std::string text() const {
+    if (!node_.IsScalar() || node_.Scalar().empty()) fail("expected a text, found " + kind());
+    return node_.Scalar();
+  }
+
+  bool boolean() const {
+    bool value = false;
+    if (!node_.IsScalar() || !YAML::convert<bool>::decode(node_, value))
+      fail("expected true or false, found " + kind());
+    return value;
+  }
+
+  int64_t integer(int64_t low, int64_t high) const {
+    int64_t value = 0;
+    const std::string range = "a whole number from " + std::to_string(low) + " to " + std::to_string(high);
+    if (!node_.IsScalar() || !YAML::convert<int64_t>::decode(node_, value))
+      fail("expected " + range + ", found " + kind());
+    if (value < low || value > high) fail("expected " + range + ", found " + std::to_string(value));
+    return value;
+  }
+
+  // A number in (low, high].
+  double number(double low, double high) const {
+    double value = 0.0;
+    if (!node_.IsScalar() || !YAML::convert<double>::decode(node_, value)) fail("expected a number, found " + kind());
+    if (!(value > low && value <= high)) {
+      fail("expected a number above " + format(low) + " and at most " + format(high) + ", found " + node_.Scalar());
+    }
+    return value;
+  }
+
+  template <typename T>
+  T choice(const std::vector<std::pair<std::string, T>>& choices) const {
+    const std::string found = text();
+    std::vector<std::string> known;
+    for (const auto& [name, value] : choices) {
+      if (name == found) return value;
+      known.push_back(name);
+    }
+    std::string allowed;
+    for (const std::string& name : known) allowed += (allowed.empty() ? "" : ", ") + name;
+    fail("expected one of " + allowed + ", found '" + found + "'" + did_you_mean(found, known));
+  }
+
+ private:
+  static std::string format(double value) {
+    std::string text = std::to_string(value);
+    text.erase(text.find_last_not_of('0') + 1);
+    if (text.back() == '.') text.pop_back();
+    return text;
+  }
+
+  static std::string names(const Handlers& handlers) {
+    std::string all;
+    for (const auto& [name, unused] : handlers) all += (all.empty() ? "" : ", ") + name;
+    return all;
+  }
+
+  std::string kind() const {
+    if (!node_.IsDefined() || node_.IsNull()) return "nothing";
+    if (node_.IsMap()) return "a map";
+    if (node_.IsSequence()) return "a list";
+    return "'" + node_.Scalar() + "'";
+  }
+
+  YAML::Node node_;
+  std::string path_;  // dotted keys from the top
+  const std::filesystem::path& file_;
+};
+
+int read_bits(const Value& value) {
+  const int64_t bits = value.integer(2, 8);
+  if (bits != 2 && bits != 3 && bits != 4 && bits != 8) {
+    value.fail("expected 2, 3, 4 or 8 bits, found " + std::to_string(bits));
+  }
+  return static_cast<int>(bits);
+}
+
+int64_t read_group_size(const Value& value) {
+  const int64_t size = value.integer(-1, 128);
+  if (size != kPerChannel && size != 32 && size != 64 && size != 128) {
+    value.fail("expected a group size of 32, 64, 128, or -1 for one scale per output channel, found " +
+               std::to_string(size));
+  }
+  return size;
+}
+
+void read_grid_key_options(Value::Handlers& handlers, GridOptions& grid) {
+  handlers.emplace_back("bits", [&](const Value& v) { grid.bits = read_bits(v); });
+  handlers.emplace_back("group_size", [&](const Value& v) { grid.group_size = read_group_size(v); });
+  handlers.emplace_back("symmetric", [&](const Value& v) { grid.symmetric = v.boolean(); });
+}
+
+LayerOverride read_override(const std::string& pattern, const Value& value) {
+  LayerOverride override_{.pattern = pattern, .bits = {}, .group_size = {}, .symmetric = {}};
+  value.read_map({{"bits", [&](const Value& v) { override_.bits = read_bits(v); }},
+                  {"group_size", [&](const Value& v) { override_.group_size = read_group_size(v); }},
+                  {"symmetric", [&](const Value& v) { override_.symmetric = v.boolean(); }}});
+  return override_;
+}
+
+// `gptq:` or `rtn:` with its options, and `layers:` beside it.
+PassRecipe read_pass(const Value& value, bool has_calibration) {
+  PassRecipe pass;
+  int num_methods = 0;
+  const auto read_method = [&](Method method, const Value& options) {
+    if (++num_methods > 1) options.fail("one pass has one method; start a new list item with '-' for the next");
+    pass.defaults.method = method;
+    GptqOptions& gptq = pass.defaults.gptq;
+    bool chose_scales = false;
+    Value::Handlers handlers;
+    read_grid_key_options(handlers, gptq.grid);
+    handlers.emplace_back("scales", [&](const Value& v) {
+      chose_scales = true;
+      gptq.grid.scales = v.choice<ScaleSearch>({{"minmax", ScaleSearch::minmax},
+                                                {"squared_error", ScaleSearch::squared_error},
+                                                {"hessian_diagonal", ScaleSearch::hessian_diagonal}});
+      if (gptq.grid.scales == ScaleSearch::hessian_diagonal && !has_calibration) {
+        v.fail(
+            "hessian_diagonal weighs errors with calibration statistics: add 'calibration:' to the recipe, or use "
+            "squared_error");
+      }
+    });
+    if (method == Method::gptq) {
+      handlers.emplace_back("act_order", [&](const Value& v) {
+        gptq.act_order = v.choice<ActOrder>(
+            {{"none", ActOrder::none}, {"static", ActOrder::static_groups}, {"group", ActOrder::group}});
+      });
+      handlers.emplace_back("damping", [&](const Value& v) { gptq.damping = v.number(0.0, 1.0); });
+      handlers.emplace_back("block_size", [&](const Value& v) { gptq.block_size = v.integer(1, 4096); });
+    }
+    options.read_map(handlers);
+    if (method == Method::gptq && !has_calibration)
+      options.fail("gptq needs calibration data: add 'calibration:' to the recipe");
+    if (!chose_scales && !has_calibration) gptq.grid.scales = ScaleSearch::squared_error;
+  };
+  value.read_map({{"rtn", [&](const Value& v) { read_method(Method::rtn, v); }},
+                  {"gptq", [&](const Value& v) { read_method(Method::gptq, v); }},
+                  {"layers", [&](const Value& layers) {
+                     layers.read_map({{"exclude",
+                                       [&](const Value& list) {
+                                         for (const Value& item : list.list()) pass.exclude.push_back(item.text());
+                                       }},
+                                      {"override", [&](const Value& map) {
+                                         for (const auto& [pattern, options] : map.entries()) {
+                                           pass.overrides.push_back(read_override(pattern, options));
+                                         }
+                                       }}});
+                   }}});
+  if (num_methods == 0) value.fail("expected a method: rtn or gptq");
+  return pass;
+}
+
+CalibrationRecipe read_calibration(const Value& value) {
+  CalibrationRecipe calibration;
+  value.read_map({{"text", [&](const Value& v) { calibration.text = v.text(); }},
+                  {"samples", [&](const Value& v) { calibration.num_samples = v.integer(1, 1 << 20); }},
+                  {"tokens", [&](const Value& v) { calibration.num_tokens = v.integer(1, 1 << 20); }},
+                  {"seed", [&](const Value& v) {
+                     calibration.seed = static_cast<uint64_t>(v.integer(0, std::numeric_limits<int64_t>::max()));
+                   }}});
+  if (calibration.text.empty()) value.fail("'text' is missing: the .txt, .jsonl or .npy file to calibrate on");
+  return calibration;
+}
+
+PerplexityRecipe read_perplexity(const Value& value) {
+  PerplexityRecipe perplexity;
+  bool has_context = false;
+  value.read_map({{"text", [&](const Value& v) { perplexity.text = v.text(); }},
+                  {"context",
+                   [&](const Value& v) {
+                     perplexity.context = v.integer(2, 1 << 20);
+                     has_context = true;
+                   }},
+                  {"windows", [&](const Value& v) { perplexity.num_windows = v.integer(0, 1 << 30); }},
+                  {"protocol",
+                   [&](const Value& v) {
+                     perplexity.protocol = v.choice<std::string>({{"gptq", "gptq"}, {"llama.cpp", "llama.cpp"}});
+                   }},
+                  {"reference", [&](const Value& v) { perplexity.reference = v.boolean(); }}});
+  if (perplexity.text.empty()) value.fail("'text' is missing: the .txt, .jsonl or .npy file to evaluate on");
+  if (!has_context && perplexity.protocol == "llama.cpp") perplexity.context = 512;
+  return perplexity;
+}
+
+// YAML recursion is bounded before yaml-cpp sees the text: flow brackets and indentation both nest.
+void check_nesting(const std::string& yaml, const std::filesystem::path& file) {
+  int depth = 0;
+  int line = 1;
+  size_t indent = 0;
+  bool at_line_start = true;
+  for (const char c : yaml) {
+    if (c == '\n') {
+      ++line;
+      indent = 0;
+      at_line_start = true;
+      continue;
+    }
+    if (at_line_start && (c == ' ' || c == '-' || c == '?' || c == ':')) {
+      ++indent;
+    } else {
+      at_line_start = false;
+    }
+    if (c == '[' || c == '{') ++depth;
+    if ((c == ']' || c == '}') && depth > 0) --depth;
+    if (depth > kMaxNesting || indent > 8 * kMaxNesting) {
+      throw std::invalid_argument(file.string() + ":" + std::to_string(line) + ": nested deeper than " +
+                                  std::to_string(kMaxNesting) + " levels; a recipe needs six");
+    }
+  }
+}
+
+YAML::Node load_yaml(const std::string& yaml, const std::filesystem::path& file) {
+  check_nesting(yaml, file);
+  try {
+    return YAML::Load(yaml);
+  } catch (const YAML::Exception& error) {
+    throw std::invalid_argument(file.string() + ":" + std::to_string(error.mark.line + 1) + ": not YAML: " + error.msg);
+  }
+}
+
+}  // namespace
+
+std::string_view method_name(Method method) {
+  return method == Method::rtn ? "rtn" : "gptq";
+}
+
+Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) {
+  Recipe recipe;
+  recipe.text = yaml;
+  recipe.file = file;
+  const Value top(load_yaml(yaml, file), "", file);
+  // Passes depend on whether there is calibration data, wherever in the file either stands.
+  std::optional<Value> passes;
+  top.read_map(
+      {{"model", [&](const Value& v) { recipe.model = v.text(); }},
+       {"output", [&](const Value& v) { recipe.output = v.text(); }},
+       {"calibration", [&](const Value& v) { recipe.calibration = read_calibration(v); }},
+       {"passes", [&](const Value& v) { passes.emplace(v); }},
+       {"head",
+        [&](const Value& v) {
+          HeadRecipe head;
+          v.read_map({{"bits", [&](const Value& bits) { head.bits = read_bits(bits); }},
+                      {"group_size", [&](const Value& size) { head.group_size = read_group_size(size); }}});
+          recipe.head = head;
+        }},
+       {"evaluate",
+        [&](const Value& v) {
+          for (const Value& item : v.list()) {
+            item.read_map({{"perplexity", [&](const Value& p) { recipe.evaluate.push_back(read_perplexity(p)); }}});
+          }
+        }},
+       {"fail_if",
+        [&](const Value& v) {
+          v.read_map({{"kl", [&](const Value& kl) { recipe.fail_if.kl = kl.number(0.0, 1e6); }},
+                      {"perplexity_ratio",
+                       [&](const Value& ratio) { recipe.fail_if.perplexity_ratio = ratio.number(0.0, 1e6); }}});
+        }},
+       {"strict", [&](const Value& v) { recipe.strict = v.boolean(); }}});
+  if (passes) {
+    for (const Value& item : passes->list()) recipe.passes.push_back(read_pass(item, recipe.calibration.has_value()));
+  }
+  if (recipe.passes.empty() && !recipe.head) {
+    top.fail("nothing to do: give 'passes:' with at least one of rtn and gptq, or 'head:'");
+  }
+  if (recipe.passes.size() > 1) {
+    passes->fail("two quantization passes: weights can be rounded only once. Use one pass with 'layers.override'");
+  }
+  const bool gates = recipe.fail_if.kl || recipe.fail_if.perplexity_ratio;
+  const bool has_reference =
+      std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(), [](const auto& e) { return e.reference; });
+  if (gates && !has_reference) {
+    top.fail(
+        "'fail_if' compares with the uncompressed model: add 'evaluate: [perplexity: {text: ...}]' with 'reference: "
+        "true'");
+  }
+  return recipe;
+}
+
+Recipe read_recipe(const std::filesystem::path& path) {
+  return parse_recipe(read_text_file(path, kMaxRecipeBytes), path);
+}
+
+bool matches_glob(std::string_view pattern, std::string_view name) {
+  size_t p = 0;
+  size_t n = 0;
+  size_t star = std::string_view::npos;
+  size_t retry = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      retry = n;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
+      ++p;
+      ++n;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      n = ++retry;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+std::optional<LayerOptions> layer_options(const PassRecipe& pass, const std::string& layer, int64_t num_out,
+                                          int64_t num_in) {
+  for (const std::string& pattern : pass.exclude) {
+    if (matches_glob(pattern, layer)) return std::nullopt;
+  }
+  LayerOptions options = pass.defaults;
+  GridOptions& grid = options.gptq.grid;
+  for (const LayerOverride& override_ : pass.overrides) {
+    if (!matches_glob(override_.pattern, layer)) continue;
+    if (override_.bits) grid.bits = *override_.bits;
+    if (override_.group_size) grid.group_size = *override_.group_size;
+    if (override_.symmetric) grid.symmetric = *override_.symmetric;
+  }
+  if (grid.group_size != kPerChannel && num_in % grid.group_size != 0) {
+    std::string fitting;
+    for (const int64_t size : {32, 64, 128}) {
+      if (num_in % size == 0) fitting += std::to_string(size) + ", ";
+    }
+    throw std::invalid_argument("layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) +
+                                "]: group size " + std::to_string(grid.group_size) + " does not divide its " +
+                                std::to_string(num_in) + " inputs; use " + fitting + (fitting.empty() ? "" : "or ") +
+                                "-1 (one scale per output channel), for this layer alone with 'layers: {override: {\"" +
+                                layer + "\": {group_size: -1}}}'");
+  }
+  return options;
+}
+
+}  // namespace pare

@@ -1,0 +1,92 @@
+// A recipe: one YAML file that describes a run completely. The command line only selects one (and may override model,
+// output and the resource limits, which never change the bytes written).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "quant/options.h"
+
+namespace pare {
+
+enum class Method { rtn, gptq };
+std::string_view method_name(Method method);
+
+// What one layer gets. GptqOptions::grid holds the grid of both methods; rtn reads nothing else of it.
+struct LayerOptions {
+  Method method = Method::gptq;
+  GptqOptions gptq;
+};
+
+// `layers:` of a pass. Patterns are globs over module names ("*.down_proj"); the last matching override wins.
+struct LayerOverride {
+  std::string pattern;
+  std::optional<int> bits;
+  std::optional<int64_t> group_size;
+  std::optional<bool> symmetric;
+};
+
+struct PassRecipe {
+  LayerOptions defaults;
+  std::vector<std::string> exclude;  // globs; never touched
+  std::vector<LayerOverride> overrides;
+};
+
+struct CalibrationRecipe {
+  std::filesystem::path text;  // .txt, .jsonl or .npy
+  int64_t num_samples = 128;
+  int64_t num_tokens = 512;
+  uint64_t seed =
+      0;  // which windows of the text are drawn (.npy and texts that give no more windows than asked: all, in order)
+};
+
+struct HeadRecipe {
+  int bits = 8;
+  int64_t group_size = kPerChannel;
+};
+
+struct PerplexityRecipe {
+  std::filesystem::path text;
+  int64_t context = 2048;
+  int64_t num_windows = 0;        // 0: all
+  std::string protocol = "gptq";  // or "llama.cpp"
+  bool reference = true;          // also measure the uncompressed model: KL, agreement, paired error bars
+};
+
+struct FailIf {
+  std::optional<double> kl;
+  std::optional<double> perplexity_ratio;
+};
+
+struct Recipe {
+  std::filesystem::path model;
+  std::filesystem::path output;
+  std::optional<CalibrationRecipe> calibration;  // required by gptq and by scales weighted with diag(H)
+  std::vector<PassRecipe> passes;                // at least one, or head
+  std::optional<HeadRecipe> head;
+  std::vector<PerplexityRecipe> evaluate;
+  FailIf fail_if;
+  bool strict = false;  // an event (raised damping, dead column, fallback) is an error
+  std::string text;     // the file as it was read
+  std::filesystem::path file;
+};
+
+// Throws std::invalid_argument: "FILE:LINE: ..." with what is allowed and, for a name, the nearest right one. Checks
+// all that can be checked without the model: keys, types, ranges, combinations (hessian_diagonal scales without
+// calibration, ...), patterns.
+Recipe read_recipe(const std::filesystem::path& path);
+Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file);
+
+// What `layer` (module name, [num_out, num_in]) gets under `pass`, or nothing when it is excluded. Throws
+// std::invalid_argument when the group size does not divide num_in: the layer, both numbers and the sizes that would.
+std::optional<LayerOptions> layer_options(const PassRecipe& pass, const std::string& layer, int64_t num_out,
+                                          int64_t num_in);
+
+bool matches_glob(std::string_view pattern, std::string_view name);  // * any run, ? any one character
+
+}  // namespace pare

@@ -1,0 +1,312 @@
+// GPTQ, arXiv 2210.17323, Algorithm 1. In the paper's letters: W weight_OI, H hessian_II, and U = Cholesky(H^-1)^T the
+// upper triangular inverse_factor_II. For the columns k in order, in blocks of block_size (section 3.3, step 2):
+//   Q_k   = round_to_grid(W_k)
+//   E_k   = (W_k - Q_k) / U_kk
+//   W_j  -= E_k U_kj   for the later columns j of the block (equation 2 by the Cholesky rows)
+//   W_J  -= E U_J      for all columns J after the block, one matrix product.
+// Grids are searched on the original weights before the loop, with diag(H) as importance by default (grid.h): that
+// takes more off the perplexity than any other choice here.
+//
+// Work: a worker takes kRowChunk rows and keeps them transposed, [I, R], so that a column's rows lie side by side: the
+// loop inside a block runs over rows with full vectors, and the product after the block needs no copy. float32; the
+// result's error is evaluated in float64 (trace_error).
+// Oracles (tests/quant): closed forms, Optimal Brain Quantization with explicit inverses, a float64 twin, PyTorch.
+#include "quant/gptq.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+
+#include "quant/checked_tensor.h"
+#include "quant/factorization.h"
+#include "quant/row_chunks.h"
+
+namespace pare {
+namespace {
+
+constexpr int64_t kRowChunk = 96;
+constexpr double kFirstDamping = 0.01;  // the ladder's first rung when the options ask for none
+constexpr double kLastDamping = 1.0;
+
+// H may differ from its transpose by this much of sqrt(H_ii H_jj): far above float32 sums, far below a wrong matrix.
+constexpr float kSymmetryTolerance = 1e-3f;
+
+void check_hessian(const at::Tensor& hessian_II) {
+  const int64_t size = hessian_II.size(0);
+  if (hessian_II.size(1) != size) {
+    throw std::invalid_argument("Hessian: expected a square matrix, found shape " + shape_text(hessian_II));
+  }
+  check_finite(hessian_II, "Hessian", "an activation overflowed during calibration");
+  const float* hessian = hessian_II.const_data_ptr<float>();
+  const auto refuse = [](int64_t i, int64_t j, float value, const std::string& expected) {
+    std::ostringstream message;
+    message << "Hessian[" << i << ", " << j << "] is " << value << "; expected " << expected
+            << ": a mean of x x^T is symmetric with a diagonal that is not negative";
+    throw std::invalid_argument(message.str());
+  };
+  std::vector<float> root_I(size);
+  for (int64_t i = 0; i < size; ++i) {
+    const float diagonal = hessian[i * size + i];
+    if (diagonal < 0.0f) refuse(i, i, diagonal, "no negative value");
+    root_I[i] = std::sqrt(diagonal);
+  }
+  for (int64_t i = 0; i < size; ++i) {
+    for (int64_t j = 0; j < i; ++j) {
+      const float value = hessian[i * size + j], mirrored = hessian[j * size + i];
+      if (std::abs(value - mirrored) <= kSymmetryTolerance * root_I[i] * root_I[j]) continue;
+      refuse(i, j, value,
+             "the value of Hessian[" + std::to_string(j) + ", " + std::to_string(i) + "], " + std::to_string(mirrored));
+    }
+  }
+}
+
+void check_options(const GptqOptions& options) {
+  if (!(options.damping >= 0.0 && options.damping <= kLastDamping)) {
+    throw std::invalid_argument("damping: expected a number from 0 to 1, found " + std::to_string(options.damping));
+  }
+  if (options.block_size < 1) {
+    throw std::invalid_argument("block_size: expected at least 1, found " + std::to_string(options.block_size));
+  }
+}
+
+// Columns by descending diag(H) (equal ones in storage order), or in storage order.
+std::vector<int64_t> column_order(const float* diagonal_I, int64_t num_in, ActOrder act_order) {
+  std::vector<int64_t> order_I(num_in);
+  std::iota(order_I.begin(), order_I.end(), 0);
+  if (act_order != ActOrder::none) {
+    std::stable_sort(order_I.begin(), order_I.end(),
+                     [&](int64_t a, int64_t b) { return diagonal_I[a] > diagonal_I[b]; });
+  }
+  return order_I;
+}
+
+// H in the order of rounding, in float64. A dead column becomes a unit of its own: diagonal 1, nothing beside it.
+at::Tensor ordered_hessian(const GptqFactor& factor) {
+  const int64_t size = factor.hessian_II.size(0);
+  at::Tensor ordered_II = at::empty({size, size}, at::kDouble);
+  const float* hessian = factor.hessian_II.const_data_ptr<float>();
+  const float* diagonal = factor.diagonal_I.const_data_ptr<float>();
+  double* ordered = ordered_II.mutable_data_ptr<double>();
+  for (int64_t p = 0; p < size; ++p) {
+    const int64_t row = factor.order_I[p];
+    for (int64_t q = 0; q < size; ++q) {
+      const int64_t column = factor.order_I[q];
+      const bool dead = diagonal[row] == 0.0f || diagonal[column] == 0.0f;
+      ordered[p * size + q] = dead ? (p == q ? 1.0 : 0.0) : hessian[row * size + column];
+    }
+  }
+  return ordered_II;
+}
+
+// The mean of diag(H) over live columns; 1 when there is none.
+double mean_diagonal(const at::Tensor& diagonal_I) {
+  const float* diagonal = diagonal_I.const_data_ptr<float>();
+  double sum = 0.0;
+  int64_t num_live = 0;
+  for (int64_t i = 0; i < diagonal_I.numel(); ++i) {
+    sum += diagonal[i];
+    num_live += diagonal[i] != 0.0f;
+  }
+  return num_live == 0 ? 1.0 : sum / static_cast<double>(num_live);
+}
+
+// One worker's rows: R rows, transposed, columns in the order of rounding.
+struct RowChunk {
+  int64_t num_rows;
+  at::Tensor weight_IR;           // float32; becomes the weights as they were when their column was rounded
+  std::vector<float> scales_GR;   //
+  std::vector<float> zeros_GR;    //
+  std::vector<uint8_t> codes_IR;  //
+};
+
+// Which group's grid a position of the order takes.
+std::vector<int64_t> groups_of_positions(const GptqFactor& factor, int64_t group_columns, ActOrder act_order) {
+  std::vector<int64_t> group_I(factor.order_I.size());
+  for (size_t p = 0; p < group_I.size(); ++p) {
+    group_I[p] = (act_order == ActOrder::group ? static_cast<int64_t>(p) : factor.order_I[p]) / group_columns;
+  }
+  return group_I;
+}
+
+// codes = nearest grid points of one column, errors = (w - point) / pivot.
+void round_column(const float* weights_R, const float* scales_R, const float* zeros_R, float levels, float pivot,
+                  int64_t num_rows, uint8_t* codes_R, float* errors_R) {
+#pragma omp simd
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const float code = std::min(std::max(std::nearbyint(weights_R[r] / scales_R[r]) + zeros_R[r], 0.0f), levels);
+    codes_R[r] = static_cast<uint8_t>(code);
+    errors_R[r] = (weights_R[r] - scales_R[r] * (code - zeros_R[r])) / pivot;
+  }
+}
+
+// The column loop (Algorithm 1) over one chunk of rows.
+void round_chunk(RowChunk& chunk, const at::Tensor& inverse_factor_II, const std::vector<int64_t>& group_I, int bits,
+                 int64_t block_size) {
+  const int64_t num_in = inverse_factor_II.size(0), num_rows = chunk.num_rows;
+  const float levels = static_cast<float>((1 << bits) - 1);
+  const float* factor = inverse_factor_II.const_data_ptr<float>();
+  float* weights = chunk.weight_IR.mutable_data_ptr<float>();
+  const at::Tensor errors_BR = at::empty({std::min(block_size, num_in), num_rows}, at::kFloat);
+  float* errors = errors_BR.mutable_data_ptr<float>();
+
+  for (int64_t begin = 0; begin < num_in; begin += block_size) {
+    const int64_t end = std::min(begin + block_size, num_in);
+    for (int64_t k = begin; k < end; ++k) {
+      float* errors_R = errors + (k - begin) * num_rows;
+      const float* factor_row = factor + k * num_in;
+      round_column(weights + k * num_rows, chunk.scales_GR.data() + group_I[k] * num_rows,
+                   chunk.zeros_GR.data() + group_I[k] * num_rows, levels, factor_row[k], num_rows,
+                   chunk.codes_IR.data() + k * num_rows, errors_R);
+      for (int64_t j = k + 1; j < end; ++j) {
+        const float share = factor_row[j];
+        float* later_R = weights + j * num_rows;
+#pragma omp simd
+        for (int64_t r = 0; r < num_rows; ++r) later_R[r] -= share * errors_R[r];
+      }
+    }
+    if (end == num_in) break;
+    chunk.weight_IR.narrow(0, end, num_in - end)
+        .addmm_(inverse_factor_II.narrow(0, begin, end - begin).narrow(1, end, num_in - end).t(),
+                errors_BR.narrow(0, 0, end - begin), /*beta=*/1, /*alpha=*/-1);
+  }
+}
+
+RowChunk gather_chunk(const at::Tensor& weight_OI, const Grid& grid, const std::vector<int64_t>& order_I,
+                      int64_t first_row, int64_t num_rows) {
+  const int64_t num_in = weight_OI.size(1), num_groups = grid.scales_OG.size(1);
+  RowChunk chunk{num_rows, at::empty({num_in, num_rows}, at::kFloat), {}, {}, {}};
+  chunk.scales_GR.resize(num_groups * num_rows);
+  chunk.zeros_GR.resize(num_groups * num_rows);
+  chunk.codes_IR.resize(num_in * num_rows);
+  float* gathered = chunk.weight_IR.mutable_data_ptr<float>();
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const float* weights = weight_OI.const_data_ptr<float>() + (first_row + r) * num_in;
+    for (int64_t p = 0; p < num_in; ++p) gathered[p * num_rows + r] = weights[order_I[p]];
+    const float* scales = grid.scales_OG.const_data_ptr<float>() + (first_row + r) * num_groups;
+    const float* zeros = grid.zeros_OG.const_data_ptr<float>() + (first_row + r) * num_groups;
+    for (int64_t g = 0; g < num_groups; ++g) {
+      chunk.scales_GR[g * num_rows + r] = scales[g];
+      chunk.zeros_GR[g * num_rows + r] = zeros[g];
+    }
+  }
+  return chunk;
+}
+
+void scatter_codes(const RowChunk& chunk, const std::vector<int64_t>& order_I, int64_t first_row,
+                   QuantizedWeight& result) {
+  for (int64_t r = 0; r < chunk.num_rows; ++r) {
+    uint8_t* codes_I = result.codes_OI.data() + (first_row + r) * result.num_in;
+    for (int64_t p = 0; p < result.num_in; ++p) codes_I[order_I[p]] = chunk.codes_IR[p * chunk.num_rows + r];
+  }
+}
+
+// The grid of every group, searched on the weights as given. With ActOrder::group, group g is the g-th run of columns
+// in the order of rounding.
+Grid search_ordered_grid(const at::Tensor& weight_OI, const GptqFactor& factor, const GptqOptions& options) {
+  if (options.act_order != ActOrder::group) return search_grid(weight_OI, factor.diagonal_I, options.grid);
+  const at::Tensor order_I = at::from_blob(const_cast<int64_t*>(factor.order_I.data()), {weight_OI.size(1)}, at::kLong);
+  return search_grid(weight_OI.index_select(1, order_I), factor.diagonal_I.index_select(0, order_I), options.grid);
+}
+
+// Everything of the result but its codes.
+QuantizedWeight empty_result(const at::Tensor& weight_OI, const Grid& grid, const GptqFactor& factor,
+                             const GptqOptions& options) {
+  QuantizedWeight result;
+  result.num_out = weight_OI.size(0);
+  result.num_in = weight_OI.size(1);
+  result.bits = options.grid.bits;
+  result.group_size = options.grid.group_size;
+  result.symmetric = options.grid.symmetric;
+  result.scale_dtype = options.grid.scale_dtype;
+  result.codes_OI.resize(weight_OI.numel());
+  const float* scales = grid.scales_OG.const_data_ptr<float>();
+  const float* zeros = grid.zeros_OG.const_data_ptr<float>();
+  result.scales_OG.assign(scales, scales + grid.scales_OG.numel());
+  if (!result.symmetric) result.zeros_OG.assign(zeros, zeros + grid.zeros_OG.numel());
+  if (options.act_order == ActOrder::group && result.group_size != kPerChannel) {
+    result.group_of_I.resize(result.num_in);
+    for (int64_t p = 0; p < result.num_in; ++p) {
+      result.group_of_I[factor.order_I[p]] = static_cast<int32_t>(p / result.group_size);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+GptqFactor factorize(const at::Tensor& hessian_II, const GptqOptions& options) {
+  check_options(options);
+  GptqFactor factor;
+  factor.hessian_II = checked_float_matrix(hessian_II, "Hessian");
+  check_hessian(factor.hessian_II);
+  factor.diagonal_I = factor.hessian_II.diagonal().contiguous();
+  factor.damping = options.damping;
+  factor.act_order = options.act_order;
+  const int64_t num_in = factor.diagonal_I.numel();
+  const float* diagonal = factor.diagonal_I.const_data_ptr<float>();
+  factor.order_I = column_order(diagonal, num_in, options.act_order);
+  factor.events.num_dead_columns = std::count(diagonal, diagonal + num_in, 0.0f);
+
+  const at::Tensor ordered_II = ordered_hessian(factor);
+  const double mean = mean_diagonal(factor.diagonal_I);
+  double damping = options.damping, added = 0.0;
+  while (true) {
+    ordered_II.diagonal().add_(damping * mean - added);
+    added = damping * mean;
+    factor.events.damping_used = damping;
+    if (const std::optional<at::Tensor> upper_II = inverse_upper_factor(ordered_II)) {
+      factor.inverse_factor_II = upper_II->to(at::kFloat);
+      return factor;
+    }
+    if (damping >= kLastDamping) break;
+    damping = damping == 0.0 ? kFirstDamping : std::min(damping * 10.0, kLastDamping);
+  }
+  factor.events.fell_back_to_rounding = true;
+  factor.inverse_factor_II = at::eye(num_in, at::kFloat);
+  return factor;
+}
+
+GptqResult gptq(const at::Tensor& weight_OI, const GptqFactor& factor, const GptqOptions& options) {
+  check_options(options);
+  if (factor.damping != options.damping || factor.act_order != options.act_order) {
+    throw std::invalid_argument(
+        "gptq: the Hessian was factored with another damping or act_order than the options ask");
+  }
+  const at::Tensor weight = checked_weight(weight_OI);  // here, before act-order renumbers the columns of a message
+  const int64_t num_out = weight.size(0), num_in = weight.size(1);
+  if (static_cast<int64_t>(factor.order_I.size()) != num_in) {
+    throw std::invalid_argument("weight: expected " + std::to_string(factor.order_I.size()) +
+                                " columns, as the Hessian has, found shape " + shape_text(weight));
+  }
+  const Grid grid = search_ordered_grid(weight, factor, options);
+
+  GptqResult result{empty_result(weight, grid, factor, options), 0.0, 0.0, factor.events};
+  const std::vector<int64_t> group_I =
+      groups_of_positions(factor, group_width(options.grid, num_in), options.act_order);
+  for_row_chunks(num_out, kRowChunk, [&](int64_t first_row, int64_t num_rows) {
+    RowChunk chunk = gather_chunk(weight, grid, factor.order_I, first_row, num_rows);
+    round_chunk(chunk, factor.inverse_factor_II, group_I, options.grid.bits, options.block_size);
+    scatter_codes(chunk, factor.order_I, first_row, result.weight);
+  });
+
+  std::vector<float> rounded = dequantize(result.weight);
+  result.trace_error =
+      trace_error(weight, at::from_blob(rounded.data(), {num_out, num_in}, at::kFloat), factor.hessian_II);
+  const double signal = trace_error(weight, at::zeros_like(weight), factor.hessian_II);
+  result.relative_error = signal > 0.0 ? result.trace_error / signal : 0.0;
+  return result;
+}
+
+GptqResult gptq(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const GptqOptions& options) {
+  return gptq(weight_OI, factorize(hessian_II, options), options);
+}
+
+}  // namespace pare

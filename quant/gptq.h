@@ -1,0 +1,51 @@
+// GPTQ (Frantar et al., arXiv 2210.17323): rounds a layer's columns one after another and spreads each column's error
+// over the columns not yet rounded, so as to keep tr((W - W') H (W - W')^T) small.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "quant/grid.h"
+
+namespace pare {
+
+// What went other than planned; the caller lists it and stores it in the manifest.
+struct GptqEvents {
+  double damping_used = 0.0;           // > options.damping when the ladder (x10 up to 1) was climbed
+  int64_t num_dead_columns = 0;        // diag(H) == 0: the input never fires; such a column is rounded to its nearest
+                                       // grid points, spreads no error and takes none
+  bool fell_back_to_rounding = false;  // no damping up to 1 made H positive definite
+};
+
+struct GptqResult {
+  QuantizedWeight weight;
+  double trace_error = 0.0;     // of the result, under the undamped H
+  double relative_error = 0.0;  // trace_error / tr(W H W^T); 0 where that is 0
+  GptqEvents events;
+};
+
+// What a Hessian gives to every layer that reads its input (q, k, v; gate, up): factored once.
+struct GptqFactor {
+  at::Tensor hessian_II;         // float32, as given, storage order
+  at::Tensor diagonal_I;         // float32, its diagonal, storage order
+  at::Tensor inverse_factor_II;  // float32, upper triangular, columns in the order of rounding: see factorization.h;
+                                 // the identity after a fallback, with which GPTQ is rounding
+  std::vector<int64_t> order_I;  // order_I[p]: the column that is rounded p-th
+  double damping = 0.0;          // the options it was made with
+  ActOrder act_order = ActOrder::static_groups;
+  GptqEvents events;
+};
+
+// hessian_II float32 [I, I] symmetric. Uses options.damping and options.act_order.
+// Throws std::invalid_argument: shape, damping, values that are not finite, not symmetric or a negative diagonal.
+GptqFactor factorize(const at::Tensor& hessian_II, const GptqOptions& options);
+
+// weight_OI float32 [O, I]. Rows are independent: threads split them in fixed chunks, so any number of threads gives
+// the same codes. Throws std::invalid_argument (shapes, options, options other than the factor's, values that are not
+// finite, scales that do not fit: see search_grid).
+GptqResult gptq(const at::Tensor& weight_OI, const GptqFactor& factor, const GptqOptions& options);
+
+// Both steps for one layer.
+GptqResult gptq(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const GptqOptions& options);
+
+}  // namespace pare

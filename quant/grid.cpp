@@ -1,0 +1,264 @@
+#include "quant/grid.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <sstream>
+#include <stdexcept>
+
+#include "quant/checked_tensor.h"
+#include "quant/row_chunks.h"
+
+namespace pare {
+namespace {
+
+// The search is compute bound: rows per worker's piece only balance the load.
+constexpr int64_t kSearchChunkRows = 16;
+// The trace is a sum over blocks of the Hessian's columns, for so many rows at a time that their float64 copy stays
+// small beside the weight of a large model.
+constexpr int64_t kTraceBlockColumns = 128;
+constexpr int64_t kTraceRows = 2048;
+
+// The importance of each column for the search: diag(H), or ones.
+std::vector<float> checked_importance(const at::Tensor& importance_I, int64_t num_in, ScaleSearch scales) {
+  if (scales != ScaleSearch::hessian_diagonal) return std::vector<float>(num_in, 1.0f);
+  if (!importance_I.defined()) {
+    throw std::invalid_argument(
+        "scales searched with the Hessian's diagonal need calibration data: give the diagonal, or search by squared "
+        "error");
+  }
+  if (importance_I.dim() != 1 || importance_I.size(0) != num_in || importance_I.scalar_type() != at::kFloat) {
+    throw std::invalid_argument("importance: expected a float32 vector of " + std::to_string(num_in) +
+                                " elements (one per column), found " + importance_I.toString() + " of shape " +
+                                shape_text(importance_I));
+  }
+  const at::Tensor importance = importance_I.detach().contiguous();
+  const float* values = importance.const_data_ptr<float>();
+  for (int64_t i = 0; i < num_in; ++i) {
+    if (std::isfinite(values[i]) && values[i] >= 0.0f) continue;
+    std::ostringstream message;
+    message << "importance[" << i << "] is " << values[i] << "; expected a finite value that is not negative";
+    throw std::invalid_argument(message.str());
+  }
+  return {values, values + num_in};
+}
+
+// The smallest scale in use. fp16 needs its subnormals (a group of weights below 4.6e-4 would be crushed without them);
+// those of bf16 and fp32 are far below any weight, and engines flush them to zero.
+float smallest_scale(DType dtype) {
+  return dtype == DType::F16 ? 0x1p-24f : std::numeric_limits<float>::min();
+}
+
+struct Range {
+  float min = 0.0f;  // min(w, 0)
+  float max = 0.0f;  // max(w, 0)
+};
+
+Range range_of(const float* weights, int64_t num_weights) {
+  float min = 0.0f, max = 0.0f;
+#pragma omp simd reduction(min : min) reduction(max : max)
+  for (int64_t i = 0; i < num_weights; ++i) {
+    min = std::min(min, weights[i]);
+    max = std::max(max, weights[i]);
+  }
+  return {min, max};
+}
+
+struct GroupGrid {
+  float scale = 1.0f;
+  float zero = 0.0f;
+};
+
+// The grid that covers `shrink` of the range; the scale may come out infinite where scale_dtype is too narrow. Ratios
+// are taken in float64: 2 * absmax overflows float32 for weights that are themselves finite.
+GroupGrid shrunk_grid(Range range, float shrink, const GridOptions& options) {
+  const double levels = (1 << options.bits) - 1;
+  const double width =
+      options.symmetric ? 2.0 * std::max(-range.min, range.max) : static_cast<double>(range.max) - range.min;
+  const float exact = static_cast<float>(width * shrink / levels);
+  GroupGrid grid;
+  grid.scale = std::max(round_to(exact, options.scale_dtype), smallest_scale(options.scale_dtype));
+  grid.zero = options.symmetric ? static_cast<float>(1 << (options.bits - 1))
+                                : static_cast<float>(std::clamp(std::nearbyint(-range.min * shrink / grid.scale), 0.0f,
+                                                                static_cast<float>(levels)));
+  return grid;
+}
+
+// sum_i importance_i ((w_i - round_trip(w_i)) / scale)^2: in units of the scale, so that no weight is too large or too
+// small to be squared.
+float error_in_scales(const float* weights, const float* importance, int64_t num_weights, GroupGrid grid,
+                      float levels) {
+  const float scale = grid.scale, lowest = -grid.zero, highest = levels - grid.zero;
+  float error = 0.0f;
+#pragma omp simd reduction(+ : error)
+  for (int64_t i = 0; i < num_weights; ++i) {
+    const float steps = weights[i] / scale;
+    const float rounded = std::min(std::max(std::nearbyint(steps), lowest), highest);
+    error += importance[i] * (rounded - steps) * (rounded - steps);
+  }
+  return error;
+}
+
+GroupGrid search_group(const float* weights, const float* importance, int64_t num_weights, const GridOptions& options) {
+  const Range range = range_of(weights, num_weights);
+  if (range.min == 0.0f && range.max == 0.0f) {
+    return {1.0f, options.symmetric ? static_cast<float>(1 << (options.bits - 1)) : 0.0f};
+  }
+  const GroupGrid widest = shrunk_grid(range, 1.0f, options);
+  if (options.scales == ScaleSearch::minmax || !std::isfinite(widest.scale)) return widest;
+
+  const float levels = static_cast<float>((1 << options.bits) - 1);
+  GroupGrid best = widest;
+  double best_error = error_in_scales(weights, importance, num_weights, widest, levels);
+  for (int k = 1; k < kNumShrinkFactors; ++k) {
+    const GroupGrid candidate = shrunk_grid(range, kShrinkFactors[k], options);
+    const double relative_scale = static_cast<double>(candidate.scale) / widest.scale;
+    const double error =
+        error_in_scales(weights, importance, num_weights, candidate, levels) * relative_scale * relative_scale;
+    if (error < best_error) {
+      best_error = error;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+void check_scales(const at::Tensor& scales_OG, const GridOptions& options) {
+  const int64_t bad = find_non_finite(scales_OG.const_data_ptr<float>(), scales_OG.numel());
+  if (bad < 0) return;
+  const int64_t num_groups = scales_OG.size(1);
+  throw std::invalid_argument("the scale of row " + std::to_string(bad / num_groups) + ", group " +
+                              std::to_string(bad % num_groups) + " overflows " +
+                              std::string(dtype_name(options.scale_dtype)) +
+                              ": its weights are too large; store scales as BF16 or F32");
+}
+
+// Adds sum_r D_r H D_r^T of some rows, in float64, to block_sums: one term for each block of H's columns. H is
+// symmetric, so a block reads only its square on the diagonal and what lies below it, which counts twice: half the
+// work.
+void add_quadratic_form(const at::Tensor& difference_RI, const at::Tensor& hessian_II,
+                        std::vector<double>& block_sums) {
+  const int64_t num_in = hessian_II.size(0);
+  for_row_chunks(num_in, kTraceBlockColumns, [&](int64_t begin, int64_t width) {
+    const int64_t height = num_in - begin;
+    const at::Tensor block = hessian_II.narrow(0, begin, height).narrow(1, begin, width).to(at::kDouble);
+    block.narrow(0, width, height - width).mul_(2.0);
+    const at::Tensor product = at::mm(difference_RI.narrow(1, begin, height), block);
+    block_sums[begin / kTraceBlockColumns] += product.mul_(difference_RI.narrow(1, begin, width)).sum().item<double>();
+  });
+}
+
+}  // namespace
+
+void check_grid_options(const GridOptions& options, int64_t num_in) {
+  if (options.bits != 2 && options.bits != 3 && options.bits != 4 && options.bits != 8) {
+    throw std::invalid_argument("bits: expected 2, 3, 4 or 8, found " + std::to_string(options.bits));
+  }
+  if (options.group_size != kPerChannel && (options.group_size < 1 || num_in % options.group_size != 0)) {
+    throw std::invalid_argument("group_size: expected a divisor of the " + std::to_string(num_in) +
+                                " inputs or -1 (one group per output channel), found " +
+                                std::to_string(options.group_size));
+  }
+  if (options.scale_dtype != DType::F32 && options.scale_dtype != DType::F16 && options.scale_dtype != DType::BF16) {
+    throw std::invalid_argument("scale_dtype: expected F32, F16 or BF16, found " +
+                                std::string(dtype_name(options.scale_dtype)));
+  }
+}
+
+int64_t group_width(const GridOptions& options, int64_t num_in) {
+  return options.group_size == kPerChannel ? num_in : options.group_size;
+}
+
+Grid search_grid(const at::Tensor& weight_OI, const at::Tensor& importance_I, const GridOptions& options) {
+  const at::Tensor weight = checked_weight(weight_OI);
+  const int64_t num_out = weight.size(0), num_in = weight.size(1);
+  check_grid_options(options, num_in);
+  const std::vector<float> importance = checked_importance(importance_I, num_in, options.scales);
+
+  const int64_t width = group_width(options, num_in), num_groups = num_in / width;
+  Grid grid{at::empty({num_out, num_groups}, at::kFloat), at::empty({num_out, num_groups}, at::kFloat)};
+  const float* weights = weight.const_data_ptr<float>();
+  float* scales = grid.scales_OG.mutable_data_ptr<float>();
+  float* zeros = grid.zeros_OG.mutable_data_ptr<float>();
+  for_row_chunks(num_out, kSearchChunkRows, [&](int64_t first_row, int64_t num_rows) {
+    for (int64_t row = first_row; row < first_row + num_rows; ++row) {
+      for (int64_t group = 0; group < num_groups; ++group) {
+        const int64_t begin = group * width;
+        const GroupGrid best = search_group(weights + row * num_in + begin, importance.data() + begin, width, options);
+        scales[row * num_groups + group] = best.scale;
+        zeros[row * num_groups + group] = best.zero;
+      }
+    }
+  });
+  check_scales(grid.scales_OG, options);
+  return grid;
+}
+
+QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, const GridOptions& options) {
+  const at::Tensor weight = checked_weight(weight_OI);
+  const int64_t num_out = weight.size(0), num_in = weight.size(1);
+  check_grid_options(options, num_in);
+  const int64_t width = group_width(options, num_in), num_groups = num_in / width;
+  const at::Tensor scales_OG = checked_float_matrix(grid.scales_OG, "scales");
+  const at::Tensor zeros_OG = checked_float_matrix(grid.zeros_OG, "zeros");
+  for (const at::Tensor& part : {scales_OG, zeros_OG}) {
+    if (part.size(0) != num_out || part.size(1) != num_groups) {
+      throw std::invalid_argument("grid: expected shape [" + std::to_string(num_out) + ", " +
+                                  std::to_string(num_groups) + "], found " + shape_text(part));
+    }
+  }
+
+  QuantizedWeight result;
+  result.num_out = num_out;
+  result.num_in = num_in;
+  result.bits = options.bits;
+  result.group_size = options.group_size;
+  result.symmetric = options.symmetric;
+  result.scale_dtype = options.scale_dtype;
+  result.codes_OI.resize(weight.numel());
+  const float* weights = weight.const_data_ptr<float>();
+  const float* scales = scales_OG.const_data_ptr<float>();
+  const float* zeros = zeros_OG.const_data_ptr<float>();
+  result.scales_OG.assign(scales, scales + num_out * num_groups);
+  if (!options.symmetric) result.zeros_OG.assign(zeros, zeros + num_out * num_groups);
+
+  const float levels = static_cast<float>((1 << options.bits) - 1);
+#pragma omp parallel for schedule(static)
+  for (int64_t group = 0; group < num_out * num_groups; ++group) {
+    const float scale = scales[group], zero = zeros[group];
+    const float* source = weights + group * width;
+    uint8_t* codes = result.codes_OI.data() + group * width;
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) {
+      const float code = std::nearbyint(source[i] / scale) + zero;
+      codes[i] = static_cast<uint8_t>(std::min(std::max(code, 0.0f), levels));
+    }
+  }
+  return result;
+}
+
+double trace_error(const at::Tensor& weight_OI, const at::Tensor& rounded_OI, const at::Tensor& hessian_II) {
+  const at::Tensor weight = checked_float_matrix(weight_OI, "weight");
+  const at::Tensor rounded = checked_float_matrix(rounded_OI, "rounded weight");
+  const at::Tensor hessian = checked_float_matrix(hessian_II, "Hessian");
+  const int64_t num_out = weight.size(0), num_in = weight.size(1);
+  if (rounded.sizes() != weight.sizes() || hessian.size(0) != num_in || hessian.size(1) != num_in) {
+    throw std::invalid_argument("trace error: expected a rounded weight of shape " + shape_text(weight) +
+                                " and a Hessian of shape [" + std::to_string(num_in) + ", " + std::to_string(num_in) +
+                                "], found " + shape_text(rounded) + " and " + shape_text(hessian));
+  }
+  std::vector<double> block_sums((num_in + kTraceBlockColumns - 1) / kTraceBlockColumns, 0.0);
+  for (int64_t row = 0; row < num_out; row += kTraceRows) {
+    const int64_t num_rows = std::min(kTraceRows, num_out - row);
+    const at::Tensor difference =
+        weight.narrow(0, row, num_rows).to(at::kDouble).sub_(rounded.narrow(0, row, num_rows));
+    add_quadratic_form(difference, hessian, block_sums);
+  }
+  return std::accumulate(block_sums.begin(), block_sums.end(), 0.0);
+}
+
+}  // namespace pare

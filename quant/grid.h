@@ -1,0 +1,55 @@
+// The grids that weights are rounded to: which scale and zero each group of columns gets.
+//
+// A group of a row spans group_size consecutive inputs (or the whole row). Codes are 0 .. 2^bits - 1 and
+//   w ~ scale * (code - zero),  code = clamp(round(w / scale) + zero, 0, 2^bits - 1), round half to even;
+// symmetric: zero = 2^(bits-1). Min-max scales: symmetric 2 absmax / (2^bits - 1), asymmetric
+// (max(w, 0) - min(w, 0)) / (2^bits - 1) with zero = round(-min / scale). Searched scales take, per group, the shrink
+// factor of kShrinkFactors that minimizes sum_i importance_i (w_i - round_trip(w_i))^2 (importance = diag(H) or 1).
+// Every scale is rounded to the stored type before a code is chosen. A group of zeros has scale 1.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+
+#include "quant/options.h"
+#include "runtime/format/linear_weights.h"
+
+namespace pare {
+
+inline constexpr int kNumShrinkFactors = 25;
+
+// 1.0, 0.975, ..., 0.4: the parts of the min-max range that a searched grid may cover. Ties go to the larger one.
+constexpr std::array<float, kNumShrinkFactors> make_shrink_factors() {
+  std::array<float, kNumShrinkFactors> factors{};
+  for (int k = 0; k < kNumShrinkFactors; ++k) factors[k] = static_cast<float>(1.0 - 0.6 * k / (kNumShrinkFactors - 1));
+  return factors;
+}
+inline constexpr std::array<float, kNumShrinkFactors> kShrinkFactors = make_shrink_factors();
+
+struct Grid {
+  at::Tensor scales_OG;  // float32, each exactly representable in scale_dtype, finite, > 0
+  at::Tensor zeros_OG;   // float32 integers in [0, 2^bits - 1]
+};
+
+// Throws std::invalid_argument when bits, group_size (for num_in inputs) or scale_dtype is not one of the above.
+void check_grid_options(const GridOptions& options, int64_t num_in);
+
+// Columns of one group: group_size, or num_in for a whole row.
+int64_t group_width(const GridOptions& options, int64_t num_in);
+
+// weight_OI float32; importance_I float32 (>= 0), or undefined, which hessian_diagonal does not allow; the other
+// searches do not look at it. Rows are independent and split over OpenMP threads: any number gives the same grid.
+// Throws std::invalid_argument: options, shapes, NaN or infinite weights or importances (which element), a scale that
+// scale_dtype cannot hold (which group). Scales too small for it are raised to its smallest.
+Grid search_grid(const at::Tensor& weight_OI, const at::Tensor& importance_I, const GridOptions& options);
+
+// Codes of the nearest grid points, as a QuantizedWeight. Throws std::invalid_argument when the shapes disagree.
+QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, const GridOptions& options);
+
+// tr((W - W') H (W - W')^T) = E|(W - W') x|^2, in float64; weight_OI and rounded_OI float32 [O, I], hessian_II float32
+// [I, I] symmetric (its lower triangle is read). Any number of threads gives the same bits.
+double trace_error(const at::Tensor& weight_OI, const at::Tensor& rounded_OI, const at::Tensor& hessian_II);
+
+}  // namespace pare

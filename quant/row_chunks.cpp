@@ -1,0 +1,42 @@
+#include "quant/row_chunks.h"
+
+#include <ATen/Parallel.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <exception>
+
+namespace pare {
+
+SingleThreadedTorch::SingleThreadedTorch(int torch_threads)
+    : torch_threads_(torch_threads), omp_threads_(omp_get_max_threads()) {
+  at::set_num_threads(1);
+}
+
+SingleThreadedTorch::~SingleThreadedTorch() {
+  at::set_num_threads(torch_threads_);
+  omp_set_num_threads(omp_threads_);  // set_num_threads overwrote this thread's own setting
+}
+
+void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<void(int64_t, int64_t)>& body) {
+  const int64_t num_chunks = (num_rows + chunk_rows - 1) / chunk_rows;
+  const int torch_threads = at::get_num_threads();
+  std::exception_ptr first_error;
+#pragma omp parallel
+  {
+    const SingleThreadedTorch guard(torch_threads);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+      try {
+        const int64_t first_row = chunk * chunk_rows;
+        body(first_row, std::min(chunk_rows, num_rows - first_row));
+      } catch (...) {
+#pragma omp critical(pare_row_chunks_error)
+        if (!first_error) first_error = std::current_exception();
+      }
+    }
+  }
+  if (first_error) std::rethrow_exception(first_error);
+}
+
+}  // namespace pare

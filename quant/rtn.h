@@ -1,0 +1,12 @@
+// Round to nearest: every weight takes the nearest point of its group's grid.
+#pragma once
+
+#include "quant/grid.h"
+
+namespace pare {
+
+// weight_OI float32 [O, I]; hessian_diagonal_I float32 [I], or undefined (then options.scales must not be
+// hessian_diagonal). Throws as search_grid does.
+QuantizedWeight rtn(const at::Tensor& weight_OI, const at::Tensor& hessian_diagonal_I, const GridOptions& options);
+
+}  // namespace pare

@@ -1,0 +1,29 @@
+// Other formats to a Hugging Face directory that every other command reads: config.json, safetensors,
+// tokenizer.json.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+
+#include "runtime/format/dtype.h"
+
+namespace pare {
+
+struct ImportOptions {
+  // llama2.c keeps its vocabulary in a file of its own; empty: the one file beside the checkpoint that is named
+  // tok*.bin.
+  std::filesystem::path tokenizer;
+  DType dtype = DType::BF16;  // of the weights written: BF16, F16 or F32
+  // Called with (tensors done, tensors). May be empty.
+  std::function<void(int64_t, int64_t)> progress;
+};
+
+// `source`: a .gguf (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; architectures llama, qwen2, qwen3,
+// gemma3) or a llama2.c checkpoint (.bin, version 0). Weights are decoded to float32 and rounded to options.dtype.
+// `output` must not exist; it appears whole or not at all (written beside it as OUTPUT.partial, which a later import
+// replaces). Throws std::invalid_argument / std::runtime_error: what, expected, found.
+void import_model(const std::filesystem::path& source, const std::filesystem::path& output,
+                  const ImportOptions& options);
+
+}  // namespace pare

@@ -1,0 +1,13 @@
+#include "runtime/gguf.h"
+#include "tests/fuzz/fuzz_input.h"
+
+// Every accepted tensor is decoded.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  return pare::fuzz(data, size, [](std::span<const std::byte> bytes) {
+    const pare::GgufFile file = pare::GgufFile::parse(bytes, "input");
+    for (const auto& [name, tensor] : file.tensors()) {
+      std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
+      pare::decode_gguf_blocks(tensor.type, tensor.data, values);
+    }
+  });
+}
