@@ -121,10 +121,10 @@ double mean_diagonal(const at::Tensor& diagonal_I) {
 // One worker's rows: R rows, transposed, columns in the order of rounding.
 struct RowChunk {
   int64_t num_rows;
-  at::Tensor weight_IR;           // float32; becomes the weights as they were when their column was rounded
-  std::vector<float> scales_GR;   //
-  std::vector<float> zeros_GR;    //
-  std::vector<uint8_t> codes_IR;  //
+  at::Tensor weight_IR;  // float32; the loop leaves each column as it was when it was rounded
+  std::vector<float> scales_GR;
+  std::vector<float> zeros_GR;
+  std::vector<uint8_t> codes_IR;
 };
 
 // Which group's grid a position of the order takes.

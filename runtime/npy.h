@@ -23,7 +23,7 @@ struct TokenWindows {
 // header, dtype, order, size, ids outside [0, 2^31)).
 TokenWindows read_npy(const std::filesystem::path& path);
 TokenWindows parse_npy(std::span<const std::byte> bytes, const std::string& where);
-// Writes int32 [N, T], in the layout that numpy.save writes. Throws std::invalid_argument when ids_NT is not N x T long.
+// Writes int32 [N, T] in the layout of numpy.save. Throws std::invalid_argument when ids_NT is not N x T long.
 void write_npy(const std::filesystem::path& path, const TokenWindows& windows);
 
 }  // namespace pare

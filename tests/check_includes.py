@@ -22,7 +22,7 @@ ONLY_IN = [
     (re.compile(r"^yaml-cpp/"), re.compile(r"^compress/recipe\.cpp$")),
     (re.compile(r"^cxxopts"), re.compile(r"^runtime/command_line\.cpp$")),
     (re.compile(r"^pcre2"), re.compile(r"^runtime/tokenizer/[^/]*\.(cpp|h)$")),
-    (re.compile(r"^nlohmann/"), re.compile(r"^(runtime|compress|tests)/.*\.cpp$")),
+    (re.compile(r"^nlohmann/"), re.compile(r"^((runtime|compress)/.*\.cpp|tests/.*)$")),
     (re.compile(r"^Eigen/"), re.compile(r"^(quant|tests/quant)/.*\.cpp$")),
     (re.compile(r"^(hdf5|H5)"), re.compile(r"^(compress|distill)/")),
 ]

@@ -18,7 +18,9 @@ std::string_view dtype_name(DType dtype);              // "F32", "BF16", ... as 
 DType parse_dtype(std::string_view safetensors_name);  // throws std::invalid_argument naming the type
 
 // bfloat16 is the upper half of a float32; rounding is to nearest even, NaN stays NaN.
-inline float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+inline float bf16_to_float(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
 uint16_t float_to_bf16(float value);
 // IEEE binary16, round to nearest even, subnormals kept, overflow to infinity.
 float f16_to_float(uint16_t bits);

@@ -19,14 +19,14 @@ inline constexpr int64_t kPerChannel = -1;  // group_size: one scale for each ou
 struct QuantizedWeight {
   int64_t num_out = 0;
   int64_t num_in = 0;
-  int bits = 0;                         // 2, 3, 4 or 8
-  int64_t group_size = kPerChannel;     // divides num_in, or kPerChannel
+  int bits = 0;                      // 2, 3, 4 or 8
+  int64_t group_size = kPerChannel;  // divides num_in, or kPerChannel
   bool symmetric = true;
-  DType scale_dtype = DType::BF16;      // scales_OG holds values that this type represents exactly
-  std::vector<uint8_t> codes_OI;        // one code per byte
-  std::vector<float> scales_OG;         // G = num_in / group_size, or 1
-  std::vector<uint8_t> zeros_OG;        // empty when symmetric
-  std::vector<int32_t> group_of_I;      // empty unless act-order moved columns between groups (g_idx)
+  DType scale_dtype = DType::BF16;  // scales_OG holds values that this type represents exactly
+  std::vector<uint8_t> codes_OI;    // one code per byte
+  std::vector<float> scales_OG;     // G = num_in / group_size, or 1
+  std::vector<uint8_t> zeros_OG;    // empty when symmetric
+  std::vector<int32_t> group_of_I;  // empty unless act-order moved columns between groups (g_idx)
 
   int64_t num_groups() const { return group_size == kPerChannel ? 1 : num_in / group_size; }
   int64_t group(int64_t column) const {
@@ -60,8 +60,12 @@ struct LinearWeights {
   std::variant<DenseWeight, QuantizedWeight> weight;
   std::vector<float> bias_O;  // empty: none
 
-  int64_t num_out() const { return std::visit([](const auto& w) { return w.num_out; }, weight); }
-  int64_t num_in() const { return std::visit([](const auto& w) { return w.num_in; }, weight); }
+  int64_t num_out() const {
+    return std::visit([](const auto& w) { return w.num_out; }, weight);
+  }
+  int64_t num_in() const {
+    return std::visit([](const auto& w) { return w.num_in; }, weight);
+  }
 };
 
 }  // namespace pare

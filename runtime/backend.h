@@ -1,0 +1,132 @@
+// The dozen operations a decoder needs, implemented by reference.cpp (plain loops: the oracle of every kernel), by
+// cpu/ (AVX2, AVX-512) and later by cuda/. About ten virtual calls a layer, none per element. Activations are float32
+// and weights keep their stored precision ("exact": evaluation gives the number another library gives on the same file).
+//
+// Shape letters: R rows (tokens of all sequences), D model width, I/O in/out features, C = q+k+v width, H heads,
+// K head size, F feed-forward width, V vocabulary. All pointers are dense row-major and belong to the backend
+// (allocate); on a CPU they are plain memory. Every sum is split by shape alone, so any number of threads gives the
+// same bits.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/format/linear_weights.h"
+#include "runtime/model_description.h"
+
+namespace pare {
+
+// Weights in a backend's own layout. One object may hold several linears that read the same input (q,k,v; gate,up),
+// stacked along O. Also serves as an embedding table.
+class PackedLinear {
+ public:
+  virtual ~PackedLinear() = default;
+  virtual int64_t num_out() const = 0;
+  virtual int64_t num_in() const = 0;
+  // Bytes held by the packed weights, scales, zeros and bias: what one decoded token reads.
+  virtual int64_t resident_bytes() const = 0;
+  virtual std::string kernel_name() const = 0;  // e.g. "matmul_w4g64_a32_avx512"
+};
+
+struct Norm {
+  std::vector<float> gain;  // with the unit offset already added
+  float epsilon = 1e-5f;
+};
+
+// cos and sin of every position below num_positions: [num_positions, K/2] each.
+struct RopeTable {
+  int64_t num_positions = 0;
+  int64_t head_size = 0;
+  std::vector<float> cosine, sine;
+};
+RopeTable make_rope_table(const RopeDescription& rope, int64_t head_size, int64_t num_positions);
+
+// Keys and values of one layer: [num_slots, num_kv_heads, K] float32 each, allocated by the backend.
+struct KvLayer {
+  float* keys = nullptr;
+  float* values = nullptr;
+  int64_t num_slots = 0;
+};
+
+// Rows [first_row, first_row + num_rows) are consecutive tokens of one sequence whose `num_past` earlier tokens are
+// already cached; token t of the sequence lies in slot first_slot + t.
+struct Sequence {
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+  int64_t num_past = 0;
+  int64_t first_slot = 0;
+};
+
+struct AttentionShape {
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;  // divides num_heads: head h reads kv head h / (num_heads / num_kv_heads)
+  int64_t head_size = 0;
+  float scale = 1.0f;
+  float softcap = 0.0f;        // 0: none; else cap * tanh(score / cap)
+  int64_t sliding_window = 0;  // 0: causal over everything; else token t sees (t - window, t]
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string name() const = 0;  // "reference", "cpu-avx2", "cpu-avx512"
+
+  // 64-byte aligned float32 storage, zeroed, freed with the backend's deleter.
+  using Buffer = std::unique_ptr<float[], void (*)(float*)>;
+  virtual Buffer allocate(int64_t num_floats) = 0;
+
+  // Packs linears that share their input, stacked along O in the given order. All parts must agree in num_in; each may have
+  // its own precision. The source may be dropped afterwards. Throws std::invalid_argument on disagreement.
+  virtual std::unique_ptr<PackedLinear> pack(std::span<const LinearWeights> parts) = 0;
+
+  // hidden_RD[r] = scale * table[ids[r]]; ids are checked by the caller.
+  virtual void embed(const PackedLinear& table_VD, std::span<const int32_t> ids_R, float scale, float* hidden_RD) = 0;
+
+  // hidden += delta (normalized first by delta_norm when given), then x = norm(hidden). delta may be null (first layer);
+  // norm may be null (x is then not written).
+  virtual void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm, int64_t num_rows,
+                        int64_t width, float* x_RD) = 0;
+
+  // y = x W^T + b; y has packed.num_out() columns.
+  virtual void linear(const PackedLinear& packed, const float* x_RI, int64_t num_rows, float* y_RO) = 0;
+
+  // Splits qkv rows (q heads, then k heads, then v heads), applies the per-head norms where given and RoPE to q and k,
+  // writes q out and k, v into the cache at slots_R.
+  virtual void rope_store(const float* qkv_RC, const RopeTable& rope, const Norm* q_norm, const Norm* k_norm, const AttentionShape& shape,
+                          std::span<const int32_t> positions_R, std::span<const int32_t> slots_R, KvLayer& cache, float* q_RHK) = 0;
+
+  // softmax(scale * q k^T, causal and windowed) v per sequence; tiled with an exact running softmax: no T x T matrix.
+  virtual void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences, const AttentionShape& shape,
+                         float* x_RHK) = 0;
+
+  // z[r, f] = act(gate) * up, with y rows = F gates then F ups.
+  virtual void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F, float* z_RF) = 0;
+
+  // Negative log likelihood (nats) of targets under softmax(softcap(x head^T)), and whether the target is the arg max. Chunked over rows
+  // and V: never [R, V] in memory. nll and top1 are host memory.
+  virtual void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R, float logit_softcap,
+                             float* nll_R, uint8_t* top1_R) = 0;
+
+  // KL(P || Q) per row between the softmaxes of two heads (P the reference), and whether their arg maxes agree; also both
+  // negative log likelihoods of targets. Chunked likewise. Outputs are host memory.
+  virtual void compare(const PackedLinear& head_p, const float* x_RD, float softcap_p, const PackedLinear& head_q, const float* z_RE,
+                       float softcap_q, std::span<const int32_t> targets_R, float* kl_R, uint8_t* same_top1_R, float* nll_p_R,
+                       float* nll_q_R) = 0;
+};
+
+// Instruction sets of the CPU backend, weakest first.
+enum class Isa { avx2, avx512 };
+std::string_view isa_name(Isa isa);
+// Throws std::invalid_argument for an unknown name ("avx2", "avx512") ...
+Isa parse_isa(std::string_view name);
+// The widest the CPU supports. Throws std::runtime_error when it lacks even AVX2, FMA and F16C.
+Isa detect_isa();
+
+std::unique_ptr<Backend> make_reference_backend();
+// Throws std::invalid_argument when the CPU does not support `isa`. num_threads <= 0: as OpenMP decides.
+std::unique_ptr<Backend> make_cpu_backend(Isa isa, int num_threads);
+
+}  // namespace pare

@@ -1,0 +1,100 @@
+#include "runtime/backend_checks.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+namespace pare {
+namespace {
+
+void require(bool condition, const char* operation, const std::string& message) {
+  if (!condition) throw std::invalid_argument(std::string(operation) + ": " + message);
+}
+
+}  // namespace
+
+Backend::Buffer allocate_aligned_floats(int64_t num_floats) {
+  constexpr int64_t kMaxFloats = std::numeric_limits<int64_t>::max() / static_cast<int64_t>(sizeof(float)) - 64;
+  require(num_floats >= 0 && num_floats <= kMaxFloats, "allocate",
+          "expected a number of floats between 0 and " + std::to_string(kMaxFloats) + ", found " +
+              std::to_string(num_floats));
+  const size_t num_bytes = (static_cast<size_t>(num_floats) * sizeof(float) + 63) / 64 * 64;
+  auto* floats = static_cast<float*>(std::aligned_alloc(64, std::max<size_t>(num_bytes, 64)));
+  if (floats == nullptr) throw std::bad_alloc();
+  std::fill_n(floats, std::max<size_t>(num_bytes, 64) / sizeof(float), 0.0f);
+  return Backend::Buffer(floats, [](float* p) { std::free(p); });
+}
+
+void check_ids(std::span<const int32_t> ids_R, int64_t vocabulary_size, const char* operation) {
+  for (size_t r = 0; r < ids_R.size(); ++r) {
+    require(ids_R[r] >= 0 && ids_R[r] < vocabulary_size, operation,
+            "row " + std::to_string(r) + ": expected a token id in [0, " + std::to_string(vocabulary_size) +
+                "), found " + std::to_string(ids_R[r]));
+  }
+}
+
+void check_norm(const Norm* norm, int64_t width, const char* operation) {
+  require(norm == nullptr || static_cast<int64_t>(norm->gain.size()) == width, operation,
+          "expected a norm of width " + std::to_string(width) + ", found " +
+              std::to_string(norm == nullptr ? 0 : norm->gain.size()));
+}
+
+void check_shape(const AttentionShape& shape, const char* operation) {
+  require(shape.num_heads > 0 && shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, operation,
+          "expected a positive number of kv heads that divides the number of heads, found " +
+              std::to_string(shape.num_heads) + " heads and " + std::to_string(shape.num_kv_heads) + " kv heads");
+  require(shape.head_size > 0 && shape.head_size % 2 == 0, operation,
+          "expected an even head size, found " + std::to_string(shape.head_size));
+  require(shape.sliding_window >= 0 && shape.softcap >= 0.0f, operation,
+          "expected no negative sliding window or soft cap, found " + std::to_string(shape.sliding_window) + " and " +
+              std::to_string(shape.softcap));
+}
+
+void check_rope_store(const RopeTable& rope, const Norm* q_norm, const Norm* k_norm, const AttentionShape& shape,
+                      std::span<const int32_t> positions_R, std::span<const int32_t> slots_R, const KvLayer& cache) {
+  constexpr const char* kOperation = "rope_store";
+  check_shape(shape, kOperation);
+  check_norm(q_norm, shape.head_size, kOperation);
+  check_norm(k_norm, shape.head_size, kOperation);
+  require(rope.head_size == shape.head_size, kOperation,
+          "expected a rope table of head size " + std::to_string(shape.head_size) + ", found " +
+              std::to_string(rope.head_size));
+  require(positions_R.size() == slots_R.size(), kOperation,
+          "expected one slot for each of " + std::to_string(positions_R.size()) + " positions, found " +
+              std::to_string(slots_R.size()));
+  for (size_t r = 0; r < positions_R.size(); ++r) {
+    require(positions_R[r] >= 0 && positions_R[r] < rope.num_positions, kOperation,
+            "row " + std::to_string(r) + ": expected a position in [0, " + std::to_string(rope.num_positions) +
+                "), found " + std::to_string(positions_R[r]));
+    require(slots_R[r] >= 0 && slots_R[r] < cache.num_slots, kOperation,
+            "row " + std::to_string(r) + ": expected a slot in [0, " + std::to_string(cache.num_slots) + "), found " +
+                std::to_string(slots_R[r]));
+  }
+}
+
+void check_attention(const KvLayer& cache, std::span<const Sequence> sequences, const AttentionShape& shape) {
+  constexpr const char* kOperation = "attention";
+  check_shape(shape, kOperation);
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    const Sequence& sequence = sequences[s];
+    require(sequence.first_row >= 0 && sequence.num_rows >= 0 && sequence.num_past >= 0 && sequence.first_slot >= 0 &&
+                sequence.num_past <= cache.num_slots && sequence.num_rows <= cache.num_slots - sequence.num_past &&
+                sequence.first_slot <= cache.num_slots - sequence.num_past - sequence.num_rows,
+            kOperation,
+            "sequence " + std::to_string(s) + ": expected its tokens within " + std::to_string(cache.num_slots) +
+                " slots, found " + std::to_string(sequence.num_past) + " past and " +
+                std::to_string(sequence.num_rows) + " new ones from slot " + std::to_string(sequence.first_slot) +
+                " on (first row " + std::to_string(sequence.first_row) + ")");
+  }
+}
+
+void check_vocabularies(const PackedLinear& head_p, const PackedLinear& head_q) {
+  require(head_p.num_out() == head_q.num_out(), "compare",
+          "expected heads of the same vocabulary, found " + std::to_string(head_p.num_out()) + " and " +
+              std::to_string(head_q.num_out()) + " tokens");
+}
+
+}  // namespace pare

@@ -1,0 +1,138 @@
+#include "runtime/cpu/attention.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "runtime/backend_checks.h"
+
+namespace pare {
+namespace {
+
+// Queries (tokens times heads of a group) of one tile: enough to use each key and value that is loaded many times, few
+// enough that the tile's scores stay in the L1 or L2 cache. A whole number of panels on every instruction set.
+constexpr int64_t kTileQueries = 96;
+
+// Below this many multiplications waking other threads costs more than it saves.
+constexpr int64_t kMinParallelWork = 1 << 16;
+
+struct Task {
+  AttentionTile tile;
+  int64_t begin_key = 0;  // of a partial task
+  int64_t end_key = 0;
+  int64_t partial = -1;  // index of its first partial in the scratch; -1: a whole tile
+};
+
+// The partials of one token and kv head.
+struct Join {
+  float* out;
+  int64_t first_partial;
+  int64_t num_partials;
+};
+
+struct Plan {
+  std::vector<Task> tasks;
+  std::vector<Join> joins;
+  int64_t num_partials = 0;
+  int64_t cost = 0;  // multiplications
+};
+
+AttentionTile tile_of(const float* q_RHK, const KvLayer& cache, const Sequence& sequence, const AttentionShape& shape,
+                      int64_t kv_head, int64_t first_token, int64_t num_tokens, float* x_RHK) {
+  const int64_t heads_per_group = shape.num_heads / shape.num_kv_heads;
+  const int64_t query_offset =
+      ((sequence.first_row + first_token) * shape.num_heads + kv_head * heads_per_group) * shape.head_size;
+  const int64_t key_offset = (sequence.first_slot * shape.num_kv_heads + kv_head) * shape.head_size;
+  return {.queries = q_RHK + query_offset,
+          .query_stride = shape.num_heads * shape.head_size,
+          .keys = cache.keys + key_offset,
+          .values = cache.values + key_offset,
+          .key_stride = shape.num_kv_heads * shape.head_size,
+          .head_size = shape.head_size,
+          .heads_per_group = heads_per_group,
+          .first_position = sequence.num_past + first_token,
+          .num_tokens = num_tokens,
+          .window = shape.sliding_window,
+          .scale = shape.scale,
+          .softcap = shape.softcap,
+          .out = x_RHK + query_offset};
+}
+
+// The first key that the token at `position` sees.
+int64_t first_key(const AttentionShape& shape, int64_t position) {
+  return shape.sliding_window > 0 ? std::max<int64_t>(0, position - shape.sliding_window + 1) : 0;
+}
+
+void plan_sequence(const float* q_RHK, const KvLayer& cache, const Sequence& sequence, const AttentionShape& shape,
+                   float* x_RHK, Plan& plan) {
+  const int64_t heads_per_group = shape.num_heads / shape.num_kv_heads;
+  const int64_t tile_tokens = std::max<int64_t>(1, kTileQueries / heads_per_group);
+  for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+    const auto make_task = [&](int64_t first, int64_t num_tokens, int64_t begin_key, int64_t end_key) {
+      Task task;
+      task.tile = tile_of(q_RHK, cache, sequence, shape, kv_head, first, num_tokens, x_RHK);
+      task.begin_key = begin_key;
+      task.end_key = end_key;
+      plan.cost += (end_key - begin_key) * num_tokens * heads_per_group * shape.head_size * 2;
+      return task;
+    };
+    if (sequence.num_rows == 1) {
+      const int64_t position = sequence.num_past, first_partial = plan.num_partials;
+      for (int64_t key = first_key(shape, position); key <= position; key += kPartialKeys) {
+        plan.tasks.push_back(make_task(0, 1, key, std::min(key + kPartialKeys, position + 1)));
+        plan.tasks.back().partial = plan.num_partials++;
+      }
+      plan.joins.push_back({plan.tasks.back().tile.out, first_partial, plan.num_partials - first_partial});
+      continue;
+    }
+    // The tiles of a head follow each other, so that its keys and values stay in a core's cache; the longest comes
+    // first, so that no thread starts a long tile when the others have finished.
+    for (int64_t tile = (sequence.num_rows + tile_tokens - 1) / tile_tokens - 1; tile >= 0; --tile) {
+      const int64_t first = tile * tile_tokens, num_tokens = std::min(tile_tokens, sequence.num_rows - first);
+      const int64_t position = sequence.num_past + first;
+      plan.tasks.push_back(make_task(first, num_tokens, first_key(shape, position), position + num_tokens));
+    }
+  }
+}
+
+}  // namespace
+
+void run_attention(const OpKernels& kernels, const float* q_RHK, const KvLayer& cache,
+                   std::span<const Sequence> sequences, const AttentionShape& shape, int num_threads, float* x_RHK) {
+  const int64_t heads_per_group = shape.num_heads / shape.num_kv_heads, head_size = shape.head_size;
+  Plan plan;
+  int64_t max_tokens = 1;
+  for (const Sequence& sequence : sequences) {
+    plan_sequence(q_RHK, cache, sequence, shape, x_RHK, plan);
+  }
+  for (const Task& task : plan.tasks) max_tokens = std::max(max_tokens, task.tile.num_tokens);
+
+  const int64_t group_floats = heads_per_group * head_size;
+  const Backend::Buffer weighted = allocate_aligned_floats(plan.num_partials * group_floats);
+  std::vector<float> largest(static_cast<size_t>(plan.num_partials * heads_per_group)), sum(largest.size());
+  const auto partial_at = [&](int64_t partial) {
+    return AttentionPartial{largest.data() + partial * heads_per_group, sum.data() + partial * heads_per_group,
+                            weighted.get() + partial * group_floats};
+  };
+
+  const int num_workers = plan.cost < kMinParallelWork ? 1 : num_threads;
+  const int64_t scratch_floats = (kernels.attention_scratch(max_tokens, heads_per_group, head_size) + 15) / 16 * 16;
+  const Backend::Buffer scratch = allocate_aligned_floats(scratch_floats * num_workers);
+  const int64_t num_tasks = static_cast<int64_t>(plan.tasks.size());
+#pragma omp parallel for schedule(dynamic, 1) num_threads(num_workers)
+  for (int64_t i = 0; i < num_tasks; ++i) {
+    const Task& task = plan.tasks[i];
+    float* memory = scratch.get() + omp_get_thread_num() * scratch_floats;
+    if (task.partial < 0) {
+      kernels.attention_tile(task.tile, memory);
+    } else {
+      kernels.attention_partial(task.tile, task.begin_key, task.end_key, partial_at(task.partial), memory);
+    }
+  }
+  for (const Join& join : plan.joins) {
+    kernels.attention_join(partial_at(join.first_partial), join.num_partials, heads_per_group, head_size, join.out);
+  }
+}
+
+}  // namespace pare

@@ -1,0 +1,18 @@
+// Splits attention into tiles for the kernels of ops.h.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "runtime/backend.h"
+#include "runtime/cpu/ops.h"
+
+namespace pare {
+
+// As Backend::attention, on num_threads threads. Arguments must have passed check_attention. A sequence with many new
+// tokens is split into tiles of queries, one with a single new token into stretches of kPartialKeys keys that are
+// joined in order: the split depends on the shapes alone.
+void run_attention(const OpKernels& kernels, const float* q_RHK, const KvLayer& cache,
+                   std::span<const Sequence> sequences, const AttentionShape& shape, int num_threads, float* x_RHK);
+
+}  // namespace pare

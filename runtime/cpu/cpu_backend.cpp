@@ -1,0 +1,293 @@
+// Backend on the CPU: splits rows over threads and calls the kernels of ops.h and the packed linears. Not to be called
+// from several threads at once with the same outputs; the backend itself holds no state that calls change.
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "runtime/backend.h"
+#include "runtime/backend_checks.h"
+#include "runtime/cpu/attention.h"
+#include "runtime/cpu/ops.h"
+#include "runtime/cpu/packed_linear.h"
+
+namespace pare {
+namespace {
+
+// Logits exist only for this many rows and columns at a time: 2 MiB for each head. The widths are fixed, because the
+// columns of a chunk are one partial sum.
+constexpr int64_t kLogitRows = 512;
+constexpr int64_t kLogitColumns = 1024;
+
+// Below this many elements waking other threads costs more than it saves.
+constexpr int64_t kMinParallelElements = 1 << 14;
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+const OpKernels& op_kernels(Isa isa) {
+  return isa == Isa::avx512 ? op_kernels_avx512() : op_kernels_avx2();
+}
+
+const CpuPackedLinear& cpu_linear(const PackedLinear& packed) {
+  const auto* linear = dynamic_cast<const CpuPackedLinear*>(&packed);
+  if (linear == nullptr) {
+    throw std::invalid_argument("CPU backend: expected a linear that it packed itself, found " + packed.kernel_name());
+  }
+  return *linear;
+}
+
+ActivationKernel activation_kernel(Activation activation) {
+  switch (activation) {
+    case Activation::silu:
+      return ActivationKernel::silu;
+    case Activation::gelu:
+      return ActivationKernel::gelu;
+    case Activation::gelu_tanh:
+      return ActivationKernel::gelu_tanh;
+  }
+  throw std::invalid_argument("activate: unknown activation " + std::to_string(static_cast<int>(activation)));
+}
+
+// e^(a - b) where a <= b; a may be -infinity (nothing summed yet).
+double rescale_factor(float a, float b) {
+  return a == b ? 1.0 : std::exp(static_cast<double>(a) - b);
+}
+
+// What a row of logits sums to, over the columns seen so far.
+struct LogitSum {
+  float max = kMinusInfinity;
+  int64_t arg_max = -1;
+  float target = std::numeric_limits<float>::quiet_NaN();
+
+  // Takes in a chunk's largest logit; true when the maximum rose. A later equal one does not: ties keep the lowest
+  // index.
+  bool raise(const OpKernels& kernels, const float* logits, int64_t first_column, int64_t num_columns) {
+    int64_t index = -1;
+    const float largest = kernels.arg_max(logits, num_columns, &index);
+    if (!(largest > max)) return false;
+    max = largest;
+    arg_max = first_column + index;
+    return true;
+  }
+  void find_target(int64_t token, const float* logits, int64_t first_column, int64_t num_columns) {
+    if (token >= first_column && token < first_column + num_columns) target = logits[token - first_column];
+  }
+};
+
+struct CrossEntropyRow {
+  LogitSum logits;
+  double sum = 0.0;  // of e^(logit - max)
+
+  void add(const OpKernels& kernels, const float* chunk, int64_t first_column, int64_t num_columns, int64_t token) {
+    const float before = logits.max;
+    if (logits.raise(kernels, chunk, first_column, num_columns)) sum *= rescale_factor(before, logits.max);
+    logits.find_target(token, chunk, first_column, num_columns);
+    sum += kernels.sum_exp(chunk, num_columns, logits.max);
+  }
+  float negative_log_likelihood() const { return static_cast<float>(std::log(sum) + logits.max - logits.target); }
+};
+
+// KL(P || Q) in one pass, without subtracting two log-sum-exps. With A = max a, B = max b, d = (a - A) - (b - B),
+//   S = sum e^(a-A),  D = sum e^(a-A) d,  E = sum e^(b-B) - e^(a-A) = sum e^(a-A) (e^-d - 1),
+// p = e^(a-A) / S and log(q / p) = -d + log S - log(S + E), so that KL = D / S + log(1 + E / S). For nearly equal
+// distributions both terms are of the size of d, not of the logits, and a common error of d cancels to first order.
+struct CompareRow {
+  LogitSum p, q;
+  double mass = 0.0, difference = 0.0, excess = 0.0;  // S, D, E
+
+  void add(const OpKernels& kernels, const float* a, const float* b, int64_t first_column, int64_t num_columns,
+           int64_t token) {
+    const float before_p = p.max, before_q = q.max;
+    const bool rose_p = p.raise(kernels, a, first_column, num_columns);
+    const bool rose_q = q.raise(kernels, b, first_column, num_columns);
+    if ((rose_p || rose_q) && mass > 0.0) rebase(before_p, before_q);
+    p.find_target(token, a, first_column, num_columns);
+    q.find_target(token, b, first_column, num_columns);
+    const CompareSums sums = kernels.compare_sums(a, b, num_columns, p.max, q.max);
+    mass += sums.mass;
+    difference += sums.difference;
+    excess += sums.excess;
+  }
+
+  // The sums are relative to the maxima; d shifts by the change of A - B.
+  void rebase(float before_p, float before_q) {
+    const double factor_p = rescale_factor(before_p, p.max), factor_q = rescale_factor(before_q, q.max);
+    const double shift = (static_cast<double>(before_p) - p.max) - (static_cast<double>(before_q) - q.max);
+    excess = factor_q * excess + (factor_q - factor_p) * mass;
+    difference = factor_p * (difference + shift * mass);
+    mass *= factor_p;
+  }
+
+  float kl() const { return static_cast<float>(difference / mass + std::log1p(excess / mass)); }
+  float nll_p() const { return static_cast<float>(std::log(mass) + p.max - p.target); }
+  float nll_q() const { return static_cast<float>(std::log(mass + excess) + q.max - q.target); }
+};
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(Isa isa, int num_threads) : isa_(isa), num_threads_(num_threads), kernels_(op_kernels(isa)) {}
+
+  std::string name() const override { return "cpu-" + std::string(isa_name(isa_)); }
+
+  Buffer allocate(int64_t num_floats) override { return allocate_aligned_floats(num_floats); }
+
+  std::unique_ptr<PackedLinear> pack(std::span<const LinearWeights> parts) override {
+    return pack_linear(isa_, parts, num_threads_);
+  }
+
+  void embed(const PackedLinear& table_VD, std::span<const int32_t> ids_R, float scale, float* hidden_RD) override {
+    const CpuPackedLinear& table = cpu_linear(table_VD);
+    check_ids(ids_R, table.num_out(), "embed");
+    const int64_t width = table.num_in(), num_rows = static_cast<int64_t>(ids_R.size());
+#pragma omp parallel for num_threads(threads_for(num_rows* width))
+    for (int64_t r = 0; r < num_rows; ++r) {
+      table.row(ids_R[r], hidden_RD + r * width);
+      if (scale != 1.0f) kernels_.scale(hidden_RD + r * width, width, scale);
+    }
+  }
+
+  void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm, int64_t num_rows,
+                int64_t width, float* x_RD) override {
+    check_norm(delta_norm, width, "add_norm");
+    check_norm(norm, width, "add_norm");
+    const float* delta_gain = delta_norm != nullptr ? delta_norm->gain.data() : nullptr;
+    const float* gain = norm != nullptr ? norm->gain.data() : nullptr;
+#pragma omp parallel for num_threads(threads_for(num_rows* width))
+    for (int64_t r = 0; r < num_rows; ++r) {
+      kernels_.add_norm_row(hidden_RD + r * width, delta_RD != nullptr ? delta_RD + r * width : nullptr, delta_gain,
+                            delta_norm != nullptr ? delta_norm->epsilon : 0.0f, gain,
+                            norm != nullptr ? norm->epsilon : 0.0f, width, x_RD + r * width);
+    }
+  }
+
+  void linear(const PackedLinear& packed, const float* x_RI, int64_t num_rows, float* y_RO) override {
+    cpu_linear(packed).multiply(x_RI, num_rows, y_RO);
+  }
+
+  void rope_store(const float* qkv_RC, const RopeTable& rope, const Norm* q_norm, const Norm* k_norm,
+                  const AttentionShape& shape, std::span<const int32_t> positions_R, std::span<const int32_t> slots_R,
+                  KvLayer& cache, float* q_RHK) override {
+    check_rope_store(rope, q_norm, k_norm, shape, positions_R, slots_R, cache);
+    const int64_t num_rows = static_cast<int64_t>(positions_R.size()), half = shape.head_size / 2;
+    const int64_t q_width = shape.num_heads * shape.head_size, kv_width = shape.num_kv_heads * shape.head_size;
+    const auto rotate = [&](const float* in, int64_t num_heads, const Norm* norm, int64_t position, float* out) {
+      kernels_.rope_heads(in, num_heads, shape.head_size, norm != nullptr ? norm->gain.data() : nullptr,
+                          norm != nullptr ? norm->epsilon : 0.0f, rope.cosine.data() + position * half,
+                          rope.sine.data() + position * half, out);
+    };
+#pragma omp parallel for num_threads(threads_for(num_rows*(q_width + 2 * kv_width)))
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const float* q = qkv_RC + r * (q_width + 2 * kv_width);
+      rotate(q, shape.num_heads, q_norm, positions_R[r], q_RHK + r * q_width);
+      rotate(q + q_width, shape.num_kv_heads, k_norm, positions_R[r], cache.keys + slots_R[r] * kv_width);
+      std::copy_n(q + q_width + kv_width, kv_width, cache.values + slots_R[r] * kv_width);
+    }
+  }
+
+  void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
+                 const AttentionShape& shape, float* x_RHK) override {
+    check_attention(cache, sequences, shape);
+    run_attention(kernels_, q_RHK, cache, sequences, shape, num_threads(), x_RHK);
+  }
+
+  void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F, float* z_RF) override {
+    const auto kernel = kernels_.activate[static_cast<int>(activation_kernel(activation))];
+#pragma omp parallel for num_threads(threads_for(num_rows* width_F))
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const float* gate = y_R2F + r * 2 * width_F;
+      kernel(gate, gate + width_F, width_F, z_RF + r * width_F);
+    }
+  }
+
+  void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,
+                     float logit_softcap, float* nll_R, uint8_t* top1_R) override {
+    const CpuPackedLinear& weight = cpu_linear(head);
+    check_ids(targets_R, weight.num_out(), "cross_entropy");
+    const int64_t num_rows = static_cast<int64_t>(targets_R.size());
+    const Buffer logits = allocate_aligned_floats(std::min(num_rows, kLogitRows) * kLogitColumns);
+    std::vector<CrossEntropyRow> rows(static_cast<size_t>(num_rows));
+    for (int64_t first_row = 0; first_row < num_rows; first_row += kLogitRows) {
+      const int64_t end_row = std::min(first_row + kLogitRows, num_rows);
+      for (int64_t column = 0; column < weight.num_out(); column += kLogitColumns) {
+        const int64_t num_columns = std::min(kLogitColumns, weight.num_out() - column);
+        weight.multiply_outputs(x_RD + first_row * weight.num_in(), end_row - first_row, column, num_columns,
+                                logits.get(), kLogitColumns);
+#pragma omp parallel for num_threads(threads_for((end_row - first_row) * num_columns))
+        for (int64_t r = first_row; r < end_row; ++r) {
+          float* chunk = logits.get() + (r - first_row) * kLogitColumns;
+          if (logit_softcap > 0.0f) kernels_.softcap(chunk, num_columns, logit_softcap);
+          rows[r].add(kernels_, chunk, column, num_columns, targets_R[r]);
+        }
+      }
+    }
+    for (int64_t r = 0; r < num_rows; ++r) {
+      nll_R[r] = rows[r].negative_log_likelihood();
+      top1_R[r] = rows[r].logits.arg_max == targets_R[r];
+    }
+  }
+
+  void compare(const PackedLinear& head_p, const float* x_RD, float softcap_p, const PackedLinear& head_q,
+               const float* z_RE, float softcap_q, std::span<const int32_t> targets_R, float* kl_R,
+               uint8_t* same_top1_R, float* nll_p_R, float* nll_q_R) override {
+    const CpuPackedLinear &weight_p = cpu_linear(head_p), &weight_q = cpu_linear(head_q);
+    check_vocabularies(head_p, head_q);
+    check_ids(targets_R, weight_p.num_out(), "compare");
+    const int64_t num_rows = static_cast<int64_t>(targets_R.size());
+    const Buffer logits_p = allocate_aligned_floats(std::min(num_rows, kLogitRows) * kLogitColumns);
+    const Buffer logits_q = allocate_aligned_floats(std::min(num_rows, kLogitRows) * kLogitColumns);
+    std::vector<CompareRow> rows(static_cast<size_t>(num_rows));
+    for (int64_t first_row = 0; first_row < num_rows; first_row += kLogitRows) {
+      const int64_t end_row = std::min(first_row + kLogitRows, num_rows), block_rows = end_row - first_row;
+      for (int64_t column = 0; column < weight_p.num_out(); column += kLogitColumns) {
+        const int64_t num_columns = std::min(kLogitColumns, weight_p.num_out() - column);
+        weight_p.multiply_outputs(x_RD + first_row * weight_p.num_in(), block_rows, column, num_columns, logits_p.get(),
+                                  kLogitColumns);
+        weight_q.multiply_outputs(z_RE + first_row * weight_q.num_in(), block_rows, column, num_columns, logits_q.get(),
+                                  kLogitColumns);
+#pragma omp parallel for num_threads(threads_for(block_rows* num_columns))
+        for (int64_t r = first_row; r < end_row; ++r) {
+          float* chunk_p = logits_p.get() + (r - first_row) * kLogitColumns;
+          float* chunk_q = logits_q.get() + (r - first_row) * kLogitColumns;
+          if (softcap_p > 0.0f) kernels_.softcap(chunk_p, num_columns, softcap_p);
+          if (softcap_q > 0.0f) kernels_.softcap(chunk_q, num_columns, softcap_q);
+          rows[r].add(kernels_, chunk_p, chunk_q, column, num_columns, targets_R[r]);
+        }
+      }
+    }
+    for (int64_t r = 0; r < num_rows; ++r) {
+      kl_R[r] = rows[r].kl();
+      same_top1_R[r] = rows[r].p.arg_max == rows[r].q.arg_max;
+      nll_p_R[r] = rows[r].nll_p();
+      nll_q_R[r] = rows[r].nll_q();
+    }
+  }
+
+ private:
+  int num_threads() const {
+    return num_threads_ > 0 ? num_threads_ : omp_get_max_threads();
+  }
+  int threads_for(int64_t num_elements) const {
+    return num_elements < kMinParallelElements ? 1 : num_threads();
+  }
+
+  Isa isa_;
+  int num_threads_;
+  const OpKernels& kernels_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(Isa isa, int num_threads) {
+  const Isa widest = detect_isa();
+  if (isa > widest) {
+    throw std::invalid_argument("instruction set " + std::string(isa_name(isa)) +
+                                ": expected one that this CPU supports (" + std::string(isa_name(widest)) +
+                                " is the widest), choose that or none");
+  }
+  return std::make_unique<CpuBackend>(isa, num_threads);
+}
+
+}  // namespace pare

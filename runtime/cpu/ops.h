@@ -1,0 +1,82 @@
+// The table of row and tile kernels that each instruction set provides for everything but the linears
+// (linear_kernels.h). Kernels are single threaded: cpu_backend.cpp and attention.cpp split the work. Storage is
+// float32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pare {
+
+enum class ActivationKernel : uint8_t { silu, gelu, gelu_tanh };
+inline constexpr int kNumActivationKernels = 3;
+
+// Queries of consecutive tokens of one sequence, for all heads that share a kv head, against a range of that head's
+// keys.
+struct AttentionTile {
+  const float* queries;     // first token, first head of the group; heads of a token are contiguous
+  int64_t query_stride;     // floats between tokens: H * K
+  const float* keys;        // of token 0 of the sequence, this kv head
+  const float* values;      // likewise
+  int64_t key_stride;       // floats between tokens: kv heads * K
+  int64_t head_size;        // K
+  int64_t heads_per_group;  // heads that read this kv head
+  int64_t first_position;   // of the first query, in its sequence
+  int64_t num_tokens;
+  int64_t window;  // 0: every key up to the query; else the last `window` of them
+  float scale;
+  float softcap;  // 0: none
+  float* out;     // laid out as queries; not used by partial kernels
+};
+
+// One decoded token against keys [begin_key, end_key): for each head of the group the largest score (in units of ln 2),
+// the sum of 2^(score - largest) and the same sum weighted with the values.
+struct AttentionPartial {
+  float* largest;   // [heads_per_group]
+  float* sum;       // [heads_per_group]
+  float* weighted;  // [heads_per_group, K]
+};
+
+// Sums of one stretch of two rows of logits, a and b; see compare_sums below.
+struct CompareSums {
+  double mass;        // sum of e^(a - max_a)
+  double difference;  // sum of e^(a - max_a) d,  d = (a - max_a) - (b - max_b)
+  double excess;      // sum of e^(b - max_b) - e^(a - max_a), without cancellation where d is small
+};
+
+struct OpKernels {
+  // hidden += delta, or += norm(delta) when delta_gain is given (delta may be null); x = norm(hidden) unless gain is
+  // null. norm(v) = v / sqrt(mean(v^2) + epsilon) * gain.
+  void (*add_norm_row)(float* hidden, const float* delta, const float* delta_gain, float delta_epsilon,
+                       const float* gain, float epsilon, int64_t width, float* x);
+  // out[h] = rotate(norm(in[h])) for contiguous heads; gain may be null; cosine, sine [K/2] of the row's position.
+  void (*rope_heads)(const float* in, int64_t num_heads, int64_t head_size, const float* gain, float epsilon,
+                     const float* cosine, const float* sine, float* out);
+  void (*scale)(float* x, int64_t size, float factor);
+  void (*activate[kNumActivationKernels])(const float* gate, const float* up, int64_t width, float* z);
+
+  // logits = cap * tanh(logits / cap)
+  void (*softcap)(float* logits, int64_t size, float cap);
+  // The largest logit and the lowest index that has it; -1 when every logit is NaN or -infinity.
+  float (*arg_max)(const float* logits, int64_t size, int64_t* index);
+  // Sum of e^(logit - max), in double.
+  double (*sum_exp)(const float* logits, int64_t size, float max);
+  CompareSums (*compare_sums)(const float* a, const float* b, int64_t size, float max_a, float max_b);
+
+  // Floats of scratch that the kernels below need for num_tokens queries of heads_per_group heads.
+  int64_t (*attention_scratch)(int64_t num_tokens, int64_t heads_per_group, int64_t head_size);
+  void (*attention_tile)(const AttentionTile& tile, float* scratch);
+  void (*attention_partial)(const AttentionTile& tile, int64_t begin_key, int64_t end_key,
+                            const AttentionPartial& partial, float* scratch);
+  // out[h] = the partials of one group joined, in order: partial p of head h lies at [p * heads_per_group + h].
+  void (*attention_join)(const AttentionPartial& partials, int64_t num_partials, int64_t heads_per_group,
+                         int64_t head_size, float* out);
+};
+
+// The longest stretch of keys of one attention_partial call.
+inline constexpr int64_t kPartialKeys = 512;
+
+const OpKernels& op_kernels_avx2();
+const OpKernels& op_kernels_avx512();
+
+}  // namespace pare

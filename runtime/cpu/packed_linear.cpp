@@ -1,0 +1,601 @@
+#include "runtime/cpu/packed_linear.h"
+
+#include <omp.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+namespace pare {
+namespace {
+
+// A task multiplies a block of rows with one tile of weights after another. Weights are expanded once per block of rows,
+// kBlockK x 48 floats (110 KB) at a time, and the block's strips of x (kBlockRows x kBlockK floats, 1.2 MB) stay in L2
+// meanwhile. Shorter blocks of k touch y more often, which costs most where its rows lie a multiple of 4 KiB apart.
+constexpr int64_t kBlockK = 576;
+constexpr int64_t kBlockRows = 528;
+constexpr int64_t kMaxTaskTiles = 6;
+constexpr int64_t kMaxUnitK = 32;  // blocks are whole units of every format
+constexpr int64_t kMaxTilePanels = 3;
+// Below this many bytes of weights a second thread costs more than it saves.
+constexpr int64_t kMinThreadBytes = int64_t{32} << 10;
+// Below this many multiply-adds of a block likewise.
+constexpr int64_t kMinThreadProducts = int64_t{1} << 19;
+// Decode hands out this many runs of panels per thread, as threads become free: a thread that the system takes away
+// then delays one run, not half the product.
+constexpr int64_t kChunksPerThread = 4;
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
+
+WeightFormat dense_format(DType dtype, const std::string& name) {
+  switch (dtype) {
+    case DType::BF16: return WeightFormat::bf16;
+    case DType::F16: return WeightFormat::f16;
+    case DType::F32: return WeightFormat::f32;
+    default: break;
+  }
+  throw std::invalid_argument("weight of '" + name + "': expected F32, F16 or BF16, found " +
+                              std::string(dtype_name(dtype)));
+}
+
+WeightFormat quantized_format(int bits) {
+  return bits == 2 ? WeightFormat::int2
+                   : bits == 3 ? WeightFormat::int3 : bits == 4 ? WeightFormat::int4 : WeightFormat::int8;
+}
+
+int code_bits(WeightFormat format) {
+  const UnitShape unit = unit_shape(format);
+  return static_cast<int>(unit.num_bytes * 8 / kPanel / unit.num_k);
+}
+
+ScaleFormat scale_format_of(DType dtype) {
+  return dtype == DType::BF16 ? ScaleFormat::bf16 : dtype == DType::F16 ? ScaleFormat::f16 : ScaleFormat::f32;
+}
+
+int64_t scale_bytes(ScaleFormat format) { return format == ScaleFormat::none ? 0 : format == ScaleFormat::f32 ? 4 : 2; }
+
+void store_scale(ScaleFormat format, float value, std::byte* out) {
+  if (format == ScaleFormat::f32) {
+    std::memcpy(out, &value, 4);
+    return;
+  }
+  const uint16_t bits = format == ScaleFormat::bf16 ? float_to_bf16(value) : float_to_f16(value);
+  std::memcpy(out, &bits, 2);
+}
+
+float load_scale(ScaleFormat format, const std::byte* bytes) {
+  if (format == ScaleFormat::f32) {
+    float value;
+    std::memcpy(&value, bytes, 4);
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, bytes, 2);
+  return format == ScaleFormat::bf16 ? bf16_to_float(bits) : f16_to_float(bits);
+}
+
+// Byte of position j and a lane within a dense unit (linear_kernels.h, LAYOUT).
+int64_t dense_offset(WeightFormat format, int64_t j, int64_t lane) {
+  if (format == WeightFormat::bf16) return j / 2 * 64 + lane * 4 + j % 2 * 2;
+  return format == WeightFormat::f16 ? j * 32 + lane * 2 : j * 64 + lane * 4;
+}
+
+int64_t dense_bytes(WeightFormat format) { return format == WeightFormat::f32 ? 4 : 2; }
+
+// Grow-only float scratch of one thread: no allocation per call once the largest shape was seen.
+class Scratch {
+ public:
+  float* reserve(int64_t num_floats) {
+    if (num_floats > capacity_) {
+      floats_.reset();
+      capacity_ = 0;
+      floats_.reset(static_cast<float*>(std::aligned_alloc(64, round_up(num_floats * 4, 64))));
+      if (!floats_) throw std::bad_alloc();
+      capacity_ = num_floats;
+    }
+    return floats_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(float* floats) const { std::free(floats); }
+  };
+  std::unique_ptr<float[], Free> floats_;
+  int64_t capacity_ = 0;
+};
+
+// What a kernel reads instead of the caller's x: rows in packed order, and their sums over groups.
+struct GemvInput {
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  const float* sums = nullptr;
+  int64_t sums_stride = 0;
+};
+
+}  // namespace
+
+void CpuPackedLinear::AlignedDelete::operator()(std::byte* bytes) const { std::free(bytes); }
+
+// Zeroed. Large weights ask for huge pages: streaming them through 4 KiB pages loses time to address translation.
+CpuPackedLinear::AlignedBytes CpuPackedLinear::allocate_aligned(int64_t num_bytes) {
+  const int64_t alignment = num_bytes >= kHugePage ? kHugePage : 64;
+  const int64_t allocated = round_up(std::max<int64_t>(num_bytes, 1), num_bytes >= kHugePage ? 4096 : 64);
+  void* bytes = nullptr;
+  if (posix_memalign(&bytes, alignment, allocated) != 0) throw std::bad_alloc();
+  if (num_bytes >= kHugePage) madvise(bytes, num_bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // a hint: may fail
+  std::memset(bytes, 0, allocated);
+  return AlignedBytes(static_cast<std::byte*>(bytes));
+}
+
+std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeights> parts, int num_threads) {
+  if (parts.empty()) throw std::invalid_argument("pack_linear: expected at least one linear, found none");
+  std::unique_ptr<CpuPackedLinear> packed(new CpuPackedLinear);
+  packed->kernels_ = isa == Isa::avx512 ? &linear_kernels_avx512() : &linear_kernels_avx2();
+  packed->isa_ = isa;
+  packed->num_threads_ = num_threads;
+  packed->num_in_ = parts[0].num_in();
+  for (const LinearWeights& weights : parts) {
+    if (weights.num_out() <= 0 || weights.num_in() <= 0 || weights.num_in() != packed->num_in_) {
+      throw std::invalid_argument("linear '" + weights.name + "': expected " + std::to_string(packed->num_in_) +
+                                  " inputs, as '" + parts[0].name + "' has, found [" +
+                                  std::to_string(weights.num_out()) + ", " + std::to_string(weights.num_in()) + "]");
+    }
+    if (!weights.bias_O.empty() && static_cast<int64_t>(weights.bias_O.size()) != weights.num_out()) {
+      throw std::invalid_argument("bias of '" + weights.name + "': expected " + std::to_string(weights.num_out()) +
+                                  " values, found " + std::to_string(weights.bias_O.size()));
+    }
+    CpuPackedLinear::Part part;
+    part.first_out = packed->num_out_;
+    part.first_panel = packed->num_panels_;
+    part.num_out = weights.num_out();
+    part.num_panels = divide_up(part.num_out, kPanel);
+    if (const auto* dense = std::get_if<DenseWeight>(&weights.weight)) {
+      packed->pack_dense(*dense, weights.name, part);
+    } else {
+      packed->pack_quantized(std::get<QuantizedWeight>(weights.weight), weights.name, part);
+    }
+    if (!weights.bias_O.empty()) {
+      part.bias = CpuPackedLinear::allocate_aligned(part.num_panels * kPanel * 4);
+      std::memcpy(part.bias.get(), weights.bias_O.data(), weights.bias_O.size() * 4);
+    }
+    packed->num_out_ += part.num_out;
+    packed->num_panels_ += part.num_panels;
+    packed->parts_.push_back(std::move(part));
+  }
+  return packed;
+}
+
+void CpuPackedLinear::pack_dense(const DenseWeight& weight, const std::string& name, Part& part) {
+  part.format = dense_format(weight.dtype, name);
+  const int64_t value_bytes = dense_bytes(part.format);
+  if (static_cast<int64_t>(weight.data.size()) != weight.num_out * weight.num_in * value_bytes) {
+    throw std::invalid_argument("weight of '" + name + "': expected " +
+                                std::to_string(weight.num_out * weight.num_in * value_bytes) + " bytes, found " +
+                                std::to_string(weight.data.size()));
+  }
+  const UnitShape unit = unit_shape(part.format);
+  InputLayout layout;
+  layout.num_k = round_up(num_in_, unit.num_k);
+  layout.group_len = layout.num_k;
+  if (layout.num_k != num_in_) {
+    layout.column_of_k.assign(layout.num_k, -1);
+    for (int64_t i = 0; i < num_in_; ++i) layout.column_of_k[i] = static_cast<int32_t>(i);
+  }
+  part.name = part.format == WeightFormat::bf16 ? "bf16" : part.format == WeightFormat::f16 ? "f16" : "f32";
+  part.panel_bytes = layout.num_k / unit.num_k * unit.num_bytes;
+  part.layout = add_layout(std::move(layout));
+  part.lines = allocate_aligned(part.num_panels * part.panel_bytes);
+#pragma omp parallel for schedule(static)
+  for (int64_t panel = 0; panel < part.num_panels; ++panel) {
+    std::byte* lines = part.lines.get() + panel * part.panel_bytes;
+    for (int64_t lane = 0; lane < std::min(kPanel, part.num_out - panel * kPanel); ++lane) {
+      const std::byte* source = weight.data.data() + (panel * kPanel + lane) * num_in_ * value_bytes;
+      for (int64_t k = 0; k < num_in_; ++k) {
+        std::memcpy(lines + k / unit.num_k * unit.num_bytes + dense_offset(part.format, k % unit.num_k, lane),
+                    source + k * value_bytes, value_bytes);
+      }
+    }
+  }
+}
+
+void CpuPackedLinear::pack_quantized(const QuantizedWeight& weight, const std::string& name, Part& part) {
+  validate(weight, name);
+  part.format = quantized_format(weight.bits);
+  part.scale_format = scale_format_of(weight.scale_dtype);
+  part.num_groups = weight.num_groups();
+  const UnitShape unit = unit_shape(part.format);
+
+  std::vector<std::vector<int32_t>> columns_of_group(part.num_groups);
+  for (int64_t i = 0; i < num_in_; ++i) columns_of_group[weight.group(i)].push_back(static_cast<int32_t>(i));
+  InputLayout layout;
+  for (const auto& columns : columns_of_group) {
+    layout.group_len = std::max(layout.group_len, round_up(static_cast<int64_t>(columns.size()), unit.num_k));
+  }
+  layout.num_k = layout.group_len * part.num_groups;
+  layout.needs_sums = !weight.symmetric;
+  layout.column_of_k.assign(layout.num_k, -1);
+  bool is_identity = layout.num_k == num_in_;
+  for (int64_t group = 0; group < part.num_groups; ++group) {
+    for (size_t i = 0; i < columns_of_group[group].size(); ++i) {
+      const int64_t k = group * layout.group_len + static_cast<int64_t>(i);
+      layout.column_of_k[k] = columns_of_group[group][i];
+      is_identity = is_identity && layout.column_of_k[k] == k;
+    }
+  }
+  const std::vector<int32_t> column_of_k = layout.column_of_k;
+  const int64_t num_k = layout.num_k;
+  if (is_identity) layout.column_of_k.clear();
+  part.layout = add_layout(std::move(layout));
+  part.name = "w";
+  part.name += std::to_string(weight.bits);
+  if (weight.group_size != kPerChannel) part.name += "g" + std::to_string(weight.group_size);
+  if (!weight.symmetric) part.name += "z";
+
+  part.panel_bytes = num_k / unit.num_k * unit.num_bytes;
+  part.panel_scale_bytes = part.num_groups * kPanel * scale_bytes(part.scale_format);
+  part.lines = allocate_aligned(part.num_panels * part.panel_bytes);
+  part.scales = allocate_aligned(part.num_panels * part.panel_scale_bytes);
+  if (!weight.symmetric) part.zeros = allocate_aligned(part.num_panels * part.num_groups * kPanel);
+  const int bits = weight.bits;
+  const uint64_t mask = (uint64_t{1} << bits) - 1;
+#pragma omp parallel for schedule(static)
+  for (int64_t panel = 0; panel < part.num_panels; ++panel) {
+    for (int64_t lane = 0; lane < std::min(kPanel, part.num_out - panel * kPanel); ++lane) {
+      const int64_t out = panel * kPanel + lane;
+      const uint8_t* codes = weight.codes_OI.data() + out * num_in_;
+      std::byte* line = part.lines.get() + panel * part.panel_bytes + lane * 4;
+      for (int64_t k = 0; k < num_k; k += unit.num_k, line += unit.num_bytes) {
+        uint32_t words[4] = {};  // a lane's part of the unit, and room for the last code's upper half
+        for (int64_t j = 0; j < unit.num_k; ++j) {
+          if (column_of_k[k + j] < 0) continue;
+          const uint64_t stored = (codes[column_of_k[k + j]] - (1u << (bits - 1))) & mask;
+          const uint64_t shifted = stored << (j * bits % 32);
+          words[j * bits / 32] |= static_cast<uint32_t>(shifted);
+          words[j * bits / 32 + 1] |= static_cast<uint32_t>(shifted >> 32);
+        }
+        for (int64_t w = 0; w < unit.num_bytes / 64; ++w) std::memcpy(line + 64 * w, &words[w], 4);
+      }
+      for (int64_t group = 0; group < part.num_groups; ++group) {
+        store_scale(part.scale_format, weight.scales_OG[out * part.num_groups + group],
+                    part.scales.get() + panel * part.panel_scale_bytes +
+                        (group * kPanel + lane) * scale_bytes(part.scale_format));
+        if (part.zeros) {
+          part.zeros[(panel * part.num_groups + group) * kPanel + lane] =
+              static_cast<std::byte>(weight.zeros_OG[out * part.num_groups + group]);
+        }
+      }
+    }
+  }
+}
+
+size_t CpuPackedLinear::add_layout(InputLayout layout) {
+  for (size_t i = 0; i < layouts_.size(); ++i) {
+    InputLayout& known = layouts_[i];
+    if (known.num_k == layout.num_k && known.group_len == layout.group_len && known.column_of_k == layout.column_of_k) {
+      known.needs_sums = known.needs_sums || layout.needs_sums;
+      return i;
+    }
+  }
+  layouts_.push_back(std::move(layout));
+  return layouts_.size() - 1;
+}
+
+int64_t CpuPackedLinear::resident_bytes() const {
+  int64_t bytes = 0;
+  for (const Part& part : parts_) {
+    bytes += part.num_panels * (part.panel_bytes + part.panel_scale_bytes);
+    if (part.zeros) bytes += part.num_panels * part.num_groups * kPanel;
+    if (part.bias) bytes += part.num_panels * kPanel * 4;
+  }
+  for (const InputLayout& layout : layouts_) bytes += static_cast<int64_t>(layout.column_of_k.size()) * 4;
+  return bytes;
+}
+
+std::string CpuPackedLinear::kernel_name() const {
+  std::vector<std::string> names;
+  for (const Part& part : parts_) {
+    if (std::find(names.begin(), names.end(), part.name) == names.end()) names.push_back(part.name);
+  }
+  std::string text = "matmul_";
+  for (size_t i = 0; i < names.size(); ++i) text += (i == 0 ? "" : "+") + names[i];
+  return text + "_a32_" + std::string(isa_name(isa_));
+}
+
+int CpuPackedLinear::num_threads() const {
+  if (omp_in_parallel()) return 1;
+  return num_threads_ > 0 ? num_threads_ : omp_get_max_threads();
+}
+
+void CpuPackedLinear::multiply(const float* x_RI, int64_t num_rows, float* y_RO) const {
+  multiply_outputs(x_RI, num_rows, 0, num_out_, y_RO, num_out_);
+}
+
+void CpuPackedLinear::multiply_outputs(const float* x_RI, int64_t num_rows, int64_t first_out, int64_t num_outs,
+                                       float* y, int64_t y_stride) const {
+  if (num_rows < 0) throw std::invalid_argument("expected rows to multiply, found " + std::to_string(num_rows));
+  const PanelRange range = range_of(first_out, num_outs);
+  if (num_rows == 0 || num_outs == 0) return;
+  if (num_rows <= kernels_->max_gemv_rows) {
+    gemv(x_RI, num_rows, range, y, y_stride);
+  } else {
+    gemm(x_RI, num_rows, range, y, y_stride);
+  }
+}
+
+const CpuPackedLinear::Part& CpuPackedLinear::part_of_out(int64_t out) const {
+  size_t index = 0;
+  while (index + 1 < parts_.size() && parts_[index + 1].first_out <= out) ++index;
+  return parts_[index];
+}
+
+CpuPackedLinear::PanelRange CpuPackedLinear::range_of(int64_t first_out, int64_t num_outs) const {
+  if (first_out < 0 || num_outs < 0 || first_out > num_out_ || num_outs > num_out_ - first_out) {
+    throw std::invalid_argument("outputs [" + std::to_string(first_out) + ", +" + std::to_string(num_outs) +
+                                ") lie outside a linear of " + std::to_string(num_out_) + " outputs");
+  }
+  if (num_outs == 0) return {};
+  const Part& first = part_of_out(first_out);
+  if ((first_out - first.first_out) % kPanel != 0) {
+    throw std::invalid_argument("first output " + std::to_string(first_out) + " does not begin a panel: expected " +
+                                std::to_string(first.first_out) + " plus a multiple of " + std::to_string(kPanel));
+  }
+  const Part& last = part_of_out(first_out + num_outs - 1);
+  PanelRange range;
+  range.begin = first.first_panel + (first_out - first.first_out) / kPanel;
+  range.end = last.first_panel + (first_out + num_outs - 1 - last.first_out) / kPanel + 1;
+  range.first_out = first_out;
+  range.end_out = first_out + num_outs;
+  return range;
+}
+
+PanelRun CpuPackedLinear::run_of(const Part& part, int64_t first_panel, int64_t end_panel, int64_t end_out) const {
+  const InputLayout& layout = layouts_[part.layout];
+  PanelRun run;
+  run.lines = reinterpret_cast<const uint8_t*>(part.lines.get() + first_panel * part.panel_bytes);
+  run.scales = part.scales ? reinterpret_cast<const uint8_t*>(part.scales.get() + first_panel * part.panel_scale_bytes)
+                           : nullptr;
+  run.zeros = part.zeros ? reinterpret_cast<const uint8_t*>(part.zeros.get() + first_panel * part.num_groups * kPanel)
+                         : nullptr;
+  run.bias = part.bias ? reinterpret_cast<const float*>(part.bias.get()) + first_panel * kPanel : nullptr;
+  run.num_groups = part.num_groups;
+  run.group_len = layout.group_len;
+  run.num_outs = std::min({end_panel * kPanel, part.num_out, end_out - part.first_out}) - first_panel * kPanel;
+  run.scale_format = part.scale_format;
+  return run;
+}
+
+void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y,
+                           int64_t y_stride) const {
+  thread_local Scratch scratch;
+  thread_local std::vector<GemvInput> inputs;
+  inputs.resize(layouts_.size());
+  int64_t num_floats = 0;
+  for (const InputLayout& layout : layouts_) {
+    if (!layout.column_of_k.empty()) num_floats += num_rows * layout.num_k;
+    if (layout.needs_sums) num_floats += num_rows * (layout.num_k / layout.group_len);
+  }
+  float* floats = num_floats > 0 ? scratch.reserve(num_floats) : nullptr;
+  for (size_t i = 0; i < layouts_.size(); ++i) {
+    const InputLayout& layout = layouts_[i];
+    GemvInput& input = inputs[i];
+    input = {x_RI, num_in_, nullptr, 0};
+    if (!layout.column_of_k.empty()) {
+      for (int64_t r = 0; r < num_rows; ++r) {
+        for (int64_t k = 0; k < layout.num_k; ++k) {
+          const int32_t column = layout.column_of_k[k];
+          floats[r * layout.num_k + k] = column < 0 ? 0.0f : x_RI[r * num_in_ + column];
+        }
+      }
+      input.x = floats;
+      input.x_stride = layout.num_k;
+      floats += num_rows * layout.num_k;
+    }
+    if (layout.needs_sums) {
+      const int64_t num_groups = layout.num_k / layout.group_len;
+      for (int64_t r = 0; r < num_rows; ++r) {
+        for (int64_t group = 0; group < num_groups; ++group) {
+          const float* x_group = input.x + r * input.x_stride + group * layout.group_len;
+          float sum = 0.0f;
+          for (int64_t k = 0; k < layout.group_len; ++k) sum += x_group[k];
+          floats[r * num_groups + group] = sum;
+        }
+      }
+      input.sums = floats;
+      input.sums_stride = num_groups;
+      floats += num_rows * num_groups;
+    }
+  }
+
+  const GemvInput* prepared = inputs.data();
+  auto multiply_panels = [&](int64_t begin, int64_t end) {
+    for (const Part& part : parts_) {
+      const int64_t first_panel = std::max(begin, part.first_panel) - part.first_panel;
+      const int64_t end_panel = std::min(end, part.first_panel + part.num_panels) - part.first_panel;
+      if (first_panel >= end_panel) continue;
+      const GemvInput& input = prepared[part.layout];
+      const GemvKernel kernel = kernels_->gemv[static_cast<int>(part.format)][num_rows - 1];
+      kernel(run_of(part, first_panel, end_panel, range.end_out), input.x, input.x_stride, input.sums,
+             input.sums_stride, y + part.first_out + first_panel * kPanel - range.first_out, y_stride);
+    }
+  };
+  const int64_t num_panels = range.end - range.begin;
+  const int64_t worthwhile = std::max<int64_t>(1, bytes_of(range) / kMinThreadBytes);
+  const int threads = static_cast<int>(std::min<int64_t>({num_threads(), num_panels, worthwhile}));
+  if (threads == 1) {
+    multiply_panels(range.begin, range.end);
+    return;
+  }
+  const int64_t num_chunks = std::min<int64_t>({num_panels, worthwhile, kChunksPerThread * threads});
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+    multiply_panels(range.begin + num_panels * chunk / num_chunks, range.begin + num_panels * (chunk + 1) / num_chunks);
+  }
+}
+
+// Bytes of packed lines in a range: the work of one row.
+int64_t CpuPackedLinear::bytes_of(const PanelRange& range) const {
+  int64_t bytes = 0;
+  for (const Part& part : parts_) {
+    const int64_t begin = std::max(range.begin, part.first_panel);
+    const int64_t end = std::min(range.end, part.first_panel + part.num_panels);
+    bytes += std::max<int64_t>(0, end - begin) * part.panel_bytes;
+  }
+  return bytes;
+}
+
+void CpuPackedLinear::gemm(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y,
+                           int64_t y_stride) const {
+  const int64_t num_blocks = divide_up(num_rows, kBlockRows);
+  const int64_t block_rows = round_up(divide_up(num_rows, num_blocks), kernels_->tile_rows);
+  std::vector<Tile> tiles;
+  for (size_t i = 0; i < layouts_.size(); ++i) {
+    tiles.clear();
+    for (const Part& part : parts_) {
+      if (part.layout != i) continue;
+      const int64_t end_panel = std::min(range.end - part.first_panel, part.num_panels);
+      for (int64_t panel = std::max<int64_t>(range.begin - part.first_panel, 0); panel < end_panel;
+           panel += kernels_->tile_panels) {
+        tiles.push_back({&part, panel, std::min(panel + kernels_->tile_panels, end_panel)});
+      }
+    }
+    if (tiles.empty()) continue;
+    for (int64_t row = 0; row < num_rows; row += block_rows) {
+      multiply_block(layouts_[i], tiles, x_RI + row * num_in_, std::min(block_rows, num_rows - row), range,
+                     y + row * y_stride, y_stride);
+    }
+  }
+}
+
+// Packs a block of rows, then multiplies tasks of (some strips) x (some tiles). Tasks are taken as threads become free:
+// each computes its outputs alone, so who computes them changes no bit.
+void CpuPackedLinear::multiply_block(const InputLayout& layout, std::span<const Tile> tiles, const float* x_RI,
+                                     int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const {
+  thread_local Scratch scratch;
+  const int64_t strip_rows = kernels_->tile_rows;
+  const int64_t num_strips = divide_up(num_rows, strip_rows);
+  float* strips = scratch.reserve(num_rows * layout.num_k);
+  const int64_t num_tiles = static_cast<int64_t>(tiles.size());
+  const int64_t products = num_rows * layout.num_k * num_tiles * kernels_->tile_panels * kPanel;
+  const int threads =
+      static_cast<int>(std::min<int64_t>(num_threads(), std::max<int64_t>(1, products / kMinThreadProducts)));
+  // At least three tasks a thread, to even out a busy machine; at most kMaxTaskTiles tiles, so that their outputs stay in
+  // L2 until the next block of k adds to them.
+  const int64_t tile_tasks =
+      std::min<int64_t>(num_tiles, std::max<int64_t>(3 * threads, divide_up(num_tiles, kMaxTaskTiles)));
+  const int64_t row_tasks = threads == 1 ? 1 : std::min(num_strips, divide_up(2 * threads, tile_tasks));
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+#pragma omp for schedule(static)
+    for (int64_t strip = 0; strip < num_strips; ++strip) {
+      const int64_t row = strip * strip_rows;
+      pack_rows(layout, x_RI + row * num_in_, std::min(strip_rows, num_rows - row), strips + row * layout.num_k);
+    }
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t task = 0; task < tile_tasks * row_tasks; ++task) {
+      const int64_t first_tile = num_tiles * (task / row_tasks) / tile_tasks;
+      const int64_t end_tile = num_tiles * (task / row_tasks + 1) / tile_tasks;
+      const int64_t row = num_strips * (task % row_tasks) / row_tasks * strip_rows;
+      const int64_t end_row = std::min(num_strips * (task % row_tasks + 1) / row_tasks * strip_rows, num_rows);
+      multiply_tiles(layout, tiles.subspan(first_tile, end_tile - first_tile), strips + row * layout.num_k,
+                     end_row - row, range, y + row * y_stride, y_stride);
+    }
+  }
+}
+
+// Strips of tile_rows rows in the order in which the tile kernel reads them; the last may have fewer.
+void CpuPackedLinear::pack_rows(const InputLayout& layout, const float* x_RI, int64_t num_rows, float* strip) const {
+  if (layout.column_of_k.empty()) {
+    pack_strip(x_RI, num_in_, num_rows, num_in_, strip);
+    return;
+  }
+  for (int64_t k = 0; k < layout.num_k; ++k) {
+    const int32_t column = layout.column_of_k[k];
+    for (int64_t r = 0; r < num_rows; ++r) strip[k * num_rows + r] = column < 0 ? 0.0f : x_RI[r * num_in_ + column];
+  }
+}
+
+void CpuPackedLinear::multiply_tiles(const InputLayout& layout, std::span<const Tile> tiles, const float* strips,
+                                     int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const {
+  alignas(64) float weights[kBlockK * kMaxTilePanels * kPanel];
+  const int64_t tile_outs = kernels_->tile_panels * kPanel;
+  const int64_t num_blocks = divide_up(layout.num_k, kBlockK);
+  const int64_t block_k = round_up(divide_up(layout.num_k, num_blocks), kMaxUnitK);
+  for (int64_t begin_k = 0; begin_k < layout.num_k; begin_k += block_k) {
+    const int64_t num_k = std::min(block_k, layout.num_k - begin_k);
+    for (const Tile& tile : tiles) {
+      const Part& part = *tile.part;
+      for (int64_t panel = tile.first_panel; panel < tile.end_panel; ++panel) {
+        kernels_->expand[static_cast<int>(part.format)](run_of(part, panel, panel + 1, range.end_out), begin_k,
+                                                        begin_k + num_k, weights + (panel - tile.first_panel) * kPanel,
+                                                        tile_outs);
+      }
+      const int64_t missing = tile_outs - (tile.end_panel - tile.first_panel) * kPanel;
+      if (missing > 0) {
+        for (int64_t k = 1; k <= num_k; ++k) std::fill_n(weights + k * tile_outs - missing, missing, 0.0f);
+      }
+      const PanelRun run = run_of(part, tile.first_panel, tile.end_panel, range.end_out);
+      float* y_tile = y + part.first_out + tile.first_panel * kPanel - range.first_out;
+      for (int64_t row = 0; row < num_rows; row += kernels_->tile_rows) {
+        const int64_t strip_rows = std::min<int64_t>(kernels_->tile_rows, num_rows - row);
+        kernels_->tile[strip_rows - 1](strips + row * layout.num_k + begin_k * strip_rows, weights, num_k, run.bias,
+                                       begin_k > 0, y_tile + row * y_stride, y_stride, run.num_outs);
+      }
+    }
+  }
+}
+
+void CpuPackedLinear::row(int64_t out, float* dst_I) const {
+  if (out < 0 || out >= num_out_) {
+    throw std::invalid_argument("row " + std::to_string(out) + " lies outside a linear of " +
+                                std::to_string(num_out_) + " outputs");
+  }
+  const Part& part = part_of_out(out);
+  const InputLayout& layout = layouts_[part.layout];
+  const UnitShape unit = unit_shape(part.format);
+  const int64_t panel = (out - part.first_out) / kPanel;
+  const int64_t lane = (out - part.first_out) % kPanel;
+  const std::byte* lines = part.lines.get() + panel * part.panel_bytes;
+  if (part.scale_format == ScaleFormat::none) {
+    for (int64_t i = 0; i < num_in_; ++i) {
+      const std::byte* value =
+          lines + i / unit.num_k * unit.num_bytes + dense_offset(part.format, i % unit.num_k, lane);
+      if (part.format == WeightFormat::f32) {
+        std::memcpy(&dst_I[i], value, 4);
+      } else {
+        uint16_t half;
+        std::memcpy(&half, value, 2);
+        dst_I[i] = part.format == WeightFormat::bf16 ? bf16_to_float(half) : f16_to_float(half);
+      }
+    }
+    return;
+  }
+  const int bits = code_bits(part.format);
+  const int center = 1 << (bits - 1);
+  for (int64_t group = 0; group < part.num_groups; ++group) {
+    const float scale = load_scale(part.scale_format, part.scales.get() + panel * part.panel_scale_bytes +
+                                                          (group * kPanel + lane) * scale_bytes(part.scale_format));
+    const int zero =
+        part.zeros ? std::to_integer<int>(part.zeros[(panel * part.num_groups + group) * kPanel + lane]) : center;
+    for (int64_t k = group * layout.group_len; k < (group + 1) * layout.group_len; k += unit.num_k) {
+      uint32_t words[4] = {};
+      for (int64_t w = 0; w < unit.num_bytes / 64; ++w) {
+        std::memcpy(&words[w], lines + k / unit.num_k * unit.num_bytes + 64 * w + 4 * lane, 4);
+      }
+      for (int64_t j = 0; j < unit.num_k; ++j) {
+        const int64_t column = layout.column_of_k.empty() ? k + j : layout.column_of_k[k + j];
+        if (column < 0) continue;
+        const int64_t word = j * bits / 32;
+        const uint64_t pair = words[word] | static_cast<uint64_t>(words[word + 1]) << 32;
+        const int stored = static_cast<int>(pair >> (j * bits % 32)) & (2 * center - 1);
+        dst_I[column] = scale * static_cast<float>((stored ^ center) - zero);
+      }
+    }
+  }
+}
+
+}  // namespace pare

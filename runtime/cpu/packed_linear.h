@@ -1,0 +1,120 @@
+// The CPU's packed linears: y = x W^T + b with float32 activations, weights in their stored precision expanded exactly to
+// float32, and float32 FMA accumulation. linear_kernels.h describes the packed layout.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/backend.h"
+#include "runtime/cpu/linear_kernels.h"
+#include "runtime/format/linear_weights.h"
+
+namespace pare {
+
+class CpuPackedLinear final : public PackedLinear {
+ public:
+  int64_t num_out() const override { return num_out_; }
+  int64_t num_in() const override { return num_in_; }
+  int64_t resident_bytes() const override;
+  std::string kernel_name() const override;  // "matmul_w4g64_a32_avx512"; mixed precisions joined by '+'
+
+  // y_RO = x_RI W^T + b, all rows dense. Weights are read once for up to LinearKernels::max_gemv_rows rows (decode) and
+  // once per 528 rows beyond (prefill; scratch of at most 528 * num_in floats is kept per calling thread).
+  // The bits of y do not depend on the number of threads. Inside a parallel region the calling thread works alone.
+  void multiply(const float* x_RI, int64_t num_rows, float* y_RO) const;
+
+  // The same for outputs [first_out, first_out + num_outs): y[r * y_stride + o - first_out]. first_out must begin a
+  // panel: a multiple of kPanel counted from its part's first output. Throws std::invalid_argument otherwise.
+  void multiply_outputs(const float* x_RI, int64_t num_rows, int64_t first_out, int64_t num_outs, float* y,
+                        int64_t y_stride) const;
+
+  // Row `out` of W in float32, as dequantize() gives it, without the bias. Throws std::invalid_argument when out of range.
+  void row(int64_t out, float* dst_I) const;
+
+ private:
+  friend std::unique_ptr<CpuPackedLinear> pack_linear(Isa, std::span<const LinearWeights>, int);
+  CpuPackedLinear() = default;
+
+  struct AlignedDelete {
+    void operator()(std::byte* bytes) const;
+  };
+  using AlignedBytes = std::unique_ptr<std::byte[], AlignedDelete>;
+  static AlignedBytes allocate_aligned(int64_t num_bytes);
+
+  // Which input column multiplies packed position k: identity, or with zeros where groups are padded to whole units, or
+  // permuted where act-order moved columns between groups.
+  struct InputLayout {
+    int64_t num_k = 0;                 // packed positions, padding included
+    int64_t group_len = 0;             // packed positions of one group
+    std::vector<int32_t> column_of_k;  // -1: padding; empty: the identity
+    bool needs_sums = false;           // a part has zeros: sums of x over each group are wanted
+  };
+
+  // One linear of the stack. Panels of kPanel outputs; the last may be partly padding.
+  struct Part {
+    WeightFormat format = WeightFormat::bf16;
+    ScaleFormat scale_format = ScaleFormat::none;
+    std::string name;         // "w4g64", "bf16"
+    int64_t first_out = 0;    // in the stack
+    int64_t num_out = 0;
+    int64_t first_panel = 0;  // in the stack
+    int64_t num_panels = 0;
+    int64_t num_groups = 1;
+    size_t layout = 0;              // index into layouts_
+    int64_t panel_bytes = 0;        // of lines
+    int64_t panel_scale_bytes = 0;  // num_groups * kPanel * bytes of a scale
+    AlignedBytes lines, scales, zeros, bias;  // all but lines may be null
+  };
+
+  // Panels [begin, end) of the stack; y begins at output first_out, and outputs from end_out on are not written.
+  struct PanelRange {
+    int64_t begin = 0;
+    int64_t end = 0;
+    int64_t first_out = 0;
+    int64_t end_out = 0;
+  };
+
+  // A register tile's panels: tile_panels of one part, fewer at its end.
+  struct Tile {
+    const Part* part = nullptr;
+    int64_t first_panel = 0;  // in the part
+    int64_t end_panel = 0;
+  };
+
+  void pack_dense(const DenseWeight& weight, const std::string& name, Part& part);
+  void pack_quantized(const QuantizedWeight& weight, const std::string& name, Part& part);
+  size_t add_layout(InputLayout layout);
+  PanelRange range_of(int64_t first_out, int64_t num_outs) const;
+  int64_t bytes_of(const PanelRange& range) const;
+  const Part& part_of_out(int64_t out) const;
+  PanelRun run_of(const Part& part, int64_t first_panel, int64_t end_panel, int64_t end_out) const;
+  void gemv(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const;
+  void gemm(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const;
+  void multiply_block(const InputLayout& layout, std::span<const Tile> tiles, const float* x_RI, int64_t num_rows,
+                      const PanelRange& range, float* y, int64_t y_stride) const;
+  void multiply_tiles(const InputLayout& layout, std::span<const Tile> tiles, const float* strips, int64_t num_rows,
+                      const PanelRange& range, float* y, int64_t y_stride) const;
+  void pack_rows(const InputLayout& layout, const float* x_RI, int64_t num_rows, float* strip) const;
+  int num_threads() const;
+
+  const LinearKernels* kernels_ = nullptr;
+  Isa isa_ = Isa::avx2;
+  int num_threads_ = 0;
+  int64_t num_out_ = 0;
+  int64_t num_in_ = 0;
+  int64_t num_panels_ = 0;
+  std::vector<Part> parts_;
+  std::vector<InputLayout> layouts_;
+};
+
+// Packs linears that share their input, stacked along O in the given order; each may have its own precision. num_threads
+// <= 0: as OpenMP decides at each call. The CPU must support `isa`. Throws std::invalid_argument when parts is empty or
+// disagree in num_in, a dense type is no F32, F16 or BF16 or its bytes or the bias do not fit the shape, and what
+// validate() throws for a quantized weight.
+std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeights> parts, int num_threads = 0);
+
+}  // namespace pare

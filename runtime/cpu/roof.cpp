@@ -1,0 +1,110 @@
+#include "runtime/cpu/roof.h"
+
+#include <omp.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "runtime/cpu/roof_kernels.h"
+
+namespace pare {
+namespace {
+
+// Other processes only ever slow a round down: the best of many short rounds is the machine's.
+constexpr int kRounds = 8;
+constexpr double kRoundSeconds = 0.008;
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+const RoofKernels& kernels_of(Isa isa) {
+  if (isa > detect_isa()) {
+    throw std::invalid_argument("this CPU lacks " + std::string(isa_name(isa)) + "; it supports " +
+                                std::string(isa_name(detect_isa())));
+  }
+  return isa == Isa::avx512 ? roof_kernels_avx512() : roof_kernels_avx2();
+}
+
+void check_threads(int num_threads) {
+  if (num_threads < 1) throw std::invalid_argument("expected at least 1 thread, found " + std::to_string(num_threads));
+}
+
+// Seconds of one call of `work(thread)` on every thread, from the first thread's start to the last one's end.
+template <class Work>
+double time_threads(int num_threads, const Work& work) {
+  double begin = 0.0;
+#pragma omp parallel num_threads(num_threads)
+  {
+#pragma omp barrier
+#pragma omp master
+    begin = now_seconds();
+    work(omp_get_thread_num());
+  }
+  return now_seconds() - begin;
+}
+
+}  // namespace
+
+double measure_fma_gflops(Isa isa, int num_threads) {
+  check_threads(num_threads);
+  const RoofKernels& kernels = kernels_of(isa);
+  float sink = 0.0f;
+  auto seconds_of = [&](int64_t num_rounds) {
+    return time_threads(num_threads, [&](int) {
+      const float value = kernels.multiply(num_rounds);
+#pragma omp atomic
+      sink += value;
+    });
+  };
+  int64_t num_rounds = 1024;
+  while (seconds_of(num_rounds) < kRoundSeconds) num_rounds *= 2;
+  double best = 1e300;
+  for (int i = 0; i < kRounds; ++i) best = std::min(best, seconds_of(num_rounds));
+  if (!(sink > 0.0f)) throw std::runtime_error("the multiply loop did not run");  // keeps its result alive
+  return static_cast<double>(num_threads) * static_cast<double>(num_rounds) *
+         static_cast<double>(kernels.flops_per_round) / best * 1e-9;
+}
+
+double measure_read_gbps(int64_t num_bytes, int num_threads) {
+  check_threads(num_threads);
+  constexpr int64_t kShareUnit = 4096;
+  const int64_t share = num_bytes / num_threads / kShareUnit * kShareUnit;
+  if (share < int64_t{64} << 10) {
+    throw std::invalid_argument("expected at least 64 KiB for each of " + std::to_string(num_threads) +
+                                " threads, found " + std::to_string(num_bytes) + " bytes in all");
+  }
+  constexpr int64_t kHugePage = int64_t{2} << 20;
+  const int64_t total = share * num_threads;
+  const int64_t allocated = (total + kHugePage - 1) / kHugePage * kHugePage;
+  std::unique_ptr<uint8_t, decltype(&std::free)> buffer(static_cast<uint8_t*>(std::aligned_alloc(kHugePage, allocated)),
+                                                        &std::free);
+  if (!buffer) throw std::bad_alloc();
+  madvise(buffer.get(), allocated, MADV_HUGEPAGE);  // a hint: without huge pages the roof is that of small ones
+  std::memset(buffer.get(), 0x5A, total);           // untouched pages would all be one page of zeros
+  const RoofKernels& kernels = kernels_of(detect_isa());
+  uint64_t sink = 0;
+  auto seconds_of = [&](int64_t repeats) {
+    return time_threads(num_threads, [&](int thread) {
+      uint64_t value = 1;
+      for (int64_t i = 0; i < repeats; ++i) value += kernels.read(buffer.get() + thread * share, share);
+#pragma omp atomic
+      sink += value;
+    });
+  };
+  int64_t repeats = 1;
+  while (seconds_of(repeats) < kRoundSeconds) repeats *= 2;
+  double best = 1e300;
+  for (int i = 0; i < kRounds; ++i) best = std::min(best, seconds_of(repeats));
+  if (sink == 0) throw std::runtime_error("the read loop did not run");  // keeps its result alive
+  return static_cast<double>(total) * static_cast<double>(repeats) / best * 1e-9;
+}
+
+}  // namespace pare

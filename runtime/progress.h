@@ -1,0 +1,60 @@
+// What a person sees while a program works: on a terminal one bar per stage with the time left and the memory held;
+// when piped, plain lines; with --quiet nothing. Everything goes to one stream, standard error in the programs.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <ostream>
+#include <string>
+#include <string_view>
+
+namespace pare {
+
+enum class ProgressStyle { bar, lines, silent };
+
+// bar when standard error is a terminal, else lines; silent when quiet.
+ProgressStyle progress_style(bool quiet);
+
+// Calls may come from any thread. Destruction removes an unfinished bar.
+class Progress {
+ public:
+  Progress(ProgressStyle style, std::ostream& out);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // Starts a stage of `total` units ("windows", "blocks"), ending an unfinished one.
+  void begin(std::string stage, int64_t total, std::string unit);
+  // `done` units of the stage are finished. Drawn at most ten times a second on a terminal, every five seconds in
+  // lines.
+  void update(int64_t done);
+  // Ends the stage: the bar makes room for one line "stage: total units in 12.3 s".
+  void finish();
+  // A line of its own that stays (a table row, an event), above the bar. Not shown when silent.
+  void print(std::string_view line);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void draw(Clock::time_point now);
+  void erase_bar();
+  void end_stage();
+  ProgressStyle style_;
+  std::ostream& out_;
+  std::mutex mutex_;
+  std::string stage_, unit_;
+  int64_t total_ = 0;
+  int64_t done_ = 0;
+  bool in_stage_ = false;
+  bool bar_drawn_ = false;
+  Clock::time_point start_, last_drawn_;
+};
+
+// "12.3 s", "4 min 05 s", "3 h 07 min".
+std::string format_duration(double seconds);
+// "512 B", "1.50 KiB", "700 MiB", "1.25 GiB": three digits, binary units.
+std::string format_bytes(int64_t num_bytes);
+// Like printf("%.*f"): a number with so many decimals.
+std::string format_number(double value, int num_decimals);
+
+}  // namespace pare

@@ -1,0 +1,284 @@
+// Every operation as plain loops over float32 storage with float64 arithmetic: the oracle of every kernel. Nothing here
+// is tuned; only rows are independent of each other.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "runtime/backend.h"
+#include "runtime/backend_checks.h"
+
+namespace pare {
+namespace {
+
+class ReferenceLinear final : public PackedLinear {
+ public:
+  explicit ReferenceLinear(std::span<const LinearWeights> parts) {
+    if (parts.empty()) throw std::invalid_argument("pack: expected at least one linear, found none");
+    num_in_ = parts.front().num_in();
+    for (const LinearWeights& part : parts) {
+      if (part.num_in() != num_in_) {
+        throw std::invalid_argument("pack: " + part.name + ": expected " + std::to_string(num_in_) + " inputs as in " +
+                                    parts.front().name + ", found " + std::to_string(part.num_in()));
+      }
+      append(part);
+    }
+  }
+
+  int64_t num_out() const override { return num_out_; }
+  int64_t num_in() const override { return num_in_; }
+  int64_t resident_bytes() const override {
+    return static_cast<int64_t>((weight_OI_.size() + bias_O_.size()) * sizeof(float));
+  }
+  std::string kernel_name() const override { return "matmul_f32_plain_loops"; }
+
+  const float* row(int64_t out) const { return weight_OI_.data() + out * num_in_; }
+
+  double output(const float* x_I, int64_t out) const {
+    double sum = 0.0;
+    for (int64_t i = 0; i < num_in_; ++i) sum += static_cast<double>(x_I[i]) * static_cast<double>(row(out)[i]);
+    return sum + static_cast<double>(bias_O_[out]);
+  }
+
+ private:
+  void append(const LinearWeights& part) {
+    if (const auto* dense = std::get_if<DenseWeight>(&part.weight)) {
+      std::vector<float> values(static_cast<size_t>(dense->num_out * dense->num_in));
+      convert_to_float(dense->dtype, dense->data, values);
+      weight_OI_.insert(weight_OI_.end(), values.begin(), values.end());
+    } else {
+      const auto& quantized = std::get<QuantizedWeight>(part.weight);
+      validate(quantized, part.name);
+      const std::vector<float> values = dequantize(quantized);
+      weight_OI_.insert(weight_OI_.end(), values.begin(), values.end());
+    }
+    if (!part.bias_O.empty() && static_cast<int64_t>(part.bias_O.size()) != part.num_out()) {
+      throw std::invalid_argument("pack: " + part.name + ": expected a bias of " + std::to_string(part.num_out()) +
+                                  " values, found " + std::to_string(part.bias_O.size()));
+    }
+    num_out_ += part.num_out();
+    bias_O_.insert(bias_O_.end(), part.bias_O.begin(), part.bias_O.end());
+    bias_O_.resize(static_cast<size_t>(num_out_), 0.0f);
+  }
+
+  int64_t num_out_ = 0;
+  int64_t num_in_ = 0;
+  std::vector<float> weight_OI_;
+  std::vector<float> bias_O_;
+};
+
+const ReferenceLinear& reference_linear(const PackedLinear& packed) {
+  const auto* linear = dynamic_cast<const ReferenceLinear*>(&packed);
+  if (linear == nullptr) {
+    throw std::invalid_argument("reference backend: expected a linear that it packed itself, found " +
+                                packed.kernel_name());
+  }
+  return *linear;
+}
+
+// v / sqrt(mean(v^2) + epsilon) * gain
+std::vector<double> normalized(const float* v, const Norm& norm) {
+  double sum = 0.0;
+  for (size_t i = 0; i < norm.gain.size(); ++i) sum += static_cast<double>(v[i]) * static_cast<double>(v[i]);
+  const double mean = sum / static_cast<double>(norm.gain.size());
+  std::vector<double> result(norm.gain.size());
+  for (size_t i = 0; i < result.size(); ++i) {
+    result[i] = v[i] / std::sqrt(mean + static_cast<double>(norm.epsilon)) * static_cast<double>(norm.gain[i]);
+  }
+  return result;
+}
+
+double capped(double value, float cap) {
+  return cap > 0.0f ? cap * std::tanh(value / cap) : value;
+}
+
+double activated(double g, Activation activation) {
+  switch (activation) {
+    case Activation::silu:
+      return g / (1.0 + std::exp(-g));
+    case Activation::gelu:
+      return 0.5 * g * (1.0 + std::erf(g * std::sqrt(0.5)));
+    case Activation::gelu_tanh:
+      return 0.5 * g * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (g + 0.044715 * g * g * g)));
+  }
+  throw std::invalid_argument("activate: unknown activation " + std::to_string(static_cast<int>(activation)));
+}
+
+// The logits of one row, what they sum to, and the lowest index of the largest.
+struct LogitRow {
+  std::vector<double> logits_V;
+  double log_sum_exp = 0.0;
+  int64_t arg_max = 0;
+
+  LogitRow(const ReferenceLinear& head, const float* x_D, float cap) {
+    for (int64_t v = 0; v < head.num_out(); ++v) logits_V.push_back(capped(head.output(x_D, v), cap));
+    const auto largest = std::max_element(logits_V.begin(), logits_V.end());
+    arg_max = largest - logits_V.begin();
+    double sum = 0.0;
+    for (const double logit : logits_V) sum += std::exp(logit - *largest);
+    log_sum_exp = *largest + std::log(sum);
+  }
+  double log_probability(int64_t v) const { return logits_V[v] - log_sum_exp; }
+};
+
+class ReferenceBackend final : public Backend {
+ public:
+  std::string name() const override { return "reference"; }
+
+  Buffer allocate(int64_t num_floats) override { return allocate_aligned_floats(num_floats); }
+
+  std::unique_ptr<PackedLinear> pack(std::span<const LinearWeights> parts) override {
+    return std::make_unique<ReferenceLinear>(parts);
+  }
+
+  void embed(const PackedLinear& table_VD, std::span<const int32_t> ids_R, float scale, float* hidden_RD) override {
+    const ReferenceLinear& table = reference_linear(table_VD);
+    const int64_t width = table.num_in();
+    check_ids(ids_R, table.num_out(), "embed");
+    for (size_t r = 0; r < ids_R.size(); ++r) {
+      for (int64_t i = 0; i < width; ++i) hidden_RD[r * width + i] = table.row(ids_R[r])[i] * scale;
+    }
+  }
+
+  void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm, int64_t num_rows,
+                int64_t width, float* x_RD) override {
+    check_norm(delta_norm, width, "add_norm");
+    check_norm(norm, width, "add_norm");
+    for (int64_t r = 0; r < num_rows; ++r) {
+      float* hidden = hidden_RD + r * width;
+      if (delta_RD != nullptr) {
+        const float* delta = delta_RD + r * width;
+        const std::vector<double> change =
+            delta_norm != nullptr ? normalized(delta, *delta_norm) : std::vector<double>(delta, delta + width);
+        for (int64_t i = 0; i < width; ++i) hidden[i] = static_cast<float>(hidden[i] + change[i]);
+      }
+      if (norm == nullptr) continue;
+      const std::vector<double> x = normalized(hidden, *norm);
+      for (int64_t i = 0; i < width; ++i) x_RD[r * width + i] = static_cast<float>(x[i]);
+    }
+  }
+
+  void linear(const PackedLinear& packed, const float* x_RI, int64_t num_rows, float* y_RO) override {
+    const ReferenceLinear& weight = reference_linear(packed);
+    for (int64_t r = 0; r < num_rows; ++r) {
+      for (int64_t o = 0; o < weight.num_out(); ++o) {
+        y_RO[r * weight.num_out() + o] = static_cast<float>(weight.output(x_RI + r * weight.num_in(), o));
+      }
+    }
+  }
+
+  void rope_store(const float* qkv_RC, const RopeTable& rope, const Norm* q_norm, const Norm* k_norm,
+                  const AttentionShape& shape, std::span<const int32_t> positions_R, std::span<const int32_t> slots_R,
+                  KvLayer& cache, float* q_RHK) override {
+    check_rope_store(rope, q_norm, k_norm, shape, positions_R, slots_R, cache);
+    const int64_t size = shape.head_size, half = size / 2;
+    const int64_t q_width = shape.num_heads * size, kv_width = shape.num_kv_heads * size;
+    for (size_t r = 0; r < positions_R.size(); ++r) {
+      const float* q = qkv_RC + static_cast<int64_t>(r) * (q_width + 2 * kv_width);
+      const float* k = q + q_width;
+      const float* v = k + kv_width;
+      const auto rotate = [&](const float* in, const Norm* norm, float* out) {
+        const std::vector<double> head = norm != nullptr ? normalized(in, *norm) : std::vector<double>(in, in + size);
+        for (int64_t j = 0; j < half; ++j) {
+          const double c = rope.cosine[positions_R[r] * half + j], s = rope.sine[positions_R[r] * half + j];
+          out[j] = static_cast<float>(head[j] * c - head[half + j] * s);
+          out[half + j] = static_cast<float>(head[half + j] * c + head[j] * s);
+        }
+      };
+      for (int64_t h = 0; h < shape.num_heads; ++h) {
+        rotate(q + h * size, q_norm, q_RHK + static_cast<int64_t>(r) * q_width + h * size);
+      }
+      for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
+        rotate(k + h * size, k_norm, cache.keys + slots_R[r] * kv_width + h * size);
+      }
+      for (int64_t i = 0; i < kv_width; ++i) cache.values[slots_R[r] * kv_width + i] = v[i];
+    }
+  }
+
+  void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
+                 const AttentionShape& shape, float* x_RHK) override {
+    check_attention(cache, sequences, shape);
+    for (const Sequence& sequence : sequences) {
+      for (int64_t i = 0; i < sequence.num_rows; ++i) {
+        for (int64_t h = 0; h < shape.num_heads; ++h) {
+          const int64_t offset = ((sequence.first_row + i) * shape.num_heads + h) * shape.head_size;
+          attend(q_RHK + offset, cache, sequence, sequence.num_past + i, h, shape, x_RHK + offset);
+        }
+      }
+    }
+  }
+
+  void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F, float* z_RF) override {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const float* gate = y_R2F + r * 2 * width_F;
+      for (int64_t f = 0; f < width_F; ++f) {
+        z_RF[r * width_F + f] = static_cast<float>(activated(gate[f], activation) * gate[width_F + f]);
+      }
+    }
+  }
+
+  void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,
+                     float logit_softcap, float* nll_R, uint8_t* top1_R) override {
+    const ReferenceLinear& weight = reference_linear(head);
+    check_ids(targets_R, weight.num_out(), "cross_entropy");
+    for (size_t r = 0; r < targets_R.size(); ++r) {
+      const LogitRow row(weight, x_RD + static_cast<int64_t>(r) * weight.num_in(), logit_softcap);
+      nll_R[r] = static_cast<float>(-row.log_probability(targets_R[r]));
+      top1_R[r] = row.arg_max == targets_R[r];
+    }
+  }
+
+  void compare(const PackedLinear& head_p, const float* x_RD, float softcap_p, const PackedLinear& head_q,
+               const float* z_RE, float softcap_q, std::span<const int32_t> targets_R, float* kl_R,
+               uint8_t* same_top1_R, float* nll_p_R, float* nll_q_R) override {
+    const ReferenceLinear &weight_p = reference_linear(head_p), &weight_q = reference_linear(head_q);
+    check_vocabularies(head_p, head_q);
+    check_ids(targets_R, weight_p.num_out(), "compare");
+    for (size_t r = 0; r < targets_R.size(); ++r) {
+      const LogitRow p(weight_p, x_RD + static_cast<int64_t>(r) * weight_p.num_in(), softcap_p);
+      const LogitRow q(weight_q, z_RE + static_cast<int64_t>(r) * weight_q.num_in(), softcap_q);
+      double kl = 0.0;
+      for (int64_t v = 0; v < weight_p.num_out(); ++v) {
+        kl += std::exp(p.log_probability(v)) * (p.log_probability(v) - q.log_probability(v));
+      }
+      kl_R[r] = static_cast<float>(kl);
+      same_top1_R[r] = p.arg_max == q.arg_max;
+      nll_p_R[r] = static_cast<float>(-p.log_probability(targets_R[r]));
+      nll_q_R[r] = static_cast<float>(-q.log_probability(targets_R[r]));
+    }
+  }
+
+ private:
+  // One query at `position` of its sequence against every key that it sees.
+  static void attend(const float* q_K, const KvLayer& cache, const Sequence& sequence, int64_t position, int64_t head,
+                     const AttentionShape& shape, float* x_K) {
+    const int64_t size = shape.head_size, kv_head = head / (shape.num_heads / shape.num_kv_heads);
+    const auto offset = [&](int64_t t) { return ((sequence.first_slot + t) * shape.num_kv_heads + kv_head) * size; };
+    const int64_t begin =
+        shape.sliding_window > 0 ? std::max<int64_t>(0, position - shape.sliding_window + 1) : int64_t{0};
+    std::vector<double> scores;
+    for (int64_t t = begin; t <= position; ++t) {
+      double dot = 0.0;
+      for (int64_t k = 0; k < size; ++k) dot += static_cast<double>(q_K[k]) * cache.keys[offset(t) + k];
+      scores.push_back(capped(dot * shape.scale, shape.softcap));
+    }
+    const double largest = *std::max_element(scores.begin(), scores.end());
+    double sum = 0.0;
+    std::vector<double> weighted(static_cast<size_t>(size), 0.0);
+    for (int64_t t = begin; t <= position; ++t) {
+      const double weight = std::exp(scores[t - begin] - largest);
+      sum += weight;
+      for (int64_t k = 0; k < size; ++k) weighted[k] += weight * cache.values[offset(t) + k];
+    }
+    for (int64_t k = 0; k < size; ++k) x_K[k] = static_cast<float>(weighted[k] / sum);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_reference_backend() {
+  return std::make_unique<ReferenceBackend>();
+}
+
+}  // namespace pare

@@ -1,0 +1,42 @@
+// Text to token ids and back, from a Hugging Face tokenizer.json: byte-level BPE (GPT-2, Llama 3, Qwen, NeoX, SmolLM2)
+// and SentencePiece-style BPE with byte fallback (Llama 2, Mistral, Gemma).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pare {
+
+class Tokenizer {
+ public:
+  // `path` is a tokenizer.json or a directory holding one (with tokenizer_config.json beside it when present), or a vocabulary-only
+  // or full .gguf. Throws std::runtime_error / std::invalid_argument: an unknown model, normalizer, pre-tokenizer or decoder is refused by name.
+  static Tokenizer open(const std::filesystem::path& path);
+  static Tokenizer parse(const std::string& tokenizer_json, const std::string& where);
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+  ~Tokenizer();
+
+  // UTF-8 text to ids. add_special_tokens applies the file's post-processor (a leading BOS, say). Added tokens found in the text are
+  // always recognized, as the `tokenizers` package does. Invalid UTF-8 throws std::invalid_argument with the byte offset.
+  std::vector<int32_t> encode(std::string_view text, bool add_special_tokens) const;
+  // Ids to UTF-8 text. Throws std::invalid_argument for an id outside the vocabulary.
+  std::string decode(std::span<const int32_t> ids, bool skip_special_tokens) const;
+
+  int64_t vocabulary_size() const;  // added tokens included
+  std::optional<int32_t> token_id(std::string_view token) const;
+  std::optional<int32_t> bos_token() const;  // what the post-processor puts first, if anything
+
+ private:
+  Tokenizer();
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace pare

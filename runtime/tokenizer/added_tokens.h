@@ -1,0 +1,50 @@
+// Tokens that are found in the text before anything else looks at it: special tokens and others that a family added.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/tokenizer/regex.h"
+
+namespace pare {
+
+struct AddedToken {
+  std::string content;
+  int32_t id = 0;
+  bool single_word = false;  // only where no word character touches it
+  bool lstrip = false;       // swallows the white space to its left
+  bool rstrip = false;       // and to its right
+  bool normalized = false;   // searched for in the normalized text, in its own normalized form
+  bool special = false;      // left out by decode(..., skip_special_tokens)
+};
+
+// Finds tokens of one kind (normalized or not): the leftmost, and of these the longest.
+class AddedTokenFinder {
+ public:
+  // `pattern` is what to search for: the content, or its normalized form. Throws std::runtime_error when it is empty or
+  // longer than kMaxBytes, or when two tokens have the same pattern.
+  void add(const AddedToken& token, const std::string& pattern);
+
+  // Calls `text_found` for stretches without tokens (never empty) and `token_found` for tokens, from left to right.
+  void split(std::string_view text, const std::function<void(size_t begin, size_t end)>& text_found,
+             const std::function<void(int32_t id)>& token_found) const;
+
+  static constexpr size_t kMaxBytes = 1024;  // bounds the work per character of text
+
+ private:
+  using Tokens = std::map<std::string, AddedToken, std::less<>>;  // by pattern
+  Tokens::const_iterator longest_at(std::string_view text, size_t at) const;
+  bool touches_word(std::string_view text, size_t begin, size_t end) const;
+
+  Tokens tokens_;
+  std::array<bool, 256> starts_{};  // whether a pattern starts with the byte
+  std::optional<Regex> word_;       // built when a single_word token is added
+};
+
+}  // namespace pare

@@ -1,0 +1,114 @@
+#include "runtime/tokenizer/decoder.h"
+
+#include <charconv>
+#include <optional>
+#include <stdexcept>
+
+#include "runtime/tokenizer/bpe.h"
+#include "runtime/tokenizer/unicode.h"
+
+namespace pare {
+namespace {
+
+using Tokens = std::vector<std::string>;
+
+std::string join(const Tokens& tokens, const char* separator) {
+  std::string text;
+  for (size_t i = 0; i < tokens.size(); ++i) text += (i == 0 ? "" : separator) + tokens[i];
+  return text;
+}
+
+Tokens decode_step(const ByteLevelDecoder&, Tokens tokens) {
+  std::string bytes;
+  for (const std::string& token : tokens) bytes += characters_to_bytes(token).value_or(token);
+  return {utf8_with_replacements(bytes)};
+}
+
+std::optional<char> fallback_byte(const std::string& token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
+  unsigned byte = 0;
+  const auto [end, error] = std::from_chars(token.data() + 3, token.data() + 5, byte, 16);
+  if (error != std::errc() || end != token.data() + 5) return std::nullopt;
+  return static_cast<char>(byte);
+}
+
+Tokens decode_step(const ByteFallbackDecoder&, Tokens tokens) {
+  Tokens out;
+  std::string run;
+  const auto flush = [&] {
+    if (run.empty()) return;
+    if (find_invalid_utf8(run)) {
+      out.insert(out.end(), run.size(), "\uFFFD");
+    } else {
+      out.push_back(run);
+    }
+    run.clear();
+  };
+  for (std::string& token : tokens) {
+    if (const auto byte = fallback_byte(token)) {
+      run += *byte;
+    } else {
+      flush();
+      out.push_back(std::move(token));
+    }
+  }
+  flush();
+  return out;
+}
+
+Tokens decode_step(const FuseDecoder&, Tokens tokens) {
+  return {join(tokens, "")};
+}
+
+Tokens decode_step(const StripDecoder& step, Tokens tokens) {
+  for (std::string& token : tokens) {
+    size_t begin = 0, end = token.size();
+    for (size_t i = 0; i < step.start && begin < end && utf8_decode(token, begin) == step.content; ++i) {
+      begin += utf8_length(token[begin]);
+    }
+    for (size_t i = 0; i < step.stop && end > begin; ++i) {
+      const size_t last = utf8_previous(token, end);
+      if (utf8_decode(token, last) != step.content) break;
+      end = last;
+    }
+    token = token.substr(begin, end - begin);
+  }
+  return tokens;
+}
+
+Tokens decode_step(const Replace& step, Tokens tokens) {
+  for (std::string& token : tokens) token = step.apply(token);
+  return tokens;
+}
+
+// The mark is a space again; the one that encoding put before the text goes.
+Tokens decode_step(const Metaspace& step, Tokens tokens) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const bool drop = i == 0 && step.prepend != Metaspace::Prepend::never;
+    tokens[i] = Replace{step.replacement, drop ? "" : " "}.apply(tokens[i]);
+  }
+  return tokens;
+}
+
+size_t size_of(const Tokens& tokens) {
+  size_t size = 0;
+  for (const std::string& token : tokens) size += token.size();
+  return size;
+}
+
+}  // namespace
+
+std::string Decoder::run(std::vector<std::string> tokens) const {
+  if (steps_.empty()) return join(tokens, " ");
+  const size_t limit = max_rewritten_size(size_of(tokens));
+  for (const Step& step : steps_) {
+    tokens = std::visit([&](const auto& one) { return decode_step(one, std::move(tokens)); }, step);
+    if (size_of(tokens) > limit) {
+      throw std::runtime_error("the tokenizer's decoder makes " + std::to_string(size_of(tokens)) +
+                               " bytes of text; at most " + std::to_string(limit) + " are expected");
+    }
+  }
+  return join(tokens, "");
+}
+
+}  // namespace pare

@@ -1,0 +1,302 @@
+#include "runtime/tokenizer/gguf_vocabulary.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <unordered_map>
+
+#include "runtime/gguf.h"
+#include "runtime/tokenizer/unicode.h"
+
+namespace pare {
+namespace {
+
+using nlohmann::ordered_json;
+
+enum TokenType : int64_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+
+// How text is split before byte-level BPE. Names and families: llama.cpp, src/llama-vocab.cpp; the expressions are
+// those of the families' own tokenizer.json files.
+struct PreTokenizerKind {
+  std::string_view pattern;    // Split, Isolated; empty: ByteLevel's own (GPT-2's)
+  bool single_digits = false;  // Digits(individual_digits) first
+  bool nfc = false;
+  bool ignore_merges = false;
+  bool adds_bos = false;  // where the file does not say
+};
+
+constexpr std::string_view kLlama3Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kQwen2Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kTekkenPattern =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+const std::vector<std::pair<std::string_view, PreTokenizerKind>>& known_pre_tokenizers() {
+  constexpr PreTokenizerKind kGpt2 = {};
+  constexpr PreTokenizerKind kNeox = {"", false, true};
+  constexpr PreTokenizerKind kDigits = {"", true};
+  constexpr PreTokenizerKind kLlama3 = {kLlama3Pattern, false, false, true, true};
+  constexpr PreTokenizerKind kQwen2 = {kQwen2Pattern, false, true};
+  constexpr PreTokenizerKind kTekken = {kTekkenPattern, false, false, true, true};
+  static const std::vector<std::pair<std::string_view, PreTokenizerKind>> kKnown = {
+      {"default", kGpt2},     {"gpt-2", kGpt2},      {"jais", kGpt2},        {"phi-2", kGpt2},
+      {"mpt", kNeox},         {"olmo", kNeox},       {"gpt-neox", kNeox},    {"smollm", kDigits},
+      {"starcoder", kDigits}, {"refact", kDigits},   {"command-r", kDigits}, {"llama-bpe", kLlama3},
+      {"llama3", kLlama3},    {"llama-v3", kLlama3}, {"qwen2", kQwen2},      {"deepseek-r1-qwen", kQwen2},
+      {"tekken", kTekken}};
+  return kKnown;
+}
+
+const PreTokenizerKind& find_pre_tokenizer(const GgufVocabulary& vocabulary) {
+  const std::string_view name = vocabulary.pre.empty() ? "default" : std::string_view(vocabulary.pre);
+  std::string names;
+  for (const auto& [known, kind] : known_pre_tokenizers()) {
+    if (known == name) return kind;
+    names += (names.empty() ? "" : ", ") + std::string(known);
+  }
+  throw std::runtime_error(vocabulary.where + ": pare does not know the pre-tokenizer '" + std::string(name) +
+                           "' (tokenizer.ggml.pre); it knows " + names);
+}
+
+int64_t type_of(const GgufVocabulary& vocabulary, size_t id) {
+  return vocabulary.token_types.empty() ? kNormal : vocabulary.token_types[id];
+}
+
+// The token of a special id. Throws when it is out of range.
+const std::string& token_at(const GgufVocabulary& vocabulary, int64_t id, const char* name) {
+  if (id < 0 || id >= static_cast<int64_t>(vocabulary.tokens.size())) {
+    throw std::runtime_error(vocabulary.where + ": the " + name + " token has the id " + std::to_string(id) +
+                             ", but there are " + std::to_string(vocabulary.tokens.size()) + " tokens");
+  }
+  return vocabulary.tokens[static_cast<size_t>(id)];
+}
+
+void check_lists(const GgufVocabulary& vocabulary) {
+  const size_t size = vocabulary.tokens.size();
+  const auto check = [&](const char* name, size_t found, bool may_be_empty) {
+    if (found == size || (may_be_empty && found == 0)) return;
+    throw std::runtime_error(vocabulary.where + ": tokenizer.ggml." + name + " has " + std::to_string(found) +
+                             " entries for " + std::to_string(size) + " tokens");
+  };
+  if (size == 0) throw std::runtime_error(vocabulary.where + ": tokenizer.ggml.tokens is empty");
+  check("token_type", vocabulary.token_types.size(), true);
+  check("scores", vocabulary.scores.size(), vocabulary.model != "llama");
+  for (const std::string& token : vocabulary.tokens) {
+    if (find_invalid_utf8(token)) throw std::runtime_error(vocabulary.where + ": a token is not UTF-8");
+  }
+}
+
+ordered_json make_vocabulary(const GgufVocabulary& vocabulary) {
+  // As an array of pairs first: inserting into an ordered object searches it every time.
+  ordered_json::object_t entries;
+  entries.reserve(vocabulary.tokens.size());
+  std::unordered_map<std::string_view, size_t> ids;
+  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
+    const auto [other, inserted] = ids.emplace(vocabulary.tokens[id], id);
+    if (!inserted) {
+      throw std::runtime_error(vocabulary.where + ": the tokens " + std::to_string(other->second) + " and " +
+                               std::to_string(id) + " are both '" + vocabulary.tokens[id] + "'");
+    }
+    entries.std::vector<std::pair<const std::string, ordered_json>>::emplace_back(vocabulary.tokens[id], id);
+  }
+  return entries;
+}
+
+ordered_json make_added_tokens(const GgufVocabulary& vocabulary, bool normalized_spaces) {
+  ordered_json tokens = ordered_json::array();
+  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
+    const int64_t type = type_of(vocabulary, id);
+    const bool special = type == kControl || (type == kUnknown && vocabulary.model == "llama");
+    if ((!special && type != kUserDefined) || vocabulary.tokens[id].empty()) continue;
+    // A user-defined run of spaces is spelled with U+2581, as the vocabulary is, and found in the normalized text.
+    const bool normalized = normalized_spaces && vocabulary.tokens[id].find("\u2581") != std::string::npos;
+    tokens.push_back({{"id", id},
+                      {"content", vocabulary.tokens[id]},
+                      {"single_word", false},
+                      {"lstrip", false},
+                      {"rstrip", false},
+                      {"normalized", normalized},
+                      {"special", special}});
+  }
+  return tokens;
+}
+
+ordered_json make_post_processor(const GgufVocabulary& vocabulary, bool default_bos) {
+  const ordered_json text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  const ordered_json pair_text = {{"Sequence", {{"id", "B"}, {"type_id", 1}}}};
+  ordered_json single = ordered_json::array(), pair = ordered_json::array(), special = ordered_json::object();
+  const auto piece = [&](int64_t id, const char* name, int type_id) -> ordered_json {
+    const std::string& token = token_at(vocabulary, id, name);
+    special[token] = {{"id", token}, {"ids", ordered_json::array({id})}, {"tokens", ordered_json::array({token})}};
+    return {{"SpecialToken", {{"id", token}, {"type_id", type_id}}}};
+  };
+  const bool bos = vocabulary.add_bos.value_or(default_bos) && vocabulary.bos_token;
+  const bool eos = vocabulary.add_eos.value_or(false) && vocabulary.eos_token;
+  if (bos) single.push_back(piece(*vocabulary.bos_token, "bos", 0));
+  single.push_back(text);
+  if (eos) single.push_back(piece(*vocabulary.eos_token, "eos", 0));
+  pair = single;
+  if (bos) pair.push_back(piece(*vocabulary.bos_token, "bos", 1));
+  pair.push_back(pair_text);
+  if (eos) pair.push_back(piece(*vocabulary.eos_token, "eos", 1));
+  return {{"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", special}};
+}
+
+ordered_json make_model(const ordered_json& unk_token, bool fuse_unk, bool byte_fallback, bool ignore_merges,
+                        ordered_json vocabulary, ordered_json merges) {
+  return {{"type", "BPE"},
+          {"dropout", nullptr},
+          {"unk_token", unk_token},
+          {"continuing_subword_prefix", nullptr},
+          {"end_of_word_suffix", nullptr},
+          {"fuse_unk", fuse_unk},
+          {"byte_fallback", byte_fallback},
+          {"ignore_merges", ignore_merges},
+          {"vocab", std::move(vocabulary)},
+          {"merges", std::move(merges)}};
+}
+
+ordered_json make_file(ordered_json added_tokens, const ordered_json& normalizer, const ordered_json& pre_tokenizer,
+                       const ordered_json& post_processor, const ordered_json& decoder, ordered_json model) {
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", std::move(added_tokens)},
+          {"normalizer", normalizer},
+          {"pre_tokenizer", pre_tokenizer},
+          {"post_processor", post_processor},
+          {"decoder", decoder},
+          {"model", std::move(model)}};
+}
+
+ordered_json byte_level(bool use_regex) {
+  return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};
+}
+
+ordered_json make_byte_level_file(const GgufVocabulary& vocabulary) {
+  const PreTokenizerKind& kind = find_pre_tokenizer(vocabulary);
+  ordered_json stages = ordered_json::array();
+  if (kind.single_digits) stages.push_back({{"type", "Digits"}, {"individual_digits", true}});
+  if (!kind.pattern.empty()) {
+    stages.push_back(
+        {{"type", "Split"}, {"pattern", {{"Regex", kind.pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
+  }
+  ordered_json last = byte_level(kind.pattern.empty());
+  if (vocabulary.add_space_prefix.value_or(false)) last["add_prefix_space"] = true;
+  stages.push_back(last);
+
+  ordered_json merges = ordered_json::array();
+  for (const std::string& merge : vocabulary.merges) {
+    const size_t space = merge.find(' ');
+    if (space == std::string::npos || merge.find(' ', space + 1) != std::string::npos || find_invalid_utf8(merge)) {
+      throw std::runtime_error(vocabulary.where + ": merge " + std::to_string(merges.size()) + " is not 'left right'");
+    }
+    merges.push_back(ordered_json::array({merge.substr(0, space), merge.substr(space + 1)}));
+  }
+  const ordered_json normalizer = kind.nfc ? ordered_json{{"type", "NFC"}} : ordered_json();
+  return make_file(
+      make_added_tokens(vocabulary, false), normalizer, {{"type", "Sequence"}, {"pretokenizers", stages}},
+      make_post_processor(vocabulary, kind.adds_bos), byte_level(true),
+      make_model(nullptr, false, false, kind.ignore_merges, make_vocabulary(vocabulary), std::move(merges)));
+}
+
+// Every way to put a token together out of two others, best score first; among equals in the order of the tokens' ids,
+// then of the left part's, then of the right part's: transformers' generate_merges (convert_slow_tokenizer.py) as it
+// was when Mistral's file was made. (Later versions order the parts of one token by length; the ids are the same.)
+ordered_json merges_from_scores(const GgufVocabulary& vocabulary) {
+  struct Merge {
+    double score;
+    size_t left, right;
+  };
+  std::unordered_map<std::string_view, size_t> ids;
+  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) ids.emplace(vocabulary.tokens[id], id);
+  std::vector<Merge> merges;
+  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
+    const std::string_view token = vocabulary.tokens[id];
+    const size_t first = merges.size();
+    for (size_t cut = token.empty() ? 0 : utf8_length(token[0]); cut < token.size(); cut += utf8_length(token[cut])) {
+      const auto left = ids.find(token.substr(0, cut)), right = ids.find(token.substr(cut));
+      if (left != ids.end() && right != ids.end())
+        merges.push_back({vocabulary.scores[id], left->second, right->second});
+    }
+    std::sort(merges.begin() + static_cast<std::ptrdiff_t>(first), merges.end(),
+              [](const Merge& a, const Merge& b) { return std::pair(a.left, a.right) < std::pair(b.left, b.right); });
+  }
+  std::stable_sort(merges.begin(), merges.end(), [](const Merge& a, const Merge& b) { return a.score > b.score; });
+  ordered_json out = ordered_json::array();
+  for (const Merge& merge : merges) {
+    out.push_back(ordered_json::array({vocabulary.tokens[merge.left], vocabulary.tokens[merge.right]}));
+  }
+  return out;
+}
+
+ordered_json make_sentencepiece_file(GgufVocabulary vocabulary) {
+  const bool prefix = vocabulary.add_space_prefix.value_or(true);
+  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
+    std::string& token = vocabulary.tokens[id];
+    if (type_of(vocabulary, id) != kUserDefined || token.find(' ') == std::string::npos) continue;
+    // llama.cpp's converter writes the spaces of these tokens as spaces, against the vocabulary's own spelling.
+    if (prefix) {
+      throw std::runtime_error(vocabulary.where + ": the user-defined token " + std::to_string(id) +
+                               " has a space, which pare does not support together with add_space_prefix");
+    }
+    for (size_t at = token.find(' '); at != std::string::npos; at = token.find(' ', at)) token.replace(at, 1, "\u2581");
+  }
+  for (const double score : vocabulary.scores) {
+    if (!(score == score)) throw std::runtime_error(vocabulary.where + ": tokenizer.ggml.scores has a NaN");
+  }
+  const ordered_json to_mark = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}};
+  const ordered_json from_mark = {{"type", "Replace"}, {"pattern", {{"String", "\u2581"}}}, {"content", " "}};
+  ordered_json normalizer = to_mark;
+  ordered_json decoders = {from_mark, {{"type", "ByteFallback"}}, {{"type", "Fuse"}}};
+  if (prefix) {
+    normalizer = {{"type", "Sequence"}, {"normalizers", {{{"type", "Prepend"}, {"prepend", "\u2581"}}, to_mark}}};
+    decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+  }
+  ordered_json unk_token;
+  if (vocabulary.unknown_token) unk_token = token_at(vocabulary, *vocabulary.unknown_token, "unknown");
+  return make_file(
+      make_added_tokens(vocabulary, true), normalizer, nullptr, make_post_processor(vocabulary, true),
+      {{"type", "Sequence"}, {"decoders", decoders}},
+      make_model(unk_token, true, true, false, make_vocabulary(vocabulary), merges_from_scores(vocabulary)));
+}
+
+}  // namespace
+
+GgufVocabulary read_gguf_vocabulary(const GgufFile& file) {
+  const auto key = [](const char* name) { return std::string("tokenizer.ggml.") + name; };
+  GgufVocabulary vocabulary;
+  vocabulary.where = file.where();
+  vocabulary.model = file.text(key("model"));
+  vocabulary.tokens = file.texts(key("tokens"));
+  if (file.has(key("pre"))) vocabulary.pre = file.text(key("pre"));
+  if (file.has(key("token_type"))) vocabulary.token_types = file.integers(key("token_type"));
+  if (file.has(key("merges"))) vocabulary.merges = file.texts(key("merges"));
+  if (file.has(key("scores"))) vocabulary.scores = file.numbers(key("scores"));
+  const auto read_id = [&](const char* name, std::optional<int64_t>& id) {
+    if (file.has(key(name))) id = file.integer(key(name));
+  };
+  read_id("bos_token_id", vocabulary.bos_token);
+  read_id("eos_token_id", vocabulary.eos_token);
+  read_id("unknown_token_id", vocabulary.unknown_token);
+  const auto read_flag = [&](const char* name, std::optional<bool>& flag) {
+    if (file.has(key(name))) flag = file.boolean(key(name));
+  };
+  read_flag("add_bos_token", vocabulary.add_bos);
+  read_flag("add_eos_token", vocabulary.add_eos);
+  read_flag("add_space_prefix", vocabulary.add_space_prefix);
+  return vocabulary;
+}
+
+std::string make_tokenizer_json(const GgufVocabulary& vocabulary) {
+  if (vocabulary.model != "gpt2" && vocabulary.model != "llama") {
+    throw std::runtime_error(vocabulary.where + ": pare does not know the tokenizer model '" + vocabulary.model +
+                             "' (tokenizer.ggml.model); it knows gpt2 (byte-level BPE) and llama (SentencePiece BPE)");
+  }
+  check_lists(vocabulary);
+  return (vocabulary.model == "gpt2" ? make_byte_level_file(vocabulary) : make_sentencepiece_file(vocabulary)).dump() +
+         "\n";
+}
+
+}  // namespace pare

@@ -1,0 +1,40 @@
+// What a tokenizer file does to text before it is split: a sequence of NFC, Prepend and Replace.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "runtime/tokenizer/regex.h"
+
+namespace pare {
+
+struct NormalizeNfc {};
+struct Prepend {
+  std::string prefix;  // put before every text that is not empty
+};
+struct Replace {
+  std::variant<std::string, Regex> pattern;  // the string is not empty
+  std::string content;
+  std::string apply(std::string_view text) const;
+};
+
+// How long a text of `size_bytes` may become. Real files at most triple it (' ' to U+2581); one from elsewhere could
+// double it at every step.
+size_t max_rewritten_size(size_t size_bytes);
+
+class Normalizer {
+ public:
+  using Step = std::variant<NormalizeNfc, Prepend, Replace>;
+  void add(Step step) { steps_.push_back(std::move(step)); }
+  bool empty() const { return steps_.empty(); }
+
+  // Throws std::runtime_error when the steps make the text absurdly long.
+  std::string apply(std::string_view text) const;
+
+ private:
+  std::vector<Step> steps_;
+};
+
+}  // namespace pare

@@ -1,0 +1,167 @@
+#include "runtime/tokenizer.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "runtime/atomic_file.h"
+#include "runtime/gguf.h"
+#include "runtime/tokenizer/gguf_vocabulary.h"
+#include "runtime/tokenizer/tokenizer_json.h"
+#include "runtime/tokenizer/unicode.h"
+
+namespace pare {
+namespace {
+
+struct Entry {
+  std::string text;     // what the decoder is given
+  bool exists = false;  // ids may have gaps
+  bool special = false;
+};
+
+}  // namespace
+
+struct Tokenizer::State {
+  explicit State(TokenizerParts from) : parts(std::move(from)) {}
+
+  TokenizerParts parts;
+  AddedTokenFinder raw_tokens;         // searched for in the text as it is
+  AddedTokenFinder normalized_tokens;  // searched for in the normalized text
+  std::vector<Entry> entries;          // by id
+  std::unordered_map<std::string, int32_t> added_ids;
+
+  void index(const std::string& where);
+  void encode_text(std::string_view text, bool at_start, WordCache& cache, std::vector<int32_t>& ids) const;
+};
+
+// Fills what is derived from the parts, and checks the ids that they mention.
+void Tokenizer::State::index(const std::string& where) {
+  int32_t max_id = -1;
+  for (const auto& [token, id] : parts.model->vocabulary()) max_id = std::max(max_id, id);
+  for (const AddedToken& token : parts.added_tokens) {
+    // Far beyond the vocabulary lie no embeddings, but a table of this size would be made.
+    if (token.id < 0 || token.id > max_id + (1 << 20)) {
+      throw std::runtime_error(where + ": the added token '" + token.content + "' has the id " +
+                               std::to_string(token.id) + ", but the vocabulary ends at " + std::to_string(max_id));
+    }
+  }
+  for (const AddedToken& token : parts.added_tokens) max_id = std::max(max_id, token.id);
+  entries.resize(static_cast<size_t>(max_id + 1));
+  for (const auto& [token, id] : parts.model->vocabulary()) {
+    Entry& entry = entries[static_cast<size_t>(id)];
+    if (entry.exists) {
+      throw std::runtime_error(where + ": '" + entry.text + "' and '" + token + "' have the same id " +
+                               std::to_string(id));
+    }
+    entry = {token, true, false};
+  }
+  for (const AddedToken& token : parts.added_tokens) {
+    const std::string pattern = token.normalized ? parts.normalizer.apply(token.content) : token.content;
+    (token.normalized ? normalized_tokens : raw_tokens).add(token, pattern);
+    Entry& entry = entries[static_cast<size_t>(token.id)];
+    if (entry.exists && entry.text != token.content) {
+      throw std::runtime_error(where + ": the added token '" + token.content + "' has the id " +
+                               std::to_string(token.id) + " of '" + entry.text + "'");
+    }
+    entry = {pattern, true, token.special};
+    added_ids.emplace(token.content, token.id);
+  }
+  for (const auto* ids : {&parts.post_processor.before, &parts.post_processor.after}) {
+    for (const int32_t id : *ids) {
+      if (id < 0 || id > max_id || !entries[static_cast<size_t>(id)].exists) {
+        throw std::runtime_error(where + ": the post-processor adds the id " + std::to_string(id) +
+                                 ", which is not in the vocabulary");
+      }
+    }
+  }
+}
+
+// Text between raw added tokens.
+void Tokenizer::State::encode_text(std::string_view text, bool at_start, WordCache& cache,
+                                   std::vector<int32_t>& ids) const {
+  const std::string normalized = parts.normalizer.empty() ? std::string() : parts.normalizer.apply(text);
+  const std::string_view source = parts.normalizer.empty() ? text : std::string_view(normalized);
+  const PieceSink encode_piece = [&](const Piece& piece) { parts.model->encode(piece.text, cache, ids); };
+  normalized_tokens.split(
+      source,
+      [&](size_t begin, size_t end) {
+        parts.pre_tokenizer.run({source.substr(begin, end - begin), at_start && begin == 0}, encode_piece);
+      },
+      [&](int32_t id) { ids.push_back(id); });
+}
+
+Tokenizer::Tokenizer() = default;
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+Tokenizer::~Tokenizer() = default;
+
+Tokenizer Tokenizer::open(const std::filesystem::path& path) {
+  if (path.extension() == ".gguf") {
+    return parse(make_tokenizer_json(read_gguf_vocabulary(GgufFile::open(path))), path.string());
+  }
+  const auto file = std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
+  if (!std::filesystem::exists(file)) {
+    throw std::runtime_error(file.string() +
+                             ": no such file; expected a tokenizer.json, a directory with one, or a .gguf");
+  }
+  TokenizerParts parts = parse_tokenizer_json(read_text_file(file), file.string());
+  const auto config = file.parent_path() / "tokenizer_config.json";
+  if (std::filesystem::exists(config)) apply_tokenizer_config(read_text_file(config), config.string(), parts);
+  Tokenizer tokenizer;
+  tokenizer.state_ = std::make_unique<State>(std::move(parts));
+  tokenizer.state_->index(file.string());
+  return tokenizer;
+}
+
+Tokenizer Tokenizer::parse(const std::string& tokenizer_json, const std::string& where) {
+  Tokenizer tokenizer;
+  tokenizer.state_ = std::make_unique<State>(parse_tokenizer_json(tokenizer_json, where));
+  tokenizer.state_->index(where);
+  return tokenizer;
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+  if (const auto offset = find_invalid_utf8(text)) {
+    throw std::invalid_argument("the text is not UTF-8: byte " + std::to_string(*offset) + " of " +
+                                std::to_string(text.size()) + " starts no character; convert it to UTF-8");
+  }
+  const PostProcessor& around = state_->parts.post_processor;
+  std::vector<int32_t> ids;
+  if (add_special_tokens) ids = around.before;
+  WordCache cache;
+  state_->raw_tokens.split(
+      text,
+      [&](size_t begin, size_t end) { state_->encode_text(text.substr(begin, end - begin), begin == 0, cache, ids); },
+      [&](int32_t id) { ids.push_back(id); });
+  if (add_special_tokens) ids.insert(ids.end(), around.after.begin(), around.after.end());
+  return ids;
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special_tokens) const {
+  std::vector<std::string> tokens;
+  tokens.reserve(ids.size());
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= vocabulary_size() || !state_->entries[static_cast<size_t>(id)].exists) {
+      throw std::invalid_argument("the token id " + std::to_string(id) + " is not in the vocabulary (ids 0 to " +
+                                  std::to_string(vocabulary_size() - 1) + ")");
+    }
+    const Entry& entry = state_->entries[static_cast<size_t>(id)];
+    if (!skip_special_tokens || !entry.special) tokens.push_back(entry.text);
+  }
+  return state_->parts.decoder.run(std::move(tokens));
+}
+
+int64_t Tokenizer::vocabulary_size() const {
+  return static_cast<int64_t>(state_->entries.size());
+}
+
+std::optional<int32_t> Tokenizer::token_id(std::string_view token) const {
+  const auto added = state_->added_ids.find(std::string(token));
+  return added != state_->added_ids.end() ? std::optional(added->second) : state_->parts.model->id(token);
+}
+
+std::optional<int32_t> Tokenizer::bos_token() const {
+  const auto& before = state_->parts.post_processor.before;
+  return before.empty() ? std::nullopt : std::optional(before.front());
+}
+
+}  // namespace pare

@@ -1,0 +1,426 @@
+#include "runtime/transformer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "runtime/interrupt.h"
+
+namespace pare {
+namespace {
+
+// Layers work on so many rows at a time: enough that a packed weight, unpacked once per call, costs little beside the
+// product, few enough that the widest activation (2F) of a chunk stays small. Fixed, so that sums never depend on
+// memory at hand.
+constexpr int64_t kChunkRows = 1024;
+
+struct Block {
+  Norm attention_norm, feed_forward_norm;
+  std::optional<Norm> q_norm, k_norm, post_attention_norm, post_feed_forward_norm;
+  std::unique_ptr<PackedLinear> qkv, o, gate_up, down;
+  AttentionShape attention;
+  size_t rope = 0;  // which of the model's tables
+};
+
+const Norm* pointer(const std::optional<Norm>& norm) {
+  return norm ? &*norm : nullptr;
+}
+
+bool same_rope(const RopeDescription& a, const RopeDescription& b) {
+  return a.inverse_frequencies == b.inverse_frequencies && a.attention_factor == b.attention_factor;
+}
+
+// Rows that go through the blocks together: whole windows, or the next piece of one session.
+struct Batch {
+  std::span<const int32_t> ids_R;
+  std::span<const Sequence> sequences;
+  int64_t num_rows() const { return static_cast<int64_t>(ids_R.size()); }
+};
+
+// The parts of `sequences` that lie in rows [first, first + num_rows), with rows counted from `first`.
+void slice_sequences(std::span<const Sequence> sequences, int64_t first, int64_t num_rows, std::vector<Sequence>& out) {
+  out.clear();
+  for (const Sequence& sequence : sequences) {
+    const int64_t begin = std::max(first, sequence.first_row);
+    const int64_t end = std::min(first + num_rows, sequence.first_row + sequence.num_rows);
+    if (begin >= end) continue;
+    out.push_back({.first_row = begin - first,
+                   .num_rows = end - begin,
+                   .num_past = sequence.num_past + begin - sequence.first_row,
+                   .first_slot = sequence.first_slot});
+  }
+}
+
+// Every buffer of a forward pass, planned once for a largest batch.
+struct Arena {
+  Arena(Backend& backend, const ModelDescription& model, int64_t num_rows, size_t max_sequences)
+      : max_rows(num_rows),
+        chunk_rows(std::min(num_rows, kChunkRows)),
+        hidden_RD(backend.allocate(num_rows * model.hidden_size)),
+        delta_RD(backend.allocate(num_rows * model.hidden_size)),
+        x_RD(backend.allocate(chunk_rows * model.hidden_size)),
+        qkv_RC(backend.allocate(chunk_rows * (model.num_heads + 2 * model.num_kv_heads) * model.head_size)),
+        q_RHK(backend.allocate(chunk_rows * model.num_heads * model.head_size)),
+        attended_RHK(backend.allocate(chunk_rows * model.num_heads * model.head_size)),
+        gate_up_R2F(backend.allocate(chunk_rows * 2 * model.feed_forward_size)),
+        activated_RF(backend.allocate(chunk_rows * model.feed_forward_size)),
+        positions_R(static_cast<size_t>(num_rows)),
+        slots_R(static_cast<size_t>(num_rows)) {
+    chunk_sequences.reserve(max_sequences);
+  }
+
+  int64_t max_rows;
+  int64_t chunk_rows;
+  Backend::Buffer hidden_RD, delta_RD;  // the residual stream, and what the last half block adds to it
+  Backend::Buffer x_RD, qkv_RC, q_RHK, attended_RHK, gate_up_R2F, activated_RF;  // of one chunk
+  std::vector<int32_t> positions_R, slots_R;
+  std::vector<Sequence> chunk_sequences;
+};
+
+}  // namespace
+
+struct Transformer::State {
+  ModelDescription description;
+  Backend* backend = nullptr;
+  std::unique_ptr<PackedLinear> embedding;
+  std::unique_ptr<PackedLinear> untied_head;  // null when the embedding serves as the head
+  std::vector<Block> blocks;
+  Norm final_norm;
+  std::vector<RopeDescription> ropes;  // the distinct ones (gemma3 has two)
+  std::vector<RopeTable> rope_tables;
+
+  // Scratch of prefill_windows, kept from call to call.
+  std::unique_ptr<Arena> arena;
+  Backend::Buffer scratch_keys{nullptr, [](float*) {}};
+  Backend::Buffer scratch_values{nullptr, [](float*) {}};
+
+  const PackedLinear& head() const { return untied_head ? *untied_head : *embedding; }
+
+  template <typename Visit>
+  void for_each_linear(const Visit& visit) const {
+    for (const Block& block : blocks) {
+      for (const auto* linear : {&block.qkv, &block.o, &block.gate_up, &block.down}) visit(**linear);
+    }
+  }
+
+  void check_ids(std::span<const int32_t> ids) const {
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] < 0 || ids[i] >= description.vocabulary_size) {
+        throw std::invalid_argument("token " + std::to_string(i) + " has id " + std::to_string(ids[i]) +
+                                    "; the model's vocabulary has " + std::to_string(description.vocabulary_size) +
+                                    " entries: tokenize with the model's own tokenizer");
+      }
+    }
+  }
+
+  void check_context(int64_t num_tokens) const {
+    if (num_tokens > description.context_length) {
+      throw std::invalid_argument("a sequence of " + std::to_string(num_tokens) +
+                                  " tokens does not fit the model's context of " +
+                                  std::to_string(description.context_length) + ": use a shorter one");
+    }
+  }
+
+  void need_positions(int64_t num_positions) {
+    for (size_t i = 0; i < ropes.size(); ++i) {
+      if (rope_tables[i].num_positions >= num_positions) continue;
+      rope_tables[i] = make_rope_table(ropes[i], description.head_size, num_positions);
+    }
+  }
+
+  void run_chunk(Arena& work, const Block& block, const Norm* previous_norm, int64_t first_row, int64_t num_rows,
+                 bool first_block, KvLayer& cache);
+  void run_blocks(Arena& work, const Batch& batch, std::span<KvLayer> caches);
+  void final_hidden(Arena& work, int64_t first_row, int64_t num_rows, float* x_RD);
+};
+
+// Rows [first_row, first_row + num_rows) of the batch through one block. On entry delta holds what the previous block's
+// feed-forward adds, on return what this one's does: the sum is taken with the next norm, in one pass over the row.
+void Transformer::State::run_chunk(Arena& work, const Block& block, const Norm* previous_norm, int64_t first_row,
+                                   int64_t num_rows, bool first_block, KvLayer& cache) {
+  const int64_t width = description.hidden_size;
+  float* hidden_RD = work.hidden_RD.get() + first_row * width;
+  float* delta_RD = work.delta_RD.get() + first_row * width;
+  const std::span positions_R = std::span<const int32_t>(work.positions_R).subspan(first_row, num_rows);
+  const std::span slots_R = std::span<const int32_t>(work.slots_R).subspan(first_row, num_rows);
+
+  backend->add_norm(hidden_RD, first_block ? nullptr : delta_RD, previous_norm, &block.attention_norm, num_rows, width,
+                    work.x_RD.get());
+  backend->linear(*block.qkv, work.x_RD.get(), num_rows, work.qkv_RC.get());
+  backend->rope_store(work.qkv_RC.get(), rope_tables[block.rope], pointer(block.q_norm), pointer(block.k_norm),
+                      block.attention, positions_R, slots_R, cache, work.q_RHK.get());
+  backend->attention(work.q_RHK.get(), cache, work.chunk_sequences, block.attention, work.attended_RHK.get());
+  backend->linear(*block.o, work.attended_RHK.get(), num_rows, delta_RD);
+
+  backend->add_norm(hidden_RD, delta_RD, pointer(block.post_attention_norm), &block.feed_forward_norm, num_rows, width,
+                    work.x_RD.get());
+  backend->linear(*block.gate_up, work.x_RD.get(), num_rows, work.gate_up_R2F.get());
+  backend->activate(work.gate_up_R2F.get(), description.activation, num_rows, description.feed_forward_size,
+                    work.activated_RF.get());
+  backend->linear(*block.down, work.activated_RF.get(), num_rows, delta_RD);
+}
+
+// Leaves the residual stream before the last sum in hidden and that sum's other term in delta (final_hidden takes it).
+// Blocks outside, chunks inside: one layer's keys and values are enough for windows that are thrown away.
+void Transformer::State::run_blocks(Arena& work, const Batch& batch, std::span<KvLayer> caches) {
+  for (const Sequence& sequence : batch.sequences) {
+    for (int64_t t = 0; t < sequence.num_rows; ++t) {
+      const int64_t position = sequence.num_past + t;
+      work.positions_R[sequence.first_row + t] = static_cast<int32_t>(position);
+      work.slots_R[sequence.first_row + t] = static_cast<int32_t>(sequence.first_slot + position);
+    }
+  }
+  backend->embed(*embedding, batch.ids_R, description.embedding_scale, work.hidden_RD.get());
+  for (size_t layer = 0; layer < blocks.size(); ++layer) {
+    const Norm* previous_norm = layer == 0 ? nullptr : pointer(blocks[layer - 1].post_feed_forward_norm);
+    for (int64_t first = 0; first < batch.num_rows(); first += kChunkRows) {
+      const int64_t num_rows = std::min(kChunkRows, batch.num_rows() - first);
+      slice_sequences(batch.sequences, first, num_rows, work.chunk_sequences);
+      run_chunk(work, blocks[layer], previous_norm, first, num_rows, layer == 0, caches[layer]);
+    }
+  }
+}
+
+void Transformer::State::final_hidden(Arena& work, int64_t first_row, int64_t num_rows, float* x_RD) {
+  const int64_t offset = first_row * description.hidden_size;
+  backend->add_norm(work.hidden_RD.get() + offset, work.delta_RD.get() + offset,
+                    pointer(blocks.back().post_feed_forward_norm), &final_norm, num_rows, description.hidden_size,
+                    x_RD);
+}
+
+namespace {
+
+// Reads weights from a checkpoint into packed form, giving the source's pages back as it goes.
+class Packer {
+ public:
+  Packer(const Checkpoint& checkpoint, Backend& backend) : checkpoint_(checkpoint), backend_(backend) {}
+
+  std::unique_ptr<PackedLinear> pack(std::initializer_list<LinearDescription> linears) const {
+    std::vector<LinearWeights> parts;
+    for (const LinearDescription& linear : linears) parts.push_back(checkpoint_.linear(linear));
+    std::unique_ptr<PackedLinear> packed = backend_.pack(parts);
+    for (const LinearDescription& linear : linears) checkpoint_.drop_pages(linear);
+    return packed;
+  }
+
+  Norm norm(const NormDescription& description) const {
+    return {.gain = checkpoint_.norm_gain(description), .epsilon = description.epsilon};
+  }
+  std::optional<Norm> norm(const std::optional<NormDescription>& description) const {
+    return description ? std::optional(norm(*description)) : std::nullopt;
+  }
+
+  Block block(const BlockDescription& source, const ModelDescription& model) const {
+    if (source.experts.size() != 1 || source.router) {
+      throw std::invalid_argument(source.name + ": a mixture of " + std::to_string(source.experts.size()) +
+                                  " experts; this runtime runs dense blocks only");
+    }
+    const FeedForwardDescription& feed_forward = source.experts.front();
+    Block block;
+    block.attention_norm = norm(source.attention_norm);
+    block.feed_forward_norm = norm(source.feed_forward_norm);
+    block.q_norm = norm(source.q_norm);
+    block.k_norm = norm(source.k_norm);
+    block.post_attention_norm = norm(source.post_attention_norm);
+    block.post_feed_forward_norm = norm(source.post_feed_forward_norm);
+    block.qkv = pack({source.q, source.k, source.v});
+    block.o = pack({source.o});
+    block.gate_up = pack({feed_forward.gate, feed_forward.up});
+    block.down = pack({feed_forward.down});
+    block.attention = {.num_heads = model.num_heads,
+                       .num_kv_heads = model.num_kv_heads,
+                       .head_size = model.head_size,
+                       .scale = model.attention_scale,
+                       .softcap = model.attention_softcap,
+                       .sliding_window = source.sliding_window};
+    return block;
+  }
+
+ private:
+  const Checkpoint& checkpoint_;
+  Backend& backend_;
+};
+
+}  // namespace
+
+Transformer Transformer::load(const Checkpoint& checkpoint, Backend& backend,
+                              const std::function<void(int64_t, int64_t)>& progress) {
+  Transformer model;
+  State& state = *model.state_;
+  state.description = checkpoint.description();
+  state.backend = &backend;
+  const Packer packer(checkpoint, backend);
+  state.embedding = packer.pack({checkpoint.embedding()});
+  const auto num_blocks = static_cast<int64_t>(state.description.blocks.size());
+  if (progress) progress(0, num_blocks);
+  for (const BlockDescription& source : state.description.blocks) {
+    throw_if_interrupted();
+    Block block = packer.block(source, state.description);
+    const auto same = [&](const RopeDescription& rope) { return same_rope(rope, source.rope); };
+    const auto known = std::find_if(state.ropes.begin(), state.ropes.end(), same);
+    block.rope = static_cast<size_t>(known - state.ropes.begin());
+    if (known == state.ropes.end()) state.ropes.push_back(source.rope);
+    state.blocks.push_back(std::move(block));
+    if (progress) progress(static_cast<int64_t>(state.blocks.size()), num_blocks);
+  }
+  state.rope_tables.resize(state.ropes.size());
+  state.final_norm = packer.norm(state.description.final_norm);
+  if (!state.description.tied_head) state.untied_head = packer.pack({checkpoint.head()});
+  return model;
+}
+
+Transformer::Transformer() : state_(std::make_unique<State>()) {}
+Transformer::Transformer(Transformer&&) noexcept = default;
+Transformer& Transformer::operator=(Transformer&&) noexcept = default;
+Transformer::~Transformer() = default;
+
+const ModelDescription& Transformer::description() const {
+  return state_->description;
+}
+Backend& Transformer::backend() const {
+  return *state_->backend;
+}
+const PackedLinear& Transformer::head() const {
+  return state_->head();
+}
+
+int64_t Transformer::resident_bytes() const {
+  int64_t num_bytes = state_->embedding->resident_bytes();
+  if (state_->untied_head) num_bytes += state_->untied_head->resident_bytes();
+  state_->for_each_linear([&](const PackedLinear& linear) { num_bytes += linear.resident_bytes(); });
+  return num_bytes;
+}
+
+int64_t Transformer::bytes_per_token() const {
+  int64_t num_bytes = head().resident_bytes() + state_->embedding->resident_bytes() / state_->embedding->num_out();
+  state_->for_each_linear([&](const PackedLinear& linear) { num_bytes += linear.resident_bytes(); });
+  return num_bytes;
+}
+
+std::vector<std::string> Transformer::kernel_names() const {
+  std::set<std::string> names = {head().kernel_name()};
+  state_->for_each_linear([&](const PackedLinear& linear) { names.insert(linear.kernel_name()); });
+  return {names.begin(), names.end()};
+}
+
+void Transformer::prefill_windows(std::span<const int32_t> ids_NT, int64_t num_windows, float* hidden_RD) {
+  State& state = *state_;
+  const auto num_ids = static_cast<int64_t>(ids_NT.size());
+  if (num_windows <= 0 || num_ids == 0 || num_ids % num_windows != 0) {
+    throw std::invalid_argument(std::to_string(num_ids) + " tokens are not " + std::to_string(num_windows) +
+                                " windows of equal length");
+  }
+  const int64_t num_tokens = num_ids / num_windows;
+  state.check_context(num_tokens);
+  state.check_ids(ids_NT);
+  state.need_positions(num_tokens);
+
+  const int64_t batch_windows = std::min(num_windows, std::max<int64_t>(1, kBatchRows / num_tokens));
+  const int64_t batch_rows = batch_windows * num_tokens;
+  const int64_t kv_width = state.description.num_kv_heads * state.description.head_size;
+  if (!state.arena || state.arena->max_rows < batch_rows) {
+    state.arena.reset();  // before the new one is allocated
+    state.scratch_keys.reset();
+    state.scratch_values.reset();
+    state.scratch_keys = state.backend->allocate(batch_rows * kv_width);
+    state.scratch_values = state.backend->allocate(batch_rows * kv_width);
+    state.arena =
+        std::make_unique<Arena>(*state.backend, state.description, batch_rows, static_cast<size_t>(batch_windows));
+  }
+  const KvLayer scratch = {state.scratch_keys.get(), state.scratch_values.get(), state.arena->max_rows};
+  std::vector<KvLayer> caches(state.blocks.size(), scratch);
+
+  std::vector<Sequence> sequences;
+  for (int64_t first = 0; first < num_windows; first += batch_windows) {
+    const int64_t num = std::min(batch_windows, num_windows - first);
+    sequences.clear();
+    for (int64_t n = 0; n < num; ++n) {
+      sequences.push_back(
+          {.first_row = n * num_tokens, .num_rows = num_tokens, .num_past = 0, .first_slot = n * num_tokens});
+    }
+    const std::span ids_R =
+        ids_NT.subspan(static_cast<size_t>(first * num_tokens), static_cast<size_t>(num * num_tokens));
+    state.run_blocks(*state.arena, {ids_R, sequences}, caches);
+    state.final_hidden(*state.arena, 0, num * num_tokens,
+                       hidden_RD + first * num_tokens * state.description.hidden_size);
+  }
+}
+
+namespace {
+
+class CachedSession : public Transformer::Session {
+ public:
+  using State = Transformer::State;
+
+  CachedSession(State& state, int64_t max_tokens)
+      : state_(state),
+        max_tokens_(max_tokens),
+        arena_(*state.backend, state.description, std::min(max_tokens, kChunkRows), 1),
+        logits_V_(state.backend->allocate(state.description.vocabulary_size)) {
+    const int64_t layer_size = max_tokens * state.description.num_kv_heads * state.description.head_size;
+    for (size_t layer = 0; layer < state.blocks.size(); ++layer) {
+      for (int part = 0; part < 2; ++part) storage_.push_back(state.backend->allocate(layer_size));
+      caches_.push_back({storage_[2 * layer].get(), storage_[2 * layer + 1].get(), max_tokens});
+    }
+  }
+
+  int64_t num_tokens() const override { return num_tokens_; }
+
+  std::span<const float> feed(std::span<const int32_t> ids) override {
+    const auto num_ids = static_cast<int64_t>(ids.size());
+    if (num_ids == 0) throw std::invalid_argument("a session was fed no tokens");
+    if (num_tokens_ + num_ids > max_tokens_) {
+      throw std::invalid_argument("the session was started for " + std::to_string(max_tokens_) + " tokens and holds " +
+                                  std::to_string(num_tokens_) + ": " + std::to_string(num_ids) + " more do not fit");
+    }
+    state_.check_ids(ids);
+    int64_t num_rows = 0;
+    for (int64_t first = 0; first < num_ids; first += num_rows) {
+      num_rows = std::min(kChunkRows, num_ids - first);
+      const Sequence sequence = {.first_row = 0, .num_rows = num_rows, .num_past = num_tokens_, .first_slot = 0};
+      state_.run_blocks(arena_, {ids.subspan(first, num_rows), {&sequence, 1}}, caches_);
+      num_tokens_ += num_rows;
+    }
+    state_.final_hidden(arena_, num_rows - 1, 1, arena_.x_RD.get());
+    state_.backend->linear(state_.head(), arena_.x_RD.get(), 1, logits_V_.get());
+    return finished_logits();
+  }
+
+ private:
+  std::span<const float> finished_logits() {
+    const std::span<float> logits(logits_V_.get(), static_cast<size_t>(state_.description.vocabulary_size));
+    const float cap = state_.description.logit_softcap;
+    for (float& logit : logits) {
+      if (cap > 0.0f) logit = cap * std::tanh(logit / cap);
+      if (!std::isfinite(logit)) {
+        throw std::runtime_error(
+            "after " + std::to_string(num_tokens_) +
+            " tokens a logit is NaN or infinite: the weights are damaged or the model overflows float32");
+      }
+    }
+    return logits;
+  }
+
+  State& state_;
+  int64_t max_tokens_;
+  int64_t num_tokens_ = 0;
+  Arena arena_;
+  Backend::Buffer logits_V_;
+  std::vector<Backend::Buffer> storage_;
+  std::vector<KvLayer> caches_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transformer::Session> Transformer::start(int64_t max_tokens) {
+  if (max_tokens <= 0)
+    throw std::invalid_argument("a session needs room for at least one token, not " + std::to_string(max_tokens));
+  state_->check_context(max_tokens);
+  state_->need_positions(max_tokens);
+  return std::make_unique<CachedSession>(*state_, max_tokens);
+}
+
+}  // namespace pare

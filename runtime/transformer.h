@@ -1,0 +1,59 @@
+// The forward pass of a decoder in terms of Backend operations.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/backend.h"
+#include "runtime/checkpoint.h"
+
+namespace pare {
+
+class Transformer {
+ public:
+  // Packs every weight of the checkpoint for the backend, dropping source pages as it goes. `progress` may be empty; it
+  // is called with (blocks done, blocks) at the start and after each block. Throws Interrupted between blocks.
+  static Transformer load(const Checkpoint& checkpoint, Backend& backend,
+                          const std::function<void(int64_t, int64_t)>& progress = {});
+  Transformer(Transformer&&) noexcept;
+  Transformer& operator=(Transformer&&) noexcept;
+  ~Transformer();
+
+  const ModelDescription& description() const;
+  Backend& backend() const;
+  const PackedLinear& head() const;
+  int64_t resident_bytes() const;   // all packed weights
+  int64_t bytes_per_token() const;  // what decoding one token reads: every packed linear once, one embedding row
+  std::vector<std::string> kernel_names() const;  // distinct
+
+  // Hidden states after the final norm of independent windows, [num_windows * T, D] (backend memory); nothing is kept
+  // between calls, and keys and values live in one layer's scratch only. ids_NT are checked against the vocabulary
+  // (std::invalid_argument).
+  void prefill_windows(std::span<const int32_t> ids_NT, int64_t num_windows, float* hidden_RD);
+  // Rows whose residual stream prefill_windows holds at once (a longer window is taken alone): calls with so many are
+  // efficient.
+  static constexpr int64_t kBatchRows = 4096;
+
+  // A growing sequence: feeds tokens (prompt or one decoded token) and returns the logits [V] of the last one (after
+  // soft capping), host memory.
+  class Session {
+   public:
+    virtual ~Session() = default;
+    virtual std::span<const float> feed(std::span<const int32_t> ids) = 0;
+    virtual int64_t num_tokens() const = 0;
+  };
+  // Throws std::invalid_argument when max_tokens exceeds the model's context.
+  // The session refers to this model's weights, which must outlive it.
+  std::unique_ptr<Session> start(int64_t max_tokens);
+
+  struct State;  // transformer.cpp
+
+ private:
+  Transformer();
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace pare

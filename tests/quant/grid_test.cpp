@@ -1,0 +1,313 @@
+#include "quant/grid.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "quant/rtn.h"
+#include "tests/quant/random_layer.h"
+
+namespace pare {
+namespace {
+
+at::Tensor matrix(std::vector<float> values, int64_t num_out, int64_t num_in) {
+  return at::from_blob(values.data(), {num_out, num_in}, at::kFloat).clone();
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return "no std::invalid_argument";
+}
+
+// The weighted error of a group on a grid, in float64, by the definition of the header.
+double group_error(const float* weights, const float* importance, int64_t width, double scale, double zero, int bits) {
+  double error = 0.0;
+  for (int64_t i = 0; i < width; ++i) {
+    const double code = std::clamp(std::nearbyint(weights[i] / scale) + zero, 0.0, double((1 << bits) - 1));
+    const double difference = scale * (code - zero) - weights[i];
+    error += importance[i] * difference * difference;
+  }
+  return error;
+}
+
+struct OracleGrid {
+  double scale;
+  double zero;
+};
+
+// The grid of one shrink factor, by the formulas of the header.
+OracleGrid oracle_grid(const float* weights, int64_t width, double shrink, const GridOptions& options) {
+  const double low = std::min(0.0f, *std::min_element(weights, weights + width));
+  const double high = std::max(0.0f, *std::max_element(weights, weights + width));
+  const double levels = (1 << options.bits) - 1;
+  const double range = options.symmetric ? 2.0 * std::max(-low, high) : high - low;
+  const double scale = round_to(static_cast<float>(range * shrink / levels), options.scale_dtype);
+  const double zero =
+      options.symmetric ? 1 << (options.bits - 1) : std::clamp(std::nearbyint(-low * shrink / scale), 0.0, levels);
+  return {scale, zero};
+}
+
+TEST(Grid, MinMaxScalesFollowTheirFormula) {
+  const at::Tensor weight = random_weight(6, 96, 1);
+  for (const int bits : {2, 3, 4, 8}) {
+    for (const bool symmetric : {true, false}) {
+      for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
+        const GridOptions options{bits, 32, symmetric, ScaleSearch::minmax, dtype};
+        const Grid grid = search_grid(weight, {}, options);
+        for (int64_t group = 0; group < 18; ++group) {
+          const OracleGrid expected = oracle_grid(floats(weight) + group * 32, 32, 1.0, options);
+          EXPECT_EQ(floats(grid.scales_OG)[group], expected.scale);
+          EXPECT_EQ(floats(grid.zeros_OG)[group], expected.zero);
+        }
+      }
+    }
+  }
+}
+
+TEST(Grid, ScalesAreExactInTheStoredType) {
+  const at::Tensor weight = random_weight(16, 128, 2), importance = at::ones({128}, at::kFloat);
+  for (const DType dtype : {DType::F16, DType::BF16}) {
+    for (const ScaleSearch search : {ScaleSearch::minmax, ScaleSearch::squared_error, ScaleSearch::hessian_diagonal}) {
+      const Grid grid = search_grid(weight, importance, {4, 32, true, search, dtype});
+      for (int64_t i = 0; i < grid.scales_OG.numel(); ++i) {
+        const float scale = floats(grid.scales_OG)[i];
+        EXPECT_EQ(round_to(scale, dtype), scale);
+        EXPECT_GT(scale, 0.0f);
+      }
+    }
+  }
+}
+
+// Tolerance: the search adds at most 96 products in float32, each with a few roundings: 100 * 2^-23 relative.
+constexpr double kSearchTolerance = 1.2e-5;
+
+TEST(Grid, SearchFindsTheBestOfAllShrinkFactors) {
+  const int64_t num_in = 96;
+  const at::Tensor weight = random_weight(8, num_in, 3);
+  const at::Tensor diagonal = random_hessian(num_in, 4).diagonal().contiguous();
+  const at::Tensor ones = at::ones({num_in}, at::kFloat);
+  for (const int bits : {2, 3, 4, 8}) {
+    for (const bool symmetric : {true, false}) {
+      for (const int64_t group_size : {int64_t{32}, kPerChannel}) {
+        for (const ScaleSearch search : {ScaleSearch::squared_error, ScaleSearch::hessian_diagonal}) {
+          const GridOptions options{bits, group_size, symmetric, search, DType::BF16};
+          const float* importance = floats(search == ScaleSearch::squared_error ? ones : diagonal);
+          const Grid grid = search_grid(weight, diagonal, options);
+          const int64_t width = group_width(options, num_in), num_groups = num_in / width;
+          for (int64_t group = 0; group < 8 * num_groups; ++group) {
+            const float* weights = floats(weight) + group * width;
+            const float* shares = importance + group % num_groups * width;
+            double best = std::numeric_limits<double>::infinity();
+            bool is_candidate = false;
+            for (int k = 0; k < 25; ++k) {
+              const OracleGrid candidate = oracle_grid(weights, width, kShrinkFactors[k], options);
+              best = std::min(best, group_error(weights, shares, width, candidate.scale, candidate.zero, bits));
+              is_candidate |=
+                  floats(grid.scales_OG)[group] == candidate.scale && floats(grid.zeros_OG)[group] == candidate.zero;
+            }
+            EXPECT_TRUE(is_candidate);
+            EXPECT_LE(
+                group_error(weights, shares, width, floats(grid.scales_OG)[group], floats(grid.zeros_OG)[group], bits),
+                best * (1.0 + kSearchTolerance));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Grid, ShrinkFactorsRunFromOneToFourTenths) {
+  EXPECT_EQ(kShrinkFactors.size(), 25u);
+  for (int k = 0; k < 25; ++k) EXPECT_FLOAT_EQ(kShrinkFactors[k], 1.0f - 0.025f * k);
+}
+
+TEST(Grid, SearchedScalesBeatMinMaxUnderTheirOwnMeasure) {
+  const int64_t num_in = 128, num_out = 32;
+  const at::Tensor weight = random_weight(num_out, num_in, 5);
+  const at::Tensor diagonal = random_hessian(num_in, 6).diagonal().contiguous();
+  const auto weighted_error = [&](ScaleSearch search) {
+    const std::vector<float> rounded = dequantize(rtn(weight, diagonal, {3, 64, true, search, DType::BF16}));
+    double error = 0.0;
+    for (int64_t i = 0; i < num_out * num_in; ++i) {
+      error += floats(diagonal)[i % num_in] * std::pow(double(rounded[i]) - floats(weight)[i], 2.0);
+    }
+    return error;
+  };
+  const double minmax = weighted_error(ScaleSearch::minmax);
+  const double plain = weighted_error(ScaleSearch::squared_error);
+  const double weighted = weighted_error(ScaleSearch::hessian_diagonal);
+  EXPECT_LT(plain, minmax);
+  EXPECT_LT(weighted, plain);
+}
+
+TEST(Grid, AllZeroGroupsHaveScaleOneAndRoundToZero) {
+  for (const bool symmetric : {true, false}) {
+    for (const ScaleSearch search : {ScaleSearch::minmax, ScaleSearch::hessian_diagonal}) {
+      const QuantizedWeight weight =
+          rtn(at::zeros({2, 64}, at::kFloat), at::ones({64}, at::kFloat), {4, 32, symmetric, search, DType::F16});
+      for (const float scale : weight.scales_OG) EXPECT_EQ(scale, 1.0f);
+      for (const float value : dequantize(weight)) EXPECT_EQ(value, 0.0f);
+      for (const uint8_t code : weight.codes_OI) EXPECT_EQ(code, symmetric ? 8 : 0);
+    }
+  }
+}
+
+TEST(Grid, ZeroImportanceGivesMinMax) {
+  const at::Tensor weight = random_weight(4, 64, 7);
+  const Grid minmax = search_grid(weight, {}, {4, 32, true, ScaleSearch::minmax, DType::BF16});
+  const Grid searched =
+      search_grid(weight, at::zeros({64}, at::kFloat), {4, 32, true, ScaleSearch::hessian_diagonal, DType::BF16});
+  EXPECT_TRUE(minmax.scales_OG.equal(searched.scales_OG));
+}
+
+TEST(Grid, TinyWeightsGetTheSmallestScaleAndHugeOnesAreRefused) {
+  const GridOptions half{4, 32, true, ScaleSearch::squared_error, DType::F16};
+  const Grid tiny = search_grid(at::full({1, 32}, 1e-12f), {}, half);
+  EXPECT_EQ(floats(tiny.scales_OG)[0], 0x1p-24f);
+  const GridOptions brain{4, 32, false, ScaleSearch::squared_error, DType::BF16};
+  const Grid least = search_grid(at::full({1, 32}, std::numeric_limits<float>::denorm_min()), {}, brain);
+  EXPECT_EQ(floats(least.scales_OG)[0], std::numeric_limits<float>::min());
+
+  at::Tensor huge = at::ones({3, 64}, at::kFloat);
+  huge.mutable_data_ptr<float>()[2 * 64 + 40] = 1e6f;
+  const std::string message = message_of([&] { search_grid(huge, {}, half); });
+  EXPECT_NE(message.find("row 2, group 1 overflows F16"), std::string::npos) << message;
+  EXPECT_GT(floats(search_grid(huge, {}, brain).scales_OG)[5], 1e4f);
+}
+
+TEST(Grid, TheLargestFloatsAreSearchedWithoutOverflow) {
+  const float most = std::numeric_limits<float>::max();
+  at::Tensor weight = at::full({1, 32}, most / 2);
+  weight.mutable_data_ptr<float>()[3] = -most;
+  const Grid grid = search_grid(weight, {}, {4, 32, true, ScaleSearch::squared_error, DType::F32});
+  EXPECT_GE(floats(grid.scales_OG)[0], 0.39f * most / 7.5f);
+  EXPECT_LE(floats(grid.scales_OG)[0], most / 7.4f);
+}
+
+TEST(Grid, BadValuesAreNamed) {
+  const GridOptions options{4, 32, true, ScaleSearch::hessian_diagonal, DType::BF16};
+  const at::Tensor good = random_weight(3, 64, 8), importance = at::ones({64}, at::kFloat);
+  for (const float value : {NAN, INFINITY, -INFINITY}) {
+    at::Tensor bad = good.clone();
+    bad.mutable_data_ptr<float>()[1 * 64 + 63] = value;
+    EXPECT_NE(message_of([&] { search_grid(bad, importance, options); }).find("weight[1, 63]"), std::string::npos);
+    at::Tensor bad_importance = importance.clone();
+    bad_importance.mutable_data_ptr<float>()[5] = value;
+    EXPECT_NE(message_of([&] { search_grid(good, bad_importance, options); }).find("importance[5]"), std::string::npos);
+  }
+  EXPECT_THROW(search_grid(good, at::full({64}, -1.0f), options), std::invalid_argument);
+  EXPECT_THROW(search_grid(good, at::ones({63}, at::kFloat), options), std::invalid_argument);
+  EXPECT_THROW(search_grid(good, {}, options), std::invalid_argument);
+  EXPECT_THROW(search_grid(good.to(at::kDouble), importance, options), std::invalid_argument);
+  EXPECT_THROW(search_grid(good.select(0, 0), importance, options), std::invalid_argument);
+}
+
+TEST(Grid, ImpossibleOptionsAreRefused) {
+  const at::Tensor weight = random_weight(2, 96, 9), importance = at::ones({96}, at::kFloat);
+  const auto message = [&](const GridOptions& options) {
+    return message_of([&] { search_grid(weight, importance, options); });
+  };
+  EXPECT_NE(message({.bits = 5, .group_size = 32}).find("bits: expected 2, 3, 4 or 8, found 5"), std::string::npos);
+  EXPECT_NE(message({.group_size = 64}).find("group_size: expected a divisor of the 96 inputs"), std::string::npos);
+  EXPECT_NE(message({.group_size = 0}).find("found 0"), std::string::npos);
+  EXPECT_NE(message({.group_size = 32, .scale_dtype = DType::I8}).find("scale_dtype"), std::string::npos);
+}
+
+TEST(Rounding, TiesGoToEvenCodesAndRangesClamp) {
+  // Scale 1 throughout: the largest magnitude is 7.5 = 15 / 2.
+  const at::Tensor weight = matrix({0.5f, 1.5f, 2.5f, -0.5f, -1.5f, -2.5f, 7.5f, -7.5f}, 1, 8);
+  const QuantizedWeight rounded = rtn(weight, {}, {4, 8, true, ScaleSearch::minmax, DType::BF16});
+  EXPECT_EQ(rounded.scales_OG[0], 1.0f);
+  EXPECT_EQ(rounded.codes_OI, (std::vector<uint8_t>{8, 10, 10, 8, 6, 6, 15, 0}));
+}
+
+TEST(Rounding, EveryCodeIsANearestGridPoint) {
+  const at::Tensor weight = random_weight(5, 96, 10);
+  for (const int bits : {2, 3, 4, 8}) {
+    for (const bool symmetric : {true, false}) {
+      const QuantizedWeight rounded = rtn(weight, {}, {bits, 32, symmetric, ScaleSearch::squared_error, DType::F16});
+      validate(rounded, "rounded");
+      for (int64_t i = 0; i < weight.numel(); ++i) {
+        const double scale = rounded.scales_OG[i / 32], value = floats(weight)[i];
+        const int zero = rounded.zero(i / 96, i % 96 / 32);
+        double nearest = std::numeric_limits<double>::infinity();
+        for (int code = 0; code < 1 << bits; ++code)
+          nearest = std::min(nearest, std::abs(scale * (code - zero) - value));
+        // w / scale is rounded to float32 once, which can move a point near a tie by 2^-24 of itself.
+        EXPECT_LE(std::abs(scale * (rounded.codes_OI[i] - zero) - value), nearest + std::abs(value) * 0x1p-22);
+      }
+    }
+  }
+}
+
+TEST(Rounding, AsymmetricRangesWithoutZeroInsideKeepZeroRepresentable) {
+  at::Tensor weight = random_weight(2, 32, 11).abs().add(0.5);
+  weight.select(0, 1).neg_();
+  const QuantizedWeight rounded = rtn(weight, {}, {4, 32, false, ScaleSearch::minmax, DType::F32});
+  EXPECT_EQ(rounded.zeros_OG, (std::vector<uint8_t>{0, 15}));
+  const std::vector<float> values = dequantize(rounded);
+  for (int64_t i = 0; i < 64; ++i) EXPECT_NEAR(values[i], floats(weight)[i], 0.5001 * rounded.scales_OG[i / 32]);
+}
+
+TEST(Rounding, RefusesAGridOfAnotherShape) {
+  const at::Tensor weight = random_weight(4, 64, 12);
+  const GridOptions options{4, 32, true, ScaleSearch::minmax, DType::BF16};
+  const Grid grid = search_grid(weight, {}, {4, 64, true, ScaleSearch::minmax, DType::BF16});
+  EXPECT_THROW(round_to_grid(weight, grid, options), std::invalid_argument);
+}
+
+TEST(TraceError, EqualsPlainLoops) {
+  for (const int64_t num_in : {1, 40, 128, 300}) {
+    const at::Tensor weight = random_weight(7, num_in, 13), hessian = random_hessian(num_in, 14);
+    const std::vector<float> rounded = dequantize(rtn(weight, {}, {3, -1, true, ScaleSearch::minmax, DType::BF16}));
+    const double expected = plain_trace_error(weight, rounded, hessian);
+    const at::Tensor rounded_OI = matrix(rounded, 7, num_in);
+    // H is symmetric up to the float32 rounding of its two triangles, of which one is read.
+    EXPECT_NEAR(trace_error(weight, rounded_OI, hessian), expected, 1e-6 * expected);
+    EXPECT_NEAR(trace_error(rounded_OI, weight, hessian), expected, 1e-6 * expected);
+    EXPECT_EQ(trace_error(weight, weight, hessian), 0.0);
+  }
+}
+
+TEST(TraceError, RefusesOtherShapes) {
+  const at::Tensor weight = random_weight(4, 64, 15);
+  EXPECT_THROW(trace_error(weight, weight, random_hessian(32, 16)), std::invalid_argument);
+  EXPECT_THROW(trace_error(weight, random_weight(3, 64, 15), random_hessian(64, 16)), std::invalid_argument);
+}
+
+TEST(Grid, AnyNumberOfThreadsGivesTheSameBits) {
+  const int threads = omp_get_max_threads();
+  const at::Tensor weight = random_weight(50, 160, 17), hessian = random_hessian(160, 18);
+  const at::Tensor diagonal = hessian.diagonal().contiguous(), zero = at::zeros({50, 160}, at::kFloat);
+  const GridOptions options{4, 32, false, ScaleSearch::hessian_diagonal, DType::BF16};
+  omp_set_num_threads(1);
+  const QuantizedWeight expected = rtn(weight, diagonal, options);
+  const double expected_trace = trace_error(weight, zero, hessian);
+  for (const int num_threads : {2, 3}) {
+    omp_set_num_threads(num_threads);
+    const QuantizedWeight found = rtn(weight, diagonal, options);
+    EXPECT_EQ(found.codes_OI, expected.codes_OI);
+    EXPECT_EQ(found.scales_OG, expected.scales_OG);
+    EXPECT_EQ(found.zeros_OG, expected.zeros_OG);
+    EXPECT_EQ(trace_error(weight, zero, hessian), expected_trace);
+  }
+  EXPECT_EQ(omp_get_max_threads(), 3);  // the caller's settings survive the workers' own
+  omp_set_num_threads(threads);
+}
+
+}  // namespace
+}  // namespace pare

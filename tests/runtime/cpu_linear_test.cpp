@@ -1,0 +1,598 @@
+// The CPU's packed linears against plain loops in double. The oracle reads the unpacked weights and knows nothing of
+// panels, units or tiles.
+//
+// Tolerance: a float32 sum of n terms in any order, each product rounded once or fused, is within n u M of the exact one to
+// first order (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), u = 2^-24, M the sum of the terms' magnitudes. Here n = I plus
+// a few operations for scale, zero, bias and the joining of partial sums: kExtraTerms. Where zeros are subtracted from
+// the group's sum, the terms are scale * (code - centre) * x and scale * (zero - centre) * x.
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "runtime/cpu/packed_linear.h"
+#include "runtime/cpu/roof.h"
+
+namespace pare {
+namespace {
+
+constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 8, 11, 12, 13, 31, 64, 65};
+constexpr int64_t kMaxRows = 65;
+constexpr int64_t kInputs[] = {16, 32, 64, 172, 200, 576};
+constexpr int64_t kOutputs[] = {1, 15, 16, 17, 33, 64, 100};
+constexpr double kExtraTerms = 16;
+constexpr double kUnitRoundoff = 0x1p-24;
+constexpr int64_t kGuard = 80;
+constexpr uint32_t kGuardBits = 0x7FC0BEEF;  // a NaN that no arithmetic makes
+
+// bits 16 and 32: dense of `dtype`; else quantized with scales of `dtype`.
+struct Format {
+  int bits;
+  DType dtype;
+  int64_t group_size = kPerChannel;
+  bool symmetric = true;
+
+  bool quantized() const { return bits <= 8; }
+  std::string name() const {
+    if (!quantized()) return std::string(dtype_name(dtype));
+    return "w" + std::to_string(bits) + "_" + (group_size == kPerChannel ? "channel" : "g" + std::to_string(group_size)) +
+           (symmetric ? "_symmetric_" : "_asymmetric_") + std::string(dtype_name(dtype));
+  }
+};
+
+std::vector<Format> all_formats() {
+  std::vector<Format> formats = {{16, DType::BF16}, {16, DType::F16}, {32, DType::F32}};
+  const DType scale_dtypes[] = {DType::BF16, DType::F16, DType::F32};
+  for (int bits : {2, 3, 4, 8}) {
+    for (int64_t group_size : {int64_t{16}, int64_t{32}, int64_t{64}, int64_t{86}, int64_t{100}, kPerChannel}) {
+      for (bool symmetric : {true, false}) {
+        formats.push_back({bits, scale_dtypes[formats.size() % 3], group_size, symmetric});
+      }
+    }
+  }
+  return formats;
+}
+
+bool fits(const Format& format, int64_t num_in) {
+  return !format.quantized() || format.group_size == kPerChannel || num_in % format.group_size == 0;
+}
+
+// A weight with the bytes that a DenseWeight only views.
+struct OwnedWeights {
+  LinearWeights weights;
+  std::vector<std::byte> bytes;
+};
+
+float random_float(std::mt19937& random, float low, float high) {
+  return low + (high - low) * static_cast<float>(random() & 0xFFFFFF) * 0x1p-24f;
+}
+
+// Codes cover the whole range, the extreme ones often.
+uint8_t random_code(std::mt19937& random, int bits) {
+  const uint32_t limit = 1u << bits;
+  const uint32_t draw = random() % (limit + 4);
+  return static_cast<uint8_t>(draw < limit ? draw : draw % 2 == 0 ? 0 : limit - 1);
+}
+
+OwnedWeights random_weights(const Format& format, int64_t num_out, int64_t num_in, bool has_bias, uint32_t seed) {
+  std::mt19937 random(seed);
+  OwnedWeights owned;
+  owned.weights.name = format.name();
+  if (has_bias) {
+    for (int64_t o = 0; o < num_out; ++o) owned.weights.bias_O.push_back(random_float(random, -2.0f, 2.0f));
+  }
+  if (!format.quantized()) {
+    std::vector<float> values(num_out * num_in);
+    for (float& value : values) value = random_float(random, -1.0f, 1.0f);
+    owned.bytes.resize(values.size() * dtype_size_bytes(format.dtype));
+    convert_from_float(format.dtype, values, owned.bytes);
+    owned.weights.weight = DenseWeight{num_out, num_in, format.dtype, owned.bytes};
+    return owned;
+  }
+  QuantizedWeight weight;
+  weight.num_out = num_out;
+  weight.num_in = num_in;
+  weight.bits = format.bits;
+  weight.group_size = format.group_size;
+  weight.symmetric = format.symmetric;
+  weight.scale_dtype = format.dtype;
+  for (int64_t i = 0; i < num_out * num_in; ++i) weight.codes_OI.push_back(random_code(random, format.bits));
+  for (int64_t i = 0; i < num_out * weight.num_groups(); ++i) {
+    weight.scales_OG.push_back(round_to(random_float(random, 0.01f, 0.5f), format.dtype));
+    if (!format.symmetric) weight.zeros_OG.push_back(random_code(random, format.bits));
+  }
+  owned.weights.weight = std::move(weight);
+  return owned;
+}
+
+// Plain loops: W in double, and the magnitude of the terms that make up each weight's product.
+struct PlainWeights {
+  int64_t num_out = 0;
+  int64_t num_in = 0;
+  std::vector<double> w_OI, magnitude_OI, bias_O;
+};
+
+PlainWeights plain_weights(std::span<const LinearWeights> parts) {
+  PlainWeights plain;
+  plain.num_in = parts[0].num_in();
+  for (const LinearWeights& part : parts) {
+    for (int64_t o = 0; o < part.num_out(); ++o) {
+      for (int64_t i = 0; i < plain.num_in; ++i) {
+        double w = 0.0;
+        double magnitude = 0.0;
+        if (const auto* dense = std::get_if<DenseWeight>(&part.weight)) {
+          const size_t size = dtype_size_bytes(dense->dtype);
+          float value = 0.0f;
+          convert_to_float(dense->dtype, dense->data.subspan((o * plain.num_in + i) * size, size), std::span(&value, 1));
+          w = value;
+          magnitude = std::abs(w);
+        } else {
+          const auto& quantized = std::get<QuantizedWeight>(part.weight);
+          const int64_t group = quantized.group(i);
+          const double scale = quantized.scales_OG[o * quantized.num_groups() + group];
+          const int code = quantized.codes_OI[o * plain.num_in + i];
+          const int zero = quantized.zero(o, group);
+          const int center = 1 << (quantized.bits - 1);
+          w = scale * (code - zero);
+          magnitude = scale * (std::abs(code - center) + std::abs(zero - center));
+        }
+        plain.w_OI.push_back(w);
+        plain.magnitude_OI.push_back(magnitude);
+      }
+      plain.bias_O.push_back(part.bias_O.empty() ? 0.0 : part.bias_O[o]);
+    }
+    plain.num_out += part.num_out();
+  }
+  return plain;
+}
+
+struct Expected {
+  int64_t num_out = 0;
+  std::vector<double> y_RO, tolerance_RO;
+};
+
+Expected multiply_plainly(const PlainWeights& plain, std::span<const float> x_RI, int64_t num_rows) {
+  Expected expected;
+  expected.num_out = plain.num_out;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    for (int64_t o = 0; o < plain.num_out; ++o) {
+      double y = plain.bias_O[o];
+      double magnitude = std::abs(y);
+      for (int64_t i = 0; i < plain.num_in; ++i) {
+        const double x = x_RI[r * plain.num_in + i];
+        y += plain.w_OI[o * plain.num_in + i] * x;
+        magnitude += plain.magnitude_OI[o * plain.num_in + i] * std::abs(x);
+      }
+      expected.y_RO.push_back(y);
+      expected.tolerance_RO.push_back((static_cast<double>(plain.num_in) + kExtraTerms) * kUnitRoundoff * magnitude);
+    }
+  }
+  return expected;
+}
+
+std::vector<float> random_x(int64_t num_rows, int64_t num_in, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<float> x(num_rows * num_in);
+  for (float& value : x) value = random_float(random, -1.0f, 1.0f);
+  return x;
+}
+
+// An output of num_rows rows with guards before, after and between the rows. Everything starts as the guard's NaN.
+class GuardedOutput {
+ public:
+  GuardedOutput(int64_t num_rows, int64_t num_cols, int64_t row_stride)
+      : num_rows_(num_rows),
+        num_cols_(num_cols),
+        row_stride_(row_stride),
+        floats_(2 * kGuard + num_rows * row_stride, std::bit_cast<float>(kGuardBits)) {}
+  float* data() { return floats_.data() + kGuard; }
+  float at(int64_t row, int64_t col) const { return floats_[kGuard + row * row_stride_ + col]; }
+
+  // Index of the first float outside the rows that was written.
+  std::optional<int64_t> broken_guard() const {
+    for (int64_t i = 0; i < static_cast<int64_t>(floats_.size()); ++i) {
+      const int64_t offset = i - kGuard;
+      const bool is_output = offset >= 0 && offset < num_rows_ * row_stride_ && offset % row_stride_ < num_cols_;
+      if (!is_output && std::bit_cast<uint32_t>(floats_[i]) != kGuardBits) return offset;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  int64_t num_rows_, num_cols_, row_stride_;
+  std::vector<float> floats_;
+};
+
+// The comparator: empty when every element of y is within its tolerance, else the first that is not. Columns of y are
+// outputs first_out on.
+std::string difference(const Expected& expected, const GuardedOutput& y, int64_t num_rows, int64_t first_out,
+                       int64_t num_outs) {
+  for (int64_t r = 0; r < num_rows; ++r) {
+    for (int64_t o = 0; o < num_outs; ++o) {
+      const double want = expected.y_RO[r * expected.num_out + first_out + o];
+      const double limit = expected.tolerance_RO[r * expected.num_out + first_out + o];
+      const double found = y.at(r, o);
+      if (!(std::abs(found - want) <= limit)) {
+        return "y[" + std::to_string(r) + ", " + std::to_string(first_out + o) + "] = " + std::to_string(found) +
+               ", expected " + std::to_string(want) + " within " + std::to_string(limit);
+      }
+    }
+  }
+  if (const auto index = y.broken_guard()) return "float " + std::to_string(*index) + " outside the output was written";
+  return "";
+}
+
+std::string multiply_and_compare(const CpuPackedLinear& packed, const Expected& expected, const std::vector<float>& x,
+                                 int64_t num_rows) {
+  GuardedOutput y(num_rows, packed.num_out(), packed.num_out());
+  packed.multiply(x.data(), num_rows, y.data());
+  return difference(expected, y, num_rows, 0, packed.num_out());
+}
+
+std::vector<Isa> supported_isas() {
+  std::vector<Isa> isas = {Isa::avx2};
+  if (detect_isa() == Isa::avx512) {
+    isas.push_back(Isa::avx512);
+  } else {
+    std::printf("this CPU lacks AVX-512: only avx2 is tested\n");
+  }
+  return isas;
+}
+
+std::vector<float> multiply(const CpuPackedLinear& packed, const std::vector<float>& x, int64_t num_rows) {
+  std::vector<float> y(num_rows * packed.num_out(), std::numeric_limits<float>::quiet_NaN());
+  packed.multiply(x.data(), num_rows, y.data());
+  return y;
+}
+
+TEST(CpuLinear, ComparatorFindsPlantedFaults) {
+  const OwnedWeights owned = random_weights({4, DType::BF16, 32, true}, 17, 64, true, 1);
+  const std::vector<float> x = random_x(3, 64, 2);
+  const PlainWeights plain = plain_weights(std::span(&owned.weights, 1));
+  const Expected expected = multiply_plainly(plain, x, 3);
+  GuardedOutput right(3, 17, 20);
+  for (int64_t r = 0; r < 3; ++r) {
+    for (int64_t o = 0; o < 17; ++o) right.data()[r * 20 + o] = static_cast<float>(expected.y_RO[r * 17 + o]);
+  }
+  ASSERT_EQ(difference(expected, right, 3, 0, 17), "");
+  auto planted = [&](int64_t index, float value) {
+    GuardedOutput wrong = right;
+    wrong.data()[index] = value;
+    return difference(expected, wrong, 3, 0, 17);
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_NE(planted(5, -right.at(0, 5)), "") << "a sign";
+  EXPECT_NE(planted(20, nan), "") << "a NaN";
+  EXPECT_NE(planted(2, std::numeric_limits<float>::infinity()), "") << "an infinity";
+  EXPECT_NE(planted(2 * 20 + 16, right.at(2, 16) + 1.0f), "") << "the last element";
+  EXPECT_NE(planted(0, right.at(0, 0) - static_cast<float>(plain.w_OI[63] * x[63])), "") << "a lost last product";
+  EXPECT_NE(planted(17, 0.0f), "") << "a write between rows";
+  EXPECT_NE(planted(-1, 0.0f), "") << "a write before the output";
+  EXPECT_NE(planted(3 * 20, 0.0f), "") << "a write behind the output";
+  EXPECT_NE(planted(17, nan), "") << "another NaN over a guard";
+  GuardedOutput unwritten(3, 17, 20);
+  EXPECT_NE(difference(expected, unwritten, 3, 0, 17), "") << "nothing written";
+}
+
+TEST(CpuLinear, EqualsPlainLoopsForEveryFormatShapeAndIsa) {
+  const std::vector<Isa> isas = supported_isas();
+  int num_compared = 0;
+  for (const Format& format : all_formats()) {
+    for (int64_t num_in : kInputs) {
+      if (!fits(format, num_in)) continue;
+      const std::vector<float> x = random_x(kMaxRows, num_in, 7);
+      for (int64_t num_out : kOutputs) {
+        const OwnedWeights owned = random_weights(format, num_out, num_in, num_out % 2 == 0, 11);
+        const Expected expected = multiply_plainly(plain_weights(std::span(&owned.weights, 1)), x, kMaxRows);
+        for (Isa isa : isas) {
+          const auto packed = pack_linear(isa, std::span(&owned.weights, 1));
+          for (int64_t num_rows : kRowCounts) {
+            ASSERT_EQ(multiply_and_compare(*packed, expected, x, num_rows), "")
+                << format.name() << " O " << num_out << " I " << num_in << " R " << num_rows << " " << isa_name(isa);
+            ++num_compared;
+          }
+        }
+      }
+    }
+  }
+  // Every group size above divides at least one input width; a format that none fits would be tested by nobody.
+  EXPECT_GE(num_compared, static_cast<int>(all_formats().size() * isas.size() * std::size(kOutputs) * std::size(kRowCounts)));
+}
+
+TEST(CpuLinear, EqualsPlainLoopsBeyondOneBlockOfRowsAndInputs) {
+  for (const Format& format : {Format{16, DType::BF16}, Format{4, DType::BF16, 64}, Format{3, DType::F16, 100, false}}) {
+    const int64_t num_in = format.group_size == 100 ? 1300 : 1344;
+    const int64_t num_rows = 1061;  // three blocks of rows, the last strip partial; three blocks of k
+    const std::vector<float> x = random_x(num_rows, num_in, 3);
+    const OwnedWeights owned = random_weights(format, 67, num_in, true, 5);
+    const Expected expected = multiply_plainly(plain_weights(std::span(&owned.weights, 1)), x, num_rows);
+    for (Isa isa : supported_isas()) {
+      const auto packed = pack_linear(isa, std::span(&owned.weights, 1));
+      EXPECT_EQ(multiply_and_compare(*packed, expected, x, num_rows), "") << format.name() << " " << isa_name(isa);
+    }
+  }
+}
+
+TEST(CpuLinear, ExtremeCodesAndZerosAreExact) {
+  // Powers of two as scales and small integers as inputs: every sum is exact in float32, so results must be equal.
+  for (int bits : {2, 3, 4, 8}) {
+    const uint8_t top = static_cast<uint8_t>((1 << bits) - 1);
+    for (uint8_t code : {uint8_t{0}, top}) {
+      for (uint8_t zero : {uint8_t{0}, top}) {
+        QuantizedWeight weight;
+        weight.num_out = 33;
+        weight.num_in = 64;
+        weight.bits = bits;
+        weight.group_size = 32;
+        weight.symmetric = false;
+        weight.codes_OI.assign(33 * 64, code);
+        weight.scales_OG.assign(33 * 2, 0.25f);
+        weight.zeros_OG.assign(33 * 2, zero);
+        LinearWeights weights;
+        weights.name = "extreme";
+        weights.weight = weight;
+        for (Isa isa : supported_isas()) {
+          const auto packed = pack_linear(isa, std::span(&weights, 1));
+          for (int64_t num_rows : {1, 3, 8}) {
+            std::vector<float> x(num_rows * 64);
+            for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(static_cast<int>(i * 7 % 15) - 5);
+            const std::vector<float> y = multiply(*packed, x, num_rows);
+            for (int64_t r = 0; r < num_rows; ++r) {
+              const float sum = std::accumulate(x.begin() + r * 64, x.begin() + (r + 1) * 64, 0.0f);
+              for (int64_t o = 0; o < 33; ++o) {
+                ASSERT_EQ(y[r * 33 + o], 0.25f * static_cast<float>(code - zero) * sum) << bits << " bits " << isa_name(isa);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Parts of different precision, widths that leave partial panels, biases on some.
+std::vector<OwnedWeights> mixed_parts(int64_t num_in) {
+  std::vector<OwnedWeights> parts;
+  parts.push_back(random_weights({4, DType::BF16, 64}, 33, num_in, true, 1));
+  parts.push_back(random_weights({8, DType::F16, kPerChannel, false}, 17, num_in, false, 2));
+  parts.push_back(random_weights({16, DType::BF16}, 64, num_in, true, 3));
+  parts.push_back(random_weights({3, DType::F32, 32, false}, 5, num_in, false, 4));
+  parts.push_back(random_weights({2, DType::BF16, 64, false}, 48, num_in, false, 5));
+  return parts;
+}
+
+std::vector<LinearWeights> views_of(const std::vector<OwnedWeights>& owned) {
+  std::vector<LinearWeights> views;
+  for (const OwnedWeights& part : owned) views.push_back(part.weights);
+  return views;
+}
+
+TEST(CpuLinear, StacksPartsOfDifferentPrecision) {
+  const std::vector<OwnedWeights> owned = mixed_parts(192);
+  const std::vector<LinearWeights> parts = views_of(owned);
+  const std::vector<float> x = random_x(kMaxRows, 192, 9);
+  const Expected expected = multiply_plainly(plain_weights(parts), x, kMaxRows);
+  for (Isa isa : supported_isas()) {
+    const auto packed = pack_linear(isa, parts);
+    EXPECT_EQ(packed->num_out(), 33 + 17 + 64 + 5 + 48);
+    EXPECT_EQ(packed->num_in(), 192);
+    for (int64_t num_rows : kRowCounts) {
+      ASSERT_EQ(multiply_and_compare(*packed, expected, x, num_rows), "") << num_rows << " " << isa_name(isa);
+    }
+  }
+}
+
+TEST(CpuLinear, RangesOfOutputsHaveTheBitsOfTheWhole) {
+  const std::vector<OwnedWeights> owned = mixed_parts(192);
+  const std::vector<LinearWeights> parts = views_of(owned);
+  const std::vector<float> x = random_x(13, 192, 9);
+  const int64_t starts[] = {0, 16, 32, 33, 49, 50, 66, 98, 114, 119, 135, 151};  // the panels' first outputs
+  for (Isa isa : supported_isas()) {
+    const auto packed = pack_linear(isa, parts);
+    for (int64_t num_rows : {1, 2, 13}) {
+      const std::vector<float> whole = multiply(*packed, x, num_rows);
+      for (int64_t first : starts) {
+        for (int64_t num_outs : {int64_t{0}, int64_t{1}, int64_t{16}, int64_t{23}, packed->num_out() - first}) {
+          if (first + num_outs > packed->num_out()) continue;
+          GuardedOutput y(num_rows, num_outs, num_outs + 3);
+          packed->multiply_outputs(x.data(), num_rows, first, num_outs, y.data(), num_outs + 3);
+          ASSERT_FALSE(y.broken_guard()) << *y.broken_guard();
+          for (int64_t r = 0; r < num_rows; ++r) {
+            for (int64_t o = 0; o < num_outs; ++o) {
+              ASSERT_EQ(std::bit_cast<uint32_t>(y.at(r, o)),
+                        std::bit_cast<uint32_t>(whole[r * packed->num_out() + first + o]))
+                  << "first " << first << " of " << num_outs << ", row " << r << " column " << o;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuLinear, FollowsGroupsMovedByActOrder) {
+  for (bool even : {true, false}) {
+    for (bool symmetric : {true, false}) {
+      OwnedWeights owned = random_weights({4, DType::BF16, 32, symmetric}, 37, 96, true, 21);
+      auto& weight = std::get<QuantizedWeight>(owned.weights.weight);
+      std::mt19937 random(4);
+      for (int32_t i = 0; i < 96; ++i) weight.group_of_I.push_back(even ? i % 3 : static_cast<int32_t>(random() % 3));
+      std::shuffle(weight.group_of_I.begin(), weight.group_of_I.end(), random);
+      // A second part with its own order, and a third without: one call gathers x in three ways.
+      std::vector<LinearWeights> parts = {owned.weights, owned.weights, owned.weights};
+      auto& second = std::get<QuantizedWeight>(parts[1].weight).group_of_I;
+      std::reverse(second.begin(), second.end());
+      std::get<QuantizedWeight>(parts[2].weight).group_of_I.clear();
+      const std::vector<float> x = random_x(kMaxRows, 96, 9);
+      const Expected expected = multiply_plainly(plain_weights(parts), x, kMaxRows);
+      for (Isa isa : supported_isas()) {
+        const auto packed = pack_linear(isa, parts);
+        for (int64_t num_rows : kRowCounts) {
+          ASSERT_EQ(multiply_and_compare(*packed, expected, x, num_rows), "")
+              << (even ? "even" : "uneven") << " groups, R " << num_rows << " " << isa_name(isa);
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuLinear, AnyNumberOfThreadsGivesTheSameBits) {
+  std::vector<OwnedWeights> owned;
+  owned.push_back(random_weights({4, DType::BF16, 64, false}, 1000, 576, true, 1));
+  owned.push_back(random_weights({16, DType::BF16}, 300, 576, false, 2));
+  const std::vector<LinearWeights> parts = views_of(owned);
+  const std::vector<float> x = random_x(600, 576, 3);
+  for (Isa isa : supported_isas()) {
+    for (int64_t num_rows : {1, 3, 4, 5, 70, 600}) {
+      const std::vector<float> one = multiply(*pack_linear(isa, parts, 1), x, num_rows);
+      for (int threads : {2, 3, 7}) {
+        const std::vector<float> many = multiply(*pack_linear(isa, parts, threads), x, num_rows);
+        ASSERT_EQ(std::memcmp(one.data(), many.data(), one.size() * 4), 0)
+            << threads << " threads, R " << num_rows << " " << isa_name(isa);
+      }
+      std::vector<float> inside(one.size());
+      const auto packed = pack_linear(isa, parts, 2);
+#pragma omp parallel num_threads(2)
+      {
+#pragma omp single
+        packed->multiply(x.data(), num_rows, inside.data());
+      }
+      ASSERT_EQ(std::memcmp(one.data(), inside.data(), one.size() * 4), 0) << "inside a parallel region, R " << num_rows;
+    }
+  }
+}
+
+TEST(CpuLinear, ARowDoesNotDependOnItsNeighbours) {
+  const OwnedWeights owned = random_weights({4, DType::BF16, 64, false}, 100, 576, true, 1);
+  const std::vector<float> x = random_x(65, 576, 3);
+  for (Isa isa : supported_isas()) {
+    const auto packed = pack_linear(isa, std::span(&owned.weights, 1));
+    // Decode kernels and prefill tiles each add in their own order; within either, a row's bits are its own.
+    const std::vector<float> decode = multiply(*packed, x, 1);
+    EXPECT_EQ(std::memcmp(decode.data(), multiply(*packed, x, 2).data(), 400), 0) << isa_name(isa);
+    const std::vector<float> prefill = multiply(*packed, x, 65);
+    for (int64_t num_rows : {5, 8, 11, 31}) {
+      const std::vector<float> few = multiply(*packed, x, num_rows);
+      EXPECT_EQ(std::memcmp(few.data(), prefill.data(), few.size() * 4), 0) << num_rows << " " << isa_name(isa);
+    }
+  }
+}
+
+TEST(CpuLinear, RowGivesTheDequantizedWeight) {
+  for (const Format& format : all_formats()) {
+    for (int64_t num_in : {int64_t{172}, int64_t{200}, int64_t{192}}) {
+      if (!fits(format, num_in)) continue;
+      OwnedWeights owned = random_weights(format, 35, num_in, true, 6);
+      if (auto* weight = std::get_if<QuantizedWeight>(&owned.weights.weight)) {
+        if (format.bits == 4) {
+          for (int64_t i = 0; i < num_in; ++i) {
+            weight->group_of_I.push_back(static_cast<int32_t>((i * 5 + 1) % weight->num_groups()));
+          }
+        }
+      }
+      const PlainWeights plain = plain_weights(std::span(&owned.weights, 1));
+      const auto packed = pack_linear(detect_isa(), std::span(&owned.weights, 1));
+      std::vector<float> row(num_in + 1, -77.0f);
+      for (int64_t o = 0; o < 35; ++o) {
+        packed->row(o, row.data());
+        for (int64_t i = 0; i < num_in; ++i) {
+          ASSERT_EQ(row[i], static_cast<float>(plain.w_OI[o * num_in + i])) << format.name() << " [" << o << ", " << i << "]";
+        }
+        ASSERT_EQ(row[num_in], -77.0f);
+      }
+    }
+  }
+}
+
+TEST(CpuLinear, ResidentBytesAreBitsScalesZerosAndBias) {
+  struct Case {
+    Format format;
+    int64_t num_out, num_in;
+    bool has_bias;
+    int64_t expected;
+  };
+  const Case cases[] = {
+      {{16, DType::BF16}, 960, 576, false, 960 * 576 * 2},
+      {{32, DType::F32}, 960, 576, true, 960 * 576 * 4 + 960 * 4},
+      {{4, DType::BF16, 64}, 960, 576, false, 960 * 576 / 2 + 960 * 9 * 2},
+      {{3, DType::BF16, 64}, 960, 576, false, 960 * 576 * 3 / 8 + 960 * 9 * 2},
+      {{2, DType::F32, 32}, 960, 576, false, 960 * 576 / 4 + 960 * 18 * 4},
+      {{8, DType::F16}, 960, 576, true, 960 * 576 + 960 * 2 + 960 * 4},
+      {{4, DType::BF16, 64, false}, 960, 576, false, 960 * 576 / 2 + 960 * 9 * (2 + 1)},
+      // Outputs are padded to whole panels; a channel of 172 codes of 4 bits to 22 words, and x is gathered: 176 indices.
+      {{4, DType::BF16}, 100, 172, false, 112 * 22 * 4 + 112 * 2 + 176 * 4},
+  };
+  for (const Case& c : cases) {
+    const OwnedWeights owned = random_weights(c.format, c.num_out, c.num_in, c.has_bias, 1);
+    EXPECT_EQ(pack_linear(detect_isa(), std::span(&owned.weights, 1))->resident_bytes(), c.expected) << c.format.name();
+  }
+}
+
+TEST(CpuLinear, KernelNameTellsPrecisionsAndIsa) {
+  const std::vector<OwnedWeights> owned = mixed_parts(192);
+  const std::vector<LinearWeights> parts = views_of(owned);
+  EXPECT_EQ(pack_linear(Isa::avx2, parts)->kernel_name(), "matmul_w4g64+w8z+bf16+w3g32z+w2g64z_a32_avx2");
+  EXPECT_EQ(pack_linear(Isa::avx2, std::span(parts).first(1))->kernel_name(), "matmul_w4g64_a32_avx2");
+}
+
+TEST(CpuLinear, RefusesWhatDoesNotFit) {
+  const OwnedWeights owned = random_weights({4, DType::BF16, 64}, 33, 64, false, 1);
+  const OwnedWeights wider = random_weights({16, DType::BF16}, 33, 128, false, 1);
+  EXPECT_THROW(pack_linear(Isa::avx2, {}), std::invalid_argument);
+  const LinearWeights unequal[] = {owned.weights, wider.weights};
+  EXPECT_THROW(pack_linear(Isa::avx2, unequal), std::invalid_argument);
+  LinearWeights bad = wider.weights;
+  std::get<DenseWeight>(bad.weight).data = std::get<DenseWeight>(bad.weight).data.first(100);
+  EXPECT_THROW(pack_linear(Isa::avx2, std::span(&bad, 1)), std::invalid_argument);
+  bad = wider.weights;
+  std::get<DenseWeight>(bad.weight).dtype = DType::I16;
+  EXPECT_THROW(pack_linear(Isa::avx2, std::span(&bad, 1)), std::invalid_argument);
+  bad = owned.weights;
+  bad.bias_O.assign(32, 0.0f);
+  EXPECT_THROW(pack_linear(Isa::avx2, std::span(&bad, 1)), std::invalid_argument);
+  bad = owned.weights;
+  std::get<QuantizedWeight>(bad.weight).codes_OI[5] = 16;
+  EXPECT_ANY_THROW(pack_linear(Isa::avx2, std::span(&bad, 1)));
+
+  const auto packed = pack_linear(Isa::avx2, std::span(&owned.weights, 1));
+  std::vector<float> x(64), y(64);
+  EXPECT_THROW(packed->multiply(x.data(), -1, y.data()), std::invalid_argument);
+  EXPECT_NO_THROW(packed->multiply(x.data(), 0, y.data()));
+  EXPECT_THROW(packed->multiply_outputs(x.data(), 1, 8, 8, y.data(), 8), std::invalid_argument);
+  EXPECT_THROW(packed->multiply_outputs(x.data(), 1, 16, 18, y.data(), 18), std::invalid_argument);
+  EXPECT_THROW(packed->multiply_outputs(x.data(), 1, -16, 16, y.data(), 16), std::invalid_argument);
+  EXPECT_THROW(packed->row(33, y.data()), std::invalid_argument);
+  EXPECT_THROW(packed->row(-1, y.data()), std::invalid_argument);
+}
+
+TEST(Isa, NamesAreReadBack) {
+  for (Isa isa : {Isa::avx2, Isa::avx512}) EXPECT_EQ(parse_isa(isa_name(isa)), isa);
+  EXPECT_THROW(parse_isa("avx"), std::invalid_argument);
+  EXPECT_THROW(parse_isa(""), std::invalid_argument);
+}
+
+TEST(Roof, IsMeasuredAndRefusesNonsense) {
+  for (Isa isa : supported_isas()) {
+    const double gflops = measure_fma_gflops(isa, 1);
+    EXPECT_GT(gflops, 1.0);  // one scalar multiply-add a cycle at 0.5 GHz: any CPU with AVX2 is far above
+    EXPECT_LT(gflops, 2000.0);
+  }
+  EXPECT_GT(measure_read_gbps(1 << 20, 1), 0.5);
+  EXPECT_GT(measure_read_gbps(1 << 20, 2), 0.5);
+  EXPECT_THROW(measure_fma_gflops(Isa::avx2, 0), std::invalid_argument);
+  EXPECT_THROW(measure_read_gbps(1 << 20, 0), std::invalid_argument);
+  EXPECT_THROW(measure_read_gbps(1000, 1), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace pare

@@ -1,0 +1,157 @@
+#include "runtime/format/dtype.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "tests/expect_error.h"
+
+namespace pare {
+namespace {
+
+// The value of a small float by its definition, IEEE 754 section 3.4, in double arithmetic (exact for both formats).
+double decode(uint16_t bits, int exponent_bits, int mantissa_bits) {
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const int exponent = bits >> mantissa_bits & ((1 << exponent_bits) - 1);
+  const int mantissa = bits & ((1 << mantissa_bits) - 1);
+  const double sign = bits >> 15 ? -1.0 : 1.0;
+  if (exponent == (1 << exponent_bits) - 1) {
+    return mantissa == 0 ? sign * std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+  }
+  if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
+  return sign * std::ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits);
+}
+
+double decode_bf16(uint16_t bits) {
+  return decode(bits, 8, 7);
+}
+double decode_f16(uint16_t bits) {
+  return decode(bits, 5, 10);
+}
+
+TEST(DType, EveryBf16PatternHasItsValueAndReturns) {
+  for (int pattern = 0; pattern < 65536; ++pattern) {
+    const uint16_t bits = static_cast<uint16_t>(pattern);
+    const float value = bf16_to_float(bits);
+    if (std::isnan(decode_bf16(bits))) {
+      ASSERT_TRUE(std::isnan(value)) << pattern;
+      ASSERT_TRUE(std::isnan(bf16_to_float(float_to_bf16(value)))) << pattern;
+    } else {
+      ASSERT_EQ(value, decode_bf16(bits)) << pattern;
+      ASSERT_EQ(float_to_bf16(value), bits) << pattern;
+    }
+  }
+}
+
+TEST(DType, EveryF16PatternHasItsValueAndReturns) {
+  for (int pattern = 0; pattern < 65536; ++pattern) {
+    const uint16_t bits = static_cast<uint16_t>(pattern);
+    const float value = f16_to_float(bits);
+    if (std::isnan(decode_f16(bits))) {
+      ASSERT_TRUE(std::isnan(value)) << pattern;
+      ASSERT_TRUE(std::isnan(f16_to_float(float_to_f16(value)))) << pattern;
+    } else {
+      ASSERT_EQ(value, decode_f16(bits)) << pattern;
+      ASSERT_EQ(float_to_f16(value), bits) << pattern;
+    }
+  }
+}
+
+// The nearest pattern, ties to the even one, found among the two neighbours of the truncated value. Finite results
+// only.
+uint16_t nearest(double value, double (*decode_pattern)(uint16_t), uint16_t infinity) {
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  uint16_t low = 0, high = infinity;  // magnitudes grow with their patterns: bisect for low <= |value| < low + 1
+  while (high - low > 1) {
+    const uint16_t middle = static_cast<uint16_t>((low + high) / 2);
+    (decode_pattern(middle) <= std::fabs(value) ? low : high) = middle;
+  }
+  // Above the largest finite value the format behaves as if its exponent went on (IEEE 754 section 4.3.1).
+  const double above = high == infinity ? 2 * decode_pattern(low) - decode_pattern(low - 1) : decode_pattern(high);
+  const double down = std::fabs(value) - decode_pattern(low), up = above - std::fabs(value);
+  const bool take_high = up < down || (up == down && low % 2 == 1);
+  return static_cast<uint16_t>(sign | (take_high ? high : low));
+}
+
+TEST(DType, RoundsToNearestEven) {
+  std::mt19937 generator(3);
+  std::vector<float> values = {0.0f,  -0.0f,         65504.0f,      65519.996f, 65520.0f,
+                               6e-8f, 2.9802322e-8f, 2.9802326e-8f, 1e-40f};
+  for (int i = 0; i < 200000; ++i) {
+    const float value = std::bit_cast<float>(static_cast<uint32_t>(generator()));
+    if (std::isfinite(value)) values.push_back(value);
+    // Halfway points of neighbouring patterns, and the floats beside them.
+    const uint16_t pattern = static_cast<uint16_t>(generator() % 0x7b00);
+    const float half = static_cast<float>((decode_f16(pattern) + decode_f16(pattern + 1)) / 2);
+    values.insert(values.end(), {half, std::nextafterf(half, 0.0f), std::nextafterf(half, 1e30f)});
+  }
+  for (float value : values) {
+    ASSERT_EQ(float_to_bf16(value), nearest(value, decode_bf16, 0x7f80)) << value;
+    ASSERT_EQ(float_to_f16(value), nearest(value, decode_f16, 0x7c00)) << value;
+  }
+}
+
+TEST(DType, NanNeverBecomesInfinity) {
+  for (uint32_t bits : {0x7f800001u, 0x7fffffffu, 0xff800001u, 0xffffffffu, 0x7fc00000u, 0x7f80ffffu}) {
+    const float nan = std::bit_cast<float>(bits);
+    EXPECT_TRUE(std::isnan(bf16_to_float(float_to_bf16(nan)))) << bits;
+    EXPECT_TRUE(std::isnan(f16_to_float(float_to_f16(nan)))) << bits;
+  }
+}
+
+// Bulk conversion against the single one at awkward sizes, from an odd address, across the chunks of the threads.
+TEST(DType, BulkConversionEqualsSingleConversion) {
+  for (size_t count : {size_t{0}, size_t{1}, size_t{7}, size_t{8}, size_t{31}, size_t{300001}}) {
+    std::vector<float> values(count);
+    std::mt19937 generator(static_cast<uint32_t>(count));
+    for (float& value : values) value = std::bit_cast<float>(static_cast<uint32_t>(generator()) & 0xbfffffffu);
+    for (DType dtype : {DType::F32, DType::F16, DType::BF16}) {
+      const size_t size = dtype_size_bytes(dtype);
+      std::vector<std::byte> storage(count * size + 1);
+      const std::span<std::byte> odd = std::span(storage).subspan(1);
+      convert_from_float(dtype, values, odd);
+      std::vector<float> back(count);
+      convert_to_float(dtype, odd, back);
+      for (size_t i = 0; i < count; ++i) {
+        const float expected = round_to(values[i], dtype);
+        ASSERT_EQ(std::bit_cast<uint32_t>(back[i]), std::bit_cast<uint32_t>(expected)) << dtype_name(dtype) << i;
+      }
+    }
+  }
+}
+
+TEST(DType, DoublesAreRoundedToFloat) {
+  const std::vector<double> values = {0.1, -1e300, 1.0 / 3.0};
+  std::vector<float> out(3);
+  convert_to_float(DType::F64, std::as_bytes(std::span(values)), out);
+  EXPECT_EQ(out[0], 0.1f);
+  EXPECT_EQ(out[1], -std::numeric_limits<float>::infinity());
+  EXPECT_EQ(out[2], 1.0f / 3.0f);
+}
+
+TEST(DType, NamesAndSizesAgree) {
+  for (DType dtype : {DType::F32, DType::F16, DType::BF16, DType::F64, DType::I8, DType::U8, DType::I16, DType::I32,
+                      DType::I64, DType::BOOL}) {
+    EXPECT_EQ(parse_dtype(dtype_name(dtype)), dtype);
+  }
+  EXPECT_EQ(dtype_size_bytes(DType::BF16), 2u);
+  EXPECT_EQ(dtype_size_bytes(DType::I64), 8u);
+  EXPECT_EQ(dtype_size_bytes(DType::BOOL), 1u);
+}
+
+TEST(DType, RefusalsNameTheTypeAndTheSizes) {
+  std::vector<float> floats(3);
+  std::vector<std::byte> bytes(5);
+  expect_error<std::invalid_argument>([] { parse_dtype("F8_E4M3"); }, {"F8_E4M3", "BF16"});
+  expect_error<std::invalid_argument>([&] { convert_to_float(DType::BF16, bytes, floats); }, {"BF16", "6", "5"});
+  expect_error<std::invalid_argument>([&] { convert_to_float(DType::I32, bytes, floats); }, {"I32", "BF16"});
+  expect_error<std::invalid_argument>([&] { convert_from_float(DType::F64, floats, bytes); }, {"F64"});
+  expect_error<std::invalid_argument>([] { round_to(1.0f, DType::I8); }, {"I8"});
+}
+
+}  // namespace
+}  // namespace pare

@@ -1,0 +1,110 @@
+#include "runtime/format/linear_weights.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <random>
+
+#include "tests/expect_error.h"
+
+namespace pare {
+namespace {
+
+QuantizedWeight random_weight(int64_t num_out, int64_t num_in, int bits, int64_t group_size, bool symmetric,
+                              bool act_order) {
+  std::mt19937 generator(static_cast<uint32_t>(bits + num_in));
+  QuantizedWeight weight;
+  weight.num_out = num_out;
+  weight.num_in = num_in;
+  weight.bits = bits;
+  weight.group_size = group_size;
+  weight.symmetric = symmetric;
+  weight.scale_dtype = DType::F32;
+  const int64_t num_groups = weight.num_groups();
+  for (int64_t i = 0; i < num_out * num_in; ++i) {
+    weight.codes_OI.push_back(static_cast<uint8_t>(generator() & ((1u << bits) - 1)));
+  }
+  for (int64_t i = 0; i < num_out * num_groups; ++i) {
+    weight.scales_OG.push_back(std::ldexp(static_cast<float>(generator() % 65536 + 1), -20));
+    if (!symmetric) weight.zeros_OG.push_back(static_cast<uint8_t>(generator() & ((1u << bits) - 1)));
+  }
+  for (int64_t i = 0; act_order && i < num_in; ++i) {
+    weight.group_of_I.push_back(static_cast<int32_t>((i * 7 + 3) % num_groups));
+  }
+  return weight;
+}
+
+// The header's formula, element by element, in exact double arithmetic and rounded once: a product of a float and an
+// integer below 2^9 is exact in double.
+float expected_element(const QuantizedWeight& weight, int64_t row, int64_t column) {
+  const int64_t num_groups = weight.group_size == kPerChannel ? 1 : weight.num_in / weight.group_size;
+  int64_t group = weight.group_size == kPerChannel ? 0 : column / weight.group_size;
+  if (!weight.group_of_I.empty()) group = weight.group_of_I[column];
+  const int zero = weight.symmetric ? (1 << weight.bits) / 2 : weight.zeros_OG[row * num_groups + group];
+  const double scale = weight.scales_OG[row * num_groups + group];
+  return static_cast<float>(scale * (static_cast<int>(weight.codes_OI[row * weight.num_in + column]) - zero));
+}
+
+TEST(LinearWeights, DequantizeIsTheFormulaRoundedOnce) {
+  for (int bits : {2, 3, 4, 8}) {
+    for (int64_t group_size : {kPerChannel, int64_t{32}, int64_t{64}}) {
+      for (bool symmetric : {true, false}) {
+        for (bool act_order : {false, true}) {
+          // 700 rows of 192 are enough for the rows to be split between threads.
+          const QuantizedWeight weight = random_weight(700, 192, bits, group_size, symmetric, act_order);
+          validate(weight, "w");
+          const std::vector<float> dense = dequantize(weight);
+          for (int64_t row = 0; row < weight.num_out; ++row) {
+            for (int64_t column = 0; column < weight.num_in; ++column) {
+              ASSERT_EQ(dense[row * weight.num_in + column], expected_element(weight, row, column));
+            }
+          }
+          std::vector<float> rows(3 * 192);
+          dequantize_rows(weight, 697, 3, rows);
+          ASSERT_TRUE(std::equal(rows.begin(), rows.end(), dense.end() - 3 * 192));
+        }
+      }
+    }
+  }
+}
+
+TEST(LinearWeights, RowsOutsideTheWeightAreRefused) {
+  const QuantizedWeight weight = random_weight(4, 32, 4, kPerChannel, true, false);
+  std::vector<float> out(64);
+  expect_error<std::invalid_argument>([&] { dequantize_rows(weight, 3, 2, out); }, {"rows 3 to 5 of 4"});
+  expect_error<std::invalid_argument>([&] { dequantize_rows(weight, -1, 2, out); }, {"rows -1"});
+  expect_error<std::invalid_argument>([&] { dequantize_rows(weight, 0, 1, out); }, {"64 floats"});
+}
+
+TEST(LinearWeights, ValidateNamesTheFirstOffendingElement) {
+  const QuantizedWeight good = random_weight(4, 64, 3, 32, false, true);
+  const auto expect_invalid = [&good](const std::function<void(QuantizedWeight&)>& damage, std::string part) {
+    QuantizedWeight weight = good;
+    damage(weight);
+    expect_error<std::runtime_error>([&] { validate(weight, "layer.q"); }, {"layer.q", part});
+  };
+  EXPECT_NO_THROW(validate(good, "layer.q"));
+  expect_invalid([](auto& w) { w.bits = 5; }, "found 5");
+  expect_invalid([](auto& w) { w.num_out = 0; }, "[0, 64]");
+  expect_invalid([](auto& w) { w.num_in = int64_t{1} << 62; }, "impossible shape");
+  expect_invalid([](auto& w) { w.group_size = 48; }, "48 does not divide");
+  expect_invalid([](auto& w) { w.group_size = 0; }, "group size 0");
+  expect_invalid([](auto& w) { w.scale_dtype = DType::I8; }, "I8");
+  expect_invalid([](auto& w) { w.codes_OI.pop_back(); }, "256 codes, found 255");
+  expect_invalid([](auto& w) { w.codes_OI[64 * 2 + 5] = 8; }, "code 8 at [2, 5]");
+  expect_invalid([](auto& w) { w.scales_OG.push_back(1); }, "8 scales, found 9");
+  expect_invalid([](auto& w) { w.scales_OG[3] = -1.0f; }, "[1, 1]");
+  expect_invalid([](auto& w) { w.scales_OG[7] = std::numeric_limits<float>::quiet_NaN(); }, "[3, 1]");
+  expect_invalid([](auto& w) { w.scales_OG[0] = std::numeric_limits<float>::infinity(); }, "[0, 0]");
+  expect_invalid([](auto& w) { w.zeros_OG.clear(); }, "8 zeros, found 0");
+  expect_invalid([](auto& w) { w.zeros_OG[5] = 9; }, "zero 9 at [2, 1]");
+  expect_invalid([](auto& w) { w.symmetric = true; }, "0 zeros, found 8");
+  expect_invalid([](auto& w) { w.group_of_I.pop_back(); }, "64 group indices, found 63");
+  expect_invalid([](auto& w) { w.group_of_I[9] = 2; }, "column 9 names group 2");
+  expect_invalid([](auto& w) { w.group_of_I[9] = -1; }, "column 9 names group -1");
+}
+
+}  // namespace
+}  // namespace pare
