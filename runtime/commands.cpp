@@ -92,6 +92,7 @@ void run_import(const Arguments& arguments, Console& console) {
   const Clock::time_point start = Clock::now();
   ImportOptions options;
   if (arguments.given("tokenizer")) options.tokenizer = arguments.text("tokenizer");
+  options.dtype = parse_dtype_name(arguments.text("dtype"));
   options.progress = stage(console, "import", "tensors");
   import_model(source, output, options);
   const Inspection written = inspect(output);
@@ -365,13 +366,19 @@ std::vector<OptionSpec> compute_options() {
 std::vector<Command> runtime_commands() {
   const Command import = {
       .name = "import",
-      .summary = "Turn a GGUF file or a llama2.c checkpoint into a Hugging Face directory (bf16, with its tokenizer).",
+      .summary = "Turn a GGUF file or a llama2.c checkpoint into a Hugging Face directory (with its tokenizer).",
       .positionals = {{"SOURCE", "a .gguf file, or a llama2.c .bin file"},
                       {"OUT", "directory to write; must not exist"}},
       .options = {{.name = "tokenizer",
                    .kind = OptionKind::text,
                    .value_name = "FILE",
-                   .help = "vocabulary of a llama2.c checkpoint (default: the one tok*.bin beside it)"}},
+                   .help = "vocabulary of a llama2.c checkpoint (default: the one tok*.bin beside it)"},
+                  {.name = "dtype",
+                   .kind = OptionKind::text,
+                   .value_name = "NAME",
+                   .default_value = "bfloat16",
+                   .help = "type of the weights written",
+                   .choices = {"bfloat16", "float16", "float32"}}},
       .run = run_import};
   const Command tokenize = {
       .name = "tokenize",

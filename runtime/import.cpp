@@ -6,7 +6,9 @@
 #include <stdexcept>
 
 #include "runtime/atomic_file.h"
+#include "runtime/checkpoint.h"
 #include "runtime/import_sources.h"
+#include "runtime/tokenizer.h"
 
 namespace pare {
 namespace {
@@ -54,6 +56,14 @@ void write_model(ImportedModel model, const std::filesystem::path& directory, co
 
 }  // namespace
 
+DType parse_dtype_name(std::string_view name) {
+  for (const DType dtype : {DType::BF16, DType::F16, DType::F32}) {
+    if (name == torch_dtype_name(dtype)) return dtype;
+  }
+  throw std::invalid_argument("'" + std::string(name) +
+                              "' is no type that weights are written in; known: bfloat16, float16, float32");
+}
+
 const char* torch_dtype_name(DType dtype) {
   switch (dtype) {
     case DType::F32:
@@ -89,6 +99,9 @@ void import_model(const std::filesystem::path& source, const std::filesystem::pa
   std::filesystem::create_directories(partial);
   try {
     write_model(std::move(model), partial, options);
+    // What cannot be read back must not get its name.
+    Checkpoint::open(partial);
+    Tokenizer::open(partial);
     sync_directory(partial);
     std::filesystem::rename(partial, output);
   } catch (...) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <string_view>
 
 #include "runtime/format/dtype.h"
 
@@ -18,6 +19,9 @@ struct ImportOptions {
   // Called with (tensors done, tensors). May be empty.
   std::function<void(int64_t, int64_t)> progress;
 };
+
+// "bfloat16", "float16" or "float32", as config.json spells them. Throws std::invalid_argument for another name.
+DType parse_dtype_name(std::string_view name);
 
 // `source`: a .gguf (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; architectures llama, qwen2, qwen3,
 // gemma3) or a llama2.c checkpoint (.bin, version 0). Weights are decoded to float32 and rounded to options.dtype.

@@ -104,7 +104,8 @@ struct Int8 {
 };
 
 inline __m256 load_scales(const PanelRun& run, const uint8_t* scales, int half) {
-  if (run.scale_format == ScaleFormat::f32) return _mm256_loadu_ps(reinterpret_cast<const float*>(scales) + kHalf * half);
+  if (run.scale_format == ScaleFormat::f32)
+    return _mm256_loadu_ps(reinterpret_cast<const float*>(scales) + kHalf * half);
   const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 16 * half));
   if (run.scale_format == ScaleFormat::f16) return _mm256_cvtph_ps(halves);
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
@@ -117,7 +118,8 @@ inline int64_t scale_line_bytes(const PanelRun& run) {
 // Zeros relative to the centre 2^(bits-1), which stored codes already have subtracted.
 template <class Format>
 inline __m256 load_zeros(const uint8_t* zeros, int half) {
-  constexpr int kBits = static_cast<int>(unit_shape(Format::kFormat).num_bytes * 8 / kPanel / unit_shape(Format::kFormat).num_k);
+  constexpr int kBits =
+      static_cast<int>(unit_shape(Format::kFormat).num_bytes * 8 / kPanel / unit_shape(Format::kFormat).num_k);
   const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(zeros + kHalf * half)));
   return _mm256_cvtepi32_ps(_mm256_sub_epi32(bytes, _mm256_set1_epi32(1 << (kBits - 1))));
 }
@@ -309,8 +311,8 @@ LinearKernels make_kernels() {
 
 }  // namespace
 
-// Four rows of 8 positions are transposed inside the two halves of each register, then rows by twos, then one. All rows of 8
-// positions come before the next 8, so that a line of the strip is written while it is in L1.
+// Four rows of 8 positions are transposed inside the two halves of each register, then rows by twos, then one. All rows
+// of 8 positions come before the next 8, so that a line of the strip is written while it is in L1.
 void pack_strip(const float* x, int64_t x_stride, int64_t num_rows, int64_t num_k, float* strip) {
   const int64_t num_eights = num_k / 8 * 8;
   for (int64_t k = 0; k < num_eights; k += 8) {

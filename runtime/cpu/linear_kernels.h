@@ -1,7 +1,7 @@
 // Packed linears: the layout, and the table of kernels that each instruction set provides.
 //
-// LAYOUT. Outputs stand in panels of kPanel = 16, padded with zero weights; the lane of output o is o % 16. A panel is a
-// run of "units", each holding kUnit consecutive packed input positions k of its 16 outputs:
+// LAYOUT. Outputs stand in panels of kPanel = 16, padded with zero weights; the lane of output o is o % 16. A panel is
+// a run of "units", each holding kUnit consecutive packed input positions k of its 16 outputs:
 //
 //   format  unit: k x bytes   content
 //   bf16     4 x 128          per pair of k a 64-byte line: lane = (k, k+1) as two bf16, low half first
@@ -13,8 +13,8 @@
 //   int3    32 x 192          three lines: the lane's three words are a dense stream of 32 codes, lowest bits first
 //
 // A code c of b bits is stored as the two's complement value c - 2^(b-1). Groups (one scale, and one zero where
-// asymmetric) are group_len positions: the group size rounded up to whole units, padding positions having x = 0. Scales [G, 16]
-// keep the 16 bits of their type; zeros [G, 16] are bytes: the unsigned zero of the grid.
+// asymmetric) are group_len positions: the group size rounded up to whole units, padding positions having x = 0. Scales
+// [G, 16] keep the 16 bits of their type; zeros [G, 16] are bytes: the unsigned zero of the grid.
 //
 // PREFILL expands a tile of panels to float32 once per row block and multiplies register tiles; DECODE streams
 // panels through registers. Both add products of a row in an order fixed by the shape alone.
@@ -35,9 +35,11 @@ struct UnitShape {
   int64_t num_k;
   int64_t num_bytes;
 };
-inline constexpr UnitShape kUnitShapes[kNumWeightFormats] = {{4, 128}, {4, 128}, {4, 256}, {16, 64},
-                                                             {32, 192}, {8, 64}, {4, 64}};
-constexpr UnitShape unit_shape(WeightFormat format) { return kUnitShapes[static_cast<int>(format)]; }
+inline constexpr UnitShape kUnitShapes[kNumWeightFormats] = {{4, 128},  {4, 128}, {4, 256}, {16, 64},
+                                                             {32, 192}, {8, 64},  {4, 64}};
+constexpr UnitShape unit_shape(WeightFormat format) {
+  return kUnitShapes[static_cast<int>(format)];
+}
 
 // Consecutive panels of one linear. num_outs counts the outputs to write: 16 for each panel but the last.
 struct PanelRun {
@@ -56,22 +58,23 @@ struct PanelRun {
 using GemvKernel = void (*)(const PanelRun& run, const float* x, int64_t x_stride, const float* sums,
                             int64_t sums_stride, float* y, int64_t y_stride);
 
-// Expands positions [begin_k, end_k) (whole units) of the run's first panel to float32: dst[(k - begin_k) * dst_stride + lane].
+// Expands positions [begin_k, end_k) (whole units) of the run's first panel to float32: dst[(k - begin_k) * dst_stride
+// + lane].
 using ExpandKernel = void (*)(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int64_t dst_stride);
 
 // One register tile: y[r * y_stride + o] = start + sum over k < num_k of a[k * rows + r] * b[k * tile_outs + o], for a
-// fixed number of rows and o < num_outs <= tile_outs; start is y itself when `accumulate`, else bias[o], or 0 when bias is null.
-// num_k is even, b 64-byte aligned; bias has num_outs entries, rounded up to whole panels.
-using TileKernel = void (*)(const float* a, const float* b, int64_t num_k, const float* bias, bool accumulate,
-                            float* y, int64_t y_stride, int64_t num_outs);
+// fixed number of rows and o < num_outs <= tile_outs; start is y itself when `accumulate`, else bias[o], or 0 when bias
+// is null. num_k is even, b 64-byte aligned; bias has num_outs entries, rounded up to whole panels.
+using TileKernel = void (*)(const float* a, const float* b, int64_t num_k, const float* bias, bool accumulate, float* y,
+                            int64_t y_stride, int64_t num_outs);
 
 inline constexpr int kMaxGemvRows = 4;
 inline constexpr int kMaxTileRows = 8;
 
 struct LinearKernels {
   int max_gemv_rows;
-  int tile_rows;    // rows of a full register tile
-  int tile_panels;  // panels of a register tile
+  int tile_rows;                                     // rows of a full register tile
+  int tile_panels;                                   // panels of a register tile
   GemvKernel gemv[kNumWeightFormats][kMaxGemvRows];  // [format][rows - 1]
   ExpandKernel expand[kNumWeightFormats];
   TileKernel tile[kMaxTileRows];  // [rows - 1]

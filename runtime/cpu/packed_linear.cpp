@@ -12,9 +12,10 @@
 namespace pare {
 namespace {
 
-// A task multiplies a block of rows with one tile of weights after another. Weights are expanded once per block of rows,
-// kBlockK x 48 floats (110 KB) at a time, and the block's strips of x (kBlockRows x kBlockK floats, 1.2 MB) stay in L2
-// meanwhile. Shorter blocks of k touch y more often, which costs most where its rows lie a multiple of 4 KiB apart.
+// A task multiplies a block of rows with one tile of weights after another. Weights are expanded once per block of
+// rows, kBlockK x 48 floats (110 KB) at a time, and the block's strips of x (kBlockRows x kBlockK floats, 1.2 MB) stay
+// in L2 meanwhile. Shorter blocks of k touch y more often, which costs most where its rows lie a multiple of 4 KiB
+// apart.
 constexpr int64_t kBlockK = 576;
 constexpr int64_t kBlockRows = 528;
 constexpr int64_t kMaxTaskTiles = 6;
@@ -26,26 +27,36 @@ constexpr int64_t kMinThreadBytes = int64_t{32} << 10;
 constexpr int64_t kMinThreadProducts = int64_t{1} << 19;
 // Decode hands out this many runs of panels per thread, as threads become free: a thread that the system takes away
 // then delays one run, not half the product.
-constexpr int64_t kChunksPerThread = 4;
+constexpr int64_t kChunksPerThread = 2;
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
-int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
-int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
+int64_t divide_up(int64_t value, int64_t divisor) {
+  return (value + divisor - 1) / divisor;
+}
+int64_t round_up(int64_t value, int64_t multiple) {
+  return divide_up(value, multiple) * multiple;
+}
 
 WeightFormat dense_format(DType dtype, const std::string& name) {
   switch (dtype) {
-    case DType::BF16: return WeightFormat::bf16;
-    case DType::F16: return WeightFormat::f16;
-    case DType::F32: return WeightFormat::f32;
-    default: break;
+    case DType::BF16:
+      return WeightFormat::bf16;
+    case DType::F16:
+      return WeightFormat::f16;
+    case DType::F32:
+      return WeightFormat::f32;
+    default:
+      break;
   }
   throw std::invalid_argument("weight of '" + name + "': expected F32, F16 or BF16, found " +
                               std::string(dtype_name(dtype)));
 }
 
 WeightFormat quantized_format(int bits) {
-  return bits == 2 ? WeightFormat::int2
-                   : bits == 3 ? WeightFormat::int3 : bits == 4 ? WeightFormat::int4 : WeightFormat::int8;
+  return bits == 2   ? WeightFormat::int2
+         : bits == 3 ? WeightFormat::int3
+         : bits == 4 ? WeightFormat::int4
+                     : WeightFormat::int8;
 }
 
 int code_bits(WeightFormat format) {
@@ -57,7 +68,9 @@ ScaleFormat scale_format_of(DType dtype) {
   return dtype == DType::BF16 ? ScaleFormat::bf16 : dtype == DType::F16 ? ScaleFormat::f16 : ScaleFormat::f32;
 }
 
-int64_t scale_bytes(ScaleFormat format) { return format == ScaleFormat::none ? 0 : format == ScaleFormat::f32 ? 4 : 2; }
+int64_t scale_bytes(ScaleFormat format) {
+  return format == ScaleFormat::none ? 0 : format == ScaleFormat::f32 ? 4 : 2;
+}
 
 void store_scale(ScaleFormat format, float value, std::byte* out) {
   if (format == ScaleFormat::f32) {
@@ -85,7 +98,9 @@ int64_t dense_offset(WeightFormat format, int64_t j, int64_t lane) {
   return format == WeightFormat::f16 ? j * 32 + lane * 2 : j * 64 + lane * 4;
 }
 
-int64_t dense_bytes(WeightFormat format) { return format == WeightFormat::f32 ? 4 : 2; }
+int64_t dense_bytes(WeightFormat format) {
+  return format == WeightFormat::f32 ? 4 : 2;
+}
 
 // Grow-only float scratch of one thread: no allocation per call once the largest shape was seen.
 class Scratch {
@@ -119,7 +134,9 @@ struct GemvInput {
 
 }  // namespace
 
-void CpuPackedLinear::AlignedDelete::operator()(std::byte* bytes) const { std::free(bytes); }
+void CpuPackedLinear::AlignedDelete::operator()(std::byte* bytes) const {
+  std::free(bytes);
+}
 
 // Zeroed. Large weights ask for huge pages: streaming them through 4 KiB pages loses time to address translation.
 CpuPackedLinear::AlignedBytes CpuPackedLinear::allocate_aligned(int64_t num_bytes) {
@@ -483,8 +500,8 @@ void CpuPackedLinear::multiply_block(const InputLayout& layout, std::span<const 
   const int64_t products = num_rows * layout.num_k * num_tiles * kernels_->tile_panels * kPanel;
   const int threads =
       static_cast<int>(std::min<int64_t>(num_threads(), std::max<int64_t>(1, products / kMinThreadProducts)));
-  // At least three tasks a thread, to even out a busy machine; at most kMaxTaskTiles tiles, so that their outputs stay in
-  // L2 until the next block of k adds to them.
+  // At least three tasks a thread, to even out a busy machine; at most kMaxTaskTiles tiles, so that their outputs stay
+  // in L2 until the next block of k adds to them.
   const int64_t tile_tasks =
       std::min<int64_t>(num_tiles, std::max<int64_t>(3 * threads, divide_up(num_tiles, kMaxTaskTiles)));
   const int64_t row_tasks = threads == 1 ? 1 : std::min(num_strips, divide_up(2 * threads, tile_tasks));
@@ -551,8 +568,8 @@ void CpuPackedLinear::multiply_tiles(const InputLayout& layout, std::span<const 
 
 void CpuPackedLinear::row(int64_t out, float* dst_I) const {
   if (out < 0 || out >= num_out_) {
-    throw std::invalid_argument("row " + std::to_string(out) + " lies outside a linear of " +
-                                std::to_string(num_out_) + " outputs");
+    throw std::invalid_argument("row " + std::to_string(out) + " lies outside a linear of " + std::to_string(num_out_) +
+                                " outputs");
   }
   const Part& part = part_of_out(out);
   const InputLayout& layout = layouts_[part.layout];

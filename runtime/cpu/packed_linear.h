@@ -1,5 +1,5 @@
-// The CPU's packed linears: y = x W^T + b with float32 activations, weights in their stored precision expanded exactly to
-// float32, and float32 FMA accumulation. linear_kernels.h describes the packed layout.
+// The CPU's packed linears: y = x W^T + b with float32 activations, weights in their stored precision expanded exactly
+// to float32, and float32 FMA accumulation. linear_kernels.h describes the packed layout.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,8 @@ class CpuPackedLinear final : public PackedLinear {
   void multiply_outputs(const float* x_RI, int64_t num_rows, int64_t first_out, int64_t num_outs, float* y,
                         int64_t y_stride) const;
 
-  // Row `out` of W in float32, as dequantize() gives it, without the bias. Throws std::invalid_argument when out of range.
+  // Row `out` of W in float32, as dequantize() gives it, without the bias. Throws std::invalid_argument when out of
+  // range.
   void row(int64_t out, float* dst_I) const;
 
  private:
@@ -58,15 +59,15 @@ class CpuPackedLinear final : public PackedLinear {
   struct Part {
     WeightFormat format = WeightFormat::bf16;
     ScaleFormat scale_format = ScaleFormat::none;
-    std::string name;         // "w4g64", "bf16"
-    int64_t first_out = 0;    // in the stack
+    std::string name;       // "w4g64", "bf16"
+    int64_t first_out = 0;  // in the stack
     int64_t num_out = 0;
     int64_t first_panel = 0;  // in the stack
     int64_t num_panels = 0;
     int64_t num_groups = 1;
-    size_t layout = 0;              // index into layouts_
-    int64_t panel_bytes = 0;        // of lines
-    int64_t panel_scale_bytes = 0;  // num_groups * kPanel * bytes of a scale
+    size_t layout = 0;                        // index into layouts_
+    int64_t panel_bytes = 0;                  // of lines
+    int64_t panel_scale_bytes = 0;            // num_groups * kPanel * bytes of a scale
     AlignedBytes lines, scales, zeros, bias;  // all but lines may be null
   };
 
@@ -111,7 +112,8 @@ class CpuPackedLinear final : public PackedLinear {
   std::vector<InputLayout> layouts_;
 };
 
-// Packs linears that share their input, stacked along O in the given order; each may have its own precision. num_threads
+// Packs linears that share their input, stacked along O in the given order; each may have its own precision.
+// num_threads
 // <= 0: as OpenMP decides at each call. The CPU must support `isa`. Throws std::invalid_argument when parts is empty or
 // disagree in num_in, a dense type is no F32, F16 or BF16 or its bytes or the bias do not fit the shape, and what
 // validate() throws for a quantized weight.

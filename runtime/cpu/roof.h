@@ -7,14 +7,14 @@
 
 namespace pare {
 
-// Float32 multiply-adds in registers: 2 * lanes * FMAs / second, in GFLOP/s, over num_threads threads; the best of several
-// rounds of some milliseconds. Throws std::invalid_argument when num_threads < 1 or the CPU lacks `isa`.
+// Float32 multiply-adds in registers: 2 * lanes * FMAs / second, in GFLOP/s, over num_threads threads; the best of
+// several rounds of some milliseconds. Throws std::invalid_argument when num_threads < 1 or the CPU lacks `isa`.
 double measure_fma_gflops(Isa isa, int num_threads);
 
 // GB/s (1e9 bytes) at which num_threads threads read a buffer of num_bytes over and over, each its own contiguous share
-// in four streams, with the CPU's widest loads: what a decode of that footprint can reach at most. The best of several rounds;
-// the buffer lies in huge pages where the system grants them. Throws std::invalid_argument when num_threads < 1 or num_bytes < 64 KiB per thread, and
-// std::bad_alloc.
+// in four streams, with the CPU's widest loads: what a decode of that footprint can reach at most. The best of several
+// rounds; the buffer lies in huge pages where the system grants them. Throws std::invalid_argument when num_threads < 1
+// or num_bytes < 64 KiB per thread, and std::bad_alloc.
 double measure_read_gbps(int64_t num_bytes, int num_threads);
 
 }  // namespace pare

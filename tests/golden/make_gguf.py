@@ -88,7 +88,7 @@ def family_file(folder, architecture):
     if architecture == "gemma3":
         writer.add_sliding_window(config["sliding_window"])
     alphabet = byte_alphabet()
-    tokens = ["<s>", "</s>"] + [alphabet[b] for b in range(config["vocab_size"] - 2)]
+    tokens = ["<s>", "</s>"] + [alphabet[b] for b in range(config["vocab_size"] - 3)] + ["hi"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)

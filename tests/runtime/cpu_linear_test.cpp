@@ -1,10 +1,11 @@
 // The CPU's packed linears against plain loops in double. The oracle reads the unpacked weights and knows nothing of
 // panels, units or tiles.
 //
-// Tolerance: a float32 sum of n terms in any order, each product rounded once or fused, is within n u M of the exact one to
-// first order (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), u = 2^-24, M the sum of the terms' magnitudes. Here n = I plus
-// a few operations for scale, zero, bias and the joining of partial sums: kExtraTerms. Where zeros are subtracted from
-// the group's sum, the terms are scale * (code - centre) * x and scale * (zero - centre) * x.
+// Tolerance: a float32 sum of n terms in any order, each product rounded once or fused, is within n u M of the exact
+// one to first order (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), u = 2^-24, M the sum of the
+// terms' magnitudes. Here n = I plus a few operations for scale, zero, bias and the joining of partial sums:
+// kExtraTerms. Where zeros are subtracted from the group's sum, the terms are scale * (code - centre) * x and scale *
+// (zero - centre) * x.
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -45,7 +46,8 @@ struct Format {
   bool quantized() const { return bits <= 8; }
   std::string name() const {
     if (!quantized()) return std::string(dtype_name(dtype));
-    return "w" + std::to_string(bits) + "_" + (group_size == kPerChannel ? "channel" : "g" + std::to_string(group_size)) +
+    return "w" + std::to_string(bits) + "_" +
+           (group_size == kPerChannel ? "channel" : "g" + std::to_string(group_size)) +
            (symmetric ? "_symmetric_" : "_asymmetric_") + std::string(dtype_name(dtype));
   }
 };
@@ -133,7 +135,8 @@ PlainWeights plain_weights(std::span<const LinearWeights> parts) {
         if (const auto* dense = std::get_if<DenseWeight>(&part.weight)) {
           const size_t size = dtype_size_bytes(dense->dtype);
           float value = 0.0f;
-          convert_to_float(dense->dtype, dense->data.subspan((o * plain.num_in + i) * size, size), std::span(&value, 1));
+          convert_to_float(dense->dtype, dense->data.subspan((o * plain.num_in + i) * size, size),
+                           std::span(&value, 1));
           w = value;
           magnitude = std::abs(w);
         } else {
@@ -295,7 +298,7 @@ TEST(CpuLinear, EqualsPlainLoopsForEveryFormatShapeAndIsa) {
         const OwnedWeights owned = random_weights(format, num_out, num_in, num_out % 2 == 0, 11);
         const Expected expected = multiply_plainly(plain_weights(std::span(&owned.weights, 1)), x, kMaxRows);
         for (Isa isa : isas) {
-          const auto packed = pack_linear(isa, std::span(&owned.weights, 1));
+          const auto packed = pack_linear(isa, std::span(&owned.weights, 1), 1);  // threads have a test of their own
           for (int64_t num_rows : kRowCounts) {
             ASSERT_EQ(multiply_and_compare(*packed, expected, x, num_rows), "")
                 << format.name() << " O " << num_out << " I " << num_in << " R " << num_rows << " " << isa_name(isa);
@@ -306,11 +309,13 @@ TEST(CpuLinear, EqualsPlainLoopsForEveryFormatShapeAndIsa) {
     }
   }
   // Every group size above divides at least one input width; a format that none fits would be tested by nobody.
-  EXPECT_GE(num_compared, static_cast<int>(all_formats().size() * isas.size() * std::size(kOutputs) * std::size(kRowCounts)));
+  EXPECT_GE(num_compared,
+            static_cast<int>(all_formats().size() * isas.size() * std::size(kOutputs) * std::size(kRowCounts)));
 }
 
 TEST(CpuLinear, EqualsPlainLoopsBeyondOneBlockOfRowsAndInputs) {
-  for (const Format& format : {Format{16, DType::BF16}, Format{4, DType::BF16, 64}, Format{3, DType::F16, 100, false}}) {
+  for (const Format& format :
+       {Format{16, DType::BF16}, Format{4, DType::BF16, 64}, Format{3, DType::F16, 100, false}}) {
     const int64_t num_in = format.group_size == 100 ? 1300 : 1344;
     const int64_t num_rows = 1061;  // three blocks of rows, the last strip partial; three blocks of k
     const std::vector<float> x = random_x(num_rows, num_in, 3);
@@ -350,7 +355,8 @@ TEST(CpuLinear, ExtremeCodesAndZerosAreExact) {
             for (int64_t r = 0; r < num_rows; ++r) {
               const float sum = std::accumulate(x.begin() + r * 64, x.begin() + (r + 1) * 64, 0.0f);
               for (int64_t o = 0; o < 33; ++o) {
-                ASSERT_EQ(y[r * 33 + o], 0.25f * static_cast<float>(code - zero) * sum) << bits << " bits " << isa_name(isa);
+                ASSERT_EQ(y[r * 33 + o], 0.25f * static_cast<float>(code - zero) * sum)
+                    << bits << " bits " << isa_name(isa);
               }
             }
           }
@@ -467,7 +473,8 @@ TEST(CpuLinear, AnyNumberOfThreadsGivesTheSameBits) {
 #pragma omp single
         packed->multiply(x.data(), num_rows, inside.data());
       }
-      ASSERT_EQ(std::memcmp(one.data(), inside.data(), one.size() * 4), 0) << "inside a parallel region, R " << num_rows;
+      ASSERT_EQ(std::memcmp(one.data(), inside.data(), one.size() * 4), 0)
+          << "inside a parallel region, R " << num_rows;
     }
   }
 }
@@ -506,7 +513,8 @@ TEST(CpuLinear, RowGivesTheDequantizedWeight) {
       for (int64_t o = 0; o < 35; ++o) {
         packed->row(o, row.data());
         for (int64_t i = 0; i < num_in; ++i) {
-          ASSERT_EQ(row[i], static_cast<float>(plain.w_OI[o * num_in + i])) << format.name() << " [" << o << ", " << i << "]";
+          ASSERT_EQ(row[i], static_cast<float>(plain.w_OI[o * num_in + i]))
+              << format.name() << " [" << o << ", " << i << "]";
         }
         ASSERT_EQ(row[num_in], -77.0f);
       }
@@ -529,7 +537,8 @@ TEST(CpuLinear, ResidentBytesAreBitsScalesZerosAndBias) {
       {{2, DType::F32, 32}, 960, 576, false, 960 * 576 / 4 + 960 * 18 * 4},
       {{8, DType::F16}, 960, 576, true, 960 * 576 + 960 * 2 + 960 * 4},
       {{4, DType::BF16, 64, false}, 960, 576, false, 960 * 576 / 2 + 960 * 9 * (2 + 1)},
-      // Outputs are padded to whole panels; a channel of 172 codes of 4 bits to 22 words, and x is gathered: 176 indices.
+      // Outputs are padded to whole panels; a channel of 172 codes of 4 bits to 22 words, and x is gathered: 176
+      // indices.
       {{4, DType::BF16}, 100, 172, false, 112 * 22 * 4 + 112 * 2 + 176 * 4},
   };
   for (const Case& c : cases) {

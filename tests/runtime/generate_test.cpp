@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string_view>
 
 #include "runtime/interrupt.h"
+#include "runtime/tokenizer.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/tiny_models.h"
 #include "tests/temporary_folder.h"
@@ -177,6 +179,30 @@ TEST_F(Generate, StopsWhenInterrupted) {
                         }),
                Interrupted);
   EXPECT_EQ(num_heard, 3);
+}
+
+// The text that llama2.c's run.c gives at temperature 0, as published beside its checkpoint (karpathy/tinyllamas,
+// stories260K): import, tokenizer, transformer and sampling of a trained model, against another program.
+TEST(GenerateReal, Stories260kTellsTheStoryThatLlama2cTells) {
+  constexpr std::string_view kStory =
+      "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
+      "big, "
+      "red ball. She wanted to play with it, but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" "
+      "Lily was "
+      "sad and didn't know what to do. She said, \"I want to play with your ball, but I can't find it.\"\nLily was sad "
+      "and "
+      "didn't know what to do. She said, \"I'm sorry, Lily. I didn't know what to do.\"\nLily didn't want to help her "
+      "mom, so "
+      "she said, \"I'm sorry, mom. I didn't know what to do.\" Her mom said, \"Don't worry, Lily. We can help you.";
+  const std::string directory = PARE_SOURCE_DIR "/calibration_data/stories260k";
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  const Tokenizer tokenizer = Tokenizer::open(directory);
+  const std::vector<int32_t> prompt = tokenizer.encode("", true);  // BOS alone, as run.c starts
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 1);
+  Transformer model = Transformer::load(checkpoint, *backend);
+  const Generation generation = generate(model, prompt, {.max_tokens = 257});
+  const std::string text = tokenizer.decode(generation.ids, true);
+  EXPECT_EQ(text.substr(0, kStory.size()), kStory);
 }
 
 }  // namespace

@@ -1,0 +1,66 @@
+// The calibration's way through the model: all windows' hidden states stand in front of one block, and move through it
+// stage by stage, each stage computed once and with the weights the block has by then. So a layer's statistics are
+// taken on the inputs it will see, and the whole walk is one forward pass.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compress/calibration.h"
+#include "compress/decoder_block.h"
+#include "compress/hidden_store.h"
+#include "runtime/npy.h"
+
+namespace pare {
+
+// Where the two stores lie.
+enum class Spill { none, inputs, all };
+
+struct WalkSeconds {
+  double forward = 0.0;     // the forward pass itself
+  double statistics = 0.0;  // ranges and H
+};
+
+class BlockWalk {
+ public:
+  // Embeds the windows. The stores go to `spill_directory` as `spill` says. Uses num_threads workers.
+  // Throws std::invalid_argument for an id outside the vocabulary, and what HiddenStore throws.
+  BlockWalk(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
+            uint64_t sample_seed, Spill spill, const std::filesystem::path& spill_directory, int num_threads);
+
+  // Moves all windows up to `stage` of the block in front of them and returns the statistics of the stage's input. To
+  // be called for every stage of a block, in order, and then leave. Throws Interrupted between groups of windows.
+  LayerStatistics reach(const DecoderBlock& block, Stage stage, StatisticsNeed need);
+  // Through the last stage's layers: the windows then stand in front of the next block.
+  void leave(const DecoderBlock& block);
+
+  const WalkSeconds& seconds() const { return seconds_; }
+
+  // Bytes that the walk holds (stores in memory, working space), for windows of that shape. mapped_bytes: of the spill.
+  struct Footprint {
+    int64_t memory_bytes = 0;
+    int64_t spill_bytes = 0;
+  };
+  static Footprint footprint(const ModelDescription& model, int64_t num_windows, int64_t num_tokens, Spill spill,
+                             int num_threads);
+
+ private:
+  // The rows of windows [first, first + count) of the stage's input: in the inputs' store, or in the group buffer.
+  at::Tensor input_rows(Stage stage, int64_t first, int64_t count, int64_t width) const;
+  void produce(const DecoderBlock& block, Stage stage, int64_t window, BlockScratch& scratch, at::Tensor& x_TI) const;
+
+  const ModelDescription& model_;
+  int64_t num_windows_, num_tokens_;
+  int64_t group_windows_;
+  std::vector<int64_t> sample_rows_;
+  HiddenStore hidden_;
+  HiddenStore inputs_;                 // of the two output stages: what attention and activation made
+  at::Tensor group_x_RD_;              // the normalized input of the windows at work
+  std::vector<BlockScratch> scratch_;  // one per worker
+  WalkSeconds seconds_;
+};
+
+}  // namespace pare

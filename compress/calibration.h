@@ -1,0 +1,84 @@
+// What one stage's input looked like over all calibration windows: the statistics every layerwise pass works from. All
+// layers of a stage share one record, computed once.
+//
+// The result does not depend on threads or memory: windows are summed in chunks of a size that only T decides, each
+// chunk's products are one float32 matrix product per tile of H, and chunks are added in float64 in window order.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace pare {
+
+// The model cannot be calibrated on these data, however often it is tried.
+class UnusableInput : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// What the layers of a stage need. Each includes the ones before.
+enum class StatisticsNeed { none, hessian_diagonal, hessian };
+
+struct LayerStatistics {
+  int64_t num_tokens = 0;
+  // hessian_II = (1/n) sum x x^T, float32, symmetric; relative Frobenius error against float64 <= 1e-5. Undefined when
+  // only the diagonal was asked for.
+  at::Tensor hessian_II;
+  at::Tensor hessian_diagonal_I;  // float32
+  at::Tensor min_I, max_I, mean_abs_I;
+  at::Tensor sample_RI;  // the sampled rows, in token order
+};
+
+inline constexpr int64_t kNumSampleRows = 512;
+
+// `num_rows` of [0, num_tokens) without repetition, ascending; all of them when there are no more. Same seed, same
+// rows, on every platform.
+std::vector<int64_t> draw_sorted(int64_t num_tokens, int64_t num_rows, uint64_t seed);
+
+// Windows whose products are summed in float32 before float64 takes over: about 4096 tokens.
+int64_t chunk_windows(int64_t num_tokens_per_window);
+
+// Sides of the tiles that H is computed in: the upper triangle of them, then mirrored.
+std::vector<int64_t> tile_bounds(int64_t width);
+
+class StatisticsAccumulator {
+ public:
+  // `where` names block and stage in messages. sample_rows are token numbers over all windows (draw_sorted).
+  StatisticsAccumulator(std::string where, int64_t width, int64_t num_windows, int64_t num_tokens,
+                        std::span<const int64_t> sample_rows, StatisticsNeed need);
+
+  // Ranges, sample and finiteness of one window's input [T, width]; may be called from any thread, in any order, once
+  // per window. Throws UnusableInput: where, window, token and channel of a NaN or infinite value.
+  void observe(int64_t window, const at::Tensor& x_TI);
+
+  // Adds x^T x of consecutive windows [count * T, width], starting at a multiple of chunk_windows(T), in ascending
+  // order. Splits the tiles of H over OpenMP threads. Does nothing unless H is needed.
+  void accumulate(int64_t first_window, const at::Tensor& x_RI);
+
+  // The record. Throws std::invalid_argument when a window is missing.
+  LayerStatistics finish();
+
+  static int64_t size_bytes(int64_t width, int64_t num_windows, StatisticsNeed need);
+
+ private:
+  struct Tile {
+    int64_t first_row, num_rows, first_column, num_columns;
+    at::Tensor sum;  // float64
+  };
+  std::string where_;
+  int64_t width_, num_windows_, num_tokens_;
+  std::vector<int64_t> sample_rows_;
+  StatisticsNeed need_;
+  int64_t next_window_ = 0;
+  std::vector<uint8_t> observed_N_;
+  at::Tensor min_NI_, max_NI_, sum_abs_NI_, sum_squares_NI_;
+  at::Tensor sample_RI_;
+  std::vector<Tile> tiles_;
+};
+
+}  // namespace pare

@@ -1,0 +1,25 @@
+// One layer through its pass: statistics and weight in, stored weight and its record out.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "compress/artifact.h"
+#include "compress/preflight.h"
+#include "quant/gptq.h"
+
+namespace pare {
+
+struct CompressedLayer {
+  QuantizedWeight weight;
+  LayerRecord record;
+};
+
+// weight_OI float32. `factor` is the stage's, for gptq. Throws what the passes throw, with the layer's name in front.
+CompressedLayer compress_layer(const PlannedLayer& layer, const at::Tensor& weight_OI,
+                               const LayerStatistics& statistics, const std::optional<GptqFactor>& factor);
+
+// An embedding or head, rounded to nearest by blocks of rows, so that it is never whole in float32.
+CompressedLayer compress_table(const PlannedTable& table, const LinearWeights& source);
+
+}  // namespace pare

@@ -1,0 +1,109 @@
+// One decoder block in float32 on LibTorch: what the calibration walks through, cut at its four stages. A stage is one
+// of the block's four inputs, and the linears that read it:
+//
+//   x = norm(hidden)                  attention_input      q, k, v
+//   mixed = attention(q, k, v)        attention_output     o          hidden += post_norm(o(mixed))
+//   x = norm(hidden)                  feed_forward_input   gate, up
+//   z = act(gate) * up                feed_forward_output  down       hidden += post_norm(down(z))
+//
+// Every function handles one window of T tokens on the calling thread and writes into storage the caller owns, so that
+// workers split windows and the same window always gives the same bits.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "runtime/backend.h"
+#include "runtime/checkpoint.h"
+#include "runtime/model_description.h"
+
+namespace pare {
+
+enum class Stage { attention_input, attention_output, feed_forward_input, feed_forward_output };
+inline constexpr std::array<Stage, 4> kStages = {Stage::attention_input, Stage::attention_output,
+                                                 Stage::feed_forward_input, Stage::feed_forward_output};
+std::string_view stage_name(Stage stage);
+
+// The linears that read the stage's input, in the order in which DecoderBlock stacks them.
+// Throws std::invalid_argument for a mixture of experts, whose stages depend on the routing.
+std::vector<LinearDescription> stage_layers(const BlockDescription& block, Stage stage);
+
+// Width I of the stage's input.
+int64_t stage_width(const BlockDescription& block, Stage stage);
+
+// What one worker needs beside the activations: allocated once, used for every window and block.
+struct BlockScratch {
+  BlockScratch(const ModelDescription& model, int64_t num_tokens);
+  static int64_t size_bytes(const ModelDescription& model, int64_t num_tokens);
+
+  at::Tensor x_TD;        // a stage's normalized input
+  at::Tensor delta_TD;    // what a linear adds to the hidden state
+  at::Tensor qkv_TC;      // C = (H + 2 H_kv) K
+  at::Tensor q_head_TGK;  // queries of the heads that share one kv head
+  at::Tensor k_head_TK;
+  at::Tensor v_head_TK;
+  at::Tensor scores_BGT;  // of one block of queries
+  at::Tensor probabilities_BGT;
+  at::Tensor mixed_BGK;
+  at::Tensor up_TF;
+};
+
+class DecoderBlock {
+ public:
+  // Reads block `index` (norms, weights, biases; dense or compressed) as float32; windows have num_tokens tokens.
+  // Throws what Checkpoint and stage_layers throw.
+  DecoderBlock(const Checkpoint& checkpoint, int64_t index, int64_t num_tokens);
+
+  const BlockDescription& description() const { return *block_; }
+
+  // [O, I] float32, a view: of layer `index` of stage_layers.
+  at::Tensor weight(Stage stage, size_t index) const;
+  // Replaces it by weight_OI (row-major, O * I values).
+  void set_weight(Stage stage, size_t index, std::span<const float> weight_OI);
+
+  void attention_input(const at::Tensor& hidden_TD, at::Tensor& x_TD) const;
+  void attention(const at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& mixed_TI) const;
+  void add_attention_output(const at::Tensor& mixed_TI, BlockScratch& scratch, at::Tensor& hidden_TD) const;
+  void feed_forward_input(const at::Tensor& hidden_TD, at::Tensor& x_TD) const;
+  void feed_forward(const at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& activated_TF) const;
+  void add_feed_forward_output(const at::Tensor& activated_TF, BlockScratch& scratch, at::Tensor& hidden_TD) const;
+
+  // All four stages: hidden [T, D] in place; activated_TF is working space of max(F, H K) columns' worth of floats.
+  void forward(BlockScratch& scratch, at::Tensor& mixed_TI, at::Tensor& activated_TF, at::Tensor& hidden_TD) const;
+
+ private:
+  struct StageWeights {
+    at::Tensor weight_OI;            // the stage's linears stacked along O
+    std::vector<int64_t> first_row;  // of each linear, and the end
+    std::vector<at::Tensor> bias_O;  // of each linear; undefined where it has none
+  };
+  struct NormWeights {
+    at::Tensor gain;
+    float epsilon = 0.0f;
+  };
+  static NormWeights read_norm(const Checkpoint& checkpoint, const NormDescription& norm);
+  static StageWeights read_stage(const Checkpoint& checkpoint, const BlockDescription& block, Stage stage);
+  void linear(Stage stage, size_t index, const at::Tensor& x_TI, at::Tensor out_TO) const;
+  void rotate_head(const float* source, int64_t token, const NormWeights* norm, float* out) const;
+  void gather_head(int64_t kv_head, BlockScratch& scratch) const;
+
+  const ModelDescription* model_;
+  const BlockDescription* block_;
+  int64_t num_tokens_;
+  RopeTable rope_;
+  NormWeights attention_norm_, feed_forward_norm_;
+  std::optional<NormWeights> q_norm_, k_norm_, post_attention_norm_, post_feed_forward_norm_;
+  std::array<StageWeights, kStages.size()> stages_;
+};
+
+// hidden[t] = embedding_scale * table[ids[t]] for one window, float32. The table may be dense or quantized.
+void embed(const LinearWeights& table_VD, float embedding_scale, std::span<const int32_t> ids_T, float* hidden_TD);
+
+// out[r] = x[r] / sqrt(mean(x[r]^2) + epsilon) * gain over rows of `width` floats; out may be x.
+void rms_norm(const float* x_RD, const float* gain_D, float epsilon, int64_t num_rows, int64_t width, float* out_RD);
+
+}  // namespace pare

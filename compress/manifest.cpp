@@ -1,0 +1,161 @@
+#include "compress/manifest.h"
+
+#include <ATen/Version.h>
+#include <torch/headeronly/version.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "runtime/backend.h"
+#include "runtime/sha256.h"
+#include "runtime/version.h"
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+std::string hash_text(const std::string& text) {
+  return sha256_hex(std::as_bytes(std::span(text)));
+}
+
+std::string_view search_name(ScaleSearch search) {
+  switch (search) {
+    case ScaleSearch::minmax:
+      return "minmax";
+    case ScaleSearch::squared_error:
+      return "squared_error";
+    case ScaleSearch::hessian_diagonal:
+      return "hessian_diagonal";
+  }
+  throw std::invalid_argument("no such scale search");
+}
+
+std::string describe(const GridOptions& grid) {
+  std::ostringstream text;
+  text << grid.bits << " bits, group " << grid.group_size << (grid.symmetric ? ", symmetric, " : ", asymmetric, ")
+       << search_name(grid.scales) << ", " << dtype_name(grid.scale_dtype);
+  return text.str();
+}
+
+std::string describe(const LayerOptions& options) {
+  std::ostringstream text;
+  text << method_name(options.method) << ": " << describe(options.gptq.grid);
+  if (options.method == Method::gptq) {
+    text << ", block " << options.gptq.block_size << ", damping " << options.gptq.damping << ", order "
+         << static_cast<int>(options.gptq.act_order);
+  }
+  return text.str();
+}
+
+std::string windows_hash(const TokenWindows& windows) {
+  Sha256 hash;
+  const std::string shape = std::to_string(windows.num_windows) + "x" + std::to_string(windows.num_tokens) + " ";
+  hash.update(std::as_bytes(std::span(shape)));
+  hash.update(std::as_bytes(std::span(windows.ids_NT)));
+  return hash.hex();
+}
+
+Json layer_json(const LayerRecord& layer) {
+  const char* order = layer.scheme.act_order == StoredActOrder::none     ? "none"
+                      : layer.scheme.act_order == StoredActOrder::weight ? "static"
+                                                                         : "group";
+  Json json = {{"name", layer.name},
+               {"shape", {layer.num_out, layer.num_in}},
+               {"method", layer.method},
+               {"bits", layer.scheme.bits},
+               {"group_size", layer.scheme.group_size},
+               {"symmetric", layer.scheme.symmetric},
+               {"act_order", order},
+               {"scale_dtype", dtype_name(layer.scale_dtype)},
+               {"relative_error", layer.relative_error},
+               {"error_measure", layer.error_measure}};
+  if (layer.method == method_name(Method::gptq)) json["damping"] = layer.damping;
+  json["events"] = layer.events;
+  json["sha256"] = layer.sha256;
+  return json;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> input_hashes(const Checkpoint& source) {
+  std::map<std::string, std::string> hashes;
+  for (const fs::path& path : Artifact::copied_files(source.directory())) {
+    hashes[path.filename().string()] = sha256_file(path);
+  }
+  for (const fs::path& path : source.weight_files()) hashes[path.filename().string()] = sha256_file(path);
+  hashes["config.json"] = hash_text(source.config_json());
+  return hashes;
+}
+
+Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, const PlannedRun& plan,
+                             const std::optional<TokenWindows>& calibration, uint64_t seed) {
+  std::string model;
+  for (const auto& [name, hash] : inputs) model += name + " " + hash + "\n";
+  std::string passes;
+  for (const auto& layers : plan.blocks) {
+    for (const PlannedLayer& layer : layers) {
+      passes += layer.linear.name + " " + (layer.options ? describe(*layer.options) : "untouched") + "\n";
+    }
+  }
+  for (const PlannedTable& table : plan.tables) passes += table.linear.name + " " + describe(table.grid) + "\n";
+  return {{"model", hash_text(model)},
+          {"calibration data", calibration ? windows_hash(*calibration) + " seed " + std::to_string(seed) : "none"},
+          {"recipe", hash_text(passes)},
+          {"version of pare", std::string(version())},
+          {"version of LibTorch", TORCH_VERSION},
+          {"instruction set", at::get_cpu_capability()}};
+}
+
+std::vector<std::string> list_events(const std::vector<LayerRecord>& layers) {
+  std::vector<std::string> lines;
+  for (const LayerRecord& layer : layers) {
+    for (const std::string& event : layer.events) lines.push_back(layer.name + ": " + event);
+  }
+  return lines;
+}
+
+std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
+                          const std::map<std::string, std::string>& inputs,
+                          const std::optional<TokenWindows>& calibration, const std::vector<LayerRecord>& layers,
+                          const std::vector<EngineVerdict>& engines,
+                          const std::map<std::string, std::string>& outputs) {
+  Json json = {{"pare", version()}, {"fingerprint", fingerprint}, {"recipe", recipe.text}, {"inputs", inputs}};
+  if (calibration) {
+    json["calibration"] = {{"text", recipe.calibration->text.filename().string()},
+                           {"windows", calibration->num_windows},
+                           {"tokens", calibration->num_tokens},
+                           {"seed", recipe.calibration->seed}};
+  }
+  json["layers"] = Json::array();
+  for (const LayerRecord& layer : layers) json["layers"].push_back(layer_json(layer));
+  json["events"] = list_events(layers);
+  json["engines"] = Json::array();
+  for (const EngineVerdict& verdict : engines) {
+    json["engines"].push_back({{"engine", verdict.engine}, {"loads", verdict.loads}, {"reasons", verdict.reasons}});
+  }
+  json["outputs"] = outputs;
+  return json.dump(2) + "\n";
+}
+
+std::string report_json(const RunReport& report) {
+  Json json = {{"output", report.output.string()},
+               {"seconds", report.seconds},
+               {"stage_seconds", report.stage_seconds},
+               {"peak_memory_bytes", report.peak_memory_bytes},
+               {"peak_resident_bytes", report.peak_resident_bytes},
+               {"source_bytes", report.source_bytes},
+               {"output_bytes", report.output_bytes},
+               {"bits_per_weight", report.bits_per_weight},
+               {"bits_per_weight_without_head", report.bits_per_weight_without_head},
+               {"layers", report.num_layers},
+               {"resumed_blocks", report.num_resumed_blocks},
+               {"events", report.events}};
+  json["perplexity"] = Json::array();
+  for (const Evaluation& evaluation : report.evaluations)
+    json["perplexity"].push_back(Json::parse(to_json(evaluation)));
+  return json.dump(2) + "\n";
+}
+
+}  // namespace pare

@@ -1,0 +1,51 @@
+// What is written about a run: the fingerprint that decides its bytes, pare.json (inside the promise of equal bytes)
+// and report.json (measured, outside it).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compress/artifact.h"
+#include "compress/preflight.h"
+#include "compress/recipe.h"
+#include "runtime/checkpoint.h"
+#include "runtime/evaluate.h"
+#include "runtime/npy.h"
+
+namespace pare {
+
+// SHA-256 of every file of the source directory that goes into the output, by name.
+std::map<std::string, std::string> input_hashes(const Checkpoint& source);
+
+Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, const PlannedRun& plan,
+                             const std::optional<TokenWindows>& calibration, uint64_t seed);
+
+// pare.json. Deterministic: no times, paths or measured values.
+std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
+                          const std::map<std::string, std::string>& inputs,
+                          const std::optional<TokenWindows>& calibration, const std::vector<LayerRecord>& layers,
+                          const std::vector<EngineVerdict>& engines, const std::map<std::string, std::string>& outputs);
+
+struct RunReport {
+  std::filesystem::path output;
+  double seconds = 0.0;
+  std::map<std::string, double> stage_seconds;  // of this process: "forward", "statistics", "compress", ...
+  int64_t peak_memory_bytes = 0;                // sampled RssAnon + RssShmem
+  int64_t peak_resident_bytes = 0;              // VmHWM
+  int64_t source_bytes = 0;                     // of all files
+  int64_t output_bytes = 0;
+  double bits_per_weight = 0.0;  // with embedding and head
+  double bits_per_weight_without_head = 0.0;
+  int64_t num_layers = 0;
+  int64_t num_resumed_blocks = 0;
+  std::vector<std::string> events;
+  std::vector<Evaluation> evaluations;
+};
+std::string report_json(const RunReport& report);
+
+// "LAYER: event" for every event, in layer order.
+std::vector<std::string> list_events(const std::vector<LayerRecord>& layers);
+
+}  // namespace pare

@@ -1,0 +1,443 @@
+#include "compress/pipeline.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <malloc.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <stdexcept>
+
+#include "compress/artifact.h"
+#include "compress/block_walk.h"
+#include "compress/compress_layer.h"
+#include "compress/manifest.h"
+#include "compress/plan.h"
+#include "compress/preflight.h"
+#include "quant/row_chunks.h"
+#include "runtime/backend.h"
+#include "runtime/evaluate.h"
+#include "runtime/inspect.h"
+#include "runtime/interrupt.h"
+#include "runtime/memory_usage.h"
+#include "runtime/token_source.h"
+#include "runtime/tokenizer.h"
+#include "runtime/transformer.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+// Part 0 holds embedding and head; block b is part b + 1.
+constexpr int64_t kTablesPart = 0;
+int64_t part_of_block(int64_t block) {
+  return block + 1;
+}
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// The recipe's data in tokens, read and checked before any work.
+struct RunData {
+  std::optional<TokenWindows> calibration;
+  std::vector<ScoredWindows> evaluations;
+};
+
+TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* tokenizer,
+                              const ModelDescription& model) {
+  TokenWindows all = read_token_windows(recipe.text, tokenizer, recipe.num_tokens, /*num_windows=*/0,
+                                        /*add_special_tokens=*/true, model.vocabulary_size);
+  if (all.num_tokens > model.context_length) {
+    throw std::invalid_argument("calibration: windows of " + std::to_string(all.num_tokens) +
+                                " tokens; the model's context is " + std::to_string(model.context_length));
+  }
+  if (all.num_windows <= recipe.num_samples) return all;
+  // Windows of a .npy are taken in order, those of a text drawn at random and kept in order.
+  TokenWindows drawn;
+  drawn.num_tokens = all.num_tokens;
+  drawn.num_windows = recipe.num_samples;
+  for (int64_t i = 0; const int64_t window : draw_sorted(all.num_windows, recipe.num_samples, recipe.seed)) {
+    const std::span<const int32_t> ids = all.window(holds_token_windows(recipe.text) ? i : window);
+    drawn.ids_NT.insert(drawn.ids_NT.end(), ids.begin(), ids.end());
+    ++i;
+  }
+  return drawn;
+}
+
+RunData read_data(const Recipe& recipe, const PlannedRun& plan, const Checkpoint& checkpoint) {
+  const auto needs_tokenizer = [](const fs::path& text) { return !holds_token_windows(text); };
+  std::optional<Tokenizer> tokenizer;
+  if ((plan.needs_calibration && needs_tokenizer(recipe.calibration->text)) ||
+      std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(),
+                  [&](const PerplexityRecipe& item) { return needs_tokenizer(item.text); })) {
+    tokenizer = Tokenizer::open(checkpoint.directory());
+  }
+  RunData data;
+  if (plan.needs_calibration) {
+    data.calibration =
+        read_calibration(*recipe.calibration, tokenizer ? &*tokenizer : nullptr, checkpoint.description());
+  }
+  for (const PerplexityRecipe& item : recipe.evaluate) {
+    const EvaluationOptions options{parse_protocol(item.protocol), item.context, item.num_windows};
+    data.evaluations.push_back(
+        make_scored_windows(item.text, tokenizer ? &*tokenizer : nullptr, checkpoint.description(), options));
+  }
+  return data;
+}
+
+Workload measure_workload(const Recipe& recipe, const RunData& data, int num_threads) {
+  Workload workload;
+  workload.num_threads = num_threads;
+  if (data.calibration) {
+    workload.num_windows = data.calibration->num_windows;
+    workload.num_tokens = data.calibration->num_tokens;
+  }
+  for (size_t i = 0; i < data.evaluations.size(); ++i) {
+    const TokenWindows& windows = data.evaluations[i].windows;
+    workload.evaluations.push_back({windows.num_windows, windows.num_tokens, recipe.evaluate[i].reference});
+  }
+  return workload;
+}
+
+// Every weight is decoded once, so that a NaN is found now and not after hours.
+void check_weights(const PlannedRun& plan, const Checkpoint& checkpoint) {
+  const auto check = [&](const LinearDescription& linear) {
+    checkpoint.linear(linear);
+    checkpoint.drop_pages(linear);
+  };
+  for (const auto& layers : plan.blocks) {
+    for (const PlannedLayer& layer : layers) check(layer.linear);
+  }
+  check(checkpoint.embedding());
+  if (!checkpoint.description().tied_head) check(checkpoint.head());
+}
+
+void check_disk_space(const fs::path& output, const Prediction& prediction) {
+  fs::path existing = fs::absolute(output).lexically_normal();
+  while (!fs::exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
+  const auto available = static_cast<int64_t>(fs::space(existing).available);
+  if (available < prediction.disk_bytes) {
+    throw std::runtime_error("'" + existing.string() + "' has " + format_bytes(available) + " free; this run needs " +
+                             format_bytes(prediction.disk_bytes) + ": free some or choose another place with --out");
+  }
+}
+
+void print_verdicts(const std::vector<EngineVerdict>& verdicts, Progress& progress) {
+  for (const EngineVerdict& verdict : verdicts) {
+    std::string line = "engine: " + verdict.engine + (verdict.loads ? ": loads the result" : ": does not load it");
+    for (const std::string& reason : verdict.reasons) line += "; " + reason;
+    progress.print(line);
+  }
+}
+
+void print_row(const LayerRecord& record, double seconds_left, Progress& progress) {
+  const std::string group =
+      record.scheme.group_size == kPerChannel ? "channel" : "g" + std::to_string(record.scheme.group_size);
+  char row[256];
+  std::snprintf(row, sizeof(row), "%-40s %-4s w%d %-8s error %.3e  damping %-6.4g %7.2f s  %10s left",
+                record.name.c_str(), record.method.c_str(), record.scheme.bits, group.c_str(), record.relative_error,
+                record.damping, record.seconds, format_duration(seconds_left).c_str());
+  progress.print(row);
+  for (const std::string& event : record.events) progress.print("event: " + record.name + ": " + event);
+}
+
+void check_strict(const Recipe& recipe, const std::vector<LayerRecord>& records) {
+  const std::vector<std::string> events = list_events(records);
+  if (!recipe.strict || events.empty()) return;
+  std::string message = "strict: " + std::to_string(events.size()) + " event(s):";
+  for (const std::string& event : events) message += "\n  " + event;
+  throw std::runtime_error(message + "\nchange the recipe, or allow events with 'strict: false'");
+}
+
+// Embedding and head, or what an earlier run has committed of them.
+void compress_tables(const PlannedRun& plan, const Checkpoint& checkpoint, Artifact& artifact, Progress& progress) {
+  if (plan.tables.empty() || artifact.committed(kTablesPart) != nullptr) return;
+  std::vector<StreamedTensor> tensors;
+  std::vector<LayerRecord> records;
+  for (const PlannedTable& table : plan.tables) {
+    throw_if_interrupted();
+    const CompressedLayer layer = compress_table(table, checkpoint.linear(table.linear));
+    checkpoint.drop_pages(table.linear);
+    Artifact::append_packed(layer.weight, table.linear.name, tensors);
+    print_row(layer.record, 0.0, progress);
+    records.push_back(layer.record);
+  }
+  artifact.commit(kTablesPart, std::move(tensors), std::move(records));
+}
+
+// The table that the compressed model will embed with.
+LinearWeights embedding_of(const Checkpoint& checkpoint, const Artifact& artifact) {
+  const LinearDescription embedding = checkpoint.embedding();
+  if (const std::vector<LayerRecord>* records = artifact.committed(kTablesPart)) {
+    for (const LayerRecord& record : *records) {
+      if (record.name == embedding.name) {
+        return {embedding.name, artifact.read_weight(kTablesPart, record), {}};
+      }
+    }
+  }
+  return checkpoint.linear(embedding);
+}
+
+// What an earlier run has committed of a block, put in place of its weights.
+void restore_block(const std::vector<PlannedLayer>& layers, const std::vector<LayerRecord>& records, int64_t part,
+                   const Artifact& artifact, DecoderBlock& block) {
+  for (const PlannedLayer& layer : layers) {
+    for (const LayerRecord& record : records) {
+      if (record.name != layer.linear.name) continue;
+      block.set_weight(layer.stage, layer.index, dequantize(artifact.read_weight(part, record)));
+    }
+  }
+}
+
+// One stage's layers: the factor of H is made once and shared.
+void compress_stage(const std::vector<PlannedLayer>& layers, Stage stage, const LayerStatistics& statistics,
+                    DecoderBlock& block, std::vector<StreamedTensor>& tensors, std::vector<LayerRecord>& records) {
+  std::optional<GptqFactor> factor;
+  for (const PlannedLayer& layer : layers) {
+    if (layer.stage != stage || !layer.options) continue;
+    throw_if_interrupted();
+    const auto start = Clock::now();
+    if (layer.options->method == Method::gptq && !factor) {
+      try {
+        factor = factorize(statistics.hessian_II, layer.options->gptq);
+      } catch (const std::invalid_argument& error) {
+        throw UnusableInput(layer.linear.name + ": " + error.what());
+      }
+    }
+    CompressedLayer compressed = compress_layer(layer, block.weight(stage, layer.index), statistics, factor);
+    block.set_weight(stage, layer.index, dequantize(compressed.weight));
+    Artifact::append_packed(compressed.weight, layer.linear.name, tensors);
+    compressed.record.seconds = seconds_since(start);
+    records.push_back(std::move(compressed.record));
+  }
+}
+
+// The walk over the blocks: statistics, compression, on with the compressed weights.
+void compress_blocks(const Recipe& recipe, const PlannedRun& plan, const Checkpoint& checkpoint, const RunData& data,
+                     Spill spill, int num_threads, Artifact& artifact, Progress& progress, RunReport& report) {
+  const ModelDescription& model = checkpoint.description();
+  const auto num_blocks = static_cast<int64_t>(plan.blocks.size());
+  const auto is_done = [&](int64_t b) {
+    const auto& layers = plan.blocks[static_cast<size_t>(b)];
+    return artifact.committed(part_of_block(b)) != nullptr ||
+           std::none_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.options.has_value(); });
+  };
+  int64_t last = num_blocks;  // nothing is left to do after the last block that is not done
+  while (last > 0 && is_done(last - 1)) --last;
+  for (int64_t b = 0; b < num_blocks; ++b) report.num_resumed_blocks += artifact.committed(part_of_block(b)) != nullptr;
+  if (last == 0) return;
+
+  const auto start = Clock::now();
+  std::optional<BlockWalk> walk;
+  if (plan.needs_calibration) {
+    walk.emplace(model, *data.calibration, embedding_of(checkpoint, artifact), recipe.calibration->seed, spill,
+                 artifact.partial_directory(), num_threads);
+    checkpoint.drop_pages(checkpoint.embedding());
+  }
+  const int64_t num_tokens = data.calibration ? data.calibration->num_tokens : 1;
+  progress.begin("compress", last, "blocks");
+  for (int64_t b = 0; b < last; ++b) {
+    throw_if_interrupted();
+    const std::vector<PlannedLayer>& layers = plan.blocks[static_cast<size_t>(b)];
+    const std::vector<LayerRecord>* committed = artifact.committed(part_of_block(b));
+    if (is_done(b) && !walk) continue;
+    DecoderBlock block(checkpoint, b, num_tokens);
+    if (committed != nullptr) restore_block(layers, *committed, part_of_block(b), artifact, block);
+
+    std::vector<StreamedTensor> tensors;
+    std::vector<LayerRecord> records;
+    for (const Stage stage : kStages) {
+      LayerStatistics statistics;
+      if (walk) statistics = walk->reach(block, stage, is_done(b) ? StatisticsNeed::none : plan.need(b, stage));
+      const auto compress_start = Clock::now();
+      if (!is_done(b)) compress_stage(layers, stage, statistics, block, tensors, records);
+      report.stage_seconds["compress"] += seconds_since(compress_start);
+    }
+    if (walk && b + 1 < last) walk->leave(block);
+    if (!is_done(b)) {
+      check_strict(recipe, records);
+      const auto commit_start = Clock::now();
+      artifact.commit(part_of_block(b), std::move(tensors), records);
+      report.stage_seconds["commit"] += seconds_since(commit_start);
+      const double seconds_left = seconds_since(start) / static_cast<double>(b + 1) * static_cast<double>(last - b - 1);
+      for (const LayerRecord& record : records) print_row(record, seconds_left, progress);
+    }
+    progress.update(b + 1);
+  }
+  progress.finish();
+  if (walk) {
+    report.stage_seconds["forward"] = walk->seconds().forward;
+    report.stage_seconds["statistics"] = walk->seconds().statistics;
+  }
+}
+
+std::vector<Evaluation> evaluate_artifact(const Recipe& recipe, const RunData& data, const Checkpoint& source,
+                                          const fs::path& directory, int num_threads, Progress& progress) {
+  std::vector<Evaluation> evaluations;
+  if (recipe.evaluate.empty()) return evaluations;
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), num_threads);
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  Transformer model = Transformer::load(checkpoint, *backend);
+  std::optional<Transformer> reference;
+  for (size_t i = 0; i < data.evaluations.size(); ++i) {
+    if (recipe.evaluate[i].reference && !reference) reference = Transformer::load(source, *backend);
+    progress.begin("evaluate", data.evaluations[i].windows.num_windows, "windows");
+    evaluations.push_back(evaluate(model, data.evaluations[i], recipe.evaluate[i].reference ? &*reference : nullptr,
+                                   [&](int64_t done, int64_t) {
+                                     throw_if_interrupted();
+                                     progress.update(done);
+                                   }));
+    progress.finish();
+  }
+  return evaluations;
+}
+
+void check_gates(const FailIf& fail_if, const std::vector<Evaluation>& evaluations, const fs::path& artifact) {
+  std::string broken;
+  const auto check = [&](const char* name, const std::optional<double>& limit, double found, const std::string& label) {
+    if (!limit || found <= *limit) return;
+    char line[128];
+    std::snprintf(line, sizeof(line), "\n  %s is %.5g, allowed is %.5g: ", name, found, *limit);
+    broken += line + label;
+  };
+  for (const Evaluation& evaluation : evaluations) {
+    if (!evaluation.comparison) continue;
+    check("kl", fail_if.kl, evaluation.comparison->kl_mean.value, evaluation.label);
+    check("perplexity_ratio", fail_if.perplexity_ratio, evaluation.comparison->perplexity_ratio.value,
+          evaluation.label);
+  }
+  if (broken.empty()) return;
+  throw std::runtime_error("fail_if: the result is not good enough:" + broken + "\nIt is left in '" +
+                           artifact.string() + "' for inspection; --fresh starts anew");
+}
+
+int64_t bytes_of_files(const std::vector<fs::path>& files) {
+  int64_t bytes = 0;
+  for (const fs::path& path : files) bytes += static_cast<int64_t>(fs::file_size(path));
+  return bytes;
+}
+
+void measure_sizes(const Checkpoint& source, const fs::path& artifact, RunReport& report) {
+  const Checkpoint written = Checkpoint::open(artifact);
+  const WeightSizes sizes = weight_sizes(written);
+  report.source_bytes = bytes_of_files(source.weight_files());
+  report.output_bytes = bytes_of_files(written.weight_files());
+  report.bits_per_weight = sizes.all_bits();
+  report.bits_per_weight_without_head = sizes.linear_bits();
+}
+
+fs::path chosen(const fs::path& from_command_line, const fs::path& from_recipe, const std::string& what,
+                const std::string& key, const std::string& option) {
+  const fs::path& path = from_command_line.empty() ? from_recipe : from_command_line;
+  if (path.empty()) throw std::invalid_argument("no " + what + ": give '" + key + ":' in the recipe or " + option);
+  return path;
+}
+
+// From the first commitment to the published artifact.
+std::string carry_out(const Recipe& recipe, const PlannedRun& plan, const Checkpoint& checkpoint, const RunData& data,
+                      const Prediction& prediction, const std::vector<EngineVerdict>& verdicts,
+                      const std::map<std::string, std::string>& inputs, const Fingerprint& fingerprint, int num_threads,
+                      Artifact& artifact, MemorySampler& memory, Clock::time_point start, const fs::path& output,
+                      Progress& progress) {
+  RunReport report;
+  const auto timed = [&](const char* stage, const std::function<void()>& work) {
+    const auto stage_start = Clock::now();
+    work();
+    report.stage_seconds[stage] += seconds_since(stage_start);
+  };
+  timed("tables", [&] { compress_tables(plan, checkpoint, artifact, progress); });
+  compress_blocks(recipe, plan, checkpoint, data, prediction.spill, num_threads, artifact, progress, report);
+  const std::vector<LayerRecord> records = artifact.records();
+  check_strict(recipe, records);
+  malloc_trim(0);  // what the calibration held is not to be counted beside the evaluation
+
+  timed("write", [&] {
+    artifact.assemble(checkpoint, plan.unquantized);
+    artifact.write_file("pare.json", manifest_json(recipe, fingerprint, inputs, data.calibration, records, verdicts,
+                                                   artifact.output_hashes()));
+  });
+  timed("verify", [&] { artifact.verify(checkpoint); });
+  throw_if_interrupted();
+  timed("evaluate", [&] {
+    report.evaluations =
+        evaluate_artifact(recipe, data, checkpoint, artifact.artifact_directory(), num_threads, progress);
+  });
+
+  report.output = output;
+  measure_sizes(checkpoint, artifact.artifact_directory(), report);
+  report.num_layers = static_cast<int64_t>(records.size());
+  report.events = list_events(records);
+  report.seconds = seconds_since(start);
+  report.peak_memory_bytes = memory.peak_bytes();
+  report.peak_resident_bytes = read_memory_usage().peak_resident_bytes;
+  const std::string json = report_json(report);
+  artifact.write_file("report.json", json);
+  check_gates(recipe.fail_if, report.evaluations, artifact.artifact_directory());
+  artifact.publish();
+
+  for (const std::string& event : report.events) progress.print("event: " + event);
+  for (const Evaluation& evaluation : report.evaluations) progress.print(to_text(evaluation));
+  progress.print(output.string() + ": " + format_bytes(report.output_bytes) + ", " +
+                 format_number(report.bits_per_weight_without_head, 3) + " bits per weight (" +
+                 format_number(report.bits_per_weight, 3) + " with embedding and head), " +
+                 format_duration(report.seconds) + ", peak memory " + format_bytes(report.peak_memory_bytes));
+  return json;
+}
+
+}  // namespace
+
+std::string run(const Recipe& recipe, const RunOptions& options, Progress& progress) {
+  const auto start = Clock::now();
+  MemorySampler memory;
+  const at::NoGradGuard no_grad;
+  const int num_threads = options.num_threads > 0 ? options.num_threads : omp_get_max_threads();
+  at::set_num_threads(num_threads);
+  omp_set_num_threads(num_threads);
+
+  const fs::path model_path = chosen(options.model, recipe.model, "model", "model", "--model");
+  const fs::path output = chosen(options.output, recipe.output, "output", "output", "--out");
+  Artifact::check_output_is_free(output);
+  const Checkpoint checkpoint = Checkpoint::open(model_path);
+  const PlannedRun plan = plan_run(recipe, checkpoint);
+  const std::vector<EngineVerdict> verdicts = judge_engines(plan, checkpoint.description());
+  print_verdicts(verdicts, progress);
+
+  const RunData data = read_data(recipe, plan, checkpoint);
+  const int64_t max_memory_bytes = options.max_memory_bytes.value_or(available_memory_bytes() / 10 * 8);
+  const double matmul_rate = measure_matmul_rate(num_threads);
+  const Prediction prediction = predict(plan, checkpoint, measure_workload(recipe, data, num_threads),
+                                        read_memory_usage().held_bytes, max_memory_bytes, matmul_rate);
+  for (const std::string& line : to_lines(prediction)) progress.print(line);
+  if (options.dry_run) return to_json(prediction);
+
+  check_disk_space(output, prediction);
+  check_weights(plan, checkpoint);
+  const std::map<std::string, std::string> inputs = input_hashes(checkpoint);
+  const Fingerprint fingerprint =
+      make_fingerprint(inputs, plan, data.calibration, recipe.calibration ? recipe.calibration->seed : 0);
+  throw_if_interrupted();
+  Artifact artifact(output, fingerprint, options.fresh);
+  try {
+    return carry_out(recipe, plan, checkpoint, data, prediction, verdicts, inputs, fingerprint, num_threads, artifact,
+                     memory, start, output, progress);
+  } catch (const UnusableInput&) {
+    artifact.discard();
+    throw;
+  } catch (...) {
+    if (artifact.num_committed() == 0) {
+      artifact.discard();
+    } else {
+      progress.print("the finished blocks are kept in '" + artifact.partial_directory().string() +
+                     "'; the same command goes on from there");
+    }
+    throw;
+  }
+}
+
+}  // namespace pare

@@ -1,0 +1,297 @@
+#include "compress/plan.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "compress/calibration.h"
+#include "quant/row_chunks.h"
+#include "runtime/progress.h"
+#include "runtime/transformer.h"
+
+namespace pare {
+namespace {
+
+// Measured shares of the matrix product's rate, and costs in its units (tests/compress: DryRun.*).
+constexpr double kForwardEfficiency = 0.75;     // products of [T, D], norms, softmax
+constexpr double kStatisticsEfficiency = 0.85;  // tiles of H
+constexpr double kSearchOpsPerWeight = 500.0;   // 25 shrink factors, about 20 operations each
+constexpr double kRoundOpsPerWeight = 8.0;      // per column of H that the rounding error goes to
+constexpr double kFactorOpsPerCube = 6.0;       // float64 Cholesky, inverse, check: per I^3
+constexpr double kEvaluationEfficiency = 0.6;   // of pare's own kernels
+constexpr double kBytesPerSecond = 1e9;         // hashing and writing files
+
+// What LibTorch, MKL and the allocator hold per worker beside our buffers.
+constexpr int64_t kWorkerOverheadBytes = int64_t{12} << 20;
+// And what the process gains once the libraries have been used.
+constexpr int64_t kLibraryBytes = int64_t{40} << 20;
+
+int64_t packed_bytes(const LinearDescription& linear, const PackScheme& scheme) {
+  const int64_t num_groups = scheme.group_size == kPerChannel ? 1 : linear.num_in / scheme.group_size;
+  int64_t bytes = linear.num_out * ((linear.num_in * scheme.bits + 31) / 32) * 4 + linear.num_out * num_groups * 2 + 16;
+  if (!scheme.symmetric) bytes += (linear.num_out * scheme.bits + 31) / 32 * 4 * num_groups;
+  if (scheme.act_order == StoredActOrder::group) bytes += linear.num_in * 4;
+  return bytes;
+}
+
+struct Sizes {
+  int64_t source_bytes = 0;
+  int64_t output_bytes = 0;
+  int64_t parts_bytes = 0;    // what is committed before the artifact is assembled
+  int64_t block_weights = 0;  // of all blocks
+  int64_t largest_block = 0;  // weights
+  int64_t table_weights = 0;  // embedding and untied head
+};
+
+Sizes measure_sizes(const PlannedRun& plan, const Checkpoint& checkpoint) {
+  Sizes sizes;
+  for (const std::string& name : checkpoint.tensor_names()) {
+    sizes.source_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
+  }
+  sizes.output_bytes = sizes.source_bytes;
+  const auto replace = [&](const LinearDescription& linear, const PackScheme& scheme) {
+    const int64_t packed = packed_bytes(linear, scheme);
+    sizes.parts_bytes += packed;
+    sizes.output_bytes += packed - static_cast<int64_t>(checkpoint.tensor(linear.name + ".weight").data.size());
+  };
+  for (const auto& layers : plan.blocks) {
+    int64_t block = 0;
+    for (const PlannedLayer& layer : layers) {
+      block += layer.linear.num_out * layer.linear.num_in;
+      if (layer.options) replace(layer.linear, planned_scheme(*layer.options));
+    }
+    sizes.block_weights += block;
+    sizes.largest_block = std::max(sizes.largest_block, block);
+  }
+  for (const PlannedTable& table : plan.tables) {
+    PackScheme scheme;
+    scheme.bits = table.grid.bits;
+    scheme.group_size = table.grid.group_size;
+    replace(table.linear, scheme);
+  }
+  const ModelDescription& model = checkpoint.description();
+  sizes.table_weights = model.vocabulary_size * model.hidden_size * (model.tied_head ? 1 : 2);
+  return sizes;
+}
+
+double cubed(int64_t n) {
+  return static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
+}
+
+// Floating-point operations of the walk over all blocks, by kind.
+struct Operations {
+  double forward = 0.0, statistics = 0.0, compress = 0.0;
+};
+
+Operations count_operations(const PlannedRun& plan, const ModelDescription& model, const Workload& workload) {
+  Operations operations;
+  const auto num_rows = static_cast<double>(workload.num_windows * workload.num_tokens);
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    for (const PlannedLayer& layer : plan.blocks[b]) {
+      const double weights = static_cast<double>(layer.linear.num_out) * static_cast<double>(layer.linear.num_in);
+      if (plan.needs_calibration) operations.forward += 2.0 * num_rows * weights;
+      if (!layer.options) continue;
+      operations.compress += weights * kSearchOpsPerWeight;
+      if (layer.options->method == Method::gptq) {
+        operations.compress += weights * static_cast<double>(layer.linear.num_in) * kRoundOpsPerWeight;
+      }
+    }
+    if (!plan.needs_calibration) continue;
+    operations.forward += 2.0 * num_rows * static_cast<double>(workload.num_tokens) *
+                          static_cast<double>(model.num_heads * model.head_size);  // causal: half of the scores
+    for (const Stage stage : kStages) {
+      if (plan.need(static_cast<int64_t>(b), stage) != StatisticsNeed::hessian) continue;
+      const int64_t width = stage_width(model.blocks[b], stage);
+      const std::vector<int64_t> bounds = tile_bounds(width);
+      for (size_t i = 0; i + 1 < bounds.size(); ++i) {
+        operations.statistics +=
+            2.0 * num_rows * static_cast<double>((bounds[i + 1] - bounds[i]) * (width - bounds[i]));
+      }
+      operations.compress += cubed(width) * kFactorOpsPerCube;
+    }
+  }
+  return operations;
+}
+
+// Bytes while a stage's layers are compressed: H and its factor, then the largest layer's working copies.
+int64_t compress_bytes(const PlannedRun& plan, const ModelDescription& model, int64_t num_windows) {
+  int64_t largest = 0;
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    for (const Stage stage : kStages) {
+      const StatisticsNeed need = plan.need(static_cast<int64_t>(b), stage);
+      const int64_t width = stage_width(model.blocks[b], stage);
+      const int64_t square = width * width;
+      int64_t statistics = 0;
+      int64_t factor = 0;
+      if (plan.needs_calibration && need != StatisticsNeed::none) {
+        statistics = StatisticsAccumulator::size_bytes(width, num_windows, need);
+      }
+      if (need == StatisticsNeed::hessian) factor = square * (4 + 4 + 3 * 8);  // H, U, three float64 matrices
+      int64_t layer_bytes = 0;
+      for (const PlannedLayer& layer : plan.blocks[b]) {
+        if (layer.stage == stage && layer.options) {
+          layer_bytes = std::max(layer_bytes, layer.linear.num_out * layer.linear.num_in * (4 + 4 + 1 + 1));
+        }
+      }
+      largest = std::max({largest, statistics + square * 4, factor + layer_bytes});
+    }
+  }
+  return largest;
+}
+
+int64_t evaluation_bytes(const ModelDescription& model, const Sizes& sizes, const PlannedEvaluation& evaluation) {
+  const int64_t rows = std::max(Transformer::kBatchRows, evaluation.num_tokens);
+  const int64_t hidden = rows * model.hidden_size * 4;
+  const int64_t work = rows *
+                       (3 * model.hidden_size + (model.num_heads + 2 * model.num_kv_heads) * model.head_size +
+                        3 * model.feed_forward_size) *
+                       4;
+  const int64_t models = sizes.output_bytes + (evaluation.reference ? sizes.source_bytes : 0);
+  return models + (evaluation.reference ? 2 : 1) * hidden + work;
+}
+
+}  // namespace
+
+int64_t Prediction::peak_memory_bytes() const {
+  int64_t peak = 0;
+  for (const PredictedStage& stage : stages) peak = std::max(peak, stage.memory_bytes);
+  return peak;
+}
+
+double Prediction::seconds() const {
+  double sum = 0.0;
+  for (const PredictedStage& stage : stages) sum += stage.seconds;
+  return sum;
+}
+
+double measure_matmul_rate(int num_threads) {
+  constexpr int64_t kSide = 512;
+  constexpr int kRepetitions = 12;
+  const at::Tensor left = at::ones({kSide, kSide}, at::kFloat);
+  const at::Tensor right = at::ones({kSide, kSide}, at::kFloat);
+  const auto multiply_on_all = [&] {
+    for_row_chunks(num_threads, 1, [&](int64_t, int64_t) {
+      at::Tensor out = at::empty({kSide, kSide}, at::kFloat);
+      for (int i = 0; i < kRepetitions; ++i) at::mm_out(out, left, right);
+    });
+  };
+  multiply_on_all();  // starts the threads and MKL
+  const auto start = std::chrono::steady_clock::now();
+  multiply_on_all();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return 2.0 * cubed(kSide) * kRepetitions * num_threads / seconds;
+}
+
+int64_t available_memory_bytes() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string key; file >> key;) {
+    int64_t kibibytes = 0;
+    if (key == "MemAvailable:" && file >> kibibytes) return kibibytes * 1024;
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  throw std::runtime_error("/proc/meminfo: expected a line MemAvailable; give --max-memory");
+}
+
+Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
+                   int64_t max_memory_bytes, double matmul_rate) {
+  const ModelDescription& model = checkpoint.description();
+  const Sizes sizes = measure_sizes(plan, checkpoint);
+  const Operations operations = count_operations(plan, model, workload);
+  const int64_t libraries = base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes;
+  const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1);  // float32, codes, packed
+  const int64_t work_bytes = compress_bytes(plan, model, workload.num_windows);
+
+  const auto walk_memory = [&](Spill spill) {
+    int64_t bytes = libraries + block_bytes + work_bytes;
+    if (plan.needs_calibration) {
+      bytes += BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads)
+                   .memory_bytes;
+    }
+    return bytes;
+  };
+
+  Prediction prediction;
+  prediction.output_bytes = sizes.output_bytes;
+  int64_t evaluation_memory = 0;
+  double evaluation_operations = 0.0;
+  for (const PlannedEvaluation& evaluation : workload.evaluations) {
+    evaluation_memory = std::max(evaluation_memory, evaluation_bytes(model, sizes, evaluation));
+    evaluation_operations += 2.0 * static_cast<double>(evaluation.num_windows * evaluation.num_tokens) *
+                             static_cast<double>(sizes.block_weights + model.vocabulary_size * model.hidden_size) *
+                             (evaluation.reference ? 2.0 : 1.0);
+  }
+  if (evaluation_memory > 0) evaluation_memory += libraries;
+
+  const int64_t least = std::max(walk_memory(Spill::all), evaluation_memory);
+  if (least > max_memory_bytes) {
+    throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this run needs " +
+                                format_bytes(least) + " even with all activations on disk; allow that much" +
+                                (evaluation_memory == least ? ", or leave out 'evaluate' or its reference" : ""));
+  }
+  while (prediction.spill != Spill::all && walk_memory(prediction.spill) > max_memory_bytes) {
+    prediction.spill = prediction.spill == Spill::none ? Spill::inputs : Spill::all;
+  }
+  int64_t spill_bytes = 0;
+  if (plan.needs_calibration) {
+    spill_bytes =
+        BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, prediction.spill, workload.num_threads)
+            .spill_bytes;
+  }
+  prediction.disk_bytes = sizes.parts_bytes + std::max(spill_bytes, sizes.output_bytes);
+
+  const int64_t memory = walk_memory(prediction.spill);
+  if (plan.needs_calibration) {
+    prediction.stages.push_back({"forward", operations.forward / matmul_rate / kForwardEfficiency, memory});
+    prediction.stages.push_back({"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, memory});
+  }
+  prediction.stages.push_back({"compress", operations.compress / matmul_rate, memory});
+  prediction.stages.push_back({"write and verify",
+                               static_cast<double>(2 * sizes.source_bytes + 5 * sizes.output_bytes) / kBytesPerSecond,
+                               libraries});
+  if (!workload.evaluations.empty()) {
+    prediction.stages.push_back(
+        {"evaluate", evaluation_operations / matmul_rate / kEvaluationEfficiency, evaluation_memory});
+  }
+  return prediction;
+}
+
+std::vector<std::string> to_lines(const Prediction& prediction) {
+  std::vector<std::string> lines;
+  for (const PredictedStage& stage : prediction.stages) {
+    lines.push_back("plan: " + stage.name + ": " + format_duration(stage.seconds) + ", " +
+                    format_bytes(stage.memory_bytes));
+  }
+  const char* spill = prediction.spill == Spill::none     ? "activations in memory"
+                      : prediction.spill == Spill::inputs ? "layer inputs spilled to disk"
+                                                          : "all activations spilled to disk";
+  lines.push_back("plan: in all " + format_duration(prediction.seconds()) + ", peak memory " +
+                  format_bytes(prediction.peak_memory_bytes()) + " (" + spill + "), disk " +
+                  format_bytes(prediction.disk_bytes) + ", output " + format_bytes(prediction.output_bytes));
+  return lines;
+}
+
+std::string to_json(const Prediction& prediction) {
+  nlohmann::ordered_json stages = nlohmann::ordered_json::array();
+  for (const PredictedStage& stage : prediction.stages) {
+    stages.push_back({{"stage", stage.name}, {"seconds", stage.seconds}, {"memory_bytes", stage.memory_bytes}});
+  }
+  const nlohmann::ordered_json json = {{"predicted_seconds", prediction.seconds()},
+                                       {"predicted_peak_memory_bytes", prediction.peak_memory_bytes()},
+                                       {"predicted_disk_bytes", prediction.disk_bytes},
+                                       {"predicted_output_bytes", prediction.output_bytes},
+                                       {"spill", prediction.spill == Spill::none     ? "none"
+                                                 : prediction.spill == Spill::inputs ? "inputs"
+                                                                                     : "all"},
+                                       {"stages", stages}};
+  return json.dump();
+}
+
+}  // namespace pare

@@ -1,0 +1,59 @@
+// How much memory, disk and time a run will take, and where its activations go: printed by --dry-run, and what
+// --max-memory decides on.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "compress/block_walk.h"
+#include "compress/preflight.h"
+#include "runtime/checkpoint.h"
+
+namespace pare {
+
+struct PlannedEvaluation {
+  int64_t num_windows = 0;
+  int64_t num_tokens = 0;  // of a window
+  bool reference = true;
+};
+
+struct Workload {
+  int64_t num_windows = 0;  // of calibration; 0: none
+  int64_t num_tokens = 0;
+  std::vector<PlannedEvaluation> evaluations;
+  int num_threads = 1;
+};
+
+struct PredictedStage {
+  std::string name;
+  double seconds = 0.0;
+  int64_t memory_bytes = 0;  // RssAnon + RssShmem while it runs
+};
+
+struct Prediction {
+  Spill spill = Spill::none;
+  std::vector<PredictedStage> stages;
+  int64_t output_bytes = 0;
+  int64_t disk_bytes = 0;  // at most at one time: spill, committed parts, output
+  int64_t peak_memory_bytes() const;
+  double seconds() const;
+};
+
+// Measured now: float32 multiply-add rate of LibTorch's matrix product over num_threads threads, in floating-point
+// operations per second; takes about a tenth of a second.
+double measure_matmul_rate(int num_threads);
+
+// MemAvailable of /proc/meminfo. Throws std::runtime_error when it cannot be read.
+int64_t available_memory_bytes();
+
+// base_bytes is what the process holds already. Throws std::invalid_argument when max_memory_bytes is less than the
+// least that can be done: names it.
+Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
+                   int64_t max_memory_bytes, double matmul_rate);
+
+// Lines for people, and a JSON object.
+std::vector<std::string> to_lines(const Prediction& prediction);
+std::string to_json(const Prediction& prediction);
+
+}  // namespace pare

@@ -1,0 +1,56 @@
+// What a run will do to each layer, and who will be able to load the result: decided before any work.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compress/calibration.h"
+#include "compress/decoder_block.h"
+#include "compress/recipe.h"
+#include "runtime/checkpoint.h"
+#include "runtime/format/compressed_tensors.h"
+
+namespace pare {
+
+struct PlannedLayer {
+  LinearDescription linear;
+  Stage stage = Stage::attention_input;
+  size_t index = 0;                     // among the stage's layers
+  std::optional<LayerOptions> options;  // nothing: left alone
+};
+
+struct PlannedTable {
+  LinearDescription linear;
+  bool is_linear = true;  // false: the embedding
+  GridOptions grid;
+};
+
+struct PlannedRun {
+  std::vector<std::vector<PlannedLayer>> blocks;
+  std::vector<PlannedTable> tables;  // embedding and untied head, when the recipe quantizes them
+  bool needs_calibration = false;
+  std::vector<std::string> unquantized;  // linears that the artifact's config lists as left alone
+
+  StatisticsNeed need(int64_t block, Stage stage) const;
+  int64_t num_layers() const;  // that are compressed in blocks
+};
+
+StatisticsNeed statistics_need(const LayerOptions& options);
+PackScheme planned_scheme(const LayerOptions& options);
+
+// Throws std::invalid_argument: a source that is quantized already, a mixture of experts, a group size that does not
+// divide, a pattern of the recipe that matches no layer, calibration data that are needed but not given, nothing to do.
+PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint);
+
+struct EngineVerdict {
+  std::string engine;
+  bool loads = true;
+  std::vector<std::string> reasons;  // why not, or with what restriction
+};
+
+// Who loads the artifact that the plan makes: this runtime, transformers, vLLM and llama.cpp's converter. The rules are
+// those of the releases named in preflight.cpp.
+std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDescription& model);
+
+}  // namespace pare

@@ -1,0 +1,82 @@
+// What compressing costs beside the least that any calibration must do, a forward pass:
+//   bench_compress MODEL WINDOWS.npy [NUM_WINDOWS] [BITS] [GROUP]
+// times one float32 forward pass of the windows through the blocks (embedding and head left out), then `pare run` with
+// GPTQ on the same windows, without evaluation, and prints both and their ratio. The run includes all: reading and
+// checking the model, statistics, rounding, writing, verifying.
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <omp.h>
+#include <stdlib.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <stdexcept>
+#include <string>
+
+#include "compress/block_walk.h"
+#include "compress/pipeline.h"
+#include "compress/recipe.h"
+#include "runtime/checkpoint.h"
+#include "runtime/npy.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double time_forward(const std::string& model, pare::TokenWindows windows, const std::filesystem::path& folder) {
+  const at::NoGradGuard no_grad;
+  const pare::Checkpoint checkpoint = pare::Checkpoint::open(model);
+  const auto start = Clock::now();
+  pare::BlockWalk walk(checkpoint.description(), windows, checkpoint.linear(checkpoint.embedding()), 0,
+                       pare::Spill::none, folder, omp_get_max_threads());
+  const auto num_blocks = static_cast<int64_t>(checkpoint.description().blocks.size());
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    const pare::DecoderBlock block(checkpoint, b, windows.num_tokens);
+    for (const pare::Stage stage : pare::kStages) walk.reach(block, stage, pare::StatisticsNeed::none);
+    walk.leave(block);
+  }
+  return seconds_since(start);
+}
+
+double time_run(const std::string& model, const std::filesystem::path& windows, const std::string& bits,
+                const std::string& group, const std::filesystem::path& folder) {
+  const std::string yaml = "calibration: {text: " + windows.string() +
+                           ", samples: 1000000}\npasses:\n  - gptq: {bits: " + bits + ", group_size: " + group + "}\n";
+  pare::Progress progress(pare::progress_style(/*quiet=*/true), std::cerr);
+  pare::RunOptions options;
+  options.model = model;
+  options.output = folder / "out";
+  const auto start = Clock::now();
+  std::cout << pare::run(pare::parse_recipe(yaml, "bench"), options, progress) << "\n";
+  return seconds_since(start);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) {
+    std::cerr << "usage: bench_compress MODEL WINDOWS.npy [NUM_WINDOWS] [BITS] [GROUP]\n";
+    return 2;
+  }
+  pare::TokenWindows windows = pare::read_npy(argv[2]);
+  if (argc > 3 && std::stoll(argv[3]) < windows.num_windows) {
+    windows.num_windows = std::stoll(argv[3]);
+    windows.ids_NT.resize(static_cast<size_t>(windows.num_windows * windows.num_tokens));
+  }
+  std::string pattern = (std::filesystem::temp_directory_path() / "pare-bench-XXXXXX").string();
+  if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot make a folder like " + pattern);
+  const std::filesystem::path folder = pattern;
+  pare::write_npy(folder / "windows.npy", windows);
+  const double forward = time_forward(argv[1], windows, folder);
+  const double whole =
+      time_run(argv[1], folder / "windows.npy", argc > 4 ? argv[4] : "4", argc > 5 ? argv[5] : "64", folder);
+  std::printf("forward through the blocks %.1f s, gptq %.1f s: %.2f forward passes\n", forward, whole, whole / forward);
+  std::filesystem::remove_all(folder);
+  return 0;
+}

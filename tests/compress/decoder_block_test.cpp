@@ -1,0 +1,160 @@
+// The LibTorch model of the calibration against logits that transformers computed (tests/golden/make_families.py).
+#include "compress/decoder_block.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/mm.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+
+#include "quant/row_chunks.h"
+#include "runtime/npy.h"
+#include "runtime/transformer.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+const fs::path kFamilies = fs::path(PARE_SOURCE_DIR) / "tests" / "golden" / "families";
+
+// The float32 values of an .npy file, without its header.
+std::vector<float> read_logits(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+  const size_t header = 10 + static_cast<uint8_t>(bytes.at(8)) + 256 * static_cast<uint8_t>(bytes.at(9));
+  std::vector<float> values((bytes.size() - header) / sizeof(float));
+  std::memcpy(values.data(), bytes.data() + header, values.size() * sizeof(float));
+  return values;
+}
+
+std::vector<float> dense(const Checkpoint& checkpoint, const LinearDescription& linear) {
+  const LinearWeights weights = checkpoint.linear(linear);
+  const auto& weight = std::get<DenseWeight>(weights.weight);
+  std::vector<float> values(static_cast<size_t>(weight.num_out * weight.num_in));
+  convert_to_float(weight.dtype, weight.data, values);
+  return values;
+}
+
+// Embedding, all blocks, final norm and head of one window: [T, V].
+std::vector<float> forward(const Checkpoint& checkpoint, std::span<const int32_t> ids_T) {
+  const SingleThreadedTorch guard(1);
+  const ModelDescription& model = checkpoint.description();
+  const auto num_tokens = static_cast<int64_t>(ids_T.size());
+  at::Tensor hidden_TD = at::empty({num_tokens, model.hidden_size}, at::kFloat);
+  at::Tensor mixed_TI = at::empty({num_tokens, model.num_heads * model.head_size}, at::kFloat);
+  at::Tensor activated_TF = at::empty({num_tokens, model.feed_forward_size}, at::kFloat);
+  BlockScratch scratch(model, num_tokens);
+  embed(checkpoint.linear(checkpoint.embedding()), model.embedding_scale, ids_T, hidden_TD.data_ptr<float>());
+  for (int64_t index = 0; index < static_cast<int64_t>(model.blocks.size()); ++index) {
+    const DecoderBlock block(checkpoint, index, num_tokens);
+    block.forward(scratch, mixed_TI, activated_TF, hidden_TD);
+  }
+  const std::vector<float> gain = checkpoint.norm_gain(model.final_norm);
+  float* hidden = hidden_TD.data_ptr<float>();
+  rms_norm(hidden, gain.data(), model.final_norm.epsilon, num_tokens, model.hidden_size, hidden);
+  std::vector<float> head = dense(checkpoint, checkpoint.head());
+  const at::Tensor head_VD = at::from_blob(head.data(), {model.vocabulary_size, model.hidden_size}, at::kFloat);
+  const at::Tensor logits_TV = at::mm(hidden_TD, head_VD.t());
+  const float* logits = logits_TV.const_data_ptr<float>();
+  return {logits, logits + logits_TV.numel()};
+}
+
+class Family : public testing::TestWithParam<const char*> {};
+
+// transformers computes in float32 too, so only the order of sums differs: sums of at most 96 products give relative
+// errors near 1e-6, and 1e-4 leaves room for two or three blocks to amplify them.
+TEST_P(Family, LogitsEqualThoseOfTransformers) {
+  const fs::path directory = kFamilies / GetParam();
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  const TokenWindows windows = read_npy(directory / "ids.npy");
+  const std::vector<float> expected = read_logits(directory / "logits.npy");
+  const size_t per_window = static_cast<size_t>(windows.num_tokens * checkpoint.description().vocabulary_size);
+  ASSERT_EQ(expected.size(), per_window * static_cast<size_t>(windows.num_windows));
+  float largest = 0.0f;
+  for (const float value : expected) largest = std::max(largest, std::fabs(value));
+  for (int64_t n = 0; n < windows.num_windows; ++n) {
+    const std::vector<float> found = forward(checkpoint, windows.window(n));
+    for (size_t i = 0; i < per_window; ++i) {
+      ASSERT_NEAR(found[i], expected[static_cast<size_t>(n) * per_window + i], 1e-4f * largest)
+          << "window " << n << ", value " << i;
+    }
+  }
+}
+
+// The model that calibrates and the one that users run are written twice, from one description.
+TEST_P(Family, LogitsEqualThoseOfTheRuntime) {
+  const fs::path directory = kFamilies / GetParam();
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  const TokenWindows windows = read_npy(directory / "ids.npy");
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 1);
+  Transformer model = Transformer::load(checkpoint, *backend);
+  const Backend::Buffer hidden = backend->allocate(windows.num_tokens * model.description().hidden_size);
+  std::vector<float> runtime(static_cast<size_t>(windows.num_tokens * model.description().vocabulary_size));
+  for (int64_t n = 0; n < windows.num_windows; ++n) {
+    model.prefill_windows(windows.window(n), 1, hidden.get());
+    backend->linear(model.head(), hidden.get(), windows.num_tokens, runtime.data());
+    const std::vector<float> ours = forward(checkpoint, windows.window(n));
+    const float largest = std::fabs(
+        *std::max_element(ours.begin(), ours.end(), [](float a, float b) { return std::fabs(a) < std::fabs(b); }));
+    for (size_t i = 0; i < ours.size(); ++i) {
+      ASSERT_NEAR(ours[i], runtime[i], 1e-4f * largest) << "window " << n << ", value " << i;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Goldens, Family,
+                         testing::Values("llama_gqa_untied", "llama3_rope_tied", "llama_mqa_biases",
+                                         "llama_sharded_fp16", "mistral_window", "qwen2_biases_tied",
+                                         "qwen3_norms_bf16", "gemma3_local_global"),
+                         [](const auto& family) { return std::string(family.param); });
+
+// Queries are scored in blocks of 64: windows whose length is no multiple of it, and shorter than it, give the same
+// rows as a longer window that starts with the same tokens.
+TEST(DecoderBlock, EarlierTokensDoNotSeeLaterOnes) {
+  const fs::path directory = kFamilies / "mistral_window";
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  const TokenWindows windows = read_npy(directory / "ids.npy");
+  std::vector<int32_t> ids(windows.ids_NT.begin(), windows.ids_NT.end());  // both windows in a row: 128 tokens
+  const std::vector<float> whole = forward(checkpoint, ids);
+  const auto vocabulary = static_cast<size_t>(checkpoint.description().vocabulary_size);
+  for (const size_t length : {1u, 17u, 63u, 64u, 65u, 100u}) {
+    const std::vector<float> found = forward(checkpoint, std::span(ids).first(length));
+    for (size_t i = 0; i < length * vocabulary; ++i) {
+      ASSERT_NEAR(found[i], whole[i], 1e-4f) << "length " << length << ", value " << i;
+    }
+  }
+}
+
+TEST(DecoderBlock, WeightsCanBeReplaced) {
+  const Checkpoint checkpoint = Checkpoint::open(kFamilies / "llama_gqa_untied");
+  DecoderBlock block(checkpoint, 1, 8);
+  const std::vector<float> before = dense(checkpoint, checkpoint.description().blocks[1].k);
+  const at::Tensor k = block.weight(Stage::attention_input, 1);
+  ASSERT_TRUE(std::equal(before.begin(), before.end(), k.const_data_ptr<float>()));
+  const std::vector<float> twos(before.size(), 2.0f);
+  block.set_weight(Stage::attention_input, 1, twos);
+  EXPECT_EQ(block.weight(Stage::attention_input, 1).sum().item<float>(), 2.0f * static_cast<float>(twos.size()));
+  // The neighbours in the stack keep theirs.
+  const std::vector<float> v = dense(checkpoint, checkpoint.description().blocks[1].v);
+  EXPECT_TRUE(std::equal(v.begin(), v.end(), block.weight(Stage::attention_input, 2).const_data_ptr<float>()));
+  EXPECT_THROW(block.set_weight(Stage::attention_input, 0, twos), std::invalid_argument);
+}
+
+TEST(DecoderBlock, MixtureOfExpertsIsRefusedByName) {
+  BlockDescription block;
+  block.name = "model.layers.7";
+  block.experts.resize(4);
+  try {
+    stage_layers(block, Stage::feed_forward_input);
+    FAIL() << "accepted";
+  } catch (const std::invalid_argument& error) {
+    EXPECT_NE(std::string(error.what()).find("model.layers.7"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace pare

@@ -1,0 +1,108 @@
+// Three programs on the same weights: the LibTorch model that calibrates, pare's runtime that users run, and
+// transformers, which knows nothing of either.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+
+#include "runtime/backend.h"
+#include "runtime/checkpoint.h"
+#include "runtime/npy.h"
+#include "runtime/transformer.h"
+#include "tests/compress/run_pare.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<float> runtime_logits(const fs::path& directory, const TokenWindows& windows) {
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  Transformer model = Transformer::load(checkpoint, *backend);
+  const int64_t num_rows = windows.num_windows * windows.num_tokens;
+  const Backend::Buffer hidden = backend->allocate(num_rows * model.description().hidden_size);
+  model.prefill_windows(windows.ids_NT, windows.num_windows, hidden.get());
+  std::vector<float> logits(static_cast<size_t>(num_rows * model.description().vocabulary_size));
+  backend->linear(model.head(), hidden.get(), num_rows, logits.data());
+  return logits;
+}
+
+// || a - b || / || b ||
+double relative_distance(std::span<const float> a, std::span<const float> b) {
+  double difference = 0.0, size = 0.0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    difference += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
+    size += static_cast<double>(b[i]) * b[i];
+  }
+  return std::sqrt(difference / size);
+}
+
+class Interoperability : public testing::Test {
+ protected:
+  // Logits of `directory` as transformers computes them from weights read in `dtype`.
+  std::vector<float> transformers_logits(const fs::path& directory, const fs::path& ids, const std::string& dtype) {
+    const char* python = std::getenv("PARE_PYTHON");
+    if (python == nullptr) {
+      ADD_FAILURE() << "PARE_PYTHON is not set: it must name a Python with torch, transformers and compressed-tensors "
+                       "(make test sets one up)";
+      return {};
+    }
+    const fs::path out = folder_ / "logits.f32", log = folder_ / "log";
+    const std::string script = std::string(PARE_SOURCE_DIR) + "/tests/compress/logits_with_transformers.py";
+    const std::string line = std::string("'") + python + "' '" + script + "' '" + directory.string() + "' '" +
+                             ids.string() + "' '" + out.string() + "' " + dtype + " >'" + log.string() + "' 2>&1";
+    if (std::system(line.c_str()) != 0) {
+      ADD_FAILURE() << line << "\n" << std::ifstream(log).rdbuf();
+      return {};
+    }
+    std::vector<float> logits(fs::file_size(out) / sizeof(float));
+    std::ifstream(out, std::ios::binary)
+        .read(reinterpret_cast<char*>(logits.data()), static_cast<std::streamsize>(logits.size() * sizeof(float)));
+    return logits;
+  }
+  void compress(const std::string& name, const std::string& pass, const std::string& out) {
+    write_text(folder_ / "recipe.yaml", "model: " + family(name).string() + "\ncalibration: {text: " +
+                                            (family(name) / "ids.npy").string() + "}\npasses:\n  - " + pass + "\n");
+    const Outcome outcome =
+        run_pare({"run", (folder_ / "recipe.yaml").string(), "--out", (folder_ / out).string(), "--quiet"});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+  }
+  TemporaryFolder folder_{"interoperability"};
+};
+
+// Read in float32, compressed-tensors' scale * (code - zero) is rounded once, as ours: only the order of sums differs.
+TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"llama_gqa_untied", "gptq: {bits: 4, group_size: 32}"},
+      {"qwen2_biases_tied", "gptq: {bits: 3, group_size: 32, symmetric: false}"},
+      {"qwen3_norms_bf16",
+       "rtn: {bits: 8, group_size: -1, scales: minmax}\n    layers: {exclude: [\"*.o_proj\"], "
+       "override: {\"*.up_proj\": {bits: 4}}}"},
+      {"gemma3_local_global", "gptq: {bits: 2, group_size: -1}"},
+      {"llama_sharded_fp16", "gptq: {bits: 4, group_size: 32, symmetric: false, act_order: none}"}};
+  for (const auto& [name, pass] : cases) {
+    compress(name, pass, name);
+    const fs::path ids = family(name) / "ids.npy";
+    const std::vector<float> ours = runtime_logits(folder_ / name, read_npy(ids));
+    const std::vector<float> theirs = transformers_logits(folder_ / name, ids, "float32");
+    ASSERT_EQ(theirs.size(), ours.size()) << name;
+    EXPECT_LT(relative_distance(ours, theirs), 1e-4) << name << ", " << pass;
+  }
+}
+
+// Read in bfloat16, each weight is off by up to 2^-9 of itself. Errors of the ten products that a token passes through
+// (embedding, two blocks of four, head) add up to at most 10 * 2^-9 of the logits if nothing amplifies them.
+TEST_F(Interoperability, TransformersInBfloat16IsWithinItsRounding) {
+  compress("llama_gqa_untied", "gptq: {bits: 4, group_size: 32}", "out");
+  const fs::path ids = family("llama_gqa_untied") / "ids.npy";
+  const std::vector<float> ours = runtime_logits(folder_ / "out", read_npy(ids));
+  const std::vector<float> theirs = transformers_logits(folder_ / "out", ids, "bfloat16");
+  ASSERT_EQ(theirs.size(), ours.size());
+  EXPECT_LT(relative_distance(ours, theirs), 10.0 / 512.0);
+  EXPECT_GT(relative_distance(ours, theirs), 1e-4) << "the comparison does not see bfloat16 rounding";
+}
+
+}  // namespace
+}  // namespace pare::test

@@ -1,0 +1,156 @@
+#include "compress/recipe.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+namespace pare {
+namespace {
+
+const std::string kGood = R"(model: models/m
+output: out/m
+calibration: {text: c4.jsonl, samples: 8, tokens: 64}
+passes:
+  - gptq: {bits: 3, group_size: 64, act_order: group, damping: 0.02}
+    layers:
+      exclude: ["*.k_proj"]
+      override: {"*.down_proj": {group_size: -1}, "model.layers.0.*": {bits: 8, symmetric: false}}
+head: {bits: 8}
+evaluate:
+  - perplexity: {text: wiki.txt, context: 256, windows: 4}
+fail_if: {kl: 0.05, perplexity_ratio: 1.03}
+strict: true
+)";
+
+TEST(Recipe, ReadsEveryKey) {
+  const Recipe recipe = parse_recipe(kGood, "r.yaml");
+  EXPECT_EQ(recipe.model, "models/m");
+  EXPECT_EQ(recipe.output, "out/m");
+  ASSERT_TRUE(recipe.calibration);
+  EXPECT_EQ(recipe.calibration->text, "c4.jsonl");
+  EXPECT_EQ(recipe.calibration->num_samples, 8);
+  EXPECT_EQ(recipe.calibration->num_tokens, 64);
+  ASSERT_EQ(recipe.passes.size(), 1u);
+  const GptqOptions& gptq = recipe.passes[0].defaults.gptq;
+  EXPECT_EQ(recipe.passes[0].defaults.method, Method::gptq);
+  EXPECT_EQ(gptq.grid.bits, 3);
+  EXPECT_EQ(gptq.grid.group_size, 64);
+  EXPECT_EQ(gptq.grid.scales, ScaleSearch::hessian_diagonal);
+  EXPECT_EQ(gptq.act_order, ActOrder::group);
+  EXPECT_DOUBLE_EQ(gptq.damping, 0.02);
+  ASSERT_TRUE(recipe.head);
+  EXPECT_EQ(recipe.head->bits, 8);
+  ASSERT_EQ(recipe.evaluate.size(), 1u);
+  EXPECT_EQ(recipe.evaluate[0].context, 256);
+  EXPECT_EQ(recipe.evaluate[0].num_windows, 4);
+  EXPECT_DOUBLE_EQ(recipe.fail_if.kl.value(), 0.05);
+  EXPECT_DOUBLE_EQ(recipe.fail_if.perplexity_ratio.value(), 1.03);
+  EXPECT_TRUE(recipe.strict);
+}
+
+TEST(Recipe, LayersFollowExclusionsAndTheLastMatchingOverride) {
+  const Recipe recipe = parse_recipe(kGood, "r.yaml");
+  const PassRecipe& pass = recipe.passes[0];
+  EXPECT_FALSE(layer_options(pass, "model.layers.1.self_attn.k_proj", 64, 64));
+  const auto down = layer_options(pass, "model.layers.0.mlp.down_proj", 64, 172);
+  ASSERT_TRUE(down);
+  EXPECT_EQ(down->gptq.grid.group_size, kPerChannel);
+  EXPECT_EQ(down->gptq.grid.bits, 8);
+  EXPECT_FALSE(down->gptq.grid.symmetric);
+  const auto up = layer_options(pass, "model.layers.1.mlp.up_proj", 172, 64);
+  ASSERT_TRUE(up);
+  EXPECT_EQ(up->gptq.grid.bits, 3);
+}
+
+TEST(Recipe, GroupSizeThatDoesNotDivideNamesLayerAndWayOut) {
+  const Recipe recipe = parse_recipe("passes: [{rtn: {group_size: 128}}]", "r.yaml");
+  try {
+    layer_options(recipe.passes[0], "model.layers.0.mlp.up_proj", 1536, 576);
+    FAIL() << "128 does not divide 576";
+  } catch (const std::invalid_argument& error) {
+    const std::string message = error.what();
+    for (const char* part : {"model.layers.0.mlp.up_proj", "[1536, 576]", "128", "32, 64, or -1"}) {
+      EXPECT_NE(message.find(part), std::string::npos) << message;
+    }
+  }
+}
+
+TEST(Recipe, WithoutDataScalesAreSearchedByPlainSquaredError) {
+  const Recipe recipe = parse_recipe("passes: [{rtn: {bits: 4}}]", "r.yaml");
+  EXPECT_EQ(recipe.passes[0].defaults.gptq.grid.scales, ScaleSearch::squared_error);
+}
+
+struct BadRecipe {
+  const char* name;
+  const char* yaml;
+  const char* line;     // "r.yaml:LINE:"
+  const char* mention;  // a part of the message
+};
+
+class RecipeError : public testing::TestWithParam<BadRecipe> {};
+
+TEST_P(RecipeError, NamesFileLineAndWhatIsAllowed) {
+  try {
+    parse_recipe(GetParam().yaml, "r.yaml");
+    FAIL() << "accepted: " << GetParam().yaml;
+  } catch (const std::invalid_argument& error) {
+    const std::string message = error.what();
+    EXPECT_EQ(message.rfind(GetParam().line, 0), 0u) << message;
+    EXPECT_NE(message.find(GetParam().mention), std::string::npos) << message;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RecipeError,
+    testing::Values(
+        BadRecipe{"UnknownKey", "model: m\npases: []\n", "r.yaml:2:", "did you mean 'passes'?"},
+        BadRecipe{"UnknownOption", "calibration: {text: t}\npasses:\n  - gptq: {bit: 4}\n",
+                  "r.yaml:3:", "did you mean 'bits'?"},
+        BadRecipe{"UnknownMethod", "passes:\n  - gptk: {}\n", "r.yaml:2:", "did you mean 'gptq'?"},
+        BadRecipe{"RtnHasNoActOrder", "passes:\n  - rtn: {act_order: static}\n",
+                  "r.yaml:2:", "unknown key 'act_order'"},
+        BadRecipe{"WrongType", "calibration: {text: t}\npasses:\n  - gptq: {bits: four}\n",
+                  "r.yaml:3:", "found 'four'"},
+        BadRecipe{"FractionalBits", "passes:\n  - rtn: {bits: 4.5}\n", "r.yaml:2:", "whole number"},
+        BadRecipe{"ImpossibleBits", "passes:\n  - rtn: {bits: 5}\n", "r.yaml:2:", "2, 3, 4 or 8"},
+        BadRecipe{"ImpossibleGroup", "passes:\n  - rtn: {group_size: 48}\n", "r.yaml:2:", "32, 64, 128"},
+        BadRecipe{"NegativeDamping", "calibration: {text: t}\npasses:\n  - gptq: {damping: -1}\n",
+                  "r.yaml:3:", "above 0"},
+        BadRecipe{"NanDamping", "calibration: {text: t}\npasses:\n  - gptq: {damping: .nan}\n",
+                  "r.yaml:3:", "found .nan"},
+        BadRecipe{"GptqWithoutData", "passes:\n  - gptq: {}\n", "r.yaml:2:", "calibration"},
+        BadRecipe{"DiagonalWithoutData", "passes:\n  - rtn: {scales: hessian_diagonal}\n", "r.yaml:2:", "calibration"},
+        BadRecipe{"CalibrationWithoutText", "calibration: {samples: 3}\npasses: [rtn: {}]\n",
+                  "r.yaml:1:", "'text' is missing"},
+        BadRecipe{"NothingToDo", "model: m\n", "r.yaml:1:", "nothing to do"},
+        BadRecipe{"TwoPasses", "passes:\n  - rtn: {}\n  - rtn: {}\n", "r.yaml:2:", "only once"},
+        BadRecipe{"TwoMethods", "passes:\n  - rtn: {}\n    rtn: {}\n", "r.yaml:3:", "twice"},
+        BadRecipe{"GateWithoutEvaluation", "passes: [rtn: {}]\nfail_if: {kl: 0.1}\n", "r.yaml:1:", "evaluate"},
+        BadRecipe{"NotYaml", "passes: [\n", "r.yaml:", "not YAML"},
+        BadRecipe{"ListForMap", "- a\n- b\n", "r.yaml:1:", "found a list"},
+        BadRecipe{"Empty", "", "r.yaml:1:", "found nothing"},
+        BadRecipe{"TooDeep", "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[", "r.yaml:1:", "nested deeper"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Glob, StarsAndQuestionMarks) {
+  EXPECT_TRUE(matches_glob("*.down_proj", "model.layers.0.mlp.down_proj"));
+  EXPECT_FALSE(matches_glob("*.down_proj", "model.layers.0.mlp.down_proj.x"));
+  EXPECT_TRUE(matches_glob("model.layers.?.*", "model.layers.3.mlp"));
+  EXPECT_FALSE(matches_glob("model.layers.?.*", "model.layers.13.mlp"));
+  EXPECT_TRUE(matches_glob("**a*b*", "xaybz"));
+  EXPECT_TRUE(matches_glob("*", ""));
+  EXPECT_FALSE(matches_glob("", "x"));
+}
+
+TEST(Recipe, EveryCommittedRecipeIsValid) {
+  int num_recipes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(PARE_SOURCE_DIR "/recipes")) {
+    if (entry.path().extension() != ".yaml") continue;
+    ++num_recipes;
+    EXPECT_NO_THROW(read_recipe(entry.path())) << entry.path();
+  }
+  EXPECT_GE(num_recipes, 6);
+}
+
+}  // namespace
+}  // namespace pare

@@ -1,0 +1,47 @@
+// Runs the real `pare` of this build as a user does, and looks at what it leaves.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace pare::test {
+
+// A fresh folder that goes with the object.
+class TemporaryFolder {
+ public:
+  explicit TemporaryFolder(const std::string& name);
+  ~TemporaryFolder();
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+struct Outcome {
+  int status = -1;  // exit status; 128 + signal when it was killed
+  std::string out, err;
+};
+
+Outcome run_pare(const std::vector<std::string>& arguments);
+
+// The same, killed with SIGKILL when its main thread is about to make the `kill_at`-th system call that touches files
+// (counted from 0, from the first one that makes a folder). num_calls: how many it made in all, or until then.
+struct TracedOutcome {
+  Outcome outcome;
+  int num_calls = 0;
+  std::vector<std::string> names;  // of the calls, in order
+};
+TracedOutcome run_pare_traced(const std::vector<std::string>& arguments, int kill_at);
+
+void write_text(const std::filesystem::path& path, const std::string& text);
+
+// SHA-256 of every file below `directory` that is inside the promise of equal bytes: all but report.json.
+std::map<std::string, std::string> promised_files(const std::filesystem::path& directory);
+
+// tests/golden/families/NAME
+std::filesystem::path family(const std::string& name);
+
+}  // namespace pare::test

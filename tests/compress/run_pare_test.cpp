@@ -1,0 +1,148 @@
+#include "tests/compress/run_pare.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/user.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+
+#include "runtime/sha256.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// The child: output into files, then pare.
+[[noreturn]] void become_pare(const std::vector<std::string>& arguments, const fs::path& out, const fs::path& err,
+                              bool traced) {
+  dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
+  dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
+  const std::string program = std::string(PARE_BUILD_DIR) + "/pare";
+  std::vector<char*> argv = {const_cast<char*>(program.c_str())};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  if (traced) ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+  execv(program.c_str(), argv.data());
+  _exit(127);
+}
+
+int exit_status(int wait_status) {
+  return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
+}
+
+const std::map<long, const char*> kFileCalls = {
+    {SYS_openat, "openat"},   {SYS_open, "open"},           {SYS_write, "write"}, {SYS_writev, "writev"},
+    {SYS_rename, "rename"},   {SYS_renameat2, "renameat2"}, {SYS_fsync, "fsync"}, {SYS_fdatasync, "fdatasync"},
+    {SYS_unlink, "unlink"},   {SYS_unlinkat, "unlinkat"},   {SYS_rmdir, "rmdir"}, {SYS_mkdir, "mkdir"},
+    {SYS_mkdirat, "mkdirat"}, {SYS_fallocate, "fallocate"}, {SYS_flock, "flock"}, {SYS_renameat, "renameat"}};
+
+}  // namespace
+
+TemporaryFolder::TemporaryFolder(const std::string& name)
+    : path_(fs::temp_directory_path() / ("pare-" + name + "-" + std::to_string(getpid()))) {
+  fs::remove_all(path_);
+  fs::create_directories(path_);
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+Outcome run_pare(const std::vector<std::string>& arguments) {
+  const TemporaryFolder logs("logs");
+  const pid_t child = fork();
+  if (child == 0) become_pare(arguments, logs / "out", logs / "err", false);
+  int status = 0;
+  if (child < 0 || waitpid(child, &status, 0) != child) throw std::runtime_error("cannot run pare");
+  return {exit_status(status), read_file(logs / "out"), read_file(logs / "err")};
+}
+
+TracedOutcome run_pare_traced(const std::vector<std::string>& arguments, int kill_at) {
+  const TemporaryFolder logs("logs");
+  TracedOutcome result;
+  const pid_t child = fork();
+  if (child == 0) become_pare(arguments, logs / "out", logs / "err", true);
+  int status = 0;
+  if (child < 0 || waitpid(child, &status, 0) != child) throw std::runtime_error("cannot run pare");
+  if (WIFSTOPPED(status)) ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
+  bool entering = true;
+  bool counting = false;
+  int signal = 0;
+  while (WIFSTOPPED(status)) {
+    ptrace(PTRACE_SYSCALL, child, nullptr, signal);
+    signal = 0;
+    if (waitpid(child, &status, 0) != child) throw std::runtime_error("cannot follow pare");
+    if (!WIFSTOPPED(status)) break;
+    if (WSTOPSIG(status) != (SIGTRAP | 0x80)) {
+      signal = WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status);
+      continue;
+    }
+    const bool at_entry = entering;
+    entering = !entering;
+    if (!at_entry) continue;
+    user_regs_struct registers = {};
+    ptrace(PTRACE_GETREGS, child, nullptr, &registers);
+    const auto call = kFileCalls.find(static_cast<long>(registers.orig_rax));
+    if (call == kFileCalls.end()) continue;
+    counting |= call->first == SYS_mkdir || call->first == SYS_mkdirat;
+    if (!counting) continue;
+    if (result.num_calls == kill_at) {
+      kill(child, SIGKILL);
+      waitpid(child, &status, 0);
+      break;
+    }
+    result.names.emplace_back(call->second);
+    ++result.num_calls;
+  }
+  result.outcome = {exit_status(status), read_file(logs / "out"), read_file(logs / "err")};
+  return result;
+}
+
+void write_text(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+std::map<std::string, std::string> promised_files(const fs::path& directory) {
+  std::map<std::string, std::string> hashes;
+  for (const auto& entry : fs::recursive_directory_iterator(directory)) {
+    const std::string name = entry.path().lexically_relative(directory).string();
+    if (entry.is_regular_file() && name != "report.json") hashes[name] = sha256_file(entry.path());
+  }
+  return hashes;
+}
+
+fs::path family(const std::string& name) {
+  return fs::path(PARE_SOURCE_DIR) / "tests" / "golden" / "families" / name;
+}
+
+TEST(RunPare, TracingSeesTheCallsAndKills) {
+  const TemporaryFolder folder("trace");
+  write_text(folder / "recipe.yaml", "passes: [rtn: {bits: 4, group_size: 32, scales: minmax}]\n");
+  const std::vector<std::string> arguments = {"run",     (folder / "recipe.yaml").string(),
+                                              "--model", family("llama_gqa_untied").string(),
+                                              "--out",   (folder / "out").string()};
+  const TracedOutcome killed = run_pare_traced(arguments, 10);
+  EXPECT_EQ(killed.outcome.status, 128 + SIGKILL) << killed.outcome.err;
+  EXPECT_EQ(killed.num_calls, 10);
+  const TracedOutcome whole = run_pare_traced(arguments, -1);
+  EXPECT_EQ(whole.outcome.status, 0) << whole.outcome.err;
+  EXPECT_GT(whole.num_calls, 30);
+}
+
+}  // namespace pare::test
