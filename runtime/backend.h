@@ -1,6 +1,7 @@
 // The dozen operations a decoder needs, implemented by reference.cpp (plain loops: the oracle of every kernel), by
 // cpu/ (AVX2, AVX-512) and later by cuda/. About ten virtual calls a layer, none per element. Activations are float32
-// and weights keep their stored precision ("exact": evaluation gives the number another library gives on the same file).
+// and weights keep their stored precision ("exact": evaluation gives the number another library gives on the same
+// file).
 //
 // Shape letters: R rows (tokens of all sequences), D model width, I/O in/out features, C = q+k+v width, H heads,
 // K head size, F feed-forward width, V vocabulary. All pointers are dense row-major and belong to the backend
@@ -78,43 +79,44 @@ class Backend {
   using Buffer = std::unique_ptr<float[], void (*)(float*)>;
   virtual Buffer allocate(int64_t num_floats) = 0;
 
-  // Packs linears that share their input, stacked along O in the given order. All parts must agree in num_in; each may have
-  // its own precision. The source may be dropped afterwards. Throws std::invalid_argument on disagreement.
+  // Packs linears that share their input, stacked along O in the given order. All parts must agree in num_in; each may
+  // have its own precision. The source may be dropped afterwards. Throws std::invalid_argument on disagreement.
   virtual std::unique_ptr<PackedLinear> pack(std::span<const LinearWeights> parts) = 0;
 
   // hidden_RD[r] = scale * table[ids[r]]; ids are checked by the caller.
   virtual void embed(const PackedLinear& table_VD, std::span<const int32_t> ids_R, float scale, float* hidden_RD) = 0;
 
-  // hidden += delta (normalized first by delta_norm when given), then x = norm(hidden). delta may be null (first layer);
-  // norm may be null (x is then not written).
-  virtual void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm, int64_t num_rows,
-                        int64_t width, float* x_RD) = 0;
+  // hidden += delta (normalized first by delta_norm when given), then x = norm(hidden). delta may be null (first
+  // layer); norm may be null (x is then not written).
+  virtual void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm,
+                        int64_t num_rows, int64_t width, float* x_RD) = 0;
 
   // y = x W^T + b; y has packed.num_out() columns.
   virtual void linear(const PackedLinear& packed, const float* x_RI, int64_t num_rows, float* y_RO) = 0;
 
   // Splits qkv rows (q heads, then k heads, then v heads), applies the per-head norms where given and RoPE to q and k,
   // writes q out and k, v into the cache at slots_R.
-  virtual void rope_store(const float* qkv_RC, const RopeTable& rope, const Norm* q_norm, const Norm* k_norm, const AttentionShape& shape,
-                          std::span<const int32_t> positions_R, std::span<const int32_t> slots_R, KvLayer& cache, float* q_RHK) = 0;
+  virtual void rope_store(const float* qkv_RC, const RopeTable& rope, const Norm* q_norm, const Norm* k_norm,
+                          const AttentionShape& shape, std::span<const int32_t> positions_R,
+                          std::span<const int32_t> slots_R, KvLayer& cache, float* q_RHK) = 0;
 
   // softmax(scale * q k^T, causal and windowed) v per sequence; tiled with an exact running softmax: no T x T matrix.
-  virtual void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences, const AttentionShape& shape,
-                         float* x_RHK) = 0;
+  virtual void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
+                         const AttentionShape& shape, float* x_RHK) = 0;
 
   // z[r, f] = act(gate) * up, with y rows = F gates then F ups.
   virtual void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F, float* z_RF) = 0;
 
-  // Negative log likelihood (nats) of targets under softmax(softcap(x head^T)), and whether the target is the arg max. Chunked over rows
-  // and V: never [R, V] in memory. nll and top1 are host memory.
-  virtual void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R, float logit_softcap,
-                             float* nll_R, uint8_t* top1_R) = 0;
+  // Negative log likelihood (nats) of targets under softmax(softcap(x head^T)), and whether the target is the arg max.
+  // Chunked over rows and V: never [R, V] in memory. nll and top1 are host memory.
+  virtual void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,
+                             float logit_softcap, float* nll_R, uint8_t* top1_R) = 0;
 
-  // KL(P || Q) per row between the softmaxes of two heads (P the reference), and whether their arg maxes agree; also both
-  // negative log likelihoods of targets. Chunked likewise. Outputs are host memory.
-  virtual void compare(const PackedLinear& head_p, const float* x_RD, float softcap_p, const PackedLinear& head_q, const float* z_RE,
-                       float softcap_q, std::span<const int32_t> targets_R, float* kl_R, uint8_t* same_top1_R, float* nll_p_R,
-                       float* nll_q_R) = 0;
+  // KL(P || Q) per row between the softmaxes of two heads (P the reference), and whether their arg maxes agree; also
+  // both negative log likelihoods of targets. Chunked likewise. Outputs are host memory.
+  virtual void compare(const PackedLinear& head_p, const float* x_RD, float softcap_p, const PackedLinear& head_q,
+                       const float* z_RE, float softcap_q, std::span<const int32_t> targets_R, float* kl_R,
+                       uint8_t* same_top1_R, float* nll_p_R, float* nll_q_R) = 0;
 };
 
 // Instruction sets of the CPU backend, weakest first.

@@ -15,16 +15,18 @@ namespace pare {
 
 class Tokenizer {
  public:
-  // `path` is a tokenizer.json or a directory holding one (with tokenizer_config.json beside it when present), or a vocabulary-only
-  // or full .gguf. Throws std::runtime_error / std::invalid_argument: an unknown model, normalizer, pre-tokenizer or decoder is refused by name.
+  // `path` is a tokenizer.json or a directory holding one (with tokenizer_config.json beside it when present), or a
+  // vocabulary-only or full .gguf. Throws std::runtime_error / std::invalid_argument: an unknown model, normalizer,
+  // pre-tokenizer or decoder is refused by name.
   static Tokenizer open(const std::filesystem::path& path);
   static Tokenizer parse(const std::string& tokenizer_json, const std::string& where);
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // UTF-8 text to ids. add_special_tokens applies the file's post-processor (a leading BOS, say). Added tokens found in the text are
-  // always recognized, as the `tokenizers` package does. Invalid UTF-8 throws std::invalid_argument with the byte offset.
+  // UTF-8 text to ids. add_special_tokens applies the file's post-processor (a leading BOS, say). Added tokens found in
+  // the text are always recognized, as the `tokenizers` package does. Invalid UTF-8 throws std::invalid_argument with
+  // the byte offset.
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens) const;
   // Ids to UTF-8 text. Throws std::invalid_argument for an id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens) const;
