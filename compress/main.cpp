@@ -27,7 +27,7 @@ pare::Command run_command() {
       .options = {{.name = "model",
                    .kind = OptionKind::text,
                    .value_name = "DIR",
-                   .help = "the checkpoint to compress, instead of the recipe's"},
+                   .help = "the checkpoint (or .gguf file) to compress, instead of the recipe's"},
                   {.name = "out",
                    .kind = OptionKind::text,
                    .value_name = "DIR",

@@ -23,6 +23,7 @@
 #include "runtime/inspect.h"
 #include "runtime/interrupt.h"
 #include "runtime/memory_usage.h"
+#include "runtime/model_directory.h"
 #include "runtime/token_source.h"
 #include "runtime/tokenizer.h"
 #include "runtime/transformer.h"
@@ -403,7 +404,8 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   const fs::path model_path = chosen(options.model, recipe.model, "model", "model", "--model");
   const fs::path output = chosen(options.output, recipe.output, "output", "output", "--out");
   Artifact::check_output_is_free(output);
-  const Checkpoint checkpoint = Checkpoint::open(model_path);
+  const ModelDirectory directory(model_path);
+  const Checkpoint checkpoint = Checkpoint::open(directory.path());
   const PlannedRun plan = plan_run(recipe, checkpoint);
   const std::vector<EngineVerdict> verdicts = judge_engines(plan, checkpoint.description());
   print_verdicts(verdicts, progress);

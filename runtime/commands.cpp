@@ -19,6 +19,7 @@
 #include "runtime/inspect.h"
 #include "runtime/interrupt.h"
 #include "runtime/memory_usage.h"
+#include "runtime/model_directory.h"
 #include "runtime/token_source.h"
 #include "runtime/tokenizer.h"
 #include "runtime/transformer.h"
@@ -29,7 +30,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-const PositionalSpec kModel = {"MODEL", "directory of a Hugging Face checkpoint, dense or compressed by pare"};
+const PositionalSpec kModel = {"MODEL",
+                               "directory of a Hugging Face checkpoint, dense or compressed by pare, or a .gguf file "
+                               "(imported into a temporary folder)"};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -54,14 +57,6 @@ std::function<void(int64_t, int64_t)> stage(Console& console, const std::string&
     console.progress().update(done);
     if (done == total) console.progress().finish();
   };
-}
-
-Checkpoint open_checkpoint(const std::filesystem::path& path) {
-  if (path.extension() == ".gguf") {
-    throw std::invalid_argument(path.string() +
-                                ": a GGUF file; turn it into a directory first, with the command import");
-  }
-  return Checkpoint::open(path);
 }
 
 // The backend that the options name, and models loaded on it.
@@ -125,15 +120,18 @@ void run_eval(const Arguments& arguments, Console& console) {
   if (arguments.given("windows")) options.num_windows = arguments.integer("windows");
 
   const Engine engine(arguments);
-  const Checkpoint checkpoint = open_checkpoint(arguments.positional(0));
+  const ModelDirectory directory(arguments.positional(0));
+  const Checkpoint checkpoint = Checkpoint::open(directory.path());
   std::optional<Tokenizer> tokenizer;
   if (!holds_token_windows(text)) tokenizer = Tokenizer::open(checkpoint.directory());
   const ScoredWindows data =
       make_scored_windows(text, tokenizer ? &*tokenizer : nullptr, checkpoint.description(), options);
+  std::optional<ModelDirectory> reference_directory;
   std::optional<Checkpoint> reference_checkpoint;
   std::optional<Transformer> reference;
   if (arguments.given("reference")) {
-    reference_checkpoint = open_checkpoint(arguments.text("reference"));
+    reference_directory.emplace(arguments.text("reference"));
+    reference_checkpoint = Checkpoint::open(reference_directory->path());
     check_same_tokens(data, text, *reference_checkpoint, options);
     reference = engine.load(*reference_checkpoint, console);
   }
@@ -196,7 +194,8 @@ void run_generate(const Arguments& arguments, Console& console) {
                                     .seed = static_cast<uint64_t>(arguments.integer("seed"))};
   Sampler{sampling};  // refuses what is impossible before the model is read
   const Engine engine(arguments);
-  const Checkpoint checkpoint = open_checkpoint(arguments.positional(0));
+  const ModelDirectory directory(arguments.positional(0));
+  const Checkpoint checkpoint = Checkpoint::open(directory.path());
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
   const std::string& prompt = arguments.text("prompt");
   const std::vector<int32_t> ids = tokenizer.encode(prompt, true);
@@ -262,7 +261,8 @@ void run_bench(const Arguments& arguments, Console& console) {
                                 .decode_tokens = arguments.integer("decode-tokens"),
                                 .repetitions = arguments.integer("repetitions")};
   const Engine engine(arguments);
-  Transformer model = engine.load(open_checkpoint(arguments.positional(0)), console);
+  const ModelDirectory directory(arguments.positional(0));
+  Transformer model = engine.load(Checkpoint::open(directory.path()), console);
   BenchResult result =
       bench(model, engine.isa(), engine.num_threads(), options, stage(console, "bench", "repetitions"));
   result.peak_memory_bytes = memory.peak_bytes();

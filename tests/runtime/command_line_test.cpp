@@ -186,8 +186,6 @@ TEST_F(PareRuntime, FailuresExitWith1AndSayWhat) {
   expect_failure("eval " + model_.string() + " --text " + (folder_.path() / "none.txt").string(), 1, {"none.txt"});
   expect_failure("eval " + model_.string() + " --text " + npy_ + " --windows 3", 1, {"3 windows", "has 2"});
   expect_failure("eval " + model_.string() + " --text " + text_.string() + " --context 129 --json", 1, {"129", "128"});
-  expect_failure("eval " + std::string(PARE_SOURCE_DIR "/tests/golden/gguf/llama_gqa_untied.gguf --text ") + npy_, 1,
-                 {"import"});
   expect_failure("generate " + model_.string() + " --prompt a --top-p 0", 1, {"top-p"});
   expect_failure("tokenize " + model_.string() + " --text " + npy_, 1, {".npy"});
   expect_failure("inspect " + text_.string(), 1, {"text.txt"});
@@ -300,6 +298,18 @@ TEST_F(PareRuntime, ImportWritesACheckpointOnceOnly) {
   EXPECT_EQ(run_json("inspect " + (folder_.path() / "o").string())["parameters"], json["parameters"]);
   EXPECT_EQ(run_json("eval " + (folder_.path() / "o").string() + " --text " + npy_)["windows"], 2);
   expect_failure(words, 1, {"exist"});
+}
+
+TEST_F(PareRuntime, AGgufFileIsReadAsItsImportAndLeavesNothing) {
+  const std::string gguf = PARE_SOURCE_DIR "/tests/golden/gguf/llama_gqa_untied.gguf";
+  const std::string imported = (folder_.path() / "o").string();
+  run_json("import " + gguf + " " + imported);
+  const std::filesystem::path temporary = folder_.path() / "tmp";
+  std::filesystem::create_directory(temporary);
+  const Outcome direct = run("eval " + gguf + " --json --text " + npy_, "env TMPDIR=" + temporary.string());
+  ASSERT_EQ(direct.status, 0) << direct.err;
+  EXPECT_EQ(nlohmann::json::parse(direct.out)["nll"], run_json("eval " + imported + " --text " + npy_)["nll"]);
+  EXPECT_TRUE(std::filesystem::is_empty(temporary));
 }
 
 TEST_F(PareRuntime, SignalsEndWith130) {
