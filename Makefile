@@ -49,12 +49,13 @@ check:
 
 run-tests: check
 	@$(MAKE) --no-print-directory compile TARGETS="all" TESTS=ON
-	@cd build && ctest --output-on-failure -j $(JOBS)
+	@cd build && OMP_WAIT_POLICY=passive ctest --output-on-failure -j $(JOBS)
 	@$(MAKE) --no-print-directory sanitize
 
+# Idle OpenMP threads sleep in tests (OMP_WAIT_POLICY), since several test programs share the cores.
 # The quick tests again with AddressSanitizer and UBSan: everything that reads files, and every kernel.
 sanitize:
 	@cmake -S . -B build-sanitize -G Ninja -DPARE_RUNTIME_ONLY=ON -DPARE_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=Release \
 	  -DCMAKE_CXX_FLAGS_RELEASE=-O1 >build/sanitize.log || { cat build/sanitize.log; exit 1; }
 	@cmake --build build-sanitize -j $(JOBS)
-	@cd build-sanitize && ctest --output-on-failure -j $(JOBS)
+	@cd build-sanitize && OMP_WAIT_POLICY=passive ctest --output-on-failure -j $(JOBS)

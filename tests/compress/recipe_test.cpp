@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadRecipe{"ListForMap", "- a\n- b\n", "r.yaml:1:", "found a list"},
         BadRecipe{"Empty", "", "r.yaml:1:", "found nothing"},
         BadRecipe{"TooDeep", "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[", "r.yaml:1:", "nested deeper"}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& test) { return test.param.name; });
 
 TEST(Glob, StarsAndQuestionMarks) {
   EXPECT_TRUE(matches_glob("*.down_proj", "model.layers.0.mlp.down_proj"));
