@@ -133,7 +133,7 @@ LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, Statist
       const int64_t window = first + index;
       const auto worker = static_cast<size_t>(omp_get_thread_num());
       at::Tensor x_TI = input_rows(stage, window, 1, width);
-      produce(block, stage, window, scratch_[worker], x_TI);
+      produce(block, stage, window, scratch_.at(worker), x_TI);
       Stopwatch observation;
       if (accumulator) accumulator->observe(window, x_TI);
       observing[worker] += observation.lap();
@@ -158,7 +158,7 @@ void BlockWalk::leave(const DecoderBlock& block) {
   for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
     at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
     block.add_feed_forward_output(inputs_.windows(window, 1, model_.feed_forward_size),
-                                  scratch_[static_cast<size_t>(omp_get_thread_num())], hidden_TD);
+                                  scratch_.at(static_cast<size_t>(omp_get_thread_num())), hidden_TD);
     inputs_.release(window, 1, model_.feed_forward_size);
     hidden_.release(window, 1, model_.hidden_size);
   });

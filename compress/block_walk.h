@@ -26,7 +26,8 @@ struct WalkSeconds {
 
 class BlockWalk {
  public:
-  // Embeds the windows. The stores go to `spill_directory` as `spill` says. Uses num_threads workers.
+  // Embeds the windows. The stores go to `spill_directory` as `spill` says. num_threads is what OpenMP is set to: every
+  // worker has working space of its own.
   // Throws std::invalid_argument for an id outside the vocabulary, and what HiddenStore throws.
   BlockWalk(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
             uint64_t sample_seed, Spill spill, const std::filesystem::path& spill_directory, int num_threads);
@@ -39,7 +40,7 @@ class BlockWalk {
 
   const WalkSeconds& seconds() const { return seconds_; }
 
-  // Bytes that the walk holds (stores in memory, working space), for windows of that shape. mapped_bytes: of the spill.
+  // Bytes that the walk holds (stores in memory, working space) and maps from the spill, for windows of that shape.
   struct Footprint {
     int64_t memory_bytes = 0;
     int64_t spill_bytes = 0;

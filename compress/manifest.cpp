@@ -155,7 +155,7 @@ std::string report_json(const RunReport& report) {
   json["perplexity"] = Json::array();
   for (const Evaluation& evaluation : report.evaluations)
     json["perplexity"].push_back(Json::parse(to_json(evaluation)));
-  return json.dump(2) + "\n";
+  return json.dump(2);
 }
 
 }  // namespace pare

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <functional>
 #include <stdexcept>
+#include <tuple>
 
 #include "compress/artifact.h"
 #include "compress/block_walk.h"
@@ -48,6 +49,21 @@ double seconds_since(Clock::time_point start) {
 struct RunData {
   std::optional<TokenWindows> calibration;
   std::vector<ScoredWindows> evaluations;
+};
+
+// All that is known before the first byte is written.
+struct PreparedRun {
+  const Recipe& recipe;
+  fs::path output;
+  int num_threads;
+  Clock::time_point start;
+  Checkpoint checkpoint;
+  PlannedRun plan = {};
+  std::vector<EngineVerdict> verdicts = {};
+  RunData data = {};
+  Prediction prediction = {};
+  std::map<std::string, std::string> inputs = {};  // SHA-256 by file name
+  Fingerprint fingerprint = {};
 };
 
 TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* tokenizer,
@@ -220,8 +236,9 @@ void compress_stage(const std::vector<PlannedLayer>& layers, Stage stage, const 
 }
 
 // The walk over the blocks: statistics, compression, on with the compressed weights.
-void compress_blocks(const Recipe& recipe, const PlannedRun& plan, const Checkpoint& checkpoint, const RunData& data,
-                     Spill spill, int num_threads, Artifact& artifact, Progress& progress, RunReport& report) {
+void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& progress, RunReport& report) {
+  const auto& [recipe, checkpoint, plan, data] =
+      std::tie(prepared.recipe, prepared.checkpoint, prepared.plan, prepared.data);
   const ModelDescription& model = checkpoint.description();
   const auto num_blocks = static_cast<int64_t>(plan.blocks.size());
   const auto is_done = [&](int64_t b) {
@@ -237,8 +254,8 @@ void compress_blocks(const Recipe& recipe, const PlannedRun& plan, const Checkpo
   const auto start = Clock::now();
   std::optional<BlockWalk> walk;
   if (plan.needs_calibration) {
-    walk.emplace(model, *data.calibration, embedding_of(checkpoint, artifact), recipe.calibration->seed, spill,
-                 artifact.partial_directory(), num_threads);
+    walk.emplace(model, *data.calibration, embedding_of(checkpoint, artifact), recipe.calibration->seed,
+                 prepared.prediction.spill, artifact.partial_directory(), prepared.num_threads);
     checkpoint.drop_pages(checkpoint.embedding());
   }
   const int64_t num_tokens = data.calibration ? data.calibration->num_tokens : 1;
@@ -278,16 +295,16 @@ void compress_blocks(const Recipe& recipe, const PlannedRun& plan, const Checkpo
   }
 }
 
-std::vector<Evaluation> evaluate_artifact(const Recipe& recipe, const RunData& data, const Checkpoint& source,
-                                          const fs::path& directory, int num_threads, Progress& progress) {
+std::vector<Evaluation> evaluate_artifact(const PreparedRun& prepared, const fs::path& directory, Progress& progress) {
+  const auto& [recipe, data] = std::tie(prepared.recipe, prepared.data);
   std::vector<Evaluation> evaluations;
   if (recipe.evaluate.empty()) return evaluations;
-  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), num_threads);
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), prepared.num_threads);
   const Checkpoint checkpoint = Checkpoint::open(directory);
   Transformer model = Transformer::load(checkpoint, *backend);
   std::optional<Transformer> reference;
   for (size_t i = 0; i < data.evaluations.size(); ++i) {
-    if (recipe.evaluate[i].reference && !reference) reference = Transformer::load(source, *backend);
+    if (recipe.evaluate[i].reference && !reference) reference = Transformer::load(prepared.checkpoint, *backend);
     progress.begin("evaluate", data.evaluations[i].windows.num_windows, "windows");
     evaluations.push_back(evaluate(model, data.evaluations[i], recipe.evaluate[i].reference ? &*reference : nullptr,
                                    [&](int64_t done, int64_t) {
@@ -340,12 +357,9 @@ fs::path chosen(const fs::path& from_command_line, const fs::path& from_recipe, 
   return path;
 }
 
-// From the first commitment to the published artifact.
-std::string carry_out(const Recipe& recipe, const PlannedRun& plan, const Checkpoint& checkpoint, const RunData& data,
-                      const Prediction& prediction, const std::vector<EngineVerdict>& verdicts,
-                      const std::map<std::string, std::string>& inputs, const Fingerprint& fingerprint, int num_threads,
-                      Artifact& artifact, MemorySampler& memory, Clock::time_point start, const fs::path& output,
-                      Progress& progress) {
+// From the first commitment to the published artifact. Returns the report.
+std::string carry_out(const PreparedRun& prepared, Artifact& artifact, MemorySampler& memory, Progress& progress) {
+  const auto& [recipe, checkpoint, plan] = std::tie(prepared.recipe, prepared.checkpoint, prepared.plan);
   RunReport report;
   const auto timed = [&](const char* stage, const std::function<void()>& work) {
     const auto stage_start = Clock::now();
@@ -353,38 +367,36 @@ std::string carry_out(const Recipe& recipe, const PlannedRun& plan, const Checkp
     report.stage_seconds[stage] += seconds_since(stage_start);
   };
   timed("tables", [&] { compress_tables(plan, checkpoint, artifact, progress); });
-  compress_blocks(recipe, plan, checkpoint, data, prediction.spill, num_threads, artifact, progress, report);
+  compress_blocks(prepared, artifact, progress, report);
   const std::vector<LayerRecord> records = artifact.records();
   check_strict(recipe, records);
   malloc_trim(0);  // what the calibration held is not to be counted beside the evaluation
 
   timed("write", [&] {
     artifact.assemble(checkpoint, plan.unquantized);
-    artifact.write_file("pare.json", manifest_json(recipe, fingerprint, inputs, data.calibration, records, verdicts,
-                                                   artifact.output_hashes()));
+    artifact.write_file("pare.json",
+                        manifest_json(recipe, prepared.fingerprint, prepared.inputs, prepared.data.calibration, records,
+                                      prepared.verdicts, artifact.output_hashes()));
   });
   timed("verify", [&] { artifact.verify(checkpoint); });
   throw_if_interrupted();
-  timed("evaluate", [&] {
-    report.evaluations =
-        evaluate_artifact(recipe, data, checkpoint, artifact.artifact_directory(), num_threads, progress);
-  });
+  timed("evaluate", [&] { report.evaluations = evaluate_artifact(prepared, artifact.artifact_directory(), progress); });
 
-  report.output = output;
+  report.output = prepared.output;
   measure_sizes(checkpoint, artifact.artifact_directory(), report);
   report.num_layers = static_cast<int64_t>(records.size());
   report.events = list_events(records);
-  report.seconds = seconds_since(start);
+  report.seconds = seconds_since(prepared.start);
   report.peak_memory_bytes = memory.peak_bytes();
   report.peak_resident_bytes = read_memory_usage().peak_resident_bytes;
   const std::string json = report_json(report);
-  artifact.write_file("report.json", json);
+  artifact.write_file("report.json", json + "\n");
   check_gates(recipe.fail_if, report.evaluations, artifact.artifact_directory());
   artifact.publish();
 
   for (const std::string& event : report.events) progress.print("event: " + event);
   for (const Evaluation& evaluation : report.evaluations) progress.print(to_text(evaluation));
-  progress.print(output.string() + ": " + format_bytes(report.output_bytes) + ", " +
+  progress.print(prepared.output.string() + ": " + format_bytes(report.output_bytes) + ", " +
                  format_number(report.bits_per_weight_without_head, 3) + " bits per weight (" +
                  format_number(report.bits_per_weight, 3) + " with embedding and head), " +
                  format_duration(report.seconds) + ", peak memory " + format_bytes(report.peak_memory_bytes));
@@ -404,30 +416,33 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   const fs::path model_path = chosen(options.model, recipe.model, "model", "model", "--model");
   const fs::path output = chosen(options.output, recipe.output, "output", "output", "--out");
   Artifact::check_output_is_free(output);
-  const ModelDirectory directory(model_path);
-  const Checkpoint checkpoint = Checkpoint::open(directory.path());
-  const PlannedRun plan = plan_run(recipe, checkpoint);
-  const std::vector<EngineVerdict> verdicts = judge_engines(plan, checkpoint.description());
-  print_verdicts(verdicts, progress);
+  PreparedRun prepared{.recipe = recipe,
+                       .output = output,
+                       .num_threads = num_threads,
+                       .start = start,
+                       .checkpoint = Checkpoint::open(model_path)};
+  const Checkpoint& checkpoint = prepared.checkpoint;
+  prepared.plan = plan_run(recipe, checkpoint);
+  prepared.verdicts = judge_engines(prepared.plan, checkpoint.description());
+  print_verdicts(prepared.verdicts, progress);
 
-  const RunData data = read_data(recipe, plan, checkpoint);
+  prepared.data = read_data(recipe, prepared.plan, checkpoint);
   const int64_t max_memory_bytes = options.max_memory_bytes.value_or(available_memory_bytes() / 10 * 8);
   const double matmul_rate = measure_matmul_rate(num_threads);
-  const Prediction prediction = predict(plan, checkpoint, measure_workload(recipe, data, num_threads),
-                                        read_memory_usage().held_bytes, max_memory_bytes, matmul_rate);
-  for (const std::string& line : to_lines(prediction)) progress.print(line);
-  if (options.dry_run) return to_json(prediction);
+  prepared.prediction = predict(prepared.plan, checkpoint, measure_workload(recipe, prepared.data, num_threads),
+                                read_memory_usage().held_bytes, max_memory_bytes, matmul_rate);
+  for (const std::string& line : to_lines(prepared.prediction)) progress.print(line);
+  if (options.dry_run) return to_json(prepared.prediction);
 
-  check_disk_space(output, prediction);
-  check_weights(plan, checkpoint);
-  const std::map<std::string, std::string> inputs = input_hashes(checkpoint);
-  const Fingerprint fingerprint =
-      make_fingerprint(inputs, plan, data.calibration, recipe.calibration ? recipe.calibration->seed : 0);
+  check_disk_space(output, prepared.prediction);
+  check_weights(prepared.plan, checkpoint);
+  prepared.inputs = input_hashes(checkpoint);
+  prepared.fingerprint = make_fingerprint(prepared.inputs, prepared.plan, prepared.data.calibration,
+                                          recipe.calibration ? recipe.calibration->seed : 0);
   throw_if_interrupted();
-  Artifact artifact(output, fingerprint, options.fresh);
+  Artifact artifact(output, prepared.fingerprint, options.fresh);
   try {
-    return carry_out(recipe, plan, checkpoint, data, prediction, verdicts, inputs, fingerprint, num_threads, artifact,
-                     memory, start, output, progress);
+    return carry_out(prepared, artifact, memory, progress);
   } catch (const UnusableInput&) {
     artifact.discard();
     throw;

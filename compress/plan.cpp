@@ -20,10 +20,11 @@
 namespace pare {
 namespace {
 
-// Measured shares of the matrix product's rate, and costs in its units (tests/compress: DryRun.*).
+// Measured shares of the matrix product's rate, and costs in its units (tests/compress: Pipeline.DryRun*).
 constexpr double kForwardEfficiency = 0.75;     // products of [T, D], norms, softmax
 constexpr double kStatisticsEfficiency = 0.85;  // tiles of H
 constexpr double kSearchOpsPerWeight = 500.0;   // 25 shrink factors, about 20 operations each
+constexpr double kTableOpsPerWeight = 1500.0;   // conversion, rounding, packing, checksums: bound by memory
 constexpr double kRoundOpsPerWeight = 8.0;      // per column of H that the rounding error goes to
 constexpr double kFactorOpsPerCube = 6.0;       // float64 Cholesky, inverse, check: per I^3
 constexpr double kEvaluationEfficiency = 0.6;   // of pare's own kernels
@@ -230,7 +231,9 @@ Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const W
   }
   if (evaluation_memory > 0) evaluation_memory += libraries;
 
-  const int64_t least = std::max(walk_memory(Spill::all), evaluation_memory);
+  int64_t table_memory = 0;
+  if (!plan.tables.empty()) table_memory = libraries + sizes.table_weights * 2;  // codes, packed codes
+  const int64_t least = std::max({walk_memory(Spill::all), table_memory, evaluation_memory});
   if (least > max_memory_bytes) {
     throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this run needs " +
                                 format_bytes(least) + " even with all activations on disk; allow that much" +
@@ -248,6 +251,11 @@ Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const W
   prediction.disk_bytes = sizes.parts_bytes + std::max(spill_bytes, sizes.output_bytes);
 
   const int64_t memory = walk_memory(prediction.spill);
+  if (!plan.tables.empty()) {
+    prediction.stages.push_back({"embedding and head",
+                                 static_cast<double>(sizes.table_weights) * kTableOpsPerWeight / matmul_rate,
+                                 table_memory});
+  }
   if (plan.needs_calibration) {
     prediction.stages.push_back({"forward", operations.forward / matmul_rate / kForwardEfficiency, memory});
     prediction.stages.push_back({"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, memory});

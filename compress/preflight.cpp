@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kMarlinColumns = 128;  // I must be a multiple of it ...
 constexpr int64_t kMarlinRows = 64;      // ... and O of this one
+constexpr int64_t kOtherKernels = 32;    // vLLM's slower kernels: both of this one
 
 void check_patterns(const PassRecipe& pass, const std::vector<std::string>& names) {
   const auto check = [&](const std::string& pattern, const char* key) {
@@ -35,6 +36,12 @@ bool stage_is_uniform(const std::vector<PlannedLayer>& layers, Stage stage) {
     if (*first != scheme) return false;
   }
   return true;
+}
+
+std::string joined(const std::set<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
 }
 
 class Reasons {
@@ -149,7 +156,7 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
 std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDescription& model) {
   Reasons transformers, vllm, converter;
   std::vector<PackScheme> schemes;
-  std::set<std::string> unfit;  // shapes without a Marlin kernel
+  std::set<std::string> unfit, without_marlin;  // shapes that no kernel takes, and that only slower ones take
   for (const auto& layers : plan.blocks) {
     for (const Stage stage : {Stage::attention_input, Stage::feed_forward_input}) {
       if (!stage_is_uniform(layers, stage)) {
@@ -165,8 +172,10 @@ std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDesc
       if (!scheme.symmetric && scheme.bits != 4) vllm.add("asymmetric weights are read with 4 bits only");
       if (layer.linear.num_in % kMarlinColumns != 0 || layer.linear.num_out % kMarlinRows != 0) {
         const std::string role = layer.linear.name.substr(layer.linear.name.rfind('.') + 1);
-        unfit.insert(role + " [" + std::to_string(layer.linear.num_out) + ", " + std::to_string(layer.linear.num_in) +
-                     "]");
+        const std::string shape =
+            role + " [" + std::to_string(layer.linear.num_out) + ", " + std::to_string(layer.linear.num_in) + "]";
+        const bool fits_others = layer.linear.num_in % kOtherKernels == 0 && layer.linear.num_out % kOtherKernels == 0;
+        (fits_others ? without_marlin : unfit).insert(shape);
       }
       if (scheme.act_order == StoredActOrder::group) {
         transformers.add("act_order group: compressed-tensors 0.19 no longer reads weight_g_idx; use static");
@@ -176,10 +185,8 @@ std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDesc
     }
   }
   if (!unfit.empty()) {
-    std::string shapes;
-    for (const std::string& shape : unfit) shapes += (shapes.empty() ? "" : ", ") + shape;
-    vllm.add("no Marlin kernel for " + shapes + ": inputs must be a multiple of " + std::to_string(kMarlinColumns) +
-             ", outputs of " + std::to_string(kMarlinRows) + " (slower kernels take some of them)");
+    vllm.add("no kernel for " + joined(unfit) + ": inputs and outputs must be multiples of " +
+             std::to_string(kOtherKernels));
   }
   if (schemes.size() > 1) converter.add("more than one scheme: only one config group is read");
   if (!plan.tables.empty()) {
@@ -195,6 +202,11 @@ std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDesc
                                 {"llama.cpp converter", &converter}}) {
     const bool loads = reasons->empty();
     verdicts.push_back({name, loads, reasons->take()});
+    if (name == "vLLM" && !without_marlin.empty()) {
+      verdicts.back().reasons.push_back("slower kernels than Marlin for " + joined(without_marlin) +
+                                        ": Marlin takes inputs in multiples of " + std::to_string(kMarlinColumns) +
+                                        " and outputs of " + std::to_string(kMarlinRows));
+    }
   }
   return verdicts;
 }

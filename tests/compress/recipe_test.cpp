@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <ostream>
 
 namespace pare {
 namespace {
@@ -86,6 +87,11 @@ struct BadRecipe {
   const char* line;     // "r.yaml:LINE:"
   const char* mention;  // a part of the message
 };
+
+// Keeps the names that ctest lists readable.
+std::ostream& operator<<(std::ostream& out, const BadRecipe& recipe) {
+  return out << recipe.name;
+}
 
 class RecipeError : public testing::TestWithParam<BadRecipe> {};
 

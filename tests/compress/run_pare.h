@@ -1,6 +1,7 @@
 // Runs the real `pare` of this build as a user does, and looks at what it leaves.
 #pragma once
 
+#include <csignal>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -27,14 +28,15 @@ struct Outcome {
 
 Outcome run_pare(const std::vector<std::string>& arguments);
 
-// The same, killed with SIGKILL when its main thread is about to make the `kill_at`-th system call that touches files
-// (counted from 0, from the first one that makes a folder). num_calls: how many it made in all, or until then.
+// The same, sent `signal` when its main thread is about to make the `kill_at`-th system call that touches files
+// (counted from 0, from the first one that makes a folder; -1: never). num_calls: how many it made in all, or until
+// then.
 struct TracedOutcome {
   Outcome outcome;
   int num_calls = 0;
   std::vector<std::string> names;  // of the calls, in order
 };
-TracedOutcome run_pare_traced(const std::vector<std::string>& arguments, int kill_at);
+TracedOutcome run_pare_traced(const std::vector<std::string>& arguments, int kill_at, int signal = SIGKILL);
 
 void write_text(const std::filesystem::path& path, const std::string& text);
 

@@ -73,7 +73,7 @@ Outcome run_pare(const std::vector<std::string>& arguments) {
   return {exit_status(status), read_file(logs / "out"), read_file(logs / "err")};
 }
 
-TracedOutcome run_pare_traced(const std::vector<std::string>& arguments, int kill_at) {
+TracedOutcome run_pare_traced(const std::vector<std::string>& arguments, int kill_at, int signal) {
   const TemporaryFolder logs("logs");
   TracedOutcome result;
   const pid_t child = fork();
@@ -83,14 +83,14 @@ TracedOutcome run_pare_traced(const std::vector<std::string>& arguments, int kil
   if (WIFSTOPPED(status)) ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
   bool entering = true;
   bool counting = false;
-  int signal = 0;
+  int passed_on = 0;
   while (WIFSTOPPED(status)) {
-    ptrace(PTRACE_SYSCALL, child, nullptr, signal);
-    signal = 0;
+    ptrace(PTRACE_SYSCALL, child, nullptr, passed_on);
+    passed_on = 0;
     if (waitpid(child, &status, 0) != child) throw std::runtime_error("cannot follow pare");
     if (!WIFSTOPPED(status)) break;
     if (WSTOPSIG(status) != (SIGTRAP | 0x80)) {
-      signal = WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status);
+      passed_on = WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status);
       continue;
     }
     const bool at_entry = entering;
@@ -103,9 +103,11 @@ TracedOutcome run_pare_traced(const std::vector<std::string>& arguments, int kil
     counting |= call->first == SYS_mkdir || call->first == SYS_mkdirat;
     if (!counting) continue;
     if (result.num_calls == kill_at) {
-      kill(child, SIGKILL);
-      waitpid(child, &status, 0);
-      break;
+      kill(child, signal);
+      if (signal == SIGKILL) {
+        waitpid(child, &status, 0);
+        break;
+      }
     }
     result.names.emplace_back(call->second);
     ++result.num_calls;
