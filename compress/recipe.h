@@ -41,8 +41,8 @@ struct CalibrationRecipe {
   std::filesystem::path text;  // .txt, .jsonl or .npy
   int64_t num_samples = 128;
   int64_t num_tokens = 512;
-  uint64_t seed =
-      0;  // which windows of the text are drawn (.npy and texts that give no more windows than asked: all, in order)
+  // Which windows of a text are drawn when it has more than num_samples; of a .npy the first are taken, in order.
+  uint64_t seed = 0;
 };
 
 struct HeadRecipe {
