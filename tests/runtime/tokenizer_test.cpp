@@ -69,7 +69,8 @@ TEST_P(TokenizerFamily, EqualsThePackageOnAwkwardTexts) {
   const auto file = family_file(GetParam());
   const Tokenizer tokenizer = Tokenizer::open(file);
   std::vector<std::string> added;
-  for (const auto& token : nlohmann::json::parse(read_text_file(file))["added_tokens"]) {
+  const nlohmann::json json = nlohmann::json::parse(read_text_file(file));
+  for (const auto& token : json.at("added_tokens")) {
     if (added.size() < 30) added.push_back(token["content"]);
   }
   const auto texts = awkward_texts(1500, added);
