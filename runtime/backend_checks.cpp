@@ -1,11 +1,11 @@
 #include "runtime/backend_checks.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
-#include <new>
 #include <stdexcept>
 #include <string>
+
+#include "runtime/aligned_memory.h"
 
 namespace pare {
 namespace {
@@ -21,11 +21,8 @@ Backend::Buffer allocate_aligned_floats(int64_t num_floats) {
   require(num_floats >= 0 && num_floats <= kMaxFloats, "allocate",
           "expected a number of floats between 0 and " + std::to_string(kMaxFloats) + ", found " +
               std::to_string(num_floats));
-  const size_t num_bytes = (static_cast<size_t>(num_floats) * sizeof(float) + 63) / 64 * 64;
-  auto* floats = static_cast<float*>(std::aligned_alloc(64, std::max<size_t>(num_bytes, 64)));
-  if (floats == nullptr) throw std::bad_alloc();
-  std::fill_n(floats, std::max<size_t>(num_bytes, 64) / sizeof(float), 0.0f);
-  return Backend::Buffer(floats, [](float* p) { std::free(p); });
+  auto* floats = reinterpret_cast<float*>(allocate_aligned(num_floats * static_cast<int64_t>(sizeof(float))).release());
+  return Backend::Buffer(floats, [](float* p) { AlignedDelete()(p); });
 }
 
 void check_ids(std::span<const int32_t> ids_R, int64_t vocabulary_size, const char* operation) {

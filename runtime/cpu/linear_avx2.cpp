@@ -244,8 +244,8 @@ void expand(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int
 }
 
 template <int kRows>
-void tile(const float* a, const float* b, int64_t num_k, const float* bias, bool accumulate, float* y, int64_t y_stride,
-          int64_t num_outs) {
+void tile(const float* a, const float* b, int64_t num_k, const float* start, int64_t start_stride, float* y,
+          int64_t y_stride, int64_t num_outs) {
   __m256 sum[kRows][2];
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
@@ -272,14 +272,9 @@ void tile(const float* a, const float* b, int64_t num_k, const float* bias, bool
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
-      float* y_r = y + r * y_stride + kHalf * half;
-      __m256 start = _mm256_setzero_ps();
-      if (accumulate) {
-        start = _mm256_maskload_ps(y_r, mask[half]);
-      } else if (bias) {
-        start = _mm256_loadu_ps(bias + kHalf * half);
-      }
-      _mm256_maskstore_ps(y_r, mask[half], _mm256_add_ps(sum[r][half], start));
+      const __m256 start_r =
+          start ? _mm256_maskload_ps(start + r * start_stride + kHalf * half, mask[half]) : _mm256_setzero_ps();
+      _mm256_maskstore_ps(y + r * y_stride + kHalf * half, mask[half], _mm256_add_ps(sum[r][half], start_r));
     }
   }
 }

@@ -27,7 +27,7 @@ namespace {
 
 constexpr int kNumChains = 4;
 constexpr int kTilePanels = 3;
-constexpr int64_t kPrefetchBytes = 2048;
+constexpr int64_t kPrefetchBytes = 8192;
 
 // Each format: kUnit and kBytes as in linear_kernels.h; Unit, the loaded unit; value(unit, j), the 16 values of
 // position j of the unit times 1 / kFactor.
@@ -284,8 +284,8 @@ void expand(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int
 }
 
 template <int kRows>
-void tile(const float* a, const float* b, int64_t num_k, const float* bias, bool accumulate, float* y, int64_t y_stride,
-          int64_t num_outs) {
+void tile(const float* a, const float* b, int64_t num_k, const float* start, int64_t start_stride, float* y,
+          int64_t y_stride, int64_t num_outs) {
   __m512 sum[kRows][kTilePanels];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -312,12 +312,11 @@ void tile(const float* a, const float* b, int64_t num_k, const float* bias, bool
 #pragma GCC unroll 3
   for (int p = 0; p < kTilePanels; ++p) {
     const __mmask16 mask = lane_mask(num_outs - p * kPanel);
-    const __m512 bias_p = bias ? _mm512_maskz_loadu_ps(mask, bias + p * kPanel) : _mm512_setzero_ps();
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      float* y_r = y + r * y_stride + p * kPanel;
-      const __m512 start = accumulate ? _mm512_maskz_loadu_ps(mask, y_r) : bias_p;
-      _mm512_mask_storeu_ps(y_r, mask, _mm512_add_ps(sum[r][p], start));
+      const __m512 start_r =
+          start ? _mm512_maskz_loadu_ps(mask, start + r * start_stride + p * kPanel) : _mm512_setzero_ps();
+      _mm512_mask_storeu_ps(y + r * y_stride + p * kPanel, mask, _mm512_add_ps(sum[r][p], start_r));
     }
   }
 }

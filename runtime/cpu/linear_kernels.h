@@ -62,11 +62,11 @@ using GemvKernel = void (*)(const PanelRun& run, const float* x, int64_t x_strid
 // + lane].
 using ExpandKernel = void (*)(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int64_t dst_stride);
 
-// One register tile: y[r * y_stride + o] = start + sum over k < num_k of a[k * rows + r] * b[k * tile_outs + o], for a
-// fixed number of rows and o < num_outs <= tile_outs; start is y itself when `accumulate`, else bias[o], or 0 when bias
-// is null. num_k is even, b 64-byte aligned; bias has num_outs entries, rounded up to whole panels.
-using TileKernel = void (*)(const float* a, const float* b, int64_t num_k, const float* bias, bool accumulate, float* y,
-                            int64_t y_stride, int64_t num_outs);
+// One register tile: y[r * y_stride + o] = start[r * start_stride + o] + sum over k < num_k of a[k * rows + r] *
+// b[k * tile_outs + o], for a fixed number of rows and o < num_outs <= tile_outs. A null start is zero; a bias has
+// stride 0; start may be y. num_k is even, b 64-byte aligned.
+using TileKernel = void (*)(const float* a, const float* b, int64_t num_k, const float* start, int64_t start_stride,
+                            float* y, int64_t y_stride, int64_t num_outs);
 
 inline constexpr int kMaxGemvRows = 4;
 inline constexpr int kMaxTileRows = 8;

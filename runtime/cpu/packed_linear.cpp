@@ -1,24 +1,21 @@
 #include "runtime/cpu/packed_linear.h"
 
 #include <omp.h>
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 
 namespace pare {
 namespace {
 
-// A task multiplies a block of rows with one tile of weights after another. Weights are expanded once per block of
-// rows, kBlockK x 48 floats (110 KB) at a time, and the block's strips of x (kBlockRows x kBlockK floats, 1.2 MB) stay
-// in L2 meanwhile. Shorter blocks of k touch y more often, which costs most where its rows lie a multiple of 4 KiB
-// apart.
+// A task multiplies some rows with one tile of weights after another, expanding kBlockK x 48 floats of it at a time
+// (110 KB). The task's strips of x (kStripBytes) stay in L2 meanwhile. More rows a task amortize the expansion better:
+// 512 are some 3 % faster than 128.
 constexpr int64_t kBlockK = 576;
-constexpr int64_t kBlockRows = 528;
-constexpr int64_t kMaxTaskTiles = 6;
+constexpr int64_t kStripBytes = int64_t{1200} << 10;
+constexpr int64_t kMinTaskRows = 64;
+constexpr int64_t kMaxTaskRows = 512;
+constexpr int64_t kTasksPerThread = 2;
 constexpr int64_t kMaxUnitK = 32;  // blocks are whole units of every format
 constexpr int64_t kMaxTilePanels = 3;
 // Below this many bytes of weights a second thread costs more than it saves.
@@ -28,7 +25,6 @@ constexpr int64_t kMinThreadProducts = int64_t{1} << 19;
 // Decode hands out this many runs of panels per thread, as threads become free: a thread that the system takes away
 // then delays one run, not half the product.
 constexpr int64_t kChunksPerThread = 2;
-constexpr int64_t kHugePage = int64_t{2} << 20;
 
 int64_t divide_up(int64_t value, int64_t divisor) {
   return (value + divisor - 1) / divisor;
@@ -107,20 +103,16 @@ class Scratch {
  public:
   float* reserve(int64_t num_floats) {
     if (num_floats > capacity_) {
-      floats_.reset();
       capacity_ = 0;
-      floats_.reset(static_cast<float*>(std::aligned_alloc(64, round_up(num_floats * 4, 64))));
-      if (!floats_) throw std::bad_alloc();
+      floats_.reset();  // before the new ones are allocated
+      floats_ = allocate_aligned(num_floats * 4);
       capacity_ = num_floats;
     }
-    return floats_.get();
+    return reinterpret_cast<float*>(floats_.get());
   }
 
  private:
-  struct Free {
-    void operator()(float* floats) const { std::free(floats); }
-  };
-  std::unique_ptr<float[], Free> floats_;
+  AlignedBytes floats_;
   int64_t capacity_ = 0;
 };
 
@@ -133,21 +125,6 @@ struct GemvInput {
 };
 
 }  // namespace
-
-void CpuPackedLinear::AlignedDelete::operator()(std::byte* bytes) const {
-  std::free(bytes);
-}
-
-// Zeroed. Large weights ask for huge pages: streaming them through 4 KiB pages loses time to address translation.
-CpuPackedLinear::AlignedBytes CpuPackedLinear::allocate_aligned(int64_t num_bytes) {
-  const int64_t alignment = num_bytes >= kHugePage ? kHugePage : 64;
-  const int64_t allocated = round_up(std::max<int64_t>(num_bytes, 1), num_bytes >= kHugePage ? 4096 : 64);
-  void* bytes = nullptr;
-  if (posix_memalign(&bytes, alignment, allocated) != 0) throw std::bad_alloc();
-  if (num_bytes >= kHugePage) madvise(bytes, num_bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // a hint: may fail
-  std::memset(bytes, 0, allocated);
-  return AlignedBytes(static_cast<std::byte*>(bytes));
-}
 
 std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeights> parts, int num_threads) {
   if (parts.empty()) throw std::invalid_argument("pack_linear: expected at least one linear, found none");
@@ -177,7 +154,7 @@ std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeig
       packed->pack_quantized(std::get<QuantizedWeight>(weights.weight), weights.name, part);
     }
     if (!weights.bias_O.empty()) {
-      part.bias = CpuPackedLinear::allocate_aligned(part.num_panels * kPanel * 4);
+      part.bias = allocate_aligned(part.num_panels * kPanel * 4);
       std::memcpy(part.bias.get(), weights.bias_O.data(), weights.bias_O.size() * 4);
     }
     packed->num_out_ += part.num_out;
@@ -465,12 +442,15 @@ int64_t CpuPackedLinear::bytes_of(const PanelRange& range) const {
   return bytes;
 }
 
+// Tasks of (some rows) x (some tiles) are taken as threads become free: each computes its outputs alone, so who
+// computes them changes no bit. A thread packs the rows of its task itself: rows packed by another core would come from
+// that core's cache, which cost 10 % of the whole product.
 void CpuPackedLinear::gemm(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y,
                            int64_t y_stride) const {
-  const int64_t num_blocks = divide_up(num_rows, kBlockRows);
-  const int64_t block_rows = round_up(divide_up(num_rows, num_blocks), kernels_->tile_rows);
+  const int64_t strip_rows = kernels_->tile_rows;
   std::vector<Tile> tiles;
   for (size_t i = 0; i < layouts_.size(); ++i) {
+    const InputLayout& layout = layouts_[i];
     tiles.clear();
     for (const Part& part : parts_) {
       if (part.layout != i) continue;
@@ -481,88 +461,126 @@ void CpuPackedLinear::gemm(const float* x_RI, int64_t num_rows, const PanelRange
       }
     }
     if (tiles.empty()) continue;
-    for (int64_t row = 0; row < num_rows; row += block_rows) {
-      multiply_block(layouts_[i], tiles, x_RI + row * num_in_, std::min(block_rows, num_rows - row), range,
-                     y + row * y_stride, y_stride);
-    }
-  }
-}
-
-// Packs a block of rows, then multiplies tasks of (some strips) x (some tiles). Tasks are taken as threads become free:
-// each computes its outputs alone, so who computes them changes no bit.
-void CpuPackedLinear::multiply_block(const InputLayout& layout, std::span<const Tile> tiles, const float* x_RI,
-                                     int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const {
-  thread_local Scratch scratch;
-  const int64_t strip_rows = kernels_->tile_rows;
-  const int64_t num_strips = divide_up(num_rows, strip_rows);
-  float* strips = scratch.reserve(num_rows * layout.num_k);
-  const int64_t num_tiles = static_cast<int64_t>(tiles.size());
-  const int64_t products = num_rows * layout.num_k * num_tiles * kernels_->tile_panels * kPanel;
-  const int threads =
-      static_cast<int>(std::min<int64_t>(num_threads(), std::max<int64_t>(1, products / kMinThreadProducts)));
-  // At least three tasks a thread, to even out a busy machine; at most kMaxTaskTiles tiles, so that their outputs stay
-  // in L2 until the next block of k adds to them.
-  const int64_t tile_tasks =
-      std::min<int64_t>(num_tiles, std::max<int64_t>(3 * threads, divide_up(num_tiles, kMaxTaskTiles)));
-  const int64_t row_tasks = threads == 1 ? 1 : std::min(num_strips, divide_up(2 * threads, tile_tasks));
+    const int64_t num_tiles = static_cast<int64_t>(tiles.size());
+    const int64_t products = num_rows * layout.num_k * num_tiles * kernels_->tile_panels * kPanel;
+    const int threads =
+        static_cast<int>(std::min<int64_t>(num_threads(), std::max<int64_t>(1, products / kMinThreadProducts)));
+    const int64_t max_rows = std::clamp(kStripBytes / 4 / layout.num_k, kMinTaskRows, kMaxTaskRows);
+    const int64_t row_tasks = divide_up(num_rows, max_rows);
+    const int64_t task_rows = round_up(divide_up(num_rows, row_tasks), strip_rows);
+    const int64_t tile_tasks = threads == 1 ? 1 : std::min(num_tiles, divide_up(kTasksPerThread * threads, row_tasks));
 #pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-#pragma omp for schedule(static)
-    for (int64_t strip = 0; strip < num_strips; ++strip) {
-      const int64_t row = strip * strip_rows;
-      pack_rows(layout, x_RI + row * num_in_, std::min(strip_rows, num_rows - row), strips + row * layout.num_k);
-    }
+    {
+      thread_local Scratch scratch;
+      float* const strips = scratch.reserve(task_rows * layout.num_k);
+      int64_t packed_row = -1;
 #pragma omp for schedule(dynamic) nowait
-    for (int64_t task = 0; task < tile_tasks * row_tasks; ++task) {
-      const int64_t first_tile = num_tiles * (task / row_tasks) / tile_tasks;
-      const int64_t end_tile = num_tiles * (task / row_tasks + 1) / tile_tasks;
-      const int64_t row = num_strips * (task % row_tasks) / row_tasks * strip_rows;
-      const int64_t end_row = std::min(num_strips * (task % row_tasks + 1) / row_tasks * strip_rows, num_rows);
-      multiply_tiles(layout, tiles.subspan(first_tile, end_tile - first_tile), strips + row * layout.num_k,
-                     end_row - row, range, y + row * y_stride, y_stride);
+      for (int64_t task = 0; task < row_tasks * tile_tasks; ++task) {
+        const int64_t row = task / tile_tasks * task_rows;
+        const int64_t rows = std::min(task_rows, num_rows - row);
+        if (rows <= 0) continue;
+        if (packed_row != row) pack_rows(layout, x_RI + row * num_in_, rows, strips);
+        packed_row = row;
+        const int64_t first_tile = num_tiles * (task % tile_tasks) / tile_tasks;
+        const int64_t end_tile = num_tiles * (task % tile_tasks + 1) / tile_tasks;
+        multiply_tiles(layout, std::span(tiles).subspan(first_tile, end_tile - first_tile), strips, rows, range,
+                       y + row * y_stride, y_stride);
+      }
     }
   }
 }
 
 // Strips of tile_rows rows in the order in which the tile kernel reads them; the last may have fewer.
-void CpuPackedLinear::pack_rows(const InputLayout& layout, const float* x_RI, int64_t num_rows, float* strip) const {
-  if (layout.column_of_k.empty()) {
-    pack_strip(x_RI, num_in_, num_rows, num_in_, strip);
-    return;
-  }
-  for (int64_t k = 0; k < layout.num_k; ++k) {
-    const int32_t column = layout.column_of_k[k];
-    for (int64_t r = 0; r < num_rows; ++r) strip[k * num_rows + r] = column < 0 ? 0.0f : x_RI[r * num_in_ + column];
+void CpuPackedLinear::pack_rows(const InputLayout& layout, const float* x_RI, int64_t num_rows, float* strips) const {
+  for (int64_t row = 0; row < num_rows; row += kernels_->tile_rows) {
+    const int64_t strip_rows = std::min<int64_t>(kernels_->tile_rows, num_rows - row);
+    const float* const x = x_RI + row * num_in_;
+    float* const strip = strips + row * layout.num_k;
+    if (layout.column_of_k.empty()) {
+      pack_strip(x, num_in_, strip_rows, num_in_, strip);
+      continue;
+    }
+    for (int64_t k = 0; k < layout.num_k; ++k) {
+      const int32_t column = layout.column_of_k[k];
+      for (int64_t r = 0; r < strip_rows; ++r) strip[k * strip_rows + r] = column < 0 ? 0.0f : x[r * num_in_ + column];
+    }
   }
 }
 
 void CpuPackedLinear::multiply_tiles(const InputLayout& layout, std::span<const Tile> tiles, const float* strips,
                                      int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const {
   alignas(64) float weights[kBlockK * kMaxTilePanels * kPanel];
+  thread_local Scratch scratch;
   const int64_t tile_outs = kernels_->tile_panels * kPanel;
+  float* const sums = scratch.reserve(num_rows * tile_outs);
   const int64_t num_blocks = divide_up(layout.num_k, kBlockK);
   const int64_t block_k = round_up(divide_up(layout.num_k, num_blocks), kMaxUnitK);
-  for (int64_t begin_k = 0; begin_k < layout.num_k; begin_k += block_k) {
-    const int64_t num_k = std::min(block_k, layout.num_k - begin_k);
-    for (const Tile& tile : tiles) {
-      const Part& part = *tile.part;
-      for (int64_t panel = tile.first_panel; panel < tile.end_panel; ++panel) {
-        kernels_->expand[static_cast<int>(part.format)](run_of(part, panel, panel + 1, range.end_out), begin_k,
-                                                        begin_k + num_k, weights + (panel - tile.first_panel) * kPanel,
-                                                        tile_outs);
-      }
-      const int64_t missing = tile_outs - (tile.end_panel - tile.first_panel) * kPanel;
-      if (missing > 0) {
-        for (int64_t k = 1; k <= num_k; ++k) std::fill_n(weights + k * tile_outs - missing, missing, 0.0f);
-      }
-      const PanelRun run = run_of(part, tile.first_panel, tile.end_panel, range.end_out);
-      float* y_tile = y + part.first_out + tile.first_panel * kPanel - range.first_out;
+  for (const Tile& tile : tiles) {
+    const Part& part = *tile.part;
+    const PanelRun run = run_of(part, tile.first_panel, tile.end_panel, range.end_out);
+    float* const y_tile = y + part.first_out + tile.first_panel * kPanel - range.first_out;
+    for (int64_t begin_k = 0; begin_k < layout.num_k; begin_k += block_k) {
+      const int64_t num_k = std::min(block_k, layout.num_k - begin_k);
+      expand_tile(tile, begin_k, num_k, range.end_out, weights);
+      const bool ends_tile = begin_k + num_k == layout.num_k;
+      const Tile* const next_tile = !ends_tile ? &tile : &tile == &tiles.back() ? nullptr : &tile + 1;
+      Prefetch next = next_tile ? prefetch_of(*next_tile, ends_tile ? 0 : begin_k + num_k, block_k) : Prefetch{};
+      const int64_t lines_per_strip = divide_up(next.num_lines(), divide_up(num_rows, kernels_->tile_rows));
+      const bool is_first = begin_k == 0;
       for (int64_t row = 0; row < num_rows; row += kernels_->tile_rows) {
+        next.fetch(lines_per_strip);
         const int64_t strip_rows = std::min<int64_t>(kernels_->tile_rows, num_rows - row);
-        kernels_->tile[strip_rows - 1](strips + row * layout.num_k + begin_k * strip_rows, weights, num_k, run.bias,
-                                       begin_k > 0, y_tile + row * y_stride, y_stride, run.num_outs);
+        float* const sums_row = sums + row * tile_outs;
+        kernels_->tile[strip_rows - 1](strips + row * layout.num_k + begin_k * strip_rows, weights, num_k,
+                                       is_first ? run.bias : sums_row, is_first ? 0 : tile_outs,
+                                       ends_tile ? y_tile + row * y_stride : sums_row, ends_tile ? y_stride : tile_outs,
+                                       run.num_outs);
       }
     }
+  }
+}
+
+CpuPackedLinear::Prefetch CpuPackedLinear::prefetch_of(const Tile& tile, int64_t begin_k, int64_t num_k) const {
+  const Part& part = *tile.part;
+  const UnitShape unit = unit_shape(part.format);
+  const int64_t end_k = std::min(begin_k + num_k, layouts_[part.layout].num_k);
+  Prefetch next;
+  next.line = part.lines.get() + tile.first_panel * part.panel_bytes + begin_k / unit.num_k * unit.num_bytes;
+  next.panel_block_bytes = (end_k - begin_k) / unit.num_k * unit.num_bytes;
+  next.panel_end = next.line + next.panel_block_bytes;
+  next.panel_bytes = part.panel_bytes;
+  next.num_panels = tile.end_panel - tile.first_panel;
+  return next;
+}
+
+int64_t CpuPackedLinear::Prefetch::num_lines() const {
+  return num_panels * panel_block_bytes / 64;
+}
+
+void CpuPackedLinear::Prefetch::fetch(int64_t count) {
+  for (; count > 0 && num_panels > 0; --count) {
+    __builtin_prefetch(line, 0, 2);
+    line += 64;
+    if (line == panel_end) {
+      panel_end += panel_bytes;
+      line += panel_bytes - panel_block_bytes;
+      --num_panels;
+    }
+  }
+}
+
+// weights[k * tile_outs + o] for the tile's outputs and num_k positions from begin_k; missing panels are zeros.
+void CpuPackedLinear::expand_tile(const Tile& tile, int64_t begin_k, int64_t num_k, int64_t end_out,
+                                  float* weights) const {
+  const int64_t tile_outs = kernels_->tile_panels * kPanel;
+  for (int64_t panel = tile.first_panel; panel < tile.end_panel; ++panel) {
+    kernels_->expand[static_cast<int>(tile.part->format)](run_of(*tile.part, panel, panel + 1, end_out), begin_k,
+                                                          begin_k + num_k,
+                                                          weights + (panel - tile.first_panel) * kPanel, tile_outs);
+  }
+  const int64_t missing = tile_outs - (tile.end_panel - tile.first_panel) * kPanel;
+  if (missing > 0) {
+    for (int64_t k = 1; k <= num_k; ++k) std::fill_n(weights + k * tile_outs - missing, missing, 0.0f);
   }
 }
 

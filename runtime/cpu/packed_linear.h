@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/aligned_memory.h"
 #include "runtime/backend.h"
 #include "runtime/cpu/linear_kernels.h"
 #include "runtime/format/linear_weights.h"
@@ -23,7 +24,7 @@ class CpuPackedLinear final : public PackedLinear {
   std::string kernel_name() const override;  // "matmul_w4g64_a32_avx512"; mixed precisions joined by '+'
 
   // y_RO = x_RI W^T + b, all rows dense. Weights are read once for up to LinearKernels::max_gemv_rows rows (decode) and
-  // once per 528 rows beyond (prefill; scratch of at most 528 * num_in floats is kept per calling thread).
+  // once per at most 512 rows beyond (prefill; scratch of 1.2 MiB or 64 rows of x is kept per thread).
   // The bits of y do not depend on the number of threads. Inside a parallel region the calling thread works alone.
   void multiply(const float* x_RI, int64_t num_rows, float* y_RO) const;
 
@@ -39,12 +40,6 @@ class CpuPackedLinear final : public PackedLinear {
  private:
   friend std::unique_ptr<CpuPackedLinear> pack_linear(Isa, std::span<const LinearWeights>, int);
   CpuPackedLinear() = default;
-
-  struct AlignedDelete {
-    void operator()(std::byte* bytes) const;
-  };
-  using AlignedBytes = std::unique_ptr<std::byte[], AlignedDelete>;
-  static AlignedBytes allocate_aligned(int64_t num_bytes);
 
   // Which input column multiplies packed position k: identity, or with zeros where groups are padded to whole units, or
   // permuted where act-order moved columns between groups.
@@ -86,6 +81,18 @@ class CpuPackedLinear final : public PackedLinear {
     int64_t end_panel = 0;
   };
 
+  // The lines of a tile's next block of k. They are asked for while the block before is multiplied: waiting for them
+  // cost a tenth of prefill, since a tile's panels are too short for the hardware to run ahead.
+  struct Prefetch {
+    const std::byte* line = nullptr;
+    const std::byte* panel_end = nullptr;  // of the panel's lines in the block
+    int64_t panel_block_bytes = 0;
+    int64_t panel_bytes = 0;
+    int64_t num_panels = 0;
+    int64_t num_lines() const;
+    void fetch(int64_t count);
+  };
+
   void pack_dense(const DenseWeight& weight, const std::string& name, Part& part);
   void pack_quantized(const QuantizedWeight& weight, const std::string& name, Part& part);
   size_t add_layout(InputLayout layout);
@@ -95,11 +102,11 @@ class CpuPackedLinear final : public PackedLinear {
   PanelRun run_of(const Part& part, int64_t first_panel, int64_t end_panel, int64_t end_out) const;
   void gemv(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const;
   void gemm(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y, int64_t y_stride) const;
-  void multiply_block(const InputLayout& layout, std::span<const Tile> tiles, const float* x_RI, int64_t num_rows,
-                      const PanelRange& range, float* y, int64_t y_stride) const;
   void multiply_tiles(const InputLayout& layout, std::span<const Tile> tiles, const float* strips, int64_t num_rows,
                       const PanelRange& range, float* y, int64_t y_stride) const;
-  void pack_rows(const InputLayout& layout, const float* x_RI, int64_t num_rows, float* strip) const;
+  Prefetch prefetch_of(const Tile& tile, int64_t begin_k, int64_t num_k) const;
+  void expand_tile(const Tile& tile, int64_t begin_k, int64_t num_k, int64_t end_out, float* weights) const;
+  void pack_rows(const InputLayout& layout, const float* x_RI, int64_t num_rows, float* strips) const;
   int num_threads() const;
 
   const LinearKernels* kernels_ = nullptr;

@@ -1,17 +1,13 @@
 #include "runtime/cpu/roof.h"
 
 #include <omp.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <new>
 #include <stdexcept>
 #include <string>
 
+#include "runtime/aligned_memory.h"
 #include "runtime/cpu/roof_kernels.h"
 
 namespace pare {
@@ -81,20 +77,15 @@ double measure_read_gbps(int64_t num_bytes, int num_threads) {
     throw std::invalid_argument("expected at least 64 KiB for each of " + std::to_string(num_threads) +
                                 " threads, found " + std::to_string(num_bytes) + " bytes in all");
   }
-  constexpr int64_t kHugePage = int64_t{2} << 20;
   const int64_t total = share * num_threads;
-  const int64_t allocated = (total + kHugePage - 1) / kHugePage * kHugePage;
-  std::unique_ptr<uint8_t, decltype(&std::free)> buffer(static_cast<uint8_t*>(std::aligned_alloc(kHugePage, allocated)),
-                                                        &std::free);
-  if (!buffer) throw std::bad_alloc();
-  madvise(buffer.get(), allocated, MADV_HUGEPAGE);  // a hint: without huge pages the roof is that of small ones
-  std::memset(buffer.get(), 0x5A, total);           // untouched pages would all be one page of zeros
+  const AlignedBytes buffer = allocate_aligned(total);
   const RoofKernels& kernels = kernels_of(detect_isa());
   uint64_t sink = 0;
   auto seconds_of = [&](int64_t repeats) {
     return time_threads(num_threads, [&](int thread) {
       uint64_t value = 1;
-      for (int64_t i = 0; i < repeats; ++i) value += kernels.read(buffer.get() + thread * share, share);
+      for (int64_t i = 0; i < repeats; ++i)
+        value += kernels.read(reinterpret_cast<const uint8_t*>(buffer.get()) + thread * share, share);
 #pragma omp atomic
       sink += value;
     });
