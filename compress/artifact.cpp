@@ -281,11 +281,25 @@ QuantizedWeight Artifact::read_weight(int64_t part, const LayerRecord& record) c
 
 void Artifact::append_packed(const QuantizedWeight& weight, const std::string& module,
                              std::vector<StreamedTensor>& out) {
-  for (OwnedTensor& tensor : pack_compressed_tensors(weight, module)) {
-    auto data = std::make_shared<std::vector<std::byte>>(std::move(tensor.data));
-    out.push_back(
-        {std::move(tensor.name), tensor.dtype, std::move(tensor.shape), [data](const ByteSink& sink) { sink(*data); }});
+  for (OwnedTensor& tensor : pack_compressed_tensors(weight, module)) append(std::move(tensor), out);
+}
+
+void Artifact::append(OwnedTensor tensor, std::vector<StreamedTensor>& out) {
+  auto data = std::make_shared<std::vector<std::byte>>(std::move(tensor.data));
+  out.push_back(
+      {std::move(tensor.name), tensor.dtype, std::move(tensor.shape), [data](const ByteSink& sink) { sink(*data); }});
+}
+
+std::vector<OwnedTensor> Artifact::read_changed(int64_t part, const Checkpoint& source) const {
+  std::vector<OwnedTensor> changed;
+  const SafetensorsFile file = SafetensorsFile::open(part_file(part, "safetensors"));
+  const std::vector<LayerRecord>& records = parts_.at(part);
+  for (const auto& [name, view] : file.tensors()) {
+    const auto is_layer = [&](const LayerRecord& record) { return name == record.name + ".weight"; };
+    if (!source.has_tensor(name) || std::any_of(records.begin(), records.end(), is_layer)) continue;
+    changed.push_back({name, view.dtype, view.shape, {view.data.begin(), view.data.end()}});
   }
+  return changed;
 }
 
 void Artifact::commit(int64_t part, std::vector<StreamedTensor> tensors, std::vector<LayerRecord> records) {
@@ -326,6 +340,12 @@ void Artifact::assemble(const Checkpoint& source, const std::vector<std::string>
     write_file_atomically(artifact_directory() / path.filename(), MappedFile::open(path).bytes());
   }
 
+  std::vector<SafetensorsFile> parts;
+  for (const auto& [part, records] : parts_) {
+    parts.push_back(SafetensorsFile::open(part_file(part, "safetensors")));
+    for (const auto& [name, view] : parts.back().tensors()) replaced.insert(name);
+  }
+
   // Tensors that the passes left alone come straight from the source; parts follow in order.
   const ModelDescription& model = source.description();
   std::vector<StreamedTensor> tensors;
@@ -334,10 +354,8 @@ void Artifact::assemble(const Checkpoint& source, const std::vector<std::string>
     if (model.tied_head && name == model.head.name + ".weight") continue;  // the embedding's second copy
     tensors.push_back(view_tensor(name, source.tensor(name)));
   }
-  std::vector<SafetensorsFile> parts;
-  for (const auto& [part, records] : parts_) {
-    parts.push_back(SafetensorsFile::open(part_file(part, "safetensors")));
-    for (const auto& [name, view] : parts.back().tensors()) tensors.push_back(view_tensor(name, view));
+  for (const SafetensorsFile& part : parts) {
+    for (const auto& [name, view] : part.tensors()) tensors.push_back(view_tensor(name, view));
   }
 
   std::vector<std::vector<StreamedTensor>> shards(1);
@@ -387,16 +405,24 @@ void Artifact::verify(const Checkpoint& source) const {
     written.drop_pages(linear);
     replaced.insert(record.name + ".weight");
   }
+  const auto check_equal = [&](const std::string& name, DType dtype, std::span<const int64_t> shape,
+                               std::span<const std::byte> data, const char* whose) {
+    const TensorView& after = written.tensor(name);
+    if (dtype == after.dtype && std::ranges::equal(shape, after.shape) && std::ranges::equal(data, after.data)) return;
+    throw std::runtime_error("verification of '" + artifact_directory().string() + "': tensor '" + name +
+                             "' differs from " + whose);
+  };
+  for (const auto& [part, records] : parts_) {
+    for (const OwnedTensor& tensor : read_changed(part, source)) {
+      check_equal(tensor.name, tensor.dtype, tensor.shape, tensor.data, "what its block's fold made it");
+      replaced.insert(tensor.name);
+    }
+  }
   const ModelDescription& model = source.description();
   for (const std::string& name : source.tensor_names()) {
     if (replaced.contains(name) || (model.tied_head && name == model.head.name + ".weight")) continue;
     const TensorView& before = source.tensor(name);
-    const TensorView& after = written.tensor(name);
-    if (before.dtype != after.dtype || before.shape != after.shape ||
-        !std::equal(before.data.begin(), before.data.end(), after.data.begin(), after.data.end())) {
-      throw std::runtime_error("verification of '" + artifact_directory().string() + "': tensor '" + name +
-                               "' differs from the source's");
-    }
+    check_equal(name, before.dtype, before.shape, before.data, "the source's");
   }
 }
 

@@ -72,9 +72,13 @@ class Artifact {
   // A weight of a committed part, validated. Throws std::runtime_error.
   QuantizedWeight read_weight(int64_t part, const LayerRecord& record) const;
 
+  // Tensors of a committed part that replace the source's under their names.
+  std::vector<OwnedTensor> read_changed(int64_t part, const Checkpoint& source) const;
+
   void commit(int64_t part, std::vector<StreamedTensor> tensors, std::vector<LayerRecord> records);
-  // The packed tensors of one layer, for commit.
+  // For commit: the packed tensors of one layer, and a tensor that replaces the source's.
   static void append_packed(const QuantizedWeight& weight, const std::string& module, std::vector<StreamedTensor>& out);
+  static void append(OwnedTensor tensor, std::vector<StreamedTensor>& out);
 
   // All records, by part.
   std::vector<LayerRecord> records() const;
@@ -83,7 +87,8 @@ class Artifact {
   // artifact folder. `unquantized` are the linears that the config lists as left alone.
   void assemble(const Checkpoint& source, const std::vector<std::string>& unquantized);
   // Opens the artifact as any reader would, decodes every compressed layer and compares it with its record, and every
-  // other tensor with the source, bit by bit. Throws std::runtime_error naming what differs.
+  // other tensor with the part that changed it or with the source, bit by bit. Throws std::runtime_error naming what
+  // differs.
   void verify(const Checkpoint& source) const;
   // SHA-256 of every file in the artifact folder, by name.
   std::map<std::string, std::string> output_hashes() const;

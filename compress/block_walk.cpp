@@ -153,6 +153,18 @@ LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, Statist
   return statistics;
 }
 
+void BlockWalk::divide_inputs(Stage stage, std::span<const float> scales_I) {
+  if (!is_output_stage(stage)) return;
+  const auto width = static_cast<int64_t>(scales_I.size());
+  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+    float* x = inputs_.windows(window, 1, width).data_ptr<float>();
+    for (int64_t t = 0; t < num_tokens_; ++t) {
+      for (int64_t i = 0; i < width; ++i) x[t * width + i] /= scales_I[static_cast<size_t>(i)];
+    }
+    inputs_.release(window, 1, width);
+  });
+}
+
 void BlockWalk::leave(const DecoderBlock& block) {
   Stopwatch stopwatch;
   for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {

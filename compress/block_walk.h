@@ -35,6 +35,9 @@ class BlockWalk {
   // Moves all windows up to `stage` of the block in front of them and returns the statistics of the stage's input. To
   // be called for every stage of a block, in order, and then leave. Throws Interrupted between groups of windows.
   LayerStatistics reach(const DecoderBlock& block, Stage stage, StatisticsNeed need);
+  // After a fold has divided what produces the reached stage's input: the inputs already computed, divided by scales_I
+  // likewise. Those that a norm produces are not kept and come out divided anyway.
+  void divide_inputs(Stage stage, std::span<const float> scales_I);
   // Through the last stage's layers: the windows then stand in front of the next block.
   void leave(const DecoderBlock& block);
 

@@ -161,6 +161,29 @@ void DecoderBlock::set_weight(Stage stage, size_t index, std::span<const float> 
   std::copy(weight_OI.begin(), weight_OI.end(), target_OI.data_ptr<float>());
 }
 
+void DecoderBlock::divide_outputs(Stage stage, size_t index, std::span<const float> scales_O) {
+  const at::Tensor weight_OI = weight(stage, index);
+  if (static_cast<int64_t>(scales_O.size()) != weight_OI.size(0)) {
+    throw std::invalid_argument("divide_outputs: expected " + std::to_string(weight_OI.size(0)) + " scales, found " +
+                                std::to_string(scales_O.size()));
+  }
+  const at::Tensor divisor_O = float_tensor(scales_O);
+  weight_OI.div_(divisor_O.unsqueeze(1));
+  at::Tensor& bias_O = stages_[static_cast<size_t>(stage)].bias_O[index];
+  if (bias_O.defined()) bias_O.div_(divisor_O);
+}
+
+void DecoderBlock::set_norm_gain(Stage stage, std::span<const float> gain_D) {
+  if (stage != Stage::attention_input && stage != Stage::feed_forward_input) {
+    throw std::invalid_argument("set_norm_gain: no norm stands before " + std::string(stage_name(stage)));
+  }
+  (stage == Stage::attention_input ? attention_norm_ : feed_forward_norm_).gain = float_tensor(gain_D);
+}
+
+void DecoderBlock::set_bias(Stage stage, size_t index, std::span<const float> bias_O) {
+  stages_[static_cast<size_t>(stage)].bias_O[index] = float_tensor(bias_O);
+}
+
 void DecoderBlock::linear(Stage stage, size_t index, const at::Tensor& x_TI, at::Tensor out_TO) const {
   const at::Tensor& bias_O = stages_[static_cast<size_t>(stage)].bias_O[index];
   if (bias_O.defined()) {

@@ -64,6 +64,12 @@ class DecoderBlock {
   at::Tensor weight(Stage stage, size_t index) const;
   // Replaces it by weight_OI (row-major, O * I values).
   void set_weight(Stage stage, size_t index, std::span<const float> weight_OI);
+  // Divides the rows of its weight, and its bias, by scales_O (one per output).
+  void divide_outputs(Stage stage, size_t index, std::span<const float> scales_O);
+  // The norm before attention_input or feed_forward_input gets another gain_D, with the unit offset added.
+  void set_norm_gain(Stage stage, std::span<const float> gain_D);
+  // Replaces the layer's bias.
+  void set_bias(Stage stage, size_t index, std::span<const float> bias_O);
 
   void attention_input(const at::Tensor& hidden_TD, at::Tensor& x_TD) const;
   void attention(const at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& mixed_TI) const;

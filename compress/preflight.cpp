@@ -129,11 +129,10 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
   names.push_back(model.head.name);  // named in `exclude` by habit; passes never touch it
   if (!recipe.passes.empty()) check_patterns(recipe.passes.front(), names);
   if (recipe.head) {
-    // Min-max: at 8 bits the rounding error is far below anything clipping could win.
     GridOptions grid;
     grid.bits = recipe.head->bits;
     grid.group_size = recipe.head->group_size;
-    grid.scales = recipe.head->bits == 8 ? ScaleSearch::minmax : ScaleSearch::squared_error;
+    grid.scales = ScaleSearch::squared_error;
     grid.scale_dtype = scale_dtype;
     if (grid.group_size != kPerChannel && model.hidden_size % grid.group_size != 0) {
       throw std::invalid_argument("recipe: head: group size " + std::to_string(grid.group_size) +

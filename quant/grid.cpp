@@ -22,6 +22,7 @@ constexpr int64_t kSearchChunkRows = 16;
 // small beside the weight of a large model.
 constexpr int64_t kTraceBlockColumns = 128;
 constexpr int64_t kTraceRows = 2048;
+constexpr int kMaxTieBits = 4;  // of codes whose quotients bf16's 8 bits still resolve to 1/32
 
 // The importance of each column for the search: diag(H), or ones.
 std::vector<float> checked_importance(const at::Tensor& importance_I, int64_t num_in, ScaleSearch scales) {
@@ -226,15 +227,20 @@ QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, con
   result.scales_OG.assign(scales, scales + num_out * num_groups);
   if (!options.symmetric) result.zeros_OG.assign(zeros, zeros + num_out * num_groups);
 
+  // A symmetric min-max grid puts each group's largest weight exactly between two codes, and the scale's rounding would
+  // decide on which side it falls. In the stored type's precision the quotient is the tie that it should be: the codes
+  // are those of compressed-tensors. At 8 bits that precision would be too little for the codes themselves.
+  const bool rounds_quotient =
+      options.scales == ScaleSearch::minmax && options.symmetric && options.bits <= kMaxTieBits;
   const float levels = static_cast<float>((1 << options.bits) - 1);
 #pragma omp parallel for schedule(static)
   for (int64_t group = 0; group < num_out * num_groups; ++group) {
     const float scale = scales[group], zero = zeros[group];
     const float* source = weights + group * width;
     uint8_t* codes = result.codes_OI.data() + group * width;
-#pragma omp simd
     for (int64_t i = 0; i < width; ++i) {
-      const float code = std::nearbyint(source[i] / scale) + zero;
+      const float steps = rounds_quotient ? round_to(source[i] / scale, options.scale_dtype) : source[i] / scale;
+      const float code = std::nearbyint(steps) + zero;
       codes[i] = static_cast<uint8_t>(std::min(std::max(code, 0.0f), levels));
     }
   }

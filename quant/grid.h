@@ -5,7 +5,8 @@
 // symmetric: zero = 2^(bits-1). Min-max scales: symmetric 2 absmax / (2^bits - 1), asymmetric
 // (max(w, 0) - min(w, 0)) / (2^bits - 1) with zero = round(-min / scale). Searched scales take, per group, the shrink
 // factor of kShrinkFactors that minimizes sum_i importance_i (w_i - round_trip(w_i))^2 (importance = diag(H) or 1).
-// Every scale is rounded to the stored type before a code is chosen. A group of zeros has scale 1.
+// Every scale is rounded to the stored type before a code is chosen. A group of zeros has scale 1. With symmetric
+// min-max scales of up to 4 bits w / scale is rounded to that type too: ties are then those of compressed-tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -21,8 +21,8 @@ SEARCH_MARGIN = 1e-5  # relative, of the errors of two shrink factors: 64 float3
 TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 CASES = [
     # method, bits, group size (-1: row), symmetric, scales, stored type, act order, damping
-    # (a symmetric grid of F32 scales puts the largest weight on a tie: 7.5 scales)
-    ("rtn", 4, 32, True, "minmax", "BF16", "none", 0.01),
+    # (a symmetric grid of min-max scales puts the largest weight on a tie, 7.5 scales: make_minmax.py)
+    ("rtn", 4, 32, False, "minmax", "BF16", "none", 0.01),
     ("rtn", 4, 32, False, "squared_error", "F16", "none", 0.01),
     ("rtn", 3, 16, True, "hessian_diagonal", "BF16", "none", 0.01),
     ("gptq", 4, 32, True, "hessian_diagonal", "BF16", "static_groups", 0.01),

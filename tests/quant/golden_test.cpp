@@ -64,5 +64,26 @@ TEST(QuantGolden, CodesScalesAndErrorsAreThoseOfPyTorch) {
   }
 }
 
+// tests/golden/make_minmax.py: compressed-tensors on bf16 and fp16 weights.
+TEST(QuantGolden, MinMaxCodesAreThoseOfCompressedTensors) {
+  std::ifstream file(PARE_SOURCE_DIR "/tests/golden/minmax.json");
+  const nlohmann::json golden = nlohmann::json::parse(file);
+  const int64_t num_out = golden["num_out"], num_in = golden["num_in"];
+  ASSERT_EQ(golden["cases"].size(), 6u);
+  for (const auto& expected : golden["cases"]) {
+    SCOPED_TRACE(expected["dtype"].dump() + " " + expected["bits"].dump() + " bits");
+    const DType dtype = parse_dtype(expected["dtype"].get<std::string>());
+    std::vector<float> values;
+    for (const auto& bits : expected["weight"]) {
+      const auto half = static_cast<uint16_t>(bits.get<int>());
+      values.push_back(dtype == DType::BF16 ? bf16_to_float(half) : f16_to_float(half));
+    }
+    const GridOptions options{expected["bits"], golden["group_size"], true, ScaleSearch::minmax, dtype};
+    const QuantizedWeight found = rtn(at::from_blob(values.data(), {num_out, num_in}, at::kFloat), {}, options);
+    EXPECT_EQ(found.codes_OI, expected["codes"].get<std::vector<uint8_t>>());
+    EXPECT_EQ(found.scales_OG, expected["scales"].get<std::vector<float>>());
+  }
+}
+
 }  // namespace
 }  // namespace pare
