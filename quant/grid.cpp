@@ -47,12 +47,6 @@ std::vector<float> checked_importance(const at::Tensor& importance_I, int64_t nu
   return {values, values + num_in};
 }
 
-// The smallest scale in use. fp16 needs its subnormals (a group of weights below 4.6e-4 would be crushed without them);
-// those of bf16 and fp32 are far below any weight, and engines flush them to zero.
-float smallest_scale(DType dtype) {
-  return dtype == DType::F16 ? 0x1p-24f : std::numeric_limits<float>::min();
-}
-
 struct Range {
   float min = 0.0f;  // min(w, 0)
   float max = 0.0f;  // max(w, 0)
@@ -153,6 +147,10 @@ void add_quadratic_form(const at::Tensor& difference_RI, const at::Tensor& hessi
 }
 
 }  // namespace
+
+float smallest_scale(DType dtype) {
+  return dtype == DType::F16 ? 0x1p-24f : std::numeric_limits<float>::min();
+}
 
 void check_grid_options(const GridOptions& options, int64_t num_in) {
   if (options.bits != 2 && options.bits != 3 && options.bits != 4 && options.bits != 8) {

@@ -33,6 +33,10 @@ struct Grid {
   at::Tensor zeros_OG;   // float32 integers in [0, 2^bits - 1]
 };
 
+// The smallest scale in use. fp16 needs its subnormals (a group of weights below 4.6e-4 would be crushed without them);
+// those of bf16 and fp32 are far below any weight, and engines flush them to zero.
+float smallest_scale(DType dtype);
+
 // Throws std::invalid_argument when bits, group_size (for num_in inputs) or scale_dtype is not one of the above.
 void check_grid_options(const GridOptions& options, int64_t num_in);
 

@@ -29,4 +29,11 @@ struct GptqOptions {
   ActOrder act_order = ActOrder::static_groups;
 };
 
+inline constexpr int kMaxRefineSweeps = 100;
+
+struct RefineOptions {
+  int sweeps = 2;     // over all groups of a row; 0 leaves the weight as it is
+  bool grids = true;  // scales and zero points change too; false where they are shared beyond a row
+};
+
 }  // namespace pare
