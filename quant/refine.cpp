@@ -1,6 +1,7 @@
-// With E = W - W' (rows of a chunk, float32), G = E H the half gradient and c = code - zero, a change D of W' changes
-// the trace by tr(D H D^T) - 2 tr(D G^T). A sweep visits the groups in order; for each, G of its columns is computed
-// afresh, one matrix product over all columns (so no rounding builds up over a sweep), and then, per row,
+// With H the damped Hessian, E = W - W' (rows of a chunk, float32), G = E H the half gradient and c = code - zero, a
+// change D of W' changes the trace by tr(D H D^T) - 2 tr(D G^T). A sweep visits the groups in order; for each, G of its
+// columns is computed afresh, one matrix product over all columns (so no rounding builds up over a sweep), and then,
+// per row,
 //   the scale    s  += (c . G) / (c H c^T), the least-squares step with everything else held; rounded to the stored
 //   type the zero     z  -= (1 . G) / (s (1 H 1^T)), rounded to an integer, codes held each code    W'_j = the grid
 //   point nearest to W'_j + G_j / H_jj (QuantEase, equation 8), columns in order;
@@ -38,10 +39,17 @@ constexpr int64_t kTraceBlockColumns = 128;
 struct Layout {
   std::vector<int64_t> order_I;  // position -> column
   std::vector<int64_t> first_G;  // first position of each group, and I at the end
-  at::Tensor hessian_II;         // float32, in this order
+  at::Tensor hessian_II;         // float32, in this order, damped
+  double damping = 0.0;          // what was added to its diagonal
 };
 
-Layout make_layout(const QuantizedWeight& weight, const at::Tensor& hessian_II) {
+at::Tensor damped(const at::Tensor& hessian_II, double damping) {
+  at::Tensor damped_II = hessian_II.clone();
+  damped_II.diagonal().add_(damping);
+  return damped_II;
+}
+
+Layout make_layout(const QuantizedWeight& weight, const at::Tensor& hessian_II, double damping) {
   Layout layout;
   layout.order_I.resize(weight.num_in);
   std::iota(layout.order_I.begin(), layout.order_I.end(), 0);
@@ -55,6 +63,10 @@ Layout make_layout(const QuantizedWeight& weight, const at::Tensor& hessian_II) 
     const at::Tensor index = at::tensor(layout.order_I);
     layout.hessian_II = hessian_II.index_select(0, index).index_select(1, index);
   }
+  const at::Tensor diagonal_I = hessian_II.diagonal().to(at::kDouble);
+  const double num_live = std::max(1.0, static_cast<double>(diagonal_I.count_nonzero().item<int64_t>()));
+  layout.damping = damping * diagonal_I.sum().item<double>() / num_live;
+  if (layout.damping > 0.0) layout.hessian_II = damped(layout.hessian_II, layout.damping);
   return layout;
 }
 
@@ -108,23 +120,35 @@ RowChunk gather_chunk(const at::Tensor& weight_OI, const QuantizedWeight& start,
   return chunk;
 }
 
-// E_r H E_r^T of every row, in float64. H is symmetric: what lies below a block of its columns counts twice.
-std::vector<double> row_traces(const at::Tensor& error_IR, const at::Tensor& hessian_II) {
+// E_r H E_r^T of every row, in float64, under the damped H and under the one given.
+struct RowTraces {
+  std::vector<double> damped_R, plain_R;
+};
+
+// H is symmetric: what lies below a block of its columns counts twice.
+RowTraces row_traces(const at::Tensor& error_IR, const Layout& layout) {
   const int64_t num_in = error_IR.size(0), num_rows = error_IR.size(1);
   const at::Tensor errors_IR = error_IR.to(at::kDouble);
-  std::vector<double> traces_R(num_rows, 0.0);
+  const double* errors = errors_IR.const_data_ptr<double>();
+  std::vector<double> traces_R(num_rows, 0.0), squares_R(num_rows, 0.0);
   for (int64_t begin = 0; begin < num_in; begin += kTraceBlockColumns) {
     const int64_t width = std::min(kTraceBlockColumns, num_in - begin), height = num_in - begin;
-    const at::Tensor block = hessian_II.narrow(0, begin, height).narrow(1, begin, width).to(at::kDouble);
+    const at::Tensor block = layout.hessian_II.narrow(0, begin, height).narrow(1, begin, width).to(at::kDouble);
     block.narrow(0, width, height - width).mul_(2.0);
     const at::Tensor product = at::mm(block.t(), errors_IR.narrow(0, begin, height));
     const double* products = product.const_data_ptr<double>();
-    const double* errors = errors_IR.const_data_ptr<double>() + begin * num_rows;
     for (int64_t i = 0; i < width; ++i) {
-      for (int64_t r = 0; r < num_rows; ++r) traces_R[r] += products[i * num_rows + r] * errors[i * num_rows + r];
+      const double* errors_R = errors + (begin + i) * num_rows;
+#pragma omp simd
+      for (int64_t r = 0; r < num_rows; ++r) {
+        traces_R[r] += products[i * num_rows + r] * errors_R[r];
+        squares_R[r] += errors_R[r] * errors_R[r];
+      }
     }
   }
-  return traces_R;
+  RowTraces traces{traces_R, traces_R};
+  for (int64_t r = 0; r < num_rows; ++r) traces.plain_R[r] -= layout.damping * squares_R[r];
+  return traces;
 }
 
 // One group of one chunk while it is visited.
@@ -314,9 +338,13 @@ void scatter_row(const RowChunk& chunk, const Layout& layout, int64_t r, int64_t
 }
 
 void check_refine_options(const RefineOptions& options) {
-  if (options.sweeps >= 0 && options.sweeps <= kMaxRefineSweeps) return;
-  throw std::invalid_argument("sweeps: expected 0 to " + std::to_string(kMaxRefineSweeps) + ", found " +
-                              std::to_string(options.sweeps));
+  if (options.sweeps < 0 || options.sweeps > kMaxRefineSweeps) {
+    throw std::invalid_argument("sweeps: expected 0 to " + std::to_string(kMaxRefineSweeps) + ", found " +
+                                std::to_string(options.sweeps));
+  }
+  if (!(options.damping >= 0.0 && options.damping <= 1.0)) {
+    throw std::invalid_argument("damping: expected a number from 0 to 1, found " + std::to_string(options.damping));
+  }
 }
 
 }  // namespace
@@ -333,21 +361,21 @@ RefineResult refine(const at::Tensor& weight_OI, const QuantizedWeight& start, c
                                 std::to_string(start.num_out) + ", " + std::to_string(start.num_in) + "] and " +
                                 shape_text(hessian));
   }
-  const Layout layout = make_layout(start, hessian);
+  const Layout layout = make_layout(start, hessian, options.damping);
   RefineResult result{start, 0.0, 0.0};
   std::vector<double> before_O(num_out), after_O(num_out);
   for_row_chunks(num_out, kRowChunk, [&](int64_t first_row, int64_t num_rows) {
     RowChunk chunk = gather_chunk(weight, start, layout, first_row, num_rows);
-    const std::vector<double> before_R = row_traces(chunk.error_IR, layout.hessian_II);
+    const RowTraces before = row_traces(chunk.error_IR, layout);
     for (int step = 0; step < options.sweeps; ++step) {
       if (!sweep(chunk, layout, start, options)) break;
     }
-    const std::vector<double> after_R = row_traces(chunk.error_IR, layout.hessian_II);
+    const RowTraces after = row_traces(chunk.error_IR, layout);
     for (int64_t r = 0; r < num_rows; ++r) {
-      const bool fell = after_R[r] < before_R[r];
+      const bool fell = after.damped_R[r] < before.damped_R[r] && after.plain_R[r] <= before.plain_R[r];
       if (fell) scatter_row(chunk, layout, r, first_row + r, result.weight);
-      before_O[first_row + r] = before_R[r];
-      after_O[first_row + r] = fell ? after_R[r] : before_R[r];
+      before_O[first_row + r] = before.plain_R[r];
+      after_O[first_row + r] = fell ? after.plain_R[r] : before.plain_R[r];
     }
   });
   result.trace_before = std::accumulate(before_O.begin(), before_O.end(), 0.0);

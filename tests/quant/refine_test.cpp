@@ -110,7 +110,7 @@ TEST(Refine, ComesToRestWhereNoSingleChangeHelps) {
     for (const bool symmetric : {true, false}) {
       for (const bool grids : {true, false}) {
         const RefineResult result = refine(weight, rounded(weight, hessian, grid_for(bits, group_size, symmetric)),
-                                           hessian, {.sweeps = kToRest, .grids = grids});
+                                           hessian, {.sweeps = kToRest, .damping = 0.0, .grids = grids});
         validate(result.weight, "refined");
         for (int64_t row = 0; row < num_out; ++row) {
           EXPECT_LE(largest_fall(weight, hessian, row, result.weight, grids), kFallTolerance)
@@ -124,7 +124,7 @@ TEST(Refine, ComesToRestWhereNoSingleChangeHelps) {
 TEST(Refine, TheSearchForAFallFindsPlantedFaults) {
   const at::Tensor weight = random_weight(4, 12, 3), hessian = random_hessian(12, 4);
   const RefineResult result =
-      refine(weight, rounded(weight, hessian, grid_for(3, 4, false)), hessian, {.sweeps = kToRest});
+      refine(weight, rounded(weight, hessian, grid_for(3, 4, false)), hessian, {.sweeps = kToRest, .damping = 0.0});
   for (const int64_t i : {0, 17, 47}) {
     QuantizedWeight faulty = result.weight;
     faulty.codes_OI[i] ^= 1;
@@ -139,7 +139,7 @@ TEST(Refine, LiesBetweenTheBestPossibleCodesAndItsStart) {
   constexpr int64_t kRows = 40, kColumns = 5;
   const at::Tensor weight = random_weight(kRows, kColumns, 5), hessian = random_hessian(kColumns, 6);
   const QuantizedWeight start = rounded(weight, hessian, grid_for(2, kPerChannel, true));
-  const RefineResult result = refine(weight, start, hessian, {.sweeps = kToRest, .grids = false});
+  const RefineResult result = refine(weight, start, hessian, {.sweeps = kToRest, .damping = 0.0, .grids = false});
   double best_total = 0.0;
   for (int64_t row = 0; row < kRows; ++row) {
     double best = std::numeric_limits<double>::infinity();
@@ -163,7 +163,7 @@ TEST(Refine, NoRowBecomesWorse) {
         for (const ActOrder act_order : {ActOrder::static_groups, ActOrder::group}) {
           const GptqResult start = gptq(weight, hessian, {.grid = grid, .act_order = act_order});
           for (const int sweeps : {1, 3}) {
-            const RefineResult result = refine(weight, start.weight, hessian, {.sweeps = sweeps});
+            const RefineResult result = refine(weight, start.weight, hessian, {.sweeps = sweeps, .damping = 0.0});
             validate(result.weight, "refined");
             double before = 0.0, after = 0.0;
             for (int64_t row = 0; row < 110; ++row) {
@@ -185,11 +185,36 @@ TEST(Refine, NoRowBecomesWorse) {
   }
 }
 
+TEST(Refine, DampingIsAddedToTheHessianThatIsMinimized) {
+  const int64_t num_in = 48;
+  const at::Tensor weight = random_weight(20, num_in, 28), hessian = random_hessian(num_in, 29);
+  const QuantizedWeight start = gptq(weight, hessian, {.grid = grid_for(3, 16, false)}).weight;
+  const double added = 0.25 * hessian.diagonal().to(at::kDouble).mean().item<double>();
+  const at::Tensor damped = hessian.clone();
+  damped.diagonal().add_(added);
+  const RefineResult found = refine(weight, start, hessian, {.sweeps = 2, .damping = 0.25});
+  const RefineResult expected = refine(weight, start, damped, {.sweeps = 2, .damping = 0.0});
+  int num_taken = 0;
+  for (int64_t row = 0; row < 20; ++row) {
+    const double was = row_trace(weight, hessian, row, start);
+    const double is = row_trace(weight, hessian, row, expected.weight);
+    const std::vector<double> values = row_values(is <= was ? expected.weight : start, row);
+    EXPECT_EQ(row_values(found.weight, row), values);
+    num_taken += is <= was;
+  }
+  EXPECT_GT(num_taken, 10);
+  EXPECT_LT(found.trace_after, found.trace_before);
+  EXPECT_NEAR(found.trace_after, plain_trace_error(weight, dequantize(found.weight), hessian),
+              1e-4 * found.trace_after);
+  EXPECT_THROW(refine(weight, start, hessian, {.damping = -0.1}), std::invalid_argument);
+  EXPECT_THROW(refine(weight, start, hessian, {.damping = NAN}), std::invalid_argument);
+}
+
 TEST(Refine, RoundingIsAFixedPointWhenHessianIsIdentity) {
   const at::Tensor weight = random_weight(20, 96, 9), identity = at::eye(96, at::kFloat);
   for (const bool symmetric : {true, false}) {
     const QuantizedWeight start = rounded(weight, identity, grid_for(4, 32, symmetric));
-    const RefineResult result = refine(weight, start, identity, {.sweeps = 3, .grids = false});
+    const RefineResult result = refine(weight, start, identity, {.sweeps = 3, .damping = 0.0, .grids = false});
     EXPECT_EQ(result.weight.codes_OI, start.codes_OI);
     EXPECT_EQ(result.weight.scales_OG, start.scales_OG);
     EXPECT_EQ(result.trace_after, result.trace_before);
@@ -200,8 +225,9 @@ TEST(Refine, ScalesComeToTheMeanRatioWhenHessianIsDiagonal) {
   // With H diagonal, a group's least-squares scale for its codes is sum h w c / sum h c c.
   const at::Tensor weight = random_weight(10, 64, 10);
   const at::Tensor hessian = at::diag(random_hessian(64, 11).diagonal());
-  const QuantizedWeight found =
-      refine(weight, rounded(weight, hessian, grid_for(3, 16, true, DType::F32)), hessian, {.sweeps = kToRest}).weight;
+  const QuantizedWeight found = refine(weight, rounded(weight, hessian, grid_for(3, 16, true, DType::F32)), hessian,
+                                       {.sweeps = kToRest, .damping = 0.0})
+                                    .weight;
   for (int64_t g = 0; g < 40; ++g) {
     double numerator = 0.0, denominator = 0.0;
     for (int64_t i = g * 16; i < (g + 1) * 16; ++i) {
@@ -218,7 +244,7 @@ TEST(Refine, ScalesComeToTheLeastSquaresSolutionOfTheirRow) {
   const int64_t num_in = 64, width = 16, num_groups = 4, num_out = 10;
   const at::Tensor weight = random_weight(num_out, num_in, 12), hessian = random_hessian(num_in, 13);
   const QuantizedWeight found = refine(weight, rounded(weight, hessian, grid_for(3, width, false, DType::F32)), hessian,
-                                       {.sweeps = kMaxRefineSweeps})
+                                       {.sweeps = kMaxRefineSweeps, .damping = 0.0})
                                     .weight;
   const at::Tensor h = hessian.to(at::kDouble);
   for (int64_t row = 0; row < num_out; ++row) {
@@ -306,7 +332,7 @@ TEST(Refine, ASweepMakesTheChangesOfItsFloat64Twin) {
         const QuantizedWeight start = gptq(weight, hessian, options).weight;
         QuantizedWeight expected = start;
         for (int64_t row = 0; row < num_out; ++row) twin_sweep(weight, hessian, row, expected);
-        const QuantizedWeight found = refine(weight, start, hessian, {.sweeps = 1}).weight;
+        const QuantizedWeight found = refine(weight, start, hessian, {.sweeps = 1, .damping = 0.0}).weight;
         const int64_t groups = found.num_groups();
         for (int64_t row = 0; row < num_out; ++row) {
           const auto same = [&](const auto& a, const auto& b, int64_t width) {
@@ -338,9 +364,10 @@ TEST(Refine, ColumnsOfAGroupIndexAreAPermutation) {
   sorted.group_of_I.clear();
   for (int64_t i = 0; i < 30 * 96; ++i) sorted.codes_OI[i] = start.weight.codes_OI[i / 96 * 96 + order[i % 96]];
   const at::Tensor index = at::tensor(order);
-  const RefineResult found = refine(weight, start.weight, hessian, {.sweeps = 2});
-  const RefineResult expected = refine(weight.index_select(1, index), sorted,
-                                       hessian.index_select(0, index).index_select(1, index), {.sweeps = 2});
+  const RefineResult found = refine(weight, start.weight, hessian, {.sweeps = 2, .damping = 0.0});
+  const RefineResult expected =
+      refine(weight.index_select(1, index), sorted, hessian.index_select(0, index).index_select(1, index),
+             {.sweeps = 2, .damping = 0.0});
   EXPECT_EQ(found.weight.scales_OG, expected.weight.scales_OG);
   EXPECT_EQ(found.weight.zeros_OG, expected.weight.zeros_OG);
   EXPECT_EQ(found.trace_after, expected.trace_after);
@@ -357,14 +384,14 @@ TEST(Refine, DeadColumnsAndEmptyRangesStayAsTheyAre) {
   }
   weight.narrow(1, 16, 16).select(0, 2).zero_();
   const QuantizedWeight start = rounded(weight, hessian, grid_for(4, 16, true));
-  const QuantizedWeight found = refine(weight, start, hessian, {.sweeps = 4}).weight;
+  const QuantizedWeight found = refine(weight, start, hessian, {.sweeps = 4, .damping = 0.0}).weight;
   EXPECT_NE(found.codes_OI, start.codes_OI);
   for (int64_t row = 0; row < 6; ++row) {
     for (const int64_t i : {0, 13, 31}) EXPECT_EQ(found.codes_OI[row * 32 + i], start.codes_OI[row * 32 + i]);
   }
   QuantizedWeight without_range = start;
   without_range.scales_OG[3] = 0.0f;  // as another tool may store a group of zeros
-  validate(refine(weight, without_range, hessian, {.sweeps = 4}).weight, "refined");
+  validate(refine(weight, without_range, hessian, {.sweeps = 4, .damping = 0.0}).weight, "refined");
   const at::Tensor dead = at::full({32, 32}, 0.0f);
   EXPECT_EQ(refine(weight, start, dead, {.sweeps = 2}).weight.codes_OI, start.codes_OI);
 }
@@ -374,7 +401,7 @@ TEST(Refine, ScalesStayInTheirTypeAndAboveItsSmallest) {
   weight.narrow(0, 0, 10).mul_(1e-6);
   for (const DType dtype : {DType::F16, DType::BF16, DType::F32}) {
     const QuantizedWeight start = rounded(weight, hessian, grid_for(2, 16, true, dtype));
-    const QuantizedWeight found = refine(weight, start, hessian, {.sweeps = 4}).weight;
+    const QuantizedWeight found = refine(weight, start, hessian, {.sweeps = 4, .damping = 0.0}).weight;
     EXPECT_NE(found.scales_OG, start.scales_OG);
     for (const float scale : found.scales_OG) {
       EXPECT_EQ(round_to(scale, dtype), scale);
@@ -386,10 +413,10 @@ TEST(Refine, ScalesStayInTheirTypeAndAboveItsSmallest) {
 TEST(Refine, NoSweepAndNoGridsChangeNothingTheyShouldNot) {
   const at::Tensor weight = random_weight(8, 32, 22), hessian = random_hessian(32, 23);
   const QuantizedWeight start = rounded(weight, hessian, grid_for(3, 16, false));
-  const RefineResult none = refine(weight, start, hessian, {.sweeps = 0});
+  const RefineResult none = refine(weight, start, hessian, {.sweeps = 0, .damping = 0.0});
   EXPECT_EQ(none.weight.codes_OI, start.codes_OI);
   EXPECT_EQ(none.trace_after, none.trace_before);
-  const RefineResult fixed = refine(weight, start, hessian, {.sweeps = 3, .grids = false});
+  const RefineResult fixed = refine(weight, start, hessian, {.sweeps = 3, .damping = 0.0, .grids = false});
   EXPECT_NE(fixed.weight.codes_OI, start.codes_OI);
   EXPECT_EQ(fixed.weight.scales_OG, start.scales_OG);
   EXPECT_EQ(fixed.weight.zeros_OG, start.zeros_OG);
@@ -415,10 +442,10 @@ TEST(Refine, AnyNumberOfThreadsGivesTheSameBits) {
   const at::Tensor weight = random_weight(230, 160, 26), hessian = random_hessian(160, 27);
   const QuantizedWeight start = rounded(weight, hessian, grid_for(4, 32, false));
   omp_set_num_threads(1);
-  const RefineResult expected = refine(weight, start, hessian, {.sweeps = 2});
+  const RefineResult expected = refine(weight, start, hessian, {.sweeps = 2, .damping = 0.0});
   for (const int num_threads : {2, 3}) {
     omp_set_num_threads(num_threads);
-    const RefineResult found = refine(weight, start, hessian, {.sweeps = 2});
+    const RefineResult found = refine(weight, start, hessian, {.sweeps = 2, .damping = 0.0});
     EXPECT_EQ(found.weight.codes_OI, expected.weight.codes_OI);
     EXPECT_EQ(found.weight.scales_OG, expected.weight.scales_OG);
     EXPECT_EQ(found.weight.zeros_OG, expected.weight.zeros_OG);
