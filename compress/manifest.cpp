@@ -28,6 +28,8 @@ std::string_view search_name(ScaleSearch search) {
       return "squared_error";
     case ScaleSearch::hessian_diagonal:
       return "hessian_diagonal";
+    case ScaleSearch::hessian:
+      return "hessian";
   }
   throw std::invalid_argument("no such scale search");
 }

@@ -4,8 +4,44 @@
 #include <cmath>
 #include <sstream>
 #include <stdexcept>
+#include <vector>
 
 namespace pare {
+namespace {
+
+// H may differ from its transpose by this much of sqrt(H_ii H_jj): far above float32 sums, far below a wrong matrix.
+constexpr float kSymmetryTolerance = 1e-3f;
+
+void check_hessian(const at::Tensor& hessian_II) {
+  const int64_t size = hessian_II.size(0);
+  if (hessian_II.size(1) != size) {
+    throw std::invalid_argument("Hessian: expected a square matrix, found shape " + shape_text(hessian_II));
+  }
+  check_finite(hessian_II, "Hessian", "an activation overflowed during calibration");
+  const float* hessian = hessian_II.const_data_ptr<float>();
+  const auto refuse = [](int64_t i, int64_t j, float value, const std::string& expected) {
+    std::ostringstream message;
+    message << "Hessian[" << i << ", " << j << "] is " << value << "; expected " << expected
+            << ": a mean of x x^T is symmetric with a diagonal that is not negative";
+    throw std::invalid_argument(message.str());
+  };
+  std::vector<float> root_I(size);
+  for (int64_t i = 0; i < size; ++i) {
+    const float diagonal = hessian[i * size + i];
+    if (diagonal < 0.0f) refuse(i, i, diagonal, "no negative value");
+    root_I[i] = std::sqrt(diagonal);
+  }
+  for (int64_t i = 0; i < size; ++i) {
+    for (int64_t j = 0; j < i; ++j) {
+      const float value = hessian[i * size + j], mirrored = hessian[j * size + i];
+      if (std::abs(value - mirrored) <= kSymmetryTolerance * root_I[i] * root_I[j]) continue;
+      refuse(i, j, value,
+             "the value of Hessian[" + std::to_string(j) + ", " + std::to_string(i) + "], " + std::to_string(mirrored));
+    }
+  }
+}
+
+}  // namespace
 
 std::string shape_text(const at::Tensor& tensor) {
   std::ostringstream text;
@@ -46,6 +82,12 @@ at::Tensor checked_weight(const at::Tensor& weight_OI) {
   at::Tensor weight = checked_float_matrix(weight_OI, "weight");
   check_finite(weight, "weight", "the checkpoint is damaged, or an earlier pass overflowed");
   return weight;
+}
+
+at::Tensor checked_hessian(const at::Tensor& hessian_II) {
+  at::Tensor hessian = checked_float_matrix(hessian_II, "Hessian");
+  check_hessian(hessian);
+  return hessian;
 }
 
 }  // namespace pare

@@ -25,4 +25,8 @@ void check_finite(const at::Tensor& matrix, const std::string& name, const std::
 // A layer's weight: checked_float_matrix and check_finite.
 at::Tensor checked_weight(const at::Tensor& weight_OI);
 
+// A layer's Hessian, a mean of x x^T: checked_float_matrix, square, finite, symmetric up to rounding, with a diagonal
+// that is not negative; the message names the element.
+at::Tensor checked_hessian(const at::Tensor& hessian_II);
+
 }  // namespace pare

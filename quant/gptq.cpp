@@ -4,8 +4,10 @@
 //   E_k   = (W_k - Q_k) / U_kk
 //   W_j  -= E_k U_kj   for the later columns j of the block (equation 2 by the Cholesky rows)
 //   W_J  -= E U_J      for all columns J after the block, one matrix product.
-// Grids are searched on the original weights before the loop, with diag(H) as importance by default (grid.h): that
-// takes more off the perplexity than any other choice here.
+// Grids are searched on the original weights before the loop (grid.h), with diag(H) as importance by default: that
+// takes more off the perplexity than any other choice here. ScaleSearch::hessian weighs a column with 1 / (H^-1)_jj,
+// the cost of its error once the other columns have made up for what they can (OBQ's saliency, arXiv 2208.11580,
+// equation 7).
 //
 // Work: a worker takes kRowChunk rows and keeps them transposed, [I, R], so that a column's rows lie side by side: the
 // loop inside a block runs over rows with full vectors, and the product after the block needs no copy. float32; the
@@ -22,7 +24,6 @@
 #include <cmath>
 #include <numeric>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 
 #include "quant/checked_tensor.h"
@@ -35,38 +36,6 @@ namespace {
 constexpr int64_t kRowChunk = 96;
 constexpr double kFirstDamping = 0.01;  // the ladder's first rung when the options ask for none
 constexpr double kLastDamping = 1.0;
-
-// H may differ from its transpose by this much of sqrt(H_ii H_jj): far above float32 sums, far below a wrong matrix.
-constexpr float kSymmetryTolerance = 1e-3f;
-
-void check_hessian(const at::Tensor& hessian_II) {
-  const int64_t size = hessian_II.size(0);
-  if (hessian_II.size(1) != size) {
-    throw std::invalid_argument("Hessian: expected a square matrix, found shape " + shape_text(hessian_II));
-  }
-  check_finite(hessian_II, "Hessian", "an activation overflowed during calibration");
-  const float* hessian = hessian_II.const_data_ptr<float>();
-  const auto refuse = [](int64_t i, int64_t j, float value, const std::string& expected) {
-    std::ostringstream message;
-    message << "Hessian[" << i << ", " << j << "] is " << value << "; expected " << expected
-            << ": a mean of x x^T is symmetric with a diagonal that is not negative";
-    throw std::invalid_argument(message.str());
-  };
-  std::vector<float> root_I(size);
-  for (int64_t i = 0; i < size; ++i) {
-    const float diagonal = hessian[i * size + i];
-    if (diagonal < 0.0f) refuse(i, i, diagonal, "no negative value");
-    root_I[i] = std::sqrt(diagonal);
-  }
-  for (int64_t i = 0; i < size; ++i) {
-    for (int64_t j = 0; j < i; ++j) {
-      const float value = hessian[i * size + j], mirrored = hessian[j * size + i];
-      if (std::abs(value - mirrored) <= kSymmetryTolerance * root_I[i] * root_I[j]) continue;
-      refuse(i, j, value,
-             "the value of Hessian[" + std::to_string(j) + ", " + std::to_string(i) + "], " + std::to_string(mirrored));
-    }
-  }
-}
 
 void check_options(const GptqOptions& options) {
   if (!(options.damping >= 0.0 && options.damping <= kLastDamping)) {
@@ -208,12 +177,31 @@ void scatter_codes(const RowChunk& chunk, const std::vector<int64_t>& order_I, i
   }
 }
 
+// 1 / (H^-1)_jj from H^-1 = U^T U: the diagonal of the inverse is the sum of squares down each column of U.
+at::Tensor conditional_variances(const at::Tensor& upper_II, const GptqFactor& factor) {
+  const int64_t size = upper_II.size(0);
+  std::vector<double> inverse_I(size, 0.0);
+  const double* upper = upper_II.const_data_ptr<double>();
+  for (int64_t p = 0; p < size; ++p) {
+    for (int64_t q = p; q < size; ++q) inverse_I[q] += upper[p * size + q] * upper[p * size + q];
+  }
+  at::Tensor conditional_I = at::empty({size}, at::kFloat);
+  for (int64_t p = 0; p < size; ++p) {
+    const int64_t column = factor.order_I[p];
+    const bool dead = factor.diagonal_I.const_data_ptr<float>()[column] == 0.0f;
+    conditional_I.mutable_data_ptr<float>()[column] = dead ? 0.0f : static_cast<float>(1.0 / inverse_I[p]);
+  }
+  return conditional_I;
+}
+
 // The grid of every group, searched on the weights as given. With ActOrder::group, group g is the g-th run of columns
 // in the order of rounding.
 Grid search_ordered_grid(const at::Tensor& weight_OI, const GptqFactor& factor, const GptqOptions& options) {
-  if (options.act_order != ActOrder::group) return search_grid(weight_OI, factor.diagonal_I, options.grid);
+  const at::Tensor importance_I =
+      options.grid.scales == ScaleSearch::hessian ? factor.conditional_I : factor.diagonal_I;
+  if (options.act_order != ActOrder::group) return search_grid(weight_OI, importance_I, options.grid);
   const at::Tensor order_I = at::from_blob(const_cast<int64_t*>(factor.order_I.data()), {weight_OI.size(1)}, at::kLong);
-  return search_grid(weight_OI.index_select(1, order_I), factor.diagonal_I.index_select(0, order_I), options.grid);
+  return search_grid(weight_OI.index_select(1, order_I), importance_I.index_select(0, order_I), options.grid);
 }
 
 // Everything of the result but its codes.
@@ -245,8 +233,7 @@ QuantizedWeight empty_result(const at::Tensor& weight_OI, const Grid& grid, cons
 GptqFactor factorize(const at::Tensor& hessian_II, const GptqOptions& options) {
   check_options(options);
   GptqFactor factor;
-  factor.hessian_II = checked_float_matrix(hessian_II, "Hessian");
-  check_hessian(factor.hessian_II);
+  factor.hessian_II = checked_hessian(hessian_II);
   factor.diagonal_I = factor.hessian_II.diagonal().contiguous();
   factor.damping = options.damping;
   factor.act_order = options.act_order;
@@ -264,6 +251,7 @@ GptqFactor factorize(const at::Tensor& hessian_II, const GptqOptions& options) {
     factor.events.damping_used = damping;
     if (const std::optional<at::Tensor> upper_II = inverse_upper_factor(ordered_II)) {
       factor.inverse_factor_II = upper_II->to(at::kFloat);
+      factor.conditional_I = conditional_variances(*upper_II, factor);
       return factor;
     }
     if (damping >= kLastDamping) break;
@@ -271,6 +259,7 @@ GptqFactor factorize(const at::Tensor& hessian_II, const GptqOptions& options) {
   }
   factor.events.fell_back_to_rounding = true;
   factor.inverse_factor_II = at::eye(num_in, at::kFloat);
+  factor.conditional_I = factor.diagonal_I;
   return factor;
 }
 

@@ -28,6 +28,8 @@ struct GptqResult {
 struct GptqFactor {
   at::Tensor hessian_II;         // float32, as given, storage order
   at::Tensor diagonal_I;         // float32, its diagonal, storage order
+  at::Tensor conditional_I;      // float32, 1 / diag(H^-1) of the damped H: what a column's error costs when all others
+                                 // make up for it; 0 for dead columns, diag(H) after a fallback; storage order
   at::Tensor inverse_factor_II;  // float32, upper triangular, columns in the order of rounding: see factorization.h;
                                  // the identity after a fallback, with which GPTQ is rounding
   std::vector<int64_t> order_I;  // order_I[p]: the column that is rounded p-th

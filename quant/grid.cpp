@@ -1,7 +1,9 @@
 #include "quant/grid.h"
 
+#include <ATen/ops/diag.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/tril.h>
 
 #include <algorithm>
 #include <cmath>
@@ -18,18 +20,21 @@ namespace {
 
 // The search is compute bound: rows per worker's piece only balance the load.
 constexpr int64_t kSearchChunkRows = 16;
+constexpr int64_t kGroupSearchRows = 64;  // of one matrix product with a group's square of H
 // The trace is a sum over blocks of the Hessian's columns, for so many rows at a time that their float64 copy stays
 // small beside the weight of a large model.
 constexpr int64_t kTraceBlockColumns = 128;
 constexpr int64_t kTraceRows = 2048;
 constexpr int kMaxTieBits = 4;  // of codes whose quotients bf16's 8 bits still resolve to 1/32
 
-// The importance of each column for the search: diag(H), or ones.
+// The importance of each column for the search: the one given, or ones.
 std::vector<float> checked_importance(const at::Tensor& importance_I, int64_t num_in, ScaleSearch scales) {
-  if (scales != ScaleSearch::hessian_diagonal) return std::vector<float>(num_in, 1.0f);
+  if (scales != ScaleSearch::hessian_diagonal && scales != ScaleSearch::hessian) {
+    return std::vector<float>(num_in, 1.0f);
+  }
   if (!importance_I.defined()) {
     throw std::invalid_argument(
-        "scales searched with the Hessian's diagonal need calibration data: give the diagonal, or search by squared "
+        "scales searched with the Hessian need calibration data: give each column's importance, or search by squared "
         "error");
   }
   if (importance_I.dim() != 1 || importance_I.size(0) != num_in || importance_I.scalar_type() != at::kFloat) {
@@ -46,12 +51,6 @@ std::vector<float> checked_importance(const at::Tensor& importance_I, int64_t nu
     throw std::invalid_argument(message.str());
   }
   return {values, values + num_in};
-}
-
-// The smallest scale in use. fp16 needs its subnormals (a group of weights below 4.6e-4 would be crushed without them);
-// those of bf16 and fp32 are far below any weight, and engines flush them to zero.
-float smallest_scale(DType dtype) {
-  return dtype == DType::F16 ? 0x1p-24f : std::numeric_limits<float>::min();
 }
 
 struct Range {
@@ -77,13 +76,15 @@ struct GroupGrid {
 // The grid that covers `shrink` of the range; the scale may come out infinite where scale_dtype is too narrow. Ratios
 // are taken in float64: 2 * absmax overflows float32 for weights that are themselves finite.
 GroupGrid shrunk_grid(Range range, float shrink, const GridOptions& options) {
+  const float middle = static_cast<float>(1 << (options.bits - 1));
+  if (range.min == 0.0f && range.max == 0.0f) return {1.0f, options.symmetric ? middle : 0.0f};
   const double levels = (1 << options.bits) - 1;
   const double width =
       options.symmetric ? 2.0 * std::max(-range.min, range.max) : static_cast<double>(range.max) - range.min;
   const float exact = static_cast<float>(width * shrink / levels);
   GroupGrid grid;
   grid.scale = std::max(round_to(exact, options.scale_dtype), smallest_scale(options.scale_dtype));
-  grid.zero = options.symmetric ? static_cast<float>(1 << (options.bits - 1))
+  grid.zero = options.symmetric ? middle
                                 : static_cast<float>(std::clamp(std::nearbyint(-range.min * shrink / grid.scale), 0.0f,
                                                                 static_cast<float>(levels)));
   return grid;
@@ -106,9 +107,6 @@ float error_in_scales(const float* weights, const float* importance, int64_t num
 
 GroupGrid search_group(const float* weights, const float* importance, int64_t num_weights, const GridOptions& options) {
   const Range range = range_of(weights, num_weights);
-  if (range.min == 0.0f && range.max == 0.0f) {
-    return {1.0f, options.symmetric ? static_cast<float>(1 << (options.bits - 1)) : 0.0f};
-  }
   const GroupGrid widest = shrunk_grid(range, 1.0f, options);
   if (options.scales == ScaleSearch::minmax || !std::isfinite(widest.scale)) return widest;
 
@@ -126,6 +124,43 @@ GroupGrid search_group(const float* weights, const float* importance, int64_t nu
     }
   }
   return best;
+}
+
+// One group of some rows by the group's square of H. triangle_WW is that square's lower triangle with what lies off the
+// diagonal doubled, so that e triangle e^T = e H_gg e^T for any e. Errors are in units of a row's widest scale.
+void search_rows_of_group(const at::Tensor& weight_RW, const at::Tensor& triangle_WW, const GridOptions& options,
+                          std::vector<GroupGrid>& best_R) {
+  const int64_t num_rows = weight_RW.size(0), width = weight_RW.size(1), stride = weight_RW.stride(0);
+  const float* weights = weight_RW.const_data_ptr<float>();
+  const float levels = static_cast<float>((1 << options.bits) - 1);
+  const at::Tensor errors_RW = at::empty({num_rows, width}, at::kFloat);
+  float* errors = errors_RW.mutable_data_ptr<float>();
+  std::vector<Range> ranges_R(num_rows);
+  for (int64_t r = 0; r < num_rows; ++r) ranges_R[r] = range_of(weights + r * stride, width);
+  std::vector<GroupGrid> widest_R(num_rows), candidate_R(num_rows);
+  std::vector<double> least_R(num_rows);
+  for (int k = 0; k < kNumShrinkFactors; ++k) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const GroupGrid grid = candidate_R[r] = shrunk_grid(ranges_R[r], kShrinkFactors[k], options);
+      if (k == 0) widest_R[r] = grid;
+      const float lowest = -grid.zero, highest = levels - grid.zero, unit = grid.scale / widest_R[r].scale;
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i) {
+        const float steps = weights[r * stride + i] / grid.scale;
+        const float rounded = std::min(std::max(std::nearbyint(steps), lowest), highest);
+        errors[r * width + i] = unit * (rounded - steps);
+      }
+    }
+    const at::Tensor products_RW = at::mm(errors_RW, triangle_WW);
+    const float* products = products_RW.const_data_ptr<float>();
+    for (int64_t r = 0; r < num_rows; ++r) {
+      double error = 0.0;
+      for (int64_t i = 0; i < width; ++i) error += static_cast<double>(products[r * width + i] * errors[r * width + i]);
+      if (k > 0 && !(error < least_R[r])) continue;
+      least_R[r] = error;
+      best_R[r] = candidate_R[r];
+    }
+  }
 }
 
 void check_scales(const at::Tensor& scales_OG, const GridOptions& options) {
@@ -154,6 +189,10 @@ void add_quadratic_form(const at::Tensor& difference_RI, const at::Tensor& hessi
 }
 
 }  // namespace
+
+float smallest_scale(DType dtype) {
+  return dtype == DType::F16 ? 0x1p-24f : std::numeric_limits<float>::min();
+}
 
 void check_grid_options(const GridOptions& options, int64_t num_in) {
   if (options.bits != 2 && options.bits != 3 && options.bits != 4 && options.bits != 8) {
@@ -192,6 +231,38 @@ Grid search_grid(const at::Tensor& weight_OI, const at::Tensor& importance_I, co
         const GroupGrid best = search_group(weights + row * num_in + begin, importance.data() + begin, width, options);
         scales[row * num_groups + group] = best.scale;
         zeros[row * num_groups + group] = best.zero;
+      }
+    }
+  });
+  check_scales(grid.scales_OG, options);
+  return grid;
+}
+
+Grid search_grid_in_groups(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const GridOptions& options) {
+  const at::Tensor weight = checked_weight(weight_OI), hessian = checked_hessian(hessian_II);
+  const int64_t num_out = weight.size(0), num_in = weight.size(1);
+  check_grid_options(options, num_in);
+  if (hessian.size(0) != num_in || options.scales != ScaleSearch::hessian) {
+    throw std::invalid_argument("grid search in groups: expected scales searched with the Hessian, of the weight's " +
+                                std::to_string(num_in) + " columns; found one of shape " + shape_text(hessian));
+  }
+  const int64_t width = group_width(options, num_in), num_groups = num_in / width;
+  std::vector<at::Tensor> triangles_G;
+  for (int64_t g = 0; g < num_groups; ++g) {
+    const at::Tensor square = hessian.narrow(0, g * width, width).narrow(1, g * width, width);
+    triangles_G.push_back(at::tril(square, -1).mul_(2.0).add_(at::diag(square.diagonal())));
+  }
+  Grid grid{at::empty({num_out, num_groups}, at::kFloat), at::empty({num_out, num_groups}, at::kFloat)};
+  float* scales = grid.scales_OG.mutable_data_ptr<float>();
+  float* zeros = grid.zeros_OG.mutable_data_ptr<float>();
+  for_row_chunks(num_out, kGroupSearchRows, [&](int64_t first_row, int64_t num_rows) {
+    std::vector<GroupGrid> best_R(num_rows);
+    for (int64_t g = 0; g < num_groups; ++g) {
+      search_rows_of_group(weight.narrow(0, first_row, num_rows).narrow(1, g * width, width), triangles_G[g], options,
+                           best_R);
+      for (int64_t r = 0; r < num_rows; ++r) {
+        scales[(first_row + r) * num_groups + g] = best_R[r].scale;
+        zeros[(first_row + r) * num_groups + g] = best_R[r].zero;
       }
     }
   });

@@ -34,17 +34,28 @@ struct Grid {
   at::Tensor zeros_OG;   // float32 integers in [0, 2^bits - 1]
 };
 
+// The smallest scale in use. fp16 needs its subnormals (a group of weights below 4.6e-4 would be crushed without them);
+// those of bf16 and fp32 are far below any weight, and engines flush them to zero.
+float smallest_scale(DType dtype);
+
 // Throws std::invalid_argument when bits, group_size (for num_in inputs) or scale_dtype is not one of the above.
 void check_grid_options(const GridOptions& options, int64_t num_in);
 
 // Columns of one group: group_size, or num_in for a whole row.
 int64_t group_width(const GridOptions& options, int64_t num_in);
 
-// weight_OI float32; importance_I float32 (>= 0), or undefined, which hessian_diagonal does not allow; the other
-// searches do not look at it. Rows are independent and split over OpenMP threads: any number gives the same grid.
-// Throws std::invalid_argument: options, shapes, NaN or infinite weights or importances (which element), a scale that
-// scale_dtype cannot hold (which group). Scales too small for it are raised to its smallest.
+// weight_OI float32; importance_I float32 (>= 0): diag(H), or what else a column's error costs; or undefined, which
+// hessian_diagonal and hessian do not allow; the other searches do not look at it. Rows are independent and split over
+// OpenMP threads: any number gives the same grid. Throws std::invalid_argument: options, shapes, NaN or infinite
+// weights or importances (which element), a scale that scale_dtype cannot hold (which group). Scales too small for it
+// are raised to its smallest.
 Grid search_grid(const at::Tensor& weight_OI, const at::Tensor& importance_I, const GridOptions& options);
+
+// The shrink factor of each group that minimizes e_g H_gg e_g^T, e_g = the group's rounding errors and H_gg its square
+// of H: AWQ's clip search (arXiv 2306.00978, section 3.2) with the statistics in place of sampled inputs, on the
+// weight's own terms (weights beyond the range take its end). options.scales must be hessian. hessian_II float32 [I, I]
+// symmetric. Same bits for any number of threads; throws as search_grid does.
+Grid search_grid_in_groups(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const GridOptions& options);
 
 // Codes of the nearest grid points, as a QuantizedWeight. Throws std::invalid_argument when the shapes disagree.
 QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, const GridOptions& options);

@@ -8,7 +8,10 @@
 
 namespace pare {
 
-enum class ScaleSearch { minmax, squared_error, hessian_diagonal };
+// How a group's scale is chosen (grid.h). hessian_diagonal weighs each column's error with H_jj. hessian asks what an
+// error costs under the whole of H: rounding to nearest weighs a group's errors with the group's square of H, GPTQ,
+// whose later columns make up for an error, weighs each column's with 1 / (H^-1)_jj.
+enum class ScaleSearch { minmax, squared_error, hessian_diagonal, hessian };
 
 struct GridOptions {
   int bits = 4;              // 2, 3, 4, 8
@@ -27,6 +30,22 @@ struct GptqOptions {
   int64_t block_size = 128;  // columns whose errors are spread lazily, by one matrix product per block
   double damping = 0.01;     // of mean diag(H) over live columns, added to the diagonal; 0 .. 1
   ActOrder act_order = ActOrder::static_groups;
+};
+
+inline constexpr int kMaxRefineSweeps = 100;
+
+struct RefineOptions {
+  int sweeps = 4;         // over all groups of a row; 0 leaves the weight as it is
+  double damping = 0.03;  // of mean diag(H) over live columns, added to the diagonal of what is minimized; 0 .. 1
+  bool grids = true;      // scales and zero points change too; false where they are shared beyond a row
+};
+
+// How AWQ searches the scales s of a stage's inputs.
+struct AwqOptions {
+  bool duo_scaling = true;     // s = mean_abs^a / mean|w|^(1-a); otherwise mean_abs^a
+  int num_grid_points = 20;    // a = 0, 1/n, ... (n-1)/n, beside s = 1
+  bool powers_of_two = false;  // s rounded to powers of two: exact to fold into scales that are already stored
+  int64_t max_rows = 512;      // of each weight, evenly spaced: those that candidates are judged on
 };
 
 }  // namespace pare

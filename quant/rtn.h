@@ -9,4 +9,8 @@ namespace pare {
 // hessian_diagonal). Throws as search_grid does.
 QuantizedWeight rtn(const at::Tensor& weight_OI, const at::Tensor& hessian_diagonal_I, const GridOptions& options);
 
+// The same with the whole Hessian, float32 [I, I]: for ScaleSearch::hessian (search_grid_in_groups); the other searches
+// take its diagonal.
+QuantizedWeight rtn_with_hessian(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const GridOptions& options);
+
 }  // namespace pare

@@ -246,6 +246,33 @@ TEST(Gptq, GridsAreSearchedOnTheOriginalWeights) {
   }
 }
 
+TEST(Gptq, ConditionalVariancesAreTheInverseDiagonalsInverses) {
+  const int64_t n = 40;
+  const at::Tensor weight = random_weight(10, n, 40), hessian = random_hessian(n, 41);
+  for (const ActOrder act_order : kAllOrders) {
+    const GptqOptions options = options_for(3, 8, false, act_order, ScaleSearch::hessian);
+    const GptqFactor factor = factorize(hessian, options);
+    std::vector<int64_t> storage(n);
+    std::iota(storage.begin(), storage.end(), 0);
+    const Matrix rows = elimination_rows(hessian, options.damping, storage);  // row 0: nothing eliminated yet
+    Matrix damped(n, std::vector<double>(n));
+    double mean = 0.0;
+    for (int64_t i = 0; i < n; ++i) mean += floats(hessian)[i * n + i] / double(n);
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) damped[i][j] = floats(hessian)[i * n + j] + (i == j) * options.damping * mean;
+    }
+    const Matrix inverted = inverse(damped);
+    EXPECT_NEAR(floats(factor.conditional_I)[0], 1.0 / rows[0][0], 1e-6 / rows[0][0]);
+    for (int64_t i = 0; i < n; ++i) {
+      EXPECT_NEAR(floats(factor.conditional_I)[i], 1.0 / inverted[i][i], 1e-6 / inverted[i][i]);
+    }
+    if (act_order == ActOrder::group) continue;
+    const Grid grid = search_grid(weight, factor.conditional_I, options.grid);
+    const GptqResult result = gptq(weight, factor, options);
+    EXPECT_TRUE(std::equal(result.weight.scales_OG.begin(), result.weight.scales_OG.end(), floats(grid.scales_OG)));
+  }
+}
+
 TEST(Gptq, OrderOfColumnsIsAPermutation) {
   // Static and group order are, by definition, storage order on permuted columns; with one group per row (and grids
   // that do not depend on the order of a sum) static order differs from it in nothing else.

@@ -1,5 +1,6 @@
 #include "quant/grid.h"
 
+#include <ATen/ops/diag.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -128,6 +129,67 @@ TEST(Grid, SearchFindsTheBestOfAllShrinkFactors) {
       }
     }
   }
+}
+
+TEST(Grid, SearchInGroupsFindsTheBestByEachGroupsSquareOfH) {
+  const int64_t num_in = 96, width = 32;
+  at::Tensor weight = random_weight(70, num_in, 20);
+  const at::Tensor hessian = random_hessian(num_in, 21);
+  weight.narrow(1, 32, 32).select(0, 4).zero_();
+  for (const int bits : {2, 4}) {
+    for (const bool symmetric : {true, false}) {
+      const GridOptions options{bits, width, symmetric, ScaleSearch::hessian, DType::BF16};
+      const Grid grid = search_grid_in_groups(weight, hessian, options);
+      for (int64_t group = 0; group < 70 * 3; ++group) {
+        const float* weights = floats(weight) + group * width;
+        const auto error_of = [&](const OracleGrid& candidate) {
+          std::vector<double> errors(width);
+          for (int64_t i = 0; i < width; ++i) {
+            const double steps = std::nearbyint(weights[i] / candidate.scale);
+            errors[i] =
+                candidate.scale * std::clamp(steps, -candidate.zero, (1 << bits) - 1 - candidate.zero) - weights[i];
+          }
+          double sum = 0.0;
+          for (int64_t i = 0; i < width; ++i) {
+            for (int64_t j = 0; j < width; ++j) {
+              const int64_t begin = group % 3 * width;
+              sum += errors[i] * floats(hessian)[(begin + i) * num_in + begin + j] * errors[j];
+            }
+          }
+          return sum;
+        };
+        const OracleGrid found{floats(grid.scales_OG)[group], floats(grid.zeros_OG)[group]};
+        if (group == 4 * 3 + 1) {
+          EXPECT_EQ(found.scale, 1.0);
+          continue;
+        }
+        double best = std::numeric_limits<double>::infinity();
+        for (const float shrink : kShrinkFactors)
+          best = std::min(best, error_of(oracle_grid(weights, width, shrink, options)));
+        // Terms of both signs in float32: 2^-24 of their absolute sum, a few times the result.
+        EXPECT_LE(error_of(found), best * (1.0 + 1e-5));
+      }
+    }
+  }
+  const GridOptions by_diagonal{4, width, true, ScaleSearch::hessian_diagonal, DType::BF16};
+  EXPECT_THROW(search_grid_in_groups(weight, hessian, by_diagonal), std::invalid_argument);
+  EXPECT_THROW(
+      search_grid_in_groups(weight, random_hessian(64, 21), {4, width, true, ScaleSearch::hessian, DType::BF16}),
+      std::invalid_argument);
+}
+
+TEST(Grid, SearchByTheWholeHessianEqualsItsDiagonalWhereThereIsNothingElse) {
+  const at::Tensor weight = random_weight(20, 64, 22);
+  const at::Tensor diagonal = random_hessian(64, 23).diagonal().contiguous();
+  const GridOptions whole{3, 16, false, ScaleSearch::hessian, DType::BF16};
+  GridOptions only = whole;
+  only.scales = ScaleSearch::hessian_diagonal;
+  const QuantizedWeight found = rtn_with_hessian(weight, at::diag(diagonal), whole);
+  const QuantizedWeight expected = rtn(weight, diagonal, only);
+  EXPECT_EQ(found.scales_OG, expected.scales_OG);
+  EXPECT_EQ(found.codes_OI, expected.codes_OI);
+  EXPECT_EQ(rtn_with_hessian(weight, at::diag(diagonal), only).codes_OI, expected.codes_OI);
+  EXPECT_THROW(rtn(weight, diagonal, whole), std::invalid_argument);
 }
 
 TEST(Grid, ShrinkFactorsRunFromOneToFourTenths) {

@@ -1,0 +1,386 @@
+// With H the damped Hessian, E = W - W' (rows of a chunk, float32), G = E H the half gradient and c = code - zero, a
+// change D of W' changes the trace by tr(D H D^T) - 2 tr(D G^T). A sweep visits the groups in order; for each, G of its
+// columns is computed afresh, one matrix product over all columns (so no rounding builds up over a sweep), and then,
+// per row,
+//   the scale    s  += (c . G) / (c H c^T), the least-squares step with everything else held; rounded to the stored
+//   type the zero     z  -= (1 . G) / (s (1 H 1^T)), rounded to an integer, codes held each code    W'_j = the grid
+//   point nearest to W'_j + G_j / H_jj (QuantEase, equation 8), columns in order;
+//                G of the columns after it follows
+// each of which is taken only where it lowers the trace. Scales of a row interact through H: visiting them in turn with
+// codes between is Gauss-Seidel on their normal equations (the G x G system C^T H C s = C^T H w), to which each
+// sweep adds no further product over all columns, and later groups make up for the rounding of earlier ones.
+//
+// Work: as in gptq.cpp, kRowChunk rows to a worker, kept transposed [I, R]. What float32 got wrong is caught at the
+// end: the trace of every row is summed in float64 and the row taken only when it fell.
+// Oracles (tests/quant): brute force over all codes, closed forms, a float64 twin, the dense normal equations.
+#include "quant/refine.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+
+#include "quant/checked_tensor.h"
+#include "quant/row_chunks.h"
+
+namespace pare {
+namespace {
+
+constexpr int64_t kRowChunk = 96;
+constexpr int64_t kBlockColumns = 128;  // of codes whose changes reach the rest of a wide group by one product
+constexpr int64_t kTraceBlockColumns = 128;
+
+// Columns so ordered that those of a group lie side by side, as they do in storage unless the weight has a g_idx.
+struct Layout {
+  std::vector<int64_t> order_I;  // position -> column
+  std::vector<int64_t> first_G;  // first position of each group, and I at the end
+  at::Tensor hessian_II;         // float32, in this order, damped
+  double damping = 0.0;          // what was added to its diagonal
+};
+
+at::Tensor damped(const at::Tensor& hessian_II, double damping) {
+  at::Tensor damped_II = hessian_II.clone();
+  damped_II.diagonal().add_(damping);
+  return damped_II;
+}
+
+Layout make_layout(const QuantizedWeight& weight, const at::Tensor& hessian_II, double damping) {
+  Layout layout;
+  layout.order_I.resize(weight.num_in);
+  std::iota(layout.order_I.begin(), layout.order_I.end(), 0);
+  std::stable_sort(layout.order_I.begin(), layout.order_I.end(),
+                   [&](int64_t a, int64_t b) { return weight.group(a) < weight.group(b); });
+  layout.first_G.assign(weight.num_groups() + 1, 0);
+  for (int64_t i = 0; i < weight.num_in; ++i) ++layout.first_G[weight.group(i) + 1];
+  std::partial_sum(layout.first_G.begin(), layout.first_G.end(), layout.first_G.begin());
+  layout.hessian_II = hessian_II;
+  if (!weight.group_of_I.empty()) {
+    const at::Tensor index = at::tensor(layout.order_I);
+    layout.hessian_II = hessian_II.index_select(0, index).index_select(1, index);
+  }
+  const at::Tensor diagonal_I = hessian_II.diagonal().to(at::kDouble);
+  const double num_live = std::max(1.0, static_cast<double>(diagonal_I.count_nonzero().item<int64_t>()));
+  layout.damping = damping * diagonal_I.sum().item<double>() / num_live;
+  if (layout.damping > 0.0) layout.hessian_II = damped(layout.hessian_II, layout.damping);
+  return layout;
+}
+
+// One worker's rows, transposed, columns in the layout's order.
+struct RowChunk {
+  int64_t num_rows;
+  at::Tensor weight_IR;  // float32
+  at::Tensor error_IR;   // float32, W - W'
+  std::vector<float> codes_IR, scales_GR, zeros_GR;
+};
+
+// E of the positions [begin, begin + width), all of one group.
+void refresh_errors(RowChunk& chunk, int64_t group, int64_t begin, int64_t width) {
+  const int64_t num_rows = chunk.num_rows;
+  const float* scales_R = chunk.scales_GR.data() + group * num_rows;
+  const float* zeros_R = chunk.zeros_GR.data() + group * num_rows;
+  for (int64_t p = begin; p < begin + width; ++p) {
+    const float* weights_R = chunk.weight_IR.const_data_ptr<float>() + p * num_rows;
+    const float* codes_R = chunk.codes_IR.data() + p * num_rows;
+    float* errors_R = chunk.error_IR.mutable_data_ptr<float>() + p * num_rows;
+#pragma omp simd
+    for (int64_t r = 0; r < num_rows; ++r) errors_R[r] = weights_R[r] - scales_R[r] * (codes_R[r] - zeros_R[r]);
+  }
+}
+
+RowChunk gather_chunk(const at::Tensor& weight_OI, const QuantizedWeight& start, const Layout& layout,
+                      int64_t first_row, int64_t num_rows) {
+  const int64_t num_in = start.num_in, num_groups = start.num_groups();
+  RowChunk chunk{num_rows, at::empty({num_in, num_rows}, at::kFloat), at::empty({num_in, num_rows}, at::kFloat), {}, {},
+                 {}};
+  chunk.codes_IR.resize(num_in * num_rows);
+  chunk.scales_GR.resize(num_groups * num_rows);
+  chunk.zeros_GR.resize(num_groups * num_rows);
+  float* gathered = chunk.weight_IR.mutable_data_ptr<float>();
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const int64_t row = first_row + r;
+    const float* weights_I = weight_OI.const_data_ptr<float>() + row * num_in;
+    const uint8_t* codes_I = start.codes_OI.data() + row * num_in;
+    for (int64_t p = 0; p < num_in; ++p) {
+      gathered[p * num_rows + r] = weights_I[layout.order_I[p]];
+      chunk.codes_IR[p * num_rows + r] = codes_I[layout.order_I[p]];
+    }
+    for (int64_t g = 0; g < num_groups; ++g) {
+      chunk.scales_GR[g * num_rows + r] = start.scales_OG[row * num_groups + g];
+      chunk.zeros_GR[g * num_rows + r] = static_cast<float>(start.zero(row, g));
+    }
+  }
+  for (int64_t g = 0; g < num_groups; ++g) {
+    refresh_errors(chunk, g, layout.first_G[g], layout.first_G[g + 1] - layout.first_G[g]);
+  }
+  return chunk;
+}
+
+// E_r H E_r^T of every row, in float64, under the damped H and under the one given.
+struct RowTraces {
+  std::vector<double> damped_R, plain_R;
+};
+
+// H is symmetric: what lies below a block of its columns counts twice.
+RowTraces row_traces(const at::Tensor& error_IR, const Layout& layout) {
+  const int64_t num_in = error_IR.size(0), num_rows = error_IR.size(1);
+  const at::Tensor errors_IR = error_IR.to(at::kDouble);
+  const double* errors = errors_IR.const_data_ptr<double>();
+  std::vector<double> traces_R(num_rows, 0.0), squares_R(num_rows, 0.0);
+  for (int64_t begin = 0; begin < num_in; begin += kTraceBlockColumns) {
+    const int64_t width = std::min(kTraceBlockColumns, num_in - begin), height = num_in - begin;
+    const at::Tensor block = layout.hessian_II.narrow(0, begin, height).narrow(1, begin, width).to(at::kDouble);
+    block.narrow(0, width, height - width).mul_(2.0);
+    const at::Tensor product = at::mm(block.t(), errors_IR.narrow(0, begin, height));
+    const double* products = product.const_data_ptr<double>();
+    for (int64_t i = 0; i < width; ++i) {
+      const double* errors_R = errors + (begin + i) * num_rows;
+#pragma omp simd
+      for (int64_t r = 0; r < num_rows; ++r) {
+        traces_R[r] += products[i * num_rows + r] * errors_R[r];
+        squares_R[r] += errors_R[r] * errors_R[r];
+      }
+    }
+  }
+  RowTraces traces{traces_R, traces_R};
+  for (int64_t r = 0; r < num_rows; ++r) traces.plain_R[r] -= layout.damping * squares_R[r];
+  return traces;
+}
+
+// One group of one chunk while it is visited.
+struct GroupView {
+  int64_t group, begin, width;
+  at::Tensor hessian_WW;   // the group's square of H, a view
+  at::Tensor gradient_WR;  // E H of its columns
+};
+
+// Moves W' of the group by amounts_R * directions_WR: gradient -= amount * (H directions).
+void shift_gradient(GroupView& view, const std::vector<float>& amounts_R, const at::Tensor& products_WR) {
+  const int64_t num_rows = view.gradient_WR.size(1);
+  float* gradient = view.gradient_WR.mutable_data_ptr<float>();
+  const float* products = products_WR.const_data_ptr<float>();
+  for (int64_t i = 0; i < view.width; ++i) {
+#pragma omp simd
+    for (int64_t r = 0; r < num_rows; ++r) {
+      gradient[i * num_rows + r] -= amounts_R[r] * products[i * num_rows + r];
+    }
+  }
+}
+
+// Column sums of a * b, [W, R] -> [R], in float64.
+std::vector<double> column_dots(const float* a_WR, const float* b_WR, int64_t width, int64_t num_rows) {
+  std::vector<double> sums_R(num_rows, 0.0);
+  for (int64_t i = 0; i < width; ++i) {
+#pragma omp simd
+    for (int64_t r = 0; r < num_rows; ++r) {
+      sums_R[r] += static_cast<double>(a_WR[i * num_rows + r]) * static_cast<double>(b_WR[i * num_rows + r]);
+    }
+  }
+  return sums_R;
+}
+
+// Whether moving along a direction d by `amount` lowers the trace: amount^2 (d H d^T) - 2 amount (d . G) < 0.
+bool falls(double amount, double curvature, double slope) {
+  return amount * (amount * curvature - 2.0 * slope) < 0.0;
+}
+
+bool update_scales(RowChunk& chunk, GroupView& view, DType scale_dtype) {
+  const int64_t num_rows = chunk.num_rows;
+  float* scales_R = chunk.scales_GR.data() + view.group * num_rows;
+  const float* zeros_R = chunk.zeros_GR.data() + view.group * num_rows;
+  const float* codes = chunk.codes_IR.data() + view.begin * num_rows;
+  const at::Tensor steps_WR = at::empty({view.width, num_rows}, at::kFloat);
+  float* steps = steps_WR.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < view.width; ++i) {
+#pragma omp simd
+    for (int64_t r = 0; r < num_rows; ++r) steps[i * num_rows + r] = codes[i * num_rows + r] - zeros_R[r];
+  }
+  const at::Tensor products_WR = at::mm(view.hessian_WW, steps_WR);
+  const std::vector<double> slopes_R =
+      column_dots(steps, view.gradient_WR.const_data_ptr<float>(), view.width, num_rows);
+  const std::vector<double> curvatures_R =
+      column_dots(steps, products_WR.const_data_ptr<float>(), view.width, num_rows);
+
+  std::vector<float> amounts_R(num_rows, 0.0f);
+  bool changed = false;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    if (!(curvatures_R[r] > 0.0)) continue;
+    const double exact = static_cast<double>(scales_R[r]) + slopes_R[r] / curvatures_R[r];
+    const float scale = round_to(static_cast<float>(exact), scale_dtype);
+    if (!std::isfinite(scale) || scale < smallest_scale(scale_dtype)) continue;
+    if (!falls(static_cast<double>(scale) - scales_R[r], curvatures_R[r], slopes_R[r])) continue;
+    amounts_R[r] = scale - scales_R[r];
+    scales_R[r] = scale;
+    changed = true;
+  }
+  if (changed) shift_gradient(view, amounts_R, products_WR);
+  return changed;
+}
+
+// A zero one higher lowers all of the group's values by one scale.
+bool update_zeros(RowChunk& chunk, GroupView& view, float levels) {
+  const int64_t num_rows = chunk.num_rows;
+  const float* scales_R = chunk.scales_GR.data() + view.group * num_rows;
+  float* zeros_R = chunk.zeros_GR.data() + view.group * num_rows;
+  const at::Tensor ones_WR = at::ones({view.width, num_rows}, at::kFloat);
+  const at::Tensor products_WR = at::mm(view.hessian_WW, ones_WR);
+  const float* ones = ones_WR.const_data_ptr<float>();
+  const std::vector<double> slopes_R =
+      column_dots(ones, view.gradient_WR.const_data_ptr<float>(), view.width, num_rows);
+  const double curvature = column_dots(ones, products_WR.const_data_ptr<float>(), view.width, num_rows)[0];
+  if (!(curvature > 0.0)) return false;
+
+  std::vector<float> amounts_R(num_rows, 0.0f);
+  bool changed = false;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    if (!(scales_R[r] > 0.0f)) continue;
+    const double exact = zeros_R[r] - slopes_R[r] / (curvature * scales_R[r]);
+    const float zero = std::clamp(static_cast<float>(std::nearbyint(exact)), 0.0f, levels);
+    const float amount = (zeros_R[r] - zero) * scales_R[r];
+    if (!falls(amount, curvature, slopes_R[r])) continue;
+    amounts_R[r] = amount;
+    zeros_R[r] = zero;
+    changed = true;
+  }
+  if (changed) shift_gradient(view, amounts_R, products_WR);
+  return changed;
+}
+
+// The best code of one column for every row, everything else held; changes_R is what W' moves by. True when any moved.
+bool update_column(const float* gradient_R, const float* scales_R, float curvature, float levels, int64_t num_rows,
+                   float* codes_R, float* changes_R) {
+  float moved = 0.0f;
+#pragma omp simd reduction(+ : moved)
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const float steps = gradient_R[r] / (curvature * scales_R[r]);
+    const float code = std::min(std::max(codes_R[r] + std::nearbyint(steps), 0.0f), levels);
+    const float change = scales_R[r] * (code - codes_R[r]);
+    const bool better = change * (change * curvature - 2.0f * gradient_R[r]) < 0.0f;
+    changes_R[r] = better ? change : 0.0f;
+    codes_R[r] = better ? code : codes_R[r];
+    moved += better ? 1.0f : 0.0f;
+  }
+  return moved > 0.0f;
+}
+
+bool update_codes(RowChunk& chunk, GroupView& view, float levels) {
+  const int64_t num_rows = chunk.num_rows;
+  const int64_t stride = view.hessian_WW.stride(0);
+  const float* hessian = view.hessian_WW.const_data_ptr<float>();
+  const float* scales_R = chunk.scales_GR.data() + view.group * num_rows;
+  float* gradient = view.gradient_WR.mutable_data_ptr<float>();
+  const at::Tensor changes_BR = at::empty({std::min(kBlockColumns, view.width), num_rows}, at::kFloat);
+  float* changes = changes_BR.mutable_data_ptr<float>();
+  bool changed = false;
+  for (int64_t begin = 0; begin < view.width; begin += kBlockColumns) {
+    const int64_t end = std::min(begin + kBlockColumns, view.width);
+    bool block_changed = false;
+    for (int64_t k = begin; k < end; ++k) {
+      float* changes_R = changes + (k - begin) * num_rows;
+      const float* hessian_row = hessian + k * stride;
+      // An input that never fires (H_kk == 0) gives no reason to prefer a code: 0 / 0 compares as not better.
+      if (!update_column(gradient + k * num_rows, scales_R, hessian_row[k], levels, num_rows,
+                         chunk.codes_IR.data() + (view.begin + k) * num_rows, changes_R)) {
+        continue;
+      }
+      block_changed = true;
+      for (int64_t j = k + 1; j < end; ++j) {
+        const float share = hessian_row[j];
+        float* later_R = gradient + j * num_rows;
+#pragma omp simd
+        for (int64_t r = 0; r < num_rows; ++r) later_R[r] -= share * changes_R[r];
+      }
+    }
+    changed |= block_changed;
+    if (!block_changed || end == view.width) continue;
+    view.gradient_WR.narrow(0, end, view.width - end)
+        .addmm_(view.hessian_WW.narrow(0, end, view.width - end).narrow(1, begin, end - begin),
+                changes_BR.narrow(0, 0, end - begin), /*beta=*/1, /*alpha=*/-1);
+  }
+  return changed;
+}
+
+// False when nothing moved: the next sweep would not move anything either.
+bool sweep(RowChunk& chunk, const Layout& layout, const QuantizedWeight& start, const RefineOptions& options) {
+  const float levels = static_cast<float>((1 << start.bits) - 1);
+  bool changed = false;
+  for (int64_t g = 0; g < start.num_groups(); ++g) {
+    const int64_t begin = layout.first_G[g], width = layout.first_G[g + 1] - begin;
+    if (width == 0) continue;
+    const at::Tensor hessian_WI = layout.hessian_II.narrow(0, begin, width);
+    GroupView view{g, begin, width, hessian_WI.narrow(1, begin, width), at::mm(hessian_WI, chunk.error_IR)};
+    bool group_changed = false;
+    if (options.grids) group_changed |= update_scales(chunk, view, start.scale_dtype);
+    if (options.grids && !start.symmetric) group_changed |= update_zeros(chunk, view, levels);
+    group_changed |= update_codes(chunk, view, levels);
+    if (group_changed) refresh_errors(chunk, g, begin, width);
+    changed |= group_changed;
+  }
+  return changed;
+}
+
+void scatter_row(const RowChunk& chunk, const Layout& layout, int64_t r, int64_t row, QuantizedWeight& result) {
+  const int64_t num_groups = result.num_groups();
+  uint8_t* codes_I = result.codes_OI.data() + row * result.num_in;
+  for (int64_t p = 0; p < result.num_in; ++p) {
+    codes_I[layout.order_I[p]] = static_cast<uint8_t>(chunk.codes_IR[p * chunk.num_rows + r]);
+  }
+  for (int64_t g = 0; g < num_groups; ++g) {
+    result.scales_OG[row * num_groups + g] = chunk.scales_GR[g * chunk.num_rows + r];
+    if (!result.symmetric) {
+      result.zeros_OG[row * num_groups + g] = static_cast<uint8_t>(chunk.zeros_GR[g * chunk.num_rows + r]);
+    }
+  }
+}
+
+void check_refine_options(const RefineOptions& options) {
+  if (options.sweeps < 0 || options.sweeps > kMaxRefineSweeps) {
+    throw std::invalid_argument("sweeps: expected 0 to " + std::to_string(kMaxRefineSweeps) + ", found " +
+                                std::to_string(options.sweeps));
+  }
+  if (!(options.damping >= 0.0 && options.damping <= 1.0)) {
+    throw std::invalid_argument("damping: expected a number from 0 to 1, found " + std::to_string(options.damping));
+  }
+}
+
+}  // namespace
+
+RefineResult refine(const at::Tensor& weight_OI, const QuantizedWeight& start, const at::Tensor& hessian_II,
+                    const RefineOptions& options) {
+  check_refine_options(options);
+  validate(start, "the weight to refine");
+  const at::Tensor weight = checked_weight(weight_OI), hessian = checked_hessian(hessian_II);
+  const int64_t num_out = weight.size(0), num_in = weight.size(1);
+  if (start.num_out != num_out || start.num_in != num_in || hessian.size(0) != num_in) {
+    throw std::invalid_argument("refine: expected a rounded weight of shape " + shape_text(weight) +
+                                " and a Hessian of its " + std::to_string(num_in) + " columns, found [" +
+                                std::to_string(start.num_out) + ", " + std::to_string(start.num_in) + "] and " +
+                                shape_text(hessian));
+  }
+  const Layout layout = make_layout(start, hessian, options.damping);
+  RefineResult result{start, 0.0, 0.0};
+  std::vector<double> before_O(num_out), after_O(num_out);
+  for_row_chunks(num_out, kRowChunk, [&](int64_t first_row, int64_t num_rows) {
+    RowChunk chunk = gather_chunk(weight, start, layout, first_row, num_rows);
+    const RowTraces before = row_traces(chunk.error_IR, layout);
+    for (int step = 0; step < options.sweeps; ++step) {
+      if (!sweep(chunk, layout, start, options)) break;
+    }
+    const RowTraces after = row_traces(chunk.error_IR, layout);
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const bool fell = after.damped_R[r] < before.damped_R[r] && after.plain_R[r] <= before.plain_R[r];
+      if (fell) scatter_row(chunk, layout, r, first_row + r, result.weight);
+      before_O[first_row + r] = before.plain_R[r];
+      after_O[first_row + r] = fell ? after.plain_R[r] : before.plain_R[r];
+    }
+  });
+  result.trace_before = std::accumulate(before_O.begin(), before_O.end(), 0.0);
+  result.trace_after = std::accumulate(after_O.begin(), after_O.end(), 0.0);
+  return result;
+}
+
+}  // namespace pare
