@@ -41,6 +41,8 @@ Json record_json(const LayerRecord& record) {
           {"relative_error", record.relative_error},
           {"error_measure", record.error_measure},
           {"damping", record.damping},
+          {"scaling", record.scaling},
+          {"error_before_refinement", record.error_before_refinement},
           {"events", record.events},
           {"sha256", record.sha256},
           {"seconds", record.seconds}};
@@ -61,6 +63,8 @@ LayerRecord parse_record(const Json& json) {
   record.relative_error = json.at("relative_error").get<double>();
   record.error_measure = json.at("error_measure").get<std::string>();
   record.damping = json.at("damping").get<double>();
+  record.scaling = json.at("scaling").get<std::string>();
+  record.error_before_refinement = json.at("error_before_refinement").get<double>();
   record.events = json.at("events").get<std::vector<std::string>>();
   record.sha256 = json.at("sha256").get<std::string>();
   record.seconds = json.at("seconds").get<double>();

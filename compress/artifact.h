@@ -35,7 +35,10 @@ struct LayerRecord {
   // diagonal, "weights" the identity (no calibration data were needed).
   double relative_error = 0.0;
   std::string error_measure = "weights";
-  double damping = 0.0;             // of gptq: as used
+  double damping = 0.0;  // of gptq: as used
+  std::string scaling;   // of the input, in words; empty: none
+  // relative_error before the refinement; 0 where there was none.
+  double error_before_refinement = 0.0;
   std::vector<std::string> events;  // what went other than planned, in words
   std::string sha256;               // content_hash of the weight
   double seconds = 0.0;             // measured: never in the manifest

@@ -1,11 +1,13 @@
 #include "compress/compress_layer.h"
 
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <chrono>
 #include <sstream>
 #include <stdexcept>
 
+#include "quant/refine.h"
 #include "quant/rtn.h"
 
 namespace pare {
@@ -47,6 +49,16 @@ std::vector<std::string> events_of(const GptqEvents& events, double damping) {
   return lines;
 }
 
+void refine_layer(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const RefineOptions& options,
+                  CompressedLayer& layer) {
+  RefineResult refined = refine(weight_OI, layer.weight, hessian_II, options);
+  layer.weight = std::move(refined.weight);
+  const double signal = trace_error(weight_OI, at::zeros_like(weight_OI), hessian_II);
+  layer.record.error_measure = "hessian";
+  layer.record.error_before_refinement = signal > 0.0 ? refined.trace_before / signal : 0.0;
+  layer.record.relative_error = signal > 0.0 ? refined.trace_after / signal : 0.0;
+}
+
 CompressedLayer compress(const PlannedLayer& layer, const at::Tensor& weight_OI, const LayerStatistics& statistics,
                          const std::optional<GptqFactor>& factor) {
   const LayerOptions& options = *layer.options;
@@ -60,8 +72,11 @@ CompressedLayer compress(const PlannedLayer& layer, const at::Tensor& weight_OI,
     record.damping = rounded.events.damping_used;
     record.events = events_of(rounded.events, options.gptq.damping);
   } else {
-    const bool weighted = statistics_need(options) == StatisticsNeed::hessian_diagonal;
-    result.weight = rtn(weight_OI, weighted ? statistics.hessian_diagonal_I : at::Tensor(), options.gptq.grid);
+    const ScaleSearch scales = options.gptq.grid.scales;
+    const bool weighted = scales == ScaleSearch::hessian_diagonal || scales == ScaleSearch::hessian;
+    result.weight = scales == ScaleSearch::hessian
+                        ? rtn_with_hessian(weight_OI, statistics.hessian_II, options.gptq.grid)
+                        : rtn(weight_OI, weighted ? statistics.hessian_diagonal_I : at::Tensor(), options.gptq.grid);
     const std::vector<float> rounded = dequantize(result.weight);
     SquaredError error;
     error.add({weight_OI.const_data_ptr<float>(), rounded.size()}, rounded,
@@ -69,6 +84,7 @@ CompressedLayer compress(const PlannedLayer& layer, const at::Tensor& weight_OI,
     record.error_measure = weighted ? "hessian_diagonal" : "weights";
     record.relative_error = error.relative();
   }
+  if (options.refine.sweeps > 0) refine_layer(weight_OI, statistics.hessian_II, options.refine, result);
   record.scheme = planned_scheme(options);
   return result;
 }
@@ -79,7 +95,6 @@ void complete_record(CompressedLayer& layer, const LinearDescription& linear, st
   layer.record.num_in = linear.num_in;
   layer.record.method = method;
   layer.record.scale_dtype = layer.weight.scale_dtype;
-  layer.record.sha256 = content_hash(layer.weight);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace pare {
 
 struct CompressedLayer {
   QuantizedWeight weight;
-  LayerRecord record;
+  LayerRecord record;  // its sha256 is taken when the weight is committed: later folds may change the scales
 };
 
 // weight_OI float32. `factor` is the stage's, for gptq. Throws what the passes throw, with the layer's name in front.

@@ -101,13 +101,15 @@ std::vector<float> fold_into_norm(const Checkpoint& checkpoint, Stage stage, std
   const float offset = norm.unit_offset ? 1.0f : 0.0f;
   const std::vector<float> gain_D = checkpoint.norm_gain(norm);
   std::vector<float> stored_D(gain_D.size()), folded_D(gain_D.size()), scales_D(gain_D.size());
+  std::vector<float> source_D(gain_D.size());
+  convert_to_float(dtype, checkpoint.tensor(name).data, source_D);
   for (size_t i = 0; i < gain_D.size(); ++i) {
     stored_D[i] = round_to(gain_D[i] / wanted_I[i] - offset, dtype);
     folded_D[i] = stored_D[i] + offset;
     scales_D[i] = gain_D[i] / folded_D[i];
     // A gain of 0, or one so small that it cannot be divided, stays as it is.
     if (!(std::isfinite(scales_D[i]) && scales_D[i] > 0.0f)) {
-      stored_D[i] = gain_D[i] - offset;
+      stored_D[i] = source_D[i];
       folded_D[i] = gain_D[i];
       scales_D[i] = 1.0f;
     }

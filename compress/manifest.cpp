@@ -48,6 +48,9 @@ std::string describe(const LayerOptions& options) {
     text << ", block " << options.gptq.block_size << ", damping " << options.gptq.damping << ", order "
          << static_cast<int>(options.gptq.act_order);
   }
+  if (options.refine.sweeps > 0) {
+    text << ", refine " << options.refine.sweeps << " damping " << options.refine.damping;
+  }
   return text.str();
 }
 
@@ -74,6 +77,8 @@ Json layer_json(const LayerRecord& layer) {
                {"relative_error", layer.relative_error},
                {"error_measure", layer.error_measure}};
   if (layer.method == method_name(Method::gptq)) json["damping"] = layer.damping;
+  if (!layer.scaling.empty()) json["scaling"] = layer.scaling;
+  if (layer.error_before_refinement > 0.0) json["error_before_refinement"] = layer.error_before_refinement;
   json["events"] = layer.events;
   json["sha256"] = layer.sha256;
   return json;
@@ -100,6 +105,13 @@ Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, c
     for (const PlannedLayer& layer : layers) {
       passes += layer.linear.name + " " + (layer.options ? describe(*layer.options) : "untouched") + "\n";
     }
+  }
+  if (plan.scaling) {
+    passes += "awq " + std::to_string(plan.scaling->duo_scaling) + " " + std::to_string(plan.scaling->num_grid_points);
+    for (const auto& stages : plan.scaled) {
+      for (const bool is_scaled : stages) passes += is_scaled ? " 1" : " 0";
+    }
+    passes += "\n";
   }
   for (const PlannedTable& table : plan.tables) passes += table.linear.name + " " + describe(table.grid) + "\n";
   return {{"model", hash_text(model)},

@@ -14,7 +14,7 @@
 
 #include "compress/artifact.h"
 #include "compress/block_walk.h"
-#include "compress/compress_layer.h"
+#include "compress/compress_block.h"
 #include "compress/manifest.h"
 #include "compress/plan.h"
 #include "compress/preflight.h"
@@ -172,6 +172,12 @@ void check_strict(const Recipe& recipe, const std::vector<LayerRecord>& records)
   throw std::runtime_error(message + "\nchange the recipe, or allow events with 'strict: false'");
 }
 
+void check_strict(const Recipe& recipe, const std::vector<CompressedLayer>& layers) {
+  std::vector<LayerRecord> records;
+  for (const CompressedLayer& layer : layers) records.push_back(layer.record);
+  check_strict(recipe, records);
+}
+
 // Embedding and head, or what an earlier run has committed of them.
 void compress_tables(const PlannedRun& plan, const Checkpoint& checkpoint, Artifact& artifact, Progress& progress) {
   if (plan.tables.empty() || artifact.committed(kTablesPart) != nullptr) return;
@@ -184,6 +190,7 @@ void compress_tables(const PlannedRun& plan, const Checkpoint& checkpoint, Artif
     Artifact::append_packed(layer.weight, table.linear.name, tensors);
     print_row(layer.record, 0.0, progress);
     records.push_back(layer.record);
+    records.back().sha256 = content_hash(layer.weight);
   }
   artifact.commit(kTablesPart, std::move(tensors), std::move(records));
 }
@@ -199,40 +206,6 @@ LinearWeights embedding_of(const Checkpoint& checkpoint, const Artifact& artifac
     }
   }
   return checkpoint.linear(embedding);
-}
-
-// What an earlier run has committed of a block, put in place of its weights.
-void restore_block(const std::vector<PlannedLayer>& layers, const std::vector<LayerRecord>& records, int64_t part,
-                   const Artifact& artifact, DecoderBlock& block) {
-  for (const PlannedLayer& layer : layers) {
-    for (const LayerRecord& record : records) {
-      if (record.name != layer.linear.name) continue;
-      block.set_weight(layer.stage, layer.index, dequantize(artifact.read_weight(part, record)));
-    }
-  }
-}
-
-// One stage's layers: the factor of H is made once and shared.
-void compress_stage(const std::vector<PlannedLayer>& layers, Stage stage, const LayerStatistics& statistics,
-                    DecoderBlock& block, std::vector<StreamedTensor>& tensors, std::vector<LayerRecord>& records) {
-  std::optional<GptqFactor> factor;
-  for (const PlannedLayer& layer : layers) {
-    if (layer.stage != stage || !layer.options) continue;
-    throw_if_interrupted();
-    const auto start = Clock::now();
-    if (layer.options->method == Method::gptq && !factor) {
-      try {
-        factor = factorize(statistics.hessian_II, layer.options->gptq);
-      } catch (const std::invalid_argument& error) {
-        throw UnusableInput(layer.linear.name + ": " + error.what());
-      }
-    }
-    CompressedLayer compressed = compress_layer(layer, block.weight(stage, layer.index), statistics, factor);
-    block.set_weight(stage, layer.index, dequantize(compressed.weight));
-    Artifact::append_packed(compressed.weight, layer.linear.name, tensors);
-    compressed.record.seconds = seconds_since(start);
-    records.push_back(std::move(compressed.record));
-  }
 }
 
 // The walk over the blocks: statistics, compression, on with the compressed weights.
@@ -265,23 +238,23 @@ void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& 
     const std::vector<PlannedLayer>& layers = plan.blocks[static_cast<size_t>(b)];
     const std::vector<LayerRecord>* committed = artifact.committed(part_of_block(b));
     if (is_done(b) && !walk) continue;
-    DecoderBlock block(checkpoint, b, num_tokens);
-    if (committed != nullptr) restore_block(layers, *committed, part_of_block(b), artifact, block);
+    BlockWork work{DecoderBlock(checkpoint, b, num_tokens), {}, {}};
+    if (committed != nullptr) restore_block(layers, part_of_block(b), artifact, checkpoint, work.block);
 
-    std::vector<StreamedTensor> tensors;
-    std::vector<LayerRecord> records;
     for (const Stage stage : kStages) {
       LayerStatistics statistics;
-      if (walk) statistics = walk->reach(block, stage, is_done(b) ? StatisticsNeed::none : plan.need(b, stage));
+      if (walk) statistics = walk->reach(work.block, stage, is_done(b) ? StatisticsNeed::none : plan.need(b, stage));
       const auto compress_start = Clock::now();
-      if (!is_done(b)) compress_stage(layers, stage, statistics, block, tensors, records);
+      if (!is_done(b)) {
+        compress_stage(plan, b, stage, checkpoint, std::move(statistics), walk ? &*walk : nullptr, work);
+      }
       report.stage_seconds["compress"] += seconds_since(compress_start);
     }
-    if (walk && b + 1 < last) walk->leave(block);
+    if (walk && b + 1 < last) walk->leave(work.block);
     if (!is_done(b)) {
-      check_strict(recipe, records);
+      check_strict(recipe, work.layers);
       const auto commit_start = Clock::now();
-      artifact.commit(part_of_block(b), std::move(tensors), records);
+      const std::vector<LayerRecord> records = commit_block(part_of_block(b), std::move(work), artifact);
       report.stage_seconds["commit"] += seconds_since(commit_start);
       const double seconds_left = seconds_since(start) / static_cast<double>(b + 1) * static_cast<double>(last - b - 1);
       for (const LayerRecord& record : records) print_row(record, seconds_left, progress);

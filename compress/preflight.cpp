@@ -13,7 +13,7 @@ constexpr int64_t kMarlinColumns = 128;  // I must be a multiple of it ...
 constexpr int64_t kMarlinRows = 64;      // ... and O of this one
 constexpr int64_t kOtherKernels = 32;    // vLLM's slower kernels: both of this one
 
-void check_patterns(const PassRecipe& pass, const std::vector<std::string>& names) {
+void check_patterns(const Recipe& recipe, const std::vector<std::string>& names) {
   const auto check = [&](const std::string& pattern, const char* key) {
     if (std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches_glob(pattern, name); })) {
       return;
@@ -21,8 +21,24 @@ void check_patterns(const PassRecipe& pass, const std::vector<std::string>& name
     throw std::invalid_argument("recipe: layers." + std::string(key) + ": the pattern '" + pattern +
                                 "' matches no layer; layers are named like '" + names.front() + "'");
   };
-  for (const std::string& pattern : pass.exclude) check(pattern, "exclude");
-  for (const LayerOverride& item : pass.overrides) check(item.pattern, "override");
+  for (const PassRecipe& pass : recipe.passes) {
+    for (const std::string& pattern : pass.exclude) check(pattern, "exclude");
+    for (const LayerOverride& item : pass.overrides) check(item.pattern, "override");
+  }
+  if (!recipe.scaling) return;
+  for (const std::string& pattern : recipe.scaling->exclude) check(pattern, "exclude");
+}
+
+// A fold takes all linears that read the input, or none.
+std::array<bool, kStages.size()> scaled_stages(const ScalingRecipe& scaling, const std::vector<PlannedLayer>& layers) {
+  std::array<bool, kStages.size()> scaled;
+  scaled.fill(true);
+  for (const PlannedLayer& layer : layers) {
+    const bool excluded = std::any_of(scaling.exclude.begin(), scaling.exclude.end(),
+                                      [&](const auto& pattern) { return matches_glob(pattern, layer.linear.name); });
+    if (excluded || !layer.options) scaled[static_cast<size_t>(layer.stage)] = false;
+  }
+  return scaled;
 }
 
 // Layers that engines fuse into one must share a scheme: q, k, v and gate, up.
@@ -60,7 +76,9 @@ class Reasons {
 }  // namespace
 
 StatisticsNeed statistics_need(const LayerOptions& options) {
-  if (options.method == Method::gptq) return StatisticsNeed::hessian;
+  if (options.method == Method::gptq || options.refine.sweeps > 0 || options.gptq.grid.scales == ScaleSearch::hessian) {
+    return StatisticsNeed::hessian;
+  }
   return options.gptq.grid.scales == ScaleSearch::hessian_diagonal ? StatisticsNeed::hessian_diagonal
                                                                    : StatisticsNeed::none;
 }
@@ -80,11 +98,15 @@ PackScheme planned_scheme(const LayerOptions& options) {
 }
 
 StatisticsNeed PlannedRun::need(int64_t block, Stage stage) const {
-  StatisticsNeed need = StatisticsNeed::none;
+  StatisticsNeed need = is_scaled(block, stage) ? StatisticsNeed::hessian : StatisticsNeed::none;
   for (const PlannedLayer& layer : blocks[static_cast<size_t>(block)]) {
     if (layer.stage == stage && layer.options) need = std::max(need, statistics_need(*layer.options));
   }
   return need;
+}
+
+bool PlannedRun::is_scaled(int64_t block, Stage stage) const {
+  return scaling && scaled[static_cast<size_t>(block)][static_cast<size_t>(stage)];
 }
 
 int64_t PlannedRun::num_layers() const {
@@ -125,9 +147,18 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
         layers.push_back(std::move(layer));
       }
     }
+    if (recipe.scaling) plan.scaled.push_back(scaled_stages(*recipe.scaling, layers));
+  }
+  if (recipe.scaling) {
+    plan.scaling = recipe.scaling->awq;
+    plan.needs_calibration = true;
+    const bool scales_any = std::any_of(plan.scaled.begin(), plan.scaled.end(), [](const auto& stages) {
+      return std::find(stages.begin(), stages.end(), true) != stages.end();
+    });
+    if (!scales_any) throw std::invalid_argument("recipe: awq: every stage has an excluded layer: nothing is scaled");
   }
   names.push_back(model.head.name);  // named in `exclude` by habit; passes never touch it
-  if (!recipe.passes.empty()) check_patterns(recipe.passes.front(), names);
+  check_patterns(recipe, names);
   if (recipe.head) {
     GridOptions grid;
     grid.bits = recipe.head->bits;

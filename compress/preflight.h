@@ -1,6 +1,7 @@
 // What a run will do to each layer, and who will be able to load the result: decided before any work.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,10 +30,13 @@ struct PlannedTable {
 struct PlannedRun {
   std::vector<std::vector<PlannedLayer>> blocks;
   std::vector<PlannedTable> tables;  // embedding and untied head, when the recipe quantizes them
+  std::optional<AwqOptions> scaling;
+  std::vector<std::array<bool, kStages.size()>> scaled;  // by block and stage: whether its input is scaled
   bool needs_calibration = false;
   std::vector<std::string> unquantized;  // linears that the artifact's config lists as left alone
 
   StatisticsNeed need(int64_t block, Stage stage) const;
+  bool is_scaled(int64_t block, Stage stage) const;
   int64_t num_layers() const;  // that are compressed in blocks
 };
 

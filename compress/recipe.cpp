@@ -72,6 +72,8 @@ class Value {
     return items;
   }
 
+  bool has_key(const std::string& name) const { return node_.IsMap() && node_[name].IsDefined(); }
+
   std::string text() const {
     if (!node_.IsScalar() || node_.Scalar().empty()) fail("expected a text, found " + kind());
     return node_.Scalar();
@@ -159,10 +161,10 @@ int64_t read_group_size(const Value& value) {
   return size;
 }
 
-void read_grid_key_options(Value::Handlers& handlers, GridOptions& grid) {
-  handlers.emplace_back("bits", [&](const Value& v) { grid.bits = read_bits(v); });
-  handlers.emplace_back("group_size", [&](const Value& v) { grid.group_size = read_group_size(v); });
-  handlers.emplace_back("symmetric", [&](const Value& v) { grid.symmetric = v.boolean(); });
+Value::Handlers grid_handlers(GridOptions& grid) {
+  return {{"bits", [&](const Value& v) { grid.bits = read_bits(v); }},
+          {"group_size", [&](const Value& v) { grid.group_size = read_group_size(v); }},
+          {"symmetric", [&](const Value& v) { grid.symmetric = v.boolean(); }}};
 }
 
 LayerOverride read_override(const std::string& pattern, const Value& value) {
@@ -171,6 +173,25 @@ LayerOverride read_override(const std::string& pattern, const Value& value) {
                   {"group_size", [&](const Value& v) { override_.group_size = read_group_size(v); }},
                   {"symmetric", [&](const Value& v) { override_.symmetric = v.boolean(); }}});
   return override_;
+}
+
+// `awq:` with its options, and `layers:` beside it.
+ScalingRecipe read_scaling(const Value& value, bool has_calibration) {
+  ScalingRecipe scaling;
+  value.read_map({{"awq",
+                   [&](const Value& v) {
+                     if (!has_calibration) v.fail("awq needs calibration data: add 'calibration:' to the recipe");
+                     v.read_map({{"duo_scaling", [&](const Value& duo) { scaling.awq.duo_scaling = duo.boolean(); }},
+                                 {"grid_points", [&](const Value& points) {
+                                    scaling.awq.num_grid_points = static_cast<int>(points.integer(1, 1000));
+                                  }}});
+                   }},
+                  {"layers", [&](const Value& layers) {
+                     layers.read_map({{"exclude", [&](const Value& list) {
+                                         for (const Value& item : list.list()) scaling.exclude.push_back(item.text());
+                                       }}});
+                   }}});
+  return scaling;
 }
 
 // `gptq:` or `rtn:` with its options, and `layers:` beside it.
@@ -182,19 +203,27 @@ PassRecipe read_pass(const Value& value, bool has_calibration) {
     pass.defaults.method = method;
     GptqOptions& gptq = pass.defaults.gptq;
     bool chose_scales = false;
-    Value::Handlers handlers;
-    read_grid_key_options(handlers, gptq.grid);
+    Value::Handlers handlers = grid_handlers(gptq.grid);
     handlers.emplace_back("scales", [&](const Value& v) {
       chose_scales = true;
       gptq.grid.scales = v.choice<ScaleSearch>({{"minmax", ScaleSearch::minmax},
                                                 {"squared_error", ScaleSearch::squared_error},
-                                                {"hessian_diagonal", ScaleSearch::hessian_diagonal}});
-      if (gptq.grid.scales == ScaleSearch::hessian_diagonal && !has_calibration) {
-        v.fail(
-            "hessian_diagonal weighs errors with calibration statistics: add 'calibration:' to the recipe, or use "
-            "squared_error");
+                                                {"hessian_diagonal", ScaleSearch::hessian_diagonal},
+                                                {"hessian", ScaleSearch::hessian}});
+      const bool is_weighted =
+          gptq.grid.scales == ScaleSearch::hessian_diagonal || gptq.grid.scales == ScaleSearch::hessian;
+      if (is_weighted && !has_calibration) {
+        v.fail(v.text() +
+               " weighs errors with calibration statistics: add 'calibration:' to the recipe, or use squared_error");
       }
     });
+    handlers.emplace_back("refine", [&](const Value& v) {
+      pass.defaults.refine.sweeps = static_cast<int>(v.integer(0, kMaxRefineSweeps));
+      if (pass.defaults.refine.sweeps > 0 && !has_calibration) {
+        v.fail("refine needs calibration data: add 'calibration:' to the recipe, or leave it out");
+      }
+    });
+    if (method == Method::rtn) pass.defaults.refine.sweeps = 0;
     if (method == Method::gptq) {
       handlers.emplace_back("act_order", [&](const Value& v) {
         gptq.act_order = v.choice<ActOrder>(
@@ -208,7 +237,8 @@ PassRecipe read_pass(const Value& value, bool has_calibration) {
       options.fail("gptq needs calibration data: add 'calibration:' to the recipe");
     if (!chose_scales && !has_calibration) gptq.grid.scales = ScaleSearch::squared_error;
   };
-  value.read_map({{"rtn", [&](const Value& v) { read_method(Method::rtn, v); }},
+  value.read_map({{"awq", [](const Value& v) { v.fail("a pass of its own: start a new list item with '-'"); }},
+                  {"rtn", [&](const Value& v) { read_method(Method::rtn, v); }},
                   {"gptq", [&](const Value& v) { read_method(Method::gptq, v); }},
                   {"layers", [&](const Value& layers) {
                      layers.read_map({{"exclude",
@@ -332,7 +362,18 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
         }},
        {"strict", [&](const Value& v) { recipe.strict = v.boolean(); }}});
   if (passes) {
-    for (const Value& item : passes->list()) recipe.passes.push_back(read_pass(item, recipe.calibration.has_value()));
+    for (const Value& item : passes->list()) {
+      if (!item.has_key("awq")) {
+        recipe.passes.push_back(read_pass(item, recipe.calibration.has_value()));
+        continue;
+      }
+      if (recipe.scaling) item.fail("two scaling passes: keep one");
+      if (!recipe.passes.empty()) item.fail("weights are scaled before they are rounded: put awq before rtn or gptq");
+      recipe.scaling = read_scaling(item, recipe.calibration.has_value());
+    }
+    if (recipe.scaling && recipe.passes.empty()) {
+      passes->fail("awq only prepares the weights: add a pass that rounds them, rtn or gptq, after it");
+    }
   }
   if (recipe.passes.empty() && !recipe.head) {
     top.fail("nothing to do: give 'passes:' with at least one of rtn and gptq, or 'head:'");

@@ -21,6 +21,14 @@ std::string_view method_name(Method method);
 struct LayerOptions {
   Method method = Method::gptq;
   GptqOptions gptq;
+  RefineOptions refine;  // sweeps 0: none
+};
+
+// A pass that scales the inputs of stages before the rounding pass that follows it in the same walk. A stage takes part
+// when no layer of it is excluded here or there.
+struct ScalingRecipe {
+  AwqOptions awq;
+  std::vector<std::string> exclude;  // globs
 };
 
 // `layers:` of a pass. Patterns are globs over module names ("*.down_proj"); the last matching override wins.
@@ -67,6 +75,7 @@ struct Recipe {
   std::filesystem::path model;
   std::filesystem::path output;
   std::optional<CalibrationRecipe> calibration;  // required by gptq and by scales weighted with diag(H)
+  std::optional<ScalingRecipe> scaling;          // before the rounding pass
   std::vector<PassRecipe> passes;                // at least one, or head
   std::optional<HeadRecipe> head;
   std::vector<PerplexityRecipe> evaluate;

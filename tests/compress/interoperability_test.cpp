@@ -77,16 +77,20 @@ TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"llama_gqa_untied", "gptq: {bits: 4, group_size: 32}"},
       {"qwen2_biases_tied", "gptq: {bits: 3, group_size: 32, symmetric: false}"},
+      {"qwen2_biases_tied", "awq: {}\n  - gptq: {bits: 4, group_size: 32}"},
+      {"gemma3_local_global", "awq: {}\n  - rtn: {bits: 4, group_size: -1, scales: hessian}"},
       {"qwen3_norms_bf16",
        "rtn: {bits: 8, group_size: -1, scales: minmax}\n    layers: {exclude: [\"*.o_proj\"], "
        "override: {\"*.up_proj\": {bits: 4}}}"},
       {"gemma3_local_global", "gptq: {bits: 2, group_size: -1}"},
       {"llama_sharded_fp16", "gptq: {bits: 4, group_size: 32, symmetric: false, act_order: none}"}};
+  int number = 0;
   for (const auto& [name, pass] : cases) {
-    compress(name, pass, name);
+    const std::string out = "out" + std::to_string(number++);
+    compress(name, pass, out);
     const fs::path ids = family(name) / "ids.npy";
-    const std::vector<float> ours = runtime_logits(folder_ / name, read_npy(ids));
-    const std::vector<float> theirs = transformers_logits(folder_ / name, ids, "float32");
+    const std::vector<float> ours = runtime_logits(folder_ / out, read_npy(ids));
+    const std::vector<float> theirs = transformers_logits(folder_ / out, ids, "float32");
     ASSERT_EQ(theirs.size(), ours.size()) << name;
     EXPECT_LT(relative_distance(ours, theirs), 1e-4) << name << ", " << pass;
   }

@@ -81,6 +81,20 @@ TEST(Recipe, WithoutDataScalesAreSearchedByPlainSquaredError) {
   EXPECT_EQ(recipe.passes[0].defaults.gptq.grid.scales, ScaleSearch::squared_error);
 }
 
+TEST(Recipe, AwqPreparesTheRoundingThatFollows) {
+  const Recipe recipe = parse_recipe(
+      "calibration: {text: t}\npasses:\n  - awq: {duo_scaling: false, grid_points: 5}\n    layers: {exclude: "
+      "[\"*.o_proj\"]}\n  - rtn: {scales: hessian, refine: 3}\n",
+      "r.yaml");
+  ASSERT_TRUE(recipe.scaling);
+  EXPECT_FALSE(recipe.scaling->awq.duo_scaling);
+  EXPECT_EQ(recipe.scaling->awq.num_grid_points, 5);
+  EXPECT_EQ(recipe.scaling->exclude, std::vector<std::string>{"*.o_proj"});
+  ASSERT_EQ(recipe.passes.size(), 1u);
+  EXPECT_EQ(recipe.passes[0].defaults.gptq.grid.scales, ScaleSearch::hessian);
+  EXPECT_EQ(recipe.passes[0].defaults.refine.sweeps, 3);
+}
+
 struct BadRecipe {
   const char* name;
   const char* yaml;
@@ -126,6 +140,13 @@ INSTANTIATE_TEST_SUITE_P(
                   "r.yaml:3:", "found .nan"},
         BadRecipe{"GptqWithoutData", "passes:\n  - gptq: {}\n", "r.yaml:2:", "calibration"},
         BadRecipe{"DiagonalWithoutData", "passes:\n  - rtn: {scales: hessian_diagonal}\n", "r.yaml:2:", "calibration"},
+        BadRecipe{"AwqWithoutData", "passes:\n  - awq: {}\n  - rtn: {}\n", "r.yaml:2:", "calibration"},
+        BadRecipe{"AwqAlone", "calibration: {text: t}\npasses:\n  - awq: {}\n", "r.yaml:3:", "add a pass that rounds"},
+        BadRecipe{"AwqAfterRounding", "calibration: {text: t}\npasses:\n  - gptq: {}\n  - awq: {}\n",
+                  "r.yaml:4:", "before they are rounded"},
+        BadRecipe{"RefineWithoutData", "passes:\n  - rtn: {refine: 2}\n", "r.yaml:2:", "calibration"},
+        BadRecipe{"MisspeltAwq", "calibration: {text: t}\npasses:\n  - awk: {}\n  - gptq: {}\n",
+                  "r.yaml:3:", "did you mean 'awq'?"},
         BadRecipe{"CalibrationWithoutText", "calibration: {samples: 3}\npasses: [rtn: {}]\n",
                   "r.yaml:1:", "'text' is missing"},
         BadRecipe{"NothingToDo", "model: m\n", "r.yaml:1:", "nothing to do"},
