@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "runtime/format/linear_weights.h"
 
@@ -16,6 +17,7 @@ struct GridOptions {
   bool symmetric = true;
   ScaleSearch scales = ScaleSearch::hessian_diagonal;
   DType scale_dtype = DType::BF16;  // F32, F16 or BF16; scales are rounded to it before codes are chosen
+  bool per_tensor = false;          // one scale for the whole weight, repeated for each row (group_size kPerChannel)
 };
 
 // none: columns in storage order. static_groups: columns in descending diag(H), every group keeps its place and its
@@ -27,6 +29,29 @@ struct GptqOptions {
   int64_t block_size = 128;  // columns whose errors are spread lazily, by one matrix product per block
   double damping = 0.01;     // of mean diag(H) over live columns, added to the diagonal; 0 .. 1
   ActOrder act_order = ActOrder::static_groups;
+};
+
+// SmoothQuant's weights by default: 8 bits, one scale per output row.
+inline constexpr GridOptions kW8PerChannel{.bits = 8, .group_size = kPerChannel};
+
+struct SmoothQuantOptions {
+  std::optional<double> alpha = {};  // 0 .. 1; empty: searched for each input, with s = 1 among the candidates
+  bool power_of_two = false;         // s rounded to powers of two, so that every fold into 16-bit values is exact
+  GridOptions grid = kW8PerChannel;
+};
+
+// How LLM.int8's outlier columns are recognized: channel j is one when max|X_j| >= threshold, where threshold is
+// absolute: `value` itself (the paper's 6.0); median_absmax, median_rms: `value` times the median over the layer's
+// channels of max|X_j|, or of the root mean square of X_j.
+enum class OutlierRule { absolute, median_absmax, median_rms };
+
+// own: 16-bit weights for the outlier columns, int8 scales that do not see them. bitsandbytes: all columns in int8.
+enum class LlmInt8Layout { own, bitsandbytes };
+
+struct LlmInt8Options {
+  OutlierRule rule = OutlierRule::absolute;
+  double value = 6.0;
+  LlmInt8Layout layout = LlmInt8Layout::own;
 };
 
 }  // namespace pare
