@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <sstream>
 #include <stdexcept>
 
@@ -38,10 +39,10 @@ double median(std::vector<float> values) {
   return values.size() % 2 == 1 ? values[middle] : 0.5 * (double(values[middle - 1]) + values[middle]);
 }
 
-std::vector<int64_t> columns_from(const std::vector<float>& absmax_I, double threshold) {
-  std::vector<int64_t> columns;
+std::vector<int32_t> columns_from(const std::vector<float>& absmax_I, double threshold) {
+  std::vector<int32_t> columns;
   for (size_t i = 0; i < absmax_I.size(); ++i) {
-    if (absmax_I[i] > 0.0f && absmax_I[i] >= threshold) columns.push_back(static_cast<int64_t>(i));
+    if (absmax_I[i] > 0.0f && absmax_I[i] >= threshold) columns.push_back(static_cast<int32_t>(i));
   }
   return columns;
 }
@@ -58,9 +59,9 @@ std::string many_outliers_event(const std::vector<float>& absmax_I, const Outlie
   return text.str();
 }
 
-void check_columns(const std::vector<int64_t>& columns, int64_t num_in) {
+void check_columns(const std::vector<int32_t>& columns, int64_t num_in) {
   for (size_t k = 0; k < columns.size(); ++k) {
-    const int64_t lowest = k == 0 ? 0 : columns[k - 1] + 1;
+    const int32_t lowest = k == 0 ? 0 : columns[k - 1] + 1;
     if (columns[k] >= lowest && columns[k] < num_in) continue;
     throw std::invalid_argument("outlier columns: expected ascending indices below " + std::to_string(num_in) +
                                 ", found " + std::to_string(columns[k]) + " at position " + std::to_string(k));
@@ -83,7 +84,8 @@ void round_to_f16(float* row, int64_t num_in, int64_t row_index) {
 
 }  // namespace
 
-OutlierColumns choose_outliers(const at::Tensor& absmax_I, const at::Tensor& rms_I, const LlmInt8Options& options) {
+OutlierColumns choose_outliers(const at::Tensor& absmax_I, const at::Tensor& mean_square_I,
+                               const LlmInt8Options& options) {
   if (!(options.value > 0.0) || !std::isfinite(options.value)) {
     throw std::invalid_argument("outlier threshold: expected a positive number, found " +
                                 std::to_string(options.value));
@@ -91,24 +93,24 @@ OutlierColumns choose_outliers(const at::Tensor& absmax_I, const at::Tensor& rms
   const std::vector<float> absmax = checked_statistics(absmax_I, "largest input");
   OutlierColumns found;
   found.threshold = options.value;
-  if (options.rule == OutlierRule::median_absmax) found.threshold *= median(absmax);
-  if (options.rule == OutlierRule::median_rms) {
-    const std::vector<float> rms = checked_statistics(rms_I, "root mean square of the input");
-    if (rms.size() != absmax.size()) {
-      throw std::invalid_argument("root mean square of the input: expected " + std::to_string(absmax.size()) +
-                                  " channels, found " + std::to_string(rms.size()));
+  if (options.measure == OutlierMeasure::median_absmax) found.threshold *= median(absmax);
+  if (options.measure == OutlierMeasure::rms) {
+    const std::vector<float> squares = checked_statistics(mean_square_I, "mean square of the input");
+    if (squares.size() != absmax.size()) {
+      throw std::invalid_argument("mean square of the input: expected " + std::to_string(absmax.size()) +
+                                  " channels, found " + std::to_string(squares.size()));
     }
-    found.threshold *= median(rms);
+    found.threshold *= std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0) / squares.size());
   }
   found.columns = columns_from(absmax, found.threshold);
   found.share = static_cast<double>(found.columns.size()) / absmax.size();
-  if (options.rule == OutlierRule::absolute && found.share >= kManyOutliers) {
+  if (options.measure == OutlierMeasure::absolute && found.share >= kManyOutliers) {
     found.event = many_outliers_event(absmax, found);
   }
   return found;
 }
 
-LlmInt8Weight quantize_llm_int8(const at::Tensor& weight_OI, const std::vector<int64_t>& outlier_columns,
+LlmInt8Weight quantize_llm_int8(const at::Tensor& weight_OI, const std::vector<int32_t>& outlier_columns,
                                 LlmInt8Layout layout) {
   const at::Tensor weight = checked_weight(weight_OI);
   const int64_t num_out = weight.size(0), num_in = weight.size(1);

@@ -23,24 +23,25 @@ inline constexpr double kManyOutliers = 0.25;
 inline constexpr double kProposedMultiple = 20.0;
 
 struct OutlierColumns {
-  std::vector<int64_t> columns;  // ascending
-  double threshold = 0.0;        // in the units of the inputs, whatever the rule
+  std::vector<int32_t> columns;  // ascending
+  double threshold = 0.0;        // in the units of the inputs, whatever the measure
   double share = 0.0;            // columns / I
   std::string event;             // not empty: an absolute threshold chose kManyOutliers or more
 };
 
-// absmax_I float32 [I]: max|X_j| over all calibration tokens; rms_I float32 [I]: root mean square of X_j (sqrt of the
-// Hessian's diagonal), read by median_rms alone and otherwise allowed to be undefined. The median of an even number of
-// channels is the mean of the middle two. A channel that is always 0 is never an outlier.
+// absmax_I float32 [I]: max|X_j| over all calibration tokens; mean_square_I float32 [I]: mean of X_j^2, which is the
+// Hessian's diagonal; read by OutlierMeasure::rms alone and otherwise allowed to be undefined. The median of an even
+// number of channels is the mean of the middle two. A channel that is always 0 is never an outlier.
 // Throws std::invalid_argument: a value that is not positive, shapes, statistics that are negative or not finite.
-OutlierColumns choose_outliers(const at::Tensor& absmax_I, const at::Tensor& rms_I, const LlmInt8Options& options);
+OutlierColumns choose_outliers(const at::Tensor& absmax_I, const at::Tensor& mean_square_I,
+                               const LlmInt8Options& options);
 
 struct LlmInt8Weight {
   QuantizedWeight weight;        // 8 bits, symmetric, per channel, F32 scales absmax_O / 127, codes 128 + (-127 ..
                                  // 127); own layout: outlier columns have code 128, which is 0
   std::vector<float> absmax_O;   // the row's largest |w| among the columns in int8 (bitsandbytes' SCB); a row of
                                  // zeros has 0 and the scale 1
-  std::vector<int64_t> columns;  // own layout: the outlier columns, ascending; bitsandbytes: empty
+  std::vector<int32_t> columns;  // own layout: the outlier columns, ascending; bitsandbytes: empty
   at::Tensor outlier_weight_OK;  // own layout: float32 [O, K], W's outlier columns as they are; else undefined
 };
 
@@ -48,7 +49,7 @@ struct LlmInt8Weight {
 // same and multiplies outliers with dequantized columns). Codes are round(w * (127 / absmax)) in float32, half to even;
 // the bitsandbytes layout rounds w to float16 first, as that library does.
 // Throws std::invalid_argument: shapes, values that are not finite (or, for bitsandbytes, exceed float16), columns.
-LlmInt8Weight quantize_llm_int8(const at::Tensor& weight_OI, const std::vector<int64_t>& outlier_columns,
+LlmInt8Weight quantize_llm_int8(const at::Tensor& weight_OI, const std::vector<int32_t>& outlier_columns,
                                 LlmInt8Layout layout);
 
 }  // namespace pare

@@ -40,16 +40,16 @@ struct SmoothQuantOptions {
   GridOptions grid = kW8PerChannel;
 };
 
-// How LLM.int8's outlier columns are recognized: channel j is one when max|X_j| >= threshold, where threshold is
-// absolute: `value` itself (the paper's 6.0); median_absmax, median_rms: `value` times the median over the layer's
-// channels of max|X_j|, or of the root mean square of X_j.
-enum class OutlierRule { absolute, median_absmax, median_rms };
+// How LLM.int8's outlier columns are recognized in the calibration's statistics: channel j is one when
+// max|X_j| >= threshold, where threshold is absolute: `value` itself (the paper's 6.0); median_absmax: `value` times
+// the median over the layer's channels of max|X_j|; rms: `value` times the root mean square of all the layer's inputs.
+enum class OutlierMeasure { absolute, median_absmax, rms };
 
 // own: 16-bit weights for the outlier columns, int8 scales that do not see them. bitsandbytes: all columns in int8.
 enum class LlmInt8Layout { own, bitsandbytes };
 
 struct LlmInt8Options {
-  OutlierRule rule = OutlierRule::absolute;
+  OutlierMeasure measure = OutlierMeasure::absolute;
   double value = 6.0;
   LlmInt8Layout layout = LlmInt8Layout::own;
 };

@@ -69,6 +69,58 @@ double sum_over_chunks(int64_t num_out, const std::function<double(int64_t, int6
   return std::accumulate(terms.begin(), terms.end(), 0.0);
 }
 
+// max|X_j| and max|W_j| of each channel, joined over the channels of one producer.
+struct Ranges {
+  std::vector<double> input_I;
+  std::vector<double> weight_I;
+
+  bool is_dead(size_t i) const { return input_I[i] == 0.0 || weight_I[i] == 0.0; }
+};
+
+Ranges make_ranges(const SmoothInput& input, const std::vector<at::Tensor>& weights_OI) {
+  const int64_t num_in = weights_OI.front().size(1);
+  const at::Tensor absmax_I = checked_channels(input.absmax_I, num_in, 0.0f, "largest input");
+  const at::Tensor columns_I = column_absmax(weights_OI);
+  std::vector<int64_t> producer_I = input.producer_I;
+  if (producer_I.empty()) {
+    producer_I.resize(num_in);
+    std::iota(producer_I.begin(), producer_I.end(), 0);
+  }
+  const auto [lowest, highest] = std::minmax_element(producer_I.begin(), producer_I.end());
+  if (producer_I.size() != static_cast<size_t>(num_in) || *lowest < 0 || *highest >= num_in) {
+    throw std::invalid_argument("smoothquant: expected a producer below " + std::to_string(num_in) + " for each of " +
+                                std::to_string(num_in) + " channels, found " + std::to_string(producer_I.size()) +
+                                " producers from " + std::to_string(*lowest) + " to " + std::to_string(*highest));
+  }
+  std::vector<double> input_P(num_in, 0.0), weight_P(num_in, 0.0);
+  for (int64_t i = 0; i < num_in; ++i) {
+    const int64_t p = producer_I[i];
+    input_P[p] = std::max(input_P[p], double(absmax_I.const_data_ptr<float>()[i]));
+    weight_P[p] = std::max(weight_P[p], double(columns_I.const_data_ptr<float>()[i]));
+  }
+  Ranges ranges;
+  for (const int64_t p : producer_I) {
+    ranges.input_I.push_back(input_P[p]);
+    ranges.weight_I.push_back(weight_P[p]);
+  }
+  return ranges;
+}
+
+at::Tensor scales_of(const Ranges& ranges, double alpha, bool power_of_two) {
+  if (!(alpha >= 0.0 && alpha <= 1.0)) {
+    throw std::invalid_argument("alpha: expected a value in [0, 1], found " + std::to_string(alpha));
+  }
+  at::Tensor scales_I = at::empty({static_cast<int64_t>(ranges.input_I.size())}, at::kFloat);
+  float* scales = scales_I.mutable_data_ptr<float>();
+  for (size_t i = 0; i < ranges.input_I.size(); ++i) {
+    double exponent =
+        ranges.is_dead(i) ? 0.0 : alpha * std::log2(ranges.input_I[i]) - (1.0 - alpha) * std::log2(ranges.weight_I[i]);
+    if (power_of_two) exponent = std::nearbyint(exponent);
+    scales[i] = static_cast<float>(std::exp2(std::clamp(exponent, -kLargestExponent, kLargestExponent)));
+  }
+  return scales_I;
+}
+
 // The input in checked form, and the outputs that every candidate is compared with.
 struct Problem {
   at::Tensor rows_RI;
@@ -143,26 +195,8 @@ double error_of(const Problem& problem, const at::Tensor& scales_I, const RoundI
 
 }  // namespace
 
-at::Tensor smoothing_scales(const at::Tensor& absmax_I, const std::vector<at::Tensor>& weights_OI, double alpha,
-                            bool power_of_two) {
-  if (!(alpha >= 0.0 && alpha <= 1.0)) {
-    throw std::invalid_argument("alpha: expected a value in [0, 1], found " + std::to_string(alpha));
-  }
-  const std::vector<at::Tensor> weights = checked_weights(weights_OI);
-  const int64_t num_in = weights.front().size(1);
-  const at::Tensor inputs = checked_channels(absmax_I, num_in, 0.0f, "largest input"), columns = column_absmax(weights);
-  at::Tensor scales_I = at::empty({num_in}, at::kFloat);
-  const float* input = inputs.const_data_ptr<float>();
-  const float* column = columns.const_data_ptr<float>();
-  float* scales = scales_I.mutable_data_ptr<float>();
-  for (int64_t i = 0; i < num_in; ++i) {
-    const bool is_dead = input[i] == 0.0f || column[i] == 0.0f;
-    double exponent =
-        is_dead ? 0.0 : alpha * std::log2(double(input[i])) - (1.0 - alpha) * std::log2(double(column[i]));
-    if (power_of_two) exponent = std::nearbyint(exponent);
-    scales[i] = static_cast<float>(std::exp2(std::clamp(exponent, -kLargestExponent, kLargestExponent)));
-  }
-  return scales_I;
+at::Tensor smoothing_scales(const SmoothInput& input, double alpha, bool power_of_two) {
+  return scales_of(make_ranges(input, checked_weights(input.weights_OI)), alpha, power_of_two);
 }
 
 double smoothed_error(const SmoothInput& input, const at::Tensor& scales_I, const RoundInput& round_input,
@@ -176,12 +210,11 @@ double smoothed_error(const SmoothInput& input, const at::Tensor& scales_I, cons
 Smoothing smooth(const SmoothInput& input, const RoundInput& round_input, const SmoothQuantOptions& options) {
   const Problem problem = make_problem(input);
   const int64_t num_in = problem.rows_RI.size(1);
-  const at::Tensor absmax_I = checked_channels(input.absmax_I, num_in, 0.0f, "largest input");
+  const Ranges ranges = make_ranges(input, problem.weights_OI);
 
   Smoothing result;
   result.output_energy = problem.output_energy;
-  const at::Tensor is_dead_I = absmax_I.eq(0.0).logical_or_(column_absmax(problem.weights_OI).eq(0.0));
-  result.num_dead_columns = is_dead_I.sum().item<int64_t>();
+  for (int64_t i = 0; i < num_in; ++i) result.num_dead_columns += ranges.is_dead(i);
   result.scales_I = at::ones({num_in}, at::kFloat);
   result.plain_error = error_of(problem, result.scales_I, round_input, options.grid);
   result.chosen = {std::nullopt, result.plain_error};
@@ -190,7 +223,7 @@ Smoothing smooth(const SmoothInput& input, const RoundInput& round_input, const 
   const std::vector<double> alphas = options.alpha ? std::vector<double>{*options.alpha}
                                                    : std::vector<double>(kSmoothAlphas.begin(), kSmoothAlphas.end());
   for (const double alpha : alphas) {
-    const at::Tensor scales_I = smoothing_scales(absmax_I, problem.weights_OI, alpha, options.power_of_two);
+    const at::Tensor scales_I = scales_of(ranges, alpha, options.power_of_two);
     const SmoothingTrial trial{alpha, error_of(problem, scales_I, round_input, options.grid)};
     result.tried.push_back(trial);
     if (!options.alpha && trial.error >= result.chosen.error) continue;

@@ -31,13 +31,16 @@ struct SmoothInput {
   at::Tensor absmax_I;                 // float32 [I]: max|X_j| over all tokens
   at::Tensor rows_RI;                  // float32 [R, I]: the sampled rows
   std::vector<at::Tensor> weights_OI;  // float32 [O, I] of each layer that reads it; O may differ
+  // Which producer channel each channel comes from, numbered from 0; channels of one producer get one s (query heads
+  // that share a value head), from the largest |X| and |W| among them. Empty: each channel has its own.
+  std::vector<int64_t> producer_I = {};
 };
 
-// s of equation 4, float32 [I]. A channel that is dead (max|X_j| = 0, or no weight reads it) gets 1. power_of_two takes
-// the nearest power of two in the logarithm. Values are kept within 2^-60 .. 2^60, where products stay finite.
-// Throws std::invalid_argument: no weight, shapes, alpha outside [0, 1], values that are negative or not finite.
-at::Tensor smoothing_scales(const at::Tensor& absmax_I, const std::vector<at::Tensor>& weights_OI, double alpha,
-                            bool power_of_two);
+// s of equation 4, float32 [I]; the rows are not read. A channel that is dead (max|X_j| = 0, or no weight reads it)
+// gets 1. power_of_two takes the nearest power of two in the logarithm. Values are kept within 2^-60 .. 2^60, where
+// products stay finite. Throws std::invalid_argument: no weight, shapes, alpha outside [0, 1], values that are negative
+// or not finite.
+at::Tensor smoothing_scales(const SmoothInput& input, double alpha, bool power_of_two);
 
 // The error above for one s (float32 [I], > 0), summed over rows, outputs and layers, in units of the outputs squared.
 // Scales searched with the Hessian's diagonal take it from the smoothed rows. Any number of threads gives the same bits

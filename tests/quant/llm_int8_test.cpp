@@ -22,7 +22,7 @@ at::Tensor vector_of(const std::vector<float>& values) {
   return tensor;
 }
 
-using Columns = std::vector<int64_t>;
+using Columns = std::vector<int32_t>;
 
 TEST(LlmInt8, AbsoluteThresholdIncludesItsValue) {
   const at::Tensor absmax = vector_of({5.9f, 6.0f, 1.0f, 60.0f, 0.5f, 0.1f, 0.2f, 0.3f, 0.4f});
@@ -33,30 +33,30 @@ TEST(LlmInt8, AbsoluteThresholdIncludesItsValue) {
   EXPECT_EQ(found.event, "");
 }
 
-TEST(LlmInt8, RelativeThresholdsFollowTheLayersMedian) {
-  const at::Tensor absmax = vector_of({40, 10, 20, 1000, 30, 200}), rms = vector_of({4, 1, 2, 90, 3, 30});
-  // Medians of six: (30 + 40) / 2 and (3 + 4) / 2.
-  const OutlierColumns by_absmax = choose_outliers(absmax, {}, {OutlierRule::median_absmax, 5.0, {}});
+TEST(LlmInt8, RelativeThresholdsFollowTheLayer) {
+  const at::Tensor absmax = vector_of({40, 10, 20, 1000, 30, 200}), squares = vector_of({4, 1, 2, 90, 3, 50});
+  // The median of six is (30 + 40) / 2, the root mean square sqrt(150 / 6) = 5.
+  const OutlierColumns by_absmax = choose_outliers(absmax, {}, {OutlierMeasure::median_absmax, 5.0, {}});
   EXPECT_EQ(by_absmax.threshold, 175.0);
   EXPECT_EQ(by_absmax.columns, (Columns{3, 5}));
-  const OutlierColumns by_rms = choose_outliers(absmax, rms, {OutlierRule::median_rms, 60.0, {}});
+  const OutlierColumns by_rms = choose_outliers(absmax, squares, {OutlierMeasure::rms, 42.0, {}});
   EXPECT_EQ(by_rms.threshold, 210.0);
   EXPECT_EQ(by_rms.columns, (Columns{3}));
-  EXPECT_EQ(choose_outliers(vector_of({1, 2, 9}), {}, {OutlierRule::median_absmax, 4.5, {}}).columns, (Columns{2}));
+  EXPECT_EQ(choose_outliers(vector_of({1, 2, 9}), {}, {OutlierMeasure::median_absmax, 4.5, {}}).columns, (Columns{2}));
 }
 
-TEST(LlmInt8, RelativeRulesDoNotSeeTheLayersUnits) {
-  const at::Tensor absmax = random_weight(1, 200, 1).abs().flatten(), rms = random_weight(1, 200, 2).abs().flatten();
-  for (const OutlierRule rule : {OutlierRule::median_absmax, OutlierRule::median_rms}) {
-    const Columns columns = choose_outliers(absmax, rms, {rule, 2.0, {}}).columns;
+TEST(LlmInt8, RelativeMeasuresDoNotSeeTheLayersUnits) {
+  const at::Tensor absmax = random_weight(1, 200, 1).abs().flatten(), squares = absmax.square().mul(0.1);
+  for (const OutlierMeasure measure : {OutlierMeasure::median_absmax, OutlierMeasure::rms}) {
+    const Columns columns = choose_outliers(absmax, squares, {measure, 2.0, {}}).columns;
     EXPECT_FALSE(columns.empty());
-    EXPECT_EQ(choose_outliers(absmax.mul(1024.0), rms.mul(1024.0), {rule, 2.0, {}}).columns, columns);
+    EXPECT_EQ(choose_outliers(absmax.mul(1024.0), squares.mul(1048576.0), {measure, 2.0, {}}).columns, columns);
   }
 }
 
 TEST(LlmInt8, DeadChannelsAreNeverOutliers) {
   const at::Tensor absmax = vector_of({0, 0, 0, 3});  // the median is 0, and so is the threshold
-  EXPECT_EQ(choose_outliers(absmax, {}, {OutlierRule::median_absmax, 20.0, {}}).columns, (Columns{3}));
+  EXPECT_EQ(choose_outliers(absmax, {}, {OutlierMeasure::median_absmax, 20.0, {}}).columns, (Columns{3}));
 }
 
 // SmolLM2's down projections: inputs up to 3570, of which 96 % pass 6.0.
@@ -70,7 +70,7 @@ TEST(LlmInt8, SaysWhereTheAbsoluteThresholdMissesTheScale) {
        {"96 of 100", "96 %", "threshold 6", "median channel 25", "largest 3.57e+03", "20 times", "would choose 1"}) {
     EXPECT_NE(found.event.find(part), std::string::npos) << part << " in: " << found.event;
   }
-  EXPECT_EQ(choose_outliers(vector_of(values), {}, {OutlierRule::median_absmax, 0.5, {}}).event, "");
+  EXPECT_EQ(choose_outliers(vector_of(values), {}, {OutlierMeasure::median_absmax, 0.5, {}}).event, "");
   EXPECT_EQ(choose_outliers(vector_of({9, 1, 1, 1, 1}), {}, {}).event, "");
   EXPECT_NE(choose_outliers(vector_of({9, 1, 1, 1}), {}, {}).event, "");
 }
@@ -180,11 +180,10 @@ TEST(LlmInt8, WithoutOutliersTheOwnLayoutHasAnEmptyPart) {
 
 TEST(LlmInt8, RefusesWhatItCannotUse) {
   const at::Tensor good = at::ones({4}, at::kFloat);
-  EXPECT_THROW(choose_outliers(good, {}, {OutlierRule::absolute, 0.0, {}}), std::invalid_argument);
-  EXPECT_THROW(choose_outliers(good, {}, {OutlierRule::absolute, NAN, {}}), std::invalid_argument);
-  EXPECT_THROW(choose_outliers(good, {}, {OutlierRule::median_rms, 6.0, {}}), std::invalid_argument);
-  EXPECT_THROW(choose_outliers(good, at::ones({5}, at::kFloat), {OutlierRule::median_rms, 6.0, {}}),
-               std::invalid_argument);
+  EXPECT_THROW(choose_outliers(good, {}, {OutlierMeasure::absolute, 0.0, {}}), std::invalid_argument);
+  EXPECT_THROW(choose_outliers(good, {}, {OutlierMeasure::absolute, NAN, {}}), std::invalid_argument);
+  EXPECT_THROW(choose_outliers(good, {}, {OutlierMeasure::rms, 6.0, {}}), std::invalid_argument);
+  EXPECT_THROW(choose_outliers(good, at::ones({5}, at::kFloat), {OutlierMeasure::rms, 6.0, {}}), std::invalid_argument);
   EXPECT_THROW(choose_outliers({}, {}, {}), std::invalid_argument);
   EXPECT_THROW(choose_outliers(vector_of({1, -1}), {}, {}), std::invalid_argument);
   EXPECT_THROW(choose_outliers(vector_of({1, INFINITY}), {}, {}), std::invalid_argument);

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -71,7 +72,7 @@ double plain_error(const SmoothInput& input, const at::Tensor& scales, const Rou
 TEST(SmoothQuant, ScalesFollowEquationFour) {
   SmoothInput input = make_input(8, 32, 40.0, 1);
   for (const double alpha : {0.0, 0.3, 0.5, 0.8, 1.0}) {
-    const at::Tensor scales = smoothing_scales(input.absmax_I, input.weights_OI, alpha, false);
+    const at::Tensor scales = smoothing_scales(input, alpha, false);
     for (int64_t j = 0; j < 32; ++j) {
       double largest_weight = 0.0;
       for (const at::Tensor& weight : input.weights_OI) {
@@ -87,8 +88,9 @@ TEST(SmoothQuant, ScalesFollowEquationFour) {
 
 // With alpha = 1/2, max|X_j / s_j| = max|W_j s_j| = sqrt(max|X_j| max|W_j|): the paper's "same difficulty".
 TEST(SmoothQuant, AlphaOneHalfSharesTheRangeEqually) {
-  const SmoothInput input = make_input(16, 32, 40.0, 2);
-  const at::Tensor scales = smoothing_scales(input.absmax_I, {input.weights_OI[0]}, 0.5, false);
+  SmoothInput input = make_input(16, 32, 40.0, 2);
+  input.weights_OI.pop_back();
+  const at::Tensor scales = smoothing_scales(input, 0.5, false);
   const at::Tensor left = input.absmax_I / scales, right = (input.weights_OI[0] * scales).abs().amax(0);
   for (int64_t j = 0; j < 32; ++j) EXPECT_NEAR(floats(left)[j], floats(right)[j], 1e-6 * floats(left)[j]);
 }
@@ -100,7 +102,7 @@ TEST(SmoothQuant, DeadChannelsKeepOne) {
   for (at::Tensor& weight : input.weights_OI) weight.select(1, 7).zero_();
   input.weights_OI[0].select(1, 9).zero_();  // still read by the other layer
   for (const bool power_of_two : {false, true}) {
-    const at::Tensor scales = smoothing_scales(input.absmax_I, input.weights_OI, 0.7, power_of_two);
+    const at::Tensor scales = smoothing_scales(input, 0.7, power_of_two);
     EXPECT_EQ(floats(scales)[5], 1.0f);
     EXPECT_EQ(floats(scales)[7], 1.0f);
     EXPECT_NE(floats(scales)[9], 1.0f);
@@ -110,8 +112,8 @@ TEST(SmoothQuant, DeadChannelsKeepOne) {
 
 TEST(SmoothQuant, PowersOfTwoAreTheNearestInTheLogarithm) {
   const SmoothInput input = make_input(16, 64, 100.0, 4);
-  const at::Tensor exact = smoothing_scales(input.absmax_I, input.weights_OI, 0.6, false);
-  const at::Tensor rounded = smoothing_scales(input.absmax_I, input.weights_OI, 0.6, true);
+  const at::Tensor exact = smoothing_scales(input, 0.6, false);
+  const at::Tensor rounded = smoothing_scales(input, 0.6, true);
   for (int64_t j = 0; j < 64; ++j) {
     int exponent = 0;
     EXPECT_EQ(std::frexp(floats(rounded)[j], &exponent), 0.5f);
@@ -119,15 +121,31 @@ TEST(SmoothQuant, PowersOfTwoAreTheNearestInTheLogarithm) {
   }
 }
 
+// Channels 0 .. 15 and 16 .. 31 come from the same 16 producers: as if the second half were more rows of the first.
+TEST(SmoothQuant, ChannelsOfOneProducerShareTheirScale) {
+  SmoothInput input = make_input(16, 32, 40.0, 50);
+  for (int64_t i = 0; i < 32; ++i) input.producer_I.push_back(i % 16);
+  const at::Tensor scales = smoothing_scales(input, 0.4, false);
+  SmoothInput folded{at::maximum(input.absmax_I.narrow(0, 0, 16), input.absmax_I.narrow(0, 16, 16)), {}, {}};
+  for (const at::Tensor& weight : input.weights_OI) {
+    for (const int64_t half : {0, 16}) folded.weights_OI.push_back(weight.narrow(1, half, 16).contiguous());
+  }
+  const at::Tensor expected = smoothing_scales(folded, 0.4, false);
+  EXPECT_TRUE(scales.narrow(0, 0, 16).equal(expected));
+  EXPECT_TRUE(scales.narrow(0, 16, 16).equal(expected));
+  const Smoothing result = smooth(input, round_rows_int8, {.grid = kW8});
+  EXPECT_TRUE(result.scales_I.narrow(0, 0, 16).equal(result.scales_I.narrow(0, 16, 16)));
+}
+
 // X / s and W s are exact for powers of two, so the smoothed layer is the same function, bit by bit in each product.
 TEST(SmoothQuant, SmoothingKeepsTheFunction) {
   const SmoothInput input = make_input(16, 64, 100.0, 5);
-  const at::Tensor powers = smoothing_scales(input.absmax_I, input.weights_OI, 0.6, true);
+  const at::Tensor powers = smoothing_scales(input, 0.6, true);
   for (const at::Tensor& weight : input.weights_OI) {
     EXPECT_TRUE(at::mm(input.rows_RI / powers, (weight * powers).t()).equal(at::mm(input.rows_RI, weight.t())));
   }
   // Any other s costs two roundings per product: |difference| <= 2^-23 sum |x w| (1 + I / 2), I = 64 additions.
-  const at::Tensor scales = smoothing_scales(input.absmax_I, input.weights_OI, 0.6, false);
+  const at::Tensor scales = smoothing_scales(input, 0.6, false);
   const at::Tensor& weight = input.weights_OI[0];
   const at::Tensor difference =
       at::mm(input.rows_RI / scales, (weight * scales).t()) - at::mm(input.rows_RI, weight.t());
@@ -140,7 +158,7 @@ TEST(SmoothQuant, ErrorEqualsItsDefinition) {
   for (const ScaleSearch search : {ScaleSearch::minmax, ScaleSearch::hessian_diagonal}) {
     for (const int bits : {4, 8}) {
       const GridOptions grid{bits, kPerChannel, true, search, DType::BF16};
-      const at::Tensor scales = smoothing_scales(input.absmax_I, input.weights_OI, 0.5, false);
+      const at::Tensor scales = smoothing_scales(input, 0.5, false);
       const double expected = plain_error(input, scales, round_rows_int8, grid);
       // Products are of float32: with outliers their rounding is 1e-6 of an output, the error at least 1e-3 of it.
       EXPECT_NEAR(smoothed_error(input, scales, round_rows_int8, grid), expected, 2e-3 * expected);
@@ -158,7 +176,7 @@ TEST(SmoothQuant, SearchEqualsBruteForceOverAlpha) {
       double best = plain_error(input, at::ones({48}, at::kFloat), round_rows_int8, kW8);
       EXPECT_NEAR(result.plain_error, best, 2e-3 * best);
       for (size_t k = 0; k < kSmoothAlphas.size(); ++k) {
-        const at::Tensor scales = smoothing_scales(input.absmax_I, input.weights_OI, kSmoothAlphas[k], power_of_two);
+        const at::Tensor scales = smoothing_scales(input, kSmoothAlphas[k], power_of_two);
         const double error = plain_error(input, scales, round_rows_int8, kW8);
         EXPECT_EQ(result.tried[k + 1].alpha, kSmoothAlphas[k]);
         EXPECT_NEAR(result.tried[k + 1].error, error, 2e-3 * error);
@@ -208,13 +226,13 @@ TEST(SmoothQuant, FixedAlphaIsTakenEvenWhereItIsWorse) {
   const Smoothing result = smooth(input, round_rows_int8, {.alpha = 0.0, .grid = kW8});
   EXPECT_EQ(result.chosen.alpha, 0.0);
   EXPECT_EQ(result.tried.size(), 2u);
-  EXPECT_TRUE(result.scales_I.equal(smoothing_scales(input.absmax_I, input.weights_OI, 0.0, false)));
+  EXPECT_TRUE(result.scales_I.equal(smoothing_scales(input, 0.0, false)));
 }
 
 // A static range is of the unsmoothed input: the callable must be told s.
 TEST(SmoothQuant, HandsTheScalesToTheRounding) {
   const SmoothInput input = make_input(12, 32, 10.0, 32);
-  const at::Tensor scales = smoothing_scales(input.absmax_I, input.weights_OI, 0.5, false);
+  const at::Tensor scales = smoothing_scales(input, 0.5, false);
   int num_calls = 0;
   const RoundInput round = [&](at::Tensor& x_RI, const at::Tensor& scales_I) {
     ++num_calls;
@@ -251,6 +269,9 @@ TEST(SmoothQuant, RefusesWhatItCannotUse) {
     EXPECT_THROW(smooth(bad, round_rows_int8, {.grid = kW8}), std::invalid_argument);
   };
   refuses([](SmoothInput& bad) { bad.weights_OI.clear(); });
+  refuses([](SmoothInput& bad) { bad.producer_I = {0, 1, 2}; });
+  refuses([](SmoothInput& bad) { bad.producer_I.assign(16, 16); });
+  refuses([](SmoothInput& bad) { bad.producer_I.assign(16, -1); });
   refuses([](SmoothInput& bad) { bad.weights_OI[1] = random_weight(4, 15, 1); });
   refuses([](SmoothInput& bad) { bad.rows_RI = random_weight(4, 15, 1); });
   refuses([](SmoothInput& bad) { bad.absmax_I = at::ones({15}, at::kFloat); });
