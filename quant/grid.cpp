@@ -105,19 +105,27 @@ float error_in_scales(const float* weights, const float* importance, int64_t num
   return error;
 }
 
-GroupGrid search_group(const float* weights, const float* importance, int64_t num_weights, const GridOptions& options) {
-  const Range range = range_of(weights, num_weights);
+// One grid for the `width` neighbouring weights of each of num_rows rows; importance has one value per column.
+GroupGrid search_group(const float* weights, const float* importance, int64_t num_rows, int64_t width,
+                       const GridOptions& options) {
+  const Range range = range_of(weights, num_rows * width);
   const GroupGrid widest = shrunk_grid(range, 1.0f, options);
   if (options.scales == ScaleSearch::minmax || !std::isfinite(widest.scale)) return widest;
 
   const float levels = static_cast<float>((1 << options.bits) - 1);
+  const auto error_of = [&](GroupGrid grid) {
+    double error = 0.0;
+    for (int64_t row = 0; row < num_rows; ++row) {
+      error += error_in_scales(weights + row * width, importance, width, grid, levels);
+    }
+    return error;
+  };
   GroupGrid best = widest;
-  double best_error = error_in_scales(weights, importance, num_weights, widest, levels);
+  double best_error = error_of(widest);
   for (int k = 1; k < kNumShrinkFactors; ++k) {
     const GroupGrid candidate = shrunk_grid(range, kShrinkFactors[k], options);
     const double relative_scale = static_cast<double>(candidate.scale) / widest.scale;
-    const double error =
-        error_in_scales(weights, importance, num_weights, candidate, levels) * relative_scale * relative_scale;
+    const double error = error_of(candidate) * relative_scale * relative_scale;
     if (error < best_error) {
       best_error = error;
       best = candidate;
@@ -203,6 +211,10 @@ void check_grid_options(const GridOptions& options, int64_t num_in) {
                                 " inputs or -1 (one group per output channel), found " +
                                 std::to_string(options.group_size));
   }
+  if (options.per_tensor && options.group_size != kPerChannel) {
+    throw std::invalid_argument("group_size: one scale for the whole weight leaves no groups: expected -1, found " +
+                                std::to_string(options.group_size));
+  }
   if (options.scale_dtype != DType::F32 && options.scale_dtype != DType::F16 && options.scale_dtype != DType::BF16) {
     throw std::invalid_argument("scale_dtype: expected F32, F16 or BF16, found " +
                                 std::string(dtype_name(options.scale_dtype)));
@@ -224,11 +236,19 @@ Grid search_grid(const at::Tensor& weight_OI, const at::Tensor& importance_I, co
   const float* weights = weight.const_data_ptr<float>();
   float* scales = grid.scales_OG.mutable_data_ptr<float>();
   float* zeros = grid.zeros_OG.mutable_data_ptr<float>();
+  if (options.per_tensor) {
+    const GroupGrid best = search_group(weights, importance.data(), num_out, num_in, options);
+    std::fill_n(scales, num_out, best.scale);
+    std::fill_n(zeros, num_out, best.zero);
+    check_scales(grid.scales_OG, options);
+    return grid;
+  }
   for_row_chunks(num_out, kSearchChunkRows, [&](int64_t first_row, int64_t num_rows) {
     for (int64_t row = first_row; row < first_row + num_rows; ++row) {
       for (int64_t group = 0; group < num_groups; ++group) {
         const int64_t begin = group * width;
-        const GroupGrid best = search_group(weights + row * num_in + begin, importance.data() + begin, width, options);
+        const GroupGrid best =
+            search_group(weights + row * num_in + begin, importance.data() + begin, 1, width, options);
         scales[row * num_groups + group] = best.scale;
         zeros[row * num_groups + group] = best.zero;
       }
@@ -245,6 +265,10 @@ Grid search_grid_in_groups(const at::Tensor& weight_OI, const at::Tensor& hessia
   if (hessian.size(0) != num_in || options.scales != ScaleSearch::hessian) {
     throw std::invalid_argument("grid search in groups: expected scales searched with the Hessian, of the weight's " +
                                 std::to_string(num_in) + " columns; found one of shape " + shape_text(hessian));
+  }
+  if (options.per_tensor) {
+    throw std::invalid_argument(
+        "grid search in groups: one scale for the whole weight cannot be searched by rows; use another search");
   }
   const int64_t width = group_width(options, num_in), num_groups = num_in / width;
   std::vector<at::Tensor> triangles_G;

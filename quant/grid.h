@@ -1,6 +1,8 @@
 // The grids that weights are rounded to: which scale and zero each group of columns gets.
 //
-// A group of a row spans group_size consecutive inputs (or the whole row). Codes are 0 .. 2^bits - 1 and
+// A group of a row spans group_size consecutive inputs (or the whole row); per tensor, all rows make one group, whose
+// scale and zero are repeated for each row, so that containers and kernels see a weight per channel. Codes are 0 ..
+// 2^bits - 1 and
 //   w ~ scale * (code - zero),  code = clamp(round(w / scale) + zero, 0, 2^bits - 1), round half to even;
 // symmetric: zero = 2^(bits-1). Min-max scales: symmetric 2 absmax / (2^bits - 1), asymmetric
 // (max(w, 0) - min(w, 0)) / (2^bits - 1) with zero = round(-min / scale). Searched scales take, per group, the shrink

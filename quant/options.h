@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "runtime/format/linear_weights.h"
 
@@ -19,6 +20,7 @@ struct GridOptions {
   bool symmetric = true;
   ScaleSearch scales = ScaleSearch::hessian_diagonal;
   DType scale_dtype = DType::BF16;  // F32, F16 or BF16; scales are rounded to it before codes are chosen
+  bool per_tensor = false;          // one scale for the whole weight, repeated for each row (group_size kPerChannel)
 };
 
 // none: columns in storage order. static_groups: columns in descending diag(H), every group keeps its place and its
@@ -46,6 +48,29 @@ struct AwqOptions {
   int num_grid_points = 20;    // a = 0, 1/n, ... (n-1)/n, beside s = 1
   bool powers_of_two = false;  // s rounded to powers of two: exact to fold into scales that are already stored
   int64_t max_rows = 512;      // of each weight, evenly spaced: those that candidates are judged on
+};
+
+// SmoothQuant's weights by default: 8 bits, one scale per output row.
+inline constexpr GridOptions kW8PerChannel{.bits = 8, .group_size = kPerChannel};
+
+struct SmoothQuantOptions {
+  std::optional<double> alpha = {};  // 0 .. 1; empty: searched for each input, with s = 1 among the candidates
+  bool power_of_two = false;         // s rounded to powers of two, so that every fold into 16-bit values is exact
+  GridOptions grid = kW8PerChannel;
+};
+
+// How LLM.int8's outlier columns are recognized in the calibration's statistics: channel j is one when
+// max|X_j| >= threshold, where threshold is absolute: `value` itself (the paper's 6.0); median_absmax: `value` times
+// the median over the layer's channels of max|X_j|; rms: `value` times the root mean square of all the layer's inputs.
+enum class OutlierMeasure { absolute, median_absmax, rms };
+
+// own: 16-bit weights for the outlier columns, int8 scales that do not see them. bitsandbytes: all columns in int8.
+enum class LlmInt8Layout { own, bitsandbytes };
+
+struct LlmInt8Options {
+  OutlierMeasure measure = OutlierMeasure::absolute;
+  double value = 6.0;
+  LlmInt8Layout layout = LlmInt8Layout::own;
 };
 
 }  // namespace pare
