@@ -86,6 +86,7 @@ struct PanelFinish {
   float* y;  // [R, y_stride]
   int64_t y_stride;
   int64_t num_outs;  // to write, at most 16
+  bool streams;      // every row of y begins on a 64-byte line, and whole lines may bypass the caches
 };
 
 // Rows as an Int8GemvKernel reads them; prepared by Int8PrepareKernel.

@@ -72,7 +72,12 @@ inline void write_rows(const __m512* totals, int64_t row, const PanelFinish& fin
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     const __m512 y = _mm512_fmadd_ps(totals[r], _mm512_set1_ps(finish.row_scales[row + r]), start[r]);
-    _mm512_mask_storeu_ps(finish.y + (row + r) * finish.y_stride, mask, y);
+    float* const out = finish.y + (row + r) * finish.y_stride;
+    if (finish.streams && finish.num_outs >= kPanel) {
+      _mm512_stream_ps(out, y);
+    } else {
+      _mm512_mask_storeu_ps(out, mask, y);
+    }
   }
 }
 
@@ -377,7 +382,7 @@ Int8Kernels make_kernels() {
   kernels.k_unit = 4;
   kernels.strip_k_bytes = 1;
   kernels.gemv_k_bytes = 1;
-  kernels.block_k = 2048;
+  kernels.block_k = 512;
   const Int8GemvKernel gemvs_int8[] = {gemv_int8<1>, gemv_int8<2>, gemv_int8<3>, gemv_int8<4>};
   const Int8GemvKernel gemvs_int4[] = {gemv_int4<1>, gemv_int4<2>, gemv_int4<3>, gemv_int4<4>};
   for (int rows = 0; rows < 4; ++rows) {
