@@ -45,8 +45,8 @@ inline void pack_amx_strip(const int8_t* codes, int64_t stride, int64_t num_rows
 
 // kRowTiles 1 or 2: up to 16 or 32 rows.
 template <class Tiles, int kRowTiles>
-void amx_tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate, int32_t* acc,
-              int64_t acc_stride) {
+void amx_tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate, const int32_t*,
+              int32_t* acc, int64_t acc_stride) {
   const int64_t acc_bytes = acc_stride * 4;
   int32_t* const lower = acc + kAmxTileRows * acc_stride;
   if (accumulate) {

@@ -323,8 +323,8 @@ void pack_strip(const int8_t* codes, int64_t stride, int64_t num_rows, int64_t n
 }
 
 template <int kRows>
-void tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate, int32_t* acc,
-          int64_t acc_stride) {
+void tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate, const int32_t*,
+          int32_t* acc, int64_t acc_stride) {
   __m256i sum[kHalves][kRows];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {

@@ -115,11 +115,12 @@ using Int8ExpandKernel = void (*)(const PanelRun& run, int64_t begin_group, int6
 using Int8StripKernel = void (*)(const int8_t* codes, int64_t stride, int64_t num_rows, int64_t num_k, int64_t padded_k,
                                  uint8_t* strip);
 
-// One register tile: acc[r * acc_stride + p * 16 + lane] (+)= sum over k < num_k of strip * panel p. `panels` has
-// tile_panels pointers to lines of signed bytes, some of which may be equal; all are multiplied. num_k is a multiple of
-// k_unit. acc has room for strip_rows(rows) rows and is 64-byte aligned, as are strip and lines.
+// One register tile: acc[r * acc_stride + p * 16 + lane] = before + sum over k < num_k of strip * panel p, `before`
+// being acc itself with `accumulate`, else starts[p * 16 + lane], or 0 where starts is null. `panels` has tile_panels
+// pointers to lines of signed bytes, some of which may be equal; all are multiplied. num_k is a multiple of k_unit. acc
+// has room for strip_rows(rows) rows and is 64-byte aligned, as are strip and lines.
 using Int8TileKernel = void (*)(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate,
-                                int32_t* acc, int64_t acc_stride);
+                                const int32_t* starts, int32_t* acc, int64_t acc_stride);
 
 // Turns the sums of one panel and num_rows rows into totals or outputs.
 using Int8FinishKernel = void (*)(const int32_t* acc, int64_t acc_stride, int64_t num_rows, const PanelFinish& finish);
@@ -130,7 +131,7 @@ inline constexpr int kMaxInt8TilePanels = 3;
 struct Int8Kernels {
   std::string_view name;
   int32_t gemv_offset;   // added to the codes by prepare_int8: 128 or 0
-  int32_t strip_offset;  // added to the codes by strip: 128 or 0
+  int32_t strip_offset;  // added to the codes by strip: 128 or 0. Tiles then start from -strip_offset * sums
   int max_gemv_rows;
   int tile_rows;
   int tile_panels;

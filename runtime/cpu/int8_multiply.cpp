@@ -198,12 +198,13 @@ class RowBlock {
     const int64_t line_bytes = is_expanded_ ? kernels_.tile_panels * expanded_k() * kBytesPerK : 0;
     const int64_t sum_bytes = kernels_.tile_panels * block_groups_ * kPanel * 4;
     thread_local Scratch scratch;
-    strips_ = scratch.reserve(strip_bytes + tile_bytes + line_bytes + sum_bytes + round_up(num_rows_ * 4, 64));
+    strips_ = scratch.reserve(strip_bytes + tile_bytes + line_bytes + 2 * sum_bytes + round_up(num_rows_ * 4, 64));
     acc_ = reinterpret_cast<int32_t*>(strips_ + strip_bytes);
     lines_ = strips_ + strip_bytes + tile_bytes;
     sums_ = reinterpret_cast<int32_t*>(lines_ + line_bytes);
-    offsets_ = offsets_of(product.rows, begin_row, num_rows_, kernels_.strip_offset,
-                          reinterpret_cast<int32_t*>(lines_ + line_bytes + sum_bytes));
+    starts_ = reinterpret_cast<int32_t*>(lines_ + line_bytes + sum_bytes);
+    offsets_ = offsets_of(product.rows, begin_row, num_rows_, 0,
+                          reinterpret_cast<int32_t*>(lines_ + line_bytes + 2 * sum_bytes));
     for (int64_t row = 0; row < num_rows_; row += kernels_.tile_rows) pack_strip(row);
   }
 
@@ -238,6 +239,18 @@ class RowBlock {
     }
   }
 
+  // What tiles start from in groups [begin_group, end_group): [group, tile_outs].
+  void set_starts(int64_t panel, int64_t end_panel, int64_t begin_group, int64_t end_group) const {
+    for (int64_t group = begin_group; group < end_group; ++group) {
+      int32_t* const starts = starts_of(group, begin_group);
+      for (int64_t p = 0; p < end_panel - panel; ++p) {
+        const int32_t* const sums = sums_of(panel, p, group, begin_group);
+        for (int64_t lane = 0; lane < kPanel; ++lane) starts[p * kPanel + lane] = -kernels_.strip_offset * sums[lane];
+      }
+    }
+  }
+  int32_t* starts_of(int64_t group, int64_t begin_group) const { return starts_ + (group - begin_group) * tile_outs_; }
+
   // Signed bytes of positions [begin_k, ...) of panels [panel, end_panel); missing panels repeat the first.
   void point_to_lines(int64_t panel, int64_t end_panel, int64_t begin_k, const uint8_t** lines) const {
     const int64_t begin_group = begin_k / padded_len_;
@@ -254,6 +267,7 @@ class RowBlock {
         lines[p] = widened + (begin_k - begin_group * padded_len_) * kBytesPerK;
       }
     }
+    set_starts(panel, end_panel, begin_group, end_group);
   }
 
   void expand(int64_t panel, int64_t begin_group, int64_t end_group, uint8_t* lines, int32_t* sums) const {
@@ -285,7 +299,7 @@ class RowBlock {
         if (run_.num_groups == 1) {
           int32_t* const acc = acc_ + row * tile_outs_;
           const int64_t count = std::min<int64_t>(kernels_.tile_rows, num_rows_ - row);
-          kernels_.tile[count - 1](strip(row, begin_k), lines, end_k - begin_k, begin_k > 0, acc, tile_outs_);
+          kernels_.tile[count - 1](strip(row, begin_k), lines, end_k - begin_k, begin_k > 0, starts_, acc, tile_outs_);
           for (int64_t p = 0; end_k == padded_k_ && p < end_panel - panel; ++p) {
             kernels_.finish(acc + p * kPanel, tile_outs_, count, finish_of(panel, p, 0, 0, row));
           }
@@ -307,7 +321,8 @@ class RowBlock {
     }
     const int64_t count = std::min<int64_t>(kernels_.tile_rows, num_rows_ - row);
     for (int64_t group = begin_group; group < end_group; ++group) {
-      kernels_.tile[count - 1](strip(row, group * padded_len_), lines, padded_len_, false, acc, tile_outs_);
+      kernels_.tile[count - 1](strip(row, group * padded_len_), lines, padded_len_, false,
+                               starts_of(group, begin_group), acc, tile_outs_);
       for (int64_t p = 0; p < kernels_.tile_panels; ++p) lines[p] += padded_len_ * kBytesPerK;
       for (int64_t p = 0; p < end_panel - panel; ++p) {
         finishes[p].is_first_group = group == 0;
@@ -368,6 +383,7 @@ class RowBlock {
   int32_t* acc_ = nullptr;  // int32 sums of one group, or float32 totals of several: [rows, tile_outs]
   uint8_t* lines_ = nullptr;
   int32_t* sums_ = nullptr;
+  int32_t* starts_ = nullptr;
   const int32_t* offsets_ = nullptr;
 };
 

@@ -52,41 +52,48 @@ inline __m512i broadcast_word(const void* bytes) {
   return _mm512_set1_epi32(word);
 }
 
-// y of kRows rows from their totals: the outliers' sum is built on the bias, then the scaled total is added.
+// The bias and the outliers' products of kRows rows.
 template <int kRows>
-inline void write_rows(const __m512* totals, int64_t row, const PanelFinish& finish) {
-  __m512 start[kRows];
+inline void start_rows(int64_t row, const PanelFinish& finish, __m512* start) {
   const __m512 bias = finish.bias ? _mm512_loadu_ps(finish.bias) : _mm512_setzero_ps();
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) start[r] = bias;
-  const float* x = finish.outliers + row * finish.outliers_stride;
+  const float* const x = finish.outliers + row * finish.outliers_stride;
   const uint8_t* weights = finish.outlier_weights;
   for (int64_t j = 0; j < finish.num_outliers; ++j, weights += line_bytes(finish.outlier_format)) {
     const __m512 weight = load_values(finish.outlier_format, weights);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       start[r] = _mm512_fmadd_ps(_mm512_set1_ps(x[r * finish.outliers_stride + j]), weight, start[r]);
     }
   }
-  const __mmask16 mask = lane_mask(finish.num_outs);
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    const __m512 y = _mm512_fmadd_ps(totals[r], _mm512_set1_ps(finish.row_scales[row + r]), start[r]);
-    float* const out = finish.y + (row + r) * finish.y_stride;
-    if (finish.streams && finish.num_outs >= kPanel) {
-      _mm512_stream_ps(out, y);
-    } else {
-      _mm512_mask_storeu_ps(out, mask, y);
-    }
+}
+
+inline void write_row(__m512 total, __m512 start, int64_t row, const PanelFinish& finish) {
+  const __m512 y = _mm512_fmadd_ps(total, _mm512_set1_ps(finish.row_scales[row]), start);
+  float* const out = finish.y + row * finish.y_stride;
+  if (finish.streams && finish.num_outs >= kPanel) {
+    _mm512_stream_ps(out, y);
+  } else {
+    _mm512_mask_storeu_ps(out, lane_mask(finish.num_outs), y);
   }
+}
+
+// y of a gemv's rows from their totals.
+template <int kRows>
+inline void write_rows(const __m512* totals, const PanelFinish& finish) {
+  __m512 start[kRows];
+  start_rows<kRows>(0, finish, start);
+  for (int r = 0; r < kRows; ++r) write_row(totals[r], start[r], r, finish);
 }
 
 template <int kRows>
 inline void finish_rows(const int32_t* acc, int64_t acc_stride, int64_t row, const PanelFinish& finish) {
   const __m512 scale = load_values(finish.scale_format, finish.scales);
   const __m512i sums = finish.offsets ? _mm512_loadu_si512(finish.sums) : _mm512_setzero_si512();
-  __m512 totals[kRows];
-#pragma GCC unroll 8
+  __m512 start[kRows];
+  if (finish.is_last_group) start_rows<kRows>(row, finish, start);
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     __m512i sum = _mm512_loadu_si512(acc + (row + r) * acc_stride);
     if (finish.offsets) {
@@ -94,16 +101,20 @@ inline void finish_rows(const int32_t* acc, int64_t acc_stride, int64_t row, con
     }
     float* const total = finish.totals + (row + r) * finish.totals_stride;
     const __m512 before = finish.is_first_group ? _mm512_setzero_ps() : _mm512_loadu_ps(total);
-    totals[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, before);
-    if (!finish.is_last_group) _mm512_storeu_ps(total, totals[r]);
+    const __m512 after = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, before);
+    if (finish.is_last_group) {
+      write_row(after, start[r], row + r, finish);
+    } else {
+      _mm512_storeu_ps(total, after);
+    }
   }
-  if (finish.is_last_group) write_rows<kRows>(totals, row, finish);
 }
 
+// 16 rows at a time: as many chains of outliers' products as hide their loads and the widening of the weights.
 void finish_panel(const int32_t* acc, int64_t acc_stride, int64_t num_rows, const PanelFinish& finish) {
   int64_t row = 0;
+  for (; row + 16 <= num_rows; row += 16) finish_rows<16>(acc, acc_stride, row, finish);
   for (; row + 8 <= num_rows; row += 8) finish_rows<8>(acc, acc_stride, row, finish);
-  for (; row + 2 <= num_rows; row += 2) finish_rows<2>(acc, acc_stride, row, finish);
   for (; row < num_rows; ++row) finish_rows<1>(acc, acc_stride, row, finish);
 }
 
@@ -164,7 +175,7 @@ void gemv_int8(const Int8Weights& weights, const Int8GemvRows& rows, const Panel
       }
     }
     finish.num_outs = run.num_outs - out;
-    write_rows<kRows>(totals, 0, finish);
+    write_rows<kRows>(totals, finish);
     advance(finish);
   }
 }
@@ -225,7 +236,7 @@ void gemv_int4_run(const Int8Weights& weights, const Int8GemvRows& rows, const P
       }
     }
     finish.num_outs = run.num_outs - out;
-    write_rows<kRows>(totals, 0, finish);
+    write_rows<kRows>(totals, finish);
     advance(finish);
   }
 }
@@ -339,14 +350,14 @@ void pack_strip(const int8_t* codes, int64_t stride, int64_t num_rows, int64_t n
 }
 
 template <int kRows>
-void tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate, int32_t* acc,
-          int64_t acc_stride) {
+void tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate, const int32_t* starts,
+          int32_t* acc, int64_t acc_stride) {
   __m512i sum[kRows][kTilePanels];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 3
     for (int p = 0; p < kTilePanels; ++p) {
-      sum[r][p] = accumulate ? _mm512_loadu_si512(acc + r * acc_stride + p * kPanel) : _mm512_setzero_si512();
+      sum[r][p] = _mm512_load_si512(accumulate ? acc + r * acc_stride + p * kPanel : starts + p * kPanel);
     }
   }
   const uint8_t* const panel_0 = panels[0];
