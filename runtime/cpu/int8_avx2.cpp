@@ -60,13 +60,14 @@ inline void write_rows(const __m256* totals, int64_t row, int half, const PanelF
   const __m256 bias = finish.bias ? _mm256_loadu_ps(finish.bias + kHalf * half) : _mm256_setzero_ps();
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) start[r] = bias;
-  const float* x = finish.outliers + row * finish.outliers_stride;
+  const float* x = finish.outliers + row;
   const uint8_t* weights = finish.outlier_weights;
-  for (int64_t j = 0; j < finish.num_outliers; ++j, weights += line_bytes(finish.outlier_format)) {
+  for (int64_t j = 0; j < finish.num_outliers;
+       ++j, weights += line_bytes(finish.outlier_format), x += finish.outliers_stride) {
     const __m256 weight = load_values(finish.outlier_format, weights, half);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      start[r] = _mm256_fmadd_ps(_mm256_set1_ps(x[r * finish.outliers_stride + j]), weight, start[r]);
+      start[r] = _mm256_fmadd_ps(_mm256_set1_ps(x[r]), weight, start[r]);
     }
   }
   const __m256i mask = lane_mask(finish.num_outs - kHalf * half);

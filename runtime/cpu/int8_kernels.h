@@ -79,7 +79,7 @@ struct PanelFinish {
   const float* row_scales;  // [R]
   const float* bias;        // [16] or null
   int64_t num_outliers;
-  const float* outliers;  // [R, outliers_stride]
+  const float* outliers;  // [num_outliers, outliers_stride]: a column's rows side by side
   int64_t outliers_stride;
   const uint8_t* outlier_weights;  // [num_outliers, 16]
   ScaleFormat outlier_format;

@@ -88,7 +88,17 @@ struct Product {
     return part;
   }
 
-  // What the last group's finish needs for rows from `row` and one panel.
+  int64_t num_outliers() const { return outliers ? outliers->num_columns : 0; }
+
+  // out[j * out_stride + r]: as a finish reads the outliers of num_rows rows from `row`.
+  void transpose_outliers(int64_t row, int64_t num_rows, float* out, int64_t out_stride) const {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const float* const x = outliers->x + (row + r) * outliers->x_stride;
+      for (int64_t j = 0; j < num_outliers(); ++j) out[j * out_stride + r] = x[j];
+    }
+  }
+
+  // What the last group's finish needs for rows from `row` and one panel, but for the outliers' x.
   PanelFinish finish_of(int64_t row, int64_t panel) const {
     PanelFinish finish{};
     finish.scale_format = weights.run.scale_format;
@@ -96,8 +106,6 @@ struct Product {
     finish.bias = weights.run.bias ? weights.run.bias + panel * kPanel : nullptr;
     if (outliers) {
       finish.num_outliers = outliers->num_columns;
-      finish.outliers = outliers->x + row * outliers->x_stride;
-      finish.outliers_stride = outliers->x_stride;
       finish.outlier_weights = outliers->weights + panel * panel_outlier_bytes;
       finish.outlier_format = outliers->format;
     }
@@ -147,13 +155,15 @@ void multiply_few(const Product& product, int64_t num_rows, int max_threads) {
   const bool is_int8 = product.weights.format == WeightFormat::int8;
   const int64_t stride = round_up(product.num_k * (is_int8 ? kernels.gemv_k_bytes : 1), 64);
   thread_local Scratch scratch;
-  uint8_t* const x = scratch.reserve(num_rows * (stride + run.num_groups * 4));
+  uint8_t* const x = scratch.reserve(num_rows * (stride + (run.num_groups + product.num_outliers()) * 4));
   int32_t* const group_sums = reinterpret_cast<int32_t*>(x + num_rows * stride);
   for (int64_t r = 0; r < num_rows; ++r) {
     (is_int8 ? kernels.prepare_int8 : kernels.prepare_int4)(product.rows.codes + r * product.rows.stride,
                                                             run.num_groups, run.group_len, x + r * stride,
                                                             group_sums + r * run.num_groups);
   }
+  float* const outliers = reinterpret_cast<float*>(group_sums + num_rows * run.num_groups);
+  if (product.outliers) product.transpose_outliers(0, num_rows, outliers, num_rows);
   int32_t offsets[kMaxGemvRows];
   Int8GemvRows rows{x, stride, group_sums, nullptr};
   rows.offsets = offsets_of(product.rows, 0, num_rows, is_int8 ? kernels.gemv_offset : 0, offsets);
@@ -164,8 +174,10 @@ void multiply_few(const Product& product, int64_t num_rows, int max_threads) {
       threads == 1 ? 1 : std::min<int64_t>({product.num_panels, worthwhile, kChunksPerThread * threads});
   auto multiply_chunk = [&](int64_t chunk) {
     const int64_t begin = product.num_panels * chunk / num_chunks;
-    kernel(product.panels_from(begin, product.num_panels * (chunk + 1) / num_chunks), rows,
-           product.finish_of(0, begin));
+    PanelFinish finish = product.finish_of(0, begin);
+    finish.outliers = outliers;
+    finish.outliers_stride = num_rows;
+    kernel(product.panels_from(begin, product.num_panels * (chunk + 1) / num_chunks), rows, finish);
   };
   if (threads == 1) return multiply_chunk(0);
 #pragma omp parallel for schedule(dynamic) num_threads(static_cast <int>(threads))
@@ -198,13 +210,16 @@ class RowBlock {
     const int64_t line_bytes = is_expanded_ ? kernels_.tile_panels * expanded_k() * kBytesPerK : 0;
     const int64_t sum_bytes = kernels_.tile_panels * block_groups_ * kPanel * 4;
     thread_local Scratch scratch;
-    strips_ = scratch.reserve(strip_bytes + tile_bytes + line_bytes + 2 * sum_bytes + round_up(num_rows_ * 4, 64));
+    const int64_t offset_bytes = round_up(num_rows_ * 4, 64);
+    strips_ = scratch.reserve(strip_bytes + tile_bytes + line_bytes + 2 * sum_bytes + offset_bytes +
+                              padded_rows * product.num_outliers() * 4);
     acc_ = reinterpret_cast<int32_t*>(strips_ + strip_bytes);
     lines_ = strips_ + strip_bytes + tile_bytes;
     sums_ = reinterpret_cast<int32_t*>(lines_ + line_bytes);
     starts_ = reinterpret_cast<int32_t*>(lines_ + line_bytes + sum_bytes);
     offsets_ = offsets_of(product.rows, begin_row, num_rows_, 0,
                           reinterpret_cast<int32_t*>(lines_ + line_bytes + 2 * sum_bytes));
+    outliers_ = reinterpret_cast<float*>(lines_ + line_bytes + 2 * sum_bytes + offset_bytes);
     for (int64_t row = 0; row < num_rows_; row += kernels_.tile_rows) pack_strip(row);
   }
 
@@ -228,6 +243,10 @@ class RowBlock {
 
   void pack_strip(int64_t row) const {
     const int64_t count = std::min<int64_t>(kernels_.tile_rows, num_rows_ - row);
+    if (product_.outliers) {
+      product_.transpose_outliers(begin_row_ + row, count, outliers_ + row * product_.num_outliers(),
+                                  kernels_.tile_rows);
+    }
     const int8_t* const codes = product_.rows.codes + (begin_row_ + row) * product_.rows.stride;
     if (padded_len_ == run_.group_len) {
       kernels_.strip(codes, product_.rows.stride, count, padded_k_, padded_k_, strip(row, 0));
@@ -342,6 +361,8 @@ class RowBlock {
     finish.sums = sums_of(panel, p, group, begin_group);
     finish.totals = reinterpret_cast<float*>(acc_) + row * tile_outs_ + p * kPanel;
     finish.totals_stride = tile_outs_;
+    finish.outliers = outliers_ + row * product_.num_outliers();
+    finish.outliers_stride = kernels_.tile_rows;
     finish.is_first_group = finish.is_last_group = true;
     return finish;
   }
@@ -385,6 +406,7 @@ class RowBlock {
   int32_t* sums_ = nullptr;
   int32_t* starts_ = nullptr;
   const int32_t* offsets_ = nullptr;
+  float* outliers_ = nullptr;  // [strip, num_outliers, tile_rows]
 };
 
 // Tasks are taken as threads become free; each computes its outputs alone, so who computes them changes no bit.

@@ -58,13 +58,14 @@ inline void start_rows(int64_t row, const PanelFinish& finish, __m512* start) {
   const __m512 bias = finish.bias ? _mm512_loadu_ps(finish.bias) : _mm512_setzero_ps();
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) start[r] = bias;
-  const float* const x = finish.outliers + row * finish.outliers_stride;
+  const float* x = finish.outliers + row;
   const uint8_t* weights = finish.outlier_weights;
-  for (int64_t j = 0; j < finish.num_outliers; ++j, weights += line_bytes(finish.outlier_format)) {
+  for (int64_t j = 0; j < finish.num_outliers;
+       ++j, weights += line_bytes(finish.outlier_format), x += finish.outliers_stride) {
     const __m512 weight = load_values(finish.outlier_format, weights);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      start[r] = _mm512_fmadd_ps(_mm512_set1_ps(x[r * finish.outliers_stride + j]), weight, start[r]);
+      start[r] = _mm512_fmadd_ps(_mm512_set1_ps(x[r]), weight, start[r]);
     }
   }
 }
