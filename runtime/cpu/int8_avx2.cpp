@@ -55,7 +55,7 @@ inline __m256i load_ints(const void* ints) {
 // y of kRows rows and 8 outputs from their totals: the outliers' sum is built on the bias, then the scaled total is
 // added.
 template <int kRows>
-inline void write_rows(const __m256* totals, int64_t row, int half, const PanelFinish& finish) {
+[[gnu::always_inline]] inline void write_rows(const __m256* totals, int64_t row, int half, const PanelFinish& finish) {
   __m256 start[kRows];
   const __m256 bias = finish.bias ? _mm256_loadu_ps(finish.bias + kHalf * half) : _mm256_setzero_ps();
 #pragma GCC unroll 4

@@ -52,9 +52,9 @@ inline __m512i broadcast_word(const void* bytes) {
   return _mm512_set1_epi32(word);
 }
 
-// The bias and the outliers' products of kRows rows.
+// The bias and the outliers' products of kRows rows. Always inlined: the sums must stay in registers.
 template <int kRows>
-inline void start_rows(int64_t row, const PanelFinish& finish, __m512* start) {
+[[gnu::always_inline]] inline void start_rows(int64_t row, const PanelFinish& finish, __m512* start) {
   const __m512 bias = finish.bias ? _mm512_loadu_ps(finish.bias) : _mm512_setzero_ps();
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) start[r] = bias;
@@ -88,35 +88,42 @@ inline void write_rows(const __m512* totals, const PanelFinish& finish) {
   for (int r = 0; r < kRows; ++r) write_row(totals[r], start[r], r, finish);
 }
 
-template <int kRows>
-inline void finish_rows(const int32_t* acc, int64_t acc_stride, int64_t row, const PanelFinish& finish) {
+template <int kRows, bool kIsLast>
+void finish_rows(const int32_t* acc, int64_t acc_stride, int64_t row, const PanelFinish& finish) {
   const __m512 scale = load_values(finish.scale_format, finish.scales);
-  const __m512i sums = finish.offsets ? _mm512_loadu_si512(finish.sums) : _mm512_setzero_si512();
+  const int32_t* const offsets = finish.offsets;
+  const __m512i sums = offsets ? _mm512_loadu_si512(finish.sums) : _mm512_setzero_si512();
+  const int64_t totals_stride = finish.totals_stride;
+  const bool is_first = finish.is_first_group;
+  float* const totals = finish.totals + row * totals_stride;
+  acc += row * acc_stride;
   __m512 start[kRows];
-  if (finish.is_last_group) start_rows<kRows>(row, finish, start);
+  if constexpr (kIsLast) start_rows<kRows>(row, finish, start);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    __m512i sum = _mm512_loadu_si512(acc + (row + r) * acc_stride);
-    if (finish.offsets) {
-      sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(_mm512_set1_epi32(finish.offsets[row + r]), sums));
-    }
-    float* const total = finish.totals + (row + r) * finish.totals_stride;
-    const __m512 before = finish.is_first_group ? _mm512_setzero_ps() : _mm512_loadu_ps(total);
+    __m512i sum = _mm512_loadu_si512(acc + r * acc_stride);
+    if (offsets) sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(_mm512_set1_epi32(offsets[row + r]), sums));
+    const __m512 before = is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(totals + r * totals_stride);
     const __m512 after = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, before);
-    if (finish.is_last_group) {
+    if constexpr (kIsLast) {
       write_row(after, start[r], row + r, finish);
     } else {
-      _mm512_storeu_ps(total, after);
+      _mm512_storeu_ps(totals + r * totals_stride, after);
     }
   }
 }
 
+template <bool kIsLast>
+void finish_all_rows(const int32_t* acc, int64_t acc_stride, int64_t num_rows, const PanelFinish& finish) {
+  int64_t row = 0;
+  for (; row + 16 <= num_rows; row += 16) finish_rows<16, kIsLast>(acc, acc_stride, row, finish);
+  for (; row + 8 <= num_rows; row += 8) finish_rows<8, kIsLast>(acc, acc_stride, row, finish);
+  for (; row < num_rows; ++row) finish_rows<1, kIsLast>(acc, acc_stride, row, finish);
+}
+
 // 16 rows at a time: as many chains of outliers' products as hide their loads and the widening of the weights.
 void finish_panel(const int32_t* acc, int64_t acc_stride, int64_t num_rows, const PanelFinish& finish) {
-  int64_t row = 0;
-  for (; row + 16 <= num_rows; row += 16) finish_rows<16>(acc, acc_stride, row, finish);
-  for (; row + 8 <= num_rows; row += 8) finish_rows<8>(acc, acc_stride, row, finish);
-  for (; row < num_rows; ++row) finish_rows<1>(acc, acc_stride, row, finish);
+  (finish.is_last_group ? finish_all_rows<true> : finish_all_rows<false>)(acc, acc_stride, num_rows, finish);
 }
 
 // The finish of a gemv's next panel.
