@@ -1,0 +1,30 @@
+// Rows of float32 activations rounded to 8 bits: loops over one row, which is still in L1 when its producer calls them.
+// They compute what a plain loop over the formulas does, bit for bit: every operation is rounded to float32 and ties go
+// to even, as in compressed-tensors (dynamic and static grids) and bitsandbytes (rounding by a factor).
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/backend.h"
+
+namespace pare {
+
+struct Int8RowKernels {
+  // low = min(0, min x), high = max(0, max x) of x[n]; both NaN when an element is NaN. Infinities are values.
+  void (*extremes)(const float* x, int64_t n, float* low, float* high);
+  // codes[i] = rint(clamp(x[i] / scale + zero, -128, 127)) for i < n, then zeros up to `stride`. False when some
+  // x[i] / scale + zero is NaN: all codes are 0 then, and the row's scale should become NaN. codes may not overlap x.
+  bool (*codes)(const float* x, int64_t n, float scale, float zero, int8_t* codes, int64_t stride);
+  // codes[i] = clamp(rint(x[i] * factor), -127, 127) (a NaN gives -127), then zeros up to `stride`: a row of LLM.int8,
+  // whose outlier columns the caller clears.
+  void (*codes_by_factor)(const float* x, int64_t n, float factor, int8_t* codes, int64_t stride);
+  // y[i] = e4m3(clamp(x[i] / scale, -448, 448)) * scale: the value that FP8 E4M3 (OCP 8-bit floating point
+  // specification 1.0, section 5) keeps of x on a grid. NaN stays NaN. y may be x.
+  void (*round_to_fp8)(const float* x, int64_t n, float scale, float* y);
+};
+
+const Int8RowKernels& int8_row_kernels_avx2();
+const Int8RowKernels& int8_row_kernels_avx512();
+const Int8RowKernels& int8_row_kernels(Isa isa);
+
+}  // namespace pare

@@ -1,0 +1,64 @@
+// The tile operations of int8_amx_kernels.h as plain loops over 8 tiles of 16 x 64 bytes, so that the amx path's source
+// runs on any CPU.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+
+namespace pare {
+
+struct PlainTiles {
+  struct State {
+    bool is_configured = false;
+    std::array<std::array<std::array<uint8_t, 64>, 16>, 8> tiles;
+  };
+  static State& state() {
+    thread_local State of_thread;
+    return of_thread;
+  }
+  // The machine faults on a tile instruction without a configuration.
+  static std::array<std::array<uint8_t, 64>, 16>& tile(int index) {
+    if (!state().is_configured) throw std::logic_error("a tile was used without a configuration");
+    return state().tiles[index];
+  }
+
+  static void configure() {
+    if (state().is_configured) throw std::logic_error("tiles were not released");
+    state().is_configured = true;
+    std::memset(&state().tiles, 0, sizeof(state().tiles));
+  }
+  static void release() { state().is_configured = false; }
+  template <int kTile>
+  static void zero() {
+    std::memset(&tile(kTile), 0, 1024);
+  }
+  template <int kTile>
+  static void load(const void* bytes, int64_t stride) {
+    for (int row = 0; row < 16; ++row) {
+      std::memcpy(tile(kTile)[row].data(), static_cast<const uint8_t*>(bytes) + row * stride, 64);
+    }
+  }
+  template <int kTile>
+  static void store(void* bytes, int64_t stride) {
+    for (int row = 0; row < 16; ++row) {
+      std::memcpy(static_cast<uint8_t*>(bytes) + row * stride, tile(kTile)[row].data(), 64);
+    }
+  }
+  template <int kSum, int kRows, int kPanel>
+  static void dot_int8() {
+    for (int m = 0; m < 16; ++m) {
+      for (int n = 0; n < 16; ++n) {
+        int32_t sum;
+        std::memcpy(&sum, &tile(kSum)[m][4 * n], 4);
+        for (int i = 0; i < 64; ++i) {
+          sum += static_cast<int8_t>(tile(kRows)[m][i]) * static_cast<int8_t>(tile(kPanel)[i / 4][4 * n + i % 4]);
+        }
+        std::memcpy(&tile(kSum)[m][4 * n], &sum, 4);
+      }
+    }
+  }
+};
+
+}  // namespace pare
