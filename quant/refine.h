@@ -14,11 +14,13 @@ struct RefineResult {
 };
 
 // weight_OI float32 [O, I]; `start` what any rounding made of it (groups, g_idx, symmetric or not); hessian_II float32
-// [I, I] symmetric. What falls is the trace under H + damping mean(diag(H)): inputs that the calibration has not seen
-// do not repeat its H, and a weight fitted to H alone loses on them part of what it gained. Keeps bits, groups,
-// symmetry and the type of the scales. A row whose damped trace, summed in float64, did not fall, or whose undamped one
-// rose, stays as it was. Rows are independent and split over OpenMP threads: any number gives the same bits. Throws
-// std::invalid_argument (shapes, values that are not finite, options), and what validate(start) throws.
+// [I, I] symmetric. Keeps bits, groups, symmetry and the type of the scales.
+// What falls is the trace under H + damping mean(diag(H)): inputs that the calibration has not seen do not repeat its
+// H, and a weight fitted to H alone loses on them part of what it gained. A row whose damped trace, summed in float64,
+// did not fall, or whose undamped one rose, stays as it was; so after GPTQ give the damping that it was given: with
+// much more, many rows have nowhere to go.
+// Rows are independent and split over OpenMP threads: any number gives the same bits. Throws std::invalid_argument
+// (shapes, values that are not finite, options), and what validate(start) throws.
 RefineResult refine(const at::Tensor& weight_OI, const QuantizedWeight& start, const at::Tensor& hessian_II,
                     const RefineOptions& options);
 

@@ -133,7 +133,7 @@ TEST(Awq, PlantedOutlierChannelsAreScaledUpAndLoseLess) {
   stage.mean_abs_I = mean_abs_of(stage.hessian_II);
   const AwqResult found = search_awq_scales(stage, {}, grid_for(4, 64, false, ScaleSearch::minmax));
   EXPECT_TRUE(found.scaled);
-  EXPECT_LT(found.cost_after, 0.3 * found.cost_before);
+  EXPECT_LT(found.cost_after, 0.5 * found.cost_before);
   for (int64_t i = 0; i < num_in; ++i) {
     if (i % 16 == 3) continue;
     EXPECT_GT(floats(found.scales_I)[3], 1.5f * floats(found.scales_I)[i]);
@@ -261,7 +261,7 @@ TEST(Awq, WhatDoesNotFitIsRefused) {
   refused([](AwqStage& stage) { stage.weights_OI[1] = random_weight(4, 16, 13); });
   refused([](AwqStage& stage) { stage.hessian_II = random_hessian(16, 13); });
   refused([](AwqStage& stage) { stage.mean_abs_I = at::ones({31}, at::kFloat); });
-  refused([](AwqStage& stage) { stage.mean_abs_I = {}; });
+  refused([](AwqStage& stage) { stage.mean_abs_I = at::Tensor(); });
   refused([](AwqStage& stage) { stage.mean_abs_I.mutable_data_ptr<float>()[4] = -1.0f; });
   refused([](AwqStage& stage) { stage.mean_abs_I.mutable_data_ptr<float>()[4] = NAN; });
   refused([](AwqStage& stage) { stage.conditional_I = at::ones({16}, at::kFloat); });
