@@ -23,10 +23,10 @@
 namespace pare {
 namespace {
 
-constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 33, 64, 70};
+constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 70};
 constexpr int64_t kMaxRows = 70;
-constexpr int64_t kInputs[] = {8, 24, 64, 96, 200, 576};
-constexpr int64_t kOutputs[] = {1, 15, 16, 17, 33, 64, 100};
+constexpr int64_t kInputs[] = {8, 24, 64, 200, 576};
+constexpr int64_t kOutputs[] = {1, 15, 16, 33, 100};
 constexpr uint32_t kGuardBits = 0x7FC0BEEF;  // a NaN that no arithmetic makes
 constexpr int64_t kGuard = 96;
 
@@ -268,7 +268,7 @@ TEST(Int8Kernels, EveryPathEqualsPlainLoopsForEveryFormatAndShape) {
         for (const Path& path : paths) {
           const bool is_emulated = path.name.find("plain") != std::string::npos;
           for (const int64_t num_rows : kRowCounts) {
-            if (is_emulated && (num_k > 100 || num_out > 33 ? num_rows != 33 : num_rows % 2 == 0)) continue;  // slow
+            if (is_emulated && (num_k > 64 || num_out > 33 ? num_rows != 33 : num_rows % 2 == 0)) continue;  // slow
             ASSERT_EQ(multiply_and_compare(*path.kernels, problem, num_rows, 1), "")
                 << what.name() << ", " << path.name << ", R " << num_rows << " O " << num_out << " K " << used_k;
             ++num_shapes;
