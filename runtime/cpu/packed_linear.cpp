@@ -48,7 +48,9 @@ WeightFormat dense_format(DType dtype, const std::string& name) {
                               std::string(dtype_name(dtype)));
 }
 
-WeightFormat quantized_format(int bits) {
+WeightFormat quantized_format(const QuantizedWeight& weight) {
+  const int bits = weight.bits;
+  if (weight.code_type == CodeType::fp8) return WeightFormat::fp8;
   return bits == 2   ? WeightFormat::int2
          : bits == 3 ? WeightFormat::int3
          : bits == 4 ? WeightFormat::int4
@@ -133,6 +135,7 @@ std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeig
   packed->isa_ = isa;
   packed->num_threads_ = num_threads;
   packed->num_in_ = parts[0].num_in();
+  packed->input_ = parts[0].input;
   for (const LinearWeights& weights : parts) {
     if (weights.num_out() <= 0 || weights.num_in() <= 0 || weights.num_in() != packed->num_in_) {
       throw std::invalid_argument("linear '" + weights.name + "': expected " + std::to_string(packed->num_in_) +
@@ -199,7 +202,7 @@ void CpuPackedLinear::pack_dense(const DenseWeight& weight, const std::string& n
 
 void CpuPackedLinear::pack_quantized(const QuantizedWeight& weight, const std::string& name, Part& part) {
   validate(weight, name);
-  part.format = quantized_format(weight.bits);
+  part.format = quantized_format(weight);
   part.scale_format = scale_format_of(weight.scale_dtype);
   part.num_groups = weight.num_groups();
   const UnitShape unit = unit_shape(part.format);
@@ -225,7 +228,7 @@ void CpuPackedLinear::pack_quantized(const QuantizedWeight& weight, const std::s
   const int64_t num_k = layout.num_k;
   if (is_identity) layout.column_of_k.clear();
   part.layout = add_layout(std::move(layout));
-  part.name = "w";
+  part.name = weight.code_type == CodeType::fp8 ? "wfp" : "w";
   part.name += std::to_string(weight.bits);
   if (weight.group_size != kPerChannel) part.name += "g" + std::to_string(weight.group_size);
   if (!weight.symmetric) part.name += "z";
@@ -237,6 +240,7 @@ void CpuPackedLinear::pack_quantized(const QuantizedWeight& weight, const std::s
   if (!weight.symmetric) part.zeros = allocate_aligned(part.num_panels * part.num_groups * kPanel);
   const int bits = weight.bits;
   const uint64_t mask = (uint64_t{1} << bits) - 1;
+  const uint32_t center = weight.code_type == CodeType::fp8 ? 0 : 1u << (bits - 1);
 #pragma omp parallel for schedule(static)
   for (int64_t panel = 0; panel < part.num_panels; ++panel) {
     for (int64_t lane = 0; lane < std::min(kPanel, part.num_out - panel * kPanel); ++lane) {
@@ -247,7 +251,7 @@ void CpuPackedLinear::pack_quantized(const QuantizedWeight& weight, const std::s
         uint32_t words[4] = {};  // a lane's part of the unit, and room for the last code's upper half
         for (int64_t j = 0; j < unit.num_k; ++j) {
           if (column_of_k[k + j] < 0) continue;
-          const uint64_t stored = (codes[column_of_k[k + j]] - (1u << (bits - 1))) & mask;
+          const uint64_t stored = (codes[column_of_k[k + j]] - center) & mask;
           const uint64_t shifted = stored << (j * bits % 32);
           words[j * bits / 32] |= static_cast<uint32_t>(shifted);
           words[j * bits / 32 + 1] |= static_cast<uint32_t>(shifted >> 32);
@@ -297,7 +301,7 @@ std::string CpuPackedLinear::kernel_name() const {
   }
   std::string text = "matmul_";
   for (size_t i = 0; i < names.size(); ++i) text += (i == 0 ? "" : "+") + names[i];
-  return text + "_a32_" + std::string(isa_name(isa_));
+  return text + "_" + (input_.is_plain() ? "a32" : input_format_name(input_)) + "_" + std::string(isa_name(isa_));
 }
 
 int CpuPackedLinear::num_threads() const {
@@ -627,7 +631,8 @@ void CpuPackedLinear::row(int64_t out, float* dst_I) const {
         const int64_t word = j * bits / 32;
         const uint64_t pair = words[word] | static_cast<uint64_t>(words[word + 1]) << 32;
         const int stored = static_cast<int>(pair >> (j * bits % 32)) & (2 * center - 1);
-        dst_I[column] = scale * static_cast<float>((stored ^ center) - zero);
+        dst_I[column] = scale * (part.format == WeightFormat::fp8 ? fp8_to_float(static_cast<uint8_t>(stored))
+                                                                  : static_cast<float>((stored ^ center) - zero));
       }
     }
   }

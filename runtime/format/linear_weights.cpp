@@ -21,6 +21,13 @@ void check_size(const std::string& name, const char* what, size_t found, int64_t
 }
 
 void check_codes(const QuantizedWeight& weight, const std::string& name) {
+  if (weight.code_type == CodeType::fp8) {
+    const auto nan = std::find_if(weight.codes_OI.begin(), weight.codes_OI.end(),
+                                  [](uint8_t code) { return (code & 0x7F) == 0x7F; });
+    if (nan == weight.codes_OI.end()) return;
+    const int64_t index = nan - weight.codes_OI.begin();
+    fail(name, "the fp8 code at " + place(index / weight.num_in, index % weight.num_in) + " is NaN");
+  }
   const int limit = 1 << weight.bits;
   uint8_t largest = 0;
   for (uint8_t code : weight.codes_OI) largest = std::max(largest, code);
@@ -37,6 +44,10 @@ void check_codes(const QuantizedWeight& weight, const std::string& name) {
 void validate(const QuantizedWeight& weight, const std::string& name) {
   if (weight.bits != 2 && weight.bits != 3 && weight.bits != 4 && weight.bits != 8) {
     fail(name, "expected 2, 3, 4 or 8 bits, found " + std::to_string(weight.bits));
+  }
+  if (weight.code_type == CodeType::fp8 && (weight.bits != 8 || !weight.symmetric)) {
+    fail(name, "fp8 codes have 8 bits and no zeros, found " + std::to_string(weight.bits) + " bits" +
+                   (weight.symmetric ? "" : " and zeros"));
   }
   int64_t num_codes = 0;
   if (weight.num_out <= 0 || weight.num_in <= 0 || __builtin_mul_overflow(weight.num_out, weight.num_in, &num_codes)) {
@@ -85,6 +96,15 @@ void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t n
   const int64_t width = weight.num_in;
   const int64_t num_groups = weight.num_groups();
   const int64_t group_width = weight.group_size == kPerChannel ? width : weight.group_size;
+  // What a code stands for before the zero is subtracted.
+  float values[256];
+  for (int code = 0; code < 256; ++code) {
+    const bool is_fp8 = weight.code_type == CodeType::fp8;
+    values[code] = is_fp8 ? fp8_to_float(static_cast<uint8_t>(code)) : static_cast<float>(code);
+  }
+  const auto zero_of = [&](int64_t row, int64_t group) {
+    return weight.code_type == CodeType::fp8 ? 0.0f : static_cast<float>(weight.zero(row, group));
+  };
 #pragma omp parallel for if (num_rows * width > (int64_t{1} << 17))
   for (int64_t row = 0; row < num_rows; ++row) {
     const uint8_t* codes_I = weight.codes_OI.data() + (first_row + row) * width;
@@ -93,15 +113,15 @@ void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t n
     if (!weight.group_of_I.empty()) {
       for (int64_t i = 0; i < width; ++i) {
         const int32_t group = weight.group_of_I[i];
-        out_I[i] = scales_G[group] * static_cast<float>(codes_I[i] - weight.zero(first_row + row, group));
+        out_I[i] = scales_G[group] * (values[codes_I[i]] - zero_of(first_row + row, group));
       }
       continue;
     }
     for (int64_t group = 0; group < num_groups; ++group) {
-      const int zero = weight.zero(first_row + row, group);
+      const float zero = zero_of(first_row + row, group);
       const float scale = scales_G[group];
       for (int64_t i = group * group_width; i < (group + 1) * group_width; ++i) {
-        out_I[i] = scale * static_cast<float>(codes_I[i] - zero);
+        out_I[i] = scale * (values[codes_I[i]] - zero);
       }
     }
   }
