@@ -1,7 +1,5 @@
 #include "compress/recipe.h"
 
-#include <yaml-cpp/yaml.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -9,140 +7,15 @@
 #include <set>
 #include <stdexcept>
 
+#include "compress/yaml_value.h"
 #include "runtime/atomic_file.h"
-#include "runtime/nearest_name.h"
 
 namespace pare {
 namespace {
 
+using Value = YamlValue;
+
 constexpr size_t kMaxRecipeBytes = size_t{1} << 20;
-// yaml-cpp builds the tree recursively; a recipe needs six levels.
-constexpr int kMaxNesting = 32;
-
-// A node with the file it came from, so that every complaint starts with FILE:LINE.
-class Value {
- public:
-  Value(YAML::Node node, std::string path, const std::filesystem::path& file)
-      : node_(std::move(node)), path_(std::move(path)), file_(file) {}
-
-  [[noreturn]] void fail(const std::string& message) const {
-    const YAML::Mark mark = node_.Mark();
-    const int line = mark.is_null() ? 1 : mark.line + 1;
-    throw std::invalid_argument(file_.string() + ":" + std::to_string(line) + ": " +
-                                (path_.empty() ? "" : "'" + path_ + "': ") + message);
-  }
-
-  // Calls `handlers[key]` for every key of the map; an unknown or repeated key is an error.
-  using Handlers = std::vector<std::pair<std::string, std::function<void(const Value&)>>>;
-  void read_map(const Handlers& handlers) const {
-    if (!node_.IsMap()) fail("expected a map with the keys " + names(handlers) + ", found " + kind());
-    std::set<std::string> seen;
-    for (const auto& entry : node_) {
-      const Value key(entry.first, path_, file_);
-      const std::string name = key.text();
-      const Value value(entry.second, path_.empty() ? name : path_ + "." + name, file_);
-      if (!seen.insert(name).second) key.fail("the key '" + name + "' stands twice; keep one");
-      const auto handler =
-          std::find_if(handlers.begin(), handlers.end(), [&](const auto& known) { return known.first == name; });
-      if (handler == handlers.end()) {
-        std::vector<std::string> known;
-        for (const auto& [known_name, unused] : handlers) known.push_back(known_name);
-        key.fail("unknown key '" + name + "'" + did_you_mean(name, known) + "; allowed: " + names(handlers));
-      }
-      handler->second(value);
-    }
-  }
-
-  std::vector<Value> list() const {
-    if (!node_.IsSequence()) fail("expected a list, found " + kind());
-    std::vector<Value> items;
-    for (size_t i = 0; i < node_.size(); ++i) {
-      items.emplace_back(node_[i], path_ + "[" + std::to_string(i) + "]", file_);
-    }
-    return items;
-  }
-
-  std::vector<std::pair<std::string, Value>> entries() const {
-    if (!node_.IsMap()) fail("expected a map, found " + kind());
-    std::vector<std::pair<std::string, Value>> items;
-    for (const auto& entry : node_) {
-      const std::string name = Value(entry.first, path_, file_).text();
-      items.emplace_back(name, Value(entry.second, path_ + "." + name, file_));
-    }
-    return items;
-  }
-
-  bool has_key(const std::string& name) const { return node_.IsMap() && node_[name].IsDefined(); }
-
-  std::string text() const {
-    if (!node_.IsScalar() || node_.Scalar().empty()) fail("expected a text, found " + kind());
-    return node_.Scalar();
-  }
-
-  bool boolean() const {
-    bool value = false;
-    if (!node_.IsScalar() || !YAML::convert<bool>::decode(node_, value))
-      fail("expected true or false, found " + kind());
-    return value;
-  }
-
-  int64_t integer(int64_t low, int64_t high) const {
-    int64_t value = 0;
-    const std::string range = "a whole number from " + std::to_string(low) + " to " + std::to_string(high);
-    if (!node_.IsScalar() || !YAML::convert<int64_t>::decode(node_, value))
-      fail("expected " + range + ", found " + kind());
-    if (value < low || value > high) fail("expected " + range + ", found " + std::to_string(value));
-    return value;
-  }
-
-  // A number in (low, high].
-  double number(double low, double high) const {
-    double value = 0.0;
-    if (!node_.IsScalar() || !YAML::convert<double>::decode(node_, value)) fail("expected a number, found " + kind());
-    if (!(value > low && value <= high)) {
-      fail("expected a number above " + format(low) + " and at most " + format(high) + ", found " + node_.Scalar());
-    }
-    return value;
-  }
-
-  template <typename T>
-  T choice(const std::vector<std::pair<std::string, T>>& choices) const {
-    const std::string found = text();
-    std::vector<std::string> known;
-    for (const auto& [name, value] : choices) {
-      if (name == found) return value;
-      known.push_back(name);
-    }
-    std::string allowed;
-    for (const std::string& name : known) allowed += (allowed.empty() ? "" : ", ") + name;
-    fail("expected one of " + allowed + ", found '" + found + "'" + did_you_mean(found, known));
-  }
-
- private:
-  static std::string format(double value) {
-    std::string text = std::to_string(value);
-    text.erase(text.find_last_not_of('0') + 1);
-    if (text.back() == '.') text.pop_back();
-    return text;
-  }
-
-  static std::string names(const Handlers& handlers) {
-    std::string all;
-    for (const auto& [name, unused] : handlers) all += (all.empty() ? "" : ", ") + name;
-    return all;
-  }
-
-  std::string kind() const {
-    if (!node_.IsDefined() || node_.IsNull()) return "nothing";
-    if (node_.IsMap()) return "a map";
-    if (node_.IsSequence()) return "a list";
-    return "'" + node_.Scalar() + "'";
-  }
-
-  YAML::Node node_;
-  std::string path_;  // dotted keys from the top
-  const std::filesystem::path& file_;
-};
 
 int read_bits(const Value& value) {
   const int64_t bits = value.integer(2, 8);
@@ -287,42 +160,6 @@ PerplexityRecipe read_perplexity(const Value& value) {
   return perplexity;
 }
 
-// YAML recursion is bounded before yaml-cpp sees the text: flow brackets and indentation both nest.
-void check_nesting(const std::string& yaml, const std::filesystem::path& file) {
-  int depth = 0;
-  int line = 1;
-  size_t indent = 0;
-  bool at_line_start = true;
-  for (const char c : yaml) {
-    if (c == '\n') {
-      ++line;
-      indent = 0;
-      at_line_start = true;
-      continue;
-    }
-    if (at_line_start && (c == ' ' || c == '-' || c == '?' || c == ':')) {
-      ++indent;
-    } else {
-      at_line_start = false;
-    }
-    if (c == '[' || c == '{') ++depth;
-    if ((c == ']' || c == '}') && depth > 0) --depth;
-    if (depth > kMaxNesting || indent > 8 * kMaxNesting) {
-      throw std::invalid_argument(file.string() + ":" + std::to_string(line) + ": nested deeper than " +
-                                  std::to_string(kMaxNesting) + " levels; a recipe needs six");
-    }
-  }
-}
-
-YAML::Node load_yaml(const std::string& yaml, const std::filesystem::path& file) {
-  check_nesting(yaml, file);
-  try {
-    return YAML::Load(yaml);
-  } catch (const YAML::Exception& error) {
-    throw std::invalid_argument(file.string() + ":" + std::to_string(error.mark.line + 1) + ": not YAML: " + error.msg);
-  }
-}
-
 }  // namespace
 
 std::string_view method_name(Method method) {
@@ -333,7 +170,7 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
   Recipe recipe;
   recipe.text = yaml;
   recipe.file = file;
-  const Value top(load_yaml(yaml, file), "", file);
+  const Value top = Value::parse(yaml, file);
   // Passes depend on whether there is calibration data, wherever in the file either stands.
   std::optional<Value> passes;
   top.read_map(

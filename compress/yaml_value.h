@@ -1,0 +1,61 @@
+// A value of a YAML file that knows its key and its line, so that every complaint starts with FILE:LINE and says what
+// is allowed. The only reader of YAML.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace YAML {
+class Node;
+}
+
+namespace pare {
+
+class YamlValue {
+ public:
+  // `file` is named in messages and must live as long as the value. Throws std::invalid_argument ("FILE:LINE: ...") for
+  // what is not YAML, or is nested deeper than any recipe.
+  static YamlValue parse(const std::string& yaml, const std::filesystem::path& file);
+
+  // Throws std::invalid_argument: "FILE:LINE: 'key': message".
+  [[noreturn]] void fail(const std::string& message) const;
+
+  // Calls the handler of every key of the map; an unknown or repeated key is an error.
+  using Handlers = std::vector<std::pair<std::string, std::function<void(const YamlValue&)>>>;
+  void read_map(const Handlers& handlers) const;
+
+  // The items below; each throws as fail() does when the value is of another kind.
+  std::vector<YamlValue> list() const;
+  std::vector<std::pair<std::string, YamlValue>> entries() const;  // of a map with keys of any name
+  std::string text() const;
+  bool boolean() const;
+  int64_t integer(int64_t low, int64_t high) const;  // in [low, high]
+  double number(double low, double high) const;      // in (low, high]
+
+  bool has_key(const std::string& name) const;
+  bool is_map() const;
+
+  // One of the given names.
+  template <typename T>
+  T choice(const std::vector<std::pair<std::string, T>>& choices) const {
+    std::vector<std::string> names;
+    for (const auto& [name, value] : choices) names.push_back(name);
+    return choices[choose(names)].second;
+  }
+
+ private:
+  YamlValue(const YAML::Node& node, std::string path, const std::filesystem::path& file);
+  size_t choose(const std::vector<std::string>& names) const;
+  std::string kind() const;
+
+  std::shared_ptr<const YAML::Node> node_;
+  std::string path_;  // dotted keys from the top
+  const std::filesystem::path* file_;
+};
+
+}  // namespace pare
