@@ -48,8 +48,24 @@ std::string describe(const LayerOptions& options) {
     text << ", block " << options.gptq.block_size << ", damping " << options.gptq.damping << ", order "
          << static_cast<int>(options.gptq.act_order);
   }
+  if (options.gptq.grid.per_tensor) text << ", per tensor";
   if (options.refine.sweeps > 0) {
     text << ", refine " << options.refine.sweeps << " damping " << options.refine.damping;
+  }
+  if (!options.input.is_plain()) text << ", input " << input_format_name(options.input);
+  if (options.method == Method::llm_int8) {
+    text << ", outliers " << static_cast<int>(options.llm_int8.measure) << " " << options.llm_int8.value << " "
+         << static_cast<int>(options.llm_int8.time) << ", layout " << static_cast<int>(options.llm_int8.layout);
+  }
+  return text.str();
+}
+
+std::string describe(const std::variant<AwqOptions, SmoothQuantOptions>& scaling) {
+  std::ostringstream text;
+  if (const auto* awq = std::get_if<AwqOptions>(&scaling)) {
+    text << "awq " << awq->duo_scaling << " " << awq->num_grid_points;
+  } else {
+    text << "smoothquant " << std::get<SmoothQuantOptions>(scaling).alpha.value_or(-1.0);
   }
   return text.str();
 }
@@ -66,6 +82,7 @@ Json layer_json(const LayerRecord& layer) {
   const char* order = layer.scheme.act_order == StoredActOrder::none     ? "none"
                       : layer.scheme.act_order == StoredActOrder::weight ? "static"
                                                                          : "group";
+  const InputFormat& input = layer.scheme.input;
   Json json = {{"name", layer.name},
                {"shape", {layer.num_out, layer.num_in}},
                {"method", layer.method},
@@ -77,6 +94,11 @@ Json layer_json(const LayerRecord& layer) {
                {"relative_error", layer.relative_error},
                {"error_measure", layer.error_measure}};
   if (layer.method == method_name(Method::gptq)) json["damping"] = layer.damping;
+  if (layer.scheme.per_tensor) json["per_tensor"] = true;
+  if (!input.is_plain()) {
+    json["input"] = input_format_name(input);
+    json["output_error"] = layer.output_error;
+  }
   if (!layer.scaling.empty()) json["scaling"] = layer.scaling;
   if (layer.error_before_refinement > 0.0) json["error_before_refinement"] = layer.error_before_refinement;
   json["events"] = layer.events;
@@ -107,7 +129,7 @@ Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, c
     }
   }
   if (plan.scaling) {
-    passes += "awq " + std::to_string(plan.scaling->duo_scaling) + " " + std::to_string(plan.scaling->num_grid_points);
+    passes += describe(*plan.scaling);
     for (const auto& stages : plan.scaled) {
       for (const bool is_scaled : stages) passes += is_scaled ? " 1" : " 0";
     }

@@ -157,9 +157,9 @@ void print_row(const LayerRecord& record, double seconds_left, Progress& progres
   const std::string group =
       record.scheme.group_size == kPerChannel ? "channel" : "g" + std::to_string(record.scheme.group_size);
   char row[256];
-  std::snprintf(row, sizeof(row), "%-40s %-4s w%d %-8s error %.3e  damping %-6.4g %7.2f s  %10s left",
-                record.name.c_str(), record.method.c_str(), record.scheme.bits, group.c_str(), record.relative_error,
-                record.damping, record.seconds, format_duration(seconds_left).c_str());
+  std::snprintf(row, sizeof(row), "%-40s %-8s w%d %-8s error %.3e  damping %-6.4g %7.2f s  %10s left",
+                record.name.c_str(), record.method.c_str(), record.scheme.bits, group.c_str(),
+                record.output_error > 0.0 ? record.output_error : record.relative_error, record.damping, record.seconds, format_duration(seconds_left).c_str());
   progress.print(row);
   for (const std::string& event : record.events) progress.print("event: " + record.name + ": " + event);
 }
@@ -185,12 +185,12 @@ void compress_tables(const PlannedRun& plan, const Checkpoint& checkpoint, Artif
   std::vector<LayerRecord> records;
   for (const PlannedTable& table : plan.tables) {
     throw_if_interrupted();
-    const CompressedLayer layer = compress_table(table, checkpoint.linear(table.linear));
+    CompressedLayer layer = compress_table(table, checkpoint.linear(table.linear));
     checkpoint.drop_pages(table.linear);
-    Artifact::append_packed(layer.weight, table.linear.name, tensors);
+    layer.record.sha256 = content_hash(layer.stored);
+    Artifact::append_packed(layer.stored, layer.record, tensors);
     print_row(layer.record, 0.0, progress);
-    records.push_back(layer.record);
-    records.back().sha256 = content_hash(layer.weight);
+    records.push_back(std::move(layer.record));
   }
   artifact.commit(kTablesPart, std::move(tensors), std::move(records));
 }
@@ -201,7 +201,7 @@ LinearWeights embedding_of(const Checkpoint& checkpoint, const Artifact& artifac
   if (const std::vector<LayerRecord>* records = artifact.committed(kTablesPart)) {
     for (const LayerRecord& record : *records) {
       if (record.name == embedding.name) {
-        return {embedding.name, artifact.read_weight(kTablesPart, record), {}};
+        return {embedding.name, artifact.read_layer(kTablesPart, record).weight, {}};
       }
     }
   }
@@ -279,6 +279,7 @@ std::vector<Evaluation> evaluate_artifact(const PreparedRun& prepared, const fs:
   for (size_t i = 0; i < data.evaluations.size(); ++i) {
     if (recipe.evaluate[i].reference && !reference) reference = Transformer::load(prepared.checkpoint, *backend);
     progress.begin("evaluate", data.evaluations[i].windows.num_windows, "windows");
+    model.use_kv_bits(recipe.evaluate[i].kv_bits);
     evaluations.push_back(evaluate(model, data.evaluations[i], recipe.evaluate[i].reference ? &*reference : nullptr,
                                    [&](int64_t done, int64_t) {
                                      throw_if_interrupted();

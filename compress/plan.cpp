@@ -67,7 +67,7 @@ Sizes measure_sizes(const PlannedRun& plan, const Checkpoint& checkpoint) {
     int64_t block = 0;
     for (const PlannedLayer& layer : layers) {
       block += layer.linear.num_out * layer.linear.num_in;
-      if (layer.options) replace(layer.linear, planned_scheme(*layer.options));
+      if (layer.options) replace(layer.linear, layer.scheme);
     }
     sizes.block_weights += block;
     sizes.largest_block = std::max(sizes.largest_block, block);

@@ -19,6 +19,7 @@ struct PlannedLayer {
   Stage stage = Stage::attention_input;
   size_t index = 0;                     // among the stage's layers
   std::optional<LayerOptions> options;  // nothing: left alone
+  PackScheme scheme = {};               // how the result will be stored
 };
 
 struct PlannedTable {
@@ -30,7 +31,7 @@ struct PlannedTable {
 struct PlannedRun {
   std::vector<std::vector<PlannedLayer>> blocks;
   std::vector<PlannedTable> tables;  // embedding and untied head, when the recipe quantizes them
-  std::optional<AwqOptions> scaling;
+  std::optional<std::variant<AwqOptions, SmoothQuantOptions>> scaling;
   std::vector<std::array<bool, kStages.size()>> scaled;  // by block and stage: whether its input is scaled
   bool needs_calibration = false;
   std::vector<std::string> unquantized;  // linears that the artifact's config lists as left alone
@@ -41,7 +42,6 @@ struct PlannedRun {
 };
 
 StatisticsNeed statistics_need(const LayerOptions& options);
-PackScheme planned_scheme(const LayerOptions& options);
 
 // Throws std::invalid_argument: a source that is quantized already, a mixture of experts, a group size that does not
 // divide, a pattern of the recipe that matches no layer, calibration data that are needed but not given, nothing to do.

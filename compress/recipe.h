@@ -11,24 +11,31 @@
 #include <vector>
 
 #include "quant/options.h"
+#include "runtime/format/input_format.h"
 
 namespace pare {
 
-enum class Method { rtn, gptq };
+enum class Method { rtn, gptq, fp8, llm_int8 };
 std::string_view method_name(Method method);
 
-// What one layer gets. GptqOptions::grid holds the grid of both methods; rtn reads nothing else of it.
+// What one layer gets. GptqOptions::grid holds the grid of rtn and gptq; rtn reads nothing else of it. fp8 reads its
+// per_tensor, and llm_int8 nothing.
 struct LayerOptions {
   Method method = Method::gptq;
   GptqOptions gptq;
   RefineOptions refine;  // sweeps 0: none
+  LlmInt8Options llm_int8;
+  // How the layer's input is rounded. What calibration decides (the scale and zero of a fixed range, an outlier
+  // threshold or columns) is still open.
+  InputFormat input;
 };
 
 // A pass that scales the inputs of stages before the rounding pass that follows it in the same walk. A stage takes part
 // when no layer of it is excluded here or there.
 struct ScalingRecipe {
-  AwqOptions awq;
+  std::variant<AwqOptions, SmoothQuantOptions> options;
   std::vector<std::string> exclude;  // globs
+  std::string_view name() const { return std::holds_alternative<AwqOptions>(options) ? "awq" : "smoothquant"; }
 };
 
 // `layers:` of a pass. Patterns are globs over module names ("*.down_proj"); the last matching override wins.
@@ -64,7 +71,11 @@ struct PerplexityRecipe {
   int64_t num_windows = 0;        // 0: all
   std::string protocol = "gptq";  // or "llama.cpp"
   bool reference = true;          // also measure the uncompressed model: KL, agreement, paired error bars
+  int kv_bits = 32;               // of the compressed model's keys and values: 32 (float32) or 8
 };
+
+// Whose files the result looks like. LLM.int8 has layouts of its own (LlmInt8Options::layout).
+enum class Container { compressed_tensors, awq_gemm };
 
 struct FailIf {
   std::optional<double> kl;
@@ -78,6 +89,7 @@ struct Recipe {
   std::optional<ScalingRecipe> scaling;          // before the rounding pass
   std::vector<PassRecipe> passes;                // at least one, or head
   std::optional<HeadRecipe> head;
+  Container container = Container::compressed_tensors;
   std::vector<PerplexityRecipe> evaluate;
   FailIf fail_if;
   bool strict = false;  // an event (raised damping, dead column, fallback) is an error

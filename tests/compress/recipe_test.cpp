@@ -81,14 +81,64 @@ TEST(Recipe, WithoutDataScalesAreSearchedByPlainSquaredError) {
   EXPECT_EQ(recipe.passes[0].defaults.gptq.grid.scales, ScaleSearch::squared_error);
 }
 
+const std::string kData = "calibration: {text: t}\n";
+
+LayerOptions options_of(const std::string& passes) {
+  return parse_recipe(kData + "passes:\n" + passes, "r.yaml").passes.at(0).defaults;
+}
+
+TEST(Recipe, ActivationsSayHowInputsAreRounded) {
+  EXPECT_TRUE(options_of("  - rtn: {bits: 8}\n").input.is_plain());
+  EXPECT_EQ(options_of("  - rtn: {bits: 8, activations: int8}\n").input, InputFormat{.type = InputType::int8});
+  const InputFormat o3 =
+      options_of("  - gptq: {bits: 8, group_size: -1, per_tensor: true, activations: {range: static, symmetric: false}}\n")
+          .input;
+  EXPECT_EQ(o3.range, InputRange::fixed);
+  EXPECT_FALSE(o3.symmetric);
+  EXPECT_EQ(options_of("  - rtn: {bits: 8, activations: {range: tensor}}\n").input.range, InputRange::sequence);
+}
+
+TEST(Recipe, OneScalePerWeightLeavesRefinementTheCodes) {
+  const LayerOptions options = options_of("  - gptq: {bits: 8, group_size: -1, per_tensor: true}\n");
+  EXPECT_TRUE(options.gptq.grid.per_tensor);
+  EXPECT_FALSE(options.refine.grids);
+  EXPECT_TRUE(options_of("  - gptq: {bits: 8, group_size: -1}\n").refine.grids);
+}
+
+TEST(Recipe, Fp8AndLlmInt8HaveOptionsOfTheirOwn) {
+  const LayerOptions fp8 = options_of("  - fp8: {per_tensor: true, activations: {range: static}}\n");
+  EXPECT_EQ(fp8.method, Method::fp8);
+  EXPECT_EQ(fp8.input.type, InputType::fp8);
+  EXPECT_EQ(fp8.input.range, InputRange::fixed);
+  EXPECT_TRUE(options_of("  - fp8: {activations: none}\n").input.is_plain());
+  const LayerOptions papers = options_of("  - llm_int8: {}\n");
+  EXPECT_EQ(papers.method, Method::llm_int8);
+  EXPECT_EQ(papers.llm_int8.value, 6.0);
+  EXPECT_EQ(papers.llm_int8.layout, LlmInt8Layout::bitsandbytes);
+  EXPECT_EQ(options_of("  - llm_int8: {measure: rms, threshold: 8}\n").llm_int8.layout, LlmInt8Layout::own);
+  EXPECT_EQ(options_of("  - llm_int8: {outliers: static}\n").llm_int8.time, OutlierTime::fixed);
+}
+
+TEST(Recipe, SmoothQuantHasAFixedOrASearchedAlpha) {
+  const std::string rest = "  - rtn: {bits: 8, group_size: -1, activations: int8}\n";
+  const auto alpha = [&](const std::string& smooth) {
+    const Recipe recipe = parse_recipe(kData + "passes:\n  - smoothquant: " + smooth + "\n" + rest, "r.yaml");
+    EXPECT_EQ(recipe.scaling->name(), "smoothquant");
+    return std::get<SmoothQuantOptions>(recipe.scaling->options).alpha;
+  };
+  EXPECT_EQ(alpha("{alpha: 0.8}"), 0.8);
+  EXPECT_EQ(alpha("{alpha: 0}"), 0.0);
+  EXPECT_EQ(alpha("{}"), std::nullopt);
+}
+
 TEST(Recipe, AwqPreparesTheRoundingThatFollows) {
   const Recipe recipe = parse_recipe(
       "calibration: {text: t}\npasses:\n  - awq: {duo_scaling: false, grid_points: 5}\n    layers: {exclude: "
       "[\"*.o_proj\"]}\n  - rtn: {scales: hessian, refine: 3}\n",
       "r.yaml");
   ASSERT_TRUE(recipe.scaling);
-  EXPECT_FALSE(recipe.scaling->awq.duo_scaling);
-  EXPECT_EQ(recipe.scaling->awq.num_grid_points, 5);
+  EXPECT_FALSE(std::get<AwqOptions>(recipe.scaling->options).duo_scaling);
+  EXPECT_EQ(std::get<AwqOptions>(recipe.scaling->options).num_grid_points, 5);
   EXPECT_EQ(recipe.scaling->exclude, std::vector<std::string>{"*.o_proj"});
   ASSERT_EQ(recipe.passes.size(), 1u);
   EXPECT_EQ(recipe.passes[0].defaults.gptq.grid.scales, ScaleSearch::hessian);
@@ -149,6 +199,21 @@ INSTANTIATE_TEST_SUITE_P(
                   "r.yaml:3:", "did you mean 'awq'?"},
         BadRecipe{"CalibrationWithoutText", "calibration: {samples: 3}\npasses: [rtn: {}]\n",
                   "r.yaml:1:", "'text' is missing"},
+        BadRecipe{"SmoothQuantOfPlainInputs", kData + "passes:\n  - smoothquant: {}\n  - rtn: {bits: 8}\n", "r.yaml:3:",
+                  "activations: int8"},
+        BadRecipe{"AlphaOutOfRange", kData + "passes:\n  - smoothquant: {alpha: 1.5}\n", "r.yaml:3:", "at most 1"},
+        BadRecipe{"SmoothQuantBeforeFp8", kData + "passes:\n  - smoothquant: {}\n  - fp8: {}\n", "r.yaml:3:", "rtn or gptq"},
+        BadRecipe{"PerTensorGroups", "passes:\n  - rtn: {bits: 8, per_tensor: true}\n", "r.yaml:2:", "group_size: -1"},
+        BadRecipe{"StaticWithoutData", "passes:\n  - rtn: {bits: 8, activations: {range: static}}\n", "r.yaml:2:",
+                  "calibration"},
+        BadRecipe{"Fp8IsSymmetric", "passes:\n  - fp8: {activations: {symmetric: false}}\n", "r.yaml:2:", "range"},
+        BadRecipe{"BitsOfFp8", "passes:\n  - fp8: {bits: 8}\n", "r.yaml:2:", "unknown key 'bits'"},
+        BadRecipe{"OverrideOfFp8", "passes:\n  - fp8: {}\n    layers: {override: {\"*\": {bits: 8}}}\n", "r.yaml:2:",
+                  "neither"},
+        BadRecipe{"RelativeThresholdInBitsandbytes", "passes:\n  - llm_int8: {measure: rms, layout: bitsandbytes}\n",
+                  "r.yaml:2:", "layout: pare"},
+        BadRecipe{"MedianWithoutData", "passes:\n  - llm_int8: {measure: median}\n", "r.yaml:2:", "use rms"},
+        BadRecipe{"UnknownContainer", "passes:\n  - rtn: {}\ncontainer: awq-gem\n", "r.yaml:3:", "awq-gemm"},
         BadRecipe{"NothingToDo", "model: m\n", "r.yaml:1:", "nothing to do"},
         BadRecipe{"TwoPasses", "passes:\n  - rtn: {}\n  - rtn: {}\n", "r.yaml:2:", "only once"},
         BadRecipe{"TwoMethods", "passes:\n  - rtn: {}\n    rtn: {}\n", "r.yaml:3:", "twice"},
