@@ -124,6 +124,8 @@ DecoderBlock::StageWeights DecoderBlock::read_stage(const Checkpoint& checkpoint
                                static_cast<size_t>(layers[i].num_out * layers[i].num_in));
     if (const auto* dense = std::get_if<DenseWeight>(&linear.weight)) {
       convert_to_float(dense->dtype, dense->data, out);
+    } else if (const auto* float8 = std::get_if<Float8Weight>(&linear.weight)) {
+      dequantize_rows(*float8, 0, layers[i].num_out, out);
     } else {
       dequantize_rows(std::get<QuantizedWeight>(linear.weight), 0, layers[i].num_out, out);
     }
@@ -331,6 +333,8 @@ void embed(const LinearWeights& table_VD, float embedding_scale, std::span<const
     if (const auto* dense = std::get_if<DenseWeight>(&table_VD.weight)) {
       const size_t row_bytes = row.size() * dtype_size_bytes(dense->dtype);
       convert_to_float(dense->dtype, dense->data.subspan(static_cast<size_t>(ids_T[t]) * row_bytes, row_bytes), row);
+    } else if (const auto* float8 = std::get_if<Float8Weight>(&table_VD.weight)) {
+      dequantize_rows(*float8, ids_T[t], 1, row);
     } else {
       dequantize_rows(std::get<QuantizedWeight>(table_VD.weight), ids_T[t], 1, row);
     }

@@ -29,8 +29,11 @@ class Checkpoint {
   const std::filesystem::path& directory() const;
   const ModelDescription& description() const;
   const std::string& config_json() const;  // the file's text
-  // Whether config.json has a quantization_config (compressed-tensors; the only format read today is pack-quantized).
+  // Whether config.json has a quantization_config: compressed-tensors (pack-, int-, float-quantized, also mixed), AWQ
+  // GEMM or bitsandbytes LLM.int8.
   bool is_quantized() const;
+  // The name by which config.json calls its container ("compressed-tensors", "awq", "bitsandbytes"); "" when dense.
+  std::string quantization_method() const;
   // How the weight of this linear (or of the embedding) is stored; nullopt: dense.
   std::optional<PackScheme> stored_scheme(const LinearDescription& linear) const;
 
@@ -38,6 +41,10 @@ class Checkpoint {
   const TensorView& tensor(const std::string& name) const;  // throws std::runtime_error when missing
   std::vector<std::string> tensor_names() const;            // sorted
   std::vector<std::filesystem::path> weight_files() const;  // the safetensors files
+
+  // How the input of this linear is rounded, with the stored scale and zero where the format has them; none for a dense
+  // weight. Throws std::runtime_error for a stored scale that is not positive and finite.
+  StoredActivations stored_activations(const LinearDescription& linear) const;
 
   // The linear's weight and bias, dense (a view of the mapped file) or quantized (codes unpacked), validated: finite,
   // right shapes. The embedding and the head are read by the same call, through the descriptions below.

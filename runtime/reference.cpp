@@ -48,10 +48,16 @@ class ReferenceLinear final : public PackedLinear {
       convert_to_float(dense->dtype, dense->data, values);
       weight_OI_.insert(weight_OI_.end(), values.begin(), values.end());
     } else {
-      const auto& quantized = std::get<QuantizedWeight>(part.weight);
-      validate(quantized, part.name);
-      const std::vector<float> values = dequantize(quantized);
-      weight_OI_.insert(weight_OI_.end(), values.begin(), values.end());
+      const auto append_dequantized = [&](const auto& weight) {
+        validate(weight, part.name);
+        const std::vector<float> values = dequantize(weight);
+        weight_OI_.insert(weight_OI_.end(), values.begin(), values.end());
+      };
+      if (const auto* float8 = std::get_if<Float8Weight>(&part.weight)) {
+        append_dequantized(*float8);
+      } else {
+        append_dequantized(std::get<QuantizedWeight>(part.weight));
+      }
     }
     if (!part.bias_O.empty() && static_cast<int64_t>(part.bias_O.size()) != part.num_out()) {
       throw std::invalid_argument("pack: " + part.name + ": expected a bias of " + std::to_string(part.num_out()) +

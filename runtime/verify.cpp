@@ -111,7 +111,10 @@ Verification verify(const std::filesystem::path& directory, const std::function<
   const std::vector<NormDescription> norms = all_norms(checkpoint->description());
   num_items += static_cast<int64_t>(linears.size() + norms.size());
   for (const LinearDescription& linear : linears) {
-    attempt([&] { checkpoint->linear(linear); });
+    attempt([&] {
+      checkpoint->linear(linear);
+      checkpoint->stored_activations(linear);
+    });
     checkpoint->drop_pages(linear);
     ++result.num_linears;
     step();

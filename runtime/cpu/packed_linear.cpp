@@ -150,6 +150,13 @@ std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeig
     part.num_panels = divide_up(part.num_out, kPanel);
     if (const auto* dense = std::get_if<DenseWeight>(&weights.weight)) {
       packed->pack_dense(*dense, weights.name, part);
+    } else if (const auto* float8 = std::get_if<Float8Weight>(&weights.weight)) {
+      // No panel holds E4M3 patterns yet; float32 holds their products with the scales exactly as dequantize makes
+      // them.
+      validate(*float8, weights.name);
+      const std::vector<float> values = dequantize(*float8);
+      packed->pack_dense({float8->num_out, float8->num_in, DType::F32, std::as_bytes(std::span(values))}, weights.name,
+                         part);
     } else {
       packed->pack_quantized(std::get<QuantizedWeight>(weights.weight), weights.name, part);
     }

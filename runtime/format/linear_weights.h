@@ -55,9 +55,24 @@ struct DenseWeight {
   std::span<const std::byte> data;
 };
 
+// W[o, i] = scales_O[o] * the value of codes_OI[o, i], an OCP E4M3 pattern (dtype.h) that is no NaN.
+struct Float8Weight {
+  int64_t num_out = 0;
+  int64_t num_in = 0;
+  DType scale_dtype = DType::BF16;  // scales_O holds values that this type represents exactly
+  std::vector<uint8_t> codes_OI;
+  std::vector<float> scales_O;  // one for each row; all equal when the weight has one scale
+};
+
+// Sizes, no NaN among the codes, every scale finite and not negative. Throws as above.
+void validate(const Float8Weight& weight, const std::string& name);
+// As above: value times scale, rounded once.
+std::vector<float> dequantize(const Float8Weight& weight);
+void dequantize_rows(const Float8Weight& weight, int64_t first_row, int64_t num_rows, std::span<float> out);
+
 struct LinearWeights {
   std::string name;  // of the module, e.g. "model.layers.0.self_attn.q_proj"; used in messages
-  std::variant<DenseWeight, QuantizedWeight> weight;
+  std::variant<DenseWeight, QuantizedWeight, Float8Weight> weight;
   std::vector<float> bias_O;  // empty: none
 
   int64_t num_out() const {
