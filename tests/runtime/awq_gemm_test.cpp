@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -14,12 +15,13 @@ namespace {
 using Json = nlohmann::json;
 
 QuantizedWeight random_weight(int64_t num_out, int64_t num_in, int64_t group_size, bool symmetric) {
-  QuantizedWeight weight{.num_out = num_out,
-                         .num_in = num_in,
-                         .bits = 4,
-                         .group_size = group_size,
-                         .symmetric = symmetric,
-                         .scale_dtype = DType::F16};
+  QuantizedWeight weight;
+  weight.num_out = num_out;
+  weight.num_in = num_in;
+  weight.bits = 4;
+  weight.group_size = group_size;
+  weight.symmetric = symmetric;
+  weight.scale_dtype = DType::F16;
   std::mt19937 generator(static_cast<uint32_t>(num_out + num_in));
   for (int64_t i = 0; i < num_out * num_in; ++i) weight.codes_OI.push_back(generator() % 16);
   for (int64_t i = 0; i < num_out * weight.num_groups(); ++i) {

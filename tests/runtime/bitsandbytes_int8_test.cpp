@@ -75,16 +75,17 @@ TEST_P(BitsAndBytesGolden, ReadingRefusesWhatDoesNotFit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BitsAndBytesGolden, testing::Values("square", "wide"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& golden) { return golden.param; });
 
 QuantizedWeight weight_with_scales(std::vector<float> scales_O) {
-  const auto num_out = static_cast<int64_t>(scales_O.size());
-  return {.num_out = num_out,
-          .num_in = 1,
-          .bits = 8,
-          .scale_dtype = DType::F32,
-          .codes_OI = std::vector<uint8_t>(scales_O.size(), 200),
-          .scales_OG = std::move(scales_O)};
+  QuantizedWeight weight;
+  weight.num_out = static_cast<int64_t>(scales_O.size());
+  weight.num_in = 1;
+  weight.bits = 8;
+  weight.scale_dtype = DType::F32;
+  weight.codes_OI.assign(scales_O.size(), 200);
+  weight.scales_OG = std::move(scales_O);
+  return weight;
 }
 
 QuantizedWeight written_and_read(const QuantizedWeight& weight) {

@@ -236,8 +236,12 @@ INSTANTIATE_TEST_SUITE_P(All, PlainGolden, testing::ValuesIn(plain_cases()), pla
 
 TEST(CompressedTensors, WritingRefusesASchemeThatIsNotTheWeights) {
   StoredLinear linear;
-  QuantizedWeight weight{
-      .num_out = 2, .num_in = 4, .bits = 8, .codes_OI = std::vector<uint8_t>(8), .scales_OG = {1, 2}};
+  QuantizedWeight weight;
+  weight.num_out = 2;
+  weight.num_in = 4;
+  weight.bits = 8;
+  weight.codes_OI.resize(8);
+  weight.scales_OG = {1, 2};
   linear.weight = weight;
   const PackScheme channel{.bits = 8, .format = StoredFormat::int_quantized};
   const auto refused = [&](const PackScheme& scheme, std::initializer_list<std::string> parts) {
