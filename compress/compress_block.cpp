@@ -103,9 +103,8 @@ std::string scale_stage(const PlannedRun& plan, Stage stage, const std::vector<c
   if (!found.scales_I.defined()) return found.what;
 
   std::vector<float> used =
-      fold(checkpoint, stage,
-           {found.scales_I.const_data_ptr<float>(), static_cast<size_t>(found.scales_I.numel())}, work.block,
-           work.layers, work.changed);
+      fold(checkpoint, stage, {found.scales_I.const_data_ptr<float>(), static_cast<size_t>(found.scales_I.numel())},
+           work.block, work.layers, work.changed);
   walk.divide_inputs(stage, used);
   const at::Tensor used_I = at::from_blob(used.data(), {static_cast<int64_t>(used.size())}, at::kFloat);
   for (const PlannedLayer* layer : layers) {

@@ -159,7 +159,8 @@ void print_row(const LayerRecord& record, double seconds_left, Progress& progres
   char row[256];
   std::snprintf(row, sizeof(row), "%-40s %-8s w%d %-8s error %.3e  damping %-6.4g %7.2f s  %10s left",
                 record.name.c_str(), record.method.c_str(), record.scheme.bits, group.c_str(),
-                record.output_error > 0.0 ? record.output_error : record.relative_error, record.damping, record.seconds, format_duration(seconds_left).c_str());
+                record.output_error > 0.0 ? record.output_error : record.relative_error, record.damping, record.seconds,
+                format_duration(seconds_left).c_str());
   progress.print(row);
   for (const std::string& event : record.events) progress.print("event: " + record.name + ": " + event);
 }

@@ -63,13 +63,13 @@ PackScheme storage_scheme(const LayerOptions& options, Container container) {
   if (options.method == Method::fp8) {
     scheme.format = StoredFormat::float_quantized;
   } else if (options.method == Method::llm_int8) {
-    scheme.format = options.llm_int8.layout == LlmInt8Layout::own ? StoredFormat::pare_int8
-                                                                  : StoredFormat::bitsandbytes_int8;
+    scheme.format =
+        options.llm_int8.layout == LlmInt8Layout::own ? StoredFormat::pare_int8 : StoredFormat::bitsandbytes_int8;
   } else if (container == Container::awq_gemm) {
     scheme.format = StoredFormat::awq_gemm;
     scheme.act_order = StoredActOrder::none;  // not recorded there
-  } else if (grid.per_tensor || (grid.bits == 8 && !options.input.is_plain() &&
-                                 scheme.act_order != StoredActOrder::group)) {
+  } else if (grid.per_tensor ||
+             (grid.bits == 8 && !options.input.is_plain() && scheme.act_order != StoredActOrder::group)) {
     scheme.format = StoredFormat::int_quantized;
   }
   return scheme;
@@ -98,8 +98,9 @@ bool needs_calibration(const LayerOptions& options, bool has_calibration) {
 void check_head_fits(const Recipe& recipe) {
   const bool is_llm_int8 = !recipe.passes.empty() && recipe.passes.front().defaults.method == Method::llm_int8;
   if (recipe.container == Container::compressed_tensors && !is_llm_int8) return;
-  throw std::invalid_argument(std::string("recipe: head: a quantized embedding or head has no place in the container ") +
-                              (is_llm_int8 ? "of llm_int8" : "awq-gemm") + ": leave it out");
+  throw std::invalid_argument(
+      std::string("recipe: head: a quantized embedding or head has no place in the container ") +
+      (is_llm_int8 ? "of llm_int8" : "awq-gemm") + ": leave it out");
 }
 
 // One input is rounded once: all linears that read it must ask for the same.
@@ -125,9 +126,10 @@ void check_awq_gemm(const LayerOptions& options, const std::string& layer) {
   const bool has_grid = options.method == Method::rtn || options.method == Method::gptq;
   const bool moves_groups = options.method == Method::gptq && options.gptq.act_order == ActOrder::group;
   if (has_grid && grid.bits == 4 && options.input.is_plain() && !moves_groups) return;
-  throw std::invalid_argument("recipe: container awq-gemm holds 4-bit weights of rtn or gptq with 16-bit inputs and "
-                              "without act_order group; " +
-                              layer + " gets something else: use compressed-tensors");
+  throw std::invalid_argument(
+      "recipe: container awq-gemm holds 4-bit weights of rtn or gptq with 16-bit inputs and "
+      "without act_order group; " +
+      layer + " gets something else: use compressed-tensors");
 }
 
 std::string joined(const std::set<std::string>& words) {
@@ -228,7 +230,8 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
     const bool scales_any = std::any_of(plan.scaled.begin(), plan.scaled.end(), [](const auto& stages) {
       return std::find(stages.begin(), stages.end(), true) != stages.end();
     });
-    if (!scales_any) throw std::invalid_argument("recipe: " + std::string(recipe.scaling->name()) +
+    if (!scales_any)
+      throw std::invalid_argument("recipe: " + std::string(recipe.scaling->name()) +
                                   ": every stage has an excluded layer: nothing is scaled");
   }
   names.push_back(model.head.name);  // named in `exclude` by habit; passes never touch it

@@ -40,8 +40,7 @@ ResolvedInput outlier_format(const LayerOptions& options, const LayerStatistics&
     return resolved;
   }
   // bitsandbytes and the runtime find columns in the sequence at hand, by a threshold.
-  resolved.format.outliers =
-      llm_int8.measure == OutlierMeasure::rms ? OutlierRule::relative : OutlierRule::absolute;
+  resolved.format.outliers = llm_int8.measure == OutlierMeasure::rms ? OutlierRule::relative : OutlierRule::absolute;
   resolved.format.outlier_threshold =
       static_cast<float>(llm_int8.measure == OutlierMeasure::median_absmax ? found.threshold : llm_int8.value);
   return resolved;

@@ -17,8 +17,8 @@ struct ResolvedInput {
   std::string event;  // not empty: an absolute threshold missed the layer's scale (llm_int8.h)
 };
 
-// A fixed scale is rounded to the type of the weight's scales, the zero follows from the rounded scale. Statistics without ranges will do
-// for formats that need none. Throws std::invalid_argument when they do not.
+// A fixed scale is rounded to the type of the weight's scales, the zero follows from the rounded scale. Statistics
+// without ranges will do for formats that need none. Throws std::invalid_argument when they do not.
 ResolvedInput resolve_input(const LayerOptions& options, const LayerStatistics& statistics);
 
 }  // namespace pare

@@ -6,7 +6,7 @@
 
 #include "quant/checked_tensor.h"
 #include "quant/grid.h"
-#include "runtime/format/input_format.h"
+#include "runtime/format/dtype.h"
 
 namespace pare {
 namespace {

@@ -11,6 +11,8 @@
 #include "runtime/atomic_file.h"
 #include "runtime/format/awq_gemm.h"
 #include "runtime/format/bitsandbytes_int8.h"
+#include "runtime/format/pare_int8.h"
+#include "runtime/format/stored_linear.h"
 
 namespace pare {
 namespace {
@@ -160,7 +162,7 @@ WeightFiles find_weight_files(const fs::path& directory) {
 // --- quantization_config ---
 
 // What config.json says of a quantized checkpoint, by its quant_method.
-using Container = std::variant<QuantizationConfig, AwqConfig, BitsAndBytesConfig>;
+using Container = std::variant<QuantizationConfig, AwqConfig, BitsAndBytesConfig, PareInt8Config>;
 
 std::optional<Container> read_quantization_config(const std::string& config_json, const fs::path& path) {
   const Json config = parse_object(config_json, path);
@@ -178,10 +180,11 @@ std::optional<Container> read_quantization_config(const std::string& config_json
   if (name == "compressed-tensors") return QuantizationConfig::parse(quantization->dump(), where);
   if (name == "awq") return AwqConfig::parse(quantization->dump(), where);
   if (name == "bitsandbytes") return BitsAndBytesConfig::parse(quantization->dump(), where);
+  if (name == kPareInt8Method) return PareInt8Config::parse(quantization->dump(), where);
   throw std::runtime_error(where + ": the checkpoint is already quantized by '" +
                            (name.empty() ? "an unnamed method" : name.substr(0, 100)) +
                            "', which pare does not read; expected 'compressed-tensors', 'awq' (gemm), 'bitsandbytes' "
-                           "(8 bits) or an unquantized checkpoint: start from the original 16-bit one");
+                           "(8 bits), 'pare-int8' or an unquantized checkpoint: start from the original 16-bit one");
 }
 
 }  // namespace
@@ -204,6 +207,10 @@ struct Checkpoint::State {
     return entry == tensors.end() ? nullptr : entry->second.view;
   }
 
+  FindTensor finder() const {
+    return [this](const std::string& name) { return find(name); };
+  }
+
   // Runs an action whose errors know the tensor but not where it lies, and adds that.
   template <typename Action>
   void in_this_directory(const Action& action) const {
@@ -223,11 +230,6 @@ struct Checkpoint::State {
   void check_finite(const std::string& name) const;
   std::optional<PackScheme> scheme(const LinearDescription& linear) const;
   bool stored_quantized(const std::string& module, std::string_view suffix, bool is_named_dense) const;
-  PackedTensors packed_tensors(const std::string& module) const;
-  AwqTensors awq_tensors(const std::string& module) const;
-  Int8Tensors int8_tensors(const std::string& module) const;
-  void check_quantized(const LinearDescription& linear, const PackScheme& stored) const;
-  StoredLinear read_quantized(const LinearDescription& linear, const PackScheme& stored) const;
 };
 
 void Checkpoint::State::fail_missing(const std::string& name) const {
@@ -328,52 +330,13 @@ std::optional<PackScheme> Checkpoint::State::scheme(const LinearDescription& lin
     if (!stored_quantized(linear.name, kAwqWeightSuffix, awq->is_unconverted(linear.name))) return std::nullopt;
     return awq->scheme;
   }
-  const auto& int8 = std::get<BitsAndBytesConfig>(*quantization);
-  if (!stored_quantized(linear.name, kInt8AbsmaxSuffix, int8.is_skipped(linear.name))) return std::nullopt;
-  return int8.scheme;
-}
-
-PackedTensors Checkpoint::State::packed_tensors(const std::string& module) const {
-  const auto part = [&](std::string_view suffix) { return find(module + std::string(suffix)); };
-  return {.packed = part(kPackedSuffix),
-          .scale = part(kScaleSuffix),
-          .shape = part(kShapeSuffix),
-          .zero_point = part(kZeroPointSuffix),
-          .group_index = part(kGroupIndexSuffix),
-          .plain = part(kPlainSuffix),
-          .input_scale = part(kInputScaleSuffix),
-          .input_zero_point = part(kInputZeroPointSuffix)};
-}
-
-AwqTensors Checkpoint::State::awq_tensors(const std::string& module) const {
-  const auto part = [&](std::string_view suffix) { return find(module + std::string(suffix)); };
-  return {part(kAwqWeightSuffix), part(kAwqZerosSuffix), part(kAwqScalesSuffix)};
-}
-
-Int8Tensors Checkpoint::State::int8_tensors(const std::string& module) const {
-  const auto part = [&](std::string_view suffix) { return find(module + std::string(suffix)); };
-  return {part(kInt8WeightSuffix), part(kInt8AbsmaxSuffix), part(kInt8FormatSuffix)};
-}
-
-void Checkpoint::State::check_quantized(const LinearDescription& linear, const PackScheme& stored) const {
-  if (stored.format == StoredFormat::awq_gemm) {
-    return check_awq_tensors(awq_tensors(linear.name), stored, linear.num_out, linear.num_in, linear.name);
+  if (const auto* int8 = std::get_if<BitsAndBytesConfig>(&*quantization)) {
+    if (!stored_quantized(linear.name, kInt8AbsmaxSuffix, int8->is_skipped(linear.name))) return std::nullopt;
+    return int8->scheme;
   }
-  if (stored.format == StoredFormat::bitsandbytes_int8) {
-    return check_int8_tensors(int8_tensors(linear.name), linear.num_out, linear.num_in, linear.name);
-  }
-  check_compressed_tensors(packed_tensors(linear.name), stored, linear.num_out, linear.num_in, linear.name);
-}
-
-StoredLinear Checkpoint::State::read_quantized(const LinearDescription& linear, const PackScheme& stored) const {
-  if (stored.format == StoredFormat::awq_gemm) {
-    return {unpack_awq_gemm(awq_tensors(linear.name), stored, linear.num_out, linear.num_in, linear.name)};
-  }
-  if (stored.format == StoredFormat::bitsandbytes_int8) {
-    return {unpack_bitsandbytes_int8(int8_tensors(linear.name), linear.num_out, linear.num_in, linear.name),
-            stored.input};
-  }
-  return unpack_compressed_linear(packed_tensors(linear.name), stored, linear.num_out, linear.num_in, linear.name);
+  const auto& ours = std::get<PareInt8Config>(*quantization);
+  if (!stored_quantized(linear.name, kScaleSuffix, ours.is_ignored(linear.name))) return std::nullopt;
+  return ours.scheme;
 }
 
 void Checkpoint::State::check_linear(const LinearDescription& linear) const {
@@ -385,7 +348,7 @@ void Checkpoint::State::check_linear(const LinearDescription& linear) const {
            "the quantization_config of " + std::string(kConfigName) +
                " says that this module is quantized, but it is stored dense: name it in 'ignore'");
     }
-    in_this_directory([&] { check_quantized(linear, *stored); });
+    in_this_directory([&] { pare::check_linear(finder(), *stored, linear.num_out, linear.num_in, linear.name); });
   } else {
     dense_tensor(linear.name + ".weight", {linear.num_out, linear.num_in});
   }
@@ -470,7 +433,7 @@ const std::string& Checkpoint::config_json() const {
 }
 std::string Checkpoint::quantization_method() const {
   if (!is_quantized()) return "";
-  constexpr std::array kNames = {"compressed-tensors", "awq", "bitsandbytes"};
+  constexpr std::array kNames = {"compressed-tensors", "awq", "bitsandbytes", "pare-int8"};
   return kNames.at(state_->quantization->index());
 }
 bool Checkpoint::is_quantized() const {
@@ -505,9 +468,10 @@ LinearWeights Checkpoint::linear(const LinearDescription& linear) const {
   weights.name = linear.name;
   if (const std::optional<PackScheme> stored = state_->scheme(linear)) {
     state_->in_this_directory([&] {
-      StoredLinear read = state_->read_quantized(linear, *stored);
+      StoredLinear read = unpack_linear(state_->finder(), *stored, linear.num_out, linear.num_in, linear.name);
       weights.weight = std::move(read.weight);
       weights.input = std::move(read.input);
+      weights.outlier_weight_OJ = std::move(read.outlier_weight_OJ);
     });
   } else {
     const std::string name = linear.name + ".weight";
@@ -540,12 +504,8 @@ void Checkpoint::drop_pages(const LinearDescription& linear) const {
     const auto entry = state_->tensors.find(name);
     if (entry != state_->tensors.end()) entry->second.file->file().drop(entry->second.view->data);
   };
-  drop(linear.name + ".weight");
   drop(linear.name + ".bias");
-  for (const std::string_view suffix : {kPackedSuffix, kScaleSuffix, kZeroPointSuffix, kGroupIndexSuffix,
-                                        kAwqWeightSuffix, kAwqZerosSuffix, kAwqScalesSuffix, kInt8AbsmaxSuffix}) {
-    drop(linear.name + std::string(suffix));
-  }
+  for (const std::string_view suffix : linear_suffixes()) drop(linear.name + std::string(suffix));
 }
 
 }  // namespace pare

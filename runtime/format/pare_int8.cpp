@@ -22,7 +22,8 @@ std::string name_of(const std::string& module, std::string_view suffix) {
 }
 
 [[noreturn]] void refuse(const std::string& module, const std::string& what) {
-  throw std::invalid_argument("module '" + module + "': pare-int8 holds 8-bit weights with a scale per row and int8 "
+  throw std::invalid_argument("module '" + module +
+                              "': pare-int8 holds 8-bit weights with a scale per row and int8 "
                               "inputs per token with outlier columns; " +
                               what);
 }
@@ -72,8 +73,7 @@ std::vector<OwnedTensor> pack_pare_int8(const StoredLinear& linear, const PackSc
   std::vector<OwnedTensor> tensors;
   tensors.push_back(
       make_tensor<uint8_t>(name_of(module, kPlainSuffix), DType::I8, {weight.num_out, weight.num_in}, codes_OI));
-  tensors.push_back(
-      make_tensor<float>(name_of(module, kScaleSuffix), DType::F32, {weight.num_out}, weight.scales_OG));
+  tensors.push_back(make_tensor<float>(name_of(module, kScaleSuffix), DType::F32, {weight.num_out}, weight.scales_OG));
   if (!has_columns(scheme)) {
     tensors.push_back(make_tensor<float>(name_of(module, kInputThresholdSuffix), DType::F32, {1},
                                          {&linear.input.outlier_threshold, 1}));
@@ -86,8 +86,7 @@ std::vector<OwnedTensor> pack_pare_int8(const StoredLinear& linear, const PackSc
   const DType dtype = outlier_dtype(linear.outlier_weight_OJ);
   std::vector<std::byte> bytes(linear.outlier_weight_OJ.size() * dtype_size_bytes(dtype));
   convert_from_float(dtype, linear.outlier_weight_OJ, bytes);
-  tensors.push_back(
-      {name_of(module, kOutlierWeightSuffix), dtype, {weight.num_out, num_columns}, std::move(bytes)});
+  tensors.push_back({name_of(module, kOutlierWeightSuffix), dtype, {weight.num_out, num_columns}, std::move(bytes)});
   return tensors;
 }
 
@@ -101,16 +100,17 @@ void check_pare_int8_tensors(const PareInt8Tensors& tensors, const PackScheme& s
   }
   if (tensors.outlier_columns == nullptr && tensors.outlier_weight == nullptr) return;
   const std::string name = name_of(module, kOutlierColumnsSuffix);
-  const int64_t num_columns =
-      tensors.outlier_columns != nullptr && tensors.outlier_columns->shape.size() == 1 ? tensors.outlier_columns->shape[0] : 1;
+  const int64_t num_columns = tensors.outlier_columns != nullptr && tensors.outlier_columns->shape.size() == 1
+                                  ? tensors.outlier_columns->shape[0]
+                                  : 1;
   if (num_columns < 1 || num_columns > num_in) {
     throw std::runtime_error("tensor '" + name + "': expected 1 to " + std::to_string(num_in) + " columns, found " +
                              std::to_string(num_columns));
   }
   require_tensor(tensors.outlier_columns, name, DType::I32, {num_columns});
   const TensorView* weight = tensors.outlier_weight;
-  const bool is_float = weight != nullptr && (weight->dtype == DType::BF16 || weight->dtype == DType::F16 ||
-                                              weight->dtype == DType::F32);
+  const bool is_float =
+      weight != nullptr && (weight->dtype == DType::BF16 || weight->dtype == DType::F16 || weight->dtype == DType::F32);
   require_tensor(weight, name_of(module, kOutlierWeightSuffix), is_float ? weight->dtype : DType::BF16,
                  {num_out, num_columns});
 }

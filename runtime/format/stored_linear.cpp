@@ -11,12 +11,11 @@
 namespace pare {
 namespace {
 
-constexpr std::array kSuffixes = {kPlainSuffix,          kPackedSuffix,         kScaleSuffix,
-                                  kShapeSuffix,          kZeroPointSuffix,      kGroupIndexSuffix,
-                                  kInputScaleSuffix,     kInputZeroPointSuffix, kAwqWeightSuffix,
-                                  kAwqZerosSuffix,       kAwqScalesSuffix,      kInt8AbsmaxSuffix,
-                                  kInt8FormatSuffix,     kOutlierColumnsSuffix, kOutlierWeightSuffix,
-                                  kInputThresholdSuffix};
+constexpr std::array kSuffixes = {
+    kPlainSuffix,      kPackedSuffix,         kScaleSuffix,         kShapeSuffix,
+    kZeroPointSuffix,  kGroupIndexSuffix,     kInputScaleSuffix,    kInputZeroPointSuffix,
+    kAwqWeightSuffix,  kAwqZerosSuffix,       kAwqScalesSuffix,     kInt8AbsmaxSuffix,
+    kInt8FormatSuffix, kOutlierColumnsSuffix, kOutlierWeightSuffix, kInputThresholdSuffix};
 
 // The tensors of one module, looked up by suffix.
 class Module {
@@ -52,8 +51,9 @@ bool is_compressed_tensors(StoredFormat format) {
 }
 
 [[noreturn]] void refuse_mixture(const StoredModule& a, const StoredModule& b) {
-  throw std::invalid_argument("modules '" + a.name + "' and '" + b.name +
-                              "' are stored in different containers, or with different options of one that allows none");
+  throw std::invalid_argument(
+      "modules '" + a.name + "' and '" + b.name +
+      "' are stored in different containers, or with different options of one that allows none");
 }
 
 // AWQ's and bitsandbytes' configurations say one thing of all modules.

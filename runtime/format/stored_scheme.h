@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "runtime/format/linear_weights.h"
 
@@ -12,7 +13,7 @@ namespace pare {
 enum class StoredActOrder { none, weight, group };
 
 // Which tensors hold the weight: the first three are compressed-tensors' formats of these names (compressed_tensors.h).
-enum class StoredFormat { pack_quantized, int_quantized, float_quantized, awq_gemm, bitsandbytes_int8 };
+enum class StoredFormat { pack_quantized, int_quantized, float_quantized, awq_gemm, bitsandbytes_int8, pare_int8 };
 
 // How one module is stored. Two modules of one scheme can be described together.
 struct PackScheme {
@@ -38,7 +39,8 @@ inline InputFormat input_scheme(InputFormat input) {
 struct StoredLinear {
   QuantizedWeight weight;
   InputFormat input = {};
-  DType input_scale_dtype = DType::BF16;  // of a fixed range: holds input.scale exactly
+  DType input_scale_dtype = DType::BF16;      // of a fixed range: holds input.scale exactly
+  std::vector<float> outlier_weight_OJ = {};  // as in LinearWeights; pare_int8 alone stores it
 };
 
 }  // namespace pare

@@ -91,7 +91,8 @@ TEST(Recipe, ActivationsSayHowInputsAreRounded) {
   EXPECT_TRUE(options_of("  - rtn: {bits: 8}\n").input.is_plain());
   EXPECT_EQ(options_of("  - rtn: {bits: 8, activations: int8}\n").input, InputFormat{.type = InputType::int8});
   const InputFormat o3 =
-      options_of("  - gptq: {bits: 8, group_size: -1, per_tensor: true, activations: {range: static, symmetric: false}}\n")
+      options_of(
+          "  - gptq: {bits: 8, group_size: -1, per_tensor: true, activations: {range: static, symmetric: false}}\n")
           .input;
   EXPECT_EQ(o3.range, InputRange::fixed);
   EXPECT_FALSE(o3.symmetric);
@@ -199,17 +200,18 @@ INSTANTIATE_TEST_SUITE_P(
                   "r.yaml:3:", "did you mean 'awq'?"},
         BadRecipe{"CalibrationWithoutText", "calibration: {samples: 3}\npasses: [rtn: {}]\n",
                   "r.yaml:1:", "'text' is missing"},
-        BadRecipe{"SmoothQuantOfPlainInputs", kData + "passes:\n  - smoothquant: {}\n  - rtn: {bits: 8}\n", "r.yaml:3:",
-                  "activations: int8"},
+        BadRecipe{"SmoothQuantOfPlainInputs", kData + "passes:\n  - smoothquant: {}\n  - rtn: {bits: 8}\n",
+                  "r.yaml:3:", "activations: int8"},
         BadRecipe{"AlphaOutOfRange", kData + "passes:\n  - smoothquant: {alpha: 1.5}\n", "r.yaml:3:", "at most 1"},
-        BadRecipe{"SmoothQuantBeforeFp8", kData + "passes:\n  - smoothquant: {}\n  - fp8: {}\n", "r.yaml:3:", "rtn or gptq"},
+        BadRecipe{"SmoothQuantBeforeFp8", kData + "passes:\n  - smoothquant: {}\n  - fp8: {}\n",
+                  "r.yaml:3:", "rtn or gptq"},
         BadRecipe{"PerTensorGroups", "passes:\n  - rtn: {bits: 8, per_tensor: true}\n", "r.yaml:2:", "group_size: -1"},
-        BadRecipe{"StaticWithoutData", "passes:\n  - rtn: {bits: 8, activations: {range: static}}\n", "r.yaml:2:",
-                  "calibration"},
+        BadRecipe{"StaticWithoutData", "passes:\n  - rtn: {bits: 8, activations: {range: static}}\n",
+                  "r.yaml:2:", "calibration"},
         BadRecipe{"Fp8IsSymmetric", "passes:\n  - fp8: {activations: {symmetric: false}}\n", "r.yaml:2:", "range"},
         BadRecipe{"BitsOfFp8", "passes:\n  - fp8: {bits: 8}\n", "r.yaml:2:", "unknown key 'bits'"},
-        BadRecipe{"OverrideOfFp8", "passes:\n  - fp8: {}\n    layers: {override: {\"*\": {bits: 8}}}\n", "r.yaml:2:",
-                  "neither"},
+        BadRecipe{"OverrideOfFp8", "passes:\n  - fp8: {}\n    layers: {override: {\"*\": {bits: 8}}}\n",
+                  "r.yaml:2:", "neither"},
         BadRecipe{"RelativeThresholdInBitsandbytes", "passes:\n  - llm_int8: {measure: rms, layout: bitsandbytes}\n",
                   "r.yaml:2:", "layout: pare"},
         BadRecipe{"MedianWithoutData", "passes:\n  - llm_int8: {measure: median}\n", "r.yaml:2:", "use rms"},
