@@ -6,12 +6,13 @@
 #include <limits>
 #include <stdexcept>
 
+#include "runtime/format/dtype.h"
+
 namespace pare {
 namespace {
 
 constexpr float kLeastScale = std::numeric_limits<float>::epsilon();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr float kLargestFp8 = 448.0f;
 
 void require(bool condition, const std::string& name, const std::string& what) {
   if (!condition) throw std::invalid_argument("input of '" + name + "': " + what);
@@ -219,27 +220,6 @@ void fake_quantize(const InputFormat& format, std::span<float> x_TI, int64_t num
     for (size_t i = 0; i < width; ++i) row[i] = static_cast<float>(codes[i] - grid.zero) * grid.scale;
     for (const int32_t column : columns) row[static_cast<size_t>(column)] = before[static_cast<size_t>(column)];
   }
-}
-
-float fp8_to_float(uint8_t code) {
-  const uint32_t magnitude = code & 0x7Fu;
-  if (magnitude == 0x7Fu) return std::copysign(kNaN, code & 0x80 ? -1.0f : 1.0f);
-  const uint32_t exponent = magnitude >> 3, mantissa = magnitude & 7u;
-  const float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
-                                    : std::ldexp(static_cast<float>(8u + mantissa), static_cast<int>(exponent) - 10);
-  return code & 0x80 ? -value : value;
-}
-
-uint8_t float_to_fp8(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const auto sign = static_cast<uint8_t>(bits >> 24 & 0x80u);
-  if (std::isnan(value)) return sign | 0x7Fu;
-  const float magnitude = std::min(std::abs(value), kLargestFp8);
-  // Below 2^-6 codes are multiples of 2^-9. Adding 2^14 leaves exactly those, rounded to even, in the low bits.
-  if (magnitude < 0x1p-6f) return sign | static_cast<uint8_t>(std::bit_cast<uint32_t>(magnitude + 0x1p14f) & 0xFu);
-  // Otherwise drop 20 mantissa bits with a carry for ties to even; exponents differ by 120.
-  const uint32_t wide = std::bit_cast<uint32_t>(magnitude);
-  return sign | static_cast<uint8_t>((wide + 0x7FFFFu + (wide >> 20 & 1u) - (120u << 23)) >> 20);
 }
 
 }  // namespace pare

@@ -97,10 +97,4 @@ InputGrid outlier_row_codes(std::span<const float> x, const std::vector<int32_t>
 // validate() throws.
 void fake_quantize(const InputFormat& format, std::span<float> x_TI, int64_t num_in);
 
-// --- FP8: OCP 8-bit floating point specification 1.0, E4M3 ---
-// 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity; 0x7F and 0xFF are NaN; largest 448; subnormals from 2^-9.
-float fp8_to_float(uint8_t code);
-// To nearest even, saturating at 448 (also infinity); NaN gives 0x7F with the sign.
-uint8_t float_to_fp8(float value);
-
 }  // namespace pare

@@ -1,5 +1,6 @@
 // How inputs are rounded, against compressed-tensors and torch themselves (check_input_format.py) and closed forms.
 #include "runtime/format/input_format.h"
+#include "runtime/format/dtype.h"
 
 #include <gtest/gtest.h>
 
