@@ -10,6 +10,7 @@
 #include "compress/resolve_input.h"
 #include "quant/awq.h"
 #include "quant/smoothquant.h"
+#include "runtime/format/stored_linear.h"
 #include "runtime/interrupt.h"
 
 namespace pare {
@@ -79,7 +80,9 @@ FoundScales search_smoothquant(const PlannedRun& plan, Stage stage, const std::v
     input.producer_I = producer_channels(model, stage);
   }
   const auto round_input = [&](at::Tensor& x_RI, const at::Tensor& scales_I) {
-    LayerStatistics scaled{.min_I = statistics.min_I / scales_I, .max_I = statistics.max_I / scales_I};
+    LayerStatistics scaled;
+    scaled.min_I = statistics.min_I.div(scales_I);
+    scaled.max_I = statistics.max_I.div(scales_I);
     const InputFormat format = resolve_input(layer_options, scaled).format;
     fake_quantize(format, {x_RI.data_ptr<float>(), static_cast<size_t>(x_RI.numel())}, x_RI.size(1));
   };

@@ -12,6 +12,7 @@
 #include "quant/refine.h"
 #include "quant/rtn.h"
 #include "quant/smoothquant.h"
+#include "runtime/format/stored_linear.h"
 
 namespace pare {
 namespace {
