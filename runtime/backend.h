@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/cpu/isa.h"
 #include "runtime/format/linear_weights.h"
 #include "runtime/model_description.h"
 
@@ -92,7 +93,7 @@ class LinearInput;
 class Backend {
  public:
   virtual ~Backend() = default;
-  virtual std::string name() const = 0;  // "reference", "cpu-avx2", "cpu-avx512"
+  virtual std::string name() const = 0;  // "reference", "cpu-avx2", "cpu-amx"
 
   // 64-byte aligned float32 storage, zeroed, freed with the backend's deleter.
   using Buffer = std::unique_ptr<float[], void (*)(float*)>;
@@ -175,7 +176,7 @@ class LinearInput {
   int8_t* codes() const { return codes_RS_; }  // [R, code_stride(I)], padded with zeros, 64-byte aligned
   float* scales() const { return scales_R_; }  // [R]
   int32_t* zeros() const { return zeros_R_; }  // [R]
-  static int64_t code_stride(int64_t width) { return (width + 63) / 64 * 64; }
+  static constexpr int64_t code_stride(int64_t width) { return (width + 63) / 64 * 64; }
   // By sequence, as in sequences(): the columns that are multiplied in floating point.
   std::vector<std::vector<int32_t>>& outlier_columns() { return outlier_columns_; }
   const std::vector<std::vector<int32_t>>& outlier_columns() const { return outlier_columns_; }
@@ -206,14 +207,6 @@ class KvStorage {
   KvLayer layer_;
 };
 inline constexpr int kKvFloatBits = 32;
-
-// Instruction sets of the CPU backend, weakest first.
-enum class Isa { avx2, avx512 };
-std::string_view isa_name(Isa isa);
-// Throws std::invalid_argument for an unknown name ("avx2", "avx512") ...
-Isa parse_isa(std::string_view name);
-// The widest the CPU supports. Throws std::runtime_error when it lacks even AVX2, FMA and F16C.
-Isa detect_isa();
 
 std::unique_ptr<Backend> make_reference_backend();
 // Throws std::invalid_argument when the CPU does not support `isa`. num_threads <= 0: as OpenMP decides.

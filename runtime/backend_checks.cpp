@@ -104,8 +104,9 @@ void check_parts(std::span<const LinearWeights> parts) {
             part.name + ": expected a bias of " + std::to_string(part.num_out()) + " values, found " +
                 std::to_string(part.bias_O.size()));
     const auto* weight = std::get_if<QuantizedWeight>(&part.weight);
-    require(part.outlier_weight_OJ.empty() || (weight != nullptr && weight->code_type == CodeType::integer), "pack",
-            part.name + ": columns in 16 bits stand beside integer codes only");
+    require(part.outlier_weight_OJ.empty() ||
+                (weight != nullptr && weight->code_type == CodeType::integer && weight->symmetric),
+            "pack", part.name + ": columns in 16 bits stand beside symmetric integer codes only");
     const int64_t num_outliers =
         part.input.outliers == OutlierRule::columns ? static_cast<int64_t>(part.input.outlier_columns.size()) : 0;
     require(part.outlier_weight_OJ.empty() ||

@@ -376,12 +376,14 @@ Command bench_command() {
 }  // namespace
 
 std::vector<OptionSpec> compute_options() {
+  std::vector<std::string> isas;
+  for (const Isa isa : kIsas) isas.emplace_back(isa_name(isa));
   return {count("threads", "", "CPU threads (default: all, or OMP_NUM_THREADS); results do not depend on it", 1),
           {.name = "isa",
            .kind = OptionKind::text,
            .value_name = "NAME",
            .help = "instruction set of the kernels (default: the widest this CPU has)",
-           .choices = {std::string(isa_name(Isa::avx2)), std::string(isa_name(Isa::avx512))}}};
+           .choices = std::move(isas)}};
 }
 
 std::vector<Command> runtime_commands() {

@@ -11,6 +11,7 @@
 #include "runtime/backend.h"
 #include "runtime/backend_checks.h"
 #include "runtime/cpu/attention.h"
+#include "runtime/cpu/int8_rows.h"
 #include "runtime/cpu/integer_linear.h"
 #include "runtime/cpu/ops.h"
 #include "runtime/cpu/packed_linear.h"
@@ -30,7 +31,7 @@ constexpr int64_t kMinParallelElements = 1 << 14;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 const OpKernels& op_kernels(Isa isa) {
-  return isa == Isa::avx512 ? op_kernels_avx512() : op_kernels_avx2();
+  return float_isa(isa) == Isa::avx512 ? op_kernels_avx512() : op_kernels_avx2();
 }
 
 const CpuPackedLinear& cpu_linear(const PackedLinear& packed) {
@@ -59,15 +60,19 @@ double rescale_factor(float a, float b) {
 }
 
 // The keys or values of one token in 8 bits.
-void store_heads(const float* heads, const AttentionShape& shape, int64_t slot, int8_t* codes, KvGrid* grids) {
+void store_heads(const Int8RowKernels& kernels, const float* heads, const AttentionShape& shape, int64_t slot,
+                 int8_t* codes, KvGrid* grids) {
   static const InputFormat format = {.type = InputType::int8, .symmetric = false};
-  const auto size = static_cast<size_t>(shape.head_size);
   for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
     const int64_t head = slot * shape.num_kv_heads + h;
-    const std::span<const float> values(heads + h * shape.head_size, size);
-    InputGrid grid = input_grid(format, input_extremes(values));
-    input_codes(values, grid, {codes + head * shape.head_size, size});
-    grids[head] = {grid.scale, static_cast<float>(grid.zero)};
+    const float* const values = heads + h * shape.head_size;
+    InputExtremes extremes;
+    kernels.extremes(values, shape.head_size, &extremes.low, &extremes.high);
+    const InputGrid grid = input_grid(format, extremes);
+    const auto zero = static_cast<float>(grid.zero);
+    const bool is_number =
+        kernels.codes(values, shape.head_size, grid.scale, zero, codes + head * shape.head_size, shape.head_size);
+    grids[head] = is_number ? KvGrid{grid.scale, zero} : KvGrid{std::numeric_limits<float>::quiet_NaN(), 0.0f};
   }
 }
 
@@ -143,7 +148,8 @@ struct CompareRow {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(Isa isa, int num_threads) : isa_(isa), num_threads_(num_threads), kernels_(op_kernels(isa)) {}
+  CpuBackend(Isa isa, int num_threads)
+      : isa_(isa), num_threads_(num_threads), kernels_(op_kernels(isa)), rows_(int8_row_kernels(isa)) {}
 
   std::string name() const override { return "cpu-" + std::string(isa_name(isa_)); }
 
@@ -151,7 +157,7 @@ class CpuBackend final : public Backend {
 
   std::unique_ptr<PackedLinear> pack(std::span<const LinearWeights> parts) override {
     check_parts(parts);
-    if (IntegerLinear::takes(parts)) return std::make_unique<IntegerLinear>(parts, num_threads_);
+    if (IntegerLinear::takes(parts)) return std::make_unique<IntegerLinear>(isa_, parts, num_threads_);
     return pack_linear(isa_, parts, num_threads_);
   }
 
@@ -217,8 +223,8 @@ class CpuBackend final : public Backend {
         thread_local std::vector<float> rotated;
         rotated.resize(static_cast<size_t>(kv_width));
         rotate(k, shape.num_kv_heads, k_norm, positions_R[r], rotated.data());
-        store_heads(rotated.data(), shape, slots_R[r], cache.key_codes, cache.key_grids);
-        store_heads(v, shape, slots_R[r], cache.value_codes, cache.value_grids);
+        store_heads(rows_, rotated.data(), shape, slots_R[r], cache.key_codes, cache.key_grids);
+        store_heads(rows_, v, shape, slots_R[r], cache.value_codes, cache.value_grids);
       } else {
         rotate(k, shape.num_kv_heads, k_norm, positions_R[r], cache.keys + slots_R[r] * kv_width);
         std::copy_n(v, kv_width, cache.values + slots_R[r] * kv_width);
@@ -235,7 +241,7 @@ class CpuBackend final : public Backend {
     int64_t num_rows = 0;
     for (const Sequence& s : sequences) num_rows = std::max(num_rows, s.first_row + s.num_rows);
     const int64_t width = shape.num_heads * shape.head_size;
-    round_rows(x_RHK, num_rows, width, threads_for(num_rows * width));
+    round_rows(rows_, x_RHK, num_rows, width, threads_for(num_rows * width));
   }
 
   void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F,
@@ -323,7 +329,7 @@ class CpuBackend final : public Backend {
     if (is_plain || !rounds_each_row(x)) {
 #pragma omp parallel for num_threads(threads)
       for (int64_t r = 0; r < num_rows; ++r) make_row(r, x.x() + r * width);
-      if (!is_plain) round_rows(x, num_rows, width, threads);
+      if (!is_plain) round_rows(rows_, x, num_rows, width, threads);
       return;
     }
 #pragma omp parallel num_threads(threads)
@@ -332,7 +338,7 @@ class CpuBackend final : public Backend {
 #pragma omp for
       for (int64_t r = 0; r < num_rows; ++r) {
         make_row(r, row.data());
-        round_row(x, r, row.data(), width);
+        round_row(rows_, x, r, row.data(), width);
       }
     }
   }
@@ -347,17 +353,13 @@ class CpuBackend final : public Backend {
   Isa isa_;
   int num_threads_;
   const OpKernels& kernels_;
+  const Int8RowKernels& rows_;
 };
 
 }  // namespace
 
 std::unique_ptr<Backend> make_cpu_backend(Isa isa, int num_threads) {
-  const Isa widest = detect_isa();
-  if (isa > widest) {
-    throw std::invalid_argument("instruction set " + std::string(isa_name(isa)) +
-                                ": expected one that this CPU supports (" + std::string(isa_name(widest)) +
-                                " is the widest), choose that or none");
-  }
+  require_isa(isa);
   return std::make_unique<CpuBackend>(isa, num_threads);
 }
 

@@ -3,25 +3,73 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
+#include <numeric>
 #include <stdexcept>
 
 namespace pare {
 namespace {
 
-// Below this many multiply-adds a second thread costs more than it saves.
-constexpr int64_t kMinParallelProducts = int64_t{1} << 18;
+static_assert(LinearInput::code_stride(1) == int8_row_stride(1) &&
+              LinearInput::code_stride(kInt8RowUnit + 1) == int8_row_stride(kInt8RowUnit + 1));
 
-int32_t dot(const int8_t* a, const int8_t* b, int64_t size) {
-  int32_t sum = 0;
-  for (int64_t k = 0; k < size; ++k) sum += static_cast<int32_t>(a[k]) * static_cast<int32_t>(b[k]);
-  return sum;
+constexpr int kCodeBits = 8;
+
+const QuantizedWeight& quantized(const LinearWeights& weights) {
+  return std::get<QuantizedWeight>(weights.weight);
 }
 
-int32_t sum_of(const int8_t* codes, int64_t size) {
-  int32_t sum = 0;
-  for (int64_t k = 0; k < size; ++k) sum += codes[k];
-  return sum;
+// One product can serve both, the second's outputs beginning a panel.
+bool are_alike(const LinearWeights& a, const LinearWeights& b) {
+  const QuantizedWeight &first = quantized(a), &second = quantized(b);
+  return first.num_out % kPanel == 0 && first.bits == second.bits && first.group_size == second.group_size &&
+         first.symmetric == second.symmetric && first.scale_dtype == second.scale_dtype &&
+         first.group_of_I == second.group_of_I && a.outlier_weight_OJ.empty() == b.outlier_weight_OJ.empty();
+}
+
+template <typename T>
+void append_to(std::vector<T>& all, const std::vector<T>& more) {
+  all.insert(all.end(), more.begin(), more.end());
+}
+
+// 2 and 3 bits as 8: codes minus their zeros.
+QuantizedWeight widened(QuantizedWeight weight) {
+  for (int64_t out = 0; out < weight.num_out; ++out) {
+    for (int64_t i = 0; i < weight.num_in; ++i) {
+      uint8_t& code = weight.codes_OI[out * weight.num_in + i];
+      code = static_cast<uint8_t>(code - weight.zero(out, weight.group(i)) + (1 << (kCodeBits - 1)));
+    }
+  }
+  weight.bits = kCodeBits;
+  weight.symmetric = true;
+  weight.zeros_OG.clear();
+  return weight;
+}
+
+// The alike weights stacked along O, in a width that the kernels multiply.
+QuantizedWeight stacked(std::span<const LinearWeights> alike) {
+  QuantizedWeight all = quantized(alike.front());
+  for (const LinearWeights& next : alike.subspan(1)) {
+    const QuantizedWeight& weight = quantized(next);
+    all.num_out += weight.num_out;
+    append_to(all.codes_OI, weight.codes_OI);
+    append_to(all.scales_OG, weight.scales_OG);
+    append_to(all.zeros_OG, weight.zeros_OG);
+  }
+  return all.bits < 4 ? widened(std::move(all)) : all;
+}
+
+// [O, J] as [panels, J, 16].
+AlignedBytes panels_of_columns(std::span<const float> values_OJ, int64_t num_columns) {
+  const int64_t num_out = static_cast<int64_t>(values_OJ.size()) / num_columns;
+  AlignedBytes panels = allocate_aligned((num_out + kPanel - 1) / kPanel * num_columns * kPanel * 4);
+  auto* const floats = reinterpret_cast<float*>(panels.get());
+  for (int64_t out = 0; out < num_out; ++out) {
+    for (int64_t j = 0; j < num_columns; ++j) {
+      floats[(out / kPanel * num_columns + j) * kPanel + out % kPanel] = values_OJ[out * num_columns + j];
+    }
+  }
+  return panels;
 }
 
 }  // namespace
@@ -29,182 +77,180 @@ int32_t sum_of(const int8_t* codes, int64_t size) {
 bool IntegerLinear::takes(std::span<const LinearWeights> parts) {
   return std::all_of(parts.begin(), parts.end(), [](const LinearWeights& part) {
     const auto* weight = std::get_if<QuantizedWeight>(&part.weight);
-    return part.input.type == InputType::int8 && weight != nullptr && weight->code_type == CodeType::integer;
+    return part.input.type == InputType::int8 && weight != nullptr && weight->code_type == CodeType::integer &&
+           (weight->bits < kCodeBits || weight->symmetric);
   });
 }
 
-IntegerLinear::IntegerLinear(std::span<const LinearWeights> parts, int num_threads)
-    : num_threads_(num_threads),
+IntegerLinear::IntegerLinear(Isa isa, std::span<const LinearWeights> parts, int num_threads)
+    : isa_(isa),
+      kernels_(int8_kernels(isa)),
+      num_threads_(num_threads),
       num_in_(parts.front().num_in()),
       stride_(LinearInput::code_stride(num_in_)),
       input_(parts.front().input) {
-  if (num_in_ > kMaxIntegerColumns) {
-    throw std::invalid_argument("linear '" + parts.front().name + "': expected at most " +
-                                std::to_string(kMaxIntegerColumns) + " inputs with 8-bit activations, found " +
-                                std::to_string(num_in_));
+  std::vector<std::string> names;
+  for (const LinearWeights& weights : parts) {
+    validate(quantized(weights), weights.name);
+    const std::string name = weight_name(quantized(weights));
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    weight_names_ += (names.empty() ? "" : "+") + name;
+    names.push_back(name);
   }
-  for (const LinearWeights& weights : parts) append(weights);
+  for (size_t begin = 0, end = 1; begin < parts.size(); begin = end++) {
+    while (end < parts.size() && are_alike(parts[end - 1], parts[end])) ++end;
+    append(parts.subspan(begin, end - begin));
+  }
 }
 
-void IntegerLinear::append(const LinearWeights& weights) {
-  const auto& weight = std::get<QuantizedWeight>(weights.weight);
-  validate(weight, weights.name);
+void IntegerLinear::append(std::span<const LinearWeights> alike) {
   Part part;
-  part.name = "w" + std::to_string(weight.bits);
-  if (weight.group_size != kPerChannel) part.name += "g" + std::to_string(weight.group_size);
-  if (!weight.symmetric) part.name += "z";
   part.first_out = num_out_;
-  part.num_out = weight.num_out;
-  const int center = 1 << (weight.bits - 1);
-
-  std::vector<int32_t> column_of_k(static_cast<size_t>(num_in_));
-  for (int64_t i = 0; i < num_in_; ++i) column_of_k[i] = static_cast<int32_t>(i);
-  std::stable_sort(column_of_k.begin(), column_of_k.end(),
-                   [&](int32_t a, int32_t b) { return weight.group(a) < weight.group(b); });
-  part.group_begin.assign(static_cast<size_t>(weight.num_groups() + 1), 0);
-  for (int64_t i = 0; i < num_in_; ++i) ++part.group_begin[weight.group(i) + 1];
-  for (size_t g = 1; g < part.group_begin.size(); ++g) part.group_begin[g] += part.group_begin[g - 1];
-
-  part.scales_OG = weight.scales_OG;
-  for (const uint8_t zero : weight.zeros_OG) part.zeros_OG.push_back(zero - center);
-  part.sums_OG.resize(part.scales_OG.size());
-  part.codes = allocate_aligned(part.num_out * stride_);
-  auto* const codes = reinterpret_cast<int8_t*>(part.codes.get());
-  for (int64_t out = 0; out < part.num_out; ++out) {
-    int8_t* const row = codes + out * stride_;
-    for (int64_t k = 0; k < num_in_; ++k) {
-      row[k] = static_cast<int8_t>(weight.codes_OI[out * num_in_ + column_of_k[k]] - center);
-    }
-    for (int64_t g = 0; g < part.num_groups(); ++g) {
-      part.sums_OG[out * part.num_groups() + g] =
-          sum_of(row + part.group_begin[g], part.group_begin[g + 1] - part.group_begin[g]);
-    }
+  part.panels = pack_panels(stacked(alike));
+  const QuantizedPanels& panels = part.panels;
+  if (panels.num_k > kMaxInt8K) {
+    throw std::invalid_argument("linear '" + alike.front().name + "': expected at most " + std::to_string(kMaxInt8K) +
+                                " inputs with 8-bit activations, groups filled up to one size, found " +
+                                std::to_string(panels.num_k));
   }
-  if (!std::is_sorted(column_of_k.begin(), column_of_k.end())) part.column_of_k = std::move(column_of_k);
-  part.outlier_weight_OJ = weights.outlier_weight_OJ;
-  num_out_ += part.num_out;
-  bias_O_.insert(bias_O_.end(), weights.bias_O.begin(), weights.bias_O.end());
-  bias_O_.resize(static_cast<size_t>(num_out_), 0.0f);
+  // Rows are zeros behind their last column, so positions may go on there.
+  for (int64_t k = 0; k < panels.num_k; ++k) {
+    part.gathers = part.gathers || panels.column_of_k[k] != (k < num_in_ ? k : -1);
+  }
+  if (panels.format == WeightFormat::int8) {
+    part.sums = allocate_aligned(panels.num_panels * panels.num_groups * kPanel * 4);
+    sum_int8_panels(panels.run(), reinterpret_cast<int32_t*>(part.sums.get()));
+  }
+  part.bias = allocate_aligned(panels.num_panels * kPanel * 4);
+  std::vector<float> outlier_weight_OJ;
+  int64_t out = 0;
+  for (const LinearWeights& weights : alike) {
+    if (!weights.bias_O.empty())
+      std::memcpy(part.bias.get() + out * 4, weights.bias_O.data(), weights.bias_O.size() * 4);
+    append_to(outlier_weight_OJ, weights.outlier_weight_OJ);
+    out += weights.num_out();
+  }
+  if (!input_.outlier_columns.empty()) {
+    part.outlier_weights =
+        outlier_weight_OJ.empty()
+            ? outlier_weights(part, input_.outlier_columns)
+            : panels_of_columns(outlier_weight_OJ, static_cast<int64_t>(input_.outlier_columns.size()));
+  }
+  num_out_ += panels.num_out;
   parts_.push_back(std::move(part));
 }
 
 int64_t IntegerLinear::resident_bytes() const {
-  int64_t bytes = static_cast<int64_t>(bias_O_.size()) * 4;
+  int64_t bytes = 0;
   for (const Part& part : parts_) {
-    const size_t words = part.scales_OG.size() + part.zeros_OG.size() + part.sums_OG.size() + part.column_of_k.size() +
-                         part.outlier_weight_OJ.size();
-    bytes += part.num_out * stride_ + static_cast<int64_t>(words) * 4;
+    const QuantizedPanels& panels = part.panels;
+    bytes += panels.num_bytes() + panels.num_panels * kPanel * 4;
+    if (part.sums) bytes += panels.num_panels * panels.num_groups * kPanel * 4;
+    if (part.gathers) bytes += panels.num_k * 4;
+    bytes += panels.num_panels * static_cast<int64_t>(input_.outlier_columns.size()) * kPanel * 4;
   }
   return bytes;
 }
 
 std::string IntegerLinear::kernel_name() const {
-  std::string names;
-  for (const Part& part : parts_) {
-    if (names.find(part.name) == std::string::npos) names += (names.empty() ? "" : "+") + part.name;
+  return "matmul_" + weight_names_ + "_" + input_format_name(input_) + "_" + std::string(kernels_.name);
+}
+
+int IntegerLinear::threads() const {
+  return omp_in_parallel() ? 1 : num_threads_ > 0 ? num_threads_ : omp_get_max_threads();
+}
+
+std::vector<IntegerLinear::Rows> IntegerLinear::split_by_outliers(const LinearInput& x, int64_t num_rows) const {
+  if (input_.is_rowwise() || !input_.has_outliers()) return {{0, num_rows, &input_.outlier_columns}};
+  std::vector<Rows> ranges;
+  for (size_t s = 0; s < x.sequences().size(); ++s) {
+    ranges.push_back({x.sequences()[s].first_row, x.sequences()[s].num_rows, &x.outlier_columns()[s]});
   }
-  return "matmul_" + names + "_" + input_format_name(input_) + "_plain";
+  return ranges;
 }
 
-// W[out, column_of_k[k]] as dequantize() gives it.
-float IntegerLinear::weight(const Part& part, int64_t out, int64_t k) const {
-  const auto after = std::upper_bound(part.group_begin.begin(), part.group_begin.end(), k);
-  const int64_t index = out * part.num_groups() + (after - part.group_begin.begin() - 1);
-  const int code = reinterpret_cast<const int8_t*>(part.codes.get())[out * stride_ + k];
-  return part.scales_OG[index] * static_cast<float>(code - (part.zeros_OG.empty() ? 0 : part.zeros_OG[index]));
+// The codes in the order of the part's positions, [R, int8_row_stride(num_k)]; valid until this thread's next call.
+const int8_t* IntegerLinear::gathered(const Part& part, const int8_t* codes, int64_t num_rows) const {
+  thread_local Scratch scratch;
+  const std::vector<int32_t>& column_of_k = part.panels.column_of_k;
+  const int64_t num_k = part.panels.num_k, stride = int8_row_stride(num_k);
+  auto* const out = reinterpret_cast<int8_t*>(scratch.reserve(num_rows * stride));
+#pragma omp parallel for schedule(static) num_threads(threads()) if (num_rows > 4)
+  for (int64_t r = 0; r < num_rows; ++r) {
+    for (int64_t k = 0; k < num_k; ++k) {
+      out[r * stride + k] = column_of_k[k] < 0 ? int8_t{0} : codes[r * stride_ + column_of_k[k]];
+    }
+    std::memset(out + r * stride + num_k, 0, static_cast<size_t>(stride - num_k));
+  }
+  return out;
 }
 
-// [O, J]: the columns' own 16-bit weights where the part has them, else the dequantized ones.
-std::vector<float> IntegerLinear::outlier_weights(const Part& part, const std::vector<int32_t>& columns) const {
-  if (columns.empty() || !part.outlier_weight_OJ.empty()) return part.outlier_weight_OJ;
+// W[o, column] = scale * (code - zero) as dequantize() has it, [panels, J, 16] float32.
+AlignedBytes IntegerLinear::outlier_weights(const Part& part, const std::vector<int32_t>& columns) const {
+  const QuantizedPanels& panels = part.panels;
+  const auto num_columns = static_cast<int64_t>(columns.size());
   std::vector<int64_t> positions(columns.begin(), columns.end());
-  if (!part.column_of_k.empty()) {
+  if (part.gathers) {
     std::vector<int64_t> k_of_column(static_cast<size_t>(num_in_));
-    for (int64_t k = 0; k < num_in_; ++k) k_of_column[part.column_of_k[k]] = k;
+    for (int64_t k = 0; k < panels.num_k; ++k) {
+      if (panels.column_of_k[k] >= 0) k_of_column[panels.column_of_k[k]] = k;
+    }
     for (int64_t& position : positions) position = k_of_column[position];
   }
-  std::vector<float> weights_OJ;
-  weights_OJ.reserve(static_cast<size_t>(part.num_out) * columns.size());
-  for (int64_t out = 0; out < part.num_out; ++out) {
-    for (const int64_t k : positions) weights_OJ.push_back(weight(part, out, k));
+  const UnitShape unit = unit_shape(panels.format);
+  const int bits = code_bits(panels.format);
+  const int center = 1 << (bits - 1);
+  const int64_t num_bytes = scale_bytes(panels.scale_format);
+  AlignedBytes weights = allocate_aligned(panels.num_panels * num_columns * kPanel * 4);
+  auto* const floats = reinterpret_cast<float*>(weights.get());
+#pragma omp parallel for schedule(static) num_threads(threads()) if (panels.num_panels * num_columns > 1024)
+  for (int64_t panel = 0; panel < panels.num_panels; ++panel) {
+    const std::byte* const lines = panels.lines.get() + panel * panels.panel_bytes;
+    for (int64_t j = 0; j < num_columns; ++j) {
+      const int64_t k = positions[j], at = panel * panels.num_groups + k / panels.group_len;
+      const std::byte* const scales = panels.scales.get() + at * kPanel * num_bytes;
+      float* const out = floats + (panel * num_columns + j) * kPanel;
+      for (int64_t lane = 0; lane < kPanel; ++lane) {
+        uint32_t word;
+        std::memcpy(&word, lines + k / unit.num_k * unit.num_bytes + 4 * lane, 4);
+        const auto stored = static_cast<int>(word >> (k % unit.num_k * bits)) & (2 * center - 1);
+        const int zero = panels.zeros ? std::to_integer<int>(panels.zeros[at * kPanel + lane]) : center;
+        out[lane] =
+            load_scale(panels.scale_format, scales + lane * num_bytes) * static_cast<float>((stored ^ center) - zero);
+      }
+    }
   }
-  return weights_OJ;
+  return weights;
 }
 
 void IntegerLinear::multiply(const LinearInput& x, int64_t num_rows, float* y_RO) const {
-  const bool in_parallel = omp_in_parallel();
-  const int most = in_parallel ? 1 : num_threads_ > 0 ? num_threads_ : omp_get_max_threads();
-  const int threads = num_rows * num_out_ * num_in_ < kMinParallelProducts ? 1 : most;
-  std::vector<Rows> ranges;
-  if (input_.is_rowwise()) {
-    ranges.push_back({0, num_rows, &input_.outlier_columns});
-  } else if (!input_.has_outliers()) {
-    ranges.push_back({0, num_rows, nullptr});
-  } else {
-    for (size_t s = 0; s < x.sequences().size(); ++s) {
-      ranges.push_back({x.sequences()[s].first_row, x.sequences()[s].num_rows, &x.outlier_columns()[s]});
+  for (const Rows& rows : split_by_outliers(x, num_rows)) {
+    const std::vector<int32_t>& columns = *rows.outliers;
+    const auto num_columns = static_cast<int64_t>(columns.size());
+    std::vector<float> outliers_RJ(static_cast<size_t>(rows.num * num_columns));
+    for (int64_t r = 0; r < rows.num && num_columns > 0; ++r) {
+      const float* const values = x.x() + (rows.first + r) * num_in_;
+      for (int64_t j = 0; j < num_columns; ++j) outliers_RJ[r * num_columns + j] = values[columns[j]];
     }
-  }
-  for (const Rows& rows : ranges) {
-    for (const Part& part : parts_) multiply_part(part, x, rows, threads, y_RO);
-  }
-}
-
-void IntegerLinear::multiply_part(const Part& part, const LinearInput& x, const Rows& rows, int threads,
-                                  float* y_RO) const {
-  const int64_t num_groups = part.num_groups();
-  const auto num_outliers = rows.outliers == nullptr ? int64_t{0} : static_cast<int64_t>(rows.outliers->size());
-  const std::vector<float> outlier_weights_OJ =
-      num_outliers == 0 ? std::vector<float>() : outlier_weights(part, *rows.outliers);
-  const int8_t* codes = x.codes() + rows.first * stride_;
-  AlignedBytes permuted;
-  if (!part.column_of_k.empty()) {
-    permuted = allocate_aligned(rows.num * stride_);
-    auto* const out = reinterpret_cast<int8_t*>(permuted.get());
-    for (int64_t r = 0; r < rows.num; ++r) {
-      for (int64_t k = 0; k < num_in_; ++k) out[r * stride_ + k] = codes[r * stride_ + part.column_of_k[k]];
-    }
-    codes = out;
-  }
-  std::vector<float> outliers_RJ(static_cast<size_t>(rows.num * num_outliers));
-  for (int64_t i = 0; i < rows.num * num_outliers; ++i) {
-    outliers_RJ[i] = x.x()[(rows.first + i / num_outliers) * num_in_ + (*rows.outliers)[i % num_outliers]];
-  }
-  std::vector<int32_t> x_sums_RG;  // of the codes of each row's groups
-  if (!part.zeros_OG.empty()) {
-    for (int64_t r = 0; r < rows.num; ++r) {
-      for (int64_t g = 0; g < num_groups; ++g) {
-        x_sums_RG.push_back(
-            sum_of(codes + r * stride_ + part.group_begin[g], part.group_begin[g + 1] - part.group_begin[g]));
-      }
-    }
-  }
-
-  const auto* const weight_codes = reinterpret_cast<const int8_t*>(part.codes.get());
-  const int64_t num_tasks = (part.num_out + 15) / 16;
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-  for (int64_t task = 0; task < num_tasks; ++task) {
-    for (int64_t r = 0; r < rows.num; ++r) {
-      const int64_t row = rows.first + r;
-      const int64_t x_zero = input_.symmetric ? 0 : x.zeros()[row];
-      for (int64_t out = 16 * task; out < std::min(16 * task + 16, part.num_out); ++out) {
-        float total = 0.0f;
-        for (int64_t g = 0; g < num_groups; ++g) {
-          const int64_t begin = part.group_begin[g], size = part.group_begin[g + 1] - begin;
-          // sum (x - zx)(c - zc) = sum x c - zx sum c - zc (sum x - size zx)
-          int64_t sum = dot(codes + r * stride_ + begin, weight_codes + out * stride_ + begin, size);
-          sum -= x_zero * part.sums_OG[out * num_groups + g];
-          if (!part.zeros_OG.empty()) {
-            sum -= part.zeros_OG[out * num_groups + g] * (x_sums_RG[r * num_groups + g] - size * x_zero);
-          }
-          total = std::fma(static_cast<float>(sum), part.scales_OG[out * num_groups + g], total);
-        }
-        float start = bias_O_[part.first_out + out];
-        for (int64_t j = 0; j < num_outliers; ++j) {
-          start = std::fma(outliers_RJ[r * num_outliers + j], outlier_weights_OJ[out * num_outliers + j], start);
-        }
-        y_RO[row * num_out_ + part.first_out + out] = std::fma(total, x.scales()[row], start);
-      }
+    const int8_t* const codes = x.codes() + rows.first * stride_;
+    for (const Part& part : parts_) {
+      Int8Weights weights{.format = part.panels.format, .run = part.panels.run(), .sums = nullptr};
+      weights.run.bias = reinterpret_cast<const float*>(part.bias.get());
+      weights.sums = reinterpret_cast<const int32_t*>(part.sums.get());
+      const Int8Rows input{.codes = part.gathers ? gathered(part, codes, rows.num) : codes,
+                           .stride = part.gathers ? int8_row_stride(part.panels.num_k) : stride_,
+                           .scales = x.scales() + rows.first,
+                           .zeros = input_.symmetric ? nullptr : x.zeros() + rows.first};
+      AlignedBytes found;
+      if (num_columns > 0 && !part.outlier_weights) found = outlier_weights(part, columns);
+      const std::byte* const beside = found ? found.get() : part.outlier_weights.get();
+      const OutlierColumns outliers{.num_columns = num_columns,
+                                    .x = outliers_RJ.data(),
+                                    .x_stride = num_columns,
+                                    .weights = reinterpret_cast<const uint8_t*>(beside),
+                                    .format = ScaleFormat::f32};
+      int8_multiply(kernels_, weights, input, rows.num, &outliers, y_RO + rows.first * num_out_ + part.first_out,
+                    num_out_, num_threads_);
     }
   }
 }

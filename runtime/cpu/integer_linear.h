@@ -1,12 +1,9 @@
-// Linears that multiply int8 codes of their input with integer weights of 2, 3, 4 or 8 bits.
+// Linears that multiply int8 codes of their input with integer weights, on the kernels of int8_kernels.h, whose head
+// has the formula and the order of its operations: every instruction set gives the same bits.
 //
-//   y[r, o] = s_r * sum over groups g of w_{o,g} * float(sum over k in g of (x[r, k] - z_r) * (c[o, k] - z_{o,g}))
-//             + bias[o] + sum over outlier columns j of u[r, j] * v[o, j]
-//
-// (LLM.int8, arXiv 2208.07339, eq. 4, 5 and 8; SmoothQuant, arXiv 2211.10438, eq. 1.) The integer sums are exact:
-// |x - z| and |c - z| are at most 255, and kMaxIntegerColumns bounds their number. What follows is float32 in one
-// order: total = fma(float(sum_g), w_g, total) from 0 over ascending g; start = fma(u_j, v_j, start) from the bias over
-// ascending j; y = fma(total, s_r, start). Any kernel that keeps to it gives the same bits.
+// Weights of 8 and 4 bits are packed as they are; those of 2 and 3 bits as 8-bit codes minus their zeros, for no kernel
+// multiplies narrower ones. A weight of 8 bits with zeros (c - z needs 9 bits) is left to CpuPackedLinear, which
+// multiplies the rounded input as floats.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +14,24 @@
 
 #include "runtime/aligned_memory.h"
 #include "runtime/backend.h"
+#include "runtime/cpu/int8_kernels.h"
+#include "runtime/cpu/panels.h"
 
 namespace pare {
 
-inline constexpr int64_t kMaxIntegerColumns = 1 << 15;
-
 class IntegerLinear final : public PackedLinear {
  public:
-  // Whether linears of these parts multiply codes: an int8 input, and integer codes in every weight.
+  // Whether linears of these parts multiply codes: an int8 input, and in every part integer codes whose difference to
+  // their zeros fits 8 bits.
   static bool takes(std::span<const LinearWeights> parts);
   // parts have passed check_parts and takes(); they are stacked along O. num_threads <= 0: as OpenMP decides. Throws
-  // std::invalid_argument for more than kMaxIntegerColumns inputs, and what validate() throws.
-  IntegerLinear(std::span<const LinearWeights> parts, int num_threads);
+  // std::invalid_argument when the CPU lacks `isa` or the inputs exceed kMaxInt8K, and what validate() throws.
+  IntegerLinear(Isa isa, std::span<const LinearWeights> parts, int num_threads);
 
   int64_t num_out() const override { return num_out_; }
   int64_t num_in() const override { return num_in_; }
   int64_t resident_bytes() const override;
-  std::string kernel_name() const override;  // "matmul_w4g64_a8_plain"
+  std::string kernel_name() const override;  // "matmul_w4g64_a8_vnni"
   const InputFormat& input() const override { return input_; }
   bool multiplies_codes() const override { return true; }
 
@@ -41,19 +39,15 @@ class IntegerLinear final : public PackedLinear {
   void multiply(const LinearInput& x, int64_t num_rows, float* y_RO) const;
 
  private:
-  // One linear. Columns are sorted by group, so that each group is one run of codes.
+  // Neighbours in the stack whose weights are alike are one product: its rows are copied once.
   struct Part {
-    std::string name;
     int64_t first_out = 0;
-    int64_t num_out = 0;
-    AlignedBytes codes;                // int8 [num_out, stride]: c - 2^(bits-1), padded with zeros
-    std::vector<int64_t> group_begin;  // [G + 1]
-    std::vector<int32_t> column_of_k;  // empty: the identity
-    std::vector<float> scales_OG;
-    std::vector<int32_t> zeros_OG;  // z - 2^(bits-1); empty when symmetric
-    std::vector<int32_t> sums_OG;   // of the codes
-    std::vector<float> outlier_weight_OJ;
-    int64_t num_groups() const { return static_cast<int64_t>(group_begin.size()) - 1; }
+    QuantizedPanels panels;
+    AlignedBytes sums;     // int8 [panels, G, 16]
+    AlignedBytes bias;     // [panels, 16]
+    bool gathers = false;  // positions are not the input's columns in order
+    // Of a listed format: [panels, J, 16] of the columns' own weights, or of W's.
+    AlignedBytes outlier_weights;
   };
 
   // Rows that have their outlier columns in common.
@@ -63,18 +57,21 @@ class IntegerLinear final : public PackedLinear {
     const std::vector<int32_t>* outliers = nullptr;
   };
 
-  void append(const LinearWeights& weights);
-  float weight(const Part& part, int64_t out, int64_t k) const;
-  void multiply_part(const Part& part, const LinearInput& x, const Rows& rows, int threads, float* y_RO) const;
-  std::vector<float> outlier_weights(const Part& part, const std::vector<int32_t>& columns) const;
+  void append(std::span<const LinearWeights> alike);
+  std::vector<Rows> split_by_outliers(const LinearInput& x, int64_t num_rows) const;
+  const int8_t* gathered(const Part& part, const int8_t* codes, int64_t num_rows) const;
+  AlignedBytes outlier_weights(const Part& part, const std::vector<int32_t>& columns) const;
+  int threads() const;
 
+  Isa isa_;
+  const Int8Kernels& kernels_;
   int num_threads_;
   int64_t num_in_ = 0;
   int64_t num_out_ = 0;
-  int64_t stride_ = 0;
+  int64_t stride_ = 0;  // of the input's codes
   InputFormat input_;
+  std::string weight_names_;
   std::vector<Part> parts_;
-  std::vector<float> bias_O_;
 };
 
 }  // namespace pare

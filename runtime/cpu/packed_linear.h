@@ -12,6 +12,7 @@
 #include "runtime/aligned_memory.h"
 #include "runtime/backend.h"
 #include "runtime/cpu/linear_kernels.h"
+#include "runtime/cpu/panels.h"
 #include "runtime/format/linear_weights.h"
 
 namespace pare {

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "runtime/backend.h"
+#include "runtime/cpu/int8_rows.h"
 
 namespace pare {
 
@@ -12,9 +13,9 @@ namespace pare {
 bool rounds_each_row(const LinearInput& x);
 
 // Writes row `row` of x from `values` (which may be x's own row).
-void round_row(const LinearInput& x, int64_t row, const float* values, int64_t width);
+void round_row(const Int8RowKernels& kernels, const LinearInput& x, int64_t row, const float* values, int64_t width);
 
 // Rounds num_rows plain rows in x.x(). Any number of threads gives the same bits.
-void round_rows(LinearInput& x, int64_t num_rows, int64_t width, int num_threads);
+void round_rows(const Int8RowKernels& kernels, LinearInput& x, int64_t num_rows, int64_t width, int num_threads);
 
 }  // namespace pare

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 
 #include "runtime/format/dtype.h"
@@ -22,11 +23,21 @@ float clamp(float x, float low, float high) {
   return std::min(std::max(x, low), high);
 }
 
-// Eight interleaved sums, so that compilers vectorize it and every instruction set adds in the same order.
+// Sums of fixed blocks, which threads share, added in order; in a block eight interleaved ones, so that compilers
+// vectorize it and every instruction set adds in the same order.
 double sum_of_squares(std::span<const float> x) {
-  double sums[8] = {};
-  for (size_t i = 0; i < x.size(); ++i) sums[i % 8] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+  constexpr int64_t kBlock = int64_t{1} << 14;
+  const auto size = static_cast<int64_t>(x.size());
+  std::vector<double> blocks(static_cast<size_t>((size + kBlock - 1) / kBlock));
+#pragma omp parallel for if (size > 4 * kBlock)
+  for (int64_t begin = 0; begin < size; begin += kBlock) {
+    double sums[8] = {};
+    for (int64_t i = begin; i < std::min(begin + kBlock, size); ++i) {
+      sums[i % 8] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    }
+    blocks[begin / kBlock] = ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+  }
+  return std::accumulate(blocks.begin(), blocks.end(), 0.0);
 }
 
 void check_shape(std::span<const float> x_TI, int64_t num_in) {
@@ -173,6 +184,11 @@ std::vector<int32_t> outlier_columns(const InputFormat& format, std::span<const 
   return columns;
 }
 
+float outlier_row_factor(float largest) {
+  const float factor = 127.0f / largest;
+  return std::isfinite(factor) ? factor : 0.0f;
+}
+
 InputGrid outlier_row_codes(std::span<const float> x, const std::vector<int32_t>& columns, float limit,
                             std::span<int8_t> codes) {
   // With a limit it decides value by value, with a list of columns they are passed over.
@@ -186,7 +202,7 @@ InputGrid outlier_row_codes(std::span<const float> x, const std::vector<int32_t>
     is_nan |= std::isnan(x[i]) || (std::isinf(x[i]) && !in_column);
     if (std::abs(x[i]) < limit && !(passes_columns && in_column)) largest = std::max(largest, std::abs(x[i]));
   }
-  const float inverse = is_nan || largest == 0.0f ? 0.0f : 127.0f / largest;
+  const float inverse = is_nan ? 0.0f : outlier_row_factor(largest);
   for (size_t i = 0; i < x.size(); ++i) {
     codes[i] = static_cast<int8_t>(inverse == 0.0f ? 0.0f : clamp(std::rint(x[i] * inverse), -127.0f, 127.0f));
   }

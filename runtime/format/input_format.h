@@ -89,6 +89,8 @@ void round_to_fp8(std::span<float> x, const InputGrid& grid);
 std::vector<int32_t> outlier_columns(const InputFormat& format, std::span<const float> x_TI, int64_t num_in);
 // The limit that outlier_columns compares with; infinity with a list of columns.
 float outlier_limit(const InputFormat& format, std::span<const float> x_TI);
+// 127 / absmax; 0 where that overflows, so that the codes of such a row are 0.
+float outlier_row_factor(float largest);
 // One row beside its outlier columns (see the head of this file): codes and their grid.
 InputGrid outlier_row_codes(std::span<const float> x, const std::vector<int32_t>& columns, float limit,
                             std::span<int8_t> codes);

@@ -177,7 +177,7 @@ TEST_F(PareRuntime, WrongUsageExitsWith2) {
   expect_failure("eval m --text t --contxt 4", 2, {"--contxt", "'--context'"});
   expect_failure("eval m --text t --context four", 2, {"--context", "'four'"});
   expect_failure("eval m --text t --protocol lm-eval", 2, {"gptq, llama.cpp"});
-  expect_failure("eval m --text t --isa sse2", 2, {"avx2, avx512"});
+  expect_failure("eval m --text t --isa sse2", 2, {"avx2, avx512, vnni, amx"});
   expect_failure("generate m --prompt p --threads 0", 2, {"--threads", "at least 1"});
 }
 

@@ -170,7 +170,8 @@ class RoundedInput : public testing::TestWithParam<std::tuple<std::string, Named
 };
 
 INSTANTIATE_TEST_SUITE_P(Formats, RoundedInput,
-                         testing::Combine(testing::Values("reference", "avx2", "avx512"), testing::ValuesIn(formats())),
+                         testing::Combine(testing::Values("reference", "avx2", "avx512", "vnni", "amx"),
+                                          testing::ValuesIn(formats())),
                          [](const auto& test) { return std::get<0>(test.param) + "_" + std::get<1>(test.param).name; });
 
 TEST_P(RoundedInput, MeetsEveryKindOfWeightAsPlainLoopsHaveIt) {
@@ -333,7 +334,7 @@ class RoundedKernels : public testing::TestWithParam<Isa> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Isas, RoundedKernels, testing::Values(Isa::avx2, Isa::avx512),
+INSTANTIATE_TEST_SUITE_P(Isas, RoundedKernels, testing::ValuesIn(kIsas),
                          [](const auto& test) { return std::string(isa_name(test.param)); });
 
 TEST_P(RoundedKernels, ThreadsDoNotChangeABit) {
