@@ -47,7 +47,7 @@ std::string describe(const AwqResult& result) {
 // divided input. Returns what was done, in words.
 std::string scale_stage(const PlannedRun& plan, Stage stage, const std::vector<const PlannedLayer*>& layers,
                         const std::optional<GptqFactor>& factor, const Checkpoint& checkpoint,
-                        LayerStatistics& statistics, BlockWalk& walk, BlockWork& work) {
+                        LayerStatistics& statistics, BlockWalk* walk, BlockWork& work) {
   AwqStage awq;
   for (const PlannedLayer* layer : layers) awq.weights_OI.push_back(work.block.weight(stage, layer->index));
   awq.hessian_II = statistics.hessian_II;
@@ -65,7 +65,7 @@ std::string scale_stage(const PlannedRun& plan, Stage stage, const std::vector<c
   std::vector<float> used =
       fold(checkpoint, stage, {wanted_I.const_data_ptr<float>(), static_cast<size_t>(wanted_I.numel())}, work.block,
            work.layers, work.changed);
-  walk.divide_inputs(stage, used);
+  if (walk != nullptr) walk->divide_inputs(stage, used);
   const at::Tensor used_I = at::from_blob(used.data(), {static_cast<int64_t>(used.size())}, at::kFloat);
   for (const PlannedLayer* layer : layers) {
     const at::Tensor weight_OI = work.block.weight(stage, layer->index);
@@ -92,7 +92,7 @@ void compress_stage(const PlannedRun& plan, int64_t block_index, Stage stage, co
   std::string scaling;
   if (plan.is_scaled(block_index, stage)) {
     const at::Tensor before_II = statistics.hessian_II;
-    scaling = scale_stage(plan, stage, layers, factor, checkpoint, statistics, *walk, work);
+    scaling = scale_stage(plan, stage, layers, factor, checkpoint, statistics, walk, work);
     if (!before_II.is_same(statistics.hessian_II)) factor = factor_of(layers, statistics.hessian_II);
   }
   for (const PlannedLayer* layer : layers) {

@@ -149,6 +149,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "r.yaml:3:", "did you mean 'awq'?"},
         BadRecipe{"CalibrationWithoutText", "calibration: {samples: 3}\npasses: [rtn: {}]\n",
                   "r.yaml:1:", "'text' is missing"},
+        BadRecipe{"StatisticsAndText", "calibration: {statistics: s.h5, text: t}\npasses: [rtn: {}]\n",
+                  "r.yaml:1:", "'statistics' already holds what 'text' would give"},
         BadRecipe{"NothingToDo", "model: m\n", "r.yaml:1:", "nothing to do"},
         BadRecipe{"TwoPasses", "passes:\n  - rtn: {}\n  - rtn: {}\n", "r.yaml:2:", "only once"},
         BadRecipe{"TwoMethods", "passes:\n  - rtn: {}\n    rtn: {}\n", "r.yaml:3:", "twice"},
