@@ -98,7 +98,7 @@ FoundScales search_smoothquant(const PlannedRun& plan, Stage stage, const std::v
 // divided input. Returns what was done, in words.
 std::string scale_stage(const PlannedRun& plan, Stage stage, const std::vector<const PlannedLayer*>& layers,
                         const std::optional<GptqFactor>& factor, const Checkpoint& checkpoint,
-                        LayerStatistics& statistics, BlockWalk& walk, BlockWork& work) {
+                        LayerStatistics& statistics, BlockWalk* walk, BlockWork& work) {
   const ModelDescription& model = checkpoint.description();
   const FoundScales found = std::holds_alternative<AwqOptions>(*plan.scaling)
                                 ? search_awq(plan, stage, layers, factor, model, statistics, work.block)
@@ -108,7 +108,7 @@ std::string scale_stage(const PlannedRun& plan, Stage stage, const std::vector<c
   std::vector<float> used =
       fold(checkpoint, stage, {found.scales_I.const_data_ptr<float>(), static_cast<size_t>(found.scales_I.numel())},
            work.block, work.layers, work.changed);
-  walk.divide_inputs(stage, used);
+  if (walk != nullptr) walk->divide_inputs(stage, used);
   const at::Tensor used_I = at::from_blob(used.data(), {static_cast<int64_t>(used.size())}, at::kFloat);
   for (const PlannedLayer* layer : layers) {
     const at::Tensor weight_OI = work.block.weight(stage, layer->index);
@@ -140,7 +140,7 @@ void compress_stage(const PlannedRun& plan, int64_t block_index, Stage stage, co
   if (plan.is_scaled(block_index, stage)) {
     if (std::holds_alternative<AwqOptions>(*plan.scaling)) factor = factor_of(layers, statistics.hessian_II);
     const at::Tensor before_II = statistics.hessian_II;
-    scaling = scale_stage(plan, stage, layers, factor, checkpoint, statistics, *walk, work);
+    scaling = scale_stage(plan, stage, layers, factor, checkpoint, statistics, walk, work);
     if (!before_II.is_same(statistics.hessian_II)) factor.reset();
   }
   if (!factor) factor = factor_of(layers, statistics.hessian_II);

@@ -70,14 +70,6 @@ std::string describe(const std::variant<AwqOptions, SmoothQuantOptions>& scaling
   return text.str();
 }
 
-std::string windows_hash(const TokenWindows& windows) {
-  Sha256 hash;
-  const std::string shape = std::to_string(windows.num_windows) + "x" + std::to_string(windows.num_tokens) + " ";
-  hash.update(std::as_bytes(std::span(shape)));
-  hash.update(std::as_bytes(std::span(windows.ids_NT)));
-  return hash.hex();
-}
-
 Json layer_json(const LayerRecord& layer) {
   const char* order = layer.scheme.act_order == StoredActOrder::none     ? "none"
                       : layer.scheme.act_order == StoredActOrder::weight ? "static"
@@ -119,7 +111,7 @@ std::map<std::string, std::string> input_hashes(const Checkpoint& source) {
 }
 
 Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, const PlannedRun& plan,
-                             const std::optional<TokenWindows>& calibration, uint64_t seed) {
+                             const std::string& calibration_data) {
   std::string model;
   for (const auto& [name, hash] : inputs) model += name + " " + hash + "\n";
   std::string passes;
@@ -137,7 +129,7 @@ Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, c
   }
   for (const PlannedTable& table : plan.tables) passes += table.linear.name + " " + describe(table.grid) + "\n";
   return {{"model", hash_text(model)},
-          {"calibration data", calibration ? windows_hash(*calibration) + " seed " + std::to_string(seed) : "none"},
+          {"calibration data", calibration_data},
           {"recipe", hash_text(passes)},
           {"version of pare", std::string(version())},
           {"version of LibTorch", TORCH_VERSION},
@@ -152,17 +144,35 @@ std::vector<std::string> list_events(const std::vector<LayerRecord>& layers) {
   return lines;
 }
 
+std::string calibration_identity(const Recipe& recipe, const RunData& data) {
+  if (data.statistics) return "statistics " + data.statistics->hash();
+  if (!data.calibration) return "none";
+  return windows_hash(*data.calibration) + " seed " + std::to_string(recipe.calibration->seed);
+}
+
 std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
-                          const std::map<std::string, std::string>& inputs,
-                          const std::optional<TokenWindows>& calibration, const std::vector<LayerRecord>& layers,
-                          const std::vector<EngineVerdict>& engines,
+                          const std::map<std::string, std::string>& inputs, const RunData& data,
+                          const std::vector<LayerRecord>& layers, const std::vector<EngineVerdict>& engines,
                           const std::map<std::string, std::string>& outputs) {
   Json json = {{"pare", version()}, {"fingerprint", fingerprint}, {"recipe", recipe.text}, {"inputs", inputs}};
-  if (calibration) {
+  if (data.calibration) {
     json["calibration"] = {{"text", recipe.calibration->text.filename().string()},
-                           {"windows", calibration->num_windows},
-                           {"tokens", calibration->num_tokens},
-                           {"seed", recipe.calibration->seed}};
+                           {"windows", data.calibration->num_windows},
+                           {"tokens", data.calibration->num_tokens},
+                           {"seed", recipe.calibration->seed},
+                           {"sequential", true}};
+  }
+  if (data.statistics) {
+    const StatisticsOrigin& origin = data.statistics->origin();
+    json["calibration"] = {{"text", origin.text},
+                           {"windows", origin.num_windows},
+                           {"tokens", origin.num_tokens},
+                           {"seed", origin.seed},
+                           {"sequential", false},
+                           {"statistics", recipe.calibration->statistics.filename().string()},
+                           {"statistics_sha256", data.statistics->hash()},
+                           {"statistics_pare", origin.pare_version},
+                           {"statistics_instruction_set", origin.instruction_set}};
   }
   json["layers"] = Json::array();
   for (const LayerRecord& layer : layers) json["layers"].push_back(layer_json(layer));

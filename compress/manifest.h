@@ -10,9 +10,9 @@
 #include "compress/artifact.h"
 #include "compress/preflight.h"
 #include "compress/recipe.h"
+#include "compress/run_data.h"
 #include "runtime/checkpoint.h"
 #include "runtime/evaluate.h"
-#include "runtime/npy.h"
 
 namespace pare {
 
@@ -20,13 +20,16 @@ namespace pare {
 std::map<std::string, std::string> input_hashes(const Checkpoint& source);
 
 Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, const PlannedRun& plan,
-                             const std::optional<TokenWindows>& calibration, uint64_t seed);
+                             const std::string& calibration_data);
+
+// What stands for the calibration data in the fingerprint: hash of the windows and seed, or of the statistics file.
+std::string calibration_identity(const Recipe& recipe, const RunData& data);
 
 // pare.json. Deterministic: no times, paths or measured values.
 std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
-                          const std::map<std::string, std::string>& inputs,
-                          const std::optional<TokenWindows>& calibration, const std::vector<LayerRecord>& layers,
-                          const std::vector<EngineVerdict>& engines, const std::map<std::string, std::string>& outputs);
+                          const std::map<std::string, std::string>& inputs, const RunData& data,
+                          const std::vector<LayerRecord>& layers, const std::vector<EngineVerdict>& engines,
+                          const std::map<std::string, std::string>& outputs);
 
 struct RunReport {
   std::filesystem::path output;

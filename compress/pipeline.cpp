@@ -18,6 +18,7 @@
 #include "compress/manifest.h"
 #include "compress/plan.h"
 #include "compress/preflight.h"
+#include "compress/run_data.h"
 #include "quant/row_chunks.h"
 #include "runtime/backend.h"
 #include "runtime/evaluate.h"
@@ -25,8 +26,6 @@
 #include "runtime/interrupt.h"
 #include "runtime/memory_usage.h"
 #include "runtime/model_directory.h"
-#include "runtime/token_source.h"
-#include "runtime/tokenizer.h"
 #include "runtime/transformer.h"
 
 namespace pare {
@@ -45,12 +44,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// The recipe's data in tokens, read and checked before any work.
-struct RunData {
-  std::optional<TokenWindows> calibration;
-  std::vector<ScoredWindows> evaluations;
-};
-
 // All that is known before the first byte is written.
 struct PreparedRun {
   const Recipe& recipe;
@@ -66,48 +59,6 @@ struct PreparedRun {
   Fingerprint fingerprint = {};
 };
 
-TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* tokenizer,
-                              const ModelDescription& model) {
-  TokenWindows all = read_token_windows(recipe.text, tokenizer, recipe.num_tokens, /*num_windows=*/0,
-                                        /*add_special_tokens=*/true, model.vocabulary_size);
-  if (all.num_tokens > model.context_length) {
-    throw std::invalid_argument("calibration: windows of " + std::to_string(all.num_tokens) +
-                                " tokens; the model's context is " + std::to_string(model.context_length));
-  }
-  if (all.num_windows <= recipe.num_samples) return all;
-  // Windows of a .npy are taken in order, those of a text drawn at random and kept in order.
-  TokenWindows drawn;
-  drawn.num_tokens = all.num_tokens;
-  drawn.num_windows = recipe.num_samples;
-  for (int64_t i = 0; const int64_t window : draw_sorted(all.num_windows, recipe.num_samples, recipe.seed)) {
-    const std::span<const int32_t> ids = all.window(holds_token_windows(recipe.text) ? i : window);
-    drawn.ids_NT.insert(drawn.ids_NT.end(), ids.begin(), ids.end());
-    ++i;
-  }
-  return drawn;
-}
-
-RunData read_data(const Recipe& recipe, const PlannedRun& plan, const Checkpoint& checkpoint) {
-  const auto needs_tokenizer = [](const fs::path& text) { return !holds_token_windows(text); };
-  std::optional<Tokenizer> tokenizer;
-  if ((plan.needs_calibration && needs_tokenizer(recipe.calibration->text)) ||
-      std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(),
-                  [&](const PerplexityRecipe& item) { return needs_tokenizer(item.text); })) {
-    tokenizer = Tokenizer::open(checkpoint.directory());
-  }
-  RunData data;
-  if (plan.needs_calibration) {
-    data.calibration =
-        read_calibration(*recipe.calibration, tokenizer ? &*tokenizer : nullptr, checkpoint.description());
-  }
-  for (const PerplexityRecipe& item : recipe.evaluate) {
-    const EvaluationOptions options{parse_protocol(item.protocol), item.context, item.num_windows};
-    data.evaluations.push_back(
-        make_scored_windows(item.text, tokenizer ? &*tokenizer : nullptr, checkpoint.description(), options));
-  }
-  return data;
-}
-
 Workload measure_workload(const Recipe& recipe, const RunData& data, int num_threads) {
   Workload workload;
   workload.num_threads = num_threads;
@@ -120,29 +71,6 @@ Workload measure_workload(const Recipe& recipe, const RunData& data, int num_thr
     workload.evaluations.push_back({windows.num_windows, windows.num_tokens, recipe.evaluate[i].reference});
   }
   return workload;
-}
-
-// Every weight is decoded once, so that a NaN is found now and not after hours.
-void check_weights(const PlannedRun& plan, const Checkpoint& checkpoint) {
-  const auto check = [&](const LinearDescription& linear) {
-    checkpoint.linear(linear);
-    checkpoint.drop_pages(linear);
-  };
-  for (const auto& layers : plan.blocks) {
-    for (const PlannedLayer& layer : layers) check(layer.linear);
-  }
-  check(checkpoint.embedding());
-  if (!checkpoint.description().tied_head) check(checkpoint.head());
-}
-
-void check_disk_space(const fs::path& output, const Prediction& prediction) {
-  fs::path existing = fs::absolute(output).lexically_normal();
-  while (!fs::exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
-  const auto available = static_cast<int64_t>(fs::space(existing).available);
-  if (available < prediction.disk_bytes) {
-    throw std::runtime_error("'" + existing.string() + "' has " + format_bytes(available) + " free; this run needs " +
-                             format_bytes(prediction.disk_bytes) + ": free some or choose another place with --out");
-  }
 }
 
 void print_verdicts(const std::vector<EngineVerdict>& verdicts, Progress& progress) {
@@ -163,6 +91,13 @@ void print_row(const LayerRecord& record, double seconds_left, Progress& progres
                 format_duration(seconds_left).c_str());
   progress.print(row);
   for (const std::string& event : record.events) progress.print("event: " + record.name + ": " + event);
+}
+
+std::string describe(const StatisticsFile& statistics) {
+  const StatisticsOrigin& origin = statistics.origin();
+  return "calibration: statistics of the uncompressed model from '" + statistics.path().string() + "' (" + origin.text +
+         ", " + std::to_string(origin.num_windows) + " windows of " + std::to_string(origin.num_tokens) +
+         " tokens); not sequential: no layer sees the errors of those before it";
 }
 
 void check_strict(const Recipe& recipe, const std::vector<LayerRecord>& records) {
@@ -227,7 +162,7 @@ void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& 
 
   const auto start = Clock::now();
   std::optional<BlockWalk> walk;
-  if (plan.needs_calibration) {
+  if (data.calibration) {
     walk.emplace(model, *data.calibration, embedding_of(checkpoint, artifact), recipe.calibration->seed,
                  prepared.prediction.spill, artifact.partial_directory(), prepared.num_threads);
     checkpoint.drop_pages(checkpoint.embedding());
@@ -244,7 +179,13 @@ void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& 
 
     for (const Stage stage : kStages) {
       LayerStatistics statistics;
-      if (walk) statistics = walk->reach(work.block, stage, is_done(b) ? StatisticsNeed::none : plan.need(b, stage));
+      const StatisticsNeed need = is_done(b) ? StatisticsNeed::none : plan.need(b, stage);
+      if (walk) statistics = walk->reach(work.block, stage, need);
+      const auto read_start = Clock::now();
+      if (data.statistics && need != StatisticsNeed::none) {
+        statistics = data.statistics->read(work.block.description(), stage, need);
+        report.stage_seconds["statistics"] += seconds_since(read_start);
+      }
       const auto compress_start = Clock::now();
       if (!is_done(b)) {
         compress_stage(plan, b, stage, checkpoint, std::move(statistics), walk ? &*walk : nullptr, work);
@@ -325,13 +266,6 @@ void measure_sizes(const Checkpoint& source, const fs::path& artifact, RunReport
   report.bits_per_weight_without_head = sizes.linear_bits();
 }
 
-fs::path chosen(const fs::path& from_command_line, const fs::path& from_recipe, const std::string& what,
-                const std::string& key, const std::string& option) {
-  const fs::path& path = from_command_line.empty() ? from_recipe : from_command_line;
-  if (path.empty()) throw std::invalid_argument("no " + what + ": give '" + key + ":' in the recipe or " + option);
-  return path;
-}
-
 // From the first commitment to the published artifact. Returns the report.
 std::string carry_out(const PreparedRun& prepared, Artifact& artifact, MemorySampler& memory, Progress& progress) {
   const auto& [recipe, checkpoint, plan] = std::tie(prepared.recipe, prepared.checkpoint, prepared.plan);
@@ -349,9 +283,8 @@ std::string carry_out(const PreparedRun& prepared, Artifact& artifact, MemorySam
 
   timed("write", [&] {
     artifact.assemble(checkpoint, plan.unquantized);
-    artifact.write_file("pare.json",
-                        manifest_json(recipe, prepared.fingerprint, prepared.inputs, prepared.data.calibration, records,
-                                      prepared.verdicts, artifact.output_hashes()));
+    artifact.write_file("pare.json", manifest_json(recipe, prepared.fingerprint, prepared.inputs, prepared.data,
+                                                   records, prepared.verdicts, artifact.output_hashes()));
   });
   timed("verify", [&] { artifact.verify(checkpoint); });
   throw_if_interrupted();
@@ -380,13 +313,25 @@ std::string carry_out(const PreparedRun& prepared, Artifact& artifact, MemorySam
 
 }  // namespace
 
+fs::path chosen(const fs::path& from_command_line, const fs::path& from_recipe, const std::string& what,
+                const std::string& key, const std::string& option) {
+  const fs::path& path = from_command_line.empty() ? from_recipe : from_command_line;
+  if (path.empty()) throw std::invalid_argument("no " + what + ": give '" + key + ":' in the recipe or " + option);
+  return path;
+}
+
+int set_num_threads(int num_threads) {
+  if (num_threads <= 0) num_threads = omp_get_max_threads();
+  at::set_num_threads(num_threads);
+  omp_set_num_threads(num_threads);
+  return num_threads;
+}
+
 std::string run(const Recipe& recipe, const RunOptions& options, Progress& progress) {
   const auto start = Clock::now();
   MemorySampler memory;
   const at::NoGradGuard no_grad;
-  const int num_threads = options.num_threads > 0 ? options.num_threads : omp_get_max_threads();
-  at::set_num_threads(num_threads);
-  omp_set_num_threads(num_threads);
+  const int num_threads = set_num_threads(options.num_threads);
 
   const fs::path model_path = chosen(options.model, recipe.model, "model", "model", "--model");
   const fs::path output = chosen(options.output, recipe.output, "output", "output", "--out");
@@ -402,6 +347,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   print_verdicts(prepared.verdicts, progress);
 
   prepared.data = read_data(recipe, prepared.plan, checkpoint);
+  if (prepared.data.statistics) progress.print(describe(*prepared.data.statistics));
   const int64_t max_memory_bytes = options.max_memory_bytes.value_or(available_memory_bytes() / 10 * 8);
   const double matmul_rate = measure_matmul_rate(num_threads);
   prepared.prediction = predict(prepared.plan, checkpoint, measure_workload(recipe, prepared.data, num_threads),
@@ -412,8 +358,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   check_disk_space(output, prepared.prediction);
   check_weights(prepared.plan, checkpoint);
   prepared.inputs = input_hashes(checkpoint);
-  prepared.fingerprint = make_fingerprint(prepared.inputs, prepared.plan, prepared.data.calibration,
-                                          recipe.calibration ? recipe.calibration->seed : 0);
+  prepared.fingerprint = make_fingerprint(prepared.inputs, prepared.plan, calibration_identity(recipe, prepared.data));
   throw_if_interrupted();
   Artifact artifact(output, prepared.fingerprint, options.fresh);
   try {

@@ -187,12 +187,15 @@ int64_t PlannedRun::num_layers() const {
   return count;
 }
 
+void check_not_quantized(const Checkpoint& checkpoint) {
+  if (!checkpoint.is_quantized()) return;
+  throw std::invalid_argument("'" + checkpoint.directory().string() +
+                              "' is quantized already; start from the original checkpoint (F32, F16 or BF16)");
+}
+
 PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
   const ModelDescription& model = checkpoint.description();
-  if (checkpoint.is_quantized()) {
-    throw std::invalid_argument("'" + checkpoint.directory().string() +
-                                "' is quantized already; start from the original checkpoint (F32, F16 or BF16)");
-  }
+  check_not_quantized(checkpoint);
   // Scales are stored as the model's own 16-bit type; float32 models get BF16 ones, which every engine
   // takes. AWQ's container has F16 ones alone.
   const bool is_awq_gemm = recipe.container == Container::awq_gemm;
@@ -252,6 +255,9 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
     if (!model.tied_head) plan.tables.push_back({model.head, true, grid});
   }
   if (!recipe.head || model.tied_head) plan.unquantized.push_back(model.head.name);
+  if (recipe.passes.empty() && !recipe.head) {
+    throw std::invalid_argument("recipe: nothing to do: give 'passes:' with at least one of rtn and gptq, or 'head:'");
+  }
   if (plan.num_layers() == 0 && plan.tables.empty()) {
     throw std::invalid_argument("recipe: every layer is excluded and there is no 'head:': nothing would be compressed");
   }

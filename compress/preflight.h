@@ -43,6 +43,9 @@ struct PlannedRun {
 
 StatisticsNeed statistics_need(const LayerOptions& options);
 
+// Throws std::invalid_argument for a source that is quantized already.
+void check_not_quantized(const Checkpoint& checkpoint);
+
 // Throws std::invalid_argument: a source that is quantized already, a mixture of experts, a group size that does not
 // divide, a pattern of the recipe that matches no layer, calibration data that are needed but not given, nothing to do.
 PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint);

@@ -276,12 +276,20 @@ PassRecipe read_pass(const Value& value, bool has_calibration) {
 CalibrationRecipe read_calibration(const Value& value) {
   CalibrationRecipe calibration;
   value.read_map({{"text", [&](const Value& v) { calibration.text = v.text(); }},
+                  {"statistics", [&](const Value& v) { calibration.statistics = v.text(); }},
                   {"samples", [&](const Value& v) { calibration.num_samples = v.integer(1, 1 << 20); }},
                   {"tokens", [&](const Value& v) { calibration.num_tokens = v.integer(1, 1 << 20); }},
                   {"seed", [&](const Value& v) {
                      calibration.seed = static_cast<uint64_t>(v.integer(0, std::numeric_limits<int64_t>::max()));
                    }}});
-  if (calibration.text.empty()) value.fail("'text' is missing: the .txt, .jsonl or .npy file to calibrate on");
+  if (!calibration.statistics.empty()) {
+    for (const char* key : {"text", "samples", "tokens", "seed"}) {
+      if (value.has_key(key))
+        value.fail("'statistics' already holds what '" + std::string(key) + "' would give: keep one");
+    }
+  } else if (calibration.text.empty()) {
+    value.fail("'text' is missing: the .txt, .jsonl or .npy file to calibrate on");
+  }
   return calibration;
 }
 
@@ -394,7 +402,7 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
     }
     if (recipe.scaling) check_scaling(recipe, *passes);
   }
-  if (recipe.passes.empty() && !recipe.head) {
+  if (recipe.passes.empty() && !recipe.head && !recipe.calibration) {
     top.fail("nothing to do: give 'passes:' with at least one of " + method_names() + ", or 'head:'");
   }
   if (recipe.passes.size() > 1) {

@@ -53,7 +53,8 @@ struct PassRecipe {
 };
 
 struct CalibrationRecipe {
-  std::filesystem::path text;  // .txt, .jsonl or .npy
+  std::filesystem::path text;        // .txt, .jsonl or .npy
+  std::filesystem::path statistics;  // instead of a text: what pare calibrate made of the uncompressed model
   int64_t num_samples = 128;
   int64_t num_tokens = 512;
   // Which windows of a text are drawn when it has more than num_samples; of a .npy the first are taken, in order.
@@ -87,7 +88,7 @@ struct Recipe {
   std::filesystem::path output;
   std::optional<CalibrationRecipe> calibration;  // required by gptq and by scales weighted with diag(H)
   std::optional<ScalingRecipe> scaling;          // before the rounding pass
-  std::vector<PassRecipe> passes;                // at least one, or head
+  std::vector<PassRecipe> passes;                // at least one, or head; pare calibrate needs neither
   std::optional<HeadRecipe> head;
   Container container = Container::compressed_tensors;
   std::vector<PerplexityRecipe> evaluate;

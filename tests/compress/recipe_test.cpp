@@ -216,6 +216,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "r.yaml:2:", "layout: pare"},
         BadRecipe{"MedianWithoutData", "passes:\n  - llm_int8: {measure: median}\n", "r.yaml:2:", "use rms"},
         BadRecipe{"UnknownContainer", "passes:\n  - rtn: {}\ncontainer: awq-gem\n", "r.yaml:3:", "awq-gemm"},
+        BadRecipe{"StatisticsAndText", "calibration: {statistics: s.h5, text: t}\npasses: [rtn: {}]\n",
+                  "r.yaml:1:", "'statistics' already holds what 'text' would give"},
         BadRecipe{"NothingToDo", "model: m\n", "r.yaml:1:", "nothing to do"},
         BadRecipe{"TwoPasses", "passes:\n  - rtn: {}\n  - rtn: {}\n", "r.yaml:2:", "only once"},
         BadRecipe{"TwoMethods", "passes:\n  - rtn: {}\n    rtn: {}\n", "r.yaml:3:", "twice"},
