@@ -75,6 +75,8 @@ FoundScales search_smoothquant(const PlannedRun& plan, Stage stage, const std::v
   for (const PlannedLayer* layer : layers) input.weights_OI.push_back(block.weight(stage, layer->index));
   SmoothQuantOptions options = std::get<SmoothQuantOptions>(*plan.scaling);
   options.grid = layer_options.gptq.grid;
+  // With 8 bits a weight's scale hardly matters beside its input's: searching it for every candidate is not worth it.
+  if (options.grid.bits == 8) options.grid.scales = ScaleSearch::minmax;
   if (folds_into_linear(stage)) {
     options.power_of_two = true;
     input.producer_I = producer_channels(model, stage);
