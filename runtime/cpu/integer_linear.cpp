@@ -72,6 +72,16 @@ AlignedBytes panels_of_columns(std::span<const float> values_OJ, int64_t num_col
   return panels;
 }
 
+// Scales and zeros of a group of a panel, [16] each.
+void load_group(const QuantizedPanels& panels, int64_t group, float* scales, int32_t* zeros) {
+  const int64_t num_bytes = scale_bytes(panels.scale_format);
+  for (int64_t lane = 0; lane < kPanel; ++lane) {
+    const int64_t at = group * kPanel + lane;
+    scales[lane] = load_scale(panels.scale_format, panels.scales.get() + at * num_bytes);
+    zeros[lane] = panels.zeros ? std::to_integer<int32_t>(panels.zeros[at]) : 1 << (code_bits(panels.format) - 1);
+  }
+}
+
 }  // namespace
 
 bool IntegerLinear::takes(std::span<const LinearWeights> parts) {
@@ -200,23 +210,24 @@ AlignedBytes IntegerLinear::outlier_weights(const Part& part, const std::vector<
   const UnitShape unit = unit_shape(panels.format);
   const int bits = code_bits(panels.format);
   const int center = 1 << (bits - 1);
-  const int64_t num_bytes = scale_bytes(panels.scale_format);
   AlignedBytes weights = allocate_aligned(panels.num_panels * num_columns * kPanel * 4);
   auto* const floats = reinterpret_cast<float*>(weights.get());
 #pragma omp parallel for schedule(static) num_threads(threads()) if (panels.num_panels * num_columns > 1024)
   for (int64_t panel = 0; panel < panels.num_panels; ++panel) {
     const std::byte* const lines = panels.lines.get() + panel * panels.panel_bytes;
+    int64_t at = -1;  // the group that scales and zeros are of
+    float scales[kPanel];
+    int32_t zeros[kPanel];
     for (int64_t j = 0; j < num_columns; ++j) {
-      const int64_t k = positions[j], at = panel * panels.num_groups + k / panels.group_len;
-      const std::byte* const scales = panels.scales.get() + at * kPanel * num_bytes;
+      const int64_t k = positions[j], group = panel * panels.num_groups + k / panels.group_len;
+      if (group != at) load_group(panels, group, scales, zeros);
+      at = group;
+      int32_t words[kPanel];
+      std::memcpy(words, lines + k / unit.num_k * unit.num_bytes, sizeof(words));
       float* const out = floats + (panel * num_columns + j) * kPanel;
       for (int64_t lane = 0; lane < kPanel; ++lane) {
-        uint32_t word;
-        std::memcpy(&word, lines + k / unit.num_k * unit.num_bytes + 4 * lane, 4);
-        const auto stored = static_cast<int>(word >> (k % unit.num_k * bits)) & (2 * center - 1);
-        const int zero = panels.zeros ? std::to_integer<int>(panels.zeros[at * kPanel + lane]) : center;
-        out[lane] =
-            load_scale(panels.scale_format, scales + lane * num_bytes) * static_cast<float>((stored ^ center) - zero);
+        const int32_t code = ((words[lane] >> (k % unit.num_k * bits)) & (2 * center - 1)) ^ center;
+        out[lane] = scales[lane] * static_cast<float>(code - zeros[lane]);
       }
     }
   }

@@ -78,6 +78,18 @@ void round_beside_outliers(const Int8RowKernels& kernels, const LinearInput& x, 
   for (size_t j = 0; j < columns.size(); ++j) values[columns[j]] = kept[j];
 }
 
+// outlier_limit() of the rows [first, end) of x.x().
+float find_outlier_limit(const LinearInput& x, int64_t first, int64_t end, int64_t width, int num_threads) {
+  std::vector<double> squares_T(static_cast<size_t>(end - first), 0.0);
+  if (x.format().outliers == OutlierRule::relative) {
+#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
+    for (int64_t r = first; r < end; ++r) {
+      squares_T[r - first] = sum_of_squares({x.x() + r * width, static_cast<size_t>(width)});
+    }
+  }
+  return outlier_limit(x.format(), squares_T, width);
+}
+
 // outlier_columns() of the rows [first, end) of x.x().
 std::vector<int32_t> find_outlier_columns(const Int8RowKernels& kernels, const LinearInput& x, int64_t first,
                                           int64_t end, int64_t width, float limit, int num_threads) {
@@ -127,8 +139,7 @@ void round_rows(const Int8RowKernels& kernels, LinearInput& x, int64_t num_rows,
   for (size_t s = 0; s < sequences.size(); ++s) {
     const int64_t first = sequences[s].first_row, end = first + sequences[s].num_rows;
     if (format.has_outliers()) {
-      const std::span<const float> values(x.x() + first * width, static_cast<size_t>((end - first) * width));
-      const float limit = outlier_limit(format, values);
+      const float limit = find_outlier_limit(x, first, end, width, num_threads);
       std::vector<int32_t>& columns = x.outlier_columns()[s];
       columns = find_outlier_columns(kernels, x, first, end, width, limit, num_threads);
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)

@@ -23,23 +23,6 @@ float clamp(float x, float low, float high) {
   return std::min(std::max(x, low), high);
 }
 
-// Sums of fixed blocks, which threads share, added in order; in a block eight interleaved ones, so that compilers
-// vectorize it and every instruction set adds in the same order.
-double sum_of_squares(std::span<const float> x) {
-  constexpr int64_t kBlock = int64_t{1} << 14;
-  const auto size = static_cast<int64_t>(x.size());
-  std::vector<double> blocks(static_cast<size_t>((size + kBlock - 1) / kBlock));
-#pragma omp parallel for if (size > 4 * kBlock)
-  for (int64_t begin = 0; begin < size; begin += kBlock) {
-    double sums[8] = {};
-    for (int64_t i = begin; i < std::min(begin + kBlock, size); ++i) {
-      sums[i % 8] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-    }
-    blocks[begin / kBlock] = ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
-  }
-  return std::accumulate(blocks.begin(), blocks.end(), 0.0);
-}
-
 void check_shape(std::span<const float> x_TI, int64_t num_in) {
   if (num_in > 0 && static_cast<int64_t>(x_TI.size()) % num_in == 0) return;
   throw std::invalid_argument("input format: " + std::to_string(x_TI.size()) + " values are no rows of " +
@@ -161,17 +144,40 @@ void round_to_fp8(std::span<float> x, const InputGrid& grid) {
   }
 }
 
-float outlier_limit(const InputFormat& format, std::span<const float> x_TI) {
+// Eight interleaved sums, so that compilers vectorize it and every instruction set adds in the same order.
+double sum_of_squares(std::span<const float> x) {
+  double sums[8] = {};
+  size_t i = 0;
+  for (; i + 8 <= x.size(); i += 8) {
+    for (size_t lane = 0; lane < 8; ++lane) {
+      sums[lane] += static_cast<double>(x[i + lane]) * static_cast<double>(x[i + lane]);
+    }
+  }
+  for (; i < x.size(); ++i) sums[i % 8] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+}
+
+float outlier_limit(const InputFormat& format, std::span<const double> squares_T, int64_t num_in) {
   if (format.outliers == OutlierRule::absolute) return format.outlier_threshold;
   if (format.outliers != OutlierRule::relative) return std::numeric_limits<float>::infinity();
-  const double mean = sum_of_squares(x_TI) / static_cast<double>(std::max<size_t>(x_TI.size(), 1));
-  return static_cast<float>(format.outlier_threshold * std::sqrt(mean));
+  const double sum = std::accumulate(squares_T.begin(), squares_T.end(), 0.0);
+  const double count = static_cast<double>(squares_T.size()) * static_cast<double>(num_in);
+  return static_cast<float>(format.outlier_threshold * std::sqrt(sum / std::max(count, 1.0)));
+}
+
+float outlier_limit(const InputFormat& format, std::span<const float> x_TI, int64_t num_in) {
+  check_shape(x_TI, num_in);
+  std::vector<double> squares_T;
+  for (size_t row = 0; row < x_TI.size(); row += static_cast<size_t>(num_in)) {
+    squares_T.push_back(sum_of_squares(x_TI.subspan(row, static_cast<size_t>(num_in))));
+  }
+  return outlier_limit(format, squares_T, num_in);
 }
 
 std::vector<int32_t> outlier_columns(const InputFormat& format, std::span<const float> x_TI, int64_t num_in) {
   check_shape(x_TI, num_in);
   if (!format.has_outliers() || format.outliers == OutlierRule::columns) return format.outlier_columns;
-  const float limit = outlier_limit(format, x_TI);
+  const float limit = outlier_limit(format, x_TI, num_in);
   std::vector<uint8_t> is_outlier(static_cast<size_t>(num_in), 0);
   for (size_t row = 0; row < x_TI.size(); row += static_cast<size_t>(num_in)) {
     for (size_t i = 0; i < is_outlier.size(); ++i) is_outlier[i] |= std::abs(x_TI[row + i]) >= limit;
@@ -217,7 +223,7 @@ void fake_quantize(const InputFormat& format, std::span<float> x_TI, int64_t num
   const auto width = static_cast<size_t>(num_in);
   const InputExtremes all = format.range == InputRange::sequence ? input_extremes(x_TI) : InputExtremes{};
   const std::vector<int32_t> columns = outlier_columns(format, x_TI, num_in);
-  const float limit = outlier_limit(format, x_TI);
+  const float limit = outlier_limit(format, x_TI, num_in);
   std::vector<int8_t> codes(width);
   for (size_t first = 0; first < x_TI.size(); first += width) {
     const std::span<float> row = x_TI.subspan(first, width);

@@ -87,8 +87,11 @@ void round_to_fp8(std::span<float> x, const InputGrid& grid);
 
 // The columns that stay in floating point: x is one sequence, [T, num_in] dense. Ascending.
 std::vector<int32_t> outlier_columns(const InputFormat& format, std::span<const float> x_TI, int64_t num_in);
-// The limit that outlier_columns compares with; infinity with a list of columns.
-float outlier_limit(const InputFormat& format, std::span<const float> x_TI);
+// The limit that outlier_columns compares with; infinity with a list of columns. The mean square is that of the rows'
+// sums, added in order in float64: rows may be summed apart, by any thread.
+float outlier_limit(const InputFormat& format, std::span<const float> x_TI, int64_t num_in);
+float outlier_limit(const InputFormat& format, std::span<const double> squares_T, int64_t num_in);
+double sum_of_squares(std::span<const float> x);
 // 127 / absmax; 0 where that overflows, so that the codes of such a row are 0.
 float outlier_row_factor(float largest);
 // One row beside its outlier columns (see the head of this file): codes and their grid.

@@ -1,6 +1,8 @@
 """Writes tests/golden/formats/int8.safetensors: what bitsandbytes' own Linear8bitLt stores for random weights on a CPU.
 
-For each of two modules its state dict (weight, SCB, weight_format) and `dense`, the library's own dequantization of it.
+For each of two modules its state dict (weight, SCB, weight_format) and `dense`, the library's own dequantization of it;
+`x`, rows of a float32 model that float16 holds exactly, some columns of which reach the threshold, and what the library
+makes of them: `y` with the threshold 6 and `y_no_outliers` with the threshold 0.
 
 Run: python tests/golden/make_bitsandbytes.py, with the packages of tests/requirements.txt and bitsandbytes==0.50.2
 (which no test needs); the result is deterministic.
@@ -27,6 +29,18 @@ def main():
         assert set(state) == {"weight", "SCB", "weight_format"}, set(state)
         tensors |= {f"{name}.{key}": value.clone().contiguous() for key, value in state.items()}
         tensors[f"{name}.dense"] = int8_vectorwise_dequant(state["weight"], state["SCB"])
+        inputs = torch.Generator().manual_seed(num_in)
+        x = torch.randn(7, num_in, generator=inputs)
+        x[:, 3] *= 9
+        x[2:5, num_in - 2] *= 12
+        x = x.half().float()
+        assert (x.abs() >= 6).any(0).sum() in range(2, 5)
+        tensors[f"{name}.x"] = x
+        layer.eval()  # in training mode it multiplies dequantized weights
+        for key, threshold in (("y", 6.0), ("y_no_outliers", 0.0)):
+            layer.state.threshold = threshold
+            tensors[f"{name}.{key}"] = layer(x).detach().contiguous()
+            assert tensors[f"{name}.{key}"].dtype == torch.float32
     save_file(tensors, FOLDER / "int8.safetensors", metadata={"format": "pt"})
 
 

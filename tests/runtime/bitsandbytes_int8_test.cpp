@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "runtime/backend.h"
 #include "runtime/safetensors.h"
 #include "tests/expect_error.h"
 
@@ -41,6 +42,54 @@ TEST_P(BitsAndBytesGolden, DequantizingAgreesWithTheLibrary) {
   std::vector<float> theirs(ours.size());
   convert_to_float(DType::F32, parts_["dense"].data, theirs);
   for (size_t i = 0; i < ours.size(); ++i) ASSERT_NEAR(ours[i], theirs[i], 5.1 * 0x1p-24 * std::fabs(theirs[i])) << i;
+}
+
+// The codes of x and the outlier columns are the library's, so the integer sums are, too. It scales them by
+// 6.200124e-05 for 1 / 127^2 = 6.2000124e-05, which is 1.81e-5 too much, and both round a few times: of the terms' sum
+// of magnitudes M that is at most 1.81e-5 M + (I + 16) 2^-24 M. (A code that differs by one moves y by some M / 127 /
+// I.)
+TEST_P(BitsAndBytesGolden, LinearsGiveTheLibrarysOutputs) {
+  const QuantizedWeight weight = unpack();
+  const std::vector<float> weight_OI = dequantize(weight);
+  const TensorView& x = file_.tensors().at(GetParam() + ".x");
+  const int64_t num_rows = x.shape[0];
+  std::vector<float> x_RI(static_cast<size_t>(num_rows * num_in()));
+  convert_to_float(DType::F32, x.data, x_RI);
+  std::vector<float> gates;  // silu(32) = 32 exactly, so that activate emits x
+  for (int64_t r = 0; r < num_rows; ++r) {
+    gates.insert(gates.end(), static_cast<size_t>(num_in()), 32.0f);
+    for (int64_t i = 0; i < num_in(); ++i) gates.push_back(x_RI[r * num_in() + i] / 32.0f);
+  }
+  for (const float threshold : {6.0f, 0.0f}) {
+    const PackScheme scheme = BitsAndBytesConfig::parse(bitsandbytes_config_json(threshold, {}), "c").scheme;
+    const LinearWeights linear = {.name = "m", .weight = weight, .bias_O = {}, .input = scheme.input};
+    std::vector<float> theirs(static_cast<size_t>(num_rows * num_out()));
+    convert_to_float(DType::F32, file_.tensors().at(GetParam() + (threshold > 0 ? ".y" : ".y_no_outliers")).data,
+                     theirs);
+    std::vector<std::unique_ptr<Backend>> backends;
+    backends.push_back(make_reference_backend());
+    for (const Isa isa : kIsas) {
+      if (supports_isa(isa)) backends.push_back(make_cpu_backend(isa, 2));
+    }
+    for (const auto& backend : backends) {
+      const auto packed = backend->pack({&linear, 1});
+      const std::vector<Sequence> all = {{.num_rows = num_rows}};
+      LinearInput input(*backend, num_rows, num_in(), true);
+      input.prepare(*packed, all);
+      backend->activate(gates.data(), Activation::silu, num_rows, num_in(), input);
+      std::vector<float> y(theirs.size());
+      backend->linear(*packed, input, num_rows, y.data());
+      for (int64_t i = 0; i < num_rows * num_out(); ++i) {
+        double magnitude = 0.0;
+        for (int64_t k = 0; k < num_in(); ++k) {
+          magnitude += std::abs(static_cast<double>(x_RI[i / num_out() * num_in() + k]) *
+                                weight_OI[i % num_out() * num_in() + k]);
+        }
+        const double tolerance = (1.81e-5 + static_cast<double>(num_in() + 16) * 0x1p-24) * magnitude;
+        ASSERT_NEAR(y[i], theirs[i], tolerance) << backend->name() << ", threshold " << threshold << ", " << i;
+      }
+    }
+  }
 }
 
 TEST_P(BitsAndBytesGolden, PackingGivesTheLibrarysBytes) {
