@@ -160,6 +160,7 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
     });
     if (!scales_any) throw std::invalid_argument("recipe: awq: every stage has an excluded layer: nothing is scaled");
   }
+  if (recipe.budget) plan.needs_calibration = true;
   names.push_back(model.head.name);  // named in `exclude` by habit; passes never touch it
   check_patterns(recipe, names);
   if (recipe.head) {
