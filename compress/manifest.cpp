@@ -150,9 +150,23 @@ std::string calibration_identity(const Recipe& recipe, const RunData& data) {
   return windows_hash(*data.calibration) + " seed " + std::to_string(recipe.calibration->seed);
 }
 
+std::string survey_identity(const Recipe& recipe, const RunData& data) {
+  std::ostringstream text;
+  text << "windows " << windows_hash(data.survey->windows);
+  if (recipe.sensitivity) {
+    for (const std::string& pattern : recipe.sensitivity->groups) text << " " << pattern;
+  }
+  if (recipe.budget) {
+    text << " candidates";
+    for (const int bits : recipe.budget->allowed) text << " " << bits;
+  }
+  return text.str();
+}
+
 std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                           const std::map<std::string, std::string>& inputs, const RunData& data,
-                          const std::vector<LayerRecord>& layers, const std::vector<EngineVerdict>& engines,
+                          const std::vector<LayerRecord>& layers, const std::string& budget,
+                          const std::vector<EngineVerdict>& engines,
                           const std::map<std::string, std::string>& outputs) {
   Json json = {{"pare", version()}, {"fingerprint", fingerprint}, {"recipe", recipe.text}, {"inputs", inputs}};
   if (data.calibration) {
@@ -174,6 +188,7 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                            {"statistics_pare", origin.pare_version},
                            {"statistics_instruction_set", origin.instruction_set}};
   }
+  if (!budget.empty()) json["budget"] = Json::parse(budget);
   json["layers"] = Json::array();
   for (const LayerRecord& layer : layers) json["layers"].push_back(layer_json(layer));
   json["events"] = list_events(layers);
@@ -201,6 +216,11 @@ std::string report_json(const RunReport& report) {
   json["perplexity"] = Json::array();
   for (const Evaluation& evaluation : report.evaluations)
     json["perplexity"].push_back(Json::parse(to_json(evaluation)));
+  if (!report.sensitivity.empty()) json["sensitivity"] = Json::parse(report.sensitivity);
+  if (!report.budget.empty()) {
+    json["budget"] = Json::parse(report.budget);
+    json["budget"]["measured"] = Json::parse(to_json(report.budget_measured.value()));
+  }
   return json.dump(2);
 }
 

@@ -25,11 +25,14 @@ Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, c
 // What stands for the calibration data in the fingerprint: hash of the windows and seed, or of the statistics file.
 std::string calibration_identity(const Recipe& recipe, const RunData& data);
 
-// pare.json. Deterministic: no times, paths or measured values.
+// What decides a survey beside the model and the statistics: the windows measured on, the groups, the candidates.
+std::string survey_identity(const Recipe& recipe, const RunData& data);
+
+// pare.json; `budget` is a JSON object, or empty for none. Deterministic: no times, paths or measured values.
 std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                           const std::map<std::string, std::string>& inputs, const RunData& data,
-                          const std::vector<LayerRecord>& layers, const std::vector<EngineVerdict>& engines,
-                          const std::map<std::string, std::string>& outputs);
+                          const std::vector<LayerRecord>& layers, const std::string& budget,
+                          const std::vector<EngineVerdict>& engines, const std::map<std::string, std::string>& outputs);
 
 struct RunReport {
   std::filesystem::path output;
@@ -45,6 +48,9 @@ struct RunReport {
   int64_t num_resumed_blocks = 0;
   std::vector<std::string> events;
   std::vector<Evaluation> evaluations;
+  // JSON objects, or empty for none.
+  std::string sensitivity, budget;
+  std::optional<Evaluation> budget_measured;  // on what the survey was measured on
 };
 std::string report_json(const RunReport& report);
 

@@ -14,12 +14,15 @@
 
 #include "compress/artifact.h"
 #include "compress/block_walk.h"
+#include "compress/budget.h"
 #include "compress/compress_block.h"
 #include "compress/manifest.h"
 #include "compress/plan.h"
 #include "compress/preflight.h"
 #include "compress/run_data.h"
+#include "compress/survey.h"
 #include "quant/row_chunks.h"
+#include "runtime/atomic_file.h"
 #include "runtime/backend.h"
 #include "runtime/evaluate.h"
 #include "runtime/inspect.h"
@@ -66,9 +69,17 @@ Workload measure_workload(const Recipe& recipe, const RunData& data, int num_thr
     workload.num_windows = data.calibration->num_windows;
     workload.num_tokens = data.calibration->num_tokens;
   }
+  if (data.survey) {
+    const size_t num_bits = recipe.budget ? recipe.budget->allowed.size() : 0;
+    workload.survey = {data.survey->windows.num_windows, data.survey->windows.num_tokens,
+                       static_cast<int64_t>(num_bits) * 4};
+  }
   for (size_t i = 0; i < data.evaluations.size(); ++i) {
     const TokenWindows& windows = data.evaluations[i].windows;
     workload.evaluations.push_back({windows.num_windows, windows.num_tokens, recipe.evaluate[i].reference});
+  }
+  if (recipe.budget) {  // the loss that the survey predicted is measured
+    workload.evaluations.push_back({workload.survey->num_windows, workload.survey->num_tokens, true});
   }
   return workload;
 }
@@ -129,6 +140,42 @@ void compress_tables(const PlannedRun& plan, const Checkpoint& checkpoint, Artif
     records.push_back(std::move(layer.record));
   }
   artifact.commit(kTablesPart, std::move(tensors), std::move(records));
+}
+
+fs::path survey_file(const Artifact& artifact) {
+  return artifact.partial_directory() / "progress" / "survey";
+}
+
+// The survey, or what an earlier run has kept of it.
+std::optional<Survey> take_survey(const PreparedRun& prepared, const Artifact& artifact, Progress& progress) {
+  const auto& [recipe, data] = std::tie(prepared.recipe, prepared.data);
+  if (!data.survey) return std::nullopt;
+  SurveyOptions options;
+  if (recipe.sensitivity) options.patterns = recipe.sensitivity->groups;
+  if (recipe.budget) options.candidate_bits = recipe.budget->allowed;
+  const fs::path file = survey_file(artifact);
+  const std::string identity = survey_identity(recipe, data) + "\n";
+  if (fs::exists(file)) {
+    const std::string text = read_text_file(file);
+    if (text.starts_with(identity)) return parse_survey(text.substr(identity.size()), file.string());
+  }
+  Survey survey = survey_model(prepared.checkpoint, prepared.plan, data,
+                               recipe.calibration ? recipe.calibration->seed : 0, *data.survey, options,
+                               prepared.prediction.spill, artifact.partial_directory(), prepared.num_threads, progress);
+  write_file_atomically(file, identity + to_json(survey));
+  malloc_trim(0);  // what it held is not to be counted beside the walk
+  return survey;
+}
+
+// The plan gets the bits that the budget pays for.
+BitChoice spend_budget(const Survey& survey, PreparedRun& prepared, Progress& progress) {
+  const BitChoice choice = choose_bits(survey, prepared.plan, prepared.checkpoint,
+                                       budget_bytes(*prepared.recipe.budget, prepared.plan, prepared.checkpoint));
+  apply_choice(choice, prepared.plan);
+  for (const std::string& line : to_lines(choice)) progress.print(line);
+  prepared.verdicts = judge_engines(prepared.plan, prepared.checkpoint.description());
+  print_verdicts(prepared.verdicts, progress);
+  return choice;
 }
 
 // The table that the compressed model will embed with.
@@ -210,26 +257,30 @@ void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& 
   }
 }
 
-std::vector<Evaluation> evaluate_artifact(const PreparedRun& prepared, const fs::path& directory, Progress& progress) {
+// The recipe's evaluations and, of a budget, the loss that its survey predicted.
+void evaluate_artifact(const PreparedRun& prepared, const fs::path& directory, Progress& progress, RunReport& report) {
   const auto& [recipe, data] = std::tie(prepared.recipe, prepared.data);
-  std::vector<Evaluation> evaluations;
-  if (recipe.evaluate.empty()) return evaluations;
+  if (recipe.evaluate.empty() && !recipe.budget) return;
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), prepared.num_threads);
   const Checkpoint checkpoint = Checkpoint::open(directory);
   Transformer model = Transformer::load(checkpoint, *backend);
   std::optional<Transformer> reference;
-  for (size_t i = 0; i < data.evaluations.size(); ++i) {
-    if (recipe.evaluate[i].reference && !reference) reference = Transformer::load(prepared.checkpoint, *backend);
-    progress.begin("evaluate", data.evaluations[i].windows.num_windows, "windows");
-    model.use_kv_bits(recipe.evaluate[i].kv_bits);
-    evaluations.push_back(evaluate(model, data.evaluations[i], recipe.evaluate[i].reference ? &*reference : nullptr,
-                                   [&](int64_t done, int64_t) {
-                                     throw_if_interrupted();
-                                     progress.update(done);
-                                   }));
+  const auto measure = [&](const ScoredWindows& windows, bool compares, int kv_bits) {
+    if (compares && !reference) reference = Transformer::load(prepared.checkpoint, *backend);
+    model.use_kv_bits(kv_bits);
+    progress.begin("evaluate", windows.windows.num_windows, "windows");
+    Evaluation evaluation = evaluate(model, windows, compares ? &*reference : nullptr, [&](int64_t done, int64_t) {
+      throw_if_interrupted();
+      progress.update(done);
+    });
     progress.finish();
+    return evaluation;
+  };
+  for (size_t i = 0; i < data.evaluations.size(); ++i) {
+    report.evaluations.push_back(
+        measure(data.evaluations[i], recipe.evaluate[i].reference, recipe.evaluate[i].kv_bits));
   }
-  return evaluations;
+  if (recipe.budget) report.budget_measured = measure(*data.survey, /*compares=*/true, kKvFloatBits);
 }
 
 void check_gates(const FailIf& fail_if, const std::vector<Evaluation>& evaluations, const fs::path& artifact) {
@@ -267,7 +318,7 @@ void measure_sizes(const Checkpoint& source, const fs::path& artifact, RunReport
 }
 
 // From the first commitment to the published artifact. Returns the report.
-std::string carry_out(const PreparedRun& prepared, Artifact& artifact, MemorySampler& memory, Progress& progress) {
+std::string carry_out(PreparedRun& prepared, Artifact& artifact, MemorySampler& memory, Progress& progress) {
   const auto& [recipe, checkpoint, plan] = std::tie(prepared.recipe, prepared.checkpoint, prepared.plan);
   RunReport report;
   const auto timed = [&](const char* stage, const std::function<void()>& work) {
@@ -275,6 +326,14 @@ std::string carry_out(const PreparedRun& prepared, Artifact& artifact, MemorySam
     work();
     report.stage_seconds[stage] += seconds_since(stage_start);
   };
+  std::optional<Survey> survey;
+  timed("survey", [&] { survey = take_survey(prepared, artifact, progress); });
+  if (survey) {
+    for (const std::string& line : to_lines(*survey)) progress.print(line);
+    report.sensitivity = to_json(*survey);
+  }
+  std::optional<BitChoice> choice;
+  if (recipe.budget) choice = spend_budget(*survey, prepared, progress);
   timed("tables", [&] { compress_tables(plan, checkpoint, artifact, progress); });
   compress_blocks(prepared, artifact, progress, report);
   const std::vector<LayerRecord> records = artifact.records();
@@ -283,12 +342,15 @@ std::string carry_out(const PreparedRun& prepared, Artifact& artifact, MemorySam
 
   timed("write", [&] {
     artifact.assemble(checkpoint, plan.unquantized);
+    if (choice) artifact.write_file("budget.svg", picture(*choice));
     artifact.write_file("pare.json", manifest_json(recipe, prepared.fingerprint, prepared.inputs, prepared.data,
-                                                   records, prepared.verdicts, artifact.output_hashes()));
+                                                   records, choice ? to_json(*choice, /*curve=*/false) : "",
+                                                   prepared.verdicts, artifact.output_hashes()));
   });
   timed("verify", [&] { artifact.verify(checkpoint); });
   throw_if_interrupted();
-  timed("evaluate", [&] { report.evaluations = evaluate_artifact(prepared, artifact.artifact_directory(), progress); });
+  timed("evaluate", [&] { evaluate_artifact(prepared, artifact.artifact_directory(), progress, report); });
+  if (choice) report.budget = to_json(*choice, /*curve=*/true);
 
   report.output = prepared.output;
   measure_sizes(checkpoint, artifact.artifact_directory(), report);
@@ -304,6 +366,12 @@ std::string carry_out(const PreparedRun& prepared, Artifact& artifact, MemorySam
 
   for (const std::string& event : report.events) progress.print("event: " + event);
   for (const Evaluation& evaluation : report.evaluations) progress.print(to_text(evaluation));
+  if (choice) {
+    const Comparison& measured = report.budget_measured->comparison.value();
+    progress.print("budget: predicted loss " + format_number(choice->loss, 5) + ", measured KL " +
+                   format_number(measured.kl_mean.value, 5) + ", measured loss " +
+                   format_number(report.budget_measured->nll - measured.reference_nll, 5) + " nats per token");
+  }
   progress.print(prepared.output.string() + ": " + format_bytes(report.output_bytes) + ", " +
                  format_number(report.bits_per_weight_without_head, 3) + " bits per weight (" +
                  format_number(report.bits_per_weight, 3) + " with embedding and head), " +
@@ -343,15 +411,18 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
                        .checkpoint = Checkpoint::open(model_path)};
   const Checkpoint& checkpoint = prepared.checkpoint;
   prepared.plan = plan_run(recipe, checkpoint);
-  prepared.verdicts = judge_engines(prepared.plan, checkpoint.description());
-  print_verdicts(prepared.verdicts, progress);
-
+  if (!recipe.budget) {  // which decides who loads the result
+    prepared.verdicts = judge_engines(prepared.plan, checkpoint.description());
+    print_verdicts(prepared.verdicts, progress);
+  }
   prepared.data = read_data(recipe, prepared.plan, checkpoint);
   if (prepared.data.statistics) progress.print(describe(*prepared.data.statistics));
   const int64_t max_memory_bytes = options.max_memory_bytes.value_or(available_memory_bytes() / 10 * 8);
   const double matmul_rate = measure_matmul_rate(num_threads);
-  prepared.prediction = predict(prepared.plan, checkpoint, measure_workload(recipe, prepared.data, num_threads),
-                                read_memory_usage().held_bytes, max_memory_bytes, matmul_rate);
+  Workload workload = measure_workload(recipe, prepared.data, num_threads);
+  if (recipe.budget) workload.linear_bytes = budget_bytes(*recipe.budget, prepared.plan, checkpoint);
+  prepared.prediction =
+      predict(prepared.plan, checkpoint, workload, read_memory_usage().held_bytes, max_memory_bytes, matmul_rate);
   for (const std::string& line : to_lines(prepared.prediction)) progress.print(line);
   if (options.dry_run) return to_json(prepared.prediction);
 
@@ -359,6 +430,10 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   check_weights(prepared.plan, checkpoint);
   prepared.inputs = input_hashes(checkpoint);
   prepared.fingerprint = make_fingerprint(prepared.inputs, prepared.plan, calibration_identity(recipe, prepared.data));
+  if (recipe.budget) {
+    prepared.fingerprint["budget"] = std::to_string(budget_bytes(*recipe.budget, prepared.plan, checkpoint)) +
+                                     " bytes, " + survey_identity(recipe, prepared.data);
+  }
   throw_if_interrupted();
   Artifact artifact(output, prepared.fingerprint, options.fresh);
   try {
@@ -367,10 +442,10 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
     artifact.discard();
     throw;
   } catch (...) {
-    if (artifact.num_committed() == 0) {
+    if (artifact.num_committed() == 0 && !fs::exists(survey_file(artifact))) {
       artifact.discard();
     } else {
-      progress.print("the finished blocks are kept in '" + artifact.partial_directory().string() +
+      progress.print("what is finished is kept in '" + artifact.partial_directory().string() +
                      "'; the same command goes on from there");
     }
     throw;

@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "compress/calibration.h"
+#include "compress/leave_one_out.h"
 #include "quant/row_chunks.h"
 #include "runtime/progress.h"
 #include "runtime/transformer.h"
@@ -52,7 +53,8 @@ struct Sizes {
   int64_t table_weights = 0;  // embedding and untied head
 };
 
-Sizes measure_sizes(const PlannedRun& plan, const Checkpoint& checkpoint) {
+// linear_bytes: of all blocks' linears, where a budget says it.
+Sizes measure_sizes(const PlannedRun& plan, const Checkpoint& checkpoint, std::optional<int64_t> linear_bytes) {
   Sizes sizes;
   for (const std::string& name : checkpoint.tensor_names()) {
     sizes.source_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
@@ -67,11 +69,17 @@ Sizes measure_sizes(const PlannedRun& plan, const Checkpoint& checkpoint) {
     int64_t block = 0;
     for (const PlannedLayer& layer : layers) {
       block += layer.linear.num_out * layer.linear.num_in;
-      if (layer.options) replace(layer.linear, layer.scheme);
+      if (linear_bytes) {
+        sizes.output_bytes -= static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
+      } else if (layer.options) {
+        replace(layer.linear, layer.scheme);
+      }
     }
     sizes.block_weights += block;
     sizes.largest_block = std::max(sizes.largest_block, block);
   }
+  sizes.output_bytes += linear_bytes.value_or(0);
+  sizes.parts_bytes += linear_bytes.value_or(0);
   for (const PlannedTable& table : plan.tables) {
     PackScheme scheme;
     scheme.bits = table.grid.bits;
@@ -203,14 +211,18 @@ int64_t available_memory_bytes() {
 Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
                    int64_t max_memory_bytes, double matmul_rate) {
   const ModelDescription& model = checkpoint.description();
-  const Sizes sizes = measure_sizes(plan, checkpoint);
+  const Sizes sizes = measure_sizes(plan, checkpoint, workload.linear_bytes);
   const Operations operations = count_operations(plan, model, workload);
+  const int64_t survey_memory = workload.survey
+                                    ? LeaveOneOut::size_bytes(model, workload.survey->num_windows,
+                                                              workload.survey->num_tokens, workload.num_threads)
+                                    : 0;
   const int64_t libraries = base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes;
   const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1);  // float32, codes, packed
   const int64_t work_bytes = compress_bytes(plan, model, workload.num_windows);
 
   const auto walk_memory = [&](Spill spill) {
-    int64_t bytes = libraries + block_bytes + work_bytes;
+    int64_t bytes = libraries + block_bytes + work_bytes + survey_memory;
     if (workload.walks()) {
       bytes += BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads)
                    .memory_bytes;
@@ -250,6 +262,17 @@ Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const W
   prediction.disk_bytes = sizes.parts_bytes + std::max(spill_bytes, sizes.output_bytes);
 
   const int64_t memory = walk_memory(prediction.spill);
+  if (workload.survey) {
+    const PlannedSurvey& survey = *workload.survey;
+    const double measuring = LeaveOneOut::num_operations(model, survey.num_windows, survey.num_tokens);
+    const double predicting = static_cast<double>(sizes.block_weights * survey.num_candidates) * kSearchOpsPerWeight;
+    prediction.stages.push_back(
+        {"survey",
+         (operations.forward / kForwardEfficiency + operations.statistics / kStatisticsEfficiency +
+          operations.compress + measuring / kForwardEfficiency + predicting) /
+             matmul_rate,
+         memory});
+  }
   if (!plan.tables.empty()) {
     prediction.stages.push_back({"embedding and head",
                                  static_cast<double>(sizes.table_weights) * kTableOpsPerWeight / matmul_rate,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,11 +19,19 @@ struct PlannedEvaluation {
   bool reference = true;
 };
 
+struct PlannedSurvey {
+  int64_t num_windows = 0;  // that losses are measured on
+  int64_t num_tokens = 0;
+  int64_t num_candidates = 0;  // predicted for each weight
+};
+
 struct Workload {
   int64_t num_windows = 0;  // of calibration; 0: none, or statistics from a file
   int64_t num_tokens = 0;
   std::vector<PlannedEvaluation> evaluations;
   int num_threads = 1;
+  std::optional<PlannedSurvey> survey = {};
+  std::optional<int64_t> linear_bytes = {};  // what a budget leaves the blocks' linears
   bool walks() const { return num_windows > 0; }
 };
 

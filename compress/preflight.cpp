@@ -46,35 +46,6 @@ std::array<bool, kStages.size()> scaled_stages(const ScalingRecipe& scaling, con
   return scaled;
 }
 
-// How what the options make is stored.
-PackScheme storage_scheme(const LayerOptions& options, Container container) {
-  const GridOptions& grid = options.gptq.grid;
-  PackScheme scheme;
-  scheme.bits = grid.bits;
-  scheme.group_size = grid.group_size;
-  scheme.symmetric = grid.symmetric;
-  scheme.per_tensor = grid.per_tensor;
-  scheme.input = options.input;
-  if (options.method == Method::gptq && grid.group_size != kPerChannel) {
-    scheme.act_order = options.gptq.act_order == ActOrder::none    ? StoredActOrder::none
-                       : options.gptq.act_order == ActOrder::group ? StoredActOrder::group
-                                                                   : StoredActOrder::weight;
-  }
-  if (options.method == Method::fp8) {
-    scheme.format = StoredFormat::float_quantized;
-  } else if (options.method == Method::llm_int8) {
-    scheme.format =
-        options.llm_int8.layout == LlmInt8Layout::own ? StoredFormat::pare_int8 : StoredFormat::bitsandbytes_int8;
-  } else if (container == Container::awq_gemm) {
-    scheme.format = StoredFormat::awq_gemm;
-    scheme.act_order = StoredActOrder::none;  // not recorded there
-  } else if (grid.per_tensor ||
-             (grid.bits == 8 && !options.input.is_plain() && scheme.act_order != StoredActOrder::group)) {
-    scheme.format = StoredFormat::int_quantized;
-  }
-  return scheme;
-}
-
 // Layers that engines fuse into one must share a scheme: q, k, v and gate, up.
 bool stage_is_uniform(const std::vector<PlannedLayer>& layers, Stage stage) {
   std::optional<std::optional<PackScheme>> first;
@@ -164,6 +135,34 @@ StatisticsNeed statistics_need(const LayerOptions& options) {
                                                                              : StatisticsNeed::none;
 }
 
+PackScheme storage_scheme(const LayerOptions& options, Container container) {
+  const GridOptions& grid = options.gptq.grid;
+  PackScheme scheme;
+  scheme.bits = grid.bits;
+  scheme.group_size = grid.group_size;
+  scheme.symmetric = grid.symmetric;
+  scheme.per_tensor = grid.per_tensor;
+  scheme.input = options.input;
+  if (options.method == Method::gptq && grid.group_size != kPerChannel) {
+    scheme.act_order = options.gptq.act_order == ActOrder::none    ? StoredActOrder::none
+                       : options.gptq.act_order == ActOrder::group ? StoredActOrder::group
+                                                                   : StoredActOrder::weight;
+  }
+  if (options.method == Method::fp8) {
+    scheme.format = StoredFormat::float_quantized;
+  } else if (options.method == Method::llm_int8) {
+    scheme.format =
+        options.llm_int8.layout == LlmInt8Layout::own ? StoredFormat::pare_int8 : StoredFormat::bitsandbytes_int8;
+  } else if (container == Container::awq_gemm) {
+    scheme.format = StoredFormat::awq_gemm;
+    scheme.act_order = StoredActOrder::none;  // not recorded there
+  } else if (grid.per_tensor ||
+             (grid.bits == 8 && !options.input.is_plain() && scheme.act_order != StoredActOrder::group)) {
+    scheme.format = StoredFormat::int_quantized;
+  }
+  return scheme;
+}
+
 StatisticsNeed PlannedRun::need(int64_t block, Stage stage) const {
   StatisticsNeed need = StatisticsNeed::none;
   if (is_scaled(block, stage)) {
@@ -201,6 +200,7 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
   const bool is_awq_gemm = recipe.container == Container::awq_gemm;
   const DType scale_dtype = model.dtype == DType::F16 || is_awq_gemm ? DType::F16 : DType::BF16;
   PlannedRun plan;
+  plan.container = recipe.container;
   std::vector<std::string> names;
   for (const BlockDescription& block : model.blocks) {
     std::vector<PlannedLayer>& layers = plan.blocks.emplace_back();
@@ -237,6 +237,7 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
       throw std::invalid_argument("recipe: " + std::string(recipe.scaling->name()) +
                                   ": every stage has an excluded layer: nothing is scaled");
   }
+  if (recipe.budget) plan.needs_calibration = true;
   names.push_back(model.head.name);  // named in `exclude` by habit; passes never touch it
   check_patterns(recipe, names);
   if (recipe.head) {

@@ -33,6 +33,7 @@ struct PlannedRun {
   std::vector<PlannedTable> tables;  // embedding and untied head, when the recipe quantizes them
   std::optional<std::variant<AwqOptions, SmoothQuantOptions>> scaling;
   std::vector<std::array<bool, kStages.size()>> scaled;  // by block and stage: whether its input is scaled
+  Container container = Container::compressed_tensors;
   bool needs_calibration = false;
   std::vector<std::string> unquantized;  // linears that the artifact's config lists as left alone
 
@@ -42,6 +43,8 @@ struct PlannedRun {
 };
 
 StatisticsNeed statistics_need(const LayerOptions& options);
+// How what the options make is stored.
+PackScheme storage_scheme(const LayerOptions& options, Container container);
 
 // Throws std::invalid_argument for a source that is quantized already.
 void check_not_quantized(const Checkpoint& checkpoint);

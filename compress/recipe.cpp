@@ -10,6 +10,7 @@
 
 #include "compress/yaml_value.h"
 #include "runtime/atomic_file.h"
+#include "runtime/byte_count.h"
 
 namespace pare {
 namespace {
@@ -335,6 +336,65 @@ void check_scaling(const Recipe& recipe, const Value& passes) {
     passes.fail("awq searches scales of rows or groups: not per_tensor");
 }
 
+SensitivityRecipe read_sensitivity(const Value& value) {
+  SensitivityRecipe sensitivity;
+  value.read_map({{"text", [&](const Value& v) { sensitivity.text = v.text(); }},
+                  {"context", [&](const Value& v) { sensitivity.context = v.integer(2, 1 << 20); }},
+                  {"windows", [&](const Value& v) { sensitivity.num_windows = v.integer(1, 1 << 20); }},
+                  {"groups", [&](const Value& list) {
+                     for (const Value& item : list.list()) sensitivity.groups.push_back(item.text());
+                   }}});
+  return sensitivity;
+}
+
+BudgetRecipe read_budget(const Value& value) {
+  BudgetRecipe budget;
+  value.read_map({{"bits", [&](const Value& v) { budget.bits = v.number(1.0, 16.0); }},
+                  {"size",
+                   [&](const Value& v) {
+                     budget.size_bytes = parse_bytes(v.text());
+                     if (!budget.size_bytes) v.fail("expected a size such as 80MB or 76MiB, found '" + v.text() + "'");
+                   }},
+                  {"allow", [&](const Value& list) {
+                     budget.allowed.clear();
+                     for (const Value& item : list.list()) {
+                       const int64_t bits = item.integer(2, 16);
+                       budget.allowed.push_back(bits == 16 ? 16 : read_bits(item));
+                     }
+                     if (budget.allowed.empty()) list.fail("expected some of 2, 3, 4, 8 and 16 bits");
+                   }}});
+  if (budget.bits.has_value() == budget.size_bytes.has_value()) {
+    value.fail("expected either 'bits' (per weight of the blocks' linears) or 'size' (of all weight files)");
+  }
+  return budget;
+}
+
+// What both measure, and on what.
+void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes, const Value& top) {
+  const char* key = recipe.budget ? "budget" : "sensitivity";
+  if (recipe.passes.empty()) top.fail("'" + std::string(key) + "' needs a pass that says how weights are rounded");
+  const bool has_windows = recipe.calibration && recipe.calibration->statistics.empty();
+  if (!has_windows && (!recipe.sensitivity || recipe.sensitivity->text.empty())) {
+    top.fail("'" + std::string(key) + "' measures losses on text: add 'sensitivity: {text: ...}'");
+  }
+  if (!recipe.budget) return;
+  if (!recipe.calibration) top.fail("'budget' weighs errors with calibration statistics: add 'calibration:'");
+  if (recipe.sensitivity && !recipe.sensitivity->groups.empty()) {
+    top.fail("'budget' measures every stage of every block: leave 'sensitivity.groups' out");
+  }
+  for (const Value& pass : passes->list()) {
+    for (const auto& [name, options] : pass.entries()) {
+      if (!options.has_key("bits") && !options.has_key("group_size")) continue;
+      options.fail("'budget' chooses bits and group sizes: leave them out here");
+    }
+  }
+  for (const LayerOverride& item : recipe.passes.front().overrides) {
+    if (item.bits || item.group_size) {
+      top.fail("'budget' chooses bits and group sizes: take them out of the override of '" + item.pattern + "'");
+    }
+  }
+}
+
 }  // namespace
 
 std::string_view method_name(Method method) {
@@ -375,6 +435,8 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
           recipe.container = v.choice<Container>(
               {{"compressed-tensors", Container::compressed_tensors}, {"awq-gemm", Container::awq_gemm}});
         }},
+       {"sensitivity", [&](const Value& v) { recipe.sensitivity = read_sensitivity(v); }},
+       {"budget", [&](const Value& v) { recipe.budget = read_budget(v); }},
        {"evaluate",
         [&](const Value& v) {
           for (const Value& item : v.list()) {
@@ -408,6 +470,9 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
   if (recipe.passes.size() > 1) {
     passes->fail("two quantization passes: weights can be rounded only once. Use one pass with 'layers.override'");
   }
+  if (recipe.sensitivity || recipe.budget) check_sensitivity(recipe, passes, top);
+  // Until the budget has chosen, what fits every layer.
+  if (recipe.budget) recipe.passes.front().defaults.gptq.grid.group_size = kPerChannel;
   const bool gates = recipe.fail_if.kl || recipe.fail_if.perplexity_ratio;
   const bool has_reference =
       std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(), [](const auto& e) { return e.reference; });

@@ -78,6 +78,23 @@ struct PerplexityRecipe {
 // Whose files the result looks like. LLM.int8 has layouts of its own (LlmInt8Options::layout).
 enum class Container { compressed_tensors, awq_gemm };
 
+// `sensitivity:` what rounding each group of layers alone adds to the loss.
+struct SensitivityRecipe {
+  std::filesystem::path text;      // empty: the first windows of the calibration
+  std::optional<int64_t> context;  // tokens of a window; 512, or a .npy's own
+  int64_t num_windows = 4;
+  // Globs; all layers that match one make a group, with those that engines fuse them with. Empty: each stage of each
+  // block is a group (q, k, v; o; gate, up; down).
+  std::vector<std::string> groups;
+};
+
+// `budget:` bits and group size of each stage of each block are chosen, in place of the pass's own. One of the two:
+struct BudgetRecipe {
+  std::optional<double> bits;         // per weight of the blocks' linears: codes and scales, without the head
+  std::optional<int64_t> size_bytes;  // of all weight files
+  std::vector<int> allowed = {2, 3, 4, 8, 16};
+};
+
 struct FailIf {
   std::optional<double> kl;
   std::optional<double> perplexity_ratio;
@@ -91,6 +108,8 @@ struct Recipe {
   std::vector<PassRecipe> passes;                // at least one, or head; pare calibrate needs neither
   std::optional<HeadRecipe> head;
   Container container = Container::compressed_tensors;
+  std::optional<SensitivityRecipe> sensitivity;
+  std::optional<BudgetRecipe> budget;
   std::vector<PerplexityRecipe> evaluate;
   FailIf fail_if;
   bool strict = false;  // an event (raised damping, dead column, fallback) is an error

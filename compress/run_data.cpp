@@ -12,6 +12,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int64_t kSurveyContext = 512;  // tokens of a window, where the recipe does not say
+
 StatisticsFile read_statistics(const fs::path& path, const Checkpoint& checkpoint) {
   StatisticsFile statistics = StatisticsFile::open(path);
   const std::string model = model_hash(checkpoint);
@@ -23,6 +25,22 @@ StatisticsFile read_statistics(const fs::path& path, const Checkpoint& checkpoin
                              model + "): make them for this one with pare calibrate");
   }
   return statistics;
+}
+
+// Of the calibration's windows; a context below theirs takes their first tokens.
+ScoredWindows first_windows(const TokenWindows& all, const SensitivityRecipe& recipe, const std::string& source) {
+  ScoredWindows data;
+  data.source = source;
+  data.windows.num_windows = std::min(recipe.num_windows, all.num_windows);
+  data.windows.num_tokens = std::min(recipe.context.value_or(kSurveyContext), all.num_tokens);
+  if (data.predictions_per_window() < 1) {
+    throw std::invalid_argument("sensitivity: calibration windows of one token leave nothing to predict");
+  }
+  for (int64_t n = 0; n < data.windows.num_windows; ++n) {
+    const std::span<const int32_t> ids = all.window(n).first(static_cast<size_t>(data.windows.num_tokens));
+    data.windows.ids_NT.insert(data.windows.ids_NT.end(), ids.begin(), ids.end());
+  }
+  return data;
 }
 
 }  // namespace
@@ -51,7 +69,11 @@ RunData read_data(const Recipe& recipe, const PlannedRun& plan, const Checkpoint
   const auto needs_tokenizer = [](const fs::path& text) { return !holds_token_windows(text); };
   std::optional<Tokenizer> tokenizer;
   const bool needs_windows = plan.needs_calibration && recipe.calibration->statistics.empty();
-  if ((needs_windows && needs_tokenizer(recipe.calibration->text)) ||
+  const bool surveys = recipe.sensitivity || recipe.budget;
+  const bool has_survey_text = recipe.sensitivity && !recipe.sensitivity->text.empty();
+  const bool reads_windows = needs_windows || (surveys && !has_survey_text);
+  if ((reads_windows && needs_tokenizer(recipe.calibration->text)) ||
+      (has_survey_text && needs_tokenizer(recipe.sensitivity->text)) ||
       std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(),
                   [&](const PerplexityRecipe& item) { return needs_tokenizer(item.text); })) {
     tokenizer = Tokenizer::open(checkpoint.directory());
@@ -60,10 +82,20 @@ RunData read_data(const Recipe& recipe, const PlannedRun& plan, const Checkpoint
   if (plan.needs_calibration && !needs_windows) {
     data.statistics = read_statistics(recipe.calibration->statistics, checkpoint);
   }
-  if (needs_windows) {
+  if (reads_windows) {
     data.calibration =
         read_calibration(*recipe.calibration, tokenizer ? &*tokenizer : nullptr, checkpoint.description());
   }
+  if (has_survey_text) {
+    const SensitivityRecipe& item = *recipe.sensitivity;
+    const int64_t context = item.context.value_or(holds_token_windows(item.text) ? 0 : kSurveyContext);
+    data.survey = make_scored_windows(item.text, tokenizer ? &*tokenizer : nullptr, checkpoint.description(),
+                                      {Protocol::gptq, context, item.num_windows});
+  } else if (surveys) {
+    data.survey = first_windows(*data.calibration, recipe.sensitivity.value_or(SensitivityRecipe{}),
+                                recipe.calibration->text.filename().string());
+  }
+  if (!needs_windows) data.calibration.reset();
   for (const PerplexityRecipe& item : recipe.evaluate) {
     const EvaluationOptions options{parse_protocol(item.protocol), item.context, item.num_windows};
     data.evaluations.push_back(

@@ -19,6 +19,7 @@ namespace pare {
 struct RunData {
   std::optional<TokenWindows> calibration;   // in tokens
   std::optional<StatisticsFile> statistics;  // of this model
+  std::optional<ScoredWindows> survey;       // what sensitivities are measured on
   std::vector<ScoredWindows> evaluations;
 };
 
