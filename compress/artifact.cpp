@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "runtime/atomic_file.h"
+#include "runtime/format/stored_linear.h"
 #include "runtime/sha256.h"
 
 namespace pare {
@@ -27,19 +28,49 @@ std::span<const std::byte> bytes_of(const auto& values) {
   return std::as_bytes(std::span(values));
 }
 
+// Enumerations by number: these files are read by the same version of pare alone.
+Json scheme_json(const PackScheme& scheme) {
+  const InputFormat& input = scheme.input;
+  return {{"bits", scheme.bits},
+          {"group_size", scheme.group_size},
+          {"symmetric", scheme.symmetric},
+          {"act_order", static_cast<int>(scheme.act_order)},
+          {"format", static_cast<int>(scheme.format)},
+          {"per_tensor", scheme.per_tensor},
+          {"input_type", static_cast<int>(input.type)},
+          {"input_range", static_cast<int>(input.range)},
+          {"input_symmetric", input.symmetric},
+          {"outliers", static_cast<int>(input.outliers)},
+          {"outlier_threshold", input.outlier_threshold}};
+}
+
+PackScheme parse_scheme(const Json& json) {
+  PackScheme scheme;
+  scheme.bits = json.at("bits").get<int>();
+  scheme.group_size = json.at("group_size").get<int64_t>();
+  scheme.symmetric = json.at("symmetric").get<bool>();
+  scheme.act_order = static_cast<StoredActOrder>(json.at("act_order").get<int>());
+  scheme.format = static_cast<StoredFormat>(json.at("format").get<int>());
+  scheme.per_tensor = json.at("per_tensor").get<bool>();
+  scheme.input.type = static_cast<InputType>(json.at("input_type").get<int>());
+  scheme.input.range = static_cast<InputRange>(json.at("input_range").get<int>());
+  scheme.input.symmetric = json.at("input_symmetric").get<bool>();
+  scheme.input.outliers = static_cast<OutlierRule>(json.at("outliers").get<int>());
+  scheme.input.outlier_threshold = json.at("outlier_threshold").get<float>();
+  return scheme;
+}
+
 Json record_json(const LayerRecord& record) {
   return {{"name", record.name},
           {"num_out", record.num_out},
           {"num_in", record.num_in},
           {"is_linear", record.is_linear},
           {"method", record.method},
-          {"bits", record.scheme.bits},
-          {"group_size", record.scheme.group_size},
-          {"symmetric", record.scheme.symmetric},
-          {"act_order", static_cast<int>(record.scheme.act_order)},
+          {"scheme", scheme_json(record.scheme)},
           {"scale_dtype", dtype_name(record.scale_dtype)},
           {"relative_error", record.relative_error},
           {"error_measure", record.error_measure},
+          {"output_error", record.output_error},
           {"damping", record.damping},
           {"scaling", record.scaling},
           {"error_before_refinement", record.error_before_refinement},
@@ -55,13 +86,11 @@ LayerRecord parse_record(const Json& json) {
   record.num_in = json.at("num_in").get<int64_t>();
   record.is_linear = json.at("is_linear").get<bool>();
   record.method = json.at("method").get<std::string>();
-  record.scheme.bits = json.at("bits").get<int>();
-  record.scheme.group_size = json.at("group_size").get<int64_t>();
-  record.scheme.symmetric = json.at("symmetric").get<bool>();
-  record.scheme.act_order = static_cast<StoredActOrder>(json.at("act_order").get<int>());
+  record.scheme = parse_scheme(json.at("scheme"));
   record.scale_dtype = parse_dtype(json.at("scale_dtype").get<std::string>());
   record.relative_error = json.at("relative_error").get<double>();
   record.error_measure = json.at("error_measure").get<std::string>();
+  record.output_error = json.at("output_error").get<double>();
   record.damping = json.at("damping").get<double>();
   record.scaling = json.at("scaling").get<std::string>();
   record.error_before_refinement = json.at("error_before_refinement").get<double>();
@@ -83,14 +112,6 @@ bool is_copied(const fs::path& file) {
                                                           ".h5",          ".ot",  ".onnx", ".msgpack", ".npz"};
   const std::string name = file.filename().string();
   return !name.starts_with('.') && !kLeftOut.contains(name) && !kWeightExtensions.contains(file.extension().string());
-}
-
-PackedTensors packed_tensors(const std::map<std::string, TensorView>& tensors, const std::string& module) {
-  const auto find = [&](std::string_view suffix) -> const TensorView* {
-    const auto found = tensors.find(module + std::string(suffix));
-    return found == tensors.end() ? nullptr : &found->second;
-  };
-  return {find(kPackedSuffix), find(kScaleSuffix), find(kShapeSuffix), find(kZeroPointSuffix), find(kGroupIndexSuffix)};
 }
 
 int64_t tensor_bytes(const StreamedTensor& tensor) {
@@ -136,29 +157,26 @@ StreamedTensor view_tensor(const std::string& name, const TensorView& view) {
 
 }  // namespace
 
-std::string content_hash(const QuantizedWeight& weight) {
+std::string content_hash(const StoredLinear& linear) {
+  const QuantizedWeight& weight = linear.weight;
+  const InputFormat& input = linear.input;
   Sha256 hash;
-  const std::string header = std::to_string(weight.num_out) + "x" + std::to_string(weight.num_in) + " bits " +
-                             std::to_string(weight.bits) + " group " + std::to_string(weight.group_size) +
-                             (weight.symmetric ? " symmetric " : " asymmetric ") +
-                             std::string(dtype_name(weight.scale_dtype));
+  const std::string header =
+      std::to_string(weight.num_out) + "x" + std::to_string(weight.num_in) + " bits " + std::to_string(weight.bits) +
+      " group " + std::to_string(weight.group_size) + (weight.symmetric ? " symmetric " : " asymmetric ") +
+      std::string(dtype_name(weight.scale_dtype)) + (weight.code_type == CodeType::fp8 ? " fp8" : "") + " input " +
+      input_format_name(input) + " " + std::to_string(static_cast<int>(input.outliers)) + " zero " +
+      std::to_string(input.zero);
   hash.update(std::as_bytes(std::span(header)));
   hash.update(bytes_of(weight.codes_OI));
   hash.update(bytes_of(weight.scales_OG));
   hash.update(bytes_of(weight.zeros_OG));
   hash.update(bytes_of(weight.group_of_I));
+  const std::array<float, 2> numbers = {input.scale, input.outlier_threshold};
+  hash.update(bytes_of(numbers));
+  hash.update(bytes_of(input.outlier_columns));
+  hash.update(bytes_of(linear.outlier_weight_OJ));
   return hash.hex();
-}
-
-PackScheme pack_scheme(const QuantizedWeight& weight, bool reordered) {
-  PackScheme scheme;
-  scheme.bits = weight.bits;
-  scheme.group_size = weight.group_size;
-  scheme.symmetric = weight.symmetric;
-  scheme.act_order = !weight.group_of_I.empty()                      ? StoredActOrder::group
-                     : reordered && weight.group_size != kPerChannel ? StoredActOrder::weight
-                                                                     : StoredActOrder::none;
-  return scheme;
 }
 
 std::vector<fs::path> Artifact::copied_files(const fs::path& directory) {
@@ -272,20 +290,22 @@ const std::vector<LayerRecord>* Artifact::committed(int64_t part) const {
   return found == parts_.end() ? nullptr : &found->second;
 }
 
-QuantizedWeight Artifact::read_weight(int64_t part, const LayerRecord& record) const {
+StoredLinear Artifact::read_layer(int64_t part, const LayerRecord& record) const {
   const SafetensorsFile file = SafetensorsFile::open(part_file(part, "safetensors"));
-  QuantizedWeight weight = unpack_compressed_tensors(packed_tensors(file.tensors(), record.name), record.scheme,
-                                                     record.num_out, record.num_in, record.name);
-  if (content_hash(weight) != record.sha256) {
+  const auto find = [&](const std::string& name) -> const TensorView* {
+    const auto found = file.tensors().find(name);
+    return found == file.tensors().end() ? nullptr : &found->second;
+  };
+  StoredLinear linear = unpack_linear(find, record.scheme, record.num_out, record.num_in, record.name);
+  if (content_hash(linear) != record.sha256) {
     throw std::runtime_error("'" + part_file(part, "safetensors").string() + "': " + record.name +
                              " is not what its record says: start anew with --fresh");
   }
-  return weight;
+  return linear;
 }
 
-void Artifact::append_packed(const QuantizedWeight& weight, const std::string& module,
-                             std::vector<StreamedTensor>& out) {
-  for (OwnedTensor& tensor : pack_compressed_tensors(weight, module)) append(std::move(tensor), out);
+void Artifact::append_packed(const StoredLinear& linear, const LayerRecord& record, std::vector<StreamedTensor>& out) {
+  for (OwnedTensor& tensor : pack_linear(linear, record.scheme, record.name)) append(std::move(tensor), out);
 }
 
 void Artifact::append(OwnedTensor tensor, std::vector<StreamedTensor>& out) {
@@ -337,7 +357,7 @@ void Artifact::assemble(const Checkpoint& source, const std::vector<std::string>
     replaced.insert(record.name + ".weight");
   }
   Json config = Json::parse(source.config_json());
-  config["quantization_config"] = Json::parse(quantization_config_json(modules, unquantized));
+  config["quantization_config"] = Json::parse(container_config_json(modules, unquantized));
   write_file("config.json", config.dump(2) + "\n");
 
   for (const fs::path& path : copied_files(source.directory())) {
@@ -396,14 +416,17 @@ void Artifact::verify(const Checkpoint& source) const {
   std::set<std::string> replaced;
   for (const LayerRecord& record : records()) {
     const LinearDescription linear{record.name, record.num_out, record.num_in, false};
-    const LinearWeights weights = written.linear(linear);
-    const auto* quantized = std::get_if<QuantizedWeight>(&weights.weight);
+    LinearWeights weights = written.linear(linear);
+    auto* quantized = std::get_if<QuantizedWeight>(&weights.weight);
     if (quantized == nullptr) {
       throw std::runtime_error("verification of '" + artifact_directory().string() + "': " + record.name +
                                " reads back as not quantized");
     }
-    if (content_hash(*quantized) != record.sha256) {
-      throw std::runtime_error("verification of '" + artifact_directory().string() + "': codes or scales of " +
+    const StoredLinear stored{.weight = std::move(*quantized),
+                              .input = std::move(weights.input),
+                              .outlier_weight_OJ = std::move(weights.outlier_weight_OJ)};
+    if (content_hash(stored) != record.sha256) {
+      throw std::runtime_error("verification of '" + artifact_directory().string() + "': codes, scales or input of " +
                                record.name + " read back differently from what was computed");
     }
     written.drop_pages(linear);

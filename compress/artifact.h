@@ -28,13 +28,15 @@ struct LayerRecord {
   int64_t num_out = 0;
   int64_t num_in = 0;
   bool is_linear = true;  // false: an embedding
-  std::string method;     // "gptq", "rtn"
+  std::string method;     // "gptq", "rtn", "fp8", "llm_int8"
   PackScheme scheme;
   DType scale_dtype = DType::BF16;
   // tr((W - W') M (W - W')^T) / tr(W M W^T), with M named by error_measure: "hessian" H, "hessian_diagonal" its
   // diagonal, "weights" the identity (no calibration data were needed).
   double relative_error = 0.0;
   std::string error_measure = "weights";
+  // Of layers whose input is rounded: |Xq W'^T - X W^T|^2 / |X W^T|^2 on the sampled rows; 0 where none were taken.
+  double output_error = 0.0;
   double damping = 0.0;  // of gptq: as used
   std::string scaling;   // of the input, in words; empty: none
   // relative_error before the refinement; 0 where there was none.
@@ -44,12 +46,9 @@ struct LayerRecord {
   double seconds = 0.0;             // measured: never in the manifest
 };
 
-// SHA-256 of codes, scales, zeros, groups and how they are to be read. Two weights have the same hash when a reader
-// cannot tell them apart.
-std::string content_hash(const QuantizedWeight& weight);
-
-// How the container describes the weight. `reordered`: GPTQ rounded the columns in the order of diag(H).
-PackScheme pack_scheme(const QuantizedWeight& weight, bool reordered);
+// SHA-256 of codes, scales, zeros, groups, outlier columns, the input's format and how all are to be read. Two linears
+// have the same hash when a reader cannot tell them apart.
+std::string content_hash(const StoredLinear& linear);
 
 // What decides every byte of the output, by name: "model", "calibration", "recipe", "pare", "isa", ...
 using Fingerprint = std::map<std::string, std::string>;
@@ -72,15 +71,15 @@ class Artifact {
   // Records of a committed part whose file is intact.
   const std::vector<LayerRecord>* committed(int64_t part) const;
   int64_t num_committed() const { return static_cast<int64_t>(parts_.size()); }
-  // A weight of a committed part, validated. Throws std::runtime_error.
-  QuantizedWeight read_weight(int64_t part, const LayerRecord& record) const;
+  // A layer of a committed part, validated. Throws std::runtime_error.
+  StoredLinear read_layer(int64_t part, const LayerRecord& record) const;
 
   // Tensors of a committed part that replace the source's under their names.
   std::vector<OwnedTensor> read_changed(int64_t part, const Checkpoint& source) const;
 
   void commit(int64_t part, std::vector<StreamedTensor> tensors, std::vector<LayerRecord> records);
-  // For commit: the packed tensors of one layer, and a tensor that replaces the source's.
-  static void append_packed(const QuantizedWeight& weight, const std::string& module, std::vector<StreamedTensor>& out);
+  // For commit: the tensors of one layer in its scheme's container, and a tensor that replaces the source's.
+  static void append_packed(const StoredLinear& linear, const LayerRecord& record, std::vector<StreamedTensor>& out);
   static void append(OwnedTensor tensor, std::vector<StreamedTensor>& out);
 
   // All records, by part.

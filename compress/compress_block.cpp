@@ -7,7 +7,10 @@
 #include <cstdio>
 #include <stdexcept>
 
+#include "compress/resolve_input.h"
 #include "quant/awq.h"
+#include "quant/smoothquant.h"
+#include "runtime/format/stored_linear.h"
 #include "runtime/interrupt.h"
 
 namespace pare {
@@ -36,47 +39,93 @@ std::optional<GptqFactor> factor_of(const std::vector<const PlannedLayer*>& laye
   return std::nullopt;
 }
 
-std::string describe(const AwqResult& result) {
+// What a scaling pass found for a stage's input; scales_I undefined: s = 1.
+struct FoundScales {
+  at::Tensor scales_I;
+  std::string what;  // in words
+};
+
+FoundScales search_awq(const PlannedRun& plan, Stage stage, const std::vector<const PlannedLayer*>& layers,
+                       const std::optional<GptqFactor>& factor, const ModelDescription& model,
+                       const LayerStatistics& statistics, const DecoderBlock& block) {
+  AwqStage awq;
+  for (const PlannedLayer* layer : layers) awq.weights_OI.push_back(block.weight(stage, layer->index));
+  awq.hessian_II = statistics.hessian_II;
+  awq.mean_abs_I = statistics.mean_abs_I;
+  if (factor) awq.conditional_I = factor->conditional_I;
+  AwqOptions options = std::get<AwqOptions>(*plan.scaling);
+  if (folds_into_linear(stage)) {
+    options.powers_of_two = true;
+    awq.producer_I = producer_channels(model, stage);
+  }
+  const AwqResult result = search_awq_scales(awq, options, layers.front()->options->gptq.grid);
+  if (!result.scaled) return {{}, "awq: s = 1"};
   char text[96];
   std::snprintf(text, sizeof(text), "awq a=%.2f%s, cost x %.4f", result.exponent, result.duo_scaling ? " duo" : "",
                 result.cost_before > 0.0 ? result.cost_after / result.cost_before : 1.0);
-  return text;
+  return {result.scales_I.contiguous(), text};
+}
+
+// The sampled rows count as one sequence: a range over a sequence is then that of all of them.
+FoundScales search_smoothquant(const PlannedRun& plan, Stage stage, const std::vector<const PlannedLayer*>& layers,
+                               const ModelDescription& model, const LayerStatistics& statistics,
+                               const DecoderBlock& block) {
+  const LayerOptions& layer_options = *layers.front()->options;
+  SmoothInput input{.absmax_I = absmax(statistics), .rows_RI = statistics.sample_RI, .weights_OI = {}};
+  for (const PlannedLayer* layer : layers) input.weights_OI.push_back(block.weight(stage, layer->index));
+  SmoothQuantOptions options = std::get<SmoothQuantOptions>(*plan.scaling);
+  options.grid = layer_options.gptq.grid;
+  // With 8 bits a weight's scale hardly matters beside its input's: searching it for every candidate is not worth it.
+  if (options.grid.bits == 8) options.grid.scales = ScaleSearch::minmax;
+  if (folds_into_linear(stage)) {
+    options.power_of_two = true;
+    input.producer_I = producer_channels(model, stage);
+  }
+  const auto round_input = [&](at::Tensor& x_RI, const at::Tensor& scales_I) {
+    LayerStatistics scaled;
+    scaled.min_I = statistics.min_I.div(scales_I);
+    scaled.max_I = statistics.max_I.div(scales_I);
+    const InputFormat format = resolve_input(layer_options, scaled).format;
+    fake_quantize(format, {x_RI.data_ptr<float>(), static_cast<size_t>(x_RI.numel())}, x_RI.size(1));
+  };
+  const Smoothing result = smooth(input, round_input, options);
+  if (!result.chosen.alpha) return {{}, "smoothquant: s = 1"};
+  char text[96];
+  std::snprintf(text, sizeof(text), "smoothquant alpha=%.2f, output error x %.4f", *result.chosen.alpha,
+                result.plain_error > 0.0 ? result.chosen.error / result.plain_error : 1.0);
+  return {result.scales_I.contiguous(), text};
 }
 
 // Searches the scales of the stage's input and folds them. Afterwards block, walk and statistics are those of the
 // divided input. Returns what was done, in words.
 std::string scale_stage(const PlannedRun& plan, Stage stage, const std::vector<const PlannedLayer*>& layers,
                         const std::optional<GptqFactor>& factor, const Checkpoint& checkpoint,
-                        LayerStatistics& statistics, BlockWalk& walk, BlockWork& work) {
-  AwqStage awq;
-  for (const PlannedLayer* layer : layers) awq.weights_OI.push_back(work.block.weight(stage, layer->index));
-  awq.hessian_II = statistics.hessian_II;
-  awq.mean_abs_I = statistics.mean_abs_I;
-  if (factor) awq.conditional_I = factor->conditional_I;
-  AwqOptions options = *plan.scaling;
-  if (folds_into_linear(stage)) {
-    options.powers_of_two = true;
-    awq.producer_I = producer_channels(checkpoint.description(), stage);
-  }
-  const AwqResult result = search_awq_scales(awq, options, layers.front()->options->gptq.grid);
-  if (!result.scaled) return "awq: s = 1";
+                        LayerStatistics& statistics, BlockWalk* walk, BlockWork& work) {
+  const ModelDescription& model = checkpoint.description();
+  const FoundScales found = std::holds_alternative<AwqOptions>(*plan.scaling)
+                                ? search_awq(plan, stage, layers, factor, model, statistics, work.block)
+                                : search_smoothquant(plan, stage, layers, model, statistics, work.block);
+  if (!found.scales_I.defined()) return found.what;
 
-  const at::Tensor wanted_I = result.scales_I.contiguous();
   std::vector<float> used =
-      fold(checkpoint, stage, {wanted_I.const_data_ptr<float>(), static_cast<size_t>(wanted_I.numel())}, work.block,
-           work.layers, work.changed);
-  walk.divide_inputs(stage, used);
+      fold(checkpoint, stage, {found.scales_I.const_data_ptr<float>(), static_cast<size_t>(found.scales_I.numel())},
+           work.block, work.layers, work.changed);
+  if (walk != nullptr) walk->divide_inputs(stage, used);
   const at::Tensor used_I = at::from_blob(used.data(), {static_cast<int64_t>(used.size())}, at::kFloat);
   for (const PlannedLayer* layer : layers) {
     const at::Tensor weight_OI = work.block.weight(stage, layer->index);
     weight_OI.copy_(scale_columns(weight_OI, used_I));
   }
-  statistics.hessian_II = scale_hessian(statistics.hessian_II, used_I);
-  statistics.hessian_diagonal_I = statistics.hessian_II.diagonal().contiguous();
+  if (statistics.hessian_II.defined()) {
+    statistics.hessian_II = scale_hessian(statistics.hessian_II, used_I);
+    statistics.hessian_diagonal_I = statistics.hessian_II.diagonal().contiguous();
+  } else {
+    statistics.hessian_diagonal_I = statistics.hessian_diagonal_I.div(used_I).div_(used_I);
+  }
   for (at::Tensor* range : {&statistics.min_I, &statistics.max_I, &statistics.mean_abs_I, &statistics.sample_RI}) {
     *range = range->div(used_I);
   }
-  return describe(result);
+  return found.what;
 }
 
 }  // namespace
@@ -88,18 +137,25 @@ void compress_stage(const PlannedRun& plan, int64_t block_index, Stage stage, co
   if (layers.empty()) return;
   throw_if_interrupted();
   auto start = Clock::now();
-  std::optional<GptqFactor> factor = factor_of(layers, statistics.hessian_II);
+  std::optional<GptqFactor> factor;
   std::string scaling;
   if (plan.is_scaled(block_index, stage)) {
+    if (std::holds_alternative<AwqOptions>(*plan.scaling)) factor = factor_of(layers, statistics.hessian_II);
     const at::Tensor before_II = statistics.hessian_II;
-    scaling = scale_stage(plan, stage, layers, factor, checkpoint, statistics, *walk, work);
-    if (!before_II.is_same(statistics.hessian_II)) factor = factor_of(layers, statistics.hessian_II);
+    scaling = scale_stage(plan, stage, layers, factor, checkpoint, statistics, walk, work);
+    if (!before_II.is_same(statistics.hessian_II)) factor.reset();
   }
+  if (!factor) factor = factor_of(layers, statistics.hessian_II);
+  // All layers of the stage agree in it (plan_run).
+  const ResolvedInput input = resolve_input(*layers.front()->options, statistics);
+  work.block.set_input_format(stage, input.format);
   for (const PlannedLayer* layer : layers) {
     throw_if_interrupted();
-    CompressedLayer compressed = compress_layer(*layer, work.block.weight(stage, layer->index), statistics, factor);
-    work.block.set_weight(stage, layer->index, dequantize(compressed.weight));
+    CompressedLayer compressed =
+        compress_layer(*layer, work.block.weight(stage, layer->index), statistics, factor, input.format);
+    work.block.set_weight(stage, layer->index, effective_weight(compressed.stored));
     compressed.record.scaling = scaling;
+    if (!input.event.empty()) compressed.record.events.push_back(input.event);
     compressed.record.seconds = std::chrono::duration<double>(Clock::now() - start).count();
     work.layers.push_back(std::move(compressed));
     start = Clock::now();
@@ -110,8 +166,8 @@ std::vector<LayerRecord> commit_block(int64_t part, BlockWork work, Artifact& ar
   std::vector<StreamedTensor> tensors;
   std::vector<LayerRecord> records;
   for (CompressedLayer& layer : work.layers) {
-    layer.record.sha256 = content_hash(layer.weight);
-    Artifact::append_packed(layer.weight, layer.record.name, tensors);
+    layer.record.sha256 = content_hash(layer.stored);
+    Artifact::append_packed(layer.stored, layer.record, tensors);
     records.push_back(std::move(layer.record));
   }
   for (OwnedTensor& tensor : work.changed) Artifact::append(std::move(tensor), tensors);
@@ -125,7 +181,9 @@ void restore_block(const std::vector<PlannedLayer>& layers, int64_t part, const 
     const auto layer = std::find_if(layers.begin(), layers.end(),
                                     [&](const PlannedLayer& planned) { return planned.linear.name == record.name; });
     if (layer == layers.end()) continue;
-    block.set_weight(layer->stage, layer->index, dequantize(artifact.read_weight(part, record)));
+    const StoredLinear stored = artifact.read_layer(part, record);
+    block.set_weight(layer->stage, layer->index, effective_weight(stored));
+    block.set_input_format(layer->stage, stored.input);
   }
   for (const OwnedTensor& tensor : artifact.read_changed(part, checkpoint)) restore_changed(tensor, block);
 }

@@ -18,7 +18,8 @@ struct BlockWork {
 };
 
 // Compresses the stage's layers on the statistics of its input and puts them into work.block. Where the plan scales
-// the stage, its input is divided in the block and in the walk first. The factor of H is made once and shared.
+// the stage, its input is divided in the block and in the walk (null when the statistics come from a file) first. The
+// factor of H is made once and shared.
 // Throws UnusableInput (a Hessian that is none) and what the passes throw.
 void compress_stage(const PlannedRun& plan, int64_t block_index, Stage stage, const Checkpoint& checkpoint,
                     LayerStatistics statistics, BlockWalk* walk, BlockWork& work);

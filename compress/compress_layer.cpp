@@ -7,8 +7,12 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "quant/fp8.h"
+#include "quant/llm_int8.h"
 #include "quant/refine.h"
 #include "quant/rtn.h"
+#include "quant/smoothquant.h"
+#include "runtime/format/stored_linear.h"
 
 namespace pare {
 namespace {
@@ -34,6 +38,11 @@ struct SquaredError {
   }
 };
 
+std::vector<float> values_of(const at::Tensor& tensor) {
+  const at::Tensor values = tensor.contiguous();
+  return {values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel()};
+}
+
 std::vector<std::string> events_of(const GptqEvents& events, double damping) {
   std::vector<std::string> lines;
   if (events.fell_back_to_rounding) {
@@ -51,41 +60,84 @@ std::vector<std::string> events_of(const GptqEvents& events, double damping) {
 
 void refine_layer(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const RefineOptions& options,
                   CompressedLayer& layer) {
-  RefineResult refined = refine(weight_OI, layer.weight, hessian_II, options);
-  layer.weight = std::move(refined.weight);
+  RefineResult refined = refine(weight_OI, layer.stored.weight, hessian_II, options);
+  layer.stored.weight = std::move(refined.weight);
   const double signal = trace_error(weight_OI, at::zeros_like(weight_OI), hessian_II);
   layer.record.error_measure = "hessian";
   layer.record.error_before_refinement = signal > 0.0 ? refined.trace_before / signal : 0.0;
   layer.record.relative_error = signal > 0.0 ? refined.trace_after / signal : 0.0;
 }
 
+void round_with_gptq(const at::Tensor& weight_OI, const GptqFactor& factor, const GptqOptions& options,
+                     CompressedLayer& layer) {
+  GptqResult rounded = gptq(weight_OI, factor, options);
+  layer.stored.weight = std::move(rounded.weight);
+  layer.record.error_measure = "hessian";
+  layer.record.relative_error = rounded.relative_error;
+  layer.record.damping = rounded.events.damping_used;
+  layer.record.events = events_of(rounded.events, options.damping);
+}
+
+// The other methods round each weight by itself; their error is weighed with what they know of the inputs.
+void round_to_nearest(const at::Tensor& weight_OI, const LayerStatistics& statistics, const LayerOptions& options,
+                      const InputFormat& input, CompressedLayer& layer) {
+  const GridOptions& grid = options.gptq.grid;
+  at::Tensor importance_I;
+  if (options.method == Method::fp8) {
+    layer.stored.weight = quantize_fp8(weight_OI, grid.per_tensor, grid.scale_dtype);
+  } else if (options.method == Method::llm_int8) {
+    LlmInt8Weight rounded = quantize_llm_int8(weight_OI, input.outlier_columns, options.llm_int8.layout);
+    layer.stored.weight = std::move(rounded.weight);
+    if (rounded.outlier_weight_OK.defined()) layer.stored.outlier_weight_OJ = values_of(rounded.outlier_weight_OK);
+  } else if (grid.scales == ScaleSearch::hessian) {
+    importance_I = statistics.hessian_diagonal_I;
+    layer.stored.weight = rtn_with_hessian(weight_OI, statistics.hessian_II, grid);
+  } else {
+    if (grid.scales == ScaleSearch::hessian_diagonal) importance_I = statistics.hessian_diagonal_I;
+    layer.stored.weight = rtn(weight_OI, importance_I, grid);
+  }
+  const std::vector<float> rounded = effective_weight(layer.stored);
+  SquaredError error;
+  error.add({weight_OI.const_data_ptr<float>(), rounded.size()}, rounded,
+            importance_I.defined() ? importance_I.const_data_ptr<float>() : nullptr, layer.stored.weight.num_in);
+  layer.record.error_measure = importance_I.defined() ? "hessian_diagonal" : "weights";
+  layer.record.relative_error = error.relative();
+}
+
+// AWQ's container has zeros for every weight.
+void state_zeros(QuantizedWeight& weight) {
+  if (!weight.symmetric) return;
+  weight.zeros_OG.assign(weight.scales_OG.size(), static_cast<uint8_t>(1 << (weight.bits - 1)));
+  weight.symmetric = false;
+}
+
+// What rounding weight and input together does to the outputs of the sampled rows.
+double output_error(const at::Tensor& weight_OI, const at::Tensor& sample_RI, const StoredLinear& stored) {
+  at::Tensor rounded_RI = sample_RI.clone();
+  fake_quantize(stored.input, {rounded_RI.data_ptr<float>(), static_cast<size_t>(rounded_RI.numel())},
+                rounded_RI.size(1));
+  std::vector<float> rounded_OI = effective_weight(stored);
+  return relative_output_error(sample_RI, rounded_RI, weight_OI,
+                               at::from_blob(rounded_OI.data(), weight_OI.sizes(), at::kFloat));
+}
+
 CompressedLayer compress(const PlannedLayer& layer, const at::Tensor& weight_OI, const LayerStatistics& statistics,
-                         const std::optional<GptqFactor>& factor) {
+                         const std::optional<GptqFactor>& factor, const InputFormat& input) {
   const LayerOptions& options = *layer.options;
   CompressedLayer result;
-  LayerRecord& record = result.record;
+  result.stored.input = input;
   if (options.method == Method::gptq) {
-    GptqResult rounded = gptq(weight_OI, factor.value(), options.gptq);
-    result.weight = std::move(rounded.weight);
-    record.error_measure = "hessian";
-    record.relative_error = rounded.relative_error;
-    record.damping = rounded.events.damping_used;
-    record.events = events_of(rounded.events, options.gptq.damping);
+    round_with_gptq(weight_OI, factor.value(), options.gptq, result);
   } else {
-    const ScaleSearch scales = options.gptq.grid.scales;
-    const bool weighted = scales == ScaleSearch::hessian_diagonal || scales == ScaleSearch::hessian;
-    result.weight = scales == ScaleSearch::hessian
-                        ? rtn_with_hessian(weight_OI, statistics.hessian_II, options.gptq.grid)
-                        : rtn(weight_OI, weighted ? statistics.hessian_diagonal_I : at::Tensor(), options.gptq.grid);
-    const std::vector<float> rounded = dequantize(result.weight);
-    SquaredError error;
-    error.add({weight_OI.const_data_ptr<float>(), rounded.size()}, rounded,
-              weighted ? statistics.hessian_diagonal_I.const_data_ptr<float>() : nullptr, layer.linear.num_in);
-    record.error_measure = weighted ? "hessian_diagonal" : "weights";
-    record.relative_error = error.relative();
+    round_to_nearest(weight_OI, statistics, options, input, result);
   }
   if (options.refine.sweeps > 0) refine_layer(weight_OI, statistics.hessian_II, options.refine, result);
-  record.scheme = planned_scheme(options);
+  if (layer.scheme.format == StoredFormat::awq_gemm) state_zeros(result.stored.weight);
+  if (!input.is_plain() && statistics.sample_RI.defined()) {
+    result.record.output_error = output_error(weight_OI, statistics.sample_RI, result.stored);
+  }
+  result.record.scheme = layer.scheme;
+  result.record.scheme.input = input_scheme(input);
   return result;
 }
 
@@ -94,16 +146,17 @@ void complete_record(CompressedLayer& layer, const LinearDescription& linear, st
   layer.record.num_out = linear.num_out;
   layer.record.num_in = linear.num_in;
   layer.record.method = method;
-  layer.record.scale_dtype = layer.weight.scale_dtype;
+  layer.record.scale_dtype = layer.stored.weight.scale_dtype;
 }
 
 }  // namespace
 
 CompressedLayer compress_layer(const PlannedLayer& layer, const at::Tensor& weight_OI,
-                               const LayerStatistics& statistics, const std::optional<GptqFactor>& factor) {
+                               const LayerStatistics& statistics, const std::optional<GptqFactor>& factor,
+                               const InputFormat& input) {
   const auto start = std::chrono::steady_clock::now();
   try {
-    CompressedLayer result = compress(layer, weight_OI, statistics, factor);
+    CompressedLayer result = compress(layer, weight_OI, statistics, factor, input);
     complete_record(result, layer.linear, method_name(layer.options->method));
     result.record.seconds = seconds_since(start);
     return result;
@@ -116,7 +169,7 @@ CompressedLayer compress_table(const PlannedTable& table, const LinearWeights& s
   const auto start = std::chrono::steady_clock::now();
   const auto& dense = std::get<DenseWeight>(source.weight);
   CompressedLayer result;
-  QuantizedWeight& weight = result.weight;
+  QuantizedWeight& weight = result.stored.weight;
   SquaredError error;
   const int64_t num_in = dense.num_in;
   const size_t row_bytes = static_cast<size_t>(num_in) * dtype_size_bytes(dense.dtype);

@@ -11,13 +11,15 @@
 namespace pare {
 
 struct CompressedLayer {
-  QuantizedWeight weight;
+  StoredLinear stored;
   LayerRecord record;  // its sha256 is taken when the weight is committed: later folds may change the scales
 };
 
-// weight_OI float32. `factor` is the stage's, for gptq. Throws what the passes throw, with the layer's name in front.
+// weight_OI float32. `factor` is the stage's, for gptq; `input` is how the runtime will round the stage's input. Throws
+// what the passes throw, with the layer's name in front.
 CompressedLayer compress_layer(const PlannedLayer& layer, const at::Tensor& weight_OI,
-                               const LayerStatistics& statistics, const std::optional<GptqFactor>& factor);
+                               const LayerStatistics& statistics, const std::optional<GptqFactor>& factor,
+                               const InputFormat& input);
 
 // An embedding or head, rounded to nearest by blocks of rows, so that it is never whole in float32.
 CompressedLayer compress_table(const PlannedTable& table, const LinearWeights& source);

@@ -184,6 +184,17 @@ void DecoderBlock::set_bias(Stage stage, size_t index, std::span<const float> bi
   stages_[static_cast<size_t>(stage)].bias_O[index] = float_tensor(bias_O);
 }
 
+void DecoderBlock::set_input_format(Stage stage, InputFormat format) {
+  validate(format, stage_width(*block_, stage), block_->name + ", " + std::string(stage_name(stage)));
+  stages_[static_cast<size_t>(stage)].input = std::move(format);
+}
+
+void DecoderBlock::round_input(Stage stage, at::Tensor& x_TI) const {
+  const InputFormat& format = stages_[static_cast<size_t>(stage)].input;
+  if (format.is_plain()) return;
+  fake_quantize(format, {x_TI.data_ptr<float>(), static_cast<size_t>(x_TI.numel())}, x_TI.size(1));
+}
+
 void DecoderBlock::linear(Stage stage, size_t index, const at::Tensor& x_TI, at::Tensor out_TO) const {
   const at::Tensor& bias_O = stages_[static_cast<size_t>(stage)].bias_O[index];
   if (bias_O.defined()) {
@@ -247,7 +258,8 @@ void DecoderBlock::gather_head(int64_t kv_head, BlockScratch& scratch) const {
 
 // softmax(scale q k^T + mask) v by kv head and block of queries: kQueryBlock * G rows of scores exist at a time, never
 // T x T, and only keys that some query of the block sees are multiplied.
-void DecoderBlock::attention(const at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& mixed_TI) const {
+void DecoderBlock::attention(at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& mixed_TI) const {
+  round_input(Stage::attention_input, x_TD);
   const int64_t head_size = model_->head_size;
   const int64_t group = model_->num_heads / model_->num_kv_heads;
   const int64_t window = block_->sliding_window > 0 ? block_->sliding_window : num_tokens_;
@@ -298,8 +310,8 @@ void DecoderBlock::attention(const at::Tensor& x_TD, BlockScratch& scratch, at::
   }
 }
 
-void DecoderBlock::add_attention_output(const at::Tensor& mixed_TI, BlockScratch& scratch,
-                                        at::Tensor& hidden_TD) const {
+void DecoderBlock::add_attention_output(at::Tensor mixed_TI, BlockScratch& scratch, at::Tensor& hidden_TD) const {
+  round_input(Stage::attention_output, mixed_TI);
   linear(Stage::attention_output, 0, mixed_TI, scratch.delta_TD);
   if (post_attention_norm_) {
     float* delta = scratch.delta_TD.data_ptr<float>();
@@ -309,7 +321,8 @@ void DecoderBlock::add_attention_output(const at::Tensor& mixed_TI, BlockScratch
   hidden_TD.add_(scratch.delta_TD);
 }
 
-void DecoderBlock::feed_forward(const at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& activated_TF) const {
+void DecoderBlock::feed_forward(at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& activated_TF) const {
+  round_input(Stage::feed_forward_input, x_TD);
   linear(Stage::feed_forward_input, 0, x_TD, activated_TF);
   linear(Stage::feed_forward_input, 1, x_TD, scratch.up_TF);
   switch (model_->activation) {
@@ -326,8 +339,9 @@ void DecoderBlock::feed_forward(const at::Tensor& x_TD, BlockScratch& scratch, a
   activated_TF.mul_(scratch.up_TF);
 }
 
-void DecoderBlock::add_feed_forward_output(const at::Tensor& activated_TF, BlockScratch& scratch,
+void DecoderBlock::add_feed_forward_output(at::Tensor activated_TF, BlockScratch& scratch,
                                            at::Tensor& hidden_TD) const {
+  round_input(Stage::feed_forward_output, activated_TF);
   linear(Stage::feed_forward_output, 0, activated_TF, scratch.delta_TD);
   if (post_feed_forward_norm_) {
     float* delta = scratch.delta_TD.data_ptr<float>();

@@ -7,7 +7,8 @@
 //   z = act(gate) * up                feed_forward_output  down       hidden += post_norm(down(z))
 //
 // Every function handles one window of T tokens on the calling thread and writes into storage the caller owns, so that
-// workers split windows and the same window always gives the same bits.
+// workers split windows and the same window always gives the same bits. The functions that multiply a stage's input
+// take it as their own: where the stage has an input format they round it in place.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -70,13 +71,16 @@ class DecoderBlock {
   void set_norm_gain(Stage stage, std::span<const float> gain_D);
   // Replaces the layer's bias.
   void set_bias(Stage stage, size_t index, std::span<const float> bias_O);
+  // From now on the stage's input is rounded so before its linears multiply it, each window being one sequence, as the
+  // runtime will do it. Throws what validate(InputFormat) throws.
+  void set_input_format(Stage stage, InputFormat format);
 
   void attention_input(const at::Tensor& hidden_TD, at::Tensor& x_TD) const;
-  void attention(const at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& mixed_TI) const;
-  void add_attention_output(const at::Tensor& mixed_TI, BlockScratch& scratch, at::Tensor& hidden_TD) const;
+  void attention(at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& mixed_TI) const;
+  void add_attention_output(at::Tensor mixed_TI, BlockScratch& scratch, at::Tensor& hidden_TD) const;
   void feed_forward_input(const at::Tensor& hidden_TD, at::Tensor& x_TD) const;
-  void feed_forward(const at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& activated_TF) const;
-  void add_feed_forward_output(const at::Tensor& activated_TF, BlockScratch& scratch, at::Tensor& hidden_TD) const;
+  void feed_forward(at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& activated_TF) const;
+  void add_feed_forward_output(at::Tensor activated_TF, BlockScratch& scratch, at::Tensor& hidden_TD) const;
 
   // All four stages: hidden [T, D] in place; activated_TF is working space of max(F, H K) columns' worth of floats.
   void forward(BlockScratch& scratch, at::Tensor& mixed_TI, at::Tensor& activated_TF, at::Tensor& hidden_TD) const;
@@ -86,6 +90,7 @@ class DecoderBlock {
     at::Tensor weight_OI;            // the stage's linears stacked along O
     std::vector<int64_t> first_row;  // of each linear, and the end
     std::vector<at::Tensor> bias_O;  // of each linear; undefined where it has none
+    InputFormat input;
   };
   struct NormWeights {
     at::Tensor gain;
@@ -93,6 +98,7 @@ class DecoderBlock {
   };
   static NormWeights read_norm(const Checkpoint& checkpoint, const NormDescription& norm);
   static StageWeights read_stage(const Checkpoint& checkpoint, const BlockDescription& block, Stage stage);
+  void round_input(Stage stage, at::Tensor& x_TI) const;
   void linear(Stage stage, size_t index, const at::Tensor& x_TI, at::Tensor out_TO) const;
   void rotate_head(const float* source, int64_t token, const NormWeights* norm, float* out) const;
   void gather_head(int64_t kv_head, BlockScratch& scratch) const;

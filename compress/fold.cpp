@@ -61,7 +61,7 @@ OwnedTensor divided_rows(const Checkpoint& checkpoint, const std::string& name, 
 }
 
 void divide_scales(std::span<const float> scales_O, CompressedLayer& layer) {
-  QuantizedWeight& weight = layer.weight;
+  QuantizedWeight& weight = layer.stored.weight;
   const int64_t num_groups = weight.num_groups();
   for (int64_t o = 0; o < weight.num_out; ++o) {
     for (int64_t g = 0; g < num_groups; ++g) {

@@ -48,24 +48,33 @@ std::string describe(const LayerOptions& options) {
     text << ", block " << options.gptq.block_size << ", damping " << options.gptq.damping << ", order "
          << static_cast<int>(options.gptq.act_order);
   }
+  if (options.gptq.grid.per_tensor) text << ", per tensor";
   if (options.refine.sweeps > 0) {
     text << ", refine " << options.refine.sweeps << " damping " << options.refine.damping;
+  }
+  if (!options.input.is_plain()) text << ", input " << input_format_name(options.input);
+  if (options.method == Method::llm_int8) {
+    text << ", outliers " << static_cast<int>(options.llm_int8.measure) << " " << options.llm_int8.value << " "
+         << static_cast<int>(options.llm_int8.time) << ", layout " << static_cast<int>(options.llm_int8.layout);
   }
   return text.str();
 }
 
-std::string windows_hash(const TokenWindows& windows) {
-  Sha256 hash;
-  const std::string shape = std::to_string(windows.num_windows) + "x" + std::to_string(windows.num_tokens) + " ";
-  hash.update(std::as_bytes(std::span(shape)));
-  hash.update(std::as_bytes(std::span(windows.ids_NT)));
-  return hash.hex();
+std::string describe(const std::variant<AwqOptions, SmoothQuantOptions>& scaling) {
+  std::ostringstream text;
+  if (const auto* awq = std::get_if<AwqOptions>(&scaling)) {
+    text << "awq " << awq->duo_scaling << " " << awq->num_grid_points;
+  } else {
+    text << "smoothquant " << std::get<SmoothQuantOptions>(scaling).alpha.value_or(-1.0);
+  }
+  return text.str();
 }
 
 Json layer_json(const LayerRecord& layer) {
   const char* order = layer.scheme.act_order == StoredActOrder::none     ? "none"
                       : layer.scheme.act_order == StoredActOrder::weight ? "static"
                                                                          : "group";
+  const InputFormat& input = layer.scheme.input;
   Json json = {{"name", layer.name},
                {"shape", {layer.num_out, layer.num_in}},
                {"method", layer.method},
@@ -77,6 +86,11 @@ Json layer_json(const LayerRecord& layer) {
                {"relative_error", layer.relative_error},
                {"error_measure", layer.error_measure}};
   if (layer.method == method_name(Method::gptq)) json["damping"] = layer.damping;
+  if (layer.scheme.per_tensor) json["per_tensor"] = true;
+  if (!input.is_plain()) {
+    json["input"] = input_format_name(input);
+    json["output_error"] = layer.output_error;
+  }
   if (!layer.scaling.empty()) json["scaling"] = layer.scaling;
   if (layer.error_before_refinement > 0.0) json["error_before_refinement"] = layer.error_before_refinement;
   json["events"] = layer.events;
@@ -97,7 +111,7 @@ std::map<std::string, std::string> input_hashes(const Checkpoint& source) {
 }
 
 Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, const PlannedRun& plan,
-                             const std::optional<TokenWindows>& calibration, uint64_t seed) {
+                             const std::string& calibration_data) {
   std::string model;
   for (const auto& [name, hash] : inputs) model += name + " " + hash + "\n";
   std::string passes;
@@ -107,7 +121,7 @@ Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, c
     }
   }
   if (plan.scaling) {
-    passes += "awq " + std::to_string(plan.scaling->duo_scaling) + " " + std::to_string(plan.scaling->num_grid_points);
+    passes += describe(*plan.scaling);
     for (const auto& stages : plan.scaled) {
       for (const bool is_scaled : stages) passes += is_scaled ? " 1" : " 0";
     }
@@ -115,7 +129,7 @@ Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, c
   }
   for (const PlannedTable& table : plan.tables) passes += table.linear.name + " " + describe(table.grid) + "\n";
   return {{"model", hash_text(model)},
-          {"calibration data", calibration ? windows_hash(*calibration) + " seed " + std::to_string(seed) : "none"},
+          {"calibration data", calibration_data},
           {"recipe", hash_text(passes)},
           {"version of pare", std::string(version())},
           {"version of LibTorch", TORCH_VERSION},
@@ -130,18 +144,51 @@ std::vector<std::string> list_events(const std::vector<LayerRecord>& layers) {
   return lines;
 }
 
+std::string calibration_identity(const Recipe& recipe, const RunData& data) {
+  if (data.statistics) return "statistics " + data.statistics->hash();
+  if (!data.calibration) return "none";
+  return windows_hash(*data.calibration) + " seed " + std::to_string(recipe.calibration->seed);
+}
+
+std::string survey_identity(const Recipe& recipe, const RunData& data) {
+  std::ostringstream text;
+  text << "windows " << windows_hash(data.survey->windows);
+  if (recipe.sensitivity) {
+    for (const std::string& pattern : recipe.sensitivity->groups) text << " " << pattern;
+  }
+  if (recipe.budget) {
+    text << " candidates";
+    for (const int bits : recipe.budget->allowed) text << " " << bits;
+  }
+  return text.str();
+}
+
 std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
-                          const std::map<std::string, std::string>& inputs,
-                          const std::optional<TokenWindows>& calibration, const std::vector<LayerRecord>& layers,
+                          const std::map<std::string, std::string>& inputs, const RunData& data,
+                          const std::vector<LayerRecord>& layers, const std::string& budget,
                           const std::vector<EngineVerdict>& engines,
                           const std::map<std::string, std::string>& outputs) {
   Json json = {{"pare", version()}, {"fingerprint", fingerprint}, {"recipe", recipe.text}, {"inputs", inputs}};
-  if (calibration) {
+  if (data.calibration) {
     json["calibration"] = {{"text", recipe.calibration->text.filename().string()},
-                           {"windows", calibration->num_windows},
-                           {"tokens", calibration->num_tokens},
-                           {"seed", recipe.calibration->seed}};
+                           {"windows", data.calibration->num_windows},
+                           {"tokens", data.calibration->num_tokens},
+                           {"seed", recipe.calibration->seed},
+                           {"sequential", true}};
   }
+  if (data.statistics) {
+    const StatisticsOrigin& origin = data.statistics->origin();
+    json["calibration"] = {{"text", origin.text},
+                           {"windows", origin.num_windows},
+                           {"tokens", origin.num_tokens},
+                           {"seed", origin.seed},
+                           {"sequential", false},
+                           {"statistics", recipe.calibration->statistics.filename().string()},
+                           {"statistics_sha256", data.statistics->hash()},
+                           {"statistics_pare", origin.pare_version},
+                           {"statistics_instruction_set", origin.instruction_set}};
+  }
+  if (!budget.empty()) json["budget"] = Json::parse(budget);
   json["layers"] = Json::array();
   for (const LayerRecord& layer : layers) json["layers"].push_back(layer_json(layer));
   json["events"] = list_events(layers);
@@ -169,6 +216,11 @@ std::string report_json(const RunReport& report) {
   json["perplexity"] = Json::array();
   for (const Evaluation& evaluation : report.evaluations)
     json["perplexity"].push_back(Json::parse(to_json(evaluation)));
+  if (!report.sensitivity.empty()) json["sensitivity"] = Json::parse(report.sensitivity);
+  if (!report.budget.empty()) {
+    json["budget"] = Json::parse(report.budget);
+    json["budget"]["measured"] = Json::parse(to_json(report.budget_measured.value()));
+  }
   return json.dump(2);
 }
 

@@ -10,9 +10,9 @@
 #include "compress/artifact.h"
 #include "compress/preflight.h"
 #include "compress/recipe.h"
+#include "compress/run_data.h"
 #include "runtime/checkpoint.h"
 #include "runtime/evaluate.h"
-#include "runtime/npy.h"
 
 namespace pare {
 
@@ -20,12 +20,18 @@ namespace pare {
 std::map<std::string, std::string> input_hashes(const Checkpoint& source);
 
 Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, const PlannedRun& plan,
-                             const std::optional<TokenWindows>& calibration, uint64_t seed);
+                             const std::string& calibration_data);
 
-// pare.json. Deterministic: no times, paths or measured values.
+// What stands for the calibration data in the fingerprint: hash of the windows and seed, or of the statistics file.
+std::string calibration_identity(const Recipe& recipe, const RunData& data);
+
+// What decides a survey beside the model and the statistics: the windows measured on, the groups, the candidates.
+std::string survey_identity(const Recipe& recipe, const RunData& data);
+
+// pare.json; `budget` is a JSON object, or empty for none. Deterministic: no times, paths or measured values.
 std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
-                          const std::map<std::string, std::string>& inputs,
-                          const std::optional<TokenWindows>& calibration, const std::vector<LayerRecord>& layers,
+                          const std::map<std::string, std::string>& inputs, const RunData& data,
+                          const std::vector<LayerRecord>& layers, const std::string& budget,
                           const std::vector<EngineVerdict>& engines, const std::map<std::string, std::string>& outputs);
 
 struct RunReport {
@@ -42,6 +48,9 @@ struct RunReport {
   int64_t num_resumed_blocks = 0;
   std::vector<std::string> events;
   std::vector<Evaluation> evaluations;
+  // JSON objects, or empty for none.
+  std::string sensitivity, budget;
+  std::optional<Evaluation> budget_measured;  // on what the survey was measured on
 };
 std::string report_json(const RunReport& report);
 

@@ -14,19 +14,21 @@
 
 #include "compress/artifact.h"
 #include "compress/block_walk.h"
+#include "compress/budget.h"
 #include "compress/compress_block.h"
 #include "compress/manifest.h"
 #include "compress/plan.h"
 #include "compress/preflight.h"
+#include "compress/run_data.h"
+#include "compress/survey.h"
 #include "quant/row_chunks.h"
+#include "runtime/atomic_file.h"
 #include "runtime/backend.h"
 #include "runtime/evaluate.h"
 #include "runtime/inspect.h"
 #include "runtime/interrupt.h"
 #include "runtime/memory_usage.h"
 #include "runtime/model_directory.h"
-#include "runtime/token_source.h"
-#include "runtime/tokenizer.h"
 #include "runtime/transformer.h"
 
 namespace pare {
@@ -45,12 +47,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// The recipe's data in tokens, read and checked before any work.
-struct RunData {
-  std::optional<TokenWindows> calibration;
-  std::vector<ScoredWindows> evaluations;
-};
-
 // All that is known before the first byte is written.
 struct PreparedRun {
   const Recipe& recipe;
@@ -66,48 +62,6 @@ struct PreparedRun {
   Fingerprint fingerprint = {};
 };
 
-TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* tokenizer,
-                              const ModelDescription& model) {
-  TokenWindows all = read_token_windows(recipe.text, tokenizer, recipe.num_tokens, /*num_windows=*/0,
-                                        /*add_special_tokens=*/true, model.vocabulary_size);
-  if (all.num_tokens > model.context_length) {
-    throw std::invalid_argument("calibration: windows of " + std::to_string(all.num_tokens) +
-                                " tokens; the model's context is " + std::to_string(model.context_length));
-  }
-  if (all.num_windows <= recipe.num_samples) return all;
-  // Windows of a .npy are taken in order, those of a text drawn at random and kept in order.
-  TokenWindows drawn;
-  drawn.num_tokens = all.num_tokens;
-  drawn.num_windows = recipe.num_samples;
-  for (int64_t i = 0; const int64_t window : draw_sorted(all.num_windows, recipe.num_samples, recipe.seed)) {
-    const std::span<const int32_t> ids = all.window(holds_token_windows(recipe.text) ? i : window);
-    drawn.ids_NT.insert(drawn.ids_NT.end(), ids.begin(), ids.end());
-    ++i;
-  }
-  return drawn;
-}
-
-RunData read_data(const Recipe& recipe, const PlannedRun& plan, const Checkpoint& checkpoint) {
-  const auto needs_tokenizer = [](const fs::path& text) { return !holds_token_windows(text); };
-  std::optional<Tokenizer> tokenizer;
-  if ((plan.needs_calibration && needs_tokenizer(recipe.calibration->text)) ||
-      std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(),
-                  [&](const PerplexityRecipe& item) { return needs_tokenizer(item.text); })) {
-    tokenizer = Tokenizer::open(checkpoint.directory());
-  }
-  RunData data;
-  if (plan.needs_calibration) {
-    data.calibration =
-        read_calibration(*recipe.calibration, tokenizer ? &*tokenizer : nullptr, checkpoint.description());
-  }
-  for (const PerplexityRecipe& item : recipe.evaluate) {
-    const EvaluationOptions options{parse_protocol(item.protocol), item.context, item.num_windows};
-    data.evaluations.push_back(
-        make_scored_windows(item.text, tokenizer ? &*tokenizer : nullptr, checkpoint.description(), options));
-  }
-  return data;
-}
-
 Workload measure_workload(const Recipe& recipe, const RunData& data, int num_threads) {
   Workload workload;
   workload.num_threads = num_threads;
@@ -115,34 +69,19 @@ Workload measure_workload(const Recipe& recipe, const RunData& data, int num_thr
     workload.num_windows = data.calibration->num_windows;
     workload.num_tokens = data.calibration->num_tokens;
   }
+  if (data.survey) {
+    const size_t num_bits = recipe.budget ? recipe.budget->allowed.size() : 0;
+    workload.survey = {data.survey->windows.num_windows, data.survey->windows.num_tokens,
+                       static_cast<int64_t>(num_bits) * 4};
+  }
   for (size_t i = 0; i < data.evaluations.size(); ++i) {
     const TokenWindows& windows = data.evaluations[i].windows;
     workload.evaluations.push_back({windows.num_windows, windows.num_tokens, recipe.evaluate[i].reference});
   }
+  if (recipe.budget) {  // the loss that the survey predicted is measured
+    workload.evaluations.push_back({workload.survey->num_windows, workload.survey->num_tokens, true});
+  }
   return workload;
-}
-
-// Every weight is decoded once, so that a NaN is found now and not after hours.
-void check_weights(const PlannedRun& plan, const Checkpoint& checkpoint) {
-  const auto check = [&](const LinearDescription& linear) {
-    checkpoint.linear(linear);
-    checkpoint.drop_pages(linear);
-  };
-  for (const auto& layers : plan.blocks) {
-    for (const PlannedLayer& layer : layers) check(layer.linear);
-  }
-  check(checkpoint.embedding());
-  if (!checkpoint.description().tied_head) check(checkpoint.head());
-}
-
-void check_disk_space(const fs::path& output, const Prediction& prediction) {
-  fs::path existing = fs::absolute(output).lexically_normal();
-  while (!fs::exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
-  const auto available = static_cast<int64_t>(fs::space(existing).available);
-  if (available < prediction.disk_bytes) {
-    throw std::runtime_error("'" + existing.string() + "' has " + format_bytes(available) + " free; this run needs " +
-                             format_bytes(prediction.disk_bytes) + ": free some or choose another place with --out");
-  }
 }
 
 void print_verdicts(const std::vector<EngineVerdict>& verdicts, Progress& progress) {
@@ -157,11 +96,19 @@ void print_row(const LayerRecord& record, double seconds_left, Progress& progres
   const std::string group =
       record.scheme.group_size == kPerChannel ? "channel" : "g" + std::to_string(record.scheme.group_size);
   char row[256];
-  std::snprintf(row, sizeof(row), "%-40s %-4s w%d %-8s error %.3e  damping %-6.4g %7.2f s  %10s left",
-                record.name.c_str(), record.method.c_str(), record.scheme.bits, group.c_str(), record.relative_error,
-                record.damping, record.seconds, format_duration(seconds_left).c_str());
+  std::snprintf(row, sizeof(row), "%-40s %-8s w%d %-8s error %.3e  damping %-6.4g %7.2f s  %10s left",
+                record.name.c_str(), record.method.c_str(), record.scheme.bits, group.c_str(),
+                record.output_error > 0.0 ? record.output_error : record.relative_error, record.damping, record.seconds,
+                format_duration(seconds_left).c_str());
   progress.print(row);
   for (const std::string& event : record.events) progress.print("event: " + record.name + ": " + event);
+}
+
+std::string describe(const StatisticsFile& statistics) {
+  const StatisticsOrigin& origin = statistics.origin();
+  return "calibration: statistics of the uncompressed model from '" + statistics.path().string() + "' (" + origin.text +
+         ", " + std::to_string(origin.num_windows) + " windows of " + std::to_string(origin.num_tokens) +
+         " tokens); not sequential: no layer sees the errors of those before it";
 }
 
 void check_strict(const Recipe& recipe, const std::vector<LayerRecord>& records) {
@@ -185,14 +132,50 @@ void compress_tables(const PlannedRun& plan, const Checkpoint& checkpoint, Artif
   std::vector<LayerRecord> records;
   for (const PlannedTable& table : plan.tables) {
     throw_if_interrupted();
-    const CompressedLayer layer = compress_table(table, checkpoint.linear(table.linear));
+    CompressedLayer layer = compress_table(table, checkpoint.linear(table.linear));
     checkpoint.drop_pages(table.linear);
-    Artifact::append_packed(layer.weight, table.linear.name, tensors);
+    layer.record.sha256 = content_hash(layer.stored);
+    Artifact::append_packed(layer.stored, layer.record, tensors);
     print_row(layer.record, 0.0, progress);
-    records.push_back(layer.record);
-    records.back().sha256 = content_hash(layer.weight);
+    records.push_back(std::move(layer.record));
   }
   artifact.commit(kTablesPart, std::move(tensors), std::move(records));
+}
+
+fs::path survey_file(const Artifact& artifact) {
+  return artifact.partial_directory() / "progress" / "survey";
+}
+
+// The survey, or what an earlier run has kept of it.
+std::optional<Survey> take_survey(const PreparedRun& prepared, const Artifact& artifact, Progress& progress) {
+  const auto& [recipe, data] = std::tie(prepared.recipe, prepared.data);
+  if (!data.survey) return std::nullopt;
+  SurveyOptions options;
+  if (recipe.sensitivity) options.patterns = recipe.sensitivity->groups;
+  if (recipe.budget) options.candidate_bits = recipe.budget->allowed;
+  const fs::path file = survey_file(artifact);
+  const std::string identity = survey_identity(recipe, data) + "\n";
+  if (fs::exists(file)) {
+    const std::string text = read_text_file(file);
+    if (text.starts_with(identity)) return parse_survey(text.substr(identity.size()), file.string());
+  }
+  Survey survey = survey_model(prepared.checkpoint, prepared.plan, data,
+                               recipe.calibration ? recipe.calibration->seed : 0, *data.survey, options,
+                               prepared.prediction.spill, artifact.partial_directory(), prepared.num_threads, progress);
+  write_file_atomically(file, identity + to_json(survey));
+  malloc_trim(0);  // what it held is not to be counted beside the walk
+  return survey;
+}
+
+// The plan gets the bits that the budget pays for.
+BitChoice spend_budget(const Survey& survey, PreparedRun& prepared, Progress& progress) {
+  const BitChoice choice = choose_bits(survey, prepared.plan, prepared.checkpoint,
+                                       budget_bytes(*prepared.recipe.budget, prepared.plan, prepared.checkpoint));
+  apply_choice(choice, prepared.plan);
+  for (const std::string& line : to_lines(choice)) progress.print(line);
+  prepared.verdicts = judge_engines(prepared.plan, prepared.checkpoint.description());
+  print_verdicts(prepared.verdicts, progress);
+  return choice;
 }
 
 // The table that the compressed model will embed with.
@@ -201,7 +184,7 @@ LinearWeights embedding_of(const Checkpoint& checkpoint, const Artifact& artifac
   if (const std::vector<LayerRecord>* records = artifact.committed(kTablesPart)) {
     for (const LayerRecord& record : *records) {
       if (record.name == embedding.name) {
-        return {embedding.name, artifact.read_weight(kTablesPart, record), {}};
+        return {embedding.name, artifact.read_layer(kTablesPart, record).weight, {}};
       }
     }
   }
@@ -226,7 +209,7 @@ void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& 
 
   const auto start = Clock::now();
   std::optional<BlockWalk> walk;
-  if (plan.needs_calibration) {
+  if (data.calibration) {
     walk.emplace(model, *data.calibration, embedding_of(checkpoint, artifact), recipe.calibration->seed,
                  prepared.prediction.spill, artifact.partial_directory(), prepared.num_threads);
     checkpoint.drop_pages(checkpoint.embedding());
@@ -243,7 +226,13 @@ void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& 
 
     for (const Stage stage : kStages) {
       LayerStatistics statistics;
-      if (walk) statistics = walk->reach(work.block, stage, is_done(b) ? StatisticsNeed::none : plan.need(b, stage));
+      const StatisticsNeed need = is_done(b) ? StatisticsNeed::none : plan.need(b, stage);
+      if (walk) statistics = walk->reach(work.block, stage, need);
+      const auto read_start = Clock::now();
+      if (data.statistics && need != StatisticsNeed::none) {
+        statistics = data.statistics->read(work.block.description(), stage, need);
+        report.stage_seconds["statistics"] += seconds_since(read_start);
+      }
       const auto compress_start = Clock::now();
       if (!is_done(b)) {
         compress_stage(plan, b, stage, checkpoint, std::move(statistics), walk ? &*walk : nullptr, work);
@@ -268,25 +257,30 @@ void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& 
   }
 }
 
-std::vector<Evaluation> evaluate_artifact(const PreparedRun& prepared, const fs::path& directory, Progress& progress) {
+// The recipe's evaluations and, of a budget, the loss that its survey predicted.
+void evaluate_artifact(const PreparedRun& prepared, const fs::path& directory, Progress& progress, RunReport& report) {
   const auto& [recipe, data] = std::tie(prepared.recipe, prepared.data);
-  std::vector<Evaluation> evaluations;
-  if (recipe.evaluate.empty()) return evaluations;
+  if (recipe.evaluate.empty() && !recipe.budget) return;
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), prepared.num_threads);
   const Checkpoint checkpoint = Checkpoint::open(directory);
   Transformer model = Transformer::load(checkpoint, *backend);
   std::optional<Transformer> reference;
-  for (size_t i = 0; i < data.evaluations.size(); ++i) {
-    if (recipe.evaluate[i].reference && !reference) reference = Transformer::load(prepared.checkpoint, *backend);
-    progress.begin("evaluate", data.evaluations[i].windows.num_windows, "windows");
-    evaluations.push_back(evaluate(model, data.evaluations[i], recipe.evaluate[i].reference ? &*reference : nullptr,
-                                   [&](int64_t done, int64_t) {
-                                     throw_if_interrupted();
-                                     progress.update(done);
-                                   }));
+  const auto measure = [&](const ScoredWindows& windows, bool compares, int kv_bits) {
+    if (compares && !reference) reference = Transformer::load(prepared.checkpoint, *backend);
+    model.use_kv_bits(kv_bits);
+    progress.begin("evaluate", windows.windows.num_windows, "windows");
+    Evaluation evaluation = evaluate(model, windows, compares ? &*reference : nullptr, [&](int64_t done, int64_t) {
+      throw_if_interrupted();
+      progress.update(done);
+    });
     progress.finish();
+    return evaluation;
+  };
+  for (size_t i = 0; i < data.evaluations.size(); ++i) {
+    report.evaluations.push_back(
+        measure(data.evaluations[i], recipe.evaluate[i].reference, recipe.evaluate[i].kv_bits));
   }
-  return evaluations;
+  if (recipe.budget) report.budget_measured = measure(*data.survey, /*compares=*/true, kKvFloatBits);
 }
 
 void check_gates(const FailIf& fail_if, const std::vector<Evaluation>& evaluations, const fs::path& artifact) {
@@ -323,15 +317,8 @@ void measure_sizes(const Checkpoint& source, const fs::path& artifact, RunReport
   report.bits_per_weight_without_head = sizes.linear_bits();
 }
 
-fs::path chosen(const fs::path& from_command_line, const fs::path& from_recipe, const std::string& what,
-                const std::string& key, const std::string& option) {
-  const fs::path& path = from_command_line.empty() ? from_recipe : from_command_line;
-  if (path.empty()) throw std::invalid_argument("no " + what + ": give '" + key + ":' in the recipe or " + option);
-  return path;
-}
-
 // From the first commitment to the published artifact. Returns the report.
-std::string carry_out(const PreparedRun& prepared, Artifact& artifact, MemorySampler& memory, Progress& progress) {
+std::string carry_out(PreparedRun& prepared, Artifact& artifact, MemorySampler& memory, Progress& progress) {
   const auto& [recipe, checkpoint, plan] = std::tie(prepared.recipe, prepared.checkpoint, prepared.plan);
   RunReport report;
   const auto timed = [&](const char* stage, const std::function<void()>& work) {
@@ -339,6 +326,14 @@ std::string carry_out(const PreparedRun& prepared, Artifact& artifact, MemorySam
     work();
     report.stage_seconds[stage] += seconds_since(stage_start);
   };
+  std::optional<Survey> survey;
+  timed("survey", [&] { survey = take_survey(prepared, artifact, progress); });
+  if (survey) {
+    for (const std::string& line : to_lines(*survey)) progress.print(line);
+    report.sensitivity = to_json(*survey);
+  }
+  std::optional<BitChoice> choice;
+  if (recipe.budget) choice = spend_budget(*survey, prepared, progress);
   timed("tables", [&] { compress_tables(plan, checkpoint, artifact, progress); });
   compress_blocks(prepared, artifact, progress, report);
   const std::vector<LayerRecord> records = artifact.records();
@@ -347,13 +342,15 @@ std::string carry_out(const PreparedRun& prepared, Artifact& artifact, MemorySam
 
   timed("write", [&] {
     artifact.assemble(checkpoint, plan.unquantized);
-    artifact.write_file("pare.json",
-                        manifest_json(recipe, prepared.fingerprint, prepared.inputs, prepared.data.calibration, records,
-                                      prepared.verdicts, artifact.output_hashes()));
+    if (choice) artifact.write_file("budget.svg", picture(*choice));
+    artifact.write_file("pare.json", manifest_json(recipe, prepared.fingerprint, prepared.inputs, prepared.data,
+                                                   records, choice ? to_json(*choice, /*curve=*/false) : "",
+                                                   prepared.verdicts, artifact.output_hashes()));
   });
   timed("verify", [&] { artifact.verify(checkpoint); });
   throw_if_interrupted();
-  timed("evaluate", [&] { report.evaluations = evaluate_artifact(prepared, artifact.artifact_directory(), progress); });
+  timed("evaluate", [&] { evaluate_artifact(prepared, artifact.artifact_directory(), progress, report); });
+  if (choice) report.budget = to_json(*choice, /*curve=*/true);
 
   report.output = prepared.output;
   measure_sizes(checkpoint, artifact.artifact_directory(), report);
@@ -369,6 +366,12 @@ std::string carry_out(const PreparedRun& prepared, Artifact& artifact, MemorySam
 
   for (const std::string& event : report.events) progress.print("event: " + event);
   for (const Evaluation& evaluation : report.evaluations) progress.print(to_text(evaluation));
+  if (choice) {
+    const Comparison& measured = report.budget_measured->comparison.value();
+    progress.print("budget: predicted loss " + format_number(choice->loss, 5) + ", measured KL " +
+                   format_number(measured.kl_mean.value, 5) + ", measured loss " +
+                   format_number(report.budget_measured->nll - measured.reference_nll, 5) + " nats per token");
+  }
   progress.print(prepared.output.string() + ": " + format_bytes(report.output_bytes) + ", " +
                  format_number(report.bits_per_weight_without_head, 3) + " bits per weight (" +
                  format_number(report.bits_per_weight, 3) + " with embedding and head), " +
@@ -378,13 +381,25 @@ std::string carry_out(const PreparedRun& prepared, Artifact& artifact, MemorySam
 
 }  // namespace
 
+fs::path chosen(const fs::path& from_command_line, const fs::path& from_recipe, const std::string& what,
+                const std::string& key, const std::string& option) {
+  const fs::path& path = from_command_line.empty() ? from_recipe : from_command_line;
+  if (path.empty()) throw std::invalid_argument("no " + what + ": give '" + key + ":' in the recipe or " + option);
+  return path;
+}
+
+int set_num_threads(int num_threads) {
+  if (num_threads <= 0) num_threads = omp_get_max_threads();
+  at::set_num_threads(num_threads);
+  omp_set_num_threads(num_threads);
+  return num_threads;
+}
+
 std::string run(const Recipe& recipe, const RunOptions& options, Progress& progress) {
   const auto start = Clock::now();
   MemorySampler memory;
   const at::NoGradGuard no_grad;
-  const int num_threads = options.num_threads > 0 ? options.num_threads : omp_get_max_threads();
-  at::set_num_threads(num_threads);
-  omp_set_num_threads(num_threads);
+  const int num_threads = set_num_threads(options.num_threads);
 
   const fs::path model_path = chosen(options.model, recipe.model, "model", "model", "--model");
   const fs::path output = chosen(options.output, recipe.output, "output", "output", "--out");
@@ -396,22 +411,29 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
                        .checkpoint = Checkpoint::open(model_path)};
   const Checkpoint& checkpoint = prepared.checkpoint;
   prepared.plan = plan_run(recipe, checkpoint);
-  prepared.verdicts = judge_engines(prepared.plan, checkpoint.description());
-  print_verdicts(prepared.verdicts, progress);
-
+  if (!recipe.budget) {  // which decides who loads the result
+    prepared.verdicts = judge_engines(prepared.plan, checkpoint.description());
+    print_verdicts(prepared.verdicts, progress);
+  }
   prepared.data = read_data(recipe, prepared.plan, checkpoint);
+  if (prepared.data.statistics) progress.print(describe(*prepared.data.statistics));
   const int64_t max_memory_bytes = options.max_memory_bytes.value_or(available_memory_bytes() / 10 * 8);
   const double matmul_rate = measure_matmul_rate(num_threads);
-  prepared.prediction = predict(prepared.plan, checkpoint, measure_workload(recipe, prepared.data, num_threads),
-                                read_memory_usage().held_bytes, max_memory_bytes, matmul_rate);
+  Workload workload = measure_workload(recipe, prepared.data, num_threads);
+  if (recipe.budget) workload.linear_bytes = budget_bytes(*recipe.budget, prepared.plan, checkpoint);
+  prepared.prediction =
+      predict(prepared.plan, checkpoint, workload, read_memory_usage().held_bytes, max_memory_bytes, matmul_rate);
   for (const std::string& line : to_lines(prepared.prediction)) progress.print(line);
   if (options.dry_run) return to_json(prepared.prediction);
 
   check_disk_space(output, prepared.prediction);
   check_weights(prepared.plan, checkpoint);
   prepared.inputs = input_hashes(checkpoint);
-  prepared.fingerprint = make_fingerprint(prepared.inputs, prepared.plan, prepared.data.calibration,
-                                          recipe.calibration ? recipe.calibration->seed : 0);
+  prepared.fingerprint = make_fingerprint(prepared.inputs, prepared.plan, calibration_identity(recipe, prepared.data));
+  if (recipe.budget) {
+    prepared.fingerprint["budget"] = std::to_string(budget_bytes(*recipe.budget, prepared.plan, checkpoint)) +
+                                     " bytes, " + survey_identity(recipe, prepared.data);
+  }
   throw_if_interrupted();
   Artifact artifact(output, prepared.fingerprint, options.fresh);
   try {
@@ -420,10 +442,10 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
     artifact.discard();
     throw;
   } catch (...) {
-    if (artifact.num_committed() == 0) {
+    if (artifact.num_committed() == 0 && !fs::exists(survey_file(artifact))) {
       artifact.discard();
     } else {
-      progress.print("the finished blocks are kept in '" + artifact.partial_directory().string() +
+      progress.print("what is finished is kept in '" + artifact.partial_directory().string() +
                      "'; the same command goes on from there");
     }
     throw;

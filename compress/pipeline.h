@@ -21,6 +21,14 @@ struct RunOptions {
   bool fresh = false;
 };
 
+// Of two places for the same thing the command line's, which may be empty. Throws std::invalid_argument when both are:
+// "no WHAT: give 'KEY:' in the recipe or OPTION".
+std::filesystem::path chosen(const std::filesystem::path& from_command_line, const std::filesystem::path& from_recipe,
+                             const std::string& what, const std::string& key, const std::string& option);
+
+// Sets how many threads OpenMP and LibTorch use (0: as OpenMP decides) and returns the number.
+int set_num_threads(int num_threads);
+
 // recipe -> checkpoint -> plan -> calibration -> passes -> artifact -> verify -> evaluate -> report. Returns the report
 // (with dry_run: the plan) as one JSON object. Everything that can be wrong with the input is found before any work and
 // leaves nothing behind. Throws std::invalid_argument and std::runtime_error, also when an event occurs under `strict`

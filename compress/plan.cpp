@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "compress/calibration.h"
+#include "compress/leave_one_out.h"
 #include "quant/row_chunks.h"
 #include "runtime/progress.h"
 #include "runtime/transformer.h"
@@ -52,7 +53,8 @@ struct Sizes {
   int64_t table_weights = 0;  // embedding and untied head
 };
 
-Sizes measure_sizes(const PlannedRun& plan, const Checkpoint& checkpoint) {
+// linear_bytes: of all blocks' linears, where a budget says it.
+Sizes measure_sizes(const PlannedRun& plan, const Checkpoint& checkpoint, std::optional<int64_t> linear_bytes) {
   Sizes sizes;
   for (const std::string& name : checkpoint.tensor_names()) {
     sizes.source_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
@@ -67,11 +69,17 @@ Sizes measure_sizes(const PlannedRun& plan, const Checkpoint& checkpoint) {
     int64_t block = 0;
     for (const PlannedLayer& layer : layers) {
       block += layer.linear.num_out * layer.linear.num_in;
-      if (layer.options) replace(layer.linear, planned_scheme(*layer.options));
+      if (linear_bytes) {
+        sizes.output_bytes -= static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
+      } else if (layer.options) {
+        replace(layer.linear, layer.scheme);
+      }
     }
     sizes.block_weights += block;
     sizes.largest_block = std::max(sizes.largest_block, block);
   }
+  sizes.output_bytes += linear_bytes.value_or(0);
+  sizes.parts_bytes += linear_bytes.value_or(0);
   for (const PlannedTable& table : plan.tables) {
     PackScheme scheme;
     scheme.bits = table.grid.bits;
@@ -98,14 +106,13 @@ Operations count_operations(const PlannedRun& plan, const ModelDescription& mode
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
     for (const PlannedLayer& layer : plan.blocks[b]) {
       const double weights = static_cast<double>(layer.linear.num_out) * static_cast<double>(layer.linear.num_in);
-      if (plan.needs_calibration) operations.forward += 2.0 * num_rows * weights;
+      if (workload.walks()) operations.forward += 2.0 * num_rows * weights;
       if (!layer.options) continue;
       operations.compress += weights * kSearchOpsPerWeight;
       if (layer.options->method == Method::gptq) {
         operations.compress += weights * static_cast<double>(layer.linear.num_in) * kRoundOpsPerWeight;
       }
     }
-    if (!plan.needs_calibration) continue;
     operations.forward += 2.0 * num_rows * static_cast<double>(workload.num_tokens) *
                           static_cast<double>(model.num_heads * model.head_size);  // causal: half of the scores
     for (const Stage stage : kStages) {
@@ -132,7 +139,7 @@ int64_t compress_bytes(const PlannedRun& plan, const ModelDescription& model, in
       const int64_t square = width * width;
       int64_t statistics = 0;
       int64_t factor = 0;
-      if (plan.needs_calibration && need != StatisticsNeed::none) {
+      if (need != StatisticsNeed::none) {
         statistics = StatisticsAccumulator::size_bytes(width, num_windows, need);
       }
       if (need == StatisticsNeed::hessian) factor = square * (4 + 4 + 3 * 8);  // H, U, three float64 matrices
@@ -204,15 +211,19 @@ int64_t available_memory_bytes() {
 Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
                    int64_t max_memory_bytes, double matmul_rate) {
   const ModelDescription& model = checkpoint.description();
-  const Sizes sizes = measure_sizes(plan, checkpoint);
+  const Sizes sizes = measure_sizes(plan, checkpoint, workload.linear_bytes);
   const Operations operations = count_operations(plan, model, workload);
+  const int64_t survey_memory = workload.survey
+                                    ? LeaveOneOut::size_bytes(model, workload.survey->num_windows,
+                                                              workload.survey->num_tokens, workload.num_threads)
+                                    : 0;
   const int64_t libraries = base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes;
   const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1);  // float32, codes, packed
   const int64_t work_bytes = compress_bytes(plan, model, workload.num_windows);
 
   const auto walk_memory = [&](Spill spill) {
-    int64_t bytes = libraries + block_bytes + work_bytes;
-    if (plan.needs_calibration) {
+    int64_t bytes = libraries + block_bytes + work_bytes + survey_memory;
+    if (workload.walks()) {
       bytes += BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads)
                    .memory_bytes;
     }
@@ -243,7 +254,7 @@ Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const W
     prediction.spill = prediction.spill == Spill::none ? Spill::inputs : Spill::all;
   }
   int64_t spill_bytes = 0;
-  if (plan.needs_calibration) {
+  if (workload.walks()) {
     spill_bytes =
         BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, prediction.spill, workload.num_threads)
             .spill_bytes;
@@ -251,12 +262,23 @@ Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const W
   prediction.disk_bytes = sizes.parts_bytes + std::max(spill_bytes, sizes.output_bytes);
 
   const int64_t memory = walk_memory(prediction.spill);
+  if (workload.survey) {
+    const PlannedSurvey& survey = *workload.survey;
+    const double measuring = LeaveOneOut::num_operations(model, survey.num_windows, survey.num_tokens);
+    const double predicting = static_cast<double>(sizes.block_weights * survey.num_candidates) * kSearchOpsPerWeight;
+    prediction.stages.push_back(
+        {"survey",
+         (operations.forward / kForwardEfficiency + operations.statistics / kStatisticsEfficiency +
+          operations.compress + measuring / kForwardEfficiency + predicting) /
+             matmul_rate,
+         memory});
+  }
   if (!plan.tables.empty()) {
     prediction.stages.push_back({"embedding and head",
                                  static_cast<double>(sizes.table_weights) * kTableOpsPerWeight / matmul_rate,
                                  table_memory});
   }
-  if (plan.needs_calibration) {
+  if (workload.walks()) {
     prediction.stages.push_back({"forward", operations.forward / matmul_rate / kForwardEfficiency, memory});
     prediction.stages.push_back({"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, memory});
   }
@@ -268,6 +290,53 @@ Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const W
     prediction.stages.push_back(
         {"evaluate", evaluation_operations / matmul_rate / kEvaluationEfficiency, evaluation_memory});
   }
+  return prediction;
+}
+
+Prediction predict_calibration(const Checkpoint& checkpoint, const Workload& workload, int64_t file_bytes,
+                               int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate) {
+  const ModelDescription& model = checkpoint.description();
+  PlannedRun plan;  // every layer needs H
+  int64_t largest_block = 0, largest_stage = 0;
+  for (const BlockDescription& block : model.blocks) {
+    std::vector<PlannedLayer>& layers = plan.blocks.emplace_back();
+    int64_t num_weights = 0;
+    for (const Stage stage : kStages) {
+      for (const LinearDescription& linear : stage_layers(block, stage)) {
+        layers.push_back({linear, stage, 0, LayerOptions{}});
+        num_weights += linear.num_out * linear.num_in;
+      }
+      const int64_t width = stage_width(block, stage);
+      largest_stage = std::max(
+          largest_stage,
+          StatisticsAccumulator::size_bytes(width, workload.num_windows, StatisticsNeed::hessian) + width * width * 4);
+    }
+    largest_block = std::max(largest_block, num_weights);
+  }
+  const auto memory = [&](Spill spill) {
+    return base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes + largest_block * 4 +
+           largest_stage +
+           BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads)
+               .memory_bytes;
+  };
+  if (memory(Spill::all) > max_memory_bytes) {
+    throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this needs " +
+                                format_bytes(memory(Spill::all)) +
+                                " even with all activations on disk; allow that much");
+  }
+  Prediction prediction;
+  while (prediction.spill != Spill::all && memory(prediction.spill) > max_memory_bytes) {
+    prediction.spill = prediction.spill == Spill::none ? Spill::inputs : Spill::all;
+  }
+  prediction.output_bytes = file_bytes;
+  prediction.disk_bytes = file_bytes + BlockWalk::footprint(model, workload.num_windows, workload.num_tokens,
+                                                            prediction.spill, workload.num_threads)
+                                           .spill_bytes;
+  const Operations operations = count_operations(plan, model, workload);
+  const int64_t held = memory(prediction.spill);
+  prediction.stages = {{"forward", operations.forward / matmul_rate / kForwardEfficiency, held},
+                       {"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, held},
+                       {"write", 2.0 * static_cast<double>(file_bytes) / kBytesPerSecond, held}};
   return prediction;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,11 +19,20 @@ struct PlannedEvaluation {
   bool reference = true;
 };
 
+struct PlannedSurvey {
+  int64_t num_windows = 0;  // that losses are measured on
+  int64_t num_tokens = 0;
+  int64_t num_candidates = 0;  // predicted for each weight
+};
+
 struct Workload {
-  int64_t num_windows = 0;  // of calibration; 0: none
+  int64_t num_windows = 0;  // of calibration; 0: none, or statistics from a file
   int64_t num_tokens = 0;
   std::vector<PlannedEvaluation> evaluations;
   int num_threads = 1;
+  std::optional<PlannedSurvey> survey = {};
+  std::optional<int64_t> linear_bytes = {};  // what a budget leaves the blocks' linears
+  bool walks() const { return num_windows > 0; }
 };
 
 struct PredictedStage {
@@ -51,6 +61,10 @@ int64_t available_memory_bytes();
 // least that can be done: names it.
 Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
                    int64_t max_memory_bytes, double matmul_rate);
+
+// The same of pare calibrate, which writes file_bytes and compresses nothing.
+Prediction predict_calibration(const Checkpoint& checkpoint, const Workload& workload, int64_t file_bytes,
+                               int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
 
 // Lines for people, and a JSON object.
 std::vector<std::string> to_lines(const Prediction& prediction);

@@ -6,6 +6,8 @@
 #include <set>
 #include <stdexcept>
 
+#include "compress/fold.h"
+
 namespace pare {
 namespace {
 
@@ -29,11 +31,14 @@ void check_patterns(const Recipe& recipe, const std::vector<std::string>& names)
   for (const std::string& pattern : recipe.scaling->exclude) check(pattern, "exclude");
 }
 
-// A fold takes all linears that read the input, or none.
+// A fold takes all linears that read the input, or none. A producer with one scale for all its rows takes none.
 std::array<bool, kStages.size()> scaled_stages(const ScalingRecipe& scaling, const std::vector<PlannedLayer>& layers) {
   std::array<bool, kStages.size()> scaled;
   scaled.fill(true);
   for (const PlannedLayer& layer : layers) {
+    if (layer.options && layer.options->gptq.grid.per_tensor && folds_into_linear(layer.stage)) {
+      scaled[static_cast<size_t>(layer.stage)] = false;
+    }
     const bool excluded = std::any_of(scaling.exclude.begin(), scaling.exclude.end(),
                                       [&](const auto& pattern) { return matches_glob(pattern, layer.linear.name); });
     if (excluded || !layer.options) scaled[static_cast<size_t>(layer.stage)] = false;
@@ -46,12 +51,56 @@ bool stage_is_uniform(const std::vector<PlannedLayer>& layers, Stage stage) {
   std::optional<std::optional<PackScheme>> first;
   for (const PlannedLayer& layer : layers) {
     if (layer.stage != stage) continue;
-    const std::optional<PackScheme> scheme =
-        layer.options ? std::optional(planned_scheme(*layer.options)) : std::nullopt;
+    const std::optional<PackScheme> scheme = layer.options ? std::optional(layer.scheme) : std::nullopt;
     if (!first) first = scheme;
     if (*first != scheme) return false;
   }
   return true;
+}
+
+// Statistics that only add a report are taken where there are data for them.
+bool needs_calibration(const LayerOptions& options, bool has_calibration) {
+  const bool only_reports = options.method == Method::llm_int8 && options.llm_int8.time == OutlierTime::dynamic &&
+                            options.llm_int8.measure != OutlierMeasure::median_absmax;
+  return statistics_need(options) != StatisticsNeed::none && (has_calibration || !only_reports);
+}
+
+// Embedding and head are stored as compressed-tensors has them, and a checkpoint has one container.
+void check_head_fits(const Recipe& recipe) {
+  const bool is_llm_int8 = !recipe.passes.empty() && recipe.passes.front().defaults.method == Method::llm_int8;
+  if (recipe.container == Container::compressed_tensors && !is_llm_int8) return;
+  throw std::invalid_argument(
+      std::string("recipe: head: a quantized embedding or head has no place in the container ") +
+      (is_llm_int8 ? "of llm_int8" : "awq-gemm") + ": leave it out");
+}
+
+// One input is rounded once: all linears that read it must ask for the same.
+void check_inputs_agree(const std::vector<PlannedLayer>& layers) {
+  for (const Stage stage : kStages) {
+    const PlannedLayer* first = nullptr;
+    for (const PlannedLayer& layer : layers) {
+      if (layer.stage != stage) continue;
+      if (first == nullptr) first = &layer;
+      const InputFormat input = layer.options ? layer.options->input : InputFormat{};
+      const InputFormat other = first->options ? first->options->input : InputFormat{};
+      if (input == other) continue;
+      throw std::invalid_argument("recipe: " + first->linear.name + " and " + layer.linear.name +
+                                  " read the same input, but one takes it as " + input_format_name(other) +
+                                  " and the other as " + input_format_name(input) + ": exclude both or neither");
+    }
+  }
+}
+
+// What the AWQ GEMM container holds is fixed (awq_gemm.h); said before any work.
+void check_awq_gemm(const LayerOptions& options, const std::string& layer) {
+  const GridOptions& grid = options.gptq.grid;
+  const bool has_grid = options.method == Method::rtn || options.method == Method::gptq;
+  const bool moves_groups = options.method == Method::gptq && options.gptq.act_order == ActOrder::group;
+  if (has_grid && grid.bits == 4 && options.input.is_plain() && !moves_groups) return;
+  throw std::invalid_argument(
+      "recipe: container awq-gemm holds 4-bit weights of rtn or gptq with 16-bit inputs and "
+      "without act_order group; " +
+      layer + " gets something else: use compressed-tensors");
 }
 
 std::string joined(const std::set<std::string>& words) {
@@ -76,29 +125,49 @@ class Reasons {
 }  // namespace
 
 StatisticsNeed statistics_need(const LayerOptions& options) {
-  if (options.method == Method::gptq || options.refine.sweeps > 0 || options.gptq.grid.scales == ScaleSearch::hessian) {
+  const bool has_grid = options.method == Method::rtn || options.method == Method::gptq;
+  const ScaleSearch scales = options.gptq.grid.scales;
+  if (options.method == Method::gptq || options.refine.sweeps > 0 || (has_grid && scales == ScaleSearch::hessian)) {
     return StatisticsNeed::hessian;
   }
-  return options.gptq.grid.scales == ScaleSearch::hessian_diagonal ? StatisticsNeed::hessian_diagonal
-                                                                   : StatisticsNeed::none;
+  const bool has_ranges = options.input.range == InputRange::fixed || options.method == Method::llm_int8;
+  return has_ranges || (has_grid && scales == ScaleSearch::hessian_diagonal) ? StatisticsNeed::hessian_diagonal
+                                                                             : StatisticsNeed::none;
 }
 
-PackScheme planned_scheme(const LayerOptions& options) {
+PackScheme storage_scheme(const LayerOptions& options, Container container) {
   const GridOptions& grid = options.gptq.grid;
   PackScheme scheme;
   scheme.bits = grid.bits;
   scheme.group_size = grid.group_size;
   scheme.symmetric = grid.symmetric;
+  scheme.per_tensor = grid.per_tensor;
+  scheme.input = options.input;
   if (options.method == Method::gptq && grid.group_size != kPerChannel) {
     scheme.act_order = options.gptq.act_order == ActOrder::none    ? StoredActOrder::none
                        : options.gptq.act_order == ActOrder::group ? StoredActOrder::group
                                                                    : StoredActOrder::weight;
   }
+  if (options.method == Method::fp8) {
+    scheme.format = StoredFormat::float_quantized;
+  } else if (options.method == Method::llm_int8) {
+    scheme.format =
+        options.llm_int8.layout == LlmInt8Layout::own ? StoredFormat::pare_int8 : StoredFormat::bitsandbytes_int8;
+  } else if (container == Container::awq_gemm) {
+    scheme.format = StoredFormat::awq_gemm;
+    scheme.act_order = StoredActOrder::none;  // not recorded there
+  } else if (grid.per_tensor ||
+             (grid.bits == 8 && !options.input.is_plain() && scheme.act_order != StoredActOrder::group)) {
+    scheme.format = StoredFormat::int_quantized;
+  }
   return scheme;
 }
 
 StatisticsNeed PlannedRun::need(int64_t block, Stage stage) const {
-  StatisticsNeed need = is_scaled(block, stage) ? StatisticsNeed::hessian : StatisticsNeed::none;
+  StatisticsNeed need = StatisticsNeed::none;
+  if (is_scaled(block, stage)) {
+    need = std::holds_alternative<AwqOptions>(*scaling) ? StatisticsNeed::hessian : StatisticsNeed::hessian_diagonal;
+  }
   for (const PlannedLayer& layer : blocks[static_cast<size_t>(block)]) {
     if (layer.stage == stage && layer.options) need = std::max(need, statistics_need(*layer.options));
   }
@@ -117,29 +186,37 @@ int64_t PlannedRun::num_layers() const {
   return count;
 }
 
+void check_not_quantized(const Checkpoint& checkpoint) {
+  if (!checkpoint.is_quantized()) return;
+  throw std::invalid_argument("'" + checkpoint.directory().string() +
+                              "' is quantized already; start from the original checkpoint (F32, F16 or BF16)");
+}
+
 PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
   const ModelDescription& model = checkpoint.description();
-  if (checkpoint.is_quantized()) {
-    throw std::invalid_argument("'" + checkpoint.directory().string() +
-                                "' is quantized already; start from the original checkpoint (F32, F16 or BF16)");
-  }
-  // Scales are stored as the model's own 16-bit type; float32 models get BF16 ones, which every engine takes.
-  const DType scale_dtype = model.dtype == DType::F16 ? DType::F16 : DType::BF16;
+  check_not_quantized(checkpoint);
+  // Scales are stored as the model's own 16-bit type; float32 models get BF16 ones, which every engine
+  // takes. AWQ's container has F16 ones alone.
+  const bool is_awq_gemm = recipe.container == Container::awq_gemm;
+  const DType scale_dtype = model.dtype == DType::F16 || is_awq_gemm ? DType::F16 : DType::BF16;
   PlannedRun plan;
+  plan.container = recipe.container;
   std::vector<std::string> names;
   for (const BlockDescription& block : model.blocks) {
     std::vector<PlannedLayer>& layers = plan.blocks.emplace_back();
     for (const Stage stage : kStages) {
       const std::vector<LinearDescription> linears = stage_layers(block, stage);
       for (size_t index = 0; index < linears.size(); ++index) {
-        PlannedLayer layer{linears[index], stage, index, std::nullopt};
+        PlannedLayer layer{linears[index], stage, index, std::nullopt, {}};
         if (!recipe.passes.empty()) {
           layer.options =
               layer_options(recipe.passes.front(), layer.linear.name, layer.linear.num_out, layer.linear.num_in);
         }
         if (layer.options) {
           layer.options->gptq.grid.scale_dtype = scale_dtype;
-          plan.needs_calibration |= statistics_need(*layer.options) != StatisticsNeed::none;
+          if (is_awq_gemm) check_awq_gemm(*layer.options, layer.linear.name);
+          layer.scheme = storage_scheme(*layer.options, recipe.container);
+          plan.needs_calibration |= needs_calibration(*layer.options, recipe.calibration.has_value());
         } else {
           plan.unquantized.push_back(layer.linear.name);
         }
@@ -147,19 +224,24 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
         layers.push_back(std::move(layer));
       }
     }
+    check_inputs_agree(layers);
     if (recipe.scaling) plan.scaled.push_back(scaled_stages(*recipe.scaling, layers));
   }
   if (recipe.scaling) {
-    plan.scaling = recipe.scaling->awq;
+    plan.scaling = recipe.scaling->options;
     plan.needs_calibration = true;
     const bool scales_any = std::any_of(plan.scaled.begin(), plan.scaled.end(), [](const auto& stages) {
       return std::find(stages.begin(), stages.end(), true) != stages.end();
     });
-    if (!scales_any) throw std::invalid_argument("recipe: awq: every stage has an excluded layer: nothing is scaled");
+    if (!scales_any)
+      throw std::invalid_argument("recipe: " + std::string(recipe.scaling->name()) +
+                                  ": every stage has an excluded layer: nothing is scaled");
   }
+  if (recipe.budget) plan.needs_calibration = true;
   names.push_back(model.head.name);  // named in `exclude` by habit; passes never touch it
   check_patterns(recipe, names);
   if (recipe.head) {
+    check_head_fits(recipe);
     GridOptions grid;
     grid.bits = recipe.head->bits;
     grid.group_size = recipe.head->group_size;
@@ -174,6 +256,9 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
     if (!model.tied_head) plan.tables.push_back({model.head, true, grid});
   }
   if (!recipe.head || model.tied_head) plan.unquantized.push_back(model.head.name);
+  if (recipe.passes.empty() && !recipe.head) {
+    throw std::invalid_argument("recipe: nothing to do: give 'passes:' with at least one of rtn and gptq, or 'head:'");
+  }
   if (plan.num_layers() == 0 && plan.tables.empty()) {
     throw std::invalid_argument("recipe: every layer is excluded and there is no 'head:': nothing would be compressed");
   }
@@ -196,7 +281,7 @@ std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDesc
     }
     for (const PlannedLayer& layer : layers) {
       if (!layer.options) continue;
-      const PackScheme scheme = planned_scheme(*layer.options);
+      const PackScheme& scheme = layer.scheme;
       if (std::find(schemes.begin(), schemes.end(), scheme) == schemes.end()) schemes.push_back(scheme);
       if (scheme.bits != 4 && scheme.bits != 8) vllm.add(std::to_string(scheme.bits) + " bits: only 4 and 8 are read");
       if (!scheme.symmetric && scheme.bits != 4) vllm.add("asymmetric weights are read with 4 bits only");

@@ -19,6 +19,7 @@ struct PlannedLayer {
   Stage stage = Stage::attention_input;
   size_t index = 0;                     // among the stage's layers
   std::optional<LayerOptions> options;  // nothing: left alone
+  PackScheme scheme = {};               // how the result will be stored
 };
 
 struct PlannedTable {
@@ -30,8 +31,9 @@ struct PlannedTable {
 struct PlannedRun {
   std::vector<std::vector<PlannedLayer>> blocks;
   std::vector<PlannedTable> tables;  // embedding and untied head, when the recipe quantizes them
-  std::optional<AwqOptions> scaling;
+  std::optional<std::variant<AwqOptions, SmoothQuantOptions>> scaling;
   std::vector<std::array<bool, kStages.size()>> scaled;  // by block and stage: whether its input is scaled
+  Container container = Container::compressed_tensors;
   bool needs_calibration = false;
   std::vector<std::string> unquantized;  // linears that the artifact's config lists as left alone
 
@@ -41,7 +43,11 @@ struct PlannedRun {
 };
 
 StatisticsNeed statistics_need(const LayerOptions& options);
-PackScheme planned_scheme(const LayerOptions& options);
+// How what the options make is stored.
+PackScheme storage_scheme(const LayerOptions& options, Container container);
+
+// Throws std::invalid_argument for a source that is quantized already.
+void check_not_quantized(const Checkpoint& checkpoint);
 
 // Throws std::invalid_argument: a source that is quantized already, a mixture of experts, a group size that does not
 // divide, a pattern of the recipe that matches no layer, calibration data that are needed but not given, nothing to do.

@@ -11,24 +11,31 @@
 #include <vector>
 
 #include "quant/options.h"
+#include "runtime/format/input_format.h"
 
 namespace pare {
 
-enum class Method { rtn, gptq };
+enum class Method { rtn, gptq, fp8, llm_int8 };
 std::string_view method_name(Method method);
 
-// What one layer gets. GptqOptions::grid holds the grid of both methods; rtn reads nothing else of it.
+// What one layer gets. GptqOptions::grid holds the grid of rtn and gptq; rtn reads nothing else of it. fp8 reads its
+// per_tensor, and llm_int8 nothing.
 struct LayerOptions {
   Method method = Method::gptq;
   GptqOptions gptq;
   RefineOptions refine;  // sweeps 0: none
+  LlmInt8Options llm_int8;
+  // How the layer's input is rounded. What calibration decides (the scale and zero of a fixed range, an outlier
+  // threshold or columns) is still open.
+  InputFormat input;
 };
 
 // A pass that scales the inputs of stages before the rounding pass that follows it in the same walk. A stage takes part
 // when no layer of it is excluded here or there.
 struct ScalingRecipe {
-  AwqOptions awq;
+  std::variant<AwqOptions, SmoothQuantOptions> options;
   std::vector<std::string> exclude;  // globs
+  std::string_view name() const { return std::holds_alternative<AwqOptions>(options) ? "awq" : "smoothquant"; }
 };
 
 // `layers:` of a pass. Patterns are globs over module names ("*.down_proj"); the last matching override wins.
@@ -46,7 +53,8 @@ struct PassRecipe {
 };
 
 struct CalibrationRecipe {
-  std::filesystem::path text;  // .txt, .jsonl or .npy
+  std::filesystem::path text;        // .txt, .jsonl or .npy
+  std::filesystem::path statistics;  // instead of a text: what pare calibrate made of the uncompressed model
   int64_t num_samples = 128;
   int64_t num_tokens = 512;
   // Which windows of a text are drawn when it has more than num_samples; of a .npy the first are taken, in order.
@@ -64,6 +72,27 @@ struct PerplexityRecipe {
   int64_t num_windows = 0;        // 0: all
   std::string protocol = "gptq";  // or "llama.cpp"
   bool reference = true;          // also measure the uncompressed model: KL, agreement, paired error bars
+  int kv_bits = 32;               // of the compressed model's keys and values: 32 (float32) or 8
+};
+
+// Whose files the result looks like. LLM.int8 has layouts of its own (LlmInt8Options::layout).
+enum class Container { compressed_tensors, awq_gemm };
+
+// `sensitivity:` what rounding each group of layers alone adds to the loss.
+struct SensitivityRecipe {
+  std::filesystem::path text;      // empty: the first windows of the calibration
+  std::optional<int64_t> context;  // tokens of a window; 512, or a .npy's own
+  int64_t num_windows = 4;
+  // Globs; all layers that match one make a group, with those that engines fuse them with. Empty: each stage of each
+  // block is a group (q, k, v; o; gate, up; down).
+  std::vector<std::string> groups;
+};
+
+// `budget:` bits and group size of each stage of each block are chosen, in place of the pass's own. One of the two:
+struct BudgetRecipe {
+  std::optional<double> bits;         // per weight of the blocks' linears: codes and scales, without the head
+  std::optional<int64_t> size_bytes;  // of all weight files
+  std::vector<int> allowed = {2, 3, 4, 8, 16};
 };
 
 struct FailIf {
@@ -76,8 +105,11 @@ struct Recipe {
   std::filesystem::path output;
   std::optional<CalibrationRecipe> calibration;  // required by gptq and by scales weighted with diag(H)
   std::optional<ScalingRecipe> scaling;          // before the rounding pass
-  std::vector<PassRecipe> passes;                // at least one, or head
+  std::vector<PassRecipe> passes;                // at least one, or head; pare calibrate needs neither
   std::optional<HeadRecipe> head;
+  Container container = Container::compressed_tensors;
+  std::optional<SensitivityRecipe> sensitivity;
+  std::optional<BudgetRecipe> budget;
   std::vector<PerplexityRecipe> evaluate;
   FailIf fail_if;
   bool strict = false;  // an event (raised damping, dead column, fallback) is an error

@@ -67,9 +67,13 @@ enum class OutlierMeasure { absolute, median_absmax, rms };
 // own: 16-bit weights for the outlier columns, int8 scales that do not see them. bitsandbytes: all columns in int8.
 enum class LlmInt8Layout { own, bitsandbytes };
 
+// When outlier columns are found: dynamic in every sequence that is run, fixed by the calibration once for all.
+enum class OutlierTime { dynamic, fixed };
+
 struct LlmInt8Options {
   OutlierMeasure measure = OutlierMeasure::absolute;
   double value = 6.0;
+  OutlierTime time = OutlierTime::dynamic;
   LlmInt8Layout layout = LlmInt8Layout::own;
 };
 

@@ -207,6 +207,21 @@ double smoothed_error(const SmoothInput& input, const at::Tensor& scales_I, cons
                   round_input, grid);
 }
 
+double relative_output_error(const at::Tensor& rows_RI, const at::Tensor& rounded_RI, const at::Tensor& weight_OI,
+                             const at::Tensor& rounded_OI) {
+  const SmoothInput input{.absmax_I = {}, .rows_RI = rows_RI, .weights_OI = {weight_OI}};
+  const Problem problem = make_problem(input);
+  const at::Tensor rows = checked_float_matrix(rounded_RI, "rounded rows");
+  const at::Tensor rounded = checked_weight(rounded_OI);
+  if (rows.sizes() != problem.rows_RI.sizes() || rounded.sizes() != problem.weights_OI[0].sizes()) {
+    throw std::invalid_argument("output error: expected rows " + shape_text(problem.rows_RI) + " and weights " +
+                                shape_text(problem.weights_OI[0]) + ", found " + shape_text(rows) + " and " +
+                                shape_text(rounded));
+  }
+  const double error = squared_distance(rows, rounded, problem.outputs_OR[0]);
+  return problem.output_energy > 0.0 ? error / problem.output_energy : 0.0;
+}
+
 Smoothing smooth(const SmoothInput& input, const RoundInput& round_input, const SmoothQuantOptions& options) {
   const Problem problem = make_problem(input);
   const int64_t num_in = problem.rows_RI.size(1);

@@ -48,6 +48,12 @@ at::Tensor smoothing_scales(const SmoothInput& input, double alpha, bool power_o
 double smoothed_error(const SmoothInput& input, const at::Tensor& scales_I, const RoundInput& round_input,
                       const GridOptions& grid);
 
+// |Xq Q^T - X W^T|^2 / |X W^T|^2 of one layer: rows_RI float32 [R, I] before and rounded_RI after the rounding of the
+// input, weight_OI and rounded_OI [O, I] likewise. 0 where the outputs are. Any number of threads gives the same bits.
+// Throws std::invalid_argument: shapes, values that are not finite.
+double relative_output_error(const at::Tensor& rows_RI, const at::Tensor& rounded_RI, const at::Tensor& weight_OI,
+                             const at::Tensor& rounded_OI);
+
 struct SmoothingTrial {
   std::optional<double> alpha;  // empty: s = 1
   double error = 0.0;           // smoothed_error

@@ -16,4 +16,16 @@ using AlignedBytes = std::unique_ptr<std::byte[], AlignedDelete>;
 // through pages of 4 KiB loses time to address translation. Throws std::bad_alloc.
 AlignedBytes allocate_aligned(int64_t num_bytes);
 
+// Grow-only scratch of one thread: no allocation per call once the largest shape was seen.
+class Scratch {
+ public:
+  // What was reserved before is lost.
+  std::byte* reserve(int64_t num_bytes);
+  float* reserve_floats(int64_t num_floats) { return reinterpret_cast<float*>(reserve(num_floats * 4)); }
+
+ private:
+  AlignedBytes bytes_;
+  int64_t capacity_ = 0;
+};
+
 }  // namespace pare

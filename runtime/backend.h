@@ -1,7 +1,7 @@
 // The dozen operations a decoder needs, implemented by reference.cpp (plain loops: the oracle of every kernel), by
 // cpu/ (AVX2, AVX-512) and later by cuda/. About ten virtual calls a layer, none per element. Activations are float32
-// and weights keep their stored precision ("exact": evaluation gives the number another library gives on the same
-// file).
+// unless a linear states another format of its input, and weights keep their stored precision ("exact": evaluation
+// gives the number another library gives on the same file).
 //
 // Shape letters: R rows (tokens of all sequences), D model width, I/O in/out features, C = q+k+v width, H heads,
 // K head size, F feed-forward width, V vocabulary. All pointers are dense row-major and belong to the backend
@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/cpu/isa.h"
 #include "runtime/format/linear_weights.h"
 #include "runtime/model_description.h"
 
@@ -30,6 +31,10 @@ class PackedLinear {
   // Bytes held by the packed weights, scales, zeros and bias: what one decoded token reads.
   virtual int64_t resident_bytes() const = 0;
   virtual std::string kernel_name() const = 0;  // e.g. "matmul_w4g64_a32_avx512"
+  // How its input must be rounded. The operation before it does so (LinearInput).
+  virtual const InputFormat& input() const = 0;
+  // Whether it multiplies int8 codes; otherwise it takes the rounded values as floats.
+  virtual bool multiplies_codes() const = 0;
 };
 
 struct Norm {
@@ -45,11 +50,24 @@ struct RopeTable {
 };
 RopeTable make_rope_table(const RopeDescription& rope, int64_t head_size, int64_t num_positions);
 
-// Keys and values of one layer: [num_slots, num_kv_heads, K] float32 each, allocated by the backend.
+// The grid of one head's keys or values of one token: value = (code - zero) * scale, asymmetric int8 as input_grid()
+// has it.
+struct KvGrid {
+  float scale = 0.0f;
+  float zero = 0.0f;  // an integer
+};
+
+// Keys and values of one layer: [num_slots, num_kv_heads, K] each, allocated by the backend; float32, or int8 codes
+// with a grid for each slot and head.
 struct KvLayer {
   float* keys = nullptr;
   float* values = nullptr;
   int64_t num_slots = 0;
+  int8_t* key_codes = nullptr;  // not null: 8 bits, and the floats are not there
+  int8_t* value_codes = nullptr;
+  KvGrid* key_grids = nullptr;  // [num_slots, num_kv_heads]
+  KvGrid* value_grids = nullptr;
+  bool is_int8() const { return key_codes != nullptr; }
 };
 
 // Rows [first_row, first_row + num_rows) are consecutive tokens of one sequence whose `num_past` earlier tokens are
@@ -70,17 +88,20 @@ struct AttentionShape {
   int64_t sliding_window = 0;  // 0: causal over everything; else token t sees (t - window, t]
 };
 
+class LinearInput;
+
 class Backend {
  public:
   virtual ~Backend() = default;
-  virtual std::string name() const = 0;  // "reference", "cpu-avx2", "cpu-avx512"
+  virtual std::string name() const = 0;  // "reference", "cpu-avx2", "cpu-amx"
 
   // 64-byte aligned float32 storage, zeroed, freed with the backend's deleter.
   using Buffer = std::unique_ptr<float[], void (*)(float*)>;
   virtual Buffer allocate(int64_t num_floats) = 0;
 
-  // Packs linears that share their input, stacked along O in the given order. All parts must agree in num_in; each may
-  // have its own precision. The source may be dropped afterwards. Throws std::invalid_argument on disagreement.
+  // Packs linears that share their input, stacked along O in the given order. All parts must agree in num_in and in the
+  // format of their input; each may have its own precision. The source may be dropped afterwards. Throws
+  // std::invalid_argument on disagreement.
   virtual std::unique_ptr<PackedLinear> pack(std::span<const LinearWeights> parts) = 0;
 
   // hidden_RD[r] = scale * table[ids[r]]; ids are checked by the caller.
@@ -89,10 +110,11 @@ class Backend {
   // hidden += delta (normalized first by delta_norm when given), then x = norm(hidden). delta may be null (first
   // layer); norm may be null (x is then not written).
   virtual void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm,
-                        int64_t num_rows, int64_t width, float* x_RD) = 0;
+                        int64_t num_rows, int64_t width, LinearInput& x_RD) = 0;
 
-  // y = x W^T + b; y has packed.num_out() columns.
-  virtual void linear(const PackedLinear& packed, const float* x_RI, int64_t num_rows, float* y_RO) = 0;
+  // y = x W^T + b; y has packed.num_out() columns. x holds what an operation wrote for `packed`
+  // (std::invalid_argument: for another one's format).
+  virtual void linear(const PackedLinear& packed, const LinearInput& x_RI, int64_t num_rows, float* y_RO) = 0;
 
   // Splits qkv rows (q heads, then k heads, then v heads), applies the per-head norms where given and RoPE to q and k,
   // writes q out and k, v into the cache at slots_R.
@@ -102,13 +124,23 @@ class Backend {
 
   // softmax(scale * q k^T, causal and windowed) v per sequence; tiled with an exact running softmax: no T x T matrix.
   virtual void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
-                         const AttentionShape& shape, float* x_RHK) = 0;
+                         const AttentionShape& shape, LinearInput& x_RHK) = 0;
 
   // z[r, f] = act(gate) * up, with y rows = F gates then F ups.
-  virtual void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F, float* z_RF) = 0;
+  virtual void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F,
+                        LinearInput& z_RF) = 0;
+
+  // The four operations above with plain rows in and out.
+  void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm, int64_t num_rows,
+                int64_t width, float* x_RD);
+  void linear(const PackedLinear& packed, const float* x_RI, int64_t num_rows, float* y_RO);
+  void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
+                 const AttentionShape& shape, float* x_RHK);
+  void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F, float* z_RF);
 
   // Negative log likelihood (nats) of targets under softmax(softcap(x head^T)), and whether the target is the arg max.
-  // Chunked over rows and V: never [R, V] in memory. nll and top1 are host memory.
+  // Chunked over rows and V: never [R, V] in memory. nll and top1 are host memory. Heads take plain rows
+  // (std::invalid_argument).
   virtual void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,
                              float logit_softcap, float* nll_R, uint8_t* top1_R) = 0;
 
@@ -119,13 +151,62 @@ class Backend {
                        uint8_t* same_top1_R, float* nll_p_R, float* nll_q_R) = 0;
 };
 
-// Instruction sets of the CPU backend, weakest first.
-enum class Isa { avx2, avx512 };
-std::string_view isa_name(Isa isa);
-// Throws std::invalid_argument for an unknown name ("avx2", "avx512") ...
-Isa parse_isa(std::string_view name);
-// The widest the CPU supports. Throws std::runtime_error when it lacks even AVX2, FMA and F16C.
-Isa detect_isa();
+// Rows on their way into a linear, rounded as it asks for. The caller allocates one for the largest input of its kind
+// and says before each use whom it is for; the operation that produces the rows writes them in that form, so that no
+// pass over them is spent on rounding alone.
+class LinearInput {
+ public:
+  // Room for max_rows rows of max_width values, for linears of any format.
+  LinearInput(Backend& backend, int64_t max_rows, int64_t max_width, bool has_codes);
+  // A view of someone's plain rows.
+  explicit LinearInput(float* plain_RI);
+
+  // `sequences` tells which rows belong together (formats with a range over a sequence, or outliers, need every row of
+  // theirs; both spans must live until the rows were multiplied). Throws std::invalid_argument when `consumer` wants
+  // codes and there is no room for them.
+  void prepare(const PackedLinear& consumer, std::span<const Sequence> sequences);
+
+  const InputFormat& format() const { return *format_; }
+  bool as_codes() const { return as_codes_; }
+  std::span<const Sequence> sequences() const { return sequences_; }
+
+  // What the producer fills in. As codes: codes, scales, zeros, and for a format with outliers also x, of which then
+  // only the outlier columns are multiplied. Else x alone.
+  float* x() const { return x_RI_; }           // [R, I]
+  int8_t* codes() const { return codes_RS_; }  // [R, code_stride(I)], padded with zeros, 64-byte aligned
+  float* scales() const { return scales_R_; }  // [R]
+  int32_t* zeros() const { return zeros_R_; }  // [R]
+  static constexpr int64_t code_stride(int64_t width) { return (width + 63) / 64 * 64; }
+  // By sequence, as in sequences(): the columns that are multiplied in floating point.
+  std::vector<std::vector<int32_t>>& outlier_columns() { return outlier_columns_; }
+  const std::vector<std::vector<int32_t>>& outlier_columns() const { return outlier_columns_; }
+
+ private:
+  Backend::Buffer x_, codes_, scales_, zeros_;
+  float* x_RI_ = nullptr;
+  int8_t* codes_RS_ = nullptr;
+  float* scales_R_ = nullptr;
+  int32_t* zeros_R_ = nullptr;
+  const InputFormat* format_;
+  bool as_codes_ = false;
+  std::span<const Sequence> sequences_;
+  std::vector<std::vector<int32_t>> outlier_columns_;
+};
+
+// Keys and values of one layer with their memory.
+class KvStorage {
+ public:
+  // bits: 32 (float32) or 8. Throws std::invalid_argument for others.
+  KvStorage(Backend& backend, int bits, int64_t num_slots, int64_t num_kv_heads, int64_t head_size);
+  const KvLayer& layer() const { return layer_; }
+  // Bytes of one token of one layer.
+  static int64_t bytes_per_token(int bits, int64_t num_kv_heads, int64_t head_size);
+
+ private:
+  std::vector<Backend::Buffer> buffers_;
+  KvLayer layer_;
+};
+inline constexpr int kKvFloatBits = 32;
 
 std::unique_ptr<Backend> make_reference_backend();
 // Throws std::invalid_argument when the CPU does not support `isa`. num_threads <= 0: as OpenMP decides.

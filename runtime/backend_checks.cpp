@@ -88,6 +88,60 @@ void check_attention(const KvLayer& cache, std::span<const Sequence> sequences, 
   }
 }
 
+void check_parts(std::span<const LinearWeights> parts) {
+  require(!parts.empty(), "pack", "expected at least one linear, found none");
+  const LinearWeights& first = parts.front();
+  validate(first.input, first.num_in(), first.name);
+  for (const LinearWeights& part : parts) {
+    require(part.num_in() == first.num_in(), "pack",
+            part.name + ": expected " + std::to_string(first.num_in()) + " inputs as in " + first.name + ", found " +
+                std::to_string(part.num_in()));
+    require(part.input == first.input, "pack",
+            part.name + ": expected an input in the format of " + first.name + " (" + input_format_name(first.input) +
+                "), which reads the same rows, found another (" + input_format_name(part.input) +
+                "): give them one format, one scale and one list of outlier columns");
+    require(part.bias_O.empty() || static_cast<int64_t>(part.bias_O.size()) == part.num_out(), "pack",
+            part.name + ": expected a bias of " + std::to_string(part.num_out()) + " values, found " +
+                std::to_string(part.bias_O.size()));
+    const auto* weight = std::get_if<QuantizedWeight>(&part.weight);
+    require(part.outlier_weight_OJ.empty() ||
+                (weight != nullptr && weight->code_type == CodeType::integer && weight->symmetric),
+            "pack", part.name + ": columns in 16 bits stand beside symmetric integer codes only");
+    const int64_t num_outliers =
+        part.input.outliers == OutlierRule::columns ? static_cast<int64_t>(part.input.outlier_columns.size()) : 0;
+    require(part.outlier_weight_OJ.empty() ||
+                static_cast<int64_t>(part.outlier_weight_OJ.size()) == part.num_out() * num_outliers,
+            "pack",
+            part.name + ": expected outlier columns [" + std::to_string(part.num_out()) + ", " +
+                std::to_string(num_outliers) + "], found " + std::to_string(part.outlier_weight_OJ.size()) + " values");
+  }
+}
+
+void check_input(const PackedLinear& packed, const LinearInput& x) {
+  require(packed.input() == x.format() && packed.multiplies_codes() == x.as_codes(), "linear",
+          packed.kernel_name() + ": expected rows in its format " + input_format_name(packed.input()) + ", found " +
+              input_format_name(x.format()));
+}
+
+void check_sequences(const LinearInput& x, int64_t num_rows) {
+  if (x.format().is_rowwise()) return;
+  int64_t row = 0;
+  bool in_order = true;
+  for (const Sequence& sequence : x.sequences()) {
+    in_order = in_order && sequence.first_row == row;
+    row += sequence.num_rows;
+  }
+  require(in_order && row == num_rows, "rounding",
+          "the format " + input_format_name(x.format()) + " looks at whole sequences: expected " +
+              std::to_string(num_rows) + " rows in consecutive sequences, found " + std::to_string(row) + " in " +
+              std::to_string(x.sequences().size()));
+}
+
+void check_head(const PackedLinear& head, const char* operation) {
+  require(head.input().is_plain(), operation,
+          head.kernel_name() + ": expected a head with plain activations, found " + input_format_name(head.input()));
+}
+
 void check_vocabularies(const PackedLinear& head_p, const PackedLinear& head_q) {
   require(head_p.num_out() == head_q.num_out(), "compare",
           "expected heads of the same vocabulary, found " + std::to_string(head_p.num_out()) + " and " +

@@ -18,6 +18,14 @@ void check_shape(const AttentionShape& shape, const char* operation);
 void check_rope_store(const RopeTable& rope, const Norm* q_norm, const Norm* k_norm, const AttentionShape& shape,
                       std::span<const int32_t> positions_R, std::span<const int32_t> slots_R, const KvLayer& cache);
 void check_attention(const KvLayer& cache, std::span<const Sequence> sequences, const AttentionShape& shape);
+// Parts of one stack: at least one, of one input width and format, biases and outlier weights of their sizes.
+void check_parts(std::span<const LinearWeights> parts);
+// x holds what `packed` states.
+void check_input(const PackedLinear& packed, const LinearInput& x);
+// Where the format of x looks at whole sequences, x.sequences() are the num_rows rows, each in one of them, in order.
+void check_sequences(const LinearInput& x, int64_t num_rows);
+// The head of cross_entropy or compare takes plain rows.
+void check_head(const PackedLinear& head, const char* operation);
 void check_vocabularies(const PackedLinear& head_p, const PackedLinear& head_q);
 
 }  // namespace pare

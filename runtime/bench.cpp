@@ -142,7 +142,8 @@ BenchResult bench(Transformer& model, Isa isa, int num_threads, const BenchOptio
   for (const BlockDescription& block : description.blocks) {
     num_pairs += visible_pairs(BenchOptions::kDecodePrompt, options.decode_tokens, block.sliding_window);
   }
-  const int64_t pair_bytes = 2 * description.num_kv_heads * description.head_size * static_cast<int64_t>(sizeof(float));
+  const int64_t pair_bytes = model.kv_bytes_per_token() / static_cast<int64_t>(description.blocks.size());
+  result.kv_bits = model.kv_bits();
   result.kv_bytes_per_token = num_pairs * pair_bytes / options.decode_tokens;
   result.decode_gbps = static_cast<double>(result.bytes_per_token) * result.decode_tokens_per_second.best / 1e9;
   result.decode_share = result.decode_gbps / result.read_roof_gbps;
@@ -170,6 +171,7 @@ std::string to_json(const BenchResult& result) {
   json["decode_tokens_per_second"] = result.decode_tokens_per_second.best;
   json["decode_tokens_per_second_median"] = result.decode_tokens_per_second.median;
   json["bytes_per_token"] = result.bytes_per_token;
+  json["kv_bits"] = result.kv_bits;
   json["kv_bytes_per_token"] = result.kv_bytes_per_token;
   json["decode_gbps"] = result.decode_gbps;
   json["decode_roof_gbps"] = result.read_roof_gbps;
@@ -203,7 +205,8 @@ std::string to_text(const BenchResult& result) {
   text << "            " << result.bytes_per_token << " bytes per token, " << format_number(result.decode_gbps, 2)
        << " GB/s = " << percent(result.decode_share) << " of the read roof of "
        << format_number(result.read_roof_gbps, 2) << " GB/s over " << format_bytes(result.roof_footprint_bytes)
-       << " (keys and values, not counted: " << result.kv_bytes_per_token << " bytes)\n";
+       << " (keys and values in " << result.kv_bits << " bits, not counted: " << result.kv_bytes_per_token
+       << " bytes)\n";
   text << "memory      weights " << format_bytes(result.resident_bytes) << ", peak "
        << format_bytes(result.peak_memory_bytes) << '\n';
   return text.str();

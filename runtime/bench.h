@@ -43,6 +43,7 @@ struct BenchResult {
   // Decode. One token reads every packed linear and one row of the embedding; the keys and values it reads besides, on
   // average, are stated and not counted.
   int64_t bytes_per_token = 0;
+  int kv_bits = 0;
   int64_t kv_bytes_per_token = 0;
   int64_t roof_footprint_bytes = 0;  // over which the roof was read: bytes_per_token, or the least that can be measured
   double read_roof_gbps = 0.0;

@@ -9,6 +9,10 @@
 #include <stdexcept>
 
 #include "runtime/atomic_file.h"
+#include "runtime/format/awq_gemm.h"
+#include "runtime/format/bitsandbytes_int8.h"
+#include "runtime/format/pare_int8.h"
+#include "runtime/format/stored_linear.h"
 
 namespace pare {
 namespace {
@@ -157,7 +161,10 @@ WeightFiles find_weight_files(const fs::path& directory) {
 
 // --- quantization_config ---
 
-std::optional<QuantizationConfig> read_quantization_config(const std::string& config_json, const fs::path& path) {
+// What config.json says of a quantized checkpoint, by its quant_method.
+using Container = std::variant<QuantizationConfig, AwqConfig, BitsAndBytesConfig, PareInt8Config>;
+
+std::optional<Container> read_quantization_config(const std::string& config_json, const fs::path& path) {
   const Json config = parse_object(config_json, path);
   if (const auto old = config.find("compression_config"); old != config.end() && !old->is_null()) {
     throw std::runtime_error(path.string() +
@@ -169,14 +176,15 @@ std::optional<QuantizationConfig> read_quantization_config(const std::string& co
   const std::string where = path.string() + ": quantization_config";
   if (!quantization->is_object()) throw std::runtime_error(where + ": expected an object");
   const auto method = quantization->find("quant_method");
-  if (method == quantization->end() || *method != "compressed-tensors") {
-    const bool has_name = method != quantization->end() && method->is_string();
-    throw std::runtime_error(where + ": the checkpoint is already quantized by '" +
-                             (has_name ? method->get<std::string>().substr(0, 100) : "an unnamed method") +
-                             "', which pare does not read; expected 'compressed-tensors' (format pack-quantized) or an "
-                             "unquantized checkpoint: start from the original 16-bit one");
-  }
-  return QuantizationConfig::parse(quantization->dump(), where);
+  const std::string name = method != quantization->end() && method->is_string() ? method->get<std::string>() : "";
+  if (name == "compressed-tensors") return QuantizationConfig::parse(quantization->dump(), where);
+  if (name == "awq") return AwqConfig::parse(quantization->dump(), where);
+  if (name == "bitsandbytes") return BitsAndBytesConfig::parse(quantization->dump(), where);
+  if (name == kPareInt8Method) return PareInt8Config::parse(quantization->dump(), where);
+  throw std::runtime_error(where + ": the checkpoint is already quantized by '" +
+                           (name.empty() ? "an unnamed method" : name.substr(0, 100)) +
+                           "', which pare does not read; expected 'compressed-tensors', 'awq' (gemm), 'bitsandbytes' "
+                           "(8 bits), 'pare-int8' or an unquantized checkpoint: start from the original 16-bit one");
 }
 
 }  // namespace
@@ -185,7 +193,7 @@ struct Checkpoint::State {
   fs::path directory;
   std::string config_json;
   ModelDescription description;
-  std::optional<QuantizationConfig> quantization;
+  std::optional<Container> quantization;
   std::vector<fs::path> paths;
   std::vector<SafetensorsFile> files;  // in the order of paths; never resized once `tensors` points into it
   std::map<std::string, Entry> tensors;
@@ -197,6 +205,10 @@ struct Checkpoint::State {
   const TensorView* find(const std::string& name) const {
     const auto entry = tensors.find(name);
     return entry == tensors.end() ? nullptr : entry->second.view;
+  }
+
+  FindTensor finder() const {
+    return [this](const std::string& name) { return find(name); };
   }
 
   // Runs an action whose errors know the tensor but not where it lies, and adds that.
@@ -217,7 +229,7 @@ struct Checkpoint::State {
   std::vector<float> finite_values(const std::string& name, int64_t num_elements) const;
   void check_finite(const std::string& name) const;
   std::optional<PackScheme> scheme(const LinearDescription& linear) const;
-  PackedTensors packed_tensors(const std::string& module) const;
+  bool stored_quantized(const std::string& module, std::string_view suffix, bool is_named_dense) const;
 };
 
 void Checkpoint::State::fail_missing(const std::string& name) const {
@@ -233,6 +245,9 @@ void Checkpoint::State::fail_missing(const std::string& name) const {
   } else if (name.ends_with(".weight") && find(name + "_packed") != nullptr) {
     hint = "; there is '" + name + "_packed', but the quantization_config of " + kConfigName +
            " does not say that this module is quantized";
+  } else if (const std::string module = name.substr(0, name.rfind('.')); find(module + ".qweight") != nullptr) {
+    hint = "; there is '" + module + ".qweight', a GPTQ or AWQ weight, but the quantization_config of " + kConfigName +
+           " does not say so";
   }
   throw std::runtime_error("'" + directory.string() + "': tensor '" + name + "' is missing: the " + description.family +
                            " model of " + kConfigName + " needs it" + hint);
@@ -294,27 +309,46 @@ std::vector<float> Checkpoint::State::finite_values(const std::string& name, int
   return values;
 }
 
-std::optional<PackScheme> Checkpoint::State::scheme(const LinearDescription& linear) const {
-  if (!quantization) return std::nullopt;
-  return quantization->scheme(linear.name, linear.name == description.embedding_name ? "Embedding" : "Linear");
+// Whether a module of a container whose tensors tell is quantized. They must not contradict config.json.
+bool Checkpoint::State::stored_quantized(const std::string& module, std::string_view suffix,
+                                         bool is_named_dense) const {
+  const std::string name = module + std::string(suffix);
+  if (find(name) == nullptr) return false;
+  if (is_named_dense) {
+    fail(name, "unexpected: the quantization_config of " + std::string(kConfigName) +
+                   " lists this module among those that are not quantized");
+  }
+  return true;
 }
 
-PackedTensors Checkpoint::State::packed_tensors(const std::string& module) const {
-  const auto part = [&](std::string_view suffix) { return find(module + std::string(suffix)); };
-  return {part(kPackedSuffix), part(kScaleSuffix), part(kShapeSuffix), part(kZeroPointSuffix), part(kGroupIndexSuffix)};
+std::optional<PackScheme> Checkpoint::State::scheme(const LinearDescription& linear) const {
+  if (!quantization) return std::nullopt;
+  if (const auto* config = std::get_if<QuantizationConfig>(&*quantization)) {
+    return config->scheme(linear.name, linear.name == description.embedding_name ? "Embedding" : "Linear");
+  }
+  if (const auto* awq = std::get_if<AwqConfig>(&*quantization)) {
+    if (!stored_quantized(linear.name, kAwqWeightSuffix, awq->is_unconverted(linear.name))) return std::nullopt;
+    return awq->scheme;
+  }
+  if (const auto* int8 = std::get_if<BitsAndBytesConfig>(&*quantization)) {
+    if (!stored_quantized(linear.name, kInt8AbsmaxSuffix, int8->is_skipped(linear.name))) return std::nullopt;
+    return int8->scheme;
+  }
+  const auto& ours = std::get<PareInt8Config>(*quantization);
+  if (!stored_quantized(linear.name, kScaleSuffix, ours.is_ignored(linear.name))) return std::nullopt;
+  return ours.scheme;
 }
 
 void Checkpoint::State::check_linear(const LinearDescription& linear) const {
   const std::string bias = linear.name + ".bias";
   if (const std::optional<PackScheme> stored = scheme(linear)) {
-    const PackedTensors tensors_of_linear = packed_tensors(linear.name);
-    if (tensors_of_linear.packed == nullptr && find(linear.name + ".weight") != nullptr) {
+    const TensorView* dense = find(linear.name + ".weight");
+    if (dense != nullptr && is_dense_dtype(dense->dtype) && find(linear.name + std::string(kPackedSuffix)) == nullptr) {
       fail(linear.name + ".weight",
            "the quantization_config of " + std::string(kConfigName) +
                " says that this module is quantized, but it is stored dense: name it in 'ignore'");
     }
-    in_this_directory(
-        [&] { check_compressed_tensors(tensors_of_linear, *stored, linear.num_out, linear.num_in, linear.name); });
+    in_this_directory([&] { pare::check_linear(finder(), *stored, linear.num_out, linear.num_in, linear.name); });
   } else {
     dense_tensor(linear.name + ".weight", {linear.num_out, linear.num_in});
   }
@@ -397,6 +431,11 @@ const ModelDescription& Checkpoint::description() const {
 const std::string& Checkpoint::config_json() const {
   return state_->config_json;
 }
+std::string Checkpoint::quantization_method() const {
+  if (!is_quantized()) return "";
+  constexpr std::array kNames = {"compressed-tensors", "awq", "bitsandbytes", "pare-int8"};
+  return kNames.at(state_->quantization->index());
+}
 bool Checkpoint::is_quantized() const {
   return state_->quantization.has_value();
 }
@@ -429,8 +468,10 @@ LinearWeights Checkpoint::linear(const LinearDescription& linear) const {
   weights.name = linear.name;
   if (const std::optional<PackScheme> stored = state_->scheme(linear)) {
     state_->in_this_directory([&] {
-      weights.weight = unpack_compressed_tensors(state_->packed_tensors(linear.name), *stored, linear.num_out,
-                                                 linear.num_in, linear.name);
+      StoredLinear read = unpack_linear(state_->finder(), *stored, linear.num_out, linear.num_in, linear.name);
+      weights.weight = std::move(read.weight);
+      weights.input = std::move(read.input);
+      weights.outlier_weight_OJ = std::move(read.outlier_weight_OJ);
     });
   } else {
     const std::string name = linear.name + ".weight";
@@ -463,12 +504,8 @@ void Checkpoint::drop_pages(const LinearDescription& linear) const {
     const auto entry = state_->tensors.find(name);
     if (entry != state_->tensors.end()) entry->second.file->file().drop(entry->second.view->data);
   };
-  drop(linear.name + ".weight");
   drop(linear.name + ".bias");
-  for (const std::string_view suffix :
-       {kPackedSuffix, kScaleSuffix, kShapeSuffix, kZeroPointSuffix, kGroupIndexSuffix}) {
-    drop(linear.name + std::string(suffix));
-  }
+  for (const std::string_view suffix : linear_suffixes()) drop(linear.name + std::string(suffix));
 }
 
 }  // namespace pare

@@ -29,8 +29,11 @@ class Checkpoint {
   const std::filesystem::path& directory() const;
   const ModelDescription& description() const;
   const std::string& config_json() const;  // the file's text
-  // Whether config.json has a quantization_config (compressed-tensors; the only format read today is pack-quantized).
+  // Whether config.json has a quantization_config: compressed-tensors (pack-, int-, float-quantized, also mixed), AWQ
+  // GEMM or bitsandbytes LLM.int8.
   bool is_quantized() const;
+  // The name by which config.json calls its container ("compressed-tensors", "awq", "bitsandbytes"); "" when dense.
+  std::string quantization_method() const;
   // How the weight of this linear (or of the embedding) is stored; nullopt: dense.
   std::optional<PackScheme> stored_scheme(const LinearDescription& linear) const;
 
@@ -39,8 +42,9 @@ class Checkpoint {
   std::vector<std::string> tensor_names() const;            // sorted
   std::vector<std::filesystem::path> weight_files() const;  // the safetensors files
 
-  // The linear's weight and bias, dense (a view of the mapped file) or quantized (codes unpacked), validated: finite,
-  // right shapes. The embedding and the head are read by the same call, through the descriptions below.
+  // The linear's weight, bias and input format, dense (a view of the mapped file; plain input) or quantized (codes
+  // unpacked; input as the container says, with a stored scale and zero), validated: finite, right shapes. The
+  // embedding and the head are read by the same call, through the descriptions below.
   LinearWeights linear(const LinearDescription& linear) const;
   LinearDescription embedding() const;                              // the table as a linear: num_out = V, num_in = D
   LinearDescription head() const;                                   // the embedding when tied

@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/byte_count.h"
 #include "runtime/progress.h"
 
 namespace pare {
@@ -106,10 +107,6 @@ Arguments parse_arguments(const Program& program, const Command& command, std::s
 
 std::string program_help(const Program& program);
 std::string command_help(const Program& program, const Command& command);
-
-// "700MiB" -> 734003200. Units B, kB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB; none: bytes. Nothing when it
-// is no such number or beyond int64.
-std::optional<int64_t> parse_bytes(std::string_view text);
 
 // The whole of main(): installs the interrupt handler, checks the CPU, finds and runs the command, reports errors.
 // Returns the exit status.

@@ -111,6 +111,20 @@ void check_same_tokens(const ScoredWindows& data, const std::filesystem::path& t
   }
 }
 
+OptionSpec kv_bits_option() {
+  return {.name = "kv-bits",
+          .kind = OptionKind::text,
+          .value_name = "N",
+          .default_value = std::to_string(kKvFloatBits),
+          .help =
+              "bits of the model's keys and values: 32 (float32), or 8 (integers with a scale and a zero per head "
+              "and token)",
+          .choices = {std::to_string(kKvFloatBits), "8"}};
+}
+int kv_bits(const Arguments& arguments) {
+  return arguments.text("kv-bits") == "8" ? 8 : kKvFloatBits;
+}
+
 void run_eval(const Arguments& arguments, Console& console) {
   MemorySampler memory;
   const std::filesystem::path text = arguments.text("text");
@@ -136,6 +150,7 @@ void run_eval(const Arguments& arguments, Console& console) {
     reference = engine.load(*reference_checkpoint, console);
   }
   Transformer model = engine.load(checkpoint, console);
+  model.use_kv_bits(kv_bits(arguments));
 
   Evaluation evaluation =
       evaluate(model, data, reference ? &*reference : nullptr, stage(console, "evaluate", "windows"));
@@ -201,6 +216,7 @@ void run_generate(const Arguments& arguments, Console& console) {
   const std::vector<int32_t> ids = tokenizer.encode(prompt, true);
   Transformer model = engine.load(checkpoint, console);
 
+  model.use_kv_bits(kv_bits(arguments));
   const GenerationOptions options = {.max_tokens = arguments.integer("max-tokens"),
                                      .sampling = sampling,
                                      .vocabulary_size = tokenizer.vocabulary_size()};
@@ -263,6 +279,7 @@ void run_bench(const Arguments& arguments, Console& console) {
   const Engine engine(arguments);
   const ModelDirectory directory(arguments.positional(0));
   Transformer model = engine.load(Checkpoint::open(directory.path()), console);
+  model.use_kv_bits(kv_bits(arguments));
   BenchResult result =
       bench(model, engine.isa(), engine.num_threads(), options, stage(console, "bench", "repetitions"));
   result.peak_memory_bytes = memory.peak_bytes();
@@ -302,7 +319,8 @@ Command generate_command() {
                       count("top-k", std::to_string(sampling.top_k), "draw from the N most probable tokens; 0: all", 0),
                       number("top-p", format_number(sampling.top_p, 0),
                              "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]"),
-                      count("seed", std::to_string(sampling.seed), "of the draws: the same seed, the same text", 0)},
+                      count("seed", std::to_string(sampling.seed), "of the draws: the same seed, the same text", 0),
+                      kv_bits_option()},
                      compute_options()),
           .run = run_generate};
 }
@@ -333,7 +351,9 @@ Command eval_command() {
            {.name = "reference",
             .kind = OptionKind::text,
             .value_name = "MODEL",
-            .help = "also load this model, usually the uncompressed one, and compare token by token"}},
+            .help = "also load this model, usually the uncompressed one, and compare token by token (its keys and "
+                    "values stay float32)"},
+           kv_bits_option()},
           compute_options()),
       .run = run_eval};
 }
@@ -344,23 +364,26 @@ Command bench_command() {
       .name = "bench",
       .summary = "Speed of prefill and decode, and their share of what this machine's cores and memory can do.",
       .positionals = {kModel},
-      .options = joined({count("prefill-tokens", std::to_string(defaults.prefill_tokens), "length of the prompt", 1),
-                         count("decode-tokens", std::to_string(defaults.decode_tokens), "tokens decoded one by one", 1),
-                         count("repetitions", std::to_string(defaults.repetitions),
-                               "measure so often; best and median are shown", 1)},
-                        compute_options()),
+      .options = joined(
+          {count("prefill-tokens", std::to_string(defaults.prefill_tokens), "length of the prompt", 1),
+           count("decode-tokens", std::to_string(defaults.decode_tokens), "tokens decoded one by one", 1),
+           count("repetitions", std::to_string(defaults.repetitions), "measure so often; best and median are shown", 1),
+           kv_bits_option()},
+          compute_options()),
       .run = run_bench};
 }
 
 }  // namespace
 
 std::vector<OptionSpec> compute_options() {
+  std::vector<std::string> isas;
+  for (const Isa isa : kIsas) isas.emplace_back(isa_name(isa));
   return {count("threads", "", "CPU threads (default: all, or OMP_NUM_THREADS); results do not depend on it", 1),
           {.name = "isa",
            .kind = OptionKind::text,
            .value_name = "NAME",
            .help = "instruction set of the kernels (default: the widest this CPU has)",
-           .choices = {std::string(isa_name(Isa::avx2)), std::string(isa_name(Isa::avx512))}}};
+           .choices = std::move(isas)}};
 }
 
 std::vector<Command> runtime_commands() {

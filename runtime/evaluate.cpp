@@ -274,6 +274,8 @@ Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* 
 
   Evaluation result;
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.kv_bits = model.kv_bits();
+  result.kv_bytes_per_token = model.kv_bytes_per_token();
   result.protocol = protocol_name(data.protocol);
   result.label = data.label();
   result.context = data.windows.num_tokens;
@@ -312,6 +314,8 @@ std::string to_json(const Evaluation& evaluation) {
   json["context"] = evaluation.context;
   json["protocol"] = evaluation.protocol;
   json["protocol_label"] = evaluation.label;
+  json["kv_bits"] = evaluation.kv_bits;
+  json["kv_bytes_per_token"] = evaluation.kv_bytes_per_token;
   json["seconds"] = evaluation.seconds;
   json["tokens_per_second"] = evaluation.tokens_per_second;
   json["peak_memory_bytes"] = evaluation.peak_memory_bytes;
@@ -352,6 +356,8 @@ std::string to_text(const Evaluation& evaluation) {
     text << "same top-1            " << format_number(100.0 * agreement.value, 2)
          << (agreement.standard_error ? " +- " + format_number(100.0 * *agreement.standard_error, 2) : "") << " %\n";
   }
+  text << "keys and values       " << evaluation.kv_bits << " bits, " << evaluation.kv_bytes_per_token
+       << " bytes per token\n";
   text << "speed                 " << format_number(evaluation.tokens_per_second, 1) << " tokens/s, "
        << format_duration(evaluation.seconds) << '\n';
   text << "peak memory           " << format_bytes(evaluation.peak_memory_bytes) << '\n';

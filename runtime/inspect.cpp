@@ -25,6 +25,7 @@ Inspection inspect_checkpoint(const std::filesystem::path& path) {
   result.model = checkpoint.description();
   result.sizes = weight_sizes(checkpoint);
   result.is_quantized = checkpoint.is_quantized();
+  result.quantization_method = checkpoint.quantization_method();
   for (const std::filesystem::path& file : checkpoint.weight_files()) {
     result.num_bytes += static_cast<int64_t>(std::filesystem::file_size(file));
   }
@@ -188,7 +189,8 @@ std::string to_text(const Inspection& inspection, bool list_tensors) {
   if (inspection.model) {
     const ModelDescription& model = *inspection.model;
     const WeightSizes& sizes = *inspection.sizes;
-    append_line(text, "family", model.family + (inspection.is_quantized ? ", quantized (compressed-tensors)" : ""));
+    append_line(text, "family",
+                model.family + (inspection.is_quantized ? ", quantized (" + inspection.quantization_method + ")" : ""));
     append_line(text, "blocks",
                 std::to_string(model.blocks.size()) + ", width " + std::to_string(model.hidden_size) +
                     ", feed-forward " + std::to_string(model.feed_forward_size));

@@ -42,6 +42,7 @@ struct Inspection {
   std::optional<ModelDescription> model;    // checkpoint
   std::optional<WeightSizes> sizes;         // checkpoint
   bool is_quantized = false;                // checkpoint
+  std::string quantization_method;          // checkpoint: "compressed-tensors", "awq", "bitsandbytes"; "" when dense
   std::string architecture;                 // gguf
   int64_t num_windows = 0, num_tokens = 0;  // token windows
 

@@ -15,15 +15,10 @@ namespace {
 class ReferenceLinear final : public PackedLinear {
  public:
   explicit ReferenceLinear(std::span<const LinearWeights> parts) {
-    if (parts.empty()) throw std::invalid_argument("pack: expected at least one linear, found none");
+    check_parts(parts);
     num_in_ = parts.front().num_in();
-    for (const LinearWeights& part : parts) {
-      if (part.num_in() != num_in_) {
-        throw std::invalid_argument("pack: " + part.name + ": expected " + std::to_string(num_in_) + " inputs as in " +
-                                    parts.front().name + ", found " + std::to_string(part.num_in()));
-      }
-      append(part);
-    }
+    input_ = parts.front().input;
+    for (const LinearWeights& part : parts) append(part);
   }
 
   int64_t num_out() const override { return num_out_; }
@@ -32,6 +27,8 @@ class ReferenceLinear final : public PackedLinear {
     return static_cast<int64_t>((weight_OI_.size() + bias_O_.size()) * sizeof(float));
   }
   std::string kernel_name() const override { return "matmul_f32_plain_loops"; }
+  const InputFormat& input() const override { return input_; }
+  bool multiplies_codes() const override { return false; }
 
   const float* row(int64_t out) const { return weight_OI_.data() + out * num_in_; }
 
@@ -53,9 +50,11 @@ class ReferenceLinear final : public PackedLinear {
       const std::vector<float> values = dequantize(quantized);
       weight_OI_.insert(weight_OI_.end(), values.begin(), values.end());
     }
-    if (!part.bias_O.empty() && static_cast<int64_t>(part.bias_O.size()) != part.num_out()) {
-      throw std::invalid_argument("pack: " + part.name + ": expected a bias of " + std::to_string(part.num_out()) +
-                                  " values, found " + std::to_string(part.bias_O.size()));
+    // Outlier columns reach the product unrounded, whether they meet W's columns or their own.
+    const auto num_outliers = static_cast<int64_t>(part.input.outlier_columns.size());
+    for (size_t i = 0; i < part.outlier_weight_OJ.size(); ++i) {
+      const auto out = static_cast<int64_t>(i) / num_outliers, j = static_cast<int64_t>(i) % num_outliers;
+      weight_OI_[(num_out_ + out) * num_in_ + part.input.outlier_columns[j]] = part.outlier_weight_OJ[i];
     }
     num_out_ += part.num_out();
     bias_O_.insert(bias_O_.end(), part.bias_O.begin(), part.bias_O.end());
@@ -64,6 +63,7 @@ class ReferenceLinear final : public PackedLinear {
 
   int64_t num_out_ = 0;
   int64_t num_in_ = 0;
+  InputFormat input_;
   std::vector<float> weight_OI_;
   std::vector<float> bias_O_;
 };
@@ -75,6 +75,31 @@ const ReferenceLinear& reference_linear(const PackedLinear& packed) {
                                 packed.kernel_name());
   }
   return *linear;
+}
+
+// Rounds the rows that an operation has written, sequence by sequence.
+void round_rows(LinearInput& x, int64_t num_rows, int64_t width) {
+  const auto round = [&](int64_t first, int64_t num) {
+    fake_quantize(x.format(), {x.x() + first * width, static_cast<size_t>(num * width)}, width);
+  };
+  if (x.format().is_rowwise()) return round(0, num_rows);
+  check_sequences(x, num_rows);
+  for (const Sequence& sequence : x.sequences()) round(sequence.first_row, sequence.num_rows);
+}
+
+// The 8-bit form of one head's keys or values.
+void store_int8(std::span<const float> values_K, int8_t* codes_K, KvGrid& grid) {
+  const InputFormat format = {.type = InputType::int8, .symmetric = false};
+  InputGrid row = input_grid(format, input_extremes(values_K));
+  input_codes(values_K, row, {codes_K, values_K.size()});
+  grid = {row.scale, static_cast<float>(row.zero)};
+}
+
+// Element k of the key or value at `offset`, as attention multiplies it.
+double cached(const float* floats, const int8_t* codes, const KvGrid* grids, int64_t offset, int64_t k, int64_t size) {
+  if (codes == nullptr) return static_cast<double>(floats[offset + k]);
+  const KvGrid& grid = grids[offset / size];
+  return static_cast<double>((static_cast<float>(codes[offset + k]) - grid.zero) * grid.scale);
 }
 
 // v / sqrt(mean(v^2) + epsilon) * gain
@@ -142,7 +167,7 @@ class ReferenceBackend final : public Backend {
   }
 
   void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm, int64_t num_rows,
-                int64_t width, float* x_RD) override {
+                int64_t width, LinearInput& x_RD) override {
     check_norm(delta_norm, width, "add_norm");
     check_norm(norm, width, "add_norm");
     for (int64_t r = 0; r < num_rows; ++r) {
@@ -155,15 +180,17 @@ class ReferenceBackend final : public Backend {
       }
       if (norm == nullptr) continue;
       const std::vector<double> x = normalized(hidden, *norm);
-      for (int64_t i = 0; i < width; ++i) x_RD[r * width + i] = static_cast<float>(x[i]);
+      for (int64_t i = 0; i < width; ++i) x_RD.x()[r * width + i] = static_cast<float>(x[i]);
     }
+    if (norm != nullptr) round_rows(x_RD, num_rows, width);
   }
 
-  void linear(const PackedLinear& packed, const float* x_RI, int64_t num_rows, float* y_RO) override {
+  void linear(const PackedLinear& packed, const LinearInput& x_RI, int64_t num_rows, float* y_RO) override {
     const ReferenceLinear& weight = reference_linear(packed);
+    check_input(packed, x_RI);
     for (int64_t r = 0; r < num_rows; ++r) {
       for (int64_t o = 0; o < weight.num_out(); ++o) {
-        y_RO[r * weight.num_out() + o] = static_cast<float>(weight.output(x_RI + r * weight.num_in(), o));
+        y_RO[r * weight.num_out() + o] = static_cast<float>(weight.output(x_RI.x() + r * weight.num_in(), o));
       }
     }
   }
@@ -190,37 +217,52 @@ class ReferenceBackend final : public Backend {
         rotate(q + h * size, q_norm, q_RHK + static_cast<int64_t>(r) * q_width + h * size);
       }
       for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
-        rotate(k + h * size, k_norm, cache.keys + slots_R[r] * kv_width + h * size);
-      }
-      for (int64_t i = 0; i < kv_width; ++i) cache.values[slots_R[r] * kv_width + i] = v[i];
-    }
-  }
-
-  void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
-                 const AttentionShape& shape, float* x_RHK) override {
-    check_attention(cache, sequences, shape);
-    for (const Sequence& sequence : sequences) {
-      for (int64_t i = 0; i < sequence.num_rows; ++i) {
-        for (int64_t h = 0; h < shape.num_heads; ++h) {
-          const int64_t offset = ((sequence.first_row + i) * shape.num_heads + h) * shape.head_size;
-          attend(q_RHK + offset, cache, sequence, sequence.num_past + i, h, shape, x_RHK + offset);
+        const int64_t head = slots_R[r] * shape.num_kv_heads + h;
+        std::vector<float> key(static_cast<size_t>(size));
+        const std::span<const float> value(v + h * size, key.size());
+        rotate(k + h * size, k_norm, key.data());
+        if (cache.is_int8()) {
+          store_int8(key, cache.key_codes + head * size, cache.key_grids[head]);
+          store_int8(value, cache.value_codes + head * size, cache.value_grids[head]);
+        } else {
+          std::copy(key.begin(), key.end(), cache.keys + head * size);
+          std::copy(value.begin(), value.end(), cache.values + head * size);
         }
       }
     }
   }
 
-  void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F, float* z_RF) override {
+  void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
+                 const AttentionShape& shape, LinearInput& x_RHK) override {
+    check_attention(cache, sequences, shape);
+    int64_t num_rows = 0;
+    for (const Sequence& sequence : sequences) {
+      num_rows = std::max(num_rows, sequence.first_row + sequence.num_rows);
+      for (int64_t i = 0; i < sequence.num_rows; ++i) {
+        for (int64_t h = 0; h < shape.num_heads; ++h) {
+          const int64_t offset = ((sequence.first_row + i) * shape.num_heads + h) * shape.head_size;
+          attend(q_RHK + offset, cache, sequence, sequence.num_past + i, h, shape, x_RHK.x() + offset);
+        }
+      }
+    }
+    if (!x_RHK.format().is_plain()) round_rows(x_RHK, num_rows, shape.num_heads * shape.head_size);
+  }
+
+  void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F,
+                LinearInput& z_RF) override {
     for (int64_t r = 0; r < num_rows; ++r) {
       const float* gate = y_R2F + r * 2 * width_F;
       for (int64_t f = 0; f < width_F; ++f) {
-        z_RF[r * width_F + f] = static_cast<float>(activated(gate[f], activation) * gate[width_F + f]);
+        z_RF.x()[r * width_F + f] = static_cast<float>(activated(gate[f], activation) * gate[width_F + f]);
       }
     }
+    round_rows(z_RF, num_rows, width_F);
   }
 
   void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,
                      float logit_softcap, float* nll_R, uint8_t* top1_R) override {
     const ReferenceLinear& weight = reference_linear(head);
+    check_head(head, "cross_entropy");
     check_ids(targets_R, weight.num_out(), "cross_entropy");
     for (size_t r = 0; r < targets_R.size(); ++r) {
       const LogitRow row(weight, x_RD + static_cast<int64_t>(r) * weight.num_in(), logit_softcap);
@@ -234,6 +276,8 @@ class ReferenceBackend final : public Backend {
                uint8_t* same_top1_R, float* nll_p_R, float* nll_q_R) override {
     const ReferenceLinear &weight_p = reference_linear(head_p), &weight_q = reference_linear(head_q);
     check_vocabularies(head_p, head_q);
+    check_head(head_p, "compare");
+    check_head(head_q, "compare");
     check_ids(targets_R, weight_p.num_out(), "compare");
     for (size_t r = 0; r < targets_R.size(); ++r) {
       const LogitRow p(weight_p, x_RD + static_cast<int64_t>(r) * weight_p.num_in(), softcap_p);
@@ -260,7 +304,9 @@ class ReferenceBackend final : public Backend {
     std::vector<double> scores;
     for (int64_t t = begin; t <= position; ++t) {
       double dot = 0.0;
-      for (int64_t k = 0; k < size; ++k) dot += static_cast<double>(q_K[k]) * cache.keys[offset(t) + k];
+      for (int64_t k = 0; k < size; ++k) {
+        dot += static_cast<double>(q_K[k]) * cached(cache.keys, cache.key_codes, cache.key_grids, offset(t), k, size);
+      }
       scores.push_back(capped(dot * shape.scale, shape.softcap));
     }
     const double largest = *std::max_element(scores.begin(), scores.end());
@@ -269,7 +315,9 @@ class ReferenceBackend final : public Backend {
     for (int64_t t = begin; t <= position; ++t) {
       const double weight = std::exp(scores[t - begin] - largest);
       sum += weight;
-      for (int64_t k = 0; k < size; ++k) weighted[k] += weight * cache.values[offset(t) + k];
+      for (int64_t k = 0; k < size; ++k) {
+        weighted[k] += weight * cached(cache.values, cache.value_codes, cache.value_grids, offset(t), k, size);
+      }
     }
     for (int64_t k = 0; k < size; ++k) x_K[k] = static_cast<float>(weighted[k] / sum);
   }

@@ -54,19 +54,20 @@ void slice_sequences(std::span<const Sequence> sequences, int64_t first, int64_t
   }
 }
 
-// Every buffer of a forward pass, planned once for a largest batch.
+// Every buffer of a forward pass, planned once for a largest batch and the rows that layers work on at a time.
 struct Arena {
-  Arena(Backend& backend, const ModelDescription& model, int64_t num_rows, size_t max_sequences)
+  Arena(Backend& backend, const ModelDescription& model, int64_t num_rows, int64_t rows_at_a_time, bool has_codes,
+        size_t max_sequences)
       : max_rows(num_rows),
-        chunk_rows(std::min(num_rows, kChunkRows)),
+        chunk_rows(std::min(num_rows, rows_at_a_time)),
         hidden_RD(backend.allocate(num_rows * model.hidden_size)),
         delta_RD(backend.allocate(num_rows * model.hidden_size)),
-        x_RD(backend.allocate(chunk_rows * model.hidden_size)),
+        x_RD(backend, chunk_rows, model.hidden_size, has_codes),
         qkv_RC(backend.allocate(chunk_rows * (model.num_heads + 2 * model.num_kv_heads) * model.head_size)),
         q_RHK(backend.allocate(chunk_rows * model.num_heads * model.head_size)),
-        attended_RHK(backend.allocate(chunk_rows * model.num_heads * model.head_size)),
+        attended_RHK(backend, chunk_rows, model.num_heads * model.head_size, has_codes),
         gate_up_R2F(backend.allocate(chunk_rows * 2 * model.feed_forward_size)),
-        activated_RF(backend.allocate(chunk_rows * model.feed_forward_size)),
+        activated_RF(backend, chunk_rows, model.feed_forward_size, has_codes),
         positions_R(static_cast<size_t>(num_rows)),
         slots_R(static_cast<size_t>(num_rows)) {
     chunk_sequences.reserve(max_sequences);
@@ -75,7 +76,12 @@ struct Arena {
   int64_t max_rows;
   int64_t chunk_rows;
   Backend::Buffer hidden_RD, delta_RD;  // the residual stream, and what the last half block adds to it
-  Backend::Buffer x_RD, qkv_RC, q_RHK, attended_RHK, gate_up_R2F, activated_RF;  // of one chunk
+  // Of one chunk.
+  LinearInput x_RD;
+  Backend::Buffer qkv_RC, q_RHK;
+  LinearInput attended_RHK;
+  Backend::Buffer gate_up_R2F;
+  LinearInput activated_RF;
   std::vector<int32_t> positions_R, slots_R;
   std::vector<Sequence> chunk_sequences;
 };
@@ -94,8 +100,12 @@ struct Transformer::State {
 
   // Scratch of prefill_windows, kept from call to call.
   std::unique_ptr<Arena> arena;
-  Backend::Buffer scratch_keys{nullptr, [](float*) {}};
-  Backend::Buffer scratch_values{nullptr, [](float*) {}};
+  std::optional<KvStorage> scratch_cache;
+
+  int kv_bits = kKvFloatBits;
+  // Some linear's input is rounded with a look at its whole sequence, or as codes.
+  bool needs_whole_sequences = false;
+  bool multiplies_codes = false;
 
   const PackedLinear& head() const { return untied_head ? *untied_head : *embedding; }
 
@@ -104,6 +114,28 @@ struct Transformer::State {
     for (const Block& block : blocks) {
       for (const auto* linear : {&block.qkv, &block.o, &block.gate_up, &block.down}) visit(**linear);
     }
+  }
+
+  KvStorage make_cache(int64_t num_slots) const {
+    return {*backend, kv_bits, num_slots, description.num_kv_heads, description.head_size};
+  }
+
+  // Rows that layers work on at a time, when the longest sequence has num_tokens.
+  int64_t rows_at_a_time(int64_t num_tokens) const {
+    return needs_whole_sequences ? std::max(kChunkRows, num_tokens) : kChunkRows;
+  }
+
+  // Where the chunk from row `first` on ends: after kChunkRows rows; where formats look at whole sequences, after the
+  // last sequence that fits, or the first.
+  int64_t chunk_end(const Batch& batch, int64_t first) const {
+    const int64_t limit = std::min(first + kChunkRows, batch.num_rows());
+    if (!needs_whole_sequences) return limit;
+    int64_t end = first;
+    for (const Sequence& sequence : batch.sequences) {
+      const int64_t sequence_end = sequence.first_row + sequence.num_rows;
+      if (sequence.first_row == end && (end == first || sequence_end <= limit)) end = sequence_end;
+    }
+    return end;
   }
 
   void check_ids(std::span<const int32_t> ids) const {
@@ -146,21 +178,26 @@ void Transformer::State::run_chunk(Arena& work, const Block& block, const Norm* 
   float* delta_RD = work.delta_RD.get() + first_row * width;
   const std::span positions_R = std::span<const int32_t>(work.positions_R).subspan(first_row, num_rows);
   const std::span slots_R = std::span<const int32_t>(work.slots_R).subspan(first_row, num_rows);
+  const std::span<const Sequence> sequences = work.chunk_sequences;
 
+  work.x_RD.prepare(*block.qkv, sequences);
   backend->add_norm(hidden_RD, first_block ? nullptr : delta_RD, previous_norm, &block.attention_norm, num_rows, width,
-                    work.x_RD.get());
-  backend->linear(*block.qkv, work.x_RD.get(), num_rows, work.qkv_RC.get());
+                    work.x_RD);
+  backend->linear(*block.qkv, work.x_RD, num_rows, work.qkv_RC.get());
   backend->rope_store(work.qkv_RC.get(), rope_tables[block.rope], pointer(block.q_norm), pointer(block.k_norm),
                       block.attention, positions_R, slots_R, cache, work.q_RHK.get());
-  backend->attention(work.q_RHK.get(), cache, work.chunk_sequences, block.attention, work.attended_RHK.get());
-  backend->linear(*block.o, work.attended_RHK.get(), num_rows, delta_RD);
+  work.attended_RHK.prepare(*block.o, sequences);
+  backend->attention(work.q_RHK.get(), cache, sequences, block.attention, work.attended_RHK);
+  backend->linear(*block.o, work.attended_RHK, num_rows, delta_RD);
 
+  work.x_RD.prepare(*block.gate_up, sequences);
   backend->add_norm(hidden_RD, delta_RD, pointer(block.post_attention_norm), &block.feed_forward_norm, num_rows, width,
-                    work.x_RD.get());
-  backend->linear(*block.gate_up, work.x_RD.get(), num_rows, work.gate_up_R2F.get());
+                    work.x_RD);
+  backend->linear(*block.gate_up, work.x_RD, num_rows, work.gate_up_R2F.get());
+  work.activated_RF.prepare(*block.down, sequences);
   backend->activate(work.gate_up_R2F.get(), description.activation, num_rows, description.feed_forward_size,
-                    work.activated_RF.get());
-  backend->linear(*block.down, work.activated_RF.get(), num_rows, delta_RD);
+                    work.activated_RF);
+  backend->linear(*block.down, work.activated_RF, num_rows, delta_RD);
 }
 
 // Leaves the residual stream before the last sum in hidden and that sum's other term in delta (final_hidden takes it).
@@ -176,8 +213,9 @@ void Transformer::State::run_blocks(Arena& work, const Batch& batch, std::span<K
   backend->embed(*embedding, batch.ids_R, description.embedding_scale, work.hidden_RD.get());
   for (size_t layer = 0; layer < blocks.size(); ++layer) {
     const Norm* previous_norm = layer == 0 ? nullptr : pointer(blocks[layer - 1].post_feed_forward_norm);
-    for (int64_t first = 0; first < batch.num_rows(); first += kChunkRows) {
-      const int64_t num_rows = std::min(kChunkRows, batch.num_rows() - first);
+    int64_t num_rows = 0;
+    for (int64_t first = 0; first < batch.num_rows(); first += num_rows) {
+      num_rows = chunk_end(batch, first) - first;
       slice_sequences(batch.sequences, first, num_rows, work.chunk_sequences);
       run_chunk(work, blocks[layer], previous_norm, first, num_rows, layer == 0, caches[layer]);
     }
@@ -196,11 +234,28 @@ namespace {
 // Reads weights from a checkpoint into packed form, giving the source's pages back as it goes.
 class Packer {
  public:
-  Packer(const Checkpoint& checkpoint, Backend& backend) : checkpoint_(checkpoint), backend_(backend) {}
+  Packer(const Checkpoint& checkpoint, Backend& backend, const std::function<void(LinearWeights&)>& change)
+      : checkpoint_(checkpoint), backend_(backend), change_(change) {}
+
+  // The embedding or the head, which take and give plain rows.
+  std::unique_ptr<PackedLinear> pack_table(const LinearDescription& table) const {
+    const LinearWeights weights = checkpoint_.linear(table);
+    if (!weights.input.is_plain()) {
+      throw std::invalid_argument("'" + weights.name + "': its input is quantized (" +
+                                  input_format_name(weights.input) +
+                                  "); this runtime multiplies the head with unquantized activations only");
+    }
+    std::unique_ptr<PackedLinear> packed = backend_.pack({&weights, 1});
+    checkpoint_.drop_pages(table);
+    return packed;
+  }
 
   std::unique_ptr<PackedLinear> pack(std::initializer_list<LinearDescription> linears) const {
     std::vector<LinearWeights> parts;
-    for (const LinearDescription& linear : linears) parts.push_back(checkpoint_.linear(linear));
+    for (const LinearDescription& linear : linears) {
+      parts.push_back(checkpoint_.linear(linear));
+      if (change_) change_(parts.back());
+    }
     std::unique_ptr<PackedLinear> packed = backend_.pack(parts);
     for (const LinearDescription& linear : linears) checkpoint_.drop_pages(linear);
     return packed;
@@ -242,18 +297,20 @@ class Packer {
  private:
   const Checkpoint& checkpoint_;
   Backend& backend_;
+  const std::function<void(LinearWeights&)>& change_;
 };
 
 }  // namespace
 
 Transformer Transformer::load(const Checkpoint& checkpoint, Backend& backend,
-                              const std::function<void(int64_t, int64_t)>& progress) {
+                              const std::function<void(int64_t, int64_t)>& progress,
+                              const std::function<void(LinearWeights&)>& change) {
   Transformer model;
   State& state = *model.state_;
   state.description = checkpoint.description();
   state.backend = &backend;
-  const Packer packer(checkpoint, backend);
-  state.embedding = packer.pack({checkpoint.embedding()});
+  const Packer packer(checkpoint, backend, change);
+  state.embedding = packer.pack_table(checkpoint.embedding());
   const auto num_blocks = static_cast<int64_t>(state.description.blocks.size());
   if (progress) progress(0, num_blocks);
   for (const BlockDescription& source : state.description.blocks) {
@@ -268,7 +325,11 @@ Transformer Transformer::load(const Checkpoint& checkpoint, Backend& backend,
   }
   state.rope_tables.resize(state.ropes.size());
   state.final_norm = packer.norm(state.description.final_norm);
-  if (!state.description.tied_head) state.untied_head = packer.pack({checkpoint.head()});
+  if (!state.description.tied_head) state.untied_head = packer.pack_table(checkpoint.head());
+  state.for_each_linear([&](const PackedLinear& linear) {
+    state.needs_whole_sequences = state.needs_whole_sequences || !linear.input().is_rowwise();
+    state.multiplies_codes = state.multiplies_codes || linear.multiplies_codes();
+  });
   return model;
 }
 
@@ -300,6 +361,20 @@ int64_t Transformer::bytes_per_token() const {
   return num_bytes;
 }
 
+void Transformer::use_kv_bits(int bits) {
+  KvStorage(*state_->backend, bits, 0, 0, 0);  // refuses what does not exist
+  state_->kv_bits = bits;
+  state_->scratch_cache.reset();
+}
+int Transformer::kv_bits() const {
+  return state_->kv_bits;
+}
+int64_t Transformer::kv_bytes_per_token() const {
+  const ModelDescription& model = state_->description;
+  return static_cast<int64_t>(state_->blocks.size()) *
+         KvStorage::bytes_per_token(state_->kv_bits, model.num_kv_heads, model.head_size);
+}
+
 std::vector<std::string> Transformer::kernel_names() const {
   std::set<std::string> names = {head().kernel_name()};
   state_->for_each_linear([&](const PackedLinear& linear) { names.insert(linear.kernel_name()); });
@@ -320,18 +395,17 @@ void Transformer::prefill_windows(std::span<const int32_t> ids_NT, int64_t num_w
 
   const int64_t batch_windows = std::min(num_windows, std::max<int64_t>(1, kBatchRows / num_tokens));
   const int64_t batch_rows = batch_windows * num_tokens;
-  const int64_t kv_width = state.description.num_kv_heads * state.description.head_size;
-  if (!state.arena || state.arena->max_rows < batch_rows) {
+  const int64_t rows_at_a_time = state.rows_at_a_time(num_tokens);
+  if (!state.arena || state.arena->max_rows < batch_rows ||
+      state.arena->chunk_rows < std::min(batch_rows, rows_at_a_time)) {
+    const int64_t max_rows = std::max(batch_rows, state.arena ? state.arena->max_rows : 0);
     state.arena.reset();  // before the new one is allocated
-    state.scratch_keys.reset();
-    state.scratch_values.reset();
-    state.scratch_keys = state.backend->allocate(batch_rows * kv_width);
-    state.scratch_values = state.backend->allocate(batch_rows * kv_width);
-    state.arena =
-        std::make_unique<Arena>(*state.backend, state.description, batch_rows, static_cast<size_t>(batch_windows));
+    state.scratch_cache.reset();
+    state.arena = std::make_unique<Arena>(*state.backend, state.description, max_rows, rows_at_a_time,
+                                          state.multiplies_codes, static_cast<size_t>(batch_windows));
   }
-  const KvLayer scratch = {state.scratch_keys.get(), state.scratch_values.get(), state.arena->max_rows};
-  std::vector<KvLayer> caches(state.blocks.size(), scratch);
+  if (!state.scratch_cache) state.scratch_cache = state.make_cache(state.arena->max_rows);
+  std::vector<KvLayer> caches(state.blocks.size(), state.scratch_cache->layer());
 
   std::vector<Sequence> sequences;
   for (int64_t first = 0; first < num_windows; first += batch_windows) {
@@ -358,12 +432,13 @@ class CachedSession : public Transformer::Session {
   CachedSession(State& state, int64_t max_tokens)
       : state_(state),
         max_tokens_(max_tokens),
-        arena_(*state.backend, state.description, std::min(max_tokens, kChunkRows), 1),
-        logits_V_(state.backend->allocate(state.description.vocabulary_size)) {
-    const int64_t layer_size = max_tokens * state.description.num_kv_heads * state.description.head_size;
+        arena_(*state.backend, state.description, std::min(max_tokens, state.rows_at_a_time(max_tokens)),
+               state.rows_at_a_time(max_tokens), state.multiplies_codes, 1),
+        logits_V_(state.backend->allocate(state.description.vocabulary_size)),
+        last_D_(state.backend->allocate(state.description.hidden_size)) {
     for (size_t layer = 0; layer < state.blocks.size(); ++layer) {
-      for (int part = 0; part < 2; ++part) storage_.push_back(state.backend->allocate(layer_size));
-      caches_.push_back({storage_[2 * layer].get(), storage_[2 * layer + 1].get(), max_tokens});
+      storage_.push_back(state.make_cache(max_tokens));
+      caches_.push_back(storage_.back().layer());
     }
   }
 
@@ -379,13 +454,13 @@ class CachedSession : public Transformer::Session {
     state_.check_ids(ids);
     int64_t num_rows = 0;
     for (int64_t first = 0; first < num_ids; first += num_rows) {
-      num_rows = std::min(kChunkRows, num_ids - first);
+      num_rows = std::min(arena_.max_rows, num_ids - first);
       const Sequence sequence = {.first_row = 0, .num_rows = num_rows, .num_past = num_tokens_, .first_slot = 0};
       state_.run_blocks(arena_, {ids.subspan(first, num_rows), {&sequence, 1}}, caches_);
       num_tokens_ += num_rows;
     }
-    state_.final_hidden(arena_, num_rows - 1, 1, arena_.x_RD.get());
-    state_.backend->linear(state_.head(), arena_.x_RD.get(), 1, logits_V_.get());
+    state_.final_hidden(arena_, num_rows - 1, 1, last_D_.get());
+    state_.backend->linear(state_.head(), last_D_.get(), 1, logits_V_.get());
     return finished_logits();
   }
 
@@ -408,8 +483,8 @@ class CachedSession : public Transformer::Session {
   int64_t max_tokens_;
   int64_t num_tokens_ = 0;
   Arena arena_;
-  Backend::Buffer logits_V_;
-  std::vector<Backend::Buffer> storage_;
+  Backend::Buffer logits_V_, last_D_;
+  std::vector<KvStorage> storage_;
   std::vector<KvLayer> caches_;
 };
 

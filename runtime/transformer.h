@@ -15,9 +15,12 @@ namespace pare {
 class Transformer {
  public:
   // Packs every weight of the checkpoint for the backend, dropping source pages as it goes. `progress` may be empty; it
-  // is called with (blocks done, blocks) at the start and after each block. Throws Interrupted between blocks.
+  // is called with (blocks done, blocks) at the start and after each block. `change` (may be empty) sees the weights of
+  // every linear of a block before they are packed and may replace them or the format of their input: what one
+  // quantization or another costs can so be measured without writing a checkpoint. Throws Interrupted between blocks.
   static Transformer load(const Checkpoint& checkpoint, Backend& backend,
-                          const std::function<void(int64_t, int64_t)>& progress = {});
+                          const std::function<void(int64_t, int64_t)>& progress = {},
+                          const std::function<void(LinearWeights&)>& change = {});
   Transformer(Transformer&&) noexcept;
   Transformer& operator=(Transformer&&) noexcept;
   ~Transformer();
@@ -28,6 +31,12 @@ class Transformer {
   int64_t resident_bytes() const;   // all packed weights
   int64_t bytes_per_token() const;  // what decoding one token reads: every packed linear once, one embedding row
   std::vector<std::string> kernel_names() const;  // distinct
+
+  // Keys and values from now on: 32 (float32, as loaded) or 8 (int8, asymmetric, per head and token); sessions keep
+  // what they were started with. Throws std::invalid_argument for others.
+  void use_kv_bits(int bits);
+  int kv_bits() const;
+  int64_t kv_bytes_per_token() const;  // what one token adds to a session's cache, all blocks
 
   // Hidden states after the final norm of independent windows, [num_windows * T, D] (backend memory); nothing is kept
   // between calls, and keys and values live in one layer's scratch only. ids_NT are checked against the vocabulary

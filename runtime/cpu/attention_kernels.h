@@ -6,7 +6,8 @@
 // vectors.
 //
 //   packed queries  [M / panel][K][panel]   scaled, transposed once
-//   keys, values    [kTileKeys][K padded]   copied: rows of the cache may lie a power of two apart, in few cache sets
+//   keys, values    [kTileKeys][K padded]   copied: rows of the cache may lie a power of two apart, in few cache sets;
+//                                           8-bit rows are expanded on the way
 //   scores          [kTileKeys][M]          keys x queries: lanes are queries, so maxima and sums need no shuffles
 //   weighted        [M][K padded]           sum of p v, rescaled when the maximum rises
 //
@@ -74,6 +75,7 @@ TileScratch tile_scratch(int64_t num_tokens, int64_t heads_per_group, int64_t he
 
 struct PartialScratch {
   int64_t value_stride;
+  float* rows;      // [kPartialKeys, value_stride]: expanded 8-bit keys, then values
   float* queries;   // [heads, K], scaled
   float* scores;    // [heads, kPartialKeys + 4]
   float* weights;   // [kPartialKeys, heads]
@@ -87,6 +89,7 @@ PartialScratch partial_scratch(int64_t heads_per_group, int64_t head_size, float
   s.scores = s.queries + heads_per_group * head_size;
   s.weights = s.scores + heads_per_group * (kPartialKeys + 4);
   s.weighted = s.weights + heads_per_group * kPartialKeys;
+  s.rows = s.weighted + kPartialHeads * s.value_stride;
   return s;
 }
 
@@ -95,7 +98,7 @@ int64_t attention_scratch(int64_t num_tokens, int64_t heads_per_group, int64_t h
   const int64_t tile_floats =
       tile.num_queries * (head_size + kTileKeys + tile.value_stride + 4) + 2 * kTileKeys * tile.value_stride;
   const int64_t partial_floats =
-      heads_per_group * (head_size + 2 * kPartialKeys + 4) + kPartialHeads * round_up(head_size, kLanes);
+      heads_per_group * (head_size + 2 * kPartialKeys + 4) + (kPartialHeads + kPartialKeys) * tile.value_stride;
   return tile_floats > partial_floats ? tile_floats : partial_floats;
 }
 
@@ -157,15 +160,43 @@ inline void score_block(const float* keys, int64_t key_stride, const float* pane
   }
 }
 
-// Copies rows of the cache, padding them with zeros to whole vectors.
-void copy_rows(const float* rows, int64_t row_stride, int64_t num_rows, int64_t head_size, int64_t copy_stride,
-               float* copy) {
+// Expands tokens [first, first + num_rows) of 8-bit keys or values to whole vectors; what fills up the last one is
+// read, but reaches no output.
+void expand_rows(const KvRows& rows, int64_t first, int64_t num_rows, int64_t head_size, int64_t copy_stride,
+                 float* copy) {
   for (int64_t t = 0; t < num_rows; ++t) {
-    prefetch_row(rows + (t + kPrefetchRows) * row_stride, head_size);
+    const int8_t* codes = rows.codes + (first + t) * rows.stride;
+    const float* grid = rows.grids + (first + t) * rows.grid_stride;
+    const Vec scale = set1(grid[0]), offset = set1(grid[1]);
     for (int64_t k = 0; k < head_size; k += kLanes) {
-      store(copy + t * copy_stride + k, load_part(rows + t * row_stride + k, head_size - k));
+      store(copy + t * copy_stride + k, mul(sub(load_int8(codes + k, head_size - k), offset), scale));
     }
   }
+}
+
+// Copies rows of the cache, padding them with zeros to whole vectors.
+void copy_rows(const KvRows& source, int64_t first, int64_t num_rows, int64_t head_size, int64_t copy_stride,
+               float* copy) {
+  if (source.floats == nullptr) return expand_rows(source, first, num_rows, head_size, copy_stride, copy);
+  const float* rows = source.floats + first * source.stride;
+  for (int64_t t = 0; t < num_rows; ++t) {
+    prefetch_row(rows + (t + kPrefetchRows) * source.stride, head_size);
+    for (int64_t k = 0; k < head_size; k += kLanes) {
+      store(copy + t * copy_stride + k, load_part(rows + t * source.stride + k, head_size - k));
+    }
+  }
+}
+
+// Tokens [first, first + num_rows) as they lie in the cache, or expanded into scratch.
+struct FloatRows {
+  const float* rows;
+  int64_t stride;
+};
+FloatRows float_rows(const KvRows& source, int64_t first, int64_t num_rows, int64_t head_size,
+                     const PartialScratch& s) {
+  if (source.floats != nullptr) return {source.floats + first * source.stride, source.stride};
+  expand_rows(source, first, num_rows, head_size, s.value_stride, s.rows);
+  return {s.rows, s.value_stride};
 }
 
 void compute_scores(const AttentionTile& tile, int64_t num_keys, const TileScratch& s) {
@@ -333,8 +364,8 @@ void attention_tile(const AttentionTile& tile, float* scratch) {
   if (tile.window > 0 && tile.first_position - tile.window + 1 > 0) begin = tile.first_position - tile.window + 1;
   for (int64_t key = begin; key <= last_position; key += kTileKeys) {
     const int64_t left = last_position + 1 - key, num_keys = left < kTileKeys ? left : kTileKeys;
-    copy_rows(tile.keys + key * tile.key_stride, tile.key_stride, num_keys, tile.head_size, s.value_stride, s.keys);
-    copy_rows(tile.values + key * tile.key_stride, tile.key_stride, num_keys, tile.head_size, s.value_stride, s.values);
+    copy_rows(tile.keys, key, num_keys, tile.head_size, s.value_stride, s.keys);
+    copy_rows(tile.values, key, num_keys, tile.head_size, s.value_stride, s.values);
     compute_scores(tile, num_keys, s);
     if (tile.softcap > 0.0f) {
       for (int64_t i = 0; i < num_keys * s.num_queries; i += kLanes) {
@@ -358,11 +389,11 @@ void attention_tile(const AttentionTile& tile, float* scratch) {
 }
 
 // scores[h][t] for four keys at a time; the last four overlap their neighbours' storage, never their values.
-void dot_scores(const AttentionTile& tile, const float* keys, int64_t num_keys, const PartialScratch& s) {
+void dot_scores(const AttentionTile& tile, const FloatRows& keys, int64_t num_keys, const PartialScratch& s) {
   for (int64_t t = 0; t < num_keys; t += 4) {
     const float* rows[4];
-    for (int64_t i = 0; i < 4; ++i) rows[i] = keys + (t + i < num_keys ? t + i : num_keys - 1) * tile.key_stride;
-    for (int i = 0; i < 4; ++i) prefetch_row(rows[i] + kPrefetchRows * tile.key_stride, tile.head_size);
+    for (int64_t i = 0; i < 4; ++i) rows[i] = keys.rows + (t + i < num_keys ? t + i : num_keys - 1) * keys.stride;
+    for (int i = 0; i < 4; ++i) prefetch_row(rows[i] + kPrefetchRows * keys.stride, tile.head_size);
     for (int64_t h = 0; h < tile.heads_per_group; ++h) {
       const float* query = s.queries + h * tile.head_size;
       Vec sums[4] = {zero(), zero(), zero(), zero()};
@@ -385,7 +416,7 @@ void attention_partial(const AttentionTile& tile, int64_t begin_key, int64_t end
   const int64_t num_heads = tile.heads_per_group, num_keys = end_key - begin_key, head_size = tile.head_size;
   const float factor = query_factor(tile);
   for (int64_t i = 0; i < num_heads * head_size; ++i) s.queries[i] = tile.queries[i] * factor;
-  dot_scores(tile, tile.keys + begin_key * tile.key_stride, num_keys, s);
+  dot_scores(tile, float_rows(tile.keys, begin_key, num_keys, head_size, s), num_keys, s);
 
   for (int64_t h = 0; h < num_heads; ++h) {
     float* scores = s.scores + h * (kPartialKeys + 4);
@@ -416,7 +447,7 @@ void attention_partial(const AttentionTile& tile, int64_t begin_key, int64_t end
     partial.sum[h] = reduce_add(sum);
   }
 
-  const float* values = tile.values + begin_key * tile.key_stride;
+  const FloatRows values = float_rows(tile.values, begin_key, num_keys, head_size, s);
   for (int64_t h = 0; h < num_heads; h += kPartialHeads) {
     const int rows = static_cast<int>(num_heads - h < kPartialHeads ? num_heads - h : kPartialHeads);
     const float rescale[kPartialHeads] = {};
@@ -424,7 +455,7 @@ void attention_partial(const AttentionTile& tile, int64_t begin_key, int64_t end
     for_each_strip(head_size, [&](int64_t k, int num_vectors, int64_t last) {
       const AddValues kernel =
           last < kLanes ? partial_kernel<true>(num_vectors, rows) : partial_kernel<false>(num_vectors, rows);
-      kernel(s.weights + h, num_heads, num_keys, values + k, tile.key_stride, last, rescale, s.weighted + k,
+      kernel(s.weights + h, num_heads, num_keys, values.rows + k, values.stride, last, rescale, s.weighted + k,
              s.value_stride);
     });
     for (int row = 0; row < rows; ++row) {

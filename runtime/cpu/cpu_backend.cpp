@@ -11,8 +11,11 @@
 #include "runtime/backend.h"
 #include "runtime/backend_checks.h"
 #include "runtime/cpu/attention.h"
+#include "runtime/cpu/int8_rows.h"
+#include "runtime/cpu/integer_linear.h"
 #include "runtime/cpu/ops.h"
 #include "runtime/cpu/packed_linear.h"
+#include "runtime/cpu/rounding.h"
 
 namespace pare {
 namespace {
@@ -28,7 +31,7 @@ constexpr int64_t kMinParallelElements = 1 << 14;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 const OpKernels& op_kernels(Isa isa) {
-  return isa == Isa::avx512 ? op_kernels_avx512() : op_kernels_avx2();
+  return float_isa(isa) == Isa::avx512 ? op_kernels_avx512() : op_kernels_avx2();
 }
 
 const CpuPackedLinear& cpu_linear(const PackedLinear& packed) {
@@ -54,6 +57,23 @@ ActivationKernel activation_kernel(Activation activation) {
 // e^(a - b) where a <= b; a may be -infinity (nothing summed yet).
 double rescale_factor(float a, float b) {
   return a == b ? 1.0 : std::exp(static_cast<double>(a) - b);
+}
+
+// The keys or values of one token in 8 bits.
+void store_heads(const Int8RowKernels& kernels, const float* heads, const AttentionShape& shape, int64_t slot,
+                 int8_t* codes, KvGrid* grids) {
+  static const InputFormat format = {.type = InputType::int8, .symmetric = false};
+  for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
+    const int64_t head = slot * shape.num_kv_heads + h;
+    const float* const values = heads + h * shape.head_size;
+    InputExtremes extremes;
+    kernels.extremes(values, shape.head_size, &extremes.low, &extremes.high);
+    const InputGrid grid = input_grid(format, extremes);
+    const auto zero = static_cast<float>(grid.zero);
+    const bool is_number =
+        kernels.codes(values, shape.head_size, grid.scale, zero, codes + head * shape.head_size, shape.head_size);
+    grids[head] = is_number ? KvGrid{grid.scale, zero} : KvGrid{std::numeric_limits<float>::quiet_NaN(), 0.0f};
+  }
 }
 
 // What a row of logits sums to, over the columns seen so far.
@@ -128,13 +148,16 @@ struct CompareRow {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(Isa isa, int num_threads) : isa_(isa), num_threads_(num_threads), kernels_(op_kernels(isa)) {}
+  CpuBackend(Isa isa, int num_threads)
+      : isa_(isa), num_threads_(num_threads), kernels_(op_kernels(isa)), rows_(int8_row_kernels(isa)) {}
 
   std::string name() const override { return "cpu-" + std::string(isa_name(isa_)); }
 
   Buffer allocate(int64_t num_floats) override { return allocate_aligned_floats(num_floats); }
 
   std::unique_ptr<PackedLinear> pack(std::span<const LinearWeights> parts) override {
+    check_parts(parts);
+    if (IntegerLinear::takes(parts)) return std::make_unique<IntegerLinear>(isa_, parts, num_threads_);
     return pack_linear(isa_, parts, num_threads_);
   }
 
@@ -150,21 +173,33 @@ class CpuBackend final : public Backend {
   }
 
   void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm, int64_t num_rows,
-                int64_t width, float* x_RD) override {
+                int64_t width, LinearInput& x_RD) override {
     check_norm(delta_norm, width, "add_norm");
     check_norm(norm, width, "add_norm");
     const float* delta_gain = delta_norm != nullptr ? delta_norm->gain.data() : nullptr;
     const float* gain = norm != nullptr ? norm->gain.data() : nullptr;
-#pragma omp parallel for num_threads(threads_for(num_rows* width))
-    for (int64_t r = 0; r < num_rows; ++r) {
+    const auto make_row = [&](int64_t r, float* x) {
       kernels_.add_norm_row(hidden_RD + r * width, delta_RD != nullptr ? delta_RD + r * width : nullptr, delta_gain,
                             delta_norm != nullptr ? delta_norm->epsilon : 0.0f, gain,
-                            norm != nullptr ? norm->epsilon : 0.0f, width, x_RD + r * width);
+                            norm != nullptr ? norm->epsilon : 0.0f, width, x);
+    };
+    if (norm == nullptr) {
+#pragma omp parallel for num_threads(threads_for(num_rows* width))
+      for (int64_t r = 0; r < num_rows; ++r) make_row(r, nullptr);
+    } else {
+      make_rows(x_RD, num_rows, width, make_row);
     }
   }
 
-  void linear(const PackedLinear& packed, const float* x_RI, int64_t num_rows, float* y_RO) override {
-    cpu_linear(packed).multiply(x_RI, num_rows, y_RO);
+  void linear(const PackedLinear& packed, const LinearInput& x_RI, int64_t num_rows, float* y_RO) override {
+    const auto* integer = dynamic_cast<const IntegerLinear*>(&packed);
+    const CpuPackedLinear* floating = integer == nullptr ? &cpu_linear(packed) : nullptr;
+    check_input(packed, x_RI);
+    if (integer != nullptr) {
+      integer->multiply(x_RI, num_rows, y_RO);
+    } else {
+      floating->multiply(x_RI.x(), num_rows, y_RO);
+    }
   }
 
   void rope_store(const float* qkv_RC, const RopeTable& rope, const Norm* q_norm, const Norm* k_norm,
@@ -182,29 +217,46 @@ class CpuBackend final : public Backend {
     for (int64_t r = 0; r < num_rows; ++r) {
       const float* q = qkv_RC + r * (q_width + 2 * kv_width);
       rotate(q, shape.num_heads, q_norm, positions_R[r], q_RHK + r * q_width);
-      rotate(q + q_width, shape.num_kv_heads, k_norm, positions_R[r], cache.keys + slots_R[r] * kv_width);
-      std::copy_n(q + q_width + kv_width, kv_width, cache.values + slots_R[r] * kv_width);
+      const float* k = q + q_width;
+      const float* v = k + kv_width;
+      if (cache.is_int8()) {
+        thread_local std::vector<float> rotated;
+        rotated.resize(static_cast<size_t>(kv_width));
+        rotate(k, shape.num_kv_heads, k_norm, positions_R[r], rotated.data());
+        store_heads(rows_, rotated.data(), shape, slots_R[r], cache.key_codes, cache.key_grids);
+        store_heads(rows_, v, shape, slots_R[r], cache.value_codes, cache.value_grids);
+      } else {
+        rotate(k, shape.num_kv_heads, k_norm, positions_R[r], cache.keys + slots_R[r] * kv_width);
+        std::copy_n(v, kv_width, cache.values + slots_R[r] * kv_width);
+      }
     }
   }
 
   void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
-                 const AttentionShape& shape, float* x_RHK) override {
+                 const AttentionShape& shape, LinearInput& x_RHK) override {
     check_attention(cache, sequences, shape);
-    run_attention(kernels_, q_RHK, cache, sequences, shape, num_threads(), x_RHK);
+    run_attention(kernels_, q_RHK, cache, sequences, shape, num_threads(), x_RHK.x());
+    if (x_RHK.format().is_plain()) return;
+    // A row is the work of several tasks, one for each kv head: it is rounded when all are done.
+    int64_t num_rows = 0;
+    for (const Sequence& s : sequences) num_rows = std::max(num_rows, s.first_row + s.num_rows);
+    const int64_t width = shape.num_heads * shape.head_size;
+    round_rows(rows_, x_RHK, num_rows, width, threads_for(num_rows * width));
   }
 
-  void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F, float* z_RF) override {
+  void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F,
+                LinearInput& z_RF) override {
     const auto kernel = kernels_.activate[static_cast<int>(activation_kernel(activation))];
-#pragma omp parallel for num_threads(threads_for(num_rows* width_F))
-    for (int64_t r = 0; r < num_rows; ++r) {
+    make_rows(z_RF, num_rows, width_F, [&](int64_t r, float* z) {
       const float* gate = y_R2F + r * 2 * width_F;
-      kernel(gate, gate + width_F, width_F, z_RF + r * width_F);
-    }
+      kernel(gate, gate + width_F, width_F, z);
+    });
   }
 
   void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,
                      float logit_softcap, float* nll_R, uint8_t* top1_R) override {
     const CpuPackedLinear& weight = cpu_linear(head);
+    check_head(head, "cross_entropy");
     check_ids(targets_R, weight.num_out(), "cross_entropy");
     const int64_t num_rows = static_cast<int64_t>(targets_R.size());
     const Buffer logits = allocate_aligned_floats(std::min(num_rows, kLogitRows) * kLogitColumns);
@@ -234,6 +286,8 @@ class CpuBackend final : public Backend {
                uint8_t* same_top1_R, float* nll_p_R, float* nll_q_R) override {
     const CpuPackedLinear &weight_p = cpu_linear(head_p), &weight_q = cpu_linear(head_q);
     check_vocabularies(head_p, head_q);
+    check_head(head_p, "compare");
+    check_head(head_q, "compare");
     check_ids(targets_R, weight_p.num_out(), "compare");
     const int64_t num_rows = static_cast<int64_t>(targets_R.size());
     const Buffer logits_p = allocate_aligned_floats(std::min(num_rows, kLogitRows) * kLogitColumns);
@@ -266,6 +320,29 @@ class CpuBackend final : public Backend {
   }
 
  private:
+  // Makes the rows of x with make_row(row, destination) and rounds them as x's consumer asks for: each while it is in
+  // the L1 cache where its format allows.
+  template <typename MakeRow>
+  void make_rows(LinearInput& x, int64_t num_rows, int64_t width, const MakeRow& make_row) const {
+    const int threads = threads_for(num_rows * width);
+    const bool is_plain = x.format().is_plain();
+    if (is_plain || !rounds_each_row(x)) {
+#pragma omp parallel for num_threads(threads)
+      for (int64_t r = 0; r < num_rows; ++r) make_row(r, x.x() + r * width);
+      if (!is_plain) round_rows(rows_, x, num_rows, width, threads);
+      return;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+      std::vector<float> row(static_cast<size_t>(width));
+#pragma omp for
+      for (int64_t r = 0; r < num_rows; ++r) {
+        make_row(r, row.data());
+        round_row(rows_, x, r, row.data(), width);
+      }
+    }
+  }
+
   int num_threads() const {
     return num_threads_ > 0 ? num_threads_ : omp_get_max_threads();
   }
@@ -276,17 +353,13 @@ class CpuBackend final : public Backend {
   Isa isa_;
   int num_threads_;
   const OpKernels& kernels_;
+  const Int8RowKernels& rows_;
 };
 
 }  // namespace
 
 std::unique_ptr<Backend> make_cpu_backend(Isa isa, int num_threads) {
-  const Isa widest = detect_isa();
-  if (isa > widest) {
-    throw std::invalid_argument("instruction set " + std::string(isa_name(isa)) +
-                                ": expected one that this CPU supports (" + std::string(isa_name(widest)) +
-                                " is the widest), choose that or none");
-  }
+  require_isa(isa);
   return std::make_unique<CpuBackend>(isa, num_threads);
 }
 

@@ -9,7 +9,7 @@
 //
 // MANY ROWS. 4 rows x 16 outputs.
 //
-// Oracle: int8_plain.h, bit for bit (tests/runtime/int8_kernels_test.cpp).
+// Oracle: plain loops, bit for bit (tests/runtime/int8_kernels_test.cpp).
 #include <immintrin.h>
 
 #include <cstddef>

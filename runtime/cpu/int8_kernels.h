@@ -12,9 +12,10 @@
 // for K <= kMaxInt8K. What follows is float32 in one order on every path:
 //   total = fma(float(sum_g), w_g, total), from 0, over ascending g;
 //   y     = fma(total, s_r, start), start = fma(u_j, v_j, start), from the bias, over ascending j.
-// All paths, shapes of blocks and numbers of threads therefore give the same bits, and int8_plain.h the same again.
+// All paths, shapes of blocks and numbers of threads therefore give the same bits, and the plain loops of the tests the
+// same again.
 //
-// PATHS.
+// PATHS, one for each instruction set that multiplies 8-bit codes differently (avx512 has nothing over avx2).
 //   avx2    weights and activations widened to 16 bits, vpmaddwd: nothing saturates. vpmaddubsw alone would
 //           (255 * 127 * 2 > 32767); it serves int4 codes only, where 15 * 128 * 2 fits.
 //   vnni    vpdpbusd multiplies unsigned by signed bytes: activations are offset by 128, and 128 * sum(c) is taken off.
@@ -28,11 +29,10 @@
 #include <cstdint>
 #include <string_view>
 
+#include "runtime/cpu/isa.h"
 #include "runtime/cpu/linear_kernels.h"
 
 namespace pare {
-
-enum class Int8Path : uint8_t { avx2, vnni, amx };
 
 // Rows of activation codes begin on 64-byte lines and are padded with zeros up to a multiple of kInt8RowUnit.
 inline constexpr int64_t kInt8RowUnit = 64;
@@ -154,17 +154,8 @@ const Int8Kernels& int8_kernels_avx2();
 const Int8Kernels& int8_kernels_vnni();
 const Int8Kernels& int8_kernels_amx();
 
-std::string_view int8_path_name(Int8Path path);
-
-// Whether this CPU and system run a path. For amx the process asks the system once for the tile registers, which every
-// thread may then use.
-bool supports_int8_path(Int8Path path);
-
-// The fastest path that this CPU runs. Throws std::runtime_error without AVX2.
-Int8Path detect_int8_path();
-
-// Throws std::invalid_argument when this CPU lacks the path.
-const Int8Kernels& int8_kernels(Int8Path path);
+// Throws std::invalid_argument when this CPU lacks `isa`.
+const Int8Kernels& int8_kernels(Isa isa);
 
 // sums[(panel * G + g) * 16 + lane] = sum of the int8 codes of a group: what Int8Weights::sums wants.
 void sum_int8_panels(const PanelRun& run, int32_t* sums);

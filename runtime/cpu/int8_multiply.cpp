@@ -46,24 +46,6 @@ int64_t scale_line_bytes(ScaleFormat format) {
   return (format == ScaleFormat::f32 ? 4 : 2) * kPanel;
 }
 
-// Grow-only scratch of one thread: no allocation per call once the largest shape was seen.
-class Scratch {
- public:
-  uint8_t* reserve(int64_t num_bytes) {
-    if (num_bytes > capacity_) {
-      capacity_ = 0;
-      bytes_.reset();  // before the new ones are allocated
-      bytes_ = allocate_aligned(num_bytes);
-      capacity_ = num_bytes;
-    }
-    return reinterpret_cast<uint8_t*>(bytes_.get());
-  }
-
- private:
-  AlignedBytes bytes_;
-  int64_t capacity_ = 0;
-};
-
 // One product, with its panels' strides.
 struct Product {
   const Int8Kernels& kernels;
@@ -155,7 +137,8 @@ void multiply_few(const Product& product, int64_t num_rows, int max_threads) {
   const bool is_int8 = product.weights.format == WeightFormat::int8;
   const int64_t stride = round_up(product.num_k * (is_int8 ? kernels.gemv_k_bytes : 1), 64);
   thread_local Scratch scratch;
-  uint8_t* const x = scratch.reserve(num_rows * (stride + (run.num_groups + product.num_outliers()) * 4));
+  uint8_t* const x =
+      reinterpret_cast<uint8_t*>(scratch.reserve(num_rows * (stride + (run.num_groups + product.num_outliers()) * 4)));
   int32_t* const group_sums = reinterpret_cast<int32_t*>(x + num_rows * stride);
   for (int64_t r = 0; r < num_rows; ++r) {
     (is_int8 ? kernels.prepare_int8 : kernels.prepare_int4)(product.rows.codes + r * product.rows.stride,
@@ -211,8 +194,8 @@ class RowBlock {
     const int64_t sum_bytes = kernels_.tile_panels * block_groups_ * kPanel * 4;
     thread_local Scratch scratch;
     const int64_t offset_bytes = round_up(num_rows_ * 4, 64);
-    strips_ = scratch.reserve(strip_bytes + tile_bytes + line_bytes + 2 * sum_bytes + offset_bytes +
-                              padded_rows * product.num_outliers() * 4);
+    strips_ = reinterpret_cast<uint8_t*>(scratch.reserve(strip_bytes + tile_bytes + line_bytes + 2 * sum_bytes +
+                                                         offset_bytes + padded_rows * product.num_outliers() * 4));
     acc_ = reinterpret_cast<int32_t*>(strips_ + strip_bytes);
     lines_ = strips_ + strip_bytes + tile_bytes;
     sums_ = reinterpret_cast<int32_t*>(lines_ + line_bytes);
@@ -439,6 +422,11 @@ void multiply_many(const Product& product, int64_t num_rows, int max_threads) {
 }
 
 }  // namespace
+
+const Int8Kernels& int8_kernels(Isa isa) {
+  require_isa(isa);
+  return isa == Isa::amx ? int8_kernels_amx() : isa == Isa::vnni ? int8_kernels_vnni() : int8_kernels_avx2();
+}
 
 void sum_int8_panels(const PanelRun& run, int32_t* sums) {
   const int8_t* code = reinterpret_cast<const int8_t*>(run.lines);

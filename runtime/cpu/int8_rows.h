@@ -1,11 +1,10 @@
 // Rows of float32 activations rounded to 8 bits: loops over one row, which is still in L1 when its producer calls them.
-// They compute what a plain loop over the formulas does, bit for bit: every operation is rounded to float32 and ties go
-// to even, as in compressed-tensors (dynamic and static grids) and bitsandbytes (rounding by a factor).
+// They compute what runtime/format/input_format.h defines, bit for bit.
 #pragma once
 
 #include <cstdint>
 
-#include "runtime/backend.h"
+#include "runtime/cpu/isa.h"
 
 namespace pare {
 
@@ -18,6 +17,8 @@ struct Int8RowKernels {
   // codes[i] = clamp(rint(x[i] * factor), -127, 127) (a NaN gives -127), then zeros up to `stride`: a row of LLM.int8,
   // whose outlier columns the caller clears.
   void (*codes_by_factor)(const float* x, int64_t n, float factor, int8_t* codes, int64_t stride);
+  // largest[i] = max(largest[i], |x[i]|), where a NaN among x changes nothing: finds the columns of outliers.
+  void (*raise_to_magnitudes)(const float* x, int64_t n, float* largest);
   // y[i] = e4m3(clamp(x[i] / scale, -448, 448)) * scale: the value that FP8 E4M3 (OCP 8-bit floating point
   // specification 1.0, section 5) keeps of x on a grid. NaN stays NaN. y may be x.
   void (*round_to_fp8)(const float* x, int64_t n, float scale, float* y);

@@ -27,7 +27,7 @@ const Int8RowKernels& int8_row_kernels_avx2() {
 
 // Here, not in a file of wider instructions: it runs before the CPU is known to have them.
 const Int8RowKernels& int8_row_kernels(Isa isa) {
-  return isa == Isa::avx512 ? int8_row_kernels_avx512() : int8_row_kernels_avx2();
+  return float_isa(isa) == Isa::avx512 ? int8_row_kernels_avx512() : int8_row_kernels_avx2();
 }
 
 }  // namespace pare

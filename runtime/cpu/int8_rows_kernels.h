@@ -58,6 +58,12 @@ void codes_by_factor(const float* x, int64_t n, float factor, int8_t* out, int64
   std::memset(out + n, 0, static_cast<size_t>(stride - n));
 }
 
+void raise_to_magnitudes(const float* x, int64_t n, float* largest) {
+  for (int64_t i = 0; i < n; i += kLanes) {
+    store_part(largest + i, max(absolute(load_part(x + i, n - i)), load_part(largest + i, n - i)), n - i);
+  }
+}
+
 // E4M3 keeps 3 bits below the leading one, and below 2^-6 multiples of 2^-9. For a magnitude v in [p, 2p), p a power of
 // two, v + 2^20 p has a last place of p / 8: adding and subtracting it rounds v there, ties to even.
 void round_to_fp8(const float* x, int64_t n, float scale, float* y) {
@@ -71,7 +77,7 @@ void round_to_fp8(const float* x, int64_t n, float scale, float* y) {
   }
 }
 
-const Int8RowKernels kRowKernels = {extremes, codes, codes_by_factor, round_to_fp8};
+const Int8RowKernels kRowKernels = {extremes, codes, codes_by_factor, raise_to_magnitudes, round_to_fp8};
 
 }  // namespace
 }  // namespace pare

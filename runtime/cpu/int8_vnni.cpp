@@ -8,7 +8,7 @@
 // MANY ROWS. 8 rows x 48 outputs: 24 accumulators, 3 registers of weights and broadcasts from a strip of x: 11 loads
 // for 24 vpdpbusd.
 //
-// Oracle: int8_plain.h, bit for bit (tests/runtime/int8_kernels_test.cpp).
+// Oracle: plain loops, bit for bit (tests/runtime/int8_kernels_test.cpp).
 // Speed: tests/bench/bench_int8.cpp.
 
 // GCC 12's _mm512_undefined_*() read themselves on purpose and warn wherever they are inlined (GCC bug 105593).

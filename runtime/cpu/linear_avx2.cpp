@@ -103,6 +103,21 @@ struct Int8 {
   }
 };
 
+struct Fp8 {
+  static constexpr WeightFormat kFormat = WeightFormat::fp8;
+  static constexpr bool kQuantized = true;
+  static constexpr float kFactor = 0x1p8f;
+  // E4M3's exponent and mantissa are the lower bits of binary16's exponent and the upper ones of its mantissa; the
+  // biases differ by 8. Subnormals stay exact.
+  static __m256 value(const uint8_t* unit, int j, int half) {
+    const __m256i code = _mm256_srli_epi32(load_half(unit, half), 8 * j);
+    const __m256i magnitude = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(0x7F)), 7);
+    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(0x80)), 8);
+    const __m256i halves = _mm256_or_si256(magnitude, sign);
+    return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+  }
+};
+
 inline __m256 load_scales(const PanelRun& run, const uint8_t* scales, int half) {
   if (run.scale_format == ScaleFormat::f32)
     return _mm256_loadu_ps(reinterpret_cast<const float*>(scales) + kHalf * half);
@@ -299,6 +314,7 @@ LinearKernels make_kernels() {
   add_format<Int3>(kernels);
   add_format<Int4>(kernels);
   add_format<Int8>(kernels);
+  add_format<Fp8>(kernels);
   const TileKernel tiles[] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
   for (int rows = 0; rows < 6; ++rows) kernels.tile[rows] = tiles[rows];
   return kernels;

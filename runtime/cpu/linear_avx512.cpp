@@ -137,6 +137,24 @@ struct Int8 {
   }
 };
 
+struct Fp8 {
+  static constexpr WeightFormat kFormat = WeightFormat::fp8;
+  static constexpr bool kQuantized = true;
+  static constexpr float kFactor = 0x1p8f;
+  struct Unit {
+    __m512i word;
+  };
+  static Unit load(const uint8_t* bytes) { return {_mm512_load_si512(bytes)}; }
+  // E4M3's exponent and mantissa are the lower bits of binary16's exponent and the upper ones of its mantissa; the
+  // biases differ by 8. Subnormals stay exact.
+  static __m512 value(const Unit& unit, int j) {
+    const __m512i code = _mm512_srli_epi32(unit.word, 8 * j);
+    const __m512i magnitude = _mm512_slli_epi32(_mm512_and_si512(code, _mm512_set1_epi32(0x7F)), 7);
+    const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(code, _mm512_set1_epi32(0x80)), 8);
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_or_si512(magnitude, sign)));
+  }
+};
+
 inline __m512 load_scales(ScaleFormat format, const uint8_t* scales) {
   if (format == ScaleFormat::f32) return _mm512_loadu_ps(scales);
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales));
@@ -343,6 +361,7 @@ LinearKernels make_kernels() {
   add_format<Int3>(kernels);
   add_format<Int4>(kernels);
   add_format<Int8>(kernels);
+  add_format<Fp8>(kernels);
   const TileKernel tiles[] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>, tile<7>, tile<8>};
   for (int rows = 0; rows < 8; ++rows) kernels.tile[rows] = tiles[rows];
   return kernels;

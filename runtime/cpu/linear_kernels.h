@@ -10,11 +10,12 @@
 //   int8     4 x 64           one line: lane = 4 codes, lowest byte first (the VNNI and AMX operand order)
 //   int4     8 x 64           one line: lane = 8 codes, lowest nibble first
 //   int2    16 x 64           one line: lane = 16 codes, lowest bits first
+//   fp8      4 x 64           as int8, the lane's bytes being E4M3 bit patterns
 //   int3    32 x 192          three lines: the lane's three words are a dense stream of 32 codes, lowest bits first
 //
-// A code c of b bits is stored as the two's complement value c - 2^(b-1). Groups (one scale, and one zero where
-// asymmetric) are group_len positions: the group size rounded up to whole units, padding positions having x = 0. Scales
-// [G, 16] keep the 16 bits of their type; zeros [G, 16] are bytes: the unsigned zero of the grid.
+// An integer code c of b bits is stored as the two's complement value c - 2^(b-1). Groups (one scale, and one zero
+// where asymmetric) are group_len positions: the group size rounded up to whole units, padding positions having x = 0.
+// Scales [G, 16] keep the 16 bits of their type; zeros [G, 16] are bytes: the unsigned zero of the grid.
 //
 // PREFILL expands a tile of panels to float32 once per row block and multiplies register tiles; DECODE streams
 // panels through registers. Both add products of a row in an order fixed by the shape alone.
@@ -27,8 +28,8 @@ namespace pare {
 
 inline constexpr int64_t kPanel = 16;
 
-enum class WeightFormat : uint8_t { bf16, f16, f32, int2, int3, int4, int8 };
-inline constexpr int kNumWeightFormats = 7;
+enum class WeightFormat : uint8_t { bf16, f16, f32, int2, int3, int4, int8, fp8 };
+inline constexpr int kNumWeightFormats = 8;
 enum class ScaleFormat : uint8_t { none, bf16, f16, f32 };
 
 struct UnitShape {
@@ -36,7 +37,7 @@ struct UnitShape {
   int64_t num_bytes;
 };
 inline constexpr UnitShape kUnitShapes[kNumWeightFormats] = {{4, 128},  {4, 128}, {4, 256}, {16, 64},
-                                                             {32, 192}, {8, 64},  {4, 64}};
+                                                             {32, 192}, {8, 64},  {4, 64},  {4, 64}};
 constexpr UnitShape unit_shape(WeightFormat format) {
   return kUnitShapes[static_cast<int>(format)];
 }

@@ -11,14 +11,23 @@ namespace pare {
 enum class ActivationKernel : uint8_t { silu, gelu, gelu_tanh };
 inline constexpr int kNumActivationKernels = 3;
 
+// Keys or values of one kv head from token 0 of a sequence on: float32, or int8 codes with a scale and a zero for each
+// token, value = (code - zero) * scale.
+struct KvRows {
+  const float* floats;  // null: codes
+  const int8_t* codes;
+  const float* grids;   // scale and zero of token t at [t * grid_stride]
+  int64_t stride;       // values between tokens: kv heads * K
+  int64_t grid_stride;  // floats between tokens: kv heads * 2
+};
+
 // Queries of consecutive tokens of one sequence, for all heads that share a kv head, against a range of that head's
 // keys.
 struct AttentionTile {
-  const float* queries;     // first token, first head of the group; heads of a token are contiguous
-  int64_t query_stride;     // floats between tokens: H * K
-  const float* keys;        // of token 0 of the sequence, this kv head
-  const float* values;      // likewise
-  int64_t key_stride;       // floats between tokens: kv heads * K
+  const float* queries;  // first token, first head of the group; heads of a token are contiguous
+  int64_t query_stride;  // floats between tokens: H * K
+  KvRows keys;
+  KvRows values;
   int64_t head_size;        // K
   int64_t heads_per_group;  // heads that read this kv head
   int64_t first_position;   // of the first query, in its sequence

@@ -1,6 +1,7 @@
 #include "runtime/cpu/packed_linear.h"
 
 #include <omp.h>
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -48,46 +49,6 @@ WeightFormat dense_format(DType dtype, const std::string& name) {
                               std::string(dtype_name(dtype)));
 }
 
-WeightFormat quantized_format(int bits) {
-  return bits == 2   ? WeightFormat::int2
-         : bits == 3 ? WeightFormat::int3
-         : bits == 4 ? WeightFormat::int4
-                     : WeightFormat::int8;
-}
-
-int code_bits(WeightFormat format) {
-  const UnitShape unit = unit_shape(format);
-  return static_cast<int>(unit.num_bytes * 8 / kPanel / unit.num_k);
-}
-
-ScaleFormat scale_format_of(DType dtype) {
-  return dtype == DType::BF16 ? ScaleFormat::bf16 : dtype == DType::F16 ? ScaleFormat::f16 : ScaleFormat::f32;
-}
-
-int64_t scale_bytes(ScaleFormat format) {
-  return format == ScaleFormat::none ? 0 : format == ScaleFormat::f32 ? 4 : 2;
-}
-
-void store_scale(ScaleFormat format, float value, std::byte* out) {
-  if (format == ScaleFormat::f32) {
-    std::memcpy(out, &value, 4);
-    return;
-  }
-  const uint16_t bits = format == ScaleFormat::bf16 ? float_to_bf16(value) : float_to_f16(value);
-  std::memcpy(out, &bits, 2);
-}
-
-float load_scale(ScaleFormat format, const std::byte* bytes) {
-  if (format == ScaleFormat::f32) {
-    float value;
-    std::memcpy(&value, bytes, 4);
-    return value;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, bytes, 2);
-  return format == ScaleFormat::bf16 ? bf16_to_float(bits) : f16_to_float(bits);
-}
-
 // Byte of position j and a lane within a dense unit (linear_kernels.h, LAYOUT).
 int64_t dense_offset(WeightFormat format, int64_t j, int64_t lane) {
   if (format == WeightFormat::bf16) return j / 2 * 64 + lane * 4 + j % 2 * 2;
@@ -97,24 +58,6 @@ int64_t dense_offset(WeightFormat format, int64_t j, int64_t lane) {
 int64_t dense_bytes(WeightFormat format) {
   return format == WeightFormat::f32 ? 4 : 2;
 }
-
-// Grow-only float scratch of one thread: no allocation per call once the largest shape was seen.
-class Scratch {
- public:
-  float* reserve(int64_t num_floats) {
-    if (num_floats > capacity_) {
-      capacity_ = 0;
-      floats_.reset();  // before the new ones are allocated
-      floats_ = allocate_aligned(num_floats * 4);
-      capacity_ = num_floats;
-    }
-    return reinterpret_cast<float*>(floats_.get());
-  }
-
- private:
-  AlignedBytes floats_;
-  int64_t capacity_ = 0;
-};
 
 // What a kernel reads instead of the caller's x: rows in packed order, and their sums over groups.
 struct GemvInput {
@@ -129,10 +72,11 @@ struct GemvInput {
 std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeights> parts, int num_threads) {
   if (parts.empty()) throw std::invalid_argument("pack_linear: expected at least one linear, found none");
   std::unique_ptr<CpuPackedLinear> packed(new CpuPackedLinear);
-  packed->kernels_ = isa == Isa::avx512 ? &linear_kernels_avx512() : &linear_kernels_avx2();
-  packed->isa_ = isa;
+  packed->isa_ = float_isa(isa);
+  packed->kernels_ = packed->isa_ == Isa::avx512 ? &linear_kernels_avx512() : &linear_kernels_avx2();
   packed->num_threads_ = num_threads;
   packed->num_in_ = parts[0].num_in();
+  packed->input_ = parts[0].input;
   for (const LinearWeights& weights : parts) {
     if (weights.num_out() <= 0 || weights.num_in() <= 0 || weights.num_in() != packed->num_in_) {
       throw std::invalid_argument("linear '" + weights.name + "': expected " + std::to_string(packed->num_in_) +
@@ -199,72 +143,24 @@ void CpuPackedLinear::pack_dense(const DenseWeight& weight, const std::string& n
 
 void CpuPackedLinear::pack_quantized(const QuantizedWeight& weight, const std::string& name, Part& part) {
   validate(weight, name);
-  part.format = quantized_format(weight.bits);
-  part.scale_format = scale_format_of(weight.scale_dtype);
-  part.num_groups = weight.num_groups();
-  const UnitShape unit = unit_shape(part.format);
-
-  std::vector<std::vector<int32_t>> columns_of_group(part.num_groups);
-  for (int64_t i = 0; i < num_in_; ++i) columns_of_group[weight.group(i)].push_back(static_cast<int32_t>(i));
-  InputLayout layout;
-  for (const auto& columns : columns_of_group) {
-    layout.group_len = std::max(layout.group_len, round_up(static_cast<int64_t>(columns.size()), unit.num_k));
-  }
-  layout.num_k = layout.group_len * part.num_groups;
-  layout.needs_sums = !weight.symmetric;
-  layout.column_of_k.assign(layout.num_k, -1);
+  QuantizedPanels panels = pack_panels(weight);
+  part.name = weight_name(weight);
+  part.format = panels.format;
+  part.scale_format = panels.scale_format;
+  part.num_groups = panels.num_groups;
+  part.panel_bytes = panels.panel_bytes;
+  part.panel_scale_bytes = panels.panel_scale_bytes;
+  part.lines = std::move(panels.lines);
+  part.scales = std::move(panels.scales);
+  part.zeros = std::move(panels.zeros);
+  InputLayout layout{.num_k = panels.num_k,
+                     .group_len = panels.group_len,
+                     .column_of_k = std::move(panels.column_of_k),
+                     .needs_sums = !weight.symmetric};
   bool is_identity = layout.num_k == num_in_;
-  for (int64_t group = 0; group < part.num_groups; ++group) {
-    for (size_t i = 0; i < columns_of_group[group].size(); ++i) {
-      const int64_t k = group * layout.group_len + static_cast<int64_t>(i);
-      layout.column_of_k[k] = columns_of_group[group][i];
-      is_identity = is_identity && layout.column_of_k[k] == k;
-    }
-  }
-  const std::vector<int32_t> column_of_k = layout.column_of_k;
-  const int64_t num_k = layout.num_k;
+  for (int64_t k = 0; k < layout.num_k; ++k) is_identity = is_identity && layout.column_of_k[k] == k;
   if (is_identity) layout.column_of_k.clear();
   part.layout = add_layout(std::move(layout));
-  part.name = "w";
-  part.name += std::to_string(weight.bits);
-  if (weight.group_size != kPerChannel) part.name += "g" + std::to_string(weight.group_size);
-  if (!weight.symmetric) part.name += "z";
-
-  part.panel_bytes = num_k / unit.num_k * unit.num_bytes;
-  part.panel_scale_bytes = part.num_groups * kPanel * scale_bytes(part.scale_format);
-  part.lines = allocate_aligned(part.num_panels * part.panel_bytes);
-  part.scales = allocate_aligned(part.num_panels * part.panel_scale_bytes);
-  if (!weight.symmetric) part.zeros = allocate_aligned(part.num_panels * part.num_groups * kPanel);
-  const int bits = weight.bits;
-  const uint64_t mask = (uint64_t{1} << bits) - 1;
-#pragma omp parallel for schedule(static)
-  for (int64_t panel = 0; panel < part.num_panels; ++panel) {
-    for (int64_t lane = 0; lane < std::min(kPanel, part.num_out - panel * kPanel); ++lane) {
-      const int64_t out = panel * kPanel + lane;
-      const uint8_t* codes = weight.codes_OI.data() + out * num_in_;
-      std::byte* line = part.lines.get() + panel * part.panel_bytes + lane * 4;
-      for (int64_t k = 0; k < num_k; k += unit.num_k, line += unit.num_bytes) {
-        uint32_t words[4] = {};  // a lane's part of the unit, and room for the last code's upper half
-        for (int64_t j = 0; j < unit.num_k; ++j) {
-          if (column_of_k[k + j] < 0) continue;
-          const uint64_t stored = (codes[column_of_k[k + j]] - (1u << (bits - 1))) & mask;
-          const uint64_t shifted = stored << (j * bits % 32);
-          words[j * bits / 32] |= static_cast<uint32_t>(shifted);
-          words[j * bits / 32 + 1] |= static_cast<uint32_t>(shifted >> 32);
-        }
-        for (int64_t w = 0; w < unit.num_bytes / 64; ++w) std::memcpy(line + 64 * w, &words[w], 4);
-      }
-      for (int64_t group = 0; group < part.num_groups; ++group) {
-        store_scale(part.scale_format, weight.scales_OG[out * part.num_groups + group],
-                    part.scales.get() + panel * part.panel_scale_bytes +
-                        (group * kPanel + lane) * scale_bytes(part.scale_format));
-        if (part.zeros) {
-          part.zeros[(panel * part.num_groups + group) * kPanel + lane] =
-              static_cast<std::byte>(weight.zeros_OG[out * part.num_groups + group]);
-        }
-      }
-    }
-  }
 }
 
 size_t CpuPackedLinear::add_layout(InputLayout layout) {
@@ -297,7 +193,7 @@ std::string CpuPackedLinear::kernel_name() const {
   }
   std::string text = "matmul_";
   for (size_t i = 0; i < names.size(); ++i) text += (i == 0 ? "" : "+") + names[i];
-  return text + "_a32_" + std::string(isa_name(isa_));
+  return text + "_" + (input_.is_plain() ? "a32" : input_format_name(input_)) + "_" + std::string(isa_name(isa_));
 }
 
 int CpuPackedLinear::num_threads() const {
@@ -373,7 +269,7 @@ void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange
     if (!layout.column_of_k.empty()) num_floats += num_rows * layout.num_k;
     if (layout.needs_sums) num_floats += num_rows * (layout.num_k / layout.group_len);
   }
-  float* floats = num_floats > 0 ? scratch.reserve(num_floats) : nullptr;
+  float* floats = num_floats > 0 ? scratch.reserve_floats(num_floats) : nullptr;
   for (size_t i = 0; i < layouts_.size(); ++i) {
     const InputLayout& layout = layouts_[i];
     GemvInput& input = inputs[i];
@@ -472,7 +368,7 @@ void CpuPackedLinear::gemm(const float* x_RI, int64_t num_rows, const PanelRange
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
       thread_local Scratch scratch;
-      float* const strips = scratch.reserve(task_rows * layout.num_k);
+      float* const strips = scratch.reserve_floats(task_rows * layout.num_k);
       int64_t packed_row = -1;
 #pragma omp for schedule(dynamic) nowait
       for (int64_t task = 0; task < row_tasks * tile_tasks; ++task) {
@@ -512,7 +408,7 @@ void CpuPackedLinear::multiply_tiles(const InputLayout& layout, std::span<const 
   alignas(64) float weights[kBlockK * kMaxTilePanels * kPanel];
   thread_local Scratch scratch;
   const int64_t tile_outs = kernels_->tile_panels * kPanel;
-  float* const sums = scratch.reserve(num_rows * tile_outs);
+  float* const sums = scratch.reserve_floats(num_rows * tile_outs);
   const int64_t num_blocks = divide_up(layout.num_k, kBlockK);
   const int64_t block_k = round_up(divide_up(layout.num_k, num_blocks), kMaxUnitK);
   for (const Tile& tile : tiles) {
@@ -627,7 +523,8 @@ void CpuPackedLinear::row(int64_t out, float* dst_I) const {
         const int64_t word = j * bits / 32;
         const uint64_t pair = words[word] | static_cast<uint64_t>(words[word + 1]) << 32;
         const int stored = static_cast<int>(pair >> (j * bits % 32)) & (2 * center - 1);
-        dst_I[column] = scale * static_cast<float>((stored ^ center) - zero);
+        dst_I[column] = scale * (part.format == WeightFormat::fp8 ? fp8_to_float(static_cast<uint8_t>(stored))
+                                                                  : static_cast<float>((stored ^ center) - zero));
       }
     }
   }

@@ -12,6 +12,7 @@
 #include "runtime/aligned_memory.h"
 #include "runtime/backend.h"
 #include "runtime/cpu/linear_kernels.h"
+#include "runtime/cpu/panels.h"
 #include "runtime/format/linear_weights.h"
 
 namespace pare {
@@ -22,6 +23,8 @@ class CpuPackedLinear final : public PackedLinear {
   int64_t num_in() const override { return num_in_; }
   int64_t resident_bytes() const override;
   std::string kernel_name() const override;  // "matmul_w4g64_a32_avx512"; mixed precisions joined by '+'
+  const InputFormat& input() const override { return input_; }
+  bool multiplies_codes() const override { return false; }
 
   // y_RO = x_RI W^T + b, all rows dense. Weights are read once for up to LinearKernels::max_gemv_rows rows (decode) and
   // once per at most 512 rows beyond (prefill; scratch of 1.2 MiB or 64 rows of x is kept per thread).
@@ -115,6 +118,7 @@ class CpuPackedLinear final : public PackedLinear {
   int64_t num_out_ = 0;
   int64_t num_in_ = 0;
   int64_t num_panels_ = 0;
+  InputFormat input_;
   std::vector<Part> parts_;
   std::vector<InputLayout> layouts_;
 };

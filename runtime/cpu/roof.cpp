@@ -22,11 +22,8 @@ double now_seconds() {
 }
 
 const RoofKernels& kernels_of(Isa isa) {
-  if (isa > detect_isa()) {
-    throw std::invalid_argument("this CPU lacks " + std::string(isa_name(isa)) + "; it supports " +
-                                std::string(isa_name(detect_isa())));
-  }
-  return isa == Isa::avx512 ? roof_kernels_avx512() : roof_kernels_avx2();
+  require_isa(isa);
+  return float_isa(isa) == Isa::avx512 ? roof_kernels_avx512() : roof_kernels_avx2();
 }
 
 void check_threads(int num_threads) {

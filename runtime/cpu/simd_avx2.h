@@ -49,6 +49,13 @@ inline void store_part(float* p, Vec v, int64_t n) {
   }
 }
 
+// n int8 values from p (n may exceed the width), zeros after them.
+inline Vec load_int8(const int8_t* p, int64_t n) {
+  int64_t bytes = 0;
+  __builtin_memcpy(&bytes, p, n >= kLanes ? kLanes : n);
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bytes)));
+}
+
 inline Vec add(Vec a, Vec b) {
   return _mm256_add_ps(a, b);
 }

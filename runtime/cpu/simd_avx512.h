@@ -43,6 +43,12 @@ inline void store_part(float* p, Vec v, int64_t n) {
   _mm512_mask_storeu_ps(p, first_lanes(n), v);
 }
 
+// n int8 values from p, zeros after them.
+inline Vec load_int8(const int8_t* p, int64_t n) {
+  const __m512i values = _mm512_maskz_cvtepi8_epi32(kAll, _mm_maskz_loadu_epi8(first_lanes(n), p));
+  return _mm512_maskz_cvtepi32_ps(kAll, values);
+}
+
 inline Vec add(Vec a, Vec b) {
   return _mm512_add_ps(a, b);
 }

@@ -10,11 +10,8 @@
 namespace pare {
 namespace {
 
-template <typename T>
-OwnedTensor make_tensor(const std::string& module, std::string_view suffix, DType dtype, std::vector<int64_t> shape,
-                        std::span<const T> values) {
-  const std::span<const std::byte> bytes = std::as_bytes(values);
-  return {module + std::string(suffix), dtype, std::move(shape), {bytes.begin(), bytes.end()}};
+std::string tensor_name(const std::string& module, std::string_view suffix) {
+  return module + std::string(suffix);
 }
 
 OwnedTensor pack_codes(const QuantizedWeight& weight, const std::string& module) {
@@ -25,19 +22,24 @@ OwnedTensor pack_codes(const QuantizedWeight& weight, const std::string& module)
     const std::span<const uint8_t> codes_I = std::span(weight.codes_OI).subspan(row * weight.num_in, weight.num_in);
     pack_bit_stream(codes_I, weight.bits, std::span(words).subspan(row * num_words, num_words));
   }
-  return make_tensor<int32_t>(module, kPackedSuffix, DType::I32, {weight.num_out, num_words}, words);
+  return make_tensor<int32_t>(tensor_name(module, kPackedSuffix), DType::I32, {weight.num_out, num_words}, words);
 }
 
-OwnedTensor pack_scales(const QuantizedWeight& weight, const std::string& module) {
-  for (float scale : weight.scales_OG) {
-    if (round_to(scale, weight.scale_dtype) == scale) continue;
+OwnedTensor pack_scales(std::span<const float> scales, DType dtype, std::vector<int64_t> shape,
+                        const std::string& module, std::string_view suffix) {
+  for (float scale : scales) {
+    if (round_to(scale, dtype) == scale) continue;
     throw std::invalid_argument("quantized weight '" + module + "': the scale " + std::to_string(scale) +
-                                " is not exactly representable in " + std::string(dtype_name(weight.scale_dtype)) +
+                                " is not exactly representable in " + std::string(dtype_name(dtype)) +
                                 "; scales must be rounded to their type before codes are chosen");
   }
-  std::vector<std::byte> bytes(weight.scales_OG.size() * dtype_size_bytes(weight.scale_dtype));
-  convert_from_float(weight.scale_dtype, weight.scales_OG, bytes);
-  return {module + std::string(kScaleSuffix), weight.scale_dtype, {weight.num_out, weight.num_groups()}, bytes};
+  std::vector<std::byte> bytes(scales.size() * dtype_size_bytes(dtype));
+  convert_from_float(dtype, scales, bytes);
+  return {tensor_name(module, suffix), dtype, std::move(shape), std::move(bytes)};
+}
+
+OwnedTensor pack_weight_scales(const QuantizedWeight& weight, const std::string& module) {
+  return pack_scales(weight.scales_OG, weight.scale_dtype, {weight.num_out, weight.num_groups()}, module, kScaleSuffix);
 }
 
 // Zeros are packed along O: the words of one group form a column of [ceil(O*bits/32), G].
@@ -52,7 +54,7 @@ OwnedTensor pack_zeros(const QuantizedWeight& weight, const std::string& module)
     pack_bit_stream(zeros_O, weight.bits, words_W);
     for (int64_t word = 0; word < num_words; ++word) words_WG[word * num_groups + group] = words_W[word];
   }
-  return make_tensor<int32_t>(module, kZeroPointSuffix, DType::I32, {num_words, num_groups}, words_WG);
+  return make_tensor<int32_t>(tensor_name(module, kZeroPointSuffix), DType::I32, {num_words, num_groups}, words_WG);
 }
 
 // --- reading ---
@@ -61,31 +63,14 @@ OwnedTensor pack_zeros(const QuantizedWeight& weight, const std::string& module)
   throw std::runtime_error("tensor '" + module + std::string(suffix) + "': " + what);
 }
 
-const TensorView& require(const TensorView* tensor, const std::string& module, std::string_view suffix) {
-  if (tensor == nullptr) fail(module, suffix, "missing; the quantization_config of config.json asks for it");
-  return *tensor;
-}
-
 void refuse(const TensorView* tensor, const std::string& module, std::string_view suffix, const char* because) {
   if (tensor != nullptr) fail(module, suffix, std::string("unexpected: quantization_config says ") + because);
 }
 
-void check_layout(const TensorView& tensor, DType dtype, const std::vector<int64_t>& shape, const std::string& module,
-                  std::string_view suffix) {
-  if (tensor.dtype != dtype || tensor.shape != shape) {
-    fail(module, suffix,
-         "expected " + std::string(dtype_name(dtype)) + " " + shape_text(shape) + ", found " +
-             std::string(dtype_name(tensor.dtype)) + " " + shape_text(tensor.shape));
-  }
-  if (tensor.data.size() != static_cast<size_t>(tensor.num_elements()) * dtype_size_bytes(dtype)) {
-    fail(module, suffix, "its data do not have the size of its shape");
-  }
-}
-
-void check_shape_tensor(const TensorView& tensor, int64_t num_out, int64_t num_in, const std::string& module) {
-  check_layout(tensor, DType::I64, {2}, module, kShapeSuffix);
+void check_shape_tensor(const TensorView* tensor, int64_t num_out, int64_t num_in, const std::string& module) {
   int64_t stored[2];
-  std::memcpy(stored, tensor.data.data(), sizeof(stored));
+  std::memcpy(stored, require_tensor(tensor, tensor_name(module, kShapeSuffix), DType::I64, {2}).data.data(),
+              sizeof(stored));
   if (stored[0] != num_out || stored[1] != num_in) {
     fail(
         module, kShapeSuffix,
@@ -93,25 +78,26 @@ void check_shape_tensor(const TensorView& tensor, int64_t num_out, int64_t num_i
   }
 }
 
-void check_packed_tensor(const TensorView& tensor, int bits, int64_t num_out, int64_t num_in,
+void check_packed_tensor(const TensorView* tensor, int bits, int64_t num_out, int64_t num_in,
                          const std::string& module) {
   const int64_t num_words = bit_stream_words(num_in, bits);
   const int64_t codes_per_word = 32 / bits;
   const int64_t num_padded_words = (num_in + codes_per_word - 1) / codes_per_word;
-  if (tensor.shape == std::vector{num_out, num_padded_words} && num_padded_words != num_words) {
+  if (tensor != nullptr && tensor->shape == std::vector{num_out, num_padded_words} && num_padded_words != num_words) {
     fail(module, kPackedSuffix,
          "its width " + std::to_string(num_padded_words) + " is that of the padded " + std::to_string(bits) +
              "-bit layout which compressed-tensors wrote before 2026; expected the dense one, " +
              std::to_string(num_words) + ": save the checkpoint again with a newer release");
   }
-  check_layout(tensor, DType::I32, {num_out, num_words}, module, kPackedSuffix);
+  require_tensor(tensor, tensor_name(module, kPackedSuffix), DType::I32, {num_out, num_words});
 }
 
-void check_scale_tensor(const TensorView& tensor, int64_t num_out, int64_t num_groups, const std::string& module) {
-  if (tensor.dtype != DType::BF16 && tensor.dtype != DType::F16 && tensor.dtype != DType::F32) {
-    fail(module, kScaleSuffix, "expected BF16, F16 or F32, found " + std::string(dtype_name(tensor.dtype)));
+void check_scale_tensor(const TensorView* tensor, const std::vector<int64_t>& shape, const std::string& module,
+                        std::string_view suffix) {
+  if (tensor != nullptr && tensor->dtype != DType::BF16 && tensor->dtype != DType::F16 && tensor->dtype != DType::F32) {
+    fail(module, suffix, "expected BF16, F16 or F32, found " + std::string(dtype_name(tensor->dtype)));
   }
-  check_layout(tensor, tensor.dtype, {num_out, num_groups}, module, kScaleSuffix);
+  require_tensor(tensor, tensor_name(module, suffix), tensor == nullptr ? DType::BF16 : tensor->dtype, shape);
 }
 
 std::vector<uint8_t> unpack_codes(const TensorView& tensor, const QuantizedWeight& weight) {
@@ -157,19 +143,203 @@ std::vector<int32_t> unpack_group_index(const TensorView& tensor) {
   return group_of_I;
 }
 
+// --- the formats with one byte for each weight ---
+
+bool is_float(const PackScheme& scheme) {
+  return scheme.format == StoredFormat::float_quantized;
+}
+
+bool is_packed(const PackScheme& scheme) {
+  return scheme.format == StoredFormat::pack_quantized;
+}
+
+int64_t num_groups_of(const PackScheme& scheme, int64_t num_in) {
+  return scheme.group_size == kPerChannel ? 1 : num_in / scheme.group_size;
+}
+
+std::vector<int64_t> scale_shape(const PackScheme& scheme, int64_t num_out, int64_t num_in) {
+  if (scheme.per_tensor) return {1};
+  return {num_out, num_groups_of(scheme, num_in)};
+}
+
+DType code_dtype(const PackScheme& scheme) {
+  return is_float(scheme) ? DType::F8_E4M3 : DType::I8;
+}
+
+// What stored bytes add to ours: integer codes are signed in the container.
+int code_offset(const PackScheme& scheme) {
+  return is_float(scheme) ? 0 : 1 << (scheme.bits - 1);
+}
+
+// Adding the offset of signed codes or taking it away is the same operation on 8 bits.
+std::vector<uint8_t> shift_codes(std::span<const uint8_t> codes, int offset) {
+  std::vector<uint8_t> shifted(codes.size());
+  for (size_t i = 0; i < codes.size(); ++i) shifted[i] = static_cast<uint8_t>(codes[i] + offset);
+  return shifted;
+}
+
+[[noreturn]] void fail_scheme(const std::string& module, const std::string& what) {
+  throw std::invalid_argument("module '" + module + "': " + what + "; the weight and its scheme must agree");
+}
+
+// One value for a whole tensor: every row must have it.
+template <typename T>
+void check_all_equal(std::span<const T> values, const std::string& module, const char* what) {
+  for (size_t i = 1; i < values.size(); ++i) {
+    if (values[i] == values[0]) continue;
+    fail_scheme(module, std::string("expected one ") + what + " for the tensor, found " + std::to_string(values[0]) +
+                            " in row 0 and " + std::to_string(values[i]) + " in row " + std::to_string(i));
+  }
+}
+
+void check_agreement(const QuantizedWeight& weight, const PackScheme& scheme, const std::string& module) {
+  const bool has_floats = weight.code_type == CodeType::fp8;
+  if (has_floats != is_float(scheme)) {
+    fail_scheme(module, has_floats ? "expected integer codes, found an FP8 weight"
+                                   : "expected an FP8 weight, found integer codes");
+  }
+  if (weight.bits != scheme.bits || weight.group_size != scheme.group_size || weight.symmetric != scheme.symmetric) {
+    fail_scheme(module, "expected " + std::to_string(scheme.bits) + " bits in groups of " +
+                            std::to_string(scheme.group_size) + (scheme.symmetric ? ", symmetric" : ", asymmetric") +
+                            ", found " + std::to_string(weight.bits) + " bits in groups of " +
+                            std::to_string(weight.group_size) + (weight.symmetric ? ", symmetric" : ", asymmetric"));
+  }
+  if (weight.group_of_I.empty() != (scheme.act_order != StoredActOrder::group)) {
+    fail_scheme(module, "group_of_I and the act-order \"group\" go together");
+  }
+}
+
+// The plain formats have no place for the group of a column, and packed ones none for a single scale.
+void check_format(const PackScheme& scheme, const std::string& module) {
+  const bool is_plain = scheme.format == StoredFormat::int_quantized || is_float(scheme);
+  if (!is_plain && !is_packed(scheme)) fail_scheme(module, "its format is none of compressed-tensors");
+  if (is_plain && scheme.act_order == StoredActOrder::group) {
+    fail_scheme(module, "the act-order \"group\" needs the format pack-quantized");
+  }
+  if (scheme.per_tensor && (!is_plain || scheme.group_size != kPerChannel)) {
+    fail_scheme(module, "one scale per tensor needs int-quantized or float-quantized without groups");
+  }
+  if (is_float(scheme) && (scheme.bits != 8 || scheme.group_size != kPerChannel || !scheme.symmetric)) {
+    fail_scheme(module, "FP8 weights have 8 bits, no groups and no zeros");
+  }
+}
+
+std::vector<OwnedTensor> pack_plain_format(const QuantizedWeight& weight, const PackScheme& scheme,
+                                           const std::string& module) {
+  validate(weight, module);
+  const int offset = -code_offset(scheme);
+  const std::vector<int64_t> shape = scale_shape(scheme, weight.num_out, weight.num_in);
+  std::span<const float> scales = weight.scales_OG;
+  std::span<const uint8_t> zeros = weight.zeros_OG;
+  if (scheme.per_tensor) {
+    check_all_equal(scales, module, "scale");
+    check_all_equal(zeros, module, "zero");
+    scales = scales.first(1);
+    if (!zeros.empty()) zeros = zeros.first(1);
+  }
+  std::vector<OwnedTensor> tensors;
+  tensors.push_back(make_tensor<uint8_t>(tensor_name(module, kPlainSuffix), code_dtype(scheme),
+                                         {weight.num_out, weight.num_in}, shift_codes(weight.codes_OI, offset)));
+  tensors.push_back(pack_scales(scales, weight.scale_dtype, shape, module, kScaleSuffix));
+  if (!weight.symmetric) {
+    tensors.push_back(
+        make_tensor<uint8_t>(tensor_name(module, kZeroPointSuffix), DType::I8, shape, shift_codes(zeros, offset)));
+  }
+  return tensors;
+}
+
+bool has_input_scale(const InputFormat& input) {
+  return !input.is_plain() && input.range == InputRange::fixed;
+}
+
+void check_input_scale(float scale, const std::string& module) {
+  if (std::isfinite(scale) && scale > 0.0f) return;
+  fail(module, kInputScaleSuffix, "expected a positive finite number, found " + std::to_string(scale));
+}
+
+void append_input(const StoredLinear& linear, const std::string& module, std::vector<OwnedTensor>& tensors) {
+  const InputFormat& input = linear.input;
+  if (!has_input_scale(input)) return;
+  check_input_scale(input.scale, module);
+  tensors.push_back(pack_scales({&input.scale, 1}, linear.input_scale_dtype, {1}, module, kInputScaleSuffix));
+  if (input.symmetric) return;
+  const auto zero = static_cast<int8_t>(input.zero);
+  if (zero != input.zero) {
+    fail_scheme(module, "expected an input zero in [-128, 127], found " + std::to_string(input.zero));
+  }
+  tensors.push_back(make_tensor<int8_t>(tensor_name(module, kInputZeroPointSuffix), DType::I8, {1}, {&zero, 1}));
+}
+
+void check_plain_tensors(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                         const std::string& module) {
+  require_tensor(tensors.plain, tensor_name(module, kPlainSuffix), code_dtype(scheme), {num_out, num_in});
+  for (const auto& [tensor, suffix] : {std::pair{tensors.packed, kPackedSuffix}, {tensors.shape, kShapeSuffix}}) {
+    refuse(tensor, module, suffix, is_float(scheme) ? "float-quantized" : "int-quantized");
+  }
+  const std::vector<int64_t> shape = scale_shape(scheme, num_out, num_in);
+  check_scale_tensor(tensors.scale, shape, module, kScaleSuffix);
+  if (scheme.symmetric) {
+    refuse(tensors.zero_point, module, kZeroPointSuffix, "symmetric: true");
+  } else {
+    require_tensor(tensors.zero_point, tensor_name(module, kZeroPointSuffix), DType::I8, shape);
+  }
+}
+
+void check_input_tensors(const PackedTensors& tensors, const InputFormat& input, const std::string& module) {
+  if (has_input_scale(input)) {
+    check_scale_tensor(tensors.input_scale, {1}, module, kInputScaleSuffix);
+  } else {
+    refuse(tensors.input_scale, module, kInputScaleSuffix, "no static input activations");
+  }
+  if (has_input_scale(input) && !input.symmetric) {
+    require_tensor(tensors.input_zero_point, tensor_name(module, kInputZeroPointSuffix), DType::I8, {1});
+  } else {
+    refuse(tensors.input_zero_point, module, kInputZeroPointSuffix, "no static asymmetric input activations");
+  }
+}
+
+std::span<const uint8_t> bytes_of(const TensorView& tensor) {
+  return {reinterpret_cast<const uint8_t*>(tensor.data.data()), tensor.data.size()};
+}
+
+// Codes of fewer than 8 bits may be stored in the same bytes; validate() finds those outside their range, for adding
+// the offset wraps them to large ones.
+void unpack_plain_format(const PackedTensors& tensors, const PackScheme& scheme, QuantizedWeight& weight) {
+  const int offset = code_offset(scheme);
+  weight.codes_OI = shift_codes(bytes_of(*tensors.plain), offset);
+  weight.scales_OG = unpack_scales(*tensors.scale);
+  if (!scheme.symmetric) weight.zeros_OG = shift_codes(bytes_of(*tensors.zero_point), offset);
+  if (!scheme.per_tensor) return;
+  weight.scales_OG.resize(static_cast<size_t>(weight.num_out), weight.scales_OG[0]);
+  if (!scheme.symmetric) weight.zeros_OG.resize(static_cast<size_t>(weight.num_out), weight.zeros_OG[0]);
+}
+
 }  // namespace
 
 std::vector<OwnedTensor> pack_compressed_tensors(const QuantizedWeight& weight, const std::string& module) {
   validate(weight, module);
+  if (weight.code_type != CodeType::integer) fail_scheme(module, "expected integer codes, found an FP8 weight");
   std::vector<OwnedTensor> tensors;
   tensors.push_back(pack_codes(weight, module));
-  tensors.push_back(pack_scales(weight, module));
+  tensors.push_back(pack_weight_scales(weight, module));
   const int64_t shape[2] = {weight.num_out, weight.num_in};
-  tensors.push_back(make_tensor<int64_t>(module, kShapeSuffix, DType::I64, {2}, shape));
+  tensors.push_back(make_tensor<int64_t>(tensor_name(module, kShapeSuffix), DType::I64, {2}, shape));
   if (!weight.symmetric) tensors.push_back(pack_zeros(weight, module));
   if (!weight.group_of_I.empty()) {
-    tensors.push_back(make_tensor<int32_t>(module, kGroupIndexSuffix, DType::I32, {weight.num_in}, weight.group_of_I));
+    tensors.push_back(
+        make_tensor<int32_t>(tensor_name(module, kGroupIndexSuffix), DType::I32, {weight.num_in}, weight.group_of_I));
   }
+  return tensors;
+}
+
+std::vector<OwnedTensor> pack_compressed_tensors(const StoredLinear& linear, const PackScheme& scheme,
+                                                 const std::string& module) {
+  check_format(scheme, module);
+  if (input_scheme(linear.input) != scheme.input) fail_scheme(module, "two different input activations");
+  check_agreement(linear.weight, scheme, module);
+  std::vector<OwnedTensor> tensors = is_packed(scheme) ? pack_compressed_tensors(linear.weight, module)
+                                                       : pack_plain_format(linear.weight, scheme, module);
+  append_input(linear, module, tensors);
   return tensors;
 }
 
@@ -183,22 +353,27 @@ void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& sc
     throw std::runtime_error("module '" + module + "': the group size " + std::to_string(scheme.group_size) +
                              " of its quantization_config does not divide its input width " + std::to_string(num_in));
   }
-  const int64_t num_groups = scheme.group_size == kPerChannel ? 1 : num_in / scheme.group_size;
-  check_shape_tensor(require(tensors.shape, module, kShapeSuffix), num_out, num_in, module);
-  check_packed_tensor(require(tensors.packed, module, kPackedSuffix), scheme.bits, num_out, num_in, module);
-  check_scale_tensor(require(tensors.scale, module, kScaleSuffix), num_out, num_groups, module);
-  if (scheme.symmetric) {
-    refuse(tensors.zero_point, module, kZeroPointSuffix, "symmetric: true");
+  if (is_packed(scheme)) {
+    const int64_t num_groups = num_groups_of(scheme, num_in);
+    check_shape_tensor(tensors.shape, num_out, num_in, module);
+    check_packed_tensor(tensors.packed, scheme.bits, num_out, num_in, module);
+    check_scale_tensor(tensors.scale, {num_out, num_groups}, module, kScaleSuffix);
+    if (scheme.symmetric) {
+      refuse(tensors.zero_point, module, kZeroPointSuffix, "symmetric: true");
+    } else {
+      require_tensor(tensors.zero_point, tensor_name(module, kZeroPointSuffix), DType::I32,
+                     {bit_stream_words(num_out, scheme.bits), num_groups});
+    }
   } else {
-    check_layout(require(tensors.zero_point, module, kZeroPointSuffix), DType::I32,
-                 {bit_stream_words(num_out, scheme.bits), num_groups}, module, kZeroPointSuffix);
+    check_format(scheme, module);
+    check_plain_tensors(tensors, scheme, num_out, num_in, module);
   }
   if (scheme.act_order == StoredActOrder::group) {
-    check_layout(require(tensors.group_index, module, kGroupIndexSuffix), DType::I32, {num_in}, module,
-                 kGroupIndexSuffix);
+    require_tensor(tensors.group_index, tensor_name(module, kGroupIndexSuffix), DType::I32, {num_in});
   } else {
     refuse(tensors.group_index, module, kGroupIndexSuffix, "no actorder \"group\"");
   }
+  check_input_tensors(tensors, scheme.input, module);
 }
 
 QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out,
@@ -207,16 +382,32 @@ QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const Pa
   QuantizedWeight weight;
   weight.num_out = num_out;
   weight.num_in = num_in;
+  weight.code_type = is_float(scheme) ? CodeType::fp8 : CodeType::integer;
   weight.bits = scheme.bits;
   weight.group_size = scheme.group_size;
   weight.symmetric = scheme.symmetric;
   weight.scale_dtype = tensors.scale->dtype;
-  weight.codes_OI = unpack_codes(*tensors.packed, weight);
-  weight.scales_OG = unpack_scales(*tensors.scale);
-  if (!scheme.symmetric) weight.zeros_OG = unpack_zeros(*tensors.zero_point, weight);
-  if (scheme.act_order == StoredActOrder::group) weight.group_of_I = unpack_group_index(*tensors.group_index);
+  if (is_packed(scheme)) {
+    weight.codes_OI = unpack_codes(*tensors.packed, weight);
+    weight.scales_OG = unpack_scales(*tensors.scale);
+    if (!scheme.symmetric) weight.zeros_OG = unpack_zeros(*tensors.zero_point, weight);
+    if (scheme.act_order == StoredActOrder::group) weight.group_of_I = unpack_group_index(*tensors.group_index);
+  } else {
+    unpack_plain_format(tensors, scheme, weight);
+  }
   validate(weight, module);
   return weight;
+}
+
+StoredLinear unpack_compressed_linear(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out,
+                                      int64_t num_in, const std::string& module) {
+  StoredLinear linear{unpack_compressed_tensors(tensors, scheme, num_out, num_in, module), scheme.input};
+  if (!has_input_scale(linear.input)) return linear;
+  linear.input_scale_dtype = tensors.input_scale->dtype;
+  linear.input.scale = unpack_scales(*tensors.input_scale)[0];
+  check_input_scale(linear.input.scale, module);
+  if (!linear.input.symmetric) linear.input.zero = static_cast<int8_t>(bytes_of(*tensors.input_zero_point)[0]);
+  return linear;
 }
 
 }  // namespace pare

@@ -1,7 +1,7 @@
-// The compressed-tensors container, format "pack-quantized": how one linear's QuantizedWeight becomes tensors, and how
-// config.json says so. No file access here: the tensors come from and go to whoever owns the files.
+// The compressed-tensors container: how one linear becomes tensors, and how config.json says so. No file access here:
+// the tensors come from and go to whoever owns the files.
 //
-// Tensors of a module with weight [O, I] (names are the module's name + suffix):
+// Tensors of a module with weight [O, I] (names are the module's name + suffix). Format "pack-quantized":
 //   weight_packed     I32 [O, ceil(I*bits/32)]   each row a bit stream (bit_stream.h) of the unsigned codes
 //   weight_scale      BF16, F16 or F32 [O, G]    G = 1 per channel
 //   weight_shape      I64 [2] = [O, I]
@@ -11,6 +11,14 @@
 // are our unsigned ones. Checked against compressed-tensors 0.19 (compressors/pack_quantized/{base,helpers}.py): for 3
 // bits it packs 32 codes into exactly 3 words, the same dense stream as for 2, 4 and 8; releases before 2026 padded 10
 // codes to a word, which is refused here by its width. 0.19 no longer loads act-order "group"; vLLM does.
+//
+// Formats "int-quantized" and "float-quantized" (compressors/naive_quantized/base.py):
+//   weight            I8 or F8_E4M3 [O, I]       the package's signed code, ours - 2^(bits-1), or the E4M3 pattern
+//   weight_scale      BF16, F16 or F32 [O, G]    or [1] per tensor
+//   weight_zero_point I8, as weight_scale        asymmetric integers only: the signed zero
+// Any format with static input activations:
+//   input_scale       BF16, F16 or F32 [1]
+//   input_zero_point  I8 [1]                     asymmetric only
 #pragma once
 
 #include <cstddef>
@@ -22,23 +30,10 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/format/linear_weights.h"
+#include "runtime/format/stored_scheme.h"
 #include "runtime/format/tensor_view.h"
 
 namespace pare {
-
-// The container's word for how GPTQ ordered the columns. weight: groups keep their place ("static"); group: groups were
-// formed in that order and weight_g_idx says which column is in which.
-enum class StoredActOrder { none, weight, group };
-
-// How the weight of one module is stored.
-struct PackScheme {
-  int bits = 4;                      // 2, 3, 4, 8
-  int64_t group_size = kPerChannel;  // or a positive size
-  bool symmetric = true;
-  StoredActOrder act_order = StoredActOrder::none;
-  bool operator==(const PackScheme&) const = default;
-};
 
 // --- tensors ---
 
@@ -47,17 +42,18 @@ inline constexpr std::string_view kScaleSuffix = ".weight_scale";
 inline constexpr std::string_view kShapeSuffix = ".weight_shape";
 inline constexpr std::string_view kZeroPointSuffix = ".weight_zero_point";
 inline constexpr std::string_view kGroupIndexSuffix = ".weight_g_idx";
+inline constexpr std::string_view kPlainSuffix = ".weight";
+inline constexpr std::string_view kInputScaleSuffix = ".input_scale";
+inline constexpr std::string_view kInputZeroPointSuffix = ".input_zero_point";
 
-struct OwnedTensor {
-  std::string name;
-  DType dtype = DType::F32;
-  std::vector<int64_t> shape;
-  std::vector<std::byte> data;
-};
-
-// The tensors of `module`. Throws std::runtime_error when the weight is invalid (see validate) and
-// std::invalid_argument when a scale is not exactly representable in weight.scale_dtype.
+// The tensors of `module` as pack-quantized without input activations. Throws std::runtime_error when the weight is
+// invalid (see validate) and std::invalid_argument when a scale is not exactly representable in weight.scale_dtype.
 std::vector<OwnedTensor> pack_compressed_tensors(const QuantizedWeight& weight, const std::string& module);
+// The same in the format that `scheme` says, with the scale and zero of a fixed input range. Throws
+// std::invalid_argument as well when the linear is not what the scheme describes (type of codes, bits, group size,
+// symmetry, one scale per tensor, input).
+std::vector<OwnedTensor> pack_compressed_tensors(const StoredLinear& linear, const PackScheme& scheme,
+                                                 const std::string& module);
 
 // What a reader has found under the module's name; null: absent.
 struct PackedTensors {
@@ -66,6 +62,9 @@ struct PackedTensors {
   const TensorView* shape = nullptr;
   const TensorView* zero_point = nullptr;
   const TensorView* group_index = nullptr;
+  const TensorView* plain = nullptr;
+  const TensorView* input_scale = nullptr;
+  const TensorView* input_zero_point = nullptr;
 };
 
 // Checks that the tensors which `scheme` asks for, and no others, are there with the dtypes and shapes of a weight
@@ -75,7 +74,10 @@ void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& sc
                               const std::string& module);
 
 // The inverse of packing, after the check above and with every value checked.
-// Throws std::runtime_error (tensor, expected, found).
+// Throws std::runtime_error (tensor, expected, found), also for an input scale that is not positive and finite.
+StoredLinear unpack_compressed_linear(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out,
+                                      int64_t num_in, const std::string& module);
+// Its weight alone.
 QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out,
                                           int64_t num_in, const std::string& module);
 
@@ -90,8 +92,9 @@ struct StoredModule {
 // The JSON object for the key "quantization_config" (indented by two spaces). One config group with the target "Linear"
 // when all linears share a scheme (engines like it best; one converter accepts nothing else); otherwise a group for
 // each scheme with full module names as targets, because engines resolve a class target before the parts of a fused
-// layer. `ignore` names the linears left unquantized; other modules need no entry. Throws std::invalid_argument without
-// any module, for a module named twice or also ignored, or for bits that the container's readers do not know.
+// layer. `ignore` names the linears left unquantized; other modules need no entry. The top-level format is that of all
+// groups, or "mixed-precision" when they differ. Throws std::invalid_argument without any module, for a module named
+// twice or also ignored, or for a scheme that the container's readers do not know.
 std::string quantization_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore);
 
 // A quantization_config as read. Lookup follows the package (utils/match.py): ignored modules are not quantized;
@@ -100,8 +103,8 @@ std::string quantization_config_json(std::span<const StoredModule> modules, std:
 class QuantizationConfig {
  public:
   // `json` is the object's text and `where` names its file. Throws std::invalid_argument for anything this runtime
-  // does not support, by name: another quant_method or format, quantized activations or KV cache, sparsity, block or
-  // tensor strategies, other widths, unknown keys of a group.
+  // does not support, by name: another quant_method or format, quantized outputs or KV cache, input activations other
+  // than 8 bits per token or tensor, sparsity, block strategies, other widths, unknown keys of a group.
   static QuantizationConfig parse(const std::string& json, const std::string& where);
   QuantizationConfig(QuantizationConfig&&) noexcept;
   QuantizationConfig& operator=(QuantizationConfig&&) noexcept;

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <set>
 #include <stdexcept>
 
 #include "runtime/format/compressed_tensors.h"
+#include "runtime/format/name_pattern.h"
 
 namespace pare {
 namespace {
@@ -16,7 +16,8 @@ using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kMethod = "compressed-tensors";
-constexpr std::string_view kFormat = "pack-quantized";
+constexpr std::string_view kMixedFormat = "mixed-precision";
+constexpr std::string_view kNaiveFormat = "naive-quantized";
 // The release whose layout is written (dense 3-bit streams); readers use it for messages only.
 constexpr std::string_view kVersion = "0.19.0";
 
@@ -24,12 +25,25 @@ const char* act_order_name(StoredActOrder order) {
   return order == StoredActOrder::group ? "group" : "weight";
 }
 
+std::string_view format_name(StoredFormat format) {
+  switch (format) {
+    case StoredFormat::pack_quantized:
+      return "pack-quantized";
+    case StoredFormat::int_quantized:
+      return "int-quantized";
+    case StoredFormat::float_quantized:
+      return "float-quantized";
+    default:
+      throw std::invalid_argument("quantization_config: a format that compressed-tensors does not have");
+  }
+}
+
 OrderedJson weights_json(const PackScheme& scheme) {
   OrderedJson weights;
   weights["num_bits"] = scheme.bits;
-  weights["type"] = "int";
+  weights["type"] = scheme.format == StoredFormat::float_quantized ? "float" : "int";
   weights["symmetric"] = scheme.symmetric;
-  weights["strategy"] = scheme.group_size == kPerChannel ? "channel" : "group";
+  weights["strategy"] = scheme.per_tensor ? "tensor" : scheme.group_size == kPerChannel ? "channel" : "group";
   weights["group_size"] = scheme.group_size == kPerChannel ? OrderedJson() : OrderedJson(scheme.group_size);
   weights["block_structure"] = nullptr;
   weights["dynamic"] = false;
@@ -38,6 +52,51 @@ OrderedJson weights_json(const PackScheme& scheme) {
   weights["observer"] = nullptr;
   weights["observer_kwargs"] = OrderedJson::object();
   return weights;
+}
+
+// The package's strategy "token" is always dynamic; "tensor" is one scale for all tokens of a call, stored or not.
+OrderedJson activations_json(const InputFormat& input) {
+  if (input.is_plain()) return nullptr;
+  OrderedJson json;
+  json["num_bits"] = 8;
+  json["type"] = input.type == InputType::fp8 ? "float" : "int";
+  json["symmetric"] = input.symmetric;
+  json["strategy"] = input.range == InputRange::token ? "token" : "tensor";
+  json["group_size"] = nullptr;
+  json["block_structure"] = nullptr;
+  json["dynamic"] = input.range != InputRange::fixed;
+  json["actorder"] = nullptr;
+  json["observer"] = nullptr;
+  json["observer_kwargs"] = OrderedJson::object();
+  return json;
+}
+
+// What is wrong with a scheme as a whole; empty: nothing. The one place that says which combinations there are.
+std::string scheme_problem(const PackScheme& scheme) {
+  const bool is_float = scheme.format == StoredFormat::float_quantized;
+  const bool is_packed = scheme.format == StoredFormat::pack_quantized;
+  const InputFormat& input = scheme.input;
+  if (scheme.bits != 2 && scheme.bits != 3 && scheme.bits != 4 && scheme.bits != 8) {
+    return "expected 2, 3, 4 or 8 bits, found " + std::to_string(scheme.bits) + " bits";
+  }
+  if (scheme.group_size != kPerChannel && scheme.group_size <= 0) {
+    return "expected a positive group size, found " + std::to_string(scheme.group_size);
+  }
+  if (is_float && (scheme.bits != 8 || scheme.group_size != kPerChannel || !scheme.symmetric)) {
+    return "float weights: expected 8 bits, symmetric, one scale per channel or tensor";
+  }
+  if (scheme.per_tensor && (is_packed || scheme.group_size != kPerChannel)) {
+    return "one scale per tensor: expected int-quantized or float-quantized without groups";
+  }
+  if (!is_packed && scheme.act_order == StoredActOrder::group) {
+    return "actorder \"group\": expected the format pack-quantized";
+  }
+  if (!input.is_plain() && (input.type == InputType::fp8) != is_float) {
+    return "input activations: expected the type of the weights, int with int or float with float";
+  }
+  if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
+  if (input.has_outliers()) return "input activations: outliers have no place in this container";
+  return "";
 }
 
 struct ConfigGroup {
@@ -66,16 +125,13 @@ void check_stored_modules(std::span<const StoredModule> modules, std::span<const
   if (modules.empty()) throw std::invalid_argument("quantization_config: expected at least one quantized module");
   std::set<std::string> names(ignore.begin(), ignore.end());
   for (const StoredModule& module : modules) {
-    const int bits = module.scheme.bits;
     if (!names.insert(module.name).second) {
       throw std::invalid_argument("quantization_config: module '" + module.name +
                                   "' is listed twice, or is both quantized and ignored");
     }
-    if ((bits != 2 && bits != 3 && bits != 4 && bits != 8) ||
-        (module.scheme.group_size != kPerChannel && module.scheme.group_size <= 0)) {
-      throw std::invalid_argument("quantization_config: module '" + module.name + "' has " + std::to_string(bits) +
-                                  " bits in groups of " + std::to_string(module.scheme.group_size) +
-                                  "; expected 2, 3, 4 or 8 bits and a positive group size");
+    const std::string problem = scheme_problem(module.scheme);
+    if (!problem.empty()) {
+      throw std::invalid_argument("quantization_config: module '" + module.name + "': " + problem);
     }
   }
 }
@@ -126,24 +182,36 @@ std::vector<std::string> read_strings(const Json& value, const std::string& wher
   return strings;
 }
 
-int64_t read_group_size(const Json& weights, const std::string& where, const std::string& key) {
+// Fills group_size and per_tensor. Without a strategy the package derives it from the group size.
+void read_strategy(const Json& weights, const std::string& where, const std::string& key, PackScheme& scheme) {
   const Json& group_size = value_or_null(weights, "group_size");
   const Json& strategy = value_or_null(weights, "strategy");
+  const bool is_packed = scheme.format == StoredFormat::pack_quantized;
+  const bool is_float = scheme.format == StoredFormat::float_quantized;
   const bool is_positive = group_size.is_number_unsigned() && group_size.get<uint64_t>() > 0 &&
                            group_size.get<uint64_t>() <= uint64_t{1} << 31;
-  const bool is_channel = group_size.is_null() || (group_size.is_number_integer() && group_size.get<int64_t>() == -1);
-  if (!is_positive && !is_channel)
+  const bool is_none = group_size.is_null() || (group_size.is_number_integer() && group_size.get<int64_t>() == -1);
+  if (!is_positive && !is_none)
     fail(where, key + ".group_size", "expected a positive size or null" + found(group_size));
-  if (strategy == "group" || (strategy.is_null() && is_positive)) {
+  std::string name = strategy.is_string() ? strategy.get<std::string>() : "";
+  if (strategy.is_null()) name = is_positive ? "group" : group_size.is_null() ? "tensor" : "channel";
+  if (name == "group" && !is_float) {
     if (!is_positive)
       fail(where, key + ".group_size", "the strategy \"group\" needs a positive size" + found(group_size));
-    return group_size.get<int64_t>();
+    scheme.group_size = group_size.get<int64_t>();
+    return;
   }
-  if (strategy == "channel" || (strategy.is_null() && !group_size.is_null())) {
-    if (is_positive) fail(where, key + ".group_size", "the strategy \"channel\" has no group size" + found(group_size));
-    return kPerChannel;
+  if (name != "channel" && (name != "tensor" || is_packed)) {
+    fail_unsupported(where, key + ".strategy", strategy,
+                     is_packed  ? "\"group\" or \"channel\""
+                     : is_float ? "\"channel\" or \"tensor\""
+                                : "\"group\", \"channel\" or \"tensor\"");
   }
-  fail_unsupported(where, key + ".strategy", strategy, "\"group\" or \"channel\"");
+  if (is_positive) {
+    fail(where, key + ".group_size", "the strategy \"" + name + "\" has no group size" + found(group_size));
+  }
+  scheme.group_size = kPerChannel;
+  scheme.per_tensor = name == "tensor";
 }
 
 StoredActOrder read_act_order(const Json& value, const std::string& where, const std::string& key) {
@@ -153,38 +221,89 @@ StoredActOrder read_act_order(const Json& value, const std::string& where, const
   fail_unsupported(where, key, value, "null, \"weight\" or \"group\"");
 }
 
-PackScheme read_weights(const Json& weights, const std::string& where, const std::string& key) {
-  if (weights.is_null()) fail_unsupported(where, key, weights, "quantized weights");
-  if (!weights.is_object()) fail(where, key, "expected an object" + found(weights));
+// The keys of the package's QuantizationArgs, which it refuses to extend as well.
+void check_argument_keys(const Json& arguments, const std::string& where, const std::string& key) {
   static const std::set<std::string> known = {
       "num_bits", "type",     "symmetric", "group_size",  "strategy", "block_structure",
       "dynamic",  "actorder", "observer",  "scale_dtype", "zp_dtype", "observer_kwargs"};
-  for (const auto& [name, value] : weights.items()) {
+  if (!arguments.is_object()) fail(where, key, "expected an object" + found(arguments));
+  for (const auto& [name, value] : arguments.items()) {
     if (!known.contains(name)) fail(where, key, "unknown key '" + name.substr(0, 100) + "'");
   }
-  const Json& type = value_or_null(weights, "type");
+}
+
+bool read_bool(const Json& object, const char* name, bool fallback, const std::string& where, const std::string& key) {
+  const Json& value = value_or_null(object, name);
+  if (value.is_null()) return fallback;
+  if (!value.is_boolean()) fail(where, key + "." + name, "expected true or false" + found(value));
+  return value.get<bool>();
+}
+
+bool is_float_type(const Json& arguments, const std::string& where, const std::string& key) {
+  const Json& type = value_or_null(arguments, "type");
+  if (type.is_null() || type == "int") return false;
+  if (type != "float") fail_unsupported(where, key + ".type", type, "\"int\" or \"float\"");
+  return true;
+}
+
+// `format` is the group's own, or the file's. naive-quantized is the package's name for the plain formats without
+// input activations; their tensors are the same.
+StoredFormat read_format(const Json& format, bool is_float, const std::string& where, const std::string& key) {
+  for (const StoredFormat known :
+       {StoredFormat::pack_quantized, StoredFormat::int_quantized, StoredFormat::float_quantized}) {
+    if (format == format_name(known)) return known;
+  }
+  if (format == kNaiveFormat) return is_float ? StoredFormat::float_quantized : StoredFormat::int_quantized;
+  fail_unsupported(where, key, format,
+                   "\"pack-quantized\", \"int-quantized\", \"float-quantized\" or \"naive-quantized\"");
+}
+
+void read_weights(const Json& weights, const std::string& where, const std::string& key, PackScheme& scheme) {
   const Json& bits = value_or_null(weights, "num_bits");
-  const Json& symmetric = value_or_null(weights, "symmetric");
   const Json& dynamic = value_or_null(weights, "dynamic");
   const Json& blocks = value_or_null(weights, "block_structure");
-  if (!type.is_null() && type != "int") fail_unsupported(where, key + ".type", type, "\"int\"");
-  if (bits != 2 && bits != 3 && bits != 4 && bits != 8) {
-    fail_unsupported(where, key + ".num_bits", bits, "2, 3, 4 or 8");
+  const bool is_float = scheme.format == StoredFormat::float_quantized;
+  if (is_float_type(weights, where, key) != is_float) {
+    fail_unsupported(
+        where, key + ".type", value_or_null(weights, "type"),
+        std::string(is_float ? "\"float\"" : "\"int\"") + " for " + std::string(format_name(scheme.format)));
   }
-  if (!symmetric.is_null() && !symmetric.is_boolean()) {
-    fail(where, key + ".symmetric", "expected true or false" + found(symmetric));
+  if (is_float ? bits != 8 : (bits != 2 && bits != 3 && bits != 4 && bits != 8)) {
+    fail_unsupported(where, key + ".num_bits", bits, is_float ? "8" : "2, 3, 4 or 8");
   }
   if (!dynamic.is_null() && dynamic != false) fail_unsupported(where, key + ".dynamic", dynamic, "false");
   if (!blocks.is_null()) fail_unsupported(where, key + ".block_structure", blocks, "null");
-  PackScheme scheme;
   scheme.bits = bits.get<int>();
-  scheme.group_size = read_group_size(weights, where, key);
-  scheme.symmetric = symmetric.is_null() || symmetric.get<bool>();
+  read_strategy(weights, where, key, scheme);
+  scheme.symmetric = read_bool(weights, "symmetric", true, where, key);
   scheme.act_order = read_act_order(value_or_null(weights, "actorder"), where, key + ".actorder");
-  return scheme;
 }
 
-ConfigGroup read_group(const Json& group, const std::string& where, const std::string& key) {
+InputFormat read_activations(const Json& arguments, const std::string& where, const std::string& key) {
+  if (arguments.is_null()) return {};
+  check_argument_keys(arguments, where, key);
+  const Json& bits = value_or_null(arguments, "num_bits");
+  const Json& strategy = value_or_null(arguments, "strategy");
+  if (!bits.is_null() && bits != 8) fail_unsupported(where, key + ".num_bits", bits, "8");
+  for (const char* name : {"group_size", "block_structure", "actorder"}) {
+    const Json& value = value_or_null(arguments, name);
+    if (!value.is_null()) fail_unsupported(where, key + "." + name, value, "null");
+  }
+  if (!strategy.is_null() && strategy != "token" && strategy != "tensor") {
+    fail_unsupported(where, key + ".strategy", strategy, "\"token\" or \"tensor\"");
+  }
+  const bool is_dynamic = read_bool(arguments, "dynamic", false, where, key);
+  if (strategy == "token" && !is_dynamic) {
+    fail_unsupported(where, key + ".dynamic", value_or_null(arguments, "dynamic"), "true: a scale for each token");
+  }
+  InputFormat input;
+  input.type = is_float_type(arguments, where, key) ? InputType::fp8 : InputType::int8;
+  input.range = strategy == "token" ? InputRange::token : is_dynamic ? InputRange::sequence : InputRange::fixed;
+  input.symmetric = read_bool(arguments, "symmetric", true, where, key);
+  return input;
+}
+
+ConfigGroup read_group(const Json& group, const Json& file_format, const std::string& where, const std::string& key) {
   if (group.is_array()) fail_unsupported(where, key, group, "a scheme written out, not a preset's name");
   if (!group.is_object()) fail(where, key, "expected an object" + found(group));
   static const std::set<std::string> known = {"targets", "weights", "input_activations", "output_activations",
@@ -192,20 +311,27 @@ ConfigGroup read_group(const Json& group, const std::string& where, const std::s
   for (const auto& [name, value] : group.items()) {
     if (!known.contains(name)) fail(where, key, "unknown key '" + name.substr(0, 100) + "'");
   }
-  for (const char* name : {"input_activations", "output_activations"}) {
-    const Json& activations = value_or_null(group, name);
-    if (!activations.is_null()) {
-      fail_unsupported(where, key + "." + name, activations, "null (unquantized activations)");
-    }
-  }
-  const Json& format = value_or_null(group, "format");
-  if (!format.is_null() && format != kFormat) {
-    fail_unsupported(where, key + ".format", format, "\"" + std::string(kFormat) + "\"");
+  const Json& outputs = value_or_null(group, "output_activations");
+  if (!outputs.is_null()) {
+    fail_unsupported(where, key + ".output_activations", outputs, "null (unquantized activations)");
   }
   ConfigGroup result;
   result.targets = read_strings(value_or_null(group, "targets"), where, key + ".targets");
   if (result.targets.empty()) fail(where, key + ".targets", "expected at least one target");
-  result.scheme = read_weights(value_or_null(group, "weights"), where, key + ".weights");
+  const Json& weights = value_or_null(group, "weights");
+  if (weights.is_null()) fail_unsupported(where, key + ".weights", weights, "quantized weights");
+  check_argument_keys(weights, where, key + ".weights");
+  const Json& own_format = value_or_null(group, "format");
+  const bool is_float = is_float_type(weights, where, key + ".weights");
+  result.scheme.format = own_format.is_null() ? read_format(file_format, is_float, where, "format")
+                                              : read_format(own_format, is_float, where, key + ".format");
+  if (!own_format.is_null() && file_format != kMixedFormat && own_format != file_format) {
+    fail_unsupported(where, "format", file_format, own_format.dump() + ", as " + key + " says, or \"mixed-precision\"");
+  }
+  read_weights(weights, where, key + ".weights", result.scheme);
+  result.scheme.input = read_activations(value_or_null(group, "input_activations"), where, key + ".input_activations");
+  const std::string problem = scheme_problem(result.scheme);
+  if (!problem.empty()) fail(where, key, "not supported by this runtime: " + problem);
   return result;
 }
 
@@ -215,9 +341,7 @@ void check_top_level(const Json& config, const std::string& where) {
     fail_unsupported(where, "quant_method", method, "\"" + std::string(kMethod) + "\"");
   }
   const Json& format = value_or_null(config, "format");
-  if (format != kFormat && format != "mixed-precision") {
-    fail_unsupported(where, "format", format, "\"" + std::string(kFormat) + "\"");
-  }
+  if (format != kMixedFormat) read_format(format, /*is_float=*/false, where, "format");
   const Json& status = value_or_null(config, "quantization_status");
   // "frozen" is what releases before 2025 wrote beside packed weights.
   if (!status.is_null() && status != "compressed" && status != "frozen") {
@@ -233,25 +357,13 @@ void check_top_level(const Json& config, const std::string& where) {
 }
 
 constexpr std::string_view kRegexPrefix = "re:";
+constexpr size_t kMaxStates = 100'000;  // of all expressions of a list: bounds the time to look up one name
 
-// Python's re and ECMAScript agree on what such patterns use. What they spell differently is refused, never matched
-// otherwise than the writer meant.
-std::regex compile(const std::string& target, const std::string& where, const std::string& key) {
-  const std::string pattern = target.substr(kRegexPrefix.size());
-  if (pattern.size() > 2000) fail(where, key, "a regular expression of more than 2000 characters");
-  for (size_t i = 0; i + 1 < pattern.size(); ++i) {
-    if (pattern[i] != '\\') continue;
-    const char escaped = pattern[++i];
-    const bool is_letter = (escaped >= 'a' && escaped <= 'z') || (escaped >= 'A' && escaped <= 'Z');
-    if (is_letter && std::string_view("dDwWsSbBnrtfv").find(escaped) == std::string_view::npos) {
-      fail(where, key,
-           "the escape \\" + std::string(1, escaped) + " of '" + target + "' is not supported by this runtime");
-    }
-  }
+NamePattern compile(const std::string& target, const std::string& where, const std::string& key) {
   try {
-    return std::regex(pattern, std::regex::ECMAScript);
-  } catch (const std::regex_error& error) {
-    fail(where, key, "the regular expression '" + target + "' is not supported by this runtime: " + error.what());
+    return NamePattern::parse(std::string_view(target).substr(kRegexPrefix.size()));
+  } catch (const std::invalid_argument& error) {
+    fail(where, key, "'" + target.substr(0, 200) + "': " + error.what());
   }
 }
 
@@ -260,7 +372,10 @@ class NamePatterns {
  public:
   void add(const std::string& target, const std::string& where, const std::string& key) {
     if (target.starts_with(kRegexPrefix)) {
-      regexes_.insert_or_assign(target, compile(target, where, key));
+      NamePattern pattern = compile(target, where, key);
+      num_states_ += pattern.num_states();
+      if (num_states_ > kMaxStates) fail(where, key, "too many or too long regular expressions");
+      patterns_.insert_or_assign(target, std::move(pattern));
     } else {
       names_.insert(target);
     }
@@ -270,8 +385,8 @@ class NamePatterns {
   // expression that matches from the start, then the class. nullptr: none.
   const std::string* match(const std::string& module, std::string_view class_name) const {
     if (const auto name = names_.find(module); name != names_.end()) return &*name;
-    for (const auto& [target, regex] : regexes_) {
-      if (std::regex_search(module, regex, std::regex_constants::match_continuous)) return &target;
+    for (const auto& [target, pattern] : patterns_) {
+      if (pattern.matches(module)) return &target;
     }
     const auto name = names_.find(std::string(class_name));
     return name == names_.end() ? nullptr : &*name;
@@ -279,7 +394,8 @@ class NamePatterns {
 
  private:
   std::set<std::string> names_;
-  std::map<std::string, std::regex> regexes_;
+  std::map<std::string, NamePattern> patterns_;
+  size_t num_states_ = 0;
 };
 
 }  // namespace
@@ -287,18 +403,20 @@ class NamePatterns {
 std::string quantization_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore) {
   check_stored_modules(modules, ignore);
   OrderedJson groups;
+  std::set<std::string_view> formats;
   for (const ConfigGroup& group : group_by_scheme(modules)) {
     OrderedJson entry;
     entry["targets"] = group.targets;
     entry["weights"] = weights_json(group.scheme);
-    entry["input_activations"] = nullptr;
+    entry["input_activations"] = activations_json(group.scheme.input);
     entry["output_activations"] = nullptr;
-    entry["format"] = kFormat;
+    entry["format"] = format_name(group.scheme.format);
+    formats.insert(format_name(group.scheme.format));
     groups["group_" + std::to_string(groups.size())] = std::move(entry);
   }
   OrderedJson config;
   config["quant_method"] = kMethod;
-  config["format"] = kFormat;
+  config["format"] = formats.size() == 1 ? *formats.begin() : kMixedFormat;
   config["quantization_status"] = "compressed";
   config["global_compression_ratio"] = nullptr;
   config["kv_cache_scheme"] = nullptr;
@@ -338,7 +456,7 @@ QuantizationConfig QuantizationConfig::parse(const std::string& json, const std:
   // their names here, so a repetition is refused rather than resolved.
   for (const auto& [name, group] : groups.items()) {
     const std::string key = "config_groups." + name.substr(0, 100);
-    const ConfigGroup read = read_group(group, where, key);
+    const ConfigGroup read = read_group(group, value_or_null(config, "format"), where, key);
     for (const std::string& target : read.targets) {
       const auto [entry, is_new] = result.state_->scheme_of_target.emplace(target, read.scheme);
       if (!is_new && entry->second != read.scheme) {

@@ -15,10 +15,10 @@ struct DTypeEntry {
   size_t size_bytes;
 };
 
-constexpr DTypeEntry kDTypes[] = {{DType::F32, "F32", 4},  {DType::F16, "F16", 2}, {DType::BF16, "BF16", 2},
-                                  {DType::F64, "F64", 8},  {DType::I8, "I8", 1},   {DType::U8, "U8", 1},
-                                  {DType::I16, "I16", 2},  {DType::I32, "I32", 4}, {DType::I64, "I64", 8},
-                                  {DType::BOOL, "BOOL", 1}};
+constexpr DTypeEntry kDTypes[] = {{DType::F32, "F32", 4},   {DType::F16, "F16", 2},        {DType::BF16, "BF16", 2},
+                                  {DType::F64, "F64", 8},   {DType::I8, "I8", 1},          {DType::U8, "U8", 1},
+                                  {DType::I16, "I16", 2},   {DType::I32, "I32", 4},        {DType::I64, "I64", 8},
+                                  {DType::BOOL, "BOOL", 1}, {DType::F8_E4M3, "F8_E4M3", 1}};
 
 const DTypeEntry& entry_of(DType dtype) {
   for (const DTypeEntry& entry : kDTypes) {
@@ -141,6 +141,32 @@ float f16_to_float(uint16_t bits) {
 
 uint16_t float_to_f16(float value) {
   return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+}
+
+// Sign, four bits of exponent with bias 7, three of mantissa: the same bits four places higher are a float16 whose
+// exponent has bias 15, hence 2^8 too small; subnormals included, for both formats scale them by their smallest
+// exponent.
+float fp8_to_float(uint8_t bits) {
+  if ((bits & 0x7f) == 0x7f) return std::bit_cast<float>((bits & 0x80u) << 24 | 0x7fc00000u);
+  const auto half = static_cast<uint16_t>((bits & 0x80) << 8 | (bits & 0x7f) << 7);
+  return f16_to_float(half) * 256.0f;
+}
+
+uint8_t float_to_fp8(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint8_t>(bits >> 24 & 0x80u);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return sign | 0x7f;
+  if (magnitude >= std::bit_cast<uint32_t>(kLargestFp8)) return sign | 0x7e;
+  if (magnitude < std::bit_cast<uint32_t>(0x1p-6f)) {
+    // Subnormal: the pattern counts multiples of 2^-9. Adding 1.5 * 2^14, whose ulp is 2^-9, rounds to one of them.
+    const float rounded = std::bit_cast<float>(magnitude) + 0x1.8p14f;
+    return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(rounded) & 0xfu));
+  }
+  // 20 bits of mantissa go; the exponent's bias changes from 127 to 7. A carry out of the mantissa is the next
+  // exponent.
+  const uint32_t rounded = magnitude + 0x7ffffu + (magnitude >> 20 & 1u) - (120u << 23);
+  return static_cast<uint8_t>(sign | std::min(rounded >> 20, 0x7eu));
 }
 
 float round_to(float value, DType dtype) {

@@ -11,7 +11,7 @@
 namespace pare {
 
 // The safetensors names of the types that pare reads or writes.
-enum class DType { F32, F16, BF16, F64, I8, U8, I16, I32, I64, BOOL };
+enum class DType { F32, F16, BF16, F64, I8, U8, I16, I32, I64, BOOL, F8_E4M3 };
 
 size_t dtype_size_bytes(DType dtype);
 std::string_view dtype_name(DType dtype);              // "F32", "BF16", ... as safetensors spells them
@@ -25,6 +25,13 @@ uint16_t float_to_bf16(float value);
 // IEEE binary16, round to nearest even, subnormals kept, overflow to infinity.
 float f16_to_float(uint16_t bits);
 uint16_t float_to_f16(float value);
+
+// OCP 8-bit float E4M3 (OCP 8-bit Floating Point Specification 1.0, section 5): no infinities, the magnitude pattern
+// 0x7f is NaN, the largest value is 448, the smallest positive one 2^-9. Rounding is to nearest even and saturates:
+// beyond 448, infinity included, the result is 448 with the sign; NaN stays NaN.
+inline constexpr float kLargestFp8 = 448.0f;
+float fp8_to_float(uint8_t bits);
+uint8_t float_to_fp8(float value);
 
 // The value after a trip through `dtype` (F32, F16 or BF16): what a file of that type would hold.
 float round_to(float value, DType dtype);

@@ -21,6 +21,13 @@ void check_size(const std::string& name, const char* what, size_t found, int64_t
 }
 
 void check_codes(const QuantizedWeight& weight, const std::string& name) {
+  if (weight.code_type == CodeType::fp8) {
+    const auto nan = std::find_if(weight.codes_OI.begin(), weight.codes_OI.end(),
+                                  [](uint8_t code) { return (code & 0x7F) == 0x7F; });
+    if (nan == weight.codes_OI.end()) return;
+    const int64_t index = nan - weight.codes_OI.begin();
+    fail(name, "the fp8 code at " + place(index / weight.num_in, index % weight.num_in) + " is NaN");
+  }
   const int limit = 1 << weight.bits;
   uint8_t largest = 0;
   for (uint8_t code : weight.codes_OI) largest = std::max(largest, code);
@@ -32,23 +39,53 @@ void check_codes(const QuantizedWeight& weight, const std::string& name) {
                  " exceeds the largest of " + std::to_string(weight.bits) + " bits, " + std::to_string(limit - 1));
 }
 
+void check_scales(const std::string& name, std::span<const float> scales_OG, int64_t num_groups) {
+  for (size_t i = 0; i < scales_OG.size(); ++i) {
+    const float scale = scales_OG[i];
+    if (std::isfinite(scale) && scale >= 0.0f) continue;
+    const auto index = static_cast<int64_t>(i);
+    fail(name, "scale " + std::to_string(scale) + " at " + place(index / num_groups, index % num_groups) +
+                   " is not finite or is negative");
+  }
+}
+
+void check_scale_dtype(const std::string& name, DType dtype) {
+  if (dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16) return;
+  fail(name, "expected scales of F32, F16 or BF16, found " + std::string(dtype_name(dtype)));
+}
+
+int64_t checked_size(const std::string& name, int64_t num_out, int64_t num_in) {
+  int64_t num_codes = 0;
+  if (num_out > 0 && num_in > 0 && !__builtin_mul_overflow(num_out, num_in, &num_codes)) return num_codes;
+  fail(name, "impossible shape " + place(num_out, num_in));
+}
+
+void check_rows(int64_t first_row, int64_t num_rows, int64_t num_out, int64_t num_in, size_t num_floats) {
+  if (first_row >= 0 && num_rows >= 0 && first_row <= num_out - num_rows &&
+      num_floats == static_cast<size_t>(num_rows * num_in)) {
+    return;
+  }
+  throw std::invalid_argument("dequantize: rows " + std::to_string(first_row) + " to " +
+                              std::to_string(first_row + num_rows) + " of " + std::to_string(num_out) + " into " +
+                              std::to_string(num_floats) + " floats");
+}
+
 }  // namespace
 
 void validate(const QuantizedWeight& weight, const std::string& name) {
   if (weight.bits != 2 && weight.bits != 3 && weight.bits != 4 && weight.bits != 8) {
     fail(name, "expected 2, 3, 4 or 8 bits, found " + std::to_string(weight.bits));
   }
-  int64_t num_codes = 0;
-  if (weight.num_out <= 0 || weight.num_in <= 0 || __builtin_mul_overflow(weight.num_out, weight.num_in, &num_codes)) {
-    fail(name, "impossible shape " + place(weight.num_out, weight.num_in));
+  if (weight.code_type == CodeType::fp8 && (weight.bits != 8 || !weight.symmetric)) {
+    fail(name, "fp8 codes have 8 bits and no zeros, found " + std::to_string(weight.bits) + " bits" +
+                   (weight.symmetric ? "" : " and zeros"));
   }
+  const int64_t num_codes = checked_size(name, weight.num_out, weight.num_in);
   if (weight.group_size != kPerChannel && (weight.group_size <= 0 || weight.num_in % weight.group_size != 0)) {
     fail(name, "group size " + std::to_string(weight.group_size) + " does not divide the input width " +
                    std::to_string(weight.num_in));
   }
-  if (weight.scale_dtype != DType::F32 && weight.scale_dtype != DType::F16 && weight.scale_dtype != DType::BF16) {
-    fail(name, "expected scales of F32, F16 or BF16, found " + std::string(dtype_name(weight.scale_dtype)));
-  }
+  check_scale_dtype(name, weight.scale_dtype);
   const int64_t num_groups = weight.num_groups();
   const int64_t num_scales = weight.num_out * num_groups;
   check_size(name, "codes", weight.codes_OI.size(), num_codes);
@@ -56,12 +93,7 @@ void validate(const QuantizedWeight& weight, const std::string& name) {
   check_size(name, "zeros", weight.zeros_OG.size(), weight.symmetric ? 0 : num_scales);
   if (!weight.group_of_I.empty()) check_size(name, "group indices", weight.group_of_I.size(), weight.num_in);
   check_codes(weight, name);
-  for (int64_t i = 0; i < num_scales; ++i) {
-    const float scale = weight.scales_OG[i];
-    if (std::isfinite(scale) && scale >= 0.0f) continue;
-    fail(name, "scale " + std::to_string(scale) + " at " + place(i / num_groups, i % num_groups) +
-                   " is not finite or is negative");
-  }
+  check_scales(name, weight.scales_OG, num_groups);
   for (size_t i = 0; i < weight.zeros_OG.size(); ++i) {
     if (weight.zeros_OG[i] >> weight.bits == 0) continue;
     const int64_t index = static_cast<int64_t>(i);
@@ -76,15 +108,19 @@ void validate(const QuantizedWeight& weight, const std::string& name) {
 }
 
 void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t num_rows, std::span<float> out) {
-  if (first_row < 0 || num_rows < 0 || first_row > weight.num_out - num_rows ||
-      out.size() != static_cast<size_t>(num_rows * weight.num_in)) {
-    throw std::invalid_argument("dequantize: rows " + std::to_string(first_row) + " to " +
-                                std::to_string(first_row + num_rows) + " of " + std::to_string(weight.num_out) +
-                                " into " + std::to_string(out.size()) + " floats");
-  }
+  check_rows(first_row, num_rows, weight.num_out, weight.num_in, out.size());
   const int64_t width = weight.num_in;
   const int64_t num_groups = weight.num_groups();
   const int64_t group_width = weight.group_size == kPerChannel ? width : weight.group_size;
+  // What a code stands for before the zero is subtracted.
+  float values[256];
+  for (int code = 0; code < 256; ++code) {
+    const bool is_fp8 = weight.code_type == CodeType::fp8;
+    values[code] = is_fp8 ? fp8_to_float(static_cast<uint8_t>(code)) : static_cast<float>(code);
+  }
+  const auto zero_of = [&](int64_t row, int64_t group) {
+    return weight.code_type == CodeType::fp8 ? 0.0f : static_cast<float>(weight.zero(row, group));
+  };
 #pragma omp parallel for if (num_rows * width > (int64_t{1} << 17))
   for (int64_t row = 0; row < num_rows; ++row) {
     const uint8_t* codes_I = weight.codes_OI.data() + (first_row + row) * width;
@@ -93,15 +129,15 @@ void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t n
     if (!weight.group_of_I.empty()) {
       for (int64_t i = 0; i < width; ++i) {
         const int32_t group = weight.group_of_I[i];
-        out_I[i] = scales_G[group] * static_cast<float>(codes_I[i] - weight.zero(first_row + row, group));
+        out_I[i] = scales_G[group] * (values[codes_I[i]] - zero_of(first_row + row, group));
       }
       continue;
     }
     for (int64_t group = 0; group < num_groups; ++group) {
-      const int zero = weight.zero(first_row + row, group);
+      const float zero = zero_of(first_row + row, group);
       const float scale = scales_G[group];
       for (int64_t i = group * group_width; i < (group + 1) * group_width; ++i) {
-        out_I[i] = scale * static_cast<float>(codes_I[i] - zero);
+        out_I[i] = scale * (values[codes_I[i]] - zero);
       }
     }
   }

@@ -9,16 +9,20 @@
 #include <vector>
 
 #include "runtime/format/dtype.h"
+#include "runtime/format/input_format.h"
 
 namespace pare {
 
 inline constexpr int64_t kPerChannel = -1;  // group_size: one scale for each output row
 
-// W[o, i] = scales_OG[o, g(i)] * (codes_OI[o, i] - zeros_OG[o, g(i)]), with g(i) = group_of_I[i], or i / group_size.
-// Codes are unsigned, in [0, 2^bits - 1]; a symmetric weight has every zero at 2^(bits-1).
+// integer: W[o, i] = scales_OG[o, g(i)] * (codes_OI[o, i] - zeros_OG[o, g(i)]), with g(i) = group_of_I[i], or
+// i / group_size. Codes are unsigned, in [0, 2^bits - 1]; a symmetric weight has every zero at 2^(bits-1).
+// fp8: W[o, i] = scales_OG[o, g(i)] * fp8_to_float(codes_OI[o, i]): 8 bits, symmetric, codes are E4M3 bit patterns.
+enum class CodeType : uint8_t { integer, fp8 };
 struct QuantizedWeight {
   int64_t num_out = 0;
   int64_t num_in = 0;
+  CodeType code_type = CodeType::integer;
   int bits = 0;                      // 2, 3, 4 or 8
   int64_t group_size = kPerChannel;  // divides num_in, or kPerChannel
   bool symmetric = true;
@@ -42,7 +46,7 @@ struct QuantizedWeight {
 // Throws std::runtime_error naming `name` and the first offending element.
 void validate(const QuantizedWeight& weight, const std::string& name);
 
-// W in float32, [O, I]: each element computed as scale * (code - zero) in float32 and rounded once.
+// W in float32, [O, I]: each element computed as scale * (code - zero), or scale * value, in float32 and rounded once.
 std::vector<float> dequantize(const QuantizedWeight& weight);
 // Rows [first_row, first_row + num_rows) of the same.
 void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t num_rows, std::span<float> out);
@@ -59,6 +63,9 @@ struct LinearWeights {
   std::string name;  // of the module, e.g. "model.layers.0.self_attn.q_proj"; used in messages
   std::variant<DenseWeight, QuantizedWeight> weight;
   std::vector<float> bias_O;  // empty: none
+  InputFormat input = {};     // how x is rounded before it meets W
+  // The columns input.outlier_columns in 16 bits, [O, J]: they take the place of W's. Empty: W's are used.
+  std::vector<float> outlier_weight_OJ = {};
 
   int64_t num_out() const {
     return std::visit([](const auto& w) { return w.num_out; }, weight);

@@ -4,6 +4,20 @@
 
 namespace pare {
 
+const TensorView& require_tensor(const TensorView* tensor, const std::string& name, DType dtype,
+                                 const std::vector<int64_t>& shape) {
+  const auto fail = [&name](const std::string& what) { throw std::runtime_error("tensor '" + name + "': " + what); };
+  if (tensor == nullptr) fail("missing; the quantization_config of config.json asks for it");
+  if (tensor->dtype != dtype || tensor->shape != shape) {
+    fail("expected " + std::string(dtype_name(dtype)) + " " + shape_text(shape) + ", found " +
+         std::string(dtype_name(tensor->dtype)) + " " + shape_text(tensor->shape));
+  }
+  if (tensor->data.size() != static_cast<size_t>(tensor->num_elements()) * dtype_size_bytes(dtype)) {
+    fail("its data do not have the size of its shape");
+  }
+  return *tensor;
+}
+
 std::string shape_text(std::span<const int64_t> shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);

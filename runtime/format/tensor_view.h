@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/format/dtype.h"
@@ -19,6 +20,25 @@ struct TensorView {
   // The product of shape. Throws std::invalid_argument for a negative entry or a product beyond int64.
   int64_t num_elements() const;
 };
+
+// The tensor, with exactly this dtype, shape and size; `name` is its name in the file. Throws std::runtime_error
+// (tensor, expected, found) otherwise, and when it is null, that is, missing although config.json asks for it.
+const TensorView& require_tensor(const TensorView* tensor, const std::string& name, DType dtype,
+                                 const std::vector<int64_t>& shape);
+
+// A tensor that a writer has made.
+struct OwnedTensor {
+  std::string name;
+  DType dtype = DType::F32;
+  std::vector<int64_t> shape;
+  std::vector<std::byte> data;
+};
+
+template <typename T>
+OwnedTensor make_tensor(std::string name, DType dtype, std::vector<int64_t> shape, std::span<const T> values) {
+  const std::span<const std::byte> bytes = std::as_bytes(values);
+  return {std::move(name), dtype, std::move(shape), {bytes.begin(), bytes.end()}};
+}
 
 // "[4096, 32]", for messages.
 std::string shape_text(std::span<const int64_t> shape);

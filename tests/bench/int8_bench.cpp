@@ -131,15 +131,15 @@ struct Roofs {
   double vnni, amx;
 };
 
-void bench(const Shape& shape, const std::vector<Int8Path>& paths, int num_threads, const Roofs& roofs) {
+void bench(const Shape& shape, const std::vector<Isa>& isas, int num_threads, const Roofs& roofs) {
   std::mt19937 random(1);
   const Operands w8(shape, WeightFormat::int8, 0, random);
   const Operands w4(shape, WeightFormat::int4, 64, random);
   std::vector<Contestant> contestants;
-  for (const Int8Path path : paths) {
-    const Int8Kernels& kernels = int8_kernels(path);
+  for (const Isa isa : isas) {
+    const Int8Kernels& kernels = int8_kernels(isa);
     auto add = [&](const std::string& name, const Operands& operands, const OutlierColumns* outliers) {
-      contestants.push_back({name + " " + std::string(int8_path_name(path)), [&, outliers] {
+      contestants.push_back({name + " " + std::string(isa_name(isa)), [&, outliers] {
                                int8_multiply(kernels, operands.weights, operands.rows, shape.m, outliers,
                                              reinterpret_cast<float*>(operands.y.get()), shape.n, num_threads);
                              }});
@@ -165,20 +165,20 @@ void bench(const Shape& shape, const std::vector<Int8Path>& paths, int num_threa
 void run(int argc, char** argv) {
   const int num_threads = argc > 1 ? std::stoi(argv[1]) : omp_get_max_threads();
   omp_set_num_threads(num_threads);
-  std::vector<Int8Path> paths;
-  for (const Int8Path path : {Int8Path::avx2, Int8Path::vnni, Int8Path::amx}) {
-    if (supports_int8_path(path)) paths.push_back(path);
+  std::vector<Isa> isas;
+  for (const Isa isa : {Isa::avx2, Isa::vnni, Isa::amx}) {
+    if (supports_isa(isa)) isas.push_back(isa);
   }
   Roofs roofs{};
-  if (supports_int8_path(Int8Path::vnni)) roofs.vnni = roof_gops(vnni_roof(), num_threads);
-  if (supports_int8_path(Int8Path::amx)) roofs.amx = roof_gops(amx_roof(), num_threads);
+  if (supports_isa(Isa::vnni)) roofs.vnni = roof_gops(vnni_roof(), num_threads);
+  if (supports_isa(Isa::amx)) roofs.amx = roof_gops(amx_roof(), num_threads);
   std::printf("%d threads; roofs: VNNI %.0f Gop/s, AMX %.0f Gop/s; %s\n", num_threads, roofs.vnni, roofs.amx,
               onednn_description().c_str());
   if (argc > 4) {
-    bench({std::stoll(argv[2]), std::stoll(argv[3]), std::stoll(argv[4])}, paths, num_threads, roofs);
+    bench({std::stoll(argv[2]), std::stoll(argv[3]), std::stoll(argv[4])}, isas, num_threads, roofs);
     return;
   }
-  for (const Shape& shape : kShapes) bench(shape, paths, num_threads, roofs);
+  for (const Shape& shape : kShapes) bench(shape, isas, num_threads, roofs);
 }
 
 }  // namespace

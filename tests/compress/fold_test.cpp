@@ -104,14 +104,14 @@ TEST_P(FoldFamily, CodesOfACompressedProducerStay) {
   grid.group_size = kPerChannel;
   grid.scales = ScaleSearch::minmax;
   CompressedLayer value;
-  value.weight = rtn(block_.weight(Stage::attention_input, 2), at::Tensor(), grid);
+  value.stored.weight = rtn(block_.weight(Stage::attention_input, 2), at::Tensor(), grid);
   value.record.name = block_.description().v.name;
-  block_.set_weight(Stage::attention_input, 2, dequantize(value.weight));
+  block_.set_weight(Stage::attention_input, 2, dequantize(value.stored.weight));
   done_.push_back(value);
   const std::vector<float> scales = random_scales(Stage::attention_output);
   fold(checkpoint_, Stage::attention_output, scales, block_, done_, changed_);
-  EXPECT_EQ(done_[0].weight.codes_OI, value.weight.codes_OI);
-  const std::vector<float> folded = dequantize(done_[0].weight);
+  EXPECT_EQ(done_[0].stored.weight.codes_OI, value.stored.weight.codes_OI);
+  const std::vector<float> folded = dequantize(done_[0].stored.weight);
   const at::Tensor in_block = block_.weight(Stage::attention_input, 2).contiguous();
   EXPECT_TRUE(std::equal(folded.begin(), folded.end(), in_block.const_data_ptr<float>()));
 }

@@ -81,14 +81,65 @@ TEST(Recipe, WithoutDataScalesAreSearchedByPlainSquaredError) {
   EXPECT_EQ(recipe.passes[0].defaults.gptq.grid.scales, ScaleSearch::squared_error);
 }
 
+const std::string kData = "calibration: {text: t}\n";
+
+LayerOptions options_of(const std::string& passes) {
+  return parse_recipe(kData + "passes:\n" + passes, "r.yaml").passes.at(0).defaults;
+}
+
+TEST(Recipe, ActivationsSayHowInputsAreRounded) {
+  EXPECT_TRUE(options_of("  - rtn: {bits: 8}\n").input.is_plain());
+  EXPECT_EQ(options_of("  - rtn: {bits: 8, activations: int8}\n").input, InputFormat{.type = InputType::int8});
+  const InputFormat o3 =
+      options_of(
+          "  - gptq: {bits: 8, group_size: -1, per_tensor: true, activations: {range: static, symmetric: false}}\n")
+          .input;
+  EXPECT_EQ(o3.range, InputRange::fixed);
+  EXPECT_FALSE(o3.symmetric);
+  EXPECT_EQ(options_of("  - rtn: {bits: 8, activations: {range: tensor}}\n").input.range, InputRange::sequence);
+}
+
+TEST(Recipe, OneScalePerWeightLeavesRefinementTheCodes) {
+  const LayerOptions options = options_of("  - gptq: {bits: 8, group_size: -1, per_tensor: true}\n");
+  EXPECT_TRUE(options.gptq.grid.per_tensor);
+  EXPECT_FALSE(options.refine.grids);
+  EXPECT_TRUE(options_of("  - gptq: {bits: 8, group_size: -1}\n").refine.grids);
+}
+
+TEST(Recipe, Fp8AndLlmInt8HaveOptionsOfTheirOwn) {
+  const LayerOptions fp8 = options_of("  - fp8: {per_tensor: true, activations: {range: static}}\n");
+  EXPECT_EQ(fp8.method, Method::fp8);
+  EXPECT_EQ(fp8.input.type, InputType::fp8);
+  EXPECT_EQ(fp8.input.range, InputRange::fixed);
+  EXPECT_TRUE(options_of("  - fp8: {activations: none}\n").input.is_plain());
+  const LayerOptions papers = options_of("  - llm_int8: {}\n");
+  EXPECT_EQ(papers.method, Method::llm_int8);
+  EXPECT_EQ(papers.llm_int8.value, 6.0);
+  EXPECT_EQ(papers.llm_int8.layout, LlmInt8Layout::bitsandbytes);
+  EXPECT_EQ(options_of("  - llm_int8: {measure: rms, threshold: 8}\n").llm_int8.layout, LlmInt8Layout::own);
+  EXPECT_EQ(options_of("  - llm_int8: {outliers: static}\n").llm_int8.time, OutlierTime::fixed);
+}
+
+TEST(Recipe, SmoothQuantHasAFixedOrASearchedAlpha) {
+  const std::string rest = "  - rtn: {bits: 8, group_size: -1, activations: int8}\n";
+  const auto alpha = [&](const std::string& smooth) {
+    const Recipe recipe = parse_recipe(kData + "passes:\n  - smoothquant: " + smooth + "\n" + rest, "r.yaml");
+    EXPECT_EQ(recipe.scaling->name(), "smoothquant");
+    return std::get<SmoothQuantOptions>(recipe.scaling->options).alpha;
+  };
+  EXPECT_EQ(alpha("{alpha: 0.8}"), 0.8);
+  EXPECT_EQ(alpha("{alpha: 0}"), 0.0);
+  EXPECT_EQ(alpha("{}"), std::nullopt);
+}
+
 TEST(Recipe, AwqPreparesTheRoundingThatFollows) {
   const Recipe recipe = parse_recipe(
       "calibration: {text: t}\npasses:\n  - awq: {duo_scaling: false, grid_points: 5}\n    layers: {exclude: "
       "[\"*.o_proj\"]}\n  - rtn: {scales: hessian, refine: 3}\n",
       "r.yaml");
   ASSERT_TRUE(recipe.scaling);
-  EXPECT_FALSE(recipe.scaling->awq.duo_scaling);
-  EXPECT_EQ(recipe.scaling->awq.num_grid_points, 5);
+  EXPECT_FALSE(std::get<AwqOptions>(recipe.scaling->options).duo_scaling);
+  EXPECT_EQ(std::get<AwqOptions>(recipe.scaling->options).num_grid_points, 5);
   EXPECT_EQ(recipe.scaling->exclude, std::vector<std::string>{"*.o_proj"});
   ASSERT_EQ(recipe.passes.size(), 1u);
   EXPECT_EQ(recipe.passes[0].defaults.gptq.grid.scales, ScaleSearch::hessian);
@@ -143,12 +194,55 @@ INSTANTIATE_TEST_SUITE_P(
         BadRecipe{"AwqWithoutData", "passes:\n  - awq: {}\n  - rtn: {}\n", "r.yaml:2:", "calibration"},
         BadRecipe{"AwqAlone", "calibration: {text: t}\npasses:\n  - awq: {}\n", "r.yaml:3:", "add a pass that rounds"},
         BadRecipe{"AwqAfterRounding", "calibration: {text: t}\npasses:\n  - gptq: {}\n  - awq: {}\n",
-                  "r.yaml:4:", "before they are rounded"},
+                  "r.yaml:4:", "before the method that rounds"},
         BadRecipe{"RefineWithoutData", "passes:\n  - rtn: {refine: 2}\n", "r.yaml:2:", "calibration"},
         BadRecipe{"MisspeltAwq", "calibration: {text: t}\npasses:\n  - awk: {}\n  - gptq: {}\n",
                   "r.yaml:3:", "did you mean 'awq'?"},
         BadRecipe{"CalibrationWithoutText", "calibration: {samples: 3}\npasses: [rtn: {}]\n",
                   "r.yaml:1:", "'text' is missing"},
+        BadRecipe{"SmoothQuantOfPlainInputs",
+                  "calibration: {text: t}\npasses:\n  - smoothquant: {}\n  - rtn: {bits: 8}\n",
+                  "r.yaml:3:", "activations: int8"},
+        BadRecipe{"AlphaOutOfRange", "calibration: {text: t}\npasses:\n  - smoothquant: {alpha: 1.5}\n",
+                  "r.yaml:3:", "at most 1"},
+        BadRecipe{"SmoothQuantBeforeFp8", "calibration: {text: t}\npasses:\n  - smoothquant: {}\n  - fp8: {}\n",
+                  "r.yaml:3:", "rtn or gptq"},
+        BadRecipe{"PerTensorGroups", "passes:\n  - rtn: {bits: 8, per_tensor: true}\n", "r.yaml:2:", "group_size: -1"},
+        BadRecipe{"StaticWithoutData", "passes:\n  - rtn: {bits: 8, activations: {range: static}}\n",
+                  "r.yaml:2:", "calibration"},
+        BadRecipe{"Fp8IsSymmetric", "passes:\n  - fp8: {activations: {symmetric: false}}\n", "r.yaml:2:", "range"},
+        BadRecipe{"BitsOfFp8", "passes:\n  - fp8: {bits: 8}\n", "r.yaml:2:", "unknown key 'bits'"},
+        BadRecipe{"OverrideOfFp8", "passes:\n  - fp8: {}\n    layers: {override: {\"*\": {bits: 8}}}\n",
+                  "r.yaml:2:", "neither"},
+        BadRecipe{"RelativeThresholdInBitsandbytes", "passes:\n  - llm_int8: {measure: rms, layout: bitsandbytes}\n",
+                  "r.yaml:2:", "layout: pare"},
+        BadRecipe{"MedianWithoutData", "passes:\n  - llm_int8: {measure: median}\n", "r.yaml:2:", "use rms"},
+        BadRecipe{"UnknownContainer", "passes:\n  - rtn: {}\ncontainer: awq-gem\n", "r.yaml:3:", "awq-gemm"},
+        BadRecipe{"StatisticsAndText", "calibration: {statistics: s.h5, text: t}\npasses: [rtn: {}]\n",
+                  "r.yaml:1:", "'statistics' already holds what 'text' would give"},
+        BadRecipe{"BudgetTwice", "calibration: {text: t}\npasses: [gptq: {}]\nbudget: {bits: 4, size: 80MB}\n",
+                  "r.yaml:3:", "either 'bits'"},
+        BadRecipe{"BudgetOfNothing", "calibration: {text: t}\npasses: [gptq: {}]\nbudget: {}\n",
+                  "r.yaml:3:", "either 'bits'"},
+        BadRecipe{"BudgetSize", "calibration: {text: t}\npasses: [gptq: {}]\nbudget: {size: 80 parsecs}\n",
+                  "r.yaml:3:", "80MB"},
+        BadRecipe{"BudgetBits", "calibration: {text: t}\npasses: [gptq: {}]\nbudget: {bits: 4, allow: [5]}\n",
+                  "r.yaml:3:", "found 5"},
+        BadRecipe{"BudgetWithoutData", "passes: [rtn: {}]\nsensitivity: {text: t}\nbudget: {bits: 4}\n",
+                  "r.yaml:1:", "calibration"},
+        BadRecipe{"BudgetOfPatterns",
+                  "calibration: {text: t}\npasses: [gptq: {}]\nbudget: {bits: 4}\nsensitivity: {groups: [\"*\"]}\n",
+                  "r.yaml:1:", "sensitivity.groups"},
+        BadRecipe{"BudgetAndBits",
+                  "calibration: {text: t}\npasses:\n  - awq: {}\n  - gptq: {bits: 4}\nbudget: {bits: 4}\n",
+                  "r.yaml:4:", "leave them out"},
+        BadRecipe{"BudgetAndOverride",
+                  "calibration: {text: t}\npasses:\n  - gptq: {}\n    layers: {override: {\"*.o_proj\": {bits: 8}}}\n"
+                  "budget: {bits: 4}\n",
+                  "r.yaml:1:", "*.o_proj"},
+        BadRecipe{"SensitivityWithoutText", "passes: [rtn: {}]\nsensitivity: {windows: 2}\n",
+                  "r.yaml:1:", "sensitivity: {text:"},
+        BadRecipe{"SensitivityWithoutPass", "head: {bits: 8}\nsensitivity: {text: t}\n", "r.yaml:1:", "needs a pass"},
         BadRecipe{"NothingToDo", "model: m\n", "r.yaml:1:", "nothing to do"},
         BadRecipe{"TwoPasses", "passes:\n  - rtn: {}\n  - rtn: {}\n", "r.yaml:2:", "only once"},
         BadRecipe{"TwoMethods", "passes:\n  - rtn: {}\n    rtn: {}\n", "r.yaml:3:", "twice"},

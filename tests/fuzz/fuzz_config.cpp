@@ -1,7 +1,17 @@
+#include "runtime/format/awq_gemm.h"
+#include "runtime/format/bitsandbytes_int8.h"
+#include "runtime/format/compressed_tensors.h"
 #include "runtime/model_description.h"
 #include "tests/fuzz/fuzz_input.h"
 
+// The whole text as a config.json, and as the quantization_config of each container.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  return pare::fuzz(data, size,
-                    [](std::span<const std::byte> bytes) { pare::describe_model(pare::as_text(bytes), "input"); });
+  using Bytes = std::span<const std::byte>;
+  pare::fuzz(data, size, [](Bytes bytes) { pare::describe_model(pare::as_text(bytes), "input"); });
+  pare::fuzz(data, size, [](Bytes bytes) { pare::AwqConfig::parse(pare::as_text(bytes), "input"); });
+  pare::fuzz(data, size, [](Bytes bytes) { pare::BitsAndBytesConfig::parse(pare::as_text(bytes), "input"); });
+  return pare::fuzz(data, size, [](Bytes bytes) {
+    const auto config = pare::QuantizationConfig::parse(pare::as_text(bytes), "input");
+    for (const char* module : {"model.layers.0.self_attn.q_proj", "lm_head", ""}) config.scheme(module);
+  });
 }

@@ -3,6 +3,7 @@
 reference.safetensors     the `safetensors` package: every element type, a scalar, an empty tensor, names to escape
 *.npy                     numpy: what pare reads (windows_*) and what it refuses (refused_*)
 packed.safetensors        compressed-tensors' own compressor and decompressor, for all bits, strategies and symmetries
+plain.safetensors         the same for its int-quantized and float-quantized formats, with input scales
 quantization_config.json  compressed-tensors' own configuration objects as it writes them
 
 Run: python tests/golden/make_formats.py (with the packages of tests/requirements.txt); the result is deterministic.
@@ -13,6 +14,7 @@ import pathlib
 
 import numpy
 import torch
+from compressed_tensors.compressors.naive_quantized import FloatQuantizationCompressor, IntQuantizationCompressor
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from safetensors.torch import save_file
@@ -106,6 +108,63 @@ def write_packed():
     save_file(tensors, FOLDER / "packed.safetensors", metadata={"format": "pt"})
 
 
+def write_plain():
+    generator = torch.Generator().manual_seed(8)
+    tensors = {}
+    for bits, kind, strategy, symmetric, dtype in (
+        (8, "int", "channel", True, torch.bfloat16),
+        (8, "int", "tensor", True, torch.float16),
+        (8, "int", "channel", False, torch.float32),
+        (8, "int", "tensor", False, torch.bfloat16),
+        (4, "int", "group", True, torch.float16),
+        (4, "int", "group", False, torch.bfloat16),
+        (8, "float", "channel", True, torch.bfloat16),
+        (8, "float", "tensor", True, torch.float32),
+    ):
+        num_out, num_in = 10, 96
+        shape = {"channel": (num_out, 1), "tensor": (1,), "group": (num_out, num_in // 32)}[strategy]
+        scale = (torch.rand(shape, generator=generator) + 0.5).to(dtype)
+        half = 2 ** (bits - 1)
+        zeros = torch.randint(-half, half, shape, generator=generator).to(torch.int8)
+        if symmetric:
+            zeros.zero_()
+        expanded = lambda t: t.float().repeat_interleave(32, dim=1) if strategy == "group" else t.float()
+        if kind == "int":
+            codes = torch.randint(-half, half, (num_out, num_in), generator=generator).to(torch.int8)
+            weight = (codes.float() - expanded(zeros)) * expanded(scale)
+        else:
+            codes = torch.randint(0, 256, (num_out, num_in), generator=generator).to(torch.uint8)
+            codes[(codes & 0x7F) % 0x7F == 0] = 0x7E  # no NaN; the compressor adds 0, which turns -0 into 0
+            codes = codes.view(torch.float8_e4m3fn)
+            weight = codes.float() * expanded(scale)
+        scheme = QuantizationScheme(
+            targets=["Linear"],
+            weights=QuantizationArgs(
+                num_bits=bits,
+                type=kind,
+                symmetric=symmetric,
+                strategy=strategy,
+                group_size=32 if strategy == "group" else None,
+            ),
+            input_activations=QuantizationArgs(num_bits=8, type=kind, symmetric=symmetric, strategy="tensor"),
+        )
+        state = {
+            "weight": weight,
+            "weight_scale": scale,
+            "weight_zero_point": zeros,
+            "input_scale": torch.tensor([0.125], dtype=dtype),
+            "input_zero_point": torch.tensor([-3], dtype=torch.int8),
+        }
+        compressor = IntQuantizationCompressor if kind == "int" else FloatQuantizationCompressor
+        plain = compressor.compress(state, scheme)
+        assert torch.equal(plain["weight"].view(torch.int8), codes.view(torch.int8))
+        dense = compressor.decompress(plain, scheme)["weight"]
+        name = f"{kind}{bits}.{strategy}.{'symmetric' if symmetric else 'asymmetric'}"
+        tensors |= {f"{name}.{key}": value.contiguous() for key, value in plain.items()}
+        tensors[f"{name}.dense"] = dense
+    save_file(tensors, FOLDER / "plain.safetensors", metadata={"format": "pt"})
+
+
 def write_quantization_config():
     def scheme(targets, **weights):
         return QuantizationScheme(targets=targets, weights=QuantizationArgs(**weights), format="pack-quantized")
@@ -129,4 +188,5 @@ if __name__ == "__main__":
     write_safetensors()
     write_npy()
     write_packed()
+    write_plain()
     write_quantization_config()

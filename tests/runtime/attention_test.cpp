@@ -142,6 +142,87 @@ TEST_P(CpuAttention, SoftcapAndWindowEqualTheReference) {
   }
 }
 
+// Both backends read the same codes, so that what differs is the arithmetic on the expanded values alone.
+TEST_P(CpuAttention, EightBitKeysAndValuesEqualTheReference) {
+  std::mt19937 random(7);
+  for (const int64_t head_size : {2, 6, 8, 14, 16, 18, 40, 64, 66, 80, 128, 256}) {
+    for (const std::vector<Sequence>& sequences :
+         {std::vector<Sequence>{{0, 45, 0, 0}}, {{0, 1, 600, 3}, {1, 130, 20, 700}, {131, 1, 0, 900}}}) {
+      AttentionInput input(shape_of(6, 2, head_size, 0.0f, head_size == 16 ? 33 : 0), sequences, 121);
+      const int64_t num_grids = input.num_slots * 2;
+      std::vector<int8_t> codes[2];
+      std::vector<KvGrid> grids[2];
+      for (int part = 0; part < 2; ++part) {
+        float* const values = part == 0 ? input.keys.data() : input.values.data();
+        for (int64_t i = 0; i < num_grids; ++i) {
+          grids[part].push_back({0.01f + 0.001f * static_cast<float>(random() % 16),
+                                 static_cast<float>(static_cast<int>(random() % 256) - 128)});
+          for (int64_t k = 0; k < head_size; ++k) {
+            codes[part].push_back(static_cast<int8_t>(random() % 256));
+            values[i * head_size + k] =
+                (static_cast<float>(codes[part].back()) - grids[part].back().zero) * grids[part].back().scale;
+          }
+        }
+      }
+      const KvLayer cache = {.num_slots = input.num_slots,
+                             .key_codes = codes[0].data(),
+                             .value_codes = codes[1].data(),
+                             .key_grids = grids[0].data(),
+                             .value_grids = grids[1].data()};
+      const auto run = [&](Backend& backend) {
+        GuardedFloats x(input.num_rows() * 6 * head_size);
+        backend.attention(input.q.data(), cache, input.sequences, input.shape, x.data());
+        EXPECT_TRUE(x.front_is_intact());
+        return x;
+      };
+      SCOPED_TRACE(head_size);
+      const GuardedFloats expected = run(*reference_), actual = run(*backend_);
+      // The same bits as from a float cache that holds the expanded values, on either backend.
+      EXPECT_TRUE(same_bits(expected.span(), input.run(*reference_).span()));
+      EXPECT_TRUE(same_bits(actual.span(), input.run(*backend_).span()));
+    }
+  }
+}
+
+// Values are rounded alike by every backend; keys after a rotation whose float32 roundings may move a code by one.
+TEST_P(CpuAttention, RopeStoreRoundsToEightBits) {
+  const AttentionShape shape = shape_of(4, 2, 18);
+  const int64_t num_rows = 5, size = 18, num_slots = 7;
+  RopeDescription rope;
+  for (int j = 0; j < 9; ++j) rope.inverse_frequencies.push_back(std::pow(0.6f, static_cast<float>(j)));
+  const RopeTable table = make_rope_table(rope, size, 50);
+  const GuardedFloats qkv = random_floats(num_rows * 8 * size, 131);
+  const std::vector<int32_t> positions = {0, 1, 2, 30, 49}, slots = {6, 0, 1, 2, 4};
+  const auto run = [&](Backend& backend) {
+    KvStorage storage(backend, 8, num_slots, 2, size);
+    KvLayer layer = storage.layer();
+    std::vector<float> q(num_rows * 4 * size);
+    backend.rope_store(qkv.data(), table, nullptr, nullptr, shape, positions, slots, layer, q.data());
+    std::vector<float> keys, values;
+    for (int64_t i = 0; i < num_slots * 2 * size; ++i) {
+      const KvGrid key = layer.key_grids[i / size], value = layer.value_grids[i / size];
+      keys.push_back((static_cast<float>(layer.key_codes[i]) - key.zero) * key.scale);
+      values.push_back((static_cast<float>(layer.value_codes[i]) - value.zero) * value.scale);
+    }
+    return std::pair(keys, values);
+  };
+  const auto [expected_keys, expected_values] = run(*reference_);
+  const auto [keys, values] = run(*backend_);
+  EXPECT_EQ(values, expected_values);
+  std::vector<float> k(num_slots * 2 * size), v(k.size()), q(num_rows * 4 * size);
+  KvLayer floats = {.keys = k.data(), .values = v.data(), .num_slots = num_slots};
+  reference_->rope_store(qkv.data(), table, nullptr, nullptr, shape, positions, slots, floats, q.data());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const auto head = std::span(k).subspan(i / size * size, size);
+    const float step = (std::max(0.0f, *std::max_element(head.begin(), head.end())) -
+                        std::min(0.0f, *std::min_element(head.begin(), head.end()))) /
+                       255;
+    EXPECT_NEAR(keys[i], expected_keys[i], 1.01f * step);
+    EXPECT_NEAR(keys[i], k[i], 1.01f * step);  // half a step, and half of one for the zero's rounding at the ends
+    EXPECT_NEAR(values[i], v[i], 0.05f);
+  }
+}
+
 // Two tokens behind a long past: the first key tile holds no future key, and exactly one key that one token has left
 // behind.
 TEST_P(CpuAttention, ATokenLeavesTheWindowBehindInATileOfPastKeysAlone) {

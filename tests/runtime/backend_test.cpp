@@ -30,7 +30,7 @@ INSTANTIATE_TEST_SUITE_P(Isas, CpuBackendTest, testing::Values(Isa::avx2, Isa::a
                          [](const auto& test) { return std::string(isa_name(test.param)); });
 
 TEST(Isa, NamesParseBackAndUnknownOnesAreRefused) {
-  for (const Isa isa : {Isa::avx2, Isa::avx512}) EXPECT_EQ(parse_isa(isa_name(isa)), isa);
+  for (const Isa isa : kIsas) EXPECT_EQ(parse_isa(isa_name(isa)), isa);
   expect_error<std::invalid_argument>([] { parse_isa("sse2"); }, {"avx2", "avx512", "'sse2'"});
 }
 

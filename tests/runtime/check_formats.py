@@ -6,9 +6,12 @@ import sys
 
 import numpy
 import torch
+from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
+from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
 from compressed_tensors.quantization import QuantizationConfig
 from safetensors.torch import load_file
+from transformers import AwqConfig, BitsAndBytesConfig
 
 
 def check_npy(folder):
@@ -41,6 +44,65 @@ def check_packed(folder):
         assert torch.equal(weight, expected.to(weight.dtype)), (module, scheme)
 
 
+def state_of(tensors, module):
+    return {name.removeprefix(module + "."): tensor for name, tensor in tensors.items() if name.startswith(module + ".")}
+
+
+def check_containers(folder):
+    tensors = load_file(folder / "containers.safetensors")
+    config = QuantizationConfig(**json.loads((folder / "containers.json").read_text()))
+    assert config.format == "mixed-precision", config
+    schemes = {target: scheme for scheme in config.config_groups.values() for target in scheme.targets}
+    assert len(schemes) == 7, schemes.keys()
+    formats = set()
+    for module, scheme in schemes.items():
+        state = state_of(tensors, module)
+        expected = state.pop("expected")
+        formats.add(scheme.format)
+        compressor = BaseCompressor.get_value_from_registry(scheme.format)
+        weight = compressor.decompress(state, scheme)["weight"]
+        # The package multiplies in the scales' type: our exact product, rounded once to it.
+        assert torch.equal(weight, expected.to(weight.dtype)), (module, scheme)
+        activations = scheme.input_activations
+        assert ("input_scale" in state) == (not activations.dynamic), (module, state.keys())
+        assert ("input_zero_point" in state) == (not activations.dynamic and not activations.symmetric), module
+        if "input_scale" in state:
+            assert state["input_scale"].item() == 0.25 and state["input_scale"].shape == (1,), module
+        if "input_zero_point" in state:
+            assert state["input_zero_point"].item() == -7, module
+    assert formats == {"pack-quantized", "int-quantized", "float-quantized"}, formats
+
+
+def check_awq(folder):
+    """compressed-tensors' converter from AutoAWQ's GEMM files, and its decompressor of the result."""
+    config = json.loads((folder / "awq.json").read_text())
+    known = AwqConfig.from_dict(dict(config))
+    assert known.bits == 4 and known.group_size == 64 and known.zero_point and known.format == "gemm", known
+    assert known.modules_to_not_convert == ["lm_head"], known
+    converter = AutoAWQConverter.from_autoawq_config(config)
+    tensors = load_file(folder / "awq.safetensors")
+    converter.validate(tensors)
+    (scheme,) = converter.update_config(None).config_groups.values()
+    converted = converter.process(dict(tensors))
+    for module in ("symmetric", "asymmetric"):
+        state = state_of(converted, module)
+        expected = state.pop("expected")
+        weight = PackedQuantizationCompressor.decompress(state, scheme)["weight"]
+        assert weight.dtype == torch.float16 and torch.equal(weight, expected.to(torch.float16)), module
+
+
+def check_int8(folder):
+    """A reader written here from the published layout; bitsandbytes itself made tests/golden/formats/int8.safetensors."""
+    config = BitsAndBytesConfig.from_dict(json.loads((folder / "int8.json").read_text()))
+    assert config.load_in_8bit and not config.load_in_4bit, config
+    assert config.llm_int8_threshold == 6.0 and config.llm_int8_skip_modules == ["lm_head"], config
+    tensors = load_file(folder / "int8.safetensors")
+    assert set(tensors) == {"m.weight", "m.SCB", "m.weight_format", "m.expected"}, set(tensors)
+    assert tensors["m.weight_format"].item() == 0 and tensors["m.weight_format"].shape == ()
+    dense = tensors["m.weight"].double() * tensors["m.SCB"].double()[:, None] / 127
+    torch.testing.assert_close(dense.float(), tensors["m.expected"], rtol=2 * 2.0**-24, atol=0)
+
+
 def check_single(folder):
     config = QuantizationConfig(**json.loads((folder / "single.json").read_text()))
     (scheme,) = config.config_groups.values()
@@ -54,3 +116,6 @@ if __name__ == "__main__":
     check_plain(output)
     check_packed(output)
     check_single(output)
+    check_containers(output)
+    check_awq(output)
+    check_int8(output)

@@ -73,6 +73,131 @@ TEST(QuantizationConfig, DifferentSchemesNameEveryModule) {
   EXPECT_EQ(back.scheme("c.q"), std::nullopt);
 }
 
+// --- Activations, plain integers, FP8 ---
+
+const InputFormat kTokens{.type = InputType::int8};
+const InputFormat kStatic{.type = InputType::int8, .range = InputRange::fixed, .symmetric = false};
+const InputFormat kSequence{.type = InputType::int8, .range = InputRange::sequence};
+const InputFormat kFloats{.type = InputType::fp8, .range = InputRange::fixed};
+const PackScheme kW8A8{.bits = 8, .format = StoredFormat::int_quantized, .input = kTokens};
+const PackScheme kW8A8Static{.bits = 8, .format = StoredFormat::int_quantized, .per_tensor = true, .input = kStatic};
+const PackScheme kW8A8Sequence{.bits = 8, .format = StoredFormat::int_quantized, .input = kSequence};
+const PackScheme kW4A8{.bits = 4, .group_size = 32, .input = kTokens};
+const PackScheme kFp8{.bits = 8, .format = StoredFormat::float_quantized, .per_tensor = true, .input = kFloats};
+const PackScheme kFp8Weights{.bits = 8, .format = StoredFormat::float_quantized};
+
+TEST(QuantizationConfig, EverySchemeIsReadBack) {
+  for (const PackScheme& scheme : {kInt4, kInt8, kInt3, kW8A8, kW8A8Static, kW8A8Sequence, kW4A8, kFp8, kFp8Weights}) {
+    const Json config = text_of({{"a.q", scheme}}, {"lm_head"});
+    EXPECT_EQ(config["config_groups"].size(), 1u);
+    EXPECT_EQ(config["format"], config["config_groups"]["group_0"]["format"]);
+    EXPECT_EQ(parse(config).scheme("a.q"), scheme) << config;
+  }
+}
+
+TEST(QuantizationConfig, ThePresetsOfThePackageAreWritten) {
+  Json group = text_of({{"a.q", kW8A8}}, {})["config_groups"]["group_0"];
+  EXPECT_EQ(group["format"], "int-quantized");
+  EXPECT_EQ(group["weights"]["strategy"], "channel");
+  EXPECT_EQ(group["weights"]["type"], "int");
+  EXPECT_EQ(group["input_activations"]["strategy"], "token");
+  EXPECT_EQ(group["input_activations"]["dynamic"], true);
+  EXPECT_EQ(group["input_activations"]["num_bits"], 8);
+  group = text_of({{"a.q", kFp8}}, {})["config_groups"]["group_0"];
+  EXPECT_EQ(group["format"], "float-quantized");
+  EXPECT_EQ(group["weights"]["strategy"], "tensor");
+  EXPECT_EQ(group["weights"]["type"], "float");
+  EXPECT_EQ(group["input_activations"]["type"], "float");
+  EXPECT_EQ(group["input_activations"]["strategy"], "tensor");
+  EXPECT_EQ(group["input_activations"]["dynamic"], false);
+}
+
+TEST(QuantizationConfig, DifferentContainersAreMixedPrecision) {
+  const std::vector<StoredModule> modules = {{"a.q", kW8A8}, {"a.down", kInt4}, {"b.q", kFp8}, {"b.down", kW4A8}};
+  Json config = text_of(modules, {"lm_head"});
+  EXPECT_EQ(config["format"], "mixed-precision");
+  for (const StoredModule& module : modules) EXPECT_EQ(parse(config).scheme(module.name), module.scheme);
+  config["format"] = "int-quantized";
+  expect_error<std::invalid_argument>([&] { parse(config); }, {"format", "not supported", "mixed-precision"});
+  config["format"] = "mixed-precision";
+  config["config_groups"]["group_0"]["format"] = nullptr;
+  expect_error<std::invalid_argument>([&] { parse(config); }, {"format", "int-quantized", "mixed-precision"});
+}
+
+TEST(QuantizationConfig, FormatsOfTheFileAndNaiveOnesAreUnderstood) {
+  Json config = text_of({{"a.q", kW8A8}}, {});
+  config["config_groups"]["group_0"].erase("format");
+  EXPECT_EQ(parse(config).scheme("a.q"), kW8A8);
+  config["format"] = "naive-quantized";
+  EXPECT_EQ(parse(config).scheme("a.q"), kW8A8);
+  config = text_of({{"a.q", kFp8Weights}}, {});
+  config["format"] = config["config_groups"]["group_0"]["format"] = "naive-quantized";
+  EXPECT_EQ(parse(config).scheme("a.q"), kFp8Weights);
+  // Without strategies the package derives "tensor" from absent group sizes.
+  config = text_of({{"a.q", kW8A8Static}}, {});
+  config["config_groups"]["group_0"]["weights"].erase("strategy");
+  config["config_groups"]["group_0"]["input_activations"].erase("strategy");
+  config["config_groups"]["group_0"]["input_activations"].erase("dynamic");
+  EXPECT_EQ(parse(config).scheme("a.q"), kW8A8Static);
+}
+
+TEST(QuantizationConfig, UnknownCombinationsAreRefusedBothWays) {
+  const auto refused = [](PackScheme scheme, std::initializer_list<std::string> parts) {
+    const std::vector<StoredModule> one = {{"a.q", scheme}};
+    expect_error<std::invalid_argument>([&] { quantization_config_json(one, {}); }, parts);
+  };
+  PackScheme scheme = kFp8;
+  scheme.bits = 4;
+  refused(scheme, {"'a.q'", "float weights"});
+  scheme = kInt8;
+  scheme.per_tensor = true;
+  refused(scheme, {"'a.q'", "per tensor"});
+  scheme = kW8A8;
+  scheme.act_order = StoredActOrder::group;
+  refused(scheme, {"'a.q'", "actorder"});
+  scheme.act_order = StoredActOrder::none;
+  scheme.input = kFloats;
+  refused(scheme, {"'a.q'", "type of the weights"});
+  scheme.input = kTokens;
+  scheme.input.outliers = OutlierRule::absolute;
+  refused(scheme, {"'a.q'", "outliers"});
+  scheme = kFp8;
+  scheme.input.symmetric = false;
+  refused(scheme, {"'a.q'", "symmetric"});
+
+  const auto refused_text = [](const PackScheme& base, const std::string& pointer, const Json& value,
+                               std::initializer_list<std::string> parts) {
+    SCOPED_TRACE(pointer);
+    Json config = text_of({{"a.q", base}}, {});
+    config[Json::json_pointer("/config_groups/group_0/" + pointer)] = value;
+    expect_error<std::invalid_argument>([&] { parse(config); }, parts);
+  };
+  const std::string inputs = "input_activations/";
+  refused_text(kW8A8, inputs + "type", "float", {"group_0", "type of the weights"});
+  refused_text(kW8A8, inputs + "type", "complex", {"input_activations.type", "complex"});
+  refused_text(kW8A8, inputs + "strategy", "group", {"input_activations.strategy", "group"});
+  refused_text(kW8A8, inputs + "group_size", 128, {"input_activations.group_size", "128"});
+  refused_text(kW8A8, inputs + "dynamic", "local", {"input_activations.dynamic", "local"});
+  refused_text(kW8A8, inputs + "dynamic", false, {"group_0", "dynamic"});
+  refused_text(kW8A8, inputs + "new_key", 1, {"input_activations", "unknown key 'new_key'"});
+  refused_text(kW8A8, "input_activations", 8, {"input_activations", "expected an object"});
+  refused_text(kFp8, inputs + "symmetric", false, {"group_0", "symmetric"});
+  refused_text(kFp8, "weights/num_bits", 4, {"weights.num_bits", "found 4"});
+  refused_text(kFp8, "weights/type", "int", {"weights.type", "float-quantized"});
+  refused_text(kFp8, "weights/strategy", "block", {"weights.strategy", "block"});
+  refused_text(kW8A8, "weights/type", "float", {"weights.type", "int-quantized"});
+}
+
+TEST(QuantizationConfig, HostileExpressionsAreBounded) {
+  Json config = text_of({{"a.q", kInt4}}, {});
+  config["ignore"] = {"re:(a*)*(a|a)*(a+)+b$"};
+  EXPECT_TRUE(parse(config).scheme(std::string(5000, 'a')).has_value());
+  Json many = Json::array();
+  for (int i = 0; i < 100; ++i) many.push_back("re:(a{60}){60}" + std::to_string(i));
+  config["ignore"] = many;
+  expect_error<std::invalid_argument>([&] { parse(config); }, {"ignore", "too many or too long"});
+}
+
 TEST(QuantizationConfig, WritingRefusesContradictions) {
   const std::vector<std::string> ignore = {"a.q"};
   const std::vector<StoredModule> one = {{"a.q", kInt4}}, two = {{"b", kInt4}, {"b", kInt4}};
@@ -111,7 +236,7 @@ TEST(QuantizationConfig, EverythingUnsupportedIsRefusedByName) {
     config[Json::json_pointer(pointer)] = value;
     expect_error<std::invalid_argument>([&] { parse(config); }, parts);
   };
-  const Json activations = {{"num_bits", 8}, {"dynamic", true}};
+  const Json activations = {{"num_bits", 4}, {"dynamic", true}};
   const std::string group = "/config_groups/group_0", weights = group + "/weights";
   refused("/quant_method", "gptq", {"'config.json'", "quant_method", "not supported by this runtime", "gptq"});
   refused("/format", "int-quantized", {"format", "not supported by this runtime", "int-quantized"});
@@ -122,7 +247,8 @@ TEST(QuantizationConfig, EverythingUnsupportedIsRefusedByName) {
   refused("/ignore", "lm_head", {"ignore", "array of strings"});
   refused("/config_groups", Json::object(), {"config_groups", "at least one"});
   refused("/config_groups/W4A16", {"Linear"}, {"config_groups.W4A16", "preset"});
-  refused(group + "/input_activations", activations, {"group_0.input_activations", "not supported by this runtime"});
+  refused(group + "/input_activations", activations,
+          {"group_0.input_activations.num_bits", "not supported by this runtime"});
   refused(group + "/output_activations", activations, {"group_0.output_activations", "not supported"});
   refused(group + "/format", "nvfp4-pack-quantized", {"group_0.format", "nvfp4-pack-quantized"});
   refused(group + "/targets", Json::array(), {"group_0.targets", "at least one"});

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -104,6 +105,174 @@ std::vector<PackedCase> all_cases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PackedGolden, testing::ValuesIn(all_cases()), case_name);
+
+// --- int-quantized and float-quantized ---
+
+struct PlainCase {
+  const char* name;  // as make_formats.py has it
+  PackScheme scheme;
+};
+
+std::vector<PlainCase> plain_cases() {
+  const auto scheme = [](int bits, bool is_float, int64_t group_size, bool per_tensor, bool symmetric) {
+    return PackScheme{
+        .bits = bits,
+        .group_size = group_size,
+        .symmetric = symmetric,
+        .format = is_float ? StoredFormat::float_quantized : StoredFormat::int_quantized,
+        .per_tensor = per_tensor,
+        .input = {
+            .type = is_float ? InputType::fp8 : InputType::int8, .range = InputRange::fixed, .symmetric = symmetric}};
+  };
+  return {{"int8.channel.symmetric", scheme(8, false, kPerChannel, false, true)},
+          {"int8.tensor.symmetric", scheme(8, false, kPerChannel, true, true)},
+          {"int8.channel.asymmetric", scheme(8, false, kPerChannel, false, false)},
+          {"int8.tensor.asymmetric", scheme(8, false, kPerChannel, true, false)},
+          {"int4.group.symmetric", scheme(4, false, 32, false, true)},
+          {"int4.group.asymmetric", scheme(4, false, 32, false, false)},
+          {"float8.channel.symmetric", scheme(8, true, kPerChannel, false, true)},
+          {"float8.tensor.symmetric", scheme(8, true, kPerChannel, true, true)}};
+}
+
+std::string plain_name(const testing::TestParamInfo<PlainCase>& info) {
+  std::string name = info.param.name;
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+}
+
+// What compressed-tensors' compressors made of random weights, with their own decompression.
+class PlainGolden : public testing::TestWithParam<PlainCase> {
+ protected:
+  static constexpr int64_t kOut = 10, kIn = 96;
+
+  void SetUp() override {
+    const std::string key = std::string(GetParam().name) + ".";
+    for (const auto& [name, tensor] : file_.tensors()) {
+      if (name.starts_with(key)) parts_[name.substr(key.size())] = tensor;
+    }
+    ASSERT_TRUE(parts_.contains("weight")) << key;
+  }
+  const TensorView* part(const std::string& name) const {
+    const auto found = parts_.find(name);
+    return found == parts_.end() ? nullptr : &found->second;
+  }
+  PackedTensors tensors() const {
+    return {.packed = part("weight_packed"),
+            .scale = part("weight_scale"),
+            .shape = part("weight_shape"),
+            .zero_point = part("weight_zero_point"),
+            .group_index = part("weight_g_idx"),
+            .plain = part("weight"),
+            .input_scale = part("input_scale"),
+            .input_zero_point = part("input_zero_point")};
+  }
+  StoredLinear unpack() const { return unpack_compressed_linear(tensors(), scheme_, kOut, kIn, "m"); }
+
+  SafetensorsFile file_ = SafetensorsFile::open(PARE_SOURCE_DIR "/tests/golden/formats/plain.safetensors");
+  std::map<std::string, TensorView> parts_;
+  PackScheme scheme_ = GetParam().scheme;
+};
+
+TEST_P(PlainGolden, DequantizingAgreesWithThePackage) {
+  const StoredLinear linear = unpack();
+  const std::vector<float> ours = dequantize(linear.weight);
+  std::vector<float> theirs(ours.size());
+  convert_to_float(parts_["dense"].dtype, parts_["dense"].data, theirs);
+  // It multiplies in the type of the scales: our exact product, rounded once to it.
+  for (size_t i = 0; i < ours.size(); ++i) ASSERT_EQ(round_to(ours[i], parts_["dense"].dtype), theirs[i]) << i;
+  EXPECT_EQ(input_scheme(linear.input), scheme_.input);
+  EXPECT_EQ(linear.input.scale, 0.125f);
+  EXPECT_EQ(linear.input.zero, scheme_.symmetric ? 0 : -3);
+}
+
+TEST_P(PlainGolden, PackingGivesThePackagesBytes) {
+  const std::vector<OwnedTensor> packed = pack_compressed_tensors(unpack(), scheme_, "m");
+  EXPECT_EQ(packed.size() + 1, parts_.size());  // all but `dense`
+  for (const OwnedTensor& tensor : packed) {
+    const TensorView* expected = part(tensor.name.substr(2));
+    ASSERT_NE(expected, nullptr) << tensor.name;
+    EXPECT_EQ(tensor.dtype, expected->dtype) << tensor.name;
+    EXPECT_EQ(tensor.shape, expected->shape) << tensor.name;
+    EXPECT_TRUE(std::equal(tensor.data.begin(), tensor.data.end(), expected->data.begin(), expected->data.end()))
+        << tensor.name;
+  }
+}
+
+TEST_P(PlainGolden, ReadingRefusesWhatDoesNotFit) {
+  const auto refused = [this](const std::string& name, const std::function<void(TensorView&)>& damage,
+                              std::initializer_list<std::string> messages) {
+    const std::map<std::string, TensorView> whole = parts_;
+    damage(parts_[name]);
+    expect_error<std::runtime_error>([&] { unpack(); }, messages);
+    parts_ = whole;
+  };
+  for (const auto& [name, tensor] : std::map<std::string, TensorView>(parts_)) {
+    if (name == "dense") continue;
+    refused(name, [](TensorView& t) { t.shape.push_back(1); }, {"'m." + name + "'", "expected", "found"});
+    refused(name, [](TensorView& t) { t.dtype = DType::I32; }, {"'m." + name + "'", "found I32"});
+    refused(name, [&](TensorView&) { parts_.erase(name); }, {"'m." + name + "'", "missing"});
+  }
+  static const std::vector<std::byte> ones(static_cast<size_t>(kOut * kIn), std::byte{0xff});
+  refused("input_scale", [](TensorView& t) { t.data = std::span(ones).first(t.data.size()); },
+          {"input_scale", "positive"});
+  refused("weight_scale", [](TensorView& t) { t.data = std::span(ones).first(t.data.size()); }, {"'m'", "scale"});
+  if (scheme_.format == StoredFormat::float_quantized) {
+    refused("weight", [](TensorView& t) { t.data = ones; }, {"'m'", "[0, 0]", "NaN"});
+  } else if (scheme_.bits == 4) {
+    static const std::vector<std::byte> eights(ones.size(), std::byte{8});  // one more than the largest
+    refused("weight", [](TensorView& t) { t.data = eights; }, {"'m'", "code 16"});
+  }
+  for (const char* stray : {"weight_packed", "weight_shape", "weight_g_idx"}) {
+    refused(stray, [](TensorView&) {}, {std::string("'m.") + stray + "'", "unexpected"});
+  }
+  if (scheme_.symmetric) refused("weight_zero_point", [](TensorView&) {}, {"weight_zero_point", "symmetric"});
+  scheme_.input = {};
+  refused("dense", [](TensorView&) {}, {"input_scale", "unexpected"});
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PlainGolden, testing::ValuesIn(plain_cases()), plain_name);
+
+TEST(CompressedTensors, WritingRefusesASchemeThatIsNotTheWeights) {
+  StoredLinear linear;
+  QuantizedWeight weight;
+  weight.num_out = 2;
+  weight.num_in = 4;
+  weight.bits = 8;
+  weight.codes_OI.resize(8);
+  weight.scales_OG = {1, 2};
+  linear.weight = weight;
+  const PackScheme channel{.bits = 8, .format = StoredFormat::int_quantized};
+  const auto refused = [&](const PackScheme& scheme, std::initializer_list<std::string> parts) {
+    expect_error<std::invalid_argument>([&] { pack_compressed_tensors(linear, scheme, "m"); }, parts);
+  };
+  EXPECT_NO_THROW(pack_compressed_tensors(linear, channel, "m"));
+  PackScheme other = channel;
+  other.per_tensor = true;
+  refused(other, {"'m'", "one scale", "1.0", "2.0", "row 1"});
+  other = channel;
+  other.bits = 4;
+  refused(other, {"'m'", "expected 4 bits", "found 8 bits"});
+  other = channel;
+  other.format = StoredFormat::float_quantized;
+  refused(other, {"'m'", "FP8"});
+  other.format = StoredFormat::awq_gemm;
+  refused(other, {"'m'", "none of compressed-tensors"});
+  other = channel;
+  other.input.type = InputType::int8;
+  refused(other, {"'m'", "activations"});
+  other.input = {.type = InputType::int8, .range = InputRange::fixed, .symmetric = false};
+  linear.input = other.input;
+  linear.input.scale = 0.5f;
+  linear.input.zero = 128;
+  refused(other, {"'m'", "[-128, 127]", "128"});
+  linear.input.zero = -128;
+  EXPECT_EQ(pack_compressed_tensors(linear, other, "m").size(), 4u);
+  linear.input.scale = 0.1f;
+  refused(other, {"'m'", "0.1", "BF16"});
+  linear.input = {};
+  linear.weight.code_type = CodeType::fp8;
+  refused(channel, {"'m'", "FP8 weight"});
+}
 
 // --- act-order and refusals, on a weight of our own ---
 

@@ -95,6 +95,45 @@ TEST(DType, RoundsToNearestEven) {
   }
 }
 
+// The value of an E4M3 pattern by its definition, OCP 8-bit Floating Point Specification 1.0, table 2.
+double decode_fp8(int pattern) {
+  const int exponent = pattern >> 3 & 15, mantissa = pattern & 7;
+  if (exponent == 15 && mantissa == 7) return std::numeric_limits<double>::quiet_NaN();
+  const double magnitude = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  return pattern & 0x80 ? -magnitude : magnitude;
+}
+
+TEST(DType, EveryFp8PatternHasItsValueAndReturns) {
+  for (int pattern = 0; pattern < 256; ++pattern) {
+    const float value = fp8_to_float(static_cast<uint8_t>(pattern));
+    if ((pattern & 0x7f) == 0x7f) {
+      EXPECT_TRUE(std::isnan(value)) << pattern;
+    } else {
+      EXPECT_EQ(value, decode_fp8(pattern)) << pattern;
+      EXPECT_EQ(std::signbit(value), pattern >= 128) << pattern;
+    }
+    EXPECT_EQ(float_to_fp8(value), pattern);
+  }
+}
+
+// Between neighbours, at their midpoints and one float beside them; and everything beyond the largest is the largest.
+TEST(DType, Fp8RoundsToNearestEvenAndSaturates) {
+  for (int pattern = 0; pattern < 0x7e; ++pattern) {
+    const auto half = static_cast<float>((decode_fp8(pattern) + decode_fp8(pattern + 1)) / 2);  // exact
+    const int even = pattern % 2 == 0 ? pattern : pattern + 1;
+    EXPECT_EQ(float_to_fp8(half), even) << pattern;
+    EXPECT_EQ(float_to_fp8(-half), even | 0x80) << pattern;
+    EXPECT_EQ(float_to_fp8(std::nextafter(half, 0.0f)), pattern);
+    EXPECT_EQ(float_to_fp8(std::nextafter(half, 1000.0f)), pattern + 1);
+  }
+  for (const float large : {448.0f, 449.0f, 464.0f, 1e30f, std::numeric_limits<float>::infinity()}) {
+    EXPECT_EQ(float_to_fp8(large), 0x7e) << large;
+    EXPECT_EQ(float_to_fp8(-large), 0xfe) << large;
+  }
+  EXPECT_EQ(float_to_fp8(1e-40f), 0);
+  EXPECT_EQ(float_to_fp8(-std::numeric_limits<float>::quiet_NaN()), 0xff);
+}
+
 TEST(DType, NanNeverBecomesInfinity) {
   for (uint32_t bits : {0x7f800001u, 0x7fffffffu, 0xff800001u, 0xffffffffu, 0x7fc00000u, 0x7f80ffffu}) {
     const float nan = std::bit_cast<float>(bits);
@@ -146,7 +185,7 @@ TEST(DType, NamesAndSizesAgree) {
 TEST(DType, RefusalsNameTheTypeAndTheSizes) {
   std::vector<float> floats(3);
   std::vector<std::byte> bytes(5);
-  expect_error<std::invalid_argument>([] { parse_dtype("F8_E4M3"); }, {"F8_E4M3", "BF16"});
+  expect_error<std::invalid_argument>([] { parse_dtype("F8_E5M2"); }, {"F8_E5M2", "BF16"});
   expect_error<std::invalid_argument>([&] { convert_to_float(DType::BF16, bytes, floats); }, {"BF16", "6", "5"});
   expect_error<std::invalid_argument>([&] { convert_to_float(DType::I32, bytes, floats); }, {"I32", "BF16"});
   expect_error<std::invalid_argument>([&] { convert_from_float(DType::F64, floats, bytes); }, {"F64"});

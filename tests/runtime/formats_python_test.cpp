@@ -6,6 +6,8 @@
 #include <random>
 
 #include "runtime/atomic_file.h"
+#include "runtime/format/awq_gemm.h"
+#include "runtime/format/bitsandbytes_int8.h"
 #include "runtime/format/compressed_tensors.h"
 #include "runtime/npy.h"
 #include "runtime/safetensors.h"
@@ -31,6 +33,12 @@ QuantizedWeight random_weight(std::mt19937& generator, int bits, bool in_groups,
   return weight;
 }
 
+std::vector<NamedTensor> named(const std::vector<OwnedTensor>& tensors) {
+  std::vector<NamedTensor> result;
+  for (const OwnedTensor& tensor : tensors) result.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.data});
+  return result;
+}
+
 void write_packed(const std::filesystem::path& folder) {
   std::mt19937 generator(11);
   std::vector<OwnedTensor> tensors;
@@ -50,12 +58,86 @@ void write_packed(const std::filesystem::path& folder) {
       }
     }
   }
-  std::vector<NamedTensor> named;
-  for (const OwnedTensor& tensor : tensors) named.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.data});
-  write_safetensors(folder / "packed.safetensors", named);
+  write_safetensors(folder / "packed.safetensors", named(tensors));
   write_file_atomically(folder / "mixed.json", quantization_config_json(modules, std::vector<std::string>{"lm_head"}));
   modules.resize(1);
   write_file_atomically(folder / "single.json", quantization_config_json(modules, std::vector<std::string>{"lm_head"}));
+}
+
+OwnedTensor expected_tensor(const std::string& module, const StoredLinear& linear) {
+  return make_tensor<float>(module + ".expected", DType::F32, {linear.weight.num_out, linear.weight.num_in},
+                            dequantize(linear.weight));
+}
+
+// Every container of compressed-tensors in one file, and the mixed-precision configuration that says which is which.
+void write_containers(const std::filesystem::path& folder) {
+  std::mt19937 generator(12);
+  std::vector<OwnedTensor> tensors;
+  std::vector<StoredModule> modules;
+  const auto add = [&](StoredLinear linear, PackScheme scheme) {
+    const std::string name = "module" + std::to_string(modules.size());
+    linear.input = scheme.input;
+    if (linear.input.range == InputRange::fixed) {
+      linear.input.scale = 0.25f;
+      linear.input.zero = linear.input.symmetric ? 0 : -7;
+    }
+    for (OwnedTensor& tensor : pack_compressed_tensors(linear, scheme, name)) tensors.push_back(std::move(tensor));
+    tensors.push_back(expected_tensor(name, linear));
+    modules.push_back({name, scheme});
+  };
+  const InputFormat tokens{.type = InputType::int8};
+  const InputFormat fixed{.type = InputType::int8, .range = InputRange::fixed, .symmetric = false};
+  const InputFormat floats{.type = InputType::fp8, .range = InputRange::fixed};
+  StoredLinear linear;
+  linear.weight = random_weight(generator, 8, false, true, DType::BF16);
+  add(linear, {.bits = 8, .format = StoredFormat::int_quantized, .input = tokens});
+  add(linear, {.bits = 8, .format = StoredFormat::int_quantized, .input = fixed});
+  linear.weight.scales_OG.assign(9, 0.375f);
+  add(linear, {.bits = 8, .format = StoredFormat::int_quantized, .per_tensor = true, .input = fixed});
+  linear.weight = random_weight(generator, 4, true, true, DType::F16);
+  add(linear, {.bits = 4, .group_size = 64, .input = tokens});
+  linear.weight = random_weight(generator, 4, true, false, DType::F16);
+  add(linear, {.bits = 4, .group_size = 64, .symmetric = false, .input = tokens});
+  QuantizedWeight float8;
+  float8.num_out = 9;
+  float8.num_in = 45;
+  float8.code_type = CodeType::fp8;
+  float8.bits = 8;
+  for (int i = 0; i < 9 * 45; ++i) float8.codes_OI.push_back(static_cast<uint8_t>(generator() % 256 & 0xfe));  // no NaN
+  for (int row = 0; row < 9; ++row) float8.scales_OG.push_back(0.5f + 0.125f * static_cast<float>(row));
+  linear.weight = float8;
+  add(linear, {.bits = 8, .format = StoredFormat::float_quantized, .input = {.type = InputType::fp8}});
+  float8.scales_OG.assign(9, 2.5f);
+  linear.weight = float8;
+  add(linear, {.bits = 8, .format = StoredFormat::float_quantized, .per_tensor = true, .input = floats});
+  write_safetensors(folder / "containers.safetensors", named(tensors));
+  write_file_atomically(folder / "containers.json", quantization_config_json(modules, {}));
+}
+
+void write_awq(const std::filesystem::path& folder) {
+  std::mt19937 generator(13);
+  std::vector<OwnedTensor> tensors;
+  for (const bool symmetric : {false, true}) {
+    QuantizedWeight weight = random_weight(generator, 4, true, symmetric, DType::F16);
+    weight.num_out = 8;
+    weight.codes_OI.resize(8 * 128);
+    weight.scales_OG.resize(8 * 2);
+    if (!symmetric) weight.zeros_OG.resize(8 * 2);
+    const std::string name = symmetric ? "symmetric" : "asymmetric";
+    for (OwnedTensor& tensor : pack_awq_gemm(weight, name)) tensors.push_back(std::move(tensor));
+    tensors.push_back(expected_tensor(name, {weight}));
+  }
+  write_safetensors(folder / "awq.safetensors", named(tensors));
+  write_file_atomically(folder / "awq.json", awq_config_json(64, std::vector<std::string>{"lm_head"}));
+}
+
+void write_int8(const std::filesystem::path& folder) {
+  std::mt19937 generator(14);
+  const QuantizedWeight weight = random_weight(generator, 8, false, true, DType::BF16);
+  std::vector<OwnedTensor> tensors = pack_bitsandbytes_int8(weight, "m");
+  tensors.push_back(expected_tensor("m", {weight}));
+  write_safetensors(folder / "int8.safetensors", named(tensors));
+  write_file_atomically(folder / "int8.json", bitsandbytes_config_json(6.0f, std::vector<std::string>{"lm_head"}));
 }
 
 // check_formats.py holds the other half: it knows the same closed forms and fails with a message.
@@ -78,6 +160,9 @@ TEST(FormatsPython, ThePackagesReadWhatPareWrites) {
   tensors.push_back({"float16", DType::F16, {15}, halves[1]});
   write_safetensors(folder.path() / "plain.safetensors", tensors);
   write_packed(folder.path());
+  write_containers(folder.path());
+  write_awq(folder.path());
+  write_int8(folder.path());
   const std::filesystem::path log = folder.path() / "log";
   const std::string command = "'" + std::string(python) + "' '" PARE_SOURCE_DIR "/tests/runtime/check_formats.py' '" +
                               folder.path().string() + "' > '" + log.string() + "' 2>&1";

@@ -1,4 +1,4 @@
-// Products with 8-bit activations against the plain loops of int8_plain.h, bit for bit: the integer sums are exact and
+// Products with 8-bit activations against the plain loops of plain_int8.h, bit for bit: the integer sums are exact and
 // the float32 operations stand in one order, so no tolerance is due. Every path of this CPU runs, and the amx path's
 // source on plain tiles too, so that it is tested where there is no AMX. The plain loops have a test of their own, in
 // double.
@@ -16,8 +16,8 @@
 #include "runtime/aligned_memory.h"
 #include "runtime/cpu/int8_amx_kernels.h"
 #include "runtime/cpu/int8_kernels.h"
-#include "runtime/cpu/int8_plain.h"
 #include "runtime/format/dtype.h"
+#include "tests/runtime/plain_int8.h"
 #include "tests/runtime/plain_tiles.h"
 
 namespace pare {
@@ -37,12 +37,12 @@ struct Path {
 
 std::vector<Path> all_paths() {
   std::vector<Path> paths;
-  for (const Int8Path path : {Int8Path::avx2, Int8Path::vnni, Int8Path::amx}) {
-    if (supports_int8_path(path)) paths.push_back({std::string(int8_path_name(path)), &int8_kernels(path)});
+  for (const Isa isa : {Isa::avx2, Isa::vnni, Isa::amx}) {
+    if (supports_isa(isa)) paths.push_back({std::string(isa_name(isa)), &int8_kernels(isa)});
   }
   static const Int8Kernels on_avx2 = make_amx_kernels<PlainTiles>(int8_kernels_avx2());
   paths.push_back({"amx on plain tiles over avx2", &on_avx2});
-  if (supports_int8_path(Int8Path::vnni)) {
+  if (supports_isa(Isa::vnni)) {
     static const Int8Kernels on_vnni = make_amx_kernels<PlainTiles>(int8_kernels_vnni());
     paths.push_back({"amx on plain tiles over vnni", &on_vnni});
   }

@@ -20,7 +20,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 std::vector<Isa> supported_isas() {
-  return detect_isa() == Isa::avx512 ? std::vector{Isa::avx2, Isa::avx512} : std::vector{Isa::avx2};
+  return supports_isa(Isa::avx512) ? std::vector{Isa::avx2, Isa::avx512} : std::vector{Isa::avx2};
 }
 
 std::vector<float> random_row(int64_t n, float deviation, uint32_t seed) {
@@ -94,6 +94,18 @@ TEST(Int8Rows, ExtremesIncludeZeroAndInfinities) {
         EXPECT_EQ(low, std::min(0.0f, *std::min_element(x.begin(), x.end())));
         EXPECT_EQ(high, std::max(0.0f, *std::max_element(x.begin(), x.end())));
       }
+    }
+  }
+}
+
+TEST(Int8Rows, MagnitudesRiseAndNaNChangesNothing) {
+  for (const Isa isa : supported_isas()) {
+    for (const int64_t n : kLengths) {
+      std::vector<float> x = random_row(n, 3.0f, 7), largest(static_cast<size_t>(n + 1), 2.0f);
+      x[n / 2] = kNaN;
+      int8_row_kernels(isa).raise_to_magnitudes(x.data(), n, largest.data());
+      for (int64_t i = 0; i < n; ++i) EXPECT_EQ(largest[i], i == n / 2 ? 2.0f : std::max(2.0f, std::abs(x[i])));
+      EXPECT_EQ(largest.back(), 2.0f) << "a write behind the row";
     }
   }
 }

@@ -106,5 +106,29 @@ TEST(LinearWeights, ValidateNamesTheFirstOffendingElement) {
   expect_invalid([](auto& w) { w.group_of_I[9] = -1; }, "column 9 names group -1");
 }
 
+TEST(LinearWeights, Float8IsValueTimesScaleRoundedOnce) {
+  QuantizedWeight weight;
+  weight.num_out = 2;
+  weight.num_in = 3;
+  weight.code_type = CodeType::fp8;
+  weight.bits = 8;
+  weight.codes_OI = {0x38, 0xb8, 0x7e, 0x01, 0x00, 0x40};
+  weight.scales_OG = {0.1f, 3.0f};
+  EXPECT_NO_THROW(validate(weight, "m"));
+  const float tiny = 0x1p-9f;  // 0x38 is 1, 0x7e 448, 0x40 2
+  EXPECT_EQ(dequantize(weight), (std::vector<float>{0.1f, -0.1f, 0.1f * 448.0f, 3.0f * tiny, 0.0f, 6.0f}));
+  std::vector<float> row(3);
+  dequantize_rows(weight, 1, 1, row);
+  EXPECT_EQ(row[2], 6.0f);
+  expect_error<std::invalid_argument>([&] { dequantize_rows(weight, 2, 1, row); }, {"rows 2 to 3 of 2"});
+  weight.codes_OI[4] = 0xff;
+  expect_error<std::runtime_error>([&] { validate(weight, "m"); }, {"'m'", "[1, 1]", "NaN"});
+  weight.codes_OI[4] = 0;
+  weight.scales_OG[1] = -1.0f;
+  expect_error<std::runtime_error>([&] { validate(weight, "m"); }, {"'m'", "scale", "[1, 0]"});
+  weight.scales_OG.pop_back();
+  expect_error<std::runtime_error>([&] { validate(weight, "m"); }, {"'m'", "expected 2 scales, found 1"});
+}
+
 }  // namespace
 }  // namespace pare

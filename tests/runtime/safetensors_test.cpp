@@ -190,7 +190,7 @@ TEST(Safetensors, RefusesDamagedHeaders) {
   refused_header(R"({"x":{"dtype":3,"shape":[2],"data_offsets":[0,8]}})", 8, {"dtype must be a string"});
   refused_header(R"({"x":{"dtype":"F32","shape":2,"data_offsets":[0,8]}})", 8, {"shape must be an array"});
   refused_header("{" + entry("x", "F31", "[2]", "[0,8]") + "}", 8, {"'x'", "'F31'"});
-  refused_header("{" + entry("x", "F8_E4M3", "[8]", "[0,8]") + "}", 8, {"'x'", "F8_E4M3", "expected a checkpoint of"});
+  refused_header("{" + entry("x", "F8_E5M2", "[8]", "[0,8]") + "}", 8, {"'x'", "F8_E5M2", "expected a checkpoint of"});
   refused_header("{" + entry("x", "U16", "[4]", "[0,8]") + "}", 8, {"'x'", "U16"});
 }
 

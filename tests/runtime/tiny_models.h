@@ -102,7 +102,7 @@ inline std::string ascii_tokenizer_json() {
 }
 
 inline bool has_avx512() {
-  return detect_isa() == Isa::avx512;
+  return supports_isa(Isa::avx512);
 }
 
 // "reference", "avx2" or "avx512".

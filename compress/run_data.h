@@ -1,0 +1,47 @@
+// The recipe's data, and what is checked of model and disk before any work.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "compress/plan.h"
+#include "compress/preflight.h"
+#include "compress/recipe.h"
+#include "compress/statistics_file.h"
+#include "runtime/evaluate.h"
+#include "runtime/npy.h"
+#include "runtime/tokenizer.h"
+
+namespace pare {
+
+// At most one of the first two, as the recipe says.
+struct RunData {
+  std::optional<TokenWindows> calibration;   // in tokens
+  std::optional<StatisticsFile> statistics;  // of this model
+  std::optional<ScoredWindows> survey;       // what sensitivities are measured on
+  std::vector<ScoredWindows> evaluations;
+};
+
+// Windows of a .npy are taken in order, those of a text drawn at random and kept in order. tokenizer may be null for a
+// .npy. Throws std::invalid_argument: windows longer than the model's context; what read_token_windows throws.
+TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* tokenizer,
+                              const ModelDescription& model);
+
+// What the plan needs of the recipe's calibration, and the evaluations' windows. Throws as above, and
+// std::runtime_error: statistics of another model (which), damaged ones.
+RunData read_data(const Recipe& recipe, const PlannedRun& plan, const Checkpoint& checkpoint);
+
+// Decodes every weight once, so that a NaN is found now and not after hours.
+void check_weights(const PlannedRun& plan, const Checkpoint& checkpoint);
+
+// Throws std::runtime_error when the disk that will hold `output` has less free than predicted.
+void check_disk_space(const std::filesystem::path& output, const Prediction& prediction);
+
+// SHA-256 of config.json and the weight files: what statistics depend on.
+std::string model_hash(const Checkpoint& checkpoint);
+
+// SHA-256 of shape and token ids.
+std::string windows_hash(const TokenWindows& windows);
+
+}  // namespace pare

@@ -1,0 +1,30 @@
+// Instruction sets of the CPU backend. Kernel files include this header, so it instantiates nothing.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace pare {
+
+// Weakest first; each includes the ones before it. vnni and amx differ from avx512 in the products of 8-bit codes only.
+enum class Isa : uint8_t { avx2, avx512, vnni, amx };
+inline constexpr Isa kIsas[] = {Isa::avx2, Isa::avx512, Isa::vnni, Isa::amx};
+
+std::string_view isa_name(Isa isa);
+// Throws std::invalid_argument for an unknown name.
+Isa parse_isa(std::string_view name);
+
+// Whether this CPU and system run it. For amx the process asks the system once for the tile registers, which every
+// thread may then use.
+bool supports_isa(Isa isa);
+// The widest of them. Throws std::runtime_error when the CPU lacks even AVX2, FMA and F16C.
+Isa detect_isa();
+// Throws std::invalid_argument when this CPU lacks it, naming the widest it has.
+void require_isa(Isa isa);
+
+// The instruction set of the kernels that work in float32.
+constexpr Isa float_isa(Isa isa) {
+  return isa < Isa::avx512 ? isa : Isa::avx512;
+}
+
+}  // namespace pare

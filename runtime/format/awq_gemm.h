@@ -1,0 +1,63 @@
+// The AWQ "GEMM" container (quant_method "awq", version "gemm"), that of AutoAWQ (awq/modules/linear/gemm.py) and
+// GPTQModel: 4-bit codes with zeros in groups along the input, float16 scales.
+//
+// Tensors of a module with weight [O, I] (names are the module's name + suffix):
+//   qweight I32 [I, O/8]   word [i, c] holds code[8c + order[n], i] in bits 4n to 4n+3, order = 0 2 4 6 1 3 5 7
+//   qzeros  I32 [G, O/8]   the zeros, packed alike
+//   scales  F16 [G, O]
+// W = scale * (code - zero), as in QuantizedWeight. The channel scales that AWQ searches are not stored: they are
+// folded into the layer before.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/format/stored_scheme.h"
+#include "runtime/format/tensor_view.h"
+
+namespace pare {
+
+inline constexpr std::string_view kAwqWeightSuffix = ".qweight";
+inline constexpr std::string_view kAwqZerosSuffix = ".qzeros";
+inline constexpr std::string_view kAwqScalesSuffix = ".scales";
+
+// The tensors of `module`; a symmetric weight gets zeros of 8. Throws std::runtime_error when the weight is invalid
+// (see validate) and std::invalid_argument, with what to do, when the container cannot hold it exactly: other than 4
+// bits, an act-order with moved groups, outputs that 8 does not divide, or a scale that is no float16.
+std::vector<OwnedTensor> pack_awq_gemm(const QuantizedWeight& weight, const std::string& module);
+
+struct AwqTensors {
+  const TensorView* weight = nullptr;
+  const TensorView* zeros = nullptr;
+  const TensorView* scales = nullptr;
+};
+
+// Checks dtypes and shapes for a weight [num_out, num_in]; reads no values. Throws std::runtime_error.
+void check_awq_tensors(const AwqTensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                       const std::string& module);
+
+// The inverse of packing, with every value checked. Throws std::runtime_error.
+QuantizedWeight unpack_awq_gemm(const AwqTensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                                const std::string& module);
+
+// The JSON object for the key "quantization_config": one group size for all linears (kPerChannel is written as -1), and
+// the modules that stay dense. Throws std::invalid_argument for a group size that is neither.
+std::string awq_config_json(int64_t group_size, std::span<const std::string> unconverted);
+
+// A quantization_config with quant_method "awq" as read. Which modules are quantized is seen from their tensors, for
+// libraries differ in how they match modules_to_not_convert and in what they never convert (the head).
+struct AwqConfig {
+  PackScheme scheme;  // of every quantized module
+  std::vector<std::string> unconverted;
+
+  // `json` is the object's text and `where` names its file. Throws std::invalid_argument for another version than
+  // "gemm", other bits than 4, and what is no AWQ configuration.
+  static AwqConfig parse(const std::string& json, const std::string& where);
+  // Whether modules_to_not_convert names this module or the end of its name after a dot.
+  bool is_unconverted(std::string_view module) const;
+};
+
+}  // namespace pare

@@ -1,0 +1,170 @@
+#include "runtime/format/bitsandbytes_int8.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kBits = 8;
+constexpr int kOffset = 1 << (kBits - 1);
+constexpr float kLargestCode = 127.0f;
+
+[[noreturn]] void refuse(const std::string& module, const std::string& what) {
+  throw std::invalid_argument("module '" + module + "': bitsandbytes int8 cannot hold it: " + what +
+                              "; write compressed-tensors' int-quantized instead");
+}
+
+// Multiplying and dividing by 127 each err by at most half a unit in the last place, which near a power of two is one
+// unit of the other number: the answer, if there is one, is the product or beside it.
+float absmax_of(float scale, int64_t row, const std::string& module) {
+  const float product = scale * kLargestCode;
+  float best = 0.0f;
+  int most_zeros = -1;
+  for (const float candidate :
+       {product, std::nextafter(product, 0.0f), std::nextafter(product, std::numeric_limits<float>::infinity()),
+        std::nextafter(std::nextafter(product, 0.0f), 0.0f)}) {
+    if (!std::isfinite(candidate) || candidate / kLargestCode != scale) continue;
+    const int num_zeros = std::countr_zero(std::bit_cast<uint32_t>(candidate));
+    if (num_zeros > most_zeros) {
+      best = candidate;
+      most_zeros = num_zeros;
+    }
+  }
+  if (most_zeros < 0) {
+    refuse(module, "the scale " + std::to_string(scale) + " of row " + std::to_string(row) +
+                       " is no float32 divided by 127; have scales rounded to 16 bits or taken as absmax / 127");
+  }
+  return best;
+}
+
+[[noreturn]] void fail(const std::string& where, const std::string& what) {
+  throw std::invalid_argument("'" + where + "': quantization_config: " + what);
+}
+
+std::string found(const Json& value) {
+  const std::string text =
+      value.is_structured() ? value.type_name() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return ", found " + text.substr(0, 100);
+}
+
+const Json& value_or_null(const Json& object, const char* key) {
+  static const Json null;
+  const auto entry = object.find(key);
+  return entry == object.end() ? null : *entry;
+}
+
+}  // namespace
+
+std::vector<OwnedTensor> pack_bitsandbytes_int8(const QuantizedWeight& weight, const std::string& module) {
+  validate(weight, module);
+  if (weight.code_type != CodeType::integer) refuse(module, "its codes are fp8");
+  if (weight.bits != kBits) refuse(module, "expected 8 bits, found " + std::to_string(weight.bits));
+  if (!weight.symmetric) refuse(module, "its codes have zeros");
+  if (weight.group_size != kPerChannel || !weight.group_of_I.empty()) refuse(module, "its scales are those of groups");
+  std::vector<uint8_t> codes_OI(weight.codes_OI.size());
+  for (size_t i = 0; i < codes_OI.size(); ++i) codes_OI[i] = static_cast<uint8_t>(weight.codes_OI[i] - kOffset);
+  std::vector<float> absmax_O(weight.scales_OG.size());
+  for (size_t row = 0; row < absmax_O.size(); ++row) {
+    absmax_O[row] = absmax_of(weight.scales_OG[row], static_cast<int64_t>(row), module);
+  }
+  const uint8_t row_format = 0;
+  std::vector<OwnedTensor> tensors;
+  tensors.push_back(make_tensor<uint8_t>(module + std::string(kInt8WeightSuffix), DType::I8,
+                                         {weight.num_out, weight.num_in}, codes_OI));
+  tensors.push_back(
+      make_tensor<float>(module + std::string(kInt8AbsmaxSuffix), DType::F32, {weight.num_out}, absmax_O));
+  tensors.push_back(make_tensor<uint8_t>(module + std::string(kInt8FormatSuffix), DType::U8, {}, {&row_format, 1}));
+  return tensors;
+}
+
+void check_int8_tensors(const Int8Tensors& tensors, int64_t num_out, int64_t num_in, const std::string& module) {
+  require_tensor(tensors.weight, module + std::string(kInt8WeightSuffix), DType::I8, {num_out, num_in});
+  require_tensor(tensors.absmax, module + std::string(kInt8AbsmaxSuffix), DType::F32, {num_out});
+  if (tensors.format == nullptr) return;
+  const std::string name = module + std::string(kInt8FormatSuffix);
+  const auto format = static_cast<int>(require_tensor(tensors.format, name, DType::U8, {}).data[0]);
+  if (format != 0) {
+    throw std::runtime_error("tensor '" + name + "': expected 0 (rows), found " + std::to_string(format) +
+                             ", a layout of early GPU kernels: save the checkpoint again with a newer release");
+  }
+}
+
+QuantizedWeight unpack_bitsandbytes_int8(const Int8Tensors& tensors, int64_t num_out, int64_t num_in,
+                                         const std::string& module) {
+  check_int8_tensors(tensors, num_out, num_in, module);
+  QuantizedWeight weight;
+  weight.num_out = num_out;
+  weight.num_in = num_in;
+  weight.bits = kBits;
+  weight.scale_dtype = DType::F32;
+  weight.codes_OI.resize(tensors.weight->data.size());
+  std::transform(tensors.weight->data.begin(), tensors.weight->data.end(), weight.codes_OI.begin(),
+                 [](std::byte code) { return static_cast<uint8_t>(static_cast<int>(code) + kOffset); });
+  weight.scales_OG.resize(static_cast<size_t>(num_out));
+  convert_to_float(DType::F32, tensors.absmax->data, weight.scales_OG);
+  for (float& scale : weight.scales_OG) scale /= kLargestCode;
+  validate(weight, module);
+  return weight;
+}
+
+std::string bitsandbytes_config_json(float threshold, std::span<const std::string> skipped) {
+  if (!std::isfinite(threshold) || threshold < 0.0f) {
+    throw std::invalid_argument("bitsandbytes quantization_config: expected a threshold of at least 0, found " +
+                                std::to_string(threshold));
+  }
+  nlohmann::ordered_json config;
+  config["quant_method"] = "bitsandbytes";
+  config["load_in_8bit"] = true;
+  config["load_in_4bit"] = false;
+  config["llm_int8_threshold"] = threshold;
+  config["llm_int8_skip_modules"] = nullptr;
+  if (!skipped.empty()) config["llm_int8_skip_modules"] = std::vector<std::string>(skipped.begin(), skipped.end());
+  config["llm_int8_enable_fp32_cpu_offload"] = false;
+  config["llm_int8_has_fp16_weight"] = false;
+  return config.dump(2);
+}
+
+BitsAndBytesConfig BitsAndBytesConfig::parse(const std::string& json, const std::string& where) {
+  const Json config = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object()) fail(where, "expected a JSON object");
+  const Json& method = value_or_null(config, "quant_method");
+  if (method != "bitsandbytes") fail(where, "quant_method: expected \"bitsandbytes\"" + found(method));
+  if (value_or_null(config, "load_in_8bit") != true) {
+    fail(where, "load_in_8bit: not supported by this runtime: expected true (LLM.int8; NF4 and FP4 are not read)" +
+                    found(value_or_null(config, "load_in_8bit")));
+  }
+  if (value_or_null(config, "load_in_4bit") == true) {
+    fail(where, "load_in_4bit: not supported by this runtime: expected false, found true");
+  }
+  const Json& threshold = value_or_null(config, "llm_int8_threshold");
+  // The library's default, 6.0, holds for a file that does not say.
+  const double value = threshold.is_null() ? 6.0 : threshold.is_number() ? threshold.get<double>() : -1.0;
+  if (!(value >= 0.0) || value > 1e30) {
+    fail(where, "llm_int8_threshold: expected a number of at least 0" + found(threshold));
+  }
+  BitsAndBytesConfig result;
+  result.scheme = {.bits = kBits, .format = StoredFormat::bitsandbytes_int8};
+  result.scheme.input = {.type = InputType::int8,
+                         .outliers = value > 0.0 ? OutlierRule::absolute : OutlierRule::columns,
+                         .outlier_threshold = static_cast<float>(value)};
+  const Json& names = value_or_null(config, "llm_int8_skip_modules");
+  if (!names.is_null() && !names.is_array()) fail(where, "llm_int8_skip_modules: expected an array" + found(names));
+  for (const Json& name : names) {
+    if (!name.is_string()) fail(where, "llm_int8_skip_modules: expected strings" + found(name));
+    result.skipped.push_back(name.get<std::string>());
+  }
+  return result;
+}
+
+bool BitsAndBytesConfig::is_skipped(std::string_view module) const {
+  return std::any_of(skipped.begin(), skipped.end(),
+                     [&](const std::string& name) { return module == name || module.ends_with("." + name); });
+}
+
+}  // namespace pare

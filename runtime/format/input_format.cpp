@@ -1,0 +1,247 @@
+#include "runtime/format/input_format.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+
+#include "runtime/format/dtype.h"
+
+namespace pare {
+namespace {
+
+constexpr float kLeastScale = std::numeric_limits<float>::epsilon();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+void require(bool condition, const std::string& name, const std::string& what) {
+  if (!condition) throw std::invalid_argument("input of '" + name + "': " + what);
+}
+
+float clamp(float x, float low, float high) {
+  return std::min(std::max(x, low), high);
+}
+
+void check_shape(std::span<const float> x_TI, int64_t num_in) {
+  if (num_in > 0 && static_cast<int64_t>(x_TI.size()) % num_in == 0) return;
+  throw std::invalid_argument("input format: " + std::to_string(x_TI.size()) + " values are no rows of " +
+                              std::to_string(num_in));
+}
+
+}  // namespace
+
+void validate(const InputFormat& format, int64_t num_in, const std::string& name) {
+  const bool is_fixed = format.range == InputRange::fixed;
+  if (format.type == InputType::fp8) require(format.symmetric, name, "fp8 is symmetric, found a format with a zero");
+  if (is_fixed && !format.is_plain()) {
+    require(std::isfinite(format.scale) && format.scale > 0.0f, name,
+            "expected a positive fixed scale, found " + std::to_string(format.scale));
+    require(format.zero >= -128 && format.zero <= 127 && (format.zero == 0 || !format.symmetric), name,
+            "expected a zero in [-128, 127], and 0 in a symmetric format, found " + std::to_string(format.zero));
+  }
+  if (!format.has_outliers()) return;
+  require(format.type == InputType::int8 && format.range == InputRange::token && format.symmetric, name,
+          "outlier columns go with int8 codes per token, symmetric");
+  if (format.outliers != OutlierRule::columns) {
+    require(std::isfinite(format.outlier_threshold) && format.outlier_threshold > 0.0f, name,
+            "expected a positive outlier threshold, found " + std::to_string(format.outlier_threshold));
+    return;
+  }
+  for (size_t i = 0; i < format.outlier_columns.size(); ++i) {
+    const int32_t column = format.outlier_columns[i];
+    require(column >= 0 && column < num_in && (i == 0 || format.outlier_columns[i - 1] < column), name,
+            "expected ascending outlier columns below " + std::to_string(num_in) + ", found " + std::to_string(column) +
+                " at place " + std::to_string(i));
+  }
+}
+
+std::string input_format_name(const InputFormat& format) {
+  if (format.is_plain()) return "a16";
+  std::string name = format.type == InputType::fp8 ? "afp8" : "a8";
+  if (!format.symmetric) name += "z";
+  if (format.range == InputRange::sequence) name += "seq";
+  if (format.range == InputRange::fixed) name += "fixed";
+  if (format.has_outliers()) name += "+outliers";
+  return name;
+}
+
+// Sixteen lanes, which compilers turn into vectors; the order does not change the result.
+InputExtremes input_extremes(std::span<const float> x) {
+  constexpr size_t kLanes = 16;
+  float low[kLanes] = {}, high[kLanes] = {};
+  uint32_t is_nan[kLanes] = {};
+  size_t i = 0;
+  for (; i + kLanes <= x.size(); i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const float value = x[i + lane];
+      low[lane] = value < low[lane] ? value : low[lane];
+      high[lane] = value > high[lane] ? value : high[lane];
+      is_nan[lane] |= value != value;
+    }
+  }
+  for (; i < x.size(); ++i) {
+    low[0] = std::min(low[0], x[i]);
+    high[0] = std::max(high[0], x[i]);
+    is_nan[0] |= std::isnan(x[i]);
+  }
+  if (std::any_of(is_nan, is_nan + kLanes, [](uint32_t n) { return n != 0; })) return {kNaN, kNaN};
+  return {*std::min_element(low, low + kLanes), *std::max_element(high, high + kLanes)};
+}
+
+InputExtremes join(const InputExtremes& a, const InputExtremes& b) {
+  if (std::isnan(a.low) || std::isnan(b.low)) return {kNaN, kNaN};
+  return {std::min(a.low, b.low), std::max(a.high, b.high)};
+}
+
+InputGrid input_grid(const InputFormat& format, const InputExtremes& extremes) {
+  if (format.range == InputRange::fixed) return {format.scale, format.zero};
+  if (!std::isfinite(extremes.low) || !std::isfinite(extremes.high)) return {kNaN, 0};
+  InputGrid grid;
+  if (format.symmetric) {
+    const float largest = std::max(-extremes.low, extremes.high);
+    grid.scale = largest / (format.type == InputType::fp8 ? kLargestFp8 : 127.5f);
+  } else {
+    grid.scale = (extremes.high - extremes.low) / 255.0f;
+    if (grid.scale != 0.0f) {
+      grid.zero = static_cast<int32_t>(std::rint(clamp(-128.0f - extremes.low / grid.scale, -128.0f, 127.0f)));
+    }
+  }
+  if (std::isinf(grid.scale)) return {kNaN, 0};  // high - low overflowed
+  if (grid.scale == 0.0f) grid.scale = kLeastScale;
+  return grid;
+}
+
+void input_codes(std::span<const float> x, InputGrid& grid, std::span<int8_t> codes) {
+  const float scale = grid.scale, zero = static_cast<float>(grid.zero);
+  const float* const in = x.data();
+  int8_t* const out = codes.data();
+  uint32_t is_nan = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float scaled = in[i] / scale + zero;
+    is_nan |= scaled != scaled;
+    // Written so that a NaN becomes -128: what the conversion to int makes of it is not defined.
+    const float above = scaled > -128.0f ? scaled : -128.0f;
+    out[i] = static_cast<int8_t>(static_cast<int32_t>(__builtin_rintf(above < 127.0f ? above : 127.0f)));
+  }
+  if (is_nan == 0) return;
+  grid = {kNaN, 0};
+  std::fill_n(codes.begin(), x.size(), int8_t{0});
+}
+
+// fp8_to_float(float_to_fp8(x / scale)) * scale without the codes: what is left of a float32 whose mantissa loses 20
+// bits, and below 2^-6, where the spacing is 2^-9, of a sum with 2^14.
+void round_to_fp8(std::span<float> x, const InputGrid& grid) {
+  const float scale = grid.scale;
+  for (float& value : x) {
+    const float scaled = value / scale, absolute = std::abs(scaled);
+    const float magnitude = absolute > kLargestFp8 ? kLargestFp8 : absolute;  // NaN stays
+    const uint32_t bits = std::bit_cast<uint32_t>(magnitude);
+    const float normal = std::bit_cast<float>((bits + 0x7FFFFu + (bits >> 20 & 1u)) & 0xFFF00000u);
+    const float small = (magnitude + 0x1p14f) - 0x1p14f;
+    const float rounded = magnitude != magnitude ? magnitude : magnitude < 0x1p-6f ? small : normal;
+    value = std::copysign(rounded, scaled) * scale;
+  }
+}
+
+// Eight interleaved sums, so that compilers vectorize it and every instruction set adds in the same order.
+double sum_of_squares(std::span<const float> x) {
+  double sums[8] = {};
+  size_t i = 0;
+  for (; i + 8 <= x.size(); i += 8) {
+    for (size_t lane = 0; lane < 8; ++lane) {
+      sums[lane] += static_cast<double>(x[i + lane]) * static_cast<double>(x[i + lane]);
+    }
+  }
+  for (; i < x.size(); ++i) sums[i % 8] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+}
+
+float outlier_limit(const InputFormat& format, std::span<const double> squares_T, int64_t num_in) {
+  if (format.outliers == OutlierRule::absolute) return format.outlier_threshold;
+  if (format.outliers != OutlierRule::relative) return std::numeric_limits<float>::infinity();
+  const double sum = std::accumulate(squares_T.begin(), squares_T.end(), 0.0);
+  const double count = static_cast<double>(squares_T.size()) * static_cast<double>(num_in);
+  return static_cast<float>(format.outlier_threshold * std::sqrt(sum / std::max(count, 1.0)));
+}
+
+float outlier_limit(const InputFormat& format, std::span<const float> x_TI, int64_t num_in) {
+  check_shape(x_TI, num_in);
+  std::vector<double> squares_T;
+  for (size_t row = 0; row < x_TI.size(); row += static_cast<size_t>(num_in)) {
+    squares_T.push_back(sum_of_squares(x_TI.subspan(row, static_cast<size_t>(num_in))));
+  }
+  return outlier_limit(format, squares_T, num_in);
+}
+
+std::vector<int32_t> outlier_columns(const InputFormat& format, std::span<const float> x_TI, int64_t num_in) {
+  check_shape(x_TI, num_in);
+  if (!format.has_outliers() || format.outliers == OutlierRule::columns) return format.outlier_columns;
+  const float limit = outlier_limit(format, x_TI, num_in);
+  std::vector<uint8_t> is_outlier(static_cast<size_t>(num_in), 0);
+  for (size_t row = 0; row < x_TI.size(); row += static_cast<size_t>(num_in)) {
+    for (size_t i = 0; i < is_outlier.size(); ++i) is_outlier[i] |= std::abs(x_TI[row + i]) >= limit;
+  }
+  std::vector<int32_t> columns;
+  if (!(limit > 0.0f)) return columns;  // all x are 0, or one is NaN
+  for (int64_t i = 0; i < num_in; ++i) {
+    if (is_outlier[i]) columns.push_back(static_cast<int32_t>(i));
+  }
+  return columns;
+}
+
+float outlier_row_factor(float largest) {
+  const float factor = 127.0f / largest;
+  return std::isfinite(factor) ? factor : 0.0f;
+}
+
+InputGrid outlier_row_codes(std::span<const float> x, const std::vector<int32_t>& columns, float limit,
+                            std::span<int8_t> codes) {
+  // With a limit it decides value by value, with a list of columns they are passed over.
+  const bool passes_columns = std::isinf(limit);
+  float largest = 0.0f;
+  bool is_nan = std::isnan(limit);
+  size_t next = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const bool in_column = next < columns.size() && static_cast<size_t>(columns[next]) == i;
+    next += in_column;
+    is_nan |= std::isnan(x[i]) || (std::isinf(x[i]) && !in_column);
+    if (std::abs(x[i]) < limit && !(passes_columns && in_column)) largest = std::max(largest, std::abs(x[i]));
+  }
+  const float inverse = is_nan ? 0.0f : outlier_row_factor(largest);
+  for (size_t i = 0; i < x.size(); ++i) {
+    codes[i] = static_cast<int8_t>(inverse == 0.0f ? 0.0f : clamp(std::rint(x[i] * inverse), -127.0f, 127.0f));
+  }
+  for (const int32_t column : columns) codes[static_cast<size_t>(column)] = 0;
+  return {is_nan ? kNaN : largest * (1.0f / 127.0f), 0};
+}
+
+void fake_quantize(const InputFormat& format, std::span<float> x_TI, int64_t num_in) {
+  check_shape(x_TI, num_in);
+  validate(format, num_in, "fake_quantize");
+  if (format.is_plain()) return;
+  const auto width = static_cast<size_t>(num_in);
+  const InputExtremes all = format.range == InputRange::sequence ? input_extremes(x_TI) : InputExtremes{};
+  const std::vector<int32_t> columns = outlier_columns(format, x_TI, num_in);
+  const float limit = outlier_limit(format, x_TI, num_in);
+  std::vector<int8_t> codes(width);
+  for (size_t first = 0; first < x_TI.size(); first += width) {
+    const std::span<float> row = x_TI.subspan(first, width);
+    const std::vector<float> before(row.begin(), row.end());
+    InputGrid grid;
+    if (format.has_outliers()) {
+      grid = outlier_row_codes(row, columns, limit, codes);
+    } else {
+      grid = input_grid(format, format.range == InputRange::token ? input_extremes(row) : all);
+      if (format.type == InputType::fp8) {
+        round_to_fp8(row, grid);
+        continue;
+      }
+      input_codes(row, grid, codes);
+    }
+    for (size_t i = 0; i < width; ++i) row[i] = static_cast<float>(codes[i] - grid.zero) * grid.scale;
+    for (const int32_t column : columns) row[static_cast<size_t>(column)] = before[static_cast<size_t>(column)];
+  }
+}
+
+}  // namespace pare

@@ -1,0 +1,46 @@
+// Regular expressions over module names, as the targets and ignore lists of a quantization_config hold them ("re:...").
+// They come from files that anyone may have written, so the time to match is bounded: states times characters, whatever
+// the pattern (Thompson, "Regular Expression Search Algorithm", CACM 11(6), 1968). No capture, no backtracking.
+#pragma once
+
+#include <bitset>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pare {
+
+// Python's syntax, on ASCII: literals, ".", classes like [a-z], \d \w \s and their negations, groups, alternatives,
+// the quantifiers * + ? {n} {n,} {n,m} (lazy ones match the same names), ^ $ \b \B.
+class NamePattern {
+ public:
+  // Throws std::invalid_argument for what is not in that list (look-around, back references, named groups, inline
+  // flags), for broken syntax, for more than 1000 characters, and for one that unrolls to more than 10,000 states.
+  static NamePattern parse(std::string_view pattern);
+
+  // Whether it matches from the start of `name`, not necessarily to its end (Python's re.match).
+  bool matches(std::string_view name) const;
+
+  // What one character of a name can cost.
+  size_t num_states() const { return states_.size(); }
+
+ private:
+  enum class Kind : uint8_t { characters, split, begin, end, boundary, no_boundary, accept };
+  struct State {
+    Kind kind = Kind::accept;
+    int32_t next = -1;
+    int32_t other = -1;      // of a split
+    int32_t set_index = -1;  // of characters
+  };
+  friend class NamePatternParser;
+
+  bool add(int32_t state, std::string_view name, size_t position, std::vector<int32_t>& active,
+           std::vector<uint32_t>& mark, uint32_t step) const;
+
+  std::vector<State> states_;
+  std::vector<std::bitset<128>> sets_;
+  int32_t start_ = 0;
+};
+
+}  // namespace pare

@@ -1,0 +1,201 @@
+#include "runtime/format/pare_int8.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <utility>
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kOffset = 128;
+constexpr std::array<std::pair<OutlierRule, const char*>, 3> kRules = {
+    {{OutlierRule::absolute, "absolute"}, {OutlierRule::relative, "relative"}, {OutlierRule::columns, "columns"}}};
+
+std::string name_of(const std::string& module, std::string_view suffix) {
+  return module + std::string(suffix);
+}
+
+[[noreturn]] void refuse(const std::string& module, const std::string& what) {
+  throw std::invalid_argument("module '" + module +
+                              "': pare-int8 holds 8-bit weights with a scale per row and int8 "
+                              "inputs per token with outlier columns; " +
+                              what);
+}
+
+void check_fits(const StoredLinear& linear, const PackScheme& scheme, const std::string& module) {
+  const QuantizedWeight& weight = linear.weight;
+  if (weight.bits != 8 || !weight.symmetric || weight.group_size != kPerChannel || !weight.group_of_I.empty() ||
+      weight.code_type != CodeType::integer || weight.scale_dtype != DType::F32) {
+    refuse(module, "found another weight");
+  }
+  if (input_scheme(linear.input) != scheme.input) refuse(module, "found an input that its scheme does not describe");
+  validate(linear.input, weight.num_in, module);
+  if (!linear.input.has_outliers()) refuse(module, "found an input without an outlier rule");
+  const size_t num_values = linear.input.outlier_columns.size() * static_cast<size_t>(weight.num_out);
+  if (linear.outlier_weight_OJ.size() != num_values) {
+    refuse(module, "expected " + std::to_string(num_values) + " outlier weights, found " +
+                       std::to_string(linear.outlier_weight_OJ.size()));
+  }
+}
+
+// The narrowest type that holds every value: that of the source, whose columns they are.
+DType outlier_dtype(std::span<const float> values) {
+  for (const DType dtype : {DType::BF16, DType::F16}) {
+    if (std::all_of(values.begin(), values.end(), [&](float v) { return round_to(v, dtype) == v; })) return dtype;
+  }
+  return DType::F32;
+}
+
+bool has_columns(const PackScheme& scheme) {
+  return scheme.input.outliers == OutlierRule::columns;
+}
+
+[[noreturn]] void fail(const std::string& where, const std::string& what) {
+  throw std::invalid_argument("'" + where + "': quantization_config: " + what);
+}
+
+}  // namespace
+
+std::vector<OwnedTensor> pack_pare_int8(const StoredLinear& linear, const PackScheme& scheme,
+                                        const std::string& module) {
+  const QuantizedWeight& weight = linear.weight;
+  validate(weight, module);
+  check_fits(linear, scheme, module);
+  std::vector<uint8_t> codes_OI(weight.codes_OI.size());
+  std::transform(weight.codes_OI.begin(), weight.codes_OI.end(), codes_OI.begin(),
+                 [](uint8_t code) { return static_cast<uint8_t>(code - kOffset); });
+  std::vector<OwnedTensor> tensors;
+  tensors.push_back(
+      make_tensor<uint8_t>(name_of(module, kPlainSuffix), DType::I8, {weight.num_out, weight.num_in}, codes_OI));
+  tensors.push_back(make_tensor<float>(name_of(module, kScaleSuffix), DType::F32, {weight.num_out}, weight.scales_OG));
+  if (!has_columns(scheme)) {
+    tensors.push_back(make_tensor<float>(name_of(module, kInputThresholdSuffix), DType::F32, {1},
+                                         {&linear.input.outlier_threshold, 1}));
+    return tensors;
+  }
+  const auto num_columns = static_cast<int64_t>(linear.input.outlier_columns.size());
+  if (num_columns == 0) return tensors;
+  tensors.push_back(make_tensor<int32_t>(name_of(module, kOutlierColumnsSuffix), DType::I32, {num_columns},
+                                         linear.input.outlier_columns));
+  const DType dtype = outlier_dtype(linear.outlier_weight_OJ);
+  std::vector<std::byte> bytes(linear.outlier_weight_OJ.size() * dtype_size_bytes(dtype));
+  convert_from_float(dtype, linear.outlier_weight_OJ, bytes);
+  tensors.push_back({name_of(module, kOutlierWeightSuffix), dtype, {weight.num_out, num_columns}, std::move(bytes)});
+  return tensors;
+}
+
+void check_pare_int8_tensors(const PareInt8Tensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                             const std::string& module) {
+  require_tensor(tensors.weight, name_of(module, kPlainSuffix), DType::I8, {num_out, num_in});
+  require_tensor(tensors.scale, name_of(module, kScaleSuffix), DType::F32, {num_out});
+  if (!has_columns(scheme)) {
+    require_tensor(tensors.threshold, name_of(module, kInputThresholdSuffix), DType::F32, {1});
+    return;
+  }
+  if (tensors.outlier_columns == nullptr && tensors.outlier_weight == nullptr) return;
+  const std::string name = name_of(module, kOutlierColumnsSuffix);
+  const int64_t num_columns = tensors.outlier_columns != nullptr && tensors.outlier_columns->shape.size() == 1
+                                  ? tensors.outlier_columns->shape[0]
+                                  : 1;
+  if (num_columns < 1 || num_columns > num_in) {
+    throw std::runtime_error("tensor '" + name + "': expected 1 to " + std::to_string(num_in) + " columns, found " +
+                             std::to_string(num_columns));
+  }
+  require_tensor(tensors.outlier_columns, name, DType::I32, {num_columns});
+  const TensorView* weight = tensors.outlier_weight;
+  const bool is_float =
+      weight != nullptr && (weight->dtype == DType::BF16 || weight->dtype == DType::F16 || weight->dtype == DType::F32);
+  require_tensor(weight, name_of(module, kOutlierWeightSuffix), is_float ? weight->dtype : DType::BF16,
+                 {num_out, num_columns});
+}
+
+StoredLinear unpack_pare_int8(const PareInt8Tensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                              const std::string& module) {
+  check_pare_int8_tensors(tensors, scheme, num_out, num_in, module);
+  StoredLinear linear;
+  QuantizedWeight& weight = linear.weight;
+  weight.num_out = num_out;
+  weight.num_in = num_in;
+  weight.bits = 8;
+  weight.scale_dtype = DType::F32;
+  weight.codes_OI.resize(tensors.weight->data.size());
+  std::transform(tensors.weight->data.begin(), tensors.weight->data.end(), weight.codes_OI.begin(),
+                 [](std::byte code) { return static_cast<uint8_t>(static_cast<int>(code) + kOffset); });
+  weight.scales_OG.resize(static_cast<size_t>(num_out));
+  convert_to_float(DType::F32, tensors.scale->data, weight.scales_OG);
+  validate(weight, module);
+
+  linear.input = scheme.input;
+  if (!has_columns(scheme)) {
+    convert_to_float(DType::F32, tensors.threshold->data, {&linear.input.outlier_threshold, 1});
+  } else if (tensors.outlier_columns != nullptr) {
+    linear.input.outlier_columns.resize(static_cast<size_t>(tensors.outlier_columns->num_elements()));
+    std::memcpy(linear.input.outlier_columns.data(), tensors.outlier_columns->data.data(),
+                tensors.outlier_columns->data.size());
+    linear.outlier_weight_OJ.resize(static_cast<size_t>(tensors.outlier_weight->num_elements()));
+    convert_to_float(tensors.outlier_weight->dtype, tensors.outlier_weight->data, linear.outlier_weight_OJ);
+    if (!std::all_of(linear.outlier_weight_OJ.begin(), linear.outlier_weight_OJ.end(),
+                     [](float v) { return std::isfinite(v); })) {
+      throw std::runtime_error("tensor '" + name_of(module, kOutlierWeightSuffix) + "': expected finite values");
+    }
+  }
+  try {
+    validate(linear.input, num_in, module);
+  } catch (const std::invalid_argument& error) {
+    throw std::runtime_error(error.what());
+  }
+  return linear;
+}
+
+std::string pare_int8_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore) {
+  if (modules.empty()) throw std::invalid_argument("pare-int8 quantization_config: expected at least one module");
+  const OutlierRule rule = modules.front().scheme.input.outliers;
+  for (const StoredModule& module : modules) {
+    if (module.is_linear && module.scheme.input.outliers == rule) continue;
+    throw std::invalid_argument("pare-int8 quantization_config: module '" + module.name +
+                                "' is no linear, or has another outlier rule than '" + modules.front().name + "'");
+  }
+  const auto name = std::find_if(kRules.begin(), kRules.end(), [&](const auto& r) { return r.first == rule; });
+  if (name == kRules.end()) throw std::invalid_argument("pare-int8 quantization_config: expected an outlier rule");
+  nlohmann::ordered_json config;
+  config["quant_method"] = kPareInt8Method;
+  config["outliers"] = name->second;
+  config["ignore"] = std::vector<std::string>(ignore.begin(), ignore.end());
+  return config.dump(2);
+}
+
+PareInt8Config PareInt8Config::parse(const std::string& json, const std::string& where) {
+  const Json config = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object() || config.value("quant_method", Json()) != kPareInt8Method) {
+    fail(where, "quant_method: expected \"" + std::string(kPareInt8Method) + "\"");
+  }
+  PareInt8Config result;
+  result.scheme = {.bits = 8, .format = StoredFormat::pare_int8};
+  result.scheme.input.type = InputType::int8;
+  const Json outliers = config.value("outliers", Json());
+  const auto rule = std::find_if(kRules.begin(), kRules.end(), [&](const auto& r) { return outliers == r.second; });
+  if (rule == kRules.end()) {
+    fail(where, "outliers: expected \"absolute\", \"relative\" or \"columns\", found " +
+                    outliers.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 100));
+  }
+  result.scheme.input.outliers = rule->first;
+  const Json ignore = config.value("ignore", Json::array());
+  if (!ignore.is_array()) fail(where, "ignore: expected an array of strings");
+  for (const Json& name : ignore) {
+    if (!name.is_string()) fail(where, "ignore: expected an array of strings");
+    result.ignore.push_back(name.get<std::string>());
+  }
+  return result;
+}
+
+bool PareInt8Config::is_ignored(std::string_view module) const {
+  return std::find(ignore.begin(), ignore.end(), module) != ignore.end();
+}
+
+}  // namespace pare

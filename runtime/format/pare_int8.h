@@ -1,0 +1,66 @@
+// pare's own container for LLM.int8 (arXiv 2208.07339), for what bitsandbytes' layout cannot say: outlier columns known
+// beforehand, kept in the model's 16 bits beside int8 codes whose scales do not see them, and thresholds in each
+// layer's own units.
+//
+// Tensors of a module with weight [O, I] (names are the module's name + suffix):
+//   weight          I8 [O, I]            signed codes, ours - 128; 0 in the outlier columns
+//   weight_scale    F32 [O]
+//   outlier_columns I32 [J]              "outliers": "columns", J > 0 only: ascending
+//   outlier_weight  BF16, F16, F32 [O, J]   beside it
+//   input_threshold F32 [1]              "outliers": "absolute" or "relative"
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/format/compressed_tensors.h"
+#include "runtime/format/stored_scheme.h"
+#include "runtime/format/tensor_view.h"
+
+namespace pare {
+
+inline constexpr std::string_view kPareInt8Method = "pare-int8";
+inline constexpr std::string_view kOutlierColumnsSuffix = ".outlier_columns";
+inline constexpr std::string_view kOutlierWeightSuffix = ".outlier_weight";
+inline constexpr std::string_view kInputThresholdSuffix = ".input_threshold";
+
+// Throws std::runtime_error when the weight is invalid (see validate), and std::invalid_argument when the linear is not
+// what the scheme describes or an outlier weight is not exactly representable in outlier_dtype (BF16, F16 or F32).
+std::vector<OwnedTensor> pack_pare_int8(const StoredLinear& linear, const PackScheme& scheme,
+                                        const std::string& module);
+
+// What a reader has found under the module's name; null: absent.
+struct PareInt8Tensors {
+  const TensorView* weight = nullptr;
+  const TensorView* scale = nullptr;
+  const TensorView* outlier_columns = nullptr;
+  const TensorView* outlier_weight = nullptr;
+  const TensorView* threshold = nullptr;
+};
+
+// Checks dtypes and shapes for a weight [num_out, num_in]; reads no values. Throws std::runtime_error.
+void check_pare_int8_tensors(const PareInt8Tensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                             const std::string& module);
+// The inverse of packing, with every value checked. Throws std::runtime_error.
+StoredLinear unpack_pare_int8(const PareInt8Tensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                              const std::string& module);
+
+// The JSON object for the key "quantization_config". Throws std::invalid_argument for modules whose outlier rules
+// differ, or that are no linears.
+std::string pare_int8_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore);
+
+// A quantization_config of this container as read.
+struct PareInt8Config {
+  PackScheme scheme;  // of every quantized module; its input's threshold is the module's own
+  std::vector<std::string> ignore;
+
+  // Throws std::invalid_argument for what is no such configuration; `where` names the file.
+  static PareInt8Config parse(const std::string& json, const std::string& where);
+  bool is_ignored(std::string_view module) const;
+};
+
+}  // namespace pare

@@ -1,0 +1,46 @@
+// How the linears of a checkpoint are stored: the facts that the configurations of all containers state, in one form.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/format/linear_weights.h"
+
+namespace pare {
+
+// The container's word for how GPTQ ordered the columns. weight: groups keep their place ("static"); group: groups were
+// formed in that order and weight_g_idx says which column is in which.
+enum class StoredActOrder { none, weight, group };
+
+// Which tensors hold the weight: the first three are compressed-tensors' formats of these names (compressed_tensors.h).
+enum class StoredFormat { pack_quantized, int_quantized, float_quantized, awq_gemm, bitsandbytes_int8, pare_int8 };
+
+// How one module is stored. Two modules of one scheme can be described together.
+struct PackScheme {
+  int bits = 4;                      // 2, 3, 4, 8; 8 for float_quantized
+  int64_t group_size = kPerChannel;  // or a positive size
+  bool symmetric = true;
+  StoredActOrder act_order = StoredActOrder::none;
+  StoredFormat format = StoredFormat::pack_quantized;
+  bool per_tensor = false;  // the file holds one scale; group_size is kPerChannel and every row has that scale
+  InputFormat input = {};   // without scale, zero and outlier columns, which are the linear's own (input_scheme)
+  bool operator==(const PackScheme&) const = default;
+};
+
+// What modules of one scheme share: the format without the values that belong to one linear.
+inline InputFormat input_scheme(InputFormat input) {
+  input.scale = 0.0f;
+  input.zero = 0;
+  input.outlier_columns.clear();
+  return input;
+}
+
+// What a reader makes of one module and a writer takes.
+struct StoredLinear {
+  QuantizedWeight weight;
+  InputFormat input = {};
+  DType input_scale_dtype = DType::BF16;      // of a fixed range: holds input.scale exactly
+  std::vector<float> outlier_weight_OJ = {};  // as in LinearWeights; pare_int8 alone stores it
+};
+
+}  // namespace pare

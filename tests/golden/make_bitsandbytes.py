@@ -1,0 +1,48 @@
+"""Writes tests/golden/formats/int8.safetensors: what bitsandbytes' own Linear8bitLt stores for random weights on a CPU.
+
+For each of two modules its state dict (weight, SCB, weight_format) and `dense`, the library's own dequantization of it;
+`x`, rows of a float32 model that float16 holds exactly, some columns of which reach the threshold, and what the library
+makes of them: `y` with the threshold 6 and `y_no_outliers` with the threshold 0.
+
+Run: python tests/golden/make_bitsandbytes.py, with the packages of tests/requirements.txt and bitsandbytes==0.50.2
+(which no test needs); the result is deterministic.
+"""
+
+import pathlib
+
+import torch
+from bitsandbytes.functional import int8_vectorwise_dequant
+from bitsandbytes.nn import Linear8bitLt
+from safetensors.torch import save_file
+
+FOLDER = pathlib.Path(__file__).parent / "formats"
+
+
+def main():
+    generator = torch.Generator().manual_seed(9)
+    tensors = {}
+    for name, num_out, num_in in (("square", 16, 16), ("wide", 5, 77)):
+        weight = torch.randn(num_out, num_in, generator=generator).half() * torch.rand(num_out, 1, generator=generator).half()
+        layer = Linear8bitLt(num_in, num_out, bias=False, has_fp16_weights=False, threshold=6.0)
+        layer.load_state_dict({"weight": weight})
+        state = layer.to("cpu").state_dict()
+        assert set(state) == {"weight", "SCB", "weight_format"}, set(state)
+        tensors |= {f"{name}.{key}": value.clone().contiguous() for key, value in state.items()}
+        tensors[f"{name}.dense"] = int8_vectorwise_dequant(state["weight"], state["SCB"])
+        inputs = torch.Generator().manual_seed(num_in)
+        x = torch.randn(7, num_in, generator=inputs)
+        x[:, 3] *= 9
+        x[2:5, num_in - 2] *= 12
+        x = x.half().float()
+        assert (x.abs() >= 6).any(0).sum() in range(2, 5)
+        tensors[f"{name}.x"] = x
+        layer.eval()  # in training mode it multiplies dequantized weights
+        for key, threshold in (("y", 6.0), ("y_no_outliers", 0.0)):
+            layer.state.threshold = threshold
+            tensors[f"{name}.{key}"] = layer(x).detach().contiguous()
+            assert tensors[f"{name}.{key}"].dtype == torch.float32
+    save_file(tensors, FOLDER / "int8.safetensors", metadata={"format": "pt"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+// Plain loops for 8-bit activations: the oracle of int8_kernels.h. They read codes as they stand in a checkpoint and
+// know nothing of panels, strips or tiles.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+namespace pare {
+
+// y[r, o] as int8_kernels.h defines it, with the same float32 operations in the same order: the same bits.
+// codes_OK: weight codes minus their zero (|value| <= 128); scales_OG; group_size divides num_k. x_RK with row scales
+// and zeros (empty: symmetric). bias_O may be empty. Outliers: outliers_RJ times outlier_weights_OJ, both may be empty.
+struct PlainInt8Linear {
+  int64_t num_out, num_k, group_size;
+  std::span<const int16_t> codes_OK;
+  std::span<const float> scales_OG;
+  std::span<const float> bias_O;
+  int64_t num_outliers;
+  std::span<const float> outlier_weights_OJ;
+};
+inline void plain_int8_multiply(const PlainInt8Linear& linear, const int8_t* x_RK, int64_t x_stride,
+                                std::span<const float> scales_R, std::span<const int32_t> zeros_R,
+                                std::span<const float> outliers_RJ, float* y_RO, int64_t y_stride) {
+  const int64_t num_groups = linear.num_k / linear.group_size;
+  for (int64_t r = 0; r < static_cast<int64_t>(scales_R.size()); ++r) {
+    const int32_t zero = zeros_R.empty() ? 0 : zeros_R[r];
+    for (int64_t o = 0; o < linear.num_out; ++o) {
+      float total = 0.0f;
+      for (int64_t g = 0; g < num_groups; ++g) {
+        int32_t sum = 0;
+        for (int64_t k = g * linear.group_size; k < (g + 1) * linear.group_size; ++k) {
+          sum += (x_RK[r * x_stride + k] - zero) * linear.codes_OK[o * linear.num_k + k];
+        }
+        total = std::fma(static_cast<float>(sum), linear.scales_OG[o * num_groups + g], total);
+      }
+      float start = linear.bias_O.empty() ? 0.0f : linear.bias_O[o];
+      for (int64_t j = 0; j < linear.num_outliers; ++j) {
+        start = std::fma(outliers_RJ[r * linear.num_outliers + j],
+                         linear.outlier_weights_OJ[o * linear.num_outliers + j], start);
+      }
+      y_RO[r * y_stride + o] = std::fma(total, scales_R[r], start);
+    }
+  }
+}
+
+}  // namespace pare
