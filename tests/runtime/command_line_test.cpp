@@ -313,14 +313,16 @@ TEST_F(PareRuntime, AGgufFileIsReadAsItsImportAndLeavesNothing) {
 }
 
 TEST_F(PareRuntime, SignalsEndWith130) {
-  // Enough windows for minutes; the signal comes when a loaded machine has started the program as well.
+  // Enough windows for minutes; the signal comes when a loaded machine has started the program as well, and once:
+  // without
+  // --foreground it goes to the process group too, and the second one kills.
   const TokenWindows few = read_npy(npy_);
   TokenWindows many = {.num_windows = 200000, .num_tokens = 64, .ids_NT = {}};
   while (many.ids_NT.size() < 200000 * 64) many.ids_NT.insert(many.ids_NT.end(), few.ids_NT.begin(), few.ids_NT.end());
   write_npy(folder_.path() / "many.npy", many);
   for (const std::string signal : {"INT", "TERM"}) {
     const Outcome result = run("eval " + model_.string() + " --json --text " + (folder_.path() / "many.npy").string(),
-                               "timeout --preserve-status -s " + signal + " 4");
+                               "timeout --foreground --preserve-status -s " + signal + " 4");
     EXPECT_EQ(result.status, 130) << signal << ": " << result.err;
     EXPECT_EQ(result.out, "");
     EXPECT_NE(result.err.find("interrupted"), std::string::npos);
