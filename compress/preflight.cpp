@@ -283,6 +283,18 @@ std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDesc
       if (!layer.options) continue;
       const PackScheme& scheme = layer.scheme;
       if (std::find(schemes.begin(), schemes.end(), scheme) == schemes.end()) schemes.push_back(scheme);
+      if (scheme.format == StoredFormat::pare_int8) {
+        for (Reasons* reasons : {&transformers, &vllm, &converter})
+          reasons->add("the container pare-int8 is pare's own");
+        continue;
+      }
+      if (scheme.format == StoredFormat::awq_gemm || scheme.format == StoredFormat::bitsandbytes_int8) {
+        converter.add(scheme.format == StoredFormat::awq_gemm ? "AWQ GEMM is not read" : "bitsandbytes is not read");
+        continue;
+      }
+      if (scheme.input.type == InputType::int8 && scheme.input.range == InputRange::sequence) {
+        vllm.add("int8 inputs with a dynamic range per tensor: only per token, or static");
+      }
       if (scheme.bits != 4 && scheme.bits != 8) vllm.add(std::to_string(scheme.bits) + " bits: only 4 and 8 are read");
       if (!scheme.symmetric && scheme.bits != 4) vllm.add("asymmetric weights are read with 4 bits only");
       if (layer.linear.num_in % kMarlinColumns != 0 || layer.linear.num_out % kMarlinRows != 0) {
