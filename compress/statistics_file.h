@@ -9,8 +9,8 @@
 //     hessian_diagonal, min, max, mean_abs    [I] float32
 //     sample              [R, I] float32
 //
-// Written twice, a file has the same bytes: it holds no times. Floats are stored as they are: HDF5's deflate with shuffle
-// would save 13 % and write 46 MB a second.
+// Written twice, a file has the same bytes: it holds no times. Floats are stored as they are: HDF5's deflate with
+// shuffle would save 13 % and write 46 MB a second.
 #pragma once
 
 #include <cstdint>
