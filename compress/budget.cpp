@@ -20,6 +20,9 @@ using Json = nlohmann::ordered_json;
 // tensors more than it had.
 constexpr int64_t kHeaderBytes = 200;
 constexpr int64_t kLayerHeaderBytes = 3 * kHeaderBytes;
+// The container's weight_shape. Layers that are left alone have none, but are charged with one: otherwise the sizes had
+// no larger common unit than 16 bytes, and the exact table over them would not fit.
+constexpr int64_t kShapeBytes = 16;
 // Points of the curve that are drawn beside the corners of its hull.
 constexpr size_t kDrawnPoints = 500;
 
@@ -163,16 +166,18 @@ BitChoice choose_bits(const Survey& survey, const PlannedRun& plan, const Checkp
   for (size_t g = 0; g < survey.groups.size(); ++g) {
     BudgetGroup& group = groups.emplace_back();
     group.name = survey.groups[g].name;
+    const auto shape_bytes = static_cast<int64_t>(survey.groups[g].layers.size()) * kShapeBytes;
     for (const SurveyedCandidate& candidate : survey.groups[g].candidates) {
-      group.candidates.push_back(
-          {candidate.bits, candidate.group_size, candidate.size_bytes, candidate.error * measured[g].loss_per_error});
+      group.candidates.push_back({candidate.bits, candidate.group_size,
+                                  candidate.size_bytes + (candidate.bits == kUnquantizedBits ? shape_bytes : 0),
+                                  candidate.error * measured[g].loss_per_error});
     }
   }
   const BudgetPlan solved = plan_bits(groups, budget_bytes - sizes.left_alone_bytes);
 
   BitChoice choice;
   choice.budget_bytes = budget_bytes;
-  choice.size_bytes = solved.size_bytes + sizes.left_alone_bytes;
+  choice.size_bytes = sizes.left_alone_bytes;
   choice.num_weights = sizes.num_weights;
   choice.loss = solved.loss;
   choice.lower_bound = solved.lower_bound;
@@ -181,8 +186,10 @@ BitChoice choose_bits(const Survey& survey, const PlannedRun& plan, const Checkp
   for (CurvePoint& point : choice.curve) point.size_bytes += sizes.left_alone_bytes;
   for (size_t g = 0; g < groups.size(); ++g) {
     const BitCandidate& chosen = groups[g].candidates[static_cast<size_t>(solved.chosen[g])];
-    choice.groups.push_back({groups[g].name, survey.groups[g].layers, chosen.bits, chosen.group_size, chosen.size_bytes,
+    const int64_t size_bytes = survey.groups[g].candidates[static_cast<size_t>(solved.chosen[g])].size_bytes;
+    choice.groups.push_back({groups[g].name, survey.groups[g].layers, chosen.bits, chosen.group_size, size_bytes,
                              measured[g].loss_per_error, measured[g].is_floor, chosen.loss});
+    choice.size_bytes += size_bytes;
   }
   for (const int bits : {3, 4, 8}) {
     for (const int64_t group_size : {kPerChannel, int64_t{64}, int64_t{32}}) {
