@@ -58,17 +58,6 @@ std::string_view part_name(RoundedPart part) {
   throw std::invalid_argument("no such part");
 }
 
-Estimate estimate_over_windows(std::span<const double> values) {
-  const auto num = static_cast<double>(values.size());
-  Estimate result;
-  for (const double value : values) result.value += value / num;
-  if (values.size() < 2) return result;
-  double sum_of_squares = 0.0;
-  for (const double value : values) sum_of_squares += (value - result.value) * (value - result.value);
-  result.standard_error = std::sqrt(sum_of_squares / (num - 1.0) / num);
-  return result;
-}
-
 LeaveOneOut::Work::Work(const ModelDescription& model, int64_t num_tokens)
     : scratch(model, num_tokens),
       mixed_TI(at::empty({num_tokens, model.num_heads * model.head_size}, at::kFloat)),

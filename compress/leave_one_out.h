@@ -88,7 +88,4 @@ class LeaveOneOut {
   double baseline_nll_ = 0.0;
 };
 
-// Mean over windows with the standard error that their spread gives (evaluate.h); nothing for one window.
-Estimate estimate_over_windows(std::span<const double> values);
-
 }  // namespace pare

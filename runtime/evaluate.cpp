@@ -5,7 +5,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <vector>
@@ -35,16 +34,10 @@ struct WindowMeans {
   double agreement = 0.0;  // of the arg maxes with the reference's, or with the targets
 };
 
-// Mean and standard error of one value per window.
 Estimate estimate(std::span<const WindowMeans> windows, const std::function<double(const WindowMeans&)>& value) {
-  const auto num = static_cast<double>(windows.size());
-  Estimate result;
-  for (const WindowMeans& window : windows) result.value += value(window) / num;
-  if (windows.size() < 2) return result;
-  double sum_of_squares = 0.0;
-  for (const WindowMeans& window : windows) sum_of_squares += std::pow(value(window) - result.value, 2);
-  result.standard_error = std::sqrt(sum_of_squares / (num - 1.0) / num);
-  return result;
+  std::vector<double> values;
+  for (const WindowMeans& window : windows) values.push_back(value(window));
+  return estimate_over_windows(values);
 }
 
 // exp of an estimate, the error to first order: d exp(x) = exp(x) dx.
@@ -196,6 +189,17 @@ std::string with_error(const Estimate& estimate, int num_decimals) {
 }
 
 }  // namespace
+
+Estimate estimate_over_windows(std::span<const double> values) {
+  const auto num = static_cast<double>(values.size());
+  Estimate result;
+  for (const double value : values) result.value += value / num;
+  if (values.size() < 2) return result;
+  double sum_of_squares = 0.0;
+  for (const double value : values) sum_of_squares += (value - result.value) * (value - result.value);
+  result.standard_error = std::sqrt(sum_of_squares / (num - 1.0) / num);
+  return result;
+}
 
 std::string_view protocol_name(Protocol protocol) {
   return protocol == Protocol::gptq ? "gptq" : "llama.cpp";

@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -65,6 +66,8 @@ struct Estimate {
   double value = 0.0;
   std::optional<double> standard_error;
 };
+// Of at least one value, one for each window.
+Estimate estimate_over_windows(std::span<const double> values);
 
 // Model Q against reference P on the same windows. Differences are taken window by window before the error is
 // estimated, so that what both find hard cancels.
