@@ -33,17 +33,6 @@ TokenWindows read_windows(const CalibrationRecipe& recipe, const Checkpoint& che
   return read_calibration(recipe, tokenizer ? &*tokenizer : nullptr, checkpoint.description());
 }
 
-void check_weights(const Checkpoint& checkpoint) {
-  for (const BlockDescription& block : checkpoint.description().blocks) {
-    for (const Stage stage : kStages) {
-      for (const LinearDescription& linear : stage_layers(block, stage)) {
-        checkpoint.linear(linear);
-        checkpoint.drop_pages(linear);
-      }
-    }
-  }
-}
-
 // All stages of all blocks, each written as soon as it is complete. Returns the seconds spent writing.
 double write_statistics(const Checkpoint& checkpoint, int64_t num_tokens, BlockWalk& walk, StatisticsWriter& writer,
                         Progress& progress) {
@@ -86,13 +75,14 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
 
   const int64_t num_rows = std::min(kNumSampleRows, windows.num_windows * windows.num_tokens);
   const Workload workload{windows.num_windows, windows.num_tokens, {}, num_threads};
+  const PlannedRun plan = calibration_plan(model);
   const Prediction prediction = predict_calibration(
-      checkpoint, workload, StatisticsWriter::size_bytes(model, num_rows), read_memory_usage().held_bytes,
+      plan, checkpoint, workload, StatisticsWriter::size_bytes(model, num_rows), read_memory_usage().held_bytes,
       options.max_memory_bytes.value_or(available_memory_bytes() / 10 * 8), measure_matmul_rate(num_threads));
   for (const std::string& line : to_lines(prediction)) progress.print(line);
   if (options.dry_run) return to_json(prediction);
   check_disk_space(output, prediction);
-  check_weights(checkpoint);
+  check_weights(plan, checkpoint);
 
   const fs::path folder = fs::absolute(output).parent_path();
   if (!fs::is_directory(folder)) {

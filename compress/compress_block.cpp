@@ -26,19 +26,6 @@ std::vector<const PlannedLayer*> compressed_layers(const std::vector<PlannedLaye
   return found;
 }
 
-// The first layer that GPTQ rounds speaks for all: damping and order are the pass's.
-std::optional<GptqFactor> factor_of(const std::vector<const PlannedLayer*>& layers, const at::Tensor& hessian_II) {
-  for (const PlannedLayer* layer : layers) {
-    if (layer->options->method != Method::gptq) continue;
-    try {
-      return factorize(hessian_II, layer->options->gptq);
-    } catch (const std::invalid_argument& error) {
-      throw UnusableInput(layer->linear.name + ": " + error.what());
-    }
-  }
-  return std::nullopt;
-}
-
 // What a scaling pass found for a stage's input; scales_I undefined: s = 1.
 struct FoundScales {
   at::Tensor scales_I;

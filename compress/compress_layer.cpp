@@ -151,6 +151,18 @@ void complete_record(CompressedLayer& layer, const LinearDescription& linear, st
 
 }  // namespace
 
+std::optional<GptqFactor> factor_of(const std::vector<const PlannedLayer*>& layers, const at::Tensor& hessian_II) {
+  for (const PlannedLayer* layer : layers) {
+    if (layer->options->method != Method::gptq) continue;
+    try {
+      return factorize(hessian_II, layer->options->gptq);
+    } catch (const std::invalid_argument& error) {
+      throw UnusableInput(layer->linear.name + ": " + error.what());
+    }
+  }
+  return std::nullopt;
+}
+
 CompressedLayer compress_layer(const PlannedLayer& layer, const at::Tensor& weight_OI,
                                const LayerStatistics& statistics, const std::optional<GptqFactor>& factor,
                                const InputFormat& input) {

@@ -2,13 +2,17 @@
 #pragma once
 
 #include <optional>
-#include <span>
+#include <vector>
 
 #include "compress/artifact.h"
 #include "compress/preflight.h"
 #include "quant/gptq.h"
 
 namespace pare {
+
+// The factor of a stage's H for the layers that GPTQ rounds; nothing when it rounds none. The first of them speaks for
+// all: damping and order are the pass's. Throws UnusableInput, with that layer's name, for an H that is none.
+std::optional<GptqFactor> factor_of(const std::vector<const PlannedLayer*>& layers, const at::Tensor& hessian_II);
 
 struct CompressedLayer {
   StoredLinear stored;

@@ -293,19 +293,14 @@ Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const W
   return prediction;
 }
 
-Prediction predict_calibration(const Checkpoint& checkpoint, const Workload& workload, int64_t file_bytes,
-                               int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate) {
+Prediction predict_calibration(const PlannedRun& plan, const Checkpoint& checkpoint, const Workload& workload,
+                               int64_t file_bytes, int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate) {
   const ModelDescription& model = checkpoint.description();
-  PlannedRun plan;  // every layer needs H
   int64_t largest_block = 0, largest_stage = 0;
   for (const BlockDescription& block : model.blocks) {
-    std::vector<PlannedLayer>& layers = plan.blocks.emplace_back();
     int64_t num_weights = 0;
     for (const Stage stage : kStages) {
-      for (const LinearDescription& linear : stage_layers(block, stage)) {
-        layers.push_back({linear, stage, 0, LayerOptions{}});
-        num_weights += linear.num_out * linear.num_in;
-      }
+      for (const LinearDescription& linear : stage_layers(block, stage)) num_weights += linear.num_out * linear.num_in;
       const int64_t width = stage_width(block, stage);
       largest_stage = std::max(
           largest_stage,

@@ -62,9 +62,9 @@ int64_t available_memory_bytes();
 Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
                    int64_t max_memory_bytes, double matmul_rate);
 
-// The same of pare calibrate, which writes file_bytes and compresses nothing.
-Prediction predict_calibration(const Checkpoint& checkpoint, const Workload& workload, int64_t file_bytes,
-                               int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
+// The same of pare calibrate (calibration_plan), which writes file_bytes and compresses nothing.
+Prediction predict_calibration(const PlannedRun& plan, const Checkpoint& checkpoint, const Workload& workload,
+                               int64_t file_bytes, int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
 
 // Lines for people, and a JSON object.
 std::vector<std::string> to_lines(const Prediction& prediction);

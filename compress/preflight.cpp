@@ -94,9 +94,8 @@ void check_inputs_agree(const std::vector<PlannedLayer>& layers) {
 // What the AWQ GEMM container holds is fixed (awq_gemm.h); said before any work.
 void check_awq_gemm(const LayerOptions& options, const std::string& layer) {
   const GridOptions& grid = options.gptq.grid;
-  const bool has_grid = options.method == Method::rtn || options.method == Method::gptq;
   const bool moves_groups = options.method == Method::gptq && options.gptq.act_order == ActOrder::group;
-  if (has_grid && grid.bits == 4 && options.input.is_plain() && !moves_groups) return;
+  if (rounds_to_grid(options.method) && grid.bits == 4 && options.input.is_plain() && !moves_groups) return;
   throw std::invalid_argument(
       "recipe: container awq-gemm holds 4-bit weights of rtn or gptq with 16-bit inputs and "
       "without act_order group; " +
@@ -125,7 +124,7 @@ class Reasons {
 }  // namespace
 
 StatisticsNeed statistics_need(const LayerOptions& options) {
-  const bool has_grid = options.method == Method::rtn || options.method == Method::gptq;
+  const bool has_grid = rounds_to_grid(options.method);
   const ScaleSearch scales = options.gptq.grid.scales;
   if (options.method == Method::gptq || options.refine.sweeps > 0 || (has_grid && scales == ScaleSearch::hessian)) {
     return StatisticsNeed::hessian;
@@ -156,6 +155,7 @@ PackScheme storage_scheme(const LayerOptions& options, Container container) {
   } else if (container == Container::awq_gemm) {
     scheme.format = StoredFormat::awq_gemm;
     scheme.act_order = StoredActOrder::none;  // not recorded there
+    scheme.symmetric = false;                 // zeros are stored for every weight
   } else if (grid.per_tensor ||
              (grid.bits == 8 && !options.input.is_plain() && scheme.act_order != StoredActOrder::group)) {
     scheme.format = StoredFormat::int_quantized;
@@ -264,6 +264,21 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
   }
   if (plan.needs_calibration && !recipe.calibration) {
     throw std::invalid_argument("recipe: the passes need calibration data: add 'calibration:'");
+  }
+  return plan;
+}
+
+PlannedRun calibration_plan(const ModelDescription& model) {
+  PlannedRun plan;
+  plan.needs_calibration = true;
+  for (const BlockDescription& block : model.blocks) {
+    std::vector<PlannedLayer>& layers = plan.blocks.emplace_back();
+    for (const Stage stage : kStages) {
+      const std::vector<LinearDescription> linears = stage_layers(block, stage);
+      for (size_t index = 0; index < linears.size(); ++index) {
+        layers.push_back({linears[index], stage, index, LayerOptions{}, {}});
+      }
+    }
   }
   return plan;
 }

@@ -59,6 +59,9 @@ struct EngineVerdict {
   std::vector<std::string> reasons;  // why not, or with what restriction
 };
 
+// What pare calibrate does: every layer of every block is there and needs all statistics; nothing is compressed.
+PlannedRun calibration_plan(const ModelDescription& model);
+
 // Who loads the artifact that the plan makes: this runtime, transformers, vLLM and llama.cpp's converter. The rules are
 // those of the releases named in preflight.cpp.
 std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDescription& model);

@@ -100,13 +100,33 @@ void read_exclude(const Value& list, std::vector<std::string>& exclude) {
   for (const Value& item : list.list()) exclude.push_back(item.text());
 }
 
+void require_calibration(const Value& value, bool has_calibration, const std::string& what,
+                         const std::string& instead) {
+  if (has_calibration) return;
+  value.fail(what + ": add 'calibration:' to the recipe" + (instead.empty() ? "" : ", or " + instead));
+}
+
+// A static range is measured; all others are found as inputs come.
+void check_range(const InputFormat& input, const Value& value, bool has_calibration) {
+  if (input.range != InputRange::fixed) return;
+  require_calibration(value, has_calibration, "a static range is measured on calibration data", "use token or tensor");
+}
+
+// fp8 and llm_int8 leave nothing of the grid to choose: 8 bits, a scale per output, no refinement of codes.
+void use_eight_bits_per_channel(LayerOptions& layer) {
+  layer.refine.sweeps = 0;
+  layer.gptq.grid.bits = 8;
+  layer.gptq.grid.group_size = kPerChannel;
+  layer.gptq.grid.scales = ScaleSearch::minmax;
+}
+
 // `awq:` or `smoothquant:` with its options, and `layers:` beside it.
 ScalingRecipe read_scaling(const Value& value, bool has_calibration) {
   ScalingRecipe scaling;
   int num_methods = 0;
   const auto check = [&](const Value& v, const std::string& name) {
     if (++num_methods > 1) v.fail("one pass has one method; keep awq or smoothquant");
-    if (!has_calibration) v.fail(name + " needs calibration data: add 'calibration:' to the recipe");
+    require_calibration(v, has_calibration, name + " needs calibration data", "");
   };
   value.read_map({{"awq",
                    [&](const Value& v) {
@@ -122,12 +142,6 @@ ScalingRecipe read_scaling(const Value& value, bool has_calibration) {
                      layers.read_map({{"exclude", [&](const Value& v) { read_exclude(v, scaling.exclude); }}});
                    }}});
   return scaling;
-}
-
-void require_calibration(const Value& value, bool has_calibration, const std::string& what,
-                         const std::string& instead) {
-  if (has_calibration) return;
-  value.fail(what + ": add 'calibration:' to the recipe" + (instead.empty() ? "" : ", or " + instead));
 }
 
 // The options of rtn and gptq.
@@ -146,9 +160,7 @@ void read_integer_method(const Value& options, bool has_calibration, LayerOption
                           "use squared_error");
     }
   });
-  bool chose_refine = false;
   handlers.emplace_back("refine", [&](const Value& v) {
-    chose_refine = true;
     layer.refine.sweeps = static_cast<int>(v.integer(0, kMaxRefineSweeps));
     if (layer.refine.sweeps > 0) {
       require_calibration(v, has_calibration, "refine needs calibration data", "leave it out");
@@ -156,9 +168,7 @@ void read_integer_method(const Value& options, bool has_calibration, LayerOption
   });
   handlers.emplace_back("activations", [&](const Value& v) {
     layer.input = read_activations(v, InputType::int8);
-    if (layer.input.range == InputRange::fixed) {
-      require_calibration(v, has_calibration, "a static range is measured on calibration data", "use token or tensor");
-    }
+    check_range(layer.input, v, has_calibration);
   });
   if (layer.method == Method::rtn) layer.refine.sweeps = 0;
   if (layer.method == Method::gptq) {
@@ -183,27 +193,18 @@ void read_integer_method(const Value& options, bool has_calibration, LayerOption
 }
 
 void read_fp8(const Value& options, bool has_calibration, LayerOptions& layer) {
-  layer.refine.sweeps = 0;
+  use_eight_bits_per_channel(layer);
   layer.input = {.type = InputType::fp8};
-  layer.gptq.grid.bits = 8;
-  layer.gptq.grid.group_size = kPerChannel;
-  layer.gptq.grid.scales = ScaleSearch::minmax;
   options.read_map({{"per_tensor", [&](const Value& v) { layer.gptq.grid.per_tensor = v.boolean(); }},
                     {"activations", [&](const Value& v) {
                        layer.input = read_activations(v, InputType::fp8);
-                       if (layer.input.range == InputRange::fixed) {
-                         require_calibration(v, has_calibration, "a static range is measured on calibration data",
-                                             "use token or tensor");
-                       }
+                       check_range(layer.input, v, has_calibration);
                      }}});
 }
 
 void read_llm_int8(const Value& options, bool has_calibration, LayerOptions& layer) {
-  layer.refine.sweeps = 0;
+  use_eight_bits_per_channel(layer);
   layer.input = {.type = InputType::int8, .outliers = OutlierRule::absolute};
-  layer.gptq.grid.bits = 8;
-  layer.gptq.grid.group_size = kPerChannel;
-  layer.gptq.grid.scales = ScaleSearch::minmax;
   LlmInt8Options& llm_int8 = layer.llm_int8;
   std::optional<LlmInt8Layout> layout;
   options.read_map(
@@ -266,8 +267,7 @@ PassRecipe read_pass(const Value& value, bool has_calibration) {
   });
   value.read_map(handlers);
   if (num_methods == 0) value.fail("expected a method: " + method_names());
-  const bool has_grid = pass.defaults.method == Method::rtn || pass.defaults.method == Method::gptq;
-  if (!has_grid && !pass.overrides.empty()) {
+  if (!rounds_to_grid(pass.defaults.method) && !pass.overrides.empty()) {
     value.fail("'layers.override' changes bits and groups of rtn and gptq; " +
                std::string(method_name(pass.defaults.method)) + " has neither");
   }
@@ -324,7 +324,7 @@ void check_scaling(const Recipe& recipe, const Value& passes) {
     passes.fail(name + " only prepares the weights: add a pass that rounds them, rtn or gptq, after it");
   }
   const LayerOptions& options = recipe.passes.front().defaults;
-  if (options.method != Method::rtn && options.method != Method::gptq) {
+  if (!rounds_to_grid(options.method)) {
     passes.fail(name + " prepares weights for rtn or gptq; " + std::string(method_name(options.method)) +
                 " deals with outliers itself");
   }
@@ -409,6 +409,10 @@ std::string_view method_name(Method method) {
       return "llm_int8";
   }
   throw std::invalid_argument("no such method");
+}
+
+bool rounds_to_grid(Method method) {
+  return method == Method::rtn || method == Method::gptq;
 }
 
 Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) {

@@ -17,6 +17,8 @@ namespace pare {
 
 enum class Method { rtn, gptq, fp8, llm_int8 };
 std::string_view method_name(Method method);
+// Whether the method rounds to a grid of GridOptions, with bits and groups to choose: rtn and gptq.
+bool rounds_to_grid(Method method);
 
 // What one layer gets. GptqOptions::grid holds the grid of rtn and gptq; rtn reads nothing else of it. fp8 reads its
 // per_tensor, and llm_int8 nothing.

@@ -58,6 +58,7 @@ TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* 
   drawn.num_tokens = all.num_tokens;
   drawn.num_windows = recipe.num_samples;
   for (int64_t i = 0; const int64_t window : draw_sorted(all.num_windows, recipe.num_samples, recipe.seed)) {
+    // Someone chose a .npy's windows and their order; a text's are drawn, so that they are of all of it.
     const std::span<const int32_t> ids = all.window(holds_token_windows(recipe.text) ? i : window);
     drawn.ids_NT.insert(drawn.ids_NT.end(), ids.begin(), ids.end());
     ++i;

@@ -70,16 +70,10 @@ struct StageAtWork {
 };
 
 StageAtWork prepare(const std::vector<PlannedLayer>& layers, LayerStatistics statistics) {
+  std::vector<const PlannedLayer*> pointers;
+  for (const PlannedLayer& layer : layers) pointers.push_back(&layer);
   StageAtWork work{std::move(statistics), std::nullopt};
-  for (const PlannedLayer& layer : layers) {
-    if (layer.options->method != Method::gptq) continue;
-    try {
-      work.factor = factorize(work.statistics.hessian_II, layer.options->gptq);
-    } catch (const std::invalid_argument& error) {
-      throw UnusableInput(layer.linear.name + ": " + error.what());
-    }
-    break;
-  }
+  work.factor = factor_of(pointers, work.statistics.hessian_II);
   return work;
 }
 

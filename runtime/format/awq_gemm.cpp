@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/format/name_pattern.h"
+
 namespace pare {
 namespace {
 
@@ -223,8 +225,7 @@ AwqConfig AwqConfig::parse(const std::string& json, const std::string& where) {
 }
 
 bool AwqConfig::is_unconverted(std::string_view module) const {
-  return std::any_of(unconverted.begin(), unconverted.end(),
-                     [&](const std::string& name) { return module == name || module.ends_with("." + name); });
+  return is_in_modules(module, unconverted);
 }
 
 }  // namespace pare

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/format/name_pattern.h"
+
 namespace pare {
 namespace {
 
@@ -67,8 +69,7 @@ std::vector<OwnedTensor> pack_bitsandbytes_int8(const QuantizedWeight& weight, c
   if (weight.bits != kBits) refuse(module, "expected 8 bits, found " + std::to_string(weight.bits));
   if (!weight.symmetric) refuse(module, "its codes have zeros");
   if (weight.group_size != kPerChannel || !weight.group_of_I.empty()) refuse(module, "its scales are those of groups");
-  std::vector<uint8_t> codes_OI(weight.codes_OI.size());
-  for (size_t i = 0; i < codes_OI.size(); ++i) codes_OI[i] = static_cast<uint8_t>(weight.codes_OI[i] - kOffset);
+  const std::vector<uint8_t> codes_OI = shift_codes(weight.codes_OI, -kOffset);
   std::vector<float> absmax_O(weight.scales_OG.size());
   for (size_t row = 0; row < absmax_O.size(); ++row) {
     absmax_O[row] = absmax_of(weight.scales_OG[row], static_cast<int64_t>(row), module);
@@ -103,9 +104,7 @@ QuantizedWeight unpack_bitsandbytes_int8(const Int8Tensors& tensors, int64_t num
   weight.num_in = num_in;
   weight.bits = kBits;
   weight.scale_dtype = DType::F32;
-  weight.codes_OI.resize(tensors.weight->data.size());
-  std::transform(tensors.weight->data.begin(), tensors.weight->data.end(), weight.codes_OI.begin(),
-                 [](std::byte code) { return static_cast<uint8_t>(static_cast<int>(code) + kOffset); });
+  weight.codes_OI = shift_codes(code_bytes(*tensors.weight), kOffset);
   weight.scales_OG.resize(static_cast<size_t>(num_out));
   convert_to_float(DType::F32, tensors.absmax->data, weight.scales_OG);
   for (float& scale : weight.scales_OG) scale /= kLargestCode;
@@ -163,8 +162,7 @@ BitsAndBytesConfig BitsAndBytesConfig::parse(const std::string& json, const std:
 }
 
 bool BitsAndBytesConfig::is_skipped(std::string_view module) const {
-  return std::any_of(skipped.begin(), skipped.end(),
-                     [&](const std::string& name) { return module == name || module.ends_with("." + name); });
+  return is_in_modules(module, skipped);
 }
 
 }  // namespace pare

@@ -171,13 +171,6 @@ int code_offset(const PackScheme& scheme) {
   return is_float(scheme) ? 0 : 1 << (scheme.bits - 1);
 }
 
-// Adding the offset of signed codes or taking it away is the same operation on 8 bits.
-std::vector<uint8_t> shift_codes(std::span<const uint8_t> codes, int offset) {
-  std::vector<uint8_t> shifted(codes.size());
-  for (size_t i = 0; i < codes.size(); ++i) shifted[i] = static_cast<uint8_t>(codes[i] + offset);
-  return shifted;
-}
-
 [[noreturn]] void fail_scheme(const std::string& module, const std::string& what) {
   throw std::invalid_argument("module '" + module + "': " + what + "; the weight and its scheme must agree");
 }
@@ -298,17 +291,13 @@ void check_input_tensors(const PackedTensors& tensors, const InputFormat& input,
   }
 }
 
-std::span<const uint8_t> bytes_of(const TensorView& tensor) {
-  return {reinterpret_cast<const uint8_t*>(tensor.data.data()), tensor.data.size()};
-}
-
 // Codes of fewer than 8 bits may be stored in the same bytes; validate() finds those outside their range, for adding
 // the offset wraps them to large ones.
 void unpack_plain_format(const PackedTensors& tensors, const PackScheme& scheme, QuantizedWeight& weight) {
   const int offset = code_offset(scheme);
-  weight.codes_OI = shift_codes(bytes_of(*tensors.plain), offset);
+  weight.codes_OI = shift_codes(code_bytes(*tensors.plain), offset);
   weight.scales_OG = unpack_scales(*tensors.scale);
-  if (!scheme.symmetric) weight.zeros_OG = shift_codes(bytes_of(*tensors.zero_point), offset);
+  if (!scheme.symmetric) weight.zeros_OG = shift_codes(code_bytes(*tensors.zero_point), offset);
   if (!scheme.per_tensor) return;
   weight.scales_OG.resize(static_cast<size_t>(weight.num_out), weight.scales_OG[0]);
   if (!scheme.symmetric) weight.zeros_OG.resize(static_cast<size_t>(weight.num_out), weight.zeros_OG[0]);
@@ -406,7 +395,7 @@ StoredLinear unpack_compressed_linear(const PackedTensors& tensors, const PackSc
   linear.input_scale_dtype = tensors.input_scale->dtype;
   linear.input.scale = unpack_scales(*tensors.input_scale)[0];
   check_input_scale(linear.input.scale, module);
-  if (!linear.input.symmetric) linear.input.zero = static_cast<int8_t>(bytes_of(*tensors.input_zero_point)[0]);
+  if (!linear.input.symmetric) linear.input.zero = static_cast<int8_t>(code_bytes(*tensors.input_zero_point)[0]);
   return linear;
 }
 

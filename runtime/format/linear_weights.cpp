@@ -72,6 +72,12 @@ void check_rows(int64_t first_row, int64_t num_rows, int64_t num_out, int64_t nu
 
 }  // namespace
 
+std::vector<uint8_t> shift_codes(std::span<const uint8_t> codes, int offset) {
+  std::vector<uint8_t> shifted(codes.size());
+  for (size_t i = 0; i < codes.size(); ++i) shifted[i] = static_cast<uint8_t>(codes[i] + offset);
+  return shifted;
+}
+
 void validate(const QuantizedWeight& weight, const std::string& name) {
   if (weight.bits != 2 && weight.bits != 3 && weight.bits != 4 && weight.bits != 8) {
     fail(name, "expected 2, 3, 4 or 8 bits, found " + std::to_string(weight.bits));

@@ -42,6 +42,9 @@ struct QuantizedWeight {
   }
 };
 
+// Codes plus `offset` on 8 bits. Files with signed codes hold ours less 2^(bits-1), in two's complement.
+std::vector<uint8_t> shift_codes(std::span<const uint8_t> codes, int offset);
+
 // Checks sizes, ranges of codes, zeros and groups, and that every scale is finite and not negative.
 // Throws std::runtime_error naming `name` and the first offending element.
 void validate(const QuantizedWeight& weight, const std::string& name);

@@ -1,5 +1,6 @@
 #include "runtime/format/name_pattern.h"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -364,6 +365,11 @@ bool NamePattern::matches(std::string_view name) const {
     active.swap(next);
   }
   return false;
+}
+
+bool is_in_modules(std::string_view module, std::span<const std::string> names) {
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return module == name || module.ends_with("." + name); });
 }
 
 }  // namespace pare

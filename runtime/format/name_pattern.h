@@ -5,6 +5,7 @@
 
 #include <bitset>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,5 +43,9 @@ class NamePattern {
   std::vector<std::bitset<128>> sets_;
   int32_t start_ = 0;
 };
+
+// Whether one of `names` is the module's, or the end of it after a dot: how transformers reads the lists of modules
+// that a quantization leaves alone.
+bool is_in_modules(std::string_view module, std::span<const std::string> names);
 
 }  // namespace pare

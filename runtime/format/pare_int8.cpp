@@ -67,12 +67,9 @@ std::vector<OwnedTensor> pack_pare_int8(const StoredLinear& linear, const PackSc
   const QuantizedWeight& weight = linear.weight;
   validate(weight, module);
   check_fits(linear, scheme, module);
-  std::vector<uint8_t> codes_OI(weight.codes_OI.size());
-  std::transform(weight.codes_OI.begin(), weight.codes_OI.end(), codes_OI.begin(),
-                 [](uint8_t code) { return static_cast<uint8_t>(code - kOffset); });
   std::vector<OwnedTensor> tensors;
-  tensors.push_back(
-      make_tensor<uint8_t>(name_of(module, kPlainSuffix), DType::I8, {weight.num_out, weight.num_in}, codes_OI));
+  tensors.push_back(make_tensor<uint8_t>(name_of(module, kPlainSuffix), DType::I8, {weight.num_out, weight.num_in},
+                                         shift_codes(weight.codes_OI, -kOffset)));
   tensors.push_back(make_tensor<float>(name_of(module, kScaleSuffix), DType::F32, {weight.num_out}, weight.scales_OG));
   if (!has_columns(scheme)) {
     tensors.push_back(make_tensor<float>(name_of(module, kInputThresholdSuffix), DType::F32, {1},
@@ -124,9 +121,7 @@ StoredLinear unpack_pare_int8(const PareInt8Tensors& tensors, const PackScheme& 
   weight.num_in = num_in;
   weight.bits = 8;
   weight.scale_dtype = DType::F32;
-  weight.codes_OI.resize(tensors.weight->data.size());
-  std::transform(tensors.weight->data.begin(), tensors.weight->data.end(), weight.codes_OI.begin(),
-                 [](std::byte code) { return static_cast<uint8_t>(static_cast<int>(code) + kOffset); });
+  weight.codes_OI = shift_codes(code_bytes(*tensors.weight), kOffset);
   weight.scales_OG.resize(static_cast<size_t>(num_out));
   convert_to_float(DType::F32, tensors.scale->data, weight.scales_OG);
   validate(weight, module);

@@ -18,6 +18,10 @@ const TensorView& require_tensor(const TensorView* tensor, const std::string& na
   return *tensor;
 }
 
+std::span<const uint8_t> code_bytes(const TensorView& tensor) {
+  return {reinterpret_cast<const uint8_t*>(tensor.data.data()), tensor.data.size()};
+}
+
 std::string shape_text(std::span<const int64_t> shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);

@@ -26,6 +26,9 @@ struct TensorView {
 const TensorView& require_tensor(const TensorView* tensor, const std::string& name, DType dtype,
                                  const std::vector<int64_t>& shape);
 
+// Its data as codes of one byte each.
+std::span<const uint8_t> code_bytes(const TensorView& tensor);
+
 // A tensor that a writer has made.
 struct OwnedTensor {
   std::string name;
