@@ -66,6 +66,22 @@ std::string_view stage_name(Stage stage) {
   throw std::invalid_argument("no such stage");
 }
 
+std::string_view site_name(ActivationSite site) {
+  switch (site) {
+    case ActivationSite::embedding_sum:
+      return "sum of embeddings";
+    case ActivationSite::softmax_input:
+      return "softmax input";
+    case ActivationSite::softmax_output:
+      return "softmax output";
+    case ActivationSite::attention_output:
+      return "self-attention output";
+    case ActivationSite::residual_sum:
+      return "residual sum after the feed-forward";
+  }
+  throw std::invalid_argument("no such site");
+}
+
 std::vector<LinearDescription> stage_layers(const BlockDescription& block, Stage stage) {
   switch (stage) {
     case Stage::attention_input:
@@ -195,6 +211,19 @@ void DecoderBlock::round_input(Stage stage, at::Tensor& x_TI) const {
   fake_quantize(format, {x_TI.data_ptr<float>(), static_cast<size_t>(x_TI.numel())}, x_TI.size(1));
 }
 
+void DecoderBlock::round_site(ActivationSite site, const InputFormat& format) {
+  if (!format.is_rowwise() || format.has_outliers()) {
+    throw std::invalid_argument(std::string(site_name(site)) +
+                                ": expected a format that rounds each row by itself, found " +
+                                input_format_name(format));
+  }
+  rounded_site_.emplace(site, format);
+}
+
+void DecoderBlock::round_rows(const at::Tensor& x_TI) const {
+  fake_quantize(rounded_site_->second, {x_TI.data_ptr<float>(), static_cast<size_t>(x_TI.numel())}, x_TI.size(1));
+}
+
 void DecoderBlock::linear(Stage stage, size_t index, const at::Tensor& x_TI, at::Tensor out_TO) const {
   const at::Tensor& bias_O = stages_[static_cast<size_t>(stage)].bias_O[index];
   if (bias_O.defined()) {
@@ -296,10 +325,16 @@ void DecoderBlock::attention(at::Tensor& x_TD, BlockScratch& scratch, at::Tensor
       for (int64_t row = 0; row < num_rows; ++row) {
         float* score = scores.data_ptr<float>() + row * num_keys;
         const int64_t own_key = first + row / group - first_key;
-        std::fill(score, score + std::max<int64_t>(0, own_key - window + 1), -std::numeric_limits<float>::infinity());
+        const int64_t oldest_key = std::max<int64_t>(0, own_key - window + 1);
+        if (rounds(ActivationSite::softmax_input)) {
+          const int64_t num_seen = own_key + 1 - oldest_key;
+          fake_quantize(rounded_site_->second, {score + oldest_key, static_cast<size_t>(num_seen)}, num_seen);
+        }
+        std::fill(score, score + oldest_key, -std::numeric_limits<float>::infinity());
         std::fill(score + own_key + 1, score + num_keys, -std::numeric_limits<float>::infinity());
       }
       at::softmax_out(probabilities, scores, 1);
+      if (rounds(ActivationSite::softmax_output)) round_rows(probabilities);
       at::mm_out(mixed_block, probabilities, scratch.v_head_TK.narrow(0, first_key, num_keys));
       const float* source = mixed_block.const_data_ptr<float>();
       for (int64_t t = 0; t < num_queries; ++t) {
@@ -318,6 +353,7 @@ void DecoderBlock::add_attention_output(at::Tensor mixed_TI, BlockScratch& scrat
     rms_norm(delta, post_attention_norm_->gain.const_data_ptr<float>(), post_attention_norm_->epsilon, num_tokens_,
              model_->hidden_size, delta);
   }
+  if (rounds(ActivationSite::attention_output)) round_rows(scratch.delta_TD);
   hidden_TD.add_(scratch.delta_TD);
 }
 
@@ -349,6 +385,7 @@ void DecoderBlock::add_feed_forward_output(at::Tensor activated_TF, BlockScratch
              num_tokens_, model_->hidden_size, delta);
   }
   hidden_TD.add_(scratch.delta_TD);
+  if (rounds(ActivationSite::residual_sum)) round_rows(hidden_TD);
 }
 
 void DecoderBlock::forward(BlockScratch& scratch, at::Tensor& mixed_TI, at::Tensor& activated_TF,

@@ -14,8 +14,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/backend.h"
@@ -35,6 +37,15 @@ std::vector<LinearDescription> stage_layers(const BlockDescription& block, Stage
 
 // Width I of the stage's input.
 int64_t stage_width(const BlockDescription& block, Stage stage);
+
+// Activations beside the stages' inputs whose rounding alone is measured, with the names that the study of BERT gives
+// them (Bondarenko et al., arXiv 2109.12948, section 4): the hidden state before the first block, what softmax reads
+// and makes, what attention adds to the hidden state, and the hidden state behind a block.
+enum class ActivationSite { embedding_sum, softmax_input, softmax_output, attention_output, residual_sum };
+inline constexpr std::array<ActivationSite, 5> kActivationSites = {
+    ActivationSite::embedding_sum, ActivationSite::softmax_input, ActivationSite::softmax_output,
+    ActivationSite::attention_output, ActivationSite::residual_sum};
+std::string_view site_name(ActivationSite site);  // "softmax input"
 
 // What one worker needs beside the activations: allocated once, used for every window and block.
 struct BlockScratch {
@@ -75,6 +86,12 @@ class DecoderBlock {
   // runtime will do it. Throws what validate(InputFormat) throws.
   void set_input_format(Stage stage, InputFormat format);
 
+  // From now on the site's rows are rounded so: of softmax a query's keys as far as it sees them, else a token's
+  // channels. embedding_sum is not the block's and changes nothing. Throws std::invalid_argument for a format whose
+  // rows are not rounded each by itself.
+  void round_site(ActivationSite site, const InputFormat& format);
+  void round_no_site() { rounded_site_.reset(); }
+
   void attention_input(const at::Tensor& hidden_TD, at::Tensor& x_TD) const;
   void attention(at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& mixed_TI) const;
   void add_attention_output(at::Tensor mixed_TI, BlockScratch& scratch, at::Tensor& hidden_TD) const;
@@ -99,6 +116,8 @@ class DecoderBlock {
   static NormWeights read_norm(const Checkpoint& checkpoint, const NormDescription& norm);
   static StageWeights read_stage(const Checkpoint& checkpoint, const BlockDescription& block, Stage stage);
   void round_input(Stage stage, at::Tensor& x_TI) const;
+  bool rounds(ActivationSite site) const { return rounded_site_ && rounded_site_->first == site; }
+  void round_rows(const at::Tensor& x_TI) const;
   void linear(Stage stage, size_t index, const at::Tensor& x_TI, at::Tensor out_TO) const;
   void rotate_head(const float* source, int64_t token, const NormWeights* norm, float* out) const;
   void gather_head(int64_t kv_head, BlockScratch& scratch) const;
@@ -110,6 +129,7 @@ class DecoderBlock {
   NormWeights attention_norm_, feed_forward_norm_;
   std::optional<NormWeights> q_norm_, k_norm_, post_attention_norm_, post_feed_forward_norm_;
   std::array<StageWeights, kStages.size()> stages_;
+  std::optional<std::pair<ActivationSite, InputFormat>> rounded_site_;
 };
 
 // hidden[t] = embedding_scale * table[ids[t]] for one window, float32. The table may be dense or quantized.

@@ -26,17 +26,19 @@ double mean(std::span<const float> values) {
 }
 
 // For the time of a measurement.
-class ChangedWeights {
+class ChangedStage {
  public:
-  ChangedWeights(DecoderBlock& block, const StageChange& change) : block_(block), change_(change) {
+  ChangedStage(DecoderBlock& block, const StageChange& change) : block_(block), change_(change) {
+    block.set_input_format(change.stage, change.input);
     for (size_t i = 0; i < change.weights_OI.size(); ++i) {
       originals_.push_back(change.weights_OI[i].empty() ? at::Tensor() : block.weight(change.stage, i).clone());
       if (originals_[i].defined()) block.set_weight(change.stage, i, change.weights_OI[i]);
     }
   }
-  ChangedWeights(const ChangedWeights&) = delete;
-  ChangedWeights& operator=(const ChangedWeights&) = delete;
-  ~ChangedWeights() {
+  ChangedStage(const ChangedStage&) = delete;
+  ChangedStage& operator=(const ChangedStage&) = delete;
+  ~ChangedStage() {
+    block_.set_input_format(change_.stage, {});
     for (size_t i = 0; i < originals_.size(); ++i) {
       if (originals_[i].defined()) block_.weight(change_.stage, i).copy_(originals_[i]);
     }
@@ -54,6 +56,8 @@ std::string_view part_name(RoundedPart part) {
   switch (part) {
     case RoundedPart::weights:
       return "weights";
+    case RoundedPart::activations:
+      return "activations";
   }
   throw std::invalid_argument("no such part");
 }
@@ -64,13 +68,14 @@ LeaveOneOut::Work::Work(const ModelDescription& model, int64_t num_tokens)
       activated_TF(at::empty({num_tokens, model.feed_forward_size}, at::kFloat)) {}
 
 LeaveOneOut::LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data, Backend& backend, int num_threads,
-                         size_t num_travellers)
+                         size_t num_travellers, std::vector<SiteChange> sites)
     : checkpoint_(checkpoint),
       model_(checkpoint.description()),
       data_(data),
       backend_(backend),
       block_(checkpoint, 0, data.windows.num_tokens),
       final_gain_(checkpoint.norm_gain(model_.final_norm)),
+      sites_(std::move(sites)),
       hidden_NTD_(at::empty({data.windows.num_windows, data.windows.num_tokens, model_.hidden_size}, at::kFloat)),
       reference_(backend.allocate(hidden_NTD_.numel())),
       changed_(backend.allocate(hidden_NTD_.numel())) {
@@ -90,7 +95,13 @@ LeaveOneOut::LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data
   for_row_chunks(windows.num_windows, 1, [&](int64_t n, int64_t) {
     embed(embedding, model_.embedding_scale, windows.window(n), hidden_NTD_[n].data_ptr<float>());
   });
-  travellers_ = copies(hidden_NTD_, num_travellers);
+  travellers_ = copies(hidden_NTD_, num_travellers + sites_.size());
+  for (size_t i = 0; i < sites_.size(); ++i) {
+    if (sites_[i].site != ActivationSite::embedding_sum) continue;
+    const at::Tensor& embedded_NTD = travellers_[num_travellers + i];
+    fake_quantize(sites_[i].format, {embedded_NTD.data_ptr<float>(), static_cast<size_t>(embedded_NTD.numel())},
+                  model_.hidden_size);
+  }
   const LinearWeights head = checkpoint.linear(checkpoint.head());
   head_ = backend.pack({&head, 1});
 
@@ -139,7 +150,7 @@ std::vector<WindowLosses> LeaveOneOut::measure(std::span<const StageChange> chan
   if (changes.empty()) return {};
   std::vector<at::Tensor> hidden_NTD = copies(hidden_NTD_, changes.size());
   for (size_t i = 0; i < changes.size(); ++i) {
-    const ChangedWeights changed(block_, changes[i]);
+    const ChangedStage changed(block_, changes[i]);
     forward(block_, {&hidden_NTD[i], 1});
   }
   for (int64_t b = index_ + 1; b < static_cast<int64_t>(model_.blocks.size()); ++b) {
@@ -168,20 +179,26 @@ WindowLosses LeaveOneOut::score(const at::Tensor& hidden_NTD, const std::string&
     losses.increase.push_back(mean(nll) - mean(reference_nll));
     losses.kl.push_back(mean(kl));
     if (std::isfinite(losses.increase.back()) && std::isfinite(losses.kl.back())) continue;
-    throw std::runtime_error(where + ": with its rounded weights the loss of window " + std::to_string(n) + " of " +
-                             data_.source + " is not finite; leave these layers out with 'layers: {exclude: ...}'");
+    throw std::runtime_error(where + ": rounded, the loss of window " + std::to_string(n) + " of " + data_.source +
+                             " is not finite; leave these layers out with 'layers: {exclude: ...}'");
   }
   return losses;
 }
 
 void LeaveOneOut::advance(std::span<const std::vector<StageChange>> changes) {
   forward(block_, {&hidden_NTD_, 1});
-  for (size_t i = 0; i < travellers_.size(); ++i) {
-    std::list<ChangedWeights> changed;
+  const size_t first_site = travellers_.size() - sites_.size();
+  for (size_t i = 0; i < first_site; ++i) {
+    std::list<ChangedStage> changed;
     if (i < changes.size()) {
       for (const StageChange& change : changes[i]) changed.emplace_back(block_, change);
     }
     forward(block_, {&travellers_[i], 1});
+  }
+  for (size_t i = 0; i < sites_.size(); ++i) {
+    block_.round_site(sites_[i].site, sites_[i].format);
+    forward(block_, {&travellers_[first_site + i], 1});
+    block_.round_no_site();
   }
   ++index_;
   if (index_ < static_cast<int64_t>(model_.blocks.size())) {
@@ -195,9 +212,9 @@ std::vector<WindowLosses> LeaveOneOut::arrived() {
   return losses;
 }
 
-int64_t LeaveOneOut::size_bytes(const ModelDescription& model, int64_t num_windows, int64_t num_tokens,
-                                int num_threads) {
-  const int64_t hidden = num_windows * num_tokens * model.hidden_size * static_cast<int64_t>(sizeof(float));
+int64_t LeaveOneOut::size_bytes(const ModelDescription& model, const Extent& extent, int num_threads) {
+  const int64_t num_tokens = extent.num_tokens;
+  const int64_t hidden = extent.num_windows * num_tokens * model.hidden_size * static_cast<int64_t>(sizeof(float));
   const int64_t head = model.vocabulary_size * model.hidden_size * 2;
   int64_t largest_block = 0;
   for (const BlockDescription& block : model.blocks) {
@@ -209,27 +226,31 @@ int64_t LeaveOneOut::size_bytes(const ModelDescription& model, int64_t num_windo
   }
   const int64_t activations =
       num_tokens * (model.num_heads * model.head_size + model.feed_forward_size) * static_cast<int64_t>(sizeof(float));
-  // The states, their copies for each stage, both final ones; the block at hand, the one after it and the changes.
-  return hidden * (1 + static_cast<int64_t>(kStages.size()) + 2) + head + 3 * largest_block * 4 +
+  // The states, their copies for each change, the travellers, both final ones; the block at hand, the one after it and
+  // the changes of this block and, for travellers, of their groups.
+  return hidden * (1 + extent.changes_per_block + extent.num_travellers + 2) + head + 3 * largest_block * 4 +
          num_threads * (BlockScratch::size_bytes(model, num_tokens) + activations);
 }
 
-double LeaveOneOut::num_operations(const ModelDescription& model, int64_t num_windows, int64_t num_tokens) {
-  const auto num_rows = static_cast<double>(num_windows * num_tokens);
+double LeaveOneOut::num_operations(const ModelDescription& model, const Extent& extent) {
+  const auto num_rows = static_cast<double>(extent.num_windows * extent.num_tokens);
   const auto num_blocks = static_cast<int64_t>(model.blocks.size());
   const double head = static_cast<double>(model.vocabulary_size) * static_cast<double>(model.hidden_size);
   double sum = num_rows * 2.0 * head;
   for (int64_t b = 0; b < num_blocks; ++b) {
-    double weights = static_cast<double>(num_tokens * model.num_heads * model.head_size);  // of the causal half
+    double weights = static_cast<double>(extent.num_tokens * model.num_heads * model.head_size);  // of the causal half
     for (const Stage stage : kStages) {
       for (const LinearDescription& linear : stage_layers(model.blocks[static_cast<size_t>(b)], stage)) {
         weights += static_cast<double>(linear.num_out) * static_cast<double>(linear.num_in);
       }
     }
-    // Once for the unchanged model, once to move on, and for every stage of this block and those before it.
-    sum += num_rows * 2.0 * weights * static_cast<double>(2 + static_cast<int64_t>(kStages.size()) * (b + 1));
-    sum += num_rows * 4.0 * head * static_cast<double>(kStages.size());
+    // Once for the unchanged model, once to move on, once for each traveller, and for every change of this block and
+    // those before it.
+    const int64_t num_passes = 2 + extent.num_travellers + extent.changes_per_block * (b + 1);
+    sum += num_rows * 2.0 * weights * static_cast<double>(num_passes);
+    sum += num_rows * 4.0 * head * static_cast<double>(extent.changes_per_block);
   }
+  sum += num_rows * 4.0 * head * static_cast<double>(extent.num_travellers);
   return sum;
 }
 

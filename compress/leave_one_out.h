@@ -18,15 +18,22 @@
 
 namespace pare {
 
-// What a measurement rounds. Every stage hands its input over as a tensor of its own, so that rounding those inputs
-// (activations) fits in as another kind of change.
-enum class RoundedPart { weights };
+// What a measurement rounds.
+enum class RoundedPart { weights, activations };
 std::string_view part_name(RoundedPart part);  // "weights"
 
 // Other values for the layers of one stage, float32 row-major [O, I] by the place in stage_layers; empty: as they are.
+// And how the stage's input is rounded.
 struct StageChange {
   Stage stage = Stage::attention_input;
   std::vector<std::vector<float>> weights_OI;
+  InputFormat input = {};
+};
+
+// One kind of activation, rounded wherever the model has it.
+struct SiteChange {
+  ActivationSite site = ActivationSite::embedding_sum;
+  InputFormat format;
 };
 
 // By window: means over its predictions, in nats.
@@ -39,26 +46,33 @@ class LeaveOneOut {
  public:
   // One forward pass of the unchanged model. `data` must outlive the object. Throws std::invalid_argument for ids
   // outside the vocabulary or windows beyond the context, std::runtime_error for a loss that is not finite.
-  // `num_travellers` changed models go along with the windows, for changes that are spread over many blocks.
+  // Changed models go along with the windows, for changes that are spread over many blocks: `num_travellers` with those
+  // that advance() is given, then one for each of `sites`.
   LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data, Backend& backend, int num_threads,
-              size_t num_travellers = 0);
+              size_t num_travellers = 0, std::vector<SiteChange> sites = {});
 
   // The losses of the model with each of the changes alone, all in the block that the windows stand in front of.
   // Throws Interrupted between blocks.
   std::vector<WindowLosses> measure(std::span<const StageChange> changes);
-  // The unchanged model through its block, each traveller through the block with its own changes (all of travellers, or
-  // none: they are then unchanged too). The windows then stand in front of the next block.
+  // The unchanged model through its block, each traveller through the block with its own changes (of all
+  // num_travellers, or none: they are then unchanged too). The windows then stand in front of the next block.
   void advance(std::span<const std::vector<StageChange>> changes = {});
-  // The travellers' losses, behind the last block.
+  // The travellers' losses, those of sites last, behind the last block.
   std::vector<WindowLosses> arrived();
 
   // The block in front of the windows.
   const BlockDescription& block() const { return block_.description(); }
   double baseline_nll() const { return baseline_nll_; }  // mean, nats
 
-  static int64_t size_bytes(const ModelDescription& model, int64_t num_windows, int64_t num_tokens, int num_threads);
-  // Floating-point operations of measuring every stage of every block alone.
-  static double num_operations(const ModelDescription& model, int64_t num_windows, int64_t num_tokens);
+  // What is measured: so many changes in each block, and so many travellers, sites included.
+  struct Extent {
+    int64_t num_windows = 0;
+    int64_t num_tokens = 0;
+    int64_t changes_per_block = 0;
+    int64_t num_travellers = 0;
+  };
+  static int64_t size_bytes(const ModelDescription& model, const Extent& extent, int num_threads);
+  static double num_operations(const ModelDescription& model, const Extent& extent);  // in floating point
 
  private:
   struct Work {
@@ -82,6 +96,7 @@ class LeaveOneOut {
   std::vector<Work> work_;  // one per worker
   std::vector<float> final_gain_;
   std::unique_ptr<PackedLinear> head_;
+  std::vector<SiteChange> sites_;
   at::Tensor hidden_NTD_;                // in front of block_
   std::vector<at::Tensor> travellers_;   // likewise
   Backend::Buffer reference_, changed_;  // final hidden states [N * T, D]

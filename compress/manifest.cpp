@@ -155,6 +155,7 @@ std::string survey_identity(const Recipe& recipe, const RunData& data) {
   text << "windows " << windows_hash(data.survey->windows);
   if (recipe.sensitivity) {
     for (const std::string& pattern : recipe.sensitivity->groups) text << " " << pattern;
+    if (!recipe.sensitivity->sites.is_plain()) text << " sites " << input_format_name(recipe.sensitivity->sites);
   }
   if (recipe.budget) {
     text << " candidates";

@@ -62,7 +62,17 @@ struct PreparedRun {
   Fingerprint fingerprint = {};
 };
 
-Workload measure_workload(const Recipe& recipe, const RunData& data, int num_threads) {
+SurveyOptions survey_options(const Recipe& recipe) {
+  SurveyOptions options;
+  if (recipe.sensitivity) {
+    options.patterns = recipe.sensitivity->groups;
+    options.sites = recipe.sensitivity->sites;
+  }
+  if (recipe.budget) options.candidate_bits = recipe.budget->allowed;
+  return options;
+}
+
+Workload measure_workload(const Recipe& recipe, const PlannedRun& plan, const RunData& data, int num_threads) {
   Workload workload;
   workload.num_threads = num_threads;
   if (data.calibration) {
@@ -71,15 +81,14 @@ Workload measure_workload(const Recipe& recipe, const RunData& data, int num_thr
   }
   if (data.survey) {
     const size_t num_bits = recipe.budget ? recipe.budget->allowed.size() : 0;
-    workload.survey = {data.survey->windows.num_windows, data.survey->windows.num_tokens,
-                       static_cast<int64_t>(num_bits) * 4};
+    workload.survey = {survey_extent(plan, *data.survey, survey_options(recipe)), static_cast<int64_t>(num_bits) * 4};
   }
   for (size_t i = 0; i < data.evaluations.size(); ++i) {
     const TokenWindows& windows = data.evaluations[i].windows;
     workload.evaluations.push_back({windows.num_windows, windows.num_tokens, recipe.evaluate[i].reference});
   }
   if (recipe.budget) {  // the loss that the survey predicted is measured
-    workload.evaluations.push_back({workload.survey->num_windows, workload.survey->num_tokens, true});
+    workload.evaluations.push_back({workload.survey->extent.num_windows, workload.survey->extent.num_tokens, true});
   }
   return workload;
 }
@@ -150,9 +159,7 @@ fs::path survey_file(const Artifact& artifact) {
 std::optional<Survey> take_survey(const PreparedRun& prepared, const Artifact& artifact, Progress& progress) {
   const auto& [recipe, data] = std::tie(prepared.recipe, prepared.data);
   if (!data.survey) return std::nullopt;
-  SurveyOptions options;
-  if (recipe.sensitivity) options.patterns = recipe.sensitivity->groups;
-  if (recipe.budget) options.candidate_bits = recipe.budget->allowed;
+  const SurveyOptions options = survey_options(recipe);
   const fs::path file = survey_file(artifact);
   const std::string identity = survey_identity(recipe, data) + "\n";
   if (fs::exists(file)) {
@@ -419,7 +426,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   if (prepared.data.statistics) progress.print(describe(*prepared.data.statistics));
   const int64_t max_memory_bytes = options.max_memory_bytes.value_or(available_memory_bytes() / 10 * 8);
   const double matmul_rate = measure_matmul_rate(num_threads);
-  Workload workload = measure_workload(recipe, prepared.data, num_threads);
+  Workload workload = measure_workload(recipe, prepared.plan, prepared.data, num_threads);
   if (recipe.budget) workload.linear_bytes = budget_bytes(*recipe.budget, prepared.plan, checkpoint);
   prepared.prediction =
       predict(prepared.plan, checkpoint, workload, read_memory_usage().held_bytes, max_memory_bytes, matmul_rate);

@@ -213,10 +213,8 @@ Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const W
   const ModelDescription& model = checkpoint.description();
   const Sizes sizes = measure_sizes(plan, checkpoint, workload.linear_bytes);
   const Operations operations = count_operations(plan, model, workload);
-  const int64_t survey_memory = workload.survey
-                                    ? LeaveOneOut::size_bytes(model, workload.survey->num_windows,
-                                                              workload.survey->num_tokens, workload.num_threads)
-                                    : 0;
+  const int64_t survey_memory =
+      workload.survey ? LeaveOneOut::size_bytes(model, workload.survey->extent, workload.num_threads) : 0;
   const int64_t libraries = base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes;
   const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1);  // float32, codes, packed
   const int64_t work_bytes = compress_bytes(plan, model, workload.num_windows);
@@ -264,7 +262,7 @@ Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const W
   const int64_t memory = walk_memory(prediction.spill);
   if (workload.survey) {
     const PlannedSurvey& survey = *workload.survey;
-    const double measuring = LeaveOneOut::num_operations(model, survey.num_windows, survey.num_tokens);
+    const double measuring = LeaveOneOut::num_operations(model, survey.extent);
     const double predicting = static_cast<double>(sizes.block_weights * survey.num_candidates) * kSearchOpsPerWeight;
     prediction.stages.push_back(
         {"survey",

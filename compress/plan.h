@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "compress/block_walk.h"
+#include "compress/leave_one_out.h"
 #include "compress/preflight.h"
 #include "runtime/checkpoint.h"
 
@@ -20,8 +21,7 @@ struct PlannedEvaluation {
 };
 
 struct PlannedSurvey {
-  int64_t num_windows = 0;  // that losses are measured on
-  int64_t num_tokens = 0;
+  LeaveOneOut::Extent extent;
   int64_t num_candidates = 0;  // predicted for each weight
 };
 

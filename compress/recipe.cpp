@@ -341,8 +341,15 @@ SensitivityRecipe read_sensitivity(const Value& value) {
   value.read_map({{"text", [&](const Value& v) { sensitivity.text = v.text(); }},
                   {"context", [&](const Value& v) { sensitivity.context = v.integer(2, 1 << 20); }},
                   {"windows", [&](const Value& v) { sensitivity.num_windows = v.integer(1, 1 << 20); }},
-                  {"groups", [&](const Value& list) {
+                  {"groups",
+                   [&](const Value& list) {
                      for (const Value& item : list.list()) sensitivity.groups.push_back(item.text());
+                   }},
+                  {"sites", [&](const Value& v) {
+                     sensitivity.sites = read_activations(v, InputType::int8);
+                     if (!sensitivity.sites.is_rowwise() || sensitivity.sites.range == InputRange::fixed) {
+                       v.fail("sites are measured with a range of each token's own: use 'range: token'");
+                     }
                    }}});
   return sensitivity;
 }
@@ -381,6 +388,9 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
   if (!recipe.calibration) top.fail("'budget' weighs errors with calibration statistics: add 'calibration:'");
   if (recipe.sensitivity && !recipe.sensitivity->groups.empty()) {
     top.fail("'budget' measures every stage of every block: leave 'sensitivity.groups' out");
+  }
+  if (recipe.sensitivity && !recipe.sensitivity->sites.is_plain()) {
+    top.fail("'budget' chooses bits of weights: leave 'sensitivity.sites' out");
   }
   for (const Value& pass : passes->list()) {
     for (const auto& [name, options] : pass.entries()) {

@@ -88,6 +88,8 @@ struct SensitivityRecipe {
   // Globs; all layers that match one make a group, with those that engines fuse them with. Empty: each stage of each
   // block is a group (q, k, v; o; gate, up; down).
   std::vector<std::string> groups;
+  // Not plain: what rounding each kind of activation site alone to this format adds is measured as well.
+  InputFormat sites;
 };
 
 // `budget:` bits and group size of each stage of each block are chosen, in place of the pass's own. One of the two:

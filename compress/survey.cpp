@@ -10,6 +10,7 @@
 
 #include "compress/block_walk.h"
 #include "compress/compress_layer.h"
+#include "compress/resolve_input.h"
 #include "quant/bit_budget.h"
 #include "quant/row_chunks.h"
 #include "quant/rtn.h"
@@ -153,13 +154,53 @@ Estimate parse_estimate(const Json& json) {
   return estimate;
 }
 
-// The groups of patterns: which of them a stage belongs to, and their rows of the survey.
+std::string scheme_words(const PlannedLayer& layer, RoundedPart part) {
+  return part == RoundedPart::weights ? scheme_words(*layer.options) : input_format_name(layer.options->input);
+}
+
+// The layers join the group.
+void describe(const std::vector<PlannedLayer>& layers, SurveyedGroup& group) {
+  for (const PlannedLayer& layer : layers) {
+    group.layers.push_back(layer.linear.name);
+    group.num_weights += layer.linear.num_out * layer.linear.num_in;
+    const std::string scheme = scheme_words(layer, group.part);
+    if (group.scheme.find(scheme) != std::string::npos) continue;
+    group.scheme += (group.scheme.empty() ? "" : ", ") + scheme;
+  }
+}
+
+// The inputs of a stage's layers alone rounded, as its layers state it.
+StageChange round_input(const std::vector<PlannedLayer>& layers, Stage stage, const LayerStatistics& statistics) {
+  return {stage, {}, resolve_input(*layers.front().options, statistics).format};
+}
+
+bool rounds_inputs(const PlannedRun& plan) {
+  const auto rounds = [](const PlannedLayer& layer) { return layer.options && !layer.options->input.is_plain(); };
+  return std::any_of(plan.blocks.begin(), plan.blocks.end(),
+                     [&](const auto& block) { return std::any_of(block.begin(), block.end(), rounds); });
+}
+
+std::vector<RoundedPart> measured_parts(const PlannedRun& plan, const SurveyOptions& options) {
+  if (options.candidate_bits.empty() && rounds_inputs(plan)) return {RoundedPart::weights, RoundedPart::activations};
+  return {RoundedPart::weights};
+}
+
+std::vector<SiteChange> measured_sites(const SurveyOptions& options) {
+  std::vector<SiteChange> sites;
+  if (options.sites.is_plain()) return sites;
+  for (const ActivationSite site : kActivationSites) sites.push_back({site, options.sites});
+  return sites;
+}
+
+// The groups of patterns and one part: which of them a stage belongs to, and their rows of the survey.
 class PatternGroups {
  public:
-  PatternGroups(const std::vector<std::string>& patterns, const PlannedRun& plan) : patterns_(patterns) {
+  PatternGroups(const std::vector<std::string>& patterns, const PlannedRun& plan, RoundedPart part)
+      : patterns_(patterns) {
     for (const std::string& pattern : patterns) {
       SurveyedGroup& group = groups_.emplace_back();
       group.name = pattern;
+      group.part = part;
       bool matches = false;
       for (const auto& block : plan.blocks) matches |= std::any_of(block.begin(), block.end(), matching(pattern));
       if (!matches) {
@@ -169,19 +210,14 @@ class PatternGroups {
     }
   }
 
+  // `changes` by pattern.
   void add(const std::vector<PlannedLayer>& layers, const StageChange& change, double error,
-           std::vector<std::vector<StageChange>>& changes) {
+           std::span<std::vector<StageChange>> changes) {
     for (size_t i = 0; i < patterns_.size(); ++i) {
       if (std::none_of(layers.begin(), layers.end(), matching(patterns_[i]))) continue;
       changes[i].push_back(change);
       groups_[i].error += error;
-      for (const PlannedLayer& layer : layers) {
-        groups_[i].layers.push_back(layer.linear.name);
-        groups_[i].num_weights += layer.linear.num_out * layer.linear.num_in;
-        const std::string scheme = scheme_words(*layer.options);
-        if (groups_[i].scheme.find(scheme) != std::string::npos) continue;
-        groups_[i].scheme += (groups_[i].scheme.empty() ? "" : ", ") + scheme;
-      }
+      describe(layers, groups_[i]);
     }
   }
 
@@ -238,9 +274,13 @@ Survey survey_model(const Checkpoint& checkpoint, const PlannedRun& plan, const 
                     const std::filesystem::path& spill_directory, int num_threads, Progress& progress) {
   const ModelDescription& model = checkpoint.description();
   const bool has_budget = !options.candidate_bits.empty();
-  PatternGroups patterns(options.patterns, plan);
+  const std::vector<RoundedPart> parts = measured_parts(plan, options);
+  const size_t num_patterns = options.patterns.size();
+  std::vector<PatternGroups> patterns;
+  for (const RoundedPart part : parts) patterns.emplace_back(options.patterns, plan, part);
+  const std::vector<SiteChange> sites = measured_sites(options);
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), num_threads);
-  LeaveOneOut leave_one_out(checkpoint, windows, *backend, num_threads, options.patterns.size());
+  LeaveOneOut leave_one_out(checkpoint, windows, *backend, num_threads, num_patterns * parts.size(), sites);
   std::optional<BlockWalk> walk;
   if (data.calibration) {
     walk.emplace(model, *data.calibration, checkpoint.linear(checkpoint.embedding()), sample_seed, spill,
@@ -252,7 +292,7 @@ Survey survey_model(const Checkpoint& checkpoint, const PlannedRun& plan, const 
   for (int64_t b = 0; b < num_blocks; ++b) {
     const DecoderBlock block(checkpoint, b, data.calibration ? data.calibration->num_tokens : 1);
     std::vector<StageChange> changes;
-    std::vector<std::vector<StageChange>> of_patterns(options.patterns.size());
+    std::vector<std::vector<StageChange>> of_patterns(num_patterns * parts.size());
     const size_t first_group = survey.groups.size();
     for (const Stage stage : kStages) {
       throw_if_interrupted();
@@ -264,22 +304,25 @@ Survey survey_model(const Checkpoint& checkpoint, const PlannedRun& plan, const 
       if (!is_asked) continue;
       if (data.statistics) statistics = data.statistics->read(block.description(), stage, StatisticsNeed::hessian);
       const StageAtWork work = prepare(layers, std::move(statistics));
-      StageChange change = round_stage(layers, stage, block, work);
       const double error = work.statistics.hessian_II.defined() ? predicted(layers, block, work) : 0.0;
-      if (!options.patterns.empty()) {
-        patterns.add(layers, change, error, of_patterns);
-        continue;
+      for (size_t p = 0; p < parts.size(); ++p) {
+        const bool is_weights = parts[p] == RoundedPart::weights;
+        if (!is_weights && layers.front().options->input.is_plain()) continue;
+        StageChange change =
+            is_weights ? round_stage(layers, stage, block, work) : round_input(layers, stage, work.statistics);
+        if (num_patterns > 0) {
+          patterns[p].add(layers, change, is_weights ? error : 0.0,
+                          std::span(of_patterns).subspan(p * num_patterns, num_patterns));
+          continue;
+        }
+        SurveyedGroup& group = survey.groups.emplace_back();
+        group.part = parts[p];
+        describe(layers, group);
+        group.name = group_name(block.description().name, group.layers);
+        group.error = is_weights ? error : 0.0;
+        if (has_budget) group.candidates = predict_candidates(checkpoint, layers, block, work, options.candidate_bits);
+        changes.push_back(std::move(change));
       }
-      SurveyedGroup& group = survey.groups.emplace_back();
-      for (const PlannedLayer& layer : layers) {
-        group.layers.push_back(layer.linear.name);
-        group.num_weights += layer.linear.num_out * layer.linear.num_in;
-      }
-      group.name = group_name(block.description().name, group.layers);
-      group.scheme = scheme_words(*layers.front().options);
-      group.error = error;
-      if (has_budget) group.candidates = predict_candidates(checkpoint, layers, block, work, options.candidate_bits);
-      changes.push_back(std::move(change));
     }
     if (walk && b + 1 < num_blocks) walk->leave(block);
     const std::vector<WindowLosses> losses = leave_one_out.measure(changes);
@@ -288,12 +331,28 @@ Survey survey_model(const Checkpoint& checkpoint, const PlannedRun& plan, const 
     progress.update(b + 1);
   }
   progress.finish();
-  if (!options.patterns.empty()) {
-    const std::vector<WindowLosses> losses = leave_one_out.arrived();
-    for (size_t i = 0; i < losses.size(); ++i) set_losses(losses[i], patterns.groups()[i]);
-    survey.groups = std::move(patterns.groups());
+  const std::vector<WindowLosses> losses = leave_one_out.arrived();
+  for (PatternGroups& part : patterns) {
+    for (SurveyedGroup& group : part.groups()) survey.groups.push_back(std::move(group));
   }
+  for (const SiteChange& change : sites) {
+    SurveyedGroup& group = survey.groups.emplace_back();
+    group.name = site_name(change.site);
+    group.part = RoundedPart::activations;
+    group.scheme = input_format_name(change.format);
+  }
+  const size_t first_traveller = survey.groups.size() - losses.size();
+  for (size_t i = 0; i < losses.size(); ++i) set_losses(losses[i], survey.groups[first_traveller + i]);
   return survey;
+}
+
+LeaveOneOut::Extent survey_extent(const PlannedRun& plan, const ScoredWindows& windows, const SurveyOptions& options) {
+  const auto num_parts = static_cast<int64_t>(measured_parts(plan, options).size());
+  const auto num_patterns = static_cast<int64_t>(options.patterns.size());
+  return {.num_windows = windows.windows.num_windows,
+          .num_tokens = windows.windows.num_tokens,
+          .changes_per_block = num_patterns > 0 ? 0 : num_parts * static_cast<int64_t>(kStages.size()),
+          .num_travellers = num_patterns * num_parts + static_cast<int64_t>(measured_sites(options).size())};
 }
 
 std::string to_json(const Survey& survey) {
@@ -327,6 +386,7 @@ Survey parse_survey(const std::string& text, const std::string& where) {
       group.name = item.at("name").get<std::string>();
       group.layers = item.at("layers").get<std::vector<std::string>>();
       group.num_weights = item.at("weights").get<int64_t>();
+      group.part = item.at("part") == part_name(RoundedPart::weights) ? RoundedPart::weights : RoundedPart::activations;
       group.scheme = item.at("scheme").get<std::string>();
       group.error = item.at("error").get<double>();
       group.increase = parse_estimate(item.at("increase"));
@@ -347,7 +407,8 @@ std::vector<std::string> to_lines(const Survey& survey) {
   lines.push_back("sensitivity: what rounding each group alone adds, in nats per token; " + survey.label + "; " +
                   "uncompressed: " + format_number(survey.baseline_nll, 5));
   char line[256];
-  std::snprintf(line, sizeof(line), "%-52s %-22s %22s %22s", "group", "rounded to", "loss (paired)", "KL");
+  std::snprintf(line, sizeof(line), "%-52s %-11s %-22s %22s %22s", "group", "part", "rounded to", "loss (paired)",
+                "KL");
   lines.emplace_back(line);
   const auto cell = [](const Estimate& estimate) {
     char text[64];
@@ -359,8 +420,9 @@ std::vector<std::string> to_lines(const Survey& survey) {
     return std::string(text);
   };
   for (const SurveyedGroup& group : survey.groups) {
-    std::snprintf(line, sizeof(line), "%-52s %-22s %22s %22s", group.name.c_str(), group.scheme.c_str(),
-                  cell(group.increase).c_str(), cell(group.kl).c_str());
+    std::snprintf(line, sizeof(line), "%-52s %-11s %-22s %22s %22s", group.name.c_str(),
+                  std::string(part_name(group.part)).c_str(), group.scheme.c_str(), cell(group.increase).c_str(),
+                  cell(group.kl).c_str());
     lines.emplace_back(line);
   }
   return lines;

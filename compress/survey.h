@@ -42,8 +42,11 @@ struct Survey {
 
 // What is surveyed. With a budget, groups are the stages of the blocks, each measured at kProbeBits with the finest
 // groups that fit: an error large enough to stand out from what a few windows leave uncertain.
+// Where the plan rounds inputs, and no budget asks for weights alone, every group is measured twice: its weights, and
+// its inputs.
 struct SurveyOptions {
   std::vector<std::string> patterns;  // sensitivity.groups
+  InputFormat sites = {};             // sensitivity.sites
   std::vector<int> candidate_bits;    // empty: no budget
 };
 inline constexpr int kProbeBits = 3;
@@ -62,6 +65,9 @@ double predict_error(const at::Tensor& weight_OI, const at::Tensor& hessian_II, 
 Survey survey_model(const Checkpoint& checkpoint, const PlannedRun& plan, const RunData& data, uint64_t sample_seed,
                     const ScoredWindows& windows, const SurveyOptions& options, Spill spill,
                     const std::filesystem::path& spill_directory, int num_threads, Progress& progress);
+
+// What survey_model measures, for the plan's memory and time.
+LeaveOneOut::Extent survey_extent(const PlannedRun& plan, const ScoredWindows& windows, const SurveyOptions& options);
 
 // One JSON object, and back: doubles survive unchanged. parse_survey throws std::runtime_error naming `where`.
 std::string to_json(const Survey& survey);

@@ -17,6 +17,7 @@
 #include "runtime/inspect.h"
 #include "runtime/npy.h"
 #include "runtime/verify.h"
+#include "tests/compress/plain_forward.h"
 #include "tests/compress/run_pare.h"
 
 namespace pare::test {
@@ -82,6 +83,23 @@ class SurveyedRun : public testing::Test {
   std::string err_;
 };
 
+// Mean over the predictions of KL(P || Q).
+double mean_kl(const PlainForward::Rows& p, const PlainForward::Rows& q) {
+  double sum = 0.0;
+  for (size_t t = 0; t + 1 < p.size(); ++t) {
+    double sum_p = 0.0, sum_q = 0.0;
+    for (size_t v = 0; v < p[t].size(); ++v) {
+      sum_p += std::exp(static_cast<double>(p[t][v]));
+      sum_q += std::exp(static_cast<double>(q[t][v]));
+    }
+    for (size_t v = 0; v < p[t].size(); ++v) {
+      const double log_p = static_cast<double>(p[t][v]) - std::log(sum_p);
+      sum += std::exp(log_p) * (log_p - static_cast<double>(q[t][v]) + std::log(sum_q));
+    }
+  }
+  return sum / static_cast<double>(p.size() - 1);
+}
+
 TEST_F(SurveyedRun, SensitivitiesEqualEvaluationsOfTheGroupAlone) {
   const std::string pass = "  - rtn: {bits: 3, group_size: 32, scales: minmax}\n";
   const std::string sensitivity = "sensitivity: {text: " + ids() + ", windows: 2}\n";
@@ -103,6 +121,66 @@ TEST_F(SurveyedRun, SensitivitiesEqualEvaluationsOfTheGroupAlone) {
   EXPECT_EQ(report.at("output_bytes"), read_json(folder_ / "plain" / "report.json").at("output_bytes"));
   EXPECT_EQ(read_json(folder_ / "all" / "pare.json").at("layers"),
             read_json(folder_ / "plain" / "pare.json").at("layers"));
+}
+
+// Inputs alone: the runtime with the same formats put before unrounded linears.
+TEST_F(SurveyedRun, InputsAreMeasuredApartFromWeights) {
+  const std::string pass =
+      "  - rtn: {bits: 8, group_size: -1, scales: minmax, activations: {range: tensor, symmetric: false}}\n";
+  const Json groups =
+      run(recipe("", pass, "sensitivity: {text: " + ids() + ", windows: 2}\n"), "all").at("sensitivity").at("groups");
+  ASSERT_EQ(groups.size(), 16u);
+  const Checkpoint checkpoint = Checkpoint::open(family(kFamily));
+  const std::unique_ptr<Backend> backend = make_reference_backend();
+  Transformer reference = Transformer::load(checkpoint, *backend);
+  const ScoredWindows windows = make_scored_windows(ids(), nullptr, checkpoint.description(), {Protocol::gptq, 0, 2});
+  for (size_t g = 0; g < groups.size(); ++g) {
+    EXPECT_EQ(groups[g].at("part"), g % 2 == 0 ? "weights" : "activations");
+    if (g % 2 == 0) continue;
+    EXPECT_EQ(groups[g].at("scheme"), "a8zseq");
+    const auto layers = groups[g].at("layers").get<std::vector<std::string>>();
+    EXPECT_EQ(groups[g - 1].at("layers"), groups[g].at("layers"));
+    Transformer changed = Transformer::load(checkpoint, *backend, {}, [&](LinearWeights& linear) {
+      if (std::find(layers.begin(), layers.end(), linear.name) == layers.end()) return;
+      linear.input = {.type = InputType::int8, .range = InputRange::sequence, .symmetric = false};
+    });
+    const Evaluation direct = evaluate(changed, windows, &reference, {});
+    const double kl = direct.comparison->kl_mean.value;
+    // A KL of some 1e-5 nats is the difference of losses near 5, each with rounding errors of some 1e-7 of it.
+    EXPECT_NEAR(groups[g].at("kl").at("value").get<double>(), kl, 2e-2 * kl + 1e-6) << groups[g].at("name");
+    EXPECT_GT(kl, 1e-7) << groups[g].at("name") << ": nothing was rounded";
+  }
+}
+
+// Each site against a forward pass in plain loops with that site rounded.
+TEST_F(SurveyedRun, SitesAreMeasuredOneKindAtATime) {
+  const std::string pass = "  - rtn: {bits: 8, group_size: -1, scales: minmax}\n";
+  const Json report = run(
+      recipe("", pass, "sensitivity: {text: " + ids() + ", windows: 2, groups: [\"*\"], sites: {symmetric: false}}\n"),
+      "all");
+  const Json groups = report.at("sensitivity").at("groups");
+  ASSERT_EQ(groups.size(), 6u);
+  const std::vector<std::string> names = {"sum of embeddings", "softmax input", "softmax output",
+                                          "self-attention output", "residual sum after the feed-forward"};
+  const Checkpoint checkpoint = Checkpoint::open(family(kFamily));
+  const PlainForward plain(checkpoint);
+  const TokenWindows windows = read_npy(ids());
+  for (size_t i = 0; i < names.size(); ++i) {
+    const Json& group = groups[i + 1];
+    EXPECT_EQ(group.at("name"), names[i]);
+    EXPECT_EQ(group.at("part"), "activations");
+    EXPECT_EQ(group.at("scheme"), "a8z");
+    double kl = 0.0;
+    for (int64_t n = 0; n < 2; ++n) {
+      kl += mean_kl(plain.logits(windows.window(n), {}), plain.logits(windows.window(n), kActivationSites[i])) / 2.0;
+    }
+    EXPECT_NEAR(group.at("kl").at("value").get<double>(), kl, 2e-2 * kl + 1e-6) << names[i];
+    EXPECT_GT(kl, 1e-7) << names[i];
+  }
+  const Outcome refused =
+      run_pare(command(recipe("", pass, "sensitivity: {text: " + ids() + ", sites: {range: tensor}}\n"), "out"));
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_NE(refused.err.find("range: token"), std::string::npos) << refused.err;
 }
 
 // GPTQ on statistics of the uncompressed model: the same weights as a run from the file.
