@@ -272,9 +272,10 @@ void evaluate_artifact(const PreparedRun& prepared, const fs::path& directory, P
   const Checkpoint checkpoint = Checkpoint::open(directory);
   Transformer model = Transformer::load(checkpoint, *backend);
   std::optional<Transformer> reference;
-  const auto measure = [&](const ScoredWindows& windows, bool compares, int kv_bits) {
+  const auto measure = [&](const ScoredWindows& windows, bool compares, int kv_bits, int attention_bits) {
     if (compares && !reference) reference = Transformer::load(prepared.checkpoint, *backend);
     model.use_kv_bits(kv_bits);
+    if (attention_bits == 8) model.use_attention_bits(8);
     progress.begin("evaluate", windows.windows.num_windows, "windows");
     Evaluation evaluation = evaluate(model, windows, compares ? &*reference : nullptr, [&](int64_t done, int64_t) {
       throw_if_interrupted();
@@ -284,10 +285,10 @@ void evaluate_artifact(const PreparedRun& prepared, const fs::path& directory, P
     return evaluation;
   };
   for (size_t i = 0; i < data.evaluations.size(); ++i) {
-    report.evaluations.push_back(
-        measure(data.evaluations[i], recipe.evaluate[i].reference, recipe.evaluate[i].kv_bits));
+    const PerplexityRecipe& item = recipe.evaluate[i];
+    report.evaluations.push_back(measure(data.evaluations[i], item.reference, item.kv_bits, item.attention_bits));
   }
-  if (recipe.budget) report.budget_measured = measure(*data.survey, /*compares=*/true, kKvFloatBits);
+  if (recipe.budget) report.budget_measured = measure(*data.survey, /*compares=*/true, kKvFloatBits, kKvFloatBits);
 }
 
 void check_gates(const FailIf& fail_if, const std::vector<Evaluation>& evaluations, const fs::path& artifact) {

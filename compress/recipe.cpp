@@ -312,6 +312,10 @@ PerplexityRecipe read_perplexity(const Value& value) {
                    [&](const Value& v) {
                      perplexity.kv_bits = v.choice<int>({{"32", 32}, {"8", 8}});
                    }},
+                  {"attention_bits",
+                   [&](const Value& v) {
+                     perplexity.attention_bits = v.choice<int>({{"32", 32}, {"8", 8}});
+                   }},
                   {"reference", [&](const Value& v) { perplexity.reference = v.boolean(); }}});
   if (perplexity.text.empty()) value.fail("'text' is missing: the .txt, .jsonl or .npy file to evaluate on");
   if (!has_context && perplexity.protocol == "llama.cpp") perplexity.context = 512;

@@ -75,6 +75,7 @@ struct PerplexityRecipe {
   std::string protocol = "gptq";  // or "llama.cpp"
   bool reference = true;          // also measure the uncompressed model: KL, agreement, paired error bars
   int kv_bits = 32;               // of the compressed model's keys and values: 32 (float32) or 8
+  int attention_bits = 32;        // of its attention's products, likewise; 8 includes kv_bits 8
 };
 
 // Whose files the result looks like. LLM.int8 has layouts of its own (LlmInt8Options::layout).

@@ -86,7 +86,13 @@ struct AttentionShape {
   float scale = 1.0f;
   float softcap = 0.0f;        // 0: none; else cap * tanh(score / cap)
   int64_t sliding_window = 0;  // 0: causal over everything; else token t sees (t - window, t]
+  // Both products take 8-bit values, as SmoothQuant's BMMs do (arXiv 2211.10438, section 4): rope_store rounds queries
+  // to kQueryFormat, attention rounds what softmax makes of a query's scores to kProbabilityFormat, and keys and values
+  // come from an 8-bit cache.
+  bool products_in_8_bits = false;
 };
+inline const InputFormat kQueryFormat = {.type = InputType::int8};                            // rows of K
+inline const InputFormat kProbabilityFormat = {.type = InputType::int8, .symmetric = false};  // rows of keys
 
 class LinearInput;
 

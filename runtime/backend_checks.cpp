@@ -75,6 +75,8 @@ void check_rope_store(const RopeTable& rope, const Norm* q_norm, const Norm* k_n
 void check_attention(const KvLayer& cache, std::span<const Sequence> sequences, const AttentionShape& shape) {
   constexpr const char* kOperation = "attention";
   check_shape(shape, kOperation);
+  require(!shape.products_in_8_bits || cache.is_int8(), kOperation,
+          "expected 8-bit keys and values for products in 8 bits, found floats");
   for (size_t s = 0; s < sequences.size(); ++s) {
     const Sequence& sequence = sequences[s];
     require(sequence.first_row >= 0 && sequence.num_rows >= 0 && sequence.num_past >= 0 && sequence.first_slot >= 0 &&

@@ -144,6 +144,7 @@ BenchResult bench(Transformer& model, Isa isa, int num_threads, const BenchOptio
   }
   const int64_t pair_bytes = model.kv_bytes_per_token() / static_cast<int64_t>(description.blocks.size());
   result.kv_bits = model.kv_bits();
+  result.attention_bits = model.attention_bits();
   result.kv_bytes_per_token = num_pairs * pair_bytes / options.decode_tokens;
   result.decode_gbps = static_cast<double>(result.bytes_per_token) * result.decode_tokens_per_second.best / 1e9;
   result.decode_share = result.decode_gbps / result.read_roof_gbps;
@@ -172,6 +173,7 @@ std::string to_json(const BenchResult& result) {
   json["decode_tokens_per_second_median"] = result.decode_tokens_per_second.median;
   json["bytes_per_token"] = result.bytes_per_token;
   json["kv_bits"] = result.kv_bits;
+  json["attention_bits"] = result.attention_bits;
   json["kv_bytes_per_token"] = result.kv_bytes_per_token;
   json["decode_gbps"] = result.decode_gbps;
   json["decode_roof_gbps"] = result.read_roof_gbps;
@@ -197,7 +199,8 @@ std::string to_text(const BenchResult& result) {
        << '\n';
   text << "            " << format_number(result.prefill_gflops, 1)
        << " GFLOP/s in linears = " << percent(result.prefill_share) << " of the FMA roof of "
-       << format_number(result.fma_roof_gflops, 1) << " GFLOP/s (attention, not counted: "
+       << format_number(result.fma_roof_gflops, 1) << " GFLOP/s (attention, in " << result.attention_bits
+       << " bits, not counted: "
        << percent(static_cast<double>(result.attention_flops) / static_cast<double>(result.linear_flops))
        << " of the linears' work)\n";
   text << "decode      " << result.options.decode_tokens << " tokens: " << speed(result.decode_tokens_per_second)

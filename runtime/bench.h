@@ -44,6 +44,7 @@ struct BenchResult {
   // average, are stated and not counted.
   int64_t bytes_per_token = 0;
   int kv_bits = 0;
+  int attention_bits = 0;
   int64_t kv_bytes_per_token = 0;
   int64_t roof_footprint_bytes = 0;  // over which the roof was read: bytes_per_token, or the least that can be measured
   double read_roof_gbps = 0.0;

@@ -121,8 +121,20 @@ OptionSpec kv_bits_option() {
               "and token)",
           .choices = {std::to_string(kKvFloatBits), "8"}};
 }
-int kv_bits(const Arguments& arguments) {
-  return arguments.text("kv-bits") == "8" ? 8 : kKvFloatBits;
+OptionSpec attention_bits_option() {
+  return {.name = "attention-bits",
+          .kind = OptionKind::text,
+          .value_name = "N",
+          .default_value = std::to_string(kKvFloatBits),
+          .help =
+              "bits of attention's own matrix products: 32 (float32), or 8 (queries and softmax's output rounded too; "
+              "includes --kv-bits 8)",
+          .choices = {std::to_string(kKvFloatBits), "8"}};
+}
+void use_bits(const Arguments& arguments, Transformer& model) {
+  const auto bits = [&](const char* option) { return arguments.text(option) == "8" ? 8 : kKvFloatBits; };
+  model.use_kv_bits(bits("kv-bits"));
+  if (bits("attention-bits") == 8) model.use_attention_bits(8);
 }
 
 void run_eval(const Arguments& arguments, Console& console) {
@@ -150,7 +162,7 @@ void run_eval(const Arguments& arguments, Console& console) {
     reference = engine.load(*reference_checkpoint, console);
   }
   Transformer model = engine.load(checkpoint, console);
-  model.use_kv_bits(kv_bits(arguments));
+  use_bits(arguments, model);
 
   Evaluation evaluation =
       evaluate(model, data, reference ? &*reference : nullptr, stage(console, "evaluate", "windows"));
@@ -216,7 +228,7 @@ void run_generate(const Arguments& arguments, Console& console) {
   const std::vector<int32_t> ids = tokenizer.encode(prompt, true);
   Transformer model = engine.load(checkpoint, console);
 
-  model.use_kv_bits(kv_bits(arguments));
+  use_bits(arguments, model);
   const GenerationOptions options = {.max_tokens = arguments.integer("max-tokens"),
                                      .sampling = sampling,
                                      .vocabulary_size = tokenizer.vocabulary_size()};
@@ -279,7 +291,7 @@ void run_bench(const Arguments& arguments, Console& console) {
   const Engine engine(arguments);
   const ModelDirectory directory(arguments.positional(0));
   Transformer model = engine.load(Checkpoint::open(directory.path()), console);
-  model.use_kv_bits(kv_bits(arguments));
+  use_bits(arguments, model);
   BenchResult result =
       bench(model, engine.isa(), engine.num_threads(), options, stage(console, "bench", "repetitions"));
   result.peak_memory_bytes = memory.peak_bytes();
@@ -320,7 +332,7 @@ Command generate_command() {
                       number("top-p", format_number(sampling.top_p, 0),
                              "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]"),
                       count("seed", std::to_string(sampling.seed), "of the draws: the same seed, the same text", 0),
-                      kv_bits_option()},
+                      kv_bits_option(), attention_bits_option()},
                      compute_options()),
           .run = run_generate};
 }
@@ -353,7 +365,8 @@ Command eval_command() {
             .value_name = "MODEL",
             .help = "also load this model, usually the uncompressed one, and compare token by token (its keys and "
                     "values stay float32)"},
-           kv_bits_option()},
+           kv_bits_option(),
+           attention_bits_option()},
           compute_options()),
       .run = run_eval};
 }
@@ -368,7 +381,7 @@ Command bench_command() {
           {count("prefill-tokens", std::to_string(defaults.prefill_tokens), "length of the prompt", 1),
            count("decode-tokens", std::to_string(defaults.decode_tokens), "tokens decoded one by one", 1),
            count("repetitions", std::to_string(defaults.repetitions), "measure so often; best and median are shown", 1),
-           kv_bits_option()},
+           kv_bits_option(), attention_bits_option()},
           compute_options()),
       .run = run_bench};
 }

@@ -279,6 +279,7 @@ Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* 
   Evaluation result;
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   result.kv_bits = model.kv_bits();
+  result.attention_bits = model.attention_bits();
   result.kv_bytes_per_token = model.kv_bytes_per_token();
   result.protocol = protocol_name(data.protocol);
   result.label = data.label();
@@ -319,6 +320,7 @@ std::string to_json(const Evaluation& evaluation) {
   json["protocol"] = evaluation.protocol;
   json["protocol_label"] = evaluation.label;
   json["kv_bits"] = evaluation.kv_bits;
+  json["attention_bits"] = evaluation.attention_bits;
   json["kv_bytes_per_token"] = evaluation.kv_bytes_per_token;
   json["seconds"] = evaluation.seconds;
   json["tokens_per_second"] = evaluation.tokens_per_second;
@@ -361,7 +363,7 @@ std::string to_text(const Evaluation& evaluation) {
          << (agreement.standard_error ? " +- " + format_number(100.0 * *agreement.standard_error, 2) : "") << " %\n";
   }
   text << "keys and values       " << evaluation.kv_bits << " bits, " << evaluation.kv_bytes_per_token
-       << " bytes per token\n";
+       << " bytes per token; attention's products in " << evaluation.attention_bits << " bits\n";
   text << "speed                 " << format_number(evaluation.tokens_per_second, 1) << " tokens/s, "
        << format_duration(evaluation.seconds) << '\n';
   text << "peak memory           " << format_bytes(evaluation.peak_memory_bytes) << '\n';

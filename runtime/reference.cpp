@@ -214,7 +214,9 @@ class ReferenceBackend final : public Backend {
         }
       };
       for (int64_t h = 0; h < shape.num_heads; ++h) {
-        rotate(q + h * size, q_norm, q_RHK + static_cast<int64_t>(r) * q_width + h * size);
+        float* query = q_RHK + static_cast<int64_t>(r) * q_width + h * size;
+        rotate(q + h * size, q_norm, query);
+        if (shape.products_in_8_bits) fake_quantize(kQueryFormat, {query, static_cast<size_t>(size)}, size);
       }
       for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
         const int64_t head = slots_R[r] * shape.num_kv_heads + h;
@@ -311,10 +313,19 @@ class ReferenceBackend final : public Backend {
     }
     const double largest = *std::max_element(scores.begin(), scores.end());
     double sum = 0.0;
+    std::vector<float> rounded;  // weights in units of the largest: as coarse as probabilities in units of theirs
+    for (double& score : scores) {
+      score = std::exp(score - largest);
+      sum += score;
+      rounded.push_back(static_cast<float>(score));
+    }
+    if (shape.products_in_8_bits) {
+      fake_quantize(kProbabilityFormat, rounded, static_cast<int64_t>(rounded.size()));
+      scores.assign(rounded.begin(), rounded.end());
+    }
     std::vector<double> weighted(static_cast<size_t>(size), 0.0);
     for (int64_t t = begin; t <= position; ++t) {
-      const double weight = std::exp(scores[t - begin] - largest);
-      sum += weight;
+      const double weight = scores[t - begin];
       for (int64_t k = 0; k < size; ++k) {
         weighted[k] += weight * cached(cache.values, cache.value_codes, cache.value_grids, offset(t), k, size);
       }

@@ -364,7 +364,18 @@ int64_t Transformer::bytes_per_token() const {
 void Transformer::use_kv_bits(int bits) {
   KvStorage(*state_->backend, bits, 0, 0, 0);  // refuses what does not exist
   state_->kv_bits = bits;
+  if (bits != 8) use_attention_bits(kKvFloatBits);  // they need 8-bit keys and values
   state_->scratch_cache.reset();
+}
+void Transformer::use_attention_bits(int bits) {
+  if (bits != 8 && bits != kKvFloatBits) {
+    throw std::invalid_argument("attention: expected products in 8 or 32 bits, found " + std::to_string(bits));
+  }
+  if (bits == 8) use_kv_bits(8);
+  for (Block& block : state_->blocks) block.attention.products_in_8_bits = bits == 8;
+}
+int Transformer::attention_bits() const {
+  return !state_->blocks.empty() && state_->blocks.front().attention.products_in_8_bits ? 8 : kKvFloatBits;
 }
 int Transformer::kv_bits() const {
   return state_->kv_bits;

@@ -36,6 +36,10 @@ class Transformer {
   // what they were started with. Throws std::invalid_argument for others.
   void use_kv_bits(int bits);
   int kv_bits() const;
+  // Attention's two products: 32 (float32, as loaded), or 8 (AttentionShape::products_in_8_bits), which takes keys and
+  // values from an 8-bit cache: bits of the cache become 8 as well. Throws std::invalid_argument for others.
+  void use_attention_bits(int bits);
+  int attention_bits() const;
   int64_t kv_bytes_per_token() const;  // what one token adds to a session's cache, all blocks
 
   // Hidden states after the final norm of independent windows, [num_windows * T, D] (backend memory); nothing is kept

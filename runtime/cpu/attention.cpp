@@ -66,6 +66,7 @@ AttentionTile tile_of(const float* q_RHK, const KvLayer& cache, const Sequence& 
           .window = shape.sliding_window,
           .scale = shape.scale,
           .softcap = shape.softcap,
+          .rounds_weights = shape.products_in_8_bits,
           .out = x_RHK + query_offset};
 }
 
@@ -87,7 +88,8 @@ void plan_sequence(const float* q_RHK, const KvLayer& cache, const Sequence& seq
       plan.cost += (end_key - begin_key) * num_tokens * heads_per_group * shape.head_size * 2;
       return task;
     };
-    if (sequence.num_rows == 1) {
+    // Stretches know only their own largest weight, which is not what weights are rounded by.
+    if (sequence.num_rows == 1 && !shape.products_in_8_bits) {
       const int64_t position = sequence.num_past, first_partial = plan.num_partials;
       for (int64_t key = first_key(shape, position); key <= position; key += kPartialKeys) {
         plan.tasks.push_back(make_task(0, 1, key, std::min(key + kPartialKeys, position + 1)));

@@ -233,8 +233,25 @@ void mask_scores(const AttentionTile& tile, int64_t first_key, int64_t num_keys,
   }
 }
 
+// Steps of a weight, whose largest is 1.
+constexpr float kWeightLevels = 255.0f;
+inline Vec round_weight(Vec weight) {
+  return mul(round(mul(weight, set1(kWeightLevels))), set1(1.0f / kWeightLevels));
+}
+
+// The running maximum alone.
+void raise_largest(int64_t num_keys, const TileScratch& s) {
+  for (int64_t m = 0; m < s.num_queries; m += kLanes) {
+    Vec largest = load(s.largest + m);
+    for (int64_t t = 0; t < num_keys; ++t) largest = max(load(s.scores + t * s.num_queries + m), largest);
+    store(s.largest + m, largest);
+  }
+}
+
 // Turns a tile of scores into 2^(score - largest), updating the running maximum and sum of every query and leaving in
-// `rescale` what the earlier tiles' sums must be multiplied with.
+// `rescale` what the earlier tiles' sums must be multiplied with. kRound: the weights are rounded, not what they sum
+// to.
+template <bool kRound>
 void softmax_tile(int64_t num_keys, const TileScratch& s) {
   for (int64_t m = 0; m < s.num_queries; m += kPanelQueries) {
     float* scores = s.scores + m;
@@ -256,7 +273,7 @@ void softmax_tile(int64_t num_keys, const TileScratch& s) {
         float* score = scores + t * s.num_queries + v * kLanes;
         const Vec weight = exp2(sub(load(score), largest[v]));
         sum[v] = add(sum[v], weight);
-        store(score, weight);
+        store(score, kRound ? round_weight(weight) : weight);
       }
     }
     for (int v = 0; v < kPanelVectors; ++v) store(s.sum + m + v * kLanes, sum[v]);
@@ -362,10 +379,9 @@ void attention_tile(const AttentionTile& tile, float* scratch) {
   const int64_t last_position = tile.first_position + tile.num_tokens - 1;
   int64_t begin = 0;
   if (tile.window > 0 && tile.first_position - tile.window + 1 > 0) begin = tile.first_position - tile.window + 1;
-  for (int64_t key = begin; key <= last_position; key += kTileKeys) {
+  const auto score_keys = [&](int64_t key) {
     const int64_t left = last_position + 1 - key, num_keys = left < kTileKeys ? left : kTileKeys;
     copy_rows(tile.keys, key, num_keys, tile.head_size, s.value_stride, s.keys);
-    copy_rows(tile.values, key, num_keys, tile.head_size, s.value_stride, s.values);
     compute_scores(tile, num_keys, s);
     if (tile.softcap > 0.0f) {
       for (int64_t i = 0; i < num_keys * s.num_queries; i += kLanes) {
@@ -375,7 +391,20 @@ void attention_tile(const AttentionTile& tile, float* scratch) {
     const bool has_future_keys = key + num_keys - 1 > tile.first_position;
     const bool has_past_keys = tile.window > 0 && key <= last_position - tile.window;
     if (has_future_keys || has_past_keys) mask_scores(tile, key, num_keys, s);
-    softmax_tile(num_keys, s);
+    return num_keys;
+  };
+  // Weights are rounded in units of the largest of all keys, which must therefore be known first.
+  if (tile.rounds_weights) {
+    for (int64_t key = begin; key <= last_position; key += kTileKeys) raise_largest(score_keys(key), s);
+  }
+  for (int64_t key = begin; key <= last_position; key += kTileKeys) {
+    const int64_t num_keys = score_keys(key);
+    copy_rows(tile.values, key, num_keys, tile.head_size, s.value_stride, s.values);
+    if (tile.rounds_weights) {
+      softmax_tile<true>(num_keys, s);
+    } else {
+      softmax_tile<false>(num_keys, s);
+    }
     add_tile_values(num_keys, s);
   }
   for (int64_t m = 0; m < tile.num_tokens * tile.heads_per_group; ++m) {

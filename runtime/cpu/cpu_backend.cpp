@@ -217,6 +217,9 @@ class CpuBackend final : public Backend {
     for (int64_t r = 0; r < num_rows; ++r) {
       const float* q = qkv_RC + r * (q_width + 2 * kv_width);
       rotate(q, shape.num_heads, q_norm, positions_R[r], q_RHK + r * q_width);
+      if (shape.products_in_8_bits) {
+        fake_quantize(kQueryFormat, {q_RHK + r * q_width, static_cast<size_t>(q_width)}, shape.head_size);
+      }
       const float* k = q + q_width;
       const float* v = k + kv_width;
       if (cache.is_int8()) {

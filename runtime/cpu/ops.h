@@ -34,8 +34,9 @@ struct AttentionTile {
   int64_t num_tokens;
   int64_t window;  // 0: every key up to the query; else the last `window` of them
   float scale;
-  float softcap;  // 0: none
-  float* out;     // laid out as queries; not used by partial kernels
+  float softcap;        // 0: none
+  bool rounds_weights;  // to 1/255 of the largest (kProbabilityFormat); not used by partial kernels
+  float* out;           // laid out as queries; likewise
 };
 
 // One decoded token against keys [begin_key, end_key): for each head of the group the largest score (in units of ln 2),

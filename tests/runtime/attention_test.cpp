@@ -223,6 +223,105 @@ TEST_P(CpuAttention, RopeStoreRoundsToEightBits) {
   }
 }
 
+// The cache of an AttentionInput in 8 bits.
+struct Int8Cache {
+  std::vector<int8_t> key_codes, value_codes;
+  std::vector<KvGrid> key_grids, value_grids;
+  KvLayer layer(int64_t num_slots) {
+    return {.num_slots = num_slots,
+            .key_codes = key_codes.data(),
+            .value_codes = value_codes.data(),
+            .key_grids = key_grids.data(),
+            .value_grids = value_grids.data()};
+  }
+};
+
+void quantize(std::span<const float> values, int64_t size, std::vector<int8_t>& codes, std::vector<KvGrid>& grids) {
+  codes.resize(values.size());
+  for (size_t i = 0; i < values.size(); i += static_cast<size_t>(size)) {
+    const std::span<const float> head = values.subspan(i, static_cast<size_t>(size));
+    InputGrid grid = input_grid(kProbabilityFormat, input_extremes(head));
+    input_codes(head, grid, std::span(codes).subspan(i, head.size()));
+    grids.push_back({grid.scale, static_cast<float>(grid.zero)});
+  }
+}
+
+Int8Cache int8_cache(const AttentionInput& input) {
+  Int8Cache cache;
+  const int64_t size = input.shape.head_size;
+  quantize(input.keys.span(), size, cache.key_codes, cache.key_grids);
+  quantize(input.values.span(), size, cache.value_codes, cache.value_grids);
+  return cache;
+}
+
+// A weight that lies within float32's roundings of the middle between two steps may fall to either side in two right
+// implementations. One such weight moves an output by one step, 1/255 of the largest weight, of max|v| over the sum of
+// weights, which is at least 1; a second one among the few hundred weights of a query is improbable. The rounding
+// itself must be seen: without it the outputs differ by far more than the exact kernels' tolerance.
+TEST_P(CpuAttention, WeightsRoundedToEightBitsEqualTheReference) {
+  for (const auto& [num_tokens, num_past, window] :
+       {std::tuple{1, 0, 0}, {1, 700, 0}, {1, 700, 90}, {40, 0, 0}, {150, 0, 0}, {130, 200, 0}, {220, 0, 100}}) {
+    SCOPED_TRACE(std::to_string(num_tokens) + " after " + std::to_string(num_past) + ", window " +
+                 std::to_string(window));
+    AttentionInput input(shape_of(6, 2, 24, 0.0f, window), {{0, num_tokens, num_past, 0}}, 121);
+    Int8Cache cache = int8_cache(input);
+    const auto run = [&](Backend& backend, bool in_8_bits) {
+      AttentionShape shape = input.shape;
+      shape.products_in_8_bits = in_8_bits;
+      GuardedFloats x(input.num_rows() * shape.num_heads * shape.head_size);
+      backend.attention(input.q.data(), cache.layer(input.num_slots), input.sequences, shape, x.data());
+      EXPECT_TRUE(x.front_is_intact());
+      return x;
+    };
+    const GuardedFloats expected = run(*reference_, true), actual = run(*backend_, true);
+    const float largest = largest_magnitude(input.values.span());
+    int64_t num_flips = 0;
+    double rounding = 0.0;
+    const GuardedFloats exact = run(*backend_, false);
+    for (size_t i = 0; i < expected.span().size(); ++i) {
+      const double difference = std::abs(static_cast<double>(expected.span()[i]) - actual.span()[i]);
+      EXPECT_LE(difference, input.tolerance() + largest / 255.0);
+      num_flips += difference > input.tolerance();
+      rounding = std::max(rounding, std::abs(static_cast<double>(exact.span()[i]) - actual.span()[i]));
+    }
+    // A score's error of some 1e-6 moves one weight in 1e4 across a middle; each is seen in the 24 channels of its
+    // head.
+    EXPECT_LE(num_flips, 24 * (1 + static_cast<int64_t>(expected.span().size()) / 24 / 20));
+    if (num_past + num_tokens > 1) {
+      EXPECT_GT(rounding, 10 * input.tolerance());
+    }
+  }
+}
+
+// Two keys of weights 1 and e^-s: the output is round(255 e^-s) / 255 / (1 + e^-s), in prefill and in decoding.
+TEST_P(CpuAttention, AWeightIsRoundedInUnitsOfTheLargest) {
+  for (const bool decode : {false, true}) {
+    for (const double weight : {0.9, 0.5, 0.1, 3.4 / 255, 0.6 / 255, 0.4 / 255, 0.0001}) {
+      AttentionInput input({1, 1, 2, 1.0f, 0.0f, 0}, {decode ? Sequence{0, 1, 1, 0} : Sequence{0, 2, 0, 0}}, 57);
+      std::fill_n(input.q.data(), input.num_rows() * 2, 1.0f);
+      // Codes 0 and 255 of a key of (score, 0) are exact whatever the score.
+      const std::vector<float> keys = {static_cast<float>(std::log(weight)), 0.0f, 0.0f, 0.0f};
+      const std::vector<float> values = {1.0f, 0.0f, 0.0f, 0.0f};
+      std::copy(keys.begin(), keys.end(), input.keys.data());
+      std::copy(values.begin(), values.end(), input.values.data());
+      Int8Cache cache = int8_cache(input);
+      input.shape.products_in_8_bits = true;
+      GuardedFloats x(input.num_rows() * 2);
+      backend_->attention(input.q.data(), cache.layer(2), input.sequences, input.shape, x.data());
+      const double expected = std::nearbyint(255.0 * weight) / 255.0 / (1.0 + weight);
+      EXPECT_NEAR(x[(input.num_rows() - 1) * 2], expected, 1e-5 * expected) << weight;
+    }
+  }
+}
+
+TEST_P(CpuAttention, ProductsInEightBitsNeedAnEightBitCache) {
+  AttentionInput input(shape_of(2, 1, 8), {{0, 3, 0, 0}}, 1);
+  input.shape.products_in_8_bits = true;
+  for (Backend* backend : {backend_.get(), reference_.get()}) {
+    expect_error<std::invalid_argument>([&] { input.run(*backend); }, {"attention", "8-bit keys and values"});
+  }
+}
+
 // Two tokens behind a long past: the first key tile holds no future key, and exactly one key that one token has left
 // behind.
 TEST_P(CpuAttention, ATokenLeavesTheWindowBehindInATileOfPastKeysAlone) {

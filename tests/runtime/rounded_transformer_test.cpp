@@ -294,6 +294,55 @@ TEST(KvCache, EightBitsStayNearTheFloatsOnEveryBackend) {
   }
 }
 
+// Queries and what softmax makes of the scores are rounded too: more error than the cache's alone, the same on every
+// backend, in prefill and in decoding.
+TEST(AttentionProducts, EightBitsStayNearTheFloatsOnEveryBackend) {
+  for (const std::string family : {"llama_gqa_untied", "mistral_window", "gemma3_local_global", "qwen3_norms_bf16"}) {
+    const TokenWindows windows = read_npy(family_path(family) / "ids.npy");
+    const Checkpoint checkpoint = Checkpoint::open(family_path(family));
+    std::vector<float> expected;
+    double rounding_error = 0.0;
+    for (const std::string& name : backend_names()) {
+      const auto backend = make_backend(name);
+      Transformer model = Transformer::load(checkpoint, *backend);
+      const std::vector<float> exact = prefill_logits(model, windows.ids_NT, windows.num_windows);
+      model.use_kv_bits(8);
+      const std::vector<float> with_cache = prefill_logits(model, windows.ids_NT, windows.num_windows);
+      model.use_attention_bits(8);
+      const std::vector<float> logits = prefill_logits(model, windows.ids_NT, windows.num_windows);
+      if (name == "reference") {
+        expected = logits;
+        rounding_error = rms_difference(logits, exact);
+        EXPECT_GT(rounding_error, rms_difference(with_cache, exact));
+        EXPECT_LT(rounding_error, 0.05 * rms_difference(exact, std::vector<float>(exact.size(), 0.0f)));
+      }
+      EXPECT_LE(rms_difference(logits, expected), kFlips * rounding_error) << family << " " << name;
+      const auto session = model.start(windows.num_tokens);
+      const auto vocabulary_size = static_cast<size_t>(model.description().vocabulary_size);
+      session->feed(windows.window(0).first(4));
+      const std::vector<float> one_by_one = decoded(*session, windows.window(0).subspan(4));
+      const auto rows = std::span(expected).subspan(4 * vocabulary_size, one_by_one.size());
+      EXPECT_LE(rms_difference(one_by_one, rows), kFlips * rounding_error) << family << " " << name;
+      model.use_attention_bits(kKvFloatBits);
+      EXPECT_EQ(prefill_logits(model, windows.ids_NT, windows.num_windows), with_cache) << "the cache stays in 8 bits";
+    }
+  }
+}
+
+TEST(AttentionProducts, BitsAreStatedAndOthersRefused) {
+  const auto backend = make_cpu_backend(detect_isa(), 2);
+  Transformer model = Transformer::load(Checkpoint::open(family_path("llama_gqa_untied")), *backend);
+  EXPECT_EQ(model.attention_bits(), 32);
+  expect_error<std::invalid_argument>([&] { model.use_attention_bits(4); }, {"8 or 32", "found 4"});
+  model.use_attention_bits(8);
+  EXPECT_EQ(model.attention_bits(), 8);
+  EXPECT_EQ(model.kv_bits(), 8);
+  const ScoredWindows data = {.windows = read_npy(family_path("llama_gqa_untied") / "ids.npy"), .source = "ids.npy"};
+  EXPECT_EQ(nlohmann::json::parse(to_json(evaluate(model, data, nullptr)))["attention_bits"], 8);
+  model.use_kv_bits(kKvFloatBits);
+  EXPECT_EQ(model.attention_bits(), 32) << "there is nothing to multiply in 8 bits";
+}
+
 TEST(KvCache, BytesOfATokenAndRefusals) {
   const auto backend = make_cpu_backend(detect_isa(), 2);
   Transformer model = Transformer::load(Checkpoint::open(family_path("llama_gqa_untied")), *backend);
