@@ -8,13 +8,13 @@ export LIBTORCH PARE_PYTHON PARE_CACHE
 JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cpp' '*.h')
 
-.PHONY: build demo test test-full fuzz bench format check sanitize setup-build setup-test tidy clean
+.PHONY: build demo test test-full fuzz bench format check sanitize setup-build setup-test setup-bench setup-tidy tidy clean
 .DEFAULT_GOAL := build
 
 setup-build:
 	@.ci/setup build
-setup-test:
-	@.ci/setup test
+setup-test setup-bench setup-tidy: setup-%:
+	@.ci/setup $*
 
 # The included environment.mk may just have been written, so the real work is done by a second make that reads it.
 build: setup-build
@@ -25,14 +25,14 @@ test: setup-test
 	@$(MAKE) --no-print-directory run-tests
 test-full: setup-test
 	@PARE_TEST_FULL=1 $(MAKE) --no-print-directory run-tests
-bench: setup-test
+bench: setup-bench
 	@$(MAKE) --no-print-directory compile TARGETS="all" TESTS=ON
 	@.ci/bench
 fuzz: setup-test
 	@tests/fuzz/run
 format:
 	clang-format-14 -i $(SOURCES)
-tidy: setup-test
+tidy: setup-tidy
 	@$(MAKE) --no-print-directory compile TARGETS="pare pare-runtime" TESTS=OFF
 	clang-tidy-14 -p build --quiet $(filter runtime/%.cpp,$(SOURCES))
 clean:
@@ -55,7 +55,6 @@ run-tests: check
 # Idle OpenMP threads sleep in tests (OMP_WAIT_POLICY), since several test programs share the cores.
 # The quick tests again with AddressSanitizer and UBSan: everything that reads files, and every kernel.
 sanitize:
-	@cmake -S . -B build-sanitize -G Ninja -DPARE_RUNTIME_ONLY=ON -DPARE_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=Release \
-	  -DCMAKE_CXX_FLAGS_RELEASE=-O1 >build/sanitize.log || { cat build/sanitize.log; exit 1; }
+	@cmake -S . -B build-sanitize -G Ninja -DPARE_RUNTIME_ONLY=ON -DPARE_SANITIZE=address,undefined >build/sanitize.log || { cat build/sanitize.log; exit 1; }
 	@cmake --build build-sanitize -j $(JOBS)
 	@cd build-sanitize && OMP_WAIT_POLICY=passive ctest --output-on-failure -j $(JOBS)
