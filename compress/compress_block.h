@@ -24,6 +24,15 @@ struct BlockWork {
 void compress_stage(const PlannedRun& plan, int64_t block_index, Stage stage, const Checkpoint& checkpoint,
                     LayerStatistics statistics, BlockWalk* walk, BlockWork& work);
 
+// The stage's layers that are compressed.
+std::vector<const PlannedLayer*> compressed_layers(const std::vector<PlannedLayer>& layers, Stage stage);
+// The factor of H that they share, if GPTQ rounds one of them: the first speaks for all, damping and order are the
+// pass's. Throws UnusableInput.
+std::optional<GptqFactor> factor_of(const std::vector<const PlannedLayer*>& layers, const at::Tensor& hessian_II);
+
+// Commits layers and changed tensors. Returns the records, complete with their hashes.
+std::vector<LayerRecord> commit_layers(int64_t part, std::vector<CompressedLayer> layers,
+                                       std::vector<OwnedTensor> changed, Artifact& artifact);
 // Commits the block's layers and changed tensors. Returns the records, complete with their hashes.
 std::vector<LayerRecord> commit_block(int64_t part, BlockWork work, Artifact& artifact);
 

@@ -234,6 +234,7 @@ struct Checkpoint::State {
   void check_tied_head() const;
   void check_linear(const LinearDescription& linear) const;
   const TensorView& dense_tensor(const std::string& name, const std::vector<int64_t>& shape) const;
+  DenseWeight dense_weight(const LinearDescription& linear) const;  // its values checked
   std::vector<float> finite_values(const std::string& name, int64_t num_elements) const;
   void check_finite(const std::string& name) const;
   std::optional<PackScheme> scheme(const LinearDescription& linear) const;
@@ -309,6 +310,13 @@ void Checkpoint::State::check_finite(const std::string& name) const {
                  place + ": the checkpoint is damaged");
 }
 
+DenseWeight Checkpoint::State::dense_weight(const LinearDescription& linear) const {
+  const std::string name = linear.name + ".weight";
+  const TensorView& view = dense_tensor(name, {linear.num_out, linear.num_in});
+  check_finite(name);
+  return {linear.num_out, linear.num_in, view.dtype, view.data};
+}
+
 std::vector<float> Checkpoint::State::finite_values(const std::string& name, int64_t num_elements) const {
   const TensorView& view = dense_tensor(name, {num_elements});
   check_finite(name);
@@ -351,7 +359,8 @@ void Checkpoint::State::check_linear(const LinearDescription& linear) const {
   const std::string bias = linear.name + ".bias";
   if (const std::optional<PackScheme> stored = scheme(linear)) {
     const TensorView* dense = find(linear.name + ".weight");
-    if (dense != nullptr && is_dense_dtype(dense->dtype) && find(linear.name + std::string(kPackedSuffix)) == nullptr) {
+    if (stored->format != StoredFormat::dense && dense != nullptr && is_dense_dtype(dense->dtype) &&
+        find(linear.name + std::string(kPackedSuffix)) == nullptr) {
       fail(linear.name + ".weight",
            "the quantization_config of " + std::string(kConfigName) +
                " says that this module is quantized, but it is stored dense: name it in 'ignore'");
@@ -517,15 +526,16 @@ LinearWeights Checkpoint::linear(const LinearDescription& linear) const {
   if (const std::optional<PackScheme> stored = state_->scheme(linear)) {
     state_->in_this_directory([&] {
       StoredLinear read = unpack_linear(state_->finder(), *stored, linear.num_out, linear.num_in, linear.name);
-      weights.weight = std::move(read.weight);
+      if (stored->format == StoredFormat::dense) {
+        weights.weight = state_->dense_weight(linear);
+      } else {
+        weights.weight = std::move(read.weight);
+      }
       weights.input = std::move(read.input);
       weights.outlier_weight_OJ = std::move(read.outlier_weight_OJ);
     });
   } else {
-    const std::string name = linear.name + ".weight";
-    const TensorView& view = state_->dense_tensor(name, {linear.num_out, linear.num_in});
-    state_->check_finite(name);
-    weights.weight = DenseWeight{linear.num_out, linear.num_in, view.dtype, view.data};
+    weights.weight = state_->dense_weight(linear);
   }
   if (linear.has_bias) weights.bias_O = state_->finite_values(linear.name + ".bias", linear.num_out);
   return weights;

@@ -105,7 +105,8 @@ TextPairs read_text_pairs(const std::filesystem::path& path, const Tokenizer& to
       throw std::runtime_error(where + ": expected two texts parted by a tab, and in every line or in none a number; " +
                                "found " + std::to_string(columns.size()) + " columns");
     }
-    data.pairs.emplace_back(index_of(columns[0]), index_of(columns[1]));
+    const size_t first = index_of(columns[0]), second = index_of(columns[1]);
+    data.pairs.emplace_back(first, second);
     if (num_columns == 3) data.gold.push_back(parse_score(columns[2], where));
   }
   if (data.pairs.size() < 2) {

@@ -138,7 +138,7 @@ TEST(EncoderDescription, IsReadFromTheConfig) {
 
 TEST(EncoderDescription, WhatIsNotComputedIsRefusedByName) {
   const std::string config = file_text(tiny_encoder_path() / "config.json");
-  const auto refuse = [&](const nlohmann::json& changes, const std::vector<std::string>& words) {
+  const auto refuse = [&](const nlohmann::json& changes, std::initializer_list<std::string> words) {
     nlohmann::json json = nlohmann::json::parse(config);
     json.update(changes);
     expect_error<std::invalid_argument>([&] { describe_encoder(json.dump(), "config.json"); }, words);
