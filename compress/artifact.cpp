@@ -430,7 +430,9 @@ void Artifact::verify(const Checkpoint& source) const {
     LinearWeights weights = written.linear(linear);
     auto* quantized = std::get_if<QuantizedWeight>(&weights.weight);
     const bool is_dense = record.scheme.format == StoredFormat::dense;
-    QuantizedWeight unrounded{.num_out = record.num_out, .num_in = record.num_in};
+    QuantizedWeight unrounded;
+    unrounded.num_out = record.num_out;
+    unrounded.num_in = record.num_in;
     if (is_dense && quantized == nullptr) quantized = &unrounded;
     if (quantized == nullptr) {
       throw std::runtime_error("verification of '" + artifact_directory().string() + "': " + record.name +

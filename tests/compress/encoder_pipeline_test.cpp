@@ -223,7 +223,15 @@ TEST_F(EncoderPipeline, MiniLmEmbedsAsTransformersDoes) {
   // Six blocks of sums over at most 1536 float32 products: 6 * 4 * sqrt(1536) u is 6e-5 of values below 0.3.
   for (size_t i = 0; i < ours.size(); ++i) ASSERT_NEAR(ours[i], theirs[i], 2e-5) << i;
 
-  const std::string pairs = std::string(PARE_SOURCE_DIR) + "/calibration_data/wikitext2-pairs.tsv";
+  std::ifstream all(std::string(PARE_SOURCE_DIR) + "/calibration_data/wikitext2-pairs.tsv");
+  std::string some;
+  int number = 0;
+  for (std::string line; std::getline(all, line); ++number) {
+    if (number % 20 == 0) some += line + "\n";
+  }
+  EXPECT_EQ(number, 360);
+  write_text(folder_ / "some.tsv", some);
+  const std::string pairs = (folder_ / "some.tsv").string();
   const Outcome outcome = run(
       "model: " + std::string(model) + "\npasses:\n" + kW8A32 + "evaluate:\n  - embeddings: {pairs: " + pairs + "}\n",
       "out", {"--json"});
@@ -251,8 +259,10 @@ TEST_F(EncoderPipeline, KilledAtAnyRenameItGoesOnToTheSameBytes) {
     ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
     const auto expected = promised_files(folder_ / "whole");
     int num_kills = 0, num_resumed = 0;
+    int num_renames = 0;
     for (int call = 0; call < whole.num_calls; ++call) {
       if (!whole.names[static_cast<size_t>(call)].starts_with("rename")) continue;
+      if (num_renames++ % (pass == kW8A8 ? 1 : 4) != 0) continue;
       num_kills += run_pare_traced(command(text, "out"), call + 1).outcome.status == 128 + SIGKILL;
       if (!fs::exists(folder_ / "out")) {
         const Outcome resumed = run(text, "out", {"--json"});
@@ -263,8 +273,8 @@ TEST_F(EncoderPipeline, KilledAtAnyRenameItGoesOnToTheSameBytes) {
       fs::remove_all(folder_ / "out");
       fs::remove_all(folder_ / "out.partial");
     }
-    EXPECT_GE(num_kills, 5);
-    EXPECT_GE(num_resumed, 2);
+    EXPECT_GE(num_kills, pass == kW8A8 ? 5 : 2);
+    EXPECT_GE(num_resumed, pass == kW8A8 ? 2 : 1);
     fs::remove_all(folder_ / "whole");
   }
 }

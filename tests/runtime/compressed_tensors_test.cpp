@@ -316,7 +316,9 @@ TEST(CompressedTensors, DenseSchemesStoreTheInputAlone) {
   const PackScheme scheme{.bits = kDenseBits,
                           .format = StoredFormat::dense,
                           .input = {.type = InputType::int8, .range = InputRange::fixed, .symmetric = false}};
-  StoredLinear linear{.weight = {.num_out = 2, .num_in = 3}, .input = scheme.input};
+  StoredLinear linear{.weight = {}, .input = scheme.input};
+  linear.weight.num_out = 2;
+  linear.weight.num_in = 3;
   linear.input.scale = 0.125f;
   linear.input.zero = -7;
   const std::vector<OwnedTensor> tensors = pack_compressed_tensors(linear, scheme, "m");
