@@ -396,7 +396,8 @@ std::string carry_out(PreparedRun& prepared, Artifact& artifact, MemorySampler& 
   }
   progress.print(prepared.output.string() + ": " + format_bytes(report.output_bytes) + ", " +
                  format_number(report.bits_per_weight_without_head, 3) + " bits per weight (" +
-                 format_number(report.bits_per_weight, 3) + " with embedding and head), " +
+                 format_number(report.bits_per_weight, 3) +
+                 (checkpoint.is_encoder() ? " with embeddings), " : " with embedding and head), ") +
                  format_duration(report.seconds) + ", peak memory " + format_bytes(report.peak_memory_bytes));
   return json;
 }
