@@ -133,6 +133,7 @@ std::vector<EngineVerdict> judge_encoder_engines(const PlannedRun& plan) {
     for (const PlannedLayer& layer : layers) {
       if (!layer.options) continue;
       if (layer.scheme.format == StoredFormat::pare_int8) add("the container pare-int8 is pare's own");
+      if (layer.scheme.format == StoredFormat::bitsandbytes_int8) add("bitsandbytes is not tried with encoders");
       if (layer.scheme.act_order == StoredActOrder::group) {
         add("act_order group: compressed-tensors 0.19 no longer reads weight_g_idx; use static");
       }
