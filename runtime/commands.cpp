@@ -168,8 +168,7 @@ void run_eval_pairs(const Arguments& arguments, Console& console) {
 
 void run_eval(const Arguments& arguments, Console& console) {
   if (arguments.given("pairs")) return run_eval_pairs(arguments, console);
-  if (!arguments.given("text"))
-    throw WrongUsage("option --text FILE is missing, or --pairs FILE for an encoder");
+  if (!arguments.given("text")) throw WrongUsage("option --text FILE is missing, or --pairs FILE for an encoder");
   MemorySampler memory;
   const std::filesystem::path text = arguments.text("text");
   EvaluationOptions options;

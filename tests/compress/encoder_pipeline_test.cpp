@@ -237,10 +237,10 @@ TEST_F(EncoderPipeline, MiniLmEmbedsAsTransformersDoes) {
   // Six blocks of sums over at most 1536 float32 products: 6 * 4 * sqrt(1536) u is 6e-5 of values below 0.3.
   for (size_t i = 0; i < ours.size(); ++i) ASSERT_NEAR(ours[i], theirs[i], 2e-5) << i;
 
-  std::ifstream all(std::string(PARE_SOURCE_DIR) + "/calibration_data/wikitext2-pairs.tsv");
+  std::ifstream all_pairs(std::string(PARE_SOURCE_DIR) + "/calibration_data/wikitext2-pairs.tsv");
   std::string some;
   int number = 0;
-  for (std::string line; std::getline(all, line); ++number) {
+  for (std::string line; std::getline(all_pairs, line); ++number) {
     if (number % 20 == 0) some += line + "\n";
   }
   EXPECT_EQ(number, 360);
