@@ -148,6 +148,15 @@ TEST_F(EncoderPipeline, EveryPassGivesAnArtifactThatVerifiesAndEmbeds) {
   }
 }
 
+// Weights and inputs of 8 bits meet as integers.
+TEST_F(EncoderPipeline, EightBitsAreMultipliedAsIntegers) {
+  ASSERT_EQ(run(recipe(kW8A8), "out").status, 0);
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
+  const Encoder encoder = Encoder::load(Checkpoint::open(folder_ / "out"), *backend);
+  ASSERT_EQ(encoder.kernel_names().size(), 1u);
+  EXPECT_NE(encoder.kernel_names()[0].find("w8_a8_"), std::string::npos) << encoder.kernel_names()[0];
+}
+
 // Rounded inputs alone leave every weight as it was.
 TEST_F(EncoderPipeline, ActivationsAloneLeaveTheWeights) {
   ASSERT_EQ(run(recipe(kW32A8, false), "out").status, 0);

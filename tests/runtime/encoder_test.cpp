@@ -76,6 +76,16 @@ TEST_P(EncoderBackends, FirstTokenPoolingTakesTheFirstHiddenState) {
   for (size_t i = 0; i < 64; ++i) EXPECT_NEAR(embedding_D[i], golden.hidden_RD[i] / std::sqrt(sum), kTolerance);
 }
 
+// Every weight once, in float32; panels of 16 outputs fill up the smallest tables.
+TEST_P(EncoderBackends, HoldsItsWeightsOnce) {
+  const Encoder encoder = Encoder::load(Checkpoint::open(tiny_encoder_path()), *backend_);
+  const int64_t num_parameters = 2 * (4 * 64 * 64 + 2 * 64 * 96) + (123 + 2 + 64) * 64;
+  EXPECT_GE(encoder.resident_bytes(), 4 * num_parameters);
+  EXPECT_LE(encoder.resident_bytes(), 4 * num_parameters * 11 / 10);
+  ASSERT_EQ(encoder.kernel_names().size(), 1u);
+  EXPECT_NE(encoder.kernel_names()[0].find("f32"), std::string::npos);
+}
+
 TEST(Encoder, TokenizerGivesTheGoldenIds) {
   const EncoderGolden golden = read_encoder_golden();
   const Tokenizer tokenizer = Tokenizer::open(tiny_encoder_path());
