@@ -4,7 +4,7 @@
 #   make bench   timings beside their roofs               make format clang-format over our files
 SHELL := /bin/bash
 -include build/environment.mk
-export LIBTORCH PARE_PYTHON PARE_CACHE
+export LIBTORCH PARE_PYTHON PARE_CACHE PARE_MINILM
 JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cpp' '*.h')
 

@@ -151,6 +151,13 @@ bool holds_no_files(const fs::path& directory) {
   return std::all_of(begin(entries), end(entries), [](const auto& entry) { return entry.is_directory(); });
 }
 
+// Of the embedding, where it serves as the head as well.
+bool is_second_copy(const Checkpoint& source, const std::string& tensor) {
+  if (source.is_encoder()) return false;
+  const ModelDescription& model = source.description();
+  return model.tied_head && tensor == model.head.name + ".weight";
+}
+
 StreamedTensor view_tensor(const std::string& name, const TensorView& view) {
   return {name, view.dtype, view.shape, [data = view.data](const ByteSink& sink) { sink(data); }};
 }
@@ -182,6 +189,10 @@ std::string content_hash(const StoredLinear& linear) {
 std::vector<fs::path> Artifact::copied_files(const fs::path& directory) {
   std::vector<fs::path> files = files_in(directory);
   std::erase_if(files, [](const fs::path& path) { return !fs::is_regular_file(path) || !is_copied(path); });
+  // How sentence-transformers pools an encoder's hidden states (encoder.h).
+  if (const fs::path pooling = directory / "1_Pooling" / "config.json"; fs::is_regular_file(pooling)) {
+    files.push_back(pooling);
+  }
   return files;
 }
 
@@ -354,14 +365,16 @@ void Artifact::assemble(const Checkpoint& source, const std::vector<std::string>
   std::set<std::string> replaced;
   for (const LayerRecord& record : records()) {
     modules.push_back({record.name, record.scheme, record.is_linear});
-    replaced.insert(record.name + ".weight");
+    if (record.scheme.format != StoredFormat::dense) replaced.insert(record.name + ".weight");
   }
   Json config = Json::parse(source.config_json());
   config["quantization_config"] = Json::parse(container_config_json(modules, unquantized));
   write_file("config.json", config.dump(2) + "\n");
 
   for (const fs::path& path : copied_files(source.directory())) {
-    write_file_atomically(artifact_directory() / path.filename(), MappedFile::open(path).bytes());
+    const fs::path copy = artifact_directory() / path.lexically_relative(source.directory());
+    fs::create_directories(copy.parent_path());
+    write_file_atomically(copy, MappedFile::open(path).bytes());
   }
 
   std::vector<SafetensorsFile> parts;
@@ -371,11 +384,9 @@ void Artifact::assemble(const Checkpoint& source, const std::vector<std::string>
   }
 
   // Tensors that the passes left alone come straight from the source; parts follow in order.
-  const ModelDescription& model = source.description();
   std::vector<StreamedTensor> tensors;
   for (const std::string& name : source.tensor_names()) {
-    if (replaced.contains(name)) continue;
-    if (model.tied_head && name == model.head.name + ".weight") continue;  // the embedding's second copy
+    if (replaced.contains(name) || is_second_copy(source, name)) continue;
     tensors.push_back(view_tensor(name, source.tensor(name)));
   }
   for (const SafetensorsFile& part : parts) {
@@ -418,6 +429,11 @@ void Artifact::verify(const Checkpoint& source) const {
     const LinearDescription linear{record.name, record.num_out, record.num_in, false};
     LinearWeights weights = written.linear(linear);
     auto* quantized = std::get_if<QuantizedWeight>(&weights.weight);
+    const bool is_dense = record.scheme.format == StoredFormat::dense;
+    QuantizedWeight unrounded;
+    unrounded.num_out = record.num_out;
+    unrounded.num_in = record.num_in;
+    if (is_dense && quantized == nullptr) quantized = &unrounded;
     if (quantized == nullptr) {
       throw std::runtime_error("verification of '" + artifact_directory().string() + "': " + record.name +
                                " reads back as not quantized");
@@ -430,7 +446,7 @@ void Artifact::verify(const Checkpoint& source) const {
                                record.name + " read back differently from what was computed");
     }
     written.drop_pages(linear);
-    replaced.insert(record.name + ".weight");
+    if (!is_dense) replaced.insert(record.name + ".weight");
   }
   const auto check_equal = [&](const std::string& name, DType dtype, std::span<const int64_t> shape,
                                std::span<const std::byte> data, const char* whose) {
@@ -445,9 +461,8 @@ void Artifact::verify(const Checkpoint& source) const {
       replaced.insert(tensor.name);
     }
   }
-  const ModelDescription& model = source.description();
   for (const std::string& name : source.tensor_names()) {
-    if (replaced.contains(name) || (model.tied_head && name == model.head.name + ".weight")) continue;
+    if (replaced.contains(name) || is_second_copy(source, name)) continue;
     const TensorView& before = source.tensor(name);
     check_equal(name, before.dtype, before.shape, before.data, "the source's");
   }
@@ -455,7 +470,10 @@ void Artifact::verify(const Checkpoint& source) const {
 
 std::map<std::string, std::string> Artifact::output_hashes() const {
   std::map<std::string, std::string> hashes;
-  for (const fs::path& path : files_in(artifact_directory())) hashes[path.filename().string()] = sha256_file(path);
+  for (const auto& entry : fs::recursive_directory_iterator(artifact_directory())) {
+    if (!entry.is_regular_file()) continue;
+    hashes[entry.path().lexically_relative(artifact_directory()).string()] = sha256_file(entry.path());
+  }
   return hashes;
 }
 

@@ -18,6 +18,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+}  // namespace
+
 std::vector<const PlannedLayer*> compressed_layers(const std::vector<PlannedLayer>& layers, Stage stage) {
   std::vector<const PlannedLayer*> found;
   for (const PlannedLayer& layer : layers) {
@@ -25,6 +27,8 @@ std::vector<const PlannedLayer*> compressed_layers(const std::vector<PlannedLaye
   }
   return found;
 }
+
+namespace {
 
 // What a scaling pass found for a stage's input; scales_I undefined: s = 1.
 struct FoundScales {
@@ -140,7 +144,9 @@ void compress_stage(const PlannedRun& plan, int64_t block_index, Stage stage, co
     throw_if_interrupted();
     CompressedLayer compressed =
         compress_layer(*layer, work.block.weight(stage, layer->index), statistics, factor, input.format);
-    work.block.set_weight(stage, layer->index, effective_weight(compressed.stored));
+    if (layer->scheme.format != StoredFormat::dense) {
+      work.block.set_weight(stage, layer->index, effective_weight(compressed.stored));
+    }
     compressed.record.scaling = scaling;
     if (!input.event.empty()) compressed.record.events.push_back(input.event);
     compressed.record.seconds = std::chrono::duration<double>(Clock::now() - start).count();
@@ -149,17 +155,22 @@ void compress_stage(const PlannedRun& plan, int64_t block_index, Stage stage, co
   }
 }
 
-std::vector<LayerRecord> commit_block(int64_t part, BlockWork work, Artifact& artifact) {
+std::vector<LayerRecord> commit_layers(int64_t part, std::vector<CompressedLayer> layers,
+                                       std::vector<OwnedTensor> changed, Artifact& artifact) {
   std::vector<StreamedTensor> tensors;
   std::vector<LayerRecord> records;
-  for (CompressedLayer& layer : work.layers) {
+  for (CompressedLayer& layer : layers) {
     layer.record.sha256 = content_hash(layer.stored);
     Artifact::append_packed(layer.stored, layer.record, tensors);
     records.push_back(std::move(layer.record));
   }
-  for (OwnedTensor& tensor : work.changed) Artifact::append(std::move(tensor), tensors);
+  for (OwnedTensor& tensor : changed) Artifact::append(std::move(tensor), tensors);
   artifact.commit(part, std::move(tensors), records);
   return records;
+}
+
+std::vector<LayerRecord> commit_block(int64_t part, BlockWork work, Artifact& artifact) {
+  return commit_layers(part, std::move(work.layers), std::move(work.changed), artifact);
 }
 
 void restore_block(const std::vector<PlannedLayer>& layers, int64_t part, const Artifact& artifact,
@@ -169,7 +180,9 @@ void restore_block(const std::vector<PlannedLayer>& layers, int64_t part, const 
                                     [&](const PlannedLayer& planned) { return planned.linear.name == record.name; });
     if (layer == layers.end()) continue;
     const StoredLinear stored = artifact.read_layer(part, record);
-    block.set_weight(layer->stage, layer->index, effective_weight(stored));
+    if (record.scheme.format != StoredFormat::dense) {
+      block.set_weight(layer->stage, layer->index, effective_weight(stored));
+    }
     block.set_input_format(layer->stage, stored.input);
   }
   for (const OwnedTensor& tensor : artifact.read_changed(part, checkpoint)) restore_changed(tensor, block);

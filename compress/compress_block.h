@@ -24,6 +24,9 @@ struct BlockWork {
 void compress_stage(const PlannedRun& plan, int64_t block_index, Stage stage, const Checkpoint& checkpoint,
                     LayerStatistics statistics, BlockWalk* walk, BlockWork& work);
 
+// Commits layers and changed tensors. Returns the records, complete with their hashes.
+std::vector<LayerRecord> commit_layers(int64_t part, std::vector<CompressedLayer> layers,
+                                       std::vector<OwnedTensor> changed, Artifact& artifact);
 // Commits the block's layers and changed tensors. Returns the records, complete with their hashes.
 std::vector<LayerRecord> commit_block(int64_t part, BlockWork work, Artifact& artifact);
 

@@ -116,6 +116,7 @@ double output_error(const at::Tensor& weight_OI, const at::Tensor& sample_RI, co
   at::Tensor rounded_RI = sample_RI.clone();
   fake_quantize(stored.input, {rounded_RI.data_ptr<float>(), static_cast<size_t>(rounded_RI.numel())},
                 rounded_RI.size(1));
+  if (stored.weight.codes_OI.empty()) return relative_output_error(sample_RI, rounded_RI, weight_OI, weight_OI);
   std::vector<float> rounded_OI = effective_weight(stored);
   return relative_output_error(sample_RI, rounded_RI, weight_OI,
                                at::from_blob(rounded_OI.data(), weight_OI.sizes(), at::kFloat));
@@ -126,7 +127,11 @@ CompressedLayer compress(const PlannedLayer& layer, const at::Tensor& weight_OI,
   const LayerOptions& options = *layer.options;
   CompressedLayer result;
   result.stored.input = input;
-  if (options.method == Method::gptq) {
+  result.stored.input_scale_dtype = options.gptq.grid.scale_dtype;
+  if (options.method == Method::activations) {
+    result.stored.weight.num_out = weight_OI.size(0);
+    result.stored.weight.num_in = weight_OI.size(1);
+  } else if (options.method == Method::gptq) {
     round_with_gptq(weight_OI, factor.value(), options.gptq, result);
   } else {
     round_to_nearest(weight_OI, statistics, options, input, result);

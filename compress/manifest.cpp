@@ -75,16 +75,16 @@ Json layer_json(const LayerRecord& layer) {
                       : layer.scheme.act_order == StoredActOrder::weight ? "static"
                                                                          : "group";
   const InputFormat& input = layer.scheme.input;
-  Json json = {{"name", layer.name},
-               {"shape", {layer.num_out, layer.num_in}},
-               {"method", layer.method},
-               {"bits", layer.scheme.bits},
-               {"group_size", layer.scheme.group_size},
-               {"symmetric", layer.scheme.symmetric},
-               {"act_order", order},
-               {"scale_dtype", dtype_name(layer.scale_dtype)},
-               {"relative_error", layer.relative_error},
-               {"error_measure", layer.error_measure}};
+  Json json = {{"name", layer.name}, {"shape", {layer.num_out, layer.num_in}}, {"method", layer.method}};
+  if (layer.scheme.format != StoredFormat::dense) {
+    json["bits"] = layer.scheme.bits;
+    json["group_size"] = layer.scheme.group_size;
+    json["symmetric"] = layer.scheme.symmetric;
+    json["act_order"] = order;
+    json["scale_dtype"] = dtype_name(layer.scale_dtype);
+    json["relative_error"] = layer.relative_error;
+    json["error_measure"] = layer.error_measure;
+  }
   if (layer.method == method_name(Method::gptq)) json["damping"] = layer.damping;
   if (layer.scheme.per_tensor) json["per_tensor"] = true;
   if (!input.is_plain()) {
@@ -103,7 +103,7 @@ Json layer_json(const LayerRecord& layer) {
 std::map<std::string, std::string> input_hashes(const Checkpoint& source) {
   std::map<std::string, std::string> hashes;
   for (const fs::path& path : Artifact::copied_files(source.directory())) {
-    hashes[path.filename().string()] = sha256_file(path);
+    hashes[path.lexically_relative(source.directory()).string()] = sha256_file(path);
   }
   for (const fs::path& path : source.weight_files()) hashes[path.filename().string()] = sha256_file(path);
   hashes["config.json"] = hash_text(source.config_json());
@@ -146,6 +146,7 @@ std::vector<std::string> list_events(const std::vector<LayerRecord>& layers) {
 
 std::string calibration_identity(const Recipe& recipe, const RunData& data) {
   if (data.statistics) return "statistics " + data.statistics->hash();
+  if (data.texts) return texts_hash(*data.texts) + " seed " + std::to_string(recipe.calibration->seed);
   if (!data.calibration) return "none";
   return windows_hash(*data.calibration) + " seed " + std::to_string(recipe.calibration->seed);
 }
@@ -174,6 +175,13 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
     json["calibration"] = {{"text", recipe.calibration->text.filename().string()},
                            {"windows", data.calibration->num_windows},
                            {"tokens", data.calibration->num_tokens},
+                           {"seed", recipe.calibration->seed},
+                           {"sequential", true}};
+  }
+  if (data.texts) {
+    json["calibration"] = {{"text", recipe.calibration->text.filename().string()},
+                           {"texts", data.texts->size()},
+                           {"tokens", count_tokens(*data.texts)},
                            {"seed", recipe.calibration->seed},
                            {"sequential", true}};
   }
@@ -217,6 +225,9 @@ std::string report_json(const RunReport& report) {
   json["perplexity"] = Json::array();
   for (const Evaluation& evaluation : report.evaluations)
     json["perplexity"].push_back(Json::parse(to_json(evaluation)));
+  for (const EmbeddingEvaluation& evaluation : report.embeddings) {
+    json["embeddings"].push_back(Json::parse(to_json(evaluation)));
+  }
   if (!report.sensitivity.empty()) json["sensitivity"] = Json::parse(report.sensitivity);
   if (!report.budget.empty()) {
     json["budget"] = Json::parse(report.budget);

@@ -13,6 +13,7 @@
 #include "compress/run_data.h"
 #include "runtime/checkpoint.h"
 #include "runtime/evaluate.h"
+#include "runtime/evaluate_embeddings.h"
 
 namespace pare {
 
@@ -48,6 +49,7 @@ struct RunReport {
   int64_t num_resumed_blocks = 0;
   std::vector<std::string> events;
   std::vector<Evaluation> evaluations;
+  std::vector<EmbeddingEvaluation> embeddings;
   // JSON objects, or empty for none.
   std::string sensitivity, budget;
   std::optional<Evaluation> budget_measured;  // on what the survey was measured on

@@ -16,6 +16,7 @@
 #include "compress/block_walk.h"
 #include "compress/budget.h"
 #include "compress/compress_block.h"
+#include "compress/encoder_run.h"
 #include "compress/manifest.h"
 #include "compress/plan.h"
 #include "compress/preflight.h"
@@ -291,7 +292,7 @@ void evaluate_artifact(const PreparedRun& prepared, const fs::path& directory, P
   if (recipe.budget) report.budget_measured = measure(*data.survey, /*compares=*/true, kKvFloatBits, kKvFloatBits);
 }
 
-void check_gates(const FailIf& fail_if, const std::vector<Evaluation>& evaluations, const fs::path& artifact) {
+void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path& artifact) {
   std::string broken;
   const auto check = [&](const char* name, const std::optional<double>& limit, double found, const std::string& label) {
     if (!limit || found <= *limit) return;
@@ -299,11 +300,16 @@ void check_gates(const FailIf& fail_if, const std::vector<Evaluation>& evaluatio
     std::snprintf(line, sizeof(line), "\n  %s is %.5g, allowed is %.5g: ", name, found, *limit);
     broken += line + label;
   };
-  for (const Evaluation& evaluation : evaluations) {
+  for (const Evaluation& evaluation : report.evaluations) {
     if (!evaluation.comparison) continue;
     check("kl", fail_if.kl, evaluation.comparison->kl_mean.value, evaluation.label);
     check("perplexity_ratio", fail_if.perplexity_ratio, evaluation.comparison->perplexity_ratio.value,
           evaluation.label);
+  }
+  for (const EmbeddingEvaluation& evaluation : report.embeddings) {
+    if (!fail_if.cosine || !evaluation.cosine || evaluation.cosine->value >= *fail_if.cosine) continue;
+    broken += "\n  cosine is " + format_number(evaluation.cosine->value, 6) + ", at least " +
+              format_number(*fail_if.cosine, 6) + " is asked for: " + evaluation.source;
   }
   if (broken.empty()) return;
   throw std::runtime_error("fail_if: the result is not good enough:" + broken + "\nIt is left in '" +
@@ -343,7 +349,15 @@ std::string carry_out(PreparedRun& prepared, Artifact& artifact, MemorySampler& 
   std::optional<BitChoice> choice;
   if (recipe.budget) choice = spend_budget(*survey, prepared, progress);
   timed("tables", [&] { compress_tables(plan, checkpoint, artifact, progress); });
-  compress_blocks(prepared, artifact, progress, report);
+  if (checkpoint.is_encoder()) {
+    const auto on_block = [&](const std::vector<LayerRecord>& layers, double seconds_left) {
+      check_strict(recipe, layers);
+      for (const LayerRecord& record : layers) print_row(record, seconds_left, progress);
+    };
+    compress_encoder_blocks(recipe, checkpoint, plan, prepared.data, artifact, progress, on_block, report);
+  } else {
+    compress_blocks(prepared, artifact, progress, report);
+  }
   const std::vector<LayerRecord> records = artifact.records();
   check_strict(recipe, records);
   malloc_trim(0);  // what the calibration held is not to be counted beside the evaluation
@@ -357,7 +371,14 @@ std::string carry_out(PreparedRun& prepared, Artifact& artifact, MemorySampler& 
   });
   timed("verify", [&] { artifact.verify(checkpoint); });
   throw_if_interrupted();
-  timed("evaluate", [&] { evaluate_artifact(prepared, artifact.artifact_directory(), progress, report); });
+  timed("evaluate", [&] {
+    if (checkpoint.is_encoder()) {
+      report.embeddings = evaluate_encoder_artifact(recipe, checkpoint, prepared.data, artifact.artifact_directory(),
+                                                    prepared.num_threads, progress);
+    } else {
+      evaluate_artifact(prepared, artifact.artifact_directory(), progress, report);
+    }
+  });
   if (choice) report.budget = to_json(*choice, /*curve=*/true);
 
   report.output = prepared.output;
@@ -369,11 +390,12 @@ std::string carry_out(PreparedRun& prepared, Artifact& artifact, MemorySampler& 
   report.peak_resident_bytes = read_memory_usage().peak_resident_bytes;
   const std::string json = report_json(report);
   artifact.write_file("report.json", json + "\n");
-  check_gates(recipe.fail_if, report.evaluations, artifact.artifact_directory());
+  check_gates(recipe.fail_if, report, artifact.artifact_directory());
   artifact.publish();
 
   for (const std::string& event : report.events) progress.print("event: " + event);
   for (const Evaluation& evaluation : report.evaluations) progress.print(to_text(evaluation));
+  for (const EmbeddingEvaluation& evaluation : report.embeddings) progress.print(to_text(evaluation));
   if (choice) {
     const Comparison& measured = report.budget_measured->comparison.value();
     progress.print("budget: predicted loss " + format_number(choice->loss, 5) + ", measured KL " +
@@ -382,7 +404,8 @@ std::string carry_out(PreparedRun& prepared, Artifact& artifact, MemorySampler& 
   }
   progress.print(prepared.output.string() + ": " + format_bytes(report.output_bytes) + ", " +
                  format_number(report.bits_per_weight_without_head, 3) + " bits per weight (" +
-                 format_number(report.bits_per_weight, 3) + " with embedding and head), " +
+                 format_number(report.bits_per_weight, 3) +
+                 (checkpoint.is_encoder() ? " with embeddings), " : " with embedding and head), ") +
                  format_duration(report.seconds) + ", peak memory " + format_bytes(report.peak_memory_bytes));
   return json;
 }
@@ -418,19 +441,28 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
                        .start = start,
                        .checkpoint = Checkpoint::open(model_path)};
   const Checkpoint& checkpoint = prepared.checkpoint;
-  prepared.plan = plan_run(recipe, checkpoint);
+  const bool is_encoder = checkpoint.is_encoder();
+  prepared.plan = is_encoder ? plan_encoder(recipe, checkpoint) : plan_run(recipe, checkpoint);
   if (!recipe.budget) {  // which decides who loads the result
-    prepared.verdicts = judge_engines(prepared.plan, checkpoint.description());
+    prepared.verdicts =
+        is_encoder ? judge_encoder_engines(prepared.plan) : judge_engines(prepared.plan, checkpoint.description());
     print_verdicts(prepared.verdicts, progress);
   }
-  prepared.data = read_data(recipe, prepared.plan, checkpoint);
+  prepared.data =
+      is_encoder ? read_encoder_data(recipe, prepared.plan, checkpoint) : read_data(recipe, prepared.plan, checkpoint);
   if (prepared.data.statistics) progress.print(describe(*prepared.data.statistics));
   const int64_t max_memory_bytes = options.max_memory_bytes.value_or(available_memory_bytes() / 10 * 8);
   const double matmul_rate = measure_matmul_rate(num_threads);
-  Workload workload = measure_workload(recipe, prepared.plan, prepared.data, num_threads);
-  if (recipe.budget) workload.linear_bytes = budget_bytes(*recipe.budget, prepared.plan, checkpoint);
-  prepared.prediction =
-      predict(prepared.plan, checkpoint, workload, read_memory_usage().held_bytes, max_memory_bytes, matmul_rate);
+  const int64_t held_bytes = read_memory_usage().held_bytes;
+  if (is_encoder) {
+    prepared.prediction =
+        predict_encoder(prepared.plan, checkpoint, measure_encoder_workload(recipe, prepared.data, num_threads),
+                        held_bytes, max_memory_bytes, matmul_rate);
+  } else {
+    Workload workload = measure_workload(recipe, prepared.plan, prepared.data, num_threads);
+    if (recipe.budget) workload.linear_bytes = budget_bytes(*recipe.budget, prepared.plan, checkpoint);
+    prepared.prediction = predict(prepared.plan, checkpoint, workload, held_bytes, max_memory_bytes, matmul_rate);
+  }
   for (const std::string& line : to_lines(prepared.prediction)) progress.print(line);
   if (options.dry_run) return to_json(prepared.prediction);
 

@@ -13,8 +13,10 @@
 #include <stdexcept>
 
 #include "compress/calibration.h"
+#include "compress/encoder_walk.h"
 #include "compress/leave_one_out.h"
 #include "quant/row_chunks.h"
+#include "runtime/encoder.h"
 #include "runtime/progress.h"
 #include "runtime/transformer.h"
 
@@ -71,7 +73,7 @@ Sizes measure_sizes(const PlannedRun& plan, const Checkpoint& checkpoint, std::o
       block += layer.linear.num_out * layer.linear.num_in;
       if (linear_bytes) {
         sizes.output_bytes -= static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
-      } else if (layer.options) {
+      } else if (layer.options && layer.scheme.format != StoredFormat::dense) {
         replace(layer.linear, layer.scheme);
       }
     }
@@ -86,6 +88,7 @@ Sizes measure_sizes(const PlannedRun& plan, const Checkpoint& checkpoint, std::o
     scheme.group_size = table.grid.group_size;
     replace(table.linear, scheme);
   }
+  if (checkpoint.is_encoder()) return sizes;
   const ModelDescription& model = checkpoint.description();
   sizes.table_weights = model.vocabulary_size * model.hidden_size * (model.tied_head ? 1 : 2);
   return sizes;
@@ -287,6 +290,70 @@ Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const W
   if (!workload.evaluations.empty()) {
     prediction.stages.push_back(
         {"evaluate", evaluation_operations / matmul_rate / kEvaluationEfficiency, evaluation_memory});
+  }
+  return prediction;
+}
+
+Prediction predict_encoder(const PlannedRun& plan, const Checkpoint& checkpoint, const EncoderWorkload& workload,
+                           int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate) {
+  const EncoderDescription& model = checkpoint.encoder();
+  const Sizes sizes = measure_sizes(plan, checkpoint, std::nullopt);
+  const auto num_tokens = static_cast<double>(workload.calibration_tokens);
+  Operations operations;
+  int64_t work_bytes = 0;
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    for (const PlannedLayer& layer : plan.blocks[b]) {
+      const double weights = static_cast<double>(layer.linear.num_out) * static_cast<double>(layer.linear.num_in);
+      const int64_t width = layer.linear.num_in;
+      operations.forward += 2.0 * num_tokens * weights;
+      if (!layer.options || layer.scheme.format == StoredFormat::dense) continue;
+      operations.compress += weights * kSearchOpsPerWeight;
+      if (layer.options->method == Method::gptq) {
+        operations.compress += weights * static_cast<double>(width) * kRoundOpsPerWeight;
+      }
+      const StatisticsNeed need = plan.need(static_cast<int64_t>(b), layer.stage);
+      int64_t bytes = layer.linear.num_out * width * (4 + 4 + 1 + 1);
+      if (need != StatisticsNeed::none) {
+        bytes += StatisticsAccumulator::size_bytes(width, workload.calibration_tokens / EncoderWalk::kGroupRows, need);
+      }
+      if (need == StatisticsNeed::hessian) {
+        bytes += width * width * (4 + 4 + 3 * 8);  // H, U, three float64 matrices
+        if (layer.index == 0) {
+          operations.statistics += num_tokens * static_cast<double>(width * width);  // the upper triangle
+          operations.compress += cubed(width) * kFactorOpsPerCube;
+        }
+      }
+      work_bytes = std::max(work_bytes, bytes);
+    }
+  }
+  const int64_t libraries = base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes;
+  const int64_t walk_bytes = libraries + sizes.largest_block * (4 + 1 + 1) + work_bytes +
+                             EncoderWalk::size_bytes(model, workload.calibration_tokens);
+  const int64_t batch_bytes =
+      std::max(Encoder::kBatchRows, model.context_length) * (9 * model.hidden_size + 2 * model.feed_forward_size) * 4;
+  const int64_t evaluation_bytes = libraries + sizes.output_bytes + sizes.source_bytes + 2 * batch_bytes +
+                                   2 * workload.evaluated_texts * model.hidden_size * 4;
+  const int64_t least = std::max(walk_bytes, workload.evaluated_texts > 0 ? evaluation_bytes : 0);
+  if (least > max_memory_bytes) {
+    throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this run needs " +
+                                format_bytes(least) + "; allow that much, or calibrate on fewer samples");
+  }
+  Prediction prediction;
+  prediction.output_bytes = sizes.output_bytes;
+  prediction.disk_bytes = sizes.parts_bytes + sizes.output_bytes;
+  if (workload.calibration_tokens > 0) {
+    prediction.stages = {{"forward", operations.forward / matmul_rate / kForwardEfficiency, walk_bytes},
+                         {"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, walk_bytes}};
+  }
+  prediction.stages.push_back({"compress", operations.compress / matmul_rate, walk_bytes});
+  prediction.stages.push_back({"write and verify",
+                               static_cast<double>(2 * sizes.source_bytes + 5 * sizes.output_bytes) / kBytesPerSecond,
+                               libraries});
+  if (workload.evaluated_texts > 0) {
+    prediction.stages.push_back({"evaluate",
+                                 2.0 * static_cast<double>(workload.evaluated_tokens * sizes.block_weights) /
+                                     matmul_rate / kEvaluationEfficiency,
+                                 evaluation_bytes});
   }
   return prediction;
 }

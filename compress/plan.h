@@ -62,6 +62,15 @@ int64_t available_memory_bytes();
 Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
                    int64_t max_memory_bytes, double matmul_rate);
 
+struct EncoderWorkload {
+  int64_t calibration_tokens = 0;                     // 0: none
+  int64_t evaluated_texts = 0, evaluated_tokens = 0;  // of all models and files
+  int num_threads = 1;
+};
+// The same of an encoder, whose states lie in memory.
+Prediction predict_encoder(const PlannedRun& plan, const Checkpoint& checkpoint, const EncoderWorkload& workload,
+                           int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
+
 // The same of pare calibrate (calibration_plan), which writes file_bytes and compresses nothing.
 Prediction predict_calibration(const PlannedRun& plan, const Checkpoint& checkpoint, const Workload& workload,
                                int64_t file_bytes, int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);

@@ -15,22 +15,6 @@ constexpr int64_t kMarlinColumns = 128;  // I must be a multiple of it ...
 constexpr int64_t kMarlinRows = 64;      // ... and O of this one
 constexpr int64_t kOtherKernels = 32;    // vLLM's slower kernels: both of this one
 
-void check_patterns(const Recipe& recipe, const std::vector<std::string>& names) {
-  const auto check = [&](const std::string& pattern, const char* key) {
-    if (std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches_glob(pattern, name); })) {
-      return;
-    }
-    throw std::invalid_argument("recipe: layers." + std::string(key) + ": the pattern '" + pattern +
-                                "' matches no layer; layers are named like '" + names.front() + "'");
-  };
-  for (const PassRecipe& pass : recipe.passes) {
-    for (const std::string& pattern : pass.exclude) check(pattern, "exclude");
-    for (const LayerOverride& item : pass.overrides) check(item.pattern, "override");
-  }
-  if (!recipe.scaling) return;
-  for (const std::string& pattern : recipe.scaling->exclude) check(pattern, "exclude");
-}
-
 // A fold takes all linears that read the input, or none. A producer with one scale for all its rows takes none.
 std::array<bool, kStages.size()> scaled_stages(const ScalingRecipe& scaling, const std::vector<PlannedLayer>& layers) {
   std::array<bool, kStages.size()> scaled;
@@ -58,13 +42,6 @@ bool stage_is_uniform(const std::vector<PlannedLayer>& layers, Stage stage) {
   return true;
 }
 
-// Statistics that only add a report are taken where there are data for them.
-bool needs_calibration(const LayerOptions& options, bool has_calibration) {
-  const bool only_reports = options.method == Method::llm_int8 && options.llm_int8.time == OutlierTime::dynamic &&
-                            options.llm_int8.measure != OutlierMeasure::median_absmax;
-  return statistics_need(options) != StatisticsNeed::none && (has_calibration || !only_reports);
-}
-
 // Embedding and head are stored as compressed-tensors has them, and a checkpoint has one container.
 void check_head_fits(const Recipe& recipe) {
   const bool is_llm_int8 = !recipe.passes.empty() && recipe.passes.front().defaults.method == Method::llm_int8;
@@ -72,23 +49,6 @@ void check_head_fits(const Recipe& recipe) {
   throw std::invalid_argument(
       std::string("recipe: head: a quantized embedding or head has no place in the container ") +
       (is_llm_int8 ? "of llm_int8" : "awq-gemm") + ": leave it out");
-}
-
-// One input is rounded once: all linears that read it must ask for the same.
-void check_inputs_agree(const std::vector<PlannedLayer>& layers) {
-  for (const Stage stage : kStages) {
-    const PlannedLayer* first = nullptr;
-    for (const PlannedLayer& layer : layers) {
-      if (layer.stage != stage) continue;
-      if (first == nullptr) first = &layer;
-      const InputFormat input = layer.options ? layer.options->input : InputFormat{};
-      const InputFormat other = first->options ? first->options->input : InputFormat{};
-      if (input == other) continue;
-      throw std::invalid_argument("recipe: " + first->linear.name + " and " + layer.linear.name +
-                                  " read the same input, but one takes it as " + input_format_name(other) +
-                                  " and the other as " + input_format_name(input) + ": exclude both or neither");
-    }
-  }
 }
 
 // What the AWQ GEMM container holds is fixed (awq_gemm.h); said before any work.
@@ -123,6 +83,46 @@ class Reasons {
 
 }  // namespace
 
+void check_patterns(const Recipe& recipe, const std::vector<std::string>& names) {
+  const auto check = [&](const std::string& pattern, const char* key) {
+    if (std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches_glob(pattern, name); })) {
+      return;
+    }
+    throw std::invalid_argument("recipe: layers." + std::string(key) + ": the pattern '" + pattern +
+                                "' matches no layer; layers are named like '" + names.front() + "'");
+  };
+  for (const PassRecipe& pass : recipe.passes) {
+    for (const std::string& pattern : pass.exclude) check(pattern, "exclude");
+    for (const LayerOverride& item : pass.overrides) check(item.pattern, "override");
+  }
+  if (!recipe.scaling) return;
+  for (const std::string& pattern : recipe.scaling->exclude) check(pattern, "exclude");
+}
+
+// Statistics that only add a report are taken where there are data for them.
+bool needs_calibration(const LayerOptions& options, bool has_calibration) {
+  const bool only_reports = options.method == Method::llm_int8 && options.llm_int8.time == OutlierTime::dynamic &&
+                            options.llm_int8.measure != OutlierMeasure::median_absmax;
+  return statistics_need(options) != StatisticsNeed::none && (has_calibration || !only_reports);
+}
+
+// One input is rounded once: all linears that read it must ask for the same.
+void check_inputs_agree(const std::vector<PlannedLayer>& layers) {
+  for (const Stage stage : kStages) {
+    const PlannedLayer* first = nullptr;
+    for (const PlannedLayer& layer : layers) {
+      if (layer.stage != stage) continue;
+      if (first == nullptr) first = &layer;
+      const InputFormat input = layer.options ? layer.options->input : InputFormat{};
+      const InputFormat other = first->options ? first->options->input : InputFormat{};
+      if (input == other) continue;
+      throw std::invalid_argument("recipe: " + first->linear.name + " and " + layer.linear.name +
+                                  " read the same input, but one takes it as " + input_format_name(other) +
+                                  " and the other as " + input_format_name(input) + ": exclude both or neither");
+    }
+  }
+}
+
 StatisticsNeed statistics_need(const LayerOptions& options) {
   const bool has_grid = rounds_to_grid(options.method);
   const ScaleSearch scales = options.gptq.grid.scales;
@@ -147,7 +147,9 @@ PackScheme storage_scheme(const LayerOptions& options, Container container) {
                        : options.gptq.act_order == ActOrder::group ? StoredActOrder::group
                                                                    : StoredActOrder::weight;
   }
-  if (options.method == Method::fp8) {
+  if (options.method == Method::activations) {
+    scheme.format = StoredFormat::dense;
+  } else if (options.method == Method::fp8) {
     scheme.format = StoredFormat::float_quantized;
   } else if (options.method == Method::llm_int8) {
     scheme.format =
@@ -195,6 +197,10 @@ void check_not_quantized(const Checkpoint& checkpoint) {
 PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
   const ModelDescription& model = checkpoint.description();
   check_not_quantized(checkpoint);
+  if (!recipe.embeddings.empty()) {
+    throw std::invalid_argument("recipe: evaluate: '" + checkpoint.directory().string() +
+                                "' is a decoder, which gives no embeddings of texts: use perplexity");
+  }
   // Scales are stored as the model's own 16-bit type; float32 models get BF16 ones, which every engine
   // takes. AWQ's container has F16 ones alone.
   const bool is_awq_gemm = recipe.container == Container::awq_gemm;
@@ -305,6 +311,10 @@ std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDesc
       }
       if (scheme.format == StoredFormat::awq_gemm || scheme.format == StoredFormat::bitsandbytes_int8) {
         converter.add(scheme.format == StoredFormat::awq_gemm ? "AWQ GEMM is not read" : "bitsandbytes is not read");
+        continue;
+      }
+      if (scheme.format == StoredFormat::dense) {
+        for (Reasons* reasons : {&vllm, &converter}) reasons->add("rounded inputs beside dense weights are not read");
         continue;
       }
       if (scheme.input.type == InputType::int8 && scheme.input.range == InputRange::sequence) {

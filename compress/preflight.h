@@ -43,6 +43,12 @@ struct PlannedRun {
 };
 
 StatisticsNeed statistics_need(const LayerOptions& options);
+// Whether that must be there: statistics that only add a report are taken where there are data for them.
+bool needs_calibration(const LayerOptions& options, bool has_calibration);
+// Throws std::invalid_argument for a pattern of the recipe's passes that matches none of the names.
+void check_patterns(const Recipe& recipe, const std::vector<std::string>& names);
+// Throws std::invalid_argument when linears of one block that read one input ask for different formats of it.
+void check_inputs_agree(const std::vector<PlannedLayer>& layers);
 // How what the options make is stored.
 PackScheme storage_scheme(const LayerOptions& options, Container container);
 

@@ -18,7 +18,8 @@ namespace {
 using Value = YamlValue;
 
 constexpr size_t kMaxRecipeBytes = size_t{1} << 20;
-constexpr std::array<Method, 4> kMethods = {Method::rtn, Method::gptq, Method::fp8, Method::llm_int8};
+constexpr std::array<Method, 5> kMethods = {Method::rtn, Method::gptq, Method::fp8, Method::llm_int8,
+                                            Method::activations};
 
 std::string method_names() {
   std::string names;
@@ -240,7 +241,21 @@ void read_llm_int8(const Value& options, bool has_calibration, LayerOptions& lay
   llm_int8.layout = layout.value_or(fits ? LlmInt8Layout::bitsandbytes : LlmInt8Layout::own);
 }
 
-// `rtn:`, `gptq:`, `fp8:` or `llm_int8:` with its options, and `layers:` beside it.
+// `activations: int8`, or a map of how.
+void read_activations_alone(const Value& value, bool has_calibration, LayerOptions& layer) {
+  layer.refine.sweeps = 0;
+  layer.gptq.grid.bits = kDenseBits;
+  layer.gptq.grid.group_size = kPerChannel;
+  layer.gptq.grid.scales = ScaleSearch::minmax;
+  layer.input = read_activations(value, InputType::int8);
+  if (layer.input.is_plain()) value.fail("inputs are left alone as well: expected int8");
+  if (layer.input.range == InputRange::fixed) {
+    require_calibration(value, has_calibration, "a static range is measured on calibration data",
+                        "use token or tensor");
+  }
+}
+
+// `rtn:`, `gptq:`, `fp8:`, `llm_int8:` or `activations:` with its options, and `layers:` beside it.
 PassRecipe read_pass(const Value& value, bool has_calibration) {
   PassRecipe pass;
   int num_methods = 0;
@@ -254,6 +269,7 @@ PassRecipe read_pass(const Value& value, bool has_calibration) {
       pass.defaults.method = method;
       if (method == Method::fp8) return read_fp8(v, has_calibration, pass.defaults);
       if (method == Method::llm_int8) return read_llm_int8(v, has_calibration, pass.defaults);
+      if (method == Method::activations) return read_activations_alone(v, has_calibration, pass.defaults);
       read_integer_method(v, has_calibration, pass.defaults);
     });
   }
@@ -322,6 +338,14 @@ PerplexityRecipe read_perplexity(const Value& value) {
   return perplexity;
 }
 
+EmbeddingsRecipe read_embeddings(const Value& value) {
+  EmbeddingsRecipe embeddings;
+  value.read_map({{"pairs", [&](const Value& v) { embeddings.pairs = v.text(); }},
+                  {"reference", [&](const Value& v) { embeddings.reference = v.boolean(); }}});
+  if (embeddings.pairs.empty()) value.fail("'pairs' is missing: the .tsv file of pairs of texts to compare");
+  return embeddings;
+}
+
 void check_scaling(const Recipe& recipe, const Value& passes) {
   const std::string name(recipe.scaling->name());
   if (recipe.passes.empty()) {
@@ -383,7 +407,9 @@ BudgetRecipe read_budget(const Value& value) {
 // What both measure, and on what.
 void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes, const Value& top) {
   const char* key = recipe.budget ? "budget" : "sensitivity";
-  if (recipe.passes.empty()) top.fail("'" + std::string(key) + "' needs a pass that says how weights are rounded");
+  if (recipe.passes.empty() || recipe.passes.front().defaults.method == Method::activations) {
+    top.fail("'" + std::string(key) + "' needs a pass that says how weights are rounded");
+  }
   const bool has_windows = recipe.calibration && recipe.calibration->statistics.empty();
   if (!has_windows && (!recipe.sensitivity || recipe.sensitivity->text.empty())) {
     top.fail("'" + std::string(key) + "' measures losses on text: add 'sensitivity: {text: ...}'");
@@ -421,6 +447,8 @@ std::string_view method_name(Method method) {
       return "fp8";
     case Method::llm_int8:
       return "llm_int8";
+    case Method::activations:
+      return "activations";
   }
   throw std::invalid_argument("no such method");
 }
@@ -458,14 +486,16 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
        {"evaluate",
         [&](const Value& v) {
           for (const Value& item : v.list()) {
-            item.read_map({{"perplexity", [&](const Value& p) { recipe.evaluate.push_back(read_perplexity(p)); }}});
+            item.read_map({{"perplexity", [&](const Value& p) { recipe.evaluate.push_back(read_perplexity(p)); }},
+                           {"embeddings", [&](const Value& e) { recipe.embeddings.push_back(read_embeddings(e)); }}});
           }
         }},
        {"fail_if",
         [&](const Value& v) {
           v.read_map({{"kl", [&](const Value& kl) { recipe.fail_if.kl = kl.number(0.0, 1e6); }},
                       {"perplexity_ratio",
-                       [&](const Value& ratio) { recipe.fail_if.perplexity_ratio = ratio.number(0.0, 1e6); }}});
+                       [&](const Value& ratio) { recipe.fail_if.perplexity_ratio = ratio.number(0.0, 1e6); }},
+                      {"cosine", [&](const Value& cosine) { recipe.fail_if.cosine = cosine.number(-1.0, 1.0); }}});
         }},
        {"strict", [&](const Value& v) { recipe.strict = v.boolean(); }}});
   if (passes) {
@@ -498,6 +528,11 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
     top.fail(
         "'fail_if' compares with the uncompressed model: add 'evaluate: [perplexity: {text: ...}]' with 'reference: "
         "true'");
+  }
+  const bool has_reference_encoder =
+      std::any_of(recipe.embeddings.begin(), recipe.embeddings.end(), [](const auto& e) { return e.reference; });
+  if (recipe.fail_if.cosine && !has_reference_encoder) {
+    top.fail("'fail_if.cosine' compares with the uncompressed encoder: add 'evaluate: [embeddings: {pairs: ...}]'");
   }
   return recipe;
 }

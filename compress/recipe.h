@@ -11,17 +11,18 @@
 #include <vector>
 
 #include "quant/options.h"
-#include "runtime/format/input_format.h"
+#include "runtime/format/stored_scheme.h"
 
 namespace pare {
 
-enum class Method { rtn, gptq, fp8, llm_int8 };
+// activations: inputs are rounded and weights left alone.
+enum class Method { rtn, gptq, fp8, llm_int8, activations };
 std::string_view method_name(Method method);
 // Whether the method rounds to a grid of GridOptions, with bits and groups to choose: rtn and gptq.
 bool rounds_to_grid(Method method);
 
 // What one layer gets. GptqOptions::grid holds the grid of rtn and gptq; rtn reads nothing else of it. fp8 reads its
-// per_tensor, and llm_int8 nothing.
+// per_tensor, llm_int8 and activations nothing.
 struct LayerOptions {
   Method method = Method::gptq;
   GptqOptions gptq;
@@ -78,6 +79,12 @@ struct PerplexityRecipe {
   int attention_bits = 32;        // of its attention's products, likewise; 8 includes kv_bits 8
 };
 
+// `embeddings:` of an encoder, on pairs of texts (evaluate_embeddings.h).
+struct EmbeddingsRecipe {
+  std::filesystem::path pairs;  // .tsv
+  bool reference = true;        // also measure the uncompressed model
+};
+
 // Whose files the result looks like. LLM.int8 has layouts of its own (LlmInt8Options::layout).
 enum class Container { compressed_tensors, awq_gemm };
 
@@ -103,6 +110,7 @@ struct BudgetRecipe {
 struct FailIf {
   std::optional<double> kl;
   std::optional<double> perplexity_ratio;
+  std::optional<double> cosine;  // the least mean similarity of embeddings with the uncompressed model's
 };
 
 struct Recipe {
@@ -115,7 +123,8 @@ struct Recipe {
   Container container = Container::compressed_tensors;
   std::optional<SensitivityRecipe> sensitivity;
   std::optional<BudgetRecipe> budget;
-  std::vector<PerplexityRecipe> evaluate;
+  std::vector<PerplexityRecipe> evaluate;    // of a decoder
+  std::vector<EmbeddingsRecipe> embeddings;  // of an encoder
   FailIf fail_if;
   bool strict = false;  // an event (raised damping, dead column, fallback) is an error
   std::string text;     // the file as it was read

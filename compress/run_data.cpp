@@ -114,6 +114,12 @@ void check_weights(const PlannedRun& plan, const Checkpoint& checkpoint) {
     for (const PlannedLayer& layer : layers) check(layer.linear);
   }
   check(checkpoint.embedding());
+  if (checkpoint.is_encoder()) {
+    check(checkpoint.encoder().token_type_embedding);
+    check(checkpoint.encoder().position_embedding);
+    for (const LayerNormDescription& norm : all_norms(checkpoint.encoder())) checkpoint.layer_norm(norm);
+    return;
+  }
   if (!checkpoint.description().tied_head) check(checkpoint.head());
 }
 
@@ -141,6 +147,22 @@ std::string windows_hash(const TokenWindows& windows) {
   hash.update(std::as_bytes(std::span(shape)));
   hash.update(std::as_bytes(std::span(windows.ids_NT)));
   return hash.hex();
+}
+
+std::string texts_hash(const CalibrationTexts& texts) {
+  Sha256 hash;
+  for (const std::vector<int32_t>& ids : texts) {
+    const std::string size = std::to_string(ids.size()) + " ";
+    hash.update(std::as_bytes(std::span(size)));
+    hash.update(std::as_bytes(std::span(ids)));
+  }
+  return hash.hex();
+}
+
+int64_t count_tokens(const CalibrationTexts& texts) {
+  int64_t num_tokens = 0;
+  for (const std::vector<int32_t>& ids : texts) num_tokens += static_cast<int64_t>(ids.size());
+  return num_tokens;
 }
 
 }  // namespace pare

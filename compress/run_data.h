@@ -10,17 +10,23 @@
 #include "compress/recipe.h"
 #include "compress/statistics_file.h"
 #include "runtime/evaluate.h"
+#include "runtime/evaluate_embeddings.h"
 #include "runtime/npy.h"
 #include "runtime/tokenizer.h"
 
 namespace pare {
 
-// At most one of the first two, as the recipe says.
+// Texts of an encoder's calibration, as token ids.
+using CalibrationTexts = std::vector<std::vector<int32_t>>;
+
+// At most one of the first three, as the recipe says.
 struct RunData {
   std::optional<TokenWindows> calibration;   // in tokens
   std::optional<StatisticsFile> statistics;  // of this model
+  std::optional<CalibrationTexts> texts;     // of an encoder
   std::optional<ScoredWindows> survey;       // what sensitivities are measured on
   std::vector<ScoredWindows> evaluations;
+  std::vector<TextPairs> pairs;  // of an encoder's evaluations
 };
 
 // Windows of a .npy are taken in order, those of a text drawn at random and kept in order. tokenizer may be null for a
@@ -43,5 +49,8 @@ std::string model_hash(const Checkpoint& checkpoint);
 
 // SHA-256 of shape and token ids.
 std::string windows_hash(const TokenWindows& windows);
+// Likewise of texts.
+std::string texts_hash(const CalibrationTexts& texts);
+int64_t count_tokens(const CalibrationTexts& texts);
 
 }  // namespace pare

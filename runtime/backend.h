@@ -1,7 +1,7 @@
-// The dozen operations a decoder needs, implemented by reference.cpp (plain loops: the oracle of every kernel), by
-// cpu/ (AVX2, AVX-512) and later by cuda/. About ten virtual calls a layer, none per element. Activations are float32
-// unless a linear states another format of its input, and weights keep their stored precision ("exact": evaluation
-// gives the number another library gives on the same file).
+// The operations a decoder or an encoder needs, implemented by reference.cpp (plain loops: the oracle of every kernel),
+// by cpu/ (AVX2, AVX-512) and later by cuda/. About ten virtual calls a layer, none per element. Activations are
+// float32 unless a linear states another format of its input, and weights keep their stored precision ("exact":
+// evaluation gives the number another library gives on the same file).
 //
 // Shape letters: R rows (tokens of all sequences), D model width, I/O in/out features, C = q+k+v width, H heads,
 // K head size, F feed-forward width, V vocabulary. All pointers are dense row-major and belong to the backend
@@ -17,6 +17,7 @@
 
 #include "runtime/cpu/isa.h"
 #include "runtime/format/linear_weights.h"
+#include "runtime/layer_norm.h"
 #include "runtime/model_description.h"
 
 namespace pare {
@@ -86,6 +87,7 @@ struct AttentionShape {
   float scale = 1.0f;
   float softcap = 0.0f;        // 0: none; else cap * tanh(score / cap)
   int64_t sliding_window = 0;  // 0: causal over everything; else token t sees (t - window, t]
+  bool causal = true;          // false: every token sees its whole sequence; no sliding window then
   // Both products take 8-bit values, as SmoothQuant's BMMs do (arXiv 2211.10438, section 4): rope_store rounds queries
   // to kQueryFormat, attention rounds what softmax makes of a query's scores to kProbabilityFormat, and keys and values
   // come from an 8-bit cache.
@@ -128,7 +130,8 @@ class Backend {
                           const AttentionShape& shape, std::span<const int32_t> positions_R,
                           std::span<const int32_t> slots_R, KvLayer& cache, float* q_RHK) = 0;
 
-  // softmax(scale * q k^T, causal and windowed) v per sequence; tiled with an exact running softmax: no T x T matrix.
+  // softmax(scale * q k^T, masked as the shape says) v per sequence; tiled with an exact running softmax: no T x T
+  // matrix.
   virtual void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
                          const AttentionShape& shape, LinearInput& x_RHK) = 0;
 
@@ -136,7 +139,20 @@ class Backend {
   virtual void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F,
                         LinearInput& z_RF) = 0;
 
-  // The four operations above with plain rows in and out.
+  // z = act(y): a feed-forward without a gate.
+  virtual void activate_ungated(const float* y_RF, Activation activation, int64_t num_rows, int64_t width_F,
+                                LinearInput& z_RF) = 0;
+
+  // hidden = norm(hidden + delta), and the same rows in x unless it is null: the end of a half block that is normalized
+  // behind its residual sum.
+  virtual void add_layer_norm(float* hidden_RD, const float* delta_RD, const LayerNorm& norm, int64_t num_rows,
+                              int64_t width, LinearInput* x_RD) = 0;
+
+  // means_ND[n] = the mean of the rows of sequence n, which has at least one. Outputs are host memory.
+  virtual void mean_rows(const float* hidden_RD, std::span<const Sequence> sequences, int64_t width,
+                         float* means_ND) = 0;
+
+  // The four decoder operations above with plain rows in and out.
   void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm, int64_t num_rows,
                 int64_t width, float* x_RD);
   void linear(const PackedLinear& packed, const float* x_RI, int64_t num_rows, float* y_RO);

@@ -39,12 +39,30 @@ void check_norm(const Norm* norm, int64_t width, const char* operation) {
               std::to_string(norm == nullptr ? 0 : norm->gain.size()));
 }
 
+void check_layer_norm(const LayerNorm& norm, int64_t width) {
+  require(static_cast<int64_t>(norm.gain.size()) == width && static_cast<int64_t>(norm.bias.size()) == width,
+          "add_layer_norm",
+          "expected gain and bias of width " + std::to_string(width) + ", found " + std::to_string(norm.gain.size()) +
+              " and " + std::to_string(norm.bias.size()));
+}
+
+void check_mean_rows(std::span<const Sequence> sequences) {
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    require(sequences[s].num_rows > 0 && sequences[s].first_row >= 0, "mean_rows",
+            "sequence " + std::to_string(s) + ": expected at least one row, found " +
+                std::to_string(sequences[s].num_rows));
+  }
+}
+
 void check_shape(const AttentionShape& shape, const char* operation) {
   require(shape.num_heads > 0 && shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, operation,
           "expected a positive number of kv heads that divides the number of heads, found " +
               std::to_string(shape.num_heads) + " heads and " + std::to_string(shape.num_kv_heads) + " kv heads");
   require(shape.head_size > 0 && shape.head_size % 2 == 0, operation,
           "expected an even head size, found " + std::to_string(shape.head_size));
+  require(
+      shape.causal || shape.sliding_window == 0, operation,
+      "expected no sliding window where tokens see later ones, found one of " + std::to_string(shape.sliding_window));
   require(shape.sliding_window >= 0 && shape.softcap >= 0.0f, operation,
           "expected no negative sliding window or soft cap, found " + std::to_string(shape.sliding_window) + " and " +
               std::to_string(shape.softcap));

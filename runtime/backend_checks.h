@@ -14,6 +14,8 @@ Backend::Buffer allocate_aligned_floats(int64_t num_floats);
 
 void check_ids(std::span<const int32_t> ids_R, int64_t vocabulary_size, const char* operation);
 void check_norm(const Norm* norm, int64_t width, const char* operation);
+void check_layer_norm(const LayerNorm& norm, int64_t width);
+void check_mean_rows(std::span<const Sequence> sequences);
 void check_shape(const AttentionShape& shape, const char* operation);
 void check_rope_store(const RopeTable& rope, const Norm* q_norm, const Norm* k_norm, const AttentionShape& shape,
                       std::span<const int32_t> positions_R, std::span<const int32_t> slots_R, const KvLayer& cache);

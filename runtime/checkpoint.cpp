@@ -192,7 +192,8 @@ std::optional<Container> read_quantization_config(const std::string& config_json
 struct Checkpoint::State {
   fs::path directory;
   std::string config_json;
-  ModelDescription description;
+  ModelDescription description;  // of an encoder: only what the messages and the lookup below say of any model
+  std::optional<EncoderDescription> encoder;
   std::optional<Container> quantization;
   std::vector<fs::path> paths;
   std::vector<SafetensorsFile> files;  // in the order of paths; never resized once `tensors` points into it
@@ -205,6 +206,11 @@ struct Checkpoint::State {
   const TensorView* find(const std::string& name) const {
     const auto entry = tensors.find(name);
     return entry == tensors.end() ? nullptr : entry->second.view;
+  }
+
+  bool is_table(const std::string& name) const {
+    return name == description.embedding_name ||
+           (encoder && (name == encoder->token_type_embedding.name || name == encoder->position_embedding.name));
   }
 
   FindTensor finder() const {
@@ -222,10 +228,13 @@ struct Checkpoint::State {
   }
 
   void open_files(WeightFiles found);
+  void describe(DType dtype_if_absent);
   void check_all() const;
+  void check_encoder() const;
   void check_tied_head() const;
   void check_linear(const LinearDescription& linear) const;
   const TensorView& dense_tensor(const std::string& name, const std::vector<int64_t>& shape) const;
+  DenseWeight dense_weight(const LinearDescription& linear) const;  // its values checked
   std::vector<float> finite_values(const std::string& name, int64_t num_elements) const;
   void check_finite(const std::string& name) const;
   std::optional<PackScheme> scheme(const LinearDescription& linear) const;
@@ -301,6 +310,13 @@ void Checkpoint::State::check_finite(const std::string& name) const {
                  place + ": the checkpoint is damaged");
 }
 
+DenseWeight Checkpoint::State::dense_weight(const LinearDescription& linear) const {
+  const std::string name = linear.name + ".weight";
+  const TensorView& view = dense_tensor(name, {linear.num_out, linear.num_in});
+  check_finite(name);
+  return {linear.num_out, linear.num_in, view.dtype, view.data};
+}
+
 std::vector<float> Checkpoint::State::finite_values(const std::string& name, int64_t num_elements) const {
   const TensorView& view = dense_tensor(name, {num_elements});
   check_finite(name);
@@ -324,7 +340,7 @@ bool Checkpoint::State::stored_quantized(const std::string& module, std::string_
 std::optional<PackScheme> Checkpoint::State::scheme(const LinearDescription& linear) const {
   if (!quantization) return std::nullopt;
   if (const auto* config = std::get_if<QuantizationConfig>(&*quantization)) {
-    return config->scheme(linear.name, linear.name == description.embedding_name ? "Embedding" : "Linear");
+    return config->scheme(linear.name, is_table(linear.name) ? "Embedding" : "Linear");
   }
   if (const auto* awq = std::get_if<AwqConfig>(&*quantization)) {
     if (!stored_quantized(linear.name, kAwqWeightSuffix, awq->is_unconverted(linear.name))) return std::nullopt;
@@ -343,7 +359,8 @@ void Checkpoint::State::check_linear(const LinearDescription& linear) const {
   const std::string bias = linear.name + ".bias";
   if (const std::optional<PackScheme> stored = scheme(linear)) {
     const TensorView* dense = find(linear.name + ".weight");
-    if (dense != nullptr && is_dense_dtype(dense->dtype) && find(linear.name + std::string(kPackedSuffix)) == nullptr) {
+    if (stored->format != StoredFormat::dense && dense != nullptr && is_dense_dtype(dense->dtype) &&
+        find(linear.name + std::string(kPackedSuffix)) == nullptr) {
       fail(linear.name + ".weight",
            "the quantization_config of " + std::string(kConfigName) +
                " says that this module is quantized, but it is stored dense: name it in 'ignore'");
@@ -398,6 +415,29 @@ void Checkpoint::State::check_all() const {
   }
 }
 
+void Checkpoint::State::check_encoder() const {
+  for (const LinearDescription* table :
+       {&encoder->word_embedding, &encoder->token_type_embedding, &encoder->position_embedding}) {
+    dense_tensor(table->name + ".weight", {table->num_out, table->num_in});
+  }
+  for (const LinearDescription& linear : block_linears(*encoder)) check_linear(linear);
+  for (const LayerNormDescription& norm : all_norms(*encoder)) {
+    dense_tensor(norm.name + ".weight", {norm.width});
+    dense_tensor(norm.name + ".bias", {norm.width});
+  }
+}
+
+void Checkpoint::State::describe(DType dtype_if_absent) {
+  const std::string where = (directory / kConfigName).string();
+  if (!describes_encoder(config_json)) {
+    description = describe_model(config_json, where, dtype_if_absent);
+    return;
+  }
+  encoder = describe_encoder(config_json, where, dtype_if_absent);
+  description.family = encoder->family;
+  description.embedding_name = encoder->word_embedding.name;
+}
+
 Checkpoint::Checkpoint() : state_(std::make_unique<State>()) {}
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
@@ -410,23 +450,40 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   state.directory = directory;
   state.config_json = read_config(directory);
   // An unknown architecture or container is refused before the weights are looked for: that is the better message.
-  state.description = describe_model(state.config_json, config_path.string());
+  state.describe(DType::F32);
   state.quantization = read_quantization_config(state.config_json, config_path);
   state.open_files(find_weight_files(directory));
   // Without a dtype in config.json transformers takes that of the stored weights. A norm's is always dense.
-  const TensorView* final_norm = state.find(state.description.final_norm.name + ".weight");
-  if (final_norm != nullptr && is_dense_dtype(final_norm->dtype)) {
-    state.description = describe_model(state.config_json, config_path.string(), final_norm->dtype);
+  const std::string& norm_name = state.encoder ? state.encoder->embedding_norm.name : state.description.final_norm.name;
+  const TensorView* norm = state.find(norm_name + ".weight");
+  if (norm != nullptr && is_dense_dtype(norm->dtype)) state.describe(norm->dtype);
+  if (state.encoder) {
+    state.check_encoder();
+  } else {
+    state.check_all();
   }
-  state.check_all();
   return checkpoint;
 }
 
 const fs::path& Checkpoint::directory() const {
   return state_->directory;
 }
+bool Checkpoint::is_encoder() const {
+  return state_->encoder.has_value();
+}
 const ModelDescription& Checkpoint::description() const {
+  if (is_encoder()) {
+    throw std::invalid_argument("'" + directory().string() + "' is an encoder (" + state_->encoder->family +
+                                "), which predicts no next token: expected a decoder");
+  }
   return state_->description;
+}
+const EncoderDescription& Checkpoint::encoder() const {
+  if (!is_encoder()) {
+    throw std::invalid_argument("'" + directory().string() + "' is a decoder (" + state_->description.family +
+                                "), which gives no embeddings of sentences: expected an encoder");
+  }
+  return *state_->encoder;
 }
 const std::string& Checkpoint::config_json() const {
   return state_->config_json;
@@ -469,21 +526,23 @@ LinearWeights Checkpoint::linear(const LinearDescription& linear) const {
   if (const std::optional<PackScheme> stored = state_->scheme(linear)) {
     state_->in_this_directory([&] {
       StoredLinear read = unpack_linear(state_->finder(), *stored, linear.num_out, linear.num_in, linear.name);
-      weights.weight = std::move(read.weight);
+      if (stored->format == StoredFormat::dense) {
+        weights.weight = state_->dense_weight(linear);
+      } else {
+        weights.weight = std::move(read.weight);
+      }
       weights.input = std::move(read.input);
       weights.outlier_weight_OJ = std::move(read.outlier_weight_OJ);
     });
   } else {
-    const std::string name = linear.name + ".weight";
-    const TensorView& view = state_->dense_tensor(name, {linear.num_out, linear.num_in});
-    state_->check_finite(name);
-    weights.weight = DenseWeight{linear.num_out, linear.num_in, view.dtype, view.data};
+    weights.weight = state_->dense_weight(linear);
   }
   if (linear.has_bias) weights.bias_O = state_->finite_values(linear.name + ".bias", linear.num_out);
   return weights;
 }
 
 LinearDescription Checkpoint::embedding() const {
+  if (is_encoder()) return state_->encoder->word_embedding;
   return {description().embedding_name, description().vocabulary_size, description().hidden_size, false};
 }
 
@@ -497,6 +556,12 @@ std::vector<float> Checkpoint::norm_gain(const NormDescription& norm) const {
     for (float& g : gain) g += 1.0f;
   }
   return gain;
+}
+
+LayerNorm Checkpoint::layer_norm(const LayerNormDescription& norm) const {
+  return {.gain = state_->finite_values(norm.name + ".weight", norm.width),
+          .bias = state_->finite_values(norm.name + ".bias", norm.width),
+          .epsilon = norm.epsilon};
 }
 
 void Checkpoint::drop_pages(const LinearDescription& linear) const {

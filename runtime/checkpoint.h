@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "runtime/encoder_description.h"
 #include "runtime/format/compressed_tensors.h"
 #include "runtime/format/linear_weights.h"
+#include "runtime/layer_norm.h"
 #include "runtime/model_description.h"
 #include "runtime/safetensors.h"
 
@@ -27,7 +29,10 @@ class Checkpoint {
   ~Checkpoint();
 
   const std::filesystem::path& directory() const;
+  // A checkpoint holds a decoder or an encoder; asking for the other one's description throws std::invalid_argument.
+  bool is_encoder() const;
   const ModelDescription& description() const;
+  const EncoderDescription& encoder() const;
   const std::string& config_json() const;  // the file's text
   // Whether config.json has a quantization_config: compressed-tensors (pack-, int-, float-quantized, also mixed), AWQ
   // GEMM or bitsandbytes LLM.int8.
@@ -49,6 +54,7 @@ class Checkpoint {
   LinearDescription embedding() const;                              // the table as a linear: num_out = V, num_in = D
   LinearDescription head() const;                                   // the embedding when tied
   std::vector<float> norm_gain(const NormDescription& norm) const;  // with the unit offset added
+  LayerNorm layer_norm(const LayerNormDescription& norm) const;
 
   // Releases the resident pages of the linear's tensors (they can be read again).
   void drop_pages(const LinearDescription& linear) const;

@@ -13,7 +13,9 @@
 #include "runtime/backend.h"
 #include "runtime/bench.h"
 #include "runtime/checkpoint.h"
+#include "runtime/encoder.h"
 #include "runtime/evaluate.h"
+#include "runtime/evaluate_embeddings.h"
 #include "runtime/generate.h"
 #include "runtime/import.h"
 #include "runtime/inspect.h"
@@ -71,6 +73,9 @@ class Engine {
   Isa isa() const { return isa_; }
   int num_threads() const { return num_threads_; }
 
+  Encoder load_encoder(const Checkpoint& checkpoint, Console& console) const {
+    return Encoder::load(checkpoint, *backend_, stage(console, "load " + checkpoint.directory().string(), "blocks"));
+  }
   Transformer load(const Checkpoint& checkpoint, Console& console) const {
     const auto progress = stage(console, "load " + checkpoint.directory().string(), "blocks");
     return Transformer::load(checkpoint, *backend_, progress);
@@ -137,7 +142,45 @@ void use_bits(const Arguments& arguments, Transformer& model) {
   if (bits("attention-bits") == 8) model.use_attention_bits(8);
 }
 
+// Options that cut and score a text have no meaning for pairs.
+void check_options_of_pairs(const Arguments& arguments) {
+  const bool has_defaults =
+      arguments.text("protocol") == protocol_name(EvaluationOptions{}.protocol) && kv_bits(arguments) == kKvFloatBits;
+  for (const char* name : {"text", "context", "windows"}) {
+    if (!arguments.given(name) && has_defaults) continue;
+    throw std::invalid_argument(
+        "--pairs compares embeddings: --text, --protocol, --context, --windows and --kv-bits belong to the perplexity "
+        "of decoders; leave them out");
+  }
+}
+
+// Of an encoder: its embeddings of the texts of --pairs.
+void run_eval_pairs(const Arguments& arguments, Console& console) {
+  check_options_of_pairs(arguments);
+  MemorySampler memory;
+  const Engine engine(arguments);
+  const Checkpoint checkpoint = Checkpoint::open(arguments.positional(0));
+  const Pooling pooling = read_pooling(checkpoint.directory(), checkpoint.encoder());
+  const std::filesystem::path file = arguments.text("pairs");
+  const TextPairs data = read_text_pairs(file, Tokenizer::open(checkpoint.directory()), pooling.max_tokens);
+  std::optional<Checkpoint> reference_checkpoint;
+  std::optional<Encoder> reference;
+  if (arguments.given("reference")) {
+    reference_checkpoint = Checkpoint::open(arguments.text("reference"));
+    check_comparable(checkpoint, *reference_checkpoint, file, data);
+    reference = engine.load_encoder(*reference_checkpoint, console);
+  }
+  Encoder model = engine.load_encoder(checkpoint, console);
+  EmbeddingEvaluation evaluation =
+      evaluate_embeddings(model, reference ? &*reference : nullptr, data, pooling, stage(console, "evaluate", "texts"));
+  evaluation.peak_memory_bytes = memory.peak_bytes();
+  console.report() << to_text(evaluation);
+  console.set_result(to_json(evaluation));
+}
+
 void run_eval(const Arguments& arguments, Console& console) {
+  if (arguments.given("pairs")) return run_eval_pairs(arguments, console);
+  if (!arguments.given("text")) throw WrongUsage("option --text FILE is missing, or --pairs FILE for an encoder");
   MemorySampler memory;
   const std::filesystem::path text = arguments.text("text");
   EvaluationOptions options;
@@ -347,10 +390,18 @@ Command eval_command() {
   }
   return {
       .name = "eval",
-      .summary = "Perplexity on a text, and the distance from a reference model (KL divergence, top-1 agreement).",
+      .summary = "Perplexity on a text, or embeddings of pairs of texts, and the distance from a reference model.",
       .positionals = {kModel},
       .options = joined(
-          {required_text("text", "FILE", ".txt, .jsonl (field text) or .npy (token ids [N, T], used as they are)"),
+          {{.name = "text",
+            .kind = OptionKind::text,
+            .value_name = "FILE",
+            .help = ".txt, .jsonl (field text) or .npy (token ids [N, T], used as they are): perplexity of a decoder"},
+           {.name = "pairs",
+            .kind = OptionKind::text,
+            .value_name = "FILE",
+            .help = ".tsv of two texts and perhaps a score a line: embeddings of an encoder, compared with --reference "
+                    "(cosine similarity, rank correlation) and with the scores"},
            {.name = "protocol",
             .kind = OptionKind::text,
             .value_name = "NAME",

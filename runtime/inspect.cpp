@@ -22,7 +22,11 @@ Inspection inspect_checkpoint(const std::filesystem::path& path) {
   const Checkpoint checkpoint = Checkpoint::open(path);
   Inspection result;
   result.kind = "checkpoint";
-  result.model = checkpoint.description();
+  if (checkpoint.is_encoder()) {
+    result.encoder = checkpoint.encoder();
+  } else {
+    result.model = checkpoint.description();
+  }
   result.sizes = weight_sizes(checkpoint);
   result.is_quantized = checkpoint.is_quantized();
   result.quantization_method = checkpoint.quantization_method();
@@ -83,6 +87,39 @@ nlohmann::ordered_json model_json(const ModelDescription& model) {
   return json;
 }
 
+nlohmann::ordered_json encoder_json(const EncoderDescription& model) {
+  nlohmann::ordered_json json;
+  json["family"] = model.family;
+  json["blocks"] = model.blocks.size();
+  json["hidden_size"] = model.hidden_size;
+  json["feed_forward_size"] = model.feed_forward_size;
+  json["heads"] = model.num_heads;
+  json["head_size"] = model.head_size;
+  json["vocabulary_size"] = model.vocabulary_size;
+  json["context_length"] = model.context_length;
+  return json;
+}
+
+void append_model(std::ostringstream& text, const ModelDescription& model) {
+  append_line(text, "blocks",
+              std::to_string(model.blocks.size()) + ", width " + std::to_string(model.hidden_size) + ", feed-forward " +
+                  std::to_string(model.feed_forward_size));
+  append_line(text, "heads",
+              std::to_string(model.num_heads) + " of " + std::to_string(model.head_size) + ", " +
+                  std::to_string(model.num_kv_heads) + " for keys and values");
+  append_line(text, "vocabulary", std::to_string(model.vocabulary_size) + (model.tied_head ? ", head tied" : ""));
+  append_line(text, "context", std::to_string(model.context_length));
+}
+
+void append_model(std::ostringstream& text, const EncoderDescription& model) {
+  append_line(text, "blocks",
+              std::to_string(model.blocks.size()) + " of an encoder, width " + std::to_string(model.hidden_size) +
+                  ", feed-forward " + std::to_string(model.feed_forward_size));
+  append_line(text, "heads", std::to_string(model.num_heads) + " of " + std::to_string(model.head_size));
+  append_line(text, "vocabulary", std::to_string(model.vocabulary_size));
+  append_line(text, "context", std::to_string(model.context_length));
+}
+
 }  // namespace
 
 std::vector<LinearDescription> block_linears(const ModelDescription& model) {
@@ -109,14 +146,20 @@ WeightSizes weight_sizes(const Checkpoint& checkpoint) {
     return num_bytes;
   };
   WeightSizes sizes;
-  for (const LinearDescription& linear : block_linears(checkpoint.description())) {
+  const std::vector<LinearDescription> linears =
+      checkpoint.is_encoder() ? block_linears(checkpoint.encoder()) : block_linears(checkpoint.description());
+  for (const LinearDescription& linear : linears) {
     sizes.linear_parameters += linear.num_out * linear.num_in;
     sizes.linear_bytes += stored_bytes(linear);
   }
   sizes.all_parameters = sizes.linear_parameters;
   sizes.all_bytes = sizes.linear_bytes;
   std::vector<LinearDescription> ends = {checkpoint.embedding()};
-  if (!checkpoint.description().tied_head) ends.push_back(checkpoint.head());
+  if (checkpoint.is_encoder()) {
+    ends.insert(ends.end(), {checkpoint.encoder().token_type_embedding, checkpoint.encoder().position_embedding});
+  } else if (!checkpoint.description().tied_head) {
+    ends.push_back(checkpoint.head());
+  }
   for (const LinearDescription& end : ends) {
     sizes.all_parameters += end.num_out * end.num_in;
     sizes.all_bytes += stored_bytes(end);
@@ -159,8 +202,8 @@ std::string to_json(const Inspection& inspection) {
     return json.dump();
   }
   if (!inspection.architecture.empty()) json["architecture"] = inspection.architecture;
-  if (inspection.model) {
-    json["model"] = model_json(*inspection.model);
+  if (inspection.sizes) {
+    json["model"] = inspection.model ? model_json(*inspection.model) : encoder_json(*inspection.encoder);
     json["quantized"] = inspection.is_quantized;
     json["linear_parameters"] = inspection.sizes->linear_parameters;
     json["parameters"] = inspection.sizes->all_parameters;
@@ -186,25 +229,23 @@ std::string to_text(const Inspection& inspection, bool list_tensors) {
     return text.str();
   }
   if (!inspection.architecture.empty()) append_line(text, "architecture", inspection.architecture);
-  if (inspection.model) {
-    const ModelDescription& model = *inspection.model;
+  if (inspection.sizes) {
     const WeightSizes& sizes = *inspection.sizes;
+    const std::string& family = inspection.model ? inspection.model->family : inspection.encoder->family;
     append_line(text, "family",
-                model.family + (inspection.is_quantized ? ", quantized (" + inspection.quantization_method + ")" : ""));
-    append_line(text, "blocks",
-                std::to_string(model.blocks.size()) + ", width " + std::to_string(model.hidden_size) +
-                    ", feed-forward " + std::to_string(model.feed_forward_size));
-    append_line(text, "heads",
-                std::to_string(model.num_heads) + " of " + std::to_string(model.head_size) + ", " +
-                    std::to_string(model.num_kv_heads) + " for keys and values");
-    append_line(text, "vocabulary", std::to_string(model.vocabulary_size) + (model.tied_head ? ", head tied" : ""));
-    append_line(text, "context", std::to_string(model.context_length));
+                family + (inspection.is_quantized ? ", quantized (" + inspection.quantization_method + ")" : ""));
+    if (inspection.model) {
+      append_model(text, *inspection.model);
+    } else {
+      append_model(text, *inspection.encoder);
+    }
     append_line(text, "parameters",
                 std::to_string(sizes.all_parameters) + ", " + std::to_string(sizes.linear_parameters) +
                     " of them in the blocks' linears");
     append_line(text, "bits per weight",
                 format_number(sizes.linear_bits(), 3) + " in the blocks' linears, " +
-                    format_number(sizes.all_bits(), 3) + " with embedding and head");
+                    format_number(sizes.all_bits(), 3) +
+                    (inspection.model ? " with embedding and head" : " with embeddings"));
   }
   append_line(text, "tensors", std::to_string(inspection.tensors.size()));
   for (const auto& [dtype, num_bytes] : inspection.bytes_by_dtype())

@@ -36,15 +36,16 @@ struct TensorSummary {
 };
 
 struct Inspection {
-  std::string kind;                         // "checkpoint", "safetensors", "gguf", "token windows"
-  int64_t num_bytes = 0;                    // of the weight files, or of the file
-  std::vector<TensorSummary> tensors;       // sorted by name
-  std::optional<ModelDescription> model;    // checkpoint
-  std::optional<WeightSizes> sizes;         // checkpoint
-  bool is_quantized = false;                // checkpoint
-  std::string quantization_method;          // checkpoint: "compressed-tensors", "awq", "bitsandbytes"; "" when dense
-  std::string architecture;                 // gguf
-  int64_t num_windows = 0, num_tokens = 0;  // token windows
+  std::string kind;                           // "checkpoint", "safetensors", "gguf", "token windows"
+  int64_t num_bytes = 0;                      // of the weight files, or of the file
+  std::vector<TensorSummary> tensors;         // sorted by name
+  std::optional<ModelDescription> model;      // checkpoint of a decoder
+  std::optional<EncoderDescription> encoder;  // ... or of an encoder
+  std::optional<WeightSizes> sizes;           // checkpoint
+  bool is_quantized = false;                  // checkpoint
+  std::string quantization_method;            // checkpoint: "compressed-tensors", "awq", "bitsandbytes"; "" when dense
+  std::string architecture;                   // gguf
+  int64_t num_windows = 0, num_tokens = 0;    // token windows
 
   // Bytes by dtype.
   std::map<std::string, int64_t> bytes_by_dtype() const;

@@ -114,6 +114,18 @@ std::vector<double> normalized(const float* v, const Norm& norm) {
   return result;
 }
 
+// (v - mean) / sqrt(variance + epsilon) * gain + bias, in place
+void layer_norm(std::vector<double>& v, const LayerNorm& norm) {
+  double sum = 0.0, squares = 0.0;
+  for (const double x : v) sum += x;
+  const double mean = sum / static_cast<double>(v.size());
+  for (const double x : v) squares += (x - mean) * (x - mean);
+  const double deviation = std::sqrt(squares / static_cast<double>(v.size()) + static_cast<double>(norm.epsilon));
+  for (size_t i = 0; i < v.size(); ++i) {
+    v[i] = (v[i] - mean) / deviation * static_cast<double>(norm.gain[i]) + static_cast<double>(norm.bias[i]);
+  }
+}
+
 double capped(double value, float cap) {
   return cap > 0.0f ? cap * std::tanh(value / cap) : value;
 }
@@ -261,6 +273,41 @@ class ReferenceBackend final : public Backend {
     round_rows(z_RF, num_rows, width_F);
   }
 
+  void activate_ungated(const float* y_RF, Activation activation, int64_t num_rows, int64_t width_F,
+                        LinearInput& z_RF) override {
+    for (int64_t i = 0; i < num_rows * width_F; ++i) z_RF.x()[i] = static_cast<float>(activated(y_RF[i], activation));
+    round_rows(z_RF, num_rows, width_F);
+  }
+
+  void add_layer_norm(float* hidden_RD, const float* delta_RD, const LayerNorm& norm, int64_t num_rows, int64_t width,
+                      LinearInput* x_RD) override {
+    check_layer_norm(norm, width);
+    for (int64_t r = 0; r < num_rows; ++r) {
+      float* hidden = hidden_RD + r * width;
+      std::vector<double> row;
+      for (int64_t i = 0; i < width; ++i) row.push_back(static_cast<double>(hidden[i] + delta_RD[r * width + i]));
+      layer_norm(row, norm);
+      for (int64_t i = 0; i < width; ++i) hidden[i] = static_cast<float>(row[static_cast<size_t>(i)]);
+    }
+    if (x_RD == nullptr) return;
+    std::copy(hidden_RD, hidden_RD + num_rows * width, x_RD->x());
+    round_rows(*x_RD, num_rows, width);
+  }
+
+  void mean_rows(const float* hidden_RD, std::span<const Sequence> sequences, int64_t width, float* means_ND) override {
+    check_mean_rows(sequences);
+    for (size_t n = 0; n < sequences.size(); ++n) {
+      for (int64_t i = 0; i < width; ++i) {
+        double sum = 0.0;
+        for (int64_t r = 0; r < sequences[n].num_rows; ++r) {
+          sum += static_cast<double>(hidden_RD[(sequences[n].first_row + r) * width + i]);
+        }
+        means_ND[static_cast<int64_t>(n) * width + i] =
+            static_cast<float>(sum / static_cast<double>(sequences[n].num_rows));
+      }
+    }
+  }
+
   void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,
                      float logit_softcap, float* nll_R, uint8_t* top1_R) override {
     const ReferenceLinear& weight = reference_linear(head);
@@ -303,8 +350,9 @@ class ReferenceBackend final : public Backend {
     const auto offset = [&](int64_t t) { return ((sequence.first_slot + t) * shape.num_kv_heads + kv_head) * size; };
     const int64_t begin =
         shape.sliding_window > 0 ? std::max<int64_t>(0, position - shape.sliding_window + 1) : int64_t{0};
+    const int64_t last = shape.causal ? position : sequence.num_past + sequence.num_rows - 1;
     std::vector<double> scores;
-    for (int64_t t = begin; t <= position; ++t) {
+    for (int64_t t = begin; t <= last; ++t) {
       double dot = 0.0;
       for (int64_t k = 0; k < size; ++k) {
         dot += static_cast<double>(q_K[k]) * cached(cache.keys, cache.key_codes, cache.key_grids, offset(t), k, size);
@@ -324,7 +372,7 @@ class ReferenceBackend final : public Backend {
       scores.assign(rounded.begin(), rounded.end());
     }
     std::vector<double> weighted(static_cast<size_t>(size), 0.0);
-    for (int64_t t = begin; t <= position; ++t) {
+    for (int64_t t = begin; t <= last; ++t) {
       const double weight = scores[t - begin];
       for (int64_t k = 0; k < size; ++k) {
         weighted[k] += weight * cached(cache.values, cache.value_codes, cache.value_grids, offset(t), k, size);

@@ -1,6 +1,7 @@
 #include "runtime/token_source.h"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
@@ -29,19 +30,42 @@ std::string read_document(std::string_view line, const std::string& where) {
   return text->get<std::string>();
 }
 
+// The lines of a text, numbered from 1, without those of white space alone.
+void for_each_line(std::string_view text, const std::function<void(std::string_view line, size_t number)>& visit) {
+  for (size_t begin = 0, number = 1; begin < text.size(); ++number) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = text.substr(begin, end - begin);
+    begin = end + 1;
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos) visit(line, number);
+  }
+}
+
 std::string join_documents(std::string_view lines, const std::string& file) {
   std::string text;
   bool first = true;
-  for (size_t begin = 0, number = 1; begin < lines.size(); ++number) {
-    const size_t end = std::min(lines.find('\n', begin), lines.size());
-    const std::string_view line = lines.substr(begin, end - begin);
-    begin = end + 1;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+  for_each_line(lines, [&](std::string_view line, size_t number) {
     if (!first) text += kBetweenDocuments;
     first = false;
     text += read_document(line, file + ":" + std::to_string(number));
-  }
+  });
   return text;
+}
+
+void check_text(const std::string& text, const std::filesystem::path& path) {
+  if (text.empty()) throw std::runtime_error(path.string() + ": the text is empty");
+  if (const auto offset = find_invalid_utf8(text)) {
+    throw std::runtime_error(path.string() + ": not UTF-8: byte " + std::to_string(*offset) +
+                             " starts no character; convert the file to UTF-8");
+  }
+}
+
+std::string checked_extension(const std::filesystem::path& path) {
+  const std::string extension = path.extension().string();
+  if (extension != ".txt" && extension != ".jsonl") {
+    throw std::invalid_argument(path.string() + ": expected a text in a .txt or .jsonl file, found '" + extension +
+                                "'");
+  }
+  return extension;
 }
 
 TokenWindows first_windows(TokenWindows windows, int64_t num_windows) {
@@ -66,19 +90,25 @@ void check_ids(const TokenWindows& windows, int64_t vocabulary_size, const std::
 }  // namespace
 
 std::string read_text(const std::filesystem::path& path) {
-  const std::string extension = path.extension().string();
-  if (extension != ".txt" && extension != ".jsonl") {
-    throw std::invalid_argument(path.string() + ": expected a text in a .txt or .jsonl file, found '" + extension +
-                                "'");
-  }
+  const std::string extension = checked_extension(path);
   std::string text = read_text_file(path);
   if (extension == ".jsonl") text = join_documents(text, path.string());
-  if (text.empty()) throw std::runtime_error(path.string() + ": the text is empty");
-  if (const auto offset = find_invalid_utf8(text)) {
-    throw std::runtime_error(path.string() + ": not UTF-8: byte " + std::to_string(*offset) +
-                             " starts no character; convert the file to UTF-8");
-  }
+  check_text(text, path);
   return text;
+}
+
+std::vector<std::string> read_texts(const std::filesystem::path& path) {
+  const bool has_documents = checked_extension(path) == ".jsonl";
+  const std::string file = read_text_file(path);
+  check_text(file, path);
+  std::vector<std::string> texts;
+  for_each_line(file, [&](std::string_view line, size_t number) {
+    texts.push_back(has_documents ? read_document(line, path.string() + ":" + std::to_string(number))
+                                  : std::string(line.ends_with('\r') ? line.substr(0, line.size() - 1) : line));
+    if (texts.back().empty()) texts.pop_back();
+  });
+  if (texts.empty()) throw std::runtime_error(path.string() + ": the text is empty");
+  return texts;
 }
 
 TokenWindows read_token_windows(const std::filesystem::path& path, const Tokenizer* tokenizer, int64_t num_tokens,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "runtime/npy.h"
 #include "runtime/tokenizer.h"
@@ -14,6 +15,10 @@ namespace pare {
 // The text of a .txt or .jsonl file (documents joined by "\n\n"). Throws std::runtime_error (path; for JSON the line)
 // and for an empty text.
 std::string read_text(const std::filesystem::path& path);
+
+// The texts of a file one by one: the lines of a .txt, the documents of a .jsonl; empty ones are left out. Throws as
+// above.
+std::vector<std::string> read_texts(const std::filesystem::path& path);
 
 // Tokenizes the whole text once and cuts it into non-overlapping windows; the ragged tail is dropped. num_windows <= 0:
 // all. add_special_tokens puts the tokenizer's BOS once at the start of the stream. Throws std::invalid_argument when

@@ -1,5 +1,5 @@
-// Text to token ids and back, from a Hugging Face tokenizer.json: byte-level BPE (GPT-2, Llama 3, Qwen, NeoX, SmolLM2)
-// and SentencePiece-style BPE with byte fallback (Llama 2, Mistral, Gemma).
+// Text to token ids and back, from a Hugging Face tokenizer.json: byte-level BPE (GPT-2, Llama 3, Qwen, NeoX, SmolLM2),
+// SentencePiece-style BPE with byte fallback (Llama 2, Mistral, Gemma), and WordPiece (BERT).
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,9 @@ class Tokenizer {
   // the text are always recognized, as the `tokenizers` package does. Invalid UTF-8 throws std::invalid_argument with
   // the byte offset.
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens) const;
+  // With special tokens, in at most max_tokens ids: what does not fit is cut off the end of the text, not off what
+  // stands around it. Throws std::invalid_argument when the special tokens alone do not fit.
+  std::vector<int32_t> encode_truncated(std::string_view text, int64_t max_tokens) const;
   // Ids to UTF-8 text. Throws std::invalid_argument for an id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens) const;
 

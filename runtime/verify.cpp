@@ -105,10 +105,21 @@ Verification verify(const std::filesystem::path& directory, const std::function<
       result.problems.push_back(file.string() + ": a weight file that pare.json does not list");
     }
   }
-  std::vector<LinearDescription> linears = block_linears(checkpoint->description());
-  linears.push_back(checkpoint->embedding());
-  if (!checkpoint->description().tied_head) linears.push_back(checkpoint->head());
-  const std::vector<NormDescription> norms = all_norms(checkpoint->description());
+  std::vector<LinearDescription> linears;
+  std::vector<std::function<void()>> norms;  // each reads one
+  if (checkpoint->is_encoder()) {
+    const EncoderDescription& model = checkpoint->encoder();
+    linears = block_linears(model);
+    linears.insert(linears.end(), {model.word_embedding, model.token_type_embedding, model.position_embedding});
+    for (const LayerNormDescription& norm : all_norms(model))
+      norms.push_back([&, norm] { checkpoint->layer_norm(norm); });
+  } else {
+    const ModelDescription& model = checkpoint->description();
+    linears = block_linears(model);
+    linears.push_back(checkpoint->embedding());
+    if (!model.tied_head) linears.push_back(checkpoint->head());
+    for (const NormDescription& norm : all_norms(model)) norms.push_back([&, norm] { checkpoint->norm_gain(norm); });
+  }
   num_items += static_cast<int64_t>(linears.size() + norms.size());
   for (const LinearDescription& linear : linears) {
     attempt([&] { checkpoint->linear(linear); });
@@ -116,8 +127,8 @@ Verification verify(const std::filesystem::path& directory, const std::function<
     ++result.num_linears;
     step();
   }
-  for (const NormDescription& norm : norms) {
-    attempt([&] { checkpoint->norm_gain(norm); });
+  for (const auto& read_norm : norms) {
+    attempt(read_norm);
     step();
   }
   if (std::filesystem::exists(directory / "tokenizer.json")) attempt([&] { Tokenizer::open(directory); });

@@ -64,6 +64,7 @@ AttentionTile tile_of(const float* q_RHK, const KvLayer& cache, const Sequence& 
           .first_position = sequence.num_past + first_token,
           .num_tokens = num_tokens,
           .window = shape.sliding_window,
+          .num_keys = shape.causal ? 0 : sequence.num_past + sequence.num_rows,
           .scale = shape.scale,
           .softcap = shape.softcap,
           .rounds_weights = shape.products_in_8_bits,
@@ -103,7 +104,8 @@ void plan_sequence(const float* q_RHK, const KvLayer& cache, const Sequence& seq
     for (int64_t tile = (sequence.num_rows + tile_tokens - 1) / tile_tokens - 1; tile >= 0; --tile) {
       const int64_t first = tile * tile_tokens, num_tokens = std::min(tile_tokens, sequence.num_rows - first);
       const int64_t position = sequence.num_past + first;
-      plan.tasks.push_back(make_task(first, num_tokens, first_key(shape, position), position + num_tokens));
+      const int64_t end_key = shape.causal ? position + num_tokens : sequence.num_past + sequence.num_rows;
+      plan.tasks.push_back(make_task(first, num_tokens, first_key(shape, position), end_key));
     }
   }
 }

@@ -376,7 +376,8 @@ void add_tile_values(int64_t num_keys, const TileScratch& s) {
 void attention_tile(const AttentionTile& tile, float* scratch) {
   const TileScratch s = tile_scratch(tile.num_tokens, tile.heads_per_group, tile.head_size, scratch);
   pack_queries(tile, s);
-  const int64_t last_position = tile.first_position + tile.num_tokens - 1;
+  const bool is_causal = tile.num_keys == 0;
+  const int64_t last_position = is_causal ? tile.first_position + tile.num_tokens - 1 : tile.num_keys - 1;
   int64_t begin = 0;
   if (tile.window > 0 && tile.first_position - tile.window + 1 > 0) begin = tile.first_position - tile.window + 1;
   const auto score_keys = [&](int64_t key) {
@@ -388,7 +389,7 @@ void attention_tile(const AttentionTile& tile, float* scratch) {
         store(s.scores + i, cap_score(load(s.scores + i), tile.softcap));
       }
     }
-    const bool has_future_keys = key + num_keys - 1 > tile.first_position;
+    const bool has_future_keys = is_causal && key + num_keys - 1 > tile.first_position;
     const bool has_past_keys = tile.window > 0 && key <= last_position - tile.window;
     if (has_future_keys || has_past_keys) mask_scores(tile, key, num_keys, s);
     return num_keys;

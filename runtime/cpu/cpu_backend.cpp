@@ -256,6 +256,40 @@ class CpuBackend final : public Backend {
     });
   }
 
+  void activate_ungated(const float* y_RF, Activation activation, int64_t num_rows, int64_t width_F,
+                        LinearInput& z_RF) override {
+    const auto kernel = kernels_.activate_ungated[static_cast<int>(activation_kernel(activation))];
+    make_rows(z_RF, num_rows, width_F, [&](int64_t r, float* z) { kernel(y_RF + r * width_F, width_F, z); });
+  }
+
+  void add_layer_norm(float* hidden_RD, const float* delta_RD, const LayerNorm& norm, int64_t num_rows, int64_t width,
+                      LinearInput* x_RD) override {
+    check_layer_norm(norm, width);
+    const auto make_row = [&](int64_t r) {
+      kernels_.add_layer_norm_row(hidden_RD + r * width, delta_RD + r * width, norm.gain.data(), norm.bias.data(),
+                                  norm.epsilon, width);
+    };
+    if (x_RD == nullptr) {
+#pragma omp parallel for num_threads(threads_for(num_rows* width))
+      for (int64_t r = 0; r < num_rows; ++r) make_row(r);
+    } else {
+      make_rows(*x_RD, num_rows, width, [&](int64_t r, float* x) {
+        make_row(r);
+        std::copy_n(hidden_RD + r * width, width, x);
+      });
+    }
+  }
+
+  void mean_rows(const float* hidden_RD, std::span<const Sequence> sequences, int64_t width, float* means_ND) override {
+    check_mean_rows(sequences);
+    const auto num_sequences = static_cast<int64_t>(sequences.size());
+#pragma omp parallel for num_threads(num_threads())
+    for (int64_t n = 0; n < num_sequences; ++n) {
+      const Sequence& sequence = sequences[static_cast<size_t>(n)];
+      kernels_.mean_rows(hidden_RD + sequence.first_row * width, sequence.num_rows, width, means_ND + n * width);
+    }
+  }
+
   void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,
                      float logit_softcap, float* nll_R, uint8_t* top1_R) override {
     const CpuPackedLinear& weight = cpu_linear(head);

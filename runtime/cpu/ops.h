@@ -32,7 +32,8 @@ struct AttentionTile {
   int64_t heads_per_group;  // heads that read this kv head
   int64_t first_position;   // of the first query, in its sequence
   int64_t num_tokens;
-  int64_t window;  // 0: every key up to the query; else the last `window` of them
+  int64_t window;    // 0: every key up to the query; else the last `window` of them
+  int64_t num_keys;  // 0: as above; else every query sees all of the first num_keys
   float scale;
   float softcap;        // 0: none
   bool rounds_weights;  // to 1/255 of the largest (kProbabilityFormat); not used by partial kernels
@@ -64,6 +65,12 @@ struct OpKernels {
                      const float* cosine, const float* sine, float* out);
   void (*scale)(float* x, int64_t size, float factor);
   void (*activate[kNumActivationKernels])(const float* gate, const float* up, int64_t width, float* z);
+  void (*activate_ungated[kNumActivationKernels])(const float* y, int64_t width, float* z);
+  // hidden = (v - mean) / sqrt(variance + epsilon) * gain + bias with v = hidden + delta.
+  void (*add_layer_norm_row)(float* hidden, const float* delta, const float* gain, const float* bias, float epsilon,
+                             int64_t width);
+  // mean = the mean of num_rows > 0 dense rows.
+  void (*mean_rows)(const float* rows, int64_t num_rows, int64_t width, float* mean);
 
   // logits = cap * tanh(logits / cap)
   void (*softcap)(float* logits, int64_t size, float cap);

@@ -99,6 +99,50 @@ void activate(const float* gate, const float* up, int64_t width, float* z) {
   }
 }
 
+template <Vec (*Function)(Vec)>
+void activate_ungated(const float* y, int64_t width, float* z) {
+  for (int64_t i = 0; i < width; i += kLanes) store_part(z + i, Function(load_part(y + i, width - i)), width - i);
+}
+
+// Mean first, then the squares of the differences from it: no cancellation, and the row is in the L1 cache by then.
+void add_layer_norm_row(float* hidden, const float* delta, const float* gain, const float* bias, float epsilon,
+                        int64_t width) {
+  Vec sums[2] = {zero(), zero()};
+  for (int64_t i = 0, c = 0; i < width; i += kLanes, c ^= 1) {
+    const int64_t n = width - i;
+    const Vec sum = add(load_part(hidden + i, n), load_part(delta + i, n));
+    store_part(hidden + i, sum, n);
+    sums[c] = add(sums[c], load_part(hidden + i, n));
+  }
+  const double count = static_cast<double>(width);
+  const Vec mean = set1(static_cast<float>(static_cast<double>(reduce_add(add(sums[0], sums[1]))) / count));
+  Vec squares[2] = {zero(), zero()};
+  for (int64_t i = 0, c = 0; i < width; i += kLanes, c ^= 1) {
+    const int64_t n = width - i;
+    store_part(hidden + i, sub(load_part(hidden + i, n), mean), n);
+    const Vec difference = load_part(hidden + i, n);
+    squares[c] = fma(difference, difference, squares[c]);
+  }
+  const double variance = static_cast<double>(reduce_add(add(squares[0], squares[1]))) / count;
+  const __m128d shifted = _mm_set_sd(variance + static_cast<double>(epsilon));
+  const Vec factor = set1(static_cast<float>(1.0 / _mm_cvtsd_f64(_mm_sqrt_sd(shifted, shifted))));
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const int64_t n = width - i;
+    const Vec scaled = mul(load_part(hidden + i, n), factor);
+    store_part(hidden + i, fma(scaled, load_part(gain + i, n), load_part(bias + i, n)), n);
+  }
+}
+
+void mean_rows(const float* rows, int64_t num_rows, int64_t width, float* mean) {
+  const Vec count = set1(static_cast<float>(num_rows));
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const int64_t n = width - i;
+    Vec sum = zero();
+    for (int64_t r = 0; r < num_rows; ++r) sum = add(sum, load_part(rows + r * width + i, n));
+    store_part(mean + i, div(sum, count), n);
+  }
+}
+
 void softcap(float* logits, int64_t size, float cap) {
   const Vec inverse = set1(1.0f / cap);
   for (int64_t i = 0; i < size; i += kLanes) {

@@ -202,6 +202,10 @@ void check_agreement(const QuantizedWeight& weight, const PackScheme& scheme, co
   }
 }
 
+bool is_dense(const PackScheme& scheme) {
+  return scheme.format == StoredFormat::dense;
+}
+
 // The plain formats have no place for the group of a column, and packed ones none for a single scale.
 void check_format(const PackScheme& scheme, const std::string& module) {
   const bool is_plain = scheme.format == StoredFormat::int_quantized || is_float(scheme);
@@ -278,6 +282,20 @@ void check_plain_tensors(const PackedTensors& tensors, const PackScheme& scheme,
   }
 }
 
+void check_dense_tensors(const PackedTensors& tensors, int64_t num_out, int64_t num_in, const std::string& module) {
+  const DType dtype = tensors.plain != nullptr ? tensors.plain->dtype : DType::F32;
+  if (dtype != DType::F32 && dtype != DType::F16 && dtype != DType::BF16) {
+    fail(module, kPlainSuffix, "expected F32, F16 or BF16, found " + std::string(dtype_name(dtype)));
+  }
+  require_tensor(tensors.plain, tensor_name(module, kPlainSuffix), dtype, {num_out, num_in});
+  for (const auto& [tensor, suffix] : {std::pair{tensors.packed, kPackedSuffix},
+                                       {tensors.shape, kShapeSuffix},
+                                       {tensors.scale, kScaleSuffix},
+                                       {tensors.zero_point, kZeroPointSuffix}}) {
+    refuse(tensor, module, suffix, "dense");
+  }
+}
+
 void check_input_tensors(const PackedTensors& tensors, const InputFormat& input, const std::string& module) {
   if (has_input_scale(input)) {
     check_scale_tensor(tensors.input_scale, {1}, module, kInputScaleSuffix);
@@ -323,11 +341,16 @@ std::vector<OwnedTensor> pack_compressed_tensors(const QuantizedWeight& weight, 
 
 std::vector<OwnedTensor> pack_compressed_tensors(const StoredLinear& linear, const PackScheme& scheme,
                                                  const std::string& module) {
-  check_format(scheme, module);
   if (input_scheme(linear.input) != scheme.input) fail_scheme(module, "two different input activations");
+  std::vector<OwnedTensor> tensors;
+  if (is_dense(scheme)) {
+    append_input(linear, module, tensors);
+    return tensors;
+  }
+  check_format(scheme, module);
   check_agreement(linear.weight, scheme, module);
-  std::vector<OwnedTensor> tensors = is_packed(scheme) ? pack_compressed_tensors(linear.weight, module)
-                                                       : pack_plain_format(linear.weight, scheme, module);
+  tensors = is_packed(scheme) ? pack_compressed_tensors(linear.weight, module)
+                              : pack_plain_format(linear.weight, scheme, module);
   append_input(linear, module, tensors);
   return tensors;
 }
@@ -342,7 +365,9 @@ void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& sc
     throw std::runtime_error("module '" + module + "': the group size " + std::to_string(scheme.group_size) +
                              " of its quantization_config does not divide its input width " + std::to_string(num_in));
   }
-  if (is_packed(scheme)) {
+  if (is_dense(scheme)) {
+    check_dense_tensors(tensors, num_out, num_in, module);
+  } else if (is_packed(scheme)) {
     const int64_t num_groups = num_groups_of(scheme, num_in);
     check_shape_tensor(tensors.shape, num_out, num_in, module);
     check_packed_tensor(tensors.packed, scheme.bits, num_out, num_in, module);
@@ -390,7 +415,14 @@ QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const Pa
 
 StoredLinear unpack_compressed_linear(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out,
                                       int64_t num_in, const std::string& module) {
-  StoredLinear linear{unpack_compressed_tensors(tensors, scheme, num_out, num_in, module), scheme.input};
+  StoredLinear linear{.weight = {}, .input = scheme.input};
+  if (is_dense(scheme)) {
+    check_compressed_tensors(tensors, scheme, num_out, num_in, module);
+    linear.weight.num_out = num_out;
+    linear.weight.num_in = num_in;
+  } else {
+    linear.weight = unpack_compressed_tensors(tensors, scheme, num_out, num_in, module);
+  }
   if (!has_input_scale(linear.input)) return linear;
   linear.input_scale_dtype = tensors.input_scale->dtype;
   linear.input.scale = unpack_scales(*tensors.input_scale)[0];

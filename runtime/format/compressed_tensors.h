@@ -16,6 +16,8 @@
 //   weight            I8 or F8_E4M3 [O, I]       the package's signed code, ours - 2^(bits-1), or the E4M3 pattern
 //   weight_scale      BF16, F16 or F32 [O, G]    or [1] per tensor
 //   weight_zero_point I8, as weight_scale        asymmetric integers only: the signed zero
+// Format "dense" (inputs alone are quantized; "weights" is null in the config):
+//   weight            F32, F16 or BF16 [O, I]    as it was
 // Any format with static input activations:
 //   input_scale       BF16, F16 or F32 [1]
 //   input_zero_point  I8 [1]                     asymmetric only
@@ -51,7 +53,7 @@ inline constexpr std::string_view kInputZeroPointSuffix = ".input_zero_point";
 std::vector<OwnedTensor> pack_compressed_tensors(const QuantizedWeight& weight, const std::string& module);
 // The same in the format that `scheme` says, with the scale and zero of a fixed input range. Throws
 // std::invalid_argument as well when the linear is not what the scheme describes (type of codes, bits, group size,
-// symmetry, one scale per tensor, input).
+// symmetry, one scale per tensor, input). The weight of a dense scheme is not among them.
 std::vector<OwnedTensor> pack_compressed_tensors(const StoredLinear& linear, const PackScheme& scheme,
                                                  const std::string& module);
 

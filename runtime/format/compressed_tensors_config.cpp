@@ -33,12 +33,15 @@ std::string_view format_name(StoredFormat format) {
       return "int-quantized";
     case StoredFormat::float_quantized:
       return "float-quantized";
+    case StoredFormat::dense:
+      return "dense";
     default:
       throw std::invalid_argument("quantization_config: a format that compressed-tensors does not have");
   }
 }
 
 OrderedJson weights_json(const PackScheme& scheme) {
+  if (scheme.format == StoredFormat::dense) return nullptr;
   OrderedJson weights;
   weights["num_bits"] = scheme.bits;
   weights["type"] = scheme.format == StoredFormat::float_quantized ? "float" : "int";
@@ -76,6 +79,14 @@ std::string scheme_problem(const PackScheme& scheme) {
   const bool is_float = scheme.format == StoredFormat::float_quantized;
   const bool is_packed = scheme.format == StoredFormat::pack_quantized;
   const InputFormat& input = scheme.input;
+  if (scheme.format == StoredFormat::dense) {
+    if (scheme.bits != kDenseBits || scheme.group_size != kPerChannel || scheme.per_tensor || !scheme.symmetric) {
+      return "dense weights have neither bits nor groups nor zeros";
+    }
+    if (input.is_plain()) return "dense weights without input activations are not quantized at all";
+    if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
+    return input.has_outliers() ? "input activations: outliers have no place in this container" : "";
+  }
   if (scheme.bits != 2 && scheme.bits != 3 && scheme.bits != 4 && scheme.bits != 8) {
     return "expected 2, 3, 4 or 8 bits, found " + std::to_string(scheme.bits) + " bits";
   }
@@ -249,13 +260,13 @@ bool is_float_type(const Json& arguments, const std::string& where, const std::s
 // `format` is the group's own, or the file's. naive-quantized is the package's name for the plain formats without
 // input activations; their tensors are the same.
 StoredFormat read_format(const Json& format, bool is_float, const std::string& where, const std::string& key) {
-  for (const StoredFormat known :
-       {StoredFormat::pack_quantized, StoredFormat::int_quantized, StoredFormat::float_quantized}) {
+  for (const StoredFormat known : {StoredFormat::pack_quantized, StoredFormat::int_quantized,
+                                   StoredFormat::float_quantized, StoredFormat::dense}) {
     if (format == format_name(known)) return known;
   }
   if (format == kNaiveFormat) return is_float ? StoredFormat::float_quantized : StoredFormat::int_quantized;
   fail_unsupported(where, key, format,
-                   "\"pack-quantized\", \"int-quantized\", \"float-quantized\" or \"naive-quantized\"");
+                   "\"pack-quantized\", \"int-quantized\", \"float-quantized\", \"naive-quantized\" or \"dense\"");
 }
 
 void read_weights(const Json& weights, const std::string& where, const std::string& key, PackScheme& scheme) {
@@ -319,16 +330,25 @@ ConfigGroup read_group(const Json& group, const Json& file_format, const std::st
   result.targets = read_strings(value_or_null(group, "targets"), where, key + ".targets");
   if (result.targets.empty()) fail(where, key + ".targets", "expected at least one target");
   const Json& weights = value_or_null(group, "weights");
-  if (weights.is_null()) fail_unsupported(where, key + ".weights", weights, "quantized weights");
-  check_argument_keys(weights, where, key + ".weights");
   const Json& own_format = value_or_null(group, "format");
-  const bool is_float = is_float_type(weights, where, key + ".weights");
+  if (!weights.is_null()) check_argument_keys(weights, where, key + ".weights");
+  const bool is_float = !weights.is_null() && is_float_type(weights, where, key + ".weights");
   result.scheme.format = own_format.is_null() ? read_format(file_format, is_float, where, "format")
                                               : read_format(own_format, is_float, where, key + ".format");
   if (!own_format.is_null() && file_format != kMixedFormat && own_format != file_format) {
     fail_unsupported(where, "format", file_format, own_format.dump() + ", as " + key + " says, or \"mixed-precision\"");
   }
-  read_weights(weights, where, key + ".weights", result.scheme);
+  // Groups whose inputs alone are quantized have the format "dense", and only they.
+  if (weights.is_null() != (result.scheme.format == StoredFormat::dense)) {
+    fail_unsupported(
+        where, key + ".weights", weights,
+        weights.is_null() ? "quantized weights, or the format \"dense\"" : "null beside the format \"dense\"");
+  }
+  if (weights.is_null()) {
+    result.scheme.bits = kDenseBits;
+  } else {
+    read_weights(weights, where, key + ".weights", result.scheme);
+  }
   result.scheme.input = read_activations(value_or_null(group, "input_activations"), where, key + ".input_activations");
   const std::string problem = scheme_problem(result.scheme);
   if (!problem.empty()) fail(where, key, "not supported by this runtime: " + problem);

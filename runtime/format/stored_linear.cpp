@@ -47,7 +47,7 @@ class Module {
 
 bool is_compressed_tensors(StoredFormat format) {
   return format == StoredFormat::pack_quantized || format == StoredFormat::int_quantized ||
-         format == StoredFormat::float_quantized;
+         format == StoredFormat::float_quantized || format == StoredFormat::dense;
 }
 
 [[noreturn]] void refuse_mixture(const StoredModule& a, const StoredModule& b) {

@@ -12,12 +12,23 @@ namespace pare {
 // formed in that order and weight_g_idx says which column is in which.
 enum class StoredActOrder { none, weight, group };
 
-// Which tensors hold the weight: the first three are compressed-tensors' formats of these names (compressed_tensors.h).
-enum class StoredFormat { pack_quantized, int_quantized, float_quantized, awq_gemm, bitsandbytes_int8, pare_int8 };
+// Which tensors hold the weight: the first three and the last are compressed-tensors' formats of these names
+// (compressed_tensors.h). dense: the weight is as it was, in floating point, and the scheme says how its input is
+// rounded.
+enum class StoredFormat {
+  pack_quantized,
+  int_quantized,
+  float_quantized,
+  awq_gemm,
+  bitsandbytes_int8,
+  pare_int8,
+  dense
+};
+inline constexpr int kDenseBits = 16;  // what a scheme of dense weights says, whatever their type
 
 // How one module is stored. Two modules of one scheme can be described together.
 struct PackScheme {
-  int bits = 4;                      // 2, 3, 4, 8; 8 for float_quantized
+  int bits = 4;                      // 2, 3, 4, 8; 8 for float_quantized; kDenseBits for dense
   int64_t group_size = kPerChannel;  // or a positive size
   bool symmetric = true;
   StoredActOrder act_order = StoredActOrder::none;
@@ -37,7 +48,7 @@ inline InputFormat input_scheme(InputFormat input) {
 
 // What a reader makes of one module and a writer takes.
 struct StoredLinear {
-  QuantizedWeight weight;
+  QuantizedWeight weight;  // of dense: num_out and num_in alone
   InputFormat input = {};
   DType input_scale_dtype = DType::BF16;      // of a fixed range: holds input.scale exactly
   std::vector<float> outlier_weight_OJ = {};  // as in LinearWeights; pare_int8 alone stores it

@@ -156,11 +156,6 @@ void BpeModel::note_inner_spaces(std::string_view token) {
   }
 }
 
-std::optional<int32_t> BpeModel::id(std::string_view token) const {
-  const auto found = vocabulary_.find(std::string(token));
-  return found == vocabulary_.end() ? std::nullopt : std::optional(found->second);
-}
-
 const BpeModel::Merge* BpeModel::find_merge(int32_t left, int32_t right) const {
   const uint64_t pair = pair_key(left, right);
   for (size_t slot = pair_slot(pair, merges_.size());; slot = (slot + 1) & (merges_.size() - 1)) {

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/tokenizer/token_model.h"
+
 namespace pare {
 
 // The bytes that a text in GPT-2's alphabet stands for, or nothing when it has a character outside. The alphabet gives
@@ -27,25 +29,7 @@ struct BpeOptions {
   std::optional<std::string> unk_token;
 };
 
-// Encoded words of one call of Tokenizer::encode: texts repeat their words, and looking one up is much faster than
-// merging it. Bounded in size.
-class WordCache {
- public:
-  // The ids of `word` if it has been seen.
-  const std::pair<uint32_t, uint32_t>* find(std::string_view word) const;
-  void insert(std::string_view word, const std::vector<int32_t>& all_ids, size_t begin);
-  const int32_t* ids() const { return ids_.data(); }
-
- private:
-  struct Hash {
-    using is_transparent = void;
-    size_t operator()(std::string_view word) const { return std::hash<std::string_view>{}(word); }
-  };
-  std::unordered_map<std::string, std::pair<uint32_t, uint32_t>, Hash, std::equal_to<>> words_;  // begin, size in ids_
-  std::vector<int32_t> ids_;
-};
-
-class BpeModel {
+class BpeModel final : public TokenModel {
  public:
   using Merges = std::vector<std::pair<std::string, std::string>>;  // in order of rank
   // Throws std::runtime_error (`where`): a merge or the unknown token is not in the vocabulary, an id is negative or
@@ -55,10 +39,9 @@ class BpeModel {
 
   // Appends the ids of a piece of valid UTF-8 (not empty). A character that the vocabulary cannot express and for which
   // there is neither fallback nor an unknown token is left out, as the `tokenizers` package does.
-  void encode(std::string_view piece, WordCache& cache, std::vector<int32_t>& ids) const;
+  void encode(std::string_view piece, WordCache& cache, std::vector<int32_t>& ids) const override;
 
-  std::optional<int32_t> id(std::string_view token) const;
-  const std::unordered_map<std::string, int32_t>& vocabulary() const { return vocabulary_; }
+  const std::unordered_map<std::string, int32_t>& vocabulary() const override { return vocabulary_; }
   bool byte_level() const { return options_.byte_level; }
 
  private:

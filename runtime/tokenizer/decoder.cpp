@@ -1,8 +1,10 @@
 #include "runtime/tokenizer/decoder.h"
 
+#include <array>
 #include <charconv>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "runtime/tokenizer/bpe.h"
 #include "runtime/tokenizer/unicode.h"
@@ -86,6 +88,31 @@ Tokens decode_step(const Metaspace& step, Tokens tokens) {
   for (size_t i = 0; i < tokens.size(); ++i) {
     const bool drop = i == 0 && step.prepend != Metaspace::Prepend::never;
     tokens[i] = Replace{step.replacement, drop ? "" : " "}.apply(tokens[i]);
+  }
+  return tokens;
+}
+
+// The package's decoders/wordpiece.rs: cleanup, in its order.
+constexpr std::array<std::pair<const char*, const char*>, 11> kCleanups = {{{" .", "."},
+                                                                            {" ?", "?"},
+                                                                            {" !", "!"},
+                                                                            {" ,", ","},
+                                                                            {" ' ", "'"},
+                                                                            {" n't", "n't"},
+                                                                            {" 'm", "'m"},
+                                                                            {" do not", " don't"},
+                                                                            {" 's", "'s"},
+                                                                            {" 've", "'ve"},
+                                                                            {" 're", "'re"}}};
+
+Tokens decode_step(const WordPieceDecoder& step, Tokens tokens) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (i > 0) {
+      const bool continues = tokens[i].starts_with(step.prefix);
+      tokens[i] = continues ? tokens[i].substr(step.prefix.size()) : " " + tokens[i];
+    }
+    if (!step.cleanup) continue;
+    for (const auto& [found, instead] : kCleanups) tokens[i] = Replace{std::string(found), instead}.apply(tokens[i]);
   }
   return tokens;
 }

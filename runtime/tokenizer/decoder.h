@@ -20,9 +20,17 @@ struct StripDecoder {           // up to `start` and `stop` characters `content`
   size_t stop = 0;
 };
 
+// Continuations lose their prefix and join, other tokens are parted by spaces; cleanup removes spaces before
+// punctuation and English contractions, token by token.
+struct WordPieceDecoder {
+  std::string prefix = "##";
+  bool cleanup = true;
+};
+
 class Decoder {
  public:
-  using Step = std::variant<ByteLevelDecoder, ByteFallbackDecoder, FuseDecoder, StripDecoder, Replace, Metaspace>;
+  using Step = std::variant<ByteLevelDecoder, ByteFallbackDecoder, FuseDecoder, StripDecoder, Replace, Metaspace,
+                            WordPieceDecoder>;
   void add(Step step) { steps_.push_back(std::move(step)); }
 
   // The text of the tokens. Without any step they are joined by spaces, as the `tokenizers` package does.

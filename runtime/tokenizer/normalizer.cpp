@@ -41,6 +41,8 @@ std::string Normalizer::apply(std::string_view text) const {
       out = normalize_nfc(out);
     } else if (const auto* prepend = std::get_if<Prepend>(&step)) {
       if (!out.empty()) out.insert(0, prepend->prefix);
+    } else if (const auto* bert = std::get_if<BertNormalize>(&step)) {
+      out = bert->apply(out);
     } else {
       out = std::get<Replace>(step).apply(out);
     }

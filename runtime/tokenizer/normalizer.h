@@ -1,4 +1,4 @@
-// What a tokenizer file does to text before it is split: a sequence of NFC, Prepend and Replace.
+// What a tokenizer file does to text before it is split: a sequence of NFC, Prepend, Replace and BERT's own.
 #pragma once
 
 #include <string>
@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "runtime/tokenizer/bert.h"
 #include "runtime/tokenizer/regex.h"
 
 namespace pare {
@@ -26,7 +27,7 @@ size_t max_rewritten_size(size_t size_bytes);
 
 class Normalizer {
  public:
-  using Step = std::variant<NormalizeNfc, Prepend, Replace>;
+  using Step = std::variant<NormalizeNfc, Prepend, Replace, BertNormalize>;
   void add(Step step) { steps_.push_back(std::move(step)); }
   bool empty() const { return steps_.empty(); }
 

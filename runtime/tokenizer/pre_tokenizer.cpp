@@ -2,6 +2,8 @@
 
 #include <optional>
 
+#include "runtime/tokenizer/bert.h"
+
 namespace pare {
 namespace {
 
@@ -124,6 +126,10 @@ void PreTokenizer::run_from(size_t stage, const Piece& piece, const PieceSink& s
     split(*splits, piece, next);
   } else if (const auto* spaces = std::get_if<Metaspace>(&stages_[stage])) {
     metaspace(*spaces, piece, next);
+  } else if (std::holds_alternative<BertSplit>(stages_[stage])) {
+    split_bert(piece.text, [&](size_t begin, size_t end) {
+      next({piece.text.substr(begin, end - begin), piece.at_start && begin == 0});
+    });
   } else {
     add_prefix_space(piece, next);
   }

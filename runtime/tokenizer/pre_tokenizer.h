@@ -36,6 +36,9 @@ struct Metaspace {
   bool split = true;  // before every replacement
 };
 
+// BERT's: white space separates, punctuation stands alone.
+struct BertSplit {};
+
 // A part of the text. at_start: nothing of the text stands before it.
 struct Piece {
   std::string_view text;
@@ -45,7 +48,7 @@ using PieceSink = std::function<void(const Piece&)>;  // the piece's text is val
 
 class PreTokenizer {
  public:
-  using Stage = std::variant<Split, PrefixSpace, Metaspace>;
+  using Stage = std::variant<Split, PrefixSpace, Metaspace, BertSplit>;
   void add(Stage stage) { stages_.push_back(std::move(stage)); }
 
   // Calls the sink for the pieces from left to right; empty ones are left out. Every stage splits what the one before

@@ -136,6 +136,19 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_t
   return ids;
 }
 
+std::vector<int32_t> Tokenizer::encode_truncated(std::string_view text, int64_t max_tokens) const {
+  std::vector<int32_t> ids = encode(text, true);
+  const auto& [before, after] = state_->parts.post_processor;
+  if (static_cast<int64_t>(before.size() + after.size()) > max_tokens) {
+    throw std::invalid_argument("a text in " + std::to_string(max_tokens) + " tokens: the tokenizer puts " +
+                                std::to_string(before.size() + after.size()) + " around every text");
+  }
+  if (static_cast<int64_t>(ids.size()) <= max_tokens) return ids;
+  ids.resize(static_cast<size_t>(max_tokens) - after.size());
+  ids.insert(ids.end(), after.begin(), after.end());
+  return ids;
+}
+
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special_tokens) const {
   std::vector<std::string> tokens;
   tokens.reserve(ids.size());

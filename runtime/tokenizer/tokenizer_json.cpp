@@ -106,8 +106,15 @@ void parse_normalizer(const Node& node, int depth, Normalizer& normalizer) {
     normalizer.add(Prepend{node.text("prepend")});
   } else if (type == "Replace") {
     normalizer.add(parse_replace(node));
+  } else if (type == "BertNormalizer") {
+    BertNormalize bert;
+    bert.clean_text = node.flag("clean_text", true);
+    bert.space_ideographs = node.flag("handle_chinese_chars", true);
+    bert.lowercase = node.flag("lowercase", true);
+    bert.strip_accents = node.flag("strip_accents", bert.lowercase);  // null: as lowercase
+    normalizer.add(bert);
   } else {
-    node.refuse("the normalizer '" + type + "'", "NFC, Prepend, Replace and Sequence");
+    node.refuse("the normalizer '" + type + "'", "BertNormalizer, NFC, Prepend, Replace and Sequence");
   }
 }
 
@@ -169,8 +176,11 @@ bool parse_pre_tokenizer(const Node& node, int depth, PreTokenizer& pre_tokenize
         Split{Regex(R"(\p{N})", node.where()), single ? SplitBehavior::isolated : SplitBehavior::contiguous, false});
   } else if (type == "Metaspace") {
     pre_tokenizer.add(parse_metaspace(node));
+  } else if (type == "BertPreTokenizer") {
+    pre_tokenizer.add(BertSplit{});
   } else {
-    node.refuse("the pre-tokenizer '" + type + "'", "ByteLevel, Digits, Metaspace, Sequence and Split");
+    node.refuse("the pre-tokenizer '" + type + "'",
+                "BertPreTokenizer, ByteLevel, Digits, Metaspace, Sequence and Split");
   }
   return false;
 }
@@ -198,8 +208,11 @@ void parse_decoder(const Node& node, int depth, Decoder& decoder) {
     decoder.add(parse_replace(node));
   } else if (type == "Metaspace") {
     decoder.add(parse_metaspace(node));
+  } else if (type == "WordPiece") {
+    decoder.add(WordPieceDecoder{node.text("prefix"), node.flag("cleanup", true)});
   } else {
-    node.refuse("the decoder '" + type + "'", "ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence and Strip");
+    node.refuse("the decoder '" + type + "'",
+                "ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence, Strip and WordPiece");
   }
 }
 
@@ -257,10 +270,32 @@ BpeModel::Merges parse_merges(const Node& node) {
   return merges;
 }
 
-std::unique_ptr<BpeModel> parse_model(const Node& node, bool byte_level) {
+std::vector<std::pair<std::string, int32_t>> parse_vocabulary(const Node& vocabulary) {
+  if (!vocabulary.value().is_object()) vocabulary.fail("an object");
+  std::vector<std::pair<std::string, int32_t>> tokens;
+  tokens.reserve(vocabulary.value().size());
+  for (const auto& [token, id] : vocabulary.value().items()) {
+    if (!id.is_number_integer()) Node(id, vocabulary.where() + "." + token).fail("an integer");
+    tokens.emplace_back(token, static_cast<int32_t>(Node(id, vocabulary.where() + "." + token).integer()));
+  }
+  return tokens;
+}
+
+std::unique_ptr<TokenModel> parse_word_piece(const Node& node) {
+  WordPieceOptions options;
+  options.unk_token = node.text("unk_token");
+  options.continuing_prefix = node.text("continuing_subword_prefix");
+  const int64_t most = node.at("max_input_chars_per_word").integer();
+  if (most < 1) node.at("max_input_chars_per_word").fail("a positive number");
+  options.max_characters_per_word = static_cast<size_t>(most);
+  return std::make_unique<WordPieceModel>(parse_vocabulary(node.at("vocab")), std::move(options), node.where());
+}
+
+std::unique_ptr<TokenModel> parse_model(const Node& node, bool byte_level) {
   // Files of the first versions have no type; vocabulary and merges together are BPE's alone.
   const std::string type = node.has("type") ? node.text("type") : node.has("merges") ? "BPE" : "without a type";
-  if (type != "BPE") node.refuse("the model '" + type + "'", "BPE");
+  if (type == "WordPiece") return parse_word_piece(node);
+  if (type != "BPE") node.refuse("the model '" + type + "'", "BPE and WordPiece");
   if (node.has("dropout") && node.at("dropout").value() != 0.0)
     node.at("dropout").fail("null: dropout is for training");
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
@@ -273,18 +308,11 @@ std::unique_ptr<BpeModel> parse_model(const Node& node, bool byte_level) {
   options.fuse_unk = node.flag("fuse_unk", false);
   if (node.has("unk_token")) options.unk_token = node.text("unk_token");
 
-  const Node vocabulary = node.at("vocab");
-  if (!vocabulary.value().is_object()) vocabulary.fail("an object");
-  std::vector<std::pair<std::string, int32_t>> tokens;
-  tokens.reserve(vocabulary.value().size());
-  for (const auto& [token, id] : vocabulary.value().items()) {
-    if (!id.is_number_integer()) Node(id, vocabulary.where() + "." + token).fail("an integer");
-    tokens.emplace_back(token, static_cast<int32_t>(Node(id, vocabulary.where() + "." + token).integer()));
-  }
-  return std::make_unique<BpeModel>(std::move(tokens), parse_merges(node.at("merges")), options, node.where());
+  return std::make_unique<BpeModel>(parse_vocabulary(node.at("vocab")), parse_merges(node.at("merges")), options,
+                                    node.where());
 }
 
-std::vector<AddedToken> parse_added_tokens(const Node& node, const BpeModel& model) {
+std::vector<AddedToken> parse_added_tokens(const Node& node, const TokenModel& model) {
   std::vector<AddedToken> tokens;
   if (node.is_null()) return tokens;
   for (const Node& item : node.items()) {

@@ -12,6 +12,7 @@
 #include "runtime/tokenizer/decoder.h"
 #include "runtime/tokenizer/normalizer.h"
 #include "runtime/tokenizer/pre_tokenizer.h"
+#include "runtime/tokenizer/word_piece.h"
 
 namespace pare {
 
@@ -21,7 +22,7 @@ struct PostProcessor {
 };
 
 struct TokenizerParts {
-  std::unique_ptr<BpeModel> model;
+  std::unique_ptr<TokenModel> model;
   std::vector<AddedToken> added_tokens;
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
@@ -30,9 +31,9 @@ struct TokenizerParts {
 };
 
 // Throws std::runtime_error (`where`, the place in the file): no JSON, wrong types, and by name whatever pare does not
-// know: a model other than BPE, an option that training needs, a normalizer, pre-tokenizer, post-processor or decoder.
-// The file's truncation and padding are for batches of short texts and are not applied, as transformers does not by
-// default.
+// know: a model other than BPE and WordPiece, an option that training needs, a normalizer, pre-tokenizer,
+// post-processor or decoder. The file's truncation and padding are for batches of short texts and are not applied, as
+// transformers does not by default.
 TokenizerParts parse_tokenizer_json(const std::string& text, const std::string& where);
 
 // transformers takes special tokens around a text from tokenizer_config.json when that says add_bos_token or

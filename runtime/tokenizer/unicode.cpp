@@ -81,12 +81,17 @@ char32_t compose(char32_t first, char32_t second) {
   return row != table.end() && row->first == first && row->second == second ? row->composed : 0;
 }
 
-// Normalizes one stretch of code points that can be looked at alone.
-void append_composed(std::string_view stretch, std::string& out) {
+struct Decomposed {
   std::vector<char32_t> text;
-  for (size_t i = 0; i < stretch.size(); i += utf8_length(stretch[i])) decompose(utf8_decode(stretch, i), text);
+  std::vector<int> classes;  // combining classes of text
+};
 
-  std::vector<int> classes(text.size());
+Decomposed decompose_and_order(std::string_view stretch) {
+  Decomposed result;
+  std::vector<char32_t>& text = result.text;
+  std::vector<int>& classes = result.classes;
+  for (size_t i = 0; i < stretch.size(); i += utf8_length(stretch[i])) decompose(utf8_decode(stretch, i), text);
+  classes.resize(text.size());
   std::transform(text.begin(), text.end(), classes.begin(), combining_class);
   // Canonical ordering: every run of marks (class > 0) sorted stably by class.
   for (size_t begin = 0; begin < text.size();) {
@@ -100,7 +105,12 @@ void append_composed(std::string_view stretch, std::string& out) {
     }
     begin = end;
   }
+  return result;
+}
 
+// Normalizes one stretch of code points that can be looked at alone.
+void append_composed(std::string_view stretch, std::string& out) {
+  auto [text, classes] = decompose_and_order(stretch);
   // Composition: each character combines with the last starter unless something of its class or higher, or another
   // starter, stands between them.
   size_t size = 0, starter = 0;
@@ -216,6 +226,13 @@ std::string normalize_nfc(std::string_view text) {
     copied = starter = i = end;
   }
   return out.append(text, copied);
+}
+
+std::string normalize_nfd(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (const char32_t c : decompose_and_order(text).text) utf8_append(c, out);
+  return out;
 }
 
 }  // namespace pare

@@ -1,4 +1,4 @@
-// UTF-8 and Unicode normalization form C.
+// UTF-8 and Unicode normalization forms C and D.
 #pragma once
 
 #include <cstddef>
@@ -31,5 +31,8 @@ bool is_white_space(char32_t code_point);
 // Valid UTF-8 in normalization form C (UAX #15: decompose canonically, order by combining class, compose). Linear in
 // the text; text without combining or composed characters is copied.
 std::string normalize_nfc(std::string_view text);
+
+// Valid UTF-8 in normalization form D: decomposed canonically and ordered by combining class.
+std::string normalize_nfd(std::string_view text);
 
 }  // namespace pare

@@ -99,6 +99,40 @@ TEST(Recipe, ActivationsSayHowInputsAreRounded) {
   EXPECT_EQ(options_of("  - rtn: {bits: 8, activations: {range: tensor}}\n").input.range, InputRange::sequence);
 }
 
+TEST(Recipe, InputsCanBeRoundedAlone) {
+  const std::string head = "model: m\noutput: o\npasses:\n  - activations: ",
+                    tail = "\n    layers: {exclude: [\"*.down\"]}\n";
+  const Recipe recipe = parse_recipe(head + "int8" + tail, "r.yaml");
+  const PassRecipe& pass = recipe.passes[0];
+  EXPECT_EQ(pass.defaults.method, Method::activations);
+  EXPECT_EQ(pass.defaults.input, (InputFormat{.type = InputType::int8}));
+  EXPECT_EQ(pass.defaults.refine.sweeps, 0);
+  EXPECT_FALSE(layer_options(pass, "a.down", 4, 5));
+  EXPECT_TRUE(layer_options(pass, "a.up", 4, 5));
+  const auto input = [&](const std::string& how) {
+    return parse_recipe(head + how + tail, "r.yaml").passes[0].defaults.input;
+  };
+  EXPECT_EQ(input("{range: tensor, symmetric: false}"),
+            (InputFormat{.type = InputType::int8, .range = InputRange::sequence, .symmetric = false}));
+  EXPECT_THROW(input("none"), std::invalid_argument);
+  EXPECT_THROW(input("{range: static}"), std::invalid_argument);  // without calibration
+}
+
+TEST(Recipe, EmbeddingsAreEvaluatedOnPairs) {
+  const std::string head =
+      "model: m\noutput: o\npasses:\n  - rtn: {bits: 8, group_size: -1}\nevaluate:\n  - embeddings: ";
+  const Recipe recipe = parse_recipe(head + "{pairs: p.tsv}\nfail_if: {cosine: 0.99}\n", "r.yaml");
+  ASSERT_EQ(recipe.embeddings.size(), 1u);
+  EXPECT_EQ(recipe.embeddings[0].pairs, "p.tsv");
+  EXPECT_TRUE(recipe.embeddings[0].reference);
+  EXPECT_TRUE(recipe.evaluate.empty());
+  EXPECT_DOUBLE_EQ(recipe.fail_if.cosine.value(), 0.99);
+  EXPECT_FALSE(parse_recipe(head + "{pairs: p.tsv, reference: false}\n", "r.yaml").embeddings[0].reference);
+  EXPECT_THROW(parse_recipe(head + "{reference: true}\n", "r.yaml"), std::invalid_argument);
+  EXPECT_THROW(parse_recipe(head + "{pairs: p.tsv, reference: false}\nfail_if: {cosine: 0.99}\n", "r.yaml"),
+               std::invalid_argument);
+}
+
 TEST(Recipe, OneScalePerWeightLeavesRefinementTheCodes) {
   const LayerOptions options = options_of("  - gptq: {bits: 8, group_size: -1, per_tensor: true}\n");
   EXPECT_TRUE(options.gptq.grid.per_tensor);

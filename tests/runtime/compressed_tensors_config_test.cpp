@@ -84,10 +84,14 @@ const PackScheme kW8A8Static{.bits = 8, .format = StoredFormat::int_quantized, .
 const PackScheme kW8A8Sequence{.bits = 8, .format = StoredFormat::int_quantized, .input = kSequence};
 const PackScheme kW4A8{.bits = 4, .group_size = 32, .input = kTokens};
 const PackScheme kFp8{.bits = 8, .format = StoredFormat::float_quantized, .per_tensor = true, .input = kFloats};
+const PackScheme kDenseTokens{.bits = kDenseBits, .format = StoredFormat::dense, .input = kTokens};
+const PackScheme kDenseStatic{.bits = kDenseBits, .format = StoredFormat::dense, .input = kStatic};
+const PackScheme kDenseFp8{.bits = kDenseBits, .format = StoredFormat::dense, .input = kFloats};
 const PackScheme kFp8Weights{.bits = 8, .format = StoredFormat::float_quantized};
 
 TEST(QuantizationConfig, EverySchemeIsReadBack) {
-  for (const PackScheme& scheme : {kInt4, kInt8, kInt3, kW8A8, kW8A8Static, kW8A8Sequence, kW4A8, kFp8, kFp8Weights}) {
+  for (const PackScheme& scheme : {kInt4, kInt8, kInt3, kW8A8, kW8A8Static, kW8A8Sequence, kW4A8, kFp8, kFp8Weights,
+                                   kDenseTokens, kDenseStatic, kDenseFp8}) {
     const Json config = text_of({{"a.q", scheme}}, {"lm_head"});
     EXPECT_EQ(config["config_groups"].size(), 1u);
     EXPECT_EQ(config["format"], config["config_groups"]["group_0"]["format"]);
@@ -112,8 +116,23 @@ TEST(QuantizationConfig, ThePresetsOfThePackageAreWritten) {
   EXPECT_EQ(group["input_activations"]["dynamic"], false);
 }
 
+// The package's scheme with weights: null, whose format it calls dense.
+TEST(QuantizationConfig, InputsAloneLeaveTheWeightsDense) {
+  Json config = text_of({{"a.q", kDenseTokens}}, {"lm_head"});
+  Json& group = config["config_groups"]["group_0"];
+  EXPECT_TRUE(group["weights"].is_null());
+  EXPECT_EQ(group["format"], "dense");
+  EXPECT_EQ(config["format"], "dense");
+  group["input_activations"] = nullptr;
+  expect_error<std::invalid_argument>([&] { parse(config); }, {"group_0", "not quantized at all"});
+  config = text_of({{"a.q", kW8A8}}, {});
+  config["format"] = config["config_groups"]["group_0"]["format"] = "dense";
+  expect_error<std::invalid_argument>([&] { parse(config); }, {"group_0.weights", "null"});
+}
+
 TEST(QuantizationConfig, DifferentContainersAreMixedPrecision) {
-  const std::vector<StoredModule> modules = {{"a.q", kW8A8}, {"a.down", kInt4}, {"b.q", kFp8}, {"b.down", kW4A8}};
+  const std::vector<StoredModule> modules = {
+      {"a.q", kW8A8}, {"a.down", kInt4}, {"b.q", kFp8}, {"b.down", kW4A8}, {"c.q", kDenseTokens}};
   Json config = text_of(modules, {"lm_head"});
   EXPECT_EQ(config["format"], "mixed-precision");
   for (const StoredModule& module : modules) EXPECT_EQ(parse(config).scheme(module.name), module.scheme);

@@ -311,6 +311,40 @@ struct SmallTensors {
   }
 };
 
+// Of inputs alone the container holds the fixed scale and zero; the weight stays where it is.
+TEST(CompressedTensors, DenseSchemesStoreTheInputAlone) {
+  const PackScheme scheme{.bits = kDenseBits,
+                          .format = StoredFormat::dense,
+                          .input = {.type = InputType::int8, .range = InputRange::fixed, .symmetric = false}};
+  StoredLinear linear{.weight = {}, .input = scheme.input};
+  linear.weight.num_out = 2;
+  linear.weight.num_in = 3;
+  linear.input.scale = 0.125f;
+  linear.input.zero = -7;
+  const std::vector<OwnedTensor> tensors = pack_compressed_tensors(linear, scheme, "m");
+  ASSERT_EQ(tensors.size(), 2u);
+  EXPECT_EQ(tensors[0].name, "m.input_scale");
+  EXPECT_EQ(tensors[1].name, "m.input_zero_point");
+  const std::vector<float> weight(6, 1.0f);
+  const auto view = [](DType dtype, std::vector<int64_t> shape, auto& data) {
+    return TensorView{dtype, std::move(shape), std::as_bytes(std::span(data))};
+  };
+  const TensorView plain = view(DType::F32, {2, 3}, weight), scale = view(DType::BF16, {1}, tensors[0].data),
+                   zero = view(DType::I8, {1}, tensors[1].data), narrow = view(DType::F32, {3, 2}, weight);
+  const PackedTensors stored{.plain = &plain, .input_scale = &scale, .input_zero_point = &zero};
+  const StoredLinear back = unpack_compressed_linear(stored, scheme, 2, 3, "m");
+  EXPECT_EQ(back.input, linear.input);
+  EXPECT_TRUE(back.weight.codes_OI.empty());
+  const auto refused = [&](PackedTensors tensors_of_m, std::initializer_list<std::string> words) {
+    expect_error<std::runtime_error>([&] { check_compressed_tensors(tensors_of_m, scheme, 2, 3, "m"); }, words);
+  };
+  refused({.plain = &plain, .input_scale = &scale}, {"m.input_zero_point"});
+  refused({.input_scale = &scale, .input_zero_point = &zero}, {"m.weight"});
+  refused({.plain = &narrow, .input_scale = &scale, .input_zero_point = &zero}, {"m.weight", "[2, 3]", "[3, 2]"});
+  refused({.scale = &scale, .plain = &plain, .input_scale = &scale, .input_zero_point = &zero},
+          {"m.weight_scale", "unexpected", "dense"});
+}
+
 TEST(CompressedTensors, ActOrderKeepsTheGroupOfEachColumn) {
   const QuantizedWeight weight = small_weight();
   const QuantizedWeight back = SmallTensors().unpack();

@@ -58,6 +58,17 @@ TEST_F(TokenSource, NamesTheLineThatIsNoDocument) {
   expect_error<std::runtime_error>([&] { read_text(file("d.jsonl", "[]")); }, {"d.jsonl:1", "object"});
 }
 
+TEST_F(TokenSource, GivesLinesAndDocumentsOneByOne) {
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(read_texts(file("a.txt", "one two\r\n\n  \n three\nfour")), (Texts{"one two", " three", "four"}));
+  EXPECT_EQ(read_texts(file("a.jsonl", "{\"text\": \"a\\n\\nb\"}\n\n{\"text\": \"\"}\n{\"text\": \"c\"}\n")),
+            (Texts{"a\n\nb", "c"}));
+  expect_error<std::runtime_error>([&] { read_texts(file("b.txt", " \n\n")); }, {"b.txt", "empty"});
+  expect_error<std::runtime_error>([&] { read_texts(file("b.txt", "ab\xFF")); }, {"b.txt", "byte 2"});
+  expect_error<std::runtime_error>([&] { read_texts(file("b.jsonl", "{}\n[]\n")); }, {"b.jsonl:1", "text"});
+  expect_error<std::invalid_argument>([&] { read_texts(folder_.path() / "a.npy"); }, {"a.npy", ".jsonl"});
+}
+
 TEST_F(TokenSource, RefusesTextsItCannotUse) {
   expect_error<std::runtime_error>([&] { read_text(file("a.txt", "")); }, {"a.txt", "empty"});
   expect_error<std::runtime_error>([&] { read_text(file("a.jsonl", "\n\n")); }, {"a.jsonl", "empty"});

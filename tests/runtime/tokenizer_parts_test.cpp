@@ -302,7 +302,7 @@ TEST(TokenizerParts, WhatIsNotKnownIsRefusedByName) {
   refused({{"normalizer", {{"type", "Lowercase"}}}}, {"t.json.normalizer", "'Lowercase'", "NFC"});
   refused({{"normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "NFKC"}}}}}}},
           {"normalizers[0]", "'NFKC'"});
-  refused({{"pre_tokenizer", {{"type", "BertPreTokenizer"}}}}, {"t.json.pre_tokenizer", "'BertPreTokenizer'", "Split"});
+  refused({{"pre_tokenizer", {{"type", "UnicodeScripts"}}}}, {"t.json.pre_tokenizer", "'UnicodeScripts'", "Split"});
   refused({{"decoder", {{"type", "CTC"}}}}, {"t.json.decoder", "'CTC'"});
   refused({{"post_processor", {{"type", "RobertaProcessing"}}}}, {"'RobertaProcessing'", "TemplateProcessing"});
   refused({{"model", {{"type", "Unigram"}}}}, {"t.json.model", "'Unigram'", "BPE"});

@@ -1,0 +1,14 @@
+// The values of a LayerNorm, between the checkpoint that holds them and the backends that apply them.
+#pragma once
+
+#include <vector>
+
+namespace pare {
+
+// (v - mean) / sqrt(variance + epsilon) * gain + bias (Ba et al., arXiv 1607.06450, equation 4).
+struct LayerNorm {
+  std::vector<float> gain, bias;
+  float epsilon = 1e-12f;
+};
+
+}  // namespace pare

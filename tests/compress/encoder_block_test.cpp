@@ -1,0 +1,140 @@
+// The LibTorch encoder that calibrates against transformers' results, and its statistics against their definition.
+#include "compress/encoder_block.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <gtest/gtest.h>
+
+#include "compress/encoder_walk.h"
+#include "tests/expect_error.h"
+#include "tests/runtime/guarded_floats.h"
+#include "tests/runtime/tiny_encoder.h"
+
+namespace pare {
+namespace {
+
+constexpr double kTolerance = 5e-5;  // as in tests/runtime/encoder_test.cpp
+
+class EncoderBlockTest : public testing::Test {
+ protected:
+  at::NoGradGuard no_grad_;
+  Checkpoint checkpoint_ = Checkpoint::open(tiny_encoder_path());
+  EncoderGolden golden_ = read_encoder_golden();
+
+  // The stage's input of every token, by the plain way: each text alone through all blocks up to there.
+  at::Tensor inputs(int64_t block_index, Stage stage) {
+    const int64_t width = stage == Stage::feed_forward_output ? 96 : 64;
+    const EncoderEmbedding embedding(checkpoint_);
+    at::Tensor all = at::empty({0, width}, at::kFloat);
+    for (const auto& ids : golden_.ids) {
+      const auto num_tokens = static_cast<int64_t>(ids.size());
+      at::Tensor hidden_TD = at::empty({num_tokens, 64}, at::kFloat),
+                 mixed_TD = at::empty({num_tokens, 64}, at::kFloat);
+      at::Tensor activated_TF = at::empty({num_tokens, 96}, at::kFloat);
+      embedding.embed(ids, hidden_TD);
+      for (int64_t b = 0; b <= block_index; ++b) {
+        const EncoderBlock block(checkpoint_, b);
+        const bool is_last = b == block_index;
+        if (is_last && stage == Stage::attention_input) break;
+        block.attention(hidden_TD, mixed_TD);
+        if (is_last && stage == Stage::attention_output) break;
+        block.add_attention_output(mixed_TD, hidden_TD);
+        if (is_last && stage == Stage::feed_forward_input) break;
+        block.feed_forward(hidden_TD, activated_TF);
+        if (is_last && stage == Stage::feed_forward_output) break;
+        block.add_feed_forward_output(activated_TF, hidden_TD);
+      }
+      const at::Tensor& x = stage == Stage::attention_output      ? mixed_TD
+                            : stage == Stage::feed_forward_output ? activated_TF
+                                                                  : hidden_TD;
+      const int64_t old_rows = all.size(0);
+      at::Tensor more = at::empty({old_rows + num_tokens, width}, at::kFloat);
+      more.narrow(0, 0, old_rows).copy_(all);
+      more.narrow(0, old_rows, num_tokens).copy_(x);
+      all = more;
+    }
+    return all;
+  }
+};
+
+TEST_F(EncoderBlockTest, AllBlocksEqualTransformers) {
+  size_t row = 0;
+  for (const auto& ids : golden_.ids) {
+    const auto num_tokens = static_cast<int64_t>(ids.size());
+    at::Tensor hidden_TD = at::empty({num_tokens, 64}, at::kFloat), mixed_TD = at::empty({num_tokens, 64}, at::kFloat);
+    at::Tensor activated_TF = at::empty({num_tokens, 96}, at::kFloat);
+    EncoderEmbedding(checkpoint_).embed(ids, hidden_TD);
+    for (int64_t b = 0; b < 2; ++b) {
+      const EncoderBlock block(checkpoint_, b);
+      block.attention(hidden_TD, mixed_TD);
+      block.add_attention_output(mixed_TD, hidden_TD);
+      block.feed_forward(hidden_TD, activated_TF);
+      block.add_feed_forward_output(activated_TF, hidden_TD);
+    }
+    const auto size = static_cast<size_t>(hidden_TD.numel());
+    expect_close(std::span(golden_.hidden_RD).subspan(row, size), {hidden_TD.data_ptr<float>(), size}, kTolerance);
+    row += size;
+  }
+}
+
+// H, ranges and samples of every stage are those of the rows counted one by one in float64.
+TEST_F(EncoderBlockTest, TheWalkTakesTheStatisticsOfEveryStage) {
+  EncoderWalk walk(checkpoint_, golden_.ids, /*sample_seed=*/3);
+  for (int64_t b = 0; b < 2; ++b) {
+    const EncoderBlock block(checkpoint_, b);
+    for (const Stage stage : kStages) {
+      const LayerStatistics statistics = walk.reach(block, stage, StatisticsNeed::hessian);
+      const at::Tensor x = inputs(b, stage);
+      const int64_t num_rows = x.size(0) / EncoderWalk::kGroupRows * EncoderWalk::kGroupRows, width = x.size(1);
+      ASSERT_GT(num_rows, 100);
+      EXPECT_EQ(statistics.num_tokens, num_rows);
+      const float* rows = x.const_data_ptr<float>();
+      for (int64_t i = 0; i < width; i += 7) {
+        float low = rows[i], high = rows[i];
+        for (int64_t r = 0; r < num_rows; ++r) {
+          low = std::min(low, rows[r * width + i]);
+          high = std::max(high, rows[r * width + i]);
+        }
+        EXPECT_NEAR(statistics.min_I.const_data_ptr<float>()[i], low, kTolerance);
+        EXPECT_NEAR(statistics.max_I.const_data_ptr<float>()[i], high, kTolerance);
+        for (int64_t j = 0; j < width; j += 5) {
+          double sum = 0.0;
+          for (int64_t r = 0; r < num_rows; ++r) {
+            sum += static_cast<double>(rows[r * width + i]) * static_cast<double>(rows[r * width + j]);
+          }
+          EXPECT_NEAR(statistics.hessian_II.const_data_ptr<float>()[i * width + j], sum / static_cast<double>(num_rows),
+                      1e-4);
+        }
+      }
+      EXPECT_EQ(statistics.sample_RI.size(0), std::min<int64_t>(num_rows, kNumSampleRows));
+    }
+    walk.leave(block);
+  }
+}
+
+// The residual stream goes on unrounded: only what the linears multiply is rounded.
+TEST_F(EncoderBlockTest, AnInputFormatRoundsWhatTheLinearsReadAlone) {
+  EncoderBlock block(checkpoint_, 0);
+  at::Tensor hidden_TD = at::empty({9, 64}, at::kFloat), plain_TD = at::empty({9, 64}, at::kFloat);
+  EncoderEmbedding(checkpoint_).embed(golden_.ids[0], hidden_TD);
+  const at::Tensor before = hidden_TD.clone();
+  block.attention(hidden_TD, plain_TD);
+  const InputFormat format = {.type = InputType::int8};
+  block.set_input_format(Stage::attention_input, format);
+  at::Tensor rounded_TD = at::empty({9, 64}, at::kFloat);
+  block.attention(hidden_TD, rounded_TD);
+  EXPECT_TRUE(hidden_TD.equal(before));
+  EXPECT_FALSE(rounded_TD.equal(plain_TD));
+  at::Tensor rounded_input = hidden_TD.clone();
+  fake_quantize(format, {rounded_input.data_ptr<float>(), 9 * 64}, 64);
+  at::Tensor expected_TD = at::empty({9, 64}, at::kFloat);
+  EncoderBlock(checkpoint_, 0).attention(rounded_input, expected_TD);
+  EXPECT_TRUE(rounded_TD.equal(expected_TD));
+}
+
+TEST_F(EncoderBlockTest, TooFewTokensAreRefused) {
+  expect_error<std::invalid_argument>([&] { EncoderWalk(checkpoint_, {{2, 3}, {2, 5, 3}}, 0); }, {"5 tokens", "16"});
+}
+
+}  // namespace
+}  // namespace pare
