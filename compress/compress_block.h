@@ -17,6 +17,9 @@ struct BlockWork {
   std::vector<OwnedTensor> changed;  // by folds
 };
 
+// The stage's layers that are compressed.
+std::vector<const PlannedLayer*> compressed_layers(const std::vector<PlannedLayer>& layers, Stage stage);
+
 // Compresses the stage's layers on the statistics of its input and puts them into work.block. Where the plan scales
 // the stage, its input is divided in the block and in the walk (null when the statistics come from a file) first. The
 // factor of H is made once and shared.

@@ -144,12 +144,14 @@ void use_bits(const Arguments& arguments, Transformer& model) {
 
 // Options that cut and score a text have no meaning for pairs.
 void check_options_of_pairs(const Arguments& arguments) {
-  const bool has_defaults =
-      arguments.text("protocol") == protocol_name(EvaluationOptions{}.protocol) && kv_bits(arguments) == kKvFloatBits;
+  const std::string float_bits = std::to_string(kKvFloatBits);
+  const bool has_defaults = arguments.text("protocol") == protocol_name(EvaluationOptions{}.protocol) &&
+                            arguments.text("kv-bits") == float_bits && arguments.text("attention-bits") == float_bits;
   for (const char* name : {"text", "context", "windows"}) {
     if (!arguments.given(name) && has_defaults) continue;
     throw std::invalid_argument(
-        "--pairs compares embeddings: --text, --protocol, --context, --windows and --kv-bits belong to the perplexity "
+        "--pairs compares embeddings: --text, --protocol, --context, --windows, --kv-bits and --attention-bits belong "
+        "to the perplexity "
         "of decoders; leave them out");
   }
 }
