@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -73,6 +74,32 @@ void store_heads(const Int8RowKernels& kernels, const float* heads, const Attent
     const bool is_number =
         kernels.codes(values, shape.head_size, grid.scale, zero, codes + head * shape.head_size, shape.head_size);
     grids[head] = is_number ? KvGrid{grid.scale, zero} : KvGrid{std::numeric_limits<float>::quiet_NaN(), 0.0f};
+  }
+}
+
+// One row of Backend::route. Sums are float32 in ascending order: a row has hundreds of experts at most.
+void route_row(std::span<const float> logits_E, const RoutingDescription& routing, int32_t* experts_K,
+               float* weights_K) {
+  const float largest = *std::max_element(logits_E.begin(), logits_E.end());
+  std::vector<float> probabilities(logits_E.size());
+  float sum = 0.0f;
+  for (size_t e = 0; e < logits_E.size(); ++e) sum += probabilities[e] = std::exp(logits_E[e] - largest);
+  for (float& probability : probabilities) probability /= sum;
+  std::vector<int32_t> order(logits_E.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto end = order.begin() + routing.experts_per_token;
+  std::partial_sort(order.begin(), end, order.end(), [&](int32_t a, int32_t b) {
+    return probabilities[a] != probabilities[b] ? probabilities[a] > probabilities[b] : a < b;
+  });
+  float divisor = 1.0f;
+  if (routing.normalizes_top_weights) {
+    divisor = 0.0f;
+    for (auto expert = order.begin(); expert != end; ++expert) divisor += probabilities[*expert];
+  }
+  std::sort(order.begin(), end);
+  for (int64_t k = 0; k < routing.experts_per_token; ++k) {
+    experts_K[k] = order[k];
+    weights_K[k] = probabilities[order[k]] / divisor;
   }
 }
 
@@ -198,7 +225,7 @@ class CpuBackend final : public Backend {
     if (integer != nullptr) {
       integer->multiply(x_RI, num_rows, y_RO);
     } else {
-      floating->multiply(x_RI.x(), num_rows, y_RO);
+      floating->multiply(x_RI.x(), num_rows, y_RO, x_RI.batch_rows());
     }
   }
 
@@ -251,6 +278,37 @@ class CpuBackend final : public Backend {
       const float* gate = y_R2F + r * 2 * width_F;
       kernel(gate, gate + width_F, width_F, z);
     });
+  }
+
+  void route(const float* logits_RE, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
+             int32_t* experts_RK, float* weights_RK) override {
+    check_routing(num_experts, routing);
+#pragma omp parallel for num_threads(threads_for(num_rows* num_experts))
+    for (int64_t r = 0; r < num_rows; ++r) {
+      route_row({logits_RE + r * num_experts, static_cast<size_t>(num_experts)}, routing,
+                experts_RK + r * routing.experts_per_token, weights_RK + r * routing.experts_per_token);
+    }
+  }
+
+  void gather(const float* x_RD, std::span<const int32_t> rows_S, int64_t width, LinearInput& y_SD) override {
+    make_rows(y_SD, static_cast<int64_t>(rows_S.size()), width,
+              [&](int64_t s, float* row) { std::copy_n(x_RD + rows_S[static_cast<size_t>(s)] * width, width, row); });
+  }
+
+  void mix(const float* x_SD, std::span<const int32_t> slots_RK, std::span<const float> weights_RK, int64_t num_rows,
+           int64_t width, float* y_RD) override {
+    check_mix(slots_RK, weights_RK, num_rows);
+    const int64_t num_chosen = num_rows == 0 ? 0 : static_cast<int64_t>(slots_RK.size()) / num_rows;
+#pragma omp parallel for num_threads(threads_for(num_rows* num_chosen* width))
+    for (int64_t r = 0; r < num_rows; ++r) {
+      float* const y = y_RD + r * width;
+      std::fill_n(y, width, 0.0f);
+      for (int64_t k = r * num_chosen; k < (r + 1) * num_chosen; ++k) {
+        const float weight = weights_RK[k];
+        const float* const x = x_SD + slots_RK[k] * width;
+        for (int64_t i = 0; i < width; ++i) y[i] += weight * x[i];
+      }
+    }
   }
 
   void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,
