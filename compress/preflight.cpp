@@ -31,10 +31,17 @@ void check_patterns(const Recipe& recipe, const std::vector<std::string>& names)
   for (const std::string& pattern : recipe.scaling->exclude) check(pattern, "exclude");
 }
 
+// "model.layers.0.mlp.experts.0.gate_proj" -> "*.mlp.experts.*.gate_proj"
+std::string pattern_of_experts(const std::string& gate) {
+  const size_t last = gate.rfind('.');
+  const std::string module = gate.substr(0, gate.rfind('.', last - 1));  // ends with ".experts"
+  return "\"*." + module.substr(module.rfind('.') + 1) + ".*" + gate.substr(last) + "\"";
+}
+
 // A fold takes all linears that read the input, or none. A producer with one scale for all its rows takes none.
-std::array<bool, kStages.size()> scaled_stages(const ScalingRecipe& scaling, const std::vector<PlannedLayer>& layers) {
-  std::array<bool, kStages.size()> scaled;
-  scaled.fill(true);
+std::vector<bool> scaled_stages(const ScalingRecipe& scaling, const BlockDescription& block,
+                                const std::vector<PlannedLayer>& layers) {
+  std::vector<bool> scaled(block_stages(block).size(), true);
   for (const PlannedLayer& layer : layers) {
     if (layer.options && layer.options->gptq.grid.per_tensor && folds_into_linear(layer.stage)) {
       scaled[static_cast<size_t>(layer.stage)] = false;
@@ -43,7 +50,45 @@ std::array<bool, kStages.size()> scaled_stages(const ScalingRecipe& scaling, con
                                       [&](const auto& pattern) { return matches_glob(pattern, layer.linear.name); });
     if (excluded || !layer.options) scaled[static_cast<size_t>(layer.stage)] = false;
   }
+  for (const PlannedLayer& layer : layers) {
+    if (layer.stage.kind != Stage::feed_forward_input || !block.is_mixture()) continue;
+    if (!scaled[static_cast<size_t>(layer.stage)]) continue;
+    throw std::invalid_argument("recipe: " + std::string(scaling.name()) + ": " + layer.linear.name +
+                                " reads what all experts and their router read, which is not scaled: give " +
+                                std::string(scaling.name()) + " 'layers: {exclude: [" +
+                                pattern_of_experts(block.experts.front().gate.name) + "]}'");
+  }
   return scaled;
+}
+
+// Bits are chosen for stages apart, but engines run a block's experts as one; and a stage is measured by running the
+// whole model, of which there would be two for each expert.
+void check_mixtures(const Recipe& recipe, const ModelDescription& model) {
+  const auto mixture =
+      std::find_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
+  if (mixture == model.blocks.end()) return;
+  const std::string what = mixture->name + " is a mixture of " + std::to_string(mixture->experts.size()) + " experts";
+  if (recipe.budget) {
+    throw std::invalid_argument("recipe: budget: " + what +
+                                ", whose experts must have the same bits for engines to run them: give bits by "
+                                "patterns with 'layers: {override: ...}'");
+  }
+  if (recipe.sensitivity && recipe.sensitivity->groups.empty()) {
+    throw std::invalid_argument("recipe: sensitivity: " + what +
+                                "; measuring each of them apart takes too long: name what is measured together, such "
+                                "as 'groups: [\"*.self_attn.*\", \"*.experts.*\"]'");
+  }
+}
+
+// Every pass rounds the experts of a block alike.
+bool experts_are_uniform(const std::vector<PlannedLayer>& layers) {
+  const PlannedLayer* first = nullptr;
+  for (const PlannedLayer& layer : layers) {
+    if (layer.stage.expert == Stage::kNoExpert) continue;
+    if (first == nullptr) first = &layer;
+    if (layer.options.has_value() != first->options.has_value() || layer.scheme != first->scheme) return false;
+  }
+  return true;
 }
 
 // Layers that engines fuse into one must share a scheme: q, k, v and gate, up.
@@ -75,8 +120,8 @@ void check_head_fits(const Recipe& recipe) {
 }
 
 // One input is rounded once: all linears that read it must ask for the same.
-void check_inputs_agree(const std::vector<PlannedLayer>& layers) {
-  for (const Stage stage : kStages) {
+void check_inputs_agree(const BlockDescription& block, const std::vector<PlannedLayer>& layers) {
+  for (const Stage stage : block_stages(block)) {
     const PlannedLayer* first = nullptr;
     for (const PlannedLayer& layer : layers) {
       if (layer.stage != stage) continue;
@@ -195,6 +240,7 @@ void check_not_quantized(const Checkpoint& checkpoint) {
 PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
   const ModelDescription& model = checkpoint.description();
   check_not_quantized(checkpoint);
+  check_mixtures(recipe, model);
   // Scales are stored as the model's own 16-bit type; float32 models get BF16 ones, which every engine
   // takes. AWQ's container has F16 ones alone.
   const bool is_awq_gemm = recipe.container == Container::awq_gemm;
@@ -204,7 +250,11 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
   std::vector<std::string> names;
   for (const BlockDescription& block : model.blocks) {
     std::vector<PlannedLayer>& layers = plan.blocks.emplace_back();
-    for (const Stage stage : kStages) {
+    if (block.router) {
+      names.push_back(block.router->name);  // likewise
+      plan.unquantized.push_back(block.router->name);
+    }
+    for (const Stage stage : block_stages(block)) {
       const std::vector<LinearDescription> linears = stage_layers(block, stage);
       for (size_t index = 0; index < linears.size(); ++index) {
         PlannedLayer layer{linears[index], stage, index, std::nullopt, {}};
@@ -224,8 +274,8 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
         layers.push_back(std::move(layer));
       }
     }
-    check_inputs_agree(layers);
-    if (recipe.scaling) plan.scaled.push_back(scaled_stages(*recipe.scaling, layers));
+    check_inputs_agree(block, layers);
+    if (recipe.scaling) plan.scaled.push_back(scaled_stages(*recipe.scaling, block, layers));
   }
   if (recipe.scaling) {
     plan.scaling = recipe.scaling->options;
@@ -272,13 +322,15 @@ std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDesc
   Reasons transformers, vllm, converter;
   std::vector<PackScheme> schemes;
   std::set<std::string> unfit, without_marlin;  // shapes that no kernel takes, and that only slower ones take
-  for (const auto& layers : plan.blocks) {
-    for (const Stage stage : {Stage::attention_input, Stage::feed_forward_input}) {
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    const std::vector<PlannedLayer>& layers = plan.blocks[b];
+    for (const Stage stage : block_stages(model.blocks[b])) {
       if (!stage_is_uniform(layers, stage)) {
         vllm.add(std::string(stage == Stage::attention_input ? "q, k, v" : "gate, up") +
                  " have different schemes, but are fused");
       }
     }
+    if (!experts_are_uniform(layers)) vllm.add("the experts of a block have different schemes, but are run as one");
     for (const PlannedLayer& layer : layers) {
       if (!layer.options) continue;
       const PackScheme& scheme = layer.scheme;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -17,6 +16,7 @@
 #include "runtime/cpu/ops.h"
 #include "runtime/cpu/packed_linear.h"
 #include "runtime/cpu/rounding.h"
+#include "runtime/routing.h"
 
 namespace pare {
 namespace {
@@ -74,32 +74,6 @@ void store_heads(const Int8RowKernels& kernels, const float* heads, const Attent
     const bool is_number =
         kernels.codes(values, shape.head_size, grid.scale, zero, codes + head * shape.head_size, shape.head_size);
     grids[head] = is_number ? KvGrid{grid.scale, zero} : KvGrid{std::numeric_limits<float>::quiet_NaN(), 0.0f};
-  }
-}
-
-// One row of Backend::route. Sums are float32 in ascending order: a row has hundreds of experts at most.
-void route_row(std::span<const float> logits_E, const RoutingDescription& routing, int32_t* experts_K,
-               float* weights_K) {
-  const float largest = *std::max_element(logits_E.begin(), logits_E.end());
-  std::vector<float> probabilities(logits_E.size());
-  float sum = 0.0f;
-  for (size_t e = 0; e < logits_E.size(); ++e) sum += probabilities[e] = std::exp(logits_E[e] - largest);
-  for (float& probability : probabilities) probability /= sum;
-  std::vector<int32_t> order(logits_E.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto end = order.begin() + routing.experts_per_token;
-  std::partial_sort(order.begin(), end, order.end(), [&](int32_t a, int32_t b) {
-    return probabilities[a] != probabilities[b] ? probabilities[a] > probabilities[b] : a < b;
-  });
-  float divisor = 1.0f;
-  if (routing.normalizes_top_weights) {
-    divisor = 0.0f;
-    for (auto expert = order.begin(); expert != end; ++expert) divisor += probabilities[*expert];
-  }
-  std::sort(order.begin(), end);
-  for (int64_t k = 0; k < routing.experts_per_token; ++k) {
-    experts_K[k] = order[k];
-    weights_K[k] = probabilities[order[k]] / divisor;
   }
 }
 
