@@ -192,14 +192,13 @@ void report_starved(BlockWork& work) {
     if (i > 0 && work.starved[i - 1].expert == starved.expert) continue;  // its other stage: the same tokens
     ++num_experts;
     experts += (experts.empty() ? "" : ", ") + std::to_string(starved.expert) + " (" +
-               (starved.num_tokens == 0 ? "no token: rounded to nearest" : std::to_string(starved.num_tokens)) + ")";
+               std::to_string(starved.num_tokens) + " of " + std::to_string(starved.width) +
+               (starved.num_tokens == 0 ? ": rounded to nearest)" : ")");
   }
-  const size_t first = work.starved.front().first_layer;
-  work.layers[first].record.events.push_back(
+  work.layers[work.starved.front().first_layer].record.events.push_back(
       std::to_string(num_experts) + " of " + std::to_string(work.block.description().experts.size()) +
-      " experts of this block are starved: they saw fewer calibration tokens than their inputs have channels (" +
-      std::to_string(work.starved.front().width) + "): " + experts +
-      "; calibrate on more text, or with 'calibration: {experts: all}'");
+      " experts of this block are starved: they saw fewer calibration tokens than their inputs have channels: " +
+      experts + "; calibrate on more text, or with 'calibration: {experts: all}'");
 }
 
 std::vector<LayerRecord> commit_block(int64_t part, BlockWork work, Artifact& artifact) {

@@ -80,17 +80,6 @@ void check_mixtures(const Recipe& recipe, const ModelDescription& model) {
   }
 }
 
-// Every pass rounds the experts of a block alike.
-bool experts_are_uniform(const std::vector<PlannedLayer>& layers) {
-  const PlannedLayer* first = nullptr;
-  for (const PlannedLayer& layer : layers) {
-    if (layer.stage.expert == Stage::kNoExpert) continue;
-    if (first == nullptr) first = &layer;
-    if (layer.options.has_value() != first->options.has_value() || layer.scheme != first->scheme) return false;
-  }
-  return true;
-}
-
 // Layers that engines fuse into one must share a scheme: q, k, v and gate, up.
 bool stage_is_uniform(const std::vector<PlannedLayer>& layers, Stage stage) {
   std::optional<std::optional<PackScheme>> first;
@@ -166,6 +155,32 @@ class Reasons {
   std::set<std::string> seen_;
   std::vector<std::string> reasons_;
 };
+
+// transformers 5.17 holds all experts of a block as one tensor, and reads them by one config group for the whole model
+// (integrations/compressed_tensors.py: DecompressExperts). vLLM runs them as one.
+void judge_experts(const PlannedRun& plan, const std::vector<PackScheme>& schemes, Reasons& transformers,
+                   Reasons& vllm) {
+  for (const auto& layers : plan.blocks) {
+    const PlannedLayer* first = nullptr;
+    for (const PlannedLayer& layer : layers) {
+      if (layer.stage.expert == Stage::kNoExpert) continue;
+      if (first == nullptr) first = &layer;
+      if (layer.options.has_value() != first->options.has_value()) {
+        for (Reasons* reasons : {&transformers, &vllm}) reasons->add("some experts of a block are left alone");
+      } else if (layer.options && layer.scheme != first->scheme) {
+        for (Reasons* reasons : {&transformers, &vllm}) reasons->add("the experts of a block have different schemes");
+      }
+      if (!layer.options) continue;
+      if (schemes.size() > 1) transformers.add("experts are read by one scheme only, of several");
+      if (!layer.scheme.symmetric) transformers.add("zero points of experts are not read");
+      const StoredFormat format = layer.scheme.format;
+      if (format != StoredFormat::pack_quantized && format != StoredFormat::float_quantized) {
+        transformers.add("experts are read from pack-quantized and float-quantized files only");
+      }
+      if (!layer.scheme.input.is_plain()) transformers.add("inputs of experts would not be rounded");
+    }
+  }
+}
 
 }  // namespace
 
@@ -330,7 +345,6 @@ std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDesc
                  " have different schemes, but are fused");
       }
     }
-    if (!experts_are_uniform(layers)) vllm.add("the experts of a block have different schemes, but are run as one");
     for (const PlannedLayer& layer : layers) {
       if (!layer.options) continue;
       const PackScheme& scheme = layer.scheme;
@@ -363,6 +377,7 @@ std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDesc
       if (scheme.act_order == StoredActOrder::group) converter.add("act_order group is not read");
     }
   }
+  judge_experts(plan, schemes, transformers, vllm);
   if (!unfit.empty()) {
     vllm.add("no kernel for " + joined(unfit) + ": inputs and outputs must be multiples of " +
              std::to_string(kOtherKernels));

@@ -85,7 +85,11 @@ TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
        "rtn: {bits: 8, group_size: -1, scales: minmax}\n    layers: {exclude: [\"*.o_proj\"], "
        "override: {\"*.up_proj\": {bits: 4}}}"},
       {"gemma3_local_global", "gptq: {bits: 2, group_size: -1}"},
-      {"llama_sharded_fp16", "gptq: {bits: 4, group_size: 32, symmetric: false, act_order: none}"}};
+      {"llama_sharded_fp16", "gptq: {bits: 4, group_size: 32, symmetric: false, act_order: none}"},
+      {"mixtral_experts", "gptq: {bits: 4, group_size: 32}"},
+      {"qwen3_moe_fused", "gptq: {bits: 3, group_size: 32}"},
+      {"qwen3_moe_dense_block_bf16",
+       "awq: {}\n    layers: {exclude: [\"*.experts.*.gate_proj\"]}\n  - gptq: {bits: 8, group_size: -1}"}};
   int number = 0;
   for (const auto& [name, pass] : cases) {
     const std::string out = "out" + std::to_string(number++);
