@@ -157,7 +157,10 @@ void compress_stage(const PlannedRun& plan, int64_t block_index, Stage stage, co
   auto start = Clock::now();
   std::optional<GptqFactor> factor;
   std::string scaling;
-  if (plan.is_scaled(block_index, stage)) {
+  const bool is_unseen = statistics.min_I.defined() && statistics.num_tokens == 0;
+  if (plan.is_scaled(block_index, stage) && is_unseen) {
+    scaling = "s = 1: no token was seen";
+  } else if (plan.is_scaled(block_index, stage)) {
     if (std::holds_alternative<AwqOptions>(*plan.scaling)) factor = factor_of(layers, statistics.hessian_II);
     const at::Tensor before_II = statistics.hessian_II;
     scaling = scale_stage(plan, stage, layers, factor, checkpoint, statistics, walk, work);

@@ -2,12 +2,14 @@
 // transformer_test.cpp (goldens of transformers).
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <numeric>
 #include <random>
 
 #include "tests/expect_error.h"
 #include "tests/runtime/guarded_floats.h"
 #include "tests/runtime/tiny_models.h"
+#include "tests/temporary_folder.h"
 
 namespace pare {
 namespace {
@@ -152,6 +154,40 @@ TEST(MixtureModel, FusedExpertsAreReadOneByOne) {
   EXPECT_TRUE(
       std::equal(up.data.begin(), up.data.end(), fused.data.begin() + 5 * num_bytes));  // after 2 (gate, up), gate
   checkpoint.drop_pages(checkpoint.description().blocks[1].experts[2].up);
+}
+
+TEST(MixtureModel, DamagedFusedExpertsAreNamed) {
+  const std::string fused = "model.layers.1.mlp.experts.gate_up_proj";
+  const auto refusal = [&](const std::function<void(std::vector<NamedTensor>&)>& damage) {
+    TemporaryFolder folder;
+    copy_family("qwen3_moe_fused", folder.path() / "m", {});
+    const SafetensorsFile file = SafetensorsFile::open(family_path("qwen3_moe_fused") / "model.safetensors");
+    std::vector<NamedTensor> tensors;
+    for (const auto& [name, view] : file.tensors()) tensors.push_back({name, view.dtype, view.shape, view.data});
+    damage(tensors);
+    write_safetensors(folder.path() / "m" / "model.safetensors", std::move(tensors));
+    try {
+      Checkpoint::open(folder.path() / "m");
+    } catch (const std::runtime_error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  const auto find = [&](std::vector<NamedTensor>& tensors, const std::string& name) {
+    return std::find_if(tensors.begin(), tensors.end(), [&](const auto& tensor) { return tensor.name == name; });
+  };
+  const std::string shape = refusal([&](auto& tensors) { find(tensors, fused)->shape = {4, 32, 128}; });
+  EXPECT_NE(shape.find(fused), std::string::npos) << shape;
+  EXPECT_NE(shape.find("[4, 64, 64]"), std::string::npos) << shape;
+  const std::string missing =
+      refusal([&](auto& tensors) { tensors.erase(find(tensors, "model.layers.1.mlp.experts.down_proj")); });
+  EXPECT_NE(missing.find("model.layers.1.mlp.experts.down_proj"), std::string::npos) << missing;
+  const std::string twice = refusal([&](auto& tensors) {
+    const NamedTensor& whole = *find(tensors, fused);
+    tensors.push_back(
+        {"model.layers.1.mlp.experts.2.up_proj.weight", DType::F32, {32, 64}, whole.data.first(32 * 64 * 4)});
+  });
+  EXPECT_NE(twice.find("experts.2.up_proj.weight"), std::string::npos) << twice;
 }
 
 TEST(MixtureModel, ChangesOfLinearsLeaveRoutersAlone) {
