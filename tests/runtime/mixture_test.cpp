@@ -160,7 +160,7 @@ TEST(MixtureModel, DamagedFusedExpertsAreNamed) {
   const std::string fused = "model.layers.1.mlp.experts.gate_up_proj";
   const auto refusal = [&](const std::function<void(std::vector<NamedTensor>&)>& damage) {
     TemporaryFolder folder;
-    copy_family("qwen3_moe_fused", folder.path() / "m", {});
+    copy_family("qwen3_moe_fused", folder.path() / "m", nlohmann::json::object());
     const SafetensorsFile file = SafetensorsFile::open(family_path("qwen3_moe_fused") / "model.safetensors");
     std::vector<NamedTensor> tensors;
     for (const auto& [name, view] : file.tensors()) tensors.push_back({name, view.dtype, view.shape, view.data});
