@@ -337,7 +337,7 @@ TEST_F(MixturePipeline, ThreadsAndKillsGiveTheSameBytes) {
     if (passes == int8) continue;
     int num_kills = 0, number = 0;
     for (int call = 0; call < whole.num_calls; ++call) {
-      if (!whole.names[static_cast<size_t>(call)].starts_with("rename") || number++ % 3 != 0) continue;
+      if (!whole.names[static_cast<size_t>(call)].starts_with("rename") || number++ % 5 != 0) continue;
       const std::string out = name + std::to_string(call);
       const std::vector<std::string> words = command(family(name), passes, out);
       num_kills += run_pare_traced(words, call + 1).outcome.status == 128 + SIGKILL;
@@ -347,7 +347,7 @@ TEST_F(MixturePipeline, ThreadsAndKillsGiveTheSameBytes) {
       }
       ASSERT_EQ(promised_files(folder_ / out), expected) << name << ", after a kill at call " << call;
     }
-    EXPECT_GE(num_kills, 3) << name;
+    EXPECT_GE(num_kills, 2) << name;
   }
 }
 
