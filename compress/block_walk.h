@@ -12,6 +12,7 @@
 #include "compress/calibration.h"
 #include "compress/decoder_block.h"
 #include "compress/hidden_store.h"
+#include "compress/recipe.h"
 #include "runtime/npy.h"
 
 namespace pare {
@@ -30,7 +31,8 @@ class BlockWalk {
   // worker has working space of its own.
   // Throws std::invalid_argument for an id outside the vocabulary, and what HiddenStore throws.
   BlockWalk(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
-            uint64_t sample_seed, Spill spill, const std::filesystem::path& spill_directory, int num_threads);
+            uint64_t sample_seed, Spill spill, const std::filesystem::path& spill_directory, int num_threads,
+            ExpertTokens expert_tokens = ExpertTokens::routed);
 
   // Moves all windows up to `stage` of the block in front of them and returns the statistics of the stage's input. To
   // be called for every stage of a block, in order, and then leave. Throws Interrupted between groups of windows.
@@ -52,16 +54,30 @@ class BlockWalk {
                              int num_threads);
 
  private:
-  // The rows of windows [first, first + count) of the stage's input: in the inputs' store, or in the group buffer.
+  // The attention's output is added, and every token routed.
+  void enter_mixture(const DecoderBlock& block);
+  // The reached expert's output goes to the sums.
+  void finish_expert(const DecoderBlock& block);
+  // The tokens of every window that the stage's statistics are taken on.
+  void choose_tokens(Stage stage);
+  // The rows of windows [first, first + count) of the stage's input: in the inputs' store, or in the group buffer. Rows
+  // of a chunk's windows follow one another without gaps.
   at::Tensor input_rows(Stage stage, int64_t first, int64_t count, int64_t width) const;
-  void produce(const DecoderBlock& block, Stage stage, int64_t window, BlockScratch& scratch, at::Tensor& x_TI) const;
+  void produce(const DecoderBlock& block, Stage stage, int64_t window, BlockScratch& scratch, at::Tensor& x_RI) const;
 
   const ModelDescription& model_;
   int64_t num_windows_, num_tokens_;
   int64_t group_windows_;
-  std::vector<int64_t> sample_rows_;
+  uint64_t sample_seed_;
+  ExpertTokens expert_tokens_;
+  // Of the reached stage: the rows before each window and the end; of an expert also the tokens in each window.
+  std::vector<int64_t> first_row_N_;
+  std::vector<std::vector<int32_t>> tokens_N_;
   HiddenStore hidden_;
-  HiddenStore inputs_;                 // of the two output stages: what attention and activation made
+  HiddenStore inputs_;               // of the two output stages: what attention and activation made
+  std::optional<HiddenStore> sums_;  // of mixtures: what the experts add, up to the last that was reached
+  std::vector<TokenRouting> routing_N_;
+  int64_t expert_ = Stage::kNoExpert;  // the last that was reached
   at::Tensor group_x_RD_;              // the normalized input of the windows at work
   std::vector<BlockScratch> scratch_;  // one per worker
   WalkSeconds seconds_;

@@ -41,7 +41,7 @@ double write_statistics(const Checkpoint& checkpoint, int64_t num_tokens, BlockW
   progress.begin("calibrate", num_blocks, "blocks");
   for (int64_t b = 0; b < num_blocks; ++b) {
     const DecoderBlock block(checkpoint, b, num_tokens);
-    for (const Stage stage : kStages) {
+    for (const Stage stage : block_stages(block.description())) {
       const LayerStatistics statistics = walk.reach(block, stage, StatisticsNeed::hessian);
       const auto start = Clock::now();
       writer.write(block.description(), stage, statistics);
@@ -74,7 +74,11 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
   const TokenWindows windows = read_windows(*recipe.calibration, checkpoint);
 
   const int64_t num_rows = std::min(kNumSampleRows, windows.num_windows * windows.num_tokens);
-  const Workload workload{windows.num_windows, windows.num_tokens, {}, num_threads};
+  const Workload workload{.num_windows = windows.num_windows,
+                          .num_tokens = windows.num_tokens,
+                          .evaluations = {},
+                          .num_threads = num_threads,
+                          .experts = recipe.calibration->experts};
   const PlannedRun plan = calibration_plan(model);
   const Prediction prediction = predict_calibration(
       plan, checkpoint, workload, StatisticsWriter::size_bytes(model, num_rows), read_memory_usage().held_bytes,
@@ -99,7 +103,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
                                    .instruction_set = at::get_cpu_capability()});
   throw_if_interrupted();
   BlockWalk walk(model, windows, checkpoint.linear(checkpoint.embedding()), recipe.calibration->seed, prediction.spill,
-                 folder, num_threads);
+                 folder, num_threads, recipe.calibration->experts);
   checkpoint.drop_pages(checkpoint.embedding());
   double write_seconds = write_statistics(checkpoint, windows.num_tokens, walk, writer, progress);
   throw_if_interrupted();

@@ -1,7 +1,9 @@
 #include "compress/calibration.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/eye.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -29,6 +31,18 @@ uint64_t next_random(uint64_t& state) {
   return z ^ (z >> 31);
 }
 
+// Of an expert that no token went to (is_starved says why H = I).
+LayerStatistics unseen_statistics(int64_t width, StatisticsNeed need) {
+  LayerStatistics statistics;
+  if (need == StatisticsNeed::hessian) statistics.hessian_II = at::eye(width, at::kFloat);
+  statistics.hessian_diagonal_I = at::ones({width}, at::kFloat);
+  for (at::Tensor* range : {&statistics.min_I, &statistics.max_I, &statistics.mean_abs_I}) {
+    *range = at::zeros({width}, at::kFloat);
+  }
+  statistics.sample_RI = at::empty({0, width}, at::kFloat);
+  return statistics;
+}
+
 [[noreturn]] void throw_not_finite(const std::string& where, int64_t window, const at::Tensor& x_TI) {
   const float* x = x_TI.const_data_ptr<float>();
   const int64_t width = x_TI.size(1);
@@ -41,6 +55,12 @@ uint64_t next_random(uint64_t& state) {
   }
   throw UnusableInput(where + ": the activations of calibration window " + std::to_string(window) +
                       " are too large to sum in float32; check the source weights (pare verify)");
+}
+
+std::vector<int64_t> equal_windows(int64_t num_windows, int64_t num_tokens) {
+  std::vector<int64_t> first_row_N;
+  for (int64_t n = 0; n <= num_windows; ++n) first_row_N.push_back(n * num_tokens);
+  return first_row_N;
 }
 
 }  // namespace
@@ -73,17 +93,24 @@ std::vector<int64_t> tile_bounds(int64_t width) {
 
 StatisticsAccumulator::StatisticsAccumulator(std::string where, int64_t width, int64_t num_windows, int64_t num_tokens,
                                              std::span<const int64_t> sample_rows, StatisticsNeed need)
+    : StatisticsAccumulator(std::move(where), width, equal_windows(num_windows, num_tokens), chunk_windows(num_tokens),
+                            sample_rows, need) {}
+
+StatisticsAccumulator::StatisticsAccumulator(std::string where, int64_t width, std::vector<int64_t> first_row_N,
+                                             int64_t windows_per_chunk, std::span<const int64_t> sample_rows,
+                                             StatisticsNeed need)
     : where_(std::move(where)),
       width_(width),
-      num_windows_(num_windows),
-      num_tokens_(num_tokens),
+      num_windows_(static_cast<int64_t>(first_row_N.size()) - 1),
+      first_row_N_(std::move(first_row_N)),
+      windows_per_chunk_(windows_per_chunk),
       sample_rows_(sample_rows.begin(), sample_rows.end()),
       need_(need),
-      observed_N_(static_cast<size_t>(num_windows)),
-      min_NI_(at::empty({num_windows, width}, at::kFloat)),
-      max_NI_(at::empty({num_windows, width}, at::kFloat)),
-      sum_abs_NI_(at::empty({num_windows, width}, at::kFloat)),
-      sum_squares_NI_(at::empty({num_windows, width}, at::kFloat)),
+      observed_N_(static_cast<size_t>(num_windows_)),
+      min_NI_(at::empty({num_windows_, width}, at::kFloat)),
+      max_NI_(at::empty({num_windows_, width}, at::kFloat)),
+      sum_abs_NI_(at::empty({num_windows_, width}, at::kFloat)),
+      sum_squares_NI_(at::empty({num_windows_, width}, at::kFloat)),
       sample_RI_(at::empty({static_cast<int64_t>(sample_rows.size()), width}, at::kFloat)) {
   if (need != StatisticsNeed::hessian) return;
   const std::vector<int64_t> bounds = tile_bounds(width);
@@ -106,16 +133,18 @@ int64_t StatisticsAccumulator::size_bytes(int64_t width, int64_t num_windows, St
 }
 
 void StatisticsAccumulator::observe(int64_t window, const at::Tensor& x_TI) {
+  const int64_t first_token = first_row_N_[static_cast<size_t>(window)];
+  const int64_t num_tokens = first_row_N_[static_cast<size_t>(window) + 1] - first_token;
   const float* x = x_TI.const_data_ptr<float>();
   float* minimum = min_NI_.data_ptr<float>() + window * width_;
   float* maximum = max_NI_.data_ptr<float>() + window * width_;
   float* sum_abs = sum_abs_NI_.data_ptr<float>() + window * width_;
   float* sum_squares = sum_squares_NI_.data_ptr<float>() + window * width_;
-  std::copy(x, x + width_, minimum);
-  std::copy(x, x + width_, maximum);
+  std::fill(minimum, minimum + width_, std::numeric_limits<float>::infinity());
+  std::fill(maximum, maximum + width_, -std::numeric_limits<float>::infinity());
   std::fill(sum_abs, sum_abs + width_, 0.0f);
   std::fill(sum_squares, sum_squares + width_, 0.0f);
-  for (int64_t t = 0; t < num_tokens_; ++t) {
+  for (int64_t t = 0; t < num_tokens; ++t) {
     const float* row = x + t * width_;
     for (int64_t i = 0; i < width_; ++i) {
       minimum[i] = row[i] < minimum[i] ? row[i] : minimum[i];
@@ -128,9 +157,8 @@ void StatisticsAccumulator::observe(int64_t window, const at::Tensor& x_TI) {
   if (!std::all_of(sum_squares, sum_squares + width_, [](float value) { return std::isfinite(value); })) {
     throw_not_finite(where_, window, x_TI);
   }
-  const int64_t first_token = window * num_tokens_;
   const auto first = std::lower_bound(sample_rows_.begin(), sample_rows_.end(), first_token);
-  const auto last = std::lower_bound(first, sample_rows_.end(), first_token + num_tokens_);
+  const auto last = std::lower_bound(first, sample_rows_.end(), first_token + num_tokens);
   for (auto row = first; row != last; ++row) {
     const float* source = x + (*row - first_token) * width_;
     std::copy(source, source + width_, sample_RI_.data_ptr<float>() + (row - sample_rows_.begin()) * width_);
@@ -139,18 +167,25 @@ void StatisticsAccumulator::observe(int64_t window, const at::Tensor& x_TI) {
 }
 
 void StatisticsAccumulator::accumulate(int64_t first_window, const at::Tensor& x_RI) {
+  accumulate(first_window, x_RI.size(0) / std::max<int64_t>(1, first_row_N_[1]), x_RI);
+}
+
+void StatisticsAccumulator::accumulate(int64_t first_window, int64_t num_windows, const at::Tensor& x_RI) {
   if (need_ != StatisticsNeed::hessian) return;
   if (first_window != next_window_) {
     throw std::invalid_argument(where_ + ": windows must be accumulated in order: expected window " +
                                 std::to_string(next_window_) + ", found " + std::to_string(first_window));
   }
-  const int64_t num_rows = x_RI.size(0);
-  const int64_t chunk_rows = chunk_windows(num_tokens_) * num_tokens_;
+  const auto row_of = [&](int64_t window) {  // in x
+    const auto place = static_cast<size_t>(std::min(window, first_window + num_windows));
+    return first_row_N_[place] - first_row_N_[static_cast<size_t>(first_window)];
+  };
   for_row_chunks(static_cast<int64_t>(tiles_.size()), 1, [&](int64_t index, int64_t) {
     Tile& tile = tiles_[static_cast<size_t>(index)];
     at::Tensor product = at::empty({tile.num_rows, tile.num_columns}, at::kFloat);
-    for (int64_t first = 0; first < num_rows; first += chunk_rows) {
-      const at::Tensor chunk = x_RI.narrow(0, first, std::min(chunk_rows, num_rows - first));
+    for (int64_t first = first_window; first < first_window + num_windows; first += windows_per_chunk_) {
+      const at::Tensor chunk = x_RI.narrow(0, row_of(first), row_of(first + windows_per_chunk_) - row_of(first));
+      if (chunk.size(0) == 0) continue;
       at::mm_out(product, chunk.narrow(1, tile.first_row, tile.num_rows).t(),
                  chunk.narrow(1, tile.first_column, tile.num_columns));
       const float* source = product.const_data_ptr<float>();
@@ -158,7 +193,7 @@ void StatisticsAccumulator::accumulate(int64_t first_window, const at::Tensor& x
       for (int64_t i = 0; i < product.numel(); ++i) sum[i] += static_cast<double>(source[i]);
     }
   });
-  next_window_ += num_rows / num_tokens_;
+  next_window_ += num_windows;
 }
 
 LayerStatistics StatisticsAccumulator::finish() {
@@ -168,7 +203,8 @@ LayerStatistics StatisticsAccumulator::finish() {
                                 " windows had been seen");
   }
   LayerStatistics statistics;
-  statistics.num_tokens = num_windows_ * num_tokens_;
+  statistics.num_tokens = first_row_N_.back();
+  if (statistics.num_tokens == 0) return unseen_statistics(width_, need_);
   statistics.sample_RI = sample_RI_;
   statistics.min_I = at::empty({width_}, at::kFloat);
   statistics.max_I = at::empty({width_}, at::kFloat);

@@ -25,7 +25,7 @@ class UnusableInput : public std::runtime_error {
 enum class StatisticsNeed { none, hessian_diagonal, hessian };
 
 struct LayerStatistics {
-  int64_t num_tokens = 0;
+  int64_t num_tokens = 0;  // 0: an expert that no token went to, or no statistics at all
   // hessian_II = (1/n) sum x x^T, float32, symmetric; relative Frobenius error against float64 <= 1e-5. Undefined when
   // only the diagonal was asked for.
   at::Tensor hessian_II;
@@ -35,6 +35,13 @@ struct LayerStatistics {
 };
 
 inline constexpr int64_t kNumSampleRows = 512;
+
+// An expert is starved when fewer tokens were seen than its input has channels: H has no full rank then, and what is
+// minimized says nothing about the directions that it lacks. One that saw none gets H = I, ranges of 0 and no sampled
+// rows: every method then rounds to nearest.
+inline bool is_starved(int64_t num_tokens, int64_t width) {
+  return num_tokens < width;
+}
 
 // `num_rows` of [0, num_tokens) without repetition, ascending; all of them when there are no more. Same seed, same
 // rows, on every platform.
@@ -51,14 +58,19 @@ class StatisticsAccumulator {
   // `where` names block and stage in messages. sample_rows are token numbers over all windows (draw_sorted).
   StatisticsAccumulator(std::string where, int64_t width, int64_t num_windows, int64_t num_tokens,
                         std::span<const int64_t> sample_rows, StatisticsNeed need);
+  // Windows of different lengths, those of an expert: first_row_N is the number of rows before each window, and of all
+  // at the end; windows_per_chunk are summed at a time.
+  StatisticsAccumulator(std::string where, int64_t width, std::vector<int64_t> first_row_N, int64_t windows_per_chunk,
+                        std::span<const int64_t> sample_rows, StatisticsNeed need);
 
-  // Ranges, sample and finiteness of one window's input [T, width]; may be called from any thread, in any order, once
-  // per window. Throws UnusableInput: where, window, token and channel of a NaN or infinite value.
+  // Ranges, sample and finiteness of one window's input [its rows, width]; may be called from any thread, in any order,
+  // once per window. Throws UnusableInput: where, window, token and channel of a NaN or infinite value.
   void observe(int64_t window, const at::Tensor& x_TI);
 
-  // Adds x^T x of consecutive windows [count * T, width], starting at a multiple of chunk_windows(T), in ascending
+  // Adds x^T x of consecutive windows [rows of them, width], starting at a multiple of chunk_windows(T), in ascending
   // order. Splits the tiles of H over OpenMP threads. Does nothing unless H is needed.
-  void accumulate(int64_t first_window, const at::Tensor& x_RI);
+  void accumulate(int64_t first_window, int64_t num_windows, const at::Tensor& x_RI);
+  void accumulate(int64_t first_window, const at::Tensor& x_RI);  // of windows of equal length
 
   // The record. Throws std::invalid_argument when a window is missing.
   LayerStatistics finish();
@@ -71,7 +83,9 @@ class StatisticsAccumulator {
     at::Tensor sum;  // float64
   };
   std::string where_;
-  int64_t width_, num_windows_, num_tokens_;
+  int64_t width_, num_windows_;
+  std::vector<int64_t> first_row_N_;  // and the end
+  int64_t windows_per_chunk_;
   std::vector<int64_t> sample_rows_;
   StatisticsNeed need_;
   int64_t next_window_ = 0;

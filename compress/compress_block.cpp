@@ -47,7 +47,7 @@ FoundScales search_awq(const PlannedRun& plan, Stage stage, const std::vector<co
   AwqOptions options = std::get<AwqOptions>(*plan.scaling);
   if (folds_into_linear(stage)) {
     options.powers_of_two = true;
-    awq.producer_I = producer_channels(model, stage);
+    awq.producer_I = producer_channels(model, block.description(), stage);
   }
   const AwqResult result = search_awq_scales(awq, options, layers.front()->options->gptq.grid);
   if (!result.scaled) return {{}, "awq: s = 1"};
@@ -70,7 +70,7 @@ FoundScales search_smoothquant(const PlannedRun& plan, Stage stage, const std::v
   if (options.grid.bits == 8) options.grid.scales = ScaleSearch::minmax;
   if (folds_into_linear(stage)) {
     options.power_of_two = true;
-    input.producer_I = producer_channels(model, stage);
+    input.producer_I = producer_channels(model, block.description(), stage);
   }
   const auto round_input = [&](at::Tensor& x_RI, const at::Tensor& scales_I) {
     LayerStatistics scaled;
@@ -85,6 +85,24 @@ FoundScales search_smoothquant(const PlannedRun& plan, Stage stage, const std::v
   std::snprintf(text, sizeof(text), "smoothquant alpha=%.2f, output error x %.4f", *result.chosen.alpha,
                 result.plain_error > 0.0 ? result.chosen.error / result.plain_error : 1.0);
   return {result.scales_I.contiguous(), text};
+}
+
+// What the expert was calibrated on, where that was too little. A range that only calibration tells cannot be made up.
+void note_tokens(Stage stage, const LayerStatistics& statistics, const std::vector<const PlannedLayer*>& layers,
+                 BlockWork& work) {
+  const LinearDescription& linear = layers.front()->linear;
+  if (!is_starved(statistics.num_tokens, linear.num_in)) return;
+  const LayerOptions& options = *layers.front()->options;
+  const bool needs_range =
+      options.input.range == InputRange::fixed ||
+      (options.method == Method::llm_int8 &&
+       (options.llm_int8.time == OutlierTime::fixed || options.llm_int8.measure == OutlierMeasure::median_absmax));
+  if (statistics.num_tokens == 0 && needs_range) {
+    throw UnusableInput(linear.name +
+                        ": no calibration token goes to this expert, so that the range of its input is unknown: "
+                        "calibrate on more text, or with 'calibration: {experts: all}'");
+  }
+  work.starved.push_back({stage.expert, statistics.num_tokens, linear.num_in, work.layers.size()});
 }
 
 // Searches the scales of the stage's input and folds them. Afterwards block, walk and statistics are those of the
@@ -130,13 +148,19 @@ void compress_stage(const PlannedRun& plan, int64_t block_index, Stage stage, co
   auto start = Clock::now();
   std::optional<GptqFactor> factor;
   std::string scaling;
-  if (plan.is_scaled(block_index, stage)) {
+  const bool is_unseen = statistics.min_I.defined() && statistics.num_tokens == 0;
+  if (plan.is_scaled(block_index, stage) && is_unseen) {
+    scaling = "s = 1: no token was seen";
+  } else if (plan.is_scaled(block_index, stage)) {
     if (std::holds_alternative<AwqOptions>(*plan.scaling)) factor = factor_of(layers, statistics.hessian_II);
     const at::Tensor before_II = statistics.hessian_II;
     scaling = scale_stage(plan, stage, layers, factor, checkpoint, statistics, walk, work);
     if (!before_II.is_same(statistics.hessian_II)) factor.reset();
   }
   if (!factor) factor = factor_of(layers, statistics.hessian_II);
+  if (stage.expert != Stage::kNoExpert && statistics.min_I.defined()) {
+    note_tokens(stage, statistics, layers, work);
+  }
   // All layers of the stage agree in it (plan_run).
   const ResolvedInput input = resolve_input(*layers.front()->options, statistics);
   work.block.set_input_format(stage, input.format);
@@ -153,6 +177,24 @@ void compress_stage(const PlannedRun& plan, int64_t block_index, Stage stage, co
     work.layers.push_back(std::move(compressed));
     start = Clock::now();
   }
+}
+
+void report_starved(BlockWork& work) {
+  if (work.starved.empty()) return;
+  std::string experts;
+  int64_t num_experts = 0;
+  for (size_t i = 0; i < work.starved.size(); ++i) {
+    const StarvedExpert& starved = work.starved[i];
+    if (i > 0 && work.starved[i - 1].expert == starved.expert) continue;  // its other stage: the same tokens
+    ++num_experts;
+    experts += (experts.empty() ? "" : ", ") + std::to_string(starved.expert) + " (" +
+               std::to_string(starved.num_tokens) + " of " + std::to_string(starved.width) +
+               (starved.num_tokens == 0 ? ": rounded to nearest)" : ")");
+  }
+  work.layers[work.starved.front().first_layer].record.events.push_back(
+      std::to_string(num_experts) + " of " + std::to_string(work.block.description().experts.size()) +
+      " experts of this block are starved: they saw fewer calibration tokens than their inputs have channels: " +
+      experts + "; calibrate on more text, or with 'calibration: {experts: all}'");
 }
 
 std::vector<LayerRecord> commit_layers(int64_t part, std::vector<CompressedLayer> layers,

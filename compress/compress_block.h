@@ -10,11 +10,20 @@
 
 namespace pare {
 
+// A stage of an expert that saw fewer tokens than its input is wide.
+struct StarvedExpert {
+  int64_t expert = 0;
+  int64_t num_tokens = 0;
+  int64_t width = 0;
+  size_t first_layer = 0;  // of the stage, among BlockWork::layers
+};
+
 // A block at work, and what it has come to so far.
 struct BlockWork {
   DecoderBlock block;
   std::vector<CompressedLayer> layers;
   std::vector<OwnedTensor> changed;  // by folds
+  std::vector<StarvedExpert> starved = {};
 };
 
 // The stage's layers that are compressed.
@@ -26,6 +35,9 @@ std::vector<const PlannedLayer*> compressed_layers(const std::vector<PlannedLaye
 // Throws UnusableInput (a Hessian that is none) and what the passes throw.
 void compress_stage(const PlannedRun& plan, int64_t block_index, Stage stage, const Checkpoint& checkpoint,
                     LayerStatistics statistics, BlockWalk* walk, BlockWork& work);
+
+// Makes one event of all starved experts, of the first layer that was calibrated on too few tokens.
+void report_starved(BlockWork& work);
 
 // Commits layers and changed tensors. Returns the records, complete with their hashes.
 std::vector<LayerRecord> commit_layers(int64_t part, std::vector<CompressedLayer> layers,

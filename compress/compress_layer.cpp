@@ -138,7 +138,7 @@ CompressedLayer compress(const PlannedLayer& layer, const at::Tensor& weight_OI,
   }
   if (options.refine.sweeps > 0) refine_layer(weight_OI, statistics.hessian_II, options.refine, result);
   if (layer.scheme.format == StoredFormat::awq_gemm) state_zeros(result.stored.weight);
-  if (!input.is_plain() && statistics.sample_RI.defined()) {
+  if (!input.is_plain() && statistics.sample_RI.defined() && statistics.sample_RI.size(0) > 0) {
     result.record.output_error = output_error(weight_OI, statistics.sample_RI, result.stored);
   }
   result.record.scheme = layer.scheme;

@@ -10,10 +10,14 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
+#include <utility>
+
+#include "runtime/routing.h"
 
 namespace pare {
 namespace {
@@ -36,34 +40,51 @@ float sum_of_squares(const float* x, int64_t width) {
   return sum;
 }
 
+bool has_mixture(const ModelDescription& model) {
+  return std::any_of(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
+}
+
 at::Tensor float_tensor(std::span<const float> values) {
   at::Tensor tensor = at::empty({static_cast<int64_t>(values.size())}, at::kFloat);
   std::copy(values.begin(), values.end(), tensor.data_ptr<float>());
   return tensor;
 }
 
-const FeedForwardDescription& feed_forward_of(const BlockDescription& block) {
-  if (block.experts.size() != 1) {
-    throw std::invalid_argument(block.name + ": a mixture of " + std::to_string(block.experts.size()) +
-                                " experts; expected a dense feed-forward network, the only kind that run compresses");
+// Writes the weight as float32 and returns the bias.
+std::vector<float> read_weight(const Checkpoint& checkpoint, const LinearDescription& layer, std::span<float> out) {
+  LinearWeights linear = checkpoint.linear(layer);
+  if (const auto* dense = std::get_if<DenseWeight>(&linear.weight)) {
+    convert_to_float(dense->dtype, dense->data, out);
+  } else {
+    dequantize_rows(std::get<QuantizedWeight>(linear.weight), 0, layer.num_out, out);
   }
-  return block.experts.front();
+  checkpoint.drop_pages(layer);
+  return std::move(linear.bias_O);
+}
+
+const FeedForwardDescription& feed_forward_of(const BlockDescription& block, Stage stage) {
+  if (!block.is_mixture() && stage.expert == Stage::kNoExpert) return block.experts.front();
+  if (block.is_mixture() && stage.expert >= 0 && stage.expert < static_cast<int64_t>(block.experts.size())) {
+    return block.experts[static_cast<size_t>(stage.expert)];
+  }
+  throw std::invalid_argument(block.name + (block.is_mixture() ? ": a mixture of " : ": a dense block, ") +
+                              std::to_string(block.experts.size()) + " experts; it has no " + stage_name(stage));
 }
 
 }  // namespace
 
-std::string_view stage_name(Stage stage) {
-  switch (stage) {
-    case Stage::attention_input:
-      return "attention input";
-    case Stage::attention_output:
-      return "attention output";
-    case Stage::feed_forward_input:
-      return "feed-forward input";
-    case Stage::feed_forward_output:
-      return "feed-forward output";
+std::vector<Stage> block_stages(const BlockDescription& block) {
+  if (!block.is_mixture()) return {kStages.begin(), kStages.end()};
+  std::vector<Stage> stages = {Stage::attention_input, Stage::attention_output};
+  for (int64_t e = 0; e < static_cast<int64_t>(block.experts.size()); ++e) {
+    stages.insert(stages.end(), {{Stage::feed_forward_input, e}, {Stage::feed_forward_output, e}});
   }
-  throw std::invalid_argument("no such stage");
+  return stages;
+}
+
+std::string stage_name(Stage stage) {
+  constexpr std::array kNames = {"attention input", "attention output", "feed-forward input", "feed-forward output"};
+  return kNames.at(stage.kind) + (stage.expert == Stage::kNoExpert ? "" : " of expert " + std::to_string(stage.expert));
 }
 
 std::string_view site_name(ActivationSite site) {
@@ -83,17 +104,22 @@ std::string_view site_name(ActivationSite site) {
 }
 
 std::vector<LinearDescription> stage_layers(const BlockDescription& block, Stage stage) {
-  switch (stage) {
+  switch (stage.kind) {
     case Stage::attention_input:
       return {block.q, block.k, block.v};
     case Stage::attention_output:
       return {block.o};
     case Stage::feed_forward_input:
-      return {feed_forward_of(block).gate, feed_forward_of(block).up};
+      return {feed_forward_of(block, stage).gate, feed_forward_of(block, stage).up};
     case Stage::feed_forward_output:
-      return {feed_forward_of(block).down};
+      return {feed_forward_of(block, stage).down};
   }
   throw std::invalid_argument("no such stage");
+}
+
+double token_share(const BlockDescription& block, Stage stage) {
+  if (stage.expert == Stage::kNoExpert) return 1.0;
+  return static_cast<double>(block.routing.experts_per_token) / static_cast<double>(block.experts.size());
 }
 
 int64_t stage_width(const BlockDescription& block, Stage stage) {
@@ -113,12 +139,14 @@ BlockScratch::BlockScratch(const ModelDescription& model, int64_t num_tokens) {
   probabilities_BGT = at::empty({query_rows * num_tokens}, at::kFloat);
   mixed_BGK = at::empty({query_rows, model.head_size}, at::kFloat);
   up_TF = at::empty({num_tokens, model.feed_forward_size}, at::kFloat);
+  if (has_mixture(model)) sum_TD = at::empty({num_tokens, model.hidden_size}, at::kFloat);
 }
 
 int64_t BlockScratch::size_bytes(const ModelDescription& model, int64_t num_tokens) {
   const int64_t group = model.num_heads / model.num_kv_heads;
   const int64_t query_rows = std::min(kQueryBlock, num_tokens) * group;
-  const int64_t per_token = 2 * model.hidden_size + (model.num_heads + 2 * model.num_kv_heads) * model.head_size +
+  const int64_t per_token = (has_mixture(model) ? 3 : 2) * model.hidden_size +
+                            (model.num_heads + 2 * model.num_kv_heads) * model.head_size +
                             (group + 2) * model.head_size + 2 * query_rows + model.feed_forward_size;
   return (num_tokens * per_token + query_rows * model.head_size) * static_cast<int64_t>(sizeof(float));
 }
@@ -135,16 +163,11 @@ DecoderBlock::StageWeights DecoderBlock::read_stage(const Checkpoint& checkpoint
   for (const LinearDescription& layer : layers) weights.first_row.push_back(weights.first_row.back() + layer.num_out);
   weights.weight_OI = at::empty({weights.first_row.back(), layers.front().num_in}, at::kFloat);
   for (size_t i = 0; i < layers.size(); ++i) {
-    const LinearWeights linear = checkpoint.linear(layers[i]);
-    const std::span<float> out(weights.weight_OI.data_ptr<float>() + weights.first_row[i] * layers[i].num_in,
-                               static_cast<size_t>(layers[i].num_out * layers[i].num_in));
-    if (const auto* dense = std::get_if<DenseWeight>(&linear.weight)) {
-      convert_to_float(dense->dtype, dense->data, out);
-    } else {
-      dequantize_rows(std::get<QuantizedWeight>(linear.weight), 0, layers[i].num_out, out);
-    }
-    weights.bias_O.push_back(linear.bias_O.empty() ? at::Tensor() : float_tensor(linear.bias_O));
-    checkpoint.drop_pages(layers[i]);
+    const std::vector<float> bias_O =
+        read_weight(checkpoint, layers[i],
+                    {weights.weight_OI.data_ptr<float>() + weights.first_row[i] * layers[i].num_in,
+                     static_cast<size_t>(layers[i].num_out * layers[i].num_in)});
+    weights.bias_O.push_back(bias_O.empty() ? at::Tensor() : float_tensor(bias_O));
   }
   return weights;
 }
@@ -160,7 +183,12 @@ DecoderBlock::DecoderBlock(const Checkpoint& checkpoint, int64_t index, int64_t 
   if (block_->k_norm) k_norm_ = read_norm(checkpoint, *block_->k_norm);
   if (block_->post_attention_norm) post_attention_norm_ = read_norm(checkpoint, *block_->post_attention_norm);
   if (block_->post_feed_forward_norm) post_feed_forward_norm_ = read_norm(checkpoint, *block_->post_feed_forward_norm);
-  for (const Stage stage : kStages) stages_[static_cast<size_t>(stage)] = read_stage(checkpoint, *block_, stage);
+  for (const Stage stage : block_stages(*block_)) stages_.push_back(read_stage(checkpoint, *block_, stage));
+  if (block_->is_mixture()) {
+    router_weight_ED_ = at::empty({block_->router->num_out, block_->router->num_in}, at::kFloat);
+    read_weight(checkpoint, *block_->router,
+                {router_weight_ED_.data_ptr<float>(), static_cast<size_t>(router_weight_ED_.numel())});
+  }
 }
 
 at::Tensor DecoderBlock::weight(Stage stage, size_t index) const {
@@ -191,7 +219,7 @@ void DecoderBlock::divide_outputs(Stage stage, size_t index, std::span<const flo
 
 void DecoderBlock::set_norm_gain(Stage stage, std::span<const float> gain_D) {
   if (stage != Stage::attention_input && stage != Stage::feed_forward_input) {
-    throw std::invalid_argument("set_norm_gain: no norm stands before " + std::string(stage_name(stage)));
+    throw std::invalid_argument("set_norm_gain: no norm stands before the " + stage_name(stage) + " alone");
   }
   (stage == Stage::attention_input ? attention_norm_ : feed_forward_norm_).gain = float_tensor(gain_D);
 }
@@ -201,7 +229,7 @@ void DecoderBlock::set_bias(Stage stage, size_t index, std::span<const float> bi
 }
 
 void DecoderBlock::set_input_format(Stage stage, InputFormat format) {
-  validate(format, stage_width(*block_, stage), block_->name + ", " + std::string(stage_name(stage)));
+  validate(format, stage_width(*block_, stage), block_->name + ", " + stage_name(stage));
   stages_[static_cast<size_t>(stage)].input = std::move(format);
 }
 
@@ -358,9 +386,14 @@ void DecoderBlock::add_attention_output(at::Tensor mixed_TI, BlockScratch& scrat
 }
 
 void DecoderBlock::feed_forward(at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& activated_TF) const {
-  round_input(Stage::feed_forward_input, x_TD);
-  linear(Stage::feed_forward_input, 0, x_TD, activated_TF);
-  linear(Stage::feed_forward_input, 1, x_TD, scratch.up_TF);
+  activate(Stage::feed_forward_input, x_TD, scratch, activated_TF);
+}
+
+void DecoderBlock::activate(Stage input, at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& activated_TF) const {
+  at::Tensor up_TF = leading_rows(scratch.up_TF, activated_TF.size(0), activated_TF.size(1));
+  round_input(input, x_TD);
+  linear(input, 0, x_TD, activated_TF);
+  linear(input, 1, x_TD, up_TF);
   switch (model_->activation) {
     case Activation::silu:
       at::silu_out(activated_TF, activated_TF);
@@ -372,7 +405,7 @@ void DecoderBlock::feed_forward(at::Tensor& x_TD, BlockScratch& scratch, at::Ten
       at::gelu_out(activated_TF, activated_TF, "tanh");
       break;
   }
-  activated_TF.mul_(scratch.up_TF);
+  activated_TF.mul_(up_TF);
 }
 
 void DecoderBlock::add_feed_forward_output(at::Tensor activated_TF, BlockScratch& scratch,
@@ -388,14 +421,97 @@ void DecoderBlock::add_feed_forward_output(at::Tensor activated_TF, BlockScratch
   if (rounds(ActivationSite::residual_sum)) round_rows(hidden_TD);
 }
 
+TokenRouting DecoderBlock::route(const at::Tensor& hidden_TD, BlockScratch& scratch) const {
+  feed_forward_input(hidden_TD, scratch.x_TD);
+  const at::Tensor logits_TE = at::mm(scratch.x_TD, router_weight_ED_.t());
+  const auto num_experts = static_cast<size_t>(logits_TE.size(1));
+  const int64_t num_chosen = block_->routing.experts_per_token;
+  TokenRouting routing{num_chosen, {}, {}};
+  routing.experts_TK.resize(static_cast<size_t>(num_tokens_ * num_chosen));
+  routing.weights_TK.resize(routing.experts_TK.size());
+  for (int64_t t = 0; t < num_tokens_; ++t) {
+    route_row({logits_TE.const_data_ptr<float>() + t * logits_TE.size(1), num_experts}, block_->routing,
+              routing.experts_TK.data() + t * num_chosen, routing.weights_TK.data() + t * num_chosen);
+  }
+  return routing;
+}
+
+std::vector<int32_t> TokenRouting::tokens_of(int64_t expert) const {
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < experts_TK.size(); ++i) {
+    if (experts_TK[i] == expert) tokens.push_back(static_cast<int32_t>(i / static_cast<size_t>(experts_per_token)));
+  }
+  return tokens;
+}
+
+void DecoderBlock::expert_input(const at::Tensor& hidden_TD, std::span<const int32_t> tokens, at::Tensor& x_SD) const {
+  const int64_t width = model_->hidden_size;
+  for (size_t s = 0; s < tokens.size(); ++s) {
+    rms_norm(hidden_TD.const_data_ptr<float>() + tokens[s] * width, feed_forward_norm_.gain.const_data_ptr<float>(),
+             feed_forward_norm_.epsilon, 1, width, x_SD.data_ptr<float>() + static_cast<int64_t>(s) * width);
+  }
+}
+
+void DecoderBlock::expert(int64_t expert, at::Tensor& x_SD, BlockScratch& scratch, at::Tensor& activated_SF) const {
+  if (x_SD.size(0) > 0) activate({Stage::feed_forward_input, expert}, x_SD, scratch, activated_SF);
+}
+
+void DecoderBlock::add_expert_output(int64_t expert, at::Tensor activated_SF, const TokenRouting& routing,
+                                     std::span<const int32_t> tokens, BlockScratch& scratch, at::Tensor& sum_TD) const {
+  if (tokens.empty()) return;
+  const Stage stage(Stage::feed_forward_output, expert);
+  const int64_t width = model_->hidden_size;
+  at::Tensor delta_SD = leading_rows(scratch.delta_TD, static_cast<int64_t>(tokens.size()), width);
+  round_input(stage, activated_SF);
+  linear(stage, 0, activated_SF, delta_SD);
+  for (size_t s = 0; s < tokens.size(); ++s) {
+    const auto first = routing.experts_TK.begin() + tokens[s] * routing.experts_per_token;
+    const auto place = std::find(first, first + routing.experts_per_token, expert) - routing.experts_TK.begin();
+    const float weight = routing.weights_TK[static_cast<size_t>(place)];
+    const float* delta = delta_SD.const_data_ptr<float>() + static_cast<int64_t>(s) * width;
+    float* sum = sum_TD.data_ptr<float>() + tokens[s] * width;
+    for (int64_t i = 0; i < width; ++i) sum[i] += weight * delta[i];
+  }
+}
+
+void DecoderBlock::add_mixture_output(at::Tensor& sum_TD, at::Tensor& hidden_TD) const {
+  if (post_feed_forward_norm_) {
+    float* sum = sum_TD.data_ptr<float>();
+    rms_norm(sum, post_feed_forward_norm_->gain.const_data_ptr<float>(), post_feed_forward_norm_->epsilon, num_tokens_,
+             model_->hidden_size, sum);
+  }
+  hidden_TD.add_(sum_TD);
+}
+
+void DecoderBlock::forward_mixture(BlockScratch& scratch, at::Tensor& activated_TF, at::Tensor& hidden_TD) const {
+  const TokenRouting routing = route(hidden_TD, scratch);
+  scratch.sum_TD.zero_();
+  for (int64_t e = 0; e < static_cast<int64_t>(block_->experts.size()); ++e) {
+    const std::vector<int32_t> tokens = routing.tokens_of(e);
+    const auto num_rows = static_cast<int64_t>(tokens.size());
+    at::Tensor x_SD = leading_rows(scratch.x_TD, num_rows, model_->hidden_size);
+    at::Tensor activated_SF = leading_rows(activated_TF, num_rows, block_->experts[static_cast<size_t>(e)].down.num_in);
+    expert_input(hidden_TD, tokens, x_SD);
+    expert(e, x_SD, scratch, activated_SF);
+    add_expert_output(e, activated_SF, routing, tokens, scratch, scratch.sum_TD);
+  }
+  add_mixture_output(scratch.sum_TD, hidden_TD);
+}
+
 void DecoderBlock::forward(BlockScratch& scratch, at::Tensor& mixed_TI, at::Tensor& activated_TF,
                            at::Tensor& hidden_TD) const {
   attention_input(hidden_TD, scratch.x_TD);
   attention(scratch.x_TD, scratch, mixed_TI);
   add_attention_output(mixed_TI, scratch, hidden_TD);
+  if (block_->is_mixture()) return forward_mixture(scratch, activated_TF, hidden_TD);
+  at::Tensor own_TF = leading_rows(activated_TF, num_tokens_, stage_width(*block_, Stage::feed_forward_output));
   feed_forward_input(hidden_TD, scratch.x_TD);
-  feed_forward(scratch.x_TD, scratch, activated_TF);
-  add_feed_forward_output(activated_TF, scratch, hidden_TD);
+  feed_forward(scratch.x_TD, scratch, own_TF);
+  add_feed_forward_output(own_TF, scratch, hidden_TD);
+}
+
+at::Tensor leading_rows(const at::Tensor& tensor, int64_t num_rows, int64_t width) {
+  return tensor.view({-1}).narrow(0, 0, num_rows * width).view({num_rows, width});
 }
 
 void embed(const LinearWeights& table_VD, float embedding_scale, std::span<const int32_t> ids_T, float* hidden_TD) {

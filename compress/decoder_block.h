@@ -9,6 +9,14 @@
 // Every function handles one window of T tokens on the calling thread and writes into storage the caller owns, so that
 // workers split windows and the same window always gives the same bits. The functions that multiply a stage's input
 // take it as their own: where the stage has an input format they round it in place.
+//
+// In a mixture each expert has the two feed-forward stages for itself, and their inputs are rows of the window's tokens
+// that go to the expert, in order:
+//
+//   routing = route(norm(hidden))     once, of all tokens
+//   x = norm(hidden[tokens of e])     feed_forward_input   gate_e, up_e
+//   z = act(gate) * up                feed_forward_output  down_e      sum[tokens of e] += weight * down_e(z)
+//   hidden += post_norm(sum)          after the last expert
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,6 +24,7 @@
 #include <array>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -26,14 +35,32 @@
 
 namespace pare {
 
-enum class Stage { attention_input, attention_output, feed_forward_input, feed_forward_output };
+struct Stage {
+  enum Kind { attention_input, attention_output, feed_forward_input, feed_forward_output };
+  static constexpr int64_t kNoExpert = -1;
+  Kind kind = attention_input;
+  int64_t expert = kNoExpert;  // of a mixture's feed-forward stages: whose
+
+  constexpr Stage(Kind stage_kind, int64_t stage_expert = kNoExpert) : kind(stage_kind), expert(stage_expert) {}
+  bool operator==(const Stage&) const = default;
+  // The place in block_stages.
+  explicit constexpr operator size_t() const {
+    return static_cast<size_t>(kind) + (expert > 0 ? 2 * static_cast<size_t>(expert) : 0);
+  }
+};
+// Of a dense block.
 inline constexpr std::array<Stage, 4> kStages = {Stage::attention_input, Stage::attention_output,
                                                  Stage::feed_forward_input, Stage::feed_forward_output};
-std::string_view stage_name(Stage stage);
+// In the order in which a token meets them; a mixture's experts one after the other.
+std::vector<Stage> block_stages(const BlockDescription& block);
+std::string stage_name(Stage stage);  // "feed-forward input", "feed-forward input of expert 3"
 
 // The linears that read the stage's input, in the order in which DecoderBlock stacks them.
-// Throws std::invalid_argument for a mixture of experts, whose stages depend on the routing.
+// Throws std::invalid_argument for a feed-forward stage that names no expert of a mixture, or one of a dense block.
 std::vector<LinearDescription> stage_layers(const BlockDescription& block, Stage stage);
+
+// Which part of all tokens reaches the stage, on average.
+double token_share(const BlockDescription& block, Stage stage);
 
 // Width I of the stage's input.
 int64_t stage_width(const BlockDescription& block, Stage stage);
@@ -62,6 +89,16 @@ struct BlockScratch {
   at::Tensor probabilities_BGT;
   at::Tensor mixed_BGK;
   at::Tensor up_TF;
+  at::Tensor sum_TD;  // of a mixture's experts, in forward; undefined where there is none
+};
+
+// Where the tokens of one window go.
+struct TokenRouting {
+  int64_t experts_per_token = 0;
+  std::vector<int32_t> experts_TK;  // ascending for each token
+  std::vector<float> weights_TK;
+
+  std::vector<int32_t> tokens_of(int64_t expert) const;  // ascending
 };
 
 class DecoderBlock {
@@ -99,7 +136,16 @@ class DecoderBlock {
   void feed_forward(at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& activated_TF) const;
   void add_feed_forward_output(at::Tensor activated_TF, BlockScratch& scratch, at::Tensor& hidden_TD) const;
 
-  // All four stages: hidden [T, D] in place; activated_TF is working space of max(F, H K) columns' worth of floats.
+  // The same of a mixture; x_SD and activated_SF hold the rows of `tokens`.
+  TokenRouting route(const at::Tensor& hidden_TD, BlockScratch& scratch) const;
+  void expert_input(const at::Tensor& hidden_TD, std::span<const int32_t> tokens, at::Tensor& x_SD) const;
+  void expert(int64_t expert, at::Tensor& x_SD, BlockScratch& scratch, at::Tensor& activated_SF) const;
+  // `tokens` are those that `routing` sends to the expert.
+  void add_expert_output(int64_t expert, at::Tensor activated_SF, const TokenRouting& routing,
+                         std::span<const int32_t> tokens, BlockScratch& scratch, at::Tensor& sum_TD) const;
+  void add_mixture_output(at::Tensor& sum_TD, at::Tensor& hidden_TD) const;
+
+  // All stages: hidden [T, D] in place; activated_TF is working space of max(F, H K) columns' worth of floats.
   void forward(BlockScratch& scratch, at::Tensor& mixed_TI, at::Tensor& activated_TF, at::Tensor& hidden_TD) const;
 
  private:
@@ -119,6 +165,8 @@ class DecoderBlock {
   bool rounds(ActivationSite site) const { return rounded_site_ && rounded_site_->first == site; }
   void round_rows(const at::Tensor& x_TI) const;
   void linear(Stage stage, size_t index, const at::Tensor& x_TI, at::Tensor out_TO) const;
+  void forward_mixture(BlockScratch& scratch, at::Tensor& activated_TF, at::Tensor& hidden_TD) const;
+  void activate(Stage input, at::Tensor& x_SD, BlockScratch& scratch, at::Tensor& activated_SF) const;
   void rotate_head(const float* source, int64_t token, const NormWeights* norm, float* out) const;
   void gather_head(int64_t kv_head, BlockScratch& scratch) const;
 
@@ -128,9 +176,13 @@ class DecoderBlock {
   RopeTable rope_;
   NormWeights attention_norm_, feed_forward_norm_;
   std::optional<NormWeights> q_norm_, k_norm_, post_attention_norm_, post_feed_forward_norm_;
-  std::array<StageWeights, kStages.size()> stages_;
+  std::vector<StageWeights> stages_;  // as in block_stages
+  at::Tensor router_weight_ED_;       // of a mixture
   std::optional<std::pair<ActivationSite, InputFormat>> rounded_site_;
 };
+
+// A view of the first num_rows * width floats of a scratch tensor.
+at::Tensor leading_rows(const at::Tensor& tensor, int64_t num_rows, int64_t width);
 
 // hidden[t] = embedding_scale * table[ids[t]] for one window, float32. The table may be dense or quantized.
 void embed(const LinearWeights& table_VD, float embedding_scale, std::span<const int32_t> ids_T, float* hidden_TD);

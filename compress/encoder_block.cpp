@@ -37,7 +37,7 @@ at::Tensor activated(const at::Tensor& y_TF, Activation activation) {
 }  // namespace
 
 std::vector<LinearDescription> stage_layers(const EncoderBlockDescription& block, Stage stage) {
-  switch (stage) {
+  switch (stage.kind) {
     case Stage::attention_input:
       return {block.q, block.k, block.v};
     case Stage::attention_output:

@@ -10,7 +10,12 @@ namespace {
 
 // The layers that folds go into: stage and place in stage_layers.
 constexpr std::pair<Stage, size_t> kValueLayer{Stage::attention_input, 2};
-constexpr std::pair<Stage, size_t> kUpLayer{Stage::feed_forward_input, 1};
+constexpr size_t kUpIndex = 1;
+
+std::pair<Stage, size_t> producer_of(Stage stage) {
+  if (stage.kind == Stage::attention_output) return kValueLayer;
+  return {Stage(Stage::feed_forward_input, stage.expert), kUpIndex};
+}
 
 bool is_power_of_two(float value) {
   int exponent = 0;
@@ -134,7 +139,9 @@ void restore_changed(const OwnedTensor& tensor, DecoderBlock& block) {
     block.set_norm_gain(stage, values);
     return;
   }
-  for (const auto& [stage, index] : {kValueLayer, kUpLayer}) {
+  for (const Stage reader : block_stages(description)) {
+    if (!folds_into_linear(reader)) continue;
+    const auto [stage, index] = producer_of(reader);
     const std::string name = stage_layers(description, stage)[index].name;
     if (tensor.name == name + ".weight") return block.set_weight(stage, index, values);
     if (tensor.name == name + ".bias") return block.set_bias(stage, index, values);
@@ -143,10 +150,10 @@ void restore_changed(const OwnedTensor& tensor, DecoderBlock& block) {
 }
 
 bool folds_into_linear(Stage stage) {
-  return stage == Stage::attention_output || stage == Stage::feed_forward_output;
+  return stage.kind == Stage::attention_output || stage.kind == Stage::feed_forward_output;
 }
 
-std::vector<int64_t> producer_channels(const ModelDescription& model, Stage stage) {
+std::vector<int64_t> producer_channels(const ModelDescription& model, const BlockDescription& block, Stage stage) {
   std::vector<int64_t> channels_I;
   if (stage == Stage::attention_output) {
     const int64_t group = model.num_heads / model.num_kv_heads;
@@ -155,8 +162,7 @@ std::vector<int64_t> producer_channels(const ModelDescription& model, Stage stag
     }
     return channels_I;
   }
-  channels_I.resize(
-      static_cast<size_t>(stage == Stage::feed_forward_output ? model.feed_forward_size : model.hidden_size));
+  channels_I.resize(static_cast<size_t>(stage_width(block, stage)));
   std::iota(channels_I.begin(), channels_I.end(), 0);
   return channels_I;
 }
@@ -164,7 +170,7 @@ std::vector<int64_t> producer_channels(const ModelDescription& model, Stage stag
 std::vector<float> fold(const Checkpoint& checkpoint, Stage stage, std::span<const float> wanted_I, DecoderBlock& block,
                         std::vector<CompressedLayer>& done, std::vector<OwnedTensor>& changed) {
   const ModelDescription& model = checkpoint.description();
-  const std::vector<int64_t> channels_I = producer_channels(model, stage);
+  const std::vector<int64_t> channels_I = producer_channels(model, block.description(), stage);
   if (wanted_I.size() != channels_I.size()) {
     throw std::invalid_argument("fold: expected " + std::to_string(channels_I.size()) + " scales, found " +
                                 std::to_string(wanted_I.size()));
@@ -174,8 +180,11 @@ std::vector<float> fold(const Checkpoint& checkpoint, Stage stage, std::span<con
     throw std::invalid_argument("fold: the scale of channel " + std::to_string(i) + " is " +
                                 std::to_string(wanted_I[i]) + "; expected a finite positive number");
   }
+  if (!folds_into_linear(stage) && stage.expert != Stage::kNoExpert) {
+    throw std::invalid_argument("fold: no producer of the " + stage_name(stage) + " serves that expert alone");
+  }
   if (!folds_into_linear(stage)) return fold_into_norm(checkpoint, stage, wanted_I, block, changed);
-  const auto [producer, index] = stage == Stage::attention_output ? kValueLayer : kUpLayer;
+  const auto [producer, index] = producer_of(stage);
   const LinearDescription linear = stage_layers(block.description(), producer)[index];
   fold_into_linear(checkpoint, producer, index, by_row(wanted_I, channels_I, linear.num_out, linear.name), block, done,
                    changed);

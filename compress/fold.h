@@ -8,6 +8,8 @@
 //   feed_forward_input    the norm's gain           any positive value
 //   feed_forward_output   the rows of up            powers of two
 //
+// In a mixture each expert's up serves its own down. What all experts read, their router reads too: it has no fold.
+//
 // Every fold is exact. Into a norm: the stored gain is g' = round(g / s), and s := g / g' in float32. Into v and up,
 // which are rounded already: a power of two changes only the exponents of their scales, so that their codes stay, and
 // the activations already computed are divided exactly.
@@ -23,7 +25,7 @@ namespace pare {
 
 // What divides channel i of the stage's input, as an index: channels of equal index must have equal s. The norm: i
 // itself; attention_output: the row of v; feed_forward_output: the row of up.
-std::vector<int64_t> producer_channels(const ModelDescription& model, Stage stage);
+std::vector<int64_t> producer_channels(const ModelDescription& model, const BlockDescription& block, Stage stage);
 
 // Whether s must consist of powers of two.
 bool folds_into_linear(Stage stage);

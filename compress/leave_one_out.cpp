@@ -160,7 +160,7 @@ std::vector<WindowLosses> LeaveOneOut::measure(std::span<const StageChange> chan
 
   std::vector<WindowLosses> losses;
   for (size_t i = 0; i < changes.size(); ++i) {
-    losses.push_back(score(hidden_NTD[i], block().name + ", " + std::string(stage_name(changes[i].stage))));
+    losses.push_back(score(hidden_NTD[i], block().name + ", " + stage_name(changes[i].stage)));
   }
   return losses;
 }
@@ -219,7 +219,7 @@ int64_t LeaveOneOut::size_bytes(const ModelDescription& model, const Extent& ext
   int64_t largest_block = 0;
   for (const BlockDescription& block : model.blocks) {
     int64_t num_weights = 0;
-    for (const Stage stage : kStages) {
+    for (const Stage stage : block_stages(block)) {
       for (const LinearDescription& linear : stage_layers(block, stage)) num_weights += linear.num_out * linear.num_in;
     }
     largest_block = std::max(largest_block, num_weights);
@@ -239,9 +239,10 @@ double LeaveOneOut::num_operations(const ModelDescription& model, const Extent& 
   double sum = num_rows * 2.0 * head;
   for (int64_t b = 0; b < num_blocks; ++b) {
     double weights = static_cast<double>(extent.num_tokens * model.num_heads * model.head_size);  // of the causal half
-    for (const Stage stage : kStages) {
-      for (const LinearDescription& linear : stage_layers(model.blocks[static_cast<size_t>(b)], stage)) {
-        weights += static_cast<double>(linear.num_out) * static_cast<double>(linear.num_in);
+    const BlockDescription& block = model.blocks[static_cast<size_t>(b)];
+    for (const Stage stage : block_stages(block)) {
+      for (const LinearDescription& linear : stage_layers(block, stage)) {
+        weights += static_cast<double>(linear.num_out) * static_cast<double>(linear.num_in) * token_share(block, stage);
       }
     }
     // Once for the unchanged model, once to move on, once for each traveller, and for every change of this block and

@@ -148,7 +148,8 @@ std::string calibration_identity(const Recipe& recipe, const RunData& data) {
   if (data.statistics) return "statistics " + data.statistics->hash();
   if (data.texts) return texts_hash(*data.texts) + " seed " + std::to_string(recipe.calibration->seed);
   if (!data.calibration) return "none";
-  return windows_hash(*data.calibration) + " seed " + std::to_string(recipe.calibration->seed);
+  return windows_hash(*data.calibration) + " seed " + std::to_string(recipe.calibration->seed) +
+         (recipe.calibration->experts == ExpertTokens::all ? " experts all" : "");
 }
 
 std::string survey_identity(const Recipe& recipe, const RunData& data) {

@@ -79,6 +79,7 @@ Workload measure_workload(const Recipe& recipe, const PlannedRun& plan, const Ru
   if (data.calibration) {
     workload.num_windows = data.calibration->num_windows;
     workload.num_tokens = data.calibration->num_tokens;
+    workload.experts = recipe.calibration->experts;
   }
   if (data.survey) {
     const size_t num_bits = recipe.budget ? recipe.budget->allowed.size() : 0;
@@ -168,7 +169,7 @@ std::optional<Survey> take_survey(const PreparedRun& prepared, const Artifact& a
     if (text.starts_with(identity)) return parse_survey(text.substr(identity.size()), file.string());
   }
   Survey survey = survey_model(prepared.checkpoint, prepared.plan, data,
-                               recipe.calibration ? recipe.calibration->seed : 0, *data.survey, options,
+                               recipe.calibration.value_or(CalibrationRecipe{}), *data.survey, options,
                                prepared.prediction.spill, artifact.partial_directory(), prepared.num_threads, progress);
   write_file_atomically(file, identity + to_json(survey));
   malloc_trim(0);  // what it held is not to be counted beside the walk
@@ -219,7 +220,8 @@ void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& 
   std::optional<BlockWalk> walk;
   if (data.calibration) {
     walk.emplace(model, *data.calibration, embedding_of(checkpoint, artifact), recipe.calibration->seed,
-                 prepared.prediction.spill, artifact.partial_directory(), prepared.num_threads);
+                 prepared.prediction.spill, artifact.partial_directory(), prepared.num_threads,
+                 recipe.calibration->experts);
     checkpoint.drop_pages(checkpoint.embedding());
   }
   const int64_t num_tokens = data.calibration ? data.calibration->num_tokens : 1;
@@ -232,7 +234,7 @@ void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& 
     BlockWork work{DecoderBlock(checkpoint, b, num_tokens), {}, {}};
     if (committed != nullptr) restore_block(layers, part_of_block(b), artifact, checkpoint, work.block);
 
-    for (const Stage stage : kStages) {
+    for (const Stage stage : block_stages(work.block.description())) {
       LayerStatistics statistics;
       const StatisticsNeed need = is_done(b) ? StatisticsNeed::none : plan.need(b, stage);
       if (walk) statistics = walk->reach(work.block, stage, need);
@@ -249,6 +251,7 @@ void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& 
     }
     if (walk && b + 1 < last) walk->leave(work.block);
     if (!is_done(b)) {
+      report_starved(work);
       check_strict(recipe, work.layers);
       const auto commit_start = Clock::now();
       const std::vector<LayerRecord> records = commit_block(part_of_block(b), std::move(work), artifact);

@@ -109,7 +109,10 @@ Operations count_operations(const PlannedRun& plan, const ModelDescription& mode
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
     for (const PlannedLayer& layer : plan.blocks[b]) {
       const double weights = static_cast<double>(layer.linear.num_out) * static_cast<double>(layer.linear.num_in);
-      if (workload.walks()) operations.forward += 2.0 * num_rows * weights;
+      const double share = token_share(model.blocks[b], layer.stage);
+      // The inputs of down are made once; with all tokens, for the statistics, also of those that go elsewhere.
+      const bool sees_all = layer.stage.kind == Stage::feed_forward_input && workload.experts == ExpertTokens::all;
+      if (workload.walks()) operations.forward += 2.0 * num_rows * weights * (sees_all ? 1.0 + share : share);
       if (!layer.options) continue;
       operations.compress += weights * kSearchOpsPerWeight;
       if (layer.options->method == Method::gptq) {
@@ -118,13 +121,15 @@ Operations count_operations(const PlannedRun& plan, const ModelDescription& mode
     }
     operations.forward += 2.0 * num_rows * static_cast<double>(workload.num_tokens) *
                           static_cast<double>(model.num_heads * model.head_size);  // causal: half of the scores
-    for (const Stage stage : kStages) {
+    for (const Stage stage : block_stages(model.blocks[b])) {
       if (plan.need(static_cast<int64_t>(b), stage) != StatisticsNeed::hessian) continue;
       const int64_t width = stage_width(model.blocks[b], stage);
+      const double stage_rows =
+          num_rows * (workload.experts == ExpertTokens::all ? 1.0 : token_share(model.blocks[b], stage));
       const std::vector<int64_t> bounds = tile_bounds(width);
       for (size_t i = 0; i + 1 < bounds.size(); ++i) {
         operations.statistics +=
-            2.0 * num_rows * static_cast<double>((bounds[i + 1] - bounds[i]) * (width - bounds[i]));
+            2.0 * stage_rows * static_cast<double>((bounds[i + 1] - bounds[i]) * (width - bounds[i]));
       }
       operations.compress += cubed(width) * kFactorOpsPerCube;
     }
@@ -136,7 +141,7 @@ Operations count_operations(const PlannedRun& plan, const ModelDescription& mode
 int64_t compress_bytes(const PlannedRun& plan, const ModelDescription& model, int64_t num_windows) {
   int64_t largest = 0;
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
-    for (const Stage stage : kStages) {
+    for (const Stage stage : block_stages(model.blocks[b])) {
       const StatisticsNeed need = plan.need(static_cast<int64_t>(b), stage);
       const int64_t width = stage_width(model.blocks[b], stage);
       const int64_t square = width * width;
@@ -161,11 +166,16 @@ int64_t compress_bytes(const PlannedRun& plan, const ModelDescription& model, in
 int64_t evaluation_bytes(const ModelDescription& model, const Sizes& sizes, const PlannedEvaluation& evaluation) {
   const int64_t rows = std::max(Transformer::kBatchRows, evaluation.num_tokens);
   const int64_t hidden = rows * model.hidden_size * 4;
-  const int64_t work = rows *
-                       (3 * model.hidden_size + (model.num_heads + 2 * model.num_kv_heads) * model.head_size +
-                        3 * model.feed_forward_size) *
-                       4;
+  int64_t work = rows *
+                 (3 * model.hidden_size + (model.num_heads + 2 * model.num_kv_heads) * model.head_size +
+                  3 * model.feed_forward_size) *
+                 4;
   const int64_t models = sizes.output_bytes + (evaluation.reference ? sizes.source_bytes : 0);
+  int64_t experts_per_token = 0;  // whose outputs are held until they are summed
+  for (const BlockDescription& block : model.blocks) {
+    experts_per_token = std::max(experts_per_token, block.routing.experts_per_token);
+  }
+  work += rows * experts_per_token * model.hidden_size * 4;
   return models + (evaluation.reference ? 2 : 1) * hidden + work;
 }
 
@@ -364,7 +374,7 @@ Prediction predict_calibration(const PlannedRun& plan, const Checkpoint& checkpo
   int64_t largest_block = 0, largest_stage = 0;
   for (const BlockDescription& block : model.blocks) {
     int64_t num_weights = 0;
-    for (const Stage stage : kStages) {
+    for (const Stage stage : block_stages(block)) {
       for (const LinearDescription& linear : stage_layers(block, stage)) num_weights += linear.num_out * linear.num_in;
       const int64_t width = stage_width(block, stage);
       largest_stage = std::max(

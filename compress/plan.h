@@ -31,6 +31,7 @@ struct Workload {
   std::vector<PlannedEvaluation> evaluations;
   int num_threads = 1;
   std::optional<PlannedSurvey> survey = {};
+  ExpertTokens experts = ExpertTokens::routed;
   std::optional<int64_t> linear_bytes = {};  // what a budget leaves the blocks' linears
   bool walks() const { return num_windows > 0; }
 };

@@ -15,10 +15,17 @@ constexpr int64_t kMarlinColumns = 128;  // I must be a multiple of it ...
 constexpr int64_t kMarlinRows = 64;      // ... and O of this one
 constexpr int64_t kOtherKernels = 32;    // vLLM's slower kernels: both of this one
 
+// "model.layers.0.mlp.experts.0.gate_proj" -> "*.mlp.experts.*.gate_proj"
+std::string pattern_of_experts(const std::string& gate) {
+  const size_t last = gate.rfind('.');
+  const std::string module = gate.substr(0, gate.rfind('.', last - 1));  // ends with ".experts"
+  return "\"*." + module.substr(module.rfind('.') + 1) + ".*" + gate.substr(last) + "\"";
+}
+
 // A fold takes all linears that read the input, or none. A producer with one scale for all its rows takes none.
-std::array<bool, kStages.size()> scaled_stages(const ScalingRecipe& scaling, const std::vector<PlannedLayer>& layers) {
-  std::array<bool, kStages.size()> scaled;
-  scaled.fill(true);
+std::vector<bool> scaled_stages(const ScalingRecipe& scaling, const BlockDescription& block,
+                                const std::vector<PlannedLayer>& layers) {
+  std::vector<bool> scaled(block_stages(block).size(), true);
   for (const PlannedLayer& layer : layers) {
     if (layer.options && layer.options->gptq.grid.per_tensor && folds_into_linear(layer.stage)) {
       scaled[static_cast<size_t>(layer.stage)] = false;
@@ -27,7 +34,34 @@ std::array<bool, kStages.size()> scaled_stages(const ScalingRecipe& scaling, con
                                       [&](const auto& pattern) { return matches_glob(pattern, layer.linear.name); });
     if (excluded || !layer.options) scaled[static_cast<size_t>(layer.stage)] = false;
   }
+  for (const PlannedLayer& layer : layers) {
+    if (layer.stage.kind != Stage::feed_forward_input || !block.is_mixture()) continue;
+    if (!scaled[static_cast<size_t>(layer.stage)]) continue;
+    throw std::invalid_argument("recipe: " + std::string(scaling.name()) + ": " + layer.linear.name +
+                                " reads what all experts and their router read, which is not scaled: give " +
+                                std::string(scaling.name()) + " 'layers: {exclude: [" +
+                                pattern_of_experts(block.experts.front().gate.name) + "]}'");
+  }
   return scaled;
+}
+
+// Bits are chosen for stages apart, but engines run a block's experts as one; and a stage is measured by running the
+// whole model, of which there would be two for each expert.
+void check_mixtures(const Recipe& recipe, const ModelDescription& model) {
+  const auto mixture =
+      std::find_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
+  if (mixture == model.blocks.end()) return;
+  const std::string what = mixture->name + " is a mixture of " + std::to_string(mixture->experts.size()) + " experts";
+  if (recipe.budget) {
+    throw std::invalid_argument("recipe: budget: " + what +
+                                ", whose experts must have the same bits for engines to run them: give bits by "
+                                "patterns with 'layers: {override: ...}'");
+  }
+  if (recipe.sensitivity && recipe.sensitivity->groups.empty()) {
+    throw std::invalid_argument("recipe: sensitivity: " + what +
+                                "; measuring each of them apart takes too long: name what is measured together, such "
+                                "as 'groups: [\"*.self_attn.*\", \"*.experts.*\"]'");
+  }
 }
 
 // Layers that engines fuse into one must share a scheme: q, k, v and gate, up.
@@ -81,6 +115,32 @@ class Reasons {
   std::vector<std::string> reasons_;
 };
 
+// transformers 5.17 holds all experts of a block as one tensor, and reads them by one config group for the whole model
+// (integrations/compressed_tensors.py: DecompressExperts). vLLM runs them as one.
+void judge_experts(const PlannedRun& plan, const std::vector<PackScheme>& schemes, Reasons& transformers,
+                   Reasons& vllm) {
+  for (const auto& layers : plan.blocks) {
+    const PlannedLayer* first = nullptr;
+    for (const PlannedLayer& layer : layers) {
+      if (layer.stage.expert == Stage::kNoExpert) continue;
+      if (first == nullptr) first = &layer;
+      if (layer.options.has_value() != first->options.has_value()) {
+        for (Reasons* reasons : {&transformers, &vllm}) reasons->add("some experts of a block are left alone");
+      } else if (layer.options && layer.scheme != first->scheme) {
+        for (Reasons* reasons : {&transformers, &vllm}) reasons->add("the experts of a block have different schemes");
+      }
+      if (!layer.options) continue;
+      if (schemes.size() > 1) transformers.add("experts are read by one scheme only, of several");
+      if (!layer.scheme.symmetric) transformers.add("zero points of experts are not read");
+      const StoredFormat format = layer.scheme.format;
+      if (format != StoredFormat::pack_quantized && format != StoredFormat::float_quantized) {
+        transformers.add("experts are read from pack-quantized and float-quantized files only");
+      }
+      if (!layer.scheme.input.is_plain()) transformers.add("inputs of experts would not be rounded");
+    }
+  }
+}
+
 }  // namespace
 
 void check_patterns(const Recipe& recipe, const std::vector<std::string>& names) {
@@ -108,18 +168,15 @@ bool needs_calibration(const LayerOptions& options, bool has_calibration) {
 
 // One input is rounded once: all linears that read it must ask for the same.
 void check_inputs_agree(const std::vector<PlannedLayer>& layers) {
-  for (const Stage stage : kStages) {
-    const PlannedLayer* first = nullptr;
-    for (const PlannedLayer& layer : layers) {
-      if (layer.stage != stage) continue;
-      if (first == nullptr) first = &layer;
-      const InputFormat input = layer.options ? layer.options->input : InputFormat{};
-      const InputFormat other = first->options ? first->options->input : InputFormat{};
-      if (input == other) continue;
-      throw std::invalid_argument("recipe: " + first->linear.name + " and " + layer.linear.name +
-                                  " read the same input, but one takes it as " + input_format_name(other) +
-                                  " and the other as " + input_format_name(input) + ": exclude both or neither");
-    }
+  for (const PlannedLayer& layer : layers) {
+    const auto first =
+        std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return l.stage == layer.stage; });
+    const InputFormat input = layer.options ? layer.options->input : InputFormat{};
+    const InputFormat other = first->options ? first->options->input : InputFormat{};
+    if (input == other) continue;
+    throw std::invalid_argument("recipe: " + first->linear.name + " and " + layer.linear.name +
+                                " read the same input, but one takes it as " + input_format_name(other) +
+                                " and the other as " + input_format_name(input) + ": exclude both or neither");
   }
 }
 
@@ -201,6 +258,7 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
     throw std::invalid_argument("recipe: evaluate: '" + checkpoint.directory().string() +
                                 "' is a decoder, which gives no embeddings of texts: use perplexity");
   }
+  check_mixtures(recipe, model);
   // Scales are stored as the model's own 16-bit type; float32 models get BF16 ones, which every engine
   // takes. AWQ's container has F16 ones alone.
   const bool is_awq_gemm = recipe.container == Container::awq_gemm;
@@ -210,7 +268,11 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
   std::vector<std::string> names;
   for (const BlockDescription& block : model.blocks) {
     std::vector<PlannedLayer>& layers = plan.blocks.emplace_back();
-    for (const Stage stage : kStages) {
+    if (block.router) {
+      names.push_back(block.router->name);  // likewise
+      plan.unquantized.push_back(block.router->name);
+    }
+    for (const Stage stage : block_stages(block)) {
       const std::vector<LinearDescription> linears = stage_layers(block, stage);
       for (size_t index = 0; index < linears.size(); ++index) {
         PlannedLayer layer{linears[index], stage, index, std::nullopt, {}};
@@ -231,7 +293,7 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
       }
     }
     check_inputs_agree(layers);
-    if (recipe.scaling) plan.scaled.push_back(scaled_stages(*recipe.scaling, layers));
+    if (recipe.scaling) plan.scaled.push_back(scaled_stages(*recipe.scaling, block, layers));
   }
   if (recipe.scaling) {
     plan.scaling = recipe.scaling->options;
@@ -279,7 +341,7 @@ PlannedRun calibration_plan(const ModelDescription& model) {
   plan.needs_calibration = true;
   for (const BlockDescription& block : model.blocks) {
     std::vector<PlannedLayer>& layers = plan.blocks.emplace_back();
-    for (const Stage stage : kStages) {
+    for (const Stage stage : block_stages(block)) {
       const std::vector<LinearDescription> linears = stage_layers(block, stage);
       for (size_t index = 0; index < linears.size(); ++index) {
         layers.push_back({linears[index], stage, index, LayerOptions{}, {}});
@@ -293,8 +355,9 @@ std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDesc
   Reasons transformers, vllm, converter;
   std::vector<PackScheme> schemes;
   std::set<std::string> unfit, without_marlin;  // shapes that no kernel takes, and that only slower ones take
-  for (const auto& layers : plan.blocks) {
-    for (const Stage stage : {Stage::attention_input, Stage::feed_forward_input}) {
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    const std::vector<PlannedLayer>& layers = plan.blocks[b];
+    for (const Stage stage : block_stages(model.blocks[b])) {
       if (!stage_is_uniform(layers, stage)) {
         vllm.add(std::string(stage == Stage::attention_input ? "q, k, v" : "gate, up") +
                  " have different schemes, but are fused");
@@ -336,6 +399,7 @@ std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDesc
       if (scheme.act_order == StoredActOrder::group) converter.add("act_order group is not read");
     }
   }
+  judge_experts(plan, schemes, transformers, vllm);
   if (!unfit.empty()) {
     vllm.add("no kernel for " + joined(unfit) + ": inputs and outputs must be multiples of " +
              std::to_string(kOtherKernels));

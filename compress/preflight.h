@@ -1,7 +1,6 @@
 // What a run will do to each layer, and who will be able to load the result: decided before any work.
 #pragma once
 
-#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -32,7 +31,7 @@ struct PlannedRun {
   std::vector<std::vector<PlannedLayer>> blocks;
   std::vector<PlannedTable> tables;  // embedding and untied head, when the recipe quantizes them
   std::optional<std::variant<AwqOptions, SmoothQuantOptions>> scaling;
-  std::vector<std::array<bool, kStages.size()>> scaled;  // by block and stage: whether its input is scaled
+  std::vector<std::vector<bool>> scaled;  // by block and stage (block_stages): whether its input is scaled
   Container container = Container::compressed_tensors;
   bool needs_calibration = false;
   std::vector<std::string> unquantized;  // linears that the artifact's config lists as left alone
@@ -55,8 +54,9 @@ PackScheme storage_scheme(const LayerOptions& options, Container container);
 // Throws std::invalid_argument for a source that is quantized already.
 void check_not_quantized(const Checkpoint& checkpoint);
 
-// Throws std::invalid_argument: a source that is quantized already, a mixture of experts, a group size that does not
-// divide, a pattern of the recipe that matches no layer, calibration data that are needed but not given, nothing to do.
+// Throws std::invalid_argument: a source that is quantized already, a group size that does not divide, a pattern of
+// the recipe that matches no layer, calibration data that are needed but not given, nothing to do; of a mixture of
+// experts also a budget, and scales for what its router reads.
 PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint);
 
 struct EngineVerdict {

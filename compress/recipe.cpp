@@ -292,15 +292,20 @@ PassRecipe read_pass(const Value& value, bool has_calibration) {
 
 CalibrationRecipe read_calibration(const Value& value) {
   CalibrationRecipe calibration;
-  value.read_map({{"text", [&](const Value& v) { calibration.text = v.text(); }},
-                  {"statistics", [&](const Value& v) { calibration.statistics = v.text(); }},
-                  {"samples", [&](const Value& v) { calibration.num_samples = v.integer(1, 1 << 20); }},
-                  {"tokens", [&](const Value& v) { calibration.num_tokens = v.integer(1, 1 << 20); }},
-                  {"seed", [&](const Value& v) {
-                     calibration.seed = static_cast<uint64_t>(v.integer(0, std::numeric_limits<int64_t>::max()));
-                   }}});
+  value.read_map(
+      {{"text", [&](const Value& v) { calibration.text = v.text(); }},
+       {"statistics", [&](const Value& v) { calibration.statistics = v.text(); }},
+       {"samples", [&](const Value& v) { calibration.num_samples = v.integer(1, 1 << 20); }},
+       {"tokens", [&](const Value& v) { calibration.num_tokens = v.integer(1, 1 << 20); }},
+       {"seed",
+        [&](const Value& v) {
+          calibration.seed = static_cast<uint64_t>(v.integer(0, std::numeric_limits<int64_t>::max()));
+        }},
+       {"experts", [&](const Value& v) {
+          calibration.experts = v.choice<ExpertTokens>({{"routed", ExpertTokens::routed}, {"all", ExpertTokens::all}});
+        }}});
   if (!calibration.statistics.empty()) {
-    for (const char* key : {"text", "samples", "tokens", "seed"}) {
+    for (const char* key : {"text", "samples", "tokens", "seed", "experts"}) {
       if (value.has_key(key))
         value.fail("'statistics' already holds what '" + std::string(key) + "' would give: keep one");
     }

@@ -55,6 +55,9 @@ struct PassRecipe {
   std::vector<LayerOverride> overrides;
 };
 
+// Which tokens an expert's statistics are taken on; the forward pass goes as the router says in either case.
+enum class ExpertTokens { routed, all };
+
 struct CalibrationRecipe {
   std::filesystem::path text;        // .txt, .jsonl or .npy
   std::filesystem::path statistics;  // instead of a text: what pare calibrate made of the uncompressed model
@@ -62,6 +65,7 @@ struct CalibrationRecipe {
   int64_t num_tokens = 512;
   // Which windows of a text are drawn when it has more than num_samples; of a .npy the first are taken, in order.
   uint64_t seed = 0;
+  ExpertTokens experts = ExpertTokens::routed;  // of a mixture
 };
 
 struct HeadRecipe {

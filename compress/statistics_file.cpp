@@ -303,7 +303,7 @@ void write_user_block(const fs::path& path, const std::string& block) {
 }
 
 std::string stage_group(const BlockDescription& block, Stage stage) {
-  std::string name(stage_name(stage));
+  std::string name = stage_name(stage);
   std::replace(name.begin(), name.end(), ' ', '_');
   std::replace(name.begin(), name.end(), '-', '_');
   return block.name + "/" + name;
@@ -383,16 +383,16 @@ std::string StatisticsWriter::publish() {
 }
 
 int64_t StatisticsWriter::size_bytes(const ModelDescription& model, int64_t num_sample_rows) {
-  int64_t num_floats = 0;
+  int64_t num_floats = 0, num_groups = 0;
   for (const BlockDescription& block : model.blocks) {
-    for (const Stage stage : kStages) {
+    for (const Stage stage : block_stages(block)) {
+      ++num_groups;
       const int64_t width = stage_width(block, stage);
       num_floats += width * (width + 1) / 2 + (4 + num_sample_rows) * width;
     }
   }
   constexpr int64_t kGroupBytes = 4096;  // about: HDF5's own headers
-  return num_floats * static_cast<int64_t>(sizeof(float)) +
-         static_cast<int64_t>(model.blocks.size() * kStages.size()) * kGroupBytes;
+  return num_floats * static_cast<int64_t>(sizeof(float)) + num_groups * kGroupBytes;
 }
 
 struct StatisticsFile::State {

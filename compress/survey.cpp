@@ -269,9 +269,9 @@ double predict_error(const at::Tensor& weight_OI, const at::Tensor& hessian_II, 
   return total;
 }
 
-Survey survey_model(const Checkpoint& checkpoint, const PlannedRun& plan, const RunData& data, uint64_t sample_seed,
-                    const ScoredWindows& windows, const SurveyOptions& options, Spill spill,
-                    const std::filesystem::path& spill_directory, int num_threads, Progress& progress) {
+Survey survey_model(const Checkpoint& checkpoint, const PlannedRun& plan, const RunData& data,
+                    const CalibrationRecipe& calibration, const ScoredWindows& windows, const SurveyOptions& options,
+                    Spill spill, const std::filesystem::path& spill_directory, int num_threads, Progress& progress) {
   const ModelDescription& model = checkpoint.description();
   const bool has_budget = !options.candidate_bits.empty();
   const std::vector<RoundedPart> parts = measured_parts(plan, options);
@@ -283,8 +283,8 @@ Survey survey_model(const Checkpoint& checkpoint, const PlannedRun& plan, const 
   LeaveOneOut leave_one_out(checkpoint, windows, *backend, num_threads, num_patterns * parts.size(), sites);
   std::optional<BlockWalk> walk;
   if (data.calibration) {
-    walk.emplace(model, *data.calibration, checkpoint.linear(checkpoint.embedding()), sample_seed, spill,
-                 spill_directory, num_threads);
+    walk.emplace(model, *data.calibration, checkpoint.linear(checkpoint.embedding()), calibration.seed, spill,
+                 spill_directory, num_threads, calibration.experts);
   }
   Survey survey{windows.label(), leave_one_out.baseline_nll(), {}};
   const auto num_blocks = static_cast<int64_t>(model.blocks.size());
@@ -294,7 +294,7 @@ Survey survey_model(const Checkpoint& checkpoint, const PlannedRun& plan, const 
     std::vector<StageChange> changes;
     std::vector<std::vector<StageChange>> of_patterns(num_patterns * parts.size());
     const size_t first_group = survey.groups.size();
-    for (const Stage stage : kStages) {
+    for (const Stage stage : block_stages(block.description())) {
       throw_if_interrupted();
       const std::vector<PlannedLayer> layers = surveyed_layers(plan.blocks[static_cast<size_t>(b)], stage, has_budget);
       const bool is_asked = !layers.empty();

@@ -62,9 +62,9 @@ double predict_error(const at::Tensor& weight_OI, const at::Tensor& hessian_II, 
 // One pass over the uncompressed model (or its statistics file), each stage rounded as the plan says and measured on
 // `windows`. Nothing is folded or scaled. The same on any number of threads. Throws UnusableInput, std::runtime_error
 // (a loss that is not finite), std::invalid_argument (a pattern that matches no compressed layer), Interrupted.
-Survey survey_model(const Checkpoint& checkpoint, const PlannedRun& plan, const RunData& data, uint64_t sample_seed,
-                    const ScoredWindows& windows, const SurveyOptions& options, Spill spill,
-                    const std::filesystem::path& spill_directory, int num_threads, Progress& progress);
+Survey survey_model(const Checkpoint& checkpoint, const PlannedRun& plan, const RunData& data,
+                    const CalibrationRecipe& calibration, const ScoredWindows& windows, const SurveyOptions& options,
+                    Spill spill, const std::filesystem::path& spill_directory, int num_threads, Progress& progress);
 
 // What survey_model measures, for the plan's memory and time.
 LeaveOneOut::Extent survey_extent(const PlannedRun& plan, const ScoredWindows& windows, const SurveyOptions& options);

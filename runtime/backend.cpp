@@ -60,7 +60,7 @@ LinearInput::LinearInput(float* plain_RI)
       x_RI_(plain_RI),
       format_(&kPlainFormat) {}
 
-void LinearInput::prepare(const PackedLinear& consumer, std::span<const Sequence> sequences) {
+void LinearInput::prepare(const PackedLinear& consumer, std::span<const Sequence> sequences, int64_t batch_rows) {
   if (consumer.multiplies_codes() && codes_RS_ == nullptr) {
     throw std::invalid_argument("input of " + consumer.kernel_name() +
                                 ": it multiplies codes, and there is no room "
@@ -69,6 +69,7 @@ void LinearInput::prepare(const PackedLinear& consumer, std::span<const Sequence
   format_ = &consumer.input();
   as_codes_ = consumer.multiplies_codes();
   sequences_ = sequences;
+  batch_rows_ = batch_rows;
 }
 
 KvStorage::KvStorage(Backend& backend, int bits, int64_t num_slots, int64_t num_kv_heads, int64_t head_size) {

@@ -4,7 +4,8 @@
 // evaluation gives the number another library gives on the same file).
 //
 // Shape letters: R rows (tokens of all sequences), D model width, I/O in/out features, C = q+k+v width, H heads,
-// K head size, F feed-forward width, V vocabulary. All pointers are dense row-major and belong to the backend
+// K head size, F feed-forward width, V vocabulary; in mixtures E experts, K those of a token, S rows that went to an
+// expert. All pointers are dense row-major and belong to the backend
 // (allocate); on a CPU they are plain memory. Every sum is split by shape alone, so any number of threads gives the
 // same bits.
 #pragma once
@@ -152,7 +153,20 @@ class Backend {
   virtual void mean_rows(const float* hidden_RD, std::span<const Sequence> sequences, int64_t width,
                          float* means_ND) = 0;
 
-  // The four decoder operations above with plain rows in and out.
+  // Mixtures of experts. Probabilities are softmax(logits) in float32; a token goes to the k largest, the lower index
+  // first among equals. Each row of the outputs lists its experts by ascending index, with their probabilities, or
+  // those divided by their sum (normalizes_top_weights; added from the largest on). Outputs are host memory.
+  virtual void route(const float* logits_RE, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
+                     int32_t* experts_RK, float* weights_RK) = 0;
+
+  // y[s] = x[rows_S[s]], in the form that y was prepared for. x is plain.
+  virtual void gather(const float* x_RD, std::span<const int32_t> rows_S, int64_t width, LinearInput& y_SD) = 0;
+
+  // y[r] = sum over k, ascending, of weights[r, k] * x[slots[r, k]].
+  virtual void mix(const float* x_SD, std::span<const int32_t> slots_RK, std::span<const float> weights_RK,
+                   int64_t num_rows, int64_t width, float* y_RD) = 0;
+
+  // add_norm, linear, attention and activate with plain rows in and out.
   void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm, int64_t num_rows,
                 int64_t width, float* x_RD);
   void linear(const PackedLinear& packed, const float* x_RI, int64_t num_rows, float* y_RO);
@@ -186,7 +200,11 @@ class LinearInput {
   // `sequences` tells which rows belong together (formats with a range over a sequence, or outliers, need every row of
   // theirs; both spans must live until the rows were multiplied). Throws std::invalid_argument when `consumer` wants
   // codes and there is no room for them.
-  void prepare(const PackedLinear& consumer, std::span<const Sequence> sequences);
+  // `batch_rows`: of how many rows that are worked on together these are a part, where it is not all of them. Which
+  // kernel multiplies them depends on that number and not on theirs, so that a token's result does not depend on how
+  // many others go to the same expert.
+  void prepare(const PackedLinear& consumer, std::span<const Sequence> sequences, int64_t batch_rows = 0);
+  int64_t batch_rows() const { return batch_rows_; }
 
   const InputFormat& format() const { return *format_; }
   bool as_codes() const { return as_codes_; }
@@ -212,6 +230,7 @@ class LinearInput {
   const InputFormat* format_;
   bool as_codes_ = false;
   std::span<const Sequence> sequences_;
+  int64_t batch_rows_ = 0;
   std::vector<std::vector<int32_t>> outlier_columns_;
 };
 

@@ -162,6 +162,20 @@ void check_head(const PackedLinear& head, const char* operation) {
           head.kernel_name() + ": expected a head with plain activations, found " + input_format_name(head.input()));
 }
 
+void check_routing(int64_t num_experts, const RoutingDescription& routing) {
+  require(routing.experts_per_token >= 1 && routing.experts_per_token <= num_experts, "route",
+          "expected from 1 to " + std::to_string(num_experts) + " experts per token, found " +
+              std::to_string(routing.experts_per_token));
+}
+
+void check_mix(std::span<const int32_t> slots_RK, std::span<const float> weights_RK, int64_t num_rows) {
+  require(slots_RK.size() == weights_RK.size() && num_rows >= 0 &&
+              (num_rows == 0 ? slots_RK.empty() : slots_RK.size() % static_cast<size_t>(num_rows) == 0),
+          "mix",
+          "expected as many slots as weights for each of " + std::to_string(num_rows) + " rows, found " +
+              std::to_string(slots_RK.size()) + " and " + std::to_string(weights_RK.size()));
+}
+
 void check_vocabularies(const PackedLinear& head_p, const PackedLinear& head_q) {
   require(head_p.num_out() == head_q.num_out(), "compare",
           "expected heads of the same vocabulary, found " + std::to_string(head_p.num_out()) + " and " +

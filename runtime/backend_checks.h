@@ -28,6 +28,9 @@ void check_input(const PackedLinear& packed, const LinearInput& x);
 void check_sequences(const LinearInput& x, int64_t num_rows);
 // The head of cross_entropy or compare takes plain rows.
 void check_head(const PackedLinear& head, const char* operation);
+void check_routing(int64_t num_experts, const RoutingDescription& routing);
+// Whole rows of slots and weights.
+void check_mix(std::span<const int32_t> slots_RK, std::span<const float> weights_RK, int64_t num_rows);
 void check_vocabularies(const PackedLinear& head_p, const PackedLinear& head_q);
 
 }  // namespace pare

@@ -55,12 +55,16 @@ double decode_speed(Transformer& model, std::span<const int32_t> ids) {
   return static_cast<double>(decoded.size()) / seconds_since(start);
 }
 
+// That one token is multiplied by: of a mixture's experts, those that it goes to.
 int64_t linear_parameters(const ModelDescription& model) {
   int64_t num = 0;
   const auto add = [&](const LinearDescription& linear) { num += linear.num_out * linear.num_in; };
   for (const BlockDescription& block : model.blocks) {
     for (const LinearDescription* linear : {&block.q, &block.k, &block.v, &block.o}) add(*linear);
-    for (const FeedForwardDescription& expert : block.experts) {
+    if (block.router) add(*block.router);
+    const int64_t num_experts = block.is_mixture() ? block.routing.experts_per_token : 1;
+    for (int64_t k = 0; k < num_experts; ++k) {
+      const FeedForwardDescription& expert = block.experts[static_cast<size_t>(k)];  // all have one shape
       for (const LinearDescription* linear : {&expert.gate, &expert.up, &expert.down}) add(*linear);
     }
   }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -198,6 +199,7 @@ struct Checkpoint::State {
   std::vector<fs::path> paths;
   std::vector<SafetensorsFile> files;  // in the order of paths; never resized once `tensors` points into it
   std::map<std::string, Entry> tensors;
+  std::deque<TensorView> expert_views;  // what `tensors` points to where a file holds all experts in one tensor
 
   [[noreturn]] void fail_missing(const std::string& name) const;
   [[noreturn]] void fail(const std::string& name, const std::string& what) const {
@@ -229,6 +231,8 @@ struct Checkpoint::State {
 
   void open_files(WeightFiles found);
   void describe(DType dtype_if_absent);
+  void split_fused_experts();
+  void split_tensor(const std::string& fused, std::span<const std::vector<LinearDescription>> parts);
   void check_all() const;
   void check_encoder() const;
   void check_tied_head() const;
@@ -281,6 +285,48 @@ void Checkpoint::State::open_files(WeightFiles found) {
     }
     tensors[name] = {&view->second, &files[f], &paths[f]};
   }
+}
+
+// transformers 5 can store a mixture as it holds it: mlp.experts.gate_up_proj [E, 2F, D], mlp.experts.down_proj
+// [E, D, F] and mlp.gate.weight, whatever the family calls its experts one by one. They are handed out one by one.
+void Checkpoint::State::split_fused_experts() {
+  for (const BlockDescription& block : description.blocks) {
+    const std::string module = block.name + ".mlp.";
+    if (!block.is_mixture() || find(module + "experts.gate_up_proj") == nullptr) continue;
+    std::vector<std::vector<LinearDescription>> gate_ups, downs;
+    for (const FeedForwardDescription& expert : block.experts) {
+      gate_ups.push_back({expert.gate, expert.up});
+      downs.push_back({expert.down});
+    }
+    split_tensor(module + "experts.gate_up_proj", gate_ups);
+    split_tensor(module + "experts.down_proj", downs);
+    if (auto router = tensors.extract(module + "gate.weight"); !router.empty()) {
+      router.key() = block.router->name + ".weight";
+      tensors.insert(std::move(router));
+    }
+  }
+}
+
+// [E, rows of all parts of an expert, I] becomes the weights of the parts.
+void Checkpoint::State::split_tensor(const std::string& fused, std::span<const std::vector<LinearDescription>> parts) {
+  const LinearDescription& first = parts.front().front();
+  int64_t num_rows = 0;
+  for (const LinearDescription& part : parts.front()) num_rows += part.num_out;
+  const Entry source = {&dense_tensor(fused, {static_cast<int64_t>(parts.size()), num_rows, first.num_in}),
+                        tensors.at(fused).file, tensors.at(fused).path};
+  const TensorView& view = *source.view;
+  size_t begin = 0;
+  for (const std::vector<LinearDescription>& expert : parts) {
+    for (const LinearDescription& part : expert) {
+      const auto num_bytes = static_cast<size_t>(part.num_out * part.num_in) * dtype_size_bytes(view.dtype);
+      expert_views.push_back({view.dtype, {part.num_out, part.num_in}, view.data.subspan(begin, num_bytes)});
+      begin += num_bytes;
+      if (!tensors.emplace(part.name + ".weight", Entry{&expert_views.back(), source.file, source.path}).second) {
+        fail(fused, "holds '" + part.name + ".weight', which is there by itself too: the checkpoint is mixed up");
+      }
+    }
+  }
+  tensors.erase(fused);
 }
 
 const TensorView& Checkpoint::State::dense_tensor(const std::string& name, const std::vector<int64_t>& shape) const {
@@ -453,6 +499,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   state.describe(DType::F32);
   state.quantization = read_quantization_config(state.config_json, config_path);
   state.open_files(find_weight_files(directory));
+  state.split_fused_experts();
   // Without a dtype in config.json transformers takes that of the stored weights. A norm's is always dense.
   const std::string& norm_name = state.encoder ? state.encoder->embedding_norm.name : state.description.final_norm.name;
   const TensorView* norm = state.find(norm_name + ".weight");

@@ -72,12 +72,26 @@ void append_line(std::ostringstream& text, std::string label, const std::string&
   text << label << value << '\n';
 }
 
+// The first mixture among the blocks, for what it says of all; nullptr: none.
+const BlockDescription* find_mixture(const ModelDescription& model) {
+  const auto found =
+      std::find_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
+  return found == model.blocks.end() ? nullptr : &*found;
+}
+
 nlohmann::ordered_json model_json(const ModelDescription& model) {
   nlohmann::ordered_json json;
   json["family"] = model.family;
   json["blocks"] = model.blocks.size();
   json["hidden_size"] = model.hidden_size;
   json["feed_forward_size"] = model.feed_forward_size;
+  if (const BlockDescription* mixture = find_mixture(model)) {
+    json["mixtures"] =
+        std::count_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
+    json["experts"] = mixture->experts.size();
+    json["experts_per_token"] = mixture->routing.experts_per_token;
+    json["expert_feed_forward_size"] = mixture->experts.front().down.num_in;
+  }
   json["heads"] = model.num_heads;
   json["kv_heads"] = model.num_kv_heads;
   json["head_size"] = model.head_size;
@@ -104,6 +118,15 @@ void append_model(std::ostringstream& text, const ModelDescription& model) {
   append_line(text, "blocks",
               std::to_string(model.blocks.size()) + ", width " + std::to_string(model.hidden_size) + ", feed-forward " +
                   std::to_string(model.feed_forward_size));
+  if (const BlockDescription* mixture = find_mixture(model)) {
+    const auto num_mixtures =
+        std::count_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
+    append_line(text, "experts",
+                std::to_string(mixture->experts.size()) + " of feed-forward " +
+                    std::to_string(mixture->experts.front().down.num_in) + ", " +
+                    std::to_string(mixture->routing.experts_per_token) + " for each token, in " +
+                    std::to_string(num_mixtures) + " of the blocks");
+  }
   append_line(text, "heads",
               std::to_string(model.num_heads) + " of " + std::to_string(model.head_size) + ", " +
                   std::to_string(model.num_kv_heads) + " for keys and values");

@@ -21,6 +21,8 @@ using Json = nlohmann::json;
 constexpr int64_t kMaxWidth = int64_t{1} << 17;
 constexpr int64_t kMaxFeedForward = int64_t{1} << 20;
 constexpr int64_t kMaxBlocks = 1024;
+constexpr int64_t kMaxExperts = 1024;                   // of a block
+constexpr int64_t kMaxExpertsInAll = int64_t{1} << 17;  // of all blocks
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxHeadSize = 4096;
 constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
@@ -126,8 +128,10 @@ struct Family {
 constexpr std::array kFamilies{
     Family{"llama", "llama", "LlamaForCausalLM", false},
     Family{"mistral", "mistral", "MistralForCausalLM", false},
+    Family{"mixtral", "mixtral", "MixtralForCausalLM", false},
     Family{"qwen2", "qwen2", "Qwen2ForCausalLM", false},
     Family{"qwen3", "qwen3", "Qwen3ForCausalLM", false},
+    Family{"qwen3_moe", "qwen3_moe", "Qwen3MoeForCausalLM", false},
     Family{"gemma3", "gemma3_text", "Gemma3ForCausalLM", true},
 };
 
@@ -140,8 +144,8 @@ const Family& find_family(const Section& config) {
       std::find_if(kFamilies.begin(), kFamilies.end(), [&](const Family& f) { return f.model_type == model_type; });
   if (family == kFamilies.end()) {
     std::string reason = "is not an architecture that pare knows";
-    if (model_type.ends_with("_moe") || model_type == "mixtral") {
-      reason = "is a mixture of experts, which pare does not support yet";
+    if (model_type.ends_with("_moe")) {
+      reason = "is a mixture of experts of a family that pare does not know";
     } else if (model_type == "gemma3") {
       reason = "is the vision-language model; pare reads its text model alone (model_type gemma3_text)";
     }
@@ -295,13 +299,15 @@ struct RopePair {
   RopeDescription global, local;  // local: gemma3's sliding-window blocks; elsewhere the same
 };
 
-RopePair describe_ropes(const Section& config, bool is_gemma, int64_t head_size, int64_t context_length) {
+RopePair describe_ropes(const Section& config, const Family& family, int64_t head_size, int64_t context_length) {
+  const bool is_gemma = family.name == "gemma3";
   const Json empty_object = Json::object();
   const Section nothing(empty_object, config.where(), "");
   const std::optional<Section> parameters = config.section("rope_parameters");
   const std::optional<Section> scaling = config.section("rope_scaling");
   const bool is_nested = parameters && (parameters->has("full_attention") || parameters->has("sliding_attention"));
-  const double theta = config.number_or("rope_theta", is_gemma ? 1e6 : 1e4, 1.0, kMaxRopeTheta);
+  const double theta =
+      config.number_or("rope_theta", is_gemma || family.name == "mixtral" ? 1e6 : 1e4, 1.0, kMaxRopeTheta);
 
   if (!is_gemma) {
     if (is_nested) config.fail("rope_parameters", "one set of parameters (per layer type they are gemma3's alone)");
@@ -346,13 +352,16 @@ std::vector<int64_t> sliding_windows(const Section& config, const Family& family
   std::vector<int64_t> windows(static_cast<size_t>(num_blocks), 0);
   if (family.name == "llama") return windows;
 
-  // transformers gives an absent sliding_window 4096 in all these families; null means none.
-  int64_t window = config.is_null("sliding_window") ? 0 : config.integer_or("sliding_window", 4096, 1, kMaxTokens);
+  // transformers gives an absent sliding_window 4096 in all these families but mixtral; null means none.
+  const bool has_none = family.name == "mixtral" ? !config.has("sliding_window") : config.is_null("sliding_window");
+  int64_t window = has_none ? 0 : config.integer_or("sliding_window", 4096, 1, kMaxTokens);
+  if (family.name == "qwen3_moe" && !config.boolean_or("use_sliding_window", false)) window = 0;
   std::vector<bool> is_sliding(windows.size(), window > 0);
   const std::vector<bool> layer_types = parse_layer_types(config, num_blocks);
-  if (family.name == "mistral") {
+  if (family.name == "mistral" || family.name == "mixtral" || family.name == "qwen3_moe") {
     if (!layer_types.empty() && layer_types != is_sliding) {
-      config.fail("layer_types", "what sliding_window says for every layer (mistral knows no mixture of both)");
+      config.fail("layer_types", "what sliding_window says for every layer (" + std::string(family.name) +
+                                     " knows no mixture of both)");
     }
   } else if (family.name == "gemma3") {
     const int64_t pattern = config.integer_or("sliding_window_pattern", 6, 1, kMaxBlocks);
@@ -438,6 +447,68 @@ struct BlockOptions {
   NormDescription norm;  // epsilon and unit_offset of all norms
 };
 
+// The mixtures among the blocks.
+struct MixtureOptions {
+  int64_t num_experts = 0;
+  int64_t feed_forward_size = 0;  // of one expert
+  RoutingDescription routing;
+  std::vector<bool> is_mixture;  // by block
+  std::string module = ".mlp.";  // under the block: its gate is the router
+  std::array<const char*, 3> linears{"gate_proj", "up_proj", "down_proj"};
+};
+
+std::vector<bool> sparse_blocks(const Section& config, int64_t num_blocks) {
+  const int64_t step = config.integer_or("decoder_sparse_step", 1, 1, kMaxTokens);
+  std::vector<bool> is_mixture;
+  for (int64_t b = 0; b < num_blocks; ++b) is_mixture.push_back((b + 1) % step == 0);
+  const Json* dense = config.find("mlp_only_layers");
+  if (dense == nullptr) return is_mixture;
+  if (!dense->is_array()) config.fail("mlp_only_layers", "a list of layer numbers");
+  for (const Json& layer : *dense) {
+    // transformers tolerates numbers of layers that there are not.
+    if (!layer.is_number_unsigned()) config.fail("mlp_only_layers", "a list of layer numbers");
+    const auto index = layer.get<uint64_t>();
+    if (index < is_mixture.size()) is_mixture[static_cast<size_t>(index)] = false;
+  }
+  return is_mixture;
+}
+
+std::optional<MixtureOptions> describe_mixtures(const Section& config, const Family& family, int64_t num_blocks) {
+  const bool is_mixtral = family.name == "mixtral";
+  if (!is_mixtral && family.name != "qwen3_moe") return std::nullopt;
+  MixtureOptions mixture;
+  // qwen3_moe wrote num_experts before transformers 5.
+  const char* count = is_mixtral || config.has("num_local_experts") ? "num_local_experts" : "num_experts";
+  mixture.num_experts = config.integer(count, 1, std::min(kMaxExperts, kMaxExpertsInAll / num_blocks));
+  mixture.feed_forward_size =
+      config.integer(is_mixtral ? "intermediate_size" : "moe_intermediate_size", 1, kMaxFeedForward);
+  mixture.routing.experts_per_token = config.integer("num_experts_per_tok", 1, mixture.num_experts);
+  mixture.routing.normalizes_top_weights = is_mixtral || config.boolean_or("norm_topk_prob", false);
+  if (is_mixtral) {
+    mixture.is_mixture.assign(static_cast<size_t>(num_blocks), true);
+    mixture.module = ".block_sparse_moe.";
+    mixture.linears = {"w1", "w3", "w2"};
+  } else {
+    mixture.is_mixture = sparse_blocks(config, num_blocks);
+  }
+  return mixture;
+}
+
+// In place of the block's dense network.
+void set_mixture(const MixtureOptions& mixture, int64_t width, BlockDescription& block) {
+  const std::string module = block.name + mixture.module;
+  const int64_t inner = mixture.feed_forward_size;
+  block.router = LinearDescription{module + "gate", mixture.num_experts, width, false};
+  block.routing = mixture.routing;
+  block.experts.clear();
+  for (int64_t e = 0; e < mixture.num_experts; ++e) {
+    const std::string expert = module + "experts." + std::to_string(e) + ".";
+    block.experts.push_back({{expert + mixture.linears[0], inner, width, false},
+                             {expert + mixture.linears[1], inner, width, false},
+                             {expert + mixture.linears[2], width, inner, false}});
+  }
+}
+
 BlockDescription describe_block(const ModelDescription& model, const BlockOptions& options, int64_t index) {
   BlockDescription block;
   block.name = "model.layers." + std::to_string(index);
@@ -509,25 +580,33 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   }
 
   const bool has_attention_bias =
-      (family.name == "llama" || family.name == "qwen3" || is_gemma) && config.boolean_or("attention_bias", false);
+      (family.name == "llama" || family.name == "qwen3" || family.name == "qwen3_moe" || is_gemma) &&
+      config.boolean_or("attention_bias", false);
   BlockOptions options;
   options.qkv_bias = has_attention_bias || family.name == "qwen2";
   options.output_bias = has_attention_bias;
   options.feed_forward_bias = family.name == "llama" && config.boolean_or("mlp_bias", false);
-  options.head_norms = family.name == "qwen3" || is_gemma;
+  options.head_norms = family.name == "qwen3" || family.name == "qwen3_moe" || is_gemma;
   options.post_norms = is_gemma;
-  options.norm.epsilon = static_cast<float>(config.number_or("rms_norm_eps", 1e-6, 0.0, 1.0));
+  options.norm.epsilon =
+      static_cast<float>(config.number_or("rms_norm_eps", family.name == "mixtral" ? 1e-5 : 1e-6, 0.0, 1.0));
   options.norm.unit_offset = is_gemma;
   model.final_norm = {"model.norm", model.hidden_size, options.norm.epsilon, options.norm.unit_offset};
 
   const int64_t num_blocks = config.integer("num_hidden_layers", 1, kMaxBlocks);
   const std::vector<int64_t> windows = sliding_windows(config, family, num_blocks);
-  const RopePair ropes = describe_ropes(config, is_gemma, model.head_size, model.context_length);
+  const std::optional<MixtureOptions> mixtures = describe_mixtures(config, family, num_blocks);
+  const RopePair ropes = describe_ropes(config, family, model.head_size, model.context_length);
   for (int64_t b = 0; b < num_blocks; ++b) {
     BlockDescription block = describe_block(model, options, b);
+    if (mixtures && mixtures->is_mixture[static_cast<size_t>(b)]) set_mixture(*mixtures, model.hidden_size, block);
     block.sliding_window = windows[static_cast<size_t>(b)];
     block.rope = block.sliding_window > 0 ? ropes.local : ropes.global;
     model.blocks.push_back(std::move(block));
+  }
+  model.feed_forward_size = 0;
+  for (const BlockDescription& block : model.blocks) {
+    model.feed_forward_size = std::max(model.feed_forward_size, block.experts.front().down.num_in);
   }
   return model;
 }

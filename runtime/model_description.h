@@ -42,7 +42,15 @@ struct FeedForwardDescription {
   LinearDescription gate, up, down;
 };
 
-// One decoder layer ("block"). hidden += post(attention(norm(hidden))); hidden += post(feed_forward(norm(hidden))).
+// Which experts of a mixture a token goes to, and with what weights: the top k of softmax(router(x)) in float32, the
+// lower index first among equals.
+struct RoutingDescription {
+  int64_t experts_per_token = 0;       // k; 0 for a dense block
+  bool normalizes_top_weights = true;  // the k weights are divided by their sum
+};
+
+// One decoder layer ("block"). hidden += post(attention(norm(hidden))); hidden += post(feed_forward(norm(hidden))). The
+// feed-forward of a mixture is the weighted sum of the token's experts, whose input the router reads too.
 struct BlockDescription {
   std::string name;  // "model.layers.3"
   NormDescription attention_norm;
@@ -53,15 +61,16 @@ struct BlockDescription {
   std::optional<NormDescription> post_feed_forward_norm;  // likewise
   std::vector<FeedForwardDescription> experts;            // one: dense, no router. More: a mixture
   std::optional<LinearDescription> router;
-  int64_t experts_per_token = 0;  // 0 for a dense block
-  int64_t sliding_window = 0;     // 0: all earlier tokens; else the last n, the token itself included
+  RoutingDescription routing;
+  int64_t sliding_window = 0;  // 0: all earlier tokens; else the last n, the token itself included
   RopeDescription rope;
+  bool is_mixture() const { return router.has_value(); }
 };
 
 struct ModelDescription {
-  std::string family;             // "llama", "mistral", "qwen2", "qwen3", "gemma3"
+  std::string family;             // "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3"
   int64_t hidden_size = 0;        // D
-  int64_t feed_forward_size = 0;  // F
+  int64_t feed_forward_size = 0;  // F of the widest block; of a mixture's, of one expert
   int64_t num_heads = 0;          // H
   int64_t num_kv_heads = 0;
   int64_t head_size = 0;        // K

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -304,6 +305,57 @@ class ReferenceBackend final : public Backend {
         }
         means_ND[static_cast<int64_t>(n) * width + i] =
             static_cast<float>(sum / static_cast<double>(sequences[n].num_rows));
+      }
+    }
+  }
+
+  void route(const float* logits_RE, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
+             int32_t* experts_RK, float* weights_RK) override {
+    check_routing(num_experts, routing);
+    const int64_t num_chosen = routing.experts_per_token;
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const float* logits = logits_RE + r * num_experts;
+      const float largest = *std::max_element(logits, logits + num_experts);
+      std::vector<float> probabilities;
+      double sum = 0.0;
+      for (int64_t e = 0; e < num_experts; ++e) sum += std::exp(static_cast<double>(logits[e]) - largest);
+      for (int64_t e = 0; e < num_experts; ++e) {
+        probabilities.push_back(static_cast<float>(std::exp(static_cast<double>(logits[e]) - largest) / sum));
+      }
+      std::vector<int32_t> order(static_cast<size_t>(num_experts));
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(),
+                       [&](int32_t a, int32_t b) { return probabilities[a] > probabilities[b]; });
+      order.resize(static_cast<size_t>(num_chosen));
+      double chosen_sum = 0.0;
+      for (const int32_t e : order) chosen_sum += probabilities[e];
+      std::sort(order.begin(), order.end());
+      for (int64_t k = 0; k < num_chosen; ++k) {
+        experts_RK[r * num_chosen + k] = order[k];
+        weights_RK[r * num_chosen + k] =
+            static_cast<float>(probabilities[order[k]] / (routing.normalizes_top_weights ? chosen_sum : 1.0));
+      }
+    }
+  }
+
+  void gather(const float* x_RD, std::span<const int32_t> rows_S, int64_t width, LinearInput& y_SD) override {
+    for (size_t s = 0; s < rows_S.size(); ++s) {
+      std::copy_n(x_RD + rows_S[s] * width, width, y_SD.x() + static_cast<int64_t>(s) * width);
+    }
+    round_rows(y_SD, static_cast<int64_t>(rows_S.size()), width);
+  }
+
+  void mix(const float* x_SD, std::span<const int32_t> slots_RK, std::span<const float> weights_RK, int64_t num_rows,
+           int64_t width, float* y_RD) override {
+    check_mix(slots_RK, weights_RK, num_rows);
+    const int64_t num_chosen = num_rows == 0 ? 0 : static_cast<int64_t>(slots_RK.size()) / num_rows;
+    for (int64_t r = 0; r < num_rows; ++r) {
+      for (int64_t i = 0; i < width; ++i) {
+        double sum = 0.0;
+        for (int64_t k = r * num_chosen; k < (r + 1) * num_chosen; ++k) {
+          sum += static_cast<double>(weights_RK[k]) * static_cast<double>(x_SD[slots_RK[k] * width + i]);
+        }
+        y_RD[r * width + i] = static_cast<float>(sum);
       }
     }
   }

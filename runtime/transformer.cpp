@@ -17,10 +17,17 @@ namespace {
 // memory at hand.
 constexpr int64_t kChunkRows = 1024;
 
+struct FeedForward {
+  std::unique_ptr<PackedLinear> gate_up, down;
+};
+
 struct Block {
   Norm attention_norm, feed_forward_norm;
   std::optional<Norm> q_norm, k_norm, post_attention_norm, post_feed_forward_norm;
-  std::unique_ptr<PackedLinear> qkv, o, gate_up, down;
+  std::unique_ptr<PackedLinear> qkv, o;
+  std::vector<FeedForward> experts;      // one: dense
+  std::unique_ptr<PackedLinear> router;  // of a mixture
+  RoutingDescription routing;
   AttentionShape attention;
   size_t rope = 0;  // which of the model's tables
 };
@@ -54,6 +61,45 @@ void slice_sequences(std::span<const Sequence> sequences, int64_t first, int64_t
   }
 }
 
+// Where the rows of each sequence end up when `rows_S` (ascending) are gathered; sequences without one are left out.
+void gather_sequences(std::span<const Sequence> sequences, std::span<const int32_t> rows_S,
+                      std::vector<Sequence>& out) {
+  out.clear();
+  auto row = rows_S.begin();
+  for (const Sequence& sequence : sequences) {
+    const auto end = std::lower_bound(row, rows_S.end(), sequence.first_row + sequence.num_rows);
+    if (end == row) continue;
+    out.push_back({.first_row = row - rows_S.begin(), .num_rows = end - row, .num_past = 0, .first_slot = 0});
+    row = end;
+  }
+}
+
+// Buffers of the mixtures of one chunk. The rows of all experts, one expert after the other, are called slots.
+struct MixtureArena {
+  MixtureArena(Backend& backend, const ModelDescription& model, int64_t chunk_rows, bool has_codes)
+      : max_slots(0), expert_x_SD(backend, chunk_rows, model.hidden_size, has_codes) {
+    int64_t num_experts = 0;
+    for (const BlockDescription& block : model.blocks) {
+      if (!block.is_mixture()) continue;
+      max_slots = std::max(max_slots, chunk_rows * block.routing.experts_per_token);
+      num_experts = std::max(num_experts, block.router->num_out);
+    }
+    logits_RE = backend.allocate(chunk_rows * num_experts);
+    mixed_SD = backend.allocate(max_slots * model.hidden_size);
+    experts_RK.resize(static_cast<size_t>(max_slots));
+    weights_RK.resize(static_cast<size_t>(max_slots));
+    slots_RK.resize(static_cast<size_t>(max_slots));
+  }
+
+  int64_t max_slots;
+  LinearInput expert_x_SD;  // of one expert
+  Backend::Buffer logits_RE{nullptr, [](float*) {}}, mixed_SD{nullptr, [](float*) {}};
+  std::vector<int32_t> experts_RK, slots_RK;
+  std::vector<float> weights_RK;
+  std::vector<int32_t> rows_S;  // of one expert
+  std::vector<Sequence> sequences;
+};
+
 // Every buffer of a forward pass, planned once for a largest batch and the rows that layers work on at a time.
 struct Arena {
   Arena(Backend& backend, const ModelDescription& model, int64_t num_rows, int64_t rows_at_a_time, bool has_codes,
@@ -71,6 +117,11 @@ struct Arena {
         positions_R(static_cast<size_t>(num_rows)),
         slots_R(static_cast<size_t>(num_rows)) {
     chunk_sequences.reserve(max_sequences);
+    const auto is_mixture = [](const BlockDescription& block) { return block.is_mixture(); };
+    if (std::any_of(model.blocks.begin(), model.blocks.end(), is_mixture)) {
+      mixture.emplace(backend, model, chunk_rows, has_codes);
+      mixture->sequences.reserve(max_sequences);
+    }
   }
 
   int64_t max_rows;
@@ -84,6 +135,7 @@ struct Arena {
   LinearInput activated_RF;
   std::vector<int32_t> positions_R, slots_R;
   std::vector<Sequence> chunk_sequences;
+  std::optional<MixtureArena> mixture;
 };
 
 }  // namespace
@@ -112,7 +164,11 @@ struct Transformer::State {
   template <typename Visit>
   void for_each_linear(const Visit& visit) const {
     for (const Block& block : blocks) {
-      for (const auto* linear : {&block.qkv, &block.o, &block.gate_up, &block.down}) visit(**linear);
+      for (const auto* linear : {&block.qkv, &block.o}) visit(**linear);
+      if (block.router) visit(*block.router);
+      for (const FeedForward& expert : block.experts) {
+        for (const auto* linear : {&expert.gate_up, &expert.down}) visit(**linear);
+      }
     }
   }
 
@@ -165,6 +221,10 @@ struct Transformer::State {
 
   void run_chunk(Arena& work, const Block& block, const Norm* previous_norm, int64_t first_row, int64_t num_rows,
                  bool first_block, KvLayer& cache);
+  // x, already written for it, through a feed-forward network; y [num_rows, D].
+  void run_feed_forward(Arena& work, const FeedForward& network, const LinearInput& x_RD, int64_t num_rows,
+                        std::span<const Sequence> sequences, float* y_RD);
+  void run_mixture(Arena& work, const Block& block, int64_t num_rows, float* y_RD);
   void run_blocks(Arena& work, const Batch& batch, std::span<KvLayer> caches);
   void final_hidden(Arena& work, int64_t first_row, int64_t num_rows, float* x_RD);
 };
@@ -190,14 +250,60 @@ void Transformer::State::run_chunk(Arena& work, const Block& block, const Norm* 
   backend->attention(work.q_RHK.get(), cache, sequences, block.attention, work.attended_RHK);
   backend->linear(*block.o, work.attended_RHK, num_rows, delta_RD);
 
-  work.x_RD.prepare(*block.gate_up, sequences);
+  work.x_RD.prepare(block.router ? *block.router : *block.experts.front().gate_up, sequences);
   backend->add_norm(hidden_RD, delta_RD, pointer(block.post_attention_norm), &block.feed_forward_norm, num_rows, width,
                     work.x_RD);
-  backend->linear(*block.gate_up, work.x_RD, num_rows, work.gate_up_R2F.get());
-  work.activated_RF.prepare(*block.down, sequences);
-  backend->activate(work.gate_up_R2F.get(), description.activation, num_rows, description.feed_forward_size,
+  if (block.router) {
+    run_mixture(work, block, num_rows, delta_RD);
+  } else {
+    run_feed_forward(work, block.experts.front(), work.x_RD, num_rows, sequences, delta_RD);
+  }
+}
+
+void Transformer::State::run_feed_forward(Arena& work, const FeedForward& network, const LinearInput& x_RD,
+                                          int64_t num_rows, std::span<const Sequence> sequences, float* y_RD) {
+  backend->linear(*network.gate_up, x_RD, num_rows, work.gate_up_R2F.get());
+  work.activated_RF.prepare(*network.down, sequences, x_RD.batch_rows());
+  backend->activate(work.gate_up_R2F.get(), description.activation, num_rows, network.down->num_in(),
                     work.activated_RF);
-  backend->linear(*block.down, work.activated_RF, num_rows, delta_RD);
+  backend->linear(*network.down, work.activated_RF, num_rows, y_RD);
+}
+
+// The rows of work.x_RD, one expert after the other: those that the router sends to it, gathered, in their order. For
+// formats that look at whole sequences, the rows of one sequence that go to one expert are a sequence of its own.
+void Transformer::State::run_mixture(Arena& work, const Block& block, int64_t num_rows, float* y_RD) {
+  MixtureArena& mixture = *work.mixture;
+  const int64_t width = description.hidden_size;
+  const auto num_experts = static_cast<int64_t>(block.experts.size());
+  const int64_t num_chosen = block.routing.experts_per_token;
+  const auto num_slots = static_cast<size_t>(num_rows * num_chosen);
+  backend->linear(*block.router, work.x_RD, num_rows, mixture.logits_RE.get());
+  backend->route(mixture.logits_RE.get(), num_rows, num_experts, block.routing, mixture.experts_RK.data(),
+                 mixture.weights_RK.data());
+
+  std::vector<std::vector<int32_t>> slots_of_expert(block.experts.size());  // as places in experts_RK
+  for (size_t i = 0; i < num_slots; ++i) {
+    slots_of_expert[static_cast<size_t>(mixture.experts_RK[i])].push_back(static_cast<int32_t>(i));
+  }
+  int64_t first_slot = 0;
+  for (size_t e = 0; e < slots_of_expert.size(); ++e) {
+    const std::vector<int32_t>& places = slots_of_expert[e];
+    if (places.empty()) continue;
+    mixture.rows_S.clear();
+    for (size_t s = 0; s < places.size(); ++s) {
+      mixture.rows_S.push_back(places[s] / static_cast<int32_t>(num_chosen));
+      mixture.slots_RK[static_cast<size_t>(places[s])] = static_cast<int32_t>(first_slot + static_cast<int64_t>(s));
+    }
+    gather_sequences(work.chunk_sequences, mixture.rows_S, mixture.sequences);
+    const auto num_gathered = static_cast<int64_t>(places.size());
+    mixture.expert_x_SD.prepare(*block.experts[e].gate_up, mixture.sequences, num_rows);
+    backend->gather(work.x_RD.x(), mixture.rows_S, width, mixture.expert_x_SD);
+    run_feed_forward(work, block.experts[e], mixture.expert_x_SD, num_gathered, mixture.sequences,
+                     mixture.mixed_SD.get() + first_slot * width);
+    first_slot += num_gathered;
+  }
+  backend->mix(mixture.mixed_SD.get(), std::span(mixture.slots_RK).first(num_slots),
+               std::span(mixture.weights_RK).first(num_slots), num_rows, width, y_RD);
 }
 
 // Leaves the residual stream before the last sum in hidden and that sum's other term in delta (final_hidden takes it).
@@ -237,13 +343,13 @@ class Packer {
   Packer(const Checkpoint& checkpoint, Backend& backend, const std::function<void(LinearWeights&)>& change)
       : checkpoint_(checkpoint), backend_(backend), change_(change) {}
 
-  // The embedding or the head, which take and give plain rows.
-  std::unique_ptr<PackedLinear> pack_table(const LinearDescription& table) const {
+  // The embedding, the head or a router, which take and give plain rows.
+  std::unique_ptr<PackedLinear> pack_plain(const LinearDescription& table) const {
     const LinearWeights weights = checkpoint_.linear(table);
     if (!weights.input.is_plain()) {
       throw std::invalid_argument("'" + weights.name + "': its input is quantized (" +
                                   input_format_name(weights.input) +
-                                  "); this runtime multiplies the head with unquantized activations only");
+                                  "); this runtime multiplies the head and routers with unquantized activations only");
     }
     std::unique_ptr<PackedLinear> packed = backend_.pack({&weights, 1});
     checkpoint_.drop_pages(table);
@@ -269,11 +375,6 @@ class Packer {
   }
 
   Block block(const BlockDescription& source, const ModelDescription& model) const {
-    if (source.experts.size() != 1 || source.router) {
-      throw std::invalid_argument(source.name + ": a mixture of " + std::to_string(source.experts.size()) +
-                                  " experts; this runtime runs dense blocks only");
-    }
-    const FeedForwardDescription& feed_forward = source.experts.front();
     Block block;
     block.attention_norm = norm(source.attention_norm);
     block.feed_forward_norm = norm(source.feed_forward_norm);
@@ -283,8 +384,11 @@ class Packer {
     block.post_feed_forward_norm = norm(source.post_feed_forward_norm);
     block.qkv = pack({source.q, source.k, source.v});
     block.o = pack({source.o});
-    block.gate_up = pack({feed_forward.gate, feed_forward.up});
-    block.down = pack({feed_forward.down});
+    for (const FeedForwardDescription& expert : source.experts) {
+      block.experts.push_back({pack({expert.gate, expert.up}), pack({expert.down})});
+    }
+    if (source.router) block.router = pack_plain(*source.router);
+    block.routing = source.routing;
     block.attention = {.num_heads = model.num_heads,
                        .num_kv_heads = model.num_kv_heads,
                        .head_size = model.head_size,
@@ -310,7 +414,7 @@ Transformer Transformer::load(const Checkpoint& checkpoint, Backend& backend,
   state.description = checkpoint.description();
   state.backend = &backend;
   const Packer packer(checkpoint, backend, change);
-  state.embedding = packer.pack_table(checkpoint.embedding());
+  state.embedding = packer.pack_plain(checkpoint.embedding());
   const auto num_blocks = static_cast<int64_t>(state.description.blocks.size());
   if (progress) progress(0, num_blocks);
   for (const BlockDescription& source : state.description.blocks) {
@@ -325,7 +429,7 @@ Transformer Transformer::load(const Checkpoint& checkpoint, Backend& backend,
   }
   state.rope_tables.resize(state.ropes.size());
   state.final_norm = packer.norm(state.description.final_norm);
-  if (!state.description.tied_head) state.untied_head = packer.pack_table(checkpoint.head());
+  if (!state.description.tied_head) state.untied_head = packer.pack_plain(checkpoint.head());
   state.for_each_linear([&](const PackedLinear& linear) {
     state.needs_whole_sequences = state.needs_whole_sequences || !linear.input().is_rowwise();
     state.multiplies_codes = state.multiplies_codes || linear.multiplies_codes();
@@ -357,7 +461,18 @@ int64_t Transformer::resident_bytes() const {
 
 int64_t Transformer::bytes_per_token() const {
   int64_t num_bytes = head().resident_bytes() + state_->embedding->resident_bytes() / state_->embedding->num_out();
-  state_->for_each_linear([&](const PackedLinear& linear) { num_bytes += linear.resident_bytes(); });
+  for (const Block& block : state_->blocks) {
+    num_bytes += block.qkv->resident_bytes() + block.o->resident_bytes();
+    int64_t expert_bytes = 0;
+    for (const FeedForward& expert : block.experts) {
+      expert_bytes += expert.gate_up->resident_bytes() + expert.down->resident_bytes();
+    }
+    if (block.router) {
+      num_bytes += block.router->resident_bytes();
+      expert_bytes = expert_bytes * block.routing.experts_per_token / static_cast<int64_t>(block.experts.size());
+    }
+    num_bytes += expert_bytes;
+  }
   return num_bytes;
 }
 

@@ -16,8 +16,9 @@ class Transformer {
  public:
   // Packs every weight of the checkpoint for the backend, dropping source pages as it goes. `progress` may be empty; it
   // is called with (blocks done, blocks) at the start and after each block. `change` (may be empty) sees the weights of
-  // every linear of a block before they are packed and may replace them or the format of their input: what one
-  // quantization or another costs can so be measured without writing a checkpoint. Throws Interrupted between blocks.
+  // every linear of a block but its router before they are packed and may replace them or the format of their input:
+  // what one quantization or another costs can so be measured without writing a checkpoint. Throws Interrupted between
+  // blocks.
   static Transformer load(const Checkpoint& checkpoint, Backend& backend,
                           const std::function<void(int64_t, int64_t)>& progress = {},
                           const std::function<void(LinearWeights&)>& change = {});
@@ -28,8 +29,10 @@ class Transformer {
   const ModelDescription& description() const;
   Backend& backend() const;
   const PackedLinear& head() const;
-  int64_t resident_bytes() const;   // all packed weights
-  int64_t bytes_per_token() const;  // what decoding one token reads: every packed linear once, one embedding row
+  int64_t resident_bytes() const;  // all packed weights
+  // What decoding one token reads: every packed linear once, one embedding row; of a mixture's experts the share that a
+  // token goes to.
+  int64_t bytes_per_token() const;
   std::vector<std::string> kernel_names() const;  // distinct
 
   // Keys and values from now on: 32 (float32, as loaded) or 8 (int8, asymmetric, per head and token); sessions keep

@@ -16,6 +16,7 @@
 #include "runtime/cpu/ops.h"
 #include "runtime/cpu/packed_linear.h"
 #include "runtime/cpu/rounding.h"
+#include "runtime/routing.h"
 
 namespace pare {
 namespace {
@@ -198,7 +199,7 @@ class CpuBackend final : public Backend {
     if (integer != nullptr) {
       integer->multiply(x_RI, num_rows, y_RO);
     } else {
-      floating->multiply(x_RI.x(), num_rows, y_RO);
+      floating->multiply(x_RI.x(), num_rows, y_RO, x_RI.batch_rows());
     }
   }
 
@@ -287,6 +288,37 @@ class CpuBackend final : public Backend {
     for (int64_t n = 0; n < num_sequences; ++n) {
       const Sequence& sequence = sequences[static_cast<size_t>(n)];
       kernels_.mean_rows(hidden_RD + sequence.first_row * width, sequence.num_rows, width, means_ND + n * width);
+    }
+  }
+
+  void route(const float* logits_RE, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
+             int32_t* experts_RK, float* weights_RK) override {
+    check_routing(num_experts, routing);
+#pragma omp parallel for num_threads(threads_for(num_rows* num_experts))
+    for (int64_t r = 0; r < num_rows; ++r) {
+      route_row({logits_RE + r * num_experts, static_cast<size_t>(num_experts)}, routing,
+                experts_RK + r * routing.experts_per_token, weights_RK + r * routing.experts_per_token);
+    }
+  }
+
+  void gather(const float* x_RD, std::span<const int32_t> rows_S, int64_t width, LinearInput& y_SD) override {
+    make_rows(y_SD, static_cast<int64_t>(rows_S.size()), width,
+              [&](int64_t s, float* row) { std::copy_n(x_RD + rows_S[static_cast<size_t>(s)] * width, width, row); });
+  }
+
+  void mix(const float* x_SD, std::span<const int32_t> slots_RK, std::span<const float> weights_RK, int64_t num_rows,
+           int64_t width, float* y_RD) override {
+    check_mix(slots_RK, weights_RK, num_rows);
+    const int64_t num_chosen = num_rows == 0 ? 0 : static_cast<int64_t>(slots_RK.size()) / num_rows;
+#pragma omp parallel for num_threads(threads_for(num_rows* num_chosen* width))
+    for (int64_t r = 0; r < num_rows; ++r) {
+      float* const y = y_RD + r * width;
+      std::fill_n(y, width, 0.0f);
+      for (int64_t k = r * num_chosen; k < (r + 1) * num_chosen; ++k) {
+        const float weight = weights_RK[k];
+        const float* const x = x_SD + slots_RK[k] * width;
+        for (int64_t i = 0; i < width; ++i) y[i] += weight * x[i];
+      }
     }
   }
 

@@ -201,16 +201,16 @@ int CpuPackedLinear::num_threads() const {
   return num_threads_ > 0 ? num_threads_ : omp_get_max_threads();
 }
 
-void CpuPackedLinear::multiply(const float* x_RI, int64_t num_rows, float* y_RO) const {
-  multiply_outputs(x_RI, num_rows, 0, num_out_, y_RO, num_out_);
+void CpuPackedLinear::multiply(const float* x_RI, int64_t num_rows, float* y_RO, int64_t batch_rows) const {
+  multiply_outputs(x_RI, num_rows, 0, num_out_, y_RO, num_out_, batch_rows);
 }
 
 void CpuPackedLinear::multiply_outputs(const float* x_RI, int64_t num_rows, int64_t first_out, int64_t num_outs,
-                                       float* y, int64_t y_stride) const {
+                                       float* y, int64_t y_stride, int64_t batch_rows) const {
   if (num_rows < 0) throw std::invalid_argument("expected rows to multiply, found " + std::to_string(num_rows));
   const PanelRange range = range_of(first_out, num_outs);
   if (num_rows == 0 || num_outs == 0) return;
-  if (num_rows <= kernels_->max_gemv_rows) {
+  if (std::max(num_rows, batch_rows) <= kernels_->max_gemv_rows) {
     gemv(x_RI, num_rows, range, y, y_stride);
   } else {
     gemm(x_RI, num_rows, range, y, y_stride);

@@ -29,12 +29,13 @@ class CpuPackedLinear final : public PackedLinear {
   // y_RO = x_RI W^T + b, all rows dense. Weights are read once for up to LinearKernels::max_gemv_rows rows (decode) and
   // once per at most 512 rows beyond (prefill; scratch of 1.2 MiB or 64 rows of x is kept per thread).
   // The bits of y do not depend on the number of threads. Inside a parallel region the calling thread works alone.
-  void multiply(const float* x_RI, int64_t num_rows, float* y_RO) const;
+  // The two ways round differently; which is taken follows from batch_rows where that is more (LinearInput::prepare).
+  void multiply(const float* x_RI, int64_t num_rows, float* y_RO, int64_t batch_rows = 0) const;
 
   // The same for outputs [first_out, first_out + num_outs): y[r * y_stride + o - first_out]. first_out must begin a
   // panel: a multiple of kPanel counted from its part's first output. Throws std::invalid_argument otherwise.
   void multiply_outputs(const float* x_RI, int64_t num_rows, int64_t first_out, int64_t num_outs, float* y,
-                        int64_t y_stride) const;
+                        int64_t y_stride, int64_t batch_rows = 0) const;
 
   // Row `out` of W in float32, as dequantize() gives it, without the bias. Throws std::invalid_argument when out of
   // range.

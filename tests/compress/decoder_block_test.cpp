@@ -109,7 +109,8 @@ TEST_P(Family, LogitsEqualThoseOfTheRuntime) {
 INSTANTIATE_TEST_SUITE_P(Goldens, Family,
                          testing::Values("llama_gqa_untied", "llama3_rope_tied", "llama_mqa_biases",
                                          "llama_sharded_fp16", "mistral_window", "qwen2_biases_tied",
-                                         "qwen3_norms_bf16", "gemma3_local_global"),
+                                         "qwen3_norms_bf16", "gemma3_local_global", "mixtral_experts",
+                                         "qwen3_moe_dense_block_bf16", "qwen3_moe_fused"),
                          [](const auto& family) { return std::string(family.param); });
 
 // Queries are scored in blocks of 64: windows whose length is no multiple of it, and shorter than it, give the same
@@ -144,15 +145,26 @@ TEST(DecoderBlock, WeightsCanBeReplaced) {
   EXPECT_THROW(block.set_weight(Stage::attention_input, 0, twos), std::invalid_argument);
 }
 
-TEST(DecoderBlock, MixtureOfExpertsIsRefusedByName) {
-  BlockDescription block;
-  block.name = "model.layers.7";
-  block.experts.resize(4);
-  try {
-    stage_layers(block, Stage::feed_forward_input);
-    FAIL() << "accepted";
-  } catch (const std::invalid_argument& error) {
-    EXPECT_NE(std::string(error.what()).find("model.layers.7"), std::string::npos);
+TEST(DecoderBlock, AMixtureHasTwoStagesForEachExpert) {
+  const Checkpoint checkpoint = Checkpoint::open(kFamilies / "qwen3_moe_dense_block_bf16");
+  const BlockDescription& mixture = checkpoint.description().blocks[0];
+  const std::vector<Stage> stages = block_stages(mixture);
+  ASSERT_EQ(stages.size(), 2u + 2 * 6);
+  for (size_t i = 0; i < stages.size(); ++i) EXPECT_EQ(static_cast<size_t>(stages[i]), i);
+  EXPECT_EQ(stage_name(stages[7]), "feed-forward output of expert 2");
+  EXPECT_EQ(stage_layers(mixture, stages[7]).at(0).name, "model.layers.0.mlp.experts.2.down_proj");
+  const BlockDescription& dense = checkpoint.description().blocks[1];
+  EXPECT_EQ(block_stages(dense).size(), 4u);
+  // A stage that the block does not have.
+  for (const auto& [block, stage] :
+       {std::pair{&mixture, Stage(Stage::feed_forward_input)}, std::pair{&mixture, Stage(Stage::feed_forward_input, 6)},
+        std::pair{&dense, Stage(Stage::feed_forward_output, 0)}}) {
+    try {
+      stage_layers(*block, stage);
+      FAIL() << "accepted";
+    } catch (const std::invalid_argument& error) {
+      EXPECT_NE(std::string(error.what()).find(block->name), std::string::npos);
+    }
   }
 }
 

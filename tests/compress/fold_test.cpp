@@ -28,7 +28,7 @@ class FoldFamily : public testing::TestWithParam<const char*> {
 
   std::vector<float> random_scales(Stage stage) const {
     std::mt19937 generator(7);
-    const std::vector<int64_t> channels = producer_channels(model(), stage);
+    const std::vector<int64_t> channels = producer_channels(model(), block_.description(), stage);
     std::vector<float> by_channel(channels.size()), scales;
     for (float& scale : by_channel) {
       const int exponent = static_cast<int>(generator() % 7) - 3;

@@ -31,6 +31,7 @@ TEST(Recipe, ReadsEveryKey) {
   EXPECT_EQ(recipe.calibration->text, "c4.jsonl");
   EXPECT_EQ(recipe.calibration->num_samples, 8);
   EXPECT_EQ(recipe.calibration->num_tokens, 64);
+  EXPECT_EQ(recipe.calibration->experts, ExpertTokens::routed);
   ASSERT_EQ(recipe.passes.size(), 1u);
   const GptqOptions& gptq = recipe.passes[0].defaults.gptq;
   EXPECT_EQ(recipe.passes[0].defaults.method, Method::gptq);
@@ -232,6 +233,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadRecipe{"RefineWithoutData", "passes:\n  - rtn: {refine: 2}\n", "r.yaml:2:", "calibration"},
         BadRecipe{"MisspeltAwq", "calibration: {text: t}\npasses:\n  - awk: {}\n  - gptq: {}\n",
                   "r.yaml:3:", "did you mean 'awq'?"},
+        BadRecipe{"UnknownExperts", "calibration: {text: t, experts: some}\npasses: [gptq: {}]\n",
+                  "r.yaml:1:", "routed, all"},
+        BadRecipe{"ExpertsOfStatistics", "calibration: {statistics: s.h5, experts: all}\npasses: [gptq: {}]\n",
+                  "r.yaml:1:", "'experts'"},
         BadRecipe{"CalibrationWithoutText", "calibration: {samples: 3}\npasses: [rtn: {}]\n",
                   "r.yaml:1:", "'text' is missing"},
         BadRecipe{"SmoothQuantOfPlainInputs",

@@ -50,6 +50,16 @@ FAMILIES = {
     # The head size is 32 although 64 / 4 = 16.
     "qwen3_norms_bf16": dict(model_type="qwen3", tie_word_embeddings=False, **rope(1000000.0),
                              **{**BASE, "head_dim": 32}),
+    "mixtral_experts": dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, sliding_window=None,
+                            tie_word_embeddings=False, **rope(1000000.0), **{**BASE, "intermediate_size": 32}),
+    # A dense block between two mixtures, and weights of experts that do not sum to 1.
+    "qwen3_moe_dense_block_bf16": dict(model_type="qwen3_moe", num_experts=6, num_experts_per_tok=3,
+                                       moe_intermediate_size=32, mlp_only_layers=[1], norm_topk_prob=False,
+                                       tie_word_embeddings=True, **rope(1000000.0), **{**BASE, "num_hidden_layers": 3}),
+    # The first block is dense. Stored as transformers 5 holds it: all experts of a block in two tensors.
+    "qwen3_moe_fused": dict(model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+                            decoder_sparse_step=2, norm_topk_prob=True, tie_word_embeddings=True, **rope(10000.0),
+                            **BASE),
     # A width of 48, so that the embedding scale sqrt(48) is no power of two.
     "gemma3_local_global": dict(model_type="gemma3_text", tie_word_embeddings=True, sliding_window=12,
                                 query_pre_attn_scalar=24, hidden_activation="gelu_pytorch_tanh",
@@ -59,7 +69,9 @@ FAMILIES = {
                                     "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0}},
                                 **{**BASE, "num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 64}),
 }
-STORED_DTYPE = {"llama_sharded_fp16": torch.float16, "qwen3_norms_bf16": torch.bfloat16}
+STORED_DTYPE = {"llama_sharded_fp16": torch.float16, "qwen3_norms_bf16": torch.bfloat16,
+                "qwen3_moe_dense_block_bf16": torch.bfloat16}
+SEED = {"mixtral_experts": 100, "qwen3_moe_dense_block_bf16": 101, "qwen3_moe_fused": 102}  # the others: their place
 
 
 def randomize(model, seed):
@@ -78,12 +90,14 @@ def randomize(model, seed):
 
 
 def write_old_config(path):
-    """Rewrites config.json with the keys used before transformers 5: rope_theta, rope_scaling, torch_dtype."""
+    """Rewrites config.json with the keys used before transformers 5: rope_theta, torch_dtype, num_experts, ..."""
     config = json.loads(path.read_text())
     parameters = config.pop("rope_parameters")
     config["rope_theta"] = parameters.pop("rope_theta")
     config["rope_scaling"] = None if parameters["rope_type"] == "default" else parameters
     config["torch_dtype"] = config.pop("dtype")
+    if "num_local_experts" in config:
+        config["num_experts"] = config.pop("num_local_experts")
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
@@ -94,11 +108,12 @@ def make_family(name, settings, seed):
     config = AutoConfig.for_model(**settings)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     randomize(model, seed)
-    model.to(dtype).save_pretrained(folder, max_shard_size="80KB" if "sharded" in name else "1GB")
+    model.to(dtype).save_pretrained(folder, max_shard_size="80KB" if "sharded" in name else "1GB",
+                                    save_original_format="fused" not in name)
     (folder / "generation_config.json").unlink(missing_ok=True)
     for file in folder.glob("*.safetensors"):
         file.chmod(0o644)
-    if name in ("mistral_window", "llama3_rope_tied"):
+    if name in ("mistral_window", "llama3_rope_tied", "qwen3_moe_dense_block_bf16"):
         write_old_config(folder / "config.json")
 
     # What is measured is the checkpoint as a reader finds it, computed in float32.
@@ -157,8 +172,9 @@ def main():
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     OUT.mkdir(exist_ok=True)
-    for seed, (name, settings) in enumerate(FAMILIES.items()):
-        make_family(name, settings, seed)
+    others = [name for name in FAMILIES if name not in SEED]
+    for name, settings in FAMILIES.items():
+        make_family(name, settings, SEED[name] if name in SEED else others.index(name))
     make_rope_cases()
     make_embedding_scales()
     (OUT / "README.md").write_text(f"""# Tiny checkpoints of every family

@@ -39,6 +39,19 @@ TEST(Inspect, CountsParametersAndBitsOfACheckpoint) {
   }
 }
 
+TEST(Inspect, CountsTheExpertsOfMixtures) {
+  const Inspection inspection = inspect(family_path("qwen3_moe_dense_block_bf16"));
+  const int64_t attention = 2 * 64 * 64 + 2 * 32 * 64;
+  EXPECT_EQ(inspection.sizes->linear_parameters, 3 * attention + 3 * 64 * 96 + 2 * (6 * 64 + 6 * 3 * 64 * 32));
+  const nlohmann::json json = nlohmann::json::parse(to_json(inspection));
+  EXPECT_EQ(json["model"]["mixtures"], 2);
+  EXPECT_EQ(json["model"]["experts"], 6);
+  EXPECT_EQ(json["model"]["experts_per_token"], 3);
+  EXPECT_EQ(json["model"]["expert_feed_forward_size"], 32);
+  EXPECT_NE(to_text(inspection, false).find("6 of feed-forward 32, 3 for each token, in 2 of the blocks"),
+            std::string::npos);
+}
+
 TEST(Inspect, KnowsFilesByTheirContent) {
   const Inspection file = inspect(family_path("llama_gqa_untied") / "model.safetensors");
   EXPECT_EQ(file.kind, "safetensors");

@@ -119,7 +119,7 @@ TEST(ModelDescription, LlamaFollowsItsConfigToTheLetter) {
   EXPECT_EQ(block.experts[0].down.num_out, 48);
   EXPECT_EQ(block.experts[0].down.num_in, 80);
   EXPECT_FALSE(block.router.has_value());
-  EXPECT_EQ(block.experts_per_token, 0);
+  EXPECT_FALSE(block.is_mixture());
   EXPECT_EQ(block.sliding_window, 0);
   for (const LinearDescription* linear :
        {&block.q, &block.k, &block.v, &block.o, &block.experts[0].gate, &block.experts[0].up, &block.experts[0].down}) {
@@ -313,11 +313,59 @@ TEST(ModelDescription, Llama3RopeHasThreeBands) {
   EXPECT_FLOAT_EQ(rope.inverse_frequencies[2], 0.1f / 4.0f);
 }
 
+TEST(ModelDescription, MixtralHasExpertsInEveryBlock) {
+  const ModelDescription model = describe_golden("mixtral_experts");
+  EXPECT_EQ(model.feed_forward_size, 32);
+  for (const BlockDescription& block : model.blocks) {
+    ASSERT_TRUE(block.is_mixture());
+    ASSERT_EQ(block.experts.size(), 4u);
+    EXPECT_EQ(block.router->name, block.name + ".block_sparse_moe.gate");
+    EXPECT_EQ(block.router->num_out, 4);
+    EXPECT_EQ(block.experts[3].gate.name, block.name + ".block_sparse_moe.experts.3.w1");
+    EXPECT_EQ(block.experts[3].up.name, block.name + ".block_sparse_moe.experts.3.w3");
+    EXPECT_EQ(block.experts[3].down.name, block.name + ".block_sparse_moe.experts.3.w2");
+    EXPECT_EQ(block.experts[3].down.num_in, 32);
+    EXPECT_EQ(block.routing.experts_per_token, 2);
+    EXPECT_TRUE(block.routing.normalizes_top_weights);
+    EXPECT_EQ(block.sliding_window, 0);
+  }
+}
+
+TEST(ModelDescription, Qwen3MoeHasDenseBlocksAmongMixtures) {
+  const ModelDescription model = describe_golden("qwen3_moe_dense_block_bf16");  // keys of transformers 4
+  EXPECT_EQ(model.feed_forward_size, 96);                                        // of the dense block
+  ASSERT_EQ(model.blocks.size(), 3u);
+  EXPECT_TRUE(model.blocks[0].is_mixture() && !model.blocks[1].is_mixture() && model.blocks[2].is_mixture());
+  EXPECT_EQ(model.blocks[1].experts.at(0).gate.name, "model.layers.1.mlp.gate_proj");
+  EXPECT_EQ(model.blocks[1].experts.at(0).gate.num_out, 96);
+  EXPECT_EQ(model.blocks[2].experts.at(5).up.name, "model.layers.2.mlp.experts.5.up_proj");
+  EXPECT_EQ(model.blocks[2].experts.at(5).up.num_out, 32);
+  EXPECT_EQ(model.blocks[2].router->name, "model.layers.2.mlp.gate");
+  EXPECT_EQ(model.blocks[2].routing.experts_per_token, 3);
+  EXPECT_FALSE(model.blocks[2].routing.normalizes_top_weights);
+  EXPECT_TRUE(model.blocks[0].q_norm && model.blocks[1].k_norm);
+
+  const ModelDescription stepped = describe_golden("qwen3_moe_fused");  // decoder_sparse_step 2
+  EXPECT_TRUE(!stepped.blocks[0].is_mixture() && stepped.blocks[1].is_mixture());
+  EXPECT_TRUE(stepped.blocks[1].routing.normalizes_top_weights);
+}
+
+TEST(ModelDescription, RefusesImpossibleMixtures) {
+  const Json mixtral = read_json(kGolden / "mixtral_experts" / "config.json");
+  expect_all_in(refusal(changed(mixtral, "num_experts_per_tok", 5)), {"num_experts_per_tok", "from 1 to 4", "5"});
+  expect_all_in(refusal(changed(mixtral, "num_local_experts", 0)), {"num_local_experts", "0"});
+  expect_all_in(refusal(changed(mixtral, "num_local_experts", 1 << 20)), {"num_local_experts", "1048576"});
+  expect_all_in(refusal(without(mixtral, "num_experts_per_tok")), {"num_experts_per_tok", "nothing"});
+  const Json qwen = read_json(kGolden / "qwen3_moe_fused" / "config.json");
+  expect_all_in(refusal(changed(qwen, "mlp_only_layers", {-1})), {"mlp_only_layers", "layer numbers"});
+  expect_all_in(refusal(changed(qwen, "decoder_sparse_step", 0)), {"decoder_sparse_step", "0"});
+  expect_all_in(refusal(without(qwen, "moe_intermediate_size")), {"moe_intermediate_size", "nothing"});
+}
+
 TEST(ModelDescription, RefusesUnknownArchitecturesByName) {
   expect_all_in(refusal(changed(llama_config(), "model_type", "gpt_neox")),
                 {"dir/config.json", "gpt_neox", "llama, mistral"});
-  expect_all_in(refusal(changed(llama_config(), "model_type", "mixtral")), {"mixtral", "mixture of experts"});
-  expect_all_in(refusal(changed(llama_config(), "model_type", "qwen3_moe")), {"qwen3_moe", "mixture of experts"});
+  expect_all_in(refusal(changed(llama_config(), "model_type", "qwen2_moe")), {"qwen2_moe", "mixture of experts"});
   expect_all_in(refusal(changed(llama_config(), "model_type", "gemma3")), {"gemma3_text", "vision"});
   expect_all_in(refusal(changed(llama_config(), "model_type", 3)), {"model_type", "a string", "3"});
   expect_all_in(refusal(without(llama_config(), "model_type")), {"model_type", "nothing"});

@@ -121,7 +121,8 @@ void PrintTo(const Case& test, std::ostream* out) {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const Scheme& scheme : schemes()) {
-    for (const std::string family : {"llama_gqa_untied", "qwen2_biases_tied", "gemma3_local_global"}) {
+    for (const std::string family :
+         {"llama_gqa_untied", "qwen2_biases_tied", "gemma3_local_global", "mixtral_experts"}) {
       all.push_back({family, scheme});
     }
   }
