@@ -30,6 +30,9 @@ std::vector<bool> scaled_stages(const ScalingRecipe& scaling, const BlockDescrip
     if (layer.options && layer.options->gptq.grid.per_tensor && folds_into_linear(layer.stage)) {
       scaled[static_cast<size_t>(layer.stage)] = false;
     }
+    // SmoothQuant helps inputs that are rounded.
+    const bool is_smooth = std::holds_alternative<SmoothQuantOptions>(scaling.options);
+    if (layer.options && is_smooth && layer.options->input.is_plain()) scaled[static_cast<size_t>(layer.stage)] = false;
     const bool excluded = std::any_of(scaling.exclude.begin(), scaling.exclude.end(),
                                       [&](const auto& pattern) { return matches_glob(pattern, layer.linear.name); });
     if (excluded || !layer.options) scaled[static_cast<size_t>(layer.stage)] = false;
@@ -302,8 +305,9 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
       return std::find(stages.begin(), stages.end(), true) != stages.end();
     });
     if (!scales_any)
-      throw std::invalid_argument("recipe: " + std::string(recipe.scaling->name()) +
-                                  ": every stage has an excluded layer: nothing is scaled");
+      throw std::invalid_argument(
+          "recipe: " + std::string(recipe.scaling->name()) +
+          ": every stage has an excluded layer or inputs that are not rounded: nothing is scaled");
   }
   if (recipe.budget) plan.needs_calibration = true;
   names.push_back(model.head.name);  // named in `exclude` by habit; passes never touch it

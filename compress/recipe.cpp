@@ -71,14 +71,6 @@ InputFormat read_activations(const Value& value, InputType type) {
   return format;
 }
 
-LayerOverride read_override(const std::string& pattern, const Value& value) {
-  LayerOverride override_{.pattern = pattern, .bits = {}, .group_size = {}, .symmetric = {}};
-  value.read_map({{"bits", [&](const Value& v) { override_.bits = read_bits(v); }},
-                  {"group_size", [&](const Value& v) { override_.group_size = read_group_size(v); }},
-                  {"symmetric", [&](const Value& v) { override_.symmetric = v.boolean(); }}});
-  return override_;
-}
-
 AwqOptions read_awq(const Value& value) {
   AwqOptions awq;
   value.read_map(
@@ -111,6 +103,18 @@ void require_calibration(const Value& value, bool has_calibration, const std::st
 void check_range(const InputFormat& input, const Value& value, bool has_calibration) {
   if (input.range != InputRange::fixed) return;
   require_calibration(value, has_calibration, "a static range is measured on calibration data", "use token or tensor");
+}
+
+LayerOverride read_override(const std::string& pattern, const Value& value, bool has_calibration) {
+  LayerOverride override_{.pattern = pattern, .bits = {}, .group_size = {}, .symmetric = {}, .input = {}};
+  value.read_map({{"bits", [&](const Value& v) { override_.bits = read_bits(v); }},
+                  {"group_size", [&](const Value& v) { override_.group_size = read_group_size(v); }},
+                  {"symmetric", [&](const Value& v) { override_.symmetric = v.boolean(); }},
+                  {"activations", [&](const Value& v) {
+                     override_.input = read_activations(v, InputType::int8);
+                     check_range(*override_.input, v, has_calibration);
+                   }}});
+  return override_;
 }
 
 // fp8 and llm_int8 leave nothing of the grid to choose: 8 bits, a scale per output, no refinement of codes.
@@ -277,7 +281,7 @@ PassRecipe read_pass(const Value& value, bool has_calibration) {
     layers.read_map({{"exclude", [&](const Value& v) { read_exclude(v, pass.exclude); }},
                      {"override", [&](const Value& map) {
                         for (const auto& [pattern, options] : map.entries()) {
-                          pass.overrides.push_back(read_override(pattern, options));
+                          pass.overrides.push_back(read_override(pattern, options, has_calibration));
                         }
                       }}});
   });
@@ -581,6 +585,7 @@ std::optional<LayerOptions> layer_options(const PassRecipe& pass, const std::str
     if (override_.bits) grid.bits = *override_.bits;
     if (override_.group_size) grid.group_size = *override_.group_size;
     if (override_.symmetric) grid.symmetric = *override_.symmetric;
+    if (override_.input) options.input = *override_.input;
   }
   if (grid.per_tensor && grid.group_size != kPerChannel) {
     throw std::invalid_argument("layer " + layer + ": per_tensor leaves no room for groups of " +

@@ -47,6 +47,7 @@ struct LayerOverride {
   std::optional<int> bits;
   std::optional<int64_t> group_size;
   std::optional<bool> symmetric;
+  std::optional<InputFormat> input;  // `activations`
 };
 
 struct PassRecipe {

@@ -76,6 +76,10 @@ INSTANTIATE_TEST_SUITE_P(
              "  - smoothquant: {}\n  - gptq: {bits: 8, group_size: -1, per_tensor: true, activations: {range: "
              "static}}\n",
              0.02},
+        Pass{"SmoothQuantButDownProjections", "llama_gqa_untied",
+             "  - smoothquant: {}\n  - gptq: {bits: 8, group_size: -1, activations: int8}\n    layers: {override: "
+             "{\"*.down_proj\": {activations: none}}}\n",
+             0.01},
         Pass{"Fp8PerToken", "llama_gqa_untied", "  - fp8: {}\n", 0.1},
         Pass{"Fp8StaticPerTensor", "gemma3_local_global", "  - fp8: {per_tensor: true, activations: {range: static}}\n",
              0.02},
