@@ -140,7 +140,9 @@ TEST_F(Interoperability, TransformersRoundsInputsAsTheRuntimeDoes) {
       {"qwen2_biases_tied",
        "smoothquant: {alpha: 0.5}\n  - gptq: {bits: 8, group_size: -1, per_tensor: true, "
        "activations: {range: static, symmetric: false}}"},
-      {"llama3_rope_tied", "rtn: {bits: 8, group_size: -1, activations: {range: tensor}}"},
+      {"llama3_rope_tied",
+       "rtn: {bits: 8, group_size: -1, activations: {range: tensor}}\n    layers: {override: {\"*.down_proj\": "
+       "{activations: none}}}"},
       {"mistral_window", "fp8: {}"},
       {"qwen3_norms_bf16", "fp8: {per_tensor: true, activations: {range: static}}"},
       {"llama_gqa_untied", "gptq: {bits: 4, group_size: 32, activations: int8}"}};
