@@ -481,6 +481,7 @@ void DecoderBlock::add_mixture_output(at::Tensor& sum_TD, at::Tensor& hidden_TD)
              model_->hidden_size, sum);
   }
   hidden_TD.add_(sum_TD);
+  if (rounds(ActivationSite::residual_sum)) round_rows(hidden_TD);
 }
 
 void DecoderBlock::forward_mixture(BlockScratch& scratch, at::Tensor& activated_TF, at::Tensor& hidden_TD) const {

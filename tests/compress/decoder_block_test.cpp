@@ -168,5 +168,34 @@ TEST(DecoderBlock, AMixtureHasTwoStagesForEachExpert) {
   }
 }
 
+// The site is the hidden state behind the block, whatever feed-forward the block has: rounded there, it is what comes
+// out of the unrounded block, rounded.
+TEST(DecoderBlock, TheResidualSumIsRoundedBehindDenseBlocksAndMixtures) {
+  const InputFormat format = {.type = InputType::int8, .symmetric = false};
+  for (const char* name : {"llama_gqa_untied", "mixtral_experts"}) {
+    const SingleThreadedTorch guard(1);
+    const Checkpoint checkpoint = Checkpoint::open(kFamilies / name);
+    const ModelDescription& model = checkpoint.description();
+    const TokenWindows windows = read_npy(kFamilies / name / "ids.npy");
+    const auto run = [&](bool rounds) {
+      at::Tensor hidden_TD = at::empty({windows.num_tokens, model.hidden_size}, at::kFloat);
+      at::Tensor mixed_TI = at::empty({windows.num_tokens, model.num_heads * model.head_size}, at::kFloat);
+      at::Tensor activated_TF = at::empty({windows.num_tokens, model.feed_forward_size}, at::kFloat);
+      BlockScratch scratch(model, windows.num_tokens);
+      embed(checkpoint.linear(checkpoint.embedding()), model.embedding_scale, windows.window(0),
+            hidden_TD.data_ptr<float>());
+      DecoderBlock block(checkpoint, 0, windows.num_tokens);
+      if (rounds) block.round_site(ActivationSite::residual_sum, format);
+      block.forward(scratch, mixed_TI, activated_TF, hidden_TD);
+      const float* hidden = hidden_TD.const_data_ptr<float>();
+      return std::vector<float>(hidden, hidden + hidden_TD.numel());
+    };
+    std::vector<float> expected = run(false);
+    fake_quantize(format, expected, model.hidden_size);
+    EXPECT_EQ(run(true), expected) << name;
+    EXPECT_NE(run(false), expected) << name;
+  }
+}
+
 }  // namespace
 }  // namespace pare
