@@ -262,71 +262,57 @@ TEST(RoundedTransformerPython, TransformersGivesTheSameLogits) {
 
 // --- the KV cache in 8 bits ---
 
-TEST(KvCache, EightBitsStayNearTheFloatsOnEveryBackend) {
-  for (const std::string family : {"llama_gqa_untied", "mistral_window", "gemma3_local_global", "qwen3_norms_bf16"}) {
-    const TokenWindows windows = read_npy(family_path(family) / "ids.npy");
-    const Checkpoint checkpoint = Checkpoint::open(family_path(family));
-    std::vector<float> expected;
-    double rounding_error = 0.0;
-    for (const std::string& name : backend_names()) {
-      const auto backend = make_backend(name);
-      Transformer model = Transformer::load(checkpoint, *backend);
-      const std::vector<float> exact = prefill_logits(model, windows.ids_NT, windows.num_windows);
-      model.use_kv_bits(8);
-      const std::vector<float> logits = prefill_logits(model, windows.ids_NT, windows.num_windows);
-      if (name == "reference") {
-        expected = logits;
-        rounding_error = rms_difference(logits, exact);
-        EXPECT_GT(rounding_error, 0.0);
-        // Half a step of 255 in each key and value is 1 / 510 of their range: a few percent of the logits at most.
-        EXPECT_LT(rounding_error, 0.05 * rms_difference(exact, std::vector<float>(exact.size(), 0.0f)));
-      }
-      EXPECT_LE(rms_difference(logits, expected), kFlips * rounding_error) << family << " " << name;
-      // Decoding reads the cache through other kernels.
-      const auto session = model.start(windows.num_tokens);
-      const auto vocabulary_size = static_cast<size_t>(model.description().vocabulary_size);
-      session->feed(windows.window(0).first(4));
-      const std::vector<float> one_by_one = decoded(*session, windows.window(0).subspan(4));
-      const auto rows = std::span(expected).subspan(4 * vocabulary_size, one_by_one.size());
-      EXPECT_LE(rms_difference(one_by_one, rows), kFlips * rounding_error) << family << " " << name;
-      model.use_kv_bits(kKvFloatBits);
-      EXPECT_EQ(prefill_logits(model, windows.ids_NT, windows.num_windows), exact) << "the floats are back";
+// `prepare` says what stands before, `round` makes the model round more than that, `undo` takes it back. In prefill and
+// in decoding, which reads the cache through other kernels, every backend gives what the reference gives.
+void expect_rounding_alike(const std::string& family, const std::function<void(Transformer&)>& prepare,
+                           const std::function<void(Transformer&)>& round,
+                           const std::function<void(Transformer&)>& undo) {
+  const TokenWindows windows = read_npy(family_path(family) / "ids.npy");
+  const Checkpoint checkpoint = Checkpoint::open(family_path(family));
+  std::vector<float> expected;
+  double rounding_error = 0.0;
+  for (const std::string& name : backend_names()) {
+    const auto backend = make_backend(name);
+    Transformer model = Transformer::load(checkpoint, *backend);
+    const std::vector<float> exact = prefill_logits(model, windows.ids_NT, windows.num_windows);
+    prepare(model);
+    const std::vector<float> before = prefill_logits(model, windows.ids_NT, windows.num_windows);
+    round(model);
+    const std::vector<float> logits = prefill_logits(model, windows.ids_NT, windows.num_windows);
+    if (name == "reference") {
+      expected = logits;
+      rounding_error = rms_difference(logits, exact);
+      EXPECT_GT(rounding_error, rms_difference(before, exact));
+      // Half a step of 255 in each key and value is 1 / 510 of their range: a few percent of the logits at most.
+      EXPECT_LT(rounding_error, 0.05 * rms_difference(exact, std::vector<float>(exact.size(), 0.0f)));
     }
+    EXPECT_LE(rms_difference(logits, expected), kFlips * rounding_error) << family << " " << name;
+    const auto session = model.start(windows.num_tokens);
+    const auto vocabulary_size = static_cast<size_t>(model.description().vocabulary_size);
+    session->feed(windows.window(0).first(4));
+    const std::vector<float> one_by_one = decoded(*session, windows.window(0).subspan(4));
+    const auto rows = std::span(expected).subspan(4 * vocabulary_size, one_by_one.size());
+    EXPECT_LE(rms_difference(one_by_one, rows), kFlips * rounding_error) << family << " " << name;
+    undo(model);
+    EXPECT_EQ(prefill_logits(model, windows.ids_NT, windows.num_windows), before) << "what was before is back";
   }
 }
 
-// Queries and what softmax makes of the scores are rounded too: more error than the cache's alone, the same on every
-// backend, in prefill and in decoding.
+TEST(KvCache, EightBitsStayNearTheFloatsOnEveryBackend) {
+  for (const std::string family : {"llama_gqa_untied", "mistral_window", "gemma3_local_global", "qwen3_norms_bf16"}) {
+    expect_rounding_alike(
+        family, [](Transformer&) {}, [](Transformer& model) { model.use_kv_bits(8); },
+        [](Transformer& model) { model.use_kv_bits(kKvFloatBits); });
+  }
+}
+
+// Queries and what softmax makes of the scores are rounded too: more error than the cache's alone.
 TEST(AttentionProducts, EightBitsStayNearTheFloatsOnEveryBackend) {
   for (const std::string family : {"llama_gqa_untied", "mistral_window", "gemma3_local_global", "qwen3_norms_bf16"}) {
-    const TokenWindows windows = read_npy(family_path(family) / "ids.npy");
-    const Checkpoint checkpoint = Checkpoint::open(family_path(family));
-    std::vector<float> expected;
-    double rounding_error = 0.0;
-    for (const std::string& name : backend_names()) {
-      const auto backend = make_backend(name);
-      Transformer model = Transformer::load(checkpoint, *backend);
-      const std::vector<float> exact = prefill_logits(model, windows.ids_NT, windows.num_windows);
-      model.use_kv_bits(8);
-      const std::vector<float> with_cache = prefill_logits(model, windows.ids_NT, windows.num_windows);
-      model.use_attention_bits(8);
-      const std::vector<float> logits = prefill_logits(model, windows.ids_NT, windows.num_windows);
-      if (name == "reference") {
-        expected = logits;
-        rounding_error = rms_difference(logits, exact);
-        EXPECT_GT(rounding_error, rms_difference(with_cache, exact));
-        EXPECT_LT(rounding_error, 0.05 * rms_difference(exact, std::vector<float>(exact.size(), 0.0f)));
-      }
-      EXPECT_LE(rms_difference(logits, expected), kFlips * rounding_error) << family << " " << name;
-      const auto session = model.start(windows.num_tokens);
-      const auto vocabulary_size = static_cast<size_t>(model.description().vocabulary_size);
-      session->feed(windows.window(0).first(4));
-      const std::vector<float> one_by_one = decoded(*session, windows.window(0).subspan(4));
-      const auto rows = std::span(expected).subspan(4 * vocabulary_size, one_by_one.size());
-      EXPECT_LE(rms_difference(one_by_one, rows), kFlips * rounding_error) << family << " " << name;
-      model.use_attention_bits(kKvFloatBits);
-      EXPECT_EQ(prefill_logits(model, windows.ids_NT, windows.num_windows), with_cache) << "the cache stays in 8 bits";
-    }
+    expect_rounding_alike(
+        family, [](Transformer& model) { model.use_kv_bits(8); },
+        [](Transformer& model) { model.use_attention_bits(8); },
+        [](Transformer& model) { model.use_attention_bits(kKvFloatBits); });
   }
 }
 
