@@ -23,10 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 TokenWindows read_windows(const CalibrationRecipe& recipe, const Checkpoint& checkpoint) {
   std::optional<Tokenizer> tokenizer;
   if (!holds_token_windows(recipe.text)) tokenizer = Tokenizer::open(checkpoint.directory());

@@ -3,23 +3,13 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <stdexcept>
 
-#include "compress/resolve_input.h"
 #include "quant/awq.h"
 #include "quant/smoothquant.h"
-#include "runtime/format/stored_linear.h"
-#include "runtime/interrupt.h"
 
 namespace pare {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-}  // namespace
-
 std::vector<const PlannedLayer*> compressed_layers(const std::vector<PlannedLayer>& layers, Stage stage) {
   std::vector<const PlannedLayer*> found;
   for (const PlannedLayer& layer : layers) {
@@ -145,7 +135,7 @@ void compress_stage(const PlannedRun& plan, int64_t block_index, Stage stage, co
       compressed_layers(plan.blocks[static_cast<size_t>(block_index)], stage);
   if (layers.empty()) return;
   throw_if_interrupted();
-  auto start = Clock::now();
+  const auto start = std::chrono::steady_clock::now();
   std::optional<GptqFactor> factor;
   std::string scaling;
   const bool is_unseen = statistics.min_I.defined() && statistics.num_tokens == 0;
@@ -161,22 +151,7 @@ void compress_stage(const PlannedRun& plan, int64_t block_index, Stage stage, co
   if (stage.expert != Stage::kNoExpert && statistics.min_I.defined()) {
     note_tokens(stage, statistics, layers, work);
   }
-  // All layers of the stage agree in it (plan_run).
-  const ResolvedInput input = resolve_input(*layers.front()->options, statistics);
-  work.block.set_input_format(stage, input.format);
-  for (const PlannedLayer* layer : layers) {
-    throw_if_interrupted();
-    CompressedLayer compressed =
-        compress_layer(*layer, work.block.weight(stage, layer->index), statistics, factor, input.format);
-    if (layer->scheme.format != StoredFormat::dense) {
-      work.block.set_weight(stage, layer->index, effective_weight(compressed.stored));
-    }
-    compressed.record.scaling = scaling;
-    if (!input.event.empty()) compressed.record.events.push_back(input.event);
-    compressed.record.seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    work.layers.push_back(std::move(compressed));
-    start = Clock::now();
-  }
+  compress_layers(layers, statistics, factor, scaling, start, work.block, work.layers);
 }
 
 void report_starved(BlockWork& work) {
@@ -215,18 +190,22 @@ std::vector<LayerRecord> commit_block(int64_t part, BlockWork work, Artifact& ar
   return commit_layers(part, std::move(work.layers), std::move(work.changed), artifact);
 }
 
+RemainingBlocks remaining_blocks(const PlannedRun& plan, const Artifact& artifact) {
+  RemainingBlocks remaining;
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    const bool is_committed = artifact.committed(part_of_block(static_cast<int64_t>(b))) != nullptr;
+    const bool is_untouched = std::none_of(plan.blocks[b].begin(), plan.blocks[b].end(),
+                                           [](const PlannedLayer& layer) { return layer.options.has_value(); });
+    remaining.num_committed += is_committed;
+    remaining.is_done.push_back(is_committed || is_untouched);
+    if (!remaining.is_done.back()) remaining.last = static_cast<int64_t>(b) + 1;
+  }
+  return remaining;
+}
+
 void restore_block(const std::vector<PlannedLayer>& layers, int64_t part, const Artifact& artifact,
                    const Checkpoint& checkpoint, DecoderBlock& block) {
-  for (const LayerRecord& record : *artifact.committed(part)) {
-    const auto layer = std::find_if(layers.begin(), layers.end(),
-                                    [&](const PlannedLayer& planned) { return planned.linear.name == record.name; });
-    if (layer == layers.end()) continue;
-    const StoredLinear stored = artifact.read_layer(part, record);
-    if (record.scheme.format != StoredFormat::dense) {
-      block.set_weight(layer->stage, layer->index, effective_weight(stored));
-    }
-    block.set_input_format(layer->stage, stored.input);
-  }
+  restore_layers(layers, part, artifact, block);
   for (const OwnedTensor& tensor : artifact.read_changed(part, checkpoint)) restore_changed(tensor, block);
 }
 

@@ -13,15 +13,12 @@
 #include "quant/rtn.h"
 #include "quant/smoothquant.h"
 #include "runtime/format/stored_linear.h"
+#include "runtime/progress.h"
 
 namespace pare {
 namespace {
 
 constexpr int64_t kTableRows = 4096;  // of an embedding, in float32 at a time
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 // Sums over rows of m_i (w_i - w'_i)^2 and m_i w_i^2, with m the diagonal of H, or 1.
 struct SquaredError {

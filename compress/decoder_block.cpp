@@ -53,11 +53,7 @@ at::Tensor float_tensor(std::span<const float> values) {
 // Writes the weight as float32 and returns the bias.
 std::vector<float> read_weight(const Checkpoint& checkpoint, const LinearDescription& layer, std::span<float> out) {
   LinearWeights linear = checkpoint.linear(layer);
-  if (const auto* dense = std::get_if<DenseWeight>(&linear.weight)) {
-    convert_to_float(dense->dtype, dense->data, out);
-  } else {
-    dequantize_rows(std::get<QuantizedWeight>(linear.weight), 0, layer.num_out, out);
-  }
+  weight_rows(linear, 0, layer.num_out, out);
   checkpoint.drop_pages(layer);
   return std::move(linear.bias_O);
 }
@@ -519,12 +515,7 @@ void embed(const LinearWeights& table_VD, float embedding_scale, std::span<const
   const int64_t width = table_VD.num_in();
   for (size_t t = 0; t < ids_T.size(); ++t) {
     const std::span<float> row(hidden_TD + static_cast<int64_t>(t) * width, static_cast<size_t>(width));
-    if (const auto* dense = std::get_if<DenseWeight>(&table_VD.weight)) {
-      const size_t row_bytes = row.size() * dtype_size_bytes(dense->dtype);
-      convert_to_float(dense->dtype, dense->data.subspan(static_cast<size_t>(ids_T[t]) * row_bytes, row_bytes), row);
-    } else {
-      dequantize_rows(std::get<QuantizedWeight>(table_VD.weight), ids_T[t], 1, row);
-    }
+    weight_rows(table_VD, ids_T[t], 1, row);
     for (float& value : row) value *= embedding_scale;
   }
 }

@@ -66,12 +66,8 @@ EncoderBlock::EncoderBlock(const Checkpoint& checkpoint, int64_t index)
       const LinearWeights source = checkpoint.linear(layer);
       Linear& linear = weights.linears.emplace_back();
       linear.weight_OI = at::empty({layer.num_out, layer.num_in}, at::kFloat);
-      const std::span<float> out(linear.weight_OI.data_ptr<float>(), static_cast<size_t>(linear.weight_OI.numel()));
-      if (const auto* dense = std::get_if<DenseWeight>(&source.weight)) {
-        convert_to_float(dense->dtype, dense->data, out);
-      } else {
-        dequantize_rows(std::get<QuantizedWeight>(source.weight), 0, layer.num_out, out);
-      }
+      weight_rows(source, 0, layer.num_out,
+                  {linear.weight_OI.data_ptr<float>(), static_cast<size_t>(linear.weight_OI.numel())});
       linear.bias_O = float_tensor(source.bias_O);
       weights.input = source.input;
       checkpoint.drop_pages(layer);

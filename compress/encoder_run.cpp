@@ -6,8 +6,6 @@
 
 #include "compress/compress_block.h"
 #include "compress/encoder_walk.h"
-#include "compress/resolve_input.h"
-#include "runtime/format/stored_linear.h"
 #include "runtime/interrupt.h"
 #include "runtime/token_source.h"
 
@@ -16,10 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& model) {
   const auto refuse = [&](bool is_asked, const std::string& what) {
@@ -47,37 +41,9 @@ void compress_stage(const PlannedRun& plan, int64_t b, Stage stage, const LayerS
                     EncoderBlock& block, std::vector<CompressedLayer>& done) {
   const std::vector<const PlannedLayer*> layers = compressed_layers(plan.blocks[static_cast<size_t>(b)], stage);
   if (layers.empty()) return;
-  auto start = Clock::now();
+  const auto start = Clock::now();
   const std::optional<GptqFactor> factor = factor_of(layers, statistics.hessian_II);
-  // All layers of the stage agree in it (check_inputs_agree).
-  const ResolvedInput input = resolve_input(*layers.front()->options, statistics);
-  block.set_input_format(stage, input.format);
-  for (const PlannedLayer* layer : layers) {
-    throw_if_interrupted();
-    CompressedLayer compressed =
-        compress_layer(*layer, block.weight(stage, layer->index), statistics, factor, input.format);
-    if (layer->scheme.format != StoredFormat::dense) {
-      block.set_weight(stage, layer->index, effective_weight(compressed.stored));
-    }
-    if (!input.event.empty()) compressed.record.events.push_back(input.event);
-    compressed.record.seconds = seconds_since(start);
-    done.push_back(std::move(compressed));
-    start = Clock::now();
-  }
-}
-
-// What an earlier run has committed of a block, put in place of its weights.
-void restore(const std::vector<PlannedLayer>& layers, int64_t part, const Artifact& artifact, EncoderBlock& block) {
-  for (const LayerRecord& record : *artifact.committed(part)) {
-    const auto layer = std::find_if(layers.begin(), layers.end(),
-                                    [&](const PlannedLayer& planned) { return planned.linear.name == record.name; });
-    if (layer == layers.end()) continue;
-    const StoredLinear stored = artifact.read_layer(part, record);
-    if (record.scheme.format != StoredFormat::dense) {
-      block.set_weight(layer->stage, layer->index, effective_weight(stored));
-    }
-    block.set_input_format(layer->stage, stored.input);
-  }
+  compress_layers(layers, statistics, factor, /*scaling=*/"", start, block, done);
 }
 
 }  // namespace
@@ -86,38 +52,17 @@ PlannedRun plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   const EncoderDescription& model = checkpoint.encoder();
   check_not_quantized(checkpoint);
   refuse_what_encoders_lack(recipe, model);
-  // As in plan_run: the model's own 16-bit type, and BF16 for float32 models.
-  const DType scale_dtype = model.dtype == DType::F16 ? DType::F16 : DType::BF16;
   PlannedRun plan;
   std::vector<std::string> names;
   for (const EncoderBlockDescription& block : model.blocks) {
-    std::vector<PlannedLayer>& layers = plan.blocks.emplace_back();
-    for (const Stage stage : kStages) {
-      const std::vector<LinearDescription> linears = stage_layers(block, stage);
-      for (size_t index = 0; index < linears.size(); ++index) {
-        const LinearDescription& linear = linears[index];
-        PlannedLayer layer{linear, stage, index,
-                           layer_options(recipe.passes.front(), linear.name, linear.num_out, linear.num_in)};
-        if (layer.options) {
-          layer.options->gptq.grid.scale_dtype = scale_dtype;
-          layer.scheme = storage_scheme(*layer.options, recipe.container);
-          plan.needs_calibration |= needs_calibration(*layer.options, recipe.calibration.has_value());
-        } else {
-          plan.unquantized.push_back(linear.name);
-        }
-        names.push_back(linear.name);
-        layers.push_back(std::move(layer));
-      }
-    }
-    check_inputs_agree(layers);
+    plan_block(recipe, model.dtype, block_layers(block, kStages), plan);
+    for (const PlannedLayer& layer : plan.blocks.back()) names.push_back(layer.linear.name);
   }
   check_patterns(recipe, names);
   plan.unquantized.insert(plan.unquantized.end(), model.unused_linears.begin(), model.unused_linears.end());
   if (plan.num_layers() == 0)
     throw std::invalid_argument("recipe: every layer is excluded: nothing would be compressed");
-  if (plan.needs_calibration && !recipe.calibration) {
-    throw std::invalid_argument("recipe: the passes need calibration data: add 'calibration:'");
-  }
+  check_calibration(recipe, plan);
   return plan;
 }
 
@@ -183,16 +128,9 @@ void compress_encoder_blocks(const Recipe& recipe, const Checkpoint& checkpoint,
                              const RunData& data, Artifact& artifact, Progress& progress,
                              const std::function<void(const std::vector<LayerRecord>&, double)>& on_block,
                              RunReport& report) {
-  const auto num_blocks = static_cast<int64_t>(plan.blocks.size());
-  const auto part_of = [](int64_t b) { return b + 1; };  // part 0 is that of tables, of which encoders change none
-  const auto is_done = [&](int64_t b) {
-    const auto& layers = plan.blocks[static_cast<size_t>(b)];
-    return artifact.committed(part_of(b)) != nullptr ||
-           std::none_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.options.has_value(); });
-  };
-  int64_t last = num_blocks;  // nothing is left to do after the last block that is not done
-  while (last > 0 && is_done(last - 1)) --last;
-  for (int64_t b = 0; b < num_blocks; ++b) report.num_resumed_blocks += artifact.committed(part_of(b)) != nullptr;
+  const RemainingBlocks remaining = remaining_blocks(plan, artifact);
+  const int64_t last = remaining.last;
+  report.num_resumed_blocks = remaining.num_committed;
   if (last == 0) return;
 
   const auto start = Clock::now();
@@ -201,27 +139,28 @@ void compress_encoder_blocks(const Recipe& recipe, const Checkpoint& checkpoint,
   progress.begin("compress", last, "blocks");
   for (int64_t b = 0; b < last; ++b) {
     throw_if_interrupted();
-    if (is_done(b) && !walk) continue;
+    const bool is_done = remaining.is_done[static_cast<size_t>(b)];
+    if (is_done && !walk) continue;
     EncoderBlock block(checkpoint, b);
     std::vector<CompressedLayer> layers;
-    if (artifact.committed(part_of(b)) != nullptr) {
-      restore(plan.blocks[static_cast<size_t>(b)], part_of(b), artifact, block);
+    if (artifact.committed(part_of_block(b)) != nullptr) {
+      restore_layers(plan.blocks[static_cast<size_t>(b)], part_of_block(b), artifact, block);
     }
     for (const Stage stage : kStages) {
       const auto walk_start = Clock::now();
       LayerStatistics statistics;
-      if (walk) statistics = walk->reach(block, stage, is_done(b) ? StatisticsNeed::none : plan.need(b, stage));
+      if (walk) statistics = walk->reach(block, stage, is_done ? StatisticsNeed::none : plan.need(b, stage));
       report.stage_seconds["forward"] += seconds_since(walk_start);
       const auto compress_start = Clock::now();
-      if (!is_done(b)) compress_stage(plan, b, stage, statistics, block, layers);
+      if (!is_done) compress_stage(plan, b, stage, statistics, block, layers);
       report.stage_seconds["compress"] += seconds_since(compress_start);
     }
     if (walk && b + 1 < last) walk->leave(block);
-    if (!is_done(b)) {
+    if (!is_done) {
       std::vector<LayerRecord> records;
       for (const CompressedLayer& layer : layers) records.push_back(layer.record);
       on_block(records, seconds_since(start) / static_cast<double>(b + 1) * static_cast<double>(last - b - 1));
-      commit_layers(part_of(b), std::move(layers), {}, artifact);
+      commit_layers(part_of_block(b), std::move(layers), {}, artifact);
     }
     progress.update(b + 1);
   }

@@ -38,16 +38,6 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-// Part 0 holds embedding and head; block b is part b + 1.
-constexpr int64_t kTablesPart = 0;
-int64_t part_of_block(int64_t block) {
-  return block + 1;
-}
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 // All that is known before the first byte is written.
 struct PreparedRun {
   const Recipe& recipe;
@@ -205,15 +195,9 @@ void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& 
   const auto& [recipe, checkpoint, plan, data] =
       std::tie(prepared.recipe, prepared.checkpoint, prepared.plan, prepared.data);
   const ModelDescription& model = checkpoint.description();
-  const auto num_blocks = static_cast<int64_t>(plan.blocks.size());
-  const auto is_done = [&](int64_t b) {
-    const auto& layers = plan.blocks[static_cast<size_t>(b)];
-    return artifact.committed(part_of_block(b)) != nullptr ||
-           std::none_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.options.has_value(); });
-  };
-  int64_t last = num_blocks;  // nothing is left to do after the last block that is not done
-  while (last > 0 && is_done(last - 1)) --last;
-  for (int64_t b = 0; b < num_blocks; ++b) report.num_resumed_blocks += artifact.committed(part_of_block(b)) != nullptr;
+  const RemainingBlocks remaining = remaining_blocks(plan, artifact);
+  const int64_t last = remaining.last;
+  report.num_resumed_blocks = remaining.num_committed;
   if (last == 0) return;
 
   const auto start = Clock::now();
@@ -230,13 +214,14 @@ void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& 
     throw_if_interrupted();
     const std::vector<PlannedLayer>& layers = plan.blocks[static_cast<size_t>(b)];
     const std::vector<LayerRecord>* committed = artifact.committed(part_of_block(b));
-    if (is_done(b) && !walk) continue;
+    const bool is_done = remaining.is_done[static_cast<size_t>(b)];
+    if (is_done && !walk) continue;
     BlockWork work{DecoderBlock(checkpoint, b, num_tokens), {}, {}};
     if (committed != nullptr) restore_block(layers, part_of_block(b), artifact, checkpoint, work.block);
 
     for (const Stage stage : block_stages(work.block.description())) {
       LayerStatistics statistics;
-      const StatisticsNeed need = is_done(b) ? StatisticsNeed::none : plan.need(b, stage);
+      const StatisticsNeed need = is_done ? StatisticsNeed::none : plan.need(b, stage);
       if (walk) statistics = walk->reach(work.block, stage, need);
       const auto read_start = Clock::now();
       if (data.statistics && need != StatisticsNeed::none) {
@@ -244,13 +229,13 @@ void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& 
         report.stage_seconds["statistics"] += seconds_since(read_start);
       }
       const auto compress_start = Clock::now();
-      if (!is_done(b)) {
+      if (!is_done) {
         compress_stage(plan, b, stage, checkpoint, std::move(statistics), walk ? &*walk : nullptr, work);
       }
       report.stage_seconds["compress"] += seconds_since(compress_start);
     }
     if (walk && b + 1 < last) walk->leave(work.block);
-    if (!is_done(b)) {
+    if (!is_done) {
       report_starved(work);
       check_strict(recipe, work.layers);
       const auto commit_start = Clock::now();

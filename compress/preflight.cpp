@@ -99,6 +99,26 @@ void check_awq_gemm(const LayerOptions& options, const std::string& layer) {
       layer + " gets something else: use compressed-tensors");
 }
 
+// The model's own 16-bit type; float32 models get BF16 scales, which every engine takes. AWQ's container has F16 alone.
+DType scale_dtype_of(const Recipe& recipe, DType model_dtype) {
+  const bool is_f16 = model_dtype == DType::F16 || recipe.container == Container::awq_gemm;
+  return is_f16 ? DType::F16 : DType::BF16;
+}
+
+// One input is rounded once: all linears that read it must ask for the same.
+void check_inputs_agree(const std::vector<PlannedLayer>& layers) {
+  for (const PlannedLayer& layer : layers) {
+    const auto first =
+        std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return l.stage == layer.stage; });
+    const InputFormat input = layer.options ? layer.options->input : InputFormat{};
+    const InputFormat other = first->options ? first->options->input : InputFormat{};
+    if (input == other) continue;
+    throw std::invalid_argument("recipe: " + first->linear.name + " and " + layer.linear.name +
+                                " read the same input, but one takes it as " + input_format_name(other) +
+                                " and the other as " + input_format_name(input) + ": exclude both or neither");
+  }
+}
+
 std::string joined(const std::set<std::string>& words) {
   std::string text;
   for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
@@ -169,18 +189,28 @@ bool needs_calibration(const LayerOptions& options, bool has_calibration) {
   return statistics_need(options) != StatisticsNeed::none && (has_calibration || !only_reports);
 }
 
-// One input is rounded once: all linears that read it must ask for the same.
-void check_inputs_agree(const std::vector<PlannedLayer>& layers) {
-  for (const PlannedLayer& layer : layers) {
-    const auto first =
-        std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return l.stage == layer.stage; });
-    const InputFormat input = layer.options ? layer.options->input : InputFormat{};
-    const InputFormat other = first->options ? first->options->input : InputFormat{};
-    if (input == other) continue;
-    throw std::invalid_argument("recipe: " + first->linear.name + " and " + layer.linear.name +
-                                " read the same input, but one takes it as " + input_format_name(other) +
-                                " and the other as " + input_format_name(input) + ": exclude both or neither");
+void check_calibration(const Recipe& recipe, const PlannedRun& plan) {
+  if (!plan.needs_calibration || recipe.calibration) return;
+  throw std::invalid_argument("recipe: the passes need calibration data: add 'calibration:'");
+}
+
+void plan_block(const Recipe& recipe, DType model_dtype, std::vector<PlannedLayer> layers, PlannedRun& plan) {
+  for (PlannedLayer& layer : layers) {
+    if (!recipe.passes.empty()) {
+      layer.options =
+          layer_options(recipe.passes.front(), layer.linear.name, layer.linear.num_out, layer.linear.num_in);
+    }
+    if (!layer.options) {
+      plan.unquantized.push_back(layer.linear.name);
+      continue;
+    }
+    layer.options->gptq.grid.scale_dtype = scale_dtype_of(recipe, model_dtype);
+    if (recipe.container == Container::awq_gemm) check_awq_gemm(*layer.options, layer.linear.name);
+    layer.scheme = storage_scheme(*layer.options, recipe.container);
+    plan.needs_calibration |= needs_calibration(*layer.options, recipe.calibration.has_value());
   }
+  check_inputs_agree(layers);
+  plan.blocks.push_back(std::move(layers));
 }
 
 StatisticsNeed statistics_need(const LayerOptions& options) {
@@ -262,41 +292,17 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
                                 "' is a decoder, which gives no embeddings of texts: use perplexity");
   }
   check_mixtures(recipe, model);
-  // Scales are stored as the model's own 16-bit type; float32 models get BF16 ones, which every engine
-  // takes. AWQ's container has F16 ones alone.
-  const bool is_awq_gemm = recipe.container == Container::awq_gemm;
-  const DType scale_dtype = model.dtype == DType::F16 || is_awq_gemm ? DType::F16 : DType::BF16;
   PlannedRun plan;
   plan.container = recipe.container;
   std::vector<std::string> names;
   for (const BlockDescription& block : model.blocks) {
-    std::vector<PlannedLayer>& layers = plan.blocks.emplace_back();
     if (block.router) {
-      names.push_back(block.router->name);  // likewise
+      names.push_back(block.router->name);  // named in `exclude` by habit; passes never touch it
       plan.unquantized.push_back(block.router->name);
     }
-    for (const Stage stage : block_stages(block)) {
-      const std::vector<LinearDescription> linears = stage_layers(block, stage);
-      for (size_t index = 0; index < linears.size(); ++index) {
-        PlannedLayer layer{linears[index], stage, index, std::nullopt, {}};
-        if (!recipe.passes.empty()) {
-          layer.options =
-              layer_options(recipe.passes.front(), layer.linear.name, layer.linear.num_out, layer.linear.num_in);
-        }
-        if (layer.options) {
-          layer.options->gptq.grid.scale_dtype = scale_dtype;
-          if (is_awq_gemm) check_awq_gemm(*layer.options, layer.linear.name);
-          layer.scheme = storage_scheme(*layer.options, recipe.container);
-          plan.needs_calibration |= needs_calibration(*layer.options, recipe.calibration.has_value());
-        } else {
-          plan.unquantized.push_back(layer.linear.name);
-        }
-        names.push_back(layer.linear.name);
-        layers.push_back(std::move(layer));
-      }
-    }
-    check_inputs_agree(layers);
-    if (recipe.scaling) plan.scaled.push_back(scaled_stages(*recipe.scaling, block, layers));
+    plan_block(recipe, model.dtype, block_layers(block, block_stages(block)), plan);
+    for (const PlannedLayer& layer : plan.blocks.back()) names.push_back(layer.linear.name);
+    if (recipe.scaling) plan.scaled.push_back(scaled_stages(*recipe.scaling, block, plan.blocks.back()));
   }
   if (recipe.scaling) {
     plan.scaling = recipe.scaling->options;
@@ -310,7 +316,7 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
           ": every stage has an excluded layer or inputs that are not rounded: nothing is scaled");
   }
   if (recipe.budget) plan.needs_calibration = true;
-  names.push_back(model.head.name);  // named in `exclude` by habit; passes never touch it
+  names.push_back(model.head.name);  // likewise
   check_patterns(recipe, names);
   if (recipe.head) {
     check_head_fits(recipe);
@@ -318,7 +324,7 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
     grid.bits = recipe.head->bits;
     grid.group_size = recipe.head->group_size;
     grid.scales = ScaleSearch::squared_error;
-    grid.scale_dtype = scale_dtype;
+    grid.scale_dtype = scale_dtype_of(recipe, model.dtype);
     if (grid.group_size != kPerChannel && model.hidden_size % grid.group_size != 0) {
       throw std::invalid_argument("recipe: head: group size " + std::to_string(grid.group_size) +
                                   " does not divide the model's width " + std::to_string(model.hidden_size) +
@@ -334,9 +340,7 @@ PlannedRun plan_run(const Recipe& recipe, const Checkpoint& checkpoint) {
   if (plan.num_layers() == 0 && plan.tables.empty()) {
     throw std::invalid_argument("recipe: every layer is excluded and there is no 'head:': nothing would be compressed");
   }
-  if (plan.needs_calibration && !recipe.calibration) {
-    throw std::invalid_argument("recipe: the passes need calibration data: add 'calibration:'");
-  }
+  check_calibration(recipe, plan);
   return plan;
 }
 
@@ -344,13 +348,8 @@ PlannedRun calibration_plan(const ModelDescription& model) {
   PlannedRun plan;
   plan.needs_calibration = true;
   for (const BlockDescription& block : model.blocks) {
-    std::vector<PlannedLayer>& layers = plan.blocks.emplace_back();
-    for (const Stage stage : block_stages(block)) {
-      const std::vector<LinearDescription> linears = stage_layers(block, stage);
-      for (size_t index = 0; index < linears.size(); ++index) {
-        layers.push_back({linears[index], stage, index, LayerOptions{}, {}});
-      }
-    }
+    plan.blocks.push_back(block_layers(block, block_stages(block)));
+    for (PlannedLayer& layer : plan.blocks.back()) layer.options = LayerOptions{};
   }
   return plan;
 }

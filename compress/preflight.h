@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -46,10 +47,26 @@ StatisticsNeed statistics_need(const LayerOptions& options);
 bool needs_calibration(const LayerOptions& options, bool has_calibration);
 // Throws std::invalid_argument for a pattern of the recipe's passes that matches none of the names.
 void check_patterns(const Recipe& recipe, const std::vector<std::string>& names);
-// Throws std::invalid_argument when linears of one block that read one input ask for different formats of it.
-void check_inputs_agree(const std::vector<PlannedLayer>& layers);
 // How what the options make is stored.
 PackScheme storage_scheme(const LayerOptions& options, Container container);
+
+// The linears of a decoder's or an encoder's block, in the order of its stages, with nothing planned yet.
+template <typename Block>
+std::vector<PlannedLayer> block_layers(const Block& block, std::span<const Stage> stages) {
+  std::vector<PlannedLayer> layers;
+  for (const Stage stage : stages) {
+    const std::vector<LinearDescription> linears = stage_layers(block, stage);
+    for (size_t index = 0; index < linears.size(); ++index) layers.push_back({linears[index], stage, index, {}, {}});
+  }
+  return layers;
+}
+
+// Appends a block to the plan: what the recipe does to its layers. `model_dtype` is what the model is stored in.
+// Throws std::invalid_argument: a group size that does not divide, what the container cannot hold, linears that read
+// one input and ask for different formats of it.
+void plan_block(const Recipe& recipe, DType model_dtype, std::vector<PlannedLayer> layers, PlannedRun& plan);
+// Throws std::invalid_argument for passes that need calibration data of which the recipe names none.
+void check_calibration(const Recipe& recipe, const PlannedRun& plan);
 
 // Throws std::invalid_argument for a source that is quantized already.
 void check_not_quantized(const Checkpoint& checkpoint);

@@ -115,6 +115,10 @@ void Progress::end_stage() {
        << std::flush;
 }
 
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 std::string format_duration(double seconds) {
   if (seconds < 59.95) return format_number(seconds, 1) + " s";
   const auto whole = static_cast<int64_t>(std::llround(seconds));

@@ -50,6 +50,8 @@ class Progress {
   Clock::time_point start_, last_drawn_;
 };
 
+double seconds_since(std::chrono::steady_clock::time_point start);
+
 // "12.3 s", "4 min 05 s", "3 h 07 min".
 std::string format_duration(double seconds);
 // "512 B", "1.50 KiB", "700 MiB", "1.25 GiB": three digits, binary units.

@@ -41,16 +41,9 @@ class ReferenceLinear final : public PackedLinear {
 
  private:
   void append(const LinearWeights& part) {
-    if (const auto* dense = std::get_if<DenseWeight>(&part.weight)) {
-      std::vector<float> values(static_cast<size_t>(dense->num_out * dense->num_in));
-      convert_to_float(dense->dtype, dense->data, values);
-      weight_OI_.insert(weight_OI_.end(), values.begin(), values.end());
-    } else {
-      const auto& quantized = std::get<QuantizedWeight>(part.weight);
-      validate(quantized, part.name);
-      const std::vector<float> values = dequantize(quantized);
-      weight_OI_.insert(weight_OI_.end(), values.begin(), values.end());
-    }
+    if (const auto* quantized = std::get_if<QuantizedWeight>(&part.weight)) validate(*quantized, part.name);
+    weight_OI_.resize(static_cast<size_t>((num_out_ + part.num_out()) * num_in_));
+    weight_rows(part, 0, part.num_out(), std::span(weight_OI_).subspan(static_cast<size_t>(num_out_ * num_in_)));
     // Outlier columns reach the product unrounded, whether they meet W's columns or their own.
     const auto num_outliers = static_cast<int64_t>(part.input.outlier_columns.size());
     for (size_t i = 0; i < part.outlier_weight_OJ.size(); ++i) {

@@ -155,4 +155,16 @@ std::vector<float> dequantize(const QuantizedWeight& weight) {
   return weight_OI;
 }
 
+void weight_rows(const LinearWeights& linear, int64_t first_row, int64_t num_rows, std::span<float> out) {
+  if (const auto* quantized = std::get_if<QuantizedWeight>(&linear.weight)) {
+    return dequantize_rows(*quantized, first_row, num_rows, out);
+  }
+  const auto& dense = std::get<DenseWeight>(linear.weight);
+  check_rows(first_row, num_rows, dense.num_out, dense.num_in, out.size());
+  const size_t row_bytes = static_cast<size_t>(dense.num_in) * dtype_size_bytes(dense.dtype);
+  const auto rows =
+      dense.data.subspan(static_cast<size_t>(first_row) * row_bytes, static_cast<size_t>(num_rows) * row_bytes);
+  convert_to_float(dense.dtype, rows, out);
+}
+
 }  // namespace pare

@@ -78,4 +78,8 @@ struct LinearWeights {
   }
 };
 
+// Rows [first_row, first_row + num_rows) of W in float32, however it is stored; outlier columns are W's.
+// Throws std::invalid_argument for rows outside of W or another size of `out`.
+void weight_rows(const LinearWeights& linear, int64_t first_row, int64_t num_rows, std::span<float> out);
+
 }  // namespace pare
