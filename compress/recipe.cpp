@@ -231,16 +231,26 @@ void read_llm_int8(const Value& options, bool has_calibration, LayerOptions& lay
                                 "use dynamic");
           }
         }},
+       {"activations",
+        [&](const Value& v) {
+          const InputFormat input = read_activations(v, InputType::int8);
+          if (input.is_plain() || input.range != InputRange::token) {
+            v.fail("LLM.int8 rounds inputs to int8 per token: expected int8 or {symmetric: false}");
+          }
+          layer.input.symmetric = input.symmetric;
+        }},
        {"layout", [&](const Value& v) {
           layout =
               v.choice<LlmInt8Layout>({{"bitsandbytes", LlmInt8Layout::bitsandbytes}, {"pare", LlmInt8Layout::own}});
         }}});
-  // bitsandbytes' file has one threshold for all layers and finds its columns itself.
-  const bool fits = llm_int8.measure == OutlierMeasure::absolute && llm_int8.time == OutlierTime::dynamic;
+  // bitsandbytes' file has one threshold for all layers and finds its columns itself, with symmetric inputs.
+  const bool fits =
+      llm_int8.measure == OutlierMeasure::absolute && llm_int8.time == OutlierTime::dynamic && layer.input.symmetric;
   if (layout == LlmInt8Layout::bitsandbytes && !fits) {
     options.fail(
-        "layout bitsandbytes stores one absolute threshold and finds outliers dynamically: use 'layout: pare' "
-        "for relative thresholds or static columns");
+        "layout bitsandbytes stores one absolute threshold, finds outliers dynamically and rounds inputs "
+        "symmetrically: "
+        "use 'layout: pare' for relative thresholds, static columns or asymmetric inputs");
   }
   llm_int8.layout = layout.value_or(fits ? LlmInt8Layout::bitsandbytes : LlmInt8Layout::own);
 }

@@ -61,20 +61,20 @@ void round_beside_outliers(const Int8RowKernels& kernels, const LinearInput& x, 
   }
   const InputExtremes extremes = extremes_of(kernels, values, width);
   for (size_t j = 0; j < columns.size(); ++j) values[columns[j]] = kept[j];
-  const float largest = std::max(-extremes.low, extremes.high);
-  is_nan = is_nan || !std::isfinite(largest);
-  const InputGrid grid = {is_nan ? kNaN : largest * (1.0f / 127.0f), 0};
-  const float factor = is_nan ? 0.0f : outlier_row_factor(largest);
+  const InputGrid grid = is_nan ? InputGrid{kNaN, 0} : outlier_row_grid(x.format(), extremes);
+  const float factor = outlier_row_factor(std::max(-extremes.low, extremes.high));
   const int64_t stride = LinearInput::code_stride(width);
   int8_t* const codes = code_row(x, row, width);
-  if (factor == 0.0f) {
+  if (std::isnan(grid.scale) || (x.format().symmetric && factor == 0.0f)) {
     std::memset(codes, 0, static_cast<size_t>(stride));
-  } else {
+  } else if (x.format().symmetric) {
     kernels.codes_by_factor(values, width, factor, codes, stride);
+  } else {
+    kernels.codes(values, width, grid.scale, static_cast<float>(grid.zero), codes, stride);
   }
-  for (const int32_t column : columns) codes[column] = 0;
+  for (const int32_t column : columns) codes[column] = static_cast<int8_t>(grid.zero);
   if (x.as_codes()) return store_grid(x, row, grid);
-  for (int64_t i = 0; i < width; ++i) values[i] = static_cast<float>(codes[i]) * grid.scale;
+  for (int64_t i = 0; i < width; ++i) values[i] = static_cast<float>(codes[i] - grid.zero) * grid.scale;
   for (size_t j = 0; j < columns.size(); ++j) values[columns[j]] = kept[j];
 }
 

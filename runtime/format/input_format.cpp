@@ -41,8 +41,8 @@ void validate(const InputFormat& format, int64_t num_in, const std::string& name
             "expected a zero in [-128, 127], and 0 in a symmetric format, found " + std::to_string(format.zero));
   }
   if (!format.has_outliers()) return;
-  require(format.type == InputType::int8 && format.range == InputRange::token && format.symmetric, name,
-          "outlier columns go with int8 codes per token, symmetric");
+  require(format.type == InputType::int8 && format.range == InputRange::token, name,
+          "outlier columns go with int8 codes per token");
   if (format.outliers != OutlierRule::columns) {
     require(std::isfinite(format.outlier_threshold) && format.outlier_threshold > 0.0f, name,
             "expected a positive outlier threshold, found " + std::to_string(format.outlier_threshold));
@@ -195,25 +195,42 @@ float outlier_row_factor(float largest) {
   return std::isfinite(factor) ? factor : 0.0f;
 }
 
-InputGrid outlier_row_codes(std::span<const float> x, const std::vector<int32_t>& columns, float limit,
-                            std::span<int8_t> codes) {
+InputGrid outlier_row_grid(const InputFormat& format, const InputExtremes& extremes) {
+  if (!format.symmetric) return input_grid(format, extremes);
+  const float largest = std::max(-extremes.low, extremes.high);
+  return {std::isfinite(largest) ? largest * (1.0f / 127.0f) : kNaN, 0};
+}
+
+InputGrid outlier_row_codes(const InputFormat& format, std::span<const float> x, const std::vector<int32_t>& columns,
+                            float limit, std::span<int8_t> codes) {
   // With a limit it decides value by value, with a list of columns they are passed over.
   const bool passes_columns = std::isinf(limit);
-  float largest = 0.0f;
+  InputExtremes extremes;
   bool is_nan = std::isnan(limit);
   size_t next = 0;
   for (size_t i = 0; i < x.size(); ++i) {
     const bool in_column = next < columns.size() && static_cast<size_t>(columns[next]) == i;
     next += in_column;
     is_nan |= std::isnan(x[i]) || (std::isinf(x[i]) && !in_column);
-    if (std::abs(x[i]) < limit && !(passes_columns && in_column)) largest = std::max(largest, std::abs(x[i]));
+    if (!(std::abs(x[i]) < limit) || (passes_columns && in_column)) continue;
+    extremes = {std::min(extremes.low, x[i]), std::max(extremes.high, x[i])};
   }
-  const float inverse = is_nan ? 0.0f : outlier_row_factor(largest);
-  for (size_t i = 0; i < x.size(); ++i) {
-    codes[i] = static_cast<int8_t>(inverse == 0.0f ? 0.0f : clamp(std::rint(x[i] * inverse), -127.0f, 127.0f));
+  if (is_nan) extremes = {kNaN, kNaN};
+  InputGrid grid = outlier_row_grid(format, extremes);
+  if (std::isnan(grid.scale)) {
+    std::fill_n(codes.begin(), x.size(), int8_t{0});
+    return grid;
   }
-  for (const int32_t column : columns) codes[static_cast<size_t>(column)] = 0;
-  return {is_nan ? kNaN : largest * (1.0f / 127.0f), 0};
+  if (format.symmetric) {
+    const float factor = outlier_row_factor(std::max(-extremes.low, extremes.high));
+    for (size_t i = 0; i < x.size(); ++i) {
+      codes[i] = static_cast<int8_t>(factor == 0.0f ? 0.0f : clamp(std::rint(x[i] * factor), -127.0f, 127.0f));
+    }
+  } else {
+    input_codes(x, grid, codes);
+  }
+  for (const int32_t column : columns) codes[static_cast<size_t>(column)] = static_cast<int8_t>(grid.zero);
+  return grid;
 }
 
 void fake_quantize(const InputFormat& format, std::span<float> x_TI, int64_t num_in) {
@@ -230,7 +247,7 @@ void fake_quantize(const InputFormat& format, std::span<float> x_TI, int64_t num
     const std::vector<float> before(row.begin(), row.end());
     InputGrid grid;
     if (format.has_outliers()) {
-      grid = outlier_row_codes(row, columns, limit, codes);
+      grid = outlier_row_codes(format, row, columns, limit, codes);
     } else {
       grid = input_grid(format, format.range == InputRange::token ? input_extremes(row) : all);
       if (format.type == InputType::fp8) {

@@ -15,7 +15,9 @@
 // least the threshold in some token of the sequence stay as they are, their codes are 0, and the others have
 //        code = rint(x * (127 / absmax)), value = code * (absmax * (1 / 127)),
 // absmax taken over the row's values below the threshold, as bitsandbytes does (backends/default/ops.py:
-// int8_vectorwise_quant), or over the columns that are not in a list given beforehand.
+// int8_vectorwise_quant), or over the columns that are not in a list given beforehand. Asymmetric (the paper's
+// zeropoint quantization, section 2.1): low and high of the same values on the asymmetric grid above; codes of outlier
+// columns are the row's zero.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +57,7 @@ struct InputFormat {
 };
 
 // Checks what the fields can be together, for an input of num_in columns. Throws std::invalid_argument naming `name`:
-// fp8 with a zero or outliers, outliers with a range other than a symmetric token's, a fixed scale that is not positive
+// fp8 with a zero or outliers, outliers with a range other than a token's, a fixed scale that is not positive
 // and finite or a zero outside [-128, 127], a threshold that is not positive, columns out of order or of range.
 void validate(const InputFormat& format, int64_t num_in, const std::string& name);
 
@@ -94,9 +96,11 @@ float outlier_limit(const InputFormat& format, std::span<const double> squares_T
 double sum_of_squares(std::span<const float> x);
 // 127 / absmax; 0 where that overflows, so that the codes of such a row are 0.
 float outlier_row_factor(float largest);
+// The grid of a row of a format with outliers, from the extremes of what does not stay in floating point.
+InputGrid outlier_row_grid(const InputFormat& format, const InputExtremes& extremes);
 // One row beside its outlier columns (see the head of this file): codes and their grid.
-InputGrid outlier_row_codes(std::span<const float> x, const std::vector<int32_t>& columns, float limit,
-                            std::span<int8_t> codes);
+InputGrid outlier_row_codes(const InputFormat& format, std::span<const float> x, const std::vector<int32_t>& columns,
+                            float limit, std::span<int8_t> codes);
 
 // Replaces one sequence x [T, num_in] by the values that the runtime multiplies. The oracle of all kernels. Throws what
 // validate() throws.

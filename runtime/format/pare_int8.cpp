@@ -151,16 +151,20 @@ StoredLinear unpack_pare_int8(const PareInt8Tensors& tensors, const PackScheme& 
 std::string pare_int8_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore) {
   if (modules.empty()) throw std::invalid_argument("pare-int8 quantization_config: expected at least one module");
   const OutlierRule rule = modules.front().scheme.input.outliers;
+  const bool is_symmetric = modules.front().scheme.input.symmetric;
   for (const StoredModule& module : modules) {
-    if (module.is_linear && module.scheme.input.outliers == rule) continue;
+    const InputFormat& input = module.scheme.input;
+    if (module.is_linear && input.outliers == rule && input.symmetric == is_symmetric) continue;
     throw std::invalid_argument("pare-int8 quantization_config: module '" + module.name +
-                                "' is no linear, or has another outlier rule than '" + modules.front().name + "'");
+                                "' is no linear, or has another outlier rule or symmetry than '" +
+                                modules.front().name + "'");
   }
   const auto name = std::find_if(kRules.begin(), kRules.end(), [&](const auto& r) { return r.first == rule; });
   if (name == kRules.end()) throw std::invalid_argument("pare-int8 quantization_config: expected an outlier rule");
   nlohmann::ordered_json config;
   config["quant_method"] = kPareInt8Method;
   config["outliers"] = name->second;
+  if (!is_symmetric) config["symmetric"] = false;
   config["ignore"] = std::vector<std::string>(ignore.begin(), ignore.end());
   return config.dump(2);
 }
@@ -180,6 +184,9 @@ PareInt8Config PareInt8Config::parse(const std::string& json, const std::string&
                     outliers.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 100));
   }
   result.scheme.input.outliers = rule->first;
+  const Json symmetric = config.value("symmetric", Json(true));
+  if (!symmetric.is_boolean()) fail(where, "symmetric: expected true or false");
+  result.scheme.input.symmetric = symmetric.get<bool>();
   const Json ignore = config.value("ignore", Json::array());
   if (!ignore.is_array()) fail(where, "ignore: expected an array of strings");
   for (const Json& name : ignore) {

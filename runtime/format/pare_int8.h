@@ -8,6 +8,7 @@
 //   outlier_columns I32 [J]              "outliers": "columns", J > 0 only: ascending
 //   outlier_weight  BF16, F16, F32 [O, J]   beside it
 //   input_threshold F32 [1]              "outliers": "absolute" or "relative"
+// "symmetric": false stands in the configuration where inputs are rounded with a zero per token.
 #pragma once
 
 #include <functional>
@@ -49,8 +50,8 @@ void check_pare_int8_tensors(const PareInt8Tensors& tensors, const PackScheme& s
 StoredLinear unpack_pare_int8(const PareInt8Tensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
                               const std::string& module);
 
-// The JSON object for the key "quantization_config". Throws std::invalid_argument for modules whose outlier rules
-// differ, or that are no linears.
+// The JSON object for the key "quantization_config". Throws std::invalid_argument for modules whose inputs' formats
+// differ by more than thresholds and columns, or that are no linears.
 std::string pare_int8_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore);
 
 // A quantization_config of this container as read.

@@ -87,6 +87,8 @@ INSTANTIATE_TEST_SUITE_P(
         Pass{"LlmInt8Relative", "qwen2_biases_tied", "  - llm_int8: {measure: rms, threshold: 2.0}\n", 0.01},
         Pass{"LlmInt8StaticColumns", "llama_gqa_untied",
              "  - llm_int8: {measure: median, threshold: 1.2, outliers: static}\n", 0.01},
+        Pass{"LlmInt8StaticColumnsAsymmetric", "qwen2_biases_tied",
+             "  - llm_int8: {measure: rms, threshold: 3.0, outliers: static, activations: {symmetric: false}}\n", 0.01},
         Pass{"W4A8", "llama3_rope_tied", "  - gptq: {bits: 4, group_size: 32, activations: int8}\n", 0.2},
         Pass{"AwqGemmSymmetric", "llama_gqa_untied",
              "  - awq: {}\n  - gptq: {bits: 4, group_size: 32}\n"

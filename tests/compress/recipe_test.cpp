@@ -153,6 +153,11 @@ TEST(Recipe, Fp8AndLlmInt8HaveOptionsOfTheirOwn) {
   EXPECT_EQ(papers.llm_int8.layout, LlmInt8Layout::bitsandbytes);
   EXPECT_EQ(options_of("  - llm_int8: {measure: rms, threshold: 8}\n").llm_int8.layout, LlmInt8Layout::own);
   EXPECT_EQ(options_of("  - llm_int8: {outliers: static}\n").llm_int8.time, OutlierTime::fixed);
+  EXPECT_TRUE(papers.input.symmetric);
+  const LayerOptions zeropoint = options_of("  - llm_int8: {activations: {symmetric: false}}\n");
+  EXPECT_FALSE(zeropoint.input.symmetric);
+  EXPECT_EQ(zeropoint.input.outliers, OutlierRule::absolute);
+  EXPECT_EQ(zeropoint.llm_int8.layout, LlmInt8Layout::own);
 }
 
 TEST(Recipe, SmoothQuantHasAFixedOrASearchedAlpha) {
@@ -255,6 +260,11 @@ INSTANTIATE_TEST_SUITE_P(
                   "r.yaml:2:", "neither"},
         BadRecipe{"RelativeThresholdInBitsandbytes", "passes:\n  - llm_int8: {measure: rms, layout: bitsandbytes}\n",
                   "r.yaml:2:", "layout: pare"},
+        BadRecipe{"ZeroPointsInBitsandbytes",
+                  "passes:\n  - llm_int8: {layout: bitsandbytes, activations: {symmetric: false}}\n",
+                  "r.yaml:2:", "layout: pare"},
+        BadRecipe{"StaticRangeOfLlmInt8", "passes:\n  - llm_int8: {activations: {range: static}}\n",
+                  "r.yaml:2:", "per token"},
         BadRecipe{"MedianWithoutData", "passes:\n  - llm_int8: {measure: median}\n", "r.yaml:2:", "use rms"},
         BadRecipe{"UnknownContainer", "passes:\n  - rtn: {}\ncontainer: awq-gem\n", "r.yaml:3:", "awq-gemm"},
         BadRecipe{"StatisticsAndText", "calibration: {statistics: s.h5, text: t}\npasses: [rtn: {}]\n",

@@ -15,20 +15,24 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 
-def by_package(x, plan):
+def by_package(x, plan, ranging=None):
+    """x on the grid that the package finds for `ranging`, which is x itself where not given."""
     args = QuantizationArgs(num_bits=8, type=plan["type"], symmetric=plan["symmetric"], dynamic=plan["dynamic"],
                             strategy=plan["strategy"])
     if plan["dynamic"]:
-        scale, zero = compute_dynamic_scales_and_zp(x, args, SimpleNamespace())
+        scale, zero = compute_dynamic_scales_and_zp(x if ranging is None else ranging, args, SimpleNamespace())
     else:
         scale, zero = torch.tensor([plan["scale"]]), torch.tensor([plan["zero"]], dtype=args.zp_dtype)
     return fake_quantize(x, scale, zero, args)
 
 
-def llm_int8(x, threshold):
-    outliers = x.abs() >= threshold * x.double().square().mean().sqrt()
+def llm_int8(x, plan):
+    outliers = x.abs() >= plan["outlier_threshold"] * x.double().square().mean().sqrt()
     columns = outliers.any(dim=1, keepdim=True)
-    largest = x.masked_fill(outliers, 0).abs().amax(dim=-1, keepdim=True)
+    others = x.masked_fill(outliers, 0)
+    if not plan["symmetric"]:
+        return torch.where(columns, x, by_package(x, plan, others))
+    largest = others.abs().amax(dim=-1, keepdim=True)
     codes = torch.round(x * (127 / largest)).clamp(-127, 127)
     return torch.where(columns, x, codes * (largest / 127))
 
@@ -41,7 +45,7 @@ def forward(model, ids, plan, weights):
 
     def round_input(module, arguments):
         x = arguments[0]
-        return (llm_int8(x, plan["outlier_threshold"]) if plan["outlier_threshold"] > 0 else by_package(x, plan),)
+        return (llm_int8(x, plan) if plan["outlier_threshold"] > 0 else by_package(x, plan),)
 
     for name, module in model.named_modules():
         if name + ".weight" in weights and plan["type"] is not None:

@@ -141,10 +141,10 @@ TEST(InputFormat, OutlierColumnsStayAndDoNotWidenTheOthersGrid) {
   EXPECT_EQ(outlier_columns(format, x, 3), (std::vector<int32_t>{1}));
   std::vector<int8_t> codes(3);
   // The first row's absmax is 5: its value in the outlier column lies below the threshold (as in bitsandbytes).
-  InputGrid grid = outlier_row_codes(std::span(x).first(3), {1}, 6.0f, codes);
+  InputGrid grid = outlier_row_codes(format, std::span(x).first(3), {1}, 6.0f, codes);
   EXPECT_EQ(codes, (std::vector<int8_t>{32, 0, 0}));
   EXPECT_FLOAT_EQ(grid.scale, 5.0f / 127);
-  grid = outlier_row_codes(std::span(x).subspan(3), {1}, 6.0f, codes);
+  grid = outlier_row_codes(format, std::span(x).subspan(3), {1}, 6.0f, codes);
   EXPECT_EQ(codes, (std::vector<int8_t>{-127, 0, 1}));
   EXPECT_FLOAT_EQ(grid.scale, 0.02f);
   fake_quantize(format, x, 3);
@@ -162,6 +162,23 @@ TEST(InputFormat, AListOfColumnsIsPassedOver) {
   EXPECT_EQ(x[2], -50.0f);
   EXPECT_FLOAT_EQ(x[1], 1.27f);
   EXPECT_FLOAT_EQ(x[3], 0.02f);
+}
+
+// By hand: the others span [-0.5, 2.05], so that a step is 0.01 and the zero -78.
+TEST(InputFormat, AsymmetricCodesBesideOutlierColumns) {
+  const InputFormat format = {
+      .type = InputType::int8, .symmetric = false, .outliers = OutlierRule::columns, .outlier_columns = {1}};
+  std::vector<float> x = {-0.5f, 80.0f, 2.05f, 0.312f, 0.0f};
+  std::vector<int8_t> codes(5);
+  const InputGrid grid = outlier_row_codes(format, x, {1}, kInfinity, codes);
+  EXPECT_FLOAT_EQ(grid.scale, 0.01f);
+  EXPECT_EQ(grid.zero, -78);
+  EXPECT_EQ(codes, (std::vector<int8_t>{-128, -78, 127, -47, -78}));
+  fake_quantize(format, x, 5);
+  EXPECT_EQ(x[1], 80.0f);
+  EXPECT_FLOAT_EQ(x[0], -0.5f);
+  EXPECT_FLOAT_EQ(x[3], 0.31f);
+  EXPECT_EQ(x[4], 0.0f);
 }
 
 TEST(InputFormat, ARelativeThresholdFollowsTheScaleOfTheInput) {
@@ -189,7 +206,7 @@ TEST(InputFormat, RefusesWhatDoesNotGoTogether) {
   refused({.type = InputType::int8, .range = InputRange::fixed, .symmetric = false, .scale = 1.0f, .zero = 128},
           {"[-128, 127]", "128"});
   refused({.type = InputType::int8, .outliers = OutlierRule::absolute}, {"threshold"});
-  refused({.type = InputType::int8, .symmetric = false, .outliers = OutlierRule::columns}, {"symmetric"});
+  refused({.type = InputType::int8, .range = InputRange::sequence, .outliers = OutlierRule::columns}, {"per token"});
   refused({.type = InputType::int8, .outliers = OutlierRule::columns, .outlier_columns = {1, 1}}, {"ascending", "1"});
   refused({.type = InputType::int8, .outliers = OutlierRule::columns, .outlier_columns = {8}}, {"below 8", "8"});
   std::vector<float> x(7);

@@ -31,8 +31,9 @@ std::vector<NamedFormat> formats() {
     if (range == InputRange::fixed && !symmetric) format.zero = 31;
     return format;
   };
-  const auto outliers = [](OutlierRule rule, float threshold, std::vector<int32_t> columns) {
+  const auto outliers = [](OutlierRule rule, float threshold, std::vector<int32_t> columns, bool symmetric = true) {
     return InputFormat{.type = InputType::int8,
+                       .symmetric = symmetric,
                        .outliers = rule,
                        .outlier_threshold = threshold,
                        .outlier_columns = std::move(columns)};
@@ -48,7 +49,9 @@ std::vector<NamedFormat> formats() {
           {"fp8_fixed", {.type = InputType::fp8, .range = InputRange::fixed, .scale = 0.01f}},
           {"outliers_absolute", outliers(OutlierRule::absolute, 6.0f, {})},
           {"outliers_relative", outliers(OutlierRule::relative, 3.0f, {})},
-          {"outliers_columns", outliers(OutlierRule::columns, 0.0f, {0, 3, 11})}};
+          {"outliers_columns", outliers(OutlierRule::columns, 0.0f, {0, 3, 11})},
+          {"outliers_absolute_asymmetric", outliers(OutlierRule::absolute, 6.0f, {}, false)},
+          {"outliers_columns_asymmetric", outliers(OutlierRule::columns, 0.0f, {0, 3, 11}, false)}};
 }
 
 enum class Kind { w8, w8_asymmetric, w4_groups, w4_groups_asymmetric, w4_act_order, w3, w2, fp8, bf16, f32 };

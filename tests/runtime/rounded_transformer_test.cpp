@@ -94,6 +94,8 @@ std::vector<Scheme> schemes() {
     return format;
   };
   const InputFormat outliers = {.type = InputType::int8, .outliers = OutlierRule::relative, .outlier_threshold = 2.5f};
+  InputFormat asymmetric_outliers = outliers;
+  asymmetric_outliers.symmetric = false;
   return {{"w8a8_token", int8(InputRange::token, true)},
           {"w8a8_token_asymmetric", int8(InputRange::token, false)},
           {"w8a8_tensor_dynamic", int8(InputRange::sequence, true), 8, kPerChannel, CodeType::integer, true},
@@ -107,7 +109,8 @@ std::vector<Scheme> schemes() {
            kPerChannel,
            CodeType::fp8,
            true},
-          {"llm_int8", outliers}};
+          {"llm_int8", outliers},
+          {"llm_int8_asymmetric", asymmetric_outliers}};
 }
 
 struct Case {
