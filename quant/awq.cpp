@@ -1,7 +1,8 @@
 // Work: each candidate rounds a fixed sample of rows (every k-th row of each weight, so that all weights and heads have
-// their part) and sums its cost: for rounding to nearest one product with the lower triangle of H per chunk of rows,
-// for GPTQ a weighted sum of squares. Sums over rows are split by kCostRows alone. Oracles (tests/quant): plain float64
-// loops over all candidates, closed forms, planted outlier channels.
+// their part; a small one first, and the best few a larger one) and sums its cost: for rounding to nearest one product
+// with the lower triangle of H per chunk of rows, for GPTQ a weighted sum of squares. Sums over rows are split by
+// kCostRows alone. Oracles (tests/quant): plain float64 loops over all candidates, closed forms, planted outlier
+// channels.
 #include "quant/awq.h"
 
 #include <ATen/ops/cat.h>
@@ -79,8 +80,11 @@ void check_awq_options(const AwqOptions& options) {
     throw std::invalid_argument("num_grid_points: expected 1 to 1000, found " +
                                 std::to_string(options.num_grid_points));
   }
-  if (options.max_rows < 1) {
-    throw std::invalid_argument("max_rows: expected at least 1, found " + std::to_string(options.max_rows));
+  for (const auto& [name, value] : {std::pair{"max_rows", options.max_rows},
+                                    {"screen_rows", options.screen_rows},
+                                    {"num_finalists", options.num_finalists}}) {
+    if (value >= 1) continue;
+    throw std::invalid_argument(std::string(name) + ": expected at least 1, found " + std::to_string(value));
   }
 }
 
@@ -223,14 +227,8 @@ double cost_of(const Judge& judge, const at::Tensor& scales_I) {
   return std::accumulate(costs.begin(), costs.end(), 0.0);
 }
 
-}  // namespace
-
-AwqResult search_awq_scales(const AwqStage& given, const AwqOptions& options, const GridOptions& grid) {
-  check_awq_options(options);
-  const AwqStage stage = checked_stage(given);
-  const int64_t num_in = stage.hessian_II.size(0);
-  check_grid_options(grid, num_in);
-  Judge judge{judged_rows(stage.weights_OI, options.max_rows),
+Judge make_judge(const AwqStage& stage, int64_t max_rows, const GridOptions& grid) {
+  Judge judge{judged_rows(stage.weights_OI, max_rows),
               stage.hessian_II,
               stage.hessian_II.diagonal().contiguous(),
               stage.conditional_I,
@@ -239,20 +237,65 @@ AwqResult search_awq_scales(const AwqStage& given, const AwqOptions& options, co
   if (!judge.conditional_I.defined()) {
     judge.triangle_II = at::tril(stage.hessian_II, -1).mul_(2.0).add_(at::diag(judge.diagonal_I));
   }
-  const ChannelMeans means = channel_means(stage, group_width(grid, num_in));
+  return judge;
+}
 
-  AwqResult best;
-  best.scales_I = at::ones({num_in}, at::kFloat);
-  best.cost_before = best.cost_after = cost_of(judge, best.scales_I);
+struct Candidate {
+  at::Tensor scales_I;
+  bool duo_scaling = false;
+  double exponent = 0.0;
+};
+
+std::vector<Candidate> all_candidates(const ChannelMeans& means, const AwqOptions& options) {
+  std::vector<Candidate> candidates;
   for (const bool duo_scaling : {false, true}) {
     if (duo_scaling && !options.duo_scaling) break;
     for (int k = 0; k < options.num_grid_points; ++k) {
       const double exponent = static_cast<double>(k) / options.num_grid_points;
-      const at::Tensor scales_I = candidate_scales(means, exponent, duo_scaling, options.powers_of_two);
-      const double cost = cost_of(judge, scales_I);
-      if (!(cost < best.cost_after)) continue;
-      best = {scales_I, true, duo_scaling, exponent, best.cost_before, cost};
+      candidates.push_back(
+          {candidate_scales(means, exponent, duo_scaling, options.powers_of_two), duo_scaling, exponent});
     }
+  }
+  return candidates;
+}
+
+// The best `count` by the judge's cost, in the order in which they were.
+std::vector<Candidate> best_candidates(const Judge& judge, const std::vector<Candidate>& candidates, size_t count) {
+  std::vector<std::pair<double, size_t>> ranking;
+  for (size_t i = 0; i < candidates.size(); ++i) ranking.emplace_back(cost_of(judge, candidates[i].scales_I), i);
+  std::sort(ranking.begin(), ranking.end());
+  ranking.resize(count);
+  std::sort(ranking.begin(), ranking.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  std::vector<Candidate> best;
+  for (const auto& [cost, index] : ranking) best.push_back(candidates[index]);
+  return best;
+}
+
+}  // namespace
+
+AwqResult search_awq_scales(const AwqStage& given, const AwqOptions& options, const GridOptions& grid) {
+  check_awq_options(options);
+  const AwqStage stage = checked_stage(given);
+  const int64_t num_in = stage.hessian_II.size(0);
+  check_grid_options(grid, num_in);
+  std::vector<Candidate> candidates = all_candidates(channel_means(stage, group_width(grid, num_in)), options);
+  const Judge judge = make_judge(stage, options.max_rows, grid);
+  const auto num_finalists = static_cast<size_t>(options.num_finalists);
+  if (candidates.size() > num_finalists) {
+    Judge screen = judge;
+    screen.weight_RI = judged_rows(stage.weights_OI, std::min(options.screen_rows, options.max_rows));
+    if (screen.weight_RI.size(0) < judge.weight_RI.size(0)) {
+      candidates = best_candidates(screen, candidates, num_finalists);
+    }
+  }
+
+  AwqResult best;
+  best.scales_I = at::ones({num_in}, at::kFloat);
+  best.cost_before = best.cost_after = cost_of(judge, best.scales_I);
+  for (const Candidate& candidate : candidates) {
+    const double cost = cost_of(judge, candidate.scales_I);
+    if (!(cost < best.cost_after)) continue;
+    best = {candidate.scales_I, true, candidate.duo_scaling, candidate.exponent, best.cost_before, cost};
   }
   return best;
 }

@@ -37,7 +37,8 @@ struct AwqResult {
 // For each form, a = 0, 1/n, ... (n-1)/n: s = mean_abs^a, and with options.duo_scaling also
 // s = mean_abs^a / (mean|w|^(1-a) + 1e-4), |w| as a part of its group's largest, averaged over all rows of all weights;
 // divided by sqrt(max s min s) and kept within kMaxAwqScale. The best by cost, s = 1 included; ties go to the earlier,
-// s = 1 first. Channels whose input is always 0 keep s = 1. `grid` is how the weights will be rounded (its search,
+// s = 1 first; where weights have more than options.screen_rows rows, among the best options.num_finalists by the cost
+// of so many rows. Channels whose input is always 0 keep s = 1. `grid` is how the weights will be rounded (its search,
 // too). Any number of threads gives the same bits. Throws std::invalid_argument (shapes, values, options).
 AwqResult search_awq_scales(const AwqStage& stage, const AwqOptions& options, const GridOptions& grid);
 

@@ -48,6 +48,8 @@ struct AwqOptions {
   int num_grid_points = 20;    // a = 0, 1/n, ... (n-1)/n, beside s = 1
   bool powers_of_two = false;  // s rounded to powers of two: exact to fold into scales that are already stored
   int64_t max_rows = 512;      // of each weight, evenly spaced: those that candidates are judged on
+  int64_t screen_rows = 64;    // of each weight, likewise: those that all candidates are judged on first ...
+  int64_t num_finalists = 6;   // ... to find the best few, which max_rows decide between
 };
 
 // SmoothQuant's weights by default: 8 bits, one scale per output row.

@@ -235,6 +235,32 @@ TEST(Awq, JudgesOnEvenlySpacedRows) {
   EXPECT_EQ(sampled.cost_before, search_awq_scales(stage, {}, grid).cost_before);
 }
 
+// The best few of a small sample of rows are decided between on the larger one: both by plain loops.
+TEST(Awq, FinalistsOfASmallSampleAreDecidedOnTheLargerOne) {
+  const AwqStage stage = random_stage({96}, 32, 23);
+  const GridOptions grid = grid_for(3, 16, true);
+  AwqStage sample = stage;
+  std::vector<int64_t> rows;
+  for (int64_t r = 0; r < 12; ++r) rows.push_back(8 * r);
+  sample.weights_OI[0] = stage.weights_OI[0].index_select(0, at::tensor(rows));
+  std::vector<std::pair<double, int>> ranking;
+  for (int k = 0; k < 20; ++k)
+    ranking.emplace_back(plain_cost(sample, plain_scales(stage, 16, k / 20.0, false), grid), k);
+  std::sort(ranking.begin(), ranking.end());
+  // The sample's ranking must leave no doubt about the finalists, and must not be that of all rows.
+  ASSERT_GT(ranking[3].first, 1.003 * ranking[2].first);
+  std::pair<double, int> best = {INFINITY, 0};
+  for (int i = 0; i < 3; ++i) {
+    const int k = ranking[static_cast<size_t>(i)].second;
+    best = std::min(best, {plain_cost(stage, plain_scales(stage, 16, k / 20.0, false), grid), k});
+  }
+  const AwqResult found = search_awq_scales(stage, {.duo_scaling = false, .screen_rows = 12, .num_finalists = 3}, grid);
+  ASSERT_TRUE(found.scaled);
+  EXPECT_DOUBLE_EQ(found.exponent, best.second / 20.0);
+  EXPECT_NEAR(found.cost_after, best.first, 1e-3 * best.first);
+  EXPECT_NE(best.second, ranking[0].second) << "the larger sample decides";
+}
+
 TEST(Awq, WithGptqItsMeasureFollowsTheTrace) {
   // The reason for the second measure: what it prefers has the smaller trace after GPTQ.
   AwqStage stage = random_stage({48}, 128, 12);
@@ -270,6 +296,8 @@ TEST(Awq, WhatDoesNotFitIsRefused) {
   const AwqStage good = random_stage({8}, 32, 13);
   EXPECT_THROW(search_awq_scales(good, {.num_grid_points = 0}, grid), std::invalid_argument);
   EXPECT_THROW(search_awq_scales(good, {.max_rows = 0}, grid), std::invalid_argument);
+  EXPECT_THROW(search_awq_scales(good, {.screen_rows = 0}, grid), std::invalid_argument);
+  EXPECT_THROW(search_awq_scales(good, {.num_finalists = 0}, grid), std::invalid_argument);
   EXPECT_THROW(search_awq_scales(good, {}, grid_for(4, 24, true)), std::invalid_argument);
 }
 
