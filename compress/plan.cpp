@@ -16,6 +16,7 @@
 #include "compress/encoder_walk.h"
 #include "compress/leave_one_out.h"
 #include "quant/row_chunks.h"
+#include "quant/smoothquant.h"
 #include "runtime/encoder.h"
 #include "runtime/progress.h"
 #include "runtime/transformer.h"
@@ -29,9 +30,12 @@ constexpr double kStatisticsEfficiency = 0.85;  // tiles of H
 constexpr double kSearchOpsPerWeight = 500.0;   // 25 shrink factors, about 20 operations each
 constexpr double kTableOpsPerWeight = 1500.0;   // conversion, rounding, packing, checksums: bound by memory
 constexpr double kRoundOpsPerWeight = 8.0;      // per column of H that the rounding error goes to
-constexpr double kFactorOpsPerCube = 6.0;       // float64 Cholesky, inverse, check: per I^3
-constexpr double kEvaluationEfficiency = 0.6;   // of pare's own kernels
-constexpr double kBytesPerSecond = 1e9;         // hashing and writing files
+constexpr double kRefineOpsPerWeight = 11.0;    // per column of H and sweep
+constexpr double kJudgeOpsPerWeight = 4000.0;  // of AWQ's candidates, beside the product with H: search, rounding, sums
+constexpr double kSmoothOpsPerWeight = 200.0;  // of SmoothQuant's candidates, beside the product with the sampled rows
+constexpr double kFactorOpsPerCube = 6.0;      // float64 Cholesky, inverse, check: per I^3
+constexpr double kEvaluationEfficiency = 0.6;  // of pare's own kernels
+constexpr double kBytesPerSecond = 1e9;        // hashing and writing files
 
 // What LibTorch, MKL and the allocator hold per worker beside our buffers.
 constexpr int64_t kWorkerOverheadBytes = int64_t{12} << 20;
@@ -98,6 +102,29 @@ double cubed(int64_t n) {
   return static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
 }
 
+// What searching the scales of one stage's input takes.
+double scaling_operations(const std::variant<AwqOptions, SmoothQuantOptions>& scaling,
+                          const std::vector<PlannedLayer>& layers, Stage stage) {
+  double operations = 0.0;
+  for (const PlannedLayer& layer : layers) {
+    if (layer.stage != stage || !layer.options) continue;
+    const auto width = static_cast<double>(layer.linear.num_in);
+    if (const auto* awq = std::get_if<AwqOptions>(&scaling)) {
+      const int64_t num_candidates = awq->num_grid_points * (awq->duo_scaling ? 2 : 1);
+      const int64_t num_rows = num_candidates * std::min(layer.linear.num_out, awq->screen_rows) +
+                               (1 + awq->num_finalists) * std::min(layer.linear.num_out, awq->max_rows);
+      const double per_weight = kJudgeOpsPerWeight + (layer.options->method == Method::gptq ? 0.0 : width);
+      operations += static_cast<double>(num_rows) * width * per_weight;
+    } else {
+      const bool is_searched = !std::get<SmoothQuantOptions>(scaling).alpha;
+      const double num_candidates = is_searched ? 2.0 + static_cast<double>(kSmoothAlphas.size()) : 2.0;
+      operations += num_candidates * static_cast<double>(layer.linear.num_out) * width *
+                    (kSmoothOpsPerWeight + 2.0 * static_cast<double>(kNumSampleRows));
+    }
+  }
+  return operations;
+}
+
 // Floating-point operations of the walk over all blocks, by kind.
 struct Operations {
   double forward = 0.0, statistics = 0.0, compress = 0.0;
@@ -118,10 +145,15 @@ Operations count_operations(const PlannedRun& plan, const ModelDescription& mode
       if (layer.options->method == Method::gptq) {
         operations.compress += weights * static_cast<double>(layer.linear.num_in) * kRoundOpsPerWeight;
       }
+      operations.compress += weights * static_cast<double>(layer.linear.num_in) * kRefineOpsPerWeight *
+                             static_cast<double>(layer.options->refine.sweeps);
     }
     operations.forward += 2.0 * num_rows * static_cast<double>(workload.num_tokens) *
                           static_cast<double>(model.num_heads * model.head_size);  // causal: half of the scores
     for (const Stage stage : block_stages(model.blocks[b])) {
+      if (plan.is_scaled(static_cast<int64_t>(b), stage)) {
+        operations.compress += scaling_operations(*plan.scaling, plan.blocks[b], stage);
+      }
       if (plan.need(static_cast<int64_t>(b), stage) != StatisticsNeed::hessian) continue;
       const int64_t width = stage_width(model.blocks[b], stage);
       const double stage_rows =
@@ -321,6 +353,8 @@ Prediction predict_encoder(const PlannedRun& plan, const Checkpoint& checkpoint,
       if (layer.options->method == Method::gptq) {
         operations.compress += weights * static_cast<double>(width) * kRoundOpsPerWeight;
       }
+      operations.compress += weights * static_cast<double>(width) * kRefineOpsPerWeight *
+                             static_cast<double>(layer.options->refine.sweeps);
       const StatisticsNeed need = plan.need(static_cast<int64_t>(b), layer.stage);
       int64_t bytes = layer.linear.num_out * width * (4 + 4 + 1 + 1);
       if (need != StatisticsNeed::none) {

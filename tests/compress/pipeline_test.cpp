@@ -488,6 +488,40 @@ TEST_F(Pipeline, DryRunPredictsAndLeavesNothing) {
   EXPECT_LT(ratio("predicted_peak_memory_bytes", "peak_memory_bytes"), 2.5);
 }
 
+// More work must cost more in the plan: every pass counts.
+TEST_F(Pipeline, DryRunCountsEveryPass) {
+  const fs::path stories = fs::path(PARE_SOURCE_DIR) / "calibration_data" / "stories260k";
+  const auto seconds = [&](const std::string& passes) {
+    const Outcome dry =
+        run("model: " + stories.string() + "\ncalibration: {text: " + (stories.parent_path() / "stories.txt").string() +
+                ", samples: 64, tokens: 256}\npasses:\n" + passes,
+            "out", {"--dry-run", "--json"});
+    EXPECT_EQ(dry.status, 0) << dry.err;
+    const Json plan = Json::parse(dry.out);
+    for (const Json& stage : plan.at("stages")) {
+      if (stage.at("stage") == "compress") {
+        // The rate is measured anew by every run: beside the forward pass it cancels out.
+        for (const Json& other : plan.at("stages")) {
+          if (other.at("stage") == "forward")
+            return stage.at("seconds").get<double>() / other.at("seconds").get<double>();
+        }
+      }
+    }
+    return 0.0;
+  };
+  const double rtn = seconds("  - rtn: {bits: 4, group_size: -1}\n");
+  const double gptq = seconds("  - gptq: {bits: 4, group_size: -1, refine: 0}\n");
+  const double refined = seconds("  - gptq: {bits: 4, group_size: -1}\n");
+  const double scaled = seconds("  - awq: {}\n  - gptq: {bits: 4, group_size: -1}\n");
+  const double int8 = seconds("  - rtn: {bits: 8, group_size: -1, activations: int8}\n");
+  const double smooth = seconds("  - smoothquant: {}\n  - rtn: {bits: 8, group_size: -1, activations: int8}\n");
+  EXPECT_GT(rtn, 0.0);
+  EXPECT_GT(gptq, 1.05 * rtn);
+  EXPECT_GT(refined, 1.05 * gptq);
+  EXPECT_GT(scaled, 1.05 * refined);
+  EXPECT_GT(smooth, 1.05 * int8);
+}
+
 // What --dry-run promises: memory and output within 15 %, time within a factor of 2. Minutes: only with PARE_TEST_FULL,
 // and a model that `make demo` has imported.
 TEST_F(Pipeline, DryRunIsRightOnARealModel) {
