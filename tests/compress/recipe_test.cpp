@@ -160,6 +160,26 @@ TEST(Recipe, Fp8AndLlmInt8HaveOptionsOfTheirOwn) {
   EXPECT_EQ(zeropoint.llm_int8.layout, LlmInt8Layout::own);
 }
 
+// The recipes that the repository brings: each is read, names its output after itself and finds its data.
+TEST(Recipe, EveryRecipeOfTheRepositoryIsRead) {
+  const std::filesystem::path source = PARE_SOURCE_DIR;
+  int num_recipes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(source / "recipes")) {
+    if (entry.path().extension() != ".yaml") continue;
+    ++num_recipes;
+    const Recipe recipe = read_recipe(entry.path());
+    EXPECT_FALSE(recipe.model.empty()) << entry.path();
+    if (!recipe.output.empty()) {
+      EXPECT_EQ(recipe.output, std::filesystem::path("out") / entry.path().stem());
+    }
+    for (const PerplexityRecipe& item : recipe.evaluate) EXPECT_TRUE(std::filesystem::exists(source / item.text));
+    if (recipe.calibration && recipe.calibration->statistics.empty()) {
+      EXPECT_TRUE(std::filesystem::exists(source / recipe.calibration->text)) << entry.path();
+    }
+  }
+  EXPECT_GE(num_recipes, 20);
+}
+
 TEST(Recipe, SmoothQuantHasAFixedOrASearchedAlpha) {
   const std::string rest = "  - rtn: {bits: 8, group_size: -1, activations: int8}\n";
   const auto alpha = [&](const std::string& smooth) {
