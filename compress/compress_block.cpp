@@ -10,6 +10,7 @@
 #include "quant/smoothquant.h"
 
 namespace pare {
+
 std::vector<const PlannedLayer*> compressed_layers(const std::vector<PlannedLayer>& layers, Stage stage) {
   std::vector<const PlannedLayer*> found;
   for (const PlannedLayer& layer : layers) {

@@ -181,30 +181,26 @@ CompressedLayer compress_layer(const PlannedLayer& layer, const at::Tensor& weig
 
 CompressedLayer compress_table(const PlannedTable& table, const LinearWeights& source) {
   const auto start = std::chrono::steady_clock::now();
-  const auto& dense = std::get<DenseWeight>(source.weight);
   CompressedLayer result;
   QuantizedWeight& weight = result.stored.weight;
   SquaredError error;
-  const int64_t num_in = dense.num_in;
-  const size_t row_bytes = static_cast<size_t>(num_in) * dtype_size_bytes(dense.dtype);
+  const int64_t num_out = source.num_out(), num_in = source.num_in();
   std::vector<float> rows;
-  for (int64_t first = 0; first < dense.num_out; first += kTableRows) {
-    const int64_t num_rows = std::min(kTableRows, dense.num_out - first);
+  for (int64_t first = 0; first < num_out; first += kTableRows) {
+    const int64_t num_rows = std::min(kTableRows, num_out - first);
     rows.resize(static_cast<size_t>(num_rows * num_in));
-    convert_to_float(
-        dense.dtype,
-        dense.data.subspan(static_cast<size_t>(first) * row_bytes, static_cast<size_t>(num_rows) * row_bytes), rows);
+    weight_rows(source, first, num_rows, rows);
     const QuantizedWeight part =
         rtn(at::from_blob(rows.data(), {num_rows, num_in}, at::kFloat), at::Tensor(), table.grid);
     error.add(rows, dequantize(part), nullptr, num_in);
     if (first == 0) weight = part;
-    if (first == 0) weight.codes_OI.reserve(static_cast<size_t>(dense.num_out * num_in));
+    if (first == 0) weight.codes_OI.reserve(static_cast<size_t>(num_out * num_in));
     if (first > 0) {
       weight.codes_OI.insert(weight.codes_OI.end(), part.codes_OI.begin(), part.codes_OI.end());
       weight.scales_OG.insert(weight.scales_OG.end(), part.scales_OG.begin(), part.scales_OG.end());
     }
   }
-  weight.num_out = dense.num_out;
+  weight.num_out = num_out;
   result.record.is_linear = table.is_linear;
   result.record.scheme.bits = table.grid.bits;
   result.record.scheme.group_size = table.grid.group_size;

@@ -63,7 +63,8 @@ std::string describe(const LayerOptions& options) {
 std::string describe(const std::variant<AwqOptions, SmoothQuantOptions>& scaling) {
   std::ostringstream text;
   if (const auto* awq = std::get_if<AwqOptions>(&scaling)) {
-    text << "awq " << awq->duo_scaling << " " << awq->num_grid_points;
+    text << "awq " << awq->duo_scaling << " " << awq->num_grid_points << ", rows " << awq->screen_rows << " "
+         << awq->max_rows << ", finalists " << awq->num_finalists;
   } else {
     text << "smoothquant " << std::get<SmoothQuantOptions>(scaling).alpha.value_or(-1.0);
   }
@@ -117,7 +118,11 @@ Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, c
   std::string passes;
   for (const auto& layers : plan.blocks) {
     for (const PlannedLayer& layer : layers) {
-      passes += layer.linear.name + " " + (layer.options ? describe(*layer.options) : "untouched") + "\n";
+      passes += layer.linear.name + " ";
+      passes += layer.options
+                    ? describe(*layer.options) + ", stored as " + std::to_string(static_cast<int>(layer.scheme.format))
+                    : "untouched";
+      passes += "\n";
     }
   }
   if (plan.scaling) {

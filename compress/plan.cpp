@@ -105,29 +105,41 @@ double cubed(int64_t n) {
 // What searching the scales of one stage's input takes.
 double scaling_operations(const std::variant<AwqOptions, SmoothQuantOptions>& scaling,
                           const std::vector<PlannedLayer>& layers, Stage stage) {
-  double operations = 0.0;
+  int64_t num_screened = 0, num_judged = 0, width = 0;  // rows of all layers
+  double num_weights = 0.0;
+  const LayerOptions* options = nullptr;
   for (const PlannedLayer& layer : layers) {
     if (layer.stage != stage || !layer.options) continue;
-    const auto width = static_cast<double>(layer.linear.num_in);
+    options = &*layer.options;
+    width = layer.linear.num_in;
+    num_weights += static_cast<double>(layer.linear.num_out) * static_cast<double>(width);
     if (const auto* awq = std::get_if<AwqOptions>(&scaling)) {
-      const int64_t num_candidates = awq->num_grid_points * (awq->duo_scaling ? 2 : 1);
-      const int64_t num_rows = num_candidates * std::min(layer.linear.num_out, awq->screen_rows) +
-                               (1 + awq->num_finalists) * std::min(layer.linear.num_out, awq->max_rows);
-      const double per_weight = kJudgeOpsPerWeight + (layer.options->method == Method::gptq ? 0.0 : width);
-      operations += static_cast<double>(num_rows) * width * per_weight;
-    } else {
-      const bool is_searched = !std::get<SmoothQuantOptions>(scaling).alpha;
-      const double num_candidates = is_searched ? 2.0 + static_cast<double>(kSmoothAlphas.size()) : 2.0;
-      operations += num_candidates * static_cast<double>(layer.linear.num_out) * width *
-                    (kSmoothOpsPerWeight + 2.0 * static_cast<double>(kNumSampleRows));
+      num_screened += std::min({layer.linear.num_out, awq->screen_rows, awq->max_rows});
+      num_judged += std::min(layer.linear.num_out, awq->max_rows);
     }
   }
-  return operations;
+  if (options == nullptr) return 0.0;
+  if (const auto* awq = std::get_if<AwqOptions>(&scaling)) {
+    // As search_awq_scales screens; s = 1 is judged beside the candidates.
+    const int64_t num_candidates = awq->num_grid_points * (awq->duo_scaling ? 2 : 1);
+    const bool screens = num_candidates > awq->num_finalists && num_screened < num_judged;
+    const int64_t num_rows = screens ? num_candidates * num_screened + (1 + awq->num_finalists) * num_judged
+                                     : (1 + num_candidates) * num_judged;
+    const bool is_gptq = options->method == Method::gptq;
+    const double per_weight = kJudgeOpsPerWeight + (is_gptq ? 0.0 : static_cast<double>(width));
+    // GPTQ's factor is made twice: of H for the judge, and of the scaled H.
+    return static_cast<double>(num_rows) * static_cast<double>(width) * per_weight +
+           (is_gptq ? cubed(width) * kFactorOpsPerCube : 0.0);
+  }
+  const bool is_searched = !std::get<SmoothQuantOptions>(scaling).alpha;
+  const double num_candidates = is_searched ? 2.0 + static_cast<double>(kSmoothAlphas.size()) : 2.0;
+  const double search = options->gptq.grid.bits == 8 ? kSmoothOpsPerWeight : kSmoothOpsPerWeight + kSearchOpsPerWeight;
+  return num_candidates * num_weights * (search + 2.0 * static_cast<double>(kNumSampleRows));
 }
 
 // Floating-point operations of the walk over all blocks, by kind.
 struct Operations {
-  double forward = 0.0, statistics = 0.0, compress = 0.0;
+  double forward = 0.0, statistics = 0.0, compress = 0.0, scaling = 0.0;
 };
 
 Operations count_operations(const PlannedRun& plan, const ModelDescription& model, const Workload& workload) {
@@ -152,7 +164,7 @@ Operations count_operations(const PlannedRun& plan, const ModelDescription& mode
                           static_cast<double>(model.num_heads * model.head_size);  // causal: half of the scores
     for (const Stage stage : block_stages(model.blocks[b])) {
       if (plan.is_scaled(static_cast<int64_t>(b), stage)) {
-        operations.compress += scaling_operations(*plan.scaling, plan.blocks[b], stage);
+        operations.scaling += scaling_operations(*plan.scaling, plan.blocks[b], stage);
       }
       if (plan.need(static_cast<int64_t>(b), stage) != StatisticsNeed::hessian) continue;
       const int64_t width = stage_width(model.blocks[b], stage);
@@ -325,7 +337,7 @@ Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const W
     prediction.stages.push_back({"forward", operations.forward / matmul_rate / kForwardEfficiency, memory});
     prediction.stages.push_back({"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, memory});
   }
-  prediction.stages.push_back({"compress", operations.compress / matmul_rate, memory});
+  prediction.stages.push_back({"compress", (operations.compress + operations.scaling) / matmul_rate, memory});
   prediction.stages.push_back({"write and verify",
                                static_cast<double>(2 * sizes.source_bytes + 5 * sizes.output_bytes) / kBytesPerSecond,
                                libraries});

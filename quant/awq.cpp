@@ -262,7 +262,10 @@ std::vector<Candidate> all_candidates(const ChannelMeans& means, const AwqOption
 // The best `count` by the judge's cost, in the order in which they were.
 std::vector<Candidate> best_candidates(const Judge& judge, const std::vector<Candidate>& candidates, size_t count) {
   std::vector<std::pair<double, size_t>> ranking;
-  for (size_t i = 0; i < candidates.size(); ++i) ranking.emplace_back(cost_of(judge, candidates[i].scales_I), i);
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const double cost = cost_of(judge, candidates[i].scales_I);
+    ranking.emplace_back(std::isnan(cost) ? std::numeric_limits<double>::infinity() : cost, i);
+  }
   std::sort(ranking.begin(), ranking.end());
   ranking.resize(count);
   std::sort(ranking.begin(), ranking.end(), [](const auto& a, const auto& b) { return a.second < b.second; });

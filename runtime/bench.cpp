@@ -18,10 +18,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 // Which tokens hardly matters; equal ones would read a single row of the embedding.
 std::vector<int32_t> arbitrary_tokens(const ModelDescription& model, int64_t num_tokens) {
   RandomNumbers random(0);

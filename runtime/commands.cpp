@@ -22,6 +22,7 @@
 #include "runtime/interrupt.h"
 #include "runtime/memory_usage.h"
 #include "runtime/model_directory.h"
+#include "runtime/progress.h"
 #include "runtime/token_source.h"
 #include "runtime/tokenizer.h"
 #include "runtime/transformer.h"
@@ -35,10 +36,6 @@ using Clock = std::chrono::steady_clock;
 const PositionalSpec kModel = {"MODEL",
                                "directory of a Hugging Face checkpoint, dense or compressed by pare, or a .gguf file "
                                "(imported into a temporary folder)"};
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 std::vector<OptionSpec> joined(std::vector<OptionSpec> first, const std::vector<OptionSpec>& second) {
   first.insert(first.end(), second.begin(), second.end());

@@ -8,15 +8,12 @@
 #include <string>
 
 #include "runtime/interrupt.h"
+#include "runtime/progress.h"
 
 namespace pare {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 }  // namespace
 

@@ -57,7 +57,8 @@ struct Int8Weights {
   const int32_t* sums;  // int8: [panels, G, 16] from sum_int8_panels; int4: null
 };
 
-// Columns multiplied in floating point beside the integers. Their int8 codes (or their int8 weights) are zero.
+// Columns multiplied in floating point beside the integers, to which they add nothing: their codes are the row's zero,
+// or their int8 weights are 0.
 struct OutlierColumns {
   int64_t num_columns;
   const float* x;  // [R, x_stride]: the activations of those columns

@@ -79,7 +79,7 @@ struct InputExtremes {
 InputExtremes input_extremes(std::span<const float> x);
 InputExtremes join(const InputExtremes& a, const InputExtremes& b);
 
-// The grid of int8 or fp8 values in [low, high]; a fixed format's own. Not for formats with outliers.
+// The grid of int8 or fp8 values in [low, high]; a fixed format's own. Formats with outliers: outlier_row_grid.
 InputGrid input_grid(const InputFormat& format, const InputExtremes& extremes);
 
 // codes[i] of int8 on a grid. A NaN among x makes grid.scale NaN and all codes 0, as does a scale that is no number.

@@ -162,6 +162,11 @@ void weight_rows(const LinearWeights& linear, int64_t first_row, int64_t num_row
   const auto& dense = std::get<DenseWeight>(linear.weight);
   check_rows(first_row, num_rows, dense.num_out, dense.num_in, out.size());
   const size_t row_bytes = static_cast<size_t>(dense.num_in) * dtype_size_bytes(dense.dtype);
+  if (dense.data.size() != static_cast<size_t>(dense.num_out) * row_bytes) {
+    throw std::invalid_argument(
+        "linear '" + linear.name + "': expected " + std::to_string(static_cast<size_t>(dense.num_out) * row_bytes) +
+        " bytes of " + std::string(dtype_name(dense.dtype)) + " weights, found " + std::to_string(dense.data.size()));
+  }
   const auto rows =
       dense.data.subspan(static_cast<size_t>(first_row) * row_bytes, static_cast<size_t>(num_rows) * row_bytes);
   convert_to_float(dense.dtype, rows, out);

@@ -79,7 +79,7 @@ struct LinearWeights {
 };
 
 // Rows [first_row, first_row + num_rows) of W in float32, however it is stored; outlier columns are W's.
-// Throws std::invalid_argument for rows outside of W or another size of `out`.
+// Throws std::invalid_argument for rows outside of W, another size of `out`, or data that are not W's size.
 void weight_rows(const LinearWeights& linear, int64_t first_row, int64_t num_rows, std::span<float> out);
 
 }  // namespace pare

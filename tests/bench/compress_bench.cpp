@@ -20,14 +20,11 @@
 #include "compress/recipe.h"
 #include "runtime/checkpoint.h"
 #include "runtime/npy.h"
+#include "runtime/progress.h"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 double time_forward(const std::string& model, pare::TokenWindows windows, const std::filesystem::path& folder) {
   const at::NoGradGuard no_grad;
@@ -41,7 +38,7 @@ double time_forward(const std::string& model, pare::TokenWindows windows, const 
     for (const pare::Stage stage : pare::kStages) walk.reach(block, stage, pare::StatisticsNeed::none);
     walk.leave(block);
   }
-  return seconds_since(start);
+  return pare::seconds_since(start);
 }
 
 double time_run(const std::string& model, const std::filesystem::path& windows, const std::string& bits,
@@ -54,7 +51,7 @@ double time_run(const std::string& model, const std::filesystem::path& windows, 
   options.output = folder / "out";
   const auto start = Clock::now();
   std::cout << pare::run(pare::parse_recipe(yaml, "bench"), options, progress) << "\n";
-  return seconds_since(start);
+  return pare::seconds_since(start);
 }
 
 }  // namespace

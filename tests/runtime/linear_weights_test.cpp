@@ -70,6 +70,28 @@ TEST(LinearWeights, DequantizeIsTheFormulaRoundedOnce) {
   }
 }
 
+// However a weight is stored, its rows are the same: all the dense types hold these values exactly.
+TEST(LinearWeights, RowsOfDenseAndQuantizedWeights) {
+  QuantizedWeight weight = random_weight(5, 32, 4, kPerChannel, true, false);
+  for (float& scale : weight.scales_OG) scale = 0.25f;
+  const std::vector<float> all = dequantize(weight);
+  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
+    std::vector<std::byte> bytes(all.size() * dtype_size_bytes(dtype));
+    convert_from_float(dtype, all, bytes);
+    const LinearWeights dense{"q_proj", DenseWeight{5, 32, dtype, bytes}, {}};
+    for (const LinearWeights& linear : {dense, LinearWeights{"q_proj", weight, {}}}) {
+      std::vector<float> rows(2 * 32);
+      weight_rows(linear, 3, 2, rows);
+      EXPECT_TRUE(std::equal(rows.begin(), rows.end(), all.end() - 2 * 32)) << dtype_name(dtype);
+      expect_error<std::invalid_argument>([&] { weight_rows(linear, 4, 2, rows); }, {"rows 4 to 6 of 5"});
+      expect_error<std::invalid_argument>([&] { weight_rows(linear, 0, 1, rows); }, {"64 floats"});
+    }
+    const LinearWeights cut{"q_proj", DenseWeight{5, 32, dtype, std::span(bytes).first(bytes.size() - 1)}, {}};
+    std::vector<float> row(32);
+    expect_error<std::invalid_argument>([&] { weight_rows(cut, 0, 1, row); }, {"'q_proj'", "bytes"});
+  }
+}
+
 TEST(LinearWeights, RowsOutsideTheWeightAreRefused) {
   const QuantizedWeight weight = random_weight(4, 32, 4, kPerChannel, true, false);
   std::vector<float> out(64);
