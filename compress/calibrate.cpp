@@ -8,14 +8,14 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "compress/block_walk.h"
-#include "compress/plan.h"
-#include "compress/preflight.h"
-#include "compress/run_data.h"
-#include "compress/statistics_file.h"
-#include "runtime/interrupt.h"
-#include "runtime/memory_usage.h"
-#include "runtime/version.h"
+#include "compress/plan/plan.h"
+#include "compress/plan/preflight.h"
+#include "compress/plan/run_data.h"
+#include "compress/walk/block_walk.h"
+#include "compress/walk/statistics_file.h"
+#include "runtime/system/interrupt.h"
+#include "runtime/system/memory_usage.h"
+#include "runtime/system/version.h"
 
 namespace pare {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "compress/pipeline.h"
-#include "compress/recipe.h"
-#include "runtime/progress.h"
+#include "compress/recipe/recipe.h"
+#include "runtime/system/progress.h"
 
 namespace pare {
 

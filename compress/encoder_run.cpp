@@ -4,10 +4,10 @@
 #include <chrono>
 #include <stdexcept>
 
-#include "compress/compress_block.h"
-#include "compress/encoder_walk.h"
-#include "runtime/interrupt.h"
-#include "runtime/token_source.h"
+#include "compress/passes/compress_block.h"
+#include "compress/walk/encoder_walk.h"
+#include "runtime/evaluate/token_source.h"
+#include "runtime/system/interrupt.h"
 
 namespace pare {
 namespace {

@@ -6,14 +6,14 @@
 #include <functional>
 #include <vector>
 
-#include "compress/artifact.h"
-#include "compress/manifest.h"
-#include "compress/plan.h"
-#include "compress/preflight.h"
-#include "compress/recipe.h"
-#include "compress/run_data.h"
-#include "runtime/evaluate_embeddings.h"
-#include "runtime/progress.h"
+#include "compress/artifact/artifact.h"
+#include "compress/artifact/manifest.h"
+#include "compress/plan/plan.h"
+#include "compress/plan/preflight.h"
+#include "compress/plan/run_data.h"
+#include "compress/recipe/recipe.h"
+#include "runtime/evaluate/evaluate_embeddings.h"
+#include "runtime/system/progress.h"
 
 namespace pare {
 

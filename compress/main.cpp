@@ -1,9 +1,9 @@
 // pare: compresses language-model checkpoints, and runs and measures the result.
 #include "compress/calibrate.h"
 #include "compress/pipeline.h"
-#include "compress/recipe.h"
-#include "runtime/command_line.h"
-#include "runtime/commands.h"
+#include "compress/recipe/recipe.h"
+#include "runtime/commands/command_line.h"
+#include "runtime/commands/commands.h"
 
 namespace {
 

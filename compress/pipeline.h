@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "compress/recipe.h"
-#include "runtime/progress.h"
+#include "compress/recipe/recipe.h"
+#include "runtime/system/progress.h"
 
 namespace pare {
 

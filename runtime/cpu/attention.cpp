@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "runtime/backend_checks.h"
+#include "runtime/engine/backend_checks.h"
 
 namespace pare {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <span>
 
-#include "runtime/backend.h"
 #include "runtime/cpu/ops.h"
+#include "runtime/engine/backend.h"
 
 namespace pare {
 

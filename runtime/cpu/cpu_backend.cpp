@@ -8,15 +8,15 @@
 #include <stdexcept>
 #include <string>
 
-#include "runtime/backend.h"
-#include "runtime/backend_checks.h"
 #include "runtime/cpu/attention.h"
 #include "runtime/cpu/int8_rows.h"
 #include "runtime/cpu/integer_linear.h"
 #include "runtime/cpu/ops.h"
 #include "runtime/cpu/packed_linear.h"
 #include "runtime/cpu/rounding.h"
-#include "runtime/routing.h"
+#include "runtime/engine/backend.h"
+#include "runtime/engine/backend_checks.h"
+#include "runtime/engine/routing.h"
 
 namespace pare {
 namespace {

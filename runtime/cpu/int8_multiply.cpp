@@ -17,8 +17,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "runtime/aligned_memory.h"
-#include "runtime/cpu/int8_kernels.h"
+#include "runtime/cpu/kernels/int8_kernels.h"
+#include "runtime/system/aligned_memory.h"
 
 namespace pare {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "runtime/cpu/isa.h"
+#include "runtime/system/isa.h"
 
 namespace pare {
 

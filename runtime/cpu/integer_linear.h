@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "runtime/aligned_memory.h"
-#include "runtime/backend.h"
-#include "runtime/cpu/int8_kernels.h"
+#include "runtime/cpu/kernels/int8_kernels.h"
 #include "runtime/cpu/panels.h"
+#include "runtime/engine/backend.h"
+#include "runtime/system/aligned_memory.h"
 
 namespace pare {
 

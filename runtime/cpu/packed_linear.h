@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "runtime/aligned_memory.h"
-#include "runtime/backend.h"
-#include "runtime/cpu/linear_kernels.h"
+#include "runtime/cpu/kernels/linear_kernels.h"
 #include "runtime/cpu/panels.h"
+#include "runtime/engine/backend.h"
 #include "runtime/format/linear_weights.h"
+#include "runtime/system/aligned_memory.h"
 
 namespace pare {
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "runtime/aligned_memory.h"
-#include "runtime/cpu/linear_kernels.h"
+#include "runtime/cpu/kernels/linear_kernels.h"
 #include "runtime/format/linear_weights.h"
+#include "runtime/system/aligned_memory.h"
 
 namespace pare {
 

@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "runtime/aligned_memory.h"
-#include "runtime/cpu/roof_kernels.h"
+#include "runtime/cpu/kernels/roof_kernels.h"
+#include "runtime/system/aligned_memory.h"
 
 namespace pare {
 namespace {

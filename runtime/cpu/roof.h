@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "runtime/backend.h"
+#include "runtime/engine/backend.h"
 
 namespace pare {
 

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <limits>
 
-#include "runtime/aligned_memory.h"
-#include "runtime/backend_checks.h"
+#include "runtime/engine/backend_checks.h"
+#include "runtime/system/aligned_memory.h"
 
 namespace pare {
 namespace {

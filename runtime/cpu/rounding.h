@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "runtime/backend.h"
 #include "runtime/cpu/int8_rows.h"
+#include "runtime/engine/backend.h"
 
 namespace pare {
 

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <unordered_map>
 
-#include "runtime/gguf.h"
+#include "runtime/files/gguf.h"
 #include "runtime/tokenizer/unicode.h"
 
 namespace pare {

@@ -1,10 +1,10 @@
-#include "runtime/tokenizer.h"
+#include "runtime/tokenizer/tokenizer.h"
 
 #include <algorithm>
 #include <stdexcept>
 
-#include "runtime/atomic_file.h"
-#include "runtime/gguf.h"
+#include "runtime/files/gguf.h"
+#include "runtime/system/atomic_file.h"
 #include "runtime/tokenizer/gguf_vocabulary.h"
 #include "runtime/tokenizer/tokenizer_json.h"
 #include "runtime/tokenizer/unicode.h"

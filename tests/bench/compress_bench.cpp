@@ -15,12 +15,12 @@
 #include <stdexcept>
 #include <string>
 
-#include "compress/block_walk.h"
 #include "compress/pipeline.h"
-#include "compress/recipe.h"
-#include "runtime/checkpoint.h"
-#include "runtime/npy.h"
-#include "runtime/progress.h"
+#include "compress/recipe/recipe.h"
+#include "compress/walk/block_walk.h"
+#include "runtime/files/npy.h"
+#include "runtime/model/checkpoint.h"
+#include "runtime/system/progress.h"
 
 namespace {
 

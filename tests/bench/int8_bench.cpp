@@ -19,9 +19,9 @@
 #include <string>
 #include <vector>
 
-#include "runtime/aligned_memory.h"
-#include "runtime/cpu/int8_kernels.h"
+#include "runtime/cpu/kernels/int8_kernels.h"
 #include "runtime/cpu/roof.h"
+#include "runtime/system/aligned_memory.h"
 #include "tests/bench/int8_roofs.h"
 #include "tests/bench/onednn_int8.h"
 

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/transformer.h"
+#include "runtime/engine/transformer.h"
 
 namespace pare {
 namespace {

@@ -1,5 +1,5 @@
 // Statistics and stores of the calibration, against float64 and against each other.
-#include "compress/calibration.h"
+#include "compress/walk/calibration.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -12,8 +12,8 @@
 #include <limits>
 #include <random>
 
-#include "compress/block_walk.h"
-#include "compress/hidden_store.h"
+#include "compress/walk/block_walk.h"
+#include "compress/walk/hidden_store.h"
 
 namespace pare {
 namespace {

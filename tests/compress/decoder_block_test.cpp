@@ -1,5 +1,5 @@
 // The LibTorch model of the calibration against logits that transformers computed (tests/golden/make_families.py).
-#include "compress/decoder_block.h"
+#include "compress/walk/decoder_block.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -12,8 +12,8 @@
 #include <fstream>
 
 #include "quant/row_chunks.h"
-#include "runtime/npy.h"
-#include "runtime/transformer.h"
+#include "runtime/engine/transformer.h"
+#include "runtime/files/npy.h"
 
 namespace pare {
 namespace {

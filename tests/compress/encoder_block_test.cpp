@@ -1,19 +1,19 @@
 // The LibTorch encoder that calibrates against transformers' results, and its statistics against their definition.
-#include "compress/encoder_block.h"
+#include "compress/walk/encoder_block.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
-#include "compress/encoder_walk.h"
+#include "compress/walk/encoder_walk.h"
 #include "tests/expect_error.h"
-#include "tests/runtime/guarded_floats.h"
-#include "tests/runtime/tiny_encoder.h"
+#include "tests/runtime/cpu/guarded_floats.h"
+#include "tests/runtime/engine/tiny_encoder.h"
 
 namespace pare {
 namespace {
 
-constexpr double kTolerance = 5e-5;  // as in tests/runtime/encoder_test.cpp
+constexpr double kTolerance = 5e-5;  // as in tests/runtime/engine/encoder_test.cpp
 
 class EncoderBlockTest : public testing::Test {
  protected:

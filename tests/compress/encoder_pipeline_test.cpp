@@ -9,10 +9,10 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "runtime/encoder.h"
-#include "runtime/verify.h"
+#include "runtime/commands/verify.h"
+#include "runtime/engine/encoder.h"
 #include "tests/compress/run_pare.h"
-#include "tests/runtime/tiny_encoder.h"
+#include "tests/runtime/engine/tiny_encoder.h"
 
 namespace pare::test {
 namespace {

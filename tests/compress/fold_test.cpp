@@ -1,5 +1,5 @@
 // A fold and the columns it asks for leave the block's function as it was.
-#include "compress/fold.h"
+#include "compress/passes/fold.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>

@@ -8,10 +8,10 @@
 #include <functional>
 #include <list>
 
-#include "runtime/backend.h"
-#include "runtime/checkpoint.h"
-#include "runtime/npy.h"
-#include "runtime/transformer.h"
+#include "runtime/engine/backend.h"
+#include "runtime/engine/transformer.h"
+#include "runtime/files/npy.h"
+#include "runtime/model/checkpoint.h"
 #include "tests/compress/run_pare.h"
 
 namespace pare::test {

@@ -11,11 +11,11 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "compress/block_walk.h"
-#include "runtime/checkpoint.h"
-#include "runtime/npy.h"
-#include "runtime/safetensors.h"
-#include "runtime/verify.h"
+#include "compress/walk/block_walk.h"
+#include "runtime/commands/verify.h"
+#include "runtime/files/npy.h"
+#include "runtime/files/safetensors.h"
+#include "runtime/model/checkpoint.h"
 #include "tests/compress/run_pare.h"
 
 namespace pare::test {

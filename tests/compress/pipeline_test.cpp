@@ -13,10 +13,10 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "runtime/checkpoint.h"
-#include "runtime/npy.h"
-#include "runtime/safetensors.h"
-#include "runtime/verify.h"
+#include "runtime/commands/verify.h"
+#include "runtime/files/npy.h"
+#include "runtime/files/safetensors.h"
+#include "runtime/model/checkpoint.h"
 #include "tests/compress/run_pare.h"
 
 namespace pare::test {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <optional>
 
-#include "compress/decoder_block.h"
-#include "runtime/checkpoint.h"
+#include "compress/walk/decoder_block.h"
+#include "runtime/model/checkpoint.h"
 
 namespace pare::test {
 

@@ -1,4 +1,4 @@
-#include "compress/recipe.h"
+#include "compress/recipe/recipe.h"
 
 #include <gtest/gtest.h>
 

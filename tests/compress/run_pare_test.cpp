@@ -13,7 +13,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "runtime/sha256.h"
+#include "runtime/system/sha256.h"
 
 namespace pare::test {
 namespace {

@@ -1,6 +1,6 @@
 // `pare calibrate` and what starts from its file: against float64 sums over plain forward passes, against h5dump, and
 // against runs that calibrate themselves.
-#include "compress/statistics_file.h"
+#include "compress/walk/statistics_file.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
@@ -12,8 +12,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "runtime/npy.h"
-#include "runtime/verify.h"
+#include "runtime/commands/verify.h"
+#include "runtime/files/npy.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
 

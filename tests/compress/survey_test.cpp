@@ -1,6 +1,6 @@
 // Sensitivities against whole evaluations of artifacts that hold nothing but the group, and budgets against what the
 // artifact says of itself.
-#include "compress/survey.h"
+#include "compress/survey/survey.h"
 
 #include <ATen/ops/eye.h>
 #include <ATen/ops/full.h>
@@ -14,9 +14,9 @@
 #include <nlohmann/json.hpp>
 
 #include "quant/rtn.h"
-#include "runtime/inspect.h"
-#include "runtime/npy.h"
-#include "runtime/verify.h"
+#include "runtime/commands/inspect.h"
+#include "runtime/commands/verify.h"
+#include "runtime/files/npy.h"
 #include "tests/compress/plain_forward.h"
 #include "tests/compress/run_pare.h"
 

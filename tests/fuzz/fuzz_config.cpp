@@ -1,9 +1,9 @@
-#include "runtime/encoder_description.h"
 #include "runtime/format/awq_gemm.h"
 #include "runtime/format/bitsandbytes_int8.h"
 #include "runtime/format/compressed_tensors.h"
 #include "runtime/format/pare_int8.h"
-#include "runtime/model_description.h"
+#include "runtime/model/encoder_description.h"
+#include "runtime/model/model_description.h"
 #include "tests/fuzz/fuzz_input.h"
 
 // The whole text as a config.json, and as the quantization_config of each container.

@@ -1,4 +1,4 @@
-#include "runtime/gguf.h"
+#include "runtime/files/gguf.h"
 #include "tests/fuzz/fuzz_input.h"
 
 // Every accepted tensor is decoded.

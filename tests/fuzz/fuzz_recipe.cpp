@@ -1,4 +1,4 @@
-#include "compress/recipe.h"
+#include "compress/recipe/recipe.h"
 #include "tests/fuzz/fuzz_input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,4 +1,4 @@
-#include "runtime/safetensors.h"
+#include "runtime/files/safetensors.h"
 #include "tests/fuzz/fuzz_input.h"
 
 // Every byte that an accepted tensor claims is read.

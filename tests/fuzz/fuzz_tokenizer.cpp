@@ -1,4 +1,4 @@
-#include "runtime/tokenizer.h"
+#include "runtime/tokenizer/tokenizer.h"
 #include "tests/fuzz/fuzz_input.h"
 
 // An accepted tokenizer encodes and decodes a text that meets letters, digits, blanks, an accent, CJK and an emoji.

@@ -1,0 +1,62 @@
+// What is written about a run: the fingerprint that decides its bytes, pare.json (inside the promise of equal bytes)
+// and report.json (measured, outside it).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compress/artifact/artifact.h"
+#include "compress/plan/preflight.h"
+#include "compress/plan/run_data.h"
+#include "compress/recipe/recipe.h"
+#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/evaluate_embeddings.h"
+#include "runtime/model/checkpoint.h"
+
+namespace pare {
+
+// SHA-256 of every file of the source directory that goes into the output, by name.
+std::map<std::string, std::string> input_hashes(const Checkpoint& source);
+
+Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, const PlannedRun& plan,
+                             const std::string& calibration_data);
+
+// What stands for the calibration data in the fingerprint: hash of the windows and seed, or of the statistics file.
+std::string calibration_identity(const Recipe& recipe, const RunData& data);
+
+// What decides a survey beside the model and the statistics: the windows measured on, the groups, the candidates.
+std::string survey_identity(const Recipe& recipe, const RunData& data);
+
+// pare.json; `budget` is a JSON object, or empty for none. Deterministic: no times, paths or measured values.
+std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
+                          const std::map<std::string, std::string>& inputs, const RunData& data,
+                          const std::vector<LayerRecord>& layers, const std::string& budget,
+                          const std::vector<EngineVerdict>& engines, const std::map<std::string, std::string>& outputs);
+
+struct RunReport {
+  std::filesystem::path output;
+  double seconds = 0.0;
+  std::map<std::string, double> stage_seconds;  // of this process: "forward", "statistics", "compress", ...
+  int64_t peak_memory_bytes = 0;                // sampled RssAnon + RssShmem
+  int64_t peak_resident_bytes = 0;              // VmHWM
+  int64_t source_bytes = 0;                     // of all files
+  int64_t output_bytes = 0;
+  double bits_per_weight = 0.0;  // with embedding and head
+  double bits_per_weight_without_head = 0.0;
+  int64_t num_layers = 0;
+  int64_t num_resumed_blocks = 0;
+  std::vector<std::string> events;
+  std::vector<Evaluation> evaluations;
+  std::vector<EmbeddingEvaluation> embeddings;
+  // JSON objects, or empty for none.
+  std::string sensitivity, budget;
+  std::optional<Evaluation> budget_measured;  // on what the survey was measured on
+};
+std::string report_json(const RunReport& report);
+
+// "LAYER: event" for every event, in layer order.
+std::vector<std::string> list_events(const std::vector<LayerRecord>& layers);
+
+}  // namespace pare

@@ -1,0 +1,194 @@
+#include "compress/passes/fold.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+
+namespace pare {
+namespace {
+
+// The layers that folds go into: stage and place in stage_layers.
+constexpr std::pair<Stage, size_t> kValueLayer{Stage::attention_input, 2};
+constexpr size_t kUpIndex = 1;
+
+std::pair<Stage, size_t> producer_of(Stage stage) {
+  if (stage.kind == Stage::attention_output) return kValueLayer;
+  return {Stage(Stage::feed_forward_input, stage.expert), kUpIndex};
+}
+
+bool is_power_of_two(float value) {
+  int exponent = 0;
+  return std::isfinite(value) && value > 0.0f && std::frexp(value, &exponent) == 0.5f;
+}
+
+// The producing layer's s by row: the channels that read a row must agree.
+std::vector<float> by_row(std::span<const float> wanted_I, std::span<const int64_t> channels_I, int64_t num_rows,
+                          const std::string& layer) {
+  std::vector<float> scales_O(static_cast<size_t>(num_rows), 0.0f);
+  for (size_t i = 0; i < wanted_I.size(); ++i) {
+    float& scale = scales_O[static_cast<size_t>(channels_I[i])];
+    if (!is_power_of_two(wanted_I[i]) || (scale != 0.0f && scale != wanted_I[i])) {
+      throw std::invalid_argument("fold into " + layer + ", row " + std::to_string(channels_I[i]) +
+                                  ": expected one power of two for all channels that read it, found " +
+                                  std::to_string(wanted_I[i]));
+    }
+    scale = wanted_I[i];
+  }
+  std::replace(scales_O.begin(), scales_O.end(), 0.0f, 1.0f);  // rows that nothing reads
+  return scales_O;
+}
+
+OwnedTensor stored_as_source(const Checkpoint& checkpoint, const std::string& name, std::span<const float> values) {
+  const TensorView& source = checkpoint.tensor(name);
+  OwnedTensor tensor{name, source.dtype, source.shape, std::vector<std::byte>(source.data.size())};
+  convert_from_float(source.dtype, values, tensor.data);
+  return tensor;
+}
+
+// values[o * width + i] /= s[o], in the tensor as the source stores it. A power of two leaves the fraction alone, so
+// that only a value at the end of its type's range could change: refused.
+OwnedTensor divided_rows(const Checkpoint& checkpoint, const std::string& name, std::span<const float> scales_O) {
+  const TensorView& source = checkpoint.tensor(name);
+  std::vector<float> values(static_cast<size_t>(source.num_elements()));
+  convert_to_float(source.dtype, source.data, values);
+  const size_t width = values.size() / scales_O.size();
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float divided = values[i] / scales_O[i / width];
+    if (round_to(divided, source.dtype) * scales_O[i / width] != values[i]) {
+      throw std::runtime_error("fold into " + name + ": element " + std::to_string(i) + ", " +
+                               std::to_string(values[i]) + ", divided by " + std::to_string(scales_O[i / width]) +
+                               " leaves the range of " + std::string(dtype_name(source.dtype)));
+    }
+    values[i] = divided;
+  }
+  return stored_as_source(checkpoint, name, values);
+}
+
+void divide_scales(std::span<const float> scales_O, CompressedLayer& layer) {
+  QuantizedWeight& weight = layer.stored.weight;
+  const int64_t num_groups = weight.num_groups();
+  for (int64_t o = 0; o < weight.num_out; ++o) {
+    for (int64_t g = 0; g < num_groups; ++g) {
+      float& scale = weight.scales_OG[static_cast<size_t>(o * num_groups + g)];
+      const float divided = scale / scales_O[static_cast<size_t>(o)];
+      if (!(round_to(divided, weight.scale_dtype) == divided && divided > 0.0f)) {
+        throw std::runtime_error("fold into " + layer.record.name + ": the scale of row " + std::to_string(o) +
+                                 ", group " + std::to_string(g) + ", " + std::to_string(scale) + ", divided by " +
+                                 std::to_string(scales_O[static_cast<size_t>(o)]) + " leaves the range of " +
+                                 std::string(dtype_name(weight.scale_dtype)));
+      }
+      scale = divided;
+    }
+  }
+}
+
+void fold_into_linear(const Checkpoint& checkpoint, Stage producer, size_t index, std::span<const float> scales_O,
+                      DecoderBlock& block, std::vector<CompressedLayer>& done, std::vector<OwnedTensor>& changed) {
+  const LinearDescription linear = stage_layers(block.description(), producer)[index];
+  const auto compressed =
+      std::find_if(done.begin(), done.end(), [&](const auto& layer) { return layer.record.name == linear.name; });
+  if (compressed != done.end()) {
+    divide_scales(scales_O, *compressed);
+  } else {
+    changed.push_back(divided_rows(checkpoint, linear.name + ".weight", scales_O));
+  }
+  if (linear.has_bias) changed.push_back(divided_rows(checkpoint, linear.name + ".bias", scales_O));
+  block.divide_outputs(producer, index, scales_O);
+}
+
+std::vector<float> fold_into_norm(const Checkpoint& checkpoint, Stage stage, std::span<const float> wanted_I,
+                                  DecoderBlock& block, std::vector<OwnedTensor>& changed) {
+  const NormDescription& norm =
+      stage == Stage::attention_input ? block.description().attention_norm : block.description().feed_forward_norm;
+  const std::string name = norm.name + ".weight";
+  const DType dtype = checkpoint.tensor(name).dtype;
+  const float offset = norm.unit_offset ? 1.0f : 0.0f;
+  const std::vector<float> gain_D = checkpoint.norm_gain(norm);
+  std::vector<float> stored_D(gain_D.size()), folded_D(gain_D.size()), scales_D(gain_D.size());
+  std::vector<float> source_D(gain_D.size());
+  convert_to_float(dtype, checkpoint.tensor(name).data, source_D);
+  for (size_t i = 0; i < gain_D.size(); ++i) {
+    stored_D[i] = round_to(gain_D[i] / wanted_I[i] - offset, dtype);
+    folded_D[i] = stored_D[i] + offset;
+    scales_D[i] = gain_D[i] / folded_D[i];
+    // A gain of 0, or one so small that it cannot be divided, stays as it is.
+    if (!(std::isfinite(scales_D[i]) && scales_D[i] > 0.0f)) {
+      stored_D[i] = source_D[i];
+      folded_D[i] = gain_D[i];
+      scales_D[i] = 1.0f;
+    }
+  }
+  changed.push_back(stored_as_source(checkpoint, name, stored_D));
+  block.set_norm_gain(stage, folded_D);
+  return scales_D;
+}
+
+}  // namespace
+
+void restore_changed(const OwnedTensor& tensor, DecoderBlock& block) {
+  const BlockDescription& description = block.description();
+  std::vector<float> values(tensor.data.size() / dtype_size_bytes(tensor.dtype));
+  convert_to_float(tensor.dtype, tensor.data, values);
+  for (const auto& [stage, norm] : {std::pair{Stage::attention_input, &description.attention_norm},
+                                    std::pair{Stage::feed_forward_input, &description.feed_forward_norm}}) {
+    if (tensor.name != norm->name + ".weight") continue;
+    if (norm->unit_offset) {
+      for (float& gain : values) gain += 1.0f;
+    }
+    block.set_norm_gain(stage, values);
+    return;
+  }
+  for (const Stage reader : block_stages(description)) {
+    if (!folds_into_linear(reader)) continue;
+    const auto [stage, index] = producer_of(reader);
+    const std::string name = stage_layers(description, stage)[index].name;
+    if (tensor.name == name + ".weight") return block.set_weight(stage, index, values);
+    if (tensor.name == name + ".bias") return block.set_bias(stage, index, values);
+  }
+  throw std::invalid_argument("'" + tensor.name + "' is no tensor that a fold changes");
+}
+
+bool folds_into_linear(Stage stage) {
+  return stage.kind == Stage::attention_output || stage.kind == Stage::feed_forward_output;
+}
+
+std::vector<int64_t> producer_channels(const ModelDescription& model, const BlockDescription& block, Stage stage) {
+  std::vector<int64_t> channels_I;
+  if (stage == Stage::attention_output) {
+    const int64_t group = model.num_heads / model.num_kv_heads;
+    for (int64_t head = 0; head < model.num_heads; ++head) {
+      for (int64_t k = 0; k < model.head_size; ++k) channels_I.push_back(head / group * model.head_size + k);
+    }
+    return channels_I;
+  }
+  channels_I.resize(static_cast<size_t>(stage_width(block, stage)));
+  std::iota(channels_I.begin(), channels_I.end(), 0);
+  return channels_I;
+}
+
+std::vector<float> fold(const Checkpoint& checkpoint, Stage stage, std::span<const float> wanted_I, DecoderBlock& block,
+                        std::vector<CompressedLayer>& done, std::vector<OwnedTensor>& changed) {
+  const ModelDescription& model = checkpoint.description();
+  const std::vector<int64_t> channels_I = producer_channels(model, block.description(), stage);
+  if (wanted_I.size() != channels_I.size()) {
+    throw std::invalid_argument("fold: expected " + std::to_string(channels_I.size()) + " scales, found " +
+                                std::to_string(wanted_I.size()));
+  }
+  for (size_t i = 0; i < wanted_I.size(); ++i) {
+    if (std::isfinite(wanted_I[i]) && wanted_I[i] > 0.0f) continue;
+    throw std::invalid_argument("fold: the scale of channel " + std::to_string(i) + " is " +
+                                std::to_string(wanted_I[i]) + "; expected a finite positive number");
+  }
+  if (!folds_into_linear(stage) && stage.expert != Stage::kNoExpert) {
+    throw std::invalid_argument("fold: no producer of the " + stage_name(stage) + " serves that expert alone");
+  }
+  if (!folds_into_linear(stage)) return fold_into_norm(checkpoint, stage, wanted_I, block, changed);
+  const auto [producer, index] = producer_of(stage);
+  const LinearDescription linear = stage_layers(block.description(), producer)[index];
+  fold_into_linear(checkpoint, producer, index, by_row(wanted_I, channels_I, linear.num_out, linear.name), block, done,
+                   changed);
+  return {wanted_I.begin(), wanted_I.end()};
+}
+
+}  // namespace pare

@@ -1,0 +1,168 @@
+#include "compress/plan/run_data.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "runtime/evaluate/token_source.h"
+#include "runtime/system/progress.h"
+#include "runtime/system/sha256.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kSurveyContext = 512;  // tokens of a window, where the recipe does not say
+
+StatisticsFile read_statistics(const fs::path& path, const Checkpoint& checkpoint) {
+  StatisticsFile statistics = StatisticsFile::open(path);
+  const std::string model = model_hash(checkpoint);
+  if (statistics.origin().model != model) {
+    throw std::runtime_error("'" + path.string() +
+                             "' holds the statistics of another model (config.json and weights "
+                             "have hash " +
+                             statistics.origin().model + "; those of '" + checkpoint.directory().string() + "' have " +
+                             model + "): make them for this one with pare calibrate");
+  }
+  return statistics;
+}
+
+// Of the calibration's windows; a context below theirs takes their first tokens.
+ScoredWindows first_windows(const TokenWindows& all, const SensitivityRecipe& recipe, const std::string& source) {
+  ScoredWindows data;
+  data.source = source;
+  data.windows.num_windows = std::min(recipe.num_windows, all.num_windows);
+  data.windows.num_tokens = std::min(recipe.context.value_or(kSurveyContext), all.num_tokens);
+  if (data.predictions_per_window() < 1) {
+    throw std::invalid_argument("sensitivity: calibration windows of one token leave nothing to predict");
+  }
+  for (int64_t n = 0; n < data.windows.num_windows; ++n) {
+    const std::span<const int32_t> ids = all.window(n).first(static_cast<size_t>(data.windows.num_tokens));
+    data.windows.ids_NT.insert(data.windows.ids_NT.end(), ids.begin(), ids.end());
+  }
+  return data;
+}
+
+}  // namespace
+
+TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* tokenizer,
+                              const ModelDescription& model) {
+  TokenWindows all = read_token_windows(recipe.text, tokenizer, recipe.num_tokens, /*num_windows=*/0,
+                                        /*add_special_tokens=*/true, model.vocabulary_size);
+  if (all.num_tokens > model.context_length) {
+    throw std::invalid_argument("calibration: windows of " + std::to_string(all.num_tokens) +
+                                " tokens; the model's context is " + std::to_string(model.context_length));
+  }
+  if (all.num_windows <= recipe.num_samples) return all;
+  TokenWindows drawn;
+  drawn.num_tokens = all.num_tokens;
+  drawn.num_windows = recipe.num_samples;
+  for (int64_t i = 0; const int64_t window : draw_sorted(all.num_windows, recipe.num_samples, recipe.seed)) {
+    // Someone chose a .npy's windows and their order; a text's are drawn, so that they are of all of it.
+    const std::span<const int32_t> ids = all.window(holds_token_windows(recipe.text) ? i : window);
+    drawn.ids_NT.insert(drawn.ids_NT.end(), ids.begin(), ids.end());
+    ++i;
+  }
+  return drawn;
+}
+
+RunData read_data(const Recipe& recipe, const PlannedRun& plan, const Checkpoint& checkpoint) {
+  const auto needs_tokenizer = [](const fs::path& text) { return !holds_token_windows(text); };
+  std::optional<Tokenizer> tokenizer;
+  const bool needs_windows = plan.needs_calibration && recipe.calibration->statistics.empty();
+  const bool surveys = recipe.sensitivity || recipe.budget;
+  const bool has_survey_text = recipe.sensitivity && !recipe.sensitivity->text.empty();
+  const bool reads_windows = needs_windows || (surveys && !has_survey_text);
+  if ((reads_windows && needs_tokenizer(recipe.calibration->text)) ||
+      (has_survey_text && needs_tokenizer(recipe.sensitivity->text)) ||
+      std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(),
+                  [&](const PerplexityRecipe& item) { return needs_tokenizer(item.text); })) {
+    tokenizer = Tokenizer::open(checkpoint.directory());
+  }
+  RunData data;
+  if (plan.needs_calibration && !needs_windows) {
+    data.statistics = read_statistics(recipe.calibration->statistics, checkpoint);
+  }
+  if (reads_windows) {
+    data.calibration =
+        read_calibration(*recipe.calibration, tokenizer ? &*tokenizer : nullptr, checkpoint.description());
+  }
+  if (has_survey_text) {
+    const SensitivityRecipe& item = *recipe.sensitivity;
+    const int64_t context = item.context.value_or(holds_token_windows(item.text) ? 0 : kSurveyContext);
+    data.survey = make_scored_windows(item.text, tokenizer ? &*tokenizer : nullptr, checkpoint.description(),
+                                      {Protocol::gptq, context, item.num_windows});
+  } else if (surveys) {
+    data.survey = first_windows(*data.calibration, recipe.sensitivity.value_or(SensitivityRecipe{}),
+                                recipe.calibration->text.filename().string());
+  }
+  if (!needs_windows) data.calibration.reset();
+  for (const PerplexityRecipe& item : recipe.evaluate) {
+    const EvaluationOptions options{parse_protocol(item.protocol), item.context, item.num_windows};
+    data.evaluations.push_back(
+        make_scored_windows(item.text, tokenizer ? &*tokenizer : nullptr, checkpoint.description(), options));
+  }
+  return data;
+}
+
+void check_weights(const PlannedRun& plan, const Checkpoint& checkpoint) {
+  const auto check = [&](const LinearDescription& linear) {
+    checkpoint.linear(linear);
+    checkpoint.drop_pages(linear);
+  };
+  for (const auto& layers : plan.blocks) {
+    for (const PlannedLayer& layer : layers) check(layer.linear);
+  }
+  check(checkpoint.embedding());
+  if (checkpoint.is_encoder()) {
+    check(checkpoint.encoder().token_type_embedding);
+    check(checkpoint.encoder().position_embedding);
+    for (const LayerNormDescription& norm : all_norms(checkpoint.encoder())) checkpoint.layer_norm(norm);
+    return;
+  }
+  if (!checkpoint.description().tied_head) check(checkpoint.head());
+}
+
+void check_disk_space(const fs::path& output, const Prediction& prediction) {
+  fs::path existing = fs::absolute(output).lexically_normal();
+  while (!fs::exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
+  const auto available = static_cast<int64_t>(fs::space(existing).available);
+  if (available < prediction.disk_bytes) {
+    throw std::runtime_error("'" + existing.string() + "' has " + format_bytes(available) + " free; this run needs " +
+                             format_bytes(prediction.disk_bytes) + ": free some or choose another place with --out");
+  }
+}
+
+std::string model_hash(const Checkpoint& checkpoint) {
+  std::string text = "config.json " + sha256_hex(std::as_bytes(std::span(checkpoint.config_json()))) + "\n";
+  for (const fs::path& path : checkpoint.weight_files()) {
+    text += path.filename().string() + " " + sha256_file(path) + "\n";
+  }
+  return sha256_hex(std::as_bytes(std::span(text)));
+}
+
+std::string windows_hash(const TokenWindows& windows) {
+  Sha256 hash;
+  const std::string shape = std::to_string(windows.num_windows) + "x" + std::to_string(windows.num_tokens) + " ";
+  hash.update(std::as_bytes(std::span(shape)));
+  hash.update(std::as_bytes(std::span(windows.ids_NT)));
+  return hash.hex();
+}
+
+std::string texts_hash(const CalibrationTexts& texts) {
+  Sha256 hash;
+  for (const std::vector<int32_t>& ids : texts) {
+    const std::string size = std::to_string(ids.size()) + " ";
+    hash.update(std::as_bytes(std::span(size)));
+    hash.update(std::as_bytes(std::span(ids)));
+  }
+  return hash.hex();
+}
+
+int64_t count_tokens(const CalibrationTexts& texts) {
+  int64_t num_tokens = 0;
+  for (const std::vector<int32_t>& ids : texts) num_tokens += static_cast<int64_t>(ids.size());
+  return num_tokens;
+}
+
+}  // namespace pare

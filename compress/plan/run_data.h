@@ -1,0 +1,56 @@
+// The recipe's data, and what is checked of model and disk before any work.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "compress/plan/plan.h"
+#include "compress/plan/preflight.h"
+#include "compress/recipe/recipe.h"
+#include "compress/walk/statistics_file.h"
+#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/evaluate_embeddings.h"
+#include "runtime/files/npy.h"
+#include "runtime/tokenizer/tokenizer.h"
+
+namespace pare {
+
+// Texts of an encoder's calibration, as token ids.
+using CalibrationTexts = std::vector<std::vector<int32_t>>;
+
+// At most one of the first three, as the recipe says.
+struct RunData {
+  std::optional<TokenWindows> calibration;   // in tokens
+  std::optional<StatisticsFile> statistics;  // of this model
+  std::optional<CalibrationTexts> texts;     // of an encoder
+  std::optional<ScoredWindows> survey;       // what sensitivities are measured on
+  std::vector<ScoredWindows> evaluations;
+  std::vector<TextPairs> pairs;  // of an encoder's evaluations
+};
+
+// Windows of a .npy are taken in order, those of a text drawn at random and kept in order. tokenizer may be null for a
+// .npy. Throws std::invalid_argument: windows longer than the model's context; what read_token_windows throws.
+TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* tokenizer,
+                              const ModelDescription& model);
+
+// What the plan needs of the recipe's calibration, and the evaluations' windows. Throws as above, and
+// std::runtime_error: statistics of another model (which), damaged ones.
+RunData read_data(const Recipe& recipe, const PlannedRun& plan, const Checkpoint& checkpoint);
+
+// Decodes every weight once, so that a NaN is found now and not after hours.
+void check_weights(const PlannedRun& plan, const Checkpoint& checkpoint);
+
+// Throws std::runtime_error when the disk that will hold `output` has less free than predicted.
+void check_disk_space(const std::filesystem::path& output, const Prediction& prediction);
+
+// SHA-256 of config.json and the weight files: what statistics depend on.
+std::string model_hash(const Checkpoint& checkpoint);
+
+// SHA-256 of shape and token ids.
+std::string windows_hash(const TokenWindows& windows);
+// Likewise of texts.
+std::string texts_hash(const CalibrationTexts& texts);
+int64_t count_tokens(const CalibrationTexts& texts);
+
+}  // namespace pare

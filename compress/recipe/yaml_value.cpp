@@ -1,0 +1,172 @@
+#include "compress/recipe/yaml_value.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+
+#include "runtime/system/nearest_name.h"
+
+namespace pare {
+namespace {
+
+// yaml-cpp builds the tree recursively; a recipe needs six levels.
+constexpr int kMaxNesting = 32;
+
+// Without trailing zeros.
+std::string format(double value) {
+  std::string text = std::to_string(value);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text;
+}
+
+std::string names_of(const YamlValue::Handlers& handlers) {
+  std::string all;
+  for (const auto& [name, unused] : handlers) all += (all.empty() ? "" : ", ") + name;
+  return all;
+}
+
+// YAML recursion is bounded before yaml-cpp sees the text: flow brackets and indentation both nest.
+void check_nesting(const std::string& yaml, const std::filesystem::path& file) {
+  int depth = 0;
+  int line = 1;
+  size_t indent = 0;
+  bool at_line_start = true;
+  for (const char c : yaml) {
+    if (c == '\n') {
+      ++line;
+      indent = 0;
+      at_line_start = true;
+      continue;
+    }
+    if (at_line_start && (c == ' ' || c == '-' || c == '?' || c == ':')) {
+      ++indent;
+    } else {
+      at_line_start = false;
+    }
+    if (c == '[' || c == '{') ++depth;
+    if ((c == ']' || c == '}') && depth > 0) --depth;
+    if (depth > kMaxNesting || indent > 8 * kMaxNesting) {
+      throw std::invalid_argument(file.string() + ":" + std::to_string(line) + ": nested deeper than " +
+                                  std::to_string(kMaxNesting) + " levels; a recipe needs six");
+    }
+  }
+}
+
+}  // namespace
+
+YamlValue::YamlValue(const YAML::Node& node, std::string path, const std::filesystem::path& file)
+    : node_(std::make_shared<const YAML::Node>(node)), path_(std::move(path)), file_(&file) {}
+
+YamlValue YamlValue::parse(const std::string& yaml, const std::filesystem::path& file) {
+  check_nesting(yaml, file);
+  try {
+    return {YAML::Load(yaml), "", file};
+  } catch (const YAML::Exception& error) {
+    throw std::invalid_argument(file.string() + ":" + std::to_string(error.mark.line + 1) + ": not YAML: " + error.msg);
+  }
+}
+
+void YamlValue::fail(const std::string& message) const {
+  const YAML::Mark mark = node_->Mark();
+  const int line = mark.is_null() ? 1 : mark.line + 1;
+  throw std::invalid_argument(file_->string() + ":" + std::to_string(line) + ": " +
+                              (path_.empty() ? "" : "'" + path_ + "': ") + message);
+}
+
+void YamlValue::read_map(const Handlers& handlers) const {
+  if (!is_map()) fail("expected a map with the keys " + names_of(handlers) + ", found " + kind());
+  std::set<std::string> seen;
+  for (const auto& entry : *node_) {
+    const YamlValue key(entry.first, path_, *file_);
+    const std::string name = key.text();
+    const YamlValue value(entry.second, path_.empty() ? name : path_ + "." + name, *file_);
+    if (!seen.insert(name).second) key.fail("the key '" + name + "' stands twice; keep one");
+    const auto handler =
+        std::find_if(handlers.begin(), handlers.end(), [&](const auto& known) { return known.first == name; });
+    if (handler == handlers.end()) {
+      std::vector<std::string> known;
+      for (const auto& [known_name, unused] : handlers) known.push_back(known_name);
+      key.fail("unknown key '" + name + "'" + did_you_mean(name, known) + "; allowed: " + names_of(handlers));
+    }
+    handler->second(value);
+  }
+}
+
+std::vector<YamlValue> YamlValue::list() const {
+  if (!node_->IsSequence()) fail("expected a list, found " + kind());
+  std::vector<YamlValue> items;
+  for (size_t i = 0; i < node_->size(); ++i)
+    items.push_back({(*node_)[i], path_ + "[" + std::to_string(i) + "]", *file_});
+  return items;
+}
+
+std::vector<std::pair<std::string, YamlValue>> YamlValue::entries() const {
+  if (!is_map()) fail("expected a map, found " + kind());
+  std::vector<std::pair<std::string, YamlValue>> items;
+  for (const auto& entry : *node_) {
+    const std::string name = YamlValue(entry.first, path_, *file_).text();
+    items.emplace_back(name, YamlValue(entry.second, path_ + "." + name, *file_));
+  }
+  return items;
+}
+
+std::string YamlValue::text() const {
+  if (!node_->IsScalar() || node_->Scalar().empty()) fail("expected a text, found " + kind());
+  return node_->Scalar();
+}
+
+bool YamlValue::boolean() const {
+  bool value = false;
+  if (!node_->IsScalar() || !YAML::convert<bool>::decode(*node_, value)) {
+    fail("expected true or false, found " + kind());
+  }
+  return value;
+}
+
+int64_t YamlValue::integer(int64_t low, int64_t high) const {
+  int64_t value = 0;
+  const std::string range = "a whole number from " + std::to_string(low) + " to " + std::to_string(high);
+  if (!node_->IsScalar() || !YAML::convert<int64_t>::decode(*node_, value)) {
+    fail("expected " + range + ", found " + kind());
+  }
+  if (value < low || value > high) fail("expected " + range + ", found " + std::to_string(value));
+  return value;
+}
+
+double YamlValue::number(double low, double high) const {
+  double value = 0.0;
+  if (!node_->IsScalar() || !YAML::convert<double>::decode(*node_, value)) fail("expected a number, found " + kind());
+  if (!(value > low && value <= high)) {
+    fail("expected a number above " + format(low) + " and at most " + format(high) + ", found " + node_->Scalar());
+  }
+  return value;
+}
+
+bool YamlValue::has_key(const std::string& name) const {
+  return is_map() && (*node_)[name].IsDefined();
+}
+
+bool YamlValue::is_map() const {
+  return node_->IsMap();
+}
+
+size_t YamlValue::choose(const std::vector<std::string>& names) const {
+  const std::string found = text();
+  const auto name = std::find(names.begin(), names.end(), found);
+  if (name != names.end()) return static_cast<size_t>(name - names.begin());
+  std::string allowed;
+  for (const std::string& known : names) allowed += (allowed.empty() ? "" : ", ") + known;
+  fail("expected one of " + allowed + ", found '" + found + "'" + did_you_mean(found, names));
+}
+
+std::string YamlValue::kind() const {
+  if (!node_->IsDefined() || node_->IsNull()) return "nothing";
+  if (node_->IsMap()) return "a map";
+  if (node_->IsSequence()) return "a list";
+  return "'" + node_->Scalar() + "'";
+}
+
+}  // namespace pare

@@ -1,0 +1,307 @@
+#include "compress/survey/budget.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+
+#include "quant/sensitivity.h"
+#include "runtime/system/progress.h"
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// A tensor's entry in the header of a safetensors file takes up to so many bytes; a compressed layer has up to three
+// tensors more than it had.
+constexpr int64_t kHeaderBytes = 200;
+constexpr int64_t kLayerHeaderBytes = 3 * kHeaderBytes;
+// The container's weight_shape. Layers that are left alone have none, but are charged with one: otherwise the sizes had
+// no larger common unit than 16 bytes, and the exact table over them would not fit.
+constexpr int64_t kShapeBytes = 16;
+// Points of the curve that are drawn beside the corners of its hull.
+constexpr size_t kDrawnPoints = 500;
+
+int64_t weight_bytes(const Checkpoint& checkpoint, const PlannedLayer& layer) {
+  return static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
+}
+
+struct LinearSizes {
+  int64_t num_weights = 0;       // of all linears in blocks
+  int64_t num_layers = 0;        // of them
+  int64_t source_bytes = 0;      // of all
+  int64_t left_alone_bytes = 0;  // of those that the pass excludes
+};
+
+LinearSizes linear_sizes(const PlannedRun& plan, const Checkpoint& checkpoint) {
+  LinearSizes sizes;
+  for (const auto& layers : plan.blocks) {
+    for (const PlannedLayer& layer : layers) {
+      const int64_t bytes = weight_bytes(checkpoint, layer);
+      sizes.num_weights += layer.linear.num_out * layer.linear.num_in;
+      ++sizes.num_layers;
+      sizes.source_bytes += bytes;
+      if (!layer.options) sizes.left_alone_bytes += bytes;
+    }
+  }
+  return sizes;
+}
+
+// What the weight files hold beside the blocks' linears.
+int64_t rest_bytes(const PlannedRun& plan, const Checkpoint& checkpoint, const LinearSizes& sizes) {
+  int64_t rest = sizes.num_layers * kLayerHeaderBytes - sizes.source_bytes;
+  for (const std::string& name : checkpoint.tensor_names()) {
+    rest += static_cast<int64_t>(checkpoint.tensor(name).data.size()) + kHeaderBytes;
+  }
+  for (const PlannedTable& table : plan.tables) {
+    rest -= static_cast<int64_t>(checkpoint.tensor(table.linear.name + ".weight").data.size());
+    rest += quantized_size_bytes(table.linear.num_out, table.linear.num_in, table.grid);
+  }
+  return rest;
+}
+
+// Of the blocks' linears, with the fewest bits allowed and one scale per channel.
+int64_t smallest_bytes(const BudgetRecipe& budget, const PlannedRun& plan, const Checkpoint& checkpoint) {
+  const int bits = *std::min_element(budget.allowed.begin(), budget.allowed.end());
+  int64_t bytes = 0;
+  for (const auto& layers : plan.blocks) {
+    for (const PlannedLayer& layer : layers) {
+      if (!layer.options || bits == kUnquantizedBits) {
+        bytes += weight_bytes(checkpoint, layer);
+        continue;
+      }
+      GridOptions grid = layer.options->gptq.grid;
+      grid.bits = bits;
+      grid.group_size = kPerChannel;
+      bytes += quantized_size_bytes(layer.linear.num_out, layer.linear.num_in, grid);
+    }
+  }
+  return bytes;
+}
+
+std::string scheme(int bits, int64_t group_size) {
+  if (bits == kUnquantizedBits) return "16 bits";
+  return std::to_string(bits) + " bits " +
+         (group_size == kPerChannel ? std::string("per channel") : "g" + std::to_string(group_size));
+}
+
+std::vector<Sensitivity> sensitivities(const Survey& survey) {
+  std::vector<SensitivityMeasurement> measurements;
+  for (const SurveyedGroup& group : survey.groups) {
+    measurements.push_back({group.name, group.error, group.kl.value, group.kl.standard_error.value_or(0.0)});
+  }
+  return loss_sensitivities(measurements);
+}
+
+// One scheme for all groups, where all have it.
+void add_mark(const std::vector<BudgetGroup>& groups, int bits, int64_t group_size, int64_t fixed_bytes,
+              std::vector<PictureMark>& marks) {
+  PictureMark mark{scheme(bits, group_size), fixed_bytes, 0.0};
+  for (const BudgetGroup& group : groups) {
+    const auto found = std::find_if(group.candidates.begin(), group.candidates.end(), [&](const BitCandidate& c) {
+      return c.bits == bits && c.group_size == group_size;
+    });
+    if (found == group.candidates.end()) return;
+    mark.size_bytes += found->size_bytes;
+    mark.loss += found->loss;
+  }
+  marks.push_back(std::move(mark));
+}
+
+// The last point of the curve that is no larger; nothing when all are.
+const CurvePoint* best_within(const std::vector<CurvePoint>& curve, double size_bytes) {
+  const auto next = std::find_if(curve.begin(), curve.end(), [&](const CurvePoint& point) {
+    return static_cast<double>(point.size_bytes) > size_bytes;
+  });
+  return next == curve.begin() ? nullptr : &*std::prev(next);
+}
+
+// At every quarter of a bit from the smallest model to a little above 8 bits, then of half a bit; rows that would
+// repeat the one before are left out.
+std::vector<std::pair<double, const CurvePoint*>> curve_table(const BitChoice& choice) {
+  std::vector<std::pair<double, const CurvePoint*>> rows;
+  const auto num_weights = static_cast<double>(choice.num_weights);
+  const double last = 8.0 * static_cast<double>(choice.curve.back().size_bytes) / num_weights;
+  for (double bits = 2.0; bits < last + 1.0; bits += bits < 8.5 ? 0.25 : 0.5) {
+    const CurvePoint* point = best_within(choice.curve, bits * num_weights / 8.0);
+    if (point != nullptr && (rows.empty() || rows.back().second != point)) rows.emplace_back(bits, point);
+  }
+  return rows;
+}
+
+}  // namespace
+
+int64_t budget_bytes(const BudgetRecipe& budget, const PlannedRun& plan, const Checkpoint& checkpoint) {
+  const LinearSizes sizes = linear_sizes(plan, checkpoint);
+  int64_t bytes = 0;
+  if (budget.bits) {
+    bytes = static_cast<int64_t>(std::floor(*budget.bits * static_cast<double>(sizes.num_weights) / 8.0));
+  } else {
+    bytes = *budget.size_bytes - rest_bytes(plan, checkpoint, sizes);
+  }
+  const int64_t smallest = smallest_bytes(budget, plan, checkpoint);
+  if (bytes >= smallest) return bytes;
+  const std::string asked =
+      budget.bits ? format_number(*budget.bits, 3) + " bits per weight" : format_bytes(*budget.size_bytes);
+  const std::string least =
+      budget.bits ? format_number(8.0 * static_cast<double>(smallest) / static_cast<double>(sizes.num_weights), 3) +
+                        " bits per weight"
+                  : format_bytes(*budget.size_bytes - bytes + smallest);
+  throw std::invalid_argument("recipe: budget: " + asked +
+                              " is too little; the least that these layers and the allowed "
+                              "bits can come to is " +
+                              least + ": raise it, or allow fewer bits" +
+                              (budget.size_bytes && plan.tables.empty() ? ", or add 'head: {bits: 8}'" : ""));
+}
+
+BitChoice choose_bits(const Survey& survey, const PlannedRun& plan, const Checkpoint& checkpoint,
+                      int64_t budget_bytes) {
+  const LinearSizes sizes = linear_sizes(plan, checkpoint);
+  const std::vector<Sensitivity> measured = sensitivities(survey);
+  std::vector<BudgetGroup> groups;
+  for (size_t g = 0; g < survey.groups.size(); ++g) {
+    BudgetGroup& group = groups.emplace_back();
+    group.name = survey.groups[g].name;
+    const auto shape_bytes = static_cast<int64_t>(survey.groups[g].layers.size()) * kShapeBytes;
+    for (const SurveyedCandidate& candidate : survey.groups[g].candidates) {
+      group.candidates.push_back({candidate.bits, candidate.group_size,
+                                  candidate.size_bytes + (candidate.bits == kUnquantizedBits ? shape_bytes : 0),
+                                  candidate.error * measured[g].loss_per_error});
+    }
+  }
+  const BudgetPlan solved = plan_bits(groups, budget_bytes - sizes.left_alone_bytes);
+
+  BitChoice choice;
+  choice.budget_bytes = budget_bytes;
+  choice.size_bytes = sizes.left_alone_bytes;
+  choice.num_weights = sizes.num_weights;
+  choice.loss = solved.loss;
+  choice.lower_bound = solved.lower_bound;
+  choice.is_exact = solved.is_exact;
+  choice.curve = solved.curve;
+  for (CurvePoint& point : choice.curve) point.size_bytes += sizes.left_alone_bytes;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const BitCandidate& chosen = groups[g].candidates[static_cast<size_t>(solved.chosen[g])];
+    const int64_t size_bytes = survey.groups[g].candidates[static_cast<size_t>(solved.chosen[g])].size_bytes;
+    choice.groups.push_back({groups[g].name, survey.groups[g].layers, chosen.bits, chosen.group_size, size_bytes,
+                             measured[g].loss_per_error, measured[g].is_floor, chosen.loss});
+    choice.size_bytes += size_bytes;
+  }
+  for (const int bits : {3, 4, 8}) {
+    for (const int64_t group_size : {kPerChannel, int64_t{64}, int64_t{32}}) {
+      if (bits != 8 || group_size == kPerChannel) {
+        add_mark(groups, bits, group_size, sizes.left_alone_bytes, choice.marks);
+      }
+    }
+  }
+  return choice;
+}
+
+void apply_choice(const BitChoice& choice, PlannedRun& plan) {
+  std::map<std::string, const ChosenBits*> by_layer;
+  for (const ChosenBits& group : choice.groups) {
+    for (const std::string& layer : group.layers) by_layer[layer] = &group;
+  }
+  std::vector<std::string> unquantized;
+  std::set<std::string> in_blocks;
+  for (auto& layers : plan.blocks) {
+    for (PlannedLayer& layer : layers) {
+      in_blocks.insert(layer.linear.name);
+      const auto found = by_layer.find(layer.linear.name);
+      if (found != by_layer.end() && found->second->bits == kUnquantizedBits) {
+        layer.options.reset();
+      } else if (found != by_layer.end()) {
+        layer.options->gptq.grid.bits = found->second->bits;
+        layer.options->gptq.grid.group_size = found->second->group_size;
+        layer.scheme = storage_scheme(*layer.options, plan.container);
+      }
+      if (!layer.options) unquantized.push_back(layer.linear.name);
+    }
+  }
+  for (const std::string& name : plan.unquantized) {
+    if (!in_blocks.contains(name)) unquantized.push_back(name);  // the head
+  }
+  plan.unquantized = std::move(unquantized);
+}
+
+std::vector<std::string> to_lines(const BitChoice& choice) {
+  std::vector<std::string> lines;
+  char line[256];
+  for (const ChosenBits& group : choice.groups) {
+    std::snprintf(line, sizeof(line), "budget: %-52s %-18s predicted loss %.3e%s", group.name.c_str(),
+                  scheme(group.bits, group.group_size).c_str(), group.loss,
+                  group.is_floor ? " (sensitivity within its error of 0)" : "");
+    lines.emplace_back(line);
+  }
+  const auto bits = [&](int64_t size_bytes) {
+    return 8.0 * static_cast<double>(size_bytes) / static_cast<double>(choice.num_weights);
+  };
+  lines.emplace_back("budget: the curve: bits per weight (blocks' linears: codes and scales), predicted loss in nats");
+  for (const auto& [limit, point] : curve_table(choice)) {
+    std::snprintf(line, sizeof(line), "budget: %6.2f  %.4e", limit, point->loss);
+    lines.emplace_back(line);
+  }
+  for (const PictureMark& mark : choice.marks) {
+    std::snprintf(line, sizeof(line), "budget: %-24s %6.3f bits  %.4e", ("all " + mark.label).c_str(),
+                  bits(mark.size_bytes), mark.loss);
+    lines.emplace_back(line);
+  }
+  std::snprintf(line, sizeof(line), "budget: chosen %.4f of %.4f bits per weight (%s), predicted loss %.4e, %s",
+                choice.bits_per_weight(), bits(choice.budget_bytes), format_bytes(choice.size_bytes).c_str(),
+                choice.loss, choice.is_exact ? "exactly the least" : "near the least");
+  lines.emplace_back(line);
+  return lines;
+}
+
+std::string to_json(const BitChoice& choice, bool curve) {
+  Json json = {{"bits_per_weight", choice.bits_per_weight()},
+               {"budget_bytes", choice.budget_bytes},
+               {"size_bytes", choice.size_bytes},
+               {"weights", choice.num_weights},
+               {"predicted_loss", choice.loss},
+               {"lower_bound", choice.lower_bound},
+               {"exact", choice.is_exact},
+               {"groups", Json::array()}};
+  for (const ChosenBits& group : choice.groups) {
+    json["groups"].push_back({{"name", group.name},
+                              {"layers", group.layers},
+                              {"bits", group.bits},
+                              {"group_size", group.group_size},
+                              {"size_bytes", group.size_bytes},
+                              {"loss_per_error", group.loss_per_error},
+                              {"sensitivity_is_floor", group.is_floor},
+                              {"predicted_loss", group.loss}});
+  }
+  for (const PictureMark& mark : choice.marks) {
+    json["uniform"].push_back({{"scheme", mark.label}, {"size_bytes", mark.size_bytes}, {"predicted_loss", mark.loss}});
+  }
+  if (!curve) return json.dump();
+  for (const auto& [limit, point] : curve_table(choice)) {
+    json["curve"].push_back(
+        {{"bits_per_weight", limit}, {"size_bytes", point->size_bytes}, {"predicted_loss", point->loss}});
+  }
+  return json.dump();
+}
+
+std::string picture(const BitChoice& choice) {
+  BudgetPicture drawn;
+  drawn.title = "Bits where they pay";
+  drawn.loss_label = "predicted loss (nats per token)";
+  drawn.num_weights = choice.num_weights;
+  const size_t step = std::max<size_t>(1, choice.curve.size() / kDrawnPoints);
+  for (size_t i = 0; i < choice.curve.size(); ++i) {
+    const CurvePoint& point = choice.curve[i];
+    if (point.on_hull || i % step == 0 || i + 1 == choice.curve.size()) drawn.curve.push_back(point);
+  }
+  char label[64];
+  std::snprintf(label, sizeof(label), "chosen: %.2f bits", choice.bits_per_weight());
+  drawn.chosen = {label, choice.size_bytes, choice.loss};
+  drawn.marks = choice.marks;
+  return budget_picture(drawn);
+}
+
+}  // namespace pare

@@ -1,0 +1,106 @@
+// What it costs the model to round one group of layers alone: the loss with the group's weights replaced, everything
+// else as it was, window by window beside the unchanged model's.
+//
+// The windows' hidden states stand in front of one block and move with it through the model, so that only the blocks
+// from the changed one on are computed: all changes of a block go through the rest of the model side by side, and each
+// later block is read once for all of them. Blocks are the calibration's (float32), the head is the runtime's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compress/walk/decoder_block.h"
+#include "runtime/engine/backend.h"
+#include "runtime/evaluate/evaluate.h"
+
+namespace pare {
+
+// What a measurement rounds.
+enum class RoundedPart { weights, activations };
+std::string_view part_name(RoundedPart part);  // "weights"
+
+// Other values for the layers of one stage, float32 row-major [O, I] by the place in stage_layers; empty: as they are.
+// And how the stage's input is rounded.
+struct StageChange {
+  Stage stage = Stage::attention_input;
+  std::vector<std::vector<float>> weights_OI;
+  InputFormat input = {};
+};
+
+// One kind of activation, rounded wherever the model has it.
+struct SiteChange {
+  ActivationSite site = ActivationSite::embedding_sum;
+  InputFormat format;
+};
+
+// By window: means over its predictions, in nats.
+struct WindowLosses {
+  std::vector<double> increase;  // of the negative log likelihood, over the unchanged model's
+  std::vector<double> kl;        // KL(unchanged || changed)
+};
+
+class LeaveOneOut {
+ public:
+  // One forward pass of the unchanged model. `data` must outlive the object. Throws std::invalid_argument for ids
+  // outside the vocabulary or windows beyond the context, std::runtime_error for a loss that is not finite.
+  // Changed models go along with the windows, for changes that are spread over many blocks: `num_travellers` with those
+  // that advance() is given, then one for each of `sites`.
+  LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data, Backend& backend, int num_threads,
+              size_t num_travellers = 0, std::vector<SiteChange> sites = {});
+
+  // The losses of the model with each of the changes alone, all in the block that the windows stand in front of.
+  // Throws Interrupted between blocks.
+  std::vector<WindowLosses> measure(std::span<const StageChange> changes);
+  // The unchanged model through its block, each traveller through the block with its own changes (of all
+  // num_travellers, or none: they are then unchanged too). The windows then stand in front of the next block.
+  void advance(std::span<const std::vector<StageChange>> changes = {});
+  // The travellers' losses, those of sites last, behind the last block.
+  std::vector<WindowLosses> arrived();
+
+  // The block in front of the windows.
+  const BlockDescription& block() const { return block_.description(); }
+  double baseline_nll() const { return baseline_nll_; }  // mean, nats
+
+  // What is measured: so many changes in each block, and so many travellers, sites included.
+  struct Extent {
+    int64_t num_windows = 0;
+    int64_t num_tokens = 0;
+    int64_t changes_per_block = 0;
+    int64_t num_travellers = 0;
+  };
+  static int64_t size_bytes(const ModelDescription& model, const Extent& extent, int num_threads);
+  static double num_operations(const ModelDescription& model, const Extent& extent);  // in floating point
+
+ private:
+  struct Work {
+    Work(const ModelDescription& model, int64_t num_tokens);
+    BlockScratch scratch;
+    at::Tensor mixed_TI, activated_TF;
+  };
+  // All windows of hidden [N, T, D] through the block, in place.
+  void forward(const DecoderBlock& block, std::span<at::Tensor> hidden_NTD);
+  void finish(const at::Tensor& hidden_NTD, float* final_RD) const;
+  std::span<const int32_t> targets(int64_t window) const;
+  // `where` names the change in messages.
+  WindowLosses score(const at::Tensor& hidden_NTD, const std::string& where);
+
+  const Checkpoint& checkpoint_;
+  const ModelDescription& model_;
+  const ScoredWindows& data_;
+  Backend& backend_;
+  int64_t index_ = 0;
+  DecoderBlock block_;
+  std::vector<Work> work_;  // one per worker
+  std::vector<float> final_gain_;
+  std::unique_ptr<PackedLinear> head_;
+  std::vector<SiteChange> sites_;
+  at::Tensor hidden_NTD_;                // in front of block_
+  std::vector<at::Tensor> travellers_;   // likewise
+  Backend::Buffer reference_, changed_;  // final hidden states [N * T, D]
+  double baseline_nll_ = 0.0;
+};
+
+}  // namespace pare

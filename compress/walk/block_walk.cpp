@@ -1,0 +1,294 @@
+#include "compress/walk/block_walk.h"
+
+#include <ATen/ops/empty.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <stdexcept>
+
+#include "quant/row_chunks.h"
+#include "runtime/system/interrupt.h"
+
+namespace pare {
+namespace {
+
+class Stopwatch {
+ public:
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    const double seconds = std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+    return seconds;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+bool has_mixture(const ModelDescription& model) {
+  return std::any_of(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
+}
+
+// What is kept of each token's way.
+int64_t routing_bytes(const ModelDescription& model) {
+  int64_t most = 0;
+  for (const BlockDescription& block : model.blocks) most = std::max(most, block.routing.experts_per_token);
+  return most * static_cast<int64_t>(sizeof(int32_t) + sizeof(float));
+}
+
+int64_t widest_input(const ModelDescription& model) {
+  return std::max(model.num_heads * model.head_size, model.feed_forward_size);
+}
+
+// Whole chunks of H, and at least a window for every worker.
+int64_t windows_per_group(int64_t num_windows, int64_t num_tokens, int num_threads) {
+  const int64_t chunk = chunk_windows(num_tokens);
+  const int64_t chunks = (num_threads + chunk - 1) / chunk;
+  return std::min(num_windows, chunk * chunks);
+}
+
+std::optional<std::filesystem::path> spill_path(bool spilled, const std::filesystem::path& directory) {
+  return spilled ? std::optional(directory) : std::nullopt;
+}
+
+bool is_output_stage(Stage stage) {
+  return stage.kind == Stage::attention_output || stage.kind == Stage::feed_forward_output;
+}
+
+}  // namespace
+
+BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
+                     uint64_t sample_seed, Spill spill, const std::filesystem::path& spill_directory, int num_threads,
+                     ExpertTokens expert_tokens)
+    : model_(model),
+      num_windows_(windows.num_windows),
+      num_tokens_(windows.num_tokens),
+      group_windows_(windows_per_group(num_windows_, num_tokens_, num_threads)),
+      sample_seed_(sample_seed),
+      expert_tokens_(expert_tokens),
+      hidden_(num_windows_, num_tokens_, model.hidden_size, spill_path(spill == Spill::all, spill_directory)),
+      inputs_(num_windows_, num_tokens_, widest_input(model), spill_path(spill != Spill::none, spill_directory)),
+      group_x_RD_(at::empty({group_windows_ * num_tokens_, model.hidden_size}, at::kFloat)) {
+  if (has_mixture(model)) {
+    sums_.emplace(num_windows_, num_tokens_, model.hidden_size, spill_path(spill != Spill::none, spill_directory));
+    routing_N_.resize(static_cast<size_t>(num_windows_));
+    tokens_N_.resize(static_cast<size_t>(num_windows_));
+  }
+  for (int worker = 0; worker < num_threads; ++worker) scratch_.emplace_back(model, num_tokens_);
+  for (const int32_t id : windows.ids_NT) {
+    if (id < 0 || id >= model.vocabulary_size) {
+      throw std::invalid_argument("calibration: token id " + std::to_string(id) + "; the model's vocabulary has " +
+                                  std::to_string(model.vocabulary_size));
+    }
+  }
+  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+    at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+    embed(embedding, model_.embedding_scale, windows.window(window), hidden_TD.data_ptr<float>());
+    hidden_.release(window, 1, model_.hidden_size);
+  });
+}
+
+BlockWalk::Footprint BlockWalk::footprint(const ModelDescription& model, int64_t num_windows, int64_t num_tokens,
+                                          Spill spill, int num_threads) {
+  const int64_t hidden = HiddenStore::size_bytes(num_windows, num_tokens, model.hidden_size);
+  const int64_t inputs = HiddenStore::size_bytes(num_windows, num_tokens, widest_input(model));
+  Footprint footprint;
+  (spill == Spill::all ? footprint.spill_bytes : footprint.memory_bytes) += hidden;
+  (spill == Spill::none ? footprint.memory_bytes : footprint.spill_bytes) += inputs;
+  if (has_mixture(model)) {
+    (spill == Spill::none ? footprint.memory_bytes : footprint.spill_bytes) += hidden;
+    footprint.memory_bytes += num_windows * num_tokens * (routing_bytes(model) + static_cast<int64_t>(sizeof(int32_t)));
+  }
+  footprint.memory_bytes += num_threads * BlockScratch::size_bytes(model, num_tokens);
+  footprint.memory_bytes +=
+      HiddenStore::size_bytes(windows_per_group(num_windows, num_tokens, num_threads), num_tokens, model.hidden_size);
+  return footprint;
+}
+
+at::Tensor BlockWalk::input_rows(Stage stage, int64_t first, int64_t count, int64_t width) const {
+  const int64_t chunk_first = first / chunk_windows(num_tokens_) * chunk_windows(num_tokens_);
+  const auto row_of = [&](int64_t window) { return first_row_N_[static_cast<size_t>(window)]; };
+  const int64_t offset = row_of(first) - row_of(chunk_first), num_rows = row_of(first + count) - row_of(first);
+  if (is_output_stage(stage)) {
+    return inputs_.windows(chunk_first, first + count - chunk_first, width).narrow(0, offset, num_rows);
+  }
+  return group_x_RD_.narrow(0, chunk_first % group_windows_ * num_tokens_ + offset, num_rows);
+}
+
+void BlockWalk::enter_mixture(const DecoderBlock& block) {
+  const int64_t mixed_width = model_.num_heads * model_.head_size;
+  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+    BlockScratch& scratch = scratch_.at(static_cast<size_t>(omp_get_thread_num()));
+    at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+    block.add_attention_output(inputs_.windows(window, 1, mixed_width), scratch, hidden_TD);
+    inputs_.release(window, 1, mixed_width);
+    routing_N_[static_cast<size_t>(window)] = block.route(hidden_TD, scratch);
+    hidden_.release(window, 1, model_.hidden_size);
+    sums_->windows(window, 1, model_.hidden_size).zero_();
+    sums_->release(window, 1, model_.hidden_size);
+  });
+}
+
+void BlockWalk::finish_expert(const DecoderBlock& block) {
+  const Stage stage(Stage::feed_forward_output, expert_);
+  const int64_t width = stage_width(block.description(), stage);
+  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+    BlockScratch& scratch = scratch_.at(static_cast<size_t>(omp_get_thread_num()));
+    const TokenRouting& routing = routing_N_[static_cast<size_t>(window)];
+    at::Tensor sum_TD = sums_->windows(window, 1, model_.hidden_size);
+    if (expert_tokens_ == ExpertTokens::routed) {
+      block.add_expert_output(expert_, input_rows(stage, window, 1, width), routing,
+                              tokens_N_[static_cast<size_t>(window)], scratch, sum_TD);
+    } else {  // what was kept is of all tokens
+      const std::vector<int32_t> tokens = routing.tokens_of(expert_);
+      const auto num_rows = static_cast<int64_t>(tokens.size());
+      at::Tensor x_SD = leading_rows(scratch.x_TD, num_rows, model_.hidden_size);
+      at::Tensor activated_SF = inputs_.windows(window, 1, width).narrow(0, 0, num_rows);
+      block.expert_input(hidden_.windows(window, 1, model_.hidden_size), tokens, x_SD);
+      block.expert(expert_, x_SD, scratch, activated_SF);
+      block.add_expert_output(expert_, activated_SF, routing, tokens, scratch, sum_TD);
+      hidden_.release(window, 1, model_.hidden_size);
+    }
+    sums_->release(window, 1, model_.hidden_size);
+  });
+}
+
+void BlockWalk::choose_tokens(Stage stage) {
+  first_row_N_.assign(1, 0);
+  for (int64_t n = 0; n < num_windows_; ++n) {
+    int64_t num_rows = num_tokens_;
+    if (stage.expert != Stage::kNoExpert) {
+      std::vector<int32_t>& tokens = tokens_N_[static_cast<size_t>(n)];
+      if (expert_tokens_ == ExpertTokens::routed) {
+        tokens = routing_N_[static_cast<size_t>(n)].tokens_of(stage.expert);
+      } else {
+        tokens.resize(static_cast<size_t>(num_tokens_));
+        std::iota(tokens.begin(), tokens.end(), 0);
+      }
+      num_rows = static_cast<int64_t>(tokens.size());
+    }
+    first_row_N_.push_back(first_row_N_.back() + num_rows);
+  }
+}
+
+// From the previous stage's input to this one's, for one window.
+void BlockWalk::produce(const DecoderBlock& block, Stage stage, int64_t window, BlockScratch& scratch,
+                        at::Tensor& x_TI) const {
+  at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+  switch (stage.kind) {
+    case Stage::attention_input:
+      block.attention_input(hidden_TD, x_TI);
+      break;
+    case Stage::attention_output:
+      block.attention_input(hidden_TD, scratch.x_TD);
+      block.attention(scratch.x_TD, scratch, x_TI);
+      break;
+    case Stage::feed_forward_input: {
+      if (stage.expert != Stage::kNoExpert) {
+        block.expert_input(hidden_TD, tokens_N_[static_cast<size_t>(window)], x_TI);
+        break;
+      }
+      const int64_t mixed_width = model_.num_heads * model_.head_size;
+      block.add_attention_output(inputs_.windows(window, 1, mixed_width), scratch, hidden_TD);
+      inputs_.release(window, 1, mixed_width);
+      block.feed_forward_input(hidden_TD, x_TI);
+      break;
+    }
+    case Stage::feed_forward_output:
+      if (stage.expert != Stage::kNoExpert) {
+        at::Tensor x_SD = leading_rows(scratch.x_TD, x_TI.size(0), model_.hidden_size);
+        block.expert_input(hidden_TD, tokens_N_[static_cast<size_t>(window)], x_SD);
+        block.expert(stage.expert, x_SD, scratch, x_TI);
+        break;
+      }
+      block.feed_forward_input(hidden_TD, scratch.x_TD);
+      block.feed_forward(scratch.x_TD, scratch, x_TI);
+      break;
+  }
+  hidden_.release(window, 1, model_.hidden_size);
+}
+
+LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, StatisticsNeed need) {
+  const int64_t width = stage_width(block.description(), stage);
+  Stopwatch stopwatch;
+  if (stage.kind == Stage::feed_forward_input && stage.expert == 0) {
+    enter_mixture(block);
+  } else if (stage.kind == Stage::feed_forward_input && stage.expert > 0) {
+    finish_expert(block);
+  }
+  expert_ = stage.expert;
+  choose_tokens(stage);
+  std::optional<StatisticsAccumulator> accumulator;
+  if (need != StatisticsNeed::none) {
+    accumulator.emplace(block.description().name + ", " + stage_name(stage), width, first_row_N_,
+                        chunk_windows(num_tokens_), draw_sorted(first_row_N_.back(), kNumSampleRows, sample_seed_),
+                        need);
+  }
+  std::vector<double> observing(scratch_.size());  // seconds of each worker
+  for (int64_t first = 0; first < num_windows_; first += group_windows_) {
+    throw_if_interrupted();
+    const int64_t count = std::min(group_windows_, num_windows_ - first);
+    for_row_chunks(count, 1, [&](int64_t index, int64_t) {
+      const int64_t window = first + index;
+      const auto worker = static_cast<size_t>(omp_get_thread_num());
+      at::Tensor x_TI = input_rows(stage, window, 1, width);
+      produce(block, stage, window, scratch_.at(worker), x_TI);
+      Stopwatch observation;
+      if (accumulator) accumulator->observe(window, x_TI);
+      observing[worker] += observation.lap();
+    });
+    seconds_.forward += stopwatch.lap();
+    for (int64_t chunk = first; accumulator && chunk < first + count; chunk += chunk_windows(num_tokens_)) {
+      const int64_t num_windows = std::min(chunk_windows(num_tokens_), first + count - chunk);
+      accumulator->accumulate(chunk, num_windows, input_rows(stage, chunk, num_windows, width));
+    }
+    if (is_output_stage(stage)) inputs_.release(first, count, width);
+    seconds_.statistics += stopwatch.lap();
+  }
+  if (!accumulator) return {};
+  const double mean_observing =
+      std::accumulate(observing.begin(), observing.end(), 0.0) / static_cast<double>(observing.size());
+  seconds_.forward -= mean_observing;
+  seconds_.statistics += mean_observing;
+  LayerStatistics statistics = accumulator->finish();
+  seconds_.statistics += stopwatch.lap();
+  return statistics;
+}
+
+void BlockWalk::divide_inputs(Stage stage, std::span<const float> scales_I) {
+  if (!is_output_stage(stage)) return;
+  const auto width = static_cast<int64_t>(scales_I.size());
+  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+    const at::Tensor rows = input_rows(stage, window, 1, width);
+    float* x = rows.data_ptr<float>();
+    for (int64_t t = 0; t < rows.size(0); ++t) {
+      for (int64_t i = 0; i < width; ++i) x[t * width + i] /= scales_I[static_cast<size_t>(i)];
+    }
+    inputs_.release(window, 1, width);
+  });
+}
+
+void BlockWalk::leave(const DecoderBlock& block) {
+  Stopwatch stopwatch;
+  const bool is_mixture = block.description().is_mixture();
+  if (is_mixture) finish_expert(block);
+  const int64_t width = is_mixture ? 0 : stage_width(block.description(), Stage::feed_forward_output);
+  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+    at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+    if (is_mixture) {
+      at::Tensor sum_TD = sums_->windows(window, 1, model_.hidden_size);
+      block.add_mixture_output(sum_TD, hidden_TD);
+      sums_->release(window, 1, model_.hidden_size);
+    } else {
+      block.add_feed_forward_output(inputs_.windows(window, 1, width),
+                                    scratch_.at(static_cast<size_t>(omp_get_thread_num())), hidden_TD);
+      inputs_.release(window, 1, width);
+    }
+    hidden_.release(window, 1, model_.hidden_size);
+  });
+  seconds_.forward += stopwatch.lap();
+}
+
+}  // namespace pare

@@ -1,0 +1,86 @@
+// The calibration's way through the model: all windows' hidden states stand in front of one block, and move through it
+// stage by stage, each stage computed once and with the weights the block has by then. So a layer's statistics are
+// taken on the inputs it will see, and the whole walk is one forward pass.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compress/recipe/recipe.h"
+#include "compress/walk/calibration.h"
+#include "compress/walk/decoder_block.h"
+#include "compress/walk/hidden_store.h"
+#include "runtime/files/npy.h"
+
+namespace pare {
+
+// Where the two stores lie.
+enum class Spill { none, inputs, all };
+
+struct WalkSeconds {
+  double forward = 0.0;     // the forward pass itself
+  double statistics = 0.0;  // ranges and H
+};
+
+class BlockWalk {
+ public:
+  // Embeds the windows. The stores go to `spill_directory` as `spill` says. num_threads is what OpenMP is set to: every
+  // worker has working space of its own.
+  // Throws std::invalid_argument for an id outside the vocabulary, and what HiddenStore throws.
+  BlockWalk(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
+            uint64_t sample_seed, Spill spill, const std::filesystem::path& spill_directory, int num_threads,
+            ExpertTokens expert_tokens = ExpertTokens::routed);
+
+  // Moves all windows up to `stage` of the block in front of them and returns the statistics of the stage's input. To
+  // be called for every stage of a block, in order, and then leave. Throws Interrupted between groups of windows.
+  LayerStatistics reach(const DecoderBlock& block, Stage stage, StatisticsNeed need);
+  // After a fold has divided what produces the reached stage's input: the inputs already computed, divided by scales_I
+  // likewise. Those that a norm produces are not kept and come out divided anyway.
+  void divide_inputs(Stage stage, std::span<const float> scales_I);
+  // Through the last stage's layers: the windows then stand in front of the next block.
+  void leave(const DecoderBlock& block);
+
+  const WalkSeconds& seconds() const { return seconds_; }
+
+  // Bytes that the walk holds (stores in memory, working space) and maps from the spill, for windows of that shape.
+  struct Footprint {
+    int64_t memory_bytes = 0;
+    int64_t spill_bytes = 0;
+  };
+  static Footprint footprint(const ModelDescription& model, int64_t num_windows, int64_t num_tokens, Spill spill,
+                             int num_threads);
+
+ private:
+  // The attention's output is added, and every token routed.
+  void enter_mixture(const DecoderBlock& block);
+  // The reached expert's output goes to the sums.
+  void finish_expert(const DecoderBlock& block);
+  // The tokens of every window that the stage's statistics are taken on.
+  void choose_tokens(Stage stage);
+  // The rows of windows [first, first + count) of the stage's input: in the inputs' store, or in the group buffer. Rows
+  // of a chunk's windows follow one another without gaps.
+  at::Tensor input_rows(Stage stage, int64_t first, int64_t count, int64_t width) const;
+  void produce(const DecoderBlock& block, Stage stage, int64_t window, BlockScratch& scratch, at::Tensor& x_RI) const;
+
+  const ModelDescription& model_;
+  int64_t num_windows_, num_tokens_;
+  int64_t group_windows_;
+  uint64_t sample_seed_;
+  ExpertTokens expert_tokens_;
+  // Of the reached stage: the rows before each window and the end; of an expert also the tokens in each window.
+  std::vector<int64_t> first_row_N_;
+  std::vector<std::vector<int32_t>> tokens_N_;
+  HiddenStore hidden_;
+  HiddenStore inputs_;               // of the two output stages: what attention and activation made
+  std::optional<HiddenStore> sums_;  // of mixtures: what the experts add, up to the last that was reached
+  std::vector<TokenRouting> routing_N_;
+  int64_t expert_ = Stage::kNoExpert;  // the last that was reached
+  at::Tensor group_x_RD_;              // the normalized input of the windows at work
+  std::vector<BlockScratch> scratch_;  // one per worker
+  WalkSeconds seconds_;
+};
+
+}  // namespace pare

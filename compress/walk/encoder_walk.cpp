@@ -1,0 +1,85 @@
+#include "compress/walk/encoder_walk.h"
+
+#include <ATen/ops/empty.h>
+
+#include <stdexcept>
+
+#include "quant/row_chunks.h"
+#include "runtime/system/interrupt.h"
+
+namespace pare {
+
+EncoderWalk::EncoderWalk(const Checkpoint& checkpoint, const CalibrationTexts& texts, uint64_t sample_seed) {
+  const EncoderDescription& model = checkpoint.encoder();
+  first_row_.push_back(0);
+  for (const auto& ids : texts) first_row_.push_back(first_row_.back() + static_cast<int64_t>(ids.size()));
+  const int64_t num_rows = first_row_.back(), num_counted = num_rows / kGroupRows * kGroupRows;
+  if (num_counted == 0) {
+    throw std::invalid_argument("calibration: the texts have " + std::to_string(num_rows) +
+                                " tokens; expected at least " + std::to_string(kGroupRows));
+  }
+  sample_rows_ = draw_sorted(num_counted, kNumSampleRows, sample_seed);
+  hidden_RD_ = at::empty({num_rows, model.hidden_size}, at::kFloat);
+  mixed_RD_ = at::empty({num_rows, model.hidden_size}, at::kFloat);
+  activated_RF_ = at::empty({num_rows, model.feed_forward_size}, at::kFloat);
+  const EncoderEmbedding embedding(checkpoint);
+  for_row_chunks(static_cast<int64_t>(texts.size()), 1, [&](int64_t text, int64_t) {
+    at::Tensor hidden_TD = rows(hidden_RD_, static_cast<size_t>(text));
+    embedding.embed(texts[static_cast<size_t>(text)], hidden_TD);
+  });
+}
+
+int64_t EncoderWalk::size_bytes(const EncoderDescription& model, int64_t num_tokens) {
+  return num_tokens * (2 * model.hidden_size + model.feed_forward_size) * static_cast<int64_t>(sizeof(float));
+}
+
+at::Tensor EncoderWalk::rows(const at::Tensor& all_RI, size_t text) const {
+  return all_RI.narrow(0, first_row_[text], first_row_[text + 1] - first_row_[text]);
+}
+
+LayerStatistics EncoderWalk::reach(const EncoderBlock& block, Stage stage, StatisticsNeed need) {
+  throw_if_interrupted();
+  const auto for_each_text = [&](const auto& produce) {
+    for_row_chunks(static_cast<int64_t>(first_row_.size()) - 1, 1,
+                   [&](int64_t text, int64_t) { produce(static_cast<size_t>(text)); });
+  };
+  if (stage == Stage::attention_output) {
+    for_each_text([&](size_t text) {
+      at::Tensor mixed_TD = rows(mixed_RD_, text);
+      block.attention(rows(hidden_RD_, text), mixed_TD);
+    });
+  } else if (stage == Stage::feed_forward_input) {
+    for_each_text([&](size_t text) {
+      at::Tensor hidden_TD = rows(hidden_RD_, text);
+      block.add_attention_output(rows(mixed_RD_, text), hidden_TD);
+    });
+  } else if (stage == Stage::feed_forward_output) {
+    for_each_text([&](size_t text) {
+      at::Tensor activated_TF = rows(activated_RF_, text);
+      block.feed_forward(rows(hidden_RD_, text), activated_TF);
+    });
+  }
+  if (need == StatisticsNeed::none) return {};
+
+  const at::Tensor& x_RI = stage == Stage::attention_output      ? mixed_RD_
+                           : stage == Stage::feed_forward_output ? activated_RF_
+                                                                 : hidden_RD_;
+  const int64_t num_groups = x_RI.size(0) / kGroupRows;
+  StatisticsAccumulator accumulator(block.description().name + ", " + std::string(stage_name(stage)), x_RI.size(1),
+                                    num_groups, kGroupRows, sample_rows_, need);
+  for_row_chunks(num_groups, 1, [&](int64_t group, int64_t) {
+    accumulator.observe(group, x_RI.narrow(0, group * kGroupRows, kGroupRows));
+  });
+  accumulator.accumulate(0, x_RI.narrow(0, 0, num_groups * kGroupRows));
+  return accumulator.finish();
+}
+
+void EncoderWalk::leave(const EncoderBlock& block) {
+  for_row_chunks(static_cast<int64_t>(first_row_.size()) - 1, 1, [&](int64_t index, int64_t) {
+    const auto text = static_cast<size_t>(index);
+    at::Tensor hidden_TD = rows(hidden_RD_, text);
+    block.add_feed_forward_output(rows(activated_RF_, text), hidden_TD);
+  });
+}
+
+}  // namespace pare

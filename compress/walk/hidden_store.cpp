@@ -1,0 +1,105 @@
+#include "compress/walk/hidden_store.h"
+
+#include <ATen/ops/from_blob.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "runtime/system/progress.h"
+
+namespace pare {
+namespace {
+
+// A mapping of an unlinked file of `size` bytes in `directory`, with its disk blocks reserved.
+float* map_spill_file(const std::filesystem::path& directory, int64_t size) {
+  std::string name = (directory / "spill-XXXXXX").string();
+  const int file = mkstemp(name.data());
+  if (file < 0) {
+    throw std::runtime_error(name + ": cannot create the spill file: " + std::strerror(errno));
+  }
+  unlink(name.c_str());
+  const int reserve_error = posix_fallocate(file, 0, size);
+  void* const data = reserve_error == 0
+                         ? mmap(nullptr, static_cast<size_t>(size), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
+                         : MAP_FAILED;
+  const int error = reserve_error != 0 ? reserve_error : errno;
+  close(file);
+  if (data == MAP_FAILED) {
+    throw std::runtime_error(directory.string() + ": cannot spill " + format_bytes(size) +
+                             " of activations: " + std::strerror(error) + "; free disk space or raise --max-memory");
+  }
+  return static_cast<float*>(data);
+}
+
+}  // namespace
+
+int64_t HiddenStore::size_bytes(int64_t num_windows, int64_t num_tokens, int64_t max_width) {
+  return num_windows * num_tokens * max_width * static_cast<int64_t>(sizeof(float));
+}
+
+HiddenStore::HiddenStore(int64_t num_windows, int64_t num_tokens, int64_t max_width,
+                         const std::optional<std::filesystem::path>& spill_directory)
+    : size_bytes_(size_bytes(num_windows, num_tokens, max_width)),
+      num_tokens_(num_tokens),
+      spilled_(spill_directory.has_value()) {
+  if (spilled_) {
+    data_ = map_spill_file(*spill_directory, size_bytes_);
+    return;
+  }
+  void* const data = mmap(nullptr, static_cast<size_t>(size_bytes_), PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) {
+    throw std::runtime_error("cannot allocate " + format_bytes(size_bytes_) + " for activations: " +
+                             std::strerror(errno) + "; lower --max-memory, so that they go to disk");
+  }
+  data_ = static_cast<float*>(data);
+}
+
+HiddenStore::HiddenStore(HiddenStore&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(other.size_bytes_),
+      num_tokens_(other.num_tokens_),
+      spilled_(other.spilled_) {}
+
+HiddenStore& HiddenStore::operator=(HiddenStore&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_bytes_, other.size_bytes_);
+  std::swap(num_tokens_, other.num_tokens_);
+  std::swap(spilled_, other.spilled_);
+  return *this;
+}
+
+HiddenStore::~HiddenStore() {
+  if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_bytes_));
+}
+
+at::Tensor HiddenStore::windows(int64_t first, int64_t count, int64_t width) const {
+  if (first < 0 || count < 0 ||
+      (first + count) * num_tokens_ * width * static_cast<int64_t>(sizeof(float)) > size_bytes_) {
+    throw std::invalid_argument("HiddenStore: windows " + std::to_string(first) + " to " +
+                                std::to_string(first + count) + " of width " + std::to_string(width) +
+                                " do not fit into " + format_bytes(size_bytes_));
+  }
+  return at::from_blob(data_ + first * num_tokens_ * width, {count * num_tokens_, width}, at::kFloat);
+}
+
+void HiddenStore::release(int64_t first, int64_t count, int64_t width) const {
+  if (!spilled_) return;
+  // Whole pages only: a page shared with a neighbouring window stays until that one is released too, or not at all.
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(data_ + first * num_tokens_ * width);
+  const auto end = reinterpret_cast<uintptr_t>(data_ + (first + count) * num_tokens_ * width);
+  const uintptr_t first_page = begin / page * page;
+  const uintptr_t last_page = end / page * page;
+  if (last_page <= first_page) return;
+  // Of a shared mapping this drops the mapping of the pages, not what they hold.
+  madvise(reinterpret_cast<void*>(first_page), last_page - first_page, MADV_DONTNEED);
+}
+
+}  // namespace pare

@@ -1,0 +1,218 @@
+#include "runtime/commands/bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <sstream>
+#include <stdexcept>
+
+#include "runtime/cpu/roof.h"
+#include "runtime/engine/generate.h"
+#include "runtime/system/interrupt.h"
+#include "runtime/system/memory_usage.h"
+#include "runtime/system/progress.h"
+
+namespace pare {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Which tokens hardly matters; equal ones would read a single row of the embedding.
+std::vector<int32_t> arbitrary_tokens(const ModelDescription& model, int64_t num_tokens) {
+  RandomNumbers random(0);
+  std::vector<int32_t> ids;
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    ids.push_back(static_cast<int32_t>(random.next() % static_cast<uint64_t>(model.vocabulary_size)));
+  }
+  return ids;
+}
+
+Speed summarize(std::vector<double> speeds) {
+  std::sort(speeds.begin(), speeds.end());
+  const size_t middle = speeds.size() / 2;
+  const bool even = speeds.size() % 2 == 0;
+  return {.best = speeds.back(), .median = even ? (speeds[middle - 1] + speeds[middle]) / 2.0 : speeds[middle]};
+}
+
+double prefill_speed(Transformer& model, std::span<const int32_t> ids) {
+  const std::unique_ptr<Transformer::Session> session = model.start(static_cast<int64_t>(ids.size()));
+  const Clock::time_point start = Clock::now();
+  session->feed(ids);
+  return static_cast<double>(ids.size()) / seconds_since(start);
+}
+
+double decode_speed(Transformer& model, std::span<const int32_t> ids) {
+  const std::unique_ptr<Transformer::Session> session = model.start(static_cast<int64_t>(ids.size()));
+  session->feed(ids.first(BenchOptions::kDecodePrompt));
+  const std::span<const int32_t> decoded = ids.subspan(BenchOptions::kDecodePrompt);
+  const Clock::time_point start = Clock::now();
+  for (const int32_t& id : decoded) session->feed({&id, 1});
+  return static_cast<double>(decoded.size()) / seconds_since(start);
+}
+
+// That one token is multiplied by: of a mixture's experts, those that it goes to.
+int64_t linear_parameters(const ModelDescription& model) {
+  int64_t num = 0;
+  const auto add = [&](const LinearDescription& linear) { num += linear.num_out * linear.num_in; };
+  for (const BlockDescription& block : model.blocks) {
+    for (const LinearDescription* linear : {&block.q, &block.k, &block.v, &block.o}) add(*linear);
+    if (block.router) add(*block.router);
+    const int64_t num_experts = block.is_mixture() ? block.routing.experts_per_token : 1;
+    for (int64_t k = 0; k < num_experts; ++k) {
+      const FeedForwardDescription& expert = block.experts[static_cast<size_t>(k)];  // all have one shape
+      for (const LinearDescription* linear : {&expert.gate, &expert.up, &expert.down}) add(*linear);
+    }
+  }
+  return num;
+}
+
+// Pairs of a token and one that it sees, over a sequence's first tokens.
+int64_t visible_pairs(int64_t first_token, int64_t num_tokens, int64_t window) {
+  int64_t num = 0;
+  for (int64_t t = first_token; t < first_token + num_tokens; ++t) num += window > 0 ? std::min(t + 1, window) : t + 1;
+  return num;
+}
+
+void check(const ModelDescription& model, int num_threads, const BenchOptions& options) {
+  const int64_t least =
+      std::min({options.prefill_tokens, options.decode_tokens, options.repetitions, int64_t{num_threads}});
+  if (least < 1) {
+    throw std::invalid_argument("bench: tokens, repetitions and threads must be at least 1, found " +
+                                std::to_string(least));
+  }
+  const int64_t longest = std::max(options.prefill_tokens, BenchOptions::kDecodePrompt + options.decode_tokens);
+  if (longest > model.context_length) {
+    throw std::invalid_argument("bench: a sequence of " + std::to_string(longest) +
+                                " tokens does not fit the model's context of " + std::to_string(model.context_length) +
+                                ": ask for fewer tokens");
+  }
+}
+
+}  // namespace
+
+int64_t attention_flops(const ModelDescription& model, int64_t num_tokens) {
+  int64_t num_pairs = 0;
+  for (const BlockDescription& block : model.blocks) num_pairs += visible_pairs(0, num_tokens, block.sliding_window);
+  return 4 * model.num_heads * model.head_size * num_pairs;
+}
+
+BenchResult bench(Transformer& model, Isa isa, int num_threads, const BenchOptions& options,
+                  const std::function<void(int64_t, int64_t)>& progress) {
+  // Below this, the roof's threads would have too little to read each (roof.h).
+  constexpr int64_t kLeastRoofBytes = 64 << 10;
+  const ModelDescription& description = model.description();
+  check(description, num_threads, options);
+  MemorySampler memory;
+  BenchResult result;
+  result.backend = model.backend().name();
+  result.kernels = model.kernel_names();
+  result.num_threads = num_threads;
+  result.options = options;
+  result.bytes_per_token = model.bytes_per_token();
+  result.roof_footprint_bytes = std::max(result.bytes_per_token, kLeastRoofBytes * num_threads);
+  result.resident_bytes = model.resident_bytes();
+
+  const std::vector<int32_t> prompt = arbitrary_tokens(description, options.prefill_tokens);
+  const std::vector<int32_t> decoded =
+      arbitrary_tokens(description, BenchOptions::kDecodePrompt + options.decode_tokens);
+  std::vector<double> prefill, decode;
+  if (progress) progress(0, options.repetitions);
+  for (int64_t n = 0; n < options.repetitions; ++n) {
+    throw_if_interrupted();
+    result.fma_roof_gflops = std::max(result.fma_roof_gflops, measure_fma_gflops(isa, num_threads));
+    prefill.push_back(prefill_speed(model, prompt));
+    throw_if_interrupted();
+    result.read_roof_gbps =
+        std::max(result.read_roof_gbps, measure_read_gbps(result.roof_footprint_bytes, num_threads));
+    decode.push_back(decode_speed(model, decoded));
+    if (progress) progress(n + 1, options.repetitions);
+  }
+
+  result.prefill_tokens_per_second = summarize(prefill);
+  result.decode_tokens_per_second = summarize(decode);
+  result.linear_flops = 2 * linear_parameters(description) * options.prefill_tokens;
+  result.attention_flops = attention_flops(description, options.prefill_tokens);
+  result.head_flops = 2 * description.vocabulary_size * description.hidden_size;
+  const double prefill_seconds = static_cast<double>(options.prefill_tokens) / result.prefill_tokens_per_second.best;
+  result.prefill_gflops = static_cast<double>(result.linear_flops) / prefill_seconds / 1e9;
+  result.prefill_share = result.prefill_gflops / result.fma_roof_gflops;
+
+  int64_t num_pairs = 0;
+  for (const BlockDescription& block : description.blocks) {
+    num_pairs += visible_pairs(BenchOptions::kDecodePrompt, options.decode_tokens, block.sliding_window);
+  }
+  const int64_t pair_bytes = model.kv_bytes_per_token() / static_cast<int64_t>(description.blocks.size());
+  result.kv_bits = model.kv_bits();
+  result.attention_bits = model.attention_bits();
+  result.kv_bytes_per_token = num_pairs * pair_bytes / options.decode_tokens;
+  result.decode_gbps = static_cast<double>(result.bytes_per_token) * result.decode_tokens_per_second.best / 1e9;
+  result.decode_share = result.decode_gbps / result.read_roof_gbps;
+  result.peak_memory_bytes = memory.peak_bytes();
+  return result;
+}
+
+std::string to_json(const BenchResult& result) {
+  nlohmann::ordered_json json;
+  json["backend"] = result.backend;
+  json["kernels"] = result.kernels;
+  json["threads"] = result.num_threads;
+  json["repetitions"] = result.options.repetitions;
+  json["prefill_tokens"] = result.options.prefill_tokens;
+  json["prefill_tokens_per_second"] = result.prefill_tokens_per_second.best;
+  json["prefill_tokens_per_second_median"] = result.prefill_tokens_per_second.median;
+  json["prefill_linear_flops"] = result.linear_flops;
+  json["prefill_attention_flops"] = result.attention_flops;
+  json["prefill_head_flops"] = result.head_flops;
+  json["prefill_gflops"] = result.prefill_gflops;
+  json["prefill_roof_gflops"] = result.fma_roof_gflops;
+  json["prefill_share"] = result.prefill_share;
+  json["decode_tokens"] = result.options.decode_tokens;
+  json["decode_prompt_tokens"] = BenchOptions::kDecodePrompt;
+  json["decode_tokens_per_second"] = result.decode_tokens_per_second.best;
+  json["decode_tokens_per_second_median"] = result.decode_tokens_per_second.median;
+  json["bytes_per_token"] = result.bytes_per_token;
+  json["kv_bits"] = result.kv_bits;
+  json["attention_bits"] = result.attention_bits;
+  json["kv_bytes_per_token"] = result.kv_bytes_per_token;
+  json["decode_gbps"] = result.decode_gbps;
+  json["decode_roof_gbps"] = result.read_roof_gbps;
+  json["decode_roof_footprint_bytes"] = result.roof_footprint_bytes;
+  json["decode_share"] = result.decode_share;
+  json["resident_bytes"] = result.resident_bytes;
+  json["peak_memory_bytes"] = result.peak_memory_bytes;
+  return json.dump();
+}
+
+std::string to_text(const BenchResult& result) {
+  std::ostringstream text;
+  const auto percent = [](double share) { return format_number(100.0 * share, 1) + " %"; };
+  const auto speed = [](const Speed& s) {
+    return format_number(s.best, 1) + " tokens/s best, " + format_number(s.median, 1) + " median";
+  };
+  text << "backend     " << result.backend << ", " << result.num_threads << " threads, best of "
+       << result.options.repetitions << '\n';
+  text << "kernels    ";
+  for (const std::string& kernel : result.kernels) text << ' ' << kernel;
+  text << '\n';
+  text << "prefill     " << result.options.prefill_tokens << " tokens: " << speed(result.prefill_tokens_per_second)
+       << '\n';
+  text << "            " << format_number(result.prefill_gflops, 1)
+       << " GFLOP/s in linears = " << percent(result.prefill_share) << " of the FMA roof of "
+       << format_number(result.fma_roof_gflops, 1) << " GFLOP/s (attention, in " << result.attention_bits
+       << " bits, not counted: "
+       << percent(static_cast<double>(result.attention_flops) / static_cast<double>(result.linear_flops))
+       << " of the linears' work)\n";
+  text << "decode      " << result.options.decode_tokens << " tokens: " << speed(result.decode_tokens_per_second)
+       << '\n';
+  text << "            " << result.bytes_per_token << " bytes per token, " << format_number(result.decode_gbps, 2)
+       << " GB/s = " << percent(result.decode_share) << " of the read roof of "
+       << format_number(result.read_roof_gbps, 2) << " GB/s over " << format_bytes(result.roof_footprint_bytes)
+       << " (keys and values in " << result.kv_bits << " bits, not counted: " << result.kv_bytes_per_token
+       << " bytes)\n";
+  text << "memory      weights " << format_bytes(result.resident_bytes) << ", peak "
+       << format_bytes(result.peak_memory_bytes) << '\n';
+  return text.str();
+}
+
+}  // namespace pare

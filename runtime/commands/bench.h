@@ -1,0 +1,72 @@
+// How fast a model runs here, and how near that is to what this machine can do at all.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "runtime/engine/transformer.h"
+
+namespace pare {
+
+struct BenchOptions {
+  int64_t prefill_tokens = 512;
+  int64_t decode_tokens = 64;  // decoded one by one after a prompt of kDecodePrompt tokens
+  int64_t repetitions = 5;
+  static constexpr int64_t kDecodePrompt = 8;
+};
+
+// Over the repetitions.
+struct Speed {
+  double best = 0.0;
+  double median = 0.0;
+};
+
+struct BenchResult {
+  std::string backend;               // "cpu-avx512"
+  std::vector<std::string> kernels;  // names of the linears' kernels
+  int num_threads = 0;
+  BenchOptions options;
+  Speed prefill_tokens_per_second;
+  Speed decode_tokens_per_second;
+
+  // Prefill. The share counts the blocks' linears alone, 2 * parameters * tokens; the attention's two products and the
+  // one row of logits are stated beside it and not counted.
+  int64_t linear_flops = 0;
+  int64_t attention_flops = 0;
+  int64_t head_flops = 0;
+  double fma_roof_gflops = 0.0;  // best of the run
+  double prefill_gflops = 0.0;   // linear_flops at the best speed
+  double prefill_share = 0.0;    // of the roof
+
+  // Decode. One token reads every packed linear and one row of the embedding; the keys and values it reads besides, on
+  // average, are stated and not counted.
+  int64_t bytes_per_token = 0;
+  int kv_bits = 0;
+  int attention_bits = 0;
+  int64_t kv_bytes_per_token = 0;
+  int64_t roof_footprint_bytes = 0;  // over which the roof was read: bytes_per_token, or the least that can be measured
+  double read_roof_gbps = 0.0;
+  double decode_gbps = 0.0;
+  double decode_share = 0.0;
+
+  int64_t resident_bytes = 0;
+  int64_t peak_memory_bytes = 0;  // sampled RssAnon + RssShmem; callers may widen it to loading
+};
+
+// `isa` and `num_threads` (> 0) are those of the model's backend; the roofs are measured with them, between the
+// repetitions, so that what disturbs the machine disturbs both. Throws std::invalid_argument when an option is below 1
+// or exceeds the model's context; Interrupted between repetitions. `progress` (repetitions done, repetitions) may be
+// empty.
+BenchResult bench(Transformer& model, Isa isa, int num_threads, const BenchOptions& options,
+                  const std::function<void(int64_t, int64_t)>& progress = {});
+
+// Products of queries with keys and of weights with values, 2 * 2 * H * K for each pair of a token and one it sees, in
+// all blocks.
+int64_t attention_flops(const ModelDescription& model, int64_t num_tokens);
+
+std::string to_json(const BenchResult& result);
+std::string to_text(const BenchResult& result);
+
+}  // namespace pare

@@ -1,0 +1,333 @@
+#include "runtime/commands/command_line.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cxxopts.hpp>
+#include <iostream>
+#include <limits>
+#include <sstream>
+
+#include "runtime/engine/backend.h"
+#include "runtime/system/interrupt.h"
+#include "runtime/system/nearest_name.h"
+#include "runtime/system/version.h"
+
+namespace pare {
+namespace {
+
+constexpr int kDone = 0, kFailed = 1, kWrongUsage = 2, kInterrupted = 130;
+constexpr size_t kHelpColumn = 28;
+constexpr size_t kHelpWidth = 100;
+
+const std::array<OptionSpec, 3> kEveryCommand = {{
+    {.name = "json", .help = "print one JSON object on standard output and nothing else there"},
+    {.name = "quiet", .help = "no progress on standard error"},
+    {.name = "help", .help = "print this help and stop"},
+}};
+
+std::vector<OptionSpec> all_options(const Command& command) {
+  std::vector<OptionSpec> options = command.options;
+  options.insert(options.end(), kEveryCommand.begin(), kEveryCommand.end());
+  return options;
+}
+
+template <typename Number>
+std::optional<Number> parse_number(std::string_view text) {
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::string joined(std::span<const std::string> words, std::string_view separator) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : std::string(separator)) + word;
+  return text;
+}
+
+// What an option accepts, for messages.
+std::string expected_value(const OptionSpec& option) {
+  if (!option.choices.empty()) return "one of " + joined(option.choices, ", ");
+  switch (option.kind) {
+    case OptionKind::flag:
+      return "no value";
+    case OptionKind::text:
+      return "a text";
+    case OptionKind::integer:
+      break;
+    case OptionKind::number:
+      break;
+    case OptionKind::bytes:
+      return "a size such as 700MiB or 8GiB";
+  }
+  std::string text = option.kind == OptionKind::integer ? "a whole number" : "a number";
+  if (option.minimum)
+    text += " of at least " + format_number(*option.minimum, option.kind == OptionKind::integer ? 0 : 2);
+  return text;
+}
+
+bool accepts(const OptionSpec& option, const std::string& value) {
+  const auto in_range = [&](auto number) {
+    return number && (!option.minimum || static_cast<double>(*number) >= *option.minimum);
+  };
+  switch (option.kind) {
+    case OptionKind::flag:
+      return true;
+    case OptionKind::text:
+      return option.choices.empty() ||
+             std::find(option.choices.begin(), option.choices.end(), value) != option.choices.end();
+    case OptionKind::integer:
+      return in_range(parse_number<int64_t>(value));
+    case OptionKind::number:
+      return in_range(parse_number<double>(value));
+    case OptionKind::bytes:
+      return parse_bytes(value).has_value();
+  }
+  return false;
+}
+
+std::string usage_line(const Program& program, const Command& command) {
+  std::string line = "Usage: " + program.name + " " + command.name;
+  for (const PositionalSpec& positional : command.positionals) line += " " + positional.name;
+  for (const OptionSpec& option : command.options) {
+    if (option.required) line += " --" + option.name + " " + option.value_name;
+  }
+  return line + " [options]";
+}
+
+std::string get_help(const Program& program, const Command& command) {
+  return "; see " + program.name + " " + command.name + " --help";
+}
+
+// "  left      right, wrapped at kHelpWidth"
+void append_entry(std::ostringstream& help, const std::string& left, const std::string& right) {
+  std::string line = "  " + left;
+  line.resize(std::max(line.size() + 2, kHelpColumn), ' ');
+  std::istringstream words(right);
+  bool line_is_empty = true;
+  for (std::string word; words >> word; line_is_empty = false) {
+    if (!line_is_empty && line.size() + 1 + word.size() > kHelpWidth) {
+      help << line << '\n';
+      line.assign(kHelpColumn, ' ');
+      line_is_empty = true;
+    }
+    line += (line_is_empty ? "" : " ") + word;
+  }
+  help << line << '\n';
+}
+
+std::vector<std::string> names_of(const auto& entries) {
+  std::vector<std::string> names;
+  for (const auto& entry : entries) names.push_back(entry.name);
+  return names;
+}
+
+}  // namespace
+
+// Runs cxxopts over the words and keeps checked texts.
+class ArgumentParser {
+ public:
+  ArgumentParser(const Program& program, const Command& command)
+      : program_(program), command_(command), options_(all_options(command)) {}
+
+  Arguments parse(std::span<const std::string> words) const {
+    const cxxopts::ParseResult parsed = run_cxxopts(words);
+    Arguments arguments;
+    if (parsed.count("help") > 0) {  // whatever else is missing or wrong
+      arguments.values_["help"] = "";
+      return arguments;
+    }
+    for (const OptionSpec& option : options_) {
+      if (parsed.count(option.name) > 0) {
+        arguments.values_[option.name] = value_of(parsed, option);
+      } else if (!option.default_value.empty()) {
+        arguments.values_[option.name] = option.default_value;
+      } else if (option.required) {
+        throw WrongUsage("option --" + option.name + " " + option.value_name + " is missing" +
+                         get_help(program_, command_));
+      }
+    }
+    arguments.positionals_ = parsed.unmatched();
+    check_positionals(arguments.positionals_);
+    return arguments;
+  }
+
+ private:
+  cxxopts::ParseResult run_cxxopts(std::span<const std::string> words) const {
+    cxxopts::Options parser(program_.name);
+    for (const OptionSpec& option : options_) {
+      if (option.kind == OptionKind::flag) {
+        parser.add_options()(option.name, "", cxxopts::value<bool>());
+      } else {
+        parser.add_options()(option.name, "", cxxopts::value<std::string>());
+      }
+    }
+    std::vector<const char*> argv = {program_.name.c_str()};
+    for (const std::string& word : words) argv.push_back(word.c_str());
+    try {
+      return parser.parse(static_cast<int>(argv.size()), argv.data());
+    } catch (const cxxopts::exceptions::no_such_option& error) {
+      const std::string name = quoted(error.what());
+      throw WrongUsage("unknown option --" + name + did_you_mean(name, names_of(options_), "--") +
+                       get_help(program_, command_));
+    } catch (const cxxopts::exceptions::missing_argument& error) {
+      throw WrongUsage("option --" + quoted(error.what()) + " needs a value" + get_help(program_, command_));
+    } catch (const cxxopts::exceptions::exception& error) {
+      throw WrongUsage(error.what() + get_help(program_, command_));
+    }
+  }
+
+  // cxxopts' exceptions carry the name only inside their message.
+  static std::string quoted(const std::string& message) {
+    const size_t begin = message.find(cxxopts::LQUOTE) + cxxopts::LQUOTE.size();
+    return message.substr(begin, message.find(cxxopts::RQUOTE) - begin);
+  }
+
+  std::string value_of(const cxxopts::ParseResult& parsed, const OptionSpec& option) const {
+    if (option.kind == OptionKind::flag) return "";
+    std::string value = parsed[option.name].as<std::string>();
+    if (!accepts(option, value)) {
+      throw WrongUsage("option --" + option.name + ": expected " + expected_value(option) + ", found '" + value + "'" +
+                       did_you_mean(value, option.choices) + get_help(program_, command_));
+    }
+    return value;
+  }
+
+  void check_positionals(std::span<const std::string> found) const {
+    const size_t num_expected = command_.positionals.size();
+    if (found.size() < num_expected) {
+      throw WrongUsage("argument " + command_.positionals[found.size()].name + " is missing" +
+                       get_help(program_, command_));
+    }
+    if (found.size() > num_expected) {
+      throw WrongUsage("unexpected argument '" + found[num_expected] + "'" + get_help(program_, command_));
+    }
+  }
+
+  const Program& program_;
+  const Command& command_;
+  std::vector<OptionSpec> options_;
+};
+
+bool Arguments::given(const std::string& name) const {
+  return values_.contains(name);
+}
+
+const std::string& Arguments::text(const std::string& name) const {
+  const auto found = values_.find(name);
+  if (found == values_.end()) throw std::logic_error("option --" + name + " was read but not given and has no default");
+  return found->second;
+}
+
+int64_t Arguments::integer(const std::string& name) const {
+  return parse_number<int64_t>(text(name)).value();
+}
+double Arguments::number(const std::string& name) const {
+  return parse_number<double>(text(name)).value();
+}
+int64_t Arguments::bytes(const std::string& name) const {
+  return parse_bytes(text(name)).value();
+}
+
+Console::Console(bool json, bool quiet, std::ostream& out, std::ostream& err)
+    : report_(!json   ? out.rdbuf()
+              : quiet ? nullptr
+                      : err.rdbuf()),
+      progress_(progress_style(quiet), err) {}
+
+Arguments parse_arguments(const Program& program, const Command& command, std::span<const std::string> words) {
+  return ArgumentParser(program, command).parse(words);
+}
+
+std::string program_help(const Program& program) {
+  std::ostringstream help;
+  help << "Usage: " << program.name << " COMMAND [arguments] [options]\n\n" << program.summary << "\n\nCommands:\n";
+  for (const Command& command : program.commands) append_entry(help, command.name, command.summary);
+  help << "\nOptions:\n";
+  append_entry(help, "--help", "print this help, or with a command that command's, and stop");
+  append_entry(help, "--version", "print the version and stop");
+  help << "\nExit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.\n";
+  return help.str();
+}
+
+std::string command_help(const Program& program, const Command& command) {
+  std::ostringstream help;
+  help << usage_line(program, command) << "\n\n" << command.summary << '\n';
+  if (!command.positionals.empty()) help << "\nArguments:\n";
+  for (const PositionalSpec& positional : command.positionals) append_entry(help, positional.name, positional.help);
+  help << "\nOptions:\n";
+  for (const OptionSpec& option : all_options(command)) {
+    std::string text = option.help;
+    if (!option.choices.empty()) text += ": " + joined(option.choices, " or ");
+    if (option.required) text += " (required)";
+    if (!option.default_value.empty()) text += " (default: " + option.default_value + ")";
+    append_entry(help, "--" + option.name + (option.value_name.empty() ? "" : " " + option.value_name), text);
+  }
+  return help.str();
+}
+
+namespace {
+
+const Command& find_command(const Program& program, const std::string& name) {
+  for (const Command& command : program.commands) {
+    if (command.name == name) return command;
+  }
+  const bool is_option = name.starts_with("-");
+  throw WrongUsage((is_option ? "unknown option " : "unknown command '") + name + (is_option ? "" : "'") +
+                   did_you_mean(name, names_of(program.commands)) + "; see " + program.name + " --help");
+}
+
+void run_command(const Program& program, const Command& command, std::span<const std::string> words) {
+  const Arguments arguments = parse_arguments(program, command, words);
+  if (arguments.flag("help")) {
+    std::cout << command_help(program, command);
+    return;
+  }
+  const bool json = arguments.flag("json");
+  Console console(json, arguments.flag("quiet"), std::cout, std::cerr);
+  command.run(arguments, console);
+  console.progress().finish();
+  if (json) std::cout << console.result() << '\n';
+}
+
+void run_words(const Program& program, std::span<const std::string> words) {
+  if (words.empty()) throw WrongUsage("a command is missing; see " + program.name + " --help");
+  if (words[0] == "--help" || words[0] == "-h") {
+    std::cout << program_help(program);
+  } else if (words[0] == "--version") {
+    std::cout << program.name << " " << version() << '\n';
+  } else {
+    run_command(program, find_command(program, words[0]), words.subspan(1));
+  }
+  std::cout.flush();
+  if (!std::cout) throw std::runtime_error("standard output cannot be written: is the disk full?");
+}
+
+}  // namespace
+
+int run_program(const Program& program, int argc, const char* const* argv) {
+  const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  const auto report = [&](const std::string& message, int status) {
+    std::cout.flush();
+    std::cerr << program.name << ": " << message << std::endl;
+    return status;
+  };
+  try {
+    detect_isa();  // a CPU that lacks what this program is compiled for gets a sentence, not an illegal instruction
+    install_interrupt_handler();
+    run_words(program, words);
+    return kDone;
+  } catch (const Interrupted& error) {
+    return report(error.what(), kInterrupted);
+  } catch (const WrongUsage& error) {
+    return report(error.what(), kWrongUsage);
+  } catch (const std::bad_alloc&) {
+    return report("out of memory: use a smaller model or context, or a machine with more memory", kFailed);
+  } catch (const std::exception& error) {
+    return report(error.what(), kFailed);
+  }
+}
+
+}  // namespace pare

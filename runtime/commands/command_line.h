@@ -1,0 +1,115 @@
+// The command line of both programs: a table of commands is parsed, explained (--help) and run from the same entries,
+// so that help and behaviour cannot drift apart.
+//
+// Exit status: 0 done, 1 failed, 2 wrong usage (unknown command or option, missing or malformed value), 130
+// interrupted. Results go to standard output, everything else to standard error. With --json standard output holds
+// exactly one JSON object when the command succeeds and nothing when it fails.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <ostream>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/system/byte_count.h"
+#include "runtime/system/progress.h"
+
+namespace pare {
+
+// The command line is wrong, before anything was tried.
+class WrongUsage : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+enum class OptionKind {
+  flag,  // takes no value
+  text,
+  integer,
+  number,
+  bytes  // "700MiB", "8GiB", "1500MB", "123456"
+};
+
+struct OptionSpec {
+  std::string name;  // without the dashes
+  OptionKind kind = OptionKind::flag;
+  std::string value_name = {};     // "FILE", "N"; empty for flags
+  std::string default_value = {};  // as it would be typed; empty: not given
+  std::string help = {};
+  bool required = false;
+  std::vector<std::string> choices = {};  // of a text; empty: any
+  std::optional<double> minimum = {};     // of a number
+};
+
+struct PositionalSpec {
+  std::string name;  // "MODEL"
+  std::string help;
+};
+
+// The words of one command, checked against its specification; names that it does not have are a fault of the program
+// (std::logic_error).
+class Arguments {
+ public:
+  const std::string& positional(size_t index) const { return positionals_.at(index); }
+  bool given(const std::string& name) const;  // typed, or has a default
+  bool flag(const std::string& name) const { return given(name); }
+  const std::string& text(const std::string& name) const;
+  int64_t integer(const std::string& name) const;
+  double number(const std::string& name) const;
+  int64_t bytes(const std::string& name) const;
+
+ private:
+  friend class ArgumentParser;
+  std::vector<std::string> positionals_;
+  std::map<std::string, std::string> values_;
+};
+
+// What a command talks to.
+class Console {
+ public:
+  Console(bool json, bool quiet, std::ostream& out, std::ostream& err);
+
+  Progress& progress() { return progress_; }
+  // For people: standard output; standard error with --json; nowhere with --json --quiet.
+  std::ostream& report() { return report_; }
+  // The JSON object that --json prints when the command is done.
+  void set_result(std::string json_object) { result_ = std::move(json_object); }
+  const std::string& result() const { return result_; }
+
+ private:
+  std::ostream report_;
+  Progress progress_;
+  std::string result_;
+};
+
+struct Command {
+  std::string name;
+  std::string summary;  // one line
+  std::vector<PositionalSpec> positionals;
+  std::vector<OptionSpec> options;  // --json, --quiet and --help are added to every command
+  std::function<void(const Arguments&, Console&)> run;
+};
+
+struct Program {
+  std::string name;
+  std::string summary;
+  std::vector<Command> commands;
+};
+
+// Throws WrongUsage: what is wrong, the nearest right name, how to get help.
+Arguments parse_arguments(const Program& program, const Command& command, std::span<const std::string> words);
+
+std::string program_help(const Program& program);
+std::string command_help(const Program& program, const Command& command);
+
+// The whole of main(): installs the interrupt handler, checks the CPU, finds and runs the command, reports errors.
+// Returns the exit status.
+int run_program(const Program& program, int argc, const char* const* argv);
+
+}  // namespace pare

@@ -1,0 +1,16 @@
+// The commands that both programs have: import, eval, generate, tokenize, inspect, verify, bench.
+#pragma once
+
+#include <vector>
+
+#include "runtime/commands/command_line.h"
+
+namespace pare {
+
+// In the order in which --help lists them. compress/main.cpp puts its own beside them.
+std::vector<Command> runtime_commands();
+
+// --threads and --isa, for every command that computes.
+std::vector<OptionSpec> compute_options();
+
+}  // namespace pare

@@ -1,0 +1,284 @@
+#include "runtime/commands/inspect.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
+
+#include "runtime/files/gguf.h"
+#include "runtime/files/npy.h"
+#include "runtime/files/safetensors.h"
+#include "runtime/format/tensor_view.h"
+#include "runtime/system/progress.h"
+
+namespace pare {
+namespace {
+
+TensorSummary summarize(const std::string& name, const TensorView& tensor) {
+  return {name, std::string(dtype_name(tensor.dtype)), tensor.shape, static_cast<int64_t>(tensor.data.size())};
+}
+
+Inspection inspect_checkpoint(const std::filesystem::path& path) {
+  const Checkpoint checkpoint = Checkpoint::open(path);
+  Inspection result;
+  result.kind = "checkpoint";
+  if (checkpoint.is_encoder()) {
+    result.encoder = checkpoint.encoder();
+  } else {
+    result.model = checkpoint.description();
+  }
+  result.sizes = weight_sizes(checkpoint);
+  result.is_quantized = checkpoint.is_quantized();
+  result.quantization_method = checkpoint.quantization_method();
+  for (const std::filesystem::path& file : checkpoint.weight_files()) {
+    result.num_bytes += static_cast<int64_t>(std::filesystem::file_size(file));
+  }
+  for (const std::string& name : checkpoint.tensor_names())
+    result.tensors.push_back(summarize(name, checkpoint.tensor(name)));
+  return result;
+}
+
+Inspection inspect_safetensors(const std::filesystem::path& path) {
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  Inspection result;
+  result.kind = "safetensors";
+  for (const auto& [name, tensor] : file.tensors()) result.tensors.push_back(summarize(name, tensor));
+  return result;
+}
+
+Inspection inspect_gguf(const std::filesystem::path& path) {
+  const GgufFile file = GgufFile::open(path);
+  Inspection result;
+  result.kind = "gguf";
+  result.architecture = file.text("general.architecture");
+  for (const auto& [name, tensor] : file.tensors()) {
+    const GgufBlock block = gguf_block(static_cast<uint32_t>(tensor.type));
+    result.tensors.push_back({name, std::string(block.name), tensor.shape, static_cast<int64_t>(tensor.data.size())});
+  }
+  return result;
+}
+
+Inspection inspect_windows(const std::filesystem::path& path) {
+  const TokenWindows windows = read_npy(path);
+  Inspection result;
+  result.kind = "token windows";
+  result.num_windows = windows.num_windows;
+  result.num_tokens = windows.num_tokens;
+  return result;
+}
+
+void append_line(std::ostringstream& text, std::string label, const std::string& value) {
+  label.resize(std::max<size_t>(label.size() + 1, 18), ' ');
+  text << label << value << '\n';
+}
+
+// The first mixture among the blocks, for what it says of all; nullptr: none.
+const BlockDescription* find_mixture(const ModelDescription& model) {
+  const auto found =
+      std::find_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
+  return found == model.blocks.end() ? nullptr : &*found;
+}
+
+nlohmann::ordered_json model_json(const ModelDescription& model) {
+  nlohmann::ordered_json json;
+  json["family"] = model.family;
+  json["blocks"] = model.blocks.size();
+  json["hidden_size"] = model.hidden_size;
+  json["feed_forward_size"] = model.feed_forward_size;
+  if (const BlockDescription* mixture = find_mixture(model)) {
+    json["mixtures"] =
+        std::count_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
+    json["experts"] = mixture->experts.size();
+    json["experts_per_token"] = mixture->routing.experts_per_token;
+    json["expert_feed_forward_size"] = mixture->experts.front().down.num_in;
+  }
+  json["heads"] = model.num_heads;
+  json["kv_heads"] = model.num_kv_heads;
+  json["head_size"] = model.head_size;
+  json["vocabulary_size"] = model.vocabulary_size;
+  json["context_length"] = model.context_length;
+  json["tied_head"] = model.tied_head;
+  return json;
+}
+
+nlohmann::ordered_json encoder_json(const EncoderDescription& model) {
+  nlohmann::ordered_json json;
+  json["family"] = model.family;
+  json["blocks"] = model.blocks.size();
+  json["hidden_size"] = model.hidden_size;
+  json["feed_forward_size"] = model.feed_forward_size;
+  json["heads"] = model.num_heads;
+  json["head_size"] = model.head_size;
+  json["vocabulary_size"] = model.vocabulary_size;
+  json["context_length"] = model.context_length;
+  return json;
+}
+
+void append_model(std::ostringstream& text, const ModelDescription& model) {
+  append_line(text, "blocks",
+              std::to_string(model.blocks.size()) + ", width " + std::to_string(model.hidden_size) + ", feed-forward " +
+                  std::to_string(model.feed_forward_size));
+  if (const BlockDescription* mixture = find_mixture(model)) {
+    const auto num_mixtures =
+        std::count_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
+    append_line(text, "experts",
+                std::to_string(mixture->experts.size()) + " of feed-forward " +
+                    std::to_string(mixture->experts.front().down.num_in) + ", " +
+                    std::to_string(mixture->routing.experts_per_token) + " for each token, in " +
+                    std::to_string(num_mixtures) + " of the blocks");
+  }
+  append_line(text, "heads",
+              std::to_string(model.num_heads) + " of " + std::to_string(model.head_size) + ", " +
+                  std::to_string(model.num_kv_heads) + " for keys and values");
+  append_line(text, "vocabulary", std::to_string(model.vocabulary_size) + (model.tied_head ? ", head tied" : ""));
+  append_line(text, "context", std::to_string(model.context_length));
+}
+
+void append_model(std::ostringstream& text, const EncoderDescription& model) {
+  append_line(text, "blocks",
+              std::to_string(model.blocks.size()) + " of an encoder, width " + std::to_string(model.hidden_size) +
+                  ", feed-forward " + std::to_string(model.feed_forward_size));
+  append_line(text, "heads", std::to_string(model.num_heads) + " of " + std::to_string(model.head_size));
+  append_line(text, "vocabulary", std::to_string(model.vocabulary_size));
+  append_line(text, "context", std::to_string(model.context_length));
+}
+
+}  // namespace
+
+std::vector<LinearDescription> block_linears(const ModelDescription& model) {
+  std::vector<LinearDescription> linears;
+  for (const BlockDescription& block : model.blocks) {
+    linears.insert(linears.end(), {block.q, block.k, block.v, block.o});
+    if (block.router) linears.push_back(*block.router);
+    for (const FeedForwardDescription& expert : block.experts) {
+      linears.insert(linears.end(), {expert.gate, expert.up, expert.down});
+    }
+  }
+  return linears;
+}
+
+WeightSizes weight_sizes(const Checkpoint& checkpoint) {
+  const std::vector<std::string> names = checkpoint.tensor_names();  // sorted
+  const auto stored_bytes = [&](const LinearDescription& linear) {
+    const std::string prefix = linear.name + ".";
+    int64_t num_bytes = 0;
+    for (auto name = std::lower_bound(names.begin(), names.end(), prefix); name != names.end(); ++name) {
+      if (!name->starts_with(prefix)) break;
+      if (*name != prefix + "bias") num_bytes += static_cast<int64_t>(checkpoint.tensor(*name).data.size());
+    }
+    return num_bytes;
+  };
+  WeightSizes sizes;
+  const std::vector<LinearDescription> linears =
+      checkpoint.is_encoder() ? block_linears(checkpoint.encoder()) : block_linears(checkpoint.description());
+  for (const LinearDescription& linear : linears) {
+    sizes.linear_parameters += linear.num_out * linear.num_in;
+    sizes.linear_bytes += stored_bytes(linear);
+  }
+  sizes.all_parameters = sizes.linear_parameters;
+  sizes.all_bytes = sizes.linear_bytes;
+  std::vector<LinearDescription> ends = {checkpoint.embedding()};
+  if (checkpoint.is_encoder()) {
+    ends.insert(ends.end(), {checkpoint.encoder().token_type_embedding, checkpoint.encoder().position_embedding});
+  } else if (!checkpoint.description().tied_head) {
+    ends.push_back(checkpoint.head());
+  }
+  for (const LinearDescription& end : ends) {
+    sizes.all_parameters += end.num_out * end.num_in;
+    sizes.all_bytes += stored_bytes(end);
+  }
+  return sizes;
+}
+
+std::map<std::string, int64_t> Inspection::bytes_by_dtype() const {
+  std::map<std::string, int64_t> sums;
+  for (const TensorSummary& tensor : tensors) sums[tensor.dtype] += tensor.num_bytes;
+  return sums;
+}
+
+Inspection inspect(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path)) throw std::runtime_error(path.string() + ": no such file or directory");
+  if (std::filesystem::is_directory(path)) return inspect_checkpoint(path);
+  const std::filesystem::path extension = path.extension();
+  Inspection result;
+  if (extension == ".safetensors") {
+    result = inspect_safetensors(path);
+  } else if (extension == ".gguf") {
+    result = inspect_gguf(path);
+  } else if (extension == ".npy") {
+    result = inspect_windows(path);
+  } else {
+    throw std::invalid_argument(path.string() +
+                                ": expected a Hugging Face directory, or a .safetensors, .gguf or .npy file");
+  }
+  result.num_bytes = static_cast<int64_t>(std::filesystem::file_size(path));
+  return result;
+}
+
+std::string to_json(const Inspection& inspection) {
+  nlohmann::ordered_json json;
+  json["kind"] = inspection.kind;
+  json["bytes"] = inspection.num_bytes;
+  if (inspection.kind == "token windows") {
+    json["windows"] = inspection.num_windows;
+    json["tokens"] = inspection.num_tokens;
+    return json.dump();
+  }
+  if (!inspection.architecture.empty()) json["architecture"] = inspection.architecture;
+  if (inspection.sizes) {
+    json["model"] = inspection.model ? model_json(*inspection.model) : encoder_json(*inspection.encoder);
+    json["quantized"] = inspection.is_quantized;
+    json["linear_parameters"] = inspection.sizes->linear_parameters;
+    json["parameters"] = inspection.sizes->all_parameters;
+    json["bits_per_weight_linears"] = inspection.sizes->linear_bits();
+    json["bits_per_weight"] = inspection.sizes->all_bits();
+  }
+  json["bytes_by_dtype"] = inspection.bytes_by_dtype();
+  json["tensors"] = nlohmann::ordered_json::array();
+  for (const TensorSummary& tensor : inspection.tensors) {
+    json["tensors"].push_back(
+        {{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"bytes", tensor.num_bytes}});
+  }
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+std::string to_text(const Inspection& inspection, bool list_tensors) {
+  std::ostringstream text;
+  append_line(text, "kind", inspection.kind);
+  append_line(text, "size", format_bytes(inspection.num_bytes));
+  if (inspection.kind == "token windows") {
+    append_line(text, "windows",
+                std::to_string(inspection.num_windows) + " of " + std::to_string(inspection.num_tokens) + " tokens");
+    return text.str();
+  }
+  if (!inspection.architecture.empty()) append_line(text, "architecture", inspection.architecture);
+  if (inspection.sizes) {
+    const WeightSizes& sizes = *inspection.sizes;
+    const std::string& family = inspection.model ? inspection.model->family : inspection.encoder->family;
+    append_line(text, "family",
+                family + (inspection.is_quantized ? ", quantized (" + inspection.quantization_method + ")" : ""));
+    if (inspection.model) {
+      append_model(text, *inspection.model);
+    } else {
+      append_model(text, *inspection.encoder);
+    }
+    append_line(text, "parameters",
+                std::to_string(sizes.all_parameters) + ", " + std::to_string(sizes.linear_parameters) +
+                    " of them in the blocks' linears");
+    append_line(text, "bits per weight",
+                format_number(sizes.linear_bits(), 3) + " in the blocks' linears, " +
+                    format_number(sizes.all_bits(), 3) +
+                    (inspection.model ? " with embedding and head" : " with embeddings"));
+  }
+  append_line(text, "tensors", std::to_string(inspection.tensors.size()));
+  for (const auto& [dtype, num_bytes] : inspection.bytes_by_dtype())
+    append_line(text, "  " + dtype, format_bytes(num_bytes));
+  if (list_tensors) {
+    for (const TensorSummary& tensor : inspection.tensors) {
+      text << tensor.name << ' ' << tensor.dtype << ' ' << shape_text(tensor.shape) << '\n';
+    }
+  }
+  return text.str();
+}
+
+}  // namespace pare

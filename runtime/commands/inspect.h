@@ -1,0 +1,61 @@
+// What lies at a path: a Hugging Face checkpoint, a safetensors or GGUF file, or token windows.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/model/checkpoint.h"
+
+namespace pare {
+
+// Sizes of the weights as stored: codes, scales, zeros and group indices count, biases and norms do not.
+struct WeightSizes {
+  int64_t linear_parameters = 0;  // of the blocks' linears
+  int64_t linear_bytes = 0;
+  int64_t all_parameters = 0;  // those, the embedding, and the head unless it is tied to it
+  int64_t all_bytes = 0;
+  double linear_bits() const {
+    return 8.0 * static_cast<double>(linear_bytes) / static_cast<double>(linear_parameters);
+  }
+  double all_bits() const { return 8.0 * static_cast<double>(all_bytes) / static_cast<double>(all_parameters); }
+};
+WeightSizes weight_sizes(const Checkpoint& checkpoint);
+
+// Every linear of the blocks, in order.
+std::vector<LinearDescription> block_linears(const ModelDescription& model);
+
+struct TensorSummary {
+  std::string name;
+  std::string dtype;  // "BF16"; in a GGUF "Q4_K"
+  std::vector<int64_t> shape;
+  int64_t num_bytes = 0;
+};
+
+struct Inspection {
+  std::string kind;                           // "checkpoint", "safetensors", "gguf", "token windows"
+  int64_t num_bytes = 0;                      // of the weight files, or of the file
+  std::vector<TensorSummary> tensors;         // sorted by name
+  std::optional<ModelDescription> model;      // checkpoint of a decoder
+  std::optional<EncoderDescription> encoder;  // ... or of an encoder
+  std::optional<WeightSizes> sizes;           // checkpoint
+  bool is_quantized = false;                  // checkpoint
+  std::string quantization_method;            // checkpoint: "compressed-tensors", "awq", "bitsandbytes"; "" when dense
+  std::string architecture;                   // gguf
+  int64_t num_windows = 0, num_tokens = 0;    // token windows
+
+  // Bytes by dtype.
+  std::map<std::string, int64_t> bytes_by_dtype() const;
+};
+
+// Throws std::invalid_argument when the path is none of these, and what the readers throw.
+Inspection inspect(const std::filesystem::path& path);
+
+std::string to_json(const Inspection& inspection);
+// `list_tensors`: one line each.
+std::string to_text(const Inspection& inspection, bool list_tensors);
+
+}  // namespace pare

@@ -1,0 +1,112 @@
+// The amx path's strips and tiles, written against tile operations. `Tiles` provides, as static functions:
+//
+//   configure(), release()   this thread's 8 tiles as 16 rows x 64 bytes; back to none
+//   zero<T>()                tile T = 0
+//   load<T>(p, stride)       16 rows of 64 bytes, `stride` bytes apart
+//   store<T>(p, stride)
+//   dot_int8<C, A, B>()      C[m][n] += sum over i < 64 of A[m][i] * B[i / 4][4 n + i % 4]: int32 += int8 * int8
+//
+// int8_amx.cpp maps them to the instructions (Intel SDM volume 2, TDPBSSD), tests/runtime/cpu/plain_tiles.h to plain loops.
+//
+// TILE. 32 rows x 2 panels: tiles 0..3 hold the sums, 4 and 5 the rows, 6 and 7 the panels: four products for four
+// loads. A strip is a run of blocks of 64 positions: per 16 rows one tile of 1 KiB. A panel's 16 lines of 4 positions
+// are a tile as they lie.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "runtime/cpu/kernels/int8_kernels.h"
+
+namespace pare {
+namespace {
+
+constexpr int kAmxTileRows = 16;
+constexpr int64_t kAmxTileBytes = 1024;
+constexpr int64_t kAmxRowBytes = 64;
+
+inline void pack_amx_strip(const int8_t* codes, int64_t stride, int64_t num_rows, int64_t num_k, int64_t padded_k,
+                           uint8_t* strip) {
+  const int64_t padded_rows = num_rows <= kAmxTileRows ? kAmxTileRows : 2 * kAmxTileRows;
+  for (int64_t k = 0; k < padded_k; k += kAmxRowBytes) {
+    const int64_t count = num_k - k < kAmxRowBytes ? num_k - k : kAmxRowBytes;
+    for (int64_t r = 0; r < padded_rows; ++r, strip += kAmxRowBytes) {
+      const int64_t used = r < num_rows && count > 0 ? count : 0;
+      if (used == kAmxRowBytes) {
+        std::memcpy(strip, codes + r * stride + k, kAmxRowBytes);
+      } else {
+        if (used > 0) std::memcpy(strip, codes + r * stride + k, used);
+        std::memset(strip + used, 0, kAmxRowBytes - used);
+      }
+    }
+  }
+}
+
+// kRowTiles 1 or 2: up to 16 or 32 rows.
+template <class Tiles, int kRowTiles>
+void amx_tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate, const int32_t*,
+              int32_t* acc, int64_t acc_stride) {
+  const int64_t acc_bytes = acc_stride * 4;
+  int32_t* const lower = acc + kAmxTileRows * acc_stride;
+  if (accumulate) {
+    Tiles::template load<0>(acc, acc_bytes);
+    Tiles::template load<1>(acc + kPanel, acc_bytes);
+    if constexpr (kRowTiles == 2) {
+      Tiles::template load<2>(lower, acc_bytes);
+      Tiles::template load<3>(lower + kPanel, acc_bytes);
+    }
+  } else {
+    Tiles::template zero<0>();
+    Tiles::template zero<1>();
+    if constexpr (kRowTiles == 2) {
+      Tiles::template zero<2>();
+      Tiles::template zero<3>();
+    }
+  }
+  const uint8_t* const panel_0 = panels[0];
+  const uint8_t* const panel_1 = panels[1];
+  for (int64_t byte = 0; byte < num_k * 16; byte += kAmxTileBytes) {
+    Tiles::template load<6>(panel_0 + byte, kAmxRowBytes);
+    Tiles::template load<4>(strip, kAmxRowBytes);
+    Tiles::template load<7>(panel_1 + byte, kAmxRowBytes);
+    Tiles::template dot_int8<0, 4, 6>();
+    Tiles::template dot_int8<1, 4, 7>();
+    if constexpr (kRowTiles == 2) {
+      Tiles::template load<5>(strip + kAmxTileBytes, kAmxRowBytes);
+      Tiles::template dot_int8<2, 5, 6>();
+      Tiles::template dot_int8<3, 5, 7>();
+    }
+    strip += kRowTiles * kAmxTileBytes;
+  }
+  Tiles::template store<0>(acc, acc_bytes);
+  Tiles::template store<1>(acc + kPanel, acc_bytes);
+  if constexpr (kRowTiles == 2) {
+    Tiles::template store<2>(lower, acc_bytes);
+    Tiles::template store<3>(lower + kPanel, acc_bytes);
+  }
+}
+
+// The amx path on top of another path's kernels for few rows, for widening and for finishing.
+template <class Tiles>
+Int8Kernels make_amx_kernels(const Int8Kernels& base) {
+  Int8Kernels kernels = base;
+  kernels.name = "amx";
+  kernels.tile_rows = 2 * kAmxTileRows;
+  kernels.tile_panels = 2;
+  kernels.strip_unit_rows = kAmxTileRows;
+  kernels.k_unit = kAmxRowBytes;
+  kernels.strip_k_bytes = 1;
+  kernels.block_k = 512;
+  kernels.strip = pack_amx_strip;
+  for (int rows = 0; rows < 2 * kAmxTileRows; ++rows) {
+    kernels.tile[rows] = rows < kAmxTileRows ? amx_tile<Tiles, 1> : amx_tile<Tiles, 2>;
+  }
+  kernels.strip_offset = 0;
+  kernels.begin_task = Tiles::configure;
+  kernels.end_task = Tiles::release;
+  return kernels;
+}
+
+}  // namespace
+}  // namespace pare

@@ -1,0 +1,83 @@
+// The kernels of int8_rows.h in the vector operations of simd_avx2.h or simd_avx512.h, which the including file
+// chooses. It also provides store_codes(p, v): kLanes whole values in [-128, 127] as bytes.
+//
+// max(a, b) gives b when either is NaN; so a maximum over a row keeps what it has when the new value comes first.
+// Oracle: plain loops in tests/runtime/cpu/int8_rows_test.cpp.
+#pragma once
+
+#include <cstring>
+
+#include "runtime/cpu/int8_rows.h"
+
+namespace pare {
+namespace {
+
+void extremes(const float* x, int64_t n, float* low, float* high) {
+  Vec lowest = zero(), highest = zero();
+  Mask numbers = less_equal(zero(), zero());
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec value = load_part(x + i, n - i);
+    numbers = both(numbers, less_equal(value, value));
+    lowest = min(value, lowest);
+    highest = max(value, highest);
+  }
+  const bool has_nan = reduce_max(select(numbers, zero(), set1(1.0f))) > 0.0f;
+  *low = has_nan ? __builtin_nanf("") : -reduce_max(sub(zero(), lowest));
+  *high = has_nan ? __builtin_nanf("") : reduce_max(highest);
+}
+
+// Stores the first n (possibly fewer than a vector) codes.
+void store_some_codes(int8_t* codes, Vec value, int64_t n) {
+  if (n >= kLanes) return store_codes(codes, value);
+  int8_t all[kLanes];
+  store_codes(all, value);
+  std::memcpy(codes, all, static_cast<size_t>(n));
+}
+
+bool codes(const float* x, int64_t n, float scale, float zero_point, int8_t* out, int64_t stride) {
+  const Vec divisor = set1(scale), offset = set1(zero_point), lowest = set1(-128.0f), highest = set1(127.0f);
+  Mask numbers = less_equal(zero(), zero());
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec scaled = add(div(load_part(x + i, n - i), divisor), offset);
+    // Lanes past the end hold 0 / scale + zero: NaN only when scale or zero makes every lane NaN.
+    numbers = both(numbers, less_equal(scaled, scaled));
+    store_some_codes(out + i, round(min(max(scaled, lowest), highest)), n - i);
+  }
+  std::memset(out + n, 0, static_cast<size_t>(stride - n));
+  if (!(reduce_max(select(numbers, zero(), set1(1.0f))) > 0.0f)) return true;
+  std::memset(out, 0, static_cast<size_t>(n));
+  return false;
+}
+
+void codes_by_factor(const float* x, int64_t n, float factor, int8_t* out, int64_t stride) {
+  const Vec factors = set1(factor), lowest = set1(-127.0f), highest = set1(127.0f);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec scaled = round(mul(load_part(x + i, n - i), factors));
+    store_some_codes(out + i, min(max(scaled, lowest), highest), n - i);
+  }
+  std::memset(out + n, 0, static_cast<size_t>(stride - n));
+}
+
+void raise_to_magnitudes(const float* x, int64_t n, float* largest) {
+  for (int64_t i = 0; i < n; i += kLanes) {
+    store_part(largest + i, max(absolute(load_part(x + i, n - i)), load_part(largest + i, n - i)), n - i);
+  }
+}
+
+// E4M3 keeps 3 bits below the leading one, and below 2^-6 multiples of 2^-9. For a magnitude v in [p, 2p), p a power of
+// two, v + 2^20 p has a last place of p / 8: adding and subtracting it rounds v there, ties to even.
+void round_to_fp8(const float* x, int64_t n, float scale, float* y) {
+  const Vec scales = set1(scale), largest = set1(448.0f), smallest_normal = set1(0x1p-6f);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec scaled = div(load_part(x + i, n - i), scales);
+    const Vec magnitude = min(largest, absolute(scaled));  // NaN stays
+    const Vec shift = mul(max(power_below(magnitude), smallest_normal), set1(0x1p20f));
+    const Vec rounded = sub(add(magnitude, shift), shift);
+    store_part(y + i, mul(copy_sign(rounded, scaled), scales), n - i);
+  }
+}
+
+const Int8RowKernels kRowKernels = {extremes, codes, codes_by_factor, raise_to_magnitudes, round_to_fp8};
+
+}  // namespace
+}  // namespace pare

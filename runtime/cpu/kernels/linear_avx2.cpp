@@ -1,0 +1,379 @@
+// AVX2 + FMA + F16C kernels of packed linears; linear_kernels.h gives the layout and each parameter's meaning.
+//
+// A panel is two halves of 8 outputs. DECODE: codes of 2 and 3 bits index a table of 8 values in a register (vpermps
+// reads the low 3 bits): shift, permute, FMA. Codes of 4 and 8 bits are moved to the top of their lane, zeros below,
+// and converted as signed integers: the value times 2^28 or 2^24, exact in float32; the group's sum is scaled back.
+// PREFILL: 6 rows x 16 outputs, 12 accumulators.
+//
+// Oracle: tests/runtime/cpu/cpu_linear_test.cpp (plain loops in double). Speed: tests/bench/linear_bench.cpp.
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "runtime/cpu/kernels/linear_kernels.h"
+
+namespace pare {
+namespace {
+
+constexpr int kNumChains = 2;
+constexpr int64_t kHalf = 8;
+constexpr int64_t kPrefetchBytes = 2048;
+
+inline __m256i load_half(const uint8_t* line, int half) {
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(line + 32 * half));
+}
+
+// Each format: value(unit, j, half) gives the 8 values of one half of position j of the unit times 1 / kFactor.
+struct Bf16 {
+  static constexpr WeightFormat kFormat = WeightFormat::bf16;
+  static constexpr bool kQuantized = false;
+  static constexpr float kFactor = 1.0f;
+  static __m256 value(const uint8_t* unit, int j, int half) {
+    const __m256i pair = load_half(unit + 64 * (j / 2), half);
+    return _mm256_castsi256_ps(j % 2 == 0 ? _mm256_slli_epi32(pair, 16)
+                                          : _mm256_and_si256(pair, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
+  }
+};
+
+struct F16 {
+  static constexpr WeightFormat kFormat = WeightFormat::f16;
+  static constexpr bool kQuantized = false;
+  static constexpr float kFactor = 1.0f;
+  static __m256 value(const uint8_t* unit, int j, int half) {
+    return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(unit + 32 * j + 16 * half)));
+  }
+};
+
+struct F32 {
+  static constexpr WeightFormat kFormat = WeightFormat::f32;
+  static constexpr bool kQuantized = false;
+  static constexpr float kFactor = 1.0f;
+  static __m256 value(const uint8_t* unit, int j, int half) {
+    return _mm256_load_ps(reinterpret_cast<const float*>(unit + 64 * j + 32 * half));
+  }
+};
+
+struct Int2 {
+  static constexpr WeightFormat kFormat = WeightFormat::int2;
+  static constexpr bool kQuantized = true;
+  static constexpr float kFactor = 1.0f;
+  static __m256 value(const uint8_t* unit, int j, int half) {
+    const __m256 table = _mm256_setr_ps(0, 1, -2, -1, 0, 1, -2, -1);
+    return _mm256_permutevar8x32_ps(table, _mm256_srli_epi32(load_half(unit, half), 2 * j));
+  }
+};
+
+struct Int3 {
+  static constexpr WeightFormat kFormat = WeightFormat::int3;
+  static constexpr bool kQuantized = true;
+  static constexpr float kFactor = 1.0f;
+  // Codes 10 and 21 lie across two words. vpermps ignores all bits above the third.
+  static __m256 value(const uint8_t* unit, int j, int half) {
+    const __m256 table = _mm256_setr_ps(0, 1, 2, 3, -4, -3, -2, -1);
+    const int word = 3 * j / 32;
+    const int shift = 3 * j % 32;
+    __m256i index = _mm256_srli_epi32(load_half(unit + 64 * word, half), shift);
+    if (shift > 29) {
+      index = _mm256_or_si256(index, _mm256_slli_epi32(load_half(unit + 64 * (word + 1), half), 32 - shift));
+    }
+    return _mm256_permutevar8x32_ps(table, index);
+  }
+};
+
+struct Int4 {
+  static constexpr WeightFormat kFormat = WeightFormat::int4;
+  static constexpr bool kQuantized = true;
+  static constexpr float kFactor = 0x1p-28f;
+  static __m256 value(const uint8_t* unit, int j, int half) {
+    const __m256i top = _mm256_and_si256(_mm256_slli_epi32(load_half(unit, half), 28 - 4 * j),
+                                         _mm256_set1_epi32(static_cast<int>(0xF0000000u)));
+    return _mm256_cvtepi32_ps(top);
+  }
+};
+
+struct Int8 {
+  static constexpr WeightFormat kFormat = WeightFormat::int8;
+  static constexpr bool kQuantized = true;
+  static constexpr float kFactor = 0x1p-24f;
+  static __m256 value(const uint8_t* unit, int j, int half) {
+    const __m256i top = _mm256_and_si256(_mm256_slli_epi32(load_half(unit, half), 24 - 8 * j),
+                                         _mm256_set1_epi32(static_cast<int>(0xFF000000u)));
+    return _mm256_cvtepi32_ps(top);
+  }
+};
+
+struct Fp8 {
+  static constexpr WeightFormat kFormat = WeightFormat::fp8;
+  static constexpr bool kQuantized = true;
+  static constexpr float kFactor = 0x1p8f;
+  // E4M3's exponent and mantissa are the lower bits of binary16's exponent and the upper ones of its mantissa; the
+  // biases differ by 8. Subnormals stay exact.
+  static __m256 value(const uint8_t* unit, int j, int half) {
+    const __m256i code = _mm256_srli_epi32(load_half(unit, half), 8 * j);
+    const __m256i magnitude = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(0x7F)), 7);
+    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(0x80)), 8);
+    const __m256i halves = _mm256_or_si256(magnitude, sign);
+    return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+  }
+};
+
+inline __m256 load_scales(const PanelRun& run, const uint8_t* scales, int half) {
+  if (run.scale_format == ScaleFormat::f32)
+    return _mm256_loadu_ps(reinterpret_cast<const float*>(scales) + kHalf * half);
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 16 * half));
+  if (run.scale_format == ScaleFormat::f16) return _mm256_cvtph_ps(halves);
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+
+inline int64_t scale_line_bytes(const PanelRun& run) {
+  return run.scale_format == ScaleFormat::f32 ? 4 * kPanel : 2 * kPanel;
+}
+
+// Zeros relative to the centre 2^(bits-1), which stored codes already have subtracted.
+template <class Format>
+inline __m256 load_zeros(const uint8_t* zeros, int half) {
+  constexpr int kBits =
+      static_cast<int>(unit_shape(Format::kFormat).num_bytes * 8 / kPanel / unit_shape(Format::kFormat).num_k);
+  const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(zeros + kHalf * half)));
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(bytes, _mm256_set1_epi32(1 << (kBits - 1))));
+}
+
+inline __m256i lane_mask(int64_t num_lanes) {
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const int limit = num_lanes > kHalf ? static_cast<int>(kHalf) : num_lanes < 0 ? 0 : static_cast<int>(num_lanes);
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(limit), lanes);
+}
+
+template <class Format, int kRows>
+void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* sums, int64_t sums_stride, float* y,
+          int64_t y_stride) {
+  constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
+  constexpr int64_t kBytes = unit_shape(Format::kFormat).num_bytes;
+  const int64_t units_per_group = run.group_len / kUnit;
+  const int64_t scale_bytes = scale_line_bytes(run);
+  const uint8_t* bytes = run.lines;
+  const uint8_t* scales = run.scales;
+  const uint8_t* zeros = run.zeros;
+  for (int64_t out = 0; out < run.num_outs; out += kPanel) {
+    __m256 total[kRows][2];
+    for (int r = 0; r < kRows; ++r) {
+      for (int half = 0; half < 2; ++half) {
+        total[r][half] = run.bias ? _mm256_loadu_ps(run.bias + out + kHalf * half) : _mm256_setzero_ps();
+      }
+    }
+    const float* x_k = x;
+    for (int64_t group = 0; group < run.num_groups; ++group) {
+      __m256 chain[kRows][2][kNumChains];
+#pragma GCC unroll 2
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 2
+          for (int c = 0; c < kNumChains; ++c) chain[r][half][c] = _mm256_setzero_ps();
+        }
+      }
+      for (int64_t u = 0; u < units_per_group; ++u) {
+        for (int64_t line = 0; line < kBytes; line += 64) {
+          _mm_prefetch(reinterpret_cast<const char*>(bytes + kPrefetchBytes + line), _MM_HINT_T0);
+        }
+#pragma GCC unroll 32
+        for (int j = 0; j < kUnit; ++j) {
+          const __m256 values[2] = {Format::value(bytes, j, 0), Format::value(bytes, j, 1)};
+#pragma GCC unroll 2
+          for (int r = 0; r < kRows; ++r) {
+            const __m256 x_r = _mm256_set1_ps(x_k[r * x_stride + j]);
+            chain[r][0][j % kNumChains] = _mm256_fmadd_ps(values[0], x_r, chain[r][0][j % kNumChains]);
+            chain[r][1][j % kNumChains] = _mm256_fmadd_ps(values[1], x_r, chain[r][1][j % kNumChains]);
+          }
+        }
+        bytes += kBytes;
+        x_k += kUnit;
+      }
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        __m256 scale = _mm256_setzero_ps();
+        __m256 zero = _mm256_setzero_ps();
+        if constexpr (Format::kQuantized) {
+          scale = load_scales(run, scales, half);
+          if (zeros) zero = load_zeros<Format>(zeros, half);
+        }
+#pragma GCC unroll 2
+        for (int r = 0; r < kRows; ++r) {
+          __m256 sum = _mm256_add_ps(chain[r][half][0], chain[r][half][1]);
+          if constexpr (Format::kQuantized) {
+            if constexpr (Format::kFactor != 1.0f) sum = _mm256_mul_ps(sum, _mm256_set1_ps(Format::kFactor));
+            if (zeros) sum = _mm256_fnmadd_ps(zero, _mm256_set1_ps(sums[r * sums_stride + group]), sum);
+            total[r][half] = _mm256_fmadd_ps(scale, sum, total[r][half]);
+          } else {
+            total[r][half] = _mm256_add_ps(total[r][half], sum);
+          }
+        }
+      }
+      if constexpr (Format::kQuantized) {
+        scales += scale_bytes;
+        if (zeros) zeros += kPanel;
+      }
+    }
+    for (int half = 0; half < 2; ++half) {
+      const __m256i mask = lane_mask(run.num_outs - out - kHalf * half);
+      for (int r = 0; r < kRows; ++r) _mm256_maskstore_ps(y + r * y_stride + out + kHalf * half, mask, total[r][half]);
+    }
+  }
+}
+
+// Each value is scale * (code - zero), rounded once, as dequantize() gives it.
+template <class Format>
+void expand(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int64_t dst_stride) {
+  constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
+  constexpr int64_t kBytes = unit_shape(Format::kFormat).num_bytes;
+  const int64_t scale_bytes = scale_line_bytes(run);
+  for (int64_t k = begin_k; k < end_k;) {
+    const int64_t group = k / run.group_len;
+    const int64_t group_end = (group + 1) * run.group_len < end_k ? (group + 1) * run.group_len : end_k;
+    __m256 scale[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    __m256 zero[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    if constexpr (Format::kQuantized) {
+      for (int half = 0; half < 2; ++half) {
+        scale[half] = load_scales(run, run.scales + group * scale_bytes, half);
+        if (run.zeros) zero[half] = load_zeros<Format>(run.zeros + group * kPanel, half);
+      }
+    }
+    for (; k < group_end; k += kUnit) {
+      const uint8_t* unit = run.lines + k / kUnit * kBytes;
+#pragma GCC unroll 32
+      for (int j = 0; j < kUnit; ++j) {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+          __m256 value = Format::value(unit, j, half);
+          if constexpr (Format::kQuantized) {
+            if constexpr (Format::kFactor != 1.0f) value = _mm256_mul_ps(value, _mm256_set1_ps(Format::kFactor));
+            value = _mm256_mul_ps(_mm256_sub_ps(value, zero[half]), scale[half]);
+          }
+          _mm256_storeu_ps(dst + kHalf * half, value);
+        }
+        dst += dst_stride;
+      }
+    }
+  }
+}
+
+template <int kRows>
+void tile(const float* a, const float* b, int64_t num_k, const float* start, int64_t start_stride, float* y,
+          int64_t y_stride, int64_t num_outs) {
+  __m256 sum[kRows][2];
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; ++r) {
+    sum[r][0] = _mm256_setzero_ps();
+    sum[r][1] = _mm256_setzero_ps();
+  }
+  for (int64_t k = 0; k < num_k; k += 2) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const __m256 b_0 = _mm256_load_ps(b + i * kPanel);
+      const __m256 b_1 = _mm256_load_ps(b + i * kPanel + kHalf);
+#pragma GCC unroll 6
+      for (int r = 0; r < kRows; ++r) {
+        const __m256 a_r = _mm256_broadcast_ss(a + i * kRows + r);
+        sum[r][0] = _mm256_fmadd_ps(a_r, b_0, sum[r][0]);
+        sum[r][1] = _mm256_fmadd_ps(a_r, b_1, sum[r][1]);
+      }
+    }
+    a += 2 * kRows;
+    b += 2 * kPanel;
+  }
+  const __m256i mask[2] = {lane_mask(num_outs), lane_mask(num_outs - kHalf)};
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const __m256 start_r =
+          start ? _mm256_maskload_ps(start + r * start_stride + kHalf * half, mask[half]) : _mm256_setzero_ps();
+      _mm256_maskstore_ps(y + r * y_stride + kHalf * half, mask[half], _mm256_add_ps(sum[r][half], start_r));
+    }
+  }
+}
+
+template <class Format>
+void add_format(LinearKernels& kernels) {
+  const int format = static_cast<int>(Format::kFormat);
+  kernels.expand[format] = expand<Format>;
+  kernels.gemv[format][0] = gemv<Format, 1>;
+  kernels.gemv[format][1] = gemv<Format, 2>;
+}
+
+LinearKernels make_kernels() {
+  LinearKernels kernels{};
+  kernels.max_gemv_rows = 2;
+  kernels.tile_rows = 6;
+  kernels.tile_panels = 1;
+  add_format<Bf16>(kernels);
+  add_format<F16>(kernels);
+  add_format<F32>(kernels);
+  add_format<Int2>(kernels);
+  add_format<Int3>(kernels);
+  add_format<Int4>(kernels);
+  add_format<Int8>(kernels);
+  add_format<Fp8>(kernels);
+  const TileKernel tiles[] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
+  for (int rows = 0; rows < 6; ++rows) kernels.tile[rows] = tiles[rows];
+  return kernels;
+}
+
+}  // namespace
+
+// Four rows of 8 positions are transposed inside the two halves of each register, then rows by twos, then one. All rows
+// of 8 positions come before the next 8, so that a line of the strip is written while it is in L1.
+void pack_strip(const float* x, int64_t x_stride, int64_t num_rows, int64_t num_k, float* strip) {
+  const int64_t num_eights = num_k / 8 * 8;
+  for (int64_t k = 0; k < num_eights; k += 8) {
+    float* dst = strip + k * num_rows;
+    int64_t r = 0;
+    for (; r + 4 <= num_rows; r += 4) {
+      const float* row = x + r * x_stride + k;
+      const __m256 row_0 = _mm256_loadu_ps(row);
+      const __m256 row_1 = _mm256_loadu_ps(row + x_stride);
+      const __m256 row_2 = _mm256_loadu_ps(row + 2 * x_stride);
+      const __m256 row_3 = _mm256_loadu_ps(row + 3 * x_stride);
+      const __m256d low_01 = _mm256_castps_pd(_mm256_unpacklo_ps(row_0, row_1));
+      const __m256d high_01 = _mm256_castps_pd(_mm256_unpackhi_ps(row_0, row_1));
+      const __m256d low_23 = _mm256_castps_pd(_mm256_unpacklo_ps(row_2, row_3));
+      const __m256d high_23 = _mm256_castps_pd(_mm256_unpackhi_ps(row_2, row_3));
+      const __m256 columns[4] = {_mm256_castpd_ps(_mm256_unpacklo_pd(low_01, low_23)),
+                                 _mm256_castpd_ps(_mm256_unpackhi_pd(low_01, low_23)),
+                                 _mm256_castpd_ps(_mm256_unpacklo_pd(high_01, high_23)),
+                                 _mm256_castpd_ps(_mm256_unpackhi_pd(high_01, high_23))};
+#pragma GCC unroll 4
+      for (int c = 0; c < 4; ++c) {
+        _mm_storeu_ps(dst + c * num_rows + r, _mm256_castps256_ps128(columns[c]));
+        _mm_storeu_ps(dst + (4 + c) * num_rows + r, _mm256_extractf128_ps(columns[c], 1));
+      }
+    }
+    for (; r + 2 <= num_rows; r += 2) {
+      const float* row = x + r * x_stride + k;
+      for (int64_t c = 0; c < 8; c += 4) {
+        const __m128 row_0 = _mm_loadu_ps(row + c);
+        const __m128 row_1 = _mm_loadu_ps(row + x_stride + c);
+        const __m128 low = _mm_unpacklo_ps(row_0, row_1);
+        const __m128 high = _mm_unpackhi_ps(row_0, row_1);
+        _mm_storel_pi(reinterpret_cast<__m64*>(dst + c * num_rows + r), low);
+        _mm_storeh_pi(reinterpret_cast<__m64*>(dst + (c + 1) * num_rows + r), low);
+        _mm_storel_pi(reinterpret_cast<__m64*>(dst + (c + 2) * num_rows + r), high);
+        _mm_storeh_pi(reinterpret_cast<__m64*>(dst + (c + 3) * num_rows + r), high);
+      }
+    }
+    for (; r < num_rows; ++r) {
+      for (int64_t c = 0; c < 8; ++c) dst[c * num_rows + r] = x[r * x_stride + k + c];
+    }
+  }
+  for (int64_t k = num_eights; k < num_k; ++k) {
+    for (int64_t r = 0; r < num_rows; ++r) strip[k * num_rows + r] = x[r * x_stride + k];
+  }
+}
+
+const LinearKernels& linear_kernels_avx2() {
+  static const LinearKernels kernels = make_kernels();
+  return kernels;
+}
+
+}  // namespace pare

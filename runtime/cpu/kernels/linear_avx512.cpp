@@ -1,0 +1,377 @@
+// AVX-512 (F, BW, VL, DQ) kernels of packed linears; linear_kernels.h gives the layout and each parameter's meaning.
+//
+// DECODE. A table of 16 code values lies in one register: vpermps reads only the low 4 bits of each index, so a shift,
+// a permute and an FMA multiply 16 weights of 2, 3 or 4 bits (narrower codes repeat the table). int8 takes a byte
+// shuffle to the top of the lane, a conversion and an FMA; bf16 a shift or a mask and an FMA. Four chains hide the
+// FMA's latency. Scales and zeros are applied to the group's sum, never to single weights.
+//
+// PREFILL. 8 rows x 48 outputs: 24 accumulators, 3 registers of weights, and broadcasts from a packed strip of x: 11
+// loads for 24 FMAs, where 12 x 32 needs 14 and is some 3 % slower.
+//
+// Oracle: tests/runtime/cpu/cpu_linear_test.cpp (plain loops in double, with the tolerance's derivation).
+// Speed (tests/bench/linear_bench.cpp, SmolLM2's shapes, one thread of a Granite Rapids virtual machine whose FMA roof
+// is 217 GFLOP/s and whose L3 reads 29 GB/s): prefill of 512 rows 165 to 184 GFLOP/s; decode of bf16 and int8 28 to 29
+// GB/s, of int4 34 to 37 billion weights a second, where three operations for 16 weights on two ports allow 37.
+
+// GCC 12's _mm512_undefined_*() read themselves on purpose and warn wherever they are inlined (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "runtime/cpu/kernels/linear_kernels.h"
+
+namespace pare {
+namespace {
+
+constexpr int kNumChains = 4;
+constexpr int kTilePanels = 3;
+constexpr int64_t kPrefetchBytes = 8192;
+
+// Each format: kUnit and kBytes as in linear_kernels.h; Unit, the loaded unit; value(unit, j), the 16 values of
+// position j of the unit times 1 / kFactor.
+struct Bf16 {
+  static constexpr WeightFormat kFormat = WeightFormat::bf16;
+  static constexpr bool kQuantized = false;
+  static constexpr float kFactor = 1.0f;
+  struct Unit {
+    __m512i pairs[2];
+  };
+  static Unit load(const uint8_t* bytes) { return {{_mm512_load_si512(bytes), _mm512_load_si512(bytes + 64)}}; }
+  static __m512 value(const Unit& unit, int j) {
+    const __m512i pair = unit.pairs[j / 2];
+    return _mm512_castsi512_ps(j % 2 == 0 ? _mm512_slli_epi32(pair, 16)
+                                          : _mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+  }
+};
+
+struct F16 {
+  static constexpr WeightFormat kFormat = WeightFormat::f16;
+  static constexpr bool kQuantized = false;
+  static constexpr float kFactor = 1.0f;
+  struct Unit {
+    const uint8_t* bytes;
+  };
+  static Unit load(const uint8_t* bytes) { return {bytes}; }
+  static __m512 value(const Unit& unit, int j) {
+    return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(unit.bytes + 32 * j)));
+  }
+};
+
+struct F32 {
+  static constexpr WeightFormat kFormat = WeightFormat::f32;
+  static constexpr bool kQuantized = false;
+  static constexpr float kFactor = 1.0f;
+  struct Unit {
+    const uint8_t* bytes;
+  };
+  static Unit load(const uint8_t* bytes) { return {bytes}; }
+  static __m512 value(const Unit& unit, int j) { return _mm512_load_ps(unit.bytes + 64 * j); }
+};
+
+struct Int2 {
+  static constexpr WeightFormat kFormat = WeightFormat::int2;
+  static constexpr bool kQuantized = true;
+  static constexpr float kFactor = 1.0f;
+  struct Unit {
+    __m512i word;
+  };
+  static Unit load(const uint8_t* bytes) { return {_mm512_load_si512(bytes)}; }
+  static __m512 value(const Unit& unit, int j) {
+    const __m512 table = _mm512_setr_ps(0, 1, -2, -1, 0, 1, -2, -1, 0, 1, -2, -1, 0, 1, -2, -1);
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(unit.word, 2 * j), table);
+  }
+};
+
+struct Int3 {
+  static constexpr WeightFormat kFormat = WeightFormat::int3;
+  static constexpr bool kQuantized = true;
+  static constexpr float kFactor = 1.0f;
+  struct Unit {
+    __m512i words[3];
+  };
+  static Unit load(const uint8_t* bytes) {
+    return {{_mm512_load_si512(bytes), _mm512_load_si512(bytes + 64), _mm512_load_si512(bytes + 128)}};
+  }
+  // Codes 10 and 21 lie across two words. Bits above a code's three do not matter: the table repeats, and vpermps
+  // ignores all bits above the fourth.
+  static __m512 value(const Unit& unit, int j) {
+    const __m512 table = _mm512_setr_ps(0, 1, 2, 3, -4, -3, -2, -1, 0, 1, 2, 3, -4, -3, -2, -1);
+    const int word = 3 * j / 32;
+    const int shift = 3 * j % 32;
+    __m512i index = _mm512_srli_epi32(unit.words[word], shift);
+    if (shift > 29) index = _mm512_or_si512(index, _mm512_slli_epi32(unit.words[word + 1], 32 - shift));
+    return _mm512_permutexvar_ps(index, table);
+  }
+};
+
+struct Int4 {
+  static constexpr WeightFormat kFormat = WeightFormat::int4;
+  static constexpr bool kQuantized = true;
+  static constexpr float kFactor = 1.0f;
+  struct Unit {
+    __m512i word;
+  };
+  static Unit load(const uint8_t* bytes) { return {_mm512_load_si512(bytes)}; }
+  static __m512 value(const Unit& unit, int j) {
+    const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(unit.word, 4 * j), table);
+  }
+};
+
+struct Int8 {
+  static constexpr WeightFormat kFormat = WeightFormat::int8;
+  static constexpr bool kQuantized = true;
+  static constexpr float kFactor = 0x1p-24f;
+  struct Unit {
+    __m512i word;
+  };
+  static Unit load(const uint8_t* bytes) { return {_mm512_load_si512(bytes)}; }
+  // The byte in the top of a lane, zeros below: as a signed integer the code times 2^24, exact in float32.
+  static __m512 value(const Unit& unit, int j) {
+    const int top = j << 24 | 0x808080;
+    const __m512i select =
+        _mm512_broadcast_i32x4(_mm_setr_epi32(top, top + (4 << 24), top + (8 << 24), top + (12 << 24)));
+    return _mm512_cvtepi32_ps(_mm512_shuffle_epi8(unit.word, select));
+  }
+};
+
+struct Fp8 {
+  static constexpr WeightFormat kFormat = WeightFormat::fp8;
+  static constexpr bool kQuantized = true;
+  static constexpr float kFactor = 0x1p8f;
+  struct Unit {
+    __m512i word;
+  };
+  static Unit load(const uint8_t* bytes) { return {_mm512_load_si512(bytes)}; }
+  // E4M3's exponent and mantissa are the lower bits of binary16's exponent and the upper ones of its mantissa; the
+  // biases differ by 8. Subnormals stay exact.
+  static __m512 value(const Unit& unit, int j) {
+    const __m512i code = _mm512_srli_epi32(unit.word, 8 * j);
+    const __m512i magnitude = _mm512_slli_epi32(_mm512_and_si512(code, _mm512_set1_epi32(0x7F)), 7);
+    const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(code, _mm512_set1_epi32(0x80)), 8);
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_or_si512(magnitude, sign)));
+  }
+};
+
+inline __m512 load_scales(ScaleFormat format, const uint8_t* scales) {
+  if (format == ScaleFormat::f32) return _mm512_loadu_ps(scales);
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales));
+  if (format == ScaleFormat::f16) return _mm512_cvtph_ps(halves);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
+constexpr int64_t scale_line_bytes(ScaleFormat format) {
+  return (format == ScaleFormat::f32 ? 4 : 2) * kPanel;
+}
+
+// Zeros relative to the centre 2^(bits-1), which stored codes already have subtracted.
+template <class Format>
+inline __m512 load_zeros(const uint8_t* zeros) {
+  constexpr int kBits =
+      static_cast<int>(unit_shape(Format::kFormat).num_bytes * 8 / kPanel / unit_shape(Format::kFormat).num_k);
+  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zeros)));
+  return _mm512_cvtepi32_ps(_mm512_sub_epi32(bytes, _mm512_set1_epi32(1 << (kBits - 1))));
+}
+
+inline __mmask16 lane_mask(int64_t num_lanes) {
+  if (num_lanes >= kPanel) return 0xFFFF;
+  return num_lanes <= 0 ? 0 : static_cast<__mmask16>((1u << num_lanes) - 1);
+}
+
+// The scale's type and the presence of zeros are template parameters: branches on them once a group cost 12 %.
+template <class Format, int kRows, ScaleFormat kScale, bool kHasZeros>
+void gemv_run(const PanelRun& run, const float* x, int64_t x_stride, const float* sums, int64_t sums_stride, float* y,
+              int64_t y_stride) {
+  constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
+  constexpr int64_t kBytes = unit_shape(Format::kFormat).num_bytes;
+  const int64_t units_per_group = run.group_len / kUnit;
+  const uint8_t* bytes = run.lines;
+  const uint8_t* scales = run.scales;
+  const uint8_t* zeros = run.zeros;
+  for (int64_t out = 0; out < run.num_outs; out += kPanel) {
+    __m512 total[kRows];
+    for (int r = 0; r < kRows; ++r) total[r] = run.bias ? _mm512_loadu_ps(run.bias + out) : _mm512_setzero_ps();
+    const float* x_k = x;
+    for (int64_t group = 0; group < run.num_groups; ++group) {
+      __m512 chain[kRows][kNumChains];
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+        for (int c = 0; c < kNumChains; ++c) chain[r][c] = _mm512_setzero_ps();
+      }
+      for (int64_t u = 0; u < units_per_group; ++u) {
+        const typename Format::Unit unit = Format::load(bytes);
+        for (int64_t line = 0; line < kBytes; line += 64) {
+          _mm_prefetch(reinterpret_cast<const char*>(bytes + kPrefetchBytes + line), _MM_HINT_T0);
+        }
+#pragma GCC unroll 32
+        for (int j = 0; j < kUnit; ++j) {
+          const __m512 value = Format::value(unit, j);
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            chain[r][j % kNumChains] =
+                _mm512_fmadd_ps(value, _mm512_set1_ps(x_k[r * x_stride + j]), chain[r][j % kNumChains]);
+          }
+        }
+        bytes += kBytes;
+        x_k += kUnit;
+      }
+      __m512 scale = _mm512_setzero_ps();
+      __m512 zero = _mm512_setzero_ps();
+      if constexpr (kScale != ScaleFormat::none) {
+        scale = load_scales(kScale, scales);
+        scales += scale_line_bytes(kScale);
+      }
+      if constexpr (kHasZeros) {
+        zero = load_zeros<Format>(zeros);
+        zeros += kPanel;
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        __m512 sum = _mm512_add_ps(_mm512_add_ps(chain[r][0], chain[r][1]), _mm512_add_ps(chain[r][2], chain[r][3]));
+        if constexpr (kScale != ScaleFormat::none) {
+          if constexpr (Format::kFactor != 1.0f) sum = _mm512_mul_ps(sum, _mm512_set1_ps(Format::kFactor));
+          if constexpr (kHasZeros) sum = _mm512_fnmadd_ps(zero, _mm512_set1_ps(sums[r * sums_stride + group]), sum);
+          total[r] = _mm512_fmadd_ps(scale, sum, total[r]);
+        } else {
+          total[r] = _mm512_add_ps(total[r], sum);
+        }
+      }
+    }
+    const __mmask16 mask = lane_mask(run.num_outs - out);
+    for (int r = 0; r < kRows; ++r) _mm512_mask_storeu_ps(y + r * y_stride + out, mask, total[r]);
+  }
+}
+
+template <class Format, int kRows>
+void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* sums, int64_t sums_stride, float* y,
+          int64_t y_stride) {
+  GemvKernel kernel = nullptr;
+  if constexpr (Format::kQuantized) {
+    switch (run.scale_format) {
+      case ScaleFormat::bf16:
+        kernel = run.zeros ? gemv_run<Format, kRows, ScaleFormat::bf16, true>
+                           : gemv_run<Format, kRows, ScaleFormat::bf16, false>;
+        break;
+      case ScaleFormat::f16:
+        kernel = run.zeros ? gemv_run<Format, kRows, ScaleFormat::f16, true>
+                           : gemv_run<Format, kRows, ScaleFormat::f16, false>;
+        break;
+      default:
+        kernel = run.zeros ? gemv_run<Format, kRows, ScaleFormat::f32, true>
+                           : gemv_run<Format, kRows, ScaleFormat::f32, false>;
+        break;
+    }
+  } else {
+    kernel = gemv_run<Format, kRows, ScaleFormat::none, false>;
+  }
+  kernel(run, x, x_stride, sums, sums_stride, y, y_stride);
+}
+
+// Each value is scale * (code - zero), rounded once, as dequantize() gives it.
+template <class Format>
+void expand(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int64_t dst_stride) {
+  constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
+  constexpr int64_t kBytes = unit_shape(Format::kFormat).num_bytes;
+  const int64_t scale_bytes = scale_line_bytes(run.scale_format);
+  for (int64_t k = begin_k; k < end_k;) {
+    const int64_t group = k / run.group_len;
+    const int64_t group_end = (group + 1) * run.group_len < end_k ? (group + 1) * run.group_len : end_k;
+    __m512 scale = _mm512_setzero_ps();
+    __m512 zero = _mm512_setzero_ps();
+    if constexpr (Format::kQuantized) {
+      scale = load_scales(run.scale_format, run.scales + group * scale_bytes);
+      if (run.zeros) zero = load_zeros<Format>(run.zeros + group * kPanel);
+    }
+    for (; k < group_end; k += kUnit) {
+      const typename Format::Unit unit = Format::load(run.lines + k / kUnit * kBytes);
+#pragma GCC unroll 32
+      for (int j = 0; j < kUnit; ++j) {
+        __m512 value = Format::value(unit, j);
+        if constexpr (Format::kQuantized) {
+          if constexpr (Format::kFactor != 1.0f) value = _mm512_mul_ps(value, _mm512_set1_ps(Format::kFactor));
+          value = _mm512_mul_ps(_mm512_sub_ps(value, zero), scale);
+        }
+        _mm512_storeu_ps(dst, value);
+        dst += dst_stride;
+      }
+    }
+  }
+}
+
+template <int kRows>
+void tile(const float* a, const float* b, int64_t num_k, const float* start, int64_t start_stride, float* y,
+          int64_t y_stride, int64_t num_outs) {
+  __m512 sum[kRows][kTilePanels];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 3
+    for (int p = 0; p < kTilePanels; ++p) sum[r][p] = _mm512_setzero_ps();
+  }
+  // Two positions a turn: some 4 % faster than one, and than four.
+  for (int64_t k = 0; k < num_k; k += 2) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      __m512 b_p[kTilePanels];
+#pragma GCC unroll 3
+      for (int p = 0; p < kTilePanels; ++p) b_p[p] = _mm512_load_ps(b + (i * kTilePanels + p) * kPanel);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const __m512 a_r = _mm512_set1_ps(a[i * kRows + r]);
+#pragma GCC unroll 3
+        for (int p = 0; p < kTilePanels; ++p) sum[r][p] = _mm512_fmadd_ps(a_r, b_p[p], sum[r][p]);
+      }
+    }
+    a += 2 * kRows;
+    b += 2 * kTilePanels * kPanel;
+  }
+#pragma GCC unroll 3
+  for (int p = 0; p < kTilePanels; ++p) {
+    const __mmask16 mask = lane_mask(num_outs - p * kPanel);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const __m512 start_r =
+          start ? _mm512_maskz_loadu_ps(mask, start + r * start_stride + p * kPanel) : _mm512_setzero_ps();
+      _mm512_mask_storeu_ps(y + r * y_stride + p * kPanel, mask, _mm512_add_ps(sum[r][p], start_r));
+    }
+  }
+}
+
+template <class Format>
+void add_format(LinearKernels& kernels) {
+  const int format = static_cast<int>(Format::kFormat);
+  kernels.expand[format] = expand<Format>;
+  kernels.gemv[format][0] = gemv<Format, 1>;
+  kernels.gemv[format][1] = gemv<Format, 2>;
+  kernels.gemv[format][2] = gemv<Format, 3>;
+  kernels.gemv[format][3] = gemv<Format, 4>;
+}
+
+LinearKernels make_kernels() {
+  LinearKernels kernels{};
+  kernels.max_gemv_rows = 4;
+  kernels.tile_rows = 8;
+  kernels.tile_panels = kTilePanels;
+  add_format<Bf16>(kernels);
+  add_format<F16>(kernels);
+  add_format<F32>(kernels);
+  add_format<Int2>(kernels);
+  add_format<Int3>(kernels);
+  add_format<Int4>(kernels);
+  add_format<Int8>(kernels);
+  add_format<Fp8>(kernels);
+  const TileKernel tiles[] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>, tile<7>, tile<8>};
+  for (int rows = 0; rows < 8; ++rows) kernels.tile[rows] = tiles[rows];
+  return kernels;
+}
+
+}  // namespace
+
+const LinearKernels& linear_kernels_avx512() {
+  static const LinearKernels kernels = make_kernels();
+  return kernels;
+}
+
+}  // namespace pare

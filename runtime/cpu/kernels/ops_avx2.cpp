@@ -1,0 +1,30 @@
+// The kernels of ops.h for AVX2 and FMA: the shared templates, written in the vectors of simd_avx2.h.
+#include "runtime/cpu/kernels/simd_avx2.h"
+
+#include "runtime/cpu/kernels/attention_kernels.h"
+#include "runtime/cpu/kernels/ops_kernels.h"
+
+namespace pare {
+
+const OpKernels& op_kernels_avx2() {
+  static constexpr OpKernels kKernels = {
+      .add_norm_row = add_norm_row,
+      .rope_heads = rope_heads,
+      .scale = scale,
+      .activate = {activate<silu>, activate<gelu>, activate<gelu_tanh>},
+      .activate_ungated = {activate_ungated<silu>, activate_ungated<gelu>, activate_ungated<gelu_tanh>},
+      .add_layer_norm_row = add_layer_norm_row,
+      .mean_rows = mean_rows,
+      .softcap = softcap,
+      .arg_max = arg_max,
+      .sum_exp = sum_exp,
+      .compare_sums = compare_sums,
+      .attention_scratch = attention_scratch,
+      .attention_tile = attention_tile,
+      .attention_partial = attention_partial,
+      .attention_join = attention_join,
+  };
+  return kKernels;
+}
+
+}  // namespace pare

@@ -1,0 +1,185 @@
+#include "runtime/engine/backend_checks.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "runtime/system/aligned_memory.h"
+
+namespace pare {
+namespace {
+
+void require(bool condition, const char* operation, const std::string& message) {
+  if (!condition) throw std::invalid_argument(std::string(operation) + ": " + message);
+}
+
+}  // namespace
+
+Backend::Buffer allocate_aligned_floats(int64_t num_floats) {
+  constexpr int64_t kMaxFloats = std::numeric_limits<int64_t>::max() / static_cast<int64_t>(sizeof(float)) - 64;
+  require(num_floats >= 0 && num_floats <= kMaxFloats, "allocate",
+          "expected a number of floats between 0 and " + std::to_string(kMaxFloats) + ", found " +
+              std::to_string(num_floats));
+  auto* floats = reinterpret_cast<float*>(allocate_aligned(num_floats * static_cast<int64_t>(sizeof(float))).release());
+  return Backend::Buffer(floats, [](float* p) { AlignedDelete()(p); });
+}
+
+void check_ids(std::span<const int32_t> ids_R, int64_t vocabulary_size, const char* operation) {
+  for (size_t r = 0; r < ids_R.size(); ++r) {
+    require(ids_R[r] >= 0 && ids_R[r] < vocabulary_size, operation,
+            "row " + std::to_string(r) + ": expected a token id in [0, " + std::to_string(vocabulary_size) +
+                "), found " + std::to_string(ids_R[r]));
+  }
+}
+
+void check_norm(const Norm* norm, int64_t width, const char* operation) {
+  require(norm == nullptr || static_cast<int64_t>(norm->gain.size()) == width, operation,
+          "expected a norm of width " + std::to_string(width) + ", found " +
+              std::to_string(norm == nullptr ? 0 : norm->gain.size()));
+}
+
+void check_layer_norm(const LayerNorm& norm, int64_t width) {
+  require(static_cast<int64_t>(norm.gain.size()) == width && static_cast<int64_t>(norm.bias.size()) == width,
+          "add_layer_norm",
+          "expected gain and bias of width " + std::to_string(width) + ", found " + std::to_string(norm.gain.size()) +
+              " and " + std::to_string(norm.bias.size()));
+}
+
+void check_mean_rows(std::span<const Sequence> sequences) {
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    require(sequences[s].num_rows > 0 && sequences[s].first_row >= 0, "mean_rows",
+            "sequence " + std::to_string(s) + ": expected at least one row, found " +
+                std::to_string(sequences[s].num_rows));
+  }
+}
+
+void check_shape(const AttentionShape& shape, const char* operation) {
+  require(shape.num_heads > 0 && shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, operation,
+          "expected a positive number of kv heads that divides the number of heads, found " +
+              std::to_string(shape.num_heads) + " heads and " + std::to_string(shape.num_kv_heads) + " kv heads");
+  require(shape.head_size > 0 && shape.head_size % 2 == 0, operation,
+          "expected an even head size, found " + std::to_string(shape.head_size));
+  require(
+      shape.causal || shape.sliding_window == 0, operation,
+      "expected no sliding window where tokens see later ones, found one of " + std::to_string(shape.sliding_window));
+  require(shape.sliding_window >= 0 && shape.softcap >= 0.0f, operation,
+          "expected no negative sliding window or soft cap, found " + std::to_string(shape.sliding_window) + " and " +
+              std::to_string(shape.softcap));
+}
+
+void check_rope_store(const RopeTable& rope, const Norm* q_norm, const Norm* k_norm, const AttentionShape& shape,
+                      std::span<const int32_t> positions_R, std::span<const int32_t> slots_R, const KvLayer& cache) {
+  constexpr const char* kOperation = "rope_store";
+  check_shape(shape, kOperation);
+  check_norm(q_norm, shape.head_size, kOperation);
+  check_norm(k_norm, shape.head_size, kOperation);
+  require(rope.head_size == shape.head_size, kOperation,
+          "expected a rope table of head size " + std::to_string(shape.head_size) + ", found " +
+              std::to_string(rope.head_size));
+  require(positions_R.size() == slots_R.size(), kOperation,
+          "expected one slot for each of " + std::to_string(positions_R.size()) + " positions, found " +
+              std::to_string(slots_R.size()));
+  for (size_t r = 0; r < positions_R.size(); ++r) {
+    require(positions_R[r] >= 0 && positions_R[r] < rope.num_positions, kOperation,
+            "row " + std::to_string(r) + ": expected a position in [0, " + std::to_string(rope.num_positions) +
+                "), found " + std::to_string(positions_R[r]));
+    require(slots_R[r] >= 0 && slots_R[r] < cache.num_slots, kOperation,
+            "row " + std::to_string(r) + ": expected a slot in [0, " + std::to_string(cache.num_slots) + "), found " +
+                std::to_string(slots_R[r]));
+  }
+}
+
+void check_attention(const KvLayer& cache, std::span<const Sequence> sequences, const AttentionShape& shape) {
+  constexpr const char* kOperation = "attention";
+  check_shape(shape, kOperation);
+  require(!shape.products_in_8_bits || cache.is_int8(), kOperation,
+          "expected 8-bit keys and values for products in 8 bits, found floats");
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    const Sequence& sequence = sequences[s];
+    require(sequence.first_row >= 0 && sequence.num_rows >= 0 && sequence.num_past >= 0 && sequence.first_slot >= 0 &&
+                sequence.num_past <= cache.num_slots && sequence.num_rows <= cache.num_slots - sequence.num_past &&
+                sequence.first_slot <= cache.num_slots - sequence.num_past - sequence.num_rows,
+            kOperation,
+            "sequence " + std::to_string(s) + ": expected its tokens within " + std::to_string(cache.num_slots) +
+                " slots, found " + std::to_string(sequence.num_past) + " past and " +
+                std::to_string(sequence.num_rows) + " new ones from slot " + std::to_string(sequence.first_slot) +
+                " on (first row " + std::to_string(sequence.first_row) + ")");
+  }
+}
+
+void check_parts(std::span<const LinearWeights> parts) {
+  require(!parts.empty(), "pack", "expected at least one linear, found none");
+  const LinearWeights& first = parts.front();
+  validate(first.input, first.num_in(), first.name);
+  for (const LinearWeights& part : parts) {
+    require(part.num_in() == first.num_in(), "pack",
+            part.name + ": expected " + std::to_string(first.num_in()) + " inputs as in " + first.name + ", found " +
+                std::to_string(part.num_in()));
+    require(part.input == first.input, "pack",
+            part.name + ": expected an input in the format of " + first.name + " (" + input_format_name(first.input) +
+                "), which reads the same rows, found another (" + input_format_name(part.input) +
+                "): give them one format, one scale and one list of outlier columns");
+    require(part.bias_O.empty() || static_cast<int64_t>(part.bias_O.size()) == part.num_out(), "pack",
+            part.name + ": expected a bias of " + std::to_string(part.num_out()) + " values, found " +
+                std::to_string(part.bias_O.size()));
+    const auto* weight = std::get_if<QuantizedWeight>(&part.weight);
+    require(part.outlier_weight_OJ.empty() ||
+                (weight != nullptr && weight->code_type == CodeType::integer && weight->symmetric),
+            "pack", part.name + ": columns in 16 bits stand beside symmetric integer codes only");
+    const int64_t num_outliers =
+        part.input.outliers == OutlierRule::columns ? static_cast<int64_t>(part.input.outlier_columns.size()) : 0;
+    require(part.outlier_weight_OJ.empty() ||
+                static_cast<int64_t>(part.outlier_weight_OJ.size()) == part.num_out() * num_outliers,
+            "pack",
+            part.name + ": expected outlier columns [" + std::to_string(part.num_out()) + ", " +
+                std::to_string(num_outliers) + "], found " + std::to_string(part.outlier_weight_OJ.size()) + " values");
+  }
+}
+
+void check_input(const PackedLinear& packed, const LinearInput& x) {
+  require(packed.input() == x.format() && packed.multiplies_codes() == x.as_codes(), "linear",
+          packed.kernel_name() + ": expected rows in its format " + input_format_name(packed.input()) + ", found " +
+              input_format_name(x.format()));
+}
+
+void check_sequences(const LinearInput& x, int64_t num_rows) {
+  if (x.format().is_rowwise()) return;
+  int64_t row = 0;
+  bool in_order = true;
+  for (const Sequence& sequence : x.sequences()) {
+    in_order = in_order && sequence.first_row == row;
+    row += sequence.num_rows;
+  }
+  require(in_order && row == num_rows, "rounding",
+          "the format " + input_format_name(x.format()) + " looks at whole sequences: expected " +
+              std::to_string(num_rows) + " rows in consecutive sequences, found " + std::to_string(row) + " in " +
+              std::to_string(x.sequences().size()));
+}
+
+void check_head(const PackedLinear& head, const char* operation) {
+  require(head.input().is_plain(), operation,
+          head.kernel_name() + ": expected a head with plain activations, found " + input_format_name(head.input()));
+}
+
+void check_routing(int64_t num_experts, const RoutingDescription& routing) {
+  require(routing.experts_per_token >= 1 && routing.experts_per_token <= num_experts, "route",
+          "expected from 1 to " + std::to_string(num_experts) + " experts per token, found " +
+              std::to_string(routing.experts_per_token));
+}
+
+void check_mix(std::span<const int32_t> slots_RK, std::span<const float> weights_RK, int64_t num_rows) {
+  require(slots_RK.size() == weights_RK.size() && num_rows >= 0 &&
+              (num_rows == 0 ? slots_RK.empty() : slots_RK.size() % static_cast<size_t>(num_rows) == 0),
+          "mix",
+          "expected as many slots as weights for each of " + std::to_string(num_rows) + " rows, found " +
+              std::to_string(slots_RK.size()) + " and " + std::to_string(weights_RK.size()));
+}
+
+void check_vocabularies(const PackedLinear& head_p, const PackedLinear& head_q) {
+  require(head_p.num_out() == head_q.num_out(), "compare",
+          "expected heads of the same vocabulary, found " + std::to_string(head_p.num_out()) + " and " +
+              std::to_string(head_q.num_out()) + " tokens");
+}
+
+}  // namespace pare

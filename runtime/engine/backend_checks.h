@@ -1,0 +1,36 @@
+// The preconditions that every backend checks before it touches memory. Each function throws std::invalid_argument with
+// the operation, what was expected and what was found.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "runtime/engine/backend.h"
+
+namespace pare {
+
+// 64-byte aligned zeroed floats; also throws when num_floats is negative or its bytes overflow.
+Backend::Buffer allocate_aligned_floats(int64_t num_floats);
+
+void check_ids(std::span<const int32_t> ids_R, int64_t vocabulary_size, const char* operation);
+void check_norm(const Norm* norm, int64_t width, const char* operation);
+void check_layer_norm(const LayerNorm& norm, int64_t width);
+void check_mean_rows(std::span<const Sequence> sequences);
+void check_shape(const AttentionShape& shape, const char* operation);
+void check_rope_store(const RopeTable& rope, const Norm* q_norm, const Norm* k_norm, const AttentionShape& shape,
+                      std::span<const int32_t> positions_R, std::span<const int32_t> slots_R, const KvLayer& cache);
+void check_attention(const KvLayer& cache, std::span<const Sequence> sequences, const AttentionShape& shape);
+// Parts of one stack: at least one, of one input width and format, biases and outlier weights of their sizes.
+void check_parts(std::span<const LinearWeights> parts);
+// x holds what `packed` states.
+void check_input(const PackedLinear& packed, const LinearInput& x);
+// Where the format of x looks at whole sequences, x.sequences() are the num_rows rows, each in one of them, in order.
+void check_sequences(const LinearInput& x, int64_t num_rows);
+// The head of cross_entropy or compare takes plain rows.
+void check_head(const PackedLinear& head, const char* operation);
+void check_routing(int64_t num_experts, const RoutingDescription& routing);
+// Whole rows of slots and weights.
+void check_mix(std::span<const int32_t> slots_RK, std::span<const float> weights_RK, int64_t num_rows);
+void check_vocabularies(const PackedLinear& head_p, const PackedLinear& head_q);
+
+}  // namespace pare

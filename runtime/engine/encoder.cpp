@@ -1,0 +1,320 @@
+#include "runtime/engine/encoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+
+#include "runtime/system/atomic_file.h"
+#include "runtime/system/interrupt.h"
+
+namespace pare {
+namespace {
+
+using Texts = std::span<const std::vector<int32_t>>;
+
+struct Block {
+  std::unique_ptr<PackedLinear> qkv, o, up, down;
+  LayerNorm attention_norm, feed_forward_norm;
+};
+
+// Whole texts that go through the blocks together.
+struct Batch {
+  std::vector<int32_t> ids_R, positions_R, slots_R, zeros_R;
+  std::vector<Sequence> sequences;
+  int64_t num_rows() const { return static_cast<int64_t>(ids_R.size()); }
+};
+
+Batch make_batch(Texts texts) {
+  Batch batch;
+  for (const std::vector<int32_t>& ids : texts) {
+    const int64_t first = batch.num_rows(), num = static_cast<int64_t>(ids.size());
+    batch.sequences.push_back({.first_row = first, .num_rows = num, .num_past = 0, .first_slot = first});
+    batch.ids_R.insert(batch.ids_R.end(), ids.begin(), ids.end());
+    for (int32_t t = 0; t < num; ++t) {
+      batch.positions_R.push_back(t);
+      batch.slots_R.push_back(static_cast<int32_t>(first) + t);
+    }
+  }
+  batch.zeros_R.assign(batch.ids_R.size(), 0);
+  return batch;
+}
+
+// The texts from `first` on that fit into kBatchRows rows; at least one.
+size_t batch_size(Texts texts, size_t first) {
+  size_t end = first;
+  int64_t num_rows = 0;
+  while (end < texts.size()) {
+    num_rows += static_cast<int64_t>(texts[end].size());
+    if (end > first && num_rows > Encoder::kBatchRows) break;
+    ++end;
+  }
+  return end - first;
+}
+
+// Every buffer of a forward pass.
+struct Arena {
+  Arena(Backend& backend, const EncoderDescription& model, int64_t num_rows, bool has_codes)
+      : max_rows(num_rows),
+        hidden_RD(backend.allocate(num_rows * model.hidden_size)),
+        delta_RD(backend.allocate(num_rows * model.hidden_size)),
+        x_RD(backend, num_rows, model.hidden_size, has_codes),
+        qkv_RC(backend.allocate(num_rows * 3 * model.hidden_size)),
+        q_RHK(backend.allocate(num_rows * model.hidden_size)),
+        cache(backend, kKvFloatBits, num_rows, model.num_heads, model.head_size),
+        attended_RHK(backend, num_rows, model.hidden_size, has_codes),
+        inner_RF(backend.allocate(num_rows * model.feed_forward_size)),
+        activated_RF(backend, num_rows, model.feed_forward_size, has_codes) {}
+
+  int64_t max_rows;
+  Backend::Buffer hidden_RD, delta_RD;
+  LinearInput x_RD;
+  Backend::Buffer qkv_RC, q_RHK;
+  KvStorage cache;
+  LinearInput attended_RHK;
+  Backend::Buffer inner_RF;
+  LinearInput activated_RF;
+};
+
+nlohmann::json read_json(const std::filesystem::path& path) {
+  const nlohmann::json json = nlohmann::json::parse(read_text_file(path), nullptr, false);
+  if (!json.is_object()) throw std::runtime_error(path.string() + ": expected a JSON object");
+  return json;
+}
+
+}  // namespace
+
+std::string Pooling::label() const {
+  const std::string what = kind == Kind::mean ? "mean over tokens" : "first token";
+  return what + (is_stated ? "" : " (no 1_Pooling/config.json: assumed)") + ", at most " + std::to_string(max_tokens) +
+         " tokens of a text";
+}
+
+Pooling read_pooling(const std::filesystem::path& directory, const EncoderDescription& model) {
+  Pooling pooling;
+  pooling.max_tokens = model.context_length;
+  if (const auto path = directory / "sentence_bert_config.json"; std::filesystem::exists(path)) {
+    const nlohmann::json settings = read_json(path);
+    const auto limit = settings.find("max_seq_length");
+    if (limit != settings.end() && !limit->is_null()) {
+      if (!limit->is_number_unsigned() || limit->get<uint64_t>() == 0) {
+        throw std::runtime_error(path.string() + ": key 'max_seq_length': expected a positive number");
+      }
+      pooling.max_tokens = std::min<int64_t>(
+          model.context_length, static_cast<int64_t>(std::min<uint64_t>(limit->get<uint64_t>(), 1u << 30)));
+    }
+  }
+  const auto path = directory / "1_Pooling" / "config.json";
+  if (!std::filesystem::exists(path)) return pooling;
+  pooling.is_stated = true;
+  std::vector<std::string> modes;
+  const nlohmann::json settings = read_json(path);
+  for (const auto& [key, value] : settings.items()) {
+    if (key.starts_with("pooling_mode_") && value == true) modes.push_back(key);
+  }
+  if (modes == std::vector<std::string>{"pooling_mode_mean_tokens"}) return pooling;
+  if (modes != std::vector<std::string>{"pooling_mode_cls_token"}) {
+    std::string found;
+    for (const std::string& mode : modes) found += (found.empty() ? "" : ", ") + mode;
+    throw std::runtime_error(path.string() +
+                             ": expected one of pooling_mode_mean_tokens and pooling_mode_cls_token, found " +
+                             (found.empty() ? "none" : found));
+  }
+  pooling.kind = Pooling::Kind::first_token;
+  return pooling;
+}
+
+struct Encoder::State {
+  EncoderDescription description;
+  Backend* backend = nullptr;
+  std::unique_ptr<PackedLinear> words, token_types, positions;
+  LayerNorm embedding_norm;
+  std::vector<Block> blocks;
+  AttentionShape attention;
+  RopeTable no_rotation;  // one position, of angle 0: positions are in the embeddings already
+  bool multiplies_codes = false;
+  std::unique_ptr<Arena> arena;
+
+  template <typename Visit>
+  void for_each_linear(const Visit& visit) const {
+    for (const Block& block : blocks) {
+      for (const auto* linear : {&block.qkv, &block.o, &block.up, &block.down}) visit(**linear);
+    }
+  }
+
+  void check_texts(Texts texts) const;
+  void run(const Batch& batch);
+  void run_block(const Block& block, const Block* next, const Batch& batch);
+};
+
+void Encoder::State::check_texts(Texts texts) const {
+  for (size_t n = 0; n < texts.size(); ++n) {
+    const auto num_tokens = static_cast<int64_t>(texts[n].size());
+    if (num_tokens == 0 || num_tokens > description.context_length) {
+      throw std::invalid_argument("text " + std::to_string(n) + " has " + std::to_string(num_tokens) +
+                                  " tokens; expected 1 to " + std::to_string(description.context_length));
+    }
+    for (const int32_t id : texts[n]) {
+      if (id >= 0 && id < description.vocabulary_size) continue;
+      throw std::invalid_argument("text " + std::to_string(n) + " has the token id " + std::to_string(id) +
+                                  "; the model's vocabulary has " + std::to_string(description.vocabulary_size) +
+                                  " entries: tokenize with the model's own tokenizer");
+    }
+  }
+}
+
+void Encoder::State::run_block(const Block& block, const Block* next, const Batch& batch) {
+  Arena& work = *arena;
+  const int64_t num_rows = batch.num_rows(), width = description.hidden_size;
+  backend->linear(*block.qkv, work.x_RD, num_rows, work.qkv_RC.get());
+  KvLayer cache = work.cache.layer();
+  backend->rope_store(work.qkv_RC.get(), no_rotation, nullptr, nullptr, attention, batch.zeros_R, batch.slots_R, cache,
+                      work.q_RHK.get());
+  work.attended_RHK.prepare(*block.o, batch.sequences);
+  backend->attention(work.q_RHK.get(), cache, batch.sequences, attention, work.attended_RHK);
+  backend->linear(*block.o, work.attended_RHK, num_rows, work.delta_RD.get());
+  work.x_RD.prepare(*block.up, batch.sequences);
+  backend->add_layer_norm(work.hidden_RD.get(), work.delta_RD.get(), block.attention_norm, num_rows, width, &work.x_RD);
+
+  backend->linear(*block.up, work.x_RD, num_rows, work.inner_RF.get());
+  work.activated_RF.prepare(*block.down, batch.sequences);
+  backend->activate_ungated(work.inner_RF.get(), description.activation, num_rows, description.feed_forward_size,
+                            work.activated_RF);
+  backend->linear(*block.down, work.activated_RF, num_rows, work.delta_RD.get());
+  if (next != nullptr) work.x_RD.prepare(*next->qkv, batch.sequences);
+  backend->add_layer_norm(work.hidden_RD.get(), work.delta_RD.get(), block.feed_forward_norm, num_rows, width,
+                          next != nullptr ? &work.x_RD : nullptr);
+}
+
+// Leaves the last hidden states in arena->hidden_RD.
+void Encoder::State::run(const Batch& batch) {
+  const int64_t num_rows = batch.num_rows(), width = description.hidden_size;
+  if (!arena || arena->max_rows < num_rows) {
+    arena.reset();  // before the new one is allocated
+    arena = std::make_unique<Arena>(*backend, description, std::max(num_rows, kBatchRows), multiplies_codes);
+  }
+  float* const hidden_RD = arena->hidden_RD.get();
+  float* const delta_RD = arena->delta_RD.get();
+  backend->embed(*words, batch.ids_R, 1.0f, hidden_RD);
+  backend->embed(*token_types, batch.zeros_R, 1.0f, delta_RD);
+  backend->add_norm(hidden_RD, delta_RD, nullptr, nullptr, num_rows, width, arena->x_RD);
+  backend->embed(*positions, batch.positions_R, 1.0f, delta_RD);
+  arena->x_RD.prepare(*blocks.front().qkv, batch.sequences);
+  backend->add_layer_norm(hidden_RD, delta_RD, embedding_norm, num_rows, width, &arena->x_RD);
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    run_block(blocks[b], b + 1 < blocks.size() ? &blocks[b + 1] : nullptr, batch);
+  }
+}
+
+Encoder::Encoder() : state_(std::make_unique<State>()) {}
+Encoder::Encoder(Encoder&&) noexcept = default;
+Encoder& Encoder::operator=(Encoder&&) noexcept = default;
+Encoder::~Encoder() = default;
+
+Encoder Encoder::load(const Checkpoint& checkpoint, Backend& backend,
+                      const std::function<void(int64_t, int64_t)>& progress) {
+  Encoder encoder;
+  State& state = *encoder.state_;
+  state.description = checkpoint.encoder();
+  state.backend = &backend;
+  const EncoderDescription& model = state.description;
+  const auto pack = [&](std::initializer_list<LinearDescription> linears) {
+    std::vector<LinearWeights> parts;
+    for (const LinearDescription& linear : linears) parts.push_back(checkpoint.linear(linear));
+    std::unique_ptr<PackedLinear> packed = backend.pack(parts);
+    for (const LinearDescription& linear : linears) checkpoint.drop_pages(linear);
+    return packed;
+  };
+  state.words = pack({model.word_embedding});
+  state.token_types = pack({model.token_type_embedding});
+  state.positions = pack({model.position_embedding});
+  state.embedding_norm = checkpoint.layer_norm(model.embedding_norm);
+  const auto num_blocks = static_cast<int64_t>(model.blocks.size());
+  if (progress) progress(0, num_blocks);
+  for (const EncoderBlockDescription& source : model.blocks) {
+    throw_if_interrupted();
+    state.blocks.push_back({.qkv = pack({source.q, source.k, source.v}),
+                            .o = pack({source.o}),
+                            .up = pack({source.up}),
+                            .down = pack({source.down}),
+                            .attention_norm = checkpoint.layer_norm(source.attention_norm),
+                            .feed_forward_norm = checkpoint.layer_norm(source.feed_forward_norm)});
+    if (progress) progress(static_cast<int64_t>(state.blocks.size()), num_blocks);
+  }
+  state.attention = {.num_heads = model.num_heads,
+                     .num_kv_heads = model.num_heads,
+                     .head_size = model.head_size,
+                     .scale = model.attention_scale,
+                     .causal = false};
+  const std::vector<float> no_frequencies(static_cast<size_t>(model.head_size / 2), 0.0f);
+  state.no_rotation = make_rope_table({no_frequencies, 1.0f}, model.head_size, 1);
+  state.for_each_linear([&](const PackedLinear& linear) { state.multiplies_codes |= linear.multiplies_codes(); });
+  return encoder;
+}
+
+const EncoderDescription& Encoder::description() const {
+  return state_->description;
+}
+Backend& Encoder::backend() const {
+  return *state_->backend;
+}
+
+int64_t Encoder::resident_bytes() const {
+  int64_t num_bytes = 0;
+  for (const auto* table : {&state_->words, &state_->token_types, &state_->positions}) {
+    num_bytes += (*table)->resident_bytes();
+  }
+  state_->for_each_linear([&](const PackedLinear& linear) { num_bytes += linear.resident_bytes(); });
+  return num_bytes;
+}
+
+std::vector<std::string> Encoder::kernel_names() const {
+  std::set<std::string> names;
+  state_->for_each_linear([&](const PackedLinear& linear) { names.insert(linear.kernel_name()); });
+  return {names.begin(), names.end()};
+}
+
+void Encoder::hidden(Texts texts, float* hidden_RD) {
+  State& state = *state_;
+  state.check_texts(texts);
+  for (size_t first = 0, num = 0; first < texts.size(); first += num) {
+    num = batch_size(texts, first);
+    const Batch batch = make_batch(texts.subspan(first, num));
+    state.run(batch);
+    const int64_t num_values = batch.num_rows() * state.description.hidden_size;
+    std::copy_n(state.arena->hidden_RD.get(), num_values, hidden_RD);
+    hidden_RD += num_values;
+  }
+}
+
+void Encoder::embed(Texts texts, const Pooling& pooling, float* embeddings_ND,
+                    const std::function<void(int64_t, int64_t)>& progress) {
+  State& state = *state_;
+  state.check_texts(texts);
+  const int64_t width = state.description.hidden_size;
+  for (size_t first = 0, num = 0; first < texts.size(); first += num) {
+    throw_if_interrupted();
+    num = batch_size(texts, first);
+    const Batch batch = make_batch(texts.subspan(first, num));
+    state.run(batch);
+    std::vector<Sequence> pooled = batch.sequences;
+    if (pooling.kind == Pooling::Kind::first_token) {
+      for (Sequence& sequence : pooled) sequence.num_rows = 1;
+    }
+    state.backend->mean_rows(state.arena->hidden_RD.get(), pooled, width, embeddings_ND + first * width);
+    for (size_t n = first; n < first + num; ++n) {
+      const std::span<float> embedding(embeddings_ND + static_cast<int64_t>(n) * width, static_cast<size_t>(width));
+      double sum = 0.0;
+      for (const float value : embedding) sum += static_cast<double>(value) * static_cast<double>(value);
+      if (!std::isfinite(sum) || sum <= 0.0) {
+        throw std::runtime_error("the embedding of text " + std::to_string(n) +
+                                 " is not finite or is 0: the weights are damaged or the model overflows float32");
+      }
+      for (float& value : embedding) value = static_cast<float>(static_cast<double>(value) / std::sqrt(sum));
+    }
+    if (progress) progress(static_cast<int64_t>(first + num), static_cast<int64_t>(texts.size()));
+  }
+}
+
+}  // namespace pare

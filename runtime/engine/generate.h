@@ -1,0 +1,73 @@
+// Text generation: greedy or sampled, with a key-value cache.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "runtime/engine/transformer.h"
+
+namespace pare {
+
+// The same numbers on every machine, unlike the distributions of <random>. Steele, Lea, Flood, "Fast splittable
+// pseudorandom number generators" (OOPSLA 2014), figure 13 (splitmix64).
+class RandomNumbers {
+ public:
+  explicit RandomNumbers(uint64_t seed) : state_(seed) {}
+  uint64_t next();
+  double uniform();  // in [0, 1), a multiple of 2^-53
+
+ private:
+  uint64_t state_;
+};
+
+struct SamplingOptions {
+  double temperature = 0.0;  // logits are divided by it; 0: always the largest (the lowest id of equals)
+  int64_t top_k = 0;         // only the k largest; 0: all
+  double top_p = 1.0;        // of those, the fewest whose probabilities sum to at least p
+  uint64_t seed = 0;
+};
+
+class Sampler {
+ public:
+  // Throws std::invalid_argument: temperature negative or not finite, top_k negative, top_p outside (0, 1].
+  explicit Sampler(const SamplingOptions& options);
+
+  // Draws a token from logits [V], all finite. Order of cuts: temperature, top_k, top_p (as transformers has it).
+  int32_t sample(std::span<const float> logits_V);
+
+ private:
+  SamplingOptions options_;
+  RandomNumbers random_;
+  std::vector<int32_t> candidates_;
+  std::vector<double> weights_;
+};
+
+struct GenerationOptions {
+  int64_t max_tokens = 128;
+  SamplingOptions sampling = {};
+  // Only ids below this are drawn; 0: all. A model's table is often padded beyond its tokenizer's vocabulary.
+  int64_t vocabulary_size = 0;
+};
+
+struct Generation {
+  std::vector<int32_t> ids;  // without the prompt and without the end token
+  bool reached_end = false;  // the model gave one of its end tokens
+  int64_t prompt_tokens = 0;
+  double prefill_seconds = 0.0;
+  double decode_seconds = 0.0;
+  int64_t decoded_tokens = 0;  // that were fed one by one in decode_seconds
+  double prefill_tokens_per_second() const { return static_cast<double>(prompt_tokens) / prefill_seconds; }
+  double decode_tokens_per_second() const {
+    return decoded_tokens == 0 ? 0.0 : static_cast<double>(decoded_tokens) / decode_seconds;
+  }
+};
+
+// Continues `prompt` until an end token or max_tokens. `on_token` (may be empty) hears each new token at once. Throws
+// std::invalid_argument for an empty prompt or when prompt and max_tokens exceed the model's context; Interrupted
+// between tokens.
+Generation generate(Transformer& model, std::span<const int32_t> prompt, const GenerationOptions& options,
+                    const std::function<void(int32_t)>& on_token = {});
+
+}  // namespace pare

@@ -1,0 +1,75 @@
+// The forward pass of a decoder in terms of Backend operations.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/engine/backend.h"
+#include "runtime/model/checkpoint.h"
+
+namespace pare {
+
+class Transformer {
+ public:
+  // Packs every weight of the checkpoint for the backend, dropping source pages as it goes. `progress` may be empty; it
+  // is called with (blocks done, blocks) at the start and after each block. `change` (may be empty) sees the weights of
+  // every linear of a block but its router before they are packed and may replace them or the format of their input:
+  // what one quantization or another costs can so be measured without writing a checkpoint. Throws Interrupted between
+  // blocks.
+  static Transformer load(const Checkpoint& checkpoint, Backend& backend,
+                          const std::function<void(int64_t, int64_t)>& progress = {},
+                          const std::function<void(LinearWeights&)>& change = {});
+  Transformer(Transformer&&) noexcept;
+  Transformer& operator=(Transformer&&) noexcept;
+  ~Transformer();
+
+  const ModelDescription& description() const;
+  Backend& backend() const;
+  const PackedLinear& head() const;
+  int64_t resident_bytes() const;  // all packed weights
+  // What decoding one token reads: every packed linear once, one embedding row; of a mixture's experts the share that a
+  // token goes to.
+  int64_t bytes_per_token() const;
+  std::vector<std::string> kernel_names() const;  // distinct
+
+  // Keys and values from now on: 32 (float32, as loaded) or 8 (int8, asymmetric, per head and token); sessions keep
+  // what they were started with. Throws std::invalid_argument for others.
+  void use_kv_bits(int bits);
+  int kv_bits() const;
+  // Attention's two products: 32 (float32, as loaded), or 8 (AttentionShape::products_in_8_bits), which takes keys and
+  // values from an 8-bit cache: bits of the cache become 8 as well. Throws std::invalid_argument for others.
+  void use_attention_bits(int bits);
+  int attention_bits() const;
+  int64_t kv_bytes_per_token() const;  // what one token adds to a session's cache, all blocks
+
+  // Hidden states after the final norm of independent windows, [num_windows * T, D] (backend memory); nothing is kept
+  // between calls, and keys and values live in one layer's scratch only. ids_NT are checked against the vocabulary
+  // (std::invalid_argument).
+  void prefill_windows(std::span<const int32_t> ids_NT, int64_t num_windows, float* hidden_RD);
+  // Rows whose residual stream prefill_windows holds at once (a longer window is taken alone): calls with so many are
+  // efficient.
+  static constexpr int64_t kBatchRows = 4096;
+
+  // A growing sequence: feeds tokens (prompt or one decoded token) and returns the logits [V] of the last one (after
+  // soft capping), host memory.
+  class Session {
+   public:
+    virtual ~Session() = default;
+    virtual std::span<const float> feed(std::span<const int32_t> ids) = 0;
+    virtual int64_t num_tokens() const = 0;
+  };
+  // Throws std::invalid_argument when max_tokens exceeds the model's context.
+  // The session refers to this model's weights, which must outlive it.
+  std::unique_ptr<Session> start(int64_t max_tokens);
+
+  struct State;  // transformer.cpp
+
+ private:
+  Transformer();
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace pare

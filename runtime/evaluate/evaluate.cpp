@@ -1,0 +1,373 @@
+#include "runtime/evaluate/evaluate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <sstream>
+#include <stdexcept>
+#include <vector>
+
+#include "runtime/evaluate/token_source.h"
+#include "runtime/system/interrupt.h"
+#include "runtime/system/memory_usage.h"
+#include "runtime/system/progress.h"
+
+namespace pare {
+namespace {
+
+int64_t chosen_context(const ModelDescription& model, const EvaluationOptions& options) {
+  if (options.context == 0) return std::min(default_context(options.protocol), model.context_length);
+  if (options.context > model.context_length) {
+    throw std::invalid_argument("a context of " + std::to_string(options.context) +
+                                " tokens was asked for; the model's has " + std::to_string(model.context_length));
+  }
+  return options.context;
+}
+
+// What is known of one window once it is scored: means over its predictions.
+struct WindowMeans {
+  double nll = 0.0;
+  double reference_nll = 0.0;
+  double kl = 0.0;
+  double agreement = 0.0;  // of the arg maxes with the reference's, or with the targets
+};
+
+Estimate estimate(std::span<const WindowMeans> windows, const std::function<double(const WindowMeans&)>& value) {
+  std::vector<double> values;
+  for (const WindowMeans& window : windows) values.push_back(value(window));
+  return estimate_over_windows(values);
+}
+
+// exp of an estimate, the error to first order: d exp(x) = exp(x) dx.
+Estimate exponential(const Estimate& x) {
+  Estimate result{std::exp(x.value), std::nullopt};
+  if (x.standard_error) result.standard_error = result.value * *x.standard_error;
+  return result;
+}
+
+double percentile(std::span<const float> sorted, double share) {
+  const double rank = share * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<size_t>(rank);
+  const size_t above = std::min(below + 1, sorted.size() - 1);
+  const double weight = rank - static_cast<double>(below);
+  return (1.0 - weight) * static_cast<double>(sorted[below]) + weight * static_cast<double>(sorted[above]);
+}
+
+double mean(std::span<const float> values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+// Scores windows and remembers what the figures are made of.
+class Scorer {
+ public:
+  Scorer(Transformer& model, Transformer* reference, const ScoredWindows& data)
+      : model_(model),
+        reference_(reference),
+        data_(data),
+        batch_windows_(
+            std::clamp<int64_t>(Transformer::kBatchRows / data.windows.num_tokens, 1, data.windows.num_windows)),
+        hidden_RD_(
+            model.backend().allocate(batch_windows_ * data.windows.num_tokens * model.description().hidden_size)),
+        nll_(static_cast<size_t>(data.predictions_per_window())),
+        reference_nll_(nll_.size()),
+        same_top1_(nll_.size()) {
+    means_.reserve(static_cast<size_t>(data.windows.num_windows));
+    if (reference == nullptr) return;
+    reference_hidden_RE_ =
+        reference->backend().allocate(batch_windows_ * data.windows.num_tokens * reference->description().hidden_size);
+    kl_.reserve(static_cast<size_t>(data.windows.num_windows * data.predictions_per_window()));
+  }
+
+  // Scores the next batch; returns how many windows are done.
+  int64_t score_batch() {
+    const int64_t first = static_cast<int64_t>(means_.size());
+    const int64_t num = std::min(batch_windows_, data_.windows.num_windows - first);
+    const int64_t num_tokens = data_.windows.num_tokens;
+    const std::span ids = std::span(data_.windows.ids_NT)
+                              .subspan(static_cast<size_t>(first * num_tokens), static_cast<size_t>(num * num_tokens));
+    model_.prefill_windows(ids, num, hidden_RD_.get());
+    if (reference_ != nullptr) reference_->prefill_windows(ids, num, reference_hidden_RE_.get());
+    for (int64_t n = 0; n < num; ++n) score_window(first + n, n * num_tokens + data_.first_scored);
+    return first + num;
+  }
+
+  std::span<const WindowMeans> means() const { return means_; }
+  std::vector<float>& kl() { return kl_; }
+  double sum_of_squared_nll() const { return sum_of_squared_nll_; }
+
+ private:
+  void score_window(int64_t window, int64_t row) {
+    const std::span targets = data_.windows.window(window).subspan(static_cast<size_t>(data_.first_scored + 1));
+    const float* x_RD = hidden_RD_.get() + row * model_.description().hidden_size;
+    const float softcap = model_.description().logit_softcap;
+    WindowMeans means;
+    if (reference_ == nullptr) {
+      model_.backend().cross_entropy(model_.head(), x_RD, targets, softcap, nll_.data(), same_top1_.data());
+    } else {
+      const ModelDescription& description = reference_->description();
+      const size_t old_size = kl_.size();
+      kl_.resize(old_size + nll_.size());
+      model_.backend().compare(reference_->head(), reference_hidden_RE_.get() + row * description.hidden_size,
+                               description.logit_softcap, model_.head(), x_RD, softcap, targets, kl_.data() + old_size,
+                               same_top1_.data(), reference_nll_.data(), nll_.data());
+      const std::span kl = std::span<const float>(kl_).subspan(old_size);
+      check_finite(reference_nll_, window, "the reference's negative log likelihood");
+      check_finite(kl, window, "the Kullback-Leibler divergence");
+      means.reference_nll = mean(reference_nll_);
+      means.kl = mean(kl);
+    }
+    check_finite(nll_, window, "the negative log likelihood");
+    means.nll = mean(nll_);
+    means.agreement =
+        std::accumulate(same_top1_.begin(), same_top1_.end(), 0.0) / static_cast<double>(same_top1_.size());
+    for (float value : nll_) sum_of_squared_nll_ += static_cast<double>(value) * static_cast<double>(value);
+    means_.push_back(means);
+  }
+
+  void check_finite(std::span<const float> values, int64_t window, const char* what) const {
+    const auto bad = std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
+    if (bad == values.end()) return;
+    throw std::runtime_error(data_.source + ", window " + std::to_string(window) + ", position " +
+                             std::to_string(data_.first_scored + (bad - values.begin())) + ": " + what +
+                             " is not finite: the weights are damaged or the model overflows float32");
+  }
+
+  Transformer& model_;
+  Transformer* reference_;
+  const ScoredWindows& data_;
+  int64_t batch_windows_;
+  Backend::Buffer hidden_RD_;
+  Backend::Buffer reference_hidden_RE_{nullptr, [](float*) {}};
+  std::vector<float> nll_, reference_nll_;  // of one window
+  std::vector<uint8_t> same_top1_;
+  std::vector<float> kl_;  // of all predictions: percentiles need them
+  std::vector<WindowMeans> means_;
+  double sum_of_squared_nll_ = 0.0;
+};
+
+Comparison compare_means(std::span<const WindowMeans> means, std::vector<float>& kl) {
+  Comparison result;
+  const Estimate nll = estimate(means, [](const WindowMeans& w) { return w.nll; });
+  const Estimate reference_nll = estimate(means, [](const WindowMeans& w) { return w.reference_nll; });
+  result.reference_nll = reference_nll.value;
+  result.reference_perplexity = exponential(reference_nll);
+  result.perplexity_ratio = exponential(estimate(means, [](const WindowMeans& w) { return w.nll - w.reference_nll; }));
+  // To first order, exp(q) - exp(p) moves by exp(q) dq - exp(p) dp: the error of that sum, pair by pair.
+  const double perplexity = std::exp(nll.value);
+  const double reference_perplexity = result.reference_perplexity.value;
+  result.perplexity_difference = estimate(
+      means, [&](const WindowMeans& w) { return perplexity * w.nll - reference_perplexity * w.reference_nll; });
+  result.perplexity_difference.value = perplexity - reference_perplexity;
+  result.kl_mean = estimate(means, [](const WindowMeans& w) { return w.kl; });
+  result.top1_agreement = estimate(means, [](const WindowMeans& w) { return w.agreement; });
+  std::sort(kl.begin(), kl.end());
+  result.kl_median = percentile(kl, 0.5);
+  result.kl_p95 = percentile(kl, 0.95);
+  result.kl_p99 = percentile(kl, 0.99);
+  result.kl_max = static_cast<double>(kl.back());
+  return result;
+}
+
+void check_reference(const Transformer& model, const Transformer& reference) {
+  if (&model.backend() != &reference.backend()) {
+    throw std::invalid_argument("the model and its reference must be loaded on the same backend");
+  }
+  const int64_t expected = model.description().vocabulary_size;
+  const int64_t found = reference.description().vocabulary_size;
+  if (expected != found) {
+    throw std::invalid_argument("the reference has a vocabulary of " + std::to_string(found) +
+                                " entries, the model of " + std::to_string(expected) +
+                                ": their distributions cannot be compared");
+  }
+}
+
+std::string with_error(const Estimate& estimate, int num_decimals) {
+  const std::string value = format_number(estimate.value, num_decimals);
+  return estimate.standard_error ? value + " +- " + format_number(*estimate.standard_error, num_decimals) : value;
+}
+
+}  // namespace
+
+Estimate estimate_over_windows(std::span<const double> values) {
+  const auto num = static_cast<double>(values.size());
+  Estimate result;
+  for (const double value : values) result.value += value / num;
+  if (values.size() < 2) return result;
+  double sum_of_squares = 0.0;
+  for (const double value : values) sum_of_squares += (value - result.value) * (value - result.value);
+  result.standard_error = std::sqrt(sum_of_squares / (num - 1.0) / num);
+  return result;
+}
+
+std::string_view protocol_name(Protocol protocol) {
+  return protocol == Protocol::gptq ? "gptq" : "llama.cpp";
+}
+
+int64_t default_context(Protocol protocol) {
+  return protocol == Protocol::gptq ? 2048 : 512;
+}
+
+Protocol parse_protocol(std::string_view name) {
+  for (Protocol protocol : {Protocol::gptq, Protocol::llama_cpp}) {
+    if (name == protocol_name(protocol)) return protocol;
+  }
+  throw std::invalid_argument("unknown perplexity protocol '" + std::string(name) + "': expected gptq or llama.cpp");
+}
+
+std::string ScoredWindows::label() const {
+  return std::string(protocol_name(protocol)) + ", context " + std::to_string(windows.num_tokens) + ", " +
+         std::to_string(windows.num_windows) + " windows, " +
+         std::to_string(windows.num_windows * predictions_per_window()) + " predictions of " + source;
+}
+
+bool holds_token_windows(const std::filesystem::path& text) {
+  return text.extension() == ".npy";
+}
+
+ScoredWindows make_scored_windows(const std::filesystem::path& text, const Tokenizer* tokenizer,
+                                  const ModelDescription& model, const EvaluationOptions& options) {
+  const bool is_npy = holds_token_windows(text);
+  const int64_t context = chosen_context(model, options);
+  ScoredWindows data;
+  data.protocol = options.protocol;
+  data.source = text.filename().string();
+  data.windows = read_token_windows(text, tokenizer, context, options.num_windows, true, model.vocabulary_size);
+  const TokenWindows& windows = data.windows;
+  if (options.context != 0 && windows.num_tokens != options.context) {
+    throw std::invalid_argument(text.string() + ": its windows are " + std::to_string(windows.num_tokens) +
+                                " tokens wide and are used as they are; a context of " +
+                                std::to_string(options.context) + " was asked for: leave the context out");
+  }
+  if (windows.num_windows < std::max<int64_t>(options.num_windows, 1)) {
+    throw std::invalid_argument(text.string() + ": " + std::to_string(options.num_windows) +
+                                " windows were asked for; it has " + std::to_string(windows.num_windows) + " of " +
+                                std::to_string(windows.num_tokens) + " tokens");
+  }
+  if (options.protocol == Protocol::llama_cpp) {
+    data.first_scored = windows.num_tokens / 2;
+    const std::optional<int32_t> bos = is_npy ? std::nullopt : tokenizer->bos_token();
+    for (int64_t n = 0; bos && n < windows.num_windows; ++n) {
+      data.windows.ids_NT[static_cast<size_t>(n * windows.num_tokens)] = *bos;
+    }
+  }
+  if (data.predictions_per_window() < 1) {
+    throw std::invalid_argument(text.string() + ": windows of " + std::to_string(windows.num_tokens) +
+                                " tokens leave nothing to predict under protocol " +
+                                std::string(protocol_name(options.protocol)) + ": use a longer context");
+  }
+  return data;
+}
+
+Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* reference,
+                    const std::function<void(int64_t, int64_t)>& progress) {
+  if (data.windows.num_windows < 1 || data.predictions_per_window() < 1) {
+    throw std::invalid_argument(data.source + ": no predictions to score");
+  }
+  if (reference != nullptr) check_reference(model, *reference);
+  MemorySampler memory;
+  const auto start = std::chrono::steady_clock::now();
+  Scorer scorer(model, reference, data);
+  if (progress) progress(0, data.windows.num_windows);
+  for (int64_t done = 0; done < data.windows.num_windows;) {
+    throw_if_interrupted();
+    done = scorer.score_batch();
+    if (progress) progress(done, data.windows.num_windows);
+  }
+
+  Evaluation result;
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.kv_bits = model.kv_bits();
+  result.attention_bits = model.attention_bits();
+  result.kv_bytes_per_token = model.kv_bytes_per_token();
+  result.protocol = protocol_name(data.protocol);
+  result.label = data.label();
+  result.context = data.windows.num_tokens;
+  result.windows = data.windows.num_windows;
+  result.tokens = data.windows.num_windows * data.predictions_per_window();
+  // All windows hold equally many predictions, so the mean of their means is the mean over predictions.
+  const Estimate nll = estimate(scorer.means(), [](const WindowMeans& w) { return w.nll; });
+  result.nll = nll.value;
+  result.perplexity = exponential(nll);
+  const auto num_predictions = static_cast<double>(result.tokens);
+  const double variance = scorer.sum_of_squared_nll() / num_predictions - nll.value * nll.value;
+  result.token_standard_error =
+      result.perplexity.value * std::sqrt(std::max(variance, 0.0) / std::max(num_predictions - 1.0, 1.0));
+  if (reference != nullptr) {
+    result.comparison = compare_means(scorer.means(), scorer.kl());
+  } else {
+    result.top1_accuracy = estimate(scorer.means(), [](const WindowMeans& w) { return w.agreement; }).value;
+  }
+  const int64_t num_tokens = result.windows * result.context * (reference != nullptr ? 2 : 1);
+  result.tokens_per_second = static_cast<double>(num_tokens) / result.seconds;
+  result.peak_memory_bytes = memory.peak_bytes();
+  return result;
+}
+
+std::string to_json(const Evaluation& evaluation) {
+  nlohmann::ordered_json json;
+  const auto put = [&](const std::string& name, const Estimate& estimate, const std::string& error_name) {
+    json[name] = estimate.value;
+    json[error_name] = estimate.standard_error ? nlohmann::ordered_json(*estimate.standard_error) : nullptr;
+  };
+  put("perplexity", evaluation.perplexity, "standard_error");
+  json["token_standard_error"] = evaluation.token_standard_error;
+  json["nll"] = evaluation.nll;
+  json["tokens"] = evaluation.tokens;
+  json["windows"] = evaluation.windows;
+  json["context"] = evaluation.context;
+  json["protocol"] = evaluation.protocol;
+  json["protocol_label"] = evaluation.label;
+  json["kv_bits"] = evaluation.kv_bits;
+  json["attention_bits"] = evaluation.attention_bits;
+  json["kv_bytes_per_token"] = evaluation.kv_bytes_per_token;
+  json["seconds"] = evaluation.seconds;
+  json["tokens_per_second"] = evaluation.tokens_per_second;
+  json["peak_memory_bytes"] = evaluation.peak_memory_bytes;
+  if (evaluation.top1_accuracy) json["top1_accuracy"] = *evaluation.top1_accuracy;
+  if (evaluation.comparison) {
+    const Comparison& comparison = *evaluation.comparison;
+    put("reference_perplexity", comparison.reference_perplexity, "reference_standard_error");
+    json["reference_nll"] = comparison.reference_nll;
+    put("perplexity_ratio", comparison.perplexity_ratio, "perplexity_ratio_standard_error");
+    put("perplexity_difference", comparison.perplexity_difference, "perplexity_difference_standard_error");
+    put("kl_mean", comparison.kl_mean, "kl_standard_error");
+    json["kl_median"] = comparison.kl_median;
+    json["kl_p95"] = comparison.kl_p95;
+    json["kl_p99"] = comparison.kl_p99;
+    json["kl_max"] = comparison.kl_max;
+    put("top1_agreement", comparison.top1_agreement, "top1_agreement_standard_error");
+  }
+  return json.dump();
+}
+
+std::string to_text(const Evaluation& evaluation) {
+  std::ostringstream text;
+  text << "protocol              " << evaluation.label << '\n';
+  text << "perplexity            " << with_error(evaluation.perplexity, 4) << '\n';
+  text << "nll                   " << format_number(evaluation.nll, 6) << " nats per token\n";
+  if (evaluation.top1_accuracy) {
+    text << "top-1 accuracy        " << format_number(100.0 * *evaluation.top1_accuracy, 2) << " %\n";
+  }
+  if (evaluation.comparison) {
+    const Comparison& comparison = *evaluation.comparison;
+    const Estimate agreement = comparison.top1_agreement;
+    text << "reference perplexity  " << with_error(comparison.reference_perplexity, 4) << '\n';
+    text << "ratio                 " << with_error(comparison.perplexity_ratio, 5) << " (paired)\n";
+    text << "difference            " << with_error(comparison.perplexity_difference, 4) << " (paired)\n";
+    text << "KL(reference||model)  " << with_error(comparison.kl_mean, 6) << ", median "
+         << format_number(comparison.kl_median, 6) << ", p95 " << format_number(comparison.kl_p95, 6) << ", p99 "
+         << format_number(comparison.kl_p99, 6) << ", max " << format_number(comparison.kl_max, 4) << '\n';
+    text << "same top-1            " << format_number(100.0 * agreement.value, 2)
+         << (agreement.standard_error ? " +- " + format_number(100.0 * *agreement.standard_error, 2) : "") << " %\n";
+  }
+  text << "keys and values       " << evaluation.kv_bits << " bits, " << evaluation.kv_bytes_per_token
+       << " bytes per token; attention's products in " << evaluation.attention_bits << " bits\n";
+  text << "speed                 " << format_number(evaluation.tokens_per_second, 1) << " tokens/s, "
+       << format_duration(evaluation.seconds) << '\n';
+  text << "peak memory           " << format_bytes(evaluation.peak_memory_bytes) << '\n';
+  return text.str();
+}
+
+}  // namespace pare

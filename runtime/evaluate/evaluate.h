@@ -1,0 +1,119 @@
+// Perplexity by named protocols, and the distance of a model from a reference model on the same tokens.
+//
+// Every window is scored alone: position 0 is its first token and nothing is cached across windows.
+//   gptq       the whole text is tokenized once, special tokens as the tokenizer's post-processor adds them (a BOS
+//   stands at the
+//              start of the stream only); non-overlapping windows of 2048, the tail dropped; positions 0 .. T-2 predict
+//              their next token. (IST-DASLab/gptq, opt.py: opt_eval; its x T / (T - 1) cancels.)
+//   llama.cpp  windows of 512; where the tokenizer has a BOS it takes the place of each window's first token; positions
+//   T/2 .. T-2
+//              are scored. (llama.cpp, tools/perplexity/perplexity.cpp.)
+// The windows of a .npy file are used as they are, under either protocol.
+//   perplexity = exp(sum of nll / number of scored predictions), nll in nats, sums in float64.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "runtime/engine/transformer.h"
+#include "runtime/files/npy.h"
+#include "runtime/tokenizer/tokenizer.h"
+
+namespace pare {
+
+enum class Protocol { gptq, llama_cpp };
+std::string_view protocol_name(Protocol protocol);  // "gptq", "llama.cpp"
+Protocol parse_protocol(std::string_view name);     // throws std::invalid_argument: the name, the allowed ones
+int64_t default_context(Protocol protocol);         // tokens of a window
+
+struct EvaluationOptions {
+  Protocol protocol = Protocol::gptq;
+  int64_t context =
+      0;  // tokens of a window; 0: the protocol's (2048 or 512), or the model's context where that is shorter
+  int64_t num_windows = 0;  // the first n; 0: all
+};
+
+// Windows, and which of their positions count.
+struct ScoredWindows {
+  Protocol protocol = Protocol::gptq;
+  TokenWindows windows;
+  int64_t first_scored = 0;  // positions first_scored .. T-2 predict their next token
+  std::string source;        // name of the file they came from
+
+  int64_t predictions_per_window() const { return windows.num_tokens - 1 - first_scored; }
+  // "gptq, context 2048, 40 windows, 81880 predictions of wikitext2.txt": stands beside every figure.
+  std::string label() const;
+};
+
+// True for a file that holds token windows (.npy), so that no tokenizer is needed.
+bool holds_token_windows(const std::filesystem::path& text);
+
+// Cuts `text` (.txt, .jsonl, .npy) as the protocol says. tokenizer may be null for .npy. Throws std::invalid_argument:
+// a context beyond the model's, or other than a .npy's; fewer windows than asked for; a text shorter than one window;
+// no tokenizer.
+ScoredWindows make_scored_windows(const std::filesystem::path& text, const Tokenizer* tokenizer,
+                                  const ModelDescription& model, const EvaluationOptions& options);
+
+// A mean over windows. Windows are the independent draws (tokens inside one are not), so
+// standard_error = s / sqrt(N), s the sample standard deviation of the N windows' values, carried through exp() to
+// first order where the figure is a perplexity. Nothing for a single window, which gives no estimate.
+struct Estimate {
+  double value = 0.0;
+  std::optional<double> standard_error;
+};
+// Of at least one value, one for each window.
+Estimate estimate_over_windows(std::span<const double> values);
+
+// Model Q against reference P on the same windows. Differences are taken window by window before the error is
+// estimated, so that what both find hard cancels.
+struct Comparison {
+  Estimate reference_perplexity;
+  double reference_nll = 0.0;
+  Estimate perplexity_ratio;       // Q / P
+  Estimate perplexity_difference;  // Q - P
+  // KL(P || Q) per token, nats. Percentiles interpolate linearly between order statistics.
+  Estimate kl_mean;
+  double kl_median = 0.0, kl_p95 = 0.0, kl_p99 = 0.0, kl_max = 0.0;
+  Estimate top1_agreement;  // share of positions whose most probable token is the same
+};
+
+struct Evaluation {
+  std::string protocol;  // its name
+  std::string label;     // ScoredWindows::label
+  int64_t context = 0;   // tokens of a window
+  int64_t windows = 0;
+  int64_t tokens = 0;  // scored predictions
+  double nll = 0.0;    // mean, nats
+  Estimate perplexity;
+  double token_standard_error = 0.0;  // of the perplexity, if all tokens were independent (what llama.cpp prints)
+  std::optional<double>
+      top1_accuracy;  // share of targets that are the most probable token; not measured with a reference
+  std::optional<Comparison> comparison;
+  int kv_bits = 0;                 // of the model's keys and values; the reference has its own
+  int attention_bits = 0;          // of attention's products, likewise
+  int64_t kv_bytes_per_token = 0;  // what a token adds to a cache of the model
+  double seconds = 0.0;            // scoring alone, without loading
+  double tokens_per_second = 0.0;  // all tokens of the windows, of each model, per second
+  int64_t peak_memory_bytes = 0;   // sampled RssAnon + RssShmem (of the evaluation; callers may widen it to loading)
+};
+
+// Runs windows in batches of a few thousand tokens; never holds logits. `reference` may be null; it must share the
+// model's backend object and vocabulary (std::invalid_argument). `progress` (windows done, windows) may be empty.
+// Throws std::runtime_error when a likelihood is not finite (window and position) and Interrupted between batches.
+Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* reference,
+                    const std::function<void(int64_t, int64_t)>& progress = {});
+
+// One JSON object, keys as above in one level: perplexity, standard_error (the perplexity's), nll, tokens, windows,
+// context, protocol, protocol_label, seconds, tokens_per_second, peak_memory_bytes, ..., with a reference kl_mean,
+// kl_p99, top1_agreement, ...
+std::string to_json(const Evaluation& evaluation);
+
+// The same for people: a few lines of text.
+std::string to_text(const Evaluation& evaluation);
+
+}  // namespace pare

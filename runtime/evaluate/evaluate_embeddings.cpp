@@ -1,0 +1,250 @@
+#include "runtime/evaluate/evaluate_embeddings.h"
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <sstream>
+#include <stdexcept>
+
+#include "runtime/system/atomic_file.h"
+#include "runtime/system/memory_usage.h"
+#include "runtime/system/progress.h"
+#include "runtime/tokenizer/unicode.h"
+
+namespace pare {
+namespace {
+
+std::vector<std::string_view> split_at_tabs(std::string_view line) {
+  std::vector<std::string_view> columns;
+  for (size_t begin = 0;;) {
+    const size_t tab = line.find('\t', begin);
+    columns.push_back(line.substr(begin, tab - begin));
+    if (tab == std::string_view::npos) return columns;
+    begin = tab + 1;
+  }
+}
+
+double parse_score(std::string_view text, const std::string& where) {
+  double score = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), score);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(score)) {
+    throw std::runtime_error(where + ": expected a number in the third column, found '" + std::string(text) + "'");
+  }
+  return score;
+}
+
+// 1-based ranks; equal values share the mean of theirs.
+std::vector<double> average_ranks(std::span<const double> values) {
+  std::vector<size_t> order(values.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return values[a] < values[b]; });
+  std::vector<double> ranks(values.size());
+  for (size_t begin = 0; begin < order.size();) {
+    size_t end = begin + 1;
+    while (end < order.size() && values[order[end]] == values[order[begin]]) ++end;
+    const double rank = 0.5 * static_cast<double>(begin + 1 + end);
+    for (size_t i = begin; i < end; ++i) ranks[order[i]] = rank;
+    begin = end;
+  }
+  return ranks;
+}
+
+class Embeddings {
+ public:
+  Embeddings(Encoder& model, const TextPairs& data, const Pooling& pooling,
+             const std::function<void(int64_t, int64_t)>& progress)
+      : width_(static_cast<size_t>(model.description().hidden_size)), values_ND_(data.texts.size() * width_) {
+    model.embed(data.texts, pooling, values_ND_.data(), progress);
+  }
+  std::span<const float> of(size_t text) const { return std::span(values_ND_).subspan(text * width_, width_); }
+  std::vector<double> similarities(const TextPairs& data) const {
+    std::vector<double> result;
+    for (const auto& [a, b] : data.pairs) result.push_back(cosine_similarity(of(a), of(b)));
+    return result;
+  }
+
+ private:
+  size_t width_;
+  std::vector<float> values_ND_;
+};
+
+}  // namespace
+
+TextPairs read_text_pairs(const std::filesystem::path& path, const Tokenizer& tokenizer, int64_t max_tokens) {
+  if (path.extension() != ".tsv") {
+    throw std::invalid_argument(path.string() + ": expected pairs of texts in a .tsv file, found '" +
+                                path.extension().string() + "'");
+  }
+  const std::string content = read_text_file(path);
+  if (const auto offset = find_invalid_utf8(content)) {
+    throw std::runtime_error(path.string() + ": not UTF-8: byte " + std::to_string(*offset) + " starts no character");
+  }
+  TextPairs data;
+  data.source = path.filename().string();
+  std::map<std::string, size_t, std::less<>> known;
+  const auto index_of = [&](std::string_view text) {
+    const auto [entry, is_new] = known.emplace(text, data.texts.size());
+    if (is_new) data.texts.push_back(tokenizer.encode_truncated(text, max_tokens));
+    return entry->second;
+  };
+  size_t num_columns = 0;
+  for (size_t begin = 0, number = 1; begin < content.size(); ++number) {
+    const size_t end = std::min(content.find('\n', begin), content.size());
+    std::string_view line = std::string_view(content).substr(begin, end - begin);
+    begin = end + 1;
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.empty()) continue;
+    const std::string where = path.string() + ":" + std::to_string(number);
+    const std::vector<std::string_view> columns = split_at_tabs(line);
+    if (num_columns == 0) num_columns = columns.size();
+    if (columns.size() != num_columns || num_columns < 2 || num_columns > 3) {
+      throw std::runtime_error(where + ": expected two texts parted by a tab, and in every line or in none a number; " +
+                               "found " + std::to_string(columns.size()) + " columns");
+    }
+    const size_t first = index_of(columns[0]), second = index_of(columns[1]);
+    data.pairs.emplace_back(first, second);
+    if (num_columns == 3) data.gold.push_back(parse_score(columns[2], where));
+  }
+  if (data.pairs.size() < 2) {
+    throw std::invalid_argument(path.string() + ": expected at least two pairs of texts, found " +
+                                std::to_string(data.pairs.size()));
+  }
+  return data;
+}
+
+double rank_correlation(std::span<const double> x, std::span<const double> y) {
+  if (x.size() != y.size() || x.size() < 2) {
+    throw std::invalid_argument("rank_correlation: expected two rows of equally many values, at least 2, found " +
+                                std::to_string(x.size()) + " and " + std::to_string(y.size()));
+  }
+  const std::vector<double> a = average_ranks(x), b = average_ranks(y);
+  const double mean = 0.5 * static_cast<double>(x.size() + 1);
+  double products = 0.0, squares_a = 0.0, squares_b = 0.0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    products += (a[i] - mean) * (b[i] - mean);
+    squares_a += (a[i] - mean) * (a[i] - mean);
+    squares_b += (b[i] - mean) * (b[i] - mean);
+  }
+  return products / std::sqrt(squares_a * squares_b);
+}
+
+double cosine_similarity(std::span<const float> a, std::span<const float> b) {
+  double product = 0.0, squares_a = 0.0, squares_b = 0.0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double x = static_cast<double>(a[i]), y = static_cast<double>(b[i]);
+    product += x * y;
+    squares_a += x * x;
+    squares_b += y * y;
+  }
+  return product / std::sqrt(squares_a * squares_b);
+}
+
+void check_comparable(const Checkpoint& model, const Checkpoint& reference, const std::filesystem::path& pairs,
+                      const TextPairs& data) {
+  const Pooling own = read_pooling(model.directory(), model.encoder());
+  const Pooling other = read_pooling(reference.directory(), reference.encoder());
+  const auto fail = [&](const std::string& what) {
+    throw std::invalid_argument("'" + reference.directory().string() + "' and '" + model.directory().string() +
+                                "' cannot be compared: " + what);
+  };
+  if (own.kind != other.kind || own.max_tokens != other.max_tokens) {
+    fail("their embeddings are a " + other.label() + " and a " + own.label());
+  }
+  if (model.encoder().hidden_size != reference.encoder().hidden_size) {
+    fail("their embeddings have " + std::to_string(reference.encoder().hidden_size) + " and " +
+         std::to_string(model.encoder().hidden_size) + " values");
+  }
+  if (read_text_pairs(pairs, Tokenizer::open(reference.directory()), other.max_tokens).texts != data.texts) {
+    fail("their tokenizers give other tokens");
+  }
+}
+
+EmbeddingEvaluation evaluate_embeddings(Encoder& model, Encoder* reference, const TextPairs& data,
+                                        const Pooling& pooling, const std::function<void(int64_t, int64_t)>& progress) {
+  if (reference == nullptr && data.gold.empty()) {
+    throw std::invalid_argument(data.source +
+                                " has no scores as third column: there is nothing to compare with; name a "
+                                "reference model");
+  }
+  if (reference != nullptr && &reference->backend() != &model.backend()) {
+    throw std::invalid_argument("the model and its reference must be loaded on the same backend");
+  }
+  MemorySampler memory;
+  EmbeddingEvaluation result;
+  result.source = data.source;
+  result.pooling = pooling.label();
+  result.num_pairs = static_cast<int64_t>(data.pairs.size());
+  result.num_texts = static_cast<int64_t>(data.texts.size());
+  for (const auto& ids : data.texts) result.num_tokens += static_cast<int64_t>(ids.size());
+
+  const auto start = std::chrono::steady_clock::now();
+  const int64_t num_steps = result.num_texts * (reference != nullptr ? 2 : 1);
+  const auto report = [&](int64_t before) {
+    return [&, before](int64_t done, int64_t) {
+      if (progress) progress(before + done, num_steps);
+    };
+  };
+  const Embeddings own(model, data, pooling, report(0));
+  const std::vector<double> similarities = own.similarities(data);
+  if (!data.gold.empty()) result.gold_correlation = rank_correlation(similarities, data.gold);
+  if (reference != nullptr) {
+    const Embeddings other(*reference, data, pooling, report(result.num_texts));
+    const std::vector<double> reference_similarities = other.similarities(data);
+    std::vector<double> cosines;
+    for (size_t n = 0; n < data.texts.size(); ++n) cosines.push_back(cosine_similarity(own.of(n), other.of(n)));
+    result.cosine = estimate_over_windows(cosines);
+    result.cosine_min = *std::min_element(cosines.begin(), cosines.end());
+    result.rank_correlation = rank_correlation(similarities, reference_similarities);
+    if (!data.gold.empty()) result.reference_gold_correlation = rank_correlation(reference_similarities, data.gold);
+  }
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.peak_memory_bytes = memory.peak_bytes();
+  return result;
+}
+
+std::string to_json(const EmbeddingEvaluation& evaluation) {
+  nlohmann::ordered_json json = {{"source", evaluation.source},
+                                 {"pooling", evaluation.pooling},
+                                 {"pairs", evaluation.num_pairs},
+                                 {"texts", evaluation.num_texts},
+                                 {"tokens", evaluation.num_tokens}};
+  if (evaluation.cosine) {
+    json["cosine_mean"] = evaluation.cosine->value;
+    if (evaluation.cosine->standard_error) json["cosine_standard_error"] = *evaluation.cosine->standard_error;
+    json["cosine_min"] = evaluation.cosine_min;
+    json["rank_correlation"] = *evaluation.rank_correlation;
+  }
+  if (evaluation.gold_correlation) json["gold_correlation"] = *evaluation.gold_correlation;
+  if (evaluation.reference_gold_correlation) {
+    json["reference_gold_correlation"] = *evaluation.reference_gold_correlation;
+  }
+  json["seconds"] = evaluation.seconds;
+  json["peak_memory_bytes"] = evaluation.peak_memory_bytes;
+  return json.dump();
+}
+
+std::string to_text(const EmbeddingEvaluation& evaluation) {
+  std::ostringstream text;
+  text << evaluation.source << ": " << evaluation.num_pairs << " pairs of " << evaluation.num_texts << " texts, "
+       << evaluation.num_tokens << " tokens; " << evaluation.pooling << '\n';
+  if (evaluation.cosine) {
+    text << "cosine to the reference  " << format_number(evaluation.cosine->value, 6);
+    if (evaluation.cosine->standard_error) text << " +- " << format_number(*evaluation.cosine->standard_error, 6);
+    text << ", least " << format_number(evaluation.cosine_min, 6) << '\n'
+         << "rank correlation of the pairs' similarities  " << format_number(*evaluation.rank_correlation, 6) << '\n';
+  }
+  if (evaluation.gold_correlation) {
+    text << "rank correlation with the file's scores  " << format_number(*evaluation.gold_correlation, 5);
+    if (evaluation.reference_gold_correlation) {
+      text << " (the reference's " << format_number(*evaluation.reference_gold_correlation, 5) << ")";
+    }
+    text << '\n';
+  }
+  return text.str();
+}
+
+}  // namespace pare

@@ -1,0 +1,145 @@
+#include "runtime/evaluate/token_source.h"
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "runtime/system/atomic_file.h"
+#include "runtime/tokenizer/unicode.h"
+
+namespace pare {
+namespace {
+
+constexpr std::string_view kBetweenDocuments = "\n\n";
+
+// The text of one line of a .jsonl file.
+std::string read_document(std::string_view line, const std::string& where) {
+  nlohmann::json document;
+  try {
+    document = nlohmann::json::parse(line);
+  } catch (const nlohmann::json::exception& error) {
+    throw std::runtime_error(where + ": not valid JSON: " + error.what());
+  }
+  if (!document.is_object()) throw std::runtime_error(where + ": expected an object with the field 'text'");
+  const auto text = document.find("text");
+  if (text == document.end() || !text->is_string()) {
+    throw std::runtime_error(where + ": expected a string in the field 'text', found " +
+                             (text == document.end() ? std::string("no such field") : text->type_name()));
+  }
+  return text->get<std::string>();
+}
+
+// The lines of a text, numbered from 1, without those of white space alone.
+void for_each_line(std::string_view text, const std::function<void(std::string_view line, size_t number)>& visit) {
+  for (size_t begin = 0, number = 1; begin < text.size(); ++number) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = text.substr(begin, end - begin);
+    begin = end + 1;
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos) visit(line, number);
+  }
+}
+
+std::string join_documents(std::string_view lines, const std::string& file) {
+  std::string text;
+  bool first = true;
+  for_each_line(lines, [&](std::string_view line, size_t number) {
+    if (!first) text += kBetweenDocuments;
+    first = false;
+    text += read_document(line, file + ":" + std::to_string(number));
+  });
+  return text;
+}
+
+void check_text(const std::string& text, const std::filesystem::path& path) {
+  if (text.empty()) throw std::runtime_error(path.string() + ": the text is empty");
+  if (const auto offset = find_invalid_utf8(text)) {
+    throw std::runtime_error(path.string() + ": not UTF-8: byte " + std::to_string(*offset) +
+                             " starts no character; convert the file to UTF-8");
+  }
+}
+
+std::string checked_extension(const std::filesystem::path& path) {
+  const std::string extension = path.extension().string();
+  if (extension != ".txt" && extension != ".jsonl") {
+    throw std::invalid_argument(path.string() + ": expected a text in a .txt or .jsonl file, found '" + extension +
+                                "'");
+  }
+  return extension;
+}
+
+TokenWindows first_windows(TokenWindows windows, int64_t num_windows) {
+  if (num_windows > 0 && num_windows < windows.num_windows) {
+    windows.num_windows = num_windows;
+    windows.ids_NT.resize(static_cast<size_t>(num_windows * windows.num_tokens));
+  }
+  return windows;
+}
+
+void check_ids(const TokenWindows& windows, int64_t vocabulary_size, const std::filesystem::path& path) {
+  const auto bad = std::find_if(windows.ids_NT.begin(), windows.ids_NT.end(),
+                                [&](int32_t id) { return id < 0 || id >= vocabulary_size; });
+  if (bad == windows.ids_NT.end()) return;
+  const int64_t index = bad - windows.ids_NT.begin();
+  throw std::invalid_argument(path.string() + ": the token id " + std::to_string(*bad) + " (window " +
+                              std::to_string(index / windows.num_tokens) + ", position " +
+                              std::to_string(index % windows.num_tokens) + ") is outside the model's vocabulary of " +
+                              std::to_string(vocabulary_size) + "; was it made with another tokenizer?");
+}
+
+}  // namespace
+
+std::string read_text(const std::filesystem::path& path) {
+  const std::string extension = checked_extension(path);
+  std::string text = read_text_file(path);
+  if (extension == ".jsonl") text = join_documents(text, path.string());
+  check_text(text, path);
+  return text;
+}
+
+std::vector<std::string> read_texts(const std::filesystem::path& path) {
+  const bool has_documents = checked_extension(path) == ".jsonl";
+  const std::string file = read_text_file(path);
+  check_text(file, path);
+  std::vector<std::string> texts;
+  for_each_line(file, [&](std::string_view line, size_t number) {
+    texts.push_back(has_documents ? read_document(line, path.string() + ":" + std::to_string(number))
+                                  : std::string(line.ends_with('\r') ? line.substr(0, line.size() - 1) : line));
+    if (texts.back().empty()) texts.pop_back();
+  });
+  if (texts.empty()) throw std::runtime_error(path.string() + ": the text is empty");
+  return texts;
+}
+
+TokenWindows read_token_windows(const std::filesystem::path& path, const Tokenizer* tokenizer, int64_t num_tokens,
+                                int64_t num_windows, bool add_special_tokens, int64_t vocabulary_size) {
+  TokenWindows windows;
+  if (path.extension() == ".npy") {
+    windows = first_windows(read_npy(path), num_windows);
+  } else {
+    const std::string text = read_text(path);
+    if (tokenizer == nullptr) {
+      throw std::invalid_argument(path.string() +
+                                  ": a text needs the model's tokenizer, and there is none; give token " +
+                                  "windows as .npy instead");
+    }
+    if (num_tokens <= 0) {
+      throw std::invalid_argument("windows of " + std::to_string(num_tokens) + " tokens; expected at least 1");
+    }
+    windows.ids_NT = tokenizer->encode(text, add_special_tokens);
+    windows.num_tokens = num_tokens;
+    const auto num_ids = static_cast<int64_t>(windows.ids_NT.size());
+    windows.num_windows = num_ids / num_tokens;
+    if (windows.num_windows == 0) {
+      throw std::invalid_argument(path.string() + ": the text has " + std::to_string(num_ids) +
+                                  " tokens, less than one window of " + std::to_string(num_tokens) +
+                                  "; give a longer text or a shorter window");
+    }
+    windows.ids_NT.resize(static_cast<size_t>(windows.num_windows * num_tokens));
+    windows = first_windows(std::move(windows), num_windows);
+  }
+  check_ids(windows, vocabulary_size, path);
+  return windows;
+}
+
+}  // namespace pare

@@ -1,0 +1,30 @@
+// Where token windows come from: .txt, .jsonl (field "text", documents joined by a blank line) or .npy (used as they
+// are).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "runtime/files/npy.h"
+#include "runtime/tokenizer/tokenizer.h"
+
+namespace pare {
+
+// The text of a .txt or .jsonl file (documents joined by "\n\n"). Throws std::runtime_error (path; for JSON the line)
+// and for an empty text.
+std::string read_text(const std::filesystem::path& path);
+
+// The texts of a file one by one: the lines of a .txt, the documents of a .jsonl; empty ones are left out. Throws as
+// above.
+std::vector<std::string> read_texts(const std::filesystem::path& path);
+
+// Tokenizes the whole text once and cuts it into non-overlapping windows; the ragged tail is dropped. num_windows <= 0:
+// all. add_special_tokens puts the tokenizer's BOS once at the start of the stream. Throws std::invalid_argument when
+// the text gives less than one window (how many tokens it has, how many one window needs). A .npy must hold [N, T]
+// windows; its T overrides num_tokens. Ids must lie in [0, vocabulary_size).
+TokenWindows read_token_windows(const std::filesystem::path& path, const Tokenizer* tokenizer, int64_t num_tokens,
+                                int64_t num_windows, bool add_special_tokens, int64_t vocabulary_size);
+
+}  // namespace pare

@@ -1,0 +1,322 @@
+#include "runtime/files/gguf.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <type_traits>
+
+namespace pare {
+namespace {
+
+enum ValueType : uint32_t { kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64 };
+
+constexpr uint64_t kMaxAlignment = 1 << 16;
+constexpr uint32_t kMaxDimensions = 4;
+constexpr int64_t kMaxElements = int64_t{1}
+                                 << 46;  // larger products of dimensions are nonsense, and would overflow sizes
+
+// Reads little-endian values off a span; running past its end is an error that names what was being read.
+class Reader {
+ public:
+  Reader(std::span<const std::byte> bytes, const std::string& where) : bytes_(bytes), where_(where) {}
+
+  template <typename T>
+  T read(const std::string& what) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    T value;
+    std::memcpy(&value, take(sizeof(T), what).data(), sizeof(T));
+    return value;
+  }
+
+  std::string read_string(const std::string& what) {
+    const auto size = read<uint64_t>(what);
+    const auto part = take(size, what);
+    return {reinterpret_cast<const char*>(part.data()), part.size()};
+  }
+
+  std::span<const std::byte> take(uint64_t size, const std::string& what) {
+    if (size > remaining()) {
+      fail(what + ": needs " + std::to_string(size) + " bytes at offset " + std::to_string(offset_) +
+           ", the file has " + std::to_string(remaining()) + " left; it is truncated or damaged");
+    }
+    const auto part = bytes_.subspan(offset_, size);
+    offset_ += size;
+    return part;
+  }
+
+  [[noreturn]] void fail(const std::string& message) const { throw std::runtime_error(where_ + ": " + message); }
+  uint64_t remaining() const { return bytes_.size() - offset_; }
+  uint64_t offset() const { return offset_; }
+
+ private:
+  std::span<const std::byte> bytes_;
+  const std::string& where_;
+  uint64_t offset_ = 0;
+};
+
+size_t min_size_bytes(uint32_t type) {
+  switch (type) {
+    case kU8:
+    case kI8:
+    case kBool:
+      return 1;
+    case kU16:
+    case kI16:
+      return 2;
+    case kU32:
+    case kI32:
+    case kF32:
+      return 4;
+    default:
+      return 8;
+  }
+}
+
+GgufScalar read_scalar(Reader& reader, uint32_t type, const std::string& key) {
+  switch (type) {
+    case kU8:
+      return uint64_t{reader.read<uint8_t>(key)};
+    case kI8:
+      return int64_t{reader.read<int8_t>(key)};
+    case kU16:
+      return uint64_t{reader.read<uint16_t>(key)};
+    case kI16:
+      return int64_t{reader.read<int16_t>(key)};
+    case kU32:
+      return uint64_t{reader.read<uint32_t>(key)};
+    case kI32:
+      return int64_t{reader.read<int32_t>(key)};
+    case kF32:
+      return double{reader.read<float>(key)};
+    case kBool:
+      return reader.read<uint8_t>(key) != 0;
+    case kString:
+      return reader.read_string(key);
+    case kU64:
+      return reader.read<uint64_t>(key);
+    case kI64:
+      return reader.read<int64_t>(key);
+    case kF64:
+      return reader.read<double>(key);
+    default:
+      reader.fail("'" + key + "': value type " + std::to_string(type) + " is none of GGUF's 0 to 12");
+  }
+}
+
+GgufValue read_value(Reader& reader, const std::string& key) {
+  const auto type = reader.read<uint32_t>(key);
+  if (type != kArray) {
+    return std::visit([](auto&& scalar) -> GgufValue { return std::move(scalar); }, read_scalar(reader, type, key));
+  }
+  const auto item_type = reader.read<uint32_t>(key);
+  if (item_type == kArray) reader.fail("'" + key + "': an array of arrays, which no model's metadata uses");
+  const auto size = reader.read<uint64_t>(key);
+  if (size > reader.remaining() / min_size_bytes(item_type)) {
+    reader.fail("'" + key + "': an array of " + std::to_string(size) + " items does not fit into the " +
+                std::to_string(reader.remaining()) + " bytes left");
+  }
+  GgufArray array;
+  array.items.reserve(size);
+  for (uint64_t i = 0; i < size; ++i) array.items.push_back(read_scalar(reader, item_type, key));
+  return array;
+}
+
+struct TensorEntry {
+  GgufTensor tensor;
+  uint64_t offset = 0;
+  uint64_t size_bytes = 0;
+};
+
+TensorEntry read_tensor_entry(Reader& reader) {
+  TensorEntry entry;
+  entry.tensor.name = reader.read_string("a tensor's name");
+  const std::string what = "tensor " + entry.tensor.name;
+  const auto num_dimensions = reader.read<uint32_t>(what);
+  if (num_dimensions > kMaxDimensions) {
+    reader.fail(what + ": expected at most 4 dimensions, found " + std::to_string(num_dimensions));
+  }
+  int64_t num_elements = 1;
+  for (uint32_t d = 0; d < num_dimensions; ++d) {
+    const auto size = reader.read<int64_t>(what);
+    if (size <= 0 || size > kMaxElements / num_elements) {
+      reader.fail(what + ": dimension " + std::to_string(d) + " is " + std::to_string(size));
+    }
+    num_elements *= size;
+    entry.tensor.shape.insert(entry.tensor.shape.begin(), size);
+  }
+  const auto type = reader.read<uint32_t>(what);
+  GgufBlock block{};
+  try {
+    block = gguf_block(type);
+  } catch (const std::invalid_argument& error) {
+    reader.fail(what + ": " + error.what());
+  }
+  entry.tensor.type = static_cast<GgufType>(type);
+  const int64_t row = entry.tensor.shape.empty() ? 1 : entry.tensor.shape.back();
+  if (row % block.num_elements != 0) {
+    reader.fail(what + ": rows of " + std::to_string(row) + " elements are no multiple of the " +
+                std::to_string(block.num_elements) + " in a block of " + std::string(block.name));
+  }
+  entry.offset = reader.read<uint64_t>(what);
+  entry.size_bytes = static_cast<uint64_t>(num_elements / block.num_elements * block.size_bytes);
+  return entry;
+}
+
+std::string kind(const GgufValue& value) {
+  static constexpr const char* kNames[] = {"a boolean", "an integer", "an integer", "a number", "a text", "an array"};
+  return kNames[value.index()];
+}
+
+template <typename Item, typename Convert>
+std::vector<Item> convert_array(const GgufValue& value, const std::string& where, const std::string& key,
+                                const char* expected, Convert convert) {
+  const auto* array = std::get_if<GgufArray>(&value);
+  if (!array)
+    throw std::runtime_error(where + ": '" + key + "': expected an array of " + expected + ", found " + kind(value));
+  std::vector<Item> items;
+  items.reserve(array->items.size());
+  for (const GgufScalar& item : array->items) items.push_back(convert(item));
+  return items;
+}
+
+int64_t to_integer(const GgufScalar& scalar, const std::string& where, const std::string& key) {
+  if (const auto* value = std::get_if<int64_t>(&scalar)) return *value;
+  if (const auto* value = std::get_if<uint64_t>(&scalar)) {
+    if (*value <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return static_cast<int64_t>(*value);
+  }
+  throw std::runtime_error(where + ": '" + key + "': expected an integer of 64 bits");
+}
+
+GgufScalar to_scalar(const GgufValue& value, const std::string& where, const std::string& key) {
+  return std::visit(
+      [&](const auto& held) -> GgufScalar {
+        if constexpr (std::is_same_v<std::decay_t<decltype(held)>, GgufArray>) {
+          throw std::runtime_error(where + ": '" + key + "': expected one value, found an array");
+        } else {
+          return held;
+        }
+      },
+      value);
+}
+
+}  // namespace
+
+int64_t GgufTensor::num_elements() const {
+  int64_t product = 1;
+  for (const int64_t size : shape) product *= size;
+  return product;
+}
+
+GgufFile GgufFile::open(const std::filesystem::path& path) {
+  MappedFile mapped = MappedFile::open(path);
+  GgufFile file = parse(mapped.bytes(), path.string());
+  file.file_.push_back(std::move(mapped));
+  return file;
+}
+
+GgufFile GgufFile::parse(std::span<const std::byte> bytes, const std::string& where) {
+  GgufFile file;
+  file.where_ = where;
+  Reader reader(bytes, where);
+  const auto magic = reader.take(4, "the magic");
+  if (std::memcmp(magic.data(), "GGUF", 4) != 0) reader.fail("not a GGUF file: it does not start with 'GGUF'");
+  const auto version = reader.read<uint32_t>("the version");
+  if (version != 2 && version != 3)
+    reader.fail("GGUF version " + std::to_string(version) + "; versions 2 and 3 are read");
+  const auto num_tensors = reader.read<uint64_t>("the number of tensors");
+  const auto num_values = reader.read<uint64_t>("the number of metadata values");
+  for (uint64_t i = 0; i < num_values; ++i) {
+    std::string key = reader.read_string("metadata key " + std::to_string(i));
+    GgufValue value = read_value(reader, key);
+    if (!file.metadata_.emplace(key, std::move(value)).second) reader.fail("metadata key '" + key + "' stands twice");
+  }
+  std::vector<TensorEntry> entries;
+  for (uint64_t i = 0; i < num_tensors; ++i) entries.push_back(read_tensor_entry(reader));
+
+  const uint64_t alignment =
+      file.has("general.alignment") ? static_cast<uint64_t>(file.integer("general.alignment")) : 32;
+  if (alignment == 0 || alignment > kMaxAlignment || (alignment & (alignment - 1)) != 0) {
+    reader.fail("'general.alignment': expected a power of two up to 65536, found " + std::to_string(alignment));
+  }
+  const uint64_t start = (reader.offset() + alignment - 1) / alignment * alignment;
+  if (!entries.empty() && start > bytes.size()) reader.fail("the file ends before its tensor data");
+  for (TensorEntry& entry : entries) {
+    const std::string what = "tensor " + entry.tensor.name;
+    const uint64_t available = bytes.size() - start;
+    if (entry.offset % alignment != 0) {
+      reader.fail(what + ": offset " + std::to_string(entry.offset) + " is no multiple of " +
+                  std::to_string(alignment));
+    }
+    if (entry.offset > available || entry.size_bytes > available - entry.offset) {
+      reader.fail(what + ": bytes " + std::to_string(entry.offset) + " to " +
+                  std::to_string(entry.offset + entry.size_bytes) + " of the data, which has " +
+                  std::to_string(available) + "; the file is truncated or damaged");
+    }
+    entry.tensor.data = bytes.subspan(start + entry.offset, entry.size_bytes);
+    const std::string name = entry.tensor.name;
+    if (!file.tensors_.emplace(name, std::move(entry.tensor)).second) reader.fail(what + " stands twice");
+  }
+  return file;
+}
+
+const GgufValue& GgufFile::value(const std::string& key) const {
+  const auto found = metadata_.find(key);
+  if (found == metadata_.end()) throw std::runtime_error(where_ + ": the metadata key '" + key + "' is missing");
+  return found->second;
+}
+
+std::string GgufFile::text(const std::string& key) const {
+  if (const auto* found = std::get_if<std::string>(&value(key))) return *found;
+  throw std::runtime_error(where_ + ": '" + key + "': expected a text, found " + kind(value(key)));
+}
+
+int64_t GgufFile::integer(const std::string& key) const {
+  return to_integer(to_scalar(value(key), where_, key), where_, key);
+}
+
+double GgufFile::number(const std::string& key) const {
+  const GgufValue& found = value(key);
+  if (const auto* number = std::get_if<double>(&found)) {
+    if (std::isfinite(*number)) return *number;
+    throw std::runtime_error(where_ + ": '" + key + "': expected a finite number");
+  }
+  return static_cast<double>(integer(key));
+}
+
+bool GgufFile::boolean(const std::string& key) const {
+  if (const auto* found = std::get_if<bool>(&value(key))) return *found;
+  throw std::runtime_error(where_ + ": '" + key + "': expected a boolean, found " + kind(value(key)));
+}
+
+std::vector<std::string> GgufFile::texts(const std::string& key) const {
+  return convert_array<std::string>(value(key), where_, key, "texts", [&](const GgufScalar& item) {
+    if (const auto* text = std::get_if<std::string>(&item)) return *text;
+    throw std::runtime_error(where_ + ": '" + key + "': expected an array of texts");
+  });
+}
+
+std::vector<int64_t> GgufFile::integers(const std::string& key) const {
+  return convert_array<int64_t>(value(key), where_, key, "integers",
+                                [&](const GgufScalar& item) { return to_integer(item, where_, key); });
+}
+
+std::vector<double> GgufFile::numbers(const std::string& key) const {
+  return convert_array<double>(value(key), where_, key, "numbers", [&](const GgufScalar& item) {
+    if (const auto* number = std::get_if<double>(&item)) return *number;
+    return static_cast<double>(to_integer(item, where_, key));
+  });
+}
+
+const GgufTensor& GgufFile::tensor(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) throw std::runtime_error(where_ + ": the tensor '" + name + "' is missing");
+  return found->second;
+}
+
+void GgufFile::drop_pages(const GgufTensor& tensor) const {
+  for (const MappedFile& mapped : file_) mapped.drop(tensor.data);
+}
+
+}  // namespace pare

@@ -1,0 +1,94 @@
+// GGUF version 2 and 3: llama.cpp's container of metadata and (block-quantized) tensors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "runtime/system/mapped_file.h"
+
+namespace pare {
+
+// The tensor types pare reads, by their ggml numbers. Blocks are described at their decoders in gguf_blocks.cpp.
+enum class GgufType : uint32_t {
+  F32 = 0,
+  F16 = 1,
+  Q4_0 = 2,
+  Q4_1 = 3,
+  Q5_0 = 6,
+  Q5_1 = 7,
+  Q8_0 = 8,
+  Q4_K = 12,
+  Q5_K = 13,
+  Q6_K = 14,
+  BF16 = 30
+};
+
+struct GgufBlock {
+  std::string_view name;
+  int64_t num_elements;  // of one block
+  int64_t size_bytes;
+};
+// Throws std::invalid_argument naming the number and the types that are read.
+GgufBlock gguf_block(uint32_t type);
+
+// Decodes whole blocks to float32: out.size() is a multiple of the block's elements and blocks.size() matches it, else
+// std::invalid_argument. The values are those that llama.cpp's own dequantization computes (float32 arithmetic in its
+// order).
+void decode_gguf_blocks(GgufType type, std::span<const std::byte> blocks, std::span<float> out);
+
+using GgufScalar = std::variant<bool, int64_t, uint64_t, double, std::string>;
+struct GgufArray {
+  std::vector<GgufScalar> items;
+};
+using GgufValue = std::variant<bool, int64_t, uint64_t, double, std::string, GgufArray>;
+
+struct GgufTensor {
+  std::string name;
+  std::vector<int64_t> shape;  // row-major: the file's order reversed, so that the contiguous dimension is last
+  GgufType type = GgufType::F32;
+  std::span<const std::byte> data;
+  int64_t num_elements() const;
+};
+
+// Validated in full on opening: magic, version, counts, types, sizes, offsets, alignment. Throws std::runtime_error
+// naming the file, the key or tensor, expected and found.
+class GgufFile {
+ public:
+  static GgufFile open(const std::filesystem::path& path);
+  // For tests and fuzzing; the tensors view `bytes`, which must outlive the result.
+  static GgufFile parse(std::span<const std::byte> bytes, const std::string& where);
+
+  const std::map<std::string, GgufValue>& metadata() const { return metadata_; }
+  const std::map<std::string, GgufTensor>& tensors() const { return tensors_; }
+  const std::string& where() const { return where_; }
+
+  bool has(const std::string& key) const { return metadata_.contains(key); }
+  // Throw std::runtime_error when the key is missing or of another type (key, expected, found).
+  std::string text(const std::string& key) const;
+  int64_t integer(const std::string& key) const;
+  double number(const std::string& key) const;
+  bool boolean(const std::string& key) const;
+  std::vector<std::string> texts(const std::string& key) const;
+  std::vector<int64_t> integers(const std::string& key) const;
+  std::vector<double> numbers(const std::string& key) const;
+  const GgufTensor& tensor(const std::string& name) const;
+
+  // Releases the resident pages of a tensor's data when the file is mapped.
+  void drop_pages(const GgufTensor& tensor) const;
+
+ private:
+  const GgufValue& value(const std::string& key) const;
+  std::string where_;
+  std::vector<MappedFile> file_;  // one when opened from disk, none when parsed from memory
+  std::map<std::string, GgufValue> metadata_;
+  std::map<std::string, GgufTensor> tensors_;
+};
+
+}  // namespace pare

@@ -1,0 +1,115 @@
+#include "runtime/import/import.h"
+
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <stdexcept>
+
+#include "runtime/import/import_sources.h"
+#include "runtime/model/checkpoint.h"
+#include "runtime/system/atomic_file.h"
+#include "runtime/tokenizer/tokenizer.h"
+
+namespace pare {
+namespace {
+
+bool is_gguf(const std::filesystem::path& source) {
+  std::array<char, 4> magic{};
+  std::ifstream file(source, std::ios::binary);
+  if (!file) throw std::runtime_error(source.string() + ": cannot be opened: " + std::strerror(errno));
+  file.read(magic.data(), magic.size());
+  return std::string_view(magic.data(), magic.size()) == "GGUF";
+}
+
+// llama2.c's exporter names vocabularies tokenizer.bin or tok512.bin.
+std::filesystem::path find_llama2c_tokenizer(const std::filesystem::path& source) {
+  const std::filesystem::path folder = source.has_parent_path() ? source.parent_path() : ".";
+  std::filesystem::path found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("tok") || !name.ends_with(".bin")) continue;
+    if (!found.empty()) {
+      throw std::invalid_argument(source.string() + ": both " + found.string() + " and " + entry.path().string() +
+                                  " could be its vocabulary; name one with --tokenizer");
+    }
+    found = entry.path();
+  }
+  if (found.empty()) {
+    throw std::invalid_argument(source.string() + ": no vocabulary (tok*.bin) beside it; name one with --tokenizer");
+  }
+  return found;
+}
+
+void write_model(ImportedModel model, const std::filesystem::path& directory, const ImportOptions& options) {
+  for (const auto& [name, content] : model.text_files) write_file_atomically(directory / name, content);
+  if (options.progress) {
+    const auto num_tensors = static_cast<int64_t>(model.tensors.size());
+    for (auto done = std::make_shared<int64_t>(0); StreamedTensor & tensor : model.tensors) {
+      tensor.produce = [done, num_tensors, produce = std::move(tensor.produce), &options](const ByteSink& sink) {
+        produce(sink);
+        options.progress(++*done, num_tensors);
+      };
+    }
+  }
+  write_safetensors(directory / "model.safetensors", std::move(model.tensors));
+}
+
+}  // namespace
+
+DType parse_dtype_name(std::string_view name) {
+  for (const DType dtype : {DType::BF16, DType::F16, DType::F32}) {
+    if (name == torch_dtype_name(dtype)) return dtype;
+  }
+  throw std::invalid_argument("'" + std::string(name) +
+                              "' is no type that weights are written in; known: bfloat16, float16, float32");
+}
+
+const char* torch_dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::F32:
+      return "float32";
+    case DType::F16:
+      return "float16";
+    case DType::BF16:
+      return "bfloat16";
+    default:
+      throw std::invalid_argument("weights cannot be written as " + std::string(dtype_name(dtype)) +
+                                  "; use BF16, F16 or F32");
+  }
+}
+
+void import_model(const std::filesystem::path& source, const std::filesystem::path& output,
+                  const ImportOptions& options) {
+  if (std::filesystem::is_directory(source)) {
+    throw std::invalid_argument(
+        source.string() +
+        " is a folder; import takes a .gguf or a llama2.c .bin file. A Hugging Face folder needs no import");
+  }
+  if (std::filesystem::exists(output)) {
+    throw std::invalid_argument(output.string() + " exists already; remove it or name another output");
+  }
+  ImportedModel model =
+      is_gguf(source)
+          ? read_gguf_model(source, options.dtype)
+          : read_llama2c_model(source, options.tokenizer.empty() ? find_llama2c_tokenizer(source) : options.tokenizer,
+                               options.dtype);
+  std::filesystem::path partial = output;
+  partial += ".partial";
+  std::filesystem::remove_all(partial);
+  std::filesystem::create_directories(partial);
+  try {
+    write_model(std::move(model), partial, options);
+    // What cannot be read back must not get its name.
+    Checkpoint::open(partial);
+    Tokenizer::open(partial);
+    sync_directory(partial);
+    std::filesystem::rename(partial, output);
+  } catch (...) {
+    std::error_code ignored;  // the first failure is the one to report
+    std::filesystem::remove_all(partial, ignored);
+    throw;
+  }
+  sync_directory(output.has_parent_path() ? output.parent_path() : ".");
+}
+
+}  // namespace pare

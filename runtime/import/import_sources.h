@@ -1,0 +1,33 @@
+// What import.cpp writes, as each source format yields it.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/files/safetensors.h"
+
+namespace pare {
+
+struct ImportedModel {
+  std::vector<std::pair<std::string, std::string>> text_files;  // name, content: config.json, tokenizer.json, ...
+  std::vector<StreamedTensor> tensors;                          // Hugging Face names
+};
+
+// Both keep the source mapped for as long as the tensors' producers live.
+ImportedModel read_gguf_model(const std::filesystem::path& path, DType dtype);
+ImportedModel read_llama2c_model(const std::filesystem::path& path, const std::filesystem::path& tokenizer,
+                                 DType dtype);
+
+// "float32", "float16" or "bfloat16": config.json's names.
+const char* torch_dtype_name(DType dtype);
+
+// Where row `row` of a Hugging Face q or k projection stands in formats whose RoPE rotates neighbours (2j, 2j + 1)
+// where Hugging Face's rotates halves (j, j + K/2).
+inline int64_t neighbour_rotated_row(int64_t row, int64_t head_size) {
+  const int64_t in_head = row % head_size;
+  return row - in_head + (in_head % (head_size / 2)) * 2 + in_head / (head_size / 2);
+}
+
+}  // namespace pare

@@ -1,0 +1,623 @@
+#include "runtime/model/checkpoint.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "runtime/format/awq_gemm.h"
+#include "runtime/format/bitsandbytes_int8.h"
+#include "runtime/format/pare_int8.h"
+#include "runtime/format/stored_linear.h"
+#include "runtime/system/atomic_file.h"
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr const char* kConfigName = "config.json";
+constexpr const char* kSingleFileName = "model.safetensors";
+constexpr const char* kIndexName = "model.safetensors.index.json";
+constexpr const char* kHeadName = "lm_head";
+constexpr size_t kMaxConfigBytes = size_t{16} << 20;
+constexpr size_t kMaxIndexBytes = size_t{256} << 20;
+constexpr int kMaxJsonDepth = 64;
+
+// A tensor's place: which of the checkpoint's files, and where in it.
+struct Entry {
+  const TensorView* view = nullptr;
+  const SafetensorsFile* file = nullptr;
+  const fs::path* path = nullptr;
+};
+
+// Depth is limited because Json::dump recurses.
+Json parse_object(const std::string& text, const fs::path& path) {
+  const auto check_depth = [&](int depth, Json::parse_event_t, Json&) {
+    if (depth > kMaxJsonDepth) throw std::runtime_error(path.string() + ": the JSON is nested too deeply");
+    return true;
+  };
+  Json parsed;
+  try {
+    parsed = Json::parse(text, check_depth);
+  } catch (const Json::exception& error) {
+    throw std::runtime_error(path.string() + ": expected JSON: " + std::string(error.what()).substr(0, 200));
+  }
+  if (!parsed.is_object()) throw std::runtime_error(path.string() + ": expected a JSON object");
+  return parsed;
+}
+
+std::string read_config(const fs::path& directory) {
+  if (!fs::is_directory(directory)) {
+    const bool is_gguf = directory.extension() == ".gguf";
+    throw std::runtime_error("'" + directory.string() + "' is no directory: expected a Hugging Face checkpoint (" +
+                             kConfigName + " and safetensors files)" +
+                             (is_gguf ? "; turn a .gguf into one with 'pare import'" : ""));
+  }
+  if (!fs::exists(directory / kConfigName)) {
+    throw std::runtime_error("no " + std::string(kConfigName) + " in '" + directory.string() +
+                             "': expected a Hugging Face checkpoint");
+  }
+  return read_text_file(directory / kConfigName, kMaxConfigBytes);
+}
+
+// --- The values of dense tensors ---
+
+// The first element whose exponent bits are all ones (NaN or infinity), or -1. A block's words are reduced without a
+// branch, so that the compiler turns the scan into vector maxima; it runs at the speed of memory.
+template <typename Word>
+int64_t first_not_finite(std::span<const std::byte> data, Word exponent_mask) {
+  constexpr size_t kBlock = 4096;
+  const size_t num_words = data.size() / sizeof(Word);
+  const auto word_at = [&](size_t i) {
+    Word word;
+    std::memcpy(&word, data.data() + i * sizeof(Word), sizeof(Word));  // tensors need not be aligned in the file
+    return word;
+  };
+  for (size_t begin = 0; begin < num_words; begin += kBlock) {
+    const size_t end = std::min(begin + kBlock, num_words);
+    Word largest = 0;
+    for (size_t i = begin; i < end; ++i) largest = std::max<Word>(largest, word_at(i) & exponent_mask);
+    if (largest != exponent_mask) continue;
+    for (size_t i = begin; i < end; ++i) {
+      if ((word_at(i) & exponent_mask) == exponent_mask) return static_cast<int64_t>(i);
+    }
+  }
+  return -1;
+}
+
+int64_t first_not_finite(const TensorView& tensor) {
+  switch (tensor.dtype) {
+    case DType::F32:
+      return first_not_finite<uint32_t>(tensor.data, 0x7f800000u);
+    case DType::F16:
+      return first_not_finite<uint16_t>(tensor.data, 0x7c00u);
+    case DType::BF16:
+      return first_not_finite<uint16_t>(tensor.data, 0x7f80u);
+    default:
+      throw std::invalid_argument("first_not_finite: expected F32, F16 or BF16, found " +
+                                  std::string(dtype_name(tensor.dtype)));
+  }
+}
+
+bool is_dense_dtype(DType dtype) {
+  return dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16;
+}
+
+// --- The files ---
+
+struct WeightFiles {
+  std::vector<fs::path> paths;
+  std::map<std::string, std::string> file_of_tensor;  // the index; empty for a single file
+};
+
+WeightFiles read_index(const fs::path& directory) {
+  const fs::path path = directory / kIndexName;
+  const Json index = parse_object(read_text_file(path, kMaxIndexBytes), path);
+  const auto weight_map = index.find("weight_map");
+  if (weight_map == index.end() || !weight_map->is_object() || weight_map->empty()) {
+    throw std::runtime_error(path.string() + ": expected an object 'weight_map' with at least one tensor");
+  }
+  WeightFiles files;
+  for (const auto& [tensor, value] : weight_map->items()) {
+    const std::string file = value.is_string() ? value.get<std::string>() : "";
+    // A plain name only: an index must not make us open files elsewhere.
+    if (!file.ends_with(".safetensors") || file.find_first_of("/\\") != std::string::npos ||
+        file.find('\0') != std::string::npos) {
+      throw std::runtime_error(path.string() + ": tensor '" + tensor +
+                               "': expected the name of a .safetensors file in the same directory, found " +
+                               (value.is_string() ? "'" + file.substr(0, 200) + "'" : "no string"));
+    }
+    files.file_of_tensor.emplace(tensor, file);
+    files.paths.push_back(directory / file);
+  }
+  std::sort(files.paths.begin(), files.paths.end());
+  files.paths.erase(std::unique(files.paths.begin(), files.paths.end()), files.paths.end());
+  for (const fs::path& file : files.paths) {
+    if (!fs::is_regular_file(file)) {
+      throw std::runtime_error("'" + file.string() + "' is missing; " + kIndexName +
+                               " names it: fetch the whole checkpoint");
+    }
+  }
+  return files;
+}
+
+// One file wins over an index, as in transformers.
+WeightFiles find_weight_files(const fs::path& directory) {
+  if (fs::exists(directory / kSingleFileName)) return {{directory / kSingleFileName}, {}};
+  if (fs::exists(directory / kIndexName)) return read_index(directory);
+  std::string message = "no weights in '" + directory.string() + "': expected " + kSingleFileName + " or " + kIndexName;
+  for (const char* old : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+    if (!fs::exists(directory / old)) continue;
+    message += ", found " + std::string(old) + ": save the model again with safetensors";
+    break;
+  }
+  throw std::runtime_error(message);
+}
+
+// --- quantization_config ---
+
+// What config.json says of a quantized checkpoint, by its quant_method.
+using Container = std::variant<QuantizationConfig, AwqConfig, BitsAndBytesConfig, PareInt8Config>;
+
+std::optional<Container> read_quantization_config(const std::string& config_json, const fs::path& path) {
+  const Json config = parse_object(config_json, path);
+  if (const auto old = config.find("compression_config"); old != config.end() && !old->is_null()) {
+    throw std::runtime_error(path.string() +
+                             ": key 'compression_config' is that of an early compressed-tensors release; expected "
+                             "'quantization_config': save the checkpoint again with a newer release");
+  }
+  const auto quantization = config.find("quantization_config");
+  if (quantization == config.end() || quantization->is_null()) return std::nullopt;
+  const std::string where = path.string() + ": quantization_config";
+  if (!quantization->is_object()) throw std::runtime_error(where + ": expected an object");
+  const auto method = quantization->find("quant_method");
+  const std::string name = method != quantization->end() && method->is_string() ? method->get<std::string>() : "";
+  if (name == "compressed-tensors") return QuantizationConfig::parse(quantization->dump(), where);
+  if (name == "awq") return AwqConfig::parse(quantization->dump(), where);
+  if (name == "bitsandbytes") return BitsAndBytesConfig::parse(quantization->dump(), where);
+  if (name == kPareInt8Method) return PareInt8Config::parse(quantization->dump(), where);
+  throw std::runtime_error(where + ": the checkpoint is already quantized by '" +
+                           (name.empty() ? "an unnamed method" : name.substr(0, 100)) +
+                           "', which pare does not read; expected 'compressed-tensors', 'awq' (gemm), 'bitsandbytes' "
+                           "(8 bits), 'pare-int8' or an unquantized checkpoint: start from the original 16-bit one");
+}
+
+}  // namespace
+
+struct Checkpoint::State {
+  fs::path directory;
+  std::string config_json;
+  ModelDescription description;  // of an encoder: only what the messages and the lookup below say of any model
+  std::optional<EncoderDescription> encoder;
+  std::optional<Container> quantization;
+  std::vector<fs::path> paths;
+  std::vector<SafetensorsFile> files;  // in the order of paths; never resized once `tensors` points into it
+  std::map<std::string, Entry> tensors;
+  std::deque<TensorView> expert_views;  // what `tensors` points to where a file holds all experts in one tensor
+
+  [[noreturn]] void fail_missing(const std::string& name) const;
+  [[noreturn]] void fail(const std::string& name, const std::string& what) const {
+    throw std::runtime_error(tensors.at(name).path->string() + ": tensor '" + name + "': " + what);
+  }
+  const TensorView* find(const std::string& name) const {
+    const auto entry = tensors.find(name);
+    return entry == tensors.end() ? nullptr : entry->second.view;
+  }
+
+  bool is_table(const std::string& name) const {
+    return name == description.embedding_name ||
+           (encoder && (name == encoder->token_type_embedding.name || name == encoder->position_embedding.name));
+  }
+
+  FindTensor finder() const {
+    return [this](const std::string& name) { return find(name); };
+  }
+
+  // Runs an action whose errors know the tensor but not where it lies, and adds that.
+  template <typename Action>
+  void in_this_directory(const Action& action) const {
+    try {
+      action();
+    } catch (const std::runtime_error& error) {
+      throw std::runtime_error("'" + directory.string() + "': " + error.what());
+    }
+  }
+
+  void open_files(WeightFiles found);
+  void describe(DType dtype_if_absent);
+  void split_fused_experts();
+  void split_tensor(const std::string& fused, std::span<const std::vector<LinearDescription>> parts);
+  void check_all() const;
+  void check_encoder() const;
+  void check_tied_head() const;
+  void check_linear(const LinearDescription& linear) const;
+  const TensorView& dense_tensor(const std::string& name, const std::vector<int64_t>& shape) const;
+  DenseWeight dense_weight(const LinearDescription& linear) const;  // its values checked
+  std::vector<float> finite_values(const std::string& name, int64_t num_elements) const;
+  void check_finite(const std::string& name) const;
+  std::optional<PackScheme> scheme(const LinearDescription& linear) const;
+  bool stored_quantized(const std::string& module, std::string_view suffix, bool is_named_dense) const;
+};
+
+void Checkpoint::State::fail_missing(const std::string& name) const {
+  std::string hint;
+  const std::string suffix = "." + name;
+  const auto other =
+      std::find_if(tensors.begin(), tensors.end(), [&](const auto& entry) { return entry.first.ends_with(suffix); });
+  if (other != tensors.end()) {
+    hint = "; there is '" + other->first + "', part of a larger model: save its language model alone";
+  } else if (name == std::string(kHeadName) + ".weight") {
+    hint = "; tie_word_embeddings is false in " + std::string(kConfigName) +
+           ": set it to true if the head shares the embedding's weight";
+  } else if (name.ends_with(".weight") && find(name + "_packed") != nullptr) {
+    hint = "; there is '" + name + "_packed', but the quantization_config of " + kConfigName +
+           " does not say that this module is quantized";
+  } else if (const std::string module = name.substr(0, name.rfind('.')); find(module + ".qweight") != nullptr) {
+    hint = "; there is '" + module + ".qweight', a GPTQ or AWQ weight, but the quantization_config of " + kConfigName +
+           " does not say so";
+  }
+  throw std::runtime_error("'" + directory.string() + "': tensor '" + name + "' is missing: the " + description.family +
+                           " model of " + kConfigName + " needs it" + hint);
+}
+
+void Checkpoint::State::open_files(WeightFiles found) {
+  paths = std::move(found.paths);
+  for (const fs::path& path : paths) files.push_back(SafetensorsFile::open(path));
+  std::map<std::string, size_t> number_of_file;
+  for (size_t f = 0; f < paths.size(); ++f) number_of_file[paths[f].filename().string()] = f;
+
+  if (found.file_of_tensor.empty()) {
+    for (const auto& [name, view] : files[0].tensors()) tensors[name] = {&view, &files[0], &paths[0]};
+    return;
+  }
+  for (const auto& [name, file_name] : found.file_of_tensor) {
+    const size_t f = number_of_file.at(file_name);
+    const auto view = files[f].tensors().find(name);
+    if (view == files[f].tensors().end()) {
+      throw std::runtime_error("'" + paths[f].string() + "' lacks tensor '" + name + "', which " + kIndexName +
+                               " says is there: fetch index and files of the same revision");
+    }
+    tensors[name] = {&view->second, &files[f], &paths[f]};
+  }
+}
+
+// transformers 5 can store a mixture as it holds it: mlp.experts.gate_up_proj [E, 2F, D], mlp.experts.down_proj
+// [E, D, F] and mlp.gate.weight, whatever the family calls its experts one by one. They are handed out one by one.
+void Checkpoint::State::split_fused_experts() {
+  for (const BlockDescription& block : description.blocks) {
+    const std::string module = block.name + ".mlp.";
+    if (!block.is_mixture() || find(module + "experts.gate_up_proj") == nullptr) continue;
+    std::vector<std::vector<LinearDescription>> gate_ups, downs;
+    for (const FeedForwardDescription& expert : block.experts) {
+      gate_ups.push_back({expert.gate, expert.up});
+      downs.push_back({expert.down});
+    }
+    split_tensor(module + "experts.gate_up_proj", gate_ups);
+    split_tensor(module + "experts.down_proj", downs);
+    if (auto router = tensors.extract(module + "gate.weight"); !router.empty()) {
+      router.key() = block.router->name + ".weight";
+      tensors.insert(std::move(router));
+    }
+  }
+}
+
+// [E, rows of all parts of an expert, I] becomes the weights of the parts.
+void Checkpoint::State::split_tensor(const std::string& fused, std::span<const std::vector<LinearDescription>> parts) {
+  const LinearDescription& first = parts.front().front();
+  int64_t num_rows = 0;
+  for (const LinearDescription& part : parts.front()) num_rows += part.num_out;
+  const Entry source = {&dense_tensor(fused, {static_cast<int64_t>(parts.size()), num_rows, first.num_in}),
+                        tensors.at(fused).file, tensors.at(fused).path};
+  const TensorView& view = *source.view;
+  size_t begin = 0;
+  for (const std::vector<LinearDescription>& expert : parts) {
+    for (const LinearDescription& part : expert) {
+      const auto num_bytes = static_cast<size_t>(part.num_out * part.num_in) * dtype_size_bytes(view.dtype);
+      expert_views.push_back({view.dtype, {part.num_out, part.num_in}, view.data.subspan(begin, num_bytes)});
+      begin += num_bytes;
+      if (!tensors.emplace(part.name + ".weight", Entry{&expert_views.back(), source.file, source.path}).second) {
+        fail(fused, "holds '" + part.name + ".weight', which is there by itself too: the checkpoint is mixed up");
+      }
+    }
+  }
+  tensors.erase(fused);
+}
+
+const TensorView& Checkpoint::State::dense_tensor(const std::string& name, const std::vector<int64_t>& shape) const {
+  const TensorView* view = find(name);
+  if (view == nullptr) fail_missing(name);
+  if (!is_dense_dtype(view->dtype))
+    fail(name, "expected F32, F16 or BF16, found " + std::string(dtype_name(view->dtype)));
+  if (view->shape != shape) {
+    fail(name, "expected shape " + shape_text(shape) + " of " + kConfigName + ", found " + shape_text(view->shape));
+  }
+  return *view;
+}
+
+void Checkpoint::State::check_finite(const std::string& name) const {
+  const TensorView& view = *tensors.at(name).view;
+  const int64_t index = first_not_finite(view);
+  if (index < 0) return;
+  std::string place = std::to_string(index);
+  if (view.shape.size() == 2) {
+    place +=
+        " (row " + std::to_string(index / view.shape[1]) + ", column " + std::to_string(index % view.shape[1]) + ")";
+  }
+  const size_t size = dtype_size_bytes(view.dtype);
+  float value = 0;
+  convert_to_float(view.dtype, view.data.subspan(static_cast<size_t>(index) * size, size), std::span(&value, 1));
+  fail(name, "expected finite values, found " + std::string(std::isnan(value) ? "NaN" : "infinity") + " at element " +
+                 place + ": the checkpoint is damaged");
+}
+
+DenseWeight Checkpoint::State::dense_weight(const LinearDescription& linear) const {
+  const std::string name = linear.name + ".weight";
+  const TensorView& view = dense_tensor(name, {linear.num_out, linear.num_in});
+  check_finite(name);
+  return {linear.num_out, linear.num_in, view.dtype, view.data};
+}
+
+std::vector<float> Checkpoint::State::finite_values(const std::string& name, int64_t num_elements) const {
+  const TensorView& view = dense_tensor(name, {num_elements});
+  check_finite(name);
+  std::vector<float> values(static_cast<size_t>(num_elements));
+  convert_to_float(view.dtype, view.data, values);
+  return values;
+}
+
+// Whether a module of a container whose tensors tell is quantized. They must not contradict config.json.
+bool Checkpoint::State::stored_quantized(const std::string& module, std::string_view suffix,
+                                         bool is_named_dense) const {
+  const std::string name = module + std::string(suffix);
+  if (find(name) == nullptr) return false;
+  if (is_named_dense) {
+    fail(name, "unexpected: the quantization_config of " + std::string(kConfigName) +
+                   " lists this module among those that are not quantized");
+  }
+  return true;
+}
+
+std::optional<PackScheme> Checkpoint::State::scheme(const LinearDescription& linear) const {
+  if (!quantization) return std::nullopt;
+  if (const auto* config = std::get_if<QuantizationConfig>(&*quantization)) {
+    return config->scheme(linear.name, is_table(linear.name) ? "Embedding" : "Linear");
+  }
+  if (const auto* awq = std::get_if<AwqConfig>(&*quantization)) {
+    if (!stored_quantized(linear.name, kAwqWeightSuffix, awq->is_unconverted(linear.name))) return std::nullopt;
+    return awq->scheme;
+  }
+  if (const auto* int8 = std::get_if<BitsAndBytesConfig>(&*quantization)) {
+    if (!stored_quantized(linear.name, kInt8AbsmaxSuffix, int8->is_skipped(linear.name))) return std::nullopt;
+    return int8->scheme;
+  }
+  const auto& ours = std::get<PareInt8Config>(*quantization);
+  if (!stored_quantized(linear.name, kScaleSuffix, ours.is_ignored(linear.name))) return std::nullopt;
+  return ours.scheme;
+}
+
+void Checkpoint::State::check_linear(const LinearDescription& linear) const {
+  const std::string bias = linear.name + ".bias";
+  if (const std::optional<PackScheme> stored = scheme(linear)) {
+    const TensorView* dense = find(linear.name + ".weight");
+    if (stored->format != StoredFormat::dense && dense != nullptr && is_dense_dtype(dense->dtype) &&
+        find(linear.name + std::string(kPackedSuffix)) == nullptr) {
+      fail(linear.name + ".weight",
+           "the quantization_config of " + std::string(kConfigName) +
+               " says that this module is quantized, but it is stored dense: name it in 'ignore'");
+    }
+    in_this_directory([&] { pare::check_linear(finder(), *stored, linear.num_out, linear.num_in, linear.name); });
+  } else {
+    dense_tensor(linear.name + ".weight", {linear.num_out, linear.num_in});
+  }
+  if (linear.has_bias) {
+    dense_tensor(bias, {linear.num_out});
+  } else if (find(bias) != nullptr) {
+    // Unlike a tensor of an unknown module, this one would change the result if it were ignored.
+    fail(bias, "unexpected: by " + std::string(kConfigName) + " the " + description.family +
+                   " model has no bias here (attention_bias or mlp_bias, where the family has them, say so)");
+  }
+}
+
+// Files of a tied model may hold the shared weight twice; only equal copies are the model that config.json describes.
+void Checkpoint::State::check_tied_head() const {
+  const std::string prefix = std::string(kHeadName) + ".";
+  for (auto entry = tensors.lower_bound(prefix); entry != tensors.end() && entry->first.starts_with(prefix); ++entry) {
+    const TensorView& copy = *entry->second.view;
+    const TensorView* table = find(description.embedding_name + "." + entry->first.substr(prefix.size()));
+    if (table == nullptr || table->dtype != copy.dtype || table->shape != copy.shape ||
+        std::memcmp(table->data.data(), copy.data.data(), copy.data.size()) != 0) {
+      fail(entry->first, "differs from the embedding, although tie_word_embeddings is true in " +
+                             std::string(kConfigName) + ": set it to false if the head has weights of its own");
+    }
+  }
+}
+
+void Checkpoint::State::check_all() const {
+  const auto check_norm = [&](const NormDescription& norm) { dense_tensor(norm.name + ".weight", {norm.width}); };
+  check_linear({description.embedding_name, description.vocabulary_size, description.hidden_size, false});
+  for (const BlockDescription& block : description.blocks) {
+    check_norm(block.attention_norm);
+    check_norm(block.feed_forward_norm);
+    for (const auto* norm : {&block.q_norm, &block.k_norm, &block.post_attention_norm, &block.post_feed_forward_norm}) {
+      if (*norm) check_norm(**norm);
+    }
+    for (const LinearDescription* linear : {&block.q, &block.k, &block.v, &block.o}) check_linear(*linear);
+    if (block.router) check_linear(*block.router);
+    for (const FeedForwardDescription& expert : block.experts) {
+      for (const LinearDescription* linear : {&expert.gate, &expert.up, &expert.down}) check_linear(*linear);
+    }
+  }
+  check_norm(description.final_norm);
+  if (description.tied_head) {
+    check_tied_head();
+  } else {
+    check_linear(description.head);
+  }
+}
+
+void Checkpoint::State::check_encoder() const {
+  for (const LinearDescription* table :
+       {&encoder->word_embedding, &encoder->token_type_embedding, &encoder->position_embedding}) {
+    dense_tensor(table->name + ".weight", {table->num_out, table->num_in});
+  }
+  for (const LinearDescription& linear : block_linears(*encoder)) check_linear(linear);
+  for (const LayerNormDescription& norm : all_norms(*encoder)) {
+    dense_tensor(norm.name + ".weight", {norm.width});
+    dense_tensor(norm.name + ".bias", {norm.width});
+  }
+}
+
+void Checkpoint::State::describe(DType dtype_if_absent) {
+  const std::string where = (directory / kConfigName).string();
+  if (!describes_encoder(config_json)) {
+    description = describe_model(config_json, where, dtype_if_absent);
+    return;
+  }
+  encoder = describe_encoder(config_json, where, dtype_if_absent);
+  description.family = encoder->family;
+  description.embedding_name = encoder->word_embedding.name;
+}
+
+Checkpoint::Checkpoint() : state_(std::make_unique<State>()) {}
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+Checkpoint::~Checkpoint() = default;
+
+Checkpoint Checkpoint::open(const fs::path& directory) {
+  Checkpoint checkpoint;
+  State& state = *checkpoint.state_;
+  const fs::path config_path = directory / kConfigName;
+  state.directory = directory;
+  state.config_json = read_config(directory);
+  // An unknown architecture or container is refused before the weights are looked for: that is the better message.
+  state.describe(DType::F32);
+  state.quantization = read_quantization_config(state.config_json, config_path);
+  state.open_files(find_weight_files(directory));
+  state.split_fused_experts();
+  // Without a dtype in config.json transformers takes that of the stored weights. A norm's is always dense.
+  const std::string& norm_name = state.encoder ? state.encoder->embedding_norm.name : state.description.final_norm.name;
+  const TensorView* norm = state.find(norm_name + ".weight");
+  if (norm != nullptr && is_dense_dtype(norm->dtype)) state.describe(norm->dtype);
+  if (state.encoder) {
+    state.check_encoder();
+  } else {
+    state.check_all();
+  }
+  return checkpoint;
+}
+
+const fs::path& Checkpoint::directory() const {
+  return state_->directory;
+}
+bool Checkpoint::is_encoder() const {
+  return state_->encoder.has_value();
+}
+const ModelDescription& Checkpoint::description() const {
+  if (is_encoder()) {
+    throw std::invalid_argument("'" + directory().string() + "' is an encoder (" + state_->encoder->family +
+                                "), which predicts no next token: expected a decoder");
+  }
+  return state_->description;
+}
+const EncoderDescription& Checkpoint::encoder() const {
+  if (!is_encoder()) {
+    throw std::invalid_argument("'" + directory().string() + "' is a decoder (" + state_->description.family +
+                                "), which gives no embeddings of sentences: expected an encoder");
+  }
+  return *state_->encoder;
+}
+const std::string& Checkpoint::config_json() const {
+  return state_->config_json;
+}
+std::string Checkpoint::quantization_method() const {
+  if (!is_quantized()) return "";
+  constexpr std::array kNames = {"compressed-tensors", "awq", "bitsandbytes", "pare-int8"};
+  return kNames.at(state_->quantization->index());
+}
+bool Checkpoint::is_quantized() const {
+  return state_->quantization.has_value();
+}
+std::vector<fs::path> Checkpoint::weight_files() const {
+  return state_->paths;
+}
+
+std::optional<PackScheme> Checkpoint::stored_scheme(const LinearDescription& linear) const {
+  return state_->scheme(linear);
+}
+
+bool Checkpoint::has_tensor(const std::string& name) const {
+  return state_->find(name) != nullptr;
+}
+
+const TensorView& Checkpoint::tensor(const std::string& name) const {
+  const TensorView* view = state_->find(name);
+  if (view == nullptr) throw std::runtime_error("'" + directory().string() + "' has no tensor '" + name + "'");
+  return *view;
+}
+
+std::vector<std::string> Checkpoint::tensor_names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, entry] : state_->tensors) names.push_back(name);
+  return names;
+}
+
+LinearWeights Checkpoint::linear(const LinearDescription& linear) const {
+  LinearWeights weights;
+  weights.name = linear.name;
+  if (const std::optional<PackScheme> stored = state_->scheme(linear)) {
+    state_->in_this_directory([&] {
+      StoredLinear read = unpack_linear(state_->finder(), *stored, linear.num_out, linear.num_in, linear.name);
+      if (stored->format == StoredFormat::dense) {
+        weights.weight = state_->dense_weight(linear);
+      } else {
+        weights.weight = std::move(read.weight);
+      }
+      weights.input = std::move(read.input);
+      weights.outlier_weight_OJ = std::move(read.outlier_weight_OJ);
+    });
+  } else {
+    weights.weight = state_->dense_weight(linear);
+  }
+  if (linear.has_bias) weights.bias_O = state_->finite_values(linear.name + ".bias", linear.num_out);
+  return weights;
+}
+
+LinearDescription Checkpoint::embedding() const {
+  if (is_encoder()) return state_->encoder->word_embedding;
+  return {description().embedding_name, description().vocabulary_size, description().hidden_size, false};
+}
+
+LinearDescription Checkpoint::head() const {
+  return description().tied_head ? embedding() : description().head;
+}
+
+std::vector<float> Checkpoint::norm_gain(const NormDescription& norm) const {
+  std::vector<float> gain = state_->finite_values(norm.name + ".weight", norm.width);
+  if (norm.unit_offset) {
+    for (float& g : gain) g += 1.0f;
+  }
+  return gain;
+}
+
+LayerNorm Checkpoint::layer_norm(const LayerNormDescription& norm) const {
+  return {.gain = state_->finite_values(norm.name + ".weight", norm.width),
+          .bias = state_->finite_values(norm.name + ".bias", norm.width),
+          .epsilon = norm.epsilon};
+}
+
+void Checkpoint::drop_pages(const LinearDescription& linear) const {
+  const auto drop = [&](const std::string& name) {
+    const auto entry = state_->tensors.find(name);
+    if (entry != state_->tensors.end()) entry->second.file->file().drop(entry->second.view->data);
+  };
+  drop(linear.name + ".bias");
+  for (const std::string_view suffix : linear_suffixes()) drop(linear.name + std::string(suffix));
+}
+
+}  // namespace pare

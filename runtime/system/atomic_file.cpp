@@ -1,0 +1,134 @@
+#include "runtime/system/atomic_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace pare {
+namespace {
+
+[[noreturn]] void fail(const char* verb, const std::filesystem::path& path, int error) {
+  std::string reason = std::generic_category().message(error);
+  if (error == ENOSPC || error == EDQUOT) reason += ": free some space or choose another folder, then run again";
+  throw std::runtime_error(std::string("cannot ") + verb + " '" + path.string() + "': " + reason);
+}
+
+// A descriptor that is closed whatever happens.
+class Descriptor {
+ public:
+  explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  int get() const { return descriptor_; }
+  int close() { return ::close(std::exchange(descriptor_, -1)); }
+
+ private:
+  int descriptor_;
+};
+
+// The temporary neighbour of a file: gone with the object unless it has become the file.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::filesystem::path& path)
+      : path_(path),
+        temporary_(path.parent_path() /
+                   ("." + path.filename().string() + ".partial-" + std::to_string(static_cast<long>(::getpid())))),
+        descriptor_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666)) {
+    if (descriptor_.get() < 0) fail("write", path_, errno);
+  }
+  ~TemporaryFile() {
+    if (!committed_) ::unlink(temporary_.c_str());
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  void append(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      // Linux writes at most 2^31 - 4096 bytes at once; a signal or a nearly full disk shortens a write too.
+      const ssize_t written = ::write(descriptor_.get(), bytes.data(), bytes.size());
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) fail("write", path_, errno);
+      bytes = bytes.subspan(static_cast<size_t>(written));
+    }
+  }
+
+  void commit() {
+    // Some file systems notice a full disk or quota only at fsync or close.
+    if (::fsync(descriptor_.get()) != 0) fail("write", path_, errno);
+    if (descriptor_.close() != 0) fail("write", path_, errno);
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("write", path_, errno);
+    committed_ = true;
+  }
+
+ private:
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+  Descriptor descriptor_;
+  bool committed_ = false;
+};
+
+std::filesystem::path folder_of(const std::filesystem::path& path) {
+  return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+}
+
+}  // namespace
+
+void write_file_atomically(const std::filesystem::path& path, const std::function<void(const ByteSink&)>& produce) {
+  if (!path.has_filename()) throw std::invalid_argument("cannot write '" + path.string() + "': expected a file name");
+  TemporaryFile file(path);
+  produce([&file](std::span<const std::byte> bytes) { file.append(bytes); });
+  file.commit();
+  sync_directory(folder_of(path));
+}
+
+void write_file_atomically(const std::filesystem::path& path, std::span<const std::byte> bytes) {
+  write_file_atomically(path, [bytes](const ByteSink& sink) { sink(bytes); });
+}
+
+void write_file_atomically(const std::filesystem::path& path, std::string_view text) {
+  write_file_atomically(path, std::as_bytes(std::span(text)));
+}
+
+std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) {
+  Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (descriptor.get() < 0) fail("read", path, errno);
+  struct stat status;
+  if (::fstat(descriptor.get(), &status) != 0) fail("read", path, errno);
+  if (S_ISDIR(status.st_mode)) fail("read", path, EISDIR);
+  std::string text;
+  // The size is only a first guess: pipes and files of /proc do not tell it.
+  size_t guess_bytes = S_ISREG(status.st_mode) ? static_cast<size_t>(status.st_size) : 0;
+  const size_t first_bytes = std::max<size_t>(guess_bytes, 4095);
+  while (true) {
+    if (text.size() > max_bytes || guess_bytes > max_bytes) {
+      throw std::runtime_error("cannot read '" + path.string() + "': it is larger than the " +
+                               std::to_string(max_bytes) + " bytes allowed here");
+    }
+    const size_t num_bytes = text.size();
+    text.resize(num_bytes <= first_bytes ? first_bytes + 1 : 2 * num_bytes);
+    const ssize_t num_read = ::read(descriptor.get(), text.data() + num_bytes, text.size() - num_bytes);
+    const int error = errno;
+    text.resize(num_bytes + static_cast<size_t>(std::max<ssize_t>(num_read, 0)));
+    if (num_read == 0) return text;
+    if (num_read < 0 && error != EINTR) fail("read", path, error);
+  }
+}
+
+void sync_directory(const std::filesystem::path& directory) {
+  Descriptor descriptor(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (descriptor.get() < 0) fail("sync folder", directory, errno);
+  // EINVAL: a file system that cannot sync folders; it keeps its renames in order by itself.
+  if (::fsync(descriptor.get()) != 0 && errno != EINVAL) fail("sync folder", directory, errno);
+}
+
+}  // namespace pare

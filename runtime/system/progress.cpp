@@ -1,0 +1,156 @@
+#include "runtime/system/progress.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+#include "runtime/system/memory_usage.h"
+
+namespace pare {
+namespace {
+
+constexpr int64_t kBarWidth = 24;
+constexpr std::chrono::milliseconds kBarPeriod{100};
+constexpr std::chrono::seconds kLinePeriod{5};
+
+int64_t terminal_width() {
+  winsize size = {};
+  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+double seconds_between(std::chrono::steady_clock::time_point from, std::chrono::steady_clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+}  // namespace
+
+ProgressStyle progress_style(bool quiet) {
+  if (quiet) return ProgressStyle::silent;
+  return isatty(STDERR_FILENO) == 1 ? ProgressStyle::bar : ProgressStyle::lines;
+}
+
+Progress::Progress(ProgressStyle style, std::ostream& out) : style_(style), out_(out) {}
+
+Progress::~Progress() {
+  const std::lock_guard lock(mutex_);
+  erase_bar();
+}
+
+void Progress::begin(std::string stage, int64_t total, std::string unit) {
+  const std::lock_guard lock(mutex_);
+  end_stage();
+  stage_ = std::move(stage);
+  unit_ = std::move(unit);
+  total_ = total;
+  done_ = 0;
+  in_stage_ = true;
+  start_ = last_drawn_ = Clock::now();
+  if (style_ == ProgressStyle::bar) draw(start_);
+}
+
+void Progress::update(int64_t done) {
+  const std::lock_guard lock(mutex_);
+  if (!in_stage_) return;
+  done_ = done;
+  const Clock::time_point now = Clock::now();
+  const bool due = style_ == ProgressStyle::bar ? now - last_drawn_ >= kBarPeriod : now - last_drawn_ >= kLinePeriod;
+  if (due && style_ != ProgressStyle::silent) draw(now);
+}
+
+void Progress::finish() {
+  const std::lock_guard lock(mutex_);
+  end_stage();
+}
+
+void Progress::print(std::string_view line) {
+  const std::lock_guard lock(mutex_);
+  if (style_ == ProgressStyle::silent) return;
+  const bool redraw = bar_drawn_;
+  erase_bar();
+  out_ << line << '\n' << std::flush;
+  if (redraw) draw(Clock::now());
+}
+
+void Progress::draw(Clock::time_point now) {
+  last_drawn_ = now;
+  const double elapsed = seconds_between(start_, now);
+  std::string line = stage_ + " ";
+  if (style_ == ProgressStyle::bar) {
+    const int64_t filled = total_ > 0 ? std::clamp<int64_t>(kBarWidth * done_ / total_, 0, kBarWidth) : 0;
+    line += "[" + std::string(static_cast<size_t>(filled), '#') +
+            std::string(static_cast<size_t>(kBarWidth - filled), '.') + "] ";
+  }
+  line += std::to_string(done_) + "/" + std::to_string(total_) + " " + unit_ + ", " + format_duration(elapsed);
+  if (done_ > 0 && done_ < total_) {
+    line +=
+        ", " + format_duration(elapsed * static_cast<double>(total_ - done_) / static_cast<double>(done_)) + " left";
+  }
+  line += ", " + format_bytes(read_memory_usage().held_bytes);
+  if (style_ == ProgressStyle::bar) {
+    // A bar wider than the terminal would wrap, and a return to the line's start would no longer erase it.
+    line.resize(std::min(line.size(), static_cast<size_t>(terminal_width() - 1)));
+    out_ << "\r\x1b[2K" << line << std::flush;
+    bar_drawn_ = true;
+  } else {
+    out_ << line << '\n' << std::flush;
+  }
+}
+
+void Progress::erase_bar() {
+  if (bar_drawn_) out_ << "\r\x1b[2K" << std::flush;
+  bar_drawn_ = false;
+}
+
+void Progress::end_stage() {
+  if (!in_stage_) return;
+  in_stage_ = false;
+  erase_bar();
+  if (style_ == ProgressStyle::silent) return;
+  out_ << stage_ << ": " << done_ << " " << unit_ << " in " << format_duration(seconds_between(start_, Clock::now()))
+       << '\n'
+       << std::flush;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::string format_duration(double seconds) {
+  if (seconds < 59.95) return format_number(seconds, 1) + " s";
+  const auto whole = static_cast<int64_t>(std::llround(seconds));
+  std::array<char, 64> text;
+  if (whole < 3600) {
+    std::snprintf(text.data(), text.size(), "%d min %02d s", static_cast<int>(whole / 60),
+                  static_cast<int>(whole % 60));
+  } else {
+    const int64_t minutes = (whole + 30) / 60;
+    std::snprintf(text.data(), text.size(), "%lld h %02d min", static_cast<long long>(minutes / 60),
+                  static_cast<int>(minutes % 60));
+  }
+  return text.data();
+}
+
+std::string format_bytes(int64_t num_bytes) {
+  if (num_bytes < 1024) return std::to_string(num_bytes) + " B";
+  static constexpr std::array<const char*, 5> kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB"};
+  double value = static_cast<double>(num_bytes) / 1024.0;
+  size_t unit = 0;
+  while (value >= 1023.5 && unit + 1 < kUnits.size()) {
+    value /= 1024.0;
+    ++unit;
+  }
+  const int num_decimals = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
+  return format_number(value, num_decimals) + " " + kUnits[unit];
+}
+
+std::string format_number(double value, int num_decimals) {
+  std::array<char, 400> text;  // a double has at most 309 digits before the point
+  std::snprintf(text.data(), text.size(), "%.*f", num_decimals, value);
+  return text.data();
+}
+
+}  // namespace pare

@@ -1,9 +1,0 @@
-#include "runtime/version.h"
-
-namespace pare {
-
-std::string_view version() {
-  return PARE_VERSION;
-}
-
-}  // namespace pare

@@ -1,0 +1,339 @@
+#include "runtime/commands/command_line.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <regex>
+
+#include "runtime/commands/commands.h"
+#include "runtime/evaluate/evaluate.h"
+#include "tests/expect_error.h"
+#include "tests/runtime/engine/tiny_models.h"
+#include "tests/temporary_folder.h"
+
+namespace pare {
+namespace {
+
+// --- The parser, on a table of its own ---
+
+Program sample_program() {
+  Command command = {
+      .name = "work",
+      .summary = "Works.",
+      .positionals = {{"PLACE", "where"}},
+      .options = {{.name = "count", .kind = OptionKind::integer, .value_name = "N", .minimum = 1.0},
+                  {.name = "rate", .kind = OptionKind::number, .value_name = "X", .default_value = "0.5"},
+                  {.name = "mode", .kind = OptionKind::text, .value_name = "NAME", .choices = {"fast", "slow"}},
+                  {.name = "memory", .kind = OptionKind::bytes, .value_name = "SIZE"},
+                  {.name = "text", .kind = OptionKind::text, .value_name = "TEXT", .required = true},
+                  {.name = "loud", .help = "be loud"}},
+      .run = [](const Arguments&, Console&) {}};
+  return {.name = "sample", .summary = "A sample.", .commands = {command}};
+}
+
+Arguments parse(const std::vector<std::string>& words) {
+  static const Program program = sample_program();
+  return parse_arguments(program, program.commands[0], words);
+}
+
+TEST(ParseArguments, ReadsEveryKind) {
+  const Arguments arguments =
+      parse({"here", "--count", "7", "--text=a b", "--memory", "700MiB", "--loud", "--mode", "slow", "--json"});
+  EXPECT_EQ(arguments.positional(0), "here");
+  EXPECT_EQ(arguments.integer("count"), 7);
+  EXPECT_EQ(arguments.number("rate"), 0.5);  // the default
+  EXPECT_EQ(arguments.text("mode"), "slow");
+  EXPECT_EQ(arguments.text("text"), "a b");
+  EXPECT_EQ(arguments.bytes("memory"), 734003200);
+  EXPECT_TRUE(arguments.flag("loud"));
+  EXPECT_TRUE(arguments.flag("json"));
+  EXPECT_FALSE(arguments.flag("quiet"));
+  const Arguments fewer =
+      parse({"--text", "--odd--", "--", "-here"});  // values and, after --, places may start with a dash
+  EXPECT_EQ(fewer.text("text"), "--odd--");
+  EXPECT_EQ(fewer.positional(0), "-here");
+  EXPECT_FALSE(fewer.given("count"));
+  EXPECT_FALSE(fewer.flag("loud"));
+  EXPECT_THROW(fewer.text("count"), std::logic_error);
+}
+
+TEST(ParseArguments, NamesWhatIsWrongAndTheNearestRightName) {
+  const auto expect_wrong = [](const std::vector<std::string>& words, std::initializer_list<std::string> parts) {
+    expect_error<WrongUsage>([&] { parse(words); }, parts);
+  };
+  expect_wrong({"here", "--text", "t", "--cuont", "3"}, {"--cuont", "'--count'", "sample work --help"});
+  expect_wrong({"here", "--text", "t", "--zzz"}, {"unknown option --zzz"});
+  expect_wrong({"here", "--text"}, {"--text", "needs a value"});
+  expect_wrong({"here"}, {"--text TEXT", "missing"});
+  expect_wrong({"--text", "t"}, {"PLACE", "missing"});
+  expect_wrong({"here", "there", "--text", "t"}, {"unexpected", "'there'"});
+  expect_wrong({"here", "--text", "t", "--count", "3x"}, {"--count", "whole number of at least 1", "'3x'"});
+  expect_wrong({"here", "--text", "t", "--count", "0"}, {"at least 1", "'0'"});
+  expect_wrong({"here", "--text", "t", "--count", "99999999999999999999"}, {"whole number"});
+  expect_wrong({"here", "--text", "t", "--rate", "fast"}, {"--rate", "a number", "'fast'"});
+  expect_wrong({"here", "--text", "t", "--mode", "fats"}, {"one of fast, slow", "did you mean 'fast'"});
+  expect_wrong({"here", "--text", "t", "--memory", "8GiX"}, {"size such as", "'8GiX'"});
+}
+
+TEST(ParseArguments, HelpNeedsNothingElse) {
+  EXPECT_TRUE(parse({"--help"}).flag("help"));
+}
+
+TEST(ParseBytes, KnowsUnits) {
+  EXPECT_EQ(parse_bytes("123456"), 123456);
+  EXPECT_EQ(parse_bytes("8GiB"), 8LL << 30);
+  EXPECT_EQ(parse_bytes("1.5MB"), 1500000);
+  EXPECT_EQ(parse_bytes("0.5KiB"), 512);
+  for (const char* wrong : {"", "GiB", "-1", "1.2.3", "8 GiB", "8gib", "1e3", "9999999TiB", "nan"}) {
+    EXPECT_EQ(parse_bytes(wrong), std::nullopt) << wrong;
+  }
+}
+
+// --- The built program ---
+
+struct Outcome {
+  int status = -1;
+  std::string out, err;
+};
+
+class PareRuntime : public testing::Test {
+ protected:
+  void SetUp() override {
+    copy_family("llama_gqa_untied", model_, nlohmann::json::object());
+    std::ofstream(model_ / "tokenizer.json") << ascii_tokenizer_json();
+    std::ofstream(text_) << std::string(300, 'x') + " some text.";
+  }
+
+  // `words` is a shell's command line after the program's name; `before` goes before it.
+  Outcome run(const std::string& words, const std::string& before = "") const {
+    const std::string out = (folder_.path() / "out").string(), err = (folder_.path() / "err").string();
+    const std::string line = before + " " + PARE_BUILD_DIR "/pare-runtime " + words + " >" + out + " 2>" + err;
+    const int status = std::system(line.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, file_text(out), file_text(err)};
+  }
+
+  // Runs and expects exactly one JSON object, nothing else, on standard output.
+  nlohmann::json run_json(const std::string& words) const {
+    const Outcome result = run(words + " --json");
+    EXPECT_EQ(result.status, 0) << result.err;
+    const nlohmann::json json = nlohmann::json::parse(result.out, nullptr, false);
+    EXPECT_TRUE(json.is_object()) << result.out;
+    EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 1);
+    return json;
+  }
+
+  void expect_failure(const std::string& words, int status, std::initializer_list<std::string> parts) const {
+    const Outcome result = run(words);
+    EXPECT_EQ(result.status, status) << words;
+    EXPECT_EQ(result.out, "") << words;
+    for (const std::string& part : parts)
+      EXPECT_NE(result.err.find(part), std::string::npos) << words << ": " << result.err;
+    EXPECT_TRUE(result.err.find("pare-runtime: ") != std::string::npos) << result.err;
+  }
+
+  TemporaryFolder folder_;
+  std::filesystem::path model_ = folder_.path() / "m";
+  std::filesystem::path text_ = folder_.path() / "text.txt";
+  std::string npy_ = (family_path("llama_gqa_untied") / "ids.npy").string();
+};
+
+TEST_F(PareRuntime, HelpListsEveryCommandAndOption) {
+  const Outcome help = run("--help");
+  EXPECT_EQ(help.status, 0);
+  EXPECT_EQ(help.err, "");
+  ASSERT_EQ(runtime_commands().size(), 7u);
+  for (const Command& command : runtime_commands()) {
+    EXPECT_NE(help.out.find("\n  " + command.name + " "), std::string::npos) << command.name;
+    const Outcome command_help = run(command.name + " --help");
+    EXPECT_EQ(command_help.status, 0);
+    EXPECT_TRUE(command_help.out.starts_with("Usage: pare-runtime " + command.name + " "));
+    for (const PositionalSpec& positional : command.positionals) {
+      EXPECT_NE(command_help.out.find("\n  " + positional.name + " "), std::string::npos) << positional.name;
+    }
+    for (const OptionSpec& option : command.options) {
+      EXPECT_NE(command_help.out.find("\n  --" + option.name + " "), std::string::npos) << option.name;
+      EXPECT_FALSE(option.help.empty()) << option.name;
+    }
+    for (const char* option : {"--json", "--quiet", "--help"}) {
+      EXPECT_NE(command_help.out.find(std::string("\n  ") + option + " "), std::string::npos) << option;
+    }
+  }
+}
+
+TEST_F(PareRuntime, VersionIsTheBuildSystems) {
+  const std::string cmake = file_text(std::filesystem::path(PARE_SOURCE_DIR) / "CMakeLists.txt");
+  std::smatch match;
+  ASSERT_TRUE(std::regex_search(cmake, match, std::regex(R"(project\(pare VERSION ([0-9.]+))")));
+  EXPECT_EQ(run("--version").out, "pare-runtime " + match[1].str() + "\n");
+}
+
+TEST_F(PareRuntime, WrongUsageExitsWith2) {
+  expect_failure("", 2, {"command is missing", "--help"});
+  expect_failure("evl", 2, {"unknown command 'evl'", "'eval'"});
+  expect_failure("--jsn", 2, {"unknown option --jsn"});
+  expect_failure("eval", 2, {"MODEL", "missing"});
+  expect_failure("eval m", 2, {"--text FILE", "--pairs FILE", "missing"});
+  expect_failure("eval --text " + npy_, 2, {"MODEL"});
+  expect_failure("eval m --text t --contxt 4", 2, {"--contxt", "'--context'"});
+  expect_failure("eval m --text t --context four", 2, {"--context", "'four'"});
+  expect_failure("eval m --text t --protocol lm-eval", 2, {"gptq, llama.cpp"});
+  expect_failure("eval m --text t --isa sse2", 2, {"avx2, avx512, vnni, amx"});
+  expect_failure("generate m --prompt p --threads 0", 2, {"--threads", "at least 1"});
+}
+
+TEST_F(PareRuntime, FailuresExitWith1AndSayWhat) {
+  expect_failure("eval " + (folder_.path() / "none").string() + " --text " + npy_, 1, {"none"});
+  expect_failure("eval " + model_.string() + " --text " + (folder_.path() / "none.txt").string(), 1, {"none.txt"});
+  expect_failure("eval " + model_.string() + " --text " + npy_ + " --windows 3", 1, {"3 windows", "has 2"});
+  expect_failure("eval " + model_.string() + " --text " + text_.string() + " --context 129 --json", 1, {"129", "128"});
+  expect_failure("generate " + model_.string() + " --prompt a --top-p 0", 1, {"top-p"});
+  expect_failure("tokenize " + model_.string() + " --text " + npy_, 1, {".npy"});
+  expect_failure("inspect " + text_.string(), 1, {"text.txt"});
+  expect_failure("import " + text_.string() + " " + (folder_.path() / "o").string(), 1, {"text.txt"});
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "o"));
+}
+
+TEST_F(PareRuntime, EvalPrintsWhatEvaluateReturns) {
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
+  Transformer model = Transformer::load(Checkpoint::open(model_), *backend);
+  const Evaluation expected = evaluate(model, make_scored_windows(npy_, nullptr, model.description(), {}), nullptr);
+  const std::string words = "eval " + model_.string() + " --text " + npy_;
+  const nlohmann::json json = run_json(words);
+  EXPECT_EQ(json["nll"], expected.nll);
+  EXPECT_EQ(json["perplexity"], expected.perplexity.value);
+  EXPECT_EQ(json["protocol"], "gptq");
+  for (const int num_threads : {1, 3}) {
+    EXPECT_EQ(run_json(words + " --threads " + std::to_string(num_threads))["nll"], expected.nll);
+  }
+  EXPECT_NEAR(run_json(words + " --isa avx2")["nll"].get<double>(), expected.nll, 1e-5 * expected.nll);
+  EXPECT_EQ(run_json(words + " --windows 1")["windows"], 1);
+  EXPECT_EQ(run_json(words + " --protocol llama.cpp")["tokens"], 62);
+  const nlohmann::json compared = run_json(words + " --reference " + family_path("llama_gqa_untied").string());
+  EXPECT_EQ(compared["kl_mean"], 0.0);
+  EXPECT_EQ(compared["top1_agreement"], 1.0);
+  const nlohmann::json text = run_json("eval " + model_.string() + " --text " + text_.string() + " --context 100");
+  EXPECT_EQ(text["windows"], 3);
+  EXPECT_EQ(text["context"], 100);
+}
+
+TEST_F(PareRuntime, StreamsAreKeptApart) {
+  const std::string words = "eval " + model_.string() + " --text " + npy_;
+  const Outcome plain = run(words);
+  EXPECT_NE(plain.out.find("perplexity"), std::string::npos);
+  EXPECT_NE(plain.out.find("gptq, context 64, 2 windows, 126 predictions of ids.npy"), std::string::npos);
+  EXPECT_NE(plain.err.find("evaluate: 2 windows in"), std::string::npos) << plain.err;
+  EXPECT_EQ(plain.err.find('\x1b'), std::string::npos);  // no terminal, no escape sequences
+  const Outcome quiet = run(words + " --quiet");
+  EXPECT_NE(quiet.out.find("perplexity"), std::string::npos);
+  EXPECT_EQ(quiet.err, "");
+  const Outcome json = run(words + " --json");
+  EXPECT_NE(json.err.find("perplexity "), std::string::npos);  // people read standard error
+  EXPECT_EQ(run(words + " --json --quiet").err, "");
+}
+
+TEST_F(PareRuntime, ReferencesWithAnotherTokenizerAreRefused) {
+  const std::filesystem::path other = folder_.path() / "other";
+  copy_family("llama_gqa_untied", other, nlohmann::json::object());
+  std::string tokenizer = ascii_tokenizer_json();
+  // x and y change places
+  const size_t x = tokenizer.find("\"x\":90"), y = tokenizer.find("\"y\":91");
+  ASSERT_NE(x, std::string::npos);
+  ASSERT_NE(y, std::string::npos);
+  tokenizer[x + 1] = 'y';
+  tokenizer[y + 1] = 'x';
+  std::ofstream(other / "tokenizer.json") << tokenizer;
+  const std::string words = "eval " + model_.string() + " --context 64 --text " + text_.string() + " --reference ";
+  expect_failure(words + other.string(), 1, {"other", "tokenizer"});
+  EXPECT_EQ(run_json(words + model_.string())["kl_mean"], 0.0);
+}
+
+TEST_F(PareRuntime, GenerateIsGreedyAndSeeded) {
+  const std::string words = "generate " + model_.string() + " --prompt 'Hello you' --max-tokens 12";
+  const nlohmann::json greedy = run_json(words);
+  EXPECT_EQ(greedy["prompt"], "Hello you");
+  EXPECT_EQ(greedy["prompt_tokens"], 10);  // <s> and nine characters
+  EXPECT_EQ(greedy["ids"].size(), greedy["tokens"]);
+  EXPECT_LE(greedy["tokens"], 12);
+  EXPECT_EQ(run_json(words + " --threads 1")["ids"], greedy["ids"]);
+  EXPECT_EQ(run_json(words + " --temperature 1 --top-k 1 --seed 4")["ids"], greedy["ids"]);
+  const nlohmann::json drawn = run_json(words + " --temperature 1 --seed 4");
+  EXPECT_EQ(run_json(words + " --temperature 1 --seed 4")["ids"], drawn["ids"]);
+  EXPECT_NE(run_json(words + " --temperature 1 --seed 5")["ids"], drawn["ids"]);
+  EXPECT_EQ(run(words + " --quiet").out, "Hello you" + greedy["text"].get<std::string>() + "\n");
+}
+
+TEST_F(PareRuntime, TokenizePrintsIdsOnOneLine) {
+  std::ofstream(text_) << "a b\n";
+  EXPECT_EQ(run("tokenize " + model_.string() + " --text " + text_.string()).out, "0 67 1 68 2\n");
+  EXPECT_EQ(run("tokenize " + model_.string() + " --no-special-tokens --text " + text_.string()).out, "67 1 68 2\n");
+  const nlohmann::json json =
+      run_json("tokenize " + (model_ / "tokenizer.json").string() + " --text " + text_.string());
+  EXPECT_EQ(json["ids"], (std::vector<int>{0, 67, 1, 68, 2}));
+  EXPECT_EQ(json["tokens"], 5);
+}
+
+TEST_F(PareRuntime, InspectBenchAndVerifyAnswer) {
+  EXPECT_EQ(run_json("inspect " + model_.string())["kind"], "checkpoint");
+  EXPECT_NE(run("inspect " + model_.string() + " --tensors").out.find("model.norm.weight F32 [64]"), std::string::npos);
+  const nlohmann::json bench =
+      run_json("bench " + model_.string() + " --prefill-tokens 32 --decode-tokens 8 --repetitions 2 --threads 1");
+  EXPECT_EQ(bench["prefill_tokens"], 32);
+  EXPECT_EQ(bench["decode_tokens"], 8);
+  EXPECT_EQ(bench["repetitions"], 2);
+  EXPECT_EQ(bench["threads"], 1);
+  for (const char* name : {"prefill_tokens_per_second", "decode_tokens_per_second", "bytes_per_token", "prefill_share",
+                           "decode_share", "prefill_roof_gflops", "decode_roof_gbps"}) {
+    EXPECT_GT(bench[name].get<double>(), 0.0) << name;
+  }
+  EXPECT_EQ(run_json("verify " + model_.string())["ok"], true);
+  std::ofstream(model_ / "pare.json") << R"({"outputs": {"config.json": "00"}})";
+  expect_failure("verify " + model_.string(), 1, {"config.json", "SHA-256"});
+}
+
+TEST_F(PareRuntime, ImportWritesACheckpointOnceOnly) {
+  const std::string words = std::string("import " PARE_SOURCE_DIR "/tests/golden/gguf/llama_gqa_untied.gguf ") +
+                            (folder_.path() / "o").string();
+  const nlohmann::json json = run_json(words);
+  EXPECT_EQ(json["output"], (folder_.path() / "o").string());
+  EXPECT_EQ(run_json("inspect " + (folder_.path() / "o").string())["parameters"], json["parameters"]);
+  EXPECT_EQ(run_json("eval " + (folder_.path() / "o").string() + " --text " + npy_)["windows"], 2);
+  expect_failure(words, 1, {"exist"});
+}
+
+TEST_F(PareRuntime, AGgufFileIsReadAsItsImportAndLeavesNothing) {
+  const std::string gguf = PARE_SOURCE_DIR "/tests/golden/gguf/llama_gqa_untied.gguf";
+  const std::string imported = (folder_.path() / "o").string();
+  run_json("import " + gguf + " " + imported);
+  const std::filesystem::path temporary = folder_.path() / "tmp";
+  std::filesystem::create_directory(temporary);
+  const Outcome direct = run("eval " + gguf + " --json --text " + npy_, "env TMPDIR=" + temporary.string());
+  ASSERT_EQ(direct.status, 0) << direct.err;
+  EXPECT_EQ(nlohmann::json::parse(direct.out)["nll"], run_json("eval " + imported + " --text " + npy_)["nll"]);
+  EXPECT_TRUE(std::filesystem::is_empty(temporary));
+}
+
+TEST_F(PareRuntime, SignalsEndWith130) {
+  // Enough windows for minutes; the signal comes when a loaded machine has started the program as well, and once:
+  // without
+  // --foreground it goes to the process group too, and the second one kills.
+  const TokenWindows few = read_npy(npy_);
+  TokenWindows many = {.num_windows = 200000, .num_tokens = 64, .ids_NT = {}};
+  while (many.ids_NT.size() < 200000 * 64) many.ids_NT.insert(many.ids_NT.end(), few.ids_NT.begin(), few.ids_NT.end());
+  write_npy(folder_.path() / "many.npy", many);
+  for (const std::string signal : {"INT", "TERM"}) {
+    const Outcome result = run("eval " + model_.string() + " --json --text " + (folder_.path() / "many.npy").string(),
+                               "timeout --foreground --preserve-status -s " + signal + " 4");
+    EXPECT_EQ(result.status, 130) << signal << ": " << result.err;
+    EXPECT_EQ(result.out, "");
+    EXPECT_NE(result.err.find("interrupted"), std::string::npos);
+  }
+}
+
+TEST_F(PareRuntime, AFullDiskUnderStandardOutputIsAFailure) {
+  const int status = std::system(PARE_BUILD_DIR "/pare-runtime --version >/dev/full 2>/dev/null");
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+}
+
+}  // namespace
+}  // namespace pare

@@ -1,0 +1,274 @@
+// The row-wise operations of every CPU instruction set against the reference backend.
+//
+// Tolerances: every float32 operation errs by at most u = 2^-24 of its result. A sum of n products in c chains errs by
+// at most (n / c + log2 c) u of the sum of magnitudes; a chain of m dependent operations by m u of its largest
+// intermediate.
+#include <omp.h>
+
+#include <cmath>
+#include <limits>
+
+#include "runtime/engine/backend.h"
+#include "tests/expect_error.h"
+#include "tests/runtime/cpu/guarded_floats.h"
+#include "tests/runtime/cpu/packed_floats.h"
+#include "tests/runtime/system/on_each_isa.h"
+
+namespace pare {
+namespace {
+
+class CpuBackendTest : public OnEachIsa {};
+
+INSTANTIATE_TEST_SUITE_P(Isas, CpuBackendTest, testing::Values(Isa::avx2, Isa::avx512),
+                         [](const auto& test) { return std::string(isa_name(test.param)); });
+
+TEST(Isa, NamesParseBackAndUnknownOnesAreRefused) {
+  for (const Isa isa : kIsas) EXPECT_EQ(parse_isa(isa_name(isa)), isa);
+  expect_error<std::invalid_argument>([] { parse_isa("sse2"); }, {"avx2", "avx512", "'sse2'"});
+}
+
+TEST_P(CpuBackendTest, IsNamedAfterItsInstructionSet) {
+  EXPECT_EQ(backend_->name(), "cpu-" + std::string(isa_name(GetParam())));
+}
+
+TEST_P(CpuBackendTest, AllocatesZeroedAlignedMemoryAndRefusesImpossibleSizes) {
+  const auto buffer = backend_->allocate(1001);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.get()) % 64, 0u);
+  for (int i = 0; i < 1001; ++i) ASSERT_EQ(buffer[i], 0.0f);
+  expect_error<std::invalid_argument>([&] { backend_->allocate(-5); }, {"-5"});
+  expect_error<std::invalid_argument>([&] { backend_->allocate(std::numeric_limits<int64_t>::max()); }, {"floats"});
+}
+
+TEST_P(CpuBackendTest, RefusesALinearThatAnotherBackendPacked) {
+  const std::vector<float> weight(8, 1.0f);
+  const auto foreign = pack_floats(*reference_, weight, 2, 4);
+  const auto own = pack_floats(*backend_, weight, 2, 4);
+  std::vector<float> x(4), y(2);
+  expect_error<std::invalid_argument>([&] { backend_->linear(*foreign, x.data(), 1, y.data()); }, {"packed itself"});
+  expect_error<std::invalid_argument>([&] { reference_->linear(*own, x.data(), 1, y.data()); }, {"packed itself"});
+}
+
+TEST_P(CpuBackendTest, LinearMultipliesAndAddsTheBias) {
+  for (const int64_t num_rows : {1, 3, 40}) {
+    const int64_t num_out = 37, num_in = 50;
+    const GuardedFloats weight = random_floats(num_out * num_in, 1), bias = random_floats(num_out, 2),
+                        x = random_floats(num_rows * num_in, 3);
+    const std::vector<float> weights(weight.span().begin(), weight.span().end());
+    const std::vector<float> biases(bias.span().begin(), bias.span().end());
+    GuardedFloats y(num_rows * num_out), expected(num_rows * num_out);
+    backend_->linear(*pack_floats(*backend_, weights, num_out, num_in, biases), x.data(), num_rows, y.data());
+    reference_->linear(*pack_floats(*reference_, weights, num_out, num_in, biases), x.data(), num_rows,
+                       expected.data());
+    // One chain of 50 products of magnitude up to about 10, their sums below 100.
+    expect_close(expected.span(), y.span(), (num_in + 2) * kUnitRoundoff * 100.0);
+    EXPECT_TRUE(y.front_is_intact());
+  }
+}
+
+TEST_P(CpuBackendTest, EmbedCopiesAndScalesRows) {
+  for (const int64_t width : {1, 7, 8, 16, 31, 576}) {
+    const GuardedFloats table = random_floats(11 * width, 1);
+    const std::vector<float> values(table.span().begin(), table.span().end());
+    const std::vector<int32_t> ids = {10, 0, 3, 3, 7};
+    for (const float scale : {1.0f, 23.5f}) {
+      GuardedFloats hidden(5 * width), expected(5 * width);
+      backend_->embed(*pack_floats(*backend_, values, 11, width), ids, scale, hidden.data());
+      reference_->embed(*pack_floats(*reference_, values, 11, width), ids, scale, expected.data());
+      EXPECT_TRUE(same_bits(expected.span(), hidden.span())) << width;
+      EXPECT_TRUE(hidden.front_is_intact());
+    }
+  }
+  const auto table = pack_floats(*backend_, std::vector<float>(4, 1.0f), 2, 2);
+  std::vector<float> hidden(2);
+  expect_error<std::invalid_argument>([&] { backend_->embed(*table, std::vector<int32_t>{-1}, 1.0f, hidden.data()); },
+                                      {"row 0", "found -1"});
+}
+
+TEST_P(CpuBackendTest, AddNormEqualsTheReference) {
+  for (const int64_t width : {1, 5, 8, 15, 16, 17, 31, 33, 64, 100, 576, 2048}) {
+    for (const int64_t num_rows : {1, 2, 5, 40}) {
+      for (int variant = 0; variant < 8; ++variant) {
+        const bool has_delta = variant & 1, has_delta_norm = variant & 2, has_norm = variant & 4;
+        if (has_delta_norm && !has_delta) continue;
+        const GuardedFloats gain = random_floats(width, 1), delta_gain = random_floats(width, 2);
+        const Norm norm{{gain.span().begin(), gain.span().end()}, 1e-5f};
+        const Norm delta_norm{{delta_gain.span().begin(), delta_gain.span().end()}, 1e-6f};
+        GuardedFloats hidden = random_floats(num_rows * width, 3, 4.0f), expected_hidden = hidden;
+        const GuardedFloats delta = random_floats(num_rows * width, 4);
+        GuardedFloats x(num_rows * width), expected(num_rows * width);
+        const auto run = [&](Backend& backend, GuardedFloats& h, GuardedFloats& out) {
+          backend.add_norm(h.data(), has_delta ? delta.data() : nullptr, has_delta_norm ? &delta_norm : nullptr,
+                           has_norm ? &norm : nullptr, num_rows, width, out.data());
+        };
+        run(*backend_, hidden, x);
+        run(*reference_, expected_hidden, expected);
+        // The root mean square errs by half of its sum of width / (4 chains * 8 lanes) + 5 terms; then 4 roundings. The
+        // second norm sees the first one's error again, as much as its row's largest gain times value.
+        const double norm_error = (static_cast<double>(width) / 64 + 8) * kUnitRoundoff;
+        const double change = has_delta_norm ? norm_error * largest_magnitude(expected_hidden.span()) * 4 : 0.0;
+        expect_close(expected_hidden.span(), hidden.span(), change);
+        if (has_norm) {
+          expect_close(expected.span(), x.span(), 2 * norm_error * largest_magnitude(expected.span()) + 4 * change);
+        } else {
+          EXPECT_TRUE(same_bits(expected.span(), x.span())) << "x was written";
+        }
+        EXPECT_TRUE(hidden.front_is_intact() && x.front_is_intact());
+      }
+    }
+  }
+}
+
+TEST_P(CpuBackendTest, AddNormKeepsNaNInItsRow) {
+  const int64_t width = 40;
+  const Norm norm{std::vector<float>(width, 1.0f), 1e-5f};
+  GuardedFloats hidden = random_floats(3 * width, 1), x(3 * width);
+  hidden[width + 39] = std::numeric_limits<float>::quiet_NaN();
+  backend_->add_norm(hidden.data(), nullptr, nullptr, &norm, 3, width, x.data());
+  for (int64_t i = 0; i < 3 * width; ++i) EXPECT_EQ(std::isnan(x[i]), i / width == 1) << i;
+}
+
+RopeTable random_rope_table(int64_t head_size, int64_t num_positions) {
+  RopeDescription rope;
+  for (int64_t j = 0; j < head_size / 2; ++j) rope.inverse_frequencies.push_back(std::pow(0.7f, static_cast<float>(j)));
+  return make_rope_table(rope, head_size, num_positions);
+}
+
+TEST_P(CpuBackendTest, RopeStoreEqualsTheReference) {
+  for (const int64_t head_size : {2, 6, 8, 16, 18, 64, 80, 96, 128, 256}) {
+    for (const bool has_norms : {false, true}) {
+      const AttentionShape shape{6, 2, head_size, 1.0f, 0.0f, 0};
+      const int64_t num_slots = 9, q_width = 6 * head_size, kv_width = 2 * head_size;
+      const std::vector<int32_t> positions = {0, 5, 199, 63}, slots = {8, 0, 3, 4};
+      const RopeTable table = random_rope_table(head_size, 200);
+      const GuardedFloats qkv = random_floats(4 * (q_width + 2 * kv_width), 1);
+      const GuardedFloats q_gain = random_floats(head_size, 2), k_gain = random_floats(head_size, 3);
+      const Norm q_norm{{q_gain.span().begin(), q_gain.span().end()}, 1e-6f};
+      const Norm k_norm{{k_gain.span().begin(), k_gain.span().end()}, 1e-6f};
+      struct Result {
+        GuardedFloats q, keys, values;
+      };
+      const auto run = [&](Backend& backend) {
+        Result result{GuardedFloats(4 * q_width), GuardedFloats(num_slots * kv_width),
+                      GuardedFloats(num_slots * kv_width)};
+        KvLayer cache{result.keys.data(), result.values.data(), num_slots};
+        backend.rope_store(qkv.data(), table, has_norms ? &q_norm : nullptr, has_norms ? &k_norm : nullptr, shape,
+                           positions, slots, cache, result.q.data());
+        return result;
+      };
+      const Result expected = run(*reference_), actual = run(*backend_);
+      // Three roundings of values up to sqrt(2) * largest, after a norm's (head_size / 64 + 8).
+      const double error = (3 + (has_norms ? head_size / 64.0 + 8 : 0.0)) * kUnitRoundoff * 2;
+      expect_close(expected.q.span(), actual.q.span(), error * largest_magnitude(expected.q.span()));
+      for (int64_t slot = 0; slot < num_slots; ++slot) {
+        const auto part = [&](const GuardedFloats& all) { return all.span().subspan(slot * kv_width, kv_width); };
+        EXPECT_TRUE(same_bits(part(expected.values), part(actual.values))) << slot;
+        if (std::find(slots.begin(), slots.end(), slot) == slots.end()) {
+          EXPECT_TRUE(same_bits(part(expected.keys), part(actual.keys))) << "slot " << slot << " was written";
+        } else {
+          expect_close(part(expected.keys), part(actual.keys), error * largest_magnitude(part(expected.keys)) * 2);
+        }
+      }
+      EXPECT_TRUE(actual.q.front_is_intact() && actual.keys.front_is_intact() && actual.values.front_is_intact());
+    }
+  }
+}
+
+TEST_P(CpuBackendTest, RopeStoreRefusesPositionsAndSlotsOutOfRange) {
+  const AttentionShape shape{1, 1, 8, 1.0f, 0.0f, 0};
+  const RopeTable table = random_rope_table(8, 4);
+  std::vector<float> qkv(24), q(8), keys(16), values(16);
+  KvLayer cache{keys.data(), values.data(), 2};
+  for (Backend* backend : {backend_.get(), reference_.get()}) {
+    const auto run = [&](std::vector<int32_t> positions, std::vector<int32_t> slots, const AttentionShape& s) {
+      backend->rope_store(qkv.data(), table, nullptr, nullptr, s, positions, slots, cache, q.data());
+    };
+    expect_error<std::invalid_argument>([&] { run({4}, {0}, shape); }, {"rope_store", "position", "found 4"});
+    expect_error<std::invalid_argument>([&] { run({0}, {2}, shape); }, {"slot", "found 2"});
+    expect_error<std::invalid_argument>([&] { run({0}, {}, shape); }, {"one slot", "found 0"});
+    expect_error<std::invalid_argument>([&] { run({0}, {0}, {1, 1, 16, 1.0f, 0.0f, 0}); }, {"head size 16", "found 8"});
+    expect_error<std::invalid_argument>([&] { run({0}, {0}, {3, 2, 8, 1.0f, 0.0f, 0}); }, {"divides"});
+  }
+}
+
+TEST_P(CpuBackendTest, ActivationsEqualTheReferenceOverTheWholeRange) {
+  // Every gate from -120 to 120 in uneven steps, and the places where the polynomials change.
+  std::vector<float> gates = {0.0f, -0.0f, 1e-30f, -1e-30f, 0.625f, 1.4142135f, -1.4142135f, 5.9f, -5.9f, 1e30f};
+  for (float g = -120.0f; g < 120.0f; g += 0.0137f * (1.0f + std::abs(g) / 10)) gates.push_back(g);
+  for (float g = -6.0f; g < 6.0f; g += 0.0011f) gates.push_back(g);
+  const int64_t width = static_cast<int64_t>(gates.size());
+  GuardedFloats y(2 * width);
+  std::copy(gates.begin(), gates.end(), y.data());
+  for (int64_t i = 0; i < width; ++i) y[width + i] = i % 2 == 0 ? 1.0f : -3.0f;
+  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
+    GuardedFloats z(width), expected(width);
+    backend_->activate(y.data(), activation, 1, width, z.data());
+    reference_->activate(y.data(), activation, 1, width, expected.data());
+    for (int64_t i = 0; i < width; ++i) {
+      // silu: an exponential within 4 u relative (its argument is exact), a sum, a quotient, a product. The others add
+      // 1 to erf or tanh, within 6 u of 1: an error of gate * up / 2 each, large only relative to what cancels.
+      // Where e^-gate overflows, past -88.7, silu gives 0 for what is below 3 * 89 e^-88.7 < 1e-36.
+      const double scale = activation == Activation::silu ? std::abs(static_cast<double>(expected[i])) * 8
+                                                          : std::abs(static_cast<double>(gates[i]) * y[width + i]) * 6;
+      ASSERT_NEAR(z[i], expected[i], scale * kUnitRoundoff + 1e-36) << "gate " << gates[i];
+    }
+  }
+}
+
+TEST_P(CpuBackendTest, ActivationsOfEverySmallWidthStayInTheirRows) {
+  for (int64_t width = 1; width <= 35; ++width) {
+    const GuardedFloats y = random_floats(3 * 2 * width, 7);
+    GuardedFloats z(3 * width), expected(3 * width);
+    backend_->activate(y.data(), Activation::gelu_tanh, 3, width, z.data());
+    reference_->activate(y.data(), Activation::gelu_tanh, 3, width, expected.data());
+    expect_close(expected.span(), z.span(), 6 * kUnitRoundoff * 20);
+    EXPECT_TRUE(z.front_is_intact());
+  }
+}
+
+TEST_P(CpuBackendTest, ActivationsKeepNaN) {
+  std::vector<float> y(2 * 9, 1.0f), z(9);
+  y[8] = std::numeric_limits<float>::quiet_NaN();
+  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
+    backend_->activate(y.data(), activation, 1, 9, z.data());
+    EXPECT_TRUE(std::isnan(z[8]));
+    EXPECT_FALSE(std::isnan(z[7]));
+  }
+}
+
+// Sizes past the thresholds below which one thread works alone.
+TEST_P(CpuBackendTest, RowOperationsGiveTheSameBitsForAnyNumberOfThreads) {
+  const int64_t num_rows = 67, width = 576, head_size = 64;
+  const AttentionShape shape{9, 3, head_size, 0.125f, 0.0f, 0};
+  const GuardedFloats hidden = random_floats(num_rows * width, 1), delta = random_floats(num_rows * width, 2),
+                      qkv = random_floats(num_rows * 15 * head_size, 3);
+  const Norm norm{std::vector<float>(width, 1.5f), 1e-5f};
+  const RopeTable table = random_rope_table(head_size, num_rows);
+  const std::vector<float> weights(delta.span().begin(), delta.span().end());
+  std::vector<int32_t> rows;
+  for (int32_t r = 0; r < num_rows; ++r) rows.push_back(r);
+  std::vector<std::vector<float>> results;
+  for (const int num_threads : {1, 2, 3}) {
+    const auto backend = make_cpu_backend(GetParam(), num_threads);
+    GuardedFloats h = hidden, x(num_rows * width), z(num_rows * width / 2), q(num_rows * 9 * head_size),
+                  keys(num_rows * 3 * head_size), values(num_rows * 3 * head_size), y(num_rows * num_rows),
+                  embedded(num_rows * width);
+    backend->add_norm(h.data(), delta.data(), &norm, &norm, num_rows, width, x.data());
+    backend->activate(x.data(), Activation::silu, num_rows, width / 2, z.data());
+    KvLayer cache{keys.data(), values.data(), num_rows};
+    backend->rope_store(qkv.data(), table, nullptr, nullptr, shape, rows, rows, cache, q.data());
+    const auto linear = pack_floats(*backend, weights, num_rows, width);
+    backend->linear(*linear, x.data(), num_rows, y.data());
+    backend->embed(*linear, rows, 0.7f, embedded.data());
+    std::vector<float> result;
+    for (const GuardedFloats* part : {&h, &x, &z, &q, &keys, &values, &y, &embedded}) {
+      result.insert(result.end(), part->span().begin(), part->span().end());
+    }
+    EXPECT_FALSE(std::any_of(result.begin(), result.end(), [](float f) { return std::isnan(f); }));
+    results.push_back(std::move(result));
+  }
+  EXPECT_TRUE(same_bits(results[0], results[1]));
+  EXPECT_TRUE(same_bits(results[0], results[2]));
+}
+
+}  // namespace
+}  // namespace pare

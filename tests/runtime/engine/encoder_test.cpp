@@ -1,0 +1,202 @@
+// The encoder against transformers' results on a tiny random BERT, on every backend; what it refuses; how it pools.
+#include "runtime/engine/encoder.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/commands/inspect.h"
+#include "runtime/commands/verify.h"
+#include "tests/expect_error.h"
+#include "tests/runtime/cpu/guarded_floats.h"
+#include "tests/runtime/engine/tiny_encoder.h"
+#include "tests/temporary_folder.h"
+
+namespace pare {
+namespace {
+
+class EncoderBackends : public testing::TestWithParam<std::string> {
+ protected:
+  std::unique_ptr<Backend> backend_ = make_backend(GetParam());
+};
+
+INSTANTIATE_TEST_SUITE_P(, EncoderBackends, testing::ValuesIn(backend_names()),
+                         [](const auto& test) { return test.param; });
+
+// Both sides err: about 20 operations deep, each output a sum of at most 96 products of values below 10, and the norms
+// divide by deviations above 0.5: 2 * 20 * sqrt(96) * 10 * u is 2e-4 for a worst chain; transformers' own float32
+// results differ from float64 by 1e-5 on these weights.
+constexpr double kTolerance = 5e-5;
+
+TEST_P(EncoderBackends, HiddenStatesEqualTransformers) {
+  const EncoderGolden golden = read_encoder_golden();
+  Encoder encoder = Encoder::load(Checkpoint::open(tiny_encoder_path()), *backend_);
+  std::vector<float> hidden_RD(golden.hidden_RD.size());
+  encoder.hidden(golden.ids, hidden_RD.data());
+  expect_close(golden.hidden_RD, hidden_RD, kTolerance);
+}
+
+TEST_P(EncoderBackends, EmbeddingsEqualTransformersAndHaveLengthOne) {
+  const EncoderGolden golden = read_encoder_golden();
+  Encoder encoder = Encoder::load(Checkpoint::open(tiny_encoder_path()), *backend_);
+  std::vector<float> embeddings_ND(golden.embeddings_ND.size());
+  int64_t last_done = 0;
+  encoder.embed(golden.ids, {}, embeddings_ND.data(), [&](int64_t done, int64_t total) {
+    EXPECT_EQ(total, static_cast<int64_t>(golden.ids.size()));
+    last_done = done;
+  });
+  EXPECT_EQ(last_done, static_cast<int64_t>(golden.ids.size()));
+  expect_close(golden.embeddings_ND, embeddings_ND, kTolerance);
+  for (size_t n = 0; n < golden.ids.size(); ++n) {
+    double sum = 0.0;
+    for (size_t i = 0; i < 64; ++i) sum += std::pow(embeddings_ND[n * 64 + i], 2);
+    EXPECT_NEAR(sum, 1.0, 64 * 2 * kUnitRoundoff);
+  }
+}
+
+// A batch holds whole texts: what stands beside a text changes nothing but the last bits of its products' sums.
+TEST_P(EncoderBackends, ATextsEmbeddingDoesNotDependOnItsNeighbours) {
+  const EncoderGolden golden = read_encoder_golden();
+  Encoder encoder = Encoder::load(Checkpoint::open(tiny_encoder_path()), *backend_);
+  std::vector<std::vector<int32_t>> many;
+  while (many.size() < 70) many.insert(many.end(), golden.ids.begin(), golden.ids.end());  // several batches
+  std::vector<float> embeddings_ND(many.size() * 64);
+  encoder.embed(many, {}, embeddings_ND.data());
+  for (size_t n = 0; n < many.size(); n += golden.ids.size()) {
+    expect_close(golden.embeddings_ND, std::span(embeddings_ND).subspan(n * 64, golden.embeddings_ND.size()),
+                 kTolerance);
+  }
+}
+
+TEST_P(EncoderBackends, FirstTokenPoolingTakesTheFirstHiddenState) {
+  const EncoderGolden golden = read_encoder_golden();
+  Encoder encoder = Encoder::load(Checkpoint::open(tiny_encoder_path()), *backend_);
+  std::vector<float> embedding_D(64);
+  encoder.embed(std::span(golden.ids).first(1), {.kind = Pooling::Kind::first_token}, embedding_D.data());
+  double sum = 0.0;
+  for (size_t i = 0; i < 64; ++i) sum += std::pow(golden.hidden_RD[i], 2);
+  for (size_t i = 0; i < 64; ++i) EXPECT_NEAR(embedding_D[i], golden.hidden_RD[i] / std::sqrt(sum), kTolerance);
+}
+
+// Every weight once, in float32; panels of 16 outputs fill up the smallest tables.
+TEST_P(EncoderBackends, HoldsItsWeightsOnce) {
+  const Encoder encoder = Encoder::load(Checkpoint::open(tiny_encoder_path()), *backend_);
+  const int64_t num_parameters = 2 * (4 * 64 * 64 + 2 * 64 * 96) + (123 + 2 + 64) * 64;
+  EXPECT_GE(encoder.resident_bytes(), 4 * num_parameters);
+  EXPECT_LE(encoder.resident_bytes(), 4 * num_parameters * 11 / 10);
+  ASSERT_EQ(encoder.kernel_names().size(), 1u);
+  EXPECT_NE(encoder.kernel_names()[0].find("f32"), std::string::npos);
+}
+
+TEST(Encoder, TokenizerGivesTheGoldenIds) {
+  const EncoderGolden golden = read_encoder_golden();
+  const Tokenizer tokenizer = Tokenizer::open(tiny_encoder_path());
+  for (size_t n = 0; n < golden.texts.size(); ++n) {
+    EXPECT_EQ(tokenizer.encode(golden.texts[n], true), golden.ids[n]) << golden.texts[n];
+  }
+}
+
+TEST(Encoder, ImpossibleTextsAreRefused) {
+  const auto backend = make_reference_backend();
+  Encoder encoder = Encoder::load(Checkpoint::open(tiny_encoder_path()), *backend);
+  std::vector<float> out(64);
+  const auto embed = [&](std::vector<int32_t> ids) {
+    encoder.embed(std::vector<std::vector<int32_t>>{std::move(ids)}, {}, out.data());
+  };
+  expect_error<std::invalid_argument>([&] { embed({}); }, {"text 0", "0 tokens", "64"});
+  expect_error<std::invalid_argument>([&] { embed(std::vector<int32_t>(65, 1)); }, {"65 tokens"});
+  expect_error<std::invalid_argument>([&] { embed({1, 123}); }, {"id 123", "123 entries"});
+  expect_error<std::invalid_argument>([&] { embed({-1}); }, {"id -1"});
+}
+
+TEST(Encoder, PoolingIsReadFromTheFilesBesideTheModel) {
+  const TemporaryFolder folder;
+  const EncoderDescription model = Checkpoint::open(tiny_encoder_path()).encoder();
+  Pooling pooling = read_pooling(folder.path(), model);
+  EXPECT_TRUE(pooling.kind == Pooling::Kind::mean && !pooling.is_stated);
+  EXPECT_EQ(pooling.max_tokens, 64);
+  EXPECT_NE(pooling.label().find("assumed"), std::string::npos);
+
+  std::filesystem::create_directories(folder.path() / "1_Pooling");
+  const auto write = [&](const char* name, const char* text) { std::ofstream(folder.path() / name) << text; };
+  write("sentence_bert_config.json", R"({"max_seq_length": 32})");
+  write("1_Pooling/config.json", R"({"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false})");
+  pooling = read_pooling(folder.path(), model);
+  EXPECT_TRUE(pooling.kind == Pooling::Kind::mean && pooling.is_stated);
+  EXPECT_EQ(pooling.max_tokens, 32);
+  write("1_Pooling/config.json", R"({"pooling_mode_cls_token": true})");
+  EXPECT_TRUE(read_pooling(folder.path(), model).kind == Pooling::Kind::first_token);
+  write("1_Pooling/config.json", R"({"pooling_mode_max_tokens": true})");
+  expect_error<std::runtime_error>([&] { read_pooling(folder.path(), model); }, {"pooling_mode_max_tokens"});
+  write("sentence_bert_config.json", R"({"max_seq_length": 0})");
+  expect_error<std::runtime_error>([&] { read_pooling(folder.path(), model); }, {"max_seq_length"});
+  write("sentence_bert_config.json", "[");
+  expect_error<std::runtime_error>([&] { read_pooling(folder.path(), model); }, {"JSON object"});
+}
+
+TEST(EncoderDescription, IsReadFromTheConfig) {
+  const EncoderDescription model = Checkpoint::open(tiny_encoder_path()).encoder();
+  EXPECT_EQ(model.family, "bert");
+  EXPECT_EQ(model.hidden_size, 64);
+  EXPECT_EQ(model.feed_forward_size, 96);
+  EXPECT_EQ(model.head_size, 16);
+  EXPECT_EQ(model.context_length, 64);
+  EXPECT_EQ(model.blocks.size(), 2u);
+  EXPECT_EQ(model.attention_scale, 0.25f);
+  EXPECT_TRUE(model.activation == Activation::gelu);
+  EXPECT_EQ(block_linears(model).size(), 12u);
+  EXPECT_EQ(all_norms(model).size(), 5u);
+}
+
+TEST(EncoderDescription, WhatIsNotComputedIsRefusedByName) {
+  const std::string config = file_text(tiny_encoder_path() / "config.json");
+  const auto refuse = [&](const nlohmann::json& changes, std::initializer_list<std::string> words) {
+    nlohmann::json json = nlohmann::json::parse(config);
+    json.update(changes);
+    expect_error<std::invalid_argument>([&] { describe_encoder(json.dump(), "config.json"); }, words);
+  };
+  refuse({{"architectures", {"BertForMaskedLM"}}}, {"'architectures'", "BertModel"});
+  refuse({{"position_embedding_type", "relative_key"}}, {"'position_embedding_type'", "absolute", "relative_key"});
+  refuse({{"is_decoder", true}}, {"'is_decoder'"});
+  refuse({{"add_cross_attention", true}}, {"'add_cross_attention'"});
+  refuse({{"hidden_act", "relu"}}, {"'hidden_act'", "gelu", "relu"});
+  refuse({{"num_attention_heads", 5}}, {"'num_attention_heads'", "64"});
+  refuse({{"num_hidden_layers", 0}}, {"'num_hidden_layers'", "0"});
+  refuse({{"num_hidden_layers", 1.5}}, {"'num_hidden_layers'", "1.5"});
+  refuse({{"layer_norm_eps", -1}}, {"'layer_norm_eps'"});
+  refuse({{"dtype", "int8"}}, {"'dtype'"});
+  refuse({{"model_type", "roberta"}}, {"'model_type'", "bert"});
+}
+
+TEST(EncoderCheckpoint, ADecoderAndAnEncoderAreNotTakenForOneAnother) {
+  const Checkpoint encoder = Checkpoint::open(tiny_encoder_path());
+  expect_error<std::invalid_argument>([&] { encoder.description(); }, {"bert_tiny", "encoder", "expected a decoder"});
+  const Checkpoint decoder = Checkpoint::open(family_path("llama_gqa_untied"));
+  expect_error<std::invalid_argument>([&] { decoder.encoder(); }, {"llama_gqa_untied", "expected an encoder"});
+}
+
+TEST(EncoderCheckpoint, MissingAndMisshapenTensorsAreNamed) {
+  const TemporaryFolder folder;
+  copy_encoder(folder.path() / "deeper", {{"num_hidden_layers", 3}});
+  expect_error<std::runtime_error>([&] { Checkpoint::open(folder.path() / "deeper"); }, {"encoder.layer.2", "missing"});
+  copy_encoder(folder.path() / "wider", {{"intermediate_size", 128}});
+  expect_error<std::runtime_error>([&] { Checkpoint::open(folder.path() / "wider"); },
+                                   {"intermediate.dense.weight", "[128, 64]", "[96, 64]"});
+  copy_encoder(folder.path() / "types", {{"type_vocab_size", 1}});
+  expect_error<std::runtime_error>([&] { Checkpoint::open(folder.path() / "types"); }, {"token_type_embeddings"});
+}
+
+TEST(EncoderCheckpoint, IsInspectedAndVerified) {
+  const Inspection inspection = inspect(tiny_encoder_path());
+  ASSERT_TRUE(inspection.encoder.has_value());
+  EXPECT_EQ(inspection.sizes->linear_parameters, 2 * (4 * 64 * 64 + 2 * 64 * 96));
+  EXPECT_EQ(inspection.sizes->all_parameters, inspection.sizes->linear_parameters + (123 + 2 + 64) * 64);
+  EXPECT_EQ(inspection.sizes->linear_bits(), 32.0);
+  const auto json = nlohmann::json::parse(to_json(inspection));
+  EXPECT_EQ(json.at("model").at("family"), "bert");
+  EXPECT_NE(to_text(inspection, false).find("2 of an encoder"), std::string::npos);
+  const Verification verification = verify(tiny_encoder_path());
+  EXPECT_TRUE(verification.problems.empty());
+  EXPECT_EQ(verification.num_linears, 15);
+}
+
+}  // namespace
+}  // namespace pare

@@ -1,0 +1,209 @@
+#include "runtime/engine/generate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string_view>
+
+#include "runtime/system/interrupt.h"
+#include "runtime/tokenizer/tokenizer.h"
+#include "tests/expect_error.h"
+#include "tests/runtime/engine/tiny_models.h"
+#include "tests/temporary_folder.h"
+
+namespace pare {
+namespace {
+
+// The first outputs of the published splitmix64 for seed 1234567.
+TEST(RandomNumbers, AreSplitmix64) {
+  RandomNumbers random(1234567);
+  for (const uint64_t expected : {6457827717110365317u, 3203168211198807973u, 9817491932198370423u,
+                                  4593380528125082431u, 16408922859458223821u}) {
+    EXPECT_EQ(random.next(), expected);
+  }
+  for (int i = 0; i < 1000; ++i) {
+    const double u = random.uniform();
+    EXPECT_GE(u, 0.0);
+    EXPECT_LT(u, 1.0);
+  }
+}
+
+const std::vector<float> kLogits = {0.5f, 2.0f, -1.0f, 1.0f, 2.0f, -30.0f};
+
+TEST(Sampler, TemperatureZeroTakesTheLowestOfTheLargest) {
+  Sampler sampler({});
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(sampler.sample(kLogits), 1);
+}
+
+TEST(Sampler, TopOneAndTinyTopPAreGreedyAtAnyTemperature) {
+  Sampler top_k({.temperature = 5.0, .top_k = 1, .seed = 3});
+  Sampler top_p({.temperature = 5.0, .top_p = 1e-9, .seed = 3});
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_EQ(top_k.sample(kLogits), 1);
+    EXPECT_EQ(top_p.sample(kLogits), 1);
+  }
+}
+
+TEST(Sampler, EqualSeedsDrawEqually) {
+  const auto draw = [](uint64_t seed) {
+    Sampler sampler({.temperature = 1.0, .seed = seed});
+    std::vector<int32_t> ids;
+    for (int i = 0; i < 200; ++i) ids.push_back(sampler.sample(kLogits));
+    return ids;
+  };
+  EXPECT_EQ(draw(7), draw(7));
+  EXPECT_NE(draw(7), draw(8));
+}
+
+struct Draws {
+  const char* name;
+  SamplingOptions options;
+  std::vector<int32_t> kept;  // by the cuts; computed by hand
+};
+
+class SamplerDistribution : public testing::TestWithParam<Draws> {};
+
+// Pearson's chi-square of 100,000 draws against softmax(logits / temperature) over the tokens that the cuts keep. The
+// bound is the quantile that a right sampler exceeds once in a million seeds (5 degrees of freedom at most: 35.9); the
+// seed is fixed.
+TEST_P(SamplerDistribution, IsTheSoftmaxOfWhatIsKept) {
+  const Draws& draws = GetParam();
+  const int num_draws = 100000;
+  std::vector<double> expected(kLogits.size(), 0.0), found(kLogits.size(), 0.0);
+  double total = 0.0;
+  for (const int32_t id : draws.kept) total += std::exp(static_cast<double>(kLogits[id]) / draws.options.temperature);
+  for (const int32_t id : draws.kept) {
+    expected[id] = num_draws * std::exp(static_cast<double>(kLogits[id]) / draws.options.temperature) / total;
+  }
+  Sampler sampler(draws.options);
+  for (int i = 0; i < num_draws; ++i) found[sampler.sample(kLogits)] += 1.0;
+  double chi_square = 0.0;
+  for (size_t id = 0; id < kLogits.size(); ++id) {
+    if (expected[id] < 1e-6) {
+      EXPECT_EQ(found[id], 0.0) << "token " << id << " was cut off";
+    } else {
+      chi_square += (found[id] - expected[id]) * (found[id] - expected[id]) / expected[id];
+    }
+  }
+  EXPECT_LT(chi_square, 35.9);
+}
+
+// At temperature 1 the probabilities of tokens 1, 4, 3, 0, 2 are 0.37, 0.37, 0.136, 0.083, 0.018 (0.395 + 0.395 = 0.79
+// of the first three); token 5 has e^-32.
+INSTANTIATE_TEST_SUITE_P(
+    Cuts, SamplerDistribution,
+    testing::Values(Draws{"Plain", {.temperature = 1.0, .seed = 1}, {0, 1, 2, 3, 4, 5}},
+                    Draws{"Hot", {.temperature = 3.0, .seed = 2}, {0, 1, 2, 3, 4, 5}},
+                    Draws{"TopK", {.temperature = 1.0, .top_k = 3, .seed = 3}, {1, 3, 4}},
+                    Draws{"TopKOfEquals", {.temperature = 1.0, .top_k = 1, .seed = 3}, {1}},
+                    Draws{"TopP", {.temperature = 1.0, .top_p = 0.80, .seed = 4}, {1, 3, 4}},
+                    Draws{"TopPBarelyTwo", {.temperature = 1.0, .top_p = 0.70, .seed = 5}, {1, 4}},
+                    Draws{"TopKThenTopP", {.temperature = 1.0, .top_k = 3, .top_p = 0.79, .seed = 6}, {1, 4}}),
+    [](const auto& test) { return test.param.name; });
+
+TEST(Sampler, RefusesImpossibleOptions) {
+  expect_error<std::invalid_argument>([] { Sampler({.temperature = -1.0}); }, {"temperature", "-1"});
+  expect_error<std::invalid_argument>([] { Sampler({.temperature = NAN}); }, {"temperature"});
+  expect_error<std::invalid_argument>([] { Sampler({.top_k = -2}); }, {"top-k", "-2"});
+  expect_error<std::invalid_argument>([] { Sampler({.top_p = 0.0}); }, {"top-p", "(0, 1]"});
+  expect_error<std::invalid_argument>([] { Sampler({.top_p = 1.5}); }, {"top-p"});
+}
+
+class Generate : public testing::Test {
+ protected:
+  void SetUp() override { clear_interrupt(); }
+  void TearDown() override { clear_interrupt(); }
+
+  std::unique_ptr<Backend> backend_ = make_cpu_backend(detect_isa(), 2);
+  Transformer model_ = Transformer::load(Checkpoint::open(family_path("qwen2_biases_tied")), *backend_);
+  std::vector<int32_t> prompt_ = {5, 17, 99, 3};
+};
+
+TEST_F(Generate, GreedyIsTheArgMaxOfARecomputedPrefill) {
+  const Generation generation = generate(model_, prompt_, {.max_tokens = 20});
+  std::vector<int32_t> ids = prompt_;
+  const auto vocabulary_size = static_cast<size_t>(model_.description().vocabulary_size);
+  for (const int32_t id : generation.ids) {
+    const std::vector<float> logits = prefill_logits(model_, ids, 1);
+    const auto last = logits.end() - static_cast<std::ptrdiff_t>(vocabulary_size);
+    EXPECT_EQ(id, std::max_element(last, logits.end()) - last);
+    ids.push_back(id);
+  }
+  EXPECT_EQ(generation.prompt_tokens, 4);
+  EXPECT_GT(generation.prefill_seconds, 0.0);
+  EXPECT_EQ(generation.ids.size(), 20u);
+  EXPECT_EQ(generation.decoded_tokens, 19);
+  EXPECT_FALSE(generation.reached_end);
+}
+
+TEST_F(Generate, TokensAreHeardAsTheyCome) {
+  std::vector<int32_t> heard;
+  const Generation generation = generate(model_, prompt_, {.max_tokens = 5}, [&](int32_t id) { heard.push_back(id); });
+  EXPECT_EQ(heard, generation.ids);
+}
+
+TEST_F(Generate, StopsAtAnEndToken) {
+  const std::vector<int32_t> free_ids = generate(model_, prompt_, {.max_tokens = 20}).ids;
+  const int32_t end = free_ids[6];
+  TemporaryFolder folder;
+  copy_family("qwen2_biases_tied", folder.path() / "m", {{"eos_token_id", {127, end}}});
+  Transformer model = Transformer::load(Checkpoint::open(folder.path() / "m"), *backend_);
+  const Generation generation = generate(model, prompt_, {.max_tokens = 20});
+  const auto first = std::find(free_ids.begin(), free_ids.end(), end);
+  EXPECT_TRUE(generation.reached_end);
+  EXPECT_EQ(generation.ids, std::vector<int32_t>(free_ids.begin(), first));
+}
+
+TEST_F(Generate, FillsTheContextToTheLastToken) {
+  const Generation generation = generate(model_, prompt_, {.max_tokens = 125});
+  EXPECT_EQ(generation.ids.size(), 125u);  // 4 + 124 fed tokens fill the context of 128
+  expect_error<std::invalid_argument>([&] { generate(model_, prompt_, {.max_tokens = 126}); }, {"129", "128"});
+}
+
+TEST_F(Generate, DrawsFromTheTokenizersVocabularyOnly) {
+  const GenerationOptions options = {
+      .max_tokens = 100, .sampling = {.temperature = 10.0, .seed = 1}, .vocabulary_size = 30};
+  for (const int32_t id : generate(model_, prompt_, options).ids) EXPECT_LT(id, 30);
+}
+
+TEST_F(Generate, RefusesEmptyPromptsAndNoTokens) {
+  expect_error<std::invalid_argument>([&] { generate(model_, {}, {}); }, {"prompt"});
+  expect_error<std::invalid_argument>([&] { generate(model_, prompt_, {.max_tokens = 0}); }, {"max-tokens 0"});
+}
+
+TEST_F(Generate, StopsWhenInterrupted) {
+  int num_heard = 0;
+  EXPECT_THROW(generate(model_, prompt_, {.max_tokens = 100},
+                        [&](int32_t) {
+                          if (++num_heard == 3) request_interrupt();
+                        }),
+               Interrupted);
+  EXPECT_EQ(num_heard, 3);
+}
+
+// The text that llama2.c's run.c gives at temperature 0, as published beside its checkpoint (karpathy/tinyllamas,
+// stories260K): import, tokenizer, transformer and sampling of a trained model, against another program.
+TEST(GenerateReal, Stories260kTellsTheStoryThatLlama2cTells) {
+  constexpr std::string_view kStory =
+      "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
+      "big, "
+      "red ball. She wanted to play with it, but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" "
+      "Lily was "
+      "sad and didn't know what to do. She said, \"I want to play with your ball, but I can't find it.\"\nLily was sad "
+      "and "
+      "didn't know what to do. She said, \"I'm sorry, Lily. I didn't know what to do.\"\nLily didn't want to help her "
+      "mom, so "
+      "she said, \"I'm sorry, mom. I didn't know what to do.\" Her mom said, \"Don't worry, Lily. We can help you.";
+  const std::string directory = PARE_SOURCE_DIR "/calibration_data/stories260k";
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  const Tokenizer tokenizer = Tokenizer::open(directory);
+  const std::vector<int32_t> prompt = tokenizer.encode("", true);  // BOS alone, as run.c starts
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 1);
+  Transformer model = Transformer::load(checkpoint, *backend);
+  const Generation generation = generate(model, prompt, {.max_tokens = 257});
+  const std::string text = tokenizer.decode(generation.ids, true);
+  EXPECT_EQ(text.substr(0, kStory.size()), kStory);
+}
+
+}  // namespace
+}  // namespace pare

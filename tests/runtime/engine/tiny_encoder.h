@@ -1,0 +1,46 @@
+// The golden encoder of tests/golden/encoders.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/runtime/engine/tiny_models.h"
+
+namespace pare {
+
+inline std::filesystem::path tiny_encoder_path() {
+  return std::filesystem::path(PARE_SOURCE_DIR) / "tests/golden/encoders/bert_tiny";
+}
+
+struct EncoderGolden {
+  std::vector<std::string> texts;
+  std::vector<std::vector<int32_t>> ids;
+  std::vector<float> hidden_RD, embeddings_ND;
+};
+
+inline EncoderGolden read_encoder_golden() {
+  EncoderGolden golden;
+  const nlohmann::json texts = nlohmann::json::parse(file_text(tiny_encoder_path() / "texts.json"));
+  for (const auto& entry : texts) {
+    golden.texts.push_back(entry.at("text"));
+    golden.ids.push_back(entry.at("ids").get<std::vector<int32_t>>());
+  }
+  golden.hidden_RD = read_golden_floats(tiny_encoder_path() / "hidden.npy");
+  golden.embeddings_ND = read_golden_floats(tiny_encoder_path() / "embeddings.npy");
+  return golden;
+}
+
+// A copy of the checkpoint whose config.json got `changes`.
+inline void copy_encoder(const std::filesystem::path& directory, const nlohmann::json& changes) {
+  std::filesystem::create_directories(directory);
+  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json"}) {
+    std::filesystem::copy(tiny_encoder_path() / name, directory / name);
+  }
+  nlohmann::json config = nlohmann::json::parse(file_text(directory / "config.json"));
+  config.update(changes);
+  std::ofstream(directory / "config.json") << config.dump(1);
+}
+
+}  // namespace pare

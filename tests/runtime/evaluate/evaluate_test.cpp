@@ -1,0 +1,365 @@
+#include "runtime/evaluate/evaluate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "runtime/files/safetensors.h"
+#include "runtime/system/interrupt.h"
+#include "tests/expect_error.h"
+#include "tests/runtime/engine/tiny_models.h"
+#include "tests/temporary_folder.h"
+
+namespace pare {
+namespace {
+
+// log softmax of one row of logits, in double.
+std::vector<double> log_probabilities(std::span<const float> logits) {
+  const double largest = *std::max_element(logits.begin(), logits.end());
+  double sum = 0.0;
+  for (const float logit : logits) sum += std::exp(logit - largest);
+  std::vector<double> result;
+  for (const float logit : logits) result.push_back(logit - largest - std::log(sum));
+  return result;
+}
+
+// log softmax of every row [R, V].
+std::vector<std::vector<double>> all_log_probabilities(const std::vector<float>& logits, size_t num_rows) {
+  const size_t width = logits.size() / num_rows;
+  std::vector<std::vector<double>> rows;
+  for (size_t row = 0; row < num_rows; ++row)
+    rows.push_back(log_probabilities(std::span(logits).subspan(row * width, width)));
+  return rows;
+}
+
+size_t arg_max(const std::vector<double>& row) {
+  return static_cast<size_t>(std::max_element(row.begin(), row.end()) - row.begin());
+}
+
+double mean_of(const std::vector<double>& values) {
+  double sum = 0.0;
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
+// s / sqrt(N), from the definition.
+double standard_error_of(const std::vector<double>& values) {
+  const double mean = mean_of(values);
+  double sum = 0.0;
+  for (const double value : values) sum += (value - mean) * (value - mean);
+  const auto num = static_cast<double>(values.size());
+  return std::sqrt(sum / (num - 1.0)) / std::sqrt(num);
+}
+
+double interpolated_percentile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  const double rank = share * static_cast<double>(values.size() - 1);
+  const size_t below = static_cast<size_t>(std::floor(rank));
+  const size_t above = static_cast<size_t>(std::ceil(rank));
+  return values[below] + (rank - static_cast<double>(below)) * (values[above] - values[below]);
+}
+
+// The models of one test on one backend.
+class Evaluate : public testing::Test {
+ protected:
+  void SetUp() override { clear_interrupt(); }
+  void TearDown() override { clear_interrupt(); }
+  Transformer load(const std::string& family) {
+    return Transformer::load(Checkpoint::open(family_path(family)), *backend_);
+  }
+  static ScoredWindows windows_of(const std::string& family, const ModelDescription& model,
+                                  EvaluationOptions options = {}) {
+    return make_scored_windows(family_path(family) / "ids.npy", nullptr, model, options);
+  }
+  std::unique_ptr<Backend> backend_ = make_cpu_backend(detect_isa(), 2);
+  TemporaryFolder folder_;
+};
+
+// The oracle is log softmax, in double, of the logits that transformers gave. Logits within 1e-4 of the largest one
+// (issue: every family) move a log probability by at most twice that.
+TEST_F(Evaluate, NllIsThatOfTransformersLogitsUnderBothProtocols) {
+  for (const std::string& family : families()) {
+    Transformer model = load(family);
+    const TokenWindows windows = read_npy(family_path(family) / "ids.npy");
+    const std::vector<float> golden = read_golden_floats(family_path(family) / "logits.npy");
+    const auto rows = all_log_probabilities(golden, windows.ids_NT.size());
+    double largest = 0.0;
+    for (const float logit : golden) largest = std::max(largest, std::abs(static_cast<double>(logit)));
+    for (const Protocol protocol : {Protocol::gptq, Protocol::llama_cpp}) {
+      const int64_t first = protocol == Protocol::gptq ? 0 : windows.num_tokens / 2;
+      std::vector<double> all, per_window;
+      double num_right = 0.0;
+      for (int64_t n = 0; n < windows.num_windows; ++n) {
+        std::vector<double> nll;
+        for (int64_t t = first; t + 1 < windows.num_tokens; ++t) {
+          const auto target = static_cast<size_t>(windows.window(n)[t + 1]);
+          const auto& row = rows[static_cast<size_t>(n * windows.num_tokens + t)];
+          nll.push_back(-row[target]);
+          num_right += arg_max(row) == target ? 1.0 : 0.0;
+        }
+        per_window.push_back(mean_of(nll));
+        all.insert(all.end(), nll.begin(), nll.end());
+      }
+      const Evaluation found =
+          evaluate(model, windows_of(family, model.description(), {.protocol = protocol}), nullptr);
+      const double tolerance = 2e-4 * largest;
+      EXPECT_NEAR(found.nll, mean_of(all), tolerance) << family;
+      EXPECT_DOUBLE_EQ(found.perplexity.value, std::exp(found.nll));
+      EXPECT_EQ(found.tokens, static_cast<int64_t>(all.size()));
+      EXPECT_EQ(found.windows, windows.num_windows);
+      EXPECT_EQ(found.context, windows.num_tokens);
+      EXPECT_NEAR(*found.top1_accuracy, num_right / static_cast<double>(all.size()), 1e-12) << family;
+      // A standard error moves by no more than the values it is made of, times the perplexity they scale.
+      const double scale = found.perplexity.value;
+      EXPECT_NEAR(*found.perplexity.standard_error / scale, standard_error_of(per_window), 2 * tolerance);
+      EXPECT_NEAR(found.token_standard_error / scale, standard_error_of(all), 2 * tolerance);
+      EXPECT_FALSE(found.comparison.has_value());
+      EXPECT_GT(found.tokens_per_second, 0.0);
+      EXPECT_GT(found.peak_memory_bytes, 0);
+    }
+  }
+}
+
+TEST_F(Evaluate, ComparisonIsThatOfTheFullDistributions) {
+  Transformer model = load("mistral_window");
+  Transformer reference = load("llama_gqa_untied");
+  ScoredWindows data = windows_of("mistral_window", model.description());
+  // Six windows, so that errors over windows mean something.
+  const std::vector<int32_t> once = data.windows.ids_NT;
+  for (int32_t shift = 1; shift < 3; ++shift) {
+    for (const int32_t id : once) data.windows.ids_NT.push_back((id * 3 + shift) % 128);
+  }
+  data.windows.num_windows = 6;
+  const auto num_rows = data.windows.ids_NT.size();
+  const auto q = all_log_probabilities(prefill_logits(model, data.windows.ids_NT, 6), num_rows);
+  const auto p = all_log_probabilities(prefill_logits(reference, data.windows.ids_NT, 6), num_rows);
+
+  std::vector<double> kl, window_kl, window_agreement, window_difference, window_p, window_q;
+  for (int64_t n = 0; n < 6; ++n) {
+    std::vector<double> kl_n, agreement_n, nll_p, nll_q;
+    for (int64_t t = 0; t + 1 < data.windows.num_tokens; ++t) {
+      const auto row = static_cast<size_t>(n * data.windows.num_tokens + t);
+      const auto target = static_cast<size_t>(data.windows.window(n)[t + 1]);
+      double divergence = 0.0;
+      for (size_t v = 0; v < p[row].size(); ++v) divergence += std::exp(p[row][v]) * (p[row][v] - q[row][v]);
+      kl_n.push_back(divergence);
+      agreement_n.push_back(arg_max(p[row]) == arg_max(q[row]) ? 1.0 : 0.0);
+      nll_p.push_back(-p[row][target]);
+      nll_q.push_back(-q[row][target]);
+    }
+    kl.insert(kl.end(), kl_n.begin(), kl_n.end());
+    window_kl.push_back(mean_of(kl_n));
+    window_agreement.push_back(mean_of(agreement_n));
+    window_p.push_back(mean_of(nll_p));
+    window_q.push_back(mean_of(nll_q));
+    window_difference.push_back(window_q.back() - window_p.back());
+  }
+
+  // Logits of these models are below 64; float32 sums of them and of the KL's terms are good to about 1e-5 relative.
+  const auto expect_close = [](double found, double expected) {
+    EXPECT_NEAR(found, expected, 2e-5 * (1.0 + std::abs(expected)));
+  };
+  const Evaluation found = evaluate(model, data, &reference);
+  ASSERT_TRUE(found.comparison.has_value());
+  const Comparison& comparison = *found.comparison;
+  expect_close(found.nll, mean_of(window_q));
+  expect_close(comparison.reference_nll, mean_of(window_p));
+  expect_close(comparison.reference_perplexity.value / std::exp(mean_of(window_p)), 1.0);
+  expect_close(comparison.kl_mean.value, mean_of(kl));
+  expect_close(*comparison.kl_mean.standard_error, standard_error_of(window_kl));
+  expect_close(comparison.kl_median, interpolated_percentile(kl, 0.5));
+  expect_close(comparison.kl_p95, interpolated_percentile(kl, 0.95));
+  expect_close(comparison.kl_p99, interpolated_percentile(kl, 0.99));
+  expect_close(comparison.kl_max, *std::max_element(kl.begin(), kl.end()));
+  EXPECT_NEAR(comparison.top1_agreement.value, mean_of(window_agreement), 1e-12);
+  EXPECT_NEAR(*comparison.top1_agreement.standard_error, standard_error_of(window_agreement), 1e-12);
+  const double ratio = std::exp(mean_of(window_difference));
+  expect_close(comparison.perplexity_ratio.value / ratio, 1.0);
+  expect_close(*comparison.perplexity_ratio.standard_error / ratio, standard_error_of(window_difference));
+  const double ppl_q = std::exp(mean_of(window_q)), ppl_p = std::exp(mean_of(window_p));
+  expect_close((comparison.perplexity_difference.value - (ppl_q - ppl_p)) / ppl_q, 0.0);
+  std::vector<double> linearized;
+  for (size_t n = 0; n < 6; ++n) linearized.push_back(ppl_q * window_q[n] - ppl_p * window_p[n]);
+  expect_close(*comparison.perplexity_difference.standard_error / ppl_q, standard_error_of(linearized) / ppl_q);
+  EXPECT_FALSE(found.top1_accuracy.has_value());
+}
+
+TEST_F(Evaluate, AModelAgreesWithItself) {
+  Transformer model = load("qwen3_norms_bf16");
+  Transformer same = load("qwen3_norms_bf16");
+  const Evaluation found = evaluate(model, windows_of("qwen3_norms_bf16", model.description()), &same);
+  EXPECT_EQ(found.comparison->kl_mean.value, 0.0);
+  EXPECT_EQ(found.comparison->kl_max, 0.0);
+  EXPECT_EQ(found.comparison->top1_agreement.value, 1.0);
+  EXPECT_EQ(found.comparison->perplexity_ratio.value, 1.0);
+  EXPECT_EQ(*found.comparison->perplexity_ratio.standard_error, 0.0);
+  EXPECT_EQ(found.comparison->perplexity_difference.value, 0.0);
+}
+
+TEST_F(Evaluate, OneWindowGivesNoStandardError) {
+  Transformer model = load("llama_gqa_untied");
+  const Evaluation found =
+      evaluate(model, windows_of("llama_gqa_untied", model.description(), {.num_windows = 1}), &model);
+  EXPECT_FALSE(found.perplexity.standard_error.has_value());
+  EXPECT_FALSE(found.comparison->kl_mean.standard_error.has_value());
+  EXPECT_TRUE(nlohmann::json::parse(to_json(found)).at("standard_error").is_null());
+  EXPECT_EQ(to_text(found).find("+-"), std::string::npos);
+}
+
+TEST_F(Evaluate, ThreadsDoNotChangeABitAndInstructionSetsBarelyMatter) {
+  std::vector<double> per_isa;
+  for (const std::string& name : backend_names()) {
+    std::vector<double> nll;
+    for (const int num_threads : {1, 2, 3}) {
+      const std::unique_ptr<Backend> backend = make_backend(name, num_threads);
+      Transformer model = Transformer::load(Checkpoint::open(family_path("gemma3_local_global")), *backend);
+      nll.push_back(evaluate(model, windows_of("gemma3_local_global", model.description()), nullptr).nll);
+    }
+    EXPECT_EQ(nll[0], nll[1]) << name;
+    EXPECT_EQ(nll[0], nll[2]) << name;
+    per_isa.push_back(nll[0]);
+  }
+  for (const double nll : per_isa) EXPECT_NEAR(nll, per_isa[0], 1e-5 * per_isa[0]);
+}
+
+TEST_F(Evaluate, JsonHasTheNamesOfTheDesign) {
+  Transformer model = load("llama_gqa_untied");
+  Transformer reference = load("mistral_window");
+  const ScoredWindows data = windows_of("llama_gqa_untied", model.description());
+  const nlohmann::json alone = nlohmann::json::parse(to_json(evaluate(model, data, nullptr)));
+  for (const char* name : {"perplexity", "nll", "standard_error", "tokens", "windows", "protocol", "seconds",
+                           "tokens_per_second", "peak_memory_bytes", "context", "protocol_label"}) {
+    EXPECT_TRUE(alone.contains(name)) << name;
+  }
+  EXPECT_FALSE(alone.contains("kl_mean"));
+  EXPECT_EQ(alone["protocol"], "gptq");
+  EXPECT_EQ(alone["protocol_label"], "gptq, context 64, 2 windows, 126 predictions of ids.npy");
+  EXPECT_EQ(alone["tokens"], 126);
+  const nlohmann::json compared = nlohmann::json::parse(to_json(evaluate(model, data, &reference)));
+  for (const char* name : {"kl_mean", "kl_median", "kl_p95", "kl_p99", "kl_max", "top1_agreement", "perplexity_ratio",
+                           "perplexity_ratio_standard_error", "reference_perplexity"}) {
+    EXPECT_TRUE(compared.contains(name)) << name;
+  }
+}
+
+TEST_F(Evaluate, TextsAreCutAsTheProtocolsSay) {
+  const Tokenizer tokenizer = Tokenizer::parse(ascii_tokenizer_json(), "test");
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += static_cast<char>('a' + i % 26);
+  const std::filesystem::path path = folder_.path() / "text.txt";
+  std::ofstream(path) << text;
+  const auto id = [&](size_t character) { return static_cast<int32_t>(text[character]) - 30; };
+  const ModelDescription model = Checkpoint::open(family_path("llama_gqa_untied")).description();
+
+  // <s> once at the start of the stream of 101 tokens: six windows of 16, the tail of 5 dropped.
+  const ScoredWindows gptq = make_scored_windows(path, &tokenizer, model, {.context = 16});
+  EXPECT_EQ(gptq.windows.num_windows, 6);
+  EXPECT_EQ(gptq.predictions_per_window(), 15);
+  EXPECT_EQ(gptq.windows.window(0)[0], 0);
+  EXPECT_EQ(gptq.windows.window(0)[1], id(0));
+  EXPECT_EQ(gptq.windows.window(1)[0], id(15));
+  EXPECT_EQ(gptq.label(), "gptq, context 16, 6 windows, 90 predictions of text.txt");
+
+  // The same cut; <s> takes the place of each window's first token, and positions 8 .. 14 are scored.
+  const ScoredWindows llama =
+      make_scored_windows(path, &tokenizer, model, {.protocol = Protocol::llama_cpp, .context = 16});
+  EXPECT_EQ(llama.windows.num_windows, 6);
+  EXPECT_EQ(llama.first_scored, 8);
+  EXPECT_EQ(llama.predictions_per_window(), 7);
+  for (int64_t n = 0; n < 6; ++n) {
+    EXPECT_EQ(llama.windows.window(n)[0], 0);
+    EXPECT_EQ(llama.windows.window(n)[1], gptq.windows.window(n)[1]);
+  }
+
+  // Without a context: the protocol's, or the model's where that is shorter (128 here).
+  std::ofstream(path) << std::string(200, 'x');
+  EXPECT_EQ(make_scored_windows(path, &tokenizer, model, {}).windows.num_tokens, 128);
+  EXPECT_EQ(default_context(Protocol::gptq), 2048);
+  EXPECT_EQ(default_context(Protocol::llama_cpp), 512);
+}
+
+TEST_F(Evaluate, WindowsOfAFileAreUsedAsTheyAre) {
+  const ModelDescription model = Checkpoint::open(family_path("llama_gqa_untied")).description();
+  const Tokenizer tokenizer = Tokenizer::parse(ascii_tokenizer_json(), "test");
+  const std::filesystem::path path = family_path("llama_gqa_untied") / "ids.npy";
+  const ScoredWindows data = make_scored_windows(path, &tokenizer, model, {.protocol = Protocol::llama_cpp});
+  EXPECT_EQ(data.windows.ids_NT, read_npy(path).ids_NT);
+  EXPECT_EQ(data.first_scored, 32);
+  EXPECT_EQ(make_scored_windows(path, nullptr, model, {.context = 64}).windows.num_windows, 2);
+  expect_error<std::invalid_argument>([&] { make_scored_windows(path, nullptr, model, {.context = 32}); },
+                                      {"64 tokens wide", "32"});
+  expect_error<std::invalid_argument>([&] { make_scored_windows(path, nullptr, model, {.num_windows = 3}); },
+                                      {"3 windows", "has 2"});
+}
+
+TEST_F(Evaluate, RefusesTextsThatDoNotFit) {
+  const ModelDescription model = Checkpoint::open(family_path("llama_gqa_untied")).description();
+  const Tokenizer tokenizer = Tokenizer::parse(ascii_tokenizer_json(), "test");
+  const std::filesystem::path path = folder_.path() / "text.txt";
+  std::ofstream(path) << "forty characters, or so it is said here.";
+  expect_error<std::invalid_argument>([&] { make_scored_windows(path, &tokenizer, model, {.context = 129}); },
+                                      {"129", "128"});
+  expect_error<std::invalid_argument>([&] { make_scored_windows(path, &tokenizer, model, {}); }, {"text.txt", "128"});
+  expect_error<std::invalid_argument>([&] { make_scored_windows(path, nullptr, model, {}); },
+                                      {"text.txt", "tokenizer"});
+  expect_error<std::invalid_argument>(
+      [&] { make_scored_windows(path, &tokenizer, model, {.context = 20, .num_windows = 9}); },
+      {"9 windows", "has 2 of 20"});
+  expect_error<std::invalid_argument>([&] { make_scored_windows(path, &tokenizer, model, {.context = 1}); },
+                                      {"nothing to predict"});
+  std::ofstream(folder_.path() / "empty.txt");
+  expect_error<std::runtime_error>([&] { make_scored_windows(folder_.path() / "empty.txt", &tokenizer, model, {}); },
+                                   {"empty"});
+}
+
+TEST_F(Evaluate, RefusesReferencesThatCannotBeCompared) {
+  Transformer model = load("llama_gqa_untied");
+  const ScoredWindows data = windows_of("llama_gqa_untied", model.description());
+  const std::unique_ptr<Backend> other = make_reference_backend();
+  Transformer elsewhere = Transformer::load(Checkpoint::open(family_path("llama_gqa_untied")), *other);
+  expect_error<std::invalid_argument>([&] { evaluate(model, data, &elsewhere); }, {"same backend"});
+}
+
+// A gain of 1e38 on the final norm makes logits infinite without any weight being so.
+TEST_F(Evaluate, OverflowIsAnErrorThatNamesTheWindow) {
+  const std::filesystem::path directory = folder_.path() / "m";
+  copy_family("llama_gqa_untied", directory, nlohmann::json::object());
+  {
+    const SafetensorsFile source = SafetensorsFile::open(family_path("llama_gqa_untied") / "model.safetensors");
+    const std::vector<float> gain(64, 1e38f);
+    std::vector<NamedTensor> tensors;
+    for (const auto& [name, tensor] : source.tensors()) {
+      const bool is_final_norm = name == "model.norm.weight";
+      tensors.push_back(
+          {name, tensor.dtype, tensor.shape, is_final_norm ? std::as_bytes(std::span(gain)) : tensor.data});
+    }
+    write_safetensors(directory / "model.safetensors", tensors);
+  }
+  Transformer model = Transformer::load(Checkpoint::open(directory), *backend_);
+  const ScoredWindows data = windows_of("llama_gqa_untied", model.description());
+  expect_error<std::runtime_error>([&] { evaluate(model, data, nullptr); }, {"ids.npy", "window 0", "not finite"});
+  expect_error<std::runtime_error>([&] { model.start(4)->feed(data.windows.window(0).first(2)); }, {"NaN or infinite"});
+}
+
+TEST_F(Evaluate, StopsWhenInterruptedAndReportsProgress) {
+  Transformer model = load("llama_gqa_untied");
+  const ScoredWindows data = windows_of("llama_gqa_untied", model.description());
+  std::vector<int64_t> calls;
+  evaluate(model, data, nullptr, [&](int64_t done, int64_t total) {
+    EXPECT_EQ(total, 2);
+    calls.push_back(done);
+  });
+  EXPECT_EQ(calls, (std::vector<int64_t>{0, 2}));
+  request_interrupt();
+  EXPECT_THROW(evaluate(model, data, nullptr), Interrupted);
+}
+
+TEST(Protocols, AreFoundByName) {
+  for (const Protocol protocol : {Protocol::gptq, Protocol::llama_cpp})
+    EXPECT_EQ(parse_protocol(protocol_name(protocol)), protocol);
+  expect_error<std::invalid_argument>([] { parse_protocol("lm-eval"); }, {"lm-eval", "gptq", "llama.cpp"});
+}
+
+}  // namespace
+}  // namespace pare

@@ -1,0 +1,100 @@
+#include "runtime/files/gguf.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/system/atomic_file.h"
+#include "tests/expect_error.h"
+
+namespace pare {
+namespace {
+
+const std::string kGolden = PARE_SOURCE_DIR "/tests/golden/gguf/";
+
+std::string bytes_of(const std::string& path) {
+  return read_text_file(path);
+}
+
+GgufFile parse(const std::string& bytes) {
+  return GgufFile::parse(std::as_bytes(std::span(bytes)), "input");
+}
+
+TEST(Gguf, DecodesEveryBlockTypeAsTheGgufPackageDoes) {
+  const GgufFile file = GgufFile::open(kGolden + "blocks.gguf");
+  const std::string expected = bytes_of(kGolden + "blocks.f32");
+  size_t offset = 0;
+  for (const char* type : {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}) {
+    const GgufTensor& tensor = file.tensor(std::string("weight.") + type);
+    EXPECT_EQ(tensor.shape, (std::vector<int64_t>{3, 512})) << type;
+    std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
+    decode_gguf_blocks(tensor.type, tensor.data, values);
+    ASSERT_LE(offset + values.size() * sizeof(float), expected.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      float value = 0.0f;
+      std::memcpy(&value, expected.data() + offset + i * sizeof(float), sizeof value);
+      ASSERT_EQ(values[i], value) << type << " element " << i;
+    }
+    offset += values.size() * sizeof(float);
+  }
+  EXPECT_EQ(offset, expected.size());
+}
+
+TEST(Gguf, ReadsMetadataByTypeAndRefusesAnother) {
+  const GgufFile file = GgufFile::open(kGolden + "llama_gqa_untied.gguf");
+  EXPECT_EQ(file.text("general.architecture"), "llama");
+  EXPECT_EQ(file.integer("llama.block_count"), 2);
+  EXPECT_NEAR(file.number("llama.attention.layer_norm_rms_epsilon"), 1e-5, 1e-12);
+  EXPECT_EQ(file.texts("tokenizer.ggml.tokens").front(), "<s>");
+  expect_error<std::runtime_error>([&] { file.text("llama.block_count"); },
+                                   {"llama.block_count", "expected a text", "an integer"});
+  expect_error<std::runtime_error>([&] { file.integer("nowhere"); }, {"nowhere", "missing"});
+  expect_error<std::runtime_error>([&] { file.tensor("nowhere"); }, {"nowhere", "missing"});
+}
+
+// Each cut of a real file is refused; none is read past its end (the sanitizer build watches).
+TEST(Gguf, EveryTruncationIsAnError) {
+  const std::string whole = bytes_of(kGolden + "blocks.gguf");
+  size_t needed = 0;  // the file ends in padding, which nothing reads
+  const GgufFile file = parse(whole);
+  for (const auto& [name, tensor] : file.tensors()) {
+    const auto* end = reinterpret_cast<const char*>(tensor.data.data() + tensor.data.size());
+    needed = std::max(needed, static_cast<size_t>(end - whole.data()));
+  }
+  for (size_t size = 0; size < needed; size += size < 2000 ? 1 : 97) {
+    const std::string cut = whole.substr(0, size);
+    EXPECT_THROW(parse(cut), std::runtime_error) << size;
+  }
+}
+
+std::string with(std::string bytes, size_t offset, uint64_t value, size_t size) {
+  std::memcpy(bytes.data() + offset, &value, size);
+  return bytes;
+}
+
+TEST(Gguf, DamagedHeadersAreNamed) {
+  const std::string good = bytes_of(kGolden + "blocks.gguf");
+  expect_error<std::runtime_error>([&] { parse("GGML" + good.substr(4)); }, {"input", "not a GGUF file"});
+  expect_error<std::runtime_error>([&] { parse(with(good, 4, 1, 4)); }, {"GGUF version 1"});
+  expect_error<std::runtime_error>([&] { parse(with(good, 8, uint64_t{1} << 60, 8)); }, {"input"});
+  expect_error<std::runtime_error>([&] { parse(with(good, 16, uint64_t{1} << 60, 8)); }, {"input"});
+  const size_t tensor = good.find("weight.F16") + std::strlen("weight.F16");
+  expect_error<std::runtime_error>([&] { parse(with(good, tensor, 9, 4)); },
+                                   {"weight.F16", "at most 4 dimensions", "9"});
+  expect_error<std::runtime_error>([&] { parse(with(good, tensor + 4, uint64_t{1} << 62, 8)); },
+                                   {"weight.F16", "dimension 0"});
+  expect_error<std::runtime_error>([&] { parse(with(good, tensor + 20, 29, 4)); }, {"weight.F16", "number 29", "Q6_K"});
+  expect_error<std::runtime_error>([&] { parse(with(good, tensor + 24, 7, 8)); }, {"weight.F16", "offset 7"});
+  expect_error<std::runtime_error>([&] { parse(with(good, tensor + 24, uint64_t{1} << 40, 8)); },
+                                   {"weight.F16", "truncated"});
+}
+
+TEST(Gguf, BlocksThatDoNotFillTheirBytesAreRefused) {
+  std::vector<float> out(32);
+  const std::vector<std::byte> bytes(19);
+  expect_error<std::invalid_argument>([&] { decode_gguf_blocks(GgufType::Q4_0, bytes, out); }, {"Q4_0", "19"});
+}
+
+}  // namespace
+}  // namespace pare

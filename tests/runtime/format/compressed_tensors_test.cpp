@@ -1,0 +1,406 @@
+#include "runtime/format/compressed_tensors.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+
+#include "runtime/files/safetensors.h"
+#include "tests/expect_error.h"
+
+namespace pare {
+namespace {
+
+struct PackedCase {
+  int bits;
+  const char* strategy;
+  bool symmetric;
+};
+
+std::string case_name(const testing::TestParamInfo<PackedCase>& info) {
+  return "w" + std::to_string(info.param.bits) + "_" + info.param.strategy +
+         (info.param.symmetric ? "_symmetric" : "_asymmetric");
+}
+
+// What compressed-tensors' own compressor made of random weights (make_formats.py), with its own decompression.
+class PackedGolden : public testing::TestWithParam<PackedCase> {
+ protected:
+  void SetUp() override {
+    const std::string key = "w" + std::to_string(GetParam().bits) + "." + GetParam().strategy + "." +
+                            (GetParam().symmetric ? "symmetric." : "asymmetric.");
+    for (const auto& [name, tensor] : file_.tensors()) {
+      if (name.starts_with(key)) parts_[name.substr(name.rfind('.') + 1)] = tensor;
+    }
+    ASSERT_TRUE(parts_.contains("weight_packed")) << key;
+    std::memcpy(shape_, parts_["weight_shape"].data.data(), sizeof(shape_));
+    scheme_.bits = GetParam().bits;
+    scheme_.group_size = std::string(GetParam().strategy) == "group" ? 32 : kPerChannel;
+    scheme_.symmetric = GetParam().symmetric;
+  }
+
+  const TensorView* part(const std::string& name) const {
+    const auto found = parts_.find(name);
+    return found == parts_.end() ? nullptr : &found->second;
+  }
+
+  QuantizedWeight unpack() const {
+    return unpack_compressed_tensors({.packed = part("weight_packed"),
+                                      .scale = part("weight_scale"),
+                                      .shape = part("weight_shape"),
+                                      .zero_point = part("weight_zero_point")},
+                                     scheme_, shape_[0], shape_[1], "m");
+  }
+
+  SafetensorsFile file_ = SafetensorsFile::open(PARE_SOURCE_DIR "/tests/golden/formats/packed.safetensors");
+  std::map<std::string, TensorView> parts_;
+  PackScheme scheme_;
+  int64_t shape_[2] = {};
+};
+
+TEST_P(PackedGolden, UnpackingGivesTheCodesZerosAndScales) {
+  const QuantizedWeight weight = unpack();
+  const auto codes = std::as_bytes(std::span(weight.codes_OI));
+  EXPECT_TRUE(std::equal(codes.begin(), codes.end(), parts_["codes"].data.begin(), parts_["codes"].data.end()));
+  const auto zeros = std::as_bytes(std::span(weight.zeros_OG));
+  if (!scheme_.symmetric) {
+    EXPECT_TRUE(std::equal(zeros.begin(), zeros.end(), parts_["zeros"].data.begin(), parts_["zeros"].data.end()));
+  }
+  EXPECT_EQ(weight.scale_dtype, parts_["weight_scale"].dtype);
+}
+
+// The package multiplies in the type of the scales, that is, rounds the exact product once to that type.
+TEST_P(PackedGolden, DequantizingAgreesWithThePackage) {
+  const std::vector<float> ours = dequantize(unpack());
+  const TensorView& dense = parts_["dense"];
+  std::vector<float> theirs(ours.size());
+  convert_to_float(dense.dtype, dense.data, theirs);
+  for (size_t i = 0; i < ours.size(); ++i) ASSERT_EQ(round_to(ours[i], dense.dtype), theirs[i]) << i;
+}
+
+TEST_P(PackedGolden, PackingGivesThePackagesBytes) {
+  const std::vector<OwnedTensor> tensors = pack_compressed_tensors(unpack(), "m");
+  EXPECT_EQ(tensors.size(), scheme_.symmetric ? 3u : 4u);
+  for (const OwnedTensor& tensor : tensors) {
+    ASSERT_TRUE(tensor.name.starts_with("m."));
+    const TensorView* expected = part(tensor.name.substr(2));
+    ASSERT_NE(expected, nullptr) << tensor.name;
+    EXPECT_EQ(tensor.dtype, expected->dtype) << tensor.name;
+    EXPECT_EQ(tensor.shape, expected->shape) << tensor.name;
+    EXPECT_TRUE(std::equal(tensor.data.begin(), tensor.data.end(), expected->data.begin(), expected->data.end()))
+        << tensor.name;
+  }
+}
+
+std::vector<PackedCase> all_cases() {
+  std::vector<PackedCase> cases;
+  for (int bits : {2, 3, 4, 8}) {
+    for (const char* strategy : {"group", "channel"}) {
+      for (bool symmetric : {true, false}) cases.push_back({bits, strategy, symmetric});
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PackedGolden, testing::ValuesIn(all_cases()), case_name);
+
+// --- int-quantized and float-quantized ---
+
+struct PlainCase {
+  const char* name;  // as make_formats.py has it
+  PackScheme scheme;
+};
+
+std::vector<PlainCase> plain_cases() {
+  const auto scheme = [](int bits, bool is_float, int64_t group_size, bool per_tensor, bool symmetric) {
+    return PackScheme{
+        .bits = bits,
+        .group_size = group_size,
+        .symmetric = symmetric,
+        .format = is_float ? StoredFormat::float_quantized : StoredFormat::int_quantized,
+        .per_tensor = per_tensor,
+        .input = {
+            .type = is_float ? InputType::fp8 : InputType::int8, .range = InputRange::fixed, .symmetric = symmetric}};
+  };
+  return {{"int8.channel.symmetric", scheme(8, false, kPerChannel, false, true)},
+          {"int8.tensor.symmetric", scheme(8, false, kPerChannel, true, true)},
+          {"int8.channel.asymmetric", scheme(8, false, kPerChannel, false, false)},
+          {"int8.tensor.asymmetric", scheme(8, false, kPerChannel, true, false)},
+          {"int4.group.symmetric", scheme(4, false, 32, false, true)},
+          {"int4.group.asymmetric", scheme(4, false, 32, false, false)},
+          {"float8.channel.symmetric", scheme(8, true, kPerChannel, false, true)},
+          {"float8.tensor.symmetric", scheme(8, true, kPerChannel, true, true)}};
+}
+
+std::string plain_name(const testing::TestParamInfo<PlainCase>& info) {
+  std::string name = info.param.name;
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+}
+
+// What compressed-tensors' compressors made of random weights, with their own decompression.
+class PlainGolden : public testing::TestWithParam<PlainCase> {
+ protected:
+  static constexpr int64_t kOut = 10, kIn = 96;
+
+  void SetUp() override {
+    const std::string key = std::string(GetParam().name) + ".";
+    for (const auto& [name, tensor] : file_.tensors()) {
+      if (name.starts_with(key)) parts_[name.substr(key.size())] = tensor;
+    }
+    ASSERT_TRUE(parts_.contains("weight")) << key;
+  }
+  const TensorView* part(const std::string& name) const {
+    const auto found = parts_.find(name);
+    return found == parts_.end() ? nullptr : &found->second;
+  }
+  PackedTensors tensors() const {
+    return {.packed = part("weight_packed"),
+            .scale = part("weight_scale"),
+            .shape = part("weight_shape"),
+            .zero_point = part("weight_zero_point"),
+            .group_index = part("weight_g_idx"),
+            .plain = part("weight"),
+            .input_scale = part("input_scale"),
+            .input_zero_point = part("input_zero_point")};
+  }
+  StoredLinear unpack() const { return unpack_compressed_linear(tensors(), scheme_, kOut, kIn, "m"); }
+
+  SafetensorsFile file_ = SafetensorsFile::open(PARE_SOURCE_DIR "/tests/golden/formats/plain.safetensors");
+  std::map<std::string, TensorView> parts_;
+  PackScheme scheme_ = GetParam().scheme;
+};
+
+TEST_P(PlainGolden, DequantizingAgreesWithThePackage) {
+  const StoredLinear linear = unpack();
+  const std::vector<float> ours = dequantize(linear.weight);
+  std::vector<float> theirs(ours.size());
+  convert_to_float(parts_["dense"].dtype, parts_["dense"].data, theirs);
+  // It multiplies in the type of the scales: our exact product, rounded once to it.
+  for (size_t i = 0; i < ours.size(); ++i) ASSERT_EQ(round_to(ours[i], parts_["dense"].dtype), theirs[i]) << i;
+  EXPECT_EQ(input_scheme(linear.input), scheme_.input);
+  EXPECT_EQ(linear.input.scale, 0.125f);
+  EXPECT_EQ(linear.input.zero, scheme_.symmetric ? 0 : -3);
+}
+
+TEST_P(PlainGolden, PackingGivesThePackagesBytes) {
+  const std::vector<OwnedTensor> packed = pack_compressed_tensors(unpack(), scheme_, "m");
+  EXPECT_EQ(packed.size() + 1, parts_.size());  // all but `dense`
+  for (const OwnedTensor& tensor : packed) {
+    const TensorView* expected = part(tensor.name.substr(2));
+    ASSERT_NE(expected, nullptr) << tensor.name;
+    EXPECT_EQ(tensor.dtype, expected->dtype) << tensor.name;
+    EXPECT_EQ(tensor.shape, expected->shape) << tensor.name;
+    EXPECT_TRUE(std::equal(tensor.data.begin(), tensor.data.end(), expected->data.begin(), expected->data.end()))
+        << tensor.name;
+  }
+}
+
+TEST_P(PlainGolden, ReadingRefusesWhatDoesNotFit) {
+  const auto refused = [this](const std::string& name, const std::function<void(TensorView&)>& damage,
+                              std::initializer_list<std::string> messages) {
+    const std::map<std::string, TensorView> whole = parts_;
+    damage(parts_[name]);
+    expect_error<std::runtime_error>([&] { unpack(); }, messages);
+    parts_ = whole;
+  };
+  for (const auto& [name, tensor] : std::map<std::string, TensorView>(parts_)) {
+    if (name == "dense") continue;
+    refused(name, [](TensorView& t) { t.shape.push_back(1); }, {"'m." + name + "'", "expected", "found"});
+    refused(name, [](TensorView& t) { t.dtype = DType::I32; }, {"'m." + name + "'", "found I32"});
+    refused(name, [&](TensorView&) { parts_.erase(name); }, {"'m." + name + "'", "missing"});
+  }
+  static const std::vector<std::byte> ones(static_cast<size_t>(kOut * kIn), std::byte{0xff});
+  refused("input_scale", [](TensorView& t) { t.data = std::span(ones).first(t.data.size()); },
+          {"input_scale", "positive"});
+  refused("weight_scale", [](TensorView& t) { t.data = std::span(ones).first(t.data.size()); }, {"'m'", "scale"});
+  if (scheme_.format == StoredFormat::float_quantized) {
+    refused("weight", [](TensorView& t) { t.data = ones; }, {"'m'", "[0, 0]", "NaN"});
+  } else if (scheme_.bits == 4) {
+    static const std::vector<std::byte> eights(ones.size(), std::byte{8});  // one more than the largest
+    refused("weight", [](TensorView& t) { t.data = eights; }, {"'m'", "code 16"});
+  }
+  for (const char* stray : {"weight_packed", "weight_shape", "weight_g_idx"}) {
+    refused(stray, [](TensorView&) {}, {std::string("'m.") + stray + "'", "unexpected"});
+  }
+  if (scheme_.symmetric) refused("weight_zero_point", [](TensorView&) {}, {"weight_zero_point", "symmetric"});
+  scheme_.input = {};
+  refused("dense", [](TensorView&) {}, {"input_scale", "unexpected"});
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PlainGolden, testing::ValuesIn(plain_cases()), plain_name);
+
+TEST(CompressedTensors, WritingRefusesASchemeThatIsNotTheWeights) {
+  StoredLinear linear;
+  QuantizedWeight weight;
+  weight.num_out = 2;
+  weight.num_in = 4;
+  weight.bits = 8;
+  weight.codes_OI.resize(8);
+  weight.scales_OG = {1, 2};
+  linear.weight = weight;
+  const PackScheme channel{.bits = 8, .format = StoredFormat::int_quantized};
+  const auto refused = [&](const PackScheme& scheme, std::initializer_list<std::string> parts) {
+    expect_error<std::invalid_argument>([&] { pack_compressed_tensors(linear, scheme, "m"); }, parts);
+  };
+  EXPECT_NO_THROW(pack_compressed_tensors(linear, channel, "m"));
+  PackScheme other = channel;
+  other.per_tensor = true;
+  refused(other, {"'m'", "one scale", "1.0", "2.0", "row 1"});
+  other = channel;
+  other.bits = 4;
+  refused(other, {"'m'", "expected 4 bits", "found 8 bits"});
+  other = channel;
+  other.format = StoredFormat::float_quantized;
+  refused(other, {"'m'", "FP8"});
+  other.format = StoredFormat::awq_gemm;
+  refused(other, {"'m'", "none of compressed-tensors"});
+  other = channel;
+  other.input.type = InputType::int8;
+  refused(other, {"'m'", "activations"});
+  other.input = {.type = InputType::int8, .range = InputRange::fixed, .symmetric = false};
+  linear.input = other.input;
+  linear.input.scale = 0.5f;
+  linear.input.zero = 128;
+  refused(other, {"'m'", "[-128, 127]", "128"});
+  linear.input.zero = -128;
+  EXPECT_EQ(pack_compressed_tensors(linear, other, "m").size(), 4u);
+  linear.input.scale = 0.1f;
+  refused(other, {"'m'", "0.1", "BF16"});
+  linear.input = {};
+  linear.weight.code_type = CodeType::fp8;
+  refused(channel, {"'m'", "FP8 weight"});
+}
+
+// --- act-order and refusals, on a weight of our own ---
+
+QuantizedWeight small_weight() {
+  QuantizedWeight weight;
+  weight.num_out = 3;
+  weight.num_in = 64;
+  weight.bits = 3;
+  weight.group_size = 32;
+  weight.symmetric = false;
+  for (int i = 0; i < 3 * 64; ++i) weight.codes_OI.push_back(static_cast<uint8_t>(i * 5 % 8));
+  for (int i = 0; i < 6; ++i) weight.scales_OG.push_back(0.5f + static_cast<float>(i) / 4);
+  for (int i = 0; i < 6; ++i) weight.zeros_OG.push_back(static_cast<uint8_t>(i));
+  for (int i = 0; i < 64; ++i) weight.group_of_I.push_back(i % 3 == 0);
+  return weight;
+}
+
+// The packed tensors of small_weight(), to be damaged one by one.
+struct SmallTensors {
+  std::vector<OwnedTensor> owned = pack_compressed_tensors(small_weight(), "m");
+  std::map<std::string, TensorView> views;
+  PackScheme scheme{.bits = 3, .group_size = 32, .symmetric = false, .act_order = StoredActOrder::group};
+  int64_t num_out = 3, num_in = 64;
+
+  SmallTensors() {
+    for (const OwnedTensor& tensor : owned) views[tensor.name.substr(2)] = {tensor.dtype, tensor.shape, tensor.data};
+  }
+  const TensorView* view(const std::string& name) const {
+    const auto found = views.find(name);
+    return found == views.end() ? nullptr : &found->second;
+  }
+  QuantizedWeight unpack() const {
+    return unpack_compressed_tensors({view("weight_packed"), view("weight_scale"), view("weight_shape"),
+                                      view("weight_zero_point"), view("weight_g_idx")},
+                                     scheme, num_out, num_in, "m");
+  }
+};
+
+// Of inputs alone the container holds the fixed scale and zero; the weight stays where it is.
+TEST(CompressedTensors, DenseSchemesStoreTheInputAlone) {
+  const PackScheme scheme{.bits = kDenseBits,
+                          .format = StoredFormat::dense,
+                          .input = {.type = InputType::int8, .range = InputRange::fixed, .symmetric = false}};
+  StoredLinear linear{.weight = {}, .input = scheme.input};
+  linear.weight.num_out = 2;
+  linear.weight.num_in = 3;
+  linear.input.scale = 0.125f;
+  linear.input.zero = -7;
+  const std::vector<OwnedTensor> tensors = pack_compressed_tensors(linear, scheme, "m");
+  ASSERT_EQ(tensors.size(), 2u);
+  EXPECT_EQ(tensors[0].name, "m.input_scale");
+  EXPECT_EQ(tensors[1].name, "m.input_zero_point");
+  const std::vector<float> weight(6, 1.0f);
+  const auto view = [](DType dtype, std::vector<int64_t> shape, auto& data) {
+    return TensorView{dtype, std::move(shape), std::as_bytes(std::span(data))};
+  };
+  const TensorView plain = view(DType::F32, {2, 3}, weight), scale = view(DType::BF16, {1}, tensors[0].data),
+                   zero = view(DType::I8, {1}, tensors[1].data), narrow = view(DType::F32, {3, 2}, weight);
+  const PackedTensors stored{.plain = &plain, .input_scale = &scale, .input_zero_point = &zero};
+  const StoredLinear back = unpack_compressed_linear(stored, scheme, 2, 3, "m");
+  EXPECT_EQ(back.input, linear.input);
+  EXPECT_TRUE(back.weight.codes_OI.empty());
+  const auto refused = [&](PackedTensors tensors_of_m, std::initializer_list<std::string> words) {
+    expect_error<std::runtime_error>([&] { check_compressed_tensors(tensors_of_m, scheme, 2, 3, "m"); }, words);
+  };
+  refused({.plain = &plain, .input_scale = &scale}, {"m.input_zero_point"});
+  refused({.input_scale = &scale, .input_zero_point = &zero}, {"m.weight"});
+  refused({.plain = &narrow, .input_scale = &scale, .input_zero_point = &zero}, {"m.weight", "[2, 3]", "[3, 2]"});
+  refused({.scale = &scale, .plain = &plain, .input_scale = &scale, .input_zero_point = &zero},
+          {"m.weight_scale", "unexpected", "dense"});
+}
+
+TEST(CompressedTensors, ActOrderKeepsTheGroupOfEachColumn) {
+  const QuantizedWeight weight = small_weight();
+  const QuantizedWeight back = SmallTensors().unpack();
+  EXPECT_EQ(back.codes_OI, weight.codes_OI);
+  EXPECT_EQ(back.scales_OG, weight.scales_OG);
+  EXPECT_EQ(back.zeros_OG, weight.zeros_OG);
+  EXPECT_EQ(back.group_of_I, weight.group_of_I);
+  EXPECT_EQ(back.scale_dtype, DType::BF16);
+}
+
+TEST(CompressedTensors, TensorsNeedNoAlignment) {
+  SmallTensors tensors;
+  std::vector<std::vector<std::byte>> shifted;
+  for (auto& [name, view] : tensors.views) {
+    std::vector<std::byte>& copy = shifted.emplace_back(view.data.size() + 1);
+    std::copy(view.data.begin(), view.data.end(), copy.begin() + 1);
+    view.data = std::span(copy).subspan(1);
+  }
+  EXPECT_EQ(tensors.unpack().codes_OI, small_weight().codes_OI);
+}
+
+TEST(CompressedTensors, ReadingRefusesWhatDoesNotFit) {
+  const auto refused = [](const std::function<void(SmallTensors&)>& damage, std::initializer_list<std::string> parts) {
+    SmallTensors tensors;
+    damage(tensors);
+    expect_error<std::runtime_error>([&] { tensors.unpack(); }, parts);
+  };
+  for (const char* name : {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"}) {
+    refused([&](auto& t) { t.views.erase(name); }, {std::string("'m.") + name + "'", "missing"});
+    refused([&](auto& t) { t.views[name].dtype = DType::I8; }, {std::string("'m.") + name + "'", "found I8"});
+    refused([&](auto& t) { t.views[name].shape.push_back(1); }, {std::string("'m.") + name + "'", "found"});
+  }
+  refused([](auto& t) { t.views["weight_packed"].shape[1] = 7; },
+          {"m.weight_packed", "padded 3-bit layout", "expected the dense one, 6"});
+  refused([](auto& t) { t.views["weight_packed"].data = t.views["weight_packed"].data.subspan(4); }, {"size"});
+  refused([](auto& t) { t.num_out = 4; }, {"m.weight_shape", "expected [4, 64]", "found [3, 64]"});
+  refused([](auto& t) { t.scheme.group_size = 48; }, {"'m'", "48", "does not divide", "64"});
+  refused([](auto& t) { t.scheme.group_size = 64; }, {"m.weight_scale", "expected BF16 [3, 1], found BF16 [3, 2]"});
+  refused([](auto& t) { t.scheme.symmetric = true; }, {"m.weight_zero_point", "unexpected", "symmetric: true"});
+  refused([](auto& t) { t.scheme.act_order = StoredActOrder::weight; }, {"m.weight_g_idx", "unexpected", "actorder"});
+  refused([](auto& t) { t.scheme.bits = 4; }, {"m.weight_packed", "expected I32 [3, 8], found I32 [3, 6]"});
+  static const std::vector<std::byte> ones(64 * 4, std::byte{0xff});
+  refused([](auto& t) { t.views["weight_scale"].data = std::span(ones).first(12); }, {"'m'", "scale", "not finite"});
+  refused([](auto& t) { t.views["weight_g_idx"].data = ones; }, {"'m'", "column 0 names group -1"});
+}
+
+TEST(CompressedTensors, WritingRefusesScalesThatTheirTypeCannotHold) {
+  QuantizedWeight weight = small_weight();
+  weight.scales_OG[4] = 1.001f;
+  expect_error<std::invalid_argument>([&] { pack_compressed_tensors(weight, "m"); }, {"'m'", "1.001", "BF16"});
+  weight.scales_OG[4] = 1e6f;  // infinite in F16
+  weight.scale_dtype = DType::F16;
+  expect_error<std::invalid_argument>([&] { pack_compressed_tensors(weight, "m"); }, {"'m'", "F16"});
+  weight.codes_OI[0] = 8;
+  expect_error<std::runtime_error>([&] { pack_compressed_tensors(weight, "m"); }, {"'m'", "code 8"});
+}
+
+}  // namespace
+}  // namespace pare

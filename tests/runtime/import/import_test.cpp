@@ -1,0 +1,110 @@
+#include "runtime/import/import.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "runtime/model/checkpoint.h"
+#include "runtime/system/atomic_file.h"
+#include "runtime/tokenizer/tokenizer.h"
+#include "tests/expect_error.h"
+#include "tests/temporary_folder.h"
+
+namespace pare {
+namespace {
+
+const std::string kGolden = PARE_SOURCE_DIR "/tests/golden/";
+
+std::vector<float> values_of(const TensorView& tensor) {
+  std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
+  convert_to_float(tensor.dtype, tensor.data, values);
+  return values;
+}
+
+// The .gguf was made from the Hugging Face checkpoint as llama.cpp's converter does it: importing must give it back.
+class ImportFamily : public testing::TestWithParam<const char*> {};
+
+TEST_P(ImportFamily, GivesTheCheckpointBack) {
+  const std::string family = GetParam();
+  TemporaryFolder folder;
+  import_model(kGolden + "gguf/" + family + ".gguf", folder.path() / "model",
+               {.tokenizer = {}, .dtype = DType::F32, .progress = {}});
+  const Checkpoint imported = Checkpoint::open(folder.path() / "model");
+  const Checkpoint original = Checkpoint::open(kGolden + "families/" + family);
+  EXPECT_EQ(imported.tensor_names(), original.tensor_names());
+  for (const std::string& name : original.tensor_names()) {
+    const std::vector<float> expected = values_of(original.tensor(name));
+    const std::vector<float> found = values_of(imported.tensor(name));
+    ASSERT_EQ(found.size(), expected.size()) << name;
+    // Gemma's gains went through w + 1 in float32: one rounding at magnitude 1 + |w|. All else is a copy.
+    const bool added_one = family.starts_with("gemma") && name.find("norm") != std::string::npos;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const float tolerance = added_one ? std::ldexp(1.0f + std::abs(expected[i]), -23) : 0.0f;
+      ASSERT_NEAR(found[i], expected[i], tolerance) << name << " element " << i;
+    }
+  }
+  const ModelDescription& a = imported.description();
+  const ModelDescription& b = original.description();
+  EXPECT_EQ(a.family, b.family);
+  EXPECT_EQ(a.num_heads, b.num_heads);
+  EXPECT_EQ(a.num_kv_heads, b.num_kv_heads);
+  EXPECT_EQ(a.head_size, b.head_size);
+  EXPECT_EQ(a.tied_head, b.tied_head);
+  EXPECT_EQ(a.embedding_scale, b.embedding_scale);
+  ASSERT_EQ(a.blocks.size(), b.blocks.size());
+  EXPECT_EQ(a.blocks[0].attention_norm.epsilon, b.blocks[0].attention_norm.epsilon);
+  EXPECT_EQ(a.blocks[0].rope.inverse_frequencies, b.blocks[0].rope.inverse_frequencies);
+  EXPECT_EQ(a.blocks[0].sliding_window, b.blocks[0].sliding_window);
+  EXPECT_EQ(a.blocks[0].q.has_bias, b.blocks[0].q.has_bias);
+  EXPECT_NO_THROW(Tokenizer::open(folder.path() / "model"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, ImportFamily,
+                         testing::Values("llama_gqa_untied", "qwen2_biases_tied", "qwen3_norms_bf16",
+                                         "gemma3_local_global"));
+
+TEST(Import, RoundsToTheNamedType) {
+  TemporaryFolder folder;
+  import_model(kGolden + "gguf/qwen2_biases_tied.gguf", folder.path() / "model", {});
+  const Checkpoint imported = Checkpoint::open(folder.path() / "model");
+  const Checkpoint original = Checkpoint::open(kGolden + "families/qwen2_biases_tied");
+  EXPECT_EQ(imported.description().dtype, DType::BF16);
+  const std::string name = "model.layers.0.mlp.up_proj.weight";
+  const std::vector<float> expected = values_of(original.tensor(name));
+  const std::vector<float> found = values_of(imported.tensor(name));
+  for (size_t i = 0; i < expected.size(); ++i) ASSERT_EQ(found[i], round_to(expected[i], DType::BF16));
+}
+
+TEST(Import, LeavesNothingBehindOnBadInput) {
+  TemporaryFolder folder;
+  const auto output = folder.path() / "model";
+  const std::string good = read_text_file(kGolden + "gguf/llama_gqa_untied.gguf");
+  const auto broken = folder.path() / "broken.gguf";
+
+  write_file_atomically(broken, good.substr(0, good.size() / 2));
+  expect_error<std::runtime_error>([&] { import_model(broken, output, {}); }, {"broken.gguf", "truncated"});
+
+  std::string unknown = good;
+  unknown.replace(unknown.find("llama", unknown.find("general.architecture") + 20), 5, "olmoe");
+  write_file_atomically(broken, unknown);
+  expect_error<std::invalid_argument>([&] { import_model(broken, output, {}); },
+                                      {"olmoe", "llama, qwen2, qwen3, gemma3"});
+
+  write_file_atomically(broken, std::string(5000, 'x'));
+  expect_error<std::runtime_error>(
+      [&] { import_model(broken, output, {.tokenizer = broken, .dtype = DType::BF16, .progress = {}}); },
+      {"neither GGUF nor a llama2.c checkpoint"});
+  expect_error<std::runtime_error>([&] { import_model(folder.path() / "absent", output, {}); },
+                                   {"absent", "cannot be opened"});
+  expect_error<std::invalid_argument>([&] { import_model(folder.path(), output, {}); }, {"is a folder"});
+  EXPECT_FALSE(std::filesystem::exists(output));
+  EXPECT_FALSE(std::filesystem::exists(output.string() + ".partial"));
+
+  std::filesystem::create_directory(output);
+  expect_error<std::invalid_argument>([&] { import_model(kGolden + "gguf/llama_gqa_untied.gguf", output, {}); },
+                                      {"exists already"});
+}
+
+}  // namespace
+}  // namespace pare

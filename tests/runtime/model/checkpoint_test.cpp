@@ -1,0 +1,772 @@
+#include "runtime/model/checkpoint.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "runtime/files/safetensors.h"
+#include "runtime/format/awq_gemm.h"
+#include "runtime/format/bitsandbytes_int8.h"
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+const fs::path kGolden = fs::path(PARE_SOURCE_DIR) / "tests/golden/families";
+
+void write_text(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+std::string read_all(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  EXPECT_TRUE(file.good()) << path;
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A checkpoint in memory that a test may damage before it is written.
+struct Draft {
+  Json config;
+  std::map<std::string, OwnedTensor> tensors;
+
+  void add(OwnedTensor tensor) {
+    const std::string name = tensor.name;
+    tensors[name] = std::move(tensor);
+  }
+  void add_random(const std::string& name, std::vector<int64_t> shape, DType dtype = DType::F32) {
+    int64_t count = 1;
+    for (const int64_t n : shape) count *= n;
+    std::vector<float> values(static_cast<size_t>(count));
+    std::mt19937 random(static_cast<uint32_t>(std::hash<std::string>{}(name)));
+    for (float& v : values) v = static_cast<float>(random() % 2001) / 1000.0f - 1.0f;
+    OwnedTensor tensor{name, dtype, std::move(shape), std::vector<std::byte>(values.size() * dtype_size_bytes(dtype))};
+    convert_from_float(dtype, values, tensor.data);
+    add(std::move(tensor));
+  }
+};
+
+// One block of width 8 with two heads of 4, one key/value head, feed-forward width 16, five tokens.
+Draft tiny_llama(bool tied = false) {
+  Draft draft;
+  draft.config = {{"model_type", "llama"},
+                  {"hidden_size", 8},
+                  {"intermediate_size", 16},
+                  {"num_hidden_layers", 1},
+                  {"num_attention_heads", 2},
+                  {"num_key_value_heads", 1},
+                  {"vocab_size", 5},
+                  {"max_position_embeddings", 64},
+                  {"tie_word_embeddings", tied},
+                  {"torch_dtype", "float32"}};
+  draft.add_random("model.embed_tokens.weight", {5, 8});
+  draft.add_random("model.norm.weight", {8});
+  if (!tied) draft.add_random("lm_head.weight", {5, 8});
+  const std::string block = "model.layers.0.";
+  draft.add_random(block + "input_layernorm.weight", {8});
+  draft.add_random(block + "post_attention_layernorm.weight", {8});
+  draft.add_random(block + "self_attn.q_proj.weight", {8, 8});
+  draft.add_random(block + "self_attn.k_proj.weight", {4, 8});
+  draft.add_random(block + "self_attn.v_proj.weight", {4, 8});
+  draft.add_random(block + "self_attn.o_proj.weight", {8, 8});
+  draft.add_random(block + "mlp.gate_proj.weight", {16, 8});
+  draft.add_random(block + "mlp.up_proj.weight", {16, 8});
+  draft.add_random(block + "mlp.down_proj.weight", {8, 16});
+  return draft;
+}
+
+QuantizedWeight random_quantized(int64_t num_out, int64_t num_in, const PackScheme& scheme) {
+  QuantizedWeight weight;
+  weight.num_out = num_out;
+  weight.num_in = num_in;
+  weight.bits = scheme.bits;
+  weight.group_size = scheme.group_size;
+  weight.symmetric = scheme.symmetric;
+  weight.scale_dtype = DType::F32;
+  std::mt19937 random(static_cast<uint32_t>(num_out * 100 + num_in));
+  for (int64_t i = 0; i < num_out * num_in; ++i)
+    weight.codes_OI.push_back(static_cast<uint8_t>(random() % (1u << scheme.bits)));
+  for (int64_t i = 0; i < num_out * weight.num_groups(); ++i) {
+    weight.scales_OG.push_back(static_cast<float>(1 + random() % 100) / 64.0f);
+    if (!scheme.symmetric) weight.zeros_OG.push_back(static_cast<uint8_t>(random() % (1u << scheme.bits)));
+  }
+  return weight;
+}
+
+class CheckpointTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = fs::temp_directory_path() / ("pare_checkpoint_" + std::to_string(::getpid()) + "_" +
+                                              testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(directory_);
+    fs::create_directories(directory_);
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  static void write_tensors(const fs::path& path, const std::map<std::string, OwnedTensor>& tensors) {
+    std::vector<NamedTensor> named;
+    for (const auto& [name, tensor] : tensors) named.push_back({name, tensor.dtype, tensor.shape, tensor.data});
+    write_safetensors(path, std::move(named));
+  }
+  void write(const Draft& draft) const {
+    write_text(directory_ / "config.json", draft.config.dump());
+    write_tensors(directory_ / "model.safetensors", draft.tensors);
+  }
+  // Tensors of names up to `last_of_first` in shard 1, the others in shard 2.
+  Json write_sharded(const Draft& draft, const std::string& last_of_first) const {
+    std::map<std::string, OwnedTensor> shards[2];
+    Json index = {{"metadata", {{"total_size", 0}}}, {"weight_map", Json::object()}};
+    for (const auto& [name, tensor] : draft.tensors) {
+      const int shard = name <= last_of_first ? 0 : 1;
+      shards[shard][name] = tensor;
+      index["weight_map"][name] = "model-0000" + std::to_string(shard + 1) + "-of-00002.safetensors";
+    }
+    write_text(directory_ / "config.json", draft.config.dump());
+    write_tensors(directory_ / "model-00001-of-00002.safetensors", shards[0]);
+    write_tensors(directory_ / "model-00002-of-00002.safetensors", shards[1]);
+    write_index(index);
+    return index;
+  }
+  void write_index(const Json& index) const { write_text(directory_ / "model.safetensors.index.json", index.dump()); }
+
+  // The message that opening throws; fails the test when it throws none.
+  std::string refusal() const {
+    try {
+      Checkpoint::open(directory_);
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    ADD_FAILURE() << "the checkpoint was opened";
+    return "";
+  }
+  std::string refusal(const Draft& draft) const {
+    write(draft);
+    return refusal();
+  }
+
+  fs::path directory_;
+};
+
+void expect_all_in(const std::string& message, std::initializer_list<std::string_view> parts) {
+  for (const std::string_view part : parts) {
+    EXPECT_NE(message.find(part), std::string::npos) << "no '" << part << "' in: " << message;
+  }
+}
+
+std::string thrown_by(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+// --- What is right ---
+
+TEST_F(CheckpointTest, OpensEveryFamilyAndReadsEveryWeight) {
+  int num_families = 0;
+  for (const auto& entry : fs::directory_iterator(kGolden)) {
+    if (!entry.is_directory()) continue;
+    ++num_families;
+    const Checkpoint checkpoint = Checkpoint::open(entry.path());
+    const ModelDescription& model = checkpoint.description();
+    size_t num_read = 0;  // every tensor of the file must be one that the description names
+    const auto read = [&](const LinearDescription& linear) {
+      const LinearWeights weights = checkpoint.linear(linear);
+      EXPECT_EQ(weights.num_out(), linear.num_out);
+      EXPECT_EQ(weights.num_in(), linear.num_in);
+      EXPECT_EQ(weights.bias_O.size(), linear.has_bias ? static_cast<size_t>(linear.num_out) : 0u);
+      num_read += linear.has_bias ? 2 : 1;
+      checkpoint.drop_pages(linear);
+    };
+    const auto read_norm = [&](const NormDescription& norm) {
+      EXPECT_EQ(checkpoint.norm_gain(norm).size(), static_cast<size_t>(norm.width));
+      ++num_read;
+    };
+    read(checkpoint.embedding());
+    if (!model.tied_head) read(checkpoint.head());
+    read_norm(model.final_norm);
+    for (const BlockDescription& block : model.blocks) {
+      for (const LinearDescription& linear : {block.q, block.k, block.v, block.o}) read(linear);
+      if (block.router) read(*block.router);
+      for (const FeedForwardDescription& expert : block.experts) {
+        for (const LinearDescription& linear : {expert.gate, expert.up, expert.down}) read(linear);
+      }
+      read_norm(block.attention_norm);
+      read_norm(block.feed_forward_norm);
+      for (const auto& norm : {block.q_norm, block.k_norm, block.post_attention_norm, block.post_feed_forward_norm}) {
+        if (norm) read_norm(*norm);
+      }
+    }
+    EXPECT_EQ(num_read, checkpoint.tensor_names().size()) << entry.path();
+    EXPECT_FALSE(checkpoint.is_quantized());
+  }
+  EXPECT_GE(num_families, 11);
+}
+
+TEST_F(CheckpointTest, DenseWeightsAreTheBytesOfTheFile) {
+  const Draft draft = tiny_llama();
+  write(draft);
+  const Checkpoint checkpoint = Checkpoint::open(directory_);
+  EXPECT_EQ(checkpoint.directory(), directory_);
+  EXPECT_EQ(Json::parse(checkpoint.config_json()), draft.config);
+  const LinearWeights weights = checkpoint.linear(checkpoint.description().blocks[0].experts[0].down);
+  EXPECT_EQ(weights.name, "model.layers.0.mlp.down_proj");
+  const DenseWeight& dense = std::get<DenseWeight>(weights.weight);
+  EXPECT_EQ(dense.dtype, DType::F32);
+  const std::vector<std::byte>& expected = draft.tensors.at("model.layers.0.mlp.down_proj.weight").data;
+  ASSERT_EQ(dense.data.size(), expected.size());
+  EXPECT_EQ(std::memcmp(dense.data.data(), expected.data(), expected.size()), 0);
+  EXPECT_TRUE(checkpoint.has_tensor("lm_head.weight"));
+  EXPECT_EQ(checkpoint.head().name, "lm_head");
+  EXPECT_THROW(checkpoint.tensor("lm_head.bias"), std::runtime_error);
+  EXPECT_FALSE(checkpoint.stored_scheme(checkpoint.head()).has_value());
+}
+
+TEST_F(CheckpointTest, ShardsAreFoundThroughTheIndex) {
+  const Checkpoint sharded = Checkpoint::open(kGolden / "llama_sharded_fp16");
+  EXPECT_EQ(sharded.weight_files().size(), 2u);
+  const Draft draft = tiny_llama();
+  write_sharded(draft, "model.layers.0.mlp.up_proj.weight");
+  const Checkpoint checkpoint = Checkpoint::open(directory_);
+  ASSERT_EQ(checkpoint.weight_files().size(), 2u);
+  EXPECT_EQ(checkpoint.tensor_names().size(), draft.tensors.size());
+  for (const auto& [name, tensor] : draft.tensors) {
+    const TensorView& view = checkpoint.tensor(name);
+    ASSERT_EQ(view.data.size(), tensor.data.size());
+    EXPECT_EQ(std::memcmp(view.data.data(), tensor.data.data(), tensor.data.size()), 0) << name;
+  }
+}
+
+TEST_F(CheckpointTest, TiedHeadIsTheEmbedding) {
+  write(tiny_llama(true));
+  const Checkpoint checkpoint = Checkpoint::open(directory_);
+  EXPECT_EQ(checkpoint.head().name, "model.embed_tokens");
+  EXPECT_EQ(checkpoint.head().num_out, 5);
+}
+
+TEST_F(CheckpointTest, TiedHeadMayBeStoredTwiceButNotDiffer) {
+  Draft draft = tiny_llama(true);
+  OwnedTensor copy = draft.tensors.at("model.embed_tokens.weight");
+  copy.name = "lm_head.weight";
+  draft.add(copy);
+  write(draft);
+  EXPECT_EQ(Checkpoint::open(directory_).head().name, "model.embed_tokens");
+  draft.tensors.at("lm_head.weight").data.back() ^= std::byte{1};
+  expect_all_in(refusal(draft), {"lm_head.weight", "differs from the embedding", "tie_word_embeddings"});
+}
+
+TEST_F(CheckpointTest, UnneededTensorsAreTolerated) {
+  Draft draft = tiny_llama();
+  draft.add_random("model.layers.0.self_attn.rotary_emb.inv_freq", {2});
+  draft.add({"vision_tower.position_ids", DType::I64, {1}, std::vector<std::byte>(8)});
+  write(draft);
+  EXPECT_TRUE(Checkpoint::open(directory_).has_tensor("vision_tower.position_ids"));
+}
+
+TEST_F(CheckpointTest, UnitOffsetIsAddedToTheGain) {
+  const Checkpoint checkpoint = Checkpoint::open(kGolden / "gemma3_local_global");
+  const NormDescription& norm = checkpoint.description().final_norm;
+  const std::vector<float> gain = checkpoint.norm_gain(norm);
+  const TensorView& stored = checkpoint.tensor("model.norm.weight");
+  for (size_t i = 0; i < gain.size(); ++i) {
+    float value;
+    std::memcpy(&value, stored.data.data() + 4 * i, 4);
+    EXPECT_EQ(gain[i], 1.0f + value);
+  }
+}
+
+TEST_F(CheckpointTest, DtypeComesFromTheWeightsWhenTheConfigIsSilent) {
+  Draft draft = tiny_llama();
+  draft.config.erase("torch_dtype");
+  draft.add_random("model.norm.weight", {8}, DType::F16);
+  write(draft);
+  EXPECT_EQ(Checkpoint::open(directory_).description().dtype, DType::F16);
+}
+
+// --- What is missing, or of another kind ---
+
+TEST_F(CheckpointTest, EveryMissingTensorIsNamed) {
+  const Draft whole = tiny_llama();
+  for (const auto& [name, tensor] : whole.tensors) {
+    Draft draft = whole;
+    draft.tensors.erase(name);
+    expect_all_in(refusal(draft), {"'" + name + "' is missing", "llama"});
+  }
+}
+
+TEST_F(CheckpointTest, UntiedHeadWithoutWeightSaysWhatToDo) {
+  Draft draft = tiny_llama();
+  draft.tensors.erase("lm_head.weight");
+  expect_all_in(refusal(draft), {"lm_head.weight", "tie_word_embeddings is false", "set it to true"});
+}
+
+TEST_F(CheckpointTest, LanguageModelInsideALargerOneIsPointedOut) {
+  Draft draft = tiny_llama();
+  OwnedTensor moved = draft.tensors.at("model.embed_tokens.weight");
+  draft.tensors.erase("model.embed_tokens.weight");
+  moved.name = "language_model.model.embed_tokens.weight";
+  draft.add(moved);
+  expect_all_in(refusal(draft), {"model.embed_tokens.weight", "language_model.model.embed_tokens.weight"});
+}
+
+TEST_F(CheckpointTest, EveryWrongShapeIsNamed) {
+  const Draft whole = tiny_llama();
+  for (const auto& [name, tensor] : whole.tensors) {
+    Draft draft = whole;
+    std::vector<int64_t> shape = tensor.shape;
+    shape.back() += 1;
+    draft.add_random(name, shape);
+    expect_all_in(refusal(draft), {name, "expected shape " + shape_text(tensor.shape), "found " + shape_text(shape)});
+    shape = tensor.shape;
+    shape.insert(shape.begin(), 1);
+    draft.add_random(name, shape);
+    expect_all_in(refusal(draft), {name, "found " + shape_text(shape)});
+  }
+}
+
+TEST_F(CheckpointTest, EveryWrongDtypeIsNamed) {
+  const Draft whole = tiny_llama();
+  for (const auto& [name, tensor] : whole.tensors) {
+    Draft draft = whole;
+    draft.tensors.at(name).dtype = DType::I32;  // as wide as F32
+    expect_all_in(refusal(draft), {name, "expected F32, F16 or BF16", "found I32"});
+  }
+}
+
+TEST_F(CheckpointTest, BiasThatTheConfigDoesNotKnowIsRefused) {
+  Draft draft = tiny_llama();
+  draft.add_random("model.layers.0.self_attn.q_proj.bias", {8});
+  expect_all_in(refusal(draft), {"q_proj.bias", "unexpected", "attention_bias"});
+  draft.config["attention_bias"] = true;
+  expect_all_in(refusal(draft), {"k_proj.bias", "missing"});
+  draft.add_random("model.layers.0.self_attn.k_proj.bias", {8});
+  draft.add_random("model.layers.0.self_attn.v_proj.bias", {4});
+  draft.add_random("model.layers.0.self_attn.o_proj.bias", {8});
+  expect_all_in(refusal(draft), {"k_proj.bias", "expected shape [4]", "found [8]"});
+}
+
+// --- Damaged values ---
+
+class FiniteValues : public CheckpointTest, public testing::WithParamInterface<DType> {};
+
+TEST_P(FiniteValues, NanAndInfinityAreFoundAnywhere) {
+  const DType dtype = GetParam();
+  constexpr int64_t kVocabulary = 2003, kWidth = 8;  // 16024 elements: several scan blocks and a ragged tail
+  Draft draft = tiny_llama(true);
+  draft.config["vocab_size"] = kVocabulary;
+  draft.add_random("model.embed_tokens.weight", {kVocabulary, kWidth}, dtype);
+  write(draft);
+  const Checkpoint good = Checkpoint::open(directory_);
+  EXPECT_NO_THROW(good.linear(good.embedding()));
+
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<std::byte> clean = draft.tensors.at("model.embed_tokens.weight").data;
+  for (const int64_t index :
+       {int64_t{0}, int64_t{1}, int64_t{4095}, int64_t{4096}, int64_t{9999}, kVocabulary * kWidth - 1}) {
+    for (const float bad : {nan, -nan, infinity, -infinity}) {
+      std::vector<std::byte>& data = draft.tensors.at("model.embed_tokens.weight").data;
+      data = clean;
+      const size_t size = dtype_size_bytes(dtype);
+      convert_from_float(dtype, std::span(&bad, 1), std::span(data).subspan(static_cast<size_t>(index) * size, size));
+      write(draft);
+      const Checkpoint checkpoint = Checkpoint::open(directory_);
+      const std::string message = thrown_by([&] { checkpoint.linear(checkpoint.embedding()); });
+      expect_all_in(message, {"model.embed_tokens.weight", std::isnan(bad) ? "NaN" : "infinity",
+                              "element " + std::to_string(index) + " ",
+                              "row " + std::to_string(index / kWidth) + ", column " + std::to_string(index % kWidth)});
+    }
+  }
+}
+
+TEST_P(FiniteValues, LargestValuesAreFinite) {
+  const DType dtype = GetParam();
+  Draft draft = tiny_llama(true);
+  draft.add_random("model.embed_tokens.weight", {5, 8}, dtype);
+  const float largest = dtype == DType::F16    ? 65504.0f
+                        : dtype == DType::BF16 ? std::bit_cast<float>(0x7f7f0000u)
+                                               : 3.4028235e38f;
+  std::vector<std::byte>& data = draft.tensors.at("model.embed_tokens.weight").data;
+  for (const float value : {largest, -largest}) {
+    convert_from_float(dtype, std::span(&value, 1), std::span(data).first(dtype_size_bytes(dtype)));
+    write(draft);
+    const Checkpoint checkpoint = Checkpoint::open(directory_);
+    EXPECT_NO_THROW(checkpoint.linear(checkpoint.embedding()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(AllDtypes, FiniteValues, testing::Values(DType::F32, DType::F16, DType::BF16),
+                         [](const auto& parameter) { return std::string(dtype_name(parameter.param)); });
+
+TEST_F(CheckpointTest, NanInNormsAndBiasesIsFound) {
+  Draft draft = tiny_llama();
+  draft.config["mlp_bias"] = true;
+  for (const char* name : {"gate_proj", "up_proj"})
+    draft.add_random("model.layers.0.mlp." + std::string(name) + ".bias", {16});
+  draft.add_random("model.layers.0.mlp.down_proj.bias", {8});
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(draft.tensors.at("model.norm.weight").data.data() + 12, &nan, 4);
+  std::memcpy(draft.tensors.at("model.layers.0.mlp.up_proj.bias").data.data() + 60, &nan, 4);
+  write(draft);
+  const Checkpoint checkpoint = Checkpoint::open(directory_);
+  expect_all_in(thrown_by([&] { checkpoint.norm_gain(checkpoint.description().final_norm); }),
+                {"model.norm.weight", "NaN", "element 3"});
+  expect_all_in(thrown_by([&] { checkpoint.linear(checkpoint.description().blocks[0].experts[0].up); }),
+                {"up_proj.bias", "NaN", "element 15"});
+}
+
+// --- Directory, config and index ---
+
+TEST_F(CheckpointTest, DirectoriesThatAreNoCheckpointSayWhatIsMissing) {
+  expect_all_in(refusal(), {"config.json", directory_.string()});
+  write_text(directory_ / "config.json", tiny_llama().config.dump());
+  expect_all_in(refusal(), {"no weights", "model.safetensors"});
+  write_text(directory_ / "pytorch_model.bin", "x");
+  expect_all_in(refusal(), {"pytorch_model.bin", "safetensors"});
+  write_text(directory_ / "model.gguf", "GGUF");
+  expect_all_in(thrown_by([&] { Checkpoint::open(directory_ / "model.gguf"); }), {"model.gguf", "pare import"});
+  expect_all_in(thrown_by([&] { Checkpoint::open(directory_ / "absent"); }), {"absent", "no directory"});
+}
+
+TEST_F(CheckpointTest, UnknownArchitectureIsRefusedBeforeWeightsAreSought) {
+  write_text(directory_ / "config.json", R"({"model_type": "gpt_neox"})");
+  EXPECT_THROW(Checkpoint::open(directory_), std::invalid_argument);
+  expect_all_in(refusal(), {"config.json", "gpt_neox"});
+}
+
+TEST_F(CheckpointTest, DamagedSafetensorsIsNamed) {
+  write(tiny_llama());
+  const std::string bytes = read_all(directory_ / "model.safetensors");
+  write_text(directory_ / "model.safetensors", bytes.substr(0, bytes.size() - 3));
+  expect_all_in(refusal(), {"model.safetensors"});
+}
+
+TEST_F(CheckpointTest, IndexAndFilesMustAgree) {
+  const Json index = write_sharded(tiny_llama(), "model.layers.0.mlp.up_proj.weight");
+  const std::string first = "model-00001-of-00002.safetensors", second = "model-00002-of-00002.safetensors";
+
+  Json wrong = index;  // a tensor that lies in the other shard
+  wrong["weight_map"]["lm_head.weight"] = second;
+  write_index(wrong);
+  expect_all_in(refusal(), {second, "lm_head.weight"});
+
+  wrong = index;  // a needed tensor that the index does not list
+  wrong["weight_map"].erase("model.norm.weight");
+  write_index(wrong);
+  expect_all_in(refusal(), {"model.norm.weight", "missing"});
+
+  wrong = index;  // a shard that is not there
+  wrong["weight_map"]["model.norm.weight"] = "model-00003-of-00003.safetensors";
+  write_index(wrong);
+  expect_all_in(refusal(), {"model-00003-of-00003.safetensors", "missing"});
+
+  for (const char* name : {"../outside.safetensors", "/etc/passwd", "sub/x.safetensors", "model.bin", ""}) {
+    wrong = index;
+    wrong["weight_map"]["model.norm.weight"] = name;
+    write_index(wrong);
+    expect_all_in(refusal(), {"model.safetensors.index.json", "model.norm.weight", "same directory"});
+  }
+  wrong["weight_map"]["model.norm.weight"] = 3;
+  write_index(wrong);
+  expect_all_in(refusal(), {"model.norm.weight", "no string"});
+
+  for (const char* text : {"", "[]", "{}", "{\"weight_map\": []}", "{\"weight_map\": {}}", "{\"weight_map\""}) {
+    write_text(directory_ / "model.safetensors.index.json", text);
+    expect_all_in(refusal(), {"model.safetensors.index.json", "expected"});
+  }
+  write_text(directory_ / "model.safetensors.index.json", std::string(100000, '['));
+  expect_all_in(refusal(), {"nested too deeply"});
+  write_index(index);
+  EXPECT_NO_THROW(Checkpoint::open(directory_));
+  fs::remove(directory_ / second);
+  expect_all_in(refusal(), {second, "missing", "whole checkpoint"});
+}
+
+// --- Quantized checkpoints ---
+
+TEST_F(CheckpointTest, ForeignContainersAreRefusedByName) {
+  for (const char* method : {"gptq", "fp8", "quanto"}) {
+    Draft draft = tiny_llama();
+    draft.config["quantization_config"] = {{"quant_method", method}, {"bits", 4}};
+    expect_all_in(refusal(draft), {"config.json", method, "already quantized", "original 16-bit"});
+  }
+  Draft draft = tiny_llama();
+  draft.config["quantization_config"] = {{"bits", 4}};
+  expect_all_in(refusal(draft), {"an unnamed method"});
+  draft.config["quantization_config"] = "gptq";
+  expect_all_in(refusal(draft), {"quantization_config", "object"});
+  draft.config.erase("quantization_config");
+  draft.config["compression_config"] = {{"format", "pack-quantized"}};
+  expect_all_in(refusal(draft), {"compression_config", "quantization_config"});
+  draft.config["compression_config"] = nullptr;
+  write(draft);
+  EXPECT_NO_THROW(Checkpoint::open(directory_));
+}
+
+TEST_F(CheckpointTest, HostileQuantizationConfigIsRefused) {
+  Draft draft = tiny_llama();
+  write(draft);
+  std::string config = draft.config.dump();
+  config.back() = ',';
+  write_text(directory_ / "config.json", config + "\"quantization_config\": {\"quant_method\": " +
+                                             std::string(100000, '[') + std::string(100000, ']') + "}}");
+  expect_all_in(refusal(), {"nested too deeply"});
+}
+
+// The tiny model with every linear and the embedding replaced by quantized ones.
+class QuantizedCheckpoint : public CheckpointTest {
+ protected:
+  void quantize(Draft& draft, const std::string& module, const PackScheme& scheme, bool is_linear = true) {
+    const std::vector<int64_t> shape = draft.tensors.at(module + ".weight").shape;
+    weights_[module] = random_quantized(shape[0], shape[1], scheme);
+    draft.tensors.erase(module + ".weight");
+    for (OwnedTensor& tensor : pack_compressed_tensors(weights_[module], module)) draft.add(std::move(tensor));
+    modules_.push_back({module, scheme, is_linear});
+  }
+  Draft quantized_llama(bool tied) {
+    Draft draft = tiny_llama(tied);
+    const std::string block = "model.layers.0.";
+    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"}) {
+      quantize(draft, block + name, {.bits = 4, .group_size = 4});
+    }
+    for (const char* name : {"mlp.gate_proj", "mlp.up_proj"}) {
+      quantize(draft, block + name, {.bits = 3, .group_size = kPerChannel, .symmetric = false});
+    }
+    quantize(draft, block + "mlp.down_proj", {.bits = 2, .group_size = 8});
+    quantize(draft, tied ? "model.embed_tokens" : "lm_head", {.bits = 8, .group_size = kPerChannel}, !tied);
+    draft.config["quantization_config"] = Json::parse(quantization_config_json(modules_, {}));
+    return draft;
+  }
+
+  std::vector<StoredModule> modules_;
+  std::map<std::string, QuantizedWeight> weights_;
+};
+
+TEST_F(QuantizedCheckpoint, EveryLinearAndTheHeadAreReadBack) {
+  for (const bool tied : {false, true}) {
+    modules_.clear();
+    weights_.clear();
+    write(quantized_llama(tied));
+    const Checkpoint checkpoint = Checkpoint::open(directory_);
+    EXPECT_TRUE(checkpoint.is_quantized());
+    const BlockDescription& block = checkpoint.description().blocks[0];
+    const FeedForwardDescription& feed_forward = block.experts[0];
+    for (const LinearDescription& linear : {block.q, block.k, block.v, block.o, feed_forward.gate, feed_forward.up,
+                                            feed_forward.down, checkpoint.head()}) {
+      const LinearWeights read = checkpoint.linear(linear);
+      const QuantizedWeight& expected = weights_.at(linear.name);
+      ASSERT_TRUE(std::holds_alternative<QuantizedWeight>(read.weight)) << linear.name;
+      const QuantizedWeight& found = std::get<QuantizedWeight>(read.weight);
+      EXPECT_EQ(found.codes_OI, expected.codes_OI) << linear.name;
+      EXPECT_EQ(found.scales_OG, expected.scales_OG) << linear.name;
+      EXPECT_EQ(found.zeros_OG, expected.zeros_OG) << linear.name;
+      EXPECT_EQ(found.bits, expected.bits);
+      ASSERT_TRUE(checkpoint.stored_scheme(linear).has_value());
+      EXPECT_EQ(checkpoint.stored_scheme(linear)->bits, expected.bits);
+      checkpoint.drop_pages(linear);
+      EXPECT_EQ(std::get<QuantizedWeight>(checkpoint.linear(linear).weight).codes_OI, expected.codes_OI);
+    }
+    EXPECT_EQ(checkpoint.stored_scheme(checkpoint.embedding()).has_value(), tied);
+  }
+}
+
+TEST_F(QuantizedCheckpoint, MissingOrMisshapenPartsAreNamedWhenOpened) {
+  const Draft whole = quantized_llama(false);
+  const std::string q = "model.layers.0.self_attn.q_proj";
+  for (const std::string_view suffix : {kPackedSuffix, kScaleSuffix, kShapeSuffix}) {
+    Draft draft = whole;
+    draft.tensors.erase(q + std::string(suffix));
+    expect_all_in(refusal(draft), {directory_.string(), q + std::string(suffix), "missing"});
+    draft = whole;
+    OwnedTensor& tensor = draft.tensors.at(q + std::string(suffix));
+    tensor.shape.insert(tensor.shape.begin(), 1);
+    expect_all_in(refusal(draft), {q + std::string(suffix), "expected", "found"});
+  }
+  Draft draft = whole;
+  draft.tensors.erase("model.layers.0.mlp.gate_proj" + std::string(kZeroPointSuffix));
+  expect_all_in(refusal(draft), {"gate_proj.weight_zero_point", "missing"});
+
+  draft = whole;  // dense where the config says packed
+  for (const std::string_view suffix : {kPackedSuffix, kScaleSuffix, kShapeSuffix})
+    draft.tensors.erase(q + std::string(suffix));
+  draft.add_random(q + ".weight", {8, 8});
+  expect_all_in(refusal(draft), {q + ".weight'", "stored dense", "quantization_config", "ignore"});
+
+  draft = whole;  // packed where the config says dense
+  draft.config["quantization_config"]["ignore"] = {q};
+  expect_all_in(refusal(draft), {q + ".weight", "missing", "weight_packed"});
+  draft.config.erase("quantization_config");
+  expect_all_in(refusal(draft), {".weight", "missing", "weight_packed"});
+}
+
+// --- The other containers ---
+
+class Containers : public CheckpointTest {
+ protected:
+  static constexpr const char* kBlock = "model.layers.0.";
+
+  static std::vector<std::string> linears() {
+    std::vector<std::string> names;
+    for (const char* name : {"self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}) {
+      names.push_back(std::string(kBlock) + name);
+    }
+    return names;  // k and v, of four outputs, stay dense
+  }
+  static QuantizedWeight weight_for(const Draft& draft, const std::string& module, const PackScheme& scheme) {
+    const std::vector<int64_t> shape = draft.tensors.at(module + ".weight").shape;
+    QuantizedWeight weight = random_quantized(shape[0], shape[1], scheme);
+    if (scheme.per_tensor) weight.scales_OG.assign(weight.scales_OG.size(), weight.scales_OG[0]);
+    return weight;
+  }
+  static void replace(Draft& draft, const std::string& module, std::vector<OwnedTensor> tensors) {
+    draft.tensors.erase(module + ".weight");
+    for (OwnedTensor& tensor : tensors) draft.add(std::move(tensor));
+  }
+  void expect_weights(const Checkpoint& checkpoint, const std::map<std::string, QuantizedWeight>& weights) const {
+    const BlockDescription& block = checkpoint.description().blocks[0];
+    const FeedForwardDescription& feed_forward = block.experts[0];
+    size_t num_found = 0;
+    for (const LinearDescription& linear :
+         {block.q, block.k, block.v, block.o, feed_forward.gate, feed_forward.up, feed_forward.down}) {
+      const LinearWeights read = checkpoint.linear(linear);
+      const auto expected = weights.find(linear.name);
+      ASSERT_EQ(std::holds_alternative<QuantizedWeight>(read.weight), expected != weights.end()) << linear.name;
+      ASSERT_EQ(checkpoint.stored_scheme(linear).has_value(), expected != weights.end()) << linear.name;
+      if (expected == weights.end()) continue;
+      EXPECT_EQ(dequantize(std::get<QuantizedWeight>(read.weight)), dequantize(expected->second)) << linear.name;
+      checkpoint.drop_pages(linear);
+      ++num_found;
+    }
+    EXPECT_EQ(num_found, weights.size());
+  }
+};
+
+TEST_F(Containers, PlainIntegersFp8AndPackedOnesInOneCheckpoint) {
+  Draft draft = tiny_llama();
+  std::vector<StoredModule> modules;
+  std::map<std::string, QuantizedWeight> weights;
+  const PackScheme fixed{.bits = 8,
+                         .format = StoredFormat::int_quantized,
+                         .per_tensor = true,
+                         .input = {.type = InputType::int8, .range = InputRange::fixed, .symmetric = false}};
+  const PackScheme packed{.bits = 4, .group_size = 4, .input = {.type = InputType::int8}};
+  for (const std::string& module : linears()) {
+    const PackScheme& scheme = modules.size() % 2 == 0 ? fixed : packed;
+    weights[module] = weight_for(draft, module, scheme);
+    StoredLinear linear{weights[module], scheme.input, DType::F32};
+    if (linear.input.range == InputRange::fixed) {
+      linear.input.scale = 0.75f;
+      linear.input.zero = 9;
+    }
+    replace(draft, module, pack_compressed_tensors(linear, scheme, module));
+    modules.push_back({module, scheme});
+  }
+  const PackScheme fp8{.bits = 8, .format = StoredFormat::float_quantized};
+  QuantizedWeight head;
+  head.num_out = 5;
+  head.num_in = 8;
+  head.code_type = CodeType::fp8;
+  head.bits = 8;
+  head.codes_OI.assign(40, 0x39);
+  head.scales_OG = {1, 2, 3, 4, 5};
+  replace(draft, "lm_head", pack_compressed_tensors(StoredLinear{head}, fp8, "lm_head"));
+  modules.push_back({"lm_head", fp8});
+  draft.config["quantization_config"] = Json::parse(quantization_config_json(modules, {}));
+  write(draft);
+  const Checkpoint checkpoint = Checkpoint::open(directory_);
+  EXPECT_EQ(checkpoint.quantization_method(), "compressed-tensors");
+  expect_weights(checkpoint, weights);
+  const BlockDescription& block = checkpoint.description().blocks[0];
+  const InputFormat of_q = checkpoint.linear(block.q).input;
+  EXPECT_EQ(input_scheme(of_q), fixed.input);
+  EXPECT_EQ(of_q.scale, 0.75f);
+  EXPECT_EQ(of_q.zero, 9);
+  EXPECT_EQ(checkpoint.linear(block.o).input, packed.input);
+  EXPECT_EQ(checkpoint.linear(block.k).input, InputFormat());
+  const LinearWeights read = checkpoint.linear(checkpoint.head());
+  ASSERT_TRUE(std::holds_alternative<QuantizedWeight>(read.weight));
+  EXPECT_EQ(std::get<QuantizedWeight>(read.weight).code_type, CodeType::fp8);
+  EXPECT_EQ(dequantize(std::get<QuantizedWeight>(read.weight)), dequantize(head));
+
+  draft.tensors.erase(std::string(kBlock) + "self_attn.q_proj.input_scale");
+  expect_all_in(refusal(draft), {directory_.string(), "q_proj.input_scale", "missing"});
+}
+
+TEST_F(Containers, AwqGemm) {
+  Draft draft = tiny_llama();
+  std::map<std::string, QuantizedWeight> weights;
+  for (const std::string& module : linears()) {
+    weights[module] = weight_for(draft, module, {.bits = 4, .group_size = 8, .symmetric = false});
+    replace(draft, module, pack_awq_gemm(weights[module], module));
+  }
+  draft.config["quantization_config"] = Json::parse(awq_config_json(8, {}));
+  write(draft);
+  const Checkpoint checkpoint = Checkpoint::open(directory_);
+  EXPECT_EQ(checkpoint.quantization_method(), "awq");
+  expect_weights(checkpoint, weights);
+  const std::string q = std::string(kBlock) + "self_attn.q_proj";
+  Draft damaged = draft;
+  damaged.tensors.erase(q + ".scales");
+  expect_all_in(refusal(damaged), {directory_.string(), q + ".scales", "missing"});
+  damaged = draft;
+  damaged.config["quantization_config"]["modules_to_not_convert"] = {"q_proj"};
+  expect_all_in(refusal(damaged), {q + ".qweight", "not quantized"});
+  damaged = draft;
+  damaged.config["quantization_config"]["version"] = "gemv";
+  expect_all_in(refusal(damaged), {"config.json", "gemv"});
+  damaged = draft;
+  damaged.config.erase("quantization_config");
+  expect_all_in(refusal(damaged), {".weight'", "missing", ".qweight"});
+}
+
+TEST_F(Containers, BitsAndBytesInt8) {
+  Draft draft = tiny_llama();
+  std::map<std::string, QuantizedWeight> weights;
+  for (const std::string& module : linears()) {
+    weights[module] = weight_for(draft, module, {.bits = 8});
+    replace(draft, module, pack_bitsandbytes_int8(weights[module], module));
+  }
+  draft.config["quantization_config"] = Json::parse(bitsandbytes_config_json(6.0f, {}));
+  write(draft);
+  const Checkpoint checkpoint = Checkpoint::open(directory_);
+  EXPECT_EQ(checkpoint.quantization_method(), "bitsandbytes");
+  expect_weights(checkpoint, weights);
+  const BlockDescription& block = checkpoint.description().blocks[0];
+  EXPECT_EQ(checkpoint.linear(block.q).input.outlier_threshold, 6.0f);
+  EXPECT_EQ(checkpoint.linear(block.k).input, InputFormat());
+  const std::string q = std::string(kBlock) + "self_attn.q_proj";
+  Draft damaged = draft;
+  damaged.tensors.erase(q + ".SCB");
+  expect_all_in(refusal(damaged), {q + ".weight", "expected F32, F16 or BF16", "found I8"});
+  damaged = draft;
+  damaged.config["quantization_config"]["llm_int8_skip_modules"] = {q};
+  expect_all_in(refusal(damaged), {q + ".SCB", "not quantized"});
+  damaged = draft;
+  damaged.config["quantization_config"]["load_in_8bit"] = false;
+  expect_all_in(refusal(damaged), {"config.json", "load_in_8bit"});
+}
+
+TEST_F(QuantizedCheckpoint, NanScalesAreFoundWhenRead) {
+  Draft draft = quantized_llama(false);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(draft.tensors.at("model.layers.0.self_attn.o_proj.weight_scale").data.data() + 8, &nan, 4);
+  write(draft);
+  const Checkpoint checkpoint = Checkpoint::open(directory_);
+  expect_all_in(thrown_by([&] { checkpoint.linear(checkpoint.description().blocks[0].o); }), {"o_proj", "scale"});
+}
+
+}  // namespace
+}  // namespace pare

@@ -1,0 +1,165 @@
+#include "runtime/system/atomic_file.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/expect_error.h"
+#include "tests/temporary_folder.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+TEST(AtomicFile, ReplacesTheWholeFileAndLeavesNothingElse) {
+  TemporaryFolder folder;
+  const fs::path path = folder.path() / "a.txt";
+  write_file_atomically(path, std::string_view("one, and longer"));
+  EXPECT_EQ(read_text_file(path), "one, and longer");
+  write_file_atomically(path, std::string_view("two"));
+  EXPECT_EQ(read_text_file(path), "two");
+  write_file_atomically(path, std::span<const std::byte>());
+  EXPECT_EQ(read_text_file(path), "");
+  EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"a.txt"});
+}
+
+TEST(AtomicFile, PiecesAreJoinedAndTheFileIsInvisibleUntilComplete) {
+  TemporaryFolder folder;
+  write_file_atomically(folder.path() / "a", [&](const ByteSink& sink) {
+    sink(std::as_bytes(std::span(std::string_view("ab"))));
+    const std::vector<std::string> names = names_in(folder.path());
+    EXPECT_EQ(names, std::vector<std::string>{".a.partial-" + std::to_string(::getpid())});
+    sink({});
+    sink(std::as_bytes(std::span(std::string_view("cd"))));
+  });
+  EXPECT_EQ(read_text_file(folder.path() / "a"), "abcd");
+}
+
+TEST(AtomicFile, RelativePathsLieInTheCurrentFolder) {
+  TemporaryFolder folder;
+  const fs::path before = fs::current_path();
+  fs::current_path(folder.path());
+  write_file_atomically("plain", std::string_view("x"));
+  fs::current_path(before);
+  EXPECT_EQ(read_text_file(folder.path() / "plain"), "x");
+}
+
+TEST(AtomicFile, AFailingProducerLeavesTheOldFile) {
+  TemporaryFolder folder;
+  const fs::path path = folder.path() / "a";
+  write_file_atomically(path, std::string_view("old"));
+  const auto produce = [](const ByteSink& sink) {
+    sink(std::as_bytes(std::span(std::string_view("new"))));
+    throw std::runtime_error("producer failed");
+  };
+  expect_error<std::runtime_error>([&] { write_file_atomically(path, produce); }, {"producer failed"});
+  EXPECT_EQ(read_text_file(path), "old");
+  EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"a"});
+}
+
+// A write that the system cuts short: first partially, then with an error (here the limit of the file size).
+TEST(AtomicFile, AFailingWriteNamesThePathAndLeavesTheOldFile) {
+  TemporaryFolder folder;
+  const fs::path path = folder.path() / "a";
+  write_file_atomically(path, std::string_view("old"));
+  struct rlimit before;
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const struct rlimit small = {100'000, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  expect_error<std::runtime_error>([&] { write_file_atomically(path, std::string_view(std::string(200'000, 'x'))); },
+                                   {"cannot write '" + path.string() + "'", "File too large"});
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(read_text_file(path), "old");
+  EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"a"});
+}
+
+// In a child, on a file system of 64 KiB that only it sees. Exit status 0: all as expected; 2: this machine lets
+// nobody mount; anything else: a failure.
+int fill_a_small_disk(const fs::path& folder) {
+  const std::string user = std::to_string(::getuid()), group = std::to_string(::getgid());
+  if (::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return 2;
+  // A user or group that the new name space does not know could own no file.
+  if (!(std::ofstream("/proc/self/uid_map") << "0 " + user + " 1" << std::flush)) return 2;
+  if (!(std::ofstream("/proc/self/setgroups") << "deny" << std::flush)) return 2;
+  if (!(std::ofstream("/proc/self/gid_map") << "0 " + group + " 1" << std::flush)) return 2;
+  if (::mount("none", folder.c_str(), "tmpfs", 0, "size=64k") != 0) return 2;
+  write_file_atomically(folder / "a", std::string_view("old"));
+  try {
+    write_file_atomically(folder / "a", std::string_view(std::string(200'000, 'x')));
+    return 3;
+  } catch (const std::runtime_error& error) {
+    const std::string message = error.what();
+    if (message.find("No space left on device: free some space") == std::string::npos) return 4;
+  }
+  if (read_text_file(folder / "a") != "old") return 5;
+  return names_in(folder) == std::vector<std::string>{"a"} ? 0 : 6;
+}
+
+TEST(AtomicFile, AFullDiskIsAClearErrorAndLeavesTheOldFile) {
+  TemporaryFolder folder;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    int status = 7;
+    try {
+      status = fill_a_small_disk(folder.path());
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+    }
+    ::_exit(status);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 2) GTEST_SKIP() << "this machine does not let a test mount a small disk";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(AtomicFile, RefusalsNameThePath) {
+  TemporaryFolder folder;
+  const fs::path missing = folder.path() / "none" / "a";
+  expect_error<std::runtime_error>([&] { write_file_atomically(missing, std::string_view("x")); },
+                                   {missing.string(), "No such file"});
+  fs::create_directory(folder.path() / "directory");
+  std::ofstream(folder.path() / "directory" / "inside") << "x";
+  expect_error<std::runtime_error>([&] { write_file_atomically(folder.path() / "directory", std::string_view("x")); },
+                                   {"directory"});
+  EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"directory"});
+  expect_error<std::runtime_error>([&] { read_text_file(missing); }, {missing.string(), "No such file"});
+  expect_error<std::runtime_error>([&] { read_text_file(folder.path()); }, {"directory"});
+  expect_error<std::runtime_error>([&] { sync_directory(missing); }, {missing.string()});
+}
+
+TEST(AtomicFile, ReadingStopsAtTheGivenSize) {
+  TemporaryFolder folder;
+  for (size_t size : {0, 1, 4095, 4096, 4097, 100'000}) {
+    const std::string text(size, 'y');
+    write_file_atomically(folder.path() / "a", std::string_view(text));
+    EXPECT_EQ(read_text_file(folder.path() / "a", size), text);
+    if (size == 0) continue;
+    expect_error<std::runtime_error>([&] { read_text_file(folder.path() / "a", size - 1); }, {"larger than"});
+  }
+  EXPECT_FALSE(read_text_file("/proc/self/status").empty());  // a file whose size is not told
+  expect_error<std::runtime_error>([] { read_text_file("/dev/zero", 100'000); }, {"larger than the 100000 bytes"});
+}
+
+}  // namespace
+}  // namespace pare

@@ -1,0 +1,24 @@
+// A fixture for operations of the CPU backend that every instruction set implements: one backend of the parameter's
+// set beside the reference.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "runtime/engine/backend.h"
+#include "runtime/system/isa.h"
+
+namespace pare {
+
+class OnEachIsa : public testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override {
+    if (GetParam() > detect_isa()) GTEST_SKIP() << "this CPU has no " << isa_name(GetParam());
+    backend_ = make_cpu_backend(GetParam(), 2);
+  }
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Backend> reference_ = make_reference_backend();
+};
+
+}  // namespace pare

@@ -1,0 +1,85 @@
+#include "runtime/system/progress.h"
+
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+namespace pare {
+namespace {
+
+std::string without_digits(const std::string& text) {
+  std::string result;
+  for (const char c : text) {
+    if (c < '0' || c > '9') result += c;
+  }
+  return result;
+}
+
+TEST(Progress, LinesAreOnePerQuickStage) {
+  std::ostringstream out;
+  Progress progress(ProgressStyle::lines, out);
+  progress.begin("load", 3, "blocks");
+  for (int i = 0; i <= 3; ++i) progress.update(i);
+  progress.print("layer 0  error 1e-3");
+  progress.begin("evaluate", 2, "windows");  // ends the stage before it
+  progress.update(2);
+  progress.finish();
+  progress.finish();
+  // Times differ from run to run.
+  EXPECT_EQ(without_digits(out.str()),
+            without_digits("layer 0  error 1e-3\nload: 3 blocks in 0.0 s\nevaluate: 2 windows in 0.0 s\n"));
+}
+
+TEST(Progress, BarIsErasedBeforeAnythingElseIsPrinted) {
+  std::ostringstream out;
+  {
+    Progress progress(ProgressStyle::bar, out);
+    progress.begin("load", 4, "blocks");
+    EXPECT_NE(out.str().find("[........................] 0/4 blocks"), std::string::npos) << out.str();
+    EXPECT_EQ(out.str().find('\n'), std::string::npos);
+    progress.print("an event");
+    EXPECT_NE(out.str().find("\r\x1b[2Kan event\n\r\x1b[2Kload ["), std::string::npos) << out.str();
+  }
+  EXPECT_TRUE(out.str().ends_with("\r\x1b[2K"));  // an unfinished bar does not stay
+}
+
+TEST(Progress, SilentPrintsNothing) {
+  std::ostringstream out;
+  {
+    Progress progress(ProgressStyle::silent, out);
+    progress.begin("load", 4, "blocks");
+    progress.update(4);
+    progress.print("an event");
+    progress.finish();
+  }
+  EXPECT_EQ(out.str(), "");
+  EXPECT_EQ(progress_style(true), ProgressStyle::silent);
+}
+
+TEST(Format, Durations) {
+  EXPECT_EQ(format_duration(0.0), "0.0 s");
+  EXPECT_EQ(format_duration(12.34), "12.3 s");
+  EXPECT_EQ(format_duration(59.96), "1 min 00 s");
+  EXPECT_EQ(format_duration(245.4), "4 min 05 s");
+  EXPECT_EQ(format_duration(3599.6), "1 h 00 min");
+  EXPECT_EQ(format_duration(3 * 3600 + 7 * 60), "3 h 07 min");
+}
+
+TEST(Format, Bytes) {
+  EXPECT_EQ(format_bytes(0), "0 B");
+  EXPECT_EQ(format_bytes(1023), "1023 B");
+  EXPECT_EQ(format_bytes(1536), "1.50 KiB");
+  EXPECT_EQ(format_bytes(700LL << 20), "700 MiB");
+  EXPECT_EQ(format_bytes((1LL << 30) - 1), "1.00 GiB");
+  EXPECT_EQ(format_bytes(5LL << 28), "1.25 GiB");
+  EXPECT_EQ(format_bytes(48LL << 30), "48.0 GiB");
+}
+
+TEST(Format, Numbers) {
+  EXPECT_EQ(format_number(2.0 / 3.0, 3), "0.667");
+  EXPECT_EQ(format_number(-1.5, 0), "-2");
+  EXPECT_EQ(format_number(1e300, 0).size(), 301u);
+}
+
+}  // namespace
+}  // namespace pare

@@ -1,0 +1,146 @@
+// GGUF vocabularies as tokenizer.json.
+#include "runtime/tokenizer/gguf_vocabulary.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/expect_error.h"
+#include "tests/runtime/tokenizer/tokenizer_oracle.h"
+
+namespace pare {
+namespace {
+
+using nlohmann::json;
+
+// The vocabulary of a byte-level tokenizer.json as a GGUF has it.
+GgufVocabulary byte_level_vocabulary(const std::string& name, const std::string& pre) {
+  const json file = json::parse(read_text_file(unpacked(name)));
+  GgufVocabulary vocabulary;
+  vocabulary.where = name;
+  vocabulary.model = "gpt2";
+  vocabulary.pre = pre;
+  const auto put = [&](const std::string& token, size_t id, int64_t type) {
+    if (vocabulary.tokens.size() <= id) {
+      vocabulary.tokens.resize(id + 1);
+      vocabulary.token_types.resize(id + 1, 5);
+    }
+    vocabulary.tokens[id] = token;
+    vocabulary.token_types[id] = type;
+  };
+  for (const auto& [token, id] : file["model"]["vocab"].items()) put(token, id, 1);
+  for (const json& token : file["added_tokens"]) put(token["content"], token["id"], token["special"] ? 3 : 4);
+  for (const json& merge : file["model"]["merges"]) {
+    vocabulary.merges.push_back(merge.is_string() ? merge.get<std::string>()
+                                                  : merge[0].get<std::string>() + " " + merge[1].get<std::string>());
+  }
+  vocabulary.add_bos = false;
+  return vocabulary;
+}
+
+// Mistral's SentencePiece model: pieces have the score 259 - id; control, byte and unknown tokens 0; runs of spaces,
+// which its authors added, -1e9.
+GgufVocabulary mistral() {
+  const json file = json::parse(read_text_file(unpacked("mistral.json")));
+  GgufVocabulary vocabulary;
+  vocabulary.where = "mistral.gguf";
+  vocabulary.model = "llama";
+  vocabulary.tokens.resize(32000);
+  for (const auto& [token, id] : file["model"]["vocab"].items()) vocabulary.tokens[id.get<size_t>()] = token;
+  for (size_t id = 0; id < 32000; ++id) {
+    const std::string& token = vocabulary.tokens[id];
+    const bool spaces =
+        token.size() > 3 && json(token).get<std::string>().find_first_not_of("\u2581") == std::string::npos;
+    vocabulary.scores.push_back(spaces ? -1e9 : id < 259 ? 0.0 : 259.0 - static_cast<double>(id));
+    vocabulary.token_types.push_back(id == 0 ? 2 : id < 3 ? 3 : id < 259 ? 6 : 1);
+  }
+  vocabulary.bos_token = 1;
+  vocabulary.eos_token = 2;
+  vocabulary.unknown_token = 0;
+  return vocabulary;
+}
+
+// The same vocabulary put together by the package and by transformers' generate_merges; that the package reads our file
+// to the same ids is TokenizerFamily's.
+TEST(GgufVocabulary, ConvertedFamiliesEqualTokenizersPutTogetherInPython) {
+  for (const std::string name : {"llama2", "smollm2"}) {
+    auto texts = awkward_texts(600, {"<|im_start|>", "<|endoftext|>", "<repo_name>", "<s>", "</s>", "<unk>"});
+    texts.push_back(
+        read_text_file(std::filesystem::path(PARE_SOURCE_DIR) / "calibration_data/wikitext2.txt").substr(0, 200000));
+    const Tokenizer tokenizer = Tokenizer::parse(make_tokenizer_json(golden_vocabulary(name)), name);
+    expect_as_oracle(tokenizer, ask_oracle("encode", unpacked(name + ".vocabulary.json"), texts), texts);
+    EXPECT_EQ(tokenizer.vocabulary_size(), name == "llama2" ? 32000 : 49152);
+  }
+}
+
+TEST(GgufVocabulary, MistralHasTheMergesOfItsPublishedFile) {
+  const json ours = json::parse(make_tokenizer_json(mistral()));
+  const json published = json::parse(read_text_file(unpacked("mistral.json")));
+  ASSERT_EQ(ours["model"]["merges"].size(), published["model"]["merges"].size());
+  for (size_t i = 0; i < ours["model"]["merges"].size(); ++i) {
+    const json& merge = ours["model"]["merges"][i];
+    ASSERT_EQ(merge[0].get<std::string>() + " " + merge[1].get<std::string>(), published["model"]["merges"][i]) << i;
+  }
+  EXPECT_EQ(ours["normalizer"], published["normalizer"]);
+  EXPECT_EQ(ours["decoder"], published["decoder"]);
+  EXPECT_EQ(ours["added_tokens"], published["added_tokens"]);
+  EXPECT_EQ(ours["post_processor"], published["post_processor"]);
+}
+
+TEST(GgufVocabulary, ByteLevelFamiliesGiveTheIdsOfTheirOwnFiles) {
+  const auto texts = awkward_texts(300, {"<|endoftext|>", "<|im_end|>", "<think>", "                "});
+  for (const auto& [name, pre] : std::vector<std::pair<std::string, std::string>>{{"gpt2.json", "gpt-2"},
+                                                                                  {"gpt2.json", ""},
+                                                                                  {"llama3.json", "llama-bpe"},
+                                                                                  {"qwen3.json", "qwen2"},
+                                                                                  {"neox.json", "olmo"}}) {
+    const Tokenizer own = Tokenizer::open(unpacked(name));
+    const Tokenizer converted = Tokenizer::parse(make_tokenizer_json(byte_level_vocabulary(name, pre)), name);
+    for (const std::string& text : texts)
+      ASSERT_EQ(converted.encode(text, false), own.encode(text, false)) << name << " '" << text << "'";
+  }
+}
+
+TEST(GgufVocabulary, UserDefinedRunsOfSpacesAreTokens) {
+  GgufVocabulary vocabulary;
+  vocabulary.where = "tiny.gguf";
+  vocabulary.model = "llama";
+  vocabulary.tokens = {"<unk>", "a", "\u2581", "  ", "\u2581a"};
+  vocabulary.token_types = {2, 1, 1, 4, 1};
+  vocabulary.scores = {0, -2, -3, 0, -1};
+  vocabulary.unknown_token = 0;
+  vocabulary.add_space_prefix = false;
+  const Tokenizer tokenizer = Tokenizer::parse(make_tokenizer_json(vocabulary), "tiny");
+  EXPECT_EQ(tokenizer.encode("a   a", false), (std::vector<int32_t>{1, 3, 4}));
+  EXPECT_EQ(tokenizer.decode(std::vector<int32_t>{1, 3, 4}, false), "a   a");
+  vocabulary.add_space_prefix = true;
+  expect_error<std::runtime_error>([&] { make_tokenizer_json(vocabulary); }, {"token 3", "add_space_prefix"});
+}
+
+TEST(GgufVocabulary, FlawsAreNamed) {
+  const auto expect = [](void (*flaw)(GgufVocabulary&), std::initializer_list<std::string> parts) {
+    GgufVocabulary vocabulary;
+    vocabulary.where = "flawed.gguf";
+    vocabulary.model = "gpt2";
+    vocabulary.tokens = {"a", "b", "ab"};
+    vocabulary.merges = {"a b"};
+    EXPECT_NO_THROW(make_tokenizer_json(vocabulary));
+    flaw(vocabulary);
+    expect_error<std::runtime_error>([&] { make_tokenizer_json(vocabulary); }, parts);
+  };
+  expect([](GgufVocabulary& v) { v.model = "bert"; }, {"flawed.gguf", "'bert'", "gpt2", "llama"});
+  expect([](GgufVocabulary& v) { v.pre = "my-bpe"; }, {"flawed.gguf", "'my-bpe'", "llama-bpe", "qwen2"});
+  expect([](GgufVocabulary& v) { v.tokens[1] = "a"; }, {"tokens 0 and 1", "'a'"});
+  expect([](GgufVocabulary& v) { v.tokens[1] = "\xFF"; }, {"not UTF-8"});
+  expect([](GgufVocabulary& v) { v.tokens.clear(); }, {"tokens is empty"});
+  expect([](GgufVocabulary& v) { v.token_types = {1}; }, {"token_type has 1", "3 tokens"});
+  expect([](GgufVocabulary& v) { v.model = "llama"; }, {"scores has 0"});
+  expect([](GgufVocabulary& v) { v.merges = {"ab"}; }, {"merge 0"});
+  expect(
+      [](GgufVocabulary& v) {
+        v.add_bos = true;
+        v.bos_token = 3;
+      },
+      {"bos", "3"});
+}
+
+}  // namespace
+}  // namespace pare
