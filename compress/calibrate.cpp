@@ -8,11 +8,12 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "compress/predict/predict.h"
 #include "compress/plan/plan.h"
-#include "compress/plan/preflight.h"
-#include "compress/plan/run_data.h"
-#include "compress/walk/block_walk.h"
+#include "compress/run_data.h"
+#include "compress/walk/model_walk.h"
 #include "compress/walk/statistics_file.h"
+#include "runtime/import/model_directory.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/version.h"
@@ -29,26 +30,24 @@ TokenWindows read_windows(const CalibrationRecipe& recipe, const Checkpoint& che
   return read_calibration(recipe, tokenizer ? &*tokenizer : nullptr, checkpoint.description());
 }
 
-// All stages of all blocks, each written as soon as it is complete. Returns the seconds spent writing.
-double write_statistics(const Checkpoint& checkpoint, int64_t num_tokens, BlockWalk& walk, StatisticsWriter& writer,
-                        Progress& progress) {
-  const auto num_blocks = static_cast<int64_t>(checkpoint.description().blocks.size());
-  double seconds = 0.0;
-  progress.begin("calibrate", num_blocks, "blocks");
-  for (int64_t b = 0; b < num_blocks; ++b) {
-    const DecoderBlock block(checkpoint, b, num_tokens);
-    for (const Stage stage : block_stages(block.description())) {
-      const LayerStatistics statistics = walk.reach(block, stage, StatisticsNeed::hessian);
-      const auto start = Clock::now();
-      writer.write(block.description(), stage, statistics);
-      seconds += seconds_since(start);
-    }
-    if (b + 1 < num_blocks) walk.leave(block);
-    progress.update(b + 1);
+// All stages of all blocks, each written as soon as it is complete.
+class StatisticsTask : public BlockTask {
+ public:
+  StatisticsTask(const Checkpoint& checkpoint, StatisticsWriter& writer)
+      : model_(checkpoint.description()), writer_(writer) {}
+  StatisticsNeed need(int64_t, Stage) const override { return StatisticsNeed::hessian; }
+  void at_stage(int64_t index, Block&, Stage stage, LayerStatistics statistics) override {
+    const auto start = Clock::now();
+    writer_.write(model_.blocks[static_cast<size_t>(index)], stage, statistics);
+    seconds_ += seconds_since(start);
   }
-  progress.finish();
-  return seconds;
-}
+  double seconds() const { return seconds_; }
+
+ private:
+  const ModelDescription& model_;
+  StatisticsWriter& writer_;
+  double seconds_ = 0.0;
+};
 
 }  // namespace
 
@@ -57,14 +56,14 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
   MemorySampler memory;
   const at::NoGradGuard no_grad;
   const int num_threads = set_num_threads(options.num_threads);
-  const fs::path model_path = chosen(options.model, recipe.model, "model", "model", "--model");
+  const ModelDirectory directory(chosen(options.model, recipe.model, "model", "model", "--model"));
   if (!recipe.calibration || recipe.calibration->text.empty()) {
     throw std::invalid_argument("the recipe has no text to calibrate on: add 'calibration: {text: ...}'");
   }
   if (fs::exists(fs::symlink_status(output))) {
     throw std::runtime_error("output '" + output.string() + "' exists: remove it or choose another");
   }
-  const Checkpoint checkpoint = Checkpoint::open(model_path);
+  const Checkpoint checkpoint = Checkpoint::open(directory.path());
   check_not_quantized(checkpoint);
   const ModelDescription& model = checkpoint.description();
   const TokenWindows windows = read_windows(*recipe.calibration, checkpoint);
@@ -75,7 +74,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
                           .evaluations = {},
                           .num_threads = num_threads,
                           .experts = recipe.calibration->experts};
-  const PlannedRun plan = calibration_plan(model);
+  const RunPlan plan = plan_statistics(model);
   const Prediction prediction = predict_calibration(
       plan, checkpoint, workload, StatisticsWriter::size_bytes(model, num_rows), read_memory_usage().held_bytes,
       options.max_memory_bytes.value_or(available_memory_bytes() / 10 * 8), measure_matmul_rate(num_threads));
@@ -98,10 +97,20 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
                                    .libtorch_version = TORCH_VERSION,
                                    .instruction_set = at::get_cpu_capability()});
   throw_if_interrupted();
-  BlockWalk walk(model, windows, checkpoint.linear(checkpoint.embedding()), recipe.calibration->seed, prediction.spill,
-                 folder, num_threads, recipe.calibration->experts);
+  const std::unique_ptr<ModelWalk> walk =
+      walk_windows(checkpoint, windows, checkpoint.linear(checkpoint.embedding()),
+                   {.sample_seed = recipe.calibration->seed,
+                    .spill = prediction.spill,
+                    .spill_directory = folder,
+                    .num_threads = num_threads,
+                    .experts = recipe.calibration->experts});
   checkpoint.drop_pages(checkpoint.embedding());
-  double write_seconds = write_statistics(checkpoint, windows.num_tokens, walk, writer, progress);
+  StatisticsTask task(checkpoint, writer);
+  const auto num_blocks = static_cast<int64_t>(model.blocks.size());
+  progress.begin("calibrate", num_blocks, "blocks");
+  walk_blocks(*walk, num_blocks, task, [&](int64_t b) { progress.update(b); });
+  progress.finish();
+  double write_seconds = task.seconds();
   throw_if_interrupted();
   const auto publish_start = Clock::now();
   const std::string hash = writer.publish();
@@ -114,7 +123,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
       {"tokens", windows.num_tokens},
       {"seconds", seconds_since(start)},
       {"stage_seconds",
-       {{"forward", walk.seconds().forward}, {"statistics", walk.seconds().statistics}, {"write", write_seconds}}},
+       {{"forward", walk->seconds().forward}, {"statistics", walk->seconds().statistics}, {"write", write_seconds}}},
       {"output_bytes", static_cast<int64_t>(fs::file_size(output))},
       {"peak_memory_bytes", memory.peak_bytes()},
       {"peak_resident_bytes", read_memory_usage().peak_resident_bytes}};

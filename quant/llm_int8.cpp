@@ -47,7 +47,7 @@ std::vector<int32_t> columns_from(const std::vector<float>& absmax_I, double thr
   return columns;
 }
 
-std::string many_outliers_event(const std::vector<float>& absmax_I, const OutlierColumns& found) {
+std::string many_outliers_event(const std::vector<float>& absmax_I, const OutlierChoice& found) {
   const double median_absmax = median(absmax_I), largest = *std::max_element(absmax_I.begin(), absmax_I.end());
   const size_t num_proposed = columns_from(absmax_I, kProposedMultiple * median_absmax).size();
   std::ostringstream text;
@@ -84,14 +84,14 @@ void round_to_f16(float* row, int64_t num_in, int64_t row_index) {
 
 }  // namespace
 
-OutlierColumns choose_outliers(const at::Tensor& absmax_I, const at::Tensor& mean_square_I,
+OutlierChoice choose_outliers(const at::Tensor& absmax_I, const at::Tensor& mean_square_I,
                                const LlmInt8Options& options) {
   if (!(options.value > 0.0) || !std::isfinite(options.value)) {
     throw std::invalid_argument("outlier threshold: expected a positive number, found " +
                                 std::to_string(options.value));
   }
   const std::vector<float> absmax = checked_statistics(absmax_I, "largest input");
-  OutlierColumns found;
+  OutlierChoice found;
   found.threshold = options.value;
   if (options.measure == OutlierMeasure::median_absmax) found.threshold *= median(absmax);
   if (options.measure == OutlierMeasure::rms) {

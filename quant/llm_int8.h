@@ -22,7 +22,7 @@ inline constexpr double kManyOutliers = 0.25;
 // The relative threshold that such an event proposes: channels this many times as large as the layer's median channel.
 inline constexpr double kProposedMultiple = 20.0;
 
-struct OutlierColumns {
+struct OutlierChoice {
   std::vector<int32_t> columns;  // ascending
   double threshold = 0.0;        // in the units of the inputs, whatever the measure
   double share = 0.0;            // columns / I
@@ -33,7 +33,7 @@ struct OutlierColumns {
 // Hessian's diagonal; read by OutlierMeasure::rms alone and otherwise allowed to be undefined. The median of an even
 // number of channels is the mean of the middle two. A channel that is always 0 is never an outlier.
 // Throws std::invalid_argument: a value that is not positive, shapes, statistics that are negative or not finite.
-OutlierColumns choose_outliers(const at::Tensor& absmax_I, const at::Tensor& mean_square_I,
+OutlierChoice choose_outliers(const at::Tensor& absmax_I, const at::Tensor& mean_square_I,
                                const LlmInt8Options& options);
 
 struct LlmInt8Weight {

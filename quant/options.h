@@ -2,9 +2,11 @@
 // without it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
+#include "runtime/format/fields.h"
 #include "runtime/format/linear_weights.h"
 
 namespace pare {
@@ -13,6 +15,13 @@ namespace pare {
 // error costs under the whole of H: rounding to nearest weighs a group's errors with the group's square of H, GPTQ,
 // whose later columns make up for an error, weighs each column's with 1 / (H^-1)_jj.
 enum class ScaleSearch { minmax, squared_error, hessian_diagonal, hessian };
+inline std::span<const EnumName<ScaleSearch>> enum_names(ScaleSearch) {
+  static constexpr std::array<EnumName<ScaleSearch>, 4> kNames = {{{ScaleSearch::minmax, "minmax"},
+                                                                   {ScaleSearch::squared_error, "squared_error"},
+                                                                   {ScaleSearch::hessian_diagonal, "hessian_diagonal"},
+                                                                   {ScaleSearch::hessian, "hessian"}}};
+  return kNames;
+}
 
 struct GridOptions {
   int bits = 4;              // 2, 3, 4, 8
@@ -21,17 +30,38 @@ struct GridOptions {
   ScaleSearch scales = ScaleSearch::hessian_diagonal;
   DType scale_dtype = DType::BF16;  // F32, F16 or BF16; scales are rounded to it before codes are chosen
   bool per_tensor = false;          // one scale for the whole weight, repeated for each row (group_size kPerChannel)
+
+  void fields(FieldVisitor& visit) {
+    visit("bits", bits, {.values = {2, 3, 4, 8}});
+    visit("group_size", group_size, {.values = {32, 64, 128, kPerChannel}});
+    visit("symmetric", symmetric);
+    visit("per_tensor", per_tensor);
+    visit("scales", scales);
+    visit.decided("scale_dtype", scale_dtype);
+  }
 };
 
 // none: columns in storage order. static_groups: columns in descending diag(H), every group keeps its place and its
 // grid ("static"). group: groups are formed in that order and the weight carries g_idx.
 enum class ActOrder { none, static_groups, group };
+inline std::span<const EnumName<ActOrder>> enum_names(ActOrder) {
+  static constexpr std::array<EnumName<ActOrder>, 3> kNames = {
+      {{ActOrder::none, "none"}, {ActOrder::static_groups, "static"}, {ActOrder::group, "group"}}};
+  return kNames;
+}
 
 struct GptqOptions {
   GridOptions grid;
   int64_t block_size = 128;  // columns whose errors are spread lazily, by one matrix product per block
   double damping = 0.01;     // of mean diag(H) over live columns, added to the diagonal; 0 .. 1
   ActOrder act_order = ActOrder::static_groups;
+
+  void fields(FieldVisitor& visit) {
+    grid.fields(visit);
+    visit("act_order", act_order);
+    visit("damping", damping, {.low = 0.0, .high = 1.0});
+    visit("block_size", block_size, {.low = 1, .high = 4096});
+  }
 };
 
 inline constexpr int kMaxRefineSweeps = 100;
@@ -40,6 +70,12 @@ struct RefineOptions {
   int sweeps = 4;         // over all groups of a row; 0 leaves the weight as it is
   double damping = 0.03;  // of mean diag(H) over live columns, added to the diagonal of what is minimized; 0 .. 1
   bool grids = true;      // scales and zero points change too; false where they are shared beyond a row
+
+  void fields(FieldVisitor& visit) {
+    visit("refine", sweeps, {.low = 0, .high = kMaxRefineSweeps});
+    visit.decided("refine_damping", damping);
+    visit.decided("refine_grids", grids);
+  }
 };
 
 // How AWQ searches the scales s of a stage's inputs.
@@ -50,7 +86,20 @@ struct AwqOptions {
   int64_t max_rows = 512;      // of each weight, evenly spaced: those that candidates are judged on
   int64_t screen_rows = 64;    // of each weight, likewise: those that all candidates are judged on first ...
   int64_t num_finalists = 6;   // ... to find the best few, which max_rows decide between
+
+  void fields(FieldVisitor& visit) {
+    visit("duo_scaling", duo_scaling);
+    visit("grid_points", num_grid_points, {.low = 1, .high = 1000});
+    visit.decided("powers_of_two", powers_of_two);
+    visit.decided("max_rows", max_rows);
+    visit.decided("screen_rows", screen_rows);
+    visit.decided("num_finalists", num_finalists);
+  }
 };
+
+// The alphas that a search tries.
+inline constexpr std::array<double, 14> kSmoothAlphas = {0.3,  0.35, 0.4,  0.45, 0.5,  0.55, 0.6,
+                                                         0.65, 0.7,  0.75, 0.8,  0.85, 0.9,  0.95};
 
 // SmoothQuant's weights by default: 8 bits, one scale per output row.
 inline constexpr GridOptions kW8PerChannel{.bits = 8, .group_size = kPerChannel};
@@ -59,24 +108,53 @@ struct SmoothQuantOptions {
   std::optional<double> alpha = {};  // 0 .. 1; empty: searched for each input, with s = 1 among the candidates
   bool power_of_two = false;         // s rounded to powers of two, so that every fold into 16-bit values is exact
   GridOptions grid = kW8PerChannel;
+
+  // The grid is that of the rounding that follows.
+  void fields(FieldVisitor& visit) {
+    visit("alpha", alpha, {.low = -1.0, .high = 1.0});
+    visit.decided("power_of_two", power_of_two);
+  }
 };
 
 // How LLM.int8's outlier columns are recognized in the calibration's statistics: channel j is one when
 // max|X_j| >= threshold, where threshold is absolute: `value` itself (the paper's 6.0); median_absmax: `value` times
 // the median over the layer's channels of max|X_j|; rms: `value` times the root mean square of all the layer's inputs.
 enum class OutlierMeasure { absolute, median_absmax, rms };
+inline std::span<const EnumName<OutlierMeasure>> enum_names(OutlierMeasure) {
+  static constexpr std::array<EnumName<OutlierMeasure>, 3> kNames = {{{OutlierMeasure::absolute, "absolute"},
+                                                                      {OutlierMeasure::rms, "rms"},
+                                                                      {OutlierMeasure::median_absmax, "median"}}};
+  return kNames;
+}
 
 // own: 16-bit weights for the outlier columns, int8 scales that do not see them. bitsandbytes: all columns in int8.
 enum class LlmInt8Layout { own, bitsandbytes };
+inline std::span<const EnumName<LlmInt8Layout>> enum_names(LlmInt8Layout) {
+  static constexpr std::array<EnumName<LlmInt8Layout>, 2> kNames = {
+      {{LlmInt8Layout::bitsandbytes, "bitsandbytes"}, {LlmInt8Layout::own, "pare"}}};
+  return kNames;
+}
 
 // When outlier columns are found: dynamic in every sequence that is run, fixed by the calibration once for all.
 enum class OutlierTime { dynamic, fixed };
+inline std::span<const EnumName<OutlierTime>> enum_names(OutlierTime) {
+  static constexpr std::array<EnumName<OutlierTime>, 2> kNames = {
+      {{OutlierTime::dynamic, "dynamic"}, {OutlierTime::fixed, "static"}}};
+  return kNames;
+}
 
 struct LlmInt8Options {
   OutlierMeasure measure = OutlierMeasure::absolute;
   double value = 6.0;
   OutlierTime time = OutlierTime::dynamic;
   LlmInt8Layout layout = LlmInt8Layout::own;
+
+  void fields(FieldVisitor& visit) {
+    visit("threshold", value, {.low = 0.0, .high = 1e6});
+    visit("measure", measure);
+    visit("outliers", time);
+    visit("layout", layout);
+  }
 };
 
 }  // namespace pare

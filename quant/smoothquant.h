@@ -10,7 +10,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -18,9 +17,6 @@
 #include "quant/options.h"
 
 namespace pare {
-
-inline constexpr std::array<double, 14> kSmoothAlphas = {0.3,  0.35, 0.4,  0.45, 0.5,  0.55, 0.6,
-                                                         0.65, 0.7,  0.75, 0.8,  0.85, 0.9,  0.95};
 
 // Rounds x_RI (float32 [R, I], the sampled rows already divided by scales_I) in place, as the runtime will; scales_I
 // serves ranges that were fixed over all tokens and must be divided as well.

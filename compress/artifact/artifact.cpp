@@ -28,78 +28,6 @@ std::span<const std::byte> bytes_of(const auto& values) {
   return std::as_bytes(std::span(values));
 }
 
-// Enumerations by number: these files are read by the same version of pare alone.
-Json scheme_json(const PackScheme& scheme) {
-  const InputFormat& input = scheme.input;
-  return {{"bits", scheme.bits},
-          {"group_size", scheme.group_size},
-          {"symmetric", scheme.symmetric},
-          {"act_order", static_cast<int>(scheme.act_order)},
-          {"format", static_cast<int>(scheme.format)},
-          {"per_tensor", scheme.per_tensor},
-          {"input_type", static_cast<int>(input.type)},
-          {"input_range", static_cast<int>(input.range)},
-          {"input_symmetric", input.symmetric},
-          {"outliers", static_cast<int>(input.outliers)},
-          {"outlier_threshold", input.outlier_threshold}};
-}
-
-PackScheme parse_scheme(const Json& json) {
-  PackScheme scheme;
-  scheme.bits = json.at("bits").get<int>();
-  scheme.group_size = json.at("group_size").get<int64_t>();
-  scheme.symmetric = json.at("symmetric").get<bool>();
-  scheme.act_order = static_cast<StoredActOrder>(json.at("act_order").get<int>());
-  scheme.format = static_cast<StoredFormat>(json.at("format").get<int>());
-  scheme.per_tensor = json.at("per_tensor").get<bool>();
-  scheme.input.type = static_cast<InputType>(json.at("input_type").get<int>());
-  scheme.input.range = static_cast<InputRange>(json.at("input_range").get<int>());
-  scheme.input.symmetric = json.at("input_symmetric").get<bool>();
-  scheme.input.outliers = static_cast<OutlierRule>(json.at("outliers").get<int>());
-  scheme.input.outlier_threshold = json.at("outlier_threshold").get<float>();
-  return scheme;
-}
-
-Json record_json(const LayerRecord& record) {
-  return {{"name", record.name},
-          {"num_out", record.num_out},
-          {"num_in", record.num_in},
-          {"is_linear", record.is_linear},
-          {"method", record.method},
-          {"scheme", scheme_json(record.scheme)},
-          {"scale_dtype", dtype_name(record.scale_dtype)},
-          {"relative_error", record.relative_error},
-          {"error_measure", record.error_measure},
-          {"output_error", record.output_error},
-          {"damping", record.damping},
-          {"scaling", record.scaling},
-          {"error_before_refinement", record.error_before_refinement},
-          {"events", record.events},
-          {"sha256", record.sha256},
-          {"seconds", record.seconds}};
-}
-
-LayerRecord parse_record(const Json& json) {
-  LayerRecord record;
-  record.name = json.at("name").get<std::string>();
-  record.num_out = json.at("num_out").get<int64_t>();
-  record.num_in = json.at("num_in").get<int64_t>();
-  record.is_linear = json.at("is_linear").get<bool>();
-  record.method = json.at("method").get<std::string>();
-  record.scheme = parse_scheme(json.at("scheme"));
-  record.scale_dtype = parse_dtype(json.at("scale_dtype").get<std::string>());
-  record.relative_error = json.at("relative_error").get<double>();
-  record.error_measure = json.at("error_measure").get<std::string>();
-  record.output_error = json.at("output_error").get<double>();
-  record.damping = json.at("damping").get<double>();
-  record.scaling = json.at("scaling").get<std::string>();
-  record.error_before_refinement = json.at("error_before_refinement").get<double>();
-  record.events = json.at("events").get<std::vector<std::string>>();
-  record.sha256 = json.at("sha256").get<std::string>();
-  record.seconds = json.at("seconds").get<double>();
-  return record;
-}
-
 // Weights in other containers, and what describes them: not copied beside the new weights.
 bool is_copied(const fs::path& file) {
   static const std::set<std::string> kLeftOut = {"config.json",
@@ -163,28 +91,6 @@ StreamedTensor view_tensor(const std::string& name, const TensorView& view) {
 }
 
 }  // namespace
-
-std::string content_hash(const StoredLinear& linear) {
-  const QuantizedWeight& weight = linear.weight;
-  const InputFormat& input = linear.input;
-  Sha256 hash;
-  const std::string header =
-      std::to_string(weight.num_out) + "x" + std::to_string(weight.num_in) + " bits " + std::to_string(weight.bits) +
-      " group " + std::to_string(weight.group_size) + (weight.symmetric ? " symmetric " : " asymmetric ") +
-      std::string(dtype_name(weight.scale_dtype)) + (weight.code_type == CodeType::fp8 ? " fp8" : "") + " input " +
-      input_format_name(input) + " " + std::to_string(static_cast<int>(input.outliers)) + " zero " +
-      std::to_string(input.zero);
-  hash.update(std::as_bytes(std::span(header)));
-  hash.update(bytes_of(weight.codes_OI));
-  hash.update(bytes_of(weight.scales_OG));
-  hash.update(bytes_of(weight.zeros_OG));
-  hash.update(bytes_of(weight.group_of_I));
-  const std::array<float, 2> numbers = {input.scale, input.outlier_threshold};
-  hash.update(bytes_of(numbers));
-  hash.update(bytes_of(input.outlier_columns));
-  hash.update(bytes_of(linear.outlier_weight_OJ));
-  return hash.hex();
-}
 
 std::vector<fs::path> Artifact::copied_files(const fs::path& directory) {
   std::vector<fs::path> files = files_in(directory);
@@ -292,7 +198,7 @@ void Artifact::load_parts() {
     if (!stored.contains("layers") || !fs::exists(tensors) || sha256_file(tensors) != stored.value("sha256", "")) {
       throw std::runtime_error("'" + path.string() + "' or its tensors are damaged: start anew with --fresh");
     }
-    for (const Json& layer : stored.at("layers")) parts_[part].push_back(parse_record(layer));
+    for (const Json& layer : stored.at("layers")) parts_[part].push_back(parse_record(layer.dump()));
   }
 }
 
@@ -330,7 +236,9 @@ std::vector<OwnedTensor> Artifact::read_changed(int64_t part, const Checkpoint& 
   const SafetensorsFile file = SafetensorsFile::open(part_file(part, "safetensors"));
   const std::vector<LayerRecord>& records = parts_.at(part);
   for (const auto& [name, view] : file.tensors()) {
-    const auto is_layer = [&](const LayerRecord& record) { return name == record.name + ".weight"; };
+    const auto is_layer = [&](const LayerRecord& record) {
+      return name == record.name + ".weight" && !record.scheme.is_dense();
+    };
     if (!source.has_tensor(name) || std::any_of(records.begin(), records.end(), is_layer)) continue;
     changed.push_back({name, view.dtype, view.shape, {view.data.begin(), view.data.end()}});
   }
@@ -341,7 +249,7 @@ void Artifact::commit(int64_t part, std::vector<StreamedTensor> tensors, std::ve
   const fs::path file = part_file(part, "safetensors");
   write_safetensors(file, std::move(tensors));
   Json layers = Json::array();
-  for (const LayerRecord& record : records) layers.push_back(record_json(record));
+  for (const LayerRecord& record : records) layers.push_back(Json::parse(to_json(record)));
   const Json stored = {{"sha256", sha256_file(file)}, {"layers", layers}};
   write_file_atomically(part_file(part, "json"), stored.dump(1) + "\n");
   parts_[part] = std::move(records);
@@ -364,11 +272,12 @@ void Artifact::assemble(const Checkpoint& source, const std::vector<std::string>
   std::vector<StoredModule> modules;
   std::set<std::string> replaced;
   for (const LayerRecord& record : records()) {
+    if (record.is_plain()) continue;
     modules.push_back({record.name, record.scheme, record.is_linear});
     if (record.scheme.format != StoredFormat::dense) replaced.insert(record.name + ".weight");
   }
   Json config = Json::parse(source.config_json());
-  config["quantization_config"] = Json::parse(container_config_json(modules, unquantized));
+  if (!modules.empty()) config["quantization_config"] = Json::parse(container_config_json(modules, unquantized));
   write_file("config.json", config.dump(2) + "\n");
 
   for (const fs::path& path : copied_files(source.directory())) {
@@ -426,6 +335,7 @@ void Artifact::verify(const Checkpoint& source) const {
   const Checkpoint written = Checkpoint::open(artifact_directory());
   std::set<std::string> replaced;
   for (const LayerRecord& record : records()) {
+    if (record.is_plain()) continue;  // compared with the other tensors below
     const LinearDescription linear{record.name, record.num_out, record.num_in, false};
     LinearWeights weights = written.linear(linear);
     auto* quantized = std::get_if<QuantizedWeight>(&weights.weight);

@@ -48,10 +48,14 @@ OwnedTensor stored_as_source(const Checkpoint& checkpoint, const std::string& na
 
 // values[o * width + i] /= s[o], in the tensor as the source stores it. A power of two leaves the fraction alone, so
 // that only a value at the end of its type's range could change: refused.
-OwnedTensor divided_rows(const Checkpoint& checkpoint, const std::string& name, std::span<const float> scales_O) {
+// A tensor that a pass has changed already is divided as it has become.
+void divide_rows(const Checkpoint& checkpoint, const std::string& name, std::span<const float> scales_O,
+                 std::vector<OwnedTensor>& changed) {
   const TensorView& source = checkpoint.tensor(name);
+  const auto before = std::find_if(changed.begin(), changed.end(), [&](const auto& t) { return t.name == name; });
   std::vector<float> values(static_cast<size_t>(source.num_elements()));
-  convert_to_float(source.dtype, source.data, values);
+  convert_to_float(source.dtype, before == changed.end() ? source.data : std::span<const std::byte>(before->data),
+                   values);
   const size_t width = values.size() / scales_O.size();
   for (size_t i = 0; i < values.size(); ++i) {
     const float divided = values[i] / scales_O[i / width];
@@ -62,7 +66,8 @@ OwnedTensor divided_rows(const Checkpoint& checkpoint, const std::string& name, 
     }
     values[i] = divided;
   }
-  return stored_as_source(checkpoint, name, values);
+  if (before != changed.end()) changed.erase(before);
+  changed.push_back(stored_as_source(checkpoint, name, values));
 }
 
 void divide_scales(std::span<const float> scales_O, CompressedLayer& layer) {
@@ -88,12 +93,12 @@ void fold_into_linear(const Checkpoint& checkpoint, Stage producer, size_t index
   const LinearDescription linear = stage_layers(block.description(), producer)[index];
   const auto compressed =
       std::find_if(done.begin(), done.end(), [&](const auto& layer) { return layer.record.name == linear.name; });
-  if (compressed != done.end()) {
+  if (compressed != done.end() && !compressed->record.scheme.is_dense()) {
     divide_scales(scales_O, *compressed);
   } else {
-    changed.push_back(divided_rows(checkpoint, linear.name + ".weight", scales_O));
+    divide_rows(checkpoint, linear.name + ".weight", scales_O, changed);
   }
-  if (linear.has_bias) changed.push_back(divided_rows(checkpoint, linear.name + ".bias", scales_O));
+  if (linear.has_bias) divide_rows(checkpoint, linear.name + ".bias", scales_O, changed);
   block.divide_outputs(producer, index, scales_O);
 }
 
@@ -147,10 +152,6 @@ void restore_changed(const OwnedTensor& tensor, DecoderBlock& block) {
     if (tensor.name == name + ".bias") return block.set_bias(stage, index, values);
   }
   throw std::invalid_argument("'" + tensor.name + "' is no tensor that a fold changes");
-}
-
-bool folds_into_linear(Stage stage) {
-  return stage.kind == Stage::attention_output || stage.kind == Stage::feed_forward_output;
 }
 
 std::vector<int64_t> producer_channels(const ModelDescription& model, const BlockDescription& block, Stage stage) {

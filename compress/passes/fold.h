@@ -18,7 +18,7 @@
 #include <span>
 #include <vector>
 
-#include "compress/passes/compress_layer.h"
+#include "compress/passes/compress_stage.h"
 #include "compress/walk/decoder_block.h"
 
 namespace pare {
@@ -26,9 +26,6 @@ namespace pare {
 // What divides channel i of the stage's input, as an index: channels of equal index must have equal s. The norm: i
 // itself; attention_output: the row of v; feed_forward_output: the row of up.
 std::vector<int64_t> producer_channels(const ModelDescription& model, const BlockDescription& block, Stage stage);
-
-// Whether s must consist of powers of two.
-bool folds_into_linear(Stage stage);
 
 // Divides the producer of the stage's input by wanted_I (> 0) and returns the s that was really used; the caller
 // multiplies the columns of the stage's weights with it. `done` are the block's layers compressed so far: the

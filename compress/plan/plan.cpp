@@ -1,488 +1,395 @@
 #include "compress/plan/plan.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/ones.h>
-#include <omp.h>
-
 #include <algorithm>
-#include <chrono>
-#include <fstream>
-#include <limits>
-#include <nlohmann/json.hpp>
+#include <set>
 #include <stdexcept>
 
-#include "compress/survey/leave_one_out.h"
-#include "compress/walk/calibration.h"
-#include "compress/walk/encoder_walk.h"
-#include "quant/row_chunks.h"
-#include "quant/smoothquant.h"
 #include "runtime/engine/encoder.h"
-#include "runtime/engine/transformer.h"
-#include "runtime/system/progress.h"
 
 namespace pare {
 namespace {
 
-// Measured shares of the matrix product's rate, and costs in its units (tests/compress: Pipeline.DryRun*).
-constexpr double kForwardEfficiency = 0.75;     // products of [T, D], norms, softmax
-constexpr double kStatisticsEfficiency = 0.85;  // tiles of H
-constexpr double kSearchOpsPerWeight = 500.0;   // 25 shrink factors, about 20 operations each
-constexpr double kTableOpsPerWeight = 1500.0;   // conversion, rounding, packing, checksums: bound by memory
-constexpr double kRoundOpsPerWeight = 8.0;      // per column of H that the rounding error goes to
-constexpr double kRefineOpsPerWeight = 11.0;    // per column of H and sweep
-constexpr double kJudgeOpsPerWeight = 4000.0;  // of AWQ's candidates, beside the product with H: search, rounding, sums
-constexpr double kSmoothOpsPerWeight = 200.0;  // of SmoothQuant's candidates, beside the product with the sampled rows
-constexpr double kFactorOpsPerCube = 6.0;      // float64 Cholesky, inverse, check: per I^3
-constexpr double kEvaluationEfficiency = 0.6;  // of pare's own kernels
-constexpr double kBytesPerSecond = 1e9;        // hashing and writing files
-
-// What LibTorch, MKL and the allocator hold per worker beside our buffers.
-constexpr int64_t kWorkerOverheadBytes = int64_t{12} << 20;
-// And what the process gains once the libraries have been used.
-constexpr int64_t kLibraryBytes = int64_t{40} << 20;
-
-int64_t packed_bytes(const LinearDescription& linear, const PackScheme& scheme) {
-  const int64_t num_groups = scheme.group_size == kPerChannel ? 1 : linear.num_in / scheme.group_size;
-  int64_t bytes = linear.num_out * ((linear.num_in * scheme.bits + 31) / 32) * 4 + linear.num_out * num_groups * 2 + 16;
-  if (!scheme.symmetric) bytes += (linear.num_out * scheme.bits + 31) / 32 * 4 * num_groups;
-  if (scheme.act_order == StoredActOrder::group) bytes += linear.num_in * 4;
-  return bytes;
+[[noreturn]] void refuse(const std::string& message) {
+  throw std::invalid_argument("recipe: " + message);
 }
 
-struct Sizes {
-  int64_t source_bytes = 0;
-  int64_t output_bytes = 0;
-  int64_t parts_bytes = 0;    // what is committed before the artifact is assembled
-  int64_t block_weights = 0;  // of all blocks
-  int64_t largest_block = 0;  // weights
-  int64_t table_weights = 0;  // embedding and untied head
-};
+// "model.layers.0.mlp.experts.0.gate_proj" -> "*.mlp.experts.*.gate_proj"
+std::string pattern_of_experts(const std::string& gate) {
+  const size_t last = gate.rfind('.');
+  const std::string module = gate.substr(0, gate.rfind('.', last - 1));  // ends with ".experts"
+  return "\"*." + module.substr(module.rfind('.') + 1) + ".*" + gate.substr(last) + "\"";
+}
 
-// linear_bytes: of all blocks' linears, where a budget says it.
-Sizes measure_sizes(const PlannedRun& plan, const Checkpoint& checkpoint, std::optional<int64_t> linear_bytes) {
-  Sizes sizes;
-  for (const std::string& name : checkpoint.tensor_names()) {
-    sizes.source_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
+// Bits are chosen for stages apart, but engines run a block's experts as one; and a stage is measured by running the
+// whole model, of which there would be two for each expert.
+void check_mixtures(const Recipe& recipe, const ModelDescription& model, RunPlan& plan) {
+  const auto mixture =
+      std::find_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
+  if (mixture == model.blocks.end()) {
+    if (recipe.calibration && recipe.calibration->experts == ExpertTokens::all) {
+      plan.events.push_back("calibration: 'experts: all' has no effect: the model has no mixtures of experts");
+    }
+    return;
   }
-  sizes.output_bytes = sizes.source_bytes;
-  const auto replace = [&](const LinearDescription& linear, const PackScheme& scheme) {
-    const int64_t packed = packed_bytes(linear, scheme);
-    sizes.parts_bytes += packed;
-    sizes.output_bytes += packed - static_cast<int64_t>(checkpoint.tensor(linear.name + ".weight").data.size());
-  };
+  const std::string what = mixture->name + " is a mixture of " + std::to_string(mixture->experts.size()) + " experts";
+  if (recipe.budget) {
+    refuse("budget: " + what +
+           ", whose experts must have the same bits for engines to run them: give bits by patterns with 'layers: "
+           "{override: ...}'");
+  }
+  if (recipe.sensitivity && recipe.sensitivity->groups.empty()) {
+    refuse("sensitivity: " + what +
+           "; measuring each of them apart takes too long: name what is measured together, such as 'groups: "
+           "[\"*.self_attn.*\", \"*.experts.*\"]'");
+  }
+}
+
+// One input is rounded once: all linears that read it must ask for the same.
+void check_inputs_agree(const std::vector<LayerPlan>& layers) {
+  for (const LayerPlan& layer : layers) {
+    const auto first =
+        std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return l.stage == layer.stage; });
+    const InputFormat input = layer.input(), other = first->input();
+    if (input == other) continue;
+    refuse(first->linear.name + " and " + layer.linear.name + " read the same input, but one takes it as " +
+           input_format_name(other) + " and the other as " + input_format_name(input) +
+           ": exclude both or neither");
+  }
+}
+
+bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return matches_glob(pattern, name); });
+}
+
+// `names` are those that `exclude` may name, by habit also what no pass touches (head, routers).
+void check_patterns(const Recipe& recipe, const std::vector<std::string>& names, const RunPlan& plan) {
+  for (size_t p = 0; p < recipe.passes.size(); ++p) {
+    const PassRecipe& pass = recipe.passes[p];
+    for (const std::string& pattern : pass.exclude) {
+      if (std::any_of(names.begin(), names.end(), [&](const auto& name) { return matches_glob(pattern, name); })) {
+        continue;
+      }
+      refuse("layers.exclude: the pattern '" + pattern + "' matches no layer; layers are named like '" +
+             names.front() + "'");
+    }
+    for (const LayerOverride& item : pass.overrides) {
+      const auto is_changed = [&](const LayerPlan& layer) {
+        return matches_glob(item.pattern, layer.linear.name) && !matches_any(pass.exclude, layer.linear.name);
+      };
+      if (std::any_of(plan.blocks.begin(), plan.blocks.end(), [&](const auto& layers) {
+            return std::any_of(layers.begin(), layers.end(), is_changed);
+          })) {
+        continue;
+      }
+      const auto named = std::find_if(names.begin(), names.end(),
+                                      [&](const auto& name) { return matches_glob(item.pattern, name); });
+      if (named == names.end()) {
+        refuse("layers.override: the pattern '" + item.pattern + "' matches no layer; layers are named like '" +
+               names.front() + "'");
+      }
+      refuse("layers.override: the pattern '" + item.pattern + "' matches only what " + std::string(pass.row->key) +
+             " leaves alone, such as '" + *named + "': drop it" +
+             (matches_any(pass.exclude, *named) ? ", or the exclusion" : "; the head is quantized by 'head:'"));
+    }
+  }
+  if (!recipe.sensitivity) return;
+  for (const std::string& pattern : recipe.sensitivity->groups) {
+    const auto is_measured = [&](const LayerPlan& layer) {
+      return layer.is_compressed() && matches_glob(pattern, layer.linear.name);
+    };
+    if (std::none_of(plan.blocks.begin(), plan.blocks.end(), [&](const auto& layers) {
+          return std::any_of(layers.begin(), layers.end(), is_measured);
+        })) {
+      refuse("sensitivity.groups: the pattern '" + pattern + "' matches no layer that the pass rounds");
+    }
+  }
+}
+
+// Whether the stage's input can be scaled before it is rounded.
+bool takes_scaling(const PassRecipe& scaling, size_t pass, const std::vector<LayerPlan>& layers, Stage stage) {
+  // A fold takes all linears that read the input, or none.
+  for (const LayerPlan& layer : layers) {
+    if (layer.stage != stage) continue;
+    const PassOptions* rounding = layer.step(PassKind::rounds);
+    const bool has_step = std::any_of(layer.steps.begin(), layer.steps.end(),
+                                      [&](const Step& step) { return step.pass == pass; });
+    if (!has_step || rounding == nullptr) return false;
+    // SmoothQuant helps inputs that are rounded.
+    if (scaling.row->key == "smoothquant" && layer.input().is_plain()) return false;
+  }
+  if (!folds_into_linear(stage)) return true;
+  // A producer with one scale for all its rows takes no fold. It is compressed by the same recipe.
+  return std::none_of(layers.begin(), layers.end(), [&](const LayerPlan& layer) {
+    return layer.stage == stage && layer.scheme.per_tensor;
+  });
+}
+
+// Takes the scaling step from the stages whose input it cannot scale. Returns whether any is left.
+bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const BlockDescription& block,
+                        std::vector<LayerPlan>& layers) {
+  bool scales_any = false;
+  for (const Stage stage : block_stages(block)) {
+    if (takes_scaling(scaling, pass, layers, stage)) {
+      if (stage.kind == Stage::feed_forward_input && block.is_mixture()) {
+        const std::string name(scaling.row->key), &gate = block.experts.front().gate.name;
+        refuse(name + ": " + stage_layers(block, stage).front().name +
+               " reads what all experts and their router read, which is not scaled: give " + name +
+               " 'layers: {exclude: [" + pattern_of_experts(gate) + "]}'");
+      }
+      scales_any = true;
+      continue;
+    }
+    for (LayerPlan& layer : layers) {
+      if (layer.stage == stage) std::erase_if(layer.steps, [&](const Step& step) { return step.pass == pass; });
+    }
+  }
+  return scales_any;
+}
+
+std::vector<Step> plan_steps(const Recipe& recipe, const LinearDescription& linear, DType scale_dtype) {
+  std::vector<Step> steps;
+  for (size_t p = 0; p < recipe.passes.size(); ++p) {
+    const std::shared_ptr<PassOptions> options =
+        layer_options(recipe.passes[p], linear.name, linear.num_out, linear.num_in);
+    if (options == nullptr) continue;
+    options->set_scale_dtype(scale_dtype);
+    steps.push_back({p, recipe.passes[p].row, options});
+  }
+  // Scaling alone does nothing: it prepares a rounding.
+  const bool only_scales = std::all_of(steps.begin(), steps.end(), [](const Step& step) {
+    return step.options->kind() == PassKind::scales_inputs;
+  });
+  return only_scales ? std::vector<Step>() : steps;
+}
+
+// Appends a block to the plan: what the recipe does to its layers. `model_dtype` is what the model is stored in.
+void plan_block(const Recipe& recipe, DType model_dtype, std::vector<LayerPlan> layers, RunPlan& plan) {
+  const DType scale_dtype = container_format(recipe.container).scale_dtype(model_dtype);
+  for (LayerPlan& layer : layers) {
+    layer.steps = plan_steps(recipe, layer.linear, scale_dtype);
+    if (!layer.is_compressed()) {
+      plan.unquantized.push_back(layer.linear.name);
+      continue;
+    }
+    plan_storage(recipe.container, layer);
+    for (const Step& step : layer.steps) {
+      plan.needs_calibration |= step.options->need() != StatisticsNeed::none &&
+                                (recipe.calibration.has_value() || step.options->needs_data());
+    }
+  }
+  check_inputs_agree(layers);
+  plan.blocks.push_back(std::move(layers));
+}
+
+void check_calibration(const Recipe& recipe, const RunPlan& plan) {
+  if (plan.needs_calibration && !recipe.calibration) {
+    refuse("the passes need calibration data: add 'calibration:'");
+  }
+}
+
+PackScheme table_scheme(const Recipe& recipe, const GridOptions& grid) {
+  PackScheme scheme;
+  scheme.bits = grid.bits;
+  scheme.group_size = grid.group_size;
+  return container_format(recipe.container).adapted(scheme);
+}
+
+// One checkpoint has one container, and that one must hold all modules beside each other.
+void check_container(const Recipe& recipe, const RunPlan& plan) {
+  std::vector<StoredModule> modules;
   for (const auto& layers : plan.blocks) {
-    int64_t block = 0;
-    for (const PlannedLayer& layer : layers) {
-      block += layer.linear.num_out * layer.linear.num_in;
-      if (linear_bytes) {
-        sizes.output_bytes -= static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
-      } else if (layer.options && layer.scheme.format != StoredFormat::dense) {
-        replace(layer.linear, layer.scheme);
-      }
+    for (const LayerPlan& layer : layers) {
+      if (!layer.is_compressed() || (layer.scheme.is_dense() && layer.scheme.input.is_plain())) continue;
+      modules.push_back({layer.linear.name, layer.scheme, true});
     }
-    sizes.block_weights += block;
-    sizes.largest_block = std::max(sizes.largest_block, block);
   }
-  sizes.output_bytes += linear_bytes.value_or(0);
-  sizes.parts_bytes += linear_bytes.value_or(0);
-  for (const PlannedTable& table : plan.tables) {
-    PackScheme scheme;
-    scheme.bits = table.grid.bits;
-    scheme.group_size = table.grid.group_size;
-    replace(table.linear, scheme);
+  for (const TablePlan& table : plan.tables) {
+    modules.push_back({table.linear.name, table_scheme(recipe, table.grid), table.is_linear});
   }
-  if (checkpoint.is_encoder()) return sizes;
+  if (modules.empty()) return;
+  const ContainerFormat& container = container_format(modules.front().scheme.container);
+  if (const Acceptance accepted = container.accepts_together(modules); !accepted) {
+    refuse("container " + std::string(container.name()) + ": " + accepted.reason);
+  }
+}
+
+void plan_head(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan) {
   const ModelDescription& model = checkpoint.description();
-  sizes.table_weights = model.vocabulary_size * model.hidden_size * (model.tied_head ? 1 : 2);
-  return sizes;
-}
-
-double cubed(int64_t n) {
-  return static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
-}
-
-// What rounding and refining one layer takes, beside the factor of H.
-double rounding_operations(const PlannedLayer& layer) {
-  const bool is_gptq = layer.options->method == Method::gptq;
-  const double per_column = (is_gptq ? kRoundOpsPerWeight : 0.0) + kRefineOpsPerWeight * layer.options->refine.sweeps;
-  const auto width = static_cast<double>(layer.linear.num_in);
-  return static_cast<double>(layer.linear.num_out) * width * (kSearchOpsPerWeight + width * per_column);
-}
-
-// What searching the scales of one stage's input takes.
-double scaling_operations(const std::variant<AwqOptions, SmoothQuantOptions>& scaling,
-                          const std::vector<PlannedLayer>& layers, Stage stage) {
-  int64_t num_screened = 0, num_judged = 0, width = 0;  // rows of all layers
-  double num_weights = 0.0;
-  const LayerOptions* options = nullptr;
-  for (const PlannedLayer& layer : layers) {
-    if (layer.stage != stage || !layer.options) continue;
-    options = &*layer.options;
-    width = layer.linear.num_in;
-    num_weights += static_cast<double>(layer.linear.num_out) * static_cast<double>(width);
-    if (const auto* awq = std::get_if<AwqOptions>(&scaling)) {
-      num_screened += std::min({layer.linear.num_out, awq->screen_rows, awq->max_rows});
-      num_judged += std::min(layer.linear.num_out, awq->max_rows);
-    }
+  if (!recipe.head || model.tied_head) plan.unquantized.push_back(model.head.name);
+  if (!recipe.head) return;
+  const PassRecipe* rounding = find_pass(recipe, PassKind::rounds);
+  PackScheme scheme{.container = recipe.container};
+  if (rounding != nullptr) rounding->options->store(scheme);
+  if (scheme.container != kCompressedTensors) {
+    refuse("head: a quantized embedding or head has no place in the container " +
+           (scheme.container == recipe.container ? scheme.container : "of " + std::string(rounding->row->key)) +
+           ": leave it out");
   }
-  if (options == nullptr) return 0.0;
-  if (const auto* awq = std::get_if<AwqOptions>(&scaling)) {
-    // As search_awq_scales screens; s = 1 is judged beside the candidates.
-    const int64_t num_candidates = awq->num_grid_points * (awq->duo_scaling ? 2 : 1);
-    const bool screens = num_candidates > awq->num_finalists && num_screened < num_judged;
-    const int64_t num_rows = screens ? num_candidates * num_screened + (1 + awq->num_finalists) * num_judged
-                                     : (1 + num_candidates) * num_judged;
-    const bool is_gptq = options->method == Method::gptq;
-    const double per_weight = kJudgeOpsPerWeight + (is_gptq ? 0.0 : static_cast<double>(width));
-    // GPTQ's factor is made twice: of H for the judge, and of the scaled H.
-    return static_cast<double>(num_rows) * static_cast<double>(width) * per_weight +
-           (is_gptq ? cubed(width) * kFactorOpsPerCube : 0.0);
+  GridOptions grid;
+  grid.bits = recipe.head->bits;
+  grid.group_size = recipe.head->group_size;
+  grid.scales = ScaleSearch::squared_error;
+  grid.scale_dtype = container_format(recipe.container).scale_dtype(model.dtype);
+  if (grid.group_size != kPerChannel && model.hidden_size % grid.group_size != 0) {
+    refuse("head: group size " + std::to_string(grid.group_size) + " does not divide the model's width " +
+           std::to_string(model.hidden_size) + "; leave it out for one scale per channel");
   }
-  const bool is_searched = !std::get<SmoothQuantOptions>(scaling).alpha;
-  const double num_candidates = is_searched ? 2.0 + static_cast<double>(kSmoothAlphas.size()) : 2.0;
-  const double search = options->gptq.grid.bits == 8 ? kSmoothOpsPerWeight : kSmoothOpsPerWeight + kSearchOpsPerWeight;
-  return num_candidates * num_weights * (search + 2.0 * static_cast<double>(kNumSampleRows));
+  plan.tables.push_back({checkpoint.embedding(), false, grid});
+  if (!model.tied_head) plan.tables.push_back({model.head, true, grid});
 }
 
-// Floating-point operations of the walk over all blocks, by kind.
-struct Operations {
-  double forward = 0.0, statistics = 0.0, compress = 0.0, scaling = 0.0;
-};
-
-Operations count_operations(const PlannedRun& plan, const ModelDescription& model, const Workload& workload) {
-  Operations operations;
-  const auto num_rows = static_cast<double>(workload.num_windows * workload.num_tokens);
-  for (size_t b = 0; b < plan.blocks.size(); ++b) {
-    for (const PlannedLayer& layer : plan.blocks[b]) {
-      const double weights = static_cast<double>(layer.linear.num_out) * static_cast<double>(layer.linear.num_in);
-      const double share = token_share(model.blocks[b], layer.stage);
-      // The inputs of down are made once; with all tokens, for the statistics, also of those that go elsewhere.
-      const bool sees_all = layer.stage.kind == Stage::feed_forward_input && workload.experts == ExpertTokens::all;
-      if (workload.walks()) operations.forward += 2.0 * num_rows * weights * (sees_all ? 1.0 + share : share);
-      if (!layer.options) continue;
-      operations.compress += rounding_operations(layer);
-    }
-    operations.forward += 2.0 * num_rows * static_cast<double>(workload.num_tokens) *
-                          static_cast<double>(model.num_heads * model.head_size);  // causal: half of the scores
-    for (const Stage stage : block_stages(model.blocks[b])) {
-      if (plan.is_scaled(static_cast<int64_t>(b), stage)) {
-        operations.scaling += scaling_operations(*plan.scaling, plan.blocks[b], stage);
-      }
-      if (plan.need(static_cast<int64_t>(b), stage) != StatisticsNeed::hessian) continue;
-      const int64_t width = stage_width(model.blocks[b], stage);
-      const double stage_rows =
-          num_rows * (workload.experts == ExpertTokens::all ? 1.0 : token_share(model.blocks[b], stage));
-      const std::vector<int64_t> bounds = tile_bounds(width);
-      for (size_t i = 0; i + 1 < bounds.size(); ++i) {
-        operations.statistics +=
-            2.0 * stage_rows * static_cast<double>((bounds[i + 1] - bounds[i]) * (width - bounds[i]));
-      }
-      operations.compress += cubed(width) * kFactorOpsPerCube;
-    }
+void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& model) {
+  const auto refuse_if = [&](bool is_asked, const std::string& what) {
+    if (is_asked) refuse(what);
+  };
+  if (const PassRecipe* scaling = find_pass(recipe, PassKind::scales_inputs)) {
+    refuse(std::string(scaling->row->key) + ": this encoder (" + model.family +
+           ") normalizes behind its residual sums, so that a norm's output feeds the residual stream as well "
+           "as the next linears: dividing it has no exact inverse there, and nothing is scaled. Leave the "
+           "pass out");
   }
-  return operations;
-}
-
-// Bytes while a stage's layers are compressed: H and its factor, then the largest layer's working copies.
-int64_t compress_bytes(const PlannedRun& plan, const ModelDescription& model, int64_t num_windows) {
-  int64_t largest = 0;
-  for (size_t b = 0; b < plan.blocks.size(); ++b) {
-    for (const Stage stage : block_stages(model.blocks[b])) {
-      const StatisticsNeed need = plan.need(static_cast<int64_t>(b), stage);
-      const int64_t width = stage_width(model.blocks[b], stage);
-      const int64_t square = width * width;
-      int64_t statistics = 0;
-      int64_t factor = 0;
-      if (need != StatisticsNeed::none) {
-        statistics = StatisticsAccumulator::size_bytes(width, num_windows, need);
-      }
-      if (need == StatisticsNeed::hessian) factor = square * (4 + 4 + 3 * 8);  // H, U, three float64 matrices
-      int64_t layer_bytes = 0;
-      for (const PlannedLayer& layer : plan.blocks[b]) {
-        if (layer.stage == stage && layer.options) {
-          layer_bytes = std::max(layer_bytes, layer.linear.num_out * layer.linear.num_in * (4 + 4 + 1 + 1));
-        }
-      }
-      largest = std::max({largest, statistics + square * 4, factor + layer_bytes});
-    }
-  }
-  return largest;
-}
-
-int64_t evaluation_bytes(const ModelDescription& model, const Sizes& sizes, const PlannedEvaluation& evaluation) {
-  const int64_t rows = std::max(Transformer::kBatchRows, evaluation.num_tokens);
-  const int64_t hidden = rows * model.hidden_size * 4;
-  int64_t work = rows *
-                 (3 * model.hidden_size + (model.num_heads + 2 * model.num_kv_heads) * model.head_size +
-                  3 * model.feed_forward_size) *
-                 4;
-  const int64_t models = sizes.output_bytes + (evaluation.reference ? sizes.source_bytes : 0);
-  int64_t experts_per_token = 0;  // whose outputs are held until they are summed
-  for (const BlockDescription& block : model.blocks) {
-    experts_per_token = std::max(experts_per_token, block.routing.experts_per_token);
-  }
-  work += rows * experts_per_token * model.hidden_size * 4;
-  return models + (evaluation.reference ? 2 : 1) * hidden + work;
+  refuse_if(recipe.head.has_value(),
+            "head: an encoder has no head, and its embeddings stay as they are: leave it out");
+  refuse_if(recipe.container != kCompressedTensors,
+            "container " + recipe.container + " is one of decoders: use compressed-tensors");
+  refuse_if(recipe.sensitivity.has_value() || recipe.budget.has_value(),
+            "sensitivity and budget measure the loss of a next token, which an encoder does not predict: leave them "
+            "out");
+  refuse_if(recipe.calibration && !recipe.calibration->statistics.empty(),
+            "calibration: statistics files are made of decoders: give an encoder 'text'");
+  refuse_if(!recipe.evaluate.empty(),
+            "evaluate: perplexity is one of decoders; an encoder is measured by 'embeddings: {pairs: FILE}'");
+  refuse_if(recipe.passes.empty(), "nothing to do: give 'passes:' with a method that rounds weights or inputs");
 }
 
 }  // namespace
 
-int64_t Prediction::peak_memory_bytes() const {
-  int64_t peak = 0;
-  for (const PredictedStage& stage : stages) peak = std::max(peak, stage.memory_bytes);
-  return peak;
-}
-
-double Prediction::seconds() const {
-  double sum = 0.0;
-  for (const PredictedStage& stage : stages) sum += stage.seconds;
-  return sum;
-}
-
-double measure_matmul_rate(int num_threads) {
-  constexpr int64_t kSide = 512;
-  constexpr int kRepetitions = 12;
-  const at::Tensor left = at::ones({kSide, kSide}, at::kFloat);
-  const at::Tensor right = at::ones({kSide, kSide}, at::kFloat);
-  const auto multiply_on_all = [&] {
-    for_row_chunks(num_threads, 1, [&](int64_t, int64_t) {
-      at::Tensor out = at::empty({kSide, kSide}, at::kFloat);
-      for (int i = 0; i < kRepetitions; ++i) at::mm_out(out, left, right);
-    });
-  };
-  multiply_on_all();  // starts the threads and MKL
-  const auto start = std::chrono::steady_clock::now();
-  multiply_on_all();
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return 2.0 * cubed(kSide) * kRepetitions * num_threads / seconds;
-}
-
-int64_t available_memory_bytes() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string key; file >> key;) {
-    int64_t kibibytes = 0;
-    if (key == "MemAvailable:" && file >> kibibytes) return kibibytes * 1024;
-    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+const PassOptions* LayerPlan::step(PassKind kind) const {
+  for (const Step& step : steps) {
+    if (step.options->kind() == kind) return step.options.get();
   }
-  throw std::runtime_error("/proc/meminfo: expected a line MemAvailable; give --max-memory");
+  return nullptr;
 }
 
-Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
-                   int64_t max_memory_bytes, double matmul_rate) {
+InputFormat LayerPlan::input() const {
+  const PassOptions* rounding = step(PassKind::rounds);
+  return rounding == nullptr || rounding->input() == nullptr ? InputFormat{} : *rounding->input();
+}
+
+StatisticsNeed LayerPlan::need() const {
+  StatisticsNeed need = StatisticsNeed::none;
+  for (const Step& step : steps) need = std::max(need, step.options->need());
+  return need;
+}
+
+StatisticsNeed RunPlan::need(int64_t block, Stage stage) const {
+  if (takes_all_statistics) return StatisticsNeed::hessian;
+  StatisticsNeed need = StatisticsNeed::none;
+  for (const LayerPlan* layer : stage_layers(block, stage)) need = std::max(need, layer->need());
+  return need;
+}
+
+std::vector<const LayerPlan*> RunPlan::stage_layers(int64_t block, Stage stage) const {
+  std::vector<const LayerPlan*> found;
+  for (const LayerPlan& layer : blocks[static_cast<size_t>(block)]) {
+    if (layer.stage == stage && layer.is_compressed()) found.push_back(&layer);
+  }
+  return found;
+}
+
+int64_t RunPlan::num_layers() const {
+  int64_t count = 0;
+  for (const auto& layers : blocks) {
+    count += std::count_if(layers.begin(), layers.end(), [](const auto& layer) { return layer.is_compressed(); });
+  }
+  return count;
+}
+
+void plan_storage(const std::string& container, LayerPlan& layer) {
+  PackScheme scheme{.bits = kDenseBits, .format = StoredFormat::dense, .container = container};
+  for (const Step& step : layer.steps) step.options->store(scheme);
+  const ContainerFormat& format = container_format(scheme.container);
+  layer.scheme = format.adapted(scheme);
+  if (layer.scheme.is_dense() && layer.scheme.input.is_plain()) return;  // a tensor like any other
+  if (const Acceptance accepted = format.accepts(layer.scheme, layer.linear.num_out, layer.linear.num_in); !accepted) {
+    refuse("container " + std::string(format.name()) + ": " + layer.linear.name + ": " + accepted.reason);
+  }
+}
+
+void check_not_quantized(const Checkpoint& checkpoint) {
+  if (!checkpoint.is_quantized()) return;
+  throw std::invalid_argument("'" + checkpoint.directory().string() +
+                              "' is quantized already; start from the original checkpoint (F32, F16 or BF16)");
+}
+
+RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   const ModelDescription& model = checkpoint.description();
-  const Sizes sizes = measure_sizes(plan, checkpoint, workload.linear_bytes);
-  const Operations operations = count_operations(plan, model, workload);
-  const int64_t survey_memory =
-      workload.survey ? LeaveOneOut::size_bytes(model, workload.survey->extent, workload.num_threads) : 0;
-  const int64_t libraries = base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes;
-  const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1);  // float32, codes, packed
-  const int64_t work_bytes = compress_bytes(plan, model, workload.num_windows);
-
-  const auto walk_memory = [&](Spill spill) {
-    int64_t bytes = libraries + block_bytes + work_bytes + survey_memory;
-    if (workload.walks()) {
-      bytes += BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads)
-                   .memory_bytes;
-    }
-    return bytes;
-  };
-
-  Prediction prediction;
-  prediction.output_bytes = sizes.output_bytes;
-  int64_t evaluation_memory = 0;
-  double evaluation_operations = 0.0;
-  for (const PlannedEvaluation& evaluation : workload.evaluations) {
-    evaluation_memory = std::max(evaluation_memory, evaluation_bytes(model, sizes, evaluation));
-    evaluation_operations += 2.0 * static_cast<double>(evaluation.num_windows * evaluation.num_tokens) *
-                             static_cast<double>(sizes.block_weights + model.vocabulary_size * model.hidden_size) *
-                             (evaluation.reference ? 2.0 : 1.0);
+  check_not_quantized(checkpoint);
+  if (!recipe.embeddings.empty()) {
+    refuse("evaluate: '" + checkpoint.directory().string() +
+           "' is a decoder, which gives no embeddings of texts: use perplexity");
   }
-  if (evaluation_memory > 0) evaluation_memory += libraries;
-
-  int64_t table_memory = 0;
-  if (!plan.tables.empty()) table_memory = libraries + sizes.table_weights * 2;  // codes, packed codes
-  const int64_t least = std::max({walk_memory(Spill::all), table_memory, evaluation_memory});
-  if (least > max_memory_bytes) {
-    throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this run needs " +
-                                format_bytes(least) + " even with all activations on disk; allow that much" +
-                                (evaluation_memory == least ? ", or leave out 'evaluate' or its reference" : ""));
+  if (recipe.passes.empty() && !recipe.head) {
+    refuse("nothing to do: give 'passes:' with at least one of rtn and gptq, or 'head:'");
   }
-  while (prediction.spill != Spill::all && walk_memory(prediction.spill) > max_memory_bytes) {
-    prediction.spill = prediction.spill == Spill::none ? Spill::inputs : Spill::all;
-  }
-  int64_t spill_bytes = 0;
-  if (workload.walks()) {
-    spill_bytes =
-        BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, prediction.spill, workload.num_threads)
-            .spill_bytes;
-  }
-  prediction.disk_bytes = sizes.parts_bytes + std::max(spill_bytes, sizes.output_bytes);
-
-  const int64_t memory = walk_memory(prediction.spill);
-  if (workload.survey) {
-    const PlannedSurvey& survey = *workload.survey;
-    const double measuring = LeaveOneOut::num_operations(model, survey.extent);
-    const double predicting = static_cast<double>(sizes.block_weights * survey.num_candidates) * kSearchOpsPerWeight;
-    prediction.stages.push_back(
-        {"survey",
-         (operations.forward / kForwardEfficiency + operations.statistics / kStatisticsEfficiency +
-          operations.compress + measuring / kForwardEfficiency + predicting) /
-             matmul_rate,
-         memory});
-  }
-  if (!plan.tables.empty()) {
-    prediction.stages.push_back({"embedding and head",
-                                 static_cast<double>(sizes.table_weights) * kTableOpsPerWeight / matmul_rate,
-                                 table_memory});
-  }
-  if (workload.walks()) {
-    prediction.stages.push_back({"forward", operations.forward / matmul_rate / kForwardEfficiency, memory});
-    prediction.stages.push_back({"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, memory});
-  }
-  prediction.stages.push_back({"compress", (operations.compress + operations.scaling) / matmul_rate, memory});
-  prediction.stages.push_back({"write and verify",
-                               static_cast<double>(2 * sizes.source_bytes + 5 * sizes.output_bytes) / kBytesPerSecond,
-                               libraries});
-  if (!workload.evaluations.empty()) {
-    prediction.stages.push_back(
-        {"evaluate", evaluation_operations / matmul_rate / kEvaluationEfficiency, evaluation_memory});
-  }
-  return prediction;
-}
-
-Prediction predict_encoder(const PlannedRun& plan, const Checkpoint& checkpoint, const EncoderWorkload& workload,
-                           int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate) {
-  const EncoderDescription& model = checkpoint.encoder();
-  const Sizes sizes = measure_sizes(plan, checkpoint, std::nullopt);
-  const auto num_tokens = static_cast<double>(workload.calibration_tokens);
-  Operations operations;
-  int64_t work_bytes = 0;
-  for (size_t b = 0; b < plan.blocks.size(); ++b) {
-    for (const PlannedLayer& layer : plan.blocks[b]) {
-      const double weights = static_cast<double>(layer.linear.num_out) * static_cast<double>(layer.linear.num_in);
-      const int64_t width = layer.linear.num_in;
-      operations.forward += 2.0 * num_tokens * weights;
-      if (!layer.options || layer.scheme.format == StoredFormat::dense) continue;
-      operations.compress += rounding_operations(layer);
-      const StatisticsNeed need = plan.need(static_cast<int64_t>(b), layer.stage);
-      int64_t bytes = layer.linear.num_out * width * (4 + 4 + 1 + 1);
-      if (need != StatisticsNeed::none) {
-        bytes += StatisticsAccumulator::size_bytes(width, workload.calibration_tokens / EncoderWalk::kGroupRows, need);
-      }
-      if (need == StatisticsNeed::hessian) {
-        bytes += width * width * (4 + 4 + 3 * 8);  // H, U, three float64 matrices
-        if (layer.index == 0) {
-          operations.statistics += num_tokens * static_cast<double>(width * width);  // the upper triangle
-          operations.compress += cubed(width) * kFactorOpsPerCube;
-        }
-      }
-      work_bytes = std::max(work_bytes, bytes);
-    }
-  }
-  const int64_t libraries = base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes;
-  const int64_t walk_bytes = libraries + sizes.largest_block * (4 + 1 + 1) + work_bytes +
-                             EncoderWalk::size_bytes(model, workload.calibration_tokens);
-  const int64_t batch_bytes =
-      std::max(Encoder::kBatchRows, model.context_length) * (9 * model.hidden_size + 2 * model.feed_forward_size) * 4;
-  const int64_t evaluation_bytes = libraries + sizes.output_bytes + sizes.source_bytes + 2 * batch_bytes +
-                                   2 * workload.evaluated_texts * model.hidden_size * 4;
-  const int64_t least = std::max(walk_bytes, workload.evaluated_texts > 0 ? evaluation_bytes : 0);
-  if (least > max_memory_bytes) {
-    throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this run needs " +
-                                format_bytes(least) + "; allow that much, or calibrate on fewer samples");
-  }
-  Prediction prediction;
-  prediction.output_bytes = sizes.output_bytes;
-  prediction.disk_bytes = sizes.parts_bytes + sizes.output_bytes;
-  if (workload.calibration_tokens > 0) {
-    prediction.stages = {{"forward", operations.forward / matmul_rate / kForwardEfficiency, walk_bytes},
-                         {"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, walk_bytes}};
-  }
-  prediction.stages.push_back({"compress", operations.compress / matmul_rate, walk_bytes});
-  prediction.stages.push_back({"write and verify",
-                               static_cast<double>(2 * sizes.source_bytes + 5 * sizes.output_bytes) / kBytesPerSecond,
-                               libraries});
-  if (workload.evaluated_texts > 0) {
-    prediction.stages.push_back({"evaluate",
-                                 2.0 * static_cast<double>(workload.evaluated_tokens * sizes.block_weights) /
-                                     matmul_rate / kEvaluationEfficiency,
-                                 evaluation_bytes});
-  }
-  return prediction;
-}
-
-Prediction predict_calibration(const PlannedRun& plan, const Checkpoint& checkpoint, const Workload& workload,
-                               int64_t file_bytes, int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate) {
-  const ModelDescription& model = checkpoint.description();
-  int64_t largest_block = 0, largest_stage = 0;
+  RunPlan plan;
+  check_mixtures(recipe, model, plan);
+  std::vector<std::string> names;
   for (const BlockDescription& block : model.blocks) {
-    int64_t num_weights = 0;
-    for (const Stage stage : block_stages(block)) {
-      for (const LinearDescription& linear : stage_layers(block, stage)) num_weights += linear.num_out * linear.num_in;
-      const int64_t width = stage_width(block, stage);
-      largest_stage = std::max(
-          largest_stage,
-          StatisticsAccumulator::size_bytes(width, workload.num_windows, StatisticsNeed::hessian) + width * width * 4);
+    if (block.router) {
+      names.push_back(block.router->name);  // named in `exclude` by habit; passes never touch it
+      plan.unquantized.push_back(block.router->name);
     }
-    largest_block = std::max(largest_block, num_weights);
+    plan_block(recipe, model.dtype, block_layers(block, block_stages(block)), plan);
+    for (const LayerPlan& layer : plan.blocks.back()) names.push_back(layer.linear.name);
   }
-  const auto memory = [&](Spill spill) {
-    return base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes + largest_block * 4 +
-           largest_stage +
-           BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads)
-               .memory_bytes;
-  };
-  if (memory(Spill::all) > max_memory_bytes) {
-    throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this needs " +
-                                format_bytes(memory(Spill::all)) +
-                                " even with all activations on disk; allow that much");
+  for (size_t p = 0; p < recipe.passes.size(); ++p) {
+    if (recipe.passes[p].options->kind() != PassKind::scales_inputs) continue;
+    bool scales_any = false;
+    for (size_t b = 0; b < plan.blocks.size(); ++b) {
+      scales_any |= keep_scaled_stages(recipe.passes[p], p, model.blocks[b], plan.blocks[b]);
+    }
+    if (scales_any) continue;
+    refuse(std::string(recipe.passes[p].row->key) +
+           ": every stage has an excluded layer or inputs that are not rounded: nothing is scaled");
   }
-  Prediction prediction;
-  while (prediction.spill != Spill::all && memory(prediction.spill) > max_memory_bytes) {
-    prediction.spill = prediction.spill == Spill::none ? Spill::inputs : Spill::all;
+  if (recipe.budget) plan.needs_calibration = true;
+  names.push_back(model.head.name);  // likewise
+  check_patterns(recipe, names, plan);
+  plan_head(recipe, checkpoint, plan);
+  if (plan.num_layers() == 0 && plan.tables.empty()) {
+    refuse("every layer is excluded and there is no 'head:': nothing would be compressed");
   }
-  prediction.output_bytes = file_bytes;
-  prediction.disk_bytes = file_bytes + BlockWalk::footprint(model, workload.num_windows, workload.num_tokens,
-                                                            prediction.spill, workload.num_threads)
-                                           .spill_bytes;
-  const Operations operations = count_operations(plan, model, workload);
-  const int64_t held = memory(prediction.spill);
-  prediction.stages = {{"forward", operations.forward / matmul_rate / kForwardEfficiency, held},
-                       {"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, held},
-                       {"write", 2.0 * static_cast<double>(file_bytes) / kBytesPerSecond, held}};
-  return prediction;
+  check_calibration(recipe, plan);
+  check_container(recipe, plan);
+  return plan;
 }
 
-std::vector<std::string> to_lines(const Prediction& prediction) {
-  std::vector<std::string> lines;
-  for (const PredictedStage& stage : prediction.stages) {
-    lines.push_back("plan: " + stage.name + ": " + format_duration(stage.seconds) + ", " +
-                    format_bytes(stage.memory_bytes));
+RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
+  const EncoderDescription& model = checkpoint.encoder();
+  check_not_quantized(checkpoint);
+  refuse_what_encoders_lack(recipe, model);
+  RunPlan plan;
+  std::vector<std::string> names;
+  for (const EncoderBlockDescription& block : model.blocks) {
+    plan_block(recipe, model.dtype, block_layers(block, kStages), plan);
+    for (const LayerPlan& layer : plan.blocks.back()) names.push_back(layer.linear.name);
   }
-  const char* spill = prediction.spill == Spill::none     ? "activations in memory"
-                      : prediction.spill == Spill::inputs ? "layer inputs spilled to disk"
-                                                          : "all activations spilled to disk";
-  lines.push_back("plan: in all " + format_duration(prediction.seconds()) + ", peak memory " +
-                  format_bytes(prediction.peak_memory_bytes()) + " (" + spill + "), disk " +
-                  format_bytes(prediction.disk_bytes) + ", output " + format_bytes(prediction.output_bytes));
-  return lines;
+  check_patterns(recipe, names, plan);
+  plan.unquantized.insert(plan.unquantized.end(), model.unused_linears.begin(), model.unused_linears.end());
+  if (plan.num_layers() == 0) refuse("every layer is excluded: nothing would be compressed");
+  check_calibration(recipe, plan);
+  check_container(recipe, plan);
+  return plan;
 }
 
-std::string to_json(const Prediction& prediction) {
-  nlohmann::ordered_json stages = nlohmann::ordered_json::array();
-  for (const PredictedStage& stage : prediction.stages) {
-    stages.push_back({{"stage", stage.name}, {"seconds", stage.seconds}, {"memory_bytes", stage.memory_bytes}});
-  }
-  const nlohmann::ordered_json json = {{"predicted_seconds", prediction.seconds()},
-                                       {"predicted_peak_memory_bytes", prediction.peak_memory_bytes()},
-                                       {"predicted_disk_bytes", prediction.disk_bytes},
-                                       {"predicted_output_bytes", prediction.output_bytes},
-                                       {"spill", prediction.spill == Spill::none     ? "none"
-                                                 : prediction.spill == Spill::inputs ? "inputs"
-                                                                                     : "all"},
-                                       {"stages", stages}};
-  return json.dump();
+RunPlan plan_statistics(const ModelDescription& model) {
+  RunPlan plan;
+  plan.needs_calibration = true;
+  plan.takes_all_statistics = true;
+  for (const BlockDescription& block : model.blocks) plan.blocks.push_back(block_layers(block, block_stages(block)));
+  return plan;
 }
 
 }  // namespace pare

@@ -1,83 +1,85 @@
-// How much memory, disk and time a run will take, and where its activations go: printed by --dry-run, and what
-// --max-memory decides on.
+// What a run will do to each layer and how the result will be stored: decided, and refused where it cannot be, before
+// any work.
 #pragma once
 
-#include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "compress/plan/preflight.h"
-#include "compress/survey/leave_one_out.h"
-#include "compress/walk/block_walk.h"
+#include "compress/recipe/recipe.h"
+#include "runtime/format/container_format.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/model/stage.h"
 
 namespace pare {
 
-struct PlannedEvaluation {
-  int64_t num_windows = 0;
-  int64_t num_tokens = 0;  // of a window
-  bool reference = true;
+// What happens to one linear, and the form in which the result is stored.
+struct LayerPlan {
+  LinearDescription linear;
+  Stage stage = Stage::attention_input;
+  size_t index = 0;             // among the stage's layers
+  std::vector<Step> steps = {};  // in order; none: the layer is left alone
+  PackScheme scheme = {};       // of what the steps make; its container holds it
+
+  bool is_compressed() const { return !steps.empty(); }
+  // The step of that kind, or null.
+  const PassOptions* step(PassKind kind) const;
+  // How the layer's input will be rounded; plain where no step says.
+  InputFormat input() const;
+  StatisticsNeed need() const;
 };
 
-struct PlannedSurvey {
-  LeaveOneOut::Extent extent;
-  int64_t num_candidates = 0;  // predicted for each weight
+struct TablePlan {
+  LinearDescription linear;
+  bool is_linear = true;  // false: the embedding
+  GridOptions grid;
 };
 
-struct Workload {
-  int64_t num_windows = 0;  // of calibration; 0: none, or statistics from a file
-  int64_t num_tokens = 0;
-  std::vector<PlannedEvaluation> evaluations;
-  int num_threads = 1;
-  std::optional<PlannedSurvey> survey = {};
-  ExpertTokens experts = ExpertTokens::routed;
-  std::optional<int64_t> linear_bytes = {};  // what a budget leaves the blocks' linears
-  bool walks() const { return num_windows > 0; }
+struct RunPlan {
+  std::vector<std::vector<LayerPlan>> blocks;
+  std::vector<TablePlan> tables;  // embedding and untied head, when the recipe quantizes them
+  bool needs_calibration = false;
+  bool takes_all_statistics = false;  // of every stage, whatever its layers need
+  std::vector<std::string> unquantized;  // linears that the artifact's config lists as left alone
+  std::vector<std::string> events = {};  // what the recipe asks for in vain, in words
+
+  StatisticsNeed need(int64_t block, Stage stage) const;
+  int64_t num_layers() const;  // that are compressed in blocks
+  // The layers of a stage that are compressed.
+  std::vector<const LayerPlan*> stage_layers(int64_t block, Stage stage) const;
 };
 
-struct PredictedStage {
-  std::string name;
-  double seconds = 0.0;
-  int64_t memory_bytes = 0;  // RssAnon + RssShmem while it runs
-};
+// The linears of a decoder's or an encoder's block, in the order of its stages, with nothing planned yet.
+template <typename Block>
+std::vector<LayerPlan> block_layers(const Block& block, std::span<const Stage> stages) {
+  std::vector<LayerPlan> layers;
+  for (const Stage stage : stages) {
+    const std::vector<LinearDescription> linears = stage_layers(block, stage);
+    for (size_t index = 0; index < linears.size(); ++index) {
+      layers.push_back({.linear = linears[index], .stage = stage, .index = index});
+    }
+  }
+  return layers;
+}
 
-struct Prediction {
-  Spill spill = Spill::none;
-  std::vector<PredictedStage> stages;
-  int64_t output_bytes = 0;
-  int64_t disk_bytes = 0;  // at most at one time: spill, committed parts, output
-  int64_t peak_memory_bytes() const;
-  double seconds() const;
-};
+// What a decoder's run does. Throws std::invalid_argument, before any work, for whatever cannot be done: a source that
+// is quantized already, options that do not fit a layer, what the container cannot hold, linears that read one input
+// and ask for different formats of it, patterns that match no layer, calibration data that are needed but not given,
+// evaluations of encoders, nothing to do; of a mixture of experts also a budget, and scales for what its router reads.
+RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint);
+// The same of an encoder. Also refused is what has no meaning for one, or no exact one: scaling passes (a norm's output
+// feeds the residual sum as well as the next linears), head, budget, sensitivity, perplexity, statistics files.
+RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint);
 
-// Measured now: float32 multiply-add rate of LibTorch's matrix product over num_threads threads, in floating-point
-// operations per second; takes about a tenth of a second.
-double measure_matmul_rate(int num_threads);
+// What pare calibrate does: every layer of every block is there and needs all statistics; nothing is compressed.
+RunPlan plan_statistics(const ModelDescription& model);
 
-// MemAvailable of /proc/meminfo. Throws std::runtime_error when it cannot be read.
-int64_t available_memory_bytes();
+// The layer's scheme follows from its steps and the container that they or the recipe name. To be called again when
+// a step's options change.
+void plan_storage(const std::string& container, LayerPlan& layer);
 
-// base_bytes is what the process holds already. Throws std::invalid_argument when max_memory_bytes is less than the
-// least that can be done: names it.
-Prediction predict(const PlannedRun& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
-                   int64_t max_memory_bytes, double matmul_rate);
-
-struct EncoderWorkload {
-  int64_t calibration_tokens = 0;                     // 0: none
-  int64_t evaluated_texts = 0, evaluated_tokens = 0;  // of all models and files
-  int num_threads = 1;
-};
-// The same of an encoder, whose states lie in memory.
-Prediction predict_encoder(const PlannedRun& plan, const Checkpoint& checkpoint, const EncoderWorkload& workload,
-                           int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
-
-// The same of pare calibrate (calibration_plan), which writes file_bytes and compresses nothing.
-Prediction predict_calibration(const PlannedRun& plan, const Checkpoint& checkpoint, const Workload& workload,
-                               int64_t file_bytes, int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
-
-// Lines for people, and a JSON object.
-std::vector<std::string> to_lines(const Prediction& prediction);
-std::string to_json(const Prediction& prediction);
+// Throws std::invalid_argument for a source that is quantized already.
+void check_not_quantized(const Checkpoint& checkpoint);
 
 }  // namespace pare

@@ -5,8 +5,10 @@
 #include <set>
 #include <stdexcept>
 
+#include "compress/recipe/pass_options.h"
 #include "compress/recipe/recipe_passes.h"
 #include "compress/recipe/yaml_value.h"
+#include "runtime/format/container_format.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/byte_count.h"
 
@@ -44,13 +46,8 @@ CalibrationRecipe read_calibration(const Value& value) {
 
 PerplexityRecipe read_perplexity(const Value& value) {
   PerplexityRecipe perplexity;
-  bool has_context = false;
   value.read_map({{"text", [&](const Value& v) { perplexity.text = v.text(); }},
-                  {"context",
-                   [&](const Value& v) {
-                     perplexity.context = v.integer(2, 1 << 20);
-                     has_context = true;
-                   }},
+                  {"context", [&](const Value& v) { perplexity.context = v.integer(2, 1 << 20); }},
                   {"windows", [&](const Value& v) { perplexity.num_windows = v.integer(0, 1 << 30); }},
                   {"protocol",
                    [&](const Value& v) {
@@ -66,7 +63,6 @@ PerplexityRecipe read_perplexity(const Value& value) {
                    }},
                   {"reference", [&](const Value& v) { perplexity.reference = v.boolean(); }}});
   if (perplexity.text.empty()) value.fail("'text' is missing: the .txt, .jsonl or .npy file to evaluate on");
-  if (!has_context && perplexity.protocol == "llama.cpp") perplexity.context = 512;
   return perplexity;
 }
 
@@ -88,7 +84,7 @@ SensitivityRecipe read_sensitivity(const Value& value) {
                      for (const Value& item : list.list()) sensitivity.groups.push_back(item.text());
                    }},
                   {"sites", [&](const Value& v) {
-                     sensitivity.sites = read_activations(v, InputType::int8);
+                     sensitivity.sites = read_activations(v);
                      if (!sensitivity.sites.is_rowwise() || sensitivity.sites.range == InputRange::fixed) {
                        v.fail("sites are measured with a range of each token's own: use 'range: token'");
                      }
@@ -120,16 +116,25 @@ BudgetRecipe read_budget(const Value& value) {
 
 // What both measure, and on what.
 void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes, const Value& top) {
-  const char* key = recipe.budget ? "budget" : "sensitivity";
-  if (recipe.passes.empty() || recipe.passes.front().defaults.method == Method::activations) {
-    top.fail("'" + std::string(key) + "' needs a pass that says how weights are rounded");
-  }
+  const std::string key = recipe.budget ? "budget" : "sensitivity";
+  const PassRecipe* rounding = find_pass(recipe, PassKind::rounds);
+  PackScheme scheme{.format = StoredFormat::dense};
+  if (rounding != nullptr) rounding->options->store(scheme);
+  if (scheme.format == StoredFormat::dense) top.fail("'" + key + "' needs a pass that says how weights are rounded");
   const bool has_windows = recipe.calibration && recipe.calibration->statistics.empty();
   if (!has_windows && (!recipe.sensitivity || recipe.sensitivity->text.empty())) {
-    top.fail("'" + std::string(key) + "' measures losses on text: add 'sensitivity: {text: ...}'");
+    top.fail("'" + key + "' measures losses on text: add 'sensitivity: {text: ...}'");
   }
   if (!recipe.budget) return;
   if (!recipe.calibration) top.fail("'budget' weighs errors with calibration statistics: add 'calibration:'");
+  if (std::as_const(*rounding->options).grid() == nullptr) {
+    top.fail("'budget' chooses bits and group sizes, of which " + std::string(rounding->row->key) +
+             " has none: use rtn or gptq");
+  }
+  if (const auto* gptq = dynamic_cast<const GptqPass*>(rounding->options.get());
+      gptq != nullptr && gptq->gptq.act_order == ActOrder::group) {
+    top.fail("'budget' counts codes and scales; act_order group stores an index for each input besides: use static");
+  }
   if (recipe.sensitivity && !recipe.sensitivity->groups.empty()) {
     top.fail("'budget' measures every stage of every block: leave 'sensitivity.groups' out");
   }
@@ -142,33 +147,67 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
       options.fail("'budget' chooses bits and group sizes: leave them out here");
     }
   }
-  for (const LayerOverride& item : recipe.passes.front().overrides) {
-    if (item.bits || item.group_size) {
+  for (const LayerOverride& item : rounding->overrides) {
+    for (const NamedField& field : item.values) {
+      if (field.name != "bits" && field.name != "group_size") continue;
       top.fail("'budget' chooses bits and group sizes: take them out of the override of '" + item.pattern + "'");
     }
   }
 }
 
-}  // namespace
-
-std::string_view method_name(Method method) {
-  switch (method) {
-    case Method::rtn:
-      return "rtn";
-    case Method::gptq:
-      return "gptq";
-    case Method::fp8:
-      return "fp8";
-    case Method::llm_int8:
-      return "llm_int8";
-    case Method::activations:
-      return "activations";
+// A list of evaluations; an item without one is a mistake.
+void read_evaluations(const Value& value, Recipe& recipe) {
+  for (const Value& item : value.list()) {
+    const size_t before = recipe.evaluate.size() + recipe.embeddings.size();
+    item.read_map({{"perplexity", [&](const Value& v) { recipe.evaluate.push_back(read_perplexity(v)); }},
+                   {"embeddings", [&](const Value& v) { recipe.embeddings.push_back(read_embeddings(v)); }}});
+    if (recipe.evaluate.size() + recipe.embeddings.size() == before) {
+      item.fail("expected an evaluation, perplexity or embeddings, found none");
+    }
   }
-  throw std::invalid_argument("no such method");
 }
 
-bool rounds_to_grid(Method method) {
-  return method == Method::rtn || method == Method::gptq;
+std::string read_container(const Value& value) {
+  std::vector<std::pair<std::string, std::string>> choices;
+  for (const ContainerFormat* format : container_formats()) {
+    choices.emplace_back(format->name(), format->name());
+  }
+  return value.choice<std::string>(choices);
+}
+
+// Until the budget has chosen, what fits every layer.
+void use_fitting_groups(Recipe& recipe) {
+  for (PassRecipe& pass : recipe.passes) {
+    if (pass.options->kind() != PassKind::rounds) continue;
+    const std::shared_ptr<PassOptions> options = copy_of(*pass.options);
+    options->grid()->group_size = kPerChannel;
+    pass.options = options;
+  }
+}
+
+// Gates compare with what some evaluation measures.
+void check_gates(const Recipe& recipe, const Value& top) {
+  const bool gates = recipe.fail_if.kl || recipe.fail_if.perplexity_ratio;
+  const bool has_reference =
+      std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(), [](const auto& e) { return e.reference; });
+  if (gates && !has_reference) {
+    top.fail(
+        "'fail_if' compares with the uncompressed model: add 'evaluate: [perplexity: {text: ...}]' with 'reference: "
+        "true'");
+  }
+  const bool has_reference_encoder =
+      std::any_of(recipe.embeddings.begin(), recipe.embeddings.end(), [](const auto& e) { return e.reference; });
+  if (recipe.fail_if.cosine && !has_reference_encoder) {
+    top.fail("'fail_if.cosine' compares with the uncompressed encoder: add 'evaluate: [embeddings: {pairs: ...}]'");
+  }
+}
+
+}  // namespace
+
+const PassRecipe* find_pass(const Recipe& recipe, PassKind kind) {
+  const auto found = std::find_if(recipe.passes.begin(), recipe.passes.end(),
+                                  [&](const PassRecipe& pass) { return pass.options->kind() == kind; });
+  return found == recipe.passes.end() ? nullptr : &*found;
 }
 
 Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) {
@@ -191,19 +230,10 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
           recipe.head = head;
         }},
        {"container",
-        [&](const Value& v) {
-          recipe.container = v.choice<Container>(
-              {{"compressed-tensors", Container::compressed_tensors}, {"awq-gemm", Container::awq_gemm}});
-        }},
+        [&](const Value& v) { recipe.container = read_container(v); }},
        {"sensitivity", [&](const Value& v) { recipe.sensitivity = read_sensitivity(v); }},
        {"budget", [&](const Value& v) { recipe.budget = read_budget(v); }},
-       {"evaluate",
-        [&](const Value& v) {
-          for (const Value& item : v.list()) {
-            item.read_map({{"perplexity", [&](const Value& p) { recipe.evaluate.push_back(read_perplexity(p)); }},
-                           {"embeddings", [&](const Value& e) { recipe.embeddings.push_back(read_embeddings(e)); }}});
-          }
-        }},
+       {"evaluate", [&](const Value& v) { read_evaluations(v, recipe); }},
        {"fail_if",
         [&](const Value& v) {
           v.read_map({{"kl", [&](const Value& kl) { recipe.fail_if.kl = kl.number(0.0, 1e6); }},
@@ -214,40 +244,16 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
        {"strict", [&](const Value& v) { recipe.strict = v.boolean(); }}});
   if (passes) {
     for (const Value& item : passes->list()) {
-      if (!item.has_key("awq") && !item.has_key("smoothquant")) {
-        recipe.passes.push_back(read_pass(item, recipe.calibration.has_value()));
-        continue;
-      }
-      if (recipe.scaling) item.fail("two scaling passes: keep one");
-      if (!recipe.passes.empty()) {
-        item.fail("inputs are scaled before weights are rounded: put awq or smoothquant before the method that rounds");
-      }
-      recipe.scaling = read_scaling(item, recipe.calibration.has_value());
+      recipe.passes.push_back(read_pass(item, recipe.calibration.has_value()));
     }
-    if (recipe.scaling) check_scaling(recipe, *passes);
+    check_order(recipe, *passes);
   }
   if (recipe.passes.empty() && !recipe.head && !recipe.calibration) {
-    top.fail("nothing to do: give 'passes:' with at least one of " + method_names() + ", or 'head:'");
-  }
-  if (recipe.passes.size() > 1) {
-    passes->fail("two quantization passes: weights can be rounded only once. Use one pass with 'layers.override'");
+    top.fail("nothing to do: give 'passes:' with at least one of " + pass_names(PassKind::rounds) + ", or 'head:'");
   }
   if (recipe.sensitivity || recipe.budget) check_sensitivity(recipe, passes, top);
-  // Until the budget has chosen, what fits every layer.
-  if (recipe.budget) recipe.passes.front().defaults.gptq.grid.group_size = kPerChannel;
-  const bool gates = recipe.fail_if.kl || recipe.fail_if.perplexity_ratio;
-  const bool has_reference =
-      std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(), [](const auto& e) { return e.reference; });
-  if (gates && !has_reference) {
-    top.fail(
-        "'fail_if' compares with the uncompressed model: add 'evaluate: [perplexity: {text: ...}]' with 'reference: "
-        "true'");
-  }
-  const bool has_reference_encoder =
-      std::any_of(recipe.embeddings.begin(), recipe.embeddings.end(), [](const auto& e) { return e.reference; });
-  if (recipe.fail_if.cosine && !has_reference_encoder) {
-    top.fail("'fail_if.cosine' compares with the uncompressed encoder: add 'evaluate: [embeddings: {pairs: ...}]'");
-  }
+  if (recipe.budget) use_fitting_groups(recipe);
+  check_gates(recipe, top);
   return recipe;
 }
 
@@ -278,35 +284,16 @@ bool matches_glob(std::string_view pattern, std::string_view name) {
   return p == pattern.size();
 }
 
-std::optional<LayerOptions> layer_options(const PassRecipe& pass, const std::string& layer, int64_t num_out,
-                                          int64_t num_in) {
+std::shared_ptr<PassOptions> layer_options(const PassRecipe& pass, const std::string& layer, int64_t num_out,
+                                           int64_t num_in) {
   for (const std::string& pattern : pass.exclude) {
-    if (matches_glob(pattern, layer)) return std::nullopt;
+    if (matches_glob(pattern, layer)) return nullptr;
   }
-  LayerOptions options = pass.defaults;
-  GridOptions& grid = options.gptq.grid;
-  for (const LayerOverride& override_ : pass.overrides) {
-    if (!matches_glob(override_.pattern, layer)) continue;
-    if (override_.bits) grid.bits = *override_.bits;
-    if (override_.group_size) grid.group_size = *override_.group_size;
-    if (override_.symmetric) grid.symmetric = *override_.symmetric;
-    if (override_.input) options.input = *override_.input;
+  std::shared_ptr<PassOptions> options = copy_of(*pass.options);
+  for (const LayerOverride& item : pass.overrides) {
+    if (matches_glob(item.pattern, layer)) assign_fields(item.values, *options);
   }
-  if (grid.per_tensor && grid.group_size != kPerChannel) {
-    throw std::invalid_argument("layer " + layer + ": per_tensor leaves no room for groups of " +
-                                std::to_string(grid.group_size) + ": drop one of them");
-  }
-  if (grid.group_size != kPerChannel && num_in % grid.group_size != 0) {
-    std::string fitting;
-    for (const int64_t size : {32, 64, 128}) {
-      if (num_in % size == 0) fitting += std::to_string(size) + ", ";
-    }
-    throw std::invalid_argument("layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) +
-                                "]: group size " + std::to_string(grid.group_size) + " does not divide its " +
-                                std::to_string(num_in) + " inputs; use " + fitting + (fitting.empty() ? "" : "or ") +
-                                "-1 (one scale per output channel), for this layer alone with 'layers: {override: {\"" +
-                                layer + "\": {group_size: -1}}}'");
-  }
+  options->check_layer(layer, num_out, num_in);
   return options;
 }
 

@@ -5,53 +5,26 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
-#include "quant/options.h"
-#include "runtime/format/stored_scheme.h"
+#include "compress/recipe/pass.h"
 
 namespace pare {
 
-// activations: inputs are rounded and weights left alone.
-enum class Method { rtn, gptq, fp8, llm_int8, activations };
-std::string_view method_name(Method method);
-// Whether the method rounds to a grid of GridOptions, with bits and groups to choose: rtn and gptq.
-bool rounds_to_grid(Method method);
-
-// What one layer gets. GptqOptions::grid holds the grid of rtn and gptq; rtn reads nothing else of it. fp8 reads its
-// per_tensor, llm_int8 and activations nothing.
-struct LayerOptions {
-  Method method = Method::gptq;
-  GptqOptions gptq;
-  RefineOptions refine;  // sweeps 0: none
-  LlmInt8Options llm_int8;
-  // How the layer's input is rounded. What calibration decides (the scale and zero of a fixed range, an outlier
-  // threshold or columns) is still open.
-  InputFormat input;
-};
-
-// A pass that scales the inputs of stages before the rounding pass that follows it in the same walk. A stage takes part
-// when no layer of it is excluded here or there.
-struct ScalingRecipe {
-  std::variant<AwqOptions, SmoothQuantOptions> options;
-  std::vector<std::string> exclude;  // globs
-  std::string_view name() const { return std::holds_alternative<AwqOptions>(options) ? "awq" : "smoothquant"; }
-};
-
-// `layers:` of a pass. Patterns are globs over module names ("*.down_proj"); the last matching override wins.
+// `layers: {override: {PATTERN: ...}}` of a pass: the options that layers of that name get instead. Patterns are globs
+// over module names ("*.down_proj"); the last that matches wins.
 struct LayerOverride {
   std::string pattern;
-  std::optional<int> bits;
-  std::optional<int64_t> group_size;
-  std::optional<bool> symmetric;
-  std::optional<InputFormat> input;  // `activations`
+  std::vector<NamedField> values;
 };
 
+// An item of `passes:`, in the order in which they are applied to each layer.
 struct PassRecipe {
-  LayerOptions defaults;
+  const PassRow* row = nullptr;
+  std::shared_ptr<const PassOptions> options;
   std::vector<std::string> exclude;  // globs; never touched
   std::vector<LayerOverride> overrides;
 };
@@ -59,11 +32,13 @@ struct PassRecipe {
 // Which tokens an expert's statistics are taken on; the forward pass goes as the router says in either case.
 enum class ExpertTokens { routed, all };
 
+inline constexpr int64_t kCalibrationSamples = 128, kCalibrationTokens = 512;
+
 struct CalibrationRecipe {
   std::filesystem::path text;        // .txt, .jsonl or .npy
   std::filesystem::path statistics;  // instead of a text: what pare calibrate made of the uncompressed model
-  int64_t num_samples = 128;
-  int64_t num_tokens = 512;
+  // Empty: kCalibrationSamples and kCalibrationTokens, or what the text has where that is less; a .npy has its own tokens.
+  std::optional<int64_t> num_samples, num_tokens;
   // Which windows of a text are drawn when it has more than num_samples; of a .npy the first are taken, in order.
   uint64_t seed = 0;
   ExpertTokens experts = ExpertTokens::routed;  // of a mixture
@@ -76,7 +51,7 @@ struct HeadRecipe {
 
 struct PerplexityRecipe {
   std::filesystem::path text;
-  int64_t context = 2048;
+  int64_t context = 0;            // 0: the protocol's, a .npy's own, or the model's where that is less
   int64_t num_windows = 0;        // 0: all
   std::string protocol = "gptq";  // or "llama.cpp"
   bool reference = true;          // also measure the uncompressed model: KL, agreement, paired error bars
@@ -89,9 +64,6 @@ struct EmbeddingsRecipe {
   std::filesystem::path pairs;  // .tsv
   bool reference = true;        // also measure the uncompressed model
 };
-
-// Whose files the result looks like. LLM.int8 has layouts of its own (LlmInt8Options::layout).
-enum class Container { compressed_tensors, awq_gemm };
 
 // `sensitivity:` what rounding each group of layers alone adds to the loss.
 struct SensitivityRecipe {
@@ -122,10 +94,10 @@ struct Recipe {
   std::filesystem::path model;
   std::filesystem::path output;
   std::optional<CalibrationRecipe> calibration;  // required by gptq and by scales weighted with diag(H)
-  std::optional<ScalingRecipe> scaling;          // before the rounding pass
   std::vector<PassRecipe> passes;                // at least one, or head; pare calibrate needs neither
   std::optional<HeadRecipe> head;
-  Container container = Container::compressed_tensors;
+  // Whose files the result looks like (runtime/format/container_format.h). LLM.int8 has layouts of its own.
+  std::string container = std::string(kCompressedTensors);
   std::optional<SensitivityRecipe> sensitivity;
   std::optional<BudgetRecipe> budget;
   std::vector<PerplexityRecipe> evaluate;    // of a decoder
@@ -142,10 +114,13 @@ struct Recipe {
 Recipe read_recipe(const std::filesystem::path& path);
 Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file);
 
-// What `layer` (module name, [num_out, num_in]) gets under `pass`, or nothing when it is excluded. Throws
-// std::invalid_argument when the group size does not divide num_in: the layer, both numbers and the sizes that would.
-std::optional<LayerOptions> layer_options(const PassRecipe& pass, const std::string& layer, int64_t num_out,
-                                          int64_t num_in);
+// The recipe's pass of that kind; null when there is none.
+const PassRecipe* find_pass(const Recipe& recipe, PassKind kind);
+
+// The options of `layer` (module name, [num_out, num_in]) under `pass`, or null when it is excluded. Throws
+// std::invalid_argument where they do not fit it, such as a group size that does not divide num_in.
+std::shared_ptr<PassOptions> layer_options(const PassRecipe& pass, const std::string& layer, int64_t num_out,
+                                           int64_t num_in);
 
 bool matches_glob(std::string_view pattern, std::string_view name);  // * any run, ? any one character
 

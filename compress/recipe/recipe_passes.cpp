@@ -1,325 +1,277 @@
 #include "compress/recipe/recipe_passes.h"
 
-#include <array>
-#include <cmath>
+#include <algorithm>
+#include <set>
+
+#include "compress/recipe/pass_options.h"
 
 namespace pare {
 namespace {
 
 using Value = YamlValue;
 
-constexpr std::array<Method, 5> kMethods = {Method::rtn, Method::gptq, Method::fp8, Method::llm_int8,
-                                            Method::activations};
+// The names of all options that a recipe may give, in order; maps of their own before what is in them.
+class OptionNames : public FieldVisitor {
+ public:
+  std::vector<std::string> names;
+
+ protected:
+  void visit_bool(std::string_view name, bool&) override { add(name); }
+  void visit_integer(std::string_view name, int64_t&, const FieldLimits&) override { add(name); }
+  void visit_number(std::string_view name, double&, const FieldLimits&) override { add(name); }
+  void visit_optional(std::string_view name, std::optional<double>&, const FieldLimits&) override { add(name); }
+  void visit_text(std::string_view name, std::string&) override { add(name); }
+  void visit_texts(std::string_view name, std::vector<std::string>&) override { add(name); }
+  void visit_choice(std::string_view name, std::span<const std::string_view>, size_t&) override { add(name); }
+  bool enter(std::string_view name) override {
+    add(name);
+    prefix_ += std::string(name) + ".";
+    return true;
+  }
+  void leave(std::string_view name) override { prefix_.resize(prefix_.size() - name.size() - 1); }
+  bool visits_decided() const override { return false; }
+
+ private:
+  void add(std::string_view name) { names.push_back(prefix_ + std::string(name)); }
+  std::string prefix_;
+};
+
+int64_t read_integer(const Value& value, const FieldLimits& limits) {
+  if (limits.values.empty()) {
+    return value.integer(static_cast<int64_t>(limits.low), static_cast<int64_t>(limits.high));
+  }
+  const auto [low, high] = std::minmax_element(limits.values.begin(), limits.values.end());
+  const int64_t found = value.integer(*low, *high);
+  if (std::find(limits.values.begin(), limits.values.end(), found) != limits.values.end()) return found;
+  std::string allowed;
+  for (size_t i = 0; i < limits.values.size(); ++i) {
+    if (i > 0) allowed += i + 1 == limits.values.size() ? " or " : ", ";
+    allowed += std::to_string(limits.values[i]);
+    if (limits.values[i] == kPerChannel) allowed += " (one scale per output channel)";
+  }
+  value.fail("expected " + allowed + ", found " + std::to_string(found));
+}
+
+// Gives the options their values.
+class OptionReader : public FieldVisitor {
+ public:
+  explicit OptionReader(const GivenOptions& given) : given_(given) {}
+
+ protected:
+  void visit_bool(std::string_view name, bool& value) override {
+    if (const Value* v = find(name)) value = v->boolean();
+  }
+  void visit_integer(std::string_view name, int64_t& value, const FieldLimits& limits) override {
+    if (const Value* v = find(name)) value = read_integer(*v, limits);
+  }
+  void visit_number(std::string_view name, double& value, const FieldLimits& limits) override {
+    if (const Value* v = find(name)) value = v->number(limits.low, limits.high);
+  }
+  void visit_optional(std::string_view name, std::optional<double>& value, const FieldLimits& limits) override {
+    if (const Value* v = find(name)) value = v->number(limits.low, limits.high);
+  }
+  void visit_text(std::string_view name, std::string& value) override {
+    if (const Value* v = find(name)) value = v->text();
+  }
+  void visit_texts(std::string_view name, std::vector<std::string>& value) override {
+    const Value* v = find(name);
+    if (v == nullptr) return;
+    value.clear();
+    for (const Value& item : v->list()) value.push_back(item.text());
+  }
+  void visit_choice(std::string_view name, std::span<const std::string_view> names, size_t& index) override {
+    const Value* v = find(name);
+    if (v == nullptr) return;
+    std::vector<std::pair<std::string, size_t>> choices;
+    for (size_t i = 0; i < names.size(); ++i) choices.emplace_back(names[i], i);
+    index = v->choice<size_t>(choices);
+  }
+  bool enter(std::string_view name) override {
+    if (find(name) == nullptr) return false;
+    prefix_ += std::string(name) + ".";
+    return true;
+  }
+  void leave(std::string_view name) override { prefix_.resize(prefix_.size() - name.size() - 1); }
+  bool visits_decided() const override { return false; }
+
+ private:
+  const Value* find(std::string_view name) const {
+    const auto found = given_.find(prefix_ + std::string(name));
+    return found == given_.end() ? nullptr : &found->second;
+  }
+  const GivenOptions& given_;
+  std::string prefix_;
+};
+
+// The map's values under their names, those below `prefix` of `names` being known.
+void take(const Value& value, const std::vector<std::string>& names, const std::string& prefix, GivenOptions& given) {
+  const bool has_type = std::find(names.begin(), names.end(), prefix + "type") != names.end();
+  if (has_type && !value.is_map()) {
+    given.emplace(prefix + "type", value);
+    return;
+  }
+  Value::Handlers handlers;
+  for (const std::string& name : names) {
+    if (!name.starts_with(prefix) || name.find('.', prefix.size()) != std::string::npos) continue;
+    handlers.emplace_back(name.substr(prefix.size()), [&, name](const Value& v) {
+      given.emplace(name, v);
+      const bool is_nested =
+          std::any_of(names.begin(), names.end(), [&](const auto& other) { return other.starts_with(name + "."); });
+      if (is_nested) take(v, names, name + ".", given);
+    });
+  }
+  value.read_map(handlers);
+}
+
+class RecipeCheck : public PassCheck {
+ public:
+  RecipeCheck(const Value& value, const GivenOptions& given, bool has_calibration)
+      : value_(value), given_(given), has_calibration_(has_calibration) {}
+  bool has_calibration() const override { return has_calibration_; }
+  bool was_given(std::string_view key) const override {
+    return given_.find(key) != given_.end();
+  }
+  bool is_map(std::string_view key) const override { return of(key).is_map() && (key.empty() || was_given(key)); }
+  [[noreturn]] void fail(std::string_view key, const std::string& message) const override { of(key).fail(message); }
+
+ private:
+  const Value& of(std::string_view key) const {
+    const auto found = given_.find(key);
+    return found == given_.end() ? value_ : found->second;
+  }
+  const Value& value_;
+  const GivenOptions& given_;
+  bool has_calibration_;
+};
+
+LayerOverride read_override(const std::string& pattern, const Value& value, const PassOptions& defaults,
+                            bool has_calibration) {
+  OptionNames names;
+  const std::shared_ptr<PassOptions> options = copy_of(defaults);
+  options->fields(names);
+  std::vector<std::string> overridable;
+  for (const std::string& name : names.names) {
+    if (defaults.is_overridable(name.substr(0, name.find('.')))) overridable.push_back(name);
+  }
+  const GivenOptions given = read_options(value, overridable, *options);
+  options->check(RecipeCheck(value, given, has_calibration));
+  LayerOverride result{.pattern = pattern, .values = {}};
+  for (const NamedField& field : field_values(*options)) {
+    const bool is_given = std::any_of(given.begin(), given.end(), [&](const auto& item) {
+      return field.name == item.first || field.name.starts_with(item.first + ".");
+    });
+    if (is_given) result.values.push_back(field);
+  }
+  return result;
+}
 
 }  // namespace
 
-std::string method_names() {
-  std::string names;
-  for (const Method method : kMethods) names += (names.empty() ? "" : ", ") + std::string(method_name(method));
-  return names;
+GivenOptions read_options(const Value& value, const std::vector<std::string>& allowed, PassOptions& options) {
+  OptionNames names;
+  options.fields(names);
+  GivenOptions given;
+  take(value, allowed.empty() ? names.names : allowed, "", given);
+  OptionReader reader(given);
+  options.fields(reader);
+  return given;
 }
 
 int read_bits(const Value& value) {
-  const int64_t bits = value.integer(2, 8);
-  if (bits != 2 && bits != 3 && bits != 4 && bits != 8) {
-    value.fail("expected 2, 3, 4 or 8 bits, found " + std::to_string(bits));
-  }
-  return static_cast<int>(bits);
+  return static_cast<int>(read_integer(value, {.values = {2, 3, 4, 8}}));
 }
 
 int64_t read_group_size(const Value& value) {
-  const int64_t size = value.integer(-1, 128);
-  if (size != kPerChannel && size != 32 && size != 64 && size != 128) {
-    value.fail("expected a group size of 32, 64, 128, or -1 for one scale per output channel, found " +
-               std::to_string(size));
-  }
-  return size;
+  return read_integer(value, {.values = {32, 64, 128, kPerChannel}});
 }
 
-namespace {
-
-Value::Handlers grid_handlers(GridOptions& grid) {
-  return {{"bits", [&](const Value& v) { grid.bits = read_bits(v); }},
-          {"group_size", [&](const Value& v) { grid.group_size = read_group_size(v); }},
-          {"symmetric", [&](const Value& v) { grid.symmetric = v.boolean(); }},
-          {"per_tensor", [&](const Value& v) { grid.per_tensor = v.boolean(); }}};
+InputFormat read_activations(const Value& value) {
+  ActivationsPass pass;
+  read_options(value, {}, pass);
+  if (value.is_map()) pass.activations.type = InputType::int8;
+  if (pass.activations.type == InputType::fp8) value.fail("expected none or int8, found fp8");
+  return pass.activations;
 }
-
-InputRange read_range(const Value& value) {
-  return value.choice<InputRange>(
-      {{"token", InputRange::token}, {"tensor", InputRange::sequence}, {"static", InputRange::fixed}});
-}
-
-}  // namespace
-
-InputFormat read_activations(const Value& value, InputType type) {
-  InputFormat format{.type = type};
-  const std::string type_name = type == InputType::fp8 ? "fp8" : "int8";
-  if (!value.is_map()) {
-    return value.choice<InputFormat>({{"none", {}}, {type_name, format}});
-  }
-  Value::Handlers handlers = {{"range", [&](const Value& v) { format.range = read_range(v); }}};
-  if (type == InputType::int8) {
-    handlers.emplace_back("symmetric", [&](const Value& v) { format.symmetric = v.boolean(); });
-  }
-  value.read_map(handlers);
-  return format;
-}
-
-namespace {
-
-AwqOptions read_awq(const Value& value) {
-  AwqOptions awq;
-  value.read_map(
-      {{"duo_scaling", [&](const Value& v) { awq.duo_scaling = v.boolean(); }},
-       {"grid_points", [&](const Value& v) { awq.num_grid_points = static_cast<int>(v.integer(1, 1000)); }}});
-  return awq;
-}
-
-SmoothQuantOptions read_smoothquant(const Value& value) {
-  SmoothQuantOptions smooth;
-  value.read_map({{"alpha", [&](const Value& v) {
-                     const double alpha = v.number(-1.0, 1.0);
-                     if (alpha < 0.0) v.fail("expected a number from 0 to 1; leave it out to have it searched");
-                     smooth.alpha = alpha;
-                   }}});
-  return smooth;
-}
-
-void read_exclude(const Value& list, std::vector<std::string>& exclude) {
-  for (const Value& item : list.list()) exclude.push_back(item.text());
-}
-
-void require_calibration(const Value& value, bool has_calibration, const std::string& what,
-                         const std::string& instead) {
-  if (has_calibration) return;
-  value.fail(what + ": add 'calibration:' to the recipe" + (instead.empty() ? "" : ", or " + instead));
-}
-
-// A static range is measured; all others are found as inputs come.
-void check_range(const InputFormat& input, const Value& value, bool has_calibration) {
-  if (input.range != InputRange::fixed) return;
-  require_calibration(value, has_calibration, "a static range is measured on calibration data", "use token or tensor");
-}
-
-LayerOverride read_override(const std::string& pattern, const Value& value, bool has_calibration) {
-  LayerOverride override_{.pattern = pattern, .bits = {}, .group_size = {}, .symmetric = {}, .input = {}};
-  value.read_map({{"bits", [&](const Value& v) { override_.bits = read_bits(v); }},
-                  {"group_size", [&](const Value& v) { override_.group_size = read_group_size(v); }},
-                  {"symmetric", [&](const Value& v) { override_.symmetric = v.boolean(); }},
-                  {"activations", [&](const Value& v) {
-                     override_.input = read_activations(v, InputType::int8);
-                     check_range(*override_.input, v, has_calibration);
-                   }}});
-  return override_;
-}
-
-// fp8 and llm_int8 leave nothing of the grid to choose: 8 bits, a scale per output, no refinement of codes.
-void use_eight_bits_per_channel(LayerOptions& layer) {
-  layer.refine.sweeps = 0;
-  layer.gptq.grid.bits = 8;
-  layer.gptq.grid.group_size = kPerChannel;
-  layer.gptq.grid.scales = ScaleSearch::minmax;
-}
-
-}  // namespace
-
-ScalingRecipe read_scaling(const Value& value, bool has_calibration) {
-  ScalingRecipe scaling;
-  int num_methods = 0;
-  const auto check = [&](const Value& v, const std::string& name) {
-    if (++num_methods > 1) v.fail("one pass has one method; keep awq or smoothquant");
-    require_calibration(v, has_calibration, name + " needs calibration data", "");
-  };
-  value.read_map({{"awq",
-                   [&](const Value& v) {
-                     check(v, "awq");
-                     scaling.options = read_awq(v);
-                   }},
-                  {"smoothquant",
-                   [&](const Value& v) {
-                     check(v, "smoothquant");
-                     scaling.options = read_smoothquant(v);
-                   }},
-                  {"layers", [&](const Value& layers) {
-                     layers.read_map({{"exclude", [&](const Value& v) { read_exclude(v, scaling.exclude); }}});
-                   }}});
-  return scaling;
-}
-
-namespace {
-
-// The options of rtn and gptq.
-void read_integer_method(const Value& options, bool has_calibration, LayerOptions& layer) {
-  GptqOptions& gptq = layer.gptq;
-  bool chose_scales = false;
-  Value::Handlers handlers = grid_handlers(gptq.grid);
-  handlers.emplace_back("scales", [&](const Value& v) {
-    chose_scales = true;
-    gptq.grid.scales = v.choice<ScaleSearch>({{"minmax", ScaleSearch::minmax},
-                                              {"squared_error", ScaleSearch::squared_error},
-                                              {"hessian_diagonal", ScaleSearch::hessian_diagonal},
-                                              {"hessian", ScaleSearch::hessian}});
-    if (gptq.grid.scales == ScaleSearch::hessian_diagonal || gptq.grid.scales == ScaleSearch::hessian) {
-      require_calibration(v, has_calibration, v.text() + " weighs errors with calibration statistics",
-                          "use squared_error");
-    }
-  });
-  handlers.emplace_back("refine", [&](const Value& v) {
-    layer.refine.sweeps = static_cast<int>(v.integer(0, kMaxRefineSweeps));
-    if (layer.refine.sweeps > 0) {
-      require_calibration(v, has_calibration, "refine needs calibration data", "leave it out");
-    }
-  });
-  handlers.emplace_back("activations", [&](const Value& v) {
-    layer.input = read_activations(v, InputType::int8);
-    check_range(layer.input, v, has_calibration);
-  });
-  if (layer.method == Method::rtn) layer.refine.sweeps = 0;
-  if (layer.method == Method::gptq) {
-    handlers.emplace_back("act_order", [&](const Value& v) {
-      gptq.act_order = v.choice<ActOrder>(
-          {{"none", ActOrder::none}, {"static", ActOrder::static_groups}, {"group", ActOrder::group}});
-    });
-    handlers.emplace_back("damping", [&](const Value& v) { gptq.damping = v.number(0.0, 1.0); });
-    handlers.emplace_back("block_size", [&](const Value& v) { gptq.block_size = v.integer(1, 4096); });
-  }
-  options.read_map(handlers);
-  if (layer.method == Method::gptq) require_calibration(options, has_calibration, "gptq needs calibration data", "");
-  if (gptq.grid.per_tensor) {
-    if (gptq.grid.group_size != kPerChannel) {
-      options.fail("per_tensor: one scale for the whole weight leaves no room for groups: add 'group_size: -1'");
-    }
-    if (gptq.grid.scales == ScaleSearch::hessian)
-      options.fail("per_tensor: 'scales: hessian' searches groups of a row");
-    layer.refine.grids = false;  // rows share their scale
-  }
-  if (!chose_scales && !has_calibration) gptq.grid.scales = ScaleSearch::squared_error;
-}
-
-void read_fp8(const Value& options, bool has_calibration, LayerOptions& layer) {
-  use_eight_bits_per_channel(layer);
-  layer.input = {.type = InputType::fp8};
-  options.read_map({{"per_tensor", [&](const Value& v) { layer.gptq.grid.per_tensor = v.boolean(); }},
-                    {"activations", [&](const Value& v) {
-                       layer.input = read_activations(v, InputType::fp8);
-                       check_range(layer.input, v, has_calibration);
-                     }}});
-}
-
-void read_llm_int8(const Value& options, bool has_calibration, LayerOptions& layer) {
-  use_eight_bits_per_channel(layer);
-  layer.input = {.type = InputType::int8, .outliers = OutlierRule::absolute};
-  LlmInt8Options& llm_int8 = layer.llm_int8;
-  std::optional<LlmInt8Layout> layout;
-  options.read_map(
-      {{"threshold", [&](const Value& v) { llm_int8.value = v.number(0.0, 1e6); }},
-       {"measure",
-        [&](const Value& v) {
-          llm_int8.measure = v.choice<OutlierMeasure>({{"absolute", OutlierMeasure::absolute},
-                                                       {"rms", OutlierMeasure::rms},
-                                                       {"median", OutlierMeasure::median_absmax}});
-          if (llm_int8.measure == OutlierMeasure::median_absmax) {
-            require_calibration(v, has_calibration, "the median channel is known from calibration", "use rms");
-          }
-        }},
-       {"outliers",
-        [&](const Value& v) {
-          llm_int8.time = v.choice<OutlierTime>({{"dynamic", OutlierTime::dynamic}, {"static", OutlierTime::fixed}});
-          if (llm_int8.time == OutlierTime::fixed) {
-            require_calibration(v, has_calibration, "static outlier columns are found in calibration data",
-                                "use dynamic");
-          }
-        }},
-       {"activations",
-        [&](const Value& v) {
-          const InputFormat input = read_activations(v, InputType::int8);
-          if (input.is_plain() || input.range != InputRange::token) {
-            v.fail("LLM.int8 rounds inputs to int8 per token: expected int8 or {symmetric: false}");
-          }
-          layer.input.symmetric = input.symmetric;
-        }},
-       {"layout", [&](const Value& v) {
-          layout =
-              v.choice<LlmInt8Layout>({{"bitsandbytes", LlmInt8Layout::bitsandbytes}, {"pare", LlmInt8Layout::own}});
-        }}});
-  // bitsandbytes' file has one threshold for all layers and finds its columns itself, with symmetric inputs.
-  const bool fits =
-      llm_int8.measure == OutlierMeasure::absolute && llm_int8.time == OutlierTime::dynamic && layer.input.symmetric;
-  if (layout == LlmInt8Layout::bitsandbytes && !fits) {
-    options.fail(
-        "layout bitsandbytes stores one absolute threshold, finds outliers dynamically and rounds inputs "
-        "symmetrically: use 'layout: pare' for relative thresholds, static columns or asymmetric inputs");
-  }
-  llm_int8.layout = layout.value_or(fits ? LlmInt8Layout::bitsandbytes : LlmInt8Layout::own);
-}
-
-// `activations: int8`, or a map of how.
-void read_activations_alone(const Value& value, bool has_calibration, LayerOptions& layer) {
-  layer.refine.sweeps = 0;
-  layer.gptq.grid.bits = kDenseBits;
-  layer.gptq.grid.group_size = kPerChannel;
-  layer.gptq.grid.scales = ScaleSearch::minmax;
-  layer.input = read_activations(value, InputType::int8);
-  if (layer.input.is_plain()) value.fail("inputs are left alone as well: expected int8");
-  if (layer.input.range == InputRange::fixed) {
-    require_calibration(value, has_calibration, "a static range is measured on calibration data",
-                        "use token or tensor");
-  }
-}
-
-}  // namespace
 
 PassRecipe read_pass(const Value& value, bool has_calibration) {
   PassRecipe pass;
-  int num_methods = 0;
+  std::optional<Value> layers;
   Value::Handlers handlers;
-  for (const char* scaling : {"awq", "smoothquant"}) {
-    handlers.emplace_back(scaling, [](const Value& v) { v.fail("a pass of its own: start a new list item with '-'"); });
-  }
-  for (const Method method : kMethods) {
-    handlers.emplace_back(method_name(method), [&, method](const Value& v) {
-      if (++num_methods > 1) v.fail("one pass has one method; start a new list item with '-' for the next");
-      pass.defaults.method = method;
-      if (method == Method::fp8) return read_fp8(v, has_calibration, pass.defaults);
-      if (method == Method::llm_int8) return read_llm_int8(v, has_calibration, pass.defaults);
-      if (method == Method::activations) return read_activations_alone(v, has_calibration, pass.defaults);
-      read_integer_method(v, has_calibration, pass.defaults);
+  for (const PassRow* row : pass_rows()) {
+    handlers.emplace_back(row->key, [&, row](const Value& v) {
+      if (pass.row != nullptr) v.fail("one pass has one method; start a new list item with '-' for the next");
+      pass.row = row;
+      const std::shared_ptr<PassOptions> options = row->make_options();
+      const GivenOptions given = read_options(v, {}, *options);
+      options->check(RecipeCheck(v, given, has_calibration));
+      pass.options = options;
     });
   }
-  handlers.emplace_back("layers", [&](const Value& layers) {
-    layers.read_map({{"exclude", [&](const Value& v) { read_exclude(v, pass.exclude); }},
-                     {"override", [&](const Value& map) {
-                        for (const auto& [pattern, options] : map.entries()) {
-                          pass.overrides.push_back(read_override(pattern, options, has_calibration));
-                        }
-                      }}});
-  });
+  handlers.emplace_back("layers", [&](const Value& v) { layers.emplace(v); });
   value.read_map(handlers);
-  if (num_methods == 0) value.fail("expected a method: " + method_names());
-  if (!rounds_to_grid(pass.defaults.method) && !pass.overrides.empty()) {
-    value.fail("'layers.override' changes bits and groups of rtn and gptq; " +
-               std::string(method_name(pass.defaults.method)) + " has neither");
+  if (pass.row == nullptr) {
+    value.fail("expected a method: " + pass_names(PassKind::scales_inputs) + "; " +
+               pass_names(PassKind::changes_weights) + pass_names(PassKind::rounds));
   }
+  if (!layers) return pass;
+  const bool has_overrides = layers->has_key("override");
+  OptionNames names;
+  copy_of(*pass.options)->fields(names);
+  if (has_overrides && std::none_of(names.names.begin(), names.names.end(),
+                                    [&](const auto& name) { return pass.options->is_overridable(name); })) {
+    value.fail("'layers.override' changes bits and groups of rtn and gptq; " + std::string(pass.row->key) +
+               " has neither");
+  }
+  layers->read_map({{"exclude",
+                     [&](const Value& list) {
+                       for (const Value& item : list.list()) pass.exclude.push_back(item.text());
+                     }},
+                    {"override", [&](const Value& map) {
+                       for (const auto& [pattern, options] : map.entries()) {
+                         pass.overrides.push_back(read_override(pattern, options, *pass.options, has_calibration));
+                       }
+                     }}});
   return pass;
 }
 
-void check_scaling(const Recipe& recipe, const Value& passes) {
-  const std::string name(recipe.scaling->name());
-  if (recipe.passes.empty()) {
+void check_order(const Recipe& recipe, const Value& passes) {
+  const std::vector<Value> items = passes.list();
+  const PassRecipe* scaling = nullptr;
+  const PassRecipe* rounding = nullptr;
+  for (size_t i = 0; i < recipe.passes.size(); ++i) {
+    const PassRecipe& pass = recipe.passes[i];
+    const PassKind kind = pass.options->kind();
+    if (kind == PassKind::scales_inputs && scaling != nullptr) items[i].fail("two scaling passes: keep one");
+    if (kind == PassKind::scales_inputs && rounding != nullptr) {
+      items[i].fail("inputs are scaled before weights are rounded: put " + std::string(pass.row->key) +
+                    " before the method that rounds");
+    }
+    if (rounding != nullptr && kind == PassKind::rounds) {
+      passes.fail("two quantization passes: weights can be rounded only once. Use one pass with 'layers.override'");
+    }
+    if (rounding != nullptr) {
+      items[i].fail("weights are rounded last: put " + std::string(pass.row->key) + " before " +
+                    std::string(rounding->row->key));
+    }
+    if (kind == PassKind::scales_inputs) scaling = &pass;
+    if (kind == PassKind::rounds) rounding = &pass;
+  }
+  if (scaling == nullptr) return;
+  const std::string name(scaling->row->key);
+  if (rounding == nullptr) {
     passes.fail(name + " only prepares the weights: add a pass that rounds them, rtn or gptq, after it");
   }
-  const LayerOptions& options = recipe.passes.front().defaults;
-  if (!rounds_to_grid(options.method)) {
-    passes.fail(name + " prepares weights for rtn or gptq; " + std::string(method_name(options.method)) +
-                " deals with outliers itself");
+  const std::string method(rounding->row->key);
+  const GridOptions* grid = std::as_const(*rounding->options).grid();
+  if (grid == nullptr) {
+    passes.fail(name + " prepares weights for rtn or gptq; " + method + " deals with outliers itself");
   }
-  if (name == "smoothquant" && options.input.is_plain()) {
+  const InputFormat* input = rounding->options->input();
+  if (name == "smoothquant" && (input == nullptr || input->is_plain())) {
     passes.fail("smoothquant moves the difficulty of rounding from inputs to weights: add 'activations: int8' to " +
-                std::string(method_name(options.method)) + ", or use awq for weights alone");
+                method + ", or use awq for weights alone");
   }
-  if (name == "awq" && options.gptq.grid.per_tensor)
-    passes.fail("awq searches scales of rows or groups: not per_tensor");
+  if (name == "awq" && grid->per_tensor) passes.fail("awq searches scales of rows or groups: not per_tensor");
 }
 
 }  // namespace pare

@@ -1,8 +1,9 @@
-// How a recipe's passes are read: each method's options, from YAML values to LayerOptions. Every function throws
+// How a recipe's passes are read: from YAML values to options, by each pass's own list of fields. Every function throws
 // std::invalid_argument naming file and line for a value that it cannot use.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "compress/recipe/recipe.h"
@@ -10,19 +11,22 @@
 
 namespace pare {
 
-// "rtn, gptq, ...": what rounds.
-std::string method_names();
+// The options that a map gives, by name; those of a member's own map as "activations.range".
+using GivenOptions = std::map<std::string, YamlValue, std::less<>>;
+
+// Reads every option that `value` gives into `options`. Where an option is a map of its own, a text stands for its
+// `type`: `activations: int8`. Keys outside of `allowed` (empty: all of the pass's) are unknown.
+GivenOptions read_options(const YamlValue& value, const std::vector<std::string>& allowed, PassOptions& options);
 
 int read_bits(const YamlValue& value);
 int64_t read_group_size(const YamlValue& value);
-// `activations:` of weights whose inputs are rounded to `type`: its name, none, or a map of how.
-InputFormat read_activations(const YamlValue& value, InputType type);
+// `sites:` a format of inputs in int8: its name, none, or a map of how.
+InputFormat read_activations(const YamlValue& value);
 
-// `awq:` or `smoothquant:` with its options, and `layers:` beside it. has_calibration: whether the recipe has data.
-ScalingRecipe read_scaling(const YamlValue& value, bool has_calibration);
-// `rtn:`, `gptq:`, `fp8:`, `llm_int8:` or `activations:` with its options, and `layers:` beside it.
+// An item of `passes:`: a key of the table of passes with its options, and `layers:` beside it. has_calibration:
+// whether the recipe has data.
 PassRecipe read_pass(const YamlValue& value, bool has_calibration);
-// Refuses a scaling pass before one that cannot use it.
-void check_scaling(const Recipe& recipe, const YamlValue& passes);
+// Refuses passes that cannot follow one another. `passes` has an item for each of the recipe's.
+void check_order(const Recipe& recipe, const YamlValue& passes);
 
 }  // namespace pare

@@ -26,7 +26,7 @@ constexpr int64_t kShapeBytes = 16;
 // Points of the curve that are drawn beside the corners of its hull.
 constexpr size_t kDrawnPoints = 500;
 
-int64_t weight_bytes(const Checkpoint& checkpoint, const PlannedLayer& layer) {
+int64_t weight_bytes(const Checkpoint& checkpoint, const LayerPlan& layer) {
   return static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
 }
 
@@ -37,27 +37,27 @@ struct LinearSizes {
   int64_t left_alone_bytes = 0;  // of those that the pass excludes
 };
 
-LinearSizes linear_sizes(const PlannedRun& plan, const Checkpoint& checkpoint) {
+LinearSizes linear_sizes(const RunPlan& plan, const Checkpoint& checkpoint) {
   LinearSizes sizes;
   for (const auto& layers : plan.blocks) {
-    for (const PlannedLayer& layer : layers) {
+    for (const LayerPlan& layer : layers) {
       const int64_t bytes = weight_bytes(checkpoint, layer);
       sizes.num_weights += layer.linear.num_out * layer.linear.num_in;
       ++sizes.num_layers;
       sizes.source_bytes += bytes;
-      if (!layer.options) sizes.left_alone_bytes += bytes;
+      if (!layer.is_compressed()) sizes.left_alone_bytes += bytes;
     }
   }
   return sizes;
 }
 
 // What the weight files hold beside the blocks' linears.
-int64_t rest_bytes(const PlannedRun& plan, const Checkpoint& checkpoint, const LinearSizes& sizes) {
+int64_t rest_bytes(const RunPlan& plan, const Checkpoint& checkpoint, const LinearSizes& sizes) {
   int64_t rest = sizes.num_layers * kLayerHeaderBytes - sizes.source_bytes;
   for (const std::string& name : checkpoint.tensor_names()) {
     rest += static_cast<int64_t>(checkpoint.tensor(name).data.size()) + kHeaderBytes;
   }
-  for (const PlannedTable& table : plan.tables) {
+  for (const TablePlan& table : plan.tables) {
     rest -= static_cast<int64_t>(checkpoint.tensor(table.linear.name + ".weight").data.size());
     rest += quantized_size_bytes(table.linear.num_out, table.linear.num_in, table.grid);
   }
@@ -65,16 +65,16 @@ int64_t rest_bytes(const PlannedRun& plan, const Checkpoint& checkpoint, const L
 }
 
 // Of the blocks' linears, with the fewest bits allowed and one scale per channel.
-int64_t smallest_bytes(const BudgetRecipe& budget, const PlannedRun& plan, const Checkpoint& checkpoint) {
+int64_t smallest_bytes(const BudgetRecipe& budget, const RunPlan& plan, const Checkpoint& checkpoint) {
   const int bits = *std::min_element(budget.allowed.begin(), budget.allowed.end());
   int64_t bytes = 0;
   for (const auto& layers : plan.blocks) {
-    for (const PlannedLayer& layer : layers) {
-      if (!layer.options || bits == kUnquantizedBits) {
+    for (const LayerPlan& layer : layers) {
+      if (!layer.is_compressed() || bits == kUnquantizedBits) {
         bytes += weight_bytes(checkpoint, layer);
         continue;
       }
-      GridOptions grid = layer.options->gptq.grid;
+      GridOptions grid = *layer.step(PassKind::rounds)->grid();
       grid.bits = bits;
       grid.group_size = kPerChannel;
       bytes += quantized_size_bytes(layer.linear.num_out, layer.linear.num_in, grid);
@@ -135,7 +135,7 @@ std::vector<std::pair<double, const CurvePoint*>> curve_table(const BitChoice& c
 
 }  // namespace
 
-int64_t budget_bytes(const BudgetRecipe& budget, const PlannedRun& plan, const Checkpoint& checkpoint) {
+int64_t budget_bytes(const BudgetRecipe& budget, const RunPlan& plan, const Checkpoint& checkpoint) {
   const LinearSizes sizes = linear_sizes(plan, checkpoint);
   int64_t bytes = 0;
   if (budget.bits) {
@@ -158,7 +158,7 @@ int64_t budget_bytes(const BudgetRecipe& budget, const PlannedRun& plan, const C
                               (budget.size_bytes && plan.tables.empty() ? ", or add 'head: {bits: 8}'" : ""));
 }
 
-BitChoice choose_bits(const Survey& survey, const PlannedRun& plan, const Checkpoint& checkpoint,
+BitChoice choose_bits(const Survey& survey, const RunPlan& plan, const Checkpoint& checkpoint,
                       int64_t budget_bytes) {
   const LinearSizes sizes = linear_sizes(plan, checkpoint);
   const std::vector<Sensitivity> measured = sensitivities(survey);
@@ -201,7 +201,7 @@ BitChoice choose_bits(const Survey& survey, const PlannedRun& plan, const Checkp
   return choice;
 }
 
-void apply_choice(const BitChoice& choice, PlannedRun& plan) {
+void apply_choice(const BitChoice& choice, RunPlan& plan) {
   std::map<std::string, const ChosenBits*> by_layer;
   for (const ChosenBits& group : choice.groups) {
     for (const std::string& layer : group.layers) by_layer[layer] = &group;
@@ -209,17 +209,16 @@ void apply_choice(const BitChoice& choice, PlannedRun& plan) {
   std::vector<std::string> unquantized;
   std::set<std::string> in_blocks;
   for (auto& layers : plan.blocks) {
-    for (PlannedLayer& layer : layers) {
+    for (LayerPlan& layer : layers) {
       in_blocks.insert(layer.linear.name);
       const auto found = by_layer.find(layer.linear.name);
       if (found != by_layer.end() && found->second->bits == kUnquantizedBits) {
-        layer.options.reset();
+        layer.steps.clear();
       } else if (found != by_layer.end()) {
-        layer.options->gptq.grid.bits = found->second->bits;
-        layer.options->gptq.grid.group_size = found->second->group_size;
-        layer.scheme = storage_scheme(*layer.options, plan.container);
+        use_grid(found->second->bits, found->second->group_size, layer);
+        plan_storage(std::string(layer.scheme.container), layer);
       }
-      if (!layer.options) unquantized.push_back(layer.linear.name);
+      if (!layer.is_compressed()) unquantized.push_back(layer.linear.name);
     }
   }
   for (const std::string& name : plan.unquantized) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "compress/plan/preflight.h"
+#include "compress/plan/plan.h"
 #include "compress/survey/survey.h"
 #include "quant/bit_budget.h"
 #include "quant/budget_picture.h"
@@ -42,15 +42,15 @@ struct BitChoice {
 
 // The bytes that the recipe's budget leaves for the blocks' linears of the plan's model. Throws std::invalid_argument
 // when the smallest of what is allowed takes more (and how much that is).
-int64_t budget_bytes(const BudgetRecipe& budget, const PlannedRun& plan, const Checkpoint& checkpoint);
+int64_t budget_bytes(const BudgetRecipe& budget, const RunPlan& plan, const Checkpoint& checkpoint);
 
 // The error of each group's candidates counts with the group's measured KL per error: the increase of the loss that
 // text drawn from the model itself would see. On given text the increase is the same on average, and much noisier.
 // Throws what plan_bits and loss_sensitivities throw.
-BitChoice choose_bits(const Survey& survey, const PlannedRun& plan, const Checkpoint& checkpoint, int64_t budget_bytes);
+BitChoice choose_bits(const Survey& survey, const RunPlan& plan, const Checkpoint& checkpoint, int64_t budget_bytes);
 
 // Gives every surveyed layer its bits and group.
-void apply_choice(const BitChoice& choice, PlannedRun& plan);
+void apply_choice(const BitChoice& choice, RunPlan& plan);
 
 // The table of the choice and the curve at every quarter of a bit, for people.
 std::vector<std::string> to_lines(const BitChoice& choice);

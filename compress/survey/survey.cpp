@@ -8,9 +8,8 @@
 #include <set>
 #include <stdexcept>
 
-#include "compress/passes/compress_layer.h"
-#include "compress/passes/resolve_input.h"
-#include "compress/walk/block_walk.h"
+#include "compress/passes/compress_stage.h"
+#include "compress/recipe/pass_options.h"
 #include "quant/bit_budget.h"
 #include "quant/row_chunks.h"
 #include "quant/rtn.h"
@@ -22,18 +21,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Key {
-  int64_t block;
-  Stage stage;
-};
-
-std::string scheme_words(const LayerOptions& options) {
-  const GridOptions& grid = options.gptq.grid;
-  return std::string(method_name(options.method)) + " " + std::to_string(grid.bits) + " bits " +
-         (grid.group_size == kPerChannel ? "per channel" : "g" + std::to_string(grid.group_size)) +
-         (grid.symmetric ? "" : " asymmetric");
-}
-
 // "model.layers.3: q_proj, k_proj, v_proj"
 std::string group_name(const std::string& block, const std::vector<std::string>& layers) {
   std::string name = block + ":";
@@ -43,59 +30,51 @@ std::string group_name(const std::string& block, const std::vector<std::string>&
   return name;
 }
 
-bool divides_all(int64_t group_size, const std::vector<PlannedLayer>& layers) {
+bool divides_all(int64_t group_size, const std::vector<LayerPlan>& layers) {
   return std::all_of(layers.begin(), layers.end(),
-                     [&](const PlannedLayer& layer) { return layer.linear.num_in % group_size == 0; });
+                     [&](const LayerPlan& layer) { return layer.linear.num_in % group_size == 0; });
 }
 
 // The compressed layers of a stage, with a budget's probe in place of the pass's bits and groups.
-std::vector<PlannedLayer> surveyed_layers(const std::vector<PlannedLayer>& block, Stage stage, bool probes) {
-  std::vector<PlannedLayer> layers;
-  for (const PlannedLayer& layer : block) {
-    if (layer.stage == stage && layer.options) layers.push_back(layer);
+std::vector<LayerPlan> surveyed_layers(const std::vector<LayerPlan>& block, Stage stage, bool probes) {
+  std::vector<LayerPlan> layers;
+  for (const LayerPlan& layer : block) {
+    if (layer.stage == stage && layer.is_compressed()) layers.push_back(layer);
   }
   if (!probes) return layers;
   const int64_t group_size = divides_all(kProbeGroupSize, layers) ? kProbeGroupSize : kPerChannel;
-  for (PlannedLayer& layer : layers) {
-    layer.options->gptq.grid.bits = kProbeBits;
-    layer.options->gptq.grid.group_size = group_size;
-  }
+  for (LayerPlan& layer : layers) use_grid(kProbeBits, group_size, layer);
   return layers;
 }
 
-// One stage at work: its statistics and, for GPTQ, their factor.
-struct StageAtWork {
-  LayerStatistics statistics;
-  std::optional<GptqFactor> factor;
-  at::Tensor conditional_I() const { return factor ? factor->conditional_I : at::Tensor(); }
-};
-
-StageAtWork prepare(const std::vector<PlannedLayer>& layers, LayerStatistics statistics) {
-  std::vector<const PlannedLayer*> pointers;
-  for (const PlannedLayer& layer : layers) pointers.push_back(&layer);
-  StageAtWork work{std::move(statistics), std::nullopt};
-  work.factor = factor_of(pointers, work.statistics.hessian_II);
-  return work;
+const GridOptions& grid_of(const LayerPlan& layer) {
+  return *layer.step(PassKind::rounds)->grid();
 }
 
-double predicted(const std::vector<PlannedLayer>& layers, const DecoderBlock& block, const StageAtWork& work,
-                 const GridOptions* instead = nullptr) {
+// What an error of a column costs when GPTQ makes up for it; undefined for other passes.
+at::Tensor conditional_of(StageState& state) {
+  const auto* gptq = dynamic_cast<const GptqPass*>(state.layers.front().plan->step(PassKind::rounds));
+  return gptq == nullptr ? at::Tensor() : state.factor(gptq->gptq).conditional_I;
+}
+
+// `instead` gives other bits and groups. 0 for a method without a grid: its error is measured alone.
+double predicted(StageState& state, const GridOptions* instead = nullptr) {
+  if (state.layers.front().plan->step(PassKind::rounds)->grid() == nullptr) return 0.0;
+  const at::Tensor conditional_I = conditional_of(state);
   double sum = 0.0;
-  for (const PlannedLayer& layer : layers) {
-    GridOptions grid = layer.options->gptq.grid;
+  for (const LayerState& layer : state.layers) {
+    GridOptions grid = grid_of(*layer.plan);
     if (instead != nullptr) {
       grid.bits = instead->bits;
       grid.group_size = instead->group_size;
     }
-    sum +=
-        predict_error(block.weight(layer.stage, layer.index), work.statistics.hessian_II, work.conditional_I(), grid);
+    sum += predict_error(layer.target_OI, state.statistics.hessian_II, conditional_I, grid);
   }
   return sum;
 }
 
-std::vector<SurveyedCandidate> predict_candidates(const Checkpoint& checkpoint, const std::vector<PlannedLayer>& layers,
-                                                  const DecoderBlock& block, const StageAtWork& work,
-                                                  const std::vector<int>& allowed_bits) {
+std::vector<SurveyedCandidate> predict_candidates(const Checkpoint& checkpoint, const std::vector<LayerPlan>& layers,
+                                                  StageState& state, const std::vector<int>& allowed_bits) {
   std::vector<SurveyedCandidate> candidates;
   for (const int bits : allowed_bits) {
     for (const int64_t group_size : {kPerChannel, int64_t{128}, int64_t{64}, int64_t{32}}) {
@@ -103,37 +82,41 @@ std::vector<SurveyedCandidate> predict_candidates(const Checkpoint& checkpoint, 
       SurveyedCandidate candidate{bits, group_size, 0, 0.0};
       if (bits == kUnquantizedBits) {
         if (group_size != kPerChannel) continue;
-        for (const PlannedLayer& layer : layers) {
+        for (const LayerPlan& layer : layers) {
           candidate.size_bytes += static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
         }
         candidates.push_back(candidate);
         continue;
       }
       if (group_size != kPerChannel && !divides_all(group_size, layers)) continue;
-      for (const PlannedLayer& layer : layers) {
-        GridOptions grid = layer.options->gptq.grid;
+      for (const LayerPlan& layer : layers) {
+        GridOptions grid = grid_of(layer);
         grid.bits = bits;
         grid.group_size = group_size;
         candidate.size_bytes += quantized_size_bytes(layer.linear.num_out, layer.linear.num_in, grid);
       }
       const GridOptions instead{.bits = bits, .group_size = group_size};
-      candidate.error = predicted(layers, block, work, &instead);
+      candidate.error = predicted(state, &instead);
       candidates.push_back(candidate);
     }
   }
   return candidates;
 }
 
-StageChange round_stage(const std::vector<PlannedLayer>& layers, Stage stage, const DecoderBlock& block,
-                        const StageAtWork& work) {
-  StageChange change{stage, {}};
-  change.weights_OI.resize(stage_layers(block.description(), stage).size());
-  for (const PlannedLayer& layer : layers) {
-    throw_if_interrupted();
-    const at::Tensor weight_OI = block.weight(stage, layer.index);
-    change.weights_OI[layer.index] = effective_weight(
-        compress_layer(layer, weight_OI, work.statistics, work.factor, /*input=*/{}).stored);  // weights alone
+// The stage's layers alone rounded, as they will be but for scaled inputs; the input stays as it is.
+StageChange round_stage(const std::vector<const LayerPlan*>& layers, const Block& block, StageState& state,
+                        size_t num_layers) {
+  StageChange change{layers.front()->stage, {}};
+  change.weights_OI.resize(num_layers);
+  StageState rounded = make_stage(layers, block, state.statistics);
+  apply_steps(rounded, /*fold=*/nullptr);
+  for (const LayerState& layer : rounded.layers) {
+    if (std::holds_alternative<UnchangedWeight>(layer.stored)) continue;
+    const at::Tensor weight_OI = layer.weight_OI.contiguous();
+    const float* values = weight_OI.const_data_ptr<float>();
+    change.weights_OI[layer.plan->index].assign(values, values + weight_OI.numel());
   }
+  state.input = rounded.input;
   return change;
 }
 
@@ -154,13 +137,19 @@ Estimate parse_estimate(const Json& json) {
   return estimate;
 }
 
-std::string scheme_words(const PlannedLayer& layer, RoundedPart part) {
-  return part == RoundedPart::weights ? scheme_words(*layer.options) : input_format_name(layer.options->input);
+std::string scheme_words(const LayerPlan& layer, RoundedPart part) {
+  if (part == RoundedPart::activations) return input_format_name(layer.input());
+  std::string words;
+  for (const Step& step : layer.steps) {
+    if (step.options->kind() == PassKind::scales_inputs) continue;
+    words += (words.empty() ? "" : " + ") + step.options->words(step.row->key);
+  }
+  return words;
 }
 
 // The layers join the group.
-void describe(const std::vector<PlannedLayer>& layers, SurveyedGroup& group) {
-  for (const PlannedLayer& layer : layers) {
+void describe(const std::vector<LayerPlan>& layers, SurveyedGroup& group) {
+  for (const LayerPlan& layer : layers) {
     group.layers.push_back(layer.linear.name);
     group.num_weights += layer.linear.num_out * layer.linear.num_in;
     const std::string scheme = scheme_words(layer, group.part);
@@ -169,18 +158,13 @@ void describe(const std::vector<PlannedLayer>& layers, SurveyedGroup& group) {
   }
 }
 
-// The inputs of a stage's layers alone rounded, as its layers state it.
-StageChange round_input(const std::vector<PlannedLayer>& layers, Stage stage, const LayerStatistics& statistics) {
-  return {stage, {}, resolve_input(*layers.front().options, statistics).format};
-}
-
-bool rounds_inputs(const PlannedRun& plan) {
-  const auto rounds = [](const PlannedLayer& layer) { return layer.options && !layer.options->input.is_plain(); };
+bool rounds_inputs(const RunPlan& plan) {
+  const auto rounds = [](const LayerPlan& layer) { return !layer.input().is_plain(); };
   return std::any_of(plan.blocks.begin(), plan.blocks.end(),
                      [&](const auto& block) { return std::any_of(block.begin(), block.end(), rounds); });
 }
 
-std::vector<RoundedPart> measured_parts(const PlannedRun& plan, const SurveyOptions& options) {
+std::vector<RoundedPart> measured_parts(const RunPlan& plan, const SurveyOptions& options) {
   if (options.candidate_bits.empty() && rounds_inputs(plan)) return {RoundedPart::weights, RoundedPart::activations};
   return {RoundedPart::weights};
 }
@@ -195,7 +179,7 @@ std::vector<SiteChange> measured_sites(const SurveyOptions& options) {
 // The groups of patterns and one part: which of them a stage belongs to, and their rows of the survey.
 class PatternGroups {
  public:
-  PatternGroups(const std::vector<std::string>& patterns, const PlannedRun& plan, RoundedPart part)
+  PatternGroups(const std::vector<std::string>& patterns, const RunPlan& plan, RoundedPart part)
       : patterns_(patterns) {
     for (const std::string& pattern : patterns) {
       SurveyedGroup& group = groups_.emplace_back();
@@ -211,7 +195,7 @@ class PatternGroups {
   }
 
   // `changes` by pattern.
-  void add(const std::vector<PlannedLayer>& layers, const StageChange& change, double error,
+  void add(const std::vector<LayerPlan>& layers, const StageChange& change, double error,
            std::span<std::vector<StageChange>> changes) {
     for (size_t i = 0; i < patterns_.size(); ++i) {
       if (std::none_of(layers.begin(), layers.end(), matching(patterns_[i]))) continue;
@@ -224,16 +208,127 @@ class PatternGroups {
   std::vector<SurveyedGroup>& groups() { return groups_; }
 
  private:
-  static std::function<bool(const PlannedLayer&)> matching(const std::string& pattern) {
-    return [&pattern](const PlannedLayer& layer) {
-      return layer.options.has_value() && matches_glob(pattern, layer.linear.name);
+  static std::function<bool(const LayerPlan&)> matching(const std::string& pattern) {
+    return [&pattern](const LayerPlan& layer) {
+      return layer.is_compressed() && matches_glob(pattern, layer.linear.name);
     };
   }
   const std::vector<std::string>& patterns_;
   std::vector<SurveyedGroup> groups_;
 };
 
+// Every stage rounded alone as the walk comes by, and measured behind its block.
+class SurveyTask : public BlockTask {
+ public:
+  SurveyTask(const Checkpoint& checkpoint, const RunPlan& plan, const SurveyOptions& options, LeaveOneOut& measurement,
+             Survey& survey)
+      : checkpoint_(checkpoint),
+        plan_(plan),
+        options_(options),
+        parts_(measured_parts(plan, options)),
+        measurement_(measurement),
+        survey_(survey) {
+    for (const RoundedPart part : parts_) patterns_.emplace_back(options.patterns, plan, part);
+  }
+
+  void enter(int64_t, Block&) override {
+    changes_.clear();
+    of_patterns_.assign(options_.patterns.size() * parts_.size(), {});
+    first_group_ = survey_.groups.size();
+  }
+  // The predictions need H, whatever the pass itself needs.
+  StatisticsNeed need(int64_t block, Stage stage) const override {
+    return plan_.stage_layers(block, stage).empty() ? StatisticsNeed::none : StatisticsNeed::hessian;
+  }
+
+  void at_stage(int64_t index, Block& block, Stage stage, LayerStatistics statistics) override {
+    const bool has_budget = !options_.candidate_bits.empty();
+    const std::vector<LayerPlan> layers =
+        surveyed_layers(plan_.blocks[static_cast<size_t>(index)], stage, has_budget);
+    if (layers.empty()) return;
+    std::vector<const LayerPlan*> pointers;
+    for (const LayerPlan& layer : layers) pointers.push_back(&layer);
+    StageState state = make_stage(pointers, block, std::move(statistics));
+    const double error = state.statistics.hessian_II.defined() ? predicted(state) : 0.0;
+    const size_t num_layers =
+        stage_layers(checkpoint_.description().blocks[static_cast<size_t>(index)], stage).size();
+    StageChange weights = round_stage(pointers, block, state, num_layers);
+    for (size_t p = 0; p < parts_.size(); ++p) {
+      const bool is_weights = parts_[p] == RoundedPart::weights;
+      if (!is_weights && layers.front().input().is_plain()) continue;
+      StageChange change = is_weights ? std::move(weights) : StageChange{stage, {}, state.input};
+      if (const size_t num_patterns = options_.patterns.size(); num_patterns > 0) {
+        patterns_[p].add(layers, change, is_weights ? error : 0.0,
+                         std::span(of_patterns_).subspan(p * num_patterns, num_patterns));
+        continue;
+      }
+      SurveyedGroup& group = survey_.groups.emplace_back();
+      group.part = parts_[p];
+      describe(layers, group);
+      group.name = group_name(block.name(), group.layers);
+      group.error = is_weights ? error : 0.0;
+      if (has_budget) group.candidates = predict_candidates(checkpoint_, layers, state, options_.candidate_bits);
+      changes_.push_back(std::move(change));
+    }
+  }
+
+  void leave(int64_t, Block&) override {
+    const std::vector<WindowLosses> losses = measurement_.measure(changes_);
+    for (size_t i = 0; i < losses.size(); ++i) set_losses(losses[i], survey_.groups[first_group_ + i]);
+    measurement_.advance(of_patterns_);
+  }
+
+  // Behind the last block: the groups of patterns, then the sites.
+  void arrive(const std::vector<SiteChange>& sites) {
+    const std::vector<WindowLosses> losses = measurement_.arrived();
+    for (PatternGroups& part : patterns_) {
+      for (SurveyedGroup& group : part.groups()) survey_.groups.push_back(std::move(group));
+    }
+    for (const SiteChange& change : sites) {
+      SurveyedGroup& group = survey_.groups.emplace_back();
+      group.name = site_name(change.site);
+      group.part = RoundedPart::activations;
+      group.scheme = input_format_name(change.format);
+    }
+    const size_t first_traveller = survey_.groups.size() - losses.size();
+    for (size_t i = 0; i < losses.size(); ++i) set_losses(losses[i], survey_.groups[first_traveller + i]);
+  }
+
+ private:
+  const Checkpoint& checkpoint_;
+  const RunPlan& plan_;
+  const SurveyOptions& options_;
+  std::vector<RoundedPart> parts_;
+  std::vector<PatternGroups> patterns_;
+  LeaveOneOut& measurement_;
+  Survey& survey_;
+  // Of the block at hand.
+  std::vector<StageChange> changes_;
+  std::vector<std::vector<StageChange>> of_patterns_;
+  size_t first_group_ = 0;
+};
+
 }  // namespace
+
+SurveyOptions survey_options(const Recipe& recipe) {
+  SurveyOptions options;
+  if (recipe.sensitivity) {
+    options.patterns = recipe.sensitivity->groups;
+    options.sites = recipe.sensitivity->sites;
+  }
+  if (recipe.budget) options.candidate_bits = recipe.budget->allowed;
+  return options;
+}
+
+void use_grid(int bits, int64_t group_size, LayerPlan& layer) {
+  for (Step& step : layer.steps) {
+    if (step.options->kind() != PassKind::rounds) continue;
+    const std::shared_ptr<PassOptions> options = copy_of(*step.options);
+    options->grid()->bits = bits;
+    options->grid()->group_size = group_size;
+    step.options = options;
+  }
+}
 
 double predict_error(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const at::Tensor& conditional_I,
                      const GridOptions& grid) {
@@ -269,84 +364,23 @@ double predict_error(const at::Tensor& weight_OI, const at::Tensor& hessian_II, 
   return total;
 }
 
-Survey survey_model(const Checkpoint& checkpoint, const PlannedRun& plan, const RunData& data,
-                    const CalibrationRecipe& calibration, const ScoredWindows& windows, const SurveyOptions& options,
-                    Spill spill, const std::filesystem::path& spill_directory, int num_threads, Progress& progress) {
-  const ModelDescription& model = checkpoint.description();
-  const bool has_budget = !options.candidate_bits.empty();
-  const std::vector<RoundedPart> parts = measured_parts(plan, options);
-  const size_t num_patterns = options.patterns.size();
-  std::vector<PatternGroups> patterns;
-  for (const RoundedPart part : parts) patterns.emplace_back(options.patterns, plan, part);
+Survey survey_model(const Checkpoint& checkpoint, const RunPlan& plan, ModelWalk& walk, const ScoredWindows& windows,
+                    const SurveyOptions& options, int num_threads, Progress& progress) {
   const std::vector<SiteChange> sites = measured_sites(options);
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), num_threads);
-  LeaveOneOut leave_one_out(checkpoint, windows, *backend, num_threads, num_patterns * parts.size(), sites);
-  std::optional<BlockWalk> walk;
-  if (data.calibration) {
-    walk.emplace(model, *data.calibration, checkpoint.linear(checkpoint.embedding()), calibration.seed, spill,
-                 spill_directory, num_threads, calibration.experts);
-  }
+  const size_t num_travellers = options.patterns.size() * measured_parts(plan, options).size();
+  LeaveOneOut leave_one_out(checkpoint, windows, *backend, num_threads, num_travellers, sites);
   Survey survey{windows.label(), leave_one_out.baseline_nll(), {}};
-  const auto num_blocks = static_cast<int64_t>(model.blocks.size());
+  SurveyTask task(checkpoint, plan, options, leave_one_out, survey);
+  const auto num_blocks = static_cast<int64_t>(plan.blocks.size());
   progress.begin("survey", num_blocks, "blocks");
-  for (int64_t b = 0; b < num_blocks; ++b) {
-    const DecoderBlock block(checkpoint, b, data.calibration ? data.calibration->num_tokens : 1);
-    std::vector<StageChange> changes;
-    std::vector<std::vector<StageChange>> of_patterns(num_patterns * parts.size());
-    const size_t first_group = survey.groups.size();
-    for (const Stage stage : block_stages(block.description())) {
-      throw_if_interrupted();
-      const std::vector<PlannedLayer> layers = surveyed_layers(plan.blocks[static_cast<size_t>(b)], stage, has_budget);
-      const bool is_asked = !layers.empty();
-      LayerStatistics statistics;
-      // The predictions need H, whatever the pass itself needs.
-      if (walk) statistics = walk->reach(block, stage, is_asked ? StatisticsNeed::hessian : StatisticsNeed::none);
-      if (!is_asked) continue;
-      if (data.statistics) statistics = data.statistics->read(block.description(), stage, StatisticsNeed::hessian);
-      const StageAtWork work = prepare(layers, std::move(statistics));
-      const double error = work.statistics.hessian_II.defined() ? predicted(layers, block, work) : 0.0;
-      for (size_t p = 0; p < parts.size(); ++p) {
-        const bool is_weights = parts[p] == RoundedPart::weights;
-        if (!is_weights && layers.front().options->input.is_plain()) continue;
-        StageChange change =
-            is_weights ? round_stage(layers, stage, block, work) : round_input(layers, stage, work.statistics);
-        if (num_patterns > 0) {
-          patterns[p].add(layers, change, is_weights ? error : 0.0,
-                          std::span(of_patterns).subspan(p * num_patterns, num_patterns));
-          continue;
-        }
-        SurveyedGroup& group = survey.groups.emplace_back();
-        group.part = parts[p];
-        describe(layers, group);
-        group.name = group_name(block.description().name, group.layers);
-        group.error = is_weights ? error : 0.0;
-        if (has_budget) group.candidates = predict_candidates(checkpoint, layers, block, work, options.candidate_bits);
-        changes.push_back(std::move(change));
-      }
-    }
-    if (walk && b + 1 < num_blocks) walk->leave(block);
-    const std::vector<WindowLosses> losses = leave_one_out.measure(changes);
-    for (size_t i = 0; i < losses.size(); ++i) set_losses(losses[i], survey.groups[first_group + i]);
-    leave_one_out.advance(of_patterns);
-    progress.update(b + 1);
-  }
+  walk_blocks(walk, num_blocks, task, [&](int64_t b) { progress.update(b); });
   progress.finish();
-  const std::vector<WindowLosses> losses = leave_one_out.arrived();
-  for (PatternGroups& part : patterns) {
-    for (SurveyedGroup& group : part.groups()) survey.groups.push_back(std::move(group));
-  }
-  for (const SiteChange& change : sites) {
-    SurveyedGroup& group = survey.groups.emplace_back();
-    group.name = site_name(change.site);
-    group.part = RoundedPart::activations;
-    group.scheme = input_format_name(change.format);
-  }
-  const size_t first_traveller = survey.groups.size() - losses.size();
-  for (size_t i = 0; i < losses.size(); ++i) set_losses(losses[i], survey.groups[first_traveller + i]);
+  task.arrive(sites);
   return survey;
 }
 
-LeaveOneOut::Extent survey_extent(const PlannedRun& plan, const ScoredWindows& windows, const SurveyOptions& options) {
+LeaveOneOut::Extent survey_extent(const RunPlan& plan, const ScoredWindows& windows, const SurveyOptions& options) {
   const auto num_parts = static_cast<int64_t>(measured_parts(plan, options).size());
   const auto num_patterns = static_cast<int64_t>(options.patterns.size());
   return {.num_windows = windows.windows.num_windows,

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "compress/plan/preflight.h"
-#include "compress/plan/run_data.h"
+#include "compress/plan/plan.h"
 #include "compress/survey/leave_one_out.h"
+#include "compress/walk/model_walk.h"
 #include "runtime/system/progress.h"
 
 namespace pare {
@@ -49,8 +49,12 @@ struct SurveyOptions {
   InputFormat sites = {};             // sensitivity.sites
   std::vector<int> candidate_bits;    // empty: no budget
 };
+SurveyOptions survey_options(const Recipe& recipe);
 inline constexpr int kProbeBits = 3;
 inline constexpr int64_t kProbeGroupSize = 32;
+
+// The layer's rounding step gets other bits and groups.
+void use_grid(int bits, int64_t group_size, LayerPlan& layer);
 
 // The predicted error of rounding weight_OI to the grid, summed over its elements: for rounding to nearest
 // tr(E H E^T); for GPTQ, whose later columns make up for an error, sum_j |E_j|^2 / (H^-1)_jj, which follows GPTQ's own
@@ -59,15 +63,14 @@ inline constexpr int64_t kProbeGroupSize = 32;
 double predict_error(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const at::Tensor& conditional_I,
                      const GridOptions& grid);
 
-// One pass over the uncompressed model (or its statistics file), each stage rounded as the plan says and measured on
-// `windows`. Nothing is folded or scaled. The same on any number of threads. Throws UnusableInput, std::runtime_error
-// (a loss that is not finite), std::invalid_argument (a pattern that matches no compressed layer), Interrupted.
-Survey survey_model(const Checkpoint& checkpoint, const PlannedRun& plan, const RunData& data,
-                    const CalibrationRecipe& calibration, const ScoredWindows& windows, const SurveyOptions& options,
-                    Spill spill, const std::filesystem::path& spill_directory, int num_threads, Progress& progress);
+// One walk over the uncompressed model, each stage rounded as the plan says and measured on `windows`. Nothing is folded
+// or scaled. The same on any number of threads. Throws UnusableInput, std::runtime_error (a loss that is not finite),
+// std::invalid_argument (a pattern that matches no compressed layer), Interrupted.
+Survey survey_model(const Checkpoint& checkpoint, const RunPlan& plan, ModelWalk& walk, const ScoredWindows& windows,
+                    const SurveyOptions& options, int num_threads, Progress& progress);
 
 // What survey_model measures, for the plan's memory and time.
-LeaveOneOut::Extent survey_extent(const PlannedRun& plan, const ScoredWindows& windows, const SurveyOptions& options);
+LeaveOneOut::Extent survey_extent(const RunPlan& plan, const ScoredWindows& windows, const SurveyOptions& options);
 
 // One JSON object, and back: doubles survive unchanged. parse_survey throws std::runtime_error naming `where`.
 std::string to_json(const Survey& survey);

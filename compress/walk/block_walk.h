@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "compress/recipe/recipe.h"
-#include "compress/walk/calibration.h"
+#include "compress/walk/statistics.h"
 #include "compress/walk/decoder_block.h"
 #include "compress/walk/hidden_store.h"
 #include "runtime/files/npy.h"

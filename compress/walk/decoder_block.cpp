@@ -52,69 +52,7 @@ std::vector<float> read_weight(const Checkpoint& checkpoint, const LinearDescrip
   return std::move(linear.bias_O);
 }
 
-const FeedForwardDescription& feed_forward_of(const BlockDescription& block, Stage stage) {
-  if (!block.is_mixture() && stage.expert == Stage::kNoExpert) return block.experts.front();
-  if (block.is_mixture() && stage.expert >= 0 && stage.expert < static_cast<int64_t>(block.experts.size())) {
-    return block.experts[static_cast<size_t>(stage.expert)];
-  }
-  throw std::invalid_argument(block.name + (block.is_mixture() ? ": a mixture of " : ": a dense block, ") +
-                              std::to_string(block.experts.size()) + " experts; it has no " + stage_name(stage));
-}
-
 }  // namespace
-
-std::vector<Stage> block_stages(const BlockDescription& block) {
-  if (!block.is_mixture()) return {kStages.begin(), kStages.end()};
-  std::vector<Stage> stages = {Stage::attention_input, Stage::attention_output};
-  for (int64_t e = 0; e < static_cast<int64_t>(block.experts.size()); ++e) {
-    stages.insert(stages.end(), {{Stage::feed_forward_input, e}, {Stage::feed_forward_output, e}});
-  }
-  return stages;
-}
-
-std::string stage_name(Stage stage) {
-  constexpr std::array kNames = {"attention input", "attention output", "feed-forward input", "feed-forward output"};
-  return kNames.at(stage.kind) + (stage.expert == Stage::kNoExpert ? "" : " of expert " + std::to_string(stage.expert));
-}
-
-std::string_view site_name(ActivationSite site) {
-  switch (site) {
-    case ActivationSite::embedding_sum:
-      return "sum of embeddings";
-    case ActivationSite::softmax_input:
-      return "softmax input";
-    case ActivationSite::softmax_output:
-      return "softmax output";
-    case ActivationSite::attention_output:
-      return "self-attention output";
-    case ActivationSite::residual_sum:
-      return "residual sum after the feed-forward";
-  }
-  throw std::invalid_argument("no such site");
-}
-
-std::vector<LinearDescription> stage_layers(const BlockDescription& block, Stage stage) {
-  switch (stage.kind) {
-    case Stage::attention_input:
-      return {block.q, block.k, block.v};
-    case Stage::attention_output:
-      return {block.o};
-    case Stage::feed_forward_input:
-      return {feed_forward_of(block, stage).gate, feed_forward_of(block, stage).up};
-    case Stage::feed_forward_output:
-      return {feed_forward_of(block, stage).down};
-  }
-  throw std::invalid_argument("no such stage");
-}
-
-double token_share(const BlockDescription& block, Stage stage) {
-  if (stage.expert == Stage::kNoExpert) return 1.0;
-  return static_cast<double>(block.routing.experts_per_token) / static_cast<double>(block.experts.size());
-}
-
-int64_t stage_width(const BlockDescription& block, Stage stage) {
-  return stage_layers(block, stage).front().num_in;
-}
 
 BlockScratch::BlockScratch(const ModelDescription& model, int64_t num_tokens) {
   const int64_t group = model.num_heads / model.num_kv_heads;

@@ -29,50 +29,13 @@
 #include <utility>
 #include <vector>
 
+#include "compress/walk/block.h"
 #include "runtime/engine/backend.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/model/model_description.h"
+#include "runtime/model/stage.h"
 
 namespace pare {
-
-struct Stage {
-  enum Kind { attention_input, attention_output, feed_forward_input, feed_forward_output };
-  static constexpr int64_t kNoExpert = -1;
-  Kind kind = attention_input;
-  int64_t expert = kNoExpert;  // of a mixture's feed-forward stages: whose
-
-  constexpr Stage(Kind stage_kind, int64_t stage_expert = kNoExpert) : kind(stage_kind), expert(stage_expert) {}
-  bool operator==(const Stage&) const = default;
-  // The place in block_stages.
-  explicit constexpr operator size_t() const {
-    return static_cast<size_t>(kind) + (expert > 0 ? 2 * static_cast<size_t>(expert) : 0);
-  }
-};
-// Of a dense block.
-inline constexpr std::array<Stage, 4> kStages = {Stage::attention_input, Stage::attention_output,
-                                                 Stage::feed_forward_input, Stage::feed_forward_output};
-// In the order in which a token meets them; a mixture's experts one after the other.
-std::vector<Stage> block_stages(const BlockDescription& block);
-std::string stage_name(Stage stage);  // "feed-forward input", "feed-forward input of expert 3"
-
-// The linears that read the stage's input, in the order in which DecoderBlock stacks them.
-// Throws std::invalid_argument for a feed-forward stage that names no expert of a mixture, or one of a dense block.
-std::vector<LinearDescription> stage_layers(const BlockDescription& block, Stage stage);
-
-// Which part of all tokens reaches the stage, on average.
-double token_share(const BlockDescription& block, Stage stage);
-
-// Width I of the stage's input.
-int64_t stage_width(const BlockDescription& block, Stage stage);
-
-// Activations beside the stages' inputs whose rounding alone is measured, with the names that the study of BERT gives
-// them (Bondarenko et al., arXiv 2109.12948, section 4): the hidden state before the first block, what softmax reads
-// and makes, what attention adds to the hidden state, and the hidden state behind a block.
-enum class ActivationSite { embedding_sum, softmax_input, softmax_output, attention_output, residual_sum };
-inline constexpr std::array<ActivationSite, 5> kActivationSites = {
-    ActivationSite::embedding_sum, ActivationSite::softmax_input, ActivationSite::softmax_output,
-    ActivationSite::attention_output, ActivationSite::residual_sum};
-std::string_view site_name(ActivationSite site);  // "softmax input"
 
 // What one worker needs beside the activations: allocated once, used for every window and block.
 struct BlockScratch {
@@ -101,7 +64,7 @@ struct TokenRouting {
   std::vector<int32_t> tokens_of(int64_t expert) const;  // ascending
 };
 
-class DecoderBlock {
+class DecoderBlock : public Block {
  public:
   // Reads block `index` (norms, weights, biases; dense or compressed) as float32; windows have num_tokens tokens.
   // Throws what Checkpoint and stage_layers throw.
@@ -109,19 +72,17 @@ class DecoderBlock {
 
   const BlockDescription& description() const { return *block_; }
 
-  // [O, I] float32, a view: of layer `index` of stage_layers.
-  at::Tensor weight(Stage stage, size_t index) const;
-  // Replaces it by weight_OI (row-major, O * I values).
-  void set_weight(Stage stage, size_t index, std::span<const float> weight_OI);
+  const std::string& name() const override { return block_->name; }
+  std::vector<Stage> stages() const override { return block_stages(*block_); }
+  at::Tensor weight(Stage stage, size_t index) const override;
+  void set_weight(Stage stage, size_t index, std::span<const float> weight_OI) override;
   // Divides the rows of its weight, and its bias, by scales_O (one per output).
   void divide_outputs(Stage stage, size_t index, std::span<const float> scales_O);
   // The norm before attention_input or feed_forward_input gets another gain_D, with the unit offset added.
   void set_norm_gain(Stage stage, std::span<const float> gain_D);
   // Replaces the layer's bias.
   void set_bias(Stage stage, size_t index, std::span<const float> bias_O);
-  // From now on the stage's input is rounded so before its linears multiply it, each window being one sequence, as the
-  // runtime will do it. Throws what validate(InputFormat) throws.
-  void set_input_format(Stage stage, InputFormat format);
+  void set_input_format(Stage stage, InputFormat format) override;
 
   // From now on the site's rows are rounded so: of softmax a query's keys as far as it sees them, else a token's
   // channels. embedding_sum is not the block's and changes nothing. Throws std::invalid_argument for a format whose

@@ -30,20 +30,6 @@ at::Tensor activated(const at::Tensor& y_TF, Activation activation) {
 
 }  // namespace
 
-std::vector<LinearDescription> stage_layers(const EncoderBlockDescription& block, Stage stage) {
-  switch (stage.kind) {
-    case Stage::attention_input:
-      return {block.q, block.k, block.v};
-    case Stage::attention_output:
-      return {block.o};
-    case Stage::feed_forward_input:
-      return {block.up};
-    case Stage::feed_forward_output:
-      return {block.down};
-  }
-  throw std::invalid_argument("no such stage");
-}
-
 EncoderBlock::NormWeights EncoderBlock::read_norm(const Checkpoint& checkpoint, const LayerNormDescription& norm) {
   const LayerNorm values = checkpoint.layer_norm(norm);
   return {float_tensor(values.gain), float_tensor(values.bias), static_cast<double>(values.epsilon)};
@@ -69,12 +55,12 @@ EncoderBlock::EncoderBlock(const Checkpoint& checkpoint, int64_t index)
   }
 }
 
-const at::Tensor& EncoderBlock::weight(Stage stage, size_t index) const {
+at::Tensor EncoderBlock::weight(Stage stage, size_t index) const {
   return stages_[static_cast<size_t>(stage)].linears.at(index).weight_OI;
 }
 
 void EncoderBlock::set_weight(Stage stage, size_t index, std::span<const float> weight_OI) {
-  const at::Tensor& target_OI = weight(stage, index);
+  const at::Tensor target_OI = weight(stage, index);
   if (static_cast<int64_t>(weight_OI.size()) != target_OI.numel()) {
     throw std::invalid_argument("set_weight: expected " + std::to_string(target_OI.numel()) + " values, found " +
                                 std::to_string(weight_OI.size()));

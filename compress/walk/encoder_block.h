@@ -22,23 +22,18 @@
 
 namespace pare {
 
-// The linears that read the stage's input, in order.
-std::vector<LinearDescription> stage_layers(const EncoderBlockDescription& block, Stage stage);
-
-class EncoderBlock {
+class EncoderBlock : public Block {
  public:
   // Reads block `index` (norms, weights, biases; dense or compressed) as float32. Throws what Checkpoint throws.
   EncoderBlock(const Checkpoint& checkpoint, int64_t index);
 
   const EncoderBlockDescription& description() const { return *block_; }
 
-  // [O, I] float32: of layer `index` of stage_layers.
-  const at::Tensor& weight(Stage stage, size_t index) const;
-  // Replaces it by weight_OI (row-major, O * I values).
-  void set_weight(Stage stage, size_t index, std::span<const float> weight_OI);
-  // From now on the stage's input is rounded so before its linears multiply it, each text being one sequence, as the
-  // runtime will do it. Throws what validate(InputFormat) throws.
-  void set_input_format(Stage stage, InputFormat format);
+  const std::string& name() const override { return block_->name; }
+  std::vector<Stage> stages() const override { return {kStages.begin(), kStages.end()}; }
+  at::Tensor weight(Stage stage, size_t index) const override;
+  void set_weight(Stage stage, size_t index, std::span<const float> weight_OI) override;
+  void set_input_format(Stage stage, InputFormat format) override;
 
   // hidden_TD is the stage's input and left as it is; mixed_TD is written.
   void attention(const at::Tensor& hidden_TD, at::Tensor& mixed_TD) const;

@@ -3,13 +3,16 @@
 // have their own lengths; all states lie in memory, row after row.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
-#include "compress/plan/run_data.h"
-#include "compress/walk/calibration.h"
 #include "compress/walk/encoder_block.h"
+#include "compress/walk/statistics.h"
 
 namespace pare {
+
+// Texts of an encoder's calibration, as token ids.
+using CalibrationTexts = std::vector<std::vector<int32_t>>;
 
 class EncoderWalk {
  public:

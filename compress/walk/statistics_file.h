@@ -18,7 +18,7 @@
 #include <memory>
 #include <string>
 
-#include "compress/walk/calibration.h"
+#include "compress/walk/statistics.h"
 #include "compress/walk/decoder_block.h"
 
 namespace pare {

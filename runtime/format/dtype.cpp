@@ -116,6 +116,15 @@ std::string_view dtype_name(DType dtype) {
   return entry_of(dtype).name;
 }
 
+std::span<const EnumName<DType>> enum_names(DType) {
+  static const std::vector<EnumName<DType>> kNames = [] {
+    std::vector<EnumName<DType>> names;
+    for (const DTypeEntry& entry : kDTypes) names.push_back({entry.dtype, entry.name});
+    return names;
+  }();
+  return kNames;
+}
+
 DType parse_dtype(std::string_view safetensors_name) {
   std::string known;
   for (const DTypeEntry& entry : kDTypes) {

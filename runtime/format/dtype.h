@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/format/fields.h"
+
 namespace pare {
 
 // The safetensors names of the types that pare reads or writes.
@@ -16,6 +18,7 @@ enum class DType { F32, F16, BF16, F64, I8, U8, I16, I32, I64, BOOL, F8_E4M3 };
 size_t dtype_size_bytes(DType dtype);
 std::string_view dtype_name(DType dtype);              // "F32", "BF16", ... as safetensors spells them
 DType parse_dtype(std::string_view safetensors_name);  // throws std::invalid_argument naming the type
+std::span<const EnumName<DType>> enum_names(DType);
 
 // bfloat16 is the upper half of a float32; rounding is to nearest even, NaN stays NaN.
 inline float bf16_to_float(uint16_t bits) {

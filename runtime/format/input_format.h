@@ -20,22 +20,42 @@
 // columns are the row's zero.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "runtime/format/fields.h"
+
 namespace pare {
 
 enum class InputType : uint8_t { plain, int8, fp8 };
+inline std::span<const EnumName<InputType>> enum_names(InputType) {
+  static constexpr std::array<EnumName<InputType>, 3> kNames = {
+      {{InputType::plain, "none"}, {InputType::int8, "int8"}, {InputType::fp8, "fp8"}}};
+  return kNames;
+}
 
 // What one scale serves and when it is found. A sequence is what is multiplied together of one text: a window in
 // evaluation, a prompt or a decoded token in generation; never a batch.
 enum class InputRange : uint8_t { token, sequence, fixed };
+inline std::span<const EnumName<InputRange>> enum_names(InputRange) {
+  static constexpr std::array<EnumName<InputRange>, 3> kNames = {
+      {{InputRange::token, "token"}, {InputRange::sequence, "tensor"}, {InputRange::fixed, "static"}}};
+  return kNames;
+}
 
 // Which columns LLM.int8 keeps: those with |x| >= threshold, those with |x| >= threshold * rms of all x of the
 // sequence, or a list.
 enum class OutlierRule : uint8_t { none, absolute, relative, columns };
+inline std::span<const EnumName<OutlierRule>> enum_names(OutlierRule) {
+  static constexpr std::array<EnumName<OutlierRule>, 4> kNames = {{{OutlierRule::none, "none"},
+                                                                   {OutlierRule::absolute, "absolute"},
+                                                                   {OutlierRule::relative, "relative"},
+                                                                   {OutlierRule::columns, "columns"}}};
+  return kNames;
+}
 
 struct InputFormat {
   InputType type = InputType::plain;
@@ -54,6 +74,17 @@ struct InputFormat {
     return range != InputRange::sequence && (outliers == OutlierRule::none || outliers == OutlierRule::columns);
   }
   bool operator==(const InputFormat&) const = default;
+
+  // Without the columns, which belong to one linear and are stored and hashed with its weight.
+  void fields(FieldVisitor& visit) {
+    visit("type", type);
+    visit("range", range);
+    visit("symmetric", symmetric);
+    visit.decided("scale", scale);
+    visit.decided("zero", zero);
+    visit.decided("outliers", outliers);
+    visit.decided("outlier_threshold", outlier_threshold);
+  }
 };
 
 // Checks what the fields can be together, for an input of num_in columns. Throws std::invalid_argument naming `name`:

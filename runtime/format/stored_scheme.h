@@ -1,6 +1,7 @@
 // How the linears of a checkpoint are stored: the facts that the configurations of all containers state, in one form.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -11,6 +12,11 @@ namespace pare {
 // The container's word for how GPTQ ordered the columns. weight: groups keep their place ("static"); group: groups were
 // formed in that order and weight_g_idx says which column is in which.
 enum class StoredActOrder { none, weight, group };
+inline std::span<const EnumName<StoredActOrder>> enum_names(StoredActOrder) {
+  static constexpr std::array<EnumName<StoredActOrder>, 3> kNames = {
+      {{StoredActOrder::none, "none"}, {StoredActOrder::weight, "static"}, {StoredActOrder::group, "group"}}};
+  return kNames;
+}
 
 // Which tensors hold the weight: the first three and the last are compressed-tensors' formats of these names
 // (compressed_tensors.h). dense: the weight is as it was, in floating point, and the scheme says how its input is
@@ -24,6 +30,17 @@ enum class StoredFormat {
   pare_int8,
   dense
 };
+inline std::span<const EnumName<StoredFormat>> enum_names(StoredFormat) {
+  static constexpr std::array<EnumName<StoredFormat>, 7> kNames = {
+      {{StoredFormat::pack_quantized, "pack-quantized"},
+       {StoredFormat::int_quantized, "int-quantized"},
+       {StoredFormat::float_quantized, "float-quantized"},
+       {StoredFormat::awq_gemm, "awq-gemm"},
+       {StoredFormat::bitsandbytes_int8, "bitsandbytes-int8"},
+       {StoredFormat::pare_int8, "pare-int8"},
+       {StoredFormat::dense, "dense"}}};
+  return kNames;
+}
 inline constexpr int kDenseBits = 16;  // what a scheme of dense weights says, whatever their type
 
 // How one module is stored. Two modules of one scheme can be described together.
@@ -36,6 +53,16 @@ struct PackScheme {
   bool per_tensor = false;  // the file holds one scale; group_size is kPerChannel and every row has that scale
   InputFormat input = {};   // without scale, zero and outlier columns, which are the linear's own (input_scheme)
   bool operator==(const PackScheme&) const = default;
+
+  void fields(FieldVisitor& visit) {
+    visit("bits", bits);
+    visit("group_size", group_size);
+    visit("symmetric", symmetric);
+    visit("act_order", act_order);
+    visit("format", format);
+    visit("per_tensor", per_tensor);
+    visit("input", input);
+  }
 };
 
 // What modules of one scheme share: the format without the values that belong to one linear.

@@ -1,5 +1,5 @@
 // Statistics and stores of the calibration, against float64 and against each other.
-#include "compress/walk/calibration.h"
+#include "compress/walk/statistics.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>

@@ -26,7 +26,7 @@ using Columns = std::vector<int32_t>;
 
 TEST(LlmInt8, AbsoluteThresholdIncludesItsValue) {
   const at::Tensor absmax = vector_of({5.9f, 6.0f, 1.0f, 60.0f, 0.5f, 0.1f, 0.2f, 0.3f, 0.4f});
-  const OutlierColumns found = choose_outliers(absmax, {}, {});
+  const OutlierChoice found = choose_outliers(absmax, {}, {});
   EXPECT_EQ(found.columns, (Columns{1, 3}));
   EXPECT_EQ(found.threshold, 6.0);
   EXPECT_DOUBLE_EQ(found.share, 2.0 / 9.0);
@@ -36,10 +36,10 @@ TEST(LlmInt8, AbsoluteThresholdIncludesItsValue) {
 TEST(LlmInt8, RelativeThresholdsFollowTheLayer) {
   const at::Tensor absmax = vector_of({40, 10, 20, 1000, 30, 200}), squares = vector_of({4, 1, 2, 90, 3, 50});
   // The median of six is (30 + 40) / 2, the root mean square sqrt(150 / 6) = 5.
-  const OutlierColumns by_absmax = choose_outliers(absmax, {}, {OutlierMeasure::median_absmax, 5.0, {}});
+  const OutlierChoice by_absmax = choose_outliers(absmax, {}, {OutlierMeasure::median_absmax, 5.0, {}});
   EXPECT_EQ(by_absmax.threshold, 175.0);
   EXPECT_EQ(by_absmax.columns, (Columns{3, 5}));
-  const OutlierColumns by_rms = choose_outliers(absmax, squares, {OutlierMeasure::rms, 42.0, {}});
+  const OutlierChoice by_rms = choose_outliers(absmax, squares, {OutlierMeasure::rms, 42.0, {}});
   EXPECT_EQ(by_rms.threshold, 210.0);
   EXPECT_EQ(by_rms.columns, (Columns{3}));
   EXPECT_EQ(choose_outliers(vector_of({1, 2, 9}), {}, {OutlierMeasure::median_absmax, 4.5, {}}).columns, (Columns{2}));
@@ -64,7 +64,7 @@ TEST(LlmInt8, SaysWhereTheAbsoluteThresholdMissesTheScale) {
   std::vector<float> values(100, 25.0f);
   for (int i = 0; i < 4; ++i) values[i] = 1.0f;
   values[50] = 3570.0f;
-  const OutlierColumns found = choose_outliers(vector_of(values), {}, {});
+  const OutlierChoice found = choose_outliers(vector_of(values), {}, {});
   EXPECT_EQ(found.columns.size(), 96u);
   for (const char* part :
        {"96 of 100", "96 %", "threshold 6", "median channel 25", "largest 3.57e+03", "20 times", "would choose 1"}) {

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "compress/recipe/pass.h"
+
 namespace pare {
 
 // The model cannot be calibrated on these data, however often it is tried.
@@ -20,9 +22,6 @@ class UnusableInput : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
-
-// What the layers of a stage need. Each includes the ones before.
-enum class StatisticsNeed { none, hessian_diagonal, hessian };
 
 struct LayerStatistics {
   int64_t num_tokens = 0;  // 0: an expert that no token went to, or no statistics at all
@@ -33,8 +32,6 @@ struct LayerStatistics {
   at::Tensor min_I, max_I, mean_abs_I;
   at::Tensor sample_RI;  // the sampled rows, in token order
 };
-
-inline constexpr int64_t kNumSampleRows = 512;
 
 // An expert is starved when fewer tokens were seen than its input has channels: H has no full rank then, and what is
 // minimized says nothing about the directions that it lacks. One that saw none gets H = I, ranges of 0 and no sampled

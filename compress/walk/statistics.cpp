@@ -1,4 +1,4 @@
-#include "compress/walk/calibration.h"
+#include "compress/walk/statistics.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>

@@ -8,8 +8,9 @@
 #include <vector>
 
 #include "compress/artifact/artifact.h"
-#include "compress/plan/preflight.h"
-#include "compress/plan/run_data.h"
+#include "compress/plan/engine_verdicts.h"
+#include "compress/plan/plan.h"
+#include "compress/run_data.h"
 #include "compress/recipe/recipe.h"
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/evaluate_embeddings.h"
@@ -20,7 +21,7 @@ namespace pare {
 // SHA-256 of every file of the source directory that goes into the output, by name.
 std::map<std::string, std::string> input_hashes(const Checkpoint& source);
 
-Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, const PlannedRun& plan,
+Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, const RunPlan& plan,
                              const std::string& calibration_data);
 
 // What stands for the calibration data in the fingerprint: hash of the windows and seed, or of the statistics file.
@@ -31,7 +32,7 @@ std::string survey_identity(const Recipe& recipe, const RunData& data);
 
 // pare.json; `budget` is a JSON object, or empty for none. Deterministic: no times, paths or measured values.
 std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
-                          const std::map<std::string, std::string>& inputs, const RunData& data,
+                          const std::map<std::string, std::string>& inputs, const RunPlan& plan, const RunData& data,
                           const std::vector<LayerRecord>& layers, const std::string& budget,
                           const std::vector<EngineVerdict>& engines, const std::map<std::string, std::string>& outputs);
 
@@ -56,7 +57,8 @@ struct RunReport {
 };
 std::string report_json(const RunReport& report);
 
-// "LAYER: event" for every event, in layer order.
-std::vector<std::string> list_events(const std::vector<LayerRecord>& layers);
+// What went other than planned: of the recipe and its data, then "LAYER: event" in layer order.
+std::vector<std::string> list_events(const RunPlan& plan, const RunData& data,
+                                     const std::vector<LayerRecord>& layers);
 
 }  // namespace pare

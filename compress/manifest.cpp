@@ -1,4 +1,4 @@
-#include "compress/artifact/manifest.h"
+#include "compress/manifest.h"
 
 #include <ATen/Version.h>
 #include <torch/headeronly/version.h>
@@ -20,73 +20,19 @@ std::string hash_text(const std::string& text) {
   return sha256_hex(std::as_bytes(std::span(text)));
 }
 
-std::string_view search_name(ScaleSearch search) {
-  switch (search) {
-    case ScaleSearch::minmax:
-      return "minmax";
-    case ScaleSearch::squared_error:
-      return "squared_error";
-    case ScaleSearch::hessian_diagonal:
-      return "hessian_diagonal";
-    case ScaleSearch::hessian:
-      return "hessian";
-  }
-  throw std::invalid_argument("no such scale search");
-}
-
-std::string describe(const GridOptions& grid) {
-  std::ostringstream text;
-  text << grid.bits << " bits, group " << grid.group_size << (grid.symmetric ? ", symmetric, " : ", asymmetric, ")
-       << search_name(grid.scales) << ", " << dtype_name(grid.scale_dtype);
-  return text.str();
-}
-
-std::string describe(const LayerOptions& options) {
-  std::ostringstream text;
-  text << method_name(options.method) << ": " << describe(options.gptq.grid);
-  if (options.method == Method::gptq) {
-    text << ", block " << options.gptq.block_size << ", damping " << options.gptq.damping << ", order "
-         << static_cast<int>(options.gptq.act_order);
-  }
-  if (options.gptq.grid.per_tensor) text << ", per tensor";
-  if (options.refine.sweeps > 0) {
-    text << ", refine " << options.refine.sweeps << " damping " << options.refine.damping;
-  }
-  if (!options.input.is_plain()) text << ", input " << input_format_name(options.input);
-  if (options.method == Method::llm_int8) {
-    text << ", outliers " << static_cast<int>(options.llm_int8.measure) << " " << options.llm_int8.value << " "
-         << static_cast<int>(options.llm_int8.time) << ", layout " << static_cast<int>(options.llm_int8.layout);
-  }
-  return text.str();
-}
-
-std::string describe(const std::variant<AwqOptions, SmoothQuantOptions>& scaling) {
-  std::ostringstream text;
-  if (const auto* awq = std::get_if<AwqOptions>(&scaling)) {
-    text << "awq " << awq->duo_scaling << " " << awq->num_grid_points << ", rows " << awq->screen_rows << " "
-         << awq->max_rows << ", finalists " << awq->num_finalists;
-  } else {
-    text << "smoothquant " << std::get<SmoothQuantOptions>(scaling).alpha.value_or(-1.0);
-  }
-  return text.str();
-}
-
 Json layer_json(const LayerRecord& layer) {
-  const char* order = layer.scheme.act_order == StoredActOrder::none     ? "none"
-                      : layer.scheme.act_order == StoredActOrder::weight ? "static"
-                                                                         : "group";
   const InputFormat& input = layer.scheme.input;
   Json json = {{"name", layer.name}, {"shape", {layer.num_out, layer.num_in}}, {"method", layer.method}};
-  if (layer.scheme.format != StoredFormat::dense) {
+  if (!layer.scheme.is_dense()) {
     json["bits"] = layer.scheme.bits;
     json["group_size"] = layer.scheme.group_size;
     json["symmetric"] = layer.scheme.symmetric;
-    json["act_order"] = order;
+    json["act_order"] = name_of(layer.act_order);
     json["scale_dtype"] = dtype_name(layer.scale_dtype);
     json["relative_error"] = layer.relative_error;
     json["error_measure"] = layer.error_measure;
   }
-  if (layer.method == method_name(Method::gptq)) json["damping"] = layer.damping;
+  if (layer.method == "gptq") json["damping"] = layer.damping;
   if (layer.scheme.per_tensor) json["per_tensor"] = true;
   if (!input.is_plain()) {
     json["input"] = input_format_name(input);
@@ -111,38 +57,31 @@ std::map<std::string, std::string> input_hashes(const Checkpoint& source) {
   return hashes;
 }
 
-Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, const PlannedRun& plan,
+Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, const RunPlan& plan,
                              const std::string& calibration_data) {
   std::string model;
   for (const auto& [name, hash] : inputs) model += name + " " + hash + "\n";
-  std::string passes;
+  std::string steps;
   for (const auto& layers : plan.blocks) {
-    for (const PlannedLayer& layer : layers) {
-      passes += layer.linear.name + " ";
-      passes += layer.options
-                    ? describe(*layer.options) + ", stored as " + std::to_string(static_cast<int>(layer.scheme.format))
-                    : "untouched";
-      passes += "\n";
+    for (const LayerPlan& layer : layers) {
+      steps += layer.linear.name + "\n";
+      for (const Step& step : layer.steps) steps += "  " + describe(step) + "\n";
+      if (layer.is_compressed()) steps += "  stored as " + describe_fields(layer.scheme) + "\n";
     }
   }
-  if (plan.scaling) {
-    passes += describe(*plan.scaling);
-    for (const auto& stages : plan.scaled) {
-      for (const bool is_scaled : stages) passes += is_scaled ? " 1" : " 0";
-    }
-    passes += "\n";
-  }
-  for (const PlannedTable& table : plan.tables) passes += table.linear.name + " " + describe(table.grid) + "\n";
+  for (const TablePlan& table : plan.tables) steps += table.linear.name + " " + describe_fields(table.grid) + "\n";
   return {{"model", hash_text(model)},
           {"calibration data", calibration_data},
-          {"recipe", hash_text(passes)},
+          {"recipe", hash_text(steps)},
           {"version of pare", std::string(version())},
           {"version of LibTorch", TORCH_VERSION},
           {"instruction set", at::get_cpu_capability()}};
 }
 
-std::vector<std::string> list_events(const std::vector<LayerRecord>& layers) {
-  std::vector<std::string> lines;
+std::vector<std::string> list_events(const RunPlan& plan, const RunData& data,
+                                     const std::vector<LayerRecord>& layers) {
+  std::vector<std::string> lines = plan.events;
+  lines.insert(lines.end(), data.events.begin(), data.events.end());
   for (const LayerRecord& layer : layers) {
     for (const std::string& event : layer.events) lines.push_back(layer.name + ": " + event);
   }
@@ -172,7 +111,7 @@ std::string survey_identity(const Recipe& recipe, const RunData& data) {
 }
 
 std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
-                          const std::map<std::string, std::string>& inputs, const RunData& data,
+                          const std::map<std::string, std::string>& inputs, const RunPlan& plan, const RunData& data,
                           const std::vector<LayerRecord>& layers, const std::string& budget,
                           const std::vector<EngineVerdict>& engines,
                           const std::map<std::string, std::string>& outputs) {
@@ -206,7 +145,7 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
   if (!budget.empty()) json["budget"] = Json::parse(budget);
   json["layers"] = Json::array();
   for (const LayerRecord& layer : layers) json["layers"].push_back(layer_json(layer));
-  json["events"] = list_events(layers);
+  json["events"] = list_events(plan, data, layers);
   json["engines"] = Json::array();
   for (const EngineVerdict& verdict : engines) {
     json["engines"].push_back({{"engine", verdict.engine}, {"loads", verdict.loads}, {"reasons", verdict.reasons}});

@@ -1,4 +1,4 @@
-#include "compress/plan/run_data.h"
+#include "compress/run_data.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -47,17 +47,18 @@ ScoredWindows first_windows(const TokenWindows& all, const SensitivityRecipe& re
 
 TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* tokenizer,
                               const ModelDescription& model) {
-  TokenWindows all = read_token_windows(recipe.text, tokenizer, recipe.num_tokens, /*num_windows=*/0,
+  TokenWindows all = read_token_windows(recipe.text, tokenizer, recipe.num_tokens.value_or(kCalibrationTokens), /*num_windows=*/0,
                                         /*add_special_tokens=*/true, model.vocabulary_size);
   if (all.num_tokens > model.context_length) {
     throw std::invalid_argument("calibration: windows of " + std::to_string(all.num_tokens) +
                                 " tokens; the model's context is " + std::to_string(model.context_length));
   }
-  if (all.num_windows <= recipe.num_samples) return all;
+  const int64_t num_samples = recipe.num_samples.value_or(kCalibrationSamples);
+  if (all.num_windows <= num_samples) return all;
   TokenWindows drawn;
   drawn.num_tokens = all.num_tokens;
-  drawn.num_windows = recipe.num_samples;
-  for (int64_t i = 0; const int64_t window : draw_sorted(all.num_windows, recipe.num_samples, recipe.seed)) {
+  drawn.num_windows = num_samples;
+  for (int64_t i = 0; const int64_t window : draw_sorted(all.num_windows, num_samples, recipe.seed)) {
     // Someone chose a .npy's windows and their order; a text's are drawn, so that they are of all of it.
     const std::span<const int32_t> ids = all.window(holds_token_windows(recipe.text) ? i : window);
     drawn.ids_NT.insert(drawn.ids_NT.end(), ids.begin(), ids.end());
@@ -66,7 +67,13 @@ TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* 
   return drawn;
 }
 
-RunData read_data(const Recipe& recipe, const PlannedRun& plan, const Checkpoint& checkpoint) {
+void note_missing_samples(const CalibrationRecipe& recipe, int64_t num_found, const std::string& what, RunData& data) {
+  if (!recipe.num_samples || num_found >= *recipe.num_samples) return;
+  data.events.push_back("calibration: '" + recipe.text.string() + "' has " + std::to_string(num_found) + " " + what +
+                        ", fewer than the " + std::to_string(*recipe.num_samples) + " samples asked for: all are taken");
+}
+
+RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& checkpoint) {
   const auto needs_tokenizer = [](const fs::path& text) { return !holds_token_windows(text); };
   std::optional<Tokenizer> tokenizer;
   const bool needs_windows = plan.needs_calibration && recipe.calibration->statistics.empty();
@@ -87,6 +94,16 @@ RunData read_data(const Recipe& recipe, const PlannedRun& plan, const Checkpoint
     data.calibration =
         read_calibration(*recipe.calibration, tokenizer ? &*tokenizer : nullptr, checkpoint.description());
   }
+  if (data.calibration) {
+    const CalibrationRecipe& asked = *recipe.calibration;
+    note_missing_samples(asked, data.calibration->num_windows,
+                         "windows of " + std::to_string(data.calibration->num_tokens) + " tokens", data);
+    if (asked.num_tokens && *asked.num_tokens != data.calibration->num_tokens) {
+      data.events.push_back("calibration: '" + asked.text.string() + "' holds windows of " +
+                            std::to_string(data.calibration->num_tokens) + " tokens, not the " +
+                            std::to_string(*asked.num_tokens) + " asked for: they are taken as they are");
+    }
+  }
   if (has_survey_text) {
     const SensitivityRecipe& item = *recipe.sensitivity;
     const int64_t context = item.context.value_or(holds_token_windows(item.text) ? 0 : kSurveyContext);
@@ -105,13 +122,13 @@ RunData read_data(const Recipe& recipe, const PlannedRun& plan, const Checkpoint
   return data;
 }
 
-void check_weights(const PlannedRun& plan, const Checkpoint& checkpoint) {
+void check_weights(const RunPlan& plan, const Checkpoint& checkpoint) {
   const auto check = [&](const LinearDescription& linear) {
     checkpoint.linear(linear);
     checkpoint.drop_pages(linear);
   };
   for (const auto& layers : plan.blocks) {
-    for (const PlannedLayer& layer : layers) check(layer.linear);
+    for (const LayerPlan& layer : layers) check(layer.linear);
   }
   check(checkpoint.embedding());
   if (checkpoint.is_encoder()) {

@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "compress/plan/plan.h"
-#include "compress/plan/preflight.h"
+#include "compress/predict/predict.h"
 #include "compress/recipe/recipe.h"
+#include "compress/walk/encoder_walk.h"
 #include "compress/walk/statistics_file.h"
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/evaluate_embeddings.h"
@@ -15,9 +16,6 @@
 #include "runtime/tokenizer/tokenizer.h"
 
 namespace pare {
-
-// Texts of an encoder's calibration, as token ids.
-using CalibrationTexts = std::vector<std::vector<int32_t>>;
 
 // At most one of the first three, as the recipe says.
 struct RunData {
@@ -27,7 +25,11 @@ struct RunData {
   std::optional<ScoredWindows> survey;       // what sensitivities are measured on
   std::vector<ScoredWindows> evaluations;
   std::vector<TextPairs> pairs;  // of an encoder's evaluations
+  std::vector<std::string> events;  // what the recipe asks of the data and they do not have, in words
 };
+
+// Notes as an event that the data have fewer windows or texts (`what`) than the recipe asks for.
+void note_missing_samples(const CalibrationRecipe& recipe, int64_t num_found, const std::string& what, RunData& data);
 
 // Windows of a .npy are taken in order, those of a text drawn at random and kept in order. tokenizer may be null for a
 // .npy. Throws std::invalid_argument: windows longer than the model's context; what read_token_windows throws.
@@ -36,10 +38,10 @@ TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* 
 
 // What the plan needs of the recipe's calibration, and the evaluations' windows. Throws as above, and
 // std::runtime_error: statistics of another model (which), damaged ones.
-RunData read_data(const Recipe& recipe, const PlannedRun& plan, const Checkpoint& checkpoint);
+RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& checkpoint);
 
 // Decodes every weight once, so that a NaN is found now and not after hours.
-void check_weights(const PlannedRun& plan, const Checkpoint& checkpoint);
+void check_weights(const RunPlan& plan, const Checkpoint& checkpoint);
 
 // Throws std::runtime_error when the disk that will hold `output` has less free than predicted.
 void check_disk_space(const std::filesystem::path& output, const Prediction& prediction);

@@ -1,0 +1,89 @@
+#include "compress/artifact/layer_record.h"
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <stdexcept>
+
+#include "runtime/system/sha256.h"
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::span<const std::byte> bytes_of(const auto& values) {
+  return std::as_bytes(std::span(values));
+}
+
+Json value_json(const FieldValue& value) {
+  return std::visit(
+      [](const auto& v) -> Json {
+        if constexpr (std::is_same_v<std::decay_t<decltype(v)>, std::optional<double>>) {
+          return v ? Json(*v) : Json();
+        } else {
+          return v;
+        }
+      },
+      value);
+}
+
+// The value in `json`, of the kind that `expected` holds.
+FieldValue read_value(const Json& json, const FieldValue& expected) {
+  return std::visit(
+      [&](const auto& kind) -> FieldValue {
+        using T = std::decay_t<decltype(kind)>;
+        if constexpr (std::is_same_v<T, std::optional<double>>) {
+          return json.is_null() ? T() : T(json.get<double>());
+        } else {
+          return json.get<T>();
+        }
+      },
+      expected);
+}
+
+}  // namespace
+
+std::string to_json(const LayerRecord& record) {
+  LayerRecord copy = record;
+  Json json = Json::object();
+  for (const NamedField& field : field_values(copy)) json[field.name] = value_json(field.value);
+  return json.dump();
+}
+
+LayerRecord parse_record(const std::string& text) {
+  LayerRecord record;
+  std::vector<NamedField> fields = field_values(record);
+  try {
+    const Json json = Json::parse(text);
+    for (NamedField& field : fields) field.value = read_value(json.at(field.name), field.value);
+  } catch (const Json::exception& error) {
+    throw std::invalid_argument("a layer's record is damaged: " + std::string(error.what()));
+  }
+  assign_fields(fields, record);
+  return record;
+}
+
+std::string content_hash(const StoredLinear& linear) {
+  const QuantizedWeight& weight = linear.weight;
+  const InputFormat& input = linear.input;
+  Sha256 hash;
+  const std::string header =
+      std::to_string(weight.num_out) + "x" + std::to_string(weight.num_in) + " bits " + std::to_string(weight.bits) +
+      " group " + std::to_string(weight.group_size) + (weight.symmetric ? " symmetric " : " asymmetric ") +
+      std::string(dtype_name(weight.scale_dtype)) + (weight.code_type == CodeType::fp8 ? " fp8" : "") + " input " +
+      input_format_name(input) + " " + std::to_string(static_cast<int>(input.outliers)) + " zero " +
+      std::to_string(input.zero);
+  hash.update(std::as_bytes(std::span(header)));
+  hash.update(bytes_of(weight.codes_OI));
+  hash.update(bytes_of(weight.scales_OG));
+  hash.update(bytes_of(weight.zeros_OG));
+  hash.update(bytes_of(weight.group_of_I));
+  const std::array<float, 2> numbers = {input.scale, input.outlier_threshold};
+  hash.update(bytes_of(numbers));
+  hash.update(bytes_of(input.outlier_columns));
+  hash.update(bytes_of(linear.outlier_weight_OJ));
+  return hash.hex();
+}
+
+}  // namespace pare

@@ -1,0 +1,108 @@
+#include <algorithm>
+#include <optional>
+
+#include "compress/model_kind.h"
+#include "compress/survey/budget.h"
+#include "compress/survey/survey.h"
+#include "runtime/engine/transformer.h"
+#include "runtime/evaluate/evaluate.h"
+#include "runtime/system/interrupt.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+
+class DecoderKind : public ModelKind {
+ public:
+  explicit DecoderKind(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+
+  RunPlan plan(const Recipe& recipe) const override { return plan_decoder(recipe, checkpoint_); }
+
+  std::vector<EngineVerdict> judge(const RunPlan& plan) const override {
+    return judge_engines(plan, checkpoint_.description());
+  }
+
+  RunData read_data(const Recipe& recipe, const RunPlan& plan) const override {
+    return pare::read_data(recipe, plan, checkpoint_);
+  }
+
+  Prediction predict(const Recipe& recipe, const RunPlan& plan, const RunData& data,
+                     const RunLimits& limits) const override {
+    Workload workload;
+    workload.num_threads = limits.num_threads;
+    if (data.calibration) {
+      workload.num_windows = data.calibration->num_windows;
+      workload.num_tokens = data.calibration->num_tokens;
+      workload.experts = recipe.calibration->experts;
+    }
+    if (data.survey) {
+      const size_t num_bits = recipe.budget ? recipe.budget->allowed.size() : 0;
+      workload.survey = {survey_extent(plan, *data.survey, survey_options(recipe)), static_cast<int64_t>(num_bits) * 4};
+    }
+    for (size_t i = 0; i < data.evaluations.size(); ++i) {
+      const TokenWindows& windows = data.evaluations[i].windows;
+      workload.evaluations.push_back({windows.num_windows, windows.num_tokens, recipe.evaluate[i].reference});
+    }
+    if (recipe.budget) {  // the loss that the survey predicted is measured
+      workload.evaluations.push_back({workload.survey->extent.num_windows, workload.survey->extent.num_tokens, true});
+      workload.linear_bytes = budget_bytes(*recipe.budget, plan, checkpoint_);
+    }
+    return pare::predict(plan, checkpoint_, workload, limits.held_bytes, limits.max_memory_bytes, limits.matmul_rate);
+  }
+
+  std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data, const LinearWeights& embedding,
+                                  Spill spill, const fs::path& spill_directory, int num_threads) const override {
+    if (!data.calibration) return walk_statistics(checkpoint_, data.statistics ? &*data.statistics : nullptr);
+    std::unique_ptr<ModelWalk> walk = walk_windows(checkpoint_, *data.calibration, embedding,
+                                                   {.sample_seed = recipe.calibration->seed,
+                                                    .spill = spill,
+                                                    .spill_directory = spill_directory,
+                                                    .num_threads = num_threads,
+                                                    .experts = recipe.calibration->experts});
+    checkpoint_.drop_pages(checkpoint_.embedding());
+    return walk;
+  }
+
+  void evaluate(const Recipe& recipe, const RunData& data, const fs::path& directory, int num_threads,
+                Progress& progress, RunReport& report) const override {
+    if (recipe.evaluate.empty() && !recipe.budget) return;
+    const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), num_threads);
+    const Checkpoint artifact = Checkpoint::open(directory);
+    Transformer model = Transformer::load(artifact, *backend);
+    std::optional<Transformer> reference;
+    const auto measure = [&](const ScoredWindows& windows, bool compares, AttentionBits bits) {
+      if (compares && !reference) reference = Transformer::load(checkpoint_, *backend);
+      model.use_attention_bits(bits);
+      progress.begin("evaluate", windows.windows.num_windows, "windows");
+      Evaluation evaluation =
+          pare::evaluate(model, windows, compares ? &*reference : nullptr, [&](int64_t done, int64_t) {
+            throw_if_interrupted();
+            progress.update(done);
+          });
+      progress.finish();
+      return evaluation;
+    };
+    for (size_t i = 0; i < data.evaluations.size(); ++i) {
+      const PerplexityRecipe& item = recipe.evaluate[i];
+      report.evaluations.push_back(
+          measure(data.evaluations[i], item.reference, {.kv = item.kv_bits, .products = item.attention_bits}));
+    }
+    if (recipe.budget) report.budget_measured = measure(*data.survey, /*compares=*/true, {});
+  }
+
+ private:
+  const Checkpoint& checkpoint_;
+};
+
+}  // namespace
+
+std::unique_ptr<ModelKind> make_decoder_kind(const Checkpoint& checkpoint) {
+  return std::make_unique<DecoderKind>(checkpoint);
+}
+
+std::unique_ptr<ModelKind> ModelKind::of(const Checkpoint& checkpoint) {
+  return checkpoint.is_encoder() ? make_encoder_kind(checkpoint) : make_decoder_kind(checkpoint);
+}
+
+}  // namespace pare

@@ -1,0 +1,265 @@
+#include "compress/passes/compress_stage.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+#include "compress/passes/fold.h"
+#include "quant/awq.h"
+#include "quant/smoothquant.h"
+#include "runtime/system/interrupt.h"
+#include "runtime/system/progress.h"
+
+namespace pare {
+namespace {
+
+std::string count_text(int64_t count, const char* what) {
+  return std::to_string(count) + " " + what;
+}
+
+// What calibration tells of the input itself, for each of the layers that were fitted to it.
+void note_dead_columns(StageState& state) {
+  if (!state.statistics.hessian_diagonal_I.defined()) return;
+  const int64_t num_dead = state.statistics.hessian_diagonal_I.eq(0).sum().item<int64_t>();
+  if (num_dead == 0) return;
+  for (LayerState& layer : state.layers) {
+    layer.record.events.push_back(count_text(num_dead, "dead columns: inputs that are always 0"));
+  }
+}
+
+// What the stage was calibrated on, where that was too little for a Hessian of full rank. A range that only calibration
+// tells cannot be made up.
+void note_tokens(StageState& state, BlockWork& work) {
+  if (!state.statistics.min_I.defined()) return;
+  const LinearDescription& linear = state.layers.front().plan->linear;
+  const int64_t num_tokens = state.statistics.num_tokens;
+  if (!is_starved(num_tokens, linear.num_in)) return;
+  if (state.stage.expert == Stage::kNoExpert) {
+    if (!state.statistics.hessian_II.defined()) return;
+    state.layers.front().record.events.push_back(
+        "calibrated on " + count_text(num_tokens, "tokens") + ", fewer than its " +
+        count_text(linear.num_in, "inputs: H has no full rank; calibrate on more text"));
+    return;
+  }
+  const PassOptions* rounding = state.layers.front().plan->step(PassKind::rounds);
+  if (num_tokens == 0 && rounding != nullptr && rounding->needs_range()) {
+    throw UnusableInput(linear.name +
+                        ": no calibration token goes to this expert, so that the range of its input is unknown: "
+                        "calibrate on more text, or with 'calibration: {experts: all}'");
+  }
+  work.starved.push_back({state.stage.expert, num_tokens, linear.num_in, work.layers.size()});
+}
+
+// Folds the scales into what produces the stage's input. Afterwards block, walk, statistics and weights are those of
+// the divided input.
+void fold_scales(const at::Tensor& scales_I, const Checkpoint& checkpoint, ModelWalk& walk, BlockWork& work,
+                 StageState& state) {
+  auto& block = dynamic_cast<DecoderBlock&>(work.block);  // an encoder's plan has no scaling step
+  std::vector<float> used =
+      fold(checkpoint, state.stage, {scales_I.const_data_ptr<float>(), static_cast<size_t>(scales_I.numel())}, block,
+           work.layers, work.changed);
+  walk.divide_inputs(state.stage, used);
+  const at::Tensor used_I = at::from_blob(used.data(), {static_cast<int64_t>(used.size())}, at::kFloat);
+  for (LayerState& layer : state.layers) {
+    const bool is_shared = layer.target_OI.is_same(layer.weight_OI);
+    layer.weight_OI.copy_(scale_columns(layer.weight_OI, used_I));
+    if (!is_shared) layer.target_OI.copy_(scale_columns(layer.target_OI, used_I));
+  }
+  LayerStatistics& statistics = state.statistics;
+  if (statistics.hessian_II.defined()) {
+    statistics.hessian_II = scale_hessian(statistics.hessian_II, used_I);
+    statistics.hessian_diagonal_I = statistics.hessian_II.diagonal().contiguous();
+  } else {
+    statistics.hessian_diagonal_I = statistics.hessian_diagonal_I.div(used_I).div_(used_I);
+  }
+  for (at::Tensor* range : {&statistics.min_I, &statistics.max_I, &statistics.mean_abs_I, &statistics.sample_RI}) {
+    *range = range->div(used_I);
+  }
+  state.forget_factor();
+}
+
+// What rounding weight and input together does to the outputs of the sampled rows.
+double output_error(const StageState& state, const LayerState& layer) {
+  const at::Tensor& sample_RI = state.statistics.sample_RI;
+  at::Tensor rounded_RI = sample_RI.clone();
+  fake_quantize(state.input, {rounded_RI.data_ptr<float>(), static_cast<size_t>(rounded_RI.numel())},
+                rounded_RI.size(1));
+  return relative_output_error(sample_RI, rounded_RI, layer.target_OI, layer.weight_OI);
+}
+
+CompressedLayer finish_layer(const StageState& state, LayerState& layer) {
+  const LayerPlan& plan = *layer.plan;
+  CompressedLayer result{stored_linear(state, layer), {}};
+  LayerRecord& record = layer.record;
+  if (!state.input.is_plain() && state.statistics.sample_RI.defined() && state.statistics.sample_RI.size(0) > 0) {
+    record.output_error = output_error(state, layer);
+  }
+  if (!state.input_event.empty()) record.events.push_back(state.input_event);
+  record.name = plan.linear.name;
+  record.num_out = plan.linear.num_out;
+  record.num_in = plan.linear.num_in;
+  record.method = plan.steps.back().row->key;
+  record.scheme = plan.scheme;
+  record.scheme.input = input_scheme(state.input);
+  if (!record.is_plain()) container_format(record.scheme.container).adapt(result.stored, record.scheme);
+  record.scale_dtype = result.stored.weight.scale_dtype;
+  result.record = std::move(record);
+  return result;
+}
+
+// A weight that is no code is a tensor of the source under its own name.
+OwnedTensor owned_tensor(const Checkpoint& checkpoint, const LayerState& layer) {
+  const std::string name = layer.plan->linear.name + ".weight";
+  const TensorView& source = checkpoint.tensor(name);
+  OwnedTensor tensor{name, source.dtype, source.shape, std::vector<std::byte>(source.data.size())};
+  const at::Tensor values_OI = layer.weight_OI.contiguous();
+  convert_from_float(source.dtype, {values_OI.const_data_ptr<float>(), static_cast<size_t>(values_OI.numel())},
+                     tensor.data);
+  return tensor;
+}
+
+}  // namespace
+
+StageState make_stage(const std::vector<const LayerPlan*>& layers, const Block& block, LayerStatistics statistics) {
+  StageState state;
+  state.stage = layers.front()->stage;
+  state.statistics = std::move(statistics);
+  for (const LayerPlan* plan : layers) {
+    LayerState& layer = state.layers.emplace_back();
+    layer.plan = plan;
+    layer.weight_OI = layer.target_OI = block.weight(plan->stage, plan->index);
+  }
+  return state;
+}
+
+void apply_steps(StageState& state, const FoldScales& fold) {
+  size_t last_pass = 0;
+  for (const LayerState& layer : state.layers) last_pass = std::max(last_pass, layer.plan->steps.back().pass);
+  for (size_t pass = 0; pass <= last_pass; ++pass) {
+    SteppedLayers stepped;
+    const PassRow* row = nullptr;
+    for (LayerState& layer : state.layers) {
+      for (const Step& step : layer.plan->steps) {
+        if (step.pass != pass || (!fold && step.options->kind() == PassKind::scales_inputs)) continue;
+        row = step.row;
+        stepped.layers.push_back({&layer, step.options.get()});
+      }
+    }
+    if (row == nullptr) continue;
+    throw_if_interrupted();
+    const std::optional<InputScaling> scaling = row->apply(state, stepped);
+    if (scaling && fold) fold(*scaling, state);
+  }
+}
+
+void compress_stage(const RunPlan& plan, int64_t block_index, Stage stage, const Checkpoint& checkpoint,
+                    LayerStatistics statistics, ModelWalk& walk, BlockWork& work) {
+  const std::vector<const LayerPlan*> layers = plan.stage_layers(block_index, stage);
+  if (layers.empty()) return;
+  StageState state = make_stage(layers, work.block, std::move(statistics));
+  state.scales_are_powers_of_two = folds_into_linear(stage);
+  if (const auto* block = dynamic_cast<const DecoderBlock*>(&work.block);
+      block != nullptr && state.scales_are_powers_of_two) {
+    state.producer_I = producer_channels(checkpoint.description(), block->description(), stage);
+  }
+  const bool is_unseen = state.statistics.min_I.defined() && state.statistics.num_tokens == 0;
+  note_tokens(state, work);
+  const auto say = [&](const std::string& what) {
+    for (LayerState& layer : state.layers) layer.record.scaling = what;
+  };
+  if (is_unseen && layers.front()->step(PassKind::scales_inputs) != nullptr) {
+    say("s = 1: no token was seen");
+    apply_steps(state, nullptr);
+  } else {
+    apply_steps(state, [&](const InputScaling& scaling, StageState& scaled) {
+      if (scaling.scales_I.defined()) fold_scales(scaling.scales_I, checkpoint, walk, work, scaled);
+      say(scaling.what);
+    });
+  }
+  note_dead_columns(state);
+  work.block.set_input_format(stage, state.input);
+  for (LayerState& layer : state.layers) {
+    CompressedLayer done = finish_layer(state, layer);
+    if (std::holds_alternative<OwnedWeight>(layer.stored)) work.changed.push_back(owned_tensor(checkpoint, layer));
+    if (!std::holds_alternative<UnchangedWeight>(layer.stored)) {
+      const at::Tensor values_OI = layer.weight_OI.contiguous();
+      work.block.set_weight(stage, layer.plan->index,
+                            {values_OI.const_data_ptr<float>(), static_cast<size_t>(values_OI.numel())});
+    }
+    work.layers.push_back(std::move(done));
+  }
+}
+
+void report_starved(const std::vector<LayerPlan>& layers, BlockWork& work) {
+  if (work.starved.empty()) return;
+  std::string experts;
+  int64_t num_starved = 0, num_experts = 0;
+  for (const LayerPlan& layer : layers) num_experts = std::max(num_experts, layer.stage.expert + 1);
+  for (size_t i = 0; i < work.starved.size(); ++i) {
+    const StarvedExpert& starved = work.starved[i];
+    if (i > 0 && work.starved[i - 1].expert == starved.expert) continue;  // its other stage: the same tokens
+    ++num_starved;
+    experts += (experts.empty() ? "" : ", ") + std::to_string(starved.expert) + " (" +
+               std::to_string(starved.num_tokens) + " of " + std::to_string(starved.width) +
+               (starved.num_tokens == 0 ? ": rounded to nearest)" : ")");
+  }
+  work.layers[work.starved.front().first_layer].record.events.push_back(
+      std::to_string(num_starved) + " of " + std::to_string(num_experts) +
+      " experts of this block are starved: they saw fewer calibration tokens than their inputs have channels: " +
+      experts + "; calibrate on more text, or with 'calibration: {experts: all}'");
+}
+
+std::vector<LayerRecord> commit_layers(int64_t part, std::vector<CompressedLayer> layers,
+                                       std::vector<OwnedTensor> changed, Artifact& artifact) {
+  std::vector<StreamedTensor> tensors;
+  std::vector<LayerRecord> records;
+  for (CompressedLayer& layer : layers) {
+    layer.record.sha256 = content_hash(layer.stored);
+    Artifact::append_packed(layer.stored, layer.record, tensors);
+    records.push_back(std::move(layer.record));
+  }
+  for (OwnedTensor& tensor : changed) Artifact::append(std::move(tensor), tensors);
+  artifact.commit(part, std::move(tensors), records);
+  return records;
+}
+
+RemainingBlocks remaining_blocks(const RunPlan& plan, const Artifact& artifact) {
+  RemainingBlocks remaining;
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    const bool is_committed = artifact.committed(part_of_block(static_cast<int64_t>(b))) != nullptr;
+    const bool is_untouched = std::none_of(plan.blocks[b].begin(), plan.blocks[b].end(),
+                                           [](const LayerPlan& layer) { return layer.is_compressed(); });
+    remaining.num_committed += is_committed;
+    remaining.is_done.push_back(is_committed || is_untouched);
+    if (!remaining.is_done.back()) remaining.last = static_cast<int64_t>(b) + 1;
+  }
+  return remaining;
+}
+
+void restore_block(const std::vector<LayerPlan>& layers, int64_t part, const Artifact& artifact,
+                   const Checkpoint& checkpoint, Block& block) {
+  for (const LayerRecord& record : *artifact.committed(part)) {
+    const auto layer = std::find_if(layers.begin(), layers.end(),
+                                    [&](const LayerPlan& planned) { return planned.linear.name == record.name; });
+    if (layer == layers.end() || record.is_plain()) continue;
+    const StoredLinear stored = artifact.read_layer(part, record);
+    if (!record.scheme.is_dense()) block.set_weight(layer->stage, layer->index, effective_weight(stored));
+    block.set_input_format(layer->stage, stored.input);
+  }
+  for (const OwnedTensor& tensor : artifact.read_changed(part, checkpoint)) {
+    const auto layer = std::find_if(layers.begin(), layers.end(), [&](const LayerPlan& planned) {
+      return planned.linear.name + ".weight" == tensor.name;
+    });
+    if (layer == layers.end()) {
+      restore_changed(tensor, dynamic_cast<DecoderBlock&>(block));
+      continue;
+    }
+    std::vector<float> values(tensor.data.size() / dtype_size_bytes(tensor.dtype));
+    convert_to_float(tensor.dtype, tensor.data, values);
+    block.set_weight(layer->stage, layer->index, values);
+  }
+}
+
+}  // namespace pare

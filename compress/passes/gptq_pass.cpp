@@ -1,0 +1,51 @@
+// `gptq:` columns are rounded one after another, and later ones make up for the errors of earlier ones.
+#include <sstream>
+
+#include "compress/passes/pass_table.h"
+#include "compress/passes/stage_state.h"
+#include "compress/recipe/pass_options.h"
+
+namespace pare {
+namespace {
+
+void list_events(const GptqEvents& events, double damping, std::vector<std::string>& lines) {
+  if (events.fell_back_to_rounding) {
+    lines.push_back("fell back to rounding: no damping up to 1 made H positive definite");
+  } else if (events.damping_used > damping) {
+    std::ostringstream line;
+    line << "damping raised from " << damping << " to " << events.damping_used;
+    lines.push_back(line.str());
+  }
+}
+
+StoredActOrder stored_order(ActOrder order) {
+  return order == ActOrder::none    ? StoredActOrder::none
+         : order == ActOrder::group ? StoredActOrder::group
+                                    : StoredActOrder::weight;
+}
+
+}  // namespace
+
+std::optional<InputScaling> apply_gptq(StageState& stage, const SteppedLayers& layers) {
+  const auto& shared = shared_options<GptqPass>(layers);
+  stage.input_scale_dtype = shared.gptq.grid.scale_dtype;
+  stage.input = resolved_input(shared.activations, stage.statistics, stage.input_scale_dtype);
+  const GptqFactor& factor = stage.factor(shared.gptq);
+  for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
+    const auto& pass = static_cast<const GptqPass&>(options);
+    GptqResult rounded = gptq(layer.weight_OI, factor, pass.gptq);
+    const bool is_first = layer.weight_OI.is_same(layer.target_OI);
+    layer.stored = std::move(rounded.weight);
+    use_stored_weight(stage, layer);
+    layer.record.error_measure = "hessian";
+    layer.record.relative_error = rounded.relative_error;
+    if (!is_first) measure_error_with_hessian(stage.statistics.hessian_II, layer);
+    layer.record.damping = rounded.events.damping_used;
+    layer.record.act_order = stored_order(pass.gptq.act_order);
+    list_events(rounded.events, pass.gptq.damping, layer.record.events);
+    if (pass.refine.sweeps > 0) refine_layer(stage, pass.refine, layer);
+  });
+  return std::nullopt;
+}
+
+}  // namespace pare

@@ -1,0 +1,31 @@
+// `rtn:` every weight takes the nearest point of its group's grid.
+#include "quant/rtn.h"
+
+#include "compress/passes/pass_table.h"
+#include "compress/passes/stage_state.h"
+#include "compress/recipe/pass_options.h"
+
+namespace pare {
+
+std::optional<InputScaling> apply_rtn(StageState& stage, const SteppedLayers& layers) {
+  const auto& shared = shared_options<RtnPass>(layers);
+  stage.input_scale_dtype = shared.rounding.scale_dtype;
+  stage.input = resolved_input(shared.activations, stage.statistics, stage.input_scale_dtype);
+  for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
+    const auto& pass = static_cast<const RtnPass&>(options);
+    at::Tensor importance_I;
+    if (pass.rounding.scales == ScaleSearch::hessian) {
+      importance_I = stage.statistics.hessian_diagonal_I;
+      layer.stored = rtn_with_hessian(layer.weight_OI, stage.statistics.hessian_II, pass.rounding);
+    } else {
+      if (pass.rounding.scales == ScaleSearch::hessian_diagonal) importance_I = stage.statistics.hessian_diagonal_I;
+      layer.stored = rtn(layer.weight_OI, importance_I, pass.rounding);
+    }
+    use_stored_weight(stage, layer);
+    measure_error(importance_I, layer);
+    if (pass.refine.sweeps > 0) refine_layer(stage, pass.refine, layer);
+  });
+  return std::nullopt;
+}
+
+}  // namespace pare

@@ -1,0 +1,110 @@
+#include "compress/passes/stage_state.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <stdexcept>
+
+#include "compress/passes/squared_error.h"
+#include "quant/refine.h"
+#include "runtime/format/stored_linear.h"
+#include "runtime/system/interrupt.h"
+#include "runtime/system/progress.h"
+
+namespace pare {
+
+const GptqFactor& StageState::factor(const GptqOptions& options) {
+  if (factor_ && factor_->damping == options.damping && factor_->act_order == options.act_order) return *factor_;
+  try {
+    factor_ = factorize(statistics.hessian_II, options);
+  } catch (const std::invalid_argument& error) {
+    throw UnusableInput(layers.front().plan->linear.name + ": " + error.what());
+  }
+  return *factor_;
+}
+
+void for_each_layer(const SteppedLayers& layers, const std::function<void(LayerState&, const PassOptions&)>& change) {
+  for (const SteppedLayer& layer : layers.layers) {
+    throw_if_interrupted();
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      change(*layer.state, *layer.options);
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument(layer.state->plan->linear.name + ": " + error.what());
+    }
+    layer.state->record.seconds += seconds_since(start);
+  }
+}
+
+at::Tensor absmax(const LayerStatistics& statistics) {
+  return at::maximum(statistics.max_I, statistics.min_I.neg()).contiguous();
+}
+
+InputFormat resolved_input(const InputFormat& wanted, const LayerStatistics& statistics, DType scale_dtype) {
+  if (wanted.is_plain() || wanted.range != InputRange::fixed) return wanted;
+  if (!statistics.min_I.defined()) throw std::invalid_argument("a static range needs calibration statistics");
+  InputFormat format = wanted;
+  const InputExtremes extremes{std::min(0.0f, statistics.min_I.min().item<float>()),
+                               std::max(0.0f, statistics.max_I.max().item<float>())};
+  format.range = InputRange::token;
+  const InputGrid grid = input_grid(format, extremes);
+  format.range = InputRange::fixed;
+  format.scale = round_to(grid.scale, scale_dtype);
+  if (!format.symmetric) {
+    format.zero = static_cast<int>(std::rint(std::clamp(-128.0f - extremes.low / format.scale, -128.0f, 127.0f)));
+  }
+  return format;
+}
+
+StoredLinear stored_linear(const StageState& stage, const LayerState& layer) {
+  StoredLinear linear;
+  linear.input = stage.input;
+  linear.input_scale_dtype = stage.input_scale_dtype;
+  if (const auto* quantized = std::get_if<QuantizedWeight>(&layer.stored)) {
+    linear.weight = *quantized;
+    linear.outlier_weight_OJ = layer.outlier_weight_OJ;
+    return linear;
+  }
+  linear.weight.num_out = layer.weight_OI.size(0);
+  linear.weight.num_in = layer.weight_OI.size(1);
+  return linear;
+}
+
+void use_stored_weight(const StageState& stage, LayerState& layer) {
+  std::vector<float> values = effective_weight(stored_linear(stage, layer));
+  layer.weight_OI = at::from_blob(values.data(), layer.target_OI.sizes(), at::kFloat).clone();
+}
+
+void measure_error(const at::Tensor& importance_I, LayerState& layer) {
+  const at::Tensor target_OI = layer.target_OI.contiguous(), weight_OI = layer.weight_OI.contiguous();
+  const auto size = static_cast<size_t>(target_OI.numel());
+  SquaredError error;
+  error.add({target_OI.const_data_ptr<float>(), size}, {weight_OI.const_data_ptr<float>(), size},
+            importance_I.defined() ? importance_I.const_data_ptr<float>() : nullptr, target_OI.size(1));
+  layer.record.error_measure = importance_I.defined() ? "hessian_diagonal" : "weights";
+  layer.record.relative_error = error.relative();
+}
+
+void measure_error_with_hessian(const at::Tensor& hessian_II, LayerState& layer) {
+  const double signal = trace_error(layer.target_OI, at::zeros_like(layer.target_OI), hessian_II);
+  layer.record.error_measure = "hessian";
+  layer.record.relative_error =
+      signal > 0.0 ? trace_error(layer.target_OI, layer.weight_OI, hessian_II) / signal : 0.0;
+}
+
+void refine_layer(StageState& stage, const RefineOptions& options, LayerState& layer) {
+  const at::Tensor& hessian_II = stage.statistics.hessian_II;
+  RefineResult refined = refine(layer.target_OI, std::get<QuantizedWeight>(layer.stored), hessian_II, options);
+  layer.stored = std::move(refined.weight);
+  use_stored_weight(stage, layer);
+  const double signal = trace_error(layer.target_OI, at::zeros_like(layer.target_OI), hessian_II);
+  layer.record.error_measure = "hessian";
+  layer.record.error_before_refinement = signal > 0.0 ? refined.trace_before / signal : 0.0;
+  layer.record.relative_error = signal > 0.0 ? refined.trace_after / signal : 0.0;
+}
+
+}  // namespace pare

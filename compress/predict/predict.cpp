@@ -1,0 +1,475 @@
+#include "compress/predict/predict.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "compress/survey/leave_one_out.h"
+#include "compress/walk/statistics.h"
+#include "compress/walk/encoder_walk.h"
+#include "quant/row_chunks.h"
+#include "quant/smoothquant.h"
+#include "runtime/engine/encoder.h"
+#include "runtime/engine/transformer.h"
+#include "runtime/system/progress.h"
+
+namespace pare {
+namespace {
+
+// Measured shares of the matrix product's rate, and costs in its units (tests/compress: Pipeline.DryRun*).
+constexpr double kForwardEfficiency = 0.75;     // products of [T, D], norms, softmax
+constexpr double kStatisticsEfficiency = 0.85;  // tiles of H
+constexpr double kPredictOpsPerWeight = 500.0;  // of a budget's candidates: a search of scales
+constexpr double kTableOpsPerWeight = 1500.0;   // conversion, rounding, packing, checksums: bound by memory
+constexpr double kFactorOpsPerCube = 6.0;       // float64 Cholesky, inverse, check: per I^3
+constexpr double kEvaluationEfficiency = 0.6;  // of pare's own kernels
+constexpr double kBytesPerSecond = 1e9;        // hashing and writing files
+
+// One outlier column in so many, where a run predicts its size before calibration has counted them.
+constexpr int64_t kExpectedOutlierShare = 8;
+
+// What LibTorch, MKL and the allocator hold per worker beside our buffers.
+constexpr int64_t kWorkerOverheadBytes = int64_t{12} << 20;
+// And what the process gains once the libraries have been used.
+constexpr int64_t kLibraryBytes = int64_t{40} << 20;
+
+const GridOptions* grid_of(const LayerPlan& layer) {
+  const PassOptions* rounding = layer.step(PassKind::rounds);
+  return rounding == nullptr ? nullptr : rounding->grid();
+}
+
+struct Sizes {
+  int64_t source_bytes = 0;
+  int64_t output_bytes = 0;
+  int64_t parts_bytes = 0;    // what is committed before the artifact is assembled
+  int64_t block_weights = 0;  // of all blocks
+  int64_t largest_block = 0;  // weights
+  int64_t table_weights = 0;  // embedding and untied head
+};
+
+// What calibration will find as outlier columns is not known yet.
+int64_t expected_outlier_columns(const PackScheme& scheme, int64_t num_in) {
+  return scheme.input.outliers == OutlierRule::columns ? num_in / kExpectedOutlierShare : 0;
+}
+
+// linear_bytes: of all blocks' linears, where a budget says it.
+Sizes measure_sizes(const RunPlan& plan, const Checkpoint& checkpoint, std::optional<int64_t> linear_bytes) {
+  Sizes sizes;
+  for (const std::string& name : checkpoint.tensor_names()) {
+    sizes.source_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
+  }
+  sizes.output_bytes = sizes.source_bytes;
+  const auto replace = [&](const LinearDescription& linear, const PackScheme& scheme, DType scale_dtype) {
+    const StoredExtent extent{.scale_dtype = scale_dtype,
+                              .input_scale_dtype = scale_dtype,
+                              .num_outlier_columns = expected_outlier_columns(scheme, linear.num_in),
+                              .outlier_dtype = checkpoint.tensor(linear.name + ".weight").dtype};
+    const int64_t stored =
+        container_format(scheme.container).stored_bytes(scheme, linear.num_out, linear.num_in, extent);
+    sizes.parts_bytes += stored;
+    sizes.output_bytes += stored;
+    if (!scheme.is_dense()) {
+      sizes.output_bytes -= static_cast<int64_t>(checkpoint.tensor(linear.name + ".weight").data.size());
+    }
+  };
+  for (const auto& layers : plan.blocks) {
+    int64_t block = 0;
+    for (const LayerPlan& layer : layers) {
+      block += layer.linear.num_out * layer.linear.num_in;
+      if (linear_bytes) {
+        sizes.output_bytes -= static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
+      } else if (layer.is_compressed() && !(layer.scheme.is_dense() && layer.scheme.input.is_plain())) {
+        const GridOptions* grid = grid_of(layer);
+        replace(layer.linear, layer.scheme, grid != nullptr ? grid->scale_dtype : DType::BF16);
+      }
+    }
+    sizes.block_weights += block;
+    sizes.largest_block = std::max(sizes.largest_block, block);
+  }
+  sizes.output_bytes += linear_bytes.value_or(0);
+  sizes.parts_bytes += linear_bytes.value_or(0);
+  for (const TablePlan& table : plan.tables) {
+    PackScheme scheme;
+    scheme.bits = table.grid.bits;
+    scheme.group_size = table.grid.group_size;
+    replace(table.linear, scheme, table.grid.scale_dtype);
+  }
+  if (checkpoint.is_encoder()) return sizes;
+  const ModelDescription& model = checkpoint.description();
+  sizes.table_weights = model.vocabulary_size * model.hidden_size * (model.tied_head ? 1 : 2);
+  return sizes;
+}
+
+double cubed(int64_t n) {
+  return static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
+}
+
+// What the steps of one stage take, beside the factor of H.
+double step_operations(const RunPlan& plan, int64_t block, Stage stage, PassKind kind) {
+  double operations = 0.0;
+  const std::vector<const LayerPlan*> layers = plan.stage_layers(block, stage);
+  if (layers.empty()) return operations;
+  if (kind == PassKind::scales_inputs) {  // searched once, for all layers
+    const PassOptions* scaling = layers.front()->step(kind);
+    if (scaling == nullptr) return operations;
+    StageExtent extent{.width = layers.front()->linear.num_in, .rounding = layers.front()->step(PassKind::rounds)};
+    for (const LayerPlan* layer : layers) extent.num_out.push_back(layer->linear.num_out);
+    return scaling->operations(extent);
+  }
+  for (const LayerPlan* layer : layers) {
+    for (const Step& step : layer->steps) {
+      if (step.options->kind() == PassKind::scales_inputs) continue;
+      operations += step.options->operations({.width = layer->linear.num_in, .num_out = {layer->linear.num_out}});
+    }
+  }
+  return operations;
+}
+
+// Floating-point operations of the walk over all blocks, by kind.
+struct Operations {
+  double forward = 0.0, statistics = 0.0, compress = 0.0, scaling = 0.0;
+};
+
+Operations count_operations(const RunPlan& plan, const ModelDescription& model, const Workload& workload) {
+  Operations operations;
+  const auto num_rows = static_cast<double>(workload.num_windows * workload.num_tokens);
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    for (const LayerPlan& layer : plan.blocks[b]) {
+      const double weights = static_cast<double>(layer.linear.num_out) * static_cast<double>(layer.linear.num_in);
+      const double share = token_share(model.blocks[b], layer.stage);
+      // The inputs of down are made once; with all tokens, for the statistics, also of those that go elsewhere.
+      const bool sees_all = layer.stage.kind == Stage::feed_forward_input && workload.experts == ExpertTokens::all;
+      if (workload.walks()) operations.forward += 2.0 * num_rows * weights * (sees_all ? 1.0 + share : share);
+    }
+    operations.forward += 2.0 * num_rows * static_cast<double>(workload.num_tokens) *
+                          static_cast<double>(model.num_heads * model.head_size);  // causal: half of the scores
+    for (const Stage stage : block_stages(model.blocks[b])) {
+      operations.scaling += step_operations(plan, static_cast<int64_t>(b), stage, PassKind::scales_inputs);
+      operations.compress += step_operations(plan, static_cast<int64_t>(b), stage, PassKind::rounds);
+      if (plan.need(static_cast<int64_t>(b), stage) != StatisticsNeed::hessian) continue;
+      const int64_t width = stage_width(model.blocks[b], stage);
+      const double stage_rows =
+          num_rows * (workload.experts == ExpertTokens::all ? 1.0 : token_share(model.blocks[b], stage));
+      const std::vector<int64_t> bounds = tile_bounds(width);
+      for (size_t i = 0; i + 1 < bounds.size(); ++i) {
+        operations.statistics +=
+            2.0 * stage_rows * static_cast<double>((bounds[i + 1] - bounds[i]) * (width - bounds[i]));
+      }
+      operations.compress += cubed(width) * kFactorOpsPerCube;
+    }
+  }
+  return operations;
+}
+
+// Bytes while a stage's layers are compressed: H and its factor, then the largest layer's working copies.
+int64_t compress_bytes(const RunPlan& plan, const ModelDescription& model, int64_t num_windows) {
+  int64_t largest = 0;
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    for (const Stage stage : block_stages(model.blocks[b])) {
+      const StatisticsNeed need = plan.need(static_cast<int64_t>(b), stage);
+      const int64_t width = stage_width(model.blocks[b], stage);
+      const int64_t square = width * width;
+      int64_t statistics = 0;
+      int64_t factor = 0;
+      if (need != StatisticsNeed::none) {
+        statistics = StatisticsAccumulator::size_bytes(width, num_windows, need);
+      }
+      if (need == StatisticsNeed::hessian) factor = square * (4 + 4 + 3 * 8);  // H, U, three float64 matrices
+      int64_t layer_bytes = 0;
+      for (const LayerPlan& layer : plan.blocks[b]) {
+        if (layer.stage == stage && layer.is_compressed()) {
+          layer_bytes = std::max(layer_bytes, layer.linear.num_out * layer.linear.num_in * (4 + 4 + 1 + 1));
+        }
+      }
+      largest = std::max({largest, statistics + square * 4, factor + layer_bytes});
+    }
+  }
+  return largest;
+}
+
+int64_t evaluation_bytes(const ModelDescription& model, const Sizes& sizes, const EvaluationExtent& evaluation) {
+  const int64_t rows = std::max(Transformer::kBatchRows, evaluation.num_tokens);
+  const int64_t hidden = rows * model.hidden_size * 4;
+  int64_t work = rows *
+                 (3 * model.hidden_size + (model.num_heads + 2 * model.num_kv_heads) * model.head_size +
+                  3 * model.feed_forward_size) *
+                 4;
+  const int64_t models = sizes.output_bytes + (evaluation.reference ? sizes.source_bytes : 0);
+  int64_t experts_per_token = 0;  // whose outputs are held until they are summed
+  for (const BlockDescription& block : model.blocks) {
+    experts_per_token = std::max(experts_per_token, block.routing.experts_per_token);
+  }
+  work += rows * experts_per_token * model.hidden_size * 4;
+  return models + (evaluation.reference ? 2 : 1) * hidden + work;
+}
+
+}  // namespace
+
+int64_t Prediction::peak_memory_bytes() const {
+  int64_t peak = 0;
+  for (const PredictedStage& stage : stages) peak = std::max(peak, stage.memory_bytes);
+  return peak;
+}
+
+double Prediction::seconds() const {
+  double sum = 0.0;
+  for (const PredictedStage& stage : stages) sum += stage.seconds;
+  return sum;
+}
+
+double measure_matmul_rate(int num_threads) {
+  constexpr int64_t kSide = 512;
+  constexpr int kRepetitions = 12;
+  const at::Tensor left = at::ones({kSide, kSide}, at::kFloat);
+  const at::Tensor right = at::ones({kSide, kSide}, at::kFloat);
+  const auto multiply_on_all = [&] {
+    for_row_chunks(num_threads, 1, [&](int64_t, int64_t) {
+      at::Tensor out = at::empty({kSide, kSide}, at::kFloat);
+      for (int i = 0; i < kRepetitions; ++i) at::mm_out(out, left, right);
+    });
+  };
+  multiply_on_all();  // starts the threads and MKL
+  const auto start = std::chrono::steady_clock::now();
+  multiply_on_all();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return 2.0 * cubed(kSide) * kRepetitions * num_threads / seconds;
+}
+
+int64_t available_memory_bytes() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string key; file >> key;) {
+    int64_t kibibytes = 0;
+    if (key == "MemAvailable:" && file >> kibibytes) return kibibytes * 1024;
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  throw std::runtime_error("/proc/meminfo: expected a line MemAvailable; give --max-memory");
+}
+
+Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
+                   int64_t max_memory_bytes, double matmul_rate) {
+  const ModelDescription& model = checkpoint.description();
+  const Sizes sizes = measure_sizes(plan, checkpoint, workload.linear_bytes);
+  const Operations operations = count_operations(plan, model, workload);
+  const int64_t survey_memory =
+      workload.survey ? LeaveOneOut::size_bytes(model, workload.survey->extent, workload.num_threads) : 0;
+  const int64_t libraries = base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes;
+  const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1);  // float32, codes, packed
+  const int64_t work_bytes = compress_bytes(plan, model, workload.num_windows);
+
+  const auto walk_memory = [&](Spill spill) {
+    int64_t bytes = libraries + block_bytes + work_bytes + survey_memory;
+    if (workload.walks()) {
+      bytes += BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads)
+                   .memory_bytes;
+    }
+    return bytes;
+  };
+
+  Prediction prediction;
+  prediction.output_bytes = sizes.output_bytes;
+  int64_t evaluation_memory = 0;
+  double evaluation_operations = 0.0;
+  for (const EvaluationExtent& evaluation : workload.evaluations) {
+    evaluation_memory = std::max(evaluation_memory, evaluation_bytes(model, sizes, evaluation));
+    evaluation_operations += 2.0 * static_cast<double>(evaluation.num_windows * evaluation.num_tokens) *
+                             static_cast<double>(sizes.block_weights + model.vocabulary_size * model.hidden_size) *
+                             (evaluation.reference ? 2.0 : 1.0);
+  }
+  if (evaluation_memory > 0) evaluation_memory += libraries;
+
+  int64_t table_memory = 0;
+  if (!plan.tables.empty()) table_memory = libraries + sizes.table_weights * 2;  // codes, packed codes
+  const int64_t least = std::max({walk_memory(Spill::all), table_memory, evaluation_memory});
+  if (least > max_memory_bytes) {
+    throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this run needs " +
+                                format_bytes(least) + " even with all activations on disk; allow that much" +
+                                (evaluation_memory == least ? ", or leave out 'evaluate' or its reference" : ""));
+  }
+  while (prediction.spill != Spill::all && walk_memory(prediction.spill) > max_memory_bytes) {
+    prediction.spill = prediction.spill == Spill::none ? Spill::inputs : Spill::all;
+  }
+  int64_t spill_bytes = 0;
+  if (workload.walks()) {
+    spill_bytes =
+        BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, prediction.spill, workload.num_threads)
+            .spill_bytes;
+  }
+  prediction.disk_bytes = sizes.parts_bytes + std::max(spill_bytes, sizes.output_bytes);
+
+  const int64_t memory = walk_memory(prediction.spill);
+  if (workload.survey) {
+    const SurveyExtent& survey = *workload.survey;
+    const double measuring = LeaveOneOut::num_operations(model, survey.extent);
+    const double predicting = static_cast<double>(sizes.block_weights * survey.num_candidates) * kPredictOpsPerWeight;
+    prediction.stages.push_back(
+        {"survey",
+         (operations.forward / kForwardEfficiency + operations.statistics / kStatisticsEfficiency +
+          operations.compress + measuring / kForwardEfficiency + predicting) /
+             matmul_rate,
+         memory});
+  }
+  if (!plan.tables.empty()) {
+    prediction.stages.push_back({"embedding and head",
+                                 static_cast<double>(sizes.table_weights) * kTableOpsPerWeight / matmul_rate,
+                                 table_memory});
+  }
+  if (workload.walks()) {
+    prediction.stages.push_back({"forward", operations.forward / matmul_rate / kForwardEfficiency, memory});
+    prediction.stages.push_back({"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, memory});
+  }
+  prediction.stages.push_back({"compress", (operations.compress + operations.scaling) / matmul_rate, memory});
+  prediction.stages.push_back({"write and verify",
+                               static_cast<double>(2 * sizes.source_bytes + 5 * sizes.output_bytes) / kBytesPerSecond,
+                               libraries});
+  if (!workload.evaluations.empty()) {
+    prediction.stages.push_back(
+        {"evaluate", evaluation_operations / matmul_rate / kEvaluationEfficiency, evaluation_memory});
+  }
+  return prediction;
+}
+
+Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, const EncoderWorkload& workload,
+                           int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate) {
+  const EncoderDescription& model = checkpoint.encoder();
+  const Sizes sizes = measure_sizes(plan, checkpoint, std::nullopt);
+  const auto num_tokens = static_cast<double>(workload.calibration_tokens);
+  Operations operations;
+  int64_t work_bytes = 0;
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    for (const LayerPlan& layer : plan.blocks[b]) {
+      const double weights = static_cast<double>(layer.linear.num_out) * static_cast<double>(layer.linear.num_in);
+      const int64_t width = layer.linear.num_in;
+      operations.forward += 2.0 * num_tokens * weights;
+      if (!layer.is_compressed()) continue;
+      for (const Step& step : layer.steps) {
+        operations.compress += step.options->operations({.width = width, .num_out = {layer.linear.num_out}});
+      }
+      const StatisticsNeed need = plan.need(static_cast<int64_t>(b), layer.stage);
+      int64_t bytes = layer.linear.num_out * width * (4 + 4 + 1 + 1);
+      if (need != StatisticsNeed::none) {
+        bytes += StatisticsAccumulator::size_bytes(width, workload.calibration_tokens / EncoderWalk::kGroupRows, need);
+      }
+      if (need == StatisticsNeed::hessian) {
+        bytes += width * width * (4 + 4 + 3 * 8);  // H, U, three float64 matrices
+        if (layer.index == 0) {
+          operations.statistics += num_tokens * static_cast<double>(width * width);  // the upper triangle
+          operations.compress += cubed(width) * kFactorOpsPerCube;
+        }
+      }
+      work_bytes = std::max(work_bytes, bytes);
+    }
+  }
+  const int64_t libraries = base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes;
+  const int64_t walk_bytes = libraries + sizes.largest_block * (4 + 1 + 1) + work_bytes +
+                             EncoderWalk::size_bytes(model, workload.calibration_tokens);
+  const int64_t batch_bytes =
+      std::max(Encoder::kBatchRows, model.context_length) * (9 * model.hidden_size + 2 * model.feed_forward_size) * 4;
+  const int64_t evaluation_bytes = libraries + sizes.output_bytes + sizes.source_bytes + 2 * batch_bytes +
+                                   2 * workload.evaluated_texts * model.hidden_size * 4;
+  const int64_t least = std::max(walk_bytes, workload.evaluated_texts > 0 ? evaluation_bytes : 0);
+  if (least > max_memory_bytes) {
+    throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this run needs " +
+                                format_bytes(least) + "; allow that much, or calibrate on fewer samples");
+  }
+  Prediction prediction;
+  prediction.output_bytes = sizes.output_bytes;
+  prediction.disk_bytes = sizes.parts_bytes + sizes.output_bytes;
+  if (workload.calibration_tokens > 0) {
+    prediction.stages = {{"forward", operations.forward / matmul_rate / kForwardEfficiency, walk_bytes},
+                         {"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, walk_bytes}};
+  }
+  prediction.stages.push_back({"compress", operations.compress / matmul_rate, walk_bytes});
+  prediction.stages.push_back({"write and verify",
+                               static_cast<double>(2 * sizes.source_bytes + 5 * sizes.output_bytes) / kBytesPerSecond,
+                               libraries});
+  if (workload.evaluated_texts > 0) {
+    prediction.stages.push_back({"evaluate",
+                                 2.0 * static_cast<double>(workload.evaluated_tokens * sizes.block_weights) /
+                                     matmul_rate / kEvaluationEfficiency,
+                                 evaluation_bytes});
+  }
+  return prediction;
+}
+
+Prediction predict_calibration(const RunPlan& plan, const Checkpoint& checkpoint, const Workload& workload,
+                               int64_t file_bytes, int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate) {
+  const ModelDescription& model = checkpoint.description();
+  int64_t largest_block = 0, largest_stage = 0;
+  for (const BlockDescription& block : model.blocks) {
+    int64_t num_weights = 0;
+    for (const Stage stage : block_stages(block)) {
+      for (const LinearDescription& linear : stage_layers(block, stage)) num_weights += linear.num_out * linear.num_in;
+      const int64_t width = stage_width(block, stage);
+      largest_stage = std::max(
+          largest_stage,
+          StatisticsAccumulator::size_bytes(width, workload.num_windows, StatisticsNeed::hessian) + width * width * 4);
+    }
+    largest_block = std::max(largest_block, num_weights);
+  }
+  const auto memory = [&](Spill spill) {
+    return base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes + largest_block * 4 +
+           largest_stage +
+           BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads)
+               .memory_bytes;
+  };
+  if (memory(Spill::all) > max_memory_bytes) {
+    throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this needs " +
+                                format_bytes(memory(Spill::all)) +
+                                " even with all activations on disk; allow that much");
+  }
+  Prediction prediction;
+  while (prediction.spill != Spill::all && memory(prediction.spill) > max_memory_bytes) {
+    prediction.spill = prediction.spill == Spill::none ? Spill::inputs : Spill::all;
+  }
+  prediction.output_bytes = file_bytes;
+  prediction.disk_bytes = file_bytes + BlockWalk::footprint(model, workload.num_windows, workload.num_tokens,
+                                                            prediction.spill, workload.num_threads)
+                                           .spill_bytes;
+  const Operations operations = count_operations(plan, model, workload);
+  const int64_t held = memory(prediction.spill);
+  prediction.stages = {{"forward", operations.forward / matmul_rate / kForwardEfficiency, held},
+                       {"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, held},
+                       {"write", 2.0 * static_cast<double>(file_bytes) / kBytesPerSecond, held}};
+  return prediction;
+}
+
+std::vector<std::string> to_lines(const Prediction& prediction) {
+  std::vector<std::string> lines;
+  for (const PredictedStage& stage : prediction.stages) {
+    lines.push_back("plan: " + stage.name + ": " + format_duration(stage.seconds) + ", " +
+                    format_bytes(stage.memory_bytes));
+  }
+  const char* spill = prediction.spill == Spill::none     ? "activations in memory"
+                      : prediction.spill == Spill::inputs ? "layer inputs spilled to disk"
+                                                          : "all activations spilled to disk";
+  lines.push_back("plan: in all " + format_duration(prediction.seconds()) + ", peak memory " +
+                  format_bytes(prediction.peak_memory_bytes()) + " (" + spill + "), disk " +
+                  format_bytes(prediction.disk_bytes) + ", output " + format_bytes(prediction.output_bytes));
+  return lines;
+}
+
+std::string to_json(const Prediction& prediction) {
+  nlohmann::ordered_json stages = nlohmann::ordered_json::array();
+  for (const PredictedStage& stage : prediction.stages) {
+    stages.push_back({{"stage", stage.name}, {"seconds", stage.seconds}, {"memory_bytes", stage.memory_bytes}});
+  }
+  const nlohmann::ordered_json json = {{"predicted_seconds", prediction.seconds()},
+                                       {"predicted_peak_memory_bytes", prediction.peak_memory_bytes()},
+                                       {"predicted_disk_bytes", prediction.disk_bytes},
+                                       {"predicted_output_bytes", prediction.output_bytes},
+                                       {"spill", prediction.spill == Spill::none     ? "none"
+                                                 : prediction.spill == Spill::inputs ? "inputs"
+                                                                                     : "all"},
+                                       {"stages", stages}};
+  return json.dump();
+}
+
+}  // namespace pare

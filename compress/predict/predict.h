@@ -1,0 +1,83 @@
+// How much memory, disk and time a run will take, and where its activations go: printed by --dry-run, and what
+// --max-memory decides on.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compress/plan/plan.h"
+#include "compress/survey/leave_one_out.h"
+#include "compress/walk/block_walk.h"
+#include "runtime/model/checkpoint.h"
+
+namespace pare {
+
+struct EvaluationExtent {
+  int64_t num_windows = 0;
+  int64_t num_tokens = 0;  // of a window
+  bool reference = true;
+};
+
+struct SurveyExtent {
+  LeaveOneOut::Extent extent;
+  int64_t num_candidates = 0;  // predicted for each weight
+};
+
+struct Workload {
+  int64_t num_windows = 0;  // of calibration; 0: none, or statistics from a file
+  int64_t num_tokens = 0;
+  std::vector<EvaluationExtent> evaluations;
+  int num_threads = 1;
+  std::optional<SurveyExtent> survey = {};
+  ExpertTokens experts = ExpertTokens::routed;
+  std::optional<int64_t> linear_bytes = {};  // what a budget leaves the blocks' linears
+  bool walks() const { return num_windows > 0; }
+};
+
+struct PredictedStage {
+  std::string name;
+  double seconds = 0.0;
+  int64_t memory_bytes = 0;  // RssAnon + RssShmem while it runs
+};
+
+struct Prediction {
+  Spill spill = Spill::none;
+  std::vector<PredictedStage> stages;
+  int64_t output_bytes = 0;
+  int64_t disk_bytes = 0;  // at most at one time: spill, committed parts, output
+  int64_t peak_memory_bytes() const;
+  double seconds() const;
+};
+
+// Measured now: float32 multiply-add rate of LibTorch's matrix product over num_threads threads, in floating-point
+// operations per second; takes about a tenth of a second.
+double measure_matmul_rate(int num_threads);
+
+// MemAvailable of /proc/meminfo. Throws std::runtime_error when it cannot be read.
+int64_t available_memory_bytes();
+
+// base_bytes is what the process holds already. Throws std::invalid_argument when max_memory_bytes is less than the
+// least that can be done: names it.
+Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
+                   int64_t max_memory_bytes, double matmul_rate);
+
+struct EncoderWorkload {
+  int64_t calibration_tokens = 0;                     // 0: none
+  int64_t evaluated_texts = 0, evaluated_tokens = 0;  // of all models and files
+  int num_threads = 1;
+};
+// The same of an encoder, whose states lie in memory.
+Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, const EncoderWorkload& workload,
+                           int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
+
+// The same of pare calibrate (plan_statistics), which writes file_bytes and compresses nothing.
+Prediction predict_calibration(const RunPlan& plan, const Checkpoint& checkpoint, const Workload& workload,
+                               int64_t file_bytes, int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
+
+// Lines for people, and a JSON object.
+std::vector<std::string> to_lines(const Prediction& prediction);
+std::string to_json(const Prediction& prediction);
+
+}  // namespace pare

@@ -1,0 +1,124 @@
+// One step of a recipe's `passes:`: its options, and what they mean for the plan. Free of LibTorch, so that recipes can
+// be read without it; what a pass does to a stage's layers is a function in compress/passes, found by the same key in
+// the one table of passes (pass_rows).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quant/options.h"
+#include "runtime/format/fields.h"
+#include "runtime/format/stored_scheme.h"
+
+namespace pare {
+
+// What a pass must know of a stage's input. Each includes the ones before.
+enum class StatisticsNeed { none, hessian_diagonal, hessian };
+// Rows of a stage's input that are kept as they are.
+inline constexpr int64_t kNumSampleRows = 512;
+
+// What a pass does to a layer. Inputs are scaled first, weights changed then, and rounded last and once.
+enum class PassKind { scales_inputs, changes_weights, rounds };
+
+// How options are checked against the rest of the recipe, and complain.
+class PassCheck {
+ public:
+  virtual ~PassCheck() = default;
+  virtual bool has_calibration() const = 0;
+  // Whether the recipe gives the option, and whether as a map of its own.
+  virtual bool was_given(std::string_view key) const = 0;
+  virtual bool is_map(std::string_view key) const = 0;
+  // Throws std::invalid_argument with file and line of the option, or of the pass where it is not given.
+  [[noreturn]] virtual void fail(std::string_view key, const std::string& message) const = 0;
+  // Fails with "WHAT: add 'calibration:' to the recipe, or INSTEAD" where there is no calibration.
+  void require_calibration(std::string_view key, const std::string& what, const std::string& instead = {}) const;
+};
+
+class PassOptions;
+
+// A stage whose layers a pass will change, as the prediction of its time needs it.
+struct StageExtent {
+  int64_t width = 0;                      // I
+  std::vector<int64_t> num_out;           // O of each layer
+  const PassOptions* rounding = nullptr;  // of the first layer, where a pass rounds it afterwards
+};
+
+class PassOptions {
+ public:
+  virtual ~PassOptions() = default;
+  virtual std::unique_ptr<PassOptions> clone() const = 0;
+  virtual PassKind kind() const = 0;
+  // Every option (fields.h): those of the recipe under its keys, and those that are decided elsewhere.
+  virtual void fields(FieldVisitor& visit) = 0;
+  // Completes what depends on other options or on whether there are data, and refuses what does not go together.
+  virtual void check(const PassCheck&) {}
+
+  // Options that `layers: {override: ...}` may change for some of a stage's layers.
+  virtual bool is_overridable(std::string_view) const { return false; }
+  // After overrides; `layer` has num_in inputs. Throws std::invalid_argument for options that do not fit it.
+  virtual void check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const;
+
+  virtual StatisticsNeed need() const { return StatisticsNeed::none; }
+  // Whether they must be there: statistics that only add a report are taken where there are data for them.
+  virtual bool needs_data() const { return need() != StatisticsNeed::none; }
+  // Whether the range of the input is taken from the calibration, without which there is none.
+  virtual bool needs_range() const;
+
+  // How the step stores a layer, in `scheme`, which says how the steps before it do.
+  virtual void store(PackScheme&) const {}
+  // Of passes that round to a grid of bits and groups: that grid. Of passes that round inputs: their format.
+  virtual const GridOptions* grid() const { return nullptr; }
+  virtual const InputFormat* input() const { return nullptr; }
+  GridOptions* grid() { return const_cast<GridOptions*>(std::as_const(*this).grid()); }
+  // The type that scales are stored in, which the model's own type and the container decide.
+  virtual void set_scale_dtype(DType) {}
+  // "gptq 4 bits g64": in tables.
+  virtual std::string words(std::string_view key) const { return std::string(key); }
+
+  // Floating-point operations for one stage, in the unit of a matrix product's.
+  virtual double operations(const StageExtent&) const { return 0.0; }
+};
+
+struct StageState;     // compress/passes/stage_state.h
+struct InputScaling;   // likewise
+struct SteppedLayers;  // likewise
+
+// A pass that changes the layers of a stage in place, and perhaps asks for its input to be scaled.
+using ApplyPass = std::function<std::optional<InputScaling>(StageState& stage, const SteppedLayers& layers)>;
+
+struct PassRow {
+  std::string_view key;  // in recipes
+  std::function<std::unique_ptr<PassOptions>()> make_options;
+  ApplyPass apply;
+};
+
+// All passes, in the order in which messages list them. A row that is added stays for the life of the process.
+std::span<const PassRow* const> pass_rows();
+void add_pass(const PassRow& row);
+// Null when there is none.
+const PassRow* find_pass(std::string_view key);
+// "rtn, gptq, ...", of one kind.
+std::string pass_names(PassKind kind);
+
+// A pass with its options, for one layer.
+struct Step {
+  size_t pass = 0;  // its place in the recipe
+  const PassRow* row = nullptr;
+  std::shared_ptr<const PassOptions> options;
+};
+
+// "gptq: bits=4 ...": the pass and every option, what fingerprints are made of.
+std::string describe(const Step& step);
+
+// A copy of the options to change.
+template <typename Options = PassOptions>
+std::shared_ptr<Options> copy_of(const PassOptions& options) {
+  return std::shared_ptr<Options>(static_cast<Options*>(options.clone().release()));
+}
+
+}  // namespace pare

@@ -1,0 +1,358 @@
+#include "compress/recipe/pass_options.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace pare {
+namespace {
+
+// Costs in units of the matrix product's rate, measured (tests/compress: Pipeline.DryRun*).
+constexpr double kSearchOpsPerWeight = 500.0;  // 25 shrink factors, about 20 operations each
+constexpr double kRoundOpsPerWeight = 8.0;     // per column of H that the rounding error goes to
+constexpr double kRefineOpsPerWeight = 11.0;   // per column of H and sweep
+constexpr double kJudgeOpsPerWeight = 4000.0;  // of AWQ's candidates, beside the product with H: search, rounding, sums
+constexpr double kSmoothOpsPerWeight = 200.0;  // of SmoothQuant's candidates, beside the product with the sampled rows
+constexpr double kFactorOpsPerCube = 6.0;      // float64 Cholesky, inverse, check: per I^3
+
+double cubed(int64_t n) {
+  return static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
+}
+
+double num_weights(const StageExtent& stage) {
+  double num_out = 0.0;
+  for (const int64_t rows : stage.num_out) num_out += static_cast<double>(rows);
+  return num_out * static_cast<double>(stage.width);
+}
+
+// The search of scales, and what each further operation per weight and column of H takes.
+double rounding_operations(const StageExtent& stage, double per_column) {
+  return num_weights(stage) * (kSearchOpsPerWeight + static_cast<double>(stage.width) * per_column);
+}
+
+// What `activations:` says, once it is read. A map says how and leaves the type to the pass.
+void check_activations(const PassCheck& check, InputType type, InputFormat& format) {
+  if (check.is_map("activations") && !check.was_given("activations.type")) format.type = type;
+  if (!format.is_plain() && format.type != type) {
+    check.fail("activations", "expected none or " + std::string(name_of(type)) + ", found " +
+                                  std::string(name_of(format.type)));
+  }
+  if (format.range == InputRange::fixed) {
+    check.require_calibration("activations", "a static range is measured on calibration data", "use token or tensor");
+  }
+}
+
+StatisticsNeed need_of(const InputFormat& activations) {
+  return activations.range == InputRange::fixed ? StatisticsNeed::hessian_diagonal : StatisticsNeed::none;
+}
+
+std::string group_words(int64_t group_size) {
+  return group_size == kPerChannel ? "per channel" : "g" + std::to_string(group_size);
+}
+
+bool uses_hessian(ScaleSearch scales) {
+  return scales == ScaleSearch::hessian_diagonal || scales == ScaleSearch::hessian;
+}
+
+}  // namespace
+
+void PassCheck::require_calibration(std::string_view key, const std::string& what, const std::string& instead) const {
+  if (has_calibration()) return;
+  fail(key, what + ": add 'calibration:' to the recipe" + (instead.empty() ? "" : ", or " + instead));
+}
+
+void PassOptions::check_layer(const std::string&, int64_t, int64_t) const {}
+
+bool PassOptions::needs_range() const {
+  return input() != nullptr && input()->range == InputRange::fixed;
+}
+
+const PassRow* find_pass(std::string_view key) {
+  for (const PassRow* row : pass_rows()) {
+    if (row->key == key) return row;
+  }
+  return nullptr;
+}
+
+std::string pass_names(PassKind kind) {
+  std::string names;
+  for (const PassRow* row : pass_rows()) {
+    if (row->make_options()->kind() == kind) names += (names.empty() ? "" : ", ") + std::string(row->key);
+  }
+  return names;
+}
+
+std::string describe(const Step& step) {
+  FieldDescription description;
+  step.options->clone()->fields(description);
+  return std::string(step.row->key) + ": " + description.text();
+}
+
+// --- rtn, gptq ---
+
+template <typename Options>
+bool GridPass<Options>::is_overridable(std::string_view key) const {
+  return key == "bits" || key == "group_size" || key == "symmetric" || key == "activations";
+}
+
+template <typename Options>
+void GridPass<Options>::check(const PassCheck& check) {
+  constexpr bool kIsGptq = std::is_same_v<Options, GptqPass>;
+  GridOptions& grid = *static_cast<PassOptions&>(*this).grid();
+  if (check.was_given("scales") && uses_hessian(grid.scales)) {
+    check.require_calibration("scales",
+                              std::string(name_of(grid.scales)) + " weighs errors with calibration statistics",
+                              "use squared_error");
+  }
+  if (check.was_given("refine") && refine.sweeps > 0) {
+    check.require_calibration("refine", "refine needs calibration data", "leave it out");
+  }
+  check_activations(check, InputType::int8, activations);
+  if (kIsGptq) check.require_calibration({}, "gptq needs calibration data");
+  if (grid.per_tensor) {
+    if (grid.group_size != kPerChannel) {
+      check.fail({}, "per_tensor: one scale for the whole weight leaves no room for groups: add 'group_size: -1'");
+    }
+    if (grid.scales == ScaleSearch::hessian) {
+      check.fail({}, "per_tensor: 'scales: hessian' searches groups of a row");
+    }
+    refine.grids = false;  // rows share their scale
+  }
+  if (!check.was_given("scales") && !check.has_calibration()) grid.scales = ScaleSearch::squared_error;
+}
+
+template <typename Options>
+void GridPass<Options>::check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const {
+  const GridOptions& grid = *static_cast<const PassOptions&>(*this).grid();
+  if (grid.group_size == kPerChannel) return;
+  if (grid.per_tensor) {
+    throw std::invalid_argument("layer " + layer + ": per_tensor leaves no room for groups of " +
+                                std::to_string(grid.group_size) + ": drop one of them");
+  }
+  if (num_in % grid.group_size == 0) return;
+  std::string fitting;
+  for (const int64_t size : {32, 64, 128}) {
+    if (num_in % size == 0) fitting += std::to_string(size) + ", ";
+  }
+  throw std::invalid_argument("layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) +
+                              "]: group size " + std::to_string(grid.group_size) + " does not divide its " +
+                              std::to_string(num_in) + " inputs; use " + fitting + (fitting.empty() ? "" : "or ") +
+                              "-1 (one scale per output channel), for this layer alone with 'layers: {override: {\"" +
+                              layer + "\": {group_size: -1}}}'");
+}
+
+template <typename Options>
+StatisticsNeed GridPass<Options>::need() const {
+  const ScaleSearch scales = static_cast<const PassOptions&>(*this).grid()->scales;
+  if (std::is_same_v<Options, GptqPass> || refine.sweeps > 0 || scales == ScaleSearch::hessian) {
+    return StatisticsNeed::hessian;
+  }
+  return scales == ScaleSearch::hessian_diagonal ? StatisticsNeed::hessian_diagonal : need_of(activations);
+}
+
+template <typename Options>
+void GridPass<Options>::store(PackScheme& scheme) const {
+  const GridOptions& grid = *static_cast<const PassOptions&>(*this).grid();
+  scheme.format = StoredFormat::pack_quantized;
+  scheme.bits = grid.bits;
+  scheme.group_size = grid.group_size;
+  scheme.symmetric = grid.symmetric;
+  scheme.per_tensor = grid.per_tensor;
+  scheme.input = activations;
+  if constexpr (std::is_same_v<Options, GptqPass>) {
+    const ActOrder order = static_cast<const GptqPass&>(*this).gptq.act_order;
+    // Without groups the order leaves no trace in what is stored.
+    if (grid.group_size == kPerChannel) return;
+    scheme.act_order = order == ActOrder::none    ? StoredActOrder::none
+                       : order == ActOrder::group ? StoredActOrder::group
+                                                  : StoredActOrder::weight;
+  }
+}
+
+template <typename Options>
+void GridPass<Options>::set_scale_dtype(DType dtype) {
+  static_cast<PassOptions&>(*this).grid()->scale_dtype = dtype;
+}
+
+template <typename Options>
+std::string GridPass<Options>::words(std::string_view key) const {
+  const GridOptions& grid = *static_cast<const PassOptions&>(*this).grid();
+  return std::string(key) + " " + std::to_string(grid.bits) + " bits " + group_words(grid.group_size) +
+         (grid.symmetric ? "" : " asymmetric");
+}
+
+template <typename Options>
+double GridPass<Options>::operations(const StageExtent& stage) const {
+  const bool is_gptq = std::is_same_v<Options, GptqPass>;
+  return rounding_operations(stage, (is_gptq ? kRoundOpsPerWeight : 0.0) + kRefineOpsPerWeight * refine.sweeps);
+}
+
+template class GridPass<RtnPass>;
+template class GridPass<GptqPass>;
+
+void RtnPass::fields(FieldVisitor& visit) {
+  rounding.fields(visit);
+  refine.fields(visit);
+  visit("activations", activations);
+}
+
+void GptqPass::fields(FieldVisitor& visit) {
+  gptq.fields(visit);
+  refine.fields(visit);
+  visit("activations", activations);
+}
+
+// --- fp8 ---
+
+void Fp8Pass::fields(FieldVisitor& visit) {
+  visit("per_tensor", per_tensor);
+  visit("activations", activations);
+  visit.decided("scale_dtype", scale_dtype);
+}
+
+void Fp8Pass::check(const PassCheck& check) {
+  if (check.was_given("activations.symmetric")) {
+    check.fail("activations", "fp8 has no zero points: of activations it has 'range' alone");
+  }
+  check_activations(check, InputType::fp8, activations);
+}
+
+StatisticsNeed Fp8Pass::need() const {
+  return need_of(activations);
+}
+
+void Fp8Pass::store(PackScheme& scheme) const {
+  scheme.format = StoredFormat::float_quantized;
+  scheme.bits = 8;
+  scheme.group_size = kPerChannel;
+  scheme.symmetric = true;
+  scheme.per_tensor = per_tensor;
+  scheme.input = activations;
+}
+
+std::string Fp8Pass::words(std::string_view key) const {
+  return std::string(key) + " 8 bits " + group_words(kPerChannel);
+}
+
+double Fp8Pass::operations(const StageExtent& stage) const {
+  return rounding_operations(stage, 0.0);
+}
+
+// --- llm_int8 ---
+
+void LlmInt8Pass::fields(FieldVisitor& visit) {
+  llm_int8.fields(visit);
+  visit("activations", activations);
+}
+
+void LlmInt8Pass::check(const PassCheck& check) {
+  if (llm_int8.measure == OutlierMeasure::median_absmax) {
+    check.require_calibration("measure", "the median channel is known from calibration", "use rms");
+  }
+  if (llm_int8.time == OutlierTime::fixed) {
+    check.require_calibration("outliers", "static outlier columns are found in calibration data", "use dynamic");
+  }
+  if (activations.type != InputType::int8 || activations.range != InputRange::token) {
+    check.fail("activations", "LLM.int8 rounds inputs to int8 per token: expected int8 or {symmetric: false}");
+  }
+  // bitsandbytes' file has one threshold for all layers and finds its columns itself, with symmetric inputs.
+  const bool fits = llm_int8.measure == OutlierMeasure::absolute && llm_int8.time == OutlierTime::dynamic &&
+                    activations.symmetric;
+  if (check.was_given("layout") && llm_int8.layout == LlmInt8Layout::bitsandbytes && !fits) {
+    check.fail({},
+               "layout bitsandbytes stores one absolute threshold, finds outliers dynamically and rounds inputs "
+               "symmetrically: use 'layout: pare' for relative thresholds, static columns or asymmetric inputs");
+  }
+  if (!check.was_given("layout")) llm_int8.layout = fits ? LlmInt8Layout::bitsandbytes : LlmInt8Layout::own;
+}
+
+bool LlmInt8Pass::needs_range() const {
+  return llm_int8.time == OutlierTime::fixed || llm_int8.measure == OutlierMeasure::median_absmax;
+}
+
+void LlmInt8Pass::store(PackScheme& scheme) const {
+  const bool is_own = llm_int8.layout == LlmInt8Layout::own;
+  scheme.container = is_own ? "pare-int8" : "bitsandbytes";
+  scheme.format = StoredFormat::int_quantized;
+  scheme.bits = 8;
+  scheme.group_size = kPerChannel;
+  scheme.symmetric = true;
+  scheme.input = activations;
+  if (llm_int8.time == OutlierTime::fixed) scheme.input.outliers = OutlierRule::columns;
+}
+
+std::string LlmInt8Pass::words(std::string_view key) const {
+  return std::string(key) + " 8 bits " + group_words(kPerChannel);
+}
+
+double LlmInt8Pass::operations(const StageExtent& stage) const {
+  return rounding_operations(stage, 0.0);
+}
+
+// --- activations ---
+
+// The pass's own value is the format: `activations: int8`, or a map of how.
+void ActivationsPass::fields(FieldVisitor& visit) {
+  activations.fields(visit);
+  visit.decided("scale_dtype", scale_dtype);
+}
+
+void ActivationsPass::check(const PassCheck& check) {
+  if (check.is_map({}) && !check.was_given("type")) activations.type = InputType::int8;
+  if (activations.type != InputType::int8) check.fail({}, "inputs are left alone as well: expected int8");
+  if (activations.range == InputRange::fixed) {
+    check.require_calibration({}, "a static range is measured on calibration data", "use token or tensor");
+  }
+}
+
+StatisticsNeed ActivationsPass::need() const {
+  return need_of(activations);
+}
+
+void ActivationsPass::store(PackScheme& scheme) const {
+  scheme.format = StoredFormat::dense;
+  scheme.bits = kDenseBits;
+  scheme.group_size = kPerChannel;
+  scheme.symmetric = true;
+  scheme.input = activations;
+}
+
+// --- awq, smoothquant ---
+
+void AwqPass::check(const PassCheck& check) {
+  check.require_calibration({}, "awq needs calibration data");
+}
+
+double AwqPass::operations(const StageExtent& stage) const {
+  int64_t num_screened = 0, num_judged = 0;  // rows of all layers
+  for (const int64_t num_out : stage.num_out) {
+    num_screened += std::min({num_out, awq.screen_rows, awq.max_rows});
+    num_judged += std::min(num_out, awq.max_rows);
+  }
+  // As search_awq_scales screens; s = 1 is judged beside the candidates.
+  const int64_t num_candidates = awq.num_grid_points * (awq.duo_scaling ? 2 : 1);
+  const bool screens = num_candidates > awq.num_finalists && num_screened < num_judged;
+  const int64_t num_rows = screens ? num_candidates * num_screened + (1 + awq.num_finalists) * num_judged
+                                   : (1 + num_candidates) * num_judged;
+  const bool is_gptq = dynamic_cast<const GptqPass*>(stage.rounding) != nullptr;
+  const double per_weight = kJudgeOpsPerWeight + (is_gptq ? 0.0 : static_cast<double>(stage.width));
+  // GPTQ's factor is made twice: of H for the judge, and of the scaled H.
+  return static_cast<double>(num_rows) * static_cast<double>(stage.width) * per_weight +
+         (is_gptq ? cubed(stage.width) * kFactorOpsPerCube : 0.0);
+}
+
+void SmoothQuantPass::check(const PassCheck& check) {
+  check.require_calibration({}, "smoothquant needs calibration data");
+  if (smoothquant.alpha && *smoothquant.alpha < 0.0) {
+    check.fail("alpha", "expected a number from 0 to 1; leave it out to have it searched");
+  }
+}
+
+double SmoothQuantPass::operations(const StageExtent& stage) const {
+  const double num_candidates = smoothquant.alpha ? 2.0 : 2.0 + static_cast<double>(kSmoothAlphas.size());
+  const GridOptions* grid = stage.rounding == nullptr ? nullptr : stage.rounding->grid();
+  const bool searches = grid != nullptr && grid->bits != 8;
+  return num_candidates * num_weights(stage) *
+         (kSmoothOpsPerWeight + (searches ? kSearchOpsPerWeight : 0.0) + 2.0 * static_cast<double>(kNumSampleRows));
+}
+
+}  // namespace pare

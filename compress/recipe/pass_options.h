@@ -1,0 +1,122 @@
+// The options of the passes that pare brings.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "compress/recipe/pass.h"
+
+namespace pare {
+
+// Clones and kinds are alike for all: Options names the class itself.
+template <typename Options, PassKind Kind>
+class OptionsOf : public PassOptions {
+ public:
+  std::unique_ptr<PassOptions> clone() const override {
+    return std::make_unique<Options>(static_cast<const Options&>(*this));
+  }
+  PassKind kind() const override { return Kind; }
+};
+
+// What the passes share that round weights to a grid, and inputs beside them: rtn and gptq.
+template <typename Options>
+class GridPass : public OptionsOf<Options, PassKind::rounds> {
+ public:
+  RefineOptions refine;
+  InputFormat activations;
+
+  bool is_overridable(std::string_view key) const override;
+  void check(const PassCheck& check) override;
+  void check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const override;
+  StatisticsNeed need() const override;
+  void store(PackScheme& scheme) const override;
+  const InputFormat* input() const override { return &activations; }
+  void set_scale_dtype(DType dtype) override;
+  std::string words(std::string_view key) const override;
+  double operations(const StageExtent& stage) const override;
+};
+
+class RtnPass : public GridPass<RtnPass> {
+ public:
+  GridOptions rounding;
+  RtnPass() { refine.sweeps = 0; }
+  const GridOptions* grid() const override { return &rounding; }
+  void fields(FieldVisitor& visit) override;
+};
+
+class GptqPass : public GridPass<GptqPass> {
+ public:
+  GptqOptions gptq;
+  const GridOptions* grid() const override { return &gptq.grid; }
+  void fields(FieldVisitor& visit) override;
+};
+
+class Fp8Pass : public OptionsOf<Fp8Pass, PassKind::rounds> {
+ public:
+  bool per_tensor = false;
+  InputFormat activations{.type = InputType::fp8};
+  DType scale_dtype = DType::BF16;
+
+  void fields(FieldVisitor& visit) override;
+  void check(const PassCheck& check) override;
+  StatisticsNeed need() const override;
+  void store(PackScheme& scheme) const override;
+  const InputFormat* input() const override { return &activations; }
+  void set_scale_dtype(DType dtype) override { scale_dtype = dtype; }
+  std::string words(std::string_view key) const override;
+  double operations(const StageExtent& stage) const override;
+};
+
+class LlmInt8Pass : public OptionsOf<LlmInt8Pass, PassKind::rounds> {
+ public:
+  LlmInt8Options llm_int8{.layout = LlmInt8Layout::bitsandbytes};
+  InputFormat activations{.type = InputType::int8, .outliers = OutlierRule::absolute};
+
+  void fields(FieldVisitor& visit) override;
+  void check(const PassCheck& check) override;
+  StatisticsNeed need() const override { return StatisticsNeed::hessian_diagonal; }
+  bool needs_data() const override { return needs_range(); }
+  bool needs_range() const override;
+  void store(PackScheme& scheme) const override;
+  const InputFormat* input() const override { return &activations; }
+  std::string words(std::string_view key) const override;
+  double operations(const StageExtent& stage) const override;
+};
+
+// Inputs are rounded and weights left alone.
+class ActivationsPass : public OptionsOf<ActivationsPass, PassKind::rounds> {
+ public:
+  InputFormat activations;
+  DType scale_dtype = DType::BF16;
+
+  void fields(FieldVisitor& visit) override;
+  void check(const PassCheck& check) override;
+  StatisticsNeed need() const override;
+  void store(PackScheme& scheme) const override;
+  const InputFormat* input() const override { return &activations; }
+  void set_scale_dtype(DType dtype) override { scale_dtype = dtype; }
+};
+
+class AwqPass : public OptionsOf<AwqPass, PassKind::scales_inputs> {
+ public:
+  AwqOptions awq;
+  void fields(FieldVisitor& visit) override { awq.fields(visit); }
+  void check(const PassCheck& check) override;
+  StatisticsNeed need() const override { return StatisticsNeed::hessian; }
+  double operations(const StageExtent& stage) const override;
+};
+
+class SmoothQuantPass : public OptionsOf<SmoothQuantPass, PassKind::scales_inputs> {
+ public:
+  SmoothQuantOptions smoothquant;
+  void fields(FieldVisitor& visit) override { smoothquant.fields(visit); }
+  void check(const PassCheck& check) override;
+  StatisticsNeed need() const override { return StatisticsNeed::hessian_diagonal; }
+  double operations(const StageExtent& stage) const override;
+};
+
+extern template class GridPass<RtnPass>;
+extern template class GridPass<GptqPass>;
+
+}  // namespace pare

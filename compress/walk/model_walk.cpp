@@ -1,0 +1,116 @@
+#include "compress/walk/model_walk.h"
+
+#include <optional>
+
+#include "compress/walk/decoder_block.h"
+#include "compress/walk/encoder_block.h"
+#include "runtime/system/interrupt.h"
+#include "runtime/system/progress.h"
+
+namespace pare {
+namespace {
+
+class WindowWalk : public ModelWalk {
+ public:
+  WindowWalk(const Checkpoint& checkpoint, const TokenWindows& windows, const LinearWeights& embedding,
+             const DecoderWalkOptions& options)
+      : checkpoint_(checkpoint),
+        num_tokens_(windows.num_tokens),
+        walk_(checkpoint.description(), windows, embedding, options.sample_seed, options.spill,
+              options.spill_directory, options.num_threads, options.experts) {}
+  bool carries_states() const override { return true; }
+  Block& enter(int64_t index) override { return block_.emplace(checkpoint_, index, num_tokens_); }
+  LayerStatistics reach(Stage stage, StatisticsNeed need) override { return walk_.reach(*block_, stage, need); }
+  void divide_inputs(Stage stage, std::span<const float> scales_I) override { walk_.divide_inputs(stage, scales_I); }
+  void leave() override { walk_.leave(*block_); }
+  WalkSeconds seconds() const override { return walk_.seconds(); }
+
+ private:
+  const Checkpoint& checkpoint_;
+  int64_t num_tokens_;
+  BlockWalk walk_;
+  std::optional<DecoderBlock> block_;
+};
+
+class StatisticsWalk : public ModelWalk {
+ public:
+  StatisticsWalk(const Checkpoint& checkpoint, const StatisticsFile* statistics)
+      : checkpoint_(checkpoint), statistics_(statistics) {}
+  Block& enter(int64_t index) override { return block_.emplace(checkpoint_, index, /*num_tokens=*/1); }
+  LayerStatistics reach(Stage stage, StatisticsNeed need) override {
+    if (statistics_ == nullptr || need == StatisticsNeed::none) return {};
+    const auto start = std::chrono::steady_clock::now();
+    LayerStatistics statistics = statistics_->read(block_->description(), stage, need);
+    seconds_.statistics += seconds_since(start);
+    return statistics;
+  }
+  WalkSeconds seconds() const override { return seconds_; }
+
+ private:
+  const Checkpoint& checkpoint_;
+  const StatisticsFile* statistics_;
+  std::optional<DecoderBlock> block_;
+  WalkSeconds seconds_;
+};
+
+class TextWalk : public ModelWalk {
+ public:
+  TextWalk(const Checkpoint& checkpoint, const CalibrationTexts* texts, uint64_t sample_seed)
+      : checkpoint_(checkpoint) {
+    if (texts != nullptr) walk_.emplace(checkpoint, *texts, sample_seed);
+  }
+  bool carries_states() const override { return walk_.has_value(); }
+  Block& enter(int64_t index) override { return block_.emplace(checkpoint_, index); }
+  LayerStatistics reach(Stage stage, StatisticsNeed need) override {
+    const auto start = std::chrono::steady_clock::now();
+    LayerStatistics statistics;
+    if (walk_) statistics = walk_->reach(*block_, stage, need);
+    seconds_.forward += seconds_since(start);
+    return statistics;
+  }
+  void leave() override {
+    if (walk_) walk_->leave(*block_);
+  }
+  WalkSeconds seconds() const override { return seconds_; }
+
+ private:
+  const Checkpoint& checkpoint_;
+  std::optional<EncoderWalk> walk_;
+  std::optional<EncoderBlock> block_;
+  WalkSeconds seconds_;
+};
+
+}  // namespace
+
+std::unique_ptr<ModelWalk> walk_windows(const Checkpoint& checkpoint, const TokenWindows& windows,
+                                        const LinearWeights& embedding, const DecoderWalkOptions& options) {
+  return std::make_unique<WindowWalk>(checkpoint, windows, embedding, options);
+}
+
+std::unique_ptr<ModelWalk> walk_statistics(const Checkpoint& checkpoint, const StatisticsFile* statistics) {
+  return std::make_unique<StatisticsWalk>(checkpoint, statistics);
+}
+
+std::unique_ptr<ModelWalk> walk_texts(const Checkpoint& checkpoint, const CalibrationTexts* texts,
+                                      uint64_t sample_seed) {
+  return std::make_unique<TextWalk>(checkpoint, texts, sample_seed);
+}
+
+void walk_blocks(ModelWalk& walk, int64_t end, BlockTask& task, const std::function<void(int64_t)>& between) {
+  for (int64_t b = 0; b < end; ++b) {
+    throw_if_interrupted();
+    between(b);
+    const bool is_done = task.is_done(b);
+    if (is_done && !walk.carries_states()) continue;
+    Block& block = walk.enter(b);
+    task.enter(b, block);
+    for (const Stage stage : block.stages()) {
+      LayerStatistics statistics = walk.reach(stage, is_done ? StatisticsNeed::none : task.need(b, stage));
+      if (!is_done) task.at_stage(b, block, stage, std::move(statistics));
+    }
+    if (b + 1 < end) walk.leave();
+    if (!is_done) task.leave(b, block);
+  }
+}
+
+}  // namespace pare

@@ -1,0 +1,194 @@
+// What a record or a method's options consist of, said once for each type: its member
+//
+//   void fields(FieldVisitor& visit)   calls   visit("name", member)   for every member, in one fixed order.
+//
+// Reading from recipes and records, writing, hashing, fingerprints and descriptions all go through that list, so that a
+// new member is one new line. Enumerations go by name: their type has a function
+//
+//   std::span<const EnumName<E>> enum_names(E)   found next to the enumeration.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+namespace pare {
+
+template <typename E>
+struct EnumName {
+  E value;
+  std::string_view name;
+};
+
+// Throws std::invalid_argument for a value without a name.
+template <typename E>
+requires std::is_enum_v<E> std::string_view name_of(E value) {
+  for (const EnumName<E>& item : enum_names(value)) {
+    if (item.value == value) return item.name;
+  }
+  throw std::invalid_argument("an enumeration has no name for its value " + std::to_string(static_cast<int>(value)));
+}
+
+// What a recipe may say: a whole number of [low, high] or one of `values`, a number of [low, high].
+struct FieldLimits {
+  double low = std::numeric_limits<double>::lowest();
+  double high = std::numeric_limits<double>::max();
+  std::vector<int64_t> values = {};  // not empty: these alone
+};
+
+class FieldVisitor {
+ public:
+  virtual ~FieldVisitor() = default;
+
+  void operator()(std::string_view name, bool& value) { visit_bool(name, value); }
+  void operator()(std::string_view name, std::string& value) { visit_text(name, value); }
+  void operator()(std::string_view name, std::vector<std::string>& value) { visit_texts(name, value); }
+  void operator()(std::string_view name, std::optional<double>& value, const FieldLimits& limits = {}) {
+    visit_optional(name, value, limits);
+  }
+  template <typename T>
+  requires(std::is_integral_v<T> && !std::is_same_v<T, bool>) void operator()(std::string_view name, T& value,
+                                                                              const FieldLimits& limits = {}) {
+    auto wide = static_cast<int64_t>(value);
+    visit_integer(name, wide, limits);
+    value = static_cast<T>(wide);
+  }
+  template <typename T>
+  requires std::is_floating_point_v<T>
+  void operator()(std::string_view name, T& value, const FieldLimits& limits = {}) {
+    auto wide = static_cast<double>(value);
+    visit_number(name, wide, limits);
+    value = static_cast<T>(wide);
+  }
+  template <typename E>
+  requires std::is_enum_v<E>
+  void operator()(std::string_view name, E& value) {
+    std::vector<std::string_view> names;
+    size_t index = 0;
+    for (const EnumName<E>& item : enum_names(value)) {
+      if (item.value == value) index = names.size();
+      names.push_back(item.name);
+    }
+    visit_choice(name, names, index);
+    value = enum_names(value)[index].value;
+  }
+  // A member with fields of its own.
+  template <typename T>
+  requires requires(T& value, FieldVisitor& visit) { value.fields(visit); }
+  void operator()(std::string_view name, T& value) {
+    if (!enter(name)) return;
+    value.fields(*this);
+    leave(name);
+  }
+  // A member that a recipe does not say: decided by the plan or the program.
+  template <typename T>
+  void decided(std::string_view name, T& value) {
+    if (!visits_decided()) return;
+    (*this)(name, value);
+  }
+
+ protected:
+  virtual void visit_bool(std::string_view name, bool& value) = 0;
+  virtual void visit_integer(std::string_view name, int64_t& value, const FieldLimits& limits) = 0;
+  virtual void visit_number(std::string_view name, double& value, const FieldLimits& limits) = 0;
+  virtual void visit_optional(std::string_view name, std::optional<double>& value, const FieldLimits& limits) = 0;
+  virtual void visit_text(std::string_view name, std::string& value) = 0;
+  virtual void visit_texts(std::string_view name, std::vector<std::string>& value) = 0;
+  virtual void visit_choice(std::string_view name, std::span<const std::string_view> names, size_t& index) = 0;
+  // False: the member's own fields are not visited.
+  virtual bool enter(std::string_view) { return true; }
+  virtual void leave(std::string_view) {}
+  virtual bool visits_decided() const { return true; }
+};
+
+// "name=value name=value member.name=value ...": every field, numbers so that they read back the same. Equal texts,
+// equal values: what fingerprints and hashes are made of.
+class FieldDescription : public FieldVisitor {
+ public:
+  const std::string& text() const { return text_; }
+
+ protected:
+  void visit_bool(std::string_view name, bool& value) override;
+  void visit_integer(std::string_view name, int64_t& value, const FieldLimits& limits) override;
+  void visit_number(std::string_view name, double& value, const FieldLimits& limits) override;
+  void visit_optional(std::string_view name, std::optional<double>& value, const FieldLimits& limits) override;
+  void visit_text(std::string_view name, std::string& value) override;
+  void visit_texts(std::string_view name, std::vector<std::string>& value) override;
+  void visit_choice(std::string_view name, std::span<const std::string_view> names, size_t& index) override;
+  bool enter(std::string_view name) override;
+  void leave(std::string_view name) override;
+
+ private:
+  void add(std::string_view name, std::string_view value);
+  std::string prefix_, text_;
+};
+
+// One field apart from its type: members of members are called "member.name", enumerations hold their value's name.
+using FieldValue = std::variant<bool, int64_t, double, std::optional<double>, std::string, std::vector<std::string>>;
+struct NamedField {
+  std::string name;
+  FieldValue value;
+  std::vector<std::string_view> choices = {};  // of an enumeration
+};
+
+// Lists the fields, or assigns those that it is given.
+class FieldValues : public FieldVisitor {
+ public:
+  FieldValues() = default;
+  // For assigning. Throws std::invalid_argument while visiting: a value of another type, an unknown choice.
+  explicit FieldValues(std::span<const NamedField> given) : given_(given), assigns_(true) {}
+  std::vector<NamedField>& found() { return found_; }
+
+ protected:
+  void visit_bool(std::string_view name, bool& value) override { handle(name, value); }
+  void visit_integer(std::string_view name, int64_t& value, const FieldLimits&) override { handle(name, value); }
+  void visit_number(std::string_view name, double& value, const FieldLimits&) override { handle(name, value); }
+  void visit_optional(std::string_view name, std::optional<double>& value, const FieldLimits&) override {
+    handle(name, value);
+  }
+  void visit_text(std::string_view name, std::string& value) override { handle(name, value); }
+  void visit_texts(std::string_view name, std::vector<std::string>& value) override { handle(name, value); }
+  void visit_choice(std::string_view name, std::span<const std::string_view> names, size_t& index) override;
+  bool enter(std::string_view name) override;
+  void leave(std::string_view name) override;
+
+ private:
+  template <typename T>
+  void handle(std::string_view name, T& value);
+  std::span<const NamedField> given_;
+  bool assigns_ = false;
+  std::string prefix_;
+  std::vector<NamedField> found_;
+};
+
+// By reference, for the sake of classes with descendants: nothing is written.
+template <typename T>
+std::vector<NamedField> field_values(T& value) {
+  FieldValues values;
+  value.fields(values);
+  return std::move(values.found());
+}
+
+// Fields of those names get those values; the others stay. Throws as FieldValues does.
+template <typename T>
+void assign_fields(std::span<const NamedField> given, T& value) {
+  FieldValues values(given);
+  value.fields(values);
+}
+
+// By value: visiting may write.
+template <typename T>
+std::string describe_fields(T value) {
+  FieldDescription description;
+  value.fields(description);
+  return description.text();
+}
+
+}  // namespace pare
