@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "compress/predict/predict.h"
 #include "compress/plan/plan.h"
+#include "compress/predict/predict.h"
 #include "compress/run_data.h"
 #include "compress/walk/model_walk.h"
 #include "compress/walk/statistics_file.h"
@@ -97,13 +97,12 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
                                    .libtorch_version = TORCH_VERSION,
                                    .instruction_set = at::get_cpu_capability()});
   throw_if_interrupted();
-  const std::unique_ptr<ModelWalk> walk =
-      walk_windows(checkpoint, windows, checkpoint.linear(checkpoint.embedding()),
-                   {.sample_seed = recipe.calibration->seed,
-                    .spill = prediction.spill,
-                    .spill_directory = folder,
-                    .num_threads = num_threads,
-                    .experts = recipe.calibration->experts});
+  const std::unique_ptr<ModelWalk> walk = walk_windows(checkpoint, windows, checkpoint.linear(checkpoint.embedding()),
+                                                       {.sample_seed = recipe.calibration->seed,
+                                                        .spill = prediction.spill,
+                                                        .spill_directory = folder,
+                                                        .num_threads = num_threads,
+                                                        .experts = recipe.calibration->experts});
   checkpoint.drop_pages(checkpoint.embedding());
   StatisticsTask task(checkpoint, writer);
   const auto num_blocks = static_cast<int64_t>(model.blocks.size());

@@ -58,8 +58,7 @@ class EncoderKind : public ModelKind {
       workload.evaluated_texts += num_models * static_cast<int64_t>(data.pairs[i].texts.size());
       workload.evaluated_tokens += num_models * count_tokens(data.pairs[i].texts);
     }
-    return predict_encoder(plan, checkpoint_, workload, limits.held_bytes, limits.max_memory_bytes,
-                           limits.matmul_rate);
+    return predict_encoder(plan, checkpoint_, workload, limits.held_bytes, limits.max_memory_bytes, limits.matmul_rate);
   }
 
   // All states lie in memory.

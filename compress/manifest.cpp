@@ -78,8 +78,7 @@ Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, c
           {"instruction set", at::get_cpu_capability()}};
 }
 
-std::vector<std::string> list_events(const RunPlan& plan, const RunData& data,
-                                     const std::vector<LayerRecord>& layers) {
+std::vector<std::string> list_events(const RunPlan& plan, const RunData& data, const std::vector<LayerRecord>& layers) {
   std::vector<std::string> lines = plan.events;
   lines.insert(lines.end(), data.events.begin(), data.events.end());
   for (const LayerRecord& layer : layers) {

@@ -10,8 +10,8 @@
 #include "compress/artifact/artifact.h"
 #include "compress/plan/engine_verdicts.h"
 #include "compress/plan/plan.h"
-#include "compress/run_data.h"
 #include "compress/recipe/recipe.h"
+#include "compress/run_data.h"
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/evaluate_embeddings.h"
 #include "runtime/model/checkpoint.h"
@@ -58,7 +58,6 @@ struct RunReport {
 std::string report_json(const RunReport& report);
 
 // What went other than planned: of the recipe and its data, then "LAYER: event" in layer order.
-std::vector<std::string> list_events(const RunPlan& plan, const RunData& data,
-                                     const std::vector<LayerRecord>& layers);
+std::vector<std::string> list_events(const RunPlan& plan, const RunData& data, const std::vector<LayerRecord>& layers);
 
 }  // namespace pare

@@ -68,7 +68,7 @@ void print_verdicts(const Run& run) {
 // "output 1.234e-05": which error it is, and how large. Of layers with rounded inputs the one of their outputs.
 std::string error_text(const LayerRecord& record) {
   const bool of_output = record.output_error > 0.0;
-  const std::string what = of_output                                  ? "output"
+  const std::string what = of_output                                    ? "output"
                            : record.error_measure == "hessian"          ? "H"
                            : record.error_measure == "hessian_diagonal" ? "diag(H)"
                                                                         : "weights";
@@ -139,8 +139,8 @@ void take_survey(Artifact& artifact, Run& run) {
 // The plan gets the bits that the budget pays for.
 void spend_budget(Run& run) {
   if (!run.recipe.budget) return;
-  run.choice = choose_bits(*run.survey, run.plan, run.checkpoint,
-                           budget_bytes(*run.recipe.budget, run.plan, run.checkpoint));
+  run.choice =
+      choose_bits(*run.survey, run.plan, run.checkpoint, budget_bytes(*run.recipe.budget, run.plan, run.checkpoint));
   apply_choice(*run.choice, run.plan);
   for (const std::string& line : to_lines(*run.choice)) run.progress.print(line);
   run.verdicts = run.kind->judge(run.plan);
@@ -240,10 +240,10 @@ void compress_blocks(Artifact& artifact, Run& run) {
 void write_artifact(Artifact& artifact, const Run& run) {
   artifact.assemble(run.checkpoint, run.plan.unquantized);
   if (run.choice) artifact.write_file("budget.svg", picture(*run.choice));
-  artifact.write_file("pare.json",
-                      manifest_json(run.recipe, run.fingerprint, run.inputs, run.plan, run.data, artifact.records(),
-                                    run.choice ? to_json(*run.choice, /*curve=*/false) : "", run.verdicts,
-                                    artifact.output_hashes()));
+  artifact.write_file(
+      "pare.json",
+      manifest_json(run.recipe, run.fingerprint, run.inputs, run.plan, run.data, artifact.records(),
+                    run.choice ? to_json(*run.choice, /*curve=*/false) : "", run.verdicts, artifact.output_hashes()));
 }
 
 void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path& artifact) {

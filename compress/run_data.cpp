@@ -47,8 +47,9 @@ ScoredWindows first_windows(const TokenWindows& all, const SensitivityRecipe& re
 
 TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* tokenizer,
                               const ModelDescription& model) {
-  TokenWindows all = read_token_windows(recipe.text, tokenizer, recipe.num_tokens.value_or(kCalibrationTokens), /*num_windows=*/0,
-                                        /*add_special_tokens=*/true, model.vocabulary_size);
+  TokenWindows all =
+      read_token_windows(recipe.text, tokenizer, recipe.num_tokens.value_or(kCalibrationTokens), /*num_windows=*/0,
+                         /*add_special_tokens=*/true, model.vocabulary_size);
   if (all.num_tokens > model.context_length) {
     throw std::invalid_argument("calibration: windows of " + std::to_string(all.num_tokens) +
                                 " tokens; the model's context is " + std::to_string(model.context_length));
@@ -70,7 +71,8 @@ TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* 
 void note_missing_samples(const CalibrationRecipe& recipe, int64_t num_found, const std::string& what, RunData& data) {
   if (!recipe.num_samples || num_found >= *recipe.num_samples) return;
   data.events.push_back("calibration: '" + recipe.text.string() + "' has " + std::to_string(num_found) + " " + what +
-                        ", fewer than the " + std::to_string(*recipe.num_samples) + " samples asked for: all are taken");
+                        ", fewer than the " + std::to_string(*recipe.num_samples) +
+                        " samples asked for: all are taken");
 }
 
 RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& checkpoint) {

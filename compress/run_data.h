@@ -24,7 +24,7 @@ struct RunData {
   std::optional<CalibrationTexts> texts;     // of an encoder
   std::optional<ScoredWindows> survey;       // what sensitivities are measured on
   std::vector<ScoredWindows> evaluations;
-  std::vector<TextPairs> pairs;  // of an encoder's evaluations
+  std::vector<TextPairs> pairs;     // of an encoder's evaluations
   std::vector<std::string> events;  // what the recipe asks of the data and they do not have, in words
 };
 

@@ -92,8 +92,7 @@ void measure_error(const at::Tensor& importance_I, LayerState& layer) {
 void measure_error_with_hessian(const at::Tensor& hessian_II, LayerState& layer) {
   const double signal = trace_error(layer.target_OI, at::zeros_like(layer.target_OI), hessian_II);
   layer.record.error_measure = "hessian";
-  layer.record.relative_error =
-      signal > 0.0 ? trace_error(layer.target_OI, layer.weight_OI, hessian_II) / signal : 0.0;
+  layer.record.relative_error = signal > 0.0 ? trace_error(layer.target_OI, layer.weight_OI, hessian_II) / signal : 0.0;
 }
 
 void refine_layer(StageState& stage, const RefineOptions& options, LayerState& layer) {

@@ -46,8 +46,7 @@ class Reasons {
 
 // transformers 5.17 holds all experts of a block as one tensor, and reads them by one config group for the whole model
 // (integrations/compressed_tensors.py: DecompressExperts). vLLM runs them as one.
-void judge_experts(const RunPlan& plan, const std::vector<PackScheme>& schemes, Reasons& transformers,
-                   Reasons& vllm) {
+void judge_experts(const RunPlan& plan, const std::vector<PackScheme>& schemes, Reasons& transformers, Reasons& vllm) {
   for (const auto& layers : plan.blocks) {
     const LayerPlan* first = nullptr;
     for (const LayerPlan& layer : layers) {

@@ -52,8 +52,7 @@ void check_inputs_agree(const std::vector<LayerPlan>& layers) {
     const InputFormat input = layer.input(), other = first->input();
     if (input == other) continue;
     refuse(first->linear.name + " and " + layer.linear.name + " read the same input, but one takes it as " +
-           input_format_name(other) + " and the other as " + input_format_name(input) +
-           ": exclude both or neither");
+           input_format_name(other) + " and the other as " + input_format_name(input) + ": exclude both or neither");
   }
 }
 
@@ -70,20 +69,19 @@ void check_patterns(const Recipe& recipe, const std::vector<std::string>& names,
       if (std::any_of(names.begin(), names.end(), [&](const auto& name) { return matches_glob(pattern, name); })) {
         continue;
       }
-      refuse("layers.exclude: the pattern '" + pattern + "' matches no layer; layers are named like '" +
-             names.front() + "'");
+      refuse("layers.exclude: the pattern '" + pattern + "' matches no layer; layers are named like '" + names.front() +
+             "'");
     }
     for (const LayerOverride& item : pass.overrides) {
       const auto is_changed = [&](const LayerPlan& layer) {
         return matches_glob(item.pattern, layer.linear.name) && !matches_any(pass.exclude, layer.linear.name);
       };
-      if (std::any_of(plan.blocks.begin(), plan.blocks.end(), [&](const auto& layers) {
-            return std::any_of(layers.begin(), layers.end(), is_changed);
-          })) {
+      if (std::any_of(plan.blocks.begin(), plan.blocks.end(),
+                      [&](const auto& layers) { return std::any_of(layers.begin(), layers.end(), is_changed); })) {
         continue;
       }
-      const auto named = std::find_if(names.begin(), names.end(),
-                                      [&](const auto& name) { return matches_glob(item.pattern, name); });
+      const auto named =
+          std::find_if(names.begin(), names.end(), [&](const auto& name) { return matches_glob(item.pattern, name); });
       if (named == names.end()) {
         refuse("layers.override: the pattern '" + item.pattern + "' matches no layer; layers are named like '" +
                names.front() + "'");
@@ -98,9 +96,8 @@ void check_patterns(const Recipe& recipe, const std::vector<std::string>& names,
     const auto is_measured = [&](const LayerPlan& layer) {
       return layer.is_compressed() && matches_glob(pattern, layer.linear.name);
     };
-    if (std::none_of(plan.blocks.begin(), plan.blocks.end(), [&](const auto& layers) {
-          return std::any_of(layers.begin(), layers.end(), is_measured);
-        })) {
+    if (std::none_of(plan.blocks.begin(), plan.blocks.end(),
+                     [&](const auto& layers) { return std::any_of(layers.begin(), layers.end(), is_measured); })) {
       refuse("sensitivity.groups: the pattern '" + pattern + "' matches no layer that the pass rounds");
     }
   }
@@ -112,17 +109,16 @@ bool takes_scaling(const PassRecipe& scaling, size_t pass, const std::vector<Lay
   for (const LayerPlan& layer : layers) {
     if (layer.stage != stage) continue;
     const PassOptions* rounding = layer.step(PassKind::rounds);
-    const bool has_step = std::any_of(layer.steps.begin(), layer.steps.end(),
-                                      [&](const Step& step) { return step.pass == pass; });
+    const bool has_step =
+        std::any_of(layer.steps.begin(), layer.steps.end(), [&](const Step& step) { return step.pass == pass; });
     if (!has_step || rounding == nullptr) return false;
     // SmoothQuant helps inputs that are rounded.
     if (scaling.row->key == "smoothquant" && layer.input().is_plain()) return false;
   }
   if (!folds_into_linear(stage)) return true;
   // A producer with one scale for all its rows takes no fold. It is compressed by the same recipe.
-  return std::none_of(layers.begin(), layers.end(), [&](const LayerPlan& layer) {
-    return layer.stage == stage && layer.scheme.per_tensor;
-  });
+  return std::none_of(layers.begin(), layers.end(),
+                      [&](const LayerPlan& layer) { return layer.stage == stage && layer.scheme.per_tensor; });
 }
 
 // Takes the scaling step from the stages whose input it cannot scale. Returns whether any is left.
@@ -157,9 +153,8 @@ std::vector<Step> plan_steps(const Recipe& recipe, const LinearDescription& line
     steps.push_back({p, recipe.passes[p].row, options});
   }
   // Scaling alone does nothing: it prepares a rounding.
-  const bool only_scales = std::all_of(steps.begin(), steps.end(), [](const Step& step) {
-    return step.options->kind() == PassKind::scales_inputs;
-  });
+  const bool only_scales = std::all_of(
+      steps.begin(), steps.end(), [](const Step& step) { return step.options->kind() == PassKind::scales_inputs; });
   return only_scales ? std::vector<Step>() : steps;
 }
 
@@ -249,8 +244,7 @@ void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& m
            "as the next linears: dividing it has no exact inverse there, and nothing is scaled. Leave the "
            "pass out");
   }
-  refuse_if(recipe.head.has_value(),
-            "head: an encoder has no head, and its embeddings stay as they are: leave it out");
+  refuse_if(recipe.head.has_value(), "head: an encoder has no head, and its embeddings stay as they are: leave it out");
   refuse_if(recipe.container != kCompressedTensors,
             "container " + recipe.container + " is one of decoders: use compressed-tensors");
   refuse_if(recipe.sensitivity.has_value() || recipe.budget.has_value(),

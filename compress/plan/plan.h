@@ -18,9 +18,9 @@ namespace pare {
 struct LayerPlan {
   LinearDescription linear;
   Stage stage = Stage::attention_input;
-  size_t index = 0;             // among the stage's layers
+  size_t index = 0;              // among the stage's layers
   std::vector<Step> steps = {};  // in order; none: the layer is left alone
-  PackScheme scheme = {};       // of what the steps make; its container holds it
+  PackScheme scheme = {};        // of what the steps make; its container holds it
 
   bool is_compressed() const { return !steps.empty(); }
   // The step of that kind, or null.
@@ -40,7 +40,7 @@ struct RunPlan {
   std::vector<std::vector<LayerPlan>> blocks;
   std::vector<TablePlan> tables;  // embedding and untied head, when the recipe quantizes them
   bool needs_calibration = false;
-  bool takes_all_statistics = false;  // of every stage, whatever its layers need
+  bool takes_all_statistics = false;     // of every stage, whatever its layers need
   std::vector<std::string> unquantized;  // linears that the artifact's config lists as left alone
   std::vector<std::string> events = {};  // what the recipe asks for in vain, in words
 

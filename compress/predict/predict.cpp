@@ -13,8 +13,8 @@
 #include <stdexcept>
 
 #include "compress/survey/leave_one_out.h"
-#include "compress/walk/statistics.h"
 #include "compress/walk/encoder_walk.h"
+#include "compress/walk/statistics.h"
 #include "quant/row_chunks.h"
 #include "quant/smoothquant.h"
 #include "runtime/engine/encoder.h"
@@ -30,8 +30,8 @@ constexpr double kStatisticsEfficiency = 0.85;  // tiles of H
 constexpr double kPredictOpsPerWeight = 500.0;  // of a budget's candidates: a search of scales
 constexpr double kTableOpsPerWeight = 1500.0;   // conversion, rounding, packing, checksums: bound by memory
 constexpr double kFactorOpsPerCube = 6.0;       // float64 Cholesky, inverse, check: per I^3
-constexpr double kEvaluationEfficiency = 0.6;  // of pare's own kernels
-constexpr double kBytesPerSecond = 1e9;        // hashing and writing files
+constexpr double kEvaluationEfficiency = 0.6;   // of pare's own kernels
+constexpr double kBytesPerSecond = 1e9;         // hashing and writing files
 
 // One outlier column in so many, where a run predicts its size before calibration has counted them.
 constexpr int64_t kExpectedOutlierShare = 8;

@@ -33,8 +33,8 @@ double rounding_operations(const StageExtent& stage, double per_column) {
 void check_activations(const PassCheck& check, InputType type, InputFormat& format) {
   if (check.is_map("activations") && !check.was_given("activations.type")) format.type = type;
   if (!format.is_plain() && format.type != type) {
-    check.fail("activations", "expected none or " + std::string(name_of(type)) + ", found " +
-                                  std::string(name_of(format.type)));
+    check.fail("activations",
+               "expected none or " + std::string(name_of(type)) + ", found " + std::string(name_of(format.type)));
   }
   if (format.range == InputRange::fixed) {
     check.require_calibration("activations", "a static range is measured on calibration data", "use token or tensor");
@@ -255,8 +255,8 @@ void LlmInt8Pass::check(const PassCheck& check) {
     check.fail("activations", "LLM.int8 rounds inputs to int8 per token: expected int8 or {symmetric: false}");
   }
   // bitsandbytes' file has one threshold for all layers and finds its columns itself, with symmetric inputs.
-  const bool fits = llm_int8.measure == OutlierMeasure::absolute && llm_int8.time == OutlierTime::dynamic &&
-                    activations.symmetric;
+  const bool fits =
+      llm_int8.measure == OutlierMeasure::absolute && llm_int8.time == OutlierTime::dynamic && activations.symmetric;
   if (check.was_given("layout") && llm_int8.layout == LlmInt8Layout::bitsandbytes && !fits) {
     check.fail({},
                "layout bitsandbytes stores one absolute threshold, finds outliers dynamically and rounds inputs "

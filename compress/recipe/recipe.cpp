@@ -217,31 +217,30 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
   const Value top = Value::parse(yaml, file);
   // Passes depend on whether there is calibration data, wherever in the file either stands.
   std::optional<Value> passes;
-  top.read_map(
-      {{"model", [&](const Value& v) { recipe.model = v.text(); }},
-       {"output", [&](const Value& v) { recipe.output = v.text(); }},
-       {"calibration", [&](const Value& v) { recipe.calibration = read_calibration(v); }},
-       {"passes", [&](const Value& v) { passes.emplace(v); }},
-       {"head",
-        [&](const Value& v) {
-          HeadRecipe head;
-          v.read_map({{"bits", [&](const Value& bits) { head.bits = read_bits(bits); }},
-                      {"group_size", [&](const Value& size) { head.group_size = read_group_size(size); }}});
-          recipe.head = head;
-        }},
-       {"container",
-        [&](const Value& v) { recipe.container = read_container(v); }},
-       {"sensitivity", [&](const Value& v) { recipe.sensitivity = read_sensitivity(v); }},
-       {"budget", [&](const Value& v) { recipe.budget = read_budget(v); }},
-       {"evaluate", [&](const Value& v) { read_evaluations(v, recipe); }},
-       {"fail_if",
-        [&](const Value& v) {
-          v.read_map({{"kl", [&](const Value& kl) { recipe.fail_if.kl = kl.number(0.0, 1e6); }},
-                      {"perplexity_ratio",
-                       [&](const Value& ratio) { recipe.fail_if.perplexity_ratio = ratio.number(0.0, 1e6); }},
-                      {"cosine", [&](const Value& cosine) { recipe.fail_if.cosine = cosine.number(-1.0, 1.0); }}});
-        }},
-       {"strict", [&](const Value& v) { recipe.strict = v.boolean(); }}});
+  top.read_map({{"model", [&](const Value& v) { recipe.model = v.text(); }},
+                {"output", [&](const Value& v) { recipe.output = v.text(); }},
+                {"calibration", [&](const Value& v) { recipe.calibration = read_calibration(v); }},
+                {"passes", [&](const Value& v) { passes.emplace(v); }},
+                {"head",
+                 [&](const Value& v) {
+                   HeadRecipe head;
+                   v.read_map({{"bits", [&](const Value& bits) { head.bits = read_bits(bits); }},
+                               {"group_size", [&](const Value& size) { head.group_size = read_group_size(size); }}});
+                   recipe.head = head;
+                 }},
+                {"container", [&](const Value& v) { recipe.container = read_container(v); }},
+                {"sensitivity", [&](const Value& v) { recipe.sensitivity = read_sensitivity(v); }},
+                {"budget", [&](const Value& v) { recipe.budget = read_budget(v); }},
+                {"evaluate", [&](const Value& v) { read_evaluations(v, recipe); }},
+                {"fail_if",
+                 [&](const Value& v) {
+                   v.read_map(
+                       {{"kl", [&](const Value& kl) { recipe.fail_if.kl = kl.number(0.0, 1e6); }},
+                        {"perplexity_ratio",
+                         [&](const Value& ratio) { recipe.fail_if.perplexity_ratio = ratio.number(0.0, 1e6); }},
+                        {"cosine", [&](const Value& cosine) { recipe.fail_if.cosine = cosine.number(-1.0, 1.0); }}});
+                 }},
+                {"strict", [&](const Value& v) { recipe.strict = v.boolean(); }}});
   if (passes) {
     for (const Value& item : passes->list()) {
       recipe.passes.push_back(read_pass(item, recipe.calibration.has_value()));

@@ -128,9 +128,7 @@ class RecipeCheck : public PassCheck {
   RecipeCheck(const Value& value, const GivenOptions& given, bool has_calibration)
       : value_(value), given_(given), has_calibration_(has_calibration) {}
   bool has_calibration() const override { return has_calibration_; }
-  bool was_given(std::string_view key) const override {
-    return given_.find(key) != given_.end();
-  }
+  bool was_given(std::string_view key) const override { return given_.find(key) != given_.end(); }
   bool is_map(std::string_view key) const override { return of(key).is_map() && (key.empty() || was_given(key)); }
   [[noreturn]] void fail(std::string_view key, const std::string& message) const override { of(key).fail(message); }
 

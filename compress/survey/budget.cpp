@@ -158,8 +158,7 @@ int64_t budget_bytes(const BudgetRecipe& budget, const RunPlan& plan, const Chec
                               (budget.size_bytes && plan.tables.empty() ? ", or add 'head: {bits: 8}'" : ""));
 }
 
-BitChoice choose_bits(const Survey& survey, const RunPlan& plan, const Checkpoint& checkpoint,
-                      int64_t budget_bytes) {
+BitChoice choose_bits(const Survey& survey, const RunPlan& plan, const Checkpoint& checkpoint, int64_t budget_bytes) {
   const LinearSizes sizes = linear_sizes(plan, checkpoint);
   const std::vector<Sensitivity> measured = sensitivities(survey);
   std::vector<BudgetGroup> groups;

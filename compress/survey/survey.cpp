@@ -179,8 +179,7 @@ std::vector<SiteChange> measured_sites(const SurveyOptions& options) {
 // The groups of patterns and one part: which of them a stage belongs to, and their rows of the survey.
 class PatternGroups {
  public:
-  PatternGroups(const std::vector<std::string>& patterns, const RunPlan& plan, RoundedPart part)
-      : patterns_(patterns) {
+  PatternGroups(const std::vector<std::string>& patterns, const RunPlan& plan, RoundedPart part) : patterns_(patterns) {
     for (const std::string& pattern : patterns) {
       SurveyedGroup& group = groups_.emplace_back();
       group.name = pattern;
@@ -243,15 +242,13 @@ class SurveyTask : public BlockTask {
 
   void at_stage(int64_t index, Block& block, Stage stage, LayerStatistics statistics) override {
     const bool has_budget = !options_.candidate_bits.empty();
-    const std::vector<LayerPlan> layers =
-        surveyed_layers(plan_.blocks[static_cast<size_t>(index)], stage, has_budget);
+    const std::vector<LayerPlan> layers = surveyed_layers(plan_.blocks[static_cast<size_t>(index)], stage, has_budget);
     if (layers.empty()) return;
     std::vector<const LayerPlan*> pointers;
     for (const LayerPlan& layer : layers) pointers.push_back(&layer);
     StageState state = make_stage(pointers, block, std::move(statistics));
     const double error = state.statistics.hessian_II.defined() ? predicted(state) : 0.0;
-    const size_t num_layers =
-        stage_layers(checkpoint_.description().blocks[static_cast<size_t>(index)], stage).size();
+    const size_t num_layers = stage_layers(checkpoint_.description().blocks[static_cast<size_t>(index)], stage).size();
     StageChange weights = round_stage(pointers, block, state, num_layers);
     for (size_t p = 0; p < parts_.size(); ++p) {
       const bool is_weights = parts_[p] == RoundedPart::weights;

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "compress/recipe/recipe.h"
-#include "compress/walk/statistics.h"
 #include "compress/walk/decoder_block.h"
 #include "compress/walk/hidden_store.h"
+#include "compress/walk/statistics.h"
 #include "runtime/files/npy.h"
 
 namespace pare {

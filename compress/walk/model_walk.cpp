@@ -16,8 +16,8 @@ class WindowWalk : public ModelWalk {
              const DecoderWalkOptions& options)
       : checkpoint_(checkpoint),
         num_tokens_(windows.num_tokens),
-        walk_(checkpoint.description(), windows, embedding, options.sample_seed, options.spill,
-              options.spill_directory, options.num_threads, options.experts) {}
+        walk_(checkpoint.description(), windows, embedding, options.sample_seed, options.spill, options.spill_directory,
+              options.num_threads, options.experts) {}
   bool carries_states() const override { return true; }
   Block& enter(int64_t index) override { return block_.emplace(checkpoint_, index, num_tokens_); }
   LayerStatistics reach(Stage stage, StatisticsNeed need) override { return walk_.reach(*block_, stage, need); }

@@ -18,8 +18,8 @@
 #include <memory>
 #include <string>
 
-#include "compress/walk/statistics.h"
 #include "compress/walk/decoder_block.h"
+#include "compress/walk/statistics.h"
 
 namespace pare {
 
