@@ -263,8 +263,7 @@ void evaluate_artifact(const PreparedRun& prepared, const fs::path& directory, P
   std::optional<Transformer> reference;
   const auto measure = [&](const ScoredWindows& windows, bool compares, int kv_bits, int attention_bits) {
     if (compares && !reference) reference = Transformer::load(prepared.checkpoint, *backend);
-    model.use_kv_bits(kv_bits);
-    if (attention_bits == 8) model.use_attention_bits(8);
+    model.use_attention_bits({.kv = kv_bits, .products = attention_bits});
     progress.begin("evaluate", windows.windows.num_windows, "windows");
     Evaluation evaluation = evaluate(model, windows, compares ? &*reference : nullptr, [&](int64_t done, int64_t) {
       throw_if_interrupted();
