@@ -276,7 +276,7 @@ int64_t bytes_of_files(const std::vector<fs::path>& files) {
   return bytes;
 }
 
-void complete_report(const Artifact& artifact, const MemorySampler& memory, Run& run) {
+void complete_report(const Artifact& artifact, MemorySampler& memory, Run& run) {
   const Checkpoint written = Checkpoint::open(artifact.artifact_directory());
   const WeightSizes sizes = weight_sizes(written);
   const std::vector<LayerRecord> records = artifact.records();

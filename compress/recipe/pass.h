@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "quant/options.h"
@@ -44,7 +45,7 @@ class PassOptions;
 // A stage whose layers a pass will change, as the prediction of its time needs it.
 struct StageExtent {
   int64_t width = 0;                      // I
-  std::vector<int64_t> num_out;           // O of each layer
+  std::vector<int64_t> num_out = {};      // O of each layer
   const PassOptions* rounding = nullptr;  // of the first layer, where a pass rounds it afterwards
 };
 

@@ -143,8 +143,8 @@ BenchResult bench(Transformer& model, Isa isa, int num_threads, const BenchOptio
     num_pairs += visible_pairs(BenchOptions::kDecodePrompt, options.decode_tokens, block.sliding_window);
   }
   const int64_t pair_bytes = model.kv_bytes_per_token() / static_cast<int64_t>(description.blocks.size());
-  result.kv_bits = model.kv_bits();
-  result.attention_bits = model.attention_bits();
+  result.kv_bits = model.attention_bits().kv;
+  result.attention_bits = model.attention_bits().products;
   result.kv_bytes_per_token = num_pairs * pair_bytes / options.decode_tokens;
   result.decode_gbps = static_cast<double>(result.bytes_per_token) * result.decode_tokens_per_second.best / 1e9;
   result.decode_share = result.decode_gbps / result.read_roof_gbps;

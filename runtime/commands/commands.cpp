@@ -135,8 +135,7 @@ OptionSpec attention_bits_option() {
 }
 void use_bits(const Arguments& arguments, Transformer& model) {
   const auto bits = [&](const char* option) { return arguments.text(option) == "8" ? 8 : kKvFloatBits; };
-  model.use_kv_bits(bits("kv-bits"));
-  if (bits("attention-bits") == 8) model.use_attention_bits(8);
+  model.use_attention_bits({.kv = bits("kv-bits"), .products = bits("attention-bits")});
 }
 
 // Options that cut and score a text have no meaning for pairs.

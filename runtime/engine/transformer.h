@@ -12,6 +12,12 @@
 
 namespace pare {
 
+// In how many bits attention works: 32 (float32), or 8.
+struct AttentionBits {
+  int kv = kKvFloatBits;        // of keys and values; 8: integers, asymmetric, with a grid per head and token
+  int products = kKvFloatBits;  // of its two products; 8: AttentionShape::products_in_8_bits
+};
+
 class Transformer {
  public:
   // Packs every weight of the checkpoint for the backend, dropping source pages as it goes. `progress` may be empty; it
@@ -35,14 +41,11 @@ class Transformer {
   int64_t bytes_per_token() const;
   std::vector<std::string> kernel_names() const;  // distinct
 
-  // Keys and values from now on: 32 (float32, as loaded) or 8 (int8, asymmetric, per head and token); sessions keep
-  // what they were started with. Throws std::invalid_argument for others.
-  void use_kv_bits(int bits);
-  int kv_bits() const;
-  // Attention's two products: 32 (float32, as loaded), or 8 (AttentionShape::products_in_8_bits), which takes keys and
-  // values from an 8-bit cache: bits of the cache become 8 as well. Throws std::invalid_argument for others.
-  void use_attention_bits(int bits);
-  int attention_bits() const;
+  // Holds from the next prefill_windows or start on, whole: nothing of what was set before stays. Sessions keep the cache
+  // that they were started with. Products in 8 bits include keys and values in 8. Throws std::invalid_argument for
+  // numbers but 8 and 32, and then changes nothing.
+  void use_attention_bits(AttentionBits bits);
+  AttentionBits attention_bits() const;
   int64_t kv_bytes_per_token() const;  // what one token adds to a session's cache, all blocks
 
   // Hidden states after the final norm of independent windows, [num_windows * T, D] (backend memory); nothing is kept
@@ -68,7 +71,7 @@ class Transformer {
   struct State;  // transformer.cpp
 
  private:
-  Transformer();
+  explicit Transformer(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
 

@@ -278,8 +278,8 @@ Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* 
 
   Evaluation result;
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  result.kv_bits = model.kv_bits();
-  result.attention_bits = model.attention_bits();
+  result.kv_bits = model.attention_bits().kv;
+  result.attention_bits = model.attention_bits().products;
   result.kv_bytes_per_token = model.kv_bytes_per_token();
   result.protocol = protocol_name(data.protocol);
   result.label = data.label();

@@ -257,7 +257,7 @@ TEST(RoundedTransformerPython, TransformersGivesTheSameLogits) {
   std::ofstream(folder.path() / "plan.json") << plan.dump(1);
   const std::filesystem::path log = folder.path() / "log";
   const std::string command = "'" + std::string(python) +
-                              "' '" PARE_SOURCE_DIR "/tests/runtime/check_rounded_forward.py' '" +
+                              "' '" PARE_SOURCE_DIR "/tests/runtime/engine/check_rounded_forward.py' '" +
                               family_path(family).string() + "' '" + folder.path().string() + "' " +
                               std::to_string(kFlips) + " > '" + log.string() + "' 2>&1";
   EXPECT_EQ(std::system(command.c_str()), 0) << file_text(log);
@@ -304,8 +304,8 @@ void expect_rounding_alike(const std::string& family, const std::function<void(T
 TEST(KvCache, EightBitsStayNearTheFloatsOnEveryBackend) {
   for (const std::string family : {"llama_gqa_untied", "mistral_window", "gemma3_local_global", "qwen3_norms_bf16"}) {
     expect_rounding_alike(
-        family, [](Transformer&) {}, [](Transformer& model) { model.use_kv_bits(8); },
-        [](Transformer& model) { model.use_kv_bits(kKvFloatBits); });
+        family, [](Transformer&) {}, [](Transformer& model) { model.use_attention_bits({.kv = 8}); },
+        [](Transformer& model) { model.use_attention_bits({}); });
   }
 }
 
@@ -313,24 +313,52 @@ TEST(KvCache, EightBitsStayNearTheFloatsOnEveryBackend) {
 TEST(AttentionProducts, EightBitsStayNearTheFloatsOnEveryBackend) {
   for (const std::string family : {"llama_gqa_untied", "mistral_window", "gemma3_local_global", "qwen3_norms_bf16"}) {
     expect_rounding_alike(
-        family, [](Transformer& model) { model.use_kv_bits(8); },
-        [](Transformer& model) { model.use_attention_bits(8); },
-        [](Transformer& model) { model.use_attention_bits(kKvFloatBits); });
+        family, [](Transformer& model) { model.use_attention_bits({.kv = 8}); },
+        [](Transformer& model) { model.use_attention_bits({.kv = 8, .products = 8}); },
+        [](Transformer& model) { model.use_attention_bits({.kv = 8}); });
   }
 }
 
 TEST(AttentionProducts, BitsAreStatedAndOthersRefused) {
   const auto backend = make_cpu_backend(detect_isa(), 2);
   Transformer model = Transformer::load(Checkpoint::open(family_path("llama_gqa_untied")), *backend);
-  EXPECT_EQ(model.attention_bits(), 32);
-  expect_error<std::invalid_argument>([&] { model.use_attention_bits(4); }, {"8 or 32", "found 4"});
-  model.use_attention_bits(8);
-  EXPECT_EQ(model.attention_bits(), 8);
-  EXPECT_EQ(model.kv_bits(), 8);
+  EXPECT_EQ(model.attention_bits().products, 32);
+  expect_error<std::invalid_argument>([&] { model.use_attention_bits({.kv = 8, .products = 4}); },
+                                      {"products", "8 or 32", "found 4"});
+  EXPECT_EQ(model.attention_bits().kv, 32) << "what is refused changes nothing";
+  model.use_attention_bits({.products = 8});
+  EXPECT_EQ(model.attention_bits().products, 8);
+  EXPECT_EQ(model.attention_bits().kv, 8) << "products in 8 bits include the cache";
   const ScoredWindows data = {.windows = read_npy(family_path("llama_gqa_untied") / "ids.npy"), .source = "ids.npy"};
   EXPECT_EQ(nlohmann::json::parse(to_json(evaluate(model, data, nullptr)))["attention_bits"], 8);
-  model.use_kv_bits(kKvFloatBits);
-  EXPECT_EQ(model.attention_bits(), 32) << "there is nothing to multiply in 8 bits";
+}
+
+// A model that serves one evaluation after another must compute each as a model that serves it alone.
+TEST(AttentionProducts, NoSettingOutlivesTheNext) {
+  const auto backend = make_cpu_backend(detect_isa(), 2);
+  const Checkpoint checkpoint = Checkpoint::open(family_path("llama_gqa_untied"));
+  const TokenWindows windows = read_npy(family_path("llama_gqa_untied") / "ids.npy");
+  const auto logits = [&](Transformer& model) { return prefill_logits(model, windows.ids_NT, windows.num_windows); };
+  const std::vector<AttentionBits> all = {{}, {.kv = 8}, {.kv = 8, .products = 8}};
+  std::vector<std::vector<float>> expected;
+  for (const AttentionBits& bits : all) {
+    Transformer model = Transformer::load(checkpoint, *backend);
+    model.use_attention_bits(bits);
+    expected.push_back(logits(model));
+  }
+  EXPECT_NE(expected[1], expected[0]);
+  EXPECT_NE(expected[2], expected[1]);
+  Transformer model = Transformer::load(checkpoint, *backend);
+  for (size_t before = 0; before < all.size(); ++before) {
+    for (size_t now = 0; now < all.size(); ++now) {
+      model.use_attention_bits(all[before]);
+      logits(model);
+      model.use_attention_bits(all[now]);
+      EXPECT_EQ(model.attention_bits().kv, all[now].kv);
+      EXPECT_EQ(model.attention_bits().products, all[now].products);
+      EXPECT_EQ(logits(model), expected[now]) << now << " after " << before;
+    }
+  }
 }
 
 TEST(KvCache, BytesOfATokenAndRefusals) {
@@ -338,12 +366,12 @@ TEST(KvCache, BytesOfATokenAndRefusals) {
   Transformer model = Transformer::load(Checkpoint::open(family_path("llama_gqa_untied")), *backend);
   const ModelDescription& description = model.description();
   const auto num_heads = 2 * static_cast<int64_t>(description.blocks.size()) * description.num_kv_heads;
-  EXPECT_EQ(model.kv_bits(), 32);
+  EXPECT_EQ(model.attention_bits().kv, 32);
   EXPECT_EQ(model.kv_bytes_per_token(), num_heads * description.head_size * 4);
-  model.use_kv_bits(8);
+  model.use_attention_bits({.kv = 8});
   EXPECT_EQ(model.kv_bytes_per_token(), num_heads * (description.head_size + 8));
-  expect_error<std::invalid_argument>([&] { model.use_kv_bits(4); }, {"8 or 32", "found 4"});
-  EXPECT_EQ(model.kv_bits(), 8);
+  expect_error<std::invalid_argument>([&] { model.use_attention_bits({.kv = 4}); }, {"8 or 32", "found 4"});
+  EXPECT_EQ(model.attention_bits().kv, 8);
   const ScoredWindows data = {.windows = read_npy(family_path("llama_gqa_untied") / "ids.npy"), .source = "ids.npy"};
   const Evaluation evaluation = evaluate(model, data, nullptr);
   EXPECT_EQ(evaluation.kv_bits, 8);

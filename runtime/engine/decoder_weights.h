@@ -1,0 +1,60 @@
+// A decoder's weights as a backend holds them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "runtime/engine/backend.h"
+#include "runtime/model/checkpoint.h"
+
+namespace pare {
+
+// A feed-forward network, or one expert of a mixture. Gate and up are one stack, since they read the same input.
+struct FeedForwardWeights {
+  std::unique_ptr<PackedLinear> gate_up, down;
+};
+
+struct BlockWeights {
+  Norm attention_norm, feed_forward_norm;
+  std::optional<Norm> q_norm, k_norm, post_attention_norm, post_feed_forward_norm;
+  std::unique_ptr<PackedLinear> qkv, o;
+  std::vector<FeedForwardWeights> experts;  // one: dense
+  std::unique_ptr<PackedLinear> router;     // of a mixture
+  RoutingDescription routing;
+  AttentionShape attention;
+  size_t rope = 0;  // index into DecoderWeights::ropes
+};
+
+struct DecoderWeights {
+  std::unique_ptr<PackedLinear> embedding;
+  std::unique_ptr<PackedLinear> untied_head;  // null when the embedding serves as the head
+  std::vector<BlockWeights> blocks;
+  Norm final_norm;
+  std::vector<RopeDescription> ropes;  // the distinct ones (gemma3 has two)
+
+  const PackedLinear& head() const { return untied_head ? *untied_head : *embedding; }
+
+  // Every linear of the blocks, routers included; `visit` takes a const PackedLinear&.
+  template <typename Visit>
+  void for_each_linear(const Visit& visit) const {
+    for (const BlockWeights& block : blocks) {
+      for (const auto* linear : {&block.qkv, &block.o}) visit(**linear);
+      if (block.router) visit(*block.router);
+      for (const FeedForwardWeights& expert : block.experts) {
+        for (const auto* linear : {&expert.gate_up, &expert.down}) visit(**linear);
+      }
+    }
+  }
+};
+
+// Packs every weight, dropping source pages as it goes; `progress` and `change` are those of Transformer::load. Throws
+// what Checkpoint's readers and Backend::pack throw, std::invalid_argument for an embedding, head or router with a
+// quantized input, and Interrupted between blocks.
+DecoderWeights load_decoder_weights(const Checkpoint& checkpoint, Backend& backend,
+                                    const std::function<void(int64_t, int64_t)>& progress,
+                                    const std::function<void(LinearWeights&)>& change);
+
+}  // namespace pare
