@@ -257,7 +257,7 @@ TEST(RoundedTransformerPython, TransformersGivesTheSameLogits) {
   std::ofstream(folder.path() / "plan.json") << plan.dump(1);
   const std::filesystem::path log = folder.path() / "log";
   const std::string command = "'" + std::string(python) +
-                              "' '" PARE_SOURCE_DIR "/tests/runtime/check_rounded_forward.py' '" +
+                              "' '" PARE_SOURCE_DIR "/tests/runtime/engine/check_rounded_forward.py' '" +
                               family_path(family).string() + "' '" + folder.path().string() + "' " +
                               std::to_string(kFlips) + " > '" + log.string() + "' 2>&1";
   EXPECT_EQ(std::system(command.c_str()), 0) << file_text(log);

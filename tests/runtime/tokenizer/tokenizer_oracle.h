@@ -79,7 +79,7 @@ inline nlohmann::json ask_oracle(const std::string& mode, const std::filesystem:
   const TemporaryFolder folder;
   write_file_atomically(folder.path() / "texts.json", nlohmann::json(texts).dump());
   std::string command =
-      "'" + std::string(python) + "' '" + PARE_SOURCE_DIR + "/tests/runtime/tokenizers_oracle.py' " + mode;
+      "'" + std::string(python) + "' '" + PARE_SOURCE_DIR + "/tests/runtime/tokenizer/tokenizers_oracle.py' " + mode;
   if (!file.empty()) command += " '" + file.string() + "'";
   command += " '" + (folder.path() / "texts.json").string() + "' '" + (folder.path() / "out.json").string() + "'";
   if (std::system(command.c_str()) != 0) throw std::runtime_error("failed: " + command);
