@@ -2,13 +2,14 @@
 #   make build   build/pare and build/pare-runtime        make demo   the whole line on a real model
 #   make test    set-up, build, checks and all tests      make fuzz   each reader's fuzzer for 60 s
 #   make bench   timings beside their roofs               make format clang-format over our files
+#   make test-isas   all tests as on other processors (ISAS=quick: the quick ones as on one without AVX-512)
 SHELL := /bin/bash
 -include build/environment.mk
 export LIBTORCH PARE_PYTHON PARE_CACHE PARE_MINILM
 JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cpp' '*.h')
 
-.PHONY: build demo test test-full fuzz bench format check sanitize setup-build setup-test setup-bench setup-tidy tidy clean
+.PHONY: build demo test test-full test-isas fuzz bench format check sanitize setup-build setup-test setup-bench setup-tidy tidy clean
 .DEFAULT_GOAL := build
 
 setup-build:
@@ -25,6 +26,8 @@ test: setup-test
 	@$(MAKE) --no-print-directory run-tests
 test-full: setup-test
 	@PARE_TEST_FULL=1 $(MAKE) --no-print-directory run-tests
+test-isas: setup-test
+	@$(MAKE) --no-print-directory run-isas
 bench: setup-bench
 	@$(MAKE) --no-print-directory compile TARGETS="all" TESTS=ON
 	@.ci/bench
@@ -38,7 +41,7 @@ tidy: setup-tidy
 clean:
 	rm -rf build build-sanitize build-fuzz
 
-.PHONY: compile run-tests
+.PHONY: compile run-tests run-isas
 compile:
 	@cmake -S . -B build -G Ninja -DLIBTORCH="$(LIBTORCH)" -DPARE_TESTS=$(TESTS) >build/cmake.log || { cat build/cmake.log; exit 1; }
 	@cmake --build build -j $(JOBS) --target $(TARGETS)
@@ -51,6 +54,10 @@ run-tests: check
 	@$(MAKE) --no-print-directory compile TARGETS="all" TESTS=ON
 	@cd build && OMP_WAIT_POLICY=passive ctest --output-on-failure -j $(JOBS)
 	@$(MAKE) --no-print-directory sanitize
+
+run-isas:
+	@$(MAKE) --no-print-directory compile TARGETS="all" TESTS=ON
+	@JOBS=$(JOBS) .ci/isas $(ISAS)
 
 # Idle OpenMP threads sleep in tests (OMP_WAIT_POLICY), since several test programs share the cores.
 # The quick tests again with AddressSanitizer and UBSan: everything that reads files, and every kernel.

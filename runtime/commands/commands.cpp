@@ -444,7 +444,7 @@ std::vector<OptionSpec> compute_options() {
           {.name = "isa",
            .kind = OptionKind::text,
            .value_name = "NAME",
-           .help = "instruction set of the kernels (default: the widest this CPU has)",
+           .help = "instruction set of the kernels (default: the widest this CPU has, up to PARE_ISA)",
            .choices = std::move(isas)}};
 }
 

@@ -123,21 +123,28 @@ const std::string kW8A8 = "  - gptq: {bits: 8, group_size: -1, activations: int8
 const std::string kW8A32 = "  - rtn: {bits: 8, group_size: -1}\n";
 const std::string kW32A8 = "  - activations: int8\n";
 
-// 8 bits round each value by at most 1/255 of its row's largest: cosines stay above 1 - (8 / 255)^2 or so, fewer bits
-// and plainer methods lose more.
+// What rounding takes from the cosine goes with the square of its error. 8 bits round each value by at most 1/255 of its
+// row's largest and take less than (8 / 255)^2 or so. Errors of weights and of inputs are independent, so that the losses
+// add up: on this model 5.3e-5 of plainly rounded weights and 1.7e-5 of inputs. A bit less costs at least four times as
+// much. Other kernels move these figures by some percent; the factors below leave more room than that.
 TEST_F(EncoderPipeline, EveryPassGivesAnArtifactThatVerifiesAndEmbeds) {
-  const double w8a32 = cosine(kW8A32, "w8a32", false), w32a8 = cosine(kW32A8, "w32a8", false);
-  const double w8a8 = cosine(kW8A8, "w8a8");
-  EXPECT_GT(w8a32, 0.999);
-  EXPECT_GT(w32a8, 0.999);
-  EXPECT_GT(w8a8, 0.999);
-  EXPECT_LT(w8a8, w32a8);
-  const double gptq4 = cosine("  - gptq: {bits: 4, group_size: 32}\n", "gptq4");
-  const double gptq3 = cosine("  - gptq: {bits: 3, group_size: 32}\n", "gptq3");
-  const double rtn3 = cosine("  - rtn: {bits: 3, group_size: 32, scales: minmax}\n", "rtn3");
-  EXPECT_LT(gptq4, w8a32);
-  EXPECT_LT(gptq3, gptq4);
-  EXPECT_LT(rtn3, gptq3);
+  const auto loss = [&](const std::string& passes, const std::string& out, bool calibrates = true) {
+    return 1.0 - cosine(passes, out, calibrates);
+  };
+  const double w8a32 = loss(kW8A32, "w8a32", false), w32a8 = loss(kW32A8, "w32a8", false);
+  const double w8a8 = loss("  - rtn: {bits: 8, group_size: -1, activations: int8}\n", "w8a8", false);
+  for (const double of_8_bits : {w8a32, w32a8, w8a8}) EXPECT_LT(of_8_bits, 0.001);
+  EXPECT_GT(w32a8, 0.0);
+  EXPECT_GT(w8a8, 2.0 * w32a8);
+  EXPECT_GT(w8a8, w8a32 + 0.5 * w32a8);
+  EXPECT_LT(w8a8, w8a32 + 2.0 * w32a8);
+  EXPECT_LT(loss(kW8A8, "gptq8"), 0.6 * w8a8);
+  const double gptq4 = loss("  - gptq: {bits: 4, group_size: 32}\n", "gptq4");
+  const double gptq3 = loss("  - gptq: {bits: 3, group_size: 32}\n", "gptq3");
+  const double rtn3 = loss("  - rtn: {bits: 3, group_size: 32, scales: minmax}\n", "rtn3");
+  EXPECT_GT(gptq4, 3.0 * w8a32);
+  EXPECT_GT(gptq3, 2.0 * gptq4);
+  EXPECT_GT(rtn3, 4.0 * gptq3);
   for (const std::string pass :
        {"  - fp8: {}\n", "  - llm_int8: {layout: pare}\n",
         "  - gptq: {bits: 8, group_size: -1, activations: {range: static, symmetric: false}}\n",

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -169,20 +170,30 @@ TEST_F(Pipeline, AnArtifactFromSpilledActivationsIsTheSame) {
                              "\ncalibration: {text: " + (folder_ / "many.npy").string() +
                              ", samples: 1024, tokens: 64}\npasses:\n" + kGptq;
   ASSERT_EQ(run(recipe, "resident").status, 0);
-  const auto spill_of = [&](const std::string& budget) {
-    const Outcome outcome = run(recipe, "out", {"--max-memory", budget, "--dry-run", "--json"});
-    return outcome.status == 0 ? Json::parse(outcome.out).at("spill").get<std::string>() : "refused";
+  // From what a run without spilling takes down to what is refused, in steps smaller than either store. Two threads,
+  // since each has memory of its own.
+  const auto dry_run = [&](const std::string& budget) {
+    return run(recipe, "out", {"--dry-run", "--json", "--threads", "2", "--max-memory", budget});
   };
-  std::set<std::string> seen;
-  for (int mebibytes = 40; mebibytes <= 400; mebibytes += 12) {
-    const std::string budget = std::to_string(mebibytes) + "MiB";
-    const std::string spill = spill_of(budget);
-    if (spill == "refused" || spill == "none" || !seen.insert(spill).second) continue;
-    const Outcome outcome = run(recipe, spill, {"--max-memory", budget});
+  const Outcome plenty = dry_run("1TiB");
+  ASSERT_EQ(plenty.status, 0) << plenty.err;
+  ASSERT_EQ(Json::parse(plenty.out).at("spill"), "none");
+  std::map<std::string, std::vector<std::string>> budgets;  // by what is spilled under them
+  for (auto bytes = Json::parse(plenty.out).at("predicted_peak_memory_bytes").get<int64_t>(); bytes > 0;
+       bytes -= 4 << 20) {
+    const std::string budget = std::to_string(bytes);
+    const Outcome dry = dry_run(budget);
+    if (dry.status != 0) break;
+    budgets[Json::parse(dry.out).at("spill")].push_back(budget);
+  }
+  budgets.erase("none");
+  ASSERT_TRUE(budgets.size() == 2 && budgets.contains("inputs") && budgets.contains("all"));
+  for (const auto& [spill, all] : budgets) {
+    // The middle one: two processes do not start with quite the same memory.
+    const Outcome outcome = run(recipe, spill, {"--threads", "2", "--max-memory", all[all.size() / 2]});
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(promised_files(folder_ / spill), promised_files(folder_ / "resident")) << spill;
   }
-  EXPECT_EQ(seen, (std::set<std::string>{"inputs", "all"}));
 }
 
 // Killed when it is about to open, write, sync, rename or remove a file: every such moment from the first folder it
@@ -472,11 +483,11 @@ TEST_F(Pipeline, DryRunPredictsAndLeavesNothing) {
       "model: " + stories.string() + "\ncalibration: {text: " + (stories.parent_path() / "stories.txt").string() +
       ", samples: 64, tokens: 256}\npasses:\n  - gptq: {bits: 4, group_size: 32}\n    layers: {override: "
       "{\"*.down_proj\": {group_size: -1}}}\n";
-  const Outcome dry = run(recipe, "out", {"--dry-run", "--json"});
+  const Outcome dry = run(recipe, "out", {"--dry-run", "--json", "--threads", "2"});
   ASSERT_EQ(dry.status, 0) << dry.err;
   EXPECT_FALSE(fs::exists(folder_ / "out.partial"));
   const Json plan = Json::parse(dry.out);
-  const Outcome real = run(recipe, "out", {"--json"});
+  const Outcome real = run(recipe, "out", {"--json", "--threads", "2"});
   ASSERT_EQ(real.status, 0) << real.err;
   const Json report = Json::parse(real.out);
   const auto ratio = [&](const char* predicted, const char* measured) {

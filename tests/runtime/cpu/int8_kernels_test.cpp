@@ -266,9 +266,7 @@ TEST(Int8Kernels, EveryPathEqualsPlainLoopsForEveryFormatAndShape) {
       for (const int64_t num_out : kOutputs) {
         const Problem problem = make_problem(what, kMaxRows, num_out, used_k, 17);
         for (const Path& path : paths) {
-          const bool is_emulated = path.name.find("plain") != std::string::npos;
           for (const int64_t num_rows : kRowCounts) {
-            if (is_emulated && (num_k > 64 || num_out > 33 ? num_rows != 33 : num_rows % 2 == 0)) continue;  // slow
             ASSERT_EQ(multiply_and_compare(*path.kernels, problem, num_rows, 1), "")
                 << what.name() << ", " << path.name << ", R " << num_rows << " O " << num_out << " K " << used_k;
             ++num_shapes;
@@ -290,7 +288,6 @@ TEST(Int8Kernels, BlocksAndThreadsChangeNoBit) {
     for (const int64_t num_k : {2560, 4480}) {
       const Problem problem = make_problem(what, 300, 83, num_k, 5);
       for (const Path& path : all_paths()) {
-        if (path.name.find("plain") != std::string::npos) continue;
         for (const int64_t num_rows : {1, 4, 40, 300}) {
           for (const int num_threads : {1, 2, 3}) {
             EXPECT_EQ(multiply_and_compare(*path.kernels, problem, num_rows, num_threads), "")

@@ -48,15 +48,20 @@ struct PlainTiles {
   }
   template <int kSum, int kRows, int kPanel>
   static void dot_int8() {
+    const auto& rows = tile(kRows);
+    const auto& panel = tile(kPanel);
+    auto& sum = tile(kSum);
+    int32_t factors[64][16];  // B[i / 4][4 n + i % 4] by i and n, so that the loop below is along memory
+    for (int i = 0; i < 64; ++i) {
+      for (int n = 0; n < 16; ++n) factors[i][n] = static_cast<int8_t>(panel[i / 4][4 * n + i % 4]);
+    }
     for (int m = 0; m < 16; ++m) {
-      for (int n = 0; n < 16; ++n) {
-        int32_t sum;
-        std::memcpy(&sum, &tile(kSum)[m][4 * n], 4);
-        for (int i = 0; i < 64; ++i) {
-          sum += static_cast<int8_t>(tile(kRows)[m][i]) * static_cast<int8_t>(tile(kPanel)[i / 4][4 * n + i % 4]);
-        }
-        std::memcpy(&tile(kSum)[m][4 * n], &sum, 4);
+      int32_t sums[16];
+      std::memcpy(sums, sum[m].data(), 64);
+      for (int i = 0; i < 64; ++i) {
+        for (int n = 0; n < 16; ++n) sums[n] += static_cast<int8_t>(rows[m][i]) * factors[i][n];
       }
+      std::memcpy(sum[m].data(), sums, 64);
     }
   }
 };

@@ -1,0 +1,28 @@
+// Makes the program that it is linked into one for a CPU with AMX whose tiles are those of plain_tiles.h: these
+// definitions come before the library's, so that all above the tile operations is the real thing.
+#include <gtest/gtest.h>
+
+#include "runtime/cpu/kernels/int8_amx_kernels.h"
+#include "runtime/system/amx.h"
+#include "tests/runtime/cpu/plain_tiles.h"
+
+namespace pare {
+
+bool request_amx() {
+  return true;
+}
+
+const Int8Kernels& int8_kernels_amx() {
+  static const Int8Kernels kernels = make_amx_kernels<PlainTiles>(int8_kernels_vnni());
+  return kernels;
+}
+
+namespace {
+
+TEST(AmxOnPlainTiles, IsWhatThisProgramMultipliesWith) {
+  if (!supports_isa(Isa::amx)) GTEST_SKIP() << "below the tiles, the amx path needs VNNI, and PARE_ISA may say no";
+  EXPECT_EQ(int8_kernels(Isa::amx).begin_task, &PlainTiles::configure);
+}
+
+}  // namespace
+}  // namespace pare
