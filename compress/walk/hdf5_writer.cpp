@@ -3,7 +3,10 @@
 #include <hdf5.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include "compress/walk/hdf5_reader.h"
@@ -20,7 +23,8 @@ void prepare_library() {
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }
 
-// The library's own words for what went wrong: the innermost entry of its error stack.
+// What went wrong, in the system's words where the library quotes them; the rest of its own words (addresses, times,
+// line numbers) is of use to nobody.
 std::string reason() {
   std::string text;
   H5Ewalk2(
@@ -31,7 +35,15 @@ std::string reason() {
         return 0;
       },
       &text);
-  return text.empty() ? "the HDF5 library gives no reason" : text;
+  constexpr std::string_view kQuote = "error message = '";
+  const size_t quote = text.find(kQuote);
+  if (quote == std::string::npos) return "the HDF5 library failed (" + text.substr(0, text.find_first_of(",:\n")) + ")";
+  const size_t start = quote + kQuote.size();
+  const std::string message = text.substr(start, text.find('\'', start) - start);
+  for (const int error : {ENOSPC, EDQUOT, EFBIG}) {
+    if (message == std::strerror(error)) return message + ": free some space or choose another folder, then run again";
+  }
+  return message;
 }
 
 void check_text(const std::string& group, const char* name, const std::string& text) {

@@ -23,7 +23,8 @@ namespace fs = std::filesystem;
 
 [[noreturn]] void fail(const char* verb, const fs::path& path, int error) {
   std::string why = std::generic_category().message(error);
-  if (error == ENOSPC || error == EDQUOT) why += ": free some space or choose another folder, then run again";
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG)
+    why += ": free some space or choose another folder, then run again";
   fail(verb, path, why);
 }
 
