@@ -76,6 +76,8 @@ std::string message_words(int type) {
       return "filters (compression)";
     case 0xF:
       return "shared messages";
+    case 0x12:
+      return "a time of modification";
     case 0x15:
       return "attributes of the newer format";
     default:

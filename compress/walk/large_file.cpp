@@ -43,10 +43,12 @@ bool is_named(int descriptor, const fs::path& path) {
          open_file.st_ino == named.st_ino;
 }
 
+// Or with the zeros that stand there until `magic` is written, or holds nothing yet.
 bool starts_with(int descriptor, std::string_view magic) {
   std::string start(magic.size(), '\0');
   const ssize_t count = pread(descriptor, start.data(), start.size(), 0);
-  return count == 0 || (count == static_cast<ssize_t>(magic.size()) && start == magic);
+  if (count != static_cast<ssize_t>(magic.size())) return count == 0;
+  return start == magic || start == std::string(magic.size(), '\0');
 }
 
 }  // namespace
@@ -100,15 +102,22 @@ UnpublishedFile::UnpublishedFile(fs::path path, std::string_view magic) : path_(
     if (descriptor_ < 0) fail("write", path_, "'" + partial_.string() + "': " + std::generic_category().message(errno));
     struct stat status;
     std::string why;
-    if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode) || !starts_with(descriptor_, magic)) {
-      why = "'" + partial_.string() + "' exists and is nothing that an interrupted run has left: remove it";
+    const std::string foreign =
+        "'" + partial_.string() + "' exists and is nothing that an interrupted run has left: remove it";
+    if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
+      why = foreign;
     } else if (!lock(descriptor_)) {
       why = errno == EAGAIN || errno == EACCES
                 ? "another run is writing '" + partial_.string() + "'"
                 : "'" + partial_.string() + "' cannot be locked: " + std::generic_category().message(errno);
     } else if (is_named(descriptor_, partial_)) {
-      if (ftruncate(descriptor_, 0) == 0) return;
-      why = std::generic_category().message(errno);
+      if (!starts_with(descriptor_, magic)) {
+        why = foreign;
+      } else if (ftruncate(descriptor_, 0) == 0) {
+        return;
+      } else {
+        why = std::generic_category().message(errno);
+      }
     }
     close(std::exchange(descriptor_, -1));
     if (!why.empty()) fail("write", path_, why);

@@ -71,6 +71,7 @@ const StatisticsOrigin kOrigin{"model", "data", "text.npy", kWindows, kTokens, 5
 class HostileStatistics : public testing::Test {
  protected:
   void SetUp() override {
+    H5dont_atexit();  // before any other call, as the writer does it
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
     StatisticsWriter writer(good_, kOrigin);
     writer.write(block_, kStage, statistics_);
@@ -97,7 +98,9 @@ class HostileStatistics : public testing::Test {
   // `change` works on a copy, opened by the HDF5 library.
   void expect_refused(const std::function<void(hid_t)>& change, std::initializer_list<std::string> words) const {
     fs::copy_file(good_, bad_, fs::copy_options::overwrite_existing);
-    const hid_t file = H5Fopen(bad_.c_str(), H5F_ACC_RDWR, kDefault);
+    const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
+    H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
+    const hid_t file = H5Fopen(bad_.c_str(), H5F_ACC_RDWR, access);
     ASSERT_GE(file, 0);
     change(file);
     ASSERT_GE(H5Fclose(file), 0);
@@ -214,6 +217,7 @@ struct Remake {
     const std::string path = kGroup + "/" + name;
     ASSERT_GE(H5Ldelete(file, path.c_str(), kDefault), 0);
     const hid_t creation = H5Pcreate(H5P_DATASET_CREATE);
+    H5Pset_obj_track_times(creation, false);
     properties(creation);
     const hid_t set = H5Dcreate2(file, path.c_str(), type, space(sizes), kDefault, creation, kDefault);
     ASSERT_GE(set, 0);
@@ -361,9 +365,8 @@ TEST_F(HostileStatistics, StructuresThatLeadInCirclesEnd) {
     write_text(bad_, bytes);
     expect_refused(words);
   };
-  const size_t tree = good.find("TREE"), node = good.find("SNOD", kUserBlockBytes);
+  const size_t tree = good.find("TREE");
   ASSERT_NE(tree, std::string::npos);
-  ASSERT_NE(node, std::string::npos);
   // A tree node that is its own child: one of level 0, and one of a level above.
   std::string bytes = good;
   put_at(bytes, tree + 32, tree - kUserBlockBytes);
@@ -377,7 +380,7 @@ TEST_F(HostileStatistics, StructuresThatLeadInCirclesEnd) {
     std::string below = good.substr(tree, 24);
     below[5] = static_cast<char>(29 - level);
     below[6] = 8;
-    const uint64_t next = level < 29 ? forest + (level + 1) * 160 - kUserBlockBytes : node - kUserBlockBytes;
+    const uint64_t next = forest + (level + 1) * 160 - kUserBlockBytes;
     for (int i = 0; i < 8; ++i) {
       below.append(8, '\0');
       below.append(reinterpret_cast<const char*>(&next), 8);
@@ -385,6 +388,7 @@ TEST_F(HostileStatistics, StructuresThatLeadInCirclesEnd) {
     below.resize(160);
     bytes += below;
   }
+  bytes += std::string("SNOD\1\0\0\0", 8);
   const size_t table = good.find(std::string("\x11\0\x10\0\0\0\0\0", 8), kUserBlockBytes);  // the root's
   ASSERT_NE(table, std::string::npos);
   put_at(bytes, table + 8, forest - kUserBlockBytes);
@@ -475,7 +479,7 @@ TEST_F(HostileStatistics, AreNotWritten) {
 // a hang or memory without bound is found too.
 TEST_F(HostileStatistics, MutatedBytesAreReadOrRefused) {
   const std::string good = bytes_of(good_);
-  constexpr int kMutations = 6000;
+  constexpr int kMutations = 4000;
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -503,6 +507,7 @@ TEST_F(HostileStatistics, MutatedBytesAreReadOrRefused) {
         }
       }
       sign(bytes);
+      fs::remove(bad_);  // ext4 brings what replaces a file's content to the disk at once
       write_text(bad_, bytes);
       try {
         read_all(bad_);
