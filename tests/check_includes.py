@@ -41,7 +41,7 @@ ONLY_IN = [
     (re.compile(r"^pcre2"), re.compile(r"^runtime/tokenizer/[^/]*\.(cpp|h)$")),
     (re.compile(r"^nlohmann/"), re.compile(r"^((runtime|compress)/.*\.cpp|tests/.*)$")),
     (re.compile(r"^Eigen/"), re.compile(r"^(quant|tests/quant)/.*\.cpp$")),
-    (re.compile(r"^(hdf5|H5)"), re.compile(r"^(compress|distill)/")),
+    (re.compile(r"^(hdf5|H5)"), re.compile(r"^(compress|distill|tests/compress)/")),
 ]
 # A module is a header and its sources; *_avx2, *_avx512, *_kernels and the like belong to it.
 MAX_MODULES = 20

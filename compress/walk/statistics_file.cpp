@@ -1,22 +1,20 @@
 #include "compress/walk/statistics_file.h"
 
 #include <ATen/ops/empty.h>
-#include <fcntl.h>
-#include <hdf5.h>
 #include <malloc.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <fstream>
+#include <cfloat>
+#include <cmath>
+#include <cstdio>
+#include <optional>
 #include <stdexcept>
-#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "compress/walk/hdf5_reader.h"
 #include "quant/row_chunks.h"
-#include "runtime/system/atomic_file.h"
 #include "runtime/system/sha256.h"
 
 namespace pare {
@@ -24,239 +22,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr hsize_t kUserBlockBytes = 512;
+constexpr int64_t kUserBlockBytes = 512;
 constexpr std::string_view kMagic = "pare statistics ";
 constexpr std::string_view kVersion = "1";
 constexpr std::string_view kHashWord = " sha256 ";
+constexpr size_t kHashLetters = 64;
 constexpr int64_t kBufferFloats = int64_t{1} << 20;  // of a triangle, in memory at a time
+constexpr const char* kRemedy = "make the statistics again with pare calibrate";
 
-static_assert(sizeof(hid_t) == sizeof(int64_t));
-
-// An HDF5 object, closed with its own function.
-class Handle {
- public:
-  Handle(hid_t id, herr_t (*close)(hid_t)) : id_(id), close_(close) {}
-  Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
-  ~Handle() {
-    if (id_ >= 0) close_(id_);
-  }
-  hid_t get() const { return id_; }
-
- private:
-  hid_t id_;
-  herr_t (*close_)(hid_t);
-};
-
-// The library's own words for what went wrong: the innermost entry of its error stack.
-std::string reason() {
-  std::string text;
-  H5Ewalk2(
-      H5E_DEFAULT, H5E_WALK_UPWARD,
-      [](unsigned, const H5E_error2_t* error, void* out) -> herr_t {
-        auto& found = *static_cast<std::string*>(out);
-        if (found.empty() && error->desc != nullptr) found = error->desc;
-        return 0;
-      },
-      &text);
-  return text.empty() ? "the HDF5 library gives no reason" : text;
+[[noreturn]] void fail(const fs::path& path, const std::string& why) {
+  throw std::runtime_error("cannot read '" + path.string() + "': " + why);
 }
 
-[[noreturn]] void fail(const char* verb, const fs::path& path, const std::string& why) {
-  throw std::runtime_error(std::string("cannot ") + verb + " '" + path.string() + "': " + why);
-}
-
-// What a call into HDF5 returned, when it went well.
-template <typename Result>
-Result checked(Result result, const char* verb, const fs::path& path) {
-  if (result < 0) fail(verb, path, reason());
-  return result;
-}
-
-// The metadata that HDF5 keeps lie in the holes that matrices of earlier stages have left, so that the next matrix does
-// not fit there and the heap would grow by one for every stage: what is free between them goes back to the system.
+// What is small and stays lies in the holes that matrices of earlier stages have left, so that the next matrix does not
+// fit there and the heap would grow by one for every stage: what is free between them goes back to the system.
 void give_back_free_memory() {
   malloc_trim(0);
 }
-
-// HDF5 prints its error stack on standard error unless told otherwise.
-void keep_errors_quiet() {
-  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
-}
-
-Handle string_type(size_t num_bytes) {
-  Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
-  H5Tset_size(type.get(), std::max<size_t>(num_bytes, 1));
-  H5Tset_strpad(type.get(), H5T_STR_NULLPAD);
-  return type;
-}
-
-class ObjectWriter {
- public:
-  ObjectWriter(const fs::path& path, hid_t object) : path_(path), object_(object) {}
-
-  void attribute(const char* name, const std::string& text) const {
-    const Handle space(check(H5Screate(H5S_SCALAR)), H5Sclose);
-    put(name, string_type(text.size()), space, text.c_str());
-  }
-  void attribute(const char* name, uint64_t value) const {
-    const Handle space(check(H5Screate(H5S_SCALAR)), H5Sclose);
-    put(name, Handle(check(H5Tcopy(H5T_STD_U64LE)), H5Tclose), space, &value);
-  }
-  void attribute(const char* name, const std::vector<std::string>& texts) const {
-    size_t longest = 1;
-    for (const std::string& text : texts) longest = std::max(longest, text.size());
-    std::vector<char> bytes(texts.size() * longest, '\0');
-    for (size_t i = 0; i < texts.size(); ++i) std::copy(texts[i].begin(), texts[i].end(), bytes.begin() + i * longest);
-    const hsize_t count = texts.size();
-    const Handle space(check(H5Screate_simple(1, &count, nullptr)), H5Sclose);
-    put(name, string_type(longest), space, bytes.data());
-  }
-
-  void floats(const char* name, const at::Tensor& tensor) const {
-    const at::Tensor values = tensor.contiguous();
-    const std::vector<hsize_t> shape(values.sizes().begin(), values.sizes().end());
-    const Handle set = dataset(name, shape);
-    check(H5Dwrite(set.get(), H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.const_data_ptr<float>()));
-  }
-
-  void upper_triangle(const char* name, const at::Tensor& matrix_II) const {
-    const at::Tensor values = matrix_II.contiguous();
-    const int64_t width = values.size(0);
-    const Handle set = dataset(name, {static_cast<hsize_t>(width * (width + 1) / 2)});
-    std::vector<float> buffer;
-    hsize_t first = 0;
-    for (int64_t row = 0; row < width; ++row) {
-      const float* source = values.const_data_ptr<float>() + row * width;
-      buffer.insert(buffer.end(), source + row, source + width);
-      if (static_cast<int64_t>(buffer.size()) < kBufferFloats && row + 1 < width) continue;
-      const hsize_t count = buffer.size();
-      const Handle memory(check(H5Screate_simple(1, &count, nullptr)), H5Sclose);
-      const Handle file(check(H5Dget_space(set.get())), H5Sclose);
-      check(H5Sselect_hyperslab(file.get(), H5S_SELECT_SET, &first, nullptr, &count, nullptr));
-      check(H5Dwrite(set.get(), H5T_NATIVE_FLOAT, memory.get(), file.get(), H5P_DEFAULT, buffer.data()));
-      first += count;
-      buffer.clear();
-    }
-  }
-
- private:
-  template <typename Result>
-  Result check(Result result) const {
-    return checked(result, "write", path_);
-  }
-  void put(const char* name, const Handle& type, const Handle& space, const void* value) const {
-    const Handle attribute(check(H5Acreate2(object_, name, type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT)),
-                           H5Aclose);
-    check(H5Awrite(attribute.get(), type.get(), value));
-  }
-  Handle dataset(const char* name, const std::vector<hsize_t>& shape) const {
-    const Handle space(check(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr)), H5Sclose);
-    const Handle properties(check(H5Pcreate(H5P_DATASET_CREATE)), H5Pclose);
-    check(H5Pset_obj_track_times(properties.get(), false));  // the same bytes, whenever it is written
-    return {check(H5Dcreate2(object_, name, H5T_IEEE_F32LE, space.get(), H5P_DEFAULT, properties.get(), H5P_DEFAULT)),
-            H5Dclose};
-  }
-  const fs::path& path_;
-  hid_t object_;
-};
-
-class ObjectReader {
- public:
-  ObjectReader(const fs::path& path, std::string object_name, hid_t object)
-      : path_(path), name_(std::move(object_name)), object_(object) {}
-
-  std::string text(const char* name) const {
-    const Handle attribute(check(H5Aopen(object_, name, H5P_DEFAULT)), H5Aclose);
-    const Handle type(check(H5Aget_type(attribute.get())), H5Tclose);
-    std::string text(H5Tget_size(type.get()), '\0');
-    check(H5Aread(attribute.get(), type.get(), text.data()));
-    return text.substr(0, text.find('\0'));
-  }
-  uint64_t number(const char* name) const {
-    const Handle attribute(check(H5Aopen(object_, name, H5P_DEFAULT)), H5Aclose);
-    uint64_t value = 0;
-    check(H5Aread(attribute.get(), H5T_NATIVE_UINT64, &value));
-    return value;
-  }
-
-  // [rows, columns], or [columns]; -1: as many rows as there are.
-  at::Tensor floats(const char* name, std::vector<int64_t> shape) const {
-    const Handle set = dataset(name);
-    if (shape[0] == -1) shape[0] = extent(set)[0];
-    check_shape(set, name, shape);
-    at::Tensor values = at::empty(shape, at::kFloat);
-    check(H5Dread(set.get(), H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data_ptr<float>()));
-    return values;
-  }
-
-  at::Tensor symmetric(const char* name, int64_t width) const {
-    const Handle set = dataset(name);
-    check_shape(set, name, {width * (width + 1) / 2});
-    at::Tensor matrix_II = at::empty({width, width}, at::kFloat);
-    float* matrix = matrix_II.data_ptr<float>();
-    std::vector<float> buffer;
-    hsize_t first = 0;
-    for (int64_t row = 0; row < width;) {
-      int64_t end = row;
-      hsize_t count = 0;
-      for (; end < width && static_cast<int64_t>(count) < kBufferFloats; ++end) count += width - end;
-      buffer.resize(count);
-      const Handle memory(check(H5Screate_simple(1, &count, nullptr)), H5Sclose);
-      const Handle file(check(H5Dget_space(set.get())), H5Sclose);
-      check(H5Sselect_hyperslab(file.get(), H5S_SELECT_SET, &first, nullptr, &count, nullptr));
-      check(H5Dread(set.get(), H5T_NATIVE_FLOAT, memory.get(), file.get(), H5P_DEFAULT, buffer.data()));
-      for (const float* source = buffer.data(); row < end; source += width - row, ++row) {
-        std::copy(source, source + width - row, matrix + row * width + row);
-      }
-      first += count;
-    }
-    mirror(matrix, width);
-    return matrix_II;
-  }
-
- private:
-  // By square tiles, which stay in the cache that a column of the whole matrix would sweep out.
-  static void mirror(float* matrix, int64_t width) {
-    constexpr int64_t kSide = 32;
-    for_row_chunks(width, kSide, [&](int64_t first_row, int64_t num_rows) {
-      for (int64_t first = 0; first < first_row + num_rows; first += kSide) {
-        for (int64_t row = first_row; row < first_row + num_rows; ++row) {
-          for (int64_t column = first; column < std::min(first + kSide, row); ++column) {
-            matrix[row * width + column] = matrix[column * width + row];
-          }
-        }
-      }
-    });
-  }
-  template <typename Result>
-  Result check(Result result) const {
-    if (result < 0) fail("read", path_, name_ + ": " + reason());
-    return result;
-  }
-  Handle dataset(const char* name) const { return {check(H5Dopen2(object_, name, H5P_DEFAULT)), H5Dclose}; }
-  std::vector<int64_t> extent(const Handle& set) const {
-    const Handle space(check(H5Dget_space(set.get())), H5Sclose);
-    std::vector<hsize_t> sizes(static_cast<size_t>(check(H5Sget_simple_extent_ndims(space.get()))));
-    check(H5Sget_simple_extent_dims(space.get(), sizes.data(), nullptr));
-    if (sizes.empty()) fail("read", path_, name_ + ": expected an array, found a single value");
-    return {sizes.begin(), sizes.end()};
-  }
-  void check_shape(const Handle& set, const char* name, const std::vector<int64_t>& expected) const {
-    const auto words = [](const std::vector<int64_t>& sizes) {
-      std::string text;
-      for (const int64_t size : sizes) text += (text.empty() ? "[" : ", ") + std::to_string(size);
-      return text + "]";
-    };
-    const std::vector<int64_t> found = extent(set);
-    if (found == expected) return;
-    fail("read", path_,
-         name_ + "/" + name + ": expected " + words(expected) + ", found " + words(found) +
-             ": the statistics are of another model");
-  }
-  const fs::path& path_;
-  std::string name_;
-  hid_t object_;
-};
 
 std::string user_block(const std::string& hash) {
   std::string block = std::string(kMagic) + std::string(kVersion) + std::string(kHashWord) + hash + "\n";
@@ -264,122 +46,312 @@ std::string user_block(const std::string& hash) {
   return block;
 }
 
-// Of all bytes after the user block; checks that block when `stated` is asked for.
-std::string hash_content(const fs::path& path, std::string* stated) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail("read", path, std::generic_category().message(errno));
-  std::string block(kUserBlockBytes, '\0');
-  file.read(block.data(), static_cast<std::streamsize>(block.size()));
-  if (stated != nullptr) {
-    if (!block.starts_with(kMagic)) fail("read", path, "it is no statistics file: pare calibrate makes one");
-    const size_t word = block.find(kHashWord);
-    const std::string version = block.substr(kMagic.size(), word == std::string::npos ? 0 : word - kMagic.size());
-    if (version != kVersion) {
-      fail("read", path,
-           "statistics of version '" + version + "'; expected " + std::string(kVersion) +
-               ": make it again with pare calibrate");
-    }
-    *stated = block.substr(word + kHashWord.size(), 64);
+// The hash that the user block states.
+std::string stated_hash(const InputFile& file) {
+  std::string block(static_cast<size_t>(std::min(file.size_bytes(), kUserBlockBytes)), '\0');
+  file.read(0, std::as_writable_bytes(std::span(block)));
+  // Nothing that is no word of ours is shown: it may be any bytes.
+  const size_t word = block.find(kHashWord);
+  const std::string version =
+      word == std::string::npos || word < kMagic.size() ? "" : block.substr(kMagic.size(), word - kMagic.size());
+  const bool is_version =
+      version.size() <= 9 && std::all_of(version.begin(), version.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!block.starts_with(kMagic) || version.empty() || !is_version) {
+    fail(file.path(), "it is no statistics file: pare calibrate makes one");
   }
+  if (version != kVersion) {
+    fail(file.path(), "statistics of version '" + version + "'; expected " + std::string(kVersion) + ": " + kRemedy);
+  }
+  return block.substr(word + kHashWord.size(), kHashLetters);
+}
+
+// Of all bytes after the user block.
+std::string hash_content(const InputFile& file) {
   Sha256 hash;
-  std::vector<char> piece(size_t{1} << 20);
-  while (file) {
-    file.read(piece.data(), static_cast<std::streamsize>(piece.size()));
-    hash.update(std::as_bytes(std::span(piece.data(), static_cast<size_t>(file.gcount()))));
+  std::vector<std::byte> piece(size_t{1} << 20);
+  for (int64_t at = kUserBlockBytes; at < file.size_bytes(); at += static_cast<int64_t>(piece.size())) {
+    piece.resize(std::min(piece.size(), static_cast<size_t>(file.size_bytes() - at)));
+    file.read(at, piece);
+    hash.update(piece);
   }
-  if (!file.eof()) fail("read", path, "reading failed");
   return hash.hex();
 }
 
-// Replaces the user block and brings everything to the disk.
-void write_user_block(const fs::path& path, const std::string& block) {
-  const int descriptor = open(path.c_str(), O_WRONLY | O_CLOEXEC);
-  const bool written =
-      descriptor >= 0 && pwrite(descriptor, block.data(), block.size(), 0) == static_cast<ssize_t>(block.size());
-  const bool synced = written && fsync(descriptor) == 0;
-  const int error = errno;
-  if (descriptor >= 0) close(descriptor);
-  if (!synced) fail("write", path, std::generic_category().message(error));
-}
-
-std::string stage_group(const BlockDescription& block, Stage stage) {
+std::string stage_group_name(Stage stage) {
   std::string name = stage_name(stage);
   std::replace(name.begin(), name.end(), ' ', '_');
   std::replace(name.begin(), name.end(), '-', '_');
-  return block.name + "/" + name;
+  return name;
+}
+
+std::string stage_group(const BlockDescription& block, Stage stage) {
+  return block.name + "/" + stage_group_name(stage);
+}
+
+// Expected and found, where they differ.
+struct Difference {
+  std::string object, expected, found;
+};
+
+// Sums are float32 over a window of T tokens and more, so that they are off by T x 6e-8 of themselves at worst; squares
+// below FLT_MIN may vanish.
+constexpr double kTolerance = 0.01;
+double root(float mean_square) {
+  return (1.0 + kTolerance) * std::sqrt(static_cast<double>(mean_square) + FLT_MIN);
+}
+
+std::string words(double value) {
+  std::array<char, 32> text;
+  std::snprintf(text.data(), text.size(), "%.6g", value);
+  return text.data();
+}
+
+std::string channel_words(int64_t channel, double value) {
+  return words(value) + " in channel " + std::to_string(channel);
+}
+
+// Means over the same x: |mean x| <= mean |x| <= sqrt(mean x^2) <= max |x|.
+std::optional<Difference> check_channels(const LayerStatistics& statistics) {
+  const int64_t width = statistics.min_I.numel();
+  const float* diagonal = statistics.hessian_diagonal_I.const_data_ptr<float>();
+  const float* minimum = statistics.min_I.const_data_ptr<float>();
+  const float* maximum = statistics.max_I.const_data_ptr<float>();
+  const float* mean_abs = statistics.mean_abs_I.const_data_ptr<float>();
+  for (int64_t i = 0; i < width; ++i) {
+    for (const auto& [object, value] : {std::pair{"hessian_diagonal", diagonal[i]}, std::pair{"min", minimum[i]},
+                                        std::pair{"max", maximum[i]}, std::pair{"mean_abs", mean_abs[i]}}) {
+      if (!std::isfinite(value)) return Difference{object, "finite values", channel_words(i, value)};
+    }
+    if (diagonal[i] < 0.0f) return Difference{"hessian_diagonal", "values >= 0", channel_words(i, diagonal[i])};
+    if (minimum[i] > maximum[i]) {
+      return Difference{"min", "at most the maximum " + words(maximum[i]), channel_words(i, minimum[i])};
+    }
+    // An expert that no token went to has H = I and ranges of 0.
+    if (statistics.num_tokens == 0) continue;
+    const double largest = std::max(std::fabs(minimum[i]), std::fabs(maximum[i]));
+    if (mean_abs[i] < 0.0f || mean_abs[i] > root(diagonal[i])) {
+      return Difference{"mean_abs", "0 to the root of the mean square, " + words(std::sqrt(diagonal[i])),
+                        channel_words(i, mean_abs[i])};
+    }
+    if (std::sqrt(static_cast<double>(diagonal[i])) > (1.0 + kTolerance) * largest + std::sqrt(FLT_MIN)) {
+      return Difference{"hessian_diagonal", "at most the square of the range, " + words(largest * largest),
+                        channel_words(i, diagonal[i])};
+    }
+  }
+  return std::nullopt;
+}
+
+// Sampled rows lie in their channels' ranges.
+std::optional<Difference> check_sample(const LayerStatistics& statistics) {
+  const int64_t num_rows = statistics.sample_RI.size(0), width = statistics.sample_RI.size(1);
+  const float* sample = statistics.sample_RI.const_data_ptr<float>();
+  const float* minimum = statistics.min_I.const_data_ptr<float>();
+  const float* maximum = statistics.max_I.const_data_ptr<float>();
+  for (int64_t row = 0; row < num_rows; ++row) {
+    for (int64_t i = 0; i < width; ++i) {
+      const float value = sample[row * width + i];
+      if (value >= minimum[i] && value <= maximum[i]) continue;  // not so for a NaN
+      return Difference{"sample", words(minimum[i]) + " to " + words(maximum[i]), channel_words(i, value)};
+    }
+  }
+  return std::nullopt;
+}
+
+// The upper triangle, which is all that a file holds: its diagonal is the other record's, and no product of two channels
+// exceeds what their squares allow (Cauchy and Schwarz).
+std::optional<Difference> check_hessian(const LayerStatistics& statistics) {
+  const int64_t width = statistics.hessian_diagonal_I.numel();
+  const float* diagonal = statistics.hessian_diagonal_I.const_data_ptr<float>();
+  const float* hessian = statistics.hessian_II.const_data_ptr<float>();
+  std::vector<double> root_I;
+  for (int64_t i = 0; i < width; ++i) root_I.push_back(root(diagonal[i]));
+  std::vector<std::optional<Difference>> found_I(static_cast<size_t>(width));
+  for_row_chunks(width, 64, [&](int64_t first_row, int64_t num_rows) {
+    for (int64_t i = first_row; i < first_row + num_rows; ++i) {
+      const float* row = hessian + i * width;
+      auto& found = found_I[static_cast<size_t>(i)];
+      if (row[i] != diagonal[i]) {
+        found = Difference{"hessian", "hessian_diagonal's " + words(diagonal[i]), channel_words(i, row[i])};
+        continue;
+      }
+      for (int64_t j = i + 1; j < width && !found; ++j) {
+        const double bound = root_I[static_cast<size_t>(i)] * root_I[static_cast<size_t>(j)];
+        if (std::fabs(static_cast<double>(row[j])) <= bound) continue;  // not so for a NaN
+        found = Difference{"hessian", "at most " + words(bound) + " between two channels of these squares",
+                           words(row[j]) + " between channels " + std::to_string(i) + " and " + std::to_string(j)};
+      }
+    }
+  });
+  for (auto& found : found_I) {
+    if (found) return found;
+  }
+  return std::nullopt;
+}
+
+std::optional<Difference> check_tokens(const StatisticsOrigin& origin, Stage stage, const LayerStatistics& statistics) {
+  const int64_t num_tokens = statistics.num_tokens, all = origin.num_windows * origin.num_tokens;
+  const bool is_expert = stage.expert != Stage::kNoExpert;
+  if (num_tokens < 0 || num_tokens > all || (!is_expert && num_tokens != all)) {
+    return Difference{"num_tokens", (is_expert ? "at most " : "") + std::to_string(all), std::to_string(num_tokens)};
+  }
+  return std::nullopt;
+}
+
+std::optional<Difference> check_rows(int64_t num_tokens, int64_t num_rows) {
+  const int64_t most = std::min(kNumSampleRows, num_tokens);
+  if (num_rows >= std::min<int64_t>(1, num_tokens) && num_rows <= most) return std::nullopt;
+  return Difference{"sample", "at most " + std::to_string(most) + " rows and one at least where there are tokens",
+                    std::to_string(num_rows)};
+}
+
+// So that the number of tokens fits.
+std::optional<Difference> check_origin(const StatisticsOrigin& origin) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+  for (const auto& [name, count] : {std::pair{"windows", origin.num_windows}, std::pair{"tokens", origin.num_tokens}}) {
+    if (count < 1 || count > kMost) {
+      return Difference{std::string("attribute /") + name, "1 to " + std::to_string(kMost), std::to_string(count)};
+    }
+  }
+  return std::nullopt;
+}
+
+void refuse_writing(const fs::path& path, const std::string& stage, const std::optional<Difference>& difference) {
+  if (!difference) return;
+  throw std::invalid_argument("cannot write '" + path.string() + "': " + stage + difference->object + ": expected " +
+                              difference->expected + ", found " + difference->found);
+}
+
+void refuse_reading(const Hdf5Reader& reader, const std::string& stage, const std::optional<Difference>& difference) {
+  if (difference) reader.refuse(stage + difference->object, difference->expected, difference->found);
+}
+
+// By square tiles, which stay in the cache that a column of the whole matrix would sweep out.
+void mirror(float* matrix, int64_t width) {
+  constexpr int64_t kSide = 32;
+  for_row_chunks(width, kSide, [&](int64_t first_row, int64_t num_rows) {
+    for (int64_t first = 0; first < first_row + num_rows; first += kSide) {
+      for (int64_t row = first_row; row < first_row + num_rows; ++row) {
+        for (int64_t column = first; column < std::min(first + kSide, row); ++column) {
+          matrix[row * width + column] = matrix[column * width + row];
+        }
+      }
+    }
+  });
+}
+
+void write_floats(Hdf5Writer& writer, const std::string& group, const char* name, const at::Tensor& tensor) {
+  const at::Tensor values = tensor.contiguous();
+  writer.floats(group, name, values.sizes(), {values.const_data_ptr<float>(), static_cast<size_t>(values.numel())});
+}
+
+void write_upper_triangle(Hdf5Writer& writer, const std::string& group, const char* name, const at::Tensor& matrix_II) {
+  const at::Tensor values = matrix_II.contiguous();
+  const int64_t width = values.size(0);
+  std::vector<float> buffer;
+  int64_t row = 0;
+  writer.floats(group, name, width * (width + 1) / 2, [&] {
+    buffer.clear();
+    for (; row < width && static_cast<int64_t>(buffer.size()) < kBufferFloats; ++row) {
+      const float* source = values.const_data_ptr<float>() + row * width;
+      buffer.insert(buffer.end(), source + row, source + width);
+    }
+    return std::span<const float>(buffer);
+  });
+}
+
+Hdf5Floats find_floats(const Hdf5Reader& reader, const Hdf5Object& group, const char* name,
+                       const std::vector<int64_t>& expected) {
+  Hdf5Floats found = group.floats(name);
+  if (found.shape != expected) {
+    reader.refuse(found.path, shape_words(expected) + " as the model has it", shape_words(found.shape));
+  }
+  return found;
+}
+
+at::Tensor read_floats(const Hdf5Reader& reader, const Hdf5Floats& floats) {
+  at::Tensor values = at::empty(floats.shape, at::kFloat);
+  reader.read(floats, 0, {values.data_ptr<float>(), static_cast<size_t>(floats.num_values)});
+  return values;
+}
+
+at::Tensor read_upper_triangle(const Hdf5Reader& reader, const Hdf5Floats& triangle, int64_t width) {
+  at::Tensor matrix_II = at::empty({width, width}, at::kFloat);
+  float* matrix = matrix_II.data_ptr<float>();
+  std::vector<float> buffer;
+  int64_t first = 0;
+  for (int64_t row = 0; row < width;) {
+    int64_t end = row, count = 0;
+    for (; end < width && count < kBufferFloats; ++end) count += width - end;
+    buffer.resize(static_cast<size_t>(count));
+    reader.read(triangle, first, buffer);
+    for (const float* source = buffer.data(); row < end; source += width - row, ++row) {
+      std::copy(source, source + width - row, matrix + row * width + row);
+    }
+    first += count;
+  }
+  mirror(matrix, width);
+  return matrix_II;
 }
 
 }  // namespace
 
 StatisticsWriter::StatisticsWriter(fs::path path, const StatisticsOrigin& origin)
-    : path_(std::move(path)),
-      partial_(path_.parent_path() / ("." + path_.filename().string() + ".partial-" + std::to_string(getpid()))) {
-  keep_errors_quiet();
-  const Handle properties(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
-  H5Pset_userblock(properties.get(), kUserBlockBytes);
-  H5Pset_obj_track_times(properties.get(), false);
-  file_ = checked(H5Fcreate(partial_.c_str(), H5F_ACC_TRUNC, properties.get(), H5P_DEFAULT), "write", path_);
-  try {
-    const Handle root(checked(H5Gopen2(file_, "/", H5P_DEFAULT), "write", path_), H5Gclose);
-    const ObjectWriter writer(path_, root.get());
-    writer.attribute("model", origin.model);
-    writer.attribute("data", origin.data);
-    writer.attribute("text", origin.text);
-    writer.attribute("windows", static_cast<uint64_t>(origin.num_windows));
-    writer.attribute("tokens", static_cast<uint64_t>(origin.num_tokens));
-    writer.attribute("seed", origin.seed);
-    writer.attribute("pare", origin.pare_version);
-    writer.attribute("libtorch", origin.libtorch_version);
-    writer.attribute("instruction_set", origin.instruction_set);
-  } catch (...) {
-    H5Fclose(file_);
-    fs::remove(partial_);
-    throw;
-  }
+    : file_(std::move(path), kMagic), writer_(file_.partial_path(), file_.path(), kUserBlockBytes), origin_(origin) {
+  refuse_writing(file_.path(), "", check_origin(origin));
+  // Says whose an unfinished file is.
+  file_.write_head(kMagic);
+  writer_.attribute("/", "model", origin.model);
+  writer_.attribute("/", "data", origin.data);
+  writer_.attribute("/", "text", origin.text);
+  writer_.attribute("/", "windows", static_cast<uint64_t>(origin.num_windows));
+  writer_.attribute("/", "tokens", static_cast<uint64_t>(origin.num_tokens));
+  writer_.attribute("/", "seed", origin.seed);
+  writer_.attribute("/", "pare", origin.pare_version);
+  writer_.attribute("/", "libtorch", origin.libtorch_version);
+  writer_.attribute("/", "instruction_set", origin.instruction_set);
 }
 
-StatisticsWriter::~StatisticsWriter() {
-  if (file_ < 0) return;
-  H5Fclose(file_);
-  std::error_code ignored;
-  fs::remove(partial_, ignored);
-}
+StatisticsWriter::~StatisticsWriter() = default;
 
 void StatisticsWriter::write(const BlockDescription& block, Stage stage, const LayerStatistics& statistics) {
   give_back_free_memory();
-  const std::string name = stage_group(block, stage);
-  if (!statistics.hessian_II.defined()) throw std::invalid_argument("statistics of " + name + ": H is missing");
-  const Handle parents(checked(H5Pcreate(H5P_LINK_CREATE), "write", path_), H5Pclose);
-  checked(H5Pset_create_intermediate_group(parents.get(), 1), "write", path_);
-  const Handle group(checked(H5Gcreate2(file_, name.c_str(), parents.get(), H5P_DEFAULT, H5P_DEFAULT), "write", path_),
-                     H5Gclose);
-  const ObjectWriter writer(path_, group.get());
+  const std::string group = stage_group(block, stage);
+  if (!statistics.hessian_II.defined()) throw std::invalid_argument("statistics of " + group + ": H is missing");
+  const int64_t width = stage_width(block, stage);
+  const auto check_width = [&](const at::Tensor& tensor, int64_t num_dimensions) {
+    if (tensor.dim() == num_dimensions && tensor.size(-1) == width && tensor.scalar_type() == at::kFloat) return;
+    throw std::invalid_argument("statistics of " + group + ": expected float32 of width " + std::to_string(width));
+  };
+  for (const at::Tensor& tensor_I :
+       {statistics.hessian_diagonal_I, statistics.min_I, statistics.max_I, statistics.mean_abs_I}) {
+    check_width(tensor_I, 1);
+  }
+  check_width(statistics.sample_RI, 2);
+  check_width(statistics.hessian_II, 2);
+  for (const auto& difference :
+       {check_tokens(origin_, stage, statistics), check_rows(statistics.num_tokens, statistics.sample_RI.size(0)),
+        check_channels(statistics), check_sample(statistics), check_hessian(statistics)}) {
+    refuse_writing(file_.path(), group + "/", difference);
+  }
   std::vector<std::string> layers;
   for (const LinearDescription& linear : stage_layers(block, stage)) layers.push_back(linear.name);
-  writer.attribute("layers", layers);
-  writer.attribute("num_tokens", static_cast<uint64_t>(statistics.num_tokens));
-  writer.upper_triangle("hessian", statistics.hessian_II);
-  writer.floats("hessian_diagonal", statistics.hessian_diagonal_I);
-  writer.floats("min", statistics.min_I);
-  writer.floats("max", statistics.max_I);
-  writer.floats("mean_abs", statistics.mean_abs_I);
-  writer.floats("sample", statistics.sample_RI);
+  writer_.make_group(group);
+  writer_.attribute(group, "layers", layers);
+  writer_.attribute(group, "num_tokens", static_cast<uint64_t>(statistics.num_tokens));
+  write_upper_triangle(writer_, group, "hessian", statistics.hessian_II);
+  write_floats(writer_, group, "hessian_diagonal", statistics.hessian_diagonal_I);
+  write_floats(writer_, group, "min", statistics.min_I);
+  write_floats(writer_, group, "max", statistics.max_I);
+  write_floats(writer_, group, "mean_abs", statistics.mean_abs_I);
+  write_floats(writer_, group, "sample", statistics.sample_RI);
 }
 
 std::string StatisticsWriter::publish() {
-  const int64_t file = std::exchange(file_, -1);
-  try {
-    checked(H5Fclose(file), "write", path_);
-    const std::string hash = hash_content(partial_, nullptr);
-    write_user_block(partial_, user_block(hash));
-    fs::rename(partial_, path_);
-    sync_directory(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
-    return hash;
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove(partial_, ignored);
-    throw;
-  }
+  writer_.close();
+  const std::string hash = hash_content(InputFile(file_.partial_path()));
+  file_.write_head(user_block(hash));
+  file_.publish();
+  return hash;
 }
 
 int64_t StatisticsWriter::size_bytes(const ModelDescription& model, int64_t num_sample_rows) {
@@ -396,9 +368,8 @@ int64_t StatisticsWriter::size_bytes(const ModelDescription& model, int64_t num_
 }
 
 struct StatisticsFile::State {
-  fs::path path;
+  Hdf5Reader reader;
   std::string hash;
-  Handle file;
   StatisticsOrigin origin;
 };
 
@@ -408,7 +379,7 @@ StatisticsFile& StatisticsFile::operator=(StatisticsFile&&) noexcept = default;
 StatisticsFile::~StatisticsFile() = default;
 
 const fs::path& StatisticsFile::path() const {
-  return state_->path;
+  return state_->reader.file().path();
 }
 
 const StatisticsOrigin& StatisticsFile::origin() const {
@@ -420,46 +391,62 @@ const std::string& StatisticsFile::hash() const {
 }
 
 StatisticsFile StatisticsFile::open(const fs::path& path) {
-  std::string stated;
-  const std::string hash = hash_content(path, &stated);
+  InputFile file(path);
+  const std::string stated = stated_hash(file);
+  const std::string hash = hash_content(file);
   if (hash != stated) {
-    fail("read", path,
-         "the file is truncated or damaged (its content has SHA-256 " + hash + ", expected " + stated +
-             "): make it again with pare calibrate");
+    fail(path,
+         "the file is truncated or damaged (its content has SHA-256 " + hash + ", not the one it states): " + kRemedy);
   }
-  keep_errors_quiet();
-  auto state = std::unique_ptr<State>(
-      new State{path, hash, {checked(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), "read", path), H5Fclose}, {}});
-  const ObjectReader reader(path, "/", state->file.get());
-  StatisticsOrigin& origin = state->origin;
-  origin.model = reader.text("model");
-  origin.data = reader.text("data");
-  origin.text = reader.text("text");
-  origin.num_windows = static_cast<int64_t>(reader.number("windows"));
-  origin.num_tokens = static_cast<int64_t>(reader.number("tokens"));
-  origin.seed = reader.number("seed");
-  origin.pare_version = reader.text("pare");
-  origin.libtorch_version = reader.text("libtorch");
-  origin.instruction_set = reader.text("instruction_set");
+  auto state = std::unique_ptr<State>(new State{Hdf5Reader(std::move(file), kUserBlockBytes, kRemedy), hash, {}});
+  const Hdf5Object root = state->reader.root();
+  const auto count = [&](const char* name) {  // what does not fit is out of every range
+    return static_cast<int64_t>(std::min<uint64_t>(root.number(name), INT64_MAX));
+  };
+  state->origin = {.model = root.text("model"),
+                   .data = root.text("data"),
+                   .text = root.text("text"),
+                   .num_windows = count("windows"),
+                   .num_tokens = count("tokens"),
+                   .seed = root.number("seed"),
+                   .pare_version = root.text("pare"),
+                   .libtorch_version = root.text("libtorch"),
+                   .instruction_set = root.text("instruction_set")};
+  refuse_reading(state->reader, "", check_origin(state->origin));
   return StatisticsFile(std::move(state));
 }
 
 LayerStatistics StatisticsFile::read(const BlockDescription& block, Stage stage, StatisticsNeed need) const {
   give_back_free_memory();
-  const fs::path& path = state_->path;
-  const std::string name = stage_group(block, stage);
-  const Handle group(H5Gopen2(state_->file.get(), name.c_str(), H5P_DEFAULT), H5Gclose);
-  if (group.get() < 0) fail("read", path, "it holds no statistics of " + name + ": it is of another model");
-  const ObjectReader reader(path, name, group.get());
+  const Hdf5Reader& reader = state_->reader;
+  const std::optional<Hdf5Object> owner = reader.root().find(block.name);
+  const std::optional<Hdf5Object> group = owner ? owner->find(stage_group_name(stage)) : std::nullopt;
+  if (!group) fail(path(), "it holds no statistics of " + stage_group(block, stage) + ": it is of another model");
+  const std::string prefix = group->path() + "/";
   const int64_t width = stage_width(block, stage);
+  // All shapes before the first value.
+  const Hdf5Floats diagonal = find_floats(reader, *group, "hessian_diagonal", {width});
+  const Hdf5Floats minimum = find_floats(reader, *group, "min", {width});
+  const Hdf5Floats maximum = find_floats(reader, *group, "max", {width});
+  const Hdf5Floats mean_abs = find_floats(reader, *group, "mean_abs", {width});
+  const Hdf5Floats triangle = find_floats(reader, *group, "hessian", {width * (width + 1) / 2});
+  const int64_t num_rows = group->floats("sample").shape[0];
+  const Hdf5Floats sample = find_floats(reader, *group, "sample", {num_rows, width});
+
   LayerStatistics statistics;
-  statistics.num_tokens = static_cast<int64_t>(reader.number("num_tokens"));
-  statistics.hessian_diagonal_I = reader.floats("hessian_diagonal", {width});
-  statistics.min_I = reader.floats("min", {width});
-  statistics.max_I = reader.floats("max", {width});
-  statistics.mean_abs_I = reader.floats("mean_abs", {width});
-  statistics.sample_RI = reader.floats("sample", {-1, width});
-  if (need == StatisticsNeed::hessian) statistics.hessian_II = reader.symmetric("hessian", width);
+  statistics.num_tokens = static_cast<int64_t>(std::min<uint64_t>(group->number("num_tokens"), INT64_MAX));
+  refuse_reading(reader, prefix, check_tokens(origin(), stage, statistics));
+  refuse_reading(reader, prefix, check_rows(statistics.num_tokens, num_rows));
+  statistics.hessian_diagonal_I = read_floats(reader, diagonal);
+  statistics.min_I = read_floats(reader, minimum);
+  statistics.max_I = read_floats(reader, maximum);
+  statistics.mean_abs_I = read_floats(reader, mean_abs);
+  refuse_reading(reader, prefix, check_channels(statistics));
+  statistics.sample_RI = read_floats(reader, sample);
+  refuse_reading(reader, prefix, check_sample(statistics));
+  if (need != StatisticsNeed::hessian) return statistics;
+  statistics.hessian_II = read_upper_triangle(reader, triangle, width);
+  refuse_reading(reader, prefix, check_hessian(statistics));
   return statistics;
 }
 

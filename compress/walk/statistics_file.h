@@ -2,12 +2,15 @@
 // from instead of a text.
 //
 //   bytes 0 .. 511        the user block, one line: "pare statistics 1 sha256 HASH", HASH of all bytes after it. It is
-//                         checked before the HDF5 library sees the file, and names the file's content elsewhere.
+//                         checked before anything else is read, and names the file's content elsewhere.
 //   /                     attributes: model, data, text, windows, tokens, seed, pare, libtorch, instruction_set
 //   /BLOCK/STAGE          attributes: layers (who reads this input), num_tokens
 //     hessian             [I (I + 1) / 2] float32: the upper triangle, row by row, as numpy.triu_indices counts it
 //     hessian_diagonal, min, max, mean_abs    [I] float32
 //     sample              [R, I] float32
+//
+// A hash protects from accidents, not from people, so nothing in the file is believed: it is read by hdf5_reader.h, and
+// every number is checked against the model, the origin and the others.
 //
 // Written twice, a file has the same bytes: it holds no times. Floats are stored as they are: HDF5's deflate with
 // shuffle would save 13 % and write 46 MB a second.
@@ -19,6 +22,8 @@
 #include <string>
 
 #include "compress/walk/decoder_block.h"
+#include "compress/walk/hdf5_writer.h"
+#include "compress/walk/large_file.h"
 #include "compress/walk/statistics.h"
 
 namespace pare {
@@ -34,31 +39,35 @@ struct StatisticsOrigin {
   std::string pare_version, libtorch_version, instruction_set;
 };
 
-// Appears under its name when it is complete, or not at all.
+// Appears under its name when it is complete, or not at all; PATH.partial until then.
 class StatisticsWriter {
  public:
-  // Throws std::runtime_error (path, reason).
+  // Throws std::runtime_error (path, reason: another run is writing it, say), std::invalid_argument (an origin that
+  // could not be read again).
   StatisticsWriter(std::filesystem::path path, const StatisticsOrigin& origin);
   StatisticsWriter(StatisticsWriter&&) = delete;
   ~StatisticsWriter();  // removes what is not published
 
-  // Of one stage, H included; each once. Throws std::runtime_error (path, reason), std::invalid_argument without H.
+  // Of one stage, H included; each once. Throws std::runtime_error (path, reason), std::invalid_argument without H or
+  // for numbers that no input can have.
   void write(const BlockDescription& block, Stage stage, const LayerStatistics& statistics);
 
-  // Hashes, syncs and renames the file. Returns the hash.
+  // Hashes, syncs and renames the file. Returns the hash. Throws std::runtime_error (path, reason): also where a file
+  // has appeared under that name meanwhile; it stays as it is, and PATH.partial, then complete, stays too.
   std::string publish();
 
   static int64_t size_bytes(const ModelDescription& model, int64_t num_sample_rows);
 
  private:
-  std::filesystem::path path_, partial_;
-  int64_t file_ = -1;  // HDF5's
+  UnpublishedFile file_;
+  Hdf5Writer writer_;
+  StatisticsOrigin origin_;
 };
 
 class StatisticsFile {
  public:
   // Reads the whole file once and checks its hash. Throws std::runtime_error: the path, and whether it is no file of
-  // statistics, of another version, truncated or damaged.
+  // statistics, of another version, truncated or damaged, or which object is none that StatisticsWriter writes.
   static StatisticsFile open(const std::filesystem::path& path);
   StatisticsFile(StatisticsFile&&) noexcept;
   StatisticsFile& operator=(StatisticsFile&&) noexcept;
@@ -69,7 +78,8 @@ class StatisticsFile {
   const std::string& hash() const;  // what publish returned
 
   // One stage's record, without H unless `need` is hessian. Throws std::runtime_error: a stage that the file lacks, or
-  // of another width or token count than the model and the other stages (path, stage, expected, found).
+  // of another width or token count than the model and the other stages, or of numbers that no input can have: not
+  // finite, min above max, a mean above the root of the mean square (path, stage, expected, found).
   LayerStatistics read(const BlockDescription& block, Stage stage, StatisticsNeed need) const;
 
  private:

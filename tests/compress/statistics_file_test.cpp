@@ -2,10 +2,18 @@
 // against runs that calibrate themselves.
 #include "compress/walk/statistics_file.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -127,16 +135,17 @@ TEST_F(FromStatistics, H5dumpReadsWhatWasWritten) {
   constexpr int64_t kWidth = 1700;
   block.q.num_in = block.k.num_in = block.v.num_in = kWidth;
   ASSERT_EQ(stage_width(block, Stage::attention_input), kWidth);
+  const at::Tensor x_RI = at::randn({77, kWidth});
   LayerStatistics written;
   written.num_tokens = 77;
-  const at::Tensor half = at::randn({kWidth, kWidth});
-  written.hessian_II = half.add(half.t());
+  written.hessian_II = x_RI.t().mm(x_RI).div(77.0);
+  written.hessian_II = written.hessian_II.add(written.hessian_II.t()).div(2.0);
   written.hessian_diagonal_I = written.hessian_II.diagonal().contiguous();
-  written.min_I = at::randn({kWidth});
-  written.max_I = at::randn({kWidth});
-  written.mean_abs_I = at::randn({kWidth});
-  written.sample_RI = at::randn({5, kWidth});
-  const StatisticsOrigin origin{"m", "d", "text.npy", 3, 4, 5, "pare 1", "torch 2", "avx"};
+  written.min_I = x_RI.amin(0);
+  written.max_I = x_RI.amax(0);
+  written.mean_abs_I = x_RI.abs().mean(0);
+  written.sample_RI = x_RI.narrow(0, 3, 5).contiguous();
+  const StatisticsOrigin origin{"m", "d", "text.npy", 7, 11, 5, "pare 1", "torch 2", "avx"};
   const fs::path path = folder_ / "wide.h5";
   {
     StatisticsWriter writer(path, origin);
@@ -345,6 +354,133 @@ TEST_F(FromStatistics, CalibrateRefusesAndLeavesNothing) {
   for (const auto& entry : fs::directory_iterator(folder_.path())) names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   EXPECT_EQ(names, (std::vector<std::string>{"done", "file.yaml", "s.h5", "text.yaml"}));
+}
+
+// One stage of 24 channels in a file of its own.
+class OneStage {
+ public:
+  OneStage() {
+    block_.q.num_in = block_.k.num_in = block_.v.num_in = 24;
+    statistics_.num_tokens = 6;
+    statistics_.hessian_II = at::eye(24);
+    statistics_.hessian_diagonal_I = at::ones({24});
+    statistics_.min_I = at::full({24}, -1.0);
+    statistics_.max_I = at::ones({24});
+    statistics_.mean_abs_I = at::ones({24});
+    statistics_.sample_RI = at::ones({6, 24});
+  }
+  void write(StatisticsWriter& writer) const { writer.write(block_, Stage::attention_input, statistics_); }
+  void read(const fs::path& path) const {
+    StatisticsFile::open(path).read(block_, Stage::attention_input, StatisticsNeed::hessian);
+  }
+  const StatisticsOrigin origin{"m", "d", "text.npy", 2, 3, 5, "pare 1", "torch 2", "avx"};
+
+ private:
+  BlockDescription block_ = Checkpoint::open(family(kFamily)).description().blocks[0];
+  LayerStatistics statistics_;
+};
+
+TEST_F(FromStatistics, AFileThatAppearsDuringTheRunStays) {
+  const OneStage one;
+  const fs::path path = folder_ / "s.h5", partial = folder_ / "s.h5.partial";
+  {
+    StatisticsWriter writer(path, one.origin);
+    one.write(writer);
+    expect_error<std::runtime_error>([&] { StatisticsWriter(path, one.origin); }, {"s.h5", "another run"});
+    write_text(path, "of someone else");
+    expect_error<std::runtime_error>([&] { writer.publish(); }, {"s.h5", "appeared", "s.h5.partial"});
+  }
+  EXPECT_EQ(bytes_of(path), "of someone else");
+  one.read(partial);  // complete, as the message says
+  fs::remove(path);
+  StatisticsWriter again(path, one.origin);
+  one.write(again);
+  again.publish();
+  one.read(path);
+  EXPECT_FALSE(fs::exists(partial));
+}
+
+TEST_F(FromStatistics, WhatAKilledRunLeavesIsTakenOver) {
+  const OneStage one;
+  const fs::path path = folder_ / "s.h5", partial = folder_ / "s.h5.partial";
+  for (const bool has_written : {false, true}) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      at::set_num_threads(1);
+      StatisticsWriter writer(path, one.origin);
+      if (has_written) one.write(writer);
+      raise(SIGKILL);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status));
+    EXPECT_TRUE(fs::exists(partial));
+    StatisticsWriter(path, one.origin);
+    EXPECT_FALSE(fs::exists(partial)) << "a writer that does not publish leaves nothing";
+  }
+  ASSERT_EQ(calibrate(kFamily).status, 0);
+  EXPECT_FALSE(fs::exists(partial));
+  // What is no run's is nobody's to remove.
+  fs::remove(path);
+  write_text(partial, "notes");
+  const Outcome outcome = calibrate(kFamily);
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("nothing that an interrupted run has left"), std::string::npos) << outcome.err;
+  EXPECT_EQ(bytes_of(partial), "notes");
+}
+
+// While it lives no file of the process may grow beyond num_bytes: what a write then says is what a full disk says.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t num_bytes) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit = {num_bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    signal(SIGXFSZ, SIG_IGN);
+  }
+  ~FileSizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    signal(SIGXFSZ, SIG_DFL);
+  }
+
+ private:
+  rlimit before_;
+};
+
+TEST_F(FromStatistics, AFullDiskIsOneMessageWhereverItIsMet) {
+  const OneStage one;
+  const fs::path path = folder_ / "one.h5";
+  const auto write = [&] {
+    StatisticsWriter writer(path, one.origin);
+    one.write(writer);
+    writer.publish();
+  };
+  write();
+  const auto size = fs::file_size(path);
+  for (rlim_t limit = 0; limit <= size; limit += limit % 64 == 0 ? 63 : 449) {
+    fs::remove(path);
+    const FileSizeLimit guard(limit);
+    expect_error<std::runtime_error>(write, {"cannot write", "one.h5", "File too large", "free some space"});
+    EXPECT_FALSE(fs::exists(path)) << limit;
+    EXPECT_FALSE(fs::exists(folder_ / "one.h5.partial")) << limit;
+  }
+  write();
+  one.read(path);
+
+  // The program, whose end is the library's end.
+  ASSERT_EQ(calibrate(kFamily).status, 0);
+  const auto whole = fs::file_size(folder_ / "s.h5");
+  for (const rlim_t limit : {rlim_t{8192}, rlim_t{whole / 2}, rlim_t{whole - 1}}) {
+    fs::remove(folder_ / "s.h5");
+    const FileSizeLimit guard(limit);
+    const Outcome outcome = calibrate(kFamily);
+    EXPECT_EQ(outcome.status, 1) << limit;
+    EXPECT_NE(outcome.err.find("s.h5': File too large: free some space"), std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.err.find("HDF5"), std::string::npos) << outcome.err;
+    EXPECT_FALSE(fs::exists(folder_ / "s.h5"));
+    EXPECT_FALSE(fs::exists(folder_ / "s.h5.partial"));
+  }
 }
 
 }  // namespace

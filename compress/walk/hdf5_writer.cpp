@@ -1,0 +1,200 @@
+#include "compress/walk/hdf5_writer.h"
+
+#include <hdf5.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+#include "compress/walk/hdf5_reader.h"
+
+namespace pare {
+namespace {
+
+static_assert(sizeof(hid_t) == sizeof(int64_t));
+
+// Before any other call of the library. It prints its error stack on standard error unless told otherwise, and at exit
+// it would once more write what a full disk has refused, and crash.
+void prepare_library() {
+  H5dont_atexit();
+  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+}
+
+// What went wrong, in the system's words where the library quotes them; the rest of its own words (addresses, times,
+// line numbers) is of use to nobody.
+std::string reason() {
+  std::string text;
+  H5Ewalk2(
+      H5E_DEFAULT, H5E_WALK_UPWARD,
+      [](unsigned, const H5E_error2_t* error, void* out) -> herr_t {
+        auto& found = *static_cast<std::string*>(out);
+        if (found.empty() && error->desc != nullptr) found = error->desc;
+        return 0;
+      },
+      &text);
+  constexpr std::string_view kQuote = "error message = '";
+  const size_t quote = text.find(kQuote);
+  if (quote == std::string::npos) return "the HDF5 library failed (" + text.substr(0, text.find_first_of(",:\n")) + ")";
+  const size_t start = quote + kQuote.size();
+  const std::string message = text.substr(start, text.find('\'', start) - start);
+  for (const int error : {ENOSPC, EDQUOT, EFBIG}) {
+    if (message == std::strerror(error)) return message + ": free some space or choose another folder, then run again";
+  }
+  return message;
+}
+
+void check_text(const std::string& group, const char* name, const std::string& text) {
+  if (is_plain_text(text)) return;
+  throw std::invalid_argument("attribute " + std::string(name) + " of " + group +
+                              ": expected UTF-8 without control characters, found other bytes");
+}
+
+}  // namespace
+
+// An HDF5 object. It is closed by hand where all goes well, because closing writes, and may fail.
+class Hdf5Writer::Handle {
+ public:
+  Handle(hid_t id, herr_t (*closing)(hid_t)) : id_(id), close_(closing) {}
+  Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
+  ~Handle() {
+    if (id_ >= 0) close_(id_);
+  }
+  hid_t get() const { return id_; }
+  herr_t close() { return close_(std::exchange(id_, -1)); }
+
+ private:
+  hid_t id_;
+  herr_t (*close_)(hid_t);
+};
+
+// What a call into HDF5 returned, when it went well.
+template <typename Result>
+Result Hdf5Writer::check(Result result) const {
+  if (result < 0) throw std::runtime_error("cannot write '" + shown_.string() + "': " + reason());
+  return result;
+}
+
+Hdf5Writer::Hdf5Writer(const std::filesystem::path& file, std::filesystem::path shown, uint64_t user_block_bytes)
+    : shown_(std::move(shown)) {
+  prepare_library();
+  Handle creation(check(H5Pcreate(H5P_FILE_CREATE)), H5Pclose);
+  check(H5Pset_userblock(creation.get(), user_block_bytes));
+  check(H5Pset_obj_track_times(creation.get(), false));
+  Handle access(check(H5Pcreate(H5P_FILE_ACCESS)), H5Pclose);
+  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_EARLIEST, H5F_LIBVER_V18));
+#if H5_VERSION_GE(1, 10, 7) && !(H5_VERSION_GE(1, 12, 0) && !H5_VERSION_GE(1, 12, 1))
+  // The caller has the file for itself, and some network file systems have no locks of the library's kind.
+  check(H5Pset_file_locking(access.get(), false, true));
+#endif
+  file_ = check(H5Fcreate(file.c_str(), H5F_ACC_TRUNC, creation.get(), access.get()));
+  check(creation.close());
+  check(access.close());
+}
+
+Hdf5Writer::~Hdf5Writer() {
+  if (file_ >= 0) H5Fclose(file_);
+}
+
+Hdf5Writer::Handle Hdf5Writer::open_group(const std::string& group) const {
+  return {check(H5Gopen2(file_, group.c_str(), H5P_DEFAULT)), H5Gclose};
+}
+
+void Hdf5Writer::make_group(const std::string& group) {
+  Handle parents(check(H5Pcreate(H5P_LINK_CREATE)), H5Pclose);
+  check(H5Pset_create_intermediate_group(parents.get(), 1));
+  Handle made(check(H5Gcreate2(file_, group.c_str(), parents.get(), H5P_DEFAULT, H5P_DEFAULT)), H5Gclose);
+  check(made.close());
+  check(parents.close());
+}
+
+Hdf5Writer::Handle Hdf5Writer::string_type(size_t num_bytes) const {
+  Handle type(check(H5Tcopy(H5T_C_S1)), H5Tclose);
+  check(H5Tset_size(type.get(), std::max<size_t>(num_bytes, 1)));
+  check(H5Tset_strpad(type.get(), H5T_STR_NULLPAD));
+  return type;
+}
+
+void Hdf5Writer::put(const std::string& group, const char* name, Handle type, Handle space, const void* value) const {
+  Handle owner = open_group(group);
+  Handle attribute(check(H5Acreate2(owner.get(), name, type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT)), H5Aclose);
+  check(H5Awrite(attribute.get(), type.get(), value));
+  check(attribute.close());
+  check(owner.close());
+  check(type.close());
+  check(space.close());
+}
+
+void Hdf5Writer::attribute(const std::string& group, const char* name, const std::string& text) {
+  check_text(group, name, text);
+  put(group, name, string_type(text.size()), Handle(check(H5Screate(H5S_SCALAR)), H5Sclose), text.c_str());
+}
+
+void Hdf5Writer::attribute(const std::string& group, const char* name, uint64_t value) {
+  put(group, name, Handle(check(H5Tcopy(H5T_STD_U64LE)), H5Tclose), Handle(check(H5Screate(H5S_SCALAR)), H5Sclose),
+      &value);
+}
+
+void Hdf5Writer::attribute(const std::string& group, const char* name, const std::vector<std::string>& texts) {
+  size_t longest = 1;
+  for (const std::string& text : texts) {
+    check_text(group, name, text);
+    longest = std::max(longest, text.size());
+  }
+  std::vector<char> bytes(texts.size() * longest, '\0');
+  for (size_t i = 0; i < texts.size(); ++i) std::copy(texts[i].begin(), texts[i].end(), bytes.begin() + i * longest);
+  const hsize_t count = texts.size();
+  put(group, name, string_type(longest), Handle(check(H5Screate_simple(1, &count, nullptr)), H5Sclose), bytes.data());
+}
+
+Hdf5Writer::Handle Hdf5Writer::make_floats(const Handle& group, const char* name,
+                                           std::span<const int64_t> shape) const {
+  const std::vector<hsize_t> sizes(shape.begin(), shape.end());
+  Handle space(check(H5Screate_simple(static_cast<int>(sizes.size()), sizes.data(), nullptr)), H5Sclose);
+  Handle properties(check(H5Pcreate(H5P_DATASET_CREATE)), H5Pclose);
+  check(H5Pset_obj_track_times(properties.get(), false));
+  Handle set(
+      check(H5Dcreate2(group.get(), name, H5T_IEEE_F32LE, space.get(), H5P_DEFAULT, properties.get(), H5P_DEFAULT)),
+      H5Dclose);
+  check(space.close());
+  check(properties.close());
+  return set;
+}
+
+void Hdf5Writer::floats(const std::string& group, const char* name, std::span<const int64_t> shape,
+                        std::span<const float> values) {
+  Handle owner = open_group(group);
+  Handle set = make_floats(owner, name, shape);
+  check(H5Dwrite(set.get(), H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()));
+  check(set.close());
+  check(owner.close());
+}
+
+void Hdf5Writer::floats(const std::string& group, const char* name, int64_t count,
+                        const std::function<std::span<const float>()>& next) {
+  Handle owner = open_group(group);
+  Handle set = make_floats(owner, name, std::span(&count, 1));
+  Handle file(check(H5Dget_space(set.get())), H5Sclose);
+  for (hsize_t first = 0; first < static_cast<hsize_t>(count);) {
+    const std::span<const float> piece = next();
+    if (piece.empty()) throw std::invalid_argument(std::string(name) + ": fewer values than announced");
+    const hsize_t size = piece.size();
+    Handle memory(check(H5Screate_simple(1, &size, nullptr)), H5Sclose);
+    check(H5Sselect_hyperslab(file.get(), H5S_SELECT_SET, &first, nullptr, &size, nullptr));
+    check(H5Dwrite(set.get(), H5T_NATIVE_FLOAT, memory.get(), file.get(), H5P_DEFAULT, piece.data()));
+    check(memory.close());
+    first += size;
+  }
+  check(file.close());
+  check(set.close());
+  check(owner.close());
+}
+
+void Hdf5Writer::close() {
+  check(H5Fflush(file_, H5F_SCOPE_LOCAL));
+  check(H5Fclose(std::exchange(file_, -1)));
+}
+
+}  // namespace pare

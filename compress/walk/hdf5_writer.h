@@ -1,0 +1,52 @@
+// Writes what hdf5_reader.h reads: groups, attributes (texts, 64-bit numbers) and contiguous float32 arrays, by the HDF5
+// library. The same calls give the same bytes: no times are stored, and the format's version does not depend on the
+// library's. Every function throws std::runtime_error (path, the library's reason); an object that has thrown can only
+// be destroyed.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace pare {
+
+class Hdf5Writer {
+ public:
+  // Replaces what `file` holds; `shown` is the path that messages name. The HDF5 part begins behind user_block_bytes
+  // (0, or a power of two from 512 on), which are the caller's.
+  Hdf5Writer(const std::filesystem::path& file, std::filesystem::path shown, uint64_t user_block_bytes);
+  Hdf5Writer(const Hdf5Writer&) = delete;
+  Hdf5Writer& operator=(const Hdf5Writer&) = delete;
+  ~Hdf5Writer();  // closes what is not closed, whatever comes of it
+
+  void make_group(const std::string& group);  // and those above it; it must not exist
+  void attribute(const std::string& group, const char* name, const std::string& text);
+  void attribute(const std::string& group, const char* name, uint64_t value);
+  void attribute(const std::string& group, const char* name, const std::vector<std::string>& texts);
+
+  // `values` holds the product of `shape`.
+  void floats(const std::string& group, const char* name, std::span<const int64_t> shape,
+              std::span<const float> values);
+  // [count], in the pieces that `next` gives until there are as many.
+  void floats(const std::string& group, const char* name, int64_t count,
+              const std::function<std::span<const float>()>& next);
+
+  // Brings everything into the file; nothing can be written afterwards.
+  void close();
+
+ private:
+  class Handle;
+  template <typename Result>
+  Result check(Result result) const;
+  Handle open_group(const std::string& group) const;
+  Handle string_type(size_t num_bytes) const;
+  Handle make_floats(const Handle& group, const char* name, std::span<const int64_t> shape) const;
+  void put(const std::string& group, const char* name, Handle type, Handle space, const void* value) const;
+  std::filesystem::path shown_;
+  int64_t file_ = -1;  // HDF5's
+};
+
+}  // namespace pare
