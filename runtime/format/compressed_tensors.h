@@ -85,12 +85,6 @@ QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const Pa
 
 // --- config.json: quantization_config ---
 
-struct StoredModule {
-  std::string name;
-  PackScheme scheme;
-  bool is_linear = true;  // false: an embedding
-};
-
 // The JSON object for the key "quantization_config" (indented by two spaces). One config group with the target "Linear"
 // when all linears share a scheme (engines like it best; one converter accepts nothing else); otherwise a group for
 // each scheme with full module names as targets, because engines resolve a class target before the parts of a fused

@@ -1,20 +1,17 @@
 // One linear in whichever container its scheme names: the only place that tells the containers apart.
 #pragma once
 
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "runtime/format/compressed_tensors.h"
+#include "runtime/format/container_format.h"
 #include "runtime/format/stored_scheme.h"
 #include "runtime/format/tensor_view.h"
 
 namespace pare {
-
-// The tensor of that name, or null.
-using FindTensor = std::function<const TensorView*(const std::string& name)>;
 
 // The tensors of `module`. Throws what the container's own function throws (compressed_tensors.h, awq_gemm.h,
 // bitsandbytes_int8.h, pare_int8.h).

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/format/linear_weights.h"
@@ -12,9 +14,9 @@ namespace pare {
 // formed in that order and weight_g_idx says which column is in which.
 enum class StoredActOrder { none, weight, group };
 
-// Which tensors hold the weight: the first three and the last are compressed-tensors' formats of these names
-// (compressed_tensors.h). dense: the weight is as it was, in floating point, and the scheme says how its input is
-// rounded.
+// What the numbers of a weight are: integers (the first two, which compressed-tensors alone tells apart: in a dense
+// stream of bits, or one to a byte), FP8, or dense: the weight is as it was, in floating point, and the scheme says how
+// its input is rounded.
 enum class StoredFormat {
   pack_quantized,
   int_quantized,
@@ -26,6 +28,8 @@ enum class StoredFormat {
 };
 inline constexpr int kDenseBits = 16;  // what a scheme of dense weights says, whatever their type
 
+inline constexpr std::string_view kCompressedTensors = "compressed-tensors";
+
 // How one module is stored. Two modules of one scheme can be described together.
 struct PackScheme {
   int bits = 4;                      // 2, 3, 4, 8; 8 for float_quantized; kDenseBits for dense
@@ -33,8 +37,12 @@ struct PackScheme {
   bool symmetric = true;
   StoredActOrder act_order = StoredActOrder::none;
   StoredFormat format = StoredFormat::pack_quantized;
+  std::string container = std::string(kCompressedTensors);  // ContainerFormat::name()
   bool per_tensor = false;  // the file holds one scale; group_size is kPerChannel and every row has that scale
   InputFormat input = {};   // without scale, zero and outlier columns, which are the linear's own (input_scheme)
+  bool is_dense() const { return format == StoredFormat::dense; }
+  CodeType code_type() const { return format == StoredFormat::float_quantized ? CodeType::fp8 : CodeType::integer; }
+  int64_t num_groups(int64_t num_in) const { return group_size == kPerChannel ? 1 : num_in / group_size; }
   bool operator==(const PackScheme&) const = default;
 };
 
@@ -52,6 +60,12 @@ struct StoredLinear {
   InputFormat input = {};
   DType input_scale_dtype = DType::BF16;      // of a fixed range: holds input.scale exactly
   std::vector<float> outlier_weight_OJ = {};  // as in LinearWeights; pare_int8 alone stores it
+};
+
+struct StoredModule {
+  std::string name;
+  PackScheme scheme;
+  bool is_linear = true;  // false: an embedding
 };
 
 }  // namespace pare
