@@ -7,6 +7,7 @@
 #include "compress/passes/compress_block.h"
 #include "compress/walk/encoder_walk.h"
 #include "runtime/evaluate/token_source.h"
+#include "runtime/format/bitsandbytes_int8.h"
 #include "runtime/system/interrupt.h"
 
 namespace pare {
@@ -77,8 +78,9 @@ std::vector<EngineVerdict> judge_encoder_engines(const PlannedRun& plan) {
   for (const auto& layers : plan.blocks) {
     for (const PlannedLayer& layer : layers) {
       if (!layer.options) continue;
-      if (layer.scheme.format == StoredFormat::pare_int8) add("the container pare-int8 is pare's own");
-      if (layer.scheme.format == StoredFormat::bitsandbytes_int8) add("bitsandbytes is not tried with encoders");
+      const std::string unread = container_format(layer.scheme.container).unread_by(Engine::transformers);
+      if (!unread.empty()) add(unread);
+      if (layer.scheme.container == kBitsAndBytes) add("bitsandbytes is not tried with encoders");
       if (layer.scheme.act_order == StoredActOrder::group) {
         add("act_order group: compressed-tensors 0.19 no longer reads weight_g_idx; use static");
       }

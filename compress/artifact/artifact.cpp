@@ -36,6 +36,7 @@ Json scheme_json(const PackScheme& scheme) {
           {"symmetric", scheme.symmetric},
           {"act_order", static_cast<int>(scheme.act_order)},
           {"format", static_cast<int>(scheme.format)},
+          {"container", scheme.container},
           {"per_tensor", scheme.per_tensor},
           {"input_type", static_cast<int>(input.type)},
           {"input_range", static_cast<int>(input.range)},
@@ -51,6 +52,7 @@ PackScheme parse_scheme(const Json& json) {
   scheme.symmetric = json.at("symmetric").get<bool>();
   scheme.act_order = static_cast<StoredActOrder>(json.at("act_order").get<int>());
   scheme.format = static_cast<StoredFormat>(json.at("format").get<int>());
+  scheme.container = json.at("container").get<std::string>();
   scheme.per_tensor = json.at("per_tensor").get<bool>();
   scheme.input.type = static_cast<InputType>(json.at("input_type").get<int>());
   scheme.input.range = static_cast<InputRange>(json.at("input_range").get<int>());
@@ -365,7 +367,7 @@ void Artifact::assemble(const Checkpoint& source, const std::vector<std::string>
   std::set<std::string> replaced;
   for (const LayerRecord& record : records()) {
     modules.push_back({record.name, record.scheme, record.is_linear});
-    if (record.scheme.format != StoredFormat::dense) replaced.insert(record.name + ".weight");
+    if (!record.scheme.is_dense()) replaced.insert(record.name + ".weight");
   }
   Json config = Json::parse(source.config_json());
   config["quantization_config"] = Json::parse(container_config_json(modules, unquantized));
@@ -429,7 +431,7 @@ void Artifact::verify(const Checkpoint& source) const {
     const LinearDescription linear{record.name, record.num_out, record.num_in, false};
     LinearWeights weights = written.linear(linear);
     auto* quantized = std::get_if<QuantizedWeight>(&weights.weight);
-    const bool is_dense = record.scheme.format == StoredFormat::dense;
+    const bool is_dense = record.scheme.is_dense();
     QuantizedWeight unrounded;
     unrounded.num_out = record.num_out;
     unrounded.num_in = record.num_in;

@@ -7,6 +7,9 @@
 #include <sstream>
 
 #include "runtime/engine/backend.h"
+#include "runtime/format/awq_gemm.h"
+#include "runtime/format/bitsandbytes_int8.h"
+#include "runtime/format/pare_int8.h"
 #include "runtime/system/sha256.h"
 #include "runtime/system/version.h"
 
@@ -71,13 +74,25 @@ std::string describe(const std::variant<AwqOptions, SmoothQuantOptions>& scaling
   return text.str();
 }
 
+// What fingerprints call the way a layer is stored. Numbers are what the first releases wrote, and stay, for a
+// fingerprint is part of pare.json; containers since then have their names.
+std::string stored_as(const PackScheme& scheme) {
+  if (scheme.container == kCompressedTensors) {
+    return scheme.is_dense() ? "6" : std::to_string(static_cast<int>(scheme.format));
+  }
+  for (const auto& [name, number] : {std::pair{kAwqGemm, "3"}, {kBitsAndBytes, "4"}, {kPareInt8, "5"}}) {
+    if (scheme.container == name) return number;
+  }
+  return scheme.container;
+}
+
 Json layer_json(const LayerRecord& layer) {
   const char* order = layer.scheme.act_order == StoredActOrder::none     ? "none"
                       : layer.scheme.act_order == StoredActOrder::weight ? "static"
                                                                          : "group";
   const InputFormat& input = layer.scheme.input;
   Json json = {{"name", layer.name}, {"shape", {layer.num_out, layer.num_in}}, {"method", layer.method}};
-  if (layer.scheme.format != StoredFormat::dense) {
+  if (!layer.scheme.is_dense()) {
     json["bits"] = layer.scheme.bits;
     json["group_size"] = layer.scheme.group_size;
     json["symmetric"] = layer.scheme.symmetric;

@@ -51,7 +51,7 @@ void compress_layers(const std::vector<const PlannedLayer*>& layers, const Layer
     throw_if_interrupted();
     CompressedLayer compressed =
         compress_layer(*layer, block.weight(stage, layer->index), statistics, factor, input.format);
-    if (layer->scheme.format != StoredFormat::dense) {
+    if (!layer->scheme.is_dense()) {
       block.set_weight(stage, layer->index, effective_weight(compressed.stored));
     }
     compressed.record.scaling = scaling;
@@ -70,7 +70,7 @@ void restore_layers(const std::vector<PlannedLayer>& layers, int64_t part, const
                                     [&](const PlannedLayer& planned) { return planned.linear.name == record.name; });
     if (layer == layers.end()) continue;
     const StoredLinear stored = artifact.read_layer(part, record);
-    if (record.scheme.format != StoredFormat::dense) {
+    if (!record.scheme.is_dense()) {
       block.set_weight(layer->stage, layer->index, effective_weight(stored));
     }
     block.set_input_format(layer->stage, stored.input);

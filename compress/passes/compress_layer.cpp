@@ -101,13 +101,6 @@ void round_to_nearest(const at::Tensor& weight_OI, const LayerStatistics& statis
   layer.record.relative_error = error.relative();
 }
 
-// AWQ's container has zeros for every weight.
-void state_zeros(QuantizedWeight& weight) {
-  if (!weight.symmetric) return;
-  weight.zeros_OG.assign(weight.scales_OG.size(), static_cast<uint8_t>(1 << (weight.bits - 1)));
-  weight.symmetric = false;
-}
-
 // What rounding weight and input together does to the outputs of the sampled rows.
 double output_error(const at::Tensor& weight_OI, const at::Tensor& sample_RI, const StoredLinear& stored) {
   at::Tensor rounded_RI = sample_RI.clone();
@@ -134,7 +127,7 @@ CompressedLayer compress(const PlannedLayer& layer, const at::Tensor& weight_OI,
     round_to_nearest(weight_OI, statistics, options, input, result);
   }
   if (options.refine.sweeps > 0) refine_layer(weight_OI, statistics.hessian_II, options.refine, result);
-  if (layer.scheme.format == StoredFormat::awq_gemm) state_zeros(result.stored.weight);
+  container_format(layer.scheme.container).adapt(result.stored, layer.scheme);
   if (!input.is_plain() && statistics.sample_RI.defined() && statistics.sample_RI.size(0) > 0) {
     result.record.output_error = output_error(weight_OI, statistics.sample_RI, result.stored);
   }

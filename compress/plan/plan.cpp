@@ -77,7 +77,7 @@ Sizes measure_sizes(const PlannedRun& plan, const Checkpoint& checkpoint, std::o
       block += layer.linear.num_out * layer.linear.num_in;
       if (linear_bytes) {
         sizes.output_bytes -= static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
-      } else if (layer.options && layer.scheme.format != StoredFormat::dense) {
+      } else if (layer.options && !layer.scheme.is_dense()) {
         replace(layer.linear, layer.scheme);
       }
     }
@@ -363,7 +363,7 @@ Prediction predict_encoder(const PlannedRun& plan, const Checkpoint& checkpoint,
       const double weights = static_cast<double>(layer.linear.num_out) * static_cast<double>(layer.linear.num_in);
       const int64_t width = layer.linear.num_in;
       operations.forward += 2.0 * num_tokens * weights;
-      if (!layer.options || layer.scheme.format == StoredFormat::dense) continue;
+      if (!layer.options || layer.scheme.is_dense()) continue;
       operations.compress += rounding_operations(layer);
       const StatisticsNeed need = plan.need(static_cast<int64_t>(b), layer.stage);
       int64_t bytes = layer.linear.num_out * width * (4 + 4 + 1 + 1);

@@ -7,6 +7,10 @@
 #include <stdexcept>
 
 #include "compress/passes/fold.h"
+#include "runtime/format/awq_gemm.h"
+#include "runtime/format/bitsandbytes_int8.h"
+#include "runtime/format/container_format.h"
+#include "runtime/format/pare_int8.h"
 
 namespace pare {
 namespace {
@@ -156,7 +160,8 @@ void judge_experts(const PlannedRun& plan, const std::vector<PackScheme>& scheme
       if (schemes.size() > 1) transformers.add("experts are read by one scheme only, of several");
       if (!layer.scheme.symmetric) transformers.add("zero points of experts are not read");
       const StoredFormat format = layer.scheme.format;
-      if (format != StoredFormat::pack_quantized && format != StoredFormat::float_quantized) {
+      if (layer.scheme.container != kCompressedTensors ||
+          (format != StoredFormat::pack_quantized && format != StoredFormat::float_quantized)) {
         transformers.add("experts are read from pack-quantized and float-quantized files only");
       }
       if (!layer.scheme.input.is_plain()) transformers.add("inputs of experts would not be rounded");
@@ -237,22 +242,13 @@ PackScheme storage_scheme(const LayerOptions& options, Container container) {
                        : options.gptq.act_order == ActOrder::group ? StoredActOrder::group
                                                                    : StoredActOrder::weight;
   }
-  if (options.method == Method::activations) {
-    scheme.format = StoredFormat::dense;
-  } else if (options.method == Method::fp8) {
-    scheme.format = StoredFormat::float_quantized;
-  } else if (options.method == Method::llm_int8) {
-    scheme.format =
-        options.llm_int8.layout == LlmInt8Layout::own ? StoredFormat::pare_int8 : StoredFormat::bitsandbytes_int8;
-  } else if (container == Container::awq_gemm) {
-    scheme.format = StoredFormat::awq_gemm;
-    scheme.act_order = StoredActOrder::none;  // not recorded there
-    scheme.symmetric = false;                 // zeros are stored for every weight
-  } else if (grid.per_tensor ||
-             (grid.bits == 8 && !options.input.is_plain() && scheme.act_order != StoredActOrder::group)) {
-    scheme.format = StoredFormat::int_quantized;
+  if (options.method == Method::activations) scheme.format = StoredFormat::dense;
+  if (options.method == Method::fp8) scheme.format = StoredFormat::float_quantized;
+  std::string_view name = container == Container::awq_gemm ? kAwqGemm : kCompressedTensors;
+  if (options.method == Method::llm_int8) {
+    name = options.llm_int8.layout == LlmInt8Layout::own ? kPareInt8 : kBitsAndBytes;
   }
-  return scheme;
+  return container_format(name).adapted(scheme);
 }
 
 StatisticsNeed PlannedRun::need(int64_t block, Stage stage) const {
@@ -370,16 +366,13 @@ std::vector<EngineVerdict> judge_engines(const PlannedRun& plan, const ModelDesc
       if (!layer.options) continue;
       const PackScheme& scheme = layer.scheme;
       if (std::find(schemes.begin(), schemes.end(), scheme) == schemes.end()) schemes.push_back(scheme);
-      if (scheme.format == StoredFormat::pare_int8) {
-        for (Reasons* reasons : {&transformers, &vllm, &converter})
-          reasons->add("the container pare-int8 is pare's own");
-        continue;
+      const ContainerFormat& container = container_format(scheme.container);
+      for (const auto& [engine, reasons] :
+           {std::pair{Engine::transformers, &transformers}, {Engine::vllm, &vllm}, {Engine::llama_cpp, &converter}}) {
+        if (const std::string reason = container.unread_by(engine); !reason.empty()) reasons->add(reason);
       }
-      if (scheme.format == StoredFormat::awq_gemm || scheme.format == StoredFormat::bitsandbytes_int8) {
-        converter.add(scheme.format == StoredFormat::awq_gemm ? "AWQ GEMM is not read" : "bitsandbytes is not read");
-        continue;
-      }
-      if (scheme.format == StoredFormat::dense) {
+      if (scheme.container != kCompressedTensors) continue;
+      if (scheme.is_dense()) {
         for (Reasons* reasons : {&vllm, &converter}) reasons->add("rounded inputs beside dense weights are not read");
         continue;
       }

@@ -9,7 +9,7 @@
 #include "compress/recipe/recipe.h"
 #include "compress/walk/calibration.h"
 #include "compress/walk/decoder_block.h"
-#include "runtime/format/compressed_tensors.h"
+#include "runtime/format/stored_scheme.h"
 #include "runtime/model/checkpoint.h"
 
 namespace pare {

@@ -125,10 +125,9 @@ class CpuPackedLinear final : public PackedLinear {
 };
 
 // Packs linears that share their input, stacked along O in the given order; each may have its own precision.
-// num_threads
-// <= 0: as OpenMP decides at each call. The CPU must support `isa`. Throws std::invalid_argument when parts is empty or
-// disagree in num_in, a dense type is no F32, F16 or BF16 or its bytes or the bias do not fit the shape, and what
-// validate() throws for a quantized weight.
+// num_threads <= 0: as OpenMP decides at each call. The CPU must support `isa`. Throws std::invalid_argument when parts
+// is empty or disagree in num_in, a dense type is no F32, F16 or BF16 or its bytes or the bias do not fit the shape, and
+// what validate() throws for a quantized weight.
 std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeights> parts, int num_threads = 0);
 
 }  // namespace pare

@@ -5,9 +5,8 @@
 //
 // Shape letters: R rows (tokens of all sequences), D model width, I/O in/out features, C = q+k+v width, H heads,
 // K head size, F feed-forward width, V vocabulary; in mixtures E experts, K those of a token, S rows that went to an
-// expert. All pointers are dense row-major and belong to the backend
-// (allocate); on a CPU they are plain memory. Every sum is split by shape alone, so any number of threads gives the
-// same bits.
+// expert. All pointers are dense row-major and belong to the backend (allocate); on a CPU they are plain memory. Every
+// sum is split by shape alone, so any number of threads gives the same bits.
 #pragma once
 
 #include <cstdint>

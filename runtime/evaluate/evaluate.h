@@ -2,12 +2,10 @@
 //
 // Every window is scored alone: position 0 is its first token and nothing is cached across windows.
 //   gptq       the whole text is tokenized once, special tokens as the tokenizer's post-processor adds them (a BOS
-//   stands at the
-//              start of the stream only); non-overlapping windows of 2048, the tail dropped; positions 0 .. T-2 predict
-//              their next token. (IST-DASLab/gptq, opt.py: opt_eval; its x T / (T - 1) cancels.)
-//   llama.cpp  windows of 512; where the tokenizer has a BOS it takes the place of each window's first token; positions
-//   T/2 .. T-2
-//              are scored. (llama.cpp, tools/perplexity/perplexity.cpp.)
+//              stands at the start of the stream only); non-overlapping windows of 2048, the tail dropped; positions
+//              0 .. T-2 predict their next token. (IST-DASLab/gptq, opt.py: opt_eval; its x T / (T - 1) cancels.)
+//   llama.cpp  windows of 512; where the tokenizer has a BOS it takes the place of each window's first token;
+//              positions T/2 .. T-2 are scored. (llama.cpp, tools/perplexity/perplexity.cpp.)
 // The windows of a .npy file are used as they are, under either protocol.
 //   perplexity = exp(sum of nll / number of scored predictions), nll in nats, sums in float64.
 #pragma once

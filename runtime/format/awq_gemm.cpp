@@ -18,13 +18,28 @@ constexpr int64_t kCodesPerWord = 8;
 // Nibble n of a word holds the code of output 8c + kOrder[n].
 constexpr std::array<int64_t, 8> kOrder = {0, 2, 4, 6, 1, 3, 5, 7};
 
+constexpr const char* kMethod = "awq";
+constexpr std::array kSuffixes = {kAwqWeightSuffix, kAwqZerosSuffix, kAwqScalesSuffix};
+constexpr const char* kAdvice = "; write compressed-tensors' pack-quantized instead";
+
 [[noreturn]] void refuse(const std::string& module, const std::string& what) {
-  throw std::invalid_argument("module '" + module + "': AWQ GEMM cannot hold it: " + what +
-                              "; write compressed-tensors' pack-quantized instead");
+  throw std::invalid_argument("module '" + module + "': AWQ GEMM cannot hold it: " + what + kAdvice);
 }
 
-int64_t num_groups_of(const PackScheme& scheme, int64_t num_in) {
-  return scheme.group_size == kPerChannel ? 1 : num_in / scheme.group_size;
+// What the container cannot hold; empty: nothing. The one place that says so.
+std::string scheme_problem(const PackScheme& scheme) {
+  if (scheme.is_dense()) return "expected 4-bit codes, found dense weights";
+  if (scheme.code_type() != CodeType::integer) return "expected 4-bit integers, found FP8";
+  if (scheme.bits != kBits) return "expected 4 bits, found " + std::to_string(scheme.bits);
+  if (scheme.per_tensor) return "expected scales of groups or channels, found one scale per tensor";
+  if (scheme.act_order == StoredActOrder::group) return "act-order moved columns between groups";
+  if (!scheme.input.is_plain()) return "expected 16-bit inputs, found " + input_format_name(scheme.input);
+  return "";
+}
+
+std::string shape_problem(int64_t num_out) {
+  if (num_out % kCodesPerWord == 0) return "";
+  return "expected a multiple of 8 outputs, found " + std::to_string(num_out);
 }
 
 // Eight codes that lie `stride` bytes apart, those of the outputs of one word.
@@ -65,33 +80,8 @@ std::vector<uint8_t> deinterleave(std::span<const std::byte> words, int64_t num_
   return codes_ON;
 }
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) {
-  throw std::invalid_argument("'" + where + "': quantization_config: " + what);
-}
-
-std::string found(const Json& value) {
-  const std::string text =
-      value.is_structured() ? value.type_name() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  return ", found " + text.substr(0, 100);
-}
-
-// The first of the names under which releases wrote the same thing; null when there is none.
-Json value_of(const Json& config, std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    if (const auto entry = config.find(name); entry != config.end() && !entry->is_null()) return *entry;
-  }
-  return nullptr;
-}
-
-}  // namespace
-
-std::vector<OwnedTensor> pack_awq_gemm(const QuantizedWeight& weight, const std::string& module) {
-  validate(weight, module);
-  if (weight.bits != kBits) refuse(module, "expected 4 bits, found " + std::to_string(weight.bits));
-  if (!weight.group_of_I.empty()) refuse(module, "act-order moved columns between groups");
-  if (weight.num_out % kCodesPerWord != 0) {
-    refuse(module, "expected a multiple of 8 outputs, found " + std::to_string(weight.num_out));
-  }
+// Of a weight that the container can hold.
+std::vector<OwnedTensor> tensors_of(const QuantizedWeight& weight, const std::string& module) {
   const int64_t num_groups = weight.num_groups();
   std::vector<uint16_t> scales_GO(weight.scales_OG.size());
   for (int64_t row = 0; row < weight.num_out; ++row) {
@@ -118,6 +108,37 @@ std::vector<OwnedTensor> pack_awq_gemm(const QuantizedWeight& weight, const std:
   return tensors;
 }
 
+[[noreturn]] void fail(const std::string& where, const std::string& what) {
+  throw std::invalid_argument("'" + where + "': quantization_config: " + what);
+}
+
+std::string found(const Json& value) {
+  const std::string text =
+      value.is_structured() ? value.type_name() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return ", found " + text.substr(0, 100);
+}
+
+// The first of the names under which releases wrote the same thing; null when there is none.
+Json value_of(const Json& config, std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    if (const auto entry = config.find(name); entry != config.end() && !entry->is_null()) return *entry;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::vector<OwnedTensor> pack_awq_gemm(const QuantizedWeight& weight, const std::string& module) {
+  validate(weight, module);
+  PackScheme scheme{.bits = weight.bits, .group_size = weight.group_size, .symmetric = weight.symmetric};
+  if (weight.code_type == CodeType::fp8) scheme.format = StoredFormat::float_quantized;
+  if (!weight.group_of_I.empty()) scheme.act_order = StoredActOrder::group;
+  for (const std::string& problem : {scheme_problem(scheme), shape_problem(weight.num_out)}) {
+    if (!problem.empty()) refuse(module, problem);
+  }
+  return tensors_of(weight, module);
+}
+
 void check_awq_tensors(const AwqTensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
                        const std::string& module) {
   const auto fail_module = [&](const std::string& what) {
@@ -130,7 +151,7 @@ void check_awq_tensors(const AwqTensors& tensors, const PackScheme& scheme, int6
     fail_module("the group size " + std::to_string(scheme.group_size) +
                 " of its quantization_config does not divide its input width " + std::to_string(num_in));
   }
-  const int64_t num_groups = num_groups_of(scheme, num_in), num_words = num_out / kCodesPerWord;
+  const int64_t num_groups = scheme.num_groups(num_in), num_words = num_out / kCodesPerWord;
   require_tensor(tensors.weight, module + std::string(kAwqWeightSuffix), DType::I32, {num_in, num_words});
   require_tensor(tensors.scales, module + std::string(kAwqScalesSuffix), DType::F16, {num_groups, num_out});
   if (!scheme.symmetric || tensors.zeros != nullptr) {
@@ -177,7 +198,7 @@ std::string awq_config_json(int64_t group_size, std::span<const std::string> unc
                                 std::to_string(kPerChannel) + ", found " + std::to_string(group_size));
   }
   nlohmann::ordered_json config;
-  config["quant_method"] = "awq";
+  config["quant_method"] = kMethod;
   config["bits"] = kBits;
   config["group_size"] = group_size == kPerChannel ? int64_t{-1} : group_size;
   config["zero_point"] = true;
@@ -193,7 +214,7 @@ AwqConfig AwqConfig::parse(const std::string& json, const std::string& where) {
   const Json config = Json::parse(json, nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) fail(where, "expected a JSON object");
   const Json method = value_of(config, {"quant_method"});
-  if (method != "awq") fail(where, "quant_method: expected \"awq\"" + found(method));
+  if (method != kMethod) fail(where, "quant_method: expected \"awq\"" + found(method));
   const Json version = value_of(config, {"version", "format"});
   if (version != "gemm" && version != "GEMM") {
     fail(where, "version: not supported by this runtime: expected \"gemm\"" + found(version));
@@ -214,7 +235,7 @@ AwqConfig AwqConfig::parse(const std::string& json, const std::string& where) {
   result.scheme = {.bits = kBits,
                    .group_size = is_positive ? group_size.get<int64_t>() : kPerChannel,
                    .symmetric = !zero_point.get<bool>(),
-                   .format = StoredFormat::awq_gemm};
+                   .container = std::string(kAwqGemm)};
   const Json names = value_of(config, {"modules_to_not_convert"});
   if (!names.is_null() && !names.is_array()) fail(where, "modules_to_not_convert: expected an array" + found(names));
   for (const Json& name : names) {
@@ -226,6 +247,89 @@ AwqConfig AwqConfig::parse(const std::string& json, const std::string& where) {
 
 bool AwqConfig::is_unconverted(std::string_view module) const {
   return is_in_modules(module, unconverted);
+}
+
+std::optional<PackScheme> AwqConfig::scheme_of(const std::string& module, std::string_view,
+                                               const FindTensor& find) const {
+  if (!has_quantized_tensor(find, module, kAwqWeightSuffix, is_unconverted(module))) return std::nullopt;
+  return scheme;
+}
+
+// --- the row of the table ---
+
+namespace {
+
+class AwqGemmContainer final : public ContainerFormat {
+ public:
+  std::string_view name() const override { return kAwqGemm; }
+  std::string_view method() const override { return kMethod; }
+  std::span<const std::string_view> suffixes() const override { return kSuffixes; }
+  std::string unread_by(Engine engine) const override {
+    return engine == Engine::llama_cpp ? "AWQ GEMM is not read" : "";
+  }
+
+  // The order of columns is not recorded, and zeros are stored for every weight.
+  PackScheme adapted(PackScheme wanted) const override {
+    wanted.container = kAwqGemm;
+    if (wanted.act_order == StoredActOrder::weight) wanted.act_order = StoredActOrder::none;
+    if (wanted.format == StoredFormat::int_quantized) wanted.format = StoredFormat::pack_quantized;
+    wanted.symmetric = false;
+    return wanted;
+  }
+  void adapt(StoredLinear& linear, const PackScheme&) const override {
+    QuantizedWeight& weight = linear.weight;
+    if (!weight.symmetric) return;
+    weight.zeros_OG.assign(weight.scales_OG.size(), static_cast<uint8_t>(1 << (weight.bits - 1)));
+    weight.symmetric = false;
+  }
+  DType scale_dtype(DType) const override { return DType::F16; }
+
+  void check(const FindTensor& find, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+             const std::string& module) const override {
+    check_awq_tensors(found(find, module), scheme, num_out, num_in, module);
+  }
+  StoredLinear load(const FindTensor& find, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                    const std::string& module) const override {
+    return {.weight = unpack_awq_gemm(found(find, module), scheme, num_out, num_in, module)};
+  }
+  std::unique_ptr<ContainerConfig> read_config(const std::string& json, const std::string& where) const override {
+    return std::make_unique<AwqConfig>(AwqConfig::parse(json, where));
+  }
+
+ private:
+  static AwqTensors found(const FindTensor& find, const std::string& module) {
+    const auto part = [&](std::string_view suffix) { return find(module + std::string(suffix)); };
+    return {part(kAwqWeightSuffix), part(kAwqZerosSuffix), part(kAwqScalesSuffix)};
+  }
+  static std::string advised(const std::string& problem) {
+    return problem.empty() ? "" : "AWQ GEMM cannot hold it: " + problem + kAdvice;
+  }
+
+  std::string why_not(const PackScheme& scheme) const override { return advised(scheme_problem(scheme)); }
+  std::string why_not_shape(const PackScheme&, int64_t num_out, int64_t) const override {
+    return advised(shape_problem(num_out));
+  }
+  std::string why_not_together(std::span<const StoredModule> modules) const override {
+    return difference_of(modules, "AWQ's configuration says one group size for all linears");
+  }
+  int64_t size_bytes(const PackScheme& scheme, int64_t num_out, int64_t num_in, const StoredExtent&) const override {
+    const int64_t num_groups = scheme.num_groups(num_in);
+    return (num_in + num_groups) * (num_out / kCodesPerWord) * 4 + num_groups * num_out * 2;
+  }
+  std::vector<OwnedTensor> pack(const StoredLinear& linear, const PackScheme&,
+                                const std::string& module) const override {
+    return tensors_of(linear.weight, module);
+  }
+  std::string write_config(std::span<const StoredModule> modules, std::span<const std::string> ignore) const override {
+    return awq_config_json(modules.front().scheme.group_size, ignore);
+  }
+};
+
+}  // namespace
+
+const ContainerFormat& awq_gemm_container() {
+  static const AwqGemmContainer container;
+  return container;
 }
 
 }  // namespace pare

@@ -10,15 +10,20 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "runtime/format/container_format.h"
 #include "runtime/format/stored_scheme.h"
 #include "runtime/format/tensor_view.h"
 
 namespace pare {
+
+inline constexpr std::string_view kAwqGemm = "awq-gemm";  // ContainerFormat::name()
+const ContainerFormat& awq_gemm_container();
 
 inline constexpr std::string_view kAwqWeightSuffix = ".qweight";
 inline constexpr std::string_view kAwqZerosSuffix = ".qzeros";
@@ -49,7 +54,7 @@ std::string awq_config_json(int64_t group_size, std::span<const std::string> unc
 
 // A quantization_config with quant_method "awq" as read. Which modules are quantized is seen from their tensors, for
 // libraries differ in how they match modules_to_not_convert and in what they never convert (the head).
-struct AwqConfig {
+struct AwqConfig final : ContainerConfig {
   PackScheme scheme;  // of every quantized module
   std::vector<std::string> unconverted;
 
@@ -58,6 +63,8 @@ struct AwqConfig {
   static AwqConfig parse(const std::string& json, const std::string& where);
   // Whether modules_to_not_convert names this module or the end of its name after a dot.
   bool is_unconverted(std::string_view module) const;
+  std::optional<PackScheme> scheme_of(const std::string& module, std::string_view class_name,
+                                      const FindTensor& find) const override;
 };
 
 }  // namespace pare

@@ -1,6 +1,7 @@
 #include "runtime/format/bitsandbytes_int8.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -17,9 +18,24 @@ constexpr int kBits = 8;
 constexpr int kOffset = 1 << (kBits - 1);
 constexpr float kLargestCode = 127.0f;
 
+constexpr std::array kSuffixes = {kInt8WeightSuffix, kInt8AbsmaxSuffix, kInt8FormatSuffix};
+constexpr const char* kAdvice = "; write compressed-tensors' int-quantized instead";
+
 [[noreturn]] void refuse(const std::string& module, const std::string& what) {
-  throw std::invalid_argument("module '" + module + "': bitsandbytes int8 cannot hold it: " + what +
-                              "; write compressed-tensors' int-quantized instead");
+  throw std::invalid_argument("module '" + module + "': bitsandbytes int8 cannot hold it: " + what + kAdvice);
+}
+
+// What the container cannot hold of a weight; empty: nothing. The one place that says so.
+std::string weight_problem(const PackScheme& scheme) {
+  if (scheme.is_dense()) return "its weights are dense";
+  if (scheme.code_type() != CodeType::integer) return "its codes are fp8";
+  if (scheme.bits != kBits) return "expected 8 bits, found " + std::to_string(scheme.bits);
+  if (!scheme.symmetric) return "its codes have zeros";
+  if (scheme.group_size != kPerChannel || scheme.act_order == StoredActOrder::group) {
+    return "its scales are those of groups";
+  }
+  if (scheme.per_tensor) return "its scale is that of the whole tensor";
+  return "";
 }
 
 // Multiplying and dividing by 127 each err by at most half a unit in the last place, which near a power of two is one
@@ -45,6 +61,23 @@ float absmax_of(float scale, int64_t row, const std::string& module) {
   return best;
 }
 
+// Of a weight that the container can hold.
+std::vector<OwnedTensor> tensors_of(const QuantizedWeight& weight, const std::string& module) {
+  const std::vector<uint8_t> codes_OI = shift_codes(weight.codes_OI, -kOffset);
+  std::vector<float> absmax_O(weight.scales_OG.size());
+  for (size_t row = 0; row < absmax_O.size(); ++row) {
+    absmax_O[row] = absmax_of(weight.scales_OG[row], static_cast<int64_t>(row), module);
+  }
+  const uint8_t row_format = 0;
+  std::vector<OwnedTensor> tensors;
+  tensors.push_back(make_tensor<uint8_t>(module + std::string(kInt8WeightSuffix), DType::I8,
+                                         {weight.num_out, weight.num_in}, codes_OI));
+  tensors.push_back(
+      make_tensor<float>(module + std::string(kInt8AbsmaxSuffix), DType::F32, {weight.num_out}, absmax_O));
+  tensors.push_back(make_tensor<uint8_t>(module + std::string(kInt8FormatSuffix), DType::U8, {}, {&row_format, 1}));
+  return tensors;
+}
+
 [[noreturn]] void fail(const std::string& where, const std::string& what) {
   throw std::invalid_argument("'" + where + "': quantization_config: " + what);
 }
@@ -65,23 +98,11 @@ const Json& value_or_null(const Json& object, const char* key) {
 
 std::vector<OwnedTensor> pack_bitsandbytes_int8(const QuantizedWeight& weight, const std::string& module) {
   validate(weight, module);
-  if (weight.code_type != CodeType::integer) refuse(module, "its codes are fp8");
-  if (weight.bits != kBits) refuse(module, "expected 8 bits, found " + std::to_string(weight.bits));
-  if (!weight.symmetric) refuse(module, "its codes have zeros");
-  if (weight.group_size != kPerChannel || !weight.group_of_I.empty()) refuse(module, "its scales are those of groups");
-  const std::vector<uint8_t> codes_OI = shift_codes(weight.codes_OI, -kOffset);
-  std::vector<float> absmax_O(weight.scales_OG.size());
-  for (size_t row = 0; row < absmax_O.size(); ++row) {
-    absmax_O[row] = absmax_of(weight.scales_OG[row], static_cast<int64_t>(row), module);
-  }
-  const uint8_t row_format = 0;
-  std::vector<OwnedTensor> tensors;
-  tensors.push_back(make_tensor<uint8_t>(module + std::string(kInt8WeightSuffix), DType::I8,
-                                         {weight.num_out, weight.num_in}, codes_OI));
-  tensors.push_back(
-      make_tensor<float>(module + std::string(kInt8AbsmaxSuffix), DType::F32, {weight.num_out}, absmax_O));
-  tensors.push_back(make_tensor<uint8_t>(module + std::string(kInt8FormatSuffix), DType::U8, {}, {&row_format, 1}));
-  return tensors;
+  PackScheme scheme{.bits = weight.bits, .group_size = weight.group_size, .symmetric = weight.symmetric};
+  if (weight.code_type == CodeType::fp8) scheme.format = StoredFormat::float_quantized;
+  if (!weight.group_of_I.empty()) scheme.act_order = StoredActOrder::group;
+  if (const std::string problem = weight_problem(scheme); !problem.empty()) refuse(module, problem);
+  return tensors_of(weight, module);
 }
 
 void check_int8_tensors(const Int8Tensors& tensors, int64_t num_out, int64_t num_in, const std::string& module) {
@@ -118,7 +139,7 @@ std::string bitsandbytes_config_json(float threshold, std::span<const std::strin
                                 std::to_string(threshold));
   }
   nlohmann::ordered_json config;
-  config["quant_method"] = "bitsandbytes";
+  config["quant_method"] = kBitsAndBytes;
   config["load_in_8bit"] = true;
   config["load_in_4bit"] = false;
   config["llm_int8_threshold"] = threshold;
@@ -148,7 +169,7 @@ BitsAndBytesConfig BitsAndBytesConfig::parse(const std::string& json, const std:
     fail(where, "llm_int8_threshold: expected a number of at least 0" + found(threshold));
   }
   BitsAndBytesConfig result;
-  result.scheme = {.bits = kBits, .format = StoredFormat::bitsandbytes_int8};
+  result.scheme = {.bits = kBits, .format = StoredFormat::int_quantized, .container = std::string(kBitsAndBytes)};
   result.scheme.input = {.type = InputType::int8,
                          .outliers = value > 0.0 ? OutlierRule::absolute : OutlierRule::columns,
                          .outlier_threshold = static_cast<float>(value)};
@@ -163,6 +184,88 @@ BitsAndBytesConfig BitsAndBytesConfig::parse(const std::string& json, const std:
 
 bool BitsAndBytesConfig::is_skipped(std::string_view module) const {
   return is_in_modules(module, skipped);
+}
+
+std::optional<PackScheme> BitsAndBytesConfig::scheme_of(const std::string& module, std::string_view,
+                                                        const FindTensor& find) const {
+  if (!has_quantized_tensor(find, module, kInt8AbsmaxSuffix, is_skipped(module))) return std::nullopt;
+  return scheme;
+}
+
+// --- the row of the table ---
+
+namespace {
+
+class BitsAndBytesContainer final : public ContainerFormat {
+ public:
+  std::string_view name() const override { return kBitsAndBytes; }
+  std::string_view method() const override { return kBitsAndBytes; }
+  std::span<const std::string_view> suffixes() const override { return kSuffixes; }
+  std::string unread_by(Engine engine) const override {
+    return engine == Engine::llama_cpp ? "bitsandbytes is not read" : "";
+  }
+
+  PackScheme adapted(PackScheme wanted) const override {
+    wanted.container = kBitsAndBytes;
+    if (wanted.act_order == StoredActOrder::weight) wanted.act_order = StoredActOrder::none;  // not recorded
+    if (wanted.format == StoredFormat::pack_quantized) wanted.format = StoredFormat::int_quantized;
+    return wanted;
+  }
+  DType scale_dtype(DType) const override { return DType::F32; }
+
+  void check(const FindTensor& find, const PackScheme&, int64_t num_out, int64_t num_in,
+             const std::string& module) const override {
+    check_int8_tensors(parts_of(find, module), num_out, num_in, module);
+  }
+  StoredLinear load(const FindTensor& find, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                    const std::string& module) const override {
+    return {.weight = unpack_bitsandbytes_int8(parts_of(find, module), num_out, num_in, module), .input = scheme.input};
+  }
+  std::unique_ptr<ContainerConfig> read_config(const std::string& json, const std::string& where) const override {
+    return std::make_unique<BitsAndBytesConfig>(BitsAndBytesConfig::parse(json, where));
+  }
+
+ private:
+  static Int8Tensors parts_of(const FindTensor& find, const std::string& module) {
+    const auto part = [&](std::string_view suffix) { return find(module + std::string(suffix)); };
+    return {part(kInt8WeightSuffix), part(kInt8AbsmaxSuffix), part(kInt8FormatSuffix)};
+  }
+
+  std::string why_not(const PackScheme& scheme) const override {
+    if (const std::string problem = weight_problem(scheme); !problem.empty()) {
+      return "bitsandbytes int8 cannot hold it: " + problem + kAdvice;
+    }
+    const InputFormat& input = scheme.input;
+    if (input.type == InputType::int8 && input.range == InputRange::token && input.symmetric &&
+        input.outliers == OutlierRule::absolute) {
+      return "";
+    }
+    return "bitsandbytes rounds inputs symmetrically to int8 per token and keeps the columns above one absolute "
+           "threshold, found " +
+           input_format_name(input) +
+           "; pare-int8 holds relative thresholds, columns known beforehand and asymmetric "
+           "inputs, compressed-tensors those without outliers";
+  }
+  std::string why_not_together(std::span<const StoredModule> modules) const override {
+    return difference_of(modules, "bitsandbytes' configuration says one threshold for all linears");
+  }
+  int64_t size_bytes(const PackScheme&, int64_t num_out, int64_t num_in, const StoredExtent&) const override {
+    return num_out * num_in + num_out * 4 + 1;
+  }
+  std::vector<OwnedTensor> pack(const StoredLinear& linear, const PackScheme&,
+                                const std::string& module) const override {
+    return tensors_of(linear.weight, module);
+  }
+  std::string write_config(std::span<const StoredModule> modules, std::span<const std::string> ignore) const override {
+    return bitsandbytes_config_json(modules.front().scheme.input.outlier_threshold, ignore);
+  }
+};
+
+}  // namespace
+
+const ContainerFormat& bitsandbytes_int8_container() {
+  static const BitsAndBytesContainer container;
+  return container;
 }
 
 }  // namespace pare

@@ -9,15 +9,20 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "runtime/format/container_format.h"
 #include "runtime/format/stored_scheme.h"
 #include "runtime/format/tensor_view.h"
 
 namespace pare {
+
+inline constexpr std::string_view kBitsAndBytes = "bitsandbytes";  // ContainerFormat::name()
+const ContainerFormat& bitsandbytes_int8_container();
 
 inline constexpr std::string_view kInt8WeightSuffix = ".weight";
 inline constexpr std::string_view kInt8AbsmaxSuffix = ".SCB";
@@ -50,7 +55,7 @@ std::string bitsandbytes_config_json(float threshold, std::span<const std::strin
 
 // A quantization_config with quant_method "bitsandbytes" as read. Which modules are quantized is seen from their
 // tensors.
-struct BitsAndBytesConfig {
+struct BitsAndBytesConfig final : ContainerConfig {
   // Of every quantized module, with int8 inputs per token and columns from the threshold on kept; a threshold of 0
   // keeps an empty list of columns, for the library rounds by the same rule then (input_format.h).
   PackScheme scheme;
@@ -60,6 +65,8 @@ struct BitsAndBytesConfig {
   static BitsAndBytesConfig parse(const std::string& json, const std::string& where);
   // Whether llm_int8_skip_modules names this module or the end of its name after a dot.
   bool is_skipped(std::string_view module) const;
+  std::optional<PackScheme> scheme_of(const std::string& module, std::string_view class_name,
+                                      const FindTensor& find) const override;
 };
 
 }  // namespace pare

@@ -1,6 +1,7 @@
 #include "runtime/format/compressed_tensors.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -145,6 +146,10 @@ std::vector<int32_t> unpack_group_index(const TensorView& tensor) {
 
 // --- the formats with one byte for each weight ---
 
+bool is_float(DType dtype) {
+  return dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16;
+}
+
 bool is_float(const PackScheme& scheme) {
   return scheme.format == StoredFormat::float_quantized;
 }
@@ -153,13 +158,9 @@ bool is_packed(const PackScheme& scheme) {
   return scheme.format == StoredFormat::pack_quantized;
 }
 
-int64_t num_groups_of(const PackScheme& scheme, int64_t num_in) {
-  return scheme.group_size == kPerChannel ? 1 : num_in / scheme.group_size;
-}
-
 std::vector<int64_t> scale_shape(const PackScheme& scheme, int64_t num_out, int64_t num_in) {
   if (scheme.per_tensor) return {1};
-  return {num_out, num_groups_of(scheme, num_in)};
+  return {num_out, scheme.num_groups(num_in)};
 }
 
 DType code_dtype(const PackScheme& scheme) {
@@ -185,45 +186,12 @@ void check_all_equal(std::span<const T> values, const std::string& module, const
   }
 }
 
-void check_agreement(const QuantizedWeight& weight, const PackScheme& scheme, const std::string& module) {
-  const bool has_floats = weight.code_type == CodeType::fp8;
-  if (has_floats != is_float(scheme)) {
-    fail_scheme(module, has_floats ? "expected integer codes, found an FP8 weight"
-                                   : "expected an FP8 weight, found integer codes");
-  }
-  if (weight.bits != scheme.bits || weight.group_size != scheme.group_size || weight.symmetric != scheme.symmetric) {
-    fail_scheme(module, "expected " + std::to_string(scheme.bits) + " bits in groups of " +
-                            std::to_string(scheme.group_size) + (scheme.symmetric ? ", symmetric" : ", asymmetric") +
-                            ", found " + std::to_string(weight.bits) + " bits in groups of " +
-                            std::to_string(weight.group_size) + (weight.symmetric ? ", symmetric" : ", asymmetric"));
-  }
-  if (weight.group_of_I.empty() != (scheme.act_order != StoredActOrder::group)) {
-    fail_scheme(module, "group_of_I and the act-order \"group\" go together");
-  }
-}
-
-bool is_dense(const PackScheme& scheme) {
-  return scheme.format == StoredFormat::dense;
-}
-
-// The plain formats have no place for the group of a column, and packed ones none for a single scale.
-void check_format(const PackScheme& scheme, const std::string& module) {
-  const bool is_plain = scheme.format == StoredFormat::int_quantized || is_float(scheme);
-  if (!is_plain && !is_packed(scheme)) fail_scheme(module, "its format is none of compressed-tensors");
-  if (is_plain && scheme.act_order == StoredActOrder::group) {
-    fail_scheme(module, "the act-order \"group\" needs the format pack-quantized");
-  }
-  if (scheme.per_tensor && (!is_plain || scheme.group_size != kPerChannel)) {
-    fail_scheme(module, "one scale per tensor needs int-quantized or float-quantized without groups");
-  }
-  if (is_float(scheme) && (scheme.bits != 8 || scheme.group_size != kPerChannel || !scheme.symmetric)) {
-    fail_scheme(module, "FP8 weights have 8 bits, no groups and no zeros");
-  }
+void check_scheme(const PackScheme& scheme, const std::string& module) {
+  if (const std::string problem = compressed_tensors_problem(scheme); !problem.empty()) fail_scheme(module, problem);
 }
 
 std::vector<OwnedTensor> pack_plain_format(const QuantizedWeight& weight, const PackScheme& scheme,
                                            const std::string& module) {
-  validate(weight, module);
   const int offset = -code_offset(scheme);
   const std::vector<int64_t> shape = scale_shape(scheme, weight.num_out, weight.num_in);
   std::span<const float> scales = weight.scales_OG;
@@ -284,7 +252,7 @@ void check_plain_tensors(const PackedTensors& tensors, const PackScheme& scheme,
 
 void check_dense_tensors(const PackedTensors& tensors, int64_t num_out, int64_t num_in, const std::string& module) {
   const DType dtype = tensors.plain != nullptr ? tensors.plain->dtype : DType::F32;
-  if (dtype != DType::F32 && dtype != DType::F16 && dtype != DType::BF16) {
+  if (!is_float(dtype)) {
     fail(module, kPlainSuffix, "expected F32, F16 or BF16, found " + std::string(dtype_name(dtype)));
   }
   require_tensor(tensors.plain, tensor_name(module, kPlainSuffix), dtype, {num_out, num_in});
@@ -321,11 +289,7 @@ void unpack_plain_format(const PackedTensors& tensors, const PackScheme& scheme,
   if (!scheme.symmetric) weight.zeros_OG.resize(static_cast<size_t>(weight.num_out), weight.zeros_OG[0]);
 }
 
-}  // namespace
-
-std::vector<OwnedTensor> pack_compressed_tensors(const QuantizedWeight& weight, const std::string& module) {
-  validate(weight, module);
-  if (weight.code_type != CodeType::integer) fail_scheme(module, "expected integer codes, found an FP8 weight");
+std::vector<OwnedTensor> pack_packed_format(const QuantizedWeight& weight, const std::string& module) {
   std::vector<OwnedTensor> tensors;
   tensors.push_back(pack_codes(weight, module));
   tensors.push_back(pack_weight_scales(weight, module));
@@ -339,20 +303,30 @@ std::vector<OwnedTensor> pack_compressed_tensors(const QuantizedWeight& weight, 
   return tensors;
 }
 
-std::vector<OwnedTensor> pack_compressed_tensors(const StoredLinear& linear, const PackScheme& scheme,
-                                                 const std::string& module) {
-  if (input_scheme(linear.input) != scheme.input) fail_scheme(module, "two different input activations");
+// Of a linear that agrees with its scheme.
+std::vector<OwnedTensor> tensors_of(const StoredLinear& linear, const PackScheme& scheme, const std::string& module) {
   std::vector<OwnedTensor> tensors;
-  if (is_dense(scheme)) {
-    append_input(linear, module, tensors);
-    return tensors;
+  if (!scheme.is_dense()) {
+    tensors = is_packed(scheme) ? pack_packed_format(linear.weight, module)
+                                : pack_plain_format(linear.weight, scheme, module);
   }
-  check_format(scheme, module);
-  check_agreement(linear.weight, scheme, module);
-  tensors = is_packed(scheme) ? pack_compressed_tensors(linear.weight, module)
-                              : pack_plain_format(linear.weight, scheme, module);
   append_input(linear, module, tensors);
   return tensors;
+}
+
+}  // namespace
+
+std::vector<OwnedTensor> pack_compressed_tensors(const QuantizedWeight& weight, const std::string& module) {
+  validate(weight, module);
+  if (weight.code_type != CodeType::integer) fail_scheme(module, "expected integer codes, found an FP8 weight");
+  return pack_packed_format(weight, module);
+}
+
+std::vector<OwnedTensor> pack_compressed_tensors(const StoredLinear& linear, const PackScheme& scheme,
+                                                 const std::string& module) {
+  check_scheme(scheme, module);
+  require_agreement(linear, scheme, module);
+  return tensors_of(linear, scheme, module);
 }
 
 void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
@@ -365,10 +339,14 @@ void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& sc
     throw std::runtime_error("module '" + module + "': the group size " + std::to_string(scheme.group_size) +
                              " of its quantization_config does not divide its input width " + std::to_string(num_in));
   }
-  if (is_dense(scheme)) {
+  if (!scheme.is_dense() && tensors.packed == nullptr && tensors.plain != nullptr && is_float(tensors.plain->dtype)) {
+    fail(module, kPlainSuffix,
+         "quantization_config says that this module is quantized, but it is stored dense: name it in 'ignore'");
+  }
+  if (scheme.is_dense()) {
     check_dense_tensors(tensors, num_out, num_in, module);
   } else if (is_packed(scheme)) {
-    const int64_t num_groups = num_groups_of(scheme, num_in);
+    const int64_t num_groups = scheme.num_groups(num_in);
     check_shape_tensor(tensors.shape, num_out, num_in, module);
     check_packed_tensor(tensors.packed, scheme.bits, num_out, num_in, module);
     check_scale_tensor(tensors.scale, {num_out, num_groups}, module, kScaleSuffix);
@@ -379,7 +357,7 @@ void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& sc
                      {bit_stream_words(num_out, scheme.bits), num_groups});
     }
   } else {
-    check_format(scheme, module);
+    check_scheme(scheme, module);
     check_plain_tensors(tensors, scheme, num_out, num_in, module);
   }
   if (scheme.act_order == StoredActOrder::group) {
@@ -416,7 +394,7 @@ QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const Pa
 StoredLinear unpack_compressed_linear(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out,
                                       int64_t num_in, const std::string& module) {
   StoredLinear linear{.weight = {}, .input = scheme.input};
-  if (is_dense(scheme)) {
+  if (scheme.is_dense()) {
     check_compressed_tensors(tensors, scheme, num_out, num_in, module);
     linear.weight.num_out = num_out;
     linear.weight.num_in = num_in;
@@ -429,6 +407,94 @@ StoredLinear unpack_compressed_linear(const PackedTensors& tensors, const PackSc
   check_input_scale(linear.input.scale, module);
   if (!linear.input.symmetric) linear.input.zero = static_cast<int8_t>(code_bytes(*tensors.input_zero_point)[0]);
   return linear;
+}
+
+// --- the row of the table ---
+
+namespace {
+
+constexpr std::array kSuffixes = {kPackedSuffix,     kScaleSuffix, kShapeSuffix,      kZeroPointSuffix,
+                                  kGroupIndexSuffix, kPlainSuffix, kInputScaleSuffix, kInputZeroPointSuffix};
+
+class CompressedTensorsContainer final : public ContainerFormat {
+ public:
+  std::string_view name() const override { return kCompressedTensors; }
+  std::string_view method() const override { return kCompressedTensors; }
+  std::span<const std::string_view> suffixes() const override { return kSuffixes; }
+  std::string unread_by(Engine) const override { return ""; }
+
+  // Codes are packed but where engines expect them in bytes: 8 bits beside rounded inputs; and packed ones have no
+  // place for a single scale, nor bytes for the group of a column.
+  PackScheme adapted(PackScheme wanted) const override {
+    wanted.container = kCompressedTensors;
+    const bool is_w8a8 = wanted.bits == 8 && !wanted.input.is_plain() && wanted.act_order != StoredActOrder::group;
+    if (is_packed(wanted) && (wanted.per_tensor || is_w8a8)) wanted.format = StoredFormat::int_quantized;
+    return wanted;
+  }
+
+  void check(const FindTensor& find, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+             const std::string& module) const override {
+    check_compressed_tensors(parts_of(find, module), scheme, num_out, num_in, module);
+  }
+  StoredLinear load(const FindTensor& find, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                    const std::string& module) const override {
+    return unpack_compressed_linear(parts_of(find, module), scheme, num_out, num_in, module);
+  }
+  std::unique_ptr<ContainerConfig> read_config(const std::string& json, const std::string& where) const override {
+    return std::make_unique<QuantizationConfig>(QuantizationConfig::parse(json, where));
+  }
+
+ private:
+  static PackedTensors parts_of(const FindTensor& find, const std::string& module) {
+    const auto part = [&](std::string_view suffix) { return find(module + std::string(suffix)); };
+    return {.packed = part(kPackedSuffix),
+            .scale = part(kScaleSuffix),
+            .shape = part(kShapeSuffix),
+            .zero_point = part(kZeroPointSuffix),
+            .group_index = part(kGroupIndexSuffix),
+            .plain = part(kPlainSuffix),
+            .input_scale = part(kInputScaleSuffix),
+            .input_zero_point = part(kInputZeroPointSuffix)};
+  }
+
+  std::string why_not(const PackScheme& scheme) const override {
+    if (std::string problem = compressed_tensors_problem(scheme); !problem.empty()) return problem;
+    if (scheme.format != StoredFormat::int_quantized || scheme.bits == 8) return "";
+    // A reader takes them, but they would fill 8 bits each.
+    return std::string(scheme.per_tensor ? "one scale per tensor" : "int-quantized") +
+           " is stored in a byte for each weight: expected 8 bits, found " + std::to_string(scheme.bits) +
+           (scheme.per_tensor ? " bits; have one scale per channel" : " bits; use pack-quantized");
+  }
+  int64_t size_bytes(const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                     const StoredExtent& extent) const override {
+    int64_t bytes = 0;
+    if (has_input_scale(scheme.input)) {
+      bytes += static_cast<int64_t>(dtype_size_bytes(extent.input_scale_dtype)) + (scheme.input.symmetric ? 0 : 1);
+    }
+    if (scheme.is_dense()) return bytes;
+    const int64_t num_groups = scheme.num_groups(num_in);
+    const int64_t num_scales = scheme.per_tensor ? 1 : num_out * num_groups;
+    bytes += num_scales * static_cast<int64_t>(dtype_size_bytes(extent.scale_dtype));
+    if (!is_packed(scheme)) return bytes + num_out * num_in + (scheme.symmetric ? 0 : num_scales);
+    bytes += num_out * bit_stream_words(num_in, scheme.bits) * 4 + 2 * 8;  // the shape
+    if (!scheme.symmetric) bytes += bit_stream_words(num_out, scheme.bits) * num_groups * 4;
+    if (scheme.act_order == StoredActOrder::group) bytes += num_in * 4;
+    return bytes;
+  }
+  std::vector<OwnedTensor> pack(const StoredLinear& linear, const PackScheme& scheme,
+                                const std::string& module) const override {
+    return tensors_of(linear, scheme, module);
+  }
+  std::string write_config(std::span<const StoredModule> modules, std::span<const std::string> ignore) const override {
+    return quantization_config_json(modules, ignore);
+  }
+};
+
+}  // namespace
+
+const ContainerFormat& compressed_tensors_container() {
+  static const CompressedTensorsContainer container;
+  return container;
 }
 
 }  // namespace pare

@@ -32,10 +32,14 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/format/container_format.h"
 #include "runtime/format/stored_scheme.h"
 #include "runtime/format/tensor_view.h"
 
 namespace pare {
+
+// The row of the table (container_format.h); its name is kCompressedTensors.
+const ContainerFormat& compressed_tensors_container();
 
 // --- tensors ---
 
@@ -93,10 +97,14 @@ QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const Pa
 // twice or also ignored, or for a scheme that the container's readers do not know.
 std::string quantization_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore);
 
+// What is wrong with a scheme as a whole; empty: nothing. The one place that says which combinations the container's
+// readers know.
+std::string compressed_tensors_problem(const PackScheme& scheme);
+
 // A quantization_config as read. Lookup follows the package (utils/match.py): ignored modules are not quantized;
 // otherwise an exact name wins over a regular expression ("re:..."), which wins over a class name ("Linear",
 // "Embedding").
-class QuantizationConfig {
+class QuantizationConfig final : public ContainerConfig {
  public:
   // `json` is the object's text and `where` names its file. Throws std::invalid_argument for anything this runtime
   // does not support, by name: another quant_method or format, quantized outputs or KV cache, input activations other
@@ -104,10 +112,12 @@ class QuantizationConfig {
   static QuantizationConfig parse(const std::string& json, const std::string& where);
   QuantizationConfig(QuantizationConfig&&) noexcept;
   QuantizationConfig& operator=(QuantizationConfig&&) noexcept;
-  ~QuantizationConfig();
+  ~QuantizationConfig() override;
 
   // nullopt: the module is not quantized. class_name is the module's in PyTorch: "Linear" or "Embedding".
   std::optional<PackScheme> scheme(const std::string& module, std::string_view class_name = "Linear") const;
+  std::optional<PackScheme> scheme_of(const std::string& module, std::string_view class_name,
+                                      const FindTensor& find) const override;
 
  private:
   QuantizationConfig();

@@ -15,7 +15,6 @@ namespace {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr std::string_view kMethod = "compressed-tensors";
 constexpr std::string_view kMixedFormat = "mixed-precision";
 constexpr std::string_view kNaiveFormat = "naive-quantized";
 // The release whose layout is written (dense 3-bit streams); readers use it for messages only.
@@ -35,9 +34,8 @@ std::string_view format_name(StoredFormat format) {
       return "float-quantized";
     case StoredFormat::dense:
       return "dense";
-    default:
-      throw std::invalid_argument("quantization_config: a format that compressed-tensors does not have");
   }
+  throw std::invalid_argument("quantization_config: a format that compressed-tensors does not have");
 }
 
 OrderedJson weights_json(const PackScheme& scheme) {
@@ -74,42 +72,6 @@ OrderedJson activations_json(const InputFormat& input) {
   return json;
 }
 
-// What is wrong with a scheme as a whole; empty: nothing. The one place that says which combinations there are.
-std::string scheme_problem(const PackScheme& scheme) {
-  const bool is_float = scheme.format == StoredFormat::float_quantized;
-  const bool is_packed = scheme.format == StoredFormat::pack_quantized;
-  const InputFormat& input = scheme.input;
-  if (scheme.format == StoredFormat::dense) {
-    if (scheme.bits != kDenseBits || scheme.group_size != kPerChannel || scheme.per_tensor || !scheme.symmetric) {
-      return "dense weights have neither bits nor groups nor zeros";
-    }
-    if (input.is_plain()) return "dense weights without input activations are not quantized at all";
-    if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
-    return input.has_outliers() ? "input activations: outliers have no place in this container" : "";
-  }
-  if (scheme.bits != 2 && scheme.bits != 3 && scheme.bits != 4 && scheme.bits != 8) {
-    return "expected 2, 3, 4 or 8 bits, found " + std::to_string(scheme.bits) + " bits";
-  }
-  if (scheme.group_size != kPerChannel && scheme.group_size <= 0) {
-    return "expected a positive group size, found " + std::to_string(scheme.group_size);
-  }
-  if (is_float && (scheme.bits != 8 || scheme.group_size != kPerChannel || !scheme.symmetric)) {
-    return "float weights: expected 8 bits, symmetric, one scale per channel or tensor";
-  }
-  if (scheme.per_tensor && (is_packed || scheme.group_size != kPerChannel)) {
-    return "one scale per tensor: expected int-quantized or float-quantized without groups";
-  }
-  if (!is_packed && scheme.act_order == StoredActOrder::group) {
-    return "actorder \"group\": expected the format pack-quantized";
-  }
-  if (!input.is_plain() && (input.type == InputType::fp8) != is_float) {
-    return "input activations: expected the type of the weights, int with int or float with float";
-  }
-  if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
-  if (input.has_outliers()) return "input activations: outliers have no place in this container";
-  return "";
-}
-
 struct ConfigGroup {
   PackScheme scheme;
   std::vector<std::string> targets;
@@ -140,7 +102,7 @@ void check_stored_modules(std::span<const StoredModule> modules, std::span<const
       throw std::invalid_argument("quantization_config: module '" + module.name +
                                   "' is listed twice, or is both quantized and ignored");
     }
-    const std::string problem = scheme_problem(module.scheme);
+    const std::string problem = compressed_tensors_problem(module.scheme);
     if (!problem.empty()) {
       throw std::invalid_argument("quantization_config: module '" + module.name + "': " + problem);
     }
@@ -350,15 +312,15 @@ ConfigGroup read_group(const Json& group, const Json& file_format, const std::st
     read_weights(weights, where, key + ".weights", result.scheme);
   }
   result.scheme.input = read_activations(value_or_null(group, "input_activations"), where, key + ".input_activations");
-  const std::string problem = scheme_problem(result.scheme);
+  const std::string problem = compressed_tensors_problem(result.scheme);
   if (!problem.empty()) fail(where, key, "not supported by this runtime: " + problem);
   return result;
 }
 
 void check_top_level(const Json& config, const std::string& where) {
   const Json& method = value_or_null(config, "quant_method");
-  if (method != kMethod) {
-    fail_unsupported(where, "quant_method", method, "\"" + std::string(kMethod) + "\"");
+  if (method != kCompressedTensors) {
+    fail_unsupported(where, "quant_method", method, "\"" + std::string(kCompressedTensors) + "\"");
   }
   const Json& format = value_or_null(config, "format");
   if (format != kMixedFormat) read_format(format, /*is_float=*/false, where, "format");
@@ -420,6 +382,41 @@ class NamePatterns {
 
 }  // namespace
 
+std::string compressed_tensors_problem(const PackScheme& scheme) {
+  const bool is_float = scheme.format == StoredFormat::float_quantized;
+  const bool is_packed = scheme.format == StoredFormat::pack_quantized;
+  const InputFormat& input = scheme.input;
+  if (scheme.format == StoredFormat::dense) {
+    if (scheme.bits != kDenseBits || scheme.group_size != kPerChannel || scheme.per_tensor || !scheme.symmetric) {
+      return "dense weights have neither bits nor groups nor zeros";
+    }
+    if (input.is_plain()) return "dense weights without input activations are not quantized at all";
+    if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
+    return input.has_outliers() ? "input activations: outliers have no place in this container" : "";
+  }
+  if (scheme.bits != 2 && scheme.bits != 3 && scheme.bits != 4 && scheme.bits != 8) {
+    return "expected 2, 3, 4 or 8 bits, found " + std::to_string(scheme.bits) + " bits";
+  }
+  if (scheme.group_size != kPerChannel && scheme.group_size <= 0) {
+    return "expected a positive group size, found " + std::to_string(scheme.group_size);
+  }
+  if (is_float && (scheme.bits != 8 || scheme.group_size != kPerChannel || !scheme.symmetric)) {
+    return "float weights: expected 8 bits, symmetric, one scale per channel or tensor";
+  }
+  if (scheme.per_tensor && (is_packed || scheme.group_size != kPerChannel)) {
+    return "one scale per tensor: expected int-quantized or float-quantized without groups";
+  }
+  if (!is_packed && scheme.act_order == StoredActOrder::group) {
+    return "actorder \"group\": expected the format pack-quantized";
+  }
+  if (!input.is_plain() && (input.type == InputType::fp8) != is_float) {
+    return "input activations: expected the type of the weights, int with int or float with float";
+  }
+  if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
+  if (input.has_outliers()) return "input activations: outliers have no place in this container";
+  return "";
+}
+
 std::string quantization_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore) {
   check_stored_modules(modules, ignore);
   OrderedJson groups;
@@ -435,7 +432,7 @@ std::string quantization_config_json(std::span<const StoredModule> modules, std:
     groups["group_" + std::to_string(groups.size())] = std::move(entry);
   }
   OrderedJson config;
-  config["quant_method"] = kMethod;
+  config["quant_method"] = kCompressedTensors;
   config["format"] = formats.size() == 1 ? *formats.begin() : kMixedFormat;
   config["quantization_status"] = "compressed";
   config["global_compression_ratio"] = nullptr;
@@ -493,6 +490,11 @@ std::optional<PackScheme> QuantizationConfig::scheme(const std::string& module, 
   const std::string* target = state_->targets.match(module, class_name);
   if (target == nullptr) return std::nullopt;
   return state_->scheme_of_target.at(*target);
+}
+
+std::optional<PackScheme> QuantizationConfig::scheme_of(const std::string& module, std::string_view class_name,
+                                                        const FindTensor&) const {
+  return scheme(module, class_name);
 }
 
 }  // namespace pare

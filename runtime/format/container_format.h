@@ -145,6 +145,10 @@ void register_container(const ContainerFormat& format);
 // group_of_I, input; and std::runtime_error for an invalid weight (validate).
 void require_agreement(const StoredLinear& linear, const PackScheme& scheme, const std::string& module);
 
+// For configurations that say one thing of all modules: the first linear that is stored otherwise than the first module,
+// or embedding, as accepts_together() reports it, after `because` ("AWQ's configuration says ..."). Empty: there is none.
+std::string difference_of(std::span<const StoredModule> modules, const std::string& because);
+
 // For configurations that say one thing of all modules and leave it to the tensors which are quantized: whether the
 // module has the one of that suffix. Throws std::runtime_error when it has although it is named among the unquantized.
 bool has_quantized_tensor(const FindTensor& find, const std::string& module, std::string_view suffix,

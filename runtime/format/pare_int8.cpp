@@ -14,6 +14,8 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kOffset = 128;
+constexpr std::array kSuffixes = {kPareInt8WeightSuffix, kPareInt8ScaleSuffix, kOutlierColumnsSuffix,
+                                  kOutlierWeightSuffix, kInputThresholdSuffix};
 constexpr std::array<std::pair<OutlierRule, const char*>, 3> kRules = {
     {{OutlierRule::absolute, "absolute"}, {OutlierRule::relative, "relative"}, {OutlierRule::columns, "columns"}}};
 
@@ -21,27 +23,45 @@ std::string name_of(const std::string& module, std::string_view suffix) {
   return module + std::string(suffix);
 }
 
+constexpr const char* kHolds =
+    "pare-int8 holds 8-bit weights with a scale per row and int8 inputs per token with outlier columns; ";
+
 [[noreturn]] void refuse(const std::string& module, const std::string& what) {
-  throw std::invalid_argument("module '" + module +
-                              "': pare-int8 holds 8-bit weights with a scale per row and int8 "
-                              "inputs per token with outlier columns; " +
-                              what);
+  throw std::invalid_argument("module '" + module + "': " + kHolds + what);
 }
 
-void check_fits(const StoredLinear& linear, const PackScheme& scheme, const std::string& module) {
-  const QuantizedWeight& weight = linear.weight;
-  if (weight.bits != 8 || !weight.symmetric || weight.group_size != kPerChannel || !weight.group_of_I.empty() ||
-      weight.code_type != CodeType::integer || weight.scale_dtype != DType::F32) {
-    refuse(module, "found another weight");
+// What the container cannot hold; empty: nothing. The one place that says so.
+std::string scheme_problem(const PackScheme& scheme) {
+  const InputFormat& input = scheme.input;
+  if (scheme.is_dense() || scheme.code_type() != CodeType::integer || scheme.bits != 8 || !scheme.symmetric ||
+      scheme.group_size != kPerChannel || scheme.per_tensor || scheme.act_order == StoredActOrder::group) {
+    return "found another weight: use compressed-tensors";
   }
-  if (input_scheme(linear.input) != scheme.input) refuse(module, "found an input that its scheme does not describe");
-  validate(linear.input, weight.num_in, module);
-  if (!linear.input.has_outliers()) refuse(module, "found an input without an outlier rule");
-  const size_t num_values = linear.input.outlier_columns.size() * static_cast<size_t>(weight.num_out);
-  if (linear.outlier_weight_OJ.size() != num_values) {
-    refuse(module, "expected " + std::to_string(num_values) + " outlier weights, found " +
-                       std::to_string(linear.outlier_weight_OJ.size()));
+  if (!input.has_outliers()) return "found an input without an outlier rule: use compressed-tensors";
+  if (input.type != InputType::int8 || input.range != InputRange::token) {
+    return "found inputs as " + input_format_name(input);
   }
+  return "";
+}
+
+std::string modules_problem(std::span<const StoredModule> modules) {
+  for (const StoredModule& module : modules) {
+    const InputFormat& input = module.scheme.input;
+    const InputFormat& first = modules.front().scheme.input;
+    if (module.is_linear && input.outliers == first.outliers && input.symmetric == first.symmetric) continue;
+    return "module '" + module.name + "' is no linear, or has another outlier rule or symmetry than '" +
+           modules.front().name + "'";
+  }
+  return "";
+}
+
+void check_values(const StoredLinear& linear, const std::string& module) {
+  if (linear.weight.scale_dtype != DType::F32) refuse(module, "found another weight: its scales are not float32");
+  validate(linear.input, linear.weight.num_in, module);
+  const size_t num_values = linear.input.outlier_columns.size() * static_cast<size_t>(linear.weight.num_out);
+  if (linear.outlier_weight_OJ.size() == num_values) return;
+  refuse(module, "expected " + std::to_string(num_values) + " outlier weights, found " +
+                     std::to_string(linear.outlier_weight_OJ.size()));
 }
 
 // The narrowest type that holds every value: that of the source, whose columns they are.
@@ -56,21 +76,15 @@ bool has_columns(const PackScheme& scheme) {
   return scheme.input.outliers == OutlierRule::columns;
 }
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) {
-  throw std::invalid_argument("'" + where + "': quantization_config: " + what);
-}
-
-}  // namespace
-
-std::vector<OwnedTensor> pack_pare_int8(const StoredLinear& linear, const PackScheme& scheme,
-                                        const std::string& module) {
+// Of a linear that agrees with its scheme.
+std::vector<OwnedTensor> tensors_of(const StoredLinear& linear, const PackScheme& scheme, const std::string& module) {
+  check_values(linear, module);
   const QuantizedWeight& weight = linear.weight;
-  validate(weight, module);
-  check_fits(linear, scheme, module);
   std::vector<OwnedTensor> tensors;
-  tensors.push_back(make_tensor<uint8_t>(name_of(module, kPlainSuffix), DType::I8, {weight.num_out, weight.num_in},
-                                         shift_codes(weight.codes_OI, -kOffset)));
-  tensors.push_back(make_tensor<float>(name_of(module, kScaleSuffix), DType::F32, {weight.num_out}, weight.scales_OG));
+  tensors.push_back(make_tensor<uint8_t>(name_of(module, kPareInt8WeightSuffix), DType::I8,
+                                         {weight.num_out, weight.num_in}, shift_codes(weight.codes_OI, -kOffset)));
+  tensors.push_back(
+      make_tensor<float>(name_of(module, kPareInt8ScaleSuffix), DType::F32, {weight.num_out}, weight.scales_OG));
   if (!has_columns(scheme)) {
     tensors.push_back(make_tensor<float>(name_of(module, kInputThresholdSuffix), DType::F32, {1},
                                          {&linear.input.outlier_threshold, 1}));
@@ -87,10 +101,23 @@ std::vector<OwnedTensor> pack_pare_int8(const StoredLinear& linear, const PackSc
   return tensors;
 }
 
+[[noreturn]] void fail(const std::string& where, const std::string& what) {
+  throw std::invalid_argument("'" + where + "': quantization_config: " + what);
+}
+
+}  // namespace
+
+std::vector<OwnedTensor> pack_pare_int8(const StoredLinear& linear, const PackScheme& scheme,
+                                        const std::string& module) {
+  if (const std::string problem = scheme_problem(scheme); !problem.empty()) refuse(module, problem);
+  require_agreement(linear, scheme, module);
+  return tensors_of(linear, scheme, module);
+}
+
 void check_pare_int8_tensors(const PareInt8Tensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
                              const std::string& module) {
-  require_tensor(tensors.weight, name_of(module, kPlainSuffix), DType::I8, {num_out, num_in});
-  require_tensor(tensors.scale, name_of(module, kScaleSuffix), DType::F32, {num_out});
+  require_tensor(tensors.weight, name_of(module, kPareInt8WeightSuffix), DType::I8, {num_out, num_in});
+  require_tensor(tensors.scale, name_of(module, kPareInt8ScaleSuffix), DType::F32, {num_out});
   if (!has_columns(scheme)) {
     require_tensor(tensors.threshold, name_of(module, kInputThresholdSuffix), DType::F32, {1});
     return;
@@ -150,32 +177,27 @@ StoredLinear unpack_pare_int8(const PareInt8Tensors& tensors, const PackScheme& 
 
 std::string pare_int8_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore) {
   if (modules.empty()) throw std::invalid_argument("pare-int8 quantization_config: expected at least one module");
-  const OutlierRule rule = modules.front().scheme.input.outliers;
-  const bool is_symmetric = modules.front().scheme.input.symmetric;
-  for (const StoredModule& module : modules) {
-    const InputFormat& input = module.scheme.input;
-    if (module.is_linear && input.outliers == rule && input.symmetric == is_symmetric) continue;
-    throw std::invalid_argument("pare-int8 quantization_config: module '" + module.name +
-                                "' is no linear, or has another outlier rule or symmetry than '" +
-                                modules.front().name + "'");
+  if (const std::string problem = modules_problem(modules); !problem.empty()) {
+    throw std::invalid_argument("pare-int8 quantization_config: " + problem);
   }
+  const OutlierRule rule = modules.front().scheme.input.outliers;
   const auto name = std::find_if(kRules.begin(), kRules.end(), [&](const auto& r) { return r.first == rule; });
   if (name == kRules.end()) throw std::invalid_argument("pare-int8 quantization_config: expected an outlier rule");
   nlohmann::ordered_json config;
-  config["quant_method"] = kPareInt8Method;
+  config["quant_method"] = kPareInt8;
   config["outliers"] = name->second;
-  if (!is_symmetric) config["symmetric"] = false;
+  if (!modules.front().scheme.input.symmetric) config["symmetric"] = false;
   config["ignore"] = std::vector<std::string>(ignore.begin(), ignore.end());
   return config.dump(2);
 }
 
 PareInt8Config PareInt8Config::parse(const std::string& json, const std::string& where) {
   const Json config = Json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (!config.is_object() || config.value("quant_method", Json()) != kPareInt8Method) {
-    fail(where, "quant_method: expected \"" + std::string(kPareInt8Method) + "\"");
+  if (!config.is_object() || config.value("quant_method", Json()) != kPareInt8) {
+    fail(where, "quant_method: expected \"" + std::string(kPareInt8) + "\"");
   }
   PareInt8Config result;
-  result.scheme = {.bits = 8, .format = StoredFormat::pare_int8};
+  result.scheme = {.bits = 8, .format = StoredFormat::int_quantized, .container = std::string(kPareInt8)};
   result.scheme.input.type = InputType::int8;
   const Json outliers = config.value("outliers", Json());
   const auto rule = std::find_if(kRules.begin(), kRules.end(), [&](const auto& r) { return outliers == r.second; });
@@ -198,6 +220,78 @@ PareInt8Config PareInt8Config::parse(const std::string& json, const std::string&
 
 bool PareInt8Config::is_ignored(std::string_view module) const {
   return std::find(ignore.begin(), ignore.end(), module) != ignore.end();
+}
+
+std::optional<PackScheme> PareInt8Config::scheme_of(const std::string& module, std::string_view,
+                                                    const FindTensor& find) const {
+  if (!has_quantized_tensor(find, module, kPareInt8ScaleSuffix, is_ignored(module))) return std::nullopt;
+  return scheme;
+}
+
+// --- the row of the table ---
+
+namespace {
+
+class PareInt8Container final : public ContainerFormat {
+ public:
+  std::string_view name() const override { return kPareInt8; }
+  std::string_view method() const override { return kPareInt8; }
+  std::span<const std::string_view> suffixes() const override { return kSuffixes; }
+
+  PackScheme adapted(PackScheme wanted) const override {
+    wanted.container = kPareInt8;
+    if (wanted.act_order == StoredActOrder::weight) wanted.act_order = StoredActOrder::none;  // not recorded
+    if (wanted.format == StoredFormat::pack_quantized) wanted.format = StoredFormat::int_quantized;
+    return wanted;
+  }
+  DType scale_dtype(DType) const override { return DType::F32; }
+
+  void check(const FindTensor& find, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+             const std::string& module) const override {
+    check_pare_int8_tensors(parts_of(find, module), scheme, num_out, num_in, module);
+  }
+  StoredLinear load(const FindTensor& find, const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                    const std::string& module) const override {
+    return unpack_pare_int8(parts_of(find, module), scheme, num_out, num_in, module);
+  }
+  std::unique_ptr<ContainerConfig> read_config(const std::string& json, const std::string& where) const override {
+    return std::make_unique<PareInt8Config>(PareInt8Config::parse(json, where));
+  }
+
+ private:
+  static PareInt8Tensors parts_of(const FindTensor& find, const std::string& module) {
+    const auto part = [&](std::string_view suffix) { return find(module + std::string(suffix)); };
+    return {part(kPareInt8WeightSuffix), part(kPareInt8ScaleSuffix), part(kOutlierColumnsSuffix),
+            part(kOutlierWeightSuffix), part(kInputThresholdSuffix)};
+  }
+
+  std::string why_not(const PackScheme& scheme) const override {
+    const std::string problem = scheme_problem(scheme);
+    return problem.empty() ? "" : kHolds + problem;
+  }
+  std::string why_not_together(std::span<const StoredModule> modules) const override {
+    return modules_problem(modules);
+  }
+  int64_t size_bytes(const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                     const StoredExtent& extent) const override {
+    const int64_t num_columns = extent.num_outlier_columns;
+    const int64_t column_bytes = 4 + num_out * static_cast<int64_t>(dtype_size_bytes(extent.outlier_dtype));
+    return num_out * num_in + num_out * 4 + (has_columns(scheme) ? num_columns * column_bytes : 4);
+  }
+  std::vector<OwnedTensor> pack(const StoredLinear& linear, const PackScheme& scheme,
+                                const std::string& module) const override {
+    return tensors_of(linear, scheme, module);
+  }
+  std::string write_config(std::span<const StoredModule> modules, std::span<const std::string> ignore) const override {
+    return pare_int8_config_json(modules, ignore);
+  }
+};
+
+}  // namespace
+
+const ContainerFormat& pare_int8_container() {
+  static const PareInt8Container container;
+  return container;
 }
 
 }  // namespace pare

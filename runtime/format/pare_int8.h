@@ -6,25 +6,28 @@
 //   weight          I8 [O, I]            signed codes, ours - 128; 0 in the outlier columns
 //   weight_scale    F32 [O]
 //   outlier_columns I32 [J]              "outliers": "columns", J > 0 only: ascending
-//   outlier_weight  BF16, F16, F32 [O, J]   beside it
+//   outlier_weight  BF16, F16, F32 [O, J] beside it, in the narrowest type that holds the values
 //   input_threshold F32 [1]              "outliers": "absolute" or "relative"
 // "symmetric": false stands in the configuration where inputs are rounded with a zero per token.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "runtime/format/compressed_tensors.h"
+#include "runtime/format/container_format.h"
 #include "runtime/format/stored_scheme.h"
 #include "runtime/format/tensor_view.h"
 
 namespace pare {
 
-inline constexpr std::string_view kPareInt8Method = "pare-int8";
+inline constexpr std::string_view kPareInt8 = "pare-int8";  // ContainerFormat::name() and quant_method
+const ContainerFormat& pare_int8_container();
+
+inline constexpr std::string_view kPareInt8WeightSuffix = ".weight";
+inline constexpr std::string_view kPareInt8ScaleSuffix = ".weight_scale";
 inline constexpr std::string_view kOutlierColumnsSuffix = ".outlier_columns";
 inline constexpr std::string_view kOutlierWeightSuffix = ".outlier_weight";
 inline constexpr std::string_view kInputThresholdSuffix = ".input_threshold";
@@ -55,13 +58,15 @@ StoredLinear unpack_pare_int8(const PareInt8Tensors& tensors, const PackScheme& 
 std::string pare_int8_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore);
 
 // A quantization_config of this container as read.
-struct PareInt8Config {
+struct PareInt8Config final : ContainerConfig {
   PackScheme scheme;  // of every quantized module; its input's threshold is the module's own
   std::vector<std::string> ignore;
 
   // Throws std::invalid_argument for what is no such configuration; `where` names the file.
   static PareInt8Config parse(const std::string& json, const std::string& where);
   bool is_ignored(std::string_view module) const;
+  std::optional<PackScheme> scheme_of(const std::string& module, std::string_view class_name,
+                                      const FindTensor& find) const override;
 };
 
 }  // namespace pare

@@ -17,15 +17,7 @@ enum class StoredActOrder { none, weight, group };
 // What the numbers of a weight are: integers (the first two, which compressed-tensors alone tells apart: in a dense
 // stream of bits, or one to a byte), FP8, or dense: the weight is as it was, in floating point, and the scheme says how
 // its input is rounded.
-enum class StoredFormat {
-  pack_quantized,
-  int_quantized,
-  float_quantized,
-  awq_gemm,
-  bitsandbytes_int8,
-  pare_int8,
-  dense
-};
+enum class StoredFormat { pack_quantized, int_quantized, float_quantized, dense };
 inline constexpr int kDenseBits = 16;  // what a scheme of dense weights says, whatever their type
 
 inline constexpr std::string_view kCompressedTensors = "compressed-tensors";

@@ -9,10 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "runtime/format/awq_gemm.h"
-#include "runtime/format/bitsandbytes_int8.h"
-#include "runtime/format/pare_int8.h"
-#include "runtime/format/stored_linear.h"
+#include "runtime/format/container_format.h"
 #include "runtime/system/atomic_file.h"
 
 namespace pare {
@@ -162,10 +159,24 @@ WeightFiles find_weight_files(const fs::path& directory) {
 
 // --- quantization_config ---
 
-// What config.json says of a quantized checkpoint, by its quant_method.
-using Container = std::variant<QuantizationConfig, AwqConfig, BitsAndBytesConfig, PareInt8Config>;
+// What config.json says of a quantized checkpoint.
+struct Quantization {
+  const ContainerFormat* container = nullptr;
+  std::unique_ptr<ContainerConfig> config;
+};
 
-std::optional<Container> read_quantization_config(const std::string& config_json, const fs::path& path) {
+std::string known_methods() {
+  std::string names;
+  for (const ContainerFormat* container : container_formats()) {
+    const std::string method = "'" + std::string(container->method()) + "'";
+    const std::string name =
+        container->name() == container->method() ? "" : " (" + std::string(container->name()) + ")";
+    names += (names.empty() ? "" : ", ") + method + name;
+  }
+  return names;
+}
+
+std::optional<Quantization> read_quantization_config(const std::string& config_json, const fs::path& path) {
   const Json config = parse_object(config_json, path);
   if (const auto old = config.find("compression_config"); old != config.end() && !old->is_null()) {
     throw std::runtime_error(path.string() +
@@ -178,14 +189,14 @@ std::optional<Container> read_quantization_config(const std::string& config_json
   if (!quantization->is_object()) throw std::runtime_error(where + ": expected an object");
   const auto method = quantization->find("quant_method");
   const std::string name = method != quantization->end() && method->is_string() ? method->get<std::string>() : "";
-  if (name == "compressed-tensors") return QuantizationConfig::parse(quantization->dump(), where);
-  if (name == "awq") return AwqConfig::parse(quantization->dump(), where);
-  if (name == "bitsandbytes") return BitsAndBytesConfig::parse(quantization->dump(), where);
-  if (name == kPareInt8Method) return PareInt8Config::parse(quantization->dump(), where);
+  const std::string text = quantization->dump();
+  if (const ContainerFormat* container = find_container(name, text)) {
+    return Quantization{container, container->read_config(text, where)};
+  }
   throw std::runtime_error(where + ": the checkpoint is already quantized by '" +
                            (name.empty() ? "an unnamed method" : name.substr(0, 100)) +
-                           "', which pare does not read; expected 'compressed-tensors', 'awq' (gemm), 'bitsandbytes' "
-                           "(8 bits), 'pare-int8' or an unquantized checkpoint: start from the original 16-bit one");
+                           "', which pare does not read; expected " + known_methods() +
+                           " or an unquantized checkpoint: start from the original 16-bit one");
 }
 
 }  // namespace
@@ -195,7 +206,7 @@ struct Checkpoint::State {
   std::string config_json;
   ModelDescription description;  // of an encoder: only what the messages and the lookup below say of any model
   std::optional<EncoderDescription> encoder;
-  std::optional<Container> quantization;
+  std::optional<Quantization> quantization;
   std::vector<fs::path> paths;
   std::vector<SafetensorsFile> files;  // in the order of paths; never resized once `tensors` points into it
   std::map<std::string, Entry> tensors;
@@ -242,7 +253,6 @@ struct Checkpoint::State {
   std::vector<float> finite_values(const std::string& name, int64_t num_elements) const;
   void check_finite(const std::string& name) const;
   std::optional<PackScheme> scheme(const LinearDescription& linear) const;
-  bool stored_quantized(const std::string& module, std::string_view suffix, bool is_named_dense) const;
 };
 
 void Checkpoint::State::fail_missing(const std::string& name) const {
@@ -255,12 +265,16 @@ void Checkpoint::State::fail_missing(const std::string& name) const {
   } else if (name == std::string(kHeadName) + ".weight") {
     hint = "; tie_word_embeddings is false in " + std::string(kConfigName) +
            ": set it to true if the head shares the embedding's weight";
-  } else if (name.ends_with(".weight") && find(name + "_packed") != nullptr) {
-    hint = "; there is '" + name + "_packed', but the quantization_config of " + kConfigName +
-           " does not say that this module is quantized";
-  } else if (const std::string module = name.substr(0, name.rfind('.')); find(module + ".qweight") != nullptr) {
-    hint = "; there is '" + module + ".qweight', a GPTQ or AWQ weight, but the quantization_config of " + kConfigName +
-           " does not say so";
+  } else if (name.ends_with(".weight")) {
+    const std::string module = name.substr(0, name.rfind('.'));
+    for (const ContainerFormat* container : container_formats()) {
+      for (const std::string_view part : container->suffixes()) {
+        if (!hint.empty() || find(module + std::string(part)) == nullptr) continue;
+        hint = "; there is '" + module + std::string(part) + "', as in the container " +
+               std::string(container->name()) + ", but the quantization_config of " + kConfigName +
+               " does not say that this module is quantized so";
+      }
+    }
   }
   throw std::runtime_error("'" + directory.string() + "': tensor '" + name + "' is missing: the " + description.family +
                            " model of " + kConfigName + " needs it" + hint);
@@ -371,47 +385,20 @@ std::vector<float> Checkpoint::State::finite_values(const std::string& name, int
   return values;
 }
 
-// Whether a module of a container whose tensors tell is quantized. They must not contradict config.json.
-bool Checkpoint::State::stored_quantized(const std::string& module, std::string_view suffix,
-                                         bool is_named_dense) const {
-  const std::string name = module + std::string(suffix);
-  if (find(name) == nullptr) return false;
-  if (is_named_dense) {
-    fail(name, "unexpected: the quantization_config of " + std::string(kConfigName) +
-                   " lists this module among those that are not quantized");
-  }
-  return true;
-}
-
 std::optional<PackScheme> Checkpoint::State::scheme(const LinearDescription& linear) const {
-  if (!quantization) return std::nullopt;
-  if (const auto* config = std::get_if<QuantizationConfig>(&*quantization)) {
-    return config->scheme(linear.name, is_table(linear.name) ? "Embedding" : "Linear");
-  }
-  if (const auto* awq = std::get_if<AwqConfig>(&*quantization)) {
-    if (!stored_quantized(linear.name, kAwqWeightSuffix, awq->is_unconverted(linear.name))) return std::nullopt;
-    return awq->scheme;
-  }
-  if (const auto* int8 = std::get_if<BitsAndBytesConfig>(&*quantization)) {
-    if (!stored_quantized(linear.name, kInt8AbsmaxSuffix, int8->is_skipped(linear.name))) return std::nullopt;
-    return int8->scheme;
-  }
-  const auto& ours = std::get<PareInt8Config>(*quantization);
-  if (!stored_quantized(linear.name, kScaleSuffix, ours.is_ignored(linear.name))) return std::nullopt;
-  return ours.scheme;
+  std::optional<PackScheme> stored;
+  if (!quantization) return stored;
+  in_this_directory([&] {
+    stored = quantization->config->scheme_of(linear.name, is_table(linear.name) ? "Embedding" : "Linear", finder());
+  });
+  return stored;
 }
 
 void Checkpoint::State::check_linear(const LinearDescription& linear) const {
   const std::string bias = linear.name + ".bias";
   if (const std::optional<PackScheme> stored = scheme(linear)) {
-    const TensorView* dense = find(linear.name + ".weight");
-    if (stored->format != StoredFormat::dense && dense != nullptr && is_dense_dtype(dense->dtype) &&
-        find(linear.name + std::string(kPackedSuffix)) == nullptr) {
-      fail(linear.name + ".weight",
-           "the quantization_config of " + std::string(kConfigName) +
-               " says that this module is quantized, but it is stored dense: name it in 'ignore'");
-    }
-    in_this_directory([&] { pare::check_linear(finder(), *stored, linear.num_out, linear.num_in, linear.name); });
+    in_this_directory(
+        [&] { quantization->container->check(finder(), *stored, linear.num_out, linear.num_in, linear.name); });
   } else {
     dense_tensor(linear.name + ".weight", {linear.num_out, linear.num_in});
   }
@@ -537,8 +524,7 @@ const std::string& Checkpoint::config_json() const {
 }
 std::string Checkpoint::quantization_method() const {
   if (!is_quantized()) return "";
-  constexpr std::array kNames = {"compressed-tensors", "awq", "bitsandbytes", "pare-int8"};
-  return kNames.at(state_->quantization->index());
+  return std::string(state_->quantization->container->method());
 }
 bool Checkpoint::is_quantized() const {
   return state_->quantization.has_value();
@@ -572,8 +558,9 @@ LinearWeights Checkpoint::linear(const LinearDescription& linear) const {
   weights.name = linear.name;
   if (const std::optional<PackScheme> stored = state_->scheme(linear)) {
     state_->in_this_directory([&] {
-      StoredLinear read = unpack_linear(state_->finder(), *stored, linear.num_out, linear.num_in, linear.name);
-      if (stored->format == StoredFormat::dense) {
+      const ContainerFormat& container = *state_->quantization->container;
+      StoredLinear read = container.load(state_->finder(), *stored, linear.num_out, linear.num_in, linear.name);
+      if (stored->is_dense()) {
         weights.weight = state_->dense_weight(linear);
       } else {
         weights.weight = std::move(read.weight);
@@ -617,7 +604,11 @@ void Checkpoint::drop_pages(const LinearDescription& linear) const {
     if (entry != state_->tensors.end()) entry->second.file->file().drop(entry->second.view->data);
   };
   drop(linear.name + ".bias");
-  for (const std::string_view suffix : linear_suffixes()) drop(linear.name + std::string(suffix));
+  drop(linear.name + ".weight");
+  if (!state_->quantization) return;
+  for (const std::string_view suffix : state_->quantization->container->suffixes()) {
+    drop(linear.name + std::string(suffix));
+  }
 }
 
 }  // namespace pare

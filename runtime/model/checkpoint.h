@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "runtime/files/safetensors.h"
-#include "runtime/format/compressed_tensors.h"
 #include "runtime/format/linear_weights.h"
+#include "runtime/format/stored_scheme.h"
 #include "runtime/model/encoder_description.h"
 #include "runtime/model/layer_norm.h"
 #include "runtime/model/model_description.h"
@@ -34,10 +34,9 @@ class Checkpoint {
   const ModelDescription& description() const;
   const EncoderDescription& encoder() const;
   const std::string& config_json() const;  // the file's text
-  // Whether config.json has a quantization_config: compressed-tensors (pack-, int-, float-quantized, also mixed), AWQ
-  // GEMM or bitsandbytes LLM.int8.
+  // Whether config.json has a quantization_config: of one of container_formats().
   bool is_quantized() const;
-  // The name by which config.json calls its container ("compressed-tensors", "awq", "bitsandbytes"); "" when dense.
+  // The name by which config.json calls its container (ContainerFormat::method()); "" when dense.
   std::string quantization_method() const;
   // How the weight of this linear (or of the embedding) is stored; nullopt: dense.
   std::optional<PackScheme> stored_scheme(const LinearDescription& linear) const;

@@ -59,13 +59,13 @@ struct PanelRun {
 using GemvKernel = void (*)(const PanelRun& run, const float* x, int64_t x_stride, const float* sums,
                             int64_t sums_stride, float* y, int64_t y_stride);
 
-// Expands positions [begin_k, end_k) (whole units) of the run's first panel to float32: dst[(k - begin_k) * dst_stride
-// + lane].
+// Expands positions [begin_k, end_k) (whole units) of the run's first panel to float32:
+// dst[(k - begin_k) * dst_stride + lane].
 using ExpandKernel = void (*)(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int64_t dst_stride);
 
-// One register tile: y[r * y_stride + o] = start[r * start_stride + o] + sum over k < num_k of a[k * rows + r] *
-// b[k * tile_outs + o], for a fixed number of rows and o < num_outs <= tile_outs. A null start is zero; a bias has
-// stride 0; start may be y. num_k is even, b 64-byte aligned.
+// One register tile, for a fixed number of rows and o < num_outs <= tile_outs:
+//   y[r * y_stride + o] = start[r * start_stride + o] + sum over k < num_k of a[k * rows + r] * b[k * tile_outs + o].
+// A null start is zero; a bias has stride 0; start may be y. num_k is even, b 64-byte aligned.
 using TileKernel = void (*)(const float* a, const float* b, int64_t num_k, const float* start, int64_t start_stride,
                             float* y, int64_t y_stride, int64_t num_outs);
 

@@ -42,7 +42,8 @@ std::vector<TensorView> views_of(const std::vector<OwnedTensor>& tensors) {
 }
 
 PackScheme scheme_of(const QuantizedWeight& weight) {
-  return {.bits = 4, .group_size = weight.group_size, .symmetric = weight.symmetric, .format = StoredFormat::awq_gemm};
+  return {
+      .bits = 4, .group_size = weight.group_size, .symmetric = weight.symmetric, .container = std::string(kAwqGemm)};
 }
 
 TEST(AwqGemm, NibblesAreInterleaved) {
@@ -140,7 +141,7 @@ TEST(AwqConfig, IsReadBack) {
   const AwqConfig config = AwqConfig::parse(awq_config_json(64, unconverted), "config.json");
   EXPECT_EQ(config.scheme.group_size, 64);
   EXPECT_FALSE(config.scheme.symmetric);
-  EXPECT_EQ(config.scheme.format, StoredFormat::awq_gemm);
+  EXPECT_EQ(config.scheme.container, kAwqGemm);
   EXPECT_TRUE(config.is_unconverted("lm_head"));
   EXPECT_TRUE(config.is_unconverted("model.layers.0.mlp.gate"));
   EXPECT_FALSE(config.is_unconverted("model.layers.0.mlp.gate_proj"));

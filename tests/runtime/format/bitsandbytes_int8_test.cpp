@@ -192,7 +192,7 @@ TEST(BitsAndBytesConfig, IsReadBack) {
   const std::string text = bitsandbytes_config_json(5.5f, skipped);
   const BitsAndBytesConfig config = BitsAndBytesConfig::parse(text, "config.json");
   EXPECT_EQ(config.scheme.bits, 8);
-  EXPECT_EQ(config.scheme.format, StoredFormat::bitsandbytes_int8);
+  EXPECT_EQ(config.scheme.container, kBitsAndBytes);
   EXPECT_EQ(config.scheme.input.type, InputType::int8);
   EXPECT_EQ(config.scheme.input.range, InputRange::token);
   EXPECT_EQ(config.scheme.input.outliers, OutlierRule::absolute);

@@ -255,8 +255,6 @@ TEST(CompressedTensors, WritingRefusesASchemeThatIsNotTheWeights) {
   other = channel;
   other.format = StoredFormat::float_quantized;
   refused(other, {"'m'", "FP8"});
-  other.format = StoredFormat::awq_gemm;
-  refused(other, {"'m'", "none of compressed-tensors"});
   other = channel;
   other.input.type = InputType::int8;
   refused(other, {"'m'", "activations"});

@@ -42,7 +42,10 @@ StoredLinear random_linear(OutlierRule rule, bool symmetric) {
 }
 
 PackScheme scheme_of(const StoredLinear& linear) {
-  return {.bits = 8, .format = StoredFormat::pare_int8, .input = input_scheme(linear.input)};
+  return {.bits = 8,
+          .format = StoredFormat::int_quantized,
+          .container = std::string(kPareInt8),
+          .input = input_scheme(linear.input)};
 }
 
 // The tensors under their names, as a reader finds them.

@@ -16,6 +16,7 @@
 #include "runtime/files/safetensors.h"
 #include "runtime/format/awq_gemm.h"
 #include "runtime/format/bitsandbytes_int8.h"
+#include "runtime/format/compressed_tensors.h"
 
 namespace pare {
 namespace {

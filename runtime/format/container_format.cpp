@@ -1,0 +1,183 @@
+#include "runtime/format/container_format.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "runtime/format/awq_gemm.h"
+#include "runtime/format/bitsandbytes_int8.h"
+#include "runtime/format/compressed_tensors.h"
+#include "runtime/format/pare_int8.h"
+
+namespace pare {
+namespace {
+
+std::vector<const ContainerFormat*>& table() {
+  static std::vector<const ContainerFormat*> rows = {&compressed_tensors_container(), &awq_gemm_container(),
+                                                     &bitsandbytes_int8_container(), &pare_int8_container()};
+  return rows;
+}
+
+std::string description(int bits, int64_t group_size, bool symmetric, CodeType code_type) {
+  return std::to_string(bits) + " bits in groups of " + std::to_string(group_size) +
+         (symmetric ? ", symmetric" : ", asymmetric") + (code_type == CodeType::fp8 ? ", FP8" : "");
+}
+
+[[noreturn]] void fail_agreement(const std::string& module, const std::string& what) {
+  throw std::invalid_argument("module '" + module + "': " + what + "; the weight and its scheme must agree");
+}
+
+void require(const Acceptance& acceptance, const std::string& name) {
+  if (!acceptance) throw std::invalid_argument(name + ": " + acceptance.reason);
+}
+
+}  // namespace
+
+std::span<const ContainerFormat* const> container_formats() {
+  return table();
+}
+
+const ContainerFormat& container_format(std::string_view name) {
+  std::string known;
+  for (const ContainerFormat* format : table()) {
+    if (format->name() == name) return *format;
+    known += (known.empty() ? "'" : ", '") + std::string(format->name()) + "'";
+  }
+  throw std::invalid_argument("no container '" + std::string(name.substr(0, 100)) + "': expected one of " + known);
+}
+
+const ContainerFormat* find_container(std::string_view quant_method, const std::string& json) {
+  const auto found = std::find_if(table().begin(), table().end(), [&](const ContainerFormat* format) {
+    return format->recognizes(quant_method, json);
+  });
+  return found == table().end() ? nullptr : *found;
+}
+
+void register_container(const ContainerFormat& format) {
+  for (const ContainerFormat* known : table()) {
+    if (known == &format) return;
+    if (known->name() != format.name()) continue;
+    throw std::invalid_argument("register_container: there is a container '" + std::string(format.name()) +
+                                "' already: expected another name");
+  }
+  table().push_back(&format);
+}
+
+void require_agreement(const StoredLinear& linear, const PackScheme& scheme, const std::string& module) {
+  if (input_scheme(linear.input) != scheme.input) {
+    fail_agreement(module, "two different input activations: expected " + input_format_name(scheme.input) + ", found " +
+                               input_format_name(linear.input) + " (or another threshold)");
+  }
+  const QuantizedWeight& weight = linear.weight;
+  if (scheme.is_dense()) {
+    if (weight.codes_OI.empty()) return;
+    fail_agreement(module, "expected a dense weight, found codes");
+  }
+  validate(weight, module);
+  if (weight.code_type != scheme.code_type()) {
+    fail_agreement(module, weight.code_type == CodeType::fp8 ? "expected integer codes, found an FP8 weight"
+                                                             : "expected an FP8 weight, found integer codes");
+  }
+  if (weight.bits != scheme.bits || weight.group_size != scheme.group_size || weight.symmetric != scheme.symmetric) {
+    fail_agreement(module,
+                   "expected " + description(scheme.bits, scheme.group_size, scheme.symmetric, scheme.code_type()) +
+                       ", found " + description(weight.bits, weight.group_size, weight.symmetric, weight.code_type));
+  }
+  if (weight.group_of_I.empty() != (scheme.act_order != StoredActOrder::group)) {
+    fail_agreement(module, "group_of_I and the act-order \"group\" go together");
+  }
+}
+
+std::string difference_of(std::span<const StoredModule> modules, const std::string& because) {
+  for (const StoredModule& module : modules) {
+    if (!module.is_linear) return because + "; '" + module.name + "' is an embedding";
+    if (module.scheme == modules.front().scheme) continue;
+    return because + "; modules '" + modules.front().name + "' and '" + module.name + "' differ";
+  }
+  return {};
+}
+
+bool has_quantized_tensor(const FindTensor& find, const std::string& module, std::string_view suffix,
+                          bool is_named_unquantized) {
+  const std::string name = module + std::string(suffix);
+  if (find(name) == nullptr) return false;
+  if (is_named_unquantized) {
+    throw std::runtime_error("tensor '" + name +
+                             "': unexpected: the quantization_config of config.json lists this module among those that "
+                             "are not quantized");
+  }
+  return true;
+}
+
+std::string ContainerFormat::unread_by(Engine) const {
+  return "the container " + std::string(name()) + " is pare's own";
+}
+
+void ContainerFormat::adapt(StoredLinear&, const PackScheme&) const {}
+
+DType ContainerFormat::scale_dtype(DType model_dtype) const {
+  return model_dtype == DType::F16 ? DType::F16 : DType::BF16;
+}
+
+Acceptance ContainerFormat::accepts(const PackScheme& scheme) const {
+  return {why_not(adapted(scheme))};
+}
+
+Acceptance ContainerFormat::accepts(const PackScheme& scheme, int64_t num_out, int64_t num_in) const {
+  if (num_out <= 0 || num_in <= 0 || !checked_product(std::vector{num_out, num_in})) {
+    return {"impossible shape " + shape_text(std::vector{num_out, num_in})};
+  }
+  const PackScheme stated = adapted(scheme);
+  if (std::string reason = why_not(stated); !reason.empty()) return {std::move(reason)};
+  if (stated.group_size != kPerChannel && (stated.group_size <= 0 || num_in % stated.group_size != 0)) {
+    return {"the group size " + std::to_string(stated.group_size) + " does not divide the input width " +
+            std::to_string(num_in) + ": use another, or one scale per channel"};
+  }
+  return {why_not_shape(stated, num_out, num_in)};
+}
+
+Acceptance ContainerFormat::accepts_together(std::span<const StoredModule> modules) const {
+  for (const StoredModule& module : modules) {
+    if (module.scheme.container == name()) continue;
+    return {"module '" + module.name + "' is stored in the container " + module.scheme.container + ", others in " +
+            std::string(name()) + ": a checkpoint has one"};
+  }
+  return {why_not_together(modules)};
+}
+
+int64_t ContainerFormat::stored_bytes(const PackScheme& scheme, int64_t num_out, int64_t num_in,
+                                      const StoredExtent& extent) const {
+  require(accepts(scheme, num_out, num_in), "stored_bytes");
+  return size_bytes(adapted(scheme), num_out, num_in, extent);
+}
+
+std::vector<OwnedTensor> ContainerFormat::store(const StoredLinear& linear, const PackScheme& scheme,
+                                                const std::string& module) const {
+  if (scheme.container != name()) {
+    throw std::invalid_argument("module '" + module + "': expected the container " + std::string(name()) + ", found " +
+                                scheme.container);
+  }
+  require(accepts(scheme, linear.weight.num_out, linear.weight.num_in), "module '" + module + "'");
+  require_agreement(linear, scheme, module);
+  return pack(linear, scheme, module);
+}
+
+std::string ContainerFormat::config_json(std::span<const StoredModule> modules,
+                                         std::span<const std::string> ignore) const {
+  if (modules.empty()) throw std::invalid_argument("quantization_config: expected at least one quantized module");
+  require(accepts_together(modules), "quantization_config");
+  return write_config(modules, ignore);
+}
+
+bool ContainerFormat::recognizes(std::string_view quant_method, const std::string&) const {
+  return quant_method == method();
+}
+
+std::string ContainerFormat::why_not_shape(const PackScheme&, int64_t, int64_t) const {
+  return {};
+}
+
+std::string ContainerFormat::why_not_together(std::span<const StoredModule>) const {
+  return {};
+}
+
+}  // namespace pare
