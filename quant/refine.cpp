@@ -2,10 +2,10 @@
 // change D of W' changes the trace by tr(D H D^T) - 2 tr(D G^T). A sweep visits the groups in order; for each, G of its
 // columns is computed afresh, one matrix product over all columns (so no rounding builds up over a sweep), and then,
 // per row,
-//   the scale    s  += (c . G) / (c H c^T), the least-squares step with everything else held; rounded to the stored
-//   type the zero     z  -= (1 . G) / (s (1 H 1^T)), rounded to an integer, codes held each code    W'_j = the grid
-//   point nearest to W'_j + G_j / H_jj (QuantEase, equation 8), columns in order;
-//                G of the columns after it follows
+//   the scale   s   += (c . G) / (c H c^T), the least-squares step with everything else held; rounded to the stored type
+//   the zero    z   -= (1 . G) / (s (1 H 1^T)), rounded to an integer, codes held
+//   each code   W'_j = the grid point nearest to W'_j + G_j / H_jj (QuantEase, equation 8), columns in order; G of the
+//                      columns after it follows
 // each of which is taken only where it lowers the trace. Scales of a row interact through H: visiting them in turn with
 // codes between is Gauss-Seidel on their normal equations (the G x G system C^T H C s = C^T H w), to which each
 // sweep adds no further product over all columns, and later groups make up for the rounding of earlier ones.

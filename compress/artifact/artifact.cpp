@@ -274,7 +274,7 @@ void Artifact::assemble(const Checkpoint& source, const std::vector<std::string>
   for (const LayerRecord& record : records()) {
     if (record.is_plain()) continue;
     modules.push_back({record.name, record.scheme, record.is_linear});
-    if (record.scheme.format != StoredFormat::dense) replaced.insert(record.name + ".weight");
+    if (!record.scheme.is_dense()) replaced.insert(record.name + ".weight");
   }
   Json config = Json::parse(source.config_json());
   if (!modules.empty()) config["quantization_config"] = Json::parse(container_config_json(modules, unquantized));
@@ -339,7 +339,7 @@ void Artifact::verify(const Checkpoint& source) const {
     const LinearDescription linear{record.name, record.num_out, record.num_in, false};
     LinearWeights weights = written.linear(linear);
     auto* quantized = std::get_if<QuantizedWeight>(&weights.weight);
-    const bool is_dense = record.scheme.format == StoredFormat::dense;
+    const bool is_dense = record.scheme.is_dense();
     QuantizedWeight unrounded;
     unrounded.num_out = record.num_out;
     unrounded.num_in = record.num_in;

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <set>
 
+#include "runtime/format/awq_gemm.h"
+#include "runtime/format/bitsandbytes_int8.h"
+
 namespace pare {
 namespace {
 
@@ -61,7 +64,8 @@ void judge_experts(const RunPlan& plan, const std::vector<PackScheme>& schemes, 
       if (schemes.size() > 1) transformers.add("experts are read by one scheme only, of several");
       if (!layer.scheme.symmetric) transformers.add("zero points of experts are not read");
       const StoredFormat format = layer.scheme.format;
-      if (format != StoredFormat::pack_quantized && format != StoredFormat::float_quantized) {
+      if (layer.scheme.container != kCompressedTensors ||
+          (format != StoredFormat::pack_quantized && format != StoredFormat::float_quantized)) {
         transformers.add("experts are read from pack-quantized and float-quantized files only");
       }
       if (!layer.scheme.input.is_plain()) transformers.add("inputs of experts would not be rounded");
@@ -72,8 +76,8 @@ void judge_experts(const RunPlan& plan, const std::vector<PackScheme>& schemes, 
 // What transformers 5.17 reads the container with (quantizers/quantizer_awq.py, quantizer_bnb_8bit.py): neither comes
 // with it or with compressed-tensors.
 std::string needed_package(std::string_view container) {
-  if (container == "awq-gemm") return "gptqmodel";
-  if (container == "bitsandbytes") return "bitsandbytes";
+  if (container == kAwqGemm) return "gptqmodel";
+  if (container == kBitsAndBytes) return "bitsandbytes";
   return "";
 }
 
@@ -168,7 +172,7 @@ std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan) {
     for (const LayerPlan& layer : layers) {
       if (!layer.is_compressed() || (layer.scheme.is_dense() && layer.scheme.input.is_plain())) continue;
       transformers.add(container_format(layer.scheme.container).unread_by(Engine::transformers));
-      if (layer.scheme.container == "bitsandbytes") transformers.add("bitsandbytes is not tried with encoders");
+      if (layer.scheme.container == kBitsAndBytes) transformers.add("bitsandbytes is not tried with encoders");
       if (layer.scheme.act_order == StoredActOrder::group) {
         transformers.add("act_order group: compressed-tensors 0.19 no longer reads weight_g_idx; use static");
       }

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "runtime/format/bitsandbytes_int8.h"
+#include "runtime/format/pare_int8.h"
+
 namespace pare {
 namespace {
 
@@ -271,12 +274,13 @@ bool LlmInt8Pass::needs_range() const {
 
 void LlmInt8Pass::store(PackScheme& scheme) const {
   const bool is_own = llm_int8.layout == LlmInt8Layout::own;
-  scheme.container = is_own ? "pare-int8" : "bitsandbytes";
+  scheme.container = std::string(is_own ? kPareInt8 : kBitsAndBytes);
   scheme.format = StoredFormat::int_quantized;
   scheme.bits = 8;
   scheme.group_size = kPerChannel;
   scheme.symmetric = true;
   scheme.input = activations;
+  if (llm_int8.measure == OutlierMeasure::rms) scheme.input.outliers = OutlierRule::relative;
   if (llm_int8.time == OutlierTime::fixed) scheme.input.outliers = OutlierRule::columns;
 }
 
