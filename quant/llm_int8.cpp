@@ -85,7 +85,7 @@ void round_to_f16(float* row, int64_t num_in, int64_t row_index) {
 }  // namespace
 
 OutlierChoice choose_outliers(const at::Tensor& absmax_I, const at::Tensor& mean_square_I,
-                               const LlmInt8Options& options) {
+                              const LlmInt8Options& options) {
   if (!(options.value > 0.0) || !std::isfinite(options.value)) {
     throw std::invalid_argument("outlier threshold: expected a positive number, found " +
                                 std::to_string(options.value));

@@ -34,7 +34,7 @@ struct OutlierChoice {
 // number of channels is the mean of the middle two. A channel that is always 0 is never an outlier.
 // Throws std::invalid_argument: a value that is not positive, shapes, statistics that are negative or not finite.
 OutlierChoice choose_outliers(const at::Tensor& absmax_I, const at::Tensor& mean_square_I,
-                               const LlmInt8Options& options);
+                              const LlmInt8Options& options);
 
 struct LlmInt8Weight {
   QuantizedWeight weight;        // 8 bits, symmetric, per channel, F32 scales absmax_O / 127, codes 128 + (-127 ..

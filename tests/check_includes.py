@@ -24,13 +24,14 @@ MAY_INCLUDE = {
     "runtime/evaluate": {"runtime/system", "runtime/files", "runtime/tokenizer", "runtime/model", "runtime/engine"},
     "runtime/commands": {"runtime/*"},
     "quant": {"runtime/format"},
-    "compress": {"quant", "runtime/*", "compress/*"},
     "compress/recipe": {"quant", "runtime/*"},
-    "compress/plan": {"quant", "runtime/*", "compress/*"},
-    "compress/walk": {"quant", "runtime/*", "compress/*"},
-    "compress/passes": {"quant", "runtime/*", "compress/*"},
-    "compress/survey": {"quant", "runtime/*", "compress/*"},
-    "compress/artifact": {"quant", "runtime/*", "compress/*"},
+    "compress/plan": {"quant", "runtime/*", "compress/recipe"},
+    "compress/artifact": {"runtime/*"},
+    "compress/walk": {"quant", "runtime/*", "compress/recipe"},
+    "compress/passes": {"quant", "runtime/*", "compress/recipe", "compress/plan", "compress/artifact", "compress/walk"},
+    "compress/survey": {"quant", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/passes"},
+    "compress/predict": {"quant", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/survey"},
+    "compress": {"quant", "runtime/*", "compress/*"},
     "tests": {"compress", "compress/*", "quant", "runtime/*"},
 }
 # External header -> files that may include it.
@@ -105,8 +106,6 @@ def offences(root):
 
 def module_folder(name):
     folder = folder_of(name)
-    if folder.startswith("compress"):  # its folders are still one knot
-        return "compress"
     return "runtime/cpu" if folder == "runtime/cpu/kernels" else folder
 
 

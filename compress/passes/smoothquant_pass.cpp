@@ -12,8 +12,10 @@ namespace pare {
 // The sampled rows count as one sequence: a range over a sequence is then that of all of them.
 std::optional<InputScaling> apply_smoothquant(StageState& stage, const SteppedLayers& layers) {
   const PassOptions& rounding = *layers.layers.front().state->plan->step(PassKind::rounds);
-  SmoothInput input{
-      .absmax_I = absmax(stage.statistics), .rows_RI = stage.statistics.sample_RI, .weights_OI = {}, .producer_I = stage.producer_I};
+  SmoothInput input{.absmax_I = absmax(stage.statistics),
+                    .rows_RI = stage.statistics.sample_RI,
+                    .weights_OI = {},
+                    .producer_I = stage.producer_I};
   for (const SteppedLayer& layer : layers.layers) input.weights_OI.push_back(layer.state->weight_OI);
   SmoothQuantOptions options = shared_options<SmoothQuantPass>(layers).smoothquant;
   options.grid = *rounding.grid();
