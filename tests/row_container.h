@@ -30,6 +30,7 @@ class RowContainer final : public ContainerFormat {
   std::string_view name() const override { return "test-rows"; }
   std::string_view method() const override { return "rows"; }
   std::span<const std::string_view> suffixes() const override { return {&kRowsSuffix, 1}; }
+  DType scale_dtype(DType) const override { return DType::F32; }
   PackScheme adapted(PackScheme wanted) const override {
     wanted.container = name();
     if (wanted.act_order == StoredActOrder::weight) wanted.act_order = StoredActOrder::none;

@@ -11,6 +11,7 @@
 #include "quant/smoothquant.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/progress.h"
+#include "runtime/system/sha256.h"
 
 namespace pare {
 namespace {
@@ -120,6 +121,16 @@ OwnedTensor owned_tensor(const Checkpoint& checkpoint, const LayerState& layer) 
   return tensor;
 }
 
+// Of a weight that is no code: of the tensor that replaces the source's.
+std::string hash_of(const CompressedLayer& layer, const std::vector<OwnedTensor>& changed) {
+  if (layer.record.is_plain()) {
+    for (const OwnedTensor& tensor : changed) {
+      if (tensor.name == layer.record.name + ".weight") return sha256_hex(tensor.data);
+    }
+  }
+  return content_hash(layer.stored);
+}
+
 }  // namespace
 
 StageState make_stage(const std::vector<const LayerPlan*>& layers, const Block& block, LayerStatistics statistics) {
@@ -216,8 +227,8 @@ std::vector<LayerRecord> commit_layers(int64_t part, std::vector<CompressedLayer
   std::vector<StreamedTensor> tensors;
   std::vector<LayerRecord> records;
   for (CompressedLayer& layer : layers) {
-    layer.record.sha256 = content_hash(layer.stored);
-    Artifact::append_packed(layer.stored, layer.record, tensors);
+    layer.record.sha256 = hash_of(layer, changed);
+    if (!layer.record.is_plain()) Artifact::append_packed(layer.stored, layer.record, tensors);
     records.push_back(std::move(layer.record));
   }
   for (OwnedTensor& tensor : changed) Artifact::append(std::move(tensor), tensors);

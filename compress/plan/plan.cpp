@@ -209,6 +209,32 @@ void check_container(const Recipe& recipe, const RunPlan& plan) {
   }
 }
 
+// Whatever a budget may choose must fit beside whatever else it may choose.
+void check_budget_fits(const Recipe& recipe, const RunPlan& plan) {
+  if (!recipe.budget) return;
+  const ContainerFormat& container = container_format(recipe.container);
+  std::vector<StoredModule> modules;
+  for (const LayerPlan& layer : plan.blocks.front()) {
+    if (!layer.is_compressed()) continue;
+    for (const int bits : recipe.budget->allowed) {
+      if (bits == kDenseBits) continue;
+      for (const int64_t group_size : {kPerChannel, int64_t{32}}) {
+        PackScheme scheme = layer.scheme;
+        scheme.bits = bits;
+        scheme.group_size = group_size;
+        scheme = container.adapted(scheme);
+        Acceptance accepted = container.accepts(scheme);
+        modules.push_back({layer.linear.name, scheme, true});
+        if (accepted) accepted = container.accepts_together(modules);
+        if (accepted) continue;
+        refuse("budget: it may choose " + std::to_string(bits) + " bits " +
+               (group_size == kPerChannel ? "per channel" : "in groups") + ", which the container " +
+               std::string(container.name()) + " does not hold: " + accepted.reason);
+      }
+    }
+  }
+}
+
 void plan_head(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan) {
   const ModelDescription& model = checkpoint.description();
   if (!recipe.head || model.tied_head) plan.unquantized.push_back(model.head.name);
@@ -357,6 +383,7 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   }
   check_calibration(recipe, plan);
   check_container(recipe, plan);
+  check_budget_fits(recipe, plan);
   return plan;
 }
 

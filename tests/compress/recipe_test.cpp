@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <ostream>
 
+#include "compress/recipe/pass_options.h"
+
 namespace pare {
 namespace {
 
@@ -23,6 +25,11 @@ fail_if: {kl: 0.05, perplexity_ratio: 1.03}
 strict: true
 )";
 
+template <typename Options>
+const Options& options(const PassRecipe& pass) {
+  return dynamic_cast<const Options&>(*pass.options);
+}
+
 TEST(Recipe, ReadsEveryKey) {
   const Recipe recipe = parse_recipe(kGood, "r.yaml");
   EXPECT_EQ(recipe.model, "models/m");
@@ -31,10 +38,11 @@ TEST(Recipe, ReadsEveryKey) {
   EXPECT_EQ(recipe.calibration->text, "c4.jsonl");
   EXPECT_EQ(recipe.calibration->num_samples, 8);
   EXPECT_EQ(recipe.calibration->num_tokens, 64);
+  EXPECT_EQ(recipe.passes[0].overrides.size(), 2u);
   EXPECT_EQ(recipe.calibration->experts, ExpertTokens::routed);
   ASSERT_EQ(recipe.passes.size(), 1u);
-  const GptqOptions& gptq = recipe.passes[0].defaults.gptq;
-  EXPECT_EQ(recipe.passes[0].defaults.method, Method::gptq);
+  const GptqOptions& gptq = options<GptqPass>(recipe.passes[0]).gptq;
+  EXPECT_EQ(recipe.passes[0].row->key, "gptq");
   EXPECT_EQ(gptq.grid.bits, 3);
   EXPECT_EQ(gptq.grid.group_size, 64);
   EXPECT_EQ(gptq.grid.scales, ScaleSearch::hessian_diagonal);
@@ -56,12 +64,13 @@ TEST(Recipe, LayersFollowExclusionsAndTheLastMatchingOverride) {
   EXPECT_FALSE(layer_options(pass, "model.layers.1.self_attn.k_proj", 64, 64));
   const auto down = layer_options(pass, "model.layers.0.mlp.down_proj", 64, 172);
   ASSERT_TRUE(down);
-  EXPECT_EQ(down->gptq.grid.group_size, kPerChannel);
-  EXPECT_EQ(down->gptq.grid.bits, 8);
-  EXPECT_FALSE(down->gptq.grid.symmetric);
+  EXPECT_EQ(down->grid()->group_size, kPerChannel);
+  EXPECT_EQ(down->grid()->bits, 8);
+  EXPECT_FALSE(down->grid()->symmetric);
   const auto up = layer_options(pass, "model.layers.1.mlp.up_proj", 172, 64);
   ASSERT_TRUE(up);
-  EXPECT_EQ(up->gptq.grid.bits, 3);
+  EXPECT_EQ(up->grid()->bits, 3);
+  EXPECT_EQ(options<GptqPass>(pass).gptq.grid.bits, 3) << "an override changes a copy";
 }
 
 TEST(Recipe, GroupSizeThatDoesNotDivideNamesLayerAndWayOut) {
@@ -79,25 +88,29 @@ TEST(Recipe, GroupSizeThatDoesNotDivideNamesLayerAndWayOut) {
 
 TEST(Recipe, WithoutDataScalesAreSearchedByPlainSquaredError) {
   const Recipe recipe = parse_recipe("passes: [{rtn: {bits: 4}}]", "r.yaml");
-  EXPECT_EQ(recipe.passes[0].defaults.gptq.grid.scales, ScaleSearch::squared_error);
+  EXPECT_EQ(options<RtnPass>(recipe.passes[0]).rounding.scales, ScaleSearch::squared_error);
 }
 
 const std::string kData = "calibration: {text: t}\n";
 
-LayerOptions options_of(const std::string& passes) {
-  return parse_recipe(kData + "passes:\n" + passes, "r.yaml").passes.at(0).defaults;
+template <typename Options>
+Options options_of(const std::string& passes) {
+  return options<Options>(parse_recipe(kData + "passes:\n" + passes, "r.yaml").passes.at(0));
 }
 
 TEST(Recipe, ActivationsSayHowInputsAreRounded) {
-  EXPECT_TRUE(options_of("  - rtn: {bits: 8}\n").input.is_plain());
-  EXPECT_EQ(options_of("  - rtn: {bits: 8, activations: int8}\n").input, InputFormat{.type = InputType::int8});
+  EXPECT_TRUE(options_of<RtnPass>("  - rtn: {bits: 8}\n").activations.is_plain());
+  EXPECT_TRUE(options_of<RtnPass>("  - rtn: {bits: 8, activations: none}\n").activations.is_plain());
+  EXPECT_EQ(options_of<RtnPass>("  - rtn: {bits: 8, activations: int8}\n").activations,
+            InputFormat{.type = InputType::int8});
   const InputFormat o3 =
-      options_of(
+      options_of<GptqPass>(
           "  - gptq: {bits: 8, group_size: -1, per_tensor: true, activations: {range: static, symmetric: false}}\n")
-          .input;
+          .activations;
   EXPECT_EQ(o3.range, InputRange::fixed);
   EXPECT_FALSE(o3.symmetric);
-  EXPECT_EQ(options_of("  - rtn: {bits: 8, activations: {range: tensor}}\n").input.range, InputRange::sequence);
+  EXPECT_EQ(options_of<RtnPass>("  - rtn: {bits: 8, activations: {range: tensor}}\n").activations.range,
+            InputRange::sequence);
 }
 
 TEST(Recipe, InputsCanBeRoundedAlone) {
@@ -105,13 +118,12 @@ TEST(Recipe, InputsCanBeRoundedAlone) {
                     tail = "\n    layers: {exclude: [\"*.down\"]}\n";
   const Recipe recipe = parse_recipe(head + "int8" + tail, "r.yaml");
   const PassRecipe& pass = recipe.passes[0];
-  EXPECT_EQ(pass.defaults.method, Method::activations);
-  EXPECT_EQ(pass.defaults.input, (InputFormat{.type = InputType::int8}));
-  EXPECT_EQ(pass.defaults.refine.sweeps, 0);
+  EXPECT_EQ(pass.row->key, "activations");
+  EXPECT_EQ(*pass.options->input(), (InputFormat{.type = InputType::int8}));
   EXPECT_FALSE(layer_options(pass, "a.down", 4, 5));
   EXPECT_TRUE(layer_options(pass, "a.up", 4, 5));
   const auto input = [&](const std::string& how) {
-    return parse_recipe(head + how + tail, "r.yaml").passes[0].defaults.input;
+    return *parse_recipe(head + how + tail, "r.yaml").passes[0].options->input();
   };
   EXPECT_EQ(input("{range: tensor, symmetric: false}"),
             (InputFormat{.type = InputType::int8, .range = InputRange::sequence, .symmetric = false}));
@@ -135,28 +147,28 @@ TEST(Recipe, EmbeddingsAreEvaluatedOnPairs) {
 }
 
 TEST(Recipe, OneScalePerWeightLeavesRefinementTheCodes) {
-  const LayerOptions options = options_of("  - gptq: {bits: 8, group_size: -1, per_tensor: true}\n");
-  EXPECT_TRUE(options.gptq.grid.per_tensor);
-  EXPECT_FALSE(options.refine.grids);
-  EXPECT_TRUE(options_of("  - gptq: {bits: 8, group_size: -1}\n").refine.grids);
+  const GptqPass pass = options_of<GptqPass>("  - gptq: {bits: 8, group_size: -1, per_tensor: true}\n");
+  EXPECT_TRUE(pass.gptq.grid.per_tensor);
+  EXPECT_FALSE(pass.refine.grids);
+  EXPECT_TRUE(options_of<GptqPass>("  - gptq: {bits: 8, group_size: -1}\n").refine.grids);
 }
 
 TEST(Recipe, Fp8AndLlmInt8HaveOptionsOfTheirOwn) {
-  const LayerOptions fp8 = options_of("  - fp8: {per_tensor: true, activations: {range: static}}\n");
-  EXPECT_EQ(fp8.method, Method::fp8);
-  EXPECT_EQ(fp8.input.type, InputType::fp8);
-  EXPECT_EQ(fp8.input.range, InputRange::fixed);
-  EXPECT_TRUE(options_of("  - fp8: {activations: none}\n").input.is_plain());
-  const LayerOptions papers = options_of("  - llm_int8: {}\n");
-  EXPECT_EQ(papers.method, Method::llm_int8);
+  const Fp8Pass fp8 = options_of<Fp8Pass>("  - fp8: {per_tensor: true, activations: {range: static}}\n");
+  EXPECT_TRUE(fp8.per_tensor);
+  EXPECT_EQ(fp8.activations.type, InputType::fp8);
+  EXPECT_EQ(fp8.activations.range, InputRange::fixed);
+  EXPECT_TRUE(options_of<Fp8Pass>("  - fp8: {activations: none}\n").activations.is_plain());
+  const LlmInt8Pass papers = options_of<LlmInt8Pass>("  - llm_int8: {}\n");
   EXPECT_EQ(papers.llm_int8.value, 6.0);
   EXPECT_EQ(papers.llm_int8.layout, LlmInt8Layout::bitsandbytes);
-  EXPECT_EQ(options_of("  - llm_int8: {measure: rms, threshold: 8}\n").llm_int8.layout, LlmInt8Layout::own);
-  EXPECT_EQ(options_of("  - llm_int8: {outliers: static}\n").llm_int8.time, OutlierTime::fixed);
-  EXPECT_TRUE(papers.input.symmetric);
-  const LayerOptions zeropoint = options_of("  - llm_int8: {activations: {symmetric: false}}\n");
-  EXPECT_FALSE(zeropoint.input.symmetric);
-  EXPECT_EQ(zeropoint.input.outliers, OutlierRule::absolute);
+  EXPECT_EQ(options_of<LlmInt8Pass>("  - llm_int8: {measure: rms, threshold: 8}\n").llm_int8.layout,
+            LlmInt8Layout::own);
+  EXPECT_EQ(options_of<LlmInt8Pass>("  - llm_int8: {outliers: static}\n").llm_int8.time, OutlierTime::fixed);
+  EXPECT_TRUE(papers.activations.symmetric);
+  const LlmInt8Pass zeropoint = options_of<LlmInt8Pass>("  - llm_int8: {activations: {symmetric: false}}\n");
+  EXPECT_FALSE(zeropoint.activations.symmetric);
+  EXPECT_EQ(zeropoint.activations.outliers, OutlierRule::absolute);
   EXPECT_EQ(zeropoint.llm_int8.layout, LlmInt8Layout::own);
 }
 
@@ -184,8 +196,8 @@ TEST(Recipe, SmoothQuantHasAFixedOrASearchedAlpha) {
   const std::string rest = "  - rtn: {bits: 8, group_size: -1, activations: int8}\n";
   const auto alpha = [&](const std::string& smooth) {
     const Recipe recipe = parse_recipe(kData + "passes:\n  - smoothquant: " + smooth + "\n" + rest, "r.yaml");
-    EXPECT_EQ(recipe.scaling->name(), "smoothquant");
-    return std::get<SmoothQuantOptions>(recipe.scaling->options).alpha;
+    EXPECT_EQ(recipe.passes.at(0).row->key, "smoothquant");
+    return options<SmoothQuantPass>(recipe.passes[0]).smoothquant.alpha;
   };
   EXPECT_EQ(alpha("{alpha: 0.8}"), 0.8);
   EXPECT_EQ(alpha("{alpha: 0}"), 0.0);
@@ -197,13 +209,15 @@ TEST(Recipe, AwqPreparesTheRoundingThatFollows) {
       "calibration: {text: t}\npasses:\n  - awq: {duo_scaling: false, grid_points: 5}\n    layers: {exclude: "
       "[\"*.o_proj\"]}\n  - rtn: {scales: hessian, refine: 3}\n",
       "r.yaml");
-  ASSERT_TRUE(recipe.scaling);
-  EXPECT_FALSE(std::get<AwqOptions>(recipe.scaling->options).duo_scaling);
-  EXPECT_EQ(std::get<AwqOptions>(recipe.scaling->options).num_grid_points, 5);
-  EXPECT_EQ(recipe.scaling->exclude, std::vector<std::string>{"*.o_proj"});
-  ASSERT_EQ(recipe.passes.size(), 1u);
-  EXPECT_EQ(recipe.passes[0].defaults.gptq.grid.scales, ScaleSearch::hessian);
-  EXPECT_EQ(recipe.passes[0].defaults.refine.sweeps, 3);
+  ASSERT_EQ(recipe.passes.size(), 2u);
+  const AwqOptions& awq = options<AwqPass>(recipe.passes[0]).awq;
+  EXPECT_FALSE(awq.duo_scaling);
+  EXPECT_EQ(awq.num_grid_points, 5);
+  EXPECT_EQ(recipe.passes[0].exclude, std::vector<std::string>{"*.o_proj"});
+  EXPECT_EQ(options<RtnPass>(recipe.passes[1]).rounding.scales, ScaleSearch::hessian);
+  EXPECT_EQ(options<RtnPass>(recipe.passes[1]).refine.sweeps, 3);
+  ASSERT_NE(find_pass(recipe, PassKind::rounds), nullptr);
+  EXPECT_EQ(find_pass(recipe, PassKind::rounds)->row->key, "rtn");
 }
 
 struct BadRecipe {
@@ -312,6 +326,15 @@ INSTANTIATE_TEST_SUITE_P(
         BadRecipe{"SensitivityWithoutText", "passes: [rtn: {}]\nsensitivity: {windows: 2}\n",
                   "r.yaml:1:", "sensitivity: {text:"},
         BadRecipe{"SensitivityWithoutPass", "head: {bits: 8}\nsensitivity: {text: t}\n", "r.yaml:1:", "needs a pass"},
+        BadRecipe{"BudgetOfFp8", "calibration: {text: t}\npasses: [fp8: {}]\nbudget: {bits: 4}\n",
+                  "r.yaml:1:", "of which fp8 has none"},
+        BadRecipe{"BudgetOfLlmInt8", "calibration: {text: t}\npasses: [llm_int8: {}]\nbudget: {bits: 4}\n",
+                  "r.yaml:1:", "of which llm_int8 has none"},
+        BadRecipe{"BudgetOfMovedGroups",
+                  "calibration: {text: t}\npasses: [gptq: {act_order: group}]\nbudget: {bits: 4}\n",
+                  "r.yaml:1:", "use static"},
+        BadRecipe{"EmptyEvaluation", "passes: [rtn: {}]\nevaluate: [{}]\n", "r.yaml:2:", "perplexity or embeddings"},
+        BadRecipe{"Fp8Activations", "passes:\n  - rtn: {bits: 8, activations: fp8}\n", "r.yaml:2:", "none or int8"},
         BadRecipe{"NothingToDo", "model: m\n", "r.yaml:1:", "nothing to do"},
         BadRecipe{"TwoPasses", "passes:\n  - rtn: {}\n  - rtn: {}\n", "r.yaml:2:", "only once"},
         BadRecipe{"TwoMethods", "passes:\n  - rtn: {}\n    rtn: {}\n", "r.yaml:3:", "twice"},
