@@ -84,8 +84,8 @@ def grids():
 
 def rounding():
     yield run("rtn-w8-per-tensor", WIDE, None, "rtn: {bits: 8, group_size: -1, per_tensor: true}")
-    yield run("rtn-w4-per-tensor-asymmetric", WIDE, WIDE_IDS,
-              "rtn: {bits: 4, group_size: -1, per_tensor: true, symmetric: false, scales: hessian_diagonal}")
+    yield run("rtn-w8-per-tensor-asymmetric", WIDE, WIDE_IDS,
+              "rtn: {bits: 8, group_size: -1, per_tensor: true, symmetric: false, scales: hessian_diagonal}")
     yield run("rtn-refine", WIDE, WIDE_IDS, "rtn: {bits: 3, group_size: 64, scales: hessian, refine: 3}")
     yield run("rtn-refine-asymmetric", WIDE_BF16, WIDE_IDS, "rtn: {bits: 4, group_size: 32, symmetric: false, refine: 2}")
     yield run("gptq-long", WIDE, LONG_IDS, "gptq: {bits: 4, group_size: 64}")

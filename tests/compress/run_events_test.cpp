@@ -1,0 +1,173 @@
+// What a run tells beside its result: events, the errors of its rows, what it measured a sensitivity of; and what it
+// takes as a recipe's word.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "runtime/files/safetensors.h"
+#include "runtime/system/atomic_file.h"
+#include "tests/compress/run_pare.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+// Sets one element of a tensor of 16- or 32-bit floats to 0.
+void set_zero(const fs::path& file, const std::string& tensor, size_t index) {
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  uint64_t header_size = 0;
+  stream.read(reinterpret_cast<char*>(&header_size), sizeof(header_size));
+  std::string header(header_size, ' ');
+  stream.read(header.data(), static_cast<std::streamsize>(header_size));
+  const Json entry = Json::parse(header).at(tensor);
+  const size_t size = entry.at("dtype") == "F32" ? 4 : 2;
+  stream.seekp(static_cast<std::streamoff>(8 + header_size + entry.at("data_offsets")[0].get<size_t>() + index * size));
+  stream.write("\0\0\0", static_cast<std::streamsize>(size));
+}
+
+class RunEvents : public testing::Test {
+ protected:
+  std::string ids() const { return (family("llama_gqa_untied") / "ids.npy").string(); }
+  Outcome run(const std::string& rest, const std::string& out = "out", const std::vector<std::string>& more = {},
+              const std::string& calibration = "") {
+    write_text(folder_ / "r.yaml",
+               "model: " + model_.string() + "\ncalibration: {text: " + ids() + calibration + "}\n" + rest);
+    std::vector<std::string> words = {"run", (folder_ / "r.yaml").string(), "--out", (folder_ / out).string()};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_pare(words);
+  }
+  Json manifest(const std::string& out = "out") const {
+    return Json::parse(read_text_file(folder_ / out / "pare.json"));
+  }
+  // Whether the layer with that end of its name has an event that says so.
+  bool has_event(const Json& manifest, const std::string& layer_end, const std::string& words) const {
+    for (const Json& layer : manifest.at("layers")) {
+      if (!layer.at("name").get<std::string>().ends_with(layer_end)) continue;
+      for (const Json& event : layer.at("events")) {
+        if (event.get<std::string>().find(words) != std::string::npos) return true;
+      }
+    }
+    return false;
+  }
+  fs::path model_ = family("llama_gqa_untied");
+  TemporaryFolder folder_{"run_events"};
+};
+
+TEST_F(RunEvents, DeadColumnsAreToldByEveryPassThatSeesTheInput) {
+  model_ = folder_ / "model";
+  fs::copy(family("llama_gqa_untied"), model_, fs::copy_options::recursive);
+  set_zero(model_ / "model.safetensors", "model.layers.0.input_layernorm.weight", 3);
+  int number = 0;
+  for (const char* passes : {"  - rtn: {bits: 4, group_size: 32}\n", "  - gptq: {bits: 4, group_size: 32}\n",
+                             "  - awq: {}\n  - rtn: {bits: 4, group_size: 32}\n",
+                             "  - smoothquant: {}\n  - rtn: {bits: 8, group_size: -1, activations: int8}\n",
+                             "  - llm_int8: {}\n", "  - fp8: {activations: {range: static}}\n"}) {
+    const std::string out = "out" + std::to_string(number++);
+    const Outcome outcome = run(std::string("passes:\n") + passes, out);
+    ASSERT_EQ(outcome.status, 0) << passes << outcome.err;
+    EXPECT_TRUE(has_event(manifest(out), "layers.0.self_attn.k_proj", "1 dead column")) << passes;
+    EXPECT_FALSE(has_event(manifest(out), "layers.1.self_attn.k_proj", "dead column")) << passes;
+  }
+}
+
+TEST_F(RunEvents, TooFewTokensForAHessianAreToldOfDenseLayers) {
+  ASSERT_EQ(run("passes:\n  - rtn: {bits: 4, group_size: 32, scales: hessian}\n", "out", {}, ", samples: 1").status, 0);
+  const Json layers = manifest();
+  EXPECT_TRUE(has_event(layers, "down_proj", "fewer than its 96 inputs"));
+  ASSERT_EQ(run("passes:\n  - rtn: {bits: 4, group_size: 32, scales: minmax}\n", "plain", {}, ", samples: 1").status,
+            0);
+  EXPECT_FALSE(has_event(manifest("plain"), "down_proj", "fewer")) << "no Hessian was used";
+}
+
+TEST_F(RunEvents, CalibrationThatTheDataCannotGiveIsToldAndStrictRefusesIt) {
+  const std::string passes = "passes:\n  - rtn: {bits: 4, group_size: 32}\n";
+  const Outcome outcome = run(passes, "out", {}, ", samples: 1000, tokens: 7");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const std::string events = manifest().at("events").dump();
+  EXPECT_NE(events.find("fewer than the 1000 samples asked for"), std::string::npos) << events;
+  EXPECT_NE(events.find("not the 7 asked for"), std::string::npos) << events;
+  const Outcome strict = run(passes + "strict: true\n", "strict", {}, ", samples: 1000");
+  EXPECT_EQ(strict.status, 1);
+  EXPECT_NE(strict.err.find("1000 samples"), std::string::npos) << strict.err;
+  EXPECT_FALSE(fs::exists(folder_ / "strict.partial"));
+}
+
+TEST_F(RunEvents, RowsSayWhichErrorTheyShow) {
+  EXPECT_NE(run("passes:\n  - gptq: {bits: 4, group_size: 32}\n", "a").err.find("error (H) "), std::string::npos);
+  EXPECT_NE(run("passes:\n  - rtn: {bits: 4, group_size: 32}\n", "b").err.find("error (diag(H)) "), std::string::npos);
+  EXPECT_NE(run("passes:\n  - rtn: {bits: 4, group_size: 32, scales: minmax}\n", "c").err.find("error (weights) "),
+            std::string::npos);
+  EXPECT_NE(run("passes:\n  - rtn: {bits: 8, group_size: -1, activations: int8}\n", "d").err.find("error (output) "),
+            std::string::npos);
+}
+
+TEST_F(RunEvents, TheOrderOfColumnsIsRecordedWithoutGroupsToo) {
+  ASSERT_EQ(run("passes:\n  - gptq: {bits: 4, group_size: -1}\n", "ordered").status, 0);
+  ASSERT_EQ(run("passes:\n  - gptq: {bits: 4, group_size: -1, act_order: none}\n", "plain").status, 0);
+  EXPECT_EQ(manifest("ordered").at("layers")[0].at("act_order"), "static");
+  EXPECT_EQ(manifest("plain").at("layers")[0].at("act_order"), "none");
+  // compressed-tensors refuses an order without groups: its configuration has none.
+  const Json config = Json::parse(read_text_file(folder_ / "ordered" / "config.json"));
+  EXPECT_EQ(config.dump().find("\"actorder\":\"static\""), std::string::npos);
+}
+
+// The same command would come to the same result.
+TEST_F(RunEvents, AfterABrokenGateNothingSaysToGoOn) {
+  const Outcome outcome =
+      run("passes:\n  - rtn: {bits: 2, group_size: 32}\nevaluate:\n  - perplexity: {text: " + ids() +
+          "}\nfail_if: {kl: 1e-6}\n");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("fail_if"), std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.err.find("goes on from there"), std::string::npos) << outcome.err;
+  EXPECT_TRUE(fs::exists(folder_ / "out.partial" / "artifact" / "pare.json"));
+}
+
+// With every column an outlier, LLM.int8 leaves all weights as they are, and rounding them costs nothing.
+TEST_F(RunEvents, SensitivityOfStaticLlmInt8KeepsItsOutlierColumns) {
+  const Outcome outcome =
+      run("passes:\n  - llm_int8: {outliers: static, threshold: 1e-6}\nsensitivity: {groups: "
+          "[\"*\"]}\n",
+          "out", {"--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const Json groups = Json::parse(outcome.out).at("sensitivity").at("groups");
+  int num_measured = 0;
+  for (const Json& group : groups) {
+    if (group.at("part") != "weights") continue;
+    ++num_measured;
+    EXPECT_EQ(group.at("kl").at("value").get<double>(), 0.0) << group.dump();
+  }
+  EXPECT_EQ(num_measured, 1);
+}
+
+// As `pare eval` does: the protocol's context, or the model's where that is shorter.
+TEST_F(RunEvents, PerplexityWithoutAContextTakesTheSmaller) {
+  const fs::path source = fs::path(PARE_SOURCE_DIR) / "calibration_data";
+  model_ = source / "stories260k";
+  write_text(folder_ / "r.yaml", "model: " + model_.string() +
+                                     "\npasses:\n  - rtn: {bits: 8, group_size: -1}\nevaluate:\n"
+                                     "  - perplexity: {text: " +
+                                     (source / "stories.txt").string() + ", windows: 2}\n");
+  const Outcome outcome =
+      run_pare({"run", (folder_ / "r.yaml").string(), "--out", (folder_ / "out").string(), "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(Json::parse(outcome.out).at("perplexity")[0].at("context"), 512);
+}
+
+// --help says that --model takes a .gguf: the result is that of the imported directory.
+TEST_F(RunEvents, AGgufIsAModelToo) {
+  const fs::path gguf = fs::path(PARE_SOURCE_DIR) / "tests" / "golden" / "gguf" / "llama_gqa_untied.gguf";
+  ASSERT_EQ(run_pare({"import", gguf.string(), (folder_ / "imported").string()}).status, 0);
+  const std::string passes = "passes:\n  - gptq: {bits: 4, group_size: 32}\n";
+  const Outcome from_file = run(passes, "from_file", {"--model", gguf.string()});
+  ASSERT_EQ(from_file.status, 0) << from_file.err;
+  ASSERT_EQ(run(passes, "from_folder", {"--model", (folder_ / "imported").string()}).status, 0);
+  EXPECT_EQ(read_text_file(folder_ / "from_file" / "model.safetensors"),
+            read_text_file(folder_ / "from_folder" / "model.safetensors"));
+}
+
+}  // namespace
+}  // namespace pare::test
