@@ -1,0 +1,30 @@
+// The table of passes for the recipe's fuzzer: options are read, nothing is applied, and LibTorch is not needed.
+#include "compress/recipe/pass_options.h"
+
+namespace pare {
+namespace {
+
+template <typename Options>
+PassRow row(std::string_view key) {
+  return {key, [] { return std::make_unique<Options>(); }, nullptr};
+}
+
+}  // namespace
+
+std::span<const PassRow* const> pass_rows() {
+  static const std::vector<PassRow> kRows = {row<RtnPass>("rtn"),
+                                             row<GptqPass>("gptq"),
+                                             row<Fp8Pass>("fp8"),
+                                             row<LlmInt8Pass>("llm_int8"),
+                                             row<ActivationsPass>("activations"),
+                                             row<AwqPass>("awq"),
+                                             row<SmoothQuantPass>("smoothquant")};
+  static const std::vector<const PassRow*> pointers = [] {
+    std::vector<const PassRow*> all;
+    for (const PassRow& item : kRows) all.push_back(&item);
+    return all;
+  }();
+  return pointers;
+}
+
+}  // namespace pare
