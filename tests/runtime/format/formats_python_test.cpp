@@ -164,7 +164,8 @@ TEST(FormatsPython, ThePackagesReadWhatPareWrites) {
   write_awq(folder.path());
   write_int8(folder.path());
   const std::filesystem::path log = folder.path() / "log";
-  const std::string command = "'" + std::string(python) + "' '" PARE_SOURCE_DIR "/tests/runtime/check_formats.py' '" +
+  const std::string command = "'" + std::string(python) +
+                              "' '" PARE_SOURCE_DIR "/tests/runtime/format/check_formats.py' '" +
                               folder.path().string() + "' > '" + log.string() + "' 2>&1";
   EXPECT_EQ(std::system(command.c_str()), 0) << read_text_file(log);
 }

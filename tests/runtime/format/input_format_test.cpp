@@ -290,7 +290,7 @@ TEST(InputFormat, CompressedTensorsGivesTheSameBits) {
   write_safetensors(folder.path() / "rounded.safetensors", tensors);
   const std::filesystem::path log = folder.path() / "log";
   const std::string command = "'" + std::string(python) +
-                              "' '" PARE_SOURCE_DIR "/tests/runtime/check_input_format.py' '" +
+                              "' '" PARE_SOURCE_DIR "/tests/runtime/format/check_input_format.py' '" +
                               (folder.path() / "rounded.safetensors").string() + "' > '" + log.string() + "' 2>&1";
   std::ostringstream text;
   const int status = std::system(command.c_str());
