@@ -387,8 +387,9 @@ std::string compressed_tensors_problem(const PackScheme& scheme) {
   const bool is_packed = scheme.format == StoredFormat::pack_quantized;
   const InputFormat& input = scheme.input;
   if (scheme.format == StoredFormat::dense) {
-    if (scheme.bits != kDenseBits || scheme.group_size != kPerChannel || scheme.per_tensor || !scheme.symmetric) {
-      return "dense weights have neither bits nor groups nor zeros";
+    if (scheme.bits != kDenseBits || scheme.group_size != kPerChannel || scheme.per_tensor || !scheme.symmetric ||
+        scheme.act_order != StoredActOrder::none) {
+      return "dense weights have neither bits nor groups nor zeros nor an order of columns";
     }
     if (input.is_plain()) return "dense weights without input activations are not quantized at all";
     if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
