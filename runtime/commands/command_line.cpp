@@ -11,6 +11,7 @@
 
 #include "runtime/engine/backend.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/mapped_file.h"
 #include "runtime/system/nearest_name.h"
 #include "runtime/system/version.h"
 
@@ -317,6 +318,7 @@ int run_program(const Program& program, int argc, const char* const* argv) {
   try {
     detect_isa();  // a CPU that lacks what this program is compiled for gets a sentence, not an illegal instruction
     install_interrupt_handler();
+    install_mapped_file_handler(program.name);
     run_words(program, words);
     return kDone;
   } catch (const Interrupted& error) {

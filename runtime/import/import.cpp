@@ -8,6 +8,8 @@
 #include "runtime/import/import_sources.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
+#include "runtime/system/partial_output.h"
 #include "runtime/tokenizer/tokenizer.h"
 
 namespace pare {
@@ -85,31 +87,23 @@ void import_model(const std::filesystem::path& source, const std::filesystem::pa
         source.string() +
         " is a folder; import takes a .gguf or a llama2.c .bin file. A Hugging Face folder needs no import");
   }
-  if (std::filesystem::exists(output)) {
-    throw std::invalid_argument(output.string() + " exists already; remove it or name another output");
-  }
+  PartialOutput::check_is_free(output);
+  InputFiles inputs;
+  inputs.add(source);
+  std::filesystem::path tokenizer = options.tokenizer;
+  const bool from_gguf = is_gguf(source);
+  if (!from_gguf && tokenizer.empty()) tokenizer = find_llama2c_tokenizer(source);
+  inputs.add(tokenizer);
   ImportedModel model =
-      is_gguf(source)
-          ? read_gguf_model(source, options.dtype)
-          : read_llama2c_model(source, options.tokenizer.empty() ? find_llama2c_tokenizer(source) : options.tokenizer,
-                               options.dtype);
-  std::filesystem::path partial = output;
-  partial += ".partial";
-  std::filesystem::remove_all(partial);
-  std::filesystem::create_directories(partial);
-  try {
-    write_model(std::move(model), partial, options);
-    // What cannot be read back must not get its name.
-    Checkpoint::open(partial);
-    Tokenizer::open(partial);
-    sync_directory(partial);
-    std::filesystem::rename(partial, output);
-  } catch (...) {
-    std::error_code ignored;  // the first failure is the one to report
-    std::filesystem::remove_all(partial, ignored);
-    throw;
-  }
-  sync_directory(output.has_parent_path() ? output.parent_path() : ".");
+      from_gguf ? read_gguf_model(source, options.dtype) : read_llama2c_model(source, tokenizer, options.dtype);
+  PartialOutput partial(output, "import", PartialOutput::Remains::worthless);
+  std::filesystem::create_directories(partial.result());
+  write_model(std::move(model), partial.result(), options);
+  inputs.check_unchanged();
+  // What cannot be read back must not get its name.
+  Checkpoint::open(partial.result());
+  Tokenizer::open(partial.result());
+  partial.publish();
 }
 
 }  // namespace pare

@@ -11,6 +11,8 @@
 
 #include "runtime/format/container_format.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
+#include "runtime/system/sha256.h"
 
 namespace pare {
 namespace {
@@ -207,6 +209,7 @@ struct Checkpoint::State {
   ModelDescription description;  // of an encoder: only what the messages and the lookup below say of any model
   std::optional<EncoderDescription> encoder;
   std::optional<Quantization> quantization;
+  InputFiles inputs;  // all that was read
   std::vector<fs::path> paths;
   std::vector<SafetensorsFile> files;  // in the order of paths; never resized once `tensors` points into it
   std::map<std::string, Entry> tensors;
@@ -282,7 +285,10 @@ void Checkpoint::State::fail_missing(const std::string& name) const {
 
 void Checkpoint::State::open_files(WeightFiles found) {
   paths = std::move(found.paths);
-  for (const fs::path& path : paths) files.push_back(SafetensorsFile::open(path));
+  for (const fs::path& path : paths) {
+    inputs.add(path);
+    files.push_back(SafetensorsFile::open(path));
+  }
   std::map<std::string, size_t> number_of_file;
   for (size_t f = 0; f < paths.size(); ++f) number_of_file[paths[f].filename().string()] = f;
 
@@ -481,10 +487,12 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   State& state = *checkpoint.state_;
   const fs::path config_path = directory / kConfigName;
   state.directory = directory;
+  state.inputs.add(config_path);
   state.config_json = read_config(directory);
   // An unknown architecture or container is refused before the weights are looked for: that is the better message.
   state.describe(DType::F32);
   state.quantization = read_quantization_config(state.config_json, config_path);
+  if (!fs::exists(directory / kSingleFileName)) state.inputs.add(directory / kIndexName);
   state.open_files(find_weight_files(directory));
   state.split_fused_experts();
   // Without a dtype in config.json transformers takes that of the stored weights. A norm's is always dense.
@@ -531,6 +539,19 @@ bool Checkpoint::is_quantized() const {
 }
 std::vector<fs::path> Checkpoint::weight_files() const {
   return state_->paths;
+}
+
+std::map<std::string, std::string> Checkpoint::file_hashes() const {
+  std::map<std::string, std::string> hashes;
+  hashes[kConfigName] = sha256_hex(std::as_bytes(std::span(config_json())));
+  for (size_t f = 0; f < state_->paths.size(); ++f) {
+    hashes[state_->paths[f].filename().string()] = state_->files[f].file().sha256();
+  }
+  return hashes;
+}
+
+void Checkpoint::check_unchanged() const {
+  state_->inputs.check_unchanged();
 }
 
 std::optional<PackScheme> Checkpoint::stored_scheme(const LinearDescription& linear) const {

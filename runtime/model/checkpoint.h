@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,6 +46,12 @@ class Checkpoint {
   const TensorView& tensor(const std::string& name) const;  // throws std::runtime_error when missing
   std::vector<std::string> tensor_names() const;            // sorted
   std::vector<std::filesystem::path> weight_files() const;  // the safetensors files
+
+  // SHA-256 by file name of what was read: config.json's text and the weight files as they are mapped.
+  std::map<std::string, std::string> file_hashes() const;
+  // Throws std::runtime_error when config.json, the index or a weight file is no longer the file that was opened or was
+  // written to since (runtime/system/input_files.h). Cheap: to be asked after each piece of work.
+  void check_unchanged() const;
 
   // The linear's weight, bias and input format, dense (a view of the mapped file; plain input) or quantized (codes
   // unpacked; input as the container says, with a stored scale and zero), validated: finite, right shapes. The

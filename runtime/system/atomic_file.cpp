@@ -5,11 +5,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
+
+#include "runtime/system/mapped_file.h"
 
 namespace pare {
 namespace {
@@ -57,6 +61,12 @@ class TemporaryFile {
       // Linux writes at most 2^31 - 4096 bytes at once; a signal or a nearly full disk shortens a write too.
       const ssize_t written = ::write(descriptor_.get(), bytes.data(), bytes.size());
       if (written < 0 && errno == EINTR) continue;
+      // The kernel cannot read what is to be written: the end of a mapped file that has become shorter.
+      if (const auto source = errno == EFAULT && written < 0 ? mapped_file_at(bytes.data()) : std::nullopt) {
+        throw std::runtime_error("cannot write '" + path_.string() + "': '" + *source +
+                                 "', which its bytes come from, became shorter while it was read, or its disk has "
+                                 "failed: put it back, and leave it alone meanwhile");
+      }
       if (written < 0) fail("write", path_, errno);
       bytes = bytes.subspan(static_cast<size_t>(written));
     }
@@ -97,6 +107,14 @@ void write_file_atomically(const std::filesystem::path& path, std::span<const st
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view text) {
   write_file_atomically(path, std::as_bytes(std::span(text)));
+}
+
+bool is_temporary_name(std::string_view file_name) {
+  constexpr std::string_view kMark = ".partial-";
+  const size_t mark = file_name.rfind(kMark);
+  if (!file_name.starts_with('.') || mark == std::string_view::npos || mark < 2) return false;
+  const std::string_view number = file_name.substr(mark + kMark.size());
+  return !number.empty() && std::all_of(number.begin(), number.end(), [](unsigned char c) { return std::isalnum(c); });
 }
 
 std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) {

@@ -19,6 +19,9 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view t
 using ByteSink = std::function<void(std::span<const std::byte>)>;
 void write_file_atomically(const std::filesystem::path& path, const std::function<void(const ByteSink&)>& produce);
 
+// Whether this is the name of such a temporary file, or of one that mkstemp made of ".NAME.partial-XXXXXX".
+bool is_temporary_name(std::string_view file_name);
+
 // The whole file. Throws std::runtime_error (path, reason), also when it is larger than max_bytes.
 std::string read_text_file(const std::filesystem::path& path, size_t max_bytes = size_t{1} << 30);
 

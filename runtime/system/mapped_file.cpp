@@ -5,15 +5,26 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <climits>
+#include <csignal>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
 
+#include "runtime/system/sha256.h"
+
 namespace pare {
 namespace {
+
+constexpr size_t kHashedPieceBytes = size_t{16} << 20;
 
 [[noreturn]] void fail(const std::filesystem::path& path, const std::string& reason) {
   throw std::runtime_error("cannot open '" + path.string() + "': " + reason);
@@ -23,7 +34,108 @@ std::string error_text(int error) {
   return std::generic_category().message(error);
 }
 
+// --- Which addresses belong to which file: for a signal handler, which may neither lock nor allocate ---
+
+// One mapping. A node stays in the list for good and serves the next mapping when its own is gone; `path` is written
+// while `begin` is 0, when nobody looks at it.
+struct Mapping {
+  std::atomic<bool> is_taken{true};
+  std::atomic<uintptr_t> begin{0};
+  std::atomic<uintptr_t> end{0};
+  std::array<char, PATH_MAX> path{};
+  Mapping* next = nullptr;
+};
+
+std::atomic<Mapping*> first_mapping{nullptr};
+static_assert(std::atomic<uintptr_t>::is_always_lock_free && std::atomic<Mapping*>::is_always_lock_free,
+              "a signal handler may touch lock-free atomics only");
+
+Mapping* take_mapping() {
+  for (Mapping* mapping = first_mapping.load(); mapping != nullptr; mapping = mapping->next) {
+    bool is_taken = false;
+    if (mapping->is_taken.compare_exchange_strong(is_taken, true)) return mapping;
+  }
+  auto* const mapping = new Mapping;
+  mapping->next = first_mapping.load();
+  while (!first_mapping.compare_exchange_weak(mapping->next, mapping)) {
+  }
+  return mapping;
+}
+
+Mapping* register_mapping(const void* data, size_t size, const std::filesystem::path& path) {
+  Mapping* const mapping = take_mapping();
+  std::strncpy(mapping->path.data(), path.c_str(), mapping->path.size() - 1);
+  mapping->end.store(reinterpret_cast<uintptr_t>(data) + size);
+  mapping->begin.store(reinterpret_cast<uintptr_t>(data));
+  return mapping;
+}
+
+void release_mapping(void* registration) {
+  auto* const mapping = static_cast<Mapping*>(registration);
+  mapping->begin.store(0);
+  mapping->end.store(0);
+  mapping->is_taken.store(false);
+}
+
+const Mapping* find_mapping(const void* address) {
+  const auto wanted = reinterpret_cast<uintptr_t>(address);
+  for (const Mapping* mapping = first_mapping.load(); mapping != nullptr; mapping = mapping->next) {
+    const uintptr_t begin = mapping->begin.load();
+    if (begin != 0 && begin <= wanted && wanted < mapping->end.load()) return mapping;
+  }
+  return nullptr;
+}
+
+std::array<char, 64> program_name{};
+struct sigaction action_before = {};
+
+void write_all(const char* text) {
+  size_t left = std::strlen(text);
+  while (left > 0) {
+    const ssize_t written = ::write(STDERR_FILENO, text, left);
+    if (written <= 0) return;
+    text += written;
+    left -= static_cast<size_t>(written);
+  }
+}
+
+extern "C" void handle_bus_error(int signal, siginfo_t* info, void*) {
+  const Mapping* const mapping = info->si_code == BUS_ADRERR ? find_mapping(info->si_addr) : nullptr;
+  if (mapping != nullptr) {
+    // Threads that read one file fault together; one of them speaks.
+    static std::atomic_flag has_spoken = ATOMIC_FLAG_INIT;
+    while (has_spoken.test_and_set()) ::pause();
+    write_all(program_name.data());
+    write_all(": '");
+    write_all(mapping->path.data());
+    write_all(
+        "' became shorter while it was read, or its disk has failed: put it back, and leave it alone meanwhile\n");
+    ::_exit(EXIT_FAILURE);
+  }
+  // Not ours. What the access does now it does again without this handler; what was sent is sent again.
+  ::sigaction(SIGBUS, &action_before, nullptr);
+  const bool is_fault = info->si_code == BUS_ADRALN || info->si_code == BUS_ADRERR || info->si_code == BUS_OBJERR;
+  if (!is_fault) ::raise(signal);
+}
+
 }  // namespace
+
+std::optional<std::string> mapped_file_at(const void* address) {
+  const Mapping* const mapping = find_mapping(address);
+  return mapping == nullptr ? std::nullopt : std::optional<std::string>(mapping->path.data());
+}
+
+void install_mapped_file_handler(const std::string& program) {
+  program.copy(program_name.data(), program_name.size() - 1);
+  struct sigaction action = {};
+  action.sa_sigaction = handle_bus_error;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_SIGINFO;
+  struct sigaction before = {};
+  ::sigaction(SIGBUS, &action, &before);
+  const bool is_second_call = (before.sa_flags & SA_SIGINFO) != 0 && before.sa_sigaction == handle_bus_error;
+  if (!is_second_call) action_before = before;
+}
 
 MappedFile MappedFile::open(const std::filesystem::path& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -49,22 +161,38 @@ MappedFile MappedFile::open(const std::filesystem::path& path) {
       fail(path, "mapping " + std::to_string(status.st_size) + " bytes failed: " + error_text(error));
     }
     file.data_ = static_cast<const std::byte*>(memory);
+    file.registration_ = register_mapping(memory, file.size_, path);
   }
   ::close(descriptor);
   return file;
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      registration_(std::exchange(other.registration_, nullptr)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(registration_, other.registration_);
   return *this;
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ == nullptr) return;
+  release_mapping(registration_);
+  ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+std::string MappedFile::sha256() const {
+  Sha256 hash;
+  for (size_t begin = 0; begin < size_; begin += kHashedPieceBytes) {
+    const std::span<const std::byte> piece = bytes().subspan(begin, std::min(kHashedPieceBytes, size_ - begin));
+    hash.update(piece);
+    drop(piece);
+  }
+  return hash.hex();
 }
 
 void MappedFile::drop(std::span<const std::byte> part) const {

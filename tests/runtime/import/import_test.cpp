@@ -1,12 +1,17 @@
 #include "runtime/import/import.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
+#include <fstream>
+#include <map>
 
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/partial_output.h"
 #include "runtime/tokenizer/tokenizer.h"
 #include "tests/expect_error.h"
 #include "tests/temporary_folder.h"
@@ -102,8 +107,128 @@ TEST(Import, LeavesNothingBehindOnBadInput) {
   EXPECT_FALSE(std::filesystem::exists(output.string() + ".partial"));
 
   std::filesystem::create_directory(output);
-  expect_error<std::invalid_argument>([&] { import_model(kGolden + "gguf/llama_gqa_untied.gguf", output, {}); },
-                                      {"exists already"});
+  expect_error<std::runtime_error>([&] { import_model(kGolden + "gguf/llama_gqa_untied.gguf", output, {}); },
+                                   {"output", "exists"});
+}
+
+std::map<std::string, std::string> files_in(const std::filesystem::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    const std::string name = entry.path().lexically_relative(folder).string();
+    files[name] = entry.is_regular_file() ? read_text_file(entry.path()) : "";
+  }
+  return files;
+}
+
+const std::string kSource = kGolden + "gguf/llama_gqa_untied.gguf";
+
+TEST(Import, WhatIsNotItsOwnStays) {
+  TemporaryFolder folder;
+  const auto output = folder.path() / "model", partial = folder.path() / "model.partial";
+  for (const std::string name : {"thesis.txt", ".thesis"}) {
+    std::filesystem::create_directory(partial);
+    write_file_atomically(partial / name, std::string_view("years of work"));
+    expect_error<std::runtime_error>([&] { import_model(kSource, output, {}); },
+                                     {"model.partial", "no unfinished output of pare", name});
+    EXPECT_EQ(files_in(folder.path()),
+              (std::map<std::string, std::string>{{"model.partial", ""}, {"model.partial/" + name, "years of work"}}));
+    std::filesystem::remove_all(partial);
+  }
+  {  // As an unfinished run leaves it.
+    PartialOutput run(output, "run", PartialOutput::Remains::resumable);
+    std::filesystem::create_directory(partial / "progress");
+    write_file_atomically(partial / "progress" / "00000.safetensors", std::string_view("hours of work"));
+  }
+  const auto before = files_in(folder.path());
+  expect_error<std::runtime_error>([&] { import_model(kSource, output, {}); },
+                                   {"model.partial", "unfinished 'pare run'", "remove"});
+  EXPECT_EQ(files_in(folder.path()), before);
+}
+
+TEST(Import, AKilledOneDoesNotBlockTheNext) {
+  TemporaryFolder folder;
+  const auto output = folder.path() / "model";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    import_model(kSource, output, {.tokenizer = {}, .dtype = DType::BF16, .progress = [](int64_t done, int64_t) {
+                                     if (done == 3) ::_exit(9);
+                                   }});
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_EQ(WEXITSTATUS(status), 9);
+  ASSERT_TRUE(std::filesystem::exists(folder.path() / "model.partial" / "artifact" / "config.json"));
+  import_model(kSource, output, {});
+  import_model(kSource, folder.path() / "undisturbed", {});
+  EXPECT_EQ(files_in(output), files_in(folder.path() / "undisturbed"));
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "model.partial"));
+}
+
+TEST(Import, OnlyOneWritesAnOutput) {
+  TemporaryFolder folder;
+  const auto output = folder.path() / "model";
+  int num_refused = 0;
+  import_model(kSource, output, {.tokenizer = {}, .dtype = DType::BF16, .progress = [&](int64_t done, int64_t) {
+                                   if (done % 5 != 1) return;
+                                   expect_error<std::runtime_error>([&] { import_model(kSource, output, {}); },
+                                                                    {"another 'pare import' is writing it"});
+                                   ++num_refused;
+                                 }});
+  EXPECT_GE(num_refused, 3);
+  EXPECT_NO_THROW(Checkpoint::open(output));
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "model.partial"));
+}
+
+TEST(Import, AtOnceExactlyOneSucceeds) {
+  TemporaryFolder folder;
+  import_model(kSource, folder.path() / "undisturbed", {});
+  const auto expected = files_in(folder.path() / "undisturbed");
+  for (int repetition = 0; repetition < 5; ++repetition) {
+    const auto output = folder.path() / ("model" + std::to_string(repetition));
+    std::vector<pid_t> children;
+    for (int i = 0; i < 3; ++i) {
+      children.push_back(::fork());
+      if (children.back() != 0) continue;
+      try {
+        import_model(kSource, output, {});
+        ::_exit(0);
+      } catch (const std::runtime_error& error) {
+        const std::string message = error.what();
+        const bool is_clear = message.find("another 'pare import' is writing it") != std::string::npos ||
+                              message.find("exists") != std::string::npos;
+        ::_exit(is_clear ? 1 : 2);
+      }
+    }
+    int num_successes = 0;
+    for (const pid_t child : children) {
+      int status = 0;
+      ASSERT_EQ(::waitpid(child, &status, 0), child);
+      num_successes += status == 0;
+      EXPECT_TRUE(status == 0 || WEXITSTATUS(status) == 1) << status;
+    }
+    EXPECT_EQ(num_successes, 1);
+    EXPECT_EQ(files_in(output), expected);
+    EXPECT_FALSE(std::filesystem::exists(output.string() + ".partial"));
+  }
+}
+
+TEST(Import, ASourceThatChangesMeanwhileIsAnError) {
+  TemporaryFolder folder;
+  const auto source = folder.path() / "source.gguf";
+  std::filesystem::copy_file(kSource, source);
+  const auto change = [&](int64_t done, int64_t) {
+    if (done != 3) return;
+    std::fstream file(source, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-4, std::ios::end);
+    file.write("abcd", 4);
+  };
+  expect_error<std::runtime_error>(
+      [&] {
+        import_model(source, folder.path() / "model", {.tokenizer = {}, .dtype = DType::BF16, .progress = change});
+      },
+      {"changed while it was read", "source.gguf"});
+  EXPECT_EQ(files_in(folder.path()).size(), 1u);
 }
 
 }  // namespace

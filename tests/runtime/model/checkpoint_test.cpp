@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -17,6 +18,8 @@
 #include "runtime/format/awq_gemm.h"
 #include "runtime/format/bitsandbytes_int8.h"
 #include "runtime/format/compressed_tensors.h"
+#include "runtime/system/sha256.h"
+#include "tests/expect_error.h"
 
 namespace pare {
 namespace {
@@ -248,6 +251,42 @@ TEST_F(CheckpointTest, ShardsAreFoundThroughTheIndex) {
     const TensorView& view = checkpoint.tensor(name);
     ASSERT_EQ(view.data.size(), tensor.data.size());
     EXPECT_EQ(std::memcmp(view.data.data(), tensor.data.data(), tensor.data.size()), 0) << name;
+  }
+}
+
+TEST_F(CheckpointTest, HashesAreThoseOfTheFilesThatWereOpened) {
+  const fs::path golden = kGolden / "llama_sharded_fp16", copy = directory_ / "copy";
+  fs::copy(golden, copy);
+  const Checkpoint checkpoint = Checkpoint::open(copy);
+  const std::string shard = "model-00001-of-00002.safetensors";
+  write_text(copy / "other", "other");
+  fs::rename(copy / "other", copy / shard);
+  write_text(copy / "config.json", "{}");
+  std::map<std::string, std::string> expected;
+  for (const std::string name :
+       {"config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
+    expected[name] = sha256_file(golden / name);
+  }
+  EXPECT_EQ(checkpoint.file_hashes(), expected);
+  fs::remove_all(copy);
+}
+
+TEST_F(CheckpointTest, AFileThatChangesIsNamed) {
+  for (const std::string family : {"llama_sharded_fp16", "llama_gqa_untied"}) {
+    const fs::path copy = directory_ / "copy";
+    fs::copy(kGolden / family, copy);
+    std::vector<std::string> names = {"config.json"};
+    for (const auto& entry : fs::directory_iterator(copy)) {
+      const std::string name = entry.path().filename().string();
+      if (name.find(".safetensors") != std::string::npos) names.push_back(name);
+    }
+    for (const std::string& name : names) {
+      const Checkpoint checkpoint = Checkpoint::open(copy);
+      EXPECT_NO_THROW(checkpoint.check_unchanged());
+      fs::last_write_time(copy / name, fs::last_write_time(copy / name) + std::chrono::nanoseconds(1));
+      expect_error<std::runtime_error>([&] { checkpoint.check_unchanged(); }, {"changed while it was read", name});
+    }
+    fs::remove_all(copy);
   }
 }
 

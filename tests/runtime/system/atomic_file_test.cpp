@@ -51,6 +51,20 @@ TEST(AtomicFile, PiecesAreJoinedAndTheFileIsInvisibleUntilComplete) {
   EXPECT_EQ(read_text_file(folder.path() / "a"), "abcd");
 }
 
+TEST(AtomicFile, TemporaryNamesAreKnown) {
+  TemporaryFolder folder;
+  write_file_atomically(folder.path() / "a.txt", [&](const ByteSink&) {
+    const std::vector<std::string> names = names_in(folder.path());
+    ASSERT_EQ(names.size(), 1u);
+    EXPECT_TRUE(is_temporary_name(names[0])) << names[0];
+  });
+  for (const char* name : {".spill.partial-a1B2c3", ".a.partial-b.partial-12"}) EXPECT_TRUE(is_temporary_name(name));
+  for (const char* name : {"", ".", ".hidden", ".a.partial", ".a.partial-", "a.partial-12", ".partial-12", "a.txt",
+                           ".a.partial-1.txt", ".a.partial-1 2", ".nfs000000000000"}) {
+    EXPECT_FALSE(is_temporary_name(name)) << name;
+  }
+}
+
 TEST(AtomicFile, RelativePathsLieInTheCurrentFolder) {
   TemporaryFolder folder;
   const fs::path before = fs::current_path();

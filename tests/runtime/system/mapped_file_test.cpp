@@ -1,15 +1,21 @@
 #include "runtime/system/mapped_file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
+#include "runtime/system/atomic_file.h"
+#include "runtime/system/sha256.h"
 #include "tests/expect_error.h"
 #include "tests/temporary_folder.h"
 
@@ -70,6 +76,118 @@ TEST(MappedFile, DroppedPagesLeaveMemoryAndCanBeReadAgain) {
   file.drop({});
   const std::byte elsewhere{};
   expect_error<std::invalid_argument>([&] { file.drop({&elsewhere, 1}); }, {"do not belong"});
+}
+
+TEST(MappedFile, HashesWhatIsMapped) {
+  TemporaryFolder folder;
+  const std::string text(20'000'001, 'x');  // more than one piece
+  std::ofstream(folder.path() / "a", std::ios::binary) << text;
+  std::ofstream(folder.path() / "empty");
+  const std::string expected = sha256_file(folder.path() / "a");
+  const MappedFile file = MappedFile::open(folder.path() / "a");
+  std::filesystem::rename(folder.path() / "empty", folder.path() / "a");
+  EXPECT_EQ(file.sha256(), expected);
+  EXPECT_LE(num_resident_pages(file.bytes()), 1u);
+  EXPECT_EQ(MappedFile::open(folder.path() / "a").sha256(), sha256_hex({}));
+}
+
+TEST(MappedFile, AnAddressNamesItsFile) {
+  TemporaryFolder folder;
+  const std::string a = (folder.path() / "a").string(), b = (folder.path() / "b").string();
+  std::ofstream(a) << "hello";
+  std::ofstream(b) << "hello";
+  const std::byte* address = nullptr;
+  {
+    MappedFile file = MappedFile::open(a);
+    const MappedFile other = MappedFile::open(b);
+    address = file.bytes().data();
+    EXPECT_EQ(mapped_file_at(address + 4), a);
+    EXPECT_EQ(mapped_file_at(other.bytes().data()), b);
+    const MappedFile moved = std::move(file);
+    EXPECT_EQ(mapped_file_at(address), a);
+    EXPECT_EQ(mapped_file_at(address + 5), std::nullopt);
+    EXPECT_EQ(mapped_file_at(nullptr), std::nullopt);
+  }
+  EXPECT_EQ(mapped_file_at(address), std::nullopt);
+}
+
+// A page of a file that has none by now. AddressSanitizer's own handler would report what is not ours.
+class TruncatedFile : public testing::Test {
+ protected:
+  void SetUp() override {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    std::ofstream(path_, std::ios::binary) << std::string(2 * page_, 'x');
+  }
+  std::byte read(const std::byte* address) const { return *static_cast<const volatile std::byte*>(address); }
+  size_t page_ = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  TemporaryFolder folder_;
+  std::filesystem::path path_ = folder_.path() / "weights";
+};
+
+TEST_F(TruncatedFile, EndsInOneLineAndStatus1) {
+  EXPECT_EXIT(
+      {
+        install_mapped_file_handler("first");
+        install_mapped_file_handler("program");
+        const MappedFile file = MappedFile::open(path_);
+        std::filesystem::resize_file(path_, page_);
+        read(file.bytes().data());
+        read(file.bytes().data() + page_);
+      },
+      testing::ExitedWithCode(1), "^program: '.*/weights' became shorter while it was read[^\n]*\n$");
+}
+
+TEST_F(TruncatedFile, ThreadsThatFaultTogetherSpeakOnce) {
+  EXPECT_EXIT(
+      {
+        install_mapped_file_handler("program");
+        const MappedFile file = MappedFile::open(path_);
+        std::filesystem::resize_file(path_, 0);
+        std::vector<std::thread> threads;
+        for (int i = 0; i < 16; ++i) threads.emplace_back([&] { read(file.bytes().data()); });
+        for (std::thread& thread : threads) thread.join();
+      },
+      testing::ExitedWithCode(1), "^program: '.*/weights' became[^\n]*\n$");
+}
+
+TEST_F(TruncatedFile, OtherBusErrorsDoWhatTheyDid) {
+  const auto fault_elsewhere = [&] {
+    const MappedFile ours = MappedFile::open(path_);
+    const int descriptor = ::open(path_.c_str(), O_RDONLY);
+    const void* memory = ::mmap(nullptr, 2 * page_, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    std::filesystem::resize_file(path_, 0);
+    read(static_cast<const std::byte*>(memory));
+  };
+  EXPECT_EXIT(
+      {
+        std::signal(SIGBUS, SIG_DFL);
+        install_mapped_file_handler("program");
+        fault_elsewhere();
+      },
+      testing::KilledBySignal(SIGBUS), "^$");
+  EXPECT_EXIT(
+      {
+        std::signal(SIGBUS, [](int) { ::_exit(7); });
+        install_mapped_file_handler("program");
+        fault_elsewhere();
+      },
+      testing::ExitedWithCode(7), "^$");
+  EXPECT_EXIT(
+      {
+        std::signal(SIGBUS, SIG_DFL);
+        install_mapped_file_handler("program");
+        ::raise(SIGBUS);
+      },
+      testing::KilledBySignal(SIGBUS), "^$");
+}
+
+// write(2) meets the missing page before the processor does.
+TEST_F(TruncatedFile, CopyingItNamesIt) {
+  const MappedFile file = MappedFile::open(path_);
+  std::filesystem::resize_file(path_, 0);
+  expect_error<std::runtime_error>([&] { write_file_atomically(folder_.path() / "copy", file.bytes()); },
+                                   {"copy", path_.string(), "became shorter"});
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "copy"));
 }
 
 }  // namespace

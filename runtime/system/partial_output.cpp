@@ -1,0 +1,276 @@
+#include "runtime/system/partial_output.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <stdexcept>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "runtime/system/atomic_file.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kMark = "claimed-by-pare";
+constexpr const char* kResult = "artifact";
+constexpr std::string_view kProgram = "pare ";
+constexpr std::string_view kResumable = " resumable";
+
+std::string error_text(int error) {
+  return std::generic_category().message(error);
+}
+
+[[noreturn]] void fail(const fs::path& folder, const std::string& what) {
+  throw std::runtime_error("'" + folder.string() + "' " + what);
+}
+
+bool is_there(const fs::path& path) {
+  return fs::exists(fs::symlink_status(path));
+}
+
+// Everything in the folder but the mark. None when it is not there.
+std::vector<fs::path> entries_of(const fs::path& folder) {
+  std::vector<fs::path> entries;
+  std::error_code gone;
+  for (fs::directory_iterator entry(folder, gone), end; !gone && entry != end; entry.increment(gone)) {
+    if (entry->path().filename() != kMark) entries.push_back(entry->path());
+  }
+  std::sort(entries.begin(), entries.end());
+  return entries;
+}
+
+void check_not_a_strangers(const fs::path& folder) {
+  const fs::file_status status = fs::status(folder);
+  const bool is_broken_link = !fs::exists(status) && fs::is_symlink(fs::symlink_status(folder));
+  if (is_broken_link || (fs::exists(status) && !fs::is_directory(status))) {
+    fail(folder, "exists and is no folder: remove it or choose another output");
+  }
+  const std::vector<fs::path> entries = entries_of(folder);
+  // In this order: who is at work marks first.
+  if (entries.empty() || is_there(folder / kMark) || !is_there(entries.front())) return;
+  fail(folder, "exists and is no unfinished output of pare (it holds '" + entries.front().filename().string() +
+                   "'): remove it or choose another output");
+}
+
+struct Mark {
+  std::string text;
+  std::string command;  // empty: no such text
+  bool is_resumable = false;
+};
+
+// A mark without text is one that was about to be written.
+Mark read_mark(int descriptor) {
+  std::array<char, 256> buffer;
+  const ssize_t size = ::pread(descriptor, buffer.data(), buffer.size(), 0);
+  Mark mark{std::string(buffer.data(), static_cast<size_t>(std::max<ssize_t>(size, 0))), "", false};
+  std::string_view rest = mark.text;
+  if (!rest.starts_with(kProgram) || !rest.ends_with('\n')) return mark;
+  rest = rest.substr(kProgram.size(), rest.size() - kProgram.size() - 1);
+  mark.is_resumable = rest.ends_with(kResumable);
+  if (mark.is_resumable) rest.remove_suffix(kResumable.size());
+  mark.command = rest;
+  return mark;
+}
+
+// The mark in `folder`, opened and locked. -1, with errno, when it cannot be opened; ENOENT: there is no such folder or,
+// unless `makes` it, no mark. Throws std::runtime_error when another process holds it.
+int lock_mark(const fs::path& folder, bool makes) {
+  const fs::path path = folder / kMark;
+  while (true) {
+    const int descriptor = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | (makes ? O_CREAT : 0), 0666);
+    if (descriptor < 0) return -1;
+    struct stat mine, there;
+    const bool is_locked = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
+    const int error = errno;
+    // Who held it before may have removed it.
+    const bool is_current = ::fstat(descriptor, &mine) == 0 && ::stat(path.c_str(), &there) == 0 &&
+                            mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
+    if (is_locked && is_current) return descriptor;
+    if (!is_locked && is_current) {
+      const std::string owner = read_mark(descriptor).command;
+      ::close(descriptor);
+      if (error == EWOULDBLOCK) {
+        fail(folder, "is in use: another 'pare " + (owner.empty() ? "..." : owner) + "' is writing it");
+      }
+      fail(folder, "cannot be locked: " + error_text(error));
+    }
+    ::close(descriptor);
+  }
+}
+
+// Likewise, without making it; -1 also when it is in use.
+int lock_mark_if_free(const fs::path& folder) {
+  try {
+    return lock_mark(folder, /*makes=*/false);
+  } catch (const std::runtime_error&) {
+    return -1;
+  }
+}
+
+void remove_worthless(const fs::path& folder) {
+  fs::remove_all(folder / kResult);
+  for (const fs::path& entry : entries_of(folder)) {
+    if (is_temporary_name(entry.filename().string())) fs::remove(entry);
+  }
+}
+
+fs::path normalized(const fs::path& output) {
+  const fs::path normal = output.lexically_normal();
+  return normal.has_filename() ? normal : normal.parent_path();
+}
+
+fs::path parent_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+}  // namespace
+
+fs::path PartialOutput::folder_of(const fs::path& output) {
+  fs::path folder = normalized(output);
+  folder += ".partial";
+  return folder;
+}
+
+void PartialOutput::check_is_free(const fs::path& output) {
+  if (!is_there(normalized(output))) return;
+  const fs::path folder = folder_of(output);
+  const int lock = lock_mark_if_free(folder);
+  if (lock >= 0) {
+    PartialOutput remains(normalized(output), "", Remains::resumable, lock);
+    if (remains.is_empty()) remains.discard();
+  } else {
+    ::rmdir(folder.c_str());  // an empty one: the last step of a discard() is missing
+  }
+  throw std::runtime_error("output '" + output.string() + "' exists: remove it or choose another");
+}
+
+PartialOutput::PartialOutput(fs::path output, std::string command, Remains remains, int lock)
+    : output_(std::move(output)),
+      folder_(folder_of(output_)),
+      command_(std::move(command)),
+      remains_(remains),
+      lock_(lock) {}
+
+PartialOutput::PartialOutput(PartialOutput&& other) noexcept
+    : output_(std::move(other.output_)),
+      folder_(std::move(other.folder_)),
+      command_(std::move(other.command_)),
+      remains_(other.remains_),
+      lock_(std::exchange(other.lock_, -1)) {}
+
+PartialOutput::PartialOutput(const fs::path& output, std::string command, Remains remains)
+    : PartialOutput(normalized(output), std::move(command), remains, -1) {
+  check_is_free(output_);
+  fs::create_directories(parent_of(folder_));
+  int lock = -1;
+  while (lock < 0) {
+    check_not_a_strangers(folder_);
+    if (::mkdir(folder_.c_str(), 0777) != 0 && errno != EEXIST) {
+      throw std::runtime_error("cannot make the folder '" + folder_.string() + "': " + error_text(errno));
+    }
+    lock = lock_mark(folder_, /*makes=*/true);
+    // ENOENT: who was at work has removed the folder in between.
+    if (lock < 0 && errno != ENOENT) fail(folder_, "cannot be marked: " + error_text(errno));
+  }
+  try {
+    mark(lock);
+  } catch (...) {
+    ::close(lock);  // not ours, and so not to be discarded
+    throw;
+  }
+  lock_ = lock;
+  // Who held the lock before may have published.
+  if (is_there(output_)) {
+    if (is_empty()) discard();
+    check_is_free(output_);
+  }
+}
+
+void PartialOutput::mark(int lock) const {
+  const Mark found = read_mark(lock);
+  const bool is_unknown = found.command.empty() && !(found.text.empty() && is_empty());
+  if (is_unknown) {
+    fail(folder_,
+         "holds a '" + std::string(kMark) + "' that does not say whose it is: remove it or choose another output");
+  }
+  if (found.is_resumable && !is_empty()) {
+    if (found.command == command_) return;
+    fail(folder_, "holds an unfinished 'pare " + found.command +
+                      "': let that command go on, remove the folder or choose another output");
+  }
+  remove_worthless(folder_);
+  const std::string text =
+      std::string(kProgram) + command_ + std::string(remains_ == Remains::resumable ? kResumable : "") + "\n";
+  const bool is_written = ::ftruncate(lock, 0) == 0 &&
+                          ::pwrite(lock, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()) &&
+                          ::fsync(lock) == 0;
+  if (!is_written) fail(folder_, "cannot be marked: " + error_text(errno));
+  sync_directory(folder_);
+}
+
+std::optional<PartialOutput> PartialOutput::take_remains(const fs::path& output, std::string command) {
+  const int lock = lock_mark_if_free(folder_of(output));
+  if (lock < 0) return std::nullopt;
+  const Mark found = read_mark(lock);
+  PartialOutput remains(normalized(output), std::move(command), Remains::resumable, lock);
+  if (!found.is_resumable || found.command != remains.command_) return std::nullopt;
+  return remains;
+}
+
+PartialOutput::~PartialOutput() {
+  if (lock_ < 0) return;
+  try {
+    if (remains_ == Remains::worthless) discard();
+  } catch (const std::exception&) {  // the failure that led here is the one to report
+  }
+  if (lock_ >= 0) ::close(lock_);
+}
+
+fs::path PartialOutput::result() const {
+  return folder_ / kResult;
+}
+
+bool PartialOutput::is_empty() const {
+  const std::vector<fs::path> entries = entries_of(folder_);
+  return std::all_of(entries.begin(), entries.end(),
+                     [](const fs::path& entry) { return is_temporary_name(entry.filename().string()); });
+}
+
+void PartialOutput::publish() {
+  const auto fail_occupied = [&] {
+    throw std::runtime_error("output '" + output_.string() + "' has appeared meanwhile; the result is in '" +
+                             result().string() + "'");
+  };
+  if (fs::is_directory(result())) sync_directory(result());
+  if (::renameat2(AT_FDCWD, result().c_str(), AT_FDCWD, output_.c_str(), RENAME_NOREPLACE) != 0) {
+    if (errno == EEXIST) fail_occupied();
+    if (errno != EINVAL && errno != ENOSYS) {
+      throw std::runtime_error("cannot rename '" + result().string() + "' to '" + output_.string() +
+                               "': " + error_text(errno));
+    }
+    // A file system that cannot refuse to replace.
+    if (is_there(output_)) fail_occupied();
+    fs::rename(result(), output_);
+  }
+  sync_directory(parent_of(output_));
+}
+
+void PartialOutput::discard() {
+  remove_worthless(folder_);
+  fs::remove(folder_ / kMark);  // while it is locked
+  ::rmdir(folder_.c_str());     // unless it holds something else
+  ::close(std::exchange(lock_, -1));
+}
+
+}  // namespace pare

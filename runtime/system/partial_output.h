@@ -1,0 +1,61 @@
+// The place where a command makes an output that appears whole or not at all, and that nobody else writes meanwhile:
+//
+//   OUT.partial/claimed-by-pare    the mark, which says which command's folder this is; locked by the one at work
+//   OUT.partial/artifact           the output in the making: a file or a folder
+//   OUT                            the same, renamed
+//
+// What is deleted is deleted because the mark is there, which only this module makes: a folder of that name without it
+// is somebody else's and is never touched.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace pare {
+
+class PartialOutput {
+ public:
+  // What an unfinished command leaves: nothing that another command could use, or something to go on with.
+  enum class Remains { worthless, resumable };
+
+  // Takes hold of OUTPUT.partial for `command` ("run", "import"), making it where it is not there. Worthless remains of
+  // a killed command go; resumable ones of the same command stay as they are. Throws std::runtime_error: OUTPUT exists;
+  // another process is at work; OUTPUT.partial is somebody else's, or holds what another command goes on with.
+  PartialOutput(const std::filesystem::path& output, std::string command, Remains remains);
+  PartialOutput(PartialOutput&&) noexcept;
+  PartialOutput& operator=(PartialOutput&&) = delete;
+  // Lets go. Worthless remains are discarded, errors ignored.
+  ~PartialOutput();
+
+  // OUTPUT.partial
+  static std::filesystem::path folder_of(const std::filesystem::path& output);
+  // Throws std::runtime_error when OUTPUT exists: to be asked before any work. If so, it removes the empty folder of a
+  // command that was killed after its publish().
+  static void check_is_free(const std::filesystem::path& output);
+  // Takes hold of resumable remains of `command` as they are, to discard them; nullopt: there are none, or they are in
+  // use.
+  static std::optional<PartialOutput> take_remains(const std::filesystem::path& output, std::string command);
+
+  const std::filesystem::path& folder() const { return folder_; }
+  // What publish renames.
+  std::filesystem::path result() const;
+  // Whether the folder holds nothing but the mark and temporary files.
+  bool is_empty() const;
+
+  // Brings the result to OUTPUT, which is durable then. Throws std::runtime_error when OUTPUT has appeared meanwhile.
+  void publish();
+  // Removes the result, temporary files, the mark and the folder; a folder with anything else in it stays, unmarked.
+  void discard();
+
+ private:
+  PartialOutput(std::filesystem::path output, std::string command, Remains remains, int lock);
+  void mark(int lock) const;
+
+  std::filesystem::path output_, folder_;
+  std::string command_;
+  Remains remains_;
+  int lock_ = -1;  // of the mark; -1: not held
+};
+
+}  // namespace pare

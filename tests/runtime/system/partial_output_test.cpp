@@ -1,0 +1,238 @@
+#include "runtime/system/partial_output.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <vector>
+
+#include "runtime/system/atomic_file.h"
+#include "tests/expect_error.h"
+#include "tests/temporary_folder.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+using Remains = PartialOutput::Remains;
+
+class PartialOutputTest : public testing::Test {
+ protected:
+  void write(const fs::path& path, const std::string& text = "x") const { std::ofstream(path) << text; }
+  // Every name below `folder`, sorted.
+  std::vector<std::string> names(const fs::path& folder) const {
+    std::vector<std::string> found;
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+      found.push_back(entry.path().lexically_relative(folder).string());
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+  std::vector<std::string> left() const { return names(folder_.path()); }
+  void expect_refused(const std::string& command, std::initializer_list<std::string> words) {
+    expect_error<std::runtime_error>([&] { PartialOutput(output_, command, Remains::worthless); }, words);
+  }
+  // What a command leaves that is killed after `work`.
+  template <typename Work>
+  void killed(const std::string& command, Remains remains, Work&& work) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      PartialOutput partial(output_, command, remains);
+      work(partial);
+      ::_exit(9);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_EQ(WEXITSTATUS(status), 9);
+  }
+  using Strings = std::vector<std::string>;
+
+  TemporaryFolder folder_;
+  fs::path output_ = folder_.path() / "out";
+  fs::path partial_ = folder_.path() / "out.partial";
+};
+
+TEST_F(PartialOutputTest, PublishesFilesAndFolders) {
+  for (const bool is_folder : {true, false}) {
+    PartialOutput partial(output_, "import", Remains::worthless);
+    EXPECT_EQ(partial.folder(), partial_);
+    EXPECT_TRUE(partial.is_empty());
+    if (is_folder) fs::create_directory(partial.result());
+    write(is_folder ? partial.result() / "a" : partial.result(), "content");
+    EXPECT_FALSE(partial.is_empty());
+    partial.publish();
+    partial.discard();
+    EXPECT_EQ(left(), is_folder ? Strings({"out", "out/a"}) : Strings({"out"}));
+    EXPECT_EQ(read_text_file(is_folder ? output_ / "a" : output_), "content");
+    fs::remove_all(output_);
+  }
+}
+
+TEST_F(PartialOutputTest, AnOutputWithASlashIsTheSameOutput) {
+  EXPECT_EQ(PartialOutput::folder_of("a/out/"), "a/out.partial");
+  EXPECT_EQ(PartialOutput::folder_of("./out"), "out.partial");
+  fs::create_directory(output_);
+  expect_error<std::runtime_error>([&] { PartialOutput::check_is_free(output_.string() + "/"); }, {"out", "exists"});
+}
+
+TEST_F(PartialOutputTest, FailingLeavesNothingOrWhatCanGoOn) {
+  {
+    PartialOutput partial(output_, "import", Remains::worthless);
+    fs::create_directory(partial.result());
+    write(partial.folder() / ".artifact.partial-7");
+  }
+  EXPECT_EQ(left(), Strings());
+  {
+    PartialOutput partial(output_, "run", Remains::resumable);
+    fs::create_directory(partial.folder() / "progress");
+  }
+  EXPECT_EQ(left(), Strings({"out.partial", "out.partial/claimed-by-pare", "out.partial/progress"}));
+  PartialOutput again(output_, "run", Remains::resumable);
+  EXPECT_TRUE(fs::exists(partial_ / "progress"));
+}
+
+TEST_F(PartialOutputTest, AFolderWithoutTheMarkIsNotTouched) {
+  for (const std::string name : {"thesis.txt", ".hidden", ".thesis.partial-12", "artifact", "progress"}) {
+    fs::create_directories(partial_);
+    write(partial_ / name);
+    expect_refused("import", {"out.partial", "no unfinished output of pare", name, "remove it"});
+    expect_error<std::runtime_error>([&] { PartialOutput(output_, "run", Remains::resumable); }, {name});
+    EXPECT_EQ(left(), Strings({"out.partial", "out.partial/" + name}));
+    fs::remove_all(partial_);
+  }
+  fs::create_directories(partial_ / "empty");
+  expect_refused("import", {"empty"});
+  EXPECT_TRUE(fs::exists(partial_ / "empty"));
+  fs::remove_all(partial_);
+  write(partial_);
+  expect_refused("import", {"is no folder"});
+  EXPECT_TRUE(fs::exists(partial_));
+  fs::remove(partial_);
+  fs::create_symlink("nowhere", partial_);
+  expect_refused("import", {"is no folder"});
+  fs::remove(partial_);
+  fs::create_directory(partial_);
+  EXPECT_NO_THROW(PartialOutput(output_, "import", Remains::worthless));
+  EXPECT_EQ(left(), Strings());
+}
+
+TEST_F(PartialOutputTest, WhatSomebodyPutsIntoAMarkedFolderStays) {
+  {
+    PartialOutput partial(output_, "import", Remains::worthless);
+    fs::create_directory(partial.result());
+    write(partial.folder() / "thesis.txt");
+    write(partial.folder() / ".hidden");
+    partial.publish();
+  }
+  EXPECT_EQ(left(), Strings({"out", "out.partial", "out.partial/.hidden", "out.partial/thesis.txt"}));
+}
+
+TEST_F(PartialOutputTest, AnUnreadableMarkIsNotTakenForOurs) {
+  fs::create_directory(partial_);
+  write(partial_ / "claimed-by-pare", "by nobody");
+  expect_refused("import", {"claimed-by-pare", "does not say whose"});
+  write(partial_ / "claimed-by-pare", "");
+  write(partial_ / "thesis.txt");
+  expect_refused("import", {"does not say whose"});
+  fs::remove(partial_ / "thesis.txt");  // killed between making the mark and writing it
+  EXPECT_NO_THROW(PartialOutput(output_, "import", Remains::worthless));
+}
+
+TEST_F(PartialOutputTest, RemainsOfAKilledCommandGoWhenTheyAreWorthless) {
+  killed("import", Remains::worthless, [&](const PartialOutput& partial) {
+    fs::create_directory(partial.result());
+    write(partial.result() / "half");
+    write(partial.folder() / ".spill.partial-a1B2c3");
+  });
+  ASSERT_EQ(left().size(), 5u);
+  PartialOutput partial(output_, "run", Remains::resumable);
+  EXPECT_TRUE(partial.is_empty());
+  EXPECT_EQ(left(), Strings({"out.partial", "out.partial/claimed-by-pare"}));
+}
+
+TEST_F(PartialOutputTest, AnotherCommandDoesNotTouchResumableRemains) {
+  killed("run", Remains::resumable, [&](const PartialOutput& partial) {
+    fs::create_directory(partial.folder() / "progress");
+    write(partial.folder() / "progress" / "00000.safetensors");
+  });
+  const Strings before = left();
+  expect_refused("import", {"unfinished 'pare run'", "remove the folder"});
+  EXPECT_EQ(left(), before);
+  PartialOutput(output_, "run", Remains::resumable);
+  EXPECT_EQ(left(), before);
+  // With nothing in it there is nothing to go on with.
+  fs::remove_all(partial_ / "progress");
+  EXPECT_NO_THROW(PartialOutput(output_, "import", Remains::worthless));
+}
+
+TEST_F(PartialOutputTest, OnlyOneIsAtWork) {
+  PartialOutput first(output_, "run", Remains::resumable);
+  fs::create_directory(first.result());
+  for (const std::string command : {"run", "import"}) {
+    expect_refused(command, {"out.partial", "in use", "another 'pare run'"});
+  }
+  EXPECT_TRUE(fs::exists(first.result()));
+  EXPECT_FALSE(PartialOutput::take_remains(output_, "run").has_value());
+  first.discard();
+  EXPECT_NO_THROW(PartialOutput(output_, "import", Remains::worthless));
+}
+
+TEST_F(PartialOutputTest, AnOutputThatAppearsMeanwhileIsNotReplaced) {
+  PartialOutput partial(output_, "import", Remains::worthless);
+  fs::create_directory(partial.result());
+  fs::create_directory(output_);  // empty: rename(2) would replace it
+  expect_error<std::runtime_error>([&] { partial.publish(); }, {"has appeared", "out.partial/artifact"});
+  EXPECT_TRUE(fs::exists(partial.result()));
+}
+
+// Many processes claim, publish and discard: each output is made by one of them, whole, and nothing is left.
+TEST_F(PartialOutputTest, ManyAtOnceMakeEachOutputOnce) {
+  constexpr int kNumOutputs = 150, kNumProcesses = 6;
+  std::vector<pid_t> children;
+  for (int p = 0; p < kNumProcesses; ++p) {
+    children.push_back(::fork());
+    if (children.back() != 0) continue;
+    for (int i = 0; i < kNumOutputs; ++i) {
+      const fs::path output = folder_.path() / std::to_string(i);
+      while (!fs::exists(output)) {
+        try {
+          PartialOutput partial(output, "import", Remains::worthless);
+          fs::create_directory(partial.result());
+          write(partial.result() / ("by" + std::to_string(p)));
+          partial.publish();
+        } catch (const std::runtime_error& error) {
+          const std::string message = error.what();
+          if (message.find("in use") == std::string::npos && message.find("exists:") == std::string::npos) ::_exit(3);
+        }
+      }
+    }
+    ::_exit(0);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  for (int i = 0; i < kNumOutputs; ++i) EXPECT_EQ(names(folder_.path() / std::to_string(i)).size(), 1u) << i;
+  EXPECT_EQ(left().size(), 2u * kNumOutputs);
+}
+
+// Killed after its last rename, before tidying up.
+TEST_F(PartialOutputTest, AnEmptyFolderBesideTheOutputGoes) {
+  for (const bool is_marked : {true, false}) {
+    killed("import", Remains::worthless, [&](PartialOutput& partial) {
+      fs::create_directory(partial.result());
+      partial.publish();
+    });
+    if (!is_marked) fs::remove(partial_ / "claimed-by-pare");
+    ASSERT_TRUE(fs::exists(partial_));
+    expect_refused("import", {"exists"});
+    EXPECT_EQ(left(), Strings({"out"}));
+    fs::remove_all(output_);
+  }
+}
+
+}  // namespace
+}  // namespace pare
