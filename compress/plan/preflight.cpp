@@ -94,7 +94,7 @@ void check_awq_gemm(const LayerOptions& options, const std::string& layer) {
   const bool moves_groups = options.method == Method::gptq && options.gptq.act_order == ActOrder::group;
   if (rounds_to_grid(options.method) && grid.bits == 4 && options.input.is_plain() && !moves_groups) return;
   throw std::invalid_argument(
-      "recipe: container awq-gemm holds 4-bit weights of rtn or gptq with 16-bit inputs and "
+      "recipe: container awq-gemm holds 4-bit weights of rtn or gptq with unquantized inputs and "
       "without act_order group; " +
       layer + " gets something else: use compressed-tensors");
 }
