@@ -81,7 +81,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
   for (const std::string& line : to_lines(prediction)) progress.print(line);
   if (options.dry_run) return to_json(prediction);
   check_disk_space(output, prediction);
-  check_weights(plan, checkpoint);
+  check_weights(checkpoint);
 
   const fs::path folder = fs::absolute(output).parent_path();
   if (!fs::is_directory(folder)) {

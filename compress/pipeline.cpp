@@ -334,7 +334,7 @@ void prepare(const RunOptions& options, Run& run) {
 // Disk, weights, and what the result depends on.
 void check_inputs(Run& run) {
   check_disk_space(run.output, run.prediction);
-  check_weights(run.plan, run.checkpoint);
+  check_weights(run.checkpoint);
   run.inputs = input_hashes(run.checkpoint);
   run.fingerprint = make_fingerprint(run.inputs, run.plan, calibration_identity(run.recipe, run.data));
   if (run.recipe.budget) {

@@ -124,22 +124,8 @@ RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& c
   return data;
 }
 
-void check_weights(const RunPlan& plan, const Checkpoint& checkpoint) {
-  const auto check = [&](const LinearDescription& linear) {
-    checkpoint.linear(linear);
-    checkpoint.drop_pages(linear);
-  };
-  for (const auto& layers : plan.blocks) {
-    for (const LayerPlan& layer : layers) check(layer.linear);
-  }
-  check(checkpoint.embedding());
-  if (checkpoint.is_encoder()) {
-    check(checkpoint.encoder().token_type_embedding);
-    check(checkpoint.encoder().position_embedding);
-    for (const LayerNormDescription& norm : all_norms(checkpoint.encoder())) checkpoint.layer_norm(norm);
-    return;
-  }
-  if (!checkpoint.description().tied_head) check(checkpoint.head());
+void check_weights(const Checkpoint& checkpoint) {
+  checkpoint.check_values();
 }
 
 void check_disk_space(const fs::path& output, const Prediction& prediction) {

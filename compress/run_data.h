@@ -41,7 +41,7 @@ TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* 
 RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& checkpoint);
 
 // Decodes every weight once, so that a NaN is found now and not after hours.
-void check_weights(const RunPlan& plan, const Checkpoint& checkpoint);
+void check_weights(const Checkpoint& checkpoint);
 
 // Throws std::runtime_error when the disk that will hold `output` has less free than predicted.
 void check_disk_space(const std::filesystem::path& output, const Prediction& prediction);

@@ -1,5 +1,5 @@
 // LLM.int8 (Dettmers et al., arXiv 2208.07339): a few input channels carry values far beyond the others; they stay in
-// 16 bits, and all others are multiplied in int8 with one scale per output row (weights) and per token (inputs):
+// floating point, and all others are multiplied in int8 with one scale per output row (weights) and per token (inputs):
 //   Y = X_o W_o^T + (c_x c_w^T / 127^2) . (int8(X_r) int8(W_r)^T),  section 3.2, equation 8,
 // o the outlier columns, r the others, c the row-wise absmax of X_r and W_r. Here: which columns are in o, known from
 // calibration, and the weights of both parts.

@@ -4,7 +4,9 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <exception>
+#include <optional>
+
+#include "runtime/system/first_exception.h"
 
 namespace pare {
 
@@ -21,22 +23,21 @@ SingleThreadedTorch::~SingleThreadedTorch() {
 void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<void(int64_t, int64_t)>& body) {
   const int64_t num_chunks = (num_rows + chunk_rows - 1) / chunk_rows;
   const int torch_threads = at::get_num_threads();
-  std::exception_ptr first_error;
+  FirstException error;
 #pragma omp parallel
   {
-    const SingleThreadedTorch guard(torch_threads);
+    std::optional<SingleThreadedTorch> guard;
+    error.capture([&] { guard.emplace(torch_threads); });
 #pragma omp for schedule(dynamic, 1)
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-      try {
+      if (error.failed()) continue;
+      error.capture([&] {
         const int64_t first_row = chunk * chunk_rows;
         body(first_row, std::min(chunk_rows, num_rows - first_row));
-      } catch (...) {
-#pragma omp critical(pare_row_chunks_error)
-        if (!first_error) first_error = std::current_exception();
-      }
+      });
     }
   }
-  if (first_error) std::rethrow_exception(first_error);
+  error.rethrow();
 }
 
 }  // namespace pare

@@ -13,7 +13,7 @@ import tempfile
 # are a part of it.
 MAY_INCLUDE = {
     "runtime/system": set(),
-    "runtime/format": set(),
+    "runtime/format": {"runtime/system"},
     "runtime/files": {"runtime/system", "runtime/format"},
     "runtime/tokenizer": {"runtime/system", "runtime/files"},
     "runtime/model": {"runtime/system", "runtime/format", "runtime/files"},
@@ -23,7 +23,7 @@ MAY_INCLUDE = {
     "runtime/cpu/kernels": {"runtime/system", "runtime/cpu"},
     "runtime/evaluate": {"runtime/system", "runtime/files", "runtime/tokenizer", "runtime/model", "runtime/engine"},
     "runtime/commands": {"runtime/*"},
-    "quant": {"runtime/format"},
+    "quant": {"runtime/system", "runtime/format"},
     "compress/recipe": {"quant", "runtime/*"},
     "compress/plan": {"quant", "runtime/*", "compress/recipe"},
     "compress/artifact": {"runtime/*"},

@@ -84,7 +84,7 @@ int64_t smallest_bytes(const BudgetRecipe& budget, const RunPlan& plan, const Ch
 }
 
 std::string scheme(int bits, int64_t group_size) {
-  if (bits == kUnquantizedBits) return "16 bits";
+  if (bits == kUnquantizedBits) return "unquantized";
   return std::to_string(bits) + " bits " +
          (group_size == kPerChannel ? std::string("per channel") : "g" + std::to_string(group_size));
 }

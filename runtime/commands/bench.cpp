@@ -81,12 +81,16 @@ void check(const ModelDescription& model, int num_threads, const BenchOptions& o
     throw std::invalid_argument("bench: tokens, repetitions and threads must be at least 1, found " +
                                 std::to_string(least));
   }
-  const int64_t longest = std::max(options.prefill_tokens, BenchOptions::kDecodePrompt + options.decode_tokens);
-  if (longest > model.context_length) {
-    throw std::invalid_argument("bench: a sequence of " + std::to_string(longest) +
-                                " tokens does not fit the model's context of " + std::to_string(model.context_length) +
-                                ": ask for fewer tokens");
-  }
+  const auto check_fits = [&](const std::string& what, int64_t num_tokens, int64_t most) {
+    if (num_tokens <= most) return;
+    throw std::invalid_argument("bench: " + what + std::to_string(num_tokens) +
+                                " tokens do not fit the model's context of " + std::to_string(model.context_length) +
+                                ": ask for at most " + std::to_string(most));
+  };
+  check_fits("a prompt of ", options.prefill_tokens, model.context_length);
+  const std::string prompt = std::to_string(BenchOptions::kDecodePrompt);
+  check_fits("behind a prompt of " + prompt + ", ", options.decode_tokens,
+             model.context_length - BenchOptions::kDecodePrompt);
 }
 
 }  // namespace

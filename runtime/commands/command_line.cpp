@@ -8,6 +8,7 @@
 #include <iostream>
 #include <limits>
 #include <sstream>
+#include <system_error>
 
 #include "runtime/engine/backend.h"
 #include "runtime/system/interrupt.h"
@@ -19,6 +20,7 @@ namespace pare {
 namespace {
 
 constexpr int kDone = 0, kFailed = 1, kWrongUsage = 2, kInterrupted = 130;
+constexpr const char* kOutOfMemory = "out of memory: use a smaller model or context, or a machine with more memory";
 constexpr size_t kHelpColumn = 28;
 constexpr size_t kHelpWidth = 100;
 
@@ -63,15 +65,20 @@ std::string expected_value(const OptionSpec& option) {
     case OptionKind::bytes:
       return "a size such as 700MiB or 8GiB";
   }
-  std::string text = option.kind == OptionKind::integer ? "a whole number" : "a number";
-  if (option.minimum)
-    text += " of at least " + format_number(*option.minimum, option.kind == OptionKind::integer ? 0 : 2);
+  const bool is_integer = option.kind == OptionKind::integer;
+  std::string text = is_integer ? "a whole number" : "a number";
+  const auto bound = [&](double value) { return format_number(value, value == std::floor(value) ? 0 : 2); };
+  if (option.minimum) text += (option.above_minimum ? " above " : " of at least ") + bound(*option.minimum);
+  if (option.maximum) text += (option.minimum ? " and at most " : " of at most ") + bound(*option.maximum);
   return text;
 }
 
 bool accepts(const OptionSpec& option, const std::string& value) {
   const auto in_range = [&](auto number) {
-    return number && (!option.minimum || static_cast<double>(*number) >= *option.minimum);
+    if (!number) return false;
+    const auto found = static_cast<double>(*number);
+    if (!std::isfinite(found) || (option.maximum && found > *option.maximum)) return false;
+    return !option.minimum || (option.above_minimum ? found > *option.minimum : found >= *option.minimum);
   };
   switch (option.kind) {
     case OptionKind::flag:
@@ -326,7 +333,12 @@ int run_program(const Program& program, int argc, const char* const* argv) {
   } catch (const WrongUsage& error) {
     return report(error.what(), kWrongUsage);
   } catch (const std::bad_alloc&) {
-    return report("out of memory: use a smaller model or context, or a machine with more memory", kFailed);
+    return report(kOutOfMemory, kFailed);
+  } catch (const std::system_error& error) {
+    // What the system says where a thread's stack does not fit.
+    const bool is_memory =
+        error.code() == std::errc::resource_unavailable_try_again || error.code() == std::errc::not_enough_memory;
+    return report(is_memory ? kOutOfMemory : error.what(), kFailed);
   } catch (const std::exception& error) {
     return report(error.what(), kFailed);
   }

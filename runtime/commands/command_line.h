@@ -44,7 +44,10 @@ struct OptionSpec {
   std::string help = {};
   bool required = false;
   std::vector<std::string> choices = {};  // of a text; empty: any
-  std::optional<double> minimum = {};     // of a number
+  // Of a number; numbers are finite.
+  std::optional<double> minimum = {};
+  bool above_minimum = false;  // the minimum itself is not accepted
+  std::optional<double> maximum = {};
 };
 
 struct PositionalSpec {

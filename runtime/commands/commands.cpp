@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <stdexcept>
 #include <utility>
 
@@ -145,7 +146,7 @@ void check_options_of_pairs(const Arguments& arguments) {
                             arguments.text("kv-bits") == float_bits && arguments.text("attention-bits") == float_bits;
   for (const char* name : {"text", "context", "windows"}) {
     if (!arguments.given(name) && has_defaults) continue;
-    throw std::invalid_argument(
+    throw WrongUsage(
         "--pairs compares embeddings: --text, --protocol, --context, --windows, --kv-bits and --attention-bits belong "
         "to the perplexity "
         "of decoders; leave them out");
@@ -212,22 +213,21 @@ void run_eval(const Arguments& arguments, Console& console) {
   console.set_result(to_json(evaluation));
 }
 
-// Prints a prompt and, piece by piece, what a model adds to it, holding back a character whose bytes are not complete
-// yet. Nothing appears before the first new token, so that a refused generation prints nothing.
-class TextStream {
+// Prints a prompt and, piece by piece, what a model adds to it. Nothing appears before the first new token, so that a
+// refused generation prints nothing.
+class ContinuedText {
  public:
-  TextStream(const Tokenizer& tokenizer, std::string prompt, std::vector<int32_t> ids, std::ostream& out)
-      : tokenizer_(tokenizer), prompt_(std::move(prompt)), ids_(std::move(ids)), out_(out), printed_(text().size()) {}
-
-  void add(int32_t id) {
-    ids_.push_back(id);
-    const std::string all = text();
-    if (!all.ends_with(kReplacement)) print_rest(all);
+  ContinuedText(const Tokenizer& tokenizer, std::string prompt, std::span<const int32_t> ids, std::ostream& out)
+      : prompt_(std::move(prompt)), out_(out), stream_(tokenizer, /*skip_special_tokens=*/true) {
+    prompt_left_ = tokenizer.decode(ids, true).size();
+    for (const int32_t id : ids) prompt_left_ -= std::min(prompt_left_, stream_.add(id).size());
   }
+
+  void add(int32_t id) { print(stream_.add(id)); }
 
   // Prints what was held back, and the end of the line.
   void finish() {
-    print_rest(text());
+    print(stream_.finish());
     out_ << '\n';
   }
 
@@ -235,22 +235,17 @@ class TextStream {
   const std::string& continuation() const { return continuation_; }
 
  private:
-  static constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD, which decode gives for incomplete bytes
-
-  std::string text() const { return tokenizer_.decode(ids_, true); }
-
-  void print_rest(const std::string& all) {
-    const std::string rest = all.substr(std::min(printed_, all.size()));
-    out_ << std::exchange(prompt_, "") << rest << std::flush;
-    continuation_ += rest;
-    printed_ = std::max(printed_, all.size());
+  void print(const std::string& piece) {
+    const size_t of_prompt = std::min(prompt_left_, piece.size());
+    prompt_left_ -= of_prompt;
+    out_ << std::exchange(prompt_, "") << piece.substr(of_prompt) << std::flush;
+    continuation_ += piece.substr(of_prompt);
   }
 
-  const Tokenizer& tokenizer_;
   std::string prompt_;  // empty once it is printed
-  std::vector<int32_t> ids_;
   std::ostream& out_;
-  size_t printed_;
+  TextStream stream_;
+  size_t prompt_left_;  // bytes of the prompt's own text that the stream still holds back
   std::string continuation_;
 };
 
@@ -260,20 +255,19 @@ void run_generate(const Arguments& arguments, Console& console) {
                                     .top_k = arguments.integer("top-k"),
                                     .top_p = arguments.number("top-p"),
                                     .seed = static_cast<uint64_t>(arguments.integer("seed"))};
-  Sampler{sampling};  // refuses what is impossible before the model is read
   const Engine engine(arguments);
   const ModelDirectory directory(arguments.positional(0));
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
   const std::string& prompt = arguments.text("prompt");
   const std::vector<int32_t> ids = tokenizer.encode(prompt, true);
-  Transformer model = engine.load(checkpoint, console);
-
-  use_bits(arguments, model);
   const GenerationOptions options = {.max_tokens = arguments.integer("max-tokens"),
                                      .sampling = sampling,
                                      .vocabulary_size = tokenizer.vocabulary_size()};
-  TextStream stream(tokenizer, prompt, ids, console.report());
+  check_length(checkpoint.description(), static_cast<int64_t>(ids.size()), options.max_tokens);
+  Transformer model = engine.load(checkpoint, console);
+  use_bits(arguments, model);
+  ContinuedText stream(tokenizer, prompt, ids, console.report());
   const Generation generation = generate(model, ids, options, [&](int32_t id) { stream.add(id); });
   stream.finish();
   console.progress().print(std::to_string(generation.prompt_tokens) + " prompt tokens at " +
@@ -350,7 +344,20 @@ OptionSpec count(const std::string& name, const std::string& default_value, cons
 }
 
 OptionSpec number(const std::string& name, const std::string& default_value, const std::string& help) {
-  return {.name = name, .kind = OptionKind::number, .value_name = "X", .default_value = default_value, .help = help};
+  return {.name = name,
+          .kind = OptionKind::number,
+          .value_name = "X",
+          .default_value = default_value,
+          .help = help,
+          .minimum = 0.0};
+}
+
+// A share of something: in (0, 1].
+OptionSpec share(const std::string& name, const std::string& default_value, const std::string& help) {
+  OptionSpec option = number(name, default_value, help);
+  option.above_minimum = true;
+  option.maximum = 1.0;
+  return option;
 }
 
 OptionSpec required_text(const std::string& name, const std::string& value_name, const std::string& help) {
@@ -370,8 +377,8 @@ Command generate_command() {
                       number("temperature", format_number(sampling.temperature, 0),
                              "logits are divided by it before drawing; 0 always takes the most probable token"),
                       count("top-k", std::to_string(sampling.top_k), "draw from the N most probable tokens; 0: all", 0),
-                      number("top-p", format_number(sampling.top_p, 0),
-                             "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]"),
+                      share("top-p", format_number(sampling.top_p, 0),
+                            "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]"),
                       count("seed", std::to_string(sampling.seed), "of the draws: the same seed, the same text", 0),
                       kv_bits_option(), attention_bits_option()},
                      compute_options()),

@@ -145,18 +145,6 @@ void append_model(std::ostringstream& text, const EncoderDescription& model) {
 
 }  // namespace
 
-std::vector<LinearDescription> block_linears(const ModelDescription& model) {
-  std::vector<LinearDescription> linears;
-  for (const BlockDescription& block : model.blocks) {
-    linears.insert(linears.end(), {block.q, block.k, block.v, block.o});
-    if (block.router) linears.push_back(*block.router);
-    for (const FeedForwardDescription& expert : block.experts) {
-      linears.insert(linears.end(), {expert.gate, expert.up, expert.down});
-    }
-  }
-  return linears;
-}
-
 WeightSizes weight_sizes(const Checkpoint& checkpoint) {
   const std::vector<std::string> names = checkpoint.tensor_names();  // sorted
   const auto stored_bytes = [&](const LinearDescription& linear) {

@@ -25,9 +25,6 @@ struct WeightSizes {
 };
 WeightSizes weight_sizes(const Checkpoint& checkpoint);
 
-// Every linear of the blocks, in order.
-std::vector<LinearDescription> block_linears(const ModelDescription& model);
-
 struct TensorSummary {
   std::string name;
   std::string dtype;  // "BF16"; in a GGUF "Q4_K"

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "runtime/commands/inspect.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
@@ -47,18 +46,6 @@ void check_digest(const std::filesystem::path& directory, const std::string& nam
     problems.push_back((directory / name).string() + ": SHA-256 " + found + ", pare.json has " + expected +
                        ": the file was changed or damaged after it was written");
   }
-}
-
-std::vector<NormDescription> all_norms(const ModelDescription& model) {
-  std::vector<NormDescription> norms = {model.final_norm};
-  for (const BlockDescription& block : model.blocks) {
-    norms.push_back(block.attention_norm);
-    norms.push_back(block.feed_forward_norm);
-    for (const auto* norm : {&block.q_norm, &block.k_norm, &block.post_attention_norm, &block.post_feed_forward_norm}) {
-      if (*norm) norms.push_back(**norm);
-    }
-  }
-  return norms;
 }
 
 }  // namespace

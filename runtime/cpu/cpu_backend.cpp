@@ -17,6 +17,7 @@
 #include "runtime/engine/backend.h"
 #include "runtime/engine/backend_checks.h"
 #include "runtime/engine/routing.h"
+#include "runtime/system/first_exception.h"
 
 namespace pare {
 namespace {
@@ -166,11 +167,15 @@ class CpuBackend final : public Backend {
     const CpuPackedLinear& table = cpu_linear(table_VD);
     check_ids(ids_R, table.num_out(), "embed");
     const int64_t width = table.num_in(), num_rows = static_cast<int64_t>(ids_R.size());
+    FirstException error;
 #pragma omp parallel for num_threads(threads_for(num_rows* width))
     for (int64_t r = 0; r < num_rows; ++r) {
-      table.row(ids_R[r], hidden_RD + r * width);
-      if (scale != 1.0f) kernels_.scale(hidden_RD + r * width, width, scale);
+      error.capture([&] {
+        table.row(ids_R[r], hidden_RD + r * width);
+        if (scale != 1.0f) kernels_.scale(hidden_RD + r * width, width, scale);
+      });
     }
+    error.rethrow();
   }
 
   void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm, int64_t num_rows,
@@ -214,8 +219,7 @@ class CpuBackend final : public Backend {
                           norm != nullptr ? norm->epsilon : 0.0f, rope.cosine.data() + position * half,
                           rope.sine.data() + position * half, out);
     };
-#pragma omp parallel for num_threads(threads_for(num_rows*(q_width + 2 * kv_width)))
-    for (int64_t r = 0; r < num_rows; ++r) {
+    const auto store_row = [&](int64_t r) {
       const float* q = qkv_RC + r * (q_width + 2 * kv_width);
       rotate(q, shape.num_heads, q_norm, positions_R[r], q_RHK + r * q_width);
       if (shape.products_in_8_bits) {
@@ -233,7 +237,13 @@ class CpuBackend final : public Backend {
         rotate(k, shape.num_kv_heads, k_norm, positions_R[r], cache.keys + slots_R[r] * kv_width);
         std::copy_n(v, kv_width, cache.values + slots_R[r] * kv_width);
       }
+    };
+    FirstException error;
+#pragma omp parallel for num_threads(threads_for(num_rows*(q_width + 2 * kv_width)))
+    for (int64_t r = 0; r < num_rows; ++r) {
+      error.capture([&] { store_row(r); });
     }
+    error.rethrow();
   }
 
   void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
@@ -294,11 +304,15 @@ class CpuBackend final : public Backend {
   void route(const float* logits_RE, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
              int32_t* experts_RK, float* weights_RK) override {
     check_routing(num_experts, routing);
+    FirstException error;
 #pragma omp parallel for num_threads(threads_for(num_rows* num_experts))
     for (int64_t r = 0; r < num_rows; ++r) {
-      route_row({logits_RE + r * num_experts, static_cast<size_t>(num_experts)}, routing,
-                experts_RK + r * routing.experts_per_token, weights_RK + r * routing.experts_per_token);
+      error.capture([&] {
+        route_row({logits_RE + r * num_experts, static_cast<size_t>(num_experts)}, routing,
+                  experts_RK + r * routing.experts_per_token, weights_RK + r * routing.experts_per_token);
+      });
     }
+    error.rethrow();
   }
 
   void gather(const float* x_RD, std::span<const int32_t> rows_S, int64_t width, LinearInput& y_SD) override {
@@ -401,15 +415,21 @@ class CpuBackend final : public Backend {
       if (!is_plain) round_rows(rows_, x, num_rows, width, threads);
       return;
     }
+    FirstException error;
 #pragma omp parallel num_threads(threads)
     {
-      std::vector<float> row(static_cast<size_t>(width));
+      std::vector<float> row;
+      error.capture([&] { row.resize(static_cast<size_t>(width)); });
 #pragma omp for
       for (int64_t r = 0; r < num_rows; ++r) {
-        make_row(r, row.data());
-        round_row(rows_, x, r, row.data(), width);
+        if (error.failed()) continue;
+        error.capture([&] {
+          make_row(r, row.data());
+          round_row(rows_, x, r, row.data(), width);
+        });
       }
     }
+    error.rethrow();
   }
 
   int num_threads() const {

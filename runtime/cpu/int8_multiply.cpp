@@ -19,6 +19,7 @@
 
 #include "runtime/cpu/kernels/int8_kernels.h"
 #include "runtime/system/aligned_memory.h"
+#include "runtime/system/first_exception.h"
 
 namespace pare {
 namespace {
@@ -417,8 +418,12 @@ void multiply_many(const Product& product, int64_t num_rows, int max_threads) {
     for (int64_t task = 0; task < num_tasks; ++task) run_task(task);
     return;
   }
+  FirstException error;
 #pragma omp parallel for schedule(dynamic) num_threads(static_cast <int>(threads))
-  for (int64_t task = 0; task < num_tasks; ++task) run_task(task);
+  for (int64_t task = 0; task < num_tasks; ++task) {
+    error.capture([&] { run_task(task); });
+  }
+  error.rethrow();
 }
 
 }  // namespace

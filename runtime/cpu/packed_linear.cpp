@@ -6,6 +6,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "runtime/system/first_exception.h"
+
 namespace pare {
 namespace {
 
@@ -365,24 +367,29 @@ void CpuPackedLinear::gemm(const float* x_RI, int64_t num_rows, const PanelRange
     const int64_t row_tasks = divide_up(num_rows, max_rows);
     const int64_t task_rows = round_up(divide_up(num_rows, row_tasks), strip_rows);
     const int64_t tile_tasks = threads == 1 ? 1 : std::min(num_tiles, divide_up(kTasksPerThread * threads, row_tasks));
+    FirstException error;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
       thread_local Scratch scratch;
-      float* const strips = scratch.reserve_floats(task_rows * layout.num_k);
+      float* strips = nullptr;
+      error.capture([&] { strips = scratch.reserve_floats(task_rows * layout.num_k); });
       int64_t packed_row = -1;
 #pragma omp for schedule(dynamic) nowait
       for (int64_t task = 0; task < row_tasks * tile_tasks; ++task) {
         const int64_t row = task / tile_tasks * task_rows;
         const int64_t rows = std::min(task_rows, num_rows - row);
-        if (rows <= 0) continue;
+        if (rows <= 0 || error.failed()) continue;
         if (packed_row != row) pack_rows(layout, x_RI + row * num_in_, rows, strips);
         packed_row = row;
         const int64_t first_tile = num_tiles * (task % tile_tasks) / tile_tasks;
         const int64_t end_tile = num_tiles * (task % tile_tasks + 1) / tile_tasks;
-        multiply_tiles(layout, std::span(tiles).subspan(first_tile, end_tile - first_tile), strips, rows, range,
-                       y + row * y_stride, y_stride);
+        error.capture([&] {
+          multiply_tiles(layout, std::span(tiles).subspan(first_tile, end_tile - first_tile), strips, rows, range,
+                         y + row * y_stride, y_stride);
+        });
       }
     }
+    error.rethrow();
   }
 }
 

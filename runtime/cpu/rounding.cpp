@@ -7,6 +7,7 @@
 
 #include "runtime/engine/backend_checks.h"
 #include "runtime/system/aligned_memory.h"
+#include "runtime/system/first_exception.h"
 
 namespace pare {
 namespace {
@@ -97,14 +98,19 @@ std::vector<int32_t> find_outlier_columns(const Int8RowKernels& kernels, const L
   std::vector<int32_t> columns;
   if (!(limit > 0.0f)) return columns;  // all x are 0, or one is NaN
   std::vector<float> largest_I(static_cast<size_t>(width), 0.0f);
+  FirstException error;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
   {
-    std::vector<float> largest(static_cast<size_t>(width), 0.0f);
+    std::vector<float> largest;
+    error.capture([&] { largest.resize(static_cast<size_t>(width), 0.0f); });
 #pragma omp for schedule(static) nowait
-    for (int64_t r = first; r < end; ++r) kernels.raise_to_magnitudes(x.x() + r * width, width, largest.data());
+    for (int64_t r = first; r < end; ++r) {
+      if (!error.failed()) kernels.raise_to_magnitudes(x.x() + r * width, width, largest.data());
+    }
 #pragma omp critical
-    kernels.raise_to_magnitudes(largest.data(), width, largest_I.data());
+    if (!error.failed()) kernels.raise_to_magnitudes(largest.data(), width, largest_I.data());
   }
+  error.rethrow();
   for (int64_t i = 0; i < width; ++i) {
     if (largest_I[i] >= limit) columns.push_back(static_cast<int32_t>(i));
   }
@@ -126,10 +132,13 @@ void round_row(const Int8RowKernels& kernels, const LinearInput& x, int64_t row,
 void round_rows(const Int8RowKernels& kernels, LinearInput& x, int64_t num_rows, int64_t width, int num_threads) {
   const InputFormat& format = x.format();
   if (format.is_plain()) return;
+  FirstException error;
   if (rounds_each_row(x)) {
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
-    for (int64_t r = 0; r < num_rows; ++r) round_row(kernels, x, r, x.x() + r * width, width);
-    return;
+    for (int64_t r = 0; r < num_rows; ++r) {
+      error.capture([&] { round_row(kernels, x, r, x.x() + r * width, width); });
+    }
+    return error.rethrow();
   }
   check_sequences(x, num_rows);
   const Sequence all = {.first_row = 0, .num_rows = num_rows};
@@ -143,7 +152,10 @@ void round_rows(const Int8RowKernels& kernels, LinearInput& x, int64_t num_rows,
       std::vector<int32_t>& columns = x.outlier_columns()[s];
       columns = find_outlier_columns(kernels, x, first, end, width, limit, num_threads);
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
-      for (int64_t r = first; r < end; ++r) round_beside_outliers(kernels, x, r, width, columns, limit);
+      for (int64_t r = first; r < end; ++r) {
+        error.capture([&] { round_beside_outliers(kernels, x, r, width, columns, limit); });
+      }
+      error.rethrow();
       continue;
     }
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
@@ -152,7 +164,10 @@ void round_rows(const Int8RowKernels& kernels, LinearInput& x, int64_t num_rows,
     for (int64_t r = first; r < end; ++r) joined = join(joined, extremes[r]);
     const InputGrid grid = input_grid(format, joined);
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
-    for (int64_t r = first; r < end; ++r) round_on_grid(kernels, x, r, x.x() + r * width, width, grid);
+    for (int64_t r = first; r < end; ++r) {
+      error.capture([&] { round_on_grid(kernels, x, r, x.x() + r * width, width, grid); });
+    }
+    error.rethrow();
   }
 }
 

@@ -34,14 +34,21 @@ class Sampler {
   // Throws std::invalid_argument: temperature negative or not finite, top_k negative, top_p outside (0, 1].
   explicit Sampler(const SamplingOptions& options);
 
-  // Draws a token from logits [V], all finite. Order of cuts: temperature, top_k, top_p (as transformers has it).
+  // Draws a token from logits [V], all finite, with one random number. Order of cuts: temperature, top_k, top_p (as
+  // transformers has it). Which token a random number draws is defined by sums in double over the candidates in order
+  // of falling logits (of rising ids among equals); where these are many, it is found without sorting them.
   int32_t sample(std::span<const float> logits_V);
+
+  struct Candidate {
+    float logit;
+    int32_t id;
+    double weight;  // e^((logit - largest) / temperature)
+  };
 
  private:
   SamplingOptions options_;
   RandomNumbers random_;
-  std::vector<int32_t> candidates_;
-  std::vector<double> weights_;
+  std::vector<Candidate> candidates_;  // kept from call to call
 };
 
 struct GenerationOptions {
@@ -64,9 +71,12 @@ struct Generation {
   }
 };
 
+// Throws std::invalid_argument for an empty prompt, max_tokens below 1, or when the two exceed the model's context: the
+// message names both.
+void check_length(const ModelDescription& model, int64_t prompt_tokens, int64_t max_tokens);
+
 // Continues `prompt` until an end token or max_tokens. `on_token` (may be empty) hears each new token at once. Throws
-// std::invalid_argument for an empty prompt or when prompt and max_tokens exceed the model's context; Interrupted
-// between tokens.
+// what check_length and Sampler throw, and Interrupted between tokens.
 Generation generate(Transformer& model, std::span<const int32_t> prompt, const GenerationOptions& options,
                     const std::function<void(int32_t)>& on_token = {});
 

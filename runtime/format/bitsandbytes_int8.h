@@ -5,7 +5,7 @@
 //   weight        I8  [O, I]   symmetric codes, ours - 128
 //   SCB           F32 [O]      each row's absmax: the scale is SCB / 127
 //   weight_format U8  []       0: rows, the only layout that is still read
-// The threshold from which columns of the input stay in 16 bits belongs to the configuration, not to the weight.
+// The threshold from which columns of the input stay in floating point belongs to the configuration, not to the weight.
 #pragma once
 
 #include <cstdint>

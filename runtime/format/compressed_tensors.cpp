@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "runtime/format/bit_stream.h"
+#include "runtime/system/first_exception.h"
 
 namespace pare {
 namespace {
@@ -18,11 +19,15 @@ std::string tensor_name(const std::string& module, std::string_view suffix) {
 OwnedTensor pack_codes(const QuantizedWeight& weight, const std::string& module) {
   const int64_t num_words = bit_stream_words(weight.num_in, weight.bits);
   std::vector<int32_t> words(static_cast<size_t>(weight.num_out * num_words));
+  FirstException error;
 #pragma omp parallel for if (weight.num_out * weight.num_in > (int64_t{1} << 18))
   for (int64_t row = 0; row < weight.num_out; ++row) {
-    const std::span<const uint8_t> codes_I = std::span(weight.codes_OI).subspan(row * weight.num_in, weight.num_in);
-    pack_bit_stream(codes_I, weight.bits, std::span(words).subspan(row * num_words, num_words));
+    error.capture([&] {
+      const std::span<const uint8_t> codes_I = std::span(weight.codes_OI).subspan(row * weight.num_in, weight.num_in);
+      pack_bit_stream(codes_I, weight.bits, std::span(words).subspan(row * num_words, num_words));
+    });
   }
+  error.rethrow();
   return make_tensor<int32_t>(tensor_name(module, kPackedSuffix), DType::I32, {weight.num_out, num_words}, words);
 }
 
@@ -104,15 +109,21 @@ void check_scale_tensor(const TensorView* tensor, const std::vector<int64_t>& sh
 std::vector<uint8_t> unpack_codes(const TensorView& tensor, const QuantizedWeight& weight) {
   const int64_t num_words = bit_stream_words(weight.num_in, weight.bits);
   std::vector<uint8_t> codes_OI(static_cast<size_t>(weight.num_out * weight.num_in));
+  FirstException error;
 #pragma omp parallel if (weight.num_out * weight.num_in > (int64_t{1} << 18))
   {
-    std::vector<int32_t> words(static_cast<size_t>(num_words));  // an aligned copy: a mapped tensor need not be aligned
+    std::vector<int32_t> words;  // an aligned copy: a mapped tensor need not be aligned
+    error.capture([&] { words.resize(static_cast<size_t>(num_words)); });
 #pragma omp for
     for (int64_t row = 0; row < weight.num_out; ++row) {
-      std::memcpy(words.data(), tensor.data.data() + row * num_words * 4, static_cast<size_t>(num_words) * 4);
-      unpack_bit_stream(words, weight.bits, std::span(codes_OI).subspan(row * weight.num_in, weight.num_in));
+      if (error.failed()) continue;
+      error.capture([&] {
+        std::memcpy(words.data(), tensor.data.data() + row * num_words * 4, static_cast<size_t>(num_words) * 4);
+        unpack_bit_stream(words, weight.bits, std::span(codes_OI).subspan(row * weight.num_in, weight.num_in));
+      });
     }
   }
+  error.rethrow();
   return codes_OI;
 }
 

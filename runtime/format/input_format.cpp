@@ -57,7 +57,7 @@ void validate(const InputFormat& format, int64_t num_in, const std::string& name
 }
 
 std::string input_format_name(const InputFormat& format) {
-  if (format.is_plain()) return "a16";
+  if (format.is_plain()) return "float";
   std::string name = format.type == InputType::fp8 ? "afp8" : "a8";
   if (!format.symmetric) name += "z";
   if (format.range == InputRange::sequence) name += "seq";

@@ -92,7 +92,7 @@ struct InputFormat {
 // and finite or a zero outside [-128, 127], a threshold that is not positive, columns out of order or of range.
 void validate(const InputFormat& format, int64_t num_in, const std::string& name);
 
-// "a16" (plain: what 16-bit models and float32 ones have), "a8", "a8z" (asymmetric), "a8seq", "a8fixed", "a8+outliers",
+// "float" (plain), "a8", "a8z" (asymmetric), "a8seq", "a8fixed", "a8+outliers",
 // "afp8"...: part of kernel names.
 std::string input_format_name(const InputFormat& format);
 

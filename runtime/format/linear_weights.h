@@ -67,7 +67,7 @@ struct LinearWeights {
   std::variant<DenseWeight, QuantizedWeight> weight;
   std::vector<float> bias_O;  // empty: none
   InputFormat input = {};     // how x is rounded before it meets W
-  // The columns input.outlier_columns in 16 bits, [O, J]: they take the place of W's. Empty: W's are used.
+  // The columns input.outlier_columns in floating point, [O, J]: they take the place of W's. Empty: W's are used.
   std::vector<float> outlier_weight_OJ = {};
 
   int64_t num_out() const {

@@ -1,5 +1,5 @@
 // pare's own container for LLM.int8 (arXiv 2208.07339), for what bitsandbytes' layout cannot say: outlier columns known
-// beforehand, kept in the model's 16 bits beside int8 codes whose scales do not see them, and thresholds in each
+// beforehand, kept in the model's floating point beside int8 codes whose scales do not see them, and thresholds in each
 // layer's own units.
 //
 // Tensors of a module with weight [O, I] (names are the module's name + suffix):

@@ -13,6 +13,7 @@
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/sha256.h"
+#include "runtime/system/interrupt.h"
 
 namespace pare {
 namespace {
@@ -68,26 +69,30 @@ std::string read_config(const fs::path& directory) {
 // --- The values of dense tensors ---
 
 // The first element whose exponent bits are all ones (NaN or infinity), or -1. A block's words are reduced without a
-// branch, so that the compiler turns the scan into vector maxima; it runs at the speed of memory.
+// branch, so that the compiler turns the scan into vector maxima; on all cores it runs at the speed of memory.
 template <typename Word>
 int64_t first_not_finite(std::span<const std::byte> data, Word exponent_mask) {
-  constexpr size_t kBlock = 4096;
+  constexpr size_t kBlock = 1 << 15;
+  constexpr size_t kMinParallelWords = 1 << 19;
   const size_t num_words = data.size() / sizeof(Word);
   const auto word_at = [&](size_t i) {
     Word word;
     std::memcpy(&word, data.data() + i * sizeof(Word), sizeof(Word));  // tensors need not be aligned in the file
     return word;
   };
+  size_t first = num_words;
+#pragma omp parallel for schedule(static) reduction(min : first) if (num_words > kMinParallelWords)
   for (size_t begin = 0; begin < num_words; begin += kBlock) {
+    if (begin >= first) continue;
     const size_t end = std::min(begin + kBlock, num_words);
     Word largest = 0;
     for (size_t i = begin; i < end; ++i) largest = std::max<Word>(largest, word_at(i) & exponent_mask);
     if (largest != exponent_mask) continue;
-    for (size_t i = begin; i < end; ++i) {
-      if ((word_at(i) & exponent_mask) == exponent_mask) return static_cast<int64_t>(i);
+    for (size_t i = begin; i < std::min(end, first); ++i) {
+      if ((word_at(i) & exponent_mask) == exponent_mask) first = i;
     }
   }
-  return -1;
+  return first == num_words ? -1 : static_cast<int64_t>(first);
 }
 
 int64_t first_not_finite(const TensorView& tensor) {
@@ -198,7 +203,7 @@ std::optional<Quantization> read_quantization_config(const std::string& config_j
   throw std::runtime_error(where + ": the checkpoint is already quantized by '" +
                            (name.empty() ? "an unnamed method" : name.substr(0, 100)) +
                            "', which pare does not read; expected " + known_methods() +
-                           " or an unquantized checkpoint: start from the original 16-bit one");
+                           " or an unquantized checkpoint: start from the original one");
 }
 
 }  // namespace
@@ -617,6 +622,26 @@ LayerNorm Checkpoint::layer_norm(const LayerNormDescription& norm) const {
   return {.gain = state_->finite_values(norm.name + ".weight", norm.width),
           .bias = state_->finite_values(norm.name + ".bias", norm.width),
           .epsilon = norm.epsilon};
+}
+
+void Checkpoint::check_values() const {
+  std::vector<LinearDescription> linears;
+  if (is_encoder()) {
+    for (const LayerNormDescription& norm : all_norms(encoder())) layer_norm(norm);
+    linears = {encoder().word_embedding, encoder().token_type_embedding, encoder().position_embedding};
+    const std::vector<LinearDescription> of_blocks = block_linears(encoder());
+    linears.insert(linears.end(), of_blocks.begin(), of_blocks.end());
+  } else {
+    for (const NormDescription& norm : all_norms(description())) norm_gain(norm);
+    linears = block_linears(description());
+    linears.push_back(embedding());
+    if (!description().tied_head) linears.push_back(head());
+  }
+  for (const LinearDescription& read : linears) {
+    throw_if_interrupted();
+    linear(read);
+    drop_pages(read);
+  }
 }
 
 void Checkpoint::drop_pages(const LinearDescription& linear) const {

@@ -8,9 +8,10 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <numbers>
 #include <stdexcept>
 #include <string_view>
+
+#include "runtime/model/rope_scaling.h"
 
 namespace pare {
 namespace {
@@ -186,83 +187,34 @@ DType parse_config_dtype(const Section& config, DType otherwise) {
 }
 
 // --- Rotary embeddings ---------------------------------------------------------------------------------------------
-//
-// All arithmetic on frequencies is float32, as in modeling_rope_utils.py: at position 10^5 a last bit of a frequency is
-// an angle of 10^-2, and it is those rounded frequencies that models were trained with.
 
-// theta^(2j / K) for each of the K/2 pairs.
-std::vector<float> rope_periods(double theta, int64_t head_size) {
-  std::vector<float> periods(static_cast<size_t>(head_size / 2));
-  for (size_t j = 0; j < periods.size(); ++j) {
-    periods[j] = std::pow(static_cast<float>(theta), static_cast<float>(2 * j) / static_cast<float>(head_size));
+RopeDescription describe_llama3_rope(const Section& rope, double theta, int64_t head_size, double original_context) {
+  Llama3Scaling scaling{.factor = rope.number("factor", 0.0, kMaxRopeFactor),
+                        .low_freq_factor = rope.number("low_freq_factor", 0.0, kMaxRopeFactor),
+                        .high_freq_factor = rope.number("high_freq_factor", 0.0, kMaxRopeFactor),
+                        .original_context = original_context};
+  if (scaling.low_freq_factor >= scaling.high_freq_factor) {
+    rope.fail("high_freq_factor", "a number above low_freq_factor, " + number_text(scaling.low_freq_factor));
   }
-  return periods;
+  return llama3_rope(theta, head_size, scaling);
 }
 
-// Llama 3.1 (modeling_rope_utils.py: _compute_llama3_parameters): wavelengths above original / low are divided by the
-// factor, those below original / high kept, and between them the two are blended.
-RopeDescription llama3_rope(const Section& rope, const std::vector<float>& periods, double original_context) {
-  const auto factor = static_cast<float>(rope.number("factor", 0.0, kMaxRopeFactor));
-  const double low = rope.number("low_freq_factor", 0.0, kMaxRopeFactor);
-  const double high = rope.number("high_freq_factor", 0.0, kMaxRopeFactor);
-  if (low >= high) rope.fail("high_freq_factor", "a number above low_freq_factor, " + number_text(low));
-  const auto longest_kept = static_cast<float>(original_context / high);
-  const auto shortest_divided = static_cast<float>(original_context / low);
-
-  RopeDescription description;
-  for (const float period : periods) {
-    const float frequency = 1.0f / period;
-    const float wavelength = static_cast<float>(2.0 * std::numbers::pi) / frequency;
-    const float smooth =
-        (static_cast<float>(original_context) / wavelength - static_cast<float>(low)) / static_cast<float>(high - low);
-    const float blended = (1.0f - smooth) * frequency / factor + smooth * frequency;
-    description.inverse_frequencies.push_back(wavelength > shortest_divided ? frequency / factor
-                                              : wavelength < longest_kept   ? frequency
-                                                                            : blended);
-  }
-  return description;
-}
-
-// YaRN (arXiv 2309.00071, section 3.2 "NTK-by-parts" and 3.4 attention temperature; _compute_yarn_parameters): pairs
-// that turn more than beta_fast times within the original context keep their frequency, those that turn less than
-// beta_slow times are divided by the factor, with a linear ramp over the pair's index between.
-RopeDescription yarn_rope(const Section& rope, double theta, const std::vector<float>& periods, int64_t context_length,
-                          double original_context) {
-  const double factor =
+RopeDescription describe_yarn_rope(const Section& rope, double theta, int64_t head_size, int64_t context_length,
+                                   double original_context) {
+  YarnScaling scaling;
+  scaling.factor =
       rope.number_or("factor", static_cast<double>(context_length) / original_context, 0.0, kMaxRopeFactor);
-  const auto temperature = [&](double weight) { return factor <= 1.0 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0; };
-  double attention_factor = temperature(1.0);
+  scaling.attention_factor = yarn_temperature(scaling.factor, 1.0);
   if (rope.has("mscale") && rope.has("mscale_all_dim")) {
-    attention_factor = temperature(rope.number("mscale", 0.0, kMaxRopeFactor)) /
-                       temperature(rope.number("mscale_all_dim", 0.0, kMaxRopeFactor));
+    scaling.attention_factor = yarn_temperature(scaling.factor, rope.number("mscale", 0.0, kMaxRopeFactor)) /
+                               yarn_temperature(scaling.factor, rope.number("mscale_all_dim", 0.0, kMaxRopeFactor));
   }
-  attention_factor = rope.number_or("attention_factor", attention_factor, 0.0, kMaxRopeFactor);
-
-  const double num_pairs = static_cast<double>(periods.size());
-  const auto pair_that_turns = [&](double num_turns) {
-    return num_pairs * std::log(original_context / (num_turns * 2.0 * std::numbers::pi)) / std::log(theta);
-  };
-  double first = pair_that_turns(rope.number_or("beta_fast", 32.0, 0.0, kMaxRopeFactor));
-  double last = pair_that_turns(rope.number_or("beta_slow", 1.0, 0.0, kMaxRopeFactor));
-  if (rope.boolean_or("truncate", true)) {
-    first = std::floor(first);
-    last = std::ceil(last);
-  }
-  first = std::max(first, 0.0);
-  last = std::min(last, 2.0 * num_pairs - 1.0);
-  if (first == last) last += 0.001;  // the paper's code, too, avoids the division by zero so
-
-  RopeDescription description;
-  description.attention_factor = static_cast<float>(attention_factor);
-  for (size_t j = 0; j < periods.size(); ++j) {
-    const float ramp =
-        std::clamp((static_cast<float>(j) - static_cast<float>(first)) / static_cast<float>(last - first), 0.0f, 1.0f);
-    const float kept_share = 1.0f - ramp;
-    const float divided = 1.0f / (static_cast<float>(factor) * periods[j]);
-    const float kept = 1.0f / periods[j];
-    description.inverse_frequencies.push_back(divided * (1.0f - kept_share) + kept * kept_share);
-  }
-  return description;
+  scaling.attention_factor = rope.number_or("attention_factor", scaling.attention_factor, 0.0, kMaxRopeFactor);
+  scaling.beta_fast = rope.number_or("beta_fast", scaling.beta_fast, 0.0, kMaxRopeFactor);
+  scaling.beta_slow = rope.number_or("beta_slow", scaling.beta_slow, 0.0, kMaxRopeFactor);
+  scaling.truncates = rope.boolean_or("truncate", true);
+  scaling.original_context = original_context;
+  return yarn_rope(theta, head_size, scaling);
 }
 
 // `rope` holds rope_type and its options: rope_parameters, or rope_scaling of older files. `theta` is what applies when
@@ -277,22 +229,20 @@ RopeDescription describe_rope(const Section& rope, const Section& config, double
   }
   const std::string_view type_key = rope.has("rope_type") ? "rope_type" : "type";
   const std::string type = rope.string_or(type_key, "default");
-  const std::vector<float> periods = rope_periods(theta, head_size);
-  const int64_t original_context = config.integer_or(
+  const int64_t original_tokens = config.integer_or(
       "original_max_position_embeddings",
       rope.integer_or("original_max_position_embeddings", context_length, 1, kMaxTokens), 1, kMaxTokens);
+  const auto original_context = static_cast<double>(original_tokens);
 
-  if (type == "llama3") return llama3_rope(rope, periods, static_cast<double>(original_context));
-  if (type == "yarn") return yarn_rope(rope, theta, periods, context_length, static_cast<double>(original_context));
+  if (type == "llama3") return describe_llama3_rope(rope, theta, head_size, original_context);
+  if (type == "yarn") return describe_yarn_rope(rope, theta, head_size, context_length, original_context);
   float divisor = 1.0f;
   if (type == "linear") {
     divisor = static_cast<float>(rope.number("factor", 0.0, kMaxRopeFactor));
   } else if (type != "default") {
     rope.fail(type_key, "default, linear, llama3 or yarn (pare knows no other rotary scaling)");
   }
-  RopeDescription description;
-  for (const float period : periods) description.inverse_frequencies.push_back(1.0f / period / divisor);
-  return description;
+  return linear_rope(theta, head_size, divisor);
 }
 
 struct RopePair {
@@ -609,6 +559,30 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
     model.feed_forward_size = std::max(model.feed_forward_size, block.experts.front().down.num_in);
   }
   return model;
+}
+
+std::vector<LinearDescription> block_linears(const ModelDescription& model) {
+  std::vector<LinearDescription> linears;
+  for (const BlockDescription& block : model.blocks) {
+    linears.insert(linears.end(), {block.q, block.k, block.v, block.o});
+    if (block.router) linears.push_back(*block.router);
+    for (const FeedForwardDescription& expert : block.experts) {
+      linears.insert(linears.end(), {expert.gate, expert.up, expert.down});
+    }
+  }
+  return linears;
+}
+
+std::vector<NormDescription> all_norms(const ModelDescription& model) {
+  std::vector<NormDescription> norms = {model.final_norm};
+  for (const BlockDescription& block : model.blocks) {
+    norms.push_back(block.attention_norm);
+    norms.push_back(block.feed_forward_norm);
+    for (const auto* norm : {&block.q_norm, &block.k_norm, &block.post_attention_norm, &block.post_feed_forward_norm}) {
+      if (*norm) norms.push_back(**norm);
+    }
+  }
+  return norms;
 }
 
 }  // namespace pare

@@ -97,4 +97,9 @@ struct ModelDescription {
 ModelDescription describe_model(const std::string& config_json, const std::string& where,
                                 DType dtype_if_absent = DType::F32);
 
+// Every linear of the blocks, in order: q, k, v, o, the router of a mixture, gate, up and down of each expert.
+std::vector<LinearDescription> block_linears(const ModelDescription& model);
+// Every norm: the final one, then block by block.
+std::vector<NormDescription> all_norms(const ModelDescription& model);
+
 }  // namespace pare

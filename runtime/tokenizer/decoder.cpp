@@ -1,5 +1,6 @@
 #include "runtime/tokenizer/decoder.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <optional>
@@ -117,6 +118,26 @@ Tokens decode_step(const WordPieceDecoder& step, Tokens tokens) {
   return tokens;
 }
 
+// Whether the last bytes begin a character whose other bytes may follow.
+bool ends_inside_character(std::string_view bytes) {
+  const size_t first = bytes.size() - std::min<size_t>(bytes.size(), 3);
+  for (size_t at = bytes.size(); at-- > first;) {
+    const auto byte = static_cast<unsigned char>(bytes[at]);
+    if (byte >= 0xC0) return utf8_length(bytes[at]) > bytes.size() - at;
+    if (byte < 0x80) return false;
+  }
+  return false;
+}
+
+// The last bytes that the tokens spell, at least three where there are so many.
+std::string last_bytes(std::span<const std::string> tokens) {
+  std::string bytes;
+  for (size_t i = tokens.size(); i-- > 0 && bytes.size() < 3;) {
+    bytes.insert(0, characters_to_bytes(tokens[i]).value_or(tokens[i]));
+  }
+  return bytes;
+}
+
 size_t size_of(const Tokens& tokens) {
   size_t size = 0;
   for (const std::string& token : tokens) size += token.size();
@@ -136,6 +157,32 @@ std::string Decoder::run(std::vector<std::string> tokens) const {
     }
   }
   return join(tokens, "");
+}
+
+bool Decoder::may_cut_behind(std::span<const std::string> tokens) const {
+  bool is_joined = false;         // the tokens have become one
+  Tokens last = {tokens.back()};  // as the step sees it, while it is known
+  bool knows_last = true;
+  for (const Step& step : steps_) {
+    if (is_joined) {
+      // Only what goes off the front of the text is settled once some text is left.
+      const auto* strip = std::get_if<StripDecoder>(&step);
+      if (!std::holds_alternative<FuseDecoder>(step) && (strip == nullptr || strip->stop > 0)) return false;
+    } else if (std::holds_alternative<ByteLevelDecoder>(step)) {
+      if (&step != &steps_.front() || ends_inside_character(last_bytes(tokens))) return false;
+      is_joined = true;
+    } else if (std::holds_alternative<FuseDecoder>(step)) {
+      is_joined = true;
+    } else if (std::holds_alternative<ByteFallbackDecoder>(step)) {
+      if (!knows_last || fallback_byte(last.front())) return false;
+      knows_last = false;
+    } else if (std::holds_alternative<Replace>(step) || std::holds_alternative<StripDecoder>(step)) {
+      last = std::visit([&](const auto& one) { return decode_step(one, std::move(last)); }, step);
+    } else {
+      knows_last = false;  // depends on what stands before it
+    }
+  }
+  return true;
 }
 
 }  // namespace pare

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -35,6 +36,12 @@ class Decoder {
 
   // The text of the tokens. Without any step they are joined by spaces, as the `tokenizers` package does.
   std::string run(std::vector<std::string> tokens) const;
+
+  // Whether a text may be cut behind `tokens` (not empty). Then run(tokens) begins run(tokens + more) whatever follows,
+  // and what `more` adds is the same behind all tokens for which this holds and whose text is not empty. Does not hold
+  // while a character or a run of <0x00> ... <0xFF> may go on, nor ever for decoders with a step that looks at the end
+  // of the whole text or at all of it.
+  bool may_cut_behind(std::span<const std::string> tokens) const;
 
  private:
   std::vector<Step> steps_;

@@ -30,6 +30,7 @@ struct Tokenizer::State {
   std::unordered_map<std::string, int32_t> added_ids;
 
   void index(const std::string& where);
+  const Entry& entry(int32_t id) const;  // throws std::invalid_argument for an id that there is not
   void encode_text(std::string_view text, bool at_start, WordCache& cache, std::vector<int32_t>& ids) const;
 };
 
@@ -73,6 +74,14 @@ void Tokenizer::State::index(const std::string& where) {
       }
     }
   }
+}
+
+const Entry& Tokenizer::State::entry(int32_t id) const {
+  if (id < 0 || static_cast<size_t>(id) >= entries.size() || !entries[static_cast<size_t>(id)].exists) {
+    throw std::invalid_argument("the token id " + std::to_string(id) + " is not in the vocabulary (ids 0 to " +
+                                std::to_string(entries.size() - 1) + ")");
+  }
+  return entries[static_cast<size_t>(id)];
 }
 
 // Text between raw added tokens.
@@ -153,11 +162,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special_to
   std::vector<std::string> tokens;
   tokens.reserve(ids.size());
   for (const int32_t id : ids) {
-    if (id < 0 || id >= vocabulary_size() || !state_->entries[static_cast<size_t>(id)].exists) {
-      throw std::invalid_argument("the token id " + std::to_string(id) + " is not in the vocabulary (ids 0 to " +
-                                  std::to_string(vocabulary_size() - 1) + ")");
-    }
-    const Entry& entry = state_->entries[static_cast<size_t>(id)];
+    const Entry& entry = state_->entry(id);
     if (!skip_special_tokens || !entry.special) tokens.push_back(entry.text);
   }
   return state_->parts.decoder.run(std::move(tokens));
@@ -170,6 +175,40 @@ int64_t Tokenizer::vocabulary_size() const {
 std::optional<int32_t> Tokenizer::token_id(std::string_view token) const {
   const auto added = state_->added_ids.find(std::string(token));
   return added != state_->added_ids.end() ? std::optional(added->second) : state_->parts.model->id(token);
+}
+
+TextStream::TextStream(const Tokenizer& tokenizer, bool skip_special_tokens)
+    : tokenizer_(tokenizer), skip_special_tokens_(skip_special_tokens), cuts_{0} {}
+
+std::string TextStream::add(int32_t id) {
+  const Entry& entry = tokenizer_.state_->entry(id);
+  if (skip_special_tokens_ && entry.special) return "";
+  tokens_.push_back(entry.text);
+  const auto held_back = std::span<const std::string>(tokens_).subspan(cuts_.back());
+  return tokenizer_.state_->parts.decoder.may_cut_behind(held_back) ? take() : "";
+}
+
+std::string TextStream::finish() {
+  return tokens_.size() > cuts_.back() ? take() : "";
+}
+
+std::string TextStream::take() {
+  const Decoder& decoder = tokenizer_.state_->parts.decoder;
+  std::string text = decoder.run(tokens_).substr(context_bytes_);
+  cuts_.push_back(tokens_.size());
+  // The fewest last tokens with some text are context enough for what follows (Decoder::may_cut_behind).
+  size_t kept = cuts_.size() - 1;
+  std::string context;
+  while (context.empty() && kept > 0) {
+    --kept;
+    context = decoder.run({tokens_.begin() + static_cast<std::ptrdiff_t>(cuts_[kept]), tokens_.end()});
+  }
+  context_bytes_ = context.size();
+  const size_t num_dropped = cuts_[kept];
+  tokens_.erase(tokens_.begin(), tokens_.begin() + static_cast<std::ptrdiff_t>(num_dropped));
+  cuts_.erase(cuts_.begin(), cuts_.begin() + static_cast<std::ptrdiff_t>(kept));
+  for (size_t& cut : cuts_) cut -= num_dropped;
+  return text;
 }
 
 std::optional<int32_t> Tokenizer::bos_token() const {

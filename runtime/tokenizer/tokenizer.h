@@ -39,9 +39,35 @@ class Tokenizer {
   std::optional<int32_t> bos_token() const;  // what the post-processor puts first, if anything
 
  private:
+  friend class TextStream;
   Tokenizer();
   struct State;
   std::unique_ptr<State> state_;
+};
+
+// Ids to text as they come. What add() and finish() have returned, joined, is what Tokenizer::decode gives for all ids.
+// Text is held back only while a later token could change it: inside a character, or in a run of byte tokens, which
+// spell U+FFFD each when the whole run is no UTF-8. Only the last few tokens are decoded again for each new one.
+class TextStream {
+ public:
+  // The tokenizer must outlive it.
+  TextStream(const Tokenizer& tokenizer, bool skip_special_tokens);
+
+  // The text that is certain now and was not before. Throws std::invalid_argument for an id outside the vocabulary.
+  std::string add(int32_t id);
+  // What was held back; nothing is added afterwards.
+  std::string finish();
+
+ private:
+  std::string take();
+
+  const Tokenizer& tokenizer_;
+  bool skip_special_tokens_;
+  // Tokens whose text was returned, kept because what follows is not decoded as a text's beginning is; then those that
+  // are held back.
+  std::vector<std::string> tokens_;
+  std::vector<size_t> cuts_;  // where tokens_ was cut; the last is the first token held back
+  size_t context_bytes_ = 0;  // of the text of the tokens before that
 };
 
 }  // namespace pare

@@ -29,6 +29,12 @@ Program sample_program() {
       .positionals = {{"PLACE", "where"}},
       .options = {{.name = "count", .kind = OptionKind::integer, .value_name = "N", .minimum = 1.0},
                   {.name = "rate", .kind = OptionKind::number, .value_name = "X", .default_value = "0.5"},
+                  {.name = "share",
+                   .kind = OptionKind::number,
+                   .value_name = "X",
+                   .minimum = 0.0,
+                   .above_minimum = true,
+                   .maximum = 1.0},
                   {.name = "mode", .kind = OptionKind::text, .value_name = "NAME", .choices = {"fast", "slow"}},
                   {.name = "memory", .kind = OptionKind::bytes, .value_name = "SIZE"},
                   {.name = "text", .kind = OptionKind::text, .value_name = "TEXT", .required = true},
@@ -77,6 +83,10 @@ TEST(ParseArguments, NamesWhatIsWrongAndTheNearestRightName) {
   expect_wrong({"here", "--text", "t", "--count", "0"}, {"at least 1", "'0'"});
   expect_wrong({"here", "--text", "t", "--count", "99999999999999999999"}, {"whole number"});
   expect_wrong({"here", "--text", "t", "--rate", "fast"}, {"--rate", "a number", "'fast'"});
+  expect_wrong({"here", "--text", "t", "--rate", "inf"}, {"--rate", "a number", "'inf'"});
+  expect_wrong({"here", "--text", "t", "--share", "0"}, {"a number above 0 and at most 1", "'0'"});
+  expect_wrong({"here", "--text", "t", "--share", "1.5"}, {"at most 1", "'1.5'"});
+  EXPECT_EQ(parse({"here", "--text", "t", "--share", "1"}).number("share"), 1.0);
   expect_wrong({"here", "--text", "t", "--mode", "fats"}, {"one of fast, slow", "did you mean 'fast'"});
   expect_wrong({"here", "--text", "t", "--memory", "8GiX"}, {"size such as", "'8GiX'"});
 }
@@ -185,6 +195,37 @@ TEST_F(PareRuntime, WrongUsageExitsWith2) {
   expect_failure("eval m --text t --protocol lm-eval", 2, {"gptq, llama.cpp"});
   expect_failure("eval m --text t --isa sse2", 2, {"avx2, avx512, vnni, amx"});
   expect_failure("generate m --prompt p --threads 0", 2, {"--threads", "at least 1"});
+  expect_failure("eval m --pairs p --windows 3", 2, {"--pairs", "--windows"});
+}
+
+// Before the model, which is not there, is looked for.
+TEST_F(PareRuntime, ImpossibleSamplingExitsWith2) {
+  const std::vector<std::pair<std::string, std::vector<std::string>>> wrong = {
+      {"temperature", {"-1", "nan", "inf", "1e999", "warm"}},
+      {"top-k", {"-1", "0.5", "99999999999999999999"}},
+      {"top-p", {"0", "-0.5", "1.01", "nan", "inf"}},
+      {"max-tokens", {"0", "-3", "99999999999999999999"}},
+      {"seed", {"-1", "99999999999999999999"}}};
+  for (const auto& [option, values] : wrong) {
+    for (const std::string& value : values) {
+      expect_failure("generate m --prompt p --" + option + " " + value, 2,
+                     {"option --" + option + ": expected a ", "found '" + value + "'"});
+    }
+  }
+  expect_failure("generate m --prompt p --top-p 0", 2, {"above 0 and at most 1"});
+  expect_failure("generate m --prompt p --temperature -1", 2, {"at least 0"});
+}
+
+TEST_F(PareRuntime, PromptsAndTokensThatDoNotFitAreNamed) {
+  const std::string words = "generate " + model_.string() + " --prompt abc --max-tokens ";
+  expect_failure(words + "126", 1, {"4 tokens", "--max-tokens 126", "context of 128", "at most 125"});
+  expect_failure(words + "9223372036854775807", 1, {"4 tokens", "--max-tokens 9223372036854775807", "128"});
+  expect_failure("generate " + model_.string() + " --prompt " + std::string(300, 'x'), 1,
+                 {"301 tokens", "--max-tokens 128", "context of 128", "shorten the prompt"});
+  const std::string bench = "bench " + model_.string();
+  expect_failure(bench + " --prefill-tokens 8 --decode-tokens 9223372036854775807", 1,
+                 {"9223372036854775807", "context of 128"});
+  expect_failure(bench + " --prefill-tokens 9223372036854775807", 1, {"9223372036854775807", "context of 128"});
 }
 
 TEST_F(PareRuntime, FailuresExitWith1AndSayWhat) {
@@ -192,7 +233,6 @@ TEST_F(PareRuntime, FailuresExitWith1AndSayWhat) {
   expect_failure("eval " + model_.string() + " --text " + (folder_.path() / "none.txt").string(), 1, {"none.txt"});
   expect_failure("eval " + model_.string() + " --text " + npy_ + " --windows 3", 1, {"3 windows", "has 2"});
   expect_failure("eval " + model_.string() + " --text " + text_.string() + " --context 129 --json", 1, {"129", "128"});
-  expect_failure("generate " + model_.string() + " --prompt a --top-p 0", 1, {"top-p"});
   expect_failure("tokenize " + model_.string() + " --text " + npy_, 1, {".npy"});
   expect_failure("inspect " + text_.string(), 1, {"text.txt"});
   expect_failure("import " + text_.string() + " " + (folder_.path() / "o").string(), 1, {"text.txt"});
@@ -303,6 +343,23 @@ TEST_F(PareRuntime, TokenizePrintsIdsOnOneLine) {
   EXPECT_EQ(json["tokens"], 5);
 }
 
+// The norm that is read last, which no linear's statistics would show: refused by every command before it prints.
+TEST_F(PareRuntime, DamagedNormsAreFoundBeforeAnyWork) {
+  std::string bytes = file_text(model_ / "model.safetensors");
+  uint64_t header_size = 0;
+  std::memcpy(&header_size, bytes.data(), 8);
+  const auto header = nlohmann::json::parse(bytes.substr(8, header_size));
+  const float infinity = std::numeric_limits<float>::infinity();
+  const size_t begin = header["model.norm.weight"]["data_offsets"][0].get<size_t>();
+  std::memcpy(bytes.data() + 8 + header_size + begin, &infinity, sizeof(infinity));
+  std::ofstream(model_ / "model.safetensors", std::ios::binary) << bytes;
+  const std::string words = " " + model_.string() + " --json";
+  for (const std::string& command : {"eval --text " + npy_, std::string("generate --prompt a --max-tokens 2"),
+                                     std::string("bench --repetitions 1"), std::string("verify")}) {
+    expect_failure(command + words, 1, {"model.norm.weight", "infinity", "element 0"});
+  }
+}
+
 TEST_F(PareRuntime, InspectBenchAndVerifyAnswer) {
   EXPECT_EQ(run_json("inspect " + model_.string())["kind"], "checkpoint");
   EXPECT_NE(run("inspect " + model_.string() + " --tensors").out.find("model.norm.weight F32 [64]"), std::string::npos);
@@ -375,6 +432,25 @@ TEST_F(PareRuntime, SignalsEndWith130) {
     EXPECT_NE(file_text(err).find("interrupted"), std::string::npos);
     std::filesystem::remove(err);
   }
+}
+
+// Whatever of its memory the program cannot have, it says so and fails.
+TEST_F(PareRuntime, RunningOutOfMemoryIsAMessage) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "the sanitizer needs address space of its own";
+#endif
+  const std::string words = "eval " + model_.string() + " --threads 1 --quiet --text " + npy_;
+  int status = -1, num_messages = 0;
+  for (int kibibytes = 8 << 10; status != 0; kibibytes += 4 << 10) {
+    ASSERT_LT(kibibytes, 1 << 20) << "a tiny model takes less than 1 GiB";
+    const Outcome result = run(words, "ulimit -v " + std::to_string(kibibytes) + "; OMP_NUM_THREADS=1");
+    status = result.status;
+    if (status == 0 || status == 127) continue;  // 127: the loader has no room for the program itself
+    ASSERT_EQ(status, 1) << kibibytes << " KiB: " << result.err;
+    EXPECT_NE(result.err.find("memory"), std::string::npos) << result.err;
+    num_messages += result.err.starts_with("pare-runtime: out of memory: use a smaller model");
+  }
+  EXPECT_GT(num_messages, 0);
 }
 
 TEST_F(PareRuntime, AFullDiskUnderStandardOutputIsAFailure) {

@@ -311,7 +311,7 @@ TEST_P(RoundedInput, RefusesPartsAndRowsThatDoNotFit) {
   expect_error<std::invalid_argument>([&] { backend_->pack(parts); }, {"layer", "format"});
   const auto packed = backend_->pack({&layer.linear, 1});
   std::vector<float> x(32), y(4);
-  expect_error<std::invalid_argument>([&] { backend_->linear(*packed, x.data(), 1, y.data()); }, {"linear", "a16"});
+  expect_error<std::invalid_argument>([&] { backend_->linear(*packed, x.data(), 1, y.data()); }, {"linear", "float"});
   std::vector<float> nll(1);
   std::vector<uint8_t> top1(1);
   expect_error<std::invalid_argument>(

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
 #include <string_view>
 
 #include "runtime/system/interrupt.h"
@@ -101,6 +105,90 @@ INSTANTIATE_TEST_SUITE_P(
                     Draws{"TopKThenTopP", {.temperature = 1.0, .top_k = 3, .top_p = 0.79, .seed = 6}, {1, 4}}),
     [](const auto& test) { return test.param.name; });
 
+// The sampler in its plainest form, all candidates sorted: what a seed draws is defined by it.
+class SortingSampler {
+ public:
+  explicit SortingSampler(const SamplingOptions& options) : options_(options), random_(options.seed) {}
+
+  int32_t sample(std::span<const float> logits_V) {
+    std::vector<int32_t> ids(logits_V.size());
+    std::iota(ids.begin(), ids.end(), 0);
+    std::sort(ids.begin(), ids.end(),
+              [&](int32_t a, int32_t b) { return logits_V[a] != logits_V[b] ? logits_V[a] > logits_V[b] : a < b; });
+    if (options_.top_k > 0 && options_.top_k < static_cast<int64_t>(ids.size())) ids.resize(options_.top_k);
+    const double largest = logits_V[ids[0]];
+    std::vector<double> weights;
+    for (const int32_t id : ids) weights.push_back(std::exp((logits_V[id] - largest) / options_.temperature));
+    double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+    size_t num_kept = ids.size();
+    if (options_.top_p < 1.0) {
+      double kept = 0.0;
+      for (num_kept = 0; num_kept < weights.size() && kept < options_.top_p * total; ++num_kept) {
+        kept += weights[num_kept];
+      }
+      total = kept;
+    }
+    double left = random_.uniform() * total;
+    for (size_t i = 0; i < num_kept; ++i) {
+      left -= weights[i];
+      if (left < 0.0) return ids[i];
+    }
+    return ids[num_kept - 1];
+  }
+
+ private:
+  SamplingOptions options_;
+  RandomNumbers random_;
+};
+
+// Logits of several kinds: spread as models' are, in few distinct values, all equal, with one or few far above or below
+// the others, and of the width of a mask.
+std::vector<float> awkward_logits(size_t num, int kind, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  std::vector<float> logits(num);
+  for (float& logit : logits) logit = 3.0f * normal(random);
+  if (kind == 1) {
+    for (float& logit : logits) logit = std::rint(logit);
+  } else if (kind == 2) {
+    std::fill(logits.begin(), logits.end(), -0.0f);
+    for (size_t i = 0; i < num; i += 3) logits[i] = 0.0f;  // equal to -0
+  } else if (kind == 3) {
+    for (int i = 0; i < 3; ++i) logits[random() % num] += 40.0f;
+  } else if (kind == 4) {
+    for (size_t i = 0; i < num; i += 2) logits[i] = -1e30f;
+  } else if (kind == 5) {
+    for (float& logit : logits) logit *= 1e-5f;
+  }
+  return logits;
+}
+
+// Sizes below and above that from which the sampler does not sort; 2^k equal weights make running sums meet what top_p
+// asks for to the last bit.
+TEST(Sampler, DrawsWhatSortingAllCandidatesDraws) {
+  std::mt19937 random(11);
+  for (const size_t num : {1u, 2u, 100u, 4095u, 4096u, 16384u}) {
+    for (int kind = 0; kind < 6; ++kind) {
+      const std::vector<float> logits = awkward_logits(num, kind, random);
+      for (const double temperature : {1.0, 0.02, 1000.0}) {
+        for (const int64_t top_k : {0, 40, 5000}) {
+          for (const double top_p : {1.0, 0.9, 0.5, 0.25, 1e-9, 1.0 - 1e-12}) {
+            const SamplingOptions options = {
+                .temperature = temperature, .top_k = top_k, .top_p = top_p, .seed = random()};
+            Sampler sampler(options);
+            SortingSampler expected(options);
+            const int num_draws = num < 5000 ? 5 : 2;
+            for (int draw = 0; draw < num_draws; ++draw) {
+              ASSERT_EQ(sampler.sample(logits), expected.sample(logits))
+                  << num << " logits of kind " << kind << ", temperature " << temperature << ", top-k " << top_k
+                  << ", top-p " << top_p << ", draw " << draw;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Sampler, RefusesImpossibleOptions) {
   expect_error<std::invalid_argument>([] { Sampler({.temperature = -1.0}); }, {"temperature", "-1"});
   expect_error<std::invalid_argument>([] { Sampler({.temperature = NAN}); }, {"temperature"});
@@ -157,7 +245,18 @@ TEST_F(Generate, StopsAtAnEndToken) {
 TEST_F(Generate, FillsTheContextToTheLastToken) {
   const Generation generation = generate(model_, prompt_, {.max_tokens = 125});
   EXPECT_EQ(generation.ids.size(), 125u);  // 4 + 124 fed tokens fill the context of 128
-  expect_error<std::invalid_argument>([&] { generate(model_, prompt_, {.max_tokens = 126}); }, {"129", "128"});
+}
+
+TEST_F(Generate, RefusesWhatDoesNotFitTheContext) {
+  for (const int64_t max_tokens : {int64_t{126}, int64_t{1} << 40, std::numeric_limits<int64_t>::max()}) {
+    expect_error<std::invalid_argument>(
+        [&] { generate(model_, prompt_, {.max_tokens = max_tokens}); },
+        {"prompt's 4 tokens", "--max-tokens " + std::to_string(max_tokens), "context of 128", "at most 125 new"});
+  }
+  const std::vector<int32_t> longer(129, 5);
+  expect_error<std::invalid_argument>([&] { generate(model_, longer, {.max_tokens = 1}); },
+                                      {"prompt's 129 tokens", "--max-tokens 1 ", "context of 128", "shorten"});
+  EXPECT_EQ(generate(model_, std::span(longer).first(128), {.max_tokens = 1}).prompt_tokens, 128);
 }
 
 TEST_F(Generate, DrawsFromTheTokenizersVocabularyOnly) {

@@ -432,6 +432,24 @@ TEST_P(FiniteValues, NanAndInfinityAreFoundAnywhere) {
   }
 }
 
+// Large tensors are read by all threads; the message is still of the first damaged element.
+TEST_P(FiniteValues, TheFirstOfSeveralInALargeTensorIsNamed) {
+  constexpr int64_t kVocabulary = 150001, kWidth = 8;
+  Draft draft = tiny_llama(true);
+  draft.config["vocab_size"] = kVocabulary;
+  draft.add_random("model.embed_tokens.weight", {kVocabulary, kWidth}, GetParam());
+  const float infinity = std::numeric_limits<float>::infinity();
+  const size_t size = dtype_size_bytes(GetParam());
+  for (const int64_t index : {kVocabulary * kWidth - 1, int64_t{900000}, int64_t{32768}, int64_t{32767}, int64_t{3}}) {
+    std::vector<std::byte>& data = draft.tensors.at("model.embed_tokens.weight").data;
+    convert_from_float(GetParam(), std::span(&infinity, 1),
+                       std::span(data).subspan(static_cast<size_t>(index) * size, size));
+    write(draft);
+    expect_all_in(thrown_by([&] { Checkpoint::open(directory_).check_values(); }),
+                  {"model.embed_tokens.weight", "element " + std::to_string(index) + " "});
+  }
+}
+
 TEST_P(FiniteValues, LargestValuesAreFinite) {
   const DType dtype = GetParam();
   Draft draft = tiny_llama(true);
@@ -466,6 +484,38 @@ TEST_F(CheckpointTest, NanInNormsAndBiasesIsFound) {
                 {"model.norm.weight", "NaN", "element 3"});
   expect_all_in(thrown_by([&] { checkpoint.linear(checkpoint.description().blocks[0].experts[0].up); }),
                 {"up_proj.bias", "NaN", "element 15"});
+}
+
+// Every tensor of every family's file is one that the model uses.
+TEST_F(CheckpointTest, DamageInAnyTensorIsFoundByCheckingAll) {
+  const fs::path goldens = fs::path(PARE_SOURCE_DIR) / "tests/golden";
+  for (const char* folder : {"families", "encoders"}) {
+    for (const auto& entry : fs::directory_iterator(goldens / folder)) {
+      if (!entry.is_directory()) continue;
+      fs::remove_all(directory_);
+      fs::copy(entry.path(), directory_, fs::copy_options::recursive);
+      EXPECT_NO_THROW(Checkpoint::open(directory_).check_values()) << entry.path();
+      for (const auto& file : fs::directory_iterator(directory_)) {
+        if (file.path().extension() != ".safetensors") continue;
+        const std::string whole = read_all(file.path());
+        uint64_t header_size = 0;
+        std::memcpy(&header_size, whole.data(), 8);
+        const Json header = Json::parse(whole.substr(8, header_size));
+        for (const auto& [name, tensor] : header.items()) {
+          if (name == "__metadata__") continue;
+          std::string damaged = whole;
+          const size_t end = 8 + header_size + tensor["data_offsets"][1].get<size_t>();
+          damaged[end - 1] |= 0x7f;  // with the byte before: all bits of the exponent
+          damaged[end - 2] = static_cast<char>(0x80);
+          write_text(file.path(), damaged);
+          const Checkpoint checkpoint = Checkpoint::open(directory_);
+          expect_all_in(thrown_by([&] { checkpoint.check_values(); }), {"expected finite values", "damaged"});
+          if (testing::Test::HasFailure()) FAIL() << entry.path() << ", tensor " << name;
+        }
+        write_text(file.path(), whole);
+      }
+    }
+  }
 }
 
 // --- Directory, config and index ---
@@ -541,7 +591,7 @@ TEST_F(CheckpointTest, ForeignContainersAreRefusedByName) {
   for (const char* method : {"gptq", "fp8", "quanto"}) {
     Draft draft = tiny_llama();
     draft.config["quantization_config"] = {{"quant_method", method}, {"bits", 4}};
-    expect_all_in(refusal(draft), {"config.json", method, "already quantized", "original 16-bit"});
+    expect_all_in(refusal(draft), {"config.json", method, "already quantized", "start from the original"});
   }
   Draft draft = tiny_llama();
   draft.config["quantization_config"] = {{"bits", 4}};
