@@ -157,8 +157,8 @@ std::optional<Difference> check_sample(const LayerStatistics& statistics) {
   return std::nullopt;
 }
 
-// The upper triangle, which is all that a file holds: its diagonal is the other record's, and no product of two channels
-// exceeds what their squares allow (Cauchy and Schwarz).
+// The upper triangle, which is all that a file holds: its diagonal is the other record's, and no product of two
+// channels exceeds what their squares allow (Cauchy and Schwarz).
 std::optional<Difference> check_hessian(const LayerStatistics& statistics) {
   const int64_t width = statistics.hessian_diagonal_I.numel();
   const float* diagonal = statistics.hessian_diagonal_I.const_data_ptr<float>();
