@@ -23,8 +23,6 @@
 
 #include "compress/walk/calibration.h"
 #include "compress/walk/decoder_block.h"
-#include "compress/walk/hdf5_writer.h"
-#include "compress/walk/large_file.h"
 
 namespace pare {
 
@@ -59,9 +57,8 @@ class StatisticsWriter {
   static int64_t size_bytes(const ModelDescription& model, int64_t num_sample_rows);
 
  private:
-  UnpublishedFile file_;
-  Hdf5Writer writer_;
-  StatisticsOrigin origin_;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 class StatisticsFile {
