@@ -53,7 +53,8 @@ std::string many_outliers_event(const std::vector<float>& absmax_I, const Outlie
   std::ostringstream text;
   text.precision(3);
   text << found.columns.size() << " of " << absmax_I.size() << " input channels (" << std::round(100.0 * found.share)
-       << " %) reach the absolute threshold " << found.threshold << " and stay in floating point: this layer's own scale is "
+       << " %) reach the absolute threshold " << found.threshold
+       << " and stay in floating point: this layer's own scale is "
        << "larger (median channel " << median_absmax << ", largest " << largest << "); a threshold of "
        << kProposedMultiple << " times the median channel would choose " << num_proposed;
   return text.str();

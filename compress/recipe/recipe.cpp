@@ -106,7 +106,8 @@ BudgetRecipe read_budget(const Value& value) {
                        const int64_t bits = item.integer(2, 16);
                        budget.allowed.push_back(bits == 16 ? 16 : read_bits(item));
                      }
-                     if (budget.allowed.empty()) list.fail("expected some of 2, 3, 4 and 8 bits, and 16 for the model's own type");
+                     if (budget.allowed.empty())
+                       list.fail("expected some of 2, 3, 4 and 8 bits, and 16 for the model's own type");
                    }}});
   if (budget.bits.has_value() == budget.size_bytes.has_value()) {
     value.fail("expected either 'bits' (per weight of the blocks' linears) or 'size' (of all weight files)");

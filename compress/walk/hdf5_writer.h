@@ -1,7 +1,7 @@
-// Writes what hdf5_reader.h reads: groups, attributes (texts, 64-bit numbers) and contiguous float32 arrays, by the HDF5
-// library. The same calls give the same bytes: no times are stored, and the format's version does not depend on the
-// library's. Every function throws std::runtime_error (path, the library's reason); an object that has thrown can only
-// be destroyed.
+// Writes what hdf5_reader.h reads: groups, attributes (texts, 64-bit numbers) and contiguous float32 arrays, by the
+// HDF5 library. The same calls give the same bytes: no times are stored, and the format's version does not depend on
+// the library's. Every function throws std::runtime_error (path, the system's reason); an object that has thrown can
+// only be destroyed. Throws std::invalid_argument for a text that is not plain (hdf5_reader.h).
 #pragma once
 
 #include <cstdint>

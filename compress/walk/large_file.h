@@ -34,8 +34,9 @@ class InputFile {
 // PATH.partial, locked while the object lives. What a killed run has left is taken over, so that there is one at most.
 class UnpublishedFile {
  public:
-  // An empty file that `path` will name. It must be written so that whenever the process dies it begins with `magic`, or
-  // with zeros, or is empty. Throws std::runtime_error (path, reason): another run is writing it, PATH.partial is something else.
+  // An empty file that `path` will name. It must be written so that when the process dies it begins with `magic`, or
+  // with zeros, or is empty. Throws std::runtime_error (path, reason): another run is writing it, PATH.partial is
+  // something else.
   UnpublishedFile(std::filesystem::path path, std::string_view magic);
   UnpublishedFile(const UnpublishedFile&) = delete;
   UnpublishedFile& operator=(const UnpublishedFile&) = delete;

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "compress/walk/hdf5_reader.h"
+#include "compress/walk/hdf5_writer.h"
+#include "compress/walk/large_file.h"
 #include "quant/row_chunks.h"
 #include "runtime/system/sha256.h"
 
@@ -157,8 +159,8 @@ std::optional<Difference> check_sample(const LayerStatistics& statistics) {
   return std::nullopt;
 }
 
-// The upper triangle, which is all that a file holds: its diagonal is the other record's, and no product of two channels
-// exceeds what their squares allow (Cauchy and Schwarz).
+// The upper triangle, which is all that a file holds: its diagonal is the other record's, and no product of two
+// channels exceeds what their squares allow (Cauchy and Schwarz).
 std::optional<Difference> check_hessian(const LayerStatistics& statistics) {
   const int64_t width = statistics.hessian_diagonal_I.numel();
   const float* diagonal = statistics.hessian_diagonal_I.const_data_ptr<float>();
@@ -239,20 +241,18 @@ void mirror(float* matrix, int64_t width) {
   });
 }
 
-void write_floats(Hdf5Writer& writer, const std::string& group, const char* name, const at::Tensor& tensor) {
-  const at::Tensor values = tensor.contiguous();
+void write_floats(Hdf5Writer& writer, const std::string& group, const char* name, const at::Tensor& values) {
   writer.floats(group, name, values.sizes(), {values.const_data_ptr<float>(), static_cast<size_t>(values.numel())});
 }
 
 void write_upper_triangle(Hdf5Writer& writer, const std::string& group, const char* name, const at::Tensor& matrix_II) {
-  const at::Tensor values = matrix_II.contiguous();
-  const int64_t width = values.size(0);
+  const int64_t width = matrix_II.size(0);
   std::vector<float> buffer;
   int64_t row = 0;
   writer.floats(group, name, width * (width + 1) / 2, [&] {
     buffer.clear();
     for (; row < width && static_cast<int64_t>(buffer.size()) < kBufferFloats; ++row) {
-      const float* source = values.const_data_ptr<float>() + row * width;
+      const float* source = matrix_II.const_data_ptr<float>() + row * width;
       buffer.insert(buffer.end(), source + row, source + width);
     }
     return std::span<const float>(buffer);
@@ -295,20 +295,28 @@ at::Tensor read_upper_triangle(const Hdf5Reader& reader, const Hdf5Floats& trian
 
 }  // namespace
 
-StatisticsWriter::StatisticsWriter(fs::path path, const StatisticsOrigin& origin)
-    : file_(std::move(path), kMagic), writer_(file_.partial_path(), file_.path(), kUserBlockBytes), origin_(origin) {
-  refuse_writing(file_.path(), "", check_origin(origin));
-  // Says whose an unfinished file is.
-  file_.write_head(kMagic);
-  writer_.attribute("/", "model", origin.model);
-  writer_.attribute("/", "data", origin.data);
-  writer_.attribute("/", "text", origin.text);
-  writer_.attribute("/", "windows", static_cast<uint64_t>(origin.num_windows));
-  writer_.attribute("/", "tokens", static_cast<uint64_t>(origin.num_tokens));
-  writer_.attribute("/", "seed", origin.seed);
-  writer_.attribute("/", "pare", origin.pare_version);
-  writer_.attribute("/", "libtorch", origin.libtorch_version);
-  writer_.attribute("/", "instruction_set", origin.instruction_set);
+struct StatisticsWriter::State {
+  UnpublishedFile file;
+  Hdf5Writer writer;
+  StatisticsOrigin origin;
+  State(fs::path path, const StatisticsOrigin& from)
+      : file(std::move(path), kMagic), writer(file.partial_path(), file.path(), kUserBlockBytes), origin(from) {}
+};
+
+StatisticsWriter::StatisticsWriter(fs::path path, const StatisticsOrigin& origin) {
+  refuse_writing(path, "", check_origin(origin));
+  state_ = std::make_unique<State>(std::move(path), origin);
+  state_->file.write_head(kMagic);  // says whose an unfinished file is
+  Hdf5Writer& writer = state_->writer;
+  writer.attribute("/", "model", origin.model);
+  writer.attribute("/", "data", origin.data);
+  writer.attribute("/", "text", origin.text);
+  writer.attribute("/", "windows", static_cast<uint64_t>(origin.num_windows));
+  writer.attribute("/", "tokens", static_cast<uint64_t>(origin.num_tokens));
+  writer.attribute("/", "seed", origin.seed);
+  writer.attribute("/", "pare", origin.pare_version);
+  writer.attribute("/", "libtorch", origin.libtorch_version);
+  writer.attribute("/", "instruction_set", origin.instruction_set);
 }
 
 StatisticsWriter::~StatisticsWriter() = default;
@@ -319,8 +327,12 @@ void StatisticsWriter::write(const BlockDescription& block, Stage stage, const L
   if (!statistics.hessian_II.defined()) throw std::invalid_argument("statistics of " + group + ": H is missing");
   const int64_t width = stage_width(block, stage);
   const auto check_width = [&](const at::Tensor& tensor, int64_t num_dimensions) {
-    if (tensor.dim() == num_dimensions && tensor.size(-1) == width && tensor.scalar_type() == at::kFloat) return;
-    throw std::invalid_argument("statistics of " + group + ": expected float32 of width " + std::to_string(width));
+    if (tensor.defined() && tensor.dim() == num_dimensions && tensor.size(-1) == width && tensor.is_contiguous() &&
+        tensor.scalar_type() == at::kFloat) {
+      return;
+    }
+    throw std::invalid_argument("statistics of " + group + ": expected contiguous float32 of width " +
+                                std::to_string(width));
   };
   for (const at::Tensor& tensor_I :
        {statistics.hessian_diagonal_I, statistics.min_I, statistics.max_I, statistics.mean_abs_I}) {
@@ -328,29 +340,31 @@ void StatisticsWriter::write(const BlockDescription& block, Stage stage, const L
   }
   check_width(statistics.sample_RI, 2);
   check_width(statistics.hessian_II, 2);
-  for (const auto& difference :
-       {check_tokens(origin_, stage, statistics), check_rows(statistics.num_tokens, statistics.sample_RI.size(0)),
-        check_channels(statistics), check_sample(statistics), check_hessian(statistics)}) {
-    refuse_writing(file_.path(), group + "/", difference);
+  for (const auto& difference : {check_tokens(state_->origin, stage, statistics),
+                                 check_rows(statistics.num_tokens, statistics.sample_RI.size(0)),
+                                 check_channels(statistics), check_sample(statistics), check_hessian(statistics)}) {
+    refuse_writing(state_->file.path(), group + "/", difference);
   }
+  Hdf5Writer& writer = state_->writer;
   std::vector<std::string> layers;
   for (const LinearDescription& linear : stage_layers(block, stage)) layers.push_back(linear.name);
-  writer_.make_group(group);
-  writer_.attribute(group, "layers", layers);
-  writer_.attribute(group, "num_tokens", static_cast<uint64_t>(statistics.num_tokens));
-  write_upper_triangle(writer_, group, "hessian", statistics.hessian_II);
-  write_floats(writer_, group, "hessian_diagonal", statistics.hessian_diagonal_I);
-  write_floats(writer_, group, "min", statistics.min_I);
-  write_floats(writer_, group, "max", statistics.max_I);
-  write_floats(writer_, group, "mean_abs", statistics.mean_abs_I);
-  write_floats(writer_, group, "sample", statistics.sample_RI);
+  writer.make_group(group);
+  writer.attribute(group, "layers", layers);
+  writer.attribute(group, "num_tokens", static_cast<uint64_t>(statistics.num_tokens));
+  write_upper_triangle(writer, group, "hessian", statistics.hessian_II);
+  write_floats(writer, group, "hessian_diagonal", statistics.hessian_diagonal_I);
+  write_floats(writer, group, "min", statistics.min_I);
+  write_floats(writer, group, "max", statistics.max_I);
+  write_floats(writer, group, "mean_abs", statistics.mean_abs_I);
+  write_floats(writer, group, "sample", statistics.sample_RI);
 }
 
 std::string StatisticsWriter::publish() {
-  writer_.close();
-  const std::string hash = hash_content(InputFile(file_.partial_path()));
-  file_.write_head(user_block(hash));
-  file_.publish();
+  UnpublishedFile& file = state_->file;
+  state_->writer.close();
+  const std::string hash = hash_content(InputFile(file.partial_path()));
+  file.write_head(user_block(hash));
+  file.publish();
   return hash;
 }
 

@@ -12,8 +12,8 @@
 #include "runtime/format/container_format.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
-#include "runtime/system/sha256.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/sha256.h"
 
 namespace pare {
 namespace {

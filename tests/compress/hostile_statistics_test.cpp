@@ -475,8 +475,8 @@ TEST_F(HostileStatistics, AreNotWritten) {
   refused(kOrigin, other, "H is missing");
 }
 
-// Random damage anywhere, and a right hash: read or refused, and nothing else. In a process of its own, so that a crash,
-// a hang or memory without bound is found too.
+// Random damage anywhere, and a right hash: read or refused, and nothing else. In a process of its own, so that a
+// crash, a hang or memory without bound is found too.
 TEST_F(HostileStatistics, MutatedBytesAreReadOrRefused) {
   const std::string good = bytes_of(good_);
   constexpr int kMutations = 4000;
