@@ -136,10 +136,10 @@ inline std::span<const EnumName<LlmInt8Layout>> enum_names(LlmInt8Layout) {
 }
 
 // When outlier columns are found: dynamic in every sequence that is run, fixed by the calibration once for all.
-enum class OutlierTime { dynamic, fixed };
+enum class OutlierTime { dynamic, static_ };
 inline std::span<const EnumName<OutlierTime>> enum_names(OutlierTime) {
   static constexpr std::array<EnumName<OutlierTime>, 2> kNames = {
-      {{OutlierTime::dynamic, "dynamic"}, {OutlierTime::fixed, "static"}}};
+      {{OutlierTime::dynamic, "dynamic"}, {OutlierTime::static_, "static"}}};
   return kNames;
 }
 

@@ -72,8 +72,9 @@ std::string content_hash(const StoredLinear& linear) {
       std::to_string(weight.num_out) + "x" + std::to_string(weight.num_in) + " bits " + std::to_string(weight.bits) +
       " group " + std::to_string(weight.group_size) + (weight.symmetric ? " symmetric " : " asymmetric ") +
       std::string(dtype_name(weight.scale_dtype)) + (weight.code_type == CodeType::fp8 ? " fp8" : "") + " input " +
-      input_format_name(input) + " " + std::to_string(static_cast<int>(input.outliers)) + " zero " +
-      std::to_string(input.zero);
+      // Hashes stay what they were when plain inputs were called so.
+      (input.is_plain() ? "a16" : input_format_name(input)) + " " + std::to_string(static_cast<int>(input.outliers)) +
+      " zero " + std::to_string(input.zero);
   hash.update(std::as_bytes(std::span(header)));
   hash.update(bytes_of(weight.codes_OI));
   hash.update(bytes_of(weight.scales_OG));

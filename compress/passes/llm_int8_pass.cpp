@@ -21,7 +21,7 @@ void find_outliers(const LlmInt8Pass& pass, StageState& stage) {
   } else if (pass.needs_range()) {
     throw std::invalid_argument("llm_int8: outlier columns and relative thresholds need calibration statistics");
   }
-  if (llm_int8.time == OutlierTime::fixed) {
+  if (llm_int8.time == OutlierTime::static_) {
     stage.input.outliers = OutlierRule::columns;
     stage.input.outlier_columns = std::move(found.columns);
     return;

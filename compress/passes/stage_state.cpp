@@ -45,14 +45,14 @@ at::Tensor absmax(const LayerStatistics& statistics) {
 }
 
 InputFormat resolved_input(const InputFormat& wanted, const LayerStatistics& statistics, DType scale_dtype) {
-  if (wanted.is_plain() || wanted.range != InputRange::fixed) return wanted;
+  if (wanted.is_plain() || wanted.range != InputRange::static_) return wanted;
   if (!statistics.min_I.defined()) throw std::invalid_argument("a static range needs calibration statistics");
   InputFormat format = wanted;
   const InputExtremes extremes{std::min(0.0f, statistics.min_I.min().item<float>()),
                                std::max(0.0f, statistics.max_I.max().item<float>())};
   format.range = InputRange::token;
   const InputGrid grid = input_grid(format, extremes);
-  format.range = InputRange::fixed;
+  format.range = InputRange::static_;
   format.scale = round_to(grid.scale, scale_dtype);
   if (!format.symmetric) {
     format.zero = static_cast<int>(std::rint(std::clamp(-128.0f - extremes.low / format.scale, -128.0f, 127.0f)));

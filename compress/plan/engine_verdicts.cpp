@@ -114,7 +114,7 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescrip
         for (Reasons* reasons : {&vllm, &converter}) reasons->add("rounded inputs beside dense weights are not read");
         continue;
       }
-      if (scheme.input.type == InputType::int8 && scheme.input.range == InputRange::sequence) {
+      if (scheme.input.type == InputType::int8 && scheme.input.range == InputRange::tensor) {
         vllm.add("int8 inputs with a dynamic range per tensor: only per token, or static");
       }
       if (scheme.bits != 4 && scheme.bits != 8) vllm.add(std::to_string(scheme.bits) + " bits: only 4 and 8 are read");

@@ -39,13 +39,13 @@ void check_activations(const PassCheck& check, InputType type, InputFormat& form
     check.fail("activations",
                "expected none or " + std::string(name_of(type)) + ", found " + std::string(name_of(format.type)));
   }
-  if (format.range == InputRange::fixed) {
+  if (format.range == InputRange::static_) {
     check.require_calibration("activations", "a static range is measured on calibration data", "use token or tensor");
   }
 }
 
 StatisticsNeed need_of(const InputFormat& activations) {
-  return activations.range == InputRange::fixed ? StatisticsNeed::hessian_diagonal : StatisticsNeed::none;
+  return activations.range == InputRange::static_ ? StatisticsNeed::hessian_diagonal : StatisticsNeed::none;
 }
 
 std::string group_words(int64_t group_size) {
@@ -66,7 +66,7 @@ void PassCheck::require_calibration(std::string_view key, const std::string& wha
 void PassOptions::check_layer(const std::string&, int64_t, int64_t) const {}
 
 bool PassOptions::needs_range() const {
-  return input() != nullptr && input()->range == InputRange::fixed;
+  return input() != nullptr && input()->range == InputRange::static_;
 }
 
 const PassRow* find_pass(std::string_view key) {
@@ -251,7 +251,7 @@ void LlmInt8Pass::check(const PassCheck& check) {
   if (llm_int8.measure == OutlierMeasure::median_absmax) {
     check.require_calibration("measure", "the median channel is known from calibration", "use rms");
   }
-  if (llm_int8.time == OutlierTime::fixed) {
+  if (llm_int8.time == OutlierTime::static_) {
     check.require_calibration("outliers", "static outlier columns are found in calibration data", "use dynamic");
   }
   if (activations.type != InputType::int8 || activations.range != InputRange::token) {
@@ -269,7 +269,7 @@ void LlmInt8Pass::check(const PassCheck& check) {
 }
 
 bool LlmInt8Pass::needs_range() const {
-  return llm_int8.time == OutlierTime::fixed || llm_int8.measure == OutlierMeasure::median_absmax;
+  return llm_int8.time == OutlierTime::static_ || llm_int8.measure == OutlierMeasure::median_absmax;
 }
 
 void LlmInt8Pass::store(PackScheme& scheme) const {
@@ -281,7 +281,7 @@ void LlmInt8Pass::store(PackScheme& scheme) const {
   scheme.symmetric = true;
   scheme.input = activations;
   if (llm_int8.measure == OutlierMeasure::rms) scheme.input.outliers = OutlierRule::relative;
-  if (llm_int8.time == OutlierTime::fixed) scheme.input.outliers = OutlierRule::columns;
+  if (llm_int8.time == OutlierTime::static_) scheme.input.outliers = OutlierRule::columns;
 }
 
 std::string LlmInt8Pass::words(std::string_view key) const {
@@ -303,7 +303,7 @@ void ActivationsPass::fields(FieldVisitor& visit) {
 void ActivationsPass::check(const PassCheck& check) {
   if (check.is_map({}) && !check.was_given("type")) activations.type = InputType::int8;
   if (activations.type != InputType::int8) check.fail({}, "inputs are left alone as well: expected int8");
-  if (activations.range == InputRange::fixed) {
+  if (activations.range == InputRange::static_) {
     check.require_calibration({}, "a static range is measured on calibration data", "use token or tensor");
   }
 }

@@ -85,7 +85,7 @@ SensitivityRecipe read_sensitivity(const Value& value) {
                    }},
                   {"sites", [&](const Value& v) {
                      sensitivity.sites = read_activations(v);
-                     if (!sensitivity.sites.is_rowwise() || sensitivity.sites.range == InputRange::fixed) {
+                     if (!sensitivity.sites.is_rowwise() || sensitivity.sites.range == InputRange::static_) {
                        v.fail("sites are measured with a range of each token's own: use 'range: token'");
                      }
                    }}});

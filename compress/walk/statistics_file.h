@@ -22,73 +22,67 @@
 #include <string>
 
 #include "compress/walk/decoder_block.h"
-<<<<<<< HEAD
-#include "compress/walk/hdf5_writer.h"
-#include "compress/walk/large_file.h"
 #include "compress/walk/statistics.h"
-    == == ==
-    =
->>>>>>> stat
 
-        namespace pare {
+namespace pare {
 
-  // Where the statistics come from: the file's own attributes.
-  struct StatisticsOrigin {
-    std::string model;  // model_hash of the checkpoint
-    std::string data;   // windows_hash of the tokens
-    std::string text;   // name of the file they were cut from
-    int64_t num_windows = 0;
-    int64_t num_tokens = 0;  // of a window
-    uint64_t seed = 0;
-    std::string pare_version, libtorch_version, instruction_set;
-  };
+// Where the statistics come from: the file's own attributes.
+struct StatisticsOrigin {
+  std::string model;  // model_hash of the checkpoint
+  std::string data;   // windows_hash of the tokens
+  std::string text;   // name of the file they were cut from
+  int64_t num_windows = 0;
+  int64_t num_tokens = 0;  // of a window
+  uint64_t seed = 0;
+  std::string pare_version, libtorch_version, instruction_set;
+};
 
-  // Appears under its name when it is complete, or not at all; PATH.partial until then.
-  class StatisticsWriter {
-   public:
-    // Throws std::runtime_error (path, reason: another run is writing it, say), std::invalid_argument (an origin that
-    // could not be read again).
-    StatisticsWriter(std::filesystem::path path, const StatisticsOrigin& origin);
-    StatisticsWriter(StatisticsWriter&&) = delete;
-    ~StatisticsWriter();  // removes what is not published
+// Appears under its name when it is complete, or not at all; PATH.partial until then.
+class StatisticsWriter {
+ public:
+  // Throws std::runtime_error (path, reason: another run is writing it, say), std::invalid_argument (an origin that
+  // could not be read again).
+  StatisticsWriter(std::filesystem::path path, const StatisticsOrigin& origin);
+  StatisticsWriter(StatisticsWriter&&) = delete;
+  ~StatisticsWriter();  // removes what is not published
 
-    // Of one stage, H included; each once. Throws std::runtime_error (path, reason), std::invalid_argument without H or
-    // for numbers that no input can have.
-    void write(const BlockDescription& block, Stage stage, const LayerStatistics& statistics);
+  // Of one stage, H included; each once. Throws std::runtime_error (path, reason), std::invalid_argument without H or
+  // for numbers that no input can have.
+  void write(const BlockDescription& block, Stage stage, const LayerStatistics& statistics);
 
-    // Hashes, syncs and renames the file. Returns the hash. Throws std::runtime_error (path, reason): also where a file
-    // has appeared under that name meanwhile; it stays as it is, and PATH.partial, then complete, stays too.
-    std::string publish();
+  // Hashes, syncs and renames the file. Returns the hash. Throws std::runtime_error (path, reason): also where a file
+  // has appeared under that name meanwhile; it stays as it is, and PATH.partial, then complete, stays too.
+  std::string publish();
 
-    static int64_t size_bytes(const ModelDescription& model, int64_t num_sample_rows);
+  static int64_t size_bytes(const ModelDescription& model, int64_t num_sample_rows);
 
-   private:
-    struct State;
-    std::unique_ptr<State> state_;
-  };
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
-  class StatisticsFile {
-   public:
-    // Reads the whole file once and checks its hash. Throws std::runtime_error: the path, and whether it is no file of
-    // statistics, of another version, truncated or damaged, or which object is none that StatisticsWriter writes.
-    static StatisticsFile open(const std::filesystem::path& path);
-    StatisticsFile(StatisticsFile&&) noexcept;
-    StatisticsFile& operator=(StatisticsFile&&) noexcept;
-    ~StatisticsFile();
+class StatisticsFile {
+ public:
+  // Reads the whole file once and checks its hash. Throws std::runtime_error: the path, and whether it is no file of
+  // statistics, of another version, truncated or damaged, or which object is none that StatisticsWriter writes.
+  static StatisticsFile open(const std::filesystem::path& path);
+  StatisticsFile(StatisticsFile&&) noexcept;
+  StatisticsFile& operator=(StatisticsFile&&) noexcept;
+  ~StatisticsFile();
 
-    const std::filesystem::path& path() const;
-    const StatisticsOrigin& origin() const;
-    const std::string& hash() const;  // what publish returned
+  const std::filesystem::path& path() const;
+  const StatisticsOrigin& origin() const;
+  const std::string& hash() const;  // what publish returned
 
-    // One stage's record, without H unless `need` is hessian. Throws std::runtime_error: a stage that the file lacks, or
-    // of another width or token count than the model and the other stages, or of numbers that no input can have: not
-    // finite, min above max, a mean above the root of the mean square (path, stage, expected, found).
-    LayerStatistics read(const BlockDescription& block, Stage stage, StatisticsNeed need) const;
+  // One stage's record, without H unless `need` is hessian. Throws std::runtime_error: a stage that the file lacks, or
+  // of another width or token count than the model and the other stages, or of numbers that no input can have: not
+  // finite, min above max, a mean above the root of the mean square (path, stage, expected, found).
+  LayerStatistics read(const BlockDescription& block, Stage stage, StatisticsNeed need) const;
 
-   private:
-    struct State;
-    explicit StatisticsFile(std::unique_ptr<State> state);
-    std::unique_ptr<State> state_;
-  };
+ private:
+  struct State;
+  explicit StatisticsFile(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace pare

@@ -124,7 +124,7 @@ bool rounds_each_row(const LinearInput& x) {
 }
 
 void round_row(const Int8RowKernels& kernels, const LinearInput& x, int64_t row, const float* values, int64_t width) {
-  const bool is_fixed = x.format().range == InputRange::fixed;
+  const bool is_fixed = x.format().range == InputRange::static_;
   const InputExtremes extremes = is_fixed ? InputExtremes{} : extremes_of(kernels, values, width);
   round_on_grid(kernels, x, row, values, width, input_grid(x.format(), extremes));
 }

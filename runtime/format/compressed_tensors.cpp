@@ -225,7 +225,7 @@ std::vector<OwnedTensor> pack_plain_format(const QuantizedWeight& weight, const 
 }
 
 bool has_input_scale(const InputFormat& input) {
-  return !input.is_plain() && input.range == InputRange::fixed;
+  return !input.is_plain() && input.range == InputRange::static_;
 }
 
 void check_input_scale(float scale, const std::string& module) {

@@ -65,7 +65,7 @@ OrderedJson activations_json(const InputFormat& input) {
   json["strategy"] = input.range == InputRange::token ? "token" : "tensor";
   json["group_size"] = nullptr;
   json["block_structure"] = nullptr;
-  json["dynamic"] = input.range != InputRange::fixed;
+  json["dynamic"] = input.range != InputRange::static_;
   json["actorder"] = nullptr;
   json["observer"] = nullptr;
   json["observer_kwargs"] = OrderedJson::object();
@@ -271,7 +271,7 @@ InputFormat read_activations(const Json& arguments, const std::string& where, co
   }
   InputFormat input;
   input.type = is_float_type(arguments, where, key) ? InputType::fp8 : InputType::int8;
-  input.range = strategy == "token" ? InputRange::token : is_dynamic ? InputRange::sequence : InputRange::fixed;
+  input.range = strategy == "token" ? InputRange::token : is_dynamic ? InputRange::tensor : InputRange::static_;
   input.symmetric = read_bool(arguments, "symmetric", true, where, key);
   return input;
 }

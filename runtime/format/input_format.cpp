@@ -32,7 +32,7 @@ void check_shape(std::span<const float> x_TI, int64_t num_in) {
 }  // namespace
 
 void validate(const InputFormat& format, int64_t num_in, const std::string& name) {
-  const bool is_fixed = format.range == InputRange::fixed;
+  const bool is_fixed = format.range == InputRange::static_;
   if (format.type == InputType::fp8) require(format.symmetric, name, "fp8 is symmetric, found a format with a zero");
   if (is_fixed && !format.is_plain()) {
     require(std::isfinite(format.scale) && format.scale > 0.0f, name,
@@ -60,8 +60,8 @@ std::string input_format_name(const InputFormat& format) {
   if (format.is_plain()) return "float";
   std::string name = format.type == InputType::fp8 ? "afp8" : "a8";
   if (!format.symmetric) name += "z";
-  if (format.range == InputRange::sequence) name += "seq";
-  if (format.range == InputRange::fixed) name += "fixed";
+  if (format.range == InputRange::tensor) name += "seq";
+  if (format.range == InputRange::static_) name += "fixed";
   if (format.has_outliers()) name += "+outliers";
   return name;
 }
@@ -95,7 +95,7 @@ InputExtremes join(const InputExtremes& a, const InputExtremes& b) {
 }
 
 InputGrid input_grid(const InputFormat& format, const InputExtremes& extremes) {
-  if (format.range == InputRange::fixed) return {format.scale, format.zero};
+  if (format.range == InputRange::static_) return {format.scale, format.zero};
   if (!std::isfinite(extremes.low) || !std::isfinite(extremes.high)) return {kNaN, 0};
   InputGrid grid;
   if (format.symmetric) {
@@ -238,7 +238,7 @@ void fake_quantize(const InputFormat& format, std::span<float> x_TI, int64_t num
   validate(format, num_in, "fake_quantize");
   if (format.is_plain()) return;
   const auto width = static_cast<size_t>(num_in);
-  const InputExtremes all = format.range == InputRange::sequence ? input_extremes(x_TI) : InputExtremes{};
+  const InputExtremes all = format.range == InputRange::tensor ? input_extremes(x_TI) : InputExtremes{};
   const std::vector<int32_t> columns = outlier_columns(format, x_TI, num_in);
   const float limit = outlier_limit(format, x_TI, num_in);
   std::vector<int8_t> codes(width);

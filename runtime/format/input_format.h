@@ -37,12 +37,13 @@ inline std::span<const EnumName<InputType>> enum_names(InputType) {
   return kNames;
 }
 
-// What one scale serves and when it is found. A sequence is what is multiplied together of one text: a window in
-// evaluation, a prompt or a decoded token in generation; never a batch.
-enum class InputRange : uint8_t { token, sequence, fixed };
+// What one scale serves and when it is found, in the recipes' words: each token; the tensor of one sequence, which is
+// what is multiplied together of one text (a window in evaluation, a prompt or a decoded token in generation; never a
+// batch); or all inputs, found by calibration.
+enum class InputRange : uint8_t { token, tensor, static_ };
 inline std::span<const EnumName<InputRange>> enum_names(InputRange) {
   static constexpr std::array<EnumName<InputRange>, 3> kNames = {
-      {{InputRange::token, "token"}, {InputRange::sequence, "tensor"}, {InputRange::fixed, "static"}}};
+      {{InputRange::token, "token"}, {InputRange::tensor, "tensor"}, {InputRange::static_, "static"}}};
   return kNames;
 }
 
@@ -71,7 +72,7 @@ struct InputFormat {
   bool has_outliers() const { return outliers != OutlierRule::none; }
   // Whether a row is rounded without a look at the others of its sequence.
   bool is_rowwise() const {
-    return range != InputRange::sequence && (outliers == OutlierRule::none || outliers == OutlierRule::columns);
+    return range != InputRange::tensor && (outliers == OutlierRule::none || outliers == OutlierRule::columns);
   }
   bool operator==(const InputFormat&) const = default;
 

@@ -107,10 +107,10 @@ TEST(Recipe, ActivationsSayHowInputsAreRounded) {
       options_of<GptqPass>(
           "  - gptq: {bits: 8, group_size: -1, per_tensor: true, activations: {range: static, symmetric: false}}\n")
           .activations;
-  EXPECT_EQ(o3.range, InputRange::fixed);
+  EXPECT_EQ(o3.range, InputRange::static_);
   EXPECT_FALSE(o3.symmetric);
   EXPECT_EQ(options_of<RtnPass>("  - rtn: {bits: 8, activations: {range: tensor}}\n").activations.range,
-            InputRange::sequence);
+            InputRange::tensor);
 }
 
 TEST(Recipe, InputsCanBeRoundedAlone) {
@@ -126,7 +126,7 @@ TEST(Recipe, InputsCanBeRoundedAlone) {
     return *parse_recipe(head + how + tail, "r.yaml").passes[0].options->input();
   };
   EXPECT_EQ(input("{range: tensor, symmetric: false}"),
-            (InputFormat{.type = InputType::int8, .range = InputRange::sequence, .symmetric = false}));
+            (InputFormat{.type = InputType::int8, .range = InputRange::tensor, .symmetric = false}));
   EXPECT_THROW(input("none"), std::invalid_argument);
   EXPECT_THROW(input("{range: static}"), std::invalid_argument);  // without calibration
 }
@@ -157,14 +157,14 @@ TEST(Recipe, Fp8AndLlmInt8HaveOptionsOfTheirOwn) {
   const Fp8Pass fp8 = options_of<Fp8Pass>("  - fp8: {per_tensor: true, activations: {range: static}}\n");
   EXPECT_TRUE(fp8.per_tensor);
   EXPECT_EQ(fp8.activations.type, InputType::fp8);
-  EXPECT_EQ(fp8.activations.range, InputRange::fixed);
+  EXPECT_EQ(fp8.activations.range, InputRange::static_);
   EXPECT_TRUE(options_of<Fp8Pass>("  - fp8: {activations: none}\n").activations.is_plain());
   const LlmInt8Pass papers = options_of<LlmInt8Pass>("  - llm_int8: {}\n");
   EXPECT_EQ(papers.llm_int8.value, 6.0);
   EXPECT_EQ(papers.llm_int8.layout, LlmInt8Layout::bitsandbytes);
   EXPECT_EQ(options_of<LlmInt8Pass>("  - llm_int8: {measure: rms, threshold: 8}\n").llm_int8.layout,
             LlmInt8Layout::own);
-  EXPECT_EQ(options_of<LlmInt8Pass>("  - llm_int8: {outliers: static}\n").llm_int8.time, OutlierTime::fixed);
+  EXPECT_EQ(options_of<LlmInt8Pass>("  - llm_int8: {outliers: static}\n").llm_int8.time, OutlierTime::static_);
   EXPECT_TRUE(papers.activations.symmetric);
   const LlmInt8Pass zeropoint = options_of<LlmInt8Pass>("  - llm_int8: {activations: {symmetric: false}}\n");
   EXPECT_FALSE(zeropoint.activations.symmetric);

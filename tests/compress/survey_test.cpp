@@ -142,7 +142,7 @@ TEST_F(SurveyedRun, InputsAreMeasuredApartFromWeights) {
     EXPECT_EQ(groups[g - 1].at("layers"), groups[g].at("layers"));
     Transformer changed = Transformer::load(checkpoint, *backend, {}, [&](LinearWeights& linear) {
       if (std::find(layers.begin(), layers.end(), linear.name) == layers.end()) return;
-      linear.input = {.type = InputType::int8, .range = InputRange::sequence, .symmetric = false};
+      linear.input = {.type = InputType::int8, .range = InputRange::tensor, .symmetric = false};
     });
     const Evaluation direct = evaluate(changed, windows, &reference, {});
     const double kl = direct.comparison->kl_mean.value;

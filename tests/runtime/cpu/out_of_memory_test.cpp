@@ -138,7 +138,7 @@ struct Bench {
 constexpr int64_t kWide = int64_t{1} << 18;  // a row of floats: 1 MiB
 const InputFormat kPlain,
     kFp8 = {.type = InputType::fp8}, kInt8 = {.type = InputType::int8},
-    kInt8OfSequence = {.type = InputType::int8, .range = InputRange::sequence},
+    kInt8OfSequence = {.type = InputType::int8, .range = InputRange::tensor},
     kOutliers = {.type = InputType::int8, .outliers = OutlierRule::absolute, .outlier_threshold = 1.0f};
 
 TEST(OutOfMemory, InAProductOfManyRowsIsAnException) {

@@ -27,8 +27,8 @@ void PrintTo(const NamedFormat& named, std::ostream* out) {
 std::vector<NamedFormat> formats() {
   const auto int8 = [](InputRange range, bool symmetric) {
     InputFormat format = {.type = InputType::int8, .range = range, .symmetric = symmetric};
-    if (range == InputRange::fixed) format.scale = 0.05f;
-    if (range == InputRange::fixed && !symmetric) format.zero = 31;
+    if (range == InputRange::static_) format.scale = 0.05f;
+    if (range == InputRange::static_ && !symmetric) format.zero = 31;
     return format;
   };
   const auto outliers = [](OutlierRule rule, float threshold, std::vector<int32_t> columns, bool symmetric = true) {
@@ -40,13 +40,13 @@ std::vector<NamedFormat> formats() {
   };
   return {{"int8_token", int8(InputRange::token, true)},
           {"int8_token_asymmetric", int8(InputRange::token, false)},
-          {"int8_sequence", int8(InputRange::sequence, true)},
-          {"int8_sequence_asymmetric", int8(InputRange::sequence, false)},
-          {"int8_fixed", int8(InputRange::fixed, true)},
-          {"int8_fixed_asymmetric", int8(InputRange::fixed, false)},
+          {"int8_sequence", int8(InputRange::tensor, true)},
+          {"int8_sequence_asymmetric", int8(InputRange::tensor, false)},
+          {"int8_fixed", int8(InputRange::static_, true)},
+          {"int8_fixed_asymmetric", int8(InputRange::static_, false)},
           {"fp8_token", {.type = InputType::fp8}},
-          {"fp8_sequence", {.type = InputType::fp8, .range = InputRange::sequence}},
-          {"fp8_fixed", {.type = InputType::fp8, .range = InputRange::fixed, .scale = 0.01f}},
+          {"fp8_sequence", {.type = InputType::fp8, .range = InputRange::tensor}},
+          {"fp8_fixed", {.type = InputType::fp8, .range = InputRange::static_, .scale = 0.01f}},
           {"outliers_absolute", outliers(OutlierRule::absolute, 6.0f, {})},
           {"outliers_relative", outliers(OutlierRule::relative, 3.0f, {})},
           {"outliers_columns", outliers(OutlierRule::columns, 0.0f, {0, 3, 11})},

@@ -155,7 +155,7 @@ TEST_P(EncoderOps, RowsAreRoundedForTheirConsumer) {
   const int64_t width = 40, num_rows = 6;
   const std::vector<float> weight(static_cast<size_t>(8 * width), 0.25f);
   const std::vector<Sequence> sequences = {{0, 2, 0, 0}, {2, 4, 0, 2}};
-  for (const InputRange range : {InputRange::token, InputRange::sequence}) {
+  for (const InputRange range : {InputRange::token, InputRange::tensor}) {
     LinearWeights linear;
     linear.name = "linear";
     linear.weight = DenseWeight{8, width, DType::F32, std::as_bytes(std::span(weight))};

@@ -113,7 +113,7 @@ const std::vector<std::string> kMixtures = {"mixtral_experts", "qwen3_moe_dense_
 
 // A few tokens of a window share an expert with few or many of other windows: both ways of multiplying are met.
 TEST_P(Mixture, OtherWindowsDoNotChangeABit) {
-  const InputFormat plain, by_sequence = {.type = InputType::int8, .range = InputRange::sequence};
+  const InputFormat plain, by_sequence = {.type = InputType::int8, .range = InputRange::tensor};
   for (const auto& [family, input] :
        {std::pair{kMixtures[0], plain}, {kMixtures[1], plain}, {kMixtures[2], plain}, {kMixtures[0], by_sequence}}) {
     Transformer model = Transformer::load(Checkpoint::open(family_path(family)), *backend_, {},

@@ -89,8 +89,8 @@ struct Scheme {
 std::vector<Scheme> schemes() {
   const auto int8 = [](InputRange range, bool symmetric) {
     InputFormat format = {.type = InputType::int8, .range = range, .symmetric = symmetric};
-    if (range == InputRange::fixed) format.scale = 0.02f;
-    if (range == InputRange::fixed && !symmetric) format.zero = -3;
+    if (range == InputRange::static_) format.scale = 0.02f;
+    if (range == InputRange::static_ && !symmetric) format.zero = -3;
     return format;
   };
   const InputFormat outliers = {.type = InputType::int8, .outliers = OutlierRule::relative, .outlier_threshold = 2.5f};
@@ -98,13 +98,13 @@ std::vector<Scheme> schemes() {
   asymmetric_outliers.symmetric = false;
   return {{"w8a8_token", int8(InputRange::token, true)},
           {"w8a8_token_asymmetric", int8(InputRange::token, false)},
-          {"w8a8_tensor_dynamic", int8(InputRange::sequence, true), 8, kPerChannel, CodeType::integer, true},
-          {"w8a8_tensor_static", int8(InputRange::fixed, false), 8, kPerChannel, CodeType::integer, true},
+          {"w8a8_tensor_dynamic", int8(InputRange::tensor, true), 8, kPerChannel, CodeType::integer, true},
+          {"w8a8_tensor_static", int8(InputRange::static_, false), 8, kPerChannel, CodeType::integer, true},
           {"w4a8_groups", int8(InputRange::token, true), 4, 8},
           {"w16a8", int8(InputRange::token, true), 16},
           {"fp8_token", {.type = InputType::fp8}, 8, kPerChannel, CodeType::fp8},
           {"fp8_static",
-           {.type = InputType::fp8, .range = InputRange::fixed, .scale = 0.01f},
+           {.type = InputType::fp8, .range = InputRange::static_, .scale = 0.01f},
            8,
            kPerChannel,
            CodeType::fp8,
@@ -188,7 +188,7 @@ TEST_P(RoundedTransformer, SessionsGiveWhatWindowsGive) {
   const auto last = std::span(logits).last(vocabulary_size);
   const auto at_once = model.start(windows_.num_tokens);
   EXPECT_LE(rms_difference(at_once->feed(ids), last), 1e-5);
-  if (GetParam().scheme.input.range == InputRange::sequence || GetParam().scheme.input.has_outliers()) return;
+  if (GetParam().scheme.input.range == InputRange::tensor || GetParam().scheme.input.has_outliers()) return;
   const double rounding_error = rms_difference(logits, prefill_logits(exact, window, 1));
   const auto session = model.start(windows_.num_tokens);
   session->feed(ids.first(5));
@@ -201,7 +201,7 @@ TEST(RoundedTransformerLong, SequenceRangesSpanChunks) {
   TemporaryFolder folder;
   copy_family("llama_gqa_untied", folder.path() / "m", {{"max_position_embeddings", 3000}});
   const Scheme scheme = schemes()[2];
-  ASSERT_EQ(scheme.input.range, InputRange::sequence);
+  ASSERT_EQ(scheme.input.range, InputRange::tensor);
   const auto backend = make_cpu_backend(detect_isa(), 2);
   const Checkpoint checkpoint = Checkpoint::open(folder.path() / "m");
   Transformer model = Transformer::load(checkpoint, *backend, {}, [&](LinearWeights& linear) { scheme.apply(linear); });
@@ -250,7 +250,7 @@ TEST(RoundedTransformerPython, TransformersGivesTheSameLogits) {
                     {"type", input.type == InputType::fp8 ? "float" : "int"},
                     {"strategy", input.range == InputRange::token ? "token" : "tensor"},
                     {"symmetric", input.symmetric},
-                    {"dynamic", input.range != InputRange::fixed},
+                    {"dynamic", input.range != InputRange::static_},
                     {"scale", input.scale},
                     {"zero", input.zero},
                     {"outlier_threshold", input.outlier_threshold}});

@@ -76,9 +76,9 @@ TEST(QuantizationConfig, DifferentSchemesNameEveryModule) {
 // --- Activations, plain integers, FP8 ---
 
 const InputFormat kTokens{.type = InputType::int8};
-const InputFormat kStatic{.type = InputType::int8, .range = InputRange::fixed, .symmetric = false};
-const InputFormat kSequence{.type = InputType::int8, .range = InputRange::sequence};
-const InputFormat kFloats{.type = InputType::fp8, .range = InputRange::fixed};
+const InputFormat kStatic{.type = InputType::int8, .range = InputRange::static_, .symmetric = false};
+const InputFormat kSequence{.type = InputType::int8, .range = InputRange::tensor};
+const InputFormat kFloats{.type = InputType::fp8, .range = InputRange::static_};
 const PackScheme kW8A8{.bits = 8, .format = StoredFormat::int_quantized, .input = kTokens};
 const PackScheme kW8A8Static{.bits = 8, .format = StoredFormat::int_quantized, .per_tensor = true, .input = kStatic};
 const PackScheme kW8A8Sequence{.bits = 8, .format = StoredFormat::int_quantized, .input = kSequence};

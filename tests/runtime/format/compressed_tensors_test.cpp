@@ -122,7 +122,7 @@ std::vector<PlainCase> plain_cases() {
         .format = is_float ? StoredFormat::float_quantized : StoredFormat::int_quantized,
         .per_tensor = per_tensor,
         .input = {
-            .type = is_float ? InputType::fp8 : InputType::int8, .range = InputRange::fixed, .symmetric = symmetric}};
+            .type = is_float ? InputType::fp8 : InputType::int8, .range = InputRange::static_, .symmetric = symmetric}};
   };
   return {{"int8.channel.symmetric", scheme(8, false, kPerChannel, false, true)},
           {"int8.tensor.symmetric", scheme(8, false, kPerChannel, true, true)},
@@ -258,7 +258,7 @@ TEST(CompressedTensors, WritingRefusesASchemeThatIsNotTheWeights) {
   other = channel;
   other.input.type = InputType::int8;
   refused(other, {"'m'", "activations"});
-  other.input = {.type = InputType::int8, .range = InputRange::fixed, .symmetric = false};
+  other.input = {.type = InputType::int8, .range = InputRange::static_, .symmetric = false};
   linear.input = other.input;
   linear.input.scale = 0.5f;
   linear.input.zero = 128;
@@ -313,7 +313,7 @@ struct SmallTensors {
 TEST(CompressedTensors, DenseSchemesStoreTheInputAlone) {
   const PackScheme scheme{.bits = kDenseBits,
                           .format = StoredFormat::dense,
-                          .input = {.type = InputType::int8, .range = InputRange::fixed, .symmetric = false}};
+                          .input = {.type = InputType::int8, .range = InputRange::static_, .symmetric = false}};
   StoredLinear linear{.weight = {}, .input = scheme.input};
   linear.weight.num_out = 2;
   linear.weight.num_in = 3;

@@ -45,7 +45,7 @@ InputFormat with_range(InputFormat input, InputRange range) {
 std::vector<InputFormat> all_inputs() {
   std::vector<InputFormat> inputs = {{}};
   for (const InputFormat& type : {kTokens, kFp8}) {
-    for (const InputRange range : {InputRange::token, InputRange::sequence, InputRange::fixed}) {
+    for (const InputRange range : {InputRange::token, InputRange::tensor, InputRange::static_}) {
       inputs.push_back(with_range(type, range));
       inputs.push_back(asymmetric(with_range(type, range)));
     }
@@ -88,7 +88,7 @@ std::vector<PackScheme> all_schemes() {
 StoredLinear random_linear(const PackScheme& scheme, int64_t num_out, int64_t num_in, const StoredExtent& extent) {
   std::mt19937 random(static_cast<uint32_t>(num_out * 1000 + num_in));
   StoredLinear linear{.weight = {}, .input = scheme.input, .input_scale_dtype = extent.input_scale_dtype};
-  if (scheme.input.range == InputRange::fixed && !scheme.input.is_plain()) {
+  if (scheme.input.range == InputRange::static_ && !scheme.input.is_plain()) {
     linear.input.scale = 0.25f;
     linear.input.zero = scheme.input.symmetric ? 0 : -7;
   }
@@ -253,7 +253,7 @@ TEST(ContainerFormat, SizesOfKnownLayers) {
   EXPECT_EQ(bytes("compressed-tensors", {.bits = 8, .per_tensor = true}, {.scale_dtype = DType::F32}), kWeights + 4);
   EXPECT_EQ(bytes("compressed-tensors", {.bits = kDenseBits,
                                          .format = StoredFormat::dense,
-                                         .input = asymmetric(with_range(kTokens, InputRange::fixed))}),
+                                         .input = asymmetric(with_range(kTokens, InputRange::static_))}),
             2 + 1);
   EXPECT_EQ(bytes("awq-gemm", {.bits = 4, .group_size = 128}), kWeights / 2 + 2 * 64 / 2 + 2 * 64 * 2);
   EXPECT_EQ(bytes("bitsandbytes", {.bits = 8, .input = kAbsolute}), kWeights + 64 * 4 + 1);

@@ -77,7 +77,7 @@ void write_containers(const std::filesystem::path& folder) {
   const auto add = [&](StoredLinear linear, PackScheme scheme) {
     const std::string name = "module" + std::to_string(modules.size());
     linear.input = scheme.input;
-    if (linear.input.range == InputRange::fixed) {
+    if (linear.input.range == InputRange::static_) {
       linear.input.scale = 0.25f;
       linear.input.zero = linear.input.symmetric ? 0 : -7;
     }
@@ -86,8 +86,8 @@ void write_containers(const std::filesystem::path& folder) {
     modules.push_back({name, scheme});
   };
   const InputFormat tokens{.type = InputType::int8};
-  const InputFormat fixed{.type = InputType::int8, .range = InputRange::fixed, .symmetric = false};
-  const InputFormat floats{.type = InputType::fp8, .range = InputRange::fixed};
+  const InputFormat fixed{.type = InputType::int8, .range = InputRange::static_, .symmetric = false};
+  const InputFormat floats{.type = InputType::fp8, .range = InputRange::static_};
   StoredLinear linear;
   linear.weight = random_weight(generator, 8, false, true, DType::BF16);
   add(linear, {.bits = 8, .format = StoredFormat::int_quantized, .input = tokens});

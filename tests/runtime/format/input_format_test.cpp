@@ -200,13 +200,13 @@ TEST(InputFormat, RefusesWhatDoesNotGoTogether) {
     expect_error<std::invalid_argument>([&] { validate(format, 8, "q_proj"); }, parts);
   };
   refused({.type = InputType::fp8, .symmetric = false}, {"q_proj", "fp8", "zero"});
-  refused({.type = InputType::int8, .range = InputRange::fixed}, {"q_proj", "scale", "0.0"});
-  refused({.type = InputType::int8, .range = InputRange::fixed, .scale = kInfinity}, {"scale", "inf"});
-  refused({.type = InputType::int8, .range = InputRange::fixed, .scale = 1.0f, .zero = 3}, {"symmetric", "3"});
-  refused({.type = InputType::int8, .range = InputRange::fixed, .symmetric = false, .scale = 1.0f, .zero = 128},
+  refused({.type = InputType::int8, .range = InputRange::static_}, {"q_proj", "scale", "0.0"});
+  refused({.type = InputType::int8, .range = InputRange::static_, .scale = kInfinity}, {"scale", "inf"});
+  refused({.type = InputType::int8, .range = InputRange::static_, .scale = 1.0f, .zero = 3}, {"symmetric", "3"});
+  refused({.type = InputType::int8, .range = InputRange::static_, .symmetric = false, .scale = 1.0f, .zero = 128},
           {"[-128, 127]", "128"});
   refused({.type = InputType::int8, .outliers = OutlierRule::absolute}, {"threshold"});
-  refused({.type = InputType::int8, .range = InputRange::sequence, .outliers = OutlierRule::columns}, {"per token"});
+  refused({.type = InputType::int8, .range = InputRange::tensor, .outliers = OutlierRule::columns}, {"per token"});
   refused({.type = InputType::int8, .outliers = OutlierRule::columns, .outlier_columns = {1, 1}}, {"ascending", "1"});
   refused({.type = InputType::int8, .outliers = OutlierRule::columns, .outlier_columns = {8}}, {"below 8", "8"});
   std::vector<float> x(7);
@@ -224,16 +224,16 @@ struct NamedFormat {
 std::vector<NamedFormat> package_formats() {
   std::vector<NamedFormat> formats;
   for (const InputType type : {InputType::int8, InputType::fp8}) {
-    for (const InputRange range : {InputRange::token, InputRange::sequence, InputRange::fixed}) {
+    for (const InputRange range : {InputRange::token, InputRange::tensor, InputRange::static_}) {
       for (const bool symmetric : {true, false}) {
         if (type == InputType::fp8 && !symmetric) continue;
         InputFormat format = {.type = type, .range = range, .symmetric = symmetric};
-        if (range == InputRange::fixed) format.scale = 0.037f;
-        if (range == InputRange::fixed && !symmetric) format.zero = -19;
+        if (range == InputRange::static_) format.scale = 0.037f;
+        if (range == InputRange::static_ && !symmetric) format.zero = -19;
         formats.push_back({std::string(type == InputType::int8 ? "int" : "float") +
-                               (range == InputRange::token      ? "_token"
-                                : range == InputRange::sequence ? "_tensor"
-                                                                : "_static") +
+                               (range == InputRange::token    ? "_token"
+                                : range == InputRange::tensor ? "_tensor"
+                                                              : "_static") +
                                (symmetric ? "_symmetric" : "_asymmetric"),
                            format});
       }

@@ -751,13 +751,13 @@ TEST_F(Containers, PlainIntegersFp8AndPackedOnesInOneCheckpoint) {
   const PackScheme fixed{.bits = 8,
                          .format = StoredFormat::int_quantized,
                          .per_tensor = true,
-                         .input = {.type = InputType::int8, .range = InputRange::fixed, .symmetric = false}};
+                         .input = {.type = InputType::int8, .range = InputRange::static_, .symmetric = false}};
   const PackScheme packed{.bits = 4, .group_size = 4, .input = {.type = InputType::int8}};
   for (const std::string& module : linears()) {
     const PackScheme& scheme = modules.size() % 2 == 0 ? fixed : packed;
     weights[module] = weight_for(draft, module, scheme);
     StoredLinear linear{weights[module], scheme.input, DType::F32};
-    if (linear.input.range == InputRange::fixed) {
+    if (linear.input.range == InputRange::static_) {
       linear.input.scale = 0.75f;
       linear.input.zero = 9;
     }
