@@ -13,6 +13,7 @@
 #include "compress/plan/run_data.h"
 #include "compress/walk/block_walk.h"
 #include "compress/walk/statistics_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/version.h"
@@ -30,8 +31,8 @@ TokenWindows read_windows(const CalibrationRecipe& recipe, const Checkpoint& che
 }
 
 // All stages of all blocks, each written as soon as it is complete. Returns the seconds spent writing.
-double write_statistics(const Checkpoint& checkpoint, int64_t num_tokens, BlockWalk& walk, StatisticsWriter& writer,
-                        Progress& progress) {
+double write_statistics(const Checkpoint& checkpoint, const InputFiles& files, int64_t num_tokens, BlockWalk& walk,
+                        StatisticsWriter& writer, Progress& progress) {
   const auto num_blocks = static_cast<int64_t>(checkpoint.description().blocks.size());
   double seconds = 0.0;
   progress.begin("calibrate", num_blocks, "blocks");
@@ -44,6 +45,8 @@ double write_statistics(const Checkpoint& checkpoint, int64_t num_tokens, BlockW
       seconds += seconds_since(start);
     }
     if (b + 1 < num_blocks) walk.leave(block);
+    checkpoint.check_unchanged();
+    files.check_unchanged();
     progress.update(b + 1);
   }
   progress.finish();
@@ -67,6 +70,9 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
   const Checkpoint checkpoint = Checkpoint::open(model_path);
   check_not_quantized(checkpoint);
   const ModelDescription& model = checkpoint.description();
+  InputFiles files;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) files.add(checkpoint.directory() / name);
+  files.add(recipe.calibration->text);
   const TokenWindows windows = read_windows(*recipe.calibration, checkpoint);
 
   const int64_t num_rows = std::min(kNumSampleRows, windows.num_windows * windows.num_tokens);
@@ -101,7 +107,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
   BlockWalk walk(model, windows, checkpoint.linear(checkpoint.embedding()), recipe.calibration->seed, prediction.spill,
                  folder, num_threads, recipe.calibration->experts);
   checkpoint.drop_pages(checkpoint.embedding());
-  double write_seconds = write_statistics(checkpoint, windows.num_tokens, walk, writer, progress);
+  double write_seconds = write_statistics(checkpoint, files, windows.num_tokens, walk, writer, progress);
   throw_if_interrupted();
   const auto publish_start = Clock::now();
   const std::string hash = writer.publish();

@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "compress/artifact/artifact.h"
+#include "compress/artifact/checked_file.h"
 #include "compress/artifact/manifest.h"
 #include "compress/encoder_run.h"
 #include "compress/passes/compress_block.h"
@@ -28,7 +29,7 @@
 #include "runtime/engine/transformer.h"
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/import/model_directory.h"
-#include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/memory_usage.h"
 
@@ -49,9 +50,37 @@ struct PreparedRun {
   std::vector<EngineVerdict> verdicts = {};
   RunData data = {};
   Prediction prediction = {};
+  InputFiles files = {};                           // data and small files of the model
   std::map<std::string, std::string> inputs = {};  // SHA-256 by file name
   Fingerprint fingerprint = {};
 };
+
+// What only another recipe mends: the same command fails again.
+class NotGoodEnough : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// To be called before they are read.
+InputFiles watch_files(const Recipe& recipe, const Checkpoint& checkpoint) {
+  InputFiles files;
+  for (const fs::path& path : Artifact::copied_files(checkpoint.directory())) files.add(path);
+  if (recipe.calibration) {
+    files.add(recipe.calibration->text);
+    files.add(recipe.calibration->statistics);
+  }
+  if (recipe.sensitivity) files.add(recipe.sensitivity->text);
+  for (const PerplexityRecipe& item : recipe.evaluate) files.add(item.text);
+  for (const EmbeddingsRecipe& item : recipe.embeddings) files.add(item.pairs);
+  return files;
+}
+
+// Throws std::runtime_error when the model or the data are no longer what the run began with: what was made since the
+// last time must not be kept.
+void check_unchanged(const PreparedRun& prepared) {
+  prepared.checkpoint.check_unchanged();
+  prepared.files.check_unchanged();
+}
 
 SurveyOptions survey_options(const Recipe& recipe) {
   SurveyOptions options;
@@ -117,7 +146,7 @@ void check_strict(const Recipe& recipe, const std::vector<LayerRecord>& records)
   if (!recipe.strict || events.empty()) return;
   std::string message = "strict: " + std::to_string(events.size()) + " event(s):";
   for (const std::string& event : events) message += "\n  " + event;
-  throw std::runtime_error(message + "\nchange the recipe, or allow events with 'strict: false'");
+  throw NotGoodEnough(message + "\nchange the recipe, or allow events with 'strict: false'");
 }
 
 void check_strict(const Recipe& recipe, const std::vector<CompressedLayer>& layers) {
@@ -127,7 +156,8 @@ void check_strict(const Recipe& recipe, const std::vector<CompressedLayer>& laye
 }
 
 // Embedding and head, or what an earlier run has committed of them.
-void compress_tables(const PlannedRun& plan, const Checkpoint& checkpoint, Artifact& artifact, Progress& progress) {
+void compress_tables(const PreparedRun& prepared, Artifact& artifact, Progress& progress) {
+  const auto& [plan, checkpoint] = std::tie(prepared.plan, prepared.checkpoint);
   if (plan.tables.empty() || artifact.committed(kTablesPart) != nullptr) return;
   std::vector<StreamedTensor> tensors;
   std::vector<LayerRecord> records;
@@ -140,11 +170,8 @@ void compress_tables(const PlannedRun& plan, const Checkpoint& checkpoint, Artif
     print_row(layer.record, 0.0, progress);
     records.push_back(std::move(layer.record));
   }
+  check_unchanged(prepared);
   artifact.commit(kTablesPart, std::move(tensors), std::move(records));
-}
-
-fs::path survey_file(const Artifact& artifact) {
-  return artifact.partial_directory() / "progress" / "survey";
 }
 
 // The survey, or what an earlier run has kept of it.
@@ -152,16 +179,17 @@ std::optional<Survey> take_survey(const PreparedRun& prepared, const Artifact& a
   const auto& [recipe, data] = std::tie(prepared.recipe, prepared.data);
   if (!data.survey) return std::nullopt;
   const SurveyOptions options = survey_options(recipe);
-  const fs::path file = survey_file(artifact);
+  const fs::path file = artifact.survey_file();
   const std::string identity = survey_identity(recipe, data) + "\n";
   if (fs::exists(file)) {
-    const std::string text = read_text_file(file);
+    const std::string text = read_checked_file(file);
     if (text.starts_with(identity)) return parse_survey(text.substr(identity.size()), file.string());
   }
   Survey survey = survey_model(prepared.checkpoint, prepared.plan, data,
                                recipe.calibration.value_or(CalibrationRecipe{}), *data.survey, options,
                                prepared.prediction.spill, artifact.partial_directory(), prepared.num_threads, progress);
-  write_file_atomically(file, identity + to_json(survey));
+  check_unchanged(prepared);
+  write_checked_file(file, identity + to_json(survey));
   malloc_trim(0);  // what it held is not to be counted beside the walk
   return survey;
 }
@@ -235,6 +263,7 @@ void compress_blocks(const PreparedRun& prepared, Artifact& artifact, Progress& 
       report.stage_seconds["compress"] += seconds_since(compress_start);
     }
     if (walk && b + 1 < last) walk->leave(work.block);
+    check_unchanged(prepared);
     if (!is_done) {
       report_starved(work);
       check_strict(recipe, work.layers);
@@ -300,8 +329,8 @@ void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path&
               format_number(*fail_if.cosine, 6) + " is asked for: " + evaluation.source;
   }
   if (broken.empty()) return;
-  throw std::runtime_error("fail_if: the result is not good enough:" + broken + "\nIt is left in '" +
-                           artifact.string() + "' for inspection; --fresh starts anew");
+  throw NotGoodEnough("fail_if: the result is not good enough:" + broken + "\nIt is left in '" + artifact.string() +
+                      "' for inspection; --fresh starts anew");
 }
 
 int64_t bytes_of_files(const std::vector<fs::path>& files) {
@@ -336,9 +365,10 @@ std::string carry_out(PreparedRun& prepared, Artifact& artifact, MemorySampler& 
   }
   std::optional<BitChoice> choice;
   if (recipe.budget) choice = spend_budget(*survey, prepared, progress);
-  timed("tables", [&] { compress_tables(plan, checkpoint, artifact, progress); });
+  timed("tables", [&] { compress_tables(prepared, artifact, progress); });
   if (checkpoint.is_encoder()) {
     const auto on_block = [&](const std::vector<LayerRecord>& layers, double seconds_left) {
+      check_unchanged(prepared);
       check_strict(recipe, layers);
       for (const LayerRecord& record : layers) print_row(record, seconds_left, progress);
     };
@@ -351,13 +381,14 @@ std::string carry_out(PreparedRun& prepared, Artifact& artifact, MemorySampler& 
   malloc_trim(0);  // what the calibration held is not to be counted beside the evaluation
 
   timed("write", [&] {
-    artifact.assemble(checkpoint, plan.unquantized);
+    artifact.assemble(checkpoint, plan.unquantized, prepared.inputs);
     if (choice) artifact.write_file("budget.svg", picture(*choice));
     artifact.write_file("pare.json", manifest_json(recipe, prepared.fingerprint, prepared.inputs, prepared.data,
                                                    records, choice ? to_json(*choice, /*curve=*/false) : "",
                                                    prepared.verdicts, artifact.output_hashes()));
   });
   timed("verify", [&] { artifact.verify(checkpoint); });
+  check_unchanged(prepared);
   throw_if_interrupted();
   timed("evaluate", [&] {
     if (checkpoint.is_encoder()) {
@@ -378,6 +409,7 @@ std::string carry_out(PreparedRun& prepared, Artifact& artifact, MemorySampler& 
   report.peak_resident_bytes = read_memory_usage().peak_resident_bytes;
   const std::string json = report_json(report);
   artifact.write_file("report.json", json + "\n");
+  check_unchanged(prepared);
   check_gates(recipe.fail_if, report, artifact.artifact_directory());
   artifact.publish();
 
@@ -396,6 +428,27 @@ std::string carry_out(PreparedRun& prepared, Artifact& artifact, MemorySampler& 
                  (checkpoint.is_encoder() ? " with embeddings), " : " with embedding and head), ") +
                  format_duration(report.seconds) + ", peak memory " + format_bytes(report.peak_memory_bytes));
   return json;
+}
+
+// The same; of a failure that comes from an input that has changed meanwhile, the message is that.
+std::string carry_out_unchanged(PreparedRun& prepared, Artifact& artifact, MemorySampler& memory, Progress& progress) {
+  try {
+    return carry_out(prepared, artifact, memory, progress);
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const std::exception&) {
+    check_unchanged(prepared);
+    throw;
+  }
+}
+
+// After a failure: what is finished stays, and the user hears where.
+void keep_or_discard(Artifact& artifact, const std::string& what_next, Progress& progress) {
+  if (artifact.num_committed() > 0 || fs::exists(artifact.survey_file())) {
+    progress.print("what is finished is kept in '" + artifact.partial_directory().string() + "'" + what_next);
+  } else {
+    artifact.discard();
+  }
 }
 
 }  // namespace
@@ -430,6 +483,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
                        .checkpoint = Checkpoint::open(model_path)};
   const Checkpoint& checkpoint = prepared.checkpoint;
   const bool is_encoder = checkpoint.is_encoder();
+  prepared.files = watch_files(recipe, checkpoint);
   prepared.plan = is_encoder ? plan_encoder(recipe, checkpoint) : plan_run(recipe, checkpoint);
   if (!recipe.budget) {  // which decides who loads the result
     prepared.verdicts =
@@ -463,19 +517,18 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
                                      " bytes, " + survey_identity(recipe, prepared.data);
   }
   throw_if_interrupted();
+  check_unchanged(prepared);
   Artifact artifact(output, prepared.fingerprint, options.fresh);
   try {
-    return carry_out(prepared, artifact, memory, progress);
+    return carry_out_unchanged(prepared, artifact, memory, progress);
   } catch (const UnusableInput&) {
     artifact.discard();
     throw;
+  } catch (const NotGoodEnough&) {
+    keep_or_discard(artifact, "", progress);
+    throw;
   } catch (...) {
-    if (artifact.num_committed() == 0 && !fs::exists(survey_file(artifact))) {
-      artifact.discard();
-    } else {
-      progress.print("what is finished is kept in '" + artifact.partial_directory().string() +
-                     "'; the same command goes on from there");
-    }
+    keep_or_discard(artifact, "; the same command goes on from there", progress);
     throw;
   }
 }
