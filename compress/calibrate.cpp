@@ -14,6 +14,7 @@
 #include "compress/walk/model_walk.h"
 #include "compress/walk/statistics_file.h"
 #include "runtime/import/model_directory.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/version.h"
@@ -33,18 +34,24 @@ TokenWindows read_windows(const CalibrationRecipe& recipe, const Checkpoint& che
 // All stages of all blocks, each written as soon as it is complete.
 class StatisticsTask : public BlockTask {
  public:
-  StatisticsTask(const Checkpoint& checkpoint, StatisticsWriter& writer)
-      : model_(checkpoint.description()), writer_(writer) {}
+  StatisticsTask(const Checkpoint& checkpoint, const InputFiles& files, StatisticsWriter& writer)
+      : checkpoint_(checkpoint), model_(checkpoint.description()), files_(files), writer_(writer) {}
   StatisticsNeed need(int64_t, Stage) const override { return StatisticsNeed::hessian; }
   void at_stage(int64_t index, Block&, Stage stage, LayerStatistics statistics) override {
     const auto start = Clock::now();
     writer_.write(model_.blocks[static_cast<size_t>(index)], stage, statistics);
     seconds_ += seconds_since(start);
   }
+  void leave(int64_t, Block&) override {
+    checkpoint_.check_unchanged();
+    files_.check_unchanged();
+  }
   double seconds() const { return seconds_; }
 
  private:
+  const Checkpoint& checkpoint_;
   const ModelDescription& model_;
+  const InputFiles& files_;
   StatisticsWriter& writer_;
   double seconds_ = 0.0;
 };
@@ -66,6 +73,9 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
   check_not_quantized(checkpoint);
   const ModelDescription& model = checkpoint.description();
+  InputFiles files;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) files.add(checkpoint.directory() / name);
+  files.add(recipe.calibration->text);
   const TokenWindows windows = read_windows(*recipe.calibration, checkpoint);
 
   const int64_t num_rows = std::min(kNumSampleRows, windows.num_windows * windows.num_tokens);
@@ -104,7 +114,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
                                                         .num_threads = num_threads,
                                                         .experts = recipe.calibration->experts});
   checkpoint.drop_pages(checkpoint.embedding());
-  StatisticsTask task(checkpoint, writer);
+  StatisticsTask task(checkpoint, files, writer);
   const auto num_blocks = static_cast<int64_t>(model.blocks.size());
   progress.begin("calibrate", num_blocks, "blocks");
   walk_blocks(*walk, num_blocks, task, [&](int64_t b) { progress.update(b); });

@@ -48,12 +48,10 @@ Json layer_json(const LayerRecord& layer) {
 }  // namespace
 
 std::map<std::string, std::string> input_hashes(const Checkpoint& source) {
-  std::map<std::string, std::string> hashes;
+  std::map<std::string, std::string> hashes = source.file_hashes();
   for (const fs::path& path : Artifact::copied_files(source.directory())) {
     hashes[path.lexically_relative(source.directory()).string()] = sha256_file(path);
   }
-  for (const fs::path& path : source.weight_files()) hashes[path.filename().string()] = sha256_file(path);
-  hashes["config.json"] = hash_text(source.config_json());
   return hashes;
 }
 

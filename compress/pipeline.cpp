@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "compress/artifact/artifact.h"
+#include "compress/artifact/checked_file.h"
 #include "compress/manifest.h"
 #include "compress/model_kind.h"
 #include "compress/passes/compress_stage.h"
@@ -21,7 +22,7 @@
 #include "compress/survey/survey.h"
 #include "runtime/commands/inspect.h"
 #include "runtime/import/model_directory.h"
-#include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/memory_usage.h"
 
@@ -31,8 +32,8 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-// A result that is not good enough.
-class GateBroken : public std::runtime_error {
+// What only another recipe mends: the same command fails again.
+class NotGoodEnough : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
@@ -50,12 +51,34 @@ struct Run {
   std::vector<EngineVerdict> verdicts = {};
   RunData data = {};
   Prediction prediction = {};
+  InputFiles files = {};                           // data and small files of the model
   std::map<std::string, std::string> inputs = {};  // SHA-256 by file name
   Fingerprint fingerprint = {};
   std::optional<Survey> survey = {};
   std::optional<BitChoice> choice = {};
   RunReport report = {};
 };
+
+// To be called before they are read.
+InputFiles watch_files(const Recipe& recipe, const Checkpoint& checkpoint) {
+  InputFiles files;
+  for (const fs::path& path : Artifact::copied_files(checkpoint.directory())) files.add(path);
+  if (recipe.calibration) {
+    files.add(recipe.calibration->text);
+    files.add(recipe.calibration->statistics);
+  }
+  if (recipe.sensitivity) files.add(recipe.sensitivity->text);
+  for (const PerplexityRecipe& item : recipe.evaluate) files.add(item.text);
+  for (const EmbeddingsRecipe& item : recipe.embeddings) files.add(item.pairs);
+  return files;
+}
+
+// Throws std::runtime_error when the model or the data are no longer what the run began with: what was made since the
+// last time must not be kept.
+void check_unchanged(const Run& run) {
+  run.checkpoint.check_unchanged();
+  run.files.check_unchanged();
+}
 
 void print_verdicts(const Run& run) {
   for (const EngineVerdict& verdict : run.verdicts) {
@@ -101,7 +124,7 @@ void check_strict(const Run& run, const std::vector<LayerRecord>& records) {
   if (!run.recipe.strict || events.empty()) return;
   std::string message = "strict: " + std::to_string(events.size()) + " event(s):";
   for (const std::string& event : events) message += "\n  " + event;
-  throw std::runtime_error(message + "\nchange the recipe, or allow events with 'strict: false'");
+  throw NotGoodEnough(message + "\nchange the recipe, or allow events with 'strict: false'");
 }
 
 std::vector<LayerRecord> records_of(const std::vector<CompressedLayer>& layers) {
@@ -110,17 +133,13 @@ std::vector<LayerRecord> records_of(const std::vector<CompressedLayer>& layers) 
   return records;
 }
 
-fs::path survey_file(const Artifact& artifact) {
-  return artifact.partial_directory() / "progress" / "survey";
-}
-
 // What rounding each group of layers costs, or what an earlier run has kept of it.
 void take_survey(Artifact& artifact, Run& run) {
   if (!run.data.survey) return;
-  const fs::path file = survey_file(artifact);
+  const fs::path file = artifact.survey_file();
   const std::string identity = survey_identity(run.recipe, run.data) + "\n";
   if (fs::exists(file)) {
-    const std::string text = read_text_file(file);
+    const std::string text = read_checked_file(file);
     if (text.starts_with(identity)) run.survey = parse_survey(text.substr(identity.size()), file.string());
   }
   if (!run.survey) {
@@ -129,7 +148,8 @@ void take_survey(Artifact& artifact, Run& run) {
                        artifact.partial_directory(), run.num_threads);
     run.survey = survey_model(run.checkpoint, run.plan, *walk, *run.data.survey, survey_options(run.recipe),
                               run.num_threads, run.progress);
-    write_file_atomically(file, identity + to_json(*run.survey));
+    check_unchanged(run);
+    write_checked_file(file, identity + to_json(*run.survey));
   }
   malloc_trim(0);  // what it held is not to be counted beside the walk
   for (const std::string& line : to_lines(*run.survey)) run.progress.print(line);
@@ -157,6 +177,7 @@ void compress_tables(Artifact& artifact, Run& run) {
     run.checkpoint.drop_pages(table.linear);
     print_row(layers.back().record, 0.0, run.progress);
   }
+  check_unchanged(run);
   commit_layers(kTablesPart, std::move(layers), {}, artifact);
 }
 
@@ -198,6 +219,7 @@ class CompressTask : public BlockTask {
   }
 
   void leave(int64_t index, Block&) override {
+    check_unchanged(run_);
     report_starved(run_.plan.blocks[static_cast<size_t>(index)], *work_);
     check_strict(run_, records_of(work_->layers));
     const auto start = Clock::now();
@@ -238,7 +260,7 @@ void compress_blocks(Artifact& artifact, Run& run) {
 }
 
 void write_artifact(Artifact& artifact, const Run& run) {
-  artifact.assemble(run.checkpoint, run.plan.unquantized);
+  artifact.assemble(run.checkpoint, run.plan.unquantized, run.inputs);
   if (run.choice) artifact.write_file("budget.svg", picture(*run.choice));
   artifact.write_file(
       "pare.json",
@@ -266,8 +288,8 @@ void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path&
               format_number(*fail_if.cosine, 6) + " is asked for: " + evaluation.source;
   }
   if (broken.empty()) return;
-  throw GateBroken("fail_if: the result is not good enough:" + broken + "\nIt is left in '" + artifact.string() +
-                   "' for inspection; --fresh starts anew");
+  throw NotGoodEnough("fail_if: the result is not good enough:" + broken + "\nIt is left in '" + artifact.string() +
+                      "' for inspection; --fresh starts anew");
 }
 
 int64_t bytes_of_files(const std::vector<fs::path>& files) {
@@ -314,6 +336,7 @@ void print_result(const Run& run) {
 
 // Plan, data and prediction: what is known, and refused, before any work.
 void prepare(const RunOptions& options, Run& run) {
+  run.files = watch_files(run.recipe, run.checkpoint);
   run.plan = run.kind->plan(run.recipe);
   if (!run.recipe.budget) {  // which decides who loads the result
     run.verdicts = run.kind->judge(run.plan);
@@ -342,25 +365,39 @@ void check_inputs(Run& run) {
                                 " bytes, " + survey_identity(run.recipe, run.data);
   }
   throw_if_interrupted();
+  check_unchanged(run);
 }
 
-// The work itself; where it fails, the folder is removed or kept, and what is kept is said.
+// After a failure: what is finished stays, and the user hears where.
+void keep_or_discard(Artifact& artifact, const std::string& what_next, Progress& progress) {
+  if (artifact.num_committed() > 0 || fs::exists(artifact.survey_file())) {
+    progress.print("what is finished is kept in '" + artifact.partial_directory().string() + "'" + what_next);
+  } else {
+    artifact.discard();
+  }
+}
+
+// The work itself; where it fails, its folder is removed or kept. Of a failure that comes from an input that has changed
+// meanwhile, the message is that.
 template <typename Work>
-std::string keeping_parts(Artifact& artifact, Progress& progress, const Work& work) {
+std::string keeping_parts(Artifact& artifact, const Run& run, const Work& work) {
   try {
-    return work();
+    try {
+      return work();
+    } catch (const Interrupted&) {
+      throw;
+    } catch (const std::exception&) {
+      check_unchanged(run);
+      throw;
+    }
   } catch (const UnusableInput&) {
     artifact.discard();
     throw;
-  } catch (const GateBroken&) {  // the same command would come to the same result
+  } catch (const NotGoodEnough&) {
+    keep_or_discard(artifact, "", run.progress);
     throw;
   } catch (...) {
-    if (artifact.num_committed() == 0 && !fs::exists(survey_file(artifact))) {
-      artifact.discard();
-    } else {
-      progress.print("what is finished is kept in '" + artifact.partial_directory().string() +
-                     "'; the same command goes on from there");
-    }
+    keep_or_discard(artifact, "; the same command goes on from there", run.progress);
     throw;
   }
 }
@@ -399,7 +436,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   check_inputs(run);
 
   Artifact artifact(output, run.fingerprint, options.fresh);
-  return keeping_parts(artifact, progress, [&] {
+  return keeping_parts(artifact, run, [&] {
     const auto timed = [&](const char* stage, const std::function<void()>& work) {
       const auto start = Clock::now();
       work();
@@ -411,6 +448,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
     compress_blocks(artifact, run);
     timed("write", [&] { write_artifact(artifact, run); });
     timed("verify", [&] { artifact.verify(checkpoint); });
+    check_unchanged(run);
     throw_if_interrupted();
     timed("evaluate", [&] {
       run.kind->evaluate(recipe, run.data, artifact.artifact_directory(), run.num_threads, progress, run.report);
@@ -418,6 +456,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
     complete_report(artifact, memory, run);
     const std::string json = report_json(run.report);
     artifact.write_file("report.json", json + "\n");
+    check_unchanged(run);
     check_gates(recipe.fail_if, run.report, artifact.artifact_directory());
     artifact.publish();
     print_result(run);

@@ -139,9 +139,10 @@ void check_disk_space(const fs::path& output, const Prediction& prediction) {
 }
 
 std::string model_hash(const Checkpoint& checkpoint) {
-  std::string text = "config.json " + sha256_hex(std::as_bytes(std::span(checkpoint.config_json()))) + "\n";
+  const std::map<std::string, std::string> hashes = checkpoint.file_hashes();
+  std::string text = "config.json " + hashes.at("config.json") + "\n";
   for (const fs::path& path : checkpoint.weight_files()) {
-    text += path.filename().string() + " " + sha256_file(path) + "\n";
+    text += path.filename().string() + " " + hashes.at(path.filename().string()) + "\n";
   }
   return sha256_hex(std::as_bytes(std::span(text)));
 }

@@ -18,7 +18,7 @@ namespace {
 
 // A mapping of an unlinked file of `size` bytes in `directory`, with its disk blocks reserved.
 float* map_spill_file(const std::filesystem::path& directory, int64_t size) {
-  std::string name = (directory / "spill-XXXXXX").string();
+  std::string name = (directory / ".spill.partial-XXXXXX").string();  // one of is_temporary_name
   const int file = mkstemp(name.data());
   if (file < 0) {
     throw std::runtime_error(name + ": cannot create the spill file: " + std::strerror(errno));

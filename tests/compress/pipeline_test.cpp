@@ -332,11 +332,11 @@ TEST_F(Pipeline, TwoRunsDoNotWriteTheSameOutput) {
   const std::string recipe = make_recipe("llama_gqa_untied", kGptq);
   const TracedOutcome whole = run_pare_traced(command(recipe, "whole"), -1);
   ASSERT_EQ(run_pare_traced(command(recipe, "out"), whole.num_calls / 2).outcome.status, 128 + SIGKILL);
-  const int lock = open((folder_ / "out.partial" / "progress").c_str(), O_RDONLY | O_DIRECTORY);
+  const int lock = open((folder_ / "out.partial" / "claimed-by-pare").c_str(), O_RDWR);
   ASSERT_EQ(flock(lock, LOCK_EX | LOCK_NB), 0);
   const Outcome refused = run(recipe, "out");
   EXPECT_EQ(refused.status, 1);
-  EXPECT_NE(refused.err.find("another run"), std::string::npos) << refused.err;
+  EXPECT_NE(refused.err.find("another 'pare run' is writing it"), std::string::npos) << refused.err;
   close(lock);
   EXPECT_EQ(run(recipe, "out").status, 0);
 }
@@ -445,6 +445,7 @@ TEST_F(Pipeline, GatesFailTheRunAndKeepTheResultForInspection) {
   EXPECT_EQ(failed.err.find("perplexity_ratio is"), std::string::npos) << failed.err;
   EXPECT_FALSE(fs::exists(folder_ / "out"));
   EXPECT_TRUE(fs::exists(folder_ / "out.partial" / "artifact" / "report.json"));
+  EXPECT_EQ(failed.err.find("goes on"), std::string::npos) << "the same command fails again: " << failed.err;
   // The same run under a gate that it passes needs no new work.
   const Outcome passed = run(recipe + "fail_if: {kl: 1.0e+6}\n", "out", {"--json"});
   ASSERT_EQ(passed.status, 0) << passed.err;

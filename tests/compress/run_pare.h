@@ -3,6 +3,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -37,6 +38,11 @@ struct TracedOutcome {
   std::vector<std::string> names;  // of the calls, in order
 };
 TracedOutcome run_pare_traced(const std::vector<std::string>& arguments, int kill_at, int signal = SIGKILL);
+
+// The same, with `action` done while it stands before its `at`-th such call, counted from its first one, of loading the
+// program, on (-1: never). num_calls counts likewise.
+TracedOutcome run_pare_disturbed(const std::vector<std::string>& arguments, int at,
+                                 const std::function<void()>& action);
 
 void write_text(const std::filesystem::path& path, const std::string& text);
 

@@ -10,6 +10,7 @@
 
 #include <csignal>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <stdexcept>
 
@@ -73,7 +74,11 @@ Outcome run_pare(const std::vector<std::string>& arguments) {
   return {exit_status(status), read_file(logs / "out"), read_file(logs / "err")};
 }
 
-TracedOutcome run_pare_traced(const std::vector<std::string>& arguments, int kill_at, int signal) {
+namespace {
+
+// `before_call` gets the process and the number of the call it is about to make; false ends it there and then.
+TracedOutcome trace(const std::vector<std::string>& arguments, bool counts_from_start,
+                    const std::function<bool(pid_t, int)>& before_call) {
   const TemporaryFolder logs("logs");
   TracedOutcome result;
   const pid_t child = fork();
@@ -82,7 +87,7 @@ TracedOutcome run_pare_traced(const std::vector<std::string>& arguments, int kil
   if (child < 0 || waitpid(child, &status, 0) != child) throw std::runtime_error("cannot run pare");
   if (WIFSTOPPED(status)) ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
   bool entering = true;
-  bool counting = false;
+  bool counting = counts_from_start;
   int passed_on = 0;
   while (WIFSTOPPED(status)) {
     ptrace(PTRACE_SYSCALL, child, nullptr, passed_on);
@@ -102,18 +107,34 @@ TracedOutcome run_pare_traced(const std::vector<std::string>& arguments, int kil
     if (call == kFileCalls.end()) continue;
     counting |= call->first == SYS_mkdir || call->first == SYS_mkdirat;
     if (!counting) continue;
-    if (result.num_calls == kill_at) {
-      kill(child, signal);
-      if (signal == SIGKILL) {
-        waitpid(child, &status, 0);
-        break;
-      }
+    if (!before_call(child, result.num_calls)) {
+      kill(child, SIGKILL);
+      waitpid(child, &status, 0);
+      break;
     }
     result.names.emplace_back(call->second);
     ++result.num_calls;
   }
   result.outcome = {exit_status(status), read_file(logs / "out"), read_file(logs / "err")};
   return result;
+}
+
+}  // namespace
+
+TracedOutcome run_pare_traced(const std::vector<std::string>& arguments, int kill_at, int signal) {
+  return trace(arguments, /*counts_from_start=*/false, [&](pid_t child, int call) {
+    if (call != kill_at) return true;
+    if (signal != SIGKILL) kill(child, signal);
+    return signal != SIGKILL;
+  });
+}
+
+TracedOutcome run_pare_disturbed(const std::vector<std::string>& arguments, int at,
+                                 const std::function<void()>& action) {
+  return trace(arguments, /*counts_from_start=*/true, [&](pid_t, int call) {
+    if (call == at) action();
+    return true;
+  });
 }
 
 void write_text(const fs::path& path, const std::string& text) {

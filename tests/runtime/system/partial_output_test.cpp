@@ -189,7 +189,7 @@ TEST_F(PartialOutputTest, AnOutputThatAppearsMeanwhileIsNotReplaced) {
 
 // Many processes claim, publish and discard: each output is made by one of them, whole, and nothing is left.
 TEST_F(PartialOutputTest, ManyAtOnceMakeEachOutputOnce) {
-  constexpr int kNumOutputs = 150, kNumProcesses = 6;
+  constexpr int kNumOutputs = 40, kNumProcesses = 4;
   std::vector<pid_t> children;
   for (int p = 0; p < kNumProcesses; ++p) {
     children.push_back(::fork());

@@ -1,0 +1,197 @@
+#include "compress/artifact/hugging_face.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+
+#include "runtime/format/stored_linear.h"
+#include "runtime/system/atomic_file.h"
+#include "runtime/system/mapped_file.h"
+#include "runtime/system/sha256.h"
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+// One file up to here; more shards beyond, as other writers cut them.
+constexpr int64_t kMaxShardBytes = int64_t{4} << 30;
+
+// Weights in other containers, and what describes them: not copied beside the new weights.
+bool is_copied(const fs::path& file) {
+  static const std::set<std::string> kLeftOut = {"config.json",
+                                                 "pare.json",
+                                                 "report.json",
+                                                 "quantize_config.json",
+                                                 "model.safetensors.index.json",
+                                                 "pytorch_model.bin.index.json"};
+  static const std::set<std::string> kWeightExtensions = {".safetensors", ".bin", ".pt",   ".pth",     ".gguf",
+                                                          ".h5",          ".ot",  ".onnx", ".msgpack", ".npz"};
+  const std::string name = file.filename().string();
+  return !name.starts_with('.') && !kLeftOut.contains(name) && !kWeightExtensions.contains(file.extension().string());
+}
+
+int64_t tensor_bytes(const StreamedTensor& tensor) {
+  int64_t num_elements = 1;
+  for (const int64_t size : tensor.shape) num_elements *= size;
+  return num_elements * static_cast<int64_t>(dtype_size_bytes(tensor.dtype));
+}
+
+// Of the embedding, where it serves as the head as well.
+bool is_second_copy(const Checkpoint& source, const std::string& tensor) {
+  if (source.is_encoder()) return false;
+  const ModelDescription& model = source.description();
+  return model.tied_head && tensor == model.head.name + ".weight";
+}
+
+StreamedTensor view_tensor(const std::string& name, const TensorView& view) {
+  return {name, view.dtype, view.shape, [data = view.data](const ByteSink& sink) { sink(data); }};
+}
+
+// Files that have a hash and are neither config.json nor weights.
+void copy_small_files(const Checkpoint& source, const std::map<std::string, std::string>& inputs,
+                      const fs::path& directory) {
+  std::set<std::string> others = {"config.json"};
+  for (const fs::path& path : source.weight_files()) others.insert(path.filename().string());
+  for (const auto& [name, hash] : inputs) {
+    if (others.contains(name)) continue;
+    const fs::path copy = directory / name;
+    fs::create_directories(copy.parent_path());
+    write_file_atomically(copy, MappedFile::open(source.directory() / name).bytes());
+    if (sha256_file(copy) == hash) continue;
+    throw std::runtime_error("changed while it was read: '" + (source.directory() / name).string() +
+                             "' is not what it was when the run began");
+  }
+}
+
+// Cut into shards in the given order.
+void write_tensors(std::vector<StreamedTensor> tensors, const fs::path& directory) {
+  std::vector<std::vector<StreamedTensor>> shards(1);
+  int64_t shard_bytes = 0;
+  int64_t total_bytes = 0;
+  for (StreamedTensor& tensor : tensors) {
+    const int64_t size = tensor_bytes(tensor);
+    if (shard_bytes > 0 && shard_bytes + size > kMaxShardBytes) {
+      shards.emplace_back();
+      shard_bytes = 0;
+    }
+    shard_bytes += size;
+    total_bytes += size;
+    shards.back().push_back(std::move(tensor));
+  }
+  if (shards.size() == 1) {
+    write_safetensors(directory / "model.safetensors", std::move(shards.front()));
+    sync_directory(directory);
+    return;
+  }
+  std::map<std::string, std::string> weight_map;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    char name[64];
+    std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
+    for (const StreamedTensor& tensor : shards[i]) weight_map[tensor.name] = name;
+    write_safetensors(directory / name, std::move(shards[i]));
+  }
+  const Json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
+  write_file_atomically(directory / "model.safetensors.index.json", index.dump(2) + "\n");
+}
+
+}  // namespace
+
+std::vector<fs::path> copied_files(const fs::path& directory) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    if (entry.is_regular_file() && is_copied(entry.path())) files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  // How sentence-transformers pools an encoder's hidden states (encoder.h).
+  if (const fs::path pooling = directory / "1_Pooling" / "config.json"; fs::is_regular_file(pooling)) {
+    files.push_back(pooling);
+  }
+  return files;
+}
+
+void assemble_hugging_face(const Parts& parts, const Checkpoint& source, const std::vector<std::string>& unquantized,
+                           const std::map<std::string, std::string>& inputs, const fs::path& directory) {
+  fs::remove_all(directory);
+  fs::create_directories(directory);
+
+  std::vector<StoredModule> modules;
+  std::set<std::string> replaced;
+  for (const LayerRecord& record : parts.records()) {
+    if (record.is_plain()) continue;
+    modules.push_back({record.name, record.scheme, record.is_linear});
+    if (!record.scheme.is_dense()) replaced.insert(record.name + ".weight");
+  }
+  Json config = Json::parse(source.config_json());
+  if (!modules.empty()) config["quantization_config"] = Json::parse(container_config_json(modules, unquantized));
+  write_file_atomically(directory / "config.json", config.dump(2) + "\n");
+  copy_small_files(source, inputs, directory);
+
+  std::vector<SafetensorsFile> files;
+  for (const int64_t part : parts.committed_parts()) {
+    files.push_back(parts.open_tensors(part));
+    for (const auto& [name, view] : files.back().tensors()) replaced.insert(name);
+  }
+  // Tensors that the passes left alone come straight from the source; parts follow in order.
+  std::vector<StreamedTensor> tensors;
+  for (const std::string& name : source.tensor_names()) {
+    if (replaced.contains(name) || is_second_copy(source, name)) continue;
+    tensors.push_back(view_tensor(name, source.tensor(name)));
+  }
+  for (const SafetensorsFile& file : files) {
+    for (const auto& [name, view] : file.tensors()) tensors.push_back(view_tensor(name, view));
+  }
+  write_tensors(std::move(tensors), directory);
+}
+
+void verify_hugging_face(const Parts& parts, const Checkpoint& source, const fs::path& directory) {
+  const Checkpoint written = Checkpoint::open(directory);
+  std::set<std::string> replaced;
+  for (const LayerRecord& record : parts.records()) {
+    if (record.is_plain()) continue;  // compared with the other tensors below
+    const LinearDescription linear{record.name, record.num_out, record.num_in, false};
+    LinearWeights weights = written.linear(linear);
+    auto* quantized = std::get_if<QuantizedWeight>(&weights.weight);
+    const bool is_dense = record.scheme.is_dense();
+    QuantizedWeight unrounded;
+    unrounded.num_out = record.num_out;
+    unrounded.num_in = record.num_in;
+    if (is_dense && quantized == nullptr) quantized = &unrounded;
+    if (quantized == nullptr) {
+      throw std::runtime_error("verification of '" + directory.string() + "': " + record.name +
+                               " reads back as not quantized");
+    }
+    const StoredLinear stored{.weight = std::move(*quantized),
+                              .input = std::move(weights.input),
+                              .outlier_weight_OJ = std::move(weights.outlier_weight_OJ)};
+    if (content_hash(stored) != record.sha256) {
+      throw std::runtime_error("verification of '" + directory.string() + "': codes, scales or input of " +
+                               record.name + " read back differently from what was computed");
+    }
+    written.drop_pages(linear);
+    if (!is_dense) replaced.insert(record.name + ".weight");
+  }
+  const auto check_equal = [&](const std::string& name, DType dtype, std::span<const int64_t> shape,
+                               std::span<const std::byte> data, const char* whose) {
+    const TensorView& after = written.tensor(name);
+    if (dtype == after.dtype && std::ranges::equal(shape, after.shape) && std::ranges::equal(data, after.data)) return;
+    throw std::runtime_error("verification of '" + directory.string() + "': tensor '" + name + "' differs from " +
+                             whose);
+  };
+  for (const int64_t part : parts.committed_parts()) {
+    for (const OwnedTensor& tensor : parts.read_changed(part, source)) {
+      check_equal(tensor.name, tensor.dtype, tensor.shape, tensor.data, "what its block's passes made it");
+      replaced.insert(tensor.name);
+    }
+  }
+  for (const std::string& name : source.tensor_names()) {
+    if (replaced.contains(name) || is_second_copy(source, name)) continue;
+    const TensorView& before = source.tensor(name);
+    check_equal(name, before.dtype, before.shape, before.data, "the source's");
+  }
+}
+
+}  // namespace pare

@@ -1,0 +1,262 @@
+#include "compress/artifact/parts.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <stdexcept>
+
+#include "compress/artifact/checked_file.h"
+#include "runtime/format/stored_linear.h"
+#include "runtime/system/atomic_file.h"
+#include "runtime/system/sha256.h"
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+constexpr const char* kCommand = "run";
+constexpr const char* kProgress = "progress";
+constexpr const char* kRunFile = "run.json";
+constexpr const char* kSurvey = "survey";
+
+struct PartRecord {
+  int64_t part = 0;
+  std::string tensors_sha256;  // of the file that holds its tensors
+  std::vector<LayerRecord> layers;
+};
+
+std::string to_json(const PartRecord& record) {
+  Json layers = Json::array();
+  for (const LayerRecord& layer : record.layers) layers.push_back(Json::parse(pare::to_json(layer)));
+  return Json{{"part", record.part}, {"sha256", record.tensors_sha256}, {"layers", layers}}.dump(1);
+}
+
+// nullopt: not what to_json writes.
+std::optional<PartRecord> parse_part_record(const std::string& text) {
+  try {
+    const Json json = Json::parse(text);
+    PartRecord record{json.at("part").get<int64_t>(), json.at("sha256").get<std::string>(), {}};
+    for (const Json& layer : json.at("layers")) record.layers.push_back(parse_record(layer.dump()));
+    return record;
+  } catch (const Json::exception&) {
+    return std::nullopt;
+  } catch (const std::invalid_argument&) {
+    return std::nullopt;
+  }
+}
+
+PartialOutput claim_folder(const fs::path& output) {
+  Parts::check_output_is_free(output);
+  return {output, kCommand, PartialOutput::Remains::resumable};
+}
+
+std::vector<fs::path> files_in(const fs::path& directory) {
+  std::vector<fs::path> files;
+  if (!fs::exists(directory)) return files;
+  for (const auto& entry : fs::directory_iterator(directory)) files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+std::string part_name(int64_t part) {
+  char name[32];
+  std::snprintf(name, sizeof(name), "%05lld", static_cast<long long>(part));
+  return name;
+}
+
+// Among what lies in the progress folder.
+bool is_own(const fs::path& file) {
+  return file.extension() == ".json" || file.extension() == ".safetensors" || file.filename() == kSurvey ||
+         is_temporary_name(file.filename().string());
+}
+
+// The fingerprint goes last: as long as any part is there, a run can tell whose it is.
+void remove_progress(const fs::path& progress) {
+  for (const fs::path& file : files_in(progress)) {
+    if (is_own(file) && file.filename() != kRunFile) fs::remove(file);
+  }
+  fs::remove(progress / kRunFile);
+  ::rmdir(progress.c_str());  // unless it holds something else
+}
+
+Json parse_object(const std::string& text) {
+  Json json = Json::parse(text, nullptr, false);
+  return json.is_object() ? json : Json::object();
+}
+
+// Whether the run whose fingerprint lies in `progress` has made `output`.
+bool has_made(const fs::path& progress, const fs::path& output) {
+  if (!fs::exists(progress / kRunFile) || !fs::exists(output / "pare.json")) return false;
+  try {
+    return parse_object(read_text_file(output / "pare.json")).value("fingerprint", Json()) ==
+           parse_object(read_checked_file(progress / kRunFile));
+  } catch (const std::exception&) {  // a damaged one tells nothing
+    return false;
+  }
+}
+
+}  // namespace
+
+void Parts::check_output_is_free(const fs::path& output) {
+  if (!fs::exists(fs::symlink_status(output))) return;
+  // A run that was killed after its last rename leaves the remains of its folder: they are known by the fingerprint.
+  if (std::optional<PartialOutput> remains = PartialOutput::take_remains(output, kCommand)) {
+    const fs::path progress = remains->folder() / kProgress;
+    if (!fs::exists(remains->result()) && has_made(progress, output)) {
+      remove_progress(progress);
+      remains->discard();
+      throw std::runtime_error("output '" + output.string() +
+                               "' exists (the run that made it was complete): remove it or choose another with --out");
+    }
+    if (fs::exists(progress) && files_in(progress).empty()) fs::remove(progress);
+  }
+  PartialOutput::check_is_free(output);
+}
+
+Parts::Parts(const fs::path& output, const Fingerprint& fingerprint, bool fresh) : partial_(claim_folder(output)) {
+  claim(fingerprint, fresh);
+  load();
+}
+
+void Parts::claim(const Fingerprint& fingerprint, bool fresh) {
+  const fs::path progress = partial_directory() / kProgress;
+  const fs::path run_file = progress / kRunFile;
+  if (fresh) {
+    fs::remove_all(artifact_directory());
+    remove_progress(progress);
+  }
+  fs::create_directories(progress);
+  if (!fs::exists(run_file)) {
+    for (const fs::path& file : files_in(progress)) {
+      // It is written first and removed last.
+      if (is_own(file) && !is_temporary_name(file.filename().string())) throw damaged_file(run_file);
+    }
+    write_checked_file(run_file, Json(fingerprint).dump(2) + "\n");
+    return;
+  }
+  const Json stored = parse_object(read_checked_file(run_file));
+  std::set<std::string> names;
+  for (const auto& [name, value] : fingerprint) names.insert(name);
+  for (const auto& [name, value] : stored.items()) names.insert(name);
+  std::string different;
+  for (const std::string& name : names) {
+    const auto wanted = fingerprint.find(name);
+    if (wanted != fingerprint.end() && stored.contains(name) && stored.at(name) == wanted->second) continue;
+    different += (different.empty() ? "" : ", ") + name;
+  }
+  if (different.empty()) return;
+  throw std::runtime_error("'" + partial_directory().string() + "' is an unfinished run with another " + different +
+                           ": start anew with --fresh, or choose another output with --out");
+}
+
+fs::path Parts::part_file(int64_t part, const char* extension) const {
+  return partial_directory() / kProgress / (part_name(part) + extension);
+}
+
+fs::path Parts::survey_file() const {
+  return partial_directory() / kProgress / kSurvey;
+}
+
+void Parts::load() {
+  for (const fs::path& path : files_in(partial_directory() / kProgress)) {
+    if (is_temporary_name(path.filename().string())) {
+      fs::remove(path);  // a file that was being written when the run was killed
+      continue;
+    }
+    if (path.filename() == kSurvey) read_checked_file(path);  // whoever reads it is too late to say what to do
+    if (path.extension() != ".json" || path.filename() == kRunFile) continue;
+    const std::string text = read_checked_file(path);
+    std::optional<PartRecord> record = parse_part_record(text);
+    if (!record || path.stem() != part_name(record->part)) throw damaged_file(path);
+    const fs::path tensors = part_file(record->part, ".safetensors");
+    if (!fs::exists(tensors) || sha256_file(tensors) != record->tensors_sha256) throw damaged_file(tensors);
+    parts_[record->part] = std::move(record->layers);
+  }
+}
+
+const std::vector<LayerRecord>* Parts::committed(int64_t part) const {
+  const auto found = parts_.find(part);
+  return found == parts_.end() ? nullptr : &found->second;
+}
+
+std::vector<int64_t> Parts::committed_parts() const {
+  std::vector<int64_t> numbers;
+  for (const auto& [part, records] : parts_) numbers.push_back(part);
+  return numbers;
+}
+
+SafetensorsFile Parts::open_tensors(int64_t part) const {
+  return SafetensorsFile::open(part_file(part, ".safetensors"));
+}
+
+StoredLinear Parts::read_layer(int64_t part, const LayerRecord& record) const {
+  const SafetensorsFile file = open_tensors(part);
+  const auto find = [&](const std::string& name) -> const TensorView* {
+    const auto found = file.tensors().find(name);
+    return found == file.tensors().end() ? nullptr : &found->second;
+  };
+  StoredLinear linear = unpack_linear(find, record.scheme, record.num_out, record.num_in, record.name);
+  if (content_hash(linear) != record.sha256) {
+    throw std::runtime_error("'" + part_file(part, ".safetensors").string() + "': " + record.name +
+                             " is not what its record says: start anew with --fresh");
+  }
+  return linear;
+}
+
+void Parts::append_packed(const StoredLinear& linear, const LayerRecord& record, std::vector<StreamedTensor>& out) {
+  for (OwnedTensor& tensor : pack_linear(linear, record.scheme, record.name)) append(std::move(tensor), out);
+}
+
+void Parts::append(OwnedTensor tensor, std::vector<StreamedTensor>& out) {
+  auto data = std::make_shared<std::vector<std::byte>>(std::move(tensor.data));
+  out.push_back(
+      {std::move(tensor.name), tensor.dtype, std::move(tensor.shape), [data](const ByteSink& sink) { sink(*data); }});
+}
+
+std::vector<OwnedTensor> Parts::read_changed(int64_t part, const Checkpoint& source) const {
+  std::vector<OwnedTensor> changed;
+  const SafetensorsFile file = open_tensors(part);
+  const std::vector<LayerRecord>& records = parts_.at(part);
+  for (const auto& [name, view] : file.tensors()) {
+    const auto is_layer = [&](const LayerRecord& record) {
+      return name == record.name + ".weight" && !record.scheme.is_dense();
+    };
+    if (!source.has_tensor(name) || std::any_of(records.begin(), records.end(), is_layer)) continue;
+    changed.push_back({name, view.dtype, view.shape, {view.data.begin(), view.data.end()}});
+  }
+  return changed;
+}
+
+void Parts::commit(int64_t part, std::vector<StreamedTensor> tensors, std::vector<LayerRecord> records) {
+  const fs::path file = part_file(part, ".safetensors");
+  write_safetensors(file, std::move(tensors));
+  const PartRecord record{part, sha256_file(file), std::move(records)};
+  write_checked_file(part_file(part, ".json"), to_json(record) + "\n");
+  parts_[part] = record.layers;
+}
+
+std::vector<LayerRecord> Parts::records() const {
+  std::vector<LayerRecord> all;
+  for (const auto& [part, records] : parts_) all.insert(all.end(), records.begin(), records.end());
+  return all;
+}
+
+void Parts::publish() {
+  partial_.publish();
+  discard();
+}
+
+void Parts::discard() {
+  fs::remove_all(artifact_directory());
+  remove_progress(partial_directory() / kProgress);
+  partial_.discard();
+}
+
+}  // namespace pare

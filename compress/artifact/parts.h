@@ -1,0 +1,77 @@
+// What a run has finished, so that it can be killed at any moment and goes on where it was:
+//
+//   OUT.partial/progress/run.json            the fingerprint: what decides the bytes (model, data, recipe, versions)
+//   OUT.partial/progress/survey              the survey, where the recipe asks for one
+//   OUT.partial/progress/00003.safetensors   a committed part: the packed tensors of block 3 ...
+//   OUT.partial/progress/00003.json          ... and its record, written after it; together they are the commitment
+//
+// Every file is written under a temporary name, fsynced and renamed, and its folder fsynced. Records, fingerprint and
+// survey carry a hash of their own (checked_file.h), and a record the hash of its tensors. The folder is claimed as
+// runtime/system/partial_output.h says. No output format is known here: one is made of the parts and the source.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "compress/artifact/layer_record.h"
+#include "runtime/files/safetensors.h"
+#include "runtime/model/checkpoint.h"
+#include "runtime/system/partial_output.h"
+
+namespace pare {
+
+// What decides every byte of the output, by name: "model", "calibration", "recipe", "pare", "isa", ...
+using Fingerprint = std::map<std::string, std::string>;
+
+class Parts {
+ public:
+  // Takes hold of OUTPUT.partial: makes it, or goes on with one of the same fingerprint. `fresh` discards what is
+  // there. Throws std::runtime_error: OUTPUT exists; OUTPUT.partial is of another run (which entries differ), damaged
+  // (which file), not pare's or in use by another process.
+  Parts(const std::filesystem::path& output, const Fingerprint& fingerprint, bool fresh);
+
+  // Throws std::runtime_error when OUTPUT exists: to be asked before any work. Remains of the run that made it go.
+  static void check_output_is_free(const std::filesystem::path& output);
+
+  // Records of a committed part whose file is intact.
+  const std::vector<LayerRecord>* committed(int64_t part) const;
+  int64_t num_committed() const { return static_cast<int64_t>(parts_.size()); }
+  std::vector<int64_t> committed_parts() const;
+  // A layer of a committed part, validated. Throws std::runtime_error.
+  StoredLinear read_layer(int64_t part, const LayerRecord& record) const;
+  // Tensors of a committed part that replace the source's under their names.
+  std::vector<OwnedTensor> read_changed(int64_t part, const Checkpoint& source) const;
+  // All tensors of a committed part.
+  SafetensorsFile open_tensors(int64_t part) const;
+
+  void commit(int64_t part, std::vector<StreamedTensor> tensors, std::vector<LayerRecord> records);
+  // For commit: the tensors of one layer in its scheme's container, and a tensor that replaces the source's.
+  static void append_packed(const StoredLinear& linear, const LayerRecord& record, std::vector<StreamedTensor>& out);
+  static void append(OwnedTensor tensor, std::vector<StreamedTensor>& out);
+
+  // All records, by part.
+  std::vector<LayerRecord> records() const;
+
+  const std::filesystem::path& partial_directory() const { return partial_.folder(); }
+  // Where the output is made.
+  std::filesystem::path artifact_directory() const { return partial_.result(); }
+  std::filesystem::path survey_file() const;
+
+  // Renames the output in the making to OUTPUT and removes the rest.
+  void publish();
+  // Removes all that is pare's of OUTPUT.partial.
+  void discard();
+
+ private:
+  void claim(const Fingerprint& fingerprint, bool fresh);
+  void load();
+  std::filesystem::path part_file(int64_t part, const char* extension) const;
+
+  PartialOutput partial_;
+  std::map<int64_t, std::vector<LayerRecord>> parts_;
+};
+
+}  // namespace pare
