@@ -184,7 +184,7 @@ def matches(pattern, text):
 
 
 def compare(case_name, old, new):
-    """(differences, corrections used), each a list of lines."""
+    """Lines of differences, and (why, line) of those that CORRECTIONS lists."""
     differences, corrected = [], []
     names = sorted(set(output_files(old)) | set(output_files(new)))
     for name in names:
@@ -199,8 +199,17 @@ def compare(case_name, old, new):
             if why is None:
                 differences.append(line)
             else:
-                corrected.append(f"{line} (intended: {why})")
+                corrected.append((why, line))
     return differences, corrected
+
+
+def summary(corrected):
+    """A line for each reason, with its first place."""
+    first = {}
+    for why, line in corrected:
+        first.setdefault(why, line)
+    return [f"intended ({why}): {line}" + (f" and {count - 1} more" if count > 1 else "") for why, line in first.items()
+            for count in [sum(reason == why for reason, _ in corrected)]]
 
 
 # --- runs ---
@@ -308,7 +317,11 @@ def cached_old(program, program_hash, case, threads, inputs, arguments, links):
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=arguments.cache / "results") as folder:
         run_case(program, case, threads, pathlib.Path(folder) / "case", links)
-        os.rename(pathlib.Path(folder) / "case", place)
+        try:
+            os.rename(pathlib.Path(folder) / "case", place)
+        except OSError:
+            if not place.exists():  # else another comparison was quicker
+                raise
     return place, time.monotonic() - start
 
 
@@ -316,11 +329,17 @@ def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def compare_case(case, threads, arguments, hashes, inputs, links, scratch):
-    """(lines of differences, lines of corrections, seconds old, seconds new)"""
+def held(program, scratch, name):
+    """A copy, since a build may replace its program while it is compared."""
+    (scratch / name).mkdir()
+    return pathlib.Path(shutil.copy(program, scratch / name / "pare"))
+
+
+def compare_case(case, threads, arguments, old_hash, inputs, links, scratch):
+    """What compare() gives, or how a program failed; seconds of the old and of the new build."""
     seconds_old = seconds_new = 0.0
     try:
-        old, seconds_old = cached_old(arguments.old, hashes[arguments.old], case, threads, inputs, arguments, links)
+        old, seconds_old = cached_old(arguments.old, old_hash, case, threads, inputs, arguments, links)
     except Failed as error:
         return [f"old build: {error}"], [], seconds_old, seconds_new
     if arguments.old_alone:
@@ -404,18 +423,20 @@ def main():
     chosen = list(chosen_cases(arguments))
     if not chosen:
         sys.exit(f"--only {arguments.only}: no case has such a name")
-    hashes = {program: sha256(program) for program in (arguments.old, arguments.new) if program}
     arguments.cache.mkdir(parents=True, exist_ok=True)
     total = collections.Counter()
     with tempfile.TemporaryDirectory(prefix="compare-", dir=arguments.cache) as name:
         scratch = pathlib.Path(name)
+        arguments.old = held(arguments.old, scratch, "old")
+        arguments.new = arguments.new and held(arguments.new, scratch, "new")
+        old_hash = sha256(arguments.old)
         links = make_links(scratch)
         if arguments.models != "small":
             (scratch / "models/smollm2-135m").symlink_to(find_smollm2(arguments))
         inputs = Inputs(links)
         start = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-            pending = [(case, threads, pool.submit(compare_case, case, threads, arguments, hashes, inputs, links, scratch)) for case, threads in chosen]
+            pending = [(case, threads, pool.submit(compare_case, case, threads, arguments, old_hash, inputs, links, scratch)) for case, threads in chosen]
             for case, threads, future in pending:
                 differences, corrected, seconds_old, seconds_new = future.result()
                 verdict = "DIFFERS" if differences else "corrected" if corrected else "cached" if arguments.old_alone else "same"
@@ -424,7 +445,7 @@ def main():
                 total["new"] += seconds_new
                 seconds = f"{seconds_new:7.1f} s" + (f"  (old {seconds_old:.1f} s)" if seconds_old else "")
                 print(f"{verdict:10} {threads} thread{'s' if threads > 1 else ' '}  {case.name:45}{seconds}", flush=True)
-                for line in differences[:1] + ([f"and {len(differences) - 1} more places"] if len(differences) > 1 else []) + corrected:
+                for line in differences[:1] + ([f"and {len(differences) - 1} more places"] if len(differences) > 1 else []) + summary(corrected):
                     print(f"           {line}", flush=True)
     used = os.times()
     cpu = used.children_user + used.children_system
@@ -459,18 +480,24 @@ def move_tensor(path):
     write_safetensors(path, dict(reversed(tensors.items())), metadata)
 
 
+def version_of(folder):
+    return json.loads((folder / "out/pare.json").read_text())["pare"].encode()
+
+
 def self_test(program):
     """Each planted change of a copy must be found at its place, and what is ignored must not be."""
-    case = Case("planted", {"calibrate.yaml": compare_recipes.recipe("data/wide", compare_recipes.WIDE_IDS, []),
-                            "recipe.yaml": compare_recipes.recipe("data/wide", "{statistics: statistics.h5}", ["gptq: {bits: 4, group_size: 64}"])},
+    CORRECTIONS.clear()
+    model = compare_recipes.family("llama_gqa_untied")
+    case = Case("planted", {"calibrate.yaml": compare_recipes.recipe(model, compare_recipes.SMALL_IDS, []),
+                            "recipe.yaml": compare_recipes.recipe(model, "{statistics: statistics.h5}", ["gptq: {bits: 4, group_size: 32}"])},
                 [Step(["calibrate", "calibrate.yaml", "statistics.h5"]), Step(["run", "recipe.yaml", "--out", "out"]),
-                 Step(["eval", "out", "--text", "data/wide.npy", "--windows", "1", "--json", "--quiet"], "eval.json"),
+                 Step(["eval", "out", "--text", "data/small.npy", "--windows", "1", "--json", "--quiet"], "eval.json"),
                  Step(["tokenize", "calibration_data/stories260k", "--text", "calibration_data/stories.txt", "--quiet"], "ids.txt")])
     weights = "out/model.safetensors"
     packed = "model.layers.1.mlp.down_proj.weight_packed"
     plants = [  # what, how, what the first line must hold (none: no difference)
         ("nothing", lambda f: None, None),
-        ("a byte of a tensor", lambda f: flip(f / weights, -1), "v_proj.weight_scale: BF16 [128, 4], first at element 511: "),
+        ("a byte of a tensor", lambda f: flip(f / weights, -1), "v_proj.weight_scale: BF16 [32, 2], first at element 63: "),
         ("a byte of the header", lambda f: flip(f / weights, 30), "out/model.safetensors"),
         ("the order of tensors", lambda f: move_tensor(f / weights), "out/model.safetensors: same tensors"),
         ("a tensor's type", lambda f: replace_bytes(f / weights, b'"dtype":"I32"', b'"dtype":"U32"'), "weight_packed: I32"),
@@ -484,6 +511,8 @@ def self_test(program):
         ("an event", lambda f: edit_json(f / "out/pare.json", lambda j: j["events"].append("x")), "out/pare.json: events: "),
         ("the version", lambda f: edit_json(f / "out/pare.json", lambda j: j.update(pare="9", engines=[], fingerprint={})), None),
         ("the seconds", lambda f: edit_json(f / "out/report.json", lambda j: j.update(seconds=1)), None),
+        ("the seconds of a budget's measurement", lambda f: edit_json(f / "out/report.json", lambda j: j.update(budget={"measured": {"seconds": 1}})),
+         "out/report.json: budget: is new"),
         ("the size in the report", lambda f: edit_json(f / "out/report.json", lambda j: j.update(output_bytes=1)), "out/report.json: output_bytes"),
         ("a perplexity", lambda f: edit_json(f / "eval.json", lambda j: j.update(perplexity=1.5)), "eval.json: perplexity: number "),
         ("the speed of an evaluation", lambda f: edit_json(f / "eval.json", lambda j: j.update(seconds=1.5, tokens_per_second=3)), None),
@@ -491,7 +520,7 @@ def self_test(program):
         ("a file more", lambda f: (f / "out/new").write_text(""), "out/new: the file is new"),
         ("a byte of a text", lambda f: flip(f / "ids.txt", 1000), "ids.txt: byte 1000 of"),
         ("a float of the statistics", lambda f: flip(f / "statistics.h5", -5000), "statistics.h5: /"),
-        ("the version in the statistics", lambda f: replace_bytes(f / "statistics.h5", b"0.1.0", b"0.1.1"), None),
+        ("the version in the statistics", lambda f: replace_bytes(f / "statistics.h5", version_of(f), version_of(f)[:-1] + b"x"), None),
     ]
     with tempfile.TemporaryDirectory(prefix="compare-") as name:
         scratch = pathlib.Path(name)
@@ -514,7 +543,7 @@ def self_test(program):
         CORRECTIONS[("plant*", "out/pare.json", "layers[*].relative_error")] = "planted"
         edit_json(scratch / "new/out/pare.json", lambda j: j["layers"][3].update(relative_error=1e-3))
         differences, corrected = compare(case.name, scratch / "old", scratch / "new")
-        assert not differences and len(corrected) == 1 and "planted" in corrected[0], (differences, corrected)
+        assert not differences and len(corrected) == 1 and corrected[0][0] == "planted", (differences, corrected)
         edit_json(scratch / "new/out/pare.json", lambda j: j["layers"][3].update(damping=1e-3))
         differences, corrected = compare(case.name, scratch / "old", scratch / "new")
         assert len(differences) == 1 and len(corrected) == 1, (differences, corrected)
