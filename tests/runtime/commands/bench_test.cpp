@@ -58,7 +58,8 @@ TEST_F(Bench, RefusesWhatCannotBeMeasured) {
   expect_error<std::invalid_argument>([&] { bench(model_, detect_isa(), 1, {.prefill_tokens = 8, .repetitions = 0}); },
                                       {"at least 1"});
   expect_error<std::invalid_argument>(
-      [&] { bench(model_, detect_isa(), 1, {.prefill_tokens = 8, .decode_tokens = 121}); }, {"129"});
+      [&] { bench(model_, detect_isa(), 1, {.prefill_tokens = 8, .decode_tokens = 121}); },
+      {"prompt of 8", "121 tokens", "128"});
   request_interrupt();
   EXPECT_THROW(bench(model_, detect_isa(), 1, {.prefill_tokens = 8, .decode_tokens = 8}), Interrupted);
 }
