@@ -391,7 +391,7 @@ TEST_F(Pipeline, BadInputsEachGiveOneMessageAndLeaveNothing) {
     file.seekp(offset + 40);
     file.write(reinterpret_cast<const char*>(&value), sizeof(value));
     file.close();
-    expect_refused(run(with_model(model), "out"), {tensor, "element 10 "});
+    expect_refused(run(with_model(model), "out"), {tensor, "at element 10"});
     fs::remove_all(model);
   }
   {  // Truncated.
