@@ -17,11 +17,10 @@
 
 namespace pare {
 
-// N of every M neighbouring inputs are kept; or, where `group` is 0, those that kept_OI says.
+// Which weights are kept; all others are zero and stay so.
 struct Sparsity {
-  int64_t num_kept = 2;
-  int64_t group = 4;
-  at::Tensor kept_OI;  // bool
+  SparsePattern pattern;  // dense: unstructured
+  at::Tensor kept_OI;     // bool
 };
 
 // What becomes of a layer's weight. It stays as the checkpoint has it; or it is stored anew in the checkpoint's own

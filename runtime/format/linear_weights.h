@@ -2,18 +2,36 @@
 // stores and every backend packs. A linear is y = x W^T + b with W [O, I] row-major.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "runtime/format/dtype.h"
+#include "runtime/format/fields.h"
 #include "runtime/format/input_format.h"
 
 namespace pare {
 
 inline constexpr int64_t kPerChannel = -1;  // group_size: one scale for each output row
+
+// A promise that of every `group` neighbouring inputs at most `num_kept` have weights other than zero, counted from the
+// first input on: {2, 4} is 2:4. {0, 0}: no such promise. Which are kept follows from the values.
+struct SparsePattern {
+  int64_t num_kept = 0;
+  int64_t group = 0;
+  bool is_dense() const { return group == 0; }
+  bool operator==(const SparsePattern&) const = default;
+
+  void fields(FieldVisitor& visit) {
+    visit("num_kept", num_kept);
+    visit("group", group);
+  }
+};
+inline constexpr SparsePattern kTwoOfFour{2, 4};
 
 // integer: W[o, i] = scales_OG[o, g(i)] * (codes_OI[o, i] - zeros_OG[o, g(i)]), with g(i) = group_of_I[i], or
 // i / group_size. Codes are unsigned, in [0, 2^bits - 1]; a symmetric weight has every zero at 2^(bits-1).
@@ -31,6 +49,7 @@ struct QuantizedWeight {
   std::vector<float> scales_OG;     // G = num_in / group_size, or 1
   std::vector<uint8_t> zeros_OG;    // empty when symmetric
   std::vector<int32_t> group_of_I;  // empty unless act-order moved columns between groups (g_idx)
+  SparsePattern pattern = {};       // what is not kept has the code of its zero
 
   int64_t num_groups() const { return group_size == kPerChannel ? 1 : num_in / group_size; }
   int64_t group(int64_t column) const {
@@ -54,12 +73,14 @@ std::vector<float> dequantize(const QuantizedWeight& weight);
 // Rows [first_row, first_row + num_rows) of the same.
 void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t num_rows, std::span<float> out);
 
-// An unquantized weight as it lies in a mapped file: F32, F16 or BF16, [O, I] row-major, not owned.
+// An unquantized weight, F32, F16 or BF16, [O, I] row-major: as it lies in a mapped file, or in memory of its own.
 struct DenseWeight {
   int64_t num_out = 0;
   int64_t num_in = 0;
   DType dtype = DType::BF16;
   std::span<const std::byte> data;
+  SparsePattern pattern = {};
+  std::shared_ptr<const std::vector<std::byte>> owned = {};  // what data lies in; null: the mapped file
 };
 
 struct LinearWeights {

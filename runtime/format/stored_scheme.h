@@ -43,8 +43,9 @@ struct PackScheme {
   StoredActOrder act_order = StoredActOrder::none;
   StoredFormat format = StoredFormat::pack_quantized;
   std::string container = std::string(kCompressedTensors);  // ContainerFormat::name()
-  bool per_tensor = false;  // the file holds one scale; group_size is kPerChannel and every row has that scale
-  InputFormat input = {};   // without scale, zero and outlier columns, which are the linear's own (input_scheme)
+  bool per_tensor = false;     // the file holds one scale; group_size is kPerChannel and every row has that scale
+  InputFormat input = {};      // without scale, zero and outlier columns, which are the linear's own (input_scheme)
+  SparsePattern pattern = {};  // that the container packs: only what is kept is stored. Dense: zeros are stored too
   bool is_dense() const { return format == StoredFormat::dense; }
   CodeType code_type() const { return format == StoredFormat::float_quantized ? CodeType::fp8 : CodeType::integer; }
   int64_t num_groups(int64_t num_in) const { return group_size == kPerChannel ? 1 : num_in / group_size; }
@@ -59,6 +60,7 @@ struct PackScheme {
     visit("container", container);
     visit("per_tensor", per_tensor);
     visit("input", input);
+    visit("pattern", pattern);
   }
 };
 
@@ -72,10 +74,13 @@ inline InputFormat input_scheme(InputFormat input) {
 
 // What a reader makes of one module and a writer takes.
 struct StoredLinear {
-  QuantizedWeight weight;  // of dense: num_out and num_in alone
+  QuantizedWeight weight;  // of dense: num_out, num_in and pattern alone
   InputFormat input = {};
   DType input_scale_dtype = DType::BF16;      // of a fixed range: holds input.scale exactly
   std::vector<float> outlier_weight_OJ = {};  // as in LinearWeights; pare_int8 alone stores it
+  // Of a dense weight whose pattern a container packs: W [O, I] with its zeros. Empty: the tensor of the model's own name.
+  std::vector<std::byte> dense_OI = {};
+  DType dense_dtype = DType::BF16;
 };
 
 struct StoredModule {
