@@ -20,6 +20,7 @@
 #include "compress/passes/compress_table.h"
 #include "compress/survey/budget.h"
 #include "compress/survey/survey.h"
+#include "prune/options.h"
 #include "runtime/commands/inspect.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/input_files.h"
@@ -102,8 +103,11 @@ std::string error_text(const LayerRecord& record) {
 }
 
 void print_row(const LayerRecord& record, double seconds_left, Progress& progress) {
-  const std::string group =
+  std::string group =
       record.scheme.group_size == kPerChannel ? "channel" : "g" + std::to_string(record.scheme.group_size);
+  if (record.is_pruned()) {
+    group = pattern_text(record.pattern) + (record.scheme.is_dense() ? std::string() : " " + group);
+  }
   char row[256];
   std::snprintf(row, sizeof(row), "%-40s %-8s w%d %-8s %-25s damping %-6.4g %7.2f s  %10s left", record.name.c_str(),
                 record.method.c_str(), record.scheme.bits, group.c_str(), error_text(record).c_str(), record.damping,

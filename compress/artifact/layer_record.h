@@ -18,6 +18,9 @@ struct LayerRecord {
   bool is_linear = true;  // false: an embedding
   std::string method;     // the recipe's key of the last pass: "gptq", "rtn", ...
   PackScheme scheme;
+  // Of layers that a pass has pruned: what it kept (dense: unstructured), and the weights that are exactly 0.
+  SparsePattern pattern;
+  int64_t num_zeros = 0;
   // In which order columns were rounded; without groups the scheme does not say.
   StoredActOrder act_order = StoredActOrder::none;
   DType scale_dtype = DType::BF16;
@@ -42,6 +45,8 @@ struct LayerRecord {
     visit("is_linear", is_linear);
     visit("method", method);
     visit("scheme", scheme);
+    visit("pattern", pattern);
+    visit("num_zeros", num_zeros);
     visit("act_order", act_order);
     visit("scale_dtype", scale_dtype);
     visit("relative_error", relative_error);
@@ -54,8 +59,8 @@ struct LayerRecord {
     visit("sha256", sha256);
     visit("seconds", seconds);
   }
-  // Whether its weight is a tensor like any other, under its own name: neither codes nor a rounded input.
-  bool is_plain() const { return scheme.is_dense() && scheme.input.is_plain(); }
+  bool is_plain() const { return scheme.is_plain(); }
+  bool is_pruned() const { return num_zeros > 0; }
 };
 
 // SHA-256 of codes, scales, zeros, groups, outlier columns, the input's format and how all are to be read. Two linears

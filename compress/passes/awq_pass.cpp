@@ -11,7 +11,10 @@ namespace pare {
 
 std::optional<InputScaling> apply_awq(StageState& stage, const SteppedLayers& layers) {
   AwqStage awq;
-  for (const SteppedLayer& layer : layers.layers) awq.weights_OI.push_back(layer.state->weight_OI);
+  for (const SteppedLayer& layer : layers.layers) {
+    awq.weights_OI.push_back(layer.state->weight_OI);
+    awq.kept_OI.push_back(kept_of(*layer.state));
+  }
   awq.hessian_II = stage.statistics.hessian_II;
   awq.mean_abs_I = stage.statistics.mean_abs_I;
   awq.producer_I = stage.producer_I;

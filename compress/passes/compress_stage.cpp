@@ -90,10 +90,39 @@ double output_error(const StageState& state, const LayerState& layer) {
   return relative_output_error(sample_RI, rounded_RI, layer.target_OI, layer.weight_OI);
 }
 
-CompressedLayer finish_layer(const StageState& state, LayerState& layer) {
+// A weight that is no code, in the source's type.
+OwnedTensor owned_tensor(const Checkpoint& checkpoint, const LayerState& layer) {
+  const std::string name = layer.plan->linear.name + ".weight";
+  const TensorView& source = checkpoint.tensor(name);
+  OwnedTensor tensor{name, source.dtype, source.shape, std::vector<std::byte>(source.data.size())};
+  const at::Tensor values_OI = layer.weight_OI.contiguous();
+  convert_from_float(source.dtype, {values_OI.const_data_ptr<float>(), static_cast<size_t>(values_OI.numel())},
+                     tensor.data);
+  return tensor;
+}
+
+// What the layer has come to, in the form in which it is stored. weight_OI is that of the walk from here on.
+CompressedLayer finish_layer(const Checkpoint& checkpoint, const StageState& state, LayerState& layer,
+                             std::vector<OwnedTensor>& changed) {
   const LayerPlan& plan = *layer.plan;
   CompressedLayer result{stored_linear(state, layer), {}};
+  result.stored.weight.pattern = plan.scheme.pattern;
+  if (std::holds_alternative<OwnedWeight>(layer.stored)) {
+    OwnedTensor tensor = owned_tensor(checkpoint, layer);
+    convert_to_float(tensor.dtype, tensor.data,
+                     {layer.weight_OI.data_ptr<float>(), static_cast<size_t>(layer.weight_OI.numel())});
+    if (plan.scheme.pattern.is_dense()) {
+      changed.push_back(std::move(tensor));
+    } else {
+      result.stored.dense_dtype = tensor.dtype;
+      result.stored.dense_OI = std::move(tensor.data);
+    }
+  }
   LayerRecord& record = layer.record;
+  if (layer.sparsity) {
+    record.pattern = layer.sparsity->pattern;
+    record.num_zeros = layer.weight_OI.eq(0.0).sum().item<int64_t>();
+  }
   if (!state.input.is_plain() && state.statistics.sample_RI.defined() && state.statistics.sample_RI.size(0) > 0) {
     record.output_error = output_error(state, layer);
   }
@@ -110,17 +139,6 @@ CompressedLayer finish_layer(const StageState& state, LayerState& layer) {
   return result;
 }
 
-// A weight that is no code is a tensor of the source under its own name.
-OwnedTensor owned_tensor(const Checkpoint& checkpoint, const LayerState& layer) {
-  const std::string name = layer.plan->linear.name + ".weight";
-  const TensorView& source = checkpoint.tensor(name);
-  OwnedTensor tensor{name, source.dtype, source.shape, std::vector<std::byte>(source.data.size())};
-  const at::Tensor values_OI = layer.weight_OI.contiguous();
-  convert_from_float(source.dtype, {values_OI.const_data_ptr<float>(), static_cast<size_t>(values_OI.numel())},
-                     tensor.data);
-  return tensor;
-}
-
 // Of a weight that is no code: of the tensor that replaces the source's.
 std::string hash_of(const CompressedLayer& layer, const std::vector<OwnedTensor>& changed) {
   if (layer.record.is_plain()) {
@@ -129,6 +147,18 @@ std::string hash_of(const CompressedLayer& layer, const std::vector<OwnedTensor>
     }
   }
   return content_hash(layer.stored);
+}
+
+// A weight once pruned stays zero: what comes after a mask must not know better.
+void check_zeros(std::string_view pass, const StageState& state) {
+  for (const LayerState& layer : state.layers) {
+    if (!layer.sparsity) continue;
+    const at::Tensor pruned_OI = layer.sparsity->kept_OI.logical_not();
+    if (layer.weight_OI.ne(0.0).logical_and_(pruned_OI).any().item<bool>()) {
+      throw std::logic_error(layer.plan->linear.name + ": the pass '" + std::string(pass) +
+                             "' gave a pruned weight a value");
+    }
+  }
 }
 
 }  // namespace
@@ -162,6 +192,7 @@ void apply_steps(StageState& state, const FoldScales& fold) {
     throw_if_interrupted();
     const std::optional<InputScaling> scaling = row->apply(state, stepped);
     if (scaling && fold) fold(*scaling, state);
+    check_zeros(row->key, state);
   }
 }
 
@@ -192,8 +223,7 @@ void compress_stage(const RunPlan& plan, int64_t block_index, Stage stage, const
   note_dead_columns(state);
   work.block.set_input_format(stage, state.input);
   for (LayerState& layer : state.layers) {
-    CompressedLayer done = finish_layer(state, layer);
-    if (std::holds_alternative<OwnedWeight>(layer.stored)) work.changed.push_back(owned_tensor(checkpoint, layer));
+    CompressedLayer done = finish_layer(checkpoint, state, layer, work.changed);
     if (!std::holds_alternative<UnchangedWeight>(layer.stored)) {
       const at::Tensor values_OI = layer.weight_OI.contiguous();
       work.block.set_weight(stage, layer.plan->index,
@@ -256,7 +286,9 @@ void restore_block(const std::vector<LayerPlan>& layers, int64_t part, const Art
                                     [&](const LayerPlan& planned) { return planned.linear.name == record.name; });
     if (layer == layers.end() || record.is_plain()) continue;
     const StoredLinear stored = artifact.read_layer(part, record);
-    if (!record.scheme.is_dense()) block.set_weight(layer->stage, layer->index, effective_weight(stored));
+    if (!record.scheme.is_dense() || !stored.dense_OI.empty()) {
+      block.set_weight(layer->stage, layer->index, effective_weight(stored));
+    }
     block.set_input_format(layer->stage, stored.input);
   }
   for (const OwnedTensor& tensor : artifact.read_changed(part, checkpoint)) {

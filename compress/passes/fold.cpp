@@ -46,28 +46,33 @@ OwnedTensor stored_as_source(const Checkpoint& checkpoint, const std::string& na
   return tensor;
 }
 
-// values[o * width + i] /= s[o], in the tensor as the source stores it. A power of two leaves the fraction alone, so
-// that only a value at the end of its type's range could change: refused.
-// A tensor that a pass has changed already is divided as it has become.
-void divide_rows(const Checkpoint& checkpoint, const std::string& name, std::span<const float> scales_O,
-                 std::vector<OwnedTensor>& changed) {
-  const TensorView& source = checkpoint.tensor(name);
-  const auto before = std::find_if(changed.begin(), changed.end(), [&](const auto& t) { return t.name == name; });
-  std::vector<float> values(static_cast<size_t>(source.num_elements()));
-  convert_to_float(source.dtype, before == changed.end() ? source.data : std::span<const std::byte>(before->data),
-                   values);
+// values[o * width + i] /= s[o], in the type in which they are stored. A power of two leaves the fraction alone, so that
+// only a value at the end of its type's range could change: refused.
+void divide_values(const std::string& name, DType dtype, std::span<const float> scales_O, std::span<std::byte> data) {
+  std::vector<float> values(data.size() / dtype_size_bytes(dtype));
+  convert_to_float(dtype, data, values);
   const size_t width = values.size() / scales_O.size();
   for (size_t i = 0; i < values.size(); ++i) {
     const float divided = values[i] / scales_O[i / width];
-    if (round_to(divided, source.dtype) * scales_O[i / width] != values[i]) {
+    if (round_to(divided, dtype) * scales_O[i / width] != values[i]) {
       throw std::runtime_error("fold into " + name + ": element " + std::to_string(i) + ", " +
                                std::to_string(values[i]) + ", divided by " + std::to_string(scales_O[i / width]) +
-                               " leaves the range of " + std::string(dtype_name(source.dtype)));
+                               " leaves the range of " + std::string(dtype_name(dtype)));
     }
     values[i] = divided;
   }
-  if (before != changed.end()) changed.erase(before);
-  changed.push_back(stored_as_source(checkpoint, name, values));
+  convert_from_float(dtype, values, data);
+}
+
+// The same of a tensor of the source. One that a pass or fold has changed already is divided as it has become.
+void divide_rows(const Checkpoint& checkpoint, const std::string& name, std::span<const float> scales_O,
+                 std::vector<OwnedTensor>& changed) {
+  const auto before = std::find_if(changed.begin(), changed.end(), [&](const auto& t) { return t.name == name; });
+  if (before != changed.end()) return divide_values(name, before->dtype, scales_O, before->data);
+  const TensorView& source = checkpoint.tensor(name);
+  OwnedTensor& tensor = changed.emplace_back(
+      OwnedTensor{name, source.dtype, source.shape, {source.data.begin(), source.data.end()}});
+  divide_values(name, tensor.dtype, scales_O, tensor.data);
 }
 
 void divide_scales(std::span<const float> scales_O, CompressedLayer& layer) {
@@ -95,6 +100,8 @@ void fold_into_linear(const Checkpoint& checkpoint, Stage producer, size_t index
       std::find_if(done.begin(), done.end(), [&](const auto& layer) { return layer.record.name == linear.name; });
   if (compressed != done.end() && !compressed->record.scheme.is_dense()) {
     divide_scales(scales_O, *compressed);
+  } else if (compressed != done.end() && !compressed->stored.dense_OI.empty()) {
+    divide_values(linear.name, compressed->stored.dense_dtype, scales_O, compressed->stored.dense_OI);
   } else {
     divide_rows(checkpoint, linear.name + ".weight", scales_O, changed);
   }

@@ -1,22 +1,10 @@
 // `gptq:` columns are rounded one after another, and later ones make up for the errors of earlier ones.
-#include <sstream>
-
 #include "compress/passes/pass_table.h"
 #include "compress/passes/stage_state.h"
 #include "compress/recipe/pass_options.h"
 
 namespace pare {
 namespace {
-
-void list_events(const GptqEvents& events, double damping, std::vector<std::string>& lines) {
-  if (events.fell_back_to_rounding) {
-    lines.push_back("fell back to rounding: no damping up to 1 made H positive definite");
-  } else if (events.damping_used > damping) {
-    std::ostringstream line;
-    line << "damping raised from " << damping << " to " << events.damping_used;
-    lines.push_back(line.str());
-  }
-}
 
 StoredActOrder stored_order(ActOrder order) {
   return order == ActOrder::none    ? StoredActOrder::none
@@ -30,10 +18,14 @@ std::optional<InputScaling> apply_gptq(StageState& stage, const SteppedLayers& l
   const auto& shared = shared_options<GptqPass>(layers);
   stage.input_scale_dtype = shared.gptq.grid.scale_dtype;
   stage.input = resolved_input(shared.activations, stage.statistics, stage.input_scale_dtype);
-  const GptqFactor& factor = stage.factor(shared.gptq);
+  const SparsePattern pattern = shared.pattern();
+  const GptqFactor& factor = stage.factor(shared.gptq, pattern.is_dense() ? 1 : pattern.group);
   for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
     const auto& pass = static_cast<const GptqPass&>(options);
-    GptqResult rounded = gptq(layer.weight_OI, factor, pass.gptq);
+    ColumnMask mask{.kept_OI = kept_of(layer)};
+    if (!layer.sparsity) mask.pattern = pass.pattern();
+    GptqResult rounded = gptq(layer.weight_OI, factor, pass.gptq, mask);
+    if (!layer.sparsity && rounded.kept_OI.defined()) layer.sparsity = Sparsity{pass.pattern(), rounded.kept_OI};
     const bool is_first = layer.weight_OI.is_same(layer.target_OI);
     layer.stored = std::move(rounded.weight);
     use_stored_weight(stage, layer);
@@ -42,7 +34,7 @@ std::optional<InputScaling> apply_gptq(StageState& stage, const SteppedLayers& l
     if (!is_first) measure_error_with_hessian(stage.statistics.hessian_II, layer);
     layer.record.damping = rounded.events.damping_used;
     layer.record.act_order = stored_order(pass.gptq.act_order);
-    list_events(rounded.events, pass.gptq.damping, layer.record.events);
+    list_events(rounded.events, pass.gptq.damping, "rounding", layer.record.events);
     if (pass.refine.sweeps > 0) refine_layer(stage, pass.refine, layer);
   });
   return std::nullopt;

@@ -1,6 +1,7 @@
 #include "compress/passes/pass_table.h"
 
 #include "compress/recipe/pass_options.h"
+#include "compress/recipe/prune_options.h"
 
 namespace pare {
 namespace {
@@ -12,6 +13,9 @@ PassRow row(std::string_view key, ApplyPass apply) {
 
 std::vector<const PassRow*>& table() {
   static const std::vector<PassRow> kRows = {
+      row<MagnitudePass>("magnitude", apply_magnitude),
+      row<WandaPass>("wanda", apply_wanda),
+      row<SparseGptPass>("sparsegpt", apply_sparsegpt),
       row<RtnPass>("rtn", apply_rtn),
       row<GptqPass>("gptq", apply_gptq),
       row<Fp8Pass>("fp8", apply_fp8),

@@ -11,6 +11,9 @@
 
 namespace pare {
 
+std::optional<InputScaling> apply_magnitude(StageState& stage, const SteppedLayers& layers);
+std::optional<InputScaling> apply_wanda(StageState& stage, const SteppedLayers& layers);
+std::optional<InputScaling> apply_sparsegpt(StageState& stage, const SteppedLayers& layers);
 std::optional<InputScaling> apply_rtn(StageState& stage, const SteppedLayers& layers);
 std::optional<InputScaling> apply_gptq(StageState& stage, const SteppedLayers& layers);
 std::optional<InputScaling> apply_fp8(StageState& stage, const SteppedLayers& layers);

@@ -16,10 +16,10 @@ std::optional<InputScaling> apply_rtn(StageState& stage, const SteppedLayers& la
     at::Tensor importance_I;
     if (pass.rounding.scales == ScaleSearch::hessian) {
       importance_I = stage.statistics.hessian_diagonal_I;
-      layer.stored = rtn_with_hessian(layer.weight_OI, stage.statistics.hessian_II, pass.rounding);
+      layer.stored = rtn_with_hessian(layer.weight_OI, stage.statistics.hessian_II, pass.rounding, kept_of(layer));
     } else {
       if (pass.rounding.scales == ScaleSearch::hessian_diagonal) importance_I = stage.statistics.hessian_diagonal_I;
-      layer.stored = rtn(layer.weight_OI, importance_I, pass.rounding);
+      layer.stored = rtn(layer.weight_OI, importance_I, pass.rounding, kept_of(layer));
     }
     use_stored_weight(stage, layer);
     measure_error(importance_I, layer);

@@ -16,7 +16,10 @@ std::optional<InputScaling> apply_smoothquant(StageState& stage, const SteppedLa
                     .rows_RI = stage.statistics.sample_RI,
                     .weights_OI = {},
                     .producer_I = stage.producer_I};
-  for (const SteppedLayer& layer : layers.layers) input.weights_OI.push_back(layer.state->weight_OI);
+  for (const SteppedLayer& layer : layers.layers) {
+    input.weights_OI.push_back(layer.state->weight_OI);
+    input.kept_OI.push_back(kept_of(*layer.state));
+  }
   SmoothQuantOptions options = shared_options<SmoothQuantPass>(layers).smoothquant;
   options.grid = *rounding.grid();
   // With 8 bits a weight's scale hardly matters beside its input's: searching it for every candidate is not worth it.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <sstream>
 #include <stdexcept>
 
 #include "compress/passes/squared_error.h"
@@ -17,14 +18,50 @@
 
 namespace pare {
 
-const GptqFactor& StageState::factor(const GptqOptions& options) {
-  if (factor_ && factor_->damping == options.damping && factor_->act_order == options.act_order) return *factor_;
+namespace {
+
+// Throws UnusableInput in place of std::invalid_argument: the statistics are at fault.
+template <typename Make>
+auto of_hessian(const StageState& stage, const Make& make) {
   try {
-    factor_ = factorize(statistics.hessian_II, options);
+    return make(stage.statistics.hessian_II);
   } catch (const std::invalid_argument& error) {
-    throw UnusableInput(layers.front().plan->linear.name + ": " + error.what());
+    throw UnusableInput(stage.layers.front().plan->linear.name + ": " + error.what());
+  }
+}
+
+}  // namespace
+
+const GptqFactor& StageState::factor(const GptqOptions& options, int64_t columns_together) {
+  const bool is_same = factor_ && factor_->damping == options.damping && factor_->act_order == options.act_order &&
+                       factor_->columns_together == columns_together;
+  if (!is_same) {
+    factor_ = of_hessian(*this, [&](const auto& hessian_II) { return factorize(hessian_II, options, columns_together); });
   }
   return *factor_;
+}
+
+const NormalizedHessian& StageState::normalized(double damping) {
+  if (!normalized_ || normalized_damping_ != damping) {
+    normalized_ = of_hessian(*this, [&](const auto& hessian_II) { return normalize(hessian_II, damping); });
+    normalized_damping_ = damping;
+  }
+  return *normalized_;
+}
+
+at::Tensor kept_of(const LayerState& layer) {
+  return layer.sparsity ? layer.sparsity->kept_OI : at::Tensor();
+}
+
+void list_events(const GptqEvents& events, double damping, const std::string& fallback,
+                 std::vector<std::string>& lines) {
+  if (events.fell_back_to_rounding) {
+    lines.push_back("fell back to " + fallback + ": no damping up to 1 made H positive definite");
+  } else if (events.damping_used > damping) {
+    std::ostringstream line;
+    line << "damping raised from " << damping << " to " << events.damping_used;
+    lines.push_back(line.str());
+  }
 }
 
 void for_each_layer(const SteppedLayers& layers, const std::function<void(LayerState&, const PassOptions&)>& change) {
@@ -97,7 +134,7 @@ void measure_error_with_hessian(const at::Tensor& hessian_II, LayerState& layer)
 
 void refine_layer(StageState& stage, const RefineOptions& options, LayerState& layer) {
   const at::Tensor& hessian_II = stage.statistics.hessian_II;
-  RefineResult refined = refine(layer.target_OI, std::get<QuantizedWeight>(layer.stored), hessian_II, options);
+  RefineResult refined = refine(layer.target_OI, std::get<QuantizedWeight>(layer.stored), hessian_II, options, kept_of(layer));
   layer.stored = std::move(refined.weight);
   use_stored_weight(stage, layer);
   const double signal = trace_error(layer.target_OI, at::zeros_like(layer.target_OI), hessian_II);

@@ -13,6 +13,7 @@
 #include "compress/artifact/layer_record.h"
 #include "compress/plan/plan.h"
 #include "compress/walk/statistics.h"
+#include "prune/normalized_hessian.h"
 #include "quant/gptq.h"
 
 namespace pare {
@@ -55,13 +56,20 @@ struct StageState {
   bool scales_are_powers_of_two = false;
 
   // The factor of H, made once for all layers and passes with the same damping and order. Throws UnusableInput, with
-  // the first layer's name, for an H that is none.
-  const GptqFactor& factor(const GptqOptions& options);
+  // the first layer's name, for an H that is none. columns_together: as factorize takes them.
+  const GptqFactor& factor(const GptqOptions& options, int64_t columns_together = 1);
+  // H in normalized columns, likewise.
+  const NormalizedHessian& normalized(double damping);
   // After the statistics have changed.
-  void forget_factor() { factor_.reset(); }
+  void forget_factor() {
+    factor_.reset();
+    normalized_.reset();
+  }
 
  private:
   std::optional<GptqFactor> factor_;
+  std::optional<NormalizedHessian> normalized_;
+  double normalized_damping_ = 0.0;
 };
 
 // The layers of a stage that a pass changes, each with its own options.
@@ -99,6 +107,11 @@ at::Tensor absmax(const LayerStatistics& statistics);
 
 // The result of a layer as it is stored, and its values as they are multiplied. `input` is the stage's.
 StoredLinear stored_linear(const StageState& stage, const LayerState& layer);
+// bool [O, I], or undefined: all are kept.
+at::Tensor kept_of(const LayerState& layer);
+// What is listed of a sweep that went other than planned; `fallback` says in words what took its place where no damping
+// helped.
+void list_events(const GptqEvents& events, double damping, const std::string& fallback, std::vector<std::string>& lines);
 // weight_OI := what `stored` stands for.
 void use_stored_weight(const StageState& stage, LayerState& layer);
 

@@ -190,12 +190,32 @@ PackScheme table_scheme(const Recipe& recipe, const GridOptions& grid) {
   return container_format(recipe.container).adapted(scheme);
 }
 
+// Where a pass has chosen a container for its layers, those that leave it to the recipe go along, if it holds them.
+void share_container(const Recipe& recipe, RunPlan& plan) {
+  const ContainerFormat* chosen = nullptr;
+  const auto for_stored = [&](const auto& visit) {
+    for (auto& layers : plan.blocks) {
+      for (LayerPlan& layer : layers) {
+        if (layer.is_compressed() && !layer.scheme.is_plain()) visit(layer);
+      }
+    }
+  };
+  for_stored([&](const LayerPlan& layer) {
+    if (layer.scheme.container != recipe.container) chosen = &container_format(layer.scheme.container);
+  });
+  if (chosen == nullptr) return;
+  for_stored([&](LayerPlan& layer) {
+    const PackScheme moved = chosen->adapted(layer.scheme);
+    if (chosen->accepts(moved, layer.linear.num_out, layer.linear.num_in)) layer.scheme = moved;
+  });
+}
+
 // One checkpoint has one container, and that one must hold all modules beside each other.
 void check_container(const Recipe& recipe, const RunPlan& plan) {
   std::vector<StoredModule> modules;
   for (const auto& layers : plan.blocks) {
     for (const LayerPlan& layer : layers) {
-      if (!layer.is_compressed() || (layer.scheme.is_dense() && layer.scheme.input.is_plain())) continue;
+      if (!layer.is_compressed() || layer.scheme.is_plain()) continue;
       modules.push_back({layer.linear.name, layer.scheme, true});
     }
   }
@@ -331,7 +351,7 @@ void plan_storage(const std::string& container, LayerPlan& layer) {
   for (const Step& step : layer.steps) step.options->store(scheme);
   const ContainerFormat& format = container_format(scheme.container);
   layer.scheme = format.adapted(scheme);
-  if (layer.scheme.is_dense() && layer.scheme.input.is_plain()) return;  // a tensor like any other
+  if (layer.scheme.is_plain()) return;
   if (const Acceptance accepted = format.accepts(layer.scheme, layer.linear.num_out, layer.linear.num_in); !accepted) {
     refuse("container " + std::string(format.name()) + ": " + layer.linear.name + ": " + accepted.reason);
   }
@@ -382,6 +402,7 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
     refuse("every layer is excluded and there is no 'head:': nothing would be compressed");
   }
   check_calibration(recipe, plan);
+  share_container(recipe, plan);
   check_container(recipe, plan);
   check_budget_fits(recipe, plan);
   return plan;
@@ -401,6 +422,7 @@ RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   plan.unquantized.insert(plan.unquantized.end(), model.unused_linears.begin(), model.unused_linears.end());
   if (plan.num_layers() == 0) refuse("every layer is excluded: nothing would be compressed");
   check_calibration(recipe, plan);
+  share_container(recipe, plan);
   check_container(recipe, plan);
   return plan;
 }

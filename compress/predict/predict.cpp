@@ -86,7 +86,7 @@ Sizes measure_sizes(const RunPlan& plan, const Checkpoint& checkpoint, std::opti
       block += layer.linear.num_out * layer.linear.num_in;
       if (linear_bytes) {
         sizes.output_bytes -= static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
-      } else if (layer.is_compressed() && !(layer.scheme.is_dense() && layer.scheme.input.is_plain())) {
+      } else if (layer.is_compressed() && !layer.scheme.is_plain()) {
         const GridOptions* grid = grid_of(layer);
         replace(layer.linear, layer.scheme, grid != nullptr ? grid->scale_dtype : DType::BF16);
       }

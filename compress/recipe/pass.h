@@ -23,8 +23,9 @@ enum class StatisticsNeed { none, hessian_diagonal, hessian };
 // Rows of a stage's input that are kept as they are.
 inline constexpr int64_t kNumSampleRows = 512;
 
-// What a pass does to a layer. Inputs are scaled first, weights changed then, and rounded last and once.
-enum class PassKind { scales_inputs, changes_weights, rounds };
+// What a pass does to a layer. Weights are changed first (pruned), inputs scaled then, and weights rounded last, each
+// once.
+enum class PassKind { changes_weights, scales_inputs, rounds };
 
 // How options are checked against the rest of the recipe, and complain.
 class PassCheck {

@@ -202,6 +202,36 @@ void GptqPass::fields(FieldVisitor& visit) {
   gptq.fields(visit);
   refine.fields(visit);
   visit("activations", activations);
+  visit("prune", prune);
+  visit("storage", storage);
+}
+
+void GptqPass::check(const PassCheck& check) {
+  GridPass::check(check);
+  if (prune == kPruneNothing) {
+    if (check.was_given("storage")) check.fail("storage", "says how a 2:4 weight is stored: expected 'prune: 2:4' beside it");
+    return;
+  }
+  try {
+    parse_pattern(prune);
+  } catch (const std::invalid_argument& error) {
+    check.fail("prune", error.what());
+  }
+  if (pattern().is_dense()) check.fail("prune", "expected N:M, as 2:4, or none, found " + prune);
+  if (gptq.act_order == ActOrder::group) {
+    check.fail("act_order", "groups of columns in another order tear the pattern " + prune + " apart: use static or none");
+  }
+  check_storage(check, pattern(), storage);
+}
+
+void GptqPass::check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const {
+  GridPass::check_layer(layer, num_out, num_in);
+  check_pattern_fits(pattern(), layer, num_out, num_in);
+}
+
+void GptqPass::store(PackScheme& scheme) const {
+  GridPass::store(scheme);
+  store_pattern(pattern(), storage, scheme);
 }
 
 // --- fp8 ---
@@ -275,6 +305,7 @@ bool LlmInt8Pass::needs_range() const {
 void LlmInt8Pass::store(PackScheme& scheme) const {
   const bool is_own = llm_int8.layout == LlmInt8Layout::own;
   scheme.container = std::string(is_own ? kPareInt8 : kBitsAndBytes);
+  scheme.pattern = {};  // neither packs one: zeros are stored
   scheme.format = StoredFormat::int_quantized;
   scheme.bits = 8;
   scheme.group_size = kPerChannel;

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "compress/recipe/pass.h"
+#include "compress/recipe/prune_options.h"
 
 namespace pare {
 
@@ -45,11 +46,21 @@ class RtnPass : public GridPass<RtnPass> {
   void fields(FieldVisitor& visit) override;
 };
 
+inline constexpr std::string_view kPruneNothing = "none";
+
 class GptqPass : public GridPass<GptqPass> {
  public:
   GptqOptions gptq;
+  // Prunes and rounds in one sweep (SparseGPT, arXiv 2301.00774, section 3.5): a pattern N:M; "none": rounds alone.
+  std::string prune = std::string(kPruneNothing);
+  SparseStorage storage = SparseStorage::packed;
   const GridOptions* grid() const override { return &gptq.grid; }
+  SparsePattern pattern() const { return prune == kPruneNothing ? SparsePattern{} : parse_pattern(prune); }
+  bool is_overridable(std::string_view key) const override { return key == "prune" || GridPass::is_overridable(key); }
   void fields(FieldVisitor& visit) override;
+  void check(const PassCheck& check) override;
+  void check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const override;
+  void store(PackScheme& scheme) const override;
 };
 
 class Fp8Pass : public OptionsOf<Fp8Pass, PassKind::rounds> {

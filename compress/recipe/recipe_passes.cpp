@@ -208,8 +208,8 @@ PassRecipe read_pass(const Value& value, bool has_calibration) {
   handlers.emplace_back("layers", [&](const Value& v) { layers.emplace(v); });
   value.read_map(handlers);
   if (pass.row == nullptr) {
-    value.fail("expected a method: " + pass_names(PassKind::scales_inputs) + "; " +
-               pass_names(PassKind::changes_weights) + pass_names(PassKind::rounds));
+    value.fail("expected a method: " + pass_names(PassKind::changes_weights) + "; " +
+               pass_names(PassKind::scales_inputs) + "; " + pass_names(PassKind::rounds));
   }
   if (!layers) return pass;
   const bool has_overrides = layers->has_key("override");
@@ -217,8 +217,8 @@ PassRecipe read_pass(const Value& value, bool has_calibration) {
   copy_of(*pass.options)->fields(names);
   if (has_overrides && std::none_of(names.names.begin(), names.names.end(),
                                     [&](const auto& name) { return pass.options->is_overridable(name); })) {
-    value.fail("'layers.override' changes bits and groups of rtn and gptq; " + std::string(pass.row->key) +
-               " has neither");
+    value.fail("'layers.override' changes patterns of pruning passes, bits and groups of rtn and gptq; " + std::string(pass.row->key) +
+               " has none of them");
   }
   layers->read_map({{"exclude",
                      [&](const Value& list) {
@@ -234,12 +234,20 @@ PassRecipe read_pass(const Value& value, bool has_calibration) {
 
 void check_order(const Recipe& recipe, const Value& passes) {
   const std::vector<Value> items = passes.list();
+  const PassRecipe* changing = nullptr;
   const PassRecipe* scaling = nullptr;
   const PassRecipe* rounding = nullptr;
   for (size_t i = 0; i < recipe.passes.size(); ++i) {
     const PassRecipe& pass = recipe.passes[i];
     const PassKind kind = pass.options->kind();
     if (kind == PassKind::scales_inputs && scaling != nullptr) items[i].fail("two scaling passes: keep one");
+    if (kind == PassKind::changes_weights && changing != nullptr) {
+      items[i].fail("two passes that prune: keep one; 'layers.override' gives layers patterns of their own");
+    }
+    if (kind == PassKind::changes_weights && scaling != nullptr) {
+      items[i].fail("the search of scales must know what is pruned: put " + std::string(pass.row->key) + " before " +
+                    std::string(scaling->row->key));
+    }
     if (kind == PassKind::scales_inputs && rounding != nullptr) {
       items[i].fail("inputs are scaled before weights are rounded: put " + std::string(pass.row->key) +
                     " before the method that rounds");
@@ -251,6 +259,11 @@ void check_order(const Recipe& recipe, const Value& passes) {
       items[i].fail("weights are rounded last: put " + std::string(pass.row->key) + " before " +
                     std::string(rounding->row->key));
     }
+    if (const auto* gptq = dynamic_cast<const GptqPass*>(pass.options.get());
+        gptq != nullptr && !gptq->pattern().is_dense() && changing != nullptr) {
+      items[i].fail(std::string(changing->row->key) + " prunes already: leave 'prune' out, and gptq keeps its zeros");
+    }
+    if (kind == PassKind::changes_weights) changing = &pass;
     if (kind == PassKind::scales_inputs) scaling = &pass;
     if (kind == PassKind::rounds) rounding = &pass;
   }

@@ -47,6 +47,8 @@ struct PackScheme {
   InputFormat input = {};      // without scale, zero and outlier columns, which are the linear's own (input_scheme)
   SparsePattern pattern = {};  // that the container packs: only what is kept is stored. Dense: zeros are stored too
   bool is_dense() const { return format == StoredFormat::dense; }
+  // Whether the weight is a tensor like any other, under its own name: no codes, no rounded input, nothing packed.
+  bool is_plain() const { return is_dense() && input.is_plain() && pattern.is_dense(); }
   CodeType code_type() const { return format == StoredFormat::float_quantized ? CodeType::fp8 : CodeType::integer; }
   int64_t num_groups(int64_t num_in) const { return group_size == kPerChannel ? 1 : num_in / group_size; }
   bool operator==(const PackScheme&) const = default;

@@ -1,0 +1,25 @@
+// What the passes that prune share.
+#pragma once
+
+#include "compress/passes/stage_state.h"
+#include "compress/recipe/prune_options.h"
+#include "prune/mask.h"
+
+namespace pare {
+
+// How many weights of a layer the pass keeps.
+KeepRule rule_of(const PrunePass& pass);
+
+// Whether calibration sent no token this way (to an expert): its inputs tell nothing then, and magnitudes choose.
+bool is_unseen(const StageState& stage);
+// Says so.
+void note_unseen(LayerState& layer);
+
+// The layer gets the pruned weight and its mask. Measures the error.
+void keep_pruned(const StageState& stage, const PrunePass& pass, PrunedWeight pruned, LayerState& layer);
+
+// The same after what is kept is solved anew on the stage's H (prune/resolve.h), where the options say so. Throws what
+// resolve throws.
+void prune_layer(StageState& stage, const PrunePass& pass, PrunedWeight pruned, LayerState& layer);
+
+}  // namespace pare

@@ -1,0 +1,152 @@
+#include "compress/recipe/prune_options.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "runtime/format/pare_sparse24.h"
+
+namespace pare {
+namespace {
+
+// Costs in units of the matrix product's rate.
+constexpr double kScoreOpsPerWeight = 60.0;   // scores and the choice of a mask
+constexpr double kSweepOpsPerWeight = 8.0;    // of SparseGPT's loop, per column of H
+constexpr double kProductOpsPerWeight = 2.2;  // of a round of ADMM or conjugate gradients, per column of H
+// Conjugate gradients stop early: so many steps of those allowed.
+constexpr double kShareOfSteps = 0.5;
+
+double num_weights(const StageExtent& stage) {
+  double num_out = 0.0;
+  for (const int64_t rows : stage.num_out) num_out += static_cast<double>(rows);
+  return num_out * static_cast<double>(stage.width);
+}
+
+std::string names_of(const std::vector<Allocation>& allocations) {
+  std::string names;
+  for (const Allocation allocation : allocations) {
+    names += (names.empty() ? "" : ", ") + std::string(name_of(allocation));
+  }
+  return names;
+}
+
+}  // namespace
+
+void store_pattern(const SparsePattern& pattern, SparseStorage storage, PackScheme& scheme) {
+  if (pattern != kTwoOfFour || storage != SparseStorage::packed || scheme.container != kCompressedTensors) return;
+  scheme.pattern = pattern;
+  scheme.container = kPareSparse24;
+}
+
+void check_storage(const PassCheck& check, const SparsePattern& pattern, SparseStorage storage) {
+  if (!check.was_given("storage") || storage != SparseStorage::packed || pattern == kTwoOfFour) return;
+  check.fail("storage", "only 2:4 is packed, found the pattern " + pattern_text(pattern) + ": leave it out");
+}
+
+void check_pattern_fits(const SparsePattern& pattern, const std::string& layer, int64_t num_out, int64_t num_in) {
+  if (pattern.is_dense() || num_in % pattern.group == 0) return;
+  throw std::invalid_argument("layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) +
+                              "]: the pattern " + pattern_text(pattern) + " needs inputs in multiples of " +
+                              std::to_string(pattern.group) + ": exclude the layer, or give it another with 'layers: " +
+                              "{override: {\"" + layer + "\": {...}}}'");
+}
+
+double PrunePass::pruned_share() const {
+  if (const SparsePattern kept = pattern(); !kept.is_dense()) {
+    return 1.0 - static_cast<double>(kept.num_kept) / static_cast<double>(kept.group);
+  }
+  return sparsity.allocation == Allocation::owl ? share.ratio : sparsity.ratio;
+}
+
+void PrunePass::fields(FieldVisitor& visit) {
+  sparsity.fields(visit);
+  owl.fields(visit);
+  resolve.fields(visit);
+  visit("storage", storage);
+  visit.decided("share", share);
+}
+
+void PrunePass::check(const PassCheck& check) {
+  try {
+    parse_pattern(sparsity.pattern);
+  } catch (const std::invalid_argument& error) {
+    check.fail("pattern", error.what());
+  }
+  const bool is_structured = !pattern().is_dense();
+  for (const std::string_view key : {"ratio", "allocation", "owl_outlier", "owl_bound"}) {
+    if (!check.was_given(key)) continue;
+    if (is_structured) {
+      check.fail(key, "the pattern " + sparsity.pattern + " says what is pruned: give '" + std::string(key) +
+                          "' with 'pattern: " + std::string(kUnstructured) + "', or leave it out");
+    }
+    if (key.starts_with("owl") && sparsity.allocation != Allocation::owl) {
+      check.fail(key, "expected 'allocation: owl' beside it");
+    }
+  }
+  check_storage(check, pattern(), storage);
+  const std::vector<Allocation> known = allocations();
+  if (std::find(known.begin(), known.end(), sparsity.allocation) == known.end()) {
+    check.fail("allocation", "expected " + names_of(known) + ", found " + std::string(name_of(sparsity.allocation)));
+  }
+  if (sparsity.allocation == Allocation::owl) {
+    check.require_calibration("allocation", "owl counts outliers of the calibration's inputs", "use layer");
+  }
+  if (resolves() && !check.has_calibration()) {
+    if (check.was_given("resolve") || check.was_given("resolve_admm")) {
+      check.require_calibration("resolve", "kept weights are re-solved on calibration data", "leave it out");
+    }
+    resolve.admm_rounds = resolve.gradient_steps = 0;
+  }
+}
+
+void PrunePass::check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const {
+  check_pattern_fits(pattern(), layer, num_out, num_in);
+}
+
+StatisticsNeed PrunePass::need() const {
+  return resolves() ? StatisticsNeed::hessian : StatisticsNeed::none;
+}
+
+double PrunePass::operations(const StageExtent& stage) const {
+  const double rounds = resolve.admm_rounds + kShareOfSteps * resolve.gradient_steps;
+  return num_weights(stage) *
+         (kScoreOpsPerWeight + static_cast<double>(stage.width) * kProductOpsPerWeight * rounds);
+}
+
+void WandaPass::check(const PassCheck& check) {
+  check.require_calibration({}, "wanda needs calibration data", "use magnitude");
+  PrunePass::check(check);
+}
+
+StatisticsNeed WandaPass::need() const {
+  return resolves() ? StatisticsNeed::hessian : StatisticsNeed::hessian_diagonal;
+}
+
+void SparseGptPass::fields(FieldVisitor& visit) {
+  PrunePass::fields(visit);
+  visit("mask", chooser);
+  alps.fields(visit);
+  visit("damping", damping, {.low = 0.0, .high = 1.0});
+  visit("block_size", block_size, {.low = 1, .high = 4096});
+}
+
+void SparseGptPass::check(const PassCheck& check) {
+  check.require_calibration({}, "sparsegpt needs calibration data", "use magnitude");
+  PrunePass::check(check);
+  resolve.damping = alps.damping = damping;
+  if (chooser == MaskChooser::sweep && check.was_given("alps_rounds")) {
+    check.fail("alps_rounds", "expected 'mask: alps' beside it");
+  }
+  if (chooser == MaskChooser::alps && check.was_given("block_size")) {
+    check.fail("block_size", "blocks are those of 'mask: sweep'");
+  }
+}
+
+double SparseGptPass::operations(const StageExtent& stage) const {
+  const double width = static_cast<double>(stage.width);
+  const double choice = chooser == MaskChooser::sweep
+                            ? kSweepOpsPerWeight
+                            : kProductOpsPerWeight * static_cast<double>(alps.num_penalties * alps.rounds);
+  return PrunePass::operations(stage) + num_weights(stage) * width * choice;
+}
+
+}  // namespace pare

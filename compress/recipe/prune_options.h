@@ -1,0 +1,114 @@
+// The options of the passes that prune, and of gptq's pruning in its own sweep.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "compress/recipe/pass.h"
+#include "prune/options.h"
+
+namespace pare {
+
+// How a weight of two of four is stored: what is kept and where it stands (runtime/format/pare_sparse24.h), or with its
+// zeros, as any weight. Other patterns are stored with their zeros.
+enum class SparseStorage { packed, dense };
+inline std::span<const EnumName<SparseStorage>> enum_names(SparseStorage) {
+  static constexpr std::array<EnumName<SparseStorage>, 2> kNames = {
+      {{SparseStorage::packed, "packed"}, {SparseStorage::dense, "dense-with-zeros"}}};
+  return kNames;
+}
+
+// What `scheme` becomes by the pattern. A container that a recipe asks for by name stores zeros.
+void store_pattern(const SparsePattern& pattern, SparseStorage storage, PackScheme& scheme);
+
+// Fails where a recipe asks to pack what is not packed.
+void check_storage(const PassCheck& check, const SparsePattern& pattern, SparseStorage storage);
+// Throws std::invalid_argument for a layer whose inputs do not divide into the pattern's groups.
+void check_pattern_fits(const SparsePattern& pattern, const std::string& layer, int64_t num_out, int64_t num_in);
+
+// How many weights a layer keeps where its own options do not say it: found before the walk (allocate_sparsity).
+struct LayerShare {
+  double ratio = 0.0;      // of owl
+  double threshold = 0.0;  // of global: magnitudes above it are kept, and of those equal to it ...
+  int64_t num_equal = 0;   // ... so many
+
+  void fields(FieldVisitor& visit) {
+    visit("ratio", ratio);
+    visit("threshold", threshold);
+    visit("num_equal", num_equal);
+  }
+};
+
+class PrunePass : public PassOptions {
+ public:
+  SparsityOptions sparsity;
+  OwlOptions owl;
+  ResolveOptions resolve;
+  SparseStorage storage = SparseStorage::packed;
+  LayerShare share;
+
+  PassKind kind() const override { return PassKind::changes_weights; }
+  SparsePattern pattern() const { return parse_pattern(sparsity.pattern); }
+  // The share of weights that becomes zero, of this layer.
+  double pruned_share() const;
+  bool resolves() const { return resolve.admm_rounds > 0 || resolve.gradient_steps > 0; }
+
+  void fields(FieldVisitor& visit) override;
+  void check(const PassCheck& check) override;
+  bool is_overridable(std::string_view key) const override { return key == "pattern" || key == "ratio"; }
+  void check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const override;
+  StatisticsNeed need() const override;
+  void store(PackScheme& scheme) const override { store_pattern(pattern(), storage, scheme); }
+  std::string words(std::string_view key) const override { return std::string(key) + " " + sparsity.pattern; }
+  double operations(const StageExtent& stage) const override;
+
+ private:
+  // The ways of sharing a ratio among layers that the pass has.
+  virtual std::vector<Allocation> allocations() const = 0;
+};
+
+class MagnitudePass : public PrunePass {
+ public:
+  MagnitudePass() { sparsity.allocation = Allocation::layer; }
+  std::unique_ptr<PassOptions> clone() const override { return std::make_unique<MagnitudePass>(*this); }
+
+ private:
+  std::vector<Allocation> allocations() const override {
+    return {Allocation::row, Allocation::layer, Allocation::global, Allocation::owl};
+  }
+};
+
+class WandaPass : public PrunePass {
+ public:
+  std::unique_ptr<PassOptions> clone() const override { return std::make_unique<WandaPass>(*this); }
+  void check(const PassCheck& check) override;
+  StatisticsNeed need() const override;
+
+ private:
+  std::vector<Allocation> allocations() const override {
+    return {Allocation::row, Allocation::layer, Allocation::owl};
+  }
+};
+
+class SparseGptPass : public PrunePass {
+ public:
+  MaskChooser chooser = MaskChooser::alps;
+  AlpsOptions alps;
+  double damping = 0.01;     // of mean diag(H) over live columns, in the sweep, the choice of the mask and the re-solving
+  int64_t block_size = 128;  // of the sweep
+
+  SparseGptPass() { sparsity.allocation = Allocation::layer; }
+  std::unique_ptr<PassOptions> clone() const override { return std::make_unique<SparseGptPass>(*this); }
+  void fields(FieldVisitor& visit) override;
+  void check(const PassCheck& check) override;
+  StatisticsNeed need() const override { return StatisticsNeed::hessian; }
+  double operations(const StageExtent& stage) const override;
+
+ private:
+  std::vector<Allocation> allocations() const override { return {Allocation::layer, Allocation::owl}; }
+};
+
+}  // namespace pare
