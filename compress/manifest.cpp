@@ -32,6 +32,10 @@ Json layer_json(const LayerRecord& layer) {
     json["relative_error"] = layer.relative_error;
     json["error_measure"] = layer.error_measure;
   }
+  if (!layer.pattern.is_dense() || layer.num_zeros > 0) {
+    json["pattern"] = layer.pattern.is_dense() ? "unstructured" : pattern_name(layer.pattern);
+    json["zeros"] = static_cast<double>(layer.num_zeros) / static_cast<double>(layer.num_out * layer.num_in);
+  }
   if (layer.method == "gptq") json["damping"] = layer.damping;
   if (layer.scheme.per_tensor) json["per_tensor"] = true;
   if (!input.is_plain()) {

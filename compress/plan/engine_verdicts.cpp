@@ -100,7 +100,7 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescrip
       if (!layer.is_compressed()) continue;
       const PackScheme& scheme = layer.scheme;
       if (std::find(schemes.begin(), schemes.end(), scheme) == schemes.end()) schemes.push_back(scheme);
-      if (scheme.is_dense() && scheme.input.is_plain()) continue;  // as any other weight
+      if (scheme.is_plain()) continue;  // as any other weight
       const ContainerFormat& container = container_format(scheme.container);
       for (auto& [engine, reasons] : {std::pair{Engine::transformers, &transformers}, std::pair{Engine::vllm, &vllm},
                                       std::pair{Engine::llama_cpp, &converter}}) {
@@ -170,7 +170,7 @@ std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan) {
   Reasons transformers;
   for (const auto& layers : plan.blocks) {
     for (const LayerPlan& layer : layers) {
-      if (!layer.is_compressed() || (layer.scheme.is_dense() && layer.scheme.input.is_plain())) continue;
+      if (!layer.is_compressed() || layer.scheme.is_plain()) continue;
       transformers.add(container_format(layer.scheme.container).unread_by(Engine::transformers));
       if (layer.scheme.container == kBitsAndBytes) transformers.add("bitsandbytes is not tried with encoders");
       if (layer.scheme.act_order == StoredActOrder::group) {

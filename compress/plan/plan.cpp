@@ -195,7 +195,7 @@ void check_container(const Recipe& recipe, const RunPlan& plan) {
   std::vector<StoredModule> modules;
   for (const auto& layers : plan.blocks) {
     for (const LayerPlan& layer : layers) {
-      if (!layer.is_compressed() || (layer.scheme.is_dense() && layer.scheme.input.is_plain())) continue;
+      if (!layer.is_compressed() || layer.scheme.is_plain()) continue;
       modules.push_back({layer.linear.name, layer.scheme, true});
     }
   }
@@ -331,7 +331,7 @@ void plan_storage(const std::string& container, LayerPlan& layer) {
   for (const Step& step : layer.steps) step.options->store(scheme);
   const ContainerFormat& format = container_format(scheme.container);
   layer.scheme = format.adapted(scheme);
-  if (layer.scheme.is_dense() && layer.scheme.input.is_plain()) return;  // a tensor like any other
+  if (layer.scheme.is_plain()) return;  // a tensor like any other
   if (const Acceptance accepted = format.accepts(layer.scheme, layer.linear.num_out, layer.linear.num_in); !accepted) {
     refuse("container " + std::string(format.name()) + ": " + layer.linear.name + ": " + accepted.reason);
   }

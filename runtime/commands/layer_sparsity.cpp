@@ -22,7 +22,7 @@ std::optional<SparsityClaim> read_claim(const Json& layer, const std::string& wh
   const Json zeros = layer.value("zeros", Json());
   SparsityClaim claim;
   const std::optional<SparsePattern> named =
-      pattern.is_string() ? parse_pattern(pattern.get_ref<const std::string&>()) : std::nullopt;
+      pattern.is_string() ? pattern_of_name(pattern.get_ref<const std::string&>()) : std::nullopt;
   if (named) claim.pattern = *named;
   if ((!named && pattern != kUnstructured) || !zeros.is_number() || !(zeros.get<double>() >= 0.0) ||
       zeros.get<double>() > 1.0) {

@@ -147,7 +147,7 @@ std::string pattern_name(const SparsePattern& pattern) {
   return std::to_string(pattern.num_kept) + ":" + std::to_string(pattern.group);
 }
 
-std::optional<SparsePattern> parse_pattern(std::string_view name) {
+std::optional<SparsePattern> pattern_of_name(std::string_view name) {
   SparsePattern pattern;
   const char* const end = name.data() + name.size();
   const auto kept = std::from_chars(name.data(), end, pattern.num_kept);

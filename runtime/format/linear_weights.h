@@ -38,7 +38,7 @@ inline constexpr SparsePattern kTwoOfFour{2, 4};
 // "2:4"; "none" without a promise.
 std::string pattern_name(const SparsePattern& pattern);
 // The pattern of such a name; nullopt: it is none. N and M are whole numbers with 1 <= N <= M <= 1024.
-std::optional<SparsePattern> parse_pattern(std::string_view name);
+std::optional<SparsePattern> pattern_of_name(std::string_view name);
 
 // integer: W[o, i] = scales_OG[o, g(i)] * (codes_OI[o, i] - zeros_OG[o, g(i)]), with g(i) = group_of_I[i], or
 // i / group_size. Codes are unsigned, in [0, 2^bits - 1]; a symmetric weight has every zero at 2^(bits-1).

@@ -1,30 +1,8 @@
 // pare's own container for weights that keep 2 of 4: of every four neighbouring inputs two values and where they are.
 //
-// Tensors of a module with weight [O, I] (names are the module's name + suffix). K = I / 2 with the pattern 2:4, where 4
-// divides I, and K = I without a pattern; S(n, b) = ceil(n * b / 32) words of a bit stream (bit_stream.h); G groups:
-//   weight_values     integers: I32 [O, S(K, bits)]  of 2, 3, 4 or 8 bits: each row a bit stream of K unsigned codes
-//                     dense: BF16, F16 or F32 [O, K]
-//   weight_positions  I32 [O, S(K, 2)]               pattern 2:4 only: each row a bit stream of K numbers of 2 bits
-//   weight_scale      BF16, F16 or F32 [O, G]        integers only; [1] per tensor; G = 1 per channel
-//   weight_zero_point I32 [S(O * G, bits)]           asymmetric integers only: one bit stream of the unsigned zeros
-//                                                    [O, G], row-major; [S(1, bits)] per tensor
-//   weight            BF16, F16 or F32 [O, I]        neither pattern nor codes (the input alone is rounded): as it was
-//   input_scale, input_zero_point                    as scale_tensors.h says
-// With the pattern, numbers 2g and 2g + 1 of a row are of the inputs 4g to 4g + 3: value k is of the input
-// 4 floor(k / 2) + position k, and of the two positions the first is the smaller one. All other weights are 0; of
-// integers, W = scale * (code - zero), that is the code of the zero. Bits of the last word beyond a stream are 0.
-//
-// Where fewer than two of four are not zero, the writer takes the lowest free positions besides and stores their zeros
-// (+0, or the code of the zero), so that equal weights are equal bytes. A reader takes any two.
-//
-// quantization_config:
-//   {"quant_method": "pare-sparse24",
-//    "groups": [{"pattern": "2:4" or null,
-//                "weights": {"bits": 4, "group_size": 64 or null (per channel), "symmetric": true,
-//                            "per_tensor": false} or null (dense),
-//                "inputs": {"type": "int8" or "fp8", "range": "token", "tensor" or "static", "symmetric": true} or null,
-//                "modules": [full names]}, ...],
-//    "ignore": [names of linears left as they were]}
+// The bytes, and the quantization_config, are those of docs/formats.md, "The bytes of pare-sparse24". Weights without a
+// pattern stand beside the others in one checkpoint: as integers of the same layout, or as they were with a rounded
+// input.
 #pragma once
 
 #include <cstdint>

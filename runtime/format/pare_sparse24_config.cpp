@@ -1,4 +1,4 @@
-// The quantization_config of pare_sparse24.h, both ways.
+// The quantization_config of pare-sparse24, both ways: docs/formats.md.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>

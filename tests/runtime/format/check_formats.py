@@ -104,7 +104,7 @@ def check_int8(folder):
 
 
 def stream(words, bits, count):
-    """`count` numbers of `bits` bits of each row of int32 words, lowest bits first: runtime/format/bit_stream.h."""
+    """`count` numbers of `bits` bits of each row of int32 words: a stream of docs/formats.md."""
     rows = words.reshape(-1, words.shape[-1]).astype("<u4").view(numpy.uint8)
     every = numpy.unpackbits(rows, axis=1, bitorder="little")
     used = every[:, : count * bits].reshape(len(rows), count, bits)
@@ -113,7 +113,7 @@ def stream(words, bits, count):
 
 
 def decode_sparse24(state, group, num_out, num_in):
-    """The head of runtime/format/pare_sparse24.h, in numpy."""
+    """docs/formats.md, "The bytes of pare-sparse24", in numpy."""
     weights = group["weights"]
     num_kept = num_in // 2 if group["pattern"] else num_in
     values = state["weight_values"]

@@ -133,11 +133,11 @@ TEST(LinearWeights, PatternsHaveNames) {
   EXPECT_EQ(pattern_name({}), "none");
   for (const SparsePattern pattern :
        {kTwoOfFour, SparsePattern{4, 8}, SparsePattern{1, 1}, SparsePattern{1024, 1024}}) {
-    EXPECT_EQ(parse_pattern(pattern_name(pattern)), pattern);
+    EXPECT_EQ(pattern_of_name(pattern_name(pattern)), pattern);
   }
   for (const char* bad : {"", "none", "2", "2:", ":4", "2:4 ", " 2:4", "02:4", "+2:4", "-2:4", "5:4", "0:4", "2:1025",
                           "2:4:8", "2/4", "99999999999999999999:4"}) {
-    EXPECT_EQ(parse_pattern(bad), std::nullopt) << bad;
+    EXPECT_EQ(pattern_of_name(bad), std::nullopt) << bad;
   }
 }
 

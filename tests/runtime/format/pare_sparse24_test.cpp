@@ -135,7 +135,7 @@ struct Found {
   }
 };
 
-// --- the twin: the head of pare_sparse24.h in bit by bit loops ---
+// --- the twin: docs/formats.md in bit by bit loops ---
 
 // Bits, lowest first, that end in whole words of 32.
 struct Bits {
