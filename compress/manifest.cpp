@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "prune/options.h"
 #include "runtime/engine/backend.h"
 #include "runtime/system/sha256.h"
 #include "runtime/system/version.h"
@@ -31,13 +30,13 @@ Json layer_json(const LayerRecord& layer) {
     json["act_order"] = name_of(layer.act_order);
     json["scale_dtype"] = dtype_name(layer.scale_dtype);
   }
-  if (layer.is_pruned()) {
-    json["pattern"] = pattern_text(layer.pattern);
-    json["zeros"] = static_cast<double>(layer.num_zeros) / static_cast<double>(layer.num_out * layer.num_in);
-  }
   if (!layer.scheme.is_dense() || layer.is_pruned()) {
     json["relative_error"] = layer.relative_error;
     json["error_measure"] = layer.error_measure;
+  }
+  if (layer.is_pruned()) {
+    json["pattern"] = layer.pattern.is_dense() ? "unstructured" : pattern_name(layer.pattern);
+    json["zeros"] = static_cast<double>(layer.num_zeros) / static_cast<double>(layer.num_out * layer.num_in);
   }
   if (layer.method == "gptq") json["damping"] = layer.damping;
   if (layer.scheme.per_tensor) json["per_tensor"] = true;

@@ -18,6 +18,7 @@
 #include "compress/model_kind.h"
 #include "compress/passes/compress_stage.h"
 #include "compress/passes/compress_table.h"
+#include "compress/survey/allocate_sparsity.h"
 #include "compress/survey/budget.h"
 #include "compress/survey/survey.h"
 #include "prune/options.h"
@@ -169,6 +170,17 @@ void spend_budget(Run& run) {
   for (const std::string& line : to_lines(*run.choice)) run.progress.print(line);
   run.verdicts = run.kind->judge(run.plan);
   print_verdicts(run);
+}
+
+// The plan gets the share of weights that each layer keeps, where the recipe says it for all of them together.
+void allocate(Artifact& artifact, Run& run) {
+  allocate_sparsity(
+      run.checkpoint,
+      [&] {
+        return run.kind->walk(run.recipe, run.data, run.checkpoint.linear(run.checkpoint.embedding()),
+                              run.prediction.spill, artifact.partial_directory(), run.num_threads);
+      },
+      run.plan);
 }
 
 // Embedding and head, or what an earlier run has committed of them.
@@ -448,6 +460,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
     };
     timed("survey", [&] { take_survey(artifact, run); });
     spend_budget(run);
+    timed("allocate", [&] { allocate(artifact, run); });
     timed("tables", [&] { compress_tables(artifact, run); });
     compress_blocks(artifact, run);
     timed("write", [&] { write_artifact(artifact, run); });

@@ -98,6 +98,30 @@ void write_tensors(std::vector<StreamedTensor> tensors, const fs::path& director
   write_file_atomically(directory / "model.safetensors.index.json", index.dump(2) + "\n");
 }
 
+// What was stored as `record` says, from what a reader of `directory` got.
+StoredLinear stored_again(LinearWeights weights, const LayerRecord& record, const fs::path& directory) {
+  StoredLinear stored;
+  stored.input = std::move(weights.input);
+  stored.outlier_weight_OJ = std::move(weights.outlier_weight_OJ);
+  auto* const quantized = std::get_if<QuantizedWeight>(&weights.weight);
+  if ((quantized == nullptr) != record.scheme.is_dense()) {
+    throw std::runtime_error("verification of '" + directory.string() + "': " + record.name + " reads back as " +
+                             (quantized == nullptr ? "not " : "") + "quantized");
+  }
+  if (quantized != nullptr) {
+    stored.weight = std::move(*quantized);
+    return stored;
+  }
+  const auto& dense = std::get<DenseWeight>(weights.weight);
+  stored.weight.num_out = record.num_out;
+  stored.weight.num_in = record.num_in;
+  stored.weight.pattern = dense.pattern;
+  if (record.scheme.has_own_tensor()) return stored;  // compared with the other tensors
+  stored.dense_OI.assign(dense.data.begin(), dense.data.end());
+  stored.dense_dtype = dense.dtype;
+  return stored;
+}
+
 }  // namespace
 
 std::vector<fs::path> copied_files(const fs::path& directory) {
@@ -123,7 +147,7 @@ void assemble_hugging_face(const Parts& parts, const Checkpoint& source, const s
   for (const LayerRecord& record : parts.records()) {
     if (record.is_plain()) continue;
     modules.push_back({record.name, record.scheme, record.is_linear});
-    if (!record.scheme.is_dense()) replaced.insert(record.name + ".weight");
+    if (!record.scheme.has_own_tensor()) replaced.insert(record.name + ".weight");
   }
   Json config = Json::parse(source.config_json());
   if (!modules.empty()) config["quantization_config"] = Json::parse(container_config_json(modules, unquantized));
@@ -153,26 +177,13 @@ void verify_hugging_face(const Parts& parts, const Checkpoint& source, const fs:
   for (const LayerRecord& record : parts.records()) {
     if (record.is_plain()) continue;  // compared with the other tensors below
     const LinearDescription linear{record.name, record.num_out, record.num_in, false};
-    LinearWeights weights = written.linear(linear);
-    auto* quantized = std::get_if<QuantizedWeight>(&weights.weight);
-    const bool is_dense = record.scheme.is_dense();
-    QuantizedWeight unrounded;
-    unrounded.num_out = record.num_out;
-    unrounded.num_in = record.num_in;
-    if (is_dense && quantized == nullptr) quantized = &unrounded;
-    if (quantized == nullptr) {
-      throw std::runtime_error("verification of '" + directory.string() + "': " + record.name +
-                               " reads back as not quantized");
-    }
-    const StoredLinear stored{.weight = std::move(*quantized),
-                              .input = std::move(weights.input),
-                              .outlier_weight_OJ = std::move(weights.outlier_weight_OJ)};
+    const StoredLinear stored = stored_again(written.linear(linear), record, directory);
     if (content_hash(stored) != record.sha256) {
       throw std::runtime_error("verification of '" + directory.string() + "': codes, scales or input of " +
                                record.name + " read back differently from what was computed");
     }
     written.drop_pages(linear);
-    if (!is_dense) replaced.insert(record.name + ".weight");
+    if (!record.scheme.has_own_tensor()) replaced.insert(record.name + ".weight");
   }
   const auto check_equal = [&](const std::string& name, DType dtype, std::span<const int64_t> shape,
                                std::span<const std::byte> data, const char* whose) {

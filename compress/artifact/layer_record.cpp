@@ -74,7 +74,10 @@ std::string content_hash(const StoredLinear& linear) {
       std::string(dtype_name(weight.scale_dtype)) + (weight.code_type == CodeType::fp8 ? " fp8" : "") + " input " +
       // Hashes stay what they were when plain inputs were called so.
       (input.is_plain() ? "a16" : input_format_name(input)) + " " + std::to_string(static_cast<int>(input.outliers)) +
-      " zero " + std::to_string(input.zero);
+      " zero " + std::to_string(input.zero) +
+      // Nor do they change by what few linears have.
+      (weight.pattern.is_dense() ? "" : " pattern " + pattern_name(weight.pattern)) +
+      (linear.dense_OI.empty() ? "" : " dense " + std::string(dtype_name(linear.dense_dtype)));
   hash.update(std::as_bytes(std::span(header)));
   hash.update(bytes_of(weight.codes_OI));
   hash.update(bytes_of(weight.scales_OG));
@@ -84,6 +87,7 @@ std::string content_hash(const StoredLinear& linear) {
   hash.update(bytes_of(numbers));
   hash.update(bytes_of(input.outlier_columns));
   hash.update(bytes_of(linear.outlier_weight_OJ));
+  hash.update(bytes_of(linear.dense_OI));
   return hash.hex();
 }
 

@@ -18,12 +18,13 @@ struct LayerRecord {
   bool is_linear = true;  // false: an embedding
   std::string method;     // the recipe's key of the last pass: "gptq", "rtn", ...
   PackScheme scheme;
-  // Of layers that a pass has pruned: what it kept (dense: unstructured), and the weights that are exactly 0.
-  SparsePattern pattern;
-  int64_t num_zeros = 0;
   // In which order columns were rounded; without groups the scheme does not say.
   StoredActOrder act_order = StoredActOrder::none;
   DType scale_dtype = DType::BF16;
+  // Of layers that a pass has pruned: what it promises, or none of an unstructured one, and how many of the values that
+  // are multiplied are 0. No zeros: none has.
+  SparsePattern pattern = {};
+  int64_t num_zeros = 0;
   // tr((W - W') M (W - W')^T) / tr(W M W^T), with M named by error_measure: "hessian" H, "hessian_diagonal" its
   // diagonal, "weights" the identity (no calibration data were needed).
   double relative_error = 0.0;
@@ -45,10 +46,10 @@ struct LayerRecord {
     visit("is_linear", is_linear);
     visit("method", method);
     visit("scheme", scheme);
-    visit("pattern", pattern);
-    visit("num_zeros", num_zeros);
     visit("act_order", act_order);
     visit("scale_dtype", scale_dtype);
+    visit("pattern", pattern);
+    visit("num_zeros", num_zeros);
     visit("relative_error", relative_error);
     visit("error_measure", error_measure);
     visit("output_error", output_error);
@@ -59,12 +60,13 @@ struct LayerRecord {
     visit("sha256", sha256);
     visit("seconds", seconds);
   }
+  // Whether its weight is a tensor like any other, under its own name: neither codes nor packed, nor a rounded input.
   bool is_plain() const { return scheme.is_plain(); }
   bool is_pruned() const { return num_zeros > 0; }
 };
 
-// SHA-256 of codes, scales, zeros, groups, outlier columns, the input's format and how all are to be read. Two linears
-// have the same hash when a reader cannot tell them apart.
+// SHA-256 of codes, scales, zeros, groups, packed dense values, the pattern, outlier columns, the input's format and how
+// all are to be read. Two linears have the same hash when a reader cannot tell them apart.
 std::string content_hash(const StoredLinear& linear);
 
 // The record as text, and back: one line per field, "name value" in JSON. Doubles survive unchanged.

@@ -226,7 +226,7 @@ std::vector<OwnedTensor> Parts::read_changed(int64_t part, const Checkpoint& sou
   const std::vector<LayerRecord>& records = parts_.at(part);
   for (const auto& [name, view] : file.tensors()) {
     const auto is_layer = [&](const LayerRecord& record) {
-      return name == record.name + ".weight" && !record.scheme.is_dense();
+      return name == record.name + ".weight" && !record.scheme.has_own_tensor();
     };
     if (!source.has_tensor(name) || std::any_of(records.begin(), records.end(), is_layer)) continue;
     changed.push_back({name, view.dtype, view.shape, {view.data.begin(), view.data.end()}});

@@ -286,9 +286,7 @@ void restore_block(const std::vector<LayerPlan>& layers, int64_t part, const Art
                                     [&](const LayerPlan& planned) { return planned.linear.name == record.name; });
     if (layer == layers.end() || record.is_plain()) continue;
     const StoredLinear stored = artifact.read_layer(part, record);
-    if (!record.scheme.is_dense() || !stored.dense_OI.empty()) {
-      block.set_weight(layer->stage, layer->index, effective_weight(stored));
-    }
+    if (!record.scheme.has_own_tensor()) block.set_weight(layer->stage, layer->index, effective_weight(stored));
     block.set_input_format(layer->stage, stored.input);
   }
   for (const OwnedTensor& tensor : artifact.read_changed(part, checkpoint)) {

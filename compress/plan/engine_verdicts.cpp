@@ -100,7 +100,7 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescrip
       if (!layer.is_compressed()) continue;
       const PackScheme& scheme = layer.scheme;
       if (std::find(schemes.begin(), schemes.end(), scheme) == schemes.end()) schemes.push_back(scheme);
-      if (scheme.is_plain()) continue;
+      if (scheme.is_plain()) continue;  // as any other weight
       const ContainerFormat& container = container_format(scheme.container);
       for (auto& [engine, reasons] : {std::pair{Engine::transformers, &transformers}, std::pair{Engine::vllm, &vllm},
                                       std::pair{Engine::llama_cpp, &converter}}) {

@@ -351,7 +351,7 @@ void plan_storage(const std::string& container, LayerPlan& layer) {
   for (const Step& step : layer.steps) step.options->store(scheme);
   const ContainerFormat& format = container_format(scheme.container);
   layer.scheme = format.adapted(scheme);
-  if (layer.scheme.is_plain()) return;
+  if (layer.scheme.is_plain()) return;  // a tensor like any other
   if (const Acceptance accepted = format.accepts(layer.scheme, layer.linear.num_out, layer.linear.num_in); !accepted) {
     refuse("container " + std::string(format.name()) + ": " + layer.linear.name + ": " + accepted.reason);
   }

@@ -71,12 +71,13 @@ Sizes measure_sizes(const RunPlan& plan, const Checkpoint& checkpoint, std::opti
     const StoredExtent extent{.scale_dtype = scale_dtype,
                               .input_scale_dtype = scale_dtype,
                               .num_outlier_columns = expected_outlier_columns(scheme, linear.num_in),
-                              .outlier_dtype = checkpoint.tensor(linear.name + ".weight").dtype};
+                              .outlier_dtype = checkpoint.tensor(linear.name + ".weight").dtype,
+                              .dense_dtype = checkpoint.tensor(linear.name + ".weight").dtype};
     const int64_t stored =
         container_format(scheme.container).stored_bytes(scheme, linear.num_out, linear.num_in, extent);
     sizes.parts_bytes += stored;
     sizes.output_bytes += stored;
-    if (!scheme.is_dense()) {
+    if (!scheme.has_own_tensor()) {
       sizes.output_bytes -= static_cast<int64_t>(checkpoint.tensor(linear.name + ".weight").data.size());
     }
   };

@@ -89,6 +89,9 @@ void PrunePass::check(const PassCheck& check) {
   }
   if (sparsity.allocation == Allocation::owl) {
     check.require_calibration("allocation", "owl counts outliers of the calibration's inputs", "use layer");
+    if (sparsity.ratio - owl.bound < 0.0 || sparsity.ratio + owl.bound > 1.0) {
+      check.fail("owl_bound", "ratio and bound leave the range from 0 to 1");
+    }
   }
   if (resolves() && !check.has_calibration()) {
     if (check.was_given("resolve") || check.was_given("resolve_admm")) {

@@ -301,6 +301,9 @@ void run_inspect(const Arguments& arguments, Console& console) {
   const Inspection inspection = inspect(arguments.positional(0));
   console.report() << to_text(inspection, arguments.flag("tensors"));
   console.set_result(to_json(inspection));
+  for (const LayerSparsity& layer : inspection.sparsity) {
+    if (!layer.problem.empty()) throw std::runtime_error(arguments.positional(0) + ": " + layer.problem);
+  }
 }
 
 void run_verify(const Arguments& arguments, Console& console) {
@@ -482,7 +485,7 @@ std::vector<Command> runtime_commands() {
       .run = run_tokenize};
   const Command inspect_command = {
       .name = "inspect",
-      .summary = "What a path holds: architecture, sizes, bits per weight, tensors.",
+      .summary = "What a path holds: architecture, sizes, bits per weight, zeros of pruned layers, tensors.",
       .positionals = {{"PATH", "a checkpoint directory, or a .safetensors, .gguf or .npy file"}},
       .options = {{.name = "tensors", .help = "list every tensor (--json always does)"}},
       .run = run_inspect};

@@ -9,6 +9,7 @@
 #include "runtime/files/npy.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/format/tensor_view.h"
+#include "runtime/system/interrupt.h"
 #include "runtime/system/progress.h"
 
 namespace pare {
@@ -16,6 +17,34 @@ namespace {
 
 TensorSummary summarize(const std::string& name, const TensorView& tensor) {
   return {name, std::string(dtype_name(tensor.dtype)), tensor.shape, static_cast<int64_t>(tensor.data.size())};
+}
+
+// Of the linear as it is stored, without its bias. `names`: all tensors, sorted.
+int64_t stored_bytes(const Checkpoint& checkpoint, const std::vector<std::string>& names, const std::string& linear) {
+  const std::string prefix = linear + ".";
+  int64_t num_bytes = 0;
+  for (auto name = std::lower_bound(names.begin(), names.end(), prefix); name != names.end(); ++name) {
+    if (!name->starts_with(prefix)) break;
+    if (*name != prefix + "bias") num_bytes += static_cast<int64_t>(checkpoint.tensor(*name).data.size());
+  }
+  return num_bytes;
+}
+
+std::vector<LayerSparsity> inspect_sparsity(const Checkpoint& checkpoint) {
+  std::vector<LayerSparsity> layers;
+  const std::map<std::string, SparsityClaim> claims = sparsity_claims(checkpoint);
+  if (claims.empty()) return layers;
+  const std::vector<std::string> names = checkpoint.tensor_names();
+  for (const LinearDescription& linear : stored_linears(checkpoint)) {
+    const auto claim = claims.find(linear.name);
+    if (claim == claims.end()) continue;
+    throw_if_interrupted();
+    LayerSparsity& layer = layers.emplace_back(layer_sparsity(checkpoint.linear(linear), claim->second));
+    layer.bits_per_weight = 8.0 * static_cast<double>(stored_bytes(checkpoint, names, linear.name)) /
+                            static_cast<double>(layer.num_weights);
+    checkpoint.drop_pages(linear);
+  }
+  return layers;
 }
 
 Inspection inspect_checkpoint(const std::filesystem::path& path) {
@@ -33,6 +62,7 @@ Inspection inspect_checkpoint(const std::filesystem::path& path) {
   for (const std::filesystem::path& file : checkpoint.weight_files()) {
     result.num_bytes += static_cast<int64_t>(std::filesystem::file_size(file));
   }
+  result.sparsity = inspect_sparsity(checkpoint);
   for (const std::string& name : checkpoint.tensor_names())
     result.tensors.push_back(summarize(name, checkpoint.tensor(name)));
   return result;
@@ -65,6 +95,10 @@ Inspection inspect_windows(const std::filesystem::path& path) {
   result.num_windows = windows.num_windows;
   result.num_tokens = windows.num_tokens;
   return result;
+}
+
+std::string percent(int64_t part, int64_t whole) {
+  return format_number(100.0 * static_cast<double>(part) / static_cast<double>(whole), 2) + " %";
 }
 
 void append_line(std::ostringstream& text, std::string label, const std::string& value) {
@@ -143,25 +177,36 @@ void append_model(std::ostringstream& text, const EncoderDescription& model) {
   append_line(text, "context", std::to_string(model.context_length));
 }
 
+void append_sparsity(std::ostringstream& text, const std::vector<LayerSparsity>& layers) {
+  int64_t num_weights = 0, num_zeros = 0, num_violations = 0;
+  size_t width = 0;
+  for (const LayerSparsity& layer : layers) {
+    num_weights += layer.num_weights;
+    num_zeros += layer.num_zeros;
+    num_violations += layer.num_violations;
+    width = std::max(width, layer.name.size());
+  }
+  append_line(text, "pruned",
+              std::to_string(layers.size()) + " layers, zeros " + percent(num_zeros, num_weights) + ", " +
+                  std::to_string(num_violations) + " violations");
+  for (const LayerSparsity& layer : layers) {
+    append_line(text, "  " + layer.name + std::string(width - layer.name.size(), ' '),
+                layer.pattern_text() + (layer.claim.is_packed ? " packed" : "") + ", zeros " +
+                    percent(layer.num_zeros, layer.num_weights) + ", " + std::to_string(layer.num_violations) +
+                    " violations, " + format_number(layer.bits_per_weight, 3) + " bits per weight");
+  }
+}
+
 }  // namespace
 
 WeightSizes weight_sizes(const Checkpoint& checkpoint) {
   const std::vector<std::string> names = checkpoint.tensor_names();  // sorted
-  const auto stored_bytes = [&](const LinearDescription& linear) {
-    const std::string prefix = linear.name + ".";
-    int64_t num_bytes = 0;
-    for (auto name = std::lower_bound(names.begin(), names.end(), prefix); name != names.end(); ++name) {
-      if (!name->starts_with(prefix)) break;
-      if (*name != prefix + "bias") num_bytes += static_cast<int64_t>(checkpoint.tensor(*name).data.size());
-    }
-    return num_bytes;
-  };
   WeightSizes sizes;
   const std::vector<LinearDescription> linears =
       checkpoint.is_encoder() ? block_linears(checkpoint.encoder()) : block_linears(checkpoint.description());
   for (const LinearDescription& linear : linears) {
     sizes.linear_parameters += linear.num_out * linear.num_in;
-    sizes.linear_bytes += stored_bytes(linear);
+    sizes.linear_bytes += stored_bytes(checkpoint, names, linear.name);
   }
   sizes.all_parameters = sizes.linear_parameters;
   sizes.all_bytes = sizes.linear_bytes;
@@ -173,7 +218,7 @@ WeightSizes weight_sizes(const Checkpoint& checkpoint) {
   }
   for (const LinearDescription& end : ends) {
     sizes.all_parameters += end.num_out * end.num_in;
-    sizes.all_bytes += stored_bytes(end);
+    sizes.all_bytes += stored_bytes(checkpoint, names, end.name);
   }
   return sizes;
 }
@@ -221,6 +266,14 @@ std::string to_json(const Inspection& inspection) {
     json["bits_per_weight_linears"] = inspection.sizes->linear_bits();
     json["bits_per_weight"] = inspection.sizes->all_bits();
   }
+  for (const LayerSparsity& layer : inspection.sparsity) {
+    json["sparsity"].push_back({{"name", layer.name},
+                                {"pattern", layer.pattern_text()},
+                                {"packed", layer.claim.is_packed},
+                                {"zeros", layer.zeros()},
+                                {"violations", layer.num_violations},
+                                {"bits_per_weight", layer.bits_per_weight}});
+  }
   json["bytes_by_dtype"] = inspection.bytes_by_dtype();
   json["tensors"] = nlohmann::ordered_json::array();
   for (const TensorSummary& tensor : inspection.tensors) {
@@ -258,6 +311,7 @@ std::string to_text(const Inspection& inspection, bool list_tensors) {
                     format_number(sizes.all_bits(), 3) +
                     (inspection.model ? " with embedding and head" : " with embeddings"));
   }
+  if (!inspection.sparsity.empty()) append_sparsity(text, inspection.sparsity);
   append_line(text, "tensors", std::to_string(inspection.tensors.size()));
   for (const auto& [dtype, num_bytes] : inspection.bytes_by_dtype())
     append_line(text, "  " + dtype, format_bytes(num_bytes));

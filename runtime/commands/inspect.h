@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/commands/layer_sparsity.h"
 #include "runtime/model/checkpoint.h"
 
 namespace pare {
@@ -41,6 +42,7 @@ struct Inspection {
   std::optional<WeightSizes> sizes;           // checkpoint
   bool is_quantized = false;                  // checkpoint
   std::string quantization_method;            // checkpoint: "compressed-tensors", "awq", "bitsandbytes"; "" when dense
+  std::vector<LayerSparsity> sparsity;        // checkpoint: of the layers that are said to be pruned
   std::string architecture;                   // gguf
   int64_t num_windows = 0, num_tokens = 0;    // token windows
 
@@ -48,7 +50,8 @@ struct Inspection {
   std::map<std::string, int64_t> bytes_by_dtype() const;
 };
 
-// Throws std::invalid_argument when the path is none of these, and what the readers throw.
+// Throws std::invalid_argument when the path is none of these, and what the readers throw. Weights are read only of
+// layers that are said to be pruned; one that breaks its promise is reported with its problem.
 Inspection inspect(const std::filesystem::path& path);
 
 std::string to_json(const Inspection& inspection);

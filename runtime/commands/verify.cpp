@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/commands/layer_sparsity.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
@@ -108,8 +109,16 @@ Verification verify(const std::filesystem::path& directory, const std::function<
     for (const NormDescription& norm : all_norms(model)) norms.push_back([&, norm] { checkpoint->norm_gain(norm); });
   }
   num_items += static_cast<int64_t>(linears.size() + norms.size());
+  std::map<std::string, SparsityClaim> claims;
+  attempt([&] { claims = sparsity_claims(*checkpoint); });
   for (const LinearDescription& linear : linears) {
-    attempt([&] { checkpoint->linear(linear); });
+    attempt([&] {
+      const LinearWeights weights = checkpoint->linear(linear);
+      const auto claim = claims.find(linear.name);
+      if (claim == claims.end()) return;
+      const LayerSparsity sparsity = layer_sparsity(weights, claim->second);
+      if (!sparsity.problem.empty()) throw std::runtime_error(directory.string() + ": " + sparsity.problem);
+    });
     checkpoint->drop_pages(linear);
     ++result.num_linears;
     step();

@@ -18,7 +18,8 @@ struct Verification {
 
 // Reads the checkpoint in `directory` completely: the SHA-256 of each file in pare.json's {"outputs": {"file":
 // "sha256"}}, that no weight file is missing there, then every linear and norm through the readers that the runtime
-// uses (finite values, valid codes and scales), and the tokenizer where there is one. Collects problems rather than
+// uses (finite values, valid codes and scales, no more kept than a pattern or pare.json says), and the tokenizer where
+// there is one. Collects problems rather than
 // stopping at the first. Throws std::runtime_error when there is no such directory or pare.json is no such JSON;
 // Interrupted. `progress` (items done, items) may be empty.
 Verification verify(const std::filesystem::path& directory, const std::function<void(int64_t, int64_t)>& progress = {});

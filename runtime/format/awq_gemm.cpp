@@ -276,7 +276,8 @@ class AwqGemmContainer final : public ContainerFormat {
     wanted.symmetric = false;
     return wanted;
   }
-  void adapt(StoredLinear& linear, const PackScheme&) const override {
+  void adapt(StoredLinear& linear, const PackScheme& scheme) const override {
+    ContainerFormat::adapt(linear, scheme);
     QuantizedWeight& weight = linear.weight;
     if (!weight.symmetric) return;
     weight.zeros_OG.assign(weight.scales_OG.size(), static_cast<uint8_t>(1 << (weight.bits - 1)));

@@ -7,8 +7,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "runtime/system/first_exception.h"
+
 namespace pare {
 namespace {
+
+constexpr size_t kMinParallelCodes = size_t{1} << 18;
 
 // Because the words are little-endian, the stream of words is also a stream of bytes, and 8 codes of b bits are exactly
 // b of its bytes: BMI2's pdep and pext move between those and 8 bytes holding one code each.
@@ -90,6 +94,51 @@ void unpack_bit_stream(std::span<const int32_t> words, int bits, std::span<uint8
     const uint64_t eight = _pdep_u64(stream, mask);
     std::memcpy(codes.data() + i, &eight, codes.size() - i);
   }
+}
+
+std::vector<int32_t> pack_bit_rows(std::span<const uint8_t> codes_RC, int64_t num_rows, int bits) {
+  const size_t num_codes = codes_RC.size() / static_cast<size_t>(num_rows);
+  const auto num_words = static_cast<size_t>(bit_stream_words(static_cast<int64_t>(num_codes), bits));
+  std::vector<int32_t> words(static_cast<size_t>(num_rows) * num_words);
+  FirstException error;
+#pragma omp parallel for if (codes_RC.size() > kMinParallelCodes)
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const auto r = static_cast<size_t>(row);
+    error.capture([&] {
+      pack_bit_stream(codes_RC.subspan(r * num_codes, num_codes), bits,
+                      std::span(words).subspan(r * num_words, num_words));
+    });
+  }
+  error.rethrow();
+  return words;
+}
+
+std::vector<uint8_t> unpack_bit_rows(std::span<const std::byte> words, int64_t num_rows, int64_t num_codes, int bits) {
+  const auto num_words = static_cast<size_t>(bit_stream_words(num_codes, bits));
+  const auto width = static_cast<size_t>(num_codes);
+  if (words.size() != static_cast<size_t>(num_rows) * num_words * 4) {
+    throw std::invalid_argument("bit streams of " + std::to_string(num_rows) + " rows of " + std::to_string(num_codes) +
+                                " codes of " + std::to_string(bits) + " bits: found " + std::to_string(words.size()) +
+                                " bytes");
+  }
+  std::vector<uint8_t> codes_RC(static_cast<size_t>(num_rows) * width);
+  FirstException error;
+#pragma omp parallel if (codes_RC.size() > kMinParallelCodes)
+  {
+    std::vector<int32_t> aligned;
+    error.capture([&] { aligned.resize(num_words); });
+#pragma omp for
+    for (int64_t row = 0; row < num_rows; ++row) {
+      if (error.failed()) continue;
+      const auto r = static_cast<size_t>(row);
+      error.capture([&] {
+        std::memcpy(aligned.data(), words.data() + r * num_words * 4, num_words * 4);
+        unpack_bit_stream(aligned, bits, std::span(codes_RC).subspan(r * width, width));
+      });
+    }
+  }
+  error.rethrow();
+  return codes_RC;
 }
 
 }  // namespace pare

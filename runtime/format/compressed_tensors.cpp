@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
 #include "runtime/format/bit_stream.h"
-#include "runtime/system/first_exception.h"
+#include "runtime/format/scale_tensors.h"
 
 namespace pare {
 namespace {
@@ -17,31 +16,9 @@ std::string tensor_name(const std::string& module, std::string_view suffix) {
 }
 
 OwnedTensor pack_codes(const QuantizedWeight& weight, const std::string& module) {
-  const int64_t num_words = bit_stream_words(weight.num_in, weight.bits);
-  std::vector<int32_t> words(static_cast<size_t>(weight.num_out * num_words));
-  FirstException error;
-#pragma omp parallel for if (weight.num_out * weight.num_in > (int64_t{1} << 18))
-  for (int64_t row = 0; row < weight.num_out; ++row) {
-    error.capture([&] {
-      const std::span<const uint8_t> codes_I = std::span(weight.codes_OI).subspan(row * weight.num_in, weight.num_in);
-      pack_bit_stream(codes_I, weight.bits, std::span(words).subspan(row * num_words, num_words));
-    });
-  }
-  error.rethrow();
-  return make_tensor<int32_t>(tensor_name(module, kPackedSuffix), DType::I32, {weight.num_out, num_words}, words);
-}
-
-OwnedTensor pack_scales(std::span<const float> scales, DType dtype, std::vector<int64_t> shape,
-                        const std::string& module, std::string_view suffix) {
-  for (float scale : scales) {
-    if (round_to(scale, dtype) == scale) continue;
-    throw std::invalid_argument("quantized weight '" + module + "': the scale " + std::to_string(scale) +
-                                " is not exactly representable in " + std::string(dtype_name(dtype)) +
-                                "; scales must be rounded to their type before codes are chosen");
-  }
-  std::vector<std::byte> bytes(scales.size() * dtype_size_bytes(dtype));
-  convert_from_float(dtype, scales, bytes);
-  return {tensor_name(module, suffix), dtype, std::move(shape), std::move(bytes)};
+  return make_tensor<int32_t>(tensor_name(module, kPackedSuffix), DType::I32,
+                              {weight.num_out, bit_stream_words(weight.num_in, weight.bits)},
+                              pack_bit_rows(weight.codes_OI, weight.num_out, weight.bits));
 }
 
 OwnedTensor pack_weight_scales(const QuantizedWeight& weight, const std::string& module) {
@@ -69,10 +46,6 @@ OwnedTensor pack_zeros(const QuantizedWeight& weight, const std::string& module)
   throw std::runtime_error("tensor '" + module + std::string(suffix) + "': " + what);
 }
 
-void refuse(const TensorView* tensor, const std::string& module, std::string_view suffix, const char* because) {
-  if (tensor != nullptr) fail(module, suffix, std::string("unexpected: quantization_config says ") + because);
-}
-
 void check_shape_tensor(const TensorView* tensor, int64_t num_out, int64_t num_in, const std::string& module) {
   int64_t stored[2];
   std::memcpy(stored, require_tensor(tensor, tensor_name(module, kShapeSuffix), DType::I64, {2}).data.data(),
@@ -98,41 +71,6 @@ void check_packed_tensor(const TensorView* tensor, int bits, int64_t num_out, in
   require_tensor(tensor, tensor_name(module, kPackedSuffix), DType::I32, {num_out, num_words});
 }
 
-void check_scale_tensor(const TensorView* tensor, const std::vector<int64_t>& shape, const std::string& module,
-                        std::string_view suffix) {
-  if (tensor != nullptr && tensor->dtype != DType::BF16 && tensor->dtype != DType::F16 && tensor->dtype != DType::F32) {
-    fail(module, suffix, "expected BF16, F16 or F32, found " + std::string(dtype_name(tensor->dtype)));
-  }
-  require_tensor(tensor, tensor_name(module, suffix), tensor == nullptr ? DType::BF16 : tensor->dtype, shape);
-}
-
-std::vector<uint8_t> unpack_codes(const TensorView& tensor, const QuantizedWeight& weight) {
-  const int64_t num_words = bit_stream_words(weight.num_in, weight.bits);
-  std::vector<uint8_t> codes_OI(static_cast<size_t>(weight.num_out * weight.num_in));
-  FirstException error;
-#pragma omp parallel if (weight.num_out * weight.num_in > (int64_t{1} << 18))
-  {
-    std::vector<int32_t> words;  // an aligned copy: a mapped tensor need not be aligned
-    error.capture([&] { words.resize(static_cast<size_t>(num_words)); });
-#pragma omp for
-    for (int64_t row = 0; row < weight.num_out; ++row) {
-      if (error.failed()) continue;
-      error.capture([&] {
-        std::memcpy(words.data(), tensor.data.data() + row * num_words * 4, static_cast<size_t>(num_words) * 4);
-        unpack_bit_stream(words, weight.bits, std::span(codes_OI).subspan(row * weight.num_in, weight.num_in));
-      });
-    }
-  }
-  error.rethrow();
-  return codes_OI;
-}
-
-std::vector<float> unpack_scales(const TensorView& tensor) {
-  std::vector<float> scales_OG(static_cast<size_t>(tensor.num_elements()));
-  convert_to_float(tensor.dtype, tensor.data, scales_OG);
-  return scales_OG;
-}
-
 std::vector<uint8_t> unpack_zeros(const TensorView& tensor, const QuantizedWeight& weight) {
   const int64_t num_groups = weight.num_groups();
   const int64_t num_words = bit_stream_words(weight.num_out, weight.bits);
@@ -156,10 +94,6 @@ std::vector<int32_t> unpack_group_index(const TensorView& tensor) {
 }
 
 // --- the formats with one byte for each weight ---
-
-bool is_float(DType dtype) {
-  return dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16;
-}
 
 bool is_float(const PackScheme& scheme) {
   return scheme.format == StoredFormat::float_quantized;
@@ -224,38 +158,16 @@ std::vector<OwnedTensor> pack_plain_format(const QuantizedWeight& weight, const 
   return tensors;
 }
 
-bool has_input_scale(const InputFormat& input) {
-  return !input.is_plain() && input.range == InputRange::static_;
-}
-
-void check_input_scale(float scale, const std::string& module) {
-  if (std::isfinite(scale) && scale > 0.0f) return;
-  fail(module, kInputScaleSuffix, "expected a positive finite number, found " + std::to_string(scale));
-}
-
-void append_input(const StoredLinear& linear, const std::string& module, std::vector<OwnedTensor>& tensors) {
-  const InputFormat& input = linear.input;
-  if (!has_input_scale(input)) return;
-  check_input_scale(input.scale, module);
-  tensors.push_back(pack_scales({&input.scale, 1}, linear.input_scale_dtype, {1}, module, kInputScaleSuffix));
-  if (input.symmetric) return;
-  const auto zero = static_cast<int8_t>(input.zero);
-  if (zero != input.zero) {
-    fail_scheme(module, "expected an input zero in [-128, 127], found " + std::to_string(input.zero));
-  }
-  tensors.push_back(make_tensor<int8_t>(tensor_name(module, kInputZeroPointSuffix), DType::I8, {1}, {&zero, 1}));
-}
-
 void check_plain_tensors(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
                          const std::string& module) {
   require_tensor(tensors.plain, tensor_name(module, kPlainSuffix), code_dtype(scheme), {num_out, num_in});
   for (const auto& [tensor, suffix] : {std::pair{tensors.packed, kPackedSuffix}, {tensors.shape, kShapeSuffix}}) {
-    refuse(tensor, module, suffix, is_float(scheme) ? "float-quantized" : "int-quantized");
+    require_absent(tensor, module, suffix, is_float(scheme) ? "float-quantized" : "int-quantized");
   }
   const std::vector<int64_t> shape = scale_shape(scheme, num_out, num_in);
   check_scale_tensor(tensors.scale, shape, module, kScaleSuffix);
   if (scheme.symmetric) {
-    refuse(tensors.zero_point, module, kZeroPointSuffix, "symmetric: true");
+    require_absent(tensors.zero_point, module, kZeroPointSuffix, "symmetric: true");
   } else {
     require_tensor(tensors.zero_point, tensor_name(module, kZeroPointSuffix), DType::I8, shape);
   }
@@ -263,7 +175,7 @@ void check_plain_tensors(const PackedTensors& tensors, const PackScheme& scheme,
 
 void check_dense_tensors(const PackedTensors& tensors, int64_t num_out, int64_t num_in, const std::string& module) {
   const DType dtype = tensors.plain != nullptr ? tensors.plain->dtype : DType::F32;
-  if (!is_float(dtype)) {
+  if (!is_float_dtype(dtype)) {
     fail(module, kPlainSuffix, "expected F32, F16 or BF16, found " + std::string(dtype_name(dtype)));
   }
   require_tensor(tensors.plain, tensor_name(module, kPlainSuffix), dtype, {num_out, num_in});
@@ -271,20 +183,7 @@ void check_dense_tensors(const PackedTensors& tensors, int64_t num_out, int64_t 
                                        {tensors.shape, kShapeSuffix},
                                        {tensors.scale, kScaleSuffix},
                                        {tensors.zero_point, kZeroPointSuffix}}) {
-    refuse(tensor, module, suffix, "dense");
-  }
-}
-
-void check_input_tensors(const PackedTensors& tensors, const InputFormat& input, const std::string& module) {
-  if (has_input_scale(input)) {
-    check_scale_tensor(tensors.input_scale, {1}, module, kInputScaleSuffix);
-  } else {
-    refuse(tensors.input_scale, module, kInputScaleSuffix, "no static input activations");
-  }
-  if (has_input_scale(input) && !input.symmetric) {
-    require_tensor(tensors.input_zero_point, tensor_name(module, kInputZeroPointSuffix), DType::I8, {1});
-  } else {
-    refuse(tensors.input_zero_point, module, kInputZeroPointSuffix, "no static asymmetric input activations");
+    require_absent(tensor, module, suffix, "dense");
   }
 }
 
@@ -321,7 +220,7 @@ std::vector<OwnedTensor> tensors_of(const StoredLinear& linear, const PackScheme
     tensors = is_packed(scheme) ? pack_packed_format(linear.weight, module)
                                 : pack_plain_format(linear.weight, scheme, module);
   }
-  append_input(linear, module, tensors);
+  append_input_tensors(linear, module, tensors);
   return tensors;
 }
 
@@ -350,7 +249,8 @@ void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& sc
     throw std::runtime_error("module '" + module + "': the group size " + std::to_string(scheme.group_size) +
                              " of its quantization_config does not divide its input width " + std::to_string(num_in));
   }
-  if (!scheme.is_dense() && tensors.packed == nullptr && tensors.plain != nullptr && is_float(tensors.plain->dtype)) {
+  if (!scheme.is_dense() && tensors.packed == nullptr && tensors.plain != nullptr &&
+      is_float_dtype(tensors.plain->dtype)) {
     fail(module, kPlainSuffix,
          "quantization_config says that this module is quantized, but it is stored dense: name it in 'ignore'");
   }
@@ -362,7 +262,7 @@ void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& sc
     check_packed_tensor(tensors.packed, scheme.bits, num_out, num_in, module);
     check_scale_tensor(tensors.scale, {num_out, num_groups}, module, kScaleSuffix);
     if (scheme.symmetric) {
-      refuse(tensors.zero_point, module, kZeroPointSuffix, "symmetric: true");
+      require_absent(tensors.zero_point, module, kZeroPointSuffix, "symmetric: true");
     } else {
       require_tensor(tensors.zero_point, tensor_name(module, kZeroPointSuffix), DType::I32,
                      {bit_stream_words(num_out, scheme.bits), num_groups});
@@ -374,9 +274,9 @@ void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& sc
   if (scheme.act_order == StoredActOrder::group) {
     require_tensor(tensors.group_index, tensor_name(module, kGroupIndexSuffix), DType::I32, {num_in});
   } else {
-    refuse(tensors.group_index, module, kGroupIndexSuffix, "no actorder \"group\"");
+    require_absent(tensors.group_index, module, kGroupIndexSuffix, "no actorder \"group\"");
   }
-  check_input_tensors(tensors, scheme.input, module);
+  check_input_tensors(tensors.input_scale, tensors.input_zero_point, scheme.input, module);
 }
 
 QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out,
@@ -391,7 +291,7 @@ QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const Pa
   weight.symmetric = scheme.symmetric;
   weight.scale_dtype = tensors.scale->dtype;
   if (is_packed(scheme)) {
-    weight.codes_OI = unpack_codes(*tensors.packed, weight);
+    weight.codes_OI = unpack_bit_rows(tensors.packed->data, num_out, num_in, weight.bits);
     weight.scales_OG = unpack_scales(*tensors.scale);
     if (!scheme.symmetric) weight.zeros_OG = unpack_zeros(*tensors.zero_point, weight);
     if (scheme.act_order == StoredActOrder::group) weight.group_of_I = unpack_group_index(*tensors.group_index);
@@ -412,11 +312,7 @@ StoredLinear unpack_compressed_linear(const PackedTensors& tensors, const PackSc
   } else {
     linear.weight = unpack_compressed_tensors(tensors, scheme, num_out, num_in, module);
   }
-  if (!has_input_scale(linear.input)) return linear;
-  linear.input_scale_dtype = tensors.input_scale->dtype;
-  linear.input.scale = unpack_scales(*tensors.input_scale)[0];
-  check_input_scale(linear.input.scale, module);
-  if (!linear.input.symmetric) linear.input.zero = static_cast<int8_t>(code_bytes(*tensors.input_zero_point)[0]);
+  read_input_tensors(tensors.input_scale, tensors.input_zero_point, module, linear);
   return linear;
 }
 
@@ -478,10 +374,7 @@ class CompressedTensorsContainer final : public ContainerFormat {
   }
   int64_t size_bytes(const PackScheme& scheme, int64_t num_out, int64_t num_in,
                      const StoredExtent& extent) const override {
-    int64_t bytes = 0;
-    if (has_input_scale(scheme.input)) {
-      bytes += static_cast<int64_t>(dtype_size_bytes(extent.input_scale_dtype)) + (scheme.input.symmetric ? 0 : 1);
-    }
+    int64_t bytes = input_tensor_bytes(scheme.input, extent.input_scale_dtype);
     if (scheme.is_dense()) return bytes;
     const int64_t num_groups = scheme.num_groups(num_in);
     const int64_t num_scales = scheme.per_tensor ? 1 : num_out * num_groups;

@@ -18,9 +18,7 @@
 //   weight_zero_point I8, as weight_scale        asymmetric integers only: the signed zero
 // Format "dense" (inputs alone are quantized; "weights" is null in the config):
 //   weight            F32, F16 or BF16 [O, I]    as it was
-// Any format with static input activations:
-//   input_scale       BF16, F16 or F32 [1]
-//   input_zero_point  I8 [1]                     asymmetric only
+// Any format with static input activations: input_scale and input_zero_point (scale_tensors.h).
 #pragma once
 
 #include <cstddef>
@@ -49,8 +47,6 @@ inline constexpr std::string_view kShapeSuffix = ".weight_shape";
 inline constexpr std::string_view kZeroPointSuffix = ".weight_zero_point";
 inline constexpr std::string_view kGroupIndexSuffix = ".weight_g_idx";
 inline constexpr std::string_view kPlainSuffix = ".weight";
-inline constexpr std::string_view kInputScaleSuffix = ".input_scale";
-inline constexpr std::string_view kInputZeroPointSuffix = ".input_zero_point";
 
 // The tensors of `module` as pack-quantized without input activations. Throws std::runtime_error when the weight is
 // invalid (see validate) and std::invalid_argument when a scale is not exactly representable in weight.scale_dtype.

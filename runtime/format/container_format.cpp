@@ -7,19 +7,30 @@
 #include "runtime/format/bitsandbytes_int8.h"
 #include "runtime/format/compressed_tensors.h"
 #include "runtime/format/pare_int8.h"
+#include "runtime/format/pare_sparse24.h"
 
 namespace pare {
 namespace {
 
 std::vector<const ContainerFormat*>& table() {
   static std::vector<const ContainerFormat*> rows = {&compressed_tensors_container(), &awq_gemm_container(),
-                                                     &bitsandbytes_int8_container(), &pare_int8_container()};
+                                                     &bitsandbytes_int8_container(), &pare_int8_container(),
+                                                     &pare_sparse24_container()};
   return rows;
 }
 
 std::string description(int bits, int64_t group_size, bool symmetric, CodeType code_type) {
   return std::to_string(bits) + " bits in groups of " + std::to_string(group_size) +
          (symmetric ? ", symmetric" : ", asymmetric") + (code_type == CodeType::fp8 ? ", FP8" : "");
+}
+
+// A view of dense_OI.
+DenseWeight packed_dense(const StoredLinear& linear) {
+  return {.num_out = linear.weight.num_out,
+          .num_in = linear.weight.num_in,
+          .dtype = linear.dense_dtype,
+          .data = linear.dense_OI,
+          .pattern = linear.weight.pattern};
 }
 
 [[noreturn]] void fail_agreement(const std::string& module, const std::string& what) {
@@ -68,10 +79,18 @@ void require_agreement(const StoredLinear& linear, const PackScheme& scheme, con
                                input_format_name(linear.input) + " (or another threshold)");
   }
   const QuantizedWeight& weight = linear.weight;
-  if (scheme.is_dense()) {
-    if (weight.codes_OI.empty()) return;
-    fail_agreement(module, "expected a dense weight, found codes");
+  if (weight.pattern != scheme.pattern) {
+    fail_agreement(module,
+                   "expected the pattern " + pattern_name(scheme.pattern) + ", found " + pattern_name(weight.pattern));
   }
+  if (scheme.is_dense()) {
+    if (!weight.codes_OI.empty()) fail_agreement(module, "expected a dense weight, found codes");
+    if (!scheme.has_own_tensor()) return validate(packed_dense(linear), module);
+    if (!linear.dense_OI.empty())
+      fail_agreement(module, "expected a dense weight in a tensor of its own, found values");
+    return;
+  }
+  if (!linear.dense_OI.empty()) fail_agreement(module, "expected codes, found dense values");
   validate(weight, module);
   if (weight.code_type != scheme.code_type()) {
     fail_agreement(module, weight.code_type == CodeType::fp8 ? "expected integer codes, found an FP8 weight"
@@ -112,22 +131,34 @@ std::string ContainerFormat::unread_by(Engine) const {
   return "the container " + std::string(name()) + " is pare's own";
 }
 
-void ContainerFormat::adapt(StoredLinear&, const PackScheme&) const {}
+bool ContainerFormat::packs(const SparsePattern&) const {
+  return false;
+}
+
+void ContainerFormat::adapt(StoredLinear& linear, const PackScheme& scheme) const {
+  linear.weight.pattern = scheme.pattern;
+}
 
 DType ContainerFormat::scale_dtype(DType model_dtype) const {
   return model_dtype == DType::F16 ? DType::F16 : DType::BF16;
 }
 
 Acceptance ContainerFormat::accepts(const PackScheme& scheme) const {
-  return {why_not(adapted(scheme))};
+  const PackScheme stated = adapted(scheme);
+  if (!stated.pattern.is_dense() && !packs(stated.pattern)) {
+    return {std::string(name()) + " does not pack the pattern " + pattern_name(stated.pattern) +
+            ": store it without one, zeros and all" +
+            (stated.pattern == kTwoOfFour ? ", or use the container " + std::string(kPareSparse24) : "")};
+  }
+  return {why_not(stated)};
 }
 
 Acceptance ContainerFormat::accepts(const PackScheme& scheme, int64_t num_out, int64_t num_in) const {
   if (num_out <= 0 || num_in <= 0 || !checked_product(std::vector{num_out, num_in})) {
     return {"impossible shape " + shape_text(std::vector{num_out, num_in})};
   }
+  if (Acceptance accepted = accepts(scheme); !accepted) return accepted;
   const PackScheme stated = adapted(scheme);
-  if (std::string reason = why_not(stated); !reason.empty()) return {std::move(reason)};
   if (stated.group_size != kPerChannel && (stated.group_size <= 0 || num_in % stated.group_size != 0)) {
     return {"the group size " + std::to_string(stated.group_size) + " does not divide the input width " +
             std::to_string(num_in) + ": use another, or one scale per channel"};

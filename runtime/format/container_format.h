@@ -33,6 +33,7 @@ struct StoredExtent {
   DType input_scale_dtype = DType::BF16;  // StoredLinear::input_scale_dtype
   int64_t num_outlier_columns = 0;        // of OutlierRule::columns: J, which calibration finds
   DType outlier_dtype = DType::BF16;      // the narrowest of BF16, F16 and F32 that holds the outlier columns' weights
+  DType dense_dtype = DType::BF16;        // of dense weights whose pattern is packed: StoredLinear::dense_dtype
 };
 
 // Who else reads checkpoints.
@@ -55,9 +56,10 @@ class ContainerFormat {
 
   // --- what it is called ---
 
-  // In schemes, recipes and messages; unique and stable: "compressed-tensors", "awq-gemm", "bitsandbytes", "pare-int8".
+  // In schemes, recipes and messages; unique and stable: "compressed-tensors", "awq-gemm", "bitsandbytes", "pare-int8",
+  // "pare-sparse24".
   virtual std::string_view name() const = 0;
-  // "quant_method" of its quantization_config: "compressed-tensors", "awq", "bitsandbytes", "pare-int8".
+  // "quant_method" of its quantization_config: "compressed-tensors", "awq", "bitsandbytes", "pare-int8", "pare-sparse24".
   virtual std::string_view method() const = 0;
   // The suffixes of all tensors that may hold parts of a linear: a tensor's name is the module's name + suffix.
   virtual std::span<const std::string_view> suffixes() const = 0;
@@ -70,8 +72,12 @@ class ContainerFormat {
   // always states is said (AWQ: zeros), and of formats that it tells apart the writer's one is chosen. Keeps what
   // accepts() refuses. `wanted.container` becomes name(). Idempotent.
   virtual PackScheme adapted(PackScheme wanted) const = 0;
+  // Whether weights of that pattern are stored without what is not kept. By default none are: their zeros are stored
+  // like other weights, by a scheme without a pattern, and no reader is promised any.
+  virtual bool packs(const SparsePattern& pattern) const;
   // The linear as the container states it; to be called before a linear is hashed or stored. `scheme` is an adapted
-  // one, and the values W are unchanged. By default nothing.
+  // one, and the values W are unchanged (a -0 of a packed dense weight becomes +0). By default the weight promises what
+  // the scheme says: its pattern, or none.
   virtual void adapt(StoredLinear& linear, const PackScheme& scheme) const;
   // The type in which scales must be before codes are chosen: by default a model's own 16-bit type, and BF16, which
   // every engine takes, for float32 models.
@@ -142,7 +148,7 @@ void register_container(const ContainerFormat& format);
 // --- for implementations ---
 
 // Throws std::invalid_argument unless the linear is what the scheme describes: code type, bits, group size, symmetry,
-// group_of_I, input; and std::runtime_error for an invalid weight (validate).
+// group_of_I, pattern, input; and std::runtime_error for an invalid weight (validate).
 void require_agreement(const StoredLinear& linear, const PackScheme& scheme, const std::string& module);
 
 // For configurations that say one thing of all modules: the first linear that is stored otherwise than the first module,

@@ -19,6 +19,10 @@ size_t dtype_size_bytes(DType dtype);
 std::string_view dtype_name(DType dtype);              // "F32", "BF16", ... as safetensors spells them
 DType parse_dtype(std::string_view safetensors_name);  // throws std::invalid_argument naming the type
 std::span<const EnumName<DType>> enum_names(DType);
+// F32, F16 or BF16: what scales and dense weights are stored in.
+inline bool is_float_dtype(DType dtype) {
+  return dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16;
+}
 
 // bfloat16 is the upper half of a float32; rounding is to nearest even, NaN stays NaN.
 inline float bf16_to_float(uint16_t bits) {

@@ -1,8 +1,12 @@
 #include "runtime/format/linear_weights.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
+
+#include "runtime/system/first_exception.h"
 
 namespace pare {
 namespace {
@@ -39,6 +43,72 @@ void check_codes(const QuantizedWeight& weight, const std::string& name) {
                  " exceeds the largest of " + std::to_string(weight.bits) + " bits, " + std::to_string(limit - 1));
 }
 
+constexpr int64_t kMaxPatternGroup = 1024;
+
+// Empty: its groups lie in rows of num_in columns.
+std::string pattern_problem(const SparsePattern& pattern, int64_t num_in) {
+  if (pattern == SparsePattern{}) return "";
+  if (pattern.num_kept < 1 || pattern.num_kept > pattern.group || pattern.group > kMaxPatternGroup) {
+    return "expected a pattern N:M with 1 <= N <= M <= " + std::to_string(kMaxPatternGroup) + ", found " +
+           std::to_string(pattern.num_kept) + ":" + std::to_string(pattern.group);
+  }
+  if (num_in % pattern.group == 0) return "";
+  return "the groups of the pattern " + pattern_name(pattern) + " do not divide the input width " +
+         std::to_string(num_in);
+}
+
+// Where the first group begins that keeps more than the pattern says: the index of its first element in [O, I], or -1.
+// fill_kept(row, kept_I) says which elements of a row are kept, by ones.
+template <typename FillKept>
+int64_t first_violation(const SparsePattern& pattern, int64_t num_out, int64_t num_in, const FillKept& fill_kept) {
+  int64_t first = num_out * num_in;
+  FirstException error;
+#pragma omp parallel if (num_out * num_in > (int64_t{1} << 18))
+  {
+    std::vector<uint8_t> kept_I;
+    error.capture([&] { kept_I.resize(static_cast<size_t>(num_in)); });
+#pragma omp for schedule(static) reduction(min : first)
+    for (int64_t row = 0; row < num_out; ++row) {
+      if (error.failed() || row * num_in >= first) continue;
+      fill_kept(row, kept_I);
+      for (int64_t column = 0; column < num_in; column += pattern.group) {
+        const uint8_t* const group = kept_I.data() + column;
+        if (std::accumulate(group, group + pattern.group, int64_t{0}) <= pattern.num_kept) continue;
+        first = row * num_in + column;
+        break;
+      }
+    }
+  }
+  error.rethrow();
+  return first == num_out * num_in ? -1 : first;
+}
+
+std::string violation_text(const SparsePattern& pattern, int64_t row, int64_t column) {
+  return "the " + std::to_string(pattern.group) + " columns from " + place(row, column) + " on keep more than " +
+         std::to_string(pattern.num_kept) + ": expected the pattern " + pattern_name(pattern);
+}
+
+void check_pattern(const QuantizedWeight& weight, const std::string& name) {
+  if (const std::string problem = pattern_problem(weight.pattern, weight.num_in); !problem.empty()) fail(name, problem);
+  if (weight.pattern.is_dense()) return;
+  const int64_t width = weight.num_in;
+  const int64_t index = first_violation(weight.pattern, weight.num_out, width, [&](int64_t row, auto& kept_I) {
+    const uint8_t* const codes_I = weight.codes_OI.data() + row * width;
+    const int64_t group_width = weight.group_size == kPerChannel ? width : weight.group_size;
+    if (weight.code_type == CodeType::fp8) {
+      for (int64_t i = 0; i < width; ++i) kept_I[i] = (codes_I[i] & 0x7F) != 0;
+    } else if (!weight.group_of_I.empty()) {
+      for (int64_t i = 0; i < width; ++i) kept_I[i] = codes_I[i] != weight.zero(row, weight.group_of_I[i]);
+    } else {
+      for (int64_t first = 0; first < width; first += group_width) {
+        const int zero = weight.zero(row, first / group_width);
+        for (int64_t i = first; i < first + group_width; ++i) kept_I[i] = codes_I[i] != zero;
+      }
+    }
+  });
+  if (index >= 0) fail(name, violation_text(weight.pattern, index / width, index % width));
+}
+
 void check_scales(const std::string& name, std::span<const float> scales_OG, int64_t num_groups) {
   for (size_t i = 0; i < scales_OG.size(); ++i) {
     const float scale = scales_OG[i];
@@ -50,7 +120,7 @@ void check_scales(const std::string& name, std::span<const float> scales_OG, int
 }
 
 void check_scale_dtype(const std::string& name, DType dtype) {
-  if (dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16) return;
+  if (is_float_dtype(dtype)) return;
   fail(name, "expected scales of F32, F16 or BF16, found " + std::string(dtype_name(dtype)));
 }
 
@@ -71,6 +141,22 @@ void check_rows(int64_t first_row, int64_t num_rows, int64_t num_out, int64_t nu
 }
 
 }  // namespace
+
+std::string pattern_name(const SparsePattern& pattern) {
+  if (pattern.is_dense()) return "none";
+  return std::to_string(pattern.num_kept) + ":" + std::to_string(pattern.group);
+}
+
+std::optional<SparsePattern> pattern_of_name(std::string_view name) {
+  SparsePattern pattern;
+  const char* const end = name.data() + name.size();
+  const auto kept = std::from_chars(name.data(), end, pattern.num_kept);
+  if (kept.ec != std::errc() || kept.ptr == end || *kept.ptr != ':') return std::nullopt;
+  const auto group = std::from_chars(kept.ptr + 1, end, pattern.group);
+  if (group.ec != std::errc() || group.ptr != end) return std::nullopt;
+  if (pattern.num_kept < 1 || pattern.num_kept > pattern.group || pattern.group > kMaxPatternGroup) return std::nullopt;
+  return pattern_name(pattern) == name ? std::optional(pattern) : std::nullopt;
+}
 
 std::vector<uint8_t> shift_codes(std::span<const uint8_t> codes, int offset) {
   std::vector<uint8_t> shifted(codes.size());
@@ -111,6 +197,35 @@ void validate(const QuantizedWeight& weight, const std::string& name) {
     fail(name, "column " + std::to_string(i) + " names group " + std::to_string(weight.group_of_I[i]) +
                    "; expected 0 to " + std::to_string(num_groups - 1));
   }
+  check_pattern(weight, name);
+}
+
+void validate(const DenseWeight& weight, const std::string& name) {
+  const auto fail_dense = [&](const std::string& what) { throw std::runtime_error("weight '" + name + "': " + what); };
+  if (!is_float_dtype(weight.dtype)) {
+    fail_dense("expected F32, F16 or BF16, found " + std::string(dtype_name(weight.dtype)));
+  }
+  const int64_t width = weight.num_in;
+  const size_t size = dtype_size_bytes(weight.dtype);
+  int64_t num_bytes = 0;
+  if (weight.num_out <= 0 || width <= 0 || __builtin_mul_overflow(weight.num_out, width, &num_bytes) ||
+      __builtin_mul_overflow(num_bytes, static_cast<int64_t>(size), &num_bytes) ||
+      weight.data.size() != static_cast<size_t>(num_bytes)) {
+    fail_dense("expected " + place(weight.num_out, width) + " values of " + std::string(dtype_name(weight.dtype)) +
+               ", found " + std::to_string(weight.data.size()) + " bytes");
+  }
+  if (const std::string problem = pattern_problem(weight.pattern, width); !problem.empty()) fail_dense(problem);
+  if (weight.pattern.is_dense()) return;
+  // Zeros of all three types have no bit but the sign's, the highest of the last byte.
+  const int64_t index = first_violation(weight.pattern, weight.num_out, width, [&](int64_t row, auto& kept_I) {
+    const std::byte* value = weight.data.data() + static_cast<size_t>(row * width) * size;
+    for (int64_t i = 0; i < width; ++i, value += size) {
+      std::byte bits = value[size - 1] & std::byte{0x7F};
+      for (size_t b = 0; b + 1 < size; ++b) bits |= value[b];
+      kept_I[i] = bits != std::byte{0};
+    }
+  });
+  if (index >= 0) fail_dense(violation_text(weight.pattern, index / width, index % width));
 }
 
 void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t num_rows, std::span<float> out) {
@@ -170,6 +285,35 @@ void weight_rows(const LinearWeights& linear, int64_t first_row, int64_t num_row
   const auto rows =
       dense.data.subspan(static_cast<size_t>(first_row) * row_bytes, static_cast<size_t>(num_rows) * row_bytes);
   convert_to_float(dense.dtype, rows, out);
+}
+
+ZeroCount count_zeros(const LinearWeights& linear, const SparsePattern& pattern) {
+  if (const std::string problem = pattern_problem(pattern, linear.num_in()); !problem.empty()) {
+    throw std::invalid_argument("linear '" + linear.name + "': " + problem);
+  }
+  constexpr int64_t kRows = 64;  // a chunk of them in float32 at a time
+  const int64_t num_in = linear.num_in(), num_out = linear.num_out();
+  const std::vector<int32_t>& outliers = linear.input.outlier_columns;
+  std::vector<float> rows;
+  ZeroCount count;
+  for (int64_t first_row = 0; first_row < num_out; first_row += kRows) {
+    const int64_t num_rows = std::min(kRows, num_out - first_row);
+    rows.resize(static_cast<size_t>(num_rows * num_in));
+    weight_rows(linear, first_row, num_rows, rows);
+    for (int64_t row = first_row; row < first_row + num_rows; ++row) {
+      float* const values_I = rows.data() + (row - first_row) * num_in;
+      for (size_t j = 0; !linear.outlier_weight_OJ.empty() && j < outliers.size(); ++j) {
+        values_I[outliers[j]] = linear.outlier_weight_OJ[static_cast<size_t>(row) * outliers.size() + j];
+      }
+      count.num_zeros += std::count(values_I, values_I + num_in, 0.0f);
+      for (int64_t first = 0; !pattern.is_dense() && first < num_in; first += pattern.group) {
+        const int64_t num_zeros = std::count(values_I + first, values_I + first + pattern.group, 0.0f);
+        if (pattern.group - num_zeros <= pattern.num_kept) continue;
+        if (count.num_violations++ == 0) count.row = row, count.column = first;
+      }
+    }
+  }
+  return count;
 }
 
 }  // namespace pare

@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -32,6 +34,11 @@ struct SparsePattern {
   }
 };
 inline constexpr SparsePattern kTwoOfFour{2, 4};
+
+// "2:4"; "none" without a promise.
+std::string pattern_name(const SparsePattern& pattern);
+// The pattern of such a name; nullopt: it is none. N and M are whole numbers with 1 <= N <= M <= 1024.
+std::optional<SparsePattern> pattern_of_name(std::string_view name);
 
 // integer: W[o, i] = scales_OG[o, g(i)] * (codes_OI[o, i] - zeros_OG[o, g(i)]), with g(i) = group_of_I[i], or
 // i / group_size. Codes are unsigned, in [0, 2^bits - 1]; a symmetric weight has every zero at 2^(bits-1).
@@ -64,7 +71,8 @@ struct QuantizedWeight {
 // Codes plus `offset` on 8 bits. Files with signed codes hold ours less 2^(bits-1), in two's complement.
 std::vector<uint8_t> shift_codes(std::span<const uint8_t> codes, int offset);
 
-// Checks sizes, ranges of codes, zeros and groups, and that every scale is finite and not negative.
+// Checks sizes, ranges of codes, zeros and groups, that every scale is finite and not negative, and what the pattern
+// promises of the codes: what has the code of its zero (of fp8: +0 or -0) is not kept, whatever its scale.
 // Throws std::runtime_error naming `name` and the first offending element.
 void validate(const QuantizedWeight& weight, const std::string& name);
 
@@ -82,6 +90,10 @@ struct DenseWeight {
   SparsePattern pattern = {};
   std::shared_ptr<const std::vector<std::byte>> owned = {};  // what data lies in; null: the mapped file
 };
+
+// Checks type and size, and what the pattern promises of the values, of which -0 is a zero too. Throws
+// std::runtime_error naming `name` and the first offending element.
+void validate(const DenseWeight& weight, const std::string& name);
 
 struct LinearWeights {
   std::string name;  // of the module, e.g. "model.layers.0.self_attn.q_proj"; used in messages
@@ -102,5 +114,16 @@ struct LinearWeights {
 // Rows [first_row, first_row + num_rows) of W in float32, however it is stored; outlier columns are W's.
 // Throws std::invalid_argument for rows outside of W, another size of `out`, or data that are not W's size.
 void weight_rows(const LinearWeights& linear, int64_t first_row, int64_t num_rows, std::span<float> out);
+
+// What is zero among the values that are multiplied: W's, with the outlier columns in their place.
+struct ZeroCount {
+  int64_t num_zeros = 0;       // +0 and -0
+  int64_t num_violations = 0;  // groups of the pattern that keep more than it says
+  // Of the first of those: its row and first column.
+  int64_t row = 0, column = 0;
+};
+// Counts them, and what breaks `pattern` (a dense one: nothing does), whatever the weight itself promises. Throws
+// std::invalid_argument for a pattern whose groups do not divide num_in, and what weight_rows throws.
+ZeroCount count_zeros(const LinearWeights& linear, const SparsePattern& pattern);
 
 }  // namespace pare

@@ -1,6 +1,8 @@
 #include "runtime/format/stored_linear.h"
 
+#include <memory>
 #include <stdexcept>
+#include <utility>
 
 namespace pare {
 
@@ -18,8 +20,24 @@ StoredLinear unpack_linear(const FindTensor& find, const PackScheme& scheme, int
   return container_format(scheme.container).load(find, scheme, num_out, num_in, module);
 }
 
+DenseWeight dense_weight(StoredLinear linear) {
+  const auto owned = std::make_shared<const std::vector<std::byte>>(std::move(linear.dense_OI));
+  return {.num_out = linear.weight.num_out,
+          .num_in = linear.weight.num_in,
+          .dtype = linear.dense_dtype,
+          .data = *owned,
+          .pattern = linear.weight.pattern,
+          .owned = owned};
+}
+
 std::vector<float> effective_weight(const StoredLinear& linear) {
-  std::vector<float> weight_OI = dequantize(linear.weight);
+  std::vector<float> weight_OI;
+  if (linear.dense_OI.empty()) {
+    weight_OI = dequantize(linear.weight);
+  } else {
+    weight_OI.resize(linear.dense_OI.size() / dtype_size_bytes(linear.dense_dtype));
+    convert_to_float(linear.dense_dtype, linear.dense_OI, weight_OI);
+  }
   const std::vector<int32_t>& columns = linear.input.outlier_columns;
   if (linear.outlier_weight_OJ.empty()) return weight_OI;
   for (int64_t row = 0; row < linear.weight.num_out; ++row) {

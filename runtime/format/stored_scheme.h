@@ -47,8 +47,10 @@ struct PackScheme {
   InputFormat input = {};      // without scale, zero and outlier columns, which are the linear's own (input_scheme)
   SparsePattern pattern = {};  // that the container packs: only what is kept is stored. Dense: zeros are stored too
   bool is_dense() const { return format == StoredFormat::dense; }
-  // Whether the weight is a tensor like any other, under its own name: no codes, no rounded input, nothing packed.
-  bool is_plain() const { return is_dense() && input.is_plain() && pattern.is_dense(); }
+  // Whether W is a tensor like any other, under the model's own name: neither codes nor packed.
+  bool has_own_tensor() const { return is_dense() && pattern.is_dense(); }
+  // Whether the container has nothing to do with it: nor is its input rounded.
+  bool is_plain() const { return has_own_tensor() && input.is_plain(); }
   CodeType code_type() const { return format == StoredFormat::float_quantized ? CodeType::fp8 : CodeType::integer; }
   int64_t num_groups(int64_t num_in) const { return group_size == kPerChannel ? 1 : num_in / group_size; }
   bool operator==(const PackScheme&) const = default;

@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "runtime/format/container_format.h"
+#include "runtime/format/stored_linear.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
@@ -107,10 +108,6 @@ int64_t first_not_finite(const TensorView& tensor) {
       throw std::invalid_argument("first_not_finite: expected F32, F16 or BF16, found " +
                                   std::string(dtype_name(tensor.dtype)));
   }
-}
-
-bool is_dense_dtype(DType dtype) {
-  return dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16;
 }
 
 // --- The files ---
@@ -357,7 +354,7 @@ void Checkpoint::State::split_tensor(const std::string& fused, std::span<const s
 const TensorView& Checkpoint::State::dense_tensor(const std::string& name, const std::vector<int64_t>& shape) const {
   const TensorView* view = find(name);
   if (view == nullptr) fail_missing(name);
-  if (!is_dense_dtype(view->dtype))
+  if (!is_float_dtype(view->dtype))
     fail(name, "expected F32, F16 or BF16, found " + std::string(dtype_name(view->dtype)));
   if (view->shape != shape) {
     fail(name, "expected shape " + shape_text(shape) + " of " + kConfigName + ", found " + shape_text(view->shape));
@@ -503,7 +500,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   // Without a dtype in config.json transformers takes that of the stored weights. A norm's is always dense.
   const std::string& norm_name = state.encoder ? state.encoder->embedding_norm.name : state.description.final_norm.name;
   const TensorView* norm = state.find(norm_name + ".weight");
-  if (norm != nullptr && is_dense_dtype(norm->dtype)) state.describe(norm->dtype);
+  if (norm != nullptr && is_float_dtype(norm->dtype)) state.describe(norm->dtype);
   if (state.encoder) {
     state.check_encoder();
   } else {
@@ -586,13 +583,15 @@ LinearWeights Checkpoint::linear(const LinearDescription& linear) const {
     state_->in_this_directory([&] {
       const ContainerFormat& container = *state_->quantization->container;
       StoredLinear read = container.load(state_->finder(), *stored, linear.num_out, linear.num_in, linear.name);
-      if (stored->is_dense()) {
+      weights.input = std::move(read.input);
+      weights.outlier_weight_OJ = std::move(read.outlier_weight_OJ);
+      if (stored->has_own_tensor()) {
         weights.weight = state_->dense_weight(linear);
+      } else if (stored->is_dense()) {
+        weights.weight = dense_weight(std::move(read));
       } else {
         weights.weight = std::move(read.weight);
       }
-      weights.input = std::move(read.input);
-      weights.outlier_weight_OJ = std::move(read.outlier_weight_OJ);
     });
   } else {
     weights.weight = state_->dense_weight(linear);

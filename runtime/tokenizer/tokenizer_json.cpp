@@ -78,7 +78,7 @@ void check_nesting(const Node& node, int depth) {
 }
 
 // {"String": s} or {"Regex": r}.
-std::variant<std::string, Regex> parse_pattern(const Node& node) {
+std::variant<std::string, Regex> pattern_of_name(const Node& node) {
   if (node.has("Regex")) return Regex(node.text("Regex"), node.where());
   if (!node.has("String")) node.fail("{\"String\": ...} or {\"Regex\": ...}");
   if (node.text("String").empty()) node.fail("a pattern that is not empty");
@@ -86,7 +86,7 @@ std::variant<std::string, Regex> parse_pattern(const Node& node) {
 }
 
 Replace parse_replace(const Node& node) {
-  return {parse_pattern(node.at("pattern")), node.text("content")};
+  return {pattern_of_name(node.at("pattern")), node.text("content")};
 }
 
 std::string parse_character(const Node& node) {
@@ -169,7 +169,7 @@ bool parse_pre_tokenizer(const Node& node, int depth, PreTokenizer& pre_tokenize
   }
   if (type == "Split") {
     pre_tokenizer.add(
-        Split{parse_pattern(node.at("pattern")), parse_behavior(node.at("behavior")), node.flag("invert", false)});
+        Split{pattern_of_name(node.at("pattern")), parse_behavior(node.at("behavior")), node.flag("invert", false)});
   } else if (type == "Digits") {
     const bool single = node.flag("individual_digits", false);
     pre_tokenizer.add(

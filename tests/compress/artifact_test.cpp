@@ -14,6 +14,7 @@
 #include "compress/artifact/checked_file.h"
 #include "compress/artifact/hugging_face.h"
 #include "runtime/files/safetensors.h"
+#include "runtime/format/pare_sparse24.h"
 #include "runtime/import/import.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/sha256.h"
@@ -339,6 +340,186 @@ TEST_F(HuggingFace, SmallFilesMustBeWhatTheyWere) {
   fs::remove(model_ / "tokenizer.json");
   expect_error<std::runtime_error>([&] { assemble_hugging_face(parts, source, {"lm_head"}, inputs, made_); },
                                    {"tokenizer.json"});
+}
+
+// --- hashes and records of pruned layers ---
+
+StoredLinear small_linear() {
+  StoredLinear linear;
+  linear.weight.num_out = 2;
+  linear.weight.num_in = 4;
+  linear.weight.bits = 4;
+  linear.weight.codes_OI = {8, 1, 8, 2, 3, 8, 8, 4};
+  linear.weight.scales_OG = {0.5f, 0.25f};
+  return linear;
+}
+
+// What has no pattern is hashed as ever: the text and the bytes that were hashed before there were patterns.
+TEST(ContentHash, CoversPatternAndDenseValues) {
+  const StoredLinear linear = small_linear();
+  Sha256 expected;
+  expected.update(std::as_bytes(std::span(std::string_view("2x4 bits 4 group -1 symmetric BF16 input a16 0 zero 0"))));
+  expected.update(std::as_bytes(std::span(linear.weight.codes_OI)));
+  expected.update(std::as_bytes(std::span(linear.weight.scales_OG)));
+  expected.update(std::vector<std::byte>(2 * sizeof(float)));
+  const std::string plain = content_hash(linear);
+  EXPECT_EQ(plain, expected.hex());
+  std::set<std::string> hashes = {plain};
+  StoredLinear changed = linear;
+  for (const SparsePattern pattern : {kTwoOfFour, SparsePattern{1, 4}, SparsePattern{2, 2}}) {
+    changed.weight.pattern = pattern;
+    EXPECT_TRUE(hashes.insert(content_hash(changed)).second);
+  }
+  changed = {};
+  changed.weight.num_out = 1;
+  changed.weight.num_in = 4;
+  EXPECT_TRUE(hashes.insert(content_hash(changed)).second);
+  changed.weight.pattern = kTwoOfFour;
+  changed.dense_OI.resize(8);
+  EXPECT_TRUE(hashes.insert(content_hash(changed)).second);
+  changed.dense_dtype = DType::F16;
+  EXPECT_TRUE(hashes.insert(content_hash(changed)).second);
+  changed.dense_OI[3] = std::byte{0x40};
+  EXPECT_TRUE(hashes.insert(content_hash(changed)).second);
+}
+
+TEST(LayerRecord, KeepsThePatternAndItsZeros) {
+  LayerRecord record;
+  record.name = "a";
+  record.scheme = {.bits = kDenseBits, .format = StoredFormat::dense};
+  EXPECT_TRUE(record.is_plain());
+  record.pattern = {4, 8};
+  record.num_zeros = int64_t{1} << 40;
+  EXPECT_TRUE(record.is_plain());  // dense with its zeros
+  LayerRecord back = parse_record(to_json(record));
+  EXPECT_EQ(back.pattern, record.pattern);
+  EXPECT_EQ(back.num_zeros, record.num_zeros);
+  record.scheme.pattern = kTwoOfFour;
+  EXPECT_FALSE(record.is_plain());
+  EXPECT_EQ(parse_record(to_json(record)).scheme, record.scheme);
+}
+
+// Parts whose layers are packed 2:4 values and codes, codes that keep all, and what is dense with its zeros.
+class SparseParts : public testing::Test {
+ protected:
+  // The last of a block's layers stays as the source has it.
+  void commit(Parts& parts) {
+    const auto container = std::string(kPareSparse24);
+    const std::vector<PackScheme> kinds = {
+        {.bits = kDenseBits, .format = StoredFormat::dense, .container = container, .pattern = kTwoOfFour},
+        {.bits = 4, .group_size = 16, .container = container, .pattern = kTwoOfFour},
+        {.bits = 8, .group_size = 16, .container = container},
+        {.bits = kDenseBits, .format = StoredFormat::dense, .container = container}};
+    const ModelDescription& model = source_.description();
+    for (size_t b = 0; b < model.blocks.size(); ++b) {
+      std::vector<StreamedTensor> tensors;
+      std::vector<LayerRecord> records;
+      const BlockDescription& block = model.blocks[b];
+      size_t number = 0;
+      for (const LinearDescription& linear : {block.q, block.k, block.v, block.o, block.experts[0].gate}) {
+        LayerRecord record;
+        record.name = linear.name;
+        record.num_out = linear.num_out;
+        record.num_in = linear.num_in;
+        record.scheme = kinds[number++ % kinds.size()];
+        const StoredLinear stored = pruned(linear, record.scheme);
+        if (record.is_plain()) {
+          Parts::append(plain_tensor(linear), tensors);
+        } else {
+          record.sha256 = content_hash(stored);
+          Parts::append_packed(stored, record, tensors);
+          linears_[linear.name] = stored;
+        }
+        records.push_back(std::move(record));
+      }
+      parts.commit(static_cast<int64_t>(b), std::move(tensors), std::move(records));
+    }
+  }
+
+  // Of every four inputs the second and the third go.
+  std::vector<float> values_of(const LinearDescription& linear, bool is_pruned) const {
+    std::vector<float> values(static_cast<size_t>(linear.num_out * linear.num_in));
+    convert_to_float(DType::F32, source_.tensor(linear.name + ".weight").data, values);
+    for (size_t i = 0; i < values.size() && is_pruned; ++i) {
+      if (i % 4 == 1 || i % 4 == 2) values[i] = 0.0f;
+    }
+    return values;
+  }
+
+  OwnedTensor plain_tensor(const LinearDescription& linear) const {
+    return make_tensor<float>(linear.name + ".weight", DType::F32, {linear.num_out, linear.num_in},
+                              values_of(linear, true));
+  }
+
+  StoredLinear pruned(const LinearDescription& linear, const PackScheme& scheme) const {
+    const std::vector<float> values = values_of(linear, !scheme.pattern.is_dense());
+    StoredLinear stored;
+    stored.weight.num_out = linear.num_out;
+    stored.weight.num_in = linear.num_in;
+    stored.weight.pattern = scheme.pattern;
+    if (scheme.is_dense()) {
+      stored.dense_dtype = DType::F32;
+      const std::span<const std::byte> bytes = std::as_bytes(std::span(values));
+      stored.dense_OI.assign(bytes.begin(), bytes.end());
+      return stored;
+    }
+    stored.weight.bits = scheme.bits;
+    stored.weight.group_size = scheme.group_size;
+    stored.weight.scales_OG.assign(values.size() / static_cast<size_t>(scheme.group_size), 0x1p-4f);
+    const int zero = 1 << (scheme.bits - 1);
+    for (const float value : values) {
+      const int code = zero + static_cast<int>(value * 16);
+      stored.weight.codes_OI.push_back(static_cast<uint8_t>(std::clamp(code, 0, 2 * zero - 1)));
+    }
+    return stored;
+  }
+
+  TemporaryFolder folder_{"sparse-parts"};
+  fs::path output_ = folder_ / "out", made_ = folder_ / "made";
+  Checkpoint source_ = Checkpoint::open(family(kFamily));
+  std::map<std::string, StoredLinear> linears_;
+};
+
+TEST_F(SparseParts, AreCommittedReadBackAndVerified) {
+  {
+    Parts parts(output_, {{"model", "x"}}, false);
+    commit(parts);
+  }
+  const Parts parts(output_, {{"model", "x"}}, false);  // a resumed run
+  ASSERT_EQ(parts.num_committed(), 2);
+  for (const int64_t part : parts.committed_parts()) {
+    EXPECT_EQ(parts.read_changed(part, source_).size(), 1u);
+    for (const LayerRecord& record : *parts.committed(part)) {
+      if (record.is_plain()) continue;
+      const StoredLinear stored = parts.read_layer(part, record);
+      EXPECT_EQ(stored.dense_OI, linears_.at(record.name).dense_OI);
+      EXPECT_EQ(stored.weight.codes_OI, linears_.at(record.name).weight.codes_OI);
+      EXPECT_EQ(effective_weight(stored), effective_weight(linears_.at(record.name)));
+    }
+  }
+  assemble_hugging_face(parts, source_, {"lm_head"}, {}, made_);
+  EXPECT_NO_THROW(verify_hugging_face(parts, source_, made_));
+  const Checkpoint written = Checkpoint::open(made_);
+  const LinearDescription& q = written.description().blocks[0].q;
+  EXPECT_FALSE(written.has_tensor(q.name + ".weight"));
+  EXPECT_EQ(std::get<DenseWeight>(written.linear(q).weight).pattern, kTwoOfFour);
+  EXPECT_FALSE(written.stored_scheme(written.description().blocks[0].o).has_value());
+
+  // A bit of a packed value, of a position (0 and 3 become 0 and 2), of a code, and of a tensor under its own name.
+  const SafetensorsFile file = SafetensorsFile::open(made_ / "model.safetensors");
+  const std::string attention = "model.layers.1.self_attn.";
+  for (const auto& [name, bit] : {std::pair<std::string, int>{attention + "q_proj.weight_values", 0},
+                                  {attention + "q_proj.weight_positions", 2},
+                                  {attention + "k_proj.weight_values", 4},
+                                  {attention + "v_proj.weight_values", 1},
+                                  {attention + "o_proj.weight", 3}}) {
+    const auto offset = static_cast<size_t>(file.tensors().at(name).data.data() - file.file().bytes().data());
+    flip(made_ / "model.safetensors", offset, bit);
+    expect_error<std::runtime_error>([&] { verify_hugging_face(parts, source_, made_); },
+                                     {"verification", name.substr(0, name.rfind('.'))});
+    flip(made_ / "model.safetensors", offset, bit);
+  }
+  EXPECT_NO_THROW(verify_hugging_face(parts, source_, made_));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "runtime/format/bitsandbytes_int8.h"
 #include "runtime/format/compressed_tensors.h"
 #include "runtime/format/pare_int8.h"
+#include "runtime/format/pare_sparse24.h"
 #include "runtime/model/encoder_description.h"
 #include "runtime/model/model_description.h"
 #include "tests/fuzz/fuzz_input.h"
@@ -14,6 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   pare::fuzz(data, size, [](Bytes bytes) { pare::AwqConfig::parse(pare::as_text(bytes), "input"); });
   pare::fuzz(data, size, [](Bytes bytes) { pare::BitsAndBytesConfig::parse(pare::as_text(bytes), "input"); });
   pare::fuzz(data, size, [](Bytes bytes) { pare::PareInt8Config::parse(pare::as_text(bytes), "input"); });
+  pare::fuzz(data, size, [](Bytes bytes) { pare::PareSparse24Config::parse(pare::as_text(bytes), "input"); });
   return pare::fuzz(data, size, [](Bytes bytes) {
     const auto config = pare::QuantizationConfig::parse(pare::as_text(bytes), "input");
     for (const char* module : {"model.layers.0.self_attn.q_proj", "lm_head", ""}) config.scheme(module);

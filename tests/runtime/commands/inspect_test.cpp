@@ -4,6 +4,7 @@
 
 #include "tests/expect_error.h"
 #include "tests/runtime/engine/tiny_models.h"
+#include "tests/runtime/sparse_checkpoint.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
@@ -72,6 +73,84 @@ TEST(Inspect, TextListsTensorsWhenAsked) {
   EXPECT_EQ(to_text(inspection, false).find("model.norm.weight"), std::string::npos);
   EXPECT_NE(to_text(inspection, true).find("model.norm.weight F32 [64]"), std::string::npos);
   EXPECT_NE(to_text(inspection, false).find("32.000 in the blocks' linears, 32.000 with"), std::string::npos);
+}
+
+// Of the packed checkpoint the container says it, of the dense one pare.json.
+TEST(Inspect, CountsTheZerosOfPrunedLayers) {
+  TemporaryFolder folder;
+  const SparseCheckpoint written = write_sparse_checkpoint(folder.path());
+  EXPECT_TRUE(inspect(written.dense).sparsity.empty());
+  nlohmann::json layers = nlohmann::json::array({{{"name", "lm_head"}}});
+  std::map<std::string, int64_t> num_zeros;
+  for (const auto& [name, linear] : written.linears) {
+    if (linear.weight.pattern.is_dense()) continue;
+    const std::vector<float> values = effective_weight(linear);
+    num_zeros[name] = std::count(values.begin(), values.end(), 0.0f);
+    const double share = static_cast<double>(num_zeros[name]) / static_cast<double>(values.size());
+    const bool is_named = num_zeros.size() % 2 == 0;
+    layers.push_back({{"name", name}, {"pattern", is_named ? "2:4" : "unstructured"}, {"zeros", share}});
+  }
+  ASSERT_EQ(num_zeros.size(), 9u);
+  std::ofstream(written.dense / "pare.json") << nlohmann::json{{"layers", layers}}.dump();
+  for (const std::filesystem::path& path : {written.packed, written.dense}) {
+    const Inspection inspection = inspect(path);
+    ASSERT_EQ(inspection.sparsity.size(), num_zeros.size());
+    for (const LayerSparsity& layer : inspection.sparsity) {
+      const bool is_packed = path == written.packed;
+      EXPECT_EQ(layer.num_zeros, num_zeros.at(layer.name)) << layer.name;
+      EXPECT_EQ(layer.num_violations, 0);
+      EXPECT_EQ(layer.problem, "");
+      EXPECT_EQ(layer.claim.is_packed, is_packed);
+      const PackScheme& scheme = written.schemes.at(layer.name);
+      const double scale_bits = scheme.is_dense() ? 0.0 : scheme.bits == 4 ? 16.0 / 32 : 0.0;
+      const double expected = is_packed ? (scheme.bits + 2) / 2.0 + scale_bits : 32.0;
+      if (scheme.bits != 8 || !is_packed) {
+        EXPECT_DOUBLE_EQ(layer.bits_per_weight, expected) << layer.name;
+      }
+    }
+    const std::string text = to_text(inspection, false);
+    EXPECT_NE(text.find("9 layers, zeros 5"), std::string::npos) << text;
+    EXPECT_NE(text.find(", 0 violations"), std::string::npos) << text;
+    const nlohmann::json json = nlohmann::json::parse(to_json(inspection));
+    EXPECT_EQ(json["sparsity"].size(), 9u);
+    EXPECT_EQ(json["sparsity"][0]["violations"], 0);
+    EXPECT_GE(json["sparsity"][0]["zeros"], 0.5);
+  }
+  EXPECT_NE(to_text(inspect(written.packed), false).find("2:4 packed, zeros "), std::string::npos);
+}
+
+TEST(Inspect, FindsBrokenPromises) {
+  TemporaryFolder folder;
+  const SparseCheckpoint written = write_sparse_checkpoint(folder.path());
+  const std::string dense = "model.layers.0.mlp.down_proj";  // as it was: nothing is zero
+  const auto inspected = [&](const nlohmann::json& layer) {
+    std::ofstream(written.dense / "pare.json") << nlohmann::json{{"layers", {layer}}}.dump();
+    return inspect(written.dense);
+  };
+  const auto broken = [&](const std::string& name, const std::string& pattern, double zeros, int64_t num_violations,
+                          const std::string& part) {
+    const Inspection found = inspected({{"name", name}, {"pattern", pattern}, {"zeros", zeros}});
+    ASSERT_EQ(found.sparsity.size(), 1u);
+    EXPECT_EQ(found.sparsity[0].num_violations, num_violations);
+    EXPECT_NE(found.sparsity[0].problem.find(part), std::string::npos) << found.sparsity[0].problem;
+  };
+  const std::string untouched = "lm_head";
+  broken(untouched, "2:4", 0.0, 128 * 64 / 4, "violations of its pattern 2:4, the first of row 0");
+  broken(untouched, "unstructured", 0.25, 128 * 64 / 4, "at least 2048 zeros, as pare.json says, found 0");
+  EXPECT_EQ(inspected({{"name", untouched}, {"pattern", "unstructured"}, {"zeros", 0.0}}).sparsity[0].problem, "");
+  EXPECT_TRUE(inspected({{"name", untouched}}).sparsity.empty());
+  const auto refused = [&](const nlohmann::json& layer, const std::string& part) {
+    expect_error<std::runtime_error>([&] { inspected(layer); }, {"pare.json", part});
+  };
+  refused({{"name", "other"}, {"pattern", "2:4"}, {"zeros", 0.5}}, "no such linear");
+  refused({{"name", dense}, {"pattern", "2/4"}, {"zeros", 0.5}}, "N:M");
+  refused({{"name", dense}, {"pattern", 2}, {"zeros", 0.5}}, "N:M");
+  refused({{"name", dense}, {"pattern", "2:4"}}, "zeros");
+  refused({{"name", dense}, {"pattern", "2:4"}, {"zeros", 1.5}}, "zeros");
+  refused({{"pattern", "2:4"}}, "name");
+  refused(3, "name");
+  std::ofstream(written.dense / "pare.json") << "[";
+  expect_error<std::runtime_error>([&] { inspect(written.dense); }, {"pare.json", "JSON"});
 }
 
 TEST(Inspect, RefusesOtherPaths) {

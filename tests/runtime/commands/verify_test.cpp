@@ -9,6 +9,7 @@
 #include "runtime/system/sha256.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/engine/tiny_models.h"
+#include "tests/runtime/sparse_checkpoint.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
@@ -62,6 +63,23 @@ TEST_F(Verify, WithoutAManifestTheWeightsAreStillDecoded) {
   EXPECT_TRUE(result.problems.empty());
   EXPECT_FALSE(result.has_manifest);
   EXPECT_EQ(result.num_linears, 16);
+}
+
+TEST_F(Verify, ABrokenPatternIsFound) {
+  const SparseCheckpoint written = write_sparse_checkpoint(folder_.path());
+  EXPECT_EQ(verify(written.packed).problems, std::vector<std::string>());
+  const auto claimed = [&](const std::string& name) {
+    const nlohmann::json layer = {{"name", name}, {"pattern", "2:4"}, {"zeros", 0.5}};
+    std::ofstream(written.dense / "pare.json") << nlohmann::json{
+        {"outputs", {{"model.safetensors", sha256_file(written.dense / "model.safetensors")}}},
+        {"layers", nlohmann::json::array({layer})}}.dump();
+    return verify(written.dense).problems;
+  };
+  EXPECT_EQ(claimed("model.layers.0.self_attn.q_proj"), std::vector<std::string>());
+  const std::vector<std::string> problems = claimed("lm_head");
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_NE(problems[0].find("'lm_head': 2048 violations of its pattern 2:4"), std::string::npos) << problems[0];
+  EXPECT_NE(claimed("other").at(0).find("no such linear"), std::string::npos);
 }
 
 TEST_F(Verify, OneFlippedBitAnywhereIsFound) {

@@ -103,6 +103,69 @@ def check_int8(folder):
     torch.testing.assert_close(dense.float(), tensors["m.expected"], rtol=2 * 2.0**-24, atol=0)
 
 
+def stream(words, bits, count):
+    """`count` numbers of `bits` bits of each row of int32 words: a stream of docs/formats.md."""
+    rows = words.reshape(-1, words.shape[-1]).astype("<u4").view(numpy.uint8)
+    every = numpy.unpackbits(rows, axis=1, bitorder="little")
+    used = every[:, : count * bits].reshape(len(rows), count, bits)
+    assert not every[:, count * bits :].any()
+    return (used.astype(numpy.int64) << numpy.arange(bits)).sum(axis=2)
+
+
+def decode_sparse24(state, group, num_out, num_in):
+    """docs/formats.md, "The bytes of pare-sparse24", in numpy."""
+    weights = group["weights"]
+    num_kept = num_in // 2 if group["pattern"] else num_in
+    values = state["weight_values"]
+    scale = zero = None
+    if weights is None:
+        values = values.float().numpy()
+        dense = numpy.zeros((num_out, num_in), numpy.float32)
+    else:
+        bits, size = weights["bits"], weights["group_size"] or num_in
+        groups = num_in // size
+        values = stream(values.numpy(), bits, num_kept)
+        shape = (1, 1) if weights["per_tensor"] else (num_out, groups)
+        scale = state["weight_scale"].float().numpy().reshape(shape)
+        if weights["symmetric"]:
+            zero = numpy.full(shape, 1 << (bits - 1))
+        else:
+            zero = stream(state["weight_zero_point"].numpy().reshape(1, -1), bits, shape[0] * shape[1]).reshape(shape)
+        scale, zero = (numpy.broadcast_to(a, (num_out, groups)).repeat(size, axis=1) for a in (scale, zero))
+        dense = zero.copy()
+    if group["pattern"]:
+        positions = stream(state["weight_positions"].numpy(), 2, num_kept)
+        assert (positions[:, 0::2] < positions[:, 1::2]).all()
+        columns = numpy.arange(num_kept) // 2 * 4 + positions
+        numpy.put_along_axis(dense, columns, values.astype(dense.dtype), axis=1)
+    else:
+        dense = values
+    return dense if weights is None else scale * (dense - zero).astype(numpy.float32)
+
+
+def check_sparse24(folder):
+    config = json.loads((folder / "sparse24.json").read_text())
+    assert config["quant_method"] == "pare-sparse24" and config["ignore"] == ["lm_head"], config
+    tensors = load_file(folder / "sparse24.safetensors")
+    modules = [(module, group) for group in config["groups"] for module in group["modules"]]
+    assert len(modules) == 3 * (1 + 4 * 2 * 3) + 1, len(modules)
+    for module, group in modules:
+        state = state_of(tensors, module)
+        expected = state.pop("expected").numpy()
+        static = group["inputs"] is not None
+        if static:
+            assert group["inputs"] == {"type": "int8", "range": "static", "symmetric": False}, group
+            assert state.pop("input_scale").item() == 0.25 and state.pop("input_zero_point").item() == -7
+        numpy.testing.assert_array_equal(decode_sparse24(state, group, *expected.shape), expected, err_msg=module)
+        if group["pattern"]:
+            kept = (expected != 0).reshape(len(expected), -1, 4).sum(axis=2)
+            assert group["pattern"] == "2:4" and kept.max() <= 2 and kept.min() < 2, module
+        expected_names = {"weight_values"} | ({"weight_positions"} if group["pattern"] else set())
+        if group["weights"] is not None:
+            expected_names |= {"weight_scale"} | (set() if group["weights"]["symmetric"] else {"weight_zero_point"})
+        assert set(state) == expected_names, (module, set(state))
+
+
 def check_single(folder):
     config = QuantizationConfig(**json.loads((folder / "single.json").read_text()))
     (scheme,) = config.config_groups.values()
@@ -119,3 +182,4 @@ if __name__ == "__main__":
     check_containers(output)
     check_awq(output)
     check_int8(output)
+    check_sparse24(output)

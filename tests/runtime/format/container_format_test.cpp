@@ -74,6 +74,9 @@ std::vector<PackScheme> all_schemes() {
                                    .format = format,
                                    .per_tensor = per_tensor,
                                    .input = input});
+                if (input.type == InputType::fp8 || input.range == InputRange::tensor) continue;
+                schemes.push_back(schemes.back());
+                schemes.back().pattern = kTwoOfFour;
               }
             }
           }
@@ -95,7 +98,17 @@ StoredLinear random_linear(const PackScheme& scheme, int64_t num_out, int64_t nu
   QuantizedWeight& weight = linear.weight;
   weight.num_out = num_out;
   weight.num_in = num_in;
-  if (scheme.is_dense()) return linear;
+  weight.pattern = scheme.pattern;
+  const auto is_pruned = [&](int64_t i) { return !scheme.pattern.is_dense() && (i + i / num_in) % 3 != 0; };
+  if (scheme.is_dense()) {
+    if (scheme.has_own_tensor()) return linear;
+    std::vector<float> values;
+    for (int64_t i = 0; i < num_out * num_in; ++i) values.push_back(is_pruned(i) ? 0.0f : 0.25f * (i % 99));
+    linear.dense_dtype = extent.dense_dtype;
+    linear.dense_OI.resize(values.size() * dtype_size_bytes(extent.dense_dtype));
+    convert_from_float(extent.dense_dtype, values, linear.dense_OI);
+    return linear;
+  }
   weight.code_type = scheme.code_type();
   weight.bits = scheme.bits;
   weight.group_size = scheme.group_size;
@@ -113,6 +126,11 @@ StoredLinear random_linear(const PackScheme& scheme, int64_t num_out, int64_t nu
   }
   if (scheme.act_order == StoredActOrder::group) {
     for (int64_t i = 0; i < num_in; ++i) weight.group_of_I.push_back(static_cast<int32_t>(i % weight.num_groups()));
+  }
+  for (int64_t i = 0; i < num_out * num_in; ++i) {
+    if (!is_pruned(i)) continue;
+    const int64_t row = i / num_in;
+    weight.codes_OI[static_cast<size_t>(i)] = static_cast<uint8_t>(weight.zero(row, weight.group(i % num_in)));
   }
   if (scheme.input.outliers != OutlierRule::columns) return linear;
   // The smallest step of each type above 1: no narrower type holds it.
@@ -160,6 +178,8 @@ void expect_equal(const StoredLinear& found, const StoredLinear& expected) {
   EXPECT_EQ(found.weight.bits, expected.weight.bits);
   EXPECT_EQ(found.input, expected.input);
   EXPECT_EQ(found.outlier_weight_OJ, expected.outlier_weight_OJ);
+  EXPECT_EQ(found.weight.pattern, expected.weight.pattern);
+  EXPECT_EQ(found.dense_OI, expected.dense_OI);
 }
 
 // What is accepted is stored in the predicted bytes under the listed suffixes, and read back equal by way of its own
@@ -176,7 +196,8 @@ void check_accepted(const ContainerFormat& container, const PackScheme& scheme, 
     EXPECT_NE(std::find(suffixes.begin(), suffixes.end(), suffix), suffixes.end()) << tensor.name;
   }
   const std::vector<float> dense(static_cast<size_t>(num_out * num_in), 1.0f);
-  if (scheme.is_dense()) tensors.add("a.m.weight", {DType::F32, {num_out, num_in}, std::as_bytes(std::span(dense))});
+  if (scheme.has_own_tensor())
+    tensors.add("a.m.weight", {DType::F32, {num_out, num_in}, std::as_bytes(std::span(dense))});
 
   const std::vector<StoredModule> modules = {{.name = "a.m", .scheme = scheme}};
   const std::vector<std::string> ignored = {"b.m"};
@@ -198,7 +219,7 @@ TEST(ContainerFormat, WhateverIsAcceptedTakesThePredictedBytesAndIsReadBack) {
   const std::vector<std::pair<int64_t, int64_t>> shapes = {{1, 1}, {5, 7}, {8, 32}, {24, 96}, {11, 64}, {16, 33}};
   const std::vector<StoredExtent> extents = {
       {},
-      {.scale_dtype = DType::F32, .input_scale_dtype = DType::F32, .num_outlier_columns = 1},
+      {.scale_dtype = DType::F32, .input_scale_dtype = DType::F32, .num_outlier_columns = 1, .dense_dtype = DType::F32},
       {.scale_dtype = DType::F16, .num_outlier_columns = 1, .outlier_dtype = DType::F32},
       {.num_outlier_columns = 1, .outlier_dtype = DType::F16}};
   const std::vector<PackScheme> schemes = all_schemes();
@@ -237,7 +258,8 @@ TEST(ContainerFormat, WhateverIsAcceptedTakesThePredictedBytesAndIsReadBack) {
   EXPECT_EQ(bits_of, (std::map<std::string, std::set<int>>{{"compressed-tensors", {2, 3, 4, 8, kDenseBits}},
                                                            {"awq-gemm", {4}},
                                                            {"bitsandbytes", {8}},
-                                                           {"pare-int8", {8}}}));
+                                                           {"pare-int8", {8}},
+                                                           {"pare-sparse24", {2, 3, 4, 8, kDenseBits}}}));
 }
 
 // Sizes by hand.
@@ -260,6 +282,13 @@ TEST(ContainerFormat, SizesOfKnownLayers) {
   EXPECT_EQ(bytes("pare-int8", {.bits = 8, .input = kRelative}), kWeights + 64 * 4 + 4);
   EXPECT_EQ(bytes("pare-int8", {.bits = 8, .input = kColumns}, {.num_outlier_columns = 10}),
             kWeights + 64 * 4 + 10 * 4 + 10 * 64 * 2);
+  PackScheme sparse{.bits = 4, .group_size = 128, .pattern = kTwoOfFour};
+  EXPECT_EQ(bytes("pare-sparse24", sparse), kWeights / 4 + kWeights / 8 + 64 * 2 * 2);
+  sparse.symmetric = false;
+  EXPECT_EQ(bytes("pare-sparse24", sparse), kWeights / 4 + kWeights / 8 + 64 * 2 * 2 + 64 * 2 / 2);
+  EXPECT_EQ(bytes("pare-sparse24", {.bits = 3, .group_size = 128}), kWeights * 3 / 8 + 64 * 2 * 2);
+  EXPECT_EQ(bytes("pare-sparse24", {.bits = kDenseBits, .format = StoredFormat::dense, .pattern = kTwoOfFour}),
+            kWeights + kWeights / 8);
 }
 
 TEST(ContainerFormat, RefusesWithWhatIsExpectedAndWhatWouldFit) {
@@ -326,6 +355,10 @@ TEST(ContainerFormat, OneCheckpointHoldsWhatOneConfigurationSays) {
   EXPECT_FALSE(together("awq-gemm", g128, g128, false));
   EXPECT_TRUE(together("bitsandbytes", int8, int8));
   EXPECT_FALSE(together("bitsandbytes", int8, other));
+  PackScheme sparse = g64;
+  sparse.pattern = kTwoOfFour;
+  EXPECT_TRUE(together("pare-sparse24", sparse, g128));
+  EXPECT_TRUE(together("pare-sparse24", sparse, {.bits = 8}, false));
   EXPECT_TRUE(together("pare-int8", int8, other));
   EXPECT_FALSE(together("pare-int8", int8, {.bits = 8, .input = kColumns}));
   EXPECT_FALSE(together("pare-int8", int8, int8, false));
@@ -359,6 +392,19 @@ TEST(ContainerFormat, StoringRefusesALinearThatIsNotItsSchemes) {
   refused(scheme, {"'m'", "input activations"});
 }
 
+// A promise that the container does not keep is not hashed, nor is it made to a reader.
+TEST(ContainerFormat, AdaptingTakesThePatternOfTheScheme) {
+  const PackScheme sparse{.bits = 4, .group_size = 32, .pattern = kTwoOfFour};
+  for (const ContainerFormat* container : container_formats()) {
+    StoredLinear linear = random_linear(sparse, 8, 64, {.scale_dtype = DType::F16});
+    PackScheme unpacked = sparse;
+    unpacked.pattern = {};
+    container->adapt(linear, container->adapted(unpacked));
+    EXPECT_EQ(linear.weight.pattern, SparsePattern{}) << container->name();
+    EXPECT_EQ(static_cast<bool>(container->accepts(sparse)), container->packs(kTwoOfFour)) << container->name();
+  }
+}
+
 // A symmetric weight gets AWQ's zeros and stays the same weight.
 TEST(ContainerFormat, AdaptingKeepsTheValues) {
   const PackScheme wanted{.bits = 4, .group_size = 32, .act_order = StoredActOrder::weight};
@@ -381,11 +427,15 @@ TEST(ContainerFormat, TheTableIsFoundByNameAndByConfiguration) {
     EXPECT_EQ(find_container(format->method(), "{}"), format);
     EXPECT_FALSE(format->suffixes().empty());
   }
-  expect_error<std::invalid_argument>([] { container_format("gguf"); }, {"'gguf'", "'compressed-tensors'", "'awq-gemm'",
-                                                                         "'bitsandbytes'", "'pare-int8'"});
+  expect_error<std::invalid_argument>(
+      [] { container_format("gguf"); },
+      {"'gguf'", "'compressed-tensors'", "'awq-gemm'", "'bitsandbytes'", "'pare-int8'", "'pare-sparse24'"});
   EXPECT_EQ(find_container("gptq", "{}"), nullptr);
   EXPECT_EQ(compressed_tensors_container().unread_by(Engine::vllm), "");
   EXPECT_NE(pare_int8_container().unread_by(Engine::vllm), "");
+  for (const Engine engine : {Engine::transformers, Engine::vllm, Engine::llama_cpp}) {
+    EXPECT_EQ(container_format("pare-sparse24").unread_by(engine), "the container pare-sparse24 is pare's own");
+  }
 }
 
 // --- a container of one file and one row ---

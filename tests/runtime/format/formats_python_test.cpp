@@ -10,6 +10,8 @@
 #include "runtime/format/awq_gemm.h"
 #include "runtime/format/bitsandbytes_int8.h"
 #include "runtime/format/compressed_tensors.h"
+#include "runtime/format/pare_sparse24.h"
+#include "runtime/format/stored_linear.h"
 #include "runtime/system/atomic_file.h"
 #include "tests/temporary_folder.h"
 
@@ -140,6 +142,72 @@ void write_int8(const std::filesystem::path& folder) {
   write_file_atomically(folder / "int8.json", bitsandbytes_config_json(6.0f, std::vector<std::string>{"lm_head"}));
 }
 
+// Weights [6, 64] that keep two of four or all; "expected" is what a reader must decode.
+void write_sparse24(const std::filesystem::path& folder) {
+  std::mt19937 generator(15);
+  std::vector<OwnedTensor> tensors;
+  std::vector<StoredModule> modules;
+  const auto add = [&](const PackScheme& wanted, DType dtype) {
+    const PackScheme scheme = pare_sparse24_container().adapted(wanted);
+    const std::string name = "module" + std::to_string(modules.size());
+    StoredLinear linear;
+    QuantizedWeight& weight = linear.weight;
+    linear.input = scheme.input;
+    linear.input.scale = scheme.input.range == InputRange::static_ ? 0.25f : 0.0f;
+    linear.input.zero = scheme.input.symmetric ? 0 : -7;
+    weight.num_out = 6;
+    weight.num_in = 64;
+    weight.pattern = scheme.pattern;
+    std::vector<bool> pruned(6 * 64, false);
+    for (size_t i = 0; i < pruned.size() && !scheme.pattern.is_dense(); i += 4) {
+      const size_t first = generator() % 4;
+      pruned[i + first] = pruned[i + (first + 1 + generator() % 3) % 4] = true;
+      if (generator() % 4 == 0) pruned[i + generator() % 4] = true;
+    }
+    if (scheme.is_dense()) {
+      std::vector<float> values;
+      for (const bool zero : pruned) values.push_back(zero ? 0.0f : static_cast<float>(generator() % 512) / 64 - 4);
+      linear.dense_dtype = dtype;
+      linear.dense_OI.resize(values.size() * dtype_size_bytes(dtype));
+      convert_from_float(dtype, values, linear.dense_OI);
+    } else {
+      weight.bits = scheme.bits;
+      weight.group_size = scheme.group_size;
+      weight.symmetric = scheme.symmetric;
+      weight.scale_dtype = dtype;
+      for (int64_t i = 0; i < 6 * weight.num_groups(); ++i) {
+        weight.scales_OG.push_back(scheme.per_tensor ? 0.5f : round_to(0.01f + (generator() % 1000) / 777.0f, dtype));
+        if (!scheme.symmetric) {
+          weight.zeros_OG.push_back(scheme.per_tensor ? 1 : static_cast<uint8_t>(generator() % (1u << scheme.bits)));
+        }
+      }
+      for (int64_t i = 0; i < 6 * 64; ++i) {
+        const auto code = static_cast<uint8_t>(generator() % (1u << scheme.bits));
+        const auto zero = static_cast<uint8_t>(weight.zero(i / 64, weight.group(i % 64)));
+        weight.codes_OI.push_back(pruned[static_cast<size_t>(i)] ? zero : code);
+      }
+    }
+    for (OwnedTensor& tensor : pack_linear(linear, scheme, name)) tensors.push_back(std::move(tensor));
+    tensors.push_back(make_tensor<float>(name + ".expected", DType::F32, {6, 64}, effective_weight(linear)));
+    modules.push_back({name, scheme});
+  };
+  for (const DType dtype : {DType::BF16, DType::F16, DType::F32}) {
+    add({.bits = kDenseBits, .format = StoredFormat::dense, .pattern = kTwoOfFour}, dtype);
+    for (const int bits : {2, 3, 4, 8}) {
+      for (const SparsePattern pattern : {kTwoOfFour, SparsePattern{}}) {
+        add({.bits = bits, .group_size = 16, .pattern = pattern}, dtype);
+        add({.bits = bits, .group_size = 32, .symmetric = false, .pattern = pattern}, dtype);
+        add({.bits = bits, .symmetric = false, .per_tensor = true, .pattern = pattern}, dtype);
+      }
+    }
+  }
+  const InputFormat fixed{.type = InputType::int8, .range = InputRange::static_, .symmetric = false};
+  add({.bits = 8, .input = fixed, .pattern = kTwoOfFour}, DType::BF16);
+  write_safetensors(folder / "sparse24.safetensors", named(tensors));
+  write_file_atomically(folder / "sparse24.json",
+                        pare_sparse24_config_json(modules, std::vector<std::string>{"lm_head"}));
+}
+
 // check_formats.py holds the other half: it knows the same closed forms and fails with a message.
 TEST(FormatsPython, ThePackagesReadWhatPareWrites) {
   const char* python = std::getenv("PARE_PYTHON");
@@ -163,6 +231,7 @@ TEST(FormatsPython, ThePackagesReadWhatPareWrites) {
   write_containers(folder.path());
   write_awq(folder.path());
   write_int8(folder.path());
+  write_sparse24(folder.path());
   const std::filesystem::path log = folder.path() / "log";
   const std::string command = "'" + std::string(python) +
                               "' '" PARE_SOURCE_DIR "/tests/runtime/format/check_formats.py' '" +

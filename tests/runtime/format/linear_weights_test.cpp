@@ -128,6 +128,130 @@ TEST(LinearWeights, ValidateNamesTheFirstOffendingElement) {
   expect_invalid([](auto& w) { w.group_of_I[9] = -1; }, "column 9 names group -1");
 }
 
+TEST(LinearWeights, PatternsHaveNames) {
+  EXPECT_EQ(pattern_name(kTwoOfFour), "2:4");
+  EXPECT_EQ(pattern_name({}), "none");
+  for (const SparsePattern pattern :
+       {kTwoOfFour, SparsePattern{4, 8}, SparsePattern{1, 1}, SparsePattern{1024, 1024}}) {
+    EXPECT_EQ(pattern_of_name(pattern_name(pattern)), pattern);
+  }
+  for (const char* bad : {"", "none", "2", "2:", ":4", "2:4 ", " 2:4", "02:4", "+2:4", "-2:4", "5:4", "0:4", "2:1025",
+                          "2:4:8", "2/4", "99999999999999999999:4"}) {
+    EXPECT_EQ(pattern_of_name(bad), std::nullopt) << bad;
+  }
+}
+
+// What is not kept has the code of its zero and stands for 0 exactly; one kept value too many is found where it is.
+TEST(LinearWeights, APromisedPatternIsCheckedInTheCodes) {
+  for (const SparsePattern pattern : {kTwoOfFour, SparsePattern{1, 3}, SparsePattern{4, 8}, SparsePattern{6, 6}}) {
+    for (const int64_t group_size : {kPerChannel, int64_t{2}, int64_t{16}}) {
+      for (const bool symmetric : {true, false}) {
+        for (const bool act_order : {false, true}) {
+          QuantizedWeight weight = random_weight(3, 48, 4, group_size, symmetric, act_order);
+          for (int64_t row = 0; row < 3; ++row) {
+            for (int64_t i = 0; i < 48; ++i) {
+              uint8_t& code = weight.codes_OI[static_cast<size_t>(row * 48 + i)];
+              const auto zero = static_cast<uint8_t>(weight.zero(row, weight.group(i)));
+              const bool is_kept = (i + row) % pattern.group < pattern.num_kept;
+              code = !is_kept ? zero : code == zero ? (code + 1) % 16 : code;
+            }
+          }
+          weight.pattern = pattern;
+          EXPECT_NO_THROW(validate(weight, "w"));
+          const std::vector<float> dense = dequantize(weight);
+          int64_t num_zeros = 0;
+          for (int64_t row = 0; row < 3; ++row) {
+            for (int64_t i = 0; i < 48; ++i) {
+              const float value = dense[static_cast<size_t>(row * 48 + i)];
+              EXPECT_EQ(value == 0.0f, (i + row) % pattern.group >= pattern.num_kept);
+              num_zeros += value == 0.0f;
+            }
+          }
+          const ZeroCount count = count_zeros({"w", weight, {}}, pattern);
+          EXPECT_EQ(count.num_zeros, num_zeros);
+          EXPECT_EQ(count.num_violations, 0);
+          if (pattern.num_kept == pattern.group) continue;
+          // Row 1, the second group: its first pruned column.
+          int64_t column = pattern.group;
+          while ((column + 1) % pattern.group < pattern.num_kept) ++column;
+          uint8_t& code = weight.codes_OI[static_cast<size_t>(48 + column)];
+          code = (code + 1) % 16;
+          const std::string place = "[1, " + std::to_string(pattern.group) + "]";
+          expect_error<std::runtime_error>([&] { validate(weight, "w"); },
+                                           {"'w'", place, "more than " + std::to_string(pattern.num_kept)});
+          const ZeroCount broken = count_zeros({"w", weight, {}}, pattern);
+          EXPECT_EQ(broken.num_violations, 1);
+          EXPECT_EQ(broken.row, 1);
+          EXPECT_EQ(broken.column, pattern.group);
+          EXPECT_EQ(broken.num_zeros, num_zeros - 1);
+          EXPECT_EQ(count_zeros({"w", weight, {}}, {}).num_violations, 0);
+        }
+      }
+    }
+  }
+  QuantizedWeight weight = random_weight(3, 46, 4, kPerChannel, true, false);
+  for (const auto& [pattern, part] : {std::pair{kTwoOfFour, "2:4 do not divide the input width 46"},
+                                      {SparsePattern{3, 2}, "found 3:2"},
+                                      {SparsePattern{0, 2}, "found 0:2"},
+                                      {SparsePattern{2, 0}, "found 2:0"}}) {
+    weight.pattern = pattern;
+    expect_error<std::runtime_error>([&] { validate(weight, "w"); }, {"'w'", part});
+    expect_error<std::invalid_argument>([&] { count_zeros({"w", weight, {}}, weight.pattern); }, {"'w'", part});
+  }
+}
+
+TEST(LinearWeights, FP8CodesHaveTwoZeros) {
+  QuantizedWeight weight;
+  weight.num_out = 1;
+  weight.num_in = 4;
+  weight.code_type = CodeType::fp8;
+  weight.bits = 8;
+  weight.codes_OI = {0x00, 0x38, 0x80, 0xb8};
+  weight.scales_OG = {0.5f};
+  weight.pattern = kTwoOfFour;
+  EXPECT_NO_THROW(validate(weight, "m"));
+  EXPECT_EQ(count_zeros({"m", weight, {}}, kTwoOfFour).num_zeros, 2);
+  weight.codes_OI[2] = 0x81;
+  expect_error<std::runtime_error>([&] { validate(weight, "m"); }, {"'m'", "[0, 0]"});
+}
+
+TEST(LinearWeights, APromisedPatternIsCheckedInDenseValues) {
+  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
+    std::vector<float> values = {0.0f, 1.0f, -0.0f, 2.0f, 0.0f, 0.0f, 0.0f, 0x1p-14f,
+                                 3.0f, 0.0f, 4.0f,  0.0f, 0.0f, 5.0f, 0.0f, -1.0f};
+    std::vector<std::byte> bytes(values.size() * dtype_size_bytes(dtype));
+    convert_from_float(dtype, values, bytes);
+    DenseWeight weight{.num_out = 2, .num_in = 8, .dtype = dtype, .data = bytes, .pattern = kTwoOfFour};
+    EXPECT_NO_THROW(validate(weight, "d"));
+    EXPECT_EQ(count_zeros({"d", weight, {}}, kTwoOfFour).num_zeros, 9);
+    values[9] = 0x1p-24f;  // the smallest of F16
+    convert_from_float(dtype, values, bytes);
+    expect_error<std::runtime_error>([&] { validate(weight, "d"); }, {"'d'", "[1, 0]", "2:4"});
+    EXPECT_EQ(count_zeros({"d", weight, {}}, kTwoOfFour).num_violations, 1);
+    weight.pattern = {};
+    EXPECT_NO_THROW(validate(weight, "d"));
+    weight.pattern = {2, 3};
+    expect_error<std::runtime_error>([&] { validate(weight, "d"); }, {"'d'", "2:3 do not divide"});
+    weight.data = weight.data.first(weight.data.size() - 1);
+    expect_error<std::runtime_error>([&] { validate(weight, "d"); }, {"'d'", "[2, 8]", "bytes"});
+    weight.dtype = DType::I8;
+    expect_error<std::runtime_error>([&] { validate(weight, "d"); }, {"'d'", "I8"});
+  }
+}
+
+// Outlier columns take the place of W's, zeros and all.
+TEST(LinearWeights, ZerosAreThoseOfWhatIsMultiplied) {
+  QuantizedWeight weight = random_weight(2, 4, 8, kPerChannel, true, false);
+  weight.codes_OI = {128, 128, 5, 6, 128, 128, 7, 8};
+  LinearWeights linear{"w", weight, {}};
+  linear.input = {.type = InputType::int8, .outliers = OutlierRule::columns, .outlier_columns = {0, 2}};
+  linear.outlier_weight_OJ = {1.5f, 2.5f, 0.0f, 0.0f};
+  const ZeroCount count = count_zeros(linear, kTwoOfFour);
+  EXPECT_EQ(count.num_zeros, 1 + 3);
+  EXPECT_EQ(count.num_violations, 1);
+  EXPECT_EQ(count.row, 0);
+}
+
 TEST(LinearWeights, Float8IsValueTimesScaleRoundedOnce) {
   QuantizedWeight weight;
   weight.num_out = 2;

@@ -1,0 +1,133 @@
+#include "compress/survey/allocate_sparsity.h"
+
+#include <ATen/ops/empty.h>
+
+#include <map>
+#include <utility>
+
+#include "compress/recipe/prune_options.h"
+#include "prune/magnitude.h"
+#include "prune/owl.h"
+#include "prune/wanda.h"
+#include "runtime/system/interrupt.h"
+
+namespace pare {
+namespace {
+
+// A step of the plan whose share is still open.
+struct OpenStep {
+  size_t block = 0;
+  const LayerPlan* layer = nullptr;
+  Step* step = nullptr;
+  const PrunePass& pass() const { return static_cast<const PrunePass&>(*step->options); }
+};
+
+// Layers compete with those that the same pass prunes by the same ratio.
+using Competition = std::pair<size_t, double>;
+
+std::map<Competition, std::vector<OpenStep>> open_steps(Allocation allocation, RunPlan& plan) {
+  std::map<Competition, std::vector<OpenStep>> found;
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    for (LayerPlan& layer : plan.blocks[b]) {
+      for (Step& step : layer.steps) {
+        const auto* pass = dynamic_cast<const PrunePass*>(step.options.get());
+        if (pass == nullptr || !pass->pattern().is_dense() || pass->sparsity.allocation != allocation) continue;
+        found[{step.pass, pass->sparsity.ratio}].push_back({b, &layer, &step});
+      }
+    }
+  }
+  return found;
+}
+
+void set_share(const LayerShare& share, OpenStep& open) {
+  const std::shared_ptr<PrunePass> options = copy_of<PrunePass>(*open.step->options);
+  options->share = share;
+  open.step->options = options;
+}
+
+at::Tensor weight_of(const Checkpoint& checkpoint, const LinearDescription& linear) {
+  at::Tensor weight_OI = at::empty({linear.num_out, linear.num_in}, at::kFloat);
+  weight_rows(checkpoint.linear(linear), 0, linear.num_out,
+              {weight_OI.data_ptr<float>(), static_cast<size_t>(weight_OI.numel())});
+  checkpoint.drop_pages(linear);
+  return weight_OI;
+}
+
+void share_by_magnitude(const Checkpoint& checkpoint, std::vector<OpenStep>& steps) {
+  GlobalThreshold threshold(steps.front().pass().sparsity.ratio);
+  do {
+    for (const OpenStep& open : steps) {
+      throw_if_interrupted();
+      threshold.add(magnitude_scores(weight_of(checkpoint, open.layer->linear)));
+    }
+  } while (threshold.end_pass());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const KeepAbove& rule = threshold.rules()[i];
+    set_share({.threshold = rule.threshold, .num_equal = rule.num_equal}, steps[i]);
+  }
+}
+
+// The outliers of each block, among the scores of the layers that the steps prune.
+class OutlierTask : public BlockTask {
+ public:
+  OutlierTask(const std::vector<OpenStep>& steps, double multiple) : steps_(steps), multiple_(multiple) {}
+
+  bool is_done(int64_t block) const override { return steps_in(block).empty(); }
+  StatisticsNeed need(int64_t block, Stage stage) const override {
+    for (const OpenStep* open : steps_in(block)) {
+      if (open->layer->stage == stage) return StatisticsNeed::hessian_diagonal;
+    }
+    return StatisticsNeed::none;
+  }
+  void at_stage(int64_t index, Block& block, Stage stage, LayerStatistics statistics) override {
+    for (const OpenStep* open : steps_in(index)) {
+      if (open->layer->stage != stage) continue;
+      scores_.push_back(wanda_scores(block.weight(stage, open->layer->index), statistics.hessian_diagonal_I));
+      num_weights_ += scores_.back().numel();
+    }
+  }
+  void leave(int64_t index, Block&) override {
+    units_[static_cast<size_t>(index)] = {outlier_share(scores_, multiple_), num_weights_};
+    scores_.clear();
+    num_weights_ = 0;
+  }
+  const std::map<size_t, OwlUnit>& units() const { return units_; }
+
+ private:
+  std::vector<const OpenStep*> steps_in(int64_t block) const {
+    std::vector<const OpenStep*> found;
+    for (const OpenStep& open : steps_) {
+      if (open.block == static_cast<size_t>(block)) found.push_back(&open);
+    }
+    return found;
+  }
+
+  const std::vector<OpenStep>& steps_;
+  double multiple_;
+  std::vector<at::Tensor> scores_;
+  int64_t num_weights_ = 0;
+  std::map<size_t, OwlUnit> units_;
+};
+
+void share_by_outliers(ModelWalk& walk, std::vector<OpenStep>& steps) {
+  const OwlOptions owl = steps.front().pass().owl;
+  OutlierTask task(steps, owl.outlier);
+  walk_blocks(walk, static_cast<int64_t>(steps.back().block) + 1, task, [](int64_t) {});
+  std::vector<OwlUnit> units;
+  for (const auto& [block, unit] : task.units()) units.push_back(unit);
+  const std::vector<double> ratios = owl_ratios(units, steps.front().pass().sparsity.ratio, owl);
+  for (OpenStep& open : steps) {
+    const auto place = std::distance(task.units().begin(), task.units().find(open.block));
+    set_share({.ratio = ratios[static_cast<size_t>(place)]}, open);
+  }
+}
+
+}  // namespace
+
+void allocate_sparsity(const Checkpoint& checkpoint, const std::function<std::unique_ptr<ModelWalk>()>& make_walk,
+                       RunPlan& plan) {
+  for (auto& [competition, steps] : open_steps(Allocation::global, plan)) share_by_magnitude(checkpoint, steps);
+  for (auto& [competition, steps] : open_steps(Allocation::owl, plan)) share_by_outliers(*make_walk(), steps);
+}
+
+}  // namespace pare

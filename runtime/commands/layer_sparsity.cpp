@@ -1,0 +1,99 @@
+#include "runtime/commands/layer_sparsity.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+
+#include "runtime/system/atomic_file.h"
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kManifest = "pare.json";
+constexpr const char* kUnstructured = "unstructured";
+
+// Of the layer's entry in the manifest; nullopt: it says nothing.
+std::optional<SparsityClaim> read_claim(const Json& layer, const std::string& where) {
+  if (!layer.contains("pattern")) return std::nullopt;
+  const Json& pattern = layer.at("pattern");
+  const Json zeros = layer.value("zeros", Json());
+  SparsityClaim claim;
+  const std::optional<SparsePattern> named =
+      pattern.is_string() ? pattern_of_name(pattern.get_ref<const std::string&>()) : std::nullopt;
+  if (named) claim.pattern = *named;
+  if ((!named && pattern != kUnstructured) || !zeros.is_number() || !(zeros.get<double>() >= 0.0) ||
+      zeros.get<double>() > 1.0) {
+    throw std::runtime_error(where + R"(: expected "pattern": "N:M" or "unstructured" and "zeros": a share of 1)");
+  }
+  claim.zeros = zeros.get<double>();
+  return claim;
+}
+
+}  // namespace
+
+std::vector<LinearDescription> stored_linears(const Checkpoint& checkpoint) {
+  if (checkpoint.is_encoder()) return block_linears(checkpoint.encoder());
+  std::vector<LinearDescription> linears = block_linears(checkpoint.description());
+  linears.push_back(checkpoint.embedding());
+  if (!checkpoint.description().tied_head) linears.push_back(checkpoint.head());
+  return linears;
+}
+
+std::map<std::string, SparsityClaim> sparsity_claims(const Checkpoint& checkpoint) {
+  std::map<std::string, SparsityClaim> claims;
+  std::set<std::string> names;
+  for (const LinearDescription& linear : stored_linears(checkpoint)) {
+    names.insert(linear.name);
+    const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
+    if (!scheme || scheme->pattern.is_dense()) continue;
+    claims[linear.name] = {.pattern = scheme->pattern, .is_packed = true};
+  }
+  const std::filesystem::path manifest = checkpoint.directory() / kManifest;
+  if (!std::filesystem::exists(manifest)) return claims;
+  const Json json = Json::parse(read_text_file(manifest), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) throw std::runtime_error(manifest.string() + ": expected a JSON object");
+  const Json layers = json.value("layers", Json::array());
+  if (!layers.is_array()) throw std::runtime_error(manifest.string() + R"(: expected "layers" to be an array)");
+  for (const Json& layer : layers) {
+    const Json name = layer.is_object() ? layer.value("name", Json()) : Json();
+    if (!name.is_string()) throw std::runtime_error(manifest.string() + ": layers: expected objects with a name");
+    const auto text = name.get<std::string>();
+    const std::string where = manifest.string() + ": layer '" + text.substr(0, 200) + "'";
+    const std::optional<SparsityClaim> claim = read_claim(layer, where);
+    if (!claim) continue;
+    if (!names.contains(text)) throw std::runtime_error(where + ": the model has no such linear");
+    SparsityClaim& known = claims[text];
+    known.zeros = claim->zeros;
+    if (!known.is_packed) known.pattern = claim->pattern;
+  }
+  return claims;
+}
+
+LayerSparsity layer_sparsity(const LinearWeights& linear, const SparsityClaim& claim) {
+  const ZeroCount count = count_zeros(linear, claim.pattern);
+  LayerSparsity result{.name = linear.name,
+                       .claim = claim,
+                       .num_weights = linear.num_out() * linear.num_in(),
+                       .num_zeros = count.num_zeros,
+                       .num_violations = count.num_violations,
+                       .problem = {}};
+  const std::string name = "linear '" + linear.name + "': ";
+  if (count.num_violations > 0) {
+    result.problem = name + std::to_string(count.num_violations) + " violations of its pattern " +
+                     pattern_name(claim.pattern) + ", the first of row " + std::to_string(count.row) +
+                     " in the columns from " + std::to_string(count.column) + " on";
+  }
+  const auto num_claimed = static_cast<int64_t>(std::llround(claim.zeros * static_cast<double>(result.num_weights)));
+  if (count.num_zeros >= num_claimed) return result;
+  if (claim.pattern.is_dense()) result.num_violations = num_claimed - count.num_zeros;
+  if (result.problem.empty()) {
+    result.problem = name + "expected at least " + std::to_string(num_claimed) + " zeros, as pare.json says, found " +
+                     std::to_string(count.num_zeros);
+  }
+  return result;
+}
+
+}  // namespace pare
