@@ -130,7 +130,7 @@ void CpuPackedLinear::pack_dense(const DenseWeight& weight, const std::string& n
   }
   part.panel_bytes = layout.num_k / unit.num_k * unit.num_bytes;
   part.layout = add_layout(std::move(layout));
-  part.lines = allocate_aligned(part.num_panels * part.panel_bytes);
+  part.lines = allocate_aligned(part.num_panels * part.panel_bytes + kLineSlack);
   FirstException error;
 #pragma omp parallel for schedule(static)
   for (int64_t panel = 0; panel < part.num_panels; ++panel) {

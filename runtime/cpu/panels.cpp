@@ -170,7 +170,7 @@ QuantizedPanels pack_panels(const QuantizedWeight& weight, const std::string& na
   const UnitShape unit = unit_shape(panels.format);
   panels.panel_bytes = panels.num_k / unit.num_k * unit.num_bytes;
   panels.panel_scale_bytes = panels.num_groups * kPanel * scale_bytes(panels.scale_format);
-  panels.lines = allocate_aligned(panels.num_panels * panels.panel_bytes);
+  panels.lines = allocate_aligned(panels.num_panels * panels.panel_bytes + kLineSlack);
   panels.scales = allocate_aligned(panels.num_panels * panels.panel_scale_bytes);
   if (!weight.symmetric) panels.zeros = allocate_aligned(panels.num_panels * panels.num_groups * kPanel);
   FirstException error;

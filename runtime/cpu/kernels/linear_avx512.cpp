@@ -32,6 +32,13 @@ constexpr int kNumChains = 4;
 constexpr int kTilePanels = 3;
 constexpr int64_t kPrefetchBytes = 8192;
 
+// The words of a line shifted right by num_bits: whole bytes by loading that much further on, which costs no operation.
+// Above a word's own bits stand the next one's, so only the lowest 32 - num_bits count; of the next line, 3 bytes are
+// read.
+inline __m512i load_shifted(const uint8_t* line, int num_bits) {
+  return _mm512_srli_epi32(_mm512_loadu_si512(line + num_bits / 8), num_bits % 8);
+}
+
 // Each format: kUnit and kBytes as in linear_kernels.h; Unit, the loaded unit; value(unit, j), the 16 values of
 // position j of the unit times 1 / kFactor.
 struct Bf16 {
@@ -114,12 +121,12 @@ struct Int4 {
   static constexpr bool kQuantized = true;
   static constexpr float kFactor = 1.0f;
   struct Unit {
-    __m512i word;
+    const uint8_t* line;
   };
-  static Unit load(const uint8_t* bytes) { return {_mm512_load_si512(bytes)}; }
+  static Unit load(const uint8_t* bytes) { return {bytes}; }
   static __m512 value(const Unit& unit, int j) {
     const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(unit.word, 4 * j), table);
+    return _mm512_permutexvar_ps(load_shifted(unit.line, 4 * j), table);
   }
 };
 
@@ -220,12 +227,11 @@ inline void add_unit(const uint8_t* bytes, const float* x, int64_t x_stride, __m
 template <class Format, int kRows, bool kHasZeros>
 inline void add_unit_of_kept(const uint8_t* bytes, const float* x, int64_t x_stride, __m512 zero,
                              __m512 (&chain)[kRows][kNumChains]) {
-  const __m512i places = _mm512_load_si512(bytes);
 #pragma GCC unroll 16
   for (int i = 0; i < kKeptPerUnit; ++i) {
     __m512 value = Format::kept(bytes, i);
     if constexpr (kHasZeros) value = _mm512_sub_ps(value, zero);
-    const __m512i place = _mm512_srli_epi32(places, 2 * i);  // vpermilps reads the lowest two bits
+    const __m512i place = load_shifted(bytes, 2 * i);  // vpermilps reads the lowest two bits
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const __m512 four = _mm512_broadcast_f32x4(_mm_loadu_ps(x + r * x_stride + i / 2 * 4));

@@ -40,6 +40,8 @@
 namespace pare {
 
 inline constexpr int64_t kPanel = 16;
+// Bytes behind the last panel that kernels of packed linears may read and ignore.
+inline constexpr int64_t kLineSlack = 64;
 
 enum class WeightFormat : uint8_t { bf16, f16, f32, int2, int3, int4, int8, fp8, bf16_24, f16_24, int8_24, int4_24 };
 inline constexpr int kNumWeightFormats = 12;
