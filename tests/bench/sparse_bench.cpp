@@ -1,17 +1,17 @@
 // 2:4 weights beside the same weights packed with their zeros: decode and prefill, all taking turns in one run, so that
 // what the machine does meanwhile falls on all. Ratios are medians over the rounds.
 //
-//   bench_sparse [threads [rounds [isa [MODEL]]]]
+//   bench_sparse [threads [rounds [isa [MODEL [precision...]]]]]
 //
-// Without MODEL: the linears of TinyLlama's 22 blocks, decode of all (1.1 GB of 2:4 bf16; no cache holds the packed
+// One thread is timed by the processor time that it used. MODEL "-": the linears of TinyLlama's 22 blocks, decode of all (1.1 GB of 2:4 bf16; no cache holds the packed
 // weights, as the size of the last level beside them shows) and prefill of one block's. With MODEL, a checkpoint in 16
 // bits (make_random_model.py): decode of 16 tokens and prefill of 512 by the whole model, its head in 16 bits. Of every
 // four weights the largest two are kept, and weights are rounded to nearest: only precision and pattern matter here.
 #include <omp.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -42,13 +42,22 @@ struct Shape {
 constexpr Shape kShapes[] = {{"qkv", 2560, 2048}, {"o", 2048, 2048}, {"gate_up", 11264, 2048}, {"down", 2048, 5632}};
 
 struct Precision {
+  const char* name;
   int bits;  // 16: bf16
   int64_t group_size = kPerChannel;
   bool symmetric = true;
 };
+constexpr Precision kPrecisions[] = {{"bf16", 16},
+                                     {"w8", 8},
+                                     {"w4g64", 4, 64},
+                                     {"w4g128", 4, 128},
+                                     {"w4g64z", 4, 64, false},
+                                     {"w4g128z", 4, 128, false}};
 
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+double seconds_of(clockid_t clock) {
+  timespec time;
+  clock_gettime(clock, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 double median(std::vector<double> values) {
@@ -188,21 +197,22 @@ class Model final : public Contestant {
 };
 
 template <class Work>
-double seconds_of(const Work& work) {
-  const double begin = now_seconds();
+double seconds_of(clockid_t clock, const Work& work) {
+  const double begin = seconds_of(clock);
   work();
-  return now_seconds() - begin;
+  return seconds_of(clock) - begin;
 }
 
 // Rounds of (roof, dense, 2:4), the last two changing places from round to round.
 void compare(Contestant& dense, Contestant& sparse, int num_rounds, int num_threads) {
+  const clockid_t clock = num_threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
   std::vector<double> roofs, decode_ratios, prefill_ratios;
   for (int round = -1; round < num_rounds; ++round) {
     const double roof = measure_read_gbps(sparse.decode_bytes(), num_threads);
     Contestant* const order[2] = {round % 2 == 0 ? &dense : &sparse, round % 2 == 0 ? &sparse : &dense};
     double decode[2], prefill[2];
-    for (int i = 0; i < 2; ++i) decode[i] = seconds_of([&] { order[i]->decode(); });
-    for (int i = 0; i < 2; ++i) prefill[i] = seconds_of([&] { order[i]->prefill(); });
+    for (int i = 0; i < 2; ++i) decode[i] = seconds_of(clock, [&] { order[i]->decode(); });
+    for (int i = 0; i < 2; ++i) prefill[i] = seconds_of(clock, [&] { order[i]->prefill(); });
     if (round < 0) continue;  // pages and caches are warm now
     roofs.push_back(roof);
     for (int i = 0; i < 2; ++i) {
@@ -252,8 +262,12 @@ void run(int argc, char** argv) {
   const int num_threads = argc > 1 ? std::stoi(argv[1]) : omp_get_max_threads();
   const int num_rounds = argc > 2 ? std::stoi(argv[2]) : 11;
   const Isa isa = argc > 3 ? parse_isa(argv[3]) : detect_isa();
-  const std::optional<Checkpoint> checkpoint =
-      argc > 4 ? std::optional(Checkpoint::open(argv[4])) : std::optional<Checkpoint>();
+  const std::string model = argc > 4 ? argv[4] : "-";
+  const auto is_wanted = [&](const Precision& precision) {
+    return argc <= 5 || std::find(argv + 5, argv + argc, std::string(precision.name)) != argv + argc;
+  };
+  std::optional<Checkpoint> checkpoint;
+  if (model != "-") checkpoint = Checkpoint::open(model);
   std::vector<LinearWeights> shapes;
   for (const Shape& shape : kShapes) {
     if (!checkpoint) shapes.push_back(random_linear(shape));
@@ -264,8 +278,8 @@ void run(int argc, char** argv) {
     if (checkpoint) return std::make_unique<Model>(*checkpoint, precision, pattern, isa, num_threads);
     return std::make_unique<Linears>(shapes, precision, pattern, isa, num_threads);
   };
-  for (const Precision precision : {Precision{16}, Precision{8}, Precision{4, 64}, Precision{4, 128},
-                                    Precision{4, 64, false}, Precision{4, 128, false}}) {
+  for (const Precision& precision : kPrecisions) {
+    if (!is_wanted(precision)) continue;
     const auto dense = contestant(precision, {}), sparse = contestant(precision, kTwoOfFour);
     compare(*dense, *sparse, num_rounds, num_threads);
   }
