@@ -46,9 +46,10 @@ QuantizedWeight widened(QuantizedWeight weight) {
   return weight;
 }
 
-// The alike weights stacked along O, in a width that the kernels multiply.
+// The alike weights stacked along O, in a width that the kernels multiply: those of 2:4 with their zeros.
 QuantizedWeight stacked(std::span<const LinearWeights> alike) {
   QuantizedWeight all = quantized(alike.front());
+  all.pattern = {};
   for (const LinearWeights& next : alike.subspan(1)) {
     const QuantizedWeight& weight = quantized(next);
     all.num_out += weight.num_out;
@@ -116,7 +117,7 @@ IntegerLinear::IntegerLinear(Isa isa, std::span<const LinearWeights> parts, int 
 void IntegerLinear::append(std::span<const LinearWeights> alike) {
   Part part;
   part.first_out = num_out_;
-  part.panels = pack_panels(stacked(alike));
+  part.panels = pack_panels(stacked(alike), alike.front().name);
   const QuantizedPanels& panels = part.panels;
   if (panels.num_k > kMaxInt8K) {
     throw std::invalid_argument("linear '" + alike.front().name + "': expected at most " + std::to_string(kMaxInt8K) +

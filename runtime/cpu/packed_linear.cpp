@@ -51,14 +51,13 @@ WeightFormat dense_format(DType dtype, const std::string& name) {
                               std::string(dtype_name(dtype)));
 }
 
-// Byte of position j and a lane within a dense unit (linear_kernels.h, LAYOUT).
-int64_t dense_offset(WeightFormat format, int64_t j, int64_t lane) {
-  if (format == WeightFormat::bf16) return j / 2 * 64 + lane * 4 + j % 2 * 2;
-  return format == WeightFormat::f16 ? j * 32 + lane * 2 : j * 64 + lane * 4;
-}
-
 int64_t dense_bytes(WeightFormat format) {
   return format == WeightFormat::f32 ? 4 : 2;
+}
+
+// Part of kernel names, behind the type's.
+std::string pattern_name(WeightFormat format) {
+  return is_two_of_four(format) ? "s24" : "";
 }
 
 // What a kernel reads instead of the caller's x: rows in packed order, and their sums over groups.
@@ -118,6 +117,9 @@ void CpuPackedLinear::pack_dense(const DenseWeight& weight, const std::string& n
                                 std::to_string(weight.num_out * weight.num_in * value_bytes) + " bytes, found " +
                                 std::to_string(weight.data.size()));
   }
+  part.name = part.format == WeightFormat::bf16 ? "bf16" : part.format == WeightFormat::f16 ? "f16" : "f32";
+  part.format = packed_format(part.format, weight.pattern, 1, num_in_);
+  part.name += pattern_name(part.format);
   const UnitShape unit = unit_shape(part.format);
   InputLayout layout;
   layout.num_k = round_up(num_in_, unit.num_k);
@@ -126,27 +128,26 @@ void CpuPackedLinear::pack_dense(const DenseWeight& weight, const std::string& n
     layout.column_of_k.assign(layout.num_k, -1);
     for (int64_t i = 0; i < num_in_; ++i) layout.column_of_k[i] = static_cast<int32_t>(i);
   }
-  part.name = part.format == WeightFormat::bf16 ? "bf16" : part.format == WeightFormat::f16 ? "f16" : "f32";
   part.panel_bytes = layout.num_k / unit.num_k * unit.num_bytes;
   part.layout = add_layout(std::move(layout));
-  part.lines = allocate_aligned(part.num_panels * part.panel_bytes);
+  part.lines = allocate_aligned(part.num_panels * part.panel_bytes + kLineSlack);
+  FirstException error;
 #pragma omp parallel for schedule(static)
   for (int64_t panel = 0; panel < part.num_panels; ++panel) {
     std::byte* lines = part.lines.get() + panel * part.panel_bytes;
     for (int64_t lane = 0; lane < std::min(kPanel, part.num_out - panel * kPanel); ++lane) {
-      const std::byte* source = weight.data.data() + (panel * kPanel + lane) * num_in_ * value_bytes;
-      for (int64_t k = 0; k < num_in_; ++k) {
-        std::memcpy(lines + k / unit.num_k * unit.num_bytes + dense_offset(part.format, k % unit.num_k, lane),
-                    source + k * value_bytes, value_bytes);
-      }
+      const int64_t out = panel * kPanel + lane;
+      const std::byte* source = weight.data.data() + out * num_in_ * value_bytes;
+      error.capture([&] { pack_dense_lane(part.format, std::span(source, num_in_ * value_bytes), name, out, lines); });
     }
   }
+  error.rethrow();
 }
 
 void CpuPackedLinear::pack_quantized(const QuantizedWeight& weight, const std::string& name, Part& part) {
   validate(weight, name);
-  QuantizedPanels panels = pack_panels(weight);
-  part.name = weight_name(weight);
+  QuantizedPanels panels = pack_panels(weight, name);
+  part.name = weight_name(weight) + pattern_name(panels.format);
   part.format = panels.format;
   part.scale_format = panels.scale_format;
   part.num_groups = panels.num_groups;
@@ -158,7 +159,7 @@ void CpuPackedLinear::pack_quantized(const QuantizedWeight& weight, const std::s
   InputLayout layout{.num_k = panels.num_k,
                      .group_len = panels.group_len,
                      .column_of_k = std::move(panels.column_of_k),
-                     .needs_sums = !weight.symmetric};
+                     .needs_sums = !weight.symmetric && !is_two_of_four(panels.format)};
   bool is_identity = layout.num_k == num_in_;
   for (int64_t k = 0; k < layout.num_k; ++k) is_identity = is_identity && layout.column_of_k[k] == k;
   if (is_identity) layout.column_of_k.clear();
@@ -493,25 +494,20 @@ void CpuPackedLinear::row(int64_t out, float* dst_I) const {
                                 " outputs");
   }
   const Part& part = part_of_out(out);
-  const InputLayout& layout = layouts_[part.layout];
-  const UnitShape unit = unit_shape(part.format);
   const int64_t panel = (out - part.first_out) / kPanel;
   const int64_t lane = (out - part.first_out) % kPanel;
-  const std::byte* lines = part.lines.get() + panel * part.panel_bytes;
+  if (is_two_of_four(part.format)) std::fill_n(dst_I, num_in_, 0.0f);
   if (part.scale_format == ScaleFormat::none) {
-    for (int64_t i = 0; i < num_in_; ++i) {
-      const std::byte* value =
-          lines + i / unit.num_k * unit.num_bytes + dense_offset(part.format, i % unit.num_k, lane);
-      if (part.format == WeightFormat::f32) {
-        std::memcpy(&dst_I[i], value, 4);
-      } else {
-        uint16_t half;
-        std::memcpy(&half, value, 2);
-        dst_I[i] = part.format == WeightFormat::bf16 ? bf16_to_float(half) : f16_to_float(half);
-      }
-    }
-    return;
+    dense_lane(part.format, part.lines.get() + panel * part.panel_bytes, lane, std::span(dst_I, num_in_));
+  } else {
+    quantized_row(part, panel, lane, dst_I);
   }
+}
+
+void CpuPackedLinear::quantized_row(const Part& part, int64_t panel, int64_t lane, float* dst_I) const {
+  const InputLayout& layout = layouts_[part.layout];
+  const UnitShape unit = unit_shape(part.format);
+  const UnitShape values = unit_shape(value_format(part.format));
   const int bits = code_bits(part.format);
   const int center = 1 << (bits - 1);
   for (int64_t group = 0; group < part.num_groups; ++group) {
@@ -520,18 +516,22 @@ void CpuPackedLinear::row(int64_t out, float* dst_I) const {
     const int zero =
         part.zeros ? std::to_integer<int>(part.zeros[(panel * part.num_groups + group) * kPanel + lane]) : center;
     for (int64_t k = group * layout.group_len; k < (group + 1) * layout.group_len; k += unit.num_k) {
+      const std::byte* lines = part.lines.get() + panel * part.panel_bytes + k / unit.num_k * unit.num_bytes;
+      const StoredLane stored(part.format, lines, lane);
       uint32_t words[4] = {};
-      for (int64_t w = 0; w < unit.num_bytes / 64; ++w) {
-        std::memcpy(&words[w], lines + k / unit.num_k * unit.num_bytes + 64 * w + 4 * lane, 4);
-      }
-      for (int64_t j = 0; j < unit.num_k; ++j) {
-        const int64_t column = layout.column_of_k.empty() ? k + j : layout.column_of_k[k + j];
+      for (int64_t i = 0; i < stored.num_values; ++i) {
+        const int64_t j = i % values.num_k;
+        for (int64_t w = 0; j == 0 && w < values.num_bytes / 64; ++w) {
+          std::memcpy(&words[w], stored.values + i / values.num_k * values.num_bytes + 64 * w + 4 * lane, 4);
+        }
+        const int64_t position = k + stored.position(i);
+        const int64_t column = layout.column_of_k.empty() ? position : layout.column_of_k[position];
         if (column < 0) continue;
         const int64_t word = j * bits / 32;
         const uint64_t pair = words[word] | static_cast<uint64_t>(words[word + 1]) << 32;
-        const int stored = static_cast<int>(pair >> (j * bits % 32)) & (2 * center - 1);
-        dst_I[column] = scale * (part.format == WeightFormat::fp8 ? fp8_to_float(static_cast<uint8_t>(stored))
-                                                                  : static_cast<float>((stored ^ center) - zero));
+        const int code = static_cast<int>(pair >> (j * bits % 32)) & (2 * center - 1);
+        dst_I[column] = scale * (part.format == WeightFormat::fp8 ? fp8_to_float(static_cast<uint8_t>(code))
+                                                                  : static_cast<float>((code ^ center) - zero));
       }
     }
   }

@@ -58,7 +58,7 @@ class CpuPackedLinear final : public PackedLinear {
   struct Part {
     WeightFormat format = WeightFormat::bf16;
     ScaleFormat scale_format = ScaleFormat::none;
-    std::string name;       // "w4g64", "bf16"
+    std::string name;       // "w4g64", "bf16s24"
     int64_t first_out = 0;  // in the stack
     int64_t num_out = 0;
     int64_t first_panel = 0;  // in the stack
@@ -111,6 +111,7 @@ class CpuPackedLinear final : public PackedLinear {
   Prefetch prefetch_of(const Tile& tile, int64_t begin_k, int64_t num_k) const;
   void expand_tile(const Tile& tile, int64_t begin_k, int64_t num_k, int64_t end_out, float* weights) const;
   void pack_rows(const InputLayout& layout, const float* x_RI, int64_t num_rows, float* strips) const;
+  void quantized_row(const Part& part, int64_t panel, int64_t lane, float* dst_I) const;
   int num_threads() const;
 
   const LinearKernels* kernels_ = nullptr;
@@ -124,10 +125,12 @@ class CpuPackedLinear final : public PackedLinear {
   std::vector<InputLayout> layouts_;
 };
 
-// Packs linears that share their input, stacked along O in the given order; each may have its own precision.
-// num_threads <= 0: as OpenMP decides at each call. The CPU must support `isa`. Throws std::invalid_argument when parts
-// is empty or disagree in num_in, a dense type is no F32, F16 or BF16 or its bytes or the bias do not fit the shape, and
-// what validate() throws for a quantized weight.
+// Packs linears that share their input, stacked along O in the given order; each may have its own precision. Of a 2:4
+// weight of bf16, f16, int8 or int4 only what is kept is packed and read (packed_format); other patterns are packed with
+// their zeros. num_threads <= 0: as OpenMP decides at each call. The CPU must support `isa`. Throws
+// std::invalid_argument when parts is empty or disagree in num_in, a dense type is no F32, F16 or BF16 or its bytes or
+// the bias do not fit the shape, a 2:4 weight keeps more than two of four, and what validate() throws for a quantized
+// weight.
 std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeights> parts, int num_threads = 0);
 
 }  // namespace pare

@@ -1,7 +1,11 @@
 #include "runtime/cpu/panels.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <stdexcept>
+
+#include "runtime/system/first_exception.h"
 
 namespace pare {
 namespace {
@@ -20,6 +24,24 @@ WeightFormat format_of(const QuantizedWeight& weight) {
 
 ScaleFormat scale_format_of(DType dtype) {
   return dtype == DType::BF16 ? ScaleFormat::bf16 : dtype == DType::F16 ? ScaleFormat::f16 : ScaleFormat::f32;
+}
+
+// Byte of the i-th value of a lane within consecutive units of bf16, f16 or f32.
+int64_t value_offset(WeightFormat format, int64_t i, int64_t lane) {
+  if (format == WeightFormat::bf16) return i / 2 * 64 + lane * 4 + i % 2 * 2;
+  return format == WeightFormat::f16 ? i * 32 + lane * 2 : i * 64 + lane * 4;
+}
+
+// A lane's codes of one unit, as words at their places in its lines.
+void store_codes(std::span<const uint32_t> stored, int bits, std::byte* line) {
+  uint32_t words[4] = {};  // and room for the last code's upper half
+  const auto num_codes = static_cast<int>(stored.size());
+  for (int j = 0; j < num_codes; ++j) {
+    const uint64_t shifted = static_cast<uint64_t>(stored[j]) << (j * bits % 32);
+    words[j * bits / 32] |= static_cast<uint32_t>(shifted);
+    words[j * bits / 32 + 1] |= static_cast<uint32_t>(shifted >> 32);
+  }
+  for (int w = 0; w * 32 < num_codes * bits; ++w) std::memcpy(line + 64 * w, &words[w], 4);
 }
 
 // Fills in group_len, num_k and column_of_k.
@@ -55,42 +77,109 @@ int64_t QuantizedPanels::num_bytes() const {
   return num_panels * (panel_bytes + panel_scale_bytes + (zeros ? num_groups * kPanel : 0));
 }
 
-QuantizedPanels pack_panels(const QuantizedWeight& weight) {
+WeightFormat packed_format(WeightFormat dense, const SparsePattern& pattern, int64_t num_groups, int64_t group_size) {
+  if (!(pattern == kTwoOfFour) || (num_groups > 1 && group_size % kTwoOfFour.group != 0)) return dense;
+  const auto bytes_of_group = [&](WeightFormat format) {
+    const UnitShape unit = unit_shape(format);
+    return divide_up(group_size, unit.num_k) * unit.num_bytes;
+  };
+  for (WeightFormat format :
+       {WeightFormat::bf16_24, WeightFormat::f16_24, WeightFormat::int8_24, WeightFormat::int4_24}) {
+    if (value_format(format) == dense && bytes_of_group(format) < bytes_of_group(dense)) return format;
+  }
+  return dense;
+}
+
+namespace {
+
+// What a lane of a 2:4 unit keeps of its 32 positions.
+struct KeptPositions {
+  uint32_t places = 0;               // the lane of the unit's first line
+  uint8_t position[kKeptPerUnit]{};  // in the unit, ascending
+};
+
+// Bit j of `nonzero`: the weight at position j of the unit, first_column + j of `row`, is not zero. A four with fewer
+// than two such keeps its first others too. Throws std::invalid_argument where a four has more.
+KeptPositions kept_positions(uint32_t nonzero, const std::string& name, int64_t row, int64_t first_column) {
+  KeptPositions kept;
+  for (int i = 0; i < kKeptPerUnit; i += 2) {
+    const int first_position = i / 2 * 4;
+    uint32_t four = nonzero >> first_position & 0xF;
+    if (std::popcount(four) > 2) {
+      throw std::invalid_argument("weight of '" + name + "': expected at most 2 of 4 inputs other than zero, found " +
+                                  std::to_string(std::popcount(four)) + " from [" + std::to_string(row) + ", " +
+                                  std::to_string(first_column + first_position) + "] on");
+    }
+    for (int place = 0; std::popcount(four) < 2; ++place) four |= 1u << place;
+    const int places[2] = {std::countr_zero(four), std::countr_zero(four & (four - 1))};
+    for (int j = 0; j < 2; ++j) {
+      kept.places |= static_cast<uint32_t>(places[j]) << (2 * (i + j));
+      kept.position[i + j] = static_cast<uint8_t>(first_position + places[j]);
+    }
+  }
+  return kept;
+}
+
+// The lines of one output of a panel: `codes` of the weight's row `out`, `line` at the output's lane.
+void pack_lane(const QuantizedWeight& weight, const std::string& name, const QuantizedPanels& panels, int64_t out,
+               std::byte* line) {
+  const UnitShape unit = unit_shape(panels.format);
+  const UnitShape values = unit_shape(value_format(panels.format));
+  const bool is_fp8 = weight.code_type == CodeType::fp8;
+  const uint32_t mask = (1u << weight.bits) - 1;
+  const uint32_t center = is_fp8 ? 0 : 1u << (weight.bits - 1);
+  const uint8_t* codes = weight.codes_OI.data() + out * weight.num_in;
+  for (int64_t k = 0; k < panels.num_k; k += unit.num_k, line += unit.num_bytes) {
+    const uint32_t padding = is_fp8 ? 0 : static_cast<uint32_t>(weight.zero(out, k / panels.group_len));
+    uint32_t stored[32];
+    uint32_t nonzero = 0;
+    for (int64_t j = 0; j < unit.num_k; ++j) {
+      const int32_t column = panels.column_of_k[k + j];
+      const uint32_t code = column < 0 ? padding : codes[column];
+      nonzero |= static_cast<uint32_t>(code != padding) << j;
+      stored[j] = (code - center) & mask;
+    }
+    if (!is_two_of_four(panels.format)) {
+      store_codes(std::span(stored).first(static_cast<size_t>(unit.num_k)), weight.bits, line);
+      continue;
+    }
+    const KeptPositions kept = kept_positions(nonzero, name, out, panels.column_of_k[k]);
+    std::memcpy(line, &kept.places, 4);
+    for (int64_t i = 0; i < kKeptPerUnit; i += values.num_k) {
+      uint32_t stored_kept[kKeptPerUnit];
+      for (int64_t j = 0; j < values.num_k; ++j) stored_kept[j] = stored[kept.position[i + j]];
+      store_codes(std::span(stored_kept).first(static_cast<size_t>(values.num_k)), weight.bits,
+                  line + kPlacesBytes + i / values.num_k * values.num_bytes);
+    }
+  }
+}
+
+}  // namespace
+
+QuantizedPanels pack_panels(const QuantizedWeight& weight, const std::string& name) {
   QuantizedPanels panels;
+  panels.num_groups = weight.num_groups();
   panels.format = format_of(weight);
+  if (weight.group_of_I.empty()) {  // act-order moves the inputs of a four apart
+    panels.format = packed_format(panels.format, weight.pattern, panels.num_groups, weight.num_in / panels.num_groups);
+  }
   panels.scale_format = scale_format_of(weight.scale_dtype);
   panels.num_out = weight.num_out;
   panels.num_panels = divide_up(weight.num_out, kPanel);
-  panels.num_groups = weight.num_groups();
   lay_out_columns(weight, panels);
   const UnitShape unit = unit_shape(panels.format);
   panels.panel_bytes = panels.num_k / unit.num_k * unit.num_bytes;
   panels.panel_scale_bytes = panels.num_groups * kPanel * scale_bytes(panels.scale_format);
-  panels.lines = allocate_aligned(panels.num_panels * panels.panel_bytes);
+  panels.lines = allocate_aligned(panels.num_panels * panels.panel_bytes + kLineSlack);
   panels.scales = allocate_aligned(panels.num_panels * panels.panel_scale_bytes);
   if (!weight.symmetric) panels.zeros = allocate_aligned(panels.num_panels * panels.num_groups * kPanel);
-  const int bits = weight.bits;
-  const uint64_t mask = (uint64_t{1} << bits) - 1;
-  const bool is_fp8 = weight.code_type == CodeType::fp8;
-  const uint32_t center = is_fp8 ? 0 : 1u << (bits - 1);
+  FirstException error;
 #pragma omp parallel for schedule(static)
   for (int64_t panel = 0; panel < panels.num_panels; ++panel) {
-    for (int64_t lane = 0; lane < std::min(kPanel, panels.num_out - panel * kPanel); ++lane) {
+    for (int64_t lane = 0; lane < std::min(kPanel, panels.num_out - panel * kPanel) && !error.failed(); ++lane) {
       const int64_t out = panel * kPanel + lane;
-      const uint8_t* codes = weight.codes_OI.data() + out * weight.num_in;
-      std::byte* line = panels.lines.get() + panel * panels.panel_bytes + lane * 4;
-      for (int64_t k = 0; k < panels.num_k; k += unit.num_k, line += unit.num_bytes) {
-        const uint32_t padding = is_fp8 ? 0 : static_cast<uint32_t>(weight.zero(out, k / panels.group_len));
-        uint32_t words[4] = {};  // a lane's part of the unit, and room for the last code's upper half
-        for (int64_t j = 0; j < unit.num_k; ++j) {
-          const int32_t column = panels.column_of_k[k + j];
-          const uint64_t stored = ((column < 0 ? padding : codes[column]) - center) & mask;
-          const uint64_t shifted = stored << (j * bits % 32);
-          words[j * bits / 32] |= static_cast<uint32_t>(shifted);
-          words[j * bits / 32 + 1] |= static_cast<uint32_t>(shifted >> 32);
-        }
-        for (int64_t w = 0; w < unit.num_bytes / 64; ++w) std::memcpy(line + 64 * w, &words[w], 4);
-      }
+      error.capture(
+          [&] { pack_lane(weight, name, panels, out, panels.lines.get() + panel * panels.panel_bytes + lane * 4); });
       for (int64_t group = 0; group < panels.num_groups; ++group) {
         store_scale(panels.scale_format, weight.scales_OG[out * panels.num_groups + group],
                     panels.scales.get() + panel * panels.panel_scale_bytes +
@@ -102,7 +191,62 @@ QuantizedPanels pack_panels(const QuantizedWeight& weight) {
       }
     }
   }
+  error.rethrow();
   return panels;
+}
+
+StoredLane::StoredLane(WeightFormat format, const std::byte* lines, int64_t lane)
+    : is_kept_alone(is_two_of_four(format)),
+      values(is_kept_alone ? lines + kPlacesBytes : lines),
+      num_values(is_kept_alone ? kKeptPerUnit : unit_shape(format).num_k) {
+  if (is_kept_alone) std::memcpy(&places, lines + 4 * lane, 4);
+}
+
+void pack_dense_lane(WeightFormat format, std::span<const std::byte> row, const std::string& name, int64_t out,
+                     std::byte* lines) {
+  const WeightFormat type = value_format(format);
+  const int64_t value_bytes = type == WeightFormat::f32 ? 4 : 2;
+  const int64_t num_in = static_cast<int64_t>(row.size()) / value_bytes;
+  const int64_t lane = out % kPanel;
+  if (!is_two_of_four(format)) {
+    for (int64_t k = 0; k < num_in; ++k) {
+      std::memcpy(lines + value_offset(type, k, lane), row.data() + k * value_bytes, value_bytes);
+    }
+    return;
+  }
+  const UnitShape unit = unit_shape(format);
+  for (int64_t k = 0; k < num_in; k += unit.num_k, lines += unit.num_bytes) {
+    uint16_t halves[32] = {};
+    std::memcpy(halves, row.data() + 2 * k, static_cast<size_t>(2 * std::min(unit.num_k, num_in - k)));
+    uint32_t nonzero = 0;
+    for (int64_t j = 0; j < unit.num_k; ++j) nonzero |= static_cast<uint32_t>((halves[j] & 0x7FFF) != 0) << j;
+    const KeptPositions kept = kept_positions(nonzero, name, out, k);
+    std::memcpy(lines + 4 * lane, &kept.places, 4);
+    for (int64_t i = 0; i < kKeptPerUnit; ++i) {
+      std::memcpy(lines + kPlacesBytes + value_offset(type, i, lane), &halves[kept.position[i]], 2);
+    }
+  }
+}
+
+void dense_lane(WeightFormat format, const std::byte* lines, int64_t lane, std::span<float> row) {
+  const UnitShape unit = unit_shape(format);
+  const WeightFormat type = value_format(format);
+  const auto num_in = static_cast<int64_t>(row.size());
+  for (int64_t k = 0; k < num_in; k += unit.num_k, lines += unit.num_bytes) {
+    const StoredLane stored(format, lines, lane);
+    for (int64_t i = 0; i < stored.num_values; ++i) {
+      const int64_t column = k + stored.position(i);
+      if (column >= num_in) continue;
+      const std::byte* value = stored.values + value_offset(type, i, lane);
+      if (type == WeightFormat::f32) {
+        std::memcpy(&row[column], value, 4);
+      } else {
+        uint16_t half;
+        std::memcpy(&half, value, 2);
+        row[column] = type == WeightFormat::bf16 ? bf16_to_float(half) : f16_to_float(half);
+      }
+    }
+  }
 }
 
 std::string weight_name(const QuantizedWeight& weight) {
@@ -137,7 +281,7 @@ void store_scale(ScaleFormat format, float value, std::byte* bytes) {
 }
 
 int code_bits(WeightFormat format) {
-  const UnitShape unit = unit_shape(format);
+  const UnitShape unit = unit_shape(value_format(format));
   return static_cast<int>(unit.num_bytes * 8 / kPanel / unit.num_k);
 }
 

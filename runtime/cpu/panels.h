@@ -1,7 +1,9 @@
-// Quantized weights in the packed layout of linear_kernels.h: what float and integer products read alike.
+// Weights in the packed layout of linear_kernels.h: what float and integer products read alike.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,8 +34,31 @@ struct QuantizedPanels {
   int64_t num_bytes() const;
 };
 
-// `weight` has passed validate().
-QuantizedPanels pack_panels(const QuantizedWeight& weight);
+// `weight` has passed validate(). Throws std::invalid_argument naming `name` and the place where a weight to be packed in
+// a 2:4 format has more than two of four other than zero.
+QuantizedPanels pack_panels(const QuantizedWeight& weight, const std::string& name);
+
+// The format in which a weight of `dense` format is packed: its 2:4 format where the pattern is 2:4, there is one, no
+// four lies in two groups of group_size positions (the last group may end within a four), and fewer bytes hold it.
+WeightFormat packed_format(WeightFormat dense, const SparsePattern& pattern, int64_t num_groups, int64_t group_size);
+
+// A lane of a unit, `lines` at the unit: its stored values, and which of the unit's positions they are of.
+struct StoredLane {
+  bool is_kept_alone;       // the format is 2:4
+  uint32_t places = 0;      // then
+  const std::byte* values;  // units of value_format(format)
+  int64_t num_values;
+
+  StoredLane(WeightFormat format, const std::byte* lines, int64_t lane);
+  int64_t position(int64_t i) const { return is_kept_alone ? i / 2 * 4 + (places >> (2 * i) & 3) : i; }
+};
+
+// Writes row `out` of a dense weight, in bytes of its type, into its lane of a panel whose lines begin at `lines`:
+// units of bf16, f16, f32, bf16_24 or f16_24. Throws as pack_panels does.
+void pack_dense_lane(WeightFormat format, std::span<const std::byte> row, const std::string& name, int64_t out,
+                     std::byte* lines);
+// The values of the same in float32; what is not kept is not written.
+void dense_lane(WeightFormat format, const std::byte* lines, int64_t lane, std::span<float> row);
 
 // "w4g64", "w8z", "wfp8": part of kernel names.
 std::string weight_name(const QuantizedWeight& weight);
@@ -42,7 +67,7 @@ int64_t scale_bytes(ScaleFormat format);
 float load_scale(ScaleFormat format, const std::byte* bytes);
 void store_scale(ScaleFormat format, float value, std::byte* bytes);
 
-// Bits of a code of an integer format or of fp8.
+// Bits of a code of an integer format or of fp8; of a kept one where the format is 2:4.
 int code_bits(WeightFormat format);
 
 }  // namespace pare

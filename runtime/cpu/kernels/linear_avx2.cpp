@@ -3,6 +3,7 @@
 // A panel is two halves of 8 outputs. DECODE: codes of 2 and 3 bits index a table of 8 values in a register (vpermps
 // reads the low 3 bits): shift, permute, FMA. Codes of 4 and 8 bits are moved to the top of their lane, zeros below,
 // and converted as signed integers: the value times 2^28 or 2^24, exact in float32; the group's sum is scaled back.
+// 2:4: a four of x stands in both 128-bit lanes, and vpermilps picks the kept one for each output.
 // PREFILL: 6 rows x 16 outputs, 12 accumulators.
 //
 // Oracle: tests/runtime/cpu/cpu_linear_test.cpp (plain loops in double). Speed: tests/bench/linear_bench.cpp.
@@ -118,6 +119,24 @@ struct Fp8 {
   }
 };
 
+// The 2:4 format whose kept values are those of the dense format Values.
+template <class Values, WeightFormat kTwoOfFour>
+struct TwoOfFour : Values {
+  static constexpr WeightFormat kFormat = kTwoOfFour;
+  static_assert(value_format(kTwoOfFour) == Values::kFormat);
+
+  // One half of the i-th of the unit's kept values.
+  static __m256 kept(const uint8_t* unit, int i, int half) {
+    constexpr UnitShape kValues = unit_shape(Values::kFormat);
+    constexpr int kUnit = static_cast<int>(kValues.num_k);
+    return Values::value(unit + kPlacesBytes + i / kUnit * kValues.num_bytes, i % kUnit, half);
+  }
+};
+using Bf16TwoOfFour = TwoOfFour<Bf16, WeightFormat::bf16_24>;
+using F16TwoOfFour = TwoOfFour<F16, WeightFormat::f16_24>;
+using Int8TwoOfFour = TwoOfFour<Int8, WeightFormat::int8_24>;
+using Int4TwoOfFour = TwoOfFour<Int4, WeightFormat::int4_24>;
+
 inline __m256 load_scales(const PanelRun& run, const uint8_t* scales, int half) {
   if (run.scale_format == ScaleFormat::f32)
     return _mm256_loadu_ps(reinterpret_cast<const float*>(scales) + kHalf * half);
@@ -133,8 +152,8 @@ inline int64_t scale_line_bytes(const PanelRun& run) {
 // Zeros relative to the centre 2^(bits-1), which stored codes already have subtracted.
 template <class Format>
 inline __m256 load_zeros(const uint8_t* zeros, int half) {
-  constexpr int kBits =
-      static_cast<int>(unit_shape(Format::kFormat).num_bytes * 8 / kPanel / unit_shape(Format::kFormat).num_k);
+  constexpr UnitShape kUnit = unit_shape(value_format(Format::kFormat));
+  constexpr int kBits = static_cast<int>(kUnit.num_bytes * 8 / kPanel / kUnit.num_k);
   const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(zeros + kHalf * half)));
   return _mm256_cvtepi32_ps(_mm256_sub_epi32(bytes, _mm256_set1_epi32(1 << (kBits - 1))));
 }
@@ -145,11 +164,49 @@ inline __m256i lane_mask(int64_t num_lanes) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(limit), lanes);
 }
 
+// chain[r] += the products of row r with a unit of a dense format.
+template <class Format, int kRows>
+inline void add_unit(const uint8_t* bytes, const float* x, int64_t x_stride, __m256 (&chain)[kRows][2][kNumChains]) {
+  constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
+#pragma GCC unroll 32
+  for (int j = 0; j < kUnit; ++j) {
+    const __m256 values[2] = {Format::value(bytes, j, 0), Format::value(bytes, j, 1)};
+#pragma GCC unroll 2
+    for (int r = 0; r < kRows; ++r) {
+      const __m256 x_r = _mm256_set1_ps(x[r * x_stride + j]);
+      chain[r][0][j % kNumChains] = _mm256_fmadd_ps(values[0], x_r, chain[r][0][j % kNumChains]);
+      chain[r][1][j % kNumChains] = _mm256_fmadd_ps(values[1], x_r, chain[r][1][j % kNumChains]);
+    }
+  }
+}
+
+// The same with a unit of a 2:4 format. zero: what is subtracted from each kept value, times 1 / kFactor.
+template <class Format, int kRows, bool kHasZeros>
+inline void add_unit_of_kept(const uint8_t* bytes, const float* x, int64_t x_stride, const __m256 (&zero)[2],
+                             __m256 (&chain)[kRows][2][kNumChains]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kKeptPerUnit; ++i) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      __m256 value = Format::kept(bytes, i, half);
+      if constexpr (kHasZeros) value = _mm256_sub_ps(value, zero[half]);
+      const __m256i place = _mm256_srli_epi32(load_half(bytes, half), 2 * i);  // vpermilps reads the lowest two bits
+#pragma GCC unroll 2
+      for (int r = 0; r < kRows; ++r) {
+        const __m256 four = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(x + r * x_stride + i / 2 * 4));
+        chain[r][half][i % kNumChains] =
+            _mm256_fmadd_ps(value, _mm256_permutevar_ps(four, place), chain[r][half][i % kNumChains]);
+      }
+    }
+  }
+}
+
 template <class Format, int kRows>
 void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* sums, int64_t sums_stride, float* y,
           int64_t y_stride) {
   constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
   constexpr int64_t kBytes = unit_shape(Format::kFormat).num_bytes;
+  constexpr bool kTwoOfFour = is_two_of_four(Format::kFormat);
   const int64_t units_per_group = run.group_len / kUnit;
   const int64_t scale_bytes = scale_line_bytes(run);
   const uint8_t* bytes = run.lines;
@@ -173,19 +230,25 @@ void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* su
           for (int c = 0; c < kNumChains; ++c) chain[r][half][c] = _mm256_setzero_ps();
         }
       }
+      __m256 zero[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+      if (Format::kQuantized && zeros) {
+        for (int half = 0; half < 2; ++half) {
+          zero[half] = load_zeros<Format>(zeros, half);
+          if constexpr (kTwoOfFour) zero[half] = _mm256_mul_ps(zero[half], _mm256_set1_ps(1.0f / Format::kFactor));
+        }
+      }
       for (int64_t u = 0; u < units_per_group; ++u) {
         for (int64_t line = 0; line < kBytes; line += 64) {
           _mm_prefetch(reinterpret_cast<const char*>(bytes + kPrefetchBytes + line), _MM_HINT_T0);
         }
-#pragma GCC unroll 32
-        for (int j = 0; j < kUnit; ++j) {
-          const __m256 values[2] = {Format::value(bytes, j, 0), Format::value(bytes, j, 1)};
-#pragma GCC unroll 2
-          for (int r = 0; r < kRows; ++r) {
-            const __m256 x_r = _mm256_set1_ps(x_k[r * x_stride + j]);
-            chain[r][0][j % kNumChains] = _mm256_fmadd_ps(values[0], x_r, chain[r][0][j % kNumChains]);
-            chain[r][1][j % kNumChains] = _mm256_fmadd_ps(values[1], x_r, chain[r][1][j % kNumChains]);
+        if constexpr (kTwoOfFour) {
+          if (Format::kQuantized && zeros) {
+            add_unit_of_kept<Format, kRows, Format::kQuantized>(bytes, x_k, x_stride, zero, chain);
+          } else {
+            add_unit_of_kept<Format, kRows, false>(bytes, x_k, x_stride, zero, chain);
           }
+        } else {
+          add_unit<Format, kRows>(bytes, x_k, x_stride, chain);
         }
         bytes += kBytes;
         x_k += kUnit;
@@ -193,17 +256,15 @@ void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* su
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
         __m256 scale = _mm256_setzero_ps();
-        __m256 zero = _mm256_setzero_ps();
-        if constexpr (Format::kQuantized) {
-          scale = load_scales(run, scales, half);
-          if (zeros) zero = load_zeros<Format>(zeros, half);
-        }
+        if constexpr (Format::kQuantized) scale = load_scales(run, scales, half);
 #pragma GCC unroll 2
         for (int r = 0; r < kRows; ++r) {
           __m256 sum = _mm256_add_ps(chain[r][half][0], chain[r][half][1]);
           if constexpr (Format::kQuantized) {
             if constexpr (Format::kFactor != 1.0f) sum = _mm256_mul_ps(sum, _mm256_set1_ps(Format::kFactor));
-            if (zeros) sum = _mm256_fnmadd_ps(zero, _mm256_set1_ps(sums[r * sums_stride + group]), sum);
+            if (!kTwoOfFour && zeros) {
+              sum = _mm256_fnmadd_ps(zero[half], _mm256_set1_ps(sums[r * sums_stride + group]), sum);
+            }
             total[r][half] = _mm256_fmadd_ps(scale, sum, total[r][half]);
           } else {
             total[r][half] = _mm256_add_ps(total[r][half], sum);
@@ -222,7 +283,36 @@ void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* su
   }
 }
 
-// Each value is scale * (code - zero), rounded once, as dequantize() gives it.
+// A weight as dequantize() gives it: scale * (code - zero), rounded once.
+template <class Format>
+inline __m256 scaled(__m256 value, __m256 zero, __m256 scale) {
+  if constexpr (!Format::kQuantized) return value;
+  if constexpr (Format::kFactor != 1.0f) value = _mm256_mul_ps(value, _mm256_set1_ps(Format::kFactor));
+  return _mm256_mul_ps(_mm256_sub_ps(value, zero), scale);
+}
+
+// One half of a unit of a 2:4 format as 32 dense positions.
+template <class Format>
+inline void expand_kept(const uint8_t* bytes, int half, __m256 zero, __m256 scale, float* dst, int64_t dst_stride) {
+  const __m256i places = load_half(bytes, half);
+  const __m256i low_bits = _mm256_set1_epi32(3);
+#pragma GCC unroll 8
+  for (int i = 0; i < kKeptPerUnit; i += 2) {
+    const __m256 first = scaled<Format>(Format::kept(bytes, i, half), zero, scale);
+    const __m256 second = scaled<Format>(Format::kept(bytes, i + 1, half), zero, scale);
+    const __m256i first_place = _mm256_and_si256(_mm256_srli_epi32(places, 2 * i), low_bits);
+    const __m256i second_place = _mm256_and_si256(_mm256_srli_epi32(places, 2 * i + 2), low_bits);
+#pragma GCC unroll 4
+    for (int place = 0; place < 4; ++place) {
+      const __m256i here = _mm256_set1_epi32(place);
+      const __m256 is_first = _mm256_castsi256_ps(_mm256_cmpeq_epi32(first_place, here));
+      const __m256 is_second = _mm256_castsi256_ps(_mm256_cmpeq_epi32(second_place, here));
+      _mm256_storeu_ps(dst, _mm256_or_ps(_mm256_and_ps(first, is_first), _mm256_and_ps(second, is_second)));
+      dst += dst_stride;
+    }
+  }
+}
+
 template <class Format>
 void expand(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int64_t dst_stride) {
   constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
@@ -240,20 +330,21 @@ void expand(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int
       }
     }
     for (; k < group_end; k += kUnit) {
-      const uint8_t* unit = run.lines + k / kUnit * kBytes;
-#pragma GCC unroll 32
-      for (int j = 0; j < kUnit; ++j) {
+      const uint8_t* const bytes = run.lines + k / kUnit * kBytes;
 #pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
-          __m256 value = Format::value(unit, j, half);
-          if constexpr (Format::kQuantized) {
-            if constexpr (Format::kFactor != 1.0f) value = _mm256_mul_ps(value, _mm256_set1_ps(Format::kFactor));
-            value = _mm256_mul_ps(_mm256_sub_ps(value, zero[half]), scale[half]);
+      for (int half = 0; half < 2; ++half) {
+        float* const dst_half = dst + kHalf * half;
+        if constexpr (is_two_of_four(Format::kFormat)) {
+          expand_kept<Format>(bytes, half, zero[half], scale[half], dst_half, dst_stride);
+        } else {
+#pragma GCC unroll 32
+          for (int j = 0; j < kUnit; ++j) {
+            const __m256 value = scaled<Format>(Format::value(bytes, j, half), zero[half], scale[half]);
+            _mm256_storeu_ps(dst_half + j * dst_stride, value);
           }
-          _mm256_storeu_ps(dst + kHalf * half, value);
         }
-        dst += dst_stride;
       }
+      dst += kUnit * dst_stride;
     }
   }
 }
@@ -315,6 +406,10 @@ LinearKernels make_kernels() {
   add_format<Int4>(kernels);
   add_format<Int8>(kernels);
   add_format<Fp8>(kernels);
+  add_format<Bf16TwoOfFour>(kernels);
+  add_format<F16TwoOfFour>(kernels);
+  add_format<Int8TwoOfFour>(kernels);
+  add_format<Int4TwoOfFour>(kernels);
   const TileKernel tiles[] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
   for (int rows = 0; rows < 6; ++rows) kernels.tile[rows] = tiles[rows];
   return kernels;

@@ -5,6 +5,9 @@
 // shuffle to the top of the lane, a conversion and an FMA; bf16 a shift or a mask and an FMA. Four chains hide the
 // FMA's latency. Scales and zeros are applied to the group's sum, never to single weights.
 //
+// 2:4: a four of x stands in every 128-bit lane, and vpermilps picks the kept one for each output, so that a kept weight
+// costs a shift of the places and a permutation besides what its format costs; one for each two weights of a dense row.
+//
 // PREFILL. 8 rows x 48 outputs: 24 accumulators, 3 registers of weights, and broadcasts from a packed strip of x: 11
 // loads for 24 FMAs, where 12 x 32 needs 14 and is some 3 % slower.
 //
@@ -28,6 +31,13 @@ namespace {
 constexpr int kNumChains = 4;
 constexpr int kTilePanels = 3;
 constexpr int64_t kPrefetchBytes = 8192;
+
+// The words of a line shifted right by num_bits: whole bytes by loading that much further on, which costs no operation.
+// Above a word's own bits stand the next one's, so only the lowest 32 - num_bits count; of the next line, 3 bytes are
+// read.
+inline __m512i load_shifted(const uint8_t* line, int num_bits) {
+  return _mm512_srli_epi32(_mm512_loadu_si512(line + num_bits / 8), num_bits % 8);
+}
 
 // Each format: kUnit and kBytes as in linear_kernels.h; Unit, the loaded unit; value(unit, j), the 16 values of
 // position j of the unit times 1 / kFactor.
@@ -111,12 +121,12 @@ struct Int4 {
   static constexpr bool kQuantized = true;
   static constexpr float kFactor = 1.0f;
   struct Unit {
-    __m512i word;
+    const uint8_t* line;
   };
-  static Unit load(const uint8_t* bytes) { return {_mm512_load_si512(bytes)}; }
+  static Unit load(const uint8_t* bytes) { return {bytes}; }
   static __m512 value(const Unit& unit, int j) {
     const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(unit.word, 4 * j), table);
+    return _mm512_permutexvar_ps(load_shifted(unit.line, 4 * j), table);
   }
 };
 
@@ -169,8 +179,8 @@ constexpr int64_t scale_line_bytes(ScaleFormat format) {
 // Zeros relative to the centre 2^(bits-1), which stored codes already have subtracted.
 template <class Format>
 inline __m512 load_zeros(const uint8_t* zeros) {
-  constexpr int kBits =
-      static_cast<int>(unit_shape(Format::kFormat).num_bytes * 8 / kPanel / unit_shape(Format::kFormat).num_k);
+  constexpr UnitShape kUnit = unit_shape(value_format(Format::kFormat));
+  constexpr int kBits = static_cast<int>(kUnit.num_bytes * 8 / kPanel / kUnit.num_k);
   const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zeros)));
   return _mm512_cvtepi32_ps(_mm512_sub_epi32(bytes, _mm512_set1_epi32(1 << (kBits - 1))));
 }
@@ -180,12 +190,63 @@ inline __mmask16 lane_mask(int64_t num_lanes) {
   return num_lanes <= 0 ? 0 : static_cast<__mmask16>((1u << num_lanes) - 1);
 }
 
+// The 2:4 format whose kept values are those of the dense format Values.
+template <class Values, WeightFormat kTwoOfFour>
+struct TwoOfFour : Values {
+  static constexpr WeightFormat kFormat = kTwoOfFour;
+  static_assert(value_format(kTwoOfFour) == Values::kFormat);
+
+  // The i-th of the unit's kept values.
+  static __m512 kept(const uint8_t* unit, int i) {
+    constexpr UnitShape kValues = unit_shape(Values::kFormat);
+    constexpr int kUnit = static_cast<int>(kValues.num_k);
+    return Values::value(Values::load(unit + kPlacesBytes + i / kUnit * kValues.num_bytes), i % kUnit);
+  }
+};
+using Bf16TwoOfFour = TwoOfFour<Bf16, WeightFormat::bf16_24>;
+using F16TwoOfFour = TwoOfFour<F16, WeightFormat::f16_24>;
+using Int8TwoOfFour = TwoOfFour<Int8, WeightFormat::int8_24>;
+using Int4TwoOfFour = TwoOfFour<Int4, WeightFormat::int4_24>;
+
+// chain[r] += the products of row r with a unit of a dense format.
+template <class Format, int kRows>
+inline void add_unit(const uint8_t* bytes, const float* x, int64_t x_stride, __m512 (&chain)[kRows][kNumChains]) {
+  constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
+  const typename Format::Unit unit = Format::load(bytes);
+#pragma GCC unroll 32
+  for (int j = 0; j < kUnit; ++j) {
+    const __m512 value = Format::value(unit, j);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      chain[r][j % kNumChains] = _mm512_fmadd_ps(value, _mm512_set1_ps(x[r * x_stride + j]), chain[r][j % kNumChains]);
+    }
+  }
+}
+
+// The same with a unit of a 2:4 format. zero: what is subtracted from each kept value, times 1 / kFactor.
+template <class Format, int kRows, bool kHasZeros>
+inline void add_unit_of_kept(const uint8_t* bytes, const float* x, int64_t x_stride, __m512 zero,
+                             __m512 (&chain)[kRows][kNumChains]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kKeptPerUnit; ++i) {
+    __m512 value = Format::kept(bytes, i);
+    if constexpr (kHasZeros) value = _mm512_sub_ps(value, zero);
+    const __m512i place = load_shifted(bytes, 2 * i);  // vpermilps reads the lowest two bits
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const __m512 four = _mm512_broadcast_f32x4(_mm_loadu_ps(x + r * x_stride + i / 2 * 4));
+      chain[r][i % kNumChains] = _mm512_fmadd_ps(value, _mm512_permutevar_ps(four, place), chain[r][i % kNumChains]);
+    }
+  }
+}
+
 // The scale's type and the presence of zeros are template parameters: branches on them once a group cost 12 %.
 template <class Format, int kRows, ScaleFormat kScale, bool kHasZeros>
 void gemv_run(const PanelRun& run, const float* x, int64_t x_stride, const float* sums, int64_t sums_stride, float* y,
               int64_t y_stride) {
   constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
   constexpr int64_t kBytes = unit_shape(Format::kFormat).num_bytes;
+  constexpr bool kTwoOfFour = is_two_of_four(Format::kFormat);
   const int64_t units_per_group = run.group_len / kUnit;
   const uint8_t* bytes = run.lines;
   const uint8_t* scales = run.scales;
@@ -201,39 +262,36 @@ void gemv_run(const PanelRun& run, const float* x, int64_t x_stride, const float
 #pragma GCC unroll 4
         for (int c = 0; c < kNumChains; ++c) chain[r][c] = _mm512_setzero_ps();
       }
+      __m512 zero = _mm512_setzero_ps();
+      if constexpr (kHasZeros) {
+        zero = load_zeros<Format>(zeros);
+        zeros += kPanel;
+        if constexpr (kTwoOfFour) zero = _mm512_mul_ps(zero, _mm512_set1_ps(1.0f / Format::kFactor));
+      }
       for (int64_t u = 0; u < units_per_group; ++u) {
-        const typename Format::Unit unit = Format::load(bytes);
         for (int64_t line = 0; line < kBytes; line += 64) {
           _mm_prefetch(reinterpret_cast<const char*>(bytes + kPrefetchBytes + line), _MM_HINT_T0);
         }
-#pragma GCC unroll 32
-        for (int j = 0; j < kUnit; ++j) {
-          const __m512 value = Format::value(unit, j);
-#pragma GCC unroll 4
-          for (int r = 0; r < kRows; ++r) {
-            chain[r][j % kNumChains] =
-                _mm512_fmadd_ps(value, _mm512_set1_ps(x_k[r * x_stride + j]), chain[r][j % kNumChains]);
-          }
+        if constexpr (kTwoOfFour) {
+          add_unit_of_kept<Format, kRows, kHasZeros>(bytes, x_k, x_stride, zero, chain);
+        } else {
+          add_unit<Format, kRows>(bytes, x_k, x_stride, chain);
         }
         bytes += kBytes;
         x_k += kUnit;
       }
       __m512 scale = _mm512_setzero_ps();
-      __m512 zero = _mm512_setzero_ps();
       if constexpr (kScale != ScaleFormat::none) {
         scale = load_scales(kScale, scales);
         scales += scale_line_bytes(kScale);
-      }
-      if constexpr (kHasZeros) {
-        zero = load_zeros<Format>(zeros);
-        zeros += kPanel;
       }
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         __m512 sum = _mm512_add_ps(_mm512_add_ps(chain[r][0], chain[r][1]), _mm512_add_ps(chain[r][2], chain[r][3]));
         if constexpr (kScale != ScaleFormat::none) {
           if constexpr (Format::kFactor != 1.0f) sum = _mm512_mul_ps(sum, _mm512_set1_ps(Format::kFactor));
-          if constexpr (kHasZeros) sum = _mm512_fnmadd_ps(zero, _mm512_set1_ps(sums[r * sums_stride + group]), sum);
+          if constexpr (kHasZeros && !kTwoOfFour)
+            sum = _mm512_fnmadd_ps(zero, _mm512_set1_ps(sums[r * sums_stride + group]), sum);
           total[r] = _mm512_fmadd_ps(scale, sum, total[r]);
         } else {
           total[r] = _mm512_add_ps(total[r], sum);
@@ -270,7 +328,35 @@ void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* su
   kernel(run, x, x_stride, sums, sums_stride, y, y_stride);
 }
 
-// Each value is scale * (code - zero), rounded once, as dequantize() gives it.
+// A weight as dequantize() gives it: scale * (code - zero), rounded once.
+template <class Format>
+inline __m512 scaled(__m512 value, __m512 zero, __m512 scale) {
+  if constexpr (!Format::kQuantized) return value;
+  if constexpr (Format::kFactor != 1.0f) value = _mm512_mul_ps(value, _mm512_set1_ps(Format::kFactor));
+  return _mm512_mul_ps(_mm512_sub_ps(value, zero), scale);
+}
+
+// A unit of a 2:4 format as 32 dense positions.
+template <class Format>
+inline void expand_kept(const uint8_t* bytes, __m512 zero, __m512 scale, float* dst, int64_t dst_stride) {
+  const __m512i places = _mm512_load_si512(bytes);
+  const __m512i low_bits = _mm512_set1_epi32(3);
+#pragma GCC unroll 8
+  for (int i = 0; i < kKeptPerUnit; i += 2) {
+    const __m512 first = scaled<Format>(Format::kept(bytes, i), zero, scale);
+    const __m512 second = scaled<Format>(Format::kept(bytes, i + 1), zero, scale);
+    const __m512i first_place = _mm512_and_si512(_mm512_srli_epi32(places, 2 * i), low_bits);
+    const __m512i second_place = _mm512_and_si512(_mm512_srli_epi32(places, 2 * i + 2), low_bits);
+#pragma GCC unroll 4
+    for (int place = 0; place < 4; ++place) {
+      const __m512i here = _mm512_set1_epi32(place);
+      const __m512 value = _mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(first_place, here), first);
+      _mm512_storeu_ps(dst, _mm512_mask_mov_ps(value, _mm512_cmpeq_epi32_mask(second_place, here), second));
+      dst += dst_stride;
+    }
+  }
+}
+
 template <class Format>
 void expand(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int64_t dst_stride) {
   constexpr int kUnit = static_cast<int>(unit_shape(Format::kFormat).num_k);
@@ -286,16 +372,17 @@ void expand(const PanelRun& run, int64_t begin_k, int64_t end_k, float* dst, int
       if (run.zeros) zero = load_zeros<Format>(run.zeros + group * kPanel);
     }
     for (; k < group_end; k += kUnit) {
-      const typename Format::Unit unit = Format::load(run.lines + k / kUnit * kBytes);
+      const uint8_t* const bytes = run.lines + k / kUnit * kBytes;
+      if constexpr (is_two_of_four(Format::kFormat)) {
+        expand_kept<Format>(bytes, zero, scale, dst, dst_stride);
+        dst += kUnit * dst_stride;
+      } else {
+        const typename Format::Unit unit = Format::load(bytes);
 #pragma GCC unroll 32
-      for (int j = 0; j < kUnit; ++j) {
-        __m512 value = Format::value(unit, j);
-        if constexpr (Format::kQuantized) {
-          if constexpr (Format::kFactor != 1.0f) value = _mm512_mul_ps(value, _mm512_set1_ps(Format::kFactor));
-          value = _mm512_mul_ps(_mm512_sub_ps(value, zero), scale);
+        for (int j = 0; j < kUnit; ++j) {
+          _mm512_storeu_ps(dst, scaled<Format>(Format::value(unit, j), zero, scale));
+          dst += dst_stride;
         }
-        _mm512_storeu_ps(dst, value);
-        dst += dst_stride;
       }
     }
   }
@@ -362,6 +449,10 @@ LinearKernels make_kernels() {
   add_format<Int4>(kernels);
   add_format<Int8>(kernels);
   add_format<Fp8>(kernels);
+  add_format<Bf16TwoOfFour>(kernels);
+  add_format<F16TwoOfFour>(kernels);
+  add_format<Int8TwoOfFour>(kernels);
+  add_format<Int4TwoOfFour>(kernels);
   const TileKernel tiles[] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>, tile<7>, tile<8>};
   for (int rows = 0; rows < 8; ++rows) kernels.tile[rows] = tiles[rows];
   return kernels;

@@ -13,6 +13,19 @@
 //   fp8      4 x 64           as int8, the lane's bytes being E4M3 bit patterns
 //   int3    32 x 192          three lines: the lane's three words are a dense stream of 32 codes, lowest bits first
 //
+// 2:4 (bf16_24, f16_24, int8_24, int4_24): of every four neighbouring positions two are kept, in ascending order. A unit
+// of 32 positions is one line of places, lane = 16 x 2 bits, lowest first: where in its four each kept value stands;
+// then the 16 kept values in units of the dense format:
+//
+//   format  unit: k x bytes   bytes a weight
+//   bf16_24 32 x 576          1.125
+//   f16_24  32 x 576          1.125
+//   int8_24 32 x 320          0.625
+//   int4_24 32 x 192          0.375
+//
+// A four with fewer than two weights other than zero keeps zeros besides. Zeros of the grid are subtracted from each
+// kept code, so that what is not kept adds nothing.
+//
 // An integer code c of b bits is stored as the two's complement value c - 2^(b-1). Groups (one scale, and one zero
 // where asymmetric) are group_len positions: the group size rounded up to whole units, padding positions having x = 0.
 // Scales [G, 16] keep the 16 bits of their type; zeros [G, 16] are bytes: the unsigned zero of the grid.
@@ -27,19 +40,43 @@
 namespace pare {
 
 inline constexpr int64_t kPanel = 16;
+// Bytes behind the last panel that kernels of packed linears may read and ignore.
+inline constexpr int64_t kLineSlack = 64;
 
-enum class WeightFormat : uint8_t { bf16, f16, f32, int2, int3, int4, int8, fp8 };
-inline constexpr int kNumWeightFormats = 8;
+enum class WeightFormat : uint8_t { bf16, f16, f32, int2, int3, int4, int8, fp8, bf16_24, f16_24, int8_24, int4_24 };
+inline constexpr int kNumWeightFormats = 12;
 enum class ScaleFormat : uint8_t { none, bf16, f16, f32 };
 
 struct UnitShape {
   int64_t num_k;
   int64_t num_bytes;
 };
-inline constexpr UnitShape kUnitShapes[kNumWeightFormats] = {{4, 128},  {4, 128}, {4, 256}, {16, 64},
-                                                             {32, 192}, {8, 64},  {4, 64},  {4, 64}};
+inline constexpr UnitShape kUnitShapes[kNumWeightFormats] = {{4, 128},  {4, 128},  {4, 256},  {16, 64},
+                                                             {32, 192}, {8, 64},   {4, 64},   {4, 64},
+                                                             {32, 576}, {32, 576}, {32, 320}, {32, 192}};
 constexpr UnitShape unit_shape(WeightFormat format) {
   return kUnitShapes[static_cast<int>(format)];
+}
+
+inline constexpr int kPlacesBytes = 64;  // of a 2:4 unit, before its kept values
+inline constexpr int kKeptPerUnit = 16;
+constexpr bool is_two_of_four(WeightFormat format) {
+  return format >= WeightFormat::bf16_24;
+}
+// The format of a 2:4 format's kept values; a dense format itself.
+constexpr WeightFormat value_format(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::bf16_24:
+      return WeightFormat::bf16;
+    case WeightFormat::f16_24:
+      return WeightFormat::f16;
+    case WeightFormat::int8_24:
+      return WeightFormat::int8;
+    case WeightFormat::int4_24:
+      return WeightFormat::int4;
+    default:
+      return format;
+  }
 }
 
 // Consecutive panels of one linear. num_outs counts the outputs to write: 16 for each panel but the last.
@@ -55,7 +92,7 @@ struct PanelRun {
 };
 
 // y[r * y_stride + o] = sum over k of x[r * x_stride + k] * W[o, k] + bias[o] for a fixed number of rows.
-// sums[r * sums_stride + g]: the sum of x over group g; read only where the run has zeros.
+// sums[r * sums_stride + g]: the sum of x over group g; read only where the run has zeros and is dense.
 using GemvKernel = void (*)(const PanelRun& run, const float* x, int64_t x_stride, const float* sums,
                             int64_t sums_stride, float* y, int64_t y_stride);
 
