@@ -384,8 +384,8 @@ TEST(ContainerFormat, TheTableIsFoundByNameAndByConfiguration) {
   expect_error<std::invalid_argument>([] { container_format("gguf"); }, {"'gguf'", "'compressed-tensors'", "'awq-gemm'",
                                                                          "'bitsandbytes'", "'pare-int8'"});
   EXPECT_EQ(find_container("gptq", "{}"), nullptr);
-  EXPECT_EQ(compressed_tensors_container().unread_by(Engine::vllm), "");
-  EXPECT_NE(pare_int8_container().unread_by(Engine::vllm), "");
+  EXPECT_TRUE(compressed_tensors_container().unread_by(Engine::vllm, PackScheme{}).empty());
+  EXPECT_FALSE(pare_int8_container().unread_by(Engine::vllm, PackScheme{}).empty());
 }
 
 // --- a container of one file and one row ---
@@ -450,7 +450,8 @@ TEST_F(OwnContainer, IsStoredAndOpenedLikeAnyOther) {
   const LinearDescription& gate = checkpoint.description().blocks[0].experts[0].gate;
   EXPECT_FALSE(checkpoint.stored_scheme(gate).has_value());
   EXPECT_TRUE(std::holds_alternative<DenseWeight>(checkpoint.linear(gate).weight));
-  EXPECT_EQ(row_container().unread_by(Engine::transformers), "the container test-rows is pare's own");
+  EXPECT_EQ(row_container().unread_by(Engine::transformers, PackScheme{}),
+            std::vector<std::string>{"the container test-rows is pare's own"});
 }
 
 TEST_F(OwnContainer, ErrorsOfTheCheckpointNameItsTensors) {
