@@ -1,12 +1,11 @@
-// Rules of engines, as read in their sources: transformers 5.17 with compressed-tensors 0.19; vLLM 0.19 to 0.24
-// (compressed_tensors_wNa16.py, marlin_utils.py); llama.cpp's convert_hf_to_gguf.py of 2026.
+// Rules of engines, as read in their sources: transformers 5.17, vLLM 0.19 to 0.24 (marlin_utils.py), llama.cpp's
+// convert_hf_to_gguf.py of 2026. What they read of one container is said by that container.
 #include "compress/plan/engine_verdicts.h"
 
 #include <algorithm>
 #include <set>
 
-#include "runtime/format/awq_gemm.h"
-#include "runtime/format/bitsandbytes_int8.h"
+#include "runtime/format/container_format.h"
 
 namespace pare {
 namespace {
@@ -63,22 +62,13 @@ void judge_experts(const RunPlan& plan, const std::vector<PackScheme>& schemes, 
       if (!layer.is_compressed()) continue;
       if (schemes.size() > 1) transformers.add("experts are read by one scheme only, of several");
       if (!layer.scheme.symmetric) transformers.add("zero points of experts are not read");
-      const StoredFormat format = layer.scheme.format;
-      if (layer.scheme.container != kCompressedTensors ||
-          (format != StoredFormat::pack_quantized && format != StoredFormat::float_quantized)) {
-        transformers.add("experts are read from pack-quantized and float-quantized files only");
+      const ContainerFormat& container = container_format(layer.scheme.container);
+      for (const std::string& reason : container.unread_by(Engine::transformers_experts, layer.scheme)) {
+        transformers.add(reason);
       }
       if (!layer.scheme.input.is_plain()) transformers.add("inputs of experts would not be rounded");
     }
   }
-}
-
-// What transformers 5.17 reads the container with (quantizers/quantizer_awq.py, quantizer_bnb_8bit.py): neither comes
-// with it or with compressed-tensors.
-std::string needed_package(std::string_view container) {
-  if (container == kAwqGemm) return "gptqmodel";
-  if (container == kBitsAndBytes) return "bitsandbytes";
-  return "";
 }
 
 }  // namespace
@@ -104,21 +94,10 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescrip
       const ContainerFormat& container = container_format(scheme.container);
       for (auto& [engine, reasons] : {std::pair{Engine::transformers, &transformers}, std::pair{Engine::vllm, &vllm},
                                       std::pair{Engine::llama_cpp, &converter}}) {
-        reasons->add(container.unread_by(engine));
+        for (const std::string& reason : container.unread_by(engine, scheme)) reasons->add(reason);
       }
-      if (const std::string package = needed_package(scheme.container); !package.empty()) {
-        packages.insert(package);
-      }
-      if (scheme.container != kCompressedTensors) continue;
-      if (scheme.is_dense()) {
-        for (Reasons* reasons : {&vllm, &converter}) reasons->add("rounded inputs beside dense weights are not read");
-        continue;
-      }
-      if (scheme.input.type == InputType::int8 && scheme.input.range == InputRange::tensor) {
-        vllm.add("int8 inputs with a dynamic range per tensor: only per token, or static");
-      }
-      if (scheme.bits != 4 && scheme.bits != 8) vllm.add(std::to_string(scheme.bits) + " bits: only 4 and 8 are read");
-      if (!scheme.symmetric && scheme.bits != 4) vllm.add("asymmetric weights are read with 4 bits only");
+      if (!container.needed_package().empty()) packages.emplace(container.needed_package());
+      if (!container.runs_on_marlin(scheme)) continue;
       if (layer.linear.num_in % kMarlinColumns != 0 || layer.linear.num_out % kMarlinRows != 0) {
         const std::string role = layer.linear.name.substr(layer.linear.name.rfind('.') + 1);
         const std::string shape =
@@ -126,11 +105,6 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescrip
         const bool fits_others = layer.linear.num_in % kOtherKernels == 0 && layer.linear.num_out % kOtherKernels == 0;
         (fits_others ? without_marlin : unfit).insert(shape);
       }
-      if (scheme.act_order == StoredActOrder::group) {
-        transformers.add("act_order group: compressed-tensors 0.19 no longer reads weight_g_idx; use static");
-      }
-      if (scheme.group_size == kPerChannel) converter.add("one scale per channel: only groups are read");
-      if (scheme.act_order == StoredActOrder::group) converter.add("act_order group is not read");
     }
   }
   judge_experts(plan, schemes, transformers, vllm);
@@ -171,10 +145,9 @@ std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan) {
   for (const auto& layers : plan.blocks) {
     for (const LayerPlan& layer : layers) {
       if (!layer.is_compressed() || layer.scheme.is_plain()) continue;
-      transformers.add(container_format(layer.scheme.container).unread_by(Engine::transformers));
-      if (layer.scheme.container == kBitsAndBytes) transformers.add("bitsandbytes is not tried with encoders");
-      if (layer.scheme.act_order == StoredActOrder::group) {
-        transformers.add("act_order group: compressed-tensors 0.19 no longer reads weight_g_idx; use static");
+      const ContainerFormat& container = container_format(layer.scheme.container);
+      for (const std::string& reason : container.unread_by(Engine::transformers_encoders, layer.scheme)) {
+        transformers.add(reason);
       }
     }
   }

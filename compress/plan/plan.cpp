@@ -262,7 +262,9 @@ void plan_head(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan
   const PassRecipe* rounding = find_pass(recipe, PassKind::rounds);
   PackScheme scheme{.container = recipe.container};
   if (rounding != nullptr) rounding->options->store(scheme);
-  if (scheme.container != kCompressedTensors) {
+  const ContainerFormat& container = container_format(scheme.container);
+  if (const StoredModule table{checkpoint.embedding().name, container.adapted(scheme), false};
+      !container.accepts_together({&table, 1})) {
     refuse("head: a quantized embedding or head has no place in the container " +
            (scheme.container == recipe.container ? scheme.container : "of " + std::string(rounding->row->key)) +
            ": leave it out");
@@ -271,7 +273,7 @@ void plan_head(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan
   grid.bits = recipe.head->bits;
   grid.group_size = recipe.head->group_size;
   grid.scales = ScaleSearch::squared_error;
-  grid.scale_dtype = container_format(recipe.container).scale_dtype(model.dtype);
+  grid.scale_dtype = container.scale_dtype(model.dtype);
   if (grid.group_size != kPerChannel && model.hidden_size % grid.group_size != 0) {
     refuse("head: group size " + std::to_string(grid.group_size) + " does not divide the model's width " +
            std::to_string(model.hidden_size) + "; leave it out for one scale per channel");

@@ -33,7 +33,7 @@ std::string scheme_problem(const PackScheme& scheme) {
   if (scheme.bits != kBits) return "expected 4 bits, found " + std::to_string(scheme.bits);
   if (scheme.per_tensor) return "expected scales of groups or channels, found one scale per tensor";
   if (scheme.act_order == StoredActOrder::group) return "act-order moved columns between groups";
-  if (!scheme.input.is_plain()) return "expected 16-bit inputs, found " + input_format_name(scheme.input);
+  if (!scheme.input.is_plain()) return "expected inputs that are not rounded, found " + input_format_name(scheme.input);
   return "";
 }
 
@@ -264,9 +264,12 @@ class AwqGemmContainer final : public ContainerFormat {
   std::string_view name() const override { return kAwqGemm; }
   std::string_view method() const override { return kMethod; }
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
-  std::string unread_by(Engine engine) const override {
-    return engine == Engine::llama_cpp ? "AWQ GEMM is not read" : "";
+  std::vector<std::string> unread_by(Engine engine, const PackScheme&) const override {
+    if (engine == Engine::llama_cpp) return {"AWQ GEMM is not read"};
+    if (engine == Engine::transformers_experts) return {std::string(kExpertFormats)};
+    return {};
   }
+  std::string_view needed_package() const override { return "gptqmodel"; }  // transformers 5.17, quantizer_awq.py
 
   // The order of columns is not recorded, and zeros are stored for every weight.
   PackScheme adapted(PackScheme wanted) const override {

@@ -201,9 +201,15 @@ class BitsAndBytesContainer final : public ContainerFormat {
   std::string_view name() const override { return kBitsAndBytes; }
   std::string_view method() const override { return kBitsAndBytes; }
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
-  std::string unread_by(Engine engine) const override {
-    return engine == Engine::llama_cpp ? "bitsandbytes is not read" : "";
+  std::vector<std::string> unread_by(Engine engine, const PackScheme&) const override {
+    if (engine == Engine::llama_cpp) return {"bitsandbytes is not read"};
+    if (engine == Engine::transformers_experts) return {std::string(kExpertFormats)};
+    if (engine == Engine::transformers_encoders) return {"bitsandbytes is not tried with encoders"};
+    return {};
   }
+  std::string_view needed_package() const override {
+    return "bitsandbytes";
+  }  // transformers 5.17, quantizer_bnb_8bit.py
 
   PackScheme adapted(PackScheme wanted) const override {
     wanted.container = kBitsAndBytes;

@@ -328,7 +328,41 @@ class CompressedTensorsContainer final : public ContainerFormat {
   std::string_view name() const override { return kCompressedTensors; }
   std::string_view method() const override { return kCompressedTensors; }
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
-  std::string unread_by(Engine) const override { return ""; }
+  // As read in the sources of transformers 5.17 with compressed-tensors 0.19, of vLLM 0.19 to 0.24
+  // (compressed_tensors_wNa16.py) and of llama.cpp's convert_hf_to_gguf.py of 2026.
+  std::vector<std::string> unread_by(Engine engine, const PackScheme& scheme) const override {
+    std::vector<std::string> reasons;
+    const auto add_if = [&](bool is_so, const std::string& reason) {
+      if (is_so) reasons.push_back(reason);
+    };
+    const bool is_regrouped = scheme.act_order == StoredActOrder::group;
+    switch (engine) {
+      case Engine::transformers_experts:
+        add_if(scheme.format != StoredFormat::pack_quantized && scheme.format != StoredFormat::float_quantized,
+               std::string(kExpertFormats));
+        break;
+      case Engine::transformers:
+      case Engine::transformers_encoders:
+        add_if(is_regrouped, "act_order group: compressed-tensors 0.19 no longer reads weight_g_idx; use static");
+        break;
+      case Engine::vllm:
+        add_if(scheme.is_dense(), "rounded inputs beside dense weights are not read");
+        if (scheme.is_dense()) break;
+        add_if(scheme.input.type == InputType::int8 && scheme.input.range == InputRange::tensor,
+               "int8 inputs with a dynamic range per tensor: only per token, or static");
+        add_if(scheme.bits != 4 && scheme.bits != 8, std::to_string(scheme.bits) + " bits: only 4 and 8 are read");
+        add_if(!scheme.symmetric && scheme.bits != 4, "asymmetric weights are read with 4 bits only");
+        break;
+      case Engine::llama_cpp:
+        add_if(scheme.is_dense(), "rounded inputs beside dense weights are not read");
+        if (scheme.is_dense()) break;
+        add_if(scheme.group_size == kPerChannel, "one scale per channel: only groups are read");
+        add_if(is_regrouped, "act_order group is not read");
+        break;
+    }
+    return reasons;
+  }
+  bool runs_on_marlin(const PackScheme& scheme) const override { return !scheme.is_dense(); }
 
   // Codes are packed but where engines expect them in bytes: 8 bits beside rounded inputs; and packed ones have no
   // place for a single scale, nor bytes for the group of a column.

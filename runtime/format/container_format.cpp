@@ -127,8 +127,8 @@ bool has_quantized_tensor(const FindTensor& find, const std::string& module, std
   return true;
 }
 
-std::string ContainerFormat::unread_by(Engine) const {
-  return "the container " + std::string(name()) + " is pare's own";
+std::vector<std::string> ContainerFormat::unread_by(Engine, const PackScheme&) const {
+  return {"the container " + std::string(name()) + " is pare's own"};
 }
 
 bool ContainerFormat::packs(const SparsePattern&) const {

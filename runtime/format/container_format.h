@@ -36,8 +36,8 @@ struct StoredExtent {
   DType dense_dtype = DType::BF16;        // of dense weights whose pattern is packed: StoredLinear::dense_dtype
 };
 
-// Who else reads checkpoints.
-enum class Engine { transformers, vllm, llama_cpp };
+// Who else reads checkpoints. transformers has ways of its own for encoders and for the experts of a mixture.
+enum class Engine { transformers, transformers_encoders, transformers_experts, vllm, llama_cpp };
 
 // A quantization_config as read.
 class ContainerConfig {
@@ -63,8 +63,12 @@ class ContainerFormat {
   virtual std::string_view method() const = 0;
   // The suffixes of all tensors that may hold parts of a linear: a tensor's name is the module's name + suffix.
   virtual std::span<const std::string_view> suffixes() const = 0;
-  // Why that engine reads no checkpoint of this container; empty: it reads some. By default nobody but pare does.
-  virtual std::string unread_by(Engine engine) const;
+  // Why that engine does not read modules of that scheme, a reason each; none: it does. By default nobody but pare does.
+  virtual std::vector<std::string> unread_by(Engine engine, const PackScheme& scheme) const;
+  // The package that transformers reads it with, beside itself and compressed-tensors; empty: none.
+  virtual std::string_view needed_package() const { return {}; }
+  // Whether vLLM multiplies such weights by Marlin, whose shapes then count.
+  virtual bool runs_on_marlin(const PackScheme&) const { return false; }
 
   // --- what it holds ---
 
@@ -146,6 +150,10 @@ const ContainerFormat* find_container(std::string_view quant_method, const std::
 void register_container(const ContainerFormat& format);
 
 // --- for implementations ---
+
+// What transformers reads experts from (integrations/compressed_tensors.py: DecompressExperts).
+inline constexpr std::string_view kExpertFormats =
+    "experts are read from pack-quantized and float-quantized files only";
 
 // Throws std::invalid_argument unless the linear is what the scheme describes: code type, bits, group size, symmetry,
 // group_of_I, pattern, input; and std::runtime_error for an invalid weight (validate).

@@ -431,10 +431,11 @@ TEST(ContainerFormat, TheTableIsFoundByNameAndByConfiguration) {
       [] { container_format("gguf"); },
       {"'gguf'", "'compressed-tensors'", "'awq-gemm'", "'bitsandbytes'", "'pare-int8'", "'pare-sparse24'"});
   EXPECT_EQ(find_container("gptq", "{}"), nullptr);
-  EXPECT_EQ(compressed_tensors_container().unread_by(Engine::vllm), "");
-  EXPECT_NE(pare_int8_container().unread_by(Engine::vllm), "");
+  EXPECT_TRUE(compressed_tensors_container().unread_by(Engine::vllm, PackScheme{}).empty());
+  EXPECT_FALSE(pare_int8_container().unread_by(Engine::vllm, PackScheme{}).empty());
   for (const Engine engine : {Engine::transformers, Engine::vllm, Engine::llama_cpp}) {
-    EXPECT_EQ(container_format("pare-sparse24").unread_by(engine), "the container pare-sparse24 is pare's own");
+    EXPECT_EQ(container_format("pare-sparse24").unread_by(engine, PackScheme{}),
+              std::vector<std::string>{"the container pare-sparse24 is pare's own"});
   }
 }
 
@@ -500,7 +501,8 @@ TEST_F(OwnContainer, IsStoredAndOpenedLikeAnyOther) {
   const LinearDescription& gate = checkpoint.description().blocks[0].experts[0].gate;
   EXPECT_FALSE(checkpoint.stored_scheme(gate).has_value());
   EXPECT_TRUE(std::holds_alternative<DenseWeight>(checkpoint.linear(gate).weight));
-  EXPECT_EQ(row_container().unread_by(Engine::transformers), "the container test-rows is pare's own");
+  EXPECT_EQ(row_container().unread_by(Engine::transformers, PackScheme{}),
+            std::vector<std::string>{"the container test-rows is pare's own"});
 }
 
 TEST_F(OwnContainer, ErrorsOfTheCheckpointNameItsTensors) {
