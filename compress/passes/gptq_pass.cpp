@@ -22,7 +22,8 @@ std::optional<InputScaling> apply_gptq(StageState& stage, const SteppedLayers& l
   const GptqFactor& factor = stage.factor(shared.gptq, pattern.is_dense() ? 1 : pattern.group);
   for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
     const auto& pass = static_cast<const GptqPass&>(options);
-    ColumnMask mask{.kept_OI = kept_of(layer)};
+    ColumnMask mask;
+    mask.kept_OI = kept_of(layer);
     if (!layer.sparsity) mask.pattern = pass.pattern();
     GptqResult rounded = gptq(layer.weight_OI, factor, pass.gptq, mask);
     if (!layer.sparsity && rounded.kept_OI.defined()) layer.sparsity = Sparsity{pass.pattern(), rounded.kept_OI};

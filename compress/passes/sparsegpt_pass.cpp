@@ -13,10 +13,13 @@ namespace pare {
 namespace {
 
 PrunedWeight sweep(StageState& stage, const SparseGptPass& pass, LayerState& layer) {
-  const GptqOptions options{.block_size = pass.block_size, .damping = pass.damping, .act_order = ActOrder::none};
+  GptqOptions options;
+  options.damping = pass.damping;
+  options.act_order = ActOrder::none;
   const GptqFactor& factor = stage.factor(options);
-  ColumnMask mask{.pattern = pass.pattern()};
-  if (mask.pattern.is_dense()) mask.pruned_share = pass.pruned_share();
+  ColumnMask mask;
+  mask.pattern = pass.pattern();
+  if (mask.pattern.is_dense()) mask.ratio = pass.pruned_share();
   SparseGptResult result = sparsegpt(layer.weight_OI, factor, mask, pass.block_size);
   layer.record.damping = result.events.damping_used;
   list_events(result.events, pass.damping, "Wanda's scores", layer.record.events);

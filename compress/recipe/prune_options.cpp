@@ -135,7 +135,7 @@ void SparseGptPass::fields(FieldVisitor& visit) {
 void SparseGptPass::check(const PassCheck& check) {
   check.require_calibration({}, "sparsegpt needs calibration data", "use magnitude");
   PrunePass::check(check);
-  resolve.damping = alps.damping = damping;
+  resolve.damping = damping;
   if (chooser == MaskChooser::sweep && check.was_given("alps_rounds")) {
     check.fail("alps_rounds", "expected 'mask: alps' beside it");
   }
