@@ -1,0 +1,14 @@
+// Magnitude pruning: the largest weights are kept. Needs no data.
+#pragma once
+
+#include "prune/mask.h"
+
+namespace pare {
+
+// |w|, float32 [O, I]. Throws std::invalid_argument as checked_weight does.
+at::Tensor magnitude_scores(const at::Tensor& weight_OI);
+
+// weight_OI float32 [O, I]; kept weights stay as they are. Throws as magnitude_scores and keep_best do.
+PrunedWeight magnitude(const at::Tensor& weight_OI, const KeepRule& rule);
+
+}  // namespace pare

@@ -1,0 +1,100 @@
+// The options of pruning and their defaults: the one place of both, free of LibTorch so that recipes can be read
+// without it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "runtime/format/fields.h"
+#include "runtime/format/linear_weights.h"
+
+namespace pare {
+
+inline constexpr std::string_view kUnstructured = "unstructured";
+
+// "N:M" keeps N of M consecutive inputs, 0 < N < M; kUnstructured is {0, 0}. Throws std::invalid_argument for any other
+// text.
+SparsePattern parse_pattern(std::string_view text);
+// The text that parse_pattern reads back.
+std::string pattern_text(const SparsePattern& pattern);
+
+// Among which weights the ratio of unstructured sparsity holds: each row of a layer, each layer, all layers together
+// (scores must then be comparable between layers: magnitudes are), or each layer with a ratio of its own, found by
+// outliers (owl.h) and held in each row.
+enum class Allocation { row, layer, global, owl };
+inline std::span<const EnumName<Allocation>> enum_names(Allocation) {
+  static constexpr std::array<EnumName<Allocation>, 4> kNames = {{{Allocation::row, "row"},
+                                                                  {Allocation::layer, "layer"},
+                                                                  {Allocation::global, "global"},
+                                                                  {Allocation::owl, "owl"}}};
+  return kNames;
+}
+
+struct SparsityOptions {
+  std::string pattern = "2:4";              // or kUnstructured
+  double ratio = 0.5;                       // unstructured: the share of weights that become zero; 0 .. 1
+  Allocation allocation = Allocation::row;  // unstructured
+
+  void fields(FieldVisitor& visit) {
+    visit("pattern", pattern);
+    visit("ratio", ratio, {.low = 0.0, .high = 1.0});
+    visit("allocation", allocation);
+  }
+};
+
+struct OwlOptions {
+  double outlier = 5.0;  // an outlier's score exceeds so many times the mean of its layer; > 0
+  double bound = 0.08;   // the most by which a layer's ratio differs from the one asked for
+
+  void fields(FieldVisitor& visit) {
+    visit("owl_outlier", outlier, {.low = 1e-6, .high = 1e6});
+    visit("owl_bound", bound, {.low = 0.0, .high = 0.5});
+  }
+};
+
+inline constexpr int kMaxSolverRounds = 10000;
+
+// Kept weights as the least squares they are (resolve.h).
+struct ResolveOptions {
+  int gradient_steps = 60;  // of conjugate gradients at most, after ...
+  int admm_rounds = 0;      // ... so many rounds of ADMM; both 0 leave the weight as it is
+  double tolerance = 3e-5;  // a row is done when a step takes less than this part off its trace
+  double penalty = 0.3;     // ADMM's rho, in units of the normalized H, whose diagonal is 1
+  double damping = 0.01;    // of mean diag(H) over live columns, added to the diagonal of what is minimized; 0 .. 1
+
+  void fields(FieldVisitor& visit) {
+    visit("resolve", gradient_steps, {.low = 0, .high = kMaxSolverRounds});
+    visit("resolve_admm", admm_rounds, {.low = 0, .high = kMaxSolverRounds});
+    visit.decided("resolve_tolerance", tolerance);
+    visit.decided("resolve_penalty", penalty);
+    visit.decided("resolve_damping", damping);
+  }
+};
+
+// The choice of the mask inside the re-solving (alps.h). Below the first penalty supports wander without gain, above the
+// last one they hardly move.
+struct AlpsOptions {
+  double first_penalty = 0.1;  // rho, in units of the normalized H, grows by equal factors ...
+  double last_penalty = 1.0;
+  int num_penalties = 12;  // ... in so many values
+  int rounds = 5;          // of ADMM at each
+
+  void fields(FieldVisitor& visit) {
+    visit("alps_rounds", rounds, {.low = 1, .high = kMaxSolverRounds});
+    visit("alps_penalties", num_penalties, {.low = 1, .high = kMaxSolverRounds});
+    visit.decided("alps_first_penalty", first_penalty);
+    visit.decided("alps_last_penalty", last_penalty);
+  }
+};
+
+// sweep: by the column loop that also makes up for what is dropped (SparseGPT). alps: by ADMM.
+enum class MaskChooser { sweep, alps };
+inline std::span<const EnumName<MaskChooser>> enum_names(MaskChooser) {
+  static constexpr std::array<EnumName<MaskChooser>, 2> kNames = {
+      {{MaskChooser::sweep, "sweep"}, {MaskChooser::alps, "alps"}}};
+  return kNames;
+}
+
+}  // namespace pare
