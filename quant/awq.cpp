@@ -55,8 +55,10 @@ AwqStage checked_stage(const AwqStage& given) {
   stage.hessian_II = checked_hessian(given.hessian_II);
   const int64_t num_in = stage.hessian_II.size(0);
   if (stage.weights_OI.empty()) throw std::invalid_argument("awq: expected at least one weight that reads the input");
-  for (at::Tensor& weight : stage.weights_OI) {
-    weight = checked_weight(weight);
+  check_num_masks(stage.kept_OI.size(), stage.weights_OI.size());
+  for (size_t k = 0; k < stage.weights_OI.size(); ++k) {
+    at::Tensor& weight = stage.weights_OI[k];
+    weight = checked_weight(weight, stage.kept_OI.empty() ? at::Tensor() : stage.kept_OI[k]);
     if (weight.size(1) == num_in) continue;
     throw std::invalid_argument("awq: expected weights of " + std::to_string(num_in) +
                                 " columns, as the Hessian has, found shape " + shape_text(weight));

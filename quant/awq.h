@@ -23,6 +23,9 @@ struct AwqStage {
   // Which producer channel each channel comes from, numbered from 0; channels of one producer get one s (query heads
   // that share a value head). Empty: each channel has its own.
   std::vector<int64_t> producer_I;
+  // Of each weight, bool [O, I] or undefined (all kept): pruned weights count as 0, before and after the rounding.
+  // Empty: all weights are kept.
+  std::vector<at::Tensor> kept_OI = {};
 };
 
 struct AwqResult {

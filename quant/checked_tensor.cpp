@@ -84,6 +84,29 @@ at::Tensor checked_weight(const at::Tensor& weight_OI) {
   return weight;
 }
 
+void check_kept(const at::Tensor& kept_OI, int64_t num_out, int64_t num_in) {
+  if (kept_OI.dim() == 2 && kept_OI.size(0) == num_out && kept_OI.size(1) == num_in &&
+      kept_OI.scalar_type() == at::kBool && kept_OI.device().is_cpu()) {
+    return;
+  }
+  throw std::invalid_argument("mask: expected a bool matrix of shape [" + std::to_string(num_out) + ", " +
+                              std::to_string(num_in) + "] in host memory, found " + kept_OI.toString() + " of shape " +
+                              shape_text(kept_OI));
+}
+
+at::Tensor checked_weight(const at::Tensor& weight_OI, const at::Tensor& kept_OI) {
+  const at::Tensor weight = checked_weight(weight_OI);
+  if (!kept_OI.defined()) return weight;
+  check_kept(kept_OI, weight.size(0), weight.size(1));
+  return weight.masked_fill(kept_OI.logical_not(), 0.0);
+}
+
+void check_num_masks(size_t num_masks, size_t num_weights) {
+  if (num_masks == 0 || num_masks == num_weights) return;
+  throw std::invalid_argument("masks: expected none or one for each of " + std::to_string(num_weights) +
+                              " weights, found " + std::to_string(num_masks));
+}
+
 at::Tensor checked_hessian(const at::Tensor& hessian_II) {
   at::Tensor hessian = checked_float_matrix(hessian_II, "Hessian");
   check_hessian(hessian);

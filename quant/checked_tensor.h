@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -24,6 +25,15 @@ void check_finite(const at::Tensor& matrix, const std::string& name, const std::
 
 // A layer's weight: checked_float_matrix and check_finite.
 at::Tensor checked_weight(const at::Tensor& weight_OI);
+
+// Which of a weight's places are kept: throws std::invalid_argument unless bool [num_out, num_in] in host memory.
+void check_kept(const at::Tensor& kept_OI, int64_t num_out, int64_t num_in);
+
+// checked_weight and check_kept, with 0 in the pruned places; kept_OI undefined: all are kept.
+at::Tensor checked_weight(const at::Tensor& weight_OI, const at::Tensor& kept_OI);
+
+// Throws std::invalid_argument unless weights that share an input have no mask at all or one each.
+void check_num_masks(size_t num_masks, size_t num_weights);
 
 // A layer's Hessian, a mean of x x^T: checked_float_matrix, square, finite, symmetric up to rounding, with a diagonal
 // that is not negative; the message names the element.

@@ -1,17 +1,10 @@
-// GPTQ, arXiv 2210.17323, Algorithm 1. In the paper's letters: W weight_OI, H hessian_II, and U = Cholesky(H^-1)^T the
-// upper triangular inverse_factor_II. For the columns k in order, in blocks of block_size (section 3.3, step 2):
-//   Q_k   = round_to_grid(W_k)
-//   E_k   = (W_k - Q_k) / U_kk
-//   W_j  -= E_k U_kj   for the later columns j of the block (equation 2 by the Cholesky rows)
-//   W_J  -= E U_J      for all columns J after the block, one matrix product.
+// GPTQ, arXiv 2210.17323, Algorithm 1: the loop of column_loop.h with the rule Q_k = the grid points nearest to W_k.
 // Grids are searched on the original weights before the loop (grid.h), with diag(H) as importance by default: that
 // takes more off the perplexity than any other choice here. ScaleSearch::hessian weighs a column with 1 / (H^-1)_jj,
 // the cost of its error once the other columns have made up for what they can (OBQ's saliency, arXiv 2208.11580,
 // equation 7).
 //
-// Work: a worker takes kRowChunk rows and keeps them transposed, [I, R], so that a column's rows lie side by side: the
-// loop inside a block runs over rows with full vectors, and the product after the block needs no copy. float32; the
-// result's error is evaluated in float64 (trace_error).
+// The loop runs in float32; the result's error is evaluated in float64 (trace_error).
 // Oracles (tests/quant): closed forms, Optimal Brain Quantization with explicit inverses, a float64 twin, PyTorch.
 #include "quant/gptq.h"
 
@@ -28,32 +21,34 @@
 
 #include "quant/checked_tensor.h"
 #include "quant/factorization.h"
-#include "quant/row_chunks.h"
 
 namespace pare {
 namespace {
 
-constexpr int64_t kRowChunk = 96;
 constexpr double kFirstDamping = 0.01;  // the ladder's first rung when the options ask for none
 constexpr double kLastDamping = 1.0;
+
+void check_block_size(int64_t block_size) {
+  if (block_size >= 1) return;
+  throw std::invalid_argument("block_size: expected at least 1, found " + std::to_string(block_size));
+}
 
 void check_options(const GptqOptions& options) {
   if (!(options.damping >= 0.0 && options.damping <= kLastDamping)) {
     throw std::invalid_argument("damping: expected a number from 0 to 1, found " + std::to_string(options.damping));
   }
-  if (options.block_size < 1) {
-    throw std::invalid_argument("block_size: expected at least 1, found " + std::to_string(options.block_size));
-  }
+  check_block_size(options.block_size);
 }
 
-// Columns by descending diag(H) (equal ones in storage order), or in storage order.
-std::vector<int64_t> column_order(const float* diagonal_I, int64_t num_in, ActOrder act_order) {
+// Runs of `together` columns by descending sums of diag(H) (equal ones in storage order), or storage order.
+std::vector<int64_t> column_order(const float* diagonal_I, int64_t num_in, ActOrder act_order, int64_t together) {
   std::vector<int64_t> order_I(num_in);
   std::iota(order_I.begin(), order_I.end(), 0);
-  if (act_order != ActOrder::none) {
-    std::stable_sort(order_I.begin(), order_I.end(),
-                     [&](int64_t a, int64_t b) { return diagonal_I[a] > diagonal_I[b]; });
-  }
+  if (act_order == ActOrder::none) return order_I;
+  std::vector<double> sums(num_in / together, 0.0);
+  for (int64_t i = 0; i < num_in; ++i) sums[i / together] += diagonal_I[i];
+  std::stable_sort(order_I.begin(), order_I.end(),
+                   [&](int64_t a, int64_t b) { return sums[a / together] > sums[b / together]; });
   return order_I;
 }
 
@@ -87,15 +82,6 @@ double mean_diagonal(const at::Tensor& diagonal_I) {
   return num_live == 0 ? 1.0 : sum / static_cast<double>(num_live);
 }
 
-// One worker's rows: R rows, transposed, columns in the order of rounding.
-struct RowChunk {
-  int64_t num_rows;
-  at::Tensor weight_IR;  // float32; the loop leaves each column as it was when it was rounded
-  std::vector<float> scales_GR;
-  std::vector<float> zeros_GR;
-  std::vector<uint8_t> codes_IR;
-};
-
 // Which group's grid a position of the order takes.
 std::vector<int64_t> groups_of_positions(const GptqFactor& factor, int64_t group_columns, ActOrder act_order) {
   std::vector<int64_t> group_I(factor.order_I.size());
@@ -105,77 +91,66 @@ std::vector<int64_t> groups_of_positions(const GptqFactor& factor, int64_t group
   return group_I;
 }
 
-// codes = nearest grid points of one column, errors = (w - point) / pivot.
-void round_column(const float* weights_R, const float* scales_R, const float* zeros_R, float levels, float pivot,
-                  int64_t num_rows, uint8_t* codes_R, float* errors_R) {
+// codes = nearest grid points of one column, those of zero where it is pruned; errors = (w - point) / pivot.
+template <bool all_kept>
+void round_column(const float* weights_R, const uint8_t* kept_R, const float* scales_R, const float* zeros_R,
+                  float levels, float pivot, int64_t num_rows, uint8_t* codes_R, float* errors_R) {
 #pragma omp simd
   for (int64_t r = 0; r < num_rows; ++r) {
-    const float code = std::min(std::max(std::nearbyint(weights_R[r] / scales_R[r]) + zeros_R[r], 0.0f), levels);
+    float code = std::min(std::max(std::nearbyint(weights_R[r] / scales_R[r]) + zeros_R[r], 0.0f), levels);
+    if constexpr (!all_kept) code = kept_R[r] != 0 ? code : zeros_R[r];
     codes_R[r] = static_cast<uint8_t>(code);
     errors_R[r] = (weights_R[r] - scales_R[r] * (code - zeros_R[r])) / pivot;
   }
 }
 
-// The column loop (Algorithm 1) over one chunk of rows.
-void round_chunk(RowChunk& chunk, const at::Tensor& inverse_factor_II, const std::vector<int64_t>& group_I, int bits,
-                 int64_t block_size) {
-  const int64_t num_in = inverse_factor_II.size(0), num_rows = chunk.num_rows;
-  const float levels = static_cast<float>((1 << bits) - 1);
-  const float* factor = inverse_factor_II.const_data_ptr<float>();
-  float* weights = chunk.weight_IR.mutable_data_ptr<float>();
-  const at::Tensor errors_BR = at::empty({std::min(block_size, num_in), num_rows}, at::kFloat);
-  float* errors = errors_BR.mutable_data_ptr<float>();
-
-  for (int64_t begin = 0; begin < num_in; begin += block_size) {
-    const int64_t end = std::min(begin + block_size, num_in);
-    for (int64_t k = begin; k < end; ++k) {
-      float* errors_R = errors + (k - begin) * num_rows;
-      const float* factor_row = factor + k * num_in;
-      round_column(weights + k * num_rows, chunk.scales_GR.data() + group_I[k] * num_rows,
-                   chunk.zeros_GR.data() + group_I[k] * num_rows, levels, factor_row[k], num_rows,
-                   chunk.codes_IR.data() + k * num_rows, errors_R);
-      for (int64_t j = k + 1; j < end; ++j) {
-        const float share = factor_row[j];
-        float* later_R = weights + j * num_rows;
-#pragma omp simd
-        for (int64_t r = 0; r < num_rows; ++r) later_R[r] -= share * errors_R[r];
+// Rounds one worker's rows to their grids. `result` takes the codes; rows of it are written by one thread each.
+class RoundingRule : public ColumnRule {
+ public:
+  RoundingRule(const Grid& grid, const std::vector<int64_t>& group_I, const std::vector<int64_t>& order_I,
+               const LoopRows& rows, QuantizedWeight& result)
+      : group_I_(group_I), order_I_(order_I), result_(result), levels_(static_cast<float>((1 << result.bits) - 1)) {
+    const int64_t num_groups = grid.scales_OG.size(1), num_rows = rows.num_rows;
+    scales_GR_.resize(num_groups * num_rows);
+    zeros_GR_.resize(num_groups * num_rows);
+    codes_IR_.resize(result.num_in * num_rows);
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const float* scales = grid.scales_OG.const_data_ptr<float>() + (rows.first_row + r) * num_groups;
+      const float* zeros = grid.zeros_OG.const_data_ptr<float>() + (rows.first_row + r) * num_groups;
+      for (int64_t g = 0; g < num_groups; ++g) {
+        scales_GR_[g * num_rows + r] = scales[g];
+        zeros_GR_[g * num_rows + r] = zeros[g];
       }
     }
-    if (end == num_in) break;
-    chunk.weight_IR.narrow(0, end, num_in - end)
-        .addmm_(inverse_factor_II.narrow(0, begin, end - begin).narrow(1, end, num_in - end).t(),
-                errors_BR.narrow(0, 0, end - begin), /*beta=*/1, /*alpha=*/-1);
   }
-}
 
-RowChunk gather_chunk(const at::Tensor& weight_OI, const Grid& grid, const std::vector<int64_t>& order_I,
-                      int64_t first_row, int64_t num_rows) {
-  const int64_t num_in = weight_OI.size(1), num_groups = grid.scales_OG.size(1);
-  RowChunk chunk{num_rows, at::empty({num_in, num_rows}, at::kFloat), {}, {}, {}};
-  chunk.scales_GR.resize(num_groups * num_rows);
-  chunk.zeros_GR.resize(num_groups * num_rows);
-  chunk.codes_IR.resize(num_in * num_rows);
-  float* gathered = chunk.weight_IR.mutable_data_ptr<float>();
-  for (int64_t r = 0; r < num_rows; ++r) {
-    const float* weights = weight_OI.const_data_ptr<float>() + (first_row + r) * num_in;
-    for (int64_t p = 0; p < num_in; ++p) gathered[p * num_rows + r] = weights[order_I[p]];
-    const float* scales = grid.scales_OG.const_data_ptr<float>() + (first_row + r) * num_groups;
-    const float* zeros = grid.zeros_OG.const_data_ptr<float>() + (first_row + r) * num_groups;
-    for (int64_t g = 0; g < num_groups; ++g) {
-      chunk.scales_GR[g * num_rows + r] = scales[g];
-      chunk.zeros_GR[g * num_rows + r] = zeros[g];
+  void column(int64_t position, float pivot, LoopRows& rows, float* errors_R) override {
+    const int64_t num_rows = rows.num_rows, group = group_I_[position] * num_rows, begin = position * num_rows;
+    const float* weights_R = rows.weight_IR.const_data_ptr<float>() + begin;
+    if (rows.kept_IR.empty()) {
+      round_column<true>(weights_R, nullptr, &scales_GR_[group], &zeros_GR_[group], levels_, pivot, num_rows,
+                         &codes_IR_[begin], errors_R);
+    } else {
+      round_column<false>(weights_R, &rows.kept_IR[begin], &scales_GR_[group], &zeros_GR_[group], levels_, pivot,
+                          num_rows, &codes_IR_[begin], errors_R);
     }
   }
-  return chunk;
-}
 
-void scatter_codes(const RowChunk& chunk, const std::vector<int64_t>& order_I, int64_t first_row,
-                   QuantizedWeight& result) {
-  for (int64_t r = 0; r < chunk.num_rows; ++r) {
-    uint8_t* codes_I = result.codes_OI.data() + (first_row + r) * result.num_in;
-    for (int64_t p = 0; p < result.num_in; ++p) codes_I[order_I[p]] = chunk.codes_IR[p * chunk.num_rows + r];
+  void finish(const LoopRows& rows) override {
+    for (int64_t r = 0; r < rows.num_rows; ++r) {
+      uint8_t* codes_I = result_.codes_OI.data() + (rows.first_row + r) * result_.num_in;
+      for (int64_t p = 0; p < result_.num_in; ++p) codes_I[order_I_[p]] = codes_IR_[p * rows.num_rows + r];
+    }
   }
-}
+
+ private:
+  const std::vector<int64_t>& group_I_;
+  const std::vector<int64_t>& order_I_;
+  QuantizedWeight& result_;
+  float levels_;
+  std::vector<float> scales_GR_, zeros_GR_;
+  std::vector<uint8_t> codes_IR_;
+};
 
 // 1 / (H^-1)_jj from H^-1 = U^T U: the diagonal of the inverse is the sum of squares down each column of U.
 at::Tensor conditional_variances(const at::Tensor& upper_II, const GptqFactor& factor) {
@@ -196,12 +171,14 @@ at::Tensor conditional_variances(const at::Tensor& upper_II, const GptqFactor& f
 
 // The grid of every group, searched on the weights as given. With ActOrder::group, group g is the g-th run of columns
 // in the order of rounding.
-Grid search_ordered_grid(const at::Tensor& weight_OI, const GptqFactor& factor, const GptqOptions& options) {
+Grid search_ordered_grid(const at::Tensor& weight_OI, const GptqFactor& factor, const GptqOptions& options,
+                         const at::Tensor& kept_OI) {
   const at::Tensor importance_I =
       options.grid.scales == ScaleSearch::hessian ? factor.conditional_I : factor.diagonal_I;
-  if (options.act_order != ActOrder::group) return search_grid(weight_OI, importance_I, options.grid);
+  if (options.act_order != ActOrder::group) return search_grid(weight_OI, importance_I, options.grid, kept_OI);
   const at::Tensor order_I = at::from_blob(const_cast<int64_t*>(factor.order_I.data()), {weight_OI.size(1)}, at::kLong);
-  return search_grid(weight_OI.index_select(1, order_I), importance_I.index_select(0, order_I), options.grid);
+  return search_grid(weight_OI.index_select(1, order_I), importance_I.index_select(0, order_I), options.grid,
+                     kept_OI.defined() ? kept_OI.index_select(1, order_I) : kept_OI);
 }
 
 // Everything of the result but its codes.
@@ -230,16 +207,21 @@ QuantizedWeight empty_result(const at::Tensor& weight_OI, const Grid& grid, cons
 
 }  // namespace
 
-GptqFactor factorize(const at::Tensor& hessian_II, const GptqOptions& options) {
+GptqFactor factorize(const at::Tensor& hessian_II, const GptqOptions& options, int64_t columns_together) {
   check_options(options);
   GptqFactor factor;
   factor.hessian_II = checked_hessian(hessian_II);
   factor.diagonal_I = factor.hessian_II.diagonal().contiguous();
   factor.damping = options.damping;
   factor.act_order = options.act_order;
+  factor.columns_together = columns_together;
   const int64_t num_in = factor.diagonal_I.numel();
+  if (columns_together < 1 || num_in % columns_together != 0) {
+    throw std::invalid_argument("columns together: expected a divisor of the " + std::to_string(num_in) +
+                                " inputs, found " + std::to_string(columns_together));
+  }
   const float* diagonal = factor.diagonal_I.const_data_ptr<float>();
-  factor.order_I = column_order(diagonal, num_in, options.act_order);
+  factor.order_I = column_order(diagonal, num_in, options.act_order, columns_together);
   factor.events.num_dead_columns = std::count(diagonal, diagonal + num_in, 0.0f);
 
   const at::Tensor ordered_II = ordered_hessian(factor);
@@ -263,27 +245,46 @@ GptqFactor factorize(const at::Tensor& hessian_II, const GptqOptions& options) {
   return factor;
 }
 
-GptqResult gptq(const at::Tensor& weight_OI, const GptqFactor& factor, const GptqOptions& options) {
+ColumnLoop make_column_loop(const at::Tensor& weight_OI, const GptqFactor& factor, int64_t block_size,
+                            const ColumnMask& mask) {
+  check_block_size(block_size);
+  const at::Tensor weight = checked_weight(weight_OI);
+  const int64_t num_in = weight.size(1);
+  if (static_cast<int64_t>(factor.order_I.size()) != num_in) {
+    throw std::invalid_argument("weight: expected " + std::to_string(factor.order_I.size()) +
+                                " columns, as the Hessian has, found shape " + shape_text(weight));
+  }
+  check_mask(mask, weight.size(0), factor.order_I);
+  ColumnLoop loop{weight, factor.inverse_factor_II, factor.order_I, std::vector<float>(num_in), block_size, mask};
+  const float* upper = factor.inverse_factor_II.const_data_ptr<float>();
+  const float* diagonal = factor.diagonal_I.const_data_ptr<float>();
+  for (int64_t p = 0; p < num_in; ++p) {
+    const float square = diagonal[factor.order_I[p]];
+    loop.costs_I[p] = square == 0.0f                        ? 0.0f
+                      : factor.events.fell_back_to_rounding ? std::sqrt(square)
+                                                            : 1.0f / upper[p * (num_in + 1)];
+  }
+  return loop;
+}
+
+GptqResult gptq(const at::Tensor& weight_OI, const GptqFactor& factor, const GptqOptions& options,
+                const ColumnMask& mask) {
   check_options(options);
   if (factor.damping != options.damping || factor.act_order != options.act_order) {
     throw std::invalid_argument(
         "gptq: the Hessian was factored with another damping or act_order than the options ask");
   }
-  const at::Tensor weight = checked_weight(weight_OI);  // here, before act-order renumbers the columns of a message
+  // Checked before act-order renumbers the columns of a message.
+  const ColumnLoop loop = make_column_loop(weight_OI, factor, options.block_size, mask);
+  const at::Tensor& weight = loop.weight_OI;
   const int64_t num_out = weight.size(0), num_in = weight.size(1);
-  if (static_cast<int64_t>(factor.order_I.size()) != num_in) {
-    throw std::invalid_argument("weight: expected " + std::to_string(factor.order_I.size()) +
-                                " columns, as the Hessian has, found shape " + shape_text(weight));
-  }
-  const Grid grid = search_ordered_grid(weight, factor, options);
+  const Grid grid = search_ordered_grid(weight, factor, options, estimated_mask(loop));
 
   GptqResult result{empty_result(weight, grid, factor, options), 0.0, 0.0, factor.events};
   const std::vector<int64_t> group_I =
       groups_of_positions(factor, group_width(options.grid, num_in), options.act_order);
-  for_row_chunks(num_out, kRowChunk, [&](int64_t first_row, int64_t num_rows) {
-    RowChunk chunk = gather_chunk(weight, grid, factor.order_I, first_row, num_rows);
-    round_chunk(chunk, factor.inverse_factor_II, group_I, options.grid.bits, options.block_size);
-    scatter_codes(chunk, factor.order_I, first_row, result.weight);
+  result.kept_OI = run_column_loop(loop, [&](const LoopRows& rows) {
+    return std::make_unique<RoundingRule>(grid, group_I, factor.order_I, rows, result.weight);
   });
 
   std::vector<float> rounded = dequantize(result.weight);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "quant/column_loop.h"
 #include "quant/grid.h"
 
 namespace pare {
@@ -22,6 +23,7 @@ struct GptqResult {
   double trace_error = 0.0;     // of the result, under the undamped H
   double relative_error = 0.0;  // trace_error / tr(W H W^T); 0 where that is 0
   GptqEvents events;
+  at::Tensor kept_OI = {};  // bool [O, I], the mask given or chosen; undefined: all are kept
 };
 
 // What a Hessian gives to every layer that reads its input (q, k, v; gate, up): factored once.
@@ -35,19 +37,31 @@ struct GptqFactor {
   std::vector<int64_t> order_I;  // order_I[p]: the column that is rounded p-th
   double damping = 0.0;          // the options it was made with
   ActOrder act_order = ActOrder::static_groups;
+  int64_t columns_together = 1;
   GptqEvents events;
 };
 
-// hessian_II float32 [I, I] symmetric. Uses options.damping and options.act_order.
-// Throws std::invalid_argument: shape, damping, values that are not finite, not symmetric or a negative diagonal.
-GptqFactor factorize(const at::Tensor& hessian_II, const GptqOptions& options);
+// hessian_II float32 [I, I] symmetric. Uses options.damping and options.act_order. An act-order moves whole runs of
+// columns_together neighbouring columns, ordered by the sums of their diag(H): M of them for a loop that keeps N of M.
+// Throws std::invalid_argument: shape, damping, values that are not finite, not symmetric or a negative diagonal,
+// columns_together that do not divide I.
+GptqFactor factorize(const at::Tensor& hessian_II, const GptqOptions& options, int64_t columns_together = 1);
 
 // weight_OI float32 [O, I]. Rows are independent: threads split them in fixed chunks, so any number of threads gives
-// the same codes. Throws std::invalid_argument (shapes, options, options other than the factor's, values that are not
-// finite, scales that do not fit: see search_grid).
-GptqResult gptq(const at::Tensor& weight_OI, const GptqFactor& factor, const GptqOptions& options);
+// the same codes. What the mask prunes, given or chosen in the same loop (SparseGPT's joint sparsification and
+// quantization, arXiv 2301.00774, section 3.5), takes the code of its group's zero, its whole weight is the error that
+// is spread, and grids are searched without it; where the loop chooses, without what estimated_mask prunes. The
+// result's pattern is left to the caller. Throws std::invalid_argument (shapes, options, options other than the
+// factor's, values that are not finite, scales that do not fit: see search_grid; masks: see check_mask).
+GptqResult gptq(const at::Tensor& weight_OI, const GptqFactor& factor, const GptqOptions& options,
+                const ColumnMask& mask = {});
 
-// Both steps for one layer.
+// Both steps for one layer, all weights kept.
 GptqResult gptq(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const GptqOptions& options);
+
+// The loop of gptq and sparsegpt over one weight, checked. Throws std::invalid_argument: shapes, block_size, values
+// that are not finite, masks (see check_mask).
+ColumnLoop make_column_loop(const at::Tensor& weight_OI, const GptqFactor& factor, int64_t block_size,
+                            const ColumnMask& mask);
 
 }  // namespace pare

@@ -225,8 +225,9 @@ int64_t group_width(const GridOptions& options, int64_t num_in) {
   return options.group_size == kPerChannel ? num_in : options.group_size;
 }
 
-Grid search_grid(const at::Tensor& weight_OI, const at::Tensor& importance_I, const GridOptions& options) {
-  const at::Tensor weight = checked_weight(weight_OI);
+Grid search_grid(const at::Tensor& weight_OI, const at::Tensor& importance_I, const GridOptions& options,
+                 const at::Tensor& kept_OI) {
+  const at::Tensor weight = checked_weight(weight_OI, kept_OI);
   const int64_t num_out = weight.size(0), num_in = weight.size(1);
   check_grid_options(options, num_in);
   const std::vector<float> importance = checked_importance(importance_I, num_in, options.scales);
@@ -258,8 +259,9 @@ Grid search_grid(const at::Tensor& weight_OI, const at::Tensor& importance_I, co
   return grid;
 }
 
-Grid search_grid_in_groups(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const GridOptions& options) {
-  const at::Tensor weight = checked_weight(weight_OI), hessian = checked_hessian(hessian_II);
+Grid search_grid_in_groups(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const GridOptions& options,
+                           const at::Tensor& kept_OI) {
+  const at::Tensor weight = checked_weight(weight_OI, kept_OI), hessian = checked_hessian(hessian_II);
   const int64_t num_out = weight.size(0), num_in = weight.size(1);
   check_grid_options(options, num_in);
   if (hessian.size(0) != num_in || options.scales != ScaleSearch::hessian) {
@@ -294,8 +296,9 @@ Grid search_grid_in_groups(const at::Tensor& weight_OI, const at::Tensor& hessia
   return grid;
 }
 
-QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, const GridOptions& options) {
-  const at::Tensor weight = checked_weight(weight_OI);
+QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, const GridOptions& options,
+                              const at::Tensor& kept_OI) {
+  const at::Tensor weight = checked_weight(weight_OI, kept_OI);
   const int64_t num_out = weight.size(0), num_in = weight.size(1);
   check_grid_options(options, num_in);
   const int64_t width = group_width(options, num_in), num_groups = num_in / width;

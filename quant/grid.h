@@ -7,7 +7,8 @@
 // symmetric: zero = 2^(bits-1). Min-max scales: symmetric 2 absmax / (2^bits - 1), asymmetric
 // (max(w, 0) - min(w, 0)) / (2^bits - 1) with zero = round(-min / scale). Searched scales take, per group, the shrink
 // factor of kShrinkFactors that minimizes sum_i importance_i (w_i - round_trip(w_i))^2 (importance = diag(H) or 1).
-// Every scale is rounded to the stored type before a code is chosen. A group of zeros has scale 1. With symmetric
+// Every scale is rounded to the stored type before a code is chosen. A group of zeros has scale 1. Every grid holds 0:
+// a weight of 0 is rounded to it without error, whatever the scale, and has no part in a search. With symmetric
 // min-max scales of up to 4 bits w / scale is rounded to that type too: ties are then those of compressed-tensors.
 #pragma once
 
@@ -50,17 +51,21 @@ int64_t group_width(const GridOptions& options, int64_t num_in);
 // hessian_diagonal and hessian do not allow; the other searches do not look at it. Rows are independent and split over
 // OpenMP threads: any number gives the same grid. Throws std::invalid_argument: options, shapes, NaN or infinite
 // weights or importances (which element), a scale that scale_dtype cannot hold (which group). Scales too small for it
-// are raised to its smallest.
-Grid search_grid(const at::Tensor& weight_OI, const at::Tensor& importance_I, const GridOptions& options);
+// are raised to its smallest. Here and below kept_OI, bool [O, I], says which weights are kept; the others are pruned
+// and count as 0, whatever they are. Undefined: all are kept.
+Grid search_grid(const at::Tensor& weight_OI, const at::Tensor& importance_I, const GridOptions& options,
+                 const at::Tensor& kept_OI = {});
 
 // The shrink factor of each group that minimizes e_g H_gg e_g^T, e_g = the group's rounding errors and H_gg its square
 // of H: AWQ's clip search (arXiv 2306.00978, section 3.2) with the statistics in place of sampled inputs, on the
 // weight's own terms (weights beyond the range take its end). options.scales must be hessian. hessian_II float32 [I, I]
 // symmetric. Same bits for any number of threads; throws as search_grid does.
-Grid search_grid_in_groups(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const GridOptions& options);
+Grid search_grid_in_groups(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const GridOptions& options,
+                           const at::Tensor& kept_OI = {});
 
 // Codes of the nearest grid points, as a QuantizedWeight. Throws std::invalid_argument when the shapes disagree.
-QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, const GridOptions& options);
+QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, const GridOptions& options,
+                              const at::Tensor& kept_OI = {});
 
 // tr((W - W') H (W - W')^T) = E|(W - W') x|^2, in float64; weight_OI and rounded_OI float32 [O, I], hessian_II float32
 // [I, I] symmetric (its lower triangle is read). Any number of threads gives the same bits.

@@ -3,12 +3,14 @@
 // columns is computed afresh, one matrix product over all columns (so no rounding builds up over a sweep), and then,
 // per row,
 //   the scale   s   += (c . G) / (c H c^T), the least-squares step with everything else held; rounded to the stored type
-//   the zero    z   -= (1 . G) / (s (1 H 1^T)), rounded to an integer, codes held
+//   the zero    z   -= (m . G) / (s (m H m^T)), rounded to an integer, codes held where m = 1; m = 0 in pruned places,
+//                      whose codes go with the zero
 //   each code   W'_j = the grid point nearest to W'_j + G_j / H_jj (QuantEase, equation 8), columns in order; G of the
 //                      columns after it follows
-// each of which is taken only where it lowers the trace. Scales of a row interact through H: visiting them in turn with
-// codes between is Gauss-Seidel on their normal equations (the G x G system C^T H C s = C^T H w), to which each
-// sweep adds no further product over all columns, and later groups make up for the rounding of earlier ones.
+// each of which is taken only where it lowers the trace; pruned codes stay at the zero, c = 0. Scales of a row interact
+// through H: visiting them in turn with codes between is Gauss-Seidel on their normal equations (the G x G system
+// C^T H C s = C^T H w), to which each sweep adds no further product over all columns, and later groups make up for the
+// rounding of earlier ones.
 //
 // Work: as in gptq.cpp, kRowChunk rows to a worker, kept transposed [I, R]. What float32 got wrong is caught at the
 // end: the trace of every row is summed in float64 and the row taken only when it fell.
@@ -75,6 +77,7 @@ struct RowChunk {
   int64_t num_rows;
   at::Tensor weight_IR;  // float32
   at::Tensor error_IR;   // float32, W - W'
+  at::Tensor kept_IR;    // float32, 1 where a weight is kept and 0 where it is pruned; undefined: all are kept
   std::vector<float> codes_IR, scales_GR, zeros_GR;
 };
 
@@ -92,11 +95,33 @@ void refresh_errors(RowChunk& chunk, int64_t group, int64_t begin, int64_t width
   }
 }
 
-RowChunk gather_chunk(const at::Tensor& weight_OI, const QuantizedWeight& start, const Layout& layout,
-                      int64_t first_row, int64_t num_rows) {
+// The mask of a chunk's rows, for which every pruned code must be its zero.
+at::Tensor gather_mask(const at::Tensor& kept_OI, const QuantizedWeight& start, const Layout& layout, int64_t first_row,
+                       int64_t num_rows) {
+  at::Tensor kept_IR = at::empty({start.num_in, num_rows}, at::kFloat);
+  float* gathered = kept_IR.mutable_data_ptr<float>();
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const int64_t row = first_row + r;
+    const bool* kept_I = kept_OI.const_data_ptr<bool>() + row * start.num_in;
+    for (int64_t p = 0; p < start.num_in; ++p) {
+      const int64_t column = layout.order_I[p];
+      gathered[p * num_rows + r] = kept_I[column] ? 1.0f : 0.0f;
+      const int code = start.codes_OI[row * start.num_in + column], zero = start.zero(row, start.group(column));
+      if (kept_I[column] || code == zero) continue;
+      throw std::invalid_argument("refine: the weight at [" + std::to_string(row) + ", " + std::to_string(column) +
+                                  "] is pruned: expected the code of its zero, " + std::to_string(zero) + ", found " +
+                                  std::to_string(code) + "; round it with the same mask");
+    }
+  }
+  return kept_IR;
+}
+
+RowChunk gather_chunk(const at::Tensor& weight_OI, const QuantizedWeight& start, const at::Tensor& kept_OI,
+                      const Layout& layout, int64_t first_row, int64_t num_rows) {
   const int64_t num_in = start.num_in, num_groups = start.num_groups();
-  RowChunk chunk{num_rows, at::empty({num_in, num_rows}, at::kFloat), at::empty({num_in, num_rows}, at::kFloat), {}, {},
-                 {}};
+  RowChunk chunk{
+      num_rows, at::empty({num_in, num_rows}, at::kFloat), at::empty({num_in, num_rows}, at::kFloat), {}, {}, {}, {}};
+  if (kept_OI.defined()) chunk.kept_IR = gather_mask(kept_OI, start, layout, first_row, num_rows);
   chunk.codes_IR.resize(num_in * num_rows);
   chunk.scales_GR.resize(num_groups * num_rows);
   chunk.zeros_GR.resize(num_groups * num_rows);
@@ -221,23 +246,37 @@ bool update_scales(RowChunk& chunk, GroupView& view, DType scale_dtype) {
   return changed;
 }
 
-// A zero one higher lowers all of the group's values by one scale.
+// The codes of a group's pruned weights are its zero.
+void follow_zeros(RowChunk& chunk, const GroupView& view) {
+  const int64_t num_rows = chunk.num_rows;
+  const float* zeros_R = chunk.zeros_GR.data() + view.group * num_rows;
+  for (int64_t p = view.begin; p < view.begin + view.width; ++p) {
+    const float* kept_R = chunk.kept_IR.const_data_ptr<float>() + p * num_rows;
+    float* codes_R = chunk.codes_IR.data() + p * num_rows;
+#pragma omp simd
+    for (int64_t r = 0; r < num_rows; ++r) codes_R[r] = kept_R[r] != 0.0f ? codes_R[r] : zeros_R[r];
+  }
+}
+
+// A zero one higher lowers all of the group's values that are kept by one scale.
 bool update_zeros(RowChunk& chunk, GroupView& view, float levels) {
   const int64_t num_rows = chunk.num_rows;
   const float* scales_R = chunk.scales_GR.data() + view.group * num_rows;
   float* zeros_R = chunk.zeros_GR.data() + view.group * num_rows;
-  const at::Tensor ones_WR = at::ones({view.width, num_rows}, at::kFloat);
-  const at::Tensor products_WR = at::mm(view.hessian_WW, ones_WR);
-  const float* ones = ones_WR.const_data_ptr<float>();
+  const bool all_kept = !chunk.kept_IR.defined();
+  const at::Tensor kept_WR =
+      all_kept ? at::ones({view.width, num_rows}, at::kFloat) : chunk.kept_IR.narrow(0, view.begin, view.width);
+  const at::Tensor products_WR = at::mm(view.hessian_WW, kept_WR);
+  const float* kept = kept_WR.const_data_ptr<float>();
   const std::vector<double> slopes_R =
-      column_dots(ones, view.gradient_WR.const_data_ptr<float>(), view.width, num_rows);
-  const double curvature = column_dots(ones, products_WR.const_data_ptr<float>(), view.width, num_rows)[0];
-  if (!(curvature > 0.0)) return false;
+      column_dots(kept, view.gradient_WR.const_data_ptr<float>(), view.width, num_rows);
+  const std::vector<double> curvatures_R = column_dots(kept, products_WR.const_data_ptr<float>(), view.width, num_rows);
 
   std::vector<float> amounts_R(num_rows, 0.0f);
   bool changed = false;
   for (int64_t r = 0; r < num_rows; ++r) {
-    if (!(scales_R[r] > 0.0f)) continue;
+    const double curvature = curvatures_R[all_kept ? 0 : r];
+    if (!(curvature > 0.0) || !(scales_R[r] > 0.0f)) continue;
     const double exact = zeros_R[r] - slopes_R[r] / (curvature * scales_R[r]);
     const float zero = std::clamp(static_cast<float>(std::nearbyint(exact)), 0.0f, levels);
     const float amount = (zeros_R[r] - zero) * scales_R[r];
@@ -247,19 +286,23 @@ bool update_zeros(RowChunk& chunk, GroupView& view, float levels) {
     changed = true;
   }
   if (changed) shift_gradient(view, amounts_R, products_WR);
+  if (changed && !all_kept) follow_zeros(chunk, view);
   return changed;
 }
 
-// The best code of one column for every row, everything else held; changes_R is what W' moves by. True when any moved.
-bool update_column(const float* gradient_R, const float* scales_R, float curvature, float levels, int64_t num_rows,
-                   float* codes_R, float* changes_R) {
+// The best code of one column for every row where it is kept, everything else held; changes_R is what W' moves by. True
+// when any moved.
+template <bool all_kept>
+bool update_column(const float* gradient_R, const float* kept_R, const float* scales_R, float curvature, float levels,
+                   int64_t num_rows, float* codes_R, float* changes_R) {
   float moved = 0.0f;
 #pragma omp simd reduction(+ : moved)
   for (int64_t r = 0; r < num_rows; ++r) {
     const float steps = gradient_R[r] / (curvature * scales_R[r]);
     const float code = std::min(std::max(codes_R[r] + std::nearbyint(steps), 0.0f), levels);
     const float change = scales_R[r] * (code - codes_R[r]);
-    const bool better = change * (change * curvature - 2.0f * gradient_R[r]) < 0.0f;
+    bool better = change * (change * curvature - 2.0f * gradient_R[r]) < 0.0f;
+    if constexpr (!all_kept) better = better && kept_R[r] != 0.0f;
     changes_R[r] = better ? change : 0.0f;
     codes_R[r] = better ? code : codes_R[r];
     moved += better ? 1.0f : 0.0f;
@@ -272,6 +315,7 @@ bool update_codes(RowChunk& chunk, GroupView& view, float levels) {
   const int64_t stride = view.hessian_WW.stride(0);
   const float* hessian = view.hessian_WW.const_data_ptr<float>();
   const float* scales_R = chunk.scales_GR.data() + view.group * num_rows;
+  const float* kept = chunk.kept_IR.defined() ? chunk.kept_IR.const_data_ptr<float>() : nullptr;
   float* gradient = view.gradient_WR.mutable_data_ptr<float>();
   const at::Tensor changes_BR = at::empty({std::min(kBlockColumns, view.width), num_rows}, at::kFloat);
   float* changes = changes_BR.mutable_data_ptr<float>();
@@ -283,10 +327,13 @@ bool update_codes(RowChunk& chunk, GroupView& view, float levels) {
       float* changes_R = changes + (k - begin) * num_rows;
       const float* hessian_row = hessian + k * stride;
       // An input that never fires (H_kk == 0) gives no reason to prefer a code: 0 / 0 compares as not better.
-      if (!update_column(gradient + k * num_rows, scales_R, hessian_row[k], levels, num_rows,
-                         chunk.codes_IR.data() + (view.begin + k) * num_rows, changes_R)) {
-        continue;
-      }
+      const int64_t row_begin = (view.begin + k) * num_rows;
+      const bool moved = kept == nullptr
+                             ? update_column<true>(gradient + k * num_rows, nullptr, scales_R, hessian_row[k], levels,
+                                                   num_rows, &chunk.codes_IR[row_begin], changes_R)
+                             : update_column<false>(gradient + k * num_rows, kept + row_begin, scales_R, hessian_row[k],
+                                                    levels, num_rows, &chunk.codes_IR[row_begin], changes_R);
+      if (!moved) continue;
       block_changed = true;
       for (int64_t j = k + 1; j < end; ++j) {
         const float share = hessian_row[j];
@@ -350,7 +397,7 @@ void check_refine_options(const RefineOptions& options) {
 }  // namespace
 
 RefineResult refine(const at::Tensor& weight_OI, const QuantizedWeight& start, const at::Tensor& hessian_II,
-                    const RefineOptions& options) {
+                    const RefineOptions& options, const at::Tensor& kept_OI) {
   check_refine_options(options);
   validate(start, "the weight to refine");
   const at::Tensor weight = checked_weight(weight_OI), hessian = checked_hessian(hessian_II);
@@ -361,11 +408,13 @@ RefineResult refine(const at::Tensor& weight_OI, const QuantizedWeight& start, c
                                 std::to_string(start.num_out) + ", " + std::to_string(start.num_in) + "] and " +
                                 shape_text(hessian));
   }
+  if (kept_OI.defined()) check_kept(kept_OI, num_out, num_in);
+  const at::Tensor kept = kept_OI.defined() ? kept_OI.contiguous() : kept_OI;
   const Layout layout = make_layout(start, hessian, options.damping);
   RefineResult result{start, 0.0, 0.0};
   std::vector<double> before_O(num_out), after_O(num_out);
   for_row_chunks(num_out, kRowChunk, [&](int64_t first_row, int64_t num_rows) {
-    RowChunk chunk = gather_chunk(weight, start, layout, first_row, num_rows);
+    RowChunk chunk = gather_chunk(weight, start, kept, layout, first_row, num_rows);
     const RowTraces before = row_traces(chunk.error_IR, layout);
     for (int step = 0; step < options.sweeps; ++step) {
       if (!sweep(chunk, layout, start, options)) break;

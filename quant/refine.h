@@ -19,9 +19,12 @@ struct RefineResult {
 // H, and a weight fitted to H alone loses on them part of what it gained. A row whose damped trace, summed in float64,
 // did not fall, or whose undamped one rose, stays as it was; so after GPTQ give the damping that it was given: with
 // much more, many rows have nowhere to go.
+// kept_OI, bool [O, I] (undefined: all), says which weights are kept: a pruned one, whatever it is in weight_OI, stays
+// exactly 0, and its code follows the zero point. `start` must have it so.
 // Rows are independent and split over OpenMP threads: any number gives the same bits. Throws std::invalid_argument
-// (shapes, values that are not finite, options), and what validate(start) throws.
+// (shapes, values that are not finite, options, a pruned weight that `start` does not hold at 0), and what
+// validate(start) throws.
 RefineResult refine(const at::Tensor& weight_OI, const QuantizedWeight& start, const at::Tensor& hessian_II,
-                    const RefineOptions& options);
+                    const RefineOptions& options, const at::Tensor& kept_OI = {});
 
 }  // namespace pare

@@ -42,11 +42,13 @@ at::Tensor checked_channels(const at::Tensor& values_I, int64_t num_in, float lo
   return contiguous;
 }
 
-std::vector<at::Tensor> checked_weights(const std::vector<at::Tensor>& weights_OI) {
-  if (weights_OI.empty()) throw std::invalid_argument("smoothquant: expected at least one layer that reads the input");
+std::vector<at::Tensor> checked_weights(const SmoothInput& input) {
+  const size_t num_weights = input.weights_OI.size();
+  if (num_weights == 0) throw std::invalid_argument("smoothquant: expected at least one layer that reads the input");
+  check_num_masks(input.kept_OI.size(), num_weights);
   std::vector<at::Tensor> checked;
-  for (const at::Tensor& weight : weights_OI) {
-    checked.push_back(checked_weight(weight));
+  for (size_t k = 0; k < num_weights; ++k) {
+    checked.push_back(checked_weight(input.weights_OI[k], input.kept_OI.empty() ? at::Tensor() : input.kept_OI[k]));
     if (checked.back().size(1) == checked.front().size(1)) continue;
     throw std::invalid_argument("smoothquant: the layers of one input have " + shape_text(checked.front()) + " and " +
                                 shape_text(checked.back()) + " weights: expected equal numbers of columns");
@@ -130,7 +132,7 @@ struct Problem {
 };
 
 Problem make_problem(const SmoothInput& input) {
-  Problem problem{checked_float_matrix(input.rows_RI, "sampled rows"), checked_weights(input.weights_OI), {}, 0.0};
+  Problem problem{checked_float_matrix(input.rows_RI, "sampled rows"), checked_weights(input), {}, 0.0};
   check_finite(problem.rows_RI, "sampled rows", "an earlier pass overflowed");
   const int64_t num_in = problem.weights_OI.front().size(1);
   if (problem.rows_RI.size(1) != num_in) {
@@ -196,7 +198,7 @@ double error_of(const Problem& problem, const at::Tensor& scales_I, const RoundI
 }  // namespace
 
 at::Tensor smoothing_scales(const SmoothInput& input, double alpha, bool power_of_two) {
-  return scales_of(make_ranges(input, checked_weights(input.weights_OI)), alpha, power_of_two);
+  return scales_of(make_ranges(input, checked_weights(input)), alpha, power_of_two);
 }
 
 double smoothed_error(const SmoothInput& input, const at::Tensor& scales_I, const RoundInput& round_input,

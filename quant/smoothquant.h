@@ -30,6 +30,9 @@ struct SmoothInput {
   // Which producer channel each channel comes from, numbered from 0; channels of one producer get one s (query heads
   // that share a value head), from the largest |X| and |W| among them. Empty: each channel has its own.
   std::vector<int64_t> producer_I = {};
+  // Of each weight, bool [O, I] or undefined (all kept): pruned weights count as 0, before and after the rounding.
+  // Empty: all weights are kept.
+  std::vector<at::Tensor> kept_OI = {};
 };
 
 // s of equation 4, float32 [I]; the rows are not read. A channel that is dead (max|X_j| = 0, or no weight reads it)

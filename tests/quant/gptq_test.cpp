@@ -17,12 +17,11 @@
 #include <string>
 
 #include "quant/rtn.h"
+#include "tests/quant/column_twin.h"
 #include "tests/quant/random_layer.h"
 
 namespace pare {
 namespace {
-
-using Matrix = std::vector<std::vector<double>>;
 
 constexpr ActOrder kAllOrders[] = {ActOrder::none, ActOrder::static_groups, ActOrder::group};
 
@@ -38,112 +37,6 @@ std::string message_of(const std::function<void()>& call) {
     return error.what();
   }
   return "no std::invalid_argument";
-}
-
-// By Gauss-Jordan elimination with pivoting.
-Matrix inverse(Matrix a) {
-  const size_t n = a.size();
-  Matrix b(n, std::vector<double>(n, 0.0));
-  for (size_t i = 0; i < n; ++i) b[i][i] = 1.0;
-  for (size_t k = 0; k < n; ++k) {
-    size_t pivot = k;
-    for (size_t i = k; i < n; ++i) {
-      if (std::abs(a[i][k]) > std::abs(a[pivot][k])) pivot = i;
-    }
-    std::swap(a[k], a[pivot]);
-    std::swap(b[k], b[pivot]);
-    const double divisor = a[k][k];
-    for (size_t j = 0; j < n; ++j) a[k][j] /= divisor, b[k][j] /= divisor;
-    for (size_t i = 0; i < n; ++i) {
-      const double factor = a[i][k];
-      if (i == k || factor == 0.0) continue;
-      for (size_t j = 0; j < n; ++j) a[i][j] -= factor * a[k][j], b[i][j] -= factor * b[k][j];
-    }
-  }
-  return b;
-}
-
-std::vector<int64_t> oracle_order(const at::Tensor& hessian_II, ActOrder act_order) {
-  const int64_t n = hessian_II.size(0);
-  std::vector<int64_t> order(n);
-  std::iota(order.begin(), order.end(), 0);
-  if (act_order == ActOrder::none) return order;
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return floats(hessian_II)[a * n + a] > floats(hessian_II)[b * n + b]; });
-  return order;
-}
-
-// Codes in storage order, and for every weight how far w / scale was from the nearest tie between two codes when its
-// column was rounded: where that is tiny, float32 may choose the other one, and the rest of the row follows it.
-struct OracleCodes {
-  std::vector<int> codes_OI;
-  std::vector<double> margins_OI;
-};
-
-// Optimal Brain Quantization's rows (arXiv 2208.11580, equation 7) for a given order of columns, in float64 and with
-// explicit inverses: row k is that of column k in the inverse of the damped Hessian from which the columns before k
-// have been eliminated.
-Matrix elimination_rows(const at::Tensor& hessian_II, double damping, const std::vector<int64_t>& order) {
-  const int64_t n = hessian_II.size(0);
-  Matrix damped(n, std::vector<double>(n));
-  double mean = 0.0;
-  for (int64_t i = 0; i < n; ++i) mean += floats(hessian_II)[i * n + i] / double(n);
-  for (int64_t p = 0; p < n; ++p) {
-    for (int64_t q = 0; q < n; ++q) damped[p][q] = floats(hessian_II)[order[p] * n + order[q]];
-    damped[p][p] += damping * mean;
-  }
-  Matrix left = inverse(damped);
-  for (int64_t k = 0; k < n; ++k) {
-    for (int64_t i = k + 1; i < n; ++i) {
-      const double factor = left[i][k] / left[k][k];
-      for (int64_t j = k + 1; j < n; ++j) left[i][j] -= factor * left[k][j];
-    }
-  }
-  return left;
-}
-
-// Takes the grids of `grid`, nothing else.
-OracleCodes optimal_brain_quantization(const at::Tensor& weight_OI, const Matrix& rows, const QuantizedWeight& grid,
-                                       const std::vector<int64_t>& order) {
-  const int64_t num_out = weight_OI.size(0), n = weight_OI.size(1);
-  OracleCodes result{std::vector<int>(num_out * n), std::vector<double>(num_out * n)};
-  std::vector<double> weights(n);
-  for (int64_t o = 0; o < num_out; ++o) {
-    for (int64_t p = 0; p < n; ++p) weights[p] = floats(weight_OI)[o * n + order[p]];
-    for (int64_t k = 0; k < n; ++k) {
-      const int64_t column = order[k], group = grid.group(column);
-      const double scale = grid.scales_OG[o * grid.num_groups() + group], zero = grid.zero(o, group);
-      const double steps = weights[k] / scale;
-      const double code = std::clamp(std::nearbyint(steps) + zero, 0.0, double((1 << grid.bits) - 1));
-      result.codes_OI[o * n + column] = int(code);
-      result.margins_OI[o * n + column] = std::abs(steps - std::floor(steps) - 0.5);
-      const double error = (weights[k] - scale * (code - zero)) / rows[k][k];
-      for (int64_t j = k + 1; j < n; ++j) weights[j] -= error * rows[k][j];
-    }
-  }
-  return result;
-}
-
-struct Comparison {
-  int64_t num_rows_left_at_ties = 0;
-  int64_t num_wrong_rows = 0;
-};
-
-// Rows agree up to their first tie. In units of the scale a weight is below 2^bits, and float32 rounds it (relative
-// 2^-24) once for each of at most I updates, each of which carries a few roundings of its own: ties are closer than
-// 4 I 2^bits 2^-24.
-Comparison compare(const QuantizedWeight& found, const OracleCodes& expected, const std::vector<int64_t>& order) {
-  const double tie = 4.0 * double(found.num_in) * (1 << found.bits) * 0x1p-24;
-  Comparison comparison;
-  for (int64_t row = 0; row < found.num_out; ++row) {
-    for (const int64_t column : order) {
-      const int64_t i = row * found.num_in + column;
-      if (found.codes_OI[i] == expected.codes_OI[i]) continue;
-      (expected.margins_OI[i] <= tie ? comparison.num_rows_left_at_ties : comparison.num_wrong_rows) += 1;
-      break;
-    }
-  }
-  return comparison;
 }
 
 TEST(Gptq, EqualsRoundingWhenHessianIsDiagonal) {
