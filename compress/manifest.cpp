@@ -45,6 +45,7 @@ Json layer_json(const LayerRecord& layer) {
     json["output_error"] = layer.output_error;
   }
   if (!layer.scaling.empty()) json["scaling"] = layer.scaling;
+  if (layer.fit > 0.0) json["fit"] = layer.fit;
   if (layer.error_before_refinement > 0.0) json["error_before_refinement"] = layer.error_before_refinement;
   json["events"] = layer.events;
   json["sha256"] = layer.sha256;

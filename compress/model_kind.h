@@ -37,10 +37,11 @@ class ModelKind {
   virtual RunData read_data(const Recipe& recipe, const RunPlan& plan) const = 0;
   virtual Prediction predict(const Recipe& recipe, const RunPlan& plan, const RunData& data,
                              const RunLimits& limits) const = 0;
-  // `embedding` is the table that the compressed model will embed with.
+  // `embedding` is the table that the compressed model will embed with. with_original: the uncompressed model's states
+  // go along.
   virtual std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data, const LinearWeights& embedding,
-                                          Spill spill, const std::filesystem::path& spill_directory,
-                                          int num_threads) const = 0;
+                                          Spill spill, const std::filesystem::path& spill_directory, int num_threads,
+                                          bool with_original) const = 0;
   // The recipe's evaluations of the model in `directory`, and of a budget the loss that its survey predicted.
   virtual void evaluate(const Recipe& recipe, const RunData& data, const std::filesystem::path& directory,
                         int num_threads, Progress& progress, RunReport& report) const = 0;

@@ -150,7 +150,7 @@ void take_survey(Artifact& artifact, Run& run) {
   if (!run.survey) {
     const std::unique_ptr<ModelWalk> walk =
         run.kind->walk(run.recipe, run.data, run.checkpoint.linear(run.checkpoint.embedding()), run.prediction.spill,
-                       artifact.partial_directory(), run.num_threads);
+                       artifact.partial_directory(), run.num_threads, /*with_original=*/false);
     run.survey = survey_model(run.checkpoint, run.plan, *walk, *run.data.survey, survey_options(run.recipe),
                               run.num_threads, run.progress);
     check_unchanged(run);
@@ -263,7 +263,7 @@ void compress_blocks(Artifact& artifact, Run& run) {
   if (remaining.last > 0) {
     const std::unique_ptr<ModelWalk> walk =
         run.kind->walk(run.recipe, run.data, embedding_of(run.checkpoint, artifact), run.prediction.spill,
-                       artifact.partial_directory(), run.num_threads);
+                       artifact.partial_directory(), run.num_threads, run.plan.fits());
     CompressTask task(run, artifact, *walk, remaining);
     run.progress.begin("compress", remaining.last, "blocks");
     walk_blocks(*walk, remaining.last, task, [&](int64_t b) { run.progress.update(b); });

@@ -78,6 +78,17 @@ struct RefineOptions {
   }
 };
 
+// Whether a layer is moved towards what the original model does in its place before anything else (fit.h).
+struct FitOptions {
+  bool fit = false;
+  double ridge = 0.01;  // of mean diag(H), added to the diagonal
+
+  void fields(FieldVisitor& visit) {
+    visit("fit", fit);
+    visit.decided("fit_ridge", ridge);
+  }
+};
+
 // How AWQ searches the scales s of a stage's inputs.
 struct AwqOptions {
   bool duo_scaling = true;     // s = mean_abs^a / mean|w|^(1-a); otherwise mean_abs^a

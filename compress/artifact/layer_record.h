@@ -33,6 +33,9 @@ struct LayerRecord {
   double output_error = 0.0;
   double damping = 0.0;  // of gptq: as used
   std::string scaling;   // of the input, in words; empty: none
+  // The share S of the step towards the original model (quant/fit.h); 0 where there was none. Errors are measured against
+  // the weight behind that step.
+  double fit = 0.0;
   // relative_error before the refinement; 0 where there was none.
   double error_before_refinement = 0.0;
   std::vector<std::string> events;  // what went other than planned, in words
@@ -55,6 +58,7 @@ struct LayerRecord {
     visit("output_error", output_error);
     visit("damping", damping);
     visit("scaling", scaling);
+    visit("fit", fit);
     visit("error_before_refinement", error_before_refinement);
     visit("events", events);
     visit("sha256", sha256);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <stdexcept>
 
+#include "compress/passes/fit_stage.h"
 #include "compress/passes/fold.h"
 #include "quant/awq.h"
 #include "quant/smoothquant.h"
@@ -208,6 +209,7 @@ void compress_stage(const RunPlan& plan, int64_t block_index, Stage stage, const
   }
   const bool is_unseen = state.statistics.min_I.defined() && state.statistics.num_tokens == 0;
   note_tokens(state, work);
+  fit_to_original(state);
   const auto say = [&](const std::string& what) {
     for (LayerState& layer : state.layers) layer.record.scaling = what;
   };

@@ -177,9 +177,24 @@ void plan_block(const Recipe& recipe, DType model_dtype, std::vector<LayerPlan> 
   plan.blocks.push_back(std::move(layers));
 }
 
+bool asks_for_fit(const LayerPlan& layer) {
+  return std::any_of(layer.steps.begin(), layer.steps.end(),
+                     [](const Step& step) { return step.options->fit() != nullptr && step.options->fit()->fit; });
+}
+
 void check_calibration(const Recipe& recipe, const RunPlan& plan) {
   if (plan.needs_calibration && !recipe.calibration) {
     refuse("the passes need calibration data: add 'calibration:'");
+  }
+}
+
+void note_unfitted_experts(RunPlan& plan) {
+  for (const auto& layers : plan.blocks) {
+    for (const LayerPlan& layer : layers) {
+      if (layer.stage.expert == Stage::kNoExpert || !asks_for_fit(layer)) continue;
+      plan.events.push_back("fit: experts are not fitted to the original model (S = 0), such as " + layer.linear.name);
+      return;
+    }
   }
 }
 
@@ -322,7 +337,15 @@ InputFormat LayerPlan::input() const {
 StatisticsNeed LayerPlan::need() const {
   StatisticsNeed need = StatisticsNeed::none;
   for (const Step& step : steps) need = std::max(need, step.options->need());
-  return need;
+  return fit() == nullptr ? std::min(need, StatisticsNeed::hessian) : need;
+}
+
+const FitOptions* LayerPlan::fit() const {
+  if (stage.expert != Stage::kNoExpert) return nullptr;
+  for (const Step& step : steps) {
+    if (step.options->fit() != nullptr && step.options->fit()->fit) return step.options->fit();
+  }
+  return nullptr;
 }
 
 StatisticsNeed RunPlan::need(int64_t block, Stage stage) const {
@@ -346,6 +369,12 @@ int64_t RunPlan::num_layers() const {
     count += std::count_if(layers.begin(), layers.end(), [](const auto& layer) { return layer.is_compressed(); });
   }
   return count;
+}
+
+bool RunPlan::fits() const {
+  return std::any_of(blocks.begin(), blocks.end(), [](const auto& layers) {
+    return std::any_of(layers.begin(), layers.end(), [](const LayerPlan& layer) { return layer.fit() != nullptr; });
+  });
 }
 
 void plan_storage(const std::string& container, LayerPlan& layer) {
@@ -396,6 +425,7 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
     refuse(std::string(recipe.passes[p].row->key) +
            ": every stage has an excluded layer or inputs that are not rounded: nothing is scaled");
   }
+  note_unfitted_experts(plan);
   if (recipe.budget) plan.needs_calibration = true;
   names.push_back(model.head.name);  // likewise
   check_patterns(recipe, names, plan);
@@ -419,6 +449,10 @@ RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   for (const EncoderBlockDescription& block : model.blocks) {
     plan_block(recipe, model.dtype, block_layers(block, kStages), plan);
     for (const LayerPlan& layer : plan.blocks.back()) names.push_back(layer.linear.name);
+  }
+  if (plan.fits()) {
+    refuse(
+        "fit: the original model's states are carried beside the compressed one's for decoders alone: leave 'fit' out");
   }
   check_patterns(recipe, names, plan);
   plan.unquantized.insert(plan.unquantized.end(), model.unused_linears.begin(), model.unused_linears.end());

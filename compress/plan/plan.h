@@ -27,6 +27,9 @@ struct LayerPlan {
   const PassOptions* step(PassKind kind) const;
   // How the layer's input will be rounded; plain where no step says.
   InputFormat input() const;
+  // How the layer is fitted to the original model; null where it is not. Experts are not: which tokens reach one
+  // depends on the model, so that there is nothing to compare.
+  const FitOptions* fit() const;
   StatisticsNeed need() const;
 };
 
@@ -46,6 +49,7 @@ struct RunPlan {
 
   StatisticsNeed need(int64_t block, Stage stage) const;
   int64_t num_layers() const;  // that are compressed in blocks
+  bool fits() const;           // any layer to the original model, whose states the walk then carries as well
   // The layers of a stage that are compressed.
   std::vector<const LayerPlan*> stage_layers(int64_t block, Stage stage) const;
 };
@@ -69,7 +73,7 @@ std::vector<LayerPlan> block_layers(const Block& block, std::span<const Stage> s
 // evaluations of encoders, nothing to do; of a mixture of experts also a budget, and scales for what its router reads.
 RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint);
 // The same of an encoder. Also refused is what has no meaning for one, or no exact one: scaling passes (a norm's output
-// feeds the residual sum as well as the next linears), head, budget, sensitivity, perplexity, statistics files.
+// feeds the residual sum as well as the next linears), fitting to the original, head, budget, sensitivity, perplexity, statistics files.
 RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint);
 
 // What pare calibrate does: every layer of every block is there and needs all statistics; nothing is compressed.

@@ -30,6 +30,7 @@ constexpr double kStatisticsEfficiency = 0.85;  // tiles of H
 constexpr double kPredictOpsPerWeight = 500.0;  // of a budget's candidates: a search of scales
 constexpr double kTableOpsPerWeight = 1500.0;   // conversion, rounding, packing, checksums: bound by memory
 constexpr double kFactorOpsPerCube = 6.0;       // float64 Cholesky, inverse, check: per I^3
+constexpr double kFitOpsPerWeight = 16.0;       // per column of H: five float64 products, of o and down three
 constexpr double kEvaluationEfficiency = 0.6;   // of pare's own kernels
 constexpr double kBytesPerSecond = 1e9;         // hashing and writing files
 
@@ -113,6 +114,16 @@ double cubed(int64_t n) {
   return static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
 }
 
+// What a stage of the walk with the original's states holds while it is summed, and what its layers' steps add to H and
+// the working copies: H and the sums of both kinds of windows, the factor and three more matrices like it in float64.
+int64_t fit_sums_bytes(const ModelDescription& model, int64_t width, int64_t num_windows) {
+  return StatisticsAccumulator::size_bytes(width, num_windows, StatisticsNeed::hessian_diagonal) +
+         OriginalStream::sums_bytes(model, width);
+}
+int64_t fit_bytes(const ModelDescription& model, int64_t width) {
+  return width * width * (4 + 4 + 4 * 8) + 2 * model.hidden_size * width * 4;
+}
+
 // What the steps of one stage take, beside the factor of H.
 double step_operations(const RunPlan& plan, int64_t block, Stage stage, PassKind kind) {
   double operations = 0.0;
@@ -142,20 +153,27 @@ struct Operations {
 Operations count_operations(const RunPlan& plan, const ModelDescription& model, const Workload& workload) {
   Operations operations;
   const auto num_rows = static_cast<double>(workload.num_windows * workload.num_tokens);
+  const double num_models = plan.fits() ? 2.0 : 1.0;  // whose states go along
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
     for (const LayerPlan& layer : plan.blocks[b]) {
       const double weights = static_cast<double>(layer.linear.num_out) * static_cast<double>(layer.linear.num_in);
       const double share = token_share(model.blocks[b], layer.stage);
       // The inputs of down are made once; with all tokens, for the statistics, also of those that go elsewhere.
       const bool sees_all = layer.stage.kind == Stage::feed_forward_input && workload.experts == ExpertTokens::all;
-      if (workload.walks()) operations.forward += 2.0 * num_rows * weights * (sees_all ? 1.0 + share : share);
+      if (workload.walks()) {
+        operations.forward += 2.0 * num_rows * weights * (num_models * share + (sees_all ? 1.0 : 0.0));
+      }
+      if (layer.fit() == nullptr) continue;
+      if (is_output_stage(layer.stage)) operations.forward += 2.0 * num_rows * weights;  // what the output lacks
+      operations.compress += weights * static_cast<double>(layer.linear.num_in) * kFitOpsPerWeight;
     }
-    operations.forward += 2.0 * num_rows * static_cast<double>(workload.num_tokens) *
+    operations.forward += 2.0 * num_models * num_rows * static_cast<double>(workload.num_tokens) *
                           static_cast<double>(model.num_heads * model.head_size);  // causal: half of the scores
     for (const Stage stage : block_stages(model.blocks[b])) {
       operations.scaling += step_operations(plan, static_cast<int64_t>(b), stage, PassKind::scales_inputs);
       operations.compress += step_operations(plan, static_cast<int64_t>(b), stage, PassKind::rounds);
-      if (plan.need(static_cast<int64_t>(b), stage) != StatisticsNeed::hessian) continue;
+      const StatisticsNeed need = plan.need(static_cast<int64_t>(b), stage);
+      if (need < StatisticsNeed::hessian) continue;
       const int64_t width = stage_width(model.blocks[b], stage);
       const double stage_rows =
           num_rows * (workload.experts == ExpertTokens::all ? 1.0 : token_share(model.blocks[b], stage));
@@ -164,6 +182,9 @@ Operations count_operations(const RunPlan& plan, const ModelDescription& model, 
         operations.statistics +=
             2.0 * stage_rows * static_cast<double>((bounds[i + 1] - bounds[i]) * (width - bounds[i]));
       }
+      operations.compress += cubed(width) * kFactorOpsPerCube;
+      if (need < StatisticsNeed::original) continue;
+      operations.statistics += 2.0 * num_rows * static_cast<double>(model.hidden_size * width);
       operations.compress += cubed(width) * kFactorOpsPerCube;
     }
   }
@@ -180,10 +201,13 @@ int64_t compress_bytes(const RunPlan& plan, const ModelDescription& model, int64
       const int64_t square = width * width;
       int64_t statistics = 0;
       int64_t factor = 0;
-      if (need != StatisticsNeed::none) {
+      if (need == StatisticsNeed::original) {
+        statistics = fit_sums_bytes(model, width, num_windows);
+      } else if (need != StatisticsNeed::none) {
         statistics = StatisticsAccumulator::size_bytes(width, num_windows, need);
       }
-      if (need == StatisticsNeed::hessian) factor = square * (4 + 4 + 3 * 8);  // H, U, three float64 matrices
+      if (need >= StatisticsNeed::hessian) factor = square * (4 + 4 + 3 * 8);  // H, U, three float64 matrices
+      if (need == StatisticsNeed::original) factor = std::max(factor, fit_bytes(model, width));
       int64_t layer_bytes = 0;
       for (const LayerPlan& layer : plan.blocks[b]) {
         if (layer.stage == stage && layer.is_compressed()) {
@@ -262,13 +286,15 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   const int64_t survey_memory =
       workload.survey ? LeaveOneOut::size_bytes(model, workload.survey->extent, workload.num_threads) : 0;
   const int64_t libraries = base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes;
-  const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1);  // float32, codes, packed
+  // float32, codes, packed; and of the original's float32.
+  const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1 + (plan.fits() ? 4 : 0));
   const int64_t work_bytes = compress_bytes(plan, model, workload.num_windows);
 
   const auto walk_memory = [&](Spill spill) {
     int64_t bytes = libraries + block_bytes + work_bytes + survey_memory;
     if (workload.walks()) {
-      bytes += BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads)
+      bytes += BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads,
+                                    plan.fits())
                    .memory_bytes;
     }
     return bytes;
@@ -299,9 +325,9 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   }
   int64_t spill_bytes = 0;
   if (workload.walks()) {
-    spill_bytes =
-        BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, prediction.spill, workload.num_threads)
-            .spill_bytes;
+    spill_bytes = BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, prediction.spill,
+                                       workload.num_threads, plan.fits())
+                      .spill_bytes;
   }
   prediction.disk_bytes = sizes.parts_bytes + std::max(spill_bytes, sizes.output_bytes);
 

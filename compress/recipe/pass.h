@@ -18,8 +18,9 @@
 
 namespace pare {
 
-// What a pass must know of a stage's input. Each includes the ones before.
-enum class StatisticsNeed { none, hessian_diagonal, hessian };
+// What a pass must know of a stage's input. Each includes the ones before; original: what the stage lacks of the
+// uncompressed model's, for FitOptions.
+enum class StatisticsNeed { none, hessian_diagonal, hessian, original };
 // Rows of a stage's input that are kept as they are.
 inline constexpr int64_t kNumSampleRows = 512;
 
@@ -32,6 +33,8 @@ class PassCheck {
  public:
   virtual ~PassCheck() = default;
   virtual bool has_calibration() const = 0;
+  // Whether it is a statistics file, made of the uncompressed model alone.
+  virtual bool has_statistics_file() const = 0;
   // Whether the recipe gives the option, and whether as a map of its own.
   virtual bool was_given(std::string_view key) const = 0;
   virtual bool is_map(std::string_view key) const = 0;
@@ -39,6 +42,9 @@ class PassCheck {
   [[noreturn]] virtual void fail(std::string_view key, const std::string& message) const = 0;
   // Fails with "WHAT: add 'calibration:' to the recipe, or INSTEAD" where there is no calibration.
   void require_calibration(std::string_view key, const std::string& what, const std::string& instead = {}) const;
+  // Of passes that can be fitted to the original: switches it off where the data do not allow it and the recipe does not
+  // ask for it; fails where it does.
+  void check_fit(FitOptions& options) const;
 };
 
 class PassOptions;
@@ -76,6 +82,8 @@ class PassOptions {
   // Of passes that round to a grid of bits and groups: that grid. Of passes that round inputs: their format.
   virtual const GridOptions* grid() const { return nullptr; }
   virtual const InputFormat* input() const { return nullptr; }
+  // Of passes that can fit a layer to the original model: whether they do. need() says it as well.
+  virtual const FitOptions* fit() const { return nullptr; }
   GridOptions* grid() { return const_cast<GridOptions*>(std::as_const(*this).grid()); }
   // The type that scales are stored in, which the model's own type and the container decide.
   virtual void set_scale_dtype(DType) {}

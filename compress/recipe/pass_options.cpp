@@ -63,6 +63,18 @@ void PassCheck::require_calibration(std::string_view key, const std::string& wha
   fail(key, what + ": add 'calibration:' to the recipe" + (instead.empty() ? "" : ", or " + instead));
 }
 
+void PassCheck::check_fit(FitOptions& options) const {
+  if (!was_given("fit") && (!has_calibration() || has_statistics_file())) options.fit = false;
+  if (!options.fit) return;
+  require_calibration("fit", "'fit' compares inputs with those of the original model", "leave it out");
+  if (has_statistics_file()) {
+    fail(
+        "fit",
+        "what a layer lacks of the original depends on what was compressed before it, and a statistics file is made of "
+        "the uncompressed model: calibrate on a text, or leave 'fit' out");
+  }
+}
+
 void PassOptions::check_layer(const std::string&, int64_t, int64_t) const {}
 
 bool PassOptions::needs_range() const {
@@ -109,6 +121,7 @@ void GridPass<Options>::check(const PassCheck& check) {
   if (check.was_given("refine") && refine.sweeps > 0) {
     check.require_calibration("refine", "refine needs calibration data", "leave it out");
   }
+  check.check_fit(fitting);
   check_activations(check, InputType::int8, activations);
   if (kIsGptq) check.require_calibration({}, "gptq needs calibration data");
   if (grid.per_tensor) {
@@ -132,19 +145,20 @@ void GridPass<Options>::check_layer(const std::string& layer, int64_t num_out, i
                                 std::to_string(grid.group_size) + ": drop one of them");
   }
   if (num_in % grid.group_size == 0) return;
-  std::string fitting;
+  std::string divisors;
   for (const int64_t size : {32, 64, 128}) {
-    if (num_in % size == 0) fitting += std::to_string(size) + ", ";
+    if (num_in % size == 0) divisors += std::to_string(size) + ", ";
   }
   throw std::invalid_argument("layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) +
                               "]: group size " + std::to_string(grid.group_size) + " does not divide its " +
-                              std::to_string(num_in) + " inputs; use " + fitting + (fitting.empty() ? "" : "or ") +
+                              std::to_string(num_in) + " inputs; use " + divisors + (divisors.empty() ? "" : "or ") +
                               "-1 (one scale per output channel), for this layer alone with 'layers: {override: {\"" +
                               layer + "\": {group_size: -1}}}'");
 }
 
 template <typename Options>
 StatisticsNeed GridPass<Options>::need() const {
+  if (fitting.fit) return StatisticsNeed::original;
   const ScaleSearch scales = static_cast<const PassOptions&>(*this).grid()->scales;
   if (std::is_same_v<Options, GptqPass> || refine.sweeps > 0 || scales == ScaleSearch::hessian) {
     return StatisticsNeed::hessian;
@@ -195,12 +209,14 @@ template class GridPass<GptqPass>;
 void RtnPass::fields(FieldVisitor& visit) {
   rounding.fields(visit);
   refine.fields(visit);
+  fitting.fields(visit);
   visit("activations", activations);
 }
 
 void GptqPass::fields(FieldVisitor& visit) {
   gptq.fields(visit);
   refine.fields(visit);
+  fitting.fields(visit);
   visit("activations", activations);
   visit("prune", prune);
   visit("storage", storage);

@@ -25,6 +25,7 @@ template <typename Options>
 class GridPass : public OptionsOf<Options, PassKind::rounds> {
  public:
   RefineOptions refine;
+  FitOptions fitting;
   InputFormat activations;
 
   bool is_overridable(std::string_view key) const override;
@@ -33,6 +34,7 @@ class GridPass : public OptionsOf<Options, PassKind::rounds> {
   StatisticsNeed need() const override;
   void store(PackScheme& scheme) const override;
   const InputFormat* input() const override { return &activations; }
+  const FitOptions* fit() const override { return &fitting; }
   void set_scale_dtype(DType dtype) override;
   std::string words(std::string_view key) const override;
   double operations(const StageExtent& stage) const override;

@@ -247,7 +247,7 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
                 {"strict", [&](const Value& v) { recipe.strict = v.boolean(); }}});
   if (passes) {
     for (const Value& item : passes->list()) {
-      recipe.passes.push_back(read_pass(item, recipe.calibration.has_value()));
+      recipe.passes.push_back(read_pass(item, recipe.calibration));
     }
     check_order(recipe, *passes);
   }

@@ -125,9 +125,10 @@ void take(const Value& value, const std::vector<std::string>& names, const std::
 
 class RecipeCheck : public PassCheck {
  public:
-  RecipeCheck(const Value& value, const GivenOptions& given, bool has_calibration)
-      : value_(value), given_(given), has_calibration_(has_calibration) {}
-  bool has_calibration() const override { return has_calibration_; }
+  RecipeCheck(const Value& value, const GivenOptions& given, const std::optional<CalibrationRecipe>& calibration)
+      : value_(value), given_(given), calibration_(calibration) {}
+  bool has_calibration() const override { return calibration_.has_value(); }
+  bool has_statistics_file() const override { return calibration_ && !calibration_->statistics.empty(); }
   bool was_given(std::string_view key) const override { return given_.find(key) != given_.end(); }
   bool is_map(std::string_view key) const override { return of(key).is_map() && (key.empty() || was_given(key)); }
   [[noreturn]] void fail(std::string_view key, const std::string& message) const override { of(key).fail(message); }
@@ -139,11 +140,11 @@ class RecipeCheck : public PassCheck {
   }
   const Value& value_;
   const GivenOptions& given_;
-  bool has_calibration_;
+  const std::optional<CalibrationRecipe>& calibration_;
 };
 
 LayerOverride read_override(const std::string& pattern, const Value& value, const PassOptions& defaults,
-                            bool has_calibration) {
+                            const std::optional<CalibrationRecipe>& calibration) {
   OptionNames names;
   const std::shared_ptr<PassOptions> options = copy_of(defaults);
   options->fields(names);
@@ -152,7 +153,7 @@ LayerOverride read_override(const std::string& pattern, const Value& value, cons
     if (defaults.is_overridable(name.substr(0, name.find('.')))) overridable.push_back(name);
   }
   const GivenOptions given = read_options(value, overridable, *options);
-  options->check(RecipeCheck(value, given, has_calibration));
+  options->check(RecipeCheck(value, given, calibration));
   LayerOverride result{.pattern = pattern, .values = {}};
   for (const NamedField& field : field_values(*options)) {
     const bool is_given = std::any_of(given.begin(), given.end(), [&](const auto& item) {
@@ -191,7 +192,7 @@ InputFormat read_activations(const Value& value) {
   return pass.activations;
 }
 
-PassRecipe read_pass(const Value& value, bool has_calibration) {
+PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>& calibration) {
   PassRecipe pass;
   std::optional<Value> layers;
   Value::Handlers handlers;
@@ -201,7 +202,7 @@ PassRecipe read_pass(const Value& value, bool has_calibration) {
       pass.row = row;
       const std::shared_ptr<PassOptions> options = row->make_options();
       const GivenOptions given = read_options(v, {}, *options);
-      options->check(RecipeCheck(v, given, has_calibration));
+      options->check(RecipeCheck(v, given, calibration));
       pass.options = options;
     });
   }
@@ -226,7 +227,7 @@ PassRecipe read_pass(const Value& value, bool has_calibration) {
                      }},
                     {"override", [&](const Value& map) {
                        for (const auto& [pattern, options] : map.entries()) {
-                         pass.overrides.push_back(read_override(pattern, options, *pass.options, has_calibration));
+                         pass.overrides.push_back(read_override(pattern, options, *pass.options, calibration));
                        }
                      }}});
   return pass;

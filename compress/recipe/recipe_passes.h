@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "compress/recipe/recipe.h"
@@ -23,9 +24,9 @@ int64_t read_group_size(const YamlValue& value);
 // `sites:` a format of inputs in int8: its name, none, or a map of how.
 InputFormat read_activations(const YamlValue& value);
 
-// An item of `passes:`: a key of the table of passes with its options, and `layers:` beside it. has_calibration:
-// whether the recipe has data.
-PassRecipe read_pass(const YamlValue& value, bool has_calibration);
+// An item of `passes:`: a key of the table of passes with its options, and `layers:` beside it. calibration: the
+// recipe's data, where it has any.
+PassRecipe read_pass(const YamlValue& value, const std::optional<CalibrationRecipe>& calibration);
 // Refuses passes that cannot follow one another. `passes` has an item for each of the recipe's.
 void check_order(const Recipe& recipe, const YamlValue& passes);
 

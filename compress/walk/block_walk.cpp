@@ -38,10 +38,6 @@ int64_t routing_bytes(const ModelDescription& model) {
   return most * static_cast<int64_t>(sizeof(int32_t) + sizeof(float));
 }
 
-int64_t widest_input(const ModelDescription& model) {
-  return std::max(model.num_heads * model.head_size, model.feed_forward_size);
-}
-
 // Whole chunks of H, and at least a window for every worker.
 int64_t windows_per_group(int64_t num_windows, int64_t num_tokens, int num_threads) {
   const int64_t chunk = chunk_windows(num_tokens);
@@ -53,15 +49,11 @@ std::optional<std::filesystem::path> spill_path(bool spilled, const std::filesys
   return spilled ? std::optional(directory) : std::nullopt;
 }
 
-bool is_output_stage(Stage stage) {
-  return stage.kind == Stage::attention_output || stage.kind == Stage::feed_forward_output;
-}
-
 }  // namespace
 
 BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
                      uint64_t sample_seed, Spill spill, const std::filesystem::path& spill_directory, int num_threads,
-                     ExpertTokens expert_tokens)
+                     ExpertTokens expert_tokens, const LinearWeights* original_embedding)
     : model_(model),
       num_windows_(windows.num_windows),
       num_tokens_(windows.num_tokens),
@@ -88,10 +80,14 @@ BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows,
     embed(embedding, model_.embedding_scale, windows.window(window), hidden_TD.data_ptr<float>());
     hidden_.release(window, 1, model_.hidden_size);
   });
+  if (original_embedding != nullptr) {
+    original_.emplace(model, windows, *original_embedding, sample_seed, group_windows_,
+                      spill_path(spill == Spill::all, spill_directory), num_threads);
+  }
 }
 
 BlockWalk::Footprint BlockWalk::footprint(const ModelDescription& model, int64_t num_windows, int64_t num_tokens,
-                                          Spill spill, int num_threads) {
+                                          Spill spill, int num_threads, bool with_original) {
   const int64_t hidden = HiddenStore::size_bytes(num_windows, num_tokens, model.hidden_size);
   const int64_t inputs = HiddenStore::size_bytes(num_windows, num_tokens, widest_input(model));
   Footprint footprint;
@@ -102,9 +98,20 @@ BlockWalk::Footprint BlockWalk::footprint(const ModelDescription& model, int64_t
     footprint.memory_bytes += num_windows * num_tokens * (routing_bytes(model) + static_cast<int64_t>(sizeof(int32_t)));
   }
   footprint.memory_bytes += num_threads * BlockScratch::size_bytes(model, num_tokens);
-  footprint.memory_bytes +=
-      HiddenStore::size_bytes(windows_per_group(num_windows, num_tokens, num_threads), num_tokens, model.hidden_size);
+  const int64_t group_windows = windows_per_group(num_windows, num_tokens, num_threads);
+  footprint.memory_bytes += HiddenStore::size_bytes(group_windows, num_tokens, model.hidden_size);
+  if (with_original) {
+    (spill == Spill::all ? footprint.spill_bytes : footprint.memory_bytes) +=
+        OriginalStream::states_bytes(model, num_windows, num_tokens);
+    footprint.memory_bytes += OriginalStream::work_bytes(model, num_tokens, group_windows, num_threads);
+  }
   return footprint;
+}
+
+void BlockWalk::check_original(const DecoderBlock* original) const {
+  if (original_.has_value() == (original != nullptr)) return;
+  throw std::invalid_argument(original_ ? "a walk that carries the original's states needs its block"
+                                        : "the walk does not carry the original's states");
 }
 
 at::Tensor BlockWalk::input_rows(Stage stage, int64_t first, int64_t count, int64_t width) const {
@@ -210,7 +217,9 @@ void BlockWalk::produce(const DecoderBlock& block, Stage stage, int64_t window, 
   hidden_.release(window, 1, model_.hidden_size);
 }
 
-LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, StatisticsNeed need) {
+LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, StatisticsNeed need,
+                                 const DecoderBlock* original) {
+  check_original(original);
   const int64_t width = stage_width(block.description(), stage);
   Stopwatch stopwatch;
   if (stage.kind == Stage::feed_forward_input && stage.expert == 0) {
@@ -220,6 +229,10 @@ LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, Statist
   }
   expert_ = stage.expert;
   choose_tokens(stage);
+  const bool compares = original_ && need == StatisticsNeed::original && stage.expert == Stage::kNoExpert;
+  if (compares) original_->begin(stage, width);
+  // H is the original stream's where it compares: of its windows, with its weights.
+  need = std::min(need, compares ? StatisticsNeed::hessian_diagonal : StatisticsNeed::hessian);
   std::optional<StatisticsAccumulator> accumulator;
   if (need != StatisticsNeed::none) {
     accumulator.emplace(block.description().name + ", " + stage_name(stage), width, first_row_N_,
@@ -235,6 +248,12 @@ LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, Statist
       const auto worker = static_cast<size_t>(omp_get_thread_num());
       at::Tensor x_TI = input_rows(stage, window, 1, width);
       produce(block, stage, window, scratch_.at(worker), x_TI);
+      if (original_) {
+        const at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+        const OriginalStream::Compared compared{block, hidden_TD, x_TI};
+        original_->pass(*original, stage, window, scratch_.at(worker), worker, compares ? &compared : nullptr);
+        if (compares) hidden_.release(window, 1, model_.hidden_size);
+      }
       Stopwatch observation;
       if (accumulator) accumulator->observe(window, x_TI);
       observing[worker] += observation.lap();
@@ -244,6 +263,7 @@ LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, Statist
       const int64_t num_windows = std::min(chunk_windows(num_tokens_), first + count - chunk);
       accumulator->accumulate(chunk, num_windows, input_rows(stage, chunk, num_windows, width));
     }
+    if (compares) original_->accumulate(first, count);
     if (is_output_stage(stage)) inputs_.release(first, count, width);
     seconds_.statistics += stopwatch.lap();
   }
@@ -253,6 +273,7 @@ LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, Statist
   seconds_.forward -= mean_observing;
   seconds_.statistics += mean_observing;
   LayerStatistics statistics = accumulator->finish();
+  if (compares) original_->finish(statistics);
   seconds_.statistics += stopwatch.lap();
   return statistics;
 }
@@ -270,7 +291,8 @@ void BlockWalk::divide_inputs(Stage stage, std::span<const float> scales_I) {
   });
 }
 
-void BlockWalk::leave(const DecoderBlock& block) {
+void BlockWalk::leave(const DecoderBlock& block, const DecoderBlock* original) {
+  check_original(original);
   Stopwatch stopwatch;
   const bool is_mixture = block.description().is_mixture();
   if (is_mixture) finish_expert(block);
@@ -287,6 +309,10 @@ void BlockWalk::leave(const DecoderBlock& block) {
       inputs_.release(window, 1, width);
     }
     hidden_.release(window, 1, model_.hidden_size);
+    if (original_) {
+      const auto worker = static_cast<size_t>(omp_get_thread_num());
+      original_->leave(*original, window, scratch_.at(worker), worker);
+    }
   });
   seconds_.forward += stopwatch.lap();
 }

@@ -12,6 +12,7 @@
 #include "compress/recipe/recipe.h"
 #include "compress/walk/decoder_block.h"
 #include "compress/walk/hidden_store.h"
+#include "compress/walk/original_stream.h"
 #include "compress/walk/statistics.h"
 #include "runtime/files/npy.h"
 
@@ -28,20 +29,24 @@ struct WalkSeconds {
 class BlockWalk {
  public:
   // Embeds the windows. The stores go to `spill_directory` as `spill` says. num_threads is what OpenMP is set to: every
-  // worker has working space of its own.
+  // worker has working space of its own. With original_embedding, the source's table, the uncompressed model's states go
+  // along: each call then takes the uncompressed block as well.
   // Throws std::invalid_argument for an id outside the vocabulary, and what HiddenStore throws.
   BlockWalk(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
             uint64_t sample_seed, Spill spill, const std::filesystem::path& spill_directory, int num_threads,
-            ExpertTokens expert_tokens = ExpertTokens::routed);
+            ExpertTokens expert_tokens = ExpertTokens::routed, const LinearWeights* original_embedding = nullptr);
 
   // Moves all windows up to `stage` of the block in front of them and returns the statistics of the stage's input. To
-  // be called for every stage of a block, in order, and then leave. Throws Interrupted between groups of windows.
-  LayerStatistics reach(const DecoderBlock& block, Stage stage, StatisticsNeed need);
+  // be called for every stage of a block, in order, and then leave. What cannot be compared with the original, an
+  // expert's or without its states, has statistics as for StatisticsNeed::hessian. Throws Interrupted between groups of
+  // windows.
+  LayerStatistics reach(const DecoderBlock& block, Stage stage, StatisticsNeed need,
+                        const DecoderBlock* original = nullptr);
   // After a fold has divided what produces the reached stage's input: the inputs already computed, divided by scales_I
   // likewise. Those that a norm produces are not kept and come out divided anyway.
   void divide_inputs(Stage stage, std::span<const float> scales_I);
   // Through the last stage's layers: the windows then stand in front of the next block.
-  void leave(const DecoderBlock& block);
+  void leave(const DecoderBlock& block, const DecoderBlock* original = nullptr);
 
   const WalkSeconds& seconds() const { return seconds_; }
 
@@ -51,9 +56,10 @@ class BlockWalk {
     int64_t spill_bytes = 0;
   };
   static Footprint footprint(const ModelDescription& model, int64_t num_windows, int64_t num_tokens, Spill spill,
-                             int num_threads);
+                             int num_threads, bool with_original = false);
 
  private:
+  void check_original(const DecoderBlock* original) const;
   // The attention's output is added, and every token routed.
   void enter_mixture(const DecoderBlock& block);
   // The reached expert's output goes to the sums.
@@ -80,6 +86,7 @@ class BlockWalk {
   int64_t expert_ = Stage::kNoExpert;  // the last that was reached
   at::Tensor group_x_RD_;              // the normalized input of the windows at work
   std::vector<BlockScratch> scratch_;  // one per worker
+  std::optional<OriginalStream> original_;
   WalkSeconds seconds_;
 };
 

@@ -301,16 +301,22 @@ void DecoderBlock::attention(at::Tensor& x_TD, BlockScratch& scratch, at::Tensor
   }
 }
 
+void DecoderBlock::add_output(Stage stage, at::Tensor& delta_TD, at::Tensor& hidden_TD) const {
+  const bool is_attention = stage.kind == Stage::attention_output;
+  const std::optional<NormWeights>& norm = is_attention ? post_attention_norm_ : post_feed_forward_norm_;
+  if (norm) {
+    float* delta = delta_TD.data_ptr<float>();
+    rms_norm(delta, norm->gain.const_data_ptr<float>(), norm->epsilon, num_tokens_, model_->hidden_size, delta);
+  }
+  if (is_attention && rounds(ActivationSite::attention_output)) round_rows(delta_TD);
+  hidden_TD.add_(delta_TD);
+  if (!is_attention && rounds(ActivationSite::residual_sum)) round_rows(hidden_TD);
+}
+
 void DecoderBlock::add_attention_output(at::Tensor mixed_TI, BlockScratch& scratch, at::Tensor& hidden_TD) const {
   round_input(Stage::attention_output, mixed_TI);
   linear(Stage::attention_output, 0, mixed_TI, scratch.delta_TD);
-  if (post_attention_norm_) {
-    float* delta = scratch.delta_TD.data_ptr<float>();
-    rms_norm(delta, post_attention_norm_->gain.const_data_ptr<float>(), post_attention_norm_->epsilon, num_tokens_,
-             model_->hidden_size, delta);
-  }
-  if (rounds(ActivationSite::attention_output)) round_rows(scratch.delta_TD);
-  hidden_TD.add_(scratch.delta_TD);
+  add_output(Stage::attention_output, scratch.delta_TD, hidden_TD);
 }
 
 void DecoderBlock::feed_forward(at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& activated_TF) const {
@@ -340,13 +346,7 @@ void DecoderBlock::add_feed_forward_output(at::Tensor activated_TF, BlockScratch
                                            at::Tensor& hidden_TD) const {
   round_input(Stage::feed_forward_output, activated_TF);
   linear(Stage::feed_forward_output, 0, activated_TF, scratch.delta_TD);
-  if (post_feed_forward_norm_) {
-    float* delta = scratch.delta_TD.data_ptr<float>();
-    rms_norm(delta, post_feed_forward_norm_->gain.const_data_ptr<float>(), post_feed_forward_norm_->epsilon,
-             num_tokens_, model_->hidden_size, delta);
-  }
-  hidden_TD.add_(scratch.delta_TD);
-  if (rounds(ActivationSite::residual_sum)) round_rows(hidden_TD);
+  add_output(Stage::feed_forward_output, scratch.delta_TD, hidden_TD);
 }
 
 TokenRouting DecoderBlock::route(const at::Tensor& hidden_TD, BlockScratch& scratch) const {
@@ -437,6 +437,14 @@ void DecoderBlock::forward(BlockScratch& scratch, at::Tensor& mixed_TI, at::Tens
   feed_forward_input(hidden_TD, scratch.x_TD);
   feed_forward(scratch.x_TD, scratch, own_TF);
   add_feed_forward_output(own_TF, scratch, hidden_TD);
+}
+
+bool is_output_stage(Stage stage) {
+  return stage.kind == Stage::attention_output || stage.kind == Stage::feed_forward_output;
+}
+
+int64_t widest_input(const ModelDescription& model) {
+  return std::max(model.num_heads * model.head_size, model.feed_forward_size);
 }
 
 at::Tensor float_tensor(std::span<const float> values) {

@@ -96,6 +96,10 @@ class DecoderBlock : public Block {
   void feed_forward_input(const at::Tensor& hidden_TD, at::Tensor& x_TD) const;
   void feed_forward(at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& activated_TF) const;
   void add_feed_forward_output(at::Tensor activated_TF, BlockScratch& scratch, at::Tensor& hidden_TD) const;
+  // The same in two steps, without rounding the input: x W^T + b of one layer; and what the layer of an output stage has
+  // made (delta_TD is changed) behind the norm that may follow it.
+  void linear(Stage stage, size_t index, const at::Tensor& x_TI, at::Tensor out_TO) const;
+  void add_output(Stage stage, at::Tensor& delta_TD, at::Tensor& hidden_TD) const;
 
   // The same of a mixture; x_SD and activated_SF hold the rows of `tokens`.
   TokenRouting route(const at::Tensor& hidden_TD, BlockScratch& scratch) const;
@@ -105,6 +109,8 @@ class DecoderBlock : public Block {
   void add_expert_output(int64_t expert, at::Tensor activated_SF, const TokenRouting& routing,
                          std::span<const int32_t> tokens, BlockScratch& scratch, at::Tensor& sum_TD) const;
   void add_mixture_output(at::Tensor& sum_TD, at::Tensor& hidden_TD) const;
+  // All of them, as forward does behind the attention.
+  void forward_mixture(BlockScratch& scratch, at::Tensor& activated_TF, at::Tensor& hidden_TD) const;
 
   // All stages: hidden [T, D] in place; activated_TF is working space of max(F, H K) columns' worth of floats.
   void forward(BlockScratch& scratch, at::Tensor& mixed_TI, at::Tensor& activated_TF, at::Tensor& hidden_TD) const;
@@ -125,8 +131,6 @@ class DecoderBlock : public Block {
   void round_input(Stage stage, at::Tensor& x_TI) const;
   bool rounds(ActivationSite site) const { return rounded_site_ && rounded_site_->first == site; }
   void round_rows(const at::Tensor& x_TI) const;
-  void linear(Stage stage, size_t index, const at::Tensor& x_TI, at::Tensor out_TO) const;
-  void forward_mixture(BlockScratch& scratch, at::Tensor& activated_TF, at::Tensor& hidden_TD) const;
   void activate(Stage input, at::Tensor& x_SD, BlockScratch& scratch, at::Tensor& activated_SF) const;
   void rotate_head(const float* source, int64_t token, const NormWeights* norm, float* out) const;
   void gather_head(int64_t kv_head, BlockScratch& scratch) const;
@@ -141,6 +145,11 @@ class DecoderBlock : public Block {
   at::Tensor router_weight_ED_;       // of a mixture
   std::optional<std::pair<ActivationSite, InputFormat>> rounded_site_;
 };
+
+// Whether what the stage's layer makes is added to the hidden state.
+bool is_output_stage(Stage stage);
+// The widest input of an output stage.
+int64_t widest_input(const ModelDescription& model);
 
 // A float32 vector that holds a copy of the values.
 at::Tensor float_tensor(std::span<const float> values);

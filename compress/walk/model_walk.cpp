@@ -16,20 +16,35 @@ class WindowWalk : public ModelWalk {
              const DecoderWalkOptions& options)
       : checkpoint_(checkpoint),
         num_tokens_(windows.num_tokens),
-        walk_(checkpoint.description(), windows, embedding, options.sample_seed, options.spill, options.spill_directory,
-              options.num_threads, options.experts) {}
+        with_original_(options.with_original),
+        walk_(make_walk(checkpoint, windows, embedding, options)) {}
   bool carries_states() const override { return true; }
-  Block& enter(int64_t index) override { return block_.emplace(checkpoint_, index, num_tokens_); }
-  LayerStatistics reach(Stage stage, StatisticsNeed need) override { return walk_.reach(*block_, stage, need); }
+  Block& enter(int64_t index) override {
+    if (with_original_) original_.emplace(checkpoint_, index, num_tokens_);
+    return block_.emplace(checkpoint_, index, num_tokens_);
+  }
+  LayerStatistics reach(Stage stage, StatisticsNeed need) override {
+    return walk_.reach(*block_, stage, need, original());
+  }
   void divide_inputs(Stage stage, std::span<const float> scales_I) override { walk_.divide_inputs(stage, scales_I); }
-  void leave() override { walk_.leave(*block_); }
+  void leave() override { walk_.leave(*block_, original()); }
   WalkSeconds seconds() const override { return walk_.seconds(); }
 
  private:
+  static BlockWalk make_walk(const Checkpoint& checkpoint, const TokenWindows& windows, const LinearWeights& embedding,
+                             const DecoderWalkOptions& options) {
+    std::optional<LinearWeights> original;
+    if (options.with_original) original = checkpoint.linear(checkpoint.embedding());
+    return BlockWalk(checkpoint.description(), windows, embedding, options.sample_seed, options.spill,
+                     options.spill_directory, options.num_threads, options.experts, original ? &*original : nullptr);
+  }
+  const DecoderBlock* original() const { return original_ ? &*original_ : nullptr; }
+
   const Checkpoint& checkpoint_;
   int64_t num_tokens_;
+  bool with_original_;
   BlockWalk walk_;
-  std::optional<DecoderBlock> block_;
+  std::optional<DecoderBlock> block_, original_;
 };
 
 class StatisticsWalk : public ModelWalk {

@@ -42,6 +42,7 @@ struct DecoderWalkOptions {
   std::filesystem::path spill_directory = {};
   int num_threads = 1;
   ExpertTokens experts = ExpertTokens::routed;
+  bool with_original = false;  // the uncompressed model's states go along, for StatisticsNeed::original
 };
 // Of a decoder, with windows; `embedding` is the table that the compressed model will embed with. Throws what BlockWalk
 // throws.

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
@@ -11,16 +10,12 @@
 #include <limits>
 #include <stdexcept>
 
-#include "quant/row_chunks.h"
-
 namespace pare {
 namespace {
 
 // float32 sums over this many tokens keep the error of H near 1e-6; adding a tile to its float64 sum then costs less
 // than one percent of computing it.
 constexpr int64_t kChunkTokens = 4096;
-constexpr int64_t kMaxTile = 256;
-constexpr int64_t kTileAlignment = 16;
 
 // SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere, which std::shuffle is not.
 uint64_t next_random(uint64_t& state) {
@@ -81,16 +76,6 @@ int64_t chunk_windows(int64_t num_tokens_per_window) {
   return std::max<int64_t>(1, kChunkTokens / num_tokens_per_window);
 }
 
-std::vector<int64_t> tile_bounds(int64_t width) {
-  const int64_t num_tiles = (width + kMaxTile - 1) / kMaxTile;
-  const int64_t even = (width + num_tiles - 1) / num_tiles;
-  const int64_t side = (even + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
-  std::vector<int64_t> bounds;
-  for (int64_t first = 0; first < width; first += side) bounds.push_back(first);
-  bounds.push_back(width);
-  return bounds;
-}
-
 StatisticsAccumulator::StatisticsAccumulator(std::string where, int64_t width, int64_t num_windows, int64_t num_tokens,
                                              std::span<const int64_t> sample_rows, StatisticsNeed need)
     : StatisticsAccumulator(std::move(where), width, equal_windows(num_windows, num_tokens), chunk_windows(num_tokens),
@@ -112,24 +97,13 @@ StatisticsAccumulator::StatisticsAccumulator(std::string where, int64_t width, s
       sum_abs_NI_(at::empty({num_windows_, width}, at::kFloat)),
       sum_squares_NI_(at::empty({num_windows_, width}, at::kFloat)),
       sample_RI_(at::empty({static_cast<int64_t>(sample_rows.size()), width}, at::kFloat)) {
-  if (need != StatisticsNeed::hessian) return;
-  const std::vector<int64_t> bounds = tile_bounds(width);
-  for (size_t i = 0; i + 1 < bounds.size(); ++i) {
-    for (size_t j = i; j + 1 < bounds.size(); ++j) {
-      const int64_t num_rows = bounds[i + 1] - bounds[i];
-      const int64_t num_columns = bounds[j + 1] - bounds[j];
-      tiles_.push_back({bounds[i], num_rows, bounds[j], num_columns, at::zeros({num_rows, num_columns}, at::kDouble)});
-    }
-  }
+  if (need == StatisticsNeed::hessian) products_.emplace(width, width, /*symmetric=*/true);
 }
 
 int64_t StatisticsAccumulator::size_bytes(int64_t width, int64_t num_windows, StatisticsNeed need) {
   const int64_t ranges = (4 * num_windows + kNumSampleRows) * width * static_cast<int64_t>(sizeof(float));
   if (need != StatisticsNeed::hessian) return ranges;
-  const std::vector<int64_t> bounds = tile_bounds(width);
-  int64_t num_elements = 0;
-  for (size_t i = 0; i + 1 < bounds.size(); ++i) num_elements += (bounds[i + 1] - bounds[i]) * (width - bounds[i]);
-  return ranges + num_elements * static_cast<int64_t>(sizeof(double));
+  return ranges + ProductSums::size_bytes(width, width, /*symmetric=*/true);
 }
 
 void StatisticsAccumulator::observe(int64_t window, const at::Tensor& x_TI) {
@@ -180,19 +154,12 @@ void StatisticsAccumulator::accumulate(int64_t first_window, int64_t num_windows
     const auto place = static_cast<size_t>(std::min(window, first_window + num_windows));
     return first_row_N_[place] - first_row_N_[static_cast<size_t>(first_window)];
   };
-  for_row_chunks(static_cast<int64_t>(tiles_.size()), 1, [&](int64_t index, int64_t) {
-    Tile& tile = tiles_[static_cast<size_t>(index)];
-    at::Tensor product = at::empty({tile.num_rows, tile.num_columns}, at::kFloat);
-    for (int64_t first = first_window; first < first_window + num_windows; first += windows_per_chunk_) {
-      const at::Tensor chunk = x_RI.narrow(0, row_of(first), row_of(first + windows_per_chunk_) - row_of(first));
-      if (chunk.size(0) == 0) continue;
-      at::mm_out(product, chunk.narrow(1, tile.first_row, tile.num_rows).t(),
-                 chunk.narrow(1, tile.first_column, tile.num_columns));
-      const float* source = product.const_data_ptr<float>();
-      double* sum = tile.sum.data_ptr<double>();
-      for (int64_t i = 0; i < product.numel(); ++i) sum[i] += static_cast<double>(source[i]);
-    }
-  });
+  std::vector<ProductRows> chunks;
+  for (int64_t first = first_window; first < first_window + num_windows; first += windows_per_chunk_) {
+    const at::Tensor chunk = x_RI.narrow(0, row_of(first), row_of(first + windows_per_chunk_) - row_of(first));
+    chunks.push_back({chunk, chunk});
+  }
+  products_->add(chunks);
   next_window_ += num_windows;
 }
 
@@ -229,23 +196,8 @@ LayerStatistics StatisticsAccumulator::finish() {
   }
   if (need_ != StatisticsNeed::hessian) return statistics;
 
-  statistics.hessian_II = at::empty({width_, width_}, at::kFloat);
-  float* hessian = statistics.hessian_II.data_ptr<float>();
-  for_row_chunks(static_cast<int64_t>(tiles_.size()), 1, [&](int64_t index, int64_t) {
-    const Tile& tile = tiles_[static_cast<size_t>(index)];
-    const double* sum = tile.sum.const_data_ptr<double>();
-    for (int64_t r = 0; r < tile.num_rows; ++r) {
-      const int64_t row = tile.first_row + r;
-      for (int64_t c = 0; c < tile.num_columns; ++c) {
-        const int64_t column = tile.first_column + c;
-        if (column < row) continue;  // of a diagonal tile: its mirror image is written instead
-        const auto value = static_cast<float>(sum[r * tile.num_columns + c] / num_tokens);
-        hessian[row * width_ + column] = value;
-        hessian[column * width_ + row] = value;
-      }
-    }
-  });
-  tiles_.clear();
+  statistics.hessian_II = products_->finish(num_tokens);
+  const float* hessian = statistics.hessian_II.const_data_ptr<float>();
   for (int64_t i = 0; i < width_; ++i) {
     statistics.hessian_diagonal_I.data_ptr<float>()[i] = hessian[i * width_ + i];
   }

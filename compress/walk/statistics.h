@@ -8,12 +8,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "compress/recipe/pass.h"
+#include "compress/walk/product_sums.h"
 
 namespace pare {
 
@@ -23,14 +25,29 @@ class UnusableInput : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// What a stage lacks of the original model's, in the letters of quant/fit.h; float32. Tokens of the two output stages
+// weigh 1 / mean square of the residual stream that the output is added to, in all sums and in H: otherwise a few
+// tokens of huge norm decide everything.
+struct FitStatistics {
+  // E[m x'] over the tokens of H. of_input: m = x0 - x of the input itself [I, I], and a layer of weight W lacks W m;
+  // else of the one layer's output [O, I]: m = W x0 - W x, and where the output is added directly to the residual
+  // stream (not before a norm), what that has lost so far as well: + r0 - r.
+  at::Tensor missing_PI;
+  bool of_input = true;
+  // The same sums, and H, over the held-out windows.
+  at::Tensor held_missing_PI, held_hessian_II;
+};
+
 struct LayerStatistics {
-  int64_t num_tokens = 0;  // 0: an expert that no token went to, or no statistics at all
+  int64_t num_tokens = 0;  // of H. 0: an expert that no token went to, or no statistics at all
   // hessian_II = (1/n) sum x x^T, float32, symmetric; relative Frobenius error against float64 <= 1e-5. Undefined when
   // only the diagonal was asked for.
   at::Tensor hessian_II;
   at::Tensor hessian_diagonal_I;  // float32
   at::Tensor min_I, max_I, mean_abs_I;
   at::Tensor sample_RI;  // the sampled rows, in token order
+  // Where it was asked for: H is then that of the windows that are not held out. Ranges and sample are of all.
+  std::optional<FitStatistics> fit = {};
 };
 
 // An expert is starved when fewer tokens were seen than its input has channels: H has no full rank then, and what is
@@ -46,9 +63,6 @@ std::vector<int64_t> draw_sorted(int64_t num_tokens, int64_t num_rows, uint64_t 
 
 // Windows whose products are summed in float32 before float64 takes over: about 4096 tokens.
 int64_t chunk_windows(int64_t num_tokens_per_window);
-
-// Sides of the tiles that H is computed in: the upper triangle of them, then mirrored.
-std::vector<int64_t> tile_bounds(int64_t width);
 
 class StatisticsAccumulator {
  public:
@@ -75,10 +89,6 @@ class StatisticsAccumulator {
   static int64_t size_bytes(int64_t width, int64_t num_windows, StatisticsNeed need);
 
  private:
-  struct Tile {
-    int64_t first_row, num_rows, first_column, num_columns;
-    at::Tensor sum;  // float64
-  };
   std::string where_;
   int64_t width_, num_windows_;
   std::vector<int64_t> first_row_N_;  // and the end
@@ -89,7 +99,7 @@ class StatisticsAccumulator {
   std::vector<uint8_t> observed_N_;
   at::Tensor min_NI_, max_NI_, sum_abs_NI_, sum_squares_NI_;
   at::Tensor sample_RI_;
-  std::vector<Tile> tiles_;
+  std::optional<ProductSums> products_;
 };
 
 }  // namespace pare

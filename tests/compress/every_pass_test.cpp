@@ -98,6 +98,12 @@ INSTANTIATE_TEST_SUITE_P(
              "  - llm_int8: {measure: median, threshold: 1.2, outliers: static}\n", 0.01},
         Pass{"LlmInt8StaticColumnsAsymmetric", "qwen2_biases_tied",
              "  - llm_int8: {measure: rms, threshold: 3.0, outliers: static, activations: {symmetric: false}}\n", 0.01},
+        Pass{"FittedWithBiases", "llama_mqa_biases", "  - gptq: {bits: 4, group_size: 32, fit: true}\n", 0.2},
+        Pass{"FittedAwqW4A8", "qwen3_norms_bf16",
+             "  - awq: {}\n  - gptq: {bits: 4, group_size: 32, activations: int8, fit: true}\nhead: {bits: 8}\n", 0.4},
+        Pass{"FittedRtnBeforeNorms", "gemma3_local_global", "  - rtn: {bits: 8, group_size: -1, fit: true}\n", 0.01},
+        Pass{"FittedMixture", "qwen3_moe_dense_block_bf16", "  - gptq: {bits: 4, group_size: -1, fit: true}\n", 0.2,
+             "kl_median"},
         Pass{"W4A8", "llama3_rope_tied", "  - gptq: {bits: 4, group_size: 32, activations: int8}\n", 0.2},
         Pass{"AwqGemmSymmetric", "llama_gqa_untied",
              "  - awq: {}\n  - gptq: {bits: 4, group_size: 32}\n"

@@ -1,0 +1,206 @@
+#include "compress/walk/original_stream.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "quant/row_chunks.h"
+
+namespace pare {
+namespace {
+
+// One window in so many is held out.
+constexpr int64_t kHeldShare = 8;
+
+int64_t group_width(const ModelDescription& model) {
+  return std::max(model.hidden_size, widest_input(model));
+}
+
+// How much a token of an output stage weighs, as a root: what its row is multiplied with on both sides of a product.
+float root_weight(const float* hidden_D, int64_t width, float epsilon) {
+  double squares = 0.0;
+  for (int64_t i = 0; i < width; ++i) squares += static_cast<double>(hidden_D[i]) * static_cast<double>(hidden_D[i]);
+  return static_cast<float>(1.0 / std::sqrt(squares / static_cast<double>(width) + static_cast<double>(epsilon)));
+}
+
+}  // namespace
+
+OriginalStream::OriginalStream(const ModelDescription& model, const TokenWindows& windows,
+                               const LinearWeights& embedding, uint64_t seed, int64_t group_windows,
+                               const std::optional<std::filesystem::path>& spill_directory, int num_threads)
+    : model_(model),
+      num_windows_(windows.num_windows),
+      num_tokens_(windows.num_tokens),
+      chunk_windows_(chunk_windows(windows.num_tokens)),
+      group_windows_(group_windows),
+      is_held_N_(held_windows(windows.num_windows, seed)),
+      hidden_(num_windows_, num_tokens_, model.hidden_size, spill_directory),
+      group_x_(at::empty({group_windows * num_tokens_ * group_width(model)}, at::kFloat)),
+      group_missing_(at::empty({group_windows * num_tokens_ * model.hidden_size}, at::kFloat)) {
+  for (int64_t first = 0; first < num_windows_; first += chunk_windows_) {
+    const int64_t end = std::min(num_windows_, first + chunk_windows_);
+    std::array<int64_t, 2> next = {0, 0};
+    for (int64_t n = first; n < end; ++n) next[1] += is_held_N_[static_cast<size_t>(n)] ? 0 : 1;
+    for (int64_t n = first; n < end; ++n) place_N_.push_back(next[is_held_N_[static_cast<size_t>(n)] ? 1 : 0]++);
+  }
+  for (int worker = 0; worker < num_threads; ++worker) {
+    inputs_.push_back(at::empty({num_tokens_ * widest_input(model)}, at::kFloat));
+  }
+  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+    at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+    embed(embedding, model_.embedding_scale, windows.window(window), hidden_TD.data_ptr<float>());
+    hidden_.release(window, 1, model_.hidden_size);
+  });
+}
+
+std::vector<bool> OriginalStream::held_windows(int64_t num_windows, uint64_t seed) {
+  std::vector<bool> is_held_N(static_cast<size_t>(num_windows), false);
+  if (num_windows < 2) return is_held_N;
+  for (const int64_t window : draw_sorted(num_windows, std::max<int64_t>(1, num_windows / kHeldShare), seed)) {
+    is_held_N[static_cast<size_t>(window)] = true;
+  }
+  return is_held_N;
+}
+
+int64_t OriginalStream::states_bytes(const ModelDescription& model, int64_t num_windows, int64_t num_tokens) {
+  return HiddenStore::size_bytes(num_windows, num_tokens, model.hidden_size);
+}
+
+int64_t OriginalStream::work_bytes(const ModelDescription& model, int64_t num_tokens, int64_t group_windows,
+                                   int num_threads) {
+  return HiddenStore::size_bytes(num_threads, num_tokens, widest_input(model)) +
+         HiddenStore::size_bytes(group_windows, num_tokens, group_width(model) + model.hidden_size);
+}
+
+int64_t OriginalStream::sums_bytes(const ModelDescription& model, int64_t width) {
+  return 2 * (ProductSums::size_bytes(width, width, /*symmetric=*/true) +
+              ProductSums::size_bytes(model.hidden_size, width, /*symmetric=*/false));
+}
+
+at::Tensor OriginalStream::group_rows(const at::Tensor& buffer, int64_t window, int64_t width) const {
+  const int64_t chunk_first = window / chunk_windows_ * chunk_windows_;
+  const int64_t row = (chunk_first % group_windows_ + place_N_[static_cast<size_t>(window)]) * num_tokens_;
+  return buffer.narrow(0, row * width, num_tokens_ * width).view({num_tokens_, width});
+}
+
+void OriginalStream::begin(Stage stage, int64_t width) {
+  stage_ = stage;
+  width_ = width;
+  weight_N_.assign(static_cast<size_t>(num_windows_), static_cast<double>(num_tokens_));
+  sums_.clear();
+  for (int i = 0; i < 2; ++i) {
+    sums_.push_back(
+        {ProductSums(width, width, /*symmetric=*/true), ProductSums(model_.hidden_size, width, /*symmetric=*/false)});
+  }
+}
+
+// hidden_TD and output_TD are the original's: the residual stream and what the stage's layer makes for it.
+void OriginalStream::compare_outputs(const DecoderBlock& original, Stage stage, int64_t window,
+                                     const at::Tensor& hidden_TD, const at::Tensor& output_TD,
+                                     const Compared& compared) {
+  const BlockDescription& block = original.description();
+  const bool is_attention = stage.kind == Stage::attention_output;
+  const bool is_direct = !(is_attention ? block.post_attention_norm : block.post_feed_forward_norm).has_value();
+  const float epsilon = (is_attention ? block.feed_forward_norm : block.attention_norm).epsilon;
+  const int64_t width = model_.hidden_size;
+  at::Tensor missing_TD = group_rows(group_missing_, window, width);
+  at::Tensor weighted_TI = group_rows(group_x_, window, width_);
+  compared.block.linear(stage, 0, compared.x_TI, missing_TD);
+  double sum = 0.0;
+  for (int64_t t = 0; t < num_tokens_; ++t) {
+    const float* r = compared.hidden_TD.const_data_ptr<float>() + t * width;
+    const float* r0 = hidden_TD.const_data_ptr<float>() + t * width;
+    const float* output = output_TD.const_data_ptr<float>() + t * width;
+    float* missing = missing_TD.data_ptr<float>() + t * width;
+    const float root = root_weight(r, width, epsilon);
+    for (int64_t i = 0; i < width; ++i) {
+      const float lost = is_direct ? r0[i] - r[i] : 0.0f;
+      missing[i] = (output[i] - missing[i] + lost) * root;
+    }
+    const float* x = compared.x_TI.const_data_ptr<float>() + t * width_;
+    float* weighted = weighted_TI.data_ptr<float>() + t * width_;
+    for (int64_t i = 0; i < width_; ++i) weighted[i] = x[i] * root;
+    sum += static_cast<double>(root) * static_cast<double>(root);
+  }
+  weight_N_[static_cast<size_t>(window)] = sum;
+}
+
+void OriginalStream::pass(const DecoderBlock& original, Stage stage, int64_t window, BlockScratch& scratch,
+                          size_t worker, const Compared* compared) {
+  if (stage.expert != Stage::kNoExpert) return;
+  at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+  const bool is_attention = stage.kind == Stage::attention_input || stage.kind == Stage::attention_output;
+  const auto normalize = [&](at::Tensor& x_TD) {
+    if (is_attention) {
+      original.attention_input(hidden_TD, x_TD);
+    } else {
+      original.feed_forward_input(hidden_TD, x_TD);
+    }
+  };
+  if (is_output_stage(stage)) {
+    at::Tensor x_TI = leading_rows(inputs_[worker], num_tokens_, stage_width(original.description(), stage));
+    normalize(scratch.x_TD);
+    if (is_attention) {
+      original.attention(scratch.x_TD, scratch, x_TI);
+    } else {
+      original.feed_forward(scratch.x_TD, scratch, x_TI);
+    }
+    original.linear(stage, 0, x_TI, scratch.delta_TD);
+    if (compared != nullptr) compare_outputs(original, stage, window, hidden_TD, scratch.delta_TD, *compared);
+    original.add_output(stage, scratch.delta_TD, hidden_TD);
+  } else if (compared != nullptr) {
+    at::Tensor missing_TD = group_rows(group_missing_, window, width_);
+    normalize(missing_TD);
+    missing_TD.sub_(compared->x_TI);
+    group_rows(group_x_, window, width_).copy_(compared->x_TI);
+  }
+  hidden_.release(window, 1, model_.hidden_size);
+}
+
+void OriginalStream::accumulate(int64_t first_window, int64_t num_windows) {
+  for (int64_t first = first_window; first < first_window + num_windows; first += chunk_windows_) {
+    const int64_t count = std::min(chunk_windows_, first_window + num_windows - first);
+    std::array<int64_t, 2> num_rows = {0, 0};
+    for (int64_t n = first; n < first + count; ++n) {
+      const size_t part = is_held_N_[static_cast<size_t>(n)] ? 1 : 0;
+      num_rows[part] += num_tokens_;
+      sums_[part].weight += weight_N_[static_cast<size_t>(n)];
+    }
+    int64_t row = first % group_windows_ * num_tokens_;
+    for (size_t part = 0; part < sums_.size(); ++part) {
+      const auto rows = [&](const at::Tensor& buffer, int64_t width) {
+        return buffer.narrow(0, row * width, num_rows[part] * width).view({num_rows[part], width});
+      };
+      const at::Tensor x_RI = rows(group_x_, width_), missing_RP = rows(group_missing_, model_.hidden_size);
+      const std::array<ProductRows, 1> squares = {{{x_RI, x_RI}}}, products = {{{missing_RP, x_RI}}};
+      sums_[part].hessian.add(squares);
+      sums_[part].missing.add(products);
+      row += num_rows[part];
+    }
+  }
+}
+
+void OriginalStream::finish(LayerStatistics& statistics) {
+  const auto num_held = std::count(is_held_N_.begin(), is_held_N_.end(), true);
+  Sums &fitting = sums_[0], &held = sums_[1];
+  const double held_weight = num_held == 0 ? 1.0 : held.weight;  // of sums that are zero
+  statistics.num_tokens = (num_windows_ - num_held) * num_tokens_;
+  statistics.hessian_II = fitting.hessian.finish(fitting.weight);
+  statistics.hessian_diagonal_I = statistics.hessian_II.diagonal().contiguous();
+  statistics.fit = FitStatistics{.missing_PI = fitting.missing.finish(fitting.weight),
+                                 .of_input = !is_output_stage(stage_),
+                                 .held_missing_PI = held.missing.finish(held_weight),
+                                 .held_hessian_II = held.hessian.finish(held_weight)};
+  sums_.clear();
+}
+
+void OriginalStream::leave(const DecoderBlock& original, int64_t window, BlockScratch& scratch, size_t worker) {
+  if (!original.description().is_mixture()) return;
+  at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
+  original.forward_mixture(scratch, inputs_[worker], hidden_TD);
+  hidden_.release(window, 1, model_.hidden_size);
+}
+
+}  // namespace pare

@@ -1,0 +1,84 @@
+// The uncompressed model's hidden states beside those of the model compressed so far: what each stage lacks of the
+// original (FitStatistics) is summed as both pass it. The original's weights never change, so that its states need no
+// store of inputs: what a stage reads is made from the hidden states when it is compared.
+//
+// An eighth of the windows is held out, the same at every stage: no fitted layer's H has seen them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "compress/walk/decoder_block.h"
+#include "compress/walk/hidden_store.h"
+#include "compress/walk/product_sums.h"
+#include "compress/walk/statistics.h"
+#include "runtime/files/npy.h"
+
+namespace pare {
+
+class OriginalStream {
+ public:
+  // Embeds the windows with the original's table. The states go to spill_directory, where there is one. group_windows
+  // are at work at a time: whole chunks of chunk_windows(T), or all. num_threads workers have space of their own.
+  OriginalStream(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
+                 uint64_t seed, int64_t group_windows, const std::optional<std::filesystem::path>& spill_directory,
+                 int num_threads);
+
+  // The sums of a stage begin: of a block that is no expert's.
+  void begin(Stage stage, int64_t width);
+  // Moves a window of the original through a stage; to be called for every stage of a block, in order, from any thread
+  // (`worker`, with that one's scratch). Experts' stages change nothing. `compared`: what the compressed model has at
+  // the same place, whose difference goes to the sums.
+  struct Compared {
+    const DecoderBlock& block;
+    const at::Tensor& hidden_TD;  // the residual stream that an output stage's output is added to
+    const at::Tensor& x_TI;       // the stage's input, unrounded
+  };
+  void pass(const DecoderBlock& original, Stage stage, int64_t window, BlockScratch& scratch, size_t worker,
+            const Compared* compared);
+  // Adds consecutive windows that were compared: those of a group, in ascending order.
+  void accumulate(int64_t first_window, int64_t num_windows);
+  // H, its diagonal, the number of its tokens and `fit` of the stage's statistics.
+  void finish(LayerStatistics& statistics);
+  // Through a mixture's experts; blocks without have passed their last stage.
+  void leave(const DecoderBlock& original, int64_t window, BlockScratch& scratch, size_t worker);
+
+  // By window. Without at least two windows none is held out, and no step is taken (S = 0).
+  static std::vector<bool> held_windows(int64_t num_windows, uint64_t seed);
+
+  static int64_t states_bytes(const ModelDescription& model, int64_t num_windows, int64_t num_tokens);
+  // Beside the states.
+  static int64_t work_bytes(const ModelDescription& model, int64_t num_tokens, int64_t group_windows, int num_threads);
+  // Of the sums of a stage whose input is `width` wide.
+  static int64_t sums_bytes(const ModelDescription& model, int64_t width);
+
+ private:
+  // The fitting windows', and the held-out ones'.
+  struct Sums {
+    ProductSums hessian, missing;
+    double weight = 0.0;  // of all tokens
+  };
+  // Rows [T, width] of a window in one of the group's buffers. A chunk's held-out windows come behind its others.
+  at::Tensor group_rows(const at::Tensor& buffer, int64_t window, int64_t width) const;
+  void compare_outputs(const DecoderBlock& original, Stage stage, int64_t window, const at::Tensor& hidden_TD,
+                       const at::Tensor& output_TD, const Compared& compared);
+
+  const ModelDescription& model_;
+  int64_t num_windows_, num_tokens_, chunk_windows_, group_windows_;
+  std::vector<bool> is_held_N_;
+  std::vector<int64_t> place_N_;  // of a window in its chunk
+  HiddenStore hidden_;
+  std::vector<at::Tensor> inputs_;      // one per worker: the original's input of an output stage
+  at::Tensor group_x_, group_missing_;  // of the windows at work, times the root of each token's weight
+  // Of the stage at hand.
+  Stage stage_ = Stage::attention_input;
+  int64_t width_ = 0;
+  std::vector<double> weight_N_;  // sum over a window's tokens
+  std::vector<Sums> sums_;
+};
+
+}  // namespace pare

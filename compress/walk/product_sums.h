@@ -1,0 +1,43 @@
+// Sums of products of matrices with many rows: float32 within a chunk of rows, float64 over chunks. Chunks are the
+// caller's, tiles follow from the widths: the same bits for any number of threads.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace pare {
+
+// Sides of the tiles that a sum is computed in.
+std::vector<int64_t> tile_bounds(int64_t width);
+
+// Rows of both factors, float32 [R, P] and [R, I], contiguous or not.
+struct ProductRows {
+  at::Tensor left_RP, right_RI;
+};
+
+// sum of left^T right over all rows, [P, I].
+class ProductSums {
+ public:
+  // symmetric: both factors are the same, P = I; only the upper triangle of the tiles is computed, then mirrored.
+  ProductSums(int64_t num_left, int64_t num_right, bool symmetric);
+  // Adds the products of chunks, one after another. Splits the tiles over OpenMP threads.
+  void add(std::span<const ProductRows> chunks);
+  // The sum divided by `divisor`, float32; the tiles are given back.
+  at::Tensor finish(double divisor);
+
+  static int64_t size_bytes(int64_t num_left, int64_t num_right, bool symmetric);
+
+ private:
+  struct Tile {
+    int64_t first_row, num_rows, first_column, num_columns;
+    at::Tensor sum;  // float64
+  };
+  int64_t num_left_, num_right_;
+  bool symmetric_;
+  std::vector<Tile> tiles_;
+};
+
+}  // namespace pare
