@@ -178,7 +178,8 @@ void allocate(Artifact& artifact, Run& run) {
       run.checkpoint,
       [&] {
         return run.kind->walk(run.recipe, run.data, run.checkpoint.linear(run.checkpoint.embedding()),
-                              run.prediction.spill, artifact.partial_directory(), run.num_threads);
+                              run.prediction.spill, artifact.partial_directory(), run.num_threads,
+                              /*with_original=*/false);
       },
       run.plan);
 }

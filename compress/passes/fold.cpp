@@ -70,8 +70,8 @@ void divide_rows(const Checkpoint& checkpoint, const std::string& name, std::spa
   const auto before = std::find_if(changed.begin(), changed.end(), [&](const auto& t) { return t.name == name; });
   if (before != changed.end()) return divide_values(name, before->dtype, scales_O, before->data);
   const TensorView& source = checkpoint.tensor(name);
-  OwnedTensor& tensor = changed.emplace_back(
-      OwnedTensor{name, source.dtype, source.shape, {source.data.begin(), source.data.end()}});
+  OwnedTensor& tensor =
+      changed.emplace_back(OwnedTensor{name, source.dtype, source.shape, {source.data.begin(), source.data.end()}});
   divide_values(name, tensor.dtype, scales_O, tensor.data);
 }
 

@@ -28,9 +28,9 @@ KeepRule rule_of(const PrunePass& pass) {
 
 void prune_layer(StageState& stage, const PrunePass& pass, PrunedWeight pruned, LayerState& layer) {
   if (pass.resolves() && !is_unseen(stage)) {
-    pruned.weight_OI = resolve(layer.target_OI, pruned.weight_OI, pruned.kept_OI,
-                               stage.normalized(pass.resolve.damping), pass.resolve)
-                           .weight_OI;
+    pruned.weight_OI =
+        resolve(layer.target_OI, pruned.weight_OI, pruned.kept_OI, stage.normalized(pass.resolve.damping), pass.resolve)
+            .weight_OI;
   }
   keep_pruned(stage, pass, std::move(pruned), layer);
 }

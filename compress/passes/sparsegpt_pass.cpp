@@ -34,8 +34,8 @@ std::optional<InputScaling> apply_sparsegpt(StageState& stage, const SteppedLaye
     for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
       const auto& pass = static_cast<const SparseGptPass&>(options);
       if (is_unseen(stage)) note_unseen(layer);
-      prune_layer(stage, pass,
-                  is_unseen(stage) ? magnitude(layer.weight_OI, rule_of(pass)) : sweep(stage, pass, layer), layer);
+      prune_layer(stage, pass, is_unseen(stage) ? magnitude(layer.weight_OI, rule_of(pass)) : sweep(stage, pass, layer),
+                  layer);
     });
     return std::nullopt;
   }

@@ -36,7 +36,8 @@ const GptqFactor& StageState::factor(const GptqOptions& options, int64_t columns
   const bool is_same = factor_ && factor_->damping == options.damping && factor_->act_order == options.act_order &&
                        factor_->columns_together == columns_together;
   if (!is_same) {
-    factor_ = of_hessian(*this, [&](const auto& hessian_II) { return factorize(hessian_II, options, columns_together); });
+    factor_ =
+        of_hessian(*this, [&](const auto& hessian_II) { return factorize(hessian_II, options, columns_together); });
   }
   return *factor_;
 }
@@ -134,7 +135,8 @@ void measure_error_with_hessian(const at::Tensor& hessian_II, LayerState& layer)
 
 void refine_layer(StageState& stage, const RefineOptions& options, LayerState& layer) {
   const at::Tensor& hessian_II = stage.statistics.hessian_II;
-  RefineResult refined = refine(layer.target_OI, std::get<QuantizedWeight>(layer.stored), hessian_II, options, kept_of(layer));
+  RefineResult refined =
+      refine(layer.target_OI, std::get<QuantizedWeight>(layer.stored), hessian_II, options, kept_of(layer));
   layer.stored = std::move(refined.weight);
   use_stored_weight(stage, layer);
   const double signal = trace_error(layer.target_OI, at::zeros_like(layer.target_OI), hessian_II);

@@ -111,7 +111,8 @@ StoredLinear stored_linear(const StageState& stage, const LayerState& layer);
 at::Tensor kept_of(const LayerState& layer);
 // What is listed of a sweep that went other than planned; `fallback` says in words what took its place where no damping
 // helped.
-void list_events(const GptqEvents& events, double damping, const std::string& fallback, std::vector<std::string>& lines);
+void list_events(const GptqEvents& events, double damping, const std::string& fallback,
+                 std::vector<std::string>& lines);
 // weight_OI := what `stored` stands for.
 void use_stored_weight(const StageState& stage, LayerState& layer);
 

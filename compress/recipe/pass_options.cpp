@@ -225,7 +225,8 @@ void GptqPass::fields(FieldVisitor& visit) {
 void GptqPass::check(const PassCheck& check) {
   GridPass::check(check);
   if (prune == kPruneNothing) {
-    if (check.was_given("storage")) check.fail("storage", "says how a 2:4 weight is stored: expected 'prune: 2:4' beside it");
+    if (check.was_given("storage"))
+      check.fail("storage", "says how a 2:4 weight is stored: expected 'prune: 2:4' beside it");
     return;
   }
   try {
@@ -235,7 +236,8 @@ void GptqPass::check(const PassCheck& check) {
   }
   if (pattern().is_dense()) check.fail("prune", "expected N:M, as 2:4, or none, found " + prune);
   if (gptq.act_order == ActOrder::group) {
-    check.fail("act_order", "groups of columns in another order tear the pattern " + prune + " apart: use static or none");
+    check.fail("act_order",
+               "groups of columns in another order tear the pattern " + prune + " apart: use static or none");
   }
   check_storage(check, pattern(), storage);
 }

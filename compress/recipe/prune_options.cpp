@@ -44,10 +44,10 @@ void check_storage(const PassCheck& check, const SparsePattern& pattern, SparseS
 
 void check_pattern_fits(const SparsePattern& pattern, const std::string& layer, int64_t num_out, int64_t num_in) {
   if (pattern.is_dense() || num_in % pattern.group == 0) return;
-  throw std::invalid_argument("layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) +
-                              "]: the pattern " + pattern_text(pattern) + " needs inputs in multiples of " +
-                              std::to_string(pattern.group) + ": exclude the layer, or give it another with 'layers: " +
-                              "{override: {\"" + layer + "\": {...}}}'");
+  throw std::invalid_argument(
+      "layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) + "]: the pattern " +
+      pattern_text(pattern) + " needs inputs in multiples of " + std::to_string(pattern.group) +
+      ": exclude the layer, or give it another with 'layers: " + "{override: {\"" + layer + "\": {...}}}'");
 }
 
 double PrunePass::pruned_share() const {
@@ -61,6 +61,7 @@ void PrunePass::fields(FieldVisitor& visit) {
   sparsity.fields(visit);
   owl.fields(visit);
   resolve.fields(visit);
+  fitting.fields(visit);
   visit("storage", storage);
   visit.decided("share", share);
 }
@@ -93,6 +94,7 @@ void PrunePass::check(const PassCheck& check) {
       check.fail("owl_bound", "ratio and bound leave the range from 0 to 1");
     }
   }
+  check.check_fit(fitting);
   if (resolves() && !check.has_calibration()) {
     if (check.was_given("resolve") || check.was_given("resolve_admm")) {
       check.require_calibration("resolve", "kept weights are re-solved on calibration data", "leave it out");
@@ -106,13 +108,13 @@ void PrunePass::check_layer(const std::string& layer, int64_t num_out, int64_t n
 }
 
 StatisticsNeed PrunePass::need() const {
+  if (fitting.fit) return StatisticsNeed::original;
   return resolves() ? StatisticsNeed::hessian : StatisticsNeed::none;
 }
 
 double PrunePass::operations(const StageExtent& stage) const {
   const double rounds = resolve.admm_rounds + kShareOfSteps * resolve.gradient_steps;
-  return num_weights(stage) *
-         (kScoreOpsPerWeight + static_cast<double>(stage.width) * kProductOpsPerWeight * rounds);
+  return num_weights(stage) * (kScoreOpsPerWeight + static_cast<double>(stage.width) * kProductOpsPerWeight * rounds);
 }
 
 void WandaPass::check(const PassCheck& check) {
@@ -121,7 +123,7 @@ void WandaPass::check(const PassCheck& check) {
 }
 
 StatisticsNeed WandaPass::need() const {
-  return resolves() ? StatisticsNeed::hessian : StatisticsNeed::hessian_diagonal;
+  return std::max(StatisticsNeed::hessian_diagonal, PrunePass::need());
 }
 
 void SparseGptPass::fields(FieldVisitor& visit) {

@@ -1,6 +1,7 @@
 // The options of the passes that prune, and of gptq's pruning in its own sweep.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -47,6 +48,7 @@ class PrunePass : public PassOptions {
   SparsityOptions sparsity;
   OwlOptions owl;
   ResolveOptions resolve;
+  FitOptions fitting;
   SparseStorage storage = SparseStorage::packed;
   LayerShare share;
 
@@ -62,6 +64,7 @@ class PrunePass : public PassOptions {
   void check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const override;
   StatisticsNeed need() const override;
   void store(PackScheme& scheme) const override { store_pattern(pattern(), storage, scheme); }
+  const FitOptions* fit() const override { return &fitting; }
   std::string words(std::string_view key) const override { return std::string(key) + " " + sparsity.pattern; }
   double operations(const StageExtent& stage) const override;
 
@@ -88,23 +91,21 @@ class WandaPass : public PrunePass {
   StatisticsNeed need() const override;
 
  private:
-  std::vector<Allocation> allocations() const override {
-    return {Allocation::row, Allocation::layer, Allocation::owl};
-  }
+  std::vector<Allocation> allocations() const override { return {Allocation::row, Allocation::layer, Allocation::owl}; }
 };
 
 class SparseGptPass : public PrunePass {
  public:
   MaskChooser chooser = MaskChooser::alps;
   AlpsOptions alps;
-  double damping = 0.01;     // of mean diag(H) over live columns, in the sweep, the choice of the mask and the re-solving
+  double damping = 0.01;  // of mean diag(H) over live columns, in the sweep, the choice of the mask and the re-solving
   int64_t block_size = 128;  // of the sweep
 
   SparseGptPass() { sparsity.allocation = Allocation::layer; }
   std::unique_ptr<PassOptions> clone() const override { return std::make_unique<SparseGptPass>(*this); }
   void fields(FieldVisitor& visit) override;
   void check(const PassCheck& check) override;
-  StatisticsNeed need() const override { return StatisticsNeed::hessian; }
+  StatisticsNeed need() const override { return std::max(StatisticsNeed::hessian, PrunePass::need()); }
   double operations(const StageExtent& stage) const override;
 
  private:

@@ -129,7 +129,8 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
   if (!recipe.budget) return;
   if (!recipe.calibration) top.fail("'budget' weighs errors with calibration statistics: add 'calibration:'");
   if (find_pass(recipe, PassKind::changes_weights) != nullptr) {
-    top.fail("'budget' chooses bits of weights that are all kept: leave out the pass that prunes, or give bits yourself");
+    top.fail(
+        "'budget' chooses bits of weights that are all kept: leave out the pass that prunes, or give bits yourself");
   }
   if (std::as_const(*rounding->options).grid() == nullptr) {
     top.fail("'budget' chooses bits and group sizes, of which " + std::string(rounding->row->key) +

@@ -218,8 +218,8 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
   copy_of(*pass.options)->fields(names);
   if (has_overrides && std::none_of(names.names.begin(), names.names.end(),
                                     [&](const auto& name) { return pass.options->is_overridable(name); })) {
-    value.fail("'layers.override' changes patterns of pruning passes, bits and groups of rtn and gptq; " + std::string(pass.row->key) +
-               " has none of them");
+    value.fail("'layers.override' changes patterns of pruning passes, bits and groups of rtn and gptq; " +
+               std::string(pass.row->key) + " has none of them");
   }
   layers->read_map({{"exclude",
                      [&](const Value& list) {
