@@ -34,10 +34,11 @@ struct SparsePattern {
   }
 };
 inline constexpr SparsePattern kTwoOfFour{2, 4};
+inline constexpr int64_t kMaxPatternGroup = 1024;
 
 // "2:4"; "none" without a promise.
 std::string pattern_name(const SparsePattern& pattern);
-// The pattern of such a name; nullopt: it is none. N and M are whole numbers with 1 <= N <= M <= 1024.
+// The pattern of such a name; nullopt: it is none. N and M are whole numbers with 1 <= N <= M <= kMaxPatternGroup.
 std::optional<SparsePattern> pattern_of_name(std::string_view name);
 
 // integer: W[o, i] = scales_OG[o, g(i)] * (codes_OI[o, i] - zeros_OG[o, g(i)]), with g(i) = group_of_I[i], or

@@ -1,0 +1,216 @@
+// Recipes that prune: what is pruned, and that it stays so, in what is stored.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "runtime/commands/verify.h"
+#include "runtime/model/checkpoint.h"
+#include "tests/compress/run_pare.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+using Weights = std::map<std::string, std::vector<float>>;  // of the blocks' linears
+
+constexpr const char* kModel = "llama_gqa_untied";  // float32, so that a weight that stays keeps every bit
+
+Weights weights_of(const fs::path& model) {
+  const Checkpoint checkpoint = Checkpoint::open(model);
+  Weights weights;
+  for (const BlockDescription& block : checkpoint.description().blocks) {
+    for (const Stage stage : block_stages(block)) {
+      for (const LinearDescription& linear : stage_layers(block, stage)) {
+        std::vector<float>& values = weights[linear.name];
+        values.resize(static_cast<size_t>(linear.num_out * linear.num_in));
+        weight_rows(checkpoint.linear(linear), 0, linear.num_out, values);
+      }
+    }
+  }
+  return weights;
+}
+
+double share_of_zeros(const std::vector<float>& values) {
+  return static_cast<double>(std::count(values.begin(), values.end(), 0.0f)) / static_cast<double>(values.size());
+}
+
+// The most values other than zero in any run of `group` neighbours; widths are multiples of it.
+int most_kept(const std::vector<float>& values, size_t group) {
+  int most = 0;
+  for (size_t i = 0; i < values.size(); i += group) {
+    most = std::max<int>(most, static_cast<int>(group - std::count(&values[i], &values[i] + group, 0.0f)));
+  }
+  return most;
+}
+
+class Prune : public testing::Test {
+ protected:
+  Outcome run(const std::string& passes, const std::string& out, const std::string& rest = "") {
+    write_text(folder_ / (out + ".yaml"), "model: " + family(kModel).string() + "\ncalibration: {text: " +
+                                              (family(kModel) / "ids.npy").string() + "}\npasses:\n" + passes + rest);
+    return run_pare({"run", (folder_ / (out + ".yaml")).string(), "--out", (folder_ / out).string()});
+  }
+  Weights pruned(const std::string& passes, const std::string& out, const std::string& rest = "") {
+    const Outcome outcome = run(passes, out, rest);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    const Verification verification = verify(folder_ / out);
+    EXPECT_TRUE(verification.problems.empty()) << verification.problems.front();
+    return weights_of(folder_ / out);
+  }
+  void expect_refused(const std::string& passes, const std::vector<std::string>& words, const std::string& rest = "") {
+    const Outcome outcome = run(passes, "refused", rest);
+    EXPECT_EQ(outcome.status, 2) << outcome.err;
+    for (const std::string& word : words) EXPECT_NE(outcome.err.find(word), std::string::npos) << outcome.err;
+    EXPECT_FALSE(fs::exists(folder_ / "refused"));
+    EXPECT_FALSE(fs::exists(folder_ / "refused.partial"));
+  }
+  TemporaryFolder folder_{"prune"};
+};
+
+TEST_F(Prune, MagnitudeKeepsTheTwoLargestOfFourAsTheyAre) {
+  const Weights source = weights_of(family(kModel));
+  const Weights packed = pruned("  - magnitude: {resolve: 0}\n", "packed");
+  const Weights dense = pruned("  - magnitude: {resolve: 0, storage: dense-with-zeros}\n", "dense");
+  EXPECT_EQ(packed, dense);
+  for (const auto& [name, values] : source) {
+    std::vector<float> expected = values;
+    for (size_t i = 0; i < values.size(); i += 4) {
+      std::vector<size_t> order = {i, i + 1, i + 2, i + 3};
+      std::stable_sort(order.begin(), order.end(),
+                       [&](size_t a, size_t b) { return std::abs(values[a]) > std::abs(values[b]); });
+      expected[order[2]] = expected[order[3]] = 0.0f;
+    }
+    EXPECT_EQ(packed.at(name), expected) << name;
+  }
+  EXPECT_LT(fs::file_size(folder_ / "packed" / "model.safetensors"),
+            fs::file_size(folder_ / "dense" / "model.safetensors"));
+}
+
+TEST_F(Prune, OneThresholdServesAllLayers) {
+  const Weights source = weights_of(family(kModel));
+  const Weights found =
+      pruned("  - magnitude: {pattern: unstructured, ratio: 0.3, allocation: global, resolve: 0}\n", "global");
+  std::vector<float> sizes;
+  for (const auto& [name, values] : source) {
+    for (const float value : values) sizes.push_back(std::abs(value));
+  }
+  const auto num_pruned = static_cast<size_t>(std::llround(0.3 * static_cast<double>(sizes.size())));
+  std::nth_element(sizes.begin(), sizes.begin() + static_cast<std::ptrdiff_t>(num_pruned), sizes.end());
+  const float threshold = sizes[num_pruned];
+  for (const auto& [name, values] : source) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      ASSERT_EQ(found.at(name)[i], std::abs(values[i]) >= threshold ? values[i] : 0.0f) << name << " " << i;
+    }
+  }
+}
+
+TEST_F(Prune, OutliersMoveTheRatioWithinItsBound) {
+  const Weights found = pruned(
+      "  - wanda: {pattern: unstructured, ratio: 0.5, allocation: owl, owl_outlier: 3, owl_bound: 0.1, resolve: 0}\n",
+      "owl");
+  double zeros = 0.0, weights = 0.0, least = 1.0, most = 0.0;
+  for (const auto& [name, values] : found) {
+    const double share = share_of_zeros(values);
+    zeros += share * static_cast<double>(values.size());
+    weights += static_cast<double>(values.size());
+    least = std::min(least, share);
+    most = std::max(most, share);
+  }
+  // Whole weights of a row: rows are at least 32 wide.
+  EXPECT_NEAR(zeros / weights, 0.5, 0.5 / 32);
+  EXPECT_GE(least, 0.4 - 0.5 / 32);
+  EXPECT_LE(most, 0.6 + 0.5 / 32);
+  EXPECT_GT(most - least, 0.01) << "blocks differ in outliers";
+}
+
+TEST_F(Prune, ZerosStayThroughEveryLaterPass) {
+  const Weights first = pruned("  - sparsegpt: {}\n", "first");
+  for (const auto& [name, values] : first) {
+    EXPECT_EQ(most_kept(values, 4), 2) << name;
+    EXPECT_DOUBLE_EQ(share_of_zeros(values), 0.5) << name;
+  }
+  const std::pair<const char*, const char*> passes[] = {
+      {"rtn", "  - rtn: {bits: 4, group_size: 32, refine: 2}\n"},
+      {"rtn_asymmetric", "  - rtn: {bits: 8, group_size: -1, symmetric: false}\n"},
+      {"gptq", "  - gptq: {bits: 4, group_size: 32}\n"},
+      {"gptq_asymmetric", "  - gptq: {bits: 3, group_size: 32, symmetric: false}\n"},
+      {"awq_gptq", "  - awq: {}\n  - gptq: {bits: 4, group_size: 32}\n"},
+      {"smoothquant", "  - smoothquant: {}\n  - rtn: {bits: 8, group_size: -1, activations: int8}\n"},
+      {"llm_int8", "  - llm_int8: {measure: median, threshold: 1.2, outliers: static}\n"},
+      {"activations", "  - activations: int8\n"}};
+  for (const auto& [name, steps] : passes) {
+    const Weights later = pruned(std::string("  - sparsegpt: {}\n") + steps, name);
+    for (const auto& [layer, values] : later) {
+      EXPECT_LE(most_kept(values, 4), 2) << name << " " << layer;
+      // The first block's first stage sees the same inputs in every run, so that its mask is that of pruning alone.
+      if (layer.find("layers.0.self_attn.q_proj") == std::string::npos) continue;
+      for (size_t i = 0; i < values.size(); ++i) {
+        if (first.at(layer)[i] == 0.0f) ASSERT_EQ(values[i], 0.0f) << name << " " << layer << " " << i;
+      }
+    }
+  }
+}
+
+TEST_F(Prune, GptqPrunesInItsOwnSweep) {
+  const Weights joint = pruned("  - gptq: {bits: 4, group_size: 32, prune: \"2:4\"}\n", "joint");
+  const Weights dense =
+      pruned("  - gptq: {bits: 4, group_size: 32, prune: \"2:4\", storage: dense-with-zeros}\n", "dense");
+  EXPECT_EQ(joint, dense);
+  for (const auto& [name, values] : joint) EXPECT_LE(most_kept(values, 4), 2) << name;
+}
+
+TEST_F(Prune, PatternsAndExclusionsAreThoseOfEachLayer) {
+  const Weights source = weights_of(family(kModel));
+  const Weights found = pruned(
+      "  - wanda: {pattern: \"4:8\"}\n    layers: {exclude: [\"*.k_proj\"], override: {\"*.down_proj\": {pattern: "
+      "\"1:4\"}}}\n",
+      "patterns");
+  for (const auto& [name, values] : found) {
+    if (name.ends_with("k_proj")) {
+      EXPECT_EQ(values, source.at(name));
+    } else if (name.ends_with("down_proj")) {
+      EXPECT_EQ(most_kept(values, 4), 1) << name;
+      EXPECT_DOUBLE_EQ(share_of_zeros(values), 0.75) << name;
+    } else {
+      EXPECT_EQ(most_kept(values, 8), 4) << name;
+    }
+  }
+}
+
+TEST_F(Prune, InspectTellsPatternsAndZeros) {
+  pruned("  - sparsegpt: {}\n    layers: {exclude: [\"*.v_proj\"]}\n  - gptq: {bits: 4, group_size: 32}\n", "mixed");
+  const Outcome outcome = run_pare({"inspect", (folder_ / "mixed").string(), "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("2:4"), std::string::npos);
+  const Json manifest = Json::parse(std::ifstream(folder_ / "mixed" / "pare.json"));
+  for (const Json& layer : manifest.at("layers")) {
+    const bool is_pruned = !layer.at("name").get<std::string>().ends_with("v_proj");
+    ASSERT_EQ(layer.contains("pattern"), is_pruned) << layer;
+    if (!is_pruned) continue;
+    EXPECT_EQ(layer.at("pattern"), "2:4");
+    EXPECT_GE(layer.at("zeros").get<double>(), 0.5);
+  }
+}
+
+TEST_F(Prune, RefusesWhatDoesNotGoTogether) {
+  expect_refused("  - wanda: {pattern: \"4:2\"}\n", {"N:M", "4:2"});
+  expect_refused("  - wanda: {ratio: 0.3}\n", {"ratio", "unstructured"});
+  expect_refused("  - wanda: {pattern: unstructured, allocation: global}\n", {"row, layer, owl"});
+  expect_refused("  - wanda: {pattern: \"4:8\", storage: packed}\n", {"only 2:4 is packed"});
+  expect_refused("  - wanda: {pattern: \"3:5\"}\n", {"multiples of 5", "layer"});
+  expect_refused("  - wanda: {}\n  - sparsegpt: {}\n", {"two passes that prune"});
+  expect_refused("  - gptq: {bits: 4}\n  - wanda: {}\n", {"put wanda before gptq"});
+  expect_refused("  - awq: {}\n  - wanda: {}\n  - gptq: {bits: 4, group_size: 32}\n", {"put wanda before awq"});
+  expect_refused("  - wanda: {}\n  - gptq: {bits: 4, group_size: 32, prune: \"2:4\"}\n", {"wanda prunes already"});
+  expect_refused("  - gptq: {bits: 4, group_size: 32, prune: \"2:4\", act_order: group}\n", {"static or none"});
+  expect_refused("  - wanda: {}\n  - rtn: {bits: 4, group_size: 32}\n", {"budget"}, "budget: {bits: 4.5}\n");
+  expect_refused("  - wanda: {}\n  - fp8: {}\n", {"pare-sparse24"});
+}
+
+}  // namespace
+}  // namespace pare::test
