@@ -137,9 +137,12 @@ class RoundingRule : public ColumnRule {
   }
 
   void finish(const LoopRows& rows) override {
-    for (int64_t r = 0; r < rows.num_rows; ++r) {
-      uint8_t* codes_I = result_.codes_OI.data() + (rows.first_row + r) * result_.num_in;
-      for (int64_t p = 0; p < result_.num_in; ++p) codes_I[order_I_[p]] = codes_IR_[p * rows.num_rows + r];
+    const int64_t num_in = result_.num_in, num_rows = rows.num_rows;
+    const int64_t* order_I = order_I_.data();
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const uint8_t* codes_IR = codes_IR_.data() + r;
+      uint8_t* codes_I = result_.codes_OI.data() + (rows.first_row + r) * num_in;
+      for (int64_t p = 0; p < num_in; ++p) codes_I[order_I[p]] = codes_IR[p * num_rows];
     }
   }
 
