@@ -65,7 +65,7 @@ class Prune : public testing::Test {
   }
   void expect_refused(const std::string& passes, const std::vector<std::string>& words, const std::string& rest = "") {
     const Outcome outcome = run(passes, "refused", rest);
-    EXPECT_EQ(outcome.status, 2) << outcome.err;
+    EXPECT_EQ(outcome.status, 1) << outcome.err;
     for (const std::string& word : words) EXPECT_NE(outcome.err.find(word), std::string::npos) << outcome.err;
     EXPECT_FALSE(fs::exists(folder_ / "refused"));
     EXPECT_FALSE(fs::exists(folder_ / "refused.partial"));
