@@ -2,6 +2,7 @@
 // is made of it, from the stage to `pare run`.
 #include "compress/passes/fit_stage.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -325,7 +326,7 @@ class FitRun : public testing::Test {
     return Json::parse(file);
   }
   void expect_refused(const Outcome& outcome, const std::vector<std::string>& parts) {
-    EXPECT_EQ(outcome.status, 2) << outcome.err;
+    EXPECT_EQ(outcome.status, 1) << outcome.err;
     for (const std::string& part : parts) EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
   }
   TemporaryFolder folder_{"fit_run"};
@@ -340,7 +341,7 @@ TEST_F(FitRun, TheManifestSaysHowFarEachLayerWasMoved) {
     const std::string name = layer.at("name");
     const bool is_first =
         name.find("layers.0.self_attn") != std::string::npos && name.find("o_proj") == std::string::npos;
-    if (is_first) EXPECT_FALSE(layer.contains("fit")) << name;
+    EXPECT_FALSE(is_first && layer.contains("fit")) << name;
     if (!layer.contains("fit")) continue;
     ++num_moved;
     EXPECT_GT(layer.at("fit").get<double>(), 0.0) << name;
@@ -355,7 +356,8 @@ TEST_F(FitRun, OnlyLayersOfDenseStagesAreFitted) {
   const Json events = Json::parse(outcome.out).at("events");
   EXPECT_NE(events.dump().find("fit: experts are not fitted"), std::string::npos) << events;
   int num_moved = 0;
-  for (const Json& layer : manifest("out").at("layers")) {
+  const Json layers = manifest("out").at("layers");
+  for (const Json& layer : layers) {
     num_moved += layer.contains("fit");
     if (layer.at("name").get<std::string>().find(".experts.") != std::string::npos) {
       EXPECT_FALSE(layer.contains("fit"));
@@ -383,7 +385,8 @@ TEST_F(FitRun, OneWindowAloneIsAnEvent) {
                               "calibration: {text: " + (folder_ / "one.npy").string() + "}\n");
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("no layer is fitted"), std::string::npos) << outcome.out;
-  for (const Json& layer : manifest("out").at("layers")) EXPECT_FALSE(layer.contains("fit"));
+  const Json layers = manifest("out").at("layers");
+  for (const Json& layer : layers) EXPECT_FALSE(layer.contains("fit"));
 }
 
 // The plan knows of the second model: its states, its block and its forward pass.
@@ -405,7 +408,7 @@ TEST_F(FitRun, DryRunCountsTheOriginal) {
       fitted.at("predicted_peak_memory_bytes").get<int64_t>() - plain.at("predicted_peak_memory_bytes").get<int64_t>(),
       int64_t{64} * 256 * 64 * 4)
       << "one more store of hidden states";
-  const auto forward = [](const Json& plan) {
+  const auto relative_forward = [](const Json& plan) {
     double forward = 0.0, rest = 0.0;  // the rate is measured anew by every run: the ratio is what counts
     for (const Json& stage : plan.at("stages")) {
       if (stage.at("stage") == "forward") forward = stage.at("seconds").get<double>();
@@ -413,7 +416,7 @@ TEST_F(FitRun, DryRunCountsTheOriginal) {
     }
     return forward / rest;
   };
-  EXPECT_GT(forward(fitted), 1.2 * forward(plain));
+  EXPECT_GT(relative_forward(fitted), 1.2 * relative_forward(plain));
 }
 
 }  // namespace
