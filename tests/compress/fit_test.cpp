@@ -385,7 +385,8 @@ TEST_F(FitRun, OneWindowAloneIsAnEvent) {
                               "calibration: {text: " + (folder_ / "one.npy").string() + "}\n");
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("no layer is fitted"), std::string::npos) << outcome.out;
-  for (const Json& layer : manifest("out").at("layers")) EXPECT_FALSE(layer.contains("fit"));
+  const Json layers = manifest("out").at("layers");
+  for (const Json& layer : layers) EXPECT_FALSE(layer.contains("fit"));
 }
 
 // The plan knows of the second model: its states, its block and its forward pass.

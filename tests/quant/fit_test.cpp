@@ -90,7 +90,7 @@ TEST(Fit, TheShareIsFromNothingToAll) {
 // The step minimizes E|m - D x|^2 + ridge mean(diag H) |D|^2; the share E'|m - s D x|^2.
 TEST(Fit, NeitherStepNorShareCanBeBettered) {
   const at::Tensor weight_OI = random_weight(4, 12, 1), truth_OI = random_weight(4, 12, 2);
-  const Tokens tokens = draw_tokens(30, truth_OI, 4.0, 3), held = draw_tokens(20, truth_OI, 4.0, 5);
+  const Tokens tokens = draw_tokens(40, truth_OI, 6.0, 3), held = draw_tokens(40, truth_OI, 6.0, 5);
   const FitResult result = fit_tokens(weight_OI, tokens, held);
   ASSERT_GT(result.share, 0.05);
   ASSERT_LT(result.share, 0.95);
