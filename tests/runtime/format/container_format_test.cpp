@@ -282,7 +282,7 @@ TEST(ContainerFormat, RefusesWithWhatIsExpectedAndWhatWouldFit) {
   changed.act_order = StoredActOrder::weight;
   EXPECT_TRUE(container_format("awq-gemm").accepts(changed, 64, 256));
   changed.input = kTokens;
-  refused("awq-gemm", changed, {"16-bit inputs", "a8"});
+  refused("awq-gemm", changed, {"inputs that are not rounded", "a8"});
   refused("awq-gemm", groups, {"multiple of 8", "found 60"}, 60);
   refused("awq-gemm", groups, {"group size 128", "does not divide", "100"}, 64, 100);
   refused("awq-gemm", groups, {"impossible shape"}, 0);
