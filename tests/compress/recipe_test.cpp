@@ -291,7 +291,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadRecipe{"Fp8IsSymmetric", "passes:\n  - fp8: {activations: {symmetric: false}}\n", "r.yaml:2:", "range"},
         BadRecipe{"BitsOfFp8", "passes:\n  - fp8: {bits: 8}\n", "r.yaml:2:", "unknown key 'bits'"},
         BadRecipe{"OverrideOfFp8", "passes:\n  - fp8: {}\n    layers: {override: {\"*\": {bits: 8}}}\n",
-                  "r.yaml:2:", "neither"},
+                  "r.yaml:2:", "none of them"},
         BadRecipe{"RelativeThresholdInBitsandbytes", "passes:\n  - llm_int8: {measure: rms, layout: bitsandbytes}\n",
                   "r.yaml:2:", "layout: pare"},
         BadRecipe{"ZeroPointsInBitsandbytes",
