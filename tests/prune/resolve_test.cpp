@@ -211,9 +211,10 @@ TEST(Resolve, HoldsForSingularHessians) {
   for (const ResolveOptions& options : {kGradients, kAdmm}) {
     const RowTraces few = row_traces(weight, resolve(weight, start, kept, hessian, options).weight_OI, hessian);
     for (int64_t row = 0; row < 10; ++row) EXPECT_LE(few.plain_O[row], best.plain_O[row] * (1.0 + 1e-3));
-    // 28 columns for 12 inputs: everything can be made up for.
+    // 28 columns for 12 inputs: everything can be made up for, as far as float32 tells: the traces that the steps are
+    // taken by are sums of 40 products, which rounding moves by up to 40 x 2^-24 = 2.4e-6 of the start's, at both ends.
     const ResolveResult all = resolve(weight, many_start, many, hessian, options);
-    EXPECT_LT(all.trace_after, 1e-6 * all.trace_before);
+    EXPECT_LT(all.trace_after, 5e-6 * all.trace_before);
     EXPECT_LT(exact_many, 1e-6 * all.trace_before);
   }
 }
