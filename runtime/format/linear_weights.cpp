@@ -43,7 +43,6 @@ void check_codes(const QuantizedWeight& weight, const std::string& name) {
                  " exceeds the largest of " + std::to_string(weight.bits) + " bits, " + std::to_string(limit - 1));
 }
 
-
 // Empty: its groups lie in rows of num_in columns.
 std::string pattern_problem(const SparsePattern& pattern, int64_t num_in) {
   if (pattern == SparsePattern{}) return "";
