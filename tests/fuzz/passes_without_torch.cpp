@@ -1,5 +1,6 @@
 // The table of passes for the recipe's fuzzer: options are read, nothing is applied, and LibTorch is not needed.
 #include "compress/recipe/pass_options.h"
+#include "compress/recipe/prune_options.h"
 
 namespace pare {
 namespace {
@@ -12,7 +13,10 @@ PassRow row(std::string_view key) {
 }  // namespace
 
 std::span<const PassRow* const> pass_rows() {
-  static const std::vector<PassRow> kRows = {row<RtnPass>("rtn"),
+  static const std::vector<PassRow> kRows = {row<MagnitudePass>("magnitude"),
+                                             row<WandaPass>("wanda"),
+                                             row<SparseGptPass>("sparsegpt"),
+                                             row<RtnPass>("rtn"),
                                              row<GptqPass>("gptq"),
                                              row<Fp8Pass>("fp8"),
                                              row<LlmInt8Pass>("llm_int8"),
