@@ -1,8 +1,40 @@
 #include "runtime/format/tensor_view.h"
 
+#include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 namespace pare {
+namespace {
+
+// The first element whose exponent bits are all ones (NaN or infinity), or -1. A block's words are reduced without a
+// branch, so that the compiler turns the scan into vector maxima; on all cores it runs at the speed of memory.
+template <typename Word>
+int64_t first_not_finite(std::span<const std::byte> data, Word exponent_mask) {
+  constexpr size_t kBlock = 1 << 15;
+  constexpr size_t kMinParallelWords = 1 << 19;
+  const size_t num_words = data.size() / sizeof(Word);
+  const auto word_at = [&](size_t i) {
+    Word word;
+    std::memcpy(&word, data.data() + i * sizeof(Word), sizeof(Word));  // tensors need not be aligned in the file
+    return word;
+  };
+  size_t first = num_words;
+#pragma omp parallel for schedule(static) reduction(min : first) if (num_words > kMinParallelWords)
+  for (size_t begin = 0; begin < num_words; begin += kBlock) {
+    if (begin >= first) continue;
+    const size_t end = std::min(begin + kBlock, num_words);
+    Word largest = 0;
+    for (size_t i = begin; i < end; ++i) largest = std::max<Word>(largest, word_at(i) & exponent_mask);
+    if (largest != exponent_mask) continue;
+    for (size_t i = begin; i < std::min(end, first); ++i) {
+      if ((word_at(i) & exponent_mask) == exponent_mask) first = i;
+    }
+  }
+  return first == num_words ? -1 : static_cast<int64_t>(first);
+}
+
+}  // namespace
 
 const TensorView& require_tensor(const TensorView* tensor, const std::string& name, DType dtype,
                                  const std::vector<int64_t>& shape) {
@@ -40,6 +72,20 @@ int64_t TensorView::num_elements() const {
   const std::optional<int64_t> product = checked_product(shape);
   if (!product) throw std::invalid_argument("shape " + shape_text(shape) + " has a negative size or too many elements");
   return *product;
+}
+
+int64_t first_not_finite(const TensorView& tensor) {
+  switch (tensor.dtype) {
+    case DType::F32:
+      return first_not_finite<uint32_t>(tensor.data, 0x7f800000u);
+    case DType::F16:
+      return first_not_finite<uint16_t>(tensor.data, 0x7c00u);
+    case DType::BF16:
+      return first_not_finite<uint16_t>(tensor.data, 0x7f80u);
+    default:
+      throw std::invalid_argument("first_not_finite: expected F32, F16 or BF16, found " +
+                                  std::string(dtype_name(tensor.dtype)));
+  }
 }
 
 }  // namespace pare

@@ -29,6 +29,10 @@ const TensorView& require_tensor(const TensorView* tensor, const std::string& na
 // Its data as codes of one byte each.
 std::span<const uint8_t> code_bytes(const TensorView& tensor);
 
+// The first element of an F32, F16 or BF16 tensor that is NaN or infinite, or -1. Works on all cores. Throws
+// std::invalid_argument for another type.
+int64_t first_not_finite(const TensorView& tensor);
+
 // A tensor that a writer has made.
 struct OwnedTensor {
   std::string name;

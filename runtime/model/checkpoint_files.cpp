@@ -1,0 +1,128 @@
+#include "runtime/model/checkpoint_files.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "runtime/system/atomic_file.h"
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr size_t kMaxConfigBytes = size_t{16} << 20;
+constexpr size_t kMaxIndexBytes = size_t{256} << 20;
+constexpr int kMaxJsonDepth = 64;
+
+// Depth is limited because Json::dump recurses.
+Json parse_object(const std::string& text, const fs::path& path) {
+  const auto check_depth = [&](int depth, Json::parse_event_t, Json&) {
+    if (depth > kMaxJsonDepth) throw std::runtime_error(path.string() + ": the JSON is nested too deeply");
+    return true;
+  };
+  Json parsed;
+  try {
+    parsed = Json::parse(text, check_depth);
+  } catch (const Json::exception& error) {
+    throw std::runtime_error(path.string() + ": expected JSON: " + std::string(error.what()).substr(0, 200));
+  }
+  if (!parsed.is_object()) throw std::runtime_error(path.string() + ": expected a JSON object");
+  return parsed;
+}
+
+WeightFiles read_index(const fs::path& directory) {
+  const fs::path path = directory / kIndexName;
+  const Json index = parse_object(read_text_file(path, kMaxIndexBytes), path);
+  const auto weight_map = index.find("weight_map");
+  if (weight_map == index.end() || !weight_map->is_object() || weight_map->empty()) {
+    throw std::runtime_error(path.string() + ": expected an object 'weight_map' with at least one tensor");
+  }
+  WeightFiles files;
+  for (const auto& [tensor, value] : weight_map->items()) {
+    const std::string file = value.is_string() ? value.get<std::string>() : "";
+    // A plain name only: an index must not make us open files elsewhere.
+    if (!file.ends_with(".safetensors") || file.find_first_of("/\\") != std::string::npos ||
+        file.find('\0') != std::string::npos) {
+      throw std::runtime_error(path.string() + ": tensor '" + tensor +
+                               "': expected the name of a .safetensors file in the same directory, found " +
+                               (value.is_string() ? "'" + file.substr(0, 200) + "'" : "no string"));
+    }
+    files.file_of_tensor.emplace(tensor, file);
+    files.paths.push_back(directory / file);
+  }
+  std::sort(files.paths.begin(), files.paths.end());
+  files.paths.erase(std::unique(files.paths.begin(), files.paths.end()), files.paths.end());
+  for (const fs::path& file : files.paths) {
+    if (!fs::is_regular_file(file)) {
+      throw std::runtime_error("'" + file.string() + "' is missing; " + kIndexName +
+                               " names it: fetch the whole checkpoint");
+    }
+  }
+  return files;
+}
+
+std::string known_methods() {
+  std::string names;
+  for (const ContainerFormat* container : container_formats()) {
+    const std::string method = "'" + std::string(container->method()) + "'";
+    const std::string name =
+        container->name() == container->method() ? "" : " (" + std::string(container->name()) + ")";
+    names += (names.empty() ? "" : ", ") + method + name;
+  }
+  return names;
+}
+
+}  // namespace
+
+std::string read_config(const fs::path& directory) {
+  if (!fs::is_directory(directory)) {
+    const bool is_gguf = directory.extension() == ".gguf";
+    throw std::runtime_error("'" + directory.string() + "' is no directory: expected a Hugging Face checkpoint (" +
+                             kConfigName + " and safetensors files)" +
+                             (is_gguf ? "; turn a .gguf into one with 'pare import'" : ""));
+  }
+  if (!fs::exists(directory / kConfigName)) {
+    throw std::runtime_error("no " + std::string(kConfigName) + " in '" + directory.string() +
+                             "': expected a Hugging Face checkpoint");
+  }
+  return read_text_file(directory / kConfigName, kMaxConfigBytes);
+}
+
+WeightFiles find_weight_files(const fs::path& directory) {
+  if (fs::exists(directory / kSingleFileName)) return {{directory / kSingleFileName}, {}};
+  if (fs::exists(directory / kIndexName)) return read_index(directory);
+  std::string message = "no weights in '" + directory.string() + "': expected " + kSingleFileName + " or " + kIndexName;
+  for (const char* old : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+    if (!fs::exists(directory / old)) continue;
+    message += ", found " + std::string(old) + ": save the model again with safetensors";
+    break;
+  }
+  throw std::runtime_error(message);
+}
+
+std::optional<Quantization> read_quantization_config(const std::string& config_json, const fs::path& path) {
+  const Json config = parse_object(config_json, path);
+  if (const auto old = config.find("compression_config"); old != config.end() && !old->is_null()) {
+    throw std::runtime_error(path.string() +
+                             ": key 'compression_config' is that of an early compressed-tensors release; expected "
+                             "'quantization_config': save the checkpoint again with a newer release");
+  }
+  const auto quantization = config.find("quantization_config");
+  if (quantization == config.end() || quantization->is_null()) return std::nullopt;
+  const std::string where = path.string() + ": quantization_config";
+  if (!quantization->is_object()) throw std::runtime_error(where + ": expected an object");
+  const auto method = quantization->find("quant_method");
+  const std::string name = method != quantization->end() && method->is_string() ? method->get<std::string>() : "";
+  const std::string text = quantization->dump();
+  if (const ContainerFormat* container = find_container(name, text)) {
+    return Quantization{container, container->read_config(text, where)};
+  }
+  throw std::runtime_error(where + ": the checkpoint is already quantized by '" +
+                           (name.empty() ? "an unnamed method" : name.substr(0, 100)) +
+                           "', which pare does not read; expected " + known_methods() +
+                           " or an unquantized checkpoint: start from the original one");
+}
+
+}  // namespace pare

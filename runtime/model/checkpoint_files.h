@@ -1,0 +1,39 @@
+// What lies in a checkpoint's directory beside the tensors themselves: which files hold them, and what config.json says.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/format/container_format.h"
+
+namespace pare {
+
+inline constexpr const char* kConfigName = "config.json";
+inline constexpr const char* kSingleFileName = "model.safetensors";
+inline constexpr const char* kIndexName = "model.safetensors.index.json";
+
+// The text of config.json. Throws std::runtime_error where there is no directory or none in it, and what reading throws.
+std::string read_config(const std::filesystem::path& directory);
+
+struct WeightFiles {
+  std::vector<std::filesystem::path> paths;
+  std::map<std::string, std::string> file_of_tensor;  // the index; empty for a single file
+};
+// One file wins over an index, as in transformers. Throws std::runtime_error for a directory without weights, for an
+// index that is none or leads out of the directory, and for files that it names in vain.
+WeightFiles find_weight_files(const std::filesystem::path& directory);
+
+// What config.json says of a quantized checkpoint.
+struct Quantization {
+  const ContainerFormat* container = nullptr;
+  std::unique_ptr<ContainerConfig> config;
+};
+// nullopt: it is not quantized. `path` is the file's, for messages. Throws std::runtime_error for a text that is no JSON
+// object and for a container that pare does not read, and what ContainerFormat::read_config throws.
+std::optional<Quantization> read_quantization_config(const std::string& config_json, const std::filesystem::path& path);
+
+}  // namespace pare
