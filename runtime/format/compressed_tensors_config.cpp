@@ -125,19 +125,6 @@ std::string found(const Json& value) {
   fail(where, key, "not supported by this runtime: expected " + expected + found(value));
 }
 
-// Depth is limited because writing a deep value into a message recurses.
-Json parse_json(const std::string& text, const std::string& where) {
-  const auto check_depth = [&where](int depth, Json::parse_event_t, Json&) {
-    if (depth > 32) fail(where, "", "nested too deeply");
-    return true;
-  };
-  try {
-    return Json::parse(text, check_depth);
-  } catch (const Json::exception& error) {
-    fail(where, "", std::string("no valid JSON: ") + std::string(error.what()).substr(0, 300));
-  }
-}
-
 // The value under `key`, with an absent key and null alike.
 const Json& value_or_null(const Json& object, const char* key) {
   static const Json null;
@@ -456,7 +443,8 @@ QuantizationConfig& QuantizationConfig::operator=(QuantizationConfig&&) noexcept
 QuantizationConfig::~QuantizationConfig() = default;
 
 QuantizationConfig QuantizationConfig::parse(const std::string& json, const std::string& where) {
-  const Json config = parse_json(json, where);
+  check_config_text(json, where);
+  const Json config = Json::parse(json);
   if (!config.is_object()) fail(where, "", "expected an object");
   check_top_level(config, where);
   QuantizationConfig result;

@@ -1,6 +1,7 @@
 #include "runtime/format/container_format.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "runtime/format/awq_gemm.h"
@@ -71,6 +72,23 @@ void register_container(const ContainerFormat& format) {
                                 "' already: expected another name");
   }
   table().push_back(&format);
+}
+
+void check_config_text(const std::string& json, const std::string& where) {
+  using Json = nlohmann::json;
+  constexpr int kMaxDepth = 32;
+  const auto fail = [&](const std::string& what) {
+    throw std::invalid_argument("'" + where + "': quantization_config: " + what);
+  };
+  const auto check_depth = [&](int depth, Json::parse_event_t, Json&) {
+    if (depth > kMaxDepth) fail("nested too deeply");
+    return true;
+  };
+  try {
+    const Json parsed = Json::parse(json, check_depth);
+  } catch (const Json::exception& error) {
+    fail(std::string("no valid JSON: ") + std::string(error.what()).substr(0, 300));
+  }
 }
 
 void require_agreement(const StoredLinear& linear, const PackScheme& scheme, const std::string& module) {

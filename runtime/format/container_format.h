@@ -155,6 +155,10 @@ void register_container(const ContainerFormat& format);
 inline constexpr std::string_view kExpertFormats =
     "experts are read from pack-quantized and float-quantized files only";
 
+// Throws std::invalid_argument, with `where`, unless a quantization_config's text is JSON of a sane depth: writing a deep
+// value into a message recurses.
+void check_config_text(const std::string& json, const std::string& where);
+
 // Throws std::invalid_argument unless the linear is what the scheme describes: code type, bits, group size, symmetry,
 // group_of_I, pattern, input; and std::runtime_error for an invalid weight (validate).
 void require_agreement(const StoredLinear& linear, const PackScheme& scheme, const std::string& module);

@@ -43,19 +43,6 @@ std::string found(const Json& value) {
   return ", found " + value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 100);
 }
 
-// Depth is limited because writing a deep value into a message recurses.
-Json parse_json(const std::string& text, const std::string& where) {
-  const auto check_depth = [&where](int depth, Json::parse_event_t, Json&) {
-    if (depth > 32) fail(where, "", "nested too deeply");
-    return true;
-  };
-  try {
-    return Json::parse(text, check_depth);
-  } catch (const Json::exception& error) {
-    fail(where, "", std::string("no valid JSON: ") + std::string(error.what()).substr(0, 300));
-  }
-}
-
 // An object with exactly those keys: all of them are always written, and a new one could change what the others mean.
 void require_keys(const Json& object, const std::set<std::string>& keys, const std::string& where,
                   const std::string& key) {
@@ -173,7 +160,8 @@ std::string pare_sparse24_config_json(std::span<const StoredModule> modules, std
 }
 
 PareSparse24Config PareSparse24Config::parse(const std::string& json, const std::string& where) {
-  const Json config = parse_json(json, where);
+  check_config_text(json, where);
+  const Json config = Json::parse(json);
   require_keys(config, {"quant_method", "groups", "ignore"}, where, "");
   if (config.at("quant_method") != kPareSparse24) {
     fail(where, "quant_method", "expected \"" + std::string(kPareSparse24) + "\"" + found(config.at("quant_method")));
