@@ -207,13 +207,12 @@ void compress_stage(const RunPlan& plan, int64_t block_index, Stage stage, const
       block != nullptr && state.scales_are_powers_of_two) {
     state.producer_I = producer_channels(checkpoint.description(), block->description(), stage);
   }
-  const bool is_unseen = state.statistics.min_I.defined() && state.statistics.num_tokens == 0;
   note_tokens(state, work);
   fit_to_original(state);
   const auto say = [&](const std::string& what) {
     for (LayerState& layer : state.layers) layer.record.scaling = what;
   };
-  if (is_unseen && layers.front()->step(PassKind::scales_inputs) != nullptr) {
+  if (state.is_unseen() && layers.front()->step(PassKind::scales_inputs) != nullptr) {
     say("s = 1: no token was seen");
     apply_steps(state, nullptr);
   } else {
@@ -244,9 +243,13 @@ void report_starved(const std::vector<LayerPlan>& layers, BlockWork& work) {
     const StarvedExpert& starved = work.starved[i];
     if (i > 0 && work.starved[i - 1].expert == starved.expert) continue;  // its other stage: the same tokens
     ++num_starved;
+    const bool is_rounded = std::any_of(layers.begin(), layers.end(), [&](const LayerPlan& layer) {
+      return layer.stage.expert == starved.expert && layer.step(PassKind::rounds) != nullptr;
+    });
+    const std::string unseen = is_rounded ? ": rounded to nearest)" : ": pruned by magnitude)";
     experts += (experts.empty() ? "" : ", ") + std::to_string(starved.expert) + " (" +
                std::to_string(starved.num_tokens) + " of " + std::to_string(starved.width) +
-               (starved.num_tokens == 0 ? ": rounded to nearest)" : ")");
+               (starved.num_tokens == 0 ? unseen : ")");
   }
   work.layers[work.starved.front().first_layer].record.events.push_back(
       std::to_string(num_starved) + " of " + std::to_string(num_experts) +

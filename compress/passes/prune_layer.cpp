@@ -4,10 +4,6 @@
 
 namespace pare {
 
-bool is_unseen(const StageState& stage) {
-  return stage.statistics.min_I.defined() && stage.statistics.num_tokens == 0;
-}
-
 void note_unseen(LayerState& layer) {
   layer.record.events.push_back("no calibration token was seen: pruned by magnitude");
 }
@@ -27,7 +23,7 @@ KeepRule rule_of(const PrunePass& pass) {
 }
 
 void prune_layer(StageState& stage, const PrunePass& pass, PrunedWeight pruned, LayerState& layer) {
-  if (pass.resolves() && !is_unseen(stage)) {
+  if (pass.resolves() && !stage.is_unseen()) {
     pruned.weight_OI =
         resolve(layer.target_OI, pruned.weight_OI, pruned.kept_OI, stage.normalized(pass.resolve.damping), pass.resolve)
             .weight_OI;

@@ -10,9 +10,7 @@ namespace pare {
 // How many weights of a layer the pass keeps.
 KeepRule rule_of(const PrunePass& pass);
 
-// Whether calibration sent no token this way (to an expert): its inputs tell nothing then, and magnitudes choose.
-bool is_unseen(const StageState& stage);
-// Says so.
+// Says that magnitudes choose, since the stage is unseen.
 void note_unseen(LayerState& layer);
 
 // The layer gets the pruned weight and its mask. Measures the error.

@@ -55,6 +55,8 @@ struct StageState {
   std::vector<int64_t> producer_I = {};
   bool scales_are_powers_of_two = false;
 
+  // Whether calibration sent no token this way (to an expert): its inputs tell nothing then.
+  bool is_unseen() const { return statistics.min_I.defined() && statistics.num_tokens == 0; }
   // The factor of H, made once for all layers and passes with the same damping and order. Throws UnusableInput, with
   // the first layer's name, for an H that is none. columns_together: as factorize takes them.
   const GptqFactor& factor(const GptqOptions& options, int64_t columns_together = 1);
