@@ -60,11 +60,4 @@ SparseGptResult sparsegpt(const at::Tensor& weight_OI, const GptqFactor& factor,
   return result;
 }
 
-GptqResult sparsegpt_and_round(const at::Tensor& weight_OI, const GptqFactor& factor, const ColumnMask& mask,
-                               const GptqOptions& options) {
-  GptqResult result = gptq(weight_OI, factor, options, mask);
-  result.weight.pattern = mask.pattern;
-  return result;
-}
-
 }  // namespace pare

@@ -24,8 +24,4 @@ struct SparseGptResult {
 SparseGptResult sparsegpt(const at::Tensor& weight_OI, const GptqFactor& factor, const ColumnMask& mask,
                           int64_t block_size = kSparseGptBlock);
 
-// Prunes and rounds in one sweep (section 3.5): gptq with the mask, and the pattern stated in its result.
-GptqResult sparsegpt_and_round(const at::Tensor& weight_OI, const GptqFactor& factor, const ColumnMask& mask,
-                               const GptqOptions& options);
-
 }  // namespace pare

@@ -30,12 +30,12 @@ PrunedWeight sweep(StageState& stage, const SparseGptPass& pass, LayerState& lay
 
 std::optional<InputScaling> apply_sparsegpt(StageState& stage, const SteppedLayers& layers) {
   const auto& shared = shared_options<SparseGptPass>(layers);
-  if (is_unseen(stage) || shared.chooser == MaskChooser::sweep) {
+  if (stage.is_unseen() || shared.chooser == MaskChooser::sweep) {
     for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
       const auto& pass = static_cast<const SparseGptPass&>(options);
-      if (is_unseen(stage)) note_unseen(layer);
-      prune_layer(stage, pass, is_unseen(stage) ? magnitude(layer.weight_OI, rule_of(pass)) : sweep(stage, pass, layer),
-                  layer);
+      if (stage.is_unseen()) note_unseen(layer);
+      prune_layer(stage, pass,
+                  stage.is_unseen() ? magnitude(layer.weight_OI, rule_of(pass)) : sweep(stage, pass, layer), layer);
     });
     return std::nullopt;
   }
