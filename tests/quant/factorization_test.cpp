@@ -52,7 +52,8 @@ TEST(InverseUpperFactor, IsEmptyForMatricesThatAreNotPositiveDefinite) {
 }
 
 TEST(RowChunks, CoverEveryRowOnceAndRestoreTheThreads) {
-  const int omp_threads = omp_get_max_threads(), torch_threads = at::get_num_threads();
+  const int torch_threads = at::get_num_threads();  // first: the first question sets OpenMP's number to MKL's
+  const int omp_threads = omp_get_max_threads();
   for (const int64_t num_rows : {0, 1, 10, 11}) {
     std::vector<int> visits(num_rows, 0);
     for_row_chunks(num_rows, 5, [&](int64_t first_row, int64_t count) {
