@@ -38,7 +38,7 @@ Json layer_json(const LayerRecord& layer) {
     json["pattern"] = layer.pattern.is_dense() ? "unstructured" : pattern_name(layer.pattern);
     json["zeros"] = static_cast<double>(layer.num_zeros) / static_cast<double>(layer.num_out * layer.num_in);
   }
-  if (layer.method == "gptq") json["damping"] = layer.damping;
+  if (layer.method == "gptq" || layer.damping > 0.0) json["damping"] = layer.damping;
   if (layer.scheme.per_tensor) json["per_tensor"] = true;
   if (!input.is_plain()) {
     json["input"] = input_format_name(input);
@@ -74,7 +74,10 @@ Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, c
       if (layer.is_compressed()) steps += "  stored as " + describe_fields(layer.scheme) + "\n";
     }
   }
-  for (const TablePlan& table : plan.tables) steps += table.linear.name + " " + describe_fields(table.grid) + "\n";
+  for (const TablePlan& table : plan.tables) {
+    steps +=
+        table.linear.name + " " + describe_fields(table.grid) + "\n  stored as " + describe_fields(table.scheme) + "\n";
+  }
   return {{"model", hash_text(model)},
           {"calibration data", calibration_data},
           {"recipe", hash_text(steps)},

@@ -44,8 +44,7 @@ CompressedLayer compress_table(const TablePlan& table, const LinearWeights& sour
   record.num_in = table.linear.num_in;
   record.is_linear = table.is_linear;
   record.method = "rtn";
-  record.scheme.bits = table.grid.bits;
-  record.scheme.group_size = table.grid.group_size;
+  record.scheme = table.scheme;
   record.scale_dtype = weight.scale_dtype;
   record.relative_error = error.relative();
   record.seconds = seconds_since(start);

@@ -198,14 +198,8 @@ void note_unfitted_experts(RunPlan& plan) {
   }
 }
 
-PackScheme table_scheme(const Recipe& recipe, const GridOptions& grid) {
-  PackScheme scheme;
-  scheme.bits = grid.bits;
-  scheme.group_size = grid.group_size;
-  return container_format(recipe.container).adapted(scheme);
-}
-
-// Where a pass has chosen a container for its layers, those that leave it to the recipe go along, if it holds them.
+// Where a pass has chosen a container for its layers, layers and tables that leave it to the recipe go along, if it holds
+// them.
 void share_container(const Recipe& recipe, RunPlan& plan) {
   const ContainerFormat* chosen = nullptr;
   const auto for_stored = [&](const auto& visit) {
@@ -223,10 +217,14 @@ void share_container(const Recipe& recipe, RunPlan& plan) {
     const PackScheme moved = chosen->adapted(layer.scheme);
     if (chosen->accepts(moved, layer.linear.num_out, layer.linear.num_in)) layer.scheme = moved;
   });
+  for (TablePlan& table : plan.tables) {
+    const PackScheme moved = chosen->adapted(table.scheme);
+    if (chosen->accepts(moved, table.linear.num_out, table.linear.num_in)) table.scheme = moved;
+  }
 }
 
 // One checkpoint has one container, and that one must hold all modules beside each other.
-void check_container(const Recipe& recipe, const RunPlan& plan) {
+void check_container(const RunPlan& plan) {
   std::vector<StoredModule> modules;
   for (const auto& layers : plan.blocks) {
     for (const LayerPlan& layer : layers) {
@@ -235,7 +233,7 @@ void check_container(const Recipe& recipe, const RunPlan& plan) {
     }
   }
   for (const TablePlan& table : plan.tables) {
-    modules.push_back({table.linear.name, table_scheme(recipe, table.grid), table.is_linear});
+    modules.push_back({table.linear.name, table.scheme, table.is_linear});
   }
   if (modules.empty()) return;
   const ContainerFormat& container = container_format(modules.front().scheme.container);
@@ -293,8 +291,10 @@ void plan_head(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan
     refuse("head: group size " + std::to_string(grid.group_size) + " does not divide the model's width " +
            std::to_string(model.hidden_size) + "; leave it out for one scale per channel");
   }
-  plan.tables.push_back({checkpoint.embedding(), false, grid});
-  if (!model.tied_head) plan.tables.push_back({model.head, true, grid});
+  PackScheme stored{.bits = grid.bits, .group_size = grid.group_size};
+  stored = container_format(recipe.container).adapted(stored);
+  plan.tables.push_back({checkpoint.embedding(), false, grid, stored});
+  if (!model.tied_head) plan.tables.push_back({model.head, true, grid, stored});
 }
 
 void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& model) {
@@ -377,6 +377,15 @@ bool RunPlan::fits() const {
   });
 }
 
+bool RunPlan::walks_before() const {
+  return std::any_of(blocks.begin(), blocks.end(), [](const auto& layers) {
+    return std::any_of(layers.begin(), layers.end(), [](const LayerPlan& layer) {
+      return std::any_of(layer.steps.begin(), layer.steps.end(),
+                         [](const Step& step) { return step.options->needs_walk_before(); });
+    });
+  });
+}
+
 void plan_storage(const std::string& container, LayerPlan& layer) {
   PackScheme scheme{.bits = kDenseBits, .format = StoredFormat::dense, .container = container};
   for (const Step& step : layer.steps) step.options->store(scheme);
@@ -435,7 +444,7 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   }
   check_calibration(recipe, plan);
   share_container(recipe, plan);
-  check_container(recipe, plan);
+  check_container(plan);
   check_budget_fits(recipe, plan);
   return plan;
 }
@@ -459,7 +468,7 @@ RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   if (plan.num_layers() == 0) refuse("every layer is excluded: nothing would be compressed");
   check_calibration(recipe, plan);
   share_container(recipe, plan);
-  check_container(recipe, plan);
+  check_container(plan);
   return plan;
 }
 

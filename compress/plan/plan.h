@@ -37,6 +37,7 @@ struct TablePlan {
   LinearDescription linear;
   bool is_linear = true;  // false: the embedding
   GridOptions grid;
+  PackScheme scheme = {};  // how it is stored
 };
 
 struct RunPlan {
@@ -50,6 +51,7 @@ struct RunPlan {
   StatisticsNeed need(int64_t block, Stage stage) const;
   int64_t num_layers() const;  // that are compressed in blocks
   bool fits() const;           // any layer to the original model, whose states the walk then carries as well
+  bool walks_before() const;   // over all blocks, before any is compressed
   // The layers of a stage that are compressed.
   std::vector<const LayerPlan*> stage_layers(int64_t block, Stage stage) const;
 };

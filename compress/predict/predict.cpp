@@ -10,6 +10,7 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <stdexcept>
 
 #include "compress/survey/leave_one_out.h"
@@ -99,10 +100,7 @@ Sizes measure_sizes(const RunPlan& plan, const Checkpoint& checkpoint, std::opti
   sizes.output_bytes += linear_bytes.value_or(0);
   sizes.parts_bytes += linear_bytes.value_or(0);
   for (const TablePlan& table : plan.tables) {
-    PackScheme scheme;
-    scheme.bits = table.grid.bits;
-    scheme.group_size = table.grid.group_size;
-    replace(table.linear, scheme, table.grid.scale_dtype);
+    replace(table.linear, table.scheme, table.grid.scale_dtype);
   }
   if (checkpoint.is_encoder()) return sizes;
   const ModelDescription& model = checkpoint.description();
@@ -153,7 +151,8 @@ struct Operations {
 Operations count_operations(const RunPlan& plan, const ModelDescription& model, const Workload& workload) {
   Operations operations;
   const auto num_rows = static_cast<double>(workload.num_windows * workload.num_tokens);
-  const double num_models = plan.fits() ? 2.0 : 1.0;  // whose states go along
+  // Whose states go along, and once more where shares are decided first.
+  const double num_models = (plan.fits() ? 2.0 : 1.0) + (plan.walks_before() ? 1.0 : 0.0);
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
     for (const LayerPlan& layer : plan.blocks[b]) {
       const double weights = static_cast<double>(layer.linear.num_out) * static_cast<double>(layer.linear.num_in);
@@ -191,6 +190,25 @@ Operations count_operations(const RunPlan& plan, const ModelDescription& model, 
   return operations;
 }
 
+// Bytes that a stage's layers take beside the block's weights: what the steps work in, and changed weights and their masks
+// until they are stored.
+int64_t layers_bytes(const RunPlan& plan, int64_t block, Stage stage) {
+  StageExtent extent;
+  bool is_changed = false;
+  const std::vector<const LayerPlan*> layers = plan.stage_layers(block, stage);
+  for (const LayerPlan* layer : layers) {
+    extent.width = layer->linear.num_in;
+    extent.num_out.push_back(layer->linear.num_out);
+    is_changed |= layer->fit() != nullptr || layer->step(PassKind::changes_weights) != nullptr;
+  }
+  int64_t working = 0;
+  for (const LayerPlan* layer : layers) {
+    for (const Step& step : layer->steps) working = std::max(working, step.options->working_bytes(extent));
+  }
+  const int64_t num_out = std::accumulate(extent.num_out.begin(), extent.num_out.end(), int64_t{0});
+  return working + (is_changed ? num_out * extent.width * (4 + 1) : 0);
+}
+
 // Bytes while a stage's layers are compressed: H and its factor, then the largest layer's working copies.
 int64_t compress_bytes(const RunPlan& plan, const ModelDescription& model, int64_t num_windows) {
   int64_t largest = 0;
@@ -208,13 +226,8 @@ int64_t compress_bytes(const RunPlan& plan, const ModelDescription& model, int64
       }
       if (need >= StatisticsNeed::hessian) factor = square * (4 + 4 + 3 * 8);  // H, U, three float64 matrices
       if (need == StatisticsNeed::original) factor = std::max(factor, fit_bytes(model, width));
-      int64_t layer_bytes = 0;
-      for (const LayerPlan& layer : plan.blocks[b]) {
-        if (layer.stage == stage && layer.is_compressed()) {
-          layer_bytes = std::max(layer_bytes, layer.linear.num_out * layer.linear.num_in * (4 + 4 + 1 + 1));
-        }
-      }
-      largest = std::max({largest, statistics + square * 4, factor + layer_bytes});
+      largest =
+          std::max({largest, statistics + square * 4, factor + layers_bytes(plan, static_cast<int64_t>(b), stage)});
     }
   }
   return largest;
@@ -288,7 +301,8 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   const int64_t libraries = base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes;
   // float32, codes, packed; and of the original's float32.
   const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1 + (plan.fits() ? 4 : 0));
-  const int64_t work_bytes = compress_bytes(plan, model, workload.num_windows);
+  int64_t work_bytes = compress_bytes(plan, model, workload.num_windows);
+  if (plan.walks_before()) work_bytes = std::max(work_bytes, sizes.largest_block * 4);  // a block's scores
 
   const auto walk_memory = [&](Spill spill) {
     int64_t bytes = libraries + block_bytes + work_bytes + survey_memory;
@@ -380,7 +394,7 @@ Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, co
         operations.compress += step.options->operations({.width = width, .num_out = {layer.linear.num_out}});
       }
       const StatisticsNeed need = plan.need(static_cast<int64_t>(b), layer.stage);
-      int64_t bytes = layer.linear.num_out * width * (4 + 4 + 1 + 1);
+      int64_t bytes = layers_bytes(plan, static_cast<int64_t>(b), layer.stage);
       if (need != StatisticsNeed::none) {
         bytes += StatisticsAccumulator::size_bytes(width, workload.calibration_tokens / EncoderWalk::kGroupRows, need);
       }

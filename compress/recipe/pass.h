@@ -3,6 +3,7 @@
 // the one table of passes (pass_rows).
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -42,8 +43,8 @@ class PassCheck {
   [[noreturn]] virtual void fail(std::string_view key, const std::string& message) const = 0;
   // Fails with "WHAT: add 'calibration:' to the recipe, or INSTEAD" where there is no calibration.
   void require_calibration(std::string_view key, const std::string& what, const std::string& instead = {}) const;
-  // Of passes that can be fitted to the original: switches it off where the data do not allow it and the recipe does not
-  // ask for it; fails where it does.
+  // Of passes that can be fitted to the original: switches it off where the data do not allow it and the recipe does
+  // not ask for it; fails where it does.
   void check_fit(FitOptions& options) const;
 };
 
@@ -92,6 +93,13 @@ class PassOptions {
 
   // Floating-point operations for one stage, in the unit of a matrix product's.
   virtual double operations(const StageExtent&) const { return 0.0; }
+  // Bytes held while the layers of one stage are worked on, beside their weights, H and its factor. By default the
+  // largest layer's float32 weight, errors, codes and packed codes.
+  virtual int64_t working_bytes(const StageExtent& stage) const {
+    return stage.num_out.empty() ? 0 : stage.width * std::ranges::max(stage.num_out) * (4 + 4 + 1 + 1);
+  }
+  // Whether shares are to be decided by a walk over all blocks before any of them is compressed.
+  virtual bool needs_walk_before() const { return false; }
 };
 
 struct StageState;     // compress/passes/stage_state.h

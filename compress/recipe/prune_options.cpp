@@ -117,6 +117,11 @@ double PrunePass::operations(const StageExtent& stage) const {
   return num_weights(stage) * (kScoreOpsPerWeight + static_cast<double>(stage.width) * kProductOpsPerWeight * rounds);
 }
 
+int64_t PrunePass::working_bytes(const StageExtent& stage) const {
+  // H in normalized columns.
+  return PassOptions::working_bytes(stage) + (resolves() ? stage.width * stage.width * 4 : 0);
+}
+
 void WandaPass::check(const PassCheck& check) {
   check.require_calibration({}, "wanda needs calibration data", "use magnitude");
   PrunePass::check(check);
@@ -152,6 +157,16 @@ double SparseGptPass::operations(const StageExtent& stage) const {
                             ? kSweepOpsPerWeight
                             : kProductOpsPerWeight * static_cast<double>(alps.num_penalties * alps.rounds);
   return PrunePass::operations(stage) + num_weights(stage) * width * choice;
+}
+
+int64_t SparseGptPass::working_bytes(const StageExtent& stage) const {
+  int64_t bytes = PrunePass::working_bytes(stage);
+  if (chooser == MaskChooser::sweep) return bytes;
+  if (!resolves()) bytes += stage.width * stage.width * 4;
+  // Of all layers at once: in normalized columns the weight, its product with H, the solution, its dual and the support,
+  // then Wanda's support, and the weight and the support that are found. And one inverse of H.
+  bytes += static_cast<int64_t>(num_weights(stage)) * (4 * 4 + 1 + 1 + 4 + 1);
+  return bytes + stage.width * stage.width * 4;
 }
 
 }  // namespace pare

@@ -67,6 +67,8 @@ class PrunePass : public PassOptions {
   const FitOptions* fit() const override { return &fitting; }
   std::string words(std::string_view key) const override { return std::string(key) + " " + sparsity.pattern; }
   double operations(const StageExtent& stage) const override;
+  int64_t working_bytes(const StageExtent& stage) const override;
+  bool needs_walk_before() const override { return sparsity.allocation == Allocation::owl; }
 
  private:
   // The ways of sharing a ratio among layers that the pass has.
@@ -107,6 +109,7 @@ class SparseGptPass : public PrunePass {
   void check(const PassCheck& check) override;
   StatisticsNeed need() const override { return std::max(StatisticsNeed::hessian, PrunePass::need()); }
   double operations(const StageExtent& stage) const override;
+  int64_t working_bytes(const StageExtent& stage) const override;
 
  private:
   std::vector<Allocation> allocations() const override { return {Allocation::layer, Allocation::owl}; }

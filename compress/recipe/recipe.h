@@ -37,7 +37,8 @@ inline constexpr int64_t kCalibrationSamples = 128, kCalibrationTokens = 512;
 struct CalibrationRecipe {
   std::filesystem::path text;        // .txt, .jsonl or .npy
   std::filesystem::path statistics;  // instead of a text: what pare calibrate made of the uncompressed model
-  // Empty: kCalibrationSamples and kCalibrationTokens, or what the text has where that is less; a .npy has its own tokens.
+  // Empty: kCalibrationSamples and kCalibrationTokens, or what the text has where that is less; a .npy has its own
+  // tokens.
   std::optional<int64_t> num_samples, num_tokens;
   // Which windows of a text are drawn when it has more than num_samples; of a .npy the first are taken, in order.
   uint64_t seed = 0;

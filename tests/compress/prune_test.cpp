@@ -198,6 +198,27 @@ TEST_F(Prune, InspectTellsPatternsAndZeros) {
   }
 }
 
+TEST_F(Prune, EmbeddingAndHeadAreRoundedBesidePackedWeights) {
+  const Weights packed = pruned("  - magnitude: {resolve: 0}\n", "out");
+  EXPECT_EQ(pruned("  - magnitude: {resolve: 0}\n", "with-head", "head: {bits: 8}\n"), packed);
+  const Checkpoint source = Checkpoint::open(family(kModel)), found = Checkpoint::open(folder_ / "with-head");
+  for (const LinearDescription& table : {source.embedding(), source.description().head}) {
+    const LinearWeights linear = found.linear(table);
+    ASSERT_TRUE(std::holds_alternative<QuantizedWeight>(linear.weight)) << table.name;
+    const auto num_in = static_cast<size_t>(table.num_in);
+    std::vector<float> expected(num_in), values(num_in);
+    for (int64_t row = 0; row < table.num_out; ++row) {
+      weight_rows(source.linear(table), row, 1, expected);
+      weight_rows(linear, row, 1, values);
+      float largest = 0.0f;
+      for (const float value : expected) largest = std::max(largest, std::abs(value));
+      // The search takes a scale up to that of the largest value, whose codes reach -128 and 127; scales have 8 bits.
+      const float bound = largest / 127.0f * 1.01f;
+      for (size_t i = 0; i < num_in; ++i) ASSERT_NEAR(values[i], expected[i], bound) << table.name << " row " << row;
+    }
+  }
+}
+
 TEST_F(Prune, RefusesWhatDoesNotGoTogether) {
   expect_refused("  - wanda: {pattern: \"4:2\"}\n", {"N:M", "4:2"});
   expect_refused("  - wanda: {ratio: 0.3}\n", {"ratio", "unstructured"});
