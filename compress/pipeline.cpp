@@ -394,8 +394,8 @@ void keep_or_discard(Artifact& artifact, const std::string& what_next, Progress&
   }
 }
 
-// The work itself; where it fails, its folder is removed or kept. Of a failure that comes from an input that has changed
-// meanwhile, the message is that.
+// The work itself; where it fails, its folder is removed or kept. Of a failure that comes from an input that has
+// changed meanwhile, the message is that.
 template <typename Work>
 std::string keeping_parts(Artifact& artifact, const Run& run, const Work& work) {
   try {

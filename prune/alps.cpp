@@ -4,8 +4,8 @@
 //   V = V + rho (X - Z)
 // It begins with Z = T, V = 0, whose first X is T: the first support is Wanda's.
 //
-// Work: penalties are the outer loop, so that one inverse at a time is in memory; chunks of rows of all layers are split
-// over threads below it.
+// Work: penalties are the outer loop, so that one inverse at a time is in memory; chunks of rows of all layers are
+// split over threads below it.
 // Oracles (tests/prune): brute force over all masks with exact solutions, closed forms, a float64 SparseGPT.
 #include "prune/alps.h"
 

@@ -30,8 +30,8 @@ using KeepRule = std::variant<SparsePattern, KeepOfRows, KeepOfLayer, KeepAbove>
 int64_t num_kept_of(int64_t count, double ratio);
 
 // The mask of one layer. Any number of threads gives the same. Throws std::invalid_argument: scores that are not
-// float32 [O, I] or have a value that is NaN, infinite or negative (which); a pattern without 0 < N < M, or whose M does
-// not divide I; a ratio.
+// float32 [O, I] or have a value that is NaN, infinite or negative (which); a pattern without 0 < N < M, or whose M
+// does not divide I; a ratio.
 at::Tensor keep_best(const at::Tensor& scores_OI, const KeepRule& rule);
 
 // The num_kept best of each row; num_kept_O has O numbers of 0 .. I.
@@ -49,8 +49,8 @@ at::Tensor checked_mask(const at::Tensor& kept_OI, const at::Tensor& weight_OI);
 // kept_OI has at most pattern.num_kept in each group of the pattern.
 bool has_pattern(const at::Tensor& kept_OI, const SparsePattern& pattern);
 
-// One row's scores, not checked: kept_I[i] = whether score i is among the num_kept largest of all, or of each group of the
-// pattern. For loops that choose masks again and again.
+// One row's scores, not checked: kept_I[i] = whether score i is among the num_kept largest of all, or of each group of
+// the pattern. For loops that choose masks again and again.
 void keep_best_of_row(const float* scores_I, int64_t num_in, int64_t num_kept, bool* kept_I);
 void keep_pattern_of_row(const float* scores_I, int64_t num_in, const SparsePattern& pattern, bool* kept_I);
 

@@ -1,5 +1,5 @@
-// (Hn + rho I)^-1 = U^T U with the U of quant/factorization.h, made in float64; the product, which cannot lose digits that
-// matter (its condition is at most (I + rho) / rho), in float32.
+// (Hn + rho I)^-1 = U^T U with the U of quant/factorization.h, made in float64; the product, which cannot lose digits
+// that matter (its condition is at most (I + rho) / rho), in float32.
 #include "prune/normalized_hessian.h"
 
 #include <ATen/ops/empty.h>
@@ -71,8 +71,8 @@ at::Tensor shifted_inverse(const NormalizedHessian& hessian, double penalty) {
   const int64_t size = upper_II.size(0);
   at::Tensor inverse_II = at::empty({size, size}, at::kFloat);
   float* inverse = inverse_II.mutable_data_ptr<float>();
-  // Column i of U ends at row i: rows up to the diagonal of the product need no more of it. The rest is mirrored, so that
-  // the inverse is symmetric to the bit.
+  // Column i of U ends at row i: rows up to the diagonal of the product need no more of it. The rest is mirrored, so
+  // that the inverse is symmetric to the bit.
   for_row_chunks(size, kInverseRowChunk, [&](int64_t begin, int64_t width) {
     const int64_t end = begin + width;
     const at::Tensor above = upper_II.narrow(0, 0, end);

@@ -1,6 +1,6 @@
-// H in normalized columns: what the iterative solvers of this folder work on. With D = diag(sqrt(H_jj)) of the damped H,
-// Hn = D^-1 H D^-1 has a diagonal of ones, and tr((W - Z) H (W - Z)^T) is the same trace of W D and Z D under Hn: one
-// penalty, and no preconditioner, fits all columns.
+// H in normalized columns: what the iterative solvers of this folder work on. With D = diag(sqrt(H_jj)) of the damped
+// H, Hn = D^-1 H D^-1 has a diagonal of ones, and tr((W - Z) H (W - Z)^T) is the same trace of W D and Z D under Hn:
+// one penalty, and no preconditioner, fits all columns.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -73,8 +73,8 @@ struct ResolveOptions {
   }
 };
 
-// The choice of the mask inside the re-solving (alps.h). Below the first penalty supports wander without gain, above the
-// last one they hardly move.
+// The choice of the mask inside the re-solving (alps.h). Below the first penalty supports wander without gain, above
+// the last one they hardly move.
 struct AlpsOptions {
   double first_penalty = 0.1;  // rho, in units of the normalized H, grows by equal factors ...
   double last_penalty = 1.0;

@@ -22,15 +22,15 @@ struct ResolveResult {
 };
 
 // target_OI float32 [O, I]: W; start_OI likewise, zero where kept_OI (bool) is false: what chose the mask left there.
-// Uses all of `options` but damping, which `hessian` has. What falls is the trace under the damped H (quant/refine.h says
-// why); a row whose damped trace, summed in float64, did not fall or whose undamped one rose stays as it was. Kept
+// Uses all of `options` but damping, which `hessian` has. What falls is the trace under the damped H (quant/refine.h
+// says why); a row whose damped trace, summed in float64, did not fall or whose undamped one rose stays as it was. Kept
 // weights of dead columns stay as they are. Any number of threads gives the same bits. Throws std::invalid_argument:
 // shapes, values that are not finite, a start that is not zero off the mask, options.
 ResolveResult resolve(const at::Tensor& target_OI, const at::Tensor& start_OI, const at::Tensor& kept_OI,
                       const NormalizedHessian& hessian, const ResolveOptions& options);
 
-// The exact solution in float64: one Cholesky factorization of H_KK a row, I^3 / 24 multiplications for every row at 2:4:
-// for small layers, and the oracle of the above. Where H_KK is singular, the solution nearest to the
+// The exact solution in float64: one Cholesky factorization of H_KK a row, I^3 / 24 multiplications for every row at
+// 2:4: for small layers, and the oracle of the above. Where H_KK is singular, the solution nearest to the
 // target in normalized columns.
 at::Tensor resolve_exact(const at::Tensor& target_OI, const at::Tensor& kept_OI, const NormalizedHessian& hessian);
 

@@ -19,8 +19,8 @@ struct SparseGptResult {
 };
 
 // weight_OI float32 [O, I]. The mask is given, or chosen in the loop (Algorithm 1); a column whose input never fires is
-// pruned first. For a pattern, `factor` must keep its groups together (factorize), which an order without act-order does
-// anyway. Any number of threads gives the same bits. Throws as make_column_loop does.
+// pruned first. For a pattern, `factor` must keep its groups together (factorize), which an order without act-order
+// does anyway. Any number of threads gives the same bits. Throws as make_column_loop does.
 SparseGptResult sparsegpt(const at::Tensor& weight_OI, const GptqFactor& factor, const ColumnMask& mask,
                           int64_t block_size = kSparseGptBlock);
 

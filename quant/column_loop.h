@@ -64,12 +64,12 @@ struct ColumnLoop {
   ColumnMask mask;
 };
 
-// Throws std::invalid_argument: more than one way to choose, a mask of another shape or type, a pattern without 0 < N < M, columns
-// that M does not divide, an order that tears groups of M apart, a ratio outside 0 .. 1.
+// Throws std::invalid_argument: more than one way to choose, a mask of another shape or type, a pattern without 0 < N
+// < M, columns that M does not divide, an order that tears groups of M apart, a ratio outside 0 .. 1.
 void check_mask(const ColumnMask& mask, int64_t num_out, const std::vector<int64_t>& order_I);
 
-// Runs the loop with a rule for each chunk of rows. Rows are split in fixed chunks: any number of threads gives the same
-// bits. Returns the mask, bool [O, I]: the one given, or chosen; undefined when all are kept.
+// Runs the loop with a rule for each chunk of rows. Rows are split in fixed chunks: any number of threads gives the
+// same bits. Returns the mask, bool [O, I]: the one given, or chosen; undefined when all are kept.
 at::Tensor run_column_loop(const ColumnLoop& loop,
                            const std::function<std::unique_ptr<ColumnRule>(const LoopRows&)>& make_rule);
 

@@ -39,8 +39,8 @@ std::optional<at::Tensor> factor_square(const at::Tensor& square) {
 
 // Overwrites the symmetric matrix (its lower triangle is read) with L, M = L L^T (what lies above the diagonal is not
 // touched outside the panels' squares), and puts the inverses of L's squares on the diagonal into those of inverse_II.
-// False when M is not positive definite. Left-looking and blocked: LAPACK's potrf on one thread reaches a quarter of the
-// speed of the matrix products here, and on several its bits would depend on their number.
+// False when M is not positive definite. Left-looking and blocked: LAPACK's potrf on one thread reaches a quarter of
+// the speed of the matrix products here, and on several its bits would depend on their number.
 bool factor_lower(const at::Tensor& matrix_II, const at::Tensor& inverse_II) {
   const int64_t size = matrix_II.size(0);
   for (int64_t begin = 0; begin < size; begin += kPanelColumns) {

@@ -30,9 +30,9 @@ struct FitResult {
 // hessian_II float32 [I, I]; ridge >= 0. Throws std::invalid_argument as checked_hessian does, and for another ridge.
 std::optional<at::Tensor> fit_factor(const at::Tensor& hessian_II, double ridge);
 
-// weight_OI, missing_OI (E[m x']) and held_missing_OI (E'[m x']) [O, I], held_hessian_II (H') [I, I]: float32; held ones
-// that are zero give S = 0. float64 inside; the same bits for any number of threads. Throws std::invalid_argument for
-// shapes that do not agree and for sums that are not finite.
+// weight_OI, missing_OI (E[m x']) and held_missing_OI (E'[m x']) [O, I], held_hessian_II (H') [I, I]: float32; held
+// ones that are zero give S = 0. float64 inside; the same bits for any number of threads. Throws std::invalid_argument
+// for shapes that do not agree and for sums that are not finite.
 FitResult fit(const at::Tensor& weight_OI, const at::Tensor& factor_II, const at::Tensor& missing_OI,
               const at::Tensor& held_hessian_II, const at::Tensor& held_missing_OI);
 

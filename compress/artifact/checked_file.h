@@ -1,6 +1,6 @@
 // Text files that know whether they are what was written: {"sha256": "HEX", "content":
-// CONTENT} with the hash of CONTENT, which is looked at before anything reads a byte of it. Where CONTENT is JSON, so is
-// the file.
+// CONTENT} with the hash of CONTENT, which is looked at before anything reads a byte of it. Where CONTENT is JSON, so
+// is the file.
 #pragma once
 
 #include <filesystem>

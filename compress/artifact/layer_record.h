@@ -33,8 +33,8 @@ struct LayerRecord {
   double output_error = 0.0;
   double damping = 0.0;  // of gptq: as used
   std::string scaling;   // of the input, in words; empty: none
-  // The share S of the step towards the original model (quant/fit.h); 0 where there was none. Errors are measured against
-  // the weight behind that step.
+  // The share S of the step towards the original model (quant/fit.h); 0 where there was none. Errors are measured
+  // against the weight behind that step.
   double fit = 0.0;
   // relative_error before the refinement; 0 where there was none.
   double error_before_refinement = 0.0;
@@ -69,8 +69,8 @@ struct LayerRecord {
   bool is_pruned() const { return num_zeros > 0; }
 };
 
-// SHA-256 of codes, scales, zeros, groups, packed dense values, the pattern, outlier columns, the input's format and how
-// all are to be read. Two linears have the same hash when a reader cannot tell them apart.
+// SHA-256 of codes, scales, zeros, groups, packed dense values, the pattern, outlier columns, the input's format and
+// how all are to be read. Two linears have the same hash when a reader cannot tell them apart.
 std::string content_hash(const StoredLinear& linear);
 
 // The record as text, and back: one line per field, "name value" in JSON. Doubles survive unchanged.

@@ -46,8 +46,8 @@ OwnedTensor stored_as_source(const Checkpoint& checkpoint, const std::string& na
   return tensor;
 }
 
-// values[o * width + i] /= s[o], in the type in which they are stored. A power of two leaves the fraction alone, so that
-// only a value at the end of its type's range could change: refused.
+// values[o * width + i] /= s[o], in the type in which they are stored. A power of two leaves the fraction alone, so
+// that only a value at the end of its type's range could change: refused.
 void divide_values(const std::string& name, DType dtype, std::span<const float> scales_O, std::span<std::byte> data) {
   std::vector<float> values(data.size() / dtype_size_bytes(dtype));
   convert_to_float(dtype, data, values);

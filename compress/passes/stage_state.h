@@ -33,8 +33,8 @@ using StoredWeight = std::variant<UnchangedWeight, OwnedWeight, QuantizedWeight>
 struct LayerState {
   const LayerPlan* plan = nullptr;
   // [O, I] float32: what the layer multiplies with as far as the passes have come, and what its error is measured
-  // against: the weight before the first pass, its columns multiplied with the scales of the input. Both may be views of
-  // the block's own weight; a pass that changes weights puts a tensor of its own in weight_OI's place.
+  // against: the weight before the first pass, its columns multiplied with the scales of the input. Both may be views
+  // of the block's own weight; a pass that changes weights puts a tensor of its own in weight_OI's place.
   at::Tensor weight_OI, target_OI;
   StoredWeight stored = UnchangedWeight{};
   std::vector<float> outlier_weight_OJ = {};  // as in StoredLinear

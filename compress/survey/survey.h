@@ -63,9 +63,9 @@ void use_grid(int bits, int64_t group_size, LayerPlan& layer);
 double predict_error(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const at::Tensor& conditional_I,
                      const GridOptions& grid);
 
-// One walk over the uncompressed model, each stage rounded as the plan says and measured on `windows`. Nothing is folded
-// or scaled. The same on any number of threads. Throws UnusableInput, std::runtime_error (a loss that is not finite),
-// std::invalid_argument (a pattern that matches no compressed layer), Interrupted.
+// One walk over the uncompressed model, each stage rounded as the plan says and measured on `windows`. Nothing is
+// folded or scaled. The same on any number of threads. Throws UnusableInput, std::runtime_error (a loss that is not
+// finite), std::invalid_argument (a pattern that matches no compressed layer), Interrupted.
 Survey survey_model(const Checkpoint& checkpoint, const RunPlan& plan, ModelWalk& walk, const ScoredWindows& windows,
                     const SurveyOptions& options, int num_threads, Progress& progress);
 

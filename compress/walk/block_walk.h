@@ -29,8 +29,8 @@ struct WalkSeconds {
 class BlockWalk {
  public:
   // Embeds the windows. The stores go to `spill_directory` as `spill` says. num_threads is what OpenMP is set to: every
-  // worker has working space of its own. With original_embedding, the source's table, the uncompressed model's states go
-  // along: each call then takes the uncompressed block as well.
+  // worker has working space of its own. With original_embedding, the source's table, the uncompressed model's states
+  // go along: each call then takes the uncompressed block as well.
   // Throws std::invalid_argument for an id outside the vocabulary, and what HiddenStore throws.
   BlockWalk(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
             uint64_t sample_seed, Spill spill, const std::filesystem::path& spill_directory, int num_threads,

@@ -96,8 +96,8 @@ class DecoderBlock : public Block {
   void feed_forward_input(const at::Tensor& hidden_TD, at::Tensor& x_TD) const;
   void feed_forward(at::Tensor& x_TD, BlockScratch& scratch, at::Tensor& activated_TF) const;
   void add_feed_forward_output(at::Tensor activated_TF, BlockScratch& scratch, at::Tensor& hidden_TD) const;
-  // The same in two steps, without rounding the input: x W^T + b of one layer; and what the layer of an output stage has
-  // made (delta_TD is changed) behind the norm that may follow it.
+  // The same in two steps, without rounding the input: x W^T + b of one layer; and what the layer of an output stage
+  // has made (delta_TD is changed) behind the norm that may follow it.
   void linear(Stage stage, size_t index, const at::Tensor& x_TI, at::Tensor out_TO) const;
   void add_output(Stage stage, at::Tensor& delta_TD, at::Tensor& hidden_TD) const;
 

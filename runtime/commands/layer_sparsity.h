@@ -18,7 +18,8 @@ struct SparsityClaim {
   bool is_packed = false;
 };
 
-// Every linear that a checkpoint may hold compressed: those of the blocks, of a decoder the embedding and an untied head.
+// Every linear that a checkpoint may hold compressed: those of the blocks, of a decoder the embedding and an untied
+// head.
 std::vector<LinearDescription> stored_linears(const Checkpoint& checkpoint);
 
 // By the linear's name; empty: nothing is said to be pruned. Throws std::runtime_error for a pare.json that says it in

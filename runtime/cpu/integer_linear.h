@@ -2,8 +2,8 @@
 // has the formula and the order of its operations: every instruction set gives the same bits.
 //
 // Weights of 8 and 4 bits are packed as they are; those of 2 and 3 bits as 8-bit codes minus their zeros, for no kernel
-// multiplies narrower ones, and 2:4 weights with their zeros, for none multiplies kept codes alone. A weight of 8 bits with zeros (c - z needs 9 bits) is left to CpuPackedLinear, which
-// multiplies the rounded input as floats.
+// multiplies narrower ones, and 2:4 weights with their zeros, for none multiplies kept codes alone. A weight of 8 bits
+// with zeros (c - z needs 9 bits) is left to CpuPackedLinear, which multiplies the rounded input as floats.
 #pragma once
 
 #include <cstdint>

@@ -126,8 +126,8 @@ class CpuPackedLinear final : public PackedLinear {
 };
 
 // Packs linears that share their input, stacked along O in the given order; each may have its own precision. Of a 2:4
-// weight of bf16, f16, int8 or int4 only what is kept is packed and read (packed_format); other patterns are packed with
-// their zeros. num_threads <= 0: as OpenMP decides at each call. The CPU must support `isa`. Throws
+// weight of bf16, f16, int8 or int4 only what is kept is packed and read (packed_format); other patterns are packed
+// with their zeros. num_threads <= 0: as OpenMP decides at each call. The CPU must support `isa`. Throws
 // std::invalid_argument when parts is empty or disagree in num_in, a dense type is no F32, F16 or BF16 or its bytes or
 // the bias do not fit the shape, a 2:4 weight keeps more than two of four, and what validate() throws for a quantized
 // weight.

@@ -34,8 +34,8 @@ struct QuantizedPanels {
   int64_t num_bytes() const;
 };
 
-// `weight` has passed validate(). Throws std::invalid_argument naming `name` and the place where a weight to be packed in
-// a 2:4 format has more than two of four other than zero.
+// `weight` has passed validate(). Throws std::invalid_argument naming `name` and the place where a weight to be packed
+// in a 2:4 format has more than two of four other than zero.
 QuantizedPanels pack_panels(const QuantizedWeight& weight, const std::string& name);
 
 // The format in which a weight of `dense` format is packed: its 2:4 format where the pattern is 2:4, there is one, no

@@ -20,8 +20,8 @@ void pack_bit_stream(std::span<const uint8_t> codes, int bits, std::span<int32_t
 // The inverse. Throws std::invalid_argument when words is too short.
 void unpack_bit_stream(std::span<const int32_t> words, int bits, std::span<uint8_t> codes);
 
-// Rows of codes, each a stream of its own: [R, C] becomes words [R, bit_stream_words(C, bits)], and back, from words that
-// need not be aligned. Throw what the functions above throw.
+// Rows of codes, each a stream of its own: [R, C] becomes words [R, bit_stream_words(C, bits)], and back, from words
+// that need not be aligned. Throw what the functions above throw.
 std::vector<int32_t> pack_bit_rows(std::span<const uint8_t> codes_RC, int64_t num_rows, int bits);
 std::vector<uint8_t> unpack_bit_rows(std::span<const std::byte> words, int64_t num_rows, int64_t num_codes, int bits);
 

@@ -59,11 +59,13 @@ class ContainerFormat {
   // In schemes, recipes and messages; unique and stable: "compressed-tensors", "awq-gemm", "bitsandbytes", "pare-int8",
   // "pare-sparse24".
   virtual std::string_view name() const = 0;
-  // "quant_method" of its quantization_config: "compressed-tensors", "awq", "bitsandbytes", "pare-int8", "pare-sparse24".
+  // "quant_method" of its quantization_config: "compressed-tensors", "awq", "bitsandbytes", "pare-int8",
+  // "pare-sparse24".
   virtual std::string_view method() const = 0;
   // The suffixes of all tensors that may hold parts of a linear: a tensor's name is the module's name + suffix.
   virtual std::span<const std::string_view> suffixes() const = 0;
-  // Why that engine does not read modules of that scheme, a reason each; none: it does. By default nobody but pare does.
+  // Why that engine does not read modules of that scheme, a reason each; none: it does. By default nobody but pare
+  // does.
   virtual std::vector<std::string> unread_by(Engine engine, const PackScheme& scheme) const;
   // The package that transformers reads it with, beside itself and compressed-tensors; empty: none.
   virtual std::string_view needed_package() const { return {}; }
@@ -155,16 +157,17 @@ void register_container(const ContainerFormat& format);
 inline constexpr std::string_view kExpertFormats =
     "experts are read from pack-quantized and float-quantized files only";
 
-// Throws std::invalid_argument, with `where`, unless a quantization_config's text is JSON of a sane depth: writing a deep
-// value into a message recurses.
+// Throws std::invalid_argument, with `where`, unless a quantization_config's text is JSON of a sane depth: writing a
+// deep value into a message recurses.
 void check_config_text(const std::string& json, const std::string& where);
 
 // Throws std::invalid_argument unless the linear is what the scheme describes: code type, bits, group size, symmetry,
 // group_of_I, pattern, input; and std::runtime_error for an invalid weight (validate).
 void require_agreement(const StoredLinear& linear, const PackScheme& scheme, const std::string& module);
 
-// For configurations that say one thing of all modules: the first linear that is stored otherwise than the first module,
-// or embedding, as accepts_together() reports it, after `because` ("AWQ's configuration says ..."). Empty: there is none.
+// For configurations that say one thing of all modules: the first linear that is stored otherwise than the first
+// module, or embedding, as accepts_together() reports it, after `because` ("AWQ's configuration says ..."). Empty:
+// there is none.
 std::string difference_of(std::span<const StoredModule> modules, const std::string& because);
 
 // For configurations that say one thing of all modules and leave it to the tensors which are quantized: whether the

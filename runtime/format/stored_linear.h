@@ -21,7 +21,8 @@ StoredLinear unpack_linear(const FindTensor& find, const PackScheme& scheme, int
 // The dense weight that dense_OI holds, in memory of its own.
 DenseWeight dense_weight(StoredLinear linear);
 
-// W as the runtime multiplies it, float32 [O, I]: dequantized, or dense_OI, with the outlier columns in place of W's own.
+// W as the runtime multiplies it, float32 [O, I]: dequantized, or dense_OI, with the outlier columns in place of W's
+// own.
 std::vector<float> effective_weight(const StoredLinear& linear);
 
 // ContainerFormat::config_json of the container that the first module's scheme names. Throws std::invalid_argument

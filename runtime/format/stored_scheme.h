@@ -82,7 +82,8 @@ struct StoredLinear {
   InputFormat input = {};
   DType input_scale_dtype = DType::BF16;      // of a fixed range: holds input.scale exactly
   std::vector<float> outlier_weight_OJ = {};  // as in LinearWeights; pare_int8 alone stores it
-  // Of a dense weight whose pattern a container packs: W [O, I] with its zeros. Empty: the tensor of the model's own name.
+  // Of a dense weight whose pattern a container packs: W [O, I] with its zeros. Empty: the tensor of the model's own
+  // name.
   std::vector<std::byte> dense_OI = {};
   DType dense_dtype = DType::BF16;
 };

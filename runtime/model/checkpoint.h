@@ -63,8 +63,8 @@ class Checkpoint {
   LayerNorm layer_norm(const LayerNormDescription& norm) const;
 
   // Reads every tensor that the model uses, as the calls above do: what is damaged is found before hours of work rather
-  // than in the middle of them or, where nothing reads it again, never. One pass over the files, on all cores; pages are
-  // released as it goes. Throws what those calls throw, and Interrupted between tensors.
+  // than in the middle of them or, where nothing reads it again, never. One pass over the files, on all cores; pages
+  // are released as it goes. Throws what those calls throw, and Interrupted between tensors.
   void check_values() const;
 
   // Releases the resident pages of the linear's tensors (they can be read again).

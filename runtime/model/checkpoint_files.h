@@ -1,4 +1,5 @@
-// What lies in a checkpoint's directory beside the tensors themselves: which files hold them, and what config.json says.
+// What lies in a checkpoint's directory beside the tensors themselves: which files hold them, and what config.json
+// says.
 #pragma once
 
 #include <filesystem>
@@ -16,7 +17,8 @@ inline constexpr const char* kConfigName = "config.json";
 inline constexpr const char* kSingleFileName = "model.safetensors";
 inline constexpr const char* kIndexName = "model.safetensors.index.json";
 
-// The text of config.json. Throws std::runtime_error where there is no directory or none in it, and what reading throws.
+// The text of config.json. Throws std::runtime_error where there is no directory or none in it, and what reading
+// throws.
 std::string read_config(const std::filesystem::path& directory);
 
 struct WeightFiles {
@@ -32,8 +34,8 @@ struct Quantization {
   const ContainerFormat* container = nullptr;
   std::unique_ptr<ContainerConfig> config;
 };
-// nullopt: it is not quantized. `path` is the file's, for messages. Throws std::runtime_error for a text that is no JSON
-// object and for a container that pare does not read, and what ContainerFormat::read_config throws.
+// nullopt: it is not quantized. `path` is the file's, for messages. Throws std::runtime_error for a text that is no
+// JSON object and for a container that pare does not read, and what ContainerFormat::read_config throws.
 std::optional<Quantization> read_quantization_config(const std::string& config_json, const std::filesystem::path& path);
 
 }  // namespace pare

@@ -14,13 +14,13 @@ std::string_view isa_name(Isa isa);
 // Throws std::invalid_argument for an unknown name.
 Isa parse_isa(std::string_view name);
 
-// The environment variable that takes sets away: with PARE_ISA=avx2 every program and test works as on a CPU whose widest
-// set that is. It is read once.
+// The environment variable that takes sets away: with PARE_ISA=avx2 every program and test works as on a CPU whose
+// widest set that is. It is read once.
 inline constexpr char kIsaVariable[] = "PARE_ISA";
 
 // Whether this CPU and system run it and PARE_ISA, where it is set, allows it. For amx the process asks the system once
-// for the tile registers (amx.h). Throws std::invalid_argument when PARE_ISA names no set, or one that is not there, and
-// std::runtime_error when the CPU lacks even AVX2, FMA and F16C.
+// for the tile registers (amx.h). Throws std::invalid_argument when PARE_ISA names no set, or one that is not there,
+// and std::runtime_error when the CPU lacks even AVX2, FMA and F16C.
 bool supports_isa(Isa isa);
 // The widest of them. Throws as supports_isa.
 Isa detect_isa();

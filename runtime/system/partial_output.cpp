@@ -83,8 +83,8 @@ Mark read_mark(int descriptor) {
   return mark;
 }
 
-// The mark in `folder`, opened and locked. -1, with errno, when it cannot be opened; ENOENT: there is no such folder or,
-// unless `makes` it, no mark. Throws std::runtime_error when another process holds it.
+// The mark in `folder`, opened and locked. -1, with errno, when it cannot be opened; ENOENT: there is no such folder
+// or, unless `makes` it, no mark. Throws std::runtime_error when another process holds it.
 int lock_mark(const fs::path& folder, bool makes) {
   const fs::path path = folder / kMark;
   while (true) {

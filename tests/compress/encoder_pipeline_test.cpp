@@ -123,10 +123,10 @@ const std::string kW8A8 = "  - gptq: {bits: 8, group_size: -1, activations: int8
 const std::string kW8A32 = "  - rtn: {bits: 8, group_size: -1}\n";
 const std::string kW32A8 = "  - activations: int8\n";
 
-// What rounding takes from the cosine goes with the square of its error. 8 bits round each value by at most 1/255 of its
-// row's largest and take less than (8 / 255)^2 or so. Errors of weights and of inputs are independent, so that the losses
-// add up: on this model 5.3e-5 of plainly rounded weights and 1.7e-5 of inputs. A bit less costs at least four times as
-// much. Other kernels move these figures by some percent; the factors below leave more room than that.
+// What rounding takes from the cosine goes with the square of its error. 8 bits round each value by at most 1/255 of
+// its row's largest and take less than (8 / 255)^2 or so. Errors of weights and of inputs are independent, so that the
+// losses add up: on this model 5.3e-5 of plainly rounded weights and 1.7e-5 of inputs. A bit less costs at least four
+// times as much. Other kernels move these figures by some percent; the factors below leave more room than that.
 TEST_F(EncoderPipeline, EveryPassGivesAnArtifactThatVerifiesAndEmbeds) {
   const auto loss = [&](const std::string& passes, const std::string& out, bool calibrates = true) {
     return 1.0 - cosine(passes, out, calibrates);

@@ -1,5 +1,5 @@
-// What a stage lacks of the original model's, against sums over windows that go through both models one by one; and what
-// is made of it, from the stage to `pare run`.
+// What a stage lacks of the original model's, against sums over windows that go through both models one by one; and
+// what is made of it, from the stage to `pare run`.
 #include "compress/passes/fit_stage.h"
 
 #include <ATen/TensorOperators.h>

@@ -223,8 +223,8 @@ TEST_F(ExpertStatistics, NeitherThreadsNorMemoryChangeABit) {
 
 class MixturePipeline : public testing::Test {
  protected:
-  // mixtral_experts with one expert for each token, where in the first block the router's row of expert 3 is the mean of
-  // those of experts 0 and 1: its logit lies between theirs, never above both, so that expert 3 gets nothing. (Equal
+  // mixtral_experts with one expert for each token, where in the first block the router's row of expert 3 is the mean
+  // of those of experts 0 and 1: its logit lies between theirs, never above both, so that expert 3 gets nothing. (Equal
   // rows would not do: a library may sum two columns in two orders.)
   fs::path crafted() {
     const fs::path directory = folder_ / "crafted";

@@ -76,8 +76,8 @@ std::vector<double> least_squares(const float* weights_I, const Matrix& matrix, 
   return values;
 }
 
-// SparseGPT (arXiv 2301.00774, algorithm 1) with blocks of one group, in its textbook form: the inverse of H is kept and
-// every dropped column eliminated from it.
+// SparseGPT (arXiv 2301.00774, algorithm 1) with blocks of one group, in its textbook form: the inverse of H is kept
+// and every dropped column eliminated from it.
 inline std::vector<double> plain_sparsegpt(const float* weights_I, const Matrix& matrix, const SparsePattern& pattern) {
   const size_t num_in = matrix.size();
   Matrix inverse(num_in, std::vector<double>(num_in));

@@ -39,7 +39,8 @@ GptqOptions in_order(ActOrder act_order = ActOrder::none, double damping = 0.01)
   return {.grid = {}, .damping = damping, .act_order = act_order};
 }
 
-// Algorithm 1 in float64 with explicit inverses, all rows side by side. Codes with the grids of `grid` where it is given.
+// Algorithm 1 in float64 with explicit inverses, all rows side by side. Codes with the grids of `grid` where it is
+// given.
 struct Twin {
   std::vector<double> values_OI;  // in storage order, as everything here
   std::vector<char> kept_OI;
@@ -131,9 +132,9 @@ class TwinLoop {
   Twin twin_;
 };
 
-// Rows agree up to their first tie. float32 rounds a weight (relative 2^-24) once for each of at most I updates, each of
-// which carries a few roundings of its own: masks whose scores are closer than that are ties, as in column_twin.h. Where
-// the mask is chosen among all rows, everything ends with the first.
+// Rows agree up to their first tie. float32 rounds a weight (relative 2^-24) once for each of at most I updates, each
+// of which carries a few roundings of its own: masks whose scores are closer than that are ties, as in column_twin.h.
+// Where the mask is chosen among all rows, everything ends with the first.
 struct TwinComparison {
   int64_t num_compared = 0, num_left_at_ties = 0, num_wrong = 0;
 };

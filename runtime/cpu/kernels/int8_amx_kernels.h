@@ -6,7 +6,8 @@
 //   store<T>(p, stride)
 //   dot_int8<C, A, B>()      C[m][n] += sum over i < 64 of A[m][i] * B[i / 4][4 n + i % 4]: int32 += int8 * int8
 //
-// int8_amx.cpp maps them to the instructions (Intel SDM volume 2, TDPBSSD), tests/runtime/cpu/plain_tiles.h to plain loops.
+// int8_amx.cpp maps them to the instructions (Intel SDM volume 2, TDPBSSD), tests/runtime/cpu/plain_tiles.h to plain
+// loops.
 //
 // TILE. 32 rows x 2 panels: tiles 0..3 hold the sums, 4 and 5 the rows, 6 and 7 the panels: four products for four
 // loads. A strip is a run of blocks of 64 positions: per 16 rows one tile of 1 KiB. A panel's 16 lines of 4 positions

@@ -5,8 +5,9 @@
 // shuffle to the top of the lane, a conversion and an FMA; bf16 a shift or a mask and an FMA. Four chains hide the
 // FMA's latency. Scales and zeros are applied to the group's sum, never to single weights.
 //
-// 2:4: a four of x stands in every 128-bit lane, and vpermilps picks the kept one for each output, so that a kept weight
-// costs a shift of the places and a permutation besides what its format costs; one for each two weights of a dense row.
+// 2:4: a four of x stands in every 128-bit lane, and vpermilps picks the kept one for each output, so that a kept
+// weight costs a shift of the places and a permutation besides what its format costs; one for each two weights of a
+// dense row.
 //
 // PREFILL. 8 rows x 48 outputs: 24 accumulators, 3 registers of weights, and broadcasts from a packed strip of x: 11
 // loads for 24 FMAs, where 12 x 32 needs 14 and is some 3 % slower.

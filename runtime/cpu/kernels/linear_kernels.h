@@ -13,9 +13,9 @@
 //   fp8      4 x 64           as int8, the lane's bytes being E4M3 bit patterns
 //   int3    32 x 192          three lines: the lane's three words are a dense stream of 32 codes, lowest bits first
 //
-// 2:4 (bf16_24, f16_24, int8_24, int4_24): of every four neighbouring positions two are kept, in ascending order. A unit
-// of 32 positions is one line of places, lane = 16 x 2 bits, lowest first: where in its four each kept value stands;
-// then the 16 kept values in units of the dense format:
+// 2:4 (bf16_24, f16_24, int8_24, int4_24): of every four neighbouring positions two are kept, in ascending order. A
+// unit of 32 positions is one line of places, lane = 16 x 2 bits, lowest first: where in its four each kept value
+// stands; then the 16 kept values in units of the dense format:
 //
 //   format  unit: k x bytes   bytes a weight
 //   bf16_24 32 x 576          1.125
