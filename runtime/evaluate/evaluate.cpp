@@ -289,6 +289,7 @@ Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* 
   // All windows hold equally many predictions, so the mean of their means is the mean over predictions.
   const Estimate nll = estimate(scorer.means(), [](const WindowMeans& w) { return w.nll; });
   result.nll = nll.value;
+  for (const WindowMeans& window : scorer.means()) result.window_nll.push_back(window.nll);
   result.perplexity = exponential(nll);
   const auto num_predictions = static_cast<double>(result.tokens);
   const double variance = scorer.sum_of_squared_nll() / num_predictions - nll.value * nll.value;
@@ -314,6 +315,7 @@ std::string to_json(const Evaluation& evaluation) {
   put("perplexity", evaluation.perplexity, "standard_error");
   json["token_standard_error"] = evaluation.token_standard_error;
   json["nll"] = evaluation.nll;
+  json["window_nll"] = evaluation.window_nll;
   json["tokens"] = evaluation.tokens;
   json["windows"] = evaluation.windows;
   json["context"] = evaluation.context;

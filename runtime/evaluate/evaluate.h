@@ -85,8 +85,9 @@ struct Evaluation {
   std::string label;     // ScoredWindows::label
   int64_t context = 0;   // tokens of a window
   int64_t windows = 0;
-  int64_t tokens = 0;  // scored predictions
-  double nll = 0.0;    // mean, nats
+  int64_t tokens = 0;              // scored predictions
+  double nll = 0.0;                // mean, nats
+  std::vector<double> window_nll;  // of each window: two models' figures on the same windows compare in pairs
   Estimate perplexity;
   double token_standard_error = 0.0;  // of the perplexity, if all tokens were independent (what llama.cpp prints)
   std::optional<double>
@@ -106,7 +107,7 @@ struct Evaluation {
 Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* reference,
                     const std::function<void(int64_t, int64_t)>& progress = {});
 
-// One JSON object, keys as above in one level: perplexity, standard_error (the perplexity's), nll, tokens, windows,
+// One JSON object, keys as above in one level: perplexity, standard_error (the perplexity's), nll, window_nll, tokens, windows,
 // context, protocol, protocol_label, seconds, tokens_per_second, peak_memory_bytes, ..., with a reference kl_mean,
 // kl_p99, top1_agreement, ...
 std::string to_json(const Evaluation& evaluation);

@@ -105,6 +105,8 @@ TEST_F(Evaluate, NllIsThatOfTransformersLogitsUnderBothProtocols) {
           evaluate(model, windows_of(family, model.description(), {.protocol = protocol}), nullptr);
       const double tolerance = 2e-4 * largest;
       EXPECT_NEAR(found.nll, mean_of(all), tolerance) << family;
+      ASSERT_EQ(found.window_nll.size(), per_window.size());
+      for (size_t n = 0; n < per_window.size(); ++n) EXPECT_NEAR(found.window_nll[n], per_window[n], tolerance);
       EXPECT_DOUBLE_EQ(found.perplexity.value, std::exp(found.nll));
       EXPECT_EQ(found.tokens, static_cast<int64_t>(all.size()));
       EXPECT_EQ(found.windows, windows.num_windows);
