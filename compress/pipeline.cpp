@@ -21,6 +21,7 @@
 #include "compress/survey/allocate_sparsity.h"
 #include "compress/survey/budget.h"
 #include "compress/survey/survey.h"
+#include "compress/walk/original_stream.h"
 #include "prune/options.h"
 #include "runtime/commands/inspect.h"
 #include "runtime/import/model_directory.h"
@@ -360,6 +361,10 @@ void prepare(const RunOptions& options, Run& run) {
     print_verdicts(run);
   }
   run.data = run.kind->read_data(run.recipe, run.plan);
+  // Of fewer windows more than that share would be held out, which costs more than fitting gives.
+  if (run.data.calibration && run.data.calibration->num_windows < OriginalStream::kHeldShare) {
+    leave_out_default_fit(run.plan);
+  }
   if (run.data.statistics) run.progress.print(describe(*run.data.statistics));
   for (const std::string& event : list_events(run.plan, run.data, {})) run.progress.print("event: " + event);
   check_strict(run, {});

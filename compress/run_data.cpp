@@ -96,7 +96,7 @@ RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& c
     data.calibration =
         read_calibration(*recipe.calibration, tokenizer ? &*tokenizer : nullptr, checkpoint.description());
   }
-  if (data.calibration && plan.fits() && data.calibration->num_windows < 2) {
+  if (data.calibration && plan.asks_to_fit() && data.calibration->num_windows < 2) {
     data.events.push_back(
         "fit: an eighth of the windows is held out to choose how far layers are fitted, and there is "
         "one window alone: no layer is fitted (S = 0)");

@@ -80,8 +80,10 @@ struct RefineOptions {
 
 // Whether a layer is moved towards what the original model does in its place before anything else (fit.h).
 struct FitOptions {
-  bool fit = false;
+  bool fit = false;     // each pass has its own default
   double ridge = 0.01;  // of mean diag(H), added to the diagonal
+  // Whether the recipe says so itself: where nothing can be fitted, a default gives way without a word. Not an option.
+  bool is_asked = false;
 
   void fields(FieldVisitor& visit) {
     visit("fit", fit);

@@ -143,13 +143,17 @@ bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const BlockDescr
   return scales_any;
 }
 
-std::vector<Step> plan_steps(const Recipe& recipe, const LinearDescription& linear, DType scale_dtype) {
+// The original's states go along through decoders, and see what dense stages lack, no experts.
+enum class Fitting { of_dense_stages, never };
+
+std::vector<Step> plan_steps(const Recipe& recipe, const LinearDescription& linear, DType scale_dtype, bool can_fit) {
   std::vector<Step> steps;
   for (size_t p = 0; p < recipe.passes.size(); ++p) {
     const std::shared_ptr<PassOptions> options =
         layer_options(recipe.passes[p], linear.name, linear.num_out, linear.num_in);
     if (options == nullptr) continue;
     options->set_scale_dtype(scale_dtype);
+    if (FitOptions* fit = options->fit(); fit != nullptr && !can_fit && !fit->is_asked) fit->fit = false;
     steps.push_back({p, recipe.passes[p].row, options});
   }
   // Scaling alone does nothing: it prepares a rounding.
@@ -159,10 +163,12 @@ std::vector<Step> plan_steps(const Recipe& recipe, const LinearDescription& line
 }
 
 // Appends a block to the plan: what the recipe does to its layers. `model_dtype` is what the model is stored in.
-void plan_block(const Recipe& recipe, DType model_dtype, std::vector<LayerPlan> layers, RunPlan& plan) {
+void plan_block(const Recipe& recipe, DType model_dtype, Fitting fitting, std::vector<LayerPlan> layers,
+                RunPlan& plan) {
   const DType scale_dtype = container_format(recipe.container).scale_dtype(model_dtype);
   for (LayerPlan& layer : layers) {
-    layer.steps = plan_steps(recipe, layer.linear, scale_dtype);
+    const bool can_fit = fitting == Fitting::of_dense_stages && layer.stage.expert == Stage::kNoExpert;
+    layer.steps = plan_steps(recipe, layer.linear, scale_dtype, can_fit);
     if (!layer.is_compressed()) {
       plan.unquantized.push_back(layer.linear.name);
       continue;
@@ -377,6 +383,13 @@ bool RunPlan::fits() const {
   });
 }
 
+bool RunPlan::asks_to_fit() const {
+  return std::any_of(blocks.begin(), blocks.end(), [](const auto& layers) {
+    return std::any_of(layers.begin(), layers.end(),
+                       [](const LayerPlan& layer) { return layer.fit() != nullptr && layer.fit()->is_asked; });
+  });
+}
+
 bool RunPlan::walks_before() const {
   return std::any_of(blocks.begin(), blocks.end(), [](const auto& layers) {
     return std::any_of(layers.begin(), layers.end(), [](const LayerPlan& layer) {
@@ -384,6 +397,19 @@ bool RunPlan::walks_before() const {
                          [](const Step& step) { return step.options->needs_walk_before(); });
     });
   });
+}
+
+void leave_out_default_fit(RunPlan& plan) {
+  for (auto& layers : plan.blocks) {
+    for (LayerPlan& layer : layers) {
+      for (Step& step : layer.steps) {
+        if (step.options->fit() == nullptr || !step.options->fit()->fit || step.options->fit()->is_asked) continue;
+        const std::shared_ptr<PassOptions> options = copy_of<PassOptions>(*step.options);
+        options->fit()->fit = false;
+        step.options = options;
+      }
+    }
+  }
 }
 
 void plan_storage(const std::string& container, LayerPlan& layer) {
@@ -421,7 +447,7 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
       names.push_back(block.router->name);  // named in `exclude` by habit; passes never touch it
       plan.unquantized.push_back(block.router->name);
     }
-    plan_block(recipe, model.dtype, block_layers(block, block_stages(block)), plan);
+    plan_block(recipe, model.dtype, Fitting::of_dense_stages, block_layers(block, block_stages(block)), plan);
     for (const LayerPlan& layer : plan.blocks.back()) names.push_back(layer.linear.name);
   }
   for (size_t p = 0; p < recipe.passes.size(); ++p) {
@@ -456,7 +482,7 @@ RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   RunPlan plan;
   std::vector<std::string> names;
   for (const EncoderBlockDescription& block : model.blocks) {
-    plan_block(recipe, model.dtype, block_layers(block, kStages), plan);
+    plan_block(recipe, model.dtype, Fitting::never, block_layers(block, kStages), plan);
     for (const LayerPlan& layer : plan.blocks.back()) names.push_back(layer.linear.name);
   }
   if (plan.fits()) {

@@ -51,6 +51,7 @@ struct RunPlan {
   StatisticsNeed need(int64_t block, Stage stage) const;
   int64_t num_layers() const;  // that are compressed in blocks
   bool fits() const;           // any layer to the original model, whose states the walk then carries as well
+  bool asks_to_fit() const;    // where the recipe says so itself
   bool walks_before() const;   // over all blocks, before any is compressed
   // The layers of a stage that are compressed.
   std::vector<const LayerPlan*> stage_layers(int64_t block, Stage stage) const;
@@ -68,6 +69,9 @@ std::vector<LayerPlan> block_layers(const Block& block, std::span<const Stage> s
   }
   return layers;
 }
+
+// Takes fitting from layers whose recipe does not ask for it itself.
+void leave_out_default_fit(RunPlan& plan);
 
 // What a decoder's run does. Throws std::invalid_argument, before any work, for whatever cannot be done: a source that
 // is quantized already, options that do not fit a layer, what the container cannot hold, linears that read one input

@@ -85,6 +85,7 @@ class PassOptions {
   virtual const InputFormat* input() const { return nullptr; }
   // Of passes that can fit a layer to the original model: whether they do. need() says it as well.
   virtual const FitOptions* fit() const { return nullptr; }
+  FitOptions* fit() { return const_cast<FitOptions*>(std::as_const(*this).fit()); }
   GridOptions* grid() { return const_cast<GridOptions*>(std::as_const(*this).grid()); }
   // The type that scales are stored in, which the model's own type and the container decide.
   virtual void set_scale_dtype(DType) {}

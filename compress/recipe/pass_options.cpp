@@ -64,7 +64,8 @@ void PassCheck::require_calibration(std::string_view key, const std::string& wha
 }
 
 void PassCheck::check_fit(FitOptions& options) const {
-  if (!was_given("fit") && (!has_calibration() || has_statistics_file())) options.fit = false;
+  options.is_asked = was_given("fit");
+  if (!options.is_asked && (!has_calibration() || has_statistics_file())) options.fit = false;
   if (!options.fit) return;
   require_calibration("fit", "'fit' compares inputs with those of the original model", "leave it out");
   if (has_statistics_file()) {

@@ -56,6 +56,7 @@ class GptqPass : public GridPass<GptqPass> {
   // Prunes and rounds in one sweep (SparseGPT, arXiv 2301.00774, section 3.5): a pattern N:M; "none": rounds alone.
   std::string prune = std::string(kPruneNothing);
   SparseStorage storage = SparseStorage::packed;
+  GptqPass() { fitting.fit = true; }
   const GridOptions* grid() const override { return &gptq.grid; }
   SparsePattern pattern() const { return prune == kPruneNothing ? SparsePattern{} : parse_pattern(prune); }
   bool is_overridable(std::string_view key) const override { return key == "prune" || GridPass::is_overridable(key); }

@@ -94,7 +94,13 @@ void PrunePass::check(const PassCheck& check) {
       check.fail("owl_bound", "ratio and bound leave the range from 0 to 1");
     }
   }
+  // 'resolve: 0' asks for the method as published, and a threshold over all layers is that of their own weights.
+  const bool has_threshold = sparsity.allocation == Allocation::global;
+  if (!check.was_given("fit") && (!resolves() || has_threshold)) fitting.fit = false;
   check.check_fit(fitting);
+  if (fitting.fit && has_threshold) {
+    check.fail("fit", "one threshold for all layers is that of the weights before they are fitted: leave 'fit' out");
+  }
   if (resolves() && !check.has_calibration()) {
     if (check.was_given("resolve") || check.was_given("resolve_admm")) {
       check.require_calibration("resolve", "kept weights are re-solved on calibration data", "leave it out");

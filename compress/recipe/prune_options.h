@@ -48,7 +48,7 @@ class PrunePass : public PassOptions {
   SparsityOptions sparsity;
   OwlOptions owl;
   ResolveOptions resolve;
-  FitOptions fitting;
+  FitOptions fitting{.fit = true};
   SparseStorage storage = SparseStorage::packed;
   LayerShare share;
 

@@ -11,9 +11,6 @@
 namespace pare {
 namespace {
 
-// One window in so many is held out.
-constexpr int64_t kHeldShare = 8;
-
 int64_t group_width(const ModelDescription& model) {
   return std::max(model.hidden_size, widest_input(model));
 }

@@ -47,6 +47,8 @@ class OriginalStream {
   // Through a mixture's experts; blocks without have passed their last stage.
   void leave(const DecoderBlock& original, int64_t window, BlockScratch& scratch, size_t worker);
 
+  // One window in so many is held out.
+  static constexpr int64_t kHeldShare = 8;
   // By window. Without at least two windows none is held out, and no step is taken (S = 0).
   static std::vector<bool> held_windows(int64_t num_windows, uint64_t seed);
 

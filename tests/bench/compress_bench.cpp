@@ -1,7 +1,7 @@
 // What compressing costs beside the least that any calibration must do, a forward pass:
 //   bench_compress MODEL WINDOWS.npy [NUM_WINDOWS] [BITS] [GROUP]
 // times one float32 forward pass of the windows through the blocks (embedding and head left out), then `pare run` with
-// GPTQ on the same windows, without evaluation, and prints both and their ratio. The run includes all: reading and
+// GPTQ on the same windows, without evaluation, without and with `fit`, and prints all and their ratios. The run includes all: reading and
 // checking the model, statistics, rounding, writing, verifying.
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -42,13 +42,14 @@ double time_forward(const std::string& model, pare::TokenWindows windows, const 
 }
 
 double time_run(const std::string& model, const std::filesystem::path& windows, const std::string& bits,
-                const std::string& group, const std::filesystem::path& folder) {
+                const std::string& group, const std::string& fit, const std::filesystem::path& folder) {
   const std::string yaml = "calibration: {text: " + windows.string() +
-                           ", samples: 1000000}\npasses:\n  - gptq: {bits: " + bits + ", group_size: " + group + "}\n";
+                           ", samples: 1000000}\npasses:\n  - gptq: {bits: " + bits + ", group_size: " + group +
+                           ", fit: " + fit + "}\n";
   pare::Progress progress(pare::progress_style(/*quiet=*/true), std::cerr);
   pare::RunOptions options;
   options.model = model;
-  options.output = folder / "out";
+  options.output = folder / ("fit-" + fit);
   const auto start = Clock::now();
   std::cout << pare::run(pare::parse_recipe(yaml, "bench"), options, progress) << "\n";
   return pare::seconds_since(start);
@@ -71,9 +72,13 @@ int main(int argc, char** argv) {
   const std::filesystem::path folder = pattern;
   pare::write_npy(folder / "windows.npy", windows);
   const double forward = time_forward(argv[1], windows, folder);
-  const double whole =
-      time_run(argv[1], folder / "windows.npy", argc > 4 ? argv[4] : "4", argc > 5 ? argv[5] : "64", folder);
-  std::printf("forward through the blocks %.1f s, gptq %.1f s: %.2f forward passes\n", forward, whole, whole / forward);
+  const auto gptq = [&](const std::string& fit) {
+    return time_run(argv[1], folder / "windows.npy", argc > 4 ? argv[4] : "4", argc > 5 ? argv[5] : "64", fit, folder);
+  };
+  const double alone = gptq("false"), fitted = gptq("true");
+  std::printf(
+      "forward through the blocks %.1f s, gptq %.1f s: %.2f forward passes; with fit %.1f s: %.2f times as long\n",
+      forward, alone, alone / forward, fitted, fitted / alone);
   std::filesystem::remove_all(folder);
   return 0;
 }

@@ -271,8 +271,10 @@ class FitStage : public testing::Test {
   void SetUp() override {
     const auto options = std::make_shared<GptqPass>();
     options->fitting.fit = true;
-    for (LayerPlan& plan : plans_) plan.steps.push_back({0, find_pass("gptq"), std::make_shared<GptqPass>()});
-    plans_[0].steps[0].options = options;
+    const auto others = std::make_shared<GptqPass>();
+    others->fitting.fit = false;
+    plans_[0].steps.push_back({0, find_pass("gptq"), options});
+    plans_[1].steps.push_back({0, find_pass("gptq"), others});
     state_.statistics.hessian_II = at::eye(3, at::kFloat);
     state_.statistics.fit = FitStatistics{.missing_PI = at::eye(3, at::kFloat).mul_(0.25),
                                           .held_missing_PI = at::eye(3, at::kFloat).mul_(0.125),
@@ -364,6 +366,34 @@ TEST_F(FitRun, OnlyLayersOfDenseStagesAreFitted) {
     }
   }
   EXPECT_GE(num_moved, 3);
+}
+
+// A default gives way without a word: no event that would break a recipe with 'strict: true'.
+TEST_F(FitRun, ADefaultGivesWayWhereNothingCanBeFitted) {
+  // Both windows of the fixture, four times over: enough to hold one in eight out.
+  const TokenWindows two = read_npy(family("qwen3_moe_dense_block_bf16") / "ids.npy");
+  TokenWindows eight{4 * two.num_windows, two.num_tokens, {}};
+  for (int n = 0; n < 4; ++n) eight.ids_NT.insert(eight.ids_NT.end(), two.ids_NT.begin(), two.ids_NT.end());
+  ASSERT_GE(eight.num_windows, OriginalStream::kHeldShare);
+  write_npy(folder_ / "eight.npy", eight);
+  const Outcome mixture = run("qwen3_moe_dense_block_bf16", "  - gptq: {bits: 4, group_size: -1}\n", "mixture", {},
+                              "calibration: {text: " + (folder_ / "eight.npy").string() + "}\n");
+  ASSERT_EQ(mixture.status, 0) << mixture.err;
+  EXPECT_EQ(mixture.out.find("fit:"), std::string::npos) << mixture.out;
+  int num_moved = 0;
+  const Json layers = manifest("mixture").at("layers");
+  for (const Json& layer : layers) num_moved += layer.contains("fit");
+  EXPECT_GE(num_moved, 3) << "attention and the dense block are";
+  const Outcome few = run("llama_gqa_untied", "  - gptq: {bits: 4, group_size: -1}\n", "few");
+  ASSERT_EQ(few.status, 0) << few.err;
+  const Json layers_of_few = manifest("few").at("layers");
+  for (const Json& layer : layers_of_few) EXPECT_FALSE(layer.contains("fit")) << "half the windows would be held out";
+  const TokenWindows ids = read_npy(family("llama_gqa_untied") / "ids.npy");
+  write_npy(folder_ / "one.npy", TokenWindows{1, ids.num_tokens, {ids.window(0).begin(), ids.window(0).end()}});
+  const Outcome one = run("llama_gqa_untied", "  - sparsegpt: {}\n", "one", {},
+                          "calibration: {text: " + (folder_ / "one.npy").string() + "}\n");
+  ASSERT_EQ(one.status, 0) << one.err;
+  EXPECT_EQ(one.out.find("fit:"), std::string::npos) << one.out;
 }
 
 TEST_F(FitRun, WhatCannotBeFittedIsRefused) {

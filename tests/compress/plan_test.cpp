@@ -54,7 +54,7 @@ TEST(Plan, IsTheOrderedListOfEachLayersSteps) {
   ASSERT_EQ(q.steps.size(), 2u);
   EXPECT_EQ(q.steps[0].row->key, "awq");
   EXPECT_EQ(q.steps[1].row->key, "gptq");
-  EXPECT_EQ(q.need(), StatisticsNeed::hessian);
+  EXPECT_EQ(q.need(), StatisticsNeed::original) << "gptq is fitted";
   EXPECT_EQ(q.scheme.bits, 4);
   EXPECT_EQ(q.scheme.container, kCompressedTensors);
   EXPECT_EQ(layer_of(plan, "o_proj").steps.size(), 1u) << "excluded from scaling";
@@ -230,7 +230,7 @@ double seconds_of(const Prediction& prediction, const std::string& stage) {
 }
 
 TEST(Prediction, CountsWhatPruningTakes) {
-  const std::string pattern = "sparsegpt: {pattern: unstructured, ratio: 0.5, ";
+  const std::string pattern = "sparsegpt: {pattern: unstructured, ratio: 0.5, fit: false, ";
   const Prediction sweep = prediction_of(pattern + "mask: sweep, resolve: 0}");
   const Prediction resolved = prediction_of(pattern + "mask: sweep}");
   const Prediction alps = prediction_of(pattern + "mask: alps}");

@@ -223,6 +223,7 @@ TEST_F(Prune, RefusesWhatDoesNotGoTogether) {
   expect_refused("  - wanda: {pattern: \"4:2\"}\n", {"N:M", "4:2"});
   expect_refused("  - wanda: {ratio: 0.3}\n", {"ratio", "unstructured"});
   expect_refused("  - wanda: {pattern: unstructured, allocation: global}\n", {"row, layer, owl"});
+  expect_refused("  - magnitude: {pattern: unstructured, allocation: global, fit: true}\n", {"fit", "threshold"});
   expect_refused("  - wanda: {pattern: \"4:8\", storage: packed}\n", {"only 2:4 is packed"});
   expect_refused("  - wanda: {pattern: \"3:5\"}\n", {"multiples of 5", "layer"});
   expect_refused("  - wanda: {}\n  - sparsegpt: {}\n", {"two passes that prune"});
