@@ -204,8 +204,8 @@ void note_unfitted_experts(RunPlan& plan) {
   }
 }
 
-// Where a pass has chosen a container for its layers, layers and tables that leave it to the recipe go along, if it holds
-// them.
+// Where a pass has chosen a container for its layers, layers and tables that leave it to the recipe go along, if it
+// holds them.
 void share_container(const Recipe& recipe, RunPlan& plan) {
   const ContainerFormat* chosen = nullptr;
   const auto for_stored = [&](const auto& visit) {

@@ -190,8 +190,8 @@ Operations count_operations(const RunPlan& plan, const ModelDescription& model, 
   return operations;
 }
 
-// Bytes that a stage's layers take beside the block's weights: what the steps work in, and changed weights and their masks
-// until they are stored.
+// Bytes that a stage's layers take beside the block's weights: what the steps work in, and changed weights and their
+// masks until they are stored.
 int64_t layers_bytes(const RunPlan& plan, int64_t block, Stage stage) {
   StageExtent extent;
   bool is_changed = false;

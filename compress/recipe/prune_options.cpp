@@ -169,8 +169,8 @@ int64_t SparseGptPass::working_bytes(const StageExtent& stage) const {
   int64_t bytes = PrunePass::working_bytes(stage);
   if (chooser == MaskChooser::sweep) return bytes;
   if (!resolves()) bytes += stage.width * stage.width * 4;
-  // Of all layers at once: in normalized columns the weight, its product with H, the solution, its dual and the support,
-  // then Wanda's support, and the weight and the support that are found. And one inverse of H.
+  // Of all layers at once: in normalized columns the weight, its product with H, the solution, its dual and the
+  // support, then Wanda's support, and the weight and the support that are found. And one inverse of H.
   bytes += static_cast<int64_t>(num_weights(stage)) * (4 * 4 + 1 + 1 + 4 + 1);
   return bytes + stage.width * stage.width * 4;
 }

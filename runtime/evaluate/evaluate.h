@@ -107,9 +107,9 @@ struct Evaluation {
 Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* reference,
                     const std::function<void(int64_t, int64_t)>& progress = {});
 
-// One JSON object, keys as above in one level: perplexity, standard_error (the perplexity's), nll, window_nll, tokens, windows,
-// context, protocol, protocol_label, seconds, tokens_per_second, peak_memory_bytes, ..., with a reference kl_mean,
-// kl_p99, top1_agreement, ...
+// One JSON object, keys as above in one level: perplexity, standard_error (the perplexity's), nll, window_nll, tokens,
+// windows, context, protocol, protocol_label, seconds, tokens_per_second, peak_memory_bytes, ..., with a reference
+// kl_mean, kl_p99, top1_agreement, ...
 std::string to_json(const Evaluation& evaluation);
 
 // The same for people: a few lines of text.

@@ -1,8 +1,8 @@
 // What compressing costs beside the least that any calibration must do, a forward pass:
 //   bench_compress MODEL WINDOWS.npy [NUM_WINDOWS] [BITS] [GROUP]
 // times one float32 forward pass of the windows through the blocks (embedding and head left out), then `pare run` with
-// GPTQ on the same windows, without evaluation, without and with `fit`, and prints all and their ratios. The run includes all: reading and
-// checking the model, statistics, rounding, writing, verifying.
+// GPTQ on the same windows, without evaluation, without and with `fit`, and prints all and their ratios. The run
+// includes all: reading and checking the model, statistics, rounding, writing, verifying.
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <omp.h>
