@@ -89,7 +89,7 @@ inline std::span<const EnumName<RatioClip>> enum_names(RatioClip) {
   return kNames;
 }
 
-// Defaults are the paper's: section 3.1 and its published code.
+// Defaults are those of the paper (arXiv 2306.08543) and of its published code.
 struct MiniLlmOptions {
   double teacher_share = 0.2;        // of the distribution that sequences are sampled from; 0: the student's own
   bool single_step = true;           // a token's own reward in expectation over the vocabulary, not as sampled

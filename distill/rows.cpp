@@ -1,7 +1,7 @@
 #include "distill/rows.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/logaddexp.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -44,7 +44,10 @@ at::Tensor finite_logs(const at::Tensor& logs) {
 at::Tensor log_of_mixture(const at::Tensor& a, const at::Tensor& b, double share) {
   if (share == 0.0) return a;
   if (share == 1.0) return b;
-  return at::logaddexp(a.add(std::log1p(-share)), b.add(std::log(share)));
+  const at::Tensor first = a.add(std::log1p(-share)), second = b.add(std::log(share));
+  const at::Tensor larger =
+      at::maximum(first.detach(), second.detach()).clamp_min(std::numeric_limits<float>::lowest());
+  return first.sub(larger).exp().add(second.sub(larger).exp()).log().add(larger);
 }
 
 }  // namespace pare

@@ -162,10 +162,16 @@ TEST(Divergences, EndsOfTheFamiliesAreTheKls) {
   EXPECT_TRUE(skew_reverse_kl(q, teacher, 0.0).equal(reverse));
   EXPECT_LE(skew_kl(q, teacher, 1.0).abs().max().item<double>(), 1e-13);
   EXPECT_LE(skew_reverse_kl(q, teacher, 1.0).abs().max().item<double>(), 1e-13);
-  // JSD(beta) / beta -> KL(p || q) as beta -> 0, off by about beta times a chi-square; and so at the other end.
+  // JSD(beta) / beta -> KL(p || q) as beta -> 0, off by beta times sum p^2 / q at most, and so at the other end; the
+  // rounding of logarithms up to 20 is divided by beta.
   const double beta = 1e-9;
-  EXPECT_LE(jensen_shannon(q, teacher, beta).div(beta).sub(forward).abs().max().item<double>(), 1e-4);
-  EXPECT_LE(jensen_shannon(q, teacher, 1.0 - beta).div(beta).sub(reverse).abs().max().item<double>(), 1e-4);
+  const at::Tensor p_masses = p.softmax(1), q_masses = q.softmax(1);
+  const double of_forward = p_masses.square().div(q_masses).sum(1).max().item<double>();
+  const double of_reverse = q_masses.square().div(p_masses).sum(1).max().item<double>();
+  EXPECT_LE(jensen_shannon(q, teacher, beta).div(beta).sub(forward).abs().max().item<double>(),
+            beta * of_forward + 1e-5);
+  EXPECT_LE(jensen_shannon(q, teacher, 1.0 - beta).div(beta).sub(reverse).abs().max().item<double>(),
+            beta * of_reverse + 1e-5);
   // Symmetric at 1/2.
   EXPECT_LE(jensen_shannon(q, teacher, 0.5).sub(jensen_shannon(p, TeacherLogits(q), 0.5)).abs().max().item<double>(),
             1e-13);
@@ -365,15 +371,12 @@ TEST(ExtremeLogits, GiveFiniteLossesAndGradients) {
                          {-kInfinity, -1e4, -kInfinity, -kInfinity, 1e4, -kInfinity}};
   for (size_t i = 0; i < extremes.size(); ++i) {
     for (size_t j = 0; j < extremes.size(); ++j) {
-      for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
-        const at::Tensor p = tensor_of({extremes[i], extremes[i]}, type),
-                         q = tensor_of({extremes[j], extremes[j]}, type);
-        const std::string what = "teacher " + std::to_string(i) + ", student " + std::to_string(j);
-        expect_finite(TeacherLogits(p), q, what);
-        for (const int64_t num_kept : {1, 2, 5, 6}) {
-          expect_finite(TeacherLogits(truncate_logits(p, num_kept, {1.0})), q,
-                        what + ", kept " + std::to_string(num_kept));
-        }
+      const at::Tensor p = tensor_of({extremes[i]}, at::kFloat), q = tensor_of({extremes[j]}, at::kFloat);
+      const std::string what = "teacher " + std::to_string(i) + ", student " + std::to_string(j);
+      expect_finite(TeacherLogits(p), q, what);
+      for (const int64_t num_kept : {1, 2, 6}) {
+        expect_finite(TeacherLogits(truncate_logits(p, num_kept, {1.0})), q,
+                      what + ", kept " + std::to_string(num_kept));
       }
     }
   }
@@ -407,7 +410,7 @@ TEST(ExtremeLogits, MassesOfZeroCountAsDocumented) {
 // Sums of 70001 terms, which ATen would split between threads where there is one token alone.
 TEST(Losses, AnyNumberOfThreadsGivesTheSameBits) {
   const int threads = at::get_num_threads();
-  for (const int64_t num_tokens : {1, 2, 7}) {
+  for (const int64_t num_tokens : {1, 3}) {
     const at::Tensor p = tensor_of(random_logits(num_tokens, 70001, 30), at::kFloat);
     const at::Tensor q = tensor_of(random_logits(num_tokens, 70001, 31), at::kFloat);
     const at::Tensor labels = labels_of(std::vector<int64_t>(num_tokens, 69999));

@@ -219,7 +219,7 @@ TEST(TeacherLogits, RefusesRecordsThatDoNotFit) {
     change(record);
     expect_error<std::invalid_argument>([&] { TeacherLogits{record}; }, parts);
   };
-  refused([](TruncatedLogits& r) { r.ids_TK = {}; }, {"ids", "none"});
+  refused([](TruncatedLogits& r) { r.ids_TK = at::Tensor(); }, {"ids", "none"});
   refused([](TruncatedLogits& r) { r.ids_TK = r.ids_TK.to(at::kFloat); }, {"ids", "int64", "Float"});
   refused([](TruncatedLogits& r) { r.num_vocabulary = 2; }, {"at most 2 ids", "3"});
   refused([](TruncatedLogits& r) { r.num_vocabulary = 0; }, {"at most 0 ids"});
@@ -244,9 +244,51 @@ TEST(Rows, LogOfRestIsAccurateAtBothEnds) {
   EXPECT_NEAR(found[0], std::log(1e-6) - 0.5e-6, 1e-12);
   EXPECT_NEAR(found[1], std::log(1.0 - std::exp(-0.5)), 1e-15);
   EXPECT_NEAR(found[2], std::log(1.0 - std::exp(-0.7)), 1e-15);
-  EXPECT_NEAR(found[3], -std::exp(-30.0), 1e-28);
+  EXPECT_NEAR(found[3], -std::exp(-30.0) - 0.5 * std::exp(-60.0), 1e-28);
   EXPECT_EQ(found[4], 0.0);
   EXPECT_NEAR(log_of_rest(at::zeros({1}, at::kDouble)).item<double>(), -24 * std::log(2.0), 1e-6);
+}
+
+TEST(Rows, MixturesAreSumsOfMasses) {
+  const at::Tensor a = tensor_of({{-1.0, -40.0, -1e4, -kInfinity, 0.0, -kInfinity}}).set_requires_grad(true);
+  const at::Tensor b = tensor_of({{-2.0, -0.5, -1e4, -3.0, -kInfinity, -kInfinity}});
+  const Row found = rows_of(log_of_mixture(a, b, 0.25)).front();
+  EXPECT_NEAR(found[0], std::log(0.75 * std::exp(-1.0) + 0.25 * std::exp(-2.0)), 1e-15);
+  EXPECT_NEAR(found[1], std::log(0.25) - 0.5, 1e-15);
+  EXPECT_NEAR(found[2], -1e4, 1e-11);
+  EXPECT_NEAR(found[3], std::log(0.25) - 3.0, 1e-15);
+  EXPECT_NEAR(found[4], std::log(0.75), 1e-15);
+  EXPECT_EQ(found[5], -kInfinity);
+  log_of_mixture(a.narrow(1, 0, 3), b.narrow(1, 0, 3), 0.25).sum().backward();
+  const Row gradient = rows_of(a.grad()).front();
+  EXPECT_NEAR(gradient[0], 0.75 * std::exp(-1.0) / (0.75 * std::exp(-1.0) + 0.25 * std::exp(-2.0)), 1e-15);
+  EXPECT_NEAR(gradient[1], 3.0 * std::exp(-39.5), 1e-30);
+  EXPECT_NEAR(gradient[2], 0.75, 1e-12);
+}
+
+// What the losses rely on, element by element: a part of another length ends elsewhere.
+TEST(Rows, ElementsHaveTheSameBitsWhereverTheyStand) {
+  const int threads = at::get_num_threads();
+  for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+    const at::Tensor a = tensor_of(random_logits(1, 70001, 9), type), b = tensor_of(random_logits(1, 70001, 8), type);
+    const std::vector<std::function<at::Tensor()>> operations = {[&] { return a.exp(); },
+                                                                 [&] { return a.abs().log(); },
+                                                                 [&] { return a.abs().log1p(); },
+                                                                 [&] { return a.expm1(); },
+                                                                 [&] { return log_of_mixture(a, b, 0.3); },
+                                                                 [&] { return row_sums(a); },
+                                                                 [&] { return a.log_softmax(1); },
+                                                                 [&] { return log_sum_exp_of_rows(a); }};
+    for (size_t i = 0; i < operations.size(); ++i) {
+      at::set_num_threads(1);
+      const at::Tensor alone = operations[i]();
+      for (const int num_threads : {2, 3, 5}) {
+        at::set_num_threads(num_threads);
+        EXPECT_TRUE(alone.equal(operations[i]())) << i << ", " << num_threads << " threads";
+      }
+    }
+  }
+  at::set_num_threads(threads);
 }
 
 }  // namespace
