@@ -46,7 +46,8 @@ struct SampledSequences {
 at::Tensor minillm_rewards(const SampledSequences& sequences, std::optional<double> reward_limit);
 
 // The sum of a sequence's rewards from each token on, or with `after` of those behind it; with `normalized` their mean,
-// equation 6 (which divides T - t rewards by T - t - 1; here by T - t); 0 where there is none. rewards_BT floating point with 0 where masked, mask_BT bool, both [B, T].
+// equation 6 (which divides T - t rewards by T - t - 1; here by T - t); 0 where there is none.
+// rewards_BT floating point with 0 where masked, mask_BT bool, both [B, T].
 // Throws std::invalid_argument: shapes and types.
 at::Tensor minillm_returns(const at::Tensor& rewards_BT, const at::Tensor& mask_BT, bool after, bool normalized);
 

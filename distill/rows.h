@@ -30,8 +30,8 @@ at::Tensor log_of_rest(const at::Tensor& logs);
 // The same with kLogOfNoMass for -inf, where the gradient is 0.
 at::Tensor finite_logs(const at::Tensor& logs);
 
-// log((1 - share) e^a + share e^b) of one shape; share 0 .. 1. Where both are -inf it is -inf, without a gradient that is
-// a number.
+// log((1 - share) e^a + share e^b) of one shape; share 0 .. 1. Where both are -inf it is -inf, and its
+// gradient is not a number.
 at::Tensor log_of_mixture(const at::Tensor& a, const at::Tensor& b, double share);
 
 }  // namespace pare
