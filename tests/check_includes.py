@@ -25,6 +25,7 @@ MAY_INCLUDE = {
     "runtime/commands": {"runtime/*"},
     "quant": {"runtime/system", "runtime/format"},
     "prune": {"quant", "runtime/system", "runtime/format"},
+    "distill": {"quant", "runtime/format"},
     "compress/recipe": {"quant", "prune", "runtime/*"},
     "compress/plan": {"quant", "prune", "runtime/*", "compress/recipe"},
     "compress/artifact": {"runtime/*"},
@@ -33,11 +34,11 @@ MAY_INCLUDE = {
     "compress/survey": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/passes"},
     "compress/predict": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/survey"},
     "compress": {"quant", "prune", "runtime/*", "compress/*"},
-    "tests": {"compress", "compress/*", "quant", "prune", "runtime/*"},
+    "tests": {"compress", "compress/*", "quant", "prune", "distill", "runtime/*"},
 }
 # External header -> files that may include it.
 ONLY_IN = [
-    (re.compile(r"^(ATen|torch|c10)/"), re.compile(r"^(compress|quant|prune|tests/compress|tests/quant|tests/prune|tests/bench)/")),
+    (re.compile(r"^(ATen|torch|c10)/"), re.compile(r"^(compress|quant|prune|distill|tests/compress|tests/quant|tests/prune|tests/distill|tests/bench)/")),
     (re.compile(r"^yaml-cpp/"), re.compile(r"^compress/recipe/yaml_value\.cpp$")),
     (re.compile(r"^cxxopts"), re.compile(r"^runtime/commands/command_line\.cpp$")),
     (re.compile(r"^pcre2"), re.compile(r"^runtime/tokenizer/[^/]*\.(cpp|h)$")),

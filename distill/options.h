@@ -1,0 +1,115 @@
+// The options of the distillation losses and their defaults: the one place of both, free of LibTorch so that recipes
+// can be read without it.
+#pragma once
+
+#include <array>
+#include <optional>
+
+#include "runtime/format/fields.h"
+
+namespace pare {
+
+// What a student is trained to lower (losses.h; minillm: minillm.h, on sequences that the student samples itself).
+enum class DistillLoss {
+  hard_label,
+  soft_label,
+  forward_kl,
+  reverse_kl,
+  jensen_shannon,
+  skew_kl,
+  skew_reverse_kl,
+  total_variation,
+  slim,
+  minillm
+};
+inline std::span<const EnumName<DistillLoss>> enum_names(DistillLoss) {
+  static constexpr std::array<EnumName<DistillLoss>, 10> kNames = {{{DistillLoss::hard_label, "hard_label"},
+                                                                    {DistillLoss::soft_label, "soft_label"},
+                                                                    {DistillLoss::forward_kl, "forward_kl"},
+                                                                    {DistillLoss::reverse_kl, "reverse_kl"},
+                                                                    {DistillLoss::jensen_shannon, "jensen_shannon"},
+                                                                    {DistillLoss::skew_kl, "skew_kl"},
+                                                                    {DistillLoss::skew_reverse_kl, "skew_reverse_kl"},
+                                                                    {DistillLoss::total_variation, "total_variation"},
+                                                                    {DistillLoss::slim, "slim"},
+                                                                    {DistillLoss::minillm, "minillm"}}};
+  return kNames;
+}
+
+// Soft labels as a divergence, or as a cross-entropy, which is larger by the teacher's entropy; gradients are the same.
+enum class SoftForm { divergence, cross_entropy };
+inline std::span<const EnumName<SoftForm>> enum_names(SoftForm) {
+  static constexpr std::array<EnumName<SoftForm>, 2> kNames = {
+      {{SoftForm::divergence, "divergence"}, {SoftForm::cross_entropy, "cross_entropy"}}};
+  return kNames;
+}
+
+struct DistillLossOptions {
+  DistillLoss loss = DistillLoss::soft_label;
+  double temperature = 1.0;   // of student and teacher alike, in every loss but hard_label and minillm; > 0
+  double label_weight = 0.1;  // soft_label: of the cross-entropy on the true label
+  SoftForm soft_form = SoftForm::divergence;
+  double beta = 0.5;         // jensen_shannon: the teacher's share of the mixture; 0 is forward_kl, 1 reverse_kl
+  double skew = 0.1;         // skew_kl, skew_reverse_kl: the share of the mixture that is the first argument's own
+  double slim_share = 0.05;  // slim: of the vocabulary, the teacher's largest logits
+  double slim_weight = 1.0;  // slim: of the divergence beside the cross-entropy on the true label
+
+  void fields(FieldVisitor& visit) {
+    visit("loss", loss);
+    visit("temperature", temperature, {.low = 1e-3, .high = 1e3});
+    visit("label_weight", label_weight, {.low = 0.0, .high = 1e3});
+    visit("soft_form", soft_form);
+    visit("beta", beta, {.low = 0.0, .high = 1.0});
+    visit("skew", skew, {.low = 0.0, .high = 1.0});
+    visit("slim_share", slim_share, {.low = 1e-6, .high = 1.0});
+    visit("slim_weight", slim_weight, {.low = 0.0, .high = 1e3});
+  }
+};
+
+// What makes up for sequences that come from the mixture of teacher and student, or from an older student, and not from
+// the student that is trained (minillm.h says what each costs).
+// none: nothing does. single_step: the ratio of this token's probabilities. cumulative: the product of the ratios up to
+// this token. exact: every reward has the product of the ratios up to its own token.
+enum class ImportanceWeights { none, single_step, cumulative, exact };
+inline std::span<const EnumName<ImportanceWeights>> enum_names(ImportanceWeights) {
+  static constexpr std::array<EnumName<ImportanceWeights>, 4> kNames = {
+      {{ImportanceWeights::none, "none"},
+       {ImportanceWeights::single_step, "single_step"},
+       {ImportanceWeights::cumulative, "cumulative"},
+       {ImportanceWeights::exact, "exact"}}};
+  return kNames;
+}
+
+// none. ratio: min(ratio, 1 + range). surrogate: PPO's, the lower of return times ratio and return times the ratio held
+// within 1 - range .. 1 + range.
+enum class RatioClip { none, ratio, surrogate };
+inline std::span<const EnumName<RatioClip>> enum_names(RatioClip) {
+  static constexpr std::array<EnumName<RatioClip>, 3> kNames = {
+      {{RatioClip::none, "none"}, {RatioClip::ratio, "ratio"}, {RatioClip::surrogate, "surrogate"}}};
+  return kNames;
+}
+
+// Defaults are those of the paper (arXiv 2306.08543) and of its published code.
+struct MiniLlmOptions {
+  double teacher_share = 0.2;        // of the distribution that sequences are sampled from; 0: the student's own
+  bool single_step = true;           // a token's own reward in expectation over the vocabulary, not as sampled
+  bool length_normalization = true;  // the mean of later rewards instead of their sum
+  ImportanceWeights weights = ImportanceWeights::single_step;
+  RatioClip clip = RatioClip::surrogate;       // single_step weights alone
+  double clip_range = 0.2;                     // of the ratio around 1
+  std::optional<double> reward_limit = 100.0;  // nats; rewards are held within +- it; none: they are not
+  double language_model_weight = 1.0;          // of the cross-entropy on plain text beside the estimator; 0: none
+
+  void fields(FieldVisitor& visit) {
+    visit("teacher_share", teacher_share, {.low = 0.0, .high = 1.0});
+    visit("single_step", single_step);
+    visit("length_normalization", length_normalization);
+    visit("importance_weights", weights);
+    visit("ratio_clip", clip);
+    visit("clip_range", clip_range, {.low = 0.0, .high = 1.0});
+    visit("reward_limit", reward_limit, {.low = 1e-3, .high = 1e6});
+    visit("language_model_weight", language_model_weight, {.low = 0.0, .high = 1e3});
+  }
+};
+
+}  // namespace pare
