@@ -22,7 +22,6 @@
 #include <vector>
 
 #include "runtime/cpu/packed_linear.h"
-#include "runtime/cpu/roof.h"
 
 namespace pare {
 namespace {
@@ -582,25 +581,6 @@ TEST(CpuLinear, RefusesWhatDoesNotFit) {
   EXPECT_THROW(packed->multiply_outputs(x.data(), 1, -16, 16, y.data(), 16), std::invalid_argument);
   EXPECT_THROW(packed->row(33, y.data()), std::invalid_argument);
   EXPECT_THROW(packed->row(-1, y.data()), std::invalid_argument);
-}
-
-TEST(Isa, NamesAreReadBack) {
-  for (Isa isa : kIsas) EXPECT_EQ(parse_isa(isa_name(isa)), isa);
-  EXPECT_THROW(parse_isa("avx"), std::invalid_argument);
-  EXPECT_THROW(parse_isa(""), std::invalid_argument);
-}
-
-TEST(Roof, IsMeasuredAndRefusesNonsense) {
-  for (Isa isa : supported_isas()) {
-    const double gflops = measure_fma_gflops(isa, 1);
-    EXPECT_GT(gflops, 1.0);  // one scalar multiply-add a cycle at 0.5 GHz: any CPU with AVX2 is far above
-    EXPECT_LT(gflops, 2000.0);
-  }
-  EXPECT_GT(measure_read_gbps(1 << 20, 1), 0.5);
-  EXPECT_GT(measure_read_gbps(1 << 20, 2), 0.5);
-  EXPECT_THROW(measure_fma_gflops(Isa::avx2, 0), std::invalid_argument);
-  EXPECT_THROW(measure_read_gbps(1 << 20, 0), std::invalid_argument);
-  EXPECT_THROW(measure_read_gbps(1000, 1), std::invalid_argument);
 }
 
 }  // namespace
