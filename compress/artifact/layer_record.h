@@ -31,7 +31,7 @@ struct LayerRecord {
   std::string error_measure = "weights";
   // Of layers whose input is rounded: |Xq W'^T - X W^T|^2 / |X W^T|^2 on the sampled rows; 0 where none were taken.
   double output_error = 0.0;
-  double damping = 0.0;  // of gptq: as used
+  double damping = 0.0;  // of gptq and sparsegpt, the later of both: as used
   std::string scaling;   // of the input, in words; empty: none
   // The share S of the step towards the original model (quant/fit.h); 0 where there was none. Errors are measured
   // against the weight behind that step.

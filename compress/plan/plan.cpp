@@ -143,17 +143,13 @@ bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const BlockDescr
   return scales_any;
 }
 
-// The original's states go along through decoders, and see what dense stages lack, no experts.
-enum class Fitting { of_dense_stages, never };
-
-std::vector<Step> plan_steps(const Recipe& recipe, const LinearDescription& linear, DType scale_dtype, bool can_fit) {
+std::vector<Step> plan_steps(const Recipe& recipe, const LinearDescription& linear, DType scale_dtype) {
   std::vector<Step> steps;
   for (size_t p = 0; p < recipe.passes.size(); ++p) {
     const std::shared_ptr<PassOptions> options =
         layer_options(recipe.passes[p], linear.name, linear.num_out, linear.num_in);
     if (options == nullptr) continue;
     options->set_scale_dtype(scale_dtype);
-    if (FitOptions* fit = options->fit(); fit != nullptr && !can_fit && !fit->is_asked) fit->fit = false;
     steps.push_back({p, recipe.passes[p].row, options});
   }
   // Scaling alone does nothing: it prepares a rounding.
@@ -163,12 +159,10 @@ std::vector<Step> plan_steps(const Recipe& recipe, const LinearDescription& line
 }
 
 // Appends a block to the plan: what the recipe does to its layers. `model_dtype` is what the model is stored in.
-void plan_block(const Recipe& recipe, DType model_dtype, Fitting fitting, std::vector<LayerPlan> layers,
-                RunPlan& plan) {
+void plan_block(const Recipe& recipe, DType model_dtype, std::vector<LayerPlan> layers, RunPlan& plan) {
   const DType scale_dtype = container_format(recipe.container).scale_dtype(model_dtype);
   for (LayerPlan& layer : layers) {
-    const bool can_fit = fitting == Fitting::of_dense_stages && layer.stage.expert == Stage::kNoExpert;
-    layer.steps = plan_steps(recipe, layer.linear, scale_dtype, can_fit);
+    layer.steps = plan_steps(recipe, layer.linear, scale_dtype);
     if (!layer.is_compressed()) {
       plan.unquantized.push_back(layer.linear.name);
       continue;
@@ -184,8 +178,9 @@ void plan_block(const Recipe& recipe, DType model_dtype, Fitting fitting, std::v
 }
 
 bool asks_for_fit(const LayerPlan& layer) {
-  return std::any_of(layer.steps.begin(), layer.steps.end(),
-                     [](const Step& step) { return step.options->fit() != nullptr && step.options->fit()->fit; });
+  return std::any_of(layer.steps.begin(), layer.steps.end(), [](const Step& step) {
+    return step.options->fit() != nullptr && step.options->fit()->fit && step.options->fit()->is_asked;
+  });
 }
 
 void check_calibration(const Recipe& recipe, const RunPlan& plan) {
@@ -447,7 +442,7 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
       names.push_back(block.router->name);  // named in `exclude` by habit; passes never touch it
       plan.unquantized.push_back(block.router->name);
     }
-    plan_block(recipe, model.dtype, Fitting::of_dense_stages, block_layers(block, block_stages(block)), plan);
+    plan_block(recipe, model.dtype, block_layers(block, block_stages(block)), plan);
     for (const LayerPlan& layer : plan.blocks.back()) names.push_back(layer.linear.name);
   }
   for (size_t p = 0; p < recipe.passes.size(); ++p) {
@@ -482,9 +477,10 @@ RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   RunPlan plan;
   std::vector<std::string> names;
   for (const EncoderBlockDescription& block : model.blocks) {
-    plan_block(recipe, model.dtype, Fitting::never, block_layers(block, kStages), plan);
+    plan_block(recipe, model.dtype, block_layers(block, kStages), plan);
     for (const LayerPlan& layer : plan.blocks.back()) names.push_back(layer.linear.name);
   }
+  leave_out_default_fit(plan);
   if (plan.fits()) {
     refuse(
         "fit: the original model's states are carried beside the compressed one's for decoders alone: leave 'fit' out");
