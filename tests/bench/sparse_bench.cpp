@@ -3,9 +3,9 @@
 //
 //   bench_sparse [threads [rounds [isa [MODEL [precision...]]]]]
 //
-// One thread is timed by the processor time that it used. MODEL "-": the linears of TinyLlama's 22 blocks, decode of
-// all (1.1 GB of 2:4 bf16; no cache holds the packed weights, as the size of the last level beside them shows) and
-// prefill of one block's. With MODEL, a checkpoint in 16 bits (make_random_model.py): decode of 16 tokens and prefill
+// One thread is timed by the processor time that it used. isa "-": the widest. MODEL "-": the linears of TinyLlama's 22
+// blocks, decode of all (1.1 GB of 2:4 bf16; no cache holds the packed weights, as the size of the last level beside
+// them shows) and prefill of one block's. With MODEL, a checkpoint in 16 bits (make_random_model.py): decode of 16 tokens and prefill
 // of 512 by the whole model, its head in 16 bits. Of every four weights the largest two are kept, and weights are
 // rounded to nearest: only precision and pattern matter here.
 #include <omp.h>
@@ -262,7 +262,7 @@ LinearWeights random_linear(const Shape& shape) {
 void run(int argc, char** argv) {
   const int num_threads = argc > 1 ? std::stoi(argv[1]) : omp_get_max_threads();
   const int num_rounds = argc > 2 ? std::stoi(argv[2]) : 11;
-  const Isa isa = argc > 3 ? parse_isa(argv[3]) : detect_isa();
+  const Isa isa = argc > 3 && std::string(argv[3]) != "-" ? parse_isa(argv[3]) : detect_isa();
   const std::string model = argc > 4 ? argv[4] : "-";
   const auto is_wanted = [&](const Precision& precision) {
     return argc <= 5 || std::find(argv + 5, argv + argc, std::string(precision.name)) != argv + argc;
