@@ -66,15 +66,15 @@ class DecoderKind : public ModelKind {
     return walk;
   }
 
-  void evaluate(const Recipe& recipe, const RunData& data, const fs::path& directory, int num_threads,
-                Progress& progress, RunReport& report) const override {
+  void evaluate(const Recipe& recipe, const RunData& data, const fs::path& directory, const Checkpoint& original,
+                int num_threads, Progress& progress, RunReport& report) const override {
     if (recipe.evaluate.empty() && !recipe.budget) return;
     const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), num_threads);
     const Checkpoint artifact = Checkpoint::open(directory);
     Transformer model = Transformer::load(artifact, *backend);
     std::optional<Transformer> reference;
     const auto measure = [&](const ScoredWindows& windows, bool compares, AttentionBits bits) {
-      if (compares && !reference) reference = Transformer::load(checkpoint_, *backend);
+      if (compares && !reference) reference = Transformer::load(original, *backend);
       model.use_attention_bits(bits);
       progress.begin("evaluate", windows.windows.num_windows, "windows");
       Evaluation evaluation =

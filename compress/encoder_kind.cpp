@@ -67,8 +67,8 @@ class EncoderKind : public ModelKind {
     return walk_texts(checkpoint_, data.texts ? &*data.texts : nullptr, data.texts ? recipe.calibration->seed : 0);
   }
 
-  void evaluate(const Recipe& recipe, const RunData& data, const fs::path& directory, int num_threads,
-                Progress& progress, RunReport& report) const override {
+  void evaluate(const Recipe& recipe, const RunData& data, const fs::path& directory, const Checkpoint& original,
+                int num_threads, Progress& progress, RunReport& report) const override {
     if (data.pairs.empty()) return;
     const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), num_threads);
     const Checkpoint artifact = Checkpoint::open(directory);
@@ -77,7 +77,7 @@ class EncoderKind : public ModelKind {
     std::optional<Encoder> reference;
     for (size_t i = 0; i < data.pairs.size(); ++i) {
       const bool compares = recipe.embeddings[i].reference;
-      if (compares && !reference) reference = Encoder::load(checkpoint_, *backend);
+      if (compares && !reference) reference = Encoder::load(original, *backend);
       const auto num_texts = static_cast<int64_t>(data.pairs[i].texts.size());
       progress.begin("evaluate", num_texts * (compares ? 2 : 1), "texts");
       report.embeddings.push_back(evaluate_embeddings(model, compares ? &*reference : nullptr, data.pairs[i], pooling,

@@ -120,7 +120,7 @@ std::string survey_identity(const Recipe& recipe, const RunData& data) {
 std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                           const std::map<std::string, std::string>& inputs, const RunPlan& plan, const RunData& data,
                           const std::vector<LayerRecord>& layers, const std::string& budget,
-                          const std::vector<EngineVerdict>& engines,
+                          const std::string& training, const std::vector<EngineVerdict>& engines,
                           const std::map<std::string, std::string>& outputs) {
   Json json = {{"pare", version()}, {"fingerprint", fingerprint}, {"recipe", recipe.text}, {"inputs", inputs}};
   if (data.calibration) {
@@ -150,6 +150,7 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                            {"statistics_instruction_set", origin.instruction_set}};
   }
   if (!budget.empty()) json["budget"] = Json::parse(budget);
+  if (!training.empty()) json["training"] = Json::parse(training);
   json["layers"] = Json::array();
   for (const LayerRecord& layer : layers) json["layers"].push_back(layer_json(layer));
   json["events"] = list_events(plan, data, layers);
@@ -181,6 +182,7 @@ std::string report_json(const RunReport& report) {
     json["embeddings"].push_back(Json::parse(to_json(evaluation)));
   }
   if (!report.sensitivity.empty()) json["sensitivity"] = Json::parse(report.sensitivity);
+  if (!report.training.empty()) json["training"] = Json::parse(report.training);
   if (!report.budget.empty()) {
     json["budget"] = Json::parse(report.budget);
     json["budget"]["measured"] = Json::parse(to_json(report.budget_measured.value()));

@@ -30,11 +30,12 @@ std::string calibration_identity(const Recipe& recipe, const RunData& data);
 // What decides a survey beside the model and the statistics: the windows measured on, the groups, the candidates.
 std::string survey_identity(const Recipe& recipe, const RunData& data);
 
-// pare.json; `budget` is a JSON object, or empty for none. Deterministic: no times, paths or measured values.
+// pare.json; `budget` and `training` are JSON objects, or empty for none. Deterministic: no times, paths or measured values.
 std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                           const std::map<std::string, std::string>& inputs, const RunPlan& plan, const RunData& data,
                           const std::vector<LayerRecord>& layers, const std::string& budget,
-                          const std::vector<EngineVerdict>& engines, const std::map<std::string, std::string>& outputs);
+                          const std::string& training, const std::vector<EngineVerdict>& engines,
+                          const std::map<std::string, std::string>& outputs);
 
 struct RunReport {
   std::filesystem::path output;
@@ -52,7 +53,7 @@ struct RunReport {
   std::vector<Evaluation> evaluations;
   std::vector<EmbeddingEvaluation> embeddings;
   // JSON objects, or empty for none.
-  std::string sensitivity, budget;
+  std::string sensitivity, budget, training;
   std::optional<Evaluation> budget_measured;  // on what the survey was measured on
 };
 std::string report_json(const RunReport& report);

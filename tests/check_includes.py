@@ -26,14 +26,15 @@ MAY_INCLUDE = {
     "quant": {"runtime/system", "runtime/format"},
     "prune": {"quant", "runtime/system", "runtime/format"},
     "distill": {"quant", "runtime/format"},
-    "compress/recipe": {"quant", "prune", "runtime/*"},
+    "compress/recipe": {"quant", "prune", "distill", "runtime/*"},
     "compress/plan": {"quant", "prune", "runtime/*", "compress/recipe"},
     "compress/artifact": {"runtime/*"},
     "compress/walk": {"quant", "prune", "runtime/*", "compress/recipe"},
     "compress/passes": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/artifact", "compress/walk"},
+    "compress/train": {"quant", "distill", "runtime/*", "compress/recipe", "compress/walk", "compress/artifact"},
     "compress/survey": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/passes"},
     "compress/predict": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/survey"},
-    "compress": {"quant", "prune", "runtime/*", "compress/*"},
+    "compress": {"quant", "prune", "distill", "runtime/*", "compress/*"},
     "tests": {"compress", "compress/*", "quant", "prune", "distill", "runtime/*"},
 }
 # External header -> files that may include it.

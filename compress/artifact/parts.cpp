@@ -25,6 +25,7 @@ constexpr const char* kCommand = "run";
 constexpr const char* kProgress = "progress";
 constexpr const char* kRunFile = "run.json";
 constexpr const char* kSurvey = "survey";
+constexpr const char* kTraining = "training";
 
 struct PartRecord {
   int64_t part = 0;
@@ -86,6 +87,13 @@ void remove_progress(const fs::path& progress) {
   ::rmdir(progress.c_str());  // unless it holds something else
 }
 
+void remove_training(const fs::path& folder) {
+  for (const fs::path& file : files_in(folder)) {
+    if (is_own(file) || file.filename() == Parts::kTrainingState) fs::remove(file);
+  }
+  ::rmdir(folder.c_str());  // unless it holds something else
+}
+
 Json parse_object(const std::string& text) {
   Json json = Json::parse(text, nullptr, false);
   return json.is_object() ? json : Json::object();
@@ -110,6 +118,7 @@ void Parts::check_output_is_free(const fs::path& output) {
   if (std::optional<PartialOutput> remains = PartialOutput::take_remains(output, kCommand)) {
     const fs::path progress = remains->folder() / kProgress;
     if (!fs::exists(remains->result()) && has_made(progress, output)) {
+      remove_training(remains->folder() / kTraining);
       remove_progress(progress);
       remains->discard();
       throw std::runtime_error("output '" + output.string() +
@@ -130,6 +139,7 @@ void Parts::claim(const Fingerprint& fingerprint, bool fresh) {
   const fs::path run_file = progress / kRunFile;
   if (fresh) {
     fs::remove_all(artifact_directory());
+    remove_training(training_folder());
     remove_progress(progress);
   }
   fs::create_directories(progress);
@@ -162,6 +172,14 @@ fs::path Parts::part_file(int64_t part, const char* extension) const {
 
 fs::path Parts::survey_file() const {
   return partial_directory() / kProgress / kSurvey;
+}
+
+fs::path Parts::training_folder() const {
+  return partial_directory() / kTraining;
+}
+
+bool Parts::has_progress() const {
+  return num_committed() > 0 || fs::exists(survey_file()) || fs::exists(training_folder() / kTrainingState);
 }
 
 void Parts::load() {
@@ -255,6 +273,7 @@ void Parts::publish() {
 
 void Parts::discard() {
   fs::remove_all(artifact_directory());
+  remove_training(training_folder());
   remove_progress(partial_directory() / kProgress);
   partial_.discard();
 }

@@ -2,6 +2,7 @@
 //
 //   OUT.partial/progress/run.json            the fingerprint: what decides the bytes (model, data, recipe, versions)
 //   OUT.partial/progress/survey              the survey, where the recipe asks for one
+//   OUT.partial/training/                    the state of a training phase
 //   OUT.partial/progress/00003.safetensors   a committed part: the packed tensors of block 3 ...
 //   OUT.partial/progress/00003.json          ... and its record, written after it; together they are the commitment
 //
@@ -59,6 +60,11 @@ class Parts {
   // Where the output is made.
   std::filesystem::path artifact_directory() const { return partial_.result(); }
   std::filesystem::path survey_file() const;
+  // Where a training phase keeps its state (compress/train/training_state.h), and the file that leads to it.
+  std::filesystem::path training_folder() const;
+  static constexpr const char* kTrainingState = "state";
+  // Whether anything is there that the next run would go on from.
+  bool has_progress() const;
 
   // Renames the output in the making to OUTPUT and removes the rest.
   void publish();

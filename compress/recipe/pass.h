@@ -26,8 +26,8 @@ enum class StatisticsNeed { none, hessian_diagonal, hessian, original };
 inline constexpr int64_t kNumSampleRows = 512;
 
 // What a pass does to a layer. Weights are changed first (pruned), inputs scaled then, and weights rounded last, each
-// once.
-enum class PassKind { changes_weights, scales_inputs, rounds };
+// once. What trains whole models stands between such groups (distill_pass.h).
+enum class PassKind { changes_weights, scales_inputs, rounds, trains };
 
 // How options are checked against the rest of the recipe, and complain.
 class PassCheck {

@@ -255,6 +255,13 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
   if (recipe.passes.empty() && !recipe.head && !recipe.calibration) {
     top.fail("nothing to do: give 'passes:' with at least one of " + pass_names(PassKind::rounds) + ", or 'head:'");
   }
+  const bool has_layerwise = std::any_of(recipe.passes.begin(), recipe.passes.end(), [](const PassRecipe& pass) {
+    return pass.options->kind() != PassKind::trains;
+  });
+  if (!has_layerwise && !recipe.passes.empty() && (recipe.head || recipe.budget || recipe.sensitivity)) {
+    top.fail(
+        "'head', 'budget' and 'sensitivity' belong to passes that work layer by layer: add one, or leave them out");
+  }
   if (recipe.sensitivity || recipe.budget) check_sensitivity(recipe, passes, top);
   if (recipe.budget) use_fitting_groups(recipe);
   check_gates(recipe, top);

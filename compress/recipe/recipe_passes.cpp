@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "compress/recipe/distill_pass.h"
 #include "compress/recipe/pass_options.h"
 
 namespace pare {
@@ -196,7 +197,9 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
   PassRecipe pass;
   std::optional<Value> layers;
   Value::Handlers handlers;
-  for (const PassRow* row : pass_rows()) {
+  std::vector<const PassRow*> rows(pass_rows().begin(), pass_rows().end());
+  rows.push_back(&distill_row());
+  for (const PassRow* row : rows) {
     handlers.emplace_back(row->key, [&, row](const Value& v) {
       if (pass.row != nullptr) v.fail("one pass has one method; start a new list item with '-' for the next");
       pass.row = row;
@@ -210,7 +213,8 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
   value.read_map(handlers);
   if (pass.row == nullptr) {
     value.fail("expected a method: " + pass_names(PassKind::changes_weights) + "; " +
-               pass_names(PassKind::scales_inputs) + "; " + pass_names(PassKind::rounds));
+               pass_names(PassKind::scales_inputs) + "; " + pass_names(PassKind::rounds) + "; or " +
+               std::string(distill_row().key));
   }
   if (!layers) return pass;
   const bool has_overrides = layers->has_key("override");
@@ -238,9 +242,31 @@ void check_order(const Recipe& recipe, const Value& passes) {
   const PassRecipe* changing = nullptr;
   const PassRecipe* scaling = nullptr;
   const PassRecipe* rounding = nullptr;
+  bool trained_behind_rounding = false;
+  bool trained_behind_pruning = false;
   for (size_t i = 0; i < recipe.passes.size(); ++i) {
     const PassRecipe& pass = recipe.passes[i];
     const PassKind kind = pass.options->kind();
+    if (kind == PassKind::trains) {  // a group of its own; another may follow
+      if (scaling != nullptr && rounding == nullptr) {
+        items[i].fail(std::string(scaling->row->key) +
+                      " only prepares the weights: put the method that rounds them, "
+                      "rtn or gptq, before " +
+                      std::string(pass.row->key));
+      }
+      trained_behind_rounding |= rounding != nullptr;
+      trained_behind_pruning |= changing != nullptr;
+      changing = scaling = rounding = nullptr;
+      continue;
+    }
+    if (trained_behind_rounding) {
+      items[i].fail("weights are in codes already when they are trained: put " + std::string(pass.row->key) +
+                    " into the group before distill");
+    }
+    if (trained_behind_pruning) {
+      items[i].fail("pruned weights are trained as they are stored: put " + std::string(pass.row->key) +
+                    " into the group that prunes, before distill");
+    }
     if (kind == PassKind::scales_inputs && scaling != nullptr) items[i].fail("two scaling passes: keep one");
     if (kind == PassKind::changes_weights && changing != nullptr) {
       items[i].fail("two passes that prune: keep one; 'layers.override' gives layers patterns of their own");

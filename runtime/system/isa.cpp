@@ -82,4 +82,8 @@ void require_isa(Isa isa) {
                               std::string(isa_name(detect_isa())) + " is the widest), choose that or none");
 }
 
+bool multiplies_bfloat16() {
+  return detect_isa() >= Isa::vnni && __builtin_cpu_supports("avx512bf16");
+}
+
 }  // namespace pare

@@ -27,6 +27,10 @@ Isa detect_isa();
 // Throws std::invalid_argument when supports_isa says no, naming the widest that there is.
 void require_isa(Isa isa);
 
+// Whether LibTorch multiplies matrices of bfloat16 by instructions made for it (AVX-512 BF16, AMX), which takes about
+// half the time of float32; elsewhere it converts, and is slower. Where PARE_ISA takes VNNI away, it takes these as well.
+bool multiplies_bfloat16();
+
 // The instruction set of the kernels that work in float32.
 constexpr Isa float_isa(Isa isa) {
   return isa < Isa::avx512 ? isa : Isa::avx512;

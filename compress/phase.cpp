@@ -1,0 +1,211 @@
+#include "compress/phase.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "compress/passes/compress_stage.h"
+#include "compress/walk/original_stream.h"
+#include "runtime/commands/inspect.h"
+#include "runtime/system/atomic_file.h"
+#include "runtime/system/interrupt.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+void write_artifact(const std::map<std::string, std::string>& extra_files, Artifact& artifact, const Phase& phase) {
+  artifact.assemble(phase.checkpoint, phase.plan.unquantized, phase.inputs);
+  for (const auto& [name, text] : extra_files) artifact.write_file(name, text);
+  artifact.write_file("pare.json",
+                      manifest_json(phase.recipe, phase.fingerprint, phase.inputs, phase.plan, phase.data,
+                                    artifact.records(), phase.choice ? to_json(*phase.choice, /*curve=*/false) : "",
+                                    phase.training, phase.verdicts, artifact.output_hashes()));
+}
+
+void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path& artifact) {
+  std::string broken;
+  const auto check = [&](const char* name, const std::optional<double>& limit, double found, const std::string& label) {
+    if (!limit || found <= *limit) return;
+    char line[128];
+    std::snprintf(line, sizeof(line), "\n  %s is %.5g, allowed is %.5g: ", name, found, *limit);
+    broken += line + label;
+  };
+  for (const Evaluation& evaluation : report.evaluations) {
+    if (!evaluation.comparison) continue;
+    check("kl", fail_if.kl, evaluation.comparison->kl_mean.value, evaluation.label);
+    check("perplexity_ratio", fail_if.perplexity_ratio, evaluation.comparison->perplexity_ratio.value,
+          evaluation.label);
+  }
+  for (const EmbeddingEvaluation& evaluation : report.embeddings) {
+    if (!fail_if.cosine || !evaluation.cosine || evaluation.cosine->value >= *fail_if.cosine) continue;
+    broken += "\n  cosine is " + format_number(evaluation.cosine->value, 6) + ", at least " +
+              format_number(*fail_if.cosine, 6) + " is asked for: " + evaluation.source;
+  }
+  if (broken.empty()) return;
+  throw NotGoodEnough("fail_if: the result is not good enough:" + broken + "\nIt is left in '" + artifact.string() +
+                      "' for inspection; --fresh starts anew");
+}
+
+int64_t bytes_of_files(const std::vector<fs::path>& files) {
+  int64_t bytes = 0;
+  for (const fs::path& path : files) bytes += static_cast<int64_t>(fs::file_size(path));
+  return bytes;
+}
+
+void complete_report(const Artifact& artifact, MemorySampler& memory, Phase& phase) {
+  const Checkpoint written = Checkpoint::open(artifact.artifact_directory());
+  const WeightSizes sizes = weight_sizes(written);
+  const std::vector<LayerRecord> records = artifact.records();
+  RunReport& report = phase.report;
+  report.source_bytes = bytes_of_files(phase.original.weight_files());
+  report.output_bytes = bytes_of_files(written.weight_files());
+  report.bits_per_weight = sizes.all_bits();
+  report.bits_per_weight_without_head = sizes.linear_bits();
+  if (phase.choice) report.budget = to_json(*phase.choice, /*curve=*/true);
+  report.output = phase.output;
+  report.num_layers = static_cast<int64_t>(records.size());
+  report.events = list_events(phase.plan, phase.data, records);
+  report.seconds = seconds_since(phase.start);
+  report.peak_memory_bytes = memory.peak_bytes();
+  report.peak_resident_bytes = read_memory_usage().peak_resident_bytes;
+}
+
+void print_result(const Phase& phase) {
+  const auto& [report, progress] = std::tie(phase.report, phase.progress);
+  for (const std::string& event : report.events) progress.print("event: " + event);
+  for (const Evaluation& evaluation : report.evaluations) progress.print(to_text(evaluation));
+  for (const EmbeddingEvaluation& evaluation : report.embeddings) progress.print(to_text(evaluation));
+  if (phase.choice) {
+    const Comparison& measured = report.budget_measured->comparison.value();
+    progress.print("budget: predicted loss " + format_number(phase.choice->loss, 5) + ", measured KL " +
+                   format_number(measured.kl_mean.value, 5) + ", measured loss " +
+                   format_number(report.budget_measured->nll - measured.reference_nll, 5) + " nats per token");
+  }
+  progress.print(phase.output.string() + ": " + format_bytes(report.output_bytes) + ", " +
+                 format_number(report.bits_per_weight_without_head, 3) + " bits per weight (" +
+                 format_number(report.bits_per_weight, 3) +
+                 (phase.checkpoint.is_encoder() ? " with embeddings), " : " with embedding and head), ") +
+                 format_duration(report.seconds) + ", peak memory " + format_bytes(report.peak_memory_bytes));
+}
+
+// After a failure: what is finished stays, and the user hears where.
+void keep_or_discard(Artifact& artifact, const std::string& what_next, Progress& progress) {
+  if (artifact.has_progress()) {
+    progress.print("what is finished is kept in '" + artifact.partial_directory().string() + "'" + what_next);
+  } else {
+    artifact.discard();
+  }
+}
+
+}  // namespace
+
+InputFiles watch_files(const Recipe& recipe, const Checkpoint& checkpoint) {
+  InputFiles files;
+  for (const fs::path& path : Artifact::copied_files(checkpoint.directory())) files.add(path);
+  if (recipe.calibration) {
+    files.add(recipe.calibration->text);
+    files.add(recipe.calibration->statistics);
+  }
+  if (recipe.sensitivity) files.add(recipe.sensitivity->text);
+  for (const PerplexityRecipe& item : recipe.evaluate) files.add(item.text);
+  for (const EmbeddingsRecipe& item : recipe.embeddings) files.add(item.pairs);
+  return files;
+}
+
+void check_unchanged(const Phase& phase) {
+  phase.checkpoint.check_unchanged();
+  phase.files.check_unchanged();
+}
+
+void print_verdicts(const Phase& phase) {
+  for (const EngineVerdict& verdict : phase.verdicts) {
+    std::string line = "engine: " + verdict.engine + (verdict.loads ? ": loads the result" : ": does not load it");
+    for (const std::string& reason : verdict.reasons) line += "; " + reason;
+    phase.progress.print(line);
+  }
+}
+
+void check_strict(const Phase& phase, const std::vector<LayerRecord>& records) {
+  const std::vector<std::string> events = list_events(phase.plan, phase.data, records);
+  if (!phase.recipe.strict || events.empty()) return;
+  std::string message = "strict: " + std::to_string(events.size()) + " event(s):";
+  for (const std::string& event : events) message += "\n  " + event;
+  throw NotGoodEnough(message + "\nchange the recipe, or allow events with 'strict: false'");
+}
+
+RunLimits run_limits(const RunOptions& options, int num_threads) {
+  return {.held_bytes = read_memory_usage().held_bytes,
+          .max_memory_bytes = options.max_memory_bytes.value_or(available_memory_bytes() / 10 * 8),
+          .matmul_rate = measure_matmul_rate(num_threads),
+          .num_threads = num_threads};
+}
+
+void check_inputs(const std::string& calibration_identity, Phase& phase) {
+  check_disk_space(phase.output, phase.prediction);
+  check_weights(phase.checkpoint);
+  phase.inputs = input_hashes(phase.checkpoint);
+  phase.fingerprint = make_fingerprint(phase.inputs, phase.plan, calibration_identity);
+  throw_if_interrupted();
+  check_unchanged(phase);
+}
+
+void timed(const char* stage, Phase& phase, const std::function<void()>& work) {
+  const auto start = Clock::now();
+  work();
+  phase.report.stage_seconds[stage] += seconds_since(start);
+}
+
+bool is_made(const Phase& phase) {
+  const fs::path manifest = phase.output / "pare.json";
+  if (!fs::is_regular_file(manifest)) return false;
+  const nlohmann::json json = nlohmann::json::parse(read_text_file(manifest), nullptr, /*allow_exceptions=*/false);
+  return json.is_object() && json.value("fingerprint", nlohmann::json()) == nlohmann::json(phase.fingerprint);
+}
+
+std::string finish(const std::map<std::string, std::string>& extra_files, Artifact& artifact, MemorySampler& memory,
+                   Phase& phase) {
+  timed("write", phase, [&] { write_artifact(extra_files, artifact, phase); });
+  timed("verify", phase, [&] { artifact.verify(phase.checkpoint); });
+  check_unchanged(phase);
+  throw_if_interrupted();
+  timed("evaluate", phase, [&] {
+    phase.kind->evaluate(phase.recipe, phase.data, artifact.artifact_directory(), phase.original, phase.num_threads,
+                         phase.progress, phase.report);
+  });
+  complete_report(artifact, memory, phase);
+  const std::string json = report_json(phase.report);
+  artifact.write_file("report.json", json + "\n");
+  check_unchanged(phase);
+  check_gates(phase.recipe.fail_if, phase.report, artifact.artifact_directory());
+  artifact.publish();
+  print_result(phase);
+  return json;
+}
+
+std::string keeping_parts(Artifact& artifact, const Phase& phase, const std::function<std::string()>& work) {
+  try {
+    try {
+      return work();
+    } catch (const Interrupted&) {
+      throw;
+    } catch (const std::exception&) {
+      check_unchanged(phase);
+      throw;
+    }
+  } catch (const UnusableInput&) {
+    artifact.discard();
+    throw;
+  } catch (const NotGoodEnough&) {
+    keep_or_discard(artifact, "", phase.progress);
+    throw;
+  } catch (...) {
+    keep_or_discard(artifact, "; the same command goes on from there", phase.progress);
+    throw;
+  }
+}
+
+}  // namespace pare

@@ -1,0 +1,82 @@
+// One phase of a run: what it is and has come to, and what phases of every kind do alike: the artifact written,
+// verified, measured and published, and what stays of it after a failure.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "compress/artifact/artifact.h"
+#include "compress/manifest.h"
+#include "compress/model_kind.h"
+#include "compress/run_options.h"
+#include "compress/survey/budget.h"
+#include "compress/survey/survey.h"
+#include "runtime/system/input_files.h"
+#include "runtime/system/memory_usage.h"
+
+namespace pare {
+
+// What only another recipe mends: the same command fails again.
+class NotGoodEnough : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct Phase {
+  const Recipe& recipe;  // of this phase alone
+  std::filesystem::path output;
+  int num_threads = 1;
+  const Checkpoint& checkpoint;     // that it starts from
+  const Checkpoint& original;       // the recipe's model: what results are compared with
+  std::unique_ptr<ModelKind> kind;  // of `checkpoint`
+  Progress& progress;
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  RunPlan plan = {};
+  std::vector<EngineVerdict> verdicts = {};
+  RunData data = {};
+  Prediction prediction = {};
+  InputFiles files = {};                           // data and small files of the model
+  std::map<std::string, std::string> inputs = {};  // SHA-256 by file name
+  Fingerprint fingerprint = {};
+  std::optional<Survey> survey = {};
+  std::optional<BitChoice> choice = {};
+  std::string training = {};  // of a training phase, for the manifest: a JSON object
+  RunReport report = {};
+};
+
+// The files that a recipe's data and the model's small files are in; to be called before they are read.
+InputFiles watch_files(const Recipe& recipe, const Checkpoint& checkpoint);
+// Throws std::runtime_error when the model or the data are no longer what the phase began with: what was made since
+// the last time must not be kept.
+void check_unchanged(const Phase& phase);
+
+void print_verdicts(const Phase& phase);
+// Throws NotGoodEnough where `strict` forbids what the plan, the data and the records list.
+void check_strict(const Phase& phase, const std::vector<LayerRecord>& records);
+RunLimits run_limits(const RunOptions& options, int num_threads);
+// Disk, weights, hashes of the inputs, and the plan's fingerprint for data of that identity.
+void check_inputs(const std::string& calibration_identity, Phase& phase);
+
+// Adds the seconds that `work` takes to the report's stage of that name.
+void timed(const char* stage, Phase& phase, const std::function<void()>& work);
+
+// Whether `output` is what a phase of this fingerprint has made.
+bool is_made(const Phase& phase);
+
+// From committed parts to the published output: artifact -> verify -> evaluate -> report. extra_files are written
+// beside the weights, by name. Returns the report as a JSON object.
+std::string finish(const std::map<std::string, std::string>& extra_files, Artifact& artifact, MemorySampler& memory,
+                   Phase& phase);
+
+// The work itself; where it fails, its folder is removed or kept. Of a failure that comes from an input that has
+// changed meanwhile, the message is that.
+std::string keeping_parts(Artifact& artifact, const Phase& phase, const std::function<std::string()>& work);
+
+}  // namespace pare

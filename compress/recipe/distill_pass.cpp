@@ -1,0 +1,63 @@
+#include "compress/recipe/distill_pass.h"
+
+#include <algorithm>
+
+namespace pare {
+
+void DistillPass::check(const PassCheck& check) {
+  if (distill.text.empty()) check.fail("", "expected 'text:', what the student is trained on");
+  if (distill.loss.loss == DistillLoss::minillm) {
+    check.fail("loss",
+               "minillm trains on sequences that the student samples itself, which this program does not do yet: "
+               "use reverse_kl, its form on given tokens");
+  }
+  if (distill.batch % distill.micro_batch != 0) {
+    check.fail(check.was_given("micro_batch") ? "micro_batch" : "batch",
+               "expected 'micro_batch' to divide 'batch', found " + std::to_string(distill.micro_batch) + " and " +
+                   std::to_string(distill.batch));
+  }
+  const TrainedParts& parts = distill.train;
+  if (!parts.weights && !parts.scales && !parts.vectors && !parts.embedding) {
+    check.fail("train", "nothing is left to train");
+  }
+}
+
+const PassRow& distill_row() {
+  static const PassRow kRow = {"distill", [] { return std::make_unique<DistillPass>(); }, nullptr};
+  return kRow;
+}
+
+const DistillOptions* training_of(const Recipe& phase) {
+  if (phase.passes.size() != 1) return nullptr;
+  const auto* const pass = dynamic_cast<const DistillPass*>(phase.passes.front().options.get());
+  return pass == nullptr ? nullptr : &pass->distill;
+}
+
+std::vector<Recipe> phases_of(const Recipe& recipe) {
+  const auto trains = [](const PassRecipe& pass) { return pass.options->kind() == PassKind::trains; };
+  if (std::none_of(recipe.passes.begin(), recipe.passes.end(), trains)) return {recipe};
+  std::vector<Recipe> phases;
+  for (const PassRecipe& pass : recipe.passes) {
+    const bool joins = !phases.empty() && !trains(pass) && !trains(phases.back().passes.back());
+    if (!joins) {
+      phases.push_back(recipe);
+      phases.back().passes.clear();
+    }
+    phases.back().passes.push_back(pass);
+  }
+  const auto last_layerwise =
+      std::find_if(phases.rbegin(), phases.rend(), [](const Recipe& phase) { return training_of(phase) == nullptr; });
+  for (Recipe& phase : phases) {
+    if (&phase != &phases.back()) {
+      phase.evaluate.clear();
+      phase.fail_if = {};
+    }
+    if (last_layerwise != phases.rend() && &phase == &*last_layerwise) continue;
+    phase.head.reset();
+    phase.budget.reset();
+    phase.sensitivity.reset();
+  }
+  return phases;
+}
+
+}  // namespace pare

@@ -1,0 +1,113 @@
+// `distill:` an item of a recipe's passes that trains the whole model from a teacher: its options and their defaults,
+// and the phases that such items cut a recipe into. Free of LibTorch, so that recipes can be read without it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "compress/recipe/pass_options.h"
+#include "compress/recipe/recipe.h"
+#include "distill/adamw_options.h"
+#include "distill/options.h"
+#include "runtime/format/fields.h"
+
+namespace pare {
+
+// Of matrix products; auto: bfloat16 where the CPU multiplies it (AVX-512 BF16 or AMX) and no input of a linear is
+// rounded, else float32. Weights, gradients and moments are float32 in either case.
+enum class TrainingPrecision { automatic, float32, bfloat16 };
+inline std::span<const EnumName<TrainingPrecision>> enum_names(TrainingPrecision) {
+  static constexpr std::array<EnumName<TrainingPrecision>, 3> kNames = {{{TrainingPrecision::automatic, "auto"},
+                                                                         {TrainingPrecision::float32, "float32"},
+                                                                         {TrainingPrecision::bfloat16, "bfloat16"}}};
+  return kNames;
+}
+
+// Which parts of the student are trained.
+struct TrainedParts {
+  bool weights = true;     // of linears: floating point (pruned ones stay 0), or offsets of codes on their grid
+  bool scales = true;      // of quantized linears
+  bool vectors = true;     // gains of norms, biases
+  bool embedding = false;  // and the head
+
+  void fields(FieldVisitor& visit) {
+    visit("weights", weights);
+    visit("scales", scales);
+    visit("vectors", vectors);
+    visit("embedding", embedding);
+  }
+};
+
+struct DistillOptions {
+  std::string text;               // trained on: .txt, .jsonl or .npy
+  std::string student;            // the checkpoint that is trained; empty: what the recipe's items before this one give
+  std::string teacher;            // a checkpoint; empty: the recipe's model
+  int64_t tokens = 512;           // of a window
+  int64_t windows = 0;            // at most, drawn by `seed`; 0: all
+  int64_t total_tokens = 200000;  // to train on: windows are seen as often as that takes
+  int64_t batch = 4;              // windows of a step
+  int64_t micro_batch = 1;        // windows that go through the model at once; divides batch
+  DistillLossOptions loss;
+  AdamWOptions optimizer;
+  double learning_rate = 1e-4;         // of weights, gains, biases
+  double scale_learning_rate = 1e-3;   // of scales, relative to their size
+  double offset_learning_rate = 1e-2;  // of offsets, in steps of the grid
+  double warmup = 0.05;                // of the steps
+  double final_rate = 0.05;            // of the learning rate, at the last step
+  double clip = 1.0;                   // of the norm of all gradients; 0: none
+  TrainedParts train;
+  TrainingPrecision precision = TrainingPrecision::automatic;
+  bool recompute = false;       // activations of blocks are computed again in the backward pass instead of kept
+  std::string validation_text;  // empty: windows of the text that are not trained on
+  int64_t validation_windows = 16;
+  int64_t validations = 10;  // how often on the way, evenly; the best checkpoint is kept
+  int64_t patience = 0;      // stop after so many validations without a better one; 0: never
+  int64_t seed = 0;
+
+  void fields(FieldVisitor& visit) {
+    visit("text", text);
+    visit("student", student);
+    visit("teacher", teacher);
+    visit("tokens", tokens, {.low = 2, .high = 1 << 20});
+    visit("windows", windows, {.low = 0, .high = 1 << 24});
+    visit("total_tokens", total_tokens, {.low = 1, .high = 1e15});
+    visit("batch", batch, {.low = 1, .high = 1 << 16});
+    visit("micro_batch", micro_batch, {.low = 1, .high = 1 << 16});
+    loss.fields(visit);
+    optimizer.fields(visit);
+    visit("learning_rate", learning_rate, {.low = 0.0, .high = 10.0});
+    visit("scale_learning_rate", scale_learning_rate, {.low = 0.0, .high = 10.0});
+    visit("offset_learning_rate", offset_learning_rate, {.low = 0.0, .high = 10.0});
+    visit("warmup", warmup, {.low = 0.0, .high = 1.0});
+    visit("final_rate", final_rate, {.low = 0.0, .high = 1.0});
+    visit("clip", clip, {.low = 0.0, .high = 1e6});
+    visit("train", train);
+    visit("precision", precision);
+    visit("recompute", recompute);
+    visit("validation_text", validation_text);
+    visit("validation_windows", validation_windows, {.low = 1, .high = 1 << 20});
+    visit("validations", validations, {.low = 1, .high = 100000});
+    visit("patience", patience, {.low = 0, .high = 100000});
+    visit("seed", seed, {.low = 0, .high = 9007199254740992.0});
+  }
+};
+
+class DistillPass : public OptionsOf<DistillPass, PassKind::trains> {
+ public:
+  DistillOptions distill;
+  void fields(FieldVisitor& visit) override { distill.fields(visit); }
+  void check(const PassCheck& check) override;
+};
+
+// The pass under its key in recipes. It has no way to change a stage: the pipeline trains whole models.
+const PassRow& distill_row();
+
+// What the pipeline does one after the other: layerwise passes that stand next to each other share a phase, and each
+// training pass is one. The last phase has the recipe's evaluations and gates, the last layerwise one its head, budget
+// and sensitivity; container and strictness are everyone's. One phase: the recipe itself.
+std::vector<Recipe> phases_of(const Recipe& recipe);
+// Null for a layerwise phase.
+const DistillOptions* training_of(const Recipe& phase);
+
+}  // namespace pare

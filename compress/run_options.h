@@ -1,0 +1,20 @@
+// What a command line says of a run beside its recipe.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+namespace pare {
+
+// What the command line may say beside the recipe. None of it changes a byte of the output.
+struct RunOptions {
+  std::filesystem::path model;   // instead of the recipe's; empty: the recipe's
+  std::filesystem::path output;  // likewise
+  std::optional<int64_t> max_memory_bytes;
+  int num_threads = 0;  // 0: as OpenMP decides
+  bool dry_run = false;
+  bool fresh = false;
+};
+
+}  // namespace pare

@@ -1,0 +1,276 @@
+#include "compress/train/functional_model.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/nonzero.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "compress/walk/decoder_block.h"
+#include "runtime/engine/backend.h"
+
+namespace pare {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor copied(std::span<const float> values, at::IntArrayRef shape) {
+  return float_tensor(values).view(shape);
+}
+
+const at::Tensor& find(const NamedTensors& weights, const std::string& name) {
+  const auto found = weights.find(name);
+  if (found == weights.end()) {
+    throw std::invalid_argument("the functional model lacks the tensor '" + name + "'");
+  }
+  return found->second;
+}
+
+// Each sequence rounded as the runtime does it; gradients pass.
+struct RoundInput : torch::autograd::Function<RoundInput> {
+  static at::Tensor forward(AutogradContext*, const at::Tensor& x, const InputFormat* format) {
+    at::Tensor rounded = x.to(at::kFloat).contiguous().clone();
+    const int64_t width = rounded.size(-1);
+    const int64_t num_sequences = rounded.dim() == 3 ? rounded.size(0) : 1;
+    const int64_t size = rounded.numel() / num_sequences;
+    for (int64_t n = 0; n < num_sequences; ++n) {
+      fake_quantize(*format, {rounded.data_ptr<float>() + n * size, static_cast<size_t>(size)}, width);
+    }
+    return rounded.to(x.scalar_type());
+  }
+  static variable_list backward(AutogradContext*, const variable_list& gradients) { return {gradients[0], {}}; }
+};
+
+// Keys that a query must not see are -inf: later ones, and those before its window.
+at::Tensor attention_mask(int64_t num_tokens, int64_t window) {
+  at::Tensor mask_TT = at::zeros({num_tokens, num_tokens}, at::kFloat);
+  float* const mask = mask_TT.data_ptr<float>();
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    for (int64_t k = 0; k < num_tokens; ++k) {
+      if (k > t || k <= t - window) mask[t * num_tokens + k] = -std::numeric_limits<float>::infinity();
+    }
+  }
+  return mask_TT;
+}
+
+bool is_same_rope(const RopeDescription& a, const RopeDescription& b) {
+  return a.attention_factor == b.attention_factor && a.inverse_frequencies == b.inverse_frequencies;
+}
+
+}  // namespace
+
+FunctionalModel::FunctionalModel(const ModelDescription& model, int64_t max_tokens, at::ScalarType compute)
+    : model_(&model), compute_(compute) {
+  if (compute != at::kFloat && compute != at::kBFloat16) {
+    throw std::invalid_argument("FunctionalModel: expected float32 or bfloat16, found " +
+                                std::string(at::toString(compute)));
+  }
+  for (size_t b = 0; b < model.blocks.size(); ++b) {
+    const RopeDescription& rope = model.blocks[b].rope;
+    for (size_t earlier = 0; earlier < b && angles_.size() == b; ++earlier) {
+      if (is_same_rope(rope, model.blocks[earlier].rope)) angles_.push_back(angles_[earlier]);
+    }
+    if (angles_.size() > b) continue;
+    const RopeTable table = make_rope_table(rope, model.head_size, max_tokens);
+    const std::vector<int64_t> shape = {max_tokens, model.head_size / 2};
+    angles_.push_back(
+        std::make_shared<RotaryAngles>(RotaryAngles{copied(table.cosine, shape), copied(table.sine, shape)}));
+  }
+}
+
+void FunctionalModel::set_input_formats(InputFormats formats) {
+  input_formats_ = std::move(formats);
+}
+
+at::Tensor FunctionalModel::embed(const at::Tensor& ids_BT, const at::Tensor& table_VD) const {
+  at::Tensor hidden_BTD = at::embedding(table_VD, ids_BT).to(at::kFloat);
+  return model_->embedding_scale == 1.0f ? hidden_BTD : hidden_BTD.mul(model_->embedding_scale);
+}
+
+at::Tensor FunctionalModel::rounded_input(const LinearDescription& reader, const at::Tensor& x) const {
+  const auto found = input_formats_.find(reader.name);
+  if (found == input_formats_.end() || found->second.is_plain()) return x;
+  return RoundInput::apply(x, &found->second);
+}
+
+at::Tensor FunctionalModel::linear(const NamedTensors& weights, const LinearDescription& linear,
+                                   const at::Tensor& x) const {
+  const at::Tensor& weight_OI = find(weights, linear.name + ".weight");
+  return linear.has_bias ? at::linear(x, weight_OI, find(weights, linear.name + ".bias")) : at::linear(x, weight_OI);
+}
+
+at::Tensor FunctionalModel::norm(const NamedTensors& weights, const NormDescription& norm, const at::Tensor& x,
+                                 at::ScalarType out) const {
+  return rms_norm_rows(x, find(weights, norm.name + ".weight"), norm.epsilon, out);
+}
+
+// softmax(scale q k^T + mask) v.
+at::Tensor FunctionalModel::attend(const BlockDescription& block, const at::Tensor& q_BHTK, const at::Tensor& k_BHTK,
+                                   const at::Tensor& v_BHTK) const {
+  const int64_t num_tokens = q_BHTK.size(2);
+  const bool sees_all = block.sliding_window <= 0 || block.sliding_window >= num_tokens;
+  if (model_->attention_softcap > 0.0f) {
+    at::Tensor scores = at::matmul(q_BHTK, k_BHTK.transpose(2, 3)).to(at::kFloat).mul(model_->attention_scale);
+    scores = scores.div(model_->attention_softcap).tanh().mul(model_->attention_softcap);
+    scores = scores.add(attention_mask(num_tokens, sees_all ? num_tokens : block.sliding_window));
+    return at::matmul(at::softmax(scores, -1).to(v_BHTK.scalar_type()), v_BHTK);
+  }
+  const std::optional<at::Tensor> mask =
+      sees_all ? std::nullopt
+               : std::optional(attention_mask(num_tokens, block.sliding_window).to(q_BHTK.scalar_type()));
+  return at::scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, mask, 0.0, /*is_causal=*/sees_all,
+                                          model_->attention_scale);
+}
+
+at::Tensor FunctionalModel::attention(int64_t index, const NamedTensors& weights, const at::Tensor& x_BTD) const {
+  const BlockDescription& block = model_->blocks[static_cast<size_t>(index)];
+  const int64_t batch = x_BTD.size(0);
+  const int64_t num_tokens = x_BTD.size(1);
+  const int64_t group = model_->num_heads / model_->num_kv_heads;
+  const at::Tensor x = rounded_input(block.q, x_BTD);
+  const auto heads = [&](const LinearDescription& layer, int64_t num_heads) {
+    return linear(weights, layer, x).view({batch, num_tokens, num_heads, model_->head_size});
+  };
+  at::Tensor q_BTHK = heads(block.q, model_->num_heads);
+  at::Tensor k_BTHK = heads(block.k, model_->num_kv_heads);
+  at::Tensor v_BTHK = heads(block.v, model_->num_kv_heads);
+  if (block.q_norm) q_BTHK = norm(weights, *block.q_norm, q_BTHK, compute_);
+  if (block.k_norm) k_BTHK = norm(weights, *block.k_norm, k_BTHK, compute_);
+  const RotaryAngles& angles = *angles_[static_cast<size_t>(index)];
+  q_BTHK = rotate_heads(q_BTHK, angles);
+  k_BTHK = rotate_heads(k_BTHK, angles);
+  // Each kv head stands beside the `group` query heads that read it.
+  const auto spread = [&](const at::Tensor& kv_BTHK) {
+    if (group == 1) return kv_BTHK.transpose(1, 2);
+    return kv_BTHK.unsqueeze(3)
+        .expand({batch, num_tokens, model_->num_kv_heads, group, model_->head_size})
+        .reshape({batch, num_tokens, model_->num_heads, model_->head_size})
+        .transpose(1, 2);
+  };
+  const at::Tensor mixed_BHTK = attend(block, q_BTHK.transpose(1, 2), spread(k_BTHK), spread(v_BTHK));
+  const at::Tensor mixed_BTI =
+      mixed_BHTK.transpose(1, 2).reshape({batch, num_tokens, model_->num_heads * model_->head_size});
+  return linear(weights, block.o, rounded_input(block.o, mixed_BTI));
+}
+
+at::Tensor FunctionalModel::feed_forward(const NamedTensors& weights, const FeedForwardDescription& network,
+                                         const at::Tensor& x_RD) const {
+  const at::Tensor x = rounded_input(network.gate, x_RD);
+  const at::Tensor z =
+      gated_activation(linear(weights, network.gate, x), linear(weights, network.up, x), model_->activation);
+  return linear(weights, network.down, rounded_input(network.down, z));
+}
+
+// Every token's k experts, the lower index first among equals, weighed as routing.cpp does.
+at::Tensor FunctionalModel::mixture(const BlockDescription& block, const NamedTensors& weights,
+                                    const at::Tensor& x_BTD) const {
+  const at::Tensor x_RD = x_BTD.reshape({-1, x_BTD.size(-1)});
+  const at::Tensor shares_RE = at::softmax(linear(weights, *block.router, x_RD).to(at::kFloat), -1);
+  const auto [sorted_RE, order_RE] = at::sort(shares_RE, /*stable=*/true, /*dim=*/-1, /*descending=*/true);
+  const int64_t num_chosen = block.routing.experts_per_token;
+  at::Tensor top_RK = sorted_RE.narrow(1, 0, num_chosen);
+  if (block.routing.normalizes_top_weights) top_RK = top_RK.div(top_RK.sum(-1, /*keepdim=*/true));
+  const at::Tensor chosen_RK = order_RE.narrow(1, 0, num_chosen);
+  at::Tensor sum_RD = at::zeros_like(x_RD, at::kFloat);
+  for (size_t e = 0; e < block.experts.size(); ++e) {
+    const at::Tensor places_S2 = chosen_RK.eq(static_cast<int64_t>(e)).nonzero();
+    if (places_S2.size(0) == 0) continue;
+    const at::Tensor rows_S = places_S2.select(1, 0).contiguous();
+    const at::Tensor weight_S =
+        top_RK.reshape({-1}).index_select(0, rows_S.mul(num_chosen).add(places_S2.select(1, 1)));
+    const at::Tensor out_SD = feed_forward(weights, block.experts[e], x_RD.index_select(0, rows_S)).to(at::kFloat);
+    sum_RD = sum_RD.index_add(0, rows_S, out_SD.mul(weight_S.unsqueeze(1)));
+  }
+  return sum_RD.view(x_BTD.sizes());
+}
+
+at::Tensor FunctionalModel::block(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD) const {
+  const BlockDescription& block = model_->blocks.at(static_cast<size_t>(index));
+  const auto added = [&](const at::Tensor& hidden, const at::Tensor& delta, const auto& post_norm) {
+    return post_norm ? hidden.add(norm(weights, *post_norm, delta, at::kFloat)) : hidden.add(delta);
+  };
+  const at::Tensor attended =
+      added(hidden_BTD, attention(index, weights, norm(weights, block.attention_norm, hidden_BTD, compute_)),
+            block.post_attention_norm);
+  const at::Tensor x = norm(weights, block.feed_forward_norm, attended, compute_);
+  return added(attended,
+               block.is_mixture() ? mixture(block, weights, x) : feed_forward(weights, block.experts.front(), x),
+               block.post_feed_forward_norm);
+}
+
+at::Tensor FunctionalModel::final_norm(const at::Tensor& gain_D, const at::Tensor& hidden_RD) const {
+  return rms_norm_rows(hidden_RD, gain_D, model_->final_norm.epsilon, compute_);
+}
+
+at::Tensor FunctionalModel::logits(const at::Tensor& head_VD, const at::Tensor& normalized_RD) const {
+  at::Tensor logits_RV = at::linear(normalized_RD, head_VD).to(at::kFloat);
+  if (model_->logit_softcap > 0.0f) {
+    logits_RV = logits_RV.div(model_->logit_softcap).tanh().mul(model_->logit_softcap);
+  }
+  return logits_RV;
+}
+
+std::vector<LinearDescription> linears_of(const BlockDescription& block) {
+  std::vector<LinearDescription> linears = {block.q, block.k, block.v, block.o};
+  if (block.router) linears.push_back(*block.router);
+  for (const FeedForwardDescription& expert : block.experts) {
+    linears.insert(linears.end(), {expert.gate, expert.up, expert.down});
+  }
+  return linears;
+}
+
+std::vector<NormDescription> norms_of(const BlockDescription& block) {
+  std::vector<NormDescription> norms = {block.attention_norm};
+  for (const auto& norm : {block.q_norm, block.k_norm, block.post_attention_norm}) {
+    if (norm) norms.push_back(*norm);
+  }
+  norms.push_back(block.feed_forward_norm);
+  if (block.post_feed_forward_norm) norms.push_back(*block.post_feed_forward_norm);
+  return norms;
+}
+
+at::Tensor read_table(const Checkpoint& checkpoint, const LinearDescription& table, at::ScalarType compute) {
+  at::Tensor weight_OI = at::empty({table.num_out, table.num_in}, at::kFloat);
+  weight_rows(checkpoint.linear(table), 0, table.num_out,
+              {weight_OI.data_ptr<float>(), static_cast<size_t>(weight_OI.numel())});
+  checkpoint.drop_pages(table);
+  return weight_OI.to(compute);
+}
+
+at::Tensor read_gain(const Checkpoint& checkpoint, const NormDescription& norm) {
+  return float_tensor(checkpoint.norm_gain(norm));
+}
+
+NamedTensors read_block(const Checkpoint& checkpoint, int64_t index, at::ScalarType compute) {
+  const BlockDescription& block = checkpoint.description().blocks.at(static_cast<size_t>(index));
+  NamedTensors tensors;
+  for (const LinearDescription& linear : linears_of(block)) {
+    tensors[linear.name + ".weight"] = read_table(checkpoint, linear, compute);
+    if (linear.has_bias) tensors[linear.name + ".bias"] = float_tensor(checkpoint.linear(linear).bias_O).to(compute);
+  }
+  for (const NormDescription& norm : norms_of(block)) tensors[norm.name + ".weight"] = read_gain(checkpoint, norm);
+  return tensors;
+}
+
+InputFormats read_input_formats(const Checkpoint& checkpoint) {
+  InputFormats formats;
+  for (const LinearDescription& linear : block_linears(checkpoint.description())) {
+    InputFormat format = checkpoint.linear(linear).input;
+    if (!format.is_plain()) formats.emplace(linear.name, std::move(format));
+  }
+  return formats;
+}
+
+}  // namespace pare

@@ -1,0 +1,80 @@
+// A decoder as functions of its weights, for training: tensors by name in, hidden states and logits out, with
+// gradients for whatever requires them. The calibration's DecoderBlock computes the same without gradients; logits of
+// both, and the runtime's, agree.
+//
+// hidden states are float32 [B, T, D]; linears multiply in the model's compute type, float32 or bfloat16.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compress/train/row_functions.h"
+#include "runtime/format/input_format.h"
+#include "runtime/model/checkpoint.h"
+#include "runtime/model/model_description.h"
+
+namespace pare {
+
+// Tensors under their checkpoint names: linears' ".weight" in the compute type, ".bias" likewise, norms' ".weight" in
+// float32 with the unit offset added.
+using NamedTensors = std::map<std::string, at::Tensor, std::less<>>;
+// How inputs of linears are rounded, by the linear's name; plain ones may be left out. Gradients pass straight through
+// (Bengio et al., arXiv 1308.3432).
+using InputFormats = std::map<std::string, InputFormat, std::less<>>;
+
+class FunctionalModel {
+ public:
+  // For sequences of at most max_tokens tokens. `model` must outlive it. compute: at::kFloat or at::kBFloat16.
+  // Throws std::invalid_argument for another type.
+  FunctionalModel(const ModelDescription& model, int64_t max_tokens, at::ScalarType compute);
+
+  const ModelDescription& description() const { return *model_; }
+  at::ScalarType compute_type() const { return compute_; }
+  void set_input_formats(InputFormats formats);
+
+  // ids_BT int64, table_VD in any floating type: [B, T, D] float32, scaled as the family has it.
+  at::Tensor embed(const at::Tensor& ids_BT, const at::Tensor& table_VD) const;
+  // Through block `index`. weights: the block's tensors. Throws std::invalid_argument for one that is missing.
+  at::Tensor block(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD) const;
+  // The final norm, in the compute type: what the head multiplies.
+  at::Tensor final_norm(const at::Tensor& gain_D, const at::Tensor& hidden_RD) const;
+  // float32 [R, V] of normalized hidden states [R, D].
+  at::Tensor logits(const at::Tensor& head_VD, const at::Tensor& normalized_RD) const;
+
+ private:
+  at::Tensor linear(const NamedTensors& weights, const LinearDescription& linear, const at::Tensor& x) const;
+  at::Tensor rounded_input(const LinearDescription& reader, const at::Tensor& x) const;
+  at::Tensor norm(const NamedTensors& weights, const NormDescription& norm, const at::Tensor& x,
+                  at::ScalarType out) const;
+  at::Tensor attention(int64_t index, const NamedTensors& weights, const at::Tensor& x_BTD) const;
+  at::Tensor attend(const BlockDescription& block, const at::Tensor& q_BHTK, const at::Tensor& k_BHTK,
+                    const at::Tensor& v_BHTK) const;
+  at::Tensor feed_forward(const NamedTensors& weights, const FeedForwardDescription& network,
+                          const at::Tensor& x_RD) const;
+  at::Tensor mixture(const BlockDescription& block, const NamedTensors& weights, const at::Tensor& x_BTD) const;
+
+  const ModelDescription* model_;
+  at::ScalarType compute_;
+  std::vector<std::shared_ptr<const RotaryAngles>> angles_;  // of each block
+  InputFormats input_formats_;
+};
+
+// The block's linears (of a mixture with its router) and norms, in the order in which a token meets them.
+std::vector<LinearDescription> linears_of(const BlockDescription& block);
+std::vector<NormDescription> norms_of(const BlockDescription& block);
+
+// Weights of the checkpoint as they are multiplied, without gradients: of linears and embedding in the type `compute`,
+// of norms in float32. `index` is a block's.
+NamedTensors read_block(const Checkpoint& checkpoint, int64_t index, at::ScalarType compute);
+at::Tensor read_table(const Checkpoint& checkpoint, const LinearDescription& table, at::ScalarType compute);
+at::Tensor read_gain(const Checkpoint& checkpoint, const NormDescription& norm);
+// The formats of the inputs of all blocks' linears that are rounded.
+InputFormats read_input_formats(const Checkpoint& checkpoint);
+
+}  // namespace pare

@@ -1,0 +1,282 @@
+#include "compress/train/row_functions.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "quant/checked_tensor.h"
+
+namespace pare {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Rows whose part of a gain's gradient is one partial sum.
+constexpr int64_t kRowsOfPartialSum = 64;
+constexpr int64_t kRowsOfTask = 16;
+
+bool is_number(const at::Tensor& x) {
+  return x.defined() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
+}
+
+void check_numbers(const at::Tensor& x, const std::string& where) {
+  if (is_number(x)) return;
+  throw std::invalid_argument(where + ": expected float32 or bfloat16, found " +
+                              (x.defined() ? x.toString() : std::string("none")));
+}
+
+// Calls work with a null pointer of the tensor's element type.
+template <typename Work>
+void for_type(at::ScalarType type, const Work& work) {
+  if (type == at::kFloat) {
+    work(static_cast<const float*>(nullptr));
+  } else {
+    work(static_cast<const at::BFloat16*>(nullptr));
+  }
+}
+template <typename T>
+using Element = std::remove_const_t<std::remove_pointer_t<T>>;
+
+template <typename T>
+float inverse_rms(const T* x, int64_t width, double epsilon) {
+  constexpr int64_t kLanes = 16;  // a fixed order, and vectors
+  float lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const auto value = static_cast<float>(x[i + lane]);
+      lanes[lane] += value * value;
+    }
+  }
+  for (int64_t lane = 0; i < width; ++i, ++lane) lanes[lane] += static_cast<float>(x[i]) * static_cast<float>(x[i]);
+  float sum = 0.0f;
+  for (const float lane : lanes) sum += lane;
+  return 1.0f / std::sqrt(sum / static_cast<float>(width) + static_cast<float>(epsilon));
+}
+
+template <typename X, typename Y>
+void norm_rows(const X* x, const float* gain, double epsilon, int64_t num_rows, int64_t width, Y* out) {
+  at::parallel_for(0, num_rows, kRowsOfTask, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const X* row = x + r * width;
+      const float factor = inverse_rms(row, width, epsilon);
+      for (int64_t i = 0; i < width; ++i) {
+        out[r * width + i] = static_cast<Y>(static_cast<float>(row[i]) * factor * gain[i]);
+      }
+    }
+  });
+}
+
+// dx = f g dy - x f^3 / D sum(g dy x); partial sums of the gain's gradient, one row of `partial` for a chunk of rows.
+template <typename X, typename Y>
+void norm_rows_backward(const X* x, const float* gain, const Y* dy, double epsilon, int64_t num_rows, int64_t width,
+                        X* dx, float* partial) {
+  const int64_t num_chunks = (num_rows + kRowsOfPartialSum - 1) / kRowsOfPartialSum;
+  at::parallel_for(0, num_chunks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      float* const sums = partial + chunk * width;
+      const int64_t last = std::min(num_rows, (chunk + 1) * kRowsOfPartialSum);
+      for (int64_t r = chunk * kRowsOfPartialSum; r < last; ++r) {
+        const X* row = x + r * width;
+        const Y* d = dy + r * width;
+        const float factor = inverse_rms(row, width, epsilon);
+        constexpr int64_t kLanes = 16;
+        float lanes[kLanes] = {};
+        int64_t i = 0;
+        for (; i + kLanes <= width; i += kLanes) {
+          for (int64_t lane = 0; lane < kLanes; ++lane) {
+            lanes[lane] += gain[i + lane] * static_cast<float>(d[i + lane]) * static_cast<float>(row[i + lane]);
+          }
+        }
+        for (int64_t lane = 0; i < width; ++i, ++lane) {
+          lanes[lane] += gain[i] * static_cast<float>(d[i]) * static_cast<float>(row[i]);
+        }
+        float dot = 0.0f;
+        for (const float lane : lanes) dot += lane;
+        const float pull = factor * factor * factor * dot / static_cast<float>(width);
+        for (int64_t j = 0; j < width; ++j) {
+          const auto value = static_cast<float>(row[j]);
+          const auto gradient = static_cast<float>(d[j]);
+          dx[r * width + j] = static_cast<X>(factor * gain[j] * gradient - value * pull);
+          sums[j] += gradient * value * factor;
+        }
+      }
+    }
+  });
+}
+
+struct RmsNorm : torch::autograd::Function<RmsNorm> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& gain_D, double epsilon,
+                            at::ScalarType out_type) {
+    const at::Tensor rows = x.contiguous();
+    const int64_t width = rows.size(-1);
+    at::Tensor out = at::empty(rows.sizes(), rows.options().dtype(out_type));
+    for_type(rows.scalar_type(), [&](auto x_type) {
+      for_type(out_type, [&](auto y_type) {
+        norm_rows(rows.const_data_ptr<Element<decltype(x_type)>>(), gain_D.const_data_ptr<float>(), epsilon,
+                  rows.numel() / width, width, out.data_ptr<Element<decltype(y_type)>>());
+      });
+    });
+    context->save_for_backward({rows, gain_D});
+    context->saved_data["epsilon"] = epsilon;
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& rows = saved[0];
+    const at::Tensor& gain_D = saved[1];
+    const double epsilon = context->saved_data["epsilon"].toDouble();
+    const at::Tensor dy = gradients[0].contiguous();
+    const int64_t width = rows.size(-1);
+    const int64_t num_rows = rows.numel() / width;
+    at::Tensor dx = at::empty_like(rows);
+    at::Tensor partial =
+        at::zeros({(num_rows + kRowsOfPartialSum - 1) / kRowsOfPartialSum, width}, gain_D.options().dtype(at::kFloat));
+    for_type(rows.scalar_type(), [&](auto x_type) {
+      for_type(dy.scalar_type(), [&](auto y_type) {
+        using X = Element<decltype(x_type)>;
+        norm_rows_backward(rows.const_data_ptr<X>(), gain_D.const_data_ptr<float>(),
+                           dy.const_data_ptr<Element<decltype(y_type)>>(), epsilon, num_rows, width, dx.data_ptr<X>(),
+                           partial.data_ptr<float>());
+      });
+    });
+    at::Tensor dgain_D = at::zeros({width}, partial.options());
+    for (int64_t chunk = 0; chunk < partial.size(0); ++chunk) dgain_D.add_(partial[chunk]);
+    return {dx, dgain_D, {}, {}};
+  }
+};
+
+// sign 1 rotates forward, -1 back.
+template <typename T>
+void rotate(const T* x, const RotaryAngles& angles, int64_t num_rows, int64_t num_tokens, int64_t num_heads,
+            int64_t head_size, float sign, T* out) {
+  const int64_t half = head_size / 2;
+  const float* const cosine = angles.cosine_TJ.const_data_ptr<float>();
+  const float* const sine = angles.sine_TJ.const_data_ptr<float>();
+  at::parallel_for(0, num_rows, kRowsOfTask, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t t = r % num_tokens;
+      for (int64_t h = 0; h < num_heads; ++h) {
+        const T* head = x + (r * num_heads + h) * head_size;
+        T* rotated = out + (r * num_heads + h) * head_size;
+        for (int64_t j = 0; j < half; ++j) {
+          const auto low = static_cast<float>(head[j]);
+          const auto high = static_cast<float>(head[j + half]);
+          const float c = cosine[t * half + j];
+          const float s = sign * sine[t * half + j];
+          rotated[j] = static_cast<T>(low * c - high * s);
+          rotated[j + half] = static_cast<T>(high * c + low * s);
+        }
+      }
+    }
+  });
+}
+
+at::Tensor rotated(const at::Tensor& x_BTHK, const RotaryAngles& angles, float sign) {
+  const at::Tensor x = x_BTHK.contiguous();
+  at::Tensor out = at::empty_like(x);
+  for_type(x.scalar_type(), [&](auto type) {
+    using T = Element<decltype(type)>;
+    rotate(x.const_data_ptr<T>(), angles, x.size(0) * x.size(1), x.size(1), x.size(2), x.size(3), sign,
+           out.data_ptr<T>());
+  });
+  return out;
+}
+
+struct RotateHeads : torch::autograd::Function<RotateHeads> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cosine_TJ,
+                            const at::Tensor& sine_TJ) {
+    context->save_for_backward({cosine_TJ, sine_TJ});
+    return rotated(x, {cosine_TJ, sine_TJ}, 1.0f);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    return {rotated(gradients[0], {saved[0], saved[1]}, -1.0f), {}, {}};
+  }
+};
+
+at::Tensor activated(const at::Tensor& gate, Activation activation) {
+  switch (activation) {
+    case Activation::silu:
+      return at::silu(gate);
+    case Activation::gelu:
+      return at::gelu(gate, "none");
+    case Activation::gelu_tanh:
+      return at::gelu(gate, "tanh");
+  }
+  throw std::logic_error("gated_activation: unknown activation");
+}
+
+at::Tensor activation_gradient(const at::Tensor& gradient, const at::Tensor& gate, Activation activation) {
+  if (activation == Activation::silu) return at::silu_backward(gradient, gate);
+  return at::gelu_backward(gradient, gate, activation == Activation::gelu ? "none" : "tanh");
+}
+
+struct GatedActivation : torch::autograd::Function<GatedActivation> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up,
+                            int64_t activation) {
+    context->save_for_backward({gate, up});
+    context->saved_data["activation"] = activation;
+    return activated(gate, static_cast<Activation>(activation)).mul_(up);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
+    const at::Tensor& dy = gradients[0];
+    at::Tensor dgate = activation_gradient(dy.mul(saved[1]), saved[0], activation);
+    at::Tensor dup = activated(saved[0], activation).mul_(dy);
+    return {std::move(dgate), std::move(dup), {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor rms_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::ScalarType out) {
+  check_numbers(x_RD, "rms_norm_rows");
+  if (!gain_D.defined() || gain_D.scalar_type() != at::kFloat || gain_D.dim() != 1 || x_RD.dim() < 1 ||
+      gain_D.size(0) != x_RD.size(-1) || (out != at::kFloat && out != at::kBFloat16)) {
+    throw std::invalid_argument(
+        "rms_norm_rows: expected x [..., D], a float32 gain [D] and float32 or bfloat16 out, "
+        "found x " +
+        shape_text(x_RD) + ", gain " + (gain_D.defined() ? gain_D.toString() + " " + shape_text(gain_D) : "none"));
+  }
+  return RmsNorm::apply(x_RD, gain_D.contiguous(), epsilon, out);
+}
+
+at::Tensor rotate_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles) {
+  check_numbers(x_BTHK, "rotate_heads");
+  const bool fits = x_BTHK.dim() == 4 && angles.cosine_TJ.dim() == 2 &&
+                    angles.sine_TJ.sizes() == angles.cosine_TJ.sizes() && angles.cosine_TJ.size(0) >= x_BTHK.size(1) &&
+                    2 * angles.cosine_TJ.size(1) == x_BTHK.size(3);
+  if (!fits) {
+    throw std::invalid_argument("rotate_heads: expected x [B, T, H, K] and angles [>= T, K / 2], found x " +
+                                shape_text(x_BTHK) + ", angles " + shape_text(angles.cosine_TJ));
+  }
+  return RotateHeads::apply(x_BTHK, angles.cosine_TJ, angles.sine_TJ);
+}
+
+at::Tensor gated_activation(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation) {
+  check_numbers(gate_RF, "gated_activation");
+  if (!up_RF.defined() || up_RF.scalar_type() != gate_RF.scalar_type() || up_RF.sizes() != gate_RF.sizes()) {
+    throw std::invalid_argument("gated_activation: expected gate and up of one shape and type, found gate " +
+                                shape_text(gate_RF) + ", up " + shape_text(up_RF));
+  }
+  return GatedActivation::apply(gate_RF, up_RF, static_cast<int64_t>(activation));
+}
+
+}  // namespace pare

@@ -1,0 +1,30 @@
+// What a block does row by row, with gradients: norms, rotations of heads, gated activations. Each is one node of
+// autograd that keeps its inputs and nothing else. float32 or bfloat16 in and out, arithmetic in float32.
+//
+// The same bits for any number of threads: rows are independent, and sums over rows (the gradient of a gain) are taken
+// over chunks of a fixed number of rows and then in their order.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "runtime/model/model_description.h"
+
+namespace pare {
+
+// y = x / sqrt(mean(x^2) + epsilon) * gain along the last dimension (Zhang and Sennrich, arXiv 1910.07467, equation 4).
+// x_RD [..., D] float32 or bfloat16, gain_D [D] float32; the result has x's shape and the type `out`. The gain's
+// gradient is float32. Throws std::invalid_argument for other shapes and types.
+at::Tensor rms_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::ScalarType out);
+
+// Angles of positions 0 .. T - 1, float32 [T, K / 2].
+struct RotaryAngles {
+  at::Tensor cosine_TJ, sine_TJ;
+};
+// Halves of each head rotated by the angles of its position (Su et al., arXiv 2104.09864, as rotate_half has it).
+// x_BTHK [B, T, H, K], float32 or bfloat16; T at most the angles'. Throws std::invalid_argument as above.
+at::Tensor rotate_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles);
+
+// activation(gate) * up, elementwise, of one shape and type. Throws std::invalid_argument as above.
+at::Tensor gated_activation(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation);
+
+}  // namespace pare

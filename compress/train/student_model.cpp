@@ -1,0 +1,169 @@
+#include "compress/train/student_model.h"
+
+#include <ATen/ops/empty.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "compress/walk/decoder_block.h"
+
+namespace pare {
+namespace {
+
+at::Tensor dense_values(const LinearWeights& linear) {
+  at::Tensor weight_OI = at::empty({linear.num_out(), linear.num_in()}, at::kFloat);
+  weight_rows(linear, 0, linear.num_out(), {weight_OI.data_ptr<float>(), static_cast<size_t>(weight_OI.numel())});
+  return weight_OI;
+}
+
+void check_trainable(const LinearWeights& linear) {
+  if (linear.input.has_outliers()) {
+    throw std::invalid_argument(linear.name +
+                                ": columns that are kept in floating point beside 8-bit ones (llm_int8) cannot be "
+                                "trained: distil before that pass");
+  }
+  const auto* const quantized = std::get_if<QuantizedWeight>(&linear.weight);
+  if (quantized != nullptr && quantized->code_type != CodeType::integer) {
+    throw std::invalid_argument(linear.name + ": FP8 codes cannot be trained: distil before that pass");
+  }
+}
+
+}  // namespace
+
+StudentModel::StudentModel(const Checkpoint& checkpoint, const TrainedParts& parts, const IsTrained& is_trained,
+                           int64_t max_tokens, at::ScalarType compute)
+    : functions_(checkpoint.description(), max_tokens, compute) {
+  const ModelDescription& model = checkpoint.description();
+  functions_.set_input_formats(read_input_formats(checkpoint));
+  const auto read_norm = [&](const std::string& name, const NormDescription& norm, Views& views) {
+    at::Tensor gain_D = read_gain(checkpoint, norm);
+    const DType dtype = checkpoint.tensor(norm.name + ".weight").dtype;
+    views[name] = parts.vectors
+                      ? float_view(norm.name + ".weight", ParameterKind::gain, gain_D, dtype, {}, norm.unit_offset)
+                      : frozen_view(std::move(gain_D));
+  };
+  const auto read_outer = [&](const char* name, const LinearDescription& table) {
+    const LinearWeights linear = checkpoint.linear(table);
+    const auto* const dense = std::get_if<DenseWeight>(&linear.weight);
+    if (parts.embedding && dense != nullptr && linear.input.is_plain()) {
+      outer_[name] = float_view(table.name + ".weight", ParameterKind::weight, dense_values(linear), dense->dtype);
+    } else if (parts.embedding) {
+      throw std::invalid_argument(table.name + ": an embedding or head in codes is not trained: leave 'embedding' out");
+    } else {
+      outer_[name] = frozen_view(dense_values(linear).to(compute));
+    }
+    checkpoint.drop_pages(table);
+  };
+  read_outer(kEmbedding, checkpoint.embedding());
+  if (!model.tied_head) read_outer(kHead, checkpoint.head());
+  read_norm(kFinalNorm, model.final_norm, outer_);
+  for (const BlockDescription& block : model.blocks) {
+    Views& views = blocks_.emplace_back();
+    for (const LinearDescription& linear : linears_of(block)) {
+      read_linear(checkpoint, linear, is_trained(linear.name) ? parts : TrainedParts{false, false, false, false},
+                  views);
+    }
+    for (const NormDescription& norm : norms_of(block)) read_norm(norm.name + ".weight", norm, views);
+  }
+}
+
+void StudentModel::read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts,
+                               Views& views) {
+  const LinearWeights weights = checkpoint.linear(linear);
+  check_trainable(weights);
+  const std::string name = linear.name + ".weight";
+  if (const auto* const quantized = std::get_if<QuantizedWeight>(&weights.weight)) {
+    views[name] = std::make_unique<GridView>(linear.name, *quantized, parts.weights, parts.scales);
+  } else {
+    const auto& dense = std::get<DenseWeight>(weights.weight);
+    at::Tensor weight_OI = dense_values(weights);
+    if (parts.weights) {
+      const ZeroCount zeros = count_zeros(weights, dense.pattern);
+      const bool is_pruned =
+          !dense.pattern.is_dense() || zeros.num_zeros * kPrunedShare > linear.num_out * linear.num_in;
+      views[name] =
+          float_view(name, ParameterKind::weight, weight_OI, dense.dtype, is_pruned ? weight_OI.ne(0.0) : at::Tensor());
+    } else {
+      views[name] = frozen_view(weight_OI.to(functions_.compute_type()));
+    }
+  }
+  if (linear.has_bias) {
+    const at::Tensor bias_O = float_tensor(weights.bias_O);
+    const std::string bias = linear.name + ".bias";
+    views[bias] = parts.vectors ? float_view(bias, ParameterKind::bias, bias_O, checkpoint.tensor(bias).dtype)
+                                : frozen_view(bias_O.to(functions_.compute_type()));
+  }
+  checkpoint.drop_pages(linear);
+}
+
+std::vector<Parameter*> StudentModel::parameters() {
+  std::vector<Parameter*> parameters;
+  const auto append = [&](Views& views) {
+    for (auto& [name, view] : views) {
+      const std::vector<Parameter*> own = view->parameters();
+      parameters.insert(parameters.end(), own.begin(), own.end());
+    }
+  };
+  append(outer_);
+  for (Views& views : blocks_) append(views);
+  return parameters;
+}
+
+TrainedTensors StudentModel::leaves(const Views& views) const {
+  TrainedTensors tensors;
+  for (const auto& [name, view] : views) {
+    at::Tensor value = view->value(functions_.compute_type());
+    if (view->is_trained()) {
+      value = value.detach().requires_grad_(true);
+      tensors.trained.push_back(name);
+    }
+    tensors.all.emplace(name, std::move(value));
+  }
+  return tensors;
+}
+
+TrainedTensors StudentModel::block(int64_t index) const {
+  return leaves(blocks_[static_cast<size_t>(index)]);
+}
+
+TrainedTensors StudentModel::outer() const {
+  return leaves(outer_);
+}
+
+at::Tensor StudentModel::head(const TrainedTensors& outer) const {
+  return outer.all.find(description().tied_head ? kEmbedding : kHead)->second;
+}
+
+void StudentModel::add_gradients(Views& views, const TrainedTensors& tensors, std::span<const at::Tensor> gradients) {
+  if (gradients.size() != tensors.trained.size()) {
+    throw std::invalid_argument("add_gradients: expected " + std::to_string(tensors.trained.size()) +
+                                " gradients, found " + std::to_string(gradients.size()));
+  }
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i].defined()) views.find(tensors.trained[i])->second->add_gradient(gradients[i]);
+  }
+}
+
+void StudentModel::add_block_gradients(int64_t index, const TrainedTensors& tensors,
+                                       std::span<const at::Tensor> gradients) {
+  add_gradients(blocks_[static_cast<size_t>(index)], tensors, gradients);
+}
+
+void StudentModel::add_outer_gradients(const TrainedTensors& tensors, std::span<const at::Tensor> gradients) {
+  add_gradients(outer_, tensors, gradients);
+}
+
+void StudentModel::check_zeros() const {
+  for (const Views& views : blocks_) {
+    for (const auto& [name, view] : views) view->check_zeros();
+  }
+}
+
+WeightView& StudentModel::view(const std::string& name) const {
+  for (const Views& views : blocks_) {
+    if (const auto found = views.find(name); found != views.end()) return *found->second;
+  }
+  return *outer_.at(name);
+}
+
+}  // namespace pare

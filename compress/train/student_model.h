@@ -1,0 +1,71 @@
+// A model that is trained: every tensor of the checkpoint as a view of what an optimizer changes, or frozen.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compress/recipe/distill_pass.h"
+#include "compress/train/functional_model.h"
+#include "compress/train/weight_view.h"
+#include "runtime/model/checkpoint.h"
+
+namespace pare {
+
+// Tensors of the forward pass as leaves of autograd: those that are trained require a gradient.
+struct TrainedTensors {
+  NamedTensors all;
+  std::vector<std::string> trained;  // names, in order
+};
+
+// A weight of which more than one in so many is exactly 0 was pruned: bfloat16 has no zeros by chance.
+inline constexpr int64_t kPrunedShare = 20;
+
+// Whether a linear of that name is trained at all.
+using IsTrained = std::function<bool(const std::string& linear)>;
+
+class StudentModel {
+ public:
+  // Reads the checkpoint, in any container. The zeros of pruned linears are kept: of those that promise a pattern, and
+  // of dense ones that have as many zeros as only pruning makes (kPrunedShare). Throws std::invalid_argument: encoders;
+  // what cannot be trained (FP8 codes, outlier columns), with what to do.
+  StudentModel(const Checkpoint& checkpoint, const TrainedParts& parts, const IsTrained& is_trained, int64_t max_tokens,
+               at::ScalarType compute);
+
+  const ModelDescription& description() const { return functions_.description(); }
+  const FunctionalModel& functions() const { return functions_; }
+  int64_t num_blocks() const { return static_cast<int64_t>(blocks_.size()); }
+  // In a fixed order: embedding, blocks, final norm, head.
+  std::vector<Parameter*> parameters();
+
+  TrainedTensors block(int64_t index) const;
+  // "embedding", "final_norm", and "head" unless tied to the embedding.
+  TrainedTensors outer() const;
+  at::Tensor head(const TrainedTensors& outer) const;
+  // gradients: one for each of `trained`; undefined ones are 0.
+  void add_block_gradients(int64_t index, const TrainedTensors& tensors, std::span<const at::Tensor> gradients);
+  void add_outer_gradients(const TrainedTensors& tensors, std::span<const at::Tensor> gradients);
+  // Throws std::logic_error where a pruned weight has a value.
+  void check_zeros() const;
+
+  // Of a tensor of the blocks, under its name in the checkpoint without a container's endings
+  // ("model.layers.0.self_attn.q_proj.weight"), or of the three below.
+  WeightView& view(const std::string& name) const;
+
+  static constexpr const char* kEmbedding = "embedding";
+  static constexpr const char* kFinalNorm = "final_norm";
+  static constexpr const char* kHead = "head";
+
+ private:
+  using Views = std::map<std::string, std::unique_ptr<WeightView>, std::less<>>;
+  void read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts, Views& views);
+  TrainedTensors leaves(const Views& views) const;
+  static void add_gradients(Views& views, const TrainedTensors& tensors, std::span<const at::Tensor> gradients);
+
+  FunctionalModel functions_;
+  std::vector<Views> blocks_;
+  Views outer_;
+};
+
+}  // namespace pare

@@ -1,0 +1,253 @@
+#include "compress/train/trainer.h"
+
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string>
+
+#include "distill/adamw.h"
+#include "runtime/system/interrupt.h"
+
+namespace pare {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Between two states on disk: at least this long, and so long that saving takes a twentieth of the time.
+constexpr double kSecondsBetweenSaves = 60.0;
+constexpr double kSaveShare = 20.0;
+
+// A permutation of 0 .. num_windows - 1: Fisher and Yates with numbers of the Mersenne Twister, the same everywhere.
+std::vector<int64_t> order_of_epoch(int64_t num_windows, uint64_t seed, int64_t epoch) {
+  std::vector<int64_t> order(static_cast<size_t>(num_windows));
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937_64 random(seed * 0x9E3779B97F4A7C15ull + static_cast<uint64_t>(epoch));
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
+  return order;
+}
+
+double rate_of(ParameterKind kind, const DistillOptions& options) {
+  switch (kind) {
+    case ParameterKind::scale:
+      return options.scale_learning_rate;
+    case ParameterKind::offset:
+      return options.offset_learning_rate;
+    default:
+      return options.learning_rate;
+  }
+}
+
+// Decay pulls weights towards 0; a gain, a bias, a grid's scale or an offset has no reason to go there.
+AdamWOptions optimizer_of(ParameterKind kind, AdamWOptions options) {
+  if (kind != ParameterKind::weight) options.weight_decay = 0.0;
+  return options;
+}
+
+class Training {
+ public:
+  Training(const TrainingWindows& data, const DistillOptions& options, Teacher* teacher, StudentModel& student,
+           TrainingStore& store, Progress& progress)
+      : data_(data),
+        options_(options),
+        teacher_(teacher),
+        student_(student),
+        store_(store),
+        progress_(progress),
+        num_steps_(num_training_steps(options, data.training.num_tokens)) {
+    for (Parameter* parameter : student.parameters()) {
+      parameters_.push_back({parameter, at::zeros_like(parameter->value), at::zeros_like(parameter->value)});
+    }
+  }
+
+  TrainingState run(const std::function<void()>& between, TrainingSpeed& speed) {
+    const std::optional<TrainingState> kept = store_.load(parameters_);
+    if (kept) {
+      state_ = *kept;
+      progress_.print("training goes on behind step " + std::to_string(state_.step) + " of " +
+                      std::to_string(num_steps_));
+    } else {
+      validate(0.0);
+    }
+    first_step_ = state_.step;
+    start_ = last_save_ = Clock::now();
+    progress_.begin("train", num_steps_, "steps");
+    while (state_.step < num_steps_ && !state_.is_stopped) {
+      if (interrupt_requested()) store_.save(state_, parameters_);
+      throw_if_interrupted();
+      between();
+      step();
+      progress_.update(state_.step);
+    }
+    progress_.finish();
+    speed = {seconds_training(), (state_.step - first_step_) * options_.batch * data_.training.num_tokens};
+    if (state_.best_step != state_.step) store_.load_best(state_, parameters_);
+    return state_;
+  }
+
+ private:
+  bool validates_at(int64_t step) const {
+    return step * options_.validations / num_steps_ > (step - 1) * options_.validations / num_steps_;
+  }
+
+  void step() {
+    const int64_t number = state_.step + 1;
+    const std::vector<int64_t> windows =
+        windows_of_step(number, options_.batch, data_.training.num_windows, static_cast<uint64_t>(options_.seed));
+    const int64_t num_labels = options_.batch * (data_.training.num_tokens - 1);
+    for (int64_t first = 0; first < options_.batch; first += options_.micro_batch) {
+      const TokenBatch batch =
+          make_batch(data_.training,
+                     std::span(windows).subspan(static_cast<size_t>(first), static_cast<size_t>(options_.micro_batch)));
+      const BatchLoss loss = train_on(batch, options_.loss, options_.recompute, num_labels, teacher_, student_);
+      state_.loss_sum += loss.sum;
+      state_.loss_labels += loss.num_labels;
+    }
+    const double rate = learning_rate_at(number, num_steps_, warmup_steps(), 1.0, options_.final_rate);
+    update(number, rate);
+    state_.step = number;
+    if (validates_at(number)) {
+      validate(rate * options_.learning_rate);
+    } else if (is_time_to_save()) {
+      save();
+    }
+  }
+
+  int64_t warmup_steps() const {
+    return static_cast<int64_t>(std::llround(options_.warmup * static_cast<double>(num_steps_)));
+  }
+
+  void update(int64_t number, double rate) {
+    std::vector<at::Tensor> gradients;
+    for (const OptimizedParameter& item : parameters_) gradients.push_back(item.parameter->gradient);
+    const double norm = gradient_norm(gradients);
+    if (!std::isfinite(norm)) {
+      throw std::runtime_error("step " + std::to_string(number) +
+                               ": the gradient is not finite: lower 'learning_rate' or raise 'warmup'");
+    }
+    const double factor = clip_factor(norm, options_.clip);
+    for (OptimizedParameter& item : parameters_) {
+      Parameter& parameter = *item.parameter;
+      adamw_step(parameter.gradient, factor, number, rate * rate_of(parameter.kind, options_),
+                 optimizer_of(parameter.kind, options_.optimizer), parameter.value, item.first, item.second);
+      parameter.gradient.zero_();
+    }
+    student_.check_zeros();
+  }
+
+  void validate(double rate) {
+    const auto start = Clock::now();
+    TrainingPoint point{
+        .step = state_.step,
+        .num_tokens = state_.step * options_.batch * data_.training.num_tokens,
+        .validation_perplexity = pare::validation_perplexity(data_.validation, options_.micro_batch, student_),
+        .learning_rate = rate};
+    if (state_.loss_labels > 0) point.loss = state_.loss_sum / static_cast<double>(state_.loss_labels);
+    state_.loss_sum = 0.0;
+    state_.loss_labels = 0;
+    state_.curve.push_back(point);
+    if (state_.curve.size() == 1 || point.validation_perplexity < state_.best_perplexity) {
+      state_.best_step = state_.step;
+      state_.best_perplexity = point.validation_perplexity;
+      store_.save_best(state_.step, parameters_);
+    }
+    state_.is_stopped = options_.patience > 0 && state_.validations_since_best() >= options_.patience;
+    print(point);
+    save();
+    seconds_validating_ += seconds_since(start);
+  }
+
+  void print(const TrainingPoint& point) const {
+    std::string row = "step " + std::to_string(point.step) + "/" + std::to_string(num_steps_) + "  tokens " +
+                      std::to_string(point.num_tokens) + "  loss " +
+                      (point.step == 0 ? std::string("-") : format_number(point.loss, 4)) + "  validation perplexity " +
+                      format_number(point.validation_perplexity, 3);
+    const int64_t num_done = state_.step - first_step_;
+    if (num_done > 0) {
+      const double seconds = seconds_training();
+      row += "  " +
+             format_number(static_cast<double>(num_done * options_.batch * data_.training.num_tokens) / seconds, 0) +
+             " tokens/s  " +
+             format_duration(seconds / static_cast<double>(num_done) * static_cast<double>(num_steps_ - state_.step)) +
+             " left";
+    }
+    progress_.print(row);
+  }
+
+  double seconds_training() const { return seconds_since(start_) - seconds_validating_ - seconds_saving_; }
+
+  bool is_time_to_save() const {
+    return seconds_since(last_save_) > std::max(kSecondsBetweenSaves, kSaveShare * save_seconds_);
+  }
+
+  void save() {
+    const auto start = Clock::now();
+    store_.save(state_, parameters_);
+    save_seconds_ = seconds_since(start);
+    seconds_saving_ += save_seconds_;
+    last_save_ = Clock::now();
+  }
+
+  const TrainingWindows& data_;
+  const DistillOptions& options_;
+  Teacher* teacher_;
+  StudentModel& student_;
+  TrainingStore& store_;
+  Progress& progress_;
+  int64_t num_steps_;
+  std::vector<OptimizedParameter> parameters_;
+  TrainingState state_;
+  int64_t first_step_ = 0;
+  Clock::time_point start_ = Clock::now(), last_save_ = Clock::now();
+  double save_seconds_ = 0.0, seconds_saving_ = 0.0, seconds_validating_ = 0.0;
+};
+
+}  // namespace
+
+std::vector<int64_t> windows_of_step(int64_t step, int64_t batch, int64_t num_windows, uint64_t seed) {
+  std::vector<int64_t> chosen;
+  std::vector<int64_t> order;
+  int64_t order_epoch = -1;
+  for (int64_t place = (step - 1) * batch; place < step * batch; ++place) {
+    if (const int64_t epoch = place / num_windows; epoch != order_epoch) {
+      order = order_of_epoch(num_windows, seed, epoch);
+      order_epoch = epoch;
+    }
+    chosen.push_back(order[static_cast<size_t>(place % num_windows)]);
+  }
+  return chosen;
+}
+
+int64_t num_training_steps(const DistillOptions& options, int64_t num_tokens) {
+  const int64_t tokens_of_step = options.batch * num_tokens;
+  return (options.total_tokens + tokens_of_step - 1) / tokens_of_step;
+}
+
+TrainingState train(const TrainingWindows& data, const DistillOptions& options, Teacher* teacher, StudentModel& student,
+                    TrainingStore& store, Progress& progress, const std::function<void()>& between,
+                    TrainingSpeed& speed) {
+  return Training(data, options, teacher, student, store, progress).run(between, speed);
+}
+
+double validation_perplexity(const TokenWindows& windows, int64_t micro_batch, const StudentModel& student) {
+  BatchLoss loss;
+  for (int64_t first = 0; first < windows.num_windows; first += micro_batch) {
+    throw_if_interrupted();
+    std::vector<int64_t> chosen(static_cast<size_t>(std::min(micro_batch, windows.num_windows - first)));
+    std::iota(chosen.begin(), chosen.end(), first);
+    const BatchLoss part = score(make_batch(windows, chosen), student);
+    loss.sum += part.sum;
+    loss.num_labels += part.num_labels;
+  }
+  const double perplexity = std::exp(loss.sum / static_cast<double>(loss.num_labels));
+  if (!std::isfinite(perplexity)) {
+    throw std::runtime_error("validation: the likelihood is not finite: lower 'learning_rate' or raise 'warmup'");
+  }
+  return perplexity;
+}
+
+}  // namespace pare

@@ -1,0 +1,44 @@
+// The training loop: batches in a seeded order, AdamW with warm-up and cosine, validation, the best checkpoint kept.
+// One state on disk at a time (training_state.h); a run that was killed goes on with the same bits, on the same number
+// of threads.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "compress/recipe/distill_pass.h"
+#include "compress/train/student_model.h"
+#include "compress/train/train_step.h"
+#include "compress/train/training_state.h"
+#include "runtime/files/npy.h"
+#include "runtime/system/progress.h"
+
+namespace pare {
+
+struct TrainingWindows {
+  TokenWindows training, validation;
+};
+
+// The windows of step `step` (from 1 on): every epoch takes all of them once, in an order that follows from the seed
+// and the epoch. [batch].
+std::vector<int64_t> windows_of_step(int64_t step, int64_t batch, int64_t num_windows, uint64_t seed);
+// As many steps as total_tokens ask for, rounded up.
+int64_t num_training_steps(const DistillOptions& options, int64_t num_tokens);
+
+struct TrainingSpeed {
+  double seconds = 0.0;  // of this process, without validation
+  int64_t num_tokens = 0;
+};
+
+// Trains the student and leaves it with the best values; returns the state at the end. teacher: null for hard labels.
+// between: called before each step; may throw. Throws Interrupted (the state is saved before), std::runtime_error where
+// the loss is not finite (which step).
+TrainingState train(const TrainingWindows& data, const DistillOptions& options, Teacher* teacher, StudentModel& student,
+                    TrainingStore& store, Progress& progress, const std::function<void()>& between,
+                    TrainingSpeed& speed);
+
+// exp of the mean of -log q(label) over all windows. Throws std::runtime_error where that is not finite.
+double validation_perplexity(const TokenWindows& windows, int64_t micro_batch, const StudentModel& student);
+
+}  // namespace pare

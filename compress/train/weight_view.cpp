@@ -1,0 +1,172 @@
+#include "compress/train/weight_view.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace pare {
+namespace {
+
+class FrozenView : public WeightView {
+ public:
+  explicit FrozenView(at::Tensor value) : value_(std::move(value)) {}
+  at::Tensor value(at::ScalarType) const override { return value_; }
+  void add_gradient(const at::Tensor&) override { throw std::logic_error("a frozen weight was given a gradient"); }
+  std::vector<Parameter*> parameters() override { return {}; }
+
+ private:
+  at::Tensor value_;
+};
+
+class FloatView : public WeightView {
+ public:
+  FloatView(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype, at::Tensor kept,
+            bool unit_offset)
+      : dtype_(dtype), kept_(std::move(kept)), unit_offset_(unit_offset) {
+    parameter_.name = std::move(name);
+    parameter_.kind = kind;
+    parameter_.value = value.to(at::kFloat).contiguous().clone();
+    parameter_.gradient = at::zeros_like(parameter_.value);
+  }
+
+  at::Tensor value(at::ScalarType compute) const override {
+    if (parameter_.kind == ParameterKind::gain) compute = at::kFloat;
+    if (compute == at::kBFloat16 && dtype_ == DType::BF16 && !unit_offset_) return parameter_.value.to(compute);
+    return unit_offset_ ? stored().add_(1.0).to(compute) : stored().to(compute);
+  }
+
+  void add_gradient(const at::Tensor& gradient) override {
+    if (kept_.defined()) {
+      parameter_.gradient.add_(gradient.mul(kept_));
+    } else {
+      parameter_.gradient.add_(gradient);
+    }
+  }
+
+  at::Tensor stored() const override {
+    return rounded_to(unit_offset_ ? parameter_.value.sub(1.0) : parameter_.value, dtype_);
+  }
+
+  std::vector<Parameter*> parameters() override { return {&parameter_}; }
+
+  void check_zeros() const override {
+    if (!kept_.defined()) return;
+    if (parameter_.value.ne(0.0).logical_and_(kept_.logical_not()).any().item<bool>()) {
+      throw std::logic_error(parameter_.name + ": a step gave a pruned weight a value");
+    }
+  }
+
+ private:
+  Parameter parameter_;
+  DType dtype_;
+  at::Tensor kept_;
+  bool unit_offset_;
+};
+
+}  // namespace
+
+at::Tensor rounded_to(const at::Tensor& x, DType dtype) {
+  switch (dtype) {
+    case DType::F32:
+      return x.clone();
+    case DType::F16:
+      return x.to(at::kHalf).to(at::kFloat);
+    case DType::BF16:
+      return x.to(at::kBFloat16).to(at::kFloat);
+    default:
+      throw std::invalid_argument("rounded_to: expected F32, F16 or BF16, found " + std::string(dtype_name(dtype)));
+  }
+}
+
+std::unique_ptr<WeightView> frozen_view(at::Tensor value) {
+  return std::make_unique<FrozenView>(std::move(value));
+}
+
+std::unique_ptr<WeightView> float_view(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype,
+                                       at::Tensor kept, bool unit_offset) {
+  return std::make_unique<FloatView>(std::move(name), kind, value, dtype, std::move(kept), unit_offset);
+}
+
+GridView::GridView(const std::string& name, const QuantizedWeight& weight, bool trains_offsets, bool trains_scales)
+    : trains_offsets_(trains_offsets), trains_scales_(trains_scales) {
+  if (weight.code_type != CodeType::integer) {
+    throw std::invalid_argument(name + ": expected integer codes, found FP8, which cannot be trained");
+  }
+  start_ = weight;
+  start_.codes_OI.clear();
+  start_.scales_OG.clear();
+  const int64_t num_groups = weight.num_groups();
+  grid_.bits = weight.bits;
+  grid_.start_OI = at::empty({weight.num_out, weight.num_in}, at::kByte);
+  std::copy(weight.codes_OI.begin(), weight.codes_OI.end(), grid_.start_OI.data_ptr<uint8_t>());
+  grid_.zeros_OG = at::full({weight.num_out, num_groups}, static_cast<double>(1 << (weight.bits - 1)), at::kFloat);
+  if (!weight.symmetric) {
+    std::copy(weight.zeros_OG.begin(), weight.zeros_OG.end(), grid_.zeros_OG.data_ptr<float>());
+  }
+  grid_.group_I = at::empty({weight.num_in}, at::kLong);
+  for (int64_t i = 0; i < weight.num_in; ++i) grid_.group_I.data_ptr<int64_t>()[i] = weight.group(i);
+  unit_OG_ = at::empty({weight.num_out, num_groups}, at::kFloat);
+  std::copy(weight.scales_OG.begin(), weight.scales_OG.end(), unit_OG_.data_ptr<float>());
+  if (!weight.pattern.is_dense()) {
+    grid_.kept_OI = grid_.start_OI.to(at::kFloat).ne(grid_.zeros_OG.index_select(1, grid_.group_I));
+  }
+  offsets_.name = name + ".weight.offset";
+  offsets_.kind = ParameterKind::offset;
+  offsets_.value = at::zeros({weight.num_out, weight.num_in}, at::kFloat);
+  if (trains_offsets_) offsets_.gradient = at::zeros_like(offsets_.value);
+  scales_.name = name + ".weight.scale";
+  scales_.kind = ParameterKind::scale;
+  scales_.value = at::ones({weight.num_out, num_groups}, at::kFloat);
+  if (trains_scales_) scales_.gradient = at::zeros_like(scales_.value);
+}
+
+at::Tensor GridView::stored_scales() const {
+  if (!trains_scales_) return unit_OG_;
+  // A scale that training would turn negative stays at the smallest that its type tells from 0.
+  return rounded_to(unit_OG_.mul(scales_.value.clamp_min(1e-3)), start_.scale_dtype);
+}
+
+at::Tensor GridView::value(at::ScalarType compute) const {
+  return weight_of(grid_, codes_of(grid_, offsets_.value), stored_scales()).to(compute);
+}
+
+void GridView::add_gradient(const at::Tensor& gradient) {
+  const GridGradients gradients = grid_gradients(grid_, offsets_.value, stored_scales(), gradient.to(at::kFloat));
+  if (trains_offsets_) offsets_.gradient.add_(gradients.offsets_OI);
+  if (trains_scales_) scales_.gradient.add_(gradients.scales_OG.mul(unit_OG_));
+}
+
+std::vector<Parameter*> GridView::parameters() {
+  std::vector<Parameter*> parameters;
+  if (trains_offsets_) parameters.push_back(&offsets_);
+  if (trains_scales_) parameters.push_back(&scales_);
+  return parameters;
+}
+
+void GridView::check_zeros() const {
+  if (!grid_.kept_OI.defined()) return;
+  const at::Tensor is_zero_OI =
+      codes_of(grid_, offsets_.value).to(at::kFloat).eq(grid_.zeros_OG.index_select(1, grid_.group_I));
+  if (is_zero_OI.logical_or_(grid_.kept_OI).logical_not().any().item<bool>()) {
+    throw std::logic_error(offsets_.name + ": a step gave a pruned weight a value");
+  }
+}
+
+QuantizedWeight GridView::weight() const {
+  QuantizedWeight weight = start_;
+  const at::Tensor codes_OI = codes_of(grid_, offsets_.value).contiguous();
+  const at::Tensor scales_OG = stored_scales().contiguous();
+  weight.codes_OI.assign(codes_OI.const_data_ptr<uint8_t>(), codes_OI.const_data_ptr<uint8_t>() + codes_OI.numel());
+  weight.scales_OG.assign(scales_OG.const_data_ptr<float>(), scales_OG.const_data_ptr<float>() + scales_OG.numel());
+  return weight;
+}
+
+}  // namespace pare

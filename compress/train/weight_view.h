@@ -1,0 +1,77 @@
+// How a tensor of the forward pass follows from what an optimizer changes. The forward pass always sees what would be
+// stored: values rounded to the file's type, codes on their grid, zeros in pruned places; gradients pass straight
+// through the rounding. So what is measured in training is what the artifact gives.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "distill/straight_through.h"
+#include "runtime/format/linear_weights.h"
+#include "runtime/format/stored_linear.h"
+
+namespace pare {
+
+// Of what a parameter is, which decides its learning rate: a weight in floating point, a gain or a bias; the scales of
+// a grid, whose steps are relative to their size; offsets on it, in steps of the grid.
+enum class ParameterKind { weight, gain, bias, scale, offset };
+
+struct Parameter {
+  std::string name;  // unique: the tensor's, with ".offset" or ".scale" for a grid's
+  ParameterKind kind = ParameterKind::weight;
+  at::Tensor value;     // float32
+  at::Tensor gradient;  // likewise; zero between steps
+};
+
+class WeightView {
+ public:
+  virtual ~WeightView() = default;
+  // What the forward pass multiplies with, in the type `compute` (gains in float32, frozen tensors as they were given),
+  // of its own memory or shared and never changed.
+  virtual at::Tensor value(at::ScalarType compute) const = 0;
+  // float32, what a file holds: value() but for unit offsets.
+  virtual at::Tensor stored() const { return value(at::kFloat); }
+  // Adds what a loss with this gradient by value() has by each parameter.
+  virtual void add_gradient(const at::Tensor& gradient) = 0;
+  virtual std::vector<Parameter*> parameters() = 0;
+  bool is_trained() { return !parameters().empty(); }
+  // After a step: throws std::logic_error where a pruned weight has a value.
+  virtual void check_zeros() const {}
+};
+
+// Never changes; in the type that the forward pass takes.
+std::unique_ptr<WeightView> frozen_view(at::Tensor value);
+
+// A float tensor that is stored as `dtype` (F32, F16, BF16). kept: bool, of its shape; undefined: all. unit_offset: what
+// is stored is the value less 1 (gemma's gains).
+std::unique_ptr<WeightView> float_view(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype,
+                                       at::Tensor kept = {}, bool unit_offset = false);
+
+// Codes and scales of integers in groups; scales are stored as weight.scale_dtype. Either or both are trained.
+// Throws std::invalid_argument for FP8 codes, which have no grid of equal steps.
+class GridView : public WeightView {
+ public:
+  GridView(const std::string& name, const QuantizedWeight& weight, bool trains_offsets, bool trains_scales);
+  at::Tensor value(at::ScalarType compute) const override;
+  void add_gradient(const at::Tensor& gradient) override;
+  std::vector<Parameter*> parameters() override;
+  void check_zeros() const override;
+  // As it is to be stored.
+  QuantizedWeight weight() const;
+
+ private:
+  at::Tensor stored_scales() const;
+  QuantizedWeight start_;  // without codes and scales
+  TrainedGrid grid_;
+  bool trains_offsets_, trains_scales_;
+  Parameter offsets_, scales_;
+  at::Tensor unit_OG_;  // what a scale parameter of 1 stands for: the scales that training starts from
+};
+
+// The type's values of x, as float32.
+at::Tensor rounded_to(const at::Tensor& x, DType dtype);
+
+}  // namespace pare
