@@ -119,7 +119,7 @@ TEST_F(Pipeline, MoreBitsAndBetterMethodsGiveLessError) {
 TEST_F(Pipeline, AnswersToInstructionsAreScoredBesideTheOriginals) {
   const std::string data = std::string(PARE_SOURCE_DIR) + "/calibration_data/";
   const std::string instructions = data + "instructions.jsonl", model = data + "stories260k";
-  const std::string recipe = "model: " + model + "\npasses:\n  - rtn: {bits: 3, group_size: 32}\nevaluate:\n" +
+  const std::string recipe = "model: " + model + "\npasses:\n  - rtn: {bits: 3, group_size: -1}\nevaluate:\n" +
                              "  - instructions: {file: " + instructions +
                              ", examples: 3, max_new_tokens: 24, prompt_template: plain";
   const Outcome outcome = run(recipe + "}\n", "answers", {"--json"});
@@ -139,7 +139,7 @@ TEST_F(Pipeline, AnswersToInstructionsAreScoredBesideTheOriginals) {
   const Json alone = Json::parse(run(recipe + ", reference: false}\n", "alone", {"--json"}).out);
   EXPECT_FALSE(alone.at("instructions").at(0).contains("difference"));
   EXPECT_EQ(alone.at("instructions").at(0).at("scores"), found.at("scores"));
-  expect_refused(run("model: " + model + "\npasses:\n  - rtn: {bits: 3, group_size: 32}\nevaluate:\n" +
+  expect_refused(run("model: " + model + "\npasses:\n  - rtn: {bits: 3, group_size: -1}\nevaluate:\n" +
                          "  - instructions: {file: " + instructions + ", examples: 3, max_new_tokens: 512}\n",
                      "out"),
                  {"instructions.jsonl, example 1", "512 new ones"});

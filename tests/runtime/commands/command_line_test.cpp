@@ -204,7 +204,7 @@ TEST_F(PareRuntime, WrongUsageExitsWith2) {
   expect_failure("eval m --text t --temperature 1", 2, {"--temperature belongs to --instructions"});
   expect_failure("eval m --text t --show", 2, {"--show belongs to --instructions"});
   expect_failure("eval m --instructions i --protocol llama.cpp", 2, {"--protocol belongs to --text"});
-  expect_failure("eval m --instructions i --prompt-template alpca", 2, {"plain or alpaca or chatml", "'alpaca'"});
+  expect_failure("eval m --instructions i --prompt-template alpca", 2, {"plain, alpaca, chatml", "'alpaca'"});
   expect_failure("eval m --instructions i --max-new-tokens 0", 2, {"--max-new-tokens", "at least 1"});
 }
 
