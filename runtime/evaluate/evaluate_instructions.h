@@ -1,6 +1,6 @@
 // How well a model follows instructions: it answers each in its own words, and Rouge-L says how much of a right answer
 // the words have. What distilled students are published with: MiniLLM (arXiv 2306.08543, section 3.1; evaluate_main.py
-// and rouge_metric.py of microsoft/LMOps at 4f2a9de, minillm) and DistiLLM (jongwooko/distillm, the same rouge_metric.py).
+// and rouge_metric.py of microsoft/LMOps at 4f2a9de, minillm) and DistiLLM (jongwooko/distillm, the same metric).
 // They score stemmed words, take the best of several references, print 100 times the mean, and draw at temperature 1
 // with 5 seeds, in up to 512 tokens with the prompt. They also forbid an answer to repeat six tokens in a row, which is
 // not done here: a greedy answer that runs in circles scores lower.

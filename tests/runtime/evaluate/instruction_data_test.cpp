@@ -43,9 +43,10 @@ TEST_F(InstructionFile, AlpacasFormAsListAndAsLines) {
 }
 
 TEST_F(InstructionFile, EachInstanceOfSelfInstructIsAnExample) {
-  const InstructionData data = read(
-      R"({"name": "n", "instruction": "Add.", "instances": [{"input": "1 2", "output": "3"}, {"input": "", "output": "0"}]})",
-      "data.jsonl");
+  const InstructionData data =
+      read(R"({"name": "n", "instruction": "Add.", "instances": [{"input": "1 2", "output": "3"}, )"
+           R"({"input": "", "output": "0"}]})",
+           "data.jsonl");
   ASSERT_EQ(data.examples.size(), 2u);
   EXPECT_EQ(data.examples[0].input, "1 2");
   EXPECT_EQ(data.examples[1].instruction, "Add.");
