@@ -6,6 +6,7 @@
 #include "compress/survey/survey.h"
 #include "runtime/engine/transformer.h"
 #include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/evaluate_instructions.h"
 #include "runtime/system/interrupt.h"
 
 namespace pare {
@@ -44,6 +45,18 @@ class DecoderKind : public ModelKind {
       const TokenWindows& windows = data.evaluations[i].windows;
       workload.evaluations.push_back({windows.num_windows, windows.num_tokens, recipe.evaluate[i].reference});
     }
+    for (size_t i = 0; i < data.prompts.size(); ++i) {
+      const InstructionsRecipe& item = recipe.instructions[i];
+      AnswersExtent answers{.num_examples = static_cast<int64_t>(data.prompts[i].ids.size()),
+                            .max_new_tokens = item.options.max_new_tokens,
+                            .reference = item.reference};
+      for (const std::vector<int32_t>& ids : data.prompts[i].ids) {
+        const auto num_tokens = static_cast<int64_t>(ids.size());
+        answers.prompt_tokens += num_tokens;
+        answers.longest_tokens = std::max(answers.longest_tokens, num_tokens + item.options.max_new_tokens);
+      }
+      workload.answers.push_back(answers);
+    }
     if (recipe.budget) {  // the loss that the survey predicted is measured
       workload.evaluations.push_back({workload.survey->extent.num_windows, workload.survey->extent.num_tokens, true});
       workload.linear_bytes = budget_bytes(*recipe.budget, plan, checkpoint_);
@@ -68,7 +81,7 @@ class DecoderKind : public ModelKind {
 
   void evaluate(const Recipe& recipe, const RunData& data, const fs::path& directory, const Checkpoint& original,
                 int num_threads, Progress& progress, RunReport& report) const override {
-    if (recipe.evaluate.empty() && !recipe.budget) return;
+    if (recipe.evaluate.empty() && recipe.instructions.empty() && !recipe.budget) return;
     const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), num_threads);
     const Checkpoint artifact = Checkpoint::open(directory);
     Transformer model = Transformer::load(artifact, *backend);
@@ -89,6 +102,24 @@ class DecoderKind : public ModelKind {
       const PerplexityRecipe& item = recipe.evaluate[i];
       report.evaluations.push_back(
           measure(data.evaluations[i], item.reference, {.kv = item.kv_bits, .products = item.attention_bits}));
+    }
+    if (!recipe.instructions.empty()) {
+      const Tokenizer tokenizer = Tokenizer::open(checkpoint_.directory());  // the artifact's is a copy
+      model.use_attention_bits({});
+      for (size_t i = 0; i < data.instructions.size(); ++i) {
+        const InstructionsRecipe& item = recipe.instructions[i];
+        const auto num_examples = static_cast<int64_t>(data.instructions[i].examples.size());
+        const auto answer = [&](Transformer& answerer, int64_t before) {
+          return evaluate_instructions(answerer, tokenizer, data.instructions[i], data.prompts[i], item.options,
+                                       [&](int64_t done, int64_t) { progress.update(before + done); });
+        };
+        if (item.reference && !reference) reference = Transformer::load(checkpoint_, *backend);
+        progress.begin("evaluate", num_examples * (item.reference ? 2 : 1), "examples");
+        report.instructions.push_back(answer(model, 0));
+        InstructionEvaluation& evaluation = report.instructions.back();
+        if (item.reference) evaluation.comparison = compare_instructions(evaluation, answer(*reference, num_examples));
+        progress.finish();
+      }
     }
     if (recipe.budget) report.budget_measured = measure(*data.survey, /*compares=*/true, {});
   }

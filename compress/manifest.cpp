@@ -178,6 +178,9 @@ std::string report_json(const RunReport& report) {
   json["perplexity"] = Json::array();
   for (const Evaluation& evaluation : report.evaluations)
     json["perplexity"].push_back(Json::parse(to_json(evaluation)));
+  for (const InstructionEvaluation& evaluation : report.instructions) {
+    json["instructions"].push_back(Json::parse(to_json(evaluation, /*with_texts=*/false)));
+  }
   for (const EmbeddingEvaluation& evaluation : report.embeddings) {
     json["embeddings"].push_back(Json::parse(to_json(evaluation)));
   }

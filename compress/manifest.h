@@ -14,6 +14,7 @@
 #include "compress/run_data.h"
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/evaluate_embeddings.h"
+#include "runtime/evaluate/evaluate_instructions.h"
 #include "runtime/model/checkpoint.h"
 
 namespace pare {
@@ -51,6 +52,7 @@ struct RunReport {
   int64_t num_resumed_blocks = 0;
   std::vector<std::string> events;
   std::vector<Evaluation> evaluations;
+  std::vector<InstructionEvaluation> instructions;
   std::vector<EmbeddingEvaluation> embeddings;
   // JSON objects, or empty for none.
   std::string sensitivity, budget, training;

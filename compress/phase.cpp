@@ -78,6 +78,7 @@ void print_result(const Phase& phase) {
   const auto& [report, progress] = std::tie(phase.report, phase.progress);
   for (const std::string& event : report.events) progress.print("event: " + event);
   for (const Evaluation& evaluation : report.evaluations) progress.print(to_text(evaluation));
+  for (const InstructionEvaluation& evaluation : report.instructions) progress.print(to_text(evaluation, false));
   for (const EmbeddingEvaluation& evaluation : report.embeddings) progress.print(to_text(evaluation));
   if (phase.choice) {
     const Comparison& measured = report.budget_measured->comparison.value();
@@ -112,6 +113,7 @@ InputFiles watch_files(const Recipe& recipe, const Checkpoint& checkpoint) {
   }
   if (recipe.sensitivity) files.add(recipe.sensitivity->text);
   for (const PerplexityRecipe& item : recipe.evaluate) files.add(item.text);
+  for (const InstructionsRecipe& item : recipe.instructions) files.add(item.file);
   for (const EmbeddingsRecipe& item : recipe.embeddings) files.add(item.pairs);
   return files;
 }

@@ -83,7 +83,7 @@ RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& c
   const bool has_survey_text = recipe.sensitivity && !recipe.sensitivity->text.empty();
   const bool reads_windows = needs_windows || (surveys && !has_survey_text);
   if ((reads_windows && needs_tokenizer(recipe.calibration->text)) ||
-      (has_survey_text && needs_tokenizer(recipe.sensitivity->text)) ||
+      (has_survey_text && needs_tokenizer(recipe.sensitivity->text)) || !recipe.instructions.empty() ||
       std::any_of(recipe.evaluate.begin(), recipe.evaluate.end(),
                   [&](const PerplexityRecipe& item) { return needs_tokenizer(item.text); })) {
     tokenizer = Tokenizer::open(checkpoint.directory());
@@ -125,6 +125,11 @@ RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& c
     const EvaluationOptions options{parse_protocol(item.protocol), item.context, item.num_windows};
     data.evaluations.push_back(
         make_scored_windows(item.text, tokenizer ? &*tokenizer : nullptr, checkpoint.description(), options));
+  }
+  for (const InstructionsRecipe& item : recipe.instructions) {
+    data.instructions.push_back(read_instructions(item.file, item.num_examples));
+    data.prompts.push_back(
+        make_prompts(data.instructions.back(), item.options, tokenizer.value(), checkpoint.description()));
   }
   return data;
 }

@@ -12,6 +12,7 @@
 #include "compress/walk/statistics_file.h"
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/evaluate_embeddings.h"
+#include "runtime/evaluate/evaluate_instructions.h"
 #include "runtime/files/npy.h"
 #include "runtime/tokenizer/tokenizer.h"
 
@@ -24,8 +25,10 @@ struct RunData {
   std::optional<CalibrationTexts> texts;     // of an encoder
   std::optional<ScoredWindows> survey;       // what sensitivities are measured on
   std::vector<ScoredWindows> evaluations;
-  std::vector<TextPairs> pairs;     // of an encoder's evaluations
-  std::vector<std::string> events;  // what the recipe asks of the data and they do not have, in words
+  std::vector<InstructionData> instructions;
+  std::vector<InstructionPrompts> prompts;  // of each of them
+  std::vector<TextPairs> pairs;             // of an encoder's evaluations
+  std::vector<std::string> events;          // what the recipe asks of the data and they do not have, in words
 };
 
 // Notes as an event that the data have fewer windows or texts (`what`) than the recipe asks for.

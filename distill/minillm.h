@@ -18,6 +18,12 @@
 // length normalization; and with b other than q ImportanceWeights::none, single_step (the paper's practice) and also
 // cumulative, equation 5 as written: its weight of token t reaches up to t, while the rewards after t come from b as
 // well.
+// The published code (microsoft/LMOps at 4f2a9de, minillm/minillm/losses.py and sampler.py, with the options of its
+// training scripts) departs from equation 7 in more than its clipped ratio, and these departures are not offered here:
+// its return keeps the token's own reward beside the single-step term, is discounted by 0.95 a token, divided by the
+// number of tokens summed (T - t + 1) and then shifted and scaled to mean 0 and variance 1 over the batch; rewards are
+// those of the student that sampled, twice as large (reward-scaling 0.5) and only then held within +- 100; the
+// single-step term has no importance weight.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -316,8 +316,9 @@ void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& m
             "out");
   refuse_if(recipe.calibration && !recipe.calibration->statistics.empty(),
             "calibration: statistics files are made of decoders: give an encoder 'text'");
-  refuse_if(!recipe.evaluate.empty(),
-            "evaluate: perplexity is one of decoders; an encoder is measured by 'embeddings: {pairs: FILE}'");
+  refuse_if(!recipe.evaluate.empty() || !recipe.instructions.empty(),
+            "evaluate: perplexity and instructions are ones of decoders; an encoder is measured by 'embeddings: "
+            "{pairs: FILE}'");
   refuse_if(recipe.passes.empty(), "nothing to do: give 'passes:' with a method that rounds weights or inputs");
 }
 

@@ -80,7 +80,7 @@ void leave_out_default_fit(RunPlan& plan);
 RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint);
 // The same of an encoder. Also refused is what has no meaning for one, or no exact one: scaling passes (a norm's output
 // feeds the residual sum as well as the next linears), fitting to the original, head, budget, sensitivity, perplexity,
-// statistics files.
+// instructions, statistics files.
 RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint);
 
 // What pare calibrate does: every layer of every block is there and needs all statistics; nothing is compressed.

@@ -34,6 +34,7 @@ constexpr double kFactorOpsPerCube = 6.0;       // float64 Cholesky, inverse, ch
 constexpr double kFitOpsPerWeight = 16.0;       // per column of H: five float64 products, of o and down three
 constexpr double kEvaluationEfficiency = 0.6;   // of pare's own kernels
 constexpr double kBytesPerSecond = 1e9;         // hashing and writing files
+constexpr double kWeightBytesPerSecond = 1e10;  // read from memory while tokens are decoded one by one
 
 // One outlier column in so many, where a run predicts its size before calibration has counted them.
 constexpr int64_t kExpectedOutlierShare = 8;
@@ -233,20 +234,44 @@ int64_t compress_bytes(const RunPlan& plan, const ModelDescription& model, int64
   return largest;
 }
 
-int64_t evaluation_bytes(const ModelDescription& model, const Sizes& sizes, const EvaluationExtent& evaluation) {
-  const int64_t rows = std::max(Transformer::kBatchRows, evaluation.num_tokens);
-  const int64_t hidden = rows * model.hidden_size * 4;
+// What one forward pass over so many rows holds beside hidden states.
+int64_t forward_bytes(const ModelDescription& model, int64_t rows) {
   int64_t work = rows *
                  (3 * model.hidden_size + (model.num_heads + 2 * model.num_kv_heads) * model.head_size +
                   3 * model.feed_forward_size) *
                  4;
-  const int64_t models = sizes.output_bytes + (evaluation.reference ? sizes.source_bytes : 0);
   int64_t experts_per_token = 0;  // whose outputs are held until they are summed
   for (const BlockDescription& block : model.blocks) {
     experts_per_token = std::max(experts_per_token, block.routing.experts_per_token);
   }
-  work += rows * experts_per_token * model.hidden_size * 4;
-  return models + (evaluation.reference ? 2 : 1) * hidden + work;
+  return work + rows * experts_per_token * model.hidden_size * 4;
+}
+
+int64_t evaluation_bytes(const ModelDescription& model, const Sizes& sizes, const EvaluationExtent& evaluation) {
+  const int64_t rows = std::max(Transformer::kBatchRows, evaluation.num_tokens);
+  const int64_t hidden = rows * model.hidden_size * 4;
+  const int64_t models = sizes.output_bytes + (evaluation.reference ? sizes.source_bytes : 0);
+  return models + (evaluation.reference ? 2 : 1) * hidden + forward_bytes(model, rows);
+}
+
+// Both models stay, and one answers after the other.
+int64_t answers_bytes(const ModelDescription& model, const Sizes& sizes, const AnswersExtent& answers) {
+  const int64_t cached_per_token =
+      2 * static_cast<int64_t>(model.blocks.size()) * model.num_kv_heads * model.head_size * 4;
+  return sizes.output_bytes + (answers.reference ? sizes.source_bytes : 0) +
+         answers.longest_tokens * (cached_per_token + model.hidden_size * 4) +
+         forward_bytes(model, answers.longest_tokens);
+}
+
+// Prompts go by the matrix product's rate, new tokens by that of reading all weights.
+double answers_seconds(const ModelDescription& model, const Sizes& sizes, const AnswersExtent& answers,
+                       double matmul_rate) {
+  const auto weights = static_cast<double>(sizes.block_weights + model.vocabulary_size * model.hidden_size);
+  const double num_models = answers.reference ? 2.0 : 1.0;
+  const auto num_new = static_cast<double>(answers.num_examples * answers.max_new_tokens);
+  const int64_t read_bytes = sizes.output_bytes + (answers.reference ? sizes.source_bytes : 0);
+  return 2.0 * num_models * static_cast<double>(answers.prompt_tokens) * weights / matmul_rate / kEvaluationEfficiency +
+         num_new * static_cast<double>(read_bytes) / kWeightBytesPerSecond;
 }
 
 }  // namespace
@@ -324,6 +349,11 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
                              static_cast<double>(sizes.block_weights + model.vocabulary_size * model.hidden_size) *
                              (evaluation.reference ? 2.0 : 1.0);
   }
+  double answering_seconds = 0.0;
+  for (const AnswersExtent& answers : workload.answers) {
+    evaluation_memory = std::max(evaluation_memory, answers_bytes(model, sizes, answers));
+    answering_seconds += answers_seconds(model, sizes, answers, matmul_rate);
+  }
   if (evaluation_memory > 0) evaluation_memory += libraries;
 
   int64_t table_memory = 0;
@@ -370,9 +400,10 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   prediction.stages.push_back({"write and verify",
                                static_cast<double>(2 * sizes.source_bytes + 5 * sizes.output_bytes) / kBytesPerSecond,
                                libraries});
-  if (!workload.evaluations.empty()) {
-    prediction.stages.push_back(
-        {"evaluate", evaluation_operations / matmul_rate / kEvaluationEfficiency, evaluation_memory});
+  if (!workload.evaluations.empty() || !workload.answers.empty()) {
+    prediction.stages.push_back({"evaluate",
+                                 evaluation_operations / matmul_rate / kEvaluationEfficiency + answering_seconds,
+                                 evaluation_memory});
   }
   return prediction;
 }

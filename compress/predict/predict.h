@@ -20,6 +20,15 @@ struct EvaluationExtent {
   bool reference = true;
 };
 
+// Answers to instructions, as many tokens as they may have.
+struct AnswersExtent {
+  int64_t num_examples = 0;
+  int64_t prompt_tokens = 0;   // of all examples
+  int64_t longest_tokens = 0;  // of one prompt with its answer
+  int64_t max_new_tokens = 0;  // of an answer
+  bool reference = true;
+};
+
 struct SurveyExtent {
   LeaveOneOut::Extent extent;
   int64_t num_candidates = 0;  // predicted for each weight
@@ -29,6 +38,7 @@ struct Workload {
   int64_t num_windows = 0;  // of calibration; 0: none, or statistics from a file
   int64_t num_tokens = 0;
   std::vector<EvaluationExtent> evaluations;
+  std::vector<AnswersExtent> answers = {};
   int num_threads = 1;
   std::optional<SurveyExtent> survey = {};
   ExpertTokens experts = ExpertTokens::routed;

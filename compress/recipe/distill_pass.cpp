@@ -50,6 +50,7 @@ std::vector<Recipe> phases_of(const Recipe& recipe) {
   for (Recipe& phase : phases) {
     if (&phase != &phases.back()) {
       phase.evaluate.clear();
+      phase.instructions.clear();
       phase.fail_if = {};
     }
     if (last_layerwise != phases.rend() && &phase == &*last_layerwise) continue;

@@ -66,6 +66,31 @@ PerplexityRecipe read_perplexity(const Value& value) {
   return perplexity;
 }
 
+InstructionsRecipe read_instructions_recipe(const Value& value) {
+  InstructionsRecipe instructions;
+  InstructionOptions& options = instructions.options;
+  std::vector<std::pair<std::string, PromptTemplate>> templates;
+  for (const PromptTemplate prompt_template : kPromptTemplates) {
+    templates.emplace_back(prompt_template_name(prompt_template), prompt_template);
+  }
+  value.read_map(
+      {{"file", [&](const Value& v) { instructions.file = v.text(); }},
+       {"examples", [&](const Value& v) { instructions.num_examples = v.integer(0, 1 << 30); }},
+       {"max_new_tokens", [&](const Value& v) { options.max_new_tokens = v.integer(1, 1 << 20); }},
+       {"temperature", [&](const Value& v) { options.temperature = v.number(0.0, 1e6); }},
+       {"seed",
+        [&](const Value& v) {
+          options.seed = static_cast<uint64_t>(v.integer(0, std::numeric_limits<int64_t>::max()));
+        }},
+       {"prompt_template", [&](const Value& v) { options.prompt_template = v.choice<PromptTemplate>(templates); }},
+       {"stem", [&](const Value& v) { options.stem = v.boolean(); }},
+       {"reference", [&](const Value& v) { instructions.reference = v.boolean(); }}});
+  if (instructions.file.empty()) {
+    value.fail("'file' is missing: the .json or .jsonl file of instructions with their answers");
+  }
+  return instructions;
+}
+
 EmbeddingsRecipe read_embeddings(const Value& value) {
   EmbeddingsRecipe embeddings;
   value.read_map({{"pairs", [&](const Value& v) { embeddings.pairs = v.text(); }},
@@ -163,11 +188,14 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
 // A list of evaluations; an item without one is a mistake.
 void read_evaluations(const Value& value, Recipe& recipe) {
   for (const Value& item : value.list()) {
-    const size_t before = recipe.evaluate.size() + recipe.embeddings.size();
-    item.read_map({{"perplexity", [&](const Value& v) { recipe.evaluate.push_back(read_perplexity(v)); }},
-                   {"embeddings", [&](const Value& v) { recipe.embeddings.push_back(read_embeddings(v)); }}});
-    if (recipe.evaluate.size() + recipe.embeddings.size() == before) {
-      item.fail("expected an evaluation, perplexity or embeddings, found none");
+    const auto count = [&] { return recipe.evaluate.size() + recipe.instructions.size() + recipe.embeddings.size(); };
+    const size_t before = count();
+    item.read_map(
+        {{"perplexity", [&](const Value& v) { recipe.evaluate.push_back(read_perplexity(v)); }},
+         {"instructions", [&](const Value& v) { recipe.instructions.push_back(read_instructions_recipe(v)); }},
+         {"embeddings", [&](const Value& v) { recipe.embeddings.push_back(read_embeddings(v)); }}});
+    if (count() == before) {
+      item.fail("expected an evaluation, perplexity, instructions or embeddings, found none");
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "compress/recipe/pass.h"
+#include "runtime/evaluate/instruction_data.h"
 
 namespace pare {
 
@@ -60,6 +61,14 @@ struct PerplexityRecipe {
   int attention_bits = 32;        // of its attention's products, likewise; 8 includes kv_bits 8
 };
 
+// `instructions:` Rouge-L of the answers to them (evaluate_instructions.h).
+struct InstructionsRecipe {
+  std::filesystem::path file;  // .json or .jsonl
+  int64_t num_examples = 0;    // the first so many; 0: all
+  InstructionOptions options;
+  bool reference = true;  // also measure the uncompressed model
+};
+
 // `embeddings:` of an encoder, on pairs of texts (evaluate_embeddings.h).
 struct EmbeddingsRecipe {
   std::filesystem::path pairs;  // .tsv
@@ -101,8 +110,9 @@ struct Recipe {
   std::string container = std::string(kCompressedTensors);
   std::optional<SensitivityRecipe> sensitivity;
   std::optional<BudgetRecipe> budget;
-  std::vector<PerplexityRecipe> evaluate;    // of a decoder
-  std::vector<EmbeddingsRecipe> embeddings;  // of an encoder
+  std::vector<PerplexityRecipe> evaluate;        // of a decoder
+  std::vector<InstructionsRecipe> instructions;  // likewise
+  std::vector<EmbeddingsRecipe> embeddings;      // of an encoder
   FailIf fail_if;
   bool strict = false;  // an event (raised damping, dead column, fallback) is an error
   std::string text;     // the file as it was read

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -20,6 +21,7 @@
 #include "runtime/engine/transformer.h"
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/evaluate_embeddings.h"
+#include "runtime/evaluate/evaluate_instructions.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/import/import.h"
 #include "runtime/import/model_directory.h"
@@ -139,23 +141,57 @@ void use_bits(const Arguments& arguments, Transformer& model) {
   model.use_attention_bits({.kv = bits("kv-bits"), .products = bits("attention-bits")});
 }
 
-// Options that cut and score a text have no meaning for pairs.
-void check_options_of_pairs(const Arguments& arguments) {
-  const std::string float_bits = std::to_string(kKvFloatBits);
-  const bool has_defaults = arguments.text("protocol") == protocol_name(EvaluationOptions{}.protocol) &&
-                            arguments.text("kv-bits") == float_bits && arguments.text("attention-bits") == float_bits;
-  for (const char* name : {"text", "context", "windows"}) {
-    if (!arguments.given(name) && has_defaults) continue;
-    throw WrongUsage(
-        "--pairs compares embeddings: --text, --protocol, --context, --windows, --kv-bits and --attention-bits belong "
-        "to the perplexity "
-        "of decoders; leave them out");
+// What each form of eval is asked about beside --reference; what belongs to the others has no meaning.
+struct EvalForm {
+  std::string option;
+  std::string measures;
+  std::vector<std::string> options;
+};
+const std::vector<EvalForm>& eval_forms() {
+  static const std::vector<EvalForm> forms = {
+      {"pairs", "compares embeddings of an encoder", {}},
+      {"instructions",
+       "scores answers of a decoder",
+       {"examples", "max-new-tokens", "temperature", "seed", "prompt-template", "no-stem", "show", "kv-bits",
+        "attention-bits"}},
+      {"text", "measures the perplexity of a decoder", {"protocol", "context", "windows", "kv-bits", "attention-bits"}},
+  };
+  return forms;
+}
+
+// Which form is asked for. Throws WrongUsage for none, and for options of another form.
+std::string eval_form(const Arguments& arguments) {
+  const EvalForm* chosen = nullptr;
+  for (const EvalForm& form : eval_forms()) {
+    if (chosen == nullptr && arguments.given(form.option)) chosen = &form;
   }
+  if (chosen == nullptr) {
+    throw WrongUsage(
+        "option --text FILE is missing, or --instructions FILE, or --pairs FILE for an encoder: what to measure");
+  }
+  const std::map<std::string, std::string> defaults = {
+      {"protocol", std::string(protocol_name(EvaluationOptions{}.protocol))},
+      {"kv-bits", std::to_string(kKvFloatBits)},
+      {"attention-bits", std::to_string(kKvFloatBits)}};
+  const auto is_asked = [&](const std::string& option) {
+    const auto by_default = defaults.find(option);
+    return arguments.given(option) && (by_default == defaults.end() || arguments.text(option) != by_default->second);
+  };
+  for (const EvalForm& form : eval_forms()) {
+    std::vector<std::string> others = form.options;
+    if (&form != chosen) others.push_back(form.option);
+    for (const std::string& option : others) {
+      const auto& own = chosen->options;
+      if (std::find(own.begin(), own.end(), option) != own.end() || !is_asked(option)) continue;
+      throw WrongUsage("--" + chosen->option + " " + chosen->measures + ", and --" + option + " belongs to --" +
+                       form.option + ", which " + form.measures + ": leave one out");
+    }
+  }
+  return chosen->option;
 }
 
 // Of an encoder: its embeddings of the texts of --pairs.
 void run_eval_pairs(const Arguments& arguments, Console& console) {
-  check_options_of_pairs(arguments);
   MemorySampler memory;
   const Engine engine(arguments);
   const Checkpoint checkpoint = Checkpoint::open(arguments.positional(0));
@@ -177,9 +213,55 @@ void run_eval_pairs(const Arguments& arguments, Console& console) {
   console.set_result(to_json(evaluation));
 }
 
+// Of a decoder: its answers to --instructions. Texts are compared, so the reference may have another tokenizer.
+void run_eval_instructions(const Arguments& arguments, Console& console) {
+  MemorySampler memory;
+  InstructionOptions options;
+  if (arguments.given("prompt-template")) {
+    options.prompt_template = parse_prompt_template(arguments.text("prompt-template"));
+  }
+  if (arguments.given("max-new-tokens")) options.max_new_tokens = arguments.integer("max-new-tokens");
+  if (arguments.given("temperature")) options.temperature = arguments.number("temperature");
+  if (arguments.given("seed")) options.seed = static_cast<uint64_t>(arguments.integer("seed"));
+  options.stem = !arguments.flag("no-stem");
+  const InstructionData data = read_instructions(arguments.text("instructions"),
+                                                 arguments.given("examples") ? arguments.integer("examples") : 0);
+
+  struct Answerer {
+    explicit Answerer(const std::string& path)
+        : directory(path),
+          checkpoint(Checkpoint::open(directory.path())),
+          tokenizer(Tokenizer::open(directory.path())) {}
+    ModelDirectory directory;
+    Checkpoint checkpoint;
+    Tokenizer tokenizer;
+    InstructionPrompts prompts = {};
+  };
+  const Engine engine(arguments);
+  std::vector<std::unique_ptr<Answerer>> answerers;
+  answerers.push_back(std::make_unique<Answerer>(arguments.positional(0)));
+  if (arguments.given("reference")) answerers.push_back(std::make_unique<Answerer>(arguments.text("reference")));
+  for (const auto& answerer : answerers) {
+    answerer->prompts = make_prompts(data, options, answerer->tokenizer, answerer->checkpoint.description());
+  }
+  std::vector<InstructionEvaluation> evaluations;
+  for (const auto& answerer : answerers) {  // one after the other, so that one model alone is held
+    Transformer model = engine.load(answerer->checkpoint, console);
+    if (evaluations.empty()) use_bits(arguments, model);
+    evaluations.push_back(evaluate_instructions(model, answerer->tokenizer, data, answerer->prompts, options,
+                                                stage(console, "evaluate", "examples")));
+  }
+  InstructionEvaluation& evaluation = evaluations.front();
+  if (evaluations.size() > 1) evaluation.comparison = compare_instructions(evaluation, evaluations.back());
+  evaluation.peak_memory_bytes = memory.peak_bytes();
+  console.report() << to_text(evaluation, arguments.flag("show"));
+  console.set_result(to_json(evaluation, arguments.flag("show")));
+}
+
 void run_eval(const Arguments& arguments, Console& console) {
-  if (arguments.given("pairs")) return run_eval_pairs(arguments, console);
-  if (!arguments.given("text")) throw WrongUsage("option --text FILE is missing, or --pairs FILE for an encoder");
+  const std::string form = eval_form(arguments);
+  if (form == "pairs") return run_eval_pairs(arguments, console);
+  if (form == "instructions") return run_eval_instructions(arguments, console);
   MemorySampler memory;
   const std::filesystem::path text = arguments.text("text");
   EvaluationOptions options;
@@ -388,6 +470,33 @@ Command generate_command() {
           .run = run_generate};
 }
 
+// Of eval --instructions; what has no default here takes that of InstructionOptions.
+std::vector<OptionSpec> instruction_options() {
+  const InstructionOptions defaults;
+  std::vector<std::string> templates;
+  for (const PromptTemplate prompt_template : kPromptTemplates) {
+    templates.emplace_back(prompt_template_name(prompt_template));
+  }
+  return {{.name = "instructions",
+           .kind = OptionKind::text,
+           .value_name = "FILE",
+           .help = ".json or .jsonl of instruction, input and output (Alpaca, Dolly, Self-Instruct): Rouge-L of a "
+                   "decoder's answers, each compared with its output"},
+          count("examples", "", "of --instructions: the first N (default: all)", 1),
+          count("max-new-tokens", "",
+                "of --instructions: tokens of an answer (default: " + std::to_string(defaults.max_new_tokens) + ")", 1),
+          number("temperature", "", "of --instructions: as in generate (default: 0, greedy)"),
+          count("seed", "", "of --instructions: of the draws (default: " + std::to_string(defaults.seed) + ")", 0),
+          {.name = "prompt-template",
+           .kind = OptionKind::text,
+           .value_name = "NAME",
+           .help = "of --instructions: what stands around an instruction (default: " +
+                   std::string(prompt_template_name(defaults.prompt_template)) + ")",
+           .choices = templates},
+          {.name = "no-stem", .help = "of --instructions: compare words as they are, not their stems"},
+          {.name = "show", .help = "of --instructions: show the answers, too"}};
+}
+
 Command eval_command() {
   std::vector<std::string> protocols;
   std::string contexts;
@@ -398,34 +507,41 @@ Command eval_command() {
   }
   return {
       .name = "eval",
-      .summary = "Perplexity on a text, or embeddings of pairs of texts, and the distance from a reference model.",
+      .summary =
+          "Perplexity on a text, answers to instructions, or embeddings of pairs of texts, and the distance from a "
+          "reference model.",
       .positionals = {kModel},
       .options = joined(
-          {{.name = "text",
-            .kind = OptionKind::text,
-            .value_name = "FILE",
-            .help = ".txt, .jsonl (field text) or .npy (token ids [N, T], used as they are): perplexity of a decoder"},
-           {.name = "pairs",
-            .kind = OptionKind::text,
-            .value_name = "FILE",
-            .help = ".tsv of two texts and perhaps a score a line: embeddings of an encoder, compared with --reference "
+          joined(
+              {{.name = "text",
+                .kind = OptionKind::text,
+                .value_name = "FILE",
+                .help =
+                    ".txt, .jsonl (field text) or .npy (token ids [N, T], used as they are): perplexity of a decoder"},
+               {.name = "pairs",
+                .kind = OptionKind::text,
+                .value_name = "FILE",
+                .help =
+                    ".tsv of two texts and perhaps a score a line: embeddings of an encoder, compared with --reference "
                     "(cosine similarity, rank correlation) and with the scores"},
-           {.name = "protocol",
-            .kind = OptionKind::text,
-            .value_name = "NAME",
-            .default_value = std::string(protocol_name(EvaluationOptions{}.protocol)),
-            .help = "how the text is cut and scored",
-            .choices = protocols},
-           count("context", "",
-                 "tokens of a window (default: " + contexts + ", at most the model's context; a .npy has its own)", 2),
-           count("windows", "", "score the first N windows (default: all)", 1),
-           {.name = "reference",
-            .kind = OptionKind::text,
-            .value_name = "MODEL",
-            .help = "also load this model, usually the uncompressed one, and compare token by token (its keys and "
-                    "values stay float32)"},
-           kv_bits_option(),
-           attention_bits_option()},
+               {.name = "protocol",
+                .kind = OptionKind::text,
+                .value_name = "NAME",
+                .default_value = std::string(protocol_name(EvaluationOptions{}.protocol)),
+                .help = "how the text is cut and scored",
+                .choices = protocols},
+               count("context", "",
+                     "tokens of a window (default: " + contexts + ", at most the model's context; a .npy has its own)",
+                     2),
+               count("windows", "", "score the first N windows (default: all)", 1),
+               {.name = "reference",
+                .kind = OptionKind::text,
+                .value_name = "MODEL",
+                .help = "also load this model, usually the uncompressed one, and compare token by token, or answer by "
+                        "answer (its keys and values stay float32)"},
+               kv_bits_option(),
+               attention_bits_option()},
+              instruction_options()),
           compute_options()),
       .run = run_eval};
 }

@@ -174,13 +174,13 @@ int32_t Sampler::sample(std::span<const float> logits_V) {
 
 void check_length(const ModelDescription& model, int64_t prompt_tokens, int64_t max_tokens) {
   if (prompt_tokens < 1) throw std::invalid_argument("the prompt has no tokens: give at least one word");
-  if (max_tokens < 1) throw std::invalid_argument("max-tokens " + std::to_string(max_tokens) + ": expected 1 or more");
+  if (max_tokens < 1) throw std::invalid_argument(std::to_string(max_tokens) + " new tokens: expected 1 or more");
   // The last token drawn is never fed.
   const int64_t most = std::max<int64_t>(model.context_length - prompt_tokens + 1, 0);
   if (max_tokens <= most) return;
   throw std::invalid_argument(
-      "the prompt's " + std::to_string(prompt_tokens) + " tokens and --max-tokens " + std::to_string(max_tokens) +
-      " do not fit the model's context of " + std::to_string(model.context_length) + ": shorten the prompt" +
+      "the prompt's " + std::to_string(prompt_tokens) + " tokens and " + std::to_string(max_tokens) +
+      " new ones do not fit the model's context of " + std::to_string(model.context_length) + ": shorten the prompt" +
       (most > 0 ? " or ask for at most " + std::to_string(most) + " new tokens" : std::string()));
 }
 
@@ -193,7 +193,8 @@ Generation generate(Transformer& model, std::span<const int32_t> prompt, const G
   const int64_t num_drawn =
       options.vocabulary_size > 0 ? std::min(options.vocabulary_size, model_vocabulary) : model_vocabulary;
   const std::unique_ptr<Transformer::Session> session = model.start(num_prompt + options.max_tokens - 1);
-  const std::vector<int32_t>& ends = model.description().eos_tokens;
+  std::vector<int32_t> ends = model.description().eos_tokens;
+  ends.insert(ends.end(), options.end_tokens.begin(), options.end_tokens.end());
 
   Generation result;
   result.prompt_tokens = num_prompt;

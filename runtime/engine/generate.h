@@ -56,11 +56,12 @@ struct GenerationOptions {
   SamplingOptions sampling = {};
   // Only ids below this are drawn; 0: all. A model's table is often padded beyond its tokenizer's vocabulary.
   int64_t vocabulary_size = 0;
+  std::vector<int32_t> end_tokens = {};  // that end a text beside the model's own
 };
 
 struct Generation {
   std::vector<int32_t> ids;  // without the prompt and without the end token
-  bool reached_end = false;  // the model gave one of its end tokens
+  bool reached_end = false;  // the model gave an end token
   int64_t prompt_tokens = 0;
   double prefill_seconds = 0.0;
   double decode_seconds = 0.0;

@@ -318,6 +318,8 @@ TEST_F(EncoderPipeline, WhatHasNoMeaningForAnEncoderIsRefusedBeforeAnyWork) {
   expect_refused(recipe("  - gptq: {}\n") + "budget: {bits: 4}\n", {"next token"});
   expect_refused(recipe(kW8A32) + "evaluate:\n  - perplexity: {text: " + (folder_ / "texts.txt").string() + "}\n",
                  {"perplexity", "embeddings"});
+  expect_refused(recipe(kW8A32) + "evaluate:\n  - instructions: {file: " + (folder_ / "texts.txt").string() + "}\n",
+                 {"instructions", "embeddings"});
   expect_refused(recipe("  - rtn: {bits: 4, group_size: 128}\n"), {"group size 128", "64"});
   expect_refused(recipe(kW8A32 + "    layers: {exclude: [\"*.q_proj\"]}\n"), {"*.q_proj", "encoder.layer.0"});
   expect_refused(recipe(kW8A8 + "    layers: {exclude: [\"*.key\"]}\n"), {"read the same input"});

@@ -115,6 +115,36 @@ TEST_F(Pipeline, MoreBitsAndBetterMethodsGiveLessError) {
   EXPECT_LT(weighted4, rtn4);
 }
 
+// The report has what `pare eval --instructions` finds in the artifact beside its original.
+TEST_F(Pipeline, AnswersToInstructionsAreScoredBesideTheOriginals) {
+  const std::string data = std::string(PARE_SOURCE_DIR) + "/calibration_data/";
+  const std::string instructions = data + "instructions.jsonl", model = data + "stories260k";
+  const std::string recipe = "model: " + model + "\npasses:\n  - rtn: {bits: 3, group_size: -1}\nevaluate:\n" +
+                             "  - instructions: {file: " + instructions +
+                             ", examples: 3, max_new_tokens: 24, prompt_template: plain";
+  const Outcome outcome = run(recipe + "}\n", "answers", {"--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const Json report = Json::parse(outcome.out);
+  const Outcome eval =
+      run_pare({"eval", (folder_ / "answers").string(), "--instructions", instructions, "--examples", "3",
+                "--max-new-tokens", "24", "--prompt-template", "plain", "--reference", model, "--json"});
+  ASSERT_EQ(eval.status, 0) << eval.err;
+  const Json expected = Json::parse(eval.out), found = report.at("instructions").at(0);
+  for (const char* key : {"rouge_l", "standard_error", "reference_rouge_l", "difference", "scores", "new_tokens"}) {
+    EXPECT_EQ(found.at(key), expected.at(key)) << key;
+  }
+  EXPECT_FALSE(found.at("scores").at(0).contains("text"));
+  EXPECT_TRUE(Json::parse(run(recipe + "}\n", "dry", {"--dry-run", "--json"}).out).dump().find("evaluate") !=
+              std::string::npos);
+  const Json alone = Json::parse(run(recipe + ", reference: false}\n", "alone", {"--json"}).out);
+  EXPECT_FALSE(alone.at("instructions").at(0).contains("difference"));
+  EXPECT_EQ(alone.at("instructions").at(0).at("scores"), found.at("scores"));
+  expect_refused(run("model: " + model + "\npasses:\n  - rtn: {bits: 3, group_size: -1}\nevaluate:\n" +
+                         "  - instructions: {file: " + instructions + ", examples: 3, max_new_tokens: 512}\n",
+                     "out"),
+                 {"instructions.jsonl, example 1", "512 new ones"});
+}
+
 // What the walk does, by its definition: gptq needs data, rtn with min-max scales does not and runs without any.
 TEST_F(Pipeline, RoundingNeedsNoCalibration) {
   const std::string recipe = "model: " + family("llama_gqa_untied").string() +

@@ -6,6 +6,7 @@
 #include <ostream>
 
 #include "compress/recipe/pass_options.h"
+#include "tests/expect_error.h"
 
 namespace pare {
 namespace {
@@ -144,6 +145,37 @@ TEST(Recipe, EmbeddingsAreEvaluatedOnPairs) {
   EXPECT_THROW(parse_recipe(head + "{reference: true}\n", "r.yaml"), std::invalid_argument);
   EXPECT_THROW(parse_recipe(head + "{pairs: p.tsv, reference: false}\nfail_if: {cosine: 0.99}\n", "r.yaml"),
                std::invalid_argument);
+}
+
+TEST(Recipe, InstructionsAreEvaluatedWithTheirOptions) {
+  const std::string head =
+      "model: m\noutput: o\npasses:\n  - rtn: {bits: 8, group_size: -1}\nevaluate:\n  - instructions: ";
+  const InstructionsRecipe by_default = parse_recipe(head + "{file: i.json}\n", "r.yaml").instructions.at(0);
+  EXPECT_EQ(by_default.file, "i.json");
+  EXPECT_EQ(by_default.num_examples, 0);
+  EXPECT_TRUE(by_default.reference);
+  EXPECT_EQ(by_default.options.prompt_template, InstructionOptions{}.prompt_template);
+  const InstructionsRecipe all = parse_recipe(head +
+                                                  "{file: i.jsonl, examples: 50, max_new_tokens: 64, temperature: "
+                                                  "0.5, seed: 3, prompt_template: chatml, stem: false, reference: "
+                                                  "false}\n",
+                                              "r.yaml")
+                                     .instructions.at(0);
+  EXPECT_EQ(all.num_examples, 50);
+  EXPECT_EQ(all.options.max_new_tokens, 64);
+  EXPECT_EQ(all.options.temperature, 0.5);
+  EXPECT_EQ(all.options.seed, 3u);
+  EXPECT_EQ(all.options.prompt_template, PromptTemplate::chatml);
+  EXPECT_FALSE(all.options.stem);
+  EXPECT_FALSE(all.reference);
+  const auto refused = [&](const std::string& item, std::initializer_list<std::string> parts) {
+    expect_error<std::invalid_argument>([&] { parse_recipe(head + item, "r.yaml"); }, parts);
+  };
+  refused("{examples: 3}\n", {"r.yaml:6", "'file' is missing"});
+  refused("{file: i.json, max_new_tokens: 0}\n", {"r.yaml:6", "max_new_tokens"});
+  refused("{file: i.json, temperature: -1}\n", {"temperature"});
+  refused("{file: i.json, prompt_template: alpca}\n", {"alpaca"});
+  refused("{file: i.json}\nfail_if: {kl: 0.1}\n", {"fail_if", "perplexity"});
 }
 
 TEST(Recipe, OneScalePerWeightLeavesRefinementTheCodes) {

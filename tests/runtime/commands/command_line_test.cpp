@@ -13,6 +13,7 @@
 
 #include "runtime/commands/commands.h"
 #include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/rouge_l.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/engine/tiny_models.h"
 #include "tests/temporary_folder.h"
@@ -196,6 +197,15 @@ TEST_F(PareRuntime, WrongUsageExitsWith2) {
   expect_failure("eval m --text t --isa sse2", 2, {"avx2, avx512, vnni, amx"});
   expect_failure("generate m --prompt p --threads 0", 2, {"--threads", "at least 1"});
   expect_failure("eval m --pairs p --windows 3", 2, {"--pairs", "--windows"});
+  expect_failure("eval m", 2, {"--instructions FILE"});
+  expect_failure("eval m --pairs p --kv-bits 8", 2, {"--pairs", "--kv-bits"});
+  expect_failure("eval m --pairs p --text t", 2, {"--pairs", "--text", "leave one out"});
+  expect_failure("eval m --text t --instructions i", 2, {"--text", "--instructions", "leave one out"});
+  expect_failure("eval m --text t --temperature 1", 2, {"--temperature belongs to --instructions"});
+  expect_failure("eval m --text t --show", 2, {"--show belongs to --instructions"});
+  expect_failure("eval m --instructions i --protocol llama.cpp", 2, {"--protocol belongs to --text"});
+  expect_failure("eval m --instructions i --prompt-template alpca", 2, {"plain, alpaca, chatml", "'alpaca'"});
+  expect_failure("eval m --instructions i --max-new-tokens 0", 2, {"--max-new-tokens", "at least 1"});
 }
 
 // Before the model, which is not there, is looked for.
@@ -218,10 +228,10 @@ TEST_F(PareRuntime, ImpossibleSamplingExitsWith2) {
 
 TEST_F(PareRuntime, PromptsAndTokensThatDoNotFitAreNamed) {
   const std::string words = "generate " + model_.string() + " --prompt abc --max-tokens ";
-  expect_failure(words + "126", 1, {"4 tokens", "--max-tokens 126", "context of 128", "at most 125"});
-  expect_failure(words + "9223372036854775807", 1, {"4 tokens", "--max-tokens 9223372036854775807", "128"});
+  expect_failure(words + "126", 1, {"4 tokens", "126 new ones", "context of 128", "at most 125"});
+  expect_failure(words + "9223372036854775807", 1, {"4 tokens", "9223372036854775807 new ones", "128"});
   expect_failure("generate " + model_.string() + " --prompt " + std::string(300, 'x'), 1,
-                 {"301 tokens", "--max-tokens 128", "context of 128", "shorten the prompt"});
+                 {"301 tokens", "128 new ones", "context of 128", "shorten the prompt"});
   const std::string bench = "bench " + model_.string();
   expect_failure(bench + " --prefill-tokens 8 --decode-tokens 9223372036854775807", 1,
                  {"9223372036854775807", "context of 128"});
@@ -260,6 +270,70 @@ TEST_F(PareRuntime, EvalPrintsWhatEvaluateReturns) {
   const nlohmann::json text = run_json("eval " + model_.string() + " --text " + text_.string() + " --context 100");
   EXPECT_EQ(text["windows"], 3);
   EXPECT_EQ(text["context"], 100);
+}
+
+class PareInstructions : public PareRuntime {
+ protected:
+  void SetUp() override {
+    PareRuntime::SetUp();
+    std::ofstream(file_) << R"([{"instruction": "abc", "output": "q7 x"}, {"instruction": "d e", "input": "f", )"
+                         << R"("output": ["b", "z 1"]}, {"instruction": "not reached", "output": "a"}])";
+  }
+  std::filesystem::path file_ = folder_.path() / "instructions.json";
+  std::string words_ = "eval " + model_.string() + " --instructions " + file_.string() +
+                       " --prompt-template plain --max-new-tokens 20 --examples 2";
+};
+
+// The texts are generate's of the same prompts, and their scores rouge_l's.
+TEST_F(PareInstructions, AreAnsweredAndScored) {
+  const nlohmann::json evaluation = run_json(words_ + " --show");
+  EXPECT_EQ(evaluation["examples"], 2);
+  EXPECT_EQ(evaluation["source"], "instructions.json");
+  const nlohmann::json& scores = evaluation["scores"];
+  ASSERT_EQ(scores.size(), 2u);
+  const std::vector<std::string> prompts = {"abc\n", "d e\nf\n"};
+  const std::vector<std::vector<std::string>> references = {{"q7 x"}, {"b", "z 1"}};
+  double sum = 0.0;
+  for (size_t n = 0; n < 2; ++n) {
+    const nlohmann::json generated =
+        run_json("generate " + model_.string() + " --max-tokens 20 --prompt '" + prompts[n] + "'");
+    EXPECT_EQ(scores[n]["text"], generated["text"]);
+    EXPECT_EQ(scores[n]["tokens"], generated["tokens"]);
+    double best = 0.0;
+    for (const std::string& reference : references[n]) {
+      best = std::max(best, rouge_l(generated["text"].get<std::string>(), reference, true).f_measure);
+    }
+    EXPECT_EQ(scores[n]["rouge_l"], best);
+    sum += best;
+  }
+  EXPECT_EQ(evaluation["rouge_l"], sum / 2.0);
+  const nlohmann::json silent = run_json(words_);
+  EXPECT_FALSE(silent["scores"][0].contains("text"));
+  EXPECT_EQ(silent["rouge_l"], evaluation["rouge_l"]);
+  EXPECT_EQ(run_json(words_ + " --threads 3")["scores"], silent["scores"]);
+  const std::string drawn = words_ + " --show --temperature 1 --seed ";
+  EXPECT_EQ(run_json(drawn + "1")["scores"], run_json(drawn + "1")["scores"]);
+  EXPECT_NE(run_json(drawn + "1")["scores"], run_json(drawn + "2")["scores"]);
+  const Outcome people = run(words_ + " --show --no-stem");
+  EXPECT_NE(people.out.find("Rouge-L               0."), std::string::npos) << people.out;
+  EXPECT_NE(people.out.find("not stemmed"), std::string::npos);
+  EXPECT_NE(people.out.find("--- example 2"), std::string::npos);
+}
+
+TEST_F(PareInstructions, AreComparedWithAReferencesAnswers) {
+  const nlohmann::json same = run_json(words_ + " --reference " + model_.string());
+  EXPECT_EQ(same["difference"], 0.0);
+  EXPECT_EQ(same["reference_rouge_l"], same["rouge_l"]);
+  EXPECT_EQ(run_json(words_)["rouge_l"], same["rouge_l"]);
+}
+
+TEST_F(PareInstructions, ThatCannotBeAnsweredAreNamed) {
+  expect_failure("eval m --instructions " + folder_.path().string() + "/none.json", 1, {"none.json"});
+  expect_failure(words_ + " --reference none", 1, {"none"});
+  const std::string short_words = "eval " + model_.string() + " --instructions " + file_.string();
+  expect_failure(short_words + " --examples 4", 1, {"at least 4 examples", "found 3"});
+  expect_failure(short_words + " --prompt-template chatml", 1, {"chatml", "<|im_start|>"});
+  expect_failure(short_words, 1, {"example 1", "128 new ones", "context of 128"});
 }
 
 // The variable stands for a CPU with fewer sets: what it takes away is not chosen, and cannot be asked for.

@@ -251,11 +251,11 @@ TEST_F(Generate, RefusesWhatDoesNotFitTheContext) {
   for (const int64_t max_tokens : {int64_t{126}, int64_t{1} << 40, std::numeric_limits<int64_t>::max()}) {
     expect_error<std::invalid_argument>(
         [&] { generate(model_, prompt_, {.max_tokens = max_tokens}); },
-        {"prompt's 4 tokens", "--max-tokens " + std::to_string(max_tokens), "context of 128", "at most 125 new"});
+        {"prompt's 4 tokens", std::to_string(max_tokens) + " new ones", "context of 128", "at most 125 new"});
   }
   const std::vector<int32_t> longer(129, 5);
   expect_error<std::invalid_argument>([&] { generate(model_, longer, {.max_tokens = 1}); },
-                                      {"prompt's 129 tokens", "--max-tokens 1 ", "context of 128", "shorten"});
+                                      {"prompt's 129 tokens", " 1 new ones", "context of 128", "shorten"});
   EXPECT_EQ(generate(model_, std::span(longer).first(128), {.max_tokens = 1}).prompt_tokens, 128);
 }
 
@@ -267,7 +267,7 @@ TEST_F(Generate, DrawsFromTheTokenizersVocabularyOnly) {
 
 TEST_F(Generate, RefusesEmptyPromptsAndNoTokens) {
   expect_error<std::invalid_argument>([&] { generate(model_, {}, {}); }, {"prompt"});
-  expect_error<std::invalid_argument>([&] { generate(model_, prompt_, {.max_tokens = 0}); }, {"max-tokens 0"});
+  expect_error<std::invalid_argument>([&] { generate(model_, prompt_, {.max_tokens = 0}); }, {"0 new tokens"});
 }
 
 TEST_F(Generate, StopsWhenInterrupted) {
