@@ -113,7 +113,7 @@ class DecoderKind : public ModelKind {
           return evaluate_instructions(answerer, tokenizer, data.instructions[i], data.prompts[i], item.options,
                                        [&](int64_t done, int64_t) { progress.update(before + done); });
         };
-        if (item.reference && !reference) reference = Transformer::load(checkpoint_, *backend);
+        if (item.reference && !reference) reference = Transformer::load(original, *backend);
         progress.begin("evaluate", num_examples * (item.reference ? 2 : 1), "examples");
         report.instructions.push_back(answer(model, 0));
         InstructionEvaluation& evaluation = report.instructions.back();

@@ -51,6 +51,7 @@ std::vector<Recipe> phases_of(const Recipe& recipe) {
     if (&phase != &phases.back()) {
       phase.evaluate.clear();
       phase.instructions.clear();
+      phase.embeddings.clear();
       phase.fail_if = {};
     }
     if (last_layerwise != phases.rend() && &phase == &*last_layerwise) continue;
