@@ -15,8 +15,8 @@
 #include <limits>
 #include <random>
 
-#include "compress/walk/hdf5_reader.h"
-#include "compress/walk/hdf5_writer.h"
+#include "compress/hdf5/hdf5_reader.h"
+#include "compress/hdf5/hdf5_writer.h"
 #include "compress/walk/statistics_file.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/sha256.h"
