@@ -10,6 +10,8 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <limits>
+#include <random>
 
 #include "runtime/system/sha256.h"
 #include "tests/compress/run_pare.h"
@@ -92,19 +94,22 @@ class Store : public testing::Test {
   }
   fs::path shard_path(int64_t shard) const { return folder_ / "s.h5.shards" / shard_name(shard); }
 
-  // `change` works on the file through the HDF5 library; its line is written anew.
+  // `change` (may be empty) works on the file through the HDF5 library; its line is written anew.
   void edit(const fs::path& path, const std::function<void(hid_t)>& change) {
+    if (change) open_and_change(path, change);
+    std::string bytes = bytes_of(path);
+    const std::string line =
+        "pare teacher logits 1 sha256 " + sha256_hex(std::as_bytes(std::span(bytes)).subspan(kUserBlock)) + "\n";
+    bytes.replace(0, line.size(), line);
+    write_text(path, bytes);
+  }
+  void open_and_change(const fs::path& path, const std::function<void(hid_t)>& change) {
     const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
     H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
     const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDWR, access);
     ASSERT_GE(file, 0);
     change(file);
     ASSERT_GE(H5Fclose(file), 0);
-    std::string bytes = bytes_of(path);
-    const std::string line =
-        "pare teacher logits 1 sha256 " + sha256_hex(std::as_bytes(std::span(bytes)).subspan(kUserBlock)) + "\n";
-    bytes.replace(0, line.size(), line);
-    write_text(path, bytes);
   }
   // Of the first shard; the master believes the result.
   void edit_shard(Made made, const std::function<void(hid_t)>& change) {
@@ -331,6 +336,44 @@ TEST_F(Store, HostileMastersAreRefused) {
     write_text(folder_ / "s.h5", whole);
   }
   EXPECT_EQ(LogitStore::open(folder_ / "s.h5").num_sequences(), 3);
+}
+
+// Any bytes with right hashes are read, or refused as a file's fault.
+TEST_F(Store, MutatedBytesAreReadOrRefused) {
+  const Made made = make(300, 7, {5, 1, 9});
+  const std::string shard = bytes_of(shard_path(0)), master = bytes_of(folder_ / "s.h5");
+  std::mt19937 random(1);
+  int num_refused = 0;
+  constexpr int kMutations = 400;
+  for (int i = 0; i < kMutations; ++i) {
+    const bool in_shard = i % 2 == 0;
+    const fs::path path = in_shard ? shard_path(0) : folder_ / "s.h5";
+    std::string bytes = in_shard ? shard : master;
+    for (int n = 0; n < 1 + i % 4; ++n) {
+      bytes[kUserBlock + random() % (bytes.size() - kUserBlock)] =
+          static_cast<char>(random() % 3 == 0 ? 0xFF : random());
+    }
+    write_text(path, bytes);
+    if (in_shard) {
+      edit_shard(made, nullptr);
+    } else {
+      edit(path, nullptr);
+    }
+    try {
+      const LogitStore store = LogitStore::open(folder_ / "s.h5");
+      for (int64_t s = 0; s < store.num_sequences(); ++s) {
+        store.sequence(s);
+        store.label_log_probs(s);
+        const TeacherLogits rows(store.read(s, 0, store.length(s)));
+      }
+    } catch (const std::runtime_error&) {
+      ++num_refused;
+    }
+    write_text(shard_path(0), shard);
+    write_text(folder_ / "s.h5", master);
+  }
+  EXPECT_GT(num_refused, kMutations / 10);
+  EXPECT_LT(num_refused, kMutations);
 }
 
 TEST_F(Store, WhatCannotBeReadAgainIsNotWritten) {
