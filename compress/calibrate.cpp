@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "compress/artifact/model_hash.h"
 #include "compress/plan/plan.h"
 #include "compress/predict/predict.h"
 #include "compress/run_data.h"

@@ -1,7 +1,14 @@
 // pare: compresses language-model checkpoints, and runs and measures the result.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <string>
+#include <vector>
+
 #include "compress/calibrate.h"
 #include "compress/pipeline.h"
 #include "compress/recipe/recipe.h"
+#include "compress/record/record.h"
 #include "runtime/commands/command_line.h"
 #include "runtime/commands/commands.h"
 
@@ -29,7 +36,66 @@ void calibrate_recipe(const pare::Arguments& arguments, pare::Console& console) 
   console.set_result(pare::calibrate(recipe, arguments.positional(1), run_options(arguments), console.progress()));
 }
 
-// Of both commands.
+// "1,2.5".
+std::vector<double> parse_temperatures(const std::string& text) {
+  std::vector<double> temperatures;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    double value = 0.0;
+    const char* const last = text.data() + end;
+    const auto parsed = std::from_chars(text.data() + begin, last, value);
+    if (parsed.ec != std::errc() || parsed.ptr != last || !std::isfinite(value) || value <= 0.0) {
+      throw pare::WrongUsage(
+          "--temperatures: expected positive numbers with commas between them, such as 1,2, found '" + text + "'");
+    }
+    temperatures.push_back(value);
+    begin = end + 1;
+  }
+  return temperatures;
+}
+
+// Options that only the one kind of source has.
+void check_source_options(const pare::Arguments& arguments) {
+  const bool has_text = arguments.given("text"), has_prompts = arguments.given("prompts");
+  if (has_text == has_prompts) {
+    throw pare::WrongUsage(has_text ? "--text and --prompts: give one of them"
+                                    : "option --text FILE is missing, or --prompts FILE");
+  }
+  for (const char* name : {"tokens", "windows"}) {
+    if (has_prompts && arguments.given(name)) {
+      throw pare::WrongUsage(std::string("--") + name + " belongs to --text: leave it out");
+    }
+  }
+  for (const char* name : {"samples", "max-new-tokens", "temperature", "top-p"}) {
+    if (has_text && arguments.given(name)) {
+      throw pare::WrongUsage(std::string("--") + name + " belongs to --prompts: leave it out");
+    }
+  }
+}
+
+void record_teacher(const pare::Arguments& arguments, pare::Console& console) {
+  check_source_options(arguments);
+  pare::RecordOptions options;
+  if (arguments.given("text")) options.text = arguments.text("text");
+  if (arguments.given("prompts")) options.prompts = arguments.text("prompts");
+  if (arguments.given("tokens")) options.num_tokens = arguments.integer("tokens");
+  if (arguments.given("windows")) options.num_windows = arguments.integer("windows");
+  if (arguments.given("samples")) options.num_samples = arguments.integer("samples");
+  if (arguments.given("max-new-tokens")) options.max_new_tokens = arguments.integer("max-new-tokens");
+  if (arguments.given("temperature")) options.sampling_temperature = arguments.number("temperature");
+  if (arguments.given("top-p")) options.top_p = arguments.number("top-p");
+  options.seed = static_cast<uint64_t>(arguments.integer("seed"));
+  options.num_kept = arguments.integer("top-k");
+  if (arguments.given("temperatures")) options.temperatures = parse_temperatures(arguments.text("temperatures"));
+  options.shard_tokens = arguments.integer("shard-tokens");
+  if (arguments.given("threads")) options.num_threads = static_cast<int>(arguments.integer("threads"));
+  if (arguments.given("isa")) options.isa = pare::parse_isa(arguments.text("isa"));
+  options.dry_run = arguments.flag("dry-run");
+  options.fresh = arguments.flag("fresh");
+  console.set_result(pare::record(arguments.positional(0), arguments.positional(1), options, console.progress()));
+}
+
+// Of both commands that follow a recipe.
 std::vector<pare::OptionSpec> resource_options() {
   using pare::OptionKind;
   return {{.name = "max-memory",
@@ -61,6 +127,72 @@ pare::Command calibrate_command() {
           .run = calibrate_recipe};
 }
 
+pare::OptionSpec text_option(const std::string& name, const std::string& value_name, const std::string& help) {
+  return {.name = name, .kind = pare::OptionKind::text, .value_name = value_name, .help = help};
+}
+pare::OptionSpec count_option(const std::string& name, const std::string& default_value, const std::string& help,
+                              double minimum) {
+  return {.name = name,
+          .kind = pare::OptionKind::integer,
+          .value_name = "N",
+          .default_value = default_value,
+          .help = help,
+          .minimum = minimum};
+}
+
+// Options of one source alone have no default_value, so that it is known whether they were given.
+pare::Command record_command() {
+  const pare::RecordOptions defaults;
+  const auto by_default = [](double value) { return " (default: " + pare::format_number(value, 0) + ")"; };
+  std::string temperatures;
+  for (const double value : defaults.temperatures) {
+    temperatures += (temperatures.empty() ? "" : ",") + pare::format_number(value, 0);
+  }
+  std::vector<pare::OptionSpec> options = {
+      text_option("text", "FILE", ".txt, .jsonl (field text) or .npy (token ids [N, T]): its windows are recorded"),
+      count_option("tokens", "", "tokens of a window" + by_default(pare::kRecordTokens) + "; a .npy has its own", 2),
+      count_option("windows", "", "draw so many of the text's windows; of a .npy the first (default: all)", 1),
+      text_option("prompts", "FILE",
+                  ".jsonl (field prompt) or .json (instruction, input): what the teacher writes behind each is drawn "
+                  "and recorded"),
+      count_option("samples", "", "continuations of each prompt" + by_default(defaults.num_samples), 1),
+      count_option("max-new-tokens", "", "of a continuation" + by_default(defaults.max_new_tokens), 1),
+      {.name = "temperature",
+       .kind = pare::OptionKind::number,
+       .value_name = "X",
+       .help = "logits are divided by it before drawing; 0 always takes the most probable token" +
+               by_default(defaults.sampling_temperature),
+       .minimum = 0.0},
+      {.name = "top-p",
+       .kind = pare::OptionKind::number,
+       .value_name = "X",
+       .help =
+           "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]" + by_default(defaults.top_p),
+       .minimum = 0.0,
+       .above_minimum = true,
+       .maximum = 1.0},
+      count_option("seed", std::to_string(defaults.seed), "of the draws", 0),
+      count_option("top-k", std::to_string(defaults.num_kept),
+                   "log-probabilities to store of each token's most probable followers; at most the vocabulary", 1),
+      text_option("temperatures", "LIST",
+                  "for which the mass of all others is stored, such as 1,2: a student can be trained with these and no "
+                  "others (default: " +
+                      temperatures + ")"),
+      count_option("shard-tokens", std::to_string(defaults.shard_tokens),
+                   "tokens of one file; a killed run loses at most one", 1)};
+  for (pare::OptionSpec& option : pare::compute_options()) options.push_back(std::move(option));
+  options.push_back({.name = "dry-run", .help = "say what memory, disk and time it will take, and stop"});
+  options.push_back({.name = "fresh", .help = "discard what an interrupted run has left instead of going on with it"});
+  return {.name = "record",
+          .summary =
+              "store a teacher's most probable tokens for every token of a text or of its own continuations, to "
+              "train students from",
+          .positionals = {{"MODEL", "the teacher: directory of a checkpoint, dense or compressed, or a .gguf file"},
+                          {"OUT.h5", "HDF5 file to write, with a folder OUT.h5.shards beside it; must not exist"}},
+          .options = std::move(options),
+          .run = record_teacher};
+}
+
 pare::Command run_command() {
   using pare::OptionKind;
   std::vector<pare::OptionSpec> options = {
@@ -87,7 +219,7 @@ pare::Command run_command() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<pare::Command> commands = {run_command(), calibrate_command()};
+  std::vector<pare::Command> commands = {run_command(), calibrate_command(), record_command()};
   for (pare::Command& command : pare::runtime_commands()) commands.push_back(std::move(command));
   const pare::Program program = {
       .name = "pare",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "compress/artifact/model_hash.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/system/progress.h"
 #include "runtime/system/sha256.h"
@@ -136,25 +137,6 @@ RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& c
 
 void check_weights(const Checkpoint& checkpoint) {
   checkpoint.check_values();
-}
-
-void check_disk_space(const fs::path& output, const Prediction& prediction) {
-  fs::path existing = fs::absolute(output).lexically_normal();
-  while (!fs::exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
-  const auto available = static_cast<int64_t>(fs::space(existing).available);
-  if (available < prediction.disk_bytes) {
-    throw std::runtime_error("'" + existing.string() + "' has " + format_bytes(available) + " free; this run needs " +
-                             format_bytes(prediction.disk_bytes) + ": free some or choose another place with --out");
-  }
-}
-
-std::string model_hash(const Checkpoint& checkpoint) {
-  const std::map<std::string, std::string> hashes = checkpoint.file_hashes();
-  std::string text = "config.json " + hashes.at("config.json") + "\n";
-  for (const fs::path& path : checkpoint.weight_files()) {
-    text += path.filename().string() + " " + hashes.at(path.filename().string()) + "\n";
-  }
-  return sha256_hex(std::as_bytes(std::span(text)));
 }
 
 std::string windows_hash(const TokenWindows& windows) {

@@ -46,12 +46,6 @@ RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& c
 // Decodes every weight once, so that a NaN is found now and not after hours.
 void check_weights(const Checkpoint& checkpoint);
 
-// Throws std::runtime_error when the disk that will hold `output` has less free than predicted.
-void check_disk_space(const std::filesystem::path& output, const Prediction& prediction);
-
-// SHA-256 of config.json and the weight files: what statistics depend on.
-std::string model_hash(const Checkpoint& checkpoint);
-
 // SHA-256 of shape and token ids.
 std::string windows_hash(const TokenWindows& windows);
 // Likewise of texts.

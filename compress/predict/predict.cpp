@@ -33,6 +33,7 @@ constexpr double kTableOpsPerWeight = 1500.0;   // conversion, rounding, packing
 constexpr double kFactorOpsPerCube = 6.0;       // float64 Cholesky, inverse, check: per I^3
 constexpr double kFitOpsPerWeight = 16.0;       // per column of H: five float64 products, of o and down three
 constexpr double kEvaluationEfficiency = 0.6;   // of pare's own kernels
+constexpr double kDecodeBytesPerSecond = 1e10;  // of weights, drawing one token after the other
 constexpr double kBytesPerSecond = 1e9;         // hashing and writing files
 constexpr double kWeightBytesPerSecond = 1e10;  // read from memory while tokens are decoded one by one
 
@@ -511,6 +512,48 @@ Prediction predict_calibration(const RunPlan& plan, const Checkpoint& checkpoint
                        {"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, held},
                        {"write", 2.0 * static_cast<double>(file_bytes) / kBytesPerSecond, held}};
   return prediction;
+}
+
+Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent& extent, int64_t base_bytes,
+                             double matmul_rate) {
+  const ModelDescription& model = checkpoint.description();
+  Sizes sizes;
+  for (const std::string& name : checkpoint.tensor_names()) {
+    sizes.source_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
+  }
+  sizes.output_bytes = sizes.source_bytes;  // the one model that evaluation_bytes counts
+  int64_t num_weights = model.head.num_out * model.head.num_in;
+  for (const BlockDescription& block : model.blocks) {
+    for (const Stage stage : block_stages(block)) {
+      for (const LinearDescription& linear : stage_layers(block, stage)) {
+        num_weights +=
+            static_cast<int64_t>(static_cast<double>(linear.num_out * linear.num_in) * token_share(block, stage));
+      }
+    }
+  }
+  const int64_t memory =
+      base_bytes + kLibraryBytes + extent.num_threads * kWorkerOverheadBytes + extent.logit_bytes +
+      evaluation_bytes(model, sizes, {.num_windows = 1, .num_tokens = extent.longest_sequence, .reference = false});
+  Prediction prediction;
+  prediction.output_bytes = prediction.disk_bytes = extent.file_bytes;
+  if (extent.num_sampled_tokens > 0) {  // each reads all weights
+    const double num_bytes = static_cast<double>(extent.num_sampled_tokens) * static_cast<double>(sizes.source_bytes);
+    prediction.stages.push_back({"sample", num_bytes / kDecodeBytesPerSecond, memory});
+  }
+  const double operations = 2.0 * static_cast<double>(extent.num_tokens) * static_cast<double>(num_weights);
+  prediction.stages.push_back({"record", operations / matmul_rate / kEvaluationEfficiency, memory});
+  prediction.stages.push_back({"write", 2.0 * static_cast<double>(extent.file_bytes) / kBytesPerSecond, memory});
+  return prediction;
+}
+
+void check_disk_space(const std::filesystem::path& output, const Prediction& prediction) {
+  std::filesystem::path existing = std::filesystem::absolute(output).lexically_normal();
+  while (!std::filesystem::exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
+  const auto available = static_cast<int64_t>(std::filesystem::space(existing).available);
+  if (available < prediction.disk_bytes) {
+    throw std::runtime_error("'" + existing.string() + "' has " + format_bytes(available) + " free; this run needs " +
+                             format_bytes(prediction.disk_bytes) + ": free some or choose another place with --out");
+  }
 }
 
 std::vector<std::string> to_lines(const Prediction& prediction) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -85,6 +86,22 @@ Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, co
 // The same of pare calibrate (plan_statistics), which writes file_bytes and compresses nothing.
 Prediction predict_calibration(const RunPlan& plan, const Checkpoint& checkpoint, const Workload& workload,
                                int64_t file_bytes, int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
+
+// What pare record does: the runtime's forward pass over num_tokens tokens of sequences of at most longest_sequence,
+// num_sampled_tokens of them drawn one by one before.
+struct RecordingExtent {
+  int64_t num_tokens = 0;
+  int64_t num_sampled_tokens = 0;
+  int64_t longest_sequence = 0;
+  int64_t logit_bytes = 0;  // memory of one chunk of logits and what is made of it
+  int64_t file_bytes = 0;   // written
+  int num_threads = 1;
+};
+Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent& extent, int64_t base_bytes,
+                             double matmul_rate);
+
+// Throws std::runtime_error when the disk that will hold `output` has less free than predicted.
+void check_disk_space(const std::filesystem::path& output, const Prediction& prediction);
 
 // Lines for people, and a JSON object.
 std::vector<std::string> to_lines(const Prediction& prediction);

@@ -13,24 +13,22 @@
 #include <utility>
 #include <vector>
 
-#include "compress/walk/hdf5_reader.h"
-#include "compress/walk/hdf5_writer.h"
-#include "compress/walk/large_file.h"
+#include "compress/hdf5/hashed_file.h"
+#include "compress/hdf5/hdf5_reader.h"
+#include "compress/hdf5/hdf5_writer.h"
+#include "compress/hdf5/large_file.h"
 #include "quant/row_chunks.h"
-#include "runtime/system/sha256.h"
 
 namespace pare {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kUserBlockBytes = 512;
-constexpr std::string_view kMagic = "pare statistics ";
-constexpr std::string_view kVersion = "1";
-constexpr std::string_view kHashWord = " sha256 ";
-constexpr size_t kHashLetters = 64;
 constexpr int64_t kBufferFloats = int64_t{1} << 20;  // of a triangle, in memory at a time
-constexpr const char* kRemedy = "make the statistics again with pare calibrate";
+const FileKind kKind = {.name = "statistics",
+                        .version = "1",
+                        .maker = "pare calibrate",
+                        .remedy = "make the statistics again with pare calibrate"};
 
 [[noreturn]] void fail(const fs::path& path, const std::string& why) {
   throw std::runtime_error("cannot read '" + path.string() + "': " + why);
@@ -40,43 +38,6 @@ constexpr const char* kRemedy = "make the statistics again with pare calibrate";
 // fit there and the heap would grow by one for every stage: what is free between them goes back to the system.
 void give_back_free_memory() {
   malloc_trim(0);
-}
-
-std::string user_block(const std::string& hash) {
-  std::string block = std::string(kMagic) + std::string(kVersion) + std::string(kHashWord) + hash + "\n";
-  block.resize(kUserBlockBytes, '\0');
-  return block;
-}
-
-// The hash that the user block states.
-std::string stated_hash(const InputFile& file) {
-  std::string block(static_cast<size_t>(std::min(file.size_bytes(), kUserBlockBytes)), '\0');
-  file.read(0, std::as_writable_bytes(std::span(block)));
-  // Nothing that is no word of ours is shown: it may be any bytes.
-  const size_t word = block.find(kHashWord);
-  const std::string version =
-      word == std::string::npos || word < kMagic.size() ? "" : block.substr(kMagic.size(), word - kMagic.size());
-  const bool is_version =
-      version.size() <= 9 && std::all_of(version.begin(), version.end(), [](char c) { return c >= '0' && c <= '9'; });
-  if (!block.starts_with(kMagic) || version.empty() || !is_version) {
-    fail(file.path(), "it is no statistics file: pare calibrate makes one");
-  }
-  if (version != kVersion) {
-    fail(file.path(), "statistics of version '" + version + "'; expected " + std::string(kVersion) + ": " + kRemedy);
-  }
-  return block.substr(word + kHashWord.size(), kHashLetters);
-}
-
-// Of all bytes after the user block.
-std::string hash_content(const InputFile& file) {
-  Sha256 hash;
-  std::vector<std::byte> piece(size_t{1} << 20);
-  for (int64_t at = kUserBlockBytes; at < file.size_bytes(); at += static_cast<int64_t>(piece.size())) {
-    piece.resize(std::min(piece.size(), static_cast<size_t>(file.size_bytes() - at)));
-    file.read(at, piece);
-    hash.update(piece);
-  }
-  return hash.hex();
 }
 
 std::string stage_group_name(Stage stage) {
@@ -259,22 +220,22 @@ void write_upper_triangle(Hdf5Writer& writer, const std::string& group, const ch
   });
 }
 
-Hdf5Floats find_floats(const Hdf5Reader& reader, const Hdf5Object& group, const char* name,
-                       const std::vector<int64_t>& expected) {
-  Hdf5Floats found = group.floats(name);
+Hdf5Array find_floats(const Hdf5Reader& reader, const Hdf5Object& group, const char* name,
+                      const std::vector<int64_t>& expected) {
+  Hdf5Array found = group.array(name, Hdf5Type::float32);
   if (found.shape != expected) {
     reader.refuse(found.path, shape_words(expected) + " as the model has it", shape_words(found.shape));
   }
   return found;
 }
 
-at::Tensor read_floats(const Hdf5Reader& reader, const Hdf5Floats& floats) {
+at::Tensor read_floats(const Hdf5Reader& reader, const Hdf5Array& floats) {
   at::Tensor values = at::empty(floats.shape, at::kFloat);
-  reader.read(floats, 0, {values.data_ptr<float>(), static_cast<size_t>(floats.num_values)});
+  reader.read(floats, 0, std::span(values.data_ptr<float>(), static_cast<size_t>(floats.num_values)));
   return values;
 }
 
-at::Tensor read_upper_triangle(const Hdf5Reader& reader, const Hdf5Floats& triangle, int64_t width) {
+at::Tensor read_upper_triangle(const Hdf5Reader& reader, const Hdf5Array& triangle, int64_t width) {
   at::Tensor matrix_II = at::empty({width, width}, at::kFloat);
   float* matrix = matrix_II.data_ptr<float>();
   std::vector<float> buffer;
@@ -283,7 +244,7 @@ at::Tensor read_upper_triangle(const Hdf5Reader& reader, const Hdf5Floats& trian
     int64_t end = row, count = 0;
     for (; end < width && count < kBufferFloats; ++end) count += width - end;
     buffer.resize(static_cast<size_t>(count));
-    reader.read(triangle, first, buffer);
+    reader.read(triangle, first, std::span(buffer));
     for (const float* source = buffer.data(); row < end; source += width - row, ++row) {
       std::copy(source, source + width - row, matrix + row * width + row);
     }
@@ -300,13 +261,13 @@ struct StatisticsWriter::State {
   Hdf5Writer writer;
   StatisticsOrigin origin;
   State(fs::path path, const StatisticsOrigin& from)
-      : file(std::move(path), kMagic), writer(file.partial_path(), file.path(), kUserBlockBytes), origin(from) {}
+      : file(std::move(path), kKind.magic()), writer(file.partial_path(), file.path(), kUserBlockBytes), origin(from) {}
 };
 
 StatisticsWriter::StatisticsWriter(fs::path path, const StatisticsOrigin& origin) {
   refuse_writing(path, "", check_origin(origin));
   state_ = std::make_unique<State>(std::move(path), origin);
-  state_->file.write_head(kMagic);  // says whose an unfinished file is
+  state_->file.write_head(kKind.magic());  // says whose an unfinished file is
   Hdf5Writer& writer = state_->writer;
   writer.attribute("/", "model", origin.model);
   writer.attribute("/", "data", origin.data);
@@ -362,8 +323,7 @@ void StatisticsWriter::write(const BlockDescription& block, Stage stage, const L
 std::string StatisticsWriter::publish() {
   UnpublishedFile& file = state_->file;
   state_->writer.close();
-  const std::string hash = hash_content(InputFile(file.partial_path()));
-  file.write_head(user_block(hash));
+  const std::string hash = write_hash(file, kKind);
   file.publish();
   return hash;
 }
@@ -406,13 +366,8 @@ const std::string& StatisticsFile::hash() const {
 
 StatisticsFile StatisticsFile::open(const fs::path& path) {
   InputFile file(path);
-  const std::string stated = stated_hash(file);
-  const std::string hash = hash_content(file);
-  if (hash != stated) {
-    fail(path,
-         "the file is truncated or damaged (its content has SHA-256 " + hash + ", not the one it states): " + kRemedy);
-  }
-  auto state = std::unique_ptr<State>(new State{Hdf5Reader(std::move(file), kUserBlockBytes, kRemedy), hash, {}});
+  const std::string hash = check_hash(file, kKind);
+  auto state = std::unique_ptr<State>(new State{Hdf5Reader(std::move(file), kUserBlockBytes, kKind.remedy), hash, {}});
   const Hdf5Object root = state->reader.root();
   const auto count = [&](const char* name) {  // what does not fit is out of every range
     return static_cast<int64_t>(std::min<uint64_t>(root.number(name), INT64_MAX));
@@ -439,13 +394,13 @@ LayerStatistics StatisticsFile::read(const BlockDescription& block, Stage stage,
   const std::string prefix = group->path() + "/";
   const int64_t width = stage_width(block, stage);
   // All shapes before the first value.
-  const Hdf5Floats diagonal = find_floats(reader, *group, "hessian_diagonal", {width});
-  const Hdf5Floats minimum = find_floats(reader, *group, "min", {width});
-  const Hdf5Floats maximum = find_floats(reader, *group, "max", {width});
-  const Hdf5Floats mean_abs = find_floats(reader, *group, "mean_abs", {width});
-  const Hdf5Floats triangle = find_floats(reader, *group, "hessian", {width * (width + 1) / 2});
-  const int64_t num_rows = group->floats("sample").shape[0];
-  const Hdf5Floats sample = find_floats(reader, *group, "sample", {num_rows, width});
+  const Hdf5Array diagonal = find_floats(reader, *group, "hessian_diagonal", {width});
+  const Hdf5Array minimum = find_floats(reader, *group, "min", {width});
+  const Hdf5Array maximum = find_floats(reader, *group, "max", {width});
+  const Hdf5Array mean_abs = find_floats(reader, *group, "mean_abs", {width});
+  const Hdf5Array triangle = find_floats(reader, *group, "hessian", {width * (width + 1) / 2});
+  const int64_t num_rows = group->array("sample", Hdf5Type::float32).shape[0];
+  const Hdf5Array sample = find_floats(reader, *group, "sample", {num_rows, width});
 
   LayerStatistics statistics;
   statistics.num_tokens = static_cast<int64_t>(std::min<uint64_t>(group->number("num_tokens"), INT64_MAX));

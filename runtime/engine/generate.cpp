@@ -206,7 +206,10 @@ Generation generate(Transformer& model, std::span<const int32_t> prompt, const G
     throw_if_interrupted();
     const int32_t id = sampler.sample(logits.first(static_cast<size_t>(num_drawn)));
     result.reached_end = std::find(ends.begin(), ends.end(), id) != ends.end();
-    if (result.reached_end) break;
+    if (result.reached_end) {
+      result.end_token = id;
+      break;
+    }
     result.ids.push_back(id);
     if (on_token) on_token(id);
     if (static_cast<int64_t>(result.ids.size()) == options.max_tokens) break;

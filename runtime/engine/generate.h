@@ -61,7 +61,8 @@ struct GenerationOptions {
 
 struct Generation {
   std::vector<int32_t> ids;  // without the prompt and without the end token
-  bool reached_end = false;  // the model gave an end token
+  bool reached_end = false;  // the model gave one of its end tokens
+  int32_t end_token = 0;     // which, if it did
   int64_t prompt_tokens = 0;
   double prefill_seconds = 0.0;
   double decode_seconds = 0.0;

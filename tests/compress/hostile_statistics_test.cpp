@@ -15,8 +15,8 @@
 #include <limits>
 #include <random>
 
-#include "compress/walk/hdf5_reader.h"
-#include "compress/walk/hdf5_writer.h"
+#include "compress/hdf5/hdf5_reader.h"
+#include "compress/hdf5/hdf5_writer.h"
 #include "compress/walk/statistics_file.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/sha256.h"
@@ -562,13 +562,61 @@ TEST(Hdf5Reader, FindsEveryMemberOfALargeGroup) {
   }
   EXPECT_FALSE(experts->find("expert 700"));
   EXPECT_FALSE(experts->find("expert"));
-  EXPECT_EQ(experts->floats("none").shape, (std::vector<int64_t>{0, 5}));
-  const Hdf5Floats two = experts->floats("two");
+  EXPECT_EQ(experts->array("none", Hdf5Type::float32).shape, (std::vector<int64_t>{0, 5}));
+  const Hdf5Array two = experts->array("two", Hdf5Type::float32);
   std::vector<float> values(1);
-  reader.read(two, 1, values);
+  reader.read(two, 1, std::span(values));
   EXPECT_EQ(values[0], -2.0f);
   values.resize(2);
-  expect_error<std::invalid_argument>([&] { reader.read(two, 1, values); }, {"/experts/two"});
+  expect_error<std::invalid_argument>([&] { reader.read(two, 1, std::span(values)); }, {"/experts/two"});
+}
+
+TEST(Hdf5, ArraysOfEveryTypeAreReadAsThatTypeAlone) {
+  const TemporaryFolder folder("types");
+  const std::vector<std::pair<Hdf5Type, std::string>> types = {
+      {Hdf5Type::uint8, "8-bit unsigned integers"},
+      {Hdf5Type::uint16, "16-bit unsigned integers, little-endian"},
+      {Hdf5Type::uint32, "32-bit unsigned integers"},
+      {Hdf5Type::uint64, "64-bit unsigned integers"},
+      {Hdf5Type::float16, "16-bit floats"},
+      {Hdf5Type::float32, "32-bit floats, little-endian"},
+      {Hdf5Type::float64, "64-bit floats"}};
+  const auto bytes_of_rows = [](Hdf5Type type, size_t num_values, int first) {
+    std::vector<std::byte> bytes(num_values * static_cast<size_t>(size_bytes(type)));
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(first + static_cast<int>(i));
+    return bytes;
+  };
+  Hdf5Writer writer(folder / "types.h5", "types.h5", 0);
+  const std::vector<int64_t> shape = {3, 2};
+  for (size_t i = 0; i < types.size(); ++i) {
+    const std::string name = "array" + std::to_string(i);
+    writer.make_array("/", name.c_str(), types[i].first, shape);
+    writer.write("/", name.c_str(), 2, bytes_of_rows(types[i].first, 2, 100));
+    writer.write("/", name.c_str(), 0, bytes_of_rows(types[i].first, 4, 1));
+  }
+  const std::vector<std::byte> odd(7);
+  expect_error<std::invalid_argument>([&] { writer.write("/", "array5", 0, odd); }, {"array5", "7 bytes at row 0"});
+  const std::vector<std::byte> row(8);
+  expect_error<std::invalid_argument>([&] { writer.write("/", "array5", 3, row); }, {"array5", "at row 3"});
+  writer.close();
+  const Hdf5Reader reader(InputFile(folder / "types.h5"), 0, "remedy");
+  for (size_t i = 0; i < types.size(); ++i) {
+    const std::string name = "array" + std::to_string(i);
+    const Hdf5Array array = reader.root().array(name, types[i].first);
+    EXPECT_EQ(array.shape, shape);
+    std::vector<std::byte> values(static_cast<size_t>(6 * size_bytes(types[i].first)));
+    reader.read_bytes(array, 0, values);
+    std::vector<std::byte> expected = bytes_of_rows(types[i].first, 4, 1);
+    for (const std::byte byte : bytes_of_rows(types[i].first, 2, 100)) expected.push_back(byte);
+    EXPECT_EQ(values, expected);
+    for (size_t j = 0; j < types.size(); ++j) {
+      if (i == j) continue;
+      expect_error<std::runtime_error>([&] { reader.root().array(name, types[j].first); },
+                                       {"/" + name, "expected " + types[j].second, "found ", types[i].second});
+    }
+    values.resize(values.size() + 1);
+    expect_error<std::invalid_argument>([&] { reader.read_bytes(array, 0, values); }, {"/" + name});
+  }
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 // array where a number was expected overruns the reader's variable, names lead into other files, and damaged metadata
 // crash it. Of the format (HDF5 File Format Specification 3.0) this accepts what the writer makes and nothing else:
 // superblock and object headers of the first version, groups as symbol tables of hard links, attributes that are one
-// text of fixed size or one unsigned 64-bit number, contiguous little-endian float32 arrays of fixed shape. No filters,
-// no external files, no shared messages. Every size is checked against the file's before memory is taken.
+// text of fixed size or one unsigned 64-bit number, contiguous arrays of fixed shape whose values are of the types in
+// hdf5_type.h. No filters, no external files, no shared messages; virtual arrays may lie there and are not read. Every size is checked against the file's before memory is taken.
 //
 // Everything here throws std::runtime_error: file, object, expected, found, and the remedy. No byte of the file gets
 // into a message.
@@ -17,7 +17,8 @@
 #include <string_view>
 #include <vector>
 
-#include "compress/walk/large_file.h"
+#include "compress/hdf5/hdf5_type.h"
+#include "compress/hdf5/large_file.h"
 
 namespace pare {
 
@@ -28,8 +29,9 @@ bool is_plain_text(std::string_view text);
 std::string shape_words(const std::vector<int64_t>& shape);
 
 // An array whose place is checked: all its bytes lie in the file.
-struct Hdf5Floats {
+struct Hdf5Array {
   std::string path;  // in the HDF5 file
+  Hdf5Type type = Hdf5Type::float32;
   std::vector<int64_t> shape;
   int64_t num_values = 0;
   int64_t offset_bytes = 0;  // in the file
@@ -37,14 +39,14 @@ struct Hdf5Floats {
 
 class Hdf5Reader;
 
-// A group, or an array on the way to its floats. Must not outlive its reader.
+// A group, or an array on the way to its values. Must not outlive its reader.
 class Hdf5Object {
  public:
   const std::string& path() const { return path_; }
   std::optional<Hdf5Object> find(const std::string& name) const;  // nullopt: the group holds no such link
   std::string text(const char* attribute) const;                  // is_plain_text
   uint64_t number(const char* attribute) const;
-  Hdf5Floats floats(const std::string& name) const;  // of at most two dimensions
+  Hdf5Array array(const std::string& name, Hdf5Type type) const;  // of one or two dimensions
 
  private:
   friend class Hdf5Reader;
@@ -72,8 +74,13 @@ class Hdf5Reader {
   const InputFile& file() const { return file_; }
   Hdf5Object root() const;
 
-  // Values [first, first + values.size()) in row-major order.
-  void read(const Hdf5Floats& floats, int64_t first, std::span<float> values) const;
+  // Values from `first` on in row-major order, as many as fill `values`. Throws std::invalid_argument for what the array
+  // does not have.
+  void read_bytes(const Hdf5Array& array, int64_t first, std::span<std::byte> values) const;
+  template <typename Value>
+  void read(const Hdf5Array& array, int64_t first, std::span<Value> values) const {
+    read_bytes(array, first, std::as_writable_bytes(values));
+  }
 
   [[noreturn]] void refuse(const std::string& object, const std::string& expected, const std::string& found) const;
 

@@ -1,15 +1,18 @@
-// Writes what hdf5_reader.h reads: groups, attributes (texts, 64-bit numbers) and contiguous float32 arrays, by the
-// HDF5 library. The same calls give the same bytes: no times are stored, and the format's version does not depend on
+// Writes what hdf5_reader.h reads: groups, attributes (texts, 64-bit numbers) and contiguous arrays, by the HDF5
+// library; and arrays that this library alone reads, which join those of other files. The same calls give the same bytes: no times are stored, and the format's version does not depend on
 // the library's. Every function throws std::runtime_error (path, the system's reason); an object that has thrown can
 // only be destroyed. Throws std::invalid_argument for a text that is not plain (hdf5_reader.h).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "compress/hdf5/hdf5_type.h"
 
 namespace pare {
 
@@ -34,6 +37,21 @@ class Hdf5Writer {
   void floats(const std::string& group, const char* name, int64_t count,
               const std::function<std::span<const float>()>& next);
 
+  // An array whose rows write() fills in. A group of "/" is the root.
+  void make_array(const std::string& group, const char* name, Hdf5Type type, std::span<const int64_t> shape);
+  // Values of an array of make_array, from row first_row (along its first dimension) on: whole rows.
+  void write(const std::string& group, const char* name, int64_t first_row, std::span<const std::byte> rows);
+
+  // All rows of the array of the same group, name and type in each file, one behind the other: a virtual dataset.
+  // Files are named relative to this one's folder and need not be there yet. num_columns 0: one dimension. Where a file
+  // is missing, readers get NaN or, of integers, 0.
+  struct Part {
+    std::string file;
+    int64_t num_rows;
+  };
+  void join(const std::string& group, const char* name, Hdf5Type type, std::span<const Part> parts,
+            int64_t num_columns);
+
   // Brings everything into the file; nothing can be written afterwards.
   void close();
 
@@ -43,7 +61,8 @@ class Hdf5Writer {
   Result check(Result result) const;
   Handle open_group(const std::string& group) const;
   Handle string_type(size_t num_bytes) const;
-  Handle make_floats(const Handle& group, const char* name, std::span<const int64_t> shape) const;
+  Handle value_type(Hdf5Type type) const;
+  Handle make_set(const Handle& group, const char* name, Hdf5Type type, std::span<const int64_t> shape) const;
   void put(const std::string& group, const char* name, Handle type, Handle space, const void* value) const;
   std::filesystem::path shown_;
   int64_t file_ = -1;  // HDF5's

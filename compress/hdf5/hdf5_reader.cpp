@@ -1,4 +1,4 @@
-#include "compress/walk/hdf5_reader.h"
+#include "compress/hdf5/hdf5_reader.h"
 
 #include <algorithm>
 #include <array>
@@ -25,14 +25,59 @@ constexpr int kNil = 0x0, kDataspace = 0x1, kDatatype = 0x3, kFillValue = 0x5, k
               kContinuation = 0x10, kSymbolTable = 0x11;
 
 // Of the type messages that are accepted, to the last bit: order, sign, precision, padding.
-constexpr std::array<uint8_t, 20> kFloat32 = {0x11, 0x20, 0x1F, 0, 4, 0,  0,   0, 0, 0,
-                                              0x20, 0,    23,   8, 0, 23, 127, 0, 0, 0};
-constexpr std::array<uint8_t, 12> kUnsigned64 = {0x10, 0, 0, 0, 8, 0, 0, 0, 0, 0, 64, 0};
+constexpr std::array<uint8_t, 12> unsigned_type(uint8_t size) {
+  return {0x10, 0, 0, 0, size, 0, 0, 0, 0, 0, static_cast<uint8_t>(8 * size), 0};
+}
+// An IEEE float: sign, exponent and mantissa follow each other.
+constexpr std::array<uint8_t, 20> float_type(uint8_t size, uint8_t exponent_bits, uint32_t bias) {
+  const auto num_bits = static_cast<uint8_t>(8 * size);
+  const auto mantissa_bits = static_cast<uint8_t>(num_bits - 1 - exponent_bits);
+  return {0x11,
+          0x20,
+          static_cast<uint8_t>(num_bits - 1),
+          0,
+          size,
+          0,
+          0,
+          0,
+          0,
+          0,
+          num_bits,
+          0,
+          mantissa_bits,
+          exponent_bits,
+          0,
+          mantissa_bits,
+          static_cast<uint8_t>(bias & 0xFF),
+          static_cast<uint8_t>(bias >> 8),
+          0,
+          0};
+}
+constexpr std::array<uint8_t, 12> kUnsigned64 = unsigned_type(8);
 constexpr std::array<uint8_t, 4> kText = {0x13, 1, 0, 0};  // padded with zeros; its size follows
 
 template <size_t Size>
 bool starts_with(std::span<const std::byte> bytes, const std::array<uint8_t, Size>& start) {
   return bytes.size() >= Size && std::memcmp(bytes.data(), start.data(), Size) == 0;
+}
+
+bool is_type(std::span<const std::byte> message, Hdf5Type type) {
+  switch (type) {
+    case Hdf5Type::float16:
+      return starts_with(message, float_type(2, 5, 15));
+    case Hdf5Type::float32:
+      return starts_with(message, float_type(4, 8, 127));
+    case Hdf5Type::float64:
+      return starts_with(message, float_type(8, 11, 1023));
+    default:
+      return starts_with(message, unsigned_type(static_cast<uint8_t>(size_bytes(type))));
+  }
+}
+
+std::string type_words(Hdf5Type type) {
+  const bool is_float = type == Hdf5Type::float16 || type == Hdf5Type::float32 || type == Hdf5Type::float64;
+  const std::string order = size_bytes(type) > 1 ? ", little-endian" : "";
+  return std::to_string(8 * size_bytes(type)) + "-bit " + (is_float ? "floats" : "unsigned integers") + order;
 }
 
 uint32_t type_size(std::span<const std::byte> type) {
@@ -267,13 +312,16 @@ std::optional<uint64_t> Hdf5Reader::find_link(const std::string& group, SymbolTa
   return found;
 }
 
-void Hdf5Reader::read(const Hdf5Floats& floats, int64_t first, std::span<float> values) const {
-  const auto count = static_cast<int64_t>(values.size());
-  if (first < 0 || count > floats.num_values || first > floats.num_values - count) {
-    throw std::invalid_argument(floats.path + ": values " + std::to_string(first) + " to " +
-                                std::to_string(first + count) + " of " + std::to_string(floats.num_values));
+void Hdf5Reader::read_bytes(const Hdf5Array& array, int64_t first, std::span<std::byte> values) const {
+  const int64_t value_bytes = size_bytes(array.type);
+  const auto count = static_cast<int64_t>(values.size()) / value_bytes;
+  if (first < 0 || count > array.num_values || first > array.num_values - count ||
+      count * value_bytes != static_cast<int64_t>(values.size())) {
+    throw std::invalid_argument(array.path + ": values " + std::to_string(first) + " to " +
+                                std::to_string(first + count) + " of " + std::to_string(array.num_values) + " in " +
+                                std::to_string(values.size()) + " bytes");
   }
-  file_.read(floats.offset_bytes + first * static_cast<int64_t>(sizeof(float)), std::as_writable_bytes(values));
+  file_.read(array.offset_bytes + first * value_bytes, values);
 }
 
 Hdf5Object::Hdf5Object(const Hdf5Reader& reader, std::string path, uint64_t address)
@@ -419,16 +467,16 @@ uint64_t Hdf5Object::number(const char* name) const {
   return value;
 }
 
-Hdf5Floats Hdf5Object::floats(const std::string& name) const {
+Hdf5Array Hdf5Object::array(const std::string& name, Hdf5Type expected_type) const {
   const std::optional<Hdf5Object> member = find(name);
   if (!member) reader_->refuse(child(path_, name), "an array", "nothing");
   const Hdf5Object& set = *member;
-  Hdf5Floats floats{.path = set.path_, .shape = set.shape(set.only(kDataspace, "an array"))};
+  Hdf5Array array{.path = set.path_, .type = expected_type, .shape = set.shape(set.only(kDataspace, "an array"))};
   const auto type = set.only(kDatatype, "an array");
-  if (!starts_with(type, kFloat32)) {
-    reader_->refuse(set.path_, "32-bit floats, little-endian", type_words(type));
+  if (!is_type(type, expected_type)) {
+    reader_->refuse(set.path_, type_words(expected_type), type_words(type));
   }
-  if (floats.shape.empty()) reader_->refuse(set.path_, "an array", "a single value");
+  if (array.shape.empty()) reader_->refuse(set.path_, "an array", "a single value");
   Hdf5Reader::Fields layout(*reader_, set.path_, "layout", set.only(kLayout, "an array"));
   layout.expect<uint8_t>(3, "version");
   const int kind = layout.get<uint8_t>();
@@ -437,21 +485,21 @@ Hdf5Floats Hdf5Object::floats(const std::string& name) const {
   }
   const auto address = layout.get<uint64_t>();
   const auto num_bytes = layout.get<uint64_t>();
-  int64_t expected = sizeof(float);
-  floats.num_values = 1;
-  for (const int64_t size : floats.shape) {
+  int64_t expected = size_bytes(expected_type);
+  array.num_values = 1;
+  for (const int64_t size : array.shape) {
     if (__builtin_mul_overflow(expected, size, &expected)) {
-      reader_->refuse(set.path_, "a shape that fits into the file", shape_words(floats.shape));
+      reader_->refuse(set.path_, "a shape that fits into the file", shape_words(array.shape));
     }
-    floats.num_values *= size;
+    array.num_values *= size;
   }
   if (num_bytes != static_cast<uint64_t>(expected)) {
-    reader_->refuse(set.path_, std::to_string(expected) + " bytes for " + shape_words(floats.shape),
+    reader_->refuse(set.path_, std::to_string(expected) + " bytes for " + shape_words(array.shape),
                     std::to_string(num_bytes));
   }
-  if (num_bytes == 0) return floats;  // an empty array has no place
-  floats.offset_bytes = reader_->locate(set.path_, address, num_bytes);
-  return floats;
+  if (num_bytes == 0) return array;  // an empty array has no place
+  array.offset_bytes = reader_->locate(set.path_, address, num_bytes);
+  return array;
 }
 
 }  // namespace pare

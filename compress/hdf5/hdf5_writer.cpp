@@ -1,15 +1,17 @@
-#include "compress/walk/hdf5_writer.h"
+#include "compress/hdf5/hdf5_writer.h"
 
 #include <hdf5.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
 
-#include "compress/walk/hdf5_reader.h"
+#include "compress/hdf5/hdf5_reader.h"
 
 namespace pare {
 namespace {
@@ -84,7 +86,8 @@ Hdf5Writer::Hdf5Writer(const std::filesystem::path& file, std::filesystem::path 
   check(H5Pset_userblock(creation.get(), user_block_bytes));
   check(H5Pset_obj_track_times(creation.get(), false));
   Handle access(check(H5Pcreate(H5P_FILE_ACCESS)), H5Pclose);
-  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_EARLIEST, H5F_LIBVER_V18));
+  // The oldest forms; virtual datasets exist since 1.10.
+  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_EARLIEST, H5F_LIBVER_V110));
 #if H5_VERSION_GE(1, 10, 7) && !(H5_VERSION_GE(1, 12, 0) && !H5_VERSION_GE(1, 12, 1))
   // The caller has the file for itself, and some network file systems have no locks of the library's kind.
   check(H5Pset_file_locking(access.get(), false, true));
@@ -149,15 +152,42 @@ void Hdf5Writer::attribute(const std::string& group, const char* name, const std
   put(group, name, string_type(longest), Handle(check(H5Screate_simple(1, &count, nullptr)), H5Sclose), bytes.data());
 }
 
-Hdf5Writer::Handle Hdf5Writer::make_floats(const Handle& group, const char* name,
-                                           std::span<const int64_t> shape) const {
+Hdf5Writer::Handle Hdf5Writer::value_type(Hdf5Type type) const {
+  switch (type) {
+    case Hdf5Type::uint8:
+      return {check(H5Tcopy(H5T_STD_U8LE)), H5Tclose};
+    case Hdf5Type::uint16:
+      return {check(H5Tcopy(H5T_STD_U16LE)), H5Tclose};
+    case Hdf5Type::uint32:
+      return {check(H5Tcopy(H5T_STD_U32LE)), H5Tclose};
+    case Hdf5Type::uint64:
+      return {check(H5Tcopy(H5T_STD_U64LE)), H5Tclose};
+    case Hdf5Type::float32:
+      return {check(H5Tcopy(H5T_IEEE_F32LE)), H5Tclose};
+    case Hdf5Type::float64:
+      return {check(H5Tcopy(H5T_IEEE_F64LE)), H5Tclose};
+    case Hdf5Type::float16:
+      break;
+  }
+  // The library has no name for it; sign, exponent and mantissa as IEEE 754's binary16 has them.
+  Handle type16(check(H5Tcopy(H5T_IEEE_F32LE)), H5Tclose);
+  check(H5Tset_fields(type16.get(), 15, 10, 5, 0, 10));
+  check(H5Tset_size(type16.get(), 2));
+  check(H5Tset_ebias(type16.get(), 15));
+  return type16;
+}
+
+Hdf5Writer::Handle Hdf5Writer::make_set(const Handle& group, const char* name, Hdf5Type type,
+                                        std::span<const int64_t> shape) const {
   const std::vector<hsize_t> sizes(shape.begin(), shape.end());
+  Handle values = value_type(type);
   Handle space(check(H5Screate_simple(static_cast<int>(sizes.size()), sizes.data(), nullptr)), H5Sclose);
   Handle properties(check(H5Pcreate(H5P_DATASET_CREATE)), H5Pclose);
   check(H5Pset_obj_track_times(properties.get(), false));
   Handle set(
-      check(H5Dcreate2(group.get(), name, H5T_IEEE_F32LE, space.get(), H5P_DEFAULT, properties.get(), H5P_DEFAULT)),
+      check(H5Dcreate2(group.get(), name, values.get(), space.get(), H5P_DEFAULT, properties.get(), H5P_DEFAULT)),
       H5Dclose);
+  check(values.close());
   check(space.close());
   check(properties.close());
   return set;
@@ -166,7 +196,7 @@ Hdf5Writer::Handle Hdf5Writer::make_floats(const Handle& group, const char* name
 void Hdf5Writer::floats(const std::string& group, const char* name, std::span<const int64_t> shape,
                         std::span<const float> values) {
   Handle owner = open_group(group);
-  Handle set = make_floats(owner, name, shape);
+  Handle set = make_set(owner, name, Hdf5Type::float32, shape);
   check(H5Dwrite(set.get(), H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()));
   check(set.close());
   check(owner.close());
@@ -175,7 +205,7 @@ void Hdf5Writer::floats(const std::string& group, const char* name, std::span<co
 void Hdf5Writer::floats(const std::string& group, const char* name, int64_t count,
                         const std::function<std::span<const float>()>& next) {
   Handle owner = open_group(group);
-  Handle set = make_floats(owner, name, std::span(&count, 1));
+  Handle set = make_set(owner, name, Hdf5Type::float32, std::span(&count, 1));
   Handle file(check(H5Dget_space(set.get())), H5Sclose);
   for (hsize_t first = 0; first < static_cast<hsize_t>(count);) {
     const std::span<const float> piece = next();
@@ -190,6 +220,76 @@ void Hdf5Writer::floats(const std::string& group, const char* name, int64_t coun
   check(file.close());
   check(set.close());
   check(owner.close());
+}
+
+void Hdf5Writer::make_array(const std::string& group, const char* name, Hdf5Type type, std::span<const int64_t> shape) {
+  Handle owner = open_group(group);
+  Handle set = make_set(owner, name, type, shape);
+  check(set.close());
+  check(owner.close());
+}
+
+void Hdf5Writer::write(const std::string& group, const char* name, int64_t first_row, std::span<const std::byte> rows) {
+  if (rows.empty()) return;
+  Handle owner = open_group(group);
+  Handle set(check(H5Dopen2(owner.get(), name, H5P_DEFAULT)), H5Dclose);
+  Handle type(check(H5Dget_type(set.get())), H5Tclose);
+  Handle file(check(H5Dget_space(set.get())), H5Sclose);
+  const int num_dimensions = check(H5Sget_simple_extent_ndims(file.get()));
+  std::vector<hsize_t> first(static_cast<size_t>(num_dimensions), 0), sizes(first);
+  check(H5Sget_simple_extent_dims(file.get(), sizes.data(), nullptr));
+  size_t row_bytes = H5Tget_size(type.get());
+  for (size_t i = 1; i < sizes.size(); ++i) row_bytes *= sizes[i];
+  const size_t num_rows = row_bytes > 0 ? rows.size() / row_bytes : 0;
+  const auto start = static_cast<hsize_t>(first_row);
+  if (first_row < 0 || num_rows * row_bytes != rows.size() || start > sizes[0] || num_rows > sizes[0] - start) {
+    throw std::invalid_argument(std::string(name) + ": " + std::to_string(rows.size()) + " bytes at row " +
+                                std::to_string(first_row) + " are no rows of it");
+  }
+  first[0] = start;
+  sizes[0] = num_rows;
+  Handle memory(check(H5Screate_simple(num_dimensions, sizes.data(), nullptr)), H5Sclose);
+  check(H5Sselect_hyperslab(file.get(), H5S_SELECT_SET, first.data(), nullptr, sizes.data(), nullptr));
+  check(H5Dwrite(set.get(), type.get(), memory.get(), file.get(), H5P_DEFAULT, rows.data()));
+  check(memory.close());
+  check(file.close());
+  check(type.close());
+  check(set.close());
+  check(owner.close());
+}
+
+void Hdf5Writer::join(const std::string& group, const char* name, Hdf5Type type, std::span<const Part> parts,
+                      int64_t num_columns) {
+  const int num_dimensions = num_columns > 0 ? 2 : 1;
+  std::array<hsize_t, 2> sizes = {0, static_cast<hsize_t>(num_columns)}, first = {0, 0};
+  for (const Part& part : parts) sizes[0] += static_cast<hsize_t>(part.num_rows);
+  Handle values = value_type(type);
+  Handle space(check(H5Screate_simple(num_dimensions, sizes.data(), nullptr)), H5Sclose);
+  Handle properties(check(H5Pcreate(H5P_DATASET_CREATE)), H5Pclose);
+  check(H5Pset_obj_track_times(properties.get(), false));
+  if (type == Hdf5Type::float16 || type == Hdf5Type::float32 || type == Hdf5Type::float64) {
+    const float missing = std::numeric_limits<float>::quiet_NaN();
+    check(H5Pset_fill_value(properties.get(), H5T_NATIVE_FLOAT, &missing));
+  }
+  const std::string path = (group == "/" ? "" : group) + "/" + name;
+  for (const Part& part : parts) {
+    sizes[0] = static_cast<hsize_t>(part.num_rows);
+    Handle source(check(H5Screate_simple(num_dimensions, sizes.data(), nullptr)), H5Sclose);
+    check(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, first.data(), nullptr, sizes.data(), nullptr));
+    check(H5Pset_virtual(properties.get(), space.get(), part.file.c_str(), path.c_str(), source.get()));
+    check(source.close());
+    first[0] += sizes[0];
+  }
+  check(H5Sselect_all(space.get()));
+  Handle owner = open_group(group);
+  Handle set(
+      check(H5Dcreate2(owner.get(), name, values.get(), space.get(), H5P_DEFAULT, properties.get(), H5P_DEFAULT)),
+      H5Dclose);
+  check(set.close());
+  check(owner.close());
+  check(properties.close());
+  check(space.close());
+  check(values.close());
 }
 
 void Hdf5Writer::close() {

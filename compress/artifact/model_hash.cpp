@@ -1,0 +1,20 @@
+#include "compress/artifact/model_hash.h"
+
+#include <filesystem>
+#include <map>
+#include <span>
+
+#include "runtime/system/sha256.h"
+
+namespace pare {
+
+std::string model_hash(const Checkpoint& checkpoint) {
+  const std::map<std::string, std::string> hashes = checkpoint.file_hashes();
+  std::string text = "config.json " + hashes.at("config.json") + "\n";
+  for (const std::filesystem::path& path : checkpoint.weight_files()) {
+    text += path.filename().string() + " " + hashes.at(path.filename().string()) + "\n";
+  }
+  return sha256_hex(std::as_bytes(std::span(text)));
+}
+
+}  // namespace pare

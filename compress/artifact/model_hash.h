@@ -1,0 +1,13 @@
+// The identity of an uncompressed model, for files that hold what was measured of it.
+#pragma once
+
+#include <string>
+
+#include "runtime/model/checkpoint.h"
+
+namespace pare {
+
+// SHA-256 of config.json and the weight files: what statistics and logits depend on.
+std::string model_hash(const Checkpoint& checkpoint);
+
+}  // namespace pare

@@ -1,0 +1,72 @@
+#include "compress/hdf5/hashed_file.h"
+
+#include <algorithm>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "runtime/system/sha256.h"
+
+namespace pare {
+namespace {
+
+constexpr std::string_view kHashWord = " sha256 ";
+constexpr size_t kHashLetters = 64;
+
+[[noreturn]] void fail(const InputFile& file, const std::string& why) {
+  throw std::runtime_error("cannot read '" + file.path().string() + "': " + why);
+}
+
+// The hash that the user block states.
+std::string stated_hash(const InputFile& file, const FileKind& kind) {
+  std::string block(static_cast<size_t>(std::min(file.size_bytes(), kUserBlockBytes)), '\0');
+  file.read(0, std::as_writable_bytes(std::span(block)));
+  // Nothing that is no word of ours is shown: it may be any bytes.
+  const std::string magic = kind.magic();
+  const size_t word = block.find(kHashWord);
+  const std::string version =
+      word == std::string::npos || word < magic.size() ? "" : block.substr(magic.size(), word - magic.size());
+  const bool is_version =
+      version.size() <= 9 && std::all_of(version.begin(), version.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!block.starts_with(magic) || version.empty() || !is_version) {
+    fail(file, "it is no " + kind.name + " file: " + kind.maker + " makes one");
+  }
+  if (version != kind.version) {
+    fail(file, kind.name + " of version '" + version + "'; expected " + kind.version + ": " + kind.remedy);
+  }
+  return block.substr(word + kHashWord.size(), kHashLetters);
+}
+
+// Of all bytes after the user block.
+std::string hash_content(const InputFile& file) {
+  Sha256 hash;
+  std::vector<std::byte> piece(size_t{1} << 20);
+  for (int64_t at = kUserBlockBytes; at < file.size_bytes(); at += static_cast<int64_t>(piece.size())) {
+    piece.resize(std::min(piece.size(), static_cast<size_t>(file.size_bytes() - at)));
+    file.read(at, piece);
+    hash.update(piece);
+  }
+  return hash.hex();
+}
+
+}  // namespace
+
+std::string write_hash(const UnpublishedFile& file, const FileKind& kind) {
+  std::string hash = hash_content(InputFile(file.partial_path()));
+  std::string block = kind.magic() + kind.version + std::string(kHashWord) + hash + "\n";
+  block.resize(kUserBlockBytes, '\0');
+  file.write_head(block);
+  return hash;
+}
+
+std::string check_hash(const InputFile& file, const FileKind& kind) {
+  const std::string stated = stated_hash(file, kind);
+  std::string hash = hash_content(file);
+  if (hash != stated) {
+    fail(file, "the file is truncated or damaged (its content has SHA-256 " + hash +
+                   ", not the one it states): " + kind.remedy);
+  }
+  return hash;
+}
+
+}  // namespace pare

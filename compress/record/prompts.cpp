@@ -1,0 +1,84 @@
+#include "compress/record/prompts.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string_view>
+
+#include "runtime/system/atomic_file.h"
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::json;
+
+Json parse(std::string_view text, const std::string& where) {
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) throw std::runtime_error(where + ": not valid JSON in UTF-8");
+  return json;
+}
+
+std::string string_field(const Json& object, const char* name, bool is_optional, const std::string& where) {
+  const std::string field = std::string("a string in the field '") + name + "'";
+  if (!object.is_object()) throw std::runtime_error(where + ": expected an object with " + field);
+  const auto found = object.find(name);
+  if (found == object.end() && is_optional) return "";
+  if (found == object.end() || !found->is_string()) {
+    throw std::runtime_error(where + ": expected " + field + ", found " +
+                             (found == object.end() ? std::string("no such field") : found->type_name()));
+  }
+  return found->get<std::string>();
+}
+
+void add(std::vector<std::string>& prompts, std::string prompt, const std::string& where) {
+  if (prompt.empty()) throw std::runtime_error(where + ": the prompt is empty");
+  prompts.push_back(std::move(prompt));
+}
+
+std::vector<std::string> read_lines(const std::string& text, const std::string& path) {
+  std::vector<std::string> prompts;
+  for (size_t begin = 0, number = 1; begin < text.size(); ++number) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+    begin = end + 1;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const std::string where = path + ":" + std::to_string(number);
+    add(prompts, string_field(parse(line, where), "prompt", /*is_optional=*/false, where), where);
+  }
+  return prompts;
+}
+
+std::vector<std::string> read_instructions(const std::string& text, const std::string& path) {
+  const Json items = parse(text, path);
+  if (!items.is_array())
+    throw std::runtime_error(path + ": expected an array of instructions, found " + items.type_name());
+  std::vector<std::string> prompts;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const std::string where = path + ": item " + std::to_string(i);
+    const std::string instruction = string_field(items[i], "instruction", /*is_optional=*/false, where);
+    if (instruction.empty()) throw std::runtime_error(where + ": the instruction is empty");
+    add(prompts, instruction_prompt(instruction, string_field(items[i], "input", /*is_optional=*/true, where)), where);
+  }
+  return prompts;
+}
+
+}  // namespace
+
+std::string instruction_prompt(const std::string& instruction, const std::string& input) {
+  return "### Instruction:\n" + instruction + (input.empty() ? "" : "\n\n### Input:\n" + input) + "\n\n### Response:\n";
+}
+
+std::vector<std::string> read_prompts(const std::filesystem::path& path) {
+  const std::string extension = path.extension().string();
+  if (extension != ".jsonl" && extension != ".json") {
+    throw std::invalid_argument(path.string() + ": expected prompts in a .jsonl (field prompt) or .json file " +
+                                "(instruction, input), found '" + extension + "'");
+  }
+  const std::string text = read_text_file(path);
+  std::vector<std::string> prompts =
+      extension == ".jsonl" ? read_lines(text, path.string()) : read_instructions(text, path.string());
+  if (prompts.empty()) throw std::runtime_error(path.string() + ": it holds no prompts");
+  return prompts;
+}
+
+}  // namespace pare

@@ -1,0 +1,347 @@
+#include "compress/record/record.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <ATen/core/grad_mode.h>
+#include <omp.h>
+#include <torch/headeronly/version.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "compress/artifact/model_hash.h"
+#include "compress/predict/predict.h"
+#include "compress/record/prompts.h"
+#include "compress/record/teacher.h"
+#include "compress/record/unfinished_store.h"
+#include "compress/walk/statistics.h"
+#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/token_source.h"
+#include "runtime/import/model_directory.h"
+#include "runtime/system/input_files.h"
+#include "runtime/system/interrupt.h"
+#include "runtime/system/memory_usage.h"
+#include "runtime/system/sha256.h"
+#include "runtime/system/version.h"
+#include "runtime/tokenizer/tokenizer.h"
+#include "runtime/tokenizer/tokenizer_hash.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kShardOverheadBytes = 8192;  // about: HDF5's own headers
+
+// What is recorded: windows of a text, or prompts with what is drawn behind each.
+struct Material {
+  std::vector<std::vector<int32_t>> starts;  // windows, or prompts
+  int64_t num_samples = 1;                   // of each
+  int64_t max_new_tokens = 0;                // 0: windows
+  std::string source;                        // LogitOrigin::source
+  bool has_prompts() const { return max_new_tokens > 0; }
+  int64_t num_sequences() const { return static_cast<int64_t>(starts.size()) * num_samples; }
+  const std::vector<int32_t>& start(int64_t sequence) const {
+    return starts[static_cast<size_t>(sequence / num_samples)];
+  }
+  int64_t max_length(int64_t sequence) const { return static_cast<int64_t>(start(sequence).size()) + max_new_tokens; }
+};
+
+Material read_windows(const RecordOptions& options, const Tokenizer& tokenizer, const ModelDescription& model) {
+  const TokenWindows all =
+      read_token_windows(options.text, &tokenizer, options.num_tokens.value_or(kRecordTokens), /*num_windows=*/0,
+                         /*add_special_tokens=*/true, model.vocabulary_size);
+  const std::string what = options.text.string() + ": ";
+  if (options.num_tokens && all.num_tokens != *options.num_tokens) {
+    throw std::invalid_argument(what + "its windows are " + std::to_string(all.num_tokens) +
+                                " tokens wide and are used as they are; " + std::to_string(*options.num_tokens) +
+                                " were asked for: leave --tokens out");
+  }
+  if (all.num_tokens < 2) throw std::invalid_argument(what + "windows of one token leave nothing to predict");
+  if (all.num_tokens > model.context_length) {
+    throw std::invalid_argument(what + "windows of " + std::to_string(all.num_tokens) +
+                                " tokens; the model's context is " + std::to_string(model.context_length));
+  }
+  const int64_t num_windows = options.num_windows.value_or(all.num_windows);
+  if (num_windows > all.num_windows) {
+    throw std::invalid_argument(what + std::to_string(num_windows) + " windows were asked for; it has " +
+                                std::to_string(all.num_windows) + " of " + std::to_string(all.num_tokens) + " tokens");
+  }
+  Material material;
+  const bool takes_first = holds_token_windows(options.text);
+  for (int64_t i = 0; const int64_t window : draw_sorted(all.num_windows, num_windows, options.seed)) {
+    const std::span<const int32_t> ids = all.window(takes_first ? i : window);
+    material.starts.emplace_back(ids.begin(), ids.end());
+    ++i;
+  }
+  material.source =
+      Json{{"kind", "windows"}, {"tokens", all.num_tokens}, {"windows", num_windows}, {"seed", options.seed}}.dump();
+  return material;
+}
+
+Material read_prompts(const RecordOptions& options, const Tokenizer& tokenizer, const ModelDescription& model) {
+  Material material;
+  material.num_samples = options.num_samples;
+  material.max_new_tokens = options.max_new_tokens;
+  for (const std::string& prompt : pare::read_prompts(options.prompts)) {
+    std::vector<int32_t> ids = tokenizer.encode(prompt, /*add_special_tokens=*/true);
+    const auto num_tokens = static_cast<int64_t>(ids.size());
+    if (num_tokens < 1 || num_tokens + options.max_new_tokens > model.context_length) {
+      throw std::invalid_argument(options.prompts.string() + ": prompt " + std::to_string(material.starts.size()) +
+                                  " has " + std::to_string(num_tokens) + " tokens and --max-new-tokens is " +
+                                  std::to_string(options.max_new_tokens) + "; the model's context is " +
+                                  std::to_string(model.context_length) + ": shorten it or ask for fewer");
+    }
+    material.starts.push_back(std::move(ids));
+  }
+  material.source = Json{
+      {"kind", "continuations"},
+      {"samples", options.num_samples},
+      {"max_new_tokens", options.max_new_tokens},
+      {"temperature", options.sampling_temperature},
+      {"top_p", options.top_p},
+      {"seed",
+       options.seed}}.dump();
+  return material;
+}
+
+std::string hash_of(const std::vector<std::vector<int32_t>>& sequences) {
+  Sha256 hash;
+  for (const std::vector<int32_t>& ids : sequences) {
+    const std::string size = std::to_string(ids.size()) + " ";
+    hash.update(std::as_bytes(std::span(size)));
+    hash.update(std::as_bytes(std::span(ids)));
+  }
+  return hash.hex();
+}
+
+// Consecutive sequences that fit into a shard's tokens, by what they are at most: known before anything is drawn.
+std::vector<int64_t> cut_shards(const Material& material, int64_t shard_tokens) {
+  std::vector<int64_t> shard_sequences;
+  int64_t num_tokens = 0;
+  for (int64_t sequence = 0; sequence < material.num_sequences(); ++sequence) {
+    const int64_t length = material.max_length(sequence);
+    if (shard_sequences.empty() || num_tokens + length > shard_tokens) {
+      shard_sequences.push_back(0);
+      num_tokens = 0;
+    }
+    ++shard_sequences.back();
+    num_tokens += length;
+  }
+  return shard_sequences;
+}
+
+// Of its own for each sequence, so that one does not depend on where a run went on.
+uint64_t sequence_seed(uint64_t seed, int64_t sequence) {
+  return RandomNumbers(RandomNumbers(seed).next() + static_cast<uint64_t>(sequence)).next();
+}
+
+void check_options(const RecordOptions& options) {
+  if (options.text.empty() == options.prompts.empty()) {
+    throw std::invalid_argument("expected a text to record (--text) or prompts to continue (--prompts), found " +
+                                std::string(options.text.empty() ? "neither" : "both"));
+  }
+  for (size_t i = 0; i < options.temperatures.size(); ++i) {
+    const auto& all = options.temperatures;
+    if (std::find(all.begin(), all.begin() + static_cast<int64_t>(i), all[i]) !=
+        all.begin() + static_cast<int64_t>(i)) {
+      throw std::invalid_argument("--temperatures lists " + Json(all[i]).dump() + " twice");
+    }
+  }
+  if (options.shard_tokens < 1) throw std::invalid_argument("--shard-tokens: expected 1 or more");
+}
+
+// One run's recording of a store.
+class Recording {
+ public:
+  Recording(const RecordOptions& options, const Checkpoint& checkpoint, const InputFiles& files,
+            const Material& material, const LogitOrigin& origin, int64_t num_drawn)
+      : options_(options),
+        checkpoint_(checkpoint),
+        files_(files),
+        material_(material),
+        origin_(origin),
+        num_drawn_(num_drawn) {}
+
+  // The next shard, whole.
+  LogitShard record_shard(Transformer& model, const fs::path& path, int64_t shard, int64_t first, int64_t count,
+                          const std::function<void(int64_t)>& on_sequence) {
+    std::vector<RecordedSequence> sequences;
+    for (int64_t sequence = first; sequence < first + count; ++sequence) {
+      throw_if_interrupted();
+      sequences.push_back(make_sequence(model, sequence));
+    }
+    Teacher teacher(model, origin_.num_kept, origin_.temperatures);
+    LogitShardWriter writer(path, origin_, shard, first, sequences);
+    for (size_t done = 0; done < sequences.size();) {
+      throw_if_interrupted();
+      const size_t length = sequences[done].ids.size();
+      size_t end = done + 1;
+      const auto most = static_cast<size_t>(Teacher::batch_sequences(static_cast<int64_t>(length)));
+      while (end < sequences.size() && end - done < most && sequences[end].ids.size() == length) ++end;
+      teacher.append(std::span(sequences).subspan(done, end - done), first + static_cast<int64_t>(done), writer);
+      done = end;
+      on_sequence(first + static_cast<int64_t>(done));
+    }
+    checkpoint_.check_unchanged();
+    files_.check_unchanged();
+    return writer.publish();
+  }
+
+ private:
+  RecordedSequence make_sequence(Transformer& model, int64_t sequence) const {
+    const std::vector<int32_t>& start = material_.start(sequence);
+    if (!material_.has_prompts()) return whole_window(start);
+    return continue_prompt(model, start,
+                           {.max_tokens = material_.max_new_tokens,
+                            .sampling = {.temperature = options_.sampling_temperature,
+                                         .top_k = 0,
+                                         .top_p = options_.top_p,
+                                         .seed = sequence_seed(options_.seed, sequence)},
+                            .vocabulary_size = num_drawn_});
+  }
+
+  const RecordOptions& options_;
+  const Checkpoint& checkpoint_;
+  const InputFiles& files_;
+  const Material& material_;
+  const LogitOrigin& origin_;
+  int64_t num_drawn_;
+};
+
+Prediction predict(const Checkpoint& checkpoint, const Material& material, const LogitOrigin& origin,
+                   int64_t num_shards, int num_threads) {
+  RecordingExtent extent{.logit_bytes = Teacher::logit_bytes(origin.num_vocabulary), .num_threads = num_threads};
+  for (int64_t sequence = 0; sequence < material.num_sequences(); ++sequence) {
+    extent.num_tokens += material.max_length(sequence);
+    extent.longest_sequence = std::max(extent.longest_sequence, material.max_length(sequence));
+  }
+  extent.num_sampled_tokens = material.num_sequences() * material.max_new_tokens;
+  extent.file_bytes = extent.num_tokens * bytes_per_token(origin.num_vocabulary, origin.num_kept,
+                                                          static_cast<int64_t>(origin.temperatures.size())) +
+                      material.num_sequences() * 4 + (num_shards + 1) * kShardOverheadBytes;
+  return predict_recording(checkpoint, extent, read_memory_usage().held_bytes, measure_matmul_rate(num_threads));
+}
+
+int64_t bytes_of_store(const fs::path& output) {
+  auto num_bytes = static_cast<int64_t>(fs::file_size(output));
+  for (const auto& entry : fs::directory_iterator(fs::path(output.string() + ".shards"))) {
+    num_bytes += static_cast<int64_t>(entry.file_size());
+  }
+  return num_bytes;
+}
+
+}  // namespace
+
+std::string record(const fs::path& model_path, const fs::path& output, const RecordOptions& options,
+                   Progress& progress) {
+  const auto start = Clock::now();
+  MemorySampler memory;
+  const at::NoGradGuard no_grad;
+  check_options(options);
+  UnfinishedStore::check_output_is_free(output);
+  const int num_threads = options.num_threads > 0 ? options.num_threads : omp_get_max_threads();
+  at::set_num_threads(num_threads);
+  omp_set_num_threads(num_threads);
+  const Isa isa = options.isa.value_or(detect_isa());
+  const std::unique_ptr<Backend> backend = make_cpu_backend(isa, num_threads);
+
+  const ModelDirectory directory(model_path);
+  const Checkpoint checkpoint = Checkpoint::open(directory.path());
+  const ModelDescription& model = checkpoint.description();
+  InputFiles files;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) files.add(checkpoint.directory() / name);
+  const fs::path& data = options.text.empty() ? options.prompts : options.text;
+  files.add(data);
+  const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
+  const Material material =
+      options.text.empty() ? read_prompts(options, tokenizer, model) : read_windows(options, tokenizer, model);
+  if (options.num_kept < 1 || options.num_kept > model.vocabulary_size) {
+    throw std::invalid_argument("--top-k " + std::to_string(options.num_kept) + ": expected 1 to the vocabulary's " +
+                                std::to_string(model.vocabulary_size));
+  }
+  LogitOrigin origin{.model = "",
+                     .tokenizer = tokenizer_hash(checkpoint.directory()),
+                     .data = hash_of(material.starts),
+                     .text = data.filename().string(),
+                     .source = material.source,
+                     .num_vocabulary = model.vocabulary_size,
+                     .num_kept = options.num_kept,
+                     .temperatures = options.temperatures,
+                     .pare_version = std::string(version()),
+                     .libtorch_version = TORCH_VERSION,
+                     .instruction_set = std::string(isa_name(isa)) + ", " + at::get_cpu_capability()};
+  const std::vector<int64_t> shard_sequences = cut_shards(material, options.shard_tokens);
+  const auto num_shards = static_cast<int64_t>(shard_sequences.size());
+  const int64_t token_bytes =
+      bytes_per_token(origin.num_vocabulary, origin.num_kept, static_cast<int64_t>(origin.temperatures.size()));
+  const Prediction prediction = predict(checkpoint, material, origin, num_shards, num_threads);
+  for (const std::string& line : to_lines(prediction)) progress.print(line);
+  progress.print("plan: " + std::to_string(material.num_sequences()) + " sequences in " + std::to_string(num_shards) +
+                 " shards, " + std::to_string(token_bytes) + " bytes per token");
+  if (options.dry_run) {
+    Json json = Json::parse(to_json(prediction));
+    json["sequences"] = material.num_sequences();
+    json["shards"] = num_shards;
+    json["bytes_per_token"] = token_bytes;
+    return json.dump(2);
+  }
+  check_disk_space(output, prediction);
+  checkpoint.check_values();
+  origin.model = model_hash(checkpoint);
+  throw_if_interrupted();
+
+  UnfinishedStore store(output, origin, shard_sequences, options.fresh);
+  const auto num_resumed = static_cast<int64_t>(store.shards().size());
+  try {
+    if (num_resumed > 0) {
+      progress.print("going on behind " + std::to_string(num_resumed) + " shards in '" + store.folder().string() + "'");
+    }
+    std::optional<Transformer> teacher;
+    if (num_resumed < num_shards) teacher = Transformer::load(checkpoint, *backend);
+    Recording recording(options, checkpoint, files, material, origin, tokenizer.vocabulary_size());
+    progress.begin("record", material.num_sequences(), "sequences");
+    for (int64_t shard = 0, first = 0; shard < num_shards; first += shard_sequences[static_cast<size_t>(shard++)]) {
+      if (shard < num_resumed) continue;
+      store.add(recording.record_shard(*teacher, store.next_shard_path(), shard, first,
+                                       shard_sequences[static_cast<size_t>(shard)],
+                                       [&](int64_t done) { progress.update(done); }));
+    }
+    progress.finish();
+    throw_if_interrupted();
+    const std::string hash = store.publish();
+    int64_t num_tokens = 0;
+    for (const LogitShard& shard : store.shards()) num_tokens += shard.num_tokens;
+    const int64_t output_bytes = bytes_of_store(output);
+    const double bytes_each = static_cast<double>(output_bytes) / static_cast<double>(num_tokens);
+    progress.print(output.string() + ": " + format_bytes(output_bytes) + ", the " + std::to_string(options.num_kept) +
+                   " most probable of " + std::to_string(model.vocabulary_size) + " tokens at each of " +
+                   std::to_string(num_tokens) + ", " + format_number(bytes_each, 1) + " bytes per token, " +
+                   format_duration(seconds_since(start)) + ", peak memory " + format_bytes(memory.peak_bytes()));
+    return Json{{"output", output.string()},
+                {"sha256", hash},
+                {"sequences", material.num_sequences()},
+                {"tokens", num_tokens},
+                {"shards", num_shards},
+                {"resumed_shards", num_resumed},
+                {"output_bytes", output_bytes},
+                {"bytes_per_token", bytes_each},
+                {"seconds", seconds_since(start)},
+                {"peak_memory_bytes", memory.peak_bytes()}}
+        .dump(2);
+  } catch (...) {
+    if (store.shards().empty()) {
+      store.discard();
+    } else {
+      progress.print("'" + store.folder().string() + "' keeps " + std::to_string(store.shards().size()) + " of " +
+                     std::to_string(num_shards) + " shards; the same command goes on from there");
+    }
+    throw;
+  }
+}
+
+}  // namespace pare

@@ -1,0 +1,45 @@
+// The rows of a store, from a model that runs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "compress/record/logit_store.h"
+#include "runtime/engine/generate.h"
+#include "runtime/engine/transformer.h"
+
+namespace pare {
+
+class Teacher {
+ public:
+  // The model must outlive it. num_kept and temperatures: truncate_logits.
+  Teacher(Transformer& model, int64_t num_kept, std::vector<double> temperatures);
+
+  // Runs the sequences, each alone, all of one length, at most batch_sequences(length), and appends a row for each of
+  // their tokens: the logits in float32, a chunk of tokens at a time. Which sequences come together decides how sums
+  // are split, so that equal bytes need equal calls. Throws std::runtime_error for logits that are not finite
+  // (first_sequence says in which).
+  void append(std::span<const RecordedSequence> sequences, int64_t first_sequence, LogitShardWriter& writer);
+
+  static int64_t batch_sequences(int64_t num_tokens);
+  // Memory of one chunk of logits and of what is made of it.
+  static int64_t logit_bytes(int64_t num_vocabulary);
+
+ private:
+  Transformer& model_;
+  int64_t num_kept_;
+  std::vector<double> temperatures_;
+  Backend::Buffer hidden_RD_, logits_RV_;
+  int64_t num_hidden_rows_ = 0;
+};
+
+// The prompt with a continuation that the model draws, its end token included where it gave one; the prompt's own
+// tokens are no labels. Throws what generate throws.
+RecordedSequence continue_prompt(Transformer& model, std::span<const int32_t> prompt, const GenerationOptions& options);
+
+// Whole sequence of labels: a text's window.
+RecordedSequence whole_window(std::span<const int32_t> ids);
+
+}  // namespace pare

@@ -1,0 +1,163 @@
+#include "compress/record/unfinished_store.h"
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "compress/artifact/checked_file.h"
+#include "runtime/system/atomic_file.h"
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+constexpr const char* kCommand = "record";
+constexpr const char* kRunFile = "record.json";
+constexpr const char* kShards = "shards";
+
+fs::path normalized(const fs::path& output) {
+  const fs::path normal = fs::absolute(output).lexically_normal();
+  return normal.has_filename() ? normal : normal.parent_path();
+}
+
+fs::path final_shards(const fs::path& output) {
+  fs::path folder = output;
+  folder += ".shards";
+  return folder;
+}
+
+bool is_there(const fs::path& path) {
+  return fs::exists(fs::symlink_status(path));
+}
+
+[[noreturn]] void fail_exists(const fs::path& path) {
+  throw std::runtime_error("output '" + path.string() + "' exists: remove it or choose another");
+}
+
+// Whether the run was killed between its two last renames: the shards have their place, the master has not.
+bool has_moved_shards(const fs::path& folder, const fs::path& output) {
+  return is_there(folder / kRunFile) && !is_there(folder / kShards) && is_there(final_shards(output)) &&
+         !is_there(output);
+}
+
+std::string plan_text(const LogitOrigin& origin, const std::vector<int64_t>& shard_sequences) {
+  Json plan = Json::parse(origin.to_json());
+  plan["source"] = Json::parse(origin.source);
+  plan["shard_sequences"] = shard_sequences;
+  return plan.dump(1);
+}
+
+// "top_k is 50 there and 20 here", of all that differ.
+std::string differences(const Json& there, const Json& here) {
+  std::string text;
+  for (const auto& [key, value] : here.items()) {
+    const Json other = there.value(key, Json());
+    if (other == value) continue;
+    if (value.is_object() && other.is_object()) {
+      const std::string inner = differences(other, value);
+      if (!inner.empty()) text += (text.empty() ? "" : ", ") + inner;
+    } else if (key == "shard_sequences") {
+      if (text.empty()) text = "the shards are cut in another way (--shard-tokens)";
+    } else {
+      text += (text.empty() ? "" : ", ") + key + " is " + other.dump() + " there and " + value.dump() + " here";
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+void UnfinishedStore::check_output_is_free(const fs::path& given) {
+  const fs::path output = normalized(given);
+  if (is_there(output)) {
+    // A run that was killed after its last rename leaves its folder.
+    if (std::optional<PartialOutput> remains = PartialOutput::take_remains(output, kCommand)) {
+      if (!is_there(remains->result()) && !is_there(remains->folder() / kShards)) {
+        fs::remove(remains->folder() / kRunFile);
+        remains->discard();
+      }
+    }
+    PartialOutput::check_is_free(output);
+  }
+  if (is_there(final_shards(output)) && !has_moved_shards(PartialOutput::folder_of(output), output)) {
+    fail_exists(final_shards(output));
+  }
+}
+
+UnfinishedStore::UnfinishedStore(const fs::path& output, const LogitOrigin& origin,
+                                 std::vector<int64_t> shard_sequences, bool fresh)
+    : output_(normalized(output)),
+      origin_(origin),
+      shard_sequences_(std::move(shard_sequences)),
+      partial_((check_output_is_free(output), output_), kCommand, PartialOutput::Remains::resumable) {
+  claim(fresh);
+  int64_t first_sequence = 0;
+  for (const int64_t num_sequences : shard_sequences_) {
+    const fs::path path = next_shard_path();
+    if (!is_there(path)) break;
+    const LogitShard shard = check_shard(path, origin_, static_cast<int64_t>(shards_.size()), first_sequence);
+    if (shard.num_sequences != num_sequences) throw damaged_file(path);
+    shards_.push_back(shard);
+    first_sequence += num_sequences;
+  }
+}
+
+fs::path UnfinishedStore::run_file() const {
+  return partial_.folder() / kRunFile;
+}
+
+fs::path UnfinishedStore::shards_folder() const {
+  return partial_.folder() / kShards;
+}
+
+fs::path UnfinishedStore::next_shard_path() const {
+  return shards_folder() / shard_name(static_cast<int64_t>(shards_.size()));
+}
+
+void UnfinishedStore::claim(bool fresh) {
+  if (has_moved_shards(partial_.folder(), output_)) fs::rename(final_shards(output_), shards_folder());
+  if (fresh) {
+    fs::remove_all(shards_folder());
+    fs::remove(run_file());
+  }
+  const std::string plan = plan_text(origin_, shard_sequences_);
+  if (is_there(run_file())) {
+    const Json there = Json::parse(read_checked_file(run_file()), nullptr, /*allow_exceptions=*/false);
+    if (!there.is_object()) throw damaged_file(run_file());
+    const std::string found = differences(there, Json::parse(plan));
+    if (!found.empty()) {
+      throw std::runtime_error("'" + partial_.folder().string() +
+                               "' holds an unfinished recording of something else (" + found +
+                               "): give the command that began it, discard it with --fresh, or choose another output");
+    }
+  } else if (is_there(shards_folder()) && !fs::is_empty(shards_folder())) {
+    throw damaged_file(run_file());
+  }
+  fs::create_directories(shards_folder());  // before the file that says what it is for
+  if (!is_there(run_file())) write_checked_file(run_file(), plan);
+}
+
+std::string UnfinishedStore::publish() {
+  fs::remove(partial_.result());
+  const fs::path folder = final_shards(output_);
+  const std::string hash = write_master(partial_.result(), origin_, folder.filename().string(), shards_);
+  if (is_there(folder)) fail_exists(folder);
+  fs::rename(shards_folder(), folder);
+  sync_directory(folder.parent_path());
+  partial_.publish();
+  discard();
+  return hash;
+}
+
+void UnfinishedStore::discard() {
+  fs::remove_all(shards_folder());
+  fs::path unpublished = partial_.result();
+  fs::remove(unpublished += ".partial");
+  fs::remove(run_file());
+  partial_.discard();
+}
+
+}  // namespace pare

@@ -1,0 +1,54 @@
+// A store in the making, which survives a kill:
+//
+//   OUT.partial/record.json      what is recorded, and how it is cut into shards: a run goes on with its own alone
+//   OUT.partial/shards/NNNNN.h5  complete shards (NNNNN.h5.partial: the one that is being written)
+//   OUT.partial/artifact         the master, when all shards are there
+//
+// At the end the folder of shards becomes OUT.shards, and then the master OUT: who sees OUT sees all of it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "compress/record/logit_store.h"
+#include "runtime/system/partial_output.h"
+
+namespace pare {
+
+class UnfinishedStore {
+ public:
+  // Throws std::runtime_error when OUTPUT or OUTPUT.shards exists: to be asked before any work.
+  static void check_output_is_free(const std::filesystem::path& output);
+
+  // Takes hold of OUTPUT.partial and checks the complete shards in it. shard_sequences: of each shard of the whole
+  // store. Throws std::runtime_error: OUTPUT exists, another run is at work, the folder is somebody else's or of
+  // another recording (what differs), a shard is damaged.
+  UnfinishedStore(const std::filesystem::path& output, const LogitOrigin& origin, std::vector<int64_t> shard_sequences,
+                  bool fresh);
+
+  // Complete ones, the first of all.
+  const std::vector<LogitShard>& shards() const { return shards_; }
+  std::filesystem::path next_shard_path() const;
+  void add(LogitShard shard) { shards_.push_back(std::move(shard)); }
+
+  // When all shards are there: writes the master and gives both their names. Returns the master's hash.
+  std::string publish();
+  // Removes what is ours.
+  void discard();
+
+  const std::filesystem::path& folder() const { return partial_.folder(); }
+
+ private:
+  void claim(bool fresh);
+  std::filesystem::path run_file() const;
+  std::filesystem::path shards_folder() const;
+  std::filesystem::path output_;
+  LogitOrigin origin_;
+  std::vector<int64_t> shard_sequences_;
+  std::vector<LogitShard> shards_;
+  PartialOutput partial_;
+};
+
+}  // namespace pare

@@ -1,0 +1,454 @@
+// `pare record` as a user runs it, on the embedded model: what it stores against logits of the model's own session in
+// float64, what h5py reads, and what is left by kills.
+#include "compress/record/record.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "compress/record/logit_store.h"
+#include "compress/record/prompts.h"
+#include "runtime/engine/generate.h"
+#include "runtime/tokenizer/tokenizer.h"
+#include "runtime/tokenizer/tokenizer_hash.h"
+#include "tests/compress/run_pare.h"
+#include "tests/expect_error.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+const fs::path kModel = fs::path(PARE_SOURCE_DIR) / "calibration_data" / "stories260k";
+
+std::string bytes_of(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class Record : public testing::Test {
+ protected:
+  void SetUp() override {
+    // Some 3000 tokens.
+    write_text(text_, bytes_of(fs::path(PARE_SOURCE_DIR) / "calibration_data" / "stories.txt").substr(0, 6000));
+    write_text(prompts_, "{\"prompt\": \"Once upon a time\"}\n\n{\"prompt\": \"Lily and Tom went to the park.\"}\n" +
+                             std::string("{\"prompt\": \"The cat\", \"other\": 1}\n"));
+  }
+  std::vector<std::string> command(const std::string& out, const std::vector<std::string>& more) const {
+    std::vector<std::string> words = {"record", kModel.string(), (folder_ / out).string()};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  // Windows in several shards.
+  std::vector<std::string> windows(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words = {"--text", text_.string(),   "--tokens", "48", "--top-k",
+                                      "5",      "--shard-tokens", "500"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  std::vector<std::string> continuations(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words = {
+        "--prompts", prompts_.string(), "--samples", "3", "--max-new-tokens", "20", "--seed", "4", "--top-k",
+        "5",         "--shard-tokens",  "64"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  Outcome record(const std::string& out, const std::vector<std::string>& more) const {
+    return run_pare(command(out, more));
+  }
+  LogitStore recorded(const std::string& out, const std::vector<std::string>& more) const {
+    const Outcome outcome = record(out, more);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return LogitStore::open(folder_ / out);
+  }
+  // The hash of each of a store's files, by its name without the store's.
+  std::map<std::string, std::string> files_of(const std::string& out) const {
+    std::map<std::string, std::string> files;
+    for (const auto& [name, hash] : promised_files(folder_ / (out + ".shards"))) files["shards/" + name] = hash;
+    return files;
+  }
+
+  TemporaryFolder folder_{"record"};
+  fs::path text_ = folder_ / "text.txt", prompts_ = folder_ / "prompts.jsonl";
+};
+
+// ln p of every token, in float64.
+std::vector<double> log_probs(std::span<const float> logits, double temperature) {
+  double largest = -INFINITY, sum = 0.0;
+  for (const float logit : logits) largest = std::max(largest, logit / temperature);
+  for (const float logit : logits) sum += std::exp(logit / temperature - largest);
+  std::vector<double> logs;
+  for (const float logit : logits) logs.push_back(logit / temperature - largest - std::log(sum));
+  return logs;
+}
+
+// The same weights on the plain reference, one token after the other: other sums than those of the recording, in
+// float32, so that logits of about 10 differ by some 1e-5. What is stored is rounded to 11 bits.
+void expect_is_what_the_model_says(const LogitStore& store) {
+  const std::unique_ptr<Backend> backend = make_reference_backend();
+  Transformer model = Transformer::load(Checkpoint::open(kModel), *backend);
+  const auto tolerance = [](double value) { return 1e-4 + std::ldexp(std::abs(value), -11); };
+  const auto num_kept = static_cast<size_t>(store.origin().num_kept);
+  int num_differing = 0;
+  for (int64_t s = 0; s < store.num_sequences(); s += 3) {
+    const std::vector<int32_t> ids = store.sequence(s).ids;
+    const std::vector<float> labels = store.label_log_probs(s);
+    const TruncatedLogits rows = store.read(s, 0, store.length(s));
+    const std::unique_ptr<Transformer::Session> session = model.start(store.length(s));
+    for (size_t t = 0; t < ids.size(); ++t) {
+      const std::span<const float> logits = session->feed({&ids[t], 1});
+      const std::vector<double> logs = log_probs(logits, 1.0);
+      const double label = t + 1 < ids.size() ? logs[static_cast<size_t>(ids[t + 1])] : 0.0;
+      EXPECT_NEAR(labels[t], label, tolerance(label));
+      const int32_t* top = rows.ids_TK.const_data_ptr<int32_t>() + t * num_kept;
+      const float* stored = rows.log_probs_TK.const_data_ptr<float>() + t * num_kept;
+      std::vector<double> others = logs;
+      for (size_t k = 0; k < num_kept; ++k) {
+        const double exact = logs[static_cast<size_t>(top[k])];
+        EXPECT_NEAR(stored[k], exact, tolerance(exact));
+        others[static_cast<size_t>(top[k])] = -INFINITY;
+        num_differing += std::abs(stored[k] - exact) > 0.0;
+      }
+      EXPECT_LE(*std::max_element(others.begin(), others.end()), logs[static_cast<size_t>(top[num_kept - 1])] + 1e-4);
+      for (size_t n = 0; n < store.origin().temperatures.size(); ++n) {
+        const std::vector<double> warm = log_probs(logits, store.origin().temperatures[n]);
+        double rest = 0.0;
+        for (size_t id = 0; id < warm.size(); ++id) rest += std::isinf(others[id]) ? 0.0 : std::exp(warm[id]);
+        const float tail = rows.log_tails_TN.const_data_ptr<float>()[t * store.origin().temperatures.size() + n];
+        EXPECT_NEAR(tail, std::log(rest), tolerance(std::log(rest)));
+      }
+    }
+  }
+  EXPECT_GT(num_differing, 0) << "nothing was compared";
+}
+
+TEST_F(Record, StoresWhatTheModelSaysOfATextsWindows) {
+  const LogitStore store = recorded("out.h5", windows({"--temperatures", "1,2.5", "--windows", "25", "--seed", "3"}));
+  ASSERT_EQ(store.num_sequences(), 25);
+  EXPECT_EQ(store.num_tokens(), 25 * 48);
+  const LogitOrigin& origin = store.origin();
+  EXPECT_EQ(origin.num_vocabulary, 512);
+  EXPECT_EQ(origin.num_kept, 5);
+  EXPECT_EQ(origin.temperatures, (std::vector<double>{1.0, 2.5}));
+  EXPECT_EQ(origin.text, "text.txt");
+  EXPECT_EQ(origin.tokenizer, tokenizer_hash(kModel));
+  EXPECT_EQ(Json::parse(origin.source), Json({{"kind", "windows"}, {"tokens", 48}, {"windows", 25}, {"seed", 3}}));
+  // Windows of the whole text in order, drawn without repetition.
+  const std::vector<int32_t> all = Tokenizer::open(kModel).encode(bytes_of(text_), true);
+  size_t next = 0;
+  for (int64_t s = 0; s < store.num_sequences(); ++s) {
+    const RecordedSequence sequence = store.sequence(s);
+    while (next + 48 <= all.size() && !std::equal(sequence.ids.begin(), sequence.ids.end(), all.begin() + next)) {
+      next += 48;
+    }
+    ASSERT_LE(next + 48, all.size()) << "sequence " << s << " is no window of the text";
+    next += 48;
+    EXPECT_EQ(std::count(sequence.label_mask.begin(), sequence.label_mask.end(), 1), 47);
+    EXPECT_EQ(sequence.label_mask.back(), 0);
+  }
+  expect_is_what_the_model_says(store);
+}
+
+TEST_F(Record, StoresTheTeachersOwnContinuationsOfPrompts) {
+  const LogitStore store = recorded("out.h5", continuations());
+  ASSERT_EQ(store.num_sequences(), 9);
+  const Tokenizer tokenizer = Tokenizer::open(kModel);
+  const std::vector<std::string> prompts = read_prompts(prompts_);
+  ASSERT_EQ(prompts.size(), 3u);
+  std::set<std::vector<int32_t>> different;
+  for (int64_t s = 0; s < 9; ++s) {
+    const std::vector<int32_t> prompt = tokenizer.encode(prompts[static_cast<size_t>(s / 3)], true);
+    const RecordedSequence sequence = store.sequence(s);
+    ASSERT_GT(sequence.ids.size(), prompt.size());
+    ASSERT_LE(sequence.ids.size(), prompt.size() + 20);
+    EXPECT_TRUE(std::equal(prompt.begin(), prompt.end(), sequence.ids.begin()));
+    for (size_t t = 0; t < sequence.ids.size(); ++t) {
+      EXPECT_EQ(sequence.label_mask[t], t + 1 >= prompt.size() && t + 1 < sequence.ids.size());
+    }
+    different.insert(sequence.ids);
+  }
+  EXPECT_GE(different.size(), 8u) << "samples of one prompt are drawn independently";
+  expect_is_what_the_model_says(store);
+  EXPECT_NE(recorded("seed.h5", continuations({"--seed", "5"})).sequence(0).ids, store.sequence(0).ids);
+
+  // Without chance it is what pare generate says.
+  const LogitStore greedy = recorded("greedy.h5", continuations({"--temperature", "0"}));
+  for (const int64_t s : {0, 4, 8}) {
+    const Outcome said = run_pare(
+        {"generate", kModel.string(), "--prompt", prompts[static_cast<size_t>(s / 3)], "--max-tokens", "20", "--json"});
+    std::vector<int32_t> expected = tokenizer.encode(prompts[static_cast<size_t>(s / 3)], true);
+    const Json generation = Json::parse(said.out);
+    for (const int32_t id : generation.at("ids")) expected.push_back(id);
+    EXPECT_EQ(greedy.sequence(s).ids, expected);
+  }
+}
+
+// The embedded model was never shown its end token; here a full stop is one.
+TEST_F(Record, AContinuationEndsWithTheEndToken) {
+  const int32_t stop = Tokenizer::open(kModel).encode("day.", false).back();
+  fs::copy(kModel, folder_ / "model");
+  Json config = Json::parse(bytes_of(kModel / "config.json"));
+  config["eos_token_id"] = stop;
+  write_text(folder_ / "model" / "config.json", config.dump());
+  const Outcome outcome = run_pare({"record", (folder_ / "model").string(), (folder_ / "out.h5").string(), "--prompts",
+                                    prompts_.string(), "--max-new-tokens", "100", "--temperature", "0"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const LogitStore store = LogitStore::open(folder_ / "out.h5");
+  const RecordedSequence sequence = store.sequence(0);
+  const size_t num_prompt = Tokenizer::open(kModel).encode("Once upon a time", true).size();
+  ASSERT_GT(sequence.ids.size(), num_prompt);
+  ASSERT_LT(sequence.ids.size(), num_prompt + 100);
+  EXPECT_EQ(std::find(sequence.ids.begin() + static_cast<int64_t>(num_prompt), sequence.ids.end(), stop),
+            sequence.ids.end() - 1);
+  EXPECT_EQ(sequence.label_mask[sequence.ids.size() - 2], 1);
+}
+
+TEST_F(Record, H5pyReadsTheWholeArrays) {
+  const char* python = std::getenv("PARE_PYTHON");
+  ASSERT_NE(python, nullptr) << "PARE_PYTHON is not set: it must name a Python with h5py (make test sets it up)";
+  const Outcome outcome = record("out.h5", windows());
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  // Paths are relative: the pair is read where it is moved to, from any folder.
+  fs::create_directories(folder_ / "moved");
+  fs::rename(folder_ / "out.h5", folder_ / "moved" / "out.h5");
+  fs::rename(folder_ / "out.h5.shards", folder_ / "moved" / "out.h5.shards");
+  const LogitStore store = LogitStore::open(folder_ / "moved" / "out.h5");
+  ASSERT_GE(fs::exists(folder_ / "moved" / "out.h5.shards" / "00002.h5"), true) << "several shards";
+  write_text(folder_ / "read.py", R"(
+import json, sys
+import h5py
+with h5py.File(sys.argv[1]) as store:
+    found = {name: store[name][...].tolist() for name in store}
+    found["types"] = {name: str(store[name].dtype) for name in store}
+    found["tokenizer"] = store.attrs["tokenizer"].decode()
+    found["top_k"] = int(store.attrs["top_k"])
+json.dump(found, open(sys.argv[2], "w"))
+)");
+  const std::string line = std::string("cd / && '") + python + "' '" + (folder_ / "read.py").string() + "' '" +
+                           (folder_ / "moved" / "out.h5").string() + "' '" + (folder_ / "found.json").string() + "'";
+  ASSERT_EQ(std::system(line.c_str()), 0) << line;
+  const Json found = Json::parse(bytes_of(folder_ / "found.json"));
+  EXPECT_EQ(found.at("types"), Json({{"lengths", "uint32"},
+                                     {"token_ids", "uint16"},
+                                     {"label_mask", "uint8"},
+                                     {"label_log_probs", "float16"},
+                                     {"top_ids", "uint16"},
+                                     {"top_log_probs", "float16"},
+                                     {"log_tails", "float16"},
+                                     {"temperatures", "float64"},
+                                     {"shard_sequences", "uint64"},
+                                     {"shard_tokens", "uint64"},
+                                     {"shard_sha256", "uint8"}}));
+  EXPECT_EQ(found.at("tokenizer"), store.origin().tokenizer);
+  EXPECT_EQ(found.at("top_k"), 5);
+  EXPECT_EQ(found.at("temperatures"), Json({1.0, 2.0}));
+  ASSERT_EQ(static_cast<int64_t>(found.at("lengths").size()), store.num_sequences());
+  ASSERT_EQ(static_cast<int64_t>(found.at("top_ids").size()), store.num_tokens());
+  size_t row = 0;
+  for (int64_t s = 0; s < store.num_sequences(); ++s) {
+    const RecordedSequence sequence = store.sequence(s);
+    const std::vector<float> labels = store.label_log_probs(s);
+    const TruncatedLogits rows = store.read(s, 0, store.length(s));
+    EXPECT_EQ(found.at("lengths")[static_cast<size_t>(s)], store.length(s));
+    for (size_t t = 0; t < sequence.ids.size(); ++t, ++row) {
+      ASSERT_EQ(found.at("token_ids")[row], sequence.ids[t]);
+      ASSERT_EQ(found.at("label_mask")[row], sequence.label_mask[t]);
+      ASSERT_EQ(found.at("label_log_probs")[row], labels[t]);
+      for (size_t k = 0; k < 5; ++k) {
+        ASSERT_EQ(found.at("top_ids")[row][k], rows.ids_TK.const_data_ptr<int32_t>()[t * 5 + k]);
+        ASSERT_EQ(found.at("top_log_probs")[row][k], rows.log_probs_TK.const_data_ptr<float>()[t * 5 + k]);
+      }
+      for (size_t n = 0; n < 2; ++n) {
+        ASSERT_EQ(found.at("log_tails")[row][n], rows.log_tails_TN.const_data_ptr<float>()[t * 2 + n]);
+      }
+    }
+  }
+}
+
+TEST_F(Record, BytesDoNotDependOnThreads) {
+  for (const std::vector<std::string>& source : {windows(), continuations()}) {
+    auto one = source, two = source;
+    one.insert(one.end(), {"--threads", "1"});
+    two.insert(two.end(), {"--threads", "2"});
+    const LogitStore first = recorded("same.h5", one);
+    const auto files = files_of("same.h5");
+    const std::string hash = first.hash();
+    fs::remove(folder_ / "same.h5");
+    fs::remove_all(folder_ / "same.h5.shards");
+    EXPECT_EQ(recorded("same.h5", two).hash(), hash);
+    EXPECT_EQ(files_of("same.h5"), files);
+    fs::remove(folder_ / "same.h5");
+    fs::remove_all(folder_ / "same.h5.shards");
+  }
+}
+
+// SIGKILL before renames: of the second shard, of the last one, of the master, and of what gives both their names; and
+// in the tidying up. The same command goes on and leaves the same bytes and nothing else.
+TEST_F(Record, AKilledRunGoesOnAndEndsWithTheSameBytes) {
+  for (const std::vector<std::string>& source : {windows({"--windows", "32"}), continuations()}) {
+    const bool is_text = source.front() == "--text";
+    fs::create_directories(folder_ / "whole");
+    const TracedOutcome whole = run_pare_traced(command("whole/s.h5", source), -1);
+    ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
+    const auto expected = promised_files(folder_ / "whole");
+    ASSERT_GE(expected.size(), 4u) << "several shards";
+    std::vector<int> moments;  // renames: the plan, shards, the master, the folder of shards, the master's name
+    for (int call = 0; call < whole.num_calls; ++call) {
+      if (whole.names[static_cast<size_t>(call)].starts_with("rename")) moments.push_back(call);
+    }
+    ASSERT_EQ(moments.size(), 1 + (expected.size() - 1) + 3);
+    moments.push_back(moments.back() + 1);
+    moments.push_back(whole.num_calls - 2);
+    moments.erase(moments.begin() + 3, moments.end() - 6);
+    moments.erase(moments.begin());
+    if (!is_text) moments = {moments[1], moments.back() - 2};
+    int num_kills = 0, num_resumed = 0;
+    for (const int moment : moments) {
+      fs::remove_all(folder_ / "killed");
+      fs::create_directories(folder_ / "killed");
+      num_kills += run_pare_traced(command("killed/s.h5", source), moment).outcome.status == 128 + SIGKILL;
+      const bool was_complete = fs::exists(folder_ / "killed" / "s.h5");
+      const Outcome again = record("killed/s.h5", source);
+      ASSERT_EQ(again.status, was_complete ? 1 : 0) << "after a kill at call " << moment << ": " << again.err;
+      num_resumed += again.err.find("going on behind") != std::string::npos;
+      EXPECT_EQ(again.err.find("exists") != std::string::npos, was_complete) << again.err;
+      ASSERT_EQ(promised_files(folder_ / "killed"), expected) << "after a kill at call " << moment;
+    }
+    EXPECT_EQ(num_kills, static_cast<int>(moments.size()));
+    EXPECT_GE(num_resumed, is_text ? 4 : 1);
+    fs::remove_all(folder_ / "whole");
+  }
+}
+
+TEST_F(Record, ARunGoesOnWithItsOwnRecordingAlone) {
+  const TracedOutcome whole = run_pare_traced(command("whole.h5", windows()), -1);
+  ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
+  // Behind the second shard's rename.
+  int moment = 0, num_renames = 0;
+  for (; num_renames < 3; ++moment) {
+    num_renames += whole.names[static_cast<size_t>(moment)].starts_with("rename");
+  }
+  ASSERT_EQ(run_pare_traced(command("out.h5", windows()), moment + 1).outcome.status, 128 + SIGKILL);
+  ASSERT_TRUE(fs::exists(folder_ / "out.h5.partial" / "shards" / "00000.h5"));
+  const auto expect_refused = [&](const std::vector<std::string>& arguments, const std::vector<std::string>& words) {
+    const auto before = promised_files(folder_ / "out.h5.partial");
+    const Outcome refused = run_pare(arguments);
+    EXPECT_EQ(refused.status, 1);
+    for (const std::string& word : words) EXPECT_NE(refused.err.find(word), std::string::npos) << refused.err;
+    EXPECT_EQ(promised_files(folder_ / "out.h5.partial"), before);
+    EXPECT_FALSE(fs::exists(folder_ / "out.h5"));
+  };
+  expect_refused(command("out.h5", windows({"--top-k", "6"})), {"top_k is 5 there and 6 here", "--fresh"});
+  expect_refused(command("out.h5", windows({"--temperatures", "1"})),
+                 {"temperatures is [1.0,2.0] there and [1.0] here"});
+  expect_refused(command("out.h5", windows({"--tokens", "40"})), {"tokens is 48 there and 40 here"});
+  expect_refused(command("out.h5", windows({"--shard-tokens", "600"})), {"--shard-tokens"});
+  expect_refused(command("out.h5", continuations()), {"kind is \"windows\" there and \"continuations\" here"});
+  const std::string text = bytes_of(text_);
+  write_text(text_, "X" + text);
+  expect_refused(command("out.h5", windows()), {"data is \""});
+  write_text(text_, text);
+  fs::copy(kModel, folder_ / "model");
+  std::string config = bytes_of(folder_ / "model" / "config.json");
+  write_text(folder_ / "model" / "config.json", config + "\n");
+  std::vector<std::string> other = command("out.h5", windows());
+  other[1] = (folder_ / "model").string();
+  expect_refused(other, {"model is \""});
+
+  const fs::path shard = folder_ / "out.h5.partial" / "shards" / "00000.h5";
+  std::string bytes = bytes_of(shard);
+  bytes[bytes.size() / 2] ^= 1;
+  write_text(shard, bytes);
+  expect_refused(command("out.h5", windows()), {"00000.h5", "truncated or damaged"});
+  const Outcome fresh = record("out.h5", windows({"--fresh"}));
+  ASSERT_EQ(fresh.status, 0) << fresh.err;
+  EXPECT_EQ(files_of("out.h5"), files_of("whole.h5"));
+  EXPECT_FALSE(fs::exists(folder_ / "out.h5.partial"));
+}
+
+TEST_F(Record, RefusesBadInputBeforeAnyWork) {
+  const auto expect_refused = [&](const std::vector<std::string>& options, int status,
+                                  const std::vector<std::string>& words) {
+    const Outcome refused = record("out.h5", options);
+    EXPECT_EQ(refused.status, status) << refused.err;
+    for (const std::string& word : words) EXPECT_NE(refused.err.find(word), std::string::npos) << refused.err;
+    EXPECT_FALSE(fs::exists(folder_ / "out.h5"));
+    EXPECT_FALSE(fs::exists(folder_ / "out.h5.partial"));
+  };
+  const std::string text = text_.string(), prompts = prompts_.string();
+  expect_refused({}, 2, {"--text FILE is missing, or --prompts FILE"});
+  expect_refused({"--text", text, "--prompts", prompts}, 2, {"give one of them"});
+  expect_refused({"--text", text, "--samples", "2"}, 2, {"--samples belongs to --prompts"});
+  expect_refused({"--prompts", prompts, "--windows", "2"}, 2, {"--windows belongs to --text"});
+  expect_refused({"--text", text, "--temperatures", "1,,2"}, 2, {"positive numbers", "'1,,2'"});
+  expect_refused({"--text", text, "--temperatures", "0"}, 2, {"positive numbers"});
+  expect_refused({"--text", text, "--temperatures", "2,2"}, 1, {"lists 2.0 twice"});
+  expect_refused({"--text", text, "--tokens", "48", "--top-k", "513"}, 1, {"--top-k 513", "512"});
+  expect_refused({"--text", text, "--tokens", "48", "--windows", "5000"}, 1, {"5000 windows were asked for"});
+  expect_refused({"--text", text, "--tokens", "1000"}, 1, {"the model's context is 512"});
+  expect_refused({"--prompts", prompts, "--max-new-tokens", "600"}, 1, {"prompt 0", "--max-new-tokens is 600", "512"});
+  expect_refused({"--prompts", text}, 1, {"expected prompts in a .jsonl"});
+  fs::create_directories(folder_ / "out.h5.shards");
+  expect_refused({"--text", text, "--tokens", "48"}, 1, {"out.h5.shards' exists"});
+  fs::remove(folder_ / "out.h5.shards");
+  const Outcome dry = record("out.h5", windows({"--dry-run", "--json"}));
+  EXPECT_EQ(dry.status, 0) << dry.err;
+  EXPECT_EQ(Json::parse(dry.out).at("bytes_per_token"), 2 + 1 + 2 + 5 * 4 + 4);
+  EXPECT_FALSE(fs::exists(folder_ / "out.h5.partial"));
+  write_text(folder_ / "there.h5", "mine");
+  const Outcome there = record("there.h5", windows());
+  EXPECT_EQ(there.status, 1);
+  EXPECT_NE(there.err.find("there.h5' exists"), std::string::npos) << there.err;
+  EXPECT_EQ(bytes_of(folder_ / "there.h5"), "mine");
+}
+
+TEST_F(Record, ReadsPromptsAndInstructions) {
+  write_text(folder_ / "i.json", R"([{"instruction": "Add.", "input": "1 2", "output": "3"}, {"instruction": "Go."}])");
+  const std::vector<std::string> prompts = read_prompts(folder_ / "i.json");
+  EXPECT_EQ(prompts, (std::vector<std::string>{"### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n",
+                                               "### Instruction:\nGo.\n\n### Response:\n"}));
+  const auto expect_refused = [&](const std::string& name, const std::string& content,
+                                  std::initializer_list<std::string> words) {
+    write_text(folder_ / name, content);
+    expect_error<std::runtime_error>([&] { read_prompts(folder_ / name); }, words);
+  };
+  expect_refused("p.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": 3}\n", {"p.jsonl:2", "'prompt'", "found number"});
+  expect_refused("p.jsonl", "{\"text\": \"a\"}\n", {"p.jsonl:1", "'prompt'", "no such field"});
+  expect_refused("p.jsonl", "{\"prompt\": \"\"}\n", {"p.jsonl:1", "empty"});
+  expect_refused("p.jsonl", "{\"prompt\": \n", {"p.jsonl:1", "not valid JSON"});
+  expect_refused("p.jsonl", "\n \n", {"p.jsonl", "no prompts"});
+  expect_refused("p.json", "{}", {"p.json", "expected an array", "found object"});
+  expect_refused("p.json", "[{\"instruction\": \"a\"}, 3]", {"item 1", "expected an object"});
+  expect_refused("p.json", "[{\"instruction\": \"a\", \"input\": 3}]", {"item 0", "'input'", "found number"});
+  expect_refused("p.json", "[{\"instruction\": \"\"}]", {"item 0", "instruction is empty"});
+}
+
+TEST(TokenizerHash, IsOfWhatIdsMeanAndNotOfTheFile) {
+  const TemporaryFolder folder("tokenizer-hash");
+  const auto hash = [&](const std::string& text) {
+    write_text(folder / "tokenizer.json", text);
+    return tokenizer_hash(folder.path());
+  };
+  const std::string base = hash(R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
+                                    "added_tokens": [{"id": 3, "content": "<s>", "special": true}]})");
+  EXPECT_EQ(base, hash(R"({"normalizer": null, "added_tokens": [{"content": "<s>", "id": 3}],
+                           "model": {"merges": [["a", "b"]], "type": "BPE", "vocab": {"ab": 2, "b": 1, "a": 0}}})"));
+  EXPECT_NE(base, hash(R"({"model": {"type": "BPE", "vocab": {"a": 1, "b": 0, "ab": 2}, "merges": ["a b"]},
+                           "added_tokens": [{"id": 3, "content": "<s>"}]})"));
+  EXPECT_NE(base, hash(R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": []},
+                           "added_tokens": [{"id": 3, "content": "<s>"}]})"));
+  EXPECT_NE(base, hash(R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}})"));
+  for (const char* text : {"", "[]", "{}", R"({"model": 3})", R"({"model": {"vocab": {}, "merges": ["ab"]}})",
+                           R"({"model": {"vocab": {}}, "added_tokens": [3]})"}) {
+    expect_error<std::runtime_error>([&] { hash(text); }, {"tokenizer.json", "expected"});
+  }
+}
+
+}  // namespace
+}  // namespace pare::test
