@@ -433,6 +433,11 @@ fs::path chosen(const fs::path& from_command_line, const fs::path& from_recipe, 
   return path;
 }
 
+void refuse_student(const Recipe& recipe) {
+  if (!recipe.student) return;
+  throw std::invalid_argument("'" + recipe.file.string() + "': 'student' is no part of a run yet: leave it out");
+}
+
 int set_num_threads(int num_threads) {
   if (num_threads <= 0) num_threads = omp_get_max_threads();
   at::set_num_threads(num_threads);
@@ -444,6 +449,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   MemorySampler memory;
   const at::NoGradGuard no_grad;
   const fs::path output = chosen(options.output, recipe.output, "output", "output", "--out");
+  refuse_student(recipe);
   Artifact::check_output_is_free(output);
   const ModelDirectory model(chosen(options.model, recipe.model, "model", "model", "--model"));
   const Checkpoint checkpoint = Checkpoint::open(model.path());

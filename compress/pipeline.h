@@ -29,6 +29,9 @@ std::filesystem::path chosen(const std::filesystem::path& from_command_line, con
 // Sets how many threads OpenMP and LibTorch use (0: as OpenMP decides) and returns the number.
 int set_num_threads(int num_threads);
 
+// Throws std::invalid_argument for a recipe with 'student', which is no part of a run yet.
+void refuse_student(const Recipe& recipe);
+
 // recipe -> checkpoint -> plan -> calibration -> passes -> artifact -> verify -> evaluate -> report. Returns the report
 // (with dry_run: the plan) as one JSON object. Everything that can be wrong with the input is found before any work and
 // leaves nothing behind. Throws std::invalid_argument and std::runtime_error, also when an event occurs under `strict`

@@ -30,10 +30,11 @@ MAY_INCLUDE = {
     "compress/plan": {"quant", "prune", "runtime/*", "compress/recipe"},
     "compress/artifact": {"runtime/*"},
     "compress/walk": {"quant", "prune", "runtime/*", "compress/recipe"},
+    "compress/student": {"quant", "distill", "runtime/*", "compress/recipe", "compress/artifact", "compress/walk"},
     "compress/passes": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/artifact", "compress/walk"},
     "compress/survey": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/passes"},
     "compress/predict": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/survey"},
-    "compress": {"quant", "prune", "runtime/*", "compress/*"},
+    "compress": {"quant", "prune", "distill", "runtime/*", "compress/*"},
     "tests": {"compress", "compress/*", "quant", "prune", "distill", "runtime/*"},
 }
 # External header -> files that may include it.
