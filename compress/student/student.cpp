@@ -45,12 +45,13 @@ class TensorTable {
       : teacher_(teacher), student_(student), channels_(channels) {
     for (size_t b = 0; b < channels.blocks.size(); ++b) add_block(channels.blocks[b], student.blocks[b]);
     if (student.hidden_size == teacher.hidden_size) return;
-    const auto width = [this] { return mean_of_groups(channels_.hidden); };
+    const auto width = [&channels] { return mean_of_groups(channels.hidden); };
     add_matrix({teacher.embedding_name, teacher.vocabulary_size, teacher.hidden_size, false}, student.hidden_size,
-               teacher.vocabulary_size, rows_as_they_are(teacher.vocabulary_size), [width, this] {
+               teacher.vocabulary_size, rows_as_they_are(teacher.vocabulary_size),
+               [width, factor = channels.embedding_factor] {
                  ChannelMap map = width();
                  for (auto& terms : map.terms) {
-                   for (ChannelMap::Term& term : terms) term.factor *= channels_.embedding_factor;
+                   for (ChannelMap::Term& term : terms) term.factor *= factor;
                  }
                  return map;
                });
@@ -69,9 +70,9 @@ class TensorTable {
     return [num_rows] { return sum_of_groups(all_channels(num_rows)); };
   }
   Map reader(const StudentNorm& norm) const {
-    return [this, &norm] {
+    return [&hidden = channels_.hidden, &norm] {
       // Without a change of width no gains were read.
-      return norm.gain_D.empty() ? sum_of_groups(channels_.hidden) : sum_of_gained(channels_.hidden, norm.gain_D);
+      return norm.gain_D.empty() ? sum_of_groups(hidden) : sum_of_gained(hidden, norm.gain_D);
     };
   }
 
@@ -99,7 +100,7 @@ class TensorTable {
     const int64_t head_size = teacher_.head_size;  // the student's as well
     const auto heads = [&block, head_size] { return channels_of_heads(block.heads.heads, head_size); };
     const auto kv_heads = [&block, head_size] { return channels_of_heads(block.heads.kv_heads, head_size); };
-    const Map written = [this] { return mean_of_groups(channels_.hidden); };
+    const Map written = [&hidden = channels_.hidden] { return mean_of_groups(hidden); };
     const Map attention_reader = reader(block.attention_norm), feed_forward_reader = reader(block.feed_forward_norm);
     const auto add = [&](const LinearDescription& from, const LinearDescription& to, Map rows, Map columns) {
       add_matrix(from, to.num_in, to.num_out, std::move(rows), std::move(columns));
@@ -132,6 +133,19 @@ class TensorTable {
   const StudentChannels& channels_;
   StudentTensors tensors_;
 };
+
+// What is asked to be as large as the teacher's counts as not asked for.
+StudentOptions without_unchanged(StudentOptions options, const ModelDescription& model) {
+  const auto drop = [](int64_t& asked, int64_t of_teacher) {
+    if (asked == of_teacher) asked = StudentOptions::kOfTeacher;
+  };
+  drop(options.layers, static_cast<int64_t>(model.blocks.size()));
+  drop(options.heads, model.num_heads);
+  drop(options.kv_heads, model.num_kv_heads);
+  drop(options.hidden_size, model.hidden_size);
+  drop(options.feed_forward_size, model.feed_forward_size);
+  return options;
+}
 
 [[noreturn]] void refuse(const std::string& what) {
   throw std::invalid_argument("student: " + what);
@@ -262,9 +276,10 @@ void check_student(const Checkpoint& teacher, const StudentOptions& options) {
   }
 }
 
-void make_student(const Checkpoint& teacher, const StudentOptions& options, const TokenWindows* calibration,
+void make_student(const Checkpoint& teacher, const StudentOptions& asked, const TokenWindows* calibration,
                   const fs::path& directory, Progress& progress) {
-  check_student(teacher, options);
+  check_student(teacher, asked);
+  const StudentOptions options = without_unchanged(asked, teacher.description());
   const bool measures = needs_measure(options, calibration != nullptr);
   if (measures && calibration == nullptr) {
     refuse("choose: block_error compares hidden states on a text: give a calibration, or use every");
