@@ -19,8 +19,8 @@ namespace pare {
 
 // `num_kept` of `num_layers` layers, ascending and evenly spaced with both ends among them: the i-th is
 // i (N - 1) / (M - 1) rounded to the nearest, halves up; of one layer the first. DistilBERT (Sanh et al.,
-// arXiv 1910.01108, section 3) takes one layer out of two; of BERT's 12 its published code takes 0, 2, 4, 7, 9, 11, which
-// is what this gives. Throws std::invalid_argument unless 1 <= num_kept <= num_layers.
+// arXiv 1910.01108, section 3) takes one layer out of two; of BERT's 12 its published code takes 0, 2, 4, 7, 9, 11,
+// which is what this gives. Throws std::invalid_argument unless 1 <= num_kept <= num_layers.
 std::vector<int64_t> evenly_spaced_layers(int64_t num_layers, int64_t num_kept);
 
 // 0 .. num_kept - 1. Throws likewise.

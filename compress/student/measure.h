@@ -1,5 +1,5 @@
-// What the teacher does on a little text, as far as the choice of a student's layers, heads and channels asks for it: one
-// forward pass of a few windows, block by block.
+// What the teacher does on a little text, as far as the choice of a student's layers, heads and channels asks for it:
+// one forward pass of a few windows, block by block.
 #pragma once
 
 #include <cstdint>
@@ -41,9 +41,9 @@ struct TeacherMeasure {
   NormMeasure final_norm;
 };
 
-// num_merged: the groups that the model's width is merged into, for merged_ratio; nullopt: none. Windows are independent
-// of each other and summed in float64 in their order: the same bits for any number of threads.
-// Throws std::invalid_argument: no window, an id outside the vocabulary; Interrupted between blocks.
+// num_merged: the groups that the model's width is merged into, for merged_ratio; nullopt: none. Windows are
+// independent of each other and summed in float64 in their order: the same bits for any number of threads. Throws
+// std::invalid_argument: no window, an id outside the vocabulary; Interrupted between blocks.
 TeacherMeasure measure_teacher(const Checkpoint& teacher, const TokenWindows& windows,
                                std::optional<int64_t> num_merged, Progress& progress);
 

@@ -54,10 +54,15 @@ BlockEnergies read_energies(const TeacherWeights& weights, const BlockDescriptio
                             const std::vector<int64_t>& run) {
   BlockEnergies energies;
   const auto read = [&](const LinearDescription& linear) { return weights.mean(run, below(block, linear.name)); };
+  // Rows as the norm's gains in front of them make them.
+  const auto gained_rows = [&](const at::Tensor& weight_OI, const NormDescription& norm) {
+    const at::Tensor gain_D = weights.mean(run, below(block, norm.name));
+    return row_energies(weight_OI.mul(norm.unit_offset ? gain_D.add(1.0) : gain_D));
+  };
   for (const LinearDescription* linear : {&block.q, &block.k, &block.v}) {
     const at::Tensor weight_OI = read(*linear);
     add(energies.attention_readers, column_energies(weight_OI));
-    if (linear == &block.v) energies.v_rows = row_energies(weight_OI);
+    if (linear == &block.v) energies.v_rows = gained_rows(weight_OI, block.attention_norm);
   }
   const at::Tensor o_OI = read(block.o);
   energies.o_rows = row_energies(o_OI);
@@ -66,7 +71,8 @@ BlockEnergies read_energies(const TeacherWeights& weights, const BlockDescriptio
   for (const LinearDescription* linear : {&feed_forward.gate, &feed_forward.up}) {
     const at::Tensor weight_OI = read(*linear);
     add(energies.feed_forward_readers, column_energies(weight_OI));
-    (linear == &feed_forward.gate ? energies.gate_rows : energies.up_rows) = row_energies(weight_OI);
+    (linear == &feed_forward.gate ? energies.gate_rows : energies.up_rows) =
+        gained_rows(weight_OI, block.feed_forward_norm);
   }
   const at::Tensor down_OI = read(feed_forward.down);
   energies.down_rows = row_energies(down_OI);

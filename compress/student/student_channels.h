@@ -40,8 +40,8 @@ struct StudentChannels {
 class TeacherWeights {
  public:
   explicit TeacherWeights(const Checkpoint& teacher) : teacher_(teacher) {}
-  // float32, a copy: the mean over `run` of the tensors that are called so below their blocks ("self_attn.q_proj.weight"
-  // for "model.layers.3.self_attn.q_proj.weight").
+  // float32, a copy: the mean over `run` of the tensors that are called so below their blocks
+  // ("self_attn.q_proj.weight" for "model.layers.3.self_attn.q_proj.weight").
   at::Tensor mean(const std::vector<int64_t>& run, const std::string& below_block) const;
   at::Tensor read(const std::string& tensor) const;
 

@@ -1,5 +1,5 @@
-// Students of the tiny checkpoints of every family. The runtime reads what is written and says what it computes; what is
-// planted (layers that add nothing, channels that are zero or alike) leaves the function as it was.
+// Students of the tiny checkpoints of every family. The runtime reads what is written and says what it computes; what
+// is planted (layers that add nothing, channels that are zero or alike) leaves the function as it was.
 #include "compress/student/student.h"
 
 #include <gtest/gtest.h>
@@ -92,7 +92,8 @@ std::vector<float> logits(const fs::path& directory, const TokenWindows& windows
   return prefill_logits(model, windows.ids_NT, windows.num_windows);
 }
 
-// Sums of fewer than 100 products in float32, through up to five blocks: as DecoderBlock's comparison with transformers.
+// Sums of fewer than 100 products in float32, through up to five blocks: as DecoderBlock's comparison with
+// transformers.
 void expect_same_function(const fs::path& student, const fs::path& teacher, const TokenWindows& windows,
                           const std::string& what) {
   const std::vector<float> expected = logits(teacher, windows), found = logits(student, windows);
@@ -354,8 +355,8 @@ TEST_F(Student, ABlockThatAddsNothingHasNoInfluenceAndIsDroppedFirst) {
   }
 }
 
-// By plain loops over the runtime's hidden states is what the reference backend has; here the shares of the first norm's
-// input, which are those of the embedding's rows.
+// By plain loops over the runtime's hidden states is what the reference backend has; here the shares of the first
+// norm's input, which are those of the embedding's rows.
 TEST_F(Student, SharesOfTheFirstNormAreThoseOfTheEmbedding) {
   const TokenWindows windows = story_windows();
   const Checkpoint teacher = Checkpoint::open(kStories);
