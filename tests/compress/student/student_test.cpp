@@ -355,8 +355,7 @@ TEST_F(Student, ABlockThatAddsNothingHasNoInfluenceAndIsDroppedFirst) {
   }
 }
 
-// By plain loops over the runtime's hidden states is what the reference backend has; here the shares of the first
-// norm's input, which are those of the embedding's rows.
+// What the first norm reads are the embedding's rows, whose shares plain loops give.
 TEST_F(Student, SharesOfTheFirstNormAreThoseOfTheEmbedding) {
   const TokenWindows windows = story_windows();
   const Checkpoint teacher = Checkpoint::open(kStories);
