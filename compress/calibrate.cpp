@@ -64,6 +64,11 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
   MemorySampler memory;
   const at::NoGradGuard no_grad;
   const int num_threads = set_num_threads(options.num_threads);
+  if (recipe.student) {
+    throw std::invalid_argument(
+        "'" + recipe.file.string() +
+        "': statistics are taken of the model that is there; 'student' makes another: leave it out");
+  }
   const ModelDirectory directory(chosen(options.model, recipe.model, "model", "model", "--model"));
   if (!recipe.calibration || recipe.calibration->text.empty()) {
     throw std::invalid_argument("the recipe has no text to calibrate on: add 'calibration: {text: ...}'");

@@ -246,6 +246,7 @@ std::string compress_model(const PhaseInput& input, const RunOptions& options, P
     timed("allocate", phase, [&] { allocate(artifact, phase); });
     timed("tables", phase, [&] { compress_tables(artifact, phase); });
     compress_blocks(artifact, phase);
+    assemble_and_verify(artifact, phase);
     std::map<std::string, std::string> extra_files;
     if (phase.choice) extra_files["budget.svg"] = picture(*phase.choice);
     return finish(extra_files, artifact, memory, phase);

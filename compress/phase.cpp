@@ -17,8 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-void write_artifact(const std::map<std::string, std::string>& extra_files, Artifact& artifact, const Phase& phase) {
-  artifact.assemble(phase.checkpoint, phase.plan.unquantized, phase.inputs);
+void write_manifest(const std::map<std::string, std::string>& extra_files, Artifact& artifact, const Phase& phase) {
   for (const auto& [name, text] : extra_files) artifact.write_file(name, text);
   artifact.write_file("pare.json",
                       manifest_json(phase.recipe, phase.fingerprint, phase.inputs, phase.plan, phase.data,
@@ -168,10 +167,14 @@ bool is_made(const Phase& phase) {
   return json.is_object() && json.value("fingerprint", nlohmann::json()) == nlohmann::json(phase.fingerprint);
 }
 
+void assemble_and_verify(Artifact& artifact, Phase& phase) {
+  timed("write", phase, [&] { artifact.assemble(phase.checkpoint, phase.plan.unquantized, phase.inputs); });
+  timed("verify", phase, [&] { artifact.verify(phase.checkpoint); });
+}
+
 std::string finish(const std::map<std::string, std::string>& extra_files, Artifact& artifact, MemorySampler& memory,
                    Phase& phase) {
-  timed("write", phase, [&] { write_artifact(extra_files, artifact, phase); });
-  timed("verify", phase, [&] { artifact.verify(phase.checkpoint); });
+  write_manifest(extra_files, artifact, phase);
   check_unchanged(phase);
   throw_if_interrupted();
   timed("evaluate", phase, [&] {

@@ -70,8 +70,11 @@ void timed(const char* stage, Phase& phase, const std::function<void()>& work);
 // Whether `output` is what a phase of this fingerprint has made.
 bool is_made(const Phase& phase);
 
-// From committed parts to the published output: artifact -> verify -> evaluate -> report. extra_files are written
-// beside the weights, by name. Returns the report as a JSON object.
+// From committed parts to a model in the artifact's folder, read back and compared.
+void assemble_and_verify(Artifact& artifact, Phase& phase);
+
+// From the model in the artifact's folder to the published output: manifest -> evaluate -> report. extra_files are
+// written beside the weights, by name. Returns the report as a JSON object.
 std::string finish(const std::map<std::string, std::string>& extra_files, Artifact& artifact, MemorySampler& memory,
                    Phase& phase);
 

@@ -10,6 +10,7 @@
 
 #include "compress/artifact/artifact.h"
 #include "compress/compress_model.h"
+#include "compress/derive_student.h"
 #include "compress/recipe/distill_pass.h"
 #include "compress/train_model.h"
 #include "runtime/import/model_directory.h"
@@ -25,8 +26,9 @@ fs::path phase_output(const fs::path& output, size_t number) {
 }
 
 std::string run_phase(const PhaseInput& input, const RunOptions& options, Progress& progress) {
-  return training_of(input.recipe) == nullptr ? compress_model(input, options, progress)
-                                              : train_model(input, options, progress);
+  if (input.recipe.student) return derive_student(input, options, progress);
+  if (training_of(input.recipe) != nullptr) return train_model(input, options, progress);
+  return compress_model(input, options, progress);
 }
 
 // All phases planned, each on the model that the recipe names in place of what it will start from: what is wrong with

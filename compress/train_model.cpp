@@ -325,6 +325,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
     report["seconds"] = speed.seconds;
     report["tokens_per_second"] = speed.seconds > 0.0 ? static_cast<double>(speed.num_tokens) / speed.seconds : 0.0;
     phase.report.training = report.dump();
+    assemble_and_verify(artifact, phase);
     return finish({{"training.csv", curve_csv(state.curve)}, {"training.svg", training_picture(state.curve)}}, artifact,
                   memory, phase);
   });

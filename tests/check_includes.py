@@ -32,6 +32,7 @@ MAY_INCLUDE = {
     "compress/hdf5": {"runtime/*"},
     "compress/record": {"quant", "distill", "runtime/*", "compress/hdf5", "compress/artifact", "compress/plan", "compress/walk", "compress/predict"},
     "compress/walk": {"quant", "prune", "runtime/*", "compress/recipe", "compress/hdf5"},
+    "compress/student": {"quant", "distill", "runtime/*", "compress/recipe", "compress/artifact", "compress/walk"},
     "compress/passes": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/artifact", "compress/walk"},
     "compress/train": {"quant", "distill", "runtime/*", "compress/recipe", "compress/walk", "compress/artifact"},
     "compress/survey": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/passes"},

@@ -40,17 +40,6 @@ int64_t tensor_bytes(const StreamedTensor& tensor) {
   return num_elements * static_cast<int64_t>(dtype_size_bytes(tensor.dtype));
 }
 
-// Of the embedding, where it serves as the head as well.
-bool is_second_copy(const Checkpoint& source, const std::string& tensor) {
-  if (source.is_encoder()) return false;
-  const ModelDescription& model = source.description();
-  return model.tied_head && tensor == model.head.name + ".weight";
-}
-
-StreamedTensor view_tensor(const std::string& name, const TensorView& view) {
-  return {name, view.dtype, view.shape, [data = view.data](const ByteSink& sink) { sink(data); }};
-}
-
 // Files that have a hash and are neither config.json nor weights.
 void copy_small_files(const Checkpoint& source, const std::map<std::string, std::string>& inputs,
                       const fs::path& directory) {
@@ -65,37 +54,6 @@ void copy_small_files(const Checkpoint& source, const std::map<std::string, std:
     throw std::runtime_error("changed while it was read: '" + (source.directory() / name).string() +
                              "' is not what it was when the run began");
   }
-}
-
-// Cut into shards in the given order.
-void write_tensors(std::vector<StreamedTensor> tensors, const fs::path& directory) {
-  std::vector<std::vector<StreamedTensor>> shards(1);
-  int64_t shard_bytes = 0;
-  int64_t total_bytes = 0;
-  for (StreamedTensor& tensor : tensors) {
-    const int64_t size = tensor_bytes(tensor);
-    if (shard_bytes > 0 && shard_bytes + size > kMaxShardBytes) {
-      shards.emplace_back();
-      shard_bytes = 0;
-    }
-    shard_bytes += size;
-    total_bytes += size;
-    shards.back().push_back(std::move(tensor));
-  }
-  if (shards.size() == 1) {
-    write_safetensors(directory / "model.safetensors", std::move(shards.front()));
-    sync_directory(directory);
-    return;
-  }
-  std::map<std::string, std::string> weight_map;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    char name[64];
-    std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
-    for (const StreamedTensor& tensor : shards[i]) weight_map[tensor.name] = name;
-    write_safetensors(directory / name, std::move(shards[i]));
-  }
-  const Json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
-  write_file_atomically(directory / "model.safetensors.index.json", index.dump(2) + "\n");
 }
 
 // What was stored as `record` says, from what a reader of `directory` got.
@@ -137,6 +95,46 @@ std::vector<fs::path> copied_files(const fs::path& directory) {
   return files;
 }
 
+bool is_second_copy(const Checkpoint& source, const std::string& tensor) {
+  if (source.is_encoder()) return false;
+  const ModelDescription& model = source.description();
+  return model.tied_head && tensor == model.head.name + ".weight";
+}
+
+StreamedTensor view_tensor(const std::string& name, const TensorView& view) {
+  return {name, view.dtype, view.shape, [data = view.data](const ByteSink& sink) { sink(data); }};
+}
+
+void write_weight_files(std::vector<StreamedTensor> tensors, const fs::path& directory) {
+  std::vector<std::vector<StreamedTensor>> shards(1);
+  int64_t shard_bytes = 0;
+  int64_t total_bytes = 0;
+  for (StreamedTensor& tensor : tensors) {
+    const int64_t size = tensor_bytes(tensor);
+    if (shard_bytes > 0 && shard_bytes + size > kMaxShardBytes) {
+      shards.emplace_back();
+      shard_bytes = 0;
+    }
+    shard_bytes += size;
+    total_bytes += size;
+    shards.back().push_back(std::move(tensor));
+  }
+  if (shards.size() == 1) {
+    write_safetensors(directory / "model.safetensors", std::move(shards.front()));
+    sync_directory(directory);
+    return;
+  }
+  std::map<std::string, std::string> weight_map;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    char name[64];
+    std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
+    for (const StreamedTensor& tensor : shards[i]) weight_map[tensor.name] = name;
+    write_safetensors(directory / name, std::move(shards[i]));
+  }
+  const Json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
+  write_file_atomically(directory / "model.safetensors.index.json", index.dump(2) + "\n");
+}
+
 void assemble_hugging_face(const Parts& parts, const Checkpoint& source, const std::vector<std::string>& unquantized,
                            const std::map<std::string, std::string>& inputs, const fs::path& directory) {
   fs::remove_all(directory);
@@ -168,7 +166,7 @@ void assemble_hugging_face(const Parts& parts, const Checkpoint& source, const s
   for (const SafetensorsFile& file : files) {
     for (const auto& [name, view] : file.tensors()) tensors.push_back(view_tensor(name, view));
   }
-  write_tensors(std::move(tensors), directory);
+  write_weight_files(std::move(tensors), directory);
 }
 
 void verify_hugging_face(const Parts& parts, const Checkpoint& source, const fs::path& directory) {

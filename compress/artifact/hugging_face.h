@@ -8,12 +8,21 @@
 #include <vector>
 
 #include "compress/artifact/parts.h"
+#include "runtime/files/safetensors.h"
 #include "runtime/model/checkpoint.h"
 
 namespace pare {
 
 // Files of a source directory that are copied beside the weights, sorted.
 std::vector<std::filesystem::path> copied_files(const std::filesystem::path& directory);
+
+// Whether the tensor repeats the embedding, which serves as the head as well: not written.
+bool is_second_copy(const Checkpoint& source, const std::string& tensor);
+// A tensor as it lies in its file, under `name`. The view's data must live until it is written.
+StreamedTensor view_tensor(const std::string& name, const TensorView& view);
+// model.safetensors, or shards of up to 4 GiB in the given order with their index. Throws what write_safetensors
+// throws.
+void write_weight_files(std::vector<StreamedTensor> tensors, const std::filesystem::path& directory);
 
 // Writes it into `directory`, which is emptied first. `unquantized` are the linears that the config lists as left
 // alone; `inputs` the SHA-256 of the source's files by name (input_hashes), of which the small ones are copied. Throws

@@ -35,18 +35,25 @@ const DistillOptions* training_of(const Recipe& phase) {
 
 std::vector<Recipe> phases_of(const Recipe& recipe) {
   const auto trains = [](const PassRecipe& pass) { return pass.options->kind() == PassKind::trains; };
-  if (std::none_of(recipe.passes.begin(), recipe.passes.end(), trains)) return {recipe};
+  if (!recipe.student && std::none_of(recipe.passes.begin(), recipe.passes.end(), trains)) return {recipe};
   std::vector<Recipe> phases;
+  if (recipe.student) {
+    phases.push_back(recipe);
+    phases.back().passes.clear();
+  }
   for (const PassRecipe& pass : recipe.passes) {
-    const bool joins = !phases.empty() && !trains(pass) && !trains(phases.back().passes.back());
+    const bool joins =
+        !phases.empty() && !phases.back().student && !trains(pass) && !trains(phases.back().passes.back());
     if (!joins) {
       phases.push_back(recipe);
       phases.back().passes.clear();
+      phases.back().student.reset();
     }
     phases.back().passes.push_back(pass);
   }
-  const auto last_layerwise =
-      std::find_if(phases.rbegin(), phases.rend(), [](const Recipe& phase) { return training_of(phase) == nullptr; });
+  const auto last_layerwise = std::find_if(phases.rbegin(), phases.rend(), [](const Recipe& phase) {
+    return !phase.student && training_of(phase) == nullptr;
+  });
   for (Recipe& phase : phases) {
     if (&phase != &phases.back()) {
       phase.evaluate.clear();

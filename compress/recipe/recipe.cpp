@@ -249,10 +249,11 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
   recipe.file = file;
   const Value top = Value::parse(yaml, file);
   // Passes depend on whether there is calibration data, wherever in the file either stands.
-  std::optional<Value> passes;
+  std::optional<Value> passes, student;
   top.read_map({{"model", [&](const Value& v) { recipe.model = v.text(); }},
                 {"output", [&](const Value& v) { recipe.output = v.text(); }},
                 {"calibration", [&](const Value& v) { recipe.calibration = read_calibration(v); }},
+                {"student", [&](const Value& v) { student.emplace(v); }},
                 {"passes", [&](const Value& v) { passes.emplace(v); }},
                 {"head",
                  [&](const Value& v) {
@@ -274,13 +275,14 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
                         {"cosine", [&](const Value& cosine) { recipe.fail_if.cosine = cosine.number(-1.0, 1.0); }}});
                  }},
                 {"strict", [&](const Value& v) { recipe.strict = v.boolean(); }}});
+  if (student) recipe.student = read_student(*student, recipe.calibration);
   if (passes) {
     for (const Value& item : passes->list()) {
       recipe.passes.push_back(read_pass(item, recipe.calibration));
     }
     check_order(recipe, *passes);
   }
-  if (recipe.passes.empty() && !recipe.head && !recipe.calibration) {
+  if (recipe.passes.empty() && !recipe.head && !recipe.calibration && !recipe.student) {
     top.fail("nothing to do: give 'passes:' with at least one of " + pass_names(PassKind::rounds) + ", or 'head:'");
   }
   const bool has_layerwise = std::any_of(recipe.passes.begin(), recipe.passes.end(), [](const PassRecipe& pass) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "compress/recipe/pass.h"
+#include "compress/recipe/student_options.h"
 #include "runtime/evaluate/instruction_data.h"
 
 namespace pare {
@@ -104,6 +105,7 @@ struct Recipe {
   std::filesystem::path model;
   std::filesystem::path output;
   std::optional<CalibrationRecipe> calibration;  // required by gptq and by scales weighted with diag(H)
+  std::optional<StudentOptions> student;         // the model is first made smaller so
   std::vector<PassRecipe> passes;                // at least one, or head; pare calibrate needs neither
   std::optional<HeadRecipe> head;
   // Whose files the result looks like (runtime/format/container_format.h). LLM.int8 has layouts of its own.

@@ -124,6 +124,17 @@ void take(const Value& value, const std::vector<std::string>& names, const std::
   value.read_map(handlers);
 }
 
+// Every option that `value` gives, of anything with a list of fields.
+GivenOptions read_fields(const Value& value, const std::vector<std::string>& allowed, auto& options) {
+  OptionNames names;
+  options.fields(names);
+  GivenOptions given;
+  take(value, allowed.empty() ? names.names : allowed, "", given);
+  OptionReader reader(given);
+  options.fields(reader);
+  return given;
+}
+
 class RecipeCheck : public PassCheck {
  public:
   RecipeCheck(const Value& value, const GivenOptions& given, const std::optional<CalibrationRecipe>& calibration)
@@ -168,13 +179,14 @@ LayerOverride read_override(const std::string& pattern, const Value& value, cons
 }  // namespace
 
 GivenOptions read_options(const Value& value, const std::vector<std::string>& allowed, PassOptions& options) {
-  OptionNames names;
-  options.fields(names);
-  GivenOptions given;
-  take(value, allowed.empty() ? names.names : allowed, "", given);
-  OptionReader reader(given);
-  options.fields(reader);
-  return given;
+  return read_fields(value, allowed, options);
+}
+
+StudentOptions read_student(const Value& value, const std::optional<CalibrationRecipe>& calibration) {
+  StudentOptions options;
+  const GivenOptions given = read_fields(value, {}, options);
+  options.check(RecipeCheck(value, given, calibration));
+  return options;
 }
 
 int read_bits(const Value& value) {

@@ -19,6 +19,9 @@ using GivenOptions = std::map<std::string, YamlValue, std::less<>>;
 // `type`: `activations: int8`. Keys outside of `allowed` (empty: all of the pass's) are unknown.
 GivenOptions read_options(const YamlValue& value, const std::vector<std::string>& allowed, PassOptions& options);
 
+// `student:`. calibration: as of read_pass.
+StudentOptions read_student(const YamlValue& value, const std::optional<CalibrationRecipe>& calibration);
+
 int read_bits(const YamlValue& value);
 int64_t read_group_size(const YamlValue& value);
 // `sites:` a format of inputs in int8: its name, none, or a map of how.

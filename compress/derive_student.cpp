@@ -1,0 +1,73 @@
+#include "compress/derive_student.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <optional>
+
+#include "compress/phase.h"
+#include "compress/student/student.h"
+#include "runtime/evaluate/token_source.h"
+
+namespace pare {
+namespace {
+
+// The windows that widths and layers are judged on, where the recipe has a text.
+std::optional<TokenWindows> read_windows(const Recipe& recipe, const Checkpoint& teacher) {
+  if (!recipe.calibration || recipe.calibration->text.empty()) return std::nullopt;
+  std::optional<Tokenizer> tokenizer;
+  if (!holds_token_windows(recipe.calibration->text)) tokenizer = Tokenizer::open(teacher.directory());
+  return read_calibration(*recipe.calibration, tokenizer ? &*tokenizer : nullptr, teacher.description());
+}
+
+// One pass over the teacher's files, and one of 16 windows through it: seconds, and at most the teacher's size on disk.
+Prediction predict_student(const Checkpoint& teacher, const RunLimits& limits) {
+  Prediction prediction;
+  for (const std::filesystem::path& file : teacher.weight_files()) {
+    prediction.output_bytes += static_cast<int64_t>(std::filesystem::file_size(file));
+  }
+  prediction.disk_bytes = prediction.output_bytes;
+  const double operations = 2.0 * static_cast<double>(prediction.output_bytes) / 2.0 * kCalibrationTokens * 16.0;
+  prediction.stages.push_back(
+      {"student", operations / limits.matmul_rate, limits.held_bytes + prediction.output_bytes / 4});
+  return prediction;
+}
+
+}  // namespace
+
+std::string derive_student(const PhaseInput& input, const RunOptions& options, Progress& progress) {
+  MemorySampler memory;
+  const at::NoGradGuard no_grad;
+  const Checkpoint& teacher = input.checkpoint;
+  const StudentOptions& student = *input.recipe.student;
+  Phase phase{.recipe = input.recipe,
+              .output = input.output,
+              .num_threads = input.num_threads,
+              .checkpoint = teacher,
+              .original = input.original,
+              .kind = ModelKind::of(teacher),
+              .progress = progress};
+  phase.files = watch_files(input.recipe, teacher);
+  check_student(teacher, student);
+  phase.data = phase.kind->read_data(input.recipe, phase.plan);
+  const std::optional<TokenWindows> windows = read_windows(input.recipe, teacher);
+  phase.prediction = predict_student(teacher, run_limits(options, input.num_threads));
+  for (const std::string& line : to_lines(phase.prediction)) progress.print(line);
+  if (options.dry_run) return to_json(phase.prediction);
+
+  check_inputs(windows ? "student " + windows_hash(*windows) : "none", phase);
+  StudentOptions described = student;
+  phase.fingerprint["student"] = describe_fields(described);
+  if (input.may_be_made && is_made(phase)) return {};
+
+  Artifact artifact(phase.output, phase.fingerprint, options.fresh);
+  return keeping_parts(artifact, phase, [&] {
+    timed("student", phase, [&] {
+      // What a killed run has left of it is made anew.
+      std::filesystem::remove_all(artifact.artifact_directory());
+      make_student(teacher, student, windows ? &*windows : nullptr, artifact.artifact_directory(), progress);
+    });
+    return finish({}, artifact, memory, phase);
+  });
+}
+
+}  // namespace pare

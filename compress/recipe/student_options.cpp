@@ -1,0 +1,40 @@
+#include "compress/recipe/student_options.h"
+
+namespace pare {
+namespace {
+
+constexpr double kMaxLayers = 1024.0;
+constexpr double kMaxHeads = 4096.0;
+constexpr double kMaxWidth = 1048576.0;
+
+}  // namespace
+
+void StudentOptions::fields(FieldVisitor& visit) {
+  visit("layers", layers, {.low = 1.0, .high = kMaxLayers});
+  visit("choose", choose);
+  visit("merge", merge);
+  visit("heads", heads, {.low = 1.0, .high = kMaxHeads});
+  visit("kv_heads", kv_heads, {.low = 1.0, .high = kMaxHeads});
+  visit("hidden_size", hidden_size, {.low = 1.0, .high = kMaxWidth});
+  visit("feed_forward_size", feed_forward_size, {.low = 1.0, .high = kMaxWidth});
+  visit("widths", widths);
+}
+
+void StudentOptions::check(const PassCheck& check) const {
+  for (const char* key : {"choose", "merge"}) {
+    if (!check.was_given(key) || check.was_given("layers")) continue;
+    check.fail(key, "says which layers stay and what they become: give 'layers' beside it, or leave it out");
+  }
+  if (check.was_given("widths") && !changes_widths()) {
+    check.fail("widths",
+               "says how widths are reduced: give 'heads', 'kv_heads', 'hidden_size' or 'feed_forward_size' beside it, "
+               "or leave it out");
+  }
+  if (choose != LayerChoice::block_error) return;
+  check.require_calibration("choose", "block_error compares hidden states on a text", "use every");
+  if (check.has_statistics_file()) {
+    check.fail("choose", "block_error compares hidden states on a text, which a statistics file has not: use every");
+  }
+}
+
+}  // namespace pare

@@ -1,0 +1,223 @@
+#include "compress/student/measure.h"
+
+#include <ATen/ops/empty.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "compress/walk/decoder_block.h"
+#include "compress/walk/hidden_store.h"
+#include "distill/student_weights.h"
+#include "quant/row_chunks.h"
+#include "runtime/system/interrupt.h"
+
+namespace pare {
+namespace {
+
+// Sums over one window's tokens.
+struct NormSums {
+  std::vector<double> share_D;
+  double merged = 0.0;
+  double num_tokens = 0.0;  // that are not all zeros
+
+  void add(const float* x_TD, int64_t num_tokens_in, int64_t width, const ChannelGroups& merged_groups) {
+    share_D.assign(static_cast<size_t>(width), 0.0);
+    for (int64_t t = 0; t < num_tokens_in; ++t) {
+      const float* x = x_TD + t * width;
+      double energy = 0.0;
+      for (int64_t d = 0; d < width; ++d) energy += static_cast<double>(x[d]) * x[d];
+      if (energy == 0.0) continue;
+      num_tokens += 1.0;
+      for (int64_t d = 0; d < width; ++d) share_D[static_cast<size_t>(d)] += static_cast<double>(x[d]) * x[d] / energy;
+      double of_means = 0.0;
+      for (const std::vector<int64_t>& group : merged_groups) {
+        double sum = 0.0;
+        for (const int64_t d : group) sum += x[d];
+        const double mean = sum / static_cast<double>(group.size());
+        of_means += mean * mean;
+      }
+      if (!merged_groups.empty()) {
+        merged += of_means / static_cast<double>(merged_groups.size()) / (energy / static_cast<double>(width));
+      }
+    }
+  }
+};
+
+struct WindowSums {
+  double cosine = 0.0;
+  NormSums attention, feed_forward, post_attention, post_feed_forward, final;
+  std::vector<double> attention_energy_C, feed_forward_energy_F;
+};
+
+std::vector<double> column_sums_of_squares(const at::Tensor& x_TC) {
+  std::vector<double> sums(static_cast<size_t>(x_TC.size(1)), 0.0);
+  const float* x = x_TC.const_data_ptr<float>();
+  for (int64_t t = 0; t < x_TC.size(0); ++t) {
+    for (int64_t c = 0; c < x_TC.size(1); ++c) {
+      const double value = x[t * x_TC.size(1) + c];
+      sums[static_cast<size_t>(c)] += value * value;
+    }
+  }
+  return sums;
+}
+
+// sqrt of the product of both energies: of a state with itself it is the energy, exactly, and the cosine 1.
+double sum_of_cosines(const at::Tensor& before_TD, const at::Tensor& after_TD) {
+  const float* before = before_TD.const_data_ptr<float>();
+  const float* after = after_TD.const_data_ptr<float>();
+  const int64_t width = before_TD.size(1);
+  double cosines = 0.0;
+  for (int64_t t = 0; t < before_TD.size(0); ++t) {
+    double product = 0.0, of_before = 0.0, of_after = 0.0;
+    for (int64_t d = t * width; d < (t + 1) * width; ++d) {
+      product += static_cast<double>(before[d]) * after[d];
+      of_before += static_cast<double>(before[d]) * before[d];
+      of_after += static_cast<double>(after[d]) * after[d];
+    }
+    const double norms = std::sqrt(of_before * of_after);
+    cosines += norms > 0.0 ? product / norms : of_before == of_after ? 1.0 : 0.0;
+  }
+  return cosines;
+}
+
+NormMeasure mean_of(const std::vector<WindowSums>& windows, NormSums WindowSums::*member, bool merges) {
+  NormMeasure measure;
+  double num_tokens = 0.0, merged = 0.0;
+  for (const WindowSums& window : windows) {
+    const NormSums& sums = window.*member;
+    measure.share_D.resize(sums.share_D.size(), 0.0);
+    for (size_t d = 0; d < sums.share_D.size(); ++d) measure.share_D[d] += sums.share_D[d];
+    num_tokens += sums.num_tokens;
+    merged += sums.merged;
+  }
+  const auto width = static_cast<double>(measure.share_D.size());
+  for (double& share : measure.share_D) share = num_tokens > 0.0 ? share / num_tokens : 1.0 / width;
+  if (merges && num_tokens > 0.0) measure.merged_ratio = merged / num_tokens;
+  return measure;
+}
+
+std::vector<double> mean_of(const std::vector<WindowSums>& windows, std::vector<double> WindowSums::*member,
+                            int64_t num_tokens) {
+  std::vector<double> mean((windows.front().*member).size(), 0.0);
+  for (const WindowSums& window : windows) {
+    for (size_t c = 0; c < mean.size(); ++c) mean[c] += (window.*member)[c];
+  }
+  for (double& value : mean) value /= static_cast<double>(windows.size()) * static_cast<double>(num_tokens);
+  return mean;
+}
+
+// The working space of one thread.
+struct Worker {
+  Worker(const ModelDescription& model, int64_t num_tokens)
+      : scratch(model, num_tokens),
+        before_TD(at::empty({num_tokens, model.hidden_size}, at::kFloat)),
+        mixed_TI(at::empty({num_tokens, model.num_heads * model.head_size}, at::kFloat)),
+        activated_TF(at::empty({num_tokens, widest_input(model)}, at::kFloat)) {}
+  BlockScratch scratch;
+  at::Tensor before_TD, mixed_TI, activated_TF;
+};
+
+// One window through one block.
+WindowSums pass_block(const DecoderBlock& block, const ChannelGroups& merged, Worker& worker, at::Tensor& hidden_TD) {
+  WindowSums sums;
+  const int64_t num_tokens = hidden_TD.size(0), width = hidden_TD.size(1);
+  BlockScratch& scratch = worker.scratch;
+  worker.before_TD.copy_(hidden_TD);
+  const BlockDescription& description = block.description();
+  if (description.is_mixture()) {
+    block.forward(scratch, worker.mixed_TI, worker.activated_TF, hidden_TD);
+    sums.cosine = sum_of_cosines(worker.before_TD, hidden_TD);
+    return sums;
+  }
+  const auto add = [&](NormSums& norm, const at::Tensor& x_TD) {
+    norm.add(x_TD.const_data_ptr<float>(), num_tokens, width, merged);
+  };
+  add(sums.attention, hidden_TD);
+  block.attention_input(hidden_TD, scratch.x_TD);
+  block.attention(scratch.x_TD, scratch, worker.mixed_TI);
+  sums.attention_energy_C = column_sums_of_squares(worker.mixed_TI);
+  block.linear(Stage::attention_output, 0, worker.mixed_TI, scratch.delta_TD);
+  if (description.post_attention_norm) add(sums.post_attention, scratch.delta_TD);
+  block.add_output(Stage::attention_output, scratch.delta_TD, hidden_TD);
+
+  add(sums.feed_forward, hidden_TD);
+  at::Tensor activated_TF =
+      leading_rows(worker.activated_TF, num_tokens, stage_width(description, Stage::feed_forward_output));
+  block.feed_forward_input(hidden_TD, scratch.x_TD);
+  block.feed_forward(scratch.x_TD, scratch, activated_TF);
+  sums.feed_forward_energy_F = column_sums_of_squares(activated_TF);
+  block.linear(Stage::feed_forward_output, 0, activated_TF, scratch.delta_TD);
+  if (description.post_feed_forward_norm) add(sums.post_feed_forward, scratch.delta_TD);
+  block.add_output(Stage::feed_forward_output, scratch.delta_TD, hidden_TD);
+  sums.cosine = sum_of_cosines(worker.before_TD, hidden_TD);
+  return sums;
+}
+
+void check_windows(const TokenWindows& windows, const ModelDescription& model) {
+  if (windows.num_windows < 1 || windows.num_tokens < 1) {
+    throw std::invalid_argument("calibration: expected at least one window of text, found none");
+  }
+  for (const int32_t id : windows.ids_NT) {
+    if (id >= 0 && id < model.vocabulary_size) continue;
+    throw std::invalid_argument("calibration: token id " + std::to_string(id) + "; the model's vocabulary has " +
+                                std::to_string(model.vocabulary_size));
+  }
+}
+
+}  // namespace
+
+TeacherMeasure measure_teacher(const Checkpoint& teacher, const TokenWindows& windows,
+                               std::optional<int64_t> num_merged, Progress& progress) {
+  const ModelDescription& model = teacher.description();
+  check_windows(windows, model);
+  const int64_t num_windows = std::min(kStudentWindows, windows.num_windows);
+  const int64_t num_tokens = windows.num_tokens, width = model.hidden_size;
+  const ChannelGroups merged = num_merged ? contiguous_groups(width, *num_merged) : ChannelGroups{};
+  const bool merges = num_merged.has_value();
+
+  const HiddenStore hidden(num_windows, num_tokens, width, std::nullopt);
+  std::vector<Worker> workers;
+  for (int w = 0; w < omp_get_max_threads(); ++w) workers.emplace_back(model, num_tokens);
+  {
+    const LinearWeights embedding = teacher.linear(teacher.embedding());
+    for_row_chunks(num_windows, 1, [&](int64_t n, int64_t) {
+      embed(embedding, model.embedding_scale, windows.window(n), hidden.windows(n, 1, width).data_ptr<float>());
+    });
+  }
+  TeacherMeasure measure;
+  std::vector<WindowSums> sums(static_cast<size_t>(num_windows));
+  const auto num_blocks = static_cast<int64_t>(model.blocks.size());
+  progress.begin("measure", num_blocks, "blocks");
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    throw_if_interrupted();
+    const DecoderBlock block(teacher, b, num_tokens);
+    for_row_chunks(num_windows, 1, [&](int64_t n, int64_t) {
+      at::Tensor hidden_TD = hidden.windows(n, 1, width);
+      sums[static_cast<size_t>(n)] =
+          pass_block(block, merged, workers.at(static_cast<size_t>(omp_get_thread_num())), hidden_TD);
+    });
+    double cosines = 0.0;
+    for (const WindowSums& window : sums) cosines += window.cosine;
+    BlockMeasure& found = measure.blocks.emplace_back();
+    found.influence = 1.0 - cosines / static_cast<double>(num_windows * num_tokens);
+    found.attention_norm = mean_of(sums, &WindowSums::attention, merges);
+    found.feed_forward_norm = mean_of(sums, &WindowSums::feed_forward, merges);
+    found.post_attention_norm = mean_of(sums, &WindowSums::post_attention, merges);
+    found.post_feed_forward_norm = mean_of(sums, &WindowSums::post_feed_forward, merges);
+    found.attention_energy_C = mean_of(sums, &WindowSums::attention_energy_C, num_tokens);
+    found.feed_forward_energy_F = mean_of(sums, &WindowSums::feed_forward_energy_F, num_tokens);
+    progress.update(b + 1);
+  }
+  progress.finish();
+  for (int64_t n = 0; n < num_windows; ++n) {
+    sums[static_cast<size_t>(n)].final.add(hidden.windows(n, 1, width).const_data_ptr<float>(), num_tokens, width,
+                                           merged);
+  }
+  measure.final_norm = mean_of(sums, &WindowSums::final, merges);
+  return measure;
+}
+
+}  // namespace pare

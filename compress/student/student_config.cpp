@@ -1,0 +1,87 @@
+#include "compress/student/student_config.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Keys under which transformers keeps gemma3's pattern.
+constexpr const char* kPatterns[] = {"sliding_window_pattern", "_sliding_window_pattern"};
+
+// Every family that has layers of both kinds tells them apart by layer_types first.
+bool has_both_kinds(const ModelDescription& teacher) {
+  const auto slides = [](const BlockDescription& block) { return block.sliding_window > 0; };
+  return teacher.family == "gemma3" || (std::any_of(teacher.blocks.begin(), teacher.blocks.end(), slides) &&
+                                        !std::all_of(teacher.blocks.begin(), teacher.blocks.end(), slides));
+}
+
+void keep_layers(const ModelDescription& teacher, std::span<const int64_t> kept, Json& config) {
+  const size_t num_layers = teacher.blocks.size();
+  for (auto& [key, value] : config.items()) {
+    const bool is_of_layers = value.is_array() && value.size() == num_layers && key != "mlp_only_layers" &&
+                              key.find("layer") != std::string::npos;
+    if (!is_of_layers) continue;
+    Json list = Json::array();
+    for (const int64_t layer : kept) list.push_back(value[static_cast<size_t>(layer)]);
+    value = list;
+  }
+  if (has_both_kinds(teacher)) {
+    Json types = Json::array();
+    for (const int64_t layer : kept) {
+      const bool slides = teacher.blocks[static_cast<size_t>(layer)].sliding_window > 0;
+      types.push_back(slides ? "sliding_attention" : "full_attention");
+    }
+    config["layer_types"] = types;
+    for (const char* key : kPatterns) {
+      if (!config.contains(key) || !config[key].is_number_integer()) continue;
+      const auto pattern = std::max<int64_t>(1, config[key].get<int64_t>());
+      bool holds = true;
+      for (size_t i = 0; i < types.size(); ++i) {
+        holds &= (types[i] == "sliding_attention") == (static_cast<int64_t>(i + 1) % pattern != 0);
+      }
+      if (!holds) config.erase(key);
+    }
+  }
+  // Layers from here on slide: so many of the kept ones lie before it.
+  if (config.contains("max_window_layers") && config["max_window_layers"].is_number_integer()) {
+    const auto num_full = config["max_window_layers"].get<int64_t>();
+    config["max_window_layers"] = std::count_if(kept.begin(), kept.end(), [&](int64_t l) { return l < num_full; });
+  }
+  if (teacher.family == "qwen3_moe") {
+    Json dense = Json::array();
+    for (size_t i = 0; i < kept.size(); ++i) {
+      if (!teacher.blocks[static_cast<size_t>(kept[i])].is_mixture()) dense.push_back(i);
+    }
+    config["decoder_sparse_step"] = 1;
+    config["mlp_only_layers"] = dense;
+  }
+}
+
+}  // namespace
+
+std::string student_config(const std::string& config_json, const ModelDescription& teacher,
+                           const StudentOptions& options, std::span<const int64_t> kept) {
+  Json config = Json::parse(config_json);
+  if (kept.size() != teacher.blocks.size()) {
+    keep_layers(teacher, kept, config);
+    config["num_hidden_layers"] = kept.size();
+  }
+  if (options.heads != StudentOptions::kOfTeacher || options.kv_heads != StudentOptions::kOfTeacher) {
+    config["num_key_value_heads"] =
+        options.kv_heads == StudentOptions::kOfTeacher ? teacher.num_kv_heads : options.kv_heads;
+    if (options.heads != StudentOptions::kOfTeacher) config["num_attention_heads"] = options.heads;
+  }
+  if (options.hidden_size != StudentOptions::kOfTeacher) config["hidden_size"] = options.hidden_size;
+  if (options.feed_forward_size != StudentOptions::kOfTeacher) config["intermediate_size"] = options.feed_forward_size;
+  const bool implied_head_size = !config.contains("head_dim") || config["head_dim"].is_null();
+  if (implied_head_size &&
+      (options.heads != StudentOptions::kOfTeacher || options.hidden_size != StudentOptions::kOfTeacher)) {
+    config["head_dim"] = teacher.head_size;
+  }
+  return config.dump(2) + "\n";
+}
+
+}  // namespace pare
