@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "compress/artifact/model_hash.h"
 #include "compress/passes/compress_stage.h"
 #include "compress/phase.h"
 #include "compress/recipe/distill_pass.h"
