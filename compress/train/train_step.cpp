@@ -175,18 +175,39 @@ class LiveTeacher : public Teacher {
 
 }  // namespace
 
-TokenBatch make_batch(const TokenWindows& windows, std::span<const int64_t> chosen) {
+int64_t LabelledWindows::num_labels(std::span<const int64_t> chosen) const {
+  if (labels_NT.empty()) return static_cast<int64_t>(chosen.size()) * (windows.num_tokens - 1);
+  int64_t count = 0;
+  for (const int64_t n : chosen) {
+    const auto labels = std::span(labels_NT).subspan(static_cast<size_t>(n * windows.num_tokens),
+                                                     static_cast<size_t>(windows.num_tokens));
+    count += std::count_if(labels.begin(), labels.end(), [](int32_t label) { return label != kIgnoredLabel; });
+  }
+  return count;
+}
+
+TokenBatch make_batch(const LabelledWindows& data, std::span<const int64_t> chosen) {
+  const TokenWindows& windows = data.windows;
   const auto num_sequences = static_cast<int64_t>(chosen.size());
-  TokenBatch batch{at::empty({num_sequences, windows.num_tokens}, at::kLong),
-                   at::empty({num_sequences, windows.num_tokens}, at::kLong),
+  const auto label_of = [&](int64_t n, int64_t t) -> int64_t {
+    if (!data.labels_NT.empty()) return data.labels_NT[static_cast<size_t>(n * windows.num_tokens + t)];
+    return t + 1 < windows.num_tokens ? windows.window(n)[static_cast<size_t>(t + 1)] : kIgnoredLabel;
+  };
+  int64_t num_tokens = 1;  // up to the last that has a label, and the token that is it
+  for (const int64_t n : chosen) {
+    for (int64_t t = windows.num_tokens - 1; t + 1 > num_tokens; --t) {
+      if (label_of(n, t) != kIgnoredLabel) num_tokens = std::min(t + 2, windows.num_tokens);
+    }
+  }
+  TokenBatch batch{at::empty({num_sequences, num_tokens}, at::kLong),
+                   at::empty({num_sequences, num_tokens}, at::kLong),
                    {chosen.begin(), chosen.end()}};
   for (int64_t b = 0; b < num_sequences; ++b) {
-    const std::span<const int32_t> ids = windows.window(chosen[static_cast<size_t>(b)]);
-    int64_t* const id = batch.ids_BT.data_ptr<int64_t>() + b * windows.num_tokens;
-    int64_t* const label = batch.labels_BT.data_ptr<int64_t>() + b * windows.num_tokens;
-    std::copy(ids.begin(), ids.end(), id);
-    std::copy(ids.begin() + 1, ids.end(), label);
-    label[windows.num_tokens - 1] = kIgnoredLabel;
+    const int64_t n = chosen[static_cast<size_t>(b)];
+    for (int64_t t = 0; t < num_tokens; ++t) {
+      batch.ids_BT.data_ptr<int64_t>()[b * num_tokens + t] = windows.window(n)[static_cast<size_t>(t)];
+      batch.labels_BT.data_ptr<int64_t>()[b * num_tokens + t] = label_of(n, t);
+    }
   }
   return batch;
 }

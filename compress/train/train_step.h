@@ -18,7 +18,7 @@
 namespace pare {
 
 // Tokens whose logits exist at a time.
-inline constexpr int64_t kHeadTokens = 256;
+inline constexpr int64_t kHeadTokens = 128;
 
 // Sequences of one length; position t predicts labels_BT[t], which is kIgnoredLabel where there is nothing to predict.
 struct TokenBatch {
@@ -29,8 +29,17 @@ struct TokenBatch {
   int64_t num_tokens() const { return ids_BT.numel(); }
 };
 
-// Windows as they are; each position's label is the next token, the last's is ignored.
-TokenBatch make_batch(const TokenWindows& windows, std::span<const int64_t> chosen);
+// Sequences to train on or to validate with.
+struct LabelledWindows {
+  TokenWindows windows;  // shorter sequences are filled up behind their end
+  // What each position predicts, kIgnoredLabel where it predicts nothing. Empty: the next token, all but the last.
+  std::vector<int32_t> labels_NT = {};
+
+  int64_t num_labels(std::span<const int64_t> chosen) const;
+};
+
+// The chosen sequences, cut behind the last label of the longest.
+TokenBatch make_batch(const LabelledWindows& data, std::span<const int64_t> chosen);
 
 // What a teacher says of a batch's tokens.
 class Teacher {
