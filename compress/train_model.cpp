@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "compress/artifact/model_hash.h"
 #include "compress/passes/compress_stage.h"
 #include "compress/phase.h"
 #include "compress/recipe/distill_pass.h"
@@ -19,6 +20,7 @@
 #include "runtime/evaluate/token_source.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/isa.h"
+#include "runtime/tokenizer/tokenizer_hash.h"
 
 namespace pare {
 namespace {
@@ -99,19 +101,35 @@ TrainingWindows read_windows(const DistillOptions& options, const Checkpoint& st
   return windows;
 }
 
-// Both must make the same tokens of a text; vocabularies may differ in padding.
+int64_t longest(const TrainingWindows& windows) {
+  return std::max(windows.training.num_tokens, windows.validation.num_tokens);
+}
+
+// An id must stand for the same token in both; their tables may differ in padding, which no tokenizer knows of.
 void check_tokenizers(const Checkpoint& student, const Checkpoint& teacher) {
   const auto is_there = [](const Checkpoint& model) { return fs::exists(model.directory() / "tokenizer.json"); };
   if (student.directory() == teacher.directory() || !is_there(student) || !is_there(teacher)) return;
-  const Tokenizer a = Tokenizer::open(student.directory());
-  const Tokenizer b = Tokenizer::open(teacher.directory());
-  static constexpr const char* kProbe =
-      "The quick brown fox, 3.14 and 2026: na\xC3\xAFve caf\xC3\xA9s\tdon't  sum(x_i) \xE4\xBD\xA0\xE5\xA5\xBD\n\n"
-      "    return unbelievably_long_identifiers[0x7F];";
-  if (a.encode(kProbe, true) == b.encode(kProbe, true)) return;
+  const std::string students = tokenizer_hash(student.directory()), teachers = tokenizer_hash(teacher.directory());
+  if (students == teachers) return;
   throw std::invalid_argument(
       "distill: student '" + student.directory().string() + "' and teacher '" + teacher.directory().string() +
-      "' have different tokenizers: their logits are of different tokens and cannot be compared");
+      "' have different tokenizers: kind of model, tokens with their ids, merges and added tokens have the SHA-256 " +
+      students + " and " + teachers + ", so that their logits are of different tokens and cannot be compared");
+}
+
+// Everything that keeps a checkpoint from being the student's teacher on windows of that many tokens.
+void check_teacher(const Checkpoint& student, const Checkpoint& teacher, int64_t num_tokens) {
+  if (teacher.is_encoder()) {
+    throw std::invalid_argument("distill: the teacher '" + teacher.directory().string() +
+                                "' is an encoder; expected a decoder");
+  }
+  check_tokenizers(student, teacher);
+  check_vocabularies(teacher.description().vocabulary_size, student.description().vocabulary_size);
+  if (num_tokens > teacher.description().context_length) {
+    throw std::invalid_argument("distill: windows of " + std::to_string(num_tokens) + " tokens are longer than the " +
+                                "context of the teacher '" + teacher.directory().string() + "', " +
+                                std::to_string(teacher.description().context_length) + ": lower 'tokens'");
+  }
 }
 
 // The student's layers, each with the training as its only step and stored as it is.
@@ -121,6 +139,7 @@ RunPlan plan_training(const Recipe& recipe, const Checkpoint& student) {
   }
   const ModelDescription& model = student.description();
   const PassRecipe& pass = recipe.passes.front();
+  check_trainable(student, training_of(recipe)->train);
   RunPlan plan;
   const auto note_unquantized = [&](const LinearDescription& linear) {
     if (!student.stored_scheme(linear)) plan.unquantized.push_back(linear.name);
@@ -270,7 +289,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   phase.data = phase.kind->read_data(input.recipe, phase.plan);
   const TrainingInputs inputs{distill, read_windows(distill, student), compute_type(distill.precision, student),
                               reads_teacher(distill)};
-  if (inputs.has_teacher) check_tokenizers(student, teacher);
+  if (inputs.has_teacher) check_teacher(student, teacher, longest(inputs.windows));
   phase.prediction = predict_training(student, inputs.has_teacher ? &teacher : nullptr, inputs,
                                       run_limits(options, input.num_threads));
   for (const std::string& line : to_lines(phase.prediction)) progress.print(line);
@@ -280,13 +299,16 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
       "training " + windows_hash(inputs.windows.training) + " validation " + windows_hash(inputs.windows.validation),
       phase);
   phase.fingerprint["teacher"] = inputs.has_teacher ? model_hash(teacher) : "none";
+  // Steps are the same for layers that are left out, and their codes are stored all the same.
+  for (const std::string& pattern : input.recipe.passes.front().exclude)
+    phase.fingerprint["excluded"] += pattern + "\n";
   phase.fingerprint["threads"] = std::to_string(input.num_threads);
   phase.fingerprint["precision"] = at::toString(inputs.compute);
   if (input.may_be_made && is_made(phase)) return {};
 
   Artifact artifact(phase.output, phase.fingerprint, options.fresh);
   return keeping_parts(artifact, phase, [&] {
-    const int64_t num_tokens = std::max(inputs.windows.training.num_tokens, inputs.windows.validation.num_tokens);
+    const int64_t num_tokens = longest(inputs.windows);
     const IsTrained is_trained = [&](const std::string& linear) {
       const std::vector<std::string>& excluded = input.recipe.passes.front().exclude;
       return std::none_of(excluded.begin(), excluded.end(),

@@ -127,11 +127,7 @@ class LiveTeacher : public Teacher {
   LiveTeacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute, int64_t num_vocabulary)
       : functions_(checkpoint.description(), max_tokens, compute), num_vocabulary_(num_vocabulary) {
     const ModelDescription& model = checkpoint.description();
-    if (std::abs(model.vocabulary_size - num_vocabulary) > kMaxPadding) {
-      throw std::invalid_argument("the teacher's vocabulary has " + std::to_string(model.vocabulary_size) +
-                                  " entries, the student's " + std::to_string(num_vocabulary) +
-                                  ": they must have the same tokenizer");
-    }
+    check_vocabularies(model.vocabulary_size, num_vocabulary);
     InputFormats formats = read_input_formats(checkpoint);
     functions_.set_input_formats(std::move(formats));
     embedding_ = read_table(checkpoint, checkpoint.embedding(), compute);
@@ -189,6 +185,12 @@ TokenBatch make_batch(const TokenWindows& windows, std::span<const int64_t> chos
     label[windows.num_tokens - 1] = kIgnoredLabel;
   }
   return batch;
+}
+
+void check_vocabularies(int64_t teachers, int64_t students) {
+  if (std::abs(teachers - students) <= kMaxPadding) return;
+  throw std::invalid_argument("the teacher's vocabulary has " + std::to_string(teachers) + " entries, the student's " +
+                              std::to_string(students) + ": they must have the same tokenizer");
 }
 
 int64_t count_labels(const TokenBatch& batch) {

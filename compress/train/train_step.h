@@ -51,6 +51,8 @@ std::unique_ptr<Teacher> live_teacher(const Checkpoint& checkpoint, int64_t max_
                                       int64_t num_vocabulary);
 // Rows that models of one tokenizer have more or less of: embeddings are padded to multiples of powers of two.
 inline constexpr int64_t kMaxPadding = 1024;
+// Throws std::invalid_argument for vocabularies that differ by more than that.
+void check_vocabularies(int64_t teachers, int64_t students);
 
 struct BatchLoss {
   double sum = 0.0;  // of the loss over tokens with a label, in nats

@@ -104,6 +104,10 @@ class Training {
           make_batch(data_.training,
                      std::span(windows).subspan(static_cast<size_t>(first), static_cast<size_t>(options_.micro_batch)));
       const BatchLoss loss = train_on(batch, options_.loss, options_.recompute, num_labels, teacher_, student_);
+      if (!std::isfinite(loss.sum)) {
+        throw std::runtime_error("step " + std::to_string(number) +
+                                 ": the loss is not finite: lower 'learning_rate' or raise 'warmup'");
+      }
       state_.loss_sum += loss.sum;
       state_.loss_labels += loss.num_labels;
     }
