@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -105,7 +106,7 @@ std::pair<double, Gradients> whole_graph(const TokenBatch& batch, const DistillL
   const std::vector<at::Tensor> found = torch::autograd::grad({mean}, leaves, {}, false, false, /*allow_unused=*/true);
   Gradients gradients;
   for (size_t i = 0; i < leaves.size(); ++i) {
-    gradients[names[i]] = found[i].defined() ? found[i].to(at::kFloat) : leaves[i].detach().zeros_like();
+    gradients[names[i]] = found[i].defined() ? found[i].to(at::kFloat) : at::zeros_like(leaves[i].detach());
   }
   return {mean.item<double>(), gradients};
 }
