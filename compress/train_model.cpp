@@ -165,19 +165,35 @@ void check_store(const LogitStore& store, const DistillOptions& options, const C
   }
 }
 
-// Both must make the same tokens of a text; vocabularies may differ in padding.
+int64_t longest(const TrainingWindows& windows) {
+  return std::max(windows.training.windows.num_tokens, windows.validation.windows.num_tokens);
+}
+
+// An id must stand for the same token in both; their tables may differ in padding, which no tokenizer knows of.
 void check_tokenizers(const Checkpoint& student, const Checkpoint& teacher) {
   const auto is_there = [](const Checkpoint& model) { return fs::exists(model.directory() / "tokenizer.json"); };
   if (student.directory() == teacher.directory() || !is_there(student) || !is_there(teacher)) return;
-  const Tokenizer a = Tokenizer::open(student.directory());
-  const Tokenizer b = Tokenizer::open(teacher.directory());
-  static constexpr const char* kProbe =
-      "The quick brown fox, 3.14 and 2026: na\xC3\xAFve caf\xC3\xA9s\tdon't  sum(x_i) \xE4\xBD\xA0\xE5\xA5\xBD\n\n"
-      "    return unbelievably_long_identifiers[0x7F];";
-  if (a.encode(kProbe, true) == b.encode(kProbe, true)) return;
+  const std::string students = tokenizer_hash(student.directory()), teachers = tokenizer_hash(teacher.directory());
+  if (students == teachers) return;
   throw std::invalid_argument(
       "distill: student '" + student.directory().string() + "' and teacher '" + teacher.directory().string() +
-      "' have different tokenizers: their logits are of different tokens and cannot be compared");
+      "' have different tokenizers: kind of model, tokens with their ids, merges and added tokens have the SHA-256 " +
+      students + " and " + teachers + ", so that their logits are of different tokens and cannot be compared");
+}
+
+// Everything that keeps a checkpoint from being the student's teacher on windows of that many tokens.
+void check_teacher(const Checkpoint& student, const Checkpoint& teacher, int64_t num_tokens) {
+  if (teacher.is_encoder()) {
+    throw std::invalid_argument("distill: the teacher '" + teacher.directory().string() +
+                                "' is an encoder; expected a decoder");
+  }
+  check_tokenizers(student, teacher);
+  check_vocabularies(teacher.description().vocabulary_size, student.description().vocabulary_size);
+  if (num_tokens > teacher.description().context_length) {
+    throw std::invalid_argument("distill: windows of " + std::to_string(num_tokens) + " tokens are longer than the " +
+                                "context of the teacher '" + teacher.directory().string() + "', " +
+                                std::to_string(teacher.description().context_length) + ": lower 'tokens'");
+  }
 }
 
 // The student's layers, each with the training as its only step and stored as it is.
@@ -187,6 +203,7 @@ RunPlan plan_training(const Recipe& recipe, const Checkpoint& student) {
   }
   const ModelDescription& model = student.description();
   const PassRecipe& pass = recipe.passes.front();
+  check_trainable(student, training_of(recipe)->train);
   RunPlan plan;
   const auto note_unquantized = [&](const LinearDescription& linear) {
     if (!student.stored_scheme(linear)) plan.unquantized.push_back(linear.name);
@@ -360,7 +377,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   const TrainingInputs inputs{distill, read_windows(distill, student, store ? &*store : nullptr, chosen),
                               compute_type(distill.precision, student)};
   const bool is_live = reads_teacher(distill) && !store;
-  if (is_live) check_tokenizers(student, teacher);
+  if (is_live) check_teacher(student, teacher, longest(inputs.windows));
   phase.prediction =
       predict_training(student, is_live ? &teacher : nullptr, inputs, run_limits(options, input.num_threads));
   for (const std::string& line : to_lines(phase.prediction)) progress.print(line);
@@ -370,14 +387,17 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
                    windows_hash(inputs.windows.validation.windows),
                phase);
   phase.fingerprint["teacher"] = store ? "recorded " + store->hash() : is_live ? model_hash(teacher) : "none";
+  // Steps are the same for layers that are left out, and their codes are stored all the same.
+  for (const std::string& pattern : input.recipe.passes.front().exclude) {
+    phase.fingerprint["excluded"] += pattern + " ";
+  }
   phase.fingerprint["threads"] = std::to_string(input.num_threads);
   phase.fingerprint["precision"] = at::toString(inputs.compute);
   if (input.may_be_made && is_made(phase)) return {};
 
   Artifact artifact(phase.output, phase.fingerprint, options.fresh);
   return keeping_parts(artifact, phase, [&] {
-    const int64_t num_tokens =
-        std::max(inputs.windows.training.windows.num_tokens, inputs.windows.validation.windows.num_tokens);
+    const int64_t num_tokens = longest(inputs.windows);
     const IsTrained is_trained = [&](const std::string& linear) {
       const std::vector<std::string>& excluded = input.recipe.passes.front().exclude;
       return std::none_of(excluded.begin(), excluded.end(),

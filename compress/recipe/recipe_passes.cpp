@@ -266,6 +266,13 @@ void check_order(const Recipe& recipe, const Value& passes) {
                       "rtn or gptq, before " +
                       std::string(pass.row->key));
       }
+      if (rounding != nullptr &&
+          (rounding->row->key == std::string("fp8") || rounding->row->key == std::string("llm_int8"))) {
+        items[i].fail("codes of " + std::string(rounding->row->key) + " cannot be trained: put distill before it");
+      }
+      if ((i > 0 || recipe.student) && !dynamic_cast<const DistillPass&>(*pass.options).distill.student.empty()) {
+        items[i].fail("'student' would take the place of what the recipe makes before: leave one of them out");
+      }
       trained_behind_rounding |= rounding != nullptr;
       trained_behind_pruning |= changing != nullptr;
       changing = scaling = rounding = nullptr;

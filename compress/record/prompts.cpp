@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "runtime/evaluate/instruction_data.h"
 #include "runtime/system/atomic_file.h"
 
 namespace pare {
@@ -48,25 +49,24 @@ std::vector<std::string> read_lines(const std::string& text, const std::string& 
   return prompts;
 }
 
-std::vector<std::string> read_instructions(const std::string& text, const std::string& path) {
+std::vector<std::string> read_items(const std::string& text, const std::string& path) {
   const Json items = parse(text, path);
   if (!items.is_array())
     throw std::runtime_error(path + ": expected an array of instructions, found " + items.type_name());
   std::vector<std::string> prompts;
   for (size_t i = 0; i < items.size(); ++i) {
     const std::string where = path + ": item " + std::to_string(i);
-    const std::string instruction = string_field(items[i], "instruction", /*is_optional=*/false, where);
-    if (instruction.empty()) throw std::runtime_error(where + ": the instruction is empty");
-    add(prompts, instruction_prompt(instruction, string_field(items[i], "input", /*is_optional=*/true, where)), where);
+    const InstructionExample example = {
+        .instruction = string_field(items[i], "instruction", /*is_optional=*/false, where),
+        .input = string_field(items[i], "input", /*is_optional=*/true, where),
+        .references = {}};
+    if (example.instruction.empty()) throw std::runtime_error(where + ": the instruction is empty");
+    add(prompts, make_prompt(example, InstructionOptions().prompt_template), where);
   }
   return prompts;
 }
 
 }  // namespace
-
-std::string instruction_prompt(const std::string& instruction, const std::string& input) {
-  return "### Instruction:\n" + instruction + (input.empty() ? "" : "\n\n### Input:\n" + input) + "\n\n### Response:\n";
-}
 
 std::vector<std::string> read_prompts(const std::filesystem::path& path) {
   const std::string extension = path.extension().string();
@@ -76,7 +76,7 @@ std::vector<std::string> read_prompts(const std::filesystem::path& path) {
   }
   const std::string text = read_text_file(path);
   std::vector<std::string> prompts =
-      extension == ".jsonl" ? read_lines(text, path.string()) : read_instructions(text, path.string());
+      extension == ".jsonl" ? read_lines(text, path.string()) : read_items(text, path.string());
   if (prompts.empty()) throw std::runtime_error(path.string() + ": it holds no prompts");
   return prompts;
 }

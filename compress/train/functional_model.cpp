@@ -132,9 +132,9 @@ at::Tensor FunctionalModel::attend(const BlockDescription& block, const at::Tens
     return at::matmul(at::softmax(scores, -1).to(v_BHTK.scalar_type()), v_BHTK);
   }
   const bool is_causal = sees_all && num_queries == num_keys;
-  return at::scaled_dot_product_attention(
-      q_BHTK, k_BHTK, v_BHTK, is_causal ? std::nullopt : std::optional(mask().to(q_BHTK.scalar_type())), 0.0, is_causal,
-      model_->attention_scale);
+  return at::scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK,
+                                          is_causal ? std::nullopt : std::optional(mask().to(q_BHTK.scalar_type())),
+                                          0.0, is_causal, model_->attention_scale);
 }
 
 at::Tensor FunctionalModel::attention(int64_t index, const NamedTensors& weights, const at::Tensor& x_BTD,
@@ -242,8 +242,8 @@ at::Tensor FrozenModel::normalized(const at::Tensor& ids_BT, std::vector<KeyValu
   if (earlier != nullptr) earlier->resize(blocks.size());
   at::Tensor hidden_BTD = functions->embed(ids_BT, embedding_VD);
   for (size_t b = 0; b < blocks.size(); ++b) {
-    hidden_BTD = functions->block(static_cast<int64_t>(b), blocks[b], hidden_BTD,
-                                  earlier == nullptr ? nullptr : &(*earlier)[b]);
+    hidden_BTD =
+        functions->block(static_cast<int64_t>(b), blocks[b], hidden_BTD, earlier == nullptr ? nullptr : &(*earlier)[b]);
   }
   return functions->final_norm(gain_D, hidden_BTD);
 }

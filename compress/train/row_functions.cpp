@@ -210,21 +210,56 @@ struct RotateHeads : torch::autograd::Function<RotateHeads> {
   }
 };
 
+// work(first, count) for parts of a fixed size. ATen cuts what goes element by element by the number of threads, and what
+// is left of a part behind whole vectors goes through other functions, whose tanh is another; parts of this size it
+// leaves whole.
+template <typename Work>
+void in_parts(int64_t num_elements, const Work& work) {
+  constexpr int64_t kElementsOfPart = 1 << 14;
+  at::parallel_for(0, (num_elements + kElementsOfPart - 1) / kElementsOfPart, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin * kElementsOfPart; first < std::min(num_elements, end * kElementsOfPart);
+         first += kElementsOfPart) {
+      work(first, std::min(kElementsOfPart, num_elements - first));
+    }
+  });
+}
+
+// Contiguous, in one dimension, without a part in any graph.
+at::Tensor flat(const at::Tensor& x) {
+  return x.detach().contiguous().view({-1});
+}
+
+const char* gelu_form(Activation activation) {
+  return activation == Activation::gelu ? "none" : "tanh";
+}
+
 at::Tensor activated(const at::Tensor& gate, Activation activation) {
-  switch (activation) {
-    case Activation::silu:
-      return at::silu(gate);
-    case Activation::gelu:
-      return at::gelu(gate, "none");
-    case Activation::gelu_tanh:
-      return at::gelu(gate, "tanh");
-  }
-  throw std::logic_error("gated_activation: unknown activation");
+  const at::Tensor x = flat(gate);
+  const at::Tensor y = at::empty_like(x);
+  in_parts(x.numel(), [&](int64_t first, int64_t count) {
+    at::Tensor part = y.narrow(0, first, count);
+    if (activation == Activation::silu) {
+      at::silu_out(part, x.narrow(0, first, count));
+    } else {
+      at::gelu_out(part, x.narrow(0, first, count), gelu_form(activation));
+    }
+  });
+  return y.view(gate.sizes());
 }
 
 at::Tensor activation_gradient(const at::Tensor& gradient, const at::Tensor& gate, Activation activation) {
-  if (activation == Activation::silu) return at::silu_backward(gradient, gate);
-  return at::gelu_backward(gradient, gate, activation == Activation::gelu ? "none" : "tanh");
+  const at::Tensor x = flat(gate);
+  const at::Tensor dy = flat(gradient);
+  const at::Tensor dx = at::empty_like(x);
+  in_parts(x.numel(), [&](int64_t first, int64_t count) {
+    at::Tensor part = dx.narrow(0, first, count);
+    if (activation == Activation::silu) {
+      at::silu_backward_out(part, dy.narrow(0, first, count), x.narrow(0, first, count));
+    } else {
+      at::gelu_backward_out(part, dy.narrow(0, first, count), x.narrow(0, first, count), gelu_form(activation));
+    }
+  });
+  return dx.view(gate.sizes());
 }
 
 struct GatedActivation : torch::autograd::Function<GatedActivation> {

@@ -16,23 +16,33 @@ at::Tensor dense_values(const LinearWeights& linear) {
   return weight_OI;
 }
 
-void check_trainable(const LinearWeights& linear) {
-  if (linear.input.has_outliers()) {
-    throw std::invalid_argument(linear.name +
-                                ": columns that are kept in floating point beside 8-bit ones (llm_int8) cannot be "
-                                "trained: distil before that pass");
+}  // namespace
+
+void check_trainable(const Checkpoint& checkpoint, const TrainedParts& parts) {
+  const auto fail = [](const LinearDescription& linear, const std::string& what) {
+    throw std::invalid_argument(linear.name + ": " + what);
+  };
+  for (const LinearDescription& linear : block_linears(checkpoint.description())) {
+    const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
+    if (!scheme) continue;
+    if (scheme->input.has_outliers()) {
+      fail(linear,
+           "columns that are kept in floating point beside 8-bit ones (llm_int8) cannot be trained: distil "
+           "before that pass");
+    }
+    if (scheme->code_type() == CodeType::fp8) fail(linear, "FP8 codes cannot be trained: distil before that pass");
   }
-  const auto* const quantized = std::get_if<QuantizedWeight>(&linear.weight);
-  if (quantized != nullptr && quantized->code_type != CodeType::integer) {
-    throw std::invalid_argument(linear.name + ": FP8 codes cannot be trained: distil before that pass");
+  if (!parts.embedding) return;
+  for (const LinearDescription& table : {checkpoint.embedding(), checkpoint.head()}) {
+    if (!checkpoint.stored_scheme(table)) continue;
+    fail(table, "an embedding or head in codes is not trained: leave 'embedding' out");
   }
 }
-
-}  // namespace
 
 StudentModel::StudentModel(const Checkpoint& checkpoint, const TrainedParts& parts, const IsTrained& is_trained,
                            int64_t max_tokens, at::ScalarType compute)
     : functions_(checkpoint.description(), max_tokens, compute) {
+  check_trainable(checkpoint, parts);
   const ModelDescription& model = checkpoint.description();
   functions_.set_input_formats(read_input_formats(checkpoint));
   const auto read_norm = [&](const std::string& name, const NormDescription& norm, Views& views) {
@@ -44,11 +54,9 @@ StudentModel::StudentModel(const Checkpoint& checkpoint, const TrainedParts& par
   };
   const auto read_outer = [&](const char* name, const LinearDescription& table) {
     const LinearWeights linear = checkpoint.linear(table);
-    const auto* const dense = std::get_if<DenseWeight>(&linear.weight);
-    if (parts.embedding && dense != nullptr && linear.input.is_plain()) {
-      outer_[name] = float_view(table.name + ".weight", ParameterKind::weight, dense_values(linear), dense->dtype);
-    } else if (parts.embedding) {
-      throw std::invalid_argument(table.name + ": an embedding or head in codes is not trained: leave 'embedding' out");
+    if (parts.embedding) {
+      outer_[name] = float_view(table.name + ".weight", ParameterKind::weight, dense_values(linear),
+                                std::get<DenseWeight>(linear.weight).dtype);
     } else {
       outer_[name] = frozen_view(dense_values(linear).to(compute));
     }
@@ -70,7 +78,6 @@ StudentModel::StudentModel(const Checkpoint& checkpoint, const TrainedParts& par
 void StudentModel::read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts,
                                Views& views) {
   const LinearWeights weights = checkpoint.linear(linear);
-  check_trainable(weights);
   const std::string name = linear.name + ".weight";
   if (const auto* const quantized = std::get_if<QuantizedWeight>(&weights.weight)) {
     views[name] = std::make_unique<GridView>(linear.name, *quantized, parts.weights, parts.scales);
@@ -132,6 +139,21 @@ TrainedTensors StudentModel::outer() const {
 
 at::Tensor StudentModel::head(const TrainedTensors& outer) const {
   return outer.all.find(description().tied_head ? kEmbedding : kHead)->second;
+}
+
+FrozenModel StudentModel::frozen() const {
+  const auto detached = [](const at::Tensor& tensor) { return tensor.detach(); };
+  const TrainedTensors outer_tensors = outer();
+  FrozenModel model{&functions_,
+                    detached(outer_tensors.all.find(kEmbedding)->second),
+                    detached(head(outer_tensors)),
+                    detached(outer_tensors.all.find(kFinalNorm)->second),
+                    {}};
+  for (int64_t b = 0; b < num_blocks(); ++b) {
+    NamedTensors& tensors = model.blocks.emplace_back();
+    for (const auto& [name, tensor] : block(b).all) tensors.emplace(name, detached(tensor));
+  }
+  return model;
 }
 
 void StudentModel::add_gradients(Views& views, const TrainedTensors& tensors, std::span<const at::Tensor> gradients) {

@@ -25,11 +25,15 @@ inline constexpr int64_t kPrunedShare = 20;
 // Whether a linear of that name is trained at all.
 using IsTrained = std::function<bool(const std::string& linear)>;
 
+// Throws std::invalid_argument for what a student cannot be: FP8 codes, columns in floating point beside 8-bit ones,
+// an embedding or head in codes that is to be trained. Reads no weights.
+void check_trainable(const Checkpoint& checkpoint, const TrainedParts& parts);
+
 class StudentModel {
  public:
   // Reads the checkpoint, in any container. The zeros of pruned linears are kept: of those that promise a pattern, and
-  // of dense ones that have as many zeros as only pruning makes (kPrunedShare). Throws std::invalid_argument: encoders;
-  // what cannot be trained (FP8 codes, outlier columns), with what to do.
+  // of dense ones that have as many zeros as only pruning makes (kPrunedShare). Throws std::invalid_argument as
+  // check_trainable does.
   StudentModel(const Checkpoint& checkpoint, const TrainedParts& parts, const IsTrained& is_trained, int64_t max_tokens,
                at::ScalarType compute);
 
@@ -43,6 +47,8 @@ class StudentModel {
   // "embedding", "final_norm", and "head" unless tied to the embedding.
   TrainedTensors outer() const;
   at::Tensor head(const TrainedTensors& outer) const;
+  // As it is now, without gradients; later steps do not change it.
+  FrozenModel frozen() const;
   // gradients: one for each of `trained`; undefined ones are 0.
   void add_block_gradients(int64_t index, const TrainedTensors& tensors, std::span<const at::Tensor> gradients);
   void add_outer_gradients(const TrainedTensors& tensors, std::span<const at::Tensor> gradients);

@@ -80,11 +80,11 @@ class Training {
       state_ = *kept;
       progress_.print("training goes on behind step " + std::to_string(state_.step) + " of " +
                       std::to_string(num_steps_));
-    } else {
-      validate(0.0);
     }
+    if (is_validation_due()) validate();
     first_step_ = state_.step;
     start_ = last_save_ = Clock::now();
+    seconds_validating_ = seconds_saving_ = 0.0;
     progress_.begin("train", num_steps_, "steps");
     while (state_.step < num_steps_ && !state_.is_stopped) {
       if (interrupt_requested()) store_.save(state_, parameters_);
@@ -101,27 +101,39 @@ class Training {
 
  private:
   bool validates_at(int64_t step) const {
-    return step * options_.validations / num_steps_ > (step - 1) * options_.validations / num_steps_;
+    return step == 0 || step * options_.validations / num_steps_ > (step - 1) * options_.validations / num_steps_;
+  }
+
+  // Behind this step, and not done: a run may have been interrupted in it.
+  bool is_validation_due() const {
+    return validates_at(state_.step) && (state_.curve.empty() || state_.curve.back().step != state_.step);
+  }
+
+  double rate_at(int64_t step) const {
+    return step == 0 ? 0.0 : learning_rate_at(step, num_steps_, warmup_steps(), 1.0, options_.final_rate);
   }
 
   void step() {
     const int64_t number = state_.step + 1;
-    const std::vector<int64_t> windows =
-        windows_of_step(number, options_.batch, data_.training.windows.num_windows, static_cast<uint64_t>(options_.seed));
+    const std::vector<int64_t> windows = windows_of_step(number, options_.batch, data_.training.windows.num_windows,
+                                                         static_cast<uint64_t>(options_.seed));
     const int64_t num_labels = data_.training.num_labels(windows);
     for (int64_t first = 0; first < options_.batch; first += options_.micro_batch) {
       const TokenBatch batch =
           make_batch(data_.training,
                      std::span(windows).subspan(static_cast<size_t>(first), static_cast<size_t>(options_.micro_batch)));
       const BatchLoss loss = train_on(batch, options_.loss, options_.recompute, num_labels, teacher_, student_);
+      if (!std::isfinite(loss.sum)) {
+        throw std::runtime_error("step " + std::to_string(number) +
+                                 ": the loss is not finite: lower 'learning_rate' or raise 'warmup'");
+      }
       state_.loss_sum += loss.sum;
       state_.loss_labels += loss.num_labels;
     }
-    const double rate = learning_rate_at(number, num_steps_, warmup_steps(), 1.0, options_.final_rate);
-    update(number, rate);
+    update(number, rate_at(number));
     state_.step = number;
-    if (validates_at(number)) {
-      validate(rate * options_.learning_rate);
+    if (is_validation_due()) {
+      validate();
     } else if (is_time_to_save()) {
       save();
     }
@@ -153,13 +165,21 @@ class Training {
     student_.check_zeros();
   }
 
-  void validate(double rate) {
+  double measured_perplexity() {
+    try {
+      return validation_perplexity(data_.validation, options_.micro_batch, student_);
+    } catch (const Interrupted&) {
+      if (state_.step > 0) save();
+      throw;
+    }
+  }
+
+  void validate() {
     const auto start = Clock::now();
-    TrainingPoint point{
-        .step = state_.step,
-        .num_tokens = tokens_of(state_.step),
-        .validation_perplexity = pare::validation_perplexity(data_.validation, options_.micro_batch, student_),
-        .learning_rate = rate};
+    TrainingPoint point{.step = state_.step,
+                        .num_tokens = tokens_of(state_.step),
+                        .validation_perplexity = measured_perplexity(),
+                        .learning_rate = rate_at(state_.step) * options_.learning_rate};
     if (state_.loss_labels > 0) point.loss = state_.loss_sum / static_cast<double>(state_.loss_labels);
     state_.loss_sum = 0.0;
     state_.loss_labels = 0;
@@ -170,9 +190,9 @@ class Training {
       store_.save_best(state_.step, parameters_);
     }
     state_.is_stopped = options_.patience > 0 && state_.validations_since_best() >= options_.patience;
+    seconds_validating_ += seconds_since(start);
     print(point);
     save();
-    seconds_validating_ += seconds_since(start);
   }
 
   void print(const TrainingPoint& point) const {

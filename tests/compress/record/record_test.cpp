@@ -411,8 +411,13 @@ TEST_F(Record, RefusesBadInputBeforeAnyWork) {
 TEST_F(Record, ReadsPromptsAndInstructions) {
   write_text(folder_ / "i.json", R"([{"instruction": "Add.", "input": "1 2", "output": "3"}, {"instruction": "Go."}])");
   const std::vector<std::string> prompts = read_prompts(folder_ / "i.json");
-  EXPECT_EQ(prompts, (std::vector<std::string>{"### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n",
-                                               "### Instruction:\nGo.\n\n### Response:\n"}));
+  // Stanford Alpaca's two prompts, by which answers are scored as well.
+  EXPECT_EQ(prompts, (std::vector<std::string>{
+                         "Below is an instruction that describes a task, paired with an input that provides further "
+                         "context. Write a response that appropriately completes the request.\n\n### Instruction:\n"
+                         "Add.\n\n### Input:\n1 2\n\n### Response:\n",
+                         "Below is an instruction that describes a task. Write a response that appropriately completes "
+                         "the request.\n\n### Instruction:\nGo.\n\n### Response:\n"}));
   const auto expect_refused = [&](const std::string& name, const std::string& content,
                                   std::initializer_list<std::string> words) {
     write_text(folder_ / name, content);

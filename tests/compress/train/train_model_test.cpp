@@ -1,0 +1,345 @@
+// Training phases as a user runs them: what they give, what they leave as it was, and what is refused.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "compress/recipe/recipe.h"
+#include "runtime/commands/verify.h"
+#include "runtime/evaluate/token_source.h"
+#include "runtime/model/checkpoint.h"
+#include "runtime/tokenizer/tokenizer.h"
+#include "runtime/tokenizer/tokenizer_hash.h"
+#include "tests/compress/run_pare.h"
+#include "tests/expect_error.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+const std::string kData = std::string(PARE_SOURCE_DIR) + "/calibration_data/";
+const std::string kModel = kData + "stories260k";
+const std::string kText = kData + "stories.txt";
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::vector<float> values_of(const Checkpoint& checkpoint, const LinearDescription& linear) {
+  std::vector<float> values(static_cast<size_t>(linear.num_out * linear.num_in));
+  weight_rows(checkpoint.linear(linear), 0, linear.num_out, values);
+  return values;
+}
+
+class TrainModel : public testing::Test {
+ protected:
+  // The text's first windows are trained on, its last validated and evaluated on: files, so that both see the same.
+  TrainModel() {
+    const Tokenizer tokenizer = Tokenizer::open(kModel);
+    const TokenWindows all = read_token_windows(kText, &tokenizer, 64, 0, true, 512);
+    const auto part = [&](int64_t first, int64_t count, const std::string& name) {
+      TokenWindows windows{count, 64, {}};
+      windows.ids_NT.assign(all.ids_NT.begin() + first * 64, all.ids_NT.begin() + (first + count) * 64);
+      write_npy(folder_ / name, windows);
+    };
+    part(0, all.num_windows - 40, "training.npy");
+    part(all.num_windows - 40, 40, "validation.npy");
+  }
+
+  std::string text() const { return (folder_ / "training.npy").string(); }
+  std::string validation() const { return (folder_ / "validation.npy").string(); }
+  // An item of `passes:`; float32, since the runtime's sums are to be compared.
+  std::string distill(const std::string& more) const {
+    return "  - distill: {text: " + text() + ", validation_text: " + validation() +
+           ", validation_windows: 40, precision: float32, validations: 4, batch: 8, micro_batch: 4, " + more + "}\n";
+  }
+  std::string recipe(const std::string& items, const std::string& more = "") const {
+    return "model: " + kModel + "\ncalibration: {text: " + text() + ", samples: 16}\n" + more + "passes:\n" + items +
+           "evaluate:\n  - perplexity: {text: " + validation() + ", context: 64}\n";
+  }
+  std::vector<std::string> command(const std::string& yaml, const std::string& out,
+                                   const std::vector<std::string>& more = {}) {
+    write_text(folder_ / (out + ".yaml"), yaml);
+    std::vector<std::string> words = {
+        "run", (folder_ / (out + ".yaml")).string(), "--out", (folder_ / out).string(), "--threads", "2"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  Json run_json(const std::string& yaml, const std::string& out) {
+    const Outcome outcome = run_pare(command(yaml, out, {"--json"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return outcome.status == 0 ? Json::parse(outcome.out) : Json();
+  }
+  void expect_verifies(const std::string& out) {
+    const Verification verification = verify(folder_ / out);
+    EXPECT_TRUE(verification.has_manifest);
+    EXPECT_TRUE(verification.problems.empty()) << verification.problems.front();
+  }
+  // What training measured on the validation windows is what the runtime measures of the artifact on them.
+  static void expect_measured(const Json& report) {
+    const double trained = report.at("training").at("best_validation_perplexity");
+    EXPECT_NEAR(report.at("perplexity")[0].at("perplexity").get<double>(), trained, 0.005 * trained);
+  }
+  void expect_refused(const std::string& yaml, const std::vector<std::string>& words,
+                      const std::vector<std::string>& more = {}) {
+    const Outcome outcome = run_pare(command(yaml, "out", more));
+    EXPECT_TRUE(outcome.status == 1 || outcome.status == 2) << outcome.status << ": " << outcome.err;
+    for (const std::string& word : words) {
+      EXPECT_NE(outcome.err.find(word), std::string::npos) << "no '" << word << "' in: " << outcome.err;
+    }
+    for (const char* left : {"out", "out.partial", "out.phase-1", "out.phase-1.partial"}) {
+      EXPECT_FALSE(fs::exists(folder_ / left)) << left;
+    }
+  }
+  // A copy of the model with a text in one of its files replaced.
+  std::string changed_copy(const std::string& name, const std::string& file, const std::string& from,
+                           const std::string& to) {
+    fs::copy(kModel, folder_ / name, fs::copy_options::recursive);
+    std::string content = read_file(folder_ / name / file);
+    const size_t place = content.find(from);
+    EXPECT_NE(place, std::string::npos) << from;
+    write_text(folder_ / name / file, content.replace(place, from.size(), to));
+    return (folder_ / name).string();
+  }
+
+  TemporaryFolder folder_{"train_model"};
+};
+
+TEST_F(TrainModel, AStudentOfFewerLayersLearnsFromItsTeacher) {
+  const Json report =
+      run_json(recipe(distill("total_tokens: 60000, learning_rate: 3e-3, loss: soft_label"), "student: {layers: 2}\n"),
+               "student");
+  const Json& curve = report.at("training").at("curve");
+  ASSERT_EQ(curve.size(), 5u);
+  const double untrained = curve.front().at("validation_perplexity"),
+               trained = curve.back().at("validation_perplexity");
+  EXPECT_LT(trained, 0.5 * untrained);
+  expect_measured(report);
+  expect_verifies("student");
+  EXPECT_EQ(Checkpoint::open(folder_ / "student").description().blocks.size(), 2u);
+  EXPECT_FALSE(fs::exists(folder_ / "student.phase-1"));
+  EXPECT_TRUE(read_file(folder_ / "student" / "training.csv").starts_with("step,tokens,loss,"));
+  EXPECT_TRUE(read_file(folder_ / "student" / "training.svg").starts_with("<svg "));
+  const Json manifest = Json::parse(read_file(folder_ / "student" / "pare.json"));
+  EXPECT_EQ(manifest.at("training").at("curve"), curve);
+}
+
+struct Compressed {
+  const char* name;
+  const char* passes;
+  bool is_pruned, is_quantized;
+  friend void PrintTo(const Compressed& item, std::ostream* out) { *out << item.name; }
+};
+class TrainCompressed : public TrainModel, public testing::WithParamInterface<Compressed> {};
+
+TEST_P(TrainCompressed, KeepsZerosAndSchemesAndLosesNothing) {
+  const Compressed& item = GetParam();
+  run_json(recipe(item.passes), "before");
+  // Compressed as it is before; trained on what the uncompressed model says.
+  const Json report = run_json(
+      recipe(item.passes + distill("total_tokens: 20000, learning_rate: 3e-4, offset_learning_rate: 2e-2")), "after");
+  expect_measured(report);
+  expect_verifies("after");
+  const Json& curve = report.at("training").at("curve");
+  const double first = curve.front().at("validation_perplexity");
+  EXPECT_LT(report.at("training").at("best_validation_perplexity").get<double>(), first);
+  EXPECT_GT(report.at("training").at("best_step").get<int64_t>(), 0);
+
+  const Checkpoint before = Checkpoint::open(folder_ / "before"), after = Checkpoint::open(folder_ / "after");
+  bool has_changed = false;
+  for (const LinearDescription& linear : block_linears(before.description())) {
+    EXPECT_EQ(after.stored_scheme(linear), before.stored_scheme(linear)) << linear.name;
+    EXPECT_EQ(after.stored_scheme(linear).has_value(), item.is_pruned || item.is_quantized) << linear.name;
+    const std::vector<float> was = values_of(before, linear), is = values_of(after, linear);
+    has_changed |= was != is;
+    if (!item.is_pruned) continue;
+    const ZeroCount zeros = count_zeros(after.linear(linear), kTwoOfFour);
+    EXPECT_EQ(zeros.num_violations, 0) << linear.name;
+    if (!item.is_quantized) {
+      EXPECT_EQ(zeros.num_zeros, count_zeros(before.linear(linear), kTwoOfFour).num_zeros) << linear.name;
+    }
+    for (size_t i = 0; i < was.size(); ++i) {
+      if (was[i] == 0.0f) {
+        ASSERT_EQ(is[i], 0.0f) << linear.name << " " << i;
+      }
+    }
+  }
+  EXPECT_TRUE(has_changed);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Passes, TrainCompressed,
+    testing::Values(Compressed{"SparseGpt", "  - sparsegpt: {pattern: \"2:4\"}\n", true, false},
+                    Compressed{"Gptq", "  - gptq: {bits: 4, group_size: -1}\n", false, true},
+                    Compressed{"Both", "  - sparsegpt: {pattern: \"2:4\"}\n  - gptq: {bits: 4, group_size: -1}\n", true,
+                               true}),
+    [](const testing::TestParamInfo<Compressed>& item) { return item.param.name; });
+
+TEST_F(TrainModel, WhatIsTrainedCanBeRounded) {
+  const Json report =
+      run_json(recipe(distill("total_tokens: 8000") + "  - gptq: {bits: 4, group_size: -1}\n"), "rounded");
+  expect_verifies("rounded");
+  EXPECT_LT(report.at("perplexity")[0].at("perplexity_ratio").get<double>(), 2.0);
+  const Checkpoint made = Checkpoint::open(folder_ / "rounded");
+  for (const LinearDescription& linear : block_linears(made.description())) {
+    EXPECT_TRUE(std::holds_alternative<QuantizedWeight>(made.linear(linear).weight)) << linear.name;
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "rounded.phase-1"));
+}
+
+TEST_F(TrainModel, ExcludedLayersStayAsTheyAre) {
+  run_json(recipe(distill("total_tokens: 4000, train: {vectors: false}") + "    layers: {exclude: [\"*.up_proj\", "
+                                                                           "\"*.layers.1.*\"]}\n"),
+           "partly");
+  const Checkpoint before = Checkpoint::open(kModel), after = Checkpoint::open(folder_ / "partly");
+  for (const LinearDescription& linear : block_linears(before.description())) {
+    const bool is_excluded = linear.name.ends_with("up_proj") || linear.name.find(".layers.1.") != std::string::npos;
+    EXPECT_EQ(values_of(before, linear) == values_of(after, linear), is_excluded) << linear.name;
+  }
+  for (const char* norm : {"model.norm.weight", "model.layers.0.input_layernorm.weight"}) {
+    const auto was = before.tensor(norm).data, is = after.tensor(norm).data;
+    EXPECT_TRUE(std::equal(was.begin(), was.end(), is.begin(), is.end())) << norm;
+  }
+}
+
+// Killed before six of the renames of a run of two phases: in the first, and while the second trains, validates and
+// writes.
+TEST_F(TrainModel, KilledInAnyPhaseItGoesOnToTheSameBytes) {
+  const std::string yaml =
+      "model: " + kModel + "\nstudent: {layers: 2}\npasses:\n  - distill: {text: " + text() +
+      ", validation_windows: 4, precision: float32, validations: 3, batch: 2, total_tokens: 768, tokens: 64}\n";
+  const TracedOutcome whole = run_pare_traced(command(yaml, "whole"), -1);
+  ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
+  const auto expected = promised_files(folder_ / "whole");
+  EXPECT_TRUE(expected.contains("training.csv"));
+  std::vector<int> renames;
+  for (int call = 0; call < whole.num_calls; ++call) {
+    if (whole.names[static_cast<size_t>(call)].starts_with("rename")) renames.push_back(call);
+  }
+  ASSERT_GE(renames.size(), 12u);
+  int num_in_first = 0, num_in_second = 0;
+  for (size_t i = 0; i < 6; ++i) {
+    const int call = renames[(2 * i + 1) * renames.size() / 12];
+    const std::string out = "killed" + std::to_string(call);
+    ASSERT_EQ(run_pare_traced(command(yaml, out), call).outcome.status, 128 + SIGKILL);
+    const bool has_first = fs::exists(folder_ / (out + ".phase-1"));
+    num_in_first += !has_first && fs::exists(folder_ / (out + ".phase-1.partial"));
+    num_in_second += has_first && fs::exists(folder_ / (out + ".partial"));
+    const Outcome resumed = run_pare(command(yaml, out));
+    ASSERT_EQ(resumed.status, 0) << "after a kill at call " << call << ": " << resumed.err;
+    ASSERT_EQ(promised_files(folder_ / out), expected) << "after a kill at call " << call;
+    for (const char* left : {".phase-1", ".phase-1.partial", ".partial"}) {
+      EXPECT_FALSE(fs::exists(folder_ / (out + left))) << left << " after a kill at call " << call;
+    }
+  }
+  EXPECT_GE(num_in_first, 1);
+  EXPECT_GE(num_in_second, 3);
+}
+
+TEST_F(TrainModel, AnUnfinishedRunWithOtherLayersLeftOutIsNotGoneOnWith) {
+  const auto yaml = [&](const std::string& excluded) {
+    return recipe(distill("total_tokens: 1000") + "    layers: {exclude: [\"" + excluded + "\"]}\n") +
+           "fail_if: {perplexity_ratio: 0.01}\n";  // stays unfinished
+  };
+  ASSERT_EQ(run_pare(command(yaml("*.up_proj"), "out")).status, 1);
+  ASSERT_TRUE(fs::exists(folder_ / "out.partial"));
+  const Outcome other = run_pare(command(yaml("*.down_proj"), "out"));
+  EXPECT_EQ(other.status, 1);
+  EXPECT_NE(other.err.find("unfinished run with another excluded"), std::string::npos) << other.err;
+}
+
+TEST_F(TrainModel, AFolderOfSomebodyElseInAPhasesPlaceIsLeftAlone) {
+  fs::create_directories(folder_ / "out.phase-1");
+  write_text(folder_ / "out.phase-1" / "mine", "mine");
+  const Outcome outcome = run_pare(command(recipe(distill("total_tokens: 4000"), "student: {layers: 2}\n"), "out"));
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("out.phase-1' exists"), std::string::npos) << outcome.err;
+  EXPECT_EQ(read_file(folder_ / "out.phase-1" / "mine"), "mine");
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+  EXPECT_FALSE(fs::exists(folder_ / "out.partial"));
+}
+
+TEST_F(TrainModel, ADryRunNamesEveryPhase) {
+  const std::string yaml = recipe(distill("total_tokens: 4000") + "  - gptq: {bits: 4, group_size: -1}\n");
+  const Outcome outcome = run_pare(command(yaml, "out", {"--dry-run"}));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  for (const char* words : {"phase 1 of 2", "phase 2 of 2", "train"}) {
+    EXPECT_NE((outcome.out + outcome.err).find(words), std::string::npos) << words << " in " << outcome.err;
+  }
+  const Outcome json = run_pare(command(yaml, "out", {"--dry-run", "--json"}));
+  EXPECT_EQ(Json::parse(json.out).at("phases").size(), 2u) << json.out;
+  EXPECT_FALSE(fs::exists(folder_ / "out") || fs::exists(folder_ / "out.partial") ||
+               fs::exists(folder_ / "out.phase-1"));
+}
+
+TEST(TrainRecipe, WhatCannotFollowIsSaidWithItsLine) {
+  const auto refused = [](const std::string& passes, std::initializer_list<std::string> parts) {
+    expect_error<std::invalid_argument>(
+        [&] { parse_recipe("model: m\ncalibration: {text: t}\npasses:\n" + passes, "r.yaml"); }, parts);
+  };
+  const std::string gptq = "  - gptq: {bits: 4}\n", sparsegpt = "  - sparsegpt: {}\n",
+                    distill = "  - distill: {text: t}\n";
+  refused(gptq + distill + gptq, {"r.yaml:6", "in codes already", "before distill"});
+  refused(sparsegpt + distill + gptq, {"r.yaml:6", "pruned weights", "before distill"});
+  refused("  - awq: {}\n" + distill, {"r.yaml:5", "only prepares", "rtn or gptq"});
+  refused("  - llm_int8: {}\n" + distill, {"r.yaml:5", "llm_int8", "put distill before it"});
+  refused("  - fp8: {}\n" + distill, {"r.yaml:5", "fp8", "put distill before it"});
+  refused(gptq + "  - distill: {text: t, student: s}\n", {"r.yaml:5", "'student'", "leave one of them out"});
+  refused("  - distill: {}\n", {"r.yaml:4", "'text:'"});
+  refused("  - distill: {text: t, loss: minillm}\n", {"r.yaml:4", "loss", "minillm", "reverse_kl"});
+  refused("  - distill: {text: t, batch: 6, micro_batch: 4}\n", {"micro_batch", "found 4 and 6"});
+  refused("  - distill: {text: t, train: {weights: false, scales: false, vectors: false}}\n",
+          {"train", "nothing is left"});
+  refused("  - distill: {text: t}\n    layers: {override: {\"*\": {bits: 3}}}\n", {"override", "distill"});
+}
+
+TEST_F(TrainModel, WhatCannotBeTrainedIsRefusedBeforeAnyWork) {
+  const std::string some = "total_tokens: 4000";
+  expect_refused(recipe(distill(some) + "    layers: {exclude: [\"*.no_such_layer\"]}\n"),
+                 {"exclude", "no_such_layer"});
+  expect_refused(recipe(distill(some)), {"--max-memory", "training needs"}, {"--max-memory", "1MiB"});
+  write_text(folder_ / "short.txt", "Once upon a time there was a cat. The cat sat on a mat and was happy all day.");
+  expect_refused("model: " + kModel + "\npasses:\n  - distill: {text: " + (folder_ / "short.txt").string() +
+                     ", tokens: 16, validation_windows: 2}\n",
+                 {"short.txt", "of which 2 are for validation", "longer text"});
+  expect_refused("model: " + kModel + "\npasses:\n  - distill: {text: " + kText + ", tokens: 1024}\n",
+                 {"stories.txt", "1024", "512"});
+  for (const auto& entry : fs::directory_iterator(std::string(PARE_SOURCE_DIR) + "/tests/golden/encoders")) {
+    if (!fs::exists(entry.path() / "config.json")) continue;
+    expect_refused("model: " + entry.path().string() + "\npasses:\n  - distill: {text: " + text() + "}\n",
+                   {"encoder", "decoders are trained"});
+    expect_refused(recipe(distill(some + ", teacher: " + entry.path().string())), {"teacher", "encoder"});
+  }
+}
+
+TEST_F(TrainModel, ATeacherMustFitTheStudent) {
+  const std::string some = "total_tokens: 4000, teacher: ";
+  const std::string other = changed_copy("other", "tokenizer.json", "\"<0xF7>\"", "\"<0xZZ>\"");
+  ASSERT_NE(tokenizer_hash(other), tokenizer_hash(kModel));
+  expect_refused(recipe(distill(some + other)),
+                 {"different tokenizers", kModel, other, tokenizer_hash(kModel), tokenizer_hash(other)});
+  const std::string narrow =
+      changed_copy("narrow", "config.json", "\"max_position_embeddings\": 512", "\"max_position_embeddings\": 32");
+  expect_refused(recipe(distill(some + narrow)), {"64 tokens", "context of the teacher", "32"});
+  // Hard labels need none, and read none.
+  run_json(recipe(distill("total_tokens: 1000, loss: hard_label, teacher: " + other)), "alone");
+}
+
+TEST_F(TrainModel, StudentsInFormsThatCannotBeTrainedAreRefused) {
+  run_json("model: " + kModel + "\ncalibration: {text: " + text() +
+               ", samples: 8}\npasses:\n  - llm_int8: {threshold: 1.5}\n",
+           "int8");
+  run_json("model: " + kModel + "\npasses:\n  - fp8: {}\n", "fp8");
+  expect_refused(recipe(distill("student: " + (folder_ / "int8").string())), {"llm_int8", "distil before"});
+  expect_refused(recipe(distill("student: " + (folder_ / "fp8").string())), {"FP8 codes", "distil before"});
+}
+
+}  // namespace
+}  // namespace pare::test

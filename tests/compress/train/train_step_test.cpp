@@ -1,0 +1,311 @@
+// A step in pieces against one graph of the whole loss, and what validation measures against the runtime.
+#include "compress/train/train_step.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros_like.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <limits>
+
+#include "compress/train/trainer.h"
+#include "distill/losses.h"
+#include "runtime/evaluate/evaluate.h"
+#include "tests/expect_error.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+const fs::path kSource = PARE_SOURCE_DIR;
+const fs::path kFamilies = kSource / "tests" / "golden" / "families";
+
+const IsTrained kAll = [](const std::string&) { return true; };
+
+// Five sequences of 64 tokens: more than a piece of the head's tokens, and not a multiple of it. Some labels are
+// ignored, a whole sequence's among them.
+TokenBatch make_test_batch(const fs::path& family) {
+  const TokenWindows windows = read_npy(family / "ids.npy");
+  const std::vector<int64_t> chosen = {0, 1, 1, 0, 1};
+  TokenBatch batch = make_batch(windows, chosen);
+  batch.labels_BT.select(0, 1).narrow(0, 5, 9).fill_(kIgnoredLabel);
+  batch.labels_BT.select(0, 2).fill_(kIgnoredLabel);
+  return batch;
+}
+
+TokenBatch part_of(const TokenBatch& batch, int64_t first, int64_t count) {
+  return {batch.ids_BT.narrow(0, first, count).contiguous(), batch.labels_BT.narrow(0, first, count).contiguous(),
+          std::vector<int64_t>(batch.sequences.begin() + first, batch.sequences.begin() + first + count)};
+}
+
+using Gradients = std::map<std::string, at::Tensor>;
+
+// Of every parameter, under its name; set back to 0.
+Gradients take_gradients(StudentModel& student) {
+  Gradients gradients;
+  for (Parameter* parameter : student.parameters()) {
+    gradients[parameter->name] = parameter->gradient.clone();
+    parameter->gradient.zero_();
+  }
+  return gradients;
+}
+
+at::Tensor teacher_logits(const Checkpoint& teacher, const at::Tensor& ids_BT) {
+  const at::NoGradGuard no_grad;
+  const ModelDescription& model = teacher.description();
+  const FunctionalModel functions(model, ids_BT.size(1), at::kFloat);
+  at::Tensor hidden = functions.embed(ids_BT, read_table(teacher, teacher.embedding(), at::kFloat));
+  for (int64_t b = 0; b < static_cast<int64_t>(model.blocks.size()); ++b) {
+    hidden = functions.block(b, read_block(teacher, b, at::kFloat), hidden);
+  }
+  const at::Tensor x = functions.final_norm(read_gain(teacher, model.final_norm), hidden);
+  return functions.logits(read_table(teacher, teacher.head(), at::kFloat), x.reshape({-1, x.size(-1)}));
+}
+
+// Loss and gradients of one graph from the embedding to the mean of the losses, for students stored in float32.
+std::pair<double, Gradients> whole_graph(const TokenBatch& batch, const DistillLossOptions& options,
+                                         const Checkpoint* teacher, const StudentModel& student) {
+  const at::AutoGradMode enabled(true);
+  std::vector<at::Tensor> leaves;
+  std::vector<std::string> names;
+  const auto collect = [&](const TrainedTensors& tensors) {
+    for (const std::string& name : tensors.trained) {
+      leaves.push_back(tensors.all.find(name)->second);
+      names.push_back(student.view(name).parameters().front()->name);
+    }
+  };
+  const TrainedTensors outer = student.outer();
+  collect(outer);
+  const FunctionalModel& functions = student.functions();
+  at::Tensor hidden = functions.embed(batch.ids_BT, outer.all.find(StudentModel::kEmbedding)->second);
+  for (int64_t b = 0; b < student.num_blocks(); ++b) {
+    const TrainedTensors block = student.block(b);
+    collect(block);
+    hidden = functions.block(b, block.all, hidden);
+  }
+  const at::Tensor x = functions.final_norm(outer.all.find(StudentModel::kFinalNorm)->second, hidden);
+  const at::Tensor logits_RV = functions.logits(student.head(outer), x.reshape({-1, x.size(-1)}));
+  const at::Tensor labels_R = batch.labels_BT.reshape({-1});
+  at::Tensor losses_R;
+  if (teacher == nullptr) {
+    losses_R = hard_label_loss(logits_RV, labels_R);
+  } else {
+    const at::Tensor teacher_RV = teacher_logits(*teacher, batch.ids_BT);
+    at::Tensor weights_R;
+    if (options.loss == DistillLoss::slim) {
+      const int64_t num_tokens = batch.ids_BT.size(1);
+      weights_R = slim_weights(hard_label_loss(logits_RV.detach(), labels_R), hard_label_loss(teacher_RV, labels_R),
+                               labels_R, at::arange(labels_R.size(0), at::kLong).div(num_tokens, "floor"));
+    }
+    losses_R = token_losses(options, logits_RV, TeacherLogits(teacher_RV), labels_R, weights_R);
+  }
+  const at::Tensor mean = mean_loss(losses_R, labels_R);
+  const std::vector<at::Tensor> found = torch::autograd::grad({mean}, leaves, {}, false, false, /*allow_unused=*/true);
+  Gradients gradients;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    gradients[names[i]] = found[i].defined() ? found[i].to(at::kFloat) : at::zeros_like(leaves[i].detach());
+  }
+  return {mean.item<double>(), gradients};
+}
+
+double norm_of(const Gradients& gradients) {
+  double squares = 0.0;
+  for (const auto& [name, gradient] : gradients) squares += gradient.to(at::kDouble).pow(2).sum().item<double>();
+  return std::sqrt(squares);
+}
+
+// The same sums in another order, of a few hundred tokens: errors of some 2^-24 each, which grow through two blocks by
+// a condition of some tens.
+constexpr double kOtherOrder = 2e-5;
+
+void expect_near(const Gradients& found, const Gradients& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  const double all = norm_of(expected);
+  ASSERT_GT(all, 0.0);
+  for (const auto& [name, gradient] : expected) {
+    ASSERT_TRUE(found.contains(name)) << name;
+    const double norm = gradient.to(at::kDouble).norm().item<double>();
+    const double error = found.at(name).to(at::kDouble).sub(gradient).norm().item<double>();
+    EXPECT_LE(error, kOtherOrder * std::max(norm, 0.02 * all)) << name << " of norm " << norm;
+  }
+}
+
+struct StepCase {
+  const char* student;
+  const char* teacher;
+  bool trains_embedding;
+  friend void PrintTo(const StepCase& item, std::ostream* out) { *out << item.student; }
+};
+
+class TrainStep : public testing::TestWithParam<StepCase> {
+ protected:
+  StudentModel make_student() const {
+    return StudentModel(checkpoint_, TrainedParts{.embedding = GetParam().trains_embedding}, kAll, 64, at::kFloat);
+  }
+  Checkpoint checkpoint_ = Checkpoint::open(kFamilies / GetParam().student);
+  Checkpoint teacher_checkpoint_ = Checkpoint::open(kFamilies / GetParam().teacher);
+  TokenBatch batch_ = make_test_batch(kFamilies / GetParam().student);
+};
+
+TEST_P(TrainStep, PiecesGiveTheGradientsOfTheWholeGraph) {
+  ASSERT_GT(batch_.num_tokens(), kHeadTokens);
+  StudentModel student = make_student();
+  const auto teacher = live_teacher(teacher_checkpoint_, 64, at::kFloat, student.description().vocabulary_size);
+  const int64_t num_labels = count_labels(batch_);
+  for (const auto& [loss, name] : enum_names(DistillLoss{})) {
+    if (loss == DistillLoss::minillm) continue;
+    SCOPED_TRACE(name);
+    const bool reads_teacher = loss != DistillLoss::hard_label;
+    const DistillLossOptions options{.loss = loss, .temperature = reads_teacher ? 1.5 : 1.0};
+    const auto [expected_loss, expected] =
+        whole_graph(batch_, options, reads_teacher ? &teacher_checkpoint_ : nullptr, student);
+    Teacher* const used = reads_teacher ? teacher.get() : nullptr;
+    const BatchLoss kept = train_on(batch_, options, /*recompute=*/false, num_labels, used, student);
+    const Gradients of_kept = take_gradients(student);
+    EXPECT_EQ(kept.num_labels, num_labels);
+    EXPECT_NEAR(kept.sum / static_cast<double>(num_labels), expected_loss, 1e-5 * std::max(1.0, expected_loss));
+    expect_near(of_kept, expected);
+    // Activations made again are the same.
+    const BatchLoss recomputed = train_on(batch_, options, /*recompute=*/true, num_labels, used, student);
+    EXPECT_EQ(recomputed.sum, kept.sum);
+    for (const auto& [parameter, gradient] : take_gradients(student)) {
+      EXPECT_TRUE(at::equal(gradient, of_kept.at(parameter))) << parameter;
+    }
+  }
+}
+
+TEST_P(TrainStep, MicroBatchesAddUpToTheBatch) {
+  StudentModel student = make_student();
+  const auto teacher = live_teacher(teacher_checkpoint_, 64, at::kFloat, student.description().vocabulary_size);
+  const int64_t num_labels = count_labels(batch_);
+  for (const DistillLoss loss : {DistillLoss::soft_label, DistillLoss::slim}) {
+    const DistillLossOptions options{.loss = loss};
+    const BatchLoss whole = train_on(batch_, options, false, num_labels, teacher.get(), student);
+    const Gradients expected = take_gradients(student);
+    BatchLoss sum;
+    for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 2}, {2, 1}, {3, 2}}) {
+      const BatchLoss part =
+          train_on(part_of(batch_, first, count), options, false, num_labels, teacher.get(), student);
+      sum.sum += part.sum;
+      sum.num_labels += part.num_labels;
+    }
+    EXPECT_EQ(sum.num_labels, num_labels);
+    EXPECT_NEAR(sum.sum, whole.sum, 1e-5 * whole.sum);
+    expect_near(take_gradients(student), expected);
+  }
+}
+
+TEST_P(TrainStep, ATeacherEqualToTheStudentTeachesNothing) {
+  StudentModel student = make_student();
+  const int64_t num_labels = count_labels(batch_);
+  const auto other = live_teacher(teacher_checkpoint_, 64, at::kFloat, student.description().vocabulary_size);
+  const auto same = live_teacher(checkpoint_, 64, at::kFloat, student.description().vocabulary_size);
+  for (const DistillLoss loss :
+       {DistillLoss::soft_label, DistillLoss::forward_kl, DistillLoss::reverse_kl, DistillLoss::jensen_shannon,
+        DistillLoss::skew_kl, DistillLoss::skew_reverse_kl, DistillLoss::total_variation}) {
+    const DistillLossOptions options{.loss = loss, .label_weight = 0.0};
+    const double others = train_on(batch_, options, false, num_labels, other.get(), student).sum;
+    const double norm = norm_of(take_gradients(student));
+    const double own = train_on(batch_, options, false, num_labels, same.get(), student).sum;
+    // Both sides' logits may differ by the order of sums; a divergence has its minimum there, but for total variation,
+    // which has a kink: of its gradient only what outcomes of equal probability have is left out.
+    EXPECT_NEAR(own, 0.0, (loss == DistillLoss::total_variation ? 1e-4 : 1e-6) * others);
+    const double own_norm = norm_of(take_gradients(student));
+    if (loss != DistillLoss::total_variation) {
+      EXPECT_LE(own_norm, 1e-4 * norm);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, TrainStep,
+                         testing::Values(StepCase{"llama_gqa_untied", "llama3_rope_tied", true},
+                                         StepCase{"qwen2_biases_tied", "llama_gqa_untied", true},
+                                         StepCase{"gemma3_local_global", "llama_gqa_untied", false},
+                                         StepCase{"mixtral_experts", "llama3_rope_tied", false}),
+                         [](const auto& item) { return std::string(item.param.student); });
+
+TEST(TrainStep, WhatIsNotTrainedHasNoParameters) {
+  const Checkpoint checkpoint = Checkpoint::open(kFamilies / "llama_gqa_untied");
+  StudentModel student(
+      checkpoint, TrainedParts{.vectors = false},
+      [](const std::string& name) { return name.find("down_proj") != std::string::npos; }, 64, at::kFloat);
+  ASSERT_EQ(student.parameters().size(), checkpoint.description().blocks.size());
+  const TokenBatch batch = make_test_batch(kFamilies / "llama_gqa_untied");
+  train_on(batch, {.loss = DistillLoss::hard_label}, false, count_labels(batch), nullptr, student);
+  for (const Parameter* parameter : student.parameters()) {
+    EXPECT_NE(parameter->name.find("down_proj.weight"), std::string::npos);
+    EXPECT_GT(parameter->gradient.norm().item<double>(), 0.0);
+  }
+}
+
+TEST(LiveTeacher, VocabulariesThatDifferInPaddingAreAligned) {
+  const at::NoGradGuard no_grad;
+  const Checkpoint checkpoint = Checkpoint::open(kFamilies / "llama_gqa_untied");
+  const TokenBatch batch = make_test_batch(kFamilies / "llama_gqa_untied");
+  const at::Tensor expected_RV = teacher_logits(checkpoint, batch.ids_BT);
+  const at::Tensor labels_R = batch.labels_BT.reshape({-1}).narrow(0, 3, 50);
+  for (const int64_t num_vocabulary : {128, 120, 136}) {
+    const auto teacher = live_teacher(checkpoint, 64, at::kFloat, num_vocabulary);
+    teacher->see(batch);
+    const TeacherLogits logits = teacher->logits(3, 50);
+    EXPECT_EQ(logits.num_tokens(), 50);
+    ASSERT_EQ(logits.num_vocabulary(), num_vocabulary);
+    const int64_t num_shared = std::min<int64_t>(128, num_vocabulary);
+    const at::Tensor expected =
+        expected_RV.narrow(0, 3, 50).narrow(1, 0, num_shared).to(at::kDouble).log_softmax(1).exp();
+    const at::Tensor found = logits.log_probs(1.0, at::kDouble).exp();
+    EXPECT_LE(found.narrow(1, 0, num_shared).sub(expected).abs().max().item<double>(), 1e-5);
+    if (num_vocabulary > 128) {
+      EXPECT_EQ(found.narrow(1, 128, num_vocabulary - 128).abs().max().item<double>(), 0.0);
+    }
+    if (num_vocabulary < 128) continue;  // a label beyond the student's vocabulary is none
+    const at::Tensor losses = teacher->label_losses(3, labels_R);
+    const at::Tensor from_whole = hard_label_loss(expected_RV.narrow(0, 3, 50), labels_R);
+    EXPECT_LE(losses.sub(from_whole).abs().max().item<double>(), 1e-4);
+  }
+  expect_error<std::invalid_argument>([&] { live_teacher(checkpoint, 64, at::kFloat, 128 + kMaxPadding + 1); },
+                                      {"128", std::to_string(128 + kMaxPadding + 1), "same tokenizer"});
+}
+
+// Both take the same windows as they are; the runtime multiplies in float32 as well, in another order.
+TEST(Score, IsThePerplexityThatTheRuntimeMeasures) {
+  const at::NoGradGuard no_grad;
+  for (const fs::path& model : {kSource / "calibration_data" / "stories260k", kFamilies / "llama_gqa_untied",
+                                kFamilies / "gemma3_local_global"}) {
+    const Checkpoint checkpoint = Checkpoint::open(model);
+    ScoredWindows windows;
+    if (fs::exists(model / "tokenizer.json")) {
+      const Tokenizer tokenizer = Tokenizer::open(model);
+      windows = make_scored_windows(kSource / "calibration_data" / "stories.txt", &tokenizer, checkpoint.description(),
+                                    {Protocol::gptq, 96, 5});
+    } else {
+      windows = make_scored_windows(model / "ids.npy", nullptr, checkpoint.description(), {Protocol::gptq, 0, 0});
+    }
+    const std::unique_ptr<Backend> backend = make_reference_backend();
+    Transformer runtime = Transformer::load(checkpoint, *backend);
+    const double expected = evaluate(runtime, windows, nullptr).perplexity.value;
+    const StudentModel student(checkpoint, {}, kAll, windows.windows.num_tokens, at::kFloat);
+    for (const int64_t micro_batch : {1, 2, 7}) {
+      EXPECT_NEAR(validation_perplexity(windows.windows, micro_batch, student), expected, 1e-4 * expected) << model;
+    }
+  }
+}
+
+TEST(MakeBatch, LabelsAreTheNextTokens) {
+  const TokenWindows windows{2, 3, {1, 2, 3, 4, 5, 6}};
+  const std::vector<int64_t> chosen = {1, 0};
+  const TokenBatch batch = make_batch(windows, chosen);
+  const std::vector<int64_t> ids = {4, 5, 6, 1, 2, 3}, labels = {5, 6, kIgnoredLabel, 2, 3, kIgnoredLabel};
+  for (int64_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(batch.ids_BT.view(-1)[i].item<int64_t>(), ids[static_cast<size_t>(i)]);
+    EXPECT_EQ(batch.labels_BT.view(-1)[i].item<int64_t>(), labels[static_cast<size_t>(i)]);
+  }
+  EXPECT_EQ(batch.sequences, chosen);
+  EXPECT_EQ(count_labels(batch), 4);
+}
+
+}  // namespace
+}  // namespace pare
