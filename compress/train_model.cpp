@@ -196,6 +196,21 @@ void check_teacher(const Checkpoint& student, const Checkpoint& teacher, int64_t
   }
 }
 
+// Prompts are the beginnings of windows, and what is sampled behind them must fit the context.
+void check_samples(const DistillOptions& options, const Checkpoint& student, int64_t num_tokens) {
+  if (options.loss.loss != DistillLoss::minillm) return;
+  if (options.prompt_tokens > num_tokens) {
+    throw std::invalid_argument("distill: 'prompt_tokens' is " + std::to_string(options.prompt_tokens) +
+                                ", and windows have " + std::to_string(num_tokens) + " tokens: expected at most that");
+  }
+  const int64_t context = student.description().context_length;
+  if (options.prompt_tokens + options.sampled_tokens > context) {
+    throw std::invalid_argument("distill: 'prompt_tokens' and 'sampled_tokens' are " +
+                                std::to_string(options.prompt_tokens + options.sampled_tokens) +
+                                " together, and the model's context is " + std::to_string(context));
+  }
+}
+
 // The student's layers, each with the training as its only step and stored as it is.
 RunPlan plan_training(const Recipe& recipe, const Checkpoint& student) {
   if (student.is_encoder()) {
@@ -378,6 +393,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
                               compute_type(distill.precision, student)};
   const bool is_live = reads_teacher(distill) && !store;
   if (is_live) check_teacher(student, teacher, longest(inputs.windows));
+  check_samples(distill, student, inputs.windows.training.windows.num_tokens);
   phase.prediction =
       predict_training(student, is_live ? &teacher : nullptr, inputs, run_limits(options, input.num_threads));
   for (const std::string& line : to_lines(phase.prediction)) progress.print(line);
@@ -397,7 +413,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
 
   Artifact artifact(phase.output, phase.fingerprint, options.fresh);
   return keeping_parts(artifact, phase, [&] {
-    const int64_t num_tokens = longest(inputs.windows);
+    const int64_t num_tokens = std::max(longest(inputs.windows), distill.prompt_tokens + distill.sampled_tokens);
     const IsTrained is_trained = [&](const std::string& linear) {
       const std::vector<std::string>& excluded = input.recipe.passes.front().exclude;
       return std::none_of(excluded.begin(), excluded.end(),

@@ -13,10 +13,20 @@ void DistillPass::check(const PassCheck& check) {
     if (distill.logits.empty() || !check.was_given(key)) continue;
     check.fail(key, "'logits' holds the teacher's tokens and what it says of them: leave this out");
   }
-  if (distill.loss.loss == DistillLoss::minillm) {
-    check.fail("loss",
-               "minillm trains on sequences that the student samples itself, which this program does not do yet: "
-               "use reverse_kl, its form on given tokens");
+  const bool samples = distill.loss.loss == DistillLoss::minillm;
+  for (const char* key : {"minillm", "prompt_tokens", "sampled_tokens"}) {
+    if (!samples && check.was_given(key)) check.fail(key, "only 'loss: minillm' samples sequences: leave this out");
+  }
+  if (samples && !distill.logits.empty()) {
+    check.fail("logits",
+               "minillm asks the teacher about sequences that the student makes up: give 'text' in place of "
+               "recorded logits");
+  }
+  if (samples && distill.prompt_tokens >= distill.tokens && check.was_given("prompt_tokens")) {
+    check.fail("prompt_tokens", "expected fewer than the " + std::to_string(distill.tokens) +
+                                    " tokens of a window, "
+                                    "found " +
+                                    std::to_string(distill.prompt_tokens));
   }
   if (distill.batch % distill.micro_batch != 0) {
     check.fail(check.was_given("micro_batch") ? "micro_batch" : "batch",

@@ -50,6 +50,10 @@ struct DistillOptions {
   int64_t batch = 4;              // windows of a step
   int64_t micro_batch = 1;        // windows that go through the model at once; divides batch
   DistillLossOptions loss;
+  // Of loss minillm: the first prompt_tokens of a window are continued by sampled_tokens.
+  MiniLlmOptions minillm;
+  int64_t prompt_tokens = 64;
+  int64_t sampled_tokens = 64;
   AdamWOptions optimizer;
   double learning_rate = 1e-4;         // of weights, gains, biases
   double scale_learning_rate = 1e-3;   // of scales, relative to their size
@@ -77,6 +81,9 @@ struct DistillOptions {
     visit("batch", batch, {.low = 1, .high = 1 << 16});
     visit("micro_batch", micro_batch, {.low = 1, .high = 1 << 16});
     loss.fields(visit);
+    visit("minillm", minillm);
+    visit("prompt_tokens", prompt_tokens, {.low = 1, .high = 1 << 20});
+    visit("sampled_tokens", sampled_tokens, {.low = 1, .high = 1 << 20});
     optimizer.fields(visit);
     visit("learning_rate", learning_rate, {.low = 0.0, .high = 10.0});
     visit("scale_learning_rate", scale_learning_rate, {.low = 0.0, .high = 10.0});

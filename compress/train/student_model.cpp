@@ -141,17 +141,20 @@ at::Tensor StudentModel::head(const TrainedTensors& outer) const {
   return outer.all.find(description().tied_head ? kEmbedding : kHead)->second;
 }
 
+FrozenModel StudentModel::frozen_outer() const {
+  const TrainedTensors tensors = outer();
+  return {&functions_,
+          tensors.all.find(kEmbedding)->second.detach(),
+          head(tensors).detach(),
+          tensors.all.find(kFinalNorm)->second.detach(),
+          {}};
+}
+
 FrozenModel StudentModel::frozen() const {
-  const auto detached = [](const at::Tensor& tensor) { return tensor.detach(); };
-  const TrainedTensors outer_tensors = outer();
-  FrozenModel model{&functions_,
-                    detached(outer_tensors.all.find(kEmbedding)->second),
-                    detached(head(outer_tensors)),
-                    detached(outer_tensors.all.find(kFinalNorm)->second),
-                    {}};
+  FrozenModel model = frozen_outer();
   for (int64_t b = 0; b < num_blocks(); ++b) {
     NamedTensors& tensors = model.blocks.emplace_back();
-    for (const auto& [name, tensor] : block(b).all) tensors.emplace(name, detached(tensor));
+    for (const auto& [name, tensor] : block(b).all) tensors.emplace(name, tensor.detach());
   }
   return model;
 }

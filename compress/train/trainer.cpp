@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "compress/train/train_minillm.h"
 #include "distill/adamw.h"
 #include "runtime/system/interrupt.h"
 
@@ -117,18 +118,15 @@ class Training {
     const int64_t number = state_.step + 1;
     const std::vector<int64_t> windows = windows_of_step(number, options_.batch, data_.training.windows.num_windows,
                                                          static_cast<uint64_t>(options_.seed));
-    const int64_t num_labels = data_.training.num_labels(windows);
-    for (int64_t first = 0; first < options_.batch; first += options_.micro_batch) {
-      const TokenBatch batch =
-          make_batch(data_.training,
-                     std::span(windows).subspan(static_cast<size_t>(first), static_cast<size_t>(options_.micro_batch)));
-      const BatchLoss loss = train_on(batch, options_.loss, options_.recompute, num_labels, teacher_, student_);
-      if (!std::isfinite(loss.sum)) {
-        throw std::runtime_error("step " + std::to_string(number) +
-                                 ": the loss is not finite: lower 'learning_rate' or raise 'warmup'");
-      }
-      state_.loss_sum += loss.sum;
-      state_.loss_labels += loss.num_labels;
+    const double before = state_.loss_sum;
+    if (options_.loss.loss == DistillLoss::minillm) {
+      learn_from_samples(number, windows);
+    } else {
+      learn_from(windows, options_.loss, 1.0);
+    }
+    if (!std::isfinite(state_.loss_sum - before)) {
+      throw std::runtime_error("step " + std::to_string(number) +
+                               ": the loss is not finite: lower 'learning_rate' or raise 'warmup'");
     }
     update(number, rate_at(number));
     state_.step = number;
@@ -163,6 +161,53 @@ class Training {
       parameter.gradient.zero_();
     }
     student_.check_zeros();
+  }
+
+  // Gradients of weight times the mean of the losses over all labels of the windows.
+  void learn_from(const std::vector<int64_t>& windows, const DistillLossOptions& loss, double weight) {
+    const auto num_labels =
+        static_cast<int64_t>(std::llround(static_cast<double>(data_.training.num_labels(windows)) / weight));
+    for (size_t first = 0; first < windows.size(); first += static_cast<size_t>(options_.micro_batch)) {
+      const TokenBatch batch = make_batch(data_.training, part_of(windows, first));
+      const bool reads_teacher = loss.loss != DistillLoss::hard_label;
+      const BatchLoss part =
+          train_on(batch, loss, options_.recompute, num_labels, reads_teacher ? teacher_ : nullptr, student_);
+      if (loss.loss != options_.loss.loss) continue;  // beside the loss that is reported
+      state_.loss_sum += part.sum;
+      state_.loss_labels += part.num_labels;
+    }
+  }
+
+  // Sequences that the student makes up, and plain text beside them.
+  void learn_from_samples(int64_t number, const std::vector<int64_t>& windows) {
+    auto& teacher = dynamic_cast<LiveTeacher&>(*teacher_);
+    std::vector<Continuations> samples;
+    int64_t num_labels = 0;
+    {
+      const FrozenModel student = student_.frozen();
+      for (size_t first = 0; first < windows.size(); first += static_cast<size_t>(options_.micro_batch)) {
+        const TokenBatch batch = make_batch(data_.training, part_of(windows, first));
+        const uint64_t seed = static_cast<uint64_t>(options_.seed) * 0x9E3779B97F4A7C15ull +
+                              static_cast<uint64_t>(number) * 0x100000001B3ull + first;
+        samples.push_back(sample_continuations(batch.ids_BT.narrow(1, 0, options_.prompt_tokens),
+                                               options_.sampled_tokens, options_.minillm.teacher_share,
+                                               student_.description().eos_tokens, seed, student, teacher));
+        num_labels += samples.back().mask_BT.sum().item<int64_t>();
+      }
+    }
+    for (const Continuations& part : samples) {
+      const BatchLoss loss =
+          train_on_samples(part, options_.minillm, options_.recompute, num_labels, teacher, student_);
+      state_.loss_sum += loss.sum;
+      state_.loss_labels += loss.num_labels;
+    }
+    if (options_.minillm.language_model_weight > 0.0) {
+      learn_from(windows, {.loss = DistillLoss::hard_label}, options_.minillm.language_model_weight);
+    }
+  }
+
+  std::span<const int64_t> part_of(const std::vector<int64_t>& windows, size_t first) const {
+    return std::span(windows).subspan(first, static_cast<size_t>(options_.micro_batch));
   }
 
   double measured_perplexity() {
