@@ -4,6 +4,7 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
@@ -13,10 +14,13 @@
 #include "compress/passes/compress_stage.h"
 #include "compress/phase.h"
 #include "compress/recipe/distill_pass.h"
+#include "compress/record/logit_store.h"
+#include "compress/recorded_teacher.h"
 #include "compress/store_student.h"
 #include "compress/train/trainer.h"
 #include "compress/train/training_picture.h"
 #include "compress/walk/statistics.h"
+#include "distill/losses.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/isa.h"
@@ -33,7 +37,6 @@ struct TrainingInputs {
   const DistillOptions& options;
   TrainingWindows windows;
   at::ScalarType compute = at::kFloat;
-  bool has_teacher = true;
 };
 
 bool reads_teacher(const DistillOptions& options) {
@@ -41,48 +44,77 @@ bool reads_teacher(const DistillOptions& options) {
 }
 
 // Windows to validate on are held out of the text, unless they come from one of their own.
-TrainingWindows split(const TokenWindows& all, const DistillOptions& options) {
+// chosen[i]: which of all is the i-th that is trained on.
+TrainingWindows split(const LabelledWindows& all, const DistillOptions& options, std::vector<int64_t>& chosen) {
   const auto seed = static_cast<uint64_t>(options.seed);
   const int64_t num_validation = options.validation_text.empty() ? options.validation_windows : 0;
-  const int64_t num_training = options.windows > 0 ? std::min(options.windows, all.num_windows - num_validation)
-                                                   : all.num_windows - num_validation;
+  const int64_t num_training = options.windows > 0 ? std::min(options.windows, all.windows.num_windows - num_validation)
+                                                   : all.windows.num_windows - num_validation;
   if (num_training < 1) {
-    throw std::invalid_argument("distill: '" + options.text + "' gives " + std::to_string(all.num_windows) +
-                                " windows of " + std::to_string(all.num_tokens) + " tokens, of which " +
+    throw std::invalid_argument("distill: '" + (options.logits.empty() ? options.text : options.logits) + "' gives " +
+                                std::to_string(all.windows.num_windows) + " windows of " +
+                                std::to_string(all.windows.num_tokens) + " tokens, of which " +
                                 std::to_string(num_validation) +
                                 " are for validation: give a longer text, shorter windows ('tokens'), fewer "
                                 "'validation_windows' or a 'validation_text'");
   }
   // Validation windows are drawn first, so that they stay the same when more or fewer are trained on.
-  std::vector<bool> is_validation(static_cast<size_t>(all.num_windows), false);
+  std::vector<bool> is_validation(static_cast<size_t>(all.windows.num_windows), false);
   if (num_validation > 0) {
-    for (const int64_t n : draw_sorted(all.num_windows, num_validation, seed)) {
+    for (const int64_t n : draw_sorted(all.windows.num_windows, num_validation, seed)) {
       is_validation[static_cast<size_t>(n)] = true;
     }
   }
   std::vector<int64_t> rest;
-  for (int64_t n = 0; n < all.num_windows; ++n) {
+  for (int64_t n = 0; n < all.windows.num_windows; ++n) {
     if (!is_validation[static_cast<size_t>(n)]) rest.push_back(n);
   }
   TrainingWindows windows;
-  windows.training.num_tokens = windows.validation.num_tokens = all.num_tokens;
-  const auto append = [&](TokenWindows& part, int64_t n) {
-    const std::span<const int32_t> ids = all.window(n);
-    part.ids_NT.insert(part.ids_NT.end(), ids.begin(), ids.end());
-    ++part.num_windows;
+  const auto append = [&](LabelledWindows& part, int64_t n) {
+    const auto take = [&](const std::vector<int32_t>& from, std::vector<int32_t>& to) {
+      const auto first = from.begin() + n * all.windows.num_tokens;
+      to.insert(to.end(), first, first + all.windows.num_tokens);
+    };
+    take(all.windows.ids_NT, part.windows.ids_NT);
+    if (!all.labels_NT.empty()) take(all.labels_NT, part.labels_NT);
+    part.windows.num_tokens = all.windows.num_tokens;
+    ++part.windows.num_windows;
   };
   for (const int64_t i : draw_sorted(static_cast<int64_t>(rest.size()), num_training, seed)) {
-    append(windows.training, rest[static_cast<size_t>(i)]);
+    chosen.push_back(rest[static_cast<size_t>(i)]);
+    append(windows.training, chosen.back());
   }
-  for (int64_t n = 0; n < all.num_windows; ++n) {
+  for (int64_t n = 0; n < all.windows.num_windows; ++n) {
     if (is_validation[static_cast<size_t>(n)]) append(windows.validation, n);
   }
   return windows;
 }
 
-TrainingWindows read_windows(const DistillOptions& options, const Checkpoint& student) {
+// The recorded sequences, filled up to the longest.
+LabelledWindows read_store(const LogitStore& store) {
+  LabelledWindows data;
+  data.windows.num_windows = store.num_sequences();
+  for (int64_t n = 0; n < store.num_sequences(); ++n) {
+    data.windows.num_tokens = std::max(data.windows.num_tokens, store.length(n));
+  }
+  const auto size = static_cast<size_t>(data.windows.num_windows * data.windows.num_tokens);
+  data.windows.ids_NT.resize(size);
+  data.labels_NT.assign(size, static_cast<int32_t>(kIgnoredLabel));
+  for (int64_t n = 0; n < store.num_sequences(); ++n) {
+    const RecordedSequence sequence = store.sequence(n);
+    const auto first = static_cast<size_t>(n * data.windows.num_tokens);
+    for (size_t t = 0; t < sequence.ids.size(); ++t) {
+      data.windows.ids_NT[first + t] = sequence.ids[t];
+      if (sequence.label_mask[t] != 0) data.labels_NT[first + t] = sequence.ids[t + 1];
+    }
+  }
+  return data;
+}
+
+TrainingWindows read_windows(const DistillOptions& options, const Checkpoint& student, const LogitStore* store,
+                             std::vector<int64_t>& chosen) {
   std::optional<Tokenizer> tokenizer;
-  const bool needs_tokenizer = !holds_token_windows(options.text) ||
+  const bool needs_tokenizer = (store == nullptr && !holds_token_windows(options.text)) ||
                                (!options.validation_text.empty() && !holds_token_windows(options.validation_text));
   if (needs_tokenizer) tokenizer = Tokenizer::open(student.directory());
   const ModelDescription& model = student.description();
@@ -96,13 +128,45 @@ TrainingWindows read_windows(const DistillOptions& options, const Checkpoint& st
     }
     return windows;
   };
-  TrainingWindows windows = split(read(options.text, 0), options);
-  if (!options.validation_text.empty()) windows.validation = read(options.validation_text, options.validation_windows);
+  TrainingWindows windows =
+      split(store == nullptr ? LabelledWindows{read(options.text, 0)} : read_store(*store), options, chosen);
+  if (!options.validation_text.empty()) {
+    windows.validation.windows = read(options.validation_text, options.validation_windows);
+  }
   return windows;
 }
 
+// What a store must be for this student and loss.
+void check_store(const LogitStore& store, const DistillOptions& options, const Checkpoint& student) {
+  const LogitOrigin& origin = store.origin();
+  const std::string where = "distill: '" + options.logits + "' ";
+  if (const std::string own = tokenizer_hash(student.directory()); own != origin.tokenizer) {
+    throw std::invalid_argument(where + "was recorded with another tokenizer (vocabulary and merges have hash " +
+                                origin.tokenizer + "; those of '" + student.directory().string() + "' have " + own +
+                                "): its logits are of other tokens");
+  }
+  const std::vector<double>& temperatures = origin.temperatures;
+  const bool reads_temperature = reads_teacher(options) && origin.num_kept < origin.num_vocabulary;
+  if (reads_temperature &&
+      std::find(temperatures.begin(), temperatures.end(), options.loss.temperature) == temperatures.end()) {
+    std::string known;
+    for (const double temperature : temperatures) known += " " + format_number(temperature, 3);
+    throw std::invalid_argument(where + "knows the mass of the tokens that it leaves out at the temperatures" + known +
+                                ", not at " + format_number(options.loss.temperature, 3) +
+                                ": record that temperature as well");
+  }
+  if (options.loss.loss == DistillLoss::slim) {
+    const int64_t num_read = num_slim_logits(student.description().vocabulary_size, options.loss.slim_share);
+    if (num_read > origin.num_kept) {
+      throw std::invalid_argument(where + "holds " + std::to_string(origin.num_kept) +
+                                  " logits of a token; slim reads " + std::to_string(num_read) +
+                                  ": lower 'slim_share' or record more");
+    }
+  }
+}
+
 int64_t longest(const TrainingWindows& windows) {
-  return std::max(windows.training.num_tokens, windows.validation.num_tokens);
+  return std::max(windows.training.windows.num_tokens, windows.validation.windows.num_tokens);
 }
 
 // An id must stand for the same token in both; their tables may differ in padding, which no tokenizer knows of.
@@ -196,7 +260,7 @@ Prediction predict_training(const Checkpoint& student, const Checkpoint* teacher
   const double tables = model.tied_head ? 1.0 : 2.0;
   const double compute_bytes = inputs.compute == at::kBFloat16 ? 2.0 : 4.0;
   const double trained = (options.train.weights ? weights : 0.0) + (options.train.embedding ? table * tables : 0.0);
-  const double micro_tokens = static_cast<double>(options.micro_batch * inputs.windows.training.num_tokens);
+  const double micro_tokens = static_cast<double>(options.micro_batch * inputs.windows.training.windows.num_tokens);
   double activations = 0.0;  // of one token: what a block's graph keeps
   for (const BlockDescription& block : model.blocks) {
     double own = 4.0 * static_cast<double>(model.hidden_size) * 3.0;
@@ -221,10 +285,11 @@ Prediction predict_training(const Checkpoint& student, const Checkpoint* teacher
     memory += (teacher_weights + teacher_table) * compute_bytes;
     operations += 2.0 * (teacher_weights + teacher_table);
   }
-  const int64_t num_steps = num_training_steps(options, inputs.windows.training.num_tokens);
-  const double tokens = static_cast<double>(num_steps * options.batch * inputs.windows.training.num_tokens);
-  const double validated = static_cast<double>((options.validations + 1) * inputs.windows.validation.num_windows *
-                                               inputs.windows.validation.num_tokens);
+  const int64_t num_steps = num_training_steps(options, inputs.windows.training.windows.num_tokens);
+  const double tokens = static_cast<double>(num_steps * options.batch * inputs.windows.training.windows.num_tokens);
+  const double validated =
+      static_cast<double>((options.validations + 1) * inputs.windows.validation.windows.num_windows *
+                          inputs.windows.validation.windows.num_tokens);
   const double rate = limits.matmul_rate * (inputs.compute == at::kBFloat16 ? 2.0 : 1.0);
   // Attention, norms and losses beside the products: measured on SmolLM2, about a third of the time.
   const double seconds = 1.5 * (tokens * operations + validated * 2.0 * (weights + table)) / rate;
@@ -252,6 +317,22 @@ Json curve_json(const std::vector<TrainingPoint>& curve) {
   }
   return points;
 }
+
+// The pieces of a step are large, alike and short-lived: kept by the process, they need not be cleared and mapped anew
+// each time (a third of the time that the kernel takes). While it lives, the heap gives nothing back.
+class LargePiecesStay {
+ public:
+  LargePiecesStay() {
+    mallopt(M_MMAP_THRESHOLD, 1 << 25);
+    mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+  }
+  ~LargePiecesStay() {
+    mallopt(M_MMAP_THRESHOLD, 128 << 10);  // glibc's own
+    mallopt(M_TRIM_THRESHOLD, 128 << 10);
+    malloc_trim(0);
+  }
+  LargePiecesStay(const LargePiecesStay&) = delete;
+};
 
 }  // namespace
 
@@ -287,21 +368,29 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   phase.verdicts = phase.kind->judge(phase.plan);
   if (!input.is_stand_in) print_verdicts(phase);
   phase.data = phase.kind->read_data(input.recipe, phase.plan);
-  const TrainingInputs inputs{distill, read_windows(distill, student), compute_type(distill.precision, student),
-                              reads_teacher(distill)};
-  if (inputs.has_teacher) check_teacher(student, teacher, longest(inputs.windows));
-  phase.prediction = predict_training(student, inputs.has_teacher ? &teacher : nullptr, inputs,
-                                      run_limits(options, input.num_threads));
+  std::optional<LogitStore> store;
+  if (!distill.logits.empty()) {
+    store = LogitStore::open(distill.logits);
+    check_store(*store, distill, student);
+  }
+  std::vector<int64_t> chosen;
+  const TrainingInputs inputs{distill, read_windows(distill, student, store ? &*store : nullptr, chosen),
+                              compute_type(distill.precision, student)};
+  const bool is_live = reads_teacher(distill) && !store;
+  if (is_live) check_teacher(student, teacher, longest(inputs.windows));
+  phase.prediction =
+      predict_training(student, is_live ? &teacher : nullptr, inputs, run_limits(options, input.num_threads));
   for (const std::string& line : to_lines(phase.prediction)) progress.print(line);
   if (options.dry_run) return to_json(phase.prediction);
 
-  check_inputs(
-      "training " + windows_hash(inputs.windows.training) + " validation " + windows_hash(inputs.windows.validation),
-      phase);
-  phase.fingerprint["teacher"] = inputs.has_teacher ? model_hash(teacher) : "none";
+  check_inputs("training " + windows_hash(inputs.windows.training.windows) + " validation " +
+                   windows_hash(inputs.windows.validation.windows),
+               phase);
+  phase.fingerprint["teacher"] = store ? "recorded " + store->hash() : is_live ? model_hash(teacher) : "none";
   // Steps are the same for layers that are left out, and their codes are stored all the same.
-  for (const std::string& pattern : input.recipe.passes.front().exclude)
-    phase.fingerprint["excluded"] += pattern + "\n";
+  for (const std::string& pattern : input.recipe.passes.front().exclude) {
+    phase.fingerprint["excluded"] += pattern + " ";
+  }
   phase.fingerprint["threads"] = std::to_string(input.num_threads);
   phase.fingerprint["precision"] = at::toString(inputs.compute);
   if (input.may_be_made && is_made(phase)) return {};
@@ -317,14 +406,16 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
     TrainingState state;
     TrainingSpeed speed;
     {
+      const LargePiecesStay stay;
       StudentModel model(student, distill.train, is_trained, num_tokens, inputs.compute);
-      const std::unique_ptr<Teacher> live =
-          inputs.has_teacher ? live_teacher(teacher, num_tokens, inputs.compute, student.description().vocabulary_size)
-                             : nullptr;
-      TrainingStore store(artifact.training_folder());
+      const int64_t num_vocabulary = student.description().vocabulary_size;
+      std::unique_ptr<Teacher> source;
+      if (is_live) source = live_teacher(teacher, num_tokens, inputs.compute, num_vocabulary);
+      if (store && reads_teacher(distill)) source = recorded_teacher(*store, chosen, num_vocabulary);
+      TrainingStore states(artifact.training_folder());
       timed("train", phase, [&] {
         state = train(
-            inputs.windows, distill, live.get(), model, store, progress,
+            inputs.windows, distill, source.get(), model, states, progress,
             [&] {
               check_unchanged(phase);
               teacher.check_unchanged();
@@ -333,11 +424,10 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
       });
       timed("commit", phase, [&] { commit_student(model, student, phase.plan, artifact); });
     }
-    malloc_trim(0);
     const Json common = {{"steps", state.step},
-                         {"training_windows", inputs.windows.training.num_windows},
-                         {"validation_windows", inputs.windows.validation.num_windows},
-                         {"tokens", inputs.windows.training.num_tokens},
+                         {"training_windows", inputs.windows.training.windows.num_windows},
+                         {"validation_windows", inputs.windows.validation.windows.num_windows},
+                         {"tokens", inputs.windows.training.windows.num_tokens},
                          {"stopped_early", state.is_stopped},
                          {"best_step", state.best_step},
                          {"best_validation_perplexity", state.best_perplexity},

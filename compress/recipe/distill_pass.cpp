@@ -5,7 +5,14 @@
 namespace pare {
 
 void DistillPass::check(const PassCheck& check) {
-  if (distill.text.empty()) check.fail("", "expected 'text:', what the student is trained on");
+  if (distill.text.empty() && distill.logits.empty()) {
+    check.fail("",
+               "expected 'text:', what the student is trained on, or 'logits:', what pare record made of a teacher");
+  }
+  for (const char* key : {"text", "teacher", "tokens"}) {
+    if (distill.logits.empty() || !check.was_given(key)) continue;
+    check.fail(key, "'logits' holds the teacher's tokens and what it says of them: leave this out");
+  }
   if (distill.loss.loss == DistillLoss::minillm) {
     check.fail("loss",
                "minillm trains on sequences that the student samples itself, which this program does not do yet: "

@@ -43,6 +43,7 @@ struct DistillOptions {
   std::string text;               // trained on: .txt, .jsonl or .npy
   std::string student;            // the checkpoint that is trained; empty: what the recipe's items before this one give
   std::string teacher;            // a checkpoint; empty: the recipe's model
+  std::string logits;             // instead of text and teacher: what pare record made of one
   int64_t tokens = 512;           // of a window
   int64_t windows = 0;            // at most, drawn by `seed`; 0: all
   int64_t total_tokens = 200000;  // to train on: windows are seen as often as that takes
@@ -69,6 +70,7 @@ struct DistillOptions {
     visit("text", text);
     visit("student", student);
     visit("teacher", teacher);
+    visit("logits", logits);
     visit("tokens", tokens, {.low = 2, .high = 1 << 20});
     visit("windows", windows, {.low = 0, .high = 1 << 24});
     visit("total_tokens", total_tokens, {.low = 1, .high = 1e15});

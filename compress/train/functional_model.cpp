@@ -1,6 +1,6 @@
 #include "compress/train/functional_model.h"
 
-#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
@@ -53,16 +53,18 @@ struct RoundInput : torch::autograd::Function<RoundInput> {
   static variable_list backward(AutogradContext*, const variable_list& gradients) { return {gradients[0], {}}; }
 };
 
-// Keys that a query must not see are -inf: later ones, and those before its window.
-at::Tensor attention_mask(int64_t num_tokens, int64_t window) {
-  at::Tensor mask_TT = at::zeros({num_tokens, num_tokens}, at::kFloat);
-  float* const mask = mask_TT.data_ptr<float>();
-  for (int64_t t = 0; t < num_tokens; ++t) {
-    for (int64_t k = 0; k < num_tokens; ++k) {
-      if (k > t || k <= t - window) mask[t * num_tokens + k] = -std::numeric_limits<float>::infinity();
+// Of the last queries of that many keys. Keys that a query must not see are -inf: later ones, and those before its
+// window.
+at::Tensor attention_mask(int64_t num_queries, int64_t num_keys, int64_t window) {
+  at::Tensor mask_QK = at::zeros({num_queries, num_keys}, at::kFloat);
+  float* const mask = mask_QK.data_ptr<float>();
+  for (int64_t q = 0; q < num_queries; ++q) {
+    const int64_t t = num_keys - num_queries + q;
+    for (int64_t k = 0; k < num_keys; ++k) {
+      if (k > t || k <= t - window) mask[q * num_keys + k] = -std::numeric_limits<float>::infinity();
     }
   }
-  return mask_TT;
+  return mask_QK;
 }
 
 bool is_same_rope(const RopeDescription& a, const RopeDescription& b) {
@@ -119,22 +121,24 @@ at::Tensor FunctionalModel::norm(const NamedTensors& weights, const NormDescript
 // softmax(scale q k^T + mask) v.
 at::Tensor FunctionalModel::attend(const BlockDescription& block, const at::Tensor& q_BHTK, const at::Tensor& k_BHTK,
                                    const at::Tensor& v_BHTK) const {
-  const int64_t num_tokens = q_BHTK.size(2);
-  const bool sees_all = block.sliding_window <= 0 || block.sliding_window >= num_tokens;
+  const int64_t num_queries = q_BHTK.size(2);
+  const int64_t num_keys = k_BHTK.size(2);
+  const bool sees_all = block.sliding_window <= 0 || block.sliding_window >= num_keys;
+  const auto mask = [&] { return attention_mask(num_queries, num_keys, sees_all ? num_keys : block.sliding_window); };
   if (model_->attention_softcap > 0.0f) {
     at::Tensor scores = at::matmul(q_BHTK, k_BHTK.transpose(2, 3)).to(at::kFloat).mul(model_->attention_scale);
     scores = scores.div(model_->attention_softcap).tanh().mul(model_->attention_softcap);
-    scores = scores.add(attention_mask(num_tokens, sees_all ? num_tokens : block.sliding_window));
+    scores = scores.add(mask());
     return at::matmul(at::softmax(scores, -1).to(v_BHTK.scalar_type()), v_BHTK);
   }
-  const std::optional<at::Tensor> mask =
-      sees_all ? std::nullopt
-               : std::optional(attention_mask(num_tokens, block.sliding_window).to(q_BHTK.scalar_type()));
-  return at::scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, mask, 0.0, /*is_causal=*/sees_all,
-                                          model_->attention_scale);
+  const bool is_causal = sees_all && num_queries == num_keys;
+  return at::scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK,
+                                          is_causal ? std::nullopt : std::optional(mask().to(q_BHTK.scalar_type())),
+                                          0.0, is_causal, model_->attention_scale);
 }
 
-at::Tensor FunctionalModel::attention(int64_t index, const NamedTensors& weights, const at::Tensor& x_BTD) const {
+at::Tensor FunctionalModel::attention(int64_t index, const NamedTensors& weights, const at::Tensor& x_BTD,
+                                      KeyValues* earlier) const {
   const BlockDescription& block = model_->blocks[static_cast<size_t>(index)];
   const int64_t batch = x_BTD.size(0);
   const int64_t num_tokens = x_BTD.size(1);
@@ -148,18 +152,29 @@ at::Tensor FunctionalModel::attention(int64_t index, const NamedTensors& weights
   at::Tensor v_BTHK = heads(block.v, model_->num_kv_heads);
   if (block.q_norm) q_BTHK = norm(weights, *block.q_norm, q_BTHK, compute_);
   if (block.k_norm) k_BTHK = norm(weights, *block.k_norm, k_BTHK, compute_);
-  const RotaryAngles& angles = *angles_[static_cast<size_t>(index)];
+  const int64_t num_earlier = earlier != nullptr && earlier->keys_BHTK.defined() ? earlier->keys_BHTK.size(2) : 0;
+  const RotaryAngles& all = *angles_[static_cast<size_t>(index)];
+  const RotaryAngles angles{all.cosine_TJ.narrow(0, num_earlier, num_tokens),
+                            all.sine_TJ.narrow(0, num_earlier, num_tokens)};
   q_BTHK = rotate_heads(q_BTHK, angles);
-  k_BTHK = rotate_heads(k_BTHK, angles);
+  at::Tensor k_BHTK = rotate_heads(k_BTHK, angles).transpose(1, 2);
+  at::Tensor v_BHTK = v_BTHK.transpose(1, 2);
+  if (earlier != nullptr) {
+    if (num_earlier > 0) {
+      k_BHTK = at::cat({earlier->keys_BHTK, k_BHTK}, 2);
+      v_BHTK = at::cat({earlier->values_BHTK, v_BHTK}, 2);
+    }
+    *earlier = {k_BHTK, v_BHTK};
+  }
   // Each kv head stands beside the `group` query heads that read it.
-  const auto spread = [&](const at::Tensor& kv_BTHK) {
-    if (group == 1) return kv_BTHK.transpose(1, 2);
-    return kv_BTHK.unsqueeze(3)
-        .expand({batch, num_tokens, model_->num_kv_heads, group, model_->head_size})
-        .reshape({batch, num_tokens, model_->num_heads, model_->head_size})
-        .transpose(1, 2);
+  const auto spread = [&](const at::Tensor& kv_BHTK) {
+    if (group == 1) return kv_BHTK;
+    const int64_t num_keys = kv_BHTK.size(2);
+    return kv_BHTK.unsqueeze(2)
+        .expand({batch, model_->num_kv_heads, group, num_keys, model_->head_size})
+        .reshape({batch, model_->num_heads, num_keys, model_->head_size});
   };
-  const at::Tensor mixed_BHTK = attend(block, q_BTHK.transpose(1, 2), spread(k_BTHK), spread(v_BTHK));
+  const at::Tensor mixed_BHTK = attend(block, q_BTHK.transpose(1, 2), spread(k_BHTK), spread(v_BHTK));
   const at::Tensor mixed_BTI =
       mixed_BHTK.transpose(1, 2).reshape({batch, num_tokens, model_->num_heads * model_->head_size});
   return linear(weights, block.o, rounded_input(block.o, mixed_BTI));
@@ -196,13 +211,14 @@ at::Tensor FunctionalModel::mixture(const BlockDescription& block, const NamedTe
   return sum_RD.view(x_BTD.sizes());
 }
 
-at::Tensor FunctionalModel::block(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD) const {
+at::Tensor FunctionalModel::block(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD,
+                                  KeyValues* earlier) const {
   const BlockDescription& block = model_->blocks.at(static_cast<size_t>(index));
   const auto added = [&](const at::Tensor& hidden, const at::Tensor& delta, const auto& post_norm) {
     return post_norm ? hidden.add(norm(weights, *post_norm, delta, at::kFloat)) : hidden.add(delta);
   };
   const at::Tensor attended =
-      added(hidden_BTD, attention(index, weights, norm(weights, block.attention_norm, hidden_BTD, compute_)),
+      added(hidden_BTD, attention(index, weights, norm(weights, block.attention_norm, hidden_BTD, compute_), earlier),
             block.post_attention_norm);
   const at::Tensor x = norm(weights, block.feed_forward_norm, attended, compute_);
   return added(attended,
@@ -220,6 +236,28 @@ at::Tensor FunctionalModel::logits(const at::Tensor& head_VD, const at::Tensor& 
     logits_RV = logits_RV.div(model_->logit_softcap).tanh().mul(model_->logit_softcap);
   }
   return logits_RV;
+}
+
+at::Tensor FrozenModel::normalized(const at::Tensor& ids_BT, std::vector<KeyValues>* earlier) const {
+  if (earlier != nullptr) earlier->resize(blocks.size());
+  at::Tensor hidden_BTD = functions->embed(ids_BT, embedding_VD);
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    hidden_BTD =
+        functions->block(static_cast<int64_t>(b), blocks[b], hidden_BTD, earlier == nullptr ? nullptr : &(*earlier)[b]);
+  }
+  return functions->final_norm(gain_D, hidden_BTD);
+}
+
+FrozenModel read_frozen(const Checkpoint& checkpoint, const FunctionalModel& functions) {
+  const ModelDescription& model = checkpoint.description();
+  const at::ScalarType compute = functions.compute_type();
+  FrozenModel frozen{&functions, read_table(checkpoint, checkpoint.embedding(), compute), {}, {}, {}};
+  frozen.head_VD = model.tied_head ? frozen.embedding_VD : read_table(checkpoint, checkpoint.head(), compute);
+  frozen.gain_D = read_gain(checkpoint, model.final_norm);
+  for (size_t b = 0; b < model.blocks.size(); ++b) {
+    frozen.blocks.push_back(read_block(checkpoint, static_cast<int64_t>(b), compute));
+  }
+  return frozen;
 }
 
 std::vector<LinearDescription> linears_of(const BlockDescription& block) {

@@ -28,9 +28,14 @@ using NamedTensors = std::map<std::string, at::Tensor, std::less<>>;
 // (Bengio et al., arXiv 1308.3432).
 using InputFormats = std::map<std::string, InputFormat, std::less<>>;
 
+// Keys and values of the tokens before, of one block: [B, kv heads, T, K]. Undefined: there are none.
+struct KeyValues {
+  at::Tensor keys_BHTK, values_BHTK;
+};
+
 class FunctionalModel {
  public:
-  // For sequences of at most max_tokens tokens. `model` must outlive it. compute: at::kFloat or at::kBFloat16.
+  // For sequences of at most max_tokens tokens, those before them included. `model` must outlive it. compute: at::kFloat or at::kBFloat16.
   // Throws std::invalid_argument for another type.
   FunctionalModel(const ModelDescription& model, int64_t max_tokens, at::ScalarType compute);
 
@@ -41,7 +46,9 @@ class FunctionalModel {
   // ids_BT int64, table_VD in any floating type: [B, T, D] float32, scaled as the family has it.
   at::Tensor embed(const at::Tensor& ids_BT, const at::Tensor& table_VD) const;
   // Through block `index`. weights: the block's tensors. Throws std::invalid_argument for one that is missing.
-  at::Tensor block(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD) const;
+  // earlier: not null, the tokens stand behind those that it holds, see them, and are added to it.
+  at::Tensor block(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD,
+                   KeyValues* earlier = nullptr) const;
   // The final norm, in the compute type: what the head multiplies.
   at::Tensor final_norm(const at::Tensor& gain_D, const at::Tensor& hidden_RD) const;
   // float32 [R, V] of normalized hidden states [R, D].
@@ -52,7 +59,7 @@ class FunctionalModel {
   at::Tensor rounded_input(const LinearDescription& reader, const at::Tensor& x) const;
   at::Tensor norm(const NamedTensors& weights, const NormDescription& norm, const at::Tensor& x,
                   at::ScalarType out) const;
-  at::Tensor attention(int64_t index, const NamedTensors& weights, const at::Tensor& x_BTD) const;
+  at::Tensor attention(int64_t index, const NamedTensors& weights, const at::Tensor& x_BTD, KeyValues* earlier) const;
   at::Tensor attend(const BlockDescription& block, const at::Tensor& q_BHTK, const at::Tensor& k_BHTK,
                     const at::Tensor& v_BHTK) const;
   at::Tensor feed_forward(const NamedTensors& weights, const FeedForwardDescription& network,
@@ -64,6 +71,21 @@ class FunctionalModel {
   std::vector<std::shared_ptr<const RotaryAngles>> angles_;  // of each block
   InputFormats input_formats_;
 };
+
+// A model whose weights do not change, in its compute type.
+struct FrozenModel {
+  const FunctionalModel* functions = nullptr;
+  at::Tensor embedding_VD, head_VD, gain_D;
+  std::vector<NamedTensors> blocks;
+
+  // Normalized hidden states [B, T, D] of ids_BT; earlier: empty, or what each block has seen before, which is added
+  // to. To be called without gradients.
+  at::Tensor normalized(const at::Tensor& ids_BT, std::vector<KeyValues>* earlier = nullptr) const;
+  // float32 [R, V].
+  at::Tensor logits(const at::Tensor& normalized_RD) const { return functions->logits(head_VD, normalized_RD); }
+};
+// `functions` must outlive it.
+FrozenModel read_frozen(const Checkpoint& checkpoint, const FunctionalModel& functions);
 
 // The block's linears (of a mixture with its router) and norms, in the order in which a token meets them.
 std::vector<LinearDescription> linears_of(const BlockDescription& block);

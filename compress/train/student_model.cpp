@@ -145,6 +145,21 @@ at::Tensor StudentModel::head(const TrainedTensors& outer) const {
   return outer.all.find(description().tied_head ? kEmbedding : kHead)->second;
 }
 
+FrozenModel StudentModel::frozen() const {
+  const auto detached = [](const at::Tensor& tensor) { return tensor.detach(); };
+  const TrainedTensors outer_tensors = outer();
+  FrozenModel model{&functions_,
+                    detached(outer_tensors.all.find(kEmbedding)->second),
+                    detached(head(outer_tensors)),
+                    detached(outer_tensors.all.find(kFinalNorm)->second),
+                    {}};
+  for (int64_t b = 0; b < num_blocks(); ++b) {
+    NamedTensors& tensors = model.blocks.emplace_back();
+    for (const auto& [name, tensor] : block(b).all) tensors.emplace(name, detached(tensor));
+  }
+  return model;
+}
+
 void StudentModel::add_gradients(Views& views, const TrainedTensors& tensors, std::span<const at::Tensor> gradients) {
   if (gradients.size() != tensors.trained.size()) {
     throw std::invalid_argument("add_gradients: expected " + std::to_string(tensors.trained.size()) +

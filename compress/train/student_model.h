@@ -47,6 +47,8 @@ class StudentModel {
   // "embedding", "final_norm", and "head" unless tied to the embedding.
   TrainedTensors outer() const;
   at::Tensor head(const TrainedTensors& outer) const;
+  // As it is now, without gradients; later steps do not change it.
+  FrozenModel frozen() const;
   // gradients: one for each of `trained`; undefined ones are 0.
   void add_block_gradients(int64_t index, const TrainedTensors& tensors, std::span<const at::Tensor> gradients);
   void add_outer_gradients(const TrainedTensors& tensors, std::span<const at::Tensor> gradients);

@@ -91,13 +91,7 @@ at::Tensor train_head(const TokenBatch& batch, const DistillLossOptions& options
     const at::Tensor input = leaf(rows(hidden_BTD, first, count));
     const at::Tensor x = student.functions().final_norm(outer.all.find(StudentModel::kFinalNorm)->second, input);
     const at::Tensor logits_RV = student.functions().logits(student.head(outer), x);
-    at::Tensor losses_R;
-    if (teacher == nullptr) {
-      losses_R = hard_label_loss(logits_RV, labels);
-    } else {
-      losses_R = token_losses(options, logits_RV, teacher->logits(first, count), labels,
-                              slim_R.defined() ? slim_R.narrow(0, first, count) : at::Tensor());
-    }
+    const at::Tensor losses_R = token_loss(logits_RV, labels, first);
     const at::Tensor mean = mean_loss(losses_R, labels, num_step_labels);
     loss.sum += mean.item<double>() * static_cast<double>(num_step_labels);
     loss.num_labels += num_labels;
@@ -121,28 +115,19 @@ void train_embedding(const TokenBatch& batch, const at::Tensor& gradient_BTD, St
   student.add_outer_gradients(outer, gradients);
 }
 
-// Rows of the vocabulary that one side has more of are padding.
-class LiveTeacher : public Teacher {
+// Rows of the vocabulary that one side has more of are padding: cut off, or tokens that never come.
+class LiveTeacherModel : public LiveTeacher {
  public:
-  LiveTeacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute, int64_t num_vocabulary)
+  LiveTeacherModel(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute, int64_t num_vocabulary)
       : functions_(checkpoint.description(), max_tokens, compute), num_vocabulary_(num_vocabulary) {
-    const ModelDescription& model = checkpoint.description();
-    check_vocabularies(model.vocabulary_size, num_vocabulary);
-    InputFormats formats = read_input_formats(checkpoint);
-    functions_.set_input_formats(std::move(formats));
-    embedding_ = read_table(checkpoint, checkpoint.embedding(), compute);
-    head_ = model.tied_head ? embedding_ : read_table(checkpoint, checkpoint.head(), compute);
-    gain_ = read_gain(checkpoint, model.final_norm);
-    for (size_t b = 0; b < model.blocks.size(); ++b) {
-      blocks_.push_back(read_block(checkpoint, static_cast<int64_t>(b), compute));
-    }
+    check_vocabularies(checkpoint.description().vocabulary_size, num_vocabulary);
+    functions_.set_input_formats(read_input_formats(checkpoint));
+    model_ = read_frozen(checkpoint, functions_);
   }
 
   void see(const TokenBatch& batch) override {
     const at::NoGradGuard no_grad;
-    at::Tensor hidden = functions_.embed(batch.ids_BT, embedding_);
-    for (size_t b = 0; b < blocks_.size(); ++b) hidden = functions_.block(static_cast<int64_t>(b), blocks_[b], hidden);
-    normalized_ = functions_.final_norm(gain_, hidden);
+    normalized_ = model_.normalized(batch.ids_BT);
   }
 
   TeacherLogits logits(int64_t first, int64_t count) override { return TeacherLogits(values(first, count)); }
@@ -151,38 +136,63 @@ class LiveTeacher : public Teacher {
     return hard_label_loss(values(first, labels_R.size(0)), labels_R);
   }
 
- private:
-  at::Tensor values(int64_t first, int64_t count) const {
-    const at::NoGradGuard no_grad;
-    at::Tensor logits_RV = functions_.logits(head_, rows(normalized_, first, count));
+  const FrozenModel& model() const override { return model_; }
+
+  at::Tensor fitted(const at::Tensor& logits_RV) const override {
     const int64_t num_own = logits_RV.size(1);
     if (num_own > num_vocabulary_) return logits_RV.narrow(1, 0, num_vocabulary_).contiguous();
     if (num_own == num_vocabulary_) return logits_RV;
-    return at::cat(
-        {logits_RV, at::full({count, num_vocabulary_ - num_own}, -std::numeric_limits<double>::infinity(), at::kFloat)},
-        1);
+    const double never = -std::numeric_limits<double>::infinity();
+    return at::cat({logits_RV, at::full({logits_RV.size(0), num_vocabulary_ - num_own}, never, at::kFloat)}, 1);
+  }
+
+ private:
+  at::Tensor values(int64_t first, int64_t count) const {
+    const at::NoGradGuard no_grad;
+    return fitted(model_.logits(rows(normalized_, first, count)));
   }
 
   FunctionalModel functions_;
   int64_t num_vocabulary_;
-  at::Tensor embedding_, head_, gain_, normalized_;
-  std::vector<NamedTensors> blocks_;
+  FrozenModel model_;
+  at::Tensor normalized_;
 };
 
 }  // namespace
 
-TokenBatch make_batch(const TokenWindows& windows, std::span<const int64_t> chosen) {
+int64_t LabelledWindows::num_labels(std::span<const int64_t> chosen) const {
+  if (labels_NT.empty()) return static_cast<int64_t>(chosen.size()) * (windows.num_tokens - 1);
+  int64_t count = 0;
+  for (const int64_t n : chosen) {
+    const auto labels = std::span(labels_NT).subspan(static_cast<size_t>(n * windows.num_tokens),
+                                                     static_cast<size_t>(windows.num_tokens));
+    count += std::count_if(labels.begin(), labels.end(), [](int32_t label) { return label != kIgnoredLabel; });
+  }
+  return count;
+}
+
+TokenBatch make_batch(const LabelledWindows& data, std::span<const int64_t> chosen) {
+  const TokenWindows& windows = data.windows;
   const auto num_sequences = static_cast<int64_t>(chosen.size());
-  TokenBatch batch{at::empty({num_sequences, windows.num_tokens}, at::kLong),
-                   at::empty({num_sequences, windows.num_tokens}, at::kLong),
+  const auto label_of = [&](int64_t n, int64_t t) -> int64_t {
+    if (!data.labels_NT.empty()) return data.labels_NT[static_cast<size_t>(n * windows.num_tokens + t)];
+    return t + 1 < windows.num_tokens ? windows.window(n)[static_cast<size_t>(t + 1)] : kIgnoredLabel;
+  };
+  int64_t num_tokens = 1;  // up to the last that has a label, and the token that is it
+  for (const int64_t n : chosen) {
+    for (int64_t t = windows.num_tokens - 1; t + 1 > num_tokens; --t) {
+      if (label_of(n, t) != kIgnoredLabel) num_tokens = std::min(t + 2, windows.num_tokens);
+    }
+  }
+  TokenBatch batch{at::empty({num_sequences, num_tokens}, at::kLong),
+                   at::empty({num_sequences, num_tokens}, at::kLong),
                    {chosen.begin(), chosen.end()}};
   for (int64_t b = 0; b < num_sequences; ++b) {
-    const std::span<const int32_t> ids = windows.window(chosen[static_cast<size_t>(b)]);
-    int64_t* const id = batch.ids_BT.data_ptr<int64_t>() + b * windows.num_tokens;
-    int64_t* const label = batch.labels_BT.data_ptr<int64_t>() + b * windows.num_tokens;
-    std::copy(ids.begin(), ids.end(), id);
-    std::copy(ids.begin() + 1, ids.end(), label);
-    label[windows.num_tokens - 1] = kIgnoredLabel;
+    const int64_t n = chosen[static_cast<size_t>(b)];
+    for (int64_t t = 0; t < num_tokens; ++t) {
+      batch.ids_BT.data_ptr<int64_t>()[b * num_tokens + t] = windows.window(n)[static_cast<size_t>(t)];
+      batch.labels_BT.data_ptr<int64_t>()[b * num_tokens + t] = label_of(n, t);
+    }
   }
   return batch;
 }
@@ -197,15 +207,14 @@ int64_t count_labels(const TokenBatch& batch) {
   return batch.labels_BT.ne(kIgnoredLabel).sum().item<int64_t>();
 }
 
-std::unique_ptr<Teacher> live_teacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute,
-                                      int64_t num_vocabulary) {
-  return std::make_unique<LiveTeacher>(checkpoint, max_tokens, compute, num_vocabulary);
+std::unique_ptr<LiveTeacher> live_teacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute,
+                                          int64_t num_vocabulary) {
+  return std::make_unique<LiveTeacherModel>(checkpoint, max_tokens, compute, num_vocabulary);
 }
 
-BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& options, bool recompute, int64_t num_step_labels,
-                   Teacher* teacher, StudentModel& student) {
+BatchLoss train_on(const TokenBatch& batch, const LossOfHidden& make_loss, bool recompute, int64_t num_step_labels,
+                   StudentModel& student) {
   const at::AutoGradMode with_gradients(true);
-  if (teacher != nullptr) teacher->see(batch);
   at::Tensor hidden;
   {
     const at::NoGradGuard no_grad;
@@ -223,7 +232,7 @@ BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& options, b
     }
   }
   BatchLoss loss;
-  at::Tensor gradient = train_head(batch, options, num_step_labels, teacher, hidden, student, loss);
+  at::Tensor gradient = train_head(batch, make_loss(hidden), num_step_labels, hidden, student, loss);
   for (int64_t b = student.num_blocks() - 1; b >= 0; --b) {
     Piece piece = recompute ? run_block(student, b, pieces.back().input) : std::move(pieces.back());
     pieces.pop_back();
@@ -233,6 +242,27 @@ BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& options, b
   }
   train_embedding(batch, gradient, student);
   return loss;
+}
+
+BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& options, bool recompute, int64_t num_step_labels,
+                   Teacher* teacher, StudentModel& student) {
+  if (teacher != nullptr) teacher->see(batch);
+  const auto make_loss = [&](const at::Tensor& hidden_BTD) -> TokenLoss {
+    if (teacher == nullptr) {
+      return [](const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t) {
+        return hard_label_loss(logits_RV, labels_R);
+      };
+    }
+    const at::Tensor slim_R = options.loss == DistillLoss::slim
+                                  ? slim_weights_of(batch, student, student.outer(), hidden_BTD, *teacher)
+                                  : at::Tensor();
+    return [&options, teacher, slim_R](const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t first) {
+      const int64_t count = labels_R.size(0);
+      return token_losses(options, logits_RV, teacher->logits(first, count), labels_R,
+                          slim_R.defined() ? slim_R.narrow(0, first, count) : at::Tensor());
+    };
+  };
+  return train_on(batch, make_loss, recompute, num_step_labels, student);
 }
 
 BatchLoss score(const TokenBatch& batch, const StudentModel& student) {

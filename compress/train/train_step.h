@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "compress/train/student_model.h"
@@ -18,7 +19,7 @@
 namespace pare {
 
 // Tokens whose logits exist at a time.
-inline constexpr int64_t kHeadTokens = 256;
+inline constexpr int64_t kHeadTokens = 128;
 
 // Sequences of one length; position t predicts labels_BT[t], which is kIgnoredLabel where there is nothing to predict.
 struct TokenBatch {
@@ -29,8 +30,17 @@ struct TokenBatch {
   int64_t num_tokens() const { return ids_BT.numel(); }
 };
 
-// Windows as they are; each position's label is the next token, the last's is ignored.
-TokenBatch make_batch(const TokenWindows& windows, std::span<const int64_t> chosen);
+// Sequences to train on or to validate with.
+struct LabelledWindows {
+  TokenWindows windows;  // shorter sequences are filled up behind their end
+  // What each position predicts, kIgnoredLabel where it predicts nothing. Empty: the next token, all but the last.
+  std::vector<int32_t> labels_NT = {};
+
+  int64_t num_labels(std::span<const int64_t> chosen) const;
+};
+
+// The chosen sequences, cut behind the last label of the longest.
+TokenBatch make_batch(const LabelledWindows& data, std::span<const int64_t> chosen);
 
 // What a teacher says of a batch's tokens.
 class Teacher {
@@ -44,11 +54,19 @@ class Teacher {
   virtual at::Tensor label_losses(int64_t first, const at::Tensor& labels_R) = 0;
 };
 
+// One that is there, and not what was recorded of it.
+class LiveTeacher : public Teacher {
+ public:
+  virtual const FrozenModel& model() const = 0;
+  // Its logits [R, V] over the student's vocabulary.
+  virtual at::Tensor fitted(const at::Tensor& logits_RV) const = 0;
+};
+
 // A checkpoint's forward pass, in the type `compute`. The checkpoint must outlive it. num_vocabulary: of the student;
 // more logits than that are cut off, fewer are padded with -inf. Throws std::invalid_argument for vocabularies that
 // differ by more than kMaxPadding.
-std::unique_ptr<Teacher> live_teacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute,
-                                      int64_t num_vocabulary);
+std::unique_ptr<LiveTeacher> live_teacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute,
+                                          int64_t num_vocabulary);
 // Rows that models of one tokenizer have more or less of: embeddings are padded to multiples of powers of two.
 inline constexpr int64_t kMaxPadding = 1024;
 // Throws std::invalid_argument for vocabularies that differ by more than that.
@@ -62,6 +80,14 @@ struct BatchLoss {
 // all micro-batches of the step. teacher: null for a loss that reads none (hard_label).
 BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& loss, bool recompute, int64_t num_step_labels,
                    Teacher* teacher, StudentModel& student);
+
+// The losses of consecutive rows from `first` on, [R] with gradient: of their logits [R, V] and labels [R].
+using TokenLoss = std::function<at::Tensor(const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t first)>;
+// What there is to know of a batch before its first loss, from the hidden states behind the last block [B, T, D].
+using LossOfHidden = std::function<TokenLoss(const at::Tensor& hidden_BTD)>;
+// The same for a loss of its own.
+BatchLoss train_on(const TokenBatch& batch, const LossOfHidden& make_loss, bool recompute, int64_t num_step_labels,
+                   StudentModel& student);
 
 // -log q(label), summed, without gradients.
 BatchLoss score(const TokenBatch& batch, const StudentModel& student);

@@ -48,6 +48,15 @@ AdamWOptions optimizer_of(ParameterKind kind, AdamWOptions options) {
   return options;
 }
 
+// Of a window, its filling left out.
+double mean_length(const LabelledWindows& data) {
+  const TokenWindows& windows = data.windows;
+  if (data.labels_NT.empty()) return static_cast<double>(windows.num_tokens);
+  int64_t sum = 0;
+  for (int64_t n = 0; n < windows.num_windows; ++n) sum += make_batch(data, std::span(&n, 1)).num_tokens();
+  return static_cast<double>(sum) / static_cast<double>(windows.num_windows);
+}
+
 class Training {
  public:
   Training(const TrainingWindows& data, const DistillOptions& options, Teacher* teacher, StudentModel& student,
@@ -58,7 +67,8 @@ class Training {
         student_(student),
         store_(store),
         progress_(progress),
-        num_steps_(num_training_steps(options, data.training.num_tokens)) {
+        tokens_of_window_(mean_length(data.training)),
+        num_steps_(num_training_steps(options, tokens_of_window_)) {
     for (Parameter* parameter : student.parameters()) {
       parameters_.push_back({parameter, at::zeros_like(parameter->value), at::zeros_like(parameter->value)});
     }
@@ -84,7 +94,7 @@ class Training {
       progress_.update(state_.step);
     }
     progress_.finish();
-    speed = {seconds_training(), (state_.step - first_step_) * options_.batch * data_.training.num_tokens};
+    speed = {seconds_training(), tokens_of(state_.step - first_step_)};
     if (state_.best_step != state_.step) store_.load_best(state_, parameters_);
     return state_;
   }
@@ -105,9 +115,9 @@ class Training {
 
   void step() {
     const int64_t number = state_.step + 1;
-    const std::vector<int64_t> windows =
-        windows_of_step(number, options_.batch, data_.training.num_windows, static_cast<uint64_t>(options_.seed));
-    const int64_t num_labels = options_.batch * (data_.training.num_tokens - 1);
+    const std::vector<int64_t> windows = windows_of_step(number, options_.batch, data_.training.windows.num_windows,
+                                                         static_cast<uint64_t>(options_.seed));
+    const int64_t num_labels = data_.training.num_labels(windows);
     for (int64_t first = 0; first < options_.batch; first += options_.micro_batch) {
       const TokenBatch batch =
           make_batch(data_.training,
@@ -127,6 +137,10 @@ class Training {
     } else if (is_time_to_save()) {
       save();
     }
+  }
+
+  int64_t tokens_of(int64_t num_steps) const {
+    return std::llround(static_cast<double>(num_steps * options_.batch) * tokens_of_window_);
   }
 
   int64_t warmup_steps() const {
@@ -163,7 +177,7 @@ class Training {
   void validate() {
     const auto start = Clock::now();
     TrainingPoint point{.step = state_.step,
-                        .num_tokens = state_.step * options_.batch * data_.training.num_tokens,
+                        .num_tokens = tokens_of(state_.step),
                         .validation_perplexity = measured_perplexity(),
                         .learning_rate = rate_at(state_.step) * options_.learning_rate};
     if (state_.loss_labels > 0) point.loss = state_.loss_sum / static_cast<double>(state_.loss_labels);
@@ -189,9 +203,7 @@ class Training {
     const int64_t num_done = state_.step - first_step_;
     if (num_done > 0) {
       const double seconds = seconds_training();
-      row += "  " +
-             format_number(static_cast<double>(num_done * options_.batch * data_.training.num_tokens) / seconds, 0) +
-             " tokens/s  " +
+      row += "  " + format_number(static_cast<double>(tokens_of(num_done)) / seconds, 0) + " tokens/s  " +
              format_duration(seconds / static_cast<double>(num_done) * static_cast<double>(num_steps_ - state_.step)) +
              " left";
     }
@@ -218,6 +230,7 @@ class Training {
   StudentModel& student_;
   TrainingStore& store_;
   Progress& progress_;
+  double tokens_of_window_;
   int64_t num_steps_;
   std::vector<OptimizedParameter> parameters_;
   TrainingState state_;
@@ -242,9 +255,9 @@ std::vector<int64_t> windows_of_step(int64_t step, int64_t batch, int64_t num_wi
   return chosen;
 }
 
-int64_t num_training_steps(const DistillOptions& options, int64_t num_tokens) {
-  const int64_t tokens_of_step = options.batch * num_tokens;
-  return (options.total_tokens + tokens_of_step - 1) / tokens_of_step;
+int64_t num_training_steps(const DistillOptions& options, double num_tokens) {
+  const double steps = static_cast<double>(options.total_tokens) / (static_cast<double>(options.batch) * num_tokens);
+  return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(steps)));
 }
 
 TrainingState train(const TrainingWindows& data, const DistillOptions& options, Teacher* teacher, StudentModel& student,
@@ -253,13 +266,14 @@ TrainingState train(const TrainingWindows& data, const DistillOptions& options, 
   return Training(data, options, teacher, student, store, progress).run(between, speed);
 }
 
-double validation_perplexity(const TokenWindows& windows, int64_t micro_batch, const StudentModel& student) {
+double validation_perplexity(const LabelledWindows& data, int64_t micro_batch, const StudentModel& student) {
+  const int64_t num_windows = data.windows.num_windows;
   BatchLoss loss;
-  for (int64_t first = 0; first < windows.num_windows; first += micro_batch) {
+  for (int64_t first = 0; first < num_windows; first += micro_batch) {
     throw_if_interrupted();
-    std::vector<int64_t> chosen(static_cast<size_t>(std::min(micro_batch, windows.num_windows - first)));
+    std::vector<int64_t> chosen(static_cast<size_t>(std::min(micro_batch, num_windows - first)));
     std::iota(chosen.begin(), chosen.end(), first);
-    const BatchLoss part = score(make_batch(windows, chosen), student);
+    const BatchLoss part = score(make_batch(data, chosen), student);
     loss.sum += part.sum;
     loss.num_labels += part.num_labels;
   }

@@ -17,14 +17,14 @@
 namespace pare {
 
 struct TrainingWindows {
-  TokenWindows training, validation;
+  LabelledWindows training, validation;
 };
 
 // The windows of step `step` (from 1 on): every epoch takes all of them once, in an order that follows from the seed
 // and the epoch. [batch].
 std::vector<int64_t> windows_of_step(int64_t step, int64_t batch, int64_t num_windows, uint64_t seed);
-// As many steps as total_tokens ask for, rounded up.
-int64_t num_training_steps(const DistillOptions& options, int64_t num_tokens);
+// As many steps as total_tokens ask for, rounded up; num_tokens of a window, of shorter ones on average.
+int64_t num_training_steps(const DistillOptions& options, double num_tokens);
 
 struct TrainingSpeed {
   double seconds = 0.0;  // of this process, without validation
@@ -38,7 +38,7 @@ TrainingState train(const TrainingWindows& data, const DistillOptions& options, 
                     TrainingStore& store, Progress& progress, const std::function<void()>& between,
                     TrainingSpeed& speed);
 
-// exp of the mean of -log q(label) over all windows. Throws std::runtime_error where that is not finite.
-double validation_perplexity(const TokenWindows& windows, int64_t micro_batch, const StudentModel& student);
+// exp of the mean of -log q(label) over all labels. Throws std::runtime_error where that is not finite.
+double validation_perplexity(const LabelledWindows& data, int64_t micro_batch, const StudentModel& student);
 
 }  // namespace pare
