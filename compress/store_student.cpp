@@ -5,6 +5,7 @@
 
 #include "compress/passes/compress_stage.h"
 #include "compress/recipe/distill_pass.h"
+#include "runtime/commands/layer_sparsity.h"
 
 namespace pare {
 namespace {
@@ -38,7 +39,8 @@ double relative_change(const at::Tensor& after, const LinearWeights& before) {
 
 // A linear or table with codes, or packed: as its container stores it.
 CompressedLayer stored_layer(WeightView& view, const Checkpoint& checkpoint, const LinearDescription& linear,
-                             const PackScheme& scheme, bool is_linear) {
+                             const PackScheme& scheme, const std::map<std::string, SparsityClaim>& claims,
+                             bool is_linear) {
   const LinearWeights before = checkpoint.linear(linear);
   CompressedLayer layer;
   LayerRecord& record = layer.record;
@@ -68,8 +70,12 @@ CompressedLayer stored_layer(WeightView& view, const Checkpoint& checkpoint, con
   record.act_order = scheme.act_order;
   record.scale_dtype = layer.stored.weight.scale_dtype;
   const int64_t num_zeros = value_OI.eq(0.0).sum().item<int64_t>();
-  if (!scheme.pattern.is_dense() || num_zeros * kPrunedShare > value_OI.numel()) {
-    record.pattern = layer.stored.weight.pattern;
+  const auto claim = claims.find(linear.name);
+  // Of codes a few are that of their zero by chance.
+  const bool has_pruned_values =
+      std::holds_alternative<DenseWeight>(before.weight) && num_zeros * kPrunedShare > value_OI.numel();
+  if (view.keeps_zeros() || claim != claims.end() || has_pruned_values) {
+    record.pattern = claim != claims.end() ? claim->second.pattern : layer.stored.weight.pattern;
     record.num_zeros = num_zeros;
   }
   record.relative_error = relative_change(value_OI, before);
@@ -81,12 +87,13 @@ CompressedLayer stored_layer(WeightView& view, const Checkpoint& checkpoint, con
 void commit_student(const StudentModel& student, const Checkpoint& checkpoint, const RunPlan& plan,
                     Artifact& artifact) {
   const ModelDescription& model = checkpoint.description();
+  const std::map<std::string, SparsityClaim> claims = sparsity_claims(checkpoint);
   std::vector<CompressedLayer> tables;
   std::vector<OwnedTensor> outer;
   const auto add_table = [&](const LinearDescription& table, const char* name, bool is_linear) {
     WeightView& view = student.view(name);
     if (const std::optional<PackScheme> scheme = checkpoint.stored_scheme(table)) {
-      tables.push_back(stored_layer(view, checkpoint, table, *scheme, is_linear));
+      tables.push_back(stored_layer(view, checkpoint, table, *scheme, claims, is_linear));
     } else if (view.is_trained()) {
       outer.push_back(owned(checkpoint, table.name + ".weight", view.stored()));
     }
@@ -109,7 +116,7 @@ void commit_student(const StudentModel& student, const Checkpoint& checkpoint, c
       const std::string name = layer.linear.name + ".weight";
       WeightView& view = student.view(name);
       if (layer.scheme.is_plain() && !view.is_trained()) continue;
-      layers.push_back(stored_layer(view, checkpoint, layer.linear, layer.scheme, /*is_linear=*/true));
+      layers.push_back(stored_layer(view, checkpoint, layer.linear, layer.scheme, claims, /*is_linear=*/true));
       if (layer.scheme.has_own_tensor()) {
         // It replaces the source's even where it is what it was: its record speaks of it.
         changed.push_back(owned(checkpoint, name, view.value(at::kFloat).to(at::kFloat)));

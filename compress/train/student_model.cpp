@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "compress/walk/decoder_block.h"
+#include "runtime/commands/layer_sparsity.h"
 
 namespace pare {
 namespace {
@@ -65,31 +66,34 @@ StudentModel::StudentModel(const Checkpoint& checkpoint, const TrainedParts& par
   read_outer(kEmbedding, checkpoint.embedding());
   if (!model.tied_head) read_outer(kHead, checkpoint.head());
   read_norm(kFinalNorm, model.final_norm, outer_);
+  const std::map<std::string, SparsityClaim> claims = sparsity_claims(checkpoint);
   for (const BlockDescription& block : model.blocks) {
     Views& views = blocks_.emplace_back();
     for (const LinearDescription& linear : linears_of(block)) {
       read_linear(checkpoint, linear, is_trained(linear.name) ? parts : TrainedParts{false, false, false, false},
-                  views);
+                  claims.contains(linear.name), views);
     }
     for (const NormDescription& norm : norms_of(block)) read_norm(norm.name + ".weight", norm, views);
   }
 }
 
 void StudentModel::read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts,
-                               Views& views) {
+                               bool is_pruned, Views& views) {
   const LinearWeights weights = checkpoint.linear(linear);
   const std::string name = linear.name + ".weight";
   if (const auto* const quantized = std::get_if<QuantizedWeight>(&weights.weight)) {
-    views[name] = std::make_unique<GridView>(linear.name, *quantized, parts.weights, parts.scales);
+    views[name] = std::make_unique<GridView>(
+        linear.name, *quantized,
+        GridTraining{parts.weights, parts.scales, checkpoint.stored_scheme(linear)->per_tensor, is_pruned});
   } else {
     const auto& dense = std::get<DenseWeight>(weights.weight);
     at::Tensor weight_OI = dense_values(weights);
     if (parts.weights) {
       const ZeroCount zeros = count_zeros(weights, dense.pattern);
-      const bool is_pruned =
-          !dense.pattern.is_dense() || zeros.num_zeros * kPrunedShare > linear.num_out * linear.num_in;
-      views[name] =
-          float_view(name, ParameterKind::weight, weight_OI, dense.dtype, is_pruned ? weight_OI.ne(0.0) : at::Tensor());
+      const bool keeps_zeros =
+          is_pruned || !dense.pattern.is_dense() || zeros.num_zeros * kPrunedShare > linear.num_out * linear.num_in;
+      views[name] = float_view(name, ParameterKind::weight, weight_OI, dense.dtype,
+                               keeps_zeros ? weight_OI.ne(0.0) : at::Tensor());
     } else {
       views[name] = frozen_view(weight_OI.to(functions_.compute_type()));
     }

@@ -31,8 +31,8 @@ void check_trainable(const Checkpoint& checkpoint, const TrainedParts& parts);
 
 class StudentModel {
  public:
-  // Reads the checkpoint, in any container. The zeros of pruned linears are kept: of those that promise a pattern, and
-  // of dense ones that have as many zeros as only pruning makes (kPrunedShare). Throws std::invalid_argument as
+  // Reads the checkpoint, in any container. The zeros of pruned linears are kept: of those that promise a pattern, or
+  // that pare.json says are pruned, and of dense ones that have as many zeros as only pruning makes (kPrunedShare). Throws std::invalid_argument as
   // check_trainable does.
   StudentModel(const Checkpoint& checkpoint, const TrainedParts& parts, const IsTrained& is_trained, int64_t max_tokens,
                at::ScalarType compute);
@@ -67,7 +67,8 @@ class StudentModel {
 
  private:
   using Views = std::map<std::string, std::unique_ptr<WeightView>, std::less<>>;
-  void read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts, Views& views);
+  void read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts, bool is_pruned,
+                   Views& views);
   TrainedTensors leaves(const Views& views) const;
   static void add_gradients(Views& views, const TrainedTensors& tensors, std::span<const at::Tensor> gradients);
 

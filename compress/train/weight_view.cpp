@@ -12,6 +12,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "distill/rows.h"
+
 namespace pare {
 namespace {
 
@@ -57,6 +59,8 @@ class FloatView : public WeightView {
 
   std::vector<Parameter*> parameters() override { return {&parameter_}; }
 
+  bool keeps_zeros() const override { return kept_.defined(); }
+
   void check_zeros() const override {
     if (!kept_.defined()) return;
     if (parameter_.value.ne(0.0).logical_and_(kept_.logical_not()).any().item<bool>()) {
@@ -95,8 +99,8 @@ std::unique_ptr<WeightView> float_view(std::string name, ParameterKind kind, con
   return std::make_unique<FloatView>(std::move(name), kind, value, dtype, std::move(kept), unit_offset);
 }
 
-GridView::GridView(const std::string& name, const QuantizedWeight& weight, bool trains_offsets, bool trains_scales)
-    : trains_offsets_(trains_offsets), trains_scales_(trains_scales) {
+GridView::GridView(const std::string& name, const QuantizedWeight& weight, const GridTraining& training)
+    : trains_offsets_(training.offsets), trains_scales_(training.scales) {
   if (weight.code_type != CodeType::integer) {
     throw std::invalid_argument(name + ": expected integer codes, found FP8, which cannot be trained");
   }
@@ -115,7 +119,7 @@ GridView::GridView(const std::string& name, const QuantizedWeight& weight, bool 
   for (int64_t i = 0; i < weight.num_in; ++i) grid_.group_I.data_ptr<int64_t>()[i] = weight.group(i);
   unit_OG_ = at::empty({weight.num_out, num_groups}, at::kFloat);
   std::copy(weight.scales_OG.begin(), weight.scales_OG.end(), unit_OG_.data_ptr<float>());
-  if (!weight.pattern.is_dense()) {
+  if (training.keeps_zeros || !weight.pattern.is_dense()) {
     grid_.kept_OI = grid_.start_OI.to(at::kFloat).ne(grid_.zeros_OG.index_select(1, grid_.group_I));
   }
   offsets_.name = name + ".weight.offset";
@@ -124,7 +128,7 @@ GridView::GridView(const std::string& name, const QuantizedWeight& weight, bool 
   if (trains_offsets_) offsets_.gradient = at::zeros_like(offsets_.value);
   scales_.name = name + ".weight.scale";
   scales_.kind = ParameterKind::scale;
-  scales_.value = at::ones({weight.num_out, num_groups}, at::kFloat);
+  scales_.value = at::ones({training.one_scale ? 1 : weight.num_out, training.one_scale ? 1 : num_groups}, at::kFloat);
   if (trains_scales_) scales_.gradient = at::zeros_like(scales_.value);
 }
 
@@ -141,7 +145,10 @@ at::Tensor GridView::value(at::ScalarType compute) const {
 void GridView::add_gradient(const at::Tensor& gradient) {
   const GridGradients gradients = grid_gradients(grid_, offsets_.value, stored_scales(), gradient.to(at::kFloat));
   if (trains_offsets_) offsets_.gradient.add_(gradients.offsets_OI);
-  if (trains_scales_) scales_.gradient.add_(gradients.scales_OG.mul(unit_OG_));
+  if (!trains_scales_) return;
+  const at::Tensor by_scale_OG = gradients.scales_OG.mul(unit_OG_);
+  const bool is_shared = scales_.value.sizes() != unit_OG_.sizes();
+  scales_.gradient.add_(is_shared ? row_sums(by_scale_OG.view({1, -1})).view({1, 1}) : by_scale_OG);
 }
 
 std::vector<Parameter*> GridView::parameters() {

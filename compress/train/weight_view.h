@@ -38,6 +38,8 @@ class WeightView {
   virtual void add_gradient(const at::Tensor& gradient) = 0;
   virtual std::vector<Parameter*> parameters() = 0;
   bool is_trained() { return !parameters().empty(); }
+  // Whether places that were 0 at the start stay so.
+  virtual bool keeps_zeros() const { return false; }
   // After a step: throws std::logic_error where a pruned weight has a value.
   virtual void check_zeros() const {}
 };
@@ -50,14 +52,21 @@ std::unique_ptr<WeightView> frozen_view(at::Tensor value);
 std::unique_ptr<WeightView> float_view(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype,
                                        at::Tensor kept = {}, bool unit_offset = false);
 
-// Codes and scales of integers in groups; scales are stored as weight.scale_dtype. Either or both are trained.
-// Throws std::invalid_argument for FP8 codes, which have no grid of equal steps.
+// What of a grid is trained, and what its container has no place for.
+struct GridTraining {
+  bool offsets = false, scales = false;
+  bool one_scale = false;    // the file holds one for the whole tensor
+  bool keeps_zeros = false;  // as they are where the weight promises a pattern
+};
+
+// Codes and scales of integers in groups; scales are stored as weight.scale_dtype. Throws std::invalid_argument for FP8 codes, which have no grid of equal steps.
 class GridView : public WeightView {
  public:
-  GridView(const std::string& name, const QuantizedWeight& weight, bool trains_offsets, bool trains_scales);
+  GridView(const std::string& name, const QuantizedWeight& weight, const GridTraining& training);
   at::Tensor value(at::ScalarType compute) const override;
   void add_gradient(const at::Tensor& gradient) override;
   std::vector<Parameter*> parameters() override;
+  bool keeps_zeros() const override { return grid_.kept_OI.defined(); }
   void check_zeros() const override;
   // As it is to be stored.
   QuantizedWeight weight() const;
@@ -67,8 +76,8 @@ class GridView : public WeightView {
   QuantizedWeight start_;  // without codes and scales
   TrainedGrid grid_;
   bool trains_offsets_, trains_scales_;
-  Parameter offsets_, scales_;
-  at::Tensor unit_OG_;  // what a scale parameter of 1 stands for: the scales that training starts from
+  Parameter offsets_, scales_;  // of scales [O, G], or [1, 1]
+  at::Tensor unit_OG_;          // what a scale parameter of 1 stands for: the scales that training starts from
 };
 
 // The type's values of x, as float32.

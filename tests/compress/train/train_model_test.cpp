@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "compress/recipe/recipe.h"
+#include "runtime/commands/layer_sparsity.h"
 #include "runtime/commands/verify.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/model/checkpoint.h"
@@ -181,6 +182,78 @@ INSTANTIATE_TEST_SUITE_P(
                     Compressed{"Both", "  - sparsegpt: {pattern: \"2:4\"}\n  - gptq: {bits: 4, group_size: -1}\n", true,
                                true}),
     [](const testing::TestParamInfo<Compressed>& item) { return item.param.name; });
+
+// Every way in which weights, inputs and tables are stored, on random models of every family.
+struct Stored {
+  const char* name;
+  const char* family;
+  const char* passes;  // before training, and what else of a recipe belongs to them
+  const char* more;    // of distill
+  const char* behind = "";
+  friend void PrintTo(const Stored& item, std::ostream* out) { *out << item.name; }
+};
+class TrainStored : public TrainModel, public testing::WithParamInterface<Stored> {};
+
+TEST_P(TrainStored, IsStoredAsItWasAndMeasuredAsTheRuntimeDoes) {
+  const Stored& item = GetParam();
+  const std::string ids = (family(item.family) / "ids.npy").string();
+  const std::string head = "model: " + family(item.family).string() + "\ncalibration: {text: " + ids + "}\npasses:\n";
+  const Json report =
+      run_json(head + item.passes + "  - distill: {text: " + ids + ", validation_text: " + ids +
+                   ", validation_windows: 2, precision: float32, total_tokens: 1024, batch: 2, "
+                   "validations: 2" +
+                   item.more + "}\n" + item.behind + "evaluate:\n  - perplexity: {text: " + ids + ", context: 64}\n",
+               "after");
+  expect_measured(report);
+  expect_verifies("after");
+  // Random models know nothing of the ids, nor does their teacher: any step that was kept is an improvement.
+  if (*item.passes == '\0') return;
+  run_json(head + item.passes + item.behind, "before");
+  const Checkpoint before = Checkpoint::open(folder_ / "before"), after = Checkpoint::open(folder_ / "after");
+  for (const LinearDescription& linear : block_linears(before.description())) {
+    EXPECT_EQ(after.stored_scheme(linear), before.stored_scheme(linear)) << linear.name;
+    EXPECT_EQ(after.linear(linear).input, before.linear(linear).input) << linear.name;
+  }
+  EXPECT_EQ(after.stored_scheme(after.head()), before.stored_scheme(before.head()));
+  // Which layers are said to be pruned, and how; verification counts.
+  const auto was = sparsity_claims(before), is = sparsity_claims(after);
+  ASSERT_EQ(is.size(), was.size());
+  for (const auto& [name, claim] : was) {
+    ASSERT_TRUE(is.contains(name)) << name;
+    EXPECT_EQ(is.at(name).pattern, claim.pattern) << name;
+    EXPECT_GE(is.at(name).zeros, claim.zeros) << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Families, TrainStored,
+    testing::Values(
+        Stored{"HalfShardsAndEmbedding", "llama_sharded_fp16", "", ", train: {embedding: true}"},
+        Stored{"UnitOffsets", "gemma3_local_global", "", ", train: {embedding: true}, loss: hard_label"},
+        Stored{"FusedExperts", "qwen3_moe_fused", "", ", loss: hard_label"},
+        Stored{"Mixtral", "mixtral_experts", "", ", recompute: true, loss: hard_label"},
+        Stored{"QuantizedExperts", "qwen3_moe_dense_block_bf16", "  - gptq: {bits: 4, group_size: -1}\n", ""},
+        Stored{"RoundedInputs", "qwen2_biases_tied", "  - gptq: {bits: 8, group_size: -1, activations: int8}\n", ""},
+        Stored{"StaticInputs", "qwen3_norms_bf16",
+               "  - smoothquant: {}\n  - gptq: {bits: 8, group_size: -1, per_tensor: true, activations: {range: "
+               "static}}\n",
+               ""},
+        Stored{"RoundedHead", "qwen3_norms_bf16", "  - awq: {}\n  - gptq: {bits: 4, group_size: 32}\n",
+               ", loss: hard_label", "head: {bits: 8}\n"},
+        Stored{"AwqContainer", "llama_gqa_untied", "  - rtn: {bits: 4, group_size: 32, symmetric: false}\n",
+               ", train: {weights: false}", "container: awq-gemm\n"},
+        Stored{"ActOrder", "llama_gqa_untied", "  - gptq: {bits: 4, group_size: 32, act_order: group}\n",
+               ", loss: hard_label"},
+        Stored{"UnstructuredCodes", "llama_gqa_untied",
+               "  - sparsegpt: {pattern: unstructured, ratio: 0.4}\n  - gptq: {bits: 4, group_size: 32}\n",
+               ", loss: hard_label"},
+        Stored{"FourOfEightCodesBesideExcluded", "llama_gqa_untied",
+               "  - wanda: {pattern: \"4:8\"}\n    layers: {exclude: [\"*.v_proj\"]}\n  - rtn: {bits: 4, group_size: "
+               "32}\n",
+               ", loss: hard_label"},
+        Stored{"Unstructured", "llama_mqa_biases", "  - wanda: {pattern: unstructured, ratio: 0.5}\n",
+               ", loss: hard_label"}),
+    [](const testing::TestParamInfo<Stored>& item) { return item.param.name; });
 
 TEST_F(TrainModel, WhatIsTrainedCanBeRounded) {
   const Json report =

@@ -158,7 +158,7 @@ TEST_P(GridViews, BeginWithTheCodesThatWereRead) {
   const QuantizedWeight weight = make_weight(GetParam());
   for (const bool trains_offsets : {false, true}) {
     for (const bool trains_scales : {false, true}) {
-      GridView view("l", weight, trains_offsets, trains_scales);
+      GridView view("l", weight, {trains_offsets, trains_scales});
       const QuantizedWeight same = view.weight();
       EXPECT_EQ(same.codes_OI, weight.codes_OI);
       EXPECT_EQ(same.scales_OG, weight.scales_OG);
@@ -177,7 +177,7 @@ TEST_P(GridViews, BeginWithTheCodesThatWereRead) {
 TEST_P(GridViews, StandForWhatWouldBeStored) {
   const GridCase& item = GetParam();
   const QuantizedWeight weight = make_weight(item);
-  GridView view("l", weight, true, true);
+  GridView view("l", weight, {true, true});
   Parameter& offsets = *view.parameters()[0];
   Parameter& scales = *view.parameters()[1];
   EXPECT_EQ(offsets.name, "l.weight.offset");
@@ -222,7 +222,7 @@ TEST_P(GridViews, GradientsFollowTheChainRule) {
   GridCase item = GetParam();
   item.scale_dtype = DType::F32;
   const QuantizedWeight weight = make_weight(item);
-  GridView view("l", weight, true, true);
+  GridView view("l", weight, {true, true});
   const at::Tensor direction_OI = draw({kOut, kIn}, 14);
   view.add_gradient(direction_OI);
   view.add_gradient(direction_OI);  // they add up
@@ -262,15 +262,46 @@ INSTANTIATE_TEST_SUITE_P(Grids, GridViews,
 
 TEST(GridView, AScaleStaysPositive) {
   const QuantizedWeight weight = make_weight({"", 4, true, false, DType::F16, {}});
-  GridView view("l", weight, false, true);
+  GridView view("l", weight, {.scales = true});
   view.parameters().front()->value.fill_(-3.0);
   for (const float scale : view.weight().scales_OG) EXPECT_GT(scale, 0.0f);
   validate(view.weight(), "stored");
 }
 
+// Unstructured pruning leaves zeros that no pattern speaks of.
+TEST(GridView, ZerosStayWhereTheyAreAskedTo) {
+  const QuantizedWeight weight = make_weight({"", 2, true, false, DType::BF16, {}});
+  GridView view("l", weight, {.offsets = true, .keeps_zeros = true});
+  EXPECT_TRUE(view.keeps_zeros());
+  const at::Tensor zeros_OI = dequantized(weight).eq(0.0);
+  ASSERT_TRUE(zeros_OI.any().item<bool>());
+  view.parameters().front()->value.copy_(draw({kOut, kIn}, 16).mul(3.0));
+  EXPECT_TRUE(view.value(at::kFloat).masked_select(zeros_OI).eq(0.0).all().item<bool>());
+  EXPECT_FALSE(at::equal(view.value(at::kFloat), dequantized(weight)));
+  EXPECT_FALSE(GridView("l", weight, {.offsets = true}).keeps_zeros());
+}
+
+TEST(GridView, OneScaleOfATensorStaysOne) {
+  QuantizedWeight weight = make_weight({"", 8, true, false, DType::F32, {}});
+  weight.group_size = kPerChannel;
+  weight.scales_OG.assign(kOut, 0.02f);
+  GridView view("l", weight, {.scales = true, .one_scale = true});
+  ASSERT_EQ(view.parameters().size(), 1u);
+  Parameter& scale = *view.parameters().front();
+  ASSERT_EQ(scale.value.numel(), 1);
+  const at::Tensor direction_OI = draw({kOut, kIn}, 15);
+  view.add_gradient(direction_OI);
+  // sum(C W) = s sum(C (code - zero)): linear in the parameter, which is relative to the scale.
+  const double slope = dequantized(weight).to(at::kDouble).mul(direction_OI).sum().item<double>();
+  EXPECT_NEAR(scale.gradient.item<double>(), slope, 1e-5 * std::fabs(slope) + 1e-5);
+  scale.value.fill_(1.25);
+  for (const float stored : view.weight().scales_OG) EXPECT_EQ(stored, 0.02f * 1.25f);
+  EXPECT_TRUE(at::equal(view.value(at::kFloat), dequantized(view.weight())));
+}
+
 TEST(GridView, WhatIsNotTrainedHasNoGradient) {
   const QuantizedWeight weight = make_weight({"", 4, true, false, DType::BF16, {}});
-  GridView view("l", weight, false, true);
+  GridView view("l", weight, {.scales = true});
   view.add_gradient(at::ones({kOut, kIn}));
   ASSERT_EQ(view.parameters().size(), 1u);
   EXPECT_EQ(view.parameters().front()->kind, ParameterKind::scale);
@@ -280,7 +311,7 @@ TEST(GridView, WhatIsNotTrainedHasNoGradient) {
 TEST(GridView, Fp8IsRefused) {
   QuantizedWeight weight = make_weight({"", 8, true, false, DType::BF16, {}});
   weight.code_type = CodeType::fp8;
-  expect_error<std::invalid_argument>([&] { GridView("layer", weight, true, true); }, {"layer", "FP8", "integer"});
+  expect_error<std::invalid_argument>([&] { GridView("layer", weight, {true, true}); }, {"layer", "FP8", "integer"});
 }
 
 }  // namespace
