@@ -95,7 +95,8 @@ std::unique_ptr<WeightView> float_view(std::string name, ParameterKind kind, con
   return std::make_unique<FloatView>(std::move(name), kind, value, dtype, std::move(kept), unit_offset);
 }
 
-GridView::GridView(const std::string& name, const QuantizedWeight& weight, bool trains_offsets, bool trains_scales)
+GridView::GridView(const std::string& name, const QuantizedWeight& weight, bool trains_offsets, bool trains_scales,
+                   const at::Tensor& kept_OI)
     : trains_offsets_(trains_offsets), trains_scales_(trains_scales) {
   if (weight.code_type != CodeType::integer) {
     throw std::invalid_argument(name + ": expected integer codes, found FP8, which cannot be trained");
@@ -115,7 +116,9 @@ GridView::GridView(const std::string& name, const QuantizedWeight& weight, bool 
   for (int64_t i = 0; i < weight.num_in; ++i) grid_.group_I.data_ptr<int64_t>()[i] = weight.group(i);
   unit_OG_ = at::empty({weight.num_out, num_groups}, at::kFloat);
   std::copy(weight.scales_OG.begin(), weight.scales_OG.end(), unit_OG_.data_ptr<float>());
-  if (!weight.pattern.is_dense()) {
+  if (kept_OI.defined()) {
+    grid_.kept_OI = kept_OI;
+  } else if (!weight.pattern.is_dense()) {
     grid_.kept_OI = grid_.start_OI.to(at::kFloat).ne(grid_.zeros_OG.index_select(1, grid_.group_I));
   }
   offsets_.name = name + ".weight.offset";

@@ -50,11 +50,14 @@ std::unique_ptr<WeightView> frozen_view(at::Tensor value);
 std::unique_ptr<WeightView> float_view(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype,
                                        at::Tensor kept = {}, bool unit_offset = false);
 
-// Codes and scales of integers in groups; scales are stored as weight.scale_dtype. Either or both are trained.
+// Codes and scales of integers in groups; scales are stored as weight.scale_dtype. Either or both are trained. kept_OI:
+// bool, all others have the code of their zero and keep it; undefined: of a weight that promises a pattern what has
+// another code, else all.
 // Throws std::invalid_argument for FP8 codes, which have no grid of equal steps.
 class GridView : public WeightView {
  public:
-  GridView(const std::string& name, const QuantizedWeight& weight, bool trains_offsets, bool trains_scales);
+  GridView(const std::string& name, const QuantizedWeight& weight, bool trains_offsets, bool trains_scales,
+           const at::Tensor& kept_OI = {});
   at::Tensor value(at::ScalarType compute) const override;
   void add_gradient(const at::Tensor& gradient) override;
   std::vector<Parameter*> parameters() override;
