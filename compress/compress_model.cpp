@@ -9,6 +9,7 @@
 #include "compress/passes/compress_stage.h"
 #include "compress/passes/compress_table.h"
 #include "compress/phase.h"
+#include "compress/reconstruct/reconstruct_work.h"
 #include "compress/survey/allocate_sparsity.h"
 #include "compress/walk/original_stream.h"
 #include "prune/options.h"
@@ -39,10 +40,12 @@ void print_row(const LayerRecord& record, double seconds_left, Progress& progres
   if (record.is_pruned()) {
     group = pattern_text(record.pattern) + (record.scheme.is_dense() ? std::string() : " " + group);
   }
+  char trained[32] = "";
+  if (record.reconstruction > 0.0) std::snprintf(trained, sizeof(trained), "block x %.3f  ", record.reconstruction);
   char row[256];
-  std::snprintf(row, sizeof(row), "%-40s %-8s w%d %-8s %-25s damping %-6.4g %7.2f s  %10s left", record.name.c_str(),
+  std::snprintf(row, sizeof(row), "%-40s %-8s w%d %-8s %-25s damping %-6.4g %s%7.2f s  %10s left", record.name.c_str(),
                 record.method.c_str(), record.scheme.bits, group.c_str(), error_text(record).c_str(), record.damping,
-                record.seconds, format_duration(seconds_left).c_str());
+                trained, record.seconds, format_duration(seconds_left).c_str());
   progress.print(row);
   for (const std::string& event : record.events) progress.print("event: " + record.name + ": " + event);
 }
@@ -72,7 +75,8 @@ void take_survey(Artifact& artifact, Phase& phase) {
   if (!phase.survey) {
     const std::unique_ptr<ModelWalk> walk = phase.kind->walk(
         phase.recipe, phase.data, phase.checkpoint.linear(phase.checkpoint.embedding()), phase.prediction.spill,
-        artifact.partial_directory(), phase.num_threads, /*with_original=*/false);
+        artifact.partial_directory(), phase.num_threads, /*with_original=*/false,
+        /*keeps_block_inputs=*/false);
     phase.survey = survey_model(phase.checkpoint, phase.plan, *walk, *phase.data.survey, survey_options(phase.recipe),
                                 phase.num_threads, phase.progress);
     check_unchanged(phase);
@@ -101,7 +105,7 @@ void allocate(Artifact& artifact, Phase& phase) {
       [&] {
         return phase.kind->walk(phase.recipe, phase.data, phase.checkpoint.linear(phase.checkpoint.embedding()),
                                 phase.prediction.spill, artifact.partial_directory(), phase.num_threads,
-                                /*with_original=*/false);
+                                /*with_original=*/false, /*keeps_block_inputs=*/false);
       },
       phase.plan);
 }
@@ -157,9 +161,14 @@ class CompressTask : public BlockTask {
     phase_.report.stage_seconds["compress"] += seconds_since(start);
   }
 
+  bool reads_outputs(int64_t block) const override { return phase_.plan.reconstruction(block) != nullptr; }
+
   void leave(int64_t index, Block&) override {
     check_unchanged(phase_);
     report_starved(phase_.plan.blocks[static_cast<size_t>(index)], *work_);
+    if (reads_outputs(index)) {
+      timed("reconstruct", phase_, [&] { reconstruct(index); });
+    }
     check_strict(phase_, records_of(work_->layers));
     const auto start = Clock::now();
     const std::vector<LayerRecord> records =
@@ -171,11 +180,36 @@ class CompressTask : public BlockTask {
   }
 
  private:
+  // The walk goes on with the trained block.
+  void reconstruct(int64_t index) {
+    const TokenWindows& windows = *phase_.data.calibration;
+    const uint64_t seed = phase_.recipe.calibration->seed;
+    if (!model_) model_.emplace(phase_.checkpoint.description(), windows.num_tokens, training_type());
+    const BlockSamples samples{
+        .is_held_N = OriginalStream::held_windows(windows.num_windows, seed),
+        .seed = seed,
+        .with_states = [&](int64_t window, const UseStates& use) { walk_.with_states(window, use); }};
+    const bool has_changed =
+        reconstruct_work(phase_.plan.blocks[static_cast<size_t>(index)], index, samples, *model_, *work_);
+    if (has_changed && index + 1 < remaining_.last) walk_.redo();
+  }
+
+  at::ScalarType training_type() const {
+    bool rounds_inputs = false;
+    for (const auto& layers : phase_.plan.blocks) {
+      for (const LayerPlan& layer : layers) rounds_inputs |= !layer.input().is_plain();
+    }
+    const PassRecipe& pass = *find_pass(phase_.recipe, PassKind::reconstructs);
+    const TrainingPrecision precision = static_cast<const ReconstructPass&>(*pass.options).reconstruct.precision;
+    return trains_in_bfloat16(precision, rounds_inputs, "reconstruct") ? at::kBFloat16 : at::kFloat;
+  }
+
   Phase& phase_;
   Artifact& artifact_;
   ModelWalk& walk_;
   const RemainingBlocks& remaining_;
   std::optional<BlockWork> work_;
+  std::optional<FunctionalModel> model_;  // of the blocks that are trained
   Clock::time_point start_ = Clock::now();
 };
 
@@ -184,9 +218,9 @@ void compress_blocks(Artifact& artifact, Phase& phase) {
   const RemainingBlocks remaining = remaining_blocks(phase.plan, artifact);
   phase.report.num_resumed_blocks = remaining.num_committed;
   if (remaining.last > 0) {
-    const std::unique_ptr<ModelWalk> walk =
-        phase.kind->walk(phase.recipe, phase.data, embedding_of(phase.checkpoint, artifact), phase.prediction.spill,
-                         artifact.partial_directory(), phase.num_threads, phase.plan.fits());
+    const std::unique_ptr<ModelWalk> walk = phase.kind->walk(
+        phase.recipe, phase.data, embedding_of(phase.checkpoint, artifact), phase.prediction.spill,
+        artifact.partial_directory(), phase.num_threads, phase.plan.carries_original(), phase.plan.reconstructs());
     CompressTask task(phase, artifact, *walk, remaining);
     phase.progress.begin("compress", remaining.last, "blocks");
     walk_blocks(*walk, remaining.last, task, [&](int64_t b) { phase.progress.update(b); });

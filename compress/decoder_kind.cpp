@@ -65,8 +65,8 @@ class DecoderKind : public ModelKind {
   }
 
   std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data, const LinearWeights& embedding,
-                                  Spill spill, const fs::path& spill_directory, int num_threads,
-                                  bool with_original) const override {
+                                  Spill spill, const fs::path& spill_directory, int num_threads, bool with_original,
+                                  bool keeps_block_inputs) const override {
     if (!data.calibration) return walk_statistics(checkpoint_, data.statistics ? &*data.statistics : nullptr);
     std::unique_ptr<ModelWalk> walk = walk_windows(checkpoint_, *data.calibration, embedding,
                                                    {.sample_seed = recipe.calibration->seed,
@@ -74,7 +74,8 @@ class DecoderKind : public ModelKind {
                                                     .spill_directory = spill_directory,
                                                     .num_threads = num_threads,
                                                     .experts = recipe.calibration->experts,
-                                                    .with_original = with_original});
+                                                    .with_original = with_original,
+                                                    .keeps_block_inputs = keeps_block_inputs});
     checkpoint_.drop_pages(checkpoint_.embedding());
     return walk;
   }

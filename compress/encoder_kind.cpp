@@ -63,7 +63,7 @@ class EncoderKind : public ModelKind {
 
   // All states lie in memory.
   std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data, const LinearWeights&, Spill,
-                                  const fs::path&, int, bool) const override {
+                                  const fs::path&, int, bool, bool) const override {
     return walk_texts(checkpoint_, data.texts ? &*data.texts : nullptr, data.texts ? recipe.calibration->seed : 0);
   }
 

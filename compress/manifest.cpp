@@ -47,6 +47,7 @@ Json layer_json(const LayerRecord& layer) {
   if (!layer.scaling.empty()) json["scaling"] = layer.scaling;
   if (layer.fit > 0.0) json["fit"] = layer.fit;
   if (layer.error_before_refinement > 0.0) json["error_before_refinement"] = layer.error_before_refinement;
+  if (layer.reconstruction > 0.0) json["reconstruction"] = layer.reconstruction;
   json["events"] = layer.events;
   json["sha256"] = layer.sha256;
   return json;

@@ -38,10 +38,10 @@ class ModelKind {
   virtual Prediction predict(const Recipe& recipe, const RunPlan& plan, const RunData& data,
                              const RunLimits& limits) const = 0;
   // `embedding` is the table that the compressed model will embed with. with_original: the uncompressed model's states
-  // go along.
+  // go along. keeps_block_inputs: so do those in front of each block.
   virtual std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data, const LinearWeights& embedding,
                                           Spill spill, const std::filesystem::path& spill_directory, int num_threads,
-                                          bool with_original) const = 0;
+                                          bool with_original, bool keeps_block_inputs) const = 0;
   // The recipe's evaluations of the model in `directory`, beside `original`, and of a budget the loss that its survey predicted.
   virtual void evaluate(const Recipe& recipe, const RunData& data, const std::filesystem::path& directory,
                         const Checkpoint& original, int num_threads, Progress& progress, RunReport& report) const = 0;

@@ -102,6 +102,12 @@ RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& c
         "fit: an eighth of the windows is held out to choose how far layers are fitted, and there is "
         "one window alone: no layer is fitted (S = 0)");
   }
+  if (data.calibration && plan.reconstructs() && data.calibration->num_windows < 2) {
+    throw std::invalid_argument("reconstruct: '" + recipe.calibration->text.string() + "' gives one window of " +
+                                std::to_string(data.calibration->num_tokens) +
+                                " tokens; expected at least 2, one to train on and one to choose by: give more text or "
+                                "shorter windows");
+  }
   if (data.calibration) {
     const CalibrationRecipe& asked = *recipe.calibration;
     note_missing_samples(asked, data.calibration->num_windows,

@@ -247,15 +247,7 @@ RunPlan plan_training(const Recipe& recipe, const Checkpoint& student) {
 }
 
 at::ScalarType compute_type(TrainingPrecision precision, const Checkpoint& student) {
-  const bool rounds_inputs = !read_input_formats(student).empty();
-  if (precision == TrainingPrecision::bfloat16 && rounds_inputs) {
-    throw std::invalid_argument(
-        "distill: 'precision: bfloat16' cannot hold inputs that are rounded to 8 bits exactly: use float32");
-  }
-  if (precision == TrainingPrecision::automatic) {
-    return !rounds_inputs && multiplies_bfloat16() ? at::kBFloat16 : at::kFloat;
-  }
-  return precision == TrainingPrecision::bfloat16 ? at::kBFloat16 : at::kFloat;
+  return trains_in_bfloat16(precision, !read_input_formats(student).empty(), "distill") ? at::kBFloat16 : at::kFloat;
 }
 
 int64_t num_weights(const ModelDescription& model) {

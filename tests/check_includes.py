@@ -35,8 +35,9 @@ MAY_INCLUDE = {
     "compress/student": {"quant", "distill", "runtime/*", "compress/recipe", "compress/artifact", "compress/walk"},
     "compress/passes": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/artifact", "compress/walk"},
     "compress/train": {"quant", "distill", "runtime/*", "compress/recipe", "compress/walk", "compress/artifact"},
+    "compress/reconstruct": {"quant", "distill", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/train", "compress/passes"},
     "compress/survey": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/passes"},
-    "compress/predict": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/survey"},
+    "compress/predict": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/reconstruct", "compress/survey"},
     "compress": {"quant", "prune", "distill", "runtime/*", "compress/*"},
     "tests": {"compress", "compress/*", "quant", "prune", "distill", "runtime/*"},
 }

@@ -38,6 +38,9 @@ struct LayerRecord {
   double fit = 0.0;
   // relative_error before the refinement; 0 where there was none.
   double error_before_refinement = 0.0;
+  // Of layers whose block was trained behind all passes: the block's loss on held-out windows after it over that before
+  // (compress/reconstruct); 0: none was. The errors above are those before it.
+  double reconstruction = 0.0;
   std::vector<std::string> events;  // what went other than planned, in words
   std::string sha256;               // content_hash of the weight
   double seconds = 0.0;             // measured: never in the manifest
@@ -60,6 +63,7 @@ struct LayerRecord {
     visit("scaling", scaling);
     visit("fit", fit);
     visit("error_before_refinement", error_before_refinement);
+    visit("reconstruction", reconstruction);
     visit("events", events);
     visit("sha256", sha256);
     visit("seconds", seconds);

@@ -107,6 +107,7 @@ CompressedLayer finish_layer(const Checkpoint& checkpoint, const StageState& sta
                              std::vector<OwnedTensor>& changed) {
   const LayerPlan& plan = *layer.plan;
   CompressedLayer result{stored_linear(state, layer), {}};
+  if (plan.is_reconstructed()) result.kept_OI = kept_of(layer);
   result.stored.weight.pattern = plan.scheme.pattern;
   if (std::holds_alternative<OwnedWeight>(layer.stored)) {
     OwnedTensor tensor = owned_tensor(checkpoint, layer);
@@ -131,7 +132,9 @@ CompressedLayer finish_layer(const Checkpoint& checkpoint, const StageState& sta
   record.name = plan.linear.name;
   record.num_out = plan.linear.num_out;
   record.num_in = plan.linear.num_in;
-  record.method = plan.steps.back().row->key;
+  for (const Step& step : plan.steps) {
+    if (step.options->kind() != PassKind::reconstructs) record.method = step.row->key;
+  }
   record.scheme = plan.scheme;
   record.scheme.input = input_scheme(state.input);
   if (!record.is_plain()) container_format(record.scheme.container).adapt(result.stored, record.scheme);
@@ -184,7 +187,8 @@ void apply_steps(StageState& state, const FoldScales& fold) {
     const PassRow* row = nullptr;
     for (LayerState& layer : state.layers) {
       for (const Step& step : layer.plan->steps) {
-        if (step.pass != pass || (!fold && step.options->kind() == PassKind::scales_inputs)) continue;
+        if (step.pass != pass || step.options->kind() == PassKind::reconstructs) continue;
+        if (!fold && step.options->kind() == PassKind::scales_inputs) continue;
         row = step.row;
         stepped.layers.push_back({&layer, step.options.get()});
       }

@@ -14,7 +14,8 @@ namespace pare {
 
 struct CompressedLayer {
   StoredLinear stored;
-  LayerRecord record;  // its sha256 is taken when the weight is committed: later folds may change the scales
+  LayerRecord record;       // its sha256 is taken when the weight is committed: later folds may change the scales
+  at::Tensor kept_OI = {};  // of a pruned layer that is to be trained: bool, what the mask keeps
 };
 
 // A stage of an expert that saw fewer tokens than its input is wide.
@@ -36,7 +37,7 @@ struct BlockWork {
 // The stage's compressed layers in front of the first step; weights are views of the block's.
 StageState make_stage(const std::vector<const LayerPlan*>& layers, const Block& block, LayerStatistics statistics);
 
-// Applies the steps of the layers in the recipe's order, those of the kinds given. `fold` does what a pass asks of the
+// Applies the steps of the layers in the recipe's order; training works on whole blocks and is left out. `fold` does what a pass asks of the
 // input, and changes statistics and weights of the state accordingly. Throws what the passes throw.
 using FoldScales = std::function<void(const InputScaling& scaling, StageState& state)>;
 void apply_steps(StageState& state, const FoldScales& fold);

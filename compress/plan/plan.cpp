@@ -4,6 +4,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "compress/recipe/reconstruct_pass.h"
 #include "runtime/engine/encoder.h"
 
 namespace pare {
@@ -152,10 +153,44 @@ std::vector<Step> plan_steps(const Recipe& recipe, const LinearDescription& line
     options->set_scale_dtype(scale_dtype);
     steps.push_back({p, recipe.passes[p].row, options});
   }
-  // Scaling alone does nothing: it prepares a rounding.
-  const bool only_scales = std::all_of(
-      steps.begin(), steps.end(), [](const Step& step) { return step.options->kind() == PassKind::scales_inputs; });
-  return only_scales ? std::vector<Step>() : steps;
+  // Scaling alone does nothing: it prepares a rounding. Nor is a weight trained that is stored as it was.
+  const bool is_changed = std::any_of(steps.begin(), steps.end(), [](const Step& step) {
+    return step.options->kind() == PassKind::changes_weights || step.options->kind() == PassKind::rounds;
+  });
+  return is_changed ? steps : std::vector<Step>();
+}
+
+// Whether the step finds anything to train in the layer: kept weights of a mask, or codes and scales. One scale of a
+// whole tensor stays as it is.
+bool has_trained_values(const LayerPlan& layer, const ReconstructOptions& options) {
+  const PassOptions* const rounding = layer.step(PassKind::rounds);
+  if (rounding == nullptr || rounding->grid() == nullptr) {
+    return layer.step(PassKind::changes_weights) != nullptr && options.learning_rate > 0.0;
+  }
+  return options.offset_learning_rate > 0.0 || (options.scale_learning_rate > 0.0 && !rounding->grid()->per_tensor);
+}
+
+// Takes the training from layers where it would find nothing. Refuses it where that is all of them, and what cannot be
+// computed as it asks.
+void keep_reconstructed_layers(const Recipe& recipe, RunPlan& plan) {
+  const PassRecipe* const pass = find_pass(recipe, PassKind::reconstructs);
+  if (pass == nullptr) return;
+  const ReconstructOptions& options = static_cast<const ReconstructPass&>(*pass->options).reconstruct;
+  bool rounds_inputs = false;
+  for (auto& layers : plan.blocks) {
+    for (LayerPlan& layer : layers) {
+      rounds_inputs |= !layer.input().is_plain();
+      if (!layer.is_reconstructed() || has_trained_values(layer, options)) continue;
+      std::erase_if(layer.steps, [](const Step& step) { return step.options->kind() == PassKind::reconstructs; });
+    }
+  }
+  if (!plan.reconstructs()) {
+    refuse(
+        "reconstruct: every layer is excluded, or what it has is not trained by a learning rate above 0: nothing is "
+        "left to train");
+  }
+  trains_in_bfloat16(options.precision, rounds_inputs, "recipe: reconstruct");
+  plan.needs_calibration = true;
 }
 
 // Appends a block to the plan: what the recipe does to its layers. `model_dtype` is what the model is stored in.
@@ -308,6 +343,9 @@ void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& m
            "as the next linears: dividing it has no exact inverse there, and nothing is scaled. Leave the "
            "pass out");
   }
+  refuse_if(find_pass(recipe, PassKind::reconstructs) != nullptr,
+            "reconstruct: blocks are trained beside the original model's states, which are carried for decoders alone: "
+            "leave it out");
   refuse_if(recipe.head.has_value(), "head: an encoder has no head, and its embeddings stay as they are: leave it out");
   refuse_if(recipe.container != kCompressedTensors,
             "container " + recipe.container + " is one of decoders: use compressed-tensors");
@@ -377,6 +415,20 @@ bool RunPlan::fits() const {
   return std::any_of(blocks.begin(), blocks.end(), [](const auto& layers) {
     return std::any_of(layers.begin(), layers.end(), [](const LayerPlan& layer) { return layer.fit() != nullptr; });
   });
+}
+
+const PassOptions* RunPlan::reconstruction(int64_t block) const {
+  for (const LayerPlan& layer : blocks[static_cast<size_t>(block)]) {
+    if (layer.is_reconstructed()) return layer.step(PassKind::reconstructs);
+  }
+  return nullptr;
+}
+
+bool RunPlan::reconstructs() const {
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    if (reconstruction(static_cast<int64_t>(b)) != nullptr) return true;
+  }
+  return false;
 }
 
 bool RunPlan::asks_to_fit() const {
@@ -457,6 +509,7 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
            ": every stage has an excluded layer or inputs that are not rounded: nothing is scaled");
   }
   note_unfitted_experts(plan);
+  keep_reconstructed_layers(recipe, plan);
   if (recipe.budget) plan.needs_calibration = true;
   names.push_back(model.head.name);  // likewise
   check_patterns(recipe, names, plan);

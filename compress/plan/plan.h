@@ -30,6 +30,7 @@ struct LayerPlan {
   // How the layer is fitted to the original model; null where it is not. Experts are not: which tokens reach one
   // depends on the model, so that there is nothing to compare.
   const FitOptions* fit() const;
+  bool is_reconstructed() const { return step(PassKind::reconstructs) != nullptr; }
   StatisticsNeed need() const;
 };
 
@@ -50,9 +51,14 @@ struct RunPlan {
 
   StatisticsNeed need(int64_t block, Stage stage) const;
   int64_t num_layers() const;  // that are compressed in blocks
-  bool fits() const;           // any layer to the original model, whose states the walk then carries as well
+  bool fits() const;           // any layer to the original model
   bool asks_to_fit() const;    // where the recipe says so itself
   bool walks_before() const;   // over all blocks, before any is compressed
+  // The options by which a block's layers are trained together, null where none is; whether any block's are.
+  const PassOptions* reconstruction(int64_t block) const;
+  bool reconstructs() const;
+  // Whether the walk carries the original model's states as well.
+  bool carries_original() const { return fits() || reconstructs(); }
   // The layers of a stage that are compressed.
   std::vector<const LayerPlan*> stage_layers(int64_t block, Stage stage) const;
 };
@@ -76,10 +82,10 @@ void leave_out_default_fit(RunPlan& plan);
 // What a decoder's run does. Throws std::invalid_argument, before any work, for whatever cannot be done: a source that
 // is quantized already, options that do not fit a layer, what the container cannot hold, linears that read one input
 // and ask for different formats of it, patterns that match no layer, calibration data that are needed but not given,
-// evaluations of encoders, nothing to do; of a mixture of experts also a budget, and scales for what its router reads.
+// evaluations of encoders, nothing to do, nothing to train; of a mixture of experts also a budget, and scales for what its router reads.
 RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint);
 // The same of an encoder. Also refused is what has no meaning for one, or no exact one: scaling passes (a norm's output
-// feeds the residual sum as well as the next linears), fitting to the original, head, budget, sensitivity, perplexity,
+// feeds the residual sum as well as the next linears), fitting to the original, reconstruction, head, budget, sensitivity, perplexity,
 // instructions, statistics files.
 RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint);
 

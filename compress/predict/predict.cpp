@@ -13,6 +13,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "compress/reconstruct/reconstruct_block.h"
 #include "compress/survey/leave_one_out.h"
 #include "compress/walk/encoder_walk.h"
 #include "compress/walk/statistics.h"
@@ -27,6 +28,7 @@ namespace {
 
 // Measured shares of the matrix product's rate, and costs in its units (tests/compress: Pipeline.DryRun*).
 constexpr double kForwardEfficiency = 0.75;     // products of [T, D], norms, softmax
+constexpr double kReconstructEfficiency = 0.5;  // float32; a block's graph, one thread a window
 constexpr double kStatisticsEfficiency = 0.85;  // tiles of H
 constexpr double kPredictOpsPerWeight = 500.0;  // of a budget's candidates: a search of scales
 constexpr double kTableOpsPerWeight = 1500.0;   // conversion, rounding, packing, checksums: bound by memory
@@ -147,17 +149,19 @@ double step_operations(const RunPlan& plan, int64_t block, Stage stage, PassKind
 
 // Floating-point operations of the walk over all blocks, by kind.
 struct Operations {
-  double forward = 0.0, statistics = 0.0, compress = 0.0, scaling = 0.0;
+  double forward = 0.0, statistics = 0.0, compress = 0.0, scaling = 0.0, reconstruct = 0.0;
 };
 
 Operations count_operations(const RunPlan& plan, const ModelDescription& model, const Workload& workload) {
   Operations operations;
   const auto num_rows = static_cast<double>(workload.num_windows * workload.num_tokens);
   // Whose states go along, and once more where shares are decided first.
-  const double num_models = (plan.fits() ? 2.0 : 1.0) + (plan.walks_before() ? 1.0 : 0.0);
+  const double num_models = (plan.carries_original() ? 2.0 : 1.0) + (plan.walks_before() ? 1.0 : 0.0);
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    double token_weights = 0.0;  // that one token meets
     for (const LayerPlan& layer : plan.blocks[b]) {
       const double weights = static_cast<double>(layer.linear.num_out) * static_cast<double>(layer.linear.num_in);
+      token_weights += weights * token_share(model.blocks[b], layer.stage);
       const double share = token_share(model.blocks[b], layer.stage);
       // The inputs of down are made once; with all tokens, for the statistics, also of those that go elsewhere.
       const bool sees_all = layer.stage.kind == Stage::feed_forward_input && workload.experts == ExpertTokens::all;
@@ -167,6 +171,13 @@ Operations count_operations(const RunPlan& plan, const ModelDescription& model, 
       if (layer.fit() == nullptr) continue;
       if (is_output_stage(layer.stage)) operations.forward += 2.0 * num_rows * weights;  // what the output lacks
       operations.compress += weights * static_cast<double>(layer.linear.num_in) * kFitOpsPerWeight;
+    }
+    if (const PassOptions* const pass = plan.reconstruction(static_cast<int64_t>(b)); pass != nullptr) {
+      const double window =
+          2.0 * static_cast<double>(workload.num_tokens) *
+          (token_weights + static_cast<double>(workload.num_tokens * model.num_heads * model.head_size));
+      operations.reconstruct += reconstruction_operations(static_cast<const ReconstructPass&>(*pass).reconstruct,
+                                                          workload.num_windows, window);
     }
     operations.forward += 2.0 * num_models * num_rows * static_cast<double>(workload.num_tokens) *
                           static_cast<double>(model.num_heads * model.head_size);  // causal: half of the scores
@@ -326,15 +337,18 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
       workload.survey ? LeaveOneOut::size_bytes(model, workload.survey->extent, workload.num_threads) : 0;
   const int64_t libraries = base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes;
   // float32, codes, packed; and of the original's float32.
-  const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1 + (plan.fits() ? 4 : 0));
+  const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1 + (plan.carries_original() ? 4 : 0));
   int64_t work_bytes = compress_bytes(plan, model, workload.num_windows);
+  if (plan.reconstructs()) {
+    work_bytes = std::max(work_bytes, reconstruction_bytes(model, workload.num_tokens, workload.num_threads));
+  }
   if (plan.walks_before()) work_bytes = std::max(work_bytes, sizes.largest_block * 4);  // a block's scores
 
   const auto walk_memory = [&](Spill spill) {
     int64_t bytes = libraries + block_bytes + work_bytes + survey_memory;
     if (workload.walks()) {
       bytes += BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads,
-                                    plan.fits())
+                                    plan.carries_original(), plan.reconstructs())
                    .memory_bytes;
     }
     return bytes;
@@ -371,7 +385,7 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   int64_t spill_bytes = 0;
   if (workload.walks()) {
     spill_bytes = BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, prediction.spill,
-                                       workload.num_threads, plan.fits())
+                                       workload.num_threads, plan.carries_original(), plan.reconstructs())
                       .spill_bytes;
   }
   prediction.disk_bytes = sizes.parts_bytes + std::max(spill_bytes, sizes.output_bytes);
@@ -398,6 +412,9 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
     prediction.stages.push_back({"statistics", operations.statistics / matmul_rate / kStatisticsEfficiency, memory});
   }
   prediction.stages.push_back({"compress", (operations.compress + operations.scaling) / matmul_rate, memory});
+  if (plan.reconstructs()) {
+    prediction.stages.push_back({"reconstruct", operations.reconstruct / matmul_rate / kReconstructEfficiency, memory});
+  }
   prediction.stages.push_back({"write and verify",
                                static_cast<double>(2 * sizes.source_bytes + 5 * sizes.output_bytes) / kBytesPerSecond,
                                libraries});

@@ -8,21 +8,12 @@
 
 #include "compress/recipe/pass_options.h"
 #include "compress/recipe/recipe.h"
+#include "compress/recipe/training_precision.h"
 #include "distill/adamw_options.h"
 #include "distill/options.h"
 #include "runtime/format/fields.h"
 
 namespace pare {
-
-// Of matrix products; auto: bfloat16 where the CPU multiplies it (AVX-512 BF16 or AMX) and no input of a linear is
-// rounded, else float32. Weights, gradients and moments are float32 in either case.
-enum class TrainingPrecision { automatic, float32, bfloat16 };
-inline std::span<const EnumName<TrainingPrecision>> enum_names(TrainingPrecision) {
-  static constexpr std::array<EnumName<TrainingPrecision>, 3> kNames = {{{TrainingPrecision::automatic, "auto"},
-                                                                         {TrainingPrecision::float32, "float32"},
-                                                                         {TrainingPrecision::bfloat16, "bfloat16"}}};
-  return kNames;
-}
 
 // Which parts of the student are trained.
 struct TrainedParts {

@@ -26,8 +26,9 @@ enum class StatisticsNeed { none, hessian_diagonal, hessian, original };
 inline constexpr int64_t kNumSampleRows = 512;
 
 // What a pass does to a layer. Weights are changed first (pruned), inputs scaled then, and weights rounded last, each
-// once. What trains whole models stands between such groups (distill_pass.h).
-enum class PassKind { changes_weights, scales_inputs, rounds, trains };
+// once; behind them blocks may be trained (reconstruct_pass.h). What trains whole models stands between such groups
+// (distill_pass.h).
+enum class PassKind { changes_weights, scales_inputs, rounds, reconstructs, trains };
 
 // How options are checked against the rest of the recipe, and complain.
 class PassCheck {

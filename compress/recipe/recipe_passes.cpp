@@ -5,6 +5,7 @@
 
 #include "compress/recipe/distill_pass.h"
 #include "compress/recipe/pass_options.h"
+#include "compress/recipe/reconstruct_pass.h"
 
 namespace pare {
 namespace {
@@ -176,6 +177,21 @@ LayerOverride read_override(const std::string& pattern, const Value& value, cons
   return result;
 }
 
+// What is trained block by block must be there and have values or a grid that can be changed by small steps.
+void check_reconstructed(const PassRecipe* pruning, const PassRecipe* rounding, const PassRecipe* earlier,
+                         const Value& item) {
+  if (earlier != nullptr) item.fail("two passes that reconstruct: keep one");
+  const GridOptions* const grid = rounding == nullptr ? nullptr : std::as_const(*rounding->options).grid();
+  if (rounding != nullptr && grid == nullptr &&
+      dynamic_cast<const ActivationsPass*>(rounding->options.get()) == nullptr) {
+    item.fail("the weights that " + std::string(rounding->row->key) +
+              " makes cannot be trained: reconstruct follows rtn, gptq or a pass that prunes");
+  }
+  if (pruning == nullptr && grid == nullptr) {
+    item.fail("there is nothing to train: put reconstruct behind the pass that rounds or prunes, such as gptq");
+  }
+}
+
 }  // namespace
 
 GivenOptions read_options(const Value& value, const std::vector<std::string>& allowed, PassOptions& options) {
@@ -210,6 +226,7 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
   std::optional<Value> layers;
   Value::Handlers handlers;
   std::vector<const PassRow*> rows(pass_rows().begin(), pass_rows().end());
+  rows.push_back(&reconstruct_row());
   rows.push_back(&distill_row());
   for (const PassRow* row : rows) {
     handlers.emplace_back(row->key, [&, row](const Value& v) {
@@ -225,8 +242,8 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
   value.read_map(handlers);
   if (pass.row == nullptr) {
     value.fail("expected a method: " + pass_names(PassKind::changes_weights) + "; " +
-               pass_names(PassKind::scales_inputs) + "; " + pass_names(PassKind::rounds) + "; or " +
-               std::string(distill_row().key));
+               pass_names(PassKind::scales_inputs) + "; " + pass_names(PassKind::rounds) + "; " +
+               std::string(reconstruct_row().key) + "; or " + std::string(distill_row().key));
   }
   if (!layers) return pass;
   const bool has_overrides = layers->has_key("override");
@@ -254,6 +271,7 @@ void check_order(const Recipe& recipe, const Value& passes) {
   const PassRecipe* changing = nullptr;
   const PassRecipe* scaling = nullptr;
   const PassRecipe* rounding = nullptr;
+  const PassRecipe* reconstructing = nullptr;
   bool trained_behind_rounding = false;
   bool trained_behind_pruning = false;
   for (size_t i = 0; i < recipe.passes.size(); ++i) {
@@ -275,7 +293,7 @@ void check_order(const Recipe& recipe, const Value& passes) {
       }
       trained_behind_rounding |= rounding != nullptr;
       trained_behind_pruning |= changing != nullptr;
-      changing = scaling = rounding = nullptr;
+      changing = scaling = rounding = reconstructing = nullptr;
       continue;
     }
     if (trained_behind_rounding) {
@@ -285,6 +303,15 @@ void check_order(const Recipe& recipe, const Value& passes) {
     if (trained_behind_pruning) {
       items[i].fail("pruned weights are trained as they are stored: put " + std::string(pass.row->key) +
                     " into the group that prunes, before distill");
+    }
+    if (kind == PassKind::reconstructs) {
+      check_reconstructed(changing, rounding, reconstructing, items[i]);
+      reconstructing = &pass;
+      continue;
+    }
+    if (reconstructing != nullptr) {
+      items[i].fail("blocks are trained as they are stored: put " + std::string(pass.row->key) +
+                    " before reconstruct, which comes last");
     }
     if (kind == PassKind::scales_inputs && scaling != nullptr) items[i].fail("two scaling passes: keep one");
     if (kind == PassKind::changes_weights && changing != nullptr) {

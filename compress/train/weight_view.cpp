@@ -119,7 +119,9 @@ GridView::GridView(const std::string& name, const QuantizedWeight& weight, const
   for (int64_t i = 0; i < weight.num_in; ++i) grid_.group_I.data_ptr<int64_t>()[i] = weight.group(i);
   unit_OG_ = at::empty({weight.num_out, num_groups}, at::kFloat);
   std::copy(weight.scales_OG.begin(), weight.scales_OG.end(), unit_OG_.data_ptr<float>());
-  if (training.keeps_zeros || !weight.pattern.is_dense()) {
+  if (training.kept_OI.defined()) {
+    grid_.kept_OI = training.kept_OI;
+  } else if (training.keeps_zeros || !weight.pattern.is_dense()) {
     grid_.kept_OI = grid_.start_OI.to(at::kFloat).ne(grid_.zeros_OG.index_select(1, grid_.group_I));
   }
   offsets_.name = name + ".weight.offset";

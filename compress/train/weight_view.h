@@ -57,9 +57,12 @@ struct GridTraining {
   bool offsets = false, scales = false;
   bool one_scale = false;    // the file holds one for the whole tensor
   bool keeps_zeros = false;  // as they are where the weight promises a pattern
+  // bool: all others have the code of their zero and keep it. Undefined: as keeps_zeros says.
+  at::Tensor kept_OI = {};
 };
 
-// Codes and scales of integers in groups; scales are stored as weight.scale_dtype. Throws std::invalid_argument for FP8 codes, which have no grid of equal steps.
+// Codes and scales of integers in groups; scales are stored as weight.scale_dtype.
+// Throws std::invalid_argument for FP8 codes, which have no grid of equal steps.
 class GridView : public WeightView {
  public:
   GridView(const std::string& name, const QuantizedWeight& weight, const GridTraining& training);

@@ -53,7 +53,7 @@ std::optional<std::filesystem::path> spill_path(bool spilled, const std::filesys
 
 BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
                      uint64_t sample_seed, Spill spill, const std::filesystem::path& spill_directory, int num_threads,
-                     ExpertTokens expert_tokens, const LinearWeights* original_embedding)
+                     ExpertTokens expert_tokens, const LinearWeights* original_embedding, bool keeps_block_inputs)
     : model_(model),
       num_windows_(windows.num_windows),
       num_tokens_(windows.num_tokens),
@@ -67,6 +67,10 @@ BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows,
     sums_.emplace(num_windows_, num_tokens_, model.hidden_size, spill_path(spill != Spill::none, spill_directory));
     routing_N_.resize(static_cast<size_t>(num_windows_));
     tokens_N_.resize(static_cast<size_t>(num_windows_));
+  }
+  if (keeps_block_inputs) {
+    block_inputs_.emplace(num_windows_, num_tokens_, model.hidden_size,
+                          spill_path(spill != Spill::none, spill_directory));
   }
   for (int worker = 0; worker < num_threads; ++worker) scratch_.emplace_back(model, num_tokens_);
   for (const int32_t id : windows.ids_NT) {
@@ -87,7 +91,7 @@ BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows,
 }
 
 BlockWalk::Footprint BlockWalk::footprint(const ModelDescription& model, int64_t num_windows, int64_t num_tokens,
-                                          Spill spill, int num_threads, bool with_original) {
+                                          Spill spill, int num_threads, bool with_original, bool keeps_block_inputs) {
   const int64_t hidden = HiddenStore::size_bytes(num_windows, num_tokens, model.hidden_size);
   const int64_t inputs = HiddenStore::size_bytes(num_windows, num_tokens, widest_input(model));
   Footprint footprint;
@@ -97,6 +101,7 @@ BlockWalk::Footprint BlockWalk::footprint(const ModelDescription& model, int64_t
     (spill == Spill::none ? footprint.memory_bytes : footprint.spill_bytes) += hidden;
     footprint.memory_bytes += num_windows * num_tokens * (routing_bytes(model) + static_cast<int64_t>(sizeof(int32_t)));
   }
+  if (keeps_block_inputs) (spill == Spill::none ? footprint.memory_bytes : footprint.spill_bytes) += hidden;
   footprint.memory_bytes += num_threads * BlockScratch::size_bytes(model, num_tokens);
   const int64_t group_windows = windows_per_group(num_windows, num_tokens, num_threads);
   footprint.memory_bytes += HiddenStore::size_bytes(group_windows, num_tokens, model.hidden_size);
@@ -220,6 +225,18 @@ void BlockWalk::produce(const DecoderBlock& block, Stage stage, int64_t window, 
 LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, StatisticsNeed need,
                                  const DecoderBlock* original) {
   check_original(original);
+  if (block_inputs_ && stage.kind == Stage::attention_input) {
+    for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+      block_inputs_->windows(window, 1, model_.hidden_size).copy_(hidden_.windows(window, 1, model_.hidden_size));
+      block_inputs_->release(window, 1, model_.hidden_size);
+      hidden_.release(window, 1, model_.hidden_size);
+    });
+  }
+  return move_to(block, stage, need, original);
+}
+
+LayerStatistics BlockWalk::move_to(const DecoderBlock& block, Stage stage, StatisticsNeed need,
+                                   const DecoderBlock* original) {
   const int64_t width = stage_width(block.description(), stage);
   Stopwatch stopwatch;
   if (stage.kind == Stage::feed_forward_input && stage.expert == 0) {
@@ -229,7 +246,7 @@ LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, Statist
   }
   expert_ = stage.expert;
   choose_tokens(stage);
-  const bool compares = original_ && need == StatisticsNeed::original && stage.expert == Stage::kNoExpert;
+  const bool compares = original != nullptr && need == StatisticsNeed::original && stage.expert == Stage::kNoExpert;
   if (compares) original_->begin(stage, width);
   // H is the original stream's where it compares: of its windows, with its weights.
   need = std::min(need, compares ? StatisticsNeed::hessian_diagonal : StatisticsNeed::hessian);
@@ -248,7 +265,7 @@ LayerStatistics BlockWalk::reach(const DecoderBlock& block, Stage stage, Statist
       const auto worker = static_cast<size_t>(omp_get_thread_num());
       at::Tensor x_TI = input_rows(stage, window, 1, width);
       produce(block, stage, window, scratch_.at(worker), x_TI);
-      if (original_) {
+      if (original != nullptr) {
         const at::Tensor hidden_TD = hidden_.windows(window, 1, model_.hidden_size);
         const OriginalStream::Compared compared{block, hidden_TD, x_TI};
         original_->pass(*original, stage, window, scratch_.at(worker), worker, compares ? &compared : nullptr);
@@ -293,6 +310,28 @@ void BlockWalk::divide_inputs(Stage stage, std::span<const float> scales_I) {
 
 void BlockWalk::leave(const DecoderBlock& block, const DecoderBlock* original) {
   check_original(original);
+  move_through(block, original);
+}
+
+void BlockWalk::with_states(int64_t window, const UseStates& use) const {
+  if (!block_inputs_ || !original_) throw std::logic_error("the walk does not keep the states around a block");
+  use(block_inputs_->windows(window, 1, model_.hidden_size), original_->states(window));
+  block_inputs_->release(window, 1, model_.hidden_size);
+  original_->release(window);
+}
+
+void BlockWalk::redo(const DecoderBlock& block) {
+  if (!block_inputs_) throw std::logic_error("the walk does not keep the states in front of a block");
+  for_row_chunks(num_windows_, 1, [&](int64_t window, int64_t) {
+    hidden_.windows(window, 1, model_.hidden_size).copy_(block_inputs_->windows(window, 1, model_.hidden_size));
+    block_inputs_->release(window, 1, model_.hidden_size);
+    hidden_.release(window, 1, model_.hidden_size);
+  });
+  for (const Stage stage : block_stages(block.description())) move_to(block, stage, StatisticsNeed::none, nullptr);
+  move_through(block, nullptr);
+}
+
+void BlockWalk::move_through(const DecoderBlock& block, const DecoderBlock* original) {
   Stopwatch stopwatch;
   const bool is_mixture = block.description().is_mixture();
   if (is_mixture) finish_expert(block);
@@ -309,7 +348,7 @@ void BlockWalk::leave(const DecoderBlock& block, const DecoderBlock* original) {
       inputs_.release(window, 1, width);
     }
     hidden_.release(window, 1, model_.hidden_size);
-    if (original_) {
+    if (original != nullptr) {
       const auto worker = static_cast<size_t>(omp_get_thread_num());
       original_->leave(*original, window, scratch_.at(worker), worker);
     }

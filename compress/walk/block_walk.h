@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +22,10 @@ namespace pare {
 // Where the two stores lie.
 enum class Spill { none, inputs, all };
 
+// Reads one window's states around a block that was left, float32 [T, D]: those of the compressed model in front of it,
+// and the original model's behind it. Both last until it returns.
+using UseStates = std::function<void(const at::Tensor& input_TD, const at::Tensor& target_TD)>;
+
 struct WalkSeconds {
   double forward = 0.0;     // the forward pass itself
   double statistics = 0.0;  // ranges and H
@@ -30,11 +35,13 @@ class BlockWalk {
  public:
   // Embeds the windows. The stores go to `spill_directory` as `spill` says. num_threads is what OpenMP is set to: every
   // worker has working space of its own. With original_embedding, the source's table, the uncompressed model's states
-  // go along: each call then takes the uncompressed block as well.
+  // go along: each call then takes the uncompressed block as well. keeps_block_inputs: so do the states in front of the
+  // block that is passed, for with_states and redo.
   // Throws std::invalid_argument for an id outside the vocabulary, and what HiddenStore throws.
   BlockWalk(const ModelDescription& model, const TokenWindows& windows, const LinearWeights& embedding,
             uint64_t sample_seed, Spill spill, const std::filesystem::path& spill_directory, int num_threads,
-            ExpertTokens expert_tokens = ExpertTokens::routed, const LinearWeights* original_embedding = nullptr);
+            ExpertTokens expert_tokens = ExpertTokens::routed, const LinearWeights* original_embedding = nullptr,
+            bool keeps_block_inputs = false);
 
   // Moves all windows up to `stage` of the block in front of them and returns the statistics of the stage's input. To
   // be called for every stage of a block, in order, and then leave. What cannot be compared with the original, an
@@ -48,6 +55,12 @@ class BlockWalk {
   // Through the last stage's layers: the windows then stand in front of the next block.
   void leave(const DecoderBlock& block, const DecoderBlock* original = nullptr);
 
+  // Behind leave. with_states: from any thread; needs the original's states. redo: `block` has other weights by now, and
+  // the windows pass it once more, by the same arithmetic as before. Throw std::logic_error of walks that do not keep
+  // the blocks' inputs.
+  void with_states(int64_t window, const UseStates& use) const;
+  void redo(const DecoderBlock& block);
+
   const WalkSeconds& seconds() const { return seconds_; }
 
   // Bytes that the walk holds (stores in memory, working space) and maps from the spill, for windows of that shape.
@@ -56,10 +69,13 @@ class BlockWalk {
     int64_t spill_bytes = 0;
   };
   static Footprint footprint(const ModelDescription& model, int64_t num_windows, int64_t num_tokens, Spill spill,
-                             int num_threads, bool with_original = false);
+                             int num_threads, bool with_original = false, bool keeps_block_inputs = false);
 
  private:
   void check_original(const DecoderBlock* original) const;
+  // What reach and leave do; without `original` its states stay where they are.
+  LayerStatistics move_to(const DecoderBlock& block, Stage stage, StatisticsNeed need, const DecoderBlock* original);
+  void move_through(const DecoderBlock& block, const DecoderBlock* original);
   // The attention's output is added, and every token routed.
   void enter_mixture(const DecoderBlock& block);
   // The reached expert's output goes to the sums.
@@ -80,7 +96,8 @@ class BlockWalk {
   std::vector<int64_t> first_row_N_;
   std::vector<std::vector<int32_t>> tokens_N_;
   HiddenStore hidden_;
-  HiddenStore inputs_;               // of the two output stages: what attention and activation made
+  HiddenStore inputs_;  // of the two output stages: what attention and activation made
+  std::optional<HiddenStore> block_inputs_;
   std::optional<HiddenStore> sums_;  // of mixtures: what the experts add, up to the last that was reached
   std::vector<TokenRouting> routing_N_;
   int64_t expert_ = Stage::kNoExpert;  // the last that was reached

@@ -133,6 +133,39 @@ void DecoderBlock::set_weight(Stage stage, size_t index, std::span<const float> 
   std::copy(weight_OI.begin(), weight_OI.end(), target_OI.data_ptr<float>());
 }
 
+std::map<std::string, at::Tensor, std::less<>> DecoderBlock::tensors() const {
+  std::map<std::string, at::Tensor, std::less<>> tensors;
+  for (const Stage stage : block_stages(*block_)) {
+    const std::vector<LinearDescription> layers = stage_layers(*block_, stage);
+    for (size_t i = 0; i < layers.size(); ++i) {
+      tensors[layers[i].name + ".weight"] = weight(stage, i);
+      const at::Tensor& bias_O = stages_[static_cast<size_t>(stage)].bias_O[i];
+      if (bias_O.defined()) tensors[layers[i].name + ".bias"] = bias_O;
+    }
+  }
+  if (block_->router) tensors[block_->router->name + ".weight"] = router_weight_ED_;
+  const auto add_norm = [&](const auto& norm, const auto& weights) {
+    if (norm) tensors[norm->name + ".weight"] = weights->gain;
+  };
+  add_norm(&block_->attention_norm, &attention_norm_);
+  add_norm(&block_->feed_forward_norm, &feed_forward_norm_);
+  add_norm(block_->q_norm, q_norm_);
+  add_norm(block_->k_norm, k_norm_);
+  add_norm(block_->post_attention_norm, post_attention_norm_);
+  add_norm(block_->post_feed_forward_norm, post_feed_forward_norm_);
+  return tensors;
+}
+
+std::map<std::string, InputFormat, std::less<>> DecoderBlock::input_formats() const {
+  std::map<std::string, InputFormat, std::less<>> formats;
+  for (const Stage stage : block_stages(*block_)) {
+    const InputFormat& format = stages_[static_cast<size_t>(stage)].input;
+    if (format.is_plain()) continue;
+    for (const LinearDescription& layer : stage_layers(*block_, stage)) formats.emplace(layer.name, format);
+  }
+  return formats;
+}
+
 void DecoderBlock::divide_outputs(Stage stage, size_t index, std::span<const float> scales_O) {
   const at::Tensor weight_OI = weight(stage, index);
   if (static_cast<int64_t>(scales_O.size()) != weight_OI.size(0)) {

@@ -22,6 +22,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -76,6 +78,11 @@ class DecoderBlock : public Block {
   std::vector<Stage> stages() const override { return block_stages(*block_); }
   at::Tensor weight(Stage stage, size_t index) const override;
   void set_weight(Stage stage, size_t index, std::span<const float> weight_OI) override;
+  // All it multiplies with, float32, under the checkpoint's names: weights and biases of linears, views; gains of norms,
+  // with the unit offset added.
+  std::map<std::string, at::Tensor, std::less<>> tensors() const;
+  // How the inputs of its linears are rounded, by the linear's name; plain ones are left out.
+  std::map<std::string, InputFormat, std::less<>> input_formats() const;
   // Divides the rows of its weight, and its bias, by scales_O (one per output).
   void divide_outputs(Stage stage, size_t index, std::span<const float> scales_O);
   // The norm before attention_input or feed_forward_input gets another gain_D, with the unit offset added.

@@ -1,6 +1,7 @@
 #include "compress/walk/model_walk.h"
 
 #include <optional>
+#include <stdexcept>
 
 #include "compress/walk/decoder_block.h"
 #include "compress/walk/encoder_block.h"
@@ -28,6 +29,8 @@ class WindowWalk : public ModelWalk {
   }
   void divide_inputs(Stage stage, std::span<const float> scales_I) override { walk_.divide_inputs(stage, scales_I); }
   void leave() override { walk_.leave(*block_, original()); }
+  void with_states(int64_t window, const UseStates& use) const override { walk_.with_states(window, use); }
+  void redo() override { walk_.redo(*block_); }
   WalkSeconds seconds() const override { return walk_.seconds(); }
 
  private:
@@ -36,7 +39,8 @@ class WindowWalk : public ModelWalk {
     std::optional<LinearWeights> original;
     if (options.with_original) original = checkpoint.linear(checkpoint.embedding());
     return BlockWalk(checkpoint.description(), windows, embedding, options.sample_seed, options.spill,
-                     options.spill_directory, options.num_threads, options.experts, original ? &*original : nullptr);
+                     options.spill_directory, options.num_threads, options.experts, original ? &*original : nullptr,
+                     options.keeps_block_inputs);
   }
   const DecoderBlock* original() const { return original_ ? &*original_ : nullptr; }
 
@@ -97,6 +101,14 @@ class TextWalk : public ModelWalk {
 
 }  // namespace
 
+void ModelWalk::with_states(int64_t, const UseStates&) const {
+  throw std::logic_error("the walk does not keep the states around a block");
+}
+
+void ModelWalk::redo() {
+  throw std::logic_error("the walk does not keep the states in front of a block");
+}
+
 std::unique_ptr<ModelWalk> walk_windows(const Checkpoint& checkpoint, const TokenWindows& windows,
                                         const LinearWeights& embedding, const DecoderWalkOptions& options) {
   return std::make_unique<WindowWalk>(checkpoint, windows, embedding, options);
@@ -123,7 +135,7 @@ void walk_blocks(ModelWalk& walk, int64_t end, BlockTask& task, const std::funct
       LayerStatistics statistics = walk.reach(stage, is_done ? StatisticsNeed::none : task.need(b, stage));
       if (!is_done) task.at_stage(b, block, stage, std::move(statistics));
     }
-    if (b + 1 < end) walk.leave();
+    if (b + 1 < end || (!is_done && task.reads_outputs(b))) walk.leave();
     if (!is_done) task.leave(b, block);
   }
 }

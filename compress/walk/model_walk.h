@@ -33,6 +33,10 @@ class ModelWalk {
   virtual void divide_inputs(Stage, std::span<const float>) {}
   // Through the last stage's layers.
   virtual void leave() {}
+  // Behind leave, of walks that keep the blocks' inputs (DecoderWalkOptions): BlockWalk's. redo takes the entered block.
+  // Others throw std::logic_error.
+  virtual void with_states(int64_t window, const UseStates& use) const;
+  virtual void redo();
   virtual WalkSeconds seconds() const { return {}; }
 };
 
@@ -42,7 +46,8 @@ struct DecoderWalkOptions {
   std::filesystem::path spill_directory = {};
   int num_threads = 1;
   ExpertTokens experts = ExpertTokens::routed;
-  bool with_original = false;  // the uncompressed model's states go along, for StatisticsNeed::original
+  bool with_original = false;       // the uncompressed model's states go along, for StatisticsNeed::original
+  bool keeps_block_inputs = false;  // for with_states and redo
 };
 // Of a decoder, with windows; `embedding` is the table that the compressed model will embed with. Throws what BlockWalk
 // throws.
@@ -63,6 +68,8 @@ class BlockTask {
   virtual void enter(int64_t, Block&) {}
   virtual StatisticsNeed need(int64_t block, Stage stage) const = 0;
   virtual void at_stage(int64_t index, Block& block, Stage stage, LayerStatistics statistics) = 0;
+  // Whether `leave` reads the states behind the block, which those in front of the next block are anyway.
+  virtual bool reads_outputs(int64_t) const { return false; }
   // Behind the block's last stage.
   virtual void leave(int64_t, Block&) {}
 };

@@ -47,6 +47,10 @@ class OriginalStream {
   // Through a mixture's experts; blocks without have passed their last stage.
   void leave(const DecoderBlock& original, int64_t window, BlockScratch& scratch, size_t worker);
 
+  // The window's states [T, D] as far as they have come; release: they will not be touched soon.
+  at::Tensor states(int64_t window) const { return hidden_.windows(window, 1, model_.hidden_size); }
+  void release(int64_t window) const { hidden_.release(window, 1, model_.hidden_size); }
+
   // One window in so many is held out.
   static constexpr int64_t kHeldShare = 8;
   // By window. Without at least two windows none is held out, and no step is taken (S = 0).

@@ -1,0 +1,46 @@
+// `reconstruct:` the last item of a group of layerwise passes: each block is trained to give what the original one gives
+// in its place (compress/reconstruct). Its options and their defaults, free of LibTorch.
+#pragma once
+
+#include <cstdint>
+
+#include "compress/recipe/pass_options.h"
+#include "compress/recipe/training_precision.h"
+#include "runtime/format/fields.h"
+
+namespace pare {
+
+// A rate of 0 leaves what it is of as it is.
+struct ReconstructOptions {
+  int64_t epochs = 4;
+  int64_t batch = 8;                   // windows of a step
+  double learning_rate = 1e-4;         // of weights that pruning has kept in floating point
+  double scale_learning_rate = 1e-3;   // of scales, relative to their size
+  double offset_learning_rate = 2e-2;  // of offsets of codes, in steps of the grid
+  double final_rate = 0.05;            // of the learning rate, at the last step
+  int64_t patience = 1;                // stop after so many epochs without a lower loss on held-out windows; 0: never
+  TrainingPrecision precision = TrainingPrecision::automatic;
+
+  void fields(FieldVisitor& visit) {
+    visit("epochs", epochs, {.low = 1, .high = 10000});
+    visit("batch", batch, {.low = 1, .high = 1 << 16});
+    visit("learning_rate", learning_rate, {.low = 0.0, .high = 10.0});
+    visit("scale_learning_rate", scale_learning_rate, {.low = 0.0, .high = 10.0});
+    visit("offset_learning_rate", offset_learning_rate, {.low = 0.0, .high = 10.0});
+    visit("final_rate", final_rate, {.low = 0.0, .high = 1.0});
+    visit("patience", patience, {.low = 0, .high = 10000});
+    visit("precision", precision);
+  }
+};
+
+class ReconstructPass : public OptionsOf<ReconstructPass, PassKind::reconstructs> {
+ public:
+  ReconstructOptions reconstruct;
+  void fields(FieldVisitor& visit) override { reconstruct.fields(visit); }
+  void check(const PassCheck& check) override;
+};
+
+// The pass under its key in recipes. It has no way to change a stage: it works on whole blocks.
+const PassRow& reconstruct_row();
+
+}  // namespace pare
