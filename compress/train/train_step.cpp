@@ -75,13 +75,11 @@ at::Tensor slim_weights_of(const TokenBatch& batch, const StudentModel& student,
 }
 
 // Loss and gradients of final norm and head, piece by piece of the tokens; returns the gradient of the hidden states.
-at::Tensor train_head(const TokenBatch& batch, const DistillLossOptions& options, int64_t num_step_labels,
-                      Teacher* teacher, const at::Tensor& hidden_BTD, StudentModel& student, BatchLoss& loss) {
+at::Tensor train_head(const TokenBatch& batch, const TokenLoss& token_loss, int64_t num_step_labels,
+                      const at::Tensor& hidden_BTD, StudentModel& student, BatchLoss& loss) {
   const TrainedTensors outer = student.outer();
   // The embedding has its part behind the first block; tied, it is the head here.
   const at::Tensor labels_R = batch.labels_BT.reshape({-1});
-  const at::Tensor slim_R =
-      options.loss == DistillLoss::slim ? slim_weights_of(batch, student, outer, hidden_BTD, *teacher) : at::Tensor();
   at::Tensor hidden_gradient = at::zeros_like(hidden_BTD);
   for (int64_t first = 0; first < batch.num_tokens(); first += kHeadTokens) {
     const int64_t count = std::min(kHeadTokens, batch.num_tokens() - first);
