@@ -30,7 +30,7 @@ const IsTrained kAll = [](const std::string&) { return true; };
 TokenBatch make_test_batch(const fs::path& family) {
   const TokenWindows windows = read_npy(family / "ids.npy");
   const std::vector<int64_t> chosen = {0, 1, 1, 0, 1};
-  TokenBatch batch = make_batch(windows, chosen);
+  TokenBatch batch = make_batch({windows}, chosen);
   batch.labels_BT.select(0, 1).narrow(0, 5, 9).fill_(kIgnoredLabel);
   batch.labels_BT.select(0, 2).fill_(kIgnoredLabel);
   return batch;
@@ -289,15 +289,15 @@ TEST(Score, IsThePerplexityThatTheRuntimeMeasures) {
     const double expected = evaluate(runtime, windows, nullptr).perplexity.value;
     const StudentModel student(checkpoint, {}, kAll, windows.windows.num_tokens, at::kFloat);
     for (const int64_t micro_batch : {1, 2, 7}) {
-      EXPECT_NEAR(validation_perplexity(windows.windows, micro_batch, student), expected, 1e-4 * expected) << model;
+      EXPECT_NEAR(validation_perplexity({windows.windows}, micro_batch, student), expected, 1e-4 * expected) << model;
     }
   }
 }
 
 TEST(MakeBatch, LabelsAreTheNextTokens) {
-  const TokenWindows windows{2, 3, {1, 2, 3, 4, 5, 6}};
+  const LabelledWindows data{{2, 3, {1, 2, 3, 4, 5, 6}}};
   const std::vector<int64_t> chosen = {1, 0};
-  const TokenBatch batch = make_batch(windows, chosen);
+  const TokenBatch batch = make_batch(data, chosen);
   const std::vector<int64_t> ids = {4, 5, 6, 1, 2, 3}, labels = {5, 6, kIgnoredLabel, 2, 3, kIgnoredLabel};
   for (int64_t i = 0; i < 6; ++i) {
     EXPECT_EQ(batch.ids_BT.view(-1)[i].item<int64_t>(), ids[static_cast<size_t>(i)]);
@@ -305,6 +305,32 @@ TEST(MakeBatch, LabelsAreTheNextTokens) {
   }
   EXPECT_EQ(batch.sequences, chosen);
   EXPECT_EQ(count_labels(batch), 4);
+  EXPECT_EQ(data.num_labels(chosen), 4);
+}
+
+// What is filled up behind the end of a sequence costs nothing: batches end behind their last label.
+TEST(MakeBatch, EndsBehindTheLastLabelOfTheLongest) {
+  constexpr auto kNone = static_cast<int32_t>(kIgnoredLabel);
+  LabelledWindows data;
+  data.windows.num_windows = 3;
+  data.windows.num_tokens = 4;
+  data.windows.ids_NT = {1, 2, 3, 4, 5, 6, 7, 0, 8, 9, 0, 0};
+  data.labels_NT = {kNone, 3, 4, kNone, kNone, 7, kNone, kNone, kNone, kNone, kNone, kNone};
+  for (const auto& [chosen, num_tokens, num_labels] :
+       {std::tuple<std::vector<int64_t>, int64_t, int64_t>{{0, 1}, 4, 3}, {{1, 2}, 3, 1}, {{2}, 1, 0}}) {
+    const TokenBatch batch = make_batch(data, chosen);
+    ASSERT_EQ(batch.ids_BT.size(1), num_tokens);
+    EXPECT_EQ(count_labels(batch), num_labels);
+    EXPECT_EQ(data.num_labels(chosen), num_labels);
+    for (size_t b = 0; b < chosen.size(); ++b) {
+      for (int64_t t = 0; t < num_tokens; ++t) {
+        const auto place = static_cast<size_t>(chosen[b] * 4 + t);
+        const auto row = static_cast<int64_t>(b);
+        EXPECT_EQ(batch.ids_BT[row][t].item<int64_t>(), data.windows.ids_NT[place]);
+        EXPECT_EQ(batch.labels_BT[row][t].item<int64_t>(), data.labels_NT[place]);
+      }
+    }
+  }
 }
 
 }  // namespace

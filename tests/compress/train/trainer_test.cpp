@@ -61,14 +61,14 @@ class Trainer : public testing::Test {
  protected:
   Trainer() {
     const TokenWindows ids = read_npy(kFamily / "ids.npy");
-    data_.validation = ids;
+    data_.validation.windows = ids;
     // Halves of the windows, so that there are a few.
-    data_.training.num_tokens = ids.num_tokens / 2;
-    data_.training.num_windows = ids.num_windows * 2;
-    data_.training.ids_NT = ids.ids_NT;
+    data_.training.windows.num_tokens = ids.num_tokens / 2;
+    data_.training.windows.num_windows = ids.num_windows * 2;
+    data_.training.windows.ids_NT = ids.ids_NT;
     options_.loss.loss = DistillLoss::soft_label;
     options_.batch = 2;
-    options_.total_tokens = 12 * options_.batch * data_.training.num_tokens;  // 12 steps
+    options_.total_tokens = 12 * options_.batch * data_.training.windows.num_tokens;  // 12 steps
     options_.learning_rate = 2e-3;
     options_.warmup = 0.2;
     options_.validations = 4;
@@ -125,12 +125,12 @@ TEST_F(Trainer, LowersTheLossAndMeasuresOnTheWay) {
   EXPECT_EQ(state.curve.front().validation_perplexity, before);
   for (size_t i = 0; i < state.curve.size(); ++i) {
     EXPECT_EQ(state.curve[i].step, static_cast<int64_t>(i) * 3);
-    EXPECT_EQ(state.curve[i].num_tokens, state.curve[i].step * options_.batch * data_.training.num_tokens);
+    EXPECT_EQ(state.curve[i].num_tokens, state.curve[i].step * options_.batch * data_.training.windows.num_tokens);
   }
   EXPECT_LT(state.curve.back().loss, state.curve[1].loss);
   EXPECT_LT(state.best_perplexity, 0.9 * before);
   EXPECT_NEAR(state.curve.back().learning_rate, options_.final_rate * options_.learning_rate, 1e-12);
-  EXPECT_EQ(speed_.num_tokens, 12 * options_.batch * data_.training.num_tokens);
+  EXPECT_EQ(speed_.num_tokens, 12 * options_.batch * data_.training.windows.num_tokens);
   EXPECT_NE(out_.str().find("step 12/12"), std::string::npos) << out_.str();
 }
 
