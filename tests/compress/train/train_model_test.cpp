@@ -366,7 +366,10 @@ TEST(TrainRecipe, WhatCannotFollowIsSaidWithItsLine) {
   refused("  - fp8: {}\n" + distill, {"r.yaml:5", "fp8", "put distill before it"});
   refused(gptq + "  - distill: {text: t, student: s}\n", {"r.yaml:5", "'student'", "leave one of them out"});
   refused("  - distill: {}\n", {"r.yaml:4", "'text:'"});
-  refused("  - distill: {text: t, loss: minillm}\n", {"r.yaml:4", "loss", "minillm", "reverse_kl"});
+  refused("  - distill: {text: t, sampled_tokens: 8}\n", {"r.yaml:4", "sampled_tokens", "minillm"});
+  refused("  - distill: {logits: s.h5, loss: minillm}\n", {"r.yaml:4", "logits", "makes up"});
+  refused("  - distill: {text: t, tokens: 64, loss: minillm, prompt_tokens: 64}\n", {"prompt_tokens", "64 tokens"});
+  refused("  - distill: {logits: s.h5, text: t}\n", {"r.yaml:4", "text", "leave this out"});
   refused("  - distill: {text: t, batch: 6, micro_batch: 4}\n", {"micro_batch", "found 4 and 6"});
   refused("  - distill: {text: t, train: {weights: false, scales: false, vectors: false}}\n",
           {"train", "nothing is left"});
