@@ -46,9 +46,9 @@ std::unique_ptr<WeightView> make_view(const at::Tensor& weight_OI, const Reconst
     const DType dtype = item.tensor != nullptr ? item.tensor->dtype : stored.dense_dtype;
     return float_view(item.name(), ParameterKind::weight, weight_OI, dtype, item.layer->kept_OI);
   }
-  auto view = std::make_unique<GridView>(item.plan->linear.name, stored.weight, options.offset_learning_rate > 0.0,
-                                         options.scale_learning_rate > 0.0 && !item.layer->record.scheme.per_tensor,
-                                         item.layer->kept_OI);
+  auto view =
+      std::make_unique<GridView>(item.plan->linear.name, stored.weight, options.train.weights,
+                                 options.train.scales && !item.layer->record.scheme.per_tensor, item.layer->kept_OI);
   item.grid = view.get();
   return view;
 }
