@@ -162,12 +162,12 @@ std::vector<Step> plan_steps(const Recipe& recipe, const LinearDescription& line
 
 // Whether the step finds anything to train in the layer: kept weights of a mask, or codes and scales. One scale of a
 // whole tensor stays as it is.
-bool has_trained_values(const LayerPlan& layer, const ReconstructOptions& options) {
+bool has_trained_values(const LayerPlan& layer, const ReconstructedParts& parts) {
   const PassOptions* const rounding = layer.step(PassKind::rounds);
   if (rounding == nullptr || rounding->grid() == nullptr) {
-    return layer.step(PassKind::changes_weights) != nullptr && options.learning_rate > 0.0;
+    return layer.step(PassKind::changes_weights) != nullptr && parts.weights;
   }
-  return options.offset_learning_rate > 0.0 || (options.scale_learning_rate > 0.0 && !rounding->grid()->per_tensor);
+  return parts.weights || (parts.scales && !rounding->grid()->per_tensor);
 }
 
 // Takes the training from layers where it would find nothing. Refuses it where that is all of them, and what cannot be
@@ -180,14 +180,12 @@ void keep_reconstructed_layers(const Recipe& recipe, RunPlan& plan) {
   for (auto& layers : plan.blocks) {
     for (LayerPlan& layer : layers) {
       rounds_inputs |= !layer.input().is_plain();
-      if (!layer.is_reconstructed() || has_trained_values(layer, options)) continue;
+      if (!layer.is_reconstructed() || has_trained_values(layer, options.train)) continue;
       std::erase_if(layer.steps, [](const Step& step) { return step.options->kind() == PassKind::reconstructs; });
     }
   }
   if (!plan.reconstructs()) {
-    refuse(
-        "reconstruct: every layer is excluded, or what it has is not trained by a learning rate above 0: nothing is "
-        "left to train");
+    refuse("reconstruct: every layer is excluded, or has nothing of what 'train' names: nothing is left to train");
   }
   trains_in_bfloat16(options.precision, rounds_inputs, "recipe: reconstruct");
   plan.needs_calibration = true;

@@ -9,10 +9,7 @@ void ReconstructPass::check(const PassCheck& check) {
                "blocks are trained on hidden states, which a statistics file does not hold: give 'calibration: {text: "
                "...}'");
   }
-  if (reconstruct.learning_rate == 0.0 && reconstruct.scale_learning_rate == 0.0 &&
-      reconstruct.offset_learning_rate == 0.0) {
-    check.fail("learning_rate", "every learning rate is 0: nothing is left to train");
-  }
+  if (!reconstruct.train.weights && !reconstruct.train.scales) check.fail("train", "nothing is left to train");
 }
 
 const PassRow& reconstruct_row() {

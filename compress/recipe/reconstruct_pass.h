@@ -10,15 +10,26 @@
 
 namespace pare {
 
-// A rate of 0 leaves what it is of as it is.
+// What of a block's layers is trained.
+struct ReconstructedParts {
+  bool weights = true;  // offsets of codes on their grid, and weights that pruning has kept in floating point
+  bool scales = true;   // of codes
+
+  void fields(FieldVisitor& visit) {
+    visit("weights", weights);
+    visit("scales", scales);
+  }
+};
+
 struct ReconstructOptions {
   int64_t epochs = 4;
-  int64_t batch = 8;                   // windows of a step
-  double learning_rate = 1e-4;         // of weights that pruning has kept in floating point
+  int64_t batch = 2;                   // windows of a step
+  double learning_rate = 5e-4;         // of weights that pruning has kept in floating point
   double scale_learning_rate = 1e-3;   // of scales, relative to their size
   double offset_learning_rate = 2e-2;  // of offsets of codes, in steps of the grid
   double final_rate = 0.05;            // of the learning rate, at the last step
   int64_t patience = 1;                // stop after so many epochs without a lower loss on held-out windows; 0: never
+  ReconstructedParts train = {};
   TrainingPrecision precision = TrainingPrecision::automatic;
 
   void fields(FieldVisitor& visit) {
@@ -29,6 +40,7 @@ struct ReconstructOptions {
     visit("offset_learning_rate", offset_learning_rate, {.low = 0.0, .high = 10.0});
     visit("final_rate", final_rate, {.low = 0.0, .high = 1.0});
     visit("patience", patience, {.low = 0, .high = 10000});
+    visit("train", train);
     visit("precision", precision);
   }
 };

@@ -47,8 +47,8 @@ std::unique_ptr<WeightView> make_view(const at::Tensor& weight_OI, const Reconst
     return float_view(item.name(), ParameterKind::weight, weight_OI, dtype, item.layer->kept_OI);
   }
   auto view = std::make_unique<GridView>(item.plan->linear.name, stored.weight,
-                                         GridTraining{.offsets = options.offset_learning_rate > 0.0,
-                                                      .scales = options.scale_learning_rate > 0.0,
+                                         GridTraining{.offsets = options.train.weights,
+                                                      .scales = options.train.scales,
                                                       .one_scale = item.layer->record.scheme.per_tensor,
                                                       .kept_OI = item.layer->kept_OI});
   item.grid = view.get();

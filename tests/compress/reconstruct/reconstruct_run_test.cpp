@@ -88,8 +88,9 @@ TEST_P(ReconstructedPasses, BringTheModelNearerToTheOriginalOnAnotherText) {
     EXPECT_GT(share, 0.0);
     EXPECT_LE(share, 1.0);
     num_better += share < 1.0;
-    if (before[i].contains("zeros")) EXPECT_GE(after[i].at("zeros"), 0.5 - 1e-9);
-    if (before[i].contains("pattern")) EXPECT_EQ(after[i].at("pattern"), before[i].at("pattern"));
+    if (!before[i].contains("pattern")) continue;
+    EXPECT_EQ(after[i].at("pattern"), before[i].at("pattern"));
+    EXPECT_GE(after[i].at("zeros"), 0.5 - 1e-9);
   }
   EXPECT_GT(num_better, 0);
 }
@@ -120,7 +121,7 @@ TEST_F(ReconstructRun, GoesOnAfterKillsToTheSameBytesOnAnyThreads) {
   EXPECT_EQ(promised_files(folder_ / "single"), expected) << "on one thread";
   int num_kills = 0;
   for (int call = 0, rename = 0; call < whole.num_calls; ++call) {
-    if (!whole.names[static_cast<size_t>(call)].starts_with("rename") || rename++ % 3 != 0) continue;
+    if (!whole.names[static_cast<size_t>(call)].starts_with("rename") || rename++ % 6 != 0) continue;
     const std::string out = "killed" + std::to_string(call);
     num_kills += run_pare_traced(command(out, yaml), call + 1).outcome.status == 128 + SIGKILL;
     if (!fs::exists(folder_ / out)) {
@@ -151,8 +152,12 @@ TEST_F(ReconstructRun, DryRunCountsIt) {
     return Json::parse(dry.out);
   };
   const Json plain = predicted(""), trained = predicted("  - reconstruct: {}\n");
-  EXPECT_GE(trained.at("predicted_peak_memory_bytes").get<int64_t>(),
-            plain.at("predicted_peak_memory_bytes").get<int64_t>() + int64_t{2} * 32 * 128 * 64 * 4)
+  const auto memory = [](const Json& plan) {  // of a stage of the walk
+    const auto stage = std::find_if(plan.at("stages").begin(), plan.at("stages").end(),
+                                    [](const Json& item) { return item.at("stage") == "compress"; });
+    return stage->at("memory_bytes").get<int64_t>();
+  };
+  EXPECT_GE(memory(trained), memory(plain) + int64_t{2} * 32 * 128 * 64 * 4)
       << "the original's states and the block's inputs";
   const auto has_stage = [](const Json& plan) {
     return std::any_of(plan.at("stages").begin(), plan.at("stages").end(),
@@ -173,7 +178,8 @@ TEST_F(ReconstructRun, NeedsTwoWindows) {
 TEST(ReconstructRecipe, EveryOptionIsReadAndInTheFingerprint) {
   const Recipe recipe = parse_recipe(
       "calibration: {text: t}\npasses:\n  - rtn: {}\n  - reconstruct: {epochs: 2, batch: 3, learning_rate: 0.5, "
-      "scale_learning_rate: 0.25, offset_learning_rate: 0.125, final_rate: 0.75, patience: 4, precision: bfloat16}\n",
+      "scale_learning_rate: 0.25, offset_learning_rate: 0.125, final_rate: 0.75, patience: 4, train: {scales: false}, "
+      "precision: bfloat16}\n",
       "r.yaml");
   const ReconstructOptions& options = dynamic_cast<const ReconstructPass&>(*recipe.passes.at(1).options).reconstruct;
   EXPECT_EQ(options.epochs, 2);
@@ -183,6 +189,8 @@ TEST(ReconstructRecipe, EveryOptionIsReadAndInTheFingerprint) {
   EXPECT_EQ(options.offset_learning_rate, 0.125);
   EXPECT_EQ(options.final_rate, 0.75);
   EXPECT_EQ(options.patience, 4);
+  EXPECT_TRUE(options.train.weights);
+  EXPECT_FALSE(options.train.scales);
   EXPECT_EQ(options.precision, TrainingPrecision::bfloat16);
 
   const std::shared_ptr<PassOptions> defaults = reconstruct_row().make_options();
@@ -205,8 +213,7 @@ TEST(ReconstructRecipe, MistakesAreNamedWithTheirLine) {
           {"r.yaml:4", "a statistics file does not hold", "'calibration: {text: ...}'"});
   refused(text + "passes:\n  - reconstruct: {}\n", {"r.yaml:3", "nothing to train", "behind the pass"});
   refused(text + "passes:\n  - awq: {}\n  - reconstruct: {}\n", {"r.yaml:4", "nothing to train"});
-  refused(text + "passes:\n  - activations: {activations: int8}\n  - reconstruct: {}\n",
-          {"r.yaml:4", "nothing to train"});
+  refused(text + "passes:\n  - activations: int8\n  - reconstruct: {}\n", {"r.yaml:4", "nothing to train"});
   refused(text + "passes:\n  - reconstruct: {}\n  - rtn: {}\n", {"r.yaml:3", "nothing to train"});
   refused(text + "passes:\n  - sparsegpt: {}\n  - reconstruct: {}\n  - gptq: {}\n",
           {"r.yaml:5", "put gptq before reconstruct, which comes last"});
@@ -216,9 +223,7 @@ TEST(ReconstructRecipe, MistakesAreNamedWithTheirLine) {
   refused(text + "passes:\n  - fp8: {}\n  - reconstruct: {}\n", {"r.yaml:4", "that fp8 makes cannot be trained"});
   refused(text + "passes:\n  - rtn: {}\n  - distill: {text: t}\n  - reconstruct: {}\n",
           {"r.yaml:5", "put reconstruct into the group before distill"});
-  refused(text +
-              "passes:\n  - rtn: {}\n  - reconstruct: {learning_rate: 0, scale_learning_rate: 0, "
-              "offset_learning_rate: 0}\n",
+  refused(text + "passes:\n  - rtn: {}\n  - reconstruct: {train: {weights: false, scales: false}}\n",
           {"r.yaml:4", "nothing is left to train"});
   refused(text + "passes:\n  - rtn: {}\n  - reconstruct: {epochs: 0}\n", {"r.yaml:4", "epochs"});
   refused(text + "passes:\n  - rtn: {}\n  - reconstruct: {}\n    layers: {override: {\"*.q_proj\": {epochs: 2}}}\n",
@@ -247,8 +252,7 @@ TEST(ReconstructPlan, KnowsWhatIsTrained) {
   };
   refused("  - rtn: {bits: 4, group_size: 32}\n  - reconstruct: {}\n    layers: {exclude: [\"*\"]}\n",
           {"reconstruct", "nothing is left to train"});
-  refused("  - rtn: {bits: 4, group_size: 32}\n  - reconstruct: {scale_learning_rate: 0, offset_learning_rate: 0}\n",
-          {"reconstruct", "a learning rate above 0"});
+  refused("  - sparsegpt: {}\n  - reconstruct: {train: {weights: false}}\n", {"reconstruct", "'train' names"});
   refused("  - rtn: {bits: 4, group_size: 32}\n  - reconstruct: {}\n    layers: {exclude: [\"*.q_porj\"]}\n",
           {"layers.exclude", "*.q_porj"});
   refused("  - rtn: {bits: 8, group_size: -1, activations: int8}\n  - reconstruct: {precision: bfloat16}\n",
