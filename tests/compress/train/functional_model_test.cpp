@@ -86,8 +86,10 @@ TEST_P(FamilyInTraining, LogitsEqualThoseOfTransformers) {
 }
 
 // bfloat16 keeps 8 bits: products' inputs and outputs are rounded by up to 2^-9 relatively, a few dozen times one
-// behind the other with errors that partly cancel. A tenth of the largest logit would be another model.
-TEST_P(FamilyInTraining, BfloatIsNear) {
+// behind the other with errors that partly cancel. A twentieth of their norm is another model's. (Mixtures are left out:
+// what is rounded may go to another expert, and then is another function's value.)
+class DenseFamilyInTraining : public FamilyInTraining {};
+TEST_P(DenseFamilyInTraining, BfloatIsNear) {
   const at::NoGradGuard no_grad;
   const FunctionalModel model(checkpoint.description(), windows.num_tokens, at::kBFloat16);
   const at::Tensor logits = logits_of(model, read_weights(checkpoint, at::kBFloat16), ids_of(windows)).contiguous();
@@ -102,12 +104,14 @@ TEST_P(FamilyInTraining, BfloatIsNear) {
 
 // Along the gradient itself the loss changes by |g| h to first order. The central difference of a loss in float32 has an
 // error of about 1e-6 / h from rounding and h^2 from curvature: with a step that changes the loss by about 1e-2 both
-// are far below 2 %.
+// are far below 2 %. In a mixture a step of that size sends tokens to other experts, where the loss jumps: a hundredth of
+// it then, and rounding is still below 1 %.
 TEST_P(FamilyInTraining, GradientsAreThoseOfDifferences) {
   const ModelDescription& description = checkpoint.description();
   const FunctionalModel model(description, windows.num_tokens, at::kFloat);
   Weights weights = read_weights(checkpoint, at::kFloat);
   const at::Tensor ids_BT = ids_of(windows);
+  const bool is_mixture = description.blocks.back().is_mixture();
   const auto loss = [&] {
     const at::Tensor logits_BTV = logits_of(model, weights, ids_BT);
     const int64_t last = windows.num_tokens - 1;
@@ -140,7 +144,7 @@ TEST_P(FamilyInTraining, GradientsAreThoseOfDifferences) {
     const double norm = gradients[i].to(at::kDouble).norm().item<double>();
     if (norm < 1e-6) continue;
     const at::Tensor start = tensor->detach().clone();
-    const double step = std::min(1e-2 / norm, 0.02 * std::max(1.0, start.norm().item<double>()));
+    const double step = std::min((is_mixture ? 1e-4 : 1e-2) / norm, 0.02 * std::max(1.0, start.norm().item<double>()));
     const at::Tensor direction = gradients[i].div(norm);
     tensor->set_data(start.add(direction, step));
     if (description.tied_head && i == 0) weights.head = weights.embedding;
@@ -158,6 +162,11 @@ INSTANTIATE_TEST_SUITE_P(Golden, FamilyInTraining,
                                          "llama_mqa_biases", "llama_sharded_fp16", "mistral_window", "mixtral_experts",
                                          "qwen2_biases_tied", "qwen3_moe_dense_block_bf16", "qwen3_moe_fused",
                                          "qwen3_norms_bf16"));
+
+INSTANTIATE_TEST_SUITE_P(Golden, DenseFamilyInTraining,
+                         testing::Values("gemma3_local_global", "llama3_rope_tied", "llama_gqa_untied",
+                                         "llama_mqa_biases", "llama_sharded_fp16", "mistral_window",
+                                         "qwen2_biases_tied", "qwen3_norms_bf16"));
 
 TEST(FunctionalModel, RefusesOtherTypesAndMissingTensors) {
   const Checkpoint checkpoint = Checkpoint::open(kFamilies / "llama_gqa_untied");
