@@ -210,7 +210,8 @@ pare::Command run_command() {
                              "and stop"});
   options.push_back({.name = "fresh", .help = "discard what an interrupted run has left instead of going on with it"});
   return {.name = "run",
-          .summary = "compress or distil a model as a recipe says: calibrate, prune, quantize, train, write, verify, evaluate",
+          .summary =
+              "compress or distil a model as a recipe says: calibrate, prune, quantize, train, write, verify, evaluate",
           .positionals = {{"RECIPE", "YAML file; recipes/ has one for every published result"}},
           .options = std::move(options),
           .run = run_recipe};
