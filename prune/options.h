@@ -39,7 +39,7 @@ struct SparsityOptions {
 
   void fields(FieldVisitor& visit) {
     visit("pattern", pattern);
-    visit("ratio", ratio, {.low = 0.0, .high = 1.0});
+    visit("ratio", ratio, {.low = kAboveZero, .high = 1.0});
     visit("allocation", allocation);
   }
 };

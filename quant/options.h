@@ -59,7 +59,7 @@ struct GptqOptions {
   void fields(FieldVisitor& visit) {
     grid.fields(visit);
     visit("act_order", act_order);
-    visit("damping", damping, {.low = 0.0, .high = 1.0});
+    visit("damping", damping, {.low = kAboveZero, .high = 1.0});
     visit("block_size", block_size, {.low = 1, .high = 4096});
   }
 };
@@ -163,7 +163,7 @@ struct LlmInt8Options {
   LlmInt8Layout layout = LlmInt8Layout::own;
 
   void fields(FieldVisitor& visit) {
-    visit("threshold", value, {.low = 0.0, .high = 1e6});
+    visit("threshold", value, {.low = kAboveZero, .high = 1e6});
     visit("measure", measure);
     visit("outliers", time);
     visit("layout", layout);

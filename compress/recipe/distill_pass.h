@@ -76,9 +76,9 @@ struct DistillOptions {
     visit("prompt_tokens", prompt_tokens, {.low = 1, .high = 1 << 20});
     visit("sampled_tokens", sampled_tokens, {.low = 1, .high = 1 << 20});
     optimizer.fields(visit);
-    visit("learning_rate", learning_rate, {.low = 0.0, .high = 10.0});
-    visit("scale_learning_rate", scale_learning_rate, {.low = 0.0, .high = 10.0});
-    visit("offset_learning_rate", offset_learning_rate, {.low = 0.0, .high = 10.0});
+    visit("learning_rate", learning_rate, {.low = kAboveZero, .high = 10.0});
+    visit("scale_learning_rate", scale_learning_rate, {.low = kAboveZero, .high = 10.0});
+    visit("offset_learning_rate", offset_learning_rate, {.low = kAboveZero, .high = 10.0});
     visit("warmup", warmup, {.low = 0.0, .high = 1.0});
     visit("final_rate", final_rate, {.low = 0.0, .high = 1.0});
     visit("clip", clip, {.low = 0.0, .high = 1e6});

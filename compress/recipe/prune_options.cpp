@@ -141,7 +141,7 @@ void SparseGptPass::fields(FieldVisitor& visit) {
   PrunePass::fields(visit);
   visit("mask", chooser);
   alps.fields(visit);
-  visit("damping", damping, {.low = 0.0, .high = 1.0});
+  visit("damping", damping, {.low = kAboveZero, .high = 1.0});
   visit("block_size", block_size, {.low = 1, .high = 4096});
 }
 

@@ -35,9 +35,9 @@ struct ReconstructOptions {
   void fields(FieldVisitor& visit) {
     visit("epochs", epochs, {.low = 1, .high = 10000});
     visit("batch", batch, {.low = 1, .high = 1 << 16});
-    visit("learning_rate", learning_rate, {.low = 0.0, .high = 10.0});
-    visit("scale_learning_rate", scale_learning_rate, {.low = 0.0, .high = 10.0});
-    visit("offset_learning_rate", offset_learning_rate, {.low = 0.0, .high = 10.0});
+    visit("learning_rate", learning_rate, {.low = kAboveZero, .high = 10.0});
+    visit("scale_learning_rate", scale_learning_rate, {.low = kAboveZero, .high = 10.0});
+    visit("offset_learning_rate", offset_learning_rate, {.low = kAboveZero, .high = 10.0});
     visit("final_rate", final_rate, {.low = 0.0, .high = 1.0});
     visit("patience", patience, {.low = 0, .high = 10000});
     visit("train", train);

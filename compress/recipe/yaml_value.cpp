@@ -6,6 +6,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "runtime/format/fields.h"
 #include "runtime/system/nearest_name.h"
 
 namespace pare {
@@ -139,8 +140,9 @@ int64_t YamlValue::integer(int64_t low, int64_t high) const {
 double YamlValue::number(double low, double high) const {
   double value = 0.0;
   if (!node_->IsScalar() || !YAML::convert<double>::decode(*node_, value)) fail("expected a number, found " + kind());
-  if (!(value > low && value <= high)) {
-    fail("expected a number above " + format(low) + " and at most " + format(high) + ", found " + node_->Scalar());
+  if (!(value >= low && value <= high)) {
+    const std::string from = low == kAboveZero ? "above 0 and at most " : "from " + format(low) + " to ";
+    fail("expected a number " + from + format(high) + ", found " + node_->Scalar());
   }
   return value;
 }

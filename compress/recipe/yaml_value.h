@@ -35,7 +35,7 @@ class YamlValue {
   std::string text() const;
   bool boolean() const;
   int64_t integer(int64_t low, int64_t high) const;  // in [low, high]
-  double number(double low, double high) const;      // in (low, high]
+  double number(double low, double high) const;      // in [low, high]
 
   bool has_key(const std::string& name) const;
   bool is_map() const;

@@ -36,6 +36,9 @@ requires std::is_enum_v<E> std::string_view name_of(E value) {
   throw std::invalid_argument("an enumeration has no name for its value " + std::to_string(static_cast<int>(value)));
 }
 
+// The lower end of numbers that 0 is not one of.
+inline constexpr double kAboveZero = std::numeric_limits<double>::min();
+
 // What a recipe may say: a whole number of [low, high] or one of `values`, a number of [low, high].
 struct FieldLimits {
   double low = std::numeric_limits<double>::lowest();

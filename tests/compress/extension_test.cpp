@@ -30,7 +30,7 @@ class SnapPass : public PassOptions {
   std::unique_ptr<PassOptions> clone() const override { return std::make_unique<SnapPass>(*this); }
   PassKind kind() const override { return codes ? PassKind::rounds : PassKind::changes_weights; }
   void fields(FieldVisitor& visit) override {
-    visit("step", step, {.low = 0.0, .high = 1.0});
+    visit("step", step, {.low = kAboveZero, .high = 1.0});
     visit("codes", codes);
   }
   void check(const PassCheck& check) override {
