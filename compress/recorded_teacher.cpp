@@ -25,13 +25,28 @@ class RecordedTeacher : public Teacher {
                                 std::to_string(num_vocabulary) + ": they must have the same tokenizer");
   }
 
-  void see(const TokenBatch& batch) override {
+  at::Tensor label_losses(int64_t first, const at::Tensor& labels_R) override {
+    at::Tensor losses_R = at::zeros({labels_R.size(0)}, at::kFloat);
+    int64_t row = 0;
+    for_parts(first, labels_R.size(0), [&](int64_t sequence, int64_t token, int64_t num_rows, int64_t num_filled) {
+      const std::vector<float> log_probs = store_.label_log_probs(sequence);
+      for (int64_t i = 0; i < num_rows; ++i) {
+        if (labels_R[row + i].item<int64_t>() == kIgnoredLabel) continue;
+        losses_R.data_ptr<float>()[row + i] = -log_probs[static_cast<size_t>(token + i)];
+      }
+      row += num_rows + num_filled;
+    });
+    return losses_R;
+  }
+
+ private:
+  void look_at(const TokenBatch& batch) override {
     sequences_.clear();
     for (const int64_t n : batch.sequences) sequences_.push_back(stored_.at(static_cast<size_t>(n)));
     num_tokens_ = batch.ids_BT.size(1);
   }
 
-  TeacherLogits logits(int64_t first, int64_t count) override {
+  TeacherLogits make_logits(int64_t first, int64_t count) override {
     std::vector<at::Tensor> ids, log_probs, log_tails;
     TruncatedLogits joined;
     for_parts(first, count, [&](int64_t sequence, int64_t token, int64_t num_rows, int64_t num_filled) {
@@ -52,21 +67,6 @@ class RecordedTeacher : public Teacher {
     return TeacherLogits(std::move(joined));
   }
 
-  at::Tensor label_losses(int64_t first, const at::Tensor& labels_R) override {
-    at::Tensor losses_R = at::zeros({labels_R.size(0)}, at::kFloat);
-    int64_t row = 0;
-    for_parts(first, labels_R.size(0), [&](int64_t sequence, int64_t token, int64_t num_rows, int64_t num_filled) {
-      const std::vector<float> log_probs = store_.label_log_probs(sequence);
-      for (int64_t i = 0; i < num_rows; ++i) {
-        if (labels_R[row + i].item<int64_t>() == kIgnoredLabel) continue;
-        losses_R.data_ptr<float>()[row + i] = -log_probs[static_cast<size_t>(token + i)];
-      }
-      row += num_rows + num_filled;
-    });
-    return losses_R;
-  }
-
- private:
   // Rows [first, first + count) of the batch, sequence by sequence: those that the store has, and how many follow them
   // behind the sequence's end.
   template <typename Work>

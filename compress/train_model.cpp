@@ -182,13 +182,19 @@ void check_tokenizers(const Checkpoint& student, const Checkpoint& teacher) {
 }
 
 // Everything that keeps a checkpoint from being the student's teacher on windows of that many tokens.
-void check_teacher(const Checkpoint& student, const Checkpoint& teacher, int64_t num_tokens) {
+void check_teacher(const Checkpoint& student, const Checkpoint& teacher, int64_t num_tokens, double hidden_weight) {
   if (teacher.is_encoder()) {
     throw std::invalid_argument("distill: the teacher '" + teacher.directory().string() +
                                 "' is an encoder; expected a decoder");
   }
   check_tokenizers(student, teacher);
   check_vocabularies(teacher.description().vocabulary_size, student.description().vocabulary_size);
+  const int64_t students = student.description().hidden_size, teachers = teacher.description().hidden_size;
+  if (hidden_weight > 0.0 && students != teachers) {
+    throw std::invalid_argument("distill: 'hidden_weight' compares hidden states, of which the student's have " +
+                                std::to_string(students) + " channels and the teacher's " + std::to_string(teachers) +
+                                ": leave it out");
+  }
   if (num_tokens > teacher.description().context_length) {
     throw std::invalid_argument("distill: windows of " + std::to_string(num_tokens) + " tokens are longer than the " +
                                 "context of the teacher '" + teacher.directory().string() + "', " +
@@ -384,7 +390,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   const TrainingInputs inputs{distill, read_windows(distill, student, store ? &*store : nullptr, chosen),
                               compute_type(distill.precision, student)};
   const bool is_live = reads_teacher(distill) && !store;
-  if (is_live) check_teacher(student, teacher, longest(inputs.windows));
+  if (is_live) check_teacher(student, teacher, longest(inputs.windows), distill.loss.hidden_weight);
   check_samples(distill, student, inputs.windows.training.windows.num_tokens);
   phase.prediction =
       predict_training(student, is_live ? &teacher : nullptr, inputs, run_limits(options, input.num_threads));
@@ -418,7 +424,8 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
       StudentModel model(student, distill.train, is_trained, num_tokens, inputs.compute);
       const int64_t num_vocabulary = student.description().vocabulary_size;
       std::unique_ptr<Teacher> source;
-      if (is_live) source = live_teacher(teacher, num_tokens, inputs.compute, num_vocabulary);
+      if (is_live)
+        source = live_teacher(teacher, num_tokens, inputs.compute, num_vocabulary, distill.loss.hidden_weight > 0.0);
       if (store && reads_teacher(distill)) source = recorded_teacher(*store, chosen, num_vocabulary);
       TrainingStore states(artifact.training_folder());
       timed("train", phase, [&] {

@@ -53,6 +53,9 @@ struct DistillLossOptions {
   double skew = 0.1;         // skew_kl, skew_reverse_kl: the share of the mixture that is the first argument's own
   double slim_share = 0.05;  // slim: of the vocabulary, the teacher's largest logits
   double slim_weight = 1.0;  // slim: of the divergence beside the cross-entropy on the true label
+  // Beside any loss of a teacher that is there: of the distance of the hidden states behind each block from the
+  // teacher's (hidden_states.h), averaged over blocks; 0: none.
+  double hidden_weight = 0.0;
 
   void fields(FieldVisitor& visit) {
     visit("loss", loss);
@@ -63,6 +66,7 @@ struct DistillLossOptions {
     visit("skew", skew, {.low = 0.0, .high = 1.0});
     visit("slim_share", slim_share, {.low = 1e-6, .high = 1.0});
     visit("slim_weight", slim_weight, {.low = 0.0, .high = 1e3});
+    visit("hidden_weight", hidden_weight, {.low = 0.0, .high = 1e3});
   }
 };
 

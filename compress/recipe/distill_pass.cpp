@@ -17,6 +17,13 @@ void DistillPass::check(const PassCheck& check) {
   for (const char* key : {"minillm", "prompt_tokens", "sampled_tokens"}) {
     if (!samples && check.was_given(key)) check.fail(key, "only 'loss: minillm' samples sequences: leave this out");
   }
+  if (distill.loss.hidden_weight > 0.0 &&
+      (samples || distill.loss.loss == DistillLoss::hard_label || !distill.logits.empty())) {
+    check.fail("hidden_weight", std::string("expected a teacher that reads what the student is trained on: ") +
+                                    (!distill.logits.empty() ? "'logits' holds none of its hidden states"
+                                     : samples               ? "minillm samples its own sequences"
+                                                             : "hard_label has no teacher"));
+  }
   if (samples && !distill.logits.empty()) {
     check.fail("logits",
                "minillm asks the teacher about sequences that the student makes up: give 'text' in place of "

@@ -238,12 +238,15 @@ at::Tensor FunctionalModel::logits(const at::Tensor& head_VD, const at::Tensor& 
   return logits_RV;
 }
 
-at::Tensor FrozenModel::normalized(const at::Tensor& ids_BT, std::vector<KeyValues>* earlier) const {
+at::Tensor FrozenModel::normalized(const at::Tensor& ids_BT, std::vector<KeyValues>* earlier,
+                                   std::vector<at::Tensor>* behind_blocks) const {
   if (earlier != nullptr) earlier->resize(blocks.size());
+  if (behind_blocks != nullptr) behind_blocks->clear();
   at::Tensor hidden_BTD = functions->embed(ids_BT, embedding_VD);
   for (size_t b = 0; b < blocks.size(); ++b) {
     hidden_BTD =
         functions->block(static_cast<int64_t>(b), blocks[b], hidden_BTD, earlier == nullptr ? nullptr : &(*earlier)[b]);
+    if (behind_blocks != nullptr) behind_blocks->push_back(hidden_BTD);
   }
   return functions->final_norm(gain_D, hidden_BTD);
 }

@@ -79,8 +79,9 @@ struct FrozenModel {
   std::vector<NamedTensors> blocks;
 
   // Normalized hidden states [B, T, D] of ids_BT; earlier: empty, or what each block has seen before, which is added
-  // to. To be called without gradients.
-  at::Tensor normalized(const at::Tensor& ids_BT, std::vector<KeyValues>* earlier = nullptr) const;
+  // to; behind_blocks: not null, set to the hidden states [B, T, D] behind each block. To be called without gradients.
+  at::Tensor normalized(const at::Tensor& ids_BT, std::vector<KeyValues>* earlier = nullptr,
+                        std::vector<at::Tensor>* behind_blocks = nullptr) const;
   // float32 [R, V].
   at::Tensor logits(const at::Tensor& normalized_RD) const { return functions->logits(head_VD, normalized_RD); }
 };

@@ -4,6 +4,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -15,6 +16,7 @@
 #include <string>
 #include <utility>
 
+#include "distill/hidden_states.h"
 #include "distill/losses.h"
 
 namespace pare {
@@ -74,6 +76,21 @@ at::Tensor slim_weights_of(const TokenBatch& batch, const StudentModel& student,
   return slim_weights(student_R, teacher_R, labels_R, sequence_of_rows(batch));
 }
 
+// Of the mean loss of rows from `first` on by their logits, kLossTokens rows at a time; adds the sum of their losses.
+at::Tensor gradient_of_logits(const TokenLoss& token_loss, int64_t num_step_labels, int64_t first,
+                              const at::Tensor& logits_RV, const at::Tensor& labels_R, BatchLoss& loss) {
+  at::Tensor gradient_RV = at::empty_like(logits_RV);
+  for (int64_t row = 0; row < logits_RV.size(0); row += kLossTokens) {
+    const int64_t count = std::min(kLossTokens, logits_RV.size(0) - row);
+    const at::Tensor logits = leaf(logits_RV.narrow(0, row, count));
+    const at::Tensor labels = labels_R.narrow(0, row, count);
+    const at::Tensor mean = mean_loss(token_loss(logits, labels, first + row), labels, num_step_labels);
+    loss.sum += mean.item<double>() * static_cast<double>(num_step_labels);
+    gradient_RV.narrow(0, row, count).copy_(torch::autograd::grad({mean}, {logits}).front());
+  }
+  return gradient_RV;
+}
+
 // Loss and gradients of final norm and head, piece by piece of the tokens; returns the gradient of the hidden states.
 // The embedding has its part behind the first block; tied, it is the head here.
 at::Tensor train_head(const TokenBatch& batch, const TokenLoss& token_loss, int64_t num_step_labels,
@@ -89,15 +106,29 @@ at::Tensor train_head(const TokenBatch& batch, const TokenLoss& token_loss, int6
     const at::Tensor input = leaf(rows(hidden_BTD, first, count));
     const at::Tensor x = student.functions().final_norm(outer.all.find(StudentModel::kFinalNorm)->second, input);
     const at::Tensor logits_RV = student.functions().logits(student.head(outer), x);
-    const at::Tensor losses_R = token_loss(logits_RV, labels, first);
-    const at::Tensor mean = mean_loss(losses_R, labels, num_step_labels);
-    loss.sum += mean.item<double>() * static_cast<double>(num_step_labels);
+    const at::Tensor logits_gradient = gradient_of_logits(token_loss, num_step_labels, first, logits_RV, labels, loss);
     loss.num_labels += num_labels;
-    std::vector<at::Tensor> gradients = gradients_of(mean, at::Tensor(), input, outer);
+    std::vector<at::Tensor> gradients = gradients_of(logits_RV, logits_gradient, input, outer);
     rows(hidden_gradient, first, count).copy_(gradients.front());
     student.add_outer_gradients(outer, std::span(gradients).subspan(1));
   }
   return hidden_gradient;
+}
+
+// Of the distance of the states behind the student's block from the teacher's, by the states; adds the distance's part
+// of the loss.
+at::Tensor gradient_of_distance(const TokenBatch& batch, const HiddenTargets& targets, int64_t num_step_labels,
+                                int64_t block, int64_t num_blocks, const at::Tensor& hidden_BTD, BatchLoss& loss) {
+  const auto num_teacher = static_cast<int64_t>(targets.of_teacher.size());
+  const at::Tensor& teacher_BTD =
+      targets.of_teacher.at(static_cast<size_t>(teacher_block(block, num_blocks, num_teacher)));
+  const at::Tensor student = leaf(hidden_BTD);
+  const at::Tensor mean =
+      mean_loss(hidden_distances(rows(student, 0, batch.num_tokens()), rows(teacher_BTD, 0, batch.num_tokens())),
+                batch.labels_BT.reshape({-1}), num_step_labels)
+          .mul(targets.weight / static_cast<double>(num_blocks));
+  loss.sum += mean.item<double>() * static_cast<double>(num_step_labels);
+  return torch::autograd::grad({mean}, {student}).front();
 }
 
 void train_embedding(const TokenBatch& batch, const at::Tensor& gradient_BTD, StudentModel& student) {
@@ -116,23 +147,21 @@ void train_embedding(const TokenBatch& batch, const at::Tensor& gradient_BTD, St
 // Rows of the vocabulary that one side has more of are padding: cut off, or tokens that never come.
 class LiveTeacherModel : public LiveTeacher {
  public:
-  LiveTeacherModel(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute, int64_t num_vocabulary)
-      : functions_(checkpoint.description(), max_tokens, compute), num_vocabulary_(num_vocabulary) {
+  LiveTeacherModel(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute, int64_t num_vocabulary,
+                   bool keeps_hidden)
+      : functions_(checkpoint.description(), max_tokens, compute),
+        num_vocabulary_(num_vocabulary),
+        keeps_hidden_(keeps_hidden) {
     check_vocabularies(checkpoint.description().vocabulary_size, num_vocabulary);
     functions_.set_input_formats(read_input_formats(checkpoint));
     model_ = read_frozen(checkpoint, functions_);
   }
 
-  void see(const TokenBatch& batch) override {
-    const at::NoGradGuard no_grad;
-    normalized_ = model_.normalized(batch.ids_BT);
-  }
-
-  TeacherLogits logits(int64_t first, int64_t count) override { return TeacherLogits(values(first, count)); }
-
   at::Tensor label_losses(int64_t first, const at::Tensor& labels_R) override {
     return hard_label_loss(values(first, labels_R.size(0)), labels_R);
   }
+
+  const std::vector<at::Tensor>& hidden_states() const override { return hidden_; }
 
   const FrozenModel& model() const override { return model_; }
 
@@ -145,6 +174,13 @@ class LiveTeacherModel : public LiveTeacher {
   }
 
  private:
+  void look_at(const TokenBatch& batch) override {
+    const at::NoGradGuard no_grad;
+    normalized_ = model_.normalized(batch.ids_BT, nullptr, keeps_hidden_ ? &hidden_ : nullptr);
+  }
+
+  TeacherLogits make_logits(int64_t first, int64_t count) override { return TeacherLogits(values(first, count)); }
+
   at::Tensor values(int64_t first, int64_t count) const {
     const at::NoGradGuard no_grad;
     return fitted(model_.logits(rows(normalized_, first, count)));
@@ -152,11 +188,32 @@ class LiveTeacherModel : public LiveTeacher {
 
   FunctionalModel functions_;
   int64_t num_vocabulary_;
+  bool keeps_hidden_;
   FrozenModel model_;
   at::Tensor normalized_;
+  std::vector<at::Tensor> hidden_;
 };
 
 }  // namespace
+
+const std::vector<at::Tensor>& Teacher::hidden_states() const {
+  static const std::vector<at::Tensor> kNone;
+  return kNone;
+}
+
+void Teacher::see(const TokenBatch& batch) {
+  made_.reset();
+  num_rows_ = batch.num_tokens();
+  look_at(batch);
+}
+
+TeacherLogits Teacher::logits(int64_t first, int64_t count) {
+  if (!made_ || first < first_made_ || first + count > first_made_ + made_->num_tokens()) {
+    made_ = make_logits(first, std::min(std::max(count, kHeadTokens), num_rows_ - first));
+    first_made_ = first;
+  }
+  return made_->tokens(first - first_made_, count);
+}
 
 int64_t LabelledWindows::num_labels(std::span<const int64_t> chosen) const {
   if (labels_NT.empty()) return static_cast<int64_t>(chosen.size()) * (windows.num_tokens - 1);
@@ -206,12 +263,12 @@ int64_t count_labels(const TokenBatch& batch) {
 }
 
 std::unique_ptr<LiveTeacher> live_teacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute,
-                                          int64_t num_vocabulary) {
-  return std::make_unique<LiveTeacherModel>(checkpoint, max_tokens, compute, num_vocabulary);
+                                          int64_t num_vocabulary, bool keeps_hidden) {
+  return std::make_unique<LiveTeacherModel>(checkpoint, max_tokens, compute, num_vocabulary, keeps_hidden);
 }
 
 BatchLoss train_on(const TokenBatch& batch, const LossOfHidden& make_loss, bool recompute, int64_t num_step_labels,
-                   StudentModel& student) {
+                   StudentModel& student, const HiddenTargets* targets) {
   const at::AutoGradMode with_gradients(true);
   at::Tensor hidden;
   {
@@ -232,6 +289,10 @@ BatchLoss train_on(const TokenBatch& batch, const LossOfHidden& make_loss, bool 
   BatchLoss loss;
   at::Tensor gradient = train_head(batch, make_loss(hidden), num_step_labels, hidden, student, loss);
   for (int64_t b = student.num_blocks() - 1; b >= 0; --b) {
+    if (targets != nullptr) {
+      gradient.add_(gradient_of_distance(batch, *targets, num_step_labels, b, student.num_blocks(), hidden, loss));
+      hidden = pieces.back().input.detach();
+    }
     Piece piece = recompute ? run_block(student, b, pieces.back().input) : std::move(pieces.back());
     pieces.pop_back();
     std::vector<at::Tensor> gradients = gradients_of(piece.output, gradient, piece.input, piece.weights);
@@ -260,7 +321,12 @@ BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& options, b
                           slim_R.defined() ? slim_R.narrow(0, first, count) : at::Tensor());
     };
   };
-  return train_on(batch, make_loss, recompute, num_step_labels, student);
+  if (options.hidden_weight == 0.0) return train_on(batch, make_loss, recompute, num_step_labels, student);
+  if (teacher == nullptr || teacher->hidden_states().empty()) {
+    throw std::invalid_argument("hidden_weight: expected a teacher that keeps its hidden states");
+  }
+  const HiddenTargets targets{teacher->hidden_states(), options.hidden_weight};
+  return train_on(batch, make_loss, recompute, num_step_labels, student, &targets);
 }
 
 BatchLoss score(const TokenBatch& batch, const StudentModel& student) {

@@ -1,6 +1,6 @@
 // One micro-batch through student and teacher: the loss, and the gradients of all that is trained.
 //
-// The model is cut in front of each block and each piece of the head's tokens, and the backward pass goes from piece to
+// The model is cut in front of each block, each piece of the head's tokens and the losses of it, and the backward pass goes from piece to
 // piece: so the logits of kHeadTokens tokens exist at a time and never those of a batch, and with `recompute` the
 // activations of one block.
 #pragma once
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "compress/train/student_model.h"
 #include "distill/options.h"
@@ -18,8 +19,10 @@
 
 namespace pare {
 
-// Tokens whose logits exist at a time.
+// Tokens whose logits exist at a time, for large products; and those of them that a loss is taken of at a time, for its
+// many passes over the vocabulary to find their rows in the cache.
 inline constexpr int64_t kHeadTokens = 128;
+inline constexpr int64_t kLossTokens = 16;
 
 // Sequences of one length; position t predicts labels_BT[t], which is kIgnoredLabel where there is nothing to predict.
 struct TokenBatch {
@@ -47,11 +50,22 @@ class Teacher {
  public:
   virtual ~Teacher() = default;
   // To be called before `logits`, for each batch.
-  virtual void see(const TokenBatch& batch) = 0;
-  // Of the rows [first, first + count) of the batch, sequence after sequence.
-  virtual TeacherLogits logits(int64_t first, int64_t count) = 0;
+  void see(const TokenBatch& batch);
+  // Of the rows [first, first + count) of the batch, sequence after sequence. They are made for kHeadTokens rows at a
+  // time, the last ones of which are kept.
+  TeacherLogits logits(int64_t first, int64_t count);
   // -log p(label) of the rows from `first` on, float32; 0 where the label is ignored.
   virtual at::Tensor label_losses(int64_t first, const at::Tensor& labels_R) = 0;
+  // Of the batch behind each of its blocks, [B, T, D] float32; empty where it does not keep them.
+  virtual const std::vector<at::Tensor>& hidden_states() const;
+
+ private:
+  virtual void look_at(const TokenBatch& batch) = 0;
+  virtual TeacherLogits make_logits(int64_t first, int64_t count) = 0;
+
+  int64_t num_rows_ = 0;
+  int64_t first_made_ = 0;
+  std::optional<TeacherLogits> made_;
 };
 
 // One that is there, and not what was recorded of it.
@@ -63,10 +77,10 @@ class LiveTeacher : public Teacher {
 };
 
 // A checkpoint's forward pass, in the type `compute`. The checkpoint must outlive it. num_vocabulary: of the student;
-// more logits than that are cut off, fewer are padded with -inf. Throws std::invalid_argument for vocabularies that
-// differ by more than kMaxPadding.
+// more logits than that are cut off, fewer are padded with -inf. keeps_hidden: it has hidden_states(). Throws
+// std::invalid_argument for vocabularies that differ by more than kMaxPadding.
 std::unique_ptr<LiveTeacher> live_teacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute,
-                                          int64_t num_vocabulary);
+                                          int64_t num_vocabulary, bool keeps_hidden = false);
 // Rows that models of one tokenizer have more or less of: embeddings are padded to multiples of powers of two.
 inline constexpr int64_t kMaxPadding = 1024;
 // Throws std::invalid_argument for vocabularies that differ by more than that.
@@ -77,7 +91,8 @@ struct BatchLoss {
   int64_t num_labels = 0;
 };
 // Adds the gradients of (sum of losses) / num_step_labels to the student's; num_step_labels is the number of labels of
-// all micro-batches of the step. teacher: null for a loss that reads none (hard_label).
+// all micro-batches of the step. teacher: null for a loss that reads none (hard_label). Throws std::invalid_argument
+// for a hidden_weight and a teacher that keeps no hidden states, or states of another width.
 BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& loss, bool recompute, int64_t num_step_labels,
                    Teacher* teacher, StudentModel& student);
 
@@ -85,9 +100,14 @@ BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& loss, bool
 using TokenLoss = std::function<at::Tensor(const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t first)>;
 // What there is to know of a batch before its first loss, from the hidden states behind the last block [B, T, D].
 using LossOfHidden = std::function<TokenLoss(const at::Tensor& hidden_BTD)>;
-// The same for a loss of its own.
+// What the states behind the student's blocks are compared with beside that, and what of the distance counts.
+struct HiddenTargets {
+  const std::vector<at::Tensor>& of_teacher;  // behind its blocks, [B, T, D]
+  double weight;
+};
+// The same for a loss of its own. targets: null for none.
 BatchLoss train_on(const TokenBatch& batch, const LossOfHidden& make_loss, bool recompute, int64_t num_step_labels,
-                   StudentModel& student);
+                   StudentModel& student, const HiddenTargets* targets = nullptr);
 
 // -log q(label), summed, without gradients.
 BatchLoss score(const TokenBatch& batch, const StudentModel& student);

@@ -1,5 +1,6 @@
 #include "compress/train/weight_view.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -9,6 +10,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <utility>
 
@@ -16,6 +18,44 @@
 
 namespace pare {
 namespace {
+
+constexpr int64_t kElementsOfTask = 1 << 16;
+
+template <typename T>
+void add_kept(const T* gradient, const bool* kept, int64_t num_elements, float* sum) {
+  at::parallel_for(0, num_elements, kElementsOfTask, [&](int64_t begin, int64_t end) {
+    if (kept == nullptr) {
+      for (int64_t i = begin; i < end; ++i) sum[i] += static_cast<float>(gradient[i]);
+    } else {
+      for (int64_t i = begin; i < end; ++i) sum[i] += kept[i] ? static_cast<float>(gradient[i]) : 0.0f;
+    }
+  });
+}
+
+// sum += gradient where `kept` is true or undefined, in one pass over memory. gradient: float32 or bfloat16.
+void add_kept(const at::Tensor& gradient, const at::Tensor& kept, at::Tensor& sum) {
+  const at::Tensor added = gradient.contiguous();
+  const bool* const is_kept = kept.defined() ? kept.const_data_ptr<bool>() : nullptr;
+  if (added.scalar_type() == at::kBFloat16) {
+    add_kept(added.const_data_ptr<at::BFloat16>(), is_kept, added.numel(), sum.data_ptr<float>());
+  } else {
+    add_kept(added.const_data_ptr<float>(), is_kept, added.numel(), sum.data_ptr<float>());
+  }
+}
+
+bool has_value_outside(const at::Tensor& kept, const at::Tensor& values) {
+  const bool* const is_kept = kept.const_data_ptr<bool>();
+  const float* const value = values.const_data_ptr<float>();
+  std::atomic<bool> found = false;
+  at::parallel_for(0, values.numel(), kElementsOfTask, [&](int64_t begin, int64_t end) {
+    uint32_t any = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      any |= static_cast<uint32_t>(!is_kept[i]) & static_cast<uint32_t>(value[i] != 0.0f);
+    }
+    if (any != 0) found = true;
+  });
+  return found;
+}
 
 class FrozenView : public WeightView {
  public:
@@ -32,7 +72,7 @@ class FloatView : public WeightView {
  public:
   FloatView(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype, at::Tensor kept,
             bool unit_offset)
-      : dtype_(dtype), kept_(std::move(kept)), unit_offset_(unit_offset) {
+      : dtype_(dtype), kept_(kept.defined() ? kept.contiguous() : kept), unit_offset_(unit_offset) {
     parameter_.name = std::move(name);
     parameter_.kind = kind;
     parameter_.value = value.to(at::kFloat).contiguous().clone();
@@ -45,13 +85,7 @@ class FloatView : public WeightView {
     return unit_offset_ ? stored().add_(1.0).to(compute) : stored().to(compute);
   }
 
-  void add_gradient(const at::Tensor& gradient) override {
-    if (kept_.defined()) {
-      parameter_.gradient.add_(gradient.mul(kept_));
-    } else {
-      parameter_.gradient.add_(gradient);
-    }
-  }
+  void add_gradient(const at::Tensor& gradient) override { add_kept(gradient, kept_, parameter_.gradient); }
 
   at::Tensor stored() const override {
     return rounded_to(unit_offset_ ? parameter_.value.sub(1.0) : parameter_.value, dtype_);
@@ -62,8 +96,7 @@ class FloatView : public WeightView {
   bool keeps_zeros() const override { return kept_.defined(); }
 
   void check_zeros() const override {
-    if (!kept_.defined()) return;
-    if (parameter_.value.ne(0.0).logical_and_(kept_.logical_not()).any().item<bool>()) {
+    if (kept_.defined() && has_value_outside(kept_, parameter_.value)) {
       throw std::logic_error(parameter_.name + ": a step gave a pruned weight a value");
     }
   }

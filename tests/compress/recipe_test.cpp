@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <ostream>
 
+#include "compress/recipe/distill_pass.h"
 #include "compress/recipe/pass_options.h"
 #include "tests/expect_error.h"
 
@@ -204,6 +205,21 @@ TEST(Recipe, Fp8AndLlmInt8HaveOptionsOfTheirOwn) {
   EXPECT_EQ(zeropoint.llm_int8.layout, LlmInt8Layout::own);
 }
 
+// 0 turns off what has a strength; what cannot be 0 says so (NegativeDamping, ZeroRate below).
+TEST(Recipe, NumbersThatMayBeZeroAreGivenAsZero) {
+  const DistillOptions distill = options_of<DistillPass>(
+                                     "  - distill: {text: t, clip: 0, warmup: 0, final_rate: 0, label_weight: 0, "
+                                     "slim_weight: 0, weight_decay: 0, minillm: {teacher_share: 0}}\n")
+                                     .distill;
+  EXPECT_EQ(distill.clip, 0.0);
+  EXPECT_EQ(distill.warmup, 0.0);
+  EXPECT_EQ(distill.final_rate, 0.0);
+  EXPECT_EQ(distill.loss.label_weight, 0.0);
+  EXPECT_EQ(distill.loss.slim_weight, 0.0);
+  EXPECT_EQ(distill.optimizer.weight_decay, 0.0);
+  EXPECT_EQ(distill.minillm.teacher_share, 0.0);
+}
+
 // The recipes that the repository brings: each is read, names its output after itself and finds its data.
 TEST(Recipe, EveryRecipeOfTheRepositoryIsRead) {
   const std::filesystem::path source = PARE_SOURCE_DIR;
@@ -293,6 +309,16 @@ INSTANTIATE_TEST_SUITE_P(
         BadRecipe{"ImpossibleGroup", "passes:\n  - rtn: {group_size: 48}\n", "r.yaml:2:", "32, 64, 128"},
         BadRecipe{"NegativeDamping", "calibration: {text: t}\npasses:\n  - gptq: {damping: -1}\n",
                   "r.yaml:3:", "above 0"},
+        BadRecipe{"ZeroRate", "passes:\n  - distill: {text: t, learning_rate: 0}\n",
+                  "r.yaml:2:", "above 0 and at most 10"},
+        BadRecipe{"HiddenStatesOfNoTeacher", "passes:\n  - distill: {text: t, loss: hard_label, hidden_weight: 1}\n",
+                  "r.yaml:2:", "hard_label has no teacher"},
+        BadRecipe{"HiddenStatesOfARecord", "passes:\n  - distill: {logits: t.h5, hidden_weight: 1}\n",
+                  "r.yaml:2:", "'logits' holds none of its hidden states"},
+        BadRecipe{"HiddenStatesOfSamples", "passes:\n  - distill: {text: t, loss: minillm, hidden_weight: 1}\n",
+                  "r.yaml:2:", "samples its own sequences"},
+        BadRecipe{"TooSmallTemperature", "passes:\n  - distill: {text: t, temperature: 0}\n",
+                  "r.yaml:2:", "from 0.001 to 1000"},
         BadRecipe{"NanDamping", "calibration: {text: t}\npasses:\n  - gptq: {damping: .nan}\n",
                   "r.yaml:3:", "found .nan"},
         BadRecipe{"GptqWithoutData", "passes:\n  - gptq: {}\n", "r.yaml:2:", "calibration"},

@@ -339,6 +339,28 @@ TEST_F(TrainModel, AFolderOfSomebodyElseInAPhasesPlaceIsLeftAlone) {
   EXPECT_FALSE(fs::exists(folder_ / "out.partial"));
 }
 
+TEST_F(TrainModel, HiddenStatesOfAnotherWidthAreNotCompared) {
+  const Outcome outcome =
+      run_pare(command(recipe(distill("total_tokens: 4000, hidden_weight: 1"), "student: {hidden_size: 32}\n"), "out"));
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("'hidden_weight' compares hidden states, of which the student's have 32"),
+            std::string::npos)
+      << outcome.err;
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+}
+
+// The first validation of a run is that of the student as it came.
+TEST_F(TrainModel, HiddenStatesOfTheTeacherAreLearntFrom) {
+  const Json report =
+      run_json(recipe(distill("total_tokens: 20000, learning_rate: 3e-3, loss: forward_kl, hidden_weight: 1"),
+                      "student: {layers: 3}\n"),
+               "out");
+  const Json& curve = report.at("training").at("curve");
+  const double untrained = curve.front().at("validation_perplexity"),
+               trained = curve.back().at("validation_perplexity");
+  EXPECT_LT(trained, 0.8 * untrained);
+}
+
 TEST_F(TrainModel, ADryRunNamesEveryPhase) {
   const std::string yaml = recipe(distill("total_tokens: 4000") + "  - gptq: {bits: 4, group_size: -1}\n");
   const Outcome outcome = run_pare(command(yaml, "out", {"--dry-run"}));

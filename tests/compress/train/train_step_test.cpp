@@ -53,14 +53,23 @@ Gradients take_gradients(StudentModel& student) {
   return gradients;
 }
 
+std::vector<at::Tensor> states_behind_blocks(const Checkpoint& teacher, const at::Tensor& ids_BT) {
+  const at::NoGradGuard no_grad;
+  const FunctionalModel functions(teacher.description(), ids_BT.size(1), at::kFloat);
+  at::Tensor hidden = functions.embed(ids_BT, read_table(teacher, teacher.embedding(), at::kFloat));
+  std::vector<at::Tensor> behind;
+  for (int64_t b = 0; b < static_cast<int64_t>(teacher.description().blocks.size()); ++b) {
+    hidden = functions.block(b, read_block(teacher, b, at::kFloat), hidden);
+    behind.push_back(hidden);
+  }
+  return behind;
+}
+
 at::Tensor teacher_logits(const Checkpoint& teacher, const at::Tensor& ids_BT) {
   const at::NoGradGuard no_grad;
   const ModelDescription& model = teacher.description();
   const FunctionalModel functions(model, ids_BT.size(1), at::kFloat);
-  at::Tensor hidden = functions.embed(ids_BT, read_table(teacher, teacher.embedding(), at::kFloat));
-  for (int64_t b = 0; b < static_cast<int64_t>(model.blocks.size()); ++b) {
-    hidden = functions.block(b, read_block(teacher, b, at::kFloat), hidden);
-  }
+  const at::Tensor hidden = states_behind_blocks(teacher, ids_BT).back();
   const at::Tensor x = functions.final_norm(read_gain(teacher, model.final_norm), hidden);
   return functions.logits(read_table(teacher, teacher.head(), at::kFloat), x.reshape({-1, x.size(-1)}));
 }
@@ -69,7 +78,7 @@ at::Tensor teacher_logits(const Checkpoint& teacher, const at::Tensor& ids_BT) {
 std::pair<double, Gradients> whole_graph(const TokenBatch& batch, const DistillLossOptions& options,
                                          const Checkpoint* teacher, const StudentModel& student) {
   const at::AutoGradMode enabled(true);
-  std::vector<at::Tensor> leaves;
+  std::vector<at::Tensor> leaves, behind;
   std::vector<std::string> names;
   const auto collect = [&](const TrainedTensors& tensors) {
     for (const std::string& name : tensors.trained) {
@@ -85,6 +94,7 @@ std::pair<double, Gradients> whole_graph(const TokenBatch& batch, const DistillL
     const TrainedTensors block = student.block(b);
     collect(block);
     hidden = functions.block(b, block.all, hidden);
+    behind.push_back(hidden);
   }
   const at::Tensor x = functions.final_norm(outer.all.find(StudentModel::kFinalNorm)->second, hidden);
   const at::Tensor logits_RV = functions.logits(student.head(outer), x.reshape({-1, x.size(-1)}));
@@ -102,7 +112,15 @@ std::pair<double, Gradients> whole_graph(const TokenBatch& batch, const DistillL
     }
     losses_R = token_losses(options, logits_RV, TeacherLogits(teacher_RV), labels_R, weights_R);
   }
-  const at::Tensor mean = mean_loss(losses_R, labels_R);
+  at::Tensor mean = mean_loss(losses_R, labels_R);
+  if (options.hidden_weight > 0.0) {
+    const std::vector<at::Tensor> targets = states_behind_blocks(*teacher, batch.ids_BT);
+    for (size_t b = 0; b < behind.size(); ++b) {
+      const at::Tensor distances_R = behind[b].sub(targets.at(b)).square().sum(-1).div(targets[b].square().sum(-1));
+      const at::Tensor counted_R = distances_R.reshape({-1}).masked_select(labels_R.ne(kIgnoredLabel));
+      mean = mean.add(counted_R.mean().mul(options.hidden_weight / static_cast<double>(behind.size())));
+    }
+  }
   const std::vector<at::Tensor> found = torch::autograd::grad({mean}, leaves, {}, false, false, /*allow_unused=*/true);
   Gradients gradients;
   for (size_t i = 0; i < leaves.size(); ++i) {
@@ -175,6 +193,31 @@ TEST_P(TrainStep, PiecesGiveTheGradientsOfTheWholeGraph) {
       EXPECT_TRUE(at::equal(gradient, of_kept.at(parameter))) << parameter;
     }
   }
+}
+
+TEST_P(TrainStep, HiddenStatesAddTheirDistance) {
+  StudentModel student = make_student();
+  const int64_t num_labels = count_labels(batch_);
+  const DistillLossOptions options{.loss = DistillLoss::forward_kl, .hidden_weight = 3.0};
+  const auto blind = live_teacher(teacher_checkpoint_, 64, at::kFloat, student.description().vocabulary_size);
+  expect_error<std::invalid_argument>([&] { train_on(batch_, options, false, num_labels, blind.get(), student); },
+                                      {"hidden_weight"});
+  take_gradients(student);
+  const auto teacher =
+      live_teacher(teacher_checkpoint_, 64, at::kFloat, student.description().vocabulary_size, /*keeps_hidden=*/true);
+  if (teacher_checkpoint_.description().hidden_size != student.description().hidden_size) {
+    expect_error<std::invalid_argument>([&] { train_on(batch_, options, false, num_labels, teacher.get(), student); },
+                                        {"hidden states"});
+    return;
+  }
+  const auto [expected_loss, expected] = whole_graph(batch_, options, &teacher_checkpoint_, student);
+  for (const bool recompute : {false, true}) {
+    const BatchLoss found = train_on(batch_, options, recompute, num_labels, teacher.get(), student);
+    EXPECT_NEAR(found.sum / static_cast<double>(num_labels), expected_loss, 1e-5 * expected_loss);
+    expect_near(take_gradients(student), expected);
+  }
+  const auto same = live_teacher(checkpoint_, 64, at::kFloat, student.description().vocabulary_size, true);
+  EXPECT_NEAR(train_on(batch_, options, false, num_labels, same.get(), student).sum, 0.0, 1e-6 * expected_loss);
 }
 
 TEST_P(TrainStep, MicroBatchesAddUpToTheBatch) {
