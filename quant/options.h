@@ -124,7 +124,7 @@ struct SmoothQuantOptions {
 
   // The grid is that of the rounding that follows.
   void fields(FieldVisitor& visit) {
-    visit("alpha", alpha, {.low = -1.0, .high = 1.0});
+    visit("alpha", alpha, {.low = 0.0, .high = 1.0});
     visit.decided("power_of_two", power_of_two);
   }
 };

@@ -396,9 +396,6 @@ double AwqPass::operations(const StageExtent& stage) const {
 
 void SmoothQuantPass::check(const PassCheck& check) {
   check.require_calibration({}, "smoothquant needs calibration data");
-  if (smoothquant.alpha && *smoothquant.alpha < 0.0) {
-    check.fail("alpha", "expected a number from 0 to 1; leave it out to have it searched");
-  }
 }
 
 double SmoothQuantPass::operations(const StageExtent& stage) const {

@@ -209,15 +209,17 @@ TEST(Recipe, Fp8AndLlmInt8HaveOptionsOfTheirOwn) {
 TEST(Recipe, NumbersThatMayBeZeroAreGivenAsZero) {
   const DistillOptions distill = options_of<DistillPass>(
                                      "  - distill: {text: t, clip: 0, warmup: 0, final_rate: 0, label_weight: 0, "
-                                     "slim_weight: 0, weight_decay: 0, minillm: {teacher_share: 0}}\n")
+                                     "slim_weight: 0, weight_decay: 0}\n")
                                      .distill;
+  const DistillOptions samples =
+      options_of<DistillPass>("  - distill: {text: t, loss: minillm, minillm: {teacher_share: 0}}\n").distill;
   EXPECT_EQ(distill.clip, 0.0);
   EXPECT_EQ(distill.warmup, 0.0);
   EXPECT_EQ(distill.final_rate, 0.0);
   EXPECT_EQ(distill.loss.label_weight, 0.0);
   EXPECT_EQ(distill.loss.slim_weight, 0.0);
   EXPECT_EQ(distill.optimizer.weight_decay, 0.0);
-  EXPECT_EQ(distill.minillm.teacher_share, 0.0);
+  EXPECT_EQ(samples.minillm.teacher_share, 0.0);
 }
 
 // The recipes that the repository brings: each is read, names its output after itself and finds its data.
@@ -340,7 +342,9 @@ INSTANTIATE_TEST_SUITE_P(
                   "calibration: {text: t}\npasses:\n  - smoothquant: {}\n  - rtn: {bits: 8}\n",
                   "r.yaml:3:", "activations: int8"},
         BadRecipe{"AlphaOutOfRange", "calibration: {text: t}\npasses:\n  - smoothquant: {alpha: 1.5}\n",
-                  "r.yaml:3:", "at most 1"},
+                  "r.yaml:3:", "from 0 to 1"},
+        BadRecipe{"NegativeAlpha", "calibration: {text: t}\npasses:\n  - smoothquant: {alpha: -0.5}\n",
+                  "r.yaml:3:", "from 0 to 1"},
         BadRecipe{"SmoothQuantBeforeFp8", "calibration: {text: t}\npasses:\n  - smoothquant: {}\n  - fp8: {}\n",
                   "r.yaml:3:", "rtn or gptq"},
         BadRecipe{"PerTensorGroups", "passes:\n  - rtn: {bits: 8, per_tensor: true}\n", "r.yaml:2:", "group_size: -1"},
