@@ -1,6 +1,7 @@
 // Training phases as a user runs them: what they give, what they leave as it was, and what is refused.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -83,10 +84,13 @@ class TrainModel : public testing::Test {
     EXPECT_TRUE(verification.has_manifest);
     EXPECT_TRUE(verification.problems.empty()) << verification.problems.front();
   }
-  // What training measured on the validation windows is what the runtime measures of the artifact on them.
-  static void expect_measured(const Json& report) {
+  // What training measured on the validation windows is what the runtime measures of the artifact on them. Where inputs
+  // are rounded, a sum of another order may fall to the next code, 1/127 of its token's largest input: logits differ in
+  // proportion to their size, and with them the loss, of which a random model has several nats.
+  static void expect_measured(const Json& report, bool rounds_inputs = false) {
     const double trained = report.at("training").at("best_validation_perplexity");
-    EXPECT_NEAR(report.at("perplexity")[0].at("perplexity").get<double>(), trained, 0.005 * trained);
+    const double found = report.at("perplexity")[0].at("perplexity");
+    EXPECT_NEAR(std::log(found), std::log(trained), 0.005 * (rounds_inputs ? std::log(trained) : 1.0));
   }
   void expect_refused(const std::string& yaml, const std::vector<std::string>& words,
                       const std::vector<std::string>& more = {}) {
@@ -204,7 +208,7 @@ TEST_P(TrainStored, IsStoredAsItWasAndMeasuredAsTheRuntimeDoes) {
                    "validations: 2" +
                    item.more + "}\n" + item.behind + "evaluate:\n  - perplexity: {text: " + ids + ", context: 64}\n",
                "after");
-  expect_measured(report);
+  expect_measured(report, std::string(item.passes).find("activations:") != std::string::npos);
   expect_verifies("after");
   // Random models know nothing of the ids, nor does their teacher: any step that was kept is an improvement.
   if (*item.passes == '\0') return;
