@@ -195,13 +195,9 @@ class CompressTask : public BlockTask {
   }
 
   at::ScalarType training_type() const {
-    bool rounds_inputs = false;
-    for (const auto& layers : phase_.plan.blocks) {
-      for (const LayerPlan& layer : layers) rounds_inputs |= !layer.input().is_plain();
-    }
     const PassRecipe& pass = *find_pass(phase_.recipe, PassKind::reconstructs);
     const TrainingPrecision precision = static_cast<const ReconstructPass&>(*pass.options).reconstruct.precision;
-    return trains_in_bfloat16(precision, rounds_inputs, "reconstruct") ? at::kBFloat16 : at::kFloat;
+    return trains_in_bfloat16(precision, phase_.plan.rounds_inputs(), "reconstruct") ? at::kBFloat16 : at::kFloat;
   }
 
   Phase& phase_;

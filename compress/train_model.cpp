@@ -424,8 +424,9 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
       StudentModel model(student, distill.train, is_trained, num_tokens, inputs.compute);
       const int64_t num_vocabulary = student.description().vocabulary_size;
       std::unique_ptr<Teacher> source;
-      if (is_live)
+      if (is_live) {
         source = live_teacher(teacher, num_tokens, inputs.compute, num_vocabulary, distill.loss.hidden_weight > 0.0);
+      }
       if (store && reads_teacher(distill)) source = recorded_teacher(*store, chosen, num_vocabulary);
       TrainingStore states(artifact.training_folder());
       timed("train", phase, [&] {

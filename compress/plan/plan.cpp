@@ -176,10 +176,8 @@ void keep_reconstructed_layers(const Recipe& recipe, RunPlan& plan) {
   const PassRecipe* const pass = find_pass(recipe, PassKind::reconstructs);
   if (pass == nullptr) return;
   const ReconstructOptions& options = static_cast<const ReconstructPass&>(*pass->options).reconstruct;
-  bool rounds_inputs = false;
   for (auto& layers : plan.blocks) {
     for (LayerPlan& layer : layers) {
-      rounds_inputs |= !layer.input().is_plain();
       if (!layer.is_reconstructed() || has_trained_values(layer, options.train)) continue;
       std::erase_if(layer.steps, [](const Step& step) { return step.options->kind() == PassKind::reconstructs; });
     }
@@ -187,7 +185,7 @@ void keep_reconstructed_layers(const Recipe& recipe, RunPlan& plan) {
   if (!plan.reconstructs()) {
     refuse("reconstruct: every layer is excluded, or has nothing of what 'train' names: nothing is left to train");
   }
-  trains_in_bfloat16(options.precision, rounds_inputs, "recipe: reconstruct");
+  trains_in_bfloat16(options.precision, plan.rounds_inputs(), "recipe: reconstruct");
   plan.needs_calibration = true;
 }
 
@@ -412,6 +410,12 @@ int64_t RunPlan::num_layers() const {
 bool RunPlan::fits() const {
   return std::any_of(blocks.begin(), blocks.end(), [](const auto& layers) {
     return std::any_of(layers.begin(), layers.end(), [](const LayerPlan& layer) { return layer.fit() != nullptr; });
+  });
+}
+
+bool RunPlan::rounds_inputs() const {
+  return std::any_of(blocks.begin(), blocks.end(), [](const auto& layers) {
+    return std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return !layer.input().is_plain(); });
   });
 }
 

@@ -54,6 +54,7 @@ struct RunPlan {
   bool fits() const;           // any layer to the original model
   bool asks_to_fit() const;    // where the recipe says so itself
   bool walks_before() const;   // over all blocks, before any is compressed
+  bool rounds_inputs() const;  // of any layer
   // The options by which a block's layers are trained together, null where none is; whether any block's are.
   const PassOptions* reconstruction(int64_t block) const;
   bool reconstructs() const;
@@ -82,11 +83,12 @@ void leave_out_default_fit(RunPlan& plan);
 // What a decoder's run does. Throws std::invalid_argument, before any work, for whatever cannot be done: a source that
 // is quantized already, options that do not fit a layer, what the container cannot hold, linears that read one input
 // and ask for different formats of it, patterns that match no layer, calibration data that are needed but not given,
-// evaluations of encoders, nothing to do, nothing to train; of a mixture of experts also a budget, and scales for what its router reads.
+// evaluations of encoders, nothing to do, nothing to train; of a mixture of experts also a budget, and scales for what
+// its router reads.
 RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint);
 // The same of an encoder. Also refused is what has no meaning for one, or no exact one: scaling passes (a norm's output
-// feeds the residual sum as well as the next linears), fitting to the original, reconstruction, head, budget, sensitivity, perplexity,
-// instructions, statistics files.
+// feeds the residual sum as well as the next linears), fitting to the original, reconstruction, head, budget,
+// sensitivity, perplexity, instructions, statistics files.
 RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint);
 
 // What pare calibrate does: every layer of every block is there and needs all statistics; nothing is compressed.

@@ -170,21 +170,11 @@ class BlockTraining {
     for_each_view([&](size_t v) { trained_[v].view->add_gradient(trained_[v].sum); });
   }
 
-  double rate_of(ParameterKind kind) const {
-    switch (kind) {
-      case ParameterKind::scale:
-        return options_.scale_learning_rate;
-      case ParameterKind::offset:
-        return options_.offset_learning_rate;
-      default:
-        return options_.learning_rate;
-    }
-  }
-
   void update(int64_t step, double share_of_rate, int64_t num_windows) {
+    const LearningRates rates{options_.learning_rate, options_.scale_learning_rate, options_.offset_learning_rate};
     for_each_parameter([&](TrainedView& trained, size_t i, Parameter& parameter) {
       adamw_step(parameter.gradient, 1.0 / static_cast<double>(num_windows), step,
-                 share_of_rate * rate_of(parameter.kind), AdamWOptions{}, parameter.value, trained.first[i],
+                 share_of_rate * rates.of(parameter.kind), AdamWOptions{}, parameter.value, trained.first[i],
                  trained.second[i]);
       parameter.gradient.zero_();
     });
@@ -219,9 +209,9 @@ Reconstruction reconstruct_block(const FunctionalModel& model, int64_t block, co
 }
 
 int64_t reconstruction_bytes(const ModelDescription& model, int64_t num_tokens, int num_threads) {
-  // Of each weight: the parameter, its gradient, two moments, the best one, the step's value and the sum in float32, four
-  // that a grid's gradient is made of, the code that training starts from and what the mask keeps; and the gradients of
-  // the windows at work.
+  // Of each weight: the parameter, its gradient, two moments, the best one, the step's value and the sum in float32,
+  // four that a grid's gradient is made of, the code that training starts from and what the mask keeps; and the
+  // gradients of the windows at work.
   constexpr int64_t kWeightBytes = 11 * 4 + 2;
   int64_t most = 0;
   for (const BlockDescription& block : model.blocks) {

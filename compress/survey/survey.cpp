@@ -158,14 +158,8 @@ void describe(const std::vector<LayerPlan>& layers, SurveyedGroup& group) {
   }
 }
 
-bool rounds_inputs(const RunPlan& plan) {
-  const auto rounds = [](const LayerPlan& layer) { return !layer.input().is_plain(); };
-  return std::any_of(plan.blocks.begin(), plan.blocks.end(),
-                     [&](const auto& block) { return std::any_of(block.begin(), block.end(), rounds); });
-}
-
 std::vector<RoundedPart> measured_parts(const RunPlan& plan, const SurveyOptions& options) {
-  if (options.candidate_bits.empty() && rounds_inputs(plan)) return {RoundedPart::weights, RoundedPart::activations};
+  if (options.candidate_bits.empty() && plan.rounds_inputs()) return {RoundedPart::weights, RoundedPart::activations};
   return {RoundedPart::weights};
 }
 

@@ -150,4 +150,14 @@ BatchLoss train_on_samples(const Continuations& samples, const MiniLlmOptions& o
   return loss;
 }
 
+BatchLoss train_on_text(const TokenBatch& batch, double weight, bool recompute, int64_t num_step_labels,
+                        StudentModel& student) {
+  const auto make_loss = [&](const at::Tensor&) -> TokenLoss {
+    return [weight](const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t) {
+      return hard_label_loss(logits_RV, labels_R).mul(weight);
+    };
+  };
+  return train_on(batch, make_loss, recompute, num_step_labels, student);
+}
+
 }  // namespace pare

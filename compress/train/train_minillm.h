@@ -29,4 +29,9 @@ Continuations sample_continuations(const at::Tensor& prompts_BT, int64_t num_new
 BatchLoss train_on_samples(const Continuations& samples, const MiniLlmOptions& options, bool recompute,
                            int64_t num_step_labels, LiveTeacher& teacher, StudentModel& student);
 
+// Adds the gradients of weight times the mean of -log q(label) over the num_step_labels labels of the step's plain text
+// (the paper's L_PT). The loss returned has the weight.
+BatchLoss train_on_text(const TokenBatch& batch, double weight, bool recompute, int64_t num_step_labels,
+                        StudentModel& student);
+
 }  // namespace pare

@@ -115,6 +115,12 @@ at::Tensor train_head(const TokenBatch& batch, const TokenLoss& token_loss, int6
   return hidden_gradient;
 }
 
+// What the states behind the student's blocks are compared with, and what of the distance counts.
+struct HiddenTargets {
+  const std::vector<at::Tensor>& of_teacher;  // behind its blocks, [B, T, D]
+  double weight;
+};
+
 // Of the distance of the states behind the student's block from the teacher's, by the states; adds the distance's part
 // of the loss.
 at::Tensor gradient_of_distance(const TokenBatch& batch, const HiddenTargets& targets, int64_t num_step_labels,
@@ -142,6 +148,43 @@ void train_embedding(const TokenBatch& batch, const at::Tensor& gradient_BTD, St
                             : torch::autograd::grad({output}, {outer.all.find(name)->second}, {gradient_BTD}).front());
   }
   student.add_outer_gradients(outer, gradients);
+}
+
+// targets: null for none.
+BatchLoss train_pieces(const TokenBatch& batch, const LossOfHidden& make_loss, bool recompute, int64_t num_step_labels,
+                       const HiddenTargets* targets, StudentModel& student) {
+  const at::AutoGradMode with_gradients(true);
+  at::Tensor hidden;
+  {
+    const at::NoGradGuard no_grad;
+    hidden = student.functions().embed(batch.ids_BT, student.outer().all.find(StudentModel::kEmbedding)->second);
+  }
+  std::vector<Piece> pieces;
+  for (int64_t b = 0; b < student.num_blocks(); ++b) {
+    if (recompute) {
+      const at::NoGradGuard no_grad;
+      pieces.push_back({hidden, {}, {}});
+      hidden = student.functions().block(b, student.block(b).all, hidden);
+    } else {
+      pieces.push_back(run_block(student, b, hidden));
+      hidden = pieces.back().output.detach();
+    }
+  }
+  BatchLoss loss;
+  at::Tensor gradient = train_head(batch, make_loss(hidden), num_step_labels, hidden, student, loss);
+  for (int64_t b = student.num_blocks() - 1; b >= 0; --b) {
+    if (targets != nullptr) {
+      gradient.add_(gradient_of_distance(batch, *targets, num_step_labels, b, student.num_blocks(), hidden, loss));
+      hidden = pieces.back().input.detach();
+    }
+    Piece piece = recompute ? run_block(student, b, pieces.back().input) : std::move(pieces.back());
+    pieces.pop_back();
+    std::vector<at::Tensor> gradients = gradients_of(piece.output, gradient, piece.input, piece.weights);
+    gradient = std::move(gradients.front());
+    student.add_block_gradients(b, piece.weights, std::span(gradients).subspan(1));
+  }
+  train_embedding(batch, gradient, student);
+  return loss;
 }
 
 // Rows of the vocabulary that one side has more of are padding: cut off, or tokens that never come.
@@ -268,39 +311,8 @@ std::unique_ptr<LiveTeacher> live_teacher(const Checkpoint& checkpoint, int64_t 
 }
 
 BatchLoss train_on(const TokenBatch& batch, const LossOfHidden& make_loss, bool recompute, int64_t num_step_labels,
-                   StudentModel& student, const HiddenTargets* targets) {
-  const at::AutoGradMode with_gradients(true);
-  at::Tensor hidden;
-  {
-    const at::NoGradGuard no_grad;
-    hidden = student.functions().embed(batch.ids_BT, student.outer().all.find(StudentModel::kEmbedding)->second);
-  }
-  std::vector<Piece> pieces;
-  for (int64_t b = 0; b < student.num_blocks(); ++b) {
-    if (recompute) {
-      const at::NoGradGuard no_grad;
-      pieces.push_back({hidden, {}, {}});
-      hidden = student.functions().block(b, student.block(b).all, hidden);
-    } else {
-      pieces.push_back(run_block(student, b, hidden));
-      hidden = pieces.back().output.detach();
-    }
-  }
-  BatchLoss loss;
-  at::Tensor gradient = train_head(batch, make_loss(hidden), num_step_labels, hidden, student, loss);
-  for (int64_t b = student.num_blocks() - 1; b >= 0; --b) {
-    if (targets != nullptr) {
-      gradient.add_(gradient_of_distance(batch, *targets, num_step_labels, b, student.num_blocks(), hidden, loss));
-      hidden = pieces.back().input.detach();
-    }
-    Piece piece = recompute ? run_block(student, b, pieces.back().input) : std::move(pieces.back());
-    pieces.pop_back();
-    std::vector<at::Tensor> gradients = gradients_of(piece.output, gradient, piece.input, piece.weights);
-    gradient = std::move(gradients.front());
-    student.add_block_gradients(b, piece.weights, std::span(gradients).subspan(1));
-  }
-  train_embedding(batch, gradient, student);
-  return loss;
+                   StudentModel& student) {
+  return train_pieces(batch, make_loss, recompute, num_step_labels, /*targets=*/nullptr, student);
 }
 
 BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& options, bool recompute, int64_t num_step_labels,
@@ -321,12 +333,14 @@ BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& options, b
                           slim_R.defined() ? slim_R.narrow(0, first, count) : at::Tensor());
     };
   };
-  if (options.hidden_weight == 0.0) return train_on(batch, make_loss, recompute, num_step_labels, student);
+  if (options.hidden_weight == 0.0) {
+    return train_pieces(batch, make_loss, recompute, num_step_labels, /*targets=*/nullptr, student);
+  }
   if (teacher == nullptr || teacher->hidden_states().empty()) {
     throw std::invalid_argument("hidden_weight: expected a teacher that keeps its hidden states");
   }
   const HiddenTargets targets{teacher->hidden_states(), options.hidden_weight};
-  return train_on(batch, make_loss, recompute, num_step_labels, student, &targets);
+  return train_pieces(batch, make_loss, recompute, num_step_labels, &targets, student);
 }
 
 BatchLoss score(const TokenBatch& batch, const StudentModel& student) {

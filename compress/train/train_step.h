@@ -1,8 +1,8 @@
 // One micro-batch through student and teacher: the loss, and the gradients of all that is trained.
 //
-// The model is cut in front of each block, each piece of the head's tokens and the losses of it, and the backward pass goes from piece to
-// piece: so the logits of kHeadTokens tokens exist at a time and never those of a batch, and with `recompute` the
-// activations of one block.
+// The model is cut in front of each block, each piece of the head's tokens and the losses of it, and the backward pass
+// goes from piece to piece: so the logits of kHeadTokens tokens exist at a time and never those of a batch, and with
+// `recompute` the activations of one block.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -100,14 +100,9 @@ BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& loss, bool
 using TokenLoss = std::function<at::Tensor(const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t first)>;
 // What there is to know of a batch before its first loss, from the hidden states behind the last block [B, T, D].
 using LossOfHidden = std::function<TokenLoss(const at::Tensor& hidden_BTD)>;
-// What the states behind the student's blocks are compared with beside that, and what of the distance counts.
-struct HiddenTargets {
-  const std::vector<at::Tensor>& of_teacher;  // behind its blocks, [B, T, D]
-  double weight;
-};
-// The same for a loss of its own. targets: null for none.
+// The same for a loss of its own.
 BatchLoss train_on(const TokenBatch& batch, const LossOfHidden& make_loss, bool recompute, int64_t num_step_labels,
-                   StudentModel& student, const HiddenTargets* targets = nullptr);
+                   StudentModel& student);
 
 // -log q(label), summed, without gradients.
 BatchLoss score(const TokenBatch& batch, const StudentModel& student);

@@ -32,17 +32,6 @@ std::vector<int64_t> order_of_epoch(int64_t num_windows, uint64_t seed, int64_t 
   return order;
 }
 
-double rate_of(ParameterKind kind, const DistillOptions& options) {
-  switch (kind) {
-    case ParameterKind::scale:
-      return options.scale_learning_rate;
-    case ParameterKind::offset:
-      return options.offset_learning_rate;
-    default:
-      return options.learning_rate;
-  }
-}
-
 // Decay pulls weights towards 0; a gain, a bias, a grid's scale or an offset has no reason to go there.
 AdamWOptions optimizer_of(ParameterKind kind, AdamWOptions options) {
   if (kind != ParameterKind::weight) options.weight_decay = 0.0;
@@ -122,7 +111,7 @@ class Training {
     if (options_.loss.loss == DistillLoss::minillm) {
       learn_from_samples(number, windows);
     } else {
-      learn_from(windows, options_.loss, 1.0);
+      learn_from(windows);
     }
     if (!std::isfinite(state_.loss_sum - before)) {
       throw std::runtime_error("step " + std::to_string(number) +
@@ -154,25 +143,24 @@ class Training {
                                ": the gradient is not finite: lower 'learning_rate' or raise 'warmup'");
     }
     const double factor = clip_factor(norm, options_.clip);
+    const LearningRates rates{options_.learning_rate, options_.scale_learning_rate, options_.offset_learning_rate};
     for (OptimizedParameter& item : parameters_) {
       Parameter& parameter = *item.parameter;
-      adamw_step(parameter.gradient, factor, number, rate * rate_of(parameter.kind, options_),
+      adamw_step(parameter.gradient, factor, number, rate * rates.of(parameter.kind),
                  optimizer_of(parameter.kind, options_.optimizer), parameter.value, item.first, item.second);
       parameter.gradient.zero_();
     }
     student_.check_zeros();
   }
 
-  // Gradients of weight times the mean of the losses over all labels of the windows.
-  void learn_from(const std::vector<int64_t>& windows, const DistillLossOptions& loss, double weight) {
-    const auto num_labels =
-        static_cast<int64_t>(std::llround(static_cast<double>(data_.training.num_labels(windows)) / weight));
+  // Gradients of the mean of the losses over all labels of the windows.
+  void learn_from(const std::vector<int64_t>& windows) {
+    const int64_t num_labels = data_.training.num_labels(windows);
     for (size_t first = 0; first < windows.size(); first += static_cast<size_t>(options_.micro_batch)) {
       const TokenBatch batch = make_batch(data_.training, part_of(windows, first));
-      const bool reads_teacher = loss.loss != DistillLoss::hard_label;
+      const bool reads_teacher = options_.loss.loss != DistillLoss::hard_label;
       const BatchLoss part =
-          train_on(batch, loss, options_.recompute, num_labels, reads_teacher ? teacher_ : nullptr, student_);
-      if (loss.loss != options_.loss.loss) continue;  // beside the loss that is reported
+          train_on(batch, options_.loss, options_.recompute, num_labels, reads_teacher ? teacher_ : nullptr, student_);
       state_.loss_sum += part.sum;
       state_.loss_labels += part.num_labels;
     }
@@ -201,8 +189,12 @@ class Training {
       state_.loss_sum += loss.sum;
       state_.loss_labels += loss.num_labels;
     }
-    if (options_.minillm.language_model_weight > 0.0) {
-      learn_from(windows, {.loss = DistillLoss::hard_label}, options_.minillm.language_model_weight);
+    if (options_.minillm.language_model_weight == 0.0) return;
+    // Beside the loss that is reported.
+    const int64_t num_text_labels = data_.training.num_labels(windows);
+    for (size_t first = 0; first < windows.size(); first += static_cast<size_t>(options_.micro_batch)) {
+      train_on_text(make_batch(data_.training, part_of(windows, first)), options_.minillm.language_model_weight,
+                    options_.recompute, num_text_labels, student_);
     }
   }
 

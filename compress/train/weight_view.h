@@ -19,6 +19,14 @@ namespace pare {
 // a grid, whose steps are relative to their size; offsets on it, in steps of the grid.
 enum class ParameterKind { weight, gain, bias, scale, offset };
 
+// By a step, of each kind; gains and biases have that of weights.
+struct LearningRates {
+  double weight, scale, offset;
+  double of(ParameterKind kind) const {
+    return kind == ParameterKind::scale ? scale : kind == ParameterKind::offset ? offset : weight;
+  }
+};
+
 struct Parameter {
   std::string name;  // unique: the tensor's, with ".offset" or ".scale" for a grid's
   ParameterKind kind = ParameterKind::weight;
@@ -47,8 +55,8 @@ class WeightView {
 // Never changes; in the type that the forward pass takes.
 std::unique_ptr<WeightView> frozen_view(at::Tensor value);
 
-// A float tensor that is stored as `dtype` (F32, F16, BF16). kept: bool, of its shape; undefined: all. unit_offset: what
-// is stored is the value less 1 (gemma's gains).
+// A float tensor that is stored as `dtype` (F32, F16, BF16). kept: bool, of its shape; undefined: all. unit_offset:
+// what is stored is the value less 1 (gemma's gains).
 std::unique_ptr<WeightView> float_view(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype,
                                        at::Tensor kept = {}, bool unit_offset = false);
 

@@ -103,6 +103,33 @@ TEST_F(MiniLlmStep, TheSeedDecidesAndAnEndTokenEnds) {
   EXPECT_TRUE(is_over);
 }
 
+// A weight that no number of labels can stand for; the step's labels are more than the batch has.
+TEST_F(MiniLlmStep, PlainTextCountsByItsWeight) {
+  TokenBatch batch{prompts_BT, at::full({2, kPrompt}, kIgnoredLabel, at::kLong), {}};
+  batch.labels_BT.narrow(1, 0, 2).copy_(prompts_BT.narrow(1, 1, 2));
+  const auto gradients = [&] {
+    std::vector<at::Tensor> taken;
+    for (Parameter* parameter : student.parameters()) {
+      taken.push_back(parameter->gradient.clone());
+      parameter->gradient.zero_();
+    }
+    return taken;
+  };
+  const double plain = train_on(batch, {.loss = DistillLoss::hard_label}, false, 7, nullptr, student).sum;
+  const std::vector<at::Tensor> expected = gradients();
+  for (const double weight : {0.3, 2.7, 500.0}) {
+    const BatchLoss loss = train_on_text(batch, weight, false, 7, student);
+    EXPECT_EQ(loss.num_labels, 4);
+    EXPECT_NEAR(loss.sum, weight * plain, 1e-6 * weight * plain);
+    const std::vector<at::Tensor> found = gradients();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      // The weight is multiplied in before the sums: a rounding of each term, 2^-24.
+      const double size = weight * expected[i].norm().item<double>();
+      EXPECT_LE(found[i].sub(expected[i], weight).norm().item<double>(), 1e-5 * size + 1e-12);
+    }
+  }
+}
+
 // One graph from the weights to the sum of minillm_losses; float32, sums in another order: 1e-4 of the largest entry.
 TEST_F(MiniLlmStep, GradientsAreThoseOfOneGraph) {
   const Continuations samples = sample(3);
