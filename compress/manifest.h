@@ -31,7 +31,8 @@ std::string calibration_identity(const Recipe& recipe, const RunData& data);
 // What decides a survey beside the model and the statistics: the windows measured on, the groups, the candidates.
 std::string survey_identity(const Recipe& recipe, const RunData& data);
 
-// pare.json; `budget` and `training` are JSON objects, or empty for none. Deterministic: no times, paths or measured values.
+// pare.json; `budget` and `training` are JSON objects, or empty for none. Deterministic: no times, paths or measured
+// values.
 std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                           const std::map<std::string, std::string>& inputs, const RunPlan& plan, const RunData& data,
                           const std::vector<LayerRecord>& layers, const std::string& budget,

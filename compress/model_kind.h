@@ -42,7 +42,8 @@ class ModelKind {
   virtual std::unique_ptr<ModelWalk> walk(const Recipe& recipe, const RunData& data, const LinearWeights& embedding,
                                           Spill spill, const std::filesystem::path& spill_directory, int num_threads,
                                           bool with_original, bool keeps_block_inputs) const = 0;
-  // The recipe's evaluations of the model in `directory`, beside `original`, and of a budget the loss that its survey predicted.
+  // The recipe's evaluations of the model in `directory`, beside `original`, and of a budget the loss that its survey
+  // predicted.
   virtual void evaluate(const Recipe& recipe, const RunData& data, const std::filesystem::path& directory,
                         const Checkpoint& original, int num_threads, Progress& progress, RunReport& report) const = 0;
 };

@@ -1,4 +1,5 @@
-// How far a student's hidden states are from its teacher's: what each block can learn from without the blocks behind it.
+// How far a student's hidden states are from its teacher's: what each block can learn from without the blocks behind
+// it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

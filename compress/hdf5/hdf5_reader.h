@@ -3,7 +3,8 @@
 // crash it. Of the format (HDF5 File Format Specification 3.0) this accepts what the writer makes and nothing else:
 // superblock and object headers of the first version, groups as symbol tables of hard links, attributes that are one
 // text of fixed size or one unsigned 64-bit number, contiguous arrays of fixed shape whose values are of the types in
-// hdf5_type.h. No filters, no external files, no shared messages; virtual arrays may lie there and are not read. Every size is checked against the file's before memory is taken.
+// hdf5_type.h. No filters, no external files, no shared messages; virtual arrays may lie there and are not read. Every
+// size is checked against the file's before memory is taken.
 //
 // Everything here throws std::runtime_error: file, object, expected, found, and the remedy. No byte of the file gets
 // into a message.
@@ -74,8 +75,8 @@ class Hdf5Reader {
   const InputFile& file() const { return file_; }
   Hdf5Object root() const;
 
-  // Values from `first` on in row-major order, as many as fill `values`. Throws std::invalid_argument for what the array
-  // does not have.
+  // Values from `first` on in row-major order, as many as fill `values`. Throws std::invalid_argument for what the
+  // array does not have.
   void read_bytes(const Hdf5Array& array, int64_t first, std::span<std::byte> values) const;
   template <typename Value>
   void read(const Hdf5Array& array, int64_t first, std::span<Value> values) const {

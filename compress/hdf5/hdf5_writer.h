@@ -1,7 +1,8 @@
 // Writes what hdf5_reader.h reads: groups, attributes (texts, 64-bit numbers) and contiguous arrays, by the HDF5
-// library; and arrays that this library alone reads, which join those of other files. The same calls give the same bytes: no times are stored, and the format's version does not depend on
-// the library's. Every function throws std::runtime_error (path, the system's reason); an object that has thrown can
-// only be destroyed. Throws std::invalid_argument for a text that is not plain (hdf5_reader.h).
+// library; and arrays that this library alone reads, which join those of other files. The same calls give the same
+// bytes: no times are stored, and the format's version does not depend on the library's. Every function throws
+// std::runtime_error (path, the system's reason); an object that has thrown can only be destroyed. Throws
+// std::invalid_argument for a text that is not plain (hdf5_reader.h).
 #pragma once
 
 #include <cstddef>

@@ -37,8 +37,9 @@ struct BlockWork {
 // The stage's compressed layers in front of the first step; weights are views of the block's.
 StageState make_stage(const std::vector<const LayerPlan*>& layers, const Block& block, LayerStatistics statistics);
 
-// Applies the steps of the layers in the recipe's order; training works on whole blocks and is left out. `fold` does what a pass asks of the
-// input, and changes statistics and weights of the state accordingly. Throws what the passes throw.
+// Applies the steps of the layers in the recipe's order; training works on whole blocks and is left out. `fold` does
+// what a pass asks of the input, and changes statistics and weights of the state accordingly. Throws what the passes
+// throw.
 using FoldScales = std::function<void(const InputScaling& scaling, StageState& state)>;
 void apply_steps(StageState& state, const FoldScales& fold);
 

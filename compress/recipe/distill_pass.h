@@ -104,8 +104,9 @@ class DistillPass : public OptionsOf<DistillPass, PassKind::trains> {
 const PassRow& distill_row();
 
 // What the pipeline does one after the other: layerwise passes that stand next to each other share a phase, and each
-// training pass is one, as is the making of a student, which comes first. The last phase has the recipe's evaluations and gates, the last layerwise one its head, budget
-// and sensitivity; container and strictness are everyone's. One phase: the recipe itself.
+// training pass is one, as is the making of a student, which comes first. The last phase has the recipe's evaluations
+// and gates, the last layerwise one its head, budget and sensitivity; container and strictness are everyone's. One
+// phase: the recipe itself.
 std::vector<Recipe> phases_of(const Recipe& recipe);
 // Null for a layerwise phase.
 const DistillOptions* training_of(const Recipe& phase);

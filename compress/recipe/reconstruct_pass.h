@@ -1,5 +1,5 @@
-// `reconstruct:` the last item of a group of layerwise passes: each block is trained to give what the original one gives
-// in its place (compress/reconstruct). Its options and their defaults, free of LibTorch.
+// `reconstruct:` the last item of a group of layerwise passes: each block is trained to give what the original one
+// gives in its place (compress/reconstruct). Its options and their defaults, free of LibTorch.
 #pragma once
 
 #include <cstdint>

@@ -40,9 +40,9 @@ struct RecordOptions {
 // are complete, one by one, under OUTPUT.partial; a run that finds some of its own there goes on behind them and ends
 // with the same bytes as one that was never stopped, whatever the number of threads. Memory: the packed model, a few
 // thousand tokens' hidden states, and logits of a few tokens.
-// Returns the report (with dry_run: the prediction) as one JSON object. Throws std::invalid_argument (options, sequences
-// beyond the model's context), std::runtime_error (OUTPUT exists; OUTPUT.partial is of another model, text or options:
-// which; damaged files; a full disk) and Interrupted.
+// Returns the report (with dry_run: the prediction) as one JSON object. Throws std::invalid_argument (options,
+// sequences beyond the model's context), std::runtime_error (OUTPUT exists; OUTPUT.partial is of another model, text or
+// options: which; damaged files; a full disk) and Interrupted.
 std::string record(const std::filesystem::path& model, const std::filesystem::path& output,
                    const RecordOptions& options, Progress& progress);
 

@@ -35,8 +35,8 @@ struct KeyValues {
 
 class FunctionalModel {
  public:
-  // For sequences of at most max_tokens tokens, those before them included. `model` must outlive it. compute: at::kFloat or at::kBFloat16.
-  // Throws std::invalid_argument for another type.
+  // For sequences of at most max_tokens tokens, those before them included. `model` must outlive it. compute:
+  // at::kFloat or at::kBFloat16. Throws std::invalid_argument for another type.
   FunctionalModel(const ModelDescription& model, int64_t max_tokens, at::ScalarType compute);
 
   const ModelDescription& description() const { return *model_; }

@@ -210,9 +210,9 @@ struct RotateHeads : torch::autograd::Function<RotateHeads> {
   }
 };
 
-// work(first, count) for parts of a fixed size. ATen cuts what goes element by element by the number of threads, and what
-// is left of a part behind whole vectors goes through other functions, whose tanh is another; parts of this size it
-// leaves whole.
+// work(first, count) for parts of a fixed size. ATen cuts what goes element by element by the number of threads, and
+// what is left of a part behind whole vectors goes through other functions, whose tanh is another; parts of this size
+// it leaves whole.
 template <typename Work>
 void in_parts(int64_t num_elements, const Work& work) {
   constexpr int64_t kElementsOfPart = 1 << 14;

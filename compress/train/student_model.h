@@ -32,8 +32,8 @@ void check_trainable(const Checkpoint& checkpoint, const TrainedParts& parts);
 class StudentModel {
  public:
   // Reads the checkpoint, in any container. The zeros of pruned linears are kept: of those that promise a pattern, or
-  // that pare.json says are pruned, and of dense ones that have as many zeros as only pruning makes (kPrunedShare). Throws std::invalid_argument as
-  // check_trainable does.
+  // that pare.json says are pruned, and of dense ones that have as many zeros as only pruning makes (kPrunedShare).
+  // Throws std::invalid_argument as check_trainable does.
   StudentModel(const Checkpoint& checkpoint, const TrainedParts& parts, const IsTrained& is_trained, int64_t max_tokens,
                at::ScalarType compute);
 

@@ -55,9 +55,9 @@ class BlockWalk {
   // Through the last stage's layers: the windows then stand in front of the next block.
   void leave(const DecoderBlock& block, const DecoderBlock* original = nullptr);
 
-  // Behind leave. with_states: from any thread; needs the original's states. redo: `block` has other weights by now, and
-  // the windows pass it once more, by the same arithmetic as before. Throw std::logic_error of walks that do not keep
-  // the blocks' inputs.
+  // Behind leave. with_states: from any thread; needs the original's states. redo: `block` has other weights by now,
+  // and the windows pass it once more, by the same arithmetic as before. Throw std::logic_error of walks that do not
+  // keep the blocks' inputs.
   void with_states(int64_t window, const UseStates& use) const;
   void redo(const DecoderBlock& block);
 

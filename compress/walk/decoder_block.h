@@ -78,8 +78,8 @@ class DecoderBlock : public Block {
   std::vector<Stage> stages() const override { return block_stages(*block_); }
   at::Tensor weight(Stage stage, size_t index) const override;
   void set_weight(Stage stage, size_t index, std::span<const float> weight_OI) override;
-  // All it multiplies with, float32, under the checkpoint's names: weights and biases of linears, views; gains of norms,
-  // with the unit offset added.
+  // All it multiplies with, float32, under the checkpoint's names: weights and biases of linears, views; gains of
+  // norms, with the unit offset added.
   std::map<std::string, at::Tensor, std::less<>> tensors() const;
   // How the inputs of its linears are rounded, by the linear's name; plain ones are left out.
   std::map<std::string, InputFormat, std::less<>> input_formats() const;

@@ -33,8 +33,8 @@ class ModelWalk {
   virtual void divide_inputs(Stage, std::span<const float>) {}
   // Through the last stage's layers.
   virtual void leave() {}
-  // Behind leave, of walks that keep the blocks' inputs (DecoderWalkOptions): BlockWalk's. redo takes the entered block.
-  // Others throw std::logic_error.
+  // Behind leave, of walks that keep the blocks' inputs (DecoderWalkOptions): BlockWalk's. redo takes the entered
+  // block. Others throw std::logic_error.
   virtual void with_states(int64_t window, const UseStates& use) const;
   virtual void redo();
   virtual WalkSeconds seconds() const { return {}; }

@@ -5,9 +5,9 @@
 //
 // One thread is timed by the processor time that it used. isa "-": the widest. MODEL "-": the linears of TinyLlama's 22
 // blocks, decode of all (1.1 GB of 2:4 bf16; no cache holds the packed weights, as the size of the last level beside
-// them shows) and prefill of one block's. With MODEL, a checkpoint in 16 bits (make_random_model.py): decode of 16 tokens and prefill
-// of 512 by the whole model, its head in 16 bits. Of every four weights the largest two are kept, and weights are
-// rounded to nearest: only precision and pattern matter here.
+// them shows) and prefill of one block's. With MODEL, a checkpoint in 16 bits (make_random_model.py): decode of 16
+// tokens and prefill of 512 by the whole model, its head in 16 bits. Of every four weights the largest two are kept,
+// and weights are rounded to nearest: only precision and pattern matter here.
 #include <omp.h>
 #include <time.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// The loss of a block's reconstruction against plain loops and differences, and its training: what it must lower, what it
-// must leave, and that threads change no byte.
+// The loss of a block's reconstruction against plain loops and differences, and its training: what it must lower, what
+// it must leave, and that threads change no byte.
 #include "compress/reconstruct/reconstruct_block.h"
 
 #include <ATen/core/grad_mode.h>

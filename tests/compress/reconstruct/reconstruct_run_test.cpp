@@ -1,4 +1,5 @@
-// `reconstruct:` as a user runs it: what it is worth on a text of its own, the same bytes after kills, and every refusal.
+// `reconstruct:` as a user runs it: what it is worth on a text of its own, the same bytes after kills, and every
+// refusal.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -86,8 +86,8 @@ TEST_P(FamilyInTraining, LogitsEqualThoseOfTransformers) {
 }
 
 // bfloat16 keeps 8 bits: products' inputs and outputs are rounded by up to 2^-9 relatively, a few dozen times one
-// behind the other with errors that partly cancel. A twentieth of their norm is another model's. (Mixtures are left out:
-// what is rounded may go to another expert, and then is another function's value.)
+// behind the other with errors that partly cancel. A twentieth of their norm is another model's. (Mixtures are left
+// out: what is rounded may go to another expert, and then is another function's value.)
 class DenseFamilyInTraining : public FamilyInTraining {};
 TEST_P(DenseFamilyInTraining, BfloatIsNear) {
   const at::NoGradGuard no_grad;
@@ -102,10 +102,10 @@ TEST_P(DenseFamilyInTraining, BfloatIsNear) {
   EXPECT_LE(std::sqrt(difference / squares), 0.05);
 }
 
-// Along the gradient itself the loss changes by |g| h to first order. The central difference of a loss in float32 has an
-// error of about 1e-6 / h from rounding and h^2 from curvature: with a step that changes the loss by about 1e-2 both
-// are far below 2 %. In a mixture a step of that size sends tokens to other experts, where the loss jumps: a hundredth of
-// it then, and rounding is still below 1 %.
+// Along the gradient itself the loss changes by |g| h to first order. The central difference of a loss in float32 has
+// an error of about 1e-6 / h from rounding and h^2 from curvature: with a step that changes the loss by about 1e-2 both
+// are far below 2 %. In a mixture a step of that size sends tokens to other experts, where the loss jumps: a hundredth
+// of it then, and rounding is still below 1 %.
 TEST_P(FamilyInTraining, GradientsAreThoseOfDifferences) {
   const ModelDescription& description = checkpoint.description();
   const FunctionalModel model(description, windows.num_tokens, at::kFloat);

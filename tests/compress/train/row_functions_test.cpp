@@ -32,8 +32,8 @@ at::Tensor draw(at::IntArrayRef shape, uint64_t seed) {
   return at::randn(shape, at::make_generator<at::CPUGeneratorImpl>(seed), at::kDouble);
 }
 
-// Of float32 results: sums of up to 300 products in lanes, a handful of roundings each. bfloat16 rounds once at the end,
-// by at most half of 2^-7 of an element.
+// Of float32 results: sums of up to 300 products in lanes, a handful of roundings each. bfloat16 rounds once at the
+// end, by at most half of 2^-7 of an element.
 double tolerance(at::ScalarType type) {
   return type == at::kFloat ? 2e-6 : std::ldexp(1.0, -8) + 1e-5;
 }
