@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -25,11 +26,20 @@ class RecordedTeacher : public Teacher {
                                 std::to_string(num_vocabulary) + ": they must have the same tokenizer");
   }
 
+  std::unique_ptr<Teacher> for_another_thread() const override {
+    auto other = std::make_unique<RecordedTeacher>(store_, stored_, num_vocabulary_);
+    other->reading_ = reading_;
+    return other;
+  }
+
   at::Tensor label_losses(int64_t first, const at::Tensor& labels_R) override {
     at::Tensor losses_R = at::zeros({labels_R.size(0)}, at::kFloat);
     int64_t row = 0;
     for_parts(first, labels_R.size(0), [&](int64_t sequence, int64_t token, int64_t num_rows, int64_t num_filled) {
-      const std::vector<float> log_probs = store_.label_log_probs(sequence);
+      const std::vector<float> log_probs = [&] {
+        const std::lock_guard lock(*reading_);
+        return store_.label_log_probs(sequence);
+      }();
       for (int64_t i = 0; i < num_rows; ++i) {
         if (labels_R[row + i].item<int64_t>() == kIgnoredLabel) continue;
         losses_R.data_ptr<float>()[row + i] = -log_probs[static_cast<size_t>(token + i)];
@@ -56,15 +66,20 @@ class RecordedTeacher : public Teacher {
         log_tails.push_back(part.log_tails_TN);
         joined.temperatures = std::move(part.temperatures);
       };
-      if (num_rows > 0) add(store_.read(sequence, token, num_rows));
+      if (num_rows > 0) add(read(sequence, token, num_rows));
       // Behind a sequence's end nothing is predicted; its first row fills the place.
-      for (int64_t i = 0; i < num_filled; ++i) add(store_.read(sequence, 0, 1));
+      for (int64_t i = 0; i < num_filled; ++i) add(read(sequence, 0, 1));
     });
     joined.num_vocabulary = num_vocabulary_;
     joined.ids_TK = at::cat(ids, 0);
     joined.log_probs_TK = at::cat(log_probs, 0);
     joined.log_tails_TN = at::cat(log_tails, 0);
     return TeacherLogits(std::move(joined));
+  }
+
+  TruncatedLogits read(int64_t sequence, int64_t first, int64_t count) const {
+    const std::lock_guard lock(*reading_);
+    return store_.read(sequence, first, count);
   }
 
   // Rows [first, first + count) of the batch, sequence by sequence: those that the store has, and how many follow them
@@ -83,6 +98,7 @@ class RecordedTeacher : public Teacher {
   }
 
   const LogitStore& store_;
+  std::shared_ptr<std::mutex> reading_ = std::make_shared<std::mutex>();  // of the store, by one thread at a time
   std::vector<int64_t> stored_;
   int64_t num_vocabulary_;
   std::vector<int64_t> sequences_;

@@ -273,7 +273,10 @@ Prediction predict_training(const Checkpoint& student, const Checkpoint* teacher
   const double tables = model.tied_head ? 1.0 : 2.0;
   const double compute_bytes = inputs.compute == at::kBFloat16 ? 2.0 : 4.0;
   const double trained = (options.train.weights ? weights : 0.0) + (options.train.embedding ? table * tables : 0.0);
-  const double micro_tokens = static_cast<double>(options.micro_batch * inputs.windows.training.windows.num_tokens);
+  const int64_t at_once =
+      works_on_threads(options.batch / options.micro_batch, limits.num_threads) ? limits.num_threads : 1;
+  const double micro_tokens =
+      static_cast<double>(at_once * options.micro_batch * inputs.windows.training.windows.num_tokens);
   double activations = 0.0;  // of one token: what a block's graph keeps
   for (const BlockDescription& block : model.blocks) {
     double own = 4.0 * static_cast<double>(model.hidden_size) * 3.0;
@@ -285,8 +288,9 @@ Prediction predict_training(const Checkpoint& student, const Checkpoint* teacher
   if (options.recompute) {
     activations += 4.0 * static_cast<double>(model.hidden_size) * static_cast<double>(model.blocks.size());
   }
-  const double head = static_cast<double>(std::min<int64_t>(kHeadTokens, static_cast<int64_t>(micro_tokens))) *
-                      static_cast<double>(model.vocabulary_size) * 4.0 * 7.0;
+  const double head =
+      static_cast<double>(std::min<int64_t>(at_once * kHeadTokens, static_cast<int64_t>(micro_tokens))) *
+      static_cast<double>(model.vocabulary_size) * 4.0 * 7.0;
   double memory = static_cast<double>(limits.held_bytes) + 16.0 * trained + table * tables * compute_bytes +
                   (options.recompute ? 0.0 : weights * compute_bytes) + activations * micro_tokens + head;
   double operations = 6.0 * weights + 4.0 * table + (options.train.embedding ? 2.0 * table : 0.0) +

@@ -1,15 +1,22 @@
 #include "distill/straight_through.h"
 
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
+#include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "quant/checked_tensor.h"
 
 namespace pare {
 namespace {
+
+constexpr int64_t kRowsOfTask = 8;
 
 void check(bool fits, const std::string& what, const at::Tensor& found) {
   if (fits) return;
@@ -17,71 +24,154 @@ void check(bool fits, const std::string& what, const at::Tensor& found) {
                               (found.defined() ? found.toString() + " " + shape_text(found) : std::string("none")));
 }
 
-void check_grid(const TrainedGrid& grid, const at::Tensor& values_OI, const std::string& name) {
+void check_values(const at::Tensor& values_OI, const TrainedGrid& grid, const std::string& name) {
+  check(values_OI.defined() && values_OI.scalar_type() == at::kFloat && values_OI.sizes() == grid.start_OI.sizes() &&
+            values_OI.is_contiguous(),
+        name + " as contiguous float32 " + shape_text(grid.start_OI), values_OI);
+}
+
+void check_grid(const TrainedGrid& grid, const at::Tensor& offsets_OI) {
   check(grid.bits >= 1 && grid.bits <= 8 && grid.start_OI.defined() && grid.start_OI.dim() == 2 &&
-            grid.start_OI.scalar_type() == at::kByte,
-        "codes of 1 to 8 bits as uint8 [O, I]", grid.start_OI);
-  check(values_OI.defined() && values_OI.scalar_type() == at::kFloat && values_OI.sizes() == grid.start_OI.sizes(),
-        name + " as float32 " + shape_text(grid.start_OI), values_OI);
-  check(!grid.kept_OI.defined() ||
-            (grid.kept_OI.scalar_type() == at::kBool && grid.kept_OI.sizes() == grid.start_OI.sizes()),
-        "kept as bool " + shape_text(grid.start_OI), grid.kept_OI);
+            grid.start_OI.scalar_type() == at::kByte && grid.start_OI.is_contiguous(),
+        "codes of 1 to 8 bits as contiguous uint8 [O, I]", grid.start_OI);
+  check_values(offsets_OI, grid, "offsets");
+  check(!grid.kept_OI.defined() || (grid.kept_OI.scalar_type() == at::kBool &&
+                                    grid.kept_OI.sizes() == grid.start_OI.sizes() && grid.kept_OI.is_contiguous()),
+        "kept as contiguous bool " + shape_text(grid.start_OI), grid.kept_OI);
   check(grid.group_I.defined() && grid.group_I.scalar_type() == at::kLong && grid.group_I.dim() == 1 &&
-            grid.group_I.size(0) == grid.start_OI.size(1),
-        "a group of every column, int64 [I]", grid.group_I);
+            grid.group_I.size(0) == grid.start_OI.size(1) && grid.group_I.is_contiguous(),
+        "a group of every column, contiguous int64 [I]", grid.group_I);
   check(grid.zeros_OG.defined() && grid.zeros_OG.dim() == 2 && grid.zeros_OG.scalar_type() == at::kFloat &&
-            grid.zeros_OG.size(0) == grid.start_OI.size(0),
-        "zeros as float32 [O, G]", grid.zeros_OG);
+            grid.zeros_OG.size(0) == grid.start_OI.size(0) && grid.zeros_OG.is_contiguous(),
+        "zeros as contiguous float32 [O, G]", grid.zeros_OG);
 }
 
 void check_scales(const TrainedGrid& grid, const at::Tensor& scales_OG) {
-  check(scales_OG.defined() && scales_OG.scalar_type() == at::kFloat && scales_OG.sizes() == grid.zeros_OG.sizes(),
-        "scales as float32 " + shape_text(grid.zeros_OG), scales_OG);
+  check(scales_OG.defined() && scales_OG.scalar_type() == at::kFloat && scales_OG.sizes() == grid.zeros_OG.sizes() &&
+            scales_OG.is_contiguous(),
+        "scales as contiguous float32 " + shape_text(grid.zeros_OG), scales_OG);
 }
 
-// [O, G] to [O, I].
-at::Tensor of_columns(const TrainedGrid& grid, const at::Tensor& values_OG) {
-  return values_OG.index_select(1, grid.group_I);
+// Neighbouring columns of one group: with the order of activations stored, of one column each at worst.
+struct Run {
+  int64_t first, count, group;
+};
+
+std::vector<Run> runs_of(const TrainedGrid& grid) {
+  const int64_t* const group = grid.group_I.const_data_ptr<int64_t>();
+  const int64_t num_in = grid.group_I.size(0), num_groups = grid.zeros_OG.size(1);
+  std::vector<Run> runs;
+  for (int64_t i = 0; i < num_in; ++i) {
+    if (group[i] < 0 || group[i] >= num_groups) {
+      throw std::invalid_argument("trained grid: expected groups 0 .. " + std::to_string(num_groups - 1) + ", found " +
+                                  std::to_string(group[i]));
+    }
+    if (runs.empty() || runs.back().group != group[i]) {
+      runs.push_back({i, 1, group[i]});
+    } else {
+      ++runs.back().count;
+    }
+  }
+  return runs;
 }
 
-at::Tensor codes_less_zeros(const TrainedGrid& grid, const at::Tensor& codes_OI) {
-  return codes_OI.to(at::kFloat).sub_(of_columns(grid, grid.zeros_OG));
+// Pointers to row `o` of what a grid is made of.
+struct Row {
+  const uint8_t* start;
+  const bool* kept;  // null: all
+  const float* offsets;
+  const float* zeros;
+  float top;
+
+  Row(const TrainedGrid& grid, const at::Tensor& offsets_OI, int64_t o)
+      : start(grid.start_OI.const_data_ptr<uint8_t>() + o * grid.start_OI.size(1)),
+        kept(grid.kept_OI.defined() ? grid.kept_OI.const_data_ptr<bool>() + o * grid.start_OI.size(1) : nullptr),
+        offsets(offsets_OI.const_data_ptr<float>() + o * grid.start_OI.size(1)),
+        zeros(grid.zeros_OG.const_data_ptr<float>() + o * grid.zeros_OG.size(1)),
+        top(static_cast<float>((1 << grid.bits) - 1)) {}
+
+  float place(int64_t i) const { return offsets[i] + static_cast<float>(start[i]); }
+  bool keeps(int64_t i) const { return kept == nullptr || kept[i]; }
+  float code(int64_t i, float zero) const {
+    return keeps(i) ? std::rint(std::min(std::max(place(i), 0.0f), top)) : zero;
+  }
+};
+
+// work(row, o, run) for all rows, from several threads, and all runs.
+template <typename Work>
+void for_runs(const TrainedGrid& grid, const at::Tensor& offsets_OI, const Work& work) {
+  const std::vector<Run> runs = runs_of(grid);
+  at::parallel_for(0, grid.start_OI.size(0), kRowsOfTask, [&](int64_t begin, int64_t end) {
+    for (int64_t o = begin; o < end; ++o) {
+      const Row row(grid, offsets_OI, o);
+      for (const Run& run : runs) work(row, o, run);
+    }
+  });
 }
 
 }  // namespace
 
 at::Tensor codes_of(const TrainedGrid& grid, const at::Tensor& offsets_OI) {
-  check_grid(grid, offsets_OI, "offsets");
-  const double top = (1 << grid.bits) - 1;
-  at::Tensor codes_OI = offsets_OI.add(grid.start_OI).clamp_(0.0, top).round_().to(at::kByte);
-  if (!grid.kept_OI.defined()) return codes_OI;
-  return at::where(grid.kept_OI, codes_OI, of_columns(grid, grid.zeros_OG).to(at::kByte));
+  check_grid(grid, offsets_OI);
+  at::Tensor codes_OI = at::empty_like(grid.start_OI);
+  const int64_t num_in = codes_OI.size(1);
+  uint8_t* const codes = codes_OI.data_ptr<uint8_t>();
+  for_runs(grid, offsets_OI, [&](const Row& row, int64_t o, const Run& run) {
+    for (int64_t i = run.first; i < run.first + run.count; ++i) {
+      codes[o * num_in + i] = static_cast<uint8_t>(row.code(i, row.zeros[run.group]));
+    }
+  });
+  return codes_OI;
 }
 
-at::Tensor weight_of(const TrainedGrid& grid, const at::Tensor& codes_OI, const at::Tensor& scales_OG) {
-  check_grid(grid, codes_OI.to(at::kFloat), "codes");
+at::Tensor weight_of(const TrainedGrid& grid, const at::Tensor& offsets_OI, const at::Tensor& scales_OG) {
+  check_grid(grid, offsets_OI);
   check_scales(grid, scales_OG);
-  return codes_less_zeros(grid, codes_OI).mul_(of_columns(grid, scales_OG));
+  at::Tensor weight_OI = at::empty_like(offsets_OI);
+  const int64_t num_in = weight_OI.size(1), num_groups = scales_OG.size(1);
+  const float* const scales = scales_OG.const_data_ptr<float>();
+  float* const weight = weight_OI.data_ptr<float>();
+  for_runs(grid, offsets_OI, [&](const Row& row, int64_t o, const Run& run) {
+    const float zero = row.zeros[run.group], scale = scales[o * num_groups + run.group];
+    for (int64_t i = run.first; i < run.first + run.count; ++i) {
+      weight[o * num_in + i] = scale * (row.code(i, zero) - zero);
+    }
+  });
+  return weight_OI;
 }
 
-GridGradients grid_gradients(const TrainedGrid& grid, const at::Tensor& offsets_OI, const at::Tensor& scales_OG,
-                             const at::Tensor& gradient_OI) {
-  check_grid(grid, offsets_OI, "offsets");
-  check_grid(grid, gradient_OI, "the gradient");
+at::Tensor grid_gradients(const TrainedGrid& grid, const at::Tensor& offsets_OI, const at::Tensor& scales_OG,
+                          at::Tensor& gradient_OI) {
+  check_grid(grid, offsets_OI);
   check_scales(grid, scales_OG);
-  const double top = (1 << grid.bits) - 1;
-  GridGradients gradients;
-  const at::Tensor steps_OI = codes_less_zeros(grid, codes_of(grid, offsets_OI)).mul_(gradient_OI);
-  gradients.scales_OG = at::zeros_like(scales_OG).index_add_(1, grid.group_I, steps_OI);
-  const at::Tensor place_OI = offsets_OI.add(grid.start_OI);
-  gradients.offsets_OI = of_columns(grid, scales_OG).mul_(gradient_OI);
-  // Beyond the range only a step back into it changes anything: descent goes against the gradient.
-  const at::Tensor leads_on_OI = place_OI.lt(-0.5)
-                                     .logical_and_(gradients.offsets_OI.gt(0.0))
-                                     .logical_or_(place_OI.gt(top + 0.5).logical_and_(gradients.offsets_OI.lt(0.0)));
-  gradients.offsets_OI.masked_fill_(leads_on_OI, 0.0);
-  if (grid.kept_OI.defined()) gradients.offsets_OI.mul_(grid.kept_OI);
-  return gradients;
+  check_values(gradient_OI, grid, "the gradient");
+  const int64_t num_in = gradient_OI.size(1), num_groups = scales_OG.size(1);
+  at::Tensor by_scale_OG = at::zeros(scales_OG.sizes(), scales_OG.options());
+  const float* const scales = scales_OG.const_data_ptr<float>();
+  float* const by_scale = by_scale_OG.data_ptr<float>();
+  float* const gradient = gradient_OI.data_ptr<float>();
+  for_runs(grid, offsets_OI, [&](const Row& row, int64_t o, const Run& run) {
+    constexpr int64_t kLanes = 16;  // a fixed order, and vectors
+    float lanes[kLanes] = {};
+    const float zero = row.zeros[run.group], scale = scales[o * num_groups + run.group];
+    float* const g = gradient + o * num_in;
+    const auto take = [&](int64_t i, float& sum) {
+      sum += g[i] * (row.code(i, zero) - zero);
+      const float by_offset = scale * g[i], place = row.place(i);
+      // Beyond the range only a step back into it changes anything: descent goes against the gradient.
+      const bool leads_on = (place < -0.5f && by_offset > 0.0f) || (place > row.top + 0.5f && by_offset < 0.0f);
+      g[i] = leads_on || !row.keeps(i) ? 0.0f : by_offset;
+    };
+    int64_t i = run.first;
+    for (; i + kLanes <= run.first + run.count; i += kLanes) {
+      for (int64_t lane = 0; lane < kLanes; ++lane) take(i + lane, lanes[lane]);
+    }
+    for (int64_t lane = 0; i < run.first + run.count; ++i, ++lane) take(i, lanes[lane]);
+    float sum = 0.0f;
+    for (const float lane : lanes) sum += lane;
+    by_scale[o * num_groups + run.group] += sum;
+  });
+  return by_scale_OG;
 }
 
 }  // namespace pare

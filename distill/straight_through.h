@@ -27,16 +27,13 @@ struct TrainedGrid {
 // Throws std::invalid_argument: shapes and types that do not fit.
 at::Tensor codes_of(const TrainedGrid& grid, const at::Tensor& offsets_OI);
 
-// W float32 [O, I]. scales_OG float32. Throws as codes_of.
-at::Tensor weight_of(const TrainedGrid& grid, const at::Tensor& codes_OI, const at::Tensor& scales_OG);
+// W of those codes, float32 [O, I]. scales_OG float32. Throws as codes_of.
+at::Tensor weight_of(const TrainedGrid& grid, const at::Tensor& offsets_OI, const at::Tensor& scales_OG);
 
-struct GridGradients {
-  at::Tensor offsets_OI, scales_OG;  // float32
-};
-// Of a loss whose gradient by W is gradient_OI (float32): an offset's is scale * gradient where start + offset lies
-// within [-1/2, top + 1/2], else 0 unless it would lead back into the range; a scale's is the sum over its group of
-// gradient * (code - zero). Throws as codes_of.
-GridGradients grid_gradients(const TrainedGrid& grid, const at::Tensor& offsets_OI, const at::Tensor& scales_OG,
-                             const at::Tensor& gradient_OI);
+// Takes the gradient of a loss by W, float32 and contiguous, and makes of it in place that by the offsets: scale *
+// gradient where start + offset lies within [-1/2, top + 1/2], else 0 unless it would lead back into the range. Returns
+// that by the scales, float32 [O, G]: the sums over groups of gradient * (code - zero). Throws as codes_of.
+at::Tensor grid_gradients(const TrainedGrid& grid, const at::Tensor& offsets_OI, const at::Tensor& scales_OG,
+                          at::Tensor& gradient_OI);
 
 }  // namespace pare

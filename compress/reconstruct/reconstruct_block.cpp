@@ -167,7 +167,10 @@ class BlockTraining {
         }
       });
     }
-    for_each_view([&](size_t v) { trained_[v].view->add_gradient(trained_[v].sum); });
+    for_each_view([&](size_t v) {
+      trained_[v].view->add_gradient(trained_[v].sum);
+      trained_[v].view->finish_gradients();
+    });
   }
 
   void update(int64_t step, double share_of_rate, int64_t num_windows) {
@@ -209,10 +212,10 @@ Reconstruction reconstruct_block(const FunctionalModel& model, int64_t block, co
 }
 
 int64_t reconstruction_bytes(const ModelDescription& model, int64_t num_tokens, int num_threads) {
-  // Of each weight: the parameter, its gradient, two moments, the best one, the step's value and the sum in float32,
-  // four that a grid's gradient is made of, the code that training starts from and what the mask keeps; and the
-  // gradients of the windows at work.
-  constexpr int64_t kWeightBytes = 11 * 4 + 2;
+  // Of each weight: the parameter, its gradient, two moments, the best one, the step's value, the value that it was made
+  // of and the sum in float32, the code that training starts from and what the mask keeps; and the gradients of the
+  // windows at work.
+  constexpr int64_t kWeightBytes = 8 * 4 + 2;
   int64_t most = 0;
   for (const BlockDescription& block : model.blocks) {
     int64_t num_weights = 0, num_values = 12 * model.hidden_size;  // of one token, which a graph keeps

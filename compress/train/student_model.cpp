@@ -1,5 +1,6 @@
 #include "compress/train/student_model.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
 #include <stdexcept>
@@ -120,25 +121,40 @@ std::vector<Parameter*> StudentModel::parameters() {
   return parameters;
 }
 
-TrainedTensors StudentModel::leaves(const Views& views) const {
-  TrainedTensors tensors;
+void StudentModel::hold_values() {
+  const at::NoGradGuard no_grad;
+  held_.clear();
+  for (const Views& views : blocks_) held_.push_back(values(views));
+  held_.push_back(values(outer_));
+}
+
+void StudentModel::drop_values() {
+  held_.clear();
+}
+
+NamedTensors StudentModel::values(const Views& views) const {
+  NamedTensors tensors;
+  for (const auto& [name, view] : views) tensors.emplace(name, view->value(functions_.compute_type()));
+  return tensors;
+}
+
+TrainedTensors StudentModel::leaves(const Views& views, const NamedTensors* held) const {
+  TrainedTensors tensors{held != nullptr ? *held : values(views), {}};
   for (const auto& [name, view] : views) {
-    at::Tensor value = view->value(functions_.compute_type());
-    if (view->is_trained()) {
-      value = value.detach().requires_grad_(true);
-      tensors.trained.push_back(name);
-    }
-    tensors.all.emplace(name, std::move(value));
+    if (!view->is_trained()) continue;
+    at::Tensor& value = tensors.all.find(name)->second;
+    value = value.detach().requires_grad_(true);
+    tensors.trained.push_back(name);
   }
   return tensors;
 }
 
 TrainedTensors StudentModel::block(int64_t index) const {
-  return leaves(blocks_[static_cast<size_t>(index)]);
+  return leaves(blocks_[static_cast<size_t>(index)], held_.empty() ? nullptr : &held_[static_cast<size_t>(index)]);
 }
 
 TrainedTensors StudentModel::outer() const {
-  return leaves(outer_);
+  return leaves(outer_, held_.empty() ? nullptr : &held_.back());
 }
 
 at::Tensor StudentModel::head(const TrainedTensors& outer) const {
@@ -180,6 +196,13 @@ void StudentModel::add_block_gradients(int64_t index, const TrainedTensors& tens
 
 void StudentModel::add_outer_gradients(const TrainedTensors& tensors, std::span<const at::Tensor> gradients) {
   add_gradients(outer_, tensors, gradients);
+}
+
+void StudentModel::finish_gradients() {
+  for (Views& views : blocks_) {
+    for (auto& [name, view] : views) view->finish_gradients();
+  }
+  for (auto& [name, view] : outer_) view->finish_gradients();
 }
 
 void StudentModel::check_zeros() const {

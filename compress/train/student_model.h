@@ -43,6 +43,11 @@ class StudentModel {
   // In a fixed order: embedding, blocks, final norm, head.
   std::vector<Parameter*> parameters();
 
+  // Computes the values of all views once, for all micro-batches of a step and for any thread; until they are dropped,
+  // which must be before a parameter changes.
+  void hold_values();
+  void drop_values();
+
   TrainedTensors block(int64_t index) const;
   // "embedding", "final_norm", and "head" unless tied to the embedding.
   TrainedTensors outer() const;
@@ -54,6 +59,8 @@ class StudentModel {
   // gradients: one for each of `trained`; undefined ones are 0.
   void add_block_gradients(int64_t index, const TrainedTensors& tensors, std::span<const at::Tensor> gradients);
   void add_outer_gradients(const TrainedTensors& tensors, std::span<const at::Tensor> gradients);
+  // Behind the last gradient of a step (WeightView::finish_gradients).
+  void finish_gradients();
   // Throws std::logic_error where a pruned weight has a value.
   void check_zeros() const;
 
@@ -69,12 +76,14 @@ class StudentModel {
   using Views = std::map<std::string, std::unique_ptr<WeightView>, std::less<>>;
   void read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts, bool is_pruned,
                    Views& views);
-  TrainedTensors leaves(const Views& views) const;
+  NamedTensors values(const Views& views) const;
+  TrainedTensors leaves(const Views& views, const NamedTensors* held) const;
   static void add_gradients(Views& views, const TrainedTensors& tensors, std::span<const at::Tensor> gradients);
 
   FunctionalModel functions_;
   std::vector<Views> blocks_;
   Views outer_;
+  std::vector<NamedTensors> held_;  // of each block, then of outer_; empty: none are held
 };
 
 }  // namespace pare

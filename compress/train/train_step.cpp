@@ -91,11 +91,26 @@ at::Tensor gradient_of_logits(const TokenLoss& token_loss, int64_t num_step_labe
   return gradient_RV;
 }
 
+// Gradients of the tensors outside of the blocks, from every piece of the head's tokens and from the embedding.
+class OuterGradients {
+ public:
+  explicit OuterGradients(const TrainedTensors& outer) : sums_(outer.trained.size()) {}
+  void add(size_t index, const at::Tensor& gradient) {
+    if (!gradient.defined()) return;
+    at::Tensor& sum = sums_.at(index);
+    sum = sum.defined() ? sum.add_(gradient) : gradient.to(at::kFloat);
+  }
+  std::span<const at::Tensor> sums() const { return sums_; }
+
+ private:
+  std::vector<at::Tensor> sums_;  // float32, one for each that is trained; undefined: 0
+};
+
 // Loss and gradients of final norm and head, piece by piece of the tokens; returns the gradient of the hidden states.
 // The embedding has its part behind the first block; tied, it is the head here.
 at::Tensor train_head(const TokenBatch& batch, const TokenLoss& token_loss, int64_t num_step_labels,
-                      const at::Tensor& hidden_BTD, StudentModel& student, BatchLoss& loss) {
-  const TrainedTensors outer = student.outer();
+                      const at::Tensor& hidden_BTD, const StudentModel& student, const TrainedTensors& outer,
+                      OuterGradients& outer_gradients, BatchLoss& loss) {
   const at::Tensor labels_R = batch.labels_BT.reshape({-1});
   at::Tensor hidden_gradient = at::zeros_like(hidden_BTD);
   for (int64_t first = 0; first < batch.num_tokens(); first += kHeadTokens) {
@@ -110,7 +125,7 @@ at::Tensor train_head(const TokenBatch& batch, const TokenLoss& token_loss, int6
     loss.num_labels += num_labels;
     std::vector<at::Tensor> gradients = gradients_of(logits_RV, logits_gradient, input, outer);
     rows(hidden_gradient, first, count).copy_(gradients.front());
-    student.add_outer_gradients(outer, std::span(gradients).subspan(1));
+    for (size_t i = 1; i < gradients.size(); ++i) outer_gradients.add(i - 1, gradients[i]);
   }
   return hidden_gradient;
 }
@@ -137,27 +152,26 @@ at::Tensor gradient_of_distance(const TokenBatch& batch, const HiddenTargets& ta
   return torch::autograd::grad({mean}, {student}).front();
 }
 
-void train_embedding(const TokenBatch& batch, const at::Tensor& gradient_BTD, StudentModel& student) {
-  const TrainedTensors outer = student.outer();
-  if (!outer.all.find(StudentModel::kEmbedding)->second.requires_grad()) return;
-  const at::Tensor output = student.functions().embed(batch.ids_BT, outer.all.find(StudentModel::kEmbedding)->second);
-  std::vector<at::Tensor> gradients;
-  for (const std::string& name : outer.trained) {
-    gradients.push_back(name != StudentModel::kEmbedding
-                            ? at::Tensor()
-                            : torch::autograd::grad({output}, {outer.all.find(name)->second}, {gradient_BTD}).front());
-  }
-  student.add_outer_gradients(outer, gradients);
+void train_embedding(const TokenBatch& batch, const at::Tensor& gradient_BTD, const StudentModel& student,
+                     const TrainedTensors& outer, OuterGradients& outer_gradients) {
+  const at::Tensor& table = outer.all.find(StudentModel::kEmbedding)->second;
+  if (!table.requires_grad()) return;
+  const at::Tensor output = student.functions().embed(batch.ids_BT, table);
+  const auto place = std::find(outer.trained.begin(), outer.trained.end(), StudentModel::kEmbedding);
+  outer_gradients.add(static_cast<size_t>(place - outer.trained.begin()),
+                      torch::autograd::grad({output}, {table}, {gradient_BTD}).front());
 }
 
 // targets: null for none.
 BatchLoss train_pieces(const TokenBatch& batch, const LossOfHidden& make_loss, bool recompute, int64_t num_step_labels,
-                       const HiddenTargets* targets, StudentModel& student) {
+                       const HiddenTargets* targets, StudentModel& student, const GradientTurn& turn) {
   const at::AutoGradMode with_gradients(true);
+  const TrainedTensors outer = student.outer();
+  OuterGradients outer_gradients(outer);
   at::Tensor hidden;
   {
     const at::NoGradGuard no_grad;
-    hidden = student.functions().embed(batch.ids_BT, student.outer().all.find(StudentModel::kEmbedding)->second);
+    hidden = student.functions().embed(batch.ids_BT, outer.all.find(StudentModel::kEmbedding)->second);
   }
   std::vector<Piece> pieces;
   for (int64_t b = 0; b < student.num_blocks(); ++b) {
@@ -171,7 +185,8 @@ BatchLoss train_pieces(const TokenBatch& batch, const LossOfHidden& make_loss, b
     }
   }
   BatchLoss loss;
-  at::Tensor gradient = train_head(batch, make_loss(hidden), num_step_labels, hidden, student, loss);
+  at::Tensor gradient =
+      train_head(batch, make_loss(hidden), num_step_labels, hidden, student, outer, outer_gradients, loss);
   for (int64_t b = student.num_blocks() - 1; b >= 0; --b) {
     if (targets != nullptr) {
       gradient.add_(gradient_of_distance(batch, *targets, num_step_labels, b, student.num_blocks(), hidden, loss));
@@ -181,9 +196,10 @@ BatchLoss train_pieces(const TokenBatch& batch, const LossOfHidden& make_loss, b
     pieces.pop_back();
     std::vector<at::Tensor> gradients = gradients_of(piece.output, gradient, piece.input, piece.weights);
     gradient = std::move(gradients.front());
-    student.add_block_gradients(b, piece.weights, std::span(gradients).subspan(1));
+    turn.add(b, [&] { student.add_block_gradients(b, piece.weights, std::span(gradients).subspan(1)); });
   }
-  train_embedding(batch, gradient, student);
+  train_embedding(batch, gradient, student, outer, outer_gradients);
+  turn.add(student.num_blocks(), [&] { student.add_outer_gradients(outer, outer_gradients.sums()); });
   return loss;
 }
 
@@ -192,12 +208,17 @@ class LiveTeacherModel : public LiveTeacher {
  public:
   LiveTeacherModel(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute, int64_t num_vocabulary,
                    bool keeps_hidden)
-      : functions_(checkpoint.description(), max_tokens, compute),
-        num_vocabulary_(num_vocabulary),
-        keeps_hidden_(keeps_hidden) {
+      : num_vocabulary_(num_vocabulary), keeps_hidden_(keeps_hidden) {
     check_vocabularies(checkpoint.description().vocabulary_size, num_vocabulary);
-    functions_.set_input_formats(read_input_formats(checkpoint));
-    model_ = read_frozen(checkpoint, functions_);
+    FunctionalModel functions(checkpoint.description(), max_tokens, compute);
+    functions.set_input_formats(read_input_formats(checkpoint));
+    const auto weights = std::make_shared<Weights>(std::move(functions));
+    weights->model = read_frozen(checkpoint, weights->functions);
+    weights_ = weights;
+  }
+
+  std::unique_ptr<Teacher> for_another_thread() const override {
+    return std::unique_ptr<Teacher>(new LiveTeacherModel(weights_, num_vocabulary_, keeps_hidden_));
   }
 
   at::Tensor label_losses(int64_t first, const at::Tensor& labels_R) override {
@@ -206,7 +227,7 @@ class LiveTeacherModel : public LiveTeacher {
 
   const std::vector<at::Tensor>& hidden_states() const override { return hidden_; }
 
-  const FrozenModel& model() const override { return model_; }
+  const FrozenModel& model() const override { return weights_->model; }
 
   at::Tensor fitted(const at::Tensor& logits_RV) const override {
     const int64_t num_own = logits_RV.size(1);
@@ -217,22 +238,30 @@ class LiveTeacherModel : public LiveTeacher {
   }
 
  private:
+  struct Weights {
+    explicit Weights(FunctionalModel of) : functions(std::move(of)) {}
+    FunctionalModel functions;
+    FrozenModel model;
+  };
+
+  LiveTeacherModel(std::shared_ptr<const Weights> weights, int64_t num_vocabulary, bool keeps_hidden)
+      : weights_(std::move(weights)), num_vocabulary_(num_vocabulary), keeps_hidden_(keeps_hidden) {}
+
   void look_at(const TokenBatch& batch) override {
     const at::NoGradGuard no_grad;
-    normalized_ = model_.normalized(batch.ids_BT, nullptr, keeps_hidden_ ? &hidden_ : nullptr);
+    normalized_ = model().normalized(batch.ids_BT, nullptr, keeps_hidden_ ? &hidden_ : nullptr);
   }
 
   TeacherLogits make_logits(int64_t first, int64_t count) override { return TeacherLogits(values(first, count)); }
 
   at::Tensor values(int64_t first, int64_t count) const {
     const at::NoGradGuard no_grad;
-    return fitted(model_.logits(rows(normalized_, first, count)));
+    return fitted(model().logits(rows(normalized_, first, count)));
   }
 
-  FunctionalModel functions_;
+  std::shared_ptr<const Weights> weights_;
   int64_t num_vocabulary_;
   bool keeps_hidden_;
-  FrozenModel model_;
   at::Tensor normalized_;
   std::vector<at::Tensor> hidden_;
 };
@@ -312,11 +341,11 @@ std::unique_ptr<LiveTeacher> live_teacher(const Checkpoint& checkpoint, int64_t 
 
 BatchLoss train_on(const TokenBatch& batch, const LossOfHidden& make_loss, bool recompute, int64_t num_step_labels,
                    StudentModel& student) {
-  return train_pieces(batch, make_loss, recompute, num_step_labels, /*targets=*/nullptr, student);
+  return train_pieces(batch, make_loss, recompute, num_step_labels, /*targets=*/nullptr, student, {});
 }
 
 BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& options, bool recompute, int64_t num_step_labels,
-                   Teacher* teacher, StudentModel& student) {
+                   Teacher* teacher, StudentModel& student, const GradientTurn& turn) {
   if (teacher != nullptr) teacher->see(batch);
   const auto make_loss = [&](const at::Tensor& hidden_BTD) -> TokenLoss {
     if (teacher == nullptr) {
@@ -334,13 +363,13 @@ BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& options, b
     };
   };
   if (options.hidden_weight == 0.0) {
-    return train_pieces(batch, make_loss, recompute, num_step_labels, /*targets=*/nullptr, student);
+    return train_pieces(batch, make_loss, recompute, num_step_labels, /*targets=*/nullptr, student, turn);
   }
   if (teacher == nullptr || teacher->hidden_states().empty()) {
     throw std::invalid_argument("hidden_weight: expected a teacher that keeps its hidden states");
   }
   const HiddenTargets targets{teacher->hidden_states(), options.hidden_weight};
-  return train_pieces(batch, make_loss, recompute, num_step_labels, &targets, student);
+  return train_pieces(batch, make_loss, recompute, num_step_labels, &targets, student, turn);
 }
 
 BatchLoss score(const TokenBatch& batch, const StudentModel& student) {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 
+#include "compress/train/gradient_order.h"
 #include "compress/train/student_model.h"
 #include "distill/options.h"
 #include "distill/teacher_logits.h"
@@ -58,6 +59,8 @@ class Teacher {
   virtual at::Tensor label_losses(int64_t first, const at::Tensor& labels_R) = 0;
   // Of the batch behind each of its blocks, [B, T, D] float32; empty where it does not keep them.
   virtual const std::vector<at::Tensor>& hidden_states() const;
+  // The same teacher for another thread: weights or files are shared, what it has seen is not.
+  virtual std::unique_ptr<Teacher> for_another_thread() const = 0;
 
  private:
   virtual void look_at(const TokenBatch& batch) = 0;
@@ -91,10 +94,11 @@ struct BatchLoss {
   int64_t num_labels = 0;
 };
 // Adds the gradients of (sum of losses) / num_step_labels to the student's; num_step_labels is the number of labels of
-// all micro-batches of the step. teacher: null for a loss that reads none (hard_label). Throws std::invalid_argument
-// for a hidden_weight and a teacher that keeps no hidden states, or states of another width.
+// all micro-batches of the step. teacher: null for a loss that reads none (hard_label). turn: for micro-batches on
+// several threads (gradient_order.h: a place for each block, and one for what is outside of them). Throws
+// std::invalid_argument for a hidden_weight and a teacher that keeps no hidden states, or states of another width.
 BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& loss, bool recompute, int64_t num_step_labels,
-                   Teacher* teacher, StudentModel& student);
+                   Teacher* teacher, StudentModel& student, const GradientTurn& turn = {});
 
 // The losses of consecutive rows from `first` on, [R] with gradient: of their logits [R, V] and labels [R].
 using TokenLoss = std::function<at::Tensor(const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t first)>;

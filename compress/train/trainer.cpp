@@ -1,5 +1,6 @@
 #include "compress/train/trainer.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 
 #include "compress/train/train_minillm.h"
 #include "distill/adamw.h"
+#include "quant/row_chunks.h"
 #include "runtime/system/interrupt.h"
 
 namespace pare {
@@ -45,6 +47,16 @@ double mean_length(const LabelledWindows& data) {
   int64_t sum = 0;
   for (int64_t n = 0; n < windows.num_windows; ++n) sum += make_batch(data, std::span(&n, 1)).num_tokens();
   return static_cast<double>(sum) / static_cast<double>(windows.num_windows);
+}
+
+// Calls work(i) for each of the micro-batches: on a thread each where there are enough of them to keep all busy (no
+// thread then waits for others after every product), and one after the other on all threads otherwise.
+void for_micro_batches(int64_t num_micro_batches, const std::function<void(int64_t)>& work) {
+  if (works_on_threads(num_micro_batches, at::get_num_threads())) {
+    for_row_chunks(num_micro_batches, 1, [&](int64_t index, int64_t) { work(index); });
+  } else {
+    for (int64_t index = 0; index < num_micro_batches; ++index) work(index);
+  }
 }
 
 class Training {
@@ -135,6 +147,7 @@ class Training {
   }
 
   void update(int64_t number, double rate) {
+    student_.finish_gradients();
     std::vector<at::Tensor> gradients;
     for (const OptimizedParameter& item : parameters_) gradients.push_back(item.parameter->gradient);
     const double norm = gradient_norm(gradients);
@@ -143,6 +156,7 @@ class Training {
                                ": the gradient is not finite: lower 'learning_rate' or raise 'warmup'");
     }
     const double factor = clip_factor(norm, options_.clip);
+    student_.drop_values();
     const LearningRates rates{options_.learning_rate, options_.scale_learning_rate, options_.offset_learning_rate};
     for (OptimizedParameter& item : parameters_) {
       Parameter& parameter = *item.parameter;
@@ -156,13 +170,26 @@ class Training {
   // Gradients of the mean of the losses over all labels of the windows.
   void learn_from(const std::vector<int64_t>& windows) {
     const int64_t num_labels = data_.training.num_labels(windows);
-    for (size_t first = 0; first < windows.size(); first += static_cast<size_t>(options_.micro_batch)) {
-      const TokenBatch batch = make_batch(data_.training, part_of(windows, first));
-      const bool reads_teacher = options_.loss.loss != DistillLoss::hard_label;
-      const BatchLoss part =
-          train_on(batch, options_.loss, options_.recompute, num_labels, reads_teacher ? teacher_ : nullptr, student_);
-      state_.loss_sum += part.sum;
-      state_.loss_labels += part.num_labels;
+    const bool reads_teacher = options_.loss.loss != DistillLoss::hard_label;
+    const int64_t num_micro_batches = static_cast<int64_t>(windows.size()) / options_.micro_batch;
+    std::vector<BatchLoss> losses(static_cast<size_t>(num_micro_batches));
+    GradientOrder order(student_.num_blocks() + 1);
+    if (!options_.recompute) student_.hold_values();
+    for_micro_batches(num_micro_batches, [&](int64_t index) {
+      try {
+        const std::unique_ptr<Teacher> teacher = reads_teacher ? teacher_->for_another_thread() : nullptr;
+        const TokenBatch batch =
+            make_batch(data_.training, part_of(windows, static_cast<size_t>(index * options_.micro_batch)));
+        losses[static_cast<size_t>(index)] =
+            train_on(batch, options_.loss, options_.recompute, num_labels, teacher.get(), student_, {&order, index});
+      } catch (...) {
+        order.give_up();
+        throw;
+      }
+    });
+    for (const BatchLoss& loss : losses) {
+      state_.loss_sum += loss.sum;
+      state_.loss_labels += loss.num_labels;
     }
   }
 
@@ -204,7 +231,10 @@ class Training {
 
   double measured_perplexity() {
     try {
-      return validation_perplexity(data_.validation, options_.micro_batch, student_);
+      if (!options_.recompute) student_.hold_values();
+      const double perplexity = validation_perplexity(data_.validation, options_.micro_batch, student_);
+      student_.drop_values();
+      return perplexity;
     } catch (const Interrupted&) {
       if (state_.step > 0) save();
       throw;
@@ -278,6 +308,10 @@ class Training {
 
 }  // namespace
 
+bool works_on_threads(int64_t num_micro_batches, int num_threads) {
+  return num_threads > 1 && num_micro_batches >= num_threads;
+}
+
 std::vector<int64_t> windows_of_step(int64_t step, int64_t batch, int64_t num_windows, uint64_t seed) {
   std::vector<int64_t> chosen;
   std::vector<int64_t> order;
@@ -305,12 +339,17 @@ TrainingState train(const TrainingWindows& data, const DistillOptions& options, 
 
 double validation_perplexity(const LabelledWindows& data, int64_t micro_batch, const StudentModel& student) {
   const int64_t num_windows = data.windows.num_windows;
-  BatchLoss loss;
-  for (int64_t first = 0; first < num_windows; first += micro_batch) {
+  const int64_t num_parts = (num_windows + micro_batch - 1) / micro_batch;
+  std::vector<BatchLoss> parts(static_cast<size_t>(num_parts));
+  for_micro_batches(num_parts, [&](int64_t part) {
     throw_if_interrupted();
+    const int64_t first = part * micro_batch;
     std::vector<int64_t> chosen(static_cast<size_t>(std::min(micro_batch, num_windows - first)));
     std::iota(chosen.begin(), chosen.end(), first);
-    const BatchLoss part = score(make_batch(data, chosen), student);
+    parts[static_cast<size_t>(part)] = score(make_batch(data, chosen), student);
+  });
+  BatchLoss loss;
+  for (const BatchLoss& part : parts) {
     loss.sum += part.sum;
     loss.num_labels += part.num_labels;
   }

@@ -1,4 +1,5 @@
 // The training loop: batches in a seeded order, AdamW with warm-up and cosine, validation, the best checkpoint kept.
+// Micro-batches of a step run on a thread each where there are as many as threads.
 // One state on disk at a time (training_state.h); a run that was killed goes on with the same bits, on the same number
 // of threads.
 #pragma once
@@ -25,6 +26,9 @@ struct TrainingWindows {
 std::vector<int64_t> windows_of_step(int64_t step, int64_t batch, int64_t num_windows, uint64_t seed);
 // As many steps as total_tokens ask for, rounded up; num_tokens of a window, of shorter ones on average.
 int64_t num_training_steps(const DistillOptions& options, double num_tokens);
+
+// Whether a step's micro-batches go through the model at the same time, each on one thread.
+bool works_on_threads(int64_t num_micro_batches, int num_threads);
 
 struct TrainingSpeed {
   double seconds = 0.0;  // of this process, without validation

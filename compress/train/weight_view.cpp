@@ -160,7 +160,8 @@ GridView::GridView(const std::string& name, const QuantizedWeight& weight, const
   offsets_.name = name + ".weight.offset";
   offsets_.kind = ParameterKind::offset;
   offsets_.value = at::zeros({weight.num_out, weight.num_in}, at::kFloat);
-  if (trains_offsets_) offsets_.gradient = at::zeros_like(offsets_.value);
+  if (trains_offsets_ || trains_scales_) sum_OI_ = at::zeros_like(offsets_.value);
+  if (trains_offsets_) offsets_.gradient = sum_OI_;
   scales_.name = name + ".weight.scale";
   scales_.kind = ParameterKind::scale;
   scales_.value = at::ones({training.one_scale ? 1 : weight.num_out, training.one_scale ? 1 : num_groups}, at::kFloat);
@@ -174,16 +175,21 @@ at::Tensor GridView::stored_scales() const {
 }
 
 at::Tensor GridView::value(at::ScalarType compute) const {
-  return weight_of(grid_, codes_of(grid_, offsets_.value), stored_scales()).to(compute);
+  return weight_of(grid_, offsets_.value, stored_scales()).to(compute);
 }
 
 void GridView::add_gradient(const at::Tensor& gradient) {
-  const GridGradients gradients = grid_gradients(grid_, offsets_.value, stored_scales(), gradient.to(at::kFloat));
-  if (trains_offsets_) offsets_.gradient.add_(gradients.offsets_OI);
+  add_kept(gradient, grid_.kept_OI, sum_OI_);
+}
+
+void GridView::finish_gradients() {
+  if (!sum_OI_.defined()) return;
+  const at::Tensor by_scale_OG =
+      grid_gradients(grid_, offsets_.value, stored_scales().contiguous(), sum_OI_).mul_(unit_OG_);
+  if (!trains_offsets_) sum_OI_.zero_();
   if (!trains_scales_) return;
-  const at::Tensor by_scale_OG = gradients.scales_OG.mul(unit_OG_);
   const bool is_shared = scales_.value.sizes() != unit_OG_.sizes();
-  scales_.gradient.add_(is_shared ? row_sums(by_scale_OG.view({1, -1})).view({1, 1}) : by_scale_OG);
+  scales_.gradient.copy_(is_shared ? row_sums(by_scale_OG.view({1, -1})).view({1, 1}) : by_scale_OG);
 }
 
 std::vector<Parameter*> GridView::parameters() {

@@ -42,8 +42,10 @@ class WeightView {
   virtual at::Tensor value(at::ScalarType compute) const = 0;
   // float32, what a file holds: value() but for unit offsets.
   virtual at::Tensor stored() const { return value(at::kFloat); }
-  // Adds what a loss with this gradient by value() has by each parameter.
+  // Adds the gradient of a loss by value().
   virtual void add_gradient(const at::Tensor& gradient) = 0;
+  // Behind the last of a step: the parameters' gradients are then what follows from the sum.
+  virtual void finish_gradients() {}
   virtual std::vector<Parameter*> parameters() = 0;
   bool is_trained() { return !parameters().empty(); }
   // Whether places that were 0 at the start stay so.
@@ -76,6 +78,7 @@ class GridView : public WeightView {
   GridView(const std::string& name, const QuantizedWeight& weight, const GridTraining& training);
   at::Tensor value(at::ScalarType compute) const override;
   void add_gradient(const at::Tensor& gradient) override;
+  void finish_gradients() override;
   std::vector<Parameter*> parameters() override;
   bool keeps_zeros() const override { return grid_.kept_OI.defined(); }
   void check_zeros() const override;
@@ -88,6 +91,7 @@ class GridView : public WeightView {
   TrainedGrid grid_;
   bool trains_offsets_, trains_scales_;
   Parameter offsets_, scales_;  // of scales [O, G], or [1, 1]
+  at::Tensor sum_OI_;           // of gradients by value(); the offsets' gradient where they are trained
   at::Tensor unit_OG_;          // what a scale parameter of 1 stands for: the scales that training starts from
 };
 

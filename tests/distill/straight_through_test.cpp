@@ -1,7 +1,6 @@
 // Trained grids against plain loops, and their gradients against finite differences where the function has any.
 #include "distill/straight_through.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -14,12 +13,16 @@
 namespace pare {
 namespace {
 
-constexpr int64_t kOut = 5, kIn = 12, kGroup = 4;
+constexpr int64_t kOut = 11, kIn = 84, kGroup = 28;  // groups of a vector of 16 and what is left of another
 
 struct Example {
   TrainedGrid grid;
   at::Tensor offsets_OI, scales_OG, gradient_OI;
 };
+
+int64_t group_of(int64_t i) {
+  return i < kIn / 2 ? i / kGroup : i * 5 % (kIn / kGroup);  // in runs, and as activation order scatters them
+}
 
 Example example(int bits, bool asymmetric, bool masked, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -37,7 +40,8 @@ Example example(int bits, bool asymmetric, bool masked, uint64_t seed) {
       e.grid.zeros_OG.data_ptr<float>()[i] = static_cast<float>(random() % static_cast<uint64_t>(top + 1));
     }
   }
-  e.grid.group_I = at::arange(kIn, at::kLong).floor_divide(kGroup);
+  e.grid.group_I = at::empty({kIn}, at::kLong);
+  for (int64_t i = 0; i < kIn; ++i) e.grid.group_I.data_ptr<int64_t>()[i] = group_of(i);
   if (masked) {
     e.grid.kept_OI = at::empty({kOut, kIn}, at::kBool);
     for (int64_t i = 0; i < kOut * kIn; ++i) e.grid.kept_OI.data_ptr<bool>()[i] = i % 4 < 2;
@@ -53,19 +57,28 @@ Example example(int bits, bool asymmetric, bool masked, uint64_t seed) {
   return e;
 }
 
+struct Found {
+  at::Tensor offsets_OI, scales_OG;
+};
+Found gradients_of(const Example& e, const at::Tensor& gradient_OI) {
+  at::Tensor turned_OI = gradient_OI.clone();
+  at::Tensor scales_OG = grid_gradients(e.grid, e.offsets_OI, e.scales_OG, turned_OI);
+  return {std::move(turned_OI), std::move(scales_OG)};
+}
+
 class Grids : public testing::TestWithParam<std::tuple<int, bool, bool>> {};
 
 TEST_P(Grids, AreWhatPlainLoopsGive) {
   const auto [bits, asymmetric, masked] = GetParam();
   const Example e = example(bits, asymmetric, masked, 3);
   const at::Tensor codes_OI = codes_of(e.grid, e.offsets_OI);
-  const at::Tensor weight_OI = weight_of(e.grid, codes_OI, e.scales_OG);
-  const GridGradients found = grid_gradients(e.grid, e.offsets_OI, e.scales_OG, e.gradient_OI);
+  const at::Tensor weight_OI = weight_of(e.grid, e.offsets_OI, e.scales_OG);
+  const Found found = gradients_of(e, e.gradient_OI);
   const int top = (1 << bits) - 1;
   for (int64_t o = 0; o < kOut; ++o) {
     std::vector<double> of_scale(kIn / kGroup);
     for (int64_t i = 0; i < kIn; ++i) {
-      const int64_t g = i / kGroup;
+      const int64_t g = group_of(i);
       const float zero = e.grid.zeros_OG[o][g].item<float>();
       const float scale = e.scales_OG[o][g].item<float>();
       const float place = e.grid.start_OI[o][i].item<uint8_t>() + e.offsets_OI[o][i].item<float>();
@@ -82,7 +95,7 @@ TEST_P(Grids, AreWhatPlainLoopsGive) {
       }
       EXPECT_EQ(found.offsets_OI[o][i].item<float>(), of_offset);
     }
-    // Four products of at most 2^8: float32 sums them within 4 ulp of 2^10.
+    // 28 products of at most 2^8: float32 sums them within 5 half ulps of 2^12.
     for (int64_t g = 0; g < kIn / kGroup; ++g) {
       EXPECT_NEAR(found.scales_OG[o][g].item<float>(), of_scale[static_cast<size_t>(g)], 1e-3);
     }
@@ -93,10 +106,9 @@ TEST_P(Grids, AreWhatPlainLoopsGive) {
 TEST_P(Grids, ScalesHaveTheGradientOfDifferences) {
   const auto [bits, asymmetric, masked] = GetParam();
   const Example e = example(bits, asymmetric, masked, 11);
-  const at::Tensor codes_OI = codes_of(e.grid, e.offsets_OI);
-  const GridGradients found = grid_gradients(e.grid, e.offsets_OI, e.scales_OG, e.gradient_OI);
+  const Found found = gradients_of(e, e.gradient_OI);
   const auto loss = [&](const at::Tensor& scales_OG) {
-    return weight_of(e.grid, codes_OI, scales_OG).to(at::kDouble).mul(e.gradient_OI).sum().item<double>();
+    return weight_of(e.grid, e.offsets_OI, scales_OG).to(at::kDouble).mul(e.gradient_OI).sum().item<double>();
   };
   for (int64_t o = 0; o < kOut; ++o) {
     for (int64_t g = 0; g < kIn / kGroup; ++g) {
@@ -114,20 +126,20 @@ INSTANTIATE_TEST_SUITE_P(All, Grids, testing::Combine(testing::Values(2, 3, 4, 8
 TEST(TrainedGrid, PrunedPlacesStayZero) {
   Example e = example(4, true, true, 5);
   e.offsets_OI.mul_(100.0);
-  const at::Tensor weight_OI = weight_of(e.grid, codes_of(e.grid, e.offsets_OI), e.scales_OG);
+  const at::Tensor weight_OI = weight_of(e.grid, e.offsets_OI, e.scales_OG);
   EXPECT_FALSE(weight_OI.masked_select(e.grid.kept_OI.logical_not()).ne(0.0).any().item<bool>());
-  const GridGradients gradients = grid_gradients(e.grid, e.offsets_OI, e.scales_OG, e.gradient_OI);
+  const Found gradients = gradients_of(e, e.gradient_OI);
   EXPECT_FALSE(gradients.offsets_OI.masked_select(e.grid.kept_OI.logical_not()).ne(0.0).any().item<bool>());
 }
 
 // Offsets follow the gradient that passes straight through: descent on |W - target|^2 finds the nearest grid point.
 TEST(TrainedGrid, DescentFindsTheNearestCode) {
   Example e = example(4, false, false, 9);
-  const at::Tensor target_OI = weight_of(e.grid, codes_of(e.grid, at::zeros({kOut, kIn}, at::kFloat)), e.scales_OG);
+  const at::Tensor target_OI = weight_of(e.grid, at::zeros({kOut, kIn}, at::kFloat), e.scales_OG);
   e.offsets_OI = e.offsets_OI.mul(2.0);
   for (int step = 0; step < 400; ++step) {
-    const at::Tensor difference_OI = weight_of(e.grid, codes_of(e.grid, e.offsets_OI), e.scales_OG).sub(target_OI);
-    const GridGradients gradients = grid_gradients(e.grid, e.offsets_OI, e.scales_OG, difference_OI);
+    const at::Tensor difference_OI = weight_of(e.grid, e.offsets_OI, e.scales_OG).sub(target_OI);
+    const Found gradients = gradients_of(e, difference_OI);
     e.offsets_OI.sub_(gradients.offsets_OI.mul(5.0));
   }
   EXPECT_TRUE(codes_of(e.grid, e.offsets_OI).equal(e.grid.start_OI));
@@ -137,8 +149,13 @@ TEST(TrainedGrid, RefusesWhatDoesNotFit) {
   Example e = example(4, false, false, 1);
   EXPECT_THROW(codes_of(e.grid, at::zeros({kOut, kIn + 1}, at::kFloat)), std::invalid_argument);
   EXPECT_THROW(codes_of(e.grid, e.offsets_OI.to(at::kDouble)), std::invalid_argument);
-  EXPECT_THROW(weight_of(e.grid, codes_of(e.grid, e.offsets_OI), at::zeros({kOut, 1}, at::kFloat)),
-               std::invalid_argument);
+  EXPECT_THROW(codes_of(e.grid, at::zeros({kIn, kOut}, at::kFloat).t()), std::invalid_argument);
+  at::Tensor short_OI = at::zeros({kOut, kIn - 1}, at::kFloat);
+  EXPECT_THROW(grid_gradients(e.grid, e.offsets_OI, e.scales_OG, short_OI), std::invalid_argument);
+  TrainedGrid outside = e.grid;
+  outside.group_I = e.grid.group_I.add(1);
+  EXPECT_THROW(codes_of(outside, e.offsets_OI), std::invalid_argument);
+  EXPECT_THROW(weight_of(e.grid, e.offsets_OI, at::zeros({kOut, 1}, at::kFloat)), std::invalid_argument);
   e.grid.kept_OI = at::zeros({kOut, kIn}, at::kFloat);
   EXPECT_THROW(codes_of(e.grid, e.offsets_OI), std::invalid_argument);
 }

@@ -1,10 +1,13 @@
 // The loop: the order of windows, the best checkpoint, going on after an interruption, and what it writes down.
 #include "compress/train/trainer.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <charconv>
 #include <cmath>
 #include <fstream>
@@ -221,6 +224,63 @@ TEST_F(Trainer, KilledBetweenStatesItGoesOnToTheSameBits) {
     for ([[maybe_unused]] const auto& entry : fs::directory_iterator(folder_.path() / folder)) ++num_files;
     EXPECT_LE(num_files, 3) << "state, last step, best";
   }
+}
+
+// Each micro-batch runs on one thread where there are enough of them for all threads, and gradients are added in their
+// order: then one thread, which takes them one after the other, has the same bits.
+TEST_F(Trainer, MicroBatchesOnThreadsHaveTheBitsOfOneThread) {
+  const int num_threads = at::get_num_threads();
+  options_.batch = 4;
+  options_.total_tokens *= 2;
+  for (const bool recompute : {false, true}) {
+    options_.recompute = recompute;
+    at::set_num_threads(1);
+    const auto one = make_student();
+    const TrainingState expected = train_in("one" + std::to_string(recompute), *one);
+    for (const int threads : {2, 3, 4}) {
+      at::set_num_threads(threads);
+      ASSERT_TRUE(works_on_threads(options_.batch, threads));
+      const auto student = make_student();
+      const TrainingState state = train_in("on" + std::to_string(threads) + std::to_string(recompute), *student);
+      expect_same(state, expected, *student, *one);
+    }
+    EXPECT_FALSE(works_on_threads(options_.batch, 5));
+    EXPECT_FALSE(works_on_threads(options_.batch, 1));
+  }
+  at::set_num_threads(num_threads);
+}
+
+// Fails at the seventh batch that any thread shows it.
+class Failing : public Teacher {
+ public:
+  explicit Failing(std::shared_ptr<std::atomic<int>> num_seen) : num_seen_(std::move(num_seen)) {}
+  at::Tensor label_losses(int64_t, const at::Tensor&) override { throw std::logic_error("not asked for"); }
+  std::unique_ptr<Teacher> for_another_thread() const override { return std::make_unique<Failing>(num_seen_); }
+
+ private:
+  void look_at(const TokenBatch&) override {
+    if ((*num_seen_)++ == 6) throw std::runtime_error("the teacher has gone");
+  }
+  TeacherLogits make_logits(int64_t, int64_t count) override { return TeacherLogits(at::zeros({count, 128})); }
+  std::shared_ptr<std::atomic<int>> num_seen_;
+};
+
+// A teacher that fails in one micro-batch: the run ends with its error, and no thread waits for ever.
+TEST_F(Trainer, AMicroBatchThatFailsEndsTheStep) {
+  const int num_threads = at::get_num_threads();
+  at::set_num_threads(4);
+  options_.batch = 4;
+  const auto student = make_student();
+  ASSERT_EQ(student->description().vocabulary_size, 128);
+  TrainingStore store(folder_.path() / "failing");
+  Failing teacher(std::make_shared<std::atomic<int>>(0));
+  expect_error<std::runtime_error>(
+      [&] {
+        train(
+            data_, options_, &teacher, *student, store, progress_, [] {}, speed_);
+      },
+      {"the teacher has gone"});
+  at::set_num_threads(num_threads);
 }
 
 TEST_F(Trainer, DamagedStatesAreRefused) {

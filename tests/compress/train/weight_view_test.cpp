@@ -226,6 +226,7 @@ TEST_P(GridViews, GradientsFollowTheChainRule) {
   const at::Tensor direction_OI = draw({kOut, kIn}, 14);
   view.add_gradient(direction_OI);
   view.add_gradient(direction_OI);  // they add up
+  view.finish_gradients();
   Parameter& offsets = *view.parameters()[0];
   Parameter& scales = *view.parameters()[1];
   const auto loss = [&] { return view.value(at::kFloat).to(at::kDouble).mul(direction_OI).sum().item<double>(); };
@@ -291,6 +292,7 @@ TEST(GridView, OneScaleOfATensorStaysOne) {
   ASSERT_EQ(scale.value.numel(), 1);
   const at::Tensor direction_OI = draw({kOut, kIn}, 15);
   view.add_gradient(direction_OI);
+  view.finish_gradients();
   // sum(C W) = s sum(C (code - zero)): linear in the parameter, which is relative to the scale.
   const double slope = dequantized(weight).to(at::kDouble).mul(direction_OI).sum().item<double>();
   EXPECT_NEAR(scale.gradient.item<double>(), slope, 1e-5 * std::fabs(slope) + 1e-5);
@@ -303,6 +305,11 @@ TEST(GridView, WhatIsNotTrainedHasNoGradient) {
   const QuantizedWeight weight = make_weight({"", 4, true, false, DType::BF16, {}});
   GridView view("l", weight, {.scales = true});
   view.add_gradient(at::ones({kOut, kIn}));
+  view.finish_gradients();
+  const at::Tensor once = view.parameters().front()->gradient.clone();
+  view.add_gradient(at::ones({kOut, kIn}));
+  view.finish_gradients();
+  EXPECT_TRUE(at::equal(view.parameters().front()->gradient, once)) << "a step begins with nothing";
   ASSERT_EQ(view.parameters().size(), 1u);
   EXPECT_EQ(view.parameters().front()->kind, ParameterKind::scale);
   EXPECT_EQ(view.weight().codes_OI, weight.codes_OI);

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""What distillation's losses are worth on a student of SmolLM2 with 10 of its 30 layers, measured with `pare run`.
+
+usage: compare_losses.py table PARE FOLDER [--tokens N] [--rates A,B,C] [--losses A,B,...]
+       compare_losses.py labels PARE FOLDER [--tokens N] [--rates HARD,SOFT] [--seeds N]
+
+table: every loss at every learning rate, on the same tokens in the same order, from the same student. labels: hard labels of the text
+against the teacher's soft ones, over several seeds, one learning rate each. Every run is a folder in FOLDER, kept: what is there is not
+run again, so that an interrupted comparison goes on. Perplexities are of WikiText-2, which nobody trains on (text of another source), and
+of windows of C4 that are held back. Run it from the repository's root, with models/smollm2-135m (make demo fetches it).
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+
+LOSSES = ["hard_label", "soft_label", "forward_kl", "reverse_kl", "jensen_shannon", "skew_kl", "skew_reverse_kl", "total_variation", "slim",
+          "minillm"]
+MODEL = "models/smollm2-135m"
+EVALUATE = ("evaluate:\n  - perplexity: {text: calibration_data/windows/wikitext2-smollm2.npy, context: 2048, windows: 20, "
+            "reference: false}\n")
+
+
+def run(pare, folder, recipe):
+    """The report of a run, which is begun, taken up again, or there already."""
+    if not (folder / "report.json").exists():
+        path = folder.with_suffix(".yaml")
+        path.write_text(recipe)
+        subprocess.run([pare, "run", str(path), "--out", str(folder), "--quiet"], check=True)
+    return json.loads((folder / "report.json").read_text())
+
+
+def make_student(pare, folder):
+    student = folder / "student"
+    run(pare, student, f"model: {MODEL}\noutput: {student}\nstudent: {{layers: 10, choose: every}}\n{EVALUATE}")
+    return student
+
+
+def train(arguments, name, student, loss, rate, seed):
+    report = run(arguments.pare, arguments.folder / name,
+                 f"model: {MODEL}\noutput: {arguments.folder / name}\npasses:\n  - distill: {{student: {student}, text: "
+                 f"calibration_data/c4.jsonl, total_tokens: {arguments.tokens}, batch: 2, loss: {loss}, learning_rate: {rate}, seed: "
+                 f"{seed}, validations: 5}}\n{EVALUATE}")
+    training = report["training"]
+    return {"wikitext": report["perplexity"][0]["perplexity"], "c4": training["best_validation_perplexity"],
+            "minutes": training["seconds"] / 60}
+
+
+def table(arguments, student):
+    rates = [float(rate) for rate in arguments.rates.split(",")]
+    print(f"| loss | " + " | ".join(f"{rate:g}" for rate in rates) + " | minutes of one |\n|---|" + "---|" * (len(rates) + 1))
+    for loss in arguments.losses.split(","):
+        found = [train(arguments, f"{loss}-{rate:g}", student, loss, rate, 0) for rate in rates]
+        best = min(found, key=lambda one: one["wikitext"])
+        cells = [("**{}**" if one is best else "{}").format(f"{one['wikitext']:.2f} / {one['c4']:.2f}") for one in found]
+        print(f"| `{loss}` | " + " | ".join(cells) + f" | {statistics.median(one['minutes'] for one in found):.1f} |", flush=True)
+
+
+def labels(arguments, student):
+    hard_rate, soft_rate = (float(rate) for rate in arguments.rates.split(","))
+    print("| seed | hard | soft | soft / hard |\n|---|---|---|---|")
+    ratios = []
+    for seed in range(arguments.seeds):
+        hard = train(arguments, f"hard-{hard_rate:g}-seed{seed}", student, "hard_label", hard_rate, seed)
+        soft = train(arguments, f"soft-{soft_rate:g}-seed{seed}", student, "forward_kl", soft_rate, seed)
+        ratios.append(soft["wikitext"] / hard["wikitext"])
+        print(f"| {seed} | {hard['wikitext']:.2f} / {hard['c4']:.2f} | {soft['wikitext']:.2f} / {soft['c4']:.2f} | {ratios[-1]:.3f} |",
+              flush=True)
+    print(f"\nsoft / hard on WikiText-2: {statistics.mean(ratios):.3f} (mean of {arguments.seeds})")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["table", "labels"])
+    parser.add_argument("pare", type=os.path.abspath)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--tokens", type=int, help="to train on; default 130000 (table), 520000 (labels)")
+    parser.add_argument("--rates", help="learning rates; default 3e-4,1e-3,3e-3 (table), 1e-3,1e-3 (labels)")
+    parser.add_argument("--losses", default=",".join(LOSSES))
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    is_table = arguments.what == "table"
+    arguments.tokens = arguments.tokens or (130000 if is_table else 520000)
+    arguments.rates = arguments.rates or ("3e-4,1e-3,3e-3" if is_table else "1e-3,1e-3")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    student = make_student(arguments.pare, arguments.folder)
+    print("perplexity of WikiText-2 / of C4 held back\n")
+    (table if is_table else labels)(arguments, student)
+
+
+if __name__ == "__main__":
+    main()
