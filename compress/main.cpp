@@ -28,6 +28,10 @@ void run_recipe(const pare::Arguments& arguments, pare::Console& console) {
   pare::RunOptions options = run_options(arguments);
   if (arguments.given("out")) options.output = arguments.text("out");
   options.fresh = arguments.flag("fresh");
+  const std::string device = arguments.text("device");
+  if (device != "cpu" && device != "cuda")
+    throw pare::WrongUsage("--device: expected cpu or cuda, found '" + device + "'");
+  options.trains_on_gpu = device == "cuda";
   console.set_result(pare::run(recipe, options, console.progress()));
 }
 
@@ -205,6 +209,13 @@ pare::Command run_command() {
        .value_name = "DIR",
        .help = "where the result goes, instead of the recipe's place; must not exist"}};
   for (pare::OptionSpec& option : resource_options()) options.push_back(std::move(option));
+  options.push_back({.name = "device",
+                     .kind = OptionKind::text,
+                     .value_name = "cpu|cuda",
+                     .default_value = "cpu",
+                     .help =
+                         "what trains (items 'distill'; all others work on the CPU): cuda needs a LibTorch built for "
+                         "it, and has other rounding errors than the CPU"});
   options.push_back({.name = "dry-run",
                      .help = "say which engines will load the result and what memory, disk and time the run will take, "
                              "and stop"});

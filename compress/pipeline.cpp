@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -12,6 +13,7 @@
 #include "compress/compress_model.h"
 #include "compress/derive_student.h"
 #include "compress/recipe/distill_pass.h"
+#include "compress/train/training_device.h"
 #include "compress/train_model.h"
 #include "runtime/import/model_directory.h"
 
@@ -29,6 +31,14 @@ std::string run_phase(const PhaseInput& input, const RunOptions& options, Progre
   if (input.recipe.student) return derive_student(input, options, progress);
   if (training_of(input.recipe) != nullptr) return train_model(input, options, progress);
   return compress_model(input, options, progress);
+}
+
+void check_is_trained(const std::vector<Recipe>& phases) {
+  if (std::any_of(phases.begin(), phases.end(), [](const Recipe& phase) { return training_of(phase) != nullptr; })) {
+    return;
+  }
+  throw std::invalid_argument(
+      "--device cuda: only 'distill' works on a GPU, and the recipe has none: leave the option out");
 }
 
 // All phases planned, each on the model that the recipe names in place of what it will start from: what is wrong with
@@ -74,11 +84,18 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   Artifact::check_output_is_free(output);
   const ModelDirectory model(chosen(options.model, recipe.model, "model", "model", "--model"));
   const Checkpoint original = Checkpoint::open(model.path());
-  const int num_threads = set_num_threads(options.num_threads);
   const std::vector<Recipe> phases = phases_of(recipe);
+  if (options.trains_on_gpu) check_is_trained(phases);
+  training_device(options.trains_on_gpu);  // before LibTorch is used
+  const int num_threads = set_num_threads(options.num_threads);
   if (phases.size() == 1)
     return run_phase({phases.front(), original, original, output, num_threads}, options, progress);
 
+  for (size_t i = 1; i < phases.size(); ++i) {  // one with a manifest may be what an earlier run has made
+    if (!fs::is_regular_file(phase_output(output, i) / "pare.json")) {
+      Artifact::check_output_is_free(phase_output(output, i));
+    }
+  }
   const std::string plans = plan_phases(phases, original, output, num_threads, options, progress);
   if (options.dry_run) return plans;
   std::string report;

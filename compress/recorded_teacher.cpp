@@ -34,6 +34,8 @@ class RecordedTeacher : public Teacher {
 
   at::Tensor label_losses(int64_t first, const at::Tensor& labels_R) override {
     at::Tensor losses_R = at::zeros({labels_R.size(0)}, at::kFloat);
+    const at::Tensor host_labels_R = labels_R.to(at::kCPU).contiguous();
+    const int64_t* const labels = host_labels_R.const_data_ptr<int64_t>();
     int64_t row = 0;
     for_parts(first, labels_R.size(0), [&](int64_t sequence, int64_t token, int64_t num_rows, int64_t num_filled) {
       const std::vector<float> log_probs = [&] {
@@ -41,12 +43,12 @@ class RecordedTeacher : public Teacher {
         return store_.label_log_probs(sequence);
       }();
       for (int64_t i = 0; i < num_rows; ++i) {
-        if (labels_R[row + i].item<int64_t>() == kIgnoredLabel) continue;
+        if (labels[row + i] == kIgnoredLabel) continue;
         losses_R.data_ptr<float>()[row + i] = -log_probs[static_cast<size_t>(token + i)];
       }
       row += num_rows + num_filled;
     });
-    return losses_R;
+    return losses_R.to(labels_R.device());
   }
 
  private:
@@ -54,6 +56,7 @@ class RecordedTeacher : public Teacher {
     sequences_.clear();
     for (const int64_t n : batch.sequences) sequences_.push_back(stored_.at(static_cast<size_t>(n)));
     num_tokens_ = batch.ids_BT.size(1);
+    device_ = batch.ids_BT.device();
   }
 
   TeacherLogits make_logits(int64_t first, int64_t count) override {
@@ -71,9 +74,9 @@ class RecordedTeacher : public Teacher {
       for (int64_t i = 0; i < num_filled; ++i) add(read(sequence, 0, 1));
     });
     joined.num_vocabulary = num_vocabulary_;
-    joined.ids_TK = at::cat(ids, 0);
-    joined.log_probs_TK = at::cat(log_probs, 0);
-    joined.log_tails_TN = at::cat(log_tails, 0);
+    joined.ids_TK = at::cat(ids, 0).to(device_);
+    joined.log_probs_TK = at::cat(log_probs, 0).to(device_);
+    joined.log_tails_TN = at::cat(log_tails, 0).to(device_);
     return TeacherLogits(std::move(joined));
   }
 
@@ -103,6 +106,7 @@ class RecordedTeacher : public Teacher {
   int64_t num_vocabulary_;
   std::vector<int64_t> sequences_;
   int64_t num_tokens_ = 1;
+  at::Device device_ = at::kCPU;  // of the batch
 };
 
 }  // namespace

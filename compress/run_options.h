@@ -7,12 +7,14 @@
 
 namespace pare {
 
-// What the command line may say beside the recipe. None of it changes a byte of the output.
+// What the command line may say beside the recipe. But for threads and device, whose arithmetic a training has, none of it
+// changes a byte of the output.
 struct RunOptions {
   std::filesystem::path model;   // instead of the recipe's; empty: the recipe's
   std::filesystem::path output;  // likewise
   std::optional<int64_t> max_memory_bytes;
-  int num_threads = 0;  // 0: as OpenMP decides
+  int num_threads = 0;         // 0: as OpenMP decides
+  bool trains_on_gpu = false;  // items `distill`; all others work on the CPU
   bool dry_run = false;
   bool fresh = false;
 };

@@ -11,7 +11,7 @@ namespace pare {
 namespace {
 
 std::vector<std::byte> bytes_as(DType dtype, const at::Tensor& values) {
-  const at::Tensor contiguous = values.contiguous();
+  const at::Tensor contiguous = values.to(at::kCPU).contiguous();
   std::vector<std::byte> bytes(static_cast<size_t>(contiguous.numel()) * dtype_size_bytes(dtype));
   convert_from_float(dtype, {contiguous.const_data_ptr<float>(), static_cast<size_t>(contiguous.numel())}, bytes);
   return bytes;
@@ -46,7 +46,7 @@ CompressedLayer stored_layer(WeightView& view, const Checkpoint& checkpoint, con
   LayerRecord& record = layer.record;
   layer.stored.input = before.input;
   layer.stored.input_scale_dtype = input_scale_dtype(before.input);
-  const at::Tensor value_OI = view.value(at::kFloat).to(at::kFloat);
+  const at::Tensor value_OI = view.value(at::kFloat).to(at::kCPU, at::kFloat);
   if (const auto* const grid = dynamic_cast<const GridView*>(&view)) {
     layer.stored.weight = grid->weight();
   } else if (const auto* const codes = std::get_if<QuantizedWeight>(&before.weight)) {

@@ -1,6 +1,7 @@
 #include "compress/train_model.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <malloc.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "compress/recorded_teacher.h"
 #include "compress/store_student.h"
 #include "compress/train/trainer.h"
+#include "compress/train/training_device.h"
 #include "compress/train/training_picture.h"
 #include "compress/walk/statistics.h"
 #include "distill/losses.h"
@@ -252,8 +254,10 @@ RunPlan plan_training(const Recipe& recipe, const Checkpoint& student) {
   return plan;
 }
 
-at::ScalarType compute_type(TrainingPrecision precision, const Checkpoint& student) {
-  return trains_in_bfloat16(precision, !read_input_formats(student).empty(), "distill") ? at::kBFloat16 : at::kFloat;
+at::ScalarType compute_type(TrainingPrecision precision, bool on_gpu, const Checkpoint& student) {
+  const bool rounds_inputs = !read_input_formats(student).empty();
+  if (on_gpu && precision == TrainingPrecision::automatic) return rounds_inputs ? at::kFloat : at::kBFloat16;
+  return trains_in_bfloat16(precision, rounds_inputs, "distill") ? at::kBFloat16 : at::kFloat;
 }
 
 int64_t num_weights(const ModelDescription& model) {
@@ -265,7 +269,7 @@ int64_t num_weights(const ModelDescription& model) {
 // Every token costs two operations for each weight forward and four backward, and as many again forward where the
 // activations are recomputed; products in bfloat16 take about half the time of float32.
 Prediction predict_training(const Checkpoint& student, const Checkpoint* teacher, const TrainingInputs& inputs,
-                            const RunLimits& limits) {
+                            const RunLimits& limits, at::Device device) {
   const DistillOptions& options = inputs.options;
   const ModelDescription& model = student.description();
   const auto weights = static_cast<double>(num_weights(model));
@@ -273,8 +277,9 @@ Prediction predict_training(const Checkpoint& student, const Checkpoint* teacher
   const double tables = model.tied_head ? 1.0 : 2.0;
   const double compute_bytes = inputs.compute == at::kBFloat16 ? 2.0 : 4.0;
   const double trained = (options.train.weights ? weights : 0.0) + (options.train.embedding ? table * tables : 0.0);
-  const int64_t at_once =
-      works_on_threads(options.batch / options.micro_batch, limits.num_threads) ? limits.num_threads : 1;
+  const int64_t at_once = device.is_cpu() && works_on_threads(options.batch / options.micro_batch, limits.num_threads)
+                              ? limits.num_threads
+                              : 1;
   const double micro_tokens =
       static_cast<double>(at_once * options.micro_batch * inputs.windows.training.windows.num_tokens);
   double activations = 0.0;  // of one token: what a block's graph keeps
@@ -307,16 +312,18 @@ Prediction predict_training(const Checkpoint& student, const Checkpoint* teacher
   const double validated =
       static_cast<double>((options.validations + 1) * inputs.windows.validation.windows.num_windows *
                           inputs.windows.validation.windows.num_tokens);
-  const double rate = limits.matmul_rate * (inputs.compute == at::kBFloat16 ? 2.0 : 1.0);
+  const double rate =
+      device.is_cpu() ? limits.matmul_rate * (inputs.compute == at::kBFloat16 ? 2.0 : 1.0) : measure_gpu_rate(device);
   // Attention, norms and losses beside the products: measured on SmolLM2, about a third of the time.
   const double seconds = 1.5 * (tokens * operations + validated * 2.0 * (weights + table)) / rate;
   Prediction prediction;
-  prediction.stages.push_back({"train", seconds, static_cast<int64_t>(memory)});
+  prediction.stages.push_back(
+      {device.is_cpu() ? "train" : "train (memory of the GPU)", seconds, static_cast<int64_t>(memory)});
   prediction.output_bytes = 0;
   for (const fs::path& file : student.weight_files())
     prediction.output_bytes += static_cast<int64_t>(fs::file_size(file));
   prediction.disk_bytes = TrainingStore::size_bytes(static_cast<int64_t>(trained)) + 2 * prediction.output_bytes;
-  if (prediction.peak_memory_bytes() > limits.max_memory_bytes) {
+  if (device.is_cpu() && prediction.peak_memory_bytes() > limits.max_memory_bytes) {
     throw std::invalid_argument("training needs about " + format_bytes(prediction.peak_memory_bytes()) +
                                 " of memory, allowed are " + format_bytes(limits.max_memory_bytes) +
                                 ": lower 'micro_batch', set 'recompute: true', or give more with --max-memory");
@@ -357,6 +364,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   MemorySampler memory;
   const at::NoGradGuard no_grad;
   const DistillOptions& distill = *training_of(input.recipe);
+  const at::Device device = training_device(options.trains_on_gpu);
   // A student of its own takes the place of what earlier phases give.
   std::optional<ModelDirectory> student_directory, teacher_directory;
   std::optional<Checkpoint> own_student, own_teacher;
@@ -392,12 +400,12 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   }
   std::vector<int64_t> chosen;
   const TrainingInputs inputs{distill, read_windows(distill, student, store ? &*store : nullptr, chosen),
-                              compute_type(distill.precision, student)};
+                              compute_type(distill.precision, options.trains_on_gpu, student)};
   const bool is_live = reads_teacher(distill) && !store;
   if (is_live) check_teacher(student, teacher, longest(inputs.windows), distill.loss.hidden_weight);
   check_samples(distill, student, inputs.windows.training.windows.num_tokens);
   phase.prediction =
-      predict_training(student, is_live ? &teacher : nullptr, inputs, run_limits(options, input.num_threads));
+      predict_training(student, is_live ? &teacher : nullptr, inputs, run_limits(options, input.num_threads), device);
   for (const std::string& line : to_lines(phase.prediction)) progress.print(line);
   if (options.dry_run) return to_json(phase.prediction);
 
@@ -411,6 +419,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   }
   phase.fingerprint["threads"] = std::to_string(input.num_threads);
   phase.fingerprint["precision"] = at::toString(inputs.compute);
+  if (!device.is_cpu()) phase.fingerprint["device"] = device.str();
   if (input.may_be_made && is_made(phase)) return {};
 
   Artifact artifact(phase.output, phase.fingerprint, options.fresh);
@@ -425,22 +434,28 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
     TrainingSpeed speed;
     {
       const LargePiecesStay stay;
-      StudentModel model(student, distill.train, is_trained, num_tokens, inputs.compute);
+      StudentModel model(student, distill.train, is_trained, num_tokens, inputs.compute, device);
       const int64_t num_vocabulary = student.description().vocabulary_size;
       std::unique_ptr<Teacher> source;
       if (is_live) {
-        source = live_teacher(teacher, num_tokens, inputs.compute, num_vocabulary, distill.loss.hidden_weight > 0.0);
+        source =
+            live_teacher(teacher, num_tokens, inputs.compute, num_vocabulary, distill.loss.hidden_weight > 0.0, device);
       }
       if (store && reads_teacher(distill)) source = recorded_teacher(*store, chosen, num_vocabulary);
       TrainingStore states(artifact.training_folder());
       timed("train", phase, [&] {
-        state = train(
-            inputs.windows, distill, source.get(), model, states, progress,
-            [&] {
-              check_unchanged(phase);
-              teacher.check_unchanged();
-            },
-            speed);
+        try {
+          state = train(
+              inputs.windows, distill, source.get(), model, states, progress,
+              [&] {
+                check_unchanged(phase);
+                teacher.check_unchanged();
+              },
+              speed);
+        } catch (const c10::OutOfMemoryError& error) {
+          throw std::runtime_error("the GPU's memory is too small: lower 'micro_batch' or set 'recompute: true' (" +
+                                   std::string(error.what_without_backtrace()) + ")");
+        }
       });
       timed("commit", phase, [&] { commit_student(model, student, phase.plan, artifact); });
     }

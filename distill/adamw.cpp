@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "distill/by_ops.h"
 #include "quant/checked_tensor.h"
 
 namespace pare {
@@ -34,6 +35,9 @@ void adamw_step(const at::Tensor& gradient, double factor, int64_t step, double 
   check_tensor(first, value, "the first moment");
   check_tensor(second, value, "the second moment");
   if (step < 1) throw std::invalid_argument("adamw: steps count from 1, found " + std::to_string(step));
+  if (!value.is_cpu()) {
+    return adamw_step_by_ops(gradient, factor, step, learning_rate, options, value, first, second);
+  }
   const auto steps = static_cast<double>(step);
   const auto scale = static_cast<float>(factor);
   const auto beta1 = static_cast<float>(options.beta1);
@@ -62,6 +66,10 @@ double gradient_norm(std::span<const at::Tensor> gradients) {
   double sum = 0.0;
   for (const at::Tensor& gradient : gradients) {
     check_tensor(gradient, gradient, "a gradient");
+    if (!gradient.is_cpu()) {
+      sum += gradient.square().sum(at::kDouble).item<double>();
+      continue;
+    }
     const int64_t num_chunks = (gradient.numel() + kChunk - 1) / kChunk;
     std::vector<double> sums(static_cast<size_t>(num_chunks));
     const float* const g = gradient.const_data_ptr<float>();

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "distill/by_ops.h"
 #include "quant/checked_tensor.h"
 
 namespace pare {
@@ -113,6 +114,7 @@ void for_runs(const TrainedGrid& grid, const at::Tensor& offsets_OI, const Work&
 
 at::Tensor codes_of(const TrainedGrid& grid, const at::Tensor& offsets_OI) {
   check_grid(grid, offsets_OI);
+  if (!offsets_OI.is_cpu()) return codes_by_ops(grid, offsets_OI);
   at::Tensor codes_OI = at::empty_like(grid.start_OI);
   const int64_t num_in = codes_OI.size(1);
   uint8_t* const codes = codes_OI.data_ptr<uint8_t>();
@@ -127,6 +129,7 @@ at::Tensor codes_of(const TrainedGrid& grid, const at::Tensor& offsets_OI) {
 at::Tensor weight_of(const TrainedGrid& grid, const at::Tensor& offsets_OI, const at::Tensor& scales_OG) {
   check_grid(grid, offsets_OI);
   check_scales(grid, scales_OG);
+  if (!offsets_OI.is_cpu()) return weight_by_ops(grid, offsets_OI, scales_OG);
   at::Tensor weight_OI = at::empty_like(offsets_OI);
   const int64_t num_in = weight_OI.size(1), num_groups = scales_OG.size(1);
   const float* const scales = scales_OG.const_data_ptr<float>();
@@ -145,6 +148,7 @@ at::Tensor grid_gradients(const TrainedGrid& grid, const at::Tensor& offsets_OI,
   check_grid(grid, offsets_OI);
   check_scales(grid, scales_OG);
   check_values(gradient_OI, grid, "the gradient");
+  if (!offsets_OI.is_cpu()) return grid_gradients_by_ops(grid, offsets_OI, scales_OG, gradient_OI);
   const int64_t num_in = gradient_OI.size(1), num_groups = scales_OG.size(1);
   at::Tensor by_scale_OG = at::zeros(scales_OG.sizes(), scales_OG.options());
   const float* const scales = scales_OG.const_data_ptr<float>();

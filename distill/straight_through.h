@@ -2,6 +2,8 @@
 // pass straight through (Bengio et al., arXiv 1308.3432; with scales learned as in LSQ, arXiv 1902.08153, and
 // EfficientQAT, arXiv 2407.11062, section 3.2).
 //
+// On a CPU one pass over memory each; on a GPU by LibTorch's operators (by_ops.h).
+//
 //   code = round(clamp(start + offset, 0, top)),   W = scale * (code - zero),   top = 2^bits - 1
 //
 // `offset` is in steps of the grid, so that one learning rate suits every group. Offsets of 0 give the codes that a

@@ -286,7 +286,13 @@ TeacherLogits TeacherLogits::tokens(int64_t first, int64_t count) const {
 }
 
 TeacherLogits TeacherLogits::truncated(int64_t num_kept, double temperature) const {
-  if (!is_truncated()) return TeacherLogits(truncate_logits(logits_TV_, num_kept, {temperature}));
+  if (!is_truncated()) {
+    TruncatedLogits best = truncate_logits(logits_TV_.to(at::kCPU), num_kept, {temperature});
+    for (at::Tensor* tensor : {&best.ids_TK, &best.log_probs_TK, &best.log_tails_TN}) {
+      *tensor = tensor->to(logits_TV_.device());
+    }
+    return TeacherLogits(std::move(best));
+  }
   check_temperature(temperature);
   const int64_t num_known = truncated_.ids_TK.size(1);
   if (num_kept < 1 || num_kept > num_known) {

@@ -41,14 +41,14 @@ const at::Tensor& find(const NamedTensors& weights, const std::string& name) {
 // Each sequence rounded as the runtime does it; gradients pass.
 struct RoundInput : torch::autograd::Function<RoundInput> {
   static at::Tensor forward(AutogradContext*, const at::Tensor& x, const InputFormat* format) {
-    at::Tensor rounded = x.to(at::kFloat).contiguous().clone();
+    at::Tensor rounded = x.to(at::kCPU, at::kFloat).contiguous().clone();  // as the runtime's CPU kernels round
     const int64_t width = rounded.size(-1);
     const int64_t num_sequences = rounded.dim() == 3 ? rounded.size(0) : 1;
     const int64_t size = rounded.numel() / num_sequences;
     for (int64_t n = 0; n < num_sequences; ++n) {
       fake_quantize(*format, {rounded.data_ptr<float>() + n * size, static_cast<size_t>(size)}, width);
     }
-    return rounded.to(x.scalar_type());
+    return rounded.to(x.device(), x.scalar_type());
   }
   static variable_list backward(AutogradContext*, const variable_list& gradients) { return {gradients[0], {}}; }
 };
@@ -73,8 +73,9 @@ bool is_same_rope(const RopeDescription& a, const RopeDescription& b) {
 
 }  // namespace
 
-FunctionalModel::FunctionalModel(const ModelDescription& model, int64_t max_tokens, at::ScalarType compute)
-    : model_(&model), compute_(compute) {
+FunctionalModel::FunctionalModel(const ModelDescription& model, int64_t max_tokens, at::ScalarType compute,
+                                 at::Device device)
+    : model_(&model), compute_(compute), device_(device) {
   if (compute != at::kFloat && compute != at::kBFloat16) {
     throw std::invalid_argument("FunctionalModel: expected float32 or bfloat16, found " +
                                 std::string(at::toString(compute)));
@@ -87,8 +88,8 @@ FunctionalModel::FunctionalModel(const ModelDescription& model, int64_t max_toke
     if (angles_.size() > b) continue;
     const RopeTable table = make_rope_table(rope, model.head_size, max_tokens);
     const std::vector<int64_t> shape = {max_tokens, model.head_size / 2};
-    angles_.push_back(
-        std::make_shared<RotaryAngles>(RotaryAngles{copied(table.cosine, shape), copied(table.sine, shape)}));
+    angles_.push_back(std::make_shared<RotaryAngles>(
+        RotaryAngles{copied(table.cosine, shape).to(device), copied(table.sine, shape).to(device)}));
   }
 }
 
@@ -124,7 +125,9 @@ at::Tensor FunctionalModel::attend(const BlockDescription& block, const at::Tens
   const int64_t num_queries = q_BHTK.size(2);
   const int64_t num_keys = k_BHTK.size(2);
   const bool sees_all = block.sliding_window <= 0 || block.sliding_window >= num_keys;
-  const auto mask = [&] { return attention_mask(num_queries, num_keys, sees_all ? num_keys : block.sliding_window); };
+  const auto mask = [&] {
+    return attention_mask(num_queries, num_keys, sees_all ? num_keys : block.sliding_window).to(device_);
+  };
   if (model_->attention_softcap > 0.0f) {
     at::Tensor scores = at::matmul(q_BHTK, k_BHTK.transpose(2, 3)).to(at::kFloat).mul(model_->attention_scale);
     scores = scores.div(model_->attention_softcap).tanh().mul(model_->attention_softcap);
@@ -254,11 +257,14 @@ at::Tensor FrozenModel::normalized(const at::Tensor& ids_BT, std::vector<KeyValu
 FrozenModel read_frozen(const Checkpoint& checkpoint, const FunctionalModel& functions) {
   const ModelDescription& model = checkpoint.description();
   const at::ScalarType compute = functions.compute_type();
-  FrozenModel frozen{&functions, read_table(checkpoint, checkpoint.embedding(), compute), {}, {}, {}};
-  frozen.head_VD = model.tied_head ? frozen.embedding_VD : read_table(checkpoint, checkpoint.head(), compute);
-  frozen.gain_D = read_gain(checkpoint, model.final_norm);
+  const at::Device device = functions.device();
+  FrozenModel frozen{&functions, read_table(checkpoint, checkpoint.embedding(), compute).to(device), {}, {}, {}};
+  frozen.head_VD =
+      model.tied_head ? frozen.embedding_VD : read_table(checkpoint, checkpoint.head(), compute).to(device);
+  frozen.gain_D = read_gain(checkpoint, model.final_norm).to(device);
   for (size_t b = 0; b < model.blocks.size(); ++b) {
     frozen.blocks.push_back(read_block(checkpoint, static_cast<int64_t>(b), compute));
+    for (auto& [name, tensor] : frozen.blocks.back()) tensor = tensor.to(device);
   }
   return frozen;
 }

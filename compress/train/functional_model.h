@@ -36,11 +36,13 @@ struct KeyValues {
 class FunctionalModel {
  public:
   // For sequences of at most max_tokens tokens, those before them included. `model` must outlive it. compute:
-  // at::kFloat or at::kBFloat16. Throws std::invalid_argument for another type.
-  FunctionalModel(const ModelDescription& model, int64_t max_tokens, at::ScalarType compute);
+  // at::kFloat or at::kBFloat16. device: of all tensors. Throws std::invalid_argument for another type.
+  FunctionalModel(const ModelDescription& model, int64_t max_tokens, at::ScalarType compute,
+                  at::Device device = at::kCPU);
 
   const ModelDescription& description() const { return *model_; }
   at::ScalarType compute_type() const { return compute_; }
+  at::Device device() const { return device_; }
   void set_input_formats(InputFormats formats);
 
   // ids_BT int64, table_VD in any floating type: [B, T, D] float32, scaled as the family has it.
@@ -68,6 +70,7 @@ class FunctionalModel {
 
   const ModelDescription* model_;
   at::ScalarType compute_;
+  at::Device device_;
   std::vector<std::shared_ptr<const RotaryAngles>> angles_;  // of each block
   InputFormats input_formats_;
 };
@@ -85,7 +88,7 @@ struct FrozenModel {
   // float32 [R, V].
   at::Tensor logits(const at::Tensor& normalized_RD) const { return functions->logits(head_VD, normalized_RD); }
 };
-// `functions` must outlive it.
+// On the device of `functions`, which must outlive it.
 FrozenModel read_frozen(const Checkpoint& checkpoint, const FunctionalModel& functions);
 
 // The block's linears (of a mixture with its router) and norms, in the order in which a token meets them.

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "compress/train/row_functions_by_ops.h"
 #include "quant/checked_tensor.h"
 
 namespace pare {
@@ -290,6 +291,7 @@ at::Tensor rms_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, doubl
         "found x " +
         shape_text(x_RD) + ", gain " + (gain_D.defined() ? gain_D.toString() + " " + shape_text(gain_D) : "none"));
   }
+  if (!x_RD.is_cpu()) return rms_norm_rows_by_ops(x_RD, gain_D, epsilon, out);
   return RmsNorm::apply(x_RD, gain_D.contiguous(), epsilon, out);
 }
 
@@ -302,6 +304,7 @@ at::Tensor rotate_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles) {
     throw std::invalid_argument("rotate_heads: expected x [B, T, H, K] and angles [>= T, K / 2], found x " +
                                 shape_text(x_BTHK) + ", angles " + shape_text(angles.cosine_TJ));
   }
+  if (!x_BTHK.is_cpu()) return rotate_heads_by_ops(x_BTHK, angles);
   return RotateHeads::apply(x_BTHK, angles.cosine_TJ, angles.sine_TJ);
 }
 
@@ -311,6 +314,7 @@ at::Tensor gated_activation(const at::Tensor& gate_RF, const at::Tensor& up_RF, 
     throw std::invalid_argument("gated_activation: expected gate and up of one shape and type, found gate " +
                                 shape_text(gate_RF) + ", up " + shape_text(up_RF));
   }
+  if (!gate_RF.is_cpu()) return gated_activation_by_ops(gate_RF, up_RF, activation);
   return GatedActivation::apply(gate_RF, up_RF, static_cast<int64_t>(activation));
 }
 

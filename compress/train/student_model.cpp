@@ -42,13 +42,13 @@ void check_trainable(const Checkpoint& checkpoint, const TrainedParts& parts) {
 }
 
 StudentModel::StudentModel(const Checkpoint& checkpoint, const TrainedParts& parts, const IsTrained& is_trained,
-                           int64_t max_tokens, at::ScalarType compute)
-    : functions_(checkpoint.description(), max_tokens, compute) {
+                           int64_t max_tokens, at::ScalarType compute, at::Device device)
+    : functions_(checkpoint.description(), max_tokens, compute, device) {
   check_trainable(checkpoint, parts);
   const ModelDescription& model = checkpoint.description();
   functions_.set_input_formats(read_input_formats(checkpoint));
   const auto read_norm = [&](const std::string& name, const NormDescription& norm, Views& views) {
-    at::Tensor gain_D = read_gain(checkpoint, norm);
+    at::Tensor gain_D = read_gain(checkpoint, norm).to(device);
     const DType dtype = checkpoint.tensor(norm.name + ".weight").dtype;
     views[name] = parts.vectors
                       ? float_view(norm.name + ".weight", ParameterKind::gain, gain_D, dtype, {}, norm.unit_offset)
@@ -57,10 +57,10 @@ StudentModel::StudentModel(const Checkpoint& checkpoint, const TrainedParts& par
   const auto read_outer = [&](const char* name, const LinearDescription& table) {
     const LinearWeights linear = checkpoint.linear(table);
     if (parts.embedding) {
-      outer_[name] = float_view(table.name + ".weight", ParameterKind::weight, dense_values(linear),
+      outer_[name] = float_view(table.name + ".weight", ParameterKind::weight, dense_values(linear).to(device),
                                 std::get<DenseWeight>(linear.weight).dtype);
     } else {
-      outer_[name] = frozen_view(dense_values(linear).to(compute));
+      outer_[name] = frozen_view(dense_values(linear).to(device, compute));
     }
     checkpoint.drop_pages(table);
   };
@@ -85,10 +85,11 @@ void StudentModel::read_linear(const Checkpoint& checkpoint, const LinearDescrip
   if (const auto* const quantized = std::get_if<QuantizedWeight>(&weights.weight)) {
     views[name] = std::make_unique<GridView>(
         linear.name, *quantized,
-        GridTraining{parts.weights, parts.scales, checkpoint.stored_scheme(linear)->per_tensor, is_pruned});
+        GridTraining{parts.weights, parts.scales, checkpoint.stored_scheme(linear)->per_tensor, is_pruned},
+        functions_.device());
   } else {
     const auto& dense = std::get<DenseWeight>(weights.weight);
-    at::Tensor weight_OI = dense_values(weights);
+    at::Tensor weight_OI = dense_values(weights).to(functions_.device());
     if (parts.weights) {
       const ZeroCount zeros = count_zeros(weights, dense.pattern);
       const bool keeps_zeros =
@@ -100,7 +101,7 @@ void StudentModel::read_linear(const Checkpoint& checkpoint, const LinearDescrip
     }
   }
   if (linear.has_bias) {
-    const at::Tensor bias_O = float_tensor(weights.bias_O);
+    const at::Tensor bias_O = float_tensor(weights.bias_O).to(functions_.device());
     const std::string bias = linear.name + ".bias";
     views[bias] = parts.vectors ? float_view(bias, ParameterKind::bias, bias_O, checkpoint.tensor(bias).dtype)
                                 : frozen_view(bias_O.to(functions_.compute_type()));

@@ -35,7 +35,7 @@ class StudentModel {
   // that pare.json says are pruned, and of dense ones that have as many zeros as only pruning makes (kPrunedShare).
   // Throws std::invalid_argument as check_trainable does.
   StudentModel(const Checkpoint& checkpoint, const TrainedParts& parts, const IsTrained& is_trained, int64_t max_tokens,
-               at::ScalarType compute);
+               at::ScalarType compute, at::Device device = at::kCPU);
 
   const ModelDescription& description() const { return functions_.description(); }
   const FunctionalModel& functions() const { return functions_; }

@@ -3,9 +3,10 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -22,7 +23,7 @@ namespace {
 
 // The id at which the cumulative sum of exp(log_probs_V) passes share of the whole.
 int64_t draw(const at::Tensor& log_probs_V, double share) {
-  const at::Tensor probabilities_V = log_probs_V.to(at::kDouble).exp().contiguous();
+  const at::Tensor probabilities_V = log_probs_V.to(at::kCPU, at::kDouble).exp().contiguous();
   const double* const p = probabilities_V.const_data_ptr<double>();
   const int64_t size = probabilities_V.size(0);
   double whole = 0.0;
@@ -52,8 +53,8 @@ Rewarded measure(const TokenBatch& batch, const at::Tensor& hidden_BTD, const St
   const FrozenModel frozen = student.frozen_outer();
   const at::Tensor labels_R = batch.labels_BT.reshape({-1});
   const at::Tensor hidden_RD = hidden_BTD.reshape({-1, hidden_BTD.size(-1)});
-  Rewarded rewarded{at::zeros({batch.num_tokens()}, at::kFloat), at::zeros({batch.num_tokens()}, at::kFloat),
-                    at::zeros({batch.num_tokens()}, at::kFloat)};
+  const auto zeros = [&] { return at::zeros({batch.num_tokens()}, hidden_BTD.options().dtype(at::kFloat)); };
+  Rewarded rewarded{zeros(), zeros(), zeros()};
   for (int64_t first = 0; first < batch.num_tokens(); first += kHeadTokens) {
     const int64_t count = std::min(kHeadTokens, batch.num_tokens() - first);
     const at::Tensor labels = labels_R.narrow(0, first, count);
@@ -86,13 +87,15 @@ Continuations sample_continuations(const at::Tensor& prompts_BT, int64_t num_new
   samples.ids_BT.narrow(1, 0, num_prompt).copy_(prompts_BT);
   std::vector<bool> is_over(static_cast<size_t>(batch), false);
   std::vector<KeyValues> student_earlier, teacher_earlier;
+  const at::Device device = student.functions->device();
   at::Tensor fed_BT = prompts_BT;
   std::mt19937_64 random(seed);
   for (int64_t t = num_prompt; t < num_tokens; ++t) {
     const at::Tensor q_BV =
-        at::log_softmax(student.logits(last_rows(student.normalized(fed_BT, &student_earlier))), -1);
-    const at::Tensor p_BV = at::log_softmax(
-        teacher.fitted(teacher.model().logits(last_rows(teacher.model().normalized(fed_BT, &teacher_earlier)))), -1);
+        at::log_softmax(student.logits(last_rows(student.normalized(fed_BT.to(device), &student_earlier))), -1);
+    const at::Tensor p_BV = at::log_softmax(teacher.fitted(teacher.model().logits(last_rows(
+                                                teacher.model().normalized(fed_BT.to(device), &teacher_earlier)))),
+                                            -1);
     const at::Tensor mixed_BV = teacher_mixed_log_probs(p_BV, q_BV, teacher_share);
     fed_BT = at::empty({batch, 1}, at::kLong);
     for (int64_t b = 0; b < batch; ++b) {
@@ -109,11 +112,13 @@ Continuations sample_continuations(const at::Tensor& prompts_BT, int64_t num_new
   return samples;
 }
 
-BatchLoss train_on_samples(const Continuations& samples, const MiniLlmOptions& options, bool recompute,
+BatchLoss train_on_samples(const Continuations& given, const MiniLlmOptions& options, bool recompute,
                            int64_t num_step_labels, LiveTeacher& teacher, StudentModel& student) {
+  const at::Device device = student.functions().device();
+  const Continuations samples{given.ids_BT.to(device), given.mask_BT.to(device), given.behaviour_BT.to(device)};
   const int64_t batch_size = samples.ids_BT.size(0);
   const int64_t num_tokens = samples.ids_BT.size(1);
-  TokenBatch batch{samples.ids_BT, at::full({batch_size, num_tokens}, kIgnoredLabel, at::kLong), {}};
+  TokenBatch batch{samples.ids_BT, at::full_like(samples.ids_BT, kIgnoredLabel), {}};
   batch.labels_BT.narrow(1, 0, num_tokens - 1).copy_(samples.ids_BT.narrow(1, 1, num_tokens - 1));
   batch.labels_BT.masked_fill_(samples.mask_BT.logical_not(), kIgnoredLabel);
   teacher.see(batch);
@@ -135,7 +140,7 @@ BatchLoss train_on_samples(const Continuations& samples, const MiniLlmOptions& o
                                                                  {sequences.student_BT, sequences.single_step_BT}, {},
                                                                  false, false, /*allow_unused=*/true);
     const auto flat = [&](const at::Tensor& slope_BT) {
-      return slope_BT.defined() ? slope_BT.reshape({-1}) : at::zeros({batch.num_tokens()}, at::kFloat);
+      return slope_BT.defined() ? slope_BT.reshape({-1}) : at::zeros_like(rewarded.student_R);
     };
     return [&teacher, of_label = flat(slopes[0]), of_divergence = flat(slopes[1])](
                const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t first) {

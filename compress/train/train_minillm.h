@@ -10,7 +10,7 @@
 namespace pare {
 
 struct Continuations {
-  at::Tensor ids_BT;        // int64: prompt and continuation
+  at::Tensor ids_BT;        // in host memory, int64: prompt and continuation
   at::Tensor mask_BT;       // bool: token t + 1 was sampled and is part of its sequence; what row t predicts
   at::Tensor behaviour_BT;  // float32: its logarithm under the distribution that it was sampled from; 0 elsewhere
 };

@@ -54,7 +54,7 @@ at::Tensor rows(const at::Tensor& tensor_BTD, int64_t first, int64_t count) {
 // Of each token its sequence's.
 at::Tensor sequence_of_rows(const TokenBatch& batch) {
   const int64_t num_tokens = batch.ids_BT.size(1);
-  return at::arange(batch.num_sequences(), at::kLong).unsqueeze(1).expand({-1, num_tokens}).reshape({-1});
+  return at::arange(batch.num_sequences(), batch.ids_BT.options()).unsqueeze(1).expand({-1, num_tokens}).reshape({-1});
 }
 
 // SLIM's weights need every sequence's loss before the first gradient.
@@ -62,8 +62,8 @@ at::Tensor slim_weights_of(const TokenBatch& batch, const StudentModel& student,
                            const at::Tensor& hidden_BTD, Teacher& teacher) {
   const at::NoGradGuard no_grad;
   const at::Tensor labels_R = batch.labels_BT.reshape({-1});
-  at::Tensor student_R = at::empty({batch.num_tokens()}, at::kFloat);
-  at::Tensor teacher_R = at::empty({batch.num_tokens()}, at::kFloat);
+  at::Tensor student_R = at::empty({batch.num_tokens()}, hidden_BTD.options().dtype(at::kFloat));
+  at::Tensor teacher_R = at::empty_like(student_R);
   for (int64_t first = 0; first < batch.num_tokens(); first += kHeadTokens) {
     const int64_t count = std::min(kHeadTokens, batch.num_tokens() - first);
     const at::Tensor labels = labels_R.narrow(0, first, count);
@@ -207,10 +207,10 @@ BatchLoss train_pieces(const TokenBatch& batch, const LossOfHidden& make_loss, b
 class LiveTeacherModel : public LiveTeacher {
  public:
   LiveTeacherModel(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute, int64_t num_vocabulary,
-                   bool keeps_hidden)
+                   bool keeps_hidden, at::Device device)
       : num_vocabulary_(num_vocabulary), keeps_hidden_(keeps_hidden) {
     check_vocabularies(checkpoint.description().vocabulary_size, num_vocabulary);
-    FunctionalModel functions(checkpoint.description(), max_tokens, compute);
+    FunctionalModel functions(checkpoint.description(), max_tokens, compute, device);
     functions.set_input_formats(read_input_formats(checkpoint));
     const auto weights = std::make_shared<Weights>(std::move(functions));
     weights->model = read_frozen(checkpoint, weights->functions);
@@ -234,7 +234,8 @@ class LiveTeacherModel : public LiveTeacher {
     if (num_own > num_vocabulary_) return logits_RV.narrow(1, 0, num_vocabulary_).contiguous();
     if (num_own == num_vocabulary_) return logits_RV;
     const double never = -std::numeric_limits<double>::infinity();
-    return at::cat({logits_RV, at::full({logits_RV.size(0), num_vocabulary_ - num_own}, never, at::kFloat)}, 1);
+    return at::cat({logits_RV, at::full({logits_RV.size(0), num_vocabulary_ - num_own}, never, logits_RV.options())},
+                   1);
   }
 
  private:
@@ -335,17 +336,19 @@ int64_t count_labels(const TokenBatch& batch) {
 }
 
 std::unique_ptr<LiveTeacher> live_teacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute,
-                                          int64_t num_vocabulary, bool keeps_hidden) {
-  return std::make_unique<LiveTeacherModel>(checkpoint, max_tokens, compute, num_vocabulary, keeps_hidden);
+                                          int64_t num_vocabulary, bool keeps_hidden, at::Device device) {
+  return std::make_unique<LiveTeacherModel>(checkpoint, max_tokens, compute, num_vocabulary, keeps_hidden, device);
 }
 
 BatchLoss train_on(const TokenBatch& batch, const LossOfHidden& make_loss, bool recompute, int64_t num_step_labels,
                    StudentModel& student) {
-  return train_pieces(batch, make_loss, recompute, num_step_labels, /*targets=*/nullptr, student, {});
+  return train_pieces(batch.to(student.functions().device()), make_loss, recompute, num_step_labels,
+                      /*targets=*/nullptr, student, {});
 }
 
-BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& options, bool recompute, int64_t num_step_labels,
+BatchLoss train_on(const TokenBatch& given, const DistillLossOptions& options, bool recompute, int64_t num_step_labels,
                    Teacher* teacher, StudentModel& student, const GradientTurn& turn) {
+  const TokenBatch batch = given.to(student.functions().device());
   if (teacher != nullptr) teacher->see(batch);
   const auto make_loss = [&](const at::Tensor& hidden_BTD) -> TokenLoss {
     if (teacher == nullptr) {
@@ -372,8 +375,9 @@ BatchLoss train_on(const TokenBatch& batch, const DistillLossOptions& options, b
   return train_pieces(batch, make_loss, recompute, num_step_labels, &targets, student, turn);
 }
 
-BatchLoss score(const TokenBatch& batch, const StudentModel& student) {
+BatchLoss score(const TokenBatch& given, const StudentModel& student) {
   const at::NoGradGuard no_grad;
+  const TokenBatch batch = given.to(student.functions().device());
   const TrainedTensors outer = student.outer();
   at::Tensor hidden = student.functions().embed(batch.ids_BT, outer.all.find(StudentModel::kEmbedding)->second);
   for (int64_t b = 0; b < student.num_blocks(); ++b) {

@@ -32,6 +32,7 @@ struct TokenBatch {
   std::vector<int64_t> sequences = {};  // [B]: which of the data's, for teachers that have seen them before
   int64_t num_sequences() const { return ids_BT.size(0); }
   int64_t num_tokens() const { return ids_BT.numel(); }
+  TokenBatch to(at::Device device) const { return {ids_BT.to(device), labels_BT.to(device), sequences}; }
 };
 
 // Sequences to train on or to validate with.
@@ -50,7 +51,7 @@ TokenBatch make_batch(const LabelledWindows& data, std::span<const int64_t> chos
 class Teacher {
  public:
   virtual ~Teacher() = default;
-  // To be called before `logits`, for each batch.
+  // To be called before `logits`, for each batch, on whose device the teacher's values then are.
   void see(const TokenBatch& batch);
   // Of the rows [first, first + count) of the batch, sequence after sequence. They are made for kHeadTokens rows at a
   // time, the last ones of which are kept.
@@ -79,11 +80,12 @@ class LiveTeacher : public Teacher {
   virtual at::Tensor fitted(const at::Tensor& logits_RV) const = 0;
 };
 
-// A checkpoint's forward pass, in the type `compute`. The checkpoint must outlive it. num_vocabulary: of the student;
+// A checkpoint's forward pass on `device`, in the type `compute`. The checkpoint must outlive it. num_vocabulary: of the student;
 // more logits than that are cut off, fewer are padded with -inf. keeps_hidden: it has hidden_states(). Throws
 // std::invalid_argument for vocabularies that differ by more than kMaxPadding.
 std::unique_ptr<LiveTeacher> live_teacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute,
-                                          int64_t num_vocabulary, bool keeps_hidden = false);
+                                          int64_t num_vocabulary, bool keeps_hidden = false,
+                                          at::Device device = at::kCPU);
 // Rows that models of one tokenizer have more or less of: embeddings are padded to multiples of powers of two.
 inline constexpr int64_t kMaxPadding = 1024;
 // Throws std::invalid_argument for vocabularies that differ by more than that.

@@ -51,8 +51,9 @@ double mean_length(const LabelledWindows& data) {
 
 // Calls work(i) for each of the micro-batches: on a thread each where there are enough of them to keep all busy (no
 // thread then waits for others after every product), and one after the other on all threads otherwise.
-void for_micro_batches(int64_t num_micro_batches, const std::function<void(int64_t)>& work) {
-  if (works_on_threads(num_micro_batches, at::get_num_threads())) {
+void for_micro_batches(int64_t num_micro_batches, const StudentModel& student,
+                       const std::function<void(int64_t)>& work) {
+  if (student.functions().device().is_cpu() && works_on_threads(num_micro_batches, at::get_num_threads())) {
     for_row_chunks(num_micro_batches, 1, [&](int64_t index, int64_t) { work(index); });
   } else {
     for (int64_t index = 0; index < num_micro_batches; ++index) work(index);
@@ -175,7 +176,7 @@ class Training {
     std::vector<BatchLoss> losses(static_cast<size_t>(num_micro_batches));
     GradientOrder order(student_.num_blocks() + 1);
     if (!options_.recompute) student_.hold_values();
-    for_micro_batches(num_micro_batches, [&](int64_t index) {
+    for_micro_batches(num_micro_batches, student_, [&](int64_t index) {
       try {
         const std::unique_ptr<Teacher> teacher = reads_teacher ? teacher_->for_another_thread() : nullptr;
         const TokenBatch batch =
@@ -341,7 +342,7 @@ double validation_perplexity(const LabelledWindows& data, int64_t micro_batch, c
   const int64_t num_windows = data.windows.num_windows;
   const int64_t num_parts = (num_windows + micro_batch - 1) / micro_batch;
   std::vector<BatchLoss> parts(static_cast<size_t>(num_parts));
-  for_micro_batches(num_parts, [&](int64_t part) {
+  for_micro_batches(num_parts, student, [&](int64_t part) {
     throw_if_interrupted();
     const int64_t first = part * micro_batch;
     std::vector<int64_t> chosen(static_cast<size_t>(std::min(micro_batch, num_windows - first)));

@@ -27,7 +27,7 @@ std::vector<int64_t> windows_of_step(int64_t step, int64_t batch, int64_t num_wi
 // As many steps as total_tokens ask for, rounded up; num_tokens of a window, of shorter ones on average.
 int64_t num_training_steps(const DistillOptions& options, double num_tokens);
 
-// Whether a step's micro-batches go through the model at the same time, each on one thread.
+// Whether a step's micro-batches go through the model at the same time, each on one thread, where the CPU trains.
 bool works_on_threads(int64_t num_micro_batches, int num_threads);
 
 struct TrainingSpeed {

@@ -1,5 +1,7 @@
 #include "compress/train/training_state.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -22,6 +24,7 @@ constexpr const char* kState = Parts::kTrainingState;
 constexpr const char* kStep = "step";
 constexpr const char* kBest = "best";
 
+// Refers to `tensor`, in host memory.
 NamedTensor named(const std::string& name, const at::Tensor& tensor) {
   return {name,
           DType::F32,
@@ -35,7 +38,25 @@ void read_into(const SafetensorsFile& file, const fs::path& path, const std::str
   if (found == file.tensors().end() || found->second.dtype != DType::F32 || found->second.data.size() != num_bytes) {
     throw damaged_file(path);
   }
-  std::copy(found->second.data.begin(), found->second.data.end(), static_cast<std::byte*>(tensor.mutable_data_ptr()));
+  const at::Tensor host = tensor.is_cpu() ? tensor : at::empty(tensor.sizes(), at::kFloat);
+  std::copy(found->second.data.begin(), found->second.data.end(), static_cast<std::byte*>(host.mutable_data_ptr()));
+  if (!tensor.is_cpu()) tensor.copy_(host);
+}
+
+void write_tensors(const fs::path& path, const std::vector<OptimizedParameter>& parameters, bool with_moments) {
+  std::vector<at::Tensor> hosts;  // what is not a copy is shared
+  std::vector<NamedTensor> tensors;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    hosts.push_back(tensor.to(at::kCPU));
+    tensors.push_back(named(name, hosts.back()));
+  };
+  for (const OptimizedParameter& item : parameters) {
+    add(item.parameter->name, item.parameter->value);
+    if (!with_moments) continue;
+    add(item.parameter->name + ".first", item.first);
+    add(item.parameter->name + ".second", item.second);
+  }
+  write_safetensors(path, std::move(tensors));
 }
 
 std::string number(double value) {
@@ -69,14 +90,8 @@ void TrainingStore::sweep(const TrainingState& state) const {
 }
 
 void TrainingStore::save(const TrainingState& state, const std::vector<OptimizedParameter>& parameters) {
-  std::vector<NamedTensor> tensors;
-  for (const OptimizedParameter& item : parameters) {
-    tensors.push_back(named(item.parameter->name, item.parameter->value));
-    tensors.push_back(named(item.parameter->name + ".first", item.first));
-    tensors.push_back(named(item.parameter->name + ".second", item.second));
-  }
   const fs::path path = file(kStep, state.step);
-  write_safetensors(path, std::move(tensors));
+  write_tensors(path, parameters, /*with_moments=*/true);
   Json curve = Json::array();
   for (const TrainingPoint& point : state.curve) {
     curve.push_back({point.step, point.num_tokens, point.loss, point.validation_perplexity, point.learning_rate});
@@ -130,11 +145,7 @@ std::optional<TrainingState> TrainingStore::load(const std::vector<OptimizedPara
 }
 
 void TrainingStore::save_best(int64_t step, const std::vector<OptimizedParameter>& parameters) {
-  std::vector<NamedTensor> tensors;
-  for (const OptimizedParameter& item : parameters) {
-    tensors.push_back(named(item.parameter->name, item.parameter->value));
-  }
-  write_safetensors(file(kBest, step), std::move(tensors));
+  write_tensors(file(kBest, step), parameters, /*with_moments=*/false);
 }
 
 void TrainingStore::load_best(const TrainingState& state, const std::vector<OptimizedParameter>& parameters) const {

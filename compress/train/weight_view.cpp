@@ -34,6 +34,10 @@ void add_kept(const T* gradient, const bool* kept, int64_t num_elements, float* 
 
 // sum += gradient where `kept` is true or undefined, in one pass over memory. gradient: float32 or bfloat16.
 void add_kept(const at::Tensor& gradient, const at::Tensor& kept, at::Tensor& sum) {
+  if (!sum.is_cpu()) {
+    sum.add_(kept.defined() ? gradient.mul(kept) : gradient);
+    return;
+  }
   const at::Tensor added = gradient.contiguous();
   const bool* const is_kept = kept.defined() ? kept.const_data_ptr<bool>() : nullptr;
   if (added.scalar_type() == at::kBFloat16) {
@@ -44,6 +48,7 @@ void add_kept(const at::Tensor& gradient, const at::Tensor& kept, at::Tensor& su
 }
 
 bool has_value_outside(const at::Tensor& kept, const at::Tensor& values) {
+  if (!values.is_cpu()) return values.ne(0.0).logical_and_(kept.logical_not()).any().item<bool>();
   const bool* const is_kept = kept.const_data_ptr<bool>();
   const float* const value = values.const_data_ptr<float>();
   std::atomic<bool> found = false;
@@ -132,7 +137,8 @@ std::unique_ptr<WeightView> float_view(std::string name, ParameterKind kind, con
   return std::make_unique<FloatView>(std::move(name), kind, value, dtype, std::move(kept), unit_offset);
 }
 
-GridView::GridView(const std::string& name, const QuantizedWeight& weight, const GridTraining& training)
+GridView::GridView(const std::string& name, const QuantizedWeight& weight, const GridTraining& training,
+                   at::Device device)
     : trains_offsets_(training.offsets), trains_scales_(training.scales) {
   if (weight.code_type != CodeType::integer) {
     throw std::invalid_argument(name + ": expected integer codes, found FP8, which cannot be trained");
@@ -159,12 +165,16 @@ GridView::GridView(const std::string& name, const QuantizedWeight& weight, const
   }
   offsets_.name = name + ".weight.offset";
   offsets_.kind = ParameterKind::offset;
-  offsets_.value = at::zeros({weight.num_out, weight.num_in}, at::kFloat);
+  for (at::Tensor* tensor : {&grid_.start_OI, &grid_.zeros_OG, &grid_.group_I, &grid_.kept_OI, &unit_OG_}) {
+    if (tensor->defined()) *tensor = tensor->to(device).contiguous();
+  }
+  const at::TensorOptions options = at::TensorOptions(device).dtype(at::kFloat);
+  offsets_.value = at::zeros({weight.num_out, weight.num_in}, options);
   if (trains_offsets_ || trains_scales_) sum_OI_ = at::zeros_like(offsets_.value);
   if (trains_offsets_) offsets_.gradient = sum_OI_;
   scales_.name = name + ".weight.scale";
   scales_.kind = ParameterKind::scale;
-  scales_.value = at::ones({training.one_scale ? 1 : weight.num_out, training.one_scale ? 1 : num_groups}, at::kFloat);
+  scales_.value = at::ones({training.one_scale ? 1 : weight.num_out, training.one_scale ? 1 : num_groups}, options);
   if (trains_scales_) scales_.gradient = at::zeros_like(scales_.value);
 }
 
@@ -210,8 +220,8 @@ void GridView::check_zeros() const {
 
 QuantizedWeight GridView::weight() const {
   QuantizedWeight weight = start_;
-  const at::Tensor codes_OI = codes_of(grid_, offsets_.value).contiguous();
-  const at::Tensor scales_OG = stored_scales().contiguous();
+  const at::Tensor codes_OI = codes_of(grid_, offsets_.value).to(at::kCPU).contiguous();
+  const at::Tensor scales_OG = stored_scales().to(at::kCPU).contiguous();
   weight.codes_OI.assign(codes_OI.const_data_ptr<uint8_t>(), codes_OI.const_data_ptr<uint8_t>() + codes_OI.numel());
   weight.scales_OG.assign(scales_OG.const_data_ptr<float>(), scales_OG.const_data_ptr<float>() + scales_OG.numel());
   return weight;

@@ -57,7 +57,7 @@ class WeightView {
 // Never changes; in the type that the forward pass takes.
 std::unique_ptr<WeightView> frozen_view(at::Tensor value);
 
-// A float tensor that is stored as `dtype` (F32, F16, BF16). kept: bool, of its shape; undefined: all. unit_offset:
+// A float tensor, on whose device all is that follows from it, that is stored as `dtype` (F32, F16, BF16). kept: bool, of its shape; undefined: all. unit_offset:
 // what is stored is the value less 1 (gemma's gains).
 std::unique_ptr<WeightView> float_view(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype,
                                        at::Tensor kept = {}, bool unit_offset = false);
@@ -71,11 +71,12 @@ struct GridTraining {
   at::Tensor kept_OI = {};
 };
 
-// Codes and scales of integers in groups; scales are stored as weight.scale_dtype.
+// On `device`: codes and scales of integers in groups; scales are stored as weight.scale_dtype.
 // Throws std::invalid_argument for FP8 codes, which have no grid of equal steps.
 class GridView : public WeightView {
  public:
-  GridView(const std::string& name, const QuantizedWeight& weight, const GridTraining& training);
+  GridView(const std::string& name, const QuantizedWeight& weight, const GridTraining& training,
+           at::Device device = at::kCPU);
   at::Tensor value(at::ScalarType compute) const override;
   void add_gradient(const at::Tensor& gradient) override;
   void finish_gradients() override;

@@ -1,6 +1,8 @@
 // AdamW against its equations in float64 and against PyTorch's, warm-up and cosine against their closed forms.
 #include "distill/adamw.h"
 
+#include "distill/by_ops.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
@@ -25,7 +27,10 @@ at::Tensor random_tensor(int64_t size, uint64_t seed, double scale) {
 
 // Ten steps of algorithm 2 in float64, element by element. float32 rounds each operation by at most 2^-24 relatively;
 // some ten operations a step, ten steps: 1e-5 of the largest change is room for all of it.
-TEST(AdamW, IsTheAlgorithm) {
+class AdamW : public testing::TestWithParam<decltype(&adamw_step)> {};
+INSTANTIATE_TEST_SUITE_P(OnACpuAndByOperators, AdamW, testing::Values(adamw_step, adamw_step_by_ops));
+
+TEST_P(AdamW, IsTheAlgorithm) {
   constexpr int64_t kSize = 1000;
   const AdamWOptions options{.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1};
   at::Tensor value = random_tensor(kSize, 1, 1.0);
@@ -34,7 +39,7 @@ TEST(AdamW, IsTheAlgorithm) {
   for (int64_t i = 0; i < kSize; ++i) w[static_cast<size_t>(i)] = value.data_ptr<float>()[i];
   for (int64_t step = 1; step <= 10; ++step) {
     const at::Tensor gradient = random_tensor(kSize, 100 + static_cast<uint64_t>(step), 0.3);
-    adamw_step(gradient, 0.5, step, 1e-2, options, value, first, second);
+    GetParam()(gradient, 0.5, step, 1e-2, options, value, first, second);
     for (size_t i = 0; i < kSize; ++i) {
       const double g = 0.5 * gradient.data_ptr<float>()[i];
       m[i] = 0.9 * m[i] + 0.1 * g;
@@ -48,7 +53,7 @@ TEST(AdamW, IsTheAlgorithm) {
 }
 
 // The first step of Adam goes by the learning rate against the gradient's sign, whatever its size.
-TEST(AdamW, FirstStepIsTheLearningRate) {
+TEST(AdamWStep, FirstStepIsTheLearningRate) {
   at::Tensor value = at::zeros({3}, at::kFloat), first = at::zeros({3}, at::kFloat),
              second = at::zeros({3}, at::kFloat);
   at::Tensor gradient = at::zeros({3}, at::kFloat);
@@ -60,7 +65,7 @@ TEST(AdamW, FirstStepIsTheLearningRate) {
   EXPECT_EQ(value.data_ptr<float>()[2], 0.0f);  // no gradient, no step: what is 0 stays 0
 }
 
-TEST(AdamW, SameBitsForAnyNumberOfThreads) {
+TEST(AdamWStep, SameBitsForAnyNumberOfThreads) {
   const auto run = [](int num_threads) {
     at::set_num_threads(num_threads);
     at::Tensor value = random_tensor(300001, 7, 1.0), first = at::zeros_like(value), second = at::zeros_like(value);
@@ -75,7 +80,7 @@ TEST(AdamW, SameBitsForAnyNumberOfThreads) {
   EXPECT_EQ(one.second, three.second);
 }
 
-TEST(AdamW, RefusesWhatDoesNotFit) {
+TEST(AdamWStep, RefusesWhatDoesNotFit) {
   at::Tensor value = at::zeros({4}, at::kFloat), moment = at::zeros({4}, at::kFloat);
   EXPECT_THROW(adamw_step(at::zeros({3}, at::kFloat), 1.0, 1, 1e-3, AdamWOptions{}, value, moment, moment),
                std::invalid_argument);

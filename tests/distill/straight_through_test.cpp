@@ -1,6 +1,8 @@
 // Trained grids against plain loops, and their gradients against finite differences where the function has any.
 #include "distill/straight_through.h"
 
+#include "distill/by_ops.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -66,11 +68,23 @@ Found gradients_of(const Example& e, const at::Tensor& gradient_OI) {
   return {std::move(turned_OI), std::move(scales_OG)};
 }
 
+// A GPU's are the same functions; sums over groups may be taken in another order.
+void expect_same_by_ops(const Example& e) {
+  EXPECT_TRUE(codes_by_ops(e.grid, e.offsets_OI).equal(codes_of(e.grid, e.offsets_OI)));
+  EXPECT_TRUE(weight_by_ops(e.grid, e.offsets_OI, e.scales_OG).equal(weight_of(e.grid, e.offsets_OI, e.scales_OG)));
+  const Found expected = gradients_of(e, e.gradient_OI);
+  at::Tensor turned_OI = e.gradient_OI.clone();
+  const at::Tensor scales_OG = grid_gradients_by_ops(e.grid, e.offsets_OI, e.scales_OG, turned_OI);
+  EXPECT_TRUE(turned_OI.equal(expected.offsets_OI));
+  EXPECT_LE(scales_OG.sub(expected.scales_OG).abs().max().item<double>(), 1e-3);
+}
+
 class Grids : public testing::TestWithParam<std::tuple<int, bool, bool>> {};
 
 TEST_P(Grids, AreWhatPlainLoopsGive) {
   const auto [bits, asymmetric, masked] = GetParam();
   const Example e = example(bits, asymmetric, masked, 3);
+  expect_same_by_ops(e);
   const at::Tensor codes_OI = codes_of(e.grid, e.offsets_OI);
   const at::Tensor weight_OI = weight_of(e.grid, e.offsets_OI, e.scales_OG);
   const Found found = gradients_of(e, e.gradient_OI);

@@ -1,6 +1,8 @@
 // Norms, rotations and gated activations against autograd of their formulas in float64, and against plain loops.
 #include "compress/train/row_functions.h"
 
+#include "compress/train/row_functions_by_ops.h"
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -111,9 +113,10 @@ TEST(RowFunctions, NormsEqualTheFormulaAndItsGradients) {
       for (const at::ScalarType out : kTypes) {
         const at::Tensor x_RD = draw({rows, width}, 1).mul(2.0).to(type);
         // A gain's gradient sums over rows and is float32 in either case; bfloat16 x and outputs round the rest.
-        compare([&](const Tensors& in) { return rms_norm_rows(in[0], in[1], kEpsilon, out); }, norm_formula,
-                {x_RD, gain_D}, draw({rows, width}, 3),
-                std::max(tolerance(type), tolerance(out)) * (rows > 100 ? 2.0 : 1.0));
+        for (const auto& norm : {rms_norm_rows, rms_norm_rows_by_ops}) {
+          compare([&](const Tensors& in) { return norm(in[0], in[1], kEpsilon, out); }, norm_formula, {x_RD, gain_D},
+                  draw({rows, width}, 3), std::max(tolerance(type), tolerance(out)) * (rows > 100 ? 2.0 : 1.0));
+        }
       }
     }
   }
@@ -140,9 +143,11 @@ TEST(RowFunctions, RotationsEqualTheFormulaAndItsGradients) {
   for (const auto& [heads, size] : {std::pair<int64_t, int64_t>{1, 2}, {3, 16}, {2, 34}}) {
     const RotaryAngles angles = angles_of(/*num_tokens=*/12, size / 2);
     for (const at::ScalarType type : kTypes) {
-      compare([&](const Tensors& in) { return rotate_heads(in[0], angles); },
-              [&](const Tensors& in) { return rotation_formula(in[0], angles); },
-              {draw({2, 9, heads, size}, 6).to(type)}, draw({2, 9, heads, size}, 8), tolerance(type));
+      for (const auto& rotate : {rotate_heads, rotate_heads_by_ops}) {
+        compare([&](const Tensors& in) { return rotate(in[0], angles); },
+                [&](const Tensors& in) { return rotation_formula(in[0], angles); },
+                {draw({2, 9, heads, size}, 6).to(type)}, draw({2, 9, heads, size}, 8), tolerance(type));
+      }
     }
   }
 }
@@ -170,9 +175,11 @@ TEST(RowFunctions, GatesEqualTheFormulaAndTheirGradients) {
     for (const at::ScalarType type : kTypes) {
       // In bfloat16 activation and product are rounded one after the other, and so is what the gradient is made of.
       const double relative = type == at::kFloat ? 4e-6 : 3.0 * tolerance(type);
-      compare([&](const Tensors& in) { return gated_activation(in[0], in[1], activation); },
-              [&](const Tensors& in) { return gate_formula(in, activation); },
-              {draw({7, 45}, 10).mul(3.0).to(type), draw({7, 45}, 11).to(type)}, draw({7, 45}, 12), relative);
+      for (const auto& gated : {gated_activation, gated_activation_by_ops}) {
+        compare([&](const Tensors& in) { return gated(in[0], in[1], activation); },
+                [&](const Tensors& in) { return gate_formula(in, activation); },
+                {draw({7, 45}, 10).mul(3.0).to(type), draw({7, 45}, 11).to(type)}, draw({7, 45}, 12), relative);
+      }
     }
   }
 }

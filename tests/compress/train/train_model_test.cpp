@@ -337,14 +337,35 @@ TEST_F(TrainModel, AnUnfinishedRunWithOtherLayersLeftOutIsNotGoneOnWith) {
 }
 
 TEST_F(TrainModel, AFolderOfSomebodyElseInAPhasesPlaceIsLeftAlone) {
-  fs::create_directories(folder_ / "out.phase-1");
-  write_text(folder_ / "out.phase-1" / "mine", "mine");
-  const Outcome outcome = run_pare(command(recipe(distill("total_tokens: 4000"), "student: {layers: 2}\n"), "out"));
+  for (const std::string number : {"1", "2"}) {
+    const fs::path folder = folder_ / ("out.phase-" + number);
+    fs::create_directories(folder);
+    write_text(folder / "mine", "mine");
+    const Outcome outcome = run_pare(command(
+        recipe(distill("total_tokens: 4000") + distill("total_tokens: 2000"), "student: {layers: 2}\n"), "out"));
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_NE(outcome.err.find("out.phase-" + number + "' exists"), std::string::npos) << outcome.err;
+    EXPECT_EQ(read_file(folder / "mine"), "mine");
+    for (const char* left : {"out", "out.partial", "out.phase-1.partial", "out.phase-2.partial"}) {
+      EXPECT_FALSE(fs::exists(folder_ / left)) << left;
+    }
+    fs::remove_all(folder);
+  }
+}
+
+// Whatever LibTorch this is built with: where a GPU is, the command works on it.
+TEST_F(TrainModel, AGpuIsRefusedWhereNoneIsOrNothingWorksOnIt) {
+  const Outcome untrained = run_pare(command(recipe("  - rtn: {bits: 8}\n"), "untrained", {"--device", "cuda"}));
+  EXPECT_EQ(untrained.status, 1);
+  EXPECT_NE(untrained.err.find("only 'distill' works on a GPU"), std::string::npos) << untrained.err;
+  const Outcome unknown = run_pare(command(recipe(distill("total_tokens: 100")), "unknown", {"--device", "tpu"}));
+  EXPECT_EQ(unknown.status, 2);
+  EXPECT_NE(unknown.err.find("expected cpu or cuda, found 'tpu'"), std::string::npos) << unknown.err;
+  if (fs::exists("/dev/nvidia0")) GTEST_SKIP() << "a GPU is here";
+  const Outcome outcome = run_pare(command(recipe(distill("total_tokens: 100")), "out", {"--device", "cuda"}));
   EXPECT_EQ(outcome.status, 1);
-  EXPECT_NE(outcome.err.find("out.phase-1' exists"), std::string::npos) << outcome.err;
-  EXPECT_EQ(read_file(folder_ / "out.phase-1" / "mine"), "mine");
-  EXPECT_FALSE(fs::exists(folder_ / "out"));
-  EXPECT_FALSE(fs::exists(folder_ / "out.partial"));
+  EXPECT_NE(outcome.err.find("--device cuda: "), std::string::npos) << outcome.err;
+  for (const char* left : {"untrained", "unknown", "out", "out.partial"}) EXPECT_FALSE(fs::exists(folder_ / left));
 }
 
 TEST_F(TrainModel, HiddenStatesOfAnotherWidthAreNotCompared) {

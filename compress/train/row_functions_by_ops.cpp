@@ -1,0 +1,29 @@
+#include "compress/train/row_functions_by_ops.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/silu.h>
+
+namespace pare {
+
+at::Tensor rms_norm_rows_by_ops(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::ScalarType out) {
+  const at::Tensor x = x_RD.to(at::kFloat);
+  return x.mul(x.square().mean(-1, /*keepdim=*/true).add(epsilon).rsqrt()).mul(gain_D).to(out);
+}
+
+at::Tensor rotate_heads_by_ops(const at::Tensor& x_BTHK, const RotaryAngles& angles) {
+  const int64_t num_tokens = x_BTHK.size(1), half = x_BTHK.size(3) / 2;
+  const at::Tensor x = x_BTHK.to(at::kFloat);
+  const at::Tensor low = x.narrow(3, 0, half), high = x.narrow(3, half, half);
+  const at::Tensor cosine_T1J = angles.cosine_TJ.narrow(0, 0, num_tokens).unsqueeze(1);
+  const at::Tensor sine_T1J = angles.sine_TJ.narrow(0, 0, num_tokens).unsqueeze(1);
+  return at::cat({low.mul(cosine_T1J).sub(high.mul(sine_T1J)), high.mul(cosine_T1J).add(low.mul(sine_T1J))}, 3)
+      .to(x_BTHK.scalar_type());
+}
+
+at::Tensor gated_activation_by_ops(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation) {
+  if (activation == Activation::silu) return at::silu(gate_RF).mul(up_RF);
+  return at::gelu(gate_RF, activation == Activation::gelu ? "none" : "tanh").mul(up_RF);
+}
+
+}  // namespace pare

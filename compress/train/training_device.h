@@ -1,0 +1,16 @@
+// Where the whole model is trained: on the CPU, or on a GPU through LibTorch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace pare {
+
+// The first GPU, or the CPU. To be called before LibTorch is used: its part for CUDA is loaded only when it is asked
+// for, since that alone takes some hundred MB. Operators are then the deterministic ones where there are any. Throws
+// std::invalid_argument where LibTorch was built without CUDA or finds no GPU.
+at::Device training_device(bool on_gpu);
+
+// Floating-point operations per second of a bfloat16 product of `device`, a GPU.
+double measure_gpu_rate(at::Device device);
+
+}  // namespace pare
