@@ -1,5 +1,6 @@
 // `gptq:` columns are rounded one after another, and later ones make up for the errors of earlier ones.
 #include "compress/passes/pass_table.h"
+#include "compress/passes/prune_layer.h"
 #include "compress/passes/stage_state.h"
 #include "compress/recipe/pass_options.h"
 
@@ -12,13 +13,26 @@ StoredActOrder stored_order(ActOrder order) {
                                     : StoredActOrder::weight;
 }
 
+// As sparsegpt would have done as a pass of its own before this one.
+void choose_masks(StageState& stage, const GptqPass& shared, const SteppedLayers& layers) {
+  std::vector<AlpsLayer> together;
+  for (const SteppedLayer& layer : layers.layers) {
+    const SparsePattern pattern = static_cast<const GptqPass&>(*layer.options).pattern();
+    if (!pattern.is_dense() && !layer.state->sparsity) together.push_back({layer.state, pattern, pattern});
+  }
+  const SparseGptPass choice = shared.choice();
+  prune_by_alps(stage, together, choice.damping, choice.alps, choice.resolve);
+}
+
 }  // namespace
 
 std::optional<InputScaling> apply_gptq(StageState& stage, const SteppedLayers& layers) {
   const auto& shared = shared_options<GptqPass>(layers);
   stage.input_scale_dtype = shared.gptq.grid.scale_dtype;
   stage.input = resolved_input(shared.activations, stage.statistics, stage.input_scale_dtype);
-  const SparsePattern pattern = shared.pattern();
+  const bool chooses_in_loop = shared.chooser == MaskChooser::sweep || stage.is_unseen();
+  if (!chooses_in_loop) choose_masks(stage, shared, layers);
+  const SparsePattern pattern = chooses_in_loop ? shared.pattern() : SparsePattern{};
   const GptqFactor& factor = stage.factor(shared.gptq, pattern.is_dense() ? 1 : pattern.group);
   for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
     const auto& pass = static_cast<const GptqPass&>(options);

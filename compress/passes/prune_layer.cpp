@@ -1,6 +1,10 @@
 #include "compress/passes/prune_layer.h"
 
+#include <chrono>
+
+#include "prune/alps.h"
 #include "prune/resolve.h"
+#include "runtime/system/progress.h"
 
 namespace pare {
 
@@ -28,13 +32,32 @@ void prune_layer(StageState& stage, const PrunePass& pass, PrunedWeight pruned, 
         resolve(layer.target_OI, pruned.weight_OI, pruned.kept_OI, stage.normalized(pass.resolve.damping), pass.resolve)
             .weight_OI;
   }
-  keep_pruned(stage, pass, std::move(pruned), layer);
+  keep_pruned(stage, pass.pattern(), std::move(pruned), layer);
 }
 
-void keep_pruned(const StageState& stage, const PrunePass& pass, PrunedWeight pruned, LayerState& layer) {
+void prune_by_alps(StageState& stage, const std::vector<AlpsLayer>& layers, double damping, const AlpsOptions& options,
+                   const ResolveOptions& resolving) {
+  if (layers.empty()) return;
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<at::Tensor> weights_OI;
+  std::vector<KeepRule> rules;
+  for (const AlpsLayer& each : layers) {
+    weights_OI.push_back(each.layer->weight_OI);
+    rules.push_back(each.rule);
+  }
+  std::vector<AlpsResult> chosen = alps(weights_OI, rules, stage.normalized(damping), options, resolving);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    keep_pruned(stage, layers[i].pattern, std::move(chosen[i].pruned), *layers[i].layer);
+    layers[i].layer->record.damping = damping;
+  }
+  const double seconds = seconds_since(start) / static_cast<double>(layers.size());
+  for (const AlpsLayer& each : layers) each.layer->record.seconds += seconds;
+}
+
+void keep_pruned(const StageState& stage, const SparsePattern& pattern, PrunedWeight pruned, LayerState& layer) {
   const at::Tensor& hessian_II = stage.statistics.hessian_II;
   layer.weight_OI = pruned.weight_OI.contiguous();
-  layer.sparsity = Sparsity{pass.pattern(), pruned.kept_OI};
+  layer.sparsity = Sparsity{pattern, pruned.kept_OI};
   layer.stored = OwnedWeight{};
   if (hessian_II.defined()) {
     measure_error_with_hessian(hessian_II, layer);

@@ -14,7 +14,17 @@ KeepRule rule_of(const PrunePass& pass);
 void note_unseen(LayerState& layer);
 
 // The layer gets the pruned weight and its mask. Measures the error.
-void keep_pruned(const StageState& stage, const PrunePass& pass, PrunedWeight pruned, LayerState& layer);
+void keep_pruned(const StageState& stage, const SparsePattern& pattern, PrunedWeight pruned, LayerState& layer);
+
+// A layer whose mask is chosen together with its kept weights (prune/alps.h).
+struct AlpsLayer {
+  LayerState* layer = nullptr;
+  KeepRule rule;
+  SparsePattern pattern;
+};
+// All at once: they share the factorizations. Throws what alps throws, with the layers' names in front.
+void prune_by_alps(StageState& stage, const std::vector<AlpsLayer>& layers, double damping, const AlpsOptions& options,
+                   const ResolveOptions& resolving);
 
 // The same after what is kept is solved anew on the stage's H (prune/resolve.h), where the options say so. Throws what
 // resolve throws.

@@ -1,13 +1,9 @@
 // `sparsegpt:` what is pruned is chosen by what it costs once the kept weights have made up for it.
 #include "prune/sparsegpt.h"
 
-#include <chrono>
-
 #include "compress/passes/pass_table.h"
 #include "compress/passes/prune_layer.h"
-#include "prune/alps.h"
 #include "prune/magnitude.h"
-#include "runtime/system/progress.h"
 
 namespace pare {
 namespace {
@@ -39,23 +35,12 @@ std::optional<InputScaling> apply_sparsegpt(StageState& stage, const SteppedLaye
     });
     return std::nullopt;
   }
-  // All layers at once: they share the factorizations.
-  const auto start = std::chrono::steady_clock::now();
-  std::vector<at::Tensor> weights_OI;
-  std::vector<KeepRule> rules;
+  std::vector<AlpsLayer> together;
   for (const SteppedLayer& layer : layers.layers) {
-    weights_OI.push_back(layer.state->weight_OI);
-    rules.push_back(rule_of(static_cast<const SparseGptPass&>(*layer.options)));
+    const auto& pass = static_cast<const SparseGptPass&>(*layer.options);
+    together.push_back({layer.state, rule_of(pass), pass.pattern()});
   }
-  std::vector<AlpsResult> chosen =
-      alps(weights_OI, rules, stage.normalized(shared.damping), shared.alps, shared.resolve);
-  const double seconds = seconds_since(start) / static_cast<double>(layers.layers.size());
-  size_t next = 0;
-  for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
-    keep_pruned(stage, static_cast<const SparseGptPass&>(options), std::move(chosen[next++].pruned), layer);
-    layer.record.damping = shared.damping;
-    layer.record.seconds += seconds;
-  });
+  prune_by_alps(stage, together, shared.damping, shared.alps, shared.resolve);
   return std::nullopt;
 }
 

@@ -220,14 +220,17 @@ void GptqPass::fields(FieldVisitor& visit) {
   fitting.fields(visit);
   visit("activations", activations);
   visit("prune", prune);
+  visit("mask", chooser);
   visit("storage", storage);
 }
 
 void GptqPass::check(const PassCheck& check) {
   GridPass::check(check);
   if (prune == kPruneNothing) {
-    if (check.was_given("storage"))
+    if (check.was_given("storage")) {
       check.fail("storage", "says how a 2:4 weight is stored: expected 'prune: 2:4' beside it");
+    }
+    if (check.was_given("mask")) check.fail("mask", "says how 'prune: N:M' chooses: expected that beside it");
     return;
   }
   try {
@@ -251,6 +254,21 @@ void GptqPass::check_layer(const std::string& layer, int64_t num_out, int64_t nu
 void GptqPass::store(PackScheme& scheme) const {
   GridPass::store(scheme);
   store_pattern(pattern(), storage, scheme);
+}
+
+SparseGptPass GptqPass::choice() const {
+  SparseGptPass pass;
+  pass.sparsity.pattern = prune;
+  pass.damping = pass.resolve.damping = gptq.damping;
+  return pass;
+}
+
+double GptqPass::operations(const StageExtent& stage) const {
+  return GridPass::operations(stage) + (chooses_before() ? choice().operations(stage) : 0.0);
+}
+
+int64_t GptqPass::working_bytes(const StageExtent& stage) const {
+  return std::max(GridPass::working_bytes(stage), chooses_before() ? choice().working_bytes(stage) : int64_t{0});
 }
 
 // --- fp8 ---

@@ -53,8 +53,11 @@ inline constexpr std::string_view kPruneNothing = "none";
 class GptqPass : public GridPass<GptqPass> {
  public:
   GptqOptions gptq;
-  // Prunes and rounds in one sweep (SparseGPT, arXiv 2301.00774, section 3.5): a pattern N:M; "none": rounds alone.
+  // Prunes as well: a pattern N:M; "none": rounds alone.
   std::string prune = std::string(kPruneNothing);
+  // alps: before the sweep, as sparsegpt does; sweep: in it, column by column, as published (SparseGPT, arXiv 2301.00774,
+  // section 3.5).
+  MaskChooser chooser = MaskChooser::alps;
   SparseStorage storage = SparseStorage::packed;
   GptqPass() { fitting.fit = true; }
   const GridOptions* grid() const override { return &gptq.grid; }
@@ -64,6 +67,13 @@ class GptqPass : public GridPass<GptqPass> {
   void check(const PassCheck& check) override;
   void check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const override;
   void store(PackScheme& scheme) const override;
+  double operations(const StageExtent& stage) const override;
+  int64_t working_bytes(const StageExtent& stage) const override;
+  // The pass that chooses as alps does.
+  SparseGptPass choice() const;
+
+ private:
+  bool chooses_before() const { return prune != kPruneNothing && chooser == MaskChooser::alps; }
 };
 
 class Fp8Pass : public OptionsOf<Fp8Pass, PassKind::rounds> {

@@ -157,12 +157,18 @@ TEST_F(Prune, ZerosStayThroughEveryLaterPass) {
   }
 }
 
-TEST_F(Prune, GptqPrunesInItsOwnSweep) {
-  const Weights joint = pruned("  - gptq: {bits: 4, group_size: 32, prune: \"2:4\"}\n", "joint");
-  const Weights dense =
-      pruned("  - gptq: {bits: 4, group_size: 32, prune: \"2:4\", storage: dense-with-zeros}\n", "dense");
-  EXPECT_EQ(joint, dense);
-  for (const auto& [name, values] : joint) EXPECT_LE(most_kept(values, 4), 2) << name;
+TEST_F(Prune, GptqPrunesBeforeItsSweepOrInIt) {
+  const std::string two_after_another = "  - sparsegpt: {}\n  - gptq: {bits: 4, group_size: 32}\n";
+  std::map<std::string, Weights> found;
+  for (const std::string mask : {"alps", "sweep"}) {
+    const std::string item = "  - gptq: {bits: 4, group_size: 32, prune: \"2:4\", mask: " + mask;
+    found[mask] = pruned(item + "}\n", mask);
+    EXPECT_EQ(pruned(item + ", storage: dense-with-zeros}\n", mask + "-dense"), found[mask]);
+    for (const auto& [name, values] : found[mask]) EXPECT_LE(most_kept(values, 4), 2) << mask << " " << name;
+  }
+  EXPECT_EQ(pruned("  - gptq: {bits: 4, group_size: 32, prune: \"2:4\"}\n", "default"), found["alps"]);
+  EXPECT_EQ(pruned(two_after_another, "two"), found["alps"]) << "the same steps in the same order";
+  EXPECT_NE(found["sweep"], found["alps"]);
 }
 
 TEST_F(Prune, PatternsAndExclusionsAreThoseOfEachLayer) {
@@ -230,6 +236,7 @@ TEST_F(Prune, RefusesWhatDoesNotGoTogether) {
   expect_refused("  - gptq: {bits: 4}\n  - wanda: {}\n", {"put wanda before gptq"});
   expect_refused("  - awq: {}\n  - wanda: {}\n  - gptq: {bits: 4, group_size: 32}\n", {"put wanda before awq"});
   expect_refused("  - wanda: {}\n  - gptq: {bits: 4, group_size: 32, prune: \"2:4\"}\n", {"wanda prunes already"});
+  expect_refused("  - gptq: {bits: 4, group_size: 32, mask: sweep}\n", {"mask", "prune: N:M"});
   expect_refused("  - gptq: {bits: 4, group_size: 32, prune: \"2:4\", act_order: group}\n", {"static or none"});
   expect_refused("  - wanda: {}\n  - rtn: {bits: 4, group_size: 32}\n", {"budget"}, "budget: {bits: 4.5}\n");
   expect_refused("  - wanda: {}\n  - fp8: {}\n", {"pare-sparse24"});
