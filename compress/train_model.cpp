@@ -285,6 +285,10 @@ Prediction predict_training(const Checkpoint& student, const Checkpoint* teacher
   double activations = 0.0;  // of one token: what a block's graph keeps
   for (const BlockDescription& block : model.blocks) {
     double own = 4.0 * static_cast<double>(model.hidden_size) * 3.0;
+    if (!block.experts.empty()) {  // what the last linear of each multiplies is computed again
+      own -= compute_bytes * static_cast<double>(block.experts.size()) *
+             static_cast<double>(block.experts.front().down.num_in) / 2.0;
+    }
     for (const LinearDescription& linear : linears_of(block)) {
       own += compute_bytes * static_cast<double>(linear.num_out + linear.num_in / 2);
     }
@@ -295,7 +299,7 @@ Prediction predict_training(const Checkpoint& student, const Checkpoint* teacher
   }
   const double head =
       static_cast<double>(std::min<int64_t>(at_once * kHeadTokens, static_cast<int64_t>(micro_tokens))) *
-      static_cast<double>(model.vocabulary_size) * 4.0 * 7.0;
+      static_cast<double>(model.vocabulary_size) * compute_bytes * 3.5;
   double memory = static_cast<double>(limits.held_bytes) + 16.0 * trained + table * tables * compute_bytes +
                   (options.recompute ? 0.0 : weights * compute_bytes) + activations * micro_tokens + head;
   double operations = 6.0 * weights + 4.0 * table + (options.train.embedding ? 2.0 * table : 0.0) +
@@ -304,7 +308,9 @@ Prediction predict_training(const Checkpoint& student, const Checkpoint* teacher
     const ModelDescription& own = teacher->description();
     const auto teacher_weights = static_cast<double>(num_weights(own));
     const double teacher_table = static_cast<double>(own.vocabulary_size) * static_cast<double>(own.hidden_size);
-    memory += (teacher_weights + teacher_table) * compute_bytes;
+    // A table of the same values is held once: a student of the teacher's width was made of it.
+    const bool shares_table = !options.train.embedding && own.hidden_size == model.hidden_size;
+    memory += (teacher_weights + (shares_table ? 0.0 : teacher_table)) * compute_bytes;
     operations += 2.0 * (teacher_weights + teacher_table);
   }
   const int64_t num_steps = num_training_steps(options, inputs.windows.training.windows.num_tokens);
@@ -438,8 +444,10 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
       const int64_t num_vocabulary = student.description().vocabulary_size;
       std::unique_ptr<Teacher> source;
       if (is_live) {
-        source =
+        std::unique_ptr<LiveTeacher> live =
             live_teacher(teacher, num_tokens, inputs.compute, num_vocabulary, distill.loss.hidden_weight > 0.0, device);
+        for (const at::Tensor& table_VD : model.frozen_tables()) live->share_table(table_VD);
+        source = std::move(live);
       }
       if (store && reads_teacher(distill)) source = recorded_teacher(*store, chosen, num_vocabulary);
       TrainingStore states(artifact.training_folder());

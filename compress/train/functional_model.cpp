@@ -11,20 +11,15 @@
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <limits>
 #include <stdexcept>
 #include <utility>
 
 #include "compress/walk/decoder_block.h"
-#include "runtime/engine/backend.h"
 
 namespace pare {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 at::Tensor copied(std::span<const float> values, at::IntArrayRef shape) {
   return float_tensor(values).view(shape);
@@ -37,21 +32,6 @@ const at::Tensor& find(const NamedTensors& weights, const std::string& name) {
   }
   return found->second;
 }
-
-// Each sequence rounded as the runtime does it; gradients pass.
-struct RoundInput : torch::autograd::Function<RoundInput> {
-  static at::Tensor forward(AutogradContext*, const at::Tensor& x, const InputFormat* format) {
-    at::Tensor rounded = x.to(at::kCPU, at::kFloat).contiguous().clone();  // as the runtime's CPU kernels round
-    const int64_t width = rounded.size(-1);
-    const int64_t num_sequences = rounded.dim() == 3 ? rounded.size(0) : 1;
-    const int64_t size = rounded.numel() / num_sequences;
-    for (int64_t n = 0; n < num_sequences; ++n) {
-      fake_quantize(*format, {rounded.data_ptr<float>() + n * size, static_cast<size_t>(size)}, width);
-    }
-    return rounded.to(x.device(), x.scalar_type());
-  }
-  static variable_list backward(AutogradContext*, const variable_list& gradients) { return {gradients[0], {}}; }
-};
 
 // Of the last queries of that many keys. Keys that a query must not see are -inf: later ones, and those before its
 // window.
@@ -102,10 +82,9 @@ at::Tensor FunctionalModel::embed(const at::Tensor& ids_BT, const at::Tensor& ta
   return model_->embedding_scale == 1.0f ? hidden_BTD : hidden_BTD.mul(model_->embedding_scale);
 }
 
-at::Tensor FunctionalModel::rounded_input(const LinearDescription& reader, const at::Tensor& x) const {
+const InputFormat* FunctionalModel::input_format(const LinearDescription& reader) const {
   const auto found = input_formats_.find(reader.name);
-  if (found == input_formats_.end() || found->second.is_plain()) return x;
-  return RoundInput::apply(x, &found->second);
+  return found == input_formats_.end() || found->second.is_plain() ? nullptr : &found->second;
 }
 
 at::Tensor FunctionalModel::linear(const NamedTensors& weights, const LinearDescription& linear,
@@ -146,7 +125,7 @@ at::Tensor FunctionalModel::attention(int64_t index, const NamedTensors& weights
   const int64_t batch = x_BTD.size(0);
   const int64_t num_tokens = x_BTD.size(1);
   const int64_t group = model_->num_heads / model_->num_kv_heads;
-  const at::Tensor x = rounded_input(block.q, x_BTD);
+  const at::Tensor x = round_input(x_BTD, input_format(block.q));
   const auto heads = [&](const LinearDescription& layer, int64_t num_heads) {
     return linear(weights, layer, x).view({batch, num_tokens, num_heads, model_->head_size});
   };
@@ -180,15 +159,15 @@ at::Tensor FunctionalModel::attention(int64_t index, const NamedTensors& weights
   const at::Tensor mixed_BHTK = attend(block, q_BTHK.transpose(1, 2), spread(k_BHTK), spread(v_BHTK));
   const at::Tensor mixed_BTI =
       mixed_BHTK.transpose(1, 2).reshape({batch, num_tokens, model_->num_heads * model_->head_size});
-  return linear(weights, block.o, rounded_input(block.o, mixed_BTI));
+  return linear(weights, block.o, round_input(mixed_BTI, input_format(block.o)));
 }
 
 at::Tensor FunctionalModel::feed_forward(const NamedTensors& weights, const FeedForwardDescription& network,
                                          const at::Tensor& x_RD) const {
-  const at::Tensor x = rounded_input(network.gate, x_RD);
-  const at::Tensor z =
-      gated_activation(linear(weights, network.gate, x), linear(weights, network.up, x), model_->activation);
-  return linear(weights, network.down, rounded_input(network.down, z));
+  const at::Tensor x = round_input(x_RD, input_format(network.gate));
+  return gated_linear(linear(weights, network.gate, x), linear(weights, network.up, x), model_->activation,
+                      input_format(network.down), find(weights, network.down.name + ".weight"),
+                      network.down.has_bias ? find(weights, network.down.name + ".bias") : at::Tensor());
 }
 
 // Every token's k experts, the lower index first among equals, weighed as routing.cpp does.
@@ -233,8 +212,16 @@ at::Tensor FunctionalModel::final_norm(const at::Tensor& gain_D, const at::Tenso
   return rms_norm_rows(hidden_RD, gain_D, model_->final_norm.epsilon, compute_);
 }
 
+at::Tensor FunctionalModel::head_products(const at::Tensor& head_VD, const at::Tensor& normalized_RD) const {
+  return at::linear(normalized_RD, head_VD);
+}
+
 at::Tensor FunctionalModel::logits(const at::Tensor& head_VD, const at::Tensor& normalized_RD) const {
-  at::Tensor logits_RV = at::linear(normalized_RD, head_VD).to(at::kFloat);
+  return logits_of(head_products(head_VD, normalized_RD));
+}
+
+at::Tensor FunctionalModel::logits_of(const at::Tensor& products_RV) const {
+  at::Tensor logits_RV = products_RV.to(at::kFloat);
   if (model_->logit_softcap > 0.0f) {
     logits_RV = logits_RV.div(model_->logit_softcap).tanh().mul(model_->logit_softcap);
   }

@@ -53,12 +53,16 @@ class FunctionalModel {
                    KeyValues* earlier = nullptr) const;
   // The final norm, in the compute type: what the head multiplies.
   at::Tensor final_norm(const at::Tensor& gain_D, const at::Tensor& hidden_RD) const;
-  // float32 [R, V] of normalized hidden states [R, D].
+  // The head's products with normalized hidden states [R, D]: [R, V] in the compute type, half of float32's memory.
+  at::Tensor head_products(const at::Tensor& head_VD, const at::Tensor& normalized_RD) const;
+  // float32 logits [R, V] of such products.
+  at::Tensor logits_of(const at::Tensor& products_RV) const;
   at::Tensor logits(const at::Tensor& head_VD, const at::Tensor& normalized_RD) const;
 
  private:
   at::Tensor linear(const NamedTensors& weights, const LinearDescription& linear, const at::Tensor& x) const;
-  at::Tensor rounded_input(const LinearDescription& reader, const at::Tensor& x) const;
+  // Null: plain.
+  const InputFormat* input_format(const LinearDescription& reader) const;
   at::Tensor norm(const NamedTensors& weights, const NormDescription& norm, const at::Tensor& x,
                   at::ScalarType out) const;
   at::Tensor attention(int64_t index, const NamedTensors& weights, const at::Tensor& x_BTD, KeyValues* earlier) const;
@@ -85,6 +89,9 @@ struct FrozenModel {
   // to; behind_blocks: not null, set to the hidden states [B, T, D] behind each block. To be called without gradients.
   at::Tensor normalized(const at::Tensor& ids_BT, std::vector<KeyValues>* earlier = nullptr,
                         std::vector<at::Tensor>* behind_blocks = nullptr) const;
+  at::Tensor head_products(const at::Tensor& normalized_RD) const {
+    return functions->head_products(head_VD, normalized_RD);
+  }
   // float32 [R, V].
   at::Tensor logits(const at::Tensor& normalized_RD) const { return functions->logits(head_VD, normalized_RD); }
 };

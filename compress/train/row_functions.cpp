@@ -6,6 +6,8 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 #include <ATen/ops/zeros.h>
@@ -13,6 +15,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -263,20 +266,59 @@ at::Tensor activation_gradient(const at::Tensor& gradient, const at::Tensor& gat
   return dx.view(gate.sizes());
 }
 
-struct GatedActivation : torch::autograd::Function<GatedActivation> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up,
-                            int64_t activation) {
-    context->save_for_backward({gate, up});
-    context->saved_data["activation"] = activation;
-    return activated(gate, static_cast<Activation>(activation)).mul_(up);
+struct RoundInput : torch::autograd::Function<RoundInput> {
+  static at::Tensor forward(AutogradContext*, const at::Tensor& x, const InputFormat* format) {
+    at::Tensor rounded = x.to(at::kCPU, at::kFloat).contiguous().clone();  // as the runtime's CPU kernels round
+    const int64_t width = rounded.size(-1);
+    const int64_t num_sequences = rounded.dim() == 3 ? rounded.size(0) : 1;
+    const int64_t size = rounded.numel() / num_sequences;
+    for (int64_t n = 0; n < num_sequences; ++n) {
+      fake_quantize(*format, {rounded.data_ptr<float>() + n * size, static_cast<size_t>(size)}, width);
+    }
+    return rounded.to(x.device(), x.scalar_type());
   }
+  static variable_list backward(AutogradContext*, const variable_list& gradients) { return {gradients[0], {}}; }
+};
+
+struct GatedLinear : torch::autograd::Function<GatedLinear> {
+  enum Input : uint8_t { kGate, kUp, kWeight, kBias };  // the tensors among the arguments
+
+  static at::Tensor product(const at::Tensor& gate, const at::Tensor& up, Activation activation,
+                            const InputFormat* format) {
+    return round_input(activated(gate, activation).mul_(up), format);
+  }
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up, int64_t activation,
+                            const InputFormat* format, const at::Tensor& weight_OF,
+                            const std::optional<at::Tensor>& bias_O) {
+    context->save_for_backward({gate, up, weight_OF});
+    context->saved_data["activation"] = activation;
+    context->saved_data["format"] = reinterpret_cast<int64_t>(format);
+    const at::Tensor product_RF = product(gate, up, static_cast<Activation>(activation), format);
+    context->saved_data["has_bias"] = bias_O.has_value();
+    return at::linear(product_RF, weight_OF, bias_O);
+  }
+
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
+    const at::Tensor& gate = saved[0];
+    const at::Tensor& up = saved[1];
+    const at::Tensor& weight_OF = saved[2];
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
-    const at::Tensor& dy = gradients[0];
-    at::Tensor dgate = activation_gradient(dy.mul(saved[1]), saved[0], activation);
-    at::Tensor dup = activated(saved[0], activation).mul_(dy);
-    return {std::move(dgate), std::move(dup), {}};
+    const auto* const format = reinterpret_cast<const InputFormat*>(context->saved_data["format"].toInt());
+    const at::Tensor dy_RO = gradients[0].reshape({-1, weight_OF.size(0)});
+    at::Tensor dgate, dup, dweight_OF, dbias_O;
+    if (context->needs_input_grad(kWeight)) {
+      const at::Tensor product_RF = product(gate, up, activation, format).view({-1, weight_OF.size(1)});
+      dweight_OF = at::mm(dy_RO.t(), product_RF);
+    }
+    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(kBias)) dbias_O = dy_RO.sum(0);
+    if (context->needs_input_grad(kGate) || context->needs_input_grad(kUp)) {
+      const at::Tensor dproduct = at::mm(dy_RO, weight_OF).view(gate.sizes());
+      dgate = activation_gradient(dproduct.mul(up), gate, activation);
+      dup = activated(gate, activation).mul_(dproduct);
+    }
+    return {dgate, dup, {}, {}, dweight_OF, dbias_O};
   }
 };
 
@@ -308,14 +350,27 @@ at::Tensor rotate_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles) {
   return RotateHeads::apply(x_BTHK, angles.cosine_TJ, angles.sine_TJ);
 }
 
-at::Tensor gated_activation(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation) {
-  check_numbers(gate_RF, "gated_activation");
-  if (!up_RF.defined() || up_RF.scalar_type() != gate_RF.scalar_type() || up_RF.sizes() != gate_RF.sizes()) {
-    throw std::invalid_argument("gated_activation: expected gate and up of one shape and type, found gate " +
-                                shape_text(gate_RF) + ", up " + shape_text(up_RF));
+at::Tensor round_input(const at::Tensor& x, const InputFormat* format) {
+  return format == nullptr ? x : RoundInput::apply(x, format);
+}
+
+at::Tensor gated_linear(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation,
+                        const InputFormat* format, const at::Tensor& weight_OF, const at::Tensor& bias_O) {
+  check_numbers(gate_RF, "gated_linear");
+  const bool fits = up_RF.defined() && up_RF.scalar_type() == gate_RF.scalar_type() &&
+                    up_RF.sizes() == gate_RF.sizes() && weight_OF.defined() && weight_OF.dim() == 2 &&
+                    weight_OF.scalar_type() == gate_RF.scalar_type() && weight_OF.size(1) == gate_RF.size(-1);
+  if (!fits) {
+    throw std::invalid_argument(
+        "gated_linear: expected gate and up [..., F] and a weight [O, F] of one type, found gate " +
+        shape_text(gate_RF) + ", up " + shape_text(up_RF) + ", weight " + shape_text(weight_OF));
   }
-  if (!gate_RF.is_cpu()) return gated_activation_by_ops(gate_RF, up_RF, activation);
-  return GatedActivation::apply(gate_RF, up_RF, static_cast<int64_t>(activation));
+  const std::optional<at::Tensor> bias = bias_O.defined() ? std::optional(bias_O) : std::nullopt;
+  if (!gate_RF.is_cpu()) {
+    const at::Tensor product_RF = round_input(gated_activation_by_ops(gate_RF, up_RF, activation), format);
+    return at::linear(product_RF, weight_OF, bias);
+  }
+  return GatedLinear::apply(gate_RF, up_RF, static_cast<int64_t>(activation), format, weight_OF, bias);
 }
 
 }  // namespace pare

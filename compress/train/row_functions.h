@@ -1,5 +1,6 @@
-// What a block does row by row, with gradients: norms, rotations of heads, gated activations. Each is one node of
-// autograd that keeps its inputs and nothing else. float32 or bfloat16 in and out, arithmetic in float32.
+// What a block does row by row, with gradients: norms, rotations of heads, rounding, gated activations with the linear
+// that reads them. Each is one node of autograd that keeps its inputs and nothing else. float32 or bfloat16 in and out,
+// arithmetic of rows in float32.
 //
 // The same bits for any number of threads: rows are independent, and sums over rows (the gradient of a gain) are taken
 // over chunks of a fixed number of rows and then in their order.
@@ -7,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "runtime/format/input_format.h"
 #include "runtime/model/model_description.h"
 
 namespace pare {
@@ -24,7 +26,14 @@ struct RotaryAngles {
 // x_BTHK [B, T, H, K], float32 or bfloat16; T at most the angles'. Throws std::invalid_argument as above.
 at::Tensor rotate_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles);
 
-// activation(gate) * up, elementwise, of one shape and type. Throws std::invalid_argument as above.
-at::Tensor gated_activation(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation);
+// x rounded as the runtime rounds it, each sequence of [B, T, I] by itself; gradients pass straight through. format:
+// null for x itself.
+at::Tensor round_input(const at::Tensor& x, const InputFormat* format);
+
+// round_input(activation(gate) * up, format) weight^T + bias, [..., O] of gate and up [..., F] of one type and shape.
+// What is multiplied is not kept but computed again in the backward pass. bias_O: undefined for none. Throws
+// std::invalid_argument as above.
+at::Tensor gated_linear(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation,
+                        const InputFormat* format, const at::Tensor& weight_OF, const at::Tensor& bias_O);
 
 }  // namespace pare

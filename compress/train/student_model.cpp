@@ -162,6 +162,17 @@ at::Tensor StudentModel::head(const TrainedTensors& outer) const {
   return outer.all.find(description().tied_head ? kEmbedding : kHead)->second;
 }
 
+std::vector<at::Tensor> StudentModel::frozen_tables() const {
+  std::vector<at::Tensor> tables;
+  for (const char* name : {kEmbedding, kHead}) {
+    const auto found = outer_.find(name);
+    if (found != outer_.end() && !found->second->is_trained()) {
+      tables.push_back(found->second->value(functions_.compute_type()));
+    }
+  }
+  return tables;
+}
+
 FrozenModel StudentModel::frozen_outer() const {
   const TrainedTensors tensors = outer();
   return {&functions_,

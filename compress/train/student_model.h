@@ -52,6 +52,8 @@ class StudentModel {
   // "embedding", "final_norm", and "head" unless tied to the embedding.
   TrainedTensors outer() const;
   at::Tensor head(const TrainedTensors& outer) const;
+  // Embedding and head [V, D] in the compute type, where they are not trained.
+  std::vector<at::Tensor> frozen_tables() const;
   // As it is now, without gradients; later steps do not change it.
   FrozenModel frozen() const;
   // The same without its blocks.

@@ -5,6 +5,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -76,17 +77,20 @@ at::Tensor slim_weights_of(const TokenBatch& batch, const StudentModel& student,
   return slim_weights(student_R, teacher_R, labels_R, sequence_of_rows(batch));
 }
 
-// Of the mean loss of rows from `first` on by their logits, kLossTokens rows at a time; adds the sum of their losses.
-at::Tensor gradient_of_logits(const TokenLoss& token_loss, int64_t num_step_labels, int64_t first,
-                              const at::Tensor& logits_RV, const at::Tensor& labels_R, BatchLoss& loss) {
-  at::Tensor gradient_RV = at::empty_like(logits_RV);
-  for (int64_t row = 0; row < logits_RV.size(0); row += kLossTokens) {
-    const int64_t count = std::min(kLossTokens, logits_RV.size(0) - row);
-    const at::Tensor logits = leaf(logits_RV.narrow(0, row, count));
+// Of the mean loss of rows from `first` on by the head's products, kLossTokens rows at a time: only they are ever
+// float32. Adds the sum of their losses.
+at::Tensor gradient_of_products(const TokenLoss& token_loss, int64_t num_step_labels, int64_t first,
+                                const FunctionalModel& functions, const at::Tensor& products_RV,
+                                const at::Tensor& labels_R, BatchLoss& loss) {
+  at::Tensor gradient_RV = at::empty_like(products_RV);
+  for (int64_t row = 0; row < products_RV.size(0); row += kLossTokens) {
+    const int64_t count = std::min(kLossTokens, products_RV.size(0) - row);
+    const at::Tensor products = leaf(products_RV.narrow(0, row, count));
     const at::Tensor labels = labels_R.narrow(0, row, count);
-    const at::Tensor mean = mean_loss(token_loss(logits, labels, first + row), labels, num_step_labels);
+    const at::Tensor mean =
+        mean_loss(token_loss(functions.logits_of(products), labels, first + row), labels, num_step_labels);
     loss.sum += mean.item<double>() * static_cast<double>(num_step_labels);
-    gradient_RV.narrow(0, row, count).copy_(torch::autograd::grad({mean}, {logits}).front());
+    gradient_RV.narrow(0, row, count).copy_(torch::autograd::grad({mean}, {products}).front());
   }
   return gradient_RV;
 }
@@ -120,10 +124,11 @@ at::Tensor train_head(const TokenBatch& batch, const TokenLoss& token_loss, int6
     if (num_labels == 0) continue;
     const at::Tensor input = leaf(rows(hidden_BTD, first, count));
     const at::Tensor x = student.functions().final_norm(outer.all.find(StudentModel::kFinalNorm)->second, input);
-    const at::Tensor logits_RV = student.functions().logits(student.head(outer), x);
-    const at::Tensor logits_gradient = gradient_of_logits(token_loss, num_step_labels, first, logits_RV, labels, loss);
+    const at::Tensor products_RV = student.functions().head_products(student.head(outer), x);
+    const at::Tensor products_gradient =
+        gradient_of_products(token_loss, num_step_labels, first, student.functions(), products_RV, labels, loss);
     loss.num_labels += num_labels;
-    std::vector<at::Tensor> gradients = gradients_of(logits_RV, logits_gradient, input, outer);
+    std::vector<at::Tensor> gradients = gradients_of(products_RV, products_gradient, input, outer);
     rows(hidden_gradient, first, count).copy_(gradients.front());
     for (size_t i = 1; i < gradients.size(); ++i) outer_gradients.add(i - 1, gradients[i]);
   }
@@ -212,9 +217,8 @@ class LiveTeacherModel : public LiveTeacher {
     check_vocabularies(checkpoint.description().vocabulary_size, num_vocabulary);
     FunctionalModel functions(checkpoint.description(), max_tokens, compute, device);
     functions.set_input_formats(read_input_formats(checkpoint));
-    const auto weights = std::make_shared<Weights>(std::move(functions));
-    weights->model = read_frozen(checkpoint, weights->functions);
-    weights_ = weights;
+    weights_ = std::make_shared<Weights>(std::move(functions));
+    weights_->model = read_frozen(checkpoint, weights_->functions);
   }
 
   std::unique_ptr<Teacher> for_another_thread() const override {
@@ -222,12 +226,21 @@ class LiveTeacherModel : public LiveTeacher {
   }
 
   at::Tensor label_losses(int64_t first, const at::Tensor& labels_R) override {
-    return hard_label_loss(values(first, labels_R.size(0)), labels_R);
+    return hard_label_loss(values(first, labels_R.size(0)).to(at::kFloat), labels_R);
   }
 
   const std::vector<at::Tensor>& hidden_states() const override { return hidden_; }
 
   const FrozenModel& model() const override { return weights_->model; }
+
+  void share_table(const at::Tensor& table_VD) override {
+    for (at::Tensor* const own : {&weights_->model.embedding_VD, &weights_->model.head_VD}) {
+      if (own->scalar_type() == table_VD.scalar_type() && own->device() == table_VD.device() &&
+          at::equal(*own, table_VD)) {
+        *own = table_VD;
+      }
+    }
+  }
 
   at::Tensor fitted(const at::Tensor& logits_RV) const override {
     const int64_t num_own = logits_RV.size(1);
@@ -245,7 +258,7 @@ class LiveTeacherModel : public LiveTeacher {
     FrozenModel model;
   };
 
-  LiveTeacherModel(std::shared_ptr<const Weights> weights, int64_t num_vocabulary, bool keeps_hidden)
+  LiveTeacherModel(std::shared_ptr<Weights> weights, int64_t num_vocabulary, bool keeps_hidden)
       : weights_(std::move(weights)), num_vocabulary_(num_vocabulary), keeps_hidden_(keeps_hidden) {}
 
   void look_at(const TokenBatch& batch) override {
@@ -255,12 +268,15 @@ class LiveTeacherModel : public LiveTeacher {
 
   TeacherLogits make_logits(int64_t first, int64_t count) override { return TeacherLogits(values(first, count)); }
 
+  // In the compute type where nothing is done to the products: half of float32's memory, and the same numbers.
   at::Tensor values(int64_t first, int64_t count) const {
     const at::NoGradGuard no_grad;
-    return fitted(model().logits(rows(normalized_, first, count)));
+    const at::Tensor products_RV = model().head_products(rows(normalized_, first, count));
+    const bool is_capped = model().functions->description().logit_softcap > 0.0f;
+    return fitted(is_capped ? model().functions->logits_of(products_RV) : products_RV);
   }
 
-  std::shared_ptr<const Weights> weights_;
+  std::shared_ptr<Weights> weights_;
   int64_t num_vocabulary_;
   bool keeps_hidden_;
   at::Tensor normalized_;

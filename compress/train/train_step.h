@@ -78,6 +78,8 @@ class LiveTeacher : public Teacher {
   virtual const FrozenModel& model() const = 0;
   // Its logits [R, V] over the student's vocabulary.
   virtual at::Tensor fitted(const at::Tensor& logits_RV) const = 0;
+  // Holds `table_VD`, which the caller keeps anyway, in place of an embedding or head of the same values.
+  virtual void share_table(const at::Tensor& table_VD) = 0;
 };
 
 // A checkpoint's forward pass on `device`, in the type `compute`. The checkpoint must outlive it. num_vocabulary: of the student;

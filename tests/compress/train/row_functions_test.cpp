@@ -1,4 +1,4 @@
-// Norms, rotations and gated activations against autograd of their formulas in float64, and against plain loops.
+// Norms, rotations and gated linears against autograd of their formulas in float64, and against plain loops.
 #include "compress/train/row_functions.h"
 
 #include "compress/train/row_functions_by_ops.h"
@@ -11,7 +11,9 @@
 #include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/eye.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sigmoid.h>
@@ -104,6 +106,11 @@ RotaryAngles angles_of(int64_t num_tokens, int64_t half) {
 }
 
 constexpr at::ScalarType kTypes[] = {at::kFloat, at::kBFloat16};
+
+// The product of gate and up as a linear that changes nothing shows it.
+at::Tensor gated_activation(const at::Tensor& gate, const at::Tensor& up, Activation activation) {
+  return gated_linear(gate, up, activation, /*format=*/nullptr, at::eye(gate.size(-1), gate.options()), {});
+}
 
 TEST(RowFunctions, NormsEqualTheFormulaAndItsGradients) {
   // Widths below, at and beside whole vectors; rows below and beyond one partial sum.
@@ -198,6 +205,40 @@ TEST(RowFunctions, GatesEqualPlainLoops) {
   }
 }
 
+// Values and gradients of all four inputs are those of the same functions one after the other, bit for bit: what is
+// computed again is what was multiplied, rounded inputs too.
+TEST(RowFunctions, GatedLinearsEqualTheirParts) {
+  const InputFormat rounding{.type = InputType::int8};
+  for (const at::ScalarType type : kTypes) {
+    const Tensors inputs = {draw({2, 5, 24}, 30).mul(2.0).to(type), draw({2, 5, 24}, 31).to(type),
+                            draw({7, 24}, 32).to(type), draw({7}, 33).to(type)};
+    const at::Tensor weight = draw({2, 5, 7}, 34).to(type);
+    for (const InputFormat* const format : {static_cast<const InputFormat*>(nullptr), &rounding}) {
+      const Tensors found = with_gradients(
+          [&](const Tensors& in) { return gated_linear(in[0], in[1], Activation::silu, format, in[2], in[3]); }, inputs,
+          weight);
+      const Tensors parts = with_gradients(
+          [&](const Tensors& in) {
+            return at::linear(round_input(gated_activation_by_ops(in[0], in[1], Activation::silu), format), in[2],
+                              in[3]);
+          },
+          inputs, weight);
+      ASSERT_EQ(found.size(), parts.size());
+      for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], parts[i])) << i;
+    }
+    // Without gradients of weight and bias, and without a bias.
+    const Tensors two = with_gradients(
+        [&](const Tensors& in) { return gated_linear(in[0], in[1], Activation::silu, nullptr, inputs[2], {}); },
+        {inputs[0], inputs[1]}, weight);
+    const Tensors parts = with_gradients(
+        [&](const Tensors& in) {
+          return at::linear(gated_activation_by_ops(in[0], in[1], Activation::silu), inputs[2]);
+        },
+        {inputs[0], inputs[1]}, weight);
+    for (size_t i = 0; i < two.size(); ++i) EXPECT_TRUE(at::equal(two[i], parts[i])) << i;
+  }
+}
+
 // What lies otherwise in memory is the same numbers: inputs and gradients alike.
 TEST(RowFunctions, ViewsGiveWhatCopiesGive) {
   const RotaryAngles angles = angles_of(10, 8);
@@ -271,14 +312,16 @@ TEST(RowFunctions, RefuseOtherShapesAndTypes) {
   rotation_refused(at::ones({1, 6, 1, 6}));  // another head size
   rotation_refused(at::ones({6, 1, 4}));
   rotation_refused(at::ones({1, 6, 1, 4}, at::kHalf));
-  expect_error<std::invalid_argument>(
-      [&] {
-        gated_activation(x, at::ones({2, 5}), Activation::silu);
-      },
-      {"gated_activation", "[2, 4]", "[2, 5]"});
-  expect_error<std::invalid_argument>([&] { gated_activation(x, x.to(at::kBFloat16), Activation::silu); },
-                                      {"one shape and type"});
-  expect_error<std::invalid_argument>([&] { gated_activation(x.to(at::kHalf), x, Activation::silu); }, {"float32"});
+  const auto gate_refused = [&](const at::Tensor& gate, const at::Tensor& up, const at::Tensor& weight,
+                                std::initializer_list<std::string> words) {
+    expect_error<std::invalid_argument>([&] { gated_linear(gate, up, Activation::silu, nullptr, weight, {}); }, words);
+  };
+  const at::Tensor weight = at::ones({3, 4});
+  gate_refused(x, at::ones({2, 5}), weight, {"gated_linear", "[2, 4]", "[2, 5]"});
+  gate_refused(x, x.to(at::kBFloat16), weight, {"of one type"});
+  gate_refused(x, x, weight.to(at::kBFloat16), {"of one type"});
+  gate_refused(x, x, at::ones({3, 5}), {"[3, 5]"});
+  gate_refused(x.to(at::kHalf), x, weight, {"float32"});
 }
 
 }  // namespace

@@ -313,6 +313,30 @@ TEST(LiveTeacher, VocabulariesThatDifferInPaddingAreAligned) {
                                       {"128", std::to_string(128 + kMaxPadding + 1), "same tokenizer"});
 }
 
+TEST(LiveTeacher, HoldsATableOfTheSameValuesOnce) {
+  const at::NoGradGuard no_grad;
+  const Checkpoint checkpoint = Checkpoint::open(kFamilies / "llama_gqa_untied");
+  const TokenBatch batch = make_test_batch(kFamilies / "llama_gqa_untied");
+  const auto teacher = live_teacher(checkpoint, 64, at::kFloat, 128);
+  const StudentModel student(
+      checkpoint, {}, [](const std::string&) { return true; }, 64, at::kFloat);
+  const std::vector<at::Tensor> tables = student.frozen_tables();
+  ASSERT_EQ(tables.size(), 2u);
+  const at::Tensor other_VD = tables[0].add(1.0);
+  teacher->share_table(other_VD);
+  EXPECT_NE(teacher->model().embedding_VD.data_ptr(), other_VD.data_ptr());
+  teacher->see(batch);
+  const at::Tensor before = teacher->logits(3, 50).log_probs(1.0, at::kFloat);
+  for (const at::Tensor& table_VD : tables) teacher->share_table(table_VD);
+  EXPECT_EQ(teacher->model().embedding_VD.data_ptr(), tables[0].data_ptr());
+  EXPECT_EQ(teacher->model().head_VD.data_ptr(), tables[1].data_ptr());
+  teacher->see(batch);
+  EXPECT_TRUE(at::equal(before, teacher->logits(3, 50).log_probs(1.0, at::kFloat)));
+  const StudentModel whole(
+      checkpoint, {.embedding = true}, [](const std::string&) { return true; }, 64, at::kFloat);
+  EXPECT_TRUE(whole.frozen_tables().empty());
+}
+
 // Both take the same windows as they are; the runtime multiplies in float32 as well, in another order.
 TEST(Score, IsThePerplexityThatTheRuntimeMeasures) {
   const at::NoGradGuard no_grad;
