@@ -2,19 +2,22 @@
 #   make build   build/pare and build/pare-runtime        make demo   the whole line on a real model
 #   make test    set-up, build, checks and all tests      make fuzz   each reader's fuzzer for 60 s
 #   make bench   timings beside their roofs               make format clang-format over our files
+#   make test-full   all tests, the slow ones too, and the runtime with ThreadSanitizer
+#   make soak   kills, full disks, replaced and hostile files at random for MINUTES (10)
 #   make test-isas   all tests as on other processors (ISAS=quick: the quick ones as on one without AVX-512)
 SHELL := /bin/bash
 -include build/environment.mk
 export LIBTORCH PARE_PYTHON PARE_CACHE PARE_MINILM
 JOBS ?= $(shell nproc)
+MINUTES ?= 10
 SOURCES = $(shell git ls-files '*.cpp' '*.h')
 
-.PHONY: build demo test test-full test-isas fuzz bench format check sanitize setup-build setup-test setup-bench setup-tidy tidy clean
+.PHONY: build demo test test-full test-isas fuzz soak bench format check sanitize setup-build setup-test setup-full setup-bench setup-tidy tidy clean
 .DEFAULT_GOAL := build
 
 setup-build:
 	@.ci/setup build
-setup-test setup-bench setup-tidy: setup-%:
+setup-test setup-full setup-bench setup-tidy: setup-%:
 	@.ci/setup $*
 
 # The included environment.mk may just have been written, so the real work is done by a second make that reads it.
@@ -24,8 +27,12 @@ demo: build
 	@.ci/demo
 test: setup-test
 	@$(MAKE) --no-print-directory run-tests
-test-full: setup-test
+test-full: setup-full
 	@PARE_TEST_FULL=1 $(MAKE) --no-print-directory run-tests
+	@tests/thread/run
+soak: setup-test
+	@$(MAKE) --no-print-directory compile TARGETS="pare" TESTS=ON
+	@tests/soak/soak.py build/pare --minutes $(MINUTES)
 test-isas: setup-test
 	@$(MAKE) --no-print-directory run-isas
 bench: setup-bench
@@ -39,7 +46,7 @@ tidy: setup-tidy
 	@$(MAKE) --no-print-directory compile TARGETS="pare pare-runtime" TESTS=OFF
 	clang-tidy-14 -p build --quiet $(filter runtime/%.cpp,$(SOURCES))
 clean:
-	rm -rf build build-sanitize build-fuzz
+	rm -rf build build-sanitize build-thread build-fuzz
 
 .PHONY: compile run-tests run-isas
 compile:
