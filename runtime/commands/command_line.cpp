@@ -1,5 +1,7 @@
 #include "runtime/commands/command_line.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -239,11 +241,19 @@ int64_t Arguments::bytes(const std::string& name) const {
   return parse_bytes(text(name)).value();
 }
 
-Console::Console(bool json, bool quiet, std::ostream& out, std::ostream& err)
-    : report_(!json   ? out.rdbuf()
-              : quiet ? nullptr
-                      : err.rdbuf()),
-      progress_(progress_style(quiet), err) {}
+Console::Console(bool json, bool quiet, DescriptorBuffer& out, std::ostream& err)
+    : target_(!json   ? static_cast<std::streambuf&>(out)
+              : quiet ? static_cast<std::streambuf&>(silent_)
+                      : *err.rdbuf()),
+      visible_(target_),
+      report_(&visible_),
+      model_text_(json || out.is_terminal() ? static_cast<std::streambuf*>(&visible_) : &target_),
+      progress_(progress_style(quiet), err) {
+  // So that what the buffers throw passes through.
+  if (json) return;  // standard error may be lost
+  report_.exceptions(std::ios::badbit);
+  model_text_.exceptions(std::ios::badbit);
+}
 
 Arguments parse_arguments(const Program& program, const Command& command, std::span<const std::string> words) {
   return ArgumentParser(program, command).parse(words);
@@ -287,49 +297,71 @@ const Command& find_command(const Program& program, const std::string& name) {
                    did_you_mean(name, names_of(program.commands)) + "; see " + program.name + " --help");
 }
 
-void run_command(const Program& program, const Command& command, std::span<const std::string> words) {
+void run_command(const Program& program, const Command& command, std::span<const std::string> words,
+                 DescriptorBuffer& standard_output, std::ostream& out) {
   const Arguments arguments = parse_arguments(program, command, words);
   if (arguments.flag("help")) {
-    std::cout << command_help(program, command);
+    out << command_help(program, command);
     return;
   }
   const bool json = arguments.flag("json");
-  Console console(json, arguments.flag("quiet"), std::cout, std::cerr);
+  Console console(json, arguments.flag("quiet"), standard_output, std::cerr);
   command.run(arguments, console);
   console.progress().finish();
-  if (json) std::cout << console.result() << '\n';
+  if (json) out << visible(console.result(), "\\u00") << '\n';
 }
 
-void run_words(const Program& program, std::span<const std::string> words) {
+void run_words(const Program& program, std::span<const std::string> words, DescriptorBuffer& standard_output,
+               std::ostream& out) {
   if (words.empty()) throw WrongUsage("a command is missing; see " + program.name + " --help");
   if (words[0] == "--help" || words[0] == "-h") {
-    std::cout << program_help(program);
+    out << program_help(program);
   } else if (words[0] == "--version") {
-    std::cout << program.name << " " << version() << '\n';
+    out << program.name << " " << version() << '\n';
   } else {
-    run_command(program, find_command(program, words[0]), words.subspan(1));
+    run_command(program, find_command(program, words[0]), words.subspan(1), standard_output, out);
   }
-  std::cout.flush();
-  if (!std::cout) throw std::runtime_error("standard output cannot be written: is the disk full?");
 }
 
+void run_and_print(const Program& program, std::span<const std::string> words) {
+  DescriptorBuffer standard_output(STDOUT_FILENO);
+  std::ostream out(&standard_output);
+  out.exceptions(std::ios::badbit);
+  try {
+    run_words(program, words, standard_output, out);
+  } catch (const OutputFailed&) {
+    throw;
+  } catch (...) {
+    // What was said before the failure, which is the one to report.
+    try {
+      standard_output.finish();
+    } catch (const OutputFailed&) {
+    }
+    throw;
+  }
+  standard_output.finish();
+}
 }  // namespace
 
 int run_program(const Program& program, int argc, const char* const* argv) {
   const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   const auto report = [&](const std::string& message, int status) {
-    std::cout.flush();
-    std::cerr << program.name << ": " << message << std::endl;
+    std::cerr << program.name << ": " << visible(message) << std::endl;
     return status;
   };
+  hold_standard_descriptors();
+  const bool ends_without_readers = keep_running_without_readers();
   try {
     detect_isa();  // a CPU that lacks what this program is compiled for gets a sentence, not an illegal instruction
     install_interrupt_handler();
     install_mapped_file_handler(program.name);
-    run_words(program, words);
+    run_and_print(program, words);
     return kDone;
   } catch (const Interrupted& error) {
     return report(error.what(), kInterrupted);
+  } catch (const OutputFailed& error) {
+    if (error.is_broken_pipe() && ends_without_readers) end_without_readers();
+    return report(error.what(), kFailed);
   } catch (const WrongUsage& error) {
     return report(error.what(), kWrongUsage);
   } catch (const std::bad_alloc&) {

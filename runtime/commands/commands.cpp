@@ -349,7 +349,7 @@ void run_generate(const Arguments& arguments, Console& console) {
   check_length(checkpoint.description(), static_cast<int64_t>(ids.size()), options.max_tokens);
   Transformer model = engine.load(checkpoint, console);
   use_bits(arguments, model);
-  ContinuedText stream(tokenizer, prompt, ids, console.report());
+  ContinuedText stream(tokenizer, prompt, ids, console.model_text());
   const Generation generation = generate(model, ids, options, [&](int32_t id) { stream.add(id); });
   stream.finish();
   console.progress().print(std::to_string(generation.prompt_tokens) + " prompt tokens at " +
