@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/commands/artifact_files.h"
 #include "runtime/commands/bench.h"
 #include "runtime/commands/inspect.h"
 #include "runtime/commands/verify.h"
@@ -55,9 +56,9 @@ std::function<void(int64_t, int64_t)> stage(Console& console, const std::string&
   return [&console, name, unit, begun = false](int64_t done, int64_t total) mutable {
     throw_if_interrupted();
     if (!begun) console.progress().begin(name, total, unit);
-    begun = true;
+    begun = done != total;
     console.progress().update(done);
-    if (done == total) console.progress().finish();
+    if (!begun) console.progress().finish();
   };
 }
 
@@ -190,10 +191,19 @@ std::string eval_form(const Arguments& arguments) {
   return chosen->option;
 }
 
+// Before a model is loaded: its files are what was written, where anything says what that was.
+void check_files_of(const std::filesystem::path& directory, const std::string& instead, Console& console) {
+  require_whole_files(directory, instead, stage(console, "check " + directory.string(), "files"));
+}
+void check_evaluated(const Arguments& arguments, const std::filesystem::path& directory, Console& console) {
+  if (!arguments.flag("no-verify")) check_files_of(directory, ", or use it as it is with --no-verify", console);
+}
+
 // Of an encoder: its embeddings of the texts of --pairs.
 void run_eval_pairs(const Arguments& arguments, Console& console) {
   MemorySampler memory;
   const Engine engine(arguments);
+  check_evaluated(arguments, arguments.positional(0), console);
   const Checkpoint checkpoint = Checkpoint::open(arguments.positional(0));
   const Pooling pooling = read_pooling(checkpoint.directory(), checkpoint.encoder());
   const std::filesystem::path file = arguments.text("pairs");
@@ -201,6 +211,7 @@ void run_eval_pairs(const Arguments& arguments, Console& console) {
   std::optional<Checkpoint> reference_checkpoint;
   std::optional<Encoder> reference;
   if (arguments.given("reference")) {
+    check_evaluated(arguments, arguments.text("reference"), console);
     reference_checkpoint = Checkpoint::open(arguments.text("reference"));
     check_comparable(checkpoint, *reference_checkpoint, file, data);
     reference = engine.load_encoder(*reference_checkpoint, console);
@@ -228,9 +239,9 @@ void run_eval_instructions(const Arguments& arguments, Console& console) {
                                                  arguments.given("examples") ? arguments.integer("examples") : 0);
 
   struct Answerer {
-    explicit Answerer(const std::string& path)
+    Answerer(const std::string& path, const Arguments& arguments, Console& console)
         : directory(path),
-          checkpoint(Checkpoint::open(directory.path())),
+          checkpoint((check_evaluated(arguments, directory.path(), console), Checkpoint::open(directory.path()))),
           tokenizer(Tokenizer::open(directory.path())) {}
     ModelDirectory directory;
     Checkpoint checkpoint;
@@ -239,8 +250,10 @@ void run_eval_instructions(const Arguments& arguments, Console& console) {
   };
   const Engine engine(arguments);
   std::vector<std::unique_ptr<Answerer>> answerers;
-  answerers.push_back(std::make_unique<Answerer>(arguments.positional(0)));
-  if (arguments.given("reference")) answerers.push_back(std::make_unique<Answerer>(arguments.text("reference")));
+  answerers.push_back(std::make_unique<Answerer>(arguments.positional(0), arguments, console));
+  if (arguments.given("reference")) {
+    answerers.push_back(std::make_unique<Answerer>(arguments.text("reference"), arguments, console));
+  }
   for (const auto& answerer : answerers) {
     answerer->prompts = make_prompts(data, options, answerer->tokenizer, answerer->checkpoint.description());
   }
@@ -271,6 +284,7 @@ void run_eval(const Arguments& arguments, Console& console) {
 
   const Engine engine(arguments);
   const ModelDirectory directory(arguments.positional(0));
+  check_evaluated(arguments, directory.path(), console);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
   std::optional<Tokenizer> tokenizer;
   if (!holds_token_windows(text)) tokenizer = Tokenizer::open(checkpoint.directory());
@@ -281,6 +295,7 @@ void run_eval(const Arguments& arguments, Console& console) {
   std::optional<Transformer> reference;
   if (arguments.given("reference")) {
     reference_directory.emplace(arguments.text("reference"));
+    check_evaluated(arguments, reference_directory->path(), console);
     reference_checkpoint = Checkpoint::open(reference_directory->path());
     check_same_tokens(data, text, *reference_checkpoint, options);
     reference = engine.load(*reference_checkpoint, console);
@@ -339,6 +354,7 @@ void run_generate(const Arguments& arguments, Console& console) {
                                     .seed = static_cast<uint64_t>(arguments.integer("seed"))};
   const Engine engine(arguments);
   const ModelDirectory directory(arguments.positional(0));
+  if (arguments.flag("verify")) check_files_of(directory.path(), "", console);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
   const std::string& prompt = arguments.text("prompt");
@@ -396,10 +412,16 @@ void run_verify(const Arguments& arguments, Console& console) {
     for (const std::string& problem : verification.problems) message += "\n  " + problem;
     throw std::runtime_error(message);
   }
-  console.report() << directory << ": whole; " << verification.num_linears << " weights decoded, "
-                   << (verification.has_manifest ? std::to_string(verification.num_files) + " checksums right"
-                                                 : "no pare.json, so no checksums to compare")
-                   << '\n';
+  const std::string decoded = std::to_string(verification.num_linears) + " weights decoded, ";
+  if (verification.has_manifest) {
+    console.report() << directory << ": whole; " << decoded << verification.num_files << " checksums right\n";
+  } else {
+    console.report() << directory << ": can be read; " << decoded
+                     << "but there is no pare.json, so nothing says which bytes they should be\n";
+  }
+  for (const std::string& name : verification.unchecked) {
+    console.report() << "not checked: " << name << " (written by an earlier version, without a checksum of its own)\n";
+  }
   console.set_result(to_json(verification));
 }
 
@@ -456,17 +478,19 @@ Command generate_command() {
   return {.name = "generate",
           .summary = "Continue a prompt: prints the prompt and the model's continuation, greedy unless told otherwise.",
           .positionals = {kModel},
-          .options =
-              joined({required_text("prompt", "TEXT", "the text to continue"),
-                      count("max-tokens", std::to_string(defaults.max_tokens), "stop after so many new tokens", 1),
-                      number("temperature", format_number(sampling.temperature, 0),
-                             "logits are divided by it before drawing; 0 always takes the most probable token"),
-                      count("top-k", std::to_string(sampling.top_k), "draw from the N most probable tokens; 0: all", 0),
-                      share("top-p", format_number(sampling.top_p, 0),
-                            "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]"),
-                      count("seed", std::to_string(sampling.seed), "of the draws: the same seed, the same text", 0),
-                      kv_bits_option(), attention_bits_option()},
-                     compute_options()),
+          .options = joined(
+              {required_text("prompt", "TEXT", "the text to continue"),
+               count("max-tokens", std::to_string(defaults.max_tokens), "stop after so many new tokens", 1),
+               number("temperature", format_number(sampling.temperature, 0),
+                      "logits are divided by it before drawing; 0 always takes the most probable token"),
+               count("top-k", std::to_string(sampling.top_k), "draw from the N most probable tokens; 0: all", 0),
+               share("top-p", format_number(sampling.top_p, 0),
+                     "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]"),
+               count("seed", std::to_string(sampling.seed), "of the draws: the same seed, the same text", 0),
+               {.name = "verify", .help = "first check that the files are what pare.json says (eval always does)"},
+               kv_bits_option(),
+               attention_bits_option()},
+              compute_options()),
           .run = run_generate};
 }
 
@@ -539,6 +563,8 @@ Command eval_command() {
                 .value_name = "MODEL",
                 .help = "also load this model, usually the uncompressed one, and compare token by token, or answer by "
                         "answer (its keys and values stay float32)"},
+               {.name = "no-verify",
+                .help = "do not check first that the files are what pare.json says: reads damaged models, too"},
                kv_bits_option(),
                attention_bits_option()},
               instruction_options()),
@@ -605,13 +631,13 @@ std::vector<Command> runtime_commands() {
       .positionals = {{"PATH", "a checkpoint directory, or a .safetensors, .gguf or .npy file"}},
       .options = {{.name = "tensors", .help = "list every tensor (--json always does)"}},
       .run = run_inspect};
-  const Command verify_command = {
-      .name = "verify",
-      .summary =
-          "Check that a checkpoint is whole: checksums of pare.json, every weight decodes. Exit status 1 if not.",
-      .positionals = {{"DIR", "directory of a checkpoint"}},
-      .options = {},
-      .run = run_verify};
+  const Command verify_command = {.name = "verify",
+                                  .summary =
+                                      "Check that a checkpoint is whole: the checksums of all its files, every weight "
+                                      "decodes. Exit status 1 if not.",
+                                  .positionals = {{"DIR", "directory of a checkpoint"}},
+                                  .options = {},
+                                  .run = run_verify};
   return {import, eval_command(), generate_command(), tokenize, inspect_command, verify_command, bench_command()};
 }
 
