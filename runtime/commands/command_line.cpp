@@ -59,7 +59,7 @@ std::string expected_value(const OptionSpec& option) {
     case OptionKind::flag:
       return "no value";
     case OptionKind::text:
-      return "a text";
+      return option.may_be_empty ? "a text" : "a text that is not empty";
     case OptionKind::integer:
       break;
     case OptionKind::number:
@@ -86,8 +86,8 @@ bool accepts(const OptionSpec& option, const std::string& value) {
     case OptionKind::flag:
       return true;
     case OptionKind::text:
-      return option.choices.empty() ||
-             std::find(option.choices.begin(), option.choices.end(), value) != option.choices.end();
+      if (option.choices.empty()) return option.may_be_empty || !value.empty();
+      return std::find(option.choices.begin(), option.choices.end(), value) != option.choices.end();
     case OptionKind::integer:
       return in_range(parse_number<int64_t>(value));
     case OptionKind::number:
@@ -207,6 +207,10 @@ class ArgumentParser {
 
   void check_positionals(std::span<const std::string> found) const {
     const size_t num_expected = command_.positionals.size();
+    for (size_t i = 0; i < std::min(found.size(), num_expected); ++i) {
+      if (!found[i].empty()) continue;
+      throw WrongUsage("argument " + command_.positionals[i].name + " is empty" + get_help(program_, command_));
+    }
     if (found.size() < num_expected) {
       throw WrongUsage("argument " + command_.positionals[found.size()].name + " is missing" +
                        get_help(program_, command_));

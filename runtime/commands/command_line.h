@@ -45,6 +45,7 @@ struct OptionSpec {
   std::string default_value = {};  // as it would be typed; empty: not given
   std::string help = {};
   bool required = false;
+  bool may_be_empty = false;              // a text
   std::vector<std::string> choices = {};  // of a text; empty: any
   // Of a number; numbers are finite.
   std::optional<double> minimum = {};

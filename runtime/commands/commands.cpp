@@ -29,6 +29,7 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/memory_usage.h"
+#include "runtime/system/partial_output.h"
 #include "runtime/system/progress.h"
 #include "runtime/tokenizer/tokenizer.h"
 
@@ -89,7 +90,7 @@ class Engine {
 };
 
 void run_import(const Arguments& arguments, Console& console) {
-  const std::filesystem::path source = arguments.positional(0), output = arguments.positional(1);
+  const std::filesystem::path source = arguments.positional(0), output = output_place(arguments.positional(1));
   const Clock::time_point start = Clock::now();
   ImportOptions options;
   if (arguments.given("tokenizer")) options.tokenizer = arguments.text("tokenizer");
@@ -475,11 +476,13 @@ OptionSpec required_text(const std::string& name, const std::string& value_name,
 Command generate_command() {
   const GenerationOptions defaults;
   const SamplingOptions& sampling = defaults.sampling;
+  OptionSpec prompt = required_text("prompt", "TEXT", "the text to continue");
+  prompt.may_be_empty = true;  // a model that begins with a token of its own can start from that
   return {.name = "generate",
           .summary = "Continue a prompt: prints the prompt and the model's continuation, greedy unless told otherwise.",
           .positionals = {kModel},
           .options = joined(
-              {required_text("prompt", "TEXT", "the text to continue"),
+              {prompt,
                count("max-tokens", std::to_string(defaults.max_tokens), "stop after so many new tokens", 1),
                number("temperature", format_number(sampling.temperature, 0),
                       "logits are divided by it before drawing; 0 always takes the most probable token"),

@@ -80,8 +80,9 @@ const char* torch_dtype_name(DType dtype) {
   }
 }
 
-void import_model(const std::filesystem::path& source, const std::filesystem::path& output,
+void import_model(const std::filesystem::path& source, const std::filesystem::path& given,
                   const ImportOptions& options) {
+  const std::filesystem::path output = output_place(given);
   if (std::filesystem::is_directory(source)) {
     throw std::invalid_argument(
         source.string() +

@@ -458,6 +458,24 @@ TEST_F(PareRuntime, ImportWritesACheckpointOnceOnly) {
   expect_failure(words, 1, {"exist"});
 }
 
+TEST_F(PareRuntime, PlacesThatCannotBeMadeAreRefusedBeforeAnyWork) {
+  const std::string words = std::string("import " PARE_SOURCE_DIR "/tests/golden/gguf/llama_gqa_untied.gguf ");
+  const std::string folder = folder_.path().string() + "/";
+  for (const std::string end : {"/", "/.", "//./"}) {
+    EXPECT_EQ(run_json(words + folder + "o" + end)["output"], folder + "o") << end;
+    std::filesystem::remove_all(folder + "o");
+  }
+  expect_failure(words + folder + "missing/../o", 1, {"there is no folder", "missing"});
+  expect_failure(words + text_.string() + "/o", 1, {"text.txt' is no folder"});
+  expect_failure(words + folder + "m/..", 1, {"expected the name of a new"});
+  expect_failure(words + "''", 2, {"argument OUT is empty"});
+  expect_failure("inspect ''", 2, {"argument PATH is empty"});
+  expect_failure("eval " + model_.string() + " --text ''", 2, {"--text", "a text that is not empty", "found ''"});
+  EXPECT_FALSE(std::filesystem::exists(folder + "o"));
+  EXPECT_FALSE(std::filesystem::exists(folder + "missing"));
+  EXPECT_EQ(run("generate " + model_.string() + " --prompt '' --max-tokens 1").status, 0);
+}
+
 TEST_F(PareRuntime, AGgufFileIsReadAsItsImportAndLeavesNothing) {
   const std::string gguf = PARE_SOURCE_DIR "/tests/golden/gguf/llama_gqa_untied.gguf";
   const std::string imported = (folder_.path() / "o").string();
@@ -470,6 +488,65 @@ TEST_F(PareRuntime, AGgufFileIsReadAsItsImportAndLeavesNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(temporary));
 }
 
+// Killed at any moment, a program that reads a .gguf leaves links at most, and the next one sweeps.
+TEST_F(PareRuntime, AGgufFileThatWasBeingReadLeavesNoBytes) {
+  const std::string gguf = PARE_SOURCE_DIR "/tests/golden/gguf/llama_gqa_untied.gguf";
+  const std::filesystem::path temporary = folder_.path() / "tmp", err = folder_.path() / "err";
+  std::filesystem::create_directory(temporary);
+  std::filesystem::create_directory(temporary / "pare-import-strange");  // nobody's by now
+  std::filesystem::create_directory(temporary / "pare-other");
+  std::ofstream(temporary / "pare-import-file") << "not a folder";
+  const TokenWindows few = read_npy(npy_);
+  TokenWindows many = {.num_windows = 200000, .num_tokens = 64, .ids_NT = {}};
+  while (many.ids_NT.size() < 200000 * 64) many.ids_NT.insert(many.ids_NT.end(), few.ids_NT.begin(), few.ids_NT.end());
+  const std::string text = folder_.path() / "many.npy";
+  write_npy(text, many);
+  const auto left = [&] {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(temporary)) {
+      if (entry.is_symlink() || !entry.is_directory()) names.push_back(entry.path().filename());
+      EXPECT_TRUE(entry.is_symlink() || entry.is_directory() || entry.path().filename() == "pare-import-file");
+    }
+    return names;
+  };
+  for (const int signal : {SIGKILL, SIGHUP}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
+      dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
+      setenv("TMPDIR", temporary.c_str(), 1);
+      std::signal(SIGHUP, SIG_DFL);
+      execl(PARE_BUILD_DIR "/pare-runtime", "pare-runtime", "eval", gguf.c_str(), "--threads", "1", "--text",
+            text.c_str(), nullptr);
+      _exit(127);
+    }
+    int status = 0;
+    pid_t ended = 0;
+    while (ended == 0 && (!std::filesystem::exists(err) || file_text(err).find("load ") == std::string::npos)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      ended = waitpid(child, &status, WNOHANG);
+    }
+    ASSERT_EQ(ended, 0) << file_text(err);
+    // While it works, another one leaves its folder alone.
+    const Outcome other = run("eval " + gguf + " --json --text " + npy_, "env TMPDIR=" + temporary.string());
+    EXPECT_EQ(other.status, 0) << other.err;
+    EXPECT_GE(left().size(), 4u);
+    kill(child, signal);
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    if (signal == SIGHUP) {
+      EXPECT_EQ(WEXITSTATUS(status), 130);
+      EXPECT_EQ(left(), (std::vector<std::string>{"pare-import-file"}));
+    } else {
+      EXPECT_GE(left().size(), 4u);  // links without a target
+      EXPECT_EQ(run("eval " + gguf + " --json --text " + npy_, "env TMPDIR=" + temporary.string()).status, 0);
+      EXPECT_EQ(left(), (std::vector<std::string>{"pare-import-file"}));
+    }
+    std::filesystem::remove(err);
+  }
+  EXPECT_FALSE(std::filesystem::exists(temporary / "pare-import-strange"));
+  EXPECT_TRUE(std::filesystem::exists(temporary / "pare-other"));
+}
+
 TEST_F(PareRuntime, SignalsEndWith130) {
   // Enough windows for a minute of one thread. The signal comes when standard error says that the model is loaded.
   const TokenWindows few = read_npy(npy_);
@@ -477,9 +554,10 @@ TEST_F(PareRuntime, SignalsEndWith130) {
   while (many.ids_NT.size() < 200000 * 64) many.ids_NT.insert(many.ids_NT.end(), few.ids_NT.begin(), few.ids_NT.end());
   write_npy(folder_.path() / "many.npy", many);
   const std::string out = folder_.path() / "out", err = folder_.path() / "err", text = folder_.path() / "many.npy";
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const pid_t child = fork();
     if (child == 0) {
+      std::signal(SIGHUP, SIG_DFL);
       dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
       dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
       execl(PARE_BUILD_DIR "/pare-runtime", "pare-runtime", "eval", model_.c_str(), "--json", "--threads", "1",
