@@ -1,16 +1,23 @@
 #include "runtime/commands/command_line.h"
 
+#include <cxxabi.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
 #include <cxxopts.hpp>
+#include <exception>
+#include <filesystem>
 #include <iostream>
 #include <limits>
 #include <sstream>
 #include <system_error>
+#include <typeinfo>
 
 #include "runtime/engine/backend.h"
 #include "runtime/system/interrupt.h"
@@ -23,6 +30,9 @@ namespace {
 
 constexpr int kDone = 0, kFailed = 1, kWrongUsage = 2, kInterrupted = 130;
 constexpr const char* kOutOfMemory = "out of memory: use a smaller model or context, or a machine with more memory";
+constexpr const char* kInternalFault =
+    "this should not happen: a file of another form than expected, or a fault of the program. Check the model with the "
+    "command verify; report it with the command line, the model's config.json and what follows";
 constexpr size_t kHelpColumn = 28;
 constexpr size_t kHelpWidth = 100;
 
@@ -345,6 +355,29 @@ void run_and_print(const Program& program, std::span<const std::string> words) {
   }
   standard_output.finish();
 }
+// What no handler catches: memory that runs out where a destructor needs some, which the library of JSON's do.
+std::string program_name;
+[[noreturn]] void end_with_a_message() {
+  const std::type_info* const type = abi::__cxa_current_exception_type();
+  const bool is_memory = type != nullptr && *type == typeid(std::bad_alloc);
+  for (const char* text : {program_name.c_str(), ": ", is_memory ? kOutOfMemory : kInternalFault, "\n"}) {
+    if (::write(STDERR_FILENO, text, std::strlen(text)) < 0) break;
+  }
+  if (is_memory) ::_exit(kFailed);
+  std::abort();
+}
+
+// For people, of exceptions that nobody threw with a message for them.
+std::string message_of(const std::exception& error) {
+  if (const auto* const file = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
+    const std::string second = file->path2().empty() ? "" : "' or '" + file->path2().string();
+    return "cannot use '" + file->path1().string() + second + "': " + file->code().message();
+  }
+  const bool is_ours = dynamic_cast<const std::runtime_error*>(&error) != nullptr ||
+                       dynamic_cast<const std::invalid_argument*>(&error) != nullptr;
+  return is_ours ? error.what() : std::string(kInternalFault) + " (" + error.what() + ")";
+}
+
 }  // namespace
 
 int run_program(const Program& program, int argc, const char* const* argv) {
@@ -353,7 +386,10 @@ int run_program(const Program& program, int argc, const char* const* argv) {
     std::cerr << program.name << ": " << visible(message) << std::endl;
     return status;
   };
+  program_name = program.name;
+  std::set_terminate(end_with_a_message);
   hold_standard_descriptors();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit (ulimit -f) is an error of the write
   const bool ends_without_readers = keep_running_without_readers();
   try {
     detect_isa();  // a CPU that lacks what this program is compiled for gets a sentence, not an illegal instruction
@@ -374,9 +410,9 @@ int run_program(const Program& program, int argc, const char* const* argv) {
     // What the system says where a thread's stack does not fit.
     const bool is_memory =
         error.code() == std::errc::resource_unavailable_try_again || error.code() == std::errc::not_enough_memory;
-    return report(is_memory ? kOutOfMemory : error.what(), kFailed);
+    return report(is_memory ? kOutOfMemory : message_of(error), kFailed);
   } catch (const std::exception& error) {
-    return report(error.what(), kFailed);
+    return report(message_of(error), kFailed);
   }
 }
 

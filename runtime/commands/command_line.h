@@ -53,6 +53,9 @@ struct OptionSpec {
   std::optional<double> maximum = {};
 };
 
+// Of every --threads: more than machines have, and fewer than a system refuses.
+inline constexpr double kMaxThreads = 4096;
+
 struct PositionalSpec {
   std::string name;  // "MODEL"
   std::string help;

@@ -88,6 +88,9 @@ void import_model(const std::filesystem::path& source, const std::filesystem::pa
         source.string() +
         " is a folder; import takes a .gguf or a llama2.c .bin file. A Hugging Face folder needs no import");
   }
+  if (std::filesystem::exists(source) && !std::filesystem::is_regular_file(source)) {
+    throw std::invalid_argument(source.string() + ": expected a file, found a pipe or device");
+  }
   PartialOutput::check_is_free(output);
   InputFiles inputs;
   inputs.add(source);

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -151,6 +152,11 @@ TEST_F(PareRuntime, WrongUsageExitsWith2) {
   expect_failure("eval m --text t --protocol lm-eval", 2, {"gptq, llama.cpp"});
   expect_failure("eval m --text t --isa sse2", 2, {"avx2, avx512, vnni, amx"});
   expect_failure("generate m --prompt p --threads 0", 2, {"--threads", "at least 1"});
+  for (const std::string words : {"generate m --prompt p", "eval m --text t", "bench m"}) {
+    for (const char* threads : {"4097", "2147483648", "4294967297"}) {
+      expect_failure(words + " --threads " + threads, 2, {"--threads", "at least 1 and at most 4096", threads});
+    }
+  }
   expect_failure("eval m --pairs p --windows 3", 2, {"--pairs", "--windows"});
   expect_failure("eval m", 2, {"--instructions FILE"});
   expect_failure("eval m --pairs p --kv-bits 8", 2, {"--pairs", "--kv-bits"});
@@ -601,9 +607,85 @@ TEST_F(PareRuntime, RunningOutOfMemoryIsAMessage) {
   EXPECT_GT(num_messages, 0);
 }
 
-TEST_F(PareRuntime, AFullDiskUnderStandardOutputIsAFailure) {
-  const int status = std::system(PARE_BUILD_DIR "/pare-runtime --version >/dev/full 2>/dev/null");
-  EXPECT_EQ(WEXITSTATUS(status), 1);
+TEST_F(PareRuntime, TokenizingOutOfMemoryIsAMessage) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "the sanitizer needs address space of its own";
+#endif
+  std::ofstream(text_) << std::string(2000000, 'x');
+  const std::string words = "tokenize " + model_.string() + " --json --quiet --text " + text_.string();
+  int status = -1, num_messages = 0;
+  for (int kibibytes = 16 << 10; status != 0; kibibytes += 8 << 10) {
+    ASSERT_LT(kibibytes, 1 << 20) << "two million tokens take less than 1 GiB";
+    const Outcome result = run(words, "ulimit -v " + std::to_string(kibibytes) + "; OMP_NUM_THREADS=1");
+    status = result.status;
+    if (status == 0 || status == 127) continue;  // 127: the loader has no room for the program itself
+    ASSERT_EQ(status, 1) << kibibytes << " KiB: " << result.err;
+    EXPECT_NE(result.err.find("memory"), std::string::npos) << result.err;
+    num_messages += result.err.starts_with("pare-runtime: out of memory: use a smaller model");
+  }
+  EXPECT_GT(num_messages, 0);
+}
+
+// A limit of the shell's is as good as a full disk.
+TEST_F(PareRuntime, AFileBeyondTheLimitIsAMessage) {
+  const std::string gguf = PARE_SOURCE_DIR "/tests/golden/gguf/llama_gqa_untied.gguf ";
+  const Outcome result = run("import " + gguf + (folder_.path() / "o").string(), "ulimit -f 16;");
+  EXPECT_EQ(result.status, 1);
+  EXPECT_NE(result.err.find("File too large"), std::string::npos) << result.err;
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "o"));
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "o.partial"));
+}
+
+TEST_F(PareRuntime, TextsWithoutAnEndAreRefused) {
+  const std::string zero = (folder_.path() / "zero").string(), pipe = (folder_.path() / "pipe.txt").string();
+  for (const char* extension : {".txt", ".jsonl"}) {
+    std::filesystem::create_symlink("/dev/zero", zero + extension);
+  }
+  const std::string words = " " + model_.string() + " --text ";
+  for (const std::string command : {"tokenize", "eval"}) {
+    expect_failure(command + words + zero + ".txt", 1, {"zero.txt'", "a device; expected a file"});
+  }
+  expect_failure("eval " + model_.string() + " --instructions " + zero + ".jsonl", 1, {"a device; expected a file"});
+  expect_failure("import /dev/zero " + (folder_.path() / "o").string(), 1, {"/dev/zero", "expected a file"});
+  // A pipe with an end.
+  EXPECT_EQ(run("tokenize" + words + pipe, "mkfifo " + pipe + "; printf 'a b' >" + pipe + " & ").out, "0 67 1 68\n");
+}
+
+// --- What nobody has written a message for ---
+
+template <typename Throw>
+int status_of(const Throw& what) {
+  const Program program = {
+      .name = "sample",
+      .summary = "",
+      .commands = {
+          {.name = "work", .summary = "", .positionals = {}, .options = {}, .run = [&](const Arguments&, Console&) {
+             what();
+           }}}};
+  const std::array<const char*, 2> words = {"sample", "work"};
+  return run_program(program, 2, words.data());
+}
+
+TEST(RunProgram, ExceptionsOfLibrariesSayWhatToDo) {
+  const auto expect_message = [](const auto& what, const std::string& message) {
+    EXPECT_EXIT(std::exit(status_of(what)), testing::ExitedWithCode(1), message);
+  };
+  const std::string internal = "sample: this should not happen: .*verify; report it .*";
+  expect_message([] { (void)std::string("ab").substr(3); }, internal + "basic_string::substr");
+  expect_message([] { nlohmann::json json = nlohmann::json::parse("{"); }, internal + "json.exception");
+  expect_message([] { nlohmann::json json = nlohmann::json::parse("3").at("key"); }, internal);
+  expect_message([] { throw std::logic_error("no such option"); }, internal + "no such option");
+  expect_message([] { EXPECT_EQ(std::filesystem::file_size("/no/such"), 0u); },
+                 "sample: cannot use '/no/such': No such file");
+  expect_message([] { throw std::invalid_argument("ours"); }, "sample: ours\n");
+  expect_message([] { throw std::runtime_error("a \x1b[31mname"); }, "sample: a .x1b.31mname\n");
+  expect_message([] { throw std::bad_alloc(); }, "sample: out of memory: use a smaller");
+  // One that leaves a destructor, as the library of JSON's do where memory runs out.
+  struct Ending {
+    ~Ending() { throw_on_the_way(); }
+    static void throw_on_the_way() { throw std::bad_alloc(); }
+  };
+  expect_message([] { const Ending ending; }, "sample: out of memory: use a smaller");
 }
 
 }  // namespace

@@ -2,10 +2,12 @@
 #include "runtime/commands/standard_output.h"
 
 #include <fcntl.h>
+#include <pty.h>
 #include <unistd.h>
 
 #include <array>
 #include <csignal>
+#include <cstring>
 
 #include "runtime/commands/command_line.h"
 #include "runtime/commands/commands.h"
@@ -87,6 +89,64 @@ TEST_F(StandardOutputOf, AReaderThatGoesAwayEndsItQuietly) {
       EXPECT_EQ(file_text(err), "");
     }
   }
+}
+
+// What a process writes to a terminal of its own.
+std::string on_a_terminal(const std::vector<std::string>& words) {
+  int terminal = -1;
+  const pid_t child = forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (child == 0) {
+    std::vector<const char*> argv = {"pare-runtime"};
+    for (const std::string& word : words) argv.push_back(word.c_str());
+    argv.push_back(nullptr);
+    execv(PARE_BUILD_DIR "/pare-runtime", const_cast<char**>(argv.data()));
+    _exit(127);
+  }
+  std::string text;
+  std::array<char, 4096> piece;
+  for (ssize_t size = 0; (size = read(terminal, piece.data(), piece.size())) > 0;) {
+    text.append(piece.data(), static_cast<size_t>(size));
+  }
+  close(terminal);
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0) << text;
+  return text;
+}
+
+// The escape character is a token (as byte-level tokenizers write it), and in a name.
+TEST_F(StandardOutputOf, ControlCharactersOfAModelReachFilesAndNoTerminal) {
+  std::string tokenizer = ascii_tokenizer_json();
+  const size_t q = tokenizer.find("\"q\":83");
+  ASSERT_NE(q, std::string::npos);
+  tokenizer.replace(q, 3, "\"\u011b\"");
+  std::ofstream(model_ / "tokenizer.json") << tokenizer;
+  const std::string prompt = "a\x1b[31mb";
+  const std::vector<std::string> words = {"generate", model_.string(), "--quiet", "--max-tokens",
+                                          "1",        "--prompt",      prompt};
+  const std::string shown = on_a_terminal(words);
+  EXPECT_TRUE(shown.starts_with("a\\x1b[31mb")) << shown;
+  EXPECT_EQ(shown.find('\x1b'), std::string::npos);
+  EXPECT_TRUE(
+      run("generate " + model_.string() + " --quiet --max-tokens 1 --prompt '" + prompt + "'").out.starts_with(prompt));
+  expect_failure("inspect 'no\x1b[31mne'", 1, {"no\\x1b[31mne"});
+  expect_failure("eval m --text 't\x1b'", 1, {"m"});
+}
+
+TEST_F(StandardOutputOf, ControlCharactersOfNamesAreShownEverywhere) {
+  std::string bytes = file_text(model_ / "model.safetensors");
+  const size_t name = bytes.find("model.norm.weight");
+  ASSERT_NE(name, std::string::npos);
+  uint64_t header_size = 0;
+  std::memcpy(&header_size, bytes.data(), 8);
+  bytes.replace(name, 17, "model\\u001bnorm.w");  // 17 letters again, of which JSON makes 12
+  std::ofstream(folder_.path() / "x.safetensors", std::ios::binary) << bytes;
+  const std::string words = "inspect " + (folder_.path() / "x.safetensors").string();
+  const Outcome table = run(words + " --tensors");
+  EXPECT_EQ(table.status, 0) << table.err;
+  EXPECT_NE(table.out.find("model\\x1bnorm.w"), std::string::npos) << table.out;
+  EXPECT_EQ(table.out.find('\x1b'), std::string::npos);
+  EXPECT_EQ(run_json(words).dump().find('\x1b'), std::string::npos);
 }
 
 TEST(Visible, ShowsControlCharactersAndNothingElse) {
