@@ -18,6 +18,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/memory_usage.h"
+#include "runtime/system/partial_output.h"
 #include "runtime/system/version.h"
 
 namespace pare {
@@ -59,11 +60,16 @@ class StatisticsTask : public BlockTask {
 
 }  // namespace
 
-std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOptions& options, Progress& progress) {
+std::string calibrate(const Recipe& recipe, const fs::path& given_output, const RunOptions& options,
+                      Progress& progress) {
   const auto start = Clock::now();
   MemorySampler memory;
   const at::NoGradGuard no_grad;
   const int num_threads = set_num_threads(options.num_threads);
+  const fs::path output = output_place(given_output), folder = fs::absolute(output).parent_path();
+  if (!fs::is_directory(folder)) {
+    throw std::runtime_error("cannot write '" + output.string() + "': its folder does not exist");
+  }
   if (recipe.student) {
     throw std::invalid_argument(
         "'" + recipe.file.string() +
@@ -99,10 +105,6 @@ std::string calibrate(const Recipe& recipe, const fs::path& output, const RunOpt
   check_disk_space(output, prediction);
   check_weights(checkpoint);
 
-  const fs::path folder = fs::absolute(output).parent_path();
-  if (!fs::is_directory(folder)) {
-    throw std::runtime_error("cannot write '" + output.string() + "': its folder does not exist");
-  }
   StatisticsWriter writer(output, {.model = model_hash(checkpoint),
                                    .data = windows_hash(windows),
                                    .text = recipe.calibration->text.filename().string(),

@@ -111,7 +111,8 @@ std::vector<pare::OptionSpec> resource_options() {
            .kind = OptionKind::integer,
            .value_name = "N",
            .help = "threads to use; does not change the result (default: one for each core)",
-           .minimum = 1}};
+           .minimum = 1,
+           .maximum = pare::kMaxThreads}};
 }
 
 pare::Command calibrate_command() {

@@ -7,9 +7,11 @@
 
 #include "compress/passes/compress_stage.h"
 #include "compress/walk/original_stream.h"
+#include "runtime/commands/artifact_files.h"
 #include "runtime/commands/inspect.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/sealed_json.h"
 
 namespace pare {
 namespace {
@@ -19,10 +21,11 @@ using Clock = std::chrono::steady_clock;
 
 void write_manifest(const std::map<std::string, std::string>& extra_files, Artifact& artifact, const Phase& phase) {
   for (const auto& [name, text] : extra_files) artifact.write_file(name, text);
-  artifact.write_file("pare.json",
-                      manifest_json(phase.recipe, phase.fingerprint, phase.inputs, phase.plan, phase.data,
-                                    artifact.records(), phase.choice ? to_json(*phase.choice, /*curve=*/false) : "",
-                                    phase.training, phase.verdicts, artifact.output_hashes()));
+  artifact.write_file(
+      kManifestName,
+      seal_json(manifest_json(phase.recipe, phase.fingerprint, phase.inputs, phase.plan, phase.data, artifact.records(),
+                              phase.choice ? to_json(*phase.choice, /*curve=*/false) : "", phase.training,
+                              phase.verdicts, artifact.output_hashes())));
 }
 
 void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path& artifact) {
@@ -149,6 +152,7 @@ void check_inputs(const std::string& calibration_identity, Phase& phase) {
   check_disk_space(phase.output, phase.prediction);
   check_weights(phase.checkpoint);
   phase.inputs = input_hashes(phase.checkpoint);
+  require_listed_hashes(phase.checkpoint.directory(), phase.inputs);
   phase.fingerprint = make_fingerprint(phase.inputs, phase.plan, calibration_identity);
   throw_if_interrupted();
   check_unchanged(phase);
@@ -161,7 +165,7 @@ void timed(const char* stage, Phase& phase, const std::function<void()>& work) {
 }
 
 bool is_made(const Phase& phase) {
-  const fs::path manifest = phase.output / "pare.json";
+  const fs::path manifest = phase.output / kManifestName;
   if (!fs::is_regular_file(manifest)) return false;
   const nlohmann::json json = nlohmann::json::parse(read_text_file(manifest), nullptr, /*allow_exceptions=*/false);
   return json.is_object() && json.value("fingerprint", nlohmann::json()) == nlohmann::json(phase.fingerprint);
@@ -183,7 +187,7 @@ std::string finish(const std::map<std::string, std::string>& extra_files, Artifa
   });
   complete_report(artifact, memory, phase);
   const std::string json = report_json(phase.report);
-  artifact.write_file("report.json", json + "\n");
+  artifact.write_file(kReportName, seal_json(json));
   check_unchanged(phase);
   check_gates(phase.recipe.fail_if, phase.report, artifact.artifact_directory());
   artifact.publish();

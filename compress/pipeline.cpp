@@ -16,6 +16,7 @@
 #include "compress/train/training_device.h"
 #include "compress/train_model.h"
 #include "runtime/import/model_directory.h"
+#include "runtime/system/partial_output.h"
 
 namespace pare {
 namespace {
@@ -80,7 +81,7 @@ int set_num_threads(int num_threads) {
 }
 
 std::string run(const Recipe& recipe, const RunOptions& options, Progress& progress) {
-  const fs::path output = chosen(options.output, recipe.output, "output", "output", "--out");
+  const fs::path output = output_place(chosen(options.output, recipe.output, "output", "output", "--out"));
   Artifact::check_output_is_free(output);
   const ModelDirectory model(chosen(options.model, recipe.model, "model", "model", "--model"));
   const Checkpoint original = Checkpoint::open(model.path());

@@ -35,7 +35,7 @@ THREADED = ("run", "calibrate", "eval", "generate")  # commands with --threads
 
 # File name -> JSON paths (globs) that say which program wrote it or how long it took.
 IGNORED = {
-    "pare.json": ["pare", "fingerprint", "engines", "calibration.statistics_sha256", "calibration.statistics_pare"],
+    "pare.json": ["pare", "fingerprint", "engines", "calibration.statistics_sha256", "calibration.statistics_pare", "sha256"],
     "eval*.json": ["seconds", "tokens_per_second", "peak_memory_bytes"],
     "report.json": ["budget.measured.seconds", "budget.measured.tokens_per_second", "budget.measured.peak_memory_bytes"],
 }

@@ -49,7 +49,7 @@ void copy_small_files(const Checkpoint& source, const std::map<std::string, std:
     if (others.contains(name)) continue;
     const fs::path copy = directory / name;
     fs::create_directories(copy.parent_path());
-    write_file_atomically(copy, MappedFile::open(source.directory() / name).bytes());
+    copy_file_atomically(source.directory() / name, copy);
     if (sha256_file(copy) == hash) continue;
     throw std::runtime_error("changed while it was read: '" + (source.directory() / name).string() +
                              "' is not what it was when the run began");

@@ -64,7 +64,15 @@ YamlValue::YamlValue(const YAML::Node& node, std::string path, const std::filesy
 YamlValue YamlValue::parse(const std::string& yaml, const std::filesystem::path& file) {
   check_nesting(yaml, file);
   try {
-    return {YAML::Load(yaml), "", file};
+    const std::vector<YAML::Node> documents = YAML::LoadAll(yaml);
+    if (documents.size() > 1) {
+      const YAML::Mark mark = documents[1].Mark();
+      throw std::invalid_argument(
+          file.string() + ":" + std::to_string(mark.is_null() ? 1 : mark.line + 1) +
+          ": a second document (behind '---' or '...'); a recipe is one: keep one, or give each "
+          "a file of its own");
+    }
+    return {documents.empty() ? YAML::Node() : documents.front(), "", file};
   } catch (const YAML::Exception& error) {
     throw std::invalid_argument(file.string() + ":" + std::to_string(error.mark.line + 1) + ": not YAML: " + error.msg);
   }

@@ -23,6 +23,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/memory_usage.h"
+#include "runtime/system/partial_output.h"
 #include "runtime/system/sha256.h"
 #include "runtime/system/version.h"
 #include "runtime/tokenizer/tokenizer.h"
@@ -237,8 +238,9 @@ int64_t bytes_of_store(const fs::path& output) {
 
 }  // namespace
 
-std::string record(const fs::path& model_path, const fs::path& output, const RecordOptions& options,
+std::string record(const fs::path& model_path, const fs::path& given_output, const RecordOptions& options,
                    Progress& progress) {
+  const fs::path output = output_place(given_output);
   const auto start = Clock::now();
   MemorySampler memory;
   const at::NoGradGuard no_grad;

@@ -18,9 +18,8 @@ constexpr const char* kCommand = "record";
 constexpr const char* kRunFile = "record.json";
 constexpr const char* kShards = "shards";
 
-fs::path normalized(const fs::path& output) {
-  const fs::path normal = fs::absolute(output).lexically_normal();
-  return normal.has_filename() ? normal : normal.parent_path();
+fs::path absolute_place(const fs::path& output) {
+  return fs::absolute(output_place(output));
 }
 
 fs::path final_shards(const fs::path& output) {
@@ -71,7 +70,7 @@ std::string differences(const Json& there, const Json& here) {
 }  // namespace
 
 void UnfinishedStore::check_output_is_free(const fs::path& given) {
-  const fs::path output = normalized(given);
+  const fs::path output = absolute_place(given);
   if (is_there(output)) {
     // A run that was killed after its last rename leaves its folder.
     if (std::optional<PartialOutput> remains = PartialOutput::take_remains(output, kCommand)) {
@@ -89,7 +88,7 @@ void UnfinishedStore::check_output_is_free(const fs::path& given) {
 
 UnfinishedStore::UnfinishedStore(const fs::path& output, const LogitOrigin& origin,
                                  std::vector<int64_t> shard_sequences, bool fresh)
-    : output_(normalized(output)),
+    : output_(absolute_place(output)),
       origin_(origin),
       shard_sequences_(std::move(shard_sequences)),
       partial_((check_output_is_free(output), output_), kCommand, PartialOutput::Remains::resumable) {

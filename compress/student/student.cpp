@@ -187,7 +187,7 @@ void copy_small_files(const fs::path& source, const fs::path& directory) {
   for (const fs::path& file : copied_files(source)) {
     const fs::path copy = directory / fs::relative(file, source);
     fs::create_directories(copy.parent_path());
-    write_file_atomically(copy, MappedFile::open(file).bytes());
+    copy_file_atomically(file, copy);
   }
 }
 

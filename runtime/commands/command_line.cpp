@@ -1,14 +1,23 @@
 #include "runtime/commands/command_line.h"
 
+#include <cxxabi.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
 #include <cxxopts.hpp>
+#include <exception>
+#include <filesystem>
 #include <iostream>
 #include <limits>
 #include <sstream>
 #include <system_error>
+#include <typeinfo>
 
 #include "runtime/engine/backend.h"
 #include "runtime/system/interrupt.h"
@@ -21,6 +30,9 @@ namespace {
 
 constexpr int kDone = 0, kFailed = 1, kWrongUsage = 2, kInterrupted = 130;
 constexpr const char* kOutOfMemory = "out of memory: use a smaller model or context, or a machine with more memory";
+constexpr const char* kInternalFault =
+    "this should not happen: a file of another form than expected, or a fault of the program. Check the model with the "
+    "command verify; report it with the command line, the model's config.json and what follows";
 constexpr size_t kHelpColumn = 28;
 constexpr size_t kHelpWidth = 100;
 
@@ -57,7 +69,7 @@ std::string expected_value(const OptionSpec& option) {
     case OptionKind::flag:
       return "no value";
     case OptionKind::text:
-      return "a text";
+      return option.may_be_empty ? "a text" : "a text that is not empty";
     case OptionKind::integer:
       break;
     case OptionKind::number:
@@ -84,8 +96,8 @@ bool accepts(const OptionSpec& option, const std::string& value) {
     case OptionKind::flag:
       return true;
     case OptionKind::text:
-      return option.choices.empty() ||
-             std::find(option.choices.begin(), option.choices.end(), value) != option.choices.end();
+      if (option.choices.empty()) return option.may_be_empty || !value.empty();
+      return std::find(option.choices.begin(), option.choices.end(), value) != option.choices.end();
     case OptionKind::integer:
       return in_range(parse_number<int64_t>(value));
     case OptionKind::number:
@@ -205,6 +217,10 @@ class ArgumentParser {
 
   void check_positionals(std::span<const std::string> found) const {
     const size_t num_expected = command_.positionals.size();
+    for (size_t i = 0; i < std::min(found.size(), num_expected); ++i) {
+      if (!found[i].empty()) continue;
+      throw WrongUsage("argument " + command_.positionals[i].name + " is empty" + get_help(program_, command_));
+    }
     if (found.size() < num_expected) {
       throw WrongUsage("argument " + command_.positionals[found.size()].name + " is missing" +
                        get_help(program_, command_));
@@ -239,11 +255,19 @@ int64_t Arguments::bytes(const std::string& name) const {
   return parse_bytes(text(name)).value();
 }
 
-Console::Console(bool json, bool quiet, std::ostream& out, std::ostream& err)
-    : report_(!json   ? out.rdbuf()
-              : quiet ? nullptr
-                      : err.rdbuf()),
-      progress_(progress_style(quiet), err) {}
+Console::Console(bool json, bool quiet, DescriptorBuffer& out, std::ostream& err)
+    : target_(!json   ? static_cast<std::streambuf&>(out)
+              : quiet ? static_cast<std::streambuf&>(silent_)
+                      : *err.rdbuf()),
+      visible_(target_),
+      report_(&visible_),
+      model_text_(json || out.is_terminal() ? static_cast<std::streambuf*>(&visible_) : &target_),
+      progress_(progress_style(quiet), err) {
+  // So that what the buffers throw passes through.
+  if (json) return;  // standard error may be lost
+  report_.exceptions(std::ios::badbit);
+  model_text_.exceptions(std::ios::badbit);
+}
 
 Arguments parse_arguments(const Program& program, const Command& command, std::span<const std::string> words) {
   return ArgumentParser(program, command).parse(words);
@@ -287,30 +311,71 @@ const Command& find_command(const Program& program, const std::string& name) {
                    did_you_mean(name, names_of(program.commands)) + "; see " + program.name + " --help");
 }
 
-void run_command(const Program& program, const Command& command, std::span<const std::string> words) {
+void run_command(const Program& program, const Command& command, std::span<const std::string> words,
+                 DescriptorBuffer& standard_output, std::ostream& out) {
   const Arguments arguments = parse_arguments(program, command, words);
   if (arguments.flag("help")) {
-    std::cout << command_help(program, command);
+    out << command_help(program, command);
     return;
   }
   const bool json = arguments.flag("json");
-  Console console(json, arguments.flag("quiet"), std::cout, std::cerr);
+  Console console(json, arguments.flag("quiet"), standard_output, std::cerr);
   command.run(arguments, console);
   console.progress().finish();
-  if (json) std::cout << console.result() << '\n';
+  if (json) out << visible(console.result(), "\\u00") << '\n';
 }
 
-void run_words(const Program& program, std::span<const std::string> words) {
+void run_words(const Program& program, std::span<const std::string> words, DescriptorBuffer& standard_output,
+               std::ostream& out) {
   if (words.empty()) throw WrongUsage("a command is missing; see " + program.name + " --help");
   if (words[0] == "--help" || words[0] == "-h") {
-    std::cout << program_help(program);
+    out << program_help(program);
   } else if (words[0] == "--version") {
-    std::cout << program.name << " " << version() << '\n';
+    out << program.name << " " << version() << '\n';
   } else {
-    run_command(program, find_command(program, words[0]), words.subspan(1));
+    run_command(program, find_command(program, words[0]), words.subspan(1), standard_output, out);
   }
-  std::cout.flush();
-  if (!std::cout) throw std::runtime_error("standard output cannot be written: is the disk full?");
+}
+
+void run_and_print(const Program& program, std::span<const std::string> words) {
+  DescriptorBuffer standard_output(STDOUT_FILENO);
+  std::ostream out(&standard_output);
+  out.exceptions(std::ios::badbit);
+  try {
+    run_words(program, words, standard_output, out);
+  } catch (const OutputFailed&) {
+    throw;
+  } catch (...) {
+    // What was said before the failure, which is the one to report.
+    try {
+      standard_output.finish();
+    } catch (const OutputFailed&) {
+    }
+    throw;
+  }
+  standard_output.finish();
+}
+// What no handler catches: memory that runs out where a destructor needs some, which the library of JSON's do.
+std::string program_name;
+[[noreturn]] void end_with_a_message() {
+  const std::type_info* const type = abi::__cxa_current_exception_type();
+  const bool is_memory = type != nullptr && *type == typeid(std::bad_alloc);
+  for (const char* text : {program_name.c_str(), ": ", is_memory ? kOutOfMemory : kInternalFault, "\n"}) {
+    if (::write(STDERR_FILENO, text, std::strlen(text)) < 0) break;
+  }
+  if (is_memory) ::_exit(kFailed);
+  std::abort();
+}
+
+// For people, of exceptions that nobody threw with a message for them.
+std::string message_of(const std::exception& error) {
+  if (const auto* const file = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
+    const std::string second = file->path2().empty() ? "" : "' or '" + file->path2().string();
+    return "cannot use '" + file->path1().string() + second + "': " + file->code().message();
+  }
+  const bool is_ours = dynamic_cast<const std::runtime_error*>(&error) != nullptr ||
+                       dynamic_cast<const std::invalid_argument*>(&error) != nullptr;
+  return is_ours ? error.what() : std::string(kInternalFault) + " (" + error.what() + ")";
 }
 
 }  // namespace
@@ -318,18 +383,25 @@ void run_words(const Program& program, std::span<const std::string> words) {
 int run_program(const Program& program, int argc, const char* const* argv) {
   const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   const auto report = [&](const std::string& message, int status) {
-    std::cout.flush();
-    std::cerr << program.name << ": " << message << std::endl;
+    std::cerr << program.name << ": " << visible(message) << std::endl;
     return status;
   };
+  program_name = program.name;
+  std::set_terminate(end_with_a_message);
+  hold_standard_descriptors();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit (ulimit -f) is an error of the write
+  const bool ends_without_readers = keep_running_without_readers();
   try {
     detect_isa();  // a CPU that lacks what this program is compiled for gets a sentence, not an illegal instruction
     install_interrupt_handler();
     install_mapped_file_handler(program.name);
-    run_words(program, words);
+    run_and_print(program, words);
     return kDone;
   } catch (const Interrupted& error) {
     return report(error.what(), kInterrupted);
+  } catch (const OutputFailed& error) {
+    if (error.is_broken_pipe() && ends_without_readers) end_without_readers();
+    return report(error.what(), kFailed);
   } catch (const WrongUsage& error) {
     return report(error.what(), kWrongUsage);
   } catch (const std::bad_alloc&) {
@@ -338,9 +410,9 @@ int run_program(const Program& program, int argc, const char* const* argv) {
     // What the system says where a thread's stack does not fit.
     const bool is_memory =
         error.code() == std::errc::resource_unavailable_try_again || error.code() == std::errc::not_enough_memory;
-    return report(is_memory ? kOutOfMemory : error.what(), kFailed);
+    return report(is_memory ? kOutOfMemory : message_of(error), kFailed);
   } catch (const std::exception& error) {
-    return report(error.what(), kFailed);
+    return report(message_of(error), kFailed);
   }
 }
 

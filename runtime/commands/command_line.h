@@ -3,7 +3,8 @@
 //
 // Exit status: 0 done, 1 failed, 2 wrong usage (unknown command or option, missing or malformed value), 130
 // interrupted. Results go to standard output, everything else to standard error. With --json standard output holds
-// exactly one JSON object when the command succeeds and nothing when it fails.
+// exactly one JSON object when the command succeeds and nothing when it fails. What standard output does not take is a
+// failure; a pipe without a reader ends the process by SIGPIPE, after what it leaves behind is removed.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/commands/standard_output.h"
 #include "runtime/system/byte_count.h"
 #include "runtime/system/progress.h"
 
@@ -43,12 +45,16 @@ struct OptionSpec {
   std::string default_value = {};  // as it would be typed; empty: not given
   std::string help = {};
   bool required = false;
+  bool may_be_empty = false;              // a text
   std::vector<std::string> choices = {};  // of a text; empty: any
   // Of a number; numbers are finite.
   std::optional<double> minimum = {};
   bool above_minimum = false;  // the minimum itself is not accepted
   std::optional<double> maximum = {};
 };
+
+// Of every --threads: more than machines have, and fewer than a system refuses.
+inline constexpr double kMaxThreads = 4096;
 
 struct PositionalSpec {
   std::string name;  // "MODEL"
@@ -76,17 +82,23 @@ class Arguments {
 // What a command talks to.
 class Console {
  public:
-  Console(bool json, bool quiet, std::ostream& out, std::ostream& err);
+  Console(bool json, bool quiet, DescriptorBuffer& out, std::ostream& err);
 
   Progress& progress() { return progress_; }
-  // For people: standard output; standard error with --json; nowhere with --json --quiet.
+  // For people: standard output; standard error with --json; nowhere with --json --quiet. Control characters are shown
+  // (visible_text.h). Throws OutputFailed.
   std::ostream& report() { return report_; }
+  // The same for what a model writes: only a terminal gets its control characters shown, a file has them as they are.
+  std::ostream& model_text() { return model_text_; }
   // The JSON object that --json prints when the command is done.
   void set_result(std::string json_object) { result_ = std::move(json_object); }
   const std::string& result() const { return result_; }
 
  private:
-  std::ostream report_;
+  SilentBuffer silent_;
+  std::streambuf& target_;
+  VisibleBuffer visible_;
+  std::ostream report_, model_text_;
   Progress progress_;
   std::string result_;
 };

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/commands/artifact_files.h"
 #include "runtime/commands/bench.h"
 #include "runtime/commands/inspect.h"
 #include "runtime/commands/verify.h"
@@ -28,6 +29,7 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/memory_usage.h"
+#include "runtime/system/partial_output.h"
 #include "runtime/system/progress.h"
 #include "runtime/tokenizer/tokenizer.h"
 
@@ -55,9 +57,9 @@ std::function<void(int64_t, int64_t)> stage(Console& console, const std::string&
   return [&console, name, unit, begun = false](int64_t done, int64_t total) mutable {
     throw_if_interrupted();
     if (!begun) console.progress().begin(name, total, unit);
-    begun = true;
+    begun = done != total;
     console.progress().update(done);
-    if (done == total) console.progress().finish();
+    if (!begun) console.progress().finish();
   };
 }
 
@@ -88,7 +90,7 @@ class Engine {
 };
 
 void run_import(const Arguments& arguments, Console& console) {
-  const std::filesystem::path source = arguments.positional(0), output = arguments.positional(1);
+  const std::filesystem::path source = arguments.positional(0), output = output_place(arguments.positional(1));
   const Clock::time_point start = Clock::now();
   ImportOptions options;
   if (arguments.given("tokenizer")) options.tokenizer = arguments.text("tokenizer");
@@ -190,10 +192,19 @@ std::string eval_form(const Arguments& arguments) {
   return chosen->option;
 }
 
+// Before a model is loaded: its files are what was written, where anything says what that was.
+void check_files_of(const std::filesystem::path& directory, const std::string& instead, Console& console) {
+  require_whole_files(directory, instead, stage(console, "check " + directory.string(), "files"));
+}
+void check_evaluated(const Arguments& arguments, const std::filesystem::path& directory, Console& console) {
+  if (!arguments.flag("no-verify")) check_files_of(directory, ", or use it as it is with --no-verify", console);
+}
+
 // Of an encoder: its embeddings of the texts of --pairs.
 void run_eval_pairs(const Arguments& arguments, Console& console) {
   MemorySampler memory;
   const Engine engine(arguments);
+  check_evaluated(arguments, arguments.positional(0), console);
   const Checkpoint checkpoint = Checkpoint::open(arguments.positional(0));
   const Pooling pooling = read_pooling(checkpoint.directory(), checkpoint.encoder());
   const std::filesystem::path file = arguments.text("pairs");
@@ -201,6 +212,7 @@ void run_eval_pairs(const Arguments& arguments, Console& console) {
   std::optional<Checkpoint> reference_checkpoint;
   std::optional<Encoder> reference;
   if (arguments.given("reference")) {
+    check_evaluated(arguments, arguments.text("reference"), console);
     reference_checkpoint = Checkpoint::open(arguments.text("reference"));
     check_comparable(checkpoint, *reference_checkpoint, file, data);
     reference = engine.load_encoder(*reference_checkpoint, console);
@@ -228,9 +240,9 @@ void run_eval_instructions(const Arguments& arguments, Console& console) {
                                                  arguments.given("examples") ? arguments.integer("examples") : 0);
 
   struct Answerer {
-    explicit Answerer(const std::string& path)
+    Answerer(const std::string& path, const Arguments& arguments, Console& console)
         : directory(path),
-          checkpoint(Checkpoint::open(directory.path())),
+          checkpoint((check_evaluated(arguments, directory.path(), console), Checkpoint::open(directory.path()))),
           tokenizer(Tokenizer::open(directory.path())) {}
     ModelDirectory directory;
     Checkpoint checkpoint;
@@ -239,8 +251,10 @@ void run_eval_instructions(const Arguments& arguments, Console& console) {
   };
   const Engine engine(arguments);
   std::vector<std::unique_ptr<Answerer>> answerers;
-  answerers.push_back(std::make_unique<Answerer>(arguments.positional(0)));
-  if (arguments.given("reference")) answerers.push_back(std::make_unique<Answerer>(arguments.text("reference")));
+  answerers.push_back(std::make_unique<Answerer>(arguments.positional(0), arguments, console));
+  if (arguments.given("reference")) {
+    answerers.push_back(std::make_unique<Answerer>(arguments.text("reference"), arguments, console));
+  }
   for (const auto& answerer : answerers) {
     answerer->prompts = make_prompts(data, options, answerer->tokenizer, answerer->checkpoint.description());
   }
@@ -271,6 +285,7 @@ void run_eval(const Arguments& arguments, Console& console) {
 
   const Engine engine(arguments);
   const ModelDirectory directory(arguments.positional(0));
+  check_evaluated(arguments, directory.path(), console);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
   std::optional<Tokenizer> tokenizer;
   if (!holds_token_windows(text)) tokenizer = Tokenizer::open(checkpoint.directory());
@@ -281,6 +296,7 @@ void run_eval(const Arguments& arguments, Console& console) {
   std::optional<Transformer> reference;
   if (arguments.given("reference")) {
     reference_directory.emplace(arguments.text("reference"));
+    check_evaluated(arguments, reference_directory->path(), console);
     reference_checkpoint = Checkpoint::open(reference_directory->path());
     check_same_tokens(data, text, *reference_checkpoint, options);
     reference = engine.load(*reference_checkpoint, console);
@@ -339,6 +355,7 @@ void run_generate(const Arguments& arguments, Console& console) {
                                     .seed = static_cast<uint64_t>(arguments.integer("seed"))};
   const Engine engine(arguments);
   const ModelDirectory directory(arguments.positional(0));
+  if (arguments.flag("verify")) check_files_of(directory.path(), "", console);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
   const std::string& prompt = arguments.text("prompt");
@@ -349,7 +366,7 @@ void run_generate(const Arguments& arguments, Console& console) {
   check_length(checkpoint.description(), static_cast<int64_t>(ids.size()), options.max_tokens);
   Transformer model = engine.load(checkpoint, console);
   use_bits(arguments, model);
-  ContinuedText stream(tokenizer, prompt, ids, console.report());
+  ContinuedText stream(tokenizer, prompt, ids, console.model_text());
   const Generation generation = generate(model, ids, options, [&](int32_t id) { stream.add(id); });
   stream.finish();
   console.progress().print(std::to_string(generation.prompt_tokens) + " prompt tokens at " +
@@ -376,7 +393,11 @@ void run_tokenize(const Arguments& arguments, Console& console) {
   std::string line;
   for (const int32_t id : ids) line += (line.empty() ? "" : " ") + std::to_string(id);
   console.report() << line << '\n';
-  console.set_result(dump({{"tokens", ids.size()}, {"bytes", text.size()}, {"seconds", seconds}, {"ids", ids}}));
+  // Not by way of a JSON value: of millions of ids it takes many times the memory.
+  std::replace(line.begin(), line.end(), ' ', ',');
+  std::string json = dump({{"tokens", ids.size()}, {"bytes", text.size()}, {"seconds", seconds}});
+  json.pop_back();
+  console.set_result(json + ",\"ids\":[" + line + "]}");
 }
 
 void run_inspect(const Arguments& arguments, Console& console) {
@@ -396,10 +417,16 @@ void run_verify(const Arguments& arguments, Console& console) {
     for (const std::string& problem : verification.problems) message += "\n  " + problem;
     throw std::runtime_error(message);
   }
-  console.report() << directory << ": whole; " << verification.num_linears << " weights decoded, "
-                   << (verification.has_manifest ? std::to_string(verification.num_files) + " checksums right"
-                                                 : "no pare.json, so no checksums to compare")
-                   << '\n';
+  const std::string decoded = std::to_string(verification.num_linears) + " weights decoded, ";
+  if (verification.has_manifest) {
+    console.report() << directory << ": whole; " << decoded << verification.num_files << " checksums right\n";
+  } else {
+    console.report() << directory << ": can be read; " << decoded
+                     << "but there is no pare.json, so nothing says which bytes they should be\n";
+  }
+  for (const std::string& name : verification.unchecked) {
+    console.report() << "not checked: " << name << " (written by an earlier version, without a checksum of its own)\n";
+  }
   console.set_result(to_json(verification));
 }
 
@@ -453,20 +480,24 @@ OptionSpec required_text(const std::string& name, const std::string& value_name,
 Command generate_command() {
   const GenerationOptions defaults;
   const SamplingOptions& sampling = defaults.sampling;
+  OptionSpec prompt = required_text("prompt", "TEXT", "the text to continue");
+  prompt.may_be_empty = true;  // a model that begins with a token of its own can start from that
   return {.name = "generate",
           .summary = "Continue a prompt: prints the prompt and the model's continuation, greedy unless told otherwise.",
           .positionals = {kModel},
-          .options =
-              joined({required_text("prompt", "TEXT", "the text to continue"),
-                      count("max-tokens", std::to_string(defaults.max_tokens), "stop after so many new tokens", 1),
-                      number("temperature", format_number(sampling.temperature, 0),
-                             "logits are divided by it before drawing; 0 always takes the most probable token"),
-                      count("top-k", std::to_string(sampling.top_k), "draw from the N most probable tokens; 0: all", 0),
-                      share("top-p", format_number(sampling.top_p, 0),
-                            "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]"),
-                      count("seed", std::to_string(sampling.seed), "of the draws: the same seed, the same text", 0),
-                      kv_bits_option(), attention_bits_option()},
-                     compute_options()),
+          .options = joined(
+              {prompt,
+               count("max-tokens", std::to_string(defaults.max_tokens), "stop after so many new tokens", 1),
+               number("temperature", format_number(sampling.temperature, 0),
+                      "logits are divided by it before drawing; 0 always takes the most probable token"),
+               count("top-k", std::to_string(sampling.top_k), "draw from the N most probable tokens; 0: all", 0),
+               share("top-p", format_number(sampling.top_p, 0),
+                     "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]"),
+               count("seed", std::to_string(sampling.seed), "of the draws: the same seed, the same text", 0),
+               {.name = "verify", .help = "first check that the files are what pare.json says (eval always does)"},
+               kv_bits_option(),
+               attention_bits_option()},
+              compute_options()),
           .run = run_generate};
 }
 
@@ -539,6 +570,8 @@ Command eval_command() {
                 .value_name = "MODEL",
                 .help = "also load this model, usually the uncompressed one, and compare token by token, or answer by "
                         "answer (its keys and values stay float32)"},
+               {.name = "no-verify",
+                .help = "do not check first that the files are what pare.json says: reads damaged models, too"},
                kv_bits_option(),
                attention_bits_option()},
               instruction_options()),
@@ -566,7 +599,10 @@ Command bench_command() {
 std::vector<OptionSpec> compute_options() {
   std::vector<std::string> isas;
   for (const Isa isa : kIsas) isas.emplace_back(isa_name(isa));
-  return {count("threads", "", "CPU threads (default: all, or OMP_NUM_THREADS); results do not depend on it", 1),
+  OptionSpec threads =
+      count("threads", "", "CPU threads (default: all, or OMP_NUM_THREADS); results do not depend on it", 1);
+  threads.maximum = kMaxThreads;
+  return {threads,
           {.name = "isa",
            .kind = OptionKind::text,
            .value_name = "NAME",
@@ -605,13 +641,13 @@ std::vector<Command> runtime_commands() {
       .positionals = {{"PATH", "a checkpoint directory, or a .safetensors, .gguf or .npy file"}},
       .options = {{.name = "tensors", .help = "list every tensor (--json always does)"}},
       .run = run_inspect};
-  const Command verify_command = {
-      .name = "verify",
-      .summary =
-          "Check that a checkpoint is whole: checksums of pare.json, every weight decodes. Exit status 1 if not.",
-      .positionals = {{"DIR", "directory of a checkpoint"}},
-      .options = {},
-      .run = run_verify};
+  const Command verify_command = {.name = "verify",
+                                  .summary =
+                                      "Check that a checkpoint is whole: the checksums of all its files, every weight "
+                                      "decodes. Exit status 1 if not.",
+                                  .positionals = {{"DIR", "directory of a checkpoint"}},
+                                  .options = {},
+                                  .run = run_verify};
   return {import, eval_command(), generate_command(), tokenize, inspect_command, verify_command, bench_command()};
 }
 

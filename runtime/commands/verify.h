@@ -10,14 +10,14 @@
 namespace pare {
 
 struct Verification {
-  bool has_manifest = false;          // pare.json with "outputs"; without it there are no checksums to compare
-  int64_t num_files = 0;              // whose SHA-256 was compared
-  int64_t num_linears = 0;            // decoded, embedding and head included
-  std::vector<std::string> problems;  // file or tensor, expected, found. Empty: all is well
+  bool has_manifest = false;           // pare.json with "outputs"; without it there are no checksums to compare
+  int64_t num_files = 0;               // whose SHA-256 was compared
+  int64_t num_linears = 0;             // decoded, embedding and head included
+  std::vector<std::string> problems;   // file or tensor, expected, found. Empty: all is well
+  std::vector<std::string> unchecked;  // files of pare's own that carry no checksum, written by earlier versions
 };
 
-// Reads the checkpoint in `directory` completely: the SHA-256 of each file in pare.json's {"outputs": {"file":
-// "sha256"}}, that no weight file is missing there, then every linear and norm through the readers that the runtime
+// Reads the checkpoint in `directory` completely: its files (artifact_files.h), then every linear and norm through the readers that the runtime
 // uses (finite values, valid codes and scales, no more kept than a pattern or pare.json says), and the tokenizer where
 // there is one. Collects problems rather than
 // stopping at the first. Throws std::runtime_error when there is no such directory or pare.json is no such JSON;

@@ -80,12 +80,16 @@ const char* torch_dtype_name(DType dtype) {
   }
 }
 
-void import_model(const std::filesystem::path& source, const std::filesystem::path& output,
+void import_model(const std::filesystem::path& source, const std::filesystem::path& given,
                   const ImportOptions& options) {
+  const std::filesystem::path output = output_place(given);
   if (std::filesystem::is_directory(source)) {
     throw std::invalid_argument(
         source.string() +
         " is a folder; import takes a .gguf or a llama2.c .bin file. A Hugging Face folder needs no import");
+  }
+  if (std::filesystem::exists(source) && !std::filesystem::is_regular_file(source)) {
+    throw std::invalid_argument(source.string() + ": expected a file, found a pipe or device");
   }
   PartialOutput::check_is_free(output);
   InputFiles inputs;

@@ -1,38 +1,109 @@
 #include "runtime/import/model_directory.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <system_error>
 
 #include "runtime/import/import.h"
 
 namespace pare {
+namespace {
 
-ModelDirectory::ModelDirectory(const std::filesystem::path& model) : path_(model) {
-  if (model.extension() != ".gguf") return;
-  std::string pattern = (std::filesystem::temp_directory_path() / "pare-model-XXXXXX").string();
-  if (::mkdtemp(pattern.data()) == nullptr) {
-    throw std::runtime_error("no folder like '" + pattern + "' can be made to import '" + model.string() +
-                             "' into: " + std::strerror(errno) + "; set TMPDIR, or import it first (pare import)");
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "pare-import-";
+
+// The folder, opened and locked, if it is this user's and nobody else's process has it; else -1.
+int lock_folder(const fs::path& folder) {
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (descriptor < 0) return -1;
+  struct stat mine, there;
+  const bool is_ours = ::fstat(descriptor, &mine) == 0 && mine.st_uid == ::geteuid() &&
+                       ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 && ::lstat(folder.c_str(), &there) == 0 &&
+                       mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
+  if (is_ours) return descriptor;
+  ::close(descriptor);
+  return -1;
+}
+
+// What killed processes have left. What cannot be removed is not this process's to speak of.
+void sweep(const fs::path& parent) {
+  std::error_code error;
+  for (fs::directory_iterator entry(parent, error), end; !error && entry != end; entry.increment(error)) {
+    if (!entry->path().filename().string().starts_with(kPrefix)) continue;
+    const int lock = lock_folder(entry->path());
+    if (lock < 0) continue;
+    std::error_code ignored;
+    fs::remove_all(entry->path(), ignored);
+    ::close(lock);
   }
-  temporary_ = pattern;
+}
+
+}  // namespace
+
+ModelDirectory::ModelDirectory(const fs::path& model) : path_(model) {
+  if (model.extension() != ".gguf") return;
+  std::error_code error;
+  const fs::path parent = fs::temp_directory_path(error);
+  sweep(parent);
+  // Another process's sweep may take a folder away before it is locked.
+  while (lock_ < 0) {
+    std::string pattern = (parent / (std::string(kPrefix) + "XXXXXX")).string();
+    if (error || ::mkdtemp(pattern.data()) == nullptr) {
+      const std::string why = error ? error.message() : std::generic_category().message(errno);
+      throw std::runtime_error("no folder like '" + pattern + "' can be made to import '" + model.string() +
+                               "' into: " + why + "; set TMPDIR, or import it first (pare import)");
+    }
+    temporary_ = pattern;
+    lock_ = lock_folder(temporary_);
+  }
   // Named after the file, because messages and progress show the folder's name.
   path_ = temporary_ / model.stem();
   try {
     import_model(model, path_, {});
+    take_names_away();
   } catch (...) {
-    std::error_code ignored;  // the first failure is the one to report
-    std::filesystem::remove_all(temporary_, ignored);
+    remove();  // the first failure is the one to report
     throw;
   }
 }
 
+void ModelDirectory::take_names_away() {
+  std::vector<fs::path> names;
+  for (const auto& entry : fs::directory_iterator(path_)) names.push_back(entry.path());
+  for (const fs::path& name : names) {
+    const int descriptor = ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) {
+      throw std::runtime_error("cannot read '" + name.string() + "': " + std::generic_category().message(errno));
+    }
+    files_.push_back(descriptor);
+    const std::string open_file = "/proc/self/fd/" + std::to_string(descriptor);
+    struct stat mine, there;
+    const bool is_reached = ::fstat(descriptor, &mine) == 0 && ::stat(open_file.c_str(), &there) == 0 &&
+                            mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
+    if (!is_reached) return;  // no /proc: the files keep their names, for remove() or the next sweep
+    fs::remove(name);
+    fs::create_symlink(open_file, name);
+  }
+}
+
+void ModelDirectory::remove() {
+  std::error_code ignored;
+  if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
+  for (const int descriptor : files_) ::close(descriptor);
+  if (lock_ >= 0) ::close(lock_);
+}
+
 ModelDirectory::~ModelDirectory() {
-  std::error_code ignored;  // a destructor has nobody to tell
-  if (!temporary_.empty()) std::filesystem::remove_all(temporary_, ignored);
+  remove();
 }
 
 }  // namespace pare

@@ -2,11 +2,18 @@
 #pragma once
 
 #include <filesystem>
+#include <vector>
 
 namespace pare {
 
 // The directory itself; for a .gguf a temporary import of it (bf16, in the system's folder for temporary files,
-// TMPDIR), which is removed with this object.
+// TMPDIR):
+//
+//   TMPDIR/pare-import-XXXXXX/NAME/    the imported directory; XXXXXX is locked while a process uses it
+//
+// It goes with this object. Once it is imported its files have no names any more (what stands there are links to the
+// open files), so that a process that is killed leaves no bytes of them; what a process leaves that is killed before,
+// the next one to import a model removes.
 class ModelDirectory {
  public:
   // Throws what import_model throws, and std::runtime_error when no temporary folder can be made.
@@ -18,8 +25,12 @@ class ModelDirectory {
   const std::filesystem::path& path() const { return path_; }
 
  private:
+  void take_names_away();
+  void remove();
   std::filesystem::path path_;
   std::filesystem::path temporary_;  // empty: nothing to remove
+  int lock_ = -1;                    // of temporary_
+  std::vector<int> files_;           // descriptors
 };
 
 }  // namespace pare

@@ -43,11 +43,11 @@ class Descriptor {
 // The temporary neighbour of a file: gone with the object unless it has become the file.
 class TemporaryFile {
  public:
-  explicit TemporaryFile(const std::filesystem::path& path)
+  explicit TemporaryFile(const std::filesystem::path& path, mode_t mode = 0666)
       : path_(path),
         temporary_(path.parent_path() /
                    ("." + path.filename().string() + ".partial-" + std::to_string(static_cast<long>(::getpid())))),
-        descriptor_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666)) {
+        descriptor_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, mode)) {
     if (descriptor_.get() < 0) fail("write", path_, errno);
   }
   ~TemporaryFile() {
@@ -109,6 +109,16 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view t
   write_file_atomically(path, std::as_bytes(std::span(text)));
 }
 
+void copy_file_atomically(const std::filesystem::path& source, const std::filesystem::path& copy) {
+  const MappedFile content = MappedFile::open(source);
+  struct stat status;
+  if (::stat(source.c_str(), &status) != 0) fail("read", source, errno);
+  TemporaryFile file(copy, (status.st_mode & 0666) | S_IWUSR);
+  file.append(content.bytes());
+  file.commit();
+  sync_directory(folder_of(copy));
+}
+
 bool is_temporary_name(std::string_view file_name) {
   constexpr std::string_view kMark = ".partial-";
   const size_t mark = file_name.rfind(kMark);
@@ -123,6 +133,9 @@ std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) 
   struct stat status;
   if (::fstat(descriptor.get(), &status) != 0) fail("read", path, errno);
   if (S_ISDIR(status.st_mode)) fail("read", path, EISDIR);
+  if (S_ISBLK(status.st_mode) || (S_ISCHR(status.st_mode) && ::isatty(descriptor.get()) != 1)) {
+    throw std::runtime_error("cannot read '" + path.string() + "': it is a device; expected a file");
+  }
   std::string text;
   // The size is only a first guess: pipes and files of /proc do not tell it.
   size_t guess_bytes = S_ISREG(status.st_mode) ? static_cast<size_t>(status.st_size) : 0;
@@ -133,7 +146,7 @@ std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) 
                                std::to_string(max_bytes) + " bytes allowed here");
     }
     const size_t num_bytes = text.size();
-    text.resize(num_bytes <= first_bytes ? first_bytes + 1 : 2 * num_bytes);
+    text.resize(num_bytes <= first_bytes ? first_bytes + 1 : std::min(2 * num_bytes, max_bytes + 1));
     const ssize_t num_read = ::read(descriptor.get(), text.data() + num_bytes, text.size() - num_bytes);
     const int error = errno;
     text.resize(num_bytes + static_cast<size_t>(std::max<ssize_t>(num_read, 0)));

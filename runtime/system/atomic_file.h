@@ -19,10 +19,14 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view t
 using ByteSink = std::function<void(std::span<const std::byte>)>;
 void write_file_atomically(const std::filesystem::path& path, const std::function<void(const ByteSink&)>& produce);
 
+// A copy that no more people may read than the original. Throws std::runtime_error like both.
+void copy_file_atomically(const std::filesystem::path& source, const std::filesystem::path& copy);
+
 // Whether this is the name of such a temporary file, or of one that mkstemp made of ".NAME.partial-XXXXXX".
 bool is_temporary_name(std::string_view file_name);
 
-// The whole file. Throws std::runtime_error (path, reason), also when it is larger than max_bytes.
+// The whole file, or what comes out of a pipe. Throws std::runtime_error (path, reason), also when it is larger than
+// max_bytes, or a device (but a terminal).
 std::string read_text_file(const std::filesystem::path& path, size_t max_bytes = size_t{1} << 30);
 
 void sync_directory(const std::filesystem::path& directory);

@@ -23,6 +23,10 @@ void install_interrupt_handler() {
   // SA_RESETHAND: the second signal meets the default action. SA_RESTART: reads and writes in flight are not torn.
   action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
   for (int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+  // nohup's children have it ignored, and shall not hear of it.
+  struct sigaction before = {};
+  sigaction(SIGHUP, nullptr, &before);
+  if (before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 
 void request_interrupt() noexcept {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <iterator>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -125,29 +126,47 @@ void remove_worthless(const fs::path& folder) {
   }
 }
 
-fs::path normalized(const fs::path& output) {
-  const fs::path normal = output.lexically_normal();
-  return normal.has_filename() ? normal : normal.parent_path();
-}
-
 fs::path parent_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
 }  // namespace
 
+fs::path output_place(const fs::path& output) {
+  // Not lexically_normal: where "link" is one, "link/.." is not the folder that holds it.
+  std::string text = output.string();
+  while (text.size() > 1 && (text.ends_with('/') || text.ends_with("/."))) text.pop_back();
+  const fs::path place = text;
+  const fs::path name = place.filename();
+  if (name.empty() || name == "." || name == "..") {
+    throw std::invalid_argument("output '" + output.string() + "': expected the name of a new file or folder");
+  }
+  fs::path folder;
+  for (auto part = place.begin(); part != std::prev(place.end()); ++part) {
+    const fs::file_status status = fs::status(folder);
+    if (*part == ".." && !folder.empty() && !fs::exists(status)) {
+      throw std::invalid_argument("output '" + output.string() + "': there is no folder '" + folder.string() + "'");
+    }
+    folder /= *part;
+    if (fs::exists(folder) && !fs::is_directory(folder)) {
+      throw std::invalid_argument("output '" + output.string() + "': '" + folder.string() + "' is no folder");
+    }
+  }
+  return place;
+}
+
 fs::path PartialOutput::folder_of(const fs::path& output) {
-  fs::path folder = normalized(output);
+  fs::path folder = output_place(output);
   folder += ".partial";
   return folder;
 }
 
 void PartialOutput::check_is_free(const fs::path& output) {
-  if (!is_there(normalized(output))) return;
+  if (!is_there(output_place(output))) return;
   const fs::path folder = folder_of(output);
   const int lock = lock_mark_if_free(folder);
   if (lock >= 0) {
-    PartialOutput remains(normalized(output), "", Remains::resumable, lock);
+    PartialOutput remains(output_place(output), "", Remains::resumable, lock);
     if (remains.is_empty()) remains.discard();
   } else {
     ::rmdir(folder.c_str());  // an empty one: the last step of a discard() is missing
@@ -170,7 +189,7 @@ PartialOutput::PartialOutput(PartialOutput&& other) noexcept
       lock_(std::exchange(other.lock_, -1)) {}
 
 PartialOutput::PartialOutput(const fs::path& output, std::string command, Remains remains)
-    : PartialOutput(normalized(output), std::move(command), remains, -1) {
+    : PartialOutput(output_place(output), std::move(command), remains, -1) {
   check_is_free(output_);
   fs::create_directories(parent_of(folder_));
   int lock = -1;
@@ -223,7 +242,7 @@ std::optional<PartialOutput> PartialOutput::take_remains(const fs::path& output,
   const int lock = lock_mark_if_free(folder_of(output));
   if (lock < 0) return std::nullopt;
   const Mark found = read_mark(lock);
-  PartialOutput remains(normalized(output), std::move(command), Remains::resumable, lock);
+  PartialOutput remains(output_place(output), std::move(command), Remains::resumable, lock);
   if (!found.is_resumable || found.command != remains.command_) return std::nullopt;
   return remains;
 }

@@ -14,6 +14,11 @@
 
 namespace pare {
 
+// The path under which an output will appear, to be asked for before any work: `output` without slashes and dots at its
+// end. Throws std::invalid_argument when it names nothing that can be made: it is empty, or ends in "..", or leads
+// through what is no folder, or back from one that is not there.
+std::filesystem::path output_place(const std::filesystem::path& output);
+
 class PartialOutput {
  public:
   // What an unfinished command leaves: nothing that another command could use, or something to go on with.

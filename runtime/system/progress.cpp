@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "runtime/system/memory_usage.h"
+#include "runtime/system/visible_text.h"
 
 namespace pare {
 namespace {
@@ -43,7 +44,7 @@ Progress::~Progress() {
 void Progress::begin(std::string stage, int64_t total, std::string unit) {
   const std::lock_guard lock(mutex_);
   end_stage();
-  stage_ = std::move(stage);
+  stage_ = visible(stage);
   unit_ = std::move(unit);
   total_ = total;
   done_ = 0;
@@ -71,7 +72,7 @@ void Progress::print(std::string_view line) {
   if (style_ == ProgressStyle::silent) return;
   const bool redraw = bar_drawn_;
   erase_bar();
-  out_ << line << '\n' << std::flush;
+  out_ << visible(line) << '\n' << std::flush;
   if (redraw) draw(Clock::now());
 }
 

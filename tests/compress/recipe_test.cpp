@@ -60,6 +60,16 @@ TEST(Recipe, ReadsEveryKey) {
   EXPECT_TRUE(recipe.strict);
 }
 
+TEST(Recipe, ASecondDocumentIsRefused) {
+  const std::string one = "passes: [{rtn: {bits: 4}}]\n";
+  for (const std::string more : {"---\n" + one, "...\n---\nstrict: true\n", "---\n"}) {
+    expect_error<std::invalid_argument>([&] { parse_recipe(one + more, "r.yaml"); }, {"r.yaml:", "second document"});
+  }
+  for (const std::string& whole : {"---\n" + one, one + "...\n", "%YAML 1.2\n---\n" + one}) {
+    EXPECT_EQ(parse_recipe(whole, "r.yaml").passes.size(), 1u) << whole;
+  }
+}
+
 TEST(Recipe, LayersFollowExclusionsAndTheLastMatchingOverride) {
   const Recipe recipe = parse_recipe(kGood, "r.yaml");
   const PassRecipe& pass = recipe.passes[0];

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -14,9 +15,10 @@
 #include "runtime/commands/commands.h"
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/rouge_l.h"
+#include "runtime/system/sealed_json.h"
+#include "runtime/system/sha256.h"
 #include "tests/expect_error.h"
-#include "tests/runtime/engine/tiny_models.h"
-#include "tests/temporary_folder.h"
+#include "tests/runtime/commands/pare_runtime.h"
 
 namespace pare {
 namespace {
@@ -108,52 +110,6 @@ TEST(ParseBytes, KnowsUnits) {
 
 // --- The built program ---
 
-struct Outcome {
-  int status = -1;
-  std::string out, err;
-};
-
-class PareRuntime : public testing::Test {
- protected:
-  void SetUp() override {
-    copy_family("llama_gqa_untied", model_, nlohmann::json::object());
-    std::ofstream(model_ / "tokenizer.json") << ascii_tokenizer_json();
-    std::ofstream(text_) << std::string(300, 'x') + " some text.";
-  }
-
-  // `words` is a shell's command line after the program's name; `before` goes before it.
-  Outcome run(const std::string& words, const std::string& before = "") const {
-    const std::string out = (folder_.path() / "out").string(), err = (folder_.path() / "err").string();
-    const std::string line = before + " " + PARE_BUILD_DIR "/pare-runtime " + words + " >" + out + " 2>" + err;
-    const int status = std::system(line.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, file_text(out), file_text(err)};
-  }
-
-  // Runs and expects exactly one JSON object, nothing else, on standard output.
-  nlohmann::json run_json(const std::string& words) const {
-    const Outcome result = run(words + " --json");
-    EXPECT_EQ(result.status, 0) << result.err;
-    const nlohmann::json json = nlohmann::json::parse(result.out, nullptr, false);
-    EXPECT_TRUE(json.is_object()) << result.out;
-    EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 1);
-    return json;
-  }
-
-  void expect_failure(const std::string& words, int status, std::initializer_list<std::string> parts) const {
-    const Outcome result = run(words);
-    EXPECT_EQ(result.status, status) << words;
-    EXPECT_EQ(result.out, "") << words;
-    for (const std::string& part : parts)
-      EXPECT_NE(result.err.find(part), std::string::npos) << words << ": " << result.err;
-    EXPECT_TRUE(result.err.find("pare-runtime: ") != std::string::npos) << result.err;
-  }
-
-  TemporaryFolder folder_;
-  std::filesystem::path model_ = folder_.path() / "m";
-  std::filesystem::path text_ = folder_.path() / "text.txt";
-  std::string npy_ = (family_path("llama_gqa_untied") / "ids.npy").string();
-};
-
 TEST_F(PareRuntime, HelpListsEveryCommandAndOption) {
   const Outcome help = run("--help");
   EXPECT_EQ(help.status, 0);
@@ -196,6 +152,11 @@ TEST_F(PareRuntime, WrongUsageExitsWith2) {
   expect_failure("eval m --text t --protocol lm-eval", 2, {"gptq, llama.cpp"});
   expect_failure("eval m --text t --isa sse2", 2, {"avx2, avx512, vnni, amx"});
   expect_failure("generate m --prompt p --threads 0", 2, {"--threads", "at least 1"});
+  for (const std::string words : {"generate m --prompt p", "eval m --text t", "bench m"}) {
+    for (const char* threads : {"4097", "2147483648", "4294967297"}) {
+      expect_failure(words + " --threads " + threads, 2, {"--threads", "at least 1 and at most 4096", threads});
+    }
+  }
   expect_failure("eval m --pairs p --windows 3", 2, {"--pairs", "--windows"});
   expect_failure("eval m", 2, {"--instructions FILE"});
   expect_failure("eval m --pairs p --kv-bits 8", 2, {"--pairs", "--kv-bits"});
@@ -452,6 +413,47 @@ TEST_F(PareRuntime, InspectBenchAndVerifyAnswer) {
   expect_failure("verify " + model_.string(), 1, {"config.json", "SHA-256"});
 }
 
+// One bit of a weight, which is as good a number as before: eval looks for it, generate when it is asked to.
+TEST_F(PareRuntime, EvalAndGenerateFindFlippedBits) {
+  nlohmann::json outputs;
+  for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) {
+    outputs[name] = sha256_file(model_ / name);
+  }
+  std::ofstream(model_ / "pare.json") << seal_json(nlohmann::json{{"outputs", outputs}}.dump());
+  const std::string eval = "eval " + model_.string() + " --text " + npy_;
+  const std::string generate = "generate " + model_.string() + " --prompt a --max-tokens 2";
+  const nlohmann::json whole = run_json(eval);
+  EXPECT_EQ(run(generate + " --verify").status, 0);
+  std::string bytes = file_text(model_ / "model.safetensors");
+  bytes[bytes.size() - 3] = static_cast<char>(bytes[bytes.size() - 3] ^ 1);
+  std::ofstream(model_ / "model.safetensors", std::ios::binary) << bytes;
+  const std::initializer_list<std::string> said = {"damaged", "model.safetensors", "SHA-256", "make it again"};
+  expect_failure(eval, 1, said);
+  expect_failure(eval, 1, {"--no-verify"});
+  expect_failure(
+      "eval " + family_path("llama_gqa_untied").string() + " --text " + npy_ + " --reference " + model_.string(), 1,
+      said);
+  expect_failure(generate + " --verify", 1, said);
+  EXPECT_EQ(run(generate).status, 0);
+  EXPECT_NE(run_json(eval + " --no-verify")["nll"], whole["nll"]);
+  std::ofstream(folder_.path() / "i.json") << R"([{"instruction": "abc", "output": "q7 x"}])";
+  expect_failure("eval " + model_.string() + " --instructions " + (folder_.path() / "i.json").string(), 1, said);
+}
+
+// What a model does not read changes nothing, and another file of weights would.
+TEST_F(PareRuntime, EvalTakesNotesBesideTheModelAndNoWeights) {
+  nlohmann::json outputs;
+  for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) {
+    outputs[name] = sha256_file(model_ / name);
+  }
+  std::ofstream(model_ / "pare.json") << seal_json(nlohmann::json{{"outputs", outputs}}.dump());
+  std::ofstream(model_ / "README.md") << "notes";
+  const std::string eval = "eval " + model_.string() + " --text " + npy_;
+  EXPECT_EQ(run(eval).status, 0);
+  std::ofstream(model_ / "tokenizer_config.json") << "{}";
+  expect_failure(eval, 1, {"tokenizer_config.json", "does not list"});
+}
+
 TEST_F(PareRuntime, ImportWritesACheckpointOnceOnly) {
   const std::string words = std::string("import " PARE_SOURCE_DIR "/tests/golden/gguf/llama_gqa_untied.gguf ") +
                             (folder_.path() / "o").string();
@@ -460,6 +462,24 @@ TEST_F(PareRuntime, ImportWritesACheckpointOnceOnly) {
   EXPECT_EQ(run_json("inspect " + (folder_.path() / "o").string())["parameters"], json["parameters"]);
   EXPECT_EQ(run_json("eval " + (folder_.path() / "o").string() + " --text " + npy_)["windows"], 2);
   expect_failure(words, 1, {"exist"});
+}
+
+TEST_F(PareRuntime, PlacesThatCannotBeMadeAreRefusedBeforeAnyWork) {
+  const std::string words = std::string("import " PARE_SOURCE_DIR "/tests/golden/gguf/llama_gqa_untied.gguf ");
+  const std::string folder = folder_.path().string() + "/";
+  for (const std::string end : {"/", "/.", "//./"}) {
+    EXPECT_EQ(run_json(words + folder + "o" + end)["output"], folder + "o") << end;
+    std::filesystem::remove_all(folder + "o");
+  }
+  expect_failure(words + folder + "missing/../o", 1, {"there is no folder", "missing"});
+  expect_failure(words + text_.string() + "/o", 1, {"text.txt' is no folder"});
+  expect_failure(words + folder + "m/..", 1, {"expected the name of a new"});
+  expect_failure(words + "''", 2, {"argument OUT is empty"});
+  expect_failure("inspect ''", 2, {"argument PATH is empty"});
+  expect_failure("eval " + model_.string() + " --text ''", 2, {"--text", "a text that is not empty", "found ''"});
+  EXPECT_FALSE(std::filesystem::exists(folder + "o"));
+  EXPECT_FALSE(std::filesystem::exists(folder + "missing"));
+  EXPECT_EQ(run("generate " + model_.string() + " --prompt '' --max-tokens 1").status, 0);
 }
 
 TEST_F(PareRuntime, AGgufFileIsReadAsItsImportAndLeavesNothing) {
@@ -474,6 +494,65 @@ TEST_F(PareRuntime, AGgufFileIsReadAsItsImportAndLeavesNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(temporary));
 }
 
+// Killed at any moment, a program that reads a .gguf leaves links at most, and the next one sweeps.
+TEST_F(PareRuntime, AGgufFileThatWasBeingReadLeavesNoBytes) {
+  const std::string gguf = PARE_SOURCE_DIR "/tests/golden/gguf/llama_gqa_untied.gguf";
+  const std::filesystem::path temporary = folder_.path() / "tmp", err = folder_.path() / "err";
+  std::filesystem::create_directory(temporary);
+  std::filesystem::create_directory(temporary / "pare-import-strange");  // nobody's by now
+  std::filesystem::create_directory(temporary / "pare-other");
+  std::ofstream(temporary / "pare-import-file") << "not a folder";
+  const TokenWindows few = read_npy(npy_);
+  TokenWindows many = {.num_windows = 200000, .num_tokens = 64, .ids_NT = {}};
+  while (many.ids_NT.size() < 200000 * 64) many.ids_NT.insert(many.ids_NT.end(), few.ids_NT.begin(), few.ids_NT.end());
+  const std::string text = folder_.path() / "many.npy";
+  write_npy(text, many);
+  const auto left = [&] {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(temporary)) {
+      if (entry.is_symlink() || !entry.is_directory()) names.push_back(entry.path().filename());
+      EXPECT_TRUE(entry.is_symlink() || entry.is_directory() || entry.path().filename() == "pare-import-file");
+    }
+    return names;
+  };
+  for (const int signal : {SIGKILL, SIGHUP}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
+      dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
+      setenv("TMPDIR", temporary.c_str(), 1);
+      std::signal(SIGHUP, SIG_DFL);
+      execl(PARE_BUILD_DIR "/pare-runtime", "pare-runtime", "eval", gguf.c_str(), "--threads", "1", "--text",
+            text.c_str(), nullptr);
+      _exit(127);
+    }
+    int status = 0;
+    pid_t ended = 0;
+    while (ended == 0 && (!std::filesystem::exists(err) || file_text(err).find("load ") == std::string::npos)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      ended = waitpid(child, &status, WNOHANG);
+    }
+    ASSERT_EQ(ended, 0) << file_text(err);
+    // While it works, another one leaves its folder alone.
+    const Outcome other = run("eval " + gguf + " --json --text " + npy_, "env TMPDIR=" + temporary.string());
+    EXPECT_EQ(other.status, 0) << other.err;
+    EXPECT_GE(left().size(), 4u);
+    kill(child, signal);
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    if (signal == SIGHUP) {
+      EXPECT_EQ(WEXITSTATUS(status), 130);
+      EXPECT_EQ(left(), (std::vector<std::string>{"pare-import-file"}));
+    } else {
+      EXPECT_GE(left().size(), 4u);  // links without a target
+      EXPECT_EQ(run("eval " + gguf + " --json --text " + npy_, "env TMPDIR=" + temporary.string()).status, 0);
+      EXPECT_EQ(left(), (std::vector<std::string>{"pare-import-file"}));
+    }
+    std::filesystem::remove(err);
+  }
+  EXPECT_FALSE(std::filesystem::exists(temporary / "pare-import-strange"));
+  EXPECT_TRUE(std::filesystem::exists(temporary / "pare-other"));
+}
+
 TEST_F(PareRuntime, SignalsEndWith130) {
   // Enough windows for a minute of one thread. The signal comes when standard error says that the model is loaded.
   const TokenWindows few = read_npy(npy_);
@@ -481,9 +560,10 @@ TEST_F(PareRuntime, SignalsEndWith130) {
   while (many.ids_NT.size() < 200000 * 64) many.ids_NT.insert(many.ids_NT.end(), few.ids_NT.begin(), few.ids_NT.end());
   write_npy(folder_.path() / "many.npy", many);
   const std::string out = folder_.path() / "out", err = folder_.path() / "err", text = folder_.path() / "many.npy";
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const pid_t child = fork();
     if (child == 0) {
+      std::signal(SIGHUP, SIG_DFL);
       dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
       dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
       execl(PARE_BUILD_DIR "/pare-runtime", "pare-runtime", "eval", model_.c_str(), "--json", "--threads", "1",
@@ -527,9 +607,85 @@ TEST_F(PareRuntime, RunningOutOfMemoryIsAMessage) {
   EXPECT_GT(num_messages, 0);
 }
 
-TEST_F(PareRuntime, AFullDiskUnderStandardOutputIsAFailure) {
-  const int status = std::system(PARE_BUILD_DIR "/pare-runtime --version >/dev/full 2>/dev/null");
-  EXPECT_EQ(WEXITSTATUS(status), 1);
+TEST_F(PareRuntime, TokenizingOutOfMemoryIsAMessage) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "the sanitizer needs address space of its own";
+#endif
+  std::ofstream(text_) << std::string(2000000, 'x');
+  const std::string words = "tokenize " + model_.string() + " --json --quiet --text " + text_.string();
+  int status = -1, num_messages = 0;
+  for (int kibibytes = 16 << 10; status != 0; kibibytes += 8 << 10) {
+    ASSERT_LT(kibibytes, 1 << 20) << "two million tokens take less than 1 GiB";
+    const Outcome result = run(words, "ulimit -v " + std::to_string(kibibytes) + "; OMP_NUM_THREADS=1");
+    status = result.status;
+    if (status == 0 || status == 127) continue;  // 127: the loader has no room for the program itself
+    ASSERT_EQ(status, 1) << kibibytes << " KiB: " << result.err;
+    EXPECT_NE(result.err.find("memory"), std::string::npos) << result.err;
+    num_messages += result.err.starts_with("pare-runtime: out of memory: use a smaller model");
+  }
+  EXPECT_GT(num_messages, 0);
+}
+
+// A limit of the shell's is as good as a full disk.
+TEST_F(PareRuntime, AFileBeyondTheLimitIsAMessage) {
+  const std::string gguf = PARE_SOURCE_DIR "/tests/golden/gguf/llama_gqa_untied.gguf ";
+  const Outcome result = run("import " + gguf + (folder_.path() / "o").string(), "ulimit -f 16;");
+  EXPECT_EQ(result.status, 1);
+  EXPECT_NE(result.err.find("File too large"), std::string::npos) << result.err;
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "o"));
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "o.partial"));
+}
+
+TEST_F(PareRuntime, TextsWithoutAnEndAreRefused) {
+  const std::string zero = (folder_.path() / "zero").string(), pipe = (folder_.path() / "pipe.txt").string();
+  for (const char* extension : {".txt", ".jsonl"}) {
+    std::filesystem::create_symlink("/dev/zero", zero + extension);
+  }
+  const std::string words = " " + model_.string() + " --text ";
+  for (const std::string command : {"tokenize", "eval"}) {
+    expect_failure(command + words + zero + ".txt", 1, {"zero.txt'", "a device; expected a file"});
+  }
+  expect_failure("eval " + model_.string() + " --instructions " + zero + ".jsonl", 1, {"a device; expected a file"});
+  expect_failure("import /dev/zero " + (folder_.path() / "o").string(), 1, {"/dev/zero", "expected a file"});
+  // A pipe with an end.
+  EXPECT_EQ(run("tokenize" + words + pipe, "mkfifo " + pipe + "; printf 'a b' >" + pipe + " & ").out, "0 67 1 68\n");
+}
+
+// --- What nobody has written a message for ---
+
+template <typename Throw>
+int status_of(const Throw& what) {
+  const Program program = {
+      .name = "sample",
+      .summary = "",
+      .commands = {
+          {.name = "work", .summary = "", .positionals = {}, .options = {}, .run = [&](const Arguments&, Console&) {
+             what();
+           }}}};
+  const std::array<const char*, 2> words = {"sample", "work"};
+  return run_program(program, 2, words.data());
+}
+
+TEST(RunProgram, ExceptionsOfLibrariesSayWhatToDo) {
+  const auto expect_message = [](const auto& what, const std::string& message) {
+    EXPECT_EXIT(std::exit(status_of(what)), testing::ExitedWithCode(1), message);
+  };
+  const std::string internal = "sample: this should not happen: .*verify; report it .*";
+  expect_message([] { (void)std::string("ab").substr(3); }, internal + "basic_string::substr");
+  expect_message([] { nlohmann::json json = nlohmann::json::parse("{"); }, internal + "json.exception");
+  expect_message([] { nlohmann::json json = nlohmann::json::parse("3").at("key"); }, internal);
+  expect_message([] { throw std::logic_error("no such option"); }, internal + "no such option");
+  expect_message([] { EXPECT_EQ(std::filesystem::file_size("/no/such"), 0u); },
+                 "sample: cannot use '/no/such': No such file");
+  expect_message([] { throw std::invalid_argument("ours"); }, "sample: ours\n");
+  expect_message([] { throw std::runtime_error("a \x1b[31mname"); }, "sample: a .x1b.31mname\n");
+  expect_message([] { throw std::bad_alloc(); }, "sample: out of memory: use a smaller");
+  // One that leaves a destructor, as the library of JSON's do where memory runs out.
+  struct Ending {
+    ~Ending() { throw_on_the_way(); }
+    static void throw_on_the_way() { throw std::bad_alloc(); }
+  };
+  expect_message([] { const Ending ending; }, "sample: out of memory: use a smaller");
 }
 
 }  // namespace

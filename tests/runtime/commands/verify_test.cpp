@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "runtime/system/interrupt.h"
+#include "runtime/system/sealed_json.h"
 #include "runtime/system/sha256.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/engine/tiny_models.h"
@@ -25,10 +26,16 @@ class Verify : public testing::Test {
   void TearDown() override { clear_interrupt(); }
 
   // Lists files with the SHA-256 they have now.
-  void write_manifest(const std::vector<std::string>& names) {
-    nlohmann::json outputs = nlohmann::json::object();
+  void write_manifest(const std::vector<std::string>& names, bool is_sealed = true) {
+    nlohmann::ordered_json outputs = nlohmann::ordered_json::object();
     for (const std::string& name : names) outputs[name] = sha256_file(directory_ / name);
-    std::ofstream(directory_ / "pare.json") << nlohmann::json{{"outputs", outputs}}.dump();
+    const std::string manifest = nlohmann::ordered_json{{"pare", "1"}, {"outputs", outputs}}.dump(2);
+    const std::string report = nlohmann::ordered_json{{"seconds", 1.5}, {"events", {"one", "two"}}}.dump(2);
+    std::ofstream(directory_ / "pare.json") << (is_sealed ? seal_json(manifest) : manifest);
+    std::ofstream(directory_ / "report.json") << (is_sealed ? seal_json(report) : report);
+  }
+  void write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(directory_ / name, std::ios::binary) << bytes;
   }
   void expect_problem(const std::vector<std::string>& parts) {
     const Verification result = verify(directory_);
@@ -51,11 +58,12 @@ TEST_F(Verify, WholeArtifactHasNoProblems) {
   });
   EXPECT_EQ(result.problems, std::vector<std::string>());
   EXPECT_TRUE(result.has_manifest);
-  EXPECT_EQ(result.num_files, 3);
+  EXPECT_EQ(result.num_files, 5);
   EXPECT_EQ(result.num_linears, 2 * 7 + 2);
   EXPECT_EQ(last, total);
   EXPECT_EQ(nlohmann::json::parse(to_json(result)),
-            nlohmann::json::parse(R"({"ok": true, "manifest": true, "files": 3, "linears": 16, "problems": []})"));
+            nlohmann::json::parse(
+                R"({"ok": true, "manifest": true, "files": 5, "linears": 16, "problems": [], "unchecked": []})"));
 }
 
 TEST_F(Verify, WithoutAManifestTheWeightsAreStillDecoded) {
@@ -71,7 +79,9 @@ TEST_F(Verify, ABrokenPatternIsFound) {
   const auto claimed = [&](const std::string& name) {
     const nlohmann::json layer = {{"name", name}, {"pattern", "2:4"}, {"zeros", 0.5}};
     std::ofstream(written.dense / "pare.json") << nlohmann::json{
-        {"outputs", {{"model.safetensors", sha256_file(written.dense / "model.safetensors")}}},
+        {"outputs",
+         {{"model.safetensors", sha256_file(written.dense / "model.safetensors")},
+          {"config.json", sha256_file(written.dense / "config.json")}}},
         {"layers", nlohmann::json::array({layer})}}.dump();
     return verify(written.dense).problems;
   };
@@ -101,6 +111,86 @@ TEST_F(Verify, MissingAndUnlistedFilesAreFound) {
   expect_problem({"tokenizer.json", "missing"});
   write_manifest({"config.json"});
   expect_problem({"model.safetensors", "does not list"});
+  std::ofstream(directory_ / "tokenizer.json") << ascii_tokenizer_json();
+  write_manifest(files_);
+  for (const std::string name : {"chat_template.jinja", "notes.txt", "1_Pooling/config.json"}) {
+    std::filesystem::create_directories((directory_ / name).parent_path());
+    write(name, "{}");
+    expect_problem({name, "does not list"});
+    std::filesystem::remove(directory_ / name);
+  }
+  write(".gitattributes", "");
+  EXPECT_EQ(verify(directory_).problems, std::vector<std::string>());
+}
+
+// In both files that say what the others are, each bit of the parts that differ in kind: head, middle, checksum, end.
+TEST_F(Verify, OneFlippedBitOfWhatPareSaysIsFound) {
+  write_manifest(files_);
+  for (const std::string name : {"pare.json", "report.json"}) {
+    const std::string whole = file_text(directory_ / name);
+    for (size_t at = 0; at < whole.size(); ++at) {
+      for (const int bit : {0, 3, 5}) {
+        std::string damaged = whole;
+        damaged[at] = static_cast<char>(damaged[at] ^ 1 << bit);
+        EXPECT_EQ(check_seal(damaged), Seal::broken) << name << " " << at << " bit " << bit;
+      }
+      EXPECT_EQ(check_seal(whole.substr(0, at)), Seal::broken) << name << " cut at " << at;
+    }
+    for (const std::string& damaged : {whole + "\n", whole + " ", "\n" + whole, std::string()}) {
+      EXPECT_EQ(check_seal(damaged), Seal::broken);
+    }
+    std::string damaged = whole;
+    damaged[damaged.find('1')] = '2';
+    write(name, damaged);
+    expect_problem({name, "its own \"sha256\"", "changed or damaged"});
+    write(name, whole);
+  }
+  EXPECT_TRUE(verify(directory_).problems.empty());
+}
+
+TEST_F(Verify, WhatARunLeavesAndIsGoneIsFound) {
+  write_manifest(files_);
+  std::filesystem::remove(directory_ / "report.json");
+  expect_problem({"report.json", "missing"});
+  write_manifest(files_);
+  std::filesystem::remove(directory_ / "pare.json");
+  expect_problem({"pare.json", "missing"});
+  write_manifest(files_);
+  write("report.json", "{\"seconds\": 1}");  // as an earlier version wrote it, beside a new pare.json
+  expect_problem({"report.json", "\"sha256\" is gone"});
+}
+
+TEST_F(Verify, ArtifactsOfEarlierVersionsSayWhatIsNotChecked) {
+  write_manifest(files_, /*is_sealed=*/false);
+  Verification result = verify(directory_);
+  EXPECT_EQ(result.problems, std::vector<std::string>());
+  EXPECT_EQ(result.unchecked, (std::vector<std::string>{"pare.json", "report.json"}));
+  EXPECT_EQ(result.num_files, 3);
+  std::filesystem::remove(directory_ / "report.json");
+  result = verify(directory_);
+  EXPECT_EQ(result.problems, std::vector<std::string>());
+  EXPECT_EQ(result.unchecked, (std::vector<std::string>{"pare.json"}));
+}
+
+// By another implementation of JSON, in the words of docs/formats.md.
+TEST_F(Verify, OtherToolsCanCheckTheChecksum) {
+  write_manifest(files_);
+  const std::string program =
+      "import hashlib, json, sys; t = open(sys.argv[1]).read(); h = json.loads(t)[\"sha256\"]; "
+      "sys.exit(hashlib.sha256(t.replace(h, \"0\" * 64).encode()).hexdigest() != h)";
+  EXPECT_EQ(std::system(("python3 -c '" + program + "' " + (directory_ / "pare.json").string()).c_str()), 0);
+}
+
+TEST(SealJson, TakesObjectsAlone) {
+  EXPECT_EQ(check_seal(seal_json("{\"a\": 1}")), Seal::whole);
+  EXPECT_EQ(seal_json("{\"a\": 1}\n"), seal_json("{\"a\": 1\n}"));
+  for (const char* wrong : {"", "[1]", "{}", "{", "3"}) EXPECT_THROW(seal_json(wrong), std::invalid_argument) << wrong;
+  for (const char* none : {"{\"a\": 1}", "{\"layers\": [{\"sha256\": \"00\"}]}"}) {
+    EXPECT_EQ(check_seal(none), Seal::none) << none;
+  }
+  for (const char* broken : {"", "[1]", "null", "{\"a\": 1", "{\"sha256\": 3}"}) {
+    EXPECT_EQ(check_seal(broken), Seal::broken) << broken;
+  }
 }
 
 TEST_F(Verify, NanWeightsAreFoundWithoutAManifest) {

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -162,6 +163,32 @@ TEST(AtomicFile, RefusalsNameThePath) {
   expect_error<std::runtime_error>([&] { sync_directory(missing); }, {missing.string()});
 }
 
+// Whoever may not read the original may not read its copy, also where the original is reached by a link.
+TEST(AtomicFile, ACopyIsForNoMorePeopleThanTheOriginal) {
+  namespace fs = std::filesystem;
+  const TemporaryFolder folder;
+  const fs::path original = folder.path() / "original", link = folder.path() / "link", copy = folder.path() / "copy";
+  std::ofstream(original) << "content";
+  fs::create_symlink(original, link);
+  const mode_t mask = ::umask(022);
+  for (const auto& [mode, expected] : std::vector<std::pair<unsigned, unsigned>>{
+           {0600, 0600}, {0644, 0644}, {0666, 0644}, {0755, 0644}, {0440, 0640}}) {
+    fs::permissions(original, static_cast<fs::perms>(mode));
+    copy_file_atomically(link, copy);
+    EXPECT_EQ(fs::status(copy).permissions(), static_cast<fs::perms>(expected)) << std::oct << mode;
+    EXPECT_FALSE(fs::is_symlink(fs::symlink_status(copy)));
+    EXPECT_EQ(read_text_file(copy), "content");
+  }
+  ::umask(mask);
+  expect_error<std::runtime_error>([&] { copy_file_atomically(folder.path() / "none", copy); }, {"none"});
+}
+
+TEST(AtomicFile, DevicesAreNotRead) {
+  for (const char* device : {"/dev/zero", "/dev/null", "/dev/full"}) {
+    expect_error<std::runtime_error>([&] { read_text_file(device); }, {device, "a device; expected a file"});
+  }
+}
+
 TEST(AtomicFile, ReadingStopsAtTheGivenSize) {
   TemporaryFolder folder;
   for (size_t size : {0, 1, 4095, 4096, 4097, 100'000}) {
@@ -172,7 +199,19 @@ TEST(AtomicFile, ReadingStopsAtTheGivenSize) {
     expect_error<std::runtime_error>([&] { read_text_file(folder.path() / "a", size - 1); }, {"larger than"});
   }
   EXPECT_FALSE(read_text_file("/proc/self/status").empty());  // a file whose size is not told
-  expect_error<std::runtime_error>([] { read_text_file("/dev/zero", 100'000); }, {"larger than the 100000 bytes"});
+  // A pipe without an end.
+  ASSERT_EQ(::mkfifo((folder.path() / "pipe").c_str(), 0600), 0);
+  const pid_t writer = ::fork();
+  if (writer == 0) {
+    std::signal(SIGPIPE, SIG_DFL);
+    std::ofstream pipe(folder.path() / "pipe");
+    while (pipe << std::string(4096, 'z')) {
+    }
+    ::_exit(0);
+  }
+  expect_error<std::runtime_error>([&] { read_text_file(folder.path() / "pipe", 100'000); },
+                                   {"larger than the 100000 bytes"});
+  ASSERT_EQ(::waitpid(writer, nullptr, 0), writer);
 }
 
 }  // namespace

@@ -72,9 +72,36 @@ TEST_F(PartialOutputTest, PublishesFilesAndFolders) {
 
 TEST_F(PartialOutputTest, AnOutputWithASlashIsTheSameOutput) {
   EXPECT_EQ(PartialOutput::folder_of("a/out/"), "a/out.partial");
-  EXPECT_EQ(PartialOutput::folder_of("./out"), "out.partial");
+  EXPECT_EQ(PartialOutput::folder_of("a/out/./"), "a/out.partial");
+  EXPECT_EQ(PartialOutput::folder_of("./out"), "./out.partial");
   fs::create_directory(output_);
   expect_error<std::runtime_error>([&] { PartialOutput::check_is_free(output_.string() + "/"); }, {"out", "exists"});
+}
+
+// Each says what it is before any work.
+TEST_F(PartialOutputTest, PlacesThatCannotBeMadeAreNamed) {
+  write(folder_.path() / "file");
+  fs::create_directory(folder_.path() / "there");
+  const std::string folder = folder_.path().string() + "/";
+  EXPECT_EQ(output_place(folder + "new/deep/out//"), folder + "new/deep/out");
+  EXPECT_EQ(output_place(folder + "there/../out/."), folder + "there/../out");
+  EXPECT_EQ(output_place("out"), "out");
+  const auto refused = [&](const std::string& output, const std::string& why) {
+    expect_error<std::invalid_argument>([&] { output_place(output); }, {"output '" + output + "'", why});
+    expect_error<std::invalid_argument>([&] { PartialOutput(output, "run", Remains::worthless); }, {why});
+    expect_error<std::invalid_argument>([&] { PartialOutput::check_is_free(output); }, {why});
+  };
+  for (const std::string output : {"", "/", ".", "./", ".."}) refused(output, "expected the name of a new file");
+  refused(folder + "there/..", "expected the name of a new file");
+  refused(folder + "missing/../out", "there is no folder '" + folder + "missing'");
+  refused(folder + "file/out", "'" + folder + "file' is no folder");
+  // A link leads elsewhere: back from where it leads, not from where it is.
+  fs::create_directories(folder_.path() / "else" / "where");
+  fs::create_directory_symlink(folder_.path() / "else" / "where", folder_.path() / "link");
+  PartialOutput partial(folder + "link/../out", "run", Remains::worthless);
+  write(partial.result());
+  partial.publish();
+  EXPECT_TRUE(fs::exists(folder_.path() / "else" / "out"));
 }
 
 TEST_F(PartialOutputTest, FailingLeavesNothingOrWhatCanGoOn) {

@@ -1,0 +1,161 @@
+#include "runtime/commands/artifact_files.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "runtime/system/atomic_file.h"
+#include "runtime/system/interrupt.h"
+#include "runtime/system/sealed_json.h"
+#include "runtime/system/sha256.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kMakeAnew = "copy the model anew from where it is whole, or make it again";
+
+// File name -> SHA-256.
+std::map<std::string, std::string> listed_outputs(const fs::path& manifest, const std::string& text) {
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  if (json.is_discarded() || !json.is_object() || !json.contains("outputs") || !json["outputs"].is_object()) {
+    throw std::runtime_error(manifest.string() +
+                             R"(: expected a JSON object with "outputs": {"file": "sha256"}; it is damaged: )" +
+                             kMakeAnew);
+  }
+  std::map<std::string, std::string> outputs;
+  for (const auto& [name, digest] : json["outputs"].items()) {
+    // A manifest speaks of its own folder only.
+    const fs::path path(name);
+    const bool leaves = path.is_absolute() || path.lexically_normal().string().starts_with("..");
+    if (!digest.is_string() || leaves) {
+      throw std::runtime_error(manifest.string() + ": outputs: '" + name +
+                               "': expected a file of the folder and its SHA-256");
+    }
+    outputs[name] = digest.get<std::string>();
+  }
+  return outputs;
+}
+
+std::string changed(const fs::path& file, const std::string& expected, const std::string& found) {
+  return file.string() + ": SHA-256 " + found + ", pare.json has " + expected +
+         ": the file was changed or damaged after it was written";
+}
+
+void check_digest(const fs::path& directory, const std::string& name, const std::string& expected,
+                  std::vector<std::string>& problems) {
+  if (!fs::is_regular_file(directory / name)) {
+    problems.push_back((directory / name).string() + ": listed in pare.json, but missing");
+    return;
+  }
+  try {
+    const std::string found = sha256_file(directory / name);
+    if (found != expected) problems.push_back(changed(directory / name, expected, found));
+  } catch (const std::runtime_error& error) {  // the others are still looked at
+    problems.push_back(error.what());
+  }
+}
+
+Seal check_own_checksum(const fs::path& file, const std::string& text, FileCheck& result) {
+  const Seal seal = check_seal(text);
+  if (seal == Seal::whole) ++result.num_files;
+  if (seal == Seal::none) result.unchecked.push_back(file.filename().string());
+  if (seal == Seal::broken) {
+    result.problems.push_back(file.string() +
+                              ": not what its own \"sha256\" says: it was changed or damaged after it was written");
+  }
+  return seal;
+}
+
+void check_report(const fs::path& report, Seal manifest, FileCheck& result) {
+  if (!fs::is_regular_file(report)) {
+    if (manifest != Seal::none) result.problems.push_back(report.string() + ": missing");
+    return;
+  }
+  const Seal seal = check_own_checksum(report, read_text_file(report), result);
+  if (seal != Seal::none || manifest == Seal::none) return;
+  result.unchecked.pop_back();  // pare.json has a checksum, so this one had
+  result.problems.push_back(report.string() +
+                            ": its own \"sha256\" is gone: it was changed or damaged after it was written");
+}
+
+// Sorted, without what begins with a dot.
+std::vector<std::string> names_in(const fs::path& directory) {
+  std::vector<std::string> names;
+  for (auto entry = fs::recursive_directory_iterator(directory); entry != fs::end(entry); ++entry) {
+    if (entry->path().filename().string().starts_with('.')) {
+      entry.disable_recursion_pending();
+    } else if (!entry->is_directory() || entry->is_symlink()) {
+      names.push_back(entry->path().lexically_relative(directory).string());
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace
+
+FileCheck check_files(const fs::path& directory, WhichFiles which,
+                      const std::function<void(int64_t, int64_t)>& progress) {
+  FileCheck result;
+  const fs::path manifest = directory / kManifestName, report = directory / kReportName;
+  result.has_manifest = fs::exists(manifest);
+  if (!result.has_manifest) {
+    if (fs::exists(report)) {
+      result.problems.push_back(manifest.string() + ": missing, but a run that leaves a report.json leaves it, too");
+    }
+    return result;
+  }
+  const std::string text = read_text_file(manifest);
+  const Seal seal = check_own_checksum(manifest, text, result);
+  const std::map<std::string, std::string> outputs = listed_outputs(manifest, text);
+  if (which == WhichFiles::all) check_report(report, seal, result);
+  int64_t num_done = 0;
+  for (const auto& [name, digest] : outputs) {
+    throw_if_interrupted();
+    check_digest(directory, name, digest, result.problems);
+    ++result.num_files;
+    if (progress) progress(++num_done, static_cast<int64_t>(outputs.size()));
+  }
+  for (const std::string& name : names_in(directory)) {
+    if (outputs.contains(name) || name == kManifestName || name == kReportName) continue;
+    const std::string extension = fs::path(name).extension().string();
+    if (which == WhichFiles::that_are_read && extension != ".json" && extension != ".safetensors") continue;
+    result.problems.push_back((directory / name).string() +
+                              ": pare.json does not list it: it was added after the model was written");
+  }
+  return result;
+}
+
+namespace {
+
+void require_none(const fs::path& directory, const std::vector<std::string>& problems, const std::string& instead) {
+  if (problems.empty()) return;
+  std::string message = directory.string() + ": damaged, " + std::to_string(problems.size()) + " problem(s):";
+  for (const std::string& problem : problems) message += "\n  " + problem;
+  throw std::runtime_error(message + "\n" + kMakeAnew + instead);
+}
+
+}  // namespace
+
+void require_whole_files(const fs::path& directory, const std::string& instead,
+                         const std::function<void(int64_t, int64_t)>& progress) {
+  require_none(directory, check_files(directory, WhichFiles::that_are_read, progress).problems, instead);
+}
+
+void require_listed_hashes(const fs::path& directory, const std::map<std::string, std::string>& hashes) {
+  const fs::path manifest = directory / kManifestName;
+  if (!fs::exists(manifest)) return;
+  FileCheck result;
+  const std::string text = read_text_file(manifest);
+  check_own_checksum(manifest, text, result);
+  for (const auto& [name, digest] : listed_outputs(manifest, text)) {
+    const auto found = hashes.find(name);
+    if (found == hashes.end() || found->second == digest) continue;
+    result.problems.push_back(changed(directory / name, digest, found->second));
+  }
+  require_none(directory, result.problems, "");
+}
+
+}  // namespace pare
