@@ -81,7 +81,7 @@ TEST(Gguf, DamagedHeadersAreNamed) {
   expect_error<std::runtime_error>([&] { parse(with(good, 16, uint64_t{1} << 60, 8)); }, {"input"});
   const size_t tensor = good.find("weight.F16") + std::strlen("weight.F16");
   expect_error<std::runtime_error>([&] { parse(with(good, tensor, 9, 4)); },
-                                   {"weight.F16", "at most 4 dimensions", "9"});
+                                   {"weight.F16", "1 to 4 dimensions", "9"});
   expect_error<std::runtime_error>([&] { parse(with(good, tensor + 4, uint64_t{1} << 62, 8)); },
                                    {"weight.F16", "dimension 0"});
   expect_error<std::runtime_error>([&] { parse(with(good, tensor + 20, 29, 4)); }, {"weight.F16", "number 29", "Q6_K"});
