@@ -8,6 +8,7 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 #include "runtime/tokenizer/tokenizer.h"
 
@@ -18,8 +19,8 @@ constexpr const char* kManifest = "pare.json";
 
 // File name -> SHA-256.
 std::map<std::string, std::string> listed_outputs(const std::filesystem::path& manifest) {
-  const nlohmann::json json = nlohmann::json::parse(read_text_file(manifest), nullptr, false);
-  if (json.is_discarded() || !json.is_object() || !json.contains("outputs") || !json["outputs"].is_object()) {
+  const nlohmann::json json = parse_json(read_text_file(manifest), manifest.string());
+  if (!json.is_object() || !json.contains("outputs") || !json["outputs"].is_object()) {
     throw std::runtime_error(manifest.string() + R"(: expected a JSON object with "outputs": {"file": "sha256"})");
   }
   std::map<std::string, std::string> outputs;
