@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "runtime/engine/backend.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 #include "runtime/system/version.h"
 
@@ -150,8 +151,8 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                            {"statistics_pare", origin.pare_version},
                            {"statistics_instruction_set", origin.instruction_set}};
   }
-  if (!budget.empty()) json["budget"] = Json::parse(budget);
-  if (!training.empty()) json["training"] = Json::parse(training);
+  if (!budget.empty()) json["budget"] = parse_ordered_json(budget, "the budget");
+  if (!training.empty()) json["training"] = parse_ordered_json(training, "the training");
   json["layers"] = Json::array();
   for (const LayerRecord& layer : layers) json["layers"].push_back(layer_json(layer));
   json["events"] = list_events(plan, data, layers);
@@ -178,18 +179,18 @@ std::string report_json(const RunReport& report) {
                {"events", report.events}};
   json["perplexity"] = Json::array();
   for (const Evaluation& evaluation : report.evaluations)
-    json["perplexity"].push_back(Json::parse(to_json(evaluation)));
+    json["perplexity"].push_back(parse_ordered_json(to_json(evaluation), "the report"));
   for (const InstructionEvaluation& evaluation : report.instructions) {
-    json["instructions"].push_back(Json::parse(to_json(evaluation, /*with_texts=*/false)));
+    json["instructions"].push_back(parse_ordered_json(to_json(evaluation, /*with_texts=*/false), "the report"));
   }
   for (const EmbeddingEvaluation& evaluation : report.embeddings) {
-    json["embeddings"].push_back(Json::parse(to_json(evaluation)));
+    json["embeddings"].push_back(parse_ordered_json(to_json(evaluation), "the report"));
   }
-  if (!report.sensitivity.empty()) json["sensitivity"] = Json::parse(report.sensitivity);
-  if (!report.training.empty()) json["training"] = Json::parse(report.training);
+  if (!report.sensitivity.empty()) json["sensitivity"] = parse_ordered_json(report.sensitivity, "the report");
+  if (!report.training.empty()) json["training"] = parse_ordered_json(report.training, "the report");
   if (!report.budget.empty()) {
-    json["budget"] = Json::parse(report.budget);
-    json["budget"]["measured"] = Json::parse(to_json(report.budget_measured.value()));
+    json["budget"] = parse_ordered_json(report.budget, "the report");
+    json["budget"]["measured"] = parse_ordered_json(to_json(report.budget_measured.value()), "the report");
   }
   return json.dump(2);
 }

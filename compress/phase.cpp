@@ -11,6 +11,7 @@
 #include "runtime/commands/inspect.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/sealed_json.h"
 
 namespace pare {
@@ -167,8 +168,12 @@ void timed(const char* stage, Phase& phase, const std::function<void()>& work) {
 bool is_made(const Phase& phase) {
   const fs::path manifest = phase.output / kManifestName;
   if (!fs::is_regular_file(manifest)) return false;
-  const nlohmann::json json = nlohmann::json::parse(read_text_file(manifest), nullptr, /*allow_exceptions=*/false);
-  return json.is_object() && json.value("fingerprint", nlohmann::json()) == nlohmann::json(phase.fingerprint);
+  try {
+    const nlohmann::json json = parse_json(read_text_file(manifest), manifest.string());
+    return json.is_object() && json.value("fingerprint", nlohmann::json()) == nlohmann::json(phase.fingerprint);
+  } catch (const BadJson&) {  // a damaged one is made anew
+    return false;
+  }
 }
 
 void assemble_and_verify(Artifact& artifact, Phase& phase) {

@@ -16,6 +16,7 @@
 #include "compress/train/training_device.h"
 #include "compress/train_model.h"
 #include "runtime/import/model_directory.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/partial_output.h"
 
 namespace pare {
@@ -59,7 +60,7 @@ std::string plan_phases(const std::vector<Recipe>& phases, const Checkpoint& ori
                            num_threads,
                            /*may_be_made=*/false,
                            /*is_stand_in=*/i > 0};
-    plans.push_back(nlohmann::ordered_json::parse(run_phase(input, options, is_asked ? progress : silent)));
+    plans.push_back(parse_ordered_json(run_phase(input, options, is_asked ? progress : silent), "a phase's plan"));
   }
   return nlohmann::ordered_json{{"phases", plans}}.dump();
 }

@@ -47,12 +47,15 @@ ONLY_IN = [
     (re.compile(r"^yaml-cpp/"), re.compile(r"^compress/recipe/yaml_value\.cpp$")),
     (re.compile(r"^cxxopts"), re.compile(r"^runtime/commands/command_line\.cpp$")),
     (re.compile(r"^pcre2"), re.compile(r"^runtime/tokenizer/[^/]*\.(cpp|h)$")),
-    (re.compile(r"^nlohmann/"), re.compile(r"^((runtime|compress)/.*\.cpp|tests/.*)$")),
+    (re.compile(r"^nlohmann/"), re.compile(r"^((runtime|compress)/.*\.cpp|runtime/system/json_text\.h|tests/.*)$")),
     (re.compile(r"^Eigen/"), re.compile(r"^(quant|prune|tests/quant|tests/prune)/.*\.cpp$")),
     (re.compile(r"^(hdf5|H5)"), re.compile(r"^(compress|distill|tests/compress)/")),
 ]
 # A module is a header and its sources; *_avx2, *_avx512, *_kernels and the like belong to it.
 MAX_MODULES = 20
+# Every JSON goes through the one bounded parser; tests may use the library's.
+JSON_PARSER = re.compile(r"[Jj]son::(parse|sax_parse|accept|from_\w+)\b")
+JSON_PARSER_FILE = "runtime/system/json_text.cpp"
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -85,11 +88,13 @@ def offences(root):
         name = file.relative_to(root).as_posix()
         graph[name] = []
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            where = f"{name}:{number}: "
+            if JSON_PARSER.search(line) and name != JSON_PARSER_FILE and not name.startswith("tests/"):
+                yield where + "parse JSON with parse_json of runtime/system/json_text.h"
             match = INCLUDE.match(line)
             if not match:
                 continue
             quoted, target = match.group(1) == '"', match.group(2)
-            where = f"{name}:{number}: "
             if quoted:
                 if not (root / target).is_file():
                     yield where + f'"{target}" is no file of the project: write it from the top folder'
@@ -140,6 +145,7 @@ def self_test():
         "runtime/model/d.h": '#include "runtime/model/e.h"\n#include "runtime/format/c.h"\n#include "runtime/missing.h"\n',
         "runtime/model/e.h": '#include "runtime/model/d.h"\n',
         "quant/b.h": '#include "runtime/model/d.h"\n#include <cxxopts.hpp>\n',
+        "runtime/files/reader.cpp": "const auto json = nlohmann::ordered_json::parse(text);\n",
     } | {f"runtime/files/f{i}.h": "" for i in range(MAX_MODULES + 1)}
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
@@ -147,7 +153,7 @@ def self_test():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
         found = "\n".join(offences(root))
-    for expected in ("runtime/engine may not include quant", "<ATen/ATen.h>", "<yaml-cpp/yaml.h>", "runtime/format may not include runtime/model", "runtime/missing.h", "include cycle", "quant may not include runtime/model", "cycle of folders", "runtime/files: 21 modules", "<cxxopts.hpp>"):
+    for expected in ("runtime/engine may not include quant", "<ATen/ATen.h>", "<yaml-cpp/yaml.h>", "runtime/format may not include runtime/model", "runtime/missing.h", "include cycle", "quant may not include runtime/model", "cycle of folders", "runtime/files: 22 modules", "<cxxopts.hpp>", "runtime/files/reader.cpp:1: parse JSON with parse_json"):
         assert expected in found, f"planted offence not found: {expected}\n{found}"
 
 

@@ -8,6 +8,7 @@
 
 #include "runtime/format/stored_linear.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/mapped_file.h"
 #include "runtime/system/sha256.h"
 
@@ -147,8 +148,10 @@ void assemble_hugging_face(const Parts& parts, const Checkpoint& source, const s
     modules.push_back({record.name, record.scheme, record.is_linear});
     if (!record.scheme.has_own_tensor()) replaced.insert(record.name + ".weight");
   }
-  Json config = Json::parse(source.config_json());
-  if (!modules.empty()) config["quantization_config"] = Json::parse(container_config_json(modules, unquantized));
+  Json config = parse_ordered_json(source.config_json(), (source.directory() / "config.json").string());
+  if (!modules.empty())
+    config["quantization_config"] =
+        parse_ordered_json(container_config_json(modules, unquantized), "quantization_config");
   write_file_atomically(directory / "config.json", config.dump(2) + "\n");
   copy_small_files(source, inputs, directory);
 

@@ -5,6 +5,7 @@
 #include <span>
 #include <stdexcept>
 
+#include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 
 namespace pare {
@@ -55,8 +56,10 @@ LayerRecord parse_record(const std::string& text) {
   LayerRecord record;
   std::vector<NamedField> fields = field_values(record);
   try {
-    const Json json = Json::parse(text);
+    const Json json = parse_ordered_json(text, "a layer's record");
     for (NamedField& field : fields) field.value = read_value(json.at(field.name), field.value);
+  } catch (const BadJson& error) {
+    throw std::invalid_argument(error.what());
   } catch (const Json::exception& error) {
     throw std::invalid_argument("a layer's record is damaged: " + std::string(error.what()));
   }

@@ -13,6 +13,7 @@
 #include "compress/artifact/checked_file.h"
 #include "runtime/format/stored_linear.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 
 namespace pare {
@@ -35,17 +36,20 @@ struct PartRecord {
 
 std::string to_json(const PartRecord& record) {
   Json layers = Json::array();
-  for (const LayerRecord& layer : record.layers) layers.push_back(Json::parse(pare::to_json(layer)));
+  for (const LayerRecord& layer : record.layers)
+    layers.push_back(parse_ordered_json(pare::to_json(layer), "a layer's record"));
   return Json{{"part", record.part}, {"sha256", record.tensors_sha256}, {"layers", layers}}.dump(1);
 }
 
 // nullopt: not what to_json writes.
 std::optional<PartRecord> parse_part_record(const std::string& text) {
   try {
-    const Json json = Json::parse(text);
+    const Json json = parse_ordered_json(text, "a part's record");
     PartRecord record{json.at("part").get<int64_t>(), json.at("sha256").get<std::string>(), {}};
     for (const Json& layer : json.at("layers")) record.layers.push_back(parse_record(layer.dump()));
     return record;
+  } catch (const BadJson&) {
+    return std::nullopt;
   } catch (const Json::exception&) {
     return std::nullopt;
   } catch (const std::invalid_argument&) {
@@ -94,8 +98,8 @@ void remove_training(const fs::path& folder) {
   ::rmdir(folder.c_str());  // unless it holds something else
 }
 
-Json parse_object(const std::string& text) {
-  Json json = Json::parse(text, nullptr, false);
+Json parse_object(const std::string& text, const fs::path& path) {
+  Json json = parse_ordered_json(text, path.string());
   return json.is_object() ? json : Json::object();
 }
 
@@ -103,8 +107,9 @@ Json parse_object(const std::string& text) {
 bool has_made(const fs::path& progress, const fs::path& output) {
   if (!fs::exists(progress / kRunFile) || !fs::exists(output / "pare.json")) return false;
   try {
-    return parse_object(read_text_file(output / "pare.json")).value("fingerprint", Json()) ==
-           parse_object(read_checked_file(progress / kRunFile));
+    const fs::path manifest = output / "pare.json", run_file = progress / kRunFile;
+    return parse_object(read_text_file(manifest), manifest).value("fingerprint", Json()) ==
+           parse_object(read_checked_file(run_file), run_file);
   } catch (const std::exception&) {  // a damaged one tells nothing
     return false;
   }
@@ -151,7 +156,7 @@ void Parts::claim(const Fingerprint& fingerprint, bool fresh) {
     write_checked_file(run_file, Json(fingerprint).dump(2) + "\n");
     return;
   }
-  const Json stored = parse_object(read_checked_file(run_file));
+  const Json stored = parse_object(read_checked_file(run_file), run_file);
   std::set<std::string> names;
   for (const auto& [name, value] : fingerprint) names.insert(name);
   for (const auto& [name, value] : stored.items()) names.insert(name);

@@ -7,17 +7,12 @@
 
 #include "runtime/evaluate/instruction_data.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
 
 using Json = nlohmann::json;
-
-Json parse(std::string_view text, const std::string& where) {
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) throw std::runtime_error(where + ": not valid JSON in UTF-8");
-  return json;
-}
 
 std::string string_field(const Json& object, const char* name, bool is_optional, const std::string& where) {
   const std::string field = std::string("a string in the field '") + name + "'";
@@ -44,13 +39,13 @@ std::vector<std::string> read_lines(const std::string& text, const std::string& 
     begin = end + 1;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     const std::string where = path + ":" + std::to_string(number);
-    add(prompts, string_field(parse(line, where), "prompt", /*is_optional=*/false, where), where);
+    add(prompts, string_field(parse_json(line, where), "prompt", /*is_optional=*/false, where), where);
   }
   return prompts;
 }
 
 std::vector<std::string> read_items(const std::string& text, const std::string& path) {
-  const Json items = parse(text, path);
+  const Json items = parse_json(text, path);
   if (!items.is_array())
     throw std::runtime_error(path + ": expected an array of instructions, found " + items.type_name());
   std::vector<std::string> prompts;

@@ -22,6 +22,7 @@
 #include "runtime/import/model_directory.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/partial_output.h"
 #include "runtime/system/sha256.h"
@@ -286,7 +287,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   progress.print("plan: " + std::to_string(material.num_sequences()) + " sequences in " + std::to_string(num_shards) +
                  " shards, " + std::to_string(token_bytes) + " bytes per token");
   if (options.dry_run) {
-    Json json = Json::parse(to_json(prediction));
+    Json json = parse_ordered_json(to_json(prediction), "the prediction");
     json["sequences"] = material.num_sequences();
     json["shards"] = num_shards;
     json["bytes_per_token"] = token_bytes;

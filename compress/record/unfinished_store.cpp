@@ -7,6 +7,7 @@
 
 #include "compress/artifact/checked_file.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -43,8 +44,8 @@ bool has_moved_shards(const fs::path& folder, const fs::path& output) {
 }
 
 std::string plan_text(const LogitOrigin& origin, const std::vector<int64_t>& shard_sequences) {
-  Json plan = Json::parse(origin.to_json());
-  plan["source"] = Json::parse(origin.source);
+  Json plan = parse_ordered_json(origin.to_json(), "the plan");
+  plan["source"] = parse_ordered_json(origin.source, "the plan's source");
   plan["shard_sequences"] = shard_sequences;
   return plan.dump(1);
 }
@@ -124,9 +125,9 @@ void UnfinishedStore::claim(bool fresh) {
   }
   const std::string plan = plan_text(origin_, shard_sequences_);
   if (is_there(run_file())) {
-    const Json there = Json::parse(read_checked_file(run_file()), nullptr, /*allow_exceptions=*/false);
+    const Json there = parse_ordered_json(read_checked_file(run_file()), run_file().string());
     if (!there.is_object()) throw damaged_file(run_file());
-    const std::string found = differences(there, Json::parse(plan));
+    const std::string found = differences(there, parse_ordered_json(plan, "the plan"));
     if (!found.empty()) {
       throw std::runtime_error("'" + partial_.folder().string() +
                                "' holds an unfinished recording of something else (" + found +

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "runtime/system/json_text.h"
+
 namespace pare {
 namespace {
 
@@ -64,7 +66,7 @@ void keep_layers(const ModelDescription& teacher, std::span<const int64_t> kept,
 
 std::string student_config(const std::string& config_json, const ModelDescription& teacher,
                            const StudentOptions& options, std::span<const int64_t> kept) {
-  Json config = Json::parse(config_json);
+  Json config = parse_ordered_json(config_json, "config.json");
   if (kept.size() != teacher.blocks.size()) {
     keep_layers(teacher, kept, config);
     config["num_hidden_layers"] = kept.size();

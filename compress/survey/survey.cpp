@@ -15,6 +15,7 @@
 #include "quant/rtn.h"
 #include "runtime/format/stored_linear.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -404,7 +405,7 @@ std::string to_json(const Survey& survey) {
 
 Survey parse_survey(const std::string& text, const std::string& where) {
   try {
-    const Json json = Json::parse(text);
+    const Json json = parse_ordered_json(text, where);
     Survey survey{json.at("label").get<std::string>(), json.at("baseline_nll").get<double>(), {}};
     for (const Json& item : json.at("groups")) {
       SurveyedGroup& group = survey.groups.emplace_back();
@@ -422,6 +423,8 @@ Survey parse_survey(const std::string& text, const std::string& where) {
       }
     }
     return survey;
+  } catch (const BadJson& error) {
+    throw std::runtime_error(std::string(error.what()) + ": start anew with --fresh");
   } catch (const Json::exception& error) {
     throw std::runtime_error(where + " is damaged (" + error.what() + "): start anew with --fresh");
   }

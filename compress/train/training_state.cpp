@@ -12,6 +12,7 @@
 #include "compress/artifact/checked_file.h"
 #include "compress/artifact/parts.h"
 #include "runtime/files/safetensors.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 
 namespace pare {
@@ -115,7 +116,7 @@ std::optional<TrainingState> TrainingStore::load(const std::vector<OptimizedPara
   const std::string text = read_checked_file(path);
   TrainingState state;
   try {
-    const Json json = Json::parse(text);
+    const Json json = parse_ordered_json(text, path.string());
     state.step = json.at("step");
     state.loss_sum = json.at("loss_sum");
     state.loss_labels = json.at("loss_labels");

@@ -6,6 +6,7 @@
 
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/sealed_json.h"
 #include "runtime/system/sha256.h"
 
@@ -18,9 +19,15 @@ constexpr const char* kMakeAnew = "copy the model anew from where it is whole, o
 
 // File name -> SHA-256.
 std::map<std::string, std::string> listed_outputs(const fs::path& manifest, const std::string& text) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  if (json.is_discarded() || !json.is_object() || !json.contains("outputs") || !json["outputs"].is_object()) {
-    throw std::runtime_error(manifest.string() +
+  nlohmann::json json;
+  std::string found;
+  try {
+    json = parse_json(text, manifest.string());
+  } catch (const BadJson& error) {
+    found = error.what();
+  }
+  if (!json.is_object() || !json.contains("outputs") || !json["outputs"].is_object()) {
+    throw std::runtime_error((found.empty() ? manifest.string() : found) +
                              R"(: expected a JSON object with "outputs": {"file": "sha256"}; it is damaged: )" +
                              kMakeAnew);
   }

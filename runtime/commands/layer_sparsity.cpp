@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -53,7 +54,7 @@ std::map<std::string, SparsityClaim> sparsity_claims(const Checkpoint& checkpoin
   }
   const std::filesystem::path manifest = checkpoint.directory() / kManifest;
   if (!std::filesystem::exists(manifest)) return claims;
-  const Json json = Json::parse(read_text_file(manifest), nullptr, /*allow_exceptions=*/false);
+  const Json json = parse_json(read_text_file(manifest), manifest.string());
   if (!json.is_object()) throw std::runtime_error(manifest.string() + ": expected a JSON object");
   const Json layers = json.value("layers", Json::array());
   if (!layers.is_array()) throw std::runtime_error(manifest.string() + R"(: expected "layers" to be an array)");

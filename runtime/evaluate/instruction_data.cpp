@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -12,14 +13,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kTurnStart = "<|im_start|>", kTurnEnd = "<|im_end|>";
-
-Json parse_json(std::string_view text, const std::string& where) {
-  try {
-    return Json::parse(text);
-  } catch (const Json::exception& error) {
-    throw std::runtime_error(where + ": not valid JSON: " + error.what());
-  }
-}
 
 bool is_blank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n") == std::string_view::npos;

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/json_text.h"
 #include "runtime/tokenizer/unicode.h"
 
 namespace pare {
@@ -15,12 +16,7 @@ constexpr std::string_view kBetweenDocuments = "\n\n";
 
 // The text of one line of a .jsonl file.
 std::string read_document(std::string_view line, const std::string& where) {
-  nlohmann::json document;
-  try {
-    document = nlohmann::json::parse(line);
-  } catch (const nlohmann::json::exception& error) {
-    throw std::runtime_error(where + ": not valid JSON: " + error.what());
-  }
+  const nlohmann::json document = parse_json(line, where);
   if (!document.is_object()) throw std::runtime_error(where + ": expected an object with the field 'text'");
   const auto text = document.find("text");
   if (text == document.end() || !text->is_string()) {

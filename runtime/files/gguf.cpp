@@ -134,8 +134,8 @@ TensorEntry read_tensor_entry(Reader& reader) {
   entry.tensor.name = reader.read_string("a tensor's name");
   const std::string what = "tensor " + entry.tensor.name;
   const auto num_dimensions = reader.read<uint32_t>(what);
-  if (num_dimensions > kMaxDimensions) {
-    reader.fail(what + ": expected at most 4 dimensions, found " + std::to_string(num_dimensions));
+  if (num_dimensions == 0 || num_dimensions > kMaxDimensions) {
+    reader.fail(what + ": expected 1 to 4 dimensions, found " + std::to_string(num_dimensions));
   }
   int64_t num_elements = 1;
   for (uint32_t d = 0; d < num_dimensions; ++d) {
@@ -154,7 +154,7 @@ TensorEntry read_tensor_entry(Reader& reader) {
     reader.fail(what + ": " + error.what());
   }
   entry.tensor.type = static_cast<GgufType>(type);
-  const int64_t row = entry.tensor.shape.empty() ? 1 : entry.tensor.shape.back();
+  const int64_t row = entry.tensor.shape.back();
   if (row % block.num_elements != 0) {
     reader.fail(what + ": rows of " + std::to_string(row) + " elements are no multiple of the " +
                 std::to_string(block.num_elements) + " in a block of " + std::string(block.name));
@@ -162,6 +162,20 @@ TensorEntry read_tensor_entry(Reader& reader) {
   entry.offset = reader.read<uint64_t>(what);
   entry.size_bytes = static_cast<uint64_t>(num_elements / block.num_elements * block.size_bytes);
   return entry;
+}
+
+// Tensors over the same bytes would let a small file unpack to any size.
+void check_apart(const std::map<std::string, GgufTensor>& tensors, const Reader& reader) {
+  std::vector<const GgufTensor*> in_order;
+  in_order.reserve(tensors.size());
+  for (const auto& [name, tensor] : tensors) in_order.push_back(&tensor);
+  std::sort(in_order.begin(), in_order.end(),
+            [](const GgufTensor* a, const GgufTensor* b) { return a->data.data() < b->data.data(); });
+  for (size_t i = 1; i < in_order.size(); ++i) {
+    const GgufTensor &before = *in_order[i - 1], &tensor = *in_order[i];
+    if (before.data.data() + before.data.size() <= tensor.data.data()) continue;
+    reader.fail("tensors " + before.name + " and " + tensor.name + " overlap");
+  }
 }
 
 std::string kind(const GgufValue& value) {
@@ -258,6 +272,7 @@ GgufFile GgufFile::parse(std::span<const std::byte> bytes, const std::string& wh
     const std::string name = entry.tensor.name;
     if (!file.tensors_.emplace(name, std::move(entry.tensor)).second) reader.fail(what + " stands twice");
   }
+  check_apart(file.tensors_, reader);
   return file;
 }
 

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -14,7 +15,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // of the reference implementation
-constexpr size_t kMaxHeaderDepth = 3;              // header object, tensor object, shape array
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) {
   throw std::runtime_error("'" + where + "' is no valid safetensors file: " + what);
@@ -25,22 +25,11 @@ std::string quoted(const std::string& name) {
   return name.size() <= 200 ? "'" + name + "'" : "'" + name.substr(0, 200) + "...'";
 }
 
-// Parses the header; unlike nlohmann's default, a repeated key is an error instead of a silent overwrite.
 Json parse_header(std::string_view text, const std::string& where) {
-  std::vector<std::set<std::string>> keys_of_open_objects;
-  const auto check = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (static_cast<size_t>(depth) > kMaxHeaderDepth) fail(where, "its JSON header is nested too deeply");
-    if (event == Json::parse_event_t::object_start) keys_of_open_objects.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys_of_open_objects.pop_back();
-    if (event == Json::parse_event_t::key && !keys_of_open_objects.back().insert(parsed.get<std::string>()).second) {
-      fail(where, "its header has the key " + quoted(parsed.get<std::string>()) + " twice");
-    }
-    return true;
-  };
   try {
-    return Json::parse(text, check);
-  } catch (const Json::exception& error) {
-    fail(where, std::string("its header is no valid JSON: ") + std::string(error.what()).substr(0, 300));
+    return parse_json(text, "its header");
+  } catch (const BadJson& error) {
+    fail(where, error.what());
   }
 }
 

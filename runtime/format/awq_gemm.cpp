@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "runtime/format/name_pattern.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -211,7 +212,8 @@ std::string awq_config_json(int64_t group_size, std::span<const std::string> unc
 }
 
 AwqConfig AwqConfig::parse(const std::string& json, const std::string& where) {
-  const Json config = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  check_config_text(json, where);
+  const Json config = parse_json(json, where);
   if (!config.is_object()) fail(where, "expected a JSON object");
   const Json method = value_of(config, {"quant_method"});
   if (method != kMethod) fail(where, "quant_method: expected \"awq\"" + found(method));
@@ -240,7 +242,7 @@ AwqConfig AwqConfig::parse(const std::string& json, const std::string& where) {
   if (!names.is_null() && !names.is_array()) fail(where, "modules_to_not_convert: expected an array" + found(names));
   for (const Json& name : names) {
     if (!name.is_string()) fail(where, "modules_to_not_convert: expected strings" + found(name));
-    result.unconverted.push_back(name.get<std::string>());
+    result.unconverted.insert(name.get<std::string>());
   }
   return result;
 }

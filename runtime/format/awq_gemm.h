@@ -10,7 +10,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -56,7 +58,7 @@ std::string awq_config_json(int64_t group_size, std::span<const std::string> unc
 // libraries differ in how they match modules_to_not_convert and in what they never convert (the head).
 struct AwqConfig final : ContainerConfig {
   PackScheme scheme;  // of every quantized module
-  std::vector<std::string> unconverted;
+  std::set<std::string, std::less<>> unconverted;
 
   // `json` is the object's text and `where` names its file. Throws std::invalid_argument for another version than
   // "gemm", other bits than 4, and what is no AWQ configuration.

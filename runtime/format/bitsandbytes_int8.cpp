@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "runtime/format/name_pattern.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -151,7 +152,8 @@ std::string bitsandbytes_config_json(float threshold, std::span<const std::strin
 }
 
 BitsAndBytesConfig BitsAndBytesConfig::parse(const std::string& json, const std::string& where) {
-  const Json config = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  check_config_text(json, where);
+  const Json config = parse_json(json, where);
   if (!config.is_object()) fail(where, "expected a JSON object");
   const Json& method = value_or_null(config, "quant_method");
   if (method != "bitsandbytes") fail(where, "quant_method: expected \"bitsandbytes\"" + found(method));
@@ -177,7 +179,7 @@ BitsAndBytesConfig BitsAndBytesConfig::parse(const std::string& json, const std:
   if (!names.is_null() && !names.is_array()) fail(where, "llm_int8_skip_modules: expected an array" + found(names));
   for (const Json& name : names) {
     if (!name.is_string()) fail(where, "llm_int8_skip_modules: expected strings" + found(name));
-    result.skipped.push_back(name.get<std::string>());
+    result.skipped.insert(name.get<std::string>());
   }
   return result;
 }

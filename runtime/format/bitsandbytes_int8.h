@@ -9,7 +9,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -59,7 +61,7 @@ struct BitsAndBytesConfig final : ContainerConfig {
   // Of every quantized module, with int8 inputs per token and columns from the threshold on kept; a threshold of 0
   // keeps an empty list of columns, for the library rounds by the same rule then (input_format.h).
   PackScheme scheme;
-  std::vector<std::string> skipped;
+  std::set<std::string, std::less<>> skipped;
 
   // Throws std::invalid_argument for 4-bit checkpoints and what is no such configuration.
   static BitsAndBytesConfig parse(const std::string& json, const std::string& where);

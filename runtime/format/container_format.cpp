@@ -9,6 +9,7 @@
 #include "runtime/format/compressed_tensors.h"
 #include "runtime/format/pare_int8.h"
 #include "runtime/format/pare_sparse24.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -75,19 +76,10 @@ void register_container(const ContainerFormat& format) {
 }
 
 void check_config_text(const std::string& json, const std::string& where) {
-  using Json = nlohmann::json;
-  constexpr int kMaxDepth = 32;
-  const auto fail = [&](const std::string& what) {
-    throw std::invalid_argument("'" + where + "': quantization_config: " + what);
-  };
-  const auto check_depth = [&](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMaxDepth) fail("nested too deeply");
-    return true;
-  };
   try {
-    const Json parsed = Json::parse(json, check_depth);
-  } catch (const Json::exception& error) {
-    fail(std::string("no valid JSON: ") + std::string(error.what()).substr(0, 300));
+    parse_json(json, "quantization_config");
+  } catch (const BadJson& error) {
+    throw std::invalid_argument("'" + where + "': " + error.what());
   }
 }
 

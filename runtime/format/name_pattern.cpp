@@ -367,9 +367,11 @@ bool NamePattern::matches(std::string_view name) const {
   return false;
 }
 
-bool is_in_modules(std::string_view module, std::span<const std::string> names) {
-  return std::any_of(names.begin(), names.end(),
-                     [&](const std::string& name) { return module == name || module.ends_with("." + name); });
+bool is_in_modules(std::string_view module, const std::set<std::string, std::less<>>& names) {
+  for (size_t dot = module.find('.'); dot != std::string_view::npos; dot = module.find('.', dot + 1)) {
+    if (names.contains(module.substr(dot + 1))) return true;
+  }
+  return names.contains(module);
 }
 
 }  // namespace pare

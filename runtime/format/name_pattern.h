@@ -5,7 +5,8 @@
 
 #include <bitset>
 #include <cstdint>
-#include <span>
+#include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,6 @@ class NamePattern {
 
 // Whether one of `names` is the module's, or the end of it after a dot: how transformers reads the lists of modules
 // that a quantization leaves alone.
-bool is_in_modules(std::string_view module, std::span<const std::string> names);
+bool is_in_modules(std::string_view module, const std::set<std::string, std::less<>>& names);
 
 }  // namespace pare

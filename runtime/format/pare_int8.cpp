@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/system/json_text.h"
+
 namespace pare {
 namespace {
 
@@ -192,7 +194,8 @@ std::string pare_int8_config_json(std::span<const StoredModule> modules, std::sp
 }
 
 PareInt8Config PareInt8Config::parse(const std::string& json, const std::string& where) {
-  const Json config = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  check_config_text(json, where);
+  const Json config = parse_json(json, where);
   if (!config.is_object() || config.value("quant_method", Json()) != kPareInt8) {
     fail(where, "quant_method: expected \"" + std::string(kPareInt8) + "\"");
   }
@@ -213,13 +216,13 @@ PareInt8Config PareInt8Config::parse(const std::string& json, const std::string&
   if (!ignore.is_array()) fail(where, "ignore: expected an array of strings");
   for (const Json& name : ignore) {
     if (!name.is_string()) fail(where, "ignore: expected an array of strings");
-    result.ignore.push_back(name.get<std::string>());
+    result.ignore.insert(name.get<std::string>());
   }
   return result;
 }
 
 bool PareInt8Config::is_ignored(std::string_view module) const {
-  return std::find(ignore.begin(), ignore.end(), module) != ignore.end();
+  return ignore.contains(module);
 }
 
 std::optional<PackScheme> PareInt8Config::scheme_of(const std::string& module, std::string_view,

@@ -11,7 +11,9 @@
 // "symmetric": false stands in the configuration where inputs are rounded with a zero per token.
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -60,7 +62,7 @@ std::string pare_int8_config_json(std::span<const StoredModule> modules, std::sp
 // A quantization_config of this container as read.
 struct PareInt8Config final : ContainerConfig {
   PackScheme scheme;  // of every quantized module; its input's threshold is the module's own
-  std::vector<std::string> ignore;
+  std::set<std::string, std::less<>> ignore;
 
   // Throws std::invalid_argument for what is no such configuration; `where` names the file.
   static PareInt8Config parse(const std::string& json, const std::string& where);

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <fstream>
 #include <stdexcept>
+#include <string_view>
+#include <unordered_map>
 
 #include "runtime/import/import_sources.h"
 #include "runtime/model/checkpoint.h"
@@ -57,6 +59,37 @@ void write_model(ImportedModel model, const std::filesystem::path& directory, co
 }
 
 }  // namespace
+
+ModelDescription describe_source(const std::string& config_json, const std::filesystem::path& source) {
+  try {
+    return describe_model(config_json, "config.json");
+  } catch (const std::invalid_argument& error) {
+    throw std::runtime_error(source.string() +
+                             ": its metadata describe no model that pare runs: in Hugging Face's "
+                             "words, " +
+                             error.what());
+  }
+}
+
+void check_tensors(const std::vector<StreamedTensor>& tensors, const ModelDescription& model,
+                   const std::filesystem::path& source) {
+  std::unordered_map<std::string_view, const StreamedTensor*> by_name;
+  for (const StreamedTensor& tensor : tensors) by_name.emplace(tensor.name, &tensor);
+  const auto check = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    const auto found = by_name.find(name);
+    if (found != by_name.end() && found->second->shape == shape) return;
+    throw std::runtime_error(source.string() + ": expected a tensor for '" + name + "' of shape " + shape_text(shape) +
+                             ", found " + (found == by_name.end() ? "none" : shape_text(found->second->shape)));
+  };
+  std::vector<LinearDescription> linears = block_linears(model);
+  linears.push_back({model.embedding_name, model.vocabulary_size, model.hidden_size, false});
+  if (!model.tied_head) linears.push_back(model.head);
+  for (const LinearDescription& linear : linears) {
+    check(linear.name + ".weight", {linear.num_out, linear.num_in});
+    if (linear.has_bias) check(linear.name + ".bias", {linear.num_out});
+  }
+  for (const NormDescription& norm : all_norms(model)) check(norm.name + ".weight", {norm.width});
+}
 
 DType parse_dtype_name(std::string_view name) {
   for (const DType dtype : {DType::BF16, DType::F16, DType::F32}) {

@@ -79,15 +79,22 @@ class GgufModel {
         architecture_(find_architecture(*file_)),
         dtype_(dtype) {
     num_blocks_ = integer("block_count");
+    const size_t num_tensors = file_->tensors().size();
+    if (static_cast<size_t>(num_blocks_) > num_tensors) {
+      throw std::runtime_error(file_->where() + ": '" + key("block_count") + "' is " + std::to_string(num_blocks_) +
+                               ", but the file holds " + std::to_string(num_tensors) +
+                               " tensors, and each block has some: it is damaged");
+    }
     num_heads_ = integer("attention.head_count");
     num_kv_heads_ = file_->has(key("attention.head_count_kv")) ? integer("attention.head_count_kv") : num_heads_;
     hidden_size_ = integer("embedding_length");
-    head_size_ = file_->has(key("attention.key_length")) ? integer("attention.key_length") : hidden_size_ / num_heads_;
-    vocabulary_size_ = file_->tensor("token_embd.weight").shape.front();
-    if (head_size_ % 2 != 0) {
-      throw std::runtime_error(file_->where() + ": a head size of " + std::to_string(head_size_) +
-                               " is odd; RoPE rotates pairs");
+    head_size_ = read_head_size();
+    const GgufTensor& embedding = file_->tensor("token_embd.weight");
+    if (embedding.shape.size() != 2) {
+      throw std::runtime_error(file_->where() + ": token_embd.weight: expected 2 dimensions, found the shape " +
+                               shape_text(embedding.shape));
     }
+    vocabulary_size_ = embedding.shape.front();
   }
 
   std::string config() const;
@@ -99,6 +106,7 @@ class GgufModel {
  private:
   std::string key(const std::string& suffix) const { return std::string(architecture_.gguf) + "." + suffix; }
   int64_t integer(const std::string& suffix) const { return size_at(*file_, key(suffix)); }
+  int64_t read_head_size() const;
   void describe_rope(Json& config) const;
   void describe_gemma(Json& config) const;
   std::optional<Json> llama3_scaling() const;
@@ -115,6 +123,23 @@ class GgufModel {
   DType dtype_;
   int64_t num_blocks_, num_heads_, num_kv_heads_, hidden_size_, head_size_, vocabulary_size_;
 };
+
+// The key is left out where a head is its share of the width.
+int64_t GgufModel::read_head_size() const {
+  const bool is_stated = file_->has(key("attention.key_length"));
+  if (!is_stated && hidden_size_ % num_heads_ != 0) {
+    throw std::runtime_error(file_->where() + ": '" + key("attention.head_count") + "' is " +
+                             std::to_string(num_heads_) + ": expected a divisor of '" + key("embedding_length") +
+                             "' (" + std::to_string(hidden_size_) + "), or a key '" + key("attention.key_length") +
+                             "'");
+  }
+  const int64_t head_size = is_stated ? integer("attention.key_length") : hidden_size_ / num_heads_;
+  if (head_size % 2 != 0) {
+    throw std::runtime_error(file_->where() + ": a head size of " + std::to_string(head_size) +
+                             " is odd; RoPE rotates pairs");
+  }
+  return head_size;
+}
 
 std::string GgufModel::config() const {
   Json config;
@@ -251,7 +276,7 @@ std::string GgufModel::tokenizer_config() const {
 // Decodes a tensor row by row to the output type, in the row order that Hugging Face has.
 StreamedTensor GgufModel::stream(const std::string& gguf_name, const std::string& name) const {
   const GgufTensor& tensor = file_->tensor(gguf_name);
-  const int64_t width = tensor.shape.empty() ? 1 : tensor.shape.back();
+  const int64_t width = tensor.shape.back();
   const int64_t num_rows = tensor.num_elements() / width;
   const bool is_bias = name.ends_with(".bias");
   const bool interleaved = architecture_.rotates_neighbours &&
@@ -337,9 +362,12 @@ std::string GgufModel::tokenizer() const {
 
 ImportedModel read_gguf_model(const std::filesystem::path& path, DType dtype) {
   const GgufModel model(path, dtype);
+  const std::string config = model.config();
+  const ModelDescription description = describe_source(config, path);
   ImportedModel imported;
   imported.tensors = model.tensors();
-  imported.text_files = {{"config.json", model.config()},
+  check_tensors(imported.tensors, description, path);
+  imported.text_files = {{"config.json", config},
                          {"generation_config.json", model.generation_config()},
                          {"tokenizer_config.json", model.tokenizer_config()},
                          {"tokenizer.json", model.tokenizer()}};

@@ -191,7 +191,7 @@ GgufVocabulary read_vocabulary(const std::filesystem::path& path, int32_t vocabu
     } else if (id >= kFirstByteToken && id < kFirstByteToken + 256) {
       type = kByte;
     } else {
-      for (size_t at = 0; (at = token.find(' ', at)) != std::string::npos;) token.replace(at, 1, "\u2581");
+      token = with_marks_for_spaces(token);
     }
     vocabulary.tokens.push_back(std::move(token));
     vocabulary.token_types.push_back(type);
@@ -210,9 +210,12 @@ ImportedModel read_llama2c_model(const std::filesystem::path& path, const std::f
                                  DType dtype) {
   const auto file = std::make_shared<MappedFile>(MappedFile::open(path));
   const Shape shape = read_header(file->bytes(), path.string());
+  const std::string config = config_json(shape, dtype);
+  const ModelDescription description = describe_source(config, path);
   TensorReader reader(file, path.string(), dtype);
   ImportedModel imported;
   imported.tensors = read_tensors(reader, shape);
+  check_tensors(imported.tensors, description, path);
   if (reader.num_bytes_left() != 0) {
     throw std::runtime_error(path.string() + ": " + std::to_string(reader.num_bytes_left()) +
                              " bytes follow the last tensor; not a llama2.c checkpoint of version 0");
@@ -222,9 +225,8 @@ ImportedModel read_llama2c_model(const std::filesystem::path& path, const std::f
       "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n  \"bos_token\": \"<s>\",\n  \"eos_token\": \"</s>\",\n "
       " \"unk_token\": \"<unk>\",\n"
       "  \"clean_up_tokenization_spaces\": false\n}\n";
-  imported.text_files = {{"config.json", config_json(shape, dtype)},
-                         {"tokenizer.json", vocabulary},
-                         {"tokenizer_config.json", tokenizer_config}};
+  imported.text_files = {
+      {"config.json", config}, {"tokenizer.json", vocabulary}, {"tokenizer_config.json", tokenizer_config}};
   return imported;
 }
 

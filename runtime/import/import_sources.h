@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/files/safetensors.h"
+#include "runtime/model/model_description.h"
 
 namespace pare {
 
@@ -19,6 +20,14 @@ struct ImportedModel {
 ImportedModel read_gguf_model(const std::filesystem::path& path, DType dtype);
 ImportedModel read_llama2c_model(const std::filesystem::path& path, const std::filesystem::path& tokenizer,
                                  DType dtype);
+
+// The model of a config.json that was made from the metadata of `source`. Throws std::runtime_error naming the file for
+// sizes that no model has, before anything is made of them.
+ModelDescription describe_source(const std::string& config_json, const std::filesystem::path& source);
+
+// Throws std::runtime_error naming the file and the tensor unless all that the model needs is there in its shape.
+void check_tensors(const std::vector<StreamedTensor>& tensors, const ModelDescription& model,
+                   const std::filesystem::path& source);
 
 // "float32", "float16" or "bfloat16": config.json's names.
 const char* torch_dtype_name(DType dtype);

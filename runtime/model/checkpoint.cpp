@@ -230,6 +230,7 @@ std::optional<PackScheme> Checkpoint::State::scheme(const LinearDescription& lin
 }
 
 void Checkpoint::State::check_linear(const LinearDescription& linear) const {
+  throw_if_interrupted();
   const std::string bias = linear.name + ".bias";
   if (const std::optional<PackScheme> stored = scheme(linear)) {
     in_this_directory(
@@ -297,7 +298,7 @@ void Checkpoint::State::check_encoder() const {
 
 void Checkpoint::State::describe(DType dtype_if_absent) {
   const std::string where = (directory / kConfigName).string();
-  if (!describes_encoder(config_json)) {
+  if (!describes_encoder(config_json, where)) {
     description = describe_model(config_json, where, dtype_if_absent);
     return;
   }

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -14,20 +15,9 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMaxConfigBytes = size_t{16} << 20;
 constexpr size_t kMaxIndexBytes = size_t{256} << 20;
-constexpr int kMaxJsonDepth = 64;
 
-// Depth is limited because Json::dump recurses.
 Json parse_object(const std::string& text, const fs::path& path) {
-  const auto check_depth = [&](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMaxJsonDepth) throw std::runtime_error(path.string() + ": the JSON is nested too deeply");
-    return true;
-  };
-  Json parsed;
-  try {
-    parsed = Json::parse(text, check_depth);
-  } catch (const Json::exception& error) {
-    throw std::runtime_error(path.string() + ": expected JSON: " + std::string(error.what()).substr(0, 200));
-  }
+  Json parsed = parse_json(text, path.string());
   if (!parsed.is_object()) throw std::runtime_error(path.string() + ": expected a JSON object");
   return parsed;
 }

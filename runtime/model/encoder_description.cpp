@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/system/json_text.h"
+
 namespace pare {
 namespace {
 
@@ -126,15 +128,23 @@ EncoderBlockDescription describe_block(const EncoderDescription& model, int64_t 
   return block;
 }
 
+Json parse_config(const std::string& text, const std::string& where) {
+  try {
+    return parse_json(text, where);
+  } catch (const BadJson& error) {
+    throw std::invalid_argument(error.what());
+  }
+}
+
 }  // namespace
 
-bool describes_encoder(const std::string& config_json) {
-  const Json config = Json::parse(config_json, nullptr, false);
+bool describes_encoder(const std::string& config_json, const std::string& where) {
+  const Json config = parse_config(config_json, where);
   return config.is_object() && config.contains("model_type") && config["model_type"] == kFamily;
 }
 
 EncoderDescription describe_encoder(const std::string& config_json, const std::string& where, DType dtype_if_absent) {
-  const Json parsed = Json::parse(config_json, nullptr, false);
+  const Json parsed = parse_config(config_json, where);
   if (!parsed.is_object()) throw std::invalid_argument(where + ": expected a JSON object");
   const Config config(parsed, where);
   if (config.text("model_type", "") != kFamily) config.fail("model_type", kFamily);

@@ -49,7 +49,7 @@ struct EncoderDescription {
 };
 
 // Whether config.json names a family that describe_encoder knows. False for what is no JSON object.
-bool describes_encoder(const std::string& config_json);
+bool describes_encoder(const std::string& config_json, const std::string& where);
 
 // Reads a config.json's text; `where` names the file in messages. The meaning of keys and of their absence is
 // transformers 5's (configuration_bert.py, modeling_bert.py). Throws std::invalid_argument for what is not computed

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "runtime/model/rope_scaling.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -500,9 +501,9 @@ BlockDescription describe_block(const ModelDescription& model, const BlockOption
 ModelDescription describe_model(const std::string& config_json, const std::string& where, DType dtype_if_absent) {
   Json parsed;
   try {
-    parsed = Json::parse(config_json);
-  } catch (const Json::exception& error) {
-    throw std::invalid_argument(where + ": expected JSON: " + std::string(error.what()).substr(0, 200));
+    parsed = parse_json(config_json, where);
+  } catch (const BadJson& error) {
+    throw std::invalid_argument(error.what());
   }
   if (!parsed.is_object()) throw std::invalid_argument(where + ": expected a JSON object, found " + found(parsed));
   const Section config(parsed, where, "");

@@ -5,6 +5,7 @@
 #include <span>
 #include <stdexcept>
 
+#include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 
 namespace pare {
@@ -55,7 +56,12 @@ Seal check_seal(std::string_view file) {
     const std::string_view before = file.substr(0, file.size() - kAfter.size() - kHexLetters);
     if (before.ends_with(kBefore) && file.substr(before.size(), kHexLetters) == hash_of(before)) return Seal::whole;
   }
-  const nlohmann::json json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  nlohmann::json json;
+  try {
+    json = parse_json(file, "a sealed file");
+  } catch (const BadJson&) {
+    return Seal::broken;
+  }
   if (!json.is_object()) return Seal::broken;
   // Either word of the member may be the damaged one.
   for (const auto& [name, value] : json.items()) {

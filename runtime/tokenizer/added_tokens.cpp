@@ -49,6 +49,7 @@ bool AddedTokenFinder::touches_word(std::string_view text, size_t begin, size_t 
 void AddedTokenFinder::split(std::string_view text, const std::function<void(size_t, size_t)>& text_found,
                              const std::function<void(int32_t)>& token_found) const {
   size_t covered = 0;
+  size_t white_end = 0;  // of the white space last looked through: tokens within it do not look again
   for (size_t at = 0; at < text.size() && !tokens_.empty();) {
     if (!starts_[static_cast<unsigned char>(text[at])]) {
       ++at;
@@ -71,7 +72,9 @@ void AddedTokenFinder::split(std::string_view text, const std::function<void(siz
       }
     }
     if (token->rstrip) {
+      end = std::max(end, white_end);
       while (end < text.size() && is_white_space(utf8_decode(text, end))) end += utf8_length(text[end]);
+      white_end = end;
     }
     if (begin > covered) text_found(covered, begin);
     token_found(token->id);

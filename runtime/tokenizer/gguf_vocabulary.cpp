@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <span>
 #include <stdexcept>
+#include <tuple>
 #include <unordered_map>
 
 #include "runtime/files/gguf.h"
@@ -201,33 +204,65 @@ ordered_json make_byte_level_file(const GgufVocabulary& vocabulary) {
       make_model(nullptr, false, false, kind.ignore_merges, make_vocabulary(vocabulary), std::move(merges)));
 }
 
+// The tokens that a token begins with: `longest[id]` is the longest one that is shorter than the token itself, or kNone;
+// following it from token to token gives all of them, from long to short. Sorted tokens have their prefixes before them,
+// and what is no prefix of the next one is none of any behind it: O(n log n) in the vocabulary's bytes, where looking up
+// each piece of each token is quadratic in a token's length.
+constexpr size_t kNone = SIZE_MAX;
+std::vector<size_t> longest_prefix_tokens(std::span<const std::string> tokens) {
+  std::vector<size_t> sorted(tokens.size()), longest(tokens.size(), kNone), open;
+  std::iota(sorted.begin(), sorted.end(), size_t{0});
+  std::sort(sorted.begin(), sorted.end(),
+            [&](size_t a, size_t b) { return std::tie(tokens[a], a) < std::tie(tokens[b], b); });
+  for (const size_t id : sorted) {
+    if (tokens[id].empty()) continue;
+    while (!open.empty() && !tokens[id].starts_with(tokens[open.back()])) open.pop_back();
+    if (!open.empty()) longest[id] = open.back();
+    open.push_back(id);
+  }
+  return longest;
+}
+
 // Every way to put a token together out of two others, best score first; among equals in the order of the tokens' ids,
 // then of the left part's, then of the right part's: transformers' generate_merges (convert_slow_tokenizer.py) as it
 // was when Mistral's file was made. (Later versions order the parts of one token by length; the ids are the same.)
+// No token stands twice.
 ordered_json merges_from_scores(const GgufVocabulary& vocabulary) {
+  constexpr size_t kMaxMergeBytes = size_t{256} << 20;  // ten times those of 2^18 tokens
   struct Merge {
     double score;
     size_t left, right;
   };
-  std::unordered_map<std::string_view, size_t> ids;
-  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) ids.emplace(vocabulary.tokens[id], id);
+  const std::vector<std::string>& tokens = vocabulary.tokens;
+  std::vector<std::string> reversed(tokens);
+  for (std::string& token : reversed) std::reverse(token.begin(), token.end());
+  const std::vector<size_t> prefix = longest_prefix_tokens(tokens), suffix = longest_prefix_tokens(reversed);
   std::vector<Merge> merges;
-  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
-    const std::string_view token = vocabulary.tokens[id];
-    const size_t first = merges.size();
-    for (size_t cut = token.empty() ? 0 : utf8_length(token[0]); cut < token.size(); cut += utf8_length(token[cut])) {
-      const auto left = ids.find(token.substr(0, cut)), right = ids.find(token.substr(cut));
-      if (left != ids.end() && right != ids.end())
-        merges.push_back({vocabulary.scores[id], left->second, right->second});
+  std::vector<size_t> suffixes;  // of one token, from long to short
+  size_t num_bytes = 0;
+  for (size_t id = 0; id < tokens.size(); ++id) {
+    const size_t size = tokens[id].size(), first = merges.size();
+    suffixes.clear();
+    for (size_t right = suffix[id]; right != kNone; right = suffix[right]) suffixes.push_back(right);
+    for (size_t left = prefix[id]; left != kNone; left = prefix[left]) {
+      const size_t rest = size - tokens[left].size();
+      while (!suffixes.empty() && tokens[suffixes.back()].size() < rest) suffixes.pop_back();
+      if (suffixes.empty()) break;
+      if (tokens[suffixes.back()].size() != rest) continue;
+      merges.push_back({vocabulary.scores[id], left, suffixes.back()});
+      num_bytes += size;
+    }
+    if (num_bytes > kMaxMergeBytes) {
+      throw std::runtime_error(vocabulary.where + ": its tokens can be put together in ways of more than " +
+                               std::to_string(kMaxMergeBytes) + " bytes (up to token " + std::to_string(id) +
+                               "): expected the vocabulary of a language model");
     }
     std::sort(merges.begin() + static_cast<std::ptrdiff_t>(first), merges.end(),
               [](const Merge& a, const Merge& b) { return std::pair(a.left, a.right) < std::pair(b.left, b.right); });
   }
   std::stable_sort(merges.begin(), merges.end(), [](const Merge& a, const Merge& b) { return a.score > b.score; });
   ordered_json out = ordered_json::array();
-  for (const Merge& merge : merges) {
-    out.push_back(ordered_json::array({vocabulary.tokens[merge.left], vocabulary.tokens[merge.right]}));
-  }
+  for (const Merge& merge : merges) out.push_back(ordered_json::array({tokens[merge.left], tokens[merge.right]}));
   return out;
 }
 
@@ -241,7 +276,7 @@ ordered_json make_sentencepiece_file(GgufVocabulary vocabulary) {
       throw std::runtime_error(vocabulary.where + ": the user-defined token " + std::to_string(id) +
                                " has a space, which pare does not support together with add_space_prefix");
     }
-    for (size_t at = token.find(' '); at != std::string::npos; at = token.find(' ', at)) token.replace(at, 1, "\u2581");
+    token = with_marks_for_spaces(token);
   }
   for (const double score : vocabulary.scores) {
     if (!(score == score)) throw std::runtime_error(vocabulary.where + ": tokenizer.ggml.scores has a NaN");
@@ -256,10 +291,10 @@ ordered_json make_sentencepiece_file(GgufVocabulary vocabulary) {
   }
   ordered_json unk_token;
   if (vocabulary.unknown_token) unk_token = token_at(vocabulary, *vocabulary.unknown_token, "unknown");
-  return make_file(
-      make_added_tokens(vocabulary, true), normalizer, nullptr, make_post_processor(vocabulary, true),
-      {{"type", "Sequence"}, {"decoders", decoders}},
-      make_model(unk_token, true, true, false, make_vocabulary(vocabulary), merges_from_scores(vocabulary)));
+  ordered_json entries = make_vocabulary(vocabulary);  // first: it refuses tokens that stand twice
+  return make_file(make_added_tokens(vocabulary, true), normalizer, nullptr, make_post_processor(vocabulary, true),
+                   {{"type", "Sequence"}, {"decoders", decoders}},
+                   make_model(unk_token, true, true, false, std::move(entries), merges_from_scores(vocabulary)));
 }
 
 }  // namespace
@@ -287,6 +322,19 @@ GgufVocabulary read_gguf_vocabulary(const GgufFile& file) {
   read_flag("add_eos_token", vocabulary.add_eos);
   read_flag("add_space_prefix", vocabulary.add_space_prefix);
   return vocabulary;
+}
+
+std::string with_marks_for_spaces(std::string_view token) {
+  std::string marked;
+  marked.reserve(token.size());
+  for (const char c : token) {
+    if (c == ' ') {
+      marked += "\u2581";
+    } else {
+      marked += c;
+    }
+  }
+  return marked;
 }
 
 std::string make_tokenizer_json(const GgufVocabulary& vocabulary) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace pare {
@@ -26,6 +27,9 @@ struct GgufVocabulary {
 
 // Throws std::runtime_error when a key is missing or of the wrong type.
 GgufVocabulary read_gguf_vocabulary(const GgufFile& file);
+
+// SentencePiece's U+2581 in place of every space.
+std::string with_marks_for_spaces(std::string_view token);
 
 // A complete tokenizer.json whose ids are the GGUF's. Merges of a SentencePiece vocabulary are derived from its scores
 // in the order of transformers' generate_merges, so that Mistral's are those of its published file. Throws

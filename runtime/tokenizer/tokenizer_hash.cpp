@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 
 namespace pare {
@@ -30,7 +31,7 @@ Json merge_pair(const std::filesystem::path& path, const Json& merge) {
 
 std::string tokenizer_hash(const std::filesystem::path& path) {
   const std::filesystem::path file = std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
-  const Json tokenizer = Json::parse(read_text_file(file), nullptr, /*allow_exceptions=*/false);
+  const Json tokenizer = parse_json(read_text_file(file), file.string());
   if (!tokenizer.is_object() || !tokenizer.contains("model") || !tokenizer["model"].is_object() ||
       !tokenizer["model"].contains("vocab")) {
     fail(file, "a model with a vocabulary");

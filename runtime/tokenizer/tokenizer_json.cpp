@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/system/json_text.h"
 #include "runtime/tokenizer/unicode.h"
 
 namespace pare {
@@ -14,6 +15,8 @@ using nlohmann::json;
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr int kMaxNesting = 8;  // of Sequences
+// Published files have 100. Finding the longest tokens of a word takes the square of its length.
+constexpr int64_t kMaxWordPieceCharacters = 1000;
 
 // A value of the file with the path that leads to it, for messages.
 class Node {
@@ -286,7 +289,9 @@ std::unique_ptr<TokenModel> parse_word_piece(const Node& node) {
   options.unk_token = node.text("unk_token");
   options.continuing_prefix = node.text("continuing_subword_prefix");
   const int64_t most = node.at("max_input_chars_per_word").integer();
-  if (most < 1) node.at("max_input_chars_per_word").fail("a positive number");
+  if (most < 1 || most > kMaxWordPieceCharacters) {
+    node.at("max_input_chars_per_word").fail("a number from 1 to " + std::to_string(kMaxWordPieceCharacters));
+  }
   options.max_characters_per_word = static_cast<size_t>(most);
   return std::make_unique<WordPieceModel>(parse_vocabulary(node.at("vocab")), std::move(options), node.where());
 }
@@ -331,14 +336,6 @@ std::vector<AddedToken> parse_added_tokens(const Node& node, const TokenModel& m
     tokens.push_back(std::move(token));
   }
   return tokens;
-}
-
-json parse_json(const std::string& text, const std::string& where) {
-  try {
-    return json::parse(text);
-  } catch (const json::exception& error) {
-    throw std::runtime_error(where + ": not valid JSON: " + error.what());
-  }
 }
 
 Node optional_part(const Node& file, const char* key) {

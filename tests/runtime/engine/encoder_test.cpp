@@ -129,7 +129,7 @@ TEST(Encoder, PoolingIsReadFromTheFilesBesideTheModel) {
   write("sentence_bert_config.json", R"({"max_seq_length": 0})");
   expect_error<std::runtime_error>([&] { read_pooling(folder.path(), model); }, {"max_seq_length"});
   write("sentence_bert_config.json", "[");
-  expect_error<std::runtime_error>([&] { read_pooling(folder.path(), model); }, {"JSON object"});
+  expect_error<std::runtime_error>([&] { read_pooling(folder.path(), model); }, {"not valid JSON"});
 }
 
 TEST(EncoderDescription, IsReadFromTheConfig) {

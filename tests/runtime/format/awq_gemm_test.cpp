@@ -168,7 +168,7 @@ TEST(AwqConfig, EverythingUnsupportedIsRefusedByName) {
   refused("modules_to_not_convert", "lm_head", {"modules_to_not_convert", "array"});
   refused("modules_to_not_convert", {1}, {"modules_to_not_convert", "strings"});
   refused("quant_method", "gptq", {"quant_method", "gptq"});
-  expect_error<std::invalid_argument>([] { AwqConfig::parse("[", "config.json"); }, {"JSON object"});
+  expect_error<std::invalid_argument>([] { AwqConfig::parse("[", "config.json"); }, {"not valid JSON"});
 }
 
 }  // namespace

@@ -296,7 +296,7 @@ TEST(QuantizationConfig, BrokenTextIsAnError) {
   const auto refused = [](const std::string& text, std::initializer_list<std::string> parts) {
     expect_error<std::invalid_argument>([&] { QuantizationConfig::parse(text, "config.json"); }, parts);
   };
-  refused("", {"no valid JSON"});
+  refused("", {"not valid JSON"});
   refused("[]", {"expected an object"});
   refused("{}", {"quant_method", "found null"});
   refused("{\"quant_method\":" + std::string(100'000, '[') + std::string(100'000, ']') + "}", {"nested too deeply"});

@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <random>
 #include <regex>
+#include <set>
+#include <string>
 
 #include "tests/expect_error.h"
 
@@ -84,6 +88,22 @@ TEST(NamePattern, AgreesWithTheStandardLibrary) {
 }
 
 // Backtracking takes 2^60 steps here, or a stack as deep as the name is long.
+// By comparing the module with each of the names.
+bool is_in_names(const std::string& module, const std::set<std::string, std::less<>>& names) {
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return module == name || module.ends_with("." + name); });
+}
+
+TEST(NamePattern, AModuleIsInAListByItsNameOrTheEndBehindADot) {
+  const std::set<std::string, std::less<>> names = {"lm_head", "mlp.gate", "a.b.c", "", "q."};
+  for (const std::string module :
+       {"lm_head", "model.lm_head", "xlm_head", "lm_head.weight", "model.layers.0.mlp.gate", "mlp.gate", "gate",
+        "x.mlp.gates", "a.b.c", "z.a.b.c", "b.c", "", "x.", ".", "q.", "x.q.", "q", "..lm_head", ".mlp.gate"}) {
+    EXPECT_EQ(is_in_modules(module, names), is_in_names(module, names)) << module;
+    EXPECT_EQ(is_in_modules(module, {"lm_head", "b.c"}), is_in_names(module, {"lm_head", "b.c"})) << module;
+  }
+}
+
 TEST(NamePattern, TimeAndMemoryAreBounded) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_FALSE(matches("(a*)*(a|a)*(a+)+b$", std::string(2000, 'a')));

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <map>
 
 #include "runtime/model/checkpoint.h"
@@ -16,6 +17,7 @@
 #include "runtime/system/partial_output.h"
 #include "runtime/tokenizer/tokenizer.h"
 #include "tests/expect_error.h"
+#include "tests/gguf_draft.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
@@ -234,6 +236,69 @@ TEST(Import, ASourceThatChangesMeanwhileIsAnError) {
       },
       {"changed while it was read", "source.gguf"});
   EXPECT_EQ(files_in(folder.path()).size(), 1u);
+}
+
+using Flaw = std::function<void(GgufDraft&)>;
+
+TEST(Import, AGgufWhoseMetadataDoNotFitIsRefusedBeforeAnyWork) {
+  TemporaryFolder folder;
+  const auto source = folder.path() / "flawed.gguf", output = folder.path() / "model";
+  const auto refused = [&](const Flaw& flaw, std::initializer_list<std::string> parts) {
+    GgufDraft draft = small_gguf();
+    flaw(draft);
+    write_file_atomically(source, draft.file());
+    int num_written = 0;
+    expect_error<std::runtime_error>(
+        [&] {
+          import_model(source, output,
+                       {.tokenizer = {}, .dtype = DType::BF16, .progress = [&](int64_t, int64_t) { ++num_written; }});
+        },
+        parts);
+    EXPECT_EQ(num_written, 0);
+    EXPECT_EQ(files_in(folder.path()).size(), 1u);
+  };
+  const auto integer = [](const std::string& key, int64_t value) -> Flaw {
+    return [=](GgufDraft& draft) { draft.set_integer("llama." + key, value); };
+  };
+  const auto shape = [](const std::string& name, const std::vector<int64_t>& sizes) -> Flaw {
+    return [=](GgufDraft& draft) { draft.tensor(name).shape = sizes; };
+  };
+  refused(shape("token_embd.weight", {}), {"flawed.gguf", "token_embd.weight", "1 to 4 dimensions", "found 0"});
+  refused(shape("token_embd.weight", {32}), {"flawed.gguf", "token_embd.weight", "2 dimensions", "[32]"});
+  refused(integer("attention.head_count", 9), {"flawed.gguf", "attention.head_count", "9", "a divisor", "(8)"});
+  refused(integer("attention.head_count", int64_t{1} << 31), {"attention.head_count", "2147483648"});
+  refused(integer("attention.head_count_kv", 3), {"flawed.gguf", "num_key_value_heads", "a divisor"});
+  refused(integer("attention.key_length", 3), {"flawed.gguf", "head size of 3", "odd"});
+  refused(integer("attention.key_length", int64_t{1} << 31), {"flawed.gguf", "head_dim", "2147483648"});
+  refused(integer("block_count", int64_t{1} << 31), {"flawed.gguf", "block_count", "2147483648", "holds 11 tensors"});
+  refused(integer("block_count", 11), {"flawed.gguf", "model.layers.1.", "found none"});
+  refused(integer("feed_forward_length", 7), {"flawed.gguf", "mlp.gate_proj.weight", "[7, 8]", "[6, 8]"});
+  refused(integer("context_length", 0), {"flawed.gguf", "context_length"});
+  refused(shape("blk.0.attn_norm.weight", {2, 4}), {"flawed.gguf", "input_layernorm.weight", "[8]", "[2, 4]"});
+  refused([](GgufDraft& draft) { draft.tensors.pop_back(); }, {"flawed.gguf", "mlp.down_proj.weight", "none"});
+  refused([](GgufDraft& draft) { draft.tensor("blk.0.ffn_up.weight").offset = 0; },
+          {"flawed.gguf", "token_embd.weight", "blk.0.ffn_up.weight", "overlap"});
+  refused([](GgufDraft& draft) { draft.set_text("general.architecture", "qwen2"); }, {"flawed.gguf", "qwen2."});
+
+  write_file_atomically(source, small_gguf().file());
+  EXPECT_NO_THROW(import_model(source, output, {}));
+}
+
+// llama2.c: seven int32 and the tensors of all blocks.
+TEST(Import, ALlama2cFileWithMoreBlocksThanAnyModelIsRefusedBeforeAnyWork) {
+  TemporaryFolder folder;
+  const auto source = folder.path() / "model.bin", vocabulary = folder.path() / "tok.bin";
+  const int32_t num_blocks = 1 << 16, width = 2, inner = 1;
+  const size_t num_floats = static_cast<size_t>(num_blocks) * (4 * width * width + 2 * width + 3 * width * inner);
+  std::string bytes;
+  for (const int32_t field : {width, inner, num_blocks, 1, 1, 1, 1}) bytes += GgufDraft::bytes_of(field);
+  bytes.resize(bytes.size() + (num_floats + 3 * width) * sizeof(float));
+  write_file_atomically(source, bytes);
+  write_file_atomically(
+      vocabulary, GgufDraft::bytes_of<int32_t>(1) + GgufDraft::bytes_of(0.0f) + GgufDraft::bytes_of<int32_t>(1) + "a");
+  expect_error<std::runtime_error>([&] { import_model(source, folder.path() / "model", {}); },
+                                   {"model.bin", "num_hidden_layers", "65536"});
+  EXPECT_EQ(files_in(folder.path()).size(), 2u);
 }
 
 }  // namespace

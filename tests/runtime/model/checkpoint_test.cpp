@@ -392,6 +392,28 @@ TEST_F(CheckpointTest, DamagedSafetensorsIsNamed) {
   expect_all_in(refusal(), {"model.safetensors"});
 }
 
+TEST_F(CheckpointTest, ManyTensorsAndNamesInItsListsAreNoLongWork) {
+  Draft draft = tiny_llama();
+  Json names = Json::array();
+  for (int i = 0; i < 80'000; ++i) {
+    const std::string name = "vision.layers." + std::to_string(i);
+    draft.add({name + ".weight", DType::F32, {1}, std::vector<std::byte>(4)});
+    names.push_back(name);
+  }
+  draft.config["quantization_config"] = {{"quant_method", "bitsandbytes"}, {"load_in_8bit", true}};
+  draft.config["quantization_config"]["llm_int8_skip_modules"] = names;
+  draft.config["num_hidden_layers"] = 1;
+  const Json index = [&] {
+    Json map;
+    for (const auto& [name, tensor] : draft.tensors) map[name] = "model-00001-of-00001.safetensors";
+    return Json{{"weight_map", map}};
+  }();
+  write(draft);
+  fs::rename(directory_ / "model.safetensors", directory_ / "model-00001-of-00001.safetensors");
+  write_index(index);
+  EXPECT_EQ(Checkpoint::open(directory_).tensor_names().size(), draft.tensors.size());
+}
+
 TEST_F(CheckpointTest, IndexAndFilesMustAgree) {
   const Json index = write_sharded(tiny_llama(), "model.layers.0.mlp.up_proj.weight");
   const std::string first = "model-00001-of-00002.safetensors", second = "model-00002-of-00002.safetensors";

@@ -446,13 +446,15 @@ TEST(ModelDescription, RefusesGemma3OptionsItCannotHonour) {
 }
 
 TEST(ModelDescription, RefusesWhatIsNoJsonObject) {
-  for (const char* text :
-       {"", "{", "[]", "3", "null", "{\"hidden_size\": NaN}", "{\"rms_norm_eps\": 1e999}", "\xff\xfe"}) {
-    expect_all_in(refusal_of_text(text), {"dir/config.json", "expected"});
+  for (const char* text : {"[]", "3", "null"}) {
+    expect_all_in(refusal_of_text(text), {"dir/config.json", "expected a JSON object"});
+  }
+  for (const char* text : {"", "{", "{\"hidden_size\": NaN}", "{\"rms_norm_eps\": 1e999}", "\xff\xfe"}) {
+    expect_all_in(refusal_of_text(text), {"dir/config.json", "not valid JSON"});
   }
   // Deep nesting must exhaust neither the parser's stack nor the message's.
   const std::string deep = std::string(200000, '[') + std::string(200000, ']');
-  expect_all_in(refusal_of_text("{\"model_type\": " + deep + "}"), {"model_type", "an array"});
+  expect_all_in(refusal_of_text("{\"model_type\": " + deep + "}"), {"dir/config.json", "nested too deeply", "200001"});
   expect_all_in(refusal_of_text("{\"model_type\": \"" + std::string(100000, 'x') + "\"}"), {"xxx..."});
 }
 

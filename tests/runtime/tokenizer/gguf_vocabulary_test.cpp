@@ -3,6 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <tuple>
+
 #include "tests/expect_error.h"
 #include "tests/runtime/tokenizer/tokenizer_oracle.h"
 
@@ -97,6 +103,82 @@ TEST(GgufVocabulary, ByteLevelFamiliesGiveTheIdsOfTheirOwnFiles) {
     for (const std::string& text : texts)
       ASSERT_EQ(converted.encode(text, false), own.encode(text, false)) << name << " '" << text << "'";
   }
+}
+
+// Every piece of every token looked up, in the order that the header promises.
+json merges_by_lookup(const GgufVocabulary& vocabulary) {
+  std::map<std::string, size_t> ids;
+  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) ids[vocabulary.tokens[id]] = id;
+  std::vector<std::tuple<double, size_t, size_t, size_t>> merges;  // sorted as they are
+  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
+    const std::string& token = vocabulary.tokens[id];
+    for (size_t cut = 1; cut < token.size(); ++cut) {
+      const auto left = ids.find(token.substr(0, cut)), right = ids.find(token.substr(cut));
+      if (left == ids.end() || right == ids.end()) continue;
+      merges.emplace_back(-vocabulary.scores[id], id, left->second, right->second);
+    }
+  }
+  std::sort(merges.begin(), merges.end());
+  json pairs = json::array();
+  for (const auto& [score, id, left, right] : merges) {
+    pairs.push_back({vocabulary.tokens[left], vocabulary.tokens[right]});
+  }
+  return pairs;
+}
+
+GgufVocabulary sentencepiece_vocabulary(const std::vector<std::string>& tokens) {
+  GgufVocabulary vocabulary;
+  vocabulary.where = "tiny.gguf";
+  vocabulary.model = "llama";
+  vocabulary.tokens = tokens;
+  vocabulary.scores.resize(tokens.size());
+  return vocabulary;
+}
+
+TEST(GgufVocabulary, MergesAreAllWaysToPutATokenTogether) {
+  std::mt19937 random(7);
+  const std::vector<std::string> letters = {"a", "b", "\u00e9", "\u2581", "\U0001F600"};
+  for (int repetition = 0; repetition < 30; ++repetition) {
+    std::set<std::string> tokens = {letters.begin(), letters.end()};
+    while (tokens.size() < 300) {
+      std::string token;
+      const size_t length = random() % 3 == 0 ? random() % 30 : random() % 7;
+      const size_t num_letters = 1 + random() % letters.size();  // few letters: most pieces are tokens
+      for (size_t i = 0; i <= length; ++i) token += letters[random() % num_letters];
+      tokens.insert(token);
+    }
+    std::vector<std::string> shuffled(tokens.begin(), tokens.end());
+    if (repetition % 2 == 0) shuffled.emplace_back();
+    std::shuffle(shuffled.begin(), shuffled.end(), random);
+    GgufVocabulary vocabulary = sentencepiece_vocabulary(shuffled);
+    for (double& score : vocabulary.scores) score = -static_cast<double>(random() % 50);
+    ASSERT_EQ(json::parse(make_tokenizer_json(vocabulary))["model"]["merges"], merges_by_lookup(vocabulary));
+  }
+}
+
+// Looking up its pieces one by one would go over 10^11 bytes.
+TEST(GgufVocabulary, ALongTokenIsNoLongWork) {
+  std::string longest;
+  for (int i = 0; i < 400'000; ++i) longest += static_cast<char>('a' + i % 7);
+  const std::string head = longest.substr(0, 250'000), tail = longest.substr(250'000);
+  GgufVocabulary vocabulary =
+      sentencepiece_vocabulary({longest, "a", tail, "b", head, "ab", std::string(400'000, ' ')});
+  vocabulary.token_types = {1, 1, 1, 1, 1, 1, 4};
+  vocabulary.add_space_prefix = false;
+  const json file = json::parse(make_tokenizer_json(vocabulary));
+  const json expected = json::array({json::array({head, tail}), json::array({"a", "b"})});
+  EXPECT_TRUE(file["model"]["merges"] == expected);  // too long to be printed
+  EXPECT_EQ(file["added_tokens"][0]["content"].get<std::string>().size(), 3 * 400'000u);
+}
+
+TEST(GgufVocabulary, TokensWithMoreMergesThanAnyModelHasAreRefused) {
+  std::vector<std::string> tokens;
+  for (size_t length = 1; length <= 1000; ++length) tokens.emplace_back(length, 'a');
+  expect_error<std::runtime_error>([&] { make_tokenizer_json(sentencepiece_vocabulary(tokens)); },
+                                   {"tiny.gguf", "put together", "268435456 bytes"});
+  tokens.resize(300);
+  const GgufVocabulary vocabulary = sentencepiece_vocabulary(tokens);
+  EXPECT_EQ(json::parse(make_tokenizer_json(vocabulary))["model"]["merges"], merges_by_lookup(vocabulary));
 }
 
 TEST(GgufVocabulary, UserDefinedRunsOfSpacesAreTokens) {

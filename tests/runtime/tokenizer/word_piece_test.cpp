@@ -37,6 +37,19 @@ TEST(WordPiece, EqualsThePackageOnAwkwardTexts) {
   expect_as_oracle(tokenizer, ask_oracle("encode", file, texts), texts);
 }
 
+TEST(WordPiece, WordsOfMoreCharactersThanAnyFileAllowsAreRefused) {
+  const auto file = [](int64_t most) {
+    return R"({"model": {"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##", "vocab": {"?": 0},
+      "max_input_chars_per_word": )" +
+           std::to_string(most) + "}}";
+  };
+  EXPECT_NO_THROW(Tokenizer::parse(file(1000), "t.json"));
+  for (const int64_t most : {0, 1001, 2000000000}) {
+    expect_error<std::runtime_error>([&] { Tokenizer::parse(file(most), "t.json"); },
+                                     {"t.json.model.max_input_chars_per_word", "1 to 1000", std::to_string(most)});
+  }
+}
+
 TEST(WordPiece, EqualsThePackageOnWikiText2) {
   const auto file = family_file("minilm");
   const std::string text =

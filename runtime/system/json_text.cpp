@@ -1,0 +1,162 @@
+#include "runtime/system/json_text.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <type_traits>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace pare {
+namespace {
+
+constexpr size_t kMaxQuotedBytes = 200;
+
+std::string shortened(const std::string& text) {
+  return text.size() <= kMaxQuotedBytes ? text : text.substr(0, kMaxQuotedBytes) + "...";
+}
+
+// As many brackets as ever stand open at once, outside of strings.
+size_t depth_of(std::string_view text) {
+  size_t depth = 0, deepest = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string && c == '\\') {
+      ++i;
+    } else if (c == '"') {
+      in_string = !in_string;
+    } else if (!in_string && (c == '[' || c == '{')) {
+      deepest = std::max(deepest, ++depth);
+    } else if (!in_string && (c == ']' || c == '}') && depth > 0) {
+      --depth;
+    }
+  }
+  return deepest;
+}
+
+// What the library says of an error, without its own numbers; it quotes the text as it is, valid or not.
+std::string plain_message(const nlohmann::detail::exception& error) {
+  std::string message = error.what();
+  if (const size_t end = message.find("] "); message.starts_with("[json.") && end != std::string::npos) {
+    message = message.substr(end + 2);
+  }
+  message = shortened(message);
+  for (char& c : message) {
+    if (static_cast<unsigned char>(c) >= 0x7F || static_cast<unsigned char>(c) < 0x20) c = '?';
+  }
+  return message;
+}
+
+[[noreturn]] void fail(const std::string& where, const std::string& what) {
+  throw BadJson(where + ": not valid JSON: " + what);
+}
+
+// Builds the value from the parser's events. (The library's own callback looks through all members of an object behind
+// each of them: quadratic.)
+template <typename Json>
+class Builder {
+ public:
+  Builder(std::string_view text, const std::string& where) : text_(text), where_(where) {}
+
+  Json take() { return std::move(root_); }
+
+  bool null() { return add(nullptr); }
+  bool boolean(bool value) { return add(value); }
+  bool number_integer(int64_t value) { return add(value); }
+  bool number_unsigned(uint64_t value) { return add(value); }
+  bool number_float(double value, const std::string&) { return add(value); }
+  bool string(std::string& value) { return add(std::move(value)); }
+  bool binary(typename Json::binary_t&) { fail(where_, "bytes"); }  // of other formats than JSON
+
+  bool start_object(size_t) { return open(Json::object()); }
+  bool start_array(size_t) { return open(Json::array()); }
+  bool end_array() { return close(); }
+  bool end_object() {
+    if constexpr (kIsOrdered) keys_.pop_back();
+    return close();
+  }
+
+  bool key(std::string& name) {
+    auto& members = open_.back()->template get_ref<typename Json::object_t&>();
+    bool is_new = false;
+    if constexpr (kIsOrdered) {
+      is_new = keys_.back().insert(name).second;
+      // As a list of pairs: the ordered object itself would search all of them first.
+      using Pairs = std::vector<std::pair<const std::string, Json>>;
+      if (is_new) slot_ = &static_cast<Pairs&>(members).emplace_back(name, nullptr).second;
+    } else {
+      const auto [member, inserted] = members.emplace(name, nullptr);
+      is_new = inserted;
+      slot_ = &member->second;
+    }
+    if (!is_new) fail(where_, "an object has the key '" + shortened(name) + "' twice");
+    return true;
+  }
+
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& error) {
+    fail(where_, plain_message(error));
+  }
+
+ private:
+  static constexpr bool kIsOrdered = std::is_same_v<Json, nlohmann::ordered_json>;
+
+  bool add(Json value) {
+    place(std::move(value));
+    return true;
+  }
+
+  Json* place(Json value) {
+    Json* target = &root_;
+    if (!open_.empty() && open_.back()->is_array()) {
+      target = &open_.back()->template get_ref<typename Json::array_t&>().emplace_back();
+    } else if (!open_.empty()) {
+      target = slot_;
+    }
+    *target = std::move(value);
+    return target;
+  }
+
+  bool open(Json container) {
+    if (open_.size() == kMaxJsonDepth) {
+      throw BadJson(where_ + ": the JSON is nested too deeply: " + std::to_string(depth_of(text_)) +
+                    " arrays and objects inside one another, expected at most " + std::to_string(kMaxJsonDepth));
+    }
+    if constexpr (kIsOrdered) {
+      if (container.is_object()) keys_.emplace_back();
+    }
+    open_.push_back(place(std::move(container)));  // stays where it is until it is closed: its parent does not grow
+    return true;
+  }
+
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  std::string_view text_;
+  const std::string& where_;
+  Json root_;
+  std::vector<Json*> open_;
+  std::vector<std::unordered_set<std::string>> keys_;  // of the open objects
+  Json* slot_ = nullptr;                               // the value of the last key
+};
+
+template <typename Json>
+Json parse(std::string_view text, const std::string& where) {
+  Builder<Json> builder(text, where);
+  Json::sax_parse(text, &builder);
+  return builder.take();
+}
+
+}  // namespace
+
+nlohmann::json parse_json(std::string_view text, const std::string& where) {
+  return parse<nlohmann::json>(text, where);
+}
+
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where) {
+  return parse<nlohmann::ordered_json>(text, where);
+}
+
+}  // namespace pare

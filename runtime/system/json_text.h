@@ -1,0 +1,27 @@
+// The one parser of JSON: every file and every text that is read as JSON goes through it (tests/check_includes.py).
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace pare {
+
+// Arrays and objects inside one another. Files of models need fewer than 10; values are written and compared by
+// recursion, which a file must not drive.
+constexpr size_t kMaxJsonDepth = 64;
+
+class BadJson : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// One value and nothing behind it (RFC 8259); keys in the order of the alphabet, or, ordered, in that of the text.
+// Integers that need more than 64 bits become the nearest double. O(n log n) in the text's bytes. Throws BadJson naming
+// `where` and the place: for what is no JSON, is nested more deeply than kMaxJsonDepth (with the depth found), names a
+// key of an object twice, is no UTF-8, or holds a number beyond double's range.
+nlohmann::json parse_json(std::string_view text, const std::string& where);
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where);
+
+}  // namespace pare
