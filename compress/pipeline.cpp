@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <vector>
@@ -15,7 +16,9 @@
 #include "compress/recipe/distill_pass.h"
 #include "compress/train/training_device.h"
 #include "compress/train_model.h"
+#include "runtime/commands/artifact_files.h"
 #include "runtime/import/model_directory.h"
+#include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/partial_output.h"
 
@@ -27,6 +30,49 @@ namespace fs = std::filesystem;
 // Where a phase before the last puts what it hands on.
 fs::path phase_output(const fs::path& output, size_t number) {
   return output.string() + ".phase-" + std::to_string(number);
+}
+
+// File name -> SHA-256, as the manifest in `folder` lists them under `key`; empty where it cannot be read.
+std::map<std::string, std::string> listed_hashes(const fs::path& folder, const char* key) {
+  const fs::path manifest = folder / kManifestName;
+  if (!fs::is_regular_file(manifest)) return {};
+  try {
+    return parse_json(read_text_file(manifest), manifest.string()).at(key);
+  } catch (const std::exception&) {  // a damaged one tells nothing
+    return {};
+  }
+}
+
+bool was_made_from(const fs::path& made, const fs::path& source) {
+  const std::map<std::string, std::string> inputs = listed_hashes(made, "inputs");
+  const std::map<std::string, std::string> outputs = listed_hashes(source, "outputs");
+  return !inputs.empty() && std::all_of(inputs.begin(), inputs.end(), [&](const auto& input) {
+    const auto found = outputs.find(input.first);
+    return found != outputs.end() && found->second == input.second;
+  });
+}
+
+// The manifest goes last: until then the folder is known for what it is.
+void remove_handed_on(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().filename() != kManifestName) fs::remove_all(entry.path());
+  }
+  fs::remove_all(folder);
+}
+
+// A run that was killed behind its last rename leaves what its phases have handed on: known by the hashes of what was
+// made of it.
+void remove_remains(const fs::path& output, size_t num_phases) {
+  std::vector<fs::path> remains;
+  fs::path made = output;
+  for (size_t number = num_phases - 1; number > 0; --number) {
+    if (!was_made_from(made, phase_output(output, number))) break;
+    remains.push_back(made = phase_output(output, number));
+  }
+  while (!remains.empty()) {  // from the first on, as run() does
+    remove_handed_on(remains.back());
+    remains.pop_back();
+  }
 }
 
 std::string run_phase(const PhaseInput& input, const RunOptions& options, Progress& progress) {
@@ -83,10 +129,11 @@ int set_num_threads(int num_threads) {
 
 std::string run(const Recipe& recipe, const RunOptions& options, Progress& progress) {
   const fs::path output = output_place(chosen(options.output, recipe.output, "output", "output", "--out"));
+  const std::vector<Recipe> phases = phases_of(recipe);
+  remove_remains(output, phases.size());
   Artifact::check_output_is_free(output);
   const ModelDirectory model(chosen(options.model, recipe.model, "model", "model", "--model"));
   const Checkpoint original = Checkpoint::open(model.path());
-  const std::vector<Recipe> phases = phases_of(recipe);
   if (options.trains_on_gpu) check_is_trained(phases);
   training_device(options.trains_on_gpu);  // before LibTorch is used
   const int num_threads = set_num_threads(options.num_threads);
@@ -94,7 +141,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
     return run_phase({phases.front(), original, original, output, num_threads}, options, progress);
 
   for (size_t i = 1; i < phases.size(); ++i) {  // one with a manifest may be what an earlier run has made
-    if (!fs::is_regular_file(phase_output(output, i) / "pare.json")) {
+    if (!fs::is_regular_file(phase_output(output, i) / kManifestName)) {
       Artifact::check_output_is_free(phase_output(output, i));
     }
   }
@@ -111,7 +158,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
         run_phase({phases[i], checkpoint, original, made, num_threads, /*may_be_made=*/!is_last}, options, progress);
     source = made;
   }
-  for (size_t i = 0; i + 1 < phases.size(); ++i) fs::remove_all(phase_output(output, i + 1));
+  for (size_t i = 0; i + 1 < phases.size(); ++i) remove_handed_on(phase_output(output, i + 1));
   return report;
 }
 

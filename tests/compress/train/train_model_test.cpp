@@ -324,6 +324,36 @@ TEST_F(TrainModel, KilledInAnyPhaseItGoesOnToTheSameBytes) {
   EXPECT_GE(num_in_second, 3);
 }
 
+// Killed once the output has its name: what the phases handed on is still there, and goes with the next run, which has
+// nothing else to do. What lies there and is not what the output was made from stays.
+TEST_F(TrainModel, KilledBehindTheLastRenameTheNextRunRemovesWhatIsLeft) {
+  const std::string yaml = "model: " + kModel + "\nstudent: {layers: 2}\npasses:\n" + distill("total_tokens: 1000") +
+                           distill("total_tokens: 600");
+  const TracedOutcome whole = run_pare_traced(command(yaml, "whole"), -1);
+  ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
+  const auto last_rename = std::find_if(whole.names.rbegin(), whole.names.rend(),
+                                        [](const std::string& name) { return name.starts_with("rename"); });
+  const auto first = static_cast<int>(whole.names.rend() - last_rename);
+  ASSERT_LT(first, whole.num_calls) << "calls that remove are traced";
+  int num_left = 0;
+  for (int call = first; call < whole.num_calls; call += std::max(1, (whole.num_calls - first) / 4)) {
+    const std::string out = "late" + std::to_string(call);
+    ASSERT_EQ(run_pare_traced(command(yaml, out), call).outcome.status, 128 + SIGKILL);
+    ASSERT_TRUE(fs::exists(folder_ / out / "pare.json"));
+    num_left += fs::exists(folder_ / (out + ".phase-2"));
+    const Outcome again = run_pare(command(yaml, out));
+    EXPECT_EQ(again.status, 1);
+    EXPECT_NE(again.err.find("exists"), std::string::npos) << again.err;
+    for (const char* left : {".phase-1", ".phase-2", ".partial"}) {
+      EXPECT_FALSE(fs::exists(folder_ / (out + left))) << left << " after a kill at call " << call;
+    }
+  }
+  EXPECT_GE(num_left, 2);
+  fs::copy(folder_ / "whole", folder_ / "whole.phase-2");  // an artifact, and not the one
+  EXPECT_EQ(run_pare(command(yaml, "whole")).status, 1);
+  EXPECT_TRUE(fs::exists(folder_ / "whole.phase-2" / "pare.json"));
+}
+
 TEST_F(TrainModel, AnUnfinishedRunWithOtherLayersLeftOutIsNotGoneOnWith) {
   const auto yaml = [&](const std::string& excluded) {
     return recipe(distill("total_tokens: 1000") + "    layers: {exclude: [\"" + excluded + "\"]}\n") +
