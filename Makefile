@@ -1,7 +1,8 @@
 # Thin, for people: everything real is in CMakeLists.txt and the scripts named here.
 #   make build   build/pare and build/pare-runtime        make demo   the whole line on a real model
 #   make test    set-up, build, checks and all tests      make fuzz   each reader's fuzzer for 60 s
-#   make bench   timings beside their roofs               make format clang-format over our files
+#   make bench   timings beside their roofs               make fuzz-long   the same for an hour each
+#   make format  clang-format over our files
 #   make test-isas   all tests as on other processors (ISAS=quick: the quick ones as on one without AVX-512)
 SHELL := /bin/bash
 -include build/environment.mk
@@ -9,7 +10,7 @@ export LIBTORCH PARE_PYTHON PARE_CACHE PARE_MINILM
 JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.cpp' '*.h')
 
-.PHONY: build demo test test-full test-isas fuzz bench format check sanitize setup-build setup-test setup-bench setup-tidy tidy clean
+.PHONY: build demo test test-full test-isas fuzz fuzz-long bench format check sanitize setup-build setup-test setup-bench setup-tidy tidy clean
 .DEFAULT_GOAL := build
 
 setup-build:
@@ -33,6 +34,8 @@ bench: setup-bench
 	@.ci/bench
 fuzz: setup-test
 	@tests/fuzz/run
+fuzz-long: setup-test
+	@FUZZ_SECONDS=3600 tests/fuzz/run
 format:
 	clang-format-14 -i $(SOURCES)
 tidy: setup-tidy
