@@ -1,9 +1,10 @@
 # Thin, for people: everything real is in CMakeLists.txt and the scripts named here.
 #   make build   build/pare and build/pare-runtime        make demo   the whole line on a real model
 #   make test    set-up, build, checks and all tests      make fuzz   each reader's fuzzer for 60 s
-#   make bench   timings beside their roofs               make format clang-format over our files
+#   make bench   timings beside their roofs               make fuzz-long   the same for an hour each
+#   make format  clang-format over our files
 #   make test-full   all tests, the slow ones too, and the runtime with ThreadSanitizer
-#   make soak   kills, full disks, replaced and hostile files at random for MINUTES (10)
+#   make soak    kills, full disks, replaced and hostile files at random for MINUTES (10)
 #   make test-isas   all tests as on other processors (ISAS=quick: the quick ones as on one without AVX-512)
 SHELL := /bin/bash
 -include build/environment.mk
@@ -12,7 +13,7 @@ JOBS ?= $(shell nproc)
 MINUTES ?= 10
 SOURCES = $(shell git ls-files '*.cpp' '*.h')
 
-.PHONY: build demo test test-full test-isas fuzz soak bench format check sanitize setup-build setup-test setup-full setup-bench setup-tidy tidy clean
+.PHONY: build demo test test-full test-isas fuzz fuzz-long soak bench format check sanitize setup-build setup-test setup-full setup-bench setup-tidy tidy clean
 .DEFAULT_GOAL := build
 
 setup-build:
@@ -40,6 +41,8 @@ bench: setup-bench
 	@.ci/bench
 fuzz: setup-test
 	@tests/fuzz/run
+fuzz-long: setup-test
+	@FUZZ_SECONDS=3600 tests/fuzz/run
 format:
 	clang-format-14 -i $(SOURCES)
 tidy: setup-tidy

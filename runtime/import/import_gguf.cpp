@@ -13,6 +13,7 @@
 #include "runtime/files/gguf.h"
 #include "runtime/import/import_sources.h"
 #include "runtime/tokenizer/gguf_vocabulary.h"
+#include "runtime/tokenizer/unicode.h"
 
 namespace pare {
 namespace {
@@ -267,7 +268,15 @@ std::string GgufModel::tokenizer_config() const {
     const auto id = token(which);
     if (id && *id >= 0 && *id < static_cast<int64_t>(tokens.size())) config[role] = tokens[static_cast<size_t>(*id)];
   }
-  if (file_->has("tokenizer.chat_template")) config["chat_template"] = file_->text("tokenizer.chat_template");
+  if (file_->has("tokenizer.chat_template")) {
+    const std::string text = file_->text("tokenizer.chat_template");
+    if (const auto offset = find_invalid_utf8(text)) {
+      throw std::runtime_error(file_->where() + ": 'tokenizer.chat_template': not UTF-8: byte " +
+                               std::to_string(*offset) + " of " + std::to_string(text.size()) +
+                               " starts no character; the file is damaged");
+    }
+    config["chat_template"] = text;
+  }
   config["model_max_length"] = integer("context_length");
   config["clean_up_tokenization_spaces"] = false;
   return config.dump(2) + "\n";
@@ -367,10 +376,11 @@ ImportedModel read_gguf_model(const std::filesystem::path& path, DType dtype) {
   ImportedModel imported;
   imported.tensors = model.tensors();
   check_tensors(imported.tensors, description, path);
+  const std::string tokenizer = model.tokenizer();  // first: it refuses tokens that are no text
   imported.text_files = {{"config.json", config},
                          {"generation_config.json", model.generation_config()},
                          {"tokenizer_config.json", model.tokenizer_config()},
-                         {"tokenizer.json", model.tokenizer()}};
+                         {"tokenizer.json", tokenizer}};
   return imported;
 }
 

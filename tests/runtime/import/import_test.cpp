@@ -279,6 +279,13 @@ TEST(Import, AGgufWhoseMetadataDoNotFitIsRefusedBeforeAnyWork) {
   refused([](GgufDraft& draft) { draft.tensor("blk.0.ffn_up.weight").offset = 0; },
           {"flawed.gguf", "token_embd.weight", "blk.0.ffn_up.weight", "overlap"});
   refused([](GgufDraft& draft) { draft.set_text("general.architecture", "qwen2"); }, {"flawed.gguf", "qwen2."});
+  refused([](GgufDraft& draft) { draft.set_text("tokenizer.chat_template", "{{ a\xFF }}"); },
+          {"flawed.gguf", "tokenizer.chat_template", "not UTF-8", "byte 4 of 8"});
+  refused(
+      [](GgufDraft& draft) {
+        draft.set_texts("tokenizer.ggml.tokens", {"<unk>", "\xFF", "\u2581", "b"});
+      },
+      {"flawed.gguf", "a token is not UTF-8"});
 
   write_file_atomically(source, small_gguf().file());
   EXPECT_NO_THROW(import_model(source, output, {}));

@@ -1,0 +1,130 @@
+#include <fuzzer/FuzzedDataProvider.h>
+
+#include <array>
+#include <map>
+
+#include "runtime/format/container_format.h"
+#include "tests/fuzz/fuzz_input.h"
+
+namespace {
+
+using pare::DType;
+
+constexpr const char* kModule = "model.layers.0.mlp.down_proj";
+
+// Tensors of any type and shape under the names that the container looks for.
+struct Tensors {
+  std::map<std::string, std::pair<pare::TensorView, std::unique_ptr<std::byte[]>>> by_name;
+
+  void add(FuzzedDataProvider& input, const std::string& name, int64_t num_out, int64_t num_in) {
+    constexpr std::array kTypes = {DType::F32, DType::F16, DType::BF16, DType::I32,  DType::I64,
+                                   DType::I16, DType::I8,  DType::U8,   DType::BOOL, DType::F8_E4M3};
+    pare::TensorView view;
+    view.dtype = input.PickValueInArray(kTypes);
+    const int num_dimensions = input.ConsumeIntegralInRange<int>(0, 3);
+    for (int d = 0; d < num_dimensions; ++d) {
+      const std::array<int64_t, 12> sizes = {num_out,    num_in,     num_out / 2, num_in / 2,
+                                             num_in / 4, num_in / 8, num_out / 8, num_in / 16,
+                                             1,          2,          0,           num_in / 32};
+      view.shape.push_back(input.PickValueInArray(sizes));
+    }
+    const size_t num_bytes = static_cast<size_t>(view.num_elements()) * pare::dtype_size_bytes(view.dtype);
+    std::unique_ptr<std::byte[]> data(new std::byte[num_bytes]());
+    const auto bytes = input.ConsumeBytes<uint8_t>(num_bytes);
+    if (!bytes.empty()) std::memcpy(data.get(), bytes.data(), bytes.size());
+    view.data = {data.get(), num_bytes};
+    by_name[name] = {view, std::move(data)};
+  }
+
+  // As it is, or with its first bytes taken from the input, or another one altogether.
+  void add_changed(FuzzedDataProvider& input, const pare::OwnedTensor& tensor, int64_t num_out, int64_t num_in) {
+    const int change = input.ConsumeIntegralInRange<int>(0, 9);
+    if (change == 9) return;
+    if (change == 8) return add(input, tensor.name, num_out, num_in);
+    std::unique_ptr<std::byte[]> data(new std::byte[tensor.data.size()]);
+    if (!tensor.data.empty()) std::memcpy(data.get(), tensor.data.data(), tensor.data.size());
+    if (change >= 3) {
+      const auto bytes = input.ConsumeBytes<uint8_t>(tensor.data.size());
+      if (!bytes.empty()) std::memcpy(data.get(), bytes.data(), bytes.size());
+    }
+    const pare::TensorView view = {tensor.dtype, tensor.shape, {data.get(), tensor.data.size()}};
+    by_name[tensor.name] = {view, std::move(data)};
+  }
+};
+
+// Zeros in every form that a scheme may ask for.
+pare::StoredLinear zero_linear(const pare::ContainerFormat& container, const pare::PackScheme& scheme, int64_t num_out,
+                               int64_t num_in) {
+  pare::StoredLinear linear;
+  pare::QuantizedWeight& weight = linear.weight;
+  linear.input = scheme.input;
+  weight.num_out = num_out;
+  weight.num_in = num_in;
+  weight.pattern = scheme.pattern;
+  const auto num_weights = static_cast<size_t>(num_out * num_in);
+  if (scheme.is_dense()) {
+    if (!scheme.has_own_tensor()) linear.dense_OI.resize(2 * num_weights);
+    return linear;
+  }
+  weight.bits = scheme.bits;
+  weight.group_size = scheme.group_size;
+  weight.symmetric = scheme.symmetric;
+  weight.code_type = scheme.code_type();
+  weight.scale_dtype = container.scale_dtype(DType::BF16);
+  const auto zero = static_cast<uint8_t>(weight.code_type == pare::CodeType::fp8 ? 0 : 1 << (weight.bits - 1));
+  weight.codes_OI.assign(num_weights, zero);
+  weight.scales_OG.assign(static_cast<size_t>(num_out * weight.num_groups()), 1.0f);
+  if (!scheme.symmetric) weight.zeros_OG.assign(weight.scales_OG.size(), zero);
+  if (scheme.act_order == pare::StoredActOrder::group) {
+    for (int64_t i = 0; i < num_in; ++i) {
+      weight.group_of_I.push_back(static_cast<int32_t>(scheme.group_size > 0 ? i / scheme.group_size : 0));
+    }
+  }
+  return linear;
+}
+
+// The tensors that the container itself makes of a weight, with bytes, types and shapes changed.
+void decode(FuzzedDataProvider& input) {
+  const auto containers = pare::container_formats();
+  const pare::ContainerFormat& container = *containers[input.ConsumeIntegralInRange<size_t>(0, containers.size() - 1)];
+  const auto num_out = input.PickValueInArray<int64_t>({1, 8, 16, 32, 48});
+  const auto num_in = input.PickValueInArray<int64_t>({4, 8, 16, 32, 64, 128, 96});
+  pare::PackScheme wanted;
+  wanted.bits = input.PickValueInArray({4, 8, 2, 3, 16, 0});
+  wanted.group_size = input.PickValueInArray<int64_t>({pare::kPerChannel, 8, 16, 32, 64, 128});
+  wanted.symmetric = input.ConsumeBool();
+  wanted.format = input.PickValueInArray({pare::StoredFormat::pack_quantized, pare::StoredFormat::int_quantized,
+                                          pare::StoredFormat::float_quantized, pare::StoredFormat::dense});
+  if (input.ConsumeBool()) wanted.pattern = pare::kTwoOfFour;
+  if (input.ConsumeBool()) wanted.act_order = pare::StoredActOrder::group;
+  wanted.per_tensor = input.ConsumeBool();
+  wanted.input.type = input.PickValueInArray({pare::InputType::plain, pare::InputType::int8, pare::InputType::fp8});
+  wanted.input.symmetric = input.ConsumeBool();
+  const pare::PackScheme scheme = container.adapted(wanted);
+  if (!container.accepts(scheme, num_out, num_in)) return;
+  Tensors tensors;
+  for (const pare::OwnedTensor& tensor :
+       container.store(zero_linear(container, scheme, num_out, num_in), scheme, kModule)) {
+    tensors.add_changed(input, tensor, num_out, num_in);
+  }
+  for (const std::string_view suffix : container.suffixes()) {
+    if (input.ConsumeIntegralInRange<int>(0, 7) == 7)
+      tensors.add(input, kModule + std::string(suffix), num_out, num_in);
+  }
+  const pare::FindTensor find = [&](const std::string& name) -> const pare::TensorView* {
+    const auto found = tensors.by_name.find(name);
+    return found == tensors.by_name.end() ? nullptr : &found->second.first;
+  };
+  container.check(find, scheme, num_out, num_in, kModule);
+  const pare::StoredLinear linear = container.load(find, scheme, num_out, num_in, kModule);
+  if (!scheme.is_dense()) pare::dequantize(linear.weight);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  return pare::fuzz(data, size, [](std::span<const std::byte> bytes) {
+    FuzzedDataProvider input(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+    decode(input);
+  });
+}

@@ -1,0 +1,14 @@
+#include <nlohmann/json.hpp>
+
+#include "runtime/system/json_text.h"
+#include "tests/fuzz/fuzz_input.h"
+
+// What is accepted can be written, copied and compared, and reads back as itself.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  return pare::fuzz(data, size, [](std::span<const std::byte> bytes) {
+    const nlohmann::json json = pare::parse_json(pare::as_text(bytes), "input");
+    const nlohmann::ordered_json ordered = pare::parse_ordered_json(pare::as_text(bytes), "input");
+    if (pare::parse_json(json.dump(), "again") != json) throw std::logic_error("json changed");
+    if (pare::parse_ordered_json(ordered.dump(), "again") != ordered) throw std::logic_error("ordered json changed");
+  });
+}

@@ -1,0 +1,18 @@
+#include "compress/record/prompts.h"
+#include "runtime/evaluate/instruction_data.h"
+#include "runtime/evaluate/token_source.h"
+#include "tests/fuzz/fuzz_folder.h"
+#include "tests/fuzz/fuzz_input.h"
+
+// The same bytes as each kind of text that a run, an evaluation or a recording reads.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using Bytes = std::span<const std::byte>;
+  for (const char* name : {"input.jsonl", "input.json", "input.txt"}) {
+    const auto path = pare::write_fuzz_file(name, {reinterpret_cast<const char*>(data), size});
+    pare::fuzz(data, size, [&](Bytes) { pare::read_text(path); });
+    pare::fuzz(data, size, [&](Bytes) { pare::read_texts(path); });
+    pare::fuzz(data, size, [&](Bytes) { pare::read_instructions(path, 0); });
+    pare::fuzz(data, size, [&](Bytes) { pare::read_prompts(path); });
+  }
+  return 0;
+}

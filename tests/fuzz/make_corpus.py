@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""Writes the corpora of tests/fuzz/corpus that are binary or built of several files; the others are kept as they are.
+
+usage: make_corpus.py      a small file for each feature, always the same bytes
+"""
+import json
+import pathlib
+import random
+import struct
+
+CORPUS = pathlib.Path(__file__).parent / "corpus"
+GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
+V, D, F = 4, 8, 16
+
+
+def write(folder, name, content):
+    (CORPUS / folder).mkdir(parents=True, exist_ok=True)
+    (CORPUS / folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+# --- GGUF ---
+
+def gguf_string(text):
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def gguf_value(value):
+    if isinstance(value, bool):
+        return struct.pack("<IB", 7, value)
+    if isinstance(value, int):
+        return struct.pack("<Ii", 5, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + gguf_string(value)
+    items = [gguf_value(item) for item in value]
+    return struct.pack("<I", 9) + items[0][:4] + struct.pack("<Q", len(items)) + b"".join(item[4:] for item in items)
+
+
+def gguf(metadata, tensors):
+    """tensors: name -> (shape, ggml type, bytes)"""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    head += b"".join(gguf_string(key) + gguf_value(value) for key, value in metadata.items())
+    data = b""
+    for name, (shape, kind, content) in tensors.items():
+        head += gguf_string(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape))
+        head += struct.pack("<IQ", kind, len(data))
+        data += content + b"\0" * (-len(content) % 32)
+    return head + b"\0" * (-len(head) % 32) + data
+
+
+SENTENCEPIECE = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": ["<unk>", "a", "\u2581", "\u2581a"],
+    "tokenizer.ggml.token_type": [2, 1, 1, 1],
+    "tokenizer.ggml.scores": [0.0, -2.0, -3.0, -1.0],
+    "tokenizer.ggml.unknown_token_id": 0,
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.add_space_prefix": True,
+}
+BYTE_LEVEL = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "llama-bpe",
+    "tokenizer.ggml.tokens": ["a", "b", "ab", "<s>"],
+    "tokenizer.ggml.token_type": [1, 1, 1, 3],
+    "tokenizer.ggml.merges": ["a b"],
+    "tokenizer.ggml.bos_token_id": 3,
+    "tokenizer.chat_template": "{{ messages }}",
+}
+
+
+def gguf_model(architecture, vocabulary, kind=0, extra=()):
+    size = {0: lambda n: 4 * n, 1: lambda n: 2 * n, 8: lambda n: n // 32 * 34}[kind]
+    width = 32 if kind == 8 else D
+    metadata = {"general.architecture": architecture}
+    for key, value in (("block_count", 1), ("attention.head_count", 2), ("embedding_length", width),
+                       ("feed_forward_length", 32 if kind == 8 else F), ("context_length", 16),
+                       ("attention.layer_norm_rms_epsilon", 1e-5), *extra):
+        metadata[f"{architecture}.{key}"] = value
+    tensors = {}
+
+    def add(name, *shape, of=kind):
+        count = 1
+        for n in shape:
+            count *= n
+        tensors[name] = (shape, of, b"\0" * (size(count) if of == kind else 4 * count))
+
+    inner = 32 if kind == 8 else F
+    add("token_embd.weight", V, width)
+    add("output_norm.weight", width, of=0)
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+        add(f"blk.0.{name}.weight", width, width)
+        if architecture == "qwen2" and name != "attn_output":
+            add(f"blk.0.{name}.bias", width, of=0)
+    norms = ["attn_norm", "ffn_norm"] + (["post_attention_norm", "post_ffw_norm"] if architecture == "gemma3" else [])
+    for name in norms:
+        add(f"blk.0.{name}.weight", width, of=0)
+    if architecture in ("qwen3", "gemma3"):
+        for name in ("attn_q_norm", "attn_k_norm"):
+            add(f"blk.0.{name}.weight", width // 2, of=0)
+    add("blk.0.ffn_gate.weight", inner, width)
+    add("blk.0.ffn_up.weight", inner, width)
+    add("blk.0.ffn_down.weight", width, inner)
+    return gguf(metadata | vocabulary, tensors)
+
+
+def make_gguf():
+    write("import_gguf", "llama.gguf", gguf_model("llama", SENTENCEPIECE, extra=[("rope.dimension_count", D // 2)]))
+    write("import_gguf", "llama_q8.gguf", gguf_model("llama", BYTE_LEVEL, kind=8))
+    write("import_gguf", "qwen2_f16.gguf", gguf_model("qwen2", BYTE_LEVEL | {"tokenizer.ggml.pre": "qwen2"}, kind=1))
+    write("import_gguf", "qwen3.gguf", gguf_model("qwen3", BYTE_LEVEL, extra=[("attention.key_length", D // 2)]))
+    write("import_gguf", "gemma3.gguf", gguf_model("gemma3", SENTENCEPIECE, extra=[
+        ("attention.key_length", D // 2), ("attention.sliding_window", 8), ("rope.freq_base", 1e6)]))
+
+
+# --- llama2.c ---
+
+def make_llama2c():
+    tokens = [b"<unk>", b"\n<s>\n", b"\n</s>\n"] + [b"<0x%02X>" % i for i in range(256)] + [b" ", b"a", b" a"]
+    vocabulary = struct.pack("<i", 8) + b"".join(struct.pack("<fi", -float(i), len(t)) + t for i, t in enumerate(tokens))
+    for name, tied in (("tied", True), ("untied", False)):
+        width, inner, count = 4, 4, len(tokens)
+        floats = 2 * count * width if not tied else count * width
+        floats += 4 * width * width + 2 * width + 3 * width * inner + width + width // 2 * 8
+        model = struct.pack("<7i", width, inner, 1, 2, 2, count if tied else -count, 8) + b"\0" * (4 * floats)
+        write("import_llama2c", name, struct.pack("<H", len(vocabulary)) + vocabulary + model)
+
+
+# --- checkpoints: files one behind another, as fuzz_checkpoint.cpp reads them ---
+
+NAMES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "pare.json",
+         "1_Pooling/config.json", "sentence_bert_config.json", "model.safetensors.index.json",
+         "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
+
+
+def safetensors(tensors):
+    """tensors: name -> (dtype, shape) of zeros, or (dtype, shape, bytes)"""
+    header, data = {}, b""
+    for name, (dtype, shape, *content) in tensors.items():
+        size = BYTES[dtype]
+        for n in shape:
+            size *= n
+        part = content[0] if content else b"\0" * size
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(part)]}
+        data += part
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def checkpoint(name, files):
+    content = b""
+    for file, data in files.items():
+        data = data if isinstance(data, bytes) else data.encode() if isinstance(data, str) else json.dumps(data).encode()
+        content += bytes([NAMES.index(file)]) + struct.pack("<I", len(data))[:3] + data
+    write("checkpoint", name, content)
+
+
+LINEARS = {"self_attn.q_proj": (D, D), "self_attn.k_proj": (D, D), "self_attn.v_proj": (D, D),
+           "self_attn.o_proj": (D, D), "mlp.gate_proj": (F, D), "mlp.up_proj": (F, D), "mlp.down_proj": (D, F)}
+LLAMA = {"model_type": "llama", "hidden_size": D, "intermediate_size": F, "num_hidden_layers": 1,
+         "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": V, "max_position_embeddings": 16,
+         "tie_word_embeddings": True, "torch_dtype": "float32"}
+
+
+def llama_tensors(linear):
+    """linear(module, rows, columns) -> its tensors"""
+    tensors = {"model.embed_tokens.weight": ("F32", [V, D]), "model.norm.weight": ("F32", [D])}
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        tensors[f"model.layers.0.{norm}.weight"] = ("F32", [D])
+    for module, (rows, columns) in LINEARS.items():
+        tensors |= linear("model.layers.0." + module, rows, columns)
+    return tensors
+
+
+def dense(module, rows, columns):
+    return {module + ".weight": ("F32", [rows, columns])}
+
+
+def int8(module, rows, columns):
+    return {module + ".weight": ("I8", [rows, columns]), module + ".SCB": ("F32", [rows])}
+
+
+def awq(module, rows, columns):
+    return {module + ".qweight": ("I32", [columns, rows // 8]), module + ".qzeros": ("I32", [columns // 8, rows // 8]),
+            module + ".scales": ("F16", [columns // 8, rows])}
+
+
+def packed(module, rows, columns):
+    return {module + ".weight_packed": ("I32", [rows, columns // 8]), module + ".weight_scale": ("F32", [rows, columns // 8]),
+            module + ".weight_shape": ("I64", [2], struct.pack("<2q", rows, columns))}
+
+
+def make_checkpoints():
+    tokenizer = (CORPUS / "tokenizer" / "sentencepiece.json").read_text()
+    manifest = {"outputs": {"config.json": "0" * 64},
+                "layers": [{"name": "model.layers.0.mlp.up_proj", "sparsity": 0.5, "pattern": "2:4"}]}
+    whole = llama_tensors(dense)
+    checkpoint("dense", {"config.json": LLAMA, "model.safetensors": safetensors(whole), "tokenizer.json": tokenizer,
+                         "tokenizer_config.json": {"add_bos_token": True, "bos_token": "<s>"}, "pare.json": manifest})
+    names = sorted(whole)
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    checkpoint("sharded", {
+        "config.json": LLAMA,
+        "model.safetensors.index.json": {"weight_map": {n: first if i < 5 else second for i, n in enumerate(names)}},
+        first: safetensors({n: whole[n] for n in names[:5]}), second: safetensors({n: whole[n] for n in names[5:]})})
+    containers = {
+        "bitsandbytes": (int8, {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": ["lm_head"]}),
+        "awq": (awq, {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": 8, "zero_point": True}),
+        "packed": (packed, {
+            "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+            "ignore": ["re:.*lm_head"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+                "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 8}}}})}
+    for name, (linear, config) in containers.items():
+        checkpoint(name, {"config.json": LLAMA | {"quantization_config": config},
+                          "model.safetensors": safetensors(llama_tensors(linear))})
+    experts = {k: v for k, v in whole.items() if ".mlp." not in k}
+    experts["model.layers.0.mlp.gate.weight"] = ("F32", [2, D])
+    experts["model.layers.0.mlp.experts.gate_up_proj"] = ("F32", [2, 2 * F, D])
+    experts["model.layers.0.mlp.experts.down_proj"] = ("F32", [2, D, F])
+    mixtral = LLAMA | {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1}
+    checkpoint("mixture", {"config.json": mixtral, "model.safetensors": safetensors(experts)})
+    bert = {"model_type": "bert", "hidden_size": D, "intermediate_size": F, "num_attention_heads": 2, "vocab_size": V,
+            "max_position_embeddings": 8, "type_vocab_size": 2, "num_hidden_layers": 1, "torch_dtype": "float32"}
+    tensors = {}
+    for table, rows in (("word", V), ("token_type", 2), ("position", 8)):
+        tensors[f"embeddings.{table}_embeddings.weight"] = ("F32", [rows, D])
+    layer = "encoder.layer.0."
+    for norm in ("embeddings", layer + "attention.output", layer + "output"):
+        tensors |= {f"{norm}.LayerNorm.{part}": ("F32", [D]) for part in ("weight", "bias")}
+    for linear, rows, columns in (("attention.self.query", D, D), ("attention.self.key", D, D), ("attention.self.value", D, D),
+                                  ("attention.output.dense", D, D), ("intermediate.dense", F, D), ("output.dense", D, F)):
+        tensors |= {f"{layer}{linear}.weight": ("F32", [rows, columns]), f"{layer}{linear}.bias": ("F32", [rows])}
+    checkpoint("encoder", {"config.json": bert, "model.safetensors": safetensors(tensors),
+                           "1_Pooling/config.json": {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True},
+                           "sentence_bert_config.json": {"max_seq_length": 8},
+                           "tokenizer.json": (CORPUS / "tokenizer" / "word_piece.json").read_text()})
+
+
+# --- programs and choices: bytes that the fuzzers read as such ---
+
+def make_choices():
+    dice = random.Random(1)
+    for folder, count, size in (("container", 24, 400), ("vocabulary", 12, 300)):
+        for i in range(count):
+            write(folder, f"{i:02}", dice.randbytes(size))
+    for i in range(24):  # each reader of fuzz_large.cpp with a few short and long runs
+        write("large", f"{i:02}", bytes([i % 8]) + dice.randbytes(2 + 2 * (i // 8) * 3))
+    write("large", "deep", bytes([0, 4, 144, 5, 145]))
+
+
+def make_texts():
+    write("texts", "lines", '{"text": "one"}\n\n{"text": "two \\u00e9", "id": 1}\n')
+    write("texts", "prompts", '{"prompt": "Say a."}\n{"prompt": "Say b."}\n')
+    write("texts", "instructions", json.dumps([{"instruction": "Add.", "input": "1 1", "output": ["2", "two"]}]))
+    write("texts", "instruction_lines", '{"instruction": "Add.", "input": "", "output": "2"}\n')
+    write("texts", "plain", "First line.\nSecond line.\n")
+    write("json", "values", '{"a":[1,-2,3.5e-7,true,false,null],"b":{"":"\\u00e9\\ud83d\\ude00"}}')
+    write("json", "large_numbers", "[18446744073709551615,-9223372036854775808,1000000000000000019884624838656]")
+    write("json", "twice", '{"a":1,"a":2}')
+    write("json", "nested", "[" * 65 + "]" * 65)
+
+
+if __name__ == "__main__":
+    make_gguf()
+    make_llama2c()
+    make_checkpoints()
+    make_choices()
+    make_texts()
