@@ -350,9 +350,9 @@ std::vector<StreamedTensor> GgufModel::tensors() const {
   for (const auto& [name, tensor] : file_->tensors()) {
     const bool mapped = name == "rope_freqs.weight" || name == "token_embd.weight" || name == "output_norm.weight" ||
                         name == "output.weight";
-    const bool in_block = std::any_of(std::begin(kBlockTensors), std::end(kBlockTensors), [&](const auto& known) {
-      return name.ends_with(std::string(".") + known.first);
-    });
+    const bool in_block =
+        std::any_of(std::begin(kBlockTensors), std::end(kBlockTensors),
+                    [&whole = name](const auto& known) { return whole.ends_with(std::string(".") + known.first); });
     if (!mapped && !in_block && !name.ends_with("norm.weight")) {
       throw std::invalid_argument(file_->where() + ": tensor '" + name + "' has no place in a " +
                                   architecture_.model_type + " model");
