@@ -4,12 +4,14 @@
 #include <map>
 #include <span>
 
+#include "runtime/commands/artifact_files.h"
 #include "runtime/system/sha256.h"
 
 namespace pare {
 
 std::string model_hash(const Checkpoint& checkpoint) {
   const std::map<std::string, std::string> hashes = checkpoint.file_hashes();
+  require_listed_hashes(checkpoint.directory(), hashes);
   std::string text = "config.json " + hashes.at("config.json") + "\n";
   for (const std::filesystem::path& path : checkpoint.weight_files()) {
     text += path.filename().string() + " " + hashes.at(path.filename().string()) + "\n";

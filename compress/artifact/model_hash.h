@@ -7,7 +7,8 @@
 
 namespace pare {
 
-// SHA-256 of config.json and the weight files: what statistics and logits depend on.
+// SHA-256 of config.json and the weight files: what statistics and logits depend on. Throws std::runtime_error
+// when there is a pare.json that says other hashes of them (runtime/commands/artifact_files.h).
 std::string model_hash(const Checkpoint& checkpoint);
 
 }  // namespace pare

@@ -1,9 +1,11 @@
 // Where the commands that write are told to write: said before any work, or done.
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/compress/run_pare.h"
+#include "tests/runtime/engine/tiny_models.h"
 
 namespace pare::test {
 namespace {
@@ -13,13 +15,15 @@ namespace fs = std::filesystem;
 class OutputPlace : public testing::Test {
  protected:
   void SetUp() override {
-    const fs::path model = family("llama_gqa_untied");
+    const fs::path model = folder_ / "model";
+    copy_family("llama_gqa_untied", model, nlohmann::json::object());
+    std::ofstream(model / "tokenizer.json") << ascii_tokenizer_json();
     write_text(recipe_, "model: " + model.string() + "\noutput: " + (folder_ / "recipes").string() +
-                            "\ncalibration: {text: " + (model / "ids.npy").string() +
+                            "\ncalibration: {text: " + (family("llama_gqa_untied") / "ids.npy").string() +
                             "}\npasses:\n  - rtn: {bits: 4, group_size: 32}\n");
     commands_ = {{"run", recipe_.string(), "--out"},
                  {"calibrate", recipe_.string()},
-                 {"record", model.string(), "--text", (model / "ids.npy").string()}};
+                 {"record", model.string(), "--text", (family("llama_gqa_untied") / "ids.npy").string()}};
   }
   static Outcome with(std::vector<std::string> words, const std::string& output) {
     words.push_back(output);

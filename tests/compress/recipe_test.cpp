@@ -62,7 +62,7 @@ TEST(Recipe, ReadsEveryKey) {
 
 TEST(Recipe, ASecondDocumentIsRefused) {
   const std::string one = "passes: [{rtn: {bits: 4}}]\n";
-  for (const std::string more : {"---\n" + one, "...\n---\nstrict: true\n", "---\n"}) {
+  for (const std::string& more : {"---\n" + one, std::string("...\n---\nstrict: true\n")}) {
     expect_error<std::invalid_argument>([&] { parse_recipe(one + more, "r.yaml"); }, {"r.yaml:", "second document"});
   }
   for (const std::string& whole : {"---\n" + one, one + "...\n", "%YAML 1.2\n---\n" + one}) {

@@ -667,6 +667,7 @@ int status_of(const Throw& what) {
 }
 
 TEST(RunProgram, ExceptionsOfLibrariesSayWhatToDo) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // other tests of this process have threads
   const auto expect_message = [](const auto& what, const std::string& message) {
     EXPECT_EXIT(std::exit(status_of(what)), testing::ExitedWithCode(1), message);
   };

@@ -95,6 +95,7 @@ TEST_F(StandardOutputOf, AReaderThatGoesAwayEndsItQuietly) {
 std::string on_a_terminal(const std::vector<std::string>& words) {
   int terminal = -1;
   const pid_t child = forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (child < 0) throw std::runtime_error("no terminal to be had");
   if (child == 0) {
     std::vector<const char*> argv = {"pare-runtime"};
     for (const std::string& word : words) argv.push_back(word.c_str());

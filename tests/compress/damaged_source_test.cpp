@@ -1,0 +1,86 @@
+// What pare wrote says what it should be: pare verify looks, and so does every command that starts from it.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "runtime/system/atomic_file.h"
+#include "runtime/system/sealed_json.h"
+#include "tests/compress/run_pare.h"
+#include "tests/runtime/engine/tiny_models.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class DamagedSource : public testing::Test {
+ protected:
+  void SetUp() override {
+    const fs::path model = folder_ / "model";
+    copy_family("llama_gqa_untied", model, nlohmann::json::object());
+    std::ofstream(model / "tokenizer.json") << ascii_tokenizer_json();
+    data_ = (family("llama_gqa_untied") / "ids.npy").string();
+    const std::string head = "model: " + model.string() + "\ncalibration: {text: " + data_ + "}\npasses:\n";
+    write_text(folder_ / "first.yaml", head + "  - magnitude: {pattern: unstructured, ratio: 0.25}\n");
+    write_text(folder_ / "next.yaml", head + "  - rtn: {bits: 4, group_size: 32}\n");
+    const Outcome made = run_pare({"run", (folder_ / "first.yaml").string(), "--out", artifact_.string()});
+    ASSERT_EQ(made.status, 0) << made.err;
+  }
+  Outcome next(const std::string& out) {
+    return run_pare(
+        {"run", (folder_ / "next.yaml").string(), "--model", artifact_.string(), "--out", (folder_ / out).string()});
+  }
+  Outcome verify() { return run_pare({"verify", artifact_.string(), "--json"}); }
+
+  TemporaryFolder folder_{"damaged-source"};
+  fs::path artifact_ = folder_ / "artifact";
+  std::string data_;
+};
+
+TEST_F(DamagedSource, RealArtifactsAreWholeAndEveryFileOfThemIsWatched) {
+  const Outcome whole = verify();
+  ASSERT_EQ(whole.status, 0) << whole.err;
+  const nlohmann::json json = nlohmann::json::parse(whole.out);
+  EXPECT_TRUE(json.at("unchecked").empty());
+  size_t num_files = 0;
+  for (const auto& entry : fs::directory_iterator(artifact_)) {
+    ++num_files;
+    const std::string bytes = read_text_file(entry.path());
+    for (const size_t at : {size_t{0}, bytes.size() / 2, bytes.size() - 1}) {
+      std::string damaged = bytes;
+      damaged[at] = static_cast<char>(damaged[at] ^ 1);
+      write_text(entry.path(), damaged);
+      EXPECT_EQ(verify().status, 1) << entry.path() << " byte " << at;
+    }
+    fs::remove(entry.path());
+    EXPECT_EQ(verify().status, 1) << entry.path() << " is gone";
+    write_text(entry.path(), bytes);
+  }
+  EXPECT_EQ(json.at("files"), num_files);
+  EXPECT_EQ(verify().status, 0);
+}
+
+TEST_F(DamagedSource, IsRefusedByWhatStartsFromIt) {
+  EXPECT_EQ(next("good").status, 0);
+  const fs::path weights = artifact_ / "model.safetensors";
+  std::string bytes = read_text_file(weights);
+  bytes[bytes.size() - 3] = static_cast<char>(bytes[bytes.size() - 3] ^ 1);
+  write_text(weights, bytes);
+  const std::vector<std::vector<std::string>> commands = {
+      {"run", (folder_ / "next.yaml").string(), "--model", artifact_.string(), "--out", (folder_ / "bad").string()},
+      {"calibrate", (folder_ / "next.yaml").string(), "--model", artifact_.string(), (folder_ / "bad").string()},
+      {"record", artifact_.string(), "--text", data_, (folder_ / "bad").string()}};
+  for (const auto& command : commands) {
+    const Outcome outcome = run_pare(command);
+    EXPECT_EQ(outcome.status, 1) << command[0];
+    for (const char* part : {"damaged", "model.safetensors: SHA-256", "pare.json has"}) {
+      EXPECT_NE(outcome.err.find(part), std::string::npos) << command[0] << ": " << outcome.err;
+    }
+    EXPECT_FALSE(fs::exists(folder_ / "bad"));
+    EXPECT_FALSE(fs::exists(folder_ / "bad.partial"));
+  }
+}
+
+}  // namespace
+}  // namespace pare::test
