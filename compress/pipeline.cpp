@@ -61,13 +61,16 @@ void remove_handed_on(const fs::path& folder) {
 }
 
 // A run that was killed behind its last rename leaves what its phases have handed on: known by the hashes of what was
-// made of it.
+// made of it, or, killed before the last call of all, an empty folder.
 void remove_remains(const fs::path& output, size_t num_phases) {
+  if (!fs::is_regular_file(output / kManifestName)) return;
   std::vector<fs::path> remains;
   fs::path made = output;
   for (size_t number = num_phases - 1; number > 0; --number) {
-    if (!was_made_from(made, phase_output(output, number))) break;
-    remains.push_back(made = phase_output(output, number));
+    const fs::path folder = phase_output(output, number);
+    const bool is_emptied = fs::is_directory(fs::symlink_status(folder)) && fs::is_empty(folder);
+    if (!is_emptied && !was_made_from(made, folder)) break;
+    remains.push_back(made = folder);
   }
   while (!remains.empty()) {  // from the first on, as run() does
     remove_handed_on(remains.back());

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "runtime/commands/layer_sparsity.h"
+#include "runtime/commands/verify.h"
 #include "runtime/engine/pooling.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/tokenizer/tokenizer.h"
@@ -115,5 +116,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   });
   attempt([&] { pare::Tokenizer::open(folder).encode("Hello  world's 1234\n", true); });
   attempt([&] { pare::tokenizer_hash(folder); });
+  attempt([&] { pare::verify(folder); });
   return 0;
 }
