@@ -1,5 +1,6 @@
 // Files of statistics that someone has made to harm: well-formed for the HDF5 library, which is used to make them, with
 // a leading hash that is right. Each must be refused with one message, before anything is believed.
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
@@ -53,7 +54,7 @@ BlockDescription narrow_block() {
 }
 
 LayerStatistics some_statistics() {
-  const at::Tensor x_RI = at::randn({kWindows * kTokens, kWidth});
+  const at::Tensor x_RI = at::randn({kWindows * kTokens, kWidth}, at::make_generator<at::CPUGeneratorImpl>(1));
   LayerStatistics made;
   made.num_tokens = kWindows * kTokens;
   made.hessian_II = x_RI.t().mm(x_RI).div(static_cast<double>(made.num_tokens));

@@ -2,6 +2,7 @@
 // against runs that calibrate themselves.
 #include "compress/walk/statistics_file.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
@@ -135,7 +136,7 @@ TEST_F(FromStatistics, H5dumpReadsWhatWasWritten) {
   constexpr int64_t kWidth = 1700;
   block.q.num_in = block.k.num_in = block.v.num_in = kWidth;
   ASSERT_EQ(stage_width(block, Stage::attention_input), kWidth);
-  const at::Tensor x_RI = at::randn({77, kWidth});
+  const at::Tensor x_RI = at::randn({77, kWidth}, at::make_generator<at::CPUGeneratorImpl>(1));
   LayerStatistics written;
   written.num_tokens = 77;
   written.hessian_II = x_RI.t().mm(x_RI).div(77.0);

@@ -2,6 +2,7 @@
 // artifact says of itself.
 #include "compress/survey/survey.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
@@ -320,7 +321,7 @@ TEST_F(SurveyedRun, ThreadsAndKillsDoNotChangeABudgetedRun) {
 // Closed forms: under H = I every error counts once, whether later columns make up for it or not; H times c is c times
 // the error.
 TEST(PredictError, IsTheSquaredErrorUnderTheIdentity) {
-  const at::Tensor weight_OI = at::randn({70, 64});
+  const at::Tensor weight_OI = at::randn({70, 64}, at::make_generator<at::CPUGeneratorImpl>(1));
   const at::Tensor hessian_II = at::eye(64);
   for (const int bits : {2, 3, 4, 8}) {
     for (const ScaleSearch scales : {ScaleSearch::hessian_diagonal, ScaleSearch::hessian, ScaleSearch::minmax}) {

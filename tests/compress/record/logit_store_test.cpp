@@ -2,6 +2,7 @@
 // are refused.
 #include "compress/record/logit_store.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 #include <hdf5.h>
@@ -399,12 +400,14 @@ TEST_F(Store, WhatCannotBeReadAgainIsNotWritten) {
     const std::vector<float> labels = {-1.0f, 0.0f};
     expect_error<std::invalid_argument>(
         [&] {
-          writer.append(truncate_logits(at::randn({2, 300}), 4, {1.0, 2.5}), labels);
+          writer.append(
+              truncate_logits(at::randn({2, 300}, at::make_generator<at::CPUGeneratorImpl>(1)), 4, {1.0, 2.5}), labels);
         },
         {"3 of 300"});
     expect_error<std::invalid_argument>(
         [&] {
-          writer.append(truncate_logits(at::randn({2, 300}), 3, {1.0, 2.0}), labels);
+          writer.append(
+              truncate_logits(at::randn({2, 300}, at::make_generator<at::CPUGeneratorImpl>(1)), 3, {1.0, 2.0}), labels);
         },
         {"temperatures"});
     expect_error<std::logic_error>([&] { writer.publish(); }, {"all of its rows"});
