@@ -1,9 +1,11 @@
 #include "compress/recipe/yaml_value.h"
 
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 
 #include "runtime/format/fields.h"
@@ -56,6 +58,34 @@ void check_nesting(const std::string& yaml, const std::filesystem::path& file) {
   }
 }
 
+// Notes where a document starts; its content is YAML::Load's matter.
+class DocumentStart : public YAML::EventHandler {
+ public:
+  YAML::Mark mark;
+  void OnDocumentStart(const YAML::Mark& start) override { mark = start; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+// YAML::Load reads the first document and is silent about the rest. YAML::LoadAll never ends where a sign belongs to no
+// document (a text that starts with ','), for it is then before an empty document again and again: so two at most.
+void check_one_document(const std::string& yaml, const std::filesystem::path& file) {
+  std::istringstream text(yaml);
+  YAML::Parser parser(text);
+  DocumentStart start;
+  if (!parser.HandleNextDocument(start) || !parser.HandleNextDocument(start)) return;
+  throw std::invalid_argument(file.string() + ":" + std::to_string(start.mark.line + 1) +
+                              ": a second document (behind '---', '...' or a sign that belongs to no value); a recipe "
+                              "is one: keep one, or give "
+                              "each a file of its own");
+}
+
 }  // namespace
 
 YamlValue::YamlValue(const YAML::Node& node, std::string path, const std::filesystem::path& file)
@@ -64,15 +94,8 @@ YamlValue::YamlValue(const YAML::Node& node, std::string path, const std::filesy
 YamlValue YamlValue::parse(const std::string& yaml, const std::filesystem::path& file) {
   check_nesting(yaml, file);
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(yaml);
-    if (documents.size() > 1) {
-      const YAML::Mark mark = documents[1].Mark();
-      throw std::invalid_argument(
-          file.string() + ":" + std::to_string(mark.is_null() ? 1 : mark.line + 1) +
-          ": a second document (behind '---' or '...'); a recipe is one: keep one, or give each "
-          "a file of its own");
-    }
-    return {documents.empty() ? YAML::Node() : documents.front(), "", file};
+    check_one_document(yaml, file);
+    return {YAML::Load(yaml), "", file};
   } catch (const YAML::Exception& error) {
     throw std::invalid_argument(file.string() + ":" + std::to_string(error.mark.line + 1) + ": not YAML: " + error.msg);
   }

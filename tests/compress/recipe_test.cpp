@@ -70,6 +70,14 @@ TEST(Recipe, ASecondDocumentIsRefused) {
   }
 }
 
+// yaml-cpp's own list of documents has no end where such a sign stands in front, and takes all memory.
+TEST(Recipe, ASignThatBelongsToNoValueIsRefused) {
+  for (const std::string sign : {",", "]", "}", ", a", "]]", "} - a"}) {
+    expect_error<std::invalid_argument>([&] { parse_recipe(sign, "r.yaml"); }, {"r.yaml:1"});
+    expect_error<std::invalid_argument>([&] { parse_recipe("strict: true\n" + sign, "r.yaml"); }, {"r.yaml:2"});
+  }
+}
+
 TEST(Recipe, LayersFollowExclusionsAndTheLastMatchingOverride) {
   const Recipe recipe = parse_recipe(kGood, "r.yaml");
   const PassRecipe& pass = recipe.passes[0];
