@@ -10,6 +10,7 @@
 #include "compress/recipe/recipe.h"
 #include "compress/record/record.h"
 #include "runtime/commands/command_line.h"
+#include "runtime/commands/command_parts.h"
 #include "runtime/commands/commands.h"
 
 namespace {

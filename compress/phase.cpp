@@ -166,14 +166,7 @@ void timed(const char* stage, Phase& phase, const std::function<void()>& work) {
 }
 
 bool is_made(const Phase& phase) {
-  const fs::path manifest = phase.output / kManifestName;
-  if (!fs::is_regular_file(manifest)) return false;
-  try {
-    const nlohmann::json json = parse_json(read_text_file(manifest), manifest.string());
-    return json.is_object() && json.value("fingerprint", nlohmann::json()) == nlohmann::json(phase.fingerprint);
-  } catch (const BadJson&) {  // a damaged one is made anew
-    return false;
-  }
+  return manifest_member(phase.output, "fingerprint") == nlohmann::json(phase.fingerprint);
 }
 
 void assemble_and_verify(Artifact& artifact, Phase& phase) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <iostream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <vector>
@@ -18,7 +17,6 @@
 #include "compress/train_model.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/import/model_directory.h"
-#include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/partial_output.h"
 
@@ -32,23 +30,13 @@ fs::path phase_output(const fs::path& output, size_t number) {
   return output.string() + ".phase-" + std::to_string(number);
 }
 
-// File name -> SHA-256, as the manifest in `folder` lists them under `key`; empty where it cannot be read.
-std::map<std::string, std::string> listed_hashes(const fs::path& folder, const char* key) {
-  const fs::path manifest = folder / kManifestName;
-  if (!fs::is_regular_file(manifest)) return {};
-  try {
-    return parse_json(read_text_file(manifest), manifest.string()).at(key);
-  } catch (const std::exception&) {  // a damaged one tells nothing
-    return {};
-  }
-}
-
+// By the hashes of files in the manifests.
 bool was_made_from(const fs::path& made, const fs::path& source) {
-  const std::map<std::string, std::string> inputs = listed_hashes(made, "inputs");
-  const std::map<std::string, std::string> outputs = listed_hashes(source, "outputs");
-  return !inputs.empty() && std::all_of(inputs.begin(), inputs.end(), [&](const auto& input) {
-    const auto found = outputs.find(input.first);
-    return found != outputs.end() && found->second == input.second;
+  const nlohmann::json inputs = manifest_member(made, "inputs"), outputs = manifest_member(source, "outputs");
+  if (!inputs.is_object() || inputs.empty() || !outputs.is_object()) return false;
+  const auto items = inputs.items();
+  return std::all_of(items.begin(), items.end(), [&](const auto& input) {
+    return outputs.contains(input.key()) && outputs.at(input.key()) == input.value();
   });
 }
 

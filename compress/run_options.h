@@ -7,8 +7,8 @@
 
 namespace pare {
 
-// What the command line may say beside the recipe. But for threads and device, whose arithmetic a training has, none of it
-// changes a byte of the output.
+// What the command line may say beside the recipe. But for threads and device, whose arithmetic a training has, none of
+// it changes a byte of the output.
 struct RunOptions {
   std::filesystem::path model;   // instead of the recipe's; empty: the recipe's
   std::filesystem::path output;  // likewise

@@ -1,4 +1,5 @@
-// A GGUF file put together key by key and tensor by tensor, flaws included: what a test or a fuzzer changes is a member.
+// A GGUF file put together key by key and tensor by tensor, flaws included: what a test or a fuzzer changes is a
+// member.
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "runtime/commands/artifact_files.h"
 #include "runtime/format/stored_linear.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
@@ -24,8 +25,8 @@ constexpr int64_t kMaxShardBytes = int64_t{4} << 30;
 // Weights in other containers, and what describes them: not copied beside the new weights.
 bool is_copied(const fs::path& file) {
   static const std::set<std::string> kLeftOut = {"config.json",
-                                                 "pare.json",
-                                                 "report.json",
+                                                 kManifestName,
+                                                 kReportName,
                                                  "quantize_config.json",
                                                  "model.safetensors.index.json",
                                                  "pytorch_model.bin.index.json"};

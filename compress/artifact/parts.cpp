@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "compress/artifact/checked_file.h"
+#include "runtime/commands/artifact_files.h"
 #include "runtime/format/stored_linear.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
@@ -105,11 +106,11 @@ Json parse_object(const std::string& text, const fs::path& path) {
 
 // Whether the run whose fingerprint lies in `progress` has made `output`.
 bool has_made(const fs::path& progress, const fs::path& output) {
-  if (!fs::exists(progress / kRunFile) || !fs::exists(output / "pare.json")) return false;
+  const fs::path run_file = progress / kRunFile;
+  const nlohmann::json fingerprint = manifest_member(output, "fingerprint");
+  if (!fs::exists(run_file) || !fingerprint.is_object()) return false;
   try {
-    const fs::path manifest = output / "pare.json", run_file = progress / kRunFile;
-    return parse_object(read_text_file(manifest), manifest).value("fingerprint", Json()) ==
-           parse_object(read_checked_file(run_file), run_file);
+    return fingerprint == parse_json(read_checked_file(run_file), run_file.string());
   } catch (const std::exception&) {  // a damaged one tells nothing
     return false;
   }

@@ -82,9 +82,9 @@ class LiveTeacher : public Teacher {
   virtual void share_table(const at::Tensor& table_VD) = 0;
 };
 
-// A checkpoint's forward pass on `device`, in the type `compute`. The checkpoint must outlive it. num_vocabulary: of the student;
-// more logits than that are cut off, fewer are padded with -inf. keeps_hidden: it has hidden_states(). Throws
-// std::invalid_argument for vocabularies that differ by more than kMaxPadding.
+// A checkpoint's forward pass on `device`, in the type `compute`. The checkpoint must outlive it. num_vocabulary: of
+// the student; more logits than that are cut off, fewer are padded with -inf. keeps_hidden: it has hidden_states().
+// Throws std::invalid_argument for vocabularies that differ by more than kMaxPadding.
 std::unique_ptr<LiveTeacher> live_teacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute,
                                           int64_t num_vocabulary, bool keeps_hidden = false,
                                           at::Device device = at::kCPU);

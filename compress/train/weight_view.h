@@ -57,8 +57,8 @@ class WeightView {
 // Never changes; in the type that the forward pass takes.
 std::unique_ptr<WeightView> frozen_view(at::Tensor value);
 
-// A float tensor, on whose device all is that follows from it, that is stored as `dtype` (F32, F16, BF16). kept: bool, of its shape; undefined: all. unit_offset:
-// what is stored is the value less 1 (gemma's gains).
+// A float tensor, on whose device all is that follows from it, that is stored as `dtype` (F32, F16, BF16). kept: bool,
+// of its shape; undefined: all. unit_offset: what is stored is the value less 1 (gemma's gains).
 std::unique_ptr<WeightView> float_view(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype,
                                        at::Tensor kept = {}, bool unit_offset = false);
 

@@ -6,7 +6,6 @@
 
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
-#include "runtime/system/json_text.h"
 #include "runtime/system/sealed_json.h"
 #include "runtime/system/sha256.h"
 
@@ -101,7 +100,25 @@ std::vector<std::string> names_in(const fs::path& directory) {
   return names;
 }
 
+void require_none(const fs::path& directory, const std::vector<std::string>& problems, const std::string& instead) {
+  if (problems.empty()) return;
+  std::string message = directory.string() + ": damaged, " + std::to_string(problems.size()) + " problem(s):";
+  for (const std::string& problem : problems) message += "\n  " + problem;
+  throw std::runtime_error(message + "\n" + kMakeAnew + instead);
+}
+
 }  // namespace
+
+nlohmann::json manifest_member(const fs::path& directory, const std::string& member) {
+  const fs::path manifest = directory / kManifestName;
+  if (!fs::is_regular_file(manifest)) return nullptr;
+  try {
+    const nlohmann::json json = parse_json(read_text_file(manifest), manifest.string());
+    return json.is_object() && json.contains(member) ? json.at(member) : nlohmann::json();
+  } catch (const std::runtime_error&) {  // it cannot be read, or is no JSON
+    return nullptr;
+  }
+}
 
 FileCheck check_files(const fs::path& directory, WhichFiles which,
                       const std::function<void(int64_t, int64_t)>& progress) {
@@ -134,17 +151,6 @@ FileCheck check_files(const fs::path& directory, WhichFiles which,
   }
   return result;
 }
-
-namespace {
-
-void require_none(const fs::path& directory, const std::vector<std::string>& problems, const std::string& instead) {
-  if (problems.empty()) return;
-  std::string message = directory.string() + ": damaged, " + std::to_string(problems.size()) + " problem(s):";
-  for (const std::string& problem : problems) message += "\n  " + problem;
-  throw std::runtime_error(message + "\n" + kMakeAnew + instead);
-}
-
-}  // namespace
 
 void require_whole_files(const fs::path& directory, const std::string& instead,
                          const std::function<void(int64_t, int64_t)>& progress) {

@@ -9,10 +9,15 @@
 #include <string>
 #include <vector>
 
+#include "runtime/system/json_text.h"
+
 namespace pare {
 
 inline constexpr const char* kManifestName = "pare.json";
 inline constexpr const char* kReportName = "report.json";
+
+// The member of the pare.json in `directory`; null where there is no such file or member, or it is damaged.
+nlohmann::json manifest_member(const std::filesystem::path& directory, const std::string& member);
 
 enum class WhichFiles {
   all,
@@ -28,8 +33,8 @@ struct FileCheck {
 
 // Every file that pare.json lists has its SHA-256; pare.json and report.json are what was written; pare.json is there
 // where report.json is, and lists all other files (those whose names begin with a dot, or lie in such a folder, are
-// left out: nobody reads them as the model's). Throws std::runtime_error when pare.json is no JSON object with "outputs"
-// {"file": "sha256"}; Interrupted. `progress` (files done, files) may be empty.
+// left out: nobody reads them as the model's). Throws std::runtime_error when pare.json is no JSON object with
+// "outputs" {"file": "sha256"}; Interrupted. `progress` (files done, files) may be empty.
 FileCheck check_files(const std::filesystem::path& directory, WhichFiles which,
                       const std::function<void(int64_t, int64_t)>& progress = {});
 

@@ -355,6 +355,7 @@ void run_and_print(const Program& program, std::span<const std::string> words) {
   }
   standard_output.finish();
 }
+
 // What no handler catches: memory that runs out where a destructor needs some, which the library of JSON's do.
 std::string program_name;
 [[noreturn]] void end_with_a_message() {

@@ -1,28 +1,21 @@
 #include "runtime/commands/commands.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <stdexcept>
 #include <utility>
 
-#include "runtime/commands/artifact_files.h"
 #include "runtime/commands/bench.h"
+#include "runtime/commands/command_parts.h"
+#include "runtime/commands/eval_command.h"
 #include "runtime/commands/inspect.h"
 #include "runtime/commands/verify.h"
-#include "runtime/engine/backend.h"
-#include "runtime/engine/encoder.h"
 #include "runtime/engine/generate.h"
 #include "runtime/engine/transformer.h"
-#include "runtime/evaluate/evaluate.h"
-#include "runtime/evaluate/evaluate_embeddings.h"
-#include "runtime/evaluate/evaluate_instructions.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/import/import.h"
 #include "runtime/import/model_directory.h"
@@ -38,57 +31,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-const PositionalSpec kModel = {"MODEL",
-                               "directory of a Hugging Face checkpoint, dense or compressed by pare, or a .gguf file "
-                               "(imported into a temporary folder)"};
-
-std::vector<OptionSpec> joined(std::vector<OptionSpec> first, const std::vector<OptionSpec>& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
-}
-
-// Text from a model may end inside a character; JSON may not.
-std::string dump(const nlohmann::ordered_json& json) {
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-}
-
-// The progress bar of one stage, as the callback that the long functions take; a place to stop when asked to.
-std::function<void(int64_t, int64_t)> stage(Console& console, const std::string& name, const std::string& unit) {
-  return [&console, name, unit, begun = false](int64_t done, int64_t total) mutable {
-    throw_if_interrupted();
-    if (!begun) console.progress().begin(name, total, unit);
-    begun = done != total;
-    console.progress().update(done);
-    if (!begun) console.progress().finish();
-  };
-}
-
-// The backend that the options name, and models loaded on it.
-class Engine {
- public:
-  explicit Engine(const Arguments& arguments)
-      : isa_(arguments.given("isa") ? parse_isa(arguments.text("isa")) : detect_isa()),
-        num_threads_(arguments.given("threads") ? static_cast<int>(arguments.integer("threads"))
-                                                : omp_get_max_threads()),
-        backend_(make_cpu_backend(isa_, num_threads_)) {}
-
-  Isa isa() const { return isa_; }
-  int num_threads() const { return num_threads_; }
-
-  Encoder load_encoder(const Checkpoint& checkpoint, Console& console) const {
-    return Encoder::load(checkpoint, *backend_, stage(console, "load " + checkpoint.directory().string(), "blocks"));
-  }
-  Transformer load(const Checkpoint& checkpoint, Console& console) const {
-    const auto progress = stage(console, "load " + checkpoint.directory().string(), "blocks");
-    return Transformer::load(checkpoint, *backend_, progress);
-  }
-
- private:
-  Isa isa_;
-  int num_threads_;
-  std::unique_ptr<Backend> backend_;
-};
-
 void run_import(const Arguments& arguments, Console& console) {
   const std::filesystem::path source = arguments.positional(0), output = output_place(arguments.positional(1));
   const Clock::time_point start = Clock::now();
@@ -103,212 +45,6 @@ void run_import(const Arguments& arguments, Console& console) {
                            {"bytes", written.num_bytes},
                            {"parameters", written.sizes->all_parameters},
                            {"seconds", seconds_since(start)}}));
-}
-
-// Both models must cut the text into the same tokens, or their figures are of different things.
-void check_same_tokens(const ScoredWindows& data, const std::filesystem::path& text, const Checkpoint& reference,
-                       const EvaluationOptions& options) {
-  if (holds_token_windows(text)) return;
-  const Tokenizer tokenizer = Tokenizer::open(reference.directory());
-  EvaluationOptions same = options;
-  same.context = data.windows.num_tokens;
-  if (make_scored_windows(text, &tokenizer, reference.description(), same).windows.ids_NT != data.windows.ids_NT) {
-    throw std::invalid_argument(reference.directory().string() +
-                                ": its tokenizer gives other tokens than the model's: they cannot be compared");
-  }
-}
-
-OptionSpec kv_bits_option() {
-  return {.name = "kv-bits",
-          .kind = OptionKind::text,
-          .value_name = "N",
-          .default_value = std::to_string(kKvFloatBits),
-          .help =
-              "bits of the model's keys and values: 32 (float32), or 8 (integers with a scale and a zero per head "
-              "and token)",
-          .choices = {std::to_string(kKvFloatBits), "8"}};
-}
-OptionSpec attention_bits_option() {
-  return {.name = "attention-bits",
-          .kind = OptionKind::text,
-          .value_name = "N",
-          .default_value = std::to_string(kKvFloatBits),
-          .help =
-              "bits of attention's own matrix products: 32 (float32), or 8 (queries and softmax's output rounded too; "
-              "includes --kv-bits 8)",
-          .choices = {std::to_string(kKvFloatBits), "8"}};
-}
-void use_bits(const Arguments& arguments, Transformer& model) {
-  const auto bits = [&](const char* option) { return arguments.text(option) == "8" ? 8 : kKvFloatBits; };
-  model.use_attention_bits({.kv = bits("kv-bits"), .products = bits("attention-bits")});
-}
-
-// What each form of eval is asked about beside --reference; what belongs to the others has no meaning.
-struct EvalForm {
-  std::string option;
-  std::string measures;
-  std::vector<std::string> options;
-};
-const std::vector<EvalForm>& eval_forms() {
-  static const std::vector<EvalForm> forms = {
-      {"pairs", "compares embeddings of an encoder", {}},
-      {"instructions",
-       "scores answers of a decoder",
-       {"examples", "max-new-tokens", "temperature", "seed", "prompt-template", "no-stem", "show", "kv-bits",
-        "attention-bits"}},
-      {"text", "measures the perplexity of a decoder", {"protocol", "context", "windows", "kv-bits", "attention-bits"}},
-  };
-  return forms;
-}
-
-// Which form is asked for. Throws WrongUsage for none, and for options of another form.
-std::string eval_form(const Arguments& arguments) {
-  const EvalForm* chosen = nullptr;
-  for (const EvalForm& form : eval_forms()) {
-    if (chosen == nullptr && arguments.given(form.option)) chosen = &form;
-  }
-  if (chosen == nullptr) {
-    throw WrongUsage(
-        "option --text FILE is missing, or --instructions FILE, or --pairs FILE for an encoder: what to measure");
-  }
-  const std::map<std::string, std::string> defaults = {
-      {"protocol", std::string(protocol_name(EvaluationOptions{}.protocol))},
-      {"kv-bits", std::to_string(kKvFloatBits)},
-      {"attention-bits", std::to_string(kKvFloatBits)}};
-  const auto is_asked = [&](const std::string& option) {
-    const auto by_default = defaults.find(option);
-    return arguments.given(option) && (by_default == defaults.end() || arguments.text(option) != by_default->second);
-  };
-  for (const EvalForm& form : eval_forms()) {
-    std::vector<std::string> others = form.options;
-    if (&form != chosen) others.push_back(form.option);
-    for (const std::string& option : others) {
-      const auto& own = chosen->options;
-      if (std::find(own.begin(), own.end(), option) != own.end() || !is_asked(option)) continue;
-      throw WrongUsage("--" + chosen->option + " " + chosen->measures + ", and --" + option + " belongs to --" +
-                       form.option + ", which " + form.measures + ": leave one out");
-    }
-  }
-  return chosen->option;
-}
-
-// Before a model is loaded: its files are what was written, where anything says what that was.
-void check_files_of(const std::filesystem::path& directory, const std::string& instead, Console& console) {
-  require_whole_files(directory, instead, stage(console, "check " + directory.string(), "files"));
-}
-void check_evaluated(const Arguments& arguments, const std::filesystem::path& directory, Console& console) {
-  if (!arguments.flag("no-verify")) check_files_of(directory, ", or use it as it is with --no-verify", console);
-}
-
-// Of an encoder: its embeddings of the texts of --pairs.
-void run_eval_pairs(const Arguments& arguments, Console& console) {
-  MemorySampler memory;
-  const Engine engine(arguments);
-  check_evaluated(arguments, arguments.positional(0), console);
-  const Checkpoint checkpoint = Checkpoint::open(arguments.positional(0));
-  const Pooling pooling = read_pooling(checkpoint.directory(), checkpoint.encoder());
-  const std::filesystem::path file = arguments.text("pairs");
-  const TextPairs data = read_text_pairs(file, Tokenizer::open(checkpoint.directory()), pooling.max_tokens);
-  std::optional<Checkpoint> reference_checkpoint;
-  std::optional<Encoder> reference;
-  if (arguments.given("reference")) {
-    check_evaluated(arguments, arguments.text("reference"), console);
-    reference_checkpoint = Checkpoint::open(arguments.text("reference"));
-    check_comparable(checkpoint, *reference_checkpoint, file, data);
-    reference = engine.load_encoder(*reference_checkpoint, console);
-  }
-  Encoder model = engine.load_encoder(checkpoint, console);
-  EmbeddingEvaluation evaluation =
-      evaluate_embeddings(model, reference ? &*reference : nullptr, data, pooling, stage(console, "evaluate", "texts"));
-  evaluation.peak_memory_bytes = memory.peak_bytes();
-  console.report() << to_text(evaluation);
-  console.set_result(to_json(evaluation));
-}
-
-// Of a decoder: its answers to --instructions. Texts are compared, so the reference may have another tokenizer.
-void run_eval_instructions(const Arguments& arguments, Console& console) {
-  MemorySampler memory;
-  InstructionOptions options;
-  if (arguments.given("prompt-template")) {
-    options.prompt_template = parse_prompt_template(arguments.text("prompt-template"));
-  }
-  if (arguments.given("max-new-tokens")) options.max_new_tokens = arguments.integer("max-new-tokens");
-  if (arguments.given("temperature")) options.temperature = arguments.number("temperature");
-  if (arguments.given("seed")) options.seed = static_cast<uint64_t>(arguments.integer("seed"));
-  options.stem = !arguments.flag("no-stem");
-  const InstructionData data = read_instructions(arguments.text("instructions"),
-                                                 arguments.given("examples") ? arguments.integer("examples") : 0);
-
-  struct Answerer {
-    Answerer(const std::string& path, const Arguments& arguments, Console& console)
-        : directory(path),
-          checkpoint((check_evaluated(arguments, directory.path(), console), Checkpoint::open(directory.path()))),
-          tokenizer(Tokenizer::open(directory.path())) {}
-    ModelDirectory directory;
-    Checkpoint checkpoint;
-    Tokenizer tokenizer;
-    InstructionPrompts prompts = {};
-  };
-  const Engine engine(arguments);
-  std::vector<std::unique_ptr<Answerer>> answerers;
-  answerers.push_back(std::make_unique<Answerer>(arguments.positional(0), arguments, console));
-  if (arguments.given("reference")) {
-    answerers.push_back(std::make_unique<Answerer>(arguments.text("reference"), arguments, console));
-  }
-  for (const auto& answerer : answerers) {
-    answerer->prompts = make_prompts(data, options, answerer->tokenizer, answerer->checkpoint.description());
-  }
-  std::vector<InstructionEvaluation> evaluations;
-  for (const auto& answerer : answerers) {  // one after the other, so that one model alone is held
-    Transformer model = engine.load(answerer->checkpoint, console);
-    if (evaluations.empty()) use_bits(arguments, model);
-    evaluations.push_back(evaluate_instructions(model, answerer->tokenizer, data, answerer->prompts, options,
-                                                stage(console, "evaluate", "examples")));
-  }
-  InstructionEvaluation& evaluation = evaluations.front();
-  if (evaluations.size() > 1) evaluation.comparison = compare_instructions(evaluation, evaluations.back());
-  evaluation.peak_memory_bytes = memory.peak_bytes();
-  console.report() << to_text(evaluation, arguments.flag("show"));
-  console.set_result(to_json(evaluation, arguments.flag("show")));
-}
-
-void run_eval(const Arguments& arguments, Console& console) {
-  const std::string form = eval_form(arguments);
-  if (form == "pairs") return run_eval_pairs(arguments, console);
-  if (form == "instructions") return run_eval_instructions(arguments, console);
-  MemorySampler memory;
-  const std::filesystem::path text = arguments.text("text");
-  EvaluationOptions options;
-  options.protocol = parse_protocol(arguments.text("protocol"));
-  if (arguments.given("context")) options.context = arguments.integer("context");
-  if (arguments.given("windows")) options.num_windows = arguments.integer("windows");
-
-  const Engine engine(arguments);
-  const ModelDirectory directory(arguments.positional(0));
-  check_evaluated(arguments, directory.path(), console);
-  const Checkpoint checkpoint = Checkpoint::open(directory.path());
-  std::optional<Tokenizer> tokenizer;
-  if (!holds_token_windows(text)) tokenizer = Tokenizer::open(checkpoint.directory());
-  const ScoredWindows data =
-      make_scored_windows(text, tokenizer ? &*tokenizer : nullptr, checkpoint.description(), options);
-  std::optional<ModelDirectory> reference_directory;
-  std::optional<Checkpoint> reference_checkpoint;
-  std::optional<Transformer> reference;
-  if (arguments.given("reference")) {
-    reference_directory.emplace(arguments.text("reference"));
-    check_evaluated(arguments, reference_directory->path(), console);
-    reference_checkpoint = Checkpoint::open(reference_directory->path());
-    check_same_tokens(data, text, *reference_checkpoint, options);
-    reference = engine.load(*reference_checkpoint, console);
-  }
-  Transformer model = engine.load(checkpoint, console);
-  use_bits(arguments, model);
-
-  Evaluation evaluation =
-      evaluate(model, data, reference ? &*reference : nullptr, stage(console, "evaluate", "windows"));
-  evaluation.peak_memory_bytes = memory.peak_bytes();
-  console.report() << to_text(evaluation);
-  console.set_result(to_json(evaluation));
 }
 
 // Prints a prompt and, piece by piece, what a model adds to it. Nothing appears before the first new token, so that a
@@ -446,36 +182,6 @@ void run_bench(const Arguments& arguments, Console& console) {
   console.set_result(to_json(result));
 }
 
-OptionSpec count(const std::string& name, const std::string& default_value, const std::string& help, double minimum) {
-  return {.name = name,
-          .kind = OptionKind::integer,
-          .value_name = "N",
-          .default_value = default_value,
-          .help = help,
-          .minimum = minimum};
-}
-
-OptionSpec number(const std::string& name, const std::string& default_value, const std::string& help) {
-  return {.name = name,
-          .kind = OptionKind::number,
-          .value_name = "X",
-          .default_value = default_value,
-          .help = help,
-          .minimum = 0.0};
-}
-
-// A share of something: in (0, 1].
-OptionSpec share(const std::string& name, const std::string& default_value, const std::string& help) {
-  OptionSpec option = number(name, default_value, help);
-  option.above_minimum = true;
-  option.maximum = 1.0;
-  return option;
-}
-
-OptionSpec required_text(const std::string& name, const std::string& value_name, const std::string& help) {
-  return {.name = name, .kind = OptionKind::text, .value_name = value_name, .help = help, .required = true};
-}
-
 // Defaults are shown from the structs that hold them.
 Command generate_command() {
   const GenerationOptions defaults;
@@ -501,84 +207,6 @@ Command generate_command() {
           .run = run_generate};
 }
 
-// Of eval --instructions; what has no default here takes that of InstructionOptions.
-std::vector<OptionSpec> instruction_options() {
-  const InstructionOptions defaults;
-  std::vector<std::string> templates;
-  for (const PromptTemplate prompt_template : kPromptTemplates) {
-    templates.emplace_back(prompt_template_name(prompt_template));
-  }
-  return {{.name = "instructions",
-           .kind = OptionKind::text,
-           .value_name = "FILE",
-           .help = ".json or .jsonl of instruction, input and output (Alpaca, Dolly, Self-Instruct): Rouge-L of a "
-                   "decoder's answers, each compared with its output"},
-          count("examples", "", "of --instructions: the first N (default: all)", 1),
-          count("max-new-tokens", "",
-                "of --instructions: tokens of an answer (default: " + std::to_string(defaults.max_new_tokens) + ")", 1),
-          number("temperature", "", "of --instructions: as in generate (default: 0, greedy)"),
-          count("seed", "", "of --instructions: of the draws (default: " + std::to_string(defaults.seed) + ")", 0),
-          {.name = "prompt-template",
-           .kind = OptionKind::text,
-           .value_name = "NAME",
-           .help = "of --instructions: what stands around an instruction (default: " +
-                   std::string(prompt_template_name(defaults.prompt_template)) + ")",
-           .choices = templates},
-          {.name = "no-stem", .help = "of --instructions: compare words as they are, not their stems"},
-          {.name = "show", .help = "of --instructions: show the answers, too"}};
-}
-
-Command eval_command() {
-  std::vector<std::string> protocols;
-  std::string contexts;
-  for (const Protocol protocol : {Protocol::gptq, Protocol::llama_cpp}) {
-    protocols.emplace_back(protocol_name(protocol));
-    contexts +=
-        (contexts.empty() ? "" : ", ") + std::to_string(default_context(protocol)) + " with " + protocols.back();
-  }
-  return {
-      .name = "eval",
-      .summary =
-          "Perplexity on a text, answers to instructions, or embeddings of pairs of texts, and the distance from a "
-          "reference model.",
-      .positionals = {kModel},
-      .options = joined(
-          joined(
-              {{.name = "text",
-                .kind = OptionKind::text,
-                .value_name = "FILE",
-                .help =
-                    ".txt, .jsonl (field text) or .npy (token ids [N, T], used as they are): perplexity of a decoder"},
-               {.name = "pairs",
-                .kind = OptionKind::text,
-                .value_name = "FILE",
-                .help =
-                    ".tsv of two texts and perhaps a score a line: embeddings of an encoder, compared with --reference "
-                    "(cosine similarity, rank correlation) and with the scores"},
-               {.name = "protocol",
-                .kind = OptionKind::text,
-                .value_name = "NAME",
-                .default_value = std::string(protocol_name(EvaluationOptions{}.protocol)),
-                .help = "how the text is cut and scored",
-                .choices = protocols},
-               count("context", "",
-                     "tokens of a window (default: " + contexts + ", at most the model's context; a .npy has its own)",
-                     2),
-               count("windows", "", "score the first N windows (default: all)", 1),
-               {.name = "reference",
-                .kind = OptionKind::text,
-                .value_name = "MODEL",
-                .help = "also load this model, usually the uncompressed one, and compare token by token, or answer by "
-                        "answer (its keys and values stay float32)"},
-               {.name = "no-verify",
-                .help = "do not check first that the files are what pare.json says: reads damaged models, too"},
-               kv_bits_option(),
-               attention_bits_option()},
-              instruction_options()),
-          compute_options()),
-      .run = run_eval};
-}
-
 Command bench_command() {
   const BenchOptions defaults;
   return {
@@ -595,20 +223,6 @@ Command bench_command() {
 }
 
 }  // namespace
-
-std::vector<OptionSpec> compute_options() {
-  std::vector<std::string> isas;
-  for (const Isa isa : kIsas) isas.emplace_back(isa_name(isa));
-  OptionSpec threads =
-      count("threads", "", "CPU threads (default: all, or OMP_NUM_THREADS); results do not depend on it", 1);
-  threads.maximum = kMaxThreads;
-  return {threads,
-          {.name = "isa",
-           .kind = OptionKind::text,
-           .value_name = "NAME",
-           .help = "instruction set of the kernels (default: the widest this CPU has, up to PARE_ISA)",
-           .choices = std::move(isas)}};
-}
 
 std::vector<Command> runtime_commands() {
   const Command import = {

@@ -10,7 +10,4 @@ namespace pare {
 // In the order in which --help lists them. compress/main.cpp puts its own beside them.
 std::vector<Command> runtime_commands();
 
-// --threads and --isa, for every command that computes.
-std::vector<OptionSpec> compute_options();
-
 }  // namespace pare

@@ -5,6 +5,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "runtime/commands/artifact_files.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
 
@@ -13,7 +14,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kManifest = "pare.json";
 constexpr const char* kUnstructured = "unstructured";
 
 // Of the layer's entry in the manifest; nullopt: it says nothing.
@@ -52,7 +52,7 @@ std::map<std::string, SparsityClaim> sparsity_claims(const Checkpoint& checkpoin
     if (!scheme || scheme->pattern.is_dense()) continue;
     claims[linear.name] = {.pattern = scheme->pattern, .is_packed = true};
   }
-  const std::filesystem::path manifest = checkpoint.directory() / kManifest;
+  const std::filesystem::path manifest = checkpoint.directory() / kManifestName;
   if (!std::filesystem::exists(manifest)) return claims;
   const Json json = parse_json(read_text_file(manifest), manifest.string());
   if (!json.is_object()) throw std::runtime_error(manifest.string() + ": expected a JSON object");

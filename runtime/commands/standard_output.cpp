@@ -24,6 +24,13 @@ std::string reason(int error) {
 OutputFailed::OutputFailed(int error)
     : std::runtime_error("cannot write standard output: " + reason(error)), is_broken_pipe_(error == EPIPE) {}
 
+UnbufferedStream::int_type UnbufferedStream::overflow(int_type character) {
+  if (traits_type::eq_int_type(character, traits_type::eof())) return traits_type::not_eof(character);
+  const char byte = traits_type::to_char_type(character);
+  xsputn(&byte, 1);
+  return character;
+}
+
 DescriptorBuffer::DescriptorBuffer(int descriptor) : descriptor_(descriptor) {}
 
 bool DescriptorBuffer::is_terminal() const {
@@ -44,13 +51,6 @@ void DescriptorBuffer::write_buffered() {
   buffered_.clear();
 }
 
-DescriptorBuffer::int_type DescriptorBuffer::overflow(int_type character) {
-  if (traits_type::eq_int_type(character, traits_type::eof())) return traits_type::not_eof(character);
-  const char byte = traits_type::to_char_type(character);
-  xsputn(&byte, 1);
-  return character;
-}
-
 std::streamsize DescriptorBuffer::xsputn(const char* text, std::streamsize size) {
   buffered_.append(text, static_cast<size_t>(size));
   if (buffered_.size() >= kBufferBytes || error_ != 0) write_buffered();
@@ -69,13 +69,6 @@ void DescriptorBuffer::finish() {
     error_ = errno;
     throw OutputFailed(error_);
   }
-}
-
-VisibleBuffer::int_type VisibleBuffer::overflow(int_type character) {
-  if (traits_type::eq_int_type(character, traits_type::eof())) return traits_type::not_eof(character);
-  const char byte = traits_type::to_char_type(character);
-  xsputn(&byte, 1);
-  return character;
 }
 
 std::streamsize VisibleBuffer::xsputn(const char* text, std::streamsize size) {

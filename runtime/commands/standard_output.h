@@ -23,8 +23,14 @@ class OutputFailed : public std::runtime_error {
   bool is_broken_pipe_;
 };
 
+// A buffer of streams without a place of its own: all that is written arrives in xsputn.
+class UnbufferedStream : public std::streambuf {
+ protected:
+  int_type overflow(int_type character) final;
+};
+
 // Writes to a file descriptor, buffered; after a failure every further write fails alike. Throws OutputFailed.
-class DescriptorBuffer : public std::streambuf {
+class DescriptorBuffer : public UnbufferedStream {
  public:
   explicit DescriptorBuffer(int descriptor);
   bool is_terminal() const;
@@ -32,7 +38,6 @@ class DescriptorBuffer : public std::streambuf {
   void finish();
 
  protected:
-  int_type overflow(int_type character) override;
   std::streamsize xsputn(const char* text, std::streamsize size) override;
   int sync() override;
 
@@ -44,12 +49,11 @@ class DescriptorBuffer : public std::streambuf {
 };
 
 // Passes text on with its control characters shown (visible_text.h).
-class VisibleBuffer : public std::streambuf {
+class VisibleBuffer : public UnbufferedStream {
  public:
   explicit VisibleBuffer(std::streambuf& target) : target_(target) {}
 
  protected:
-  int_type overflow(int_type character) override;
   std::streamsize xsputn(const char* text, std::streamsize size) override;
   int sync() override;
 
@@ -59,9 +63,8 @@ class VisibleBuffer : public std::streambuf {
 };
 
 // Takes anything and keeps nothing.
-class SilentBuffer : public std::streambuf {
+class SilentBuffer : public UnbufferedStream {
  protected:
-  int_type overflow(int_type character) override { return traits_type::not_eof(character); }
   std::streamsize xsputn(const char*, std::streamsize size) override { return size; }
 };
 

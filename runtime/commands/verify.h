@@ -17,11 +17,10 @@ struct Verification {
   std::vector<std::string> unchecked;  // files of pare's own that carry no checksum, written by earlier versions
 };
 
-// Reads the checkpoint in `directory` completely: its files (artifact_files.h), then every linear and norm through the readers that the runtime
-// uses (finite values, valid codes and scales, no more kept than a pattern or pare.json says), and the tokenizer where
-// there is one. Collects problems rather than
-// stopping at the first. Throws std::runtime_error when there is no such directory or pare.json is no such JSON;
-// Interrupted. `progress` (items done, items) may be empty.
+// Reads the checkpoint in `directory` completely: its files (artifact_files.h), then every linear and norm through the
+// readers that the runtime uses (finite values, valid codes and scales, no more kept than a pattern or pare.json says),
+// and the tokenizer where there is one. Collects problems rather than stopping at the first. Throws std::runtime_error
+// when there is no such directory or pare.json is no such JSON; Interrupted. `progress` (items done, items) may be empty.
 Verification verify(const std::filesystem::path& directory, const std::function<void(int64_t, int64_t)>& progress = {});
 
 std::string to_json(const Verification& verification);

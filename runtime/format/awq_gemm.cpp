@@ -7,7 +7,6 @@
 #include <stdexcept>
 
 #include "runtime/format/name_pattern.h"
-#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -212,8 +211,7 @@ std::string awq_config_json(int64_t group_size, std::span<const std::string> unc
 }
 
 AwqConfig AwqConfig::parse(const std::string& json, const std::string& where) {
-  check_config_text(json, where);
-  const Json config = parse_json(json, where);
+  const Json config = parse_config_text(json, where);
   if (!config.is_object()) fail(where, "expected a JSON object");
   const Json method = value_of(config, {"quant_method"});
   if (method != kMethod) fail(where, "quant_method: expected \"awq\"" + found(method));

@@ -8,7 +8,6 @@
 #include <stdexcept>
 
 #include "runtime/format/name_pattern.h"
-#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -152,8 +151,7 @@ std::string bitsandbytes_config_json(float threshold, std::span<const std::strin
 }
 
 BitsAndBytesConfig BitsAndBytesConfig::parse(const std::string& json, const std::string& where) {
-  check_config_text(json, where);
-  const Json config = parse_json(json, where);
+  const Json config = parse_config_text(json, where);
   if (!config.is_object()) fail(where, "expected a JSON object");
   const Json& method = value_or_null(config, "quant_method");
   if (method != "bitsandbytes") fail(where, "quant_method: expected \"bitsandbytes\"" + found(method));

@@ -8,7 +8,6 @@
 
 #include "runtime/format/compressed_tensors.h"
 #include "runtime/format/name_pattern.h"
-#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -444,8 +443,7 @@ QuantizationConfig& QuantizationConfig::operator=(QuantizationConfig&&) noexcept
 QuantizationConfig::~QuantizationConfig() = default;
 
 QuantizationConfig QuantizationConfig::parse(const std::string& json, const std::string& where) {
-  check_config_text(json, where);
-  const Json config = parse_json(json, where);
+  const Json config = parse_config_text(json, where);
   if (!config.is_object()) fail(where, "", "expected an object");
   check_top_level(config, where);
   QuantizationConfig result;

@@ -9,7 +9,6 @@
 #include "runtime/format/compressed_tensors.h"
 #include "runtime/format/pare_int8.h"
 #include "runtime/format/pare_sparse24.h"
-#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -75,9 +74,9 @@ void register_container(const ContainerFormat& format) {
   table().push_back(&format);
 }
 
-void check_config_text(const std::string& json, const std::string& where) {
+nlohmann::json parse_config_text(const std::string& json, const std::string& where) {
   try {
-    parse_json(json, "quantization_config");
+    return parse_json(json, "quantization_config");
   } catch (const BadJson& error) {
     throw std::invalid_argument("'" + where + "': " + error.what());
   }

@@ -14,6 +14,7 @@
 
 #include "runtime/format/stored_scheme.h"
 #include "runtime/format/tensor_view.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 
@@ -157,9 +158,8 @@ void register_container(const ContainerFormat& format);
 inline constexpr std::string_view kExpertFormats =
     "experts are read from pack-quantized and float-quantized files only";
 
-// Throws std::invalid_argument, with `where`, unless a quantization_config's text is JSON of a sane depth: writing a
-// deep value into a message recurses.
-void check_config_text(const std::string& json, const std::string& where);
+// A quantization_config's text. Throws std::invalid_argument, with `where`, for what parse_json refuses.
+nlohmann::json parse_config_text(const std::string& json, const std::string& where);
 
 // Throws std::invalid_argument unless the linear is what the scheme describes: code type, bits, group size, symmetry,
 // group_of_I, pattern, input; and std::runtime_error for an invalid weight (validate).

@@ -8,8 +8,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "runtime/system/json_text.h"
-
 namespace pare {
 namespace {
 
@@ -194,8 +192,7 @@ std::string pare_int8_config_json(std::span<const StoredModule> modules, std::sp
 }
 
 PareInt8Config PareInt8Config::parse(const std::string& json, const std::string& where) {
-  check_config_text(json, where);
-  const Json config = parse_json(json, where);
+  const Json config = parse_config_text(json, where);
   if (!config.is_object() || config.value("quant_method", Json()) != kPareInt8) {
     fail(where, "quant_method: expected \"" + std::string(kPareInt8) + "\"");
   }

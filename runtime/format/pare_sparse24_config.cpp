@@ -5,7 +5,6 @@
 #include <stdexcept>
 
 #include "runtime/format/pare_sparse24.h"
-#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -161,8 +160,7 @@ std::string pare_sparse24_config_json(std::span<const StoredModule> modules, std
 }
 
 PareSparse24Config PareSparse24Config::parse(const std::string& json, const std::string& where) {
-  check_config_text(json, where);
-  const Json config = parse_json(json, where);
+  const Json config = parse_config_text(json, where);
   require_keys(config, {"quant_method", "groups", "ignore"}, where, "");
   if (config.at("quant_method") != kPareSparse24) {
     fail(where, "quant_method", "expected \"" + std::string(kPareSparse24) + "\"" + found(config.at("quant_method")));

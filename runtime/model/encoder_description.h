@@ -48,7 +48,8 @@ struct EncoderDescription {
   DType dtype = DType::F32;
 };
 
-// Whether config.json names a family that describe_encoder knows. False for what is no JSON object.
+// Whether config.json names a family that describe_encoder knows. False for JSON that is no object. Throws
+// std::invalid_argument, with `where`, for what is no JSON.
 bool describes_encoder(const std::string& config_json, const std::string& where);
 
 // Reads a config.json's text; `where` names the file in messages. The meaning of keys and of their absence is

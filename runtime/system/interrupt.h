@@ -1,5 +1,5 @@
-// Stopping on request: SIGINT, SIGTERM and SIGHUP (the terminal is gone) set a flag, and long loops ask for it where stopping leaves nothing half done
-// (between windows, blocks or tokens).
+// Stopping on request: SIGINT, SIGTERM and SIGHUP (the terminal is gone) set a flag, and long loops ask for it where
+// stopping leaves nothing half done (between windows, blocks or tokens).
 #pragma once
 
 #include <exception>
@@ -12,7 +12,8 @@ class Interrupted : public std::exception {
   const char* what() const noexcept override { return "interrupted"; }
 };
 
-// SIGINT, SIGTERM and, unless it is ignored, SIGHUP set the flag; a second one ends the process at once, as without a handler. Called by the mains.
+// SIGINT, SIGTERM and, unless it is ignored, SIGHUP set the flag; a second one ends the process at once, as without a
+// handler. Called by the mains.
 void install_interrupt_handler();
 
 // Sets, reads and clears the flag. The first is what the handler does.

@@ -204,10 +204,10 @@ ordered_json make_byte_level_file(const GgufVocabulary& vocabulary) {
       make_model(nullptr, false, false, kind.ignore_merges, make_vocabulary(vocabulary), std::move(merges)));
 }
 
-// The tokens that a token begins with: `longest[id]` is the longest one that is shorter than the token itself, or kNone;
-// following it from token to token gives all of them, from long to short. Sorted tokens have their prefixes before them,
-// and what is no prefix of the next one is none of any behind it: O(n log n) in the vocabulary's bytes, where looking up
-// each piece of each token is quadratic in a token's length.
+// The tokens that a token begins with: `longest[id]` is the longest one that is shorter than the token itself, or
+// kNone; following it from token to token gives all of them, from long to short. Sorted tokens have their prefixes
+// before them, and what is no prefix of the next one is none of any behind it: O(n log n) in the vocabulary's bytes,
+// where looking up each piece of each token is quadratic in a token's length.
 constexpr size_t kNone = SIZE_MAX;
 std::vector<size_t> longest_prefix_tokens(std::span<const std::string> tokens) {
   std::vector<size_t> sorted(tokens.size()), longest(tokens.size(), kNone), open;

@@ -109,6 +109,7 @@ class Soak:
         self.counts = {}
         self.number = 0
         self.kept = []
+        self.checked = set()
 
     def count(self, what, amount=1):
         self.counts[what] = self.counts.get(what, 0) + amount
@@ -258,6 +259,7 @@ class Soak:
 
     def hostile(self, place):
         name, path, arguments = self.random.choice(self.readers(place))
+        self.check_reader(arguments)
         path.write_bytes(damage(path.read_bytes(), self.random))
         limits = lambda: (resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)),
                           resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
@@ -272,6 +274,18 @@ class Soak:
             raise Finding(f"{name}: {path.name} damaged: status {done.returncode} without a word")
         if b"exception" in done.stderr or b"std::" in done.stderr or b"terminate" in done.stderr:
             raise Finding(f"{name}: {path.name} damaged: {done.stderr.decode(errors='replace')[-400:]}")
+
+    def check_reader(self, arguments):
+        """Once for each: on undamaged files the command ends well, so that it gets as far as the damage."""
+        if tuple(arguments) in self.checked:
+            return
+        place = Workplace(self.work / f"undamaged-{len(self.checked)}")
+        self.readers(place)
+        done = run(self.pare, arguments, place)
+        if done.returncode != 0:
+            raise Finding(f"{arguments}: on undamaged files it ends with {status_text(done.returncode)}: {done.stderr.decode()[-400:]}")
+        self.checked.add(tuple(arguments))
+        shutil.rmtree(place.folder)
 
     def readers(self, place):
         """(what, the file that is damaged, the command that reads it)."""
@@ -302,7 +316,7 @@ class Soak:
             jobs.append(("eval", path, ["eval", "in/artifact", *measure, "--no-verify"]))
         jobs.append(("import", gguf, ["import", "in/model.gguf", "out/model"]))
         jobs.append(("eval", gguf, ["eval", "in/model.gguf", *measure]))
-        jobs.append(("tokenize", text, ["tokenize", "in/model", "in/text.txt"]))
+        jobs.append(("tokenize", text, ["tokenize", "in/model", "--text", "in/text.txt"]))
         jobs.append(("run", text, ["run", "in/gptq.yaml", *to_model]))
         jobs.append(("run", place.inputs / "gptq.yaml", ["run", "in/gptq.yaml", *to_model, "--dry-run"]))
         jobs.append(("statistics", statistics, ["run", "in/from_statistics.yaml", *to_model]))

@@ -1,0 +1,122 @@
+#include "runtime/commands/command_parts.h"
+
+#include <omp.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "runtime/commands/artifact_files.h"
+#include "runtime/system/interrupt.h"
+
+namespace pare {
+
+const PositionalSpec kModel = {"MODEL",
+                               "directory of a Hugging Face checkpoint, dense or compressed by pare, or a .gguf file "
+                               "(imported into a temporary folder)"};
+
+std::vector<OptionSpec> joined(std::vector<OptionSpec> first, const std::vector<OptionSpec>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+OptionSpec count(const std::string& name, const std::string& default_value, const std::string& help, double minimum) {
+  return {.name = name,
+          .kind = OptionKind::integer,
+          .value_name = "N",
+          .default_value = default_value,
+          .help = help,
+          .minimum = minimum};
+}
+
+OptionSpec number(const std::string& name, const std::string& default_value, const std::string& help) {
+  return {.name = name,
+          .kind = OptionKind::number,
+          .value_name = "X",
+          .default_value = default_value,
+          .help = help,
+          .minimum = 0.0};
+}
+
+OptionSpec share(const std::string& name, const std::string& default_value, const std::string& help) {
+  OptionSpec option = number(name, default_value, help);
+  option.above_minimum = true;
+  option.maximum = 1.0;
+  return option;
+}
+
+OptionSpec required_text(const std::string& name, const std::string& value_name, const std::string& help) {
+  return {.name = name, .kind = OptionKind::text, .value_name = value_name, .help = help, .required = true};
+}
+
+std::vector<OptionSpec> compute_options() {
+  std::vector<std::string> isas;
+  for (const Isa isa : kIsas) isas.emplace_back(isa_name(isa));
+  OptionSpec threads =
+      count("threads", "", "CPU threads (default: all, or OMP_NUM_THREADS); results do not depend on it", 1);
+  threads.maximum = kMaxThreads;
+  return {threads,
+          {.name = "isa",
+           .kind = OptionKind::text,
+           .value_name = "NAME",
+           .help = "instruction set of the kernels (default: the widest this CPU has, up to PARE_ISA)",
+           .choices = std::move(isas)}};
+}
+
+OptionSpec kv_bits_option() {
+  return {.name = "kv-bits",
+          .kind = OptionKind::text,
+          .value_name = "N",
+          .default_value = std::to_string(kKvFloatBits),
+          .help =
+              "bits of the model's keys and values: 32 (float32), or 8 (integers with a scale and a zero per head "
+              "and token)",
+          .choices = {std::to_string(kKvFloatBits), "8"}};
+}
+OptionSpec attention_bits_option() {
+  return {.name = "attention-bits",
+          .kind = OptionKind::text,
+          .value_name = "N",
+          .default_value = std::to_string(kKvFloatBits),
+          .help =
+              "bits of attention's own matrix products: 32 (float32), or 8 (queries and softmax's output rounded too; "
+              "includes --kv-bits 8)",
+          .choices = {std::to_string(kKvFloatBits), "8"}};
+}
+void use_bits(const Arguments& arguments, Transformer& model) {
+  const auto bits = [&](const char* option) { return arguments.text(option) == "8" ? 8 : kKvFloatBits; };
+  model.use_attention_bits({.kv = bits("kv-bits"), .products = bits("attention-bits")});
+}
+
+std::string dump(const nlohmann::ordered_json& json) {
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+std::function<void(int64_t, int64_t)> stage(Console& console, const std::string& name, const std::string& unit) {
+  return [&console, name, unit, begun = false](int64_t done, int64_t total) mutable {
+    throw_if_interrupted();
+    if (!begun) console.progress().begin(name, total, unit);
+    begun = done != total;
+    console.progress().update(done);
+    if (!begun) console.progress().finish();
+  };
+}
+
+void check_files_of(const std::filesystem::path& directory, const std::string& instead, Console& console) {
+  require_whole_files(directory, instead, stage(console, "check " + directory.string(), "files"));
+}
+
+Engine::Engine(const Arguments& arguments)
+    : isa_(arguments.given("isa") ? parse_isa(arguments.text("isa")) : detect_isa()),
+      num_threads_(arguments.given("threads") ? static_cast<int>(arguments.integer("threads")) : omp_get_max_threads()),
+      backend_(make_cpu_backend(isa_, num_threads_)) {}
+
+Transformer Engine::load(const Checkpoint& checkpoint, Console& console) const {
+  const auto progress = stage(console, "load " + checkpoint.directory().string(), "blocks");
+  return Transformer::load(checkpoint, *backend_, progress);
+}
+
+Encoder Engine::load_encoder(const Checkpoint& checkpoint, Console& console) const {
+  return Encoder::load(checkpoint, *backend_, stage(console, "load " + checkpoint.directory().string(), "blocks"));
+}
+
+}  // namespace pare

@@ -1,0 +1,67 @@
+// What several commands are made of: options with the same meaning, the backend that they name, the progress of a stage.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/commands/command_line.h"
+#include "runtime/engine/backend.h"
+#include "runtime/engine/encoder.h"
+#include "runtime/engine/transformer.h"
+#include "runtime/model/checkpoint.h"
+#include "runtime/system/json_text.h"
+
+namespace pare {
+
+// MODEL of the commands that run one.
+extern const PositionalSpec kModel;
+
+std::vector<OptionSpec> joined(std::vector<OptionSpec> first, const std::vector<OptionSpec>& second);
+
+// A whole number from `minimum` on; a number from 0 on; a share of something, in (0, 1]; a text that must be given.
+// Defaults are as they would be typed, empty for none.
+OptionSpec count(const std::string& name, const std::string& default_value, const std::string& help, double minimum);
+OptionSpec number(const std::string& name, const std::string& default_value, const std::string& help);
+OptionSpec share(const std::string& name, const std::string& default_value, const std::string& help);
+OptionSpec required_text(const std::string& name, const std::string& value_name, const std::string& help);
+
+// --threads and --isa, for every command that computes.
+std::vector<OptionSpec> compute_options();
+
+// --kv-bits and --attention-bits, and what they ask for.
+OptionSpec kv_bits_option();
+OptionSpec attention_bits_option();
+void use_bits(const Arguments& arguments, Transformer& model);
+
+// Text from a model may end inside a character; JSON may not.
+std::string dump(const nlohmann::ordered_json& json);
+
+// The progress bar of one stage, as the callback that the long functions take; a place to stop when asked to.
+std::function<void(int64_t, int64_t)> stage(Console& console, const std::string& name, const std::string& unit);
+
+// Before a model is loaded: its files are what was written, where anything says what that was. Throws as
+// require_whole_files does; `instead` is its.
+void check_files_of(const std::filesystem::path& directory, const std::string& instead, Console& console);
+
+// The backend that the options name, and models loaded on it.
+class Engine {
+ public:
+  // Throws std::invalid_argument when this CPU has no such instruction set.
+  explicit Engine(const Arguments& arguments);
+
+  Isa isa() const { return isa_; }
+  int num_threads() const { return num_threads_; }
+  Transformer load(const Checkpoint& checkpoint, Console& console) const;
+  Encoder load_encoder(const Checkpoint& checkpoint, Console& console) const;
+
+ private:
+  Isa isa_;
+  int num_threads_;
+  std::unique_ptr<Backend> backend_;
+};
+
+}  // namespace pare
