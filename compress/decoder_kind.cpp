@@ -4,6 +4,7 @@
 #include "compress/model_kind.h"
 #include "compress/survey/budget.h"
 #include "compress/survey/survey.h"
+#include "runtime/device/make_backend.h"
 #include "runtime/engine/transformer.h"
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/evaluate_instructions.h"
@@ -83,7 +84,7 @@ class DecoderKind : public ModelKind {
   void evaluate(const Recipe& recipe, const RunData& data, const fs::path& directory, const Checkpoint& original,
                 int num_threads, Progress& progress, RunReport& report) const override {
     if (recipe.evaluate.empty() && recipe.instructions.empty() && !recipe.budget) return;
-    const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), num_threads);
+    const std::unique_ptr<Backend> backend = make_backend({.num_threads = num_threads});
     const Checkpoint artifact = Checkpoint::open(directory);
     Transformer model = Transformer::load(artifact, *backend);
     std::optional<Transformer> reference;

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "compress/model_kind.h"
+#include "runtime/device/make_backend.h"
 #include "runtime/engine/encoder.h"
 #include "runtime/evaluate/evaluate_embeddings.h"
 #include "runtime/evaluate/token_source.h"
@@ -70,7 +71,7 @@ class EncoderKind : public ModelKind {
   void evaluate(const Recipe& recipe, const RunData& data, const fs::path& directory, const Checkpoint& original,
                 int num_threads, Progress& progress, RunReport& report) const override {
     if (data.pairs.empty()) return;
-    const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), num_threads);
+    const std::unique_ptr<Backend> backend = make_backend({.num_threads = num_threads});
     const Checkpoint artifact = Checkpoint::open(directory);
     const Pooling pooling = read_pooling(directory, artifact.encoder());
     Encoder model = Encoder::load(artifact, *backend);

@@ -17,6 +17,7 @@
 #include "compress/record/teacher.h"
 #include "compress/record/unfinished_store.h"
 #include "compress/walk/statistics.h"
+#include "runtime/device/make_backend.h"
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/import/model_directory.h"
@@ -251,7 +252,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   at::set_num_threads(num_threads);
   omp_set_num_threads(num_threads);
   const Isa isa = options.isa.value_or(detect_isa());
-  const std::unique_ptr<Backend> backend = make_cpu_backend(isa, num_threads);
+  const std::unique_ptr<Backend> backend = make_backend({.isa = isa, .num_threads = num_threads});
 
   const ModelDirectory directory(model_path);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());

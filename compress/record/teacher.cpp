@@ -49,16 +49,16 @@ Teacher::Teacher(Transformer& model, int64_t num_kept, std::vector<double> tempe
     : model_(model),
       num_kept_(num_kept),
       temperatures_(std::move(temperatures)),
-      hidden_RD_(model.backend().allocate(0)),
       logits_RV_(model.backend().allocate(chunk_rows(model.description().vocabulary_size) *
-                                          model.description().vocabulary_size)) {}
+                                          model.description().vocabulary_size)),
+      host_logits_RV_(static_cast<size_t>(logits_RV_.size())) {}
 
 int64_t Teacher::batch_sequences(int64_t num_tokens) {
   return std::max<int64_t>(1, Transformer::kBatchRows / num_tokens);
 }
 
 int64_t Teacher::logit_bytes(int64_t num_vocabulary) {
-  return chunk_rows(num_vocabulary) * num_vocabulary * static_cast<int64_t>(sizeof(float)) * (1 + kCopies);
+  return chunk_rows(num_vocabulary) * num_vocabulary * static_cast<int64_t>(sizeof(float)) * (2 + kCopies);
 }
 
 void Teacher::append(std::span<const RecordedSequence> sequences, int64_t first_sequence, LogitShardWriter& writer) {
@@ -83,13 +83,13 @@ void Teacher::append(std::span<const RecordedSequence> sequences, int64_t first_
   for (int64_t first = 0; first < num_rows; first += chunk_rows(num_vocabulary)) {
     const int64_t count = std::min(chunk_rows(num_vocabulary), num_rows - first);
     model_.backend().linear(model_.head(), hidden_RD_.get() + first * width, count, logits_RV_.get());
-    cap_logits(logits_RV_.get(), count * num_vocabulary, description.logit_softcap);
-    const at::Tensor logits_RV = at::from_blob(logits_RV_.get(), {count, num_vocabulary}, at::kFloat);
-    const float* end = logits_RV_.get() + count * num_vocabulary;
-    const float* bad =
-        std::find_if(logits_RV_.get(), const_cast<float*>(end), [](float x) { return !std::isfinite(x); });
-    if (bad != end) {
-      const int64_t row = first + (bad - logits_RV_.get()) / num_vocabulary;
+    const std::span host_logits = std::span(host_logits_RV_).first(static_cast<size_t>(count * num_vocabulary));
+    model_.backend().download<float>(logits_RV_.get(), host_logits);
+    cap_logits(host_logits.data(), count * num_vocabulary, description.logit_softcap);
+    const at::Tensor logits_RV = at::from_blob(host_logits.data(), {count, num_vocabulary}, at::kFloat);
+    const auto bad = std::find_if(host_logits.begin(), host_logits.end(), [](float x) { return !std::isfinite(x); });
+    if (bad != host_logits.end()) {
+      const int64_t row = first + (bad - host_logits.begin()) / num_vocabulary;
       throw std::runtime_error("sequence " + std::to_string(first_sequence + row / num_tokens) + ", position " +
                                std::to_string(row % num_tokens) +
                                ": a logit is not finite: the weights are damaged or the model overflows float32");

@@ -31,7 +31,8 @@ class Teacher {
   Transformer& model_;
   int64_t num_kept_;
   std::vector<double> temperatures_;
-  Backend::Buffer hidden_RD_, logits_RV_;
+  Buffer<float> hidden_RD_, logits_RV_;
+  std::vector<float> host_logits_RV_;
   int64_t num_hidden_rows_ = 0;
 };
 

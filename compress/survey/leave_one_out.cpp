@@ -142,8 +142,13 @@ void LeaveOneOut::forward(const DecoderBlock& block, std::span<at::Tensor> hidde
 }
 
 void LeaveOneOut::finish(const at::Tensor& hidden_NTD, float* final_RD) const {
-  rms_norm(hidden_NTD.const_data_ptr<float>(), final_gain_.data(), model_.final_norm.epsilon,
-           hidden_NTD.size(0) * hidden_NTD.size(1), model_.hidden_size, final_RD);
+  const int64_t num_tokens = hidden_NTD.size(1), num_values = num_tokens * model_.hidden_size;
+  std::vector<float> window_TD(static_cast<size_t>(num_values));
+  for (int64_t n = 0; n < hidden_NTD.size(0); ++n) {
+    rms_norm(hidden_NTD.const_data_ptr<float>() + n * num_values, final_gain_.data(), model_.final_norm.epsilon,
+             num_tokens, model_.hidden_size, window_TD.data());
+    backend_.upload<float>(window_TD, final_RD + n * num_values);
+  }
 }
 
 std::vector<WindowLosses> LeaveOneOut::measure(std::span<const StageChange> changes) {

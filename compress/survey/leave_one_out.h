@@ -97,9 +97,9 @@ class LeaveOneOut {
   std::vector<float> final_gain_;
   std::unique_ptr<PackedLinear> head_;
   std::vector<SiteChange> sites_;
-  at::Tensor hidden_NTD_;                // in front of block_
-  std::vector<at::Tensor> travellers_;   // likewise
-  Backend::Buffer reference_, changed_;  // final hidden states [N * T, D]
+  at::Tensor hidden_NTD_;               // in front of block_
+  std::vector<at::Tensor> travellers_;  // likewise
+  Buffer<float> reference_, changed_;   // final hidden states [N * T, D]
   double baseline_nll_ = 0.0;
 };
 

@@ -13,6 +13,7 @@
 #include "quant/bit_budget.h"
 #include "quant/row_chunks.h"
 #include "quant/rtn.h"
+#include "runtime/device/make_backend.h"
 #include "runtime/format/stored_linear.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
@@ -359,7 +360,7 @@ double predict_error(const at::Tensor& weight_OI, const at::Tensor& hessian_II, 
 Survey survey_model(const Checkpoint& checkpoint, const RunPlan& plan, ModelWalk& walk, const ScoredWindows& windows,
                     const SurveyOptions& options, int num_threads, Progress& progress) {
   const std::vector<SiteChange> sites = measured_sites(options);
-  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), num_threads);
+  const std::unique_ptr<Backend> backend = make_backend({.num_threads = num_threads});
   const size_t num_travellers = options.patterns.size() * measured_parts(plan, options).size();
   LeaveOneOut leave_one_out(checkpoint, windows, *backend, num_threads, num_travellers, sites);
   Survey survey{windows.label(), leave_one_out.baseline_nll(), {}};

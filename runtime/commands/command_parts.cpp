@@ -1,4 +1,5 @@
 #include "runtime/commands/command_parts.h"
+#include "runtime/device/make_backend.h"
 
 #include <omp.h>
 
@@ -108,7 +109,7 @@ void check_files_of(const std::filesystem::path& directory, const std::string& i
 Engine::Engine(const Arguments& arguments)
     : isa_(arguments.given("isa") ? parse_isa(arguments.text("isa")) : detect_isa()),
       num_threads_(arguments.given("threads") ? static_cast<int>(arguments.integer("threads")) : omp_get_max_threads()),
-      backend_(make_cpu_backend(isa_, num_threads_)) {}
+      backend_(make_backend({.isa = isa_, .num_threads = num_threads_})) {}
 
 Transformer Engine::load(const Checkpoint& checkpoint, Console& console) const {
   const auto progress = stage(console, "load " + checkpoint.directory().string(), "blocks");

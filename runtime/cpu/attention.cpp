@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "runtime/engine/backend_checks.h"
+#include "runtime/system/aligned_memory.h"
 
 namespace pare {
 namespace {
@@ -123,21 +123,21 @@ void run_attention(const OpKernels& kernels, const float* q_RHK, const KvLayer& 
   for (const Task& task : plan.tasks) max_tokens = std::max(max_tokens, task.tile.num_tokens);
 
   const int64_t group_floats = heads_per_group * head_size;
-  const Backend::Buffer weighted = allocate_aligned_floats(plan.num_partials * group_floats);
+  const AlignedBytes weighted = allocate_aligned(plan.num_partials * group_floats * 4);
   std::vector<float> largest(static_cast<size_t>(plan.num_partials * heads_per_group)), sum(largest.size());
   const auto partial_at = [&](int64_t partial) {
     return AttentionPartial{largest.data() + partial * heads_per_group, sum.data() + partial * heads_per_group,
-                            weighted.get() + partial * group_floats};
+                            reinterpret_cast<float*>(weighted.get()) + partial * group_floats};
   };
 
   const int num_workers = plan.cost < kMinParallelWork ? 1 : num_threads;
   const int64_t scratch_floats = (kernels.attention_scratch(max_tokens, heads_per_group, head_size) + 15) / 16 * 16;
-  const Backend::Buffer scratch = allocate_aligned_floats(scratch_floats * num_workers);
+  const AlignedBytes scratch = allocate_aligned(scratch_floats * num_workers * 4);
   const int64_t num_tasks = static_cast<int64_t>(plan.tasks.size());
 #pragma omp parallel for schedule(dynamic, 1) num_threads(num_workers)
   for (int64_t i = 0; i < num_tasks; ++i) {
     const Task& task = plan.tasks[i];
-    float* memory = scratch.get() + omp_get_thread_num() * scratch_floats;
+    float* memory = reinterpret_cast<float*>(scratch.get()) + omp_get_thread_num() * scratch_floats;
     if (task.partial < 0) {
       kernels.attention_tile(task.tile, memory);
     } else {

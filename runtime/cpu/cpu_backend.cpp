@@ -14,8 +14,8 @@
 #include "runtime/cpu/ops.h"
 #include "runtime/cpu/packed_linear.h"
 #include "runtime/cpu/rounding.h"
-#include "runtime/engine/backend.h"
 #include "runtime/engine/backend_checks.h"
+#include "runtime/engine/host_backend.h"
 #include "runtime/engine/routing.h"
 #include "runtime/system/first_exception.h"
 
@@ -148,14 +148,12 @@ struct CompareRow {
   float nll_q() const { return static_cast<float>(std::log(mass + excess) + q.max - q.target); }
 };
 
-class CpuBackend final : public Backend {
+class CpuBackend final : public HostBackend {
  public:
   CpuBackend(Isa isa, int num_threads)
       : isa_(isa), num_threads_(num_threads), kernels_(op_kernels(isa)), rows_(int8_row_kernels(isa)) {}
 
   std::string name() const override { return "cpu-" + std::string(isa_name(isa_)); }
-
-  Buffer allocate(int64_t num_floats) override { return allocate_aligned_floats(num_floats); }
 
   std::unique_ptr<PackedLinear> pack(std::span<const LinearWeights> parts) override {
     check_parts(parts);
@@ -178,12 +176,12 @@ class CpuBackend final : public Backend {
     error.rethrow();
   }
 
-  void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm, int64_t num_rows,
-                int64_t width, LinearInput& x_RD) override {
+  void add_norm(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, const PackedNorm* norm,
+                int64_t num_rows, int64_t width, LinearInput& x_RD) override {
     check_norm(delta_norm, width, "add_norm");
     check_norm(norm, width, "add_norm");
-    const float* delta_gain = delta_norm != nullptr ? delta_norm->gain.data() : nullptr;
-    const float* gain = norm != nullptr ? norm->gain.data() : nullptr;
+    const float* delta_gain = delta_norm != nullptr ? delta_norm->gain_D.get() : nullptr;
+    const float* gain = norm != nullptr ? norm->gain_D.get() : nullptr;
     const auto make_row = [&](int64_t r, float* x) {
       kernels_.add_norm_row(hidden_RD + r * width, delta_RD != nullptr ? delta_RD + r * width : nullptr, delta_gain,
                             delta_norm != nullptr ? delta_norm->epsilon : 0.0f, gain,
@@ -208,16 +206,16 @@ class CpuBackend final : public Backend {
     }
   }
 
-  void rope_store(const float* qkv_RC, const RopeTable& rope, const Norm* q_norm, const Norm* k_norm,
+  void rope_store(const float* qkv_RC, const PackedRope& rope, const PackedNorm* q_norm, const PackedNorm* k_norm,
                   const AttentionShape& shape, std::span<const int32_t> positions_R, std::span<const int32_t> slots_R,
                   KvLayer& cache, float* q_RHK) override {
     check_rope_store(rope, q_norm, k_norm, shape, positions_R, slots_R, cache);
     const int64_t num_rows = static_cast<int64_t>(positions_R.size()), half = shape.head_size / 2;
     const int64_t q_width = shape.num_heads * shape.head_size, kv_width = shape.num_kv_heads * shape.head_size;
-    const auto rotate = [&](const float* in, int64_t num_heads, const Norm* norm, int64_t position, float* out) {
-      kernels_.rope_heads(in, num_heads, shape.head_size, norm != nullptr ? norm->gain.data() : nullptr,
-                          norm != nullptr ? norm->epsilon : 0.0f, rope.cosine.data() + position * half,
-                          rope.sine.data() + position * half, out);
+    const auto rotate = [&](const float* in, int64_t num_heads, const PackedNorm* norm, int64_t position, float* out) {
+      kernels_.rope_heads(in, num_heads, shape.head_size, norm != nullptr ? norm->gain_D.get() : nullptr,
+                          norm != nullptr ? norm->epsilon : 0.0f, rope.cosine.get() + position * half,
+                          rope.sine.get() + position * half, out);
     };
     const auto store_row = [&](int64_t r) {
       const float* q = qkv_RC + r * (q_width + 2 * kv_width);
@@ -246,15 +244,13 @@ class CpuBackend final : public Backend {
     error.rethrow();
   }
 
-  void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
-                 const AttentionShape& shape, LinearInput& x_RHK) override {
+  void attention(const float* q_RHK, const KvLayer& cache, const Sequences& sequences, const AttentionShape& shape,
+                 LinearInput& x_RHK) override {
     check_attention(cache, sequences, shape);
-    run_attention(kernels_, q_RHK, cache, sequences, shape, num_threads(), x_RHK.x());
+    run_attention(kernels_, q_RHK, cache, sequences.table, shape, num_threads(), x_RHK.x());
     if (x_RHK.format().is_plain()) return;
     // A row is the work of several tasks, one for each kv head: it is rounded when all are done.
-    int64_t num_rows = 0;
-    for (const Sequence& s : sequences) num_rows = std::max(num_rows, s.first_row + s.num_rows);
-    const int64_t width = shape.num_heads * shape.head_size;
+    const int64_t num_rows = sequences.num_rows, width = shape.num_heads * shape.head_size;
     round_rows(rows_, x_RHK, num_rows, width, threads_for(num_rows * width));
   }
 
@@ -273,11 +269,11 @@ class CpuBackend final : public Backend {
     make_rows(z_RF, num_rows, width_F, [&](int64_t r, float* z) { kernel(y_RF + r * width_F, width_F, z); });
   }
 
-  void add_layer_norm(float* hidden_RD, const float* delta_RD, const LayerNorm& norm, int64_t num_rows, int64_t width,
-                      LinearInput* x_RD) override {
+  void add_layer_norm(float* hidden_RD, const float* delta_RD, const PackedLayerNorm& norm, int64_t num_rows,
+                      int64_t width, LinearInput* x_RD) override {
     check_layer_norm(norm, width);
     const auto make_row = [&](int64_t r) {
-      kernels_.add_layer_norm_row(hidden_RD + r * width, delta_RD + r * width, norm.gain.data(), norm.bias.data(),
+      kernels_.add_layer_norm_row(hidden_RD + r * width, delta_RD + r * width, norm.gain_D.get(), norm.bias_D.get(),
                                   norm.epsilon, width);
     };
     if (x_RD == nullptr) {
@@ -291,12 +287,12 @@ class CpuBackend final : public Backend {
     }
   }
 
-  void mean_rows(const float* hidden_RD, std::span<const Sequence> sequences, int64_t width, float* means_ND) override {
+  void mean_rows(const float* hidden_RD, const Sequences& sequences, int64_t width, float* means_ND) override {
     check_mean_rows(sequences);
-    const auto num_sequences = static_cast<int64_t>(sequences.size());
+    const auto num_sequences = static_cast<int64_t>(sequences.table.size());
 #pragma omp parallel for num_threads(num_threads())
     for (int64_t n = 0; n < num_sequences; ++n) {
-      const Sequence& sequence = sequences[static_cast<size_t>(n)];
+      const Sequence& sequence = sequences.table[static_cast<size_t>(n)];
       kernels_.mean_rows(hidden_RD + sequence.first_row * width, sequence.num_rows, width, means_ND + n * width);
     }
   }
@@ -342,7 +338,7 @@ class CpuBackend final : public Backend {
     check_head(head, "cross_entropy");
     check_ids(targets_R, weight.num_out(), "cross_entropy");
     const int64_t num_rows = static_cast<int64_t>(targets_R.size());
-    const Buffer logits = allocate_aligned_floats(std::min(num_rows, kLogitRows) * kLogitColumns);
+    const Buffer<float> logits = allocate(std::min(num_rows, kLogitRows) * kLogitColumns);
     std::vector<CrossEntropyRow> rows(static_cast<size_t>(num_rows));
     for (int64_t first_row = 0; first_row < num_rows; first_row += kLogitRows) {
       const int64_t end_row = std::min(first_row + kLogitRows, num_rows);
@@ -373,8 +369,8 @@ class CpuBackend final : public Backend {
     check_head(head_q, "compare");
     check_ids(targets_R, weight_p.num_out(), "compare");
     const int64_t num_rows = static_cast<int64_t>(targets_R.size());
-    const Buffer logits_p = allocate_aligned_floats(std::min(num_rows, kLogitRows) * kLogitColumns);
-    const Buffer logits_q = allocate_aligned_floats(std::min(num_rows, kLogitRows) * kLogitColumns);
+    const Buffer<float> logits_p = allocate(std::min(num_rows, kLogitRows) * kLogitColumns);
+    const Buffer<float> logits_q = allocate(std::min(num_rows, kLogitRows) * kLogitColumns);
     std::vector<CompareRow> rows(static_cast<size_t>(num_rows));
     for (int64_t first_row = 0; first_row < num_rows; first_row += kLogitRows) {
       const int64_t end_row = std::min(first_row + kLogitRows, num_rows), block_rows = end_row - first_row;

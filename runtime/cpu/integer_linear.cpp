@@ -7,6 +7,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "runtime/cpu/rounding.h"
+
 namespace pare {
 namespace {
 
@@ -173,9 +175,14 @@ int IntegerLinear::threads() const {
 
 std::vector<IntegerLinear::Rows> IntegerLinear::split_by_outliers(const LinearInput& x, int64_t num_rows) const {
   if (input_.is_rowwise() || !input_.has_outliers()) return {{0, num_rows, &input_.outlier_columns}};
+  const auto* notes = dynamic_cast<const OutlierNotes*>(x.notes());
+  const std::span<const Sequence> sequences = x.sequences().table;
+  if (notes == nullptr || notes->columns_of_sequence.size() != sequences.size()) {
+    throw std::invalid_argument("linear: " + kernel_name() + ": expected rows that this backend has rounded");
+  }
   std::vector<Rows> ranges;
-  for (size_t s = 0; s < x.sequences().size(); ++s) {
-    ranges.push_back({x.sequences()[s].first_row, x.sequences()[s].num_rows, &x.outlier_columns()[s]});
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    ranges.push_back({sequences[s].first_row, sequences[s].num_rows, &notes->columns_of_sequence[s]});
   }
   return ranges;
 }

@@ -142,14 +142,19 @@ void round_rows(const Int8RowKernels& kernels, LinearInput& x, int64_t num_rows,
   }
   check_sequences(x, num_rows);
   const Sequence all = {.first_row = 0, .num_rows = num_rows};
-  const auto sequences = format.is_rowwise() ? std::span(&all, 1) : x.sequences();
-  x.outlier_columns().resize(sequences.size());
+  const auto sequences = format.is_rowwise() ? std::span(&all, 1) : x.sequences().table;
+  std::vector<std::vector<int32_t>>* noted = nullptr;
+  if (format.has_outliers()) {
+    if (dynamic_cast<OutlierNotes*>(x.notes().get()) == nullptr) x.notes() = std::make_unique<OutlierNotes>();
+    noted = &static_cast<OutlierNotes&>(*x.notes()).columns_of_sequence;
+    noted->resize(sequences.size());
+  }
   std::vector<InputExtremes> extremes(static_cast<size_t>(num_rows));
   for (size_t s = 0; s < sequences.size(); ++s) {
     const int64_t first = sequences[s].first_row, end = first + sequences[s].num_rows;
     if (format.has_outliers()) {
       const float limit = find_outlier_limit(x, first, end, width, num_threads);
-      std::vector<int32_t>& columns = x.outlier_columns()[s];
+      std::vector<int32_t>& columns = (*noted)[s];
       columns = find_outlier_columns(kernels, x, first, end, width, limit, num_threads);
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
       for (int64_t r = first; r < end; ++r) {

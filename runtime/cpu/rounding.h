@@ -2,11 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "runtime/cpu/int8_rows.h"
 #include "runtime/engine/backend.h"
 
 namespace pare {
+
+// What round_rows notes of a format with outliers, by sequence: the columns that are multiplied in floating point.
+struct OutlierNotes final : RoundingNotes {
+  std::vector<std::vector<int32_t>> columns_of_sequence;
+};
 
 // Whether an operation may make each row in a scratch of its own and hand it to round_row at once. Otherwise it writes
 // plain rows into x.x(), and round_rows follows.

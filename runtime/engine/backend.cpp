@@ -1,5 +1,7 @@
 #include "runtime/engine/backend.h"
 
+#include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -8,18 +10,48 @@ namespace {
 
 const InputFormat kPlainFormat;
 
-Backend::Buffer no_buffer() {
-  return {nullptr, [](float*) {}};
-}
-
-// Room for num_bytes, in the floats that backends allocate.
-Backend::Buffer allocate_bytes(Backend& backend, int64_t num_bytes) {
-  return backend.allocate((num_bytes + 3) / 4);
+template <typename T>
+Buffer<T> uploaded(Backend& backend, std::span<const T> host) {
+  Buffer<T> buffer = backend.allocate<T>(static_cast<int64_t>(host.size()));
+  backend.upload(host, buffer.get());
+  return buffer;
 }
 
 }  // namespace
 
-void Backend::add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm,
+int64_t Backend::checked_bytes(int64_t num_values, size_t value_bytes) {
+  const int64_t most = (std::numeric_limits<int64_t>::max() - 64) / static_cast<int64_t>(value_bytes);
+  if (num_values < 0 || num_values > most) {
+    throw std::invalid_argument("allocate: expected a number of values between 0 and " + std::to_string(most) +
+                                ", found " + std::to_string(num_values));
+  }
+  return num_values * static_cast<int64_t>(value_bytes);
+}
+
+PackedNorm Backend::pack_norm(const Norm& norm) {
+  return {uploaded<float>(*this, norm.gain), norm.epsilon};
+}
+
+PackedLayerNorm Backend::pack_layer_norm(const LayerNorm& norm) {
+  return {uploaded<float>(*this, norm.gain), uploaded<float>(*this, norm.bias), norm.epsilon};
+}
+
+PackedRope Backend::pack_rope(const RopeTable& table) {
+  return {table.num_positions, table.head_size, uploaded<float>(*this, table.cosine),
+          uploaded<float>(*this, table.sine)};
+}
+
+Sequences bounded(std::span<const Sequence> host_N) {
+  Sequences sequences{.table = host_N};
+  for (const Sequence& sequence : host_N) {
+    sequences.num_rows = std::max(sequences.num_rows, sequence.first_row + sequence.num_rows);
+    sequences.max_rows = std::max(sequences.max_rows, sequence.num_rows);
+    sequences.max_tokens = std::max(sequences.max_tokens, sequence.num_past + sequence.num_rows);
+  }
+  return sequences;
+}
+
+void Backend::add_norm(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, const PackedNorm* norm,
                        int64_t num_rows, int64_t width, float* x_RD) {
   LinearInput x(x_RD);
   add_norm(hidden_RD, delta_RD, delta_norm, norm, num_rows, width, x);
@@ -30,7 +62,7 @@ void Backend::linear(const PackedLinear& packed, const float* x_RI, int64_t num_
   linear(packed, x, num_rows, y_RO);
 }
 
-void Backend::attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
+void Backend::attention(const float* q_RHK, const KvLayer& cache, const Sequences& sequences,
                         const AttentionShape& shape, float* x_RHK) {
   LinearInput x(x_RHK);
   attention(q_RHK, cache, sequences, shape, x);
@@ -42,25 +74,19 @@ void Backend::activate(const float* y_R2F, Activation activation, int64_t num_ro
 }
 
 LinearInput::LinearInput(Backend& backend, int64_t max_rows, int64_t max_width, bool has_codes)
-    : x_(backend.allocate(max_rows * max_width)),
-      codes_(has_codes ? allocate_bytes(backend, max_rows * code_stride(max_width)) : no_buffer()),
-      scales_(has_codes ? backend.allocate(max_rows) : no_buffer()),
-      zeros_(has_codes ? backend.allocate(max_rows) : no_buffer()),
-      x_RI_(x_.get()),
-      codes_RS_(reinterpret_cast<int8_t*>(codes_.get())),
-      scales_R_(scales_.get()),
-      zeros_R_(reinterpret_cast<int32_t*>(zeros_.get())),
-      format_(&kPlainFormat) {}
+    : x_(backend.allocate(max_rows * max_width)), x_RI_(x_.get()), format_(&kPlainFormat) {
+  if (!has_codes) return;
+  codes_ = backend.allocate<int8_t>(max_rows * code_stride(max_width));
+  scales_ = backend.allocate(max_rows);
+  zeros_ = backend.allocate<int32_t>(max_rows);
+  codes_RS_ = codes_.get();
+  scales_R_ = scales_.get();
+  zeros_R_ = zeros_.get();
+}
 
-LinearInput::LinearInput(float* plain_RI)
-    : x_(no_buffer()),
-      codes_(no_buffer()),
-      scales_(no_buffer()),
-      zeros_(no_buffer()),
-      x_RI_(plain_RI),
-      format_(&kPlainFormat) {}
+LinearInput::LinearInput(float* plain_RI) : x_RI_(plain_RI), format_(&kPlainFormat) {}
 
-void LinearInput::prepare(const PackedLinear& consumer, std::span<const Sequence> sequences, int64_t batch_rows) {
+void LinearInput::prepare(const PackedLinear& consumer, const Sequences& sequences, int64_t batch_rows) {
   if (consumer.multiplies_codes() && codes_RS_ == nullptr) {
     throw std::invalid_argument("input of " + consumer.kernel_name() +
                                 ": it multiplies codes, and there is no room "
@@ -78,20 +104,22 @@ KvStorage::KvStorage(Backend& backend, int bits, int64_t num_slots, int64_t num_
                                 std::to_string(bits));
   }
   const int64_t num_grids = num_slots * num_kv_heads, num_values = num_grids * head_size;
-  layer_.num_slots = num_slots;
-  const auto allocate = [&](int64_t num_bytes) {
-    buffers_.push_back(allocate_bytes(backend, num_bytes));
-    return buffers_.back().get();
-  };
   if (bits == kKvFloatBits) {
-    layer_.keys = allocate(4 * num_values);
-    layer_.values = allocate(4 * num_values);
-    return;
+    keys_ = backend.allocate(num_values);
+    values_ = backend.allocate(num_values);
+  } else {
+    key_codes_ = backend.allocate<int8_t>(num_values);
+    value_codes_ = backend.allocate<int8_t>(num_values);
+    key_grids_ = backend.allocate<KvGrid>(num_grids);
+    value_grids_ = backend.allocate<KvGrid>(num_grids);
   }
-  layer_.key_codes = reinterpret_cast<int8_t*>(allocate(num_values));
-  layer_.value_codes = reinterpret_cast<int8_t*>(allocate(num_values));
-  layer_.key_grids = reinterpret_cast<KvGrid*>(allocate(num_grids * static_cast<int64_t>(sizeof(KvGrid))));
-  layer_.value_grids = reinterpret_cast<KvGrid*>(allocate(num_grids * static_cast<int64_t>(sizeof(KvGrid))));
+  layer_ = {.keys = keys_.get(),
+            .values = values_.get(),
+            .num_slots = num_slots,
+            .key_codes = key_codes_.get(),
+            .value_codes = value_codes_.get(),
+            .key_grids = key_grids_.get(),
+            .value_grids = value_grids_.get()};
 }
 
 int64_t KvStorage::bytes_per_token(int bits, int64_t num_kv_heads, int64_t head_size) {

@@ -5,8 +5,13 @@
 //
 // Shape letters: R rows (tokens of all sequences), D model width, I/O in/out features, C = q+k+v width, H heads,
 // K head size, F feed-forward width, V vocabulary; in mixtures E experts, K those of a token, S rows that went to an
-// expert. All pointers are dense row-major and belong to the backend (allocate); on a CPU they are plain memory. Every
-// sum is split by shape alone, so any number of threads gives the same bits.
+// expert.
+//
+// Every pointer and every span that an operation takes lies in the backend's memory (allocate, upload, download), dense
+// and row-major, unless the operation says "host": on a CPU that is plain memory, on a device the host cannot touch it.
+// Numbers and shapes are the host's, and they size the work; what changes from one decoded token to the next (ids,
+// positions, slots, the sequences' pasts) is in memory, so that a step is the same calls with the same arguments again.
+// Every sum is split by shape alone, so any number of threads gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/engine/buffer.h"
 #include "runtime/format/linear_weights.h"
 #include "runtime/model/layer_norm.h"
 #include "runtime/model/model_description.h"
@@ -38,16 +44,36 @@ class PackedLinear {
   virtual bool multiplies_codes() const = 0;
 };
 
+// A feed-forward network, or one expert of a mixture. Gate and up are one stack, since they read the same input.
+struct FeedForwardWeights {
+  std::unique_ptr<PackedLinear> gate_up, down;
+};
+
+// Host values of a norm, and the same in a backend's memory.
 struct Norm {
   std::vector<float> gain;  // with the unit offset already added
   float epsilon = 1e-5f;
 };
+struct PackedNorm {
+  Buffer<float> gain_D;
+  float epsilon = 1e-5f;
+};
+struct PackedLayerNorm {
+  Buffer<float> gain_D, bias_D;
+  float epsilon = 1e-12f;
+};
 
-// cos and sin of every position below num_positions: [num_positions, K/2] each.
+// cos and sin of every position below num_positions: [num_positions, K/2] each; host values, and the same in a
+// backend's memory.
 struct RopeTable {
   int64_t num_positions = 0;
   int64_t head_size = 0;
   std::vector<float> cosine, sine;
+};
+struct PackedRope {
+  int64_t num_positions = 0;
+  int64_t head_size = 0;
+  Buffer<float> cosine, sine;
 };
 RopeTable make_rope_table(const RopeDescription& rope, int64_t head_size, int64_t num_positions);
 
@@ -58,7 +84,7 @@ struct KvGrid {
   float zero = 0.0f;  // an integer
 };
 
-// Keys and values of one layer: [num_slots, num_kv_heads, K] each, allocated by the backend; float32, or int8 codes
+// Keys and values of one layer: [num_slots, num_kv_heads, K] each, in the backend's memory; float32, or int8 codes
 // with a grid for each slot and head.
 struct KvLayer {
   float* keys = nullptr;
@@ -80,6 +106,17 @@ struct Sequence {
   int64_t first_slot = 0;
 };
 
+// The sequences of some rows. The table is in the backend's memory; the rest, which sizes the work, is the host's and
+// bounds it: the same bounds mean the same launches, whatever the table says.
+struct Sequences {
+  std::span<const Sequence> table;
+  int64_t num_rows = 0;    // rows end here
+  int64_t max_rows = 0;    // no sequence has more rows,
+  int64_t max_tokens = 0;  // nor more tokens, its past ones and its rows together
+};
+// Those of host_N, with the smallest bounds; the table is host_N itself until someone uploads it.
+Sequences bounded(std::span<const Sequence> host_N);
+
 struct AttentionShape {
   int64_t num_heads = 0;
   int64_t num_kv_heads = 0;  // divides num_heads: head h reads kv head h / (num_heads / num_kv_heads)
@@ -98,26 +135,60 @@ inline const InputFormat kProbabilityFormat = {.type = InputType::int8, .symmetr
 
 class LinearInput;
 
+// What run_experts works in; a backend's own.
+class ExpertWork {
+ public:
+  virtual ~ExpertWork() = default;
+};
+struct ExpertShape {
+  int64_t max_rows = 0;  // of one call
+  int64_t num_experts = 0;
+  int64_t experts_per_token = 0;
+  int64_t hidden_size = 0;
+  int64_t feed_forward_size = 0;
+  bool has_codes = false;  // some expert's input is taken as codes
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string name() const = 0;  // "reference", "cpu-avx2", "cpu-amx"
 
-  // 64-byte aligned float32 storage, zeroed, freed with the backend's deleter.
-  using Buffer = std::unique_ptr<float[], void (*)(float*)>;
-  virtual Buffer allocate(int64_t num_floats) = 0;
+  // Zeroed memory, aligned to 64 bytes. Throws std::invalid_argument for a negative size, or one whose bytes overflow.
+  virtual BufferMemory allocate_bytes(int64_t num_bytes) = 0;
+  template <typename T = float>
+  Buffer<T> allocate(int64_t num_values) {
+    return {allocate_bytes(checked_bytes(num_values, sizeof(T))), num_values};
+  }
+  // Copies between the host and this backend's memory. `host` may be reused when upload returns, and holds what all
+  // operations before it have written when download does.
+  virtual void upload_bytes(std::span<const std::byte> host, void* memory) = 0;
+  virtual void download_bytes(const void* memory, std::span<std::byte> host) = 0;
+  template <typename T>
+  void upload(std::span<const T> host, T* memory) {
+    upload_bytes(std::as_bytes(host), memory);
+  }
+  template <typename T>
+  void download(const T* memory, std::span<T> host) {
+    download_bytes(memory, std::as_writable_bytes(host));
+  }
+
+  PackedNorm pack_norm(const Norm& norm);
+  PackedLayerNorm pack_layer_norm(const LayerNorm& norm);
+  PackedRope pack_rope(const RopeTable& table);
 
   // Packs linears that share their input, stacked along O in the given order. All parts must agree in num_in and in the
   // format of their input; each may have its own precision. The source may be dropped afterwards. Throws
   // std::invalid_argument on disagreement.
   virtual std::unique_ptr<PackedLinear> pack(std::span<const LinearWeights> parts) = 0;
 
-  // hidden_RD[r] = scale * table[ids[r]]; ids are checked by the caller.
+  // hidden_RD[r] = scale * table[ids[r]]. A backend whose memory the host cannot read relies on the caller for ids,
+  // positions, slots and sequences in range; others check them (std::invalid_argument).
   virtual void embed(const PackedLinear& table_VD, std::span<const int32_t> ids_R, float scale, float* hidden_RD) = 0;
 
   // hidden += delta (normalized first by delta_norm when given), then x = norm(hidden). delta may be null (first
   // layer); norm may be null (x is then not written).
-  virtual void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm,
+  virtual void add_norm(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, const PackedNorm* norm,
                         int64_t num_rows, int64_t width, LinearInput& x_RD) = 0;
 
   // y = x W^T + b; y has packed.num_out() columns. x holds what an operation wrote for `packed`
@@ -126,13 +197,13 @@ class Backend {
 
   // Splits qkv rows (q heads, then k heads, then v heads), applies the per-head norms where given and RoPE to q and k,
   // writes q out and k, v into the cache at slots_R.
-  virtual void rope_store(const float* qkv_RC, const RopeTable& rope, const Norm* q_norm, const Norm* k_norm,
-                          const AttentionShape& shape, std::span<const int32_t> positions_R,
+  virtual void rope_store(const float* qkv_RC, const PackedRope& rope, const PackedNorm* q_norm,
+                          const PackedNorm* k_norm, const AttentionShape& shape, std::span<const int32_t> positions_R,
                           std::span<const int32_t> slots_R, KvLayer& cache, float* q_RHK) = 0;
 
   // softmax(scale * q k^T, masked as the shape says) v per sequence; tiled with an exact running softmax: no T x T
   // matrix.
-  virtual void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
+  virtual void attention(const float* q_RHK, const KvLayer& cache, const Sequences& sequences,
                          const AttentionShape& shape, LinearInput& x_RHK) = 0;
 
   // z[r, f] = act(gate) * up, with y rows = F gates then F ups.
@@ -145,16 +216,15 @@ class Backend {
 
   // hidden = norm(hidden + delta), and the same rows in x unless it is null: the end of a half block that is normalized
   // behind its residual sum.
-  virtual void add_layer_norm(float* hidden_RD, const float* delta_RD, const LayerNorm& norm, int64_t num_rows,
+  virtual void add_layer_norm(float* hidden_RD, const float* delta_RD, const PackedLayerNorm& norm, int64_t num_rows,
                               int64_t width, LinearInput* x_RD) = 0;
 
-  // means_ND[n] = the mean of the rows of sequence n, which has at least one. Outputs are host memory.
-  virtual void mean_rows(const float* hidden_RD, std::span<const Sequence> sequences, int64_t width,
-                         float* means_ND) = 0;
+  // means_ND[n] = the mean of the rows of sequence n, which has at least one.
+  virtual void mean_rows(const float* hidden_RD, const Sequences& sequences, int64_t width, float* means_ND) = 0;
 
   // Mixtures of experts. Probabilities are softmax(logits) in float32; a token goes to the k largest, the lower index
   // first among equals. Each row of the outputs lists its experts by ascending index, with their probabilities, or
-  // those divided by their sum (normalizes_top_weights; added from the largest on). Outputs are host memory.
+  // those divided by their sum (normalizes_top_weights; added from the largest on).
   virtual void route(const float* logits_RE, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
                      int32_t* experts_RK, float* weights_RK) = 0;
 
@@ -165,25 +235,42 @@ class Backend {
   virtual void mix(const float* x_SD, std::span<const int32_t> slots_RK, std::span<const float> weights_RK,
                    int64_t num_rows, int64_t width, float* y_RD) = 0;
 
+  // A mixture's feed-forward on rows x_RD, as route sends them: y[r] = the sum over its experts of weight * expert(x[r]).
+  // One operation, so that no backend waits for its host to learn who goes where. Where formats look at whole
+  // sequences, the rows of one sequence that go to one expert are a sequence of its own.
+  virtual std::unique_ptr<ExpertWork> allocate_experts(const ExpertShape& shape) = 0;
+  virtual void run_experts(std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing,
+                           Activation activation, const float* logits_RE, const float* x_RD, const Sequences& sequences,
+                           int64_t num_rows, ExpertWork& work, float* y_RD) = 0;
+
   // add_norm, linear, attention and activate with plain rows in and out.
-  void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm, int64_t num_rows,
-                int64_t width, float* x_RD);
+  void add_norm(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, const PackedNorm* norm,
+                int64_t num_rows, int64_t width, float* x_RD);
   void linear(const PackedLinear& packed, const float* x_RI, int64_t num_rows, float* y_RO);
-  void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
-                 const AttentionShape& shape, float* x_RHK);
+  void attention(const float* q_RHK, const KvLayer& cache, const Sequences& sequences, const AttentionShape& shape,
+                 float* x_RHK);
   void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F, float* z_RF);
 
   // Negative log likelihood (nats) of targets under softmax(softcap(x head^T)), and whether the target is the arg max.
-  // Chunked over rows and V: never [R, V] in memory. nll and top1 are host memory. Heads take plain rows
+  // Chunked over rows and V: never [R, V] in memory. targets, nll and top1 are host memory. Heads take plain rows
   // (std::invalid_argument).
   virtual void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,
                              float logit_softcap, float* nll_R, uint8_t* top1_R) = 0;
 
   // KL(P || Q) per row between the softmaxes of two heads (P the reference), and whether their arg maxes agree; also
-  // both negative log likelihoods of targets. Chunked likewise. Outputs are host memory.
+  // both negative log likelihoods of targets. Chunked likewise. targets and the outputs are host memory.
   virtual void compare(const PackedLinear& head_p, const float* x_RD, float softcap_p, const PackedLinear& head_q,
                        const float* z_RE, float softcap_q, std::span<const int32_t> targets_R, float* kl_R,
                        uint8_t* same_top1_R, float* nll_p_R, float* nll_q_R) = 0;
+
+ private:
+  static int64_t checked_bytes(int64_t num_values, size_t value_bytes);
+};
+
+// What the operation that rounds rows notes beside them for the one that multiplies them; a backend's own.
+class RoundingNotes {
+ public:
+  virtual ~RoundingNotes() = default;
 };
 
 // Rows on their way into a linear, rounded as it asks for. The caller allocates one for the largest input of its kind
@@ -197,17 +284,17 @@ class LinearInput {
   explicit LinearInput(float* plain_RI);
 
   // `sequences` tells which rows belong together (formats with a range over a sequence, or outliers, need every row of
-  // theirs; both spans must live until the rows were multiplied). Throws std::invalid_argument when `consumer` wants
+  // theirs; their table must live until the rows were multiplied). Throws std::invalid_argument when `consumer` wants
   // codes and there is no room for them.
   // `batch_rows`: of how many rows that are worked on together these are a part, where it is not all of them. Which
   // kernel multiplies them depends on that number and not on theirs, so that a token's result does not depend on how
   // many others go to the same expert.
-  void prepare(const PackedLinear& consumer, std::span<const Sequence> sequences, int64_t batch_rows = 0);
+  void prepare(const PackedLinear& consumer, const Sequences& sequences, int64_t batch_rows = 0);
   int64_t batch_rows() const { return batch_rows_; }
 
   const InputFormat& format() const { return *format_; }
   bool as_codes() const { return as_codes_; }
-  std::span<const Sequence> sequences() const { return sequences_; }
+  const Sequences& sequences() const { return sequences_; }
 
   // What the producer fills in. As codes: codes, scales, zeros, and for a format with outliers also x, of which then
   // only the outlier columns are multiplied. Else x alone.
@@ -216,21 +303,22 @@ class LinearInput {
   float* scales() const { return scales_R_; }  // [R]
   int32_t* zeros() const { return zeros_R_; }  // [R]
   static constexpr int64_t code_stride(int64_t width) { return (width + 63) / 64 * 64; }
-  // By sequence, as in sequences(): the columns that are multiplied in floating point.
-  std::vector<std::vector<int32_t>>& outlier_columns() { return outlier_columns_; }
-  const std::vector<std::vector<int32_t>>& outlier_columns() const { return outlier_columns_; }
+  std::unique_ptr<RoundingNotes>& notes() { return notes_; }
+  const RoundingNotes* notes() const { return notes_.get(); }
 
  private:
-  Backend::Buffer x_, codes_, scales_, zeros_;
+  Buffer<float> x_, scales_;
+  Buffer<int8_t> codes_;
+  Buffer<int32_t> zeros_;
   float* x_RI_ = nullptr;
   int8_t* codes_RS_ = nullptr;
   float* scales_R_ = nullptr;
   int32_t* zeros_R_ = nullptr;
   const InputFormat* format_;
   bool as_codes_ = false;
-  std::span<const Sequence> sequences_;
+  Sequences sequences_;
   int64_t batch_rows_ = 0;
-  std::vector<std::vector<int32_t>> outlier_columns_;
+  std::unique_ptr<RoundingNotes> notes_;
 };
 
 // Keys and values of one layer with their memory.
@@ -243,7 +331,9 @@ class KvStorage {
   static int64_t bytes_per_token(int bits, int64_t num_kv_heads, int64_t head_size);
 
  private:
-  std::vector<Backend::Buffer> buffers_;
+  Buffer<float> keys_, values_;
+  Buffer<int8_t> key_codes_, value_codes_;
+  Buffer<KvGrid> key_grids_, value_grids_;
   KvLayer layer_;
 };
 inline constexpr int kKvFloatBits = 32;

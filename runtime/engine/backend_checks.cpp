@@ -1,11 +1,8 @@
 #include "runtime/engine/backend_checks.h"
 
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 #include <string>
-
-#include "runtime/system/aligned_memory.h"
 
 namespace pare {
 namespace {
@@ -16,15 +13,6 @@ void require(bool condition, const char* operation, const std::string& message) 
 
 }  // namespace
 
-Backend::Buffer allocate_aligned_floats(int64_t num_floats) {
-  constexpr int64_t kMaxFloats = std::numeric_limits<int64_t>::max() / static_cast<int64_t>(sizeof(float)) - 64;
-  require(num_floats >= 0 && num_floats <= kMaxFloats, "allocate",
-          "expected a number of floats between 0 and " + std::to_string(kMaxFloats) + ", found " +
-              std::to_string(num_floats));
-  auto* floats = reinterpret_cast<float*>(allocate_aligned(num_floats * static_cast<int64_t>(sizeof(float))).release());
-  return Backend::Buffer(floats, [](float* p) { AlignedDelete()(p); });
-}
-
 void check_ids(std::span<const int32_t> ids_R, int64_t vocabulary_size, const char* operation) {
   for (size_t r = 0; r < ids_R.size(); ++r) {
     require(ids_R[r] >= 0 && ids_R[r] < vocabulary_size, operation,
@@ -33,24 +21,24 @@ void check_ids(std::span<const int32_t> ids_R, int64_t vocabulary_size, const ch
   }
 }
 
-void check_norm(const Norm* norm, int64_t width, const char* operation) {
-  require(norm == nullptr || static_cast<int64_t>(norm->gain.size()) == width, operation,
+void check_norm(const PackedNorm* norm, int64_t width, const char* operation) {
+  require(norm == nullptr || norm->gain_D.size() == width, operation,
           "expected a norm of width " + std::to_string(width) + ", found " +
-              std::to_string(norm == nullptr ? 0 : norm->gain.size()));
+              std::to_string(norm == nullptr ? 0 : norm->gain_D.size()));
 }
 
-void check_layer_norm(const LayerNorm& norm, int64_t width) {
-  require(static_cast<int64_t>(norm.gain.size()) == width && static_cast<int64_t>(norm.bias.size()) == width,
-          "add_layer_norm",
-          "expected gain and bias of width " + std::to_string(width) + ", found " + std::to_string(norm.gain.size()) +
-              " and " + std::to_string(norm.bias.size()));
+void check_layer_norm(const PackedLayerNorm& norm, int64_t width) {
+  require(norm.gain_D.size() == width && norm.bias_D.size() == width, "add_layer_norm",
+          "expected gain and bias of width " + std::to_string(width) + ", found " + std::to_string(norm.gain_D.size()) +
+              " and " + std::to_string(norm.bias_D.size()));
 }
 
-void check_mean_rows(std::span<const Sequence> sequences) {
-  for (size_t s = 0; s < sequences.size(); ++s) {
-    require(sequences[s].num_rows > 0 && sequences[s].first_row >= 0, "mean_rows",
-            "sequence " + std::to_string(s) + ": expected at least one row, found " +
-                std::to_string(sequences[s].num_rows));
+void check_mean_rows(const Sequences& sequences) {
+  for (size_t s = 0; s < sequences.table.size(); ++s) {
+    const Sequence& sequence = sequences.table[s];
+    require(
+        sequence.num_rows > 0 && sequence.first_row >= 0, "mean_rows",
+        "sequence " + std::to_string(s) + ": expected at least one row, found " + std::to_string(sequence.num_rows));
   }
 }
 
@@ -68,8 +56,9 @@ void check_shape(const AttentionShape& shape, const char* operation) {
               std::to_string(shape.softcap));
 }
 
-void check_rope_store(const RopeTable& rope, const Norm* q_norm, const Norm* k_norm, const AttentionShape& shape,
-                      std::span<const int32_t> positions_R, std::span<const int32_t> slots_R, const KvLayer& cache) {
+void check_rope_store(const PackedRope& rope, const PackedNorm* q_norm, const PackedNorm* k_norm,
+                      const AttentionShape& shape, std::span<const int32_t> positions_R,
+                      std::span<const int32_t> slots_R, const KvLayer& cache) {
   constexpr const char* kOperation = "rope_store";
   check_shape(shape, kOperation);
   check_norm(q_norm, shape.head_size, kOperation);
@@ -90,13 +79,13 @@ void check_rope_store(const RopeTable& rope, const Norm* q_norm, const Norm* k_n
   }
 }
 
-void check_attention(const KvLayer& cache, std::span<const Sequence> sequences, const AttentionShape& shape) {
+void check_attention(const KvLayer& cache, const Sequences& sequences, const AttentionShape& shape) {
   constexpr const char* kOperation = "attention";
   check_shape(shape, kOperation);
   require(!shape.products_in_8_bits || cache.is_int8(), kOperation,
           "expected 8-bit keys and values for products in 8 bits, found floats");
-  for (size_t s = 0; s < sequences.size(); ++s) {
-    const Sequence& sequence = sequences[s];
+  for (size_t s = 0; s < sequences.table.size(); ++s) {
+    const Sequence& sequence = sequences.table[s];
     require(sequence.first_row >= 0 && sequence.num_rows >= 0 && sequence.num_past >= 0 && sequence.first_slot >= 0 &&
                 sequence.num_past <= cache.num_slots && sequence.num_rows <= cache.num_slots - sequence.num_past &&
                 sequence.first_slot <= cache.num_slots - sequence.num_past - sequence.num_rows,
@@ -147,14 +136,14 @@ void check_sequences(const LinearInput& x, int64_t num_rows) {
   if (x.format().is_rowwise()) return;
   int64_t row = 0;
   bool in_order = true;
-  for (const Sequence& sequence : x.sequences()) {
+  for (const Sequence& sequence : x.sequences().table) {
     in_order = in_order && sequence.first_row == row;
     row += sequence.num_rows;
   }
   require(in_order && row == num_rows, "rounding",
           "the format " + input_format_name(x.format()) + " looks at whole sequences: expected " +
               std::to_string(num_rows) + " rows in consecutive sequences, found " + std::to_string(row) + " in " +
-              std::to_string(x.sequences().size()));
+              std::to_string(x.sequences().table.size()));
 }
 
 void check_head(const PackedLinear& head, const char* operation) {

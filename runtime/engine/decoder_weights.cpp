@@ -44,10 +44,10 @@ class Packer {
     return packed;
   }
 
-  Norm norm(const NormDescription& description) const {
-    return {.gain = checkpoint_.norm_gain(description), .epsilon = description.epsilon};
+  PackedNorm norm(const NormDescription& description) const {
+    return backend_.pack_norm({.gain = checkpoint_.norm_gain(description), .epsilon = description.epsilon});
   }
-  std::optional<Norm> norm(const std::optional<NormDescription>& description) const {
+  std::optional<PackedNorm> norm(const std::optional<NormDescription>& description) const {
     return description ? std::optional(norm(*description)) : std::nullopt;
   }
 

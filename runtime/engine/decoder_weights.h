@@ -12,14 +12,9 @@
 
 namespace pare {
 
-// A feed-forward network, or one expert of a mixture. Gate and up are one stack, since they read the same input.
-struct FeedForwardWeights {
-  std::unique_ptr<PackedLinear> gate_up, down;
-};
-
 struct BlockWeights {
-  Norm attention_norm, feed_forward_norm;
-  std::optional<Norm> q_norm, k_norm, post_attention_norm, post_feed_forward_norm;
+  PackedNorm attention_norm, feed_forward_norm;
+  std::optional<PackedNorm> q_norm, k_norm, post_attention_norm, post_feed_forward_norm;
   std::unique_ptr<PackedLinear> qkv, o;
   std::vector<FeedForwardWeights> experts;  // one: dense
   std::unique_ptr<PackedLinear> router;     // of a mixture
@@ -32,7 +27,7 @@ struct DecoderWeights {
   std::unique_ptr<PackedLinear> embedding;
   std::unique_ptr<PackedLinear> untied_head;  // null when the embedding serves as the head
   std::vector<BlockWeights> blocks;
-  Norm final_norm;
+  PackedNorm final_norm;
   std::vector<RopeDescription> ropes;  // the distinct ones (gemma3 has two)
 
   const PackedLinear& head() const { return untied_head ? *untied_head : *embedding; }

@@ -14,12 +14,12 @@ using Texts = std::span<const std::vector<int32_t>>;
 
 struct Block {
   std::unique_ptr<PackedLinear> qkv, o, up, down;
-  LayerNorm attention_norm, feed_forward_norm;
+  PackedLayerNorm attention_norm, feed_forward_norm;
 };
 
-// Whole texts that go through the blocks together.
+// Whole texts that go through the blocks together, in host memory.
 struct Batch {
-  std::vector<int32_t> ids_R, positions_R, slots_R, zeros_R;
+  std::vector<int32_t> ids_R, positions_R, slots_R;
   std::vector<Sequence> sequences;
   int64_t num_rows() const { return static_cast<int64_t>(ids_R.size()); }
 };
@@ -35,7 +35,6 @@ Batch make_batch(Texts texts) {
       batch.slots_R.push_back(static_cast<int32_t>(first) + t);
     }
   }
-  batch.zeros_R.assign(batch.ids_R.size(), 0);
   return batch;
 }
 
@@ -51,10 +50,16 @@ size_t batch_size(Texts texts, size_t first) {
   return end - first;
 }
 
-// Every buffer of a forward pass.
+// Every buffer of a forward pass, and the batch that it is of. A text has a row at least, and pooling one sequence.
 struct Arena {
   Arena(Backend& backend, const EncoderDescription& model, int64_t num_rows, bool has_codes)
       : max_rows(num_rows),
+        ids_R(backend.allocate<int32_t>(num_rows)),
+        positions_R(backend.allocate<int32_t>(num_rows)),
+        slots_R(backend.allocate<int32_t>(num_rows)),
+        zeros_R(backend.allocate<int32_t>(num_rows)),
+        table(backend.allocate<Sequence>(num_rows)),
+        pooled_table(backend.allocate<Sequence>(num_rows)),
         hidden_RD(backend.allocate(num_rows * model.hidden_size)),
         delta_RD(backend.allocate(num_rows * model.hidden_size)),
         x_RD(backend, num_rows, model.hidden_size, has_codes),
@@ -63,16 +68,34 @@ struct Arena {
         cache(backend, kKvFloatBits, num_rows, model.num_heads, model.head_size),
         attended_RHK(backend, num_rows, model.hidden_size, has_codes),
         inner_RF(backend.allocate(num_rows * model.feed_forward_size)),
-        activated_RF(backend, num_rows, model.feed_forward_size, has_codes) {}
+        activated_RF(backend, num_rows, model.feed_forward_size, has_codes),
+        means_ND(backend.allocate(num_rows * model.hidden_size)) {}
+
+  void stage(Backend& backend, const Batch& batch) {
+    backend.upload<int32_t>(batch.ids_R, ids_R.get());
+    backend.upload<int32_t>(batch.positions_R, positions_R.get());
+    backend.upload<int32_t>(batch.slots_R, slots_R.get());
+    sequences = staged(backend, batch.sequences, table);
+  }
+  static Sequences staged(Backend& backend, std::span<const Sequence> host_N, const Buffer<Sequence>& table) {
+    Sequences result = bounded(host_N);
+    backend.upload(host_N, table.get());
+    result.table = table.first(static_cast<int64_t>(host_N.size()));
+    return result;
+  }
 
   int64_t max_rows;
-  Backend::Buffer hidden_RD, delta_RD;
+  Buffer<int32_t> ids_R, positions_R, slots_R, zeros_R;
+  Buffer<Sequence> table, pooled_table;
+  Sequences sequences;
+  Buffer<float> hidden_RD, delta_RD;
   LinearInput x_RD;
-  Backend::Buffer qkv_RC, q_RHK;
+  Buffer<float> qkv_RC, q_RHK;
   KvStorage cache;
   LinearInput attended_RHK;
-  Backend::Buffer inner_RF;
+  Buffer<float> inner_RF;
   LinearInput activated_RF;
+  Buffer<float> means_ND;
 };
 
 }  // namespace
@@ -81,10 +104,10 @@ struct Encoder::State {
   EncoderDescription description;
   Backend* backend = nullptr;
   std::unique_ptr<PackedLinear> words, token_types, positions;
-  LayerNorm embedding_norm;
+  PackedLayerNorm embedding_norm;
   std::vector<Block> blocks;
   AttentionShape attention;
-  RopeTable no_rotation;  // one position, of angle 0: positions are in the embeddings already
+  PackedRope no_rotation;  // one position, of angle 0: positions are in the embeddings already
   bool multiplies_codes = false;
   std::unique_ptr<Arena> arena;
 
@@ -97,7 +120,7 @@ struct Encoder::State {
 
   void check_texts(Texts texts) const;
   void run(const Batch& batch);
-  void run_block(const Block& block, const Block* next, const Batch& batch);
+  void run_block(const Block& block, const Block* next, int64_t num_rows);
 };
 
 void Encoder::State::check_texts(Texts texts) const {
@@ -116,25 +139,26 @@ void Encoder::State::check_texts(Texts texts) const {
   }
 }
 
-void Encoder::State::run_block(const Block& block, const Block* next, const Batch& batch) {
+void Encoder::State::run_block(const Block& block, const Block* next, int64_t num_rows) {
   Arena& work = *arena;
-  const int64_t num_rows = batch.num_rows(), width = description.hidden_size;
+  const int64_t width = description.hidden_size;
+  const Sequences& sequences = work.sequences;
   backend->linear(*block.qkv, work.x_RD, num_rows, work.qkv_RC.get());
   KvLayer cache = work.cache.layer();
-  backend->rope_store(work.qkv_RC.get(), no_rotation, nullptr, nullptr, attention, batch.zeros_R, batch.slots_R, cache,
-                      work.q_RHK.get());
-  work.attended_RHK.prepare(*block.o, batch.sequences);
-  backend->attention(work.q_RHK.get(), cache, batch.sequences, attention, work.attended_RHK);
+  backend->rope_store(work.qkv_RC.get(), no_rotation, nullptr, nullptr, attention, work.zeros_R.first(num_rows),
+                      work.slots_R.first(num_rows), cache, work.q_RHK.get());
+  work.attended_RHK.prepare(*block.o, sequences);
+  backend->attention(work.q_RHK.get(), cache, sequences, attention, work.attended_RHK);
   backend->linear(*block.o, work.attended_RHK, num_rows, work.delta_RD.get());
-  work.x_RD.prepare(*block.up, batch.sequences);
+  work.x_RD.prepare(*block.up, sequences);
   backend->add_layer_norm(work.hidden_RD.get(), work.delta_RD.get(), block.attention_norm, num_rows, width, &work.x_RD);
 
   backend->linear(*block.up, work.x_RD, num_rows, work.inner_RF.get());
-  work.activated_RF.prepare(*block.down, batch.sequences);
+  work.activated_RF.prepare(*block.down, sequences);
   backend->activate_ungated(work.inner_RF.get(), description.activation, num_rows, description.feed_forward_size,
                             work.activated_RF);
   backend->linear(*block.down, work.activated_RF, num_rows, work.delta_RD.get());
-  if (next != nullptr) work.x_RD.prepare(*next->qkv, batch.sequences);
+  if (next != nullptr) work.x_RD.prepare(*next->qkv, sequences);
   backend->add_layer_norm(work.hidden_RD.get(), work.delta_RD.get(), block.feed_forward_norm, num_rows, width,
                           next != nullptr ? &work.x_RD : nullptr);
 }
@@ -148,14 +172,15 @@ void Encoder::State::run(const Batch& batch) {
   }
   float* const hidden_RD = arena->hidden_RD.get();
   float* const delta_RD = arena->delta_RD.get();
-  backend->embed(*words, batch.ids_R, 1.0f, hidden_RD);
-  backend->embed(*token_types, batch.zeros_R, 1.0f, delta_RD);
+  arena->stage(*backend, batch);
+  backend->embed(*words, arena->ids_R.first(num_rows), 1.0f, hidden_RD);
+  backend->embed(*token_types, arena->zeros_R.first(num_rows), 1.0f, delta_RD);
   backend->add_norm(hidden_RD, delta_RD, nullptr, nullptr, num_rows, width, arena->x_RD);
-  backend->embed(*positions, batch.positions_R, 1.0f, delta_RD);
-  arena->x_RD.prepare(*blocks.front().qkv, batch.sequences);
+  backend->embed(*positions, arena->positions_R.first(num_rows), 1.0f, delta_RD);
+  arena->x_RD.prepare(*blocks.front().qkv, arena->sequences);
   backend->add_layer_norm(hidden_RD, delta_RD, embedding_norm, num_rows, width, &arena->x_RD);
   for (size_t b = 0; b < blocks.size(); ++b) {
-    run_block(blocks[b], b + 1 < blocks.size() ? &blocks[b + 1] : nullptr, batch);
+    run_block(blocks[b], b + 1 < blocks.size() ? &blocks[b + 1] : nullptr, num_rows);
   }
 }
 
@@ -181,17 +206,18 @@ Encoder Encoder::load(const Checkpoint& checkpoint, Backend& backend,
   state.words = pack({model.word_embedding});
   state.token_types = pack({model.token_type_embedding});
   state.positions = pack({model.position_embedding});
-  state.embedding_norm = checkpoint.layer_norm(model.embedding_norm);
+  state.embedding_norm = backend.pack_layer_norm(checkpoint.layer_norm(model.embedding_norm));
   const auto num_blocks = static_cast<int64_t>(model.blocks.size());
   if (progress) progress(0, num_blocks);
   for (const EncoderBlockDescription& source : model.blocks) {
     throw_if_interrupted();
-    state.blocks.push_back({.qkv = pack({source.q, source.k, source.v}),
-                            .o = pack({source.o}),
-                            .up = pack({source.up}),
-                            .down = pack({source.down}),
-                            .attention_norm = checkpoint.layer_norm(source.attention_norm),
-                            .feed_forward_norm = checkpoint.layer_norm(source.feed_forward_norm)});
+    state.blocks.push_back(
+        {.qkv = pack({source.q, source.k, source.v}),
+         .o = pack({source.o}),
+         .up = pack({source.up}),
+         .down = pack({source.down}),
+         .attention_norm = backend.pack_layer_norm(checkpoint.layer_norm(source.attention_norm)),
+         .feed_forward_norm = backend.pack_layer_norm(checkpoint.layer_norm(source.feed_forward_norm))});
     if (progress) progress(static_cast<int64_t>(state.blocks.size()), num_blocks);
   }
   state.attention = {.num_heads = model.num_heads,
@@ -200,7 +226,7 @@ Encoder Encoder::load(const Checkpoint& checkpoint, Backend& backend,
                      .scale = model.attention_scale,
                      .causal = false};
   const std::vector<float> no_frequencies(static_cast<size_t>(model.head_size / 2), 0.0f);
-  state.no_rotation = make_rope_table({no_frequencies, 1.0f}, model.head_size, 1);
+  state.no_rotation = backend.pack_rope(make_rope_table({no_frequencies, 1.0f}, model.head_size, 1));
   state.for_each_linear([&](const PackedLinear& linear) { state.multiplies_codes |= linear.multiplies_codes(); });
   return encoder;
 }
@@ -235,7 +261,7 @@ void Encoder::hidden(Texts texts, float* hidden_RD) {
     const Batch batch = make_batch(texts.subspan(first, num));
     state.run(batch);
     const int64_t num_values = batch.num_rows() * state.description.hidden_size;
-    std::copy_n(state.arena->hidden_RD.get(), num_values, hidden_RD);
+    state.backend->download(state.arena->hidden_RD.get(), std::span(hidden_RD, static_cast<size_t>(num_values)));
     hidden_RD += num_values;
   }
 }
@@ -254,7 +280,11 @@ void Encoder::embed(Texts texts, const Pooling& pooling, float* embeddings_ND,
     if (pooling.kind == Pooling::Kind::first_token) {
       for (Sequence& sequence : pooled) sequence.num_rows = 1;
     }
-    state.backend->mean_rows(state.arena->hidden_RD.get(), pooled, width, embeddings_ND + first * width);
+    Arena& work = *state.arena;
+    const Sequences sequences = Arena::staged(*state.backend, pooled, work.pooled_table);
+    state.backend->mean_rows(work.hidden_RD.get(), sequences, width, work.means_ND.get());
+    state.backend->download(work.means_ND.get(), std::span(embeddings_ND + static_cast<int64_t>(first) * width,
+                                                           num * static_cast<size_t>(width)));
     for (size_t n = first; n < first + num; ++n) {
       const std::span<float> embedding(embeddings_ND + static_cast<int64_t>(n) * width, static_cast<size_t>(width));
       double sum = 0.0;

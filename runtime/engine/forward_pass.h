@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -11,43 +11,50 @@
 
 namespace pare {
 
-// Rows that go through the blocks together: whole windows, or the next piece of one session.
+// Rows that go through the blocks together: whole windows, or the next piece of one session. Host memory.
 struct Batch {
   std::span<const int32_t> ids_R;
   std::span<const Sequence> sequences;
+  int64_t max_tokens = 0;  // no sequence has more, past ones included; a session's stays as it is
   int64_t num_rows() const { return static_cast<int64_t>(ids_R.size()); }
 };
 
-// Buffers of the mixtures of one chunk. The rows of all experts, one expert after the other, are called slots.
-struct ForwardMixtureArena {
-  ForwardMixtureArena(Backend& backend, const ModelDescription& model, int64_t chunk_rows, bool has_codes);
+// Rows that a layer works on at a time, and the parts of sequences that lie in them, rows counted from the chunk's.
+struct Chunk {
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+  Sequences sequences;
+};
 
-  int64_t max_slots;
-  LinearInput expert_x_SD;  // of one expert
-  Backend::Buffer logits_RE{nullptr, [](float*) {}}, mixed_SD{nullptr, [](float*) {}};
-  std::vector<int32_t> experts_RK, slots_RK;
-  std::vector<float> weights_RK;
-  std::vector<int32_t> rows_S;  // of one expert
-  std::vector<Sequence> sequences;
+// A batch in the backend's memory. The buffers stay where they are from batch to batch.
+struct StagedBatch {
+  StagedBatch(Backend& backend, int64_t max_rows, int64_t max_sequences);
+
+  int64_t num_rows = 0;
+  Buffer<int32_t> ids_R, positions_R, slots_R;
+  Buffer<Sequence> sequences;  // of all chunks, one after the other
+  std::vector<Chunk> chunks;
+  std::vector<int32_t> host_positions_R, host_slots_R;  // as they were uploaded
+  std::vector<Sequence> host_sequences;
 };
 
 // Every buffer of a forward pass, planned once for a largest batch and the rows that layers work on at a time.
 struct ForwardArena {
   ForwardArena(Backend& backend, const ModelDescription& model, int64_t num_rows, int64_t rows_at_a_time,
-               bool has_codes, size_t max_sequences);
+               bool has_codes, int64_t max_sequences);
 
   int64_t max_rows;
   int64_t chunk_rows;
-  Backend::Buffer hidden_RD, delta_RD;  // the residual stream, and what the last half block adds to it
+  StagedBatch batch;
+  Buffer<float> hidden_RD, delta_RD;  // the residual stream, and what the last half block adds to it
   // Of one chunk.
   LinearInput x_RD;
-  Backend::Buffer qkv_RC, q_RHK;
+  Buffer<float> qkv_RC, q_RHK;
   LinearInput attended_RHK;
-  Backend::Buffer gate_up_R2F;
+  Buffer<float> gate_up_R2F;  // of blocks without experts, as is the next one
   LinearInput activated_RF;
-  std::vector<int32_t> positions_R, slots_R;
-  std::vector<Sequence> chunk_sequences;
-  std::optional<ForwardMixtureArena> mixture;
+  Buffer<float> router_logits_RE;
+  std::unique_ptr<ExpertWork> experts;  // null without a mixture
 };
 
 // A decoder's description, its weights and the backend that holds them. Neither copied nor moved: others refer to it.
@@ -68,23 +75,23 @@ class ForwardPass {
   // Makes the tables of rotations of that many positions, which run_blocks reads.
   void need_positions(int64_t num_positions);
 
-  // All rows of the batch (at most work.max_rows, in sequences of at most the rows_at_a_time that work was made for
-  // where formats look at whole sequences) through all blocks; `caches` has one for each. Leaves the residual stream
-  // before the last sum in work.hidden_RD and that sum's other term in work.delta_RD, which final_hidden takes.
-  void run_blocks(ForwardArena& work, const Batch& batch, std::span<KvLayer> caches) const;
+  // Brings a batch into work.batch: at most work.max_rows rows, in sequences of at most the rows_at_a_time that work was
+  // made for where formats look at whole sequences.
+  void stage(ForwardArena& work, const Batch& batch) const;
+  // The rows of work.batch through all blocks; `caches` has one for each. Leaves the residual stream before the last
+  // sum in work.hidden_RD and that sum's other term in work.delta_RD, which final_hidden takes.
+  void run_blocks(ForwardArena& work, std::span<KvLayer> caches) const;
   // Rows [first_row, first_row + num_rows) of what run_blocks left, summed and after the final norm: x [num_rows, D].
   void final_hidden(ForwardArena& work, int64_t first_row, int64_t num_rows, float* x_RD) const;
 
  private:
   int64_t chunk_end(const Batch& batch, int64_t first) const;
-  void run_chunk(ForwardArena& work, const BlockWeights& block, const Norm* previous_norm, int64_t first_row,
-                 int64_t num_rows, bool first_block, KvLayer& cache) const;
-  void run_feed_forward(ForwardArena& work, const FeedForwardWeights& network, const LinearInput& x_RD,
-                        int64_t num_rows, std::span<const Sequence> sequences, float* y_RD) const;
-  void run_mixture(ForwardArena& work, const BlockWeights& block, int64_t num_rows, float* y_RD) const;
+  void run_chunk(ForwardArena& work, const BlockWeights& block, const PackedNorm* previous_norm, const Chunk& chunk,
+                 bool first_block, KvLayer& cache) const;
+  void run_feed_forward(ForwardArena& work, const BlockWeights& block, const Chunk& chunk, float* y_RD) const;
 
-  std::vector<RopeTable> rope_tables_;  // of weights.ropes
-  bool needs_whole_sequences_ = false;  // some linear's input is rounded with a look at its whole sequence
+  std::vector<PackedRope> rope_tables_;  // of weights.ropes
+  bool needs_whole_sequences_ = false;   // some linear's input is rounded with a look at its whole sequence
   bool multiplies_codes_ = false;
 };
 

@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "runtime/engine/backend.h"
 #include "runtime/engine/backend_checks.h"
+#include "runtime/engine/host_backend.h"
 
 namespace pare {
 namespace {
@@ -78,7 +78,7 @@ void round_rows(LinearInput& x, int64_t num_rows, int64_t width) {
   };
   if (x.format().is_rowwise()) return round(0, num_rows);
   check_sequences(x, num_rows);
-  for (const Sequence& sequence : x.sequences()) round(sequence.first_row, sequence.num_rows);
+  for (const Sequence& sequence : x.sequences().table) round(sequence.first_row, sequence.num_rows);
 }
 
 // The 8-bit form of one head's keys or values.
@@ -97,26 +97,28 @@ double cached(const float* floats, const int8_t* codes, const KvGrid* grids, int
 }
 
 // v / sqrt(mean(v^2) + epsilon) * gain
-std::vector<double> normalized(const float* v, const Norm& norm) {
+std::vector<double> normalized(const float* v, const PackedNorm& norm) {
+  const std::span<const float> gain_D = norm.gain_D.span();
   double sum = 0.0;
-  for (size_t i = 0; i < norm.gain.size(); ++i) sum += static_cast<double>(v[i]) * static_cast<double>(v[i]);
-  const double mean = sum / static_cast<double>(norm.gain.size());
-  std::vector<double> result(norm.gain.size());
+  for (size_t i = 0; i < gain_D.size(); ++i) sum += static_cast<double>(v[i]) * static_cast<double>(v[i]);
+  const double mean = sum / static_cast<double>(gain_D.size());
+  std::vector<double> result(gain_D.size());
   for (size_t i = 0; i < result.size(); ++i) {
-    result[i] = v[i] / std::sqrt(mean + static_cast<double>(norm.epsilon)) * static_cast<double>(norm.gain[i]);
+    result[i] = v[i] / std::sqrt(mean + static_cast<double>(norm.epsilon)) * static_cast<double>(gain_D[i]);
   }
   return result;
 }
 
 // (v - mean) / sqrt(variance + epsilon) * gain + bias, in place
-void layer_norm(std::vector<double>& v, const LayerNorm& norm) {
+void layer_norm(std::vector<double>& v, const PackedLayerNorm& norm) {
   double sum = 0.0, squares = 0.0;
   for (const double x : v) sum += x;
   const double mean = sum / static_cast<double>(v.size());
   for (const double x : v) squares += (x - mean) * (x - mean);
   const double deviation = std::sqrt(squares / static_cast<double>(v.size()) + static_cast<double>(norm.epsilon));
   for (size_t i = 0; i < v.size(); ++i) {
-    v[i] = (v[i] - mean) / deviation * static_cast<double>(norm.gain[i]) + static_cast<double>(norm.bias[i]);
+    v[i] = (v[i] - mean) / deviation * static_cast<double>(norm.gain_D.get()[i]) +
+           static_cast<double>(norm.bias_D.get()[i]);
   }
 }
 
@@ -153,11 +155,9 @@ struct LogitRow {
   double log_probability(int64_t v) const { return logits_V[v] - log_sum_exp; }
 };
 
-class ReferenceBackend final : public Backend {
+class ReferenceBackend final : public HostBackend {
  public:
   std::string name() const override { return "reference"; }
-
-  Buffer allocate(int64_t num_floats) override { return allocate_aligned_floats(num_floats); }
 
   std::unique_ptr<PackedLinear> pack(std::span<const LinearWeights> parts) override {
     return std::make_unique<ReferenceLinear>(parts);
@@ -172,8 +172,8 @@ class ReferenceBackend final : public Backend {
     }
   }
 
-  void add_norm(float* hidden_RD, const float* delta_RD, const Norm* delta_norm, const Norm* norm, int64_t num_rows,
-                int64_t width, LinearInput& x_RD) override {
+  void add_norm(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, const PackedNorm* norm,
+                int64_t num_rows, int64_t width, LinearInput& x_RD) override {
     check_norm(delta_norm, width, "add_norm");
     check_norm(norm, width, "add_norm");
     for (int64_t r = 0; r < num_rows; ++r) {
@@ -201,7 +201,7 @@ class ReferenceBackend final : public Backend {
     }
   }
 
-  void rope_store(const float* qkv_RC, const RopeTable& rope, const Norm* q_norm, const Norm* k_norm,
+  void rope_store(const float* qkv_RC, const PackedRope& rope, const PackedNorm* q_norm, const PackedNorm* k_norm,
                   const AttentionShape& shape, std::span<const int32_t> positions_R, std::span<const int32_t> slots_R,
                   KvLayer& cache, float* q_RHK) override {
     check_rope_store(rope, q_norm, k_norm, shape, positions_R, slots_R, cache);
@@ -211,10 +211,10 @@ class ReferenceBackend final : public Backend {
       const float* q = qkv_RC + static_cast<int64_t>(r) * (q_width + 2 * kv_width);
       const float* k = q + q_width;
       const float* v = k + kv_width;
-      const auto rotate = [&](const float* in, const Norm* norm, float* out) {
+      const auto rotate = [&](const float* in, const PackedNorm* norm, float* out) {
         const std::vector<double> head = norm != nullptr ? normalized(in, *norm) : std::vector<double>(in, in + size);
         for (int64_t j = 0; j < half; ++j) {
-          const double c = rope.cosine[positions_R[r] * half + j], s = rope.sine[positions_R[r] * half + j];
+          const double c = rope.cosine.get()[positions_R[r] * half + j], s = rope.sine.get()[positions_R[r] * half + j];
           out[j] = static_cast<float>(head[j] * c - head[half + j] * s);
           out[half + j] = static_cast<float>(head[half + j] * c + head[j] * s);
         }
@@ -240,11 +240,11 @@ class ReferenceBackend final : public Backend {
     }
   }
 
-  void attention(const float* q_RHK, const KvLayer& cache, std::span<const Sequence> sequences,
-                 const AttentionShape& shape, LinearInput& x_RHK) override {
+  void attention(const float* q_RHK, const KvLayer& cache, const Sequences& sequences, const AttentionShape& shape,
+                 LinearInput& x_RHK) override {
     check_attention(cache, sequences, shape);
     int64_t num_rows = 0;
-    for (const Sequence& sequence : sequences) {
+    for (const Sequence& sequence : sequences.table) {
       num_rows = std::max(num_rows, sequence.first_row + sequence.num_rows);
       for (int64_t i = 0; i < sequence.num_rows; ++i) {
         for (int64_t h = 0; h < shape.num_heads; ++h) {
@@ -273,8 +273,8 @@ class ReferenceBackend final : public Backend {
     round_rows(z_RF, num_rows, width_F);
   }
 
-  void add_layer_norm(float* hidden_RD, const float* delta_RD, const LayerNorm& norm, int64_t num_rows, int64_t width,
-                      LinearInput* x_RD) override {
+  void add_layer_norm(float* hidden_RD, const float* delta_RD, const PackedLayerNorm& norm, int64_t num_rows,
+                      int64_t width, LinearInput* x_RD) override {
     check_layer_norm(norm, width);
     for (int64_t r = 0; r < num_rows; ++r) {
       float* hidden = hidden_RD + r * width;
@@ -288,16 +288,17 @@ class ReferenceBackend final : public Backend {
     round_rows(*x_RD, num_rows, width);
   }
 
-  void mean_rows(const float* hidden_RD, std::span<const Sequence> sequences, int64_t width, float* means_ND) override {
+  void mean_rows(const float* hidden_RD, const Sequences& sequences, int64_t width, float* means_ND) override {
     check_mean_rows(sequences);
-    for (size_t n = 0; n < sequences.size(); ++n) {
+    const std::span<const Sequence> table = sequences.table;
+    for (size_t n = 0; n < table.size(); ++n) {
       for (int64_t i = 0; i < width; ++i) {
         double sum = 0.0;
-        for (int64_t r = 0; r < sequences[n].num_rows; ++r) {
-          sum += static_cast<double>(hidden_RD[(sequences[n].first_row + r) * width + i]);
+        for (int64_t r = 0; r < table[n].num_rows; ++r) {
+          sum += static_cast<double>(hidden_RD[(table[n].first_row + r) * width + i]);
         }
         means_ND[static_cast<int64_t>(n) * width + i] =
-            static_cast<float>(sum / static_cast<double>(sequences[n].num_rows));
+            static_cast<float>(sum / static_cast<double>(table[n].num_rows));
       }
     }
   }

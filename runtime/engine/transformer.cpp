@@ -141,7 +141,7 @@ void Transformer::prefill_windows(std::span<const int32_t> ids_NT, int64_t num_w
     state.arena.reset();  // before the new one is allocated
     state.scratch_cache.reset();
     state.arena = std::make_unique<ForwardArena>(state.pass.backend, state.pass.description, max_rows, rows_at_a_time,
-                                                 state.pass.multiplies_codes(), static_cast<size_t>(batch_windows));
+                                                 state.pass.multiplies_codes(), batch_windows);
   }
   if (!state.scratch_cache) state.scratch_cache = state.make_cache(state.arena->max_rows);
   std::vector<KvLayer> caches(state.pass.weights.blocks.size(), state.scratch_cache->layer());
@@ -156,7 +156,8 @@ void Transformer::prefill_windows(std::span<const int32_t> ids_NT, int64_t num_w
     }
     const std::span ids_R =
         ids_NT.subspan(static_cast<size_t>(first * num_tokens), static_cast<size_t>(num * num_tokens));
-    state.pass.run_blocks(*state.arena, {ids_R, sequences}, caches);
+    state.pass.stage(*state.arena, {ids_R, sequences, num_tokens});
+    state.pass.run_blocks(*state.arena, caches);
     state.pass.final_hidden(*state.arena, 0, num * num_tokens,
                             hidden_RD + first * num_tokens * state.pass.description.hidden_size);
   }
@@ -174,6 +175,7 @@ class CachedSession : public Transformer::Session {
         arena_(state.pass.backend, state.pass.description, std::min(max_tokens, state.pass.rows_at_a_time(max_tokens)),
                state.pass.rows_at_a_time(max_tokens), state.pass.multiplies_codes(), 1),
         logits_V_(state.pass.backend.allocate(state.pass.description.vocabulary_size)),
+        host_logits_V_(static_cast<size_t>(state.pass.description.vocabulary_size)),
         last_D_(state.pass.backend.allocate(state.pass.description.hidden_size)) {
     for (size_t layer = 0; layer < state.pass.weights.blocks.size(); ++layer) {
       storage_.push_back(state.make_cache(max_tokens));
@@ -195,7 +197,8 @@ class CachedSession : public Transformer::Session {
     for (int64_t first = 0; first < num_ids; first += num_rows) {
       num_rows = std::min(arena_.max_rows, num_ids - first);
       const Sequence sequence = {.first_row = 0, .num_rows = num_rows, .num_past = num_tokens_, .first_slot = 0};
-      state_.pass.run_blocks(arena_, {ids.subspan(first, num_rows), {&sequence, 1}}, caches_);
+      state_.pass.stage(arena_, {ids.subspan(first, num_rows), {&sequence, 1}, max_tokens_});
+      state_.pass.run_blocks(arena_, caches_);
       num_tokens_ += num_rows;
     }
     state_.pass.final_hidden(arena_, num_rows - 1, 1, last_D_.get());
@@ -205,9 +208,9 @@ class CachedSession : public Transformer::Session {
 
  private:
   std::span<const float> finished_logits() {
-    const std::span<float> logits(logits_V_.get(), static_cast<size_t>(state_.pass.description.vocabulary_size));
+    state_.pass.backend.download<float>(logits_V_.get(), host_logits_V_);
     const float cap = state_.pass.description.logit_softcap;
-    for (float& logit : logits) {
+    for (float& logit : host_logits_V_) {
       if (cap > 0.0f) logit = cap * std::tanh(logit / cap);
       if (!std::isfinite(logit)) {
         throw std::runtime_error(
@@ -215,14 +218,16 @@ class CachedSession : public Transformer::Session {
             " tokens a logit is NaN or infinite: the weights are damaged or the model overflows float32");
       }
     }
-    return logits;
+    return host_logits_V_;
   }
 
   State& state_;
   int64_t max_tokens_;
   int64_t num_tokens_ = 0;
   ForwardArena arena_;
-  Backend::Buffer logits_V_, last_D_;
+  Buffer<float> logits_V_;
+  std::vector<float> host_logits_V_;
+  Buffer<float> last_D_;
   std::vector<KvStorage> storage_;
   std::vector<KvLayer> caches_;
 };

@@ -138,8 +138,7 @@ class Scorer {
   Transformer* reference_;
   const ScoredWindows& data_;
   int64_t batch_windows_;
-  Backend::Buffer hidden_RD_;
-  Backend::Buffer reference_hidden_RE_{nullptr, [](float*) {}};
+  Buffer<float> hidden_RD_, reference_hidden_RE_;
   std::vector<float> nll_, reference_nll_;  // of one window
   std::vector<uint8_t> same_top1_;
   std::vector<float> kl_;  // of all predictions: percentiles need them

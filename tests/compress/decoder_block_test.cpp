@@ -92,7 +92,7 @@ TEST_P(Family, LogitsEqualThoseOfTheRuntime) {
   const TokenWindows windows = read_npy(directory / "ids.npy");
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 1);
   Transformer model = Transformer::load(checkpoint, *backend);
-  const Backend::Buffer hidden = backend->allocate(windows.num_tokens * model.description().hidden_size);
+  const Buffer<float> hidden = backend->allocate(windows.num_tokens * model.description().hidden_size);
   std::vector<float> runtime(static_cast<size_t>(windows.num_tokens * model.description().vocabulary_size));
   for (int64_t n = 0; n < windows.num_windows; ++n) {
     model.prefill_windows(windows.window(n), 1, hidden.get());

@@ -25,7 +25,7 @@ std::vector<float> runtime_logits(const fs::path& directory, const TokenWindows&
   const Checkpoint checkpoint = Checkpoint::open(directory);
   Transformer model = Transformer::load(checkpoint, *backend, {}, change);
   const int64_t num_rows = windows.num_windows * windows.num_tokens;
-  const Backend::Buffer hidden = backend->allocate(num_rows * model.description().hidden_size);
+  const Buffer<float> hidden = backend->allocate(num_rows * model.description().hidden_size);
   model.prefill_windows(windows.ids_NT, windows.num_windows, hidden.get());
   std::vector<float> logits(static_cast<size_t>(num_rows * model.description().vocabulary_size));
   backend->linear(model.head(), hidden.get(), num_rows, logits.data());

@@ -87,7 +87,7 @@ TokenWindows story_windows() {
 }
 
 std::vector<float> logits(const fs::path& directory, const TokenWindows& windows) {
-  const std::unique_ptr<Backend> backend = make_backend("reference");
+  const std::unique_ptr<Backend> backend = backend_named("reference");
   Transformer model = Transformer::load(Checkpoint::open(directory), *backend);
   return prefill_logits(model, windows.ids_NT, windows.num_windows);
 }

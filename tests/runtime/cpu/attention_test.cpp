@@ -40,7 +40,7 @@ struct AttentionInput {
   }
   GuardedFloats run(Backend& backend) {
     GuardedFloats x(num_rows() * shape.num_heads * shape.head_size);
-    backend.attention(q.data(), {keys.data(), values.data(), num_slots}, sequences, shape, x.data());
+    backend.attention(q.data(), {keys.data(), values.data(), num_slots}, bounded(sequences), shape, x.data());
     EXPECT_TRUE(x.front_is_intact());
     return x;
   }
@@ -166,7 +166,7 @@ TEST_P(CpuAttention, EightBitKeysAndValuesEqualTheReference) {
                              .value_grids = grids[1].data()};
       const auto run = [&](Backend& backend) {
         GuardedFloats x(input.num_rows() * 6 * head_size);
-        backend.attention(input.q.data(), cache, input.sequences, input.shape, x.data());
+        backend.attention(input.q.data(), cache, bounded(input.sequences), input.shape, x.data());
         EXPECT_TRUE(x.front_is_intact());
         return x;
       };
@@ -185,7 +185,7 @@ TEST_P(CpuAttention, RopeStoreRoundsToEightBits) {
   const int64_t num_rows = 5, size = 18, num_slots = 7;
   RopeDescription rope;
   for (int j = 0; j < 9; ++j) rope.inverse_frequencies.push_back(std::pow(0.6f, static_cast<float>(j)));
-  const RopeTable table = make_rope_table(rope, size, 50);
+  const PackedRope table = reference_->pack_rope(make_rope_table(rope, size, 50));
   const GuardedFloats qkv = random_floats(num_rows * 8 * size, 131);
   const std::vector<int32_t> positions = {0, 1, 2, 30, 49}, slots = {6, 0, 1, 2, 4};
   const auto run = [&](Backend& backend) {
@@ -264,7 +264,7 @@ TEST_P(CpuAttention, WeightsRoundedToEightBitsEqualTheReference) {
       AttentionShape shape = input.shape;
       shape.products_in_8_bits = in_8_bits;
       GuardedFloats x(input.num_rows() * shape.num_heads * shape.head_size);
-      backend.attention(input.q.data(), cache.layer(input.num_slots), input.sequences, shape, x.data());
+      backend.attention(input.q.data(), cache.layer(input.num_slots), bounded(input.sequences), shape, x.data());
       EXPECT_TRUE(x.front_is_intact());
       return x;
     };
@@ -302,7 +302,7 @@ TEST_P(CpuAttention, AWeightIsRoundedInUnitsOfTheLargest) {
       Int8Cache cache = int8_cache(input);
       input.shape.products_in_8_bits = true;
       GuardedFloats x(input.num_rows() * 2);
-      backend_->attention(input.q.data(), cache.layer(2), input.sequences, input.shape, x.data());
+      backend_->attention(input.q.data(), cache.layer(2), bounded(input.sequences), input.shape, x.data());
       const double expected = std::nearbyint(255.0 * weight) / 255.0 / (1.0 + weight);
       EXPECT_NEAR(x[(input.num_rows() - 1) * 2], expected, 1e-5 * expected) << weight;
     }
@@ -440,7 +440,7 @@ TEST_P(CpuAttention, RefusesImpossibleShapesAndSequences) {
   const KvLayer cache{floats.data(), floats.data(), 4};
   for (Backend* backend : {backend_.get(), reference_.get()}) {
     const auto run = [&](const AttentionShape& shape, const Sequence& sequence) {
-      backend->attention(floats.data(), cache, {&sequence, 1}, shape, floats.data());
+      backend->attention(floats.data(), cache, bounded({&sequence, 1}), shape, floats.data());
     };
     expect_error<std::invalid_argument>([&] { run(shape_of(2, 1, 8), {0, 2, 3, 0}); }, {"sequence 0", "4 slots"});
     expect_error<std::invalid_argument>([&] { run(shape_of(2, 1, 8), {0, 2, 0, 3}); }, {"from slot 3"});

@@ -117,7 +117,7 @@ struct Bench {
   std::unique_ptr<PackedLinear> packed;
   std::optional<LinearInput> x;
   std::vector<Sequence> sequences;
-  Backend::Buffer y{nullptr, [](float*) {}}, rows{nullptr, [](float*) {}};
+  Buffer<float> y, rows;
   std::vector<int32_t> ids;
 
   // A linear whose input has `format`, and x and y for it.
@@ -127,7 +127,7 @@ struct Bench {
     packed = backend->pack({&weights, 1});
     x.emplace(*backend, num_rows, num_in, in_codes);
     sequences = {{.first_row = 0, .num_rows = num_rows}};
-    x->prepare(*packed, sequences);
+    x->prepare(*packed, bounded(sequences));
     y = backend->allocate(num_rows * num_out);
     rows = backend->allocate(num_rows * num_in);
     ids.resize(static_cast<size_t>(num_rows));
@@ -173,10 +173,12 @@ TEST(OutOfMemory, WhereKeysAreRotatedIsAnException) {
     return [num_heads, b = std::make_shared<Bench>(2, 16, 64, kPlain, false),
             shape = AttentionShape{.num_heads = num_heads, .num_kv_heads = num_heads, .head_size = 64, .scale = 1.0f},
             qkv = std::vector<float>(static_cast<size_t>(2 * 3 * kWide)), q = std::vector<float>(2 * kWide),
-            rope = make_rope_table({.inverse_frequencies = std::vector<float>(32, 1.0f)}, 64, 2),
+            rope = std::make_shared<PackedRope>(
+                make_cpu_backend(detect_isa(), 1)
+                    ->pack_rope(make_rope_table({.inverse_frequencies = std::vector<float>(32, 1.0f)}, 64, 2))),
             storage = std::make_shared<KvStorage>(*make_cpu_backend(detect_isa(), 1), 8, 2, num_heads, 64)]() mutable {
       KvLayer cache = storage->layer();
-      b->backend->rope_store(qkv.data(), rope, nullptr, nullptr, shape, b->ids, b->ids, cache, q.data());
+      b->backend->rope_store(qkv.data(), *rope, nullptr, nullptr, shape, b->ids, b->ids, cache, q.data());
     };
   });
 }

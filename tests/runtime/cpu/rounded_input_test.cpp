@@ -148,8 +148,8 @@ void emit(Backend& backend, const PackedLinear& packed, const std::vector<float>
           std::span<const Sequence> sequences, int64_t num_rows, int64_t width, LinearInput& input) {
   const AttentionShape shape = {.num_heads = width / 2, .num_kv_heads = width / 2, .head_size = 2, .sliding_window = 1};
   std::vector<float> keys(x.size(), 0.5f), values = x, queries(x.size(), 0.25f);
-  input.prepare(packed, sequences);
-  backend.attention(queries.data(), {keys.data(), values.data(), num_rows}, sequences, shape, input);
+  input.prepare(packed, bounded(sequences));
+  backend.attention(queries.data(), {keys.data(), values.data(), num_rows}, bounded(sequences), shape, input);
 }
 
 class RoundedInput : public testing::TestWithParam<std::tuple<std::string, NamedFormat>> {
@@ -257,7 +257,7 @@ TEST_P(RoundedInput, OperationsEmitWhatTheyWouldHaveWritten) {
   const Layer layer(Kind::w8, 16, width, format(), 1);
   const auto packed = backend_->pack({&layer.linear, 1});
   const std::vector<Sequence> sequences = sequences_of(num_rows);
-  const Norm norm = {random_rows(1, width, 4), 1e-5f};
+  const PackedNorm norm = backend_->pack_norm({random_rows(1, width, 4), 1e-5f});
   const std::vector<float> hidden = random_rows(num_rows, width, 5), gates = random_rows(num_rows, 2 * width, 6);
   LinearInput input(*backend_, num_rows, width, true);
   const auto check = [&](const std::vector<float>& plain) {
@@ -271,7 +271,7 @@ TEST_P(RoundedInput, OperationsEmitWhatTheyWouldHaveWritten) {
   std::vector<float> plain(hidden.size()), h = hidden;
   backend_->add_norm(h.data(), nullptr, nullptr, &norm, num_rows, width, plain.data());
   h = hidden;
-  input.prepare(*packed, sequences);
+  input.prepare(*packed, bounded(sequences));
   backend_->add_norm(h.data(), nullptr, nullptr, &norm, num_rows, width, input);
   check(plain);
   backend_->activate(gates.data(), Activation::silu, num_rows, width, plain.data());
@@ -319,7 +319,7 @@ TEST_P(RoundedInput, RefusesPartsAndRowsThatDoNotFit) {
   if (!format().is_rowwise()) {
     LinearInput input(*backend_, 2, 32, true);
     const std::vector<Sequence> half = {{.num_rows = 1}};
-    input.prepare(*packed, half);
+    input.prepare(*packed, bounded(half));
     std::vector<float> gates(128);
     expect_error<std::invalid_argument>([&] { backend_->activate(gates.data(), Activation::silu, 2, 32, input); },
                                         {"whole sequences", "2 rows"});

@@ -425,9 +425,9 @@ TEST(SparseLinear, ProductsOfCodesAreThoseOfTheSameCodes) {
       for (int64_t num_rows : {1, 3, 40}) {
         LinearInput input(*backend, num_rows, 192, true);
         const std::vector<Sequence> sequences = {{.num_rows = num_rows}};
-        input.prepare(*packed, sequences);
+        input.prepare(*packed, bounded(sequences));
         std::vector<float> hidden = random_x(num_rows, 192, 8);
-        const Norm norm = {std::vector<float>(192, 1.0f), 1e-5f};
+        const PackedNorm norm = backend->pack_norm({std::vector<float>(192, 1.0f), 1e-5f});
         backend->add_norm(hidden.data(), nullptr, nullptr, &norm, num_rows, 192, input);
         GuardedFloats y(num_rows * 50), y_dense(num_rows * 50);
         backend->linear(*packed, input, num_rows, y.data());

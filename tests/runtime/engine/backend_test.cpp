@@ -34,9 +34,9 @@ TEST_P(CpuBackendTest, IsNamedAfterItsInstructionSet) {
 TEST_P(CpuBackendTest, AllocatesZeroedAlignedMemoryAndRefusesImpossibleSizes) {
   const auto buffer = backend_->allocate(1001);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.get()) % 64, 0u);
-  for (int i = 0; i < 1001; ++i) ASSERT_EQ(buffer[i], 0.0f);
+  for (int i = 0; i < 1001; ++i) ASSERT_EQ(buffer.get()[i], 0.0f);
   expect_error<std::invalid_argument>([&] { backend_->allocate(-5); }, {"-5"});
-  expect_error<std::invalid_argument>([&] { backend_->allocate(std::numeric_limits<int64_t>::max()); }, {"floats"});
+  expect_error<std::invalid_argument>([&] { backend_->allocate(std::numeric_limits<int64_t>::max()); }, {"values"});
 }
 
 TEST_P(CpuBackendTest, RefusesALinearThatAnotherBackendPacked) {
@@ -91,8 +91,9 @@ TEST_P(CpuBackendTest, AddNormEqualsTheReference) {
         const bool has_delta = variant & 1, has_delta_norm = variant & 2, has_norm = variant & 4;
         if (has_delta_norm && !has_delta) continue;
         const GuardedFloats gain = random_floats(width, 1), delta_gain = random_floats(width, 2);
-        const Norm norm{{gain.span().begin(), gain.span().end()}, 1e-5f};
-        const Norm delta_norm{{delta_gain.span().begin(), delta_gain.span().end()}, 1e-6f};
+        const PackedNorm norm = backend_->pack_norm({{gain.span().begin(), gain.span().end()}, 1e-5f});
+        const PackedNorm delta_norm =
+            backend_->pack_norm({{delta_gain.span().begin(), delta_gain.span().end()}, 1e-6f});
         GuardedFloats hidden = random_floats(num_rows * width, 3, 4.0f), expected_hidden = hidden;
         const GuardedFloats delta = random_floats(num_rows * width, 4);
         GuardedFloats x(num_rows * width), expected(num_rows * width);
@@ -120,17 +121,17 @@ TEST_P(CpuBackendTest, AddNormEqualsTheReference) {
 
 TEST_P(CpuBackendTest, AddNormKeepsNaNInItsRow) {
   const int64_t width = 40;
-  const Norm norm{std::vector<float>(width, 1.0f), 1e-5f};
+  const PackedNorm norm = backend_->pack_norm({std::vector<float>(width, 1.0f), 1e-5f});
   GuardedFloats hidden = random_floats(3 * width, 1), x(3 * width);
   hidden[width + 39] = std::numeric_limits<float>::quiet_NaN();
   backend_->add_norm(hidden.data(), nullptr, nullptr, &norm, 3, width, x.data());
   for (int64_t i = 0; i < 3 * width; ++i) EXPECT_EQ(std::isnan(x[i]), i / width == 1) << i;
 }
 
-RopeTable random_rope_table(int64_t head_size, int64_t num_positions) {
+PackedRope random_rope_table(Backend& backend, int64_t head_size, int64_t num_positions) {
   RopeDescription rope;
   for (int64_t j = 0; j < head_size / 2; ++j) rope.inverse_frequencies.push_back(std::pow(0.7f, static_cast<float>(j)));
-  return make_rope_table(rope, head_size, num_positions);
+  return backend.pack_rope(make_rope_table(rope, head_size, num_positions));
 }
 
 TEST_P(CpuBackendTest, RopeStoreEqualsTheReference) {
@@ -139,11 +140,11 @@ TEST_P(CpuBackendTest, RopeStoreEqualsTheReference) {
       const AttentionShape shape{6, 2, head_size, 1.0f, 0.0f, 0};
       const int64_t num_slots = 9, q_width = 6 * head_size, kv_width = 2 * head_size;
       const std::vector<int32_t> positions = {0, 5, 199, 63}, slots = {8, 0, 3, 4};
-      const RopeTable table = random_rope_table(head_size, 200);
+      const PackedRope table = random_rope_table(*backend_, head_size, 200);
       const GuardedFloats qkv = random_floats(4 * (q_width + 2 * kv_width), 1);
       const GuardedFloats q_gain = random_floats(head_size, 2), k_gain = random_floats(head_size, 3);
-      const Norm q_norm{{q_gain.span().begin(), q_gain.span().end()}, 1e-6f};
-      const Norm k_norm{{k_gain.span().begin(), k_gain.span().end()}, 1e-6f};
+      const PackedNorm q_norm = backend_->pack_norm({{q_gain.span().begin(), q_gain.span().end()}, 1e-6f});
+      const PackedNorm k_norm = backend_->pack_norm({{k_gain.span().begin(), k_gain.span().end()}, 1e-6f});
       struct Result {
         GuardedFloats q, keys, values;
       };
@@ -175,7 +176,7 @@ TEST_P(CpuBackendTest, RopeStoreEqualsTheReference) {
 
 TEST_P(CpuBackendTest, RopeStoreRefusesPositionsAndSlotsOutOfRange) {
   const AttentionShape shape{1, 1, 8, 1.0f, 0.0f, 0};
-  const RopeTable table = random_rope_table(8, 4);
+  const PackedRope table = random_rope_table(*backend_, 8, 4);
   std::vector<float> qkv(24), q(8), keys(16), values(16);
   KvLayer cache{keys.data(), values.data(), 2};
   for (Backend* backend : {backend_.get(), reference_.get()}) {
@@ -241,8 +242,8 @@ TEST_P(CpuBackendTest, RowOperationsGiveTheSameBitsForAnyNumberOfThreads) {
   const AttentionShape shape{9, 3, head_size, 0.125f, 0.0f, 0};
   const GuardedFloats hidden = random_floats(num_rows * width, 1), delta = random_floats(num_rows * width, 2),
                       qkv = random_floats(num_rows * 15 * head_size, 3);
-  const Norm norm{std::vector<float>(width, 1.5f), 1e-5f};
-  const RopeTable table = random_rope_table(head_size, num_rows);
+  const PackedNorm norm = backend_->pack_norm({std::vector<float>(width, 1.5f), 1e-5f});
+  const PackedRope table = random_rope_table(*backend_, head_size, num_rows);
   const std::vector<float> weights(delta.span().begin(), delta.span().end());
   std::vector<int32_t> rows;
   for (int32_t r = 0; r < num_rows; ++r) rows.push_back(r);

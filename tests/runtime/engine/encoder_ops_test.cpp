@@ -15,16 +15,17 @@ class EncoderOps : public OnEachIsa {};
 INSTANTIATE_TEST_SUITE_P(Isas, EncoderOps, testing::Values(Isa::avx2, Isa::avx512),
                          [](const auto& test) { return std::string(isa_name(test.param)); });
 
-LayerNorm random_norm(int64_t width) {
+PackedLayerNorm random_norm(Backend& backend, int64_t width) {
   const GuardedFloats gain = random_floats(width, 1), bias = random_floats(width, 2);
-  return {{gain.span().begin(), gain.span().end()}, {bias.span().begin(), bias.span().end()}, 1e-5f};
+  return backend.pack_layer_norm(
+      {{gain.span().begin(), gain.span().end()}, {bias.span().begin(), bias.span().end()}, 1e-5f});
 }
 
 // hidden + delta with mean 3 and standard deviation about 4: the mean must be taken off before squares are summed.
 TEST_P(EncoderOps, AddLayerNormEqualsTheReference) {
   for (const int64_t width : {1, 5, 8, 15, 16, 17, 31, 33, 64, 384, 1000}) {
     for (const int64_t num_rows : {1, 3, 50}) {
-      const LayerNorm norm = random_norm(width);
+      const PackedLayerNorm norm = random_norm(*backend_, width);
       GuardedFloats hidden = random_floats(num_rows * width, 3, 4.0f), expected = hidden;
       GuardedFloats delta = random_floats(num_rows * width, 4);
       for (int64_t i = 0; i < num_rows * width; ++i) delta[i] += 3.0f;
@@ -36,7 +37,7 @@ TEST_P(EncoderOps, AddLayerNormEqualsTheReference) {
       // division by the deviation can enlarge by 1 / deviation (rows of one value: sqrt(1 / epsilon), on a difference
       // that is then 0 in both); the square root halves the relative error of the variance; four roundings follow.
       const double relative = (static_cast<double>(width) / 16 + 10) * kUnitRoundoff;
-      const double largest = largest_magnitude(norm.gain) * std::sqrt(static_cast<double>(width)) + 5.0;
+      const double largest = largest_magnitude(norm.gain_D.span()) * std::sqrt(static_cast<double>(width)) + 5.0;
       expect_close(expected.span(), hidden.span(), 20 * relative * largest);
       EXPECT_TRUE(same_bits(hidden.span(), x.span()));
       EXPECT_TRUE(same_bits(expected.span(), expected_x.span()));
@@ -47,7 +48,8 @@ TEST_P(EncoderOps, AddLayerNormEqualsTheReference) {
 
 // Rows with mean 0 and variance 1 are left alone by gain 1 and bias 0; constant rows become the bias.
 TEST_P(EncoderOps, AddLayerNormHasItsClosedForms) {
-  const LayerNorm norm{{1.0f, 2.0f, 3.0f, 4.0f}, {0.0f, 0.5f, -0.5f, 1.0f}, 1e-12f};
+  LayerNorm host_norm{{1.0f, 2.0f, 3.0f, 4.0f}, {0.0f, 0.5f, -0.5f, 1.0f}, 1e-12f};
+  const PackedLayerNorm norm = backend_->pack_layer_norm(host_norm);
   GuardedFloats hidden(std::vector<float>{1.0f, -1.0f, 1.0f, -1.0f, 7.0f, 7.0f, 7.0f, 7.0f});
   const std::vector<float> delta(8, 2.0f);
   for (Backend* backend : {backend_.get(), reference_.get()}) {
@@ -56,8 +58,8 @@ TEST_P(EncoderOps, AddLayerNormHasItsClosedForms) {
     const std::vector<float> expected = {1.0f, -1.5f, 2.5f, -3.0f, 0.0f, 0.5f, -0.5f, 1.0f};
     expect_close(expected, rows.span(), 4 * kUnitRoundoff * 4.0);
   }
-  LayerNorm narrow = norm;
-  narrow.bias.pop_back();
+  host_norm.bias.pop_back();
+  const PackedLayerNorm narrow = backend_->pack_layer_norm(host_norm);
   expect_error<std::invalid_argument>(
       [&] { backend_->add_layer_norm(hidden.data(), delta.data(), narrow, 2, 4, nullptr); }, {"width 4", "4 and 3"});
 }
@@ -82,8 +84,8 @@ TEST_P(EncoderOps, MeanRowsEqualsTheReference) {
   for (const int64_t width : {1, 8, 15, 17, 384}) {
     const GuardedFloats rows = random_floats(208 * width, 6);
     GuardedFloats mean(3 * width), expected(3 * width);
-    backend_->mean_rows(rows.data(), sequences, width, mean.data());
-    reference_->mean_rows(rows.data(), sequences, width, expected.data());
+    backend_->mean_rows(rows.data(), bounded(sequences), width, mean.data());
+    reference_->mean_rows(rows.data(), bounded(sequences), width, expected.data());
     expect_close(expected.span(), mean.span(), 201 * kUnitRoundoff * largest_magnitude(rows.span()));
     EXPECT_TRUE(
         same_bits(rows.span().first(static_cast<size_t>(width)), mean.span().first(static_cast<size_t>(width))));
@@ -92,7 +94,8 @@ TEST_P(EncoderOps, MeanRowsEqualsTheReference) {
   std::vector<float> rows(4), mean(4);
   expect_error<std::invalid_argument>(
       [&] {
-        backend_->mean_rows(rows.data(), std::vector<Sequence>{{0, 0, 0, 0}}, 4, mean.data());
+        const std::vector<Sequence> empty = {{0, 0, 0, 0}};
+        backend_->mean_rows(rows.data(), bounded(empty), 4, mean.data());
       },
       {"sequence 0"});
 }
@@ -111,8 +114,9 @@ TEST_P(EncoderOps, AttentionBothWaysEqualsTheReference) {
       const int64_t num_rows = num_tokens + 6, size = num_rows * 3 * head_size;
       const GuardedFloats q = random_floats(size, 7);
       GuardedFloats keys = random_floats(size, 8), values = random_floats(size, 9), x(size), expected(size);
-      backend_->attention(q.data(), {keys.data(), values.data(), num_rows}, sequences, shape, x.data());
-      reference_->attention(q.data(), {keys.data(), values.data(), num_rows}, sequences, shape, expected.data());
+      backend_->attention(q.data(), {keys.data(), values.data(), num_rows}, bounded(sequences), shape, x.data());
+      reference_->attention(q.data(), {keys.data(), values.data(), num_rows}, bounded(sequences), shape,
+                            expected.data());
       // As in attention_test.cpp.
       const double k = static_cast<double>(head_size);
       const double score_error = 4 * std::sqrt(k) * kUnitRoundoff * shape.scale * (2 * k * 0.64 + 4 * std::sqrt(k));
@@ -124,8 +128,8 @@ TEST_P(EncoderOps, AttentionBothWaysEqualsTheReference) {
       std::fill_n(keys.data(), size, 0.5f);
       for (Backend* backend : {backend_.get(), reference_.get()}) {
         GuardedFloats means(size), expected_means(3 * 3 * head_size);
-        backend->attention(q.data(), {keys.data(), values.data(), num_rows}, sequences, shape, means.data());
-        backend->mean_rows(values.data(), sequences, 3 * head_size, expected_means.data());
+        backend->attention(q.data(), {keys.data(), values.data(), num_rows}, bounded(sequences), shape, means.data());
+        backend->mean_rows(values.data(), bounded(sequences), 3 * head_size, expected_means.data());
         for (size_t s = 0; s < sequences.size(); ++s) {
           for (int64_t r = 0; r < sequences[s].num_rows; ++r) {
             expect_close(expected_means.span().subspan(s * 3 * head_size, 3 * head_size),
@@ -145,7 +149,7 @@ TEST_P(EncoderOps, AWindowMakesNoSenseBothWays) {
   const std::vector<Sequence> sequences = {{0, 4, 0, 0}};
   expect_error<std::invalid_argument>(
       [&] {
-        backend_->attention(data.data(), {data.data(), data.data(), 4}, sequences, shape, data.data());
+        backend_->attention(data.data(), {data.data(), data.data(), 4}, bounded(sequences), shape, data.data());
       },
       {"sliding window", "4"});
 }
@@ -165,7 +169,7 @@ TEST_P(EncoderOps, RowsAreRoundedForTheirConsumer) {
     const auto expect_rounded = [&](const auto& produce) {
       LinearInput plain(*backend_, num_rows, width, false), rounded(*backend_, num_rows, width, false);
       produce(plain);
-      rounded.prepare(*packed, sequences);
+      rounded.prepare(*packed, bounded(sequences));
       produce(rounded);
       std::vector<float> expected(plain.x(), plain.x() + num_rows * width);
       for (const Sequence& s : sequences) {
@@ -174,7 +178,7 @@ TEST_P(EncoderOps, RowsAreRoundedForTheirConsumer) {
       EXPECT_TRUE(same_bits(expected, {rounded.x(), expected.size()}));
     };
     const GuardedFloats y = random_floats(num_rows * width, 3), delta = random_floats(num_rows * width, 4);
-    const LayerNorm norm = random_norm(width);
+    const PackedLayerNorm norm = random_norm(*backend_, width);
     expect_rounded([&](LinearInput& x) { backend_->activate_ungated(y.data(), Activation::gelu, num_rows, width, x); });
     expect_rounded([&](LinearInput& x) {
       GuardedFloats hidden = y;

@@ -15,7 +15,7 @@ namespace {
 
 class EncoderBackends : public testing::TestWithParam<std::string> {
  protected:
-  std::unique_ptr<Backend> backend_ = make_backend(GetParam());
+  std::unique_ptr<Backend> backend_ = backend_named(GetParam());
 };
 
 INSTANTIATE_TEST_SUITE_P(, EncoderBackends, testing::ValuesIn(backend_names()),

@@ -51,10 +51,10 @@ TEST(Reference, AllocatesZeroedAlignedMemoryAndRefusesImpossibleSizes) {
   const auto backend = make_reference_backend();
   const auto buffer = backend->allocate(1001);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.get()) % 64, 0u);
-  for (int i = 0; i < 1001; ++i) ASSERT_EQ(buffer[i], 0.0f);
+  for (int i = 0; i < 1001; ++i) ASSERT_EQ(buffer.get()[i], 0.0f);
   EXPECT_NE(backend->allocate(0).get(), nullptr);
   expect_error<std::invalid_argument>([&] { backend->allocate(-1); }, {"-1"});
-  expect_error<std::invalid_argument>([&] { backend->allocate(std::numeric_limits<int64_t>::max() / 2); }, {"floats"});
+  expect_error<std::invalid_argument>([&] { backend->allocate(std::numeric_limits<int64_t>::max() / 2); }, {"values"});
 }
 
 TEST(Reference, LinearAndEmbedOfWrittenOutNumbers) {
@@ -92,11 +92,11 @@ TEST(Reference, StacksPartsThatShareTheirInputAndRefusesOthers) {
 
 TEST(Reference, NormOfAConstantVectorIsItsSignTimesTheGain) {
   const auto backend = make_reference_backend();
-  const Norm norm{{1.0f, 2.0f, -3.0f, 0.5f, 4.0f}, 0.0f};
+  const PackedNorm norm = backend->pack_norm({{1.0f, 2.0f, -3.0f, 0.5f, 4.0f}, 0.0f});
   for (const float constant : {2.5f, -0.125f}) {
     std::vector<float> hidden(5, constant), x(5);
     backend->add_norm(hidden.data(), nullptr, nullptr, &norm, 1, 5, x.data());
-    for (int i = 0; i < 5; ++i) EXPECT_FLOAT_EQ(x[i], (constant > 0 ? 1.0f : -1.0f) * norm.gain[i]);
+    for (int i = 0; i < 5; ++i) EXPECT_FLOAT_EQ(x[i], (constant > 0 ? 1.0f : -1.0f) * norm.gain_D.get()[i]);
     EXPECT_EQ(hidden, std::vector<float>(5, constant));
   }
 }
@@ -104,7 +104,7 @@ TEST(Reference, NormOfAConstantVectorIsItsSignTimesTheGain) {
 TEST(Reference, AddNormAddsTheNormalizedDelta) {
   const auto backend = make_reference_backend();
   // rms(3, 4) = sqrt(12.5); with epsilon 3.5 the divisor is 4.
-  const Norm delta_norm{{1.0f, 2.0f}, 3.5f};
+  const PackedNorm delta_norm = backend->pack_norm({{1.0f, 2.0f}, 3.5f});
   std::vector<float> hidden = {1.0f, 1.0f};
   const std::vector<float> delta = {3.0f, 4.0f};
   backend->add_norm(hidden.data(), delta.data(), &delta_norm, nullptr, 1, 2, nullptr);
@@ -142,7 +142,7 @@ class ReferenceRope : public testing::Test {
     return q;
   }
   std::unique_ptr<Backend> backend_ = make_reference_backend();
-  RopeTable table_ = small_rope_table(16, 500);
+  PackedRope table_ = backend_->pack_rope(small_rope_table(16, 500));
 };
 
 TEST_F(ReferenceRope, IsTheIdentityAtPositionZeroAndKeepsTheLength) {
@@ -214,7 +214,7 @@ TEST(Reference, AttentionEqualsTheFullMatrix) {
                     v = random_floats(num_tokens * 2 * 8, 3), x(num_tokens * 6 * 8);
       const KvLayer cache{k.data(), v.data(), num_tokens};
       const Sequence sequence{0, num_tokens, 0, 0};
-      backend->attention(q.data(), cache, {&sequence, 1}, shape, x.data());
+      backend->attention(q.data(), cache, bounded({&sequence, 1}), shape, x.data());
       expect_close(attention_by_matrix(q.span(), k.span(), v.span(), num_tokens, shape), x.span(), 1e-7, 2e-7);
     }
   }

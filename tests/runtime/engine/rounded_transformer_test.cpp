@@ -156,7 +156,7 @@ TEST_P(RoundedTransformer, KernelsGiveTheLogitsOfTheReference) {
   names.emplace_back(isa_name(detect_isa()));  // codes are multiplied by sets that floats do not have
   for (const std::string& name : names) {
     if (name == "reference") continue;
-    const auto backend = make_backend(name);
+    const auto backend = backend_named(name);
     Transformer model = load(*backend);
     const std::vector<float> logits = prefill_logits(model, windows_.ids_NT, windows_.num_windows);
     EXPECT_LE(rms_difference(logits, expected), kFlips * rounding_error) << name;
@@ -277,7 +277,7 @@ void expect_rounding_alike(const std::string& family, const std::function<void(T
   std::vector<float> expected;
   double rounding_error = 0.0;
   for (const std::string& name : backend_names()) {
-    const auto backend = make_backend(name);
+    const auto backend = backend_named(name);
     Transformer model = Transformer::load(checkpoint, *backend);
     const std::vector<float> exact = prefill_logits(model, windows.ids_NT, windows.num_windows);
     prepare(model);

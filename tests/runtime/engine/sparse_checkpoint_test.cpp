@@ -68,14 +68,14 @@ TEST_F(SparseModel, LogitsAreThoseOfTheDenseCheckpoint) {
     Transformer model = Transformer::load(Checkpoint::open(directory), backend);
     return prefill_logits(model, windows.ids_NT, windows.num_windows);
   };
-  const std::unique_ptr<Backend> reference = make_backend("reference");
+  const std::unique_ptr<Backend> reference = backend_named("reference");
   const std::vector<float> expected = logits(written_.dense, *reference);
   EXPECT_EQ(logits(written_.packed, *reference), expected);
   double largest = 0.0;
   for (const float logit : expected) largest = std::max(largest, static_cast<double>(std::abs(logit)));
   ASSERT_GT(largest, 0.0);
   for (const std::string& name : backend_names()) {
-    const std::unique_ptr<Backend> backend = make_backend(name);
+    const std::unique_ptr<Backend> backend = backend_named(name);
     const std::vector<float> found = logits(written_.packed, *backend);
     ASSERT_EQ(found.size(), expected.size());
     for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], kTolerance * largest) << name;

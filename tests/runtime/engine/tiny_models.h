@@ -16,6 +16,7 @@
 #include "runtime/engine/transformer.h"
 #include "runtime/files/npy.h"
 #include "runtime/model/checkpoint.h"
+#include "tests/runtime/engine/guarded_backend.h"
 
 namespace pare {
 
@@ -105,22 +106,33 @@ inline bool has_avx512() {
   return supports_isa(Isa::avx512);
 }
 
-// "reference", "avx2" or "avx512".
-inline std::unique_ptr<Backend> make_backend(const std::string& name, int num_threads = 2) {
-  return name == "reference" ? make_reference_backend() : make_cpu_backend(parse_isa(name), num_threads);
+// "reference", "guarded" (the reference on memory that the host cannot touch), "avx2" or "avx512".
+inline std::unique_ptr<Backend> backend_named(const std::string& name, int num_threads = 2) {
+  if (name == "reference") return make_reference_backend();
+  if (name == "guarded") return std::make_unique<GuardedBackend>();
+  return make_cpu_backend(parse_isa(name), num_threads);
 }
 
 inline std::vector<std::string> backend_names() {
-  std::vector<std::string> names = {"reference", "avx2"};
+  std::vector<std::string> names = {"reference", "guarded", "avx2"};
   if (has_avx512()) names.push_back("avx512");
   return names;
 }
 
-// Logits of every row of final hidden states, [R, V], after soft capping.
+template <typename T>
+std::vector<T> downloaded(Backend& backend, const Buffer<T>& buffer) {
+  std::vector<T> values(static_cast<size_t>(buffer.size()));
+  backend.download<T>(buffer.get(), values);
+  return values;
+}
+
+// Logits of every row of final hidden states, [R, V] in the backend's memory, after soft capping.
 inline std::vector<float> logits_of(Transformer& model, const float* hidden_RD, int64_t num_rows) {
   const int64_t vocabulary_size = model.description().vocabulary_size;
   std::vector<float> logits(static_cast<size_t>(num_rows * vocabulary_size));
-  model.backend().linear(model.head(), hidden_RD, num_rows, logits.data());
+  const Buffer<float> logits_RV = model.backend().allocate(num_rows * vocabulary_size);
+  model.backend().linear(model.head(), hidden_RD, num_rows, logits_RV.get());
+  model.backend().download<float>(logits_RV.get(), logits);
   const float cap = model.description().logit_softcap;
   for (float& logit : logits) logit = cap > 0.0f ? cap * std::tanh(logit / cap) : logit;
   return logits;
@@ -128,7 +140,7 @@ inline std::vector<float> logits_of(Transformer& model, const float* hidden_RD, 
 
 inline std::vector<float> prefill_logits(Transformer& model, const std::vector<int32_t>& ids, int64_t num_windows) {
   const auto num_rows = static_cast<int64_t>(ids.size());
-  const Backend::Buffer hidden = model.backend().allocate(num_rows * model.description().hidden_size);
+  const Buffer<float> hidden = model.backend().allocate(num_rows * model.description().hidden_size);
   model.prefill_windows(ids, num_windows, hidden.get());
   return logits_of(model, hidden.get(), num_rows);
 }

@@ -73,7 +73,7 @@ std::vector<Case> all_cases() {
 
 class TransformerFamily : public testing::TestWithParam<Case> {
  protected:
-  std::unique_ptr<Backend> backend_ = make_backend(GetParam().backend);
+  std::unique_ptr<Backend> backend_ = backend_named(GetParam().backend);
   Transformer model_ = Transformer::load(Checkpoint::open(family_path(GetParam().family)), *backend_);
   TokenWindows windows_ = read_npy(family_path(GetParam().family) / "ids.npy");
   std::vector<float> golden_ = read_golden_floats(family_path(GetParam().family) / "logits.npy");
@@ -115,7 +115,7 @@ TEST(Transformer, ThreadsDoNotChangeABit) {
     const std::vector<int32_t> ids = random_ids(300, checkpoint.description().vocabulary_size, 3);
     std::vector<std::vector<float>> logits;
     for (const int num_threads : {1, 2, 3}) {
-      const std::unique_ptr<Backend> backend = make_backend(test.backend, num_threads);
+      const std::unique_ptr<Backend> backend = backend_named(test.backend, num_threads);
       Transformer model = Transformer::load(checkpoint, *backend);
       logits.push_back(prefill_logits(model, ids, 3));
     }

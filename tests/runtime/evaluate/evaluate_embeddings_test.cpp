@@ -102,7 +102,7 @@ TEST_F(TextPairsFile, OtherFilesAreRefusedWithTheLine) {
 }
 
 TEST_F(TextPairsFile, AnEncoderAgreesWithItself) {
-  const auto backend = make_backend("avx2");
+  const auto backend = backend_named("avx2");
   const Checkpoint checkpoint = Checkpoint::open(tiny_encoder_path());
   Encoder model = Encoder::load(checkpoint, *backend), reference = Encoder::load(checkpoint, *backend);
   const TextPairs data = read("the cat\tthe dog\t3\nthe dog\tthe mat\t1\na house\tthe house\t2\n");

@@ -30,7 +30,7 @@ class InstructionsOfStories : public testing::Test {
   InstructionOptions options_ = {.prompt_template = PromptTemplate::plain, .max_new_tokens = 32};
   Checkpoint checkpoint_ = Checkpoint::open(kData + "stories260k");
   Tokenizer tokenizer_ = Tokenizer::open(kData + "stories260k");
-  std::unique_ptr<Backend> backend_ = make_backend("avx2", 1);
+  std::unique_ptr<Backend> backend_ = backend_named("avx2", 1);
   Transformer model_ = Transformer::load(checkpoint_, *backend_);
 
   InstructionEvaluation evaluate(Transformer& model) {

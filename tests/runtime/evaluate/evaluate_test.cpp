@@ -214,7 +214,7 @@ TEST_F(Evaluate, ThreadsDoNotChangeABitAndInstructionSetsBarelyMatter) {
   for (const std::string& name : backend_names()) {
     std::vector<double> nll;
     for (const int num_threads : {1, 2, 3}) {
-      const std::unique_ptr<Backend> backend = make_backend(name, num_threads);
+      const std::unique_ptr<Backend> backend = backend_named(name, num_threads);
       Transformer model = Transformer::load(Checkpoint::open(family_path("gemma3_local_global")), *backend);
       nll.push_back(evaluate(model, windows_of("gemma3_local_global", model.description()), nullptr).nll);
     }

@@ -75,7 +75,7 @@ TEST_P(BitsAndBytesGolden, LinearsGiveTheLibrarysOutputs) {
       const auto packed = backend->pack({&linear, 1});
       const std::vector<Sequence> all = {{.num_rows = num_rows}};
       LinearInput input(*backend, num_rows, num_in(), true);
-      input.prepare(*packed, all);
+      input.prepare(*packed, bounded(all));
       backend->activate(gates.data(), Activation::silu, num_rows, num_in(), input);
       std::vector<float> y(theirs.size());
       backend->linear(*packed, input, num_rows, y.data());

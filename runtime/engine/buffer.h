@@ -1,0 +1,34 @@
+// Memory of a backend: on a CPU plain memory, on a device memory that the host cannot touch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+
+namespace pare {
+
+// Freed by the backend that gave it, which must live as long.
+using BufferMemory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
+
+// `size` values of type T in a backend's memory. What get() and span() give is for the backend's operations alone: the
+// host reads and writes it through Backend::download and upload.
+template <typename T>
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(BufferMemory memory, int64_t size) : memory_(std::move(memory)), size_(size) {}
+
+  T* get() const { return reinterpret_cast<T*>(memory_.get()); }
+  int64_t size() const { return size_; }
+  std::span<T> span() const { return {get(), static_cast<size_t>(size_)}; }
+  std::span<T> first(int64_t num) const { return span().first(static_cast<size_t>(num)); }
+
+ private:
+  BufferMemory memory_;
+  int64_t size_ = 0;
+};
+
+}  // namespace pare

@@ -1,0 +1,22 @@
+// What backends share whose memory is the host's: its allocation, copies, and a mixture as its steps one after another.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "runtime/engine/backend.h"
+
+namespace pare {
+
+class HostBackend : public Backend {
+ public:
+  BufferMemory allocate_bytes(int64_t num_bytes) override;
+  void upload_bytes(std::span<const std::byte> host, void* memory) override;
+  void download_bytes(const void* memory, std::span<std::byte> host) override;
+  std::unique_ptr<ExpertWork> allocate_experts(const ExpertShape& shape) override;
+  void run_experts(std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing,
+                   Activation activation, const float* logits_RE, const float* x_RD, const Sequences& sequences,
+                   int64_t num_rows, ExpertWork& work, float* y_RD) override;
+};
+
+}  // namespace pare
