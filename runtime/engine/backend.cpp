@@ -92,6 +92,7 @@ void LinearInput::prepare(const PackedLinear& consumer, const Sequences& sequenc
                                 ": it multiplies codes, and there is no room "
                                 "for them: allocate the input with codes");
   }
+  consumer_ = &consumer;
   format_ = &consumer.input();
   as_codes_ = consumer.multiplies_codes();
   sequences_ = sequences;

@@ -291,6 +291,7 @@ class LinearInput {
   // many others go to the same expert.
   void prepare(const PackedLinear& consumer, const Sequences& sequences, int64_t batch_rows = 0);
   int64_t batch_rows() const { return batch_rows_; }
+  const PackedLinear* consumer() const { return consumer_; }  // null: of plain rows
 
   const InputFormat& format() const { return *format_; }
   bool as_codes() const { return as_codes_; }
@@ -314,6 +315,7 @@ class LinearInput {
   int8_t* codes_RS_ = nullptr;
   float* scales_R_ = nullptr;
   int32_t* zeros_R_ = nullptr;
+  const PackedLinear* consumer_ = nullptr;
   const InputFormat* format_;
   bool as_codes_ = false;
   Sequences sequences_;

@@ -1,0 +1,407 @@
+#include "runtime/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "runtime/cuda/cuda_linear.h"
+#include "runtime/cuda/kernels.h"
+#include "runtime/engine/backend_checks.h"
+
+namespace pare {
+namespace {
+
+// Logits in memory at a time.
+constexpr int64_t kLogitFloats = int64_t{1} << 23;
+
+void require(cudaError_t status, const std::string& what) {
+  if (status == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());
+  throw std::runtime_error("CUDA: " + what + ": " + cudaGetErrorString(status));
+}
+
+void require_argument(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+const CudaLinear& cuda_linear(const PackedLinear& packed) {
+  const auto* linear = dynamic_cast<const CudaLinear*>(&packed);
+  require_argument(linear != nullptr,
+                   "CUDA backend: expected a linear that it packed itself, found " + packed.kernel_name());
+  return *linear;
+}
+
+NormView view_of(const PackedNorm* norm) {
+  return norm == nullptr ? NormView{} : NormView{norm->gain_D.get(), nullptr, norm->epsilon};
+}
+
+RoundingView view_of(const InputFormat& format) {
+  return {format.type, format.range,    format.symmetric,        format.scale,
+          format.zero, format.outliers, format.outlier_threshold};
+}
+
+struct OutlierNotes final : RoundingNotes {
+  Buffer<double> squares_R;
+  Buffer<float> limits_N;
+  Buffer<uint8_t> columns_NI;
+};
+
+struct CudaExpertWork final : ExpertWork {
+  CudaExpertWork(Backend& backend, const ExpertShape& expert_shape)
+      : shape(expert_shape),
+        experts_RK(backend.allocate<int32_t>(num_slots())),
+        slots_RK(backend.allocate<int32_t>(num_slots())),
+        rows_S(backend.allocate<int32_t>(num_slots())),
+        first_slot_E1(backend.allocate<int32_t>(shape.num_experts + 1)),
+        weights_RK(backend.allocate(num_slots())),
+        gate_up_S2F(backend.allocate(num_slots() * 2 * shape.feed_forward_size)),
+        activated_SF(backend.allocate(num_slots() * shape.feed_forward_size)),
+        mixed_SD(backend.allocate(num_slots() * shape.hidden_size)) {}
+
+  int64_t num_slots() const { return shape.max_rows * shape.experts_per_token; }
+
+  ExpertShape shape;
+  Buffer<int32_t> experts_RK, slots_RK, rows_S, first_slot_E1;
+  Buffer<float> weights_RK, gate_up_S2F, activated_SF, mixed_SD;
+  // The views of each part of each expert's linears, [parts, E], made at the first call with those experts.
+  const FeedForwardWeights* experts = nullptr;
+  std::vector<Buffer<WeightView>> gate_up_views, down_views;
+};
+
+// Part p of every expert's linear, in device memory.
+std::vector<Buffer<WeightView>> views_by_part(Backend& backend, std::span<const FeedForwardWeights> experts_E,
+                                              std::unique_ptr<PackedLinear> FeedForwardWeights::*which) {
+  std::vector<Buffer<WeightView>> views;
+  const size_t num_parts = cuda_linear(*(experts_E.front().*which)).parts().size();
+  for (size_t p = 0; p < num_parts; ++p) {
+    std::vector<WeightView> host_E;
+    for (const FeedForwardWeights& expert : experts_E) host_E.push_back(cuda_linear(*(expert.*which)).parts()[p].host);
+    views.push_back(backend.allocate<WeightView>(static_cast<int64_t>(host_E.size())));
+    backend.upload<WeightView>(host_E, views.back().get());
+  }
+  return views;
+}
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend() { require(cudaStreamCreate(&stream_), "cannot make a stream"); }
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
+  ~CudaBackend() override { static_cast<void>(cudaStreamDestroy(stream_)); }
+
+  std::string name() const override { return "cuda"; }
+
+  BufferMemory allocate_bytes(int64_t num_bytes) override {
+    require_argument(num_bytes >= 0, "allocate: expected 0 bytes or more, found " + std::to_string(num_bytes));
+    void* memory = nullptr;
+    const auto size = static_cast<size_t>(std::max<int64_t>(num_bytes, 1));
+    require(cudaMalloc(&memory, size), "cannot allocate " + std::to_string(num_bytes) +
+                                           " bytes of device memory; use a smaller model, context or batch");
+    BufferMemory owned(static_cast<std::byte*>(memory), [](std::byte* bytes) { static_cast<void>(cudaFree(bytes)); });
+    require(cudaMemsetAsync(memory, 0, size, stream_), "cannot clear memory");
+    return owned;
+  }
+
+  void upload_bytes(std::span<const std::byte> host, void* memory) override {
+    if (host.empty()) return;
+    require(cudaMemcpyAsync(memory, host.data(), host.size(), cudaMemcpyHostToDevice, stream_), "cannot upload");
+    require(cudaStreamSynchronize(stream_), "an operation before an upload failed");
+  }
+
+  void download_bytes(const void* memory, std::span<std::byte> host) override {
+    if (host.empty()) return;
+    require(cudaMemcpyAsync(host.data(), memory, host.size(), cudaMemcpyDeviceToHost, stream_), "cannot download");
+    require(cudaStreamSynchronize(stream_), "an operation before a download failed");
+  }
+
+  std::unique_ptr<PackedLinear> pack(std::span<const LinearWeights> parts) override {
+    return std::make_unique<CudaLinear>(*this, parts);
+  }
+
+  void embed(const PackedLinear& table_VD, std::span<const int32_t> ids_R, float scale, float* hidden_RD) override {
+    const CudaLinear& table = cuda_linear(table_VD);
+    require_argument(table.parts().size() == 1, "embed: expected one table, found a stack");
+    launch_embed(stream_, table.views(), ids_R.data(), static_cast<int64_t>(ids_R.size()), table.num_in(), scale,
+                 hidden_RD);
+  }
+
+  void add_norm(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, const PackedNorm* norm,
+                int64_t num_rows, int64_t width, LinearInput& x_RD) override {
+    check_norm(delta_norm, width, "add_norm");
+    check_norm(norm, width, "add_norm");
+    launch_add_norm(stream_, hidden_RD, delta_RD, view_of(delta_norm), view_of(norm), num_rows, width,
+                    norm != nullptr ? x_RD.x() : nullptr);
+    if (norm != nullptr) round(x_RD, num_rows, width);
+  }
+
+  void linear(const PackedLinear& packed, const LinearInput& x_RI, int64_t num_rows, float* y_RO) override {
+    const CudaLinear& weights = cuda_linear(packed);
+    check_input(packed, x_RI);
+    multiply(weights, x_RI.x(), num_rows, y_RO);
+  }
+
+  void rope_store(const float* qkv_RC, const PackedRope& rope, const PackedNorm* q_norm, const PackedNorm* k_norm,
+                  const AttentionShape& shape, std::span<const int32_t> positions_R, std::span<const int32_t> slots_R,
+                  KvLayer& cache, float* q_RHK) override {
+    check_head_size(shape, "rope_store");
+    check_norm(q_norm, shape.head_size, "rope_store");
+    check_norm(k_norm, shape.head_size, "rope_store");
+    require_argument(rope.head_size == shape.head_size && positions_R.size() == slots_R.size(),
+                     "rope_store: expected a rope table of head size " + std::to_string(shape.head_size) +
+                         " and as many slots as positions, found " + std::to_string(rope.head_size) + ", " +
+                         std::to_string(slots_R.size()) + " and " + std::to_string(positions_R.size()));
+    launch_rope_store(stream_, qkv_RC, {rope.cosine.get(), rope.sine.get()}, view_of(q_norm), view_of(k_norm), shape,
+                      positions_R.data(), slots_R.data(), static_cast<int64_t>(positions_R.size()), cache, q_RHK);
+  }
+
+  void attention(const float* q_RHK, const KvLayer& cache, const Sequences& sequences, const AttentionShape& shape,
+                 LinearInput& x_RHK) override {
+    check_head_size(shape, "attention");
+    require_argument(!shape.products_in_8_bits || cache.is_int8(),
+                     "attention: expected 8-bit keys and values for products in 8 bits, found floats");
+    launch_attention(stream_, q_RHK, cache, sequences, shape, x_RHK.x());
+    round(x_RHK, sequences.num_rows, shape.num_heads * shape.head_size);
+  }
+
+  void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F,
+                LinearInput& z_RF) override {
+    launch_activate(stream_, y_R2F, activation, true, num_rows, width_F, z_RF.x());
+    round(z_RF, num_rows, width_F);
+  }
+
+  void activate_ungated(const float* y_RF, Activation activation, int64_t num_rows, int64_t width_F,
+                        LinearInput& z_RF) override {
+    launch_activate(stream_, y_RF, activation, false, num_rows, width_F, z_RF.x());
+    round(z_RF, num_rows, width_F);
+  }
+
+  void add_layer_norm(float* hidden_RD, const float* delta_RD, const PackedLayerNorm& norm, int64_t num_rows,
+                      int64_t width, LinearInput* x_RD) override {
+    check_layer_norm(norm, width);
+    launch_add_layer_norm(stream_, hidden_RD, delta_RD, {norm.gain_D.get(), norm.bias_D.get(), norm.epsilon}, num_rows,
+                          width, x_RD != nullptr ? x_RD->x() : nullptr);
+    if (x_RD != nullptr) round(*x_RD, num_rows, width);
+  }
+
+  void mean_rows(const float* hidden_RD, const Sequences& sequences, int64_t width, float* means_ND) override {
+    launch_mean_rows(stream_, hidden_RD, sequences.table.data(), static_cast<int64_t>(sequences.table.size()), width,
+                     means_ND);
+  }
+
+  void route(const float* logits_RE, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
+             int32_t* experts_RK, float* weights_RK) override {
+    check_routing(num_experts, routing);
+    launch_route(stream_, logits_RE, num_rows, num_experts, routing, experts_RK, weights_RK);
+  }
+
+  void gather(const float* x_RD, std::span<const int32_t> rows_S, int64_t width, LinearInput& y_SD) override {
+    launch_gather(stream_, x_RD, rows_S.data(), static_cast<int64_t>(rows_S.size()), width, y_SD.x());
+    round(y_SD, static_cast<int64_t>(rows_S.size()), width);
+  }
+
+  void mix(const float* x_SD, std::span<const int32_t> slots_RK, std::span<const float> weights_RK, int64_t num_rows,
+           int64_t width, float* y_RD) override {
+    check_mix(slots_RK, weights_RK, num_rows);
+    const int64_t num_chosen = num_rows == 0 ? 0 : static_cast<int64_t>(slots_RK.size()) / num_rows;
+    launch_mix(stream_, x_SD, slots_RK.data(), weights_RK.data(), num_rows, num_chosen, width, y_RD);
+  }
+
+  std::unique_ptr<ExpertWork> allocate_experts(const ExpertShape& shape) override {
+    return std::make_unique<CudaExpertWork>(*this, shape);
+  }
+
+  void run_experts(std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing,
+                   Activation activation, const float* logits_RE, const float* x_RD, const Sequences&, int64_t num_rows,
+                   ExpertWork& expert_work, float* y_RD) override {
+    auto& work = dynamic_cast<CudaExpertWork&>(expert_work);
+    const auto num_experts = static_cast<int64_t>(experts_E.size());
+    const int64_t num_chosen = routing.experts_per_token;
+    require_argument(num_rows <= work.shape.max_rows && num_chosen <= work.shape.experts_per_token &&
+                         num_experts <= work.shape.num_experts,
+                     "run_experts: more rows or experts than there is room for");
+    for (const FeedForwardWeights& expert : experts_E) {
+      for (const auto* linear : {&expert.gate_up, &expert.down}) {
+        require_argument((*linear)->input().is_plain(), "run_experts: " + (*linear)->kernel_name() +
+                                                            ": this backend has no experts with rounded inputs yet");
+      }
+    }
+    if (num_rows == 0) return;
+    if (work.experts != experts_E.data()) {
+      work.gate_up_views = views_by_part(*this, experts_E, &FeedForwardWeights::gate_up);
+      work.down_views = views_by_part(*this, experts_E, &FeedForwardWeights::down);
+      work.experts = experts_E.data();
+    }
+    route(logits_RE, num_rows, num_experts, routing, work.experts_RK.get(), work.weights_RK.get());
+    launch_assign_slots(stream_, work.experts_RK.get(), num_rows, num_chosen, num_experts, work.first_slot_E1.get(),
+                        work.slots_RK.get(), work.rows_S.get());
+    const CudaLinear& gate_up = cuda_linear(*experts_E.front().gate_up);
+    const CudaLinear& down = cuda_linear(*experts_E.front().down);
+    multiply_experts(gate_up, work.gate_up_views, num_experts, {work.first_slot_E1.get(), work.rows_S.get()}, x_RD,
+                     num_rows, work.gate_up_S2F.get());
+    launch_activate(stream_, work.gate_up_S2F.get(), activation, true, num_rows * num_chosen, down.num_in(),
+                    work.activated_SF.get());
+    multiply_experts(down, work.down_views, num_experts, {work.first_slot_E1.get(), nullptr}, work.activated_SF.get(),
+                     num_rows, work.mixed_SD.get());
+    launch_mix(stream_, work.mixed_SD.get(), work.slots_RK.get(), work.weights_RK.get(), num_rows, num_chosen,
+               down.num_out(), y_RD);
+  }
+
+  void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,
+                     float logit_softcap, float* nll_R, uint8_t* top1_R) override {
+    const CudaLinear& weights = cuda_linear(head);
+    check_head(head, "cross_entropy");
+    check_ids(targets_R, weights.num_out(), "cross_entropy");
+    const auto num_rows = static_cast<int64_t>(targets_R.size());
+    const Buffer<int32_t> targets = uploaded(targets_R);
+    const Buffer<float> nll = allocate(num_rows);
+    const Buffer<uint8_t> top1 = allocate<uint8_t>(num_rows);
+    const int64_t chunk = logit_rows(weights, num_rows);
+    const Buffer<float> logits_RV = allocate(chunk * weights.num_out());
+    for (int64_t first = 0; first < num_rows; first += chunk) {
+      const int64_t num = std::min(chunk, num_rows - first);
+      multiply(weights, x_RD + first * weights.num_in(), num, logits_RV.get());
+      launch_cross_entropy(stream_, logits_RV.get(), num, weights.num_out(), logit_softcap, targets.get() + first,
+                           nll.get() + first, top1.get() + first);
+    }
+    download(nll.get(), std::span(nll_R, targets_R.size()));
+    download(top1.get(), std::span(top1_R, targets_R.size()));
+  }
+
+  void compare(const PackedLinear& head_p, const float* x_RD, float softcap_p, const PackedLinear& head_q,
+               const float* z_RE, float softcap_q, std::span<const int32_t> targets_R, float* kl_R,
+               uint8_t* same_top1_R, float* nll_p_R, float* nll_q_R) override {
+    const CudaLinear &weights_p = cuda_linear(head_p), &weights_q = cuda_linear(head_q);
+    check_vocabularies(head_p, head_q);
+    check_head(head_p, "compare");
+    check_head(head_q, "compare");
+    check_ids(targets_R, weights_p.num_out(), "compare");
+    const auto num_rows = static_cast<int64_t>(targets_R.size());
+    const Buffer<int32_t> targets = uploaded(targets_R);
+    const Buffer<float> kl = allocate(num_rows), nll_p = allocate(num_rows), nll_q = allocate(num_rows);
+    const Buffer<uint8_t> same_top1 = allocate<uint8_t>(num_rows);
+    const int64_t chunk = logit_rows(weights_p, num_rows), num_vocabulary = weights_p.num_out();
+    const Buffer<float> logits_p_RV = allocate(chunk * num_vocabulary), logits_q_RV = allocate(chunk * num_vocabulary);
+    for (int64_t first = 0; first < num_rows; first += chunk) {
+      const int64_t num = std::min(chunk, num_rows - first);
+      multiply(weights_p, x_RD + first * weights_p.num_in(), num, logits_p_RV.get());
+      multiply(weights_q, z_RE + first * weights_q.num_in(), num, logits_q_RV.get());
+      launch_compare(stream_, logits_p_RV.get(), softcap_p, logits_q_RV.get(), softcap_q, num, num_vocabulary,
+                     targets.get() + first, kl.get() + first, same_top1.get() + first, nll_p.get() + first,
+                     nll_q.get() + first);
+    }
+    for (const auto& [device, host] : {std::pair{kl.get(), kl_R}, {nll_p.get(), nll_p_R}, {nll_q.get(), nll_q_R}}) {
+      download(device, std::span(host, targets_R.size()));
+    }
+    download(same_top1.get(), std::span(same_top1_R, targets_R.size()));
+  }
+
+ private:
+  static void check_head_size(const AttentionShape& shape, const char* operation) {
+    check_shape(shape, operation);
+    require_argument(shape.head_size <= kMaxCudaHeadSize, std::string(operation) + ": expected heads of at most " +
+                                                              std::to_string(kMaxCudaHeadSize) + " values, found " +
+                                                              std::to_string(shape.head_size));
+  }
+
+  static int64_t logit_rows(const CudaLinear& head, int64_t num_rows) {
+    return std::clamp<int64_t>(kLogitFloats / head.num_out(), 1, std::max<int64_t>(num_rows, 1));
+  }
+
+  Buffer<int32_t> uploaded(std::span<const int32_t> host) {
+    Buffer<int32_t> buffer = allocate<int32_t>(static_cast<int64_t>(host.size()));
+    upload(host, buffer.get());
+    return buffer;
+  }
+
+  void multiply(const CudaLinear& weights, const float* x_RI, int64_t num_rows, float* y_RO) {
+    for (size_t p = 0; p < weights.parts().size(); ++p) {
+      const CudaLinear::Part& part = weights.parts()[p];
+      launch_linear(stream_, weights.views() + p, part.host.num_out, x_RI, num_rows, y_RO, weights.num_out(),
+                    part.first_out);
+    }
+  }
+
+  void multiply_experts(const CudaLinear& first, const std::vector<Buffer<WeightView>>& views_by_part,
+                        int64_t num_experts, const SlotRanges& slots, const float* x, int64_t max_rows, float* y) {
+    for (size_t p = 0; p < views_by_part.size(); ++p) {
+      const CudaLinear::Part& part = first.parts()[p];
+      launch_expert_linears(stream_, views_by_part[p].get(), num_experts, part.host.num_out, slots, x, max_rows, y,
+                            first.num_out(), part.first_out);
+    }
+  }
+
+  // Rounds the rows that an operation has written, as their consumer asks.
+  void round(LinearInput& x, int64_t num_rows, int64_t width) {
+    const InputFormat& format = x.format();
+    if (format.is_plain() || num_rows == 0) return;
+    const RoundingView view = view_of(format);
+    if (format.outliers == OutlierRule::columns) {
+      launch_round_beside_columns(stream_, view, cuda_linear(*x.consumer()).outlier_columns(), x.x(), num_rows, width);
+    } else if (format.has_outliers()) {
+      launch_round_beside_outliers(stream_, view, x.sequences(), x.x(), num_rows, width,
+                                   outlier_scratch(x, num_rows, width));
+    } else if (format.range == InputRange::tensor) {
+      launch_round_sequences(stream_, view, x.sequences(), x.x(), width);
+    } else {
+      launch_round_rows(stream_, view, x.x(), num_rows, width);
+    }
+  }
+
+  // Kept beside the rows, and grown.
+  OutlierScratch outlier_scratch(LinearInput& x, int64_t num_rows, int64_t width) {
+    if (dynamic_cast<OutlierNotes*>(x.notes().get()) == nullptr) x.notes() = std::make_unique<OutlierNotes>();
+    auto& notes = static_cast<OutlierNotes&>(*x.notes());
+    const auto num_sequences = static_cast<int64_t>(x.sequences().table.size());
+    if (notes.squares_R.size() < num_rows) notes.squares_R = allocate<double>(num_rows);
+    if (notes.limits_N.size() < num_sequences) notes.limits_N = allocate(num_sequences);
+    if (notes.columns_NI.size() < num_sequences * width) notes.columns_NI = allocate<uint8_t>(num_sequences * width);
+    return {notes.squares_R.get(), notes.limits_N.get(), notes.columns_NI.get()};
+  }
+
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace
+
+CudaDevice find_cuda_device() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  int driver = 0, runtime = 0;
+  if (status == cudaErrorInsufficientDriver) {
+    static_cast<void>(cudaGetLastError());
+    require(cudaDriverGetVersion(&driver), "cannot ask for the driver's version");
+    require(cudaRuntimeGetVersion(&runtime), "cannot ask for the runtime's version");
+    throw std::runtime_error(driver == 0 ? "CUDA: no driver is installed: install one, or run with --device cpu"
+                                         : "CUDA: the driver supports version " + std::to_string(driver / 1000) +
+                                               ", this program needs " + std::to_string(runtime / 1000) +
+                                               ": update the driver, or run with --device cpu");
+  }
+  if (status != cudaSuccess || count == 0) {
+    static_cast<void>(cudaGetLastError());
+    throw std::runtime_error(std::string("CUDA: no device was found") +
+                             (status == cudaSuccess ? "" : std::string(" (") + cudaGetErrorString(status) + ")") +
+                             ": run with --device cpu");
+  }
+  require(cudaSetDevice(0), "cannot use device 0");
+  cudaDeviceProp properties;
+  require(cudaGetDeviceProperties(&properties, 0), "cannot ask device 0 for its properties");
+  size_t free_bytes = 0, total_bytes = 0;
+  require(cudaMemGetInfo(&free_bytes, &total_bytes), "cannot ask device 0 for its memory");
+  return {.name = properties.name,
+          .major = properties.major,
+          .minor = properties.minor,
+          .num_multiprocessors = properties.multiProcessorCount,
+          .total_bytes = static_cast<int64_t>(total_bytes),
+          .free_bytes = static_cast<int64_t>(free_bytes)};
+}
+
+std::unique_ptr<Backend> make_cuda_backend() {
+  const CudaDevice device = find_cuda_device();
+  if (device.major < 8) {
+    throw std::runtime_error("CUDA: " + device.name + " has compute capability " + std::to_string(device.major) + "." +
+                             std::to_string(device.minor) + "; expected 8.0 or later: run with --device cpu");
+  }
+  return std::make_unique<CudaBackend>();
+}
+
+}  // namespace pare

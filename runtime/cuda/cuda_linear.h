@@ -1,0 +1,50 @@
+// Linears in device memory.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/cuda/weight_view.h"
+#include "runtime/engine/backend.h"
+
+namespace pare {
+
+class CudaLinear final : public PackedLinear {
+ public:
+  // Throws std::invalid_argument as Backend::pack does.
+  CudaLinear(Backend& backend, std::span<const LinearWeights> parts);
+
+  int64_t num_out() const override { return num_out_; }
+  int64_t num_in() const override { return num_in_; }
+  int64_t resident_bytes() const override { return resident_bytes_; }
+  std::string kernel_name() const override;
+  const InputFormat& input() const override { return input_; }
+  bool multiplies_codes() const override { return false; }
+
+  struct Part {
+    WeightView host;
+    int64_t first_out = 0;
+    Buffer<uint32_t> words;
+    Buffer<float> scales_OG, bias_O;
+    Buffer<uint8_t> zeros_OG;
+    Buffer<int32_t> group_of_I;
+  };
+  std::span<const Part> parts() const { return parts_; }
+  const WeightView* views() const { return views_.get(); }  // of the parts, device memory
+  // 1 for each outlier column of the input's list; device memory, null without a list.
+  const uint8_t* outlier_columns() const { return outlier_columns_.get(); }
+
+ private:
+  void append(Backend& backend, const LinearWeights& weights);
+
+  int64_t num_out_ = 0, num_in_ = 0, resident_bytes_ = 0;
+  InputFormat input_;
+  std::string weight_names_;
+  std::vector<Part> parts_;
+  Buffer<WeightView> views_;
+  Buffer<uint8_t> outlier_columns_;
+};
+
+}  // namespace pare

@@ -1,0 +1,94 @@
+// Which tokens go to which experts, decided on the device.
+#include "runtime/cuda/kernels.h"
+#include "runtime/cuda/warp_block.cuh"
+
+namespace pare {
+namespace {
+
+constexpr int kRouteThreads = 128;
+constexpr int kAssignThreads = 256;
+
+// A thread for each row, in float32 and in ascending order of experts, as engine/routing.cpp has it. The k largest are
+// taken one by one; then they are listed by ascending index.
+__global__ void route_kernel(const float* logits_RE, int64_t num_rows, int64_t num_experts, int64_t num_chosen,
+                             bool normalizes, int32_t* experts_RK, float* weights_RK) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (row >= num_rows) return;
+  const float* const logits_E = logits_RE + row * num_experts;
+  int32_t* const experts_K = experts_RK + row * num_chosen;
+  float* const weights_K = weights_RK + row * num_chosen;
+  float largest = logits_E[0], sum = 0.0f;
+  for (int64_t e = 1; e < num_experts; ++e) largest = largest < logits_E[e] ? logits_E[e] : largest;
+  for (int64_t e = 0; e < num_experts; ++e) sum += expf(logits_E[e] - largest);
+
+  float divisor = 0.0f;
+  for (int64_t k = 0; k < num_chosen; ++k) {
+    int32_t best = -1;
+    float best_probability = 0.0f;
+    for (int64_t e = 0; e < num_experts; ++e) {
+      bool is_taken = false;
+      for (int64_t before = 0; before < k; ++before) is_taken = is_taken || experts_K[before] == e;
+      const float probability = expf(logits_E[e] - largest) / sum;
+      if (is_taken || (best >= 0 && !(probability > best_probability))) continue;
+      best = static_cast<int32_t>(e);
+      best_probability = probability;
+    }
+    experts_K[k] = best;
+    weights_K[k] = best_probability;
+    divisor += best_probability;
+  }
+  for (int64_t k = 1; k < num_chosen; ++k) {  // insertion sort by index
+    const int32_t expert = experts_K[k];
+    const float weight = weights_K[k];
+    int64_t place = k;
+    for (; place > 0 && experts_K[place - 1] > expert; --place) {
+      experts_K[place] = experts_K[place - 1];
+      weights_K[place] = weights_K[place - 1];
+    }
+    experts_K[place] = expert;
+    weights_K[place] = weight;
+  }
+  for (int64_t k = 0; k < num_chosen && normalizes; ++k) weights_K[k] /= divisor;
+}
+
+// One block: counts, a running sum, then each expert's places in their order. A thread has whole experts.
+__global__ void assign_slots_kernel(const int32_t* experts_RK, int64_t num_places, int64_t num_chosen,
+                                    int64_t num_experts, int32_t* first_slot_E1, int32_t* slots_RK, int32_t* rows_S) {
+  for (int64_t e = threadIdx.x; e < num_experts; e += blockDim.x) {
+    int32_t count = 0;
+    for (int64_t p = 0; p < num_places; ++p) count += experts_RK[p] == e ? 1 : 0;
+    first_slot_E1[e + 1] = count;
+  }
+  if (threadIdx.x == 0) first_slot_E1[0] = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int64_t e = 0; e < num_experts; ++e) first_slot_E1[e + 1] += first_slot_E1[e];
+  }
+  __syncthreads();
+  for (int64_t e = threadIdx.x; e < num_experts; e += blockDim.x) {
+    int32_t slot = first_slot_E1[e];
+    for (int64_t p = 0; p < num_places; ++p) {
+      if (experts_RK[p] != e) continue;
+      rows_S[slot] = static_cast<int32_t>(p / num_chosen);
+      slots_RK[p] = slot++;
+    }
+  }
+}
+
+}  // namespace
+
+void launch_route(cudaStream_t stream, const float* logits_RE, int64_t num_rows, int64_t num_experts,
+                  const RoutingDescription& routing, int32_t* experts_RK, float* weights_RK) {
+  if (num_rows == 0) return;
+  launch(route_kernel, dim3(static_cast<unsigned>((num_rows + kRouteThreads - 1) / kRouteThreads)), dim3(kRouteThreads),
+         0, stream, logits_RE, num_rows, num_experts, routing.experts_per_token, routing.normalizes_top_weights,
+         experts_RK, weights_RK);
+}
+
+void launch_assign_slots(cudaStream_t stream, const int32_t* experts_RK, int64_t num_rows, int64_t num_chosen,
+                         int64_t num_experts, int32_t* first_slot_E1, int32_t* slots_RK, int32_t* rows_S) {
+  launch(assign_slots_kernel, dim3(1), dim3(kAssignThreads), 0, stream, experts_RK, num_rows * num_chosen, num_chosen,
+         num_experts, first_slot_E1, slots_RK, rows_S);
+}
+
+}  // namespace pare

@@ -1,0 +1,115 @@
+// Rounding of inputs on the device, value for value as runtime/format/input_format.cpp defines it.
+#pragma once
+
+#include "runtime/cuda/device.cuh"
+#include "runtime/cuda/warp_block.cuh"
+#include "runtime/format/input_format.h"
+
+namespace pare {
+
+// What a kernel needs of an InputFormat. The list of outlier columns comes as a mask.
+struct RoundingView {
+  InputType type = InputType::plain;
+  InputRange range = InputRange::token;
+  bool symmetric = true;
+  float scale = 0.0f;  // of a fixed range
+  int32_t zero = 0;
+  OutlierRule outliers = OutlierRule::none;
+  float outlier_threshold = 0.0f;
+};
+
+struct DeviceGrid {
+  float scale = 0.0f;
+  float zero = 0.0f;  // an integer
+};
+
+__device__ inline float not_a_number() {
+  return __uint_as_float(0x7FC00000u);
+}
+
+__device__ inline bool is_finite(float x) {
+  return (__float_as_uint(x) & 0x7F800000u) != 0x7F800000u;
+}
+
+// 0 and the extremes of what was seen, as input_extremes has it; NaN once one was seen.
+struct DeviceExtremes {
+  float low = 0.0f, high = 0.0f;
+  bool is_nan = false;
+
+  __device__ void add(float x) {
+    low = fminf(low, x);
+    high = fmaxf(high, x);
+    is_nan = is_nan || x != x;
+  }
+  // The extremes of all lanes, in all lanes.
+  __device__ void join_warp() {
+    low = -warp_max(-low);
+    high = warp_max(high);
+    is_nan = __any_sync(kAllLanes, is_nan) != 0;
+  }
+  // ... of all threads of a block; scratch_W has three places for each warp and is free again behind it.
+  __device__ void join_block(float* scratch_W) {
+    join_warp();
+    const int warp = static_cast<int>(threadIdx.x) / kWarp, num_warps = static_cast<int>(blockDim.x) / kWarp;
+    if (threadIdx.x % kWarp == 0) {
+      scratch_W[3 * warp] = low;
+      scratch_W[3 * warp + 1] = high;
+      scratch_W[3 * warp + 2] = is_nan ? 1.0f : 0.0f;
+    }
+    __syncthreads();
+    for (int w = 0; w < num_warps; ++w) {
+      low = fminf(low, scratch_W[3 * w]);
+      high = fmaxf(high, scratch_W[3 * w + 1]);
+      is_nan = is_nan || scratch_W[3 * w + 2] != 0.0f;
+    }
+    __syncthreads();
+  }
+};
+
+__device__ inline DeviceGrid input_grid(const RoundingView& format, const DeviceExtremes& extremes) {
+  constexpr float kLeastScale = 0x1p-23f, kLargestFp8Value = 448.0f;
+  if (format.range == InputRange::static_) return {format.scale, static_cast<float>(format.zero)};
+  if (extremes.is_nan || !is_finite(extremes.low) || !is_finite(extremes.high)) return {not_a_number(), 0.0f};
+  DeviceGrid grid;
+  if (format.symmetric) {
+    grid.scale = fmaxf(-extremes.low, extremes.high) / (format.type == InputType::fp8 ? kLargestFp8Value : 127.5f);
+  } else {
+    grid.scale = (extremes.high - extremes.low) / 255.0f;
+    if (grid.scale != 0.0f) {
+      grid.zero = rintf(fminf(fmaxf(-128.0f - extremes.low / grid.scale, -128.0f), 127.0f));
+    }
+  }
+  if (!is_finite(grid.scale)) return {not_a_number(), 0.0f};
+  if (grid.scale == 0.0f) grid.scale = kLeastScale;
+  return grid;
+}
+
+// Of a row beside outlier columns.
+__device__ inline DeviceGrid outlier_row_grid(const RoundingView& format, const DeviceExtremes& extremes) {
+  if (!format.symmetric) return input_grid(format, extremes);
+  const float largest = fmaxf(-extremes.low, extremes.high);
+  return {!extremes.is_nan && is_finite(largest) ? largest * (1.0f / 127.0f) : not_a_number(), 0.0f};
+}
+
+// A float, since a NaN scale makes of any code a NaN.
+__device__ inline float input_code(float x, const DeviceGrid& grid) {
+  const float scaled = x / grid.scale + grid.zero;
+  return rintf(fminf(fmaxf(scaled, -128.0f), 127.0f));
+}
+
+__device__ inline float rounded_to_fp8(float x, const DeviceGrid& grid) {
+  const float scaled = x / grid.scale, magnitude = fabsf(scaled);
+  if (magnitude != magnitude) return not_a_number();
+  const float bounded = fminf(magnitude, 448.0f);
+  const uint32_t bits = __float_as_uint(bounded);
+  const float normal = __uint_as_float((bits + 0x7FFFFu + (bits >> 20 & 1u)) & 0xFFF00000u);
+  const float small = (bounded + 0x1p14f) - 0x1p14f;
+  return copysignf(bounded < 0x1p-6f ? small : normal, scaled) * grid.scale;
+}
+
+__device__ inline float rounded_value(const RoundingView& format, float x, const DeviceGrid& grid) {
+  if (format.type == InputType::fp8) return rounded_to_fp8(x, grid);
+  return (input_code(x, grid) - grid.zero) * grid.scale;
+}
+
+}  // namespace pare
