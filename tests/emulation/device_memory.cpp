@@ -132,16 +132,21 @@ bool is_allocated(const void* begin, size_t bytes) {
   return offset - first <= size && bytes <= size - (offset - first);
 }
 
-std::string overwritten() {
+std::string repair() {
   const Access access;
+  std::string first_damage;
   for (const auto& [offset, bytes] : memory().allocations) {
-    address_check::unpoison(memory().base + offset + bytes, room_of(bytes) - bytes);
-    std::string damage = overwritten(offset, bytes);
-    if (!damage.empty()) write_canary(memory().base + offset + bytes, room_of(bytes) - bytes);
-    address_check::poison(memory().base + offset + bytes, room_of(bytes) - bytes);
-    if (!damage.empty()) return damage;
+    char* end = memory().base + offset + bytes;
+    const size_t gap = room_of(bytes) - bytes;
+    address_check::unpoison(end, gap);
+    const std::string damage = overwritten(offset, bytes);
+    if (!damage.empty()) {
+      write_canary(end, gap);
+      if (first_damage.empty()) first_damage = damage;
+    }
+    address_check::poison(end, gap);
   }
-  return {};
+  return first_damage;
 }
 
 Access::Access() {

@@ -24,8 +24,8 @@ const char* base();
 bool is_device(const void* address);
 bool is_allocated(const void* begin, size_t bytes);
 
-// What was overwritten behind an allocation, in words; empty when nothing was.
-std::string overwritten();
+// Says in words what was overwritten behind an allocation, empty when nothing was, and puts it right again.
+std::string repair();
 
 // The memory can be touched while one of these lives.
 class Access {

@@ -89,7 +89,8 @@ cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_s
     std::shuffle(order.begin(), order.end(), launch.random);
   }
   race_check::begin_launch();
-  {
+  std::string failure;
+  try {
     const device_memory::Access access;
     const FaultGuard guard;
     for (size_t i = 0; i < num_blocks; ++i) {
@@ -101,11 +102,13 @@ cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_s
                  static_cast<unsigned>(b / (size_t{grid.x} * grid.y))},
                 dynamic_shared_bytes);
     }
+  } catch (const Error& error) {
+    failure = error.what();
   }
-  const std::string races = race_check::end_launch();
-  const std::string damage = device_memory::overwritten();
-  if (!races.empty()) throw Error(launch.kernel + ", " + races);
-  if (!damage.empty()) throw Error(launch.kernel + ": " + damage);
+  for (const std::string& found : {race_check::end_launch(), device_memory::repair()}) {
+    if (!found.empty()) failure += (failure.empty() ? launch.kernel + ", " : "; besides, ") + found;
+  }
+  if (!failure.empty()) throw Error(failure);
   return cudaSuccess;
 }
 
