@@ -1,0 +1,29 @@
+// Bytes that stand behind every array of the emulated device and that no kernel may change.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+namespace pare::emulation {
+
+inline constexpr size_t kCanaryBytes = 256;
+
+// 0x7FD3 twice: NaN as float16, bfloat16, float32 and float64 wherever it is read at an even address, and unlike
+// anything that a kernel writes by habit. kCanaryBytes of it fit to every even or odd begin: the pattern is the address's.
+inline char canary_byte(const void* address) {
+  return reinterpret_cast<size_t>(address) % 2 == 0 ? char(0xD3) : char(0x7F);
+}
+
+inline void write_canary(char* begin, size_t bytes = kCanaryBytes) {
+  for (size_t i = 0; i < bytes; ++i) begin[i] = canary_byte(begin + i);
+}
+
+// Bytes in front of the first changed one; `bytes` when none is.
+inline size_t intact_canary(const char* begin, size_t bytes = kCanaryBytes) {
+  for (size_t i = 0; i < bytes; ++i) {
+    if (begin[i] != canary_byte(begin + i)) return i;
+  }
+  return bytes;
+}
+
+}  // namespace pare::emulation

@@ -1,0 +1,63 @@
+// What a test says to the emulated device, and what the device answers when a kernel is wrong. Kernels are compiled
+// against cuda_emulation.h instead; DESIGN.md, "Kernels without a GPU", says what each build and option is for.
+//
+// The device is one for the process and everything runs on the calling thread: a launch has ended, and a copy has
+// arrived, when the call returns, so streams are in order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace pare::emulation {
+
+// How the kernels that are linked into this program were compiled.
+enum class Build {
+  plain,  // as fast as it goes
+  asan,   // AddressSanitizer and UndefinedBehaviorSanitizer
+  race,   // every access goes through a shadow of the memory
+};
+Build build();
+
+// The order of a block's threads and of a grid's blocks.
+enum class Order { forward, reverse, random };
+// run_ahead: each warp runs to the block's barrier before the next one starts, which shows what one warp overwrites
+// while another still reads. lockstep: every thread in turn goes on to the next point where it has to wait.
+enum class Schedule { run_ahead, lockstep };
+
+struct Options {
+  Order order = Order::forward;
+  Schedule schedule = Schedule::run_ahead;
+  uint64_t seed = 1;  // of Order::random
+};
+const Options& options();
+void set_options(const Options& options);
+
+struct Device {
+  int count = 1;  // 0: a machine without a GPU
+  std::string name = "Emulated GPU";
+  int major = 9;  // compute capability
+  int minor = 0;
+  int num_multiprocessors = 4;
+  size_t memory_bytes = size_t{1} << 30;      // at most 4 GiB
+  size_t shared_optin_bytes = 227 * 1024;     // of a block; sm_80 has 163 KiB, sm_86 and sm_89 99 KiB
+  int driver_version = 13000;                 // 1000 * major + 10 * minor, as cudaDriverGetVersion has it
+  int runtime_version = 13000;
+};
+const Device& device();
+// Throws std::invalid_argument while memory is allocated, and for more than 4 GiB.
+void set_device(const Device& device);
+
+// Allocations that nobody has freed.
+size_t num_allocations();
+size_t allocated_bytes();
+
+// A fault of a kernel: its name, block, thread, what it did and the source line, as far as they are known. The launch
+// ends at once; what the kernel has written stays.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace pare::emulation

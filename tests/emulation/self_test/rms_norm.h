@@ -1,0 +1,8 @@
+#pragma once
+
+namespace pare {
+
+// Device pointers, float32: x and y [num_rows, width], gain [width].
+void launch_rms_norm(const float* x_RD, const float* gain_D, float* y_RD, int num_rows, int width, float epsilon);
+
+}  // namespace pare

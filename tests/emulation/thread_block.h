@@ -1,0 +1,101 @@
+// One block of threads: who runs when, the block's barrier, and what the lanes of a warp do together.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include "tests/emulation/cuda_emulation.h"
+#include "tests/emulation/fiber.h"
+
+namespace pare::emulation {
+
+// What the threads of a launch have in common.
+struct Launch {
+  std::string kernel;  // its name
+  void (*run)(void* context);
+  void* context;
+  dim3 block;
+  size_t shared_limit_bytes;  // of arrays with names and dynamic shared memory together
+  bool is_lockstep;
+  std::mt19937_64 random;
+};
+
+enum class State : uint8_t { ready, yielded, waits_for_warp, waits_for_block, done };
+
+struct Thread {
+  Fiber fiber;
+  uint3 index;      // threadIdx
+  unsigned linear;  // lane and warp follow from it
+  State state = State::ready;
+  const char* operation = "nothing";  // what it last waited for, and where
+  std::source_location site;
+  int num_atomics = 0;  // since it last gave way
+
+  unsigned lane() const { return linear % 32; }
+  unsigned warp() const { return linear / 32; }
+};
+
+class Block {
+ public:
+  Block(Launch& launch, uint3 index);
+
+  // Runs all threads to their end. Throws Error.
+  void run();
+
+  // Called by the running thread. The first one that fails ends the block; Error names kernel, block and thread.
+  [[noreturn]] void fail(const std::string& what);
+  [[noreturn]] void fail_at(const char* operation, const std::source_location& site, const std::string& what);
+  void barrier(const char* operation, const std::source_location& site);
+  void collective(const char* operation, uint32_t mask, void* argument, Execute execute,
+                  const std::source_location& site);
+  void yield();
+  // Counts an atomic operation: a thread that does nothing else gives way now and then, as it may be waiting for another.
+  void count_atomic();
+
+  bool is_running() const { return running_ != nullptr; }
+  const Thread& running() const { return *running_; }
+  const Launch& launch() const { return launch_; }
+  // "block (1,0,0)", and the same with a thread.
+  std::string name() const;
+  std::string name(const Thread& thread) const;
+
+  static Block* current();
+
+ private:
+  // Lanes that have come to an operation which others of their mask have yet to reach.
+  struct Collective {
+    const char* operation;
+    uint32_t mask;
+    uint32_t arrived;
+    void* arguments[32];
+  };
+
+  bool pass_by_warps();
+  bool pass_in_lockstep();
+  bool resume(Thread& thread);
+  void give_way(State state);
+  void choose_order();
+  void refuse_bad_mask(const char* operation, uint32_t mask, const std::source_location& site);
+  std::string waiting() const;
+
+  Launch& launch_;
+  uint3 index_;
+  std::vector<Thread> threads_;
+  std::vector<unsigned> warp_order_;
+  std::vector<unsigned> lane_order_;
+  std::vector<unsigned> thread_order_;
+  std::vector<std::vector<Collective>> collectives_;  // of each warp
+  Thread* running_ = nullptr;
+  const Thread* first_at_barrier_ = nullptr;
+  size_t num_at_barrier_ = 0;
+  size_t num_done_ = 0;
+  uint64_t num_barriers_ = 0;
+  int num_yields_ = 0;  // since a thread last did something else
+  std::string failure_;
+};
+
+}  // namespace pare::emulation
