@@ -21,6 +21,7 @@ MAY_INCLUDE = {
     "runtime/engine": {"runtime/system", "runtime/format", "runtime/tokenizer", "runtime/model"},
     "runtime/cpu": {"runtime/system", "runtime/format", "runtime/model", "runtime/engine", "runtime/cpu/kernels"},
     "runtime/cpu/kernels": {"runtime/system", "runtime/cpu"},
+    "runtime/cuda": {"runtime/system", "runtime/format", "runtime/model", "runtime/engine"},
     "runtime/device": {"runtime/system", "runtime/engine", "runtime/cpu"},
     "runtime/evaluate": {"runtime/system", "runtime/files", "runtime/tokenizer", "runtime/model", "runtime/engine"},
     "runtime/commands": {"runtime/*"},

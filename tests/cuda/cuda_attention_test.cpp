@@ -1,0 +1,185 @@
+// Rotations, caches and attention against the reference backend's plain loops.
+//
+// Tolerances as in tests/runtime/cpu/attention_test.cpp: a score is one chain of K products, so that it errs by K u of
+// its sum of magnitudes; a weight by twice that; the weighted sum over n keys by 4 sqrt(n) u of the largest value.
+#include "tests/cuda/on_cuda.h"
+#include "tests/expect_error.h"
+
+namespace pare {
+namespace {
+
+class CudaAttention : public OnCuda {};
+
+struct Case {
+  std::string name;
+  AttentionShape shape;
+  std::vector<Sequence> sequences;
+};
+
+AttentionShape shape_of(int64_t num_heads, int64_t num_kv_heads, int64_t head_size) {
+  return {.num_heads = num_heads,
+          .num_kv_heads = num_kv_heads,
+          .head_size = head_size,
+          .scale = 1.0f / std::sqrt(static_cast<float>(head_size))};
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const int64_t head_size : {2, 6, 16, 64, 80, 256}) {
+    all.push_back({"head of " + std::to_string(head_size), shape_of(4, 2, head_size), {{0, 9, 0, 0}}});
+  }
+  for (const int64_t num_tokens : {1, 31, 32, 33, 65}) {
+    all.push_back({"tokens " + std::to_string(num_tokens), shape_of(3, 1, 8), {{0, num_tokens, 0, 0}}});
+    all.push_back({"past " + std::to_string(num_tokens), shape_of(3, 1, 8), {{0, 1, num_tokens, 2}}});
+  }
+  // Rows and slots out of order and with gaps: prefill, decode, continued prefill, an empty one.
+  const std::vector<Sequence> mixed = {{3, 7, 0, 40}, {0, 1, 30, 0}, {10, 5, 20, 60}, {15, 0, 3, 31}, {1, 1, 0, 39}};
+  all.push_back({"batch", shape_of(6, 2, 16), mixed});
+  for (const int64_t window : {1, 5, 32, 33}) {
+    AttentionShape shape = shape_of(4, 2, 16);
+    shape.sliding_window = window;
+    shape.softcap = window == 5 ? 1.5f : 0.0f;
+    all.push_back({"window " + std::to_string(window), shape, {{0, 40, 0, 0}, {40, 1, 50, 40}}});
+  }
+  AttentionShape both_ways = shape_of(2, 2, 16);
+  both_ways.causal = false;
+  all.push_back({"both ways", both_ways, {{0, 20, 0, 0}, {20, 1, 0, 20}, {21, 33, 0, 21}}});
+  return all;
+}
+
+int64_t end_slot(const std::vector<Sequence>& sequences) {
+  int64_t end = 0;
+  for (const Sequence& s : sequences) end = std::max(end, s.first_slot + s.num_past + s.num_rows);
+  return end;
+}
+
+TEST_F(CudaAttention, EqualsTheReference) {
+  for (const Case& test : cases()) {
+    SCOPED_TRACE(test.name);
+    const int64_t num_rows = bounded(test.sequences).num_rows, size = test.shape.head_size;
+    const int64_t num_slots = end_slot(test.sequences);
+    const auto [expected, found] = on_both([&](Backend& backend) {
+      const Buffer<float> q = sent(backend, random_values(num_rows * test.shape.num_heads * size, 1));
+      const Buffer<float> keys = sent(backend, random_values(num_slots * test.shape.num_kv_heads * size, 2));
+      const Buffer<float> values = sent(backend, random_values(num_slots * test.shape.num_kv_heads * size, 3));
+      const SentSequences sequences(backend, test.sequences);
+      const Buffer<float> x =
+          sent(backend, std::vector<float>(static_cast<size_t>(num_rows * test.shape.num_heads * size), 7.0f));
+      backend.attention(q.get(), {.keys = keys.get(), .values = values.get(), .num_slots = num_slots},
+                        sequences.sequences, test.shape, x.get());
+      return received(backend, x);
+    });
+    const double k = static_cast<double>(size);
+    const double score_error = k * kUnitRoundoff * test.shape.scale * (2 * k * 0.64 + 4 * std::sqrt(k));
+    const double sum_error = 4 * std::sqrt(static_cast<double>(num_slots)) * kUnitRoundoff;
+    expect_close(expected, found, (2 * score_error + sum_error + 16 * kUnitRoundoff) * 5);
+  }
+}
+
+// What rope_store leaves in q and in a cache, as floats, and what attention makes of an 8-bit cache.
+std::vector<float> stored_and_attended(Backend& backend, const AttentionShape& shape, bool has_norms, int bits) {
+  const int64_t size = shape.head_size, num_rows = 5, num_slots = 9;
+  RopeDescription rope;
+  for (int64_t j = 0; j < size / 2; ++j) rope.inverse_frequencies.push_back(std::pow(0.7f, static_cast<float>(j)));
+  const PackedRope table = backend.pack_rope(make_rope_table(rope, size, 60));
+  const PackedNorm q_norm = backend.pack_norm({random_values(size, 2), 1e-6f});
+  const PackedNorm k_norm = backend.pack_norm({random_values(size, 3), 1e-6f});
+  const Buffer<float> qkv =
+      sent(backend, random_values(num_rows * (shape.num_heads + 2 * shape.num_kv_heads) * size, 1));
+  const Buffer<int32_t> positions = sent<int32_t>(backend, {0, 1, 2, 3, 59}),
+                        slots = sent<int32_t>(backend, {0, 1, 2, 3, 8});
+  const KvStorage storage(backend, bits, num_slots, shape.num_kv_heads, size);
+  KvLayer cache = storage.layer();
+  const Buffer<float> q = backend.allocate(num_rows * shape.num_heads * size);
+  backend.rope_store(qkv.get(), table, has_norms ? &q_norm : nullptr, has_norms ? &k_norm : nullptr, shape,
+                     positions.span(), slots.span(), cache, q.get());
+  std::vector<float> all = received(backend, q);
+  const auto num_values = static_cast<size_t>(num_slots * shape.num_kv_heads * size);
+  if (bits == kKvFloatBits) {
+    for (const float* part : {cache.keys, cache.values}) {
+      std::vector<float> values(num_values);
+      backend.download<float>(part, values);
+      all.insert(all.end(), values.begin(), values.end());
+    }
+  } else {
+    const auto expand = [&](const int8_t* device_codes, const KvGrid* device_grids) {
+      std::vector<int8_t> codes(num_values);
+      std::vector<KvGrid> grids(num_values / static_cast<size_t>(size));
+      backend.download<int8_t>(device_codes, codes);
+      backend.download<KvGrid>(device_grids, grids);
+      for (size_t i = 0; i < num_values; ++i) {
+        const KvGrid grid = grids[i / static_cast<size_t>(size)];
+        all.push_back((static_cast<float>(codes[i]) - grid.zero) * grid.scale);
+      }
+    };
+    expand(cache.key_codes, cache.key_grids);
+    expand(cache.value_codes, cache.value_grids);
+  }
+  const SentSequences sequences(backend, {{0, 4, 0, 0}});
+  const Buffer<float> x = backend.allocate(4 * shape.num_heads * size);
+  backend.attention(q.get(), cache, sequences.sequences, shape, x.get());
+  const std::vector<float> attended = received(backend, x);
+  all.insert(all.end(), attended.begin(), attended.end());
+  return all;
+}
+
+TEST_F(CudaAttention, RopeStoreEqualsTheReference) {
+  for (const int64_t head_size : {2, 6, 18, 64, 80, 256}) {
+    for (const bool has_norms : {false, true}) {
+      const AttentionShape shape = shape_of(4, 2, head_size);
+      const auto [expected, found] =
+          on_both([&](Backend& backend) { return stored_and_attended(backend, shape, has_norms, kKvFloatBits); });
+      const double k = static_cast<double>(head_size), largest = largest_magnitude(expected);
+      const double stored = (3 + (has_norms ? 24 : 0)) * kUnitRoundoff * 2;
+      expect_close(expected, found,
+                   (stored + k * kUnitRoundoff * 4 * stored / kUnitRoundoff + 32 * kUnitRoundoff) * largest);
+    }
+  }
+}
+
+// A rotation's roundings may move a code by one: then the value, or a share of it, by one step of 255 of its range.
+TEST_F(CudaAttention, EightBitsEqualTheReferenceUpToACode) {
+  for (const int64_t head_size : {2, 18, 64}) {
+    for (const bool products : {false, true}) {
+      AttentionShape shape = shape_of(4, 2, head_size);
+      shape.products_in_8_bits = products;
+      const auto [expected, found] =
+          on_both([&](Backend& backend) { return stored_and_attended(backend, shape, false, 8); });
+      const double step = 2 * largest_magnitude(expected) / 255;
+      expect_close(expected, found, 1.01 * step);
+      int64_t num_moved = 0;
+      for (size_t i = 0; i < expected.size(); ++i) num_moved += std::abs(expected[i] - found[i]) > 0.01 * step;
+      EXPECT_LE(num_moved, static_cast<int64_t>(expected.size() / 50));
+    }
+  }
+}
+
+TEST_F(CudaAttention, NaNReachesTheTokensThatSeeIt) {
+  const AttentionShape shape = shape_of(2, 1, 16);
+  std::vector<float> host_keys = random_values(40 * 16, 2);
+  host_keys[20 * 16 + 3] = std::numeric_limits<float>::quiet_NaN();
+  const Buffer<float> q = sent(*cuda_, random_values(40 * 2 * 16, 1)), keys = sent(*cuda_, host_keys);
+  const Buffer<float> values = sent(*cuda_, random_values(40 * 16, 3)), x = cuda_->allocate(40 * 2 * 16);
+  const SentSequences sequences(*cuda_, {{0, 40, 0, 0}});
+  cuda_->attention(q.get(), {.keys = keys.get(), .values = values.get(), .num_slots = 40}, sequences.sequences, shape,
+                   x.get());
+  const std::vector<float> found = received(*cuda_, x);
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(std::isnan(found[i]), i / 32 >= 20) << i;
+}
+
+TEST_F(CudaAttention, RefusesWhatItCannotDo) {
+  const Buffer<float> memory = cuda_->allocate(4096);
+  const SentSequences sequences(*cuda_, {{0, 1, 0, 0}});
+  const KvLayer cache = {.keys = memory.get(), .values = memory.get(), .num_slots = 1};
+  const auto run = [&](const AttentionShape& shape) {
+    cuda_->attention(memory.get(), cache, sequences.sequences, shape, memory.get());
+  };
+  expect_error<std::invalid_argument>([&] { run(shape_of(1, 1, 258)); }, {"at most 256", "258"});
+  expect_error<std::invalid_argument>([&] { run(shape_of(3, 2, 8)); }, {"3 heads"});
+  AttentionShape products = shape_of(1, 1, 8);
+  products.products_in_8_bits = true;
+  expect_error<std::invalid_argument>([&] { run(products); }, {"8-bit keys and values"});
+}
+
+}  // namespace
+}  // namespace pare

@@ -1,0 +1,261 @@
+// Products of every stored form of a weight with inputs in every format, against sums in float64 of what
+// runtime/format says that weights and rounded inputs are: the device errs by at most num_in + 16 roundings of sum
+// |x||w| + |b|, in one chain of a lane and a tree.
+#include <random>
+
+#include "tests/cuda/on_cuda.h"
+#include "tests/expect_error.h"
+
+namespace pare {
+namespace {
+
+struct Stored {
+  const char* name;
+  int bits;  // 32, 16, 15 (float16) or of codes
+  int num_groups;
+  bool symmetric;
+  bool act_order = false;
+  bool fp8 = false;
+};
+constexpr Stored kStored[] = {{"f32", 32, 1, true},
+                              {"bf16", 16, 1, true},
+                              {"f16", 15, 1, true},
+                              {"w8", 8, 1, true},
+                              {"w8_zeros", 8, 2, false},
+                              {"w4_groups", 4, 4, true},
+                              {"w4_zeros", 4, 2, false},
+                              {"w4_act_order", 4, 4, false, true},
+                              {"w3", 3, 2, true},
+                              {"w3_zeros", 3, 1, false},
+                              {"w2", 2, 4, true},
+                              {"w2_zeros", 2, 1, false},
+                              {"fp8", 8, 1, true, false, true}};
+
+struct Layer {
+  LinearWeights linear;
+  std::vector<std::byte> bytes;
+  std::vector<float> weight_OI;
+
+  Layer(const Stored& stored, int64_t num_out, int64_t num_in, const InputFormat& input, uint32_t seed) {
+    std::mt19937 random(seed);
+    linear.name = "layer";
+    linear.input = input;
+    linear.bias_O = random_values(num_out, seed + 1);
+    if (stored.bits >= 15) {
+      const DType dtype = stored.bits == 32 ? DType::F32 : stored.bits == 16 ? DType::BF16 : DType::F16;
+      weight_OI = random_values(num_out * num_in, seed + 2);
+      weight_OI[0] = 0x1p-20f;  // a subnormal of float16
+      for (float& w : weight_OI) w = round_to(w, dtype);
+      bytes.resize(weight_OI.size() * dtype_size_bytes(dtype));
+      convert_from_float(dtype, weight_OI, bytes);
+      linear.weight = DenseWeight{num_out, num_in, dtype, bytes};
+      return;
+    }
+    QuantizedWeight weight;
+    weight.num_out = num_out;
+    weight.num_in = num_in;
+    weight.bits = stored.bits;
+    weight.code_type = stored.fp8 ? CodeType::fp8 : CodeType::integer;
+    weight.group_size = stored.num_groups == 1 ? kPerChannel : num_in / stored.num_groups;
+    weight.symmetric = stored.symmetric;
+    for (int64_t i = 0; i < num_out * num_in; ++i) {
+      uint32_t code = random() % (1u << stored.bits);
+      if (stored.fp8 && (code & 0x7F) == 0x7F) code ^= 1;
+      weight.codes_OI.push_back(static_cast<uint8_t>(code));
+    }
+    for (int64_t i = 0; i < num_out * weight.num_groups(); ++i) {
+      weight.scales_OG.push_back(round_to(0.01f + 0.001f * static_cast<float>(random() % 100), DType::BF16));
+      if (!weight.symmetric) weight.zeros_OG.push_back(static_cast<uint8_t>(random() % (1u << stored.bits)));
+    }
+    for (int64_t i = 0; i < num_in && stored.act_order; ++i) {
+      weight.group_of_I.push_back(static_cast<int32_t>(i * 7 % stored.num_groups));
+    }
+    weight_OI = dequantize(weight);
+    if (input.outliers == OutlierRule::columns && stored.bits == 8 && stored.symmetric && !stored.fp8) {
+      for (int64_t o = 0; o < num_out; ++o) {
+        for (const int32_t column : input.outlier_columns) {
+          linear.outlier_weight_OJ.push_back(0.125f * static_cast<float>(static_cast<int>(random() % 64) - 32));
+          weight_OI[static_cast<size_t>(o * num_in + column)] = linear.outlier_weight_OJ.back();
+        }
+      }
+    }
+    linear.weight = std::move(weight);
+  }
+};
+
+class CudaLinears : public OnCuda {};
+
+std::vector<InputFormat> formats() {
+  const auto int8 = [](InputRange range, bool symmetric) {
+    InputFormat format = {.type = InputType::int8, .range = range, .symmetric = symmetric};
+    if (range == InputRange::static_) format.scale = 0.05f;
+    if (range == InputRange::static_ && !symmetric) format.zero = 31;
+    return format;
+  };
+  const auto outliers = [](OutlierRule rule, float threshold, bool symmetric = true) {
+    InputFormat format = {
+        .type = InputType::int8, .symmetric = symmetric, .outliers = rule, .outlier_threshold = threshold};
+    if (rule == OutlierRule::columns) format.outlier_columns = {0, 3, 11};
+    return format;
+  };
+  return {{},
+          int8(InputRange::token, true),
+          int8(InputRange::token, false),
+          int8(InputRange::tensor, true),
+          int8(InputRange::tensor, false),
+          int8(InputRange::static_, true),
+          int8(InputRange::static_, false),
+          {.type = InputType::fp8},
+          {.type = InputType::fp8, .range = InputRange::tensor},
+          {.type = InputType::fp8, .range = InputRange::static_, .scale = 0.01f},
+          outliers(OutlierRule::absolute, 6.0f),
+          outliers(OutlierRule::relative, 3.0f),
+          outliers(OutlierRule::columns, 0.0f),
+          outliers(OutlierRule::absolute, 6.0f, false),
+          outliers(OutlierRule::columns, 0.0f, false)};
+}
+
+// Some columns far from the others, a row of zeros, extreme values.
+std::vector<float> rows_with_outliers(int64_t num_rows, int64_t width, uint32_t seed) {
+  std::vector<float> x = random_values(num_rows * width, seed);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    for (int64_t i = 0; i < width; ++i) {
+      float& value = x[static_cast<size_t>(r * width + i)];
+      if (i % 13 == 5) value *= 20.0f;
+      if (r == 1) value = 0.0f;
+      if (r == 2) value = i % 3 == 0 ? 40.0f : -40.0f;
+    }
+  }
+  return x;
+}
+
+std::vector<Sequence> sequences_of(int64_t num_rows) {
+  std::vector<Sequence> sequences;
+  for (int64_t row = 0, length = 1; row < num_rows; row += length, ++length) {
+    length = std::min(length, num_rows - row);
+    sequences.push_back({.first_row = row, .num_rows = length, .num_past = 0, .first_slot = row});
+  }
+  return sequences;
+}
+
+// x behind gather, which copies rows and rounds them for `packed`, and its product with `packed`.
+std::pair<std::vector<float>, std::vector<float>> multiplied(Backend& backend, const PackedLinear& packed,
+                                                             const std::vector<float>& x, int64_t num_rows) {
+  const int64_t width = packed.num_in();
+  const SentSequences sequences(backend, sequences_of(num_rows));
+  std::vector<int32_t> order;
+  for (int32_t r = 0; r < num_rows; ++r) order.push_back(r);
+  const Buffer<float> rows = sent(backend, x), y = backend.allocate(num_rows * packed.num_out());
+  const Buffer<int32_t> places = sent(backend, order);
+  LinearInput input(backend, num_rows, width, true);
+  input.prepare(packed, sequences.sequences);
+  backend.gather(rows.get(), places.span(), width, input);
+  backend.linear(packed, input, num_rows, y.get());
+  std::vector<float> rounded(x.size());
+  backend.download<float>(input.x(), rounded);
+  return {rounded, received(backend, y)};
+}
+
+void expect_products(const Layer& first, const Layer& second, std::span<const float> x, std::span<const float> y,
+                     int64_t num_rows, int64_t num_in) {
+  const int64_t num_first = first.linear.num_out(), num_out = num_first + second.linear.num_out();
+  for (int64_t r = 0; r < num_rows; ++r) {
+    for (int64_t o = 0; o < num_out; ++o) {
+      const Layer& part = o < num_first ? first : second;
+      const int64_t row = o < num_first ? o : o - num_first;
+      double sum = static_cast<double>(part.linear.bias_O[static_cast<size_t>(row)]), magnitude = std::abs(sum);
+      for (int64_t i = 0; i < num_in; ++i) {
+        const double term = static_cast<double>(x[static_cast<size_t>(r * num_in + i)]) *
+                            static_cast<double>(part.weight_OI[static_cast<size_t>(row * num_in + i)]);
+        sum += term;
+        magnitude += std::abs(term);
+      }
+      ASSERT_NEAR(y[static_cast<size_t>(r * num_out + o)], sum,
+                  (static_cast<double>(num_in) + 16) * kUnitRoundoff * magnitude)
+          << "row " << r << ", output " << o;
+    }
+  }
+}
+
+TEST_F(CudaLinears, EveryStoredFormOfEveryShape) {
+  for (const Stored& stored : kStored) {
+    for (const auto& [num_rows, num_in, num_out] : {std::tuple<int64_t, int64_t, int64_t>{1, 8, 5},
+                                                    {2, 64, 33},
+                                                    {3, 200, 6},
+                                                    {9, 72, 4},
+                                                    {17, 136, 3},
+                                                    {33, 24, 2}}) {
+      SCOPED_TRACE(std::string(stored.name) + ", " + std::to_string(num_rows) + " x " + std::to_string(num_in));
+      const Layer layer(stored, num_out, num_in, {}, 1), second(kStored[1], 3, num_in, {}, 5);
+      const std::vector<float> x = random_values(num_rows * num_in, 3);
+      const auto y = on_both([&](Backend& backend) {
+                       const std::vector<LinearWeights> parts = {layer.linear, second.linear};
+                       return multiplied(backend, *backend.pack(parts), x, num_rows).second;
+                     }).second;
+      expect_products(layer, second, x, y, num_rows, num_in);
+    }
+  }
+}
+
+// Rounded inputs have the very values of input_format.h.
+TEST_F(CudaLinears, EveryFormatOfAnInput) {
+  const int64_t num_rows = 11, num_in = 72;
+  for (const InputFormat& format : formats()) {
+    for (const Stored& stored : {kStored[0], kStored[3], kStored[6]}) {
+      SCOPED_TRACE(input_format_name(format) + ", " + stored.name);
+      const Layer layer(stored, 5, num_in, format, 1), second(stored, 3, num_in, format, 5);
+      const std::vector<float> x = rows_with_outliers(num_rows, num_in, 3);
+      std::vector<float> expected = x;
+      for (const Sequence& s : sequences_of(num_rows)) {
+        fake_quantize(format, std::span(expected).subspan(s.first_row * num_in, s.num_rows * num_in), num_in);
+      }
+      const auto [rounded, y] = on_both([&](Backend& backend) {
+                                  const std::vector<LinearWeights> parts = {layer.linear, second.linear};
+                                  return multiplied(backend, *backend.pack(parts), x, num_rows);
+                                }).second;
+      for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(rounded[i], expected[i]) << i;
+      expect_products(layer, second, expected, y, num_rows, num_in);
+    }
+  }
+}
+
+TEST_F(CudaLinears, NaNReachesItsRowAndNoOtherSequence) {
+  const int64_t num_rows = 6, num_in = 32;  // sequences: rows 0; 1, 2; 3, 4, 5
+  for (const InputFormat& format : formats()) {
+    const Layer layer(kStored[3], 9, num_in, format, 1);
+    std::vector<float> x = rows_with_outliers(num_rows, num_in, 3);
+    x[2 * num_in + 20] = std::numeric_limits<float>::quiet_NaN();
+    const auto packed = cuda_->pack({&layer.linear, 1});
+    const std::vector<float> y = multiplied(*cuda_, *packed, x, num_rows).second;
+    for (size_t i = 0; i < y.size(); ++i) {
+      EXPECT_TRUE(i / 9 == 1 || std::isnan(y[i]) == (i / 9 == 2)) << input_format_name(format) << ", " << i;
+    }
+  }
+}
+
+TEST_F(CudaLinears, EmbedGivesRowsOfEveryStoredForm) {
+  const std::vector<int32_t> ids = {10, 0, 3, 3, 7};
+  for (const Stored& stored : kStored) {
+    for (const int64_t width : {8, 72, 200}) {
+      Layer table(stored, 11, width, {}, 1);
+      table.linear.bias_O.clear();
+      const auto [expected, found] = on_both([&](Backend& backend) {
+        const Buffer<int32_t> sent_ids = sent(backend, ids);
+        const Buffer<float> hidden = backend.allocate(5 * width);
+        backend.embed(*backend.pack({&table.linear, 1}), sent_ids.span(), 23.5f, hidden.get());
+        return received(backend, hidden);
+      });
+      EXPECT_TRUE(same_bits(expected, found)) << stored.name;
+    }
+  }
+}
+
+TEST_F(CudaLinears, KernelsAreNamed) {
+  const InputFormat int8 = {.type = InputType::int8};
+  const Layer layer(kStored[5], 4, 16, int8, 1), dense(kStored[1], 4, 16, int8, 1);
+  const std::vector<LinearWeights> parts = {layer.linear, dense.linear};
+  EXPECT_EQ(cuda_->pack(parts)->kernel_name(), "matmul_w4+bf16_a8_cuda_plain");
+}
+
+}  // namespace
+}  // namespace pare

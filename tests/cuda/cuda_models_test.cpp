@@ -1,0 +1,119 @@
+// Whole models on the emulated device: the logits of transformers, and what the CPU makes of a trained model.
+#include "runtime/engine/encoder.h"
+#include "runtime/engine/generate.h"
+#include "runtime/evaluate/evaluate.h"
+#include "tests/cuda/on_cuda.h"
+#include "tests/runtime/engine/tiny_encoder.h"
+#include "tests/runtime/engine/tiny_models.h"
+
+namespace pare {
+namespace {
+
+double relative_difference(std::span<const float> found, std::span<const float> expected) {
+  double squares = 0.0, differences = 0.0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    differences += std::pow(static_cast<double>(found[i]) - static_cast<double>(expected[i]), 2);
+    squares += std::pow(static_cast<double>(expected[i]), 2);
+  }
+  return std::sqrt(differences / squares);
+}
+
+// As tests/runtime/engine/transformer_test.cpp has it for every backend.
+constexpr double kTolerance = 2e-5;
+
+class CudaFamilies : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!is_plain_build()) GTEST_SKIP() << "whole models run in the plain build; operations in all";
+  }
+  std::unique_ptr<Backend> cuda_ = make_cuda_backend();
+};
+INSTANTIATE_TEST_SUITE_P(Goldens, CudaFamilies, testing::ValuesIn(families()),
+                         [](const auto& test) { return test.param; });
+
+TEST_P(CudaFamilies, LogitsAreThoseOfTransformers) {
+  Transformer model = Transformer::load(Checkpoint::open(family_path(GetParam())), *cuda_);
+  const TokenWindows windows = read_npy(family_path(GetParam()) / "ids.npy");
+  const std::vector<float> golden = read_golden_floats(family_path(GetParam()) / "logits.npy");
+  const std::vector<float> logits = prefill_logits(model, windows.ids_NT, windows.num_windows);
+  const auto width = static_cast<size_t>(model.description().vocabulary_size);
+  ASSERT_EQ(logits.size(), golden.size());
+  for (size_t row = 0; row < golden.size(); row += width) {
+    ASSERT_LE(relative_difference(std::span(logits).subspan(row, width), std::span(golden).subspan(row, width)),
+              kTolerance)
+        << "row " << row / width;
+  }
+  const std::span<const int32_t> ids = windows.window(0);
+  const auto session = model.start(windows.num_tokens);
+  session->feed(ids.first(5));
+  for (size_t token = 5; token < 12; ++token) {
+    const std::span<const float> found = session->feed(ids.subspan(token, 1));
+    ASSERT_LE(relative_difference(found, std::span(golden).subspan(token * width, width)), kTolerance) << token;
+  }
+}
+
+class CudaModels : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!is_plain_build()) GTEST_SKIP() << "whole models run in the plain build; operations in all";
+  }
+  std::unique_ptr<Backend> cuda_ = make_cuda_backend();
+  std::unique_ptr<Backend> cpu_ = make_cpu_backend(detect_isa(), 2);
+};
+
+const std::filesystem::path kStories = std::filesystem::path(PARE_SOURCE_DIR) / "calibration_data/stories260k";
+
+TEST_F(CudaModels, AnEncoderGivesTheEmbeddingsOfTransformers) {
+  const EncoderGolden golden = read_encoder_golden();
+  Encoder encoder = Encoder::load(Checkpoint::open(tiny_encoder_path()), *cuda_);
+  std::vector<float> hidden(golden.hidden_RD.size()), embeddings(golden.embeddings_ND.size());
+  encoder.hidden(golden.ids, hidden.data());
+  encoder.embed(golden.ids, {}, embeddings.data());
+  expect_close(golden.hidden_RD, hidden, 5e-5);  // encoder_test.cpp's
+  expect_close(golden.embeddings_ND, embeddings, 5e-5);
+}
+
+TEST_F(CudaModels, Stories260kGoesOnAsOnTheCpu) {
+  const Checkpoint checkpoint = Checkpoint::open(kStories);
+  Transformer model = Transformer::load(checkpoint, *cuda_), expected = Transformer::load(checkpoint, *cpu_);
+  const std::vector<int32_t> prompt = {1};
+  const GenerationOptions options = {.max_tokens = 60};
+  EXPECT_EQ(generate(model, prompt, options).ids, generate(expected, prompt, options).ids);
+}
+
+TEST_F(CudaModels, Stories260kHasTheLossOfTheCpu) {
+  const Checkpoint checkpoint = Checkpoint::open(kStories);
+  Transformer model = Transformer::load(checkpoint, *cuda_), expected_model = Transformer::load(checkpoint, *cpu_);
+  ScoredWindows data;
+  data.windows = {.num_windows = 2, .num_tokens = 48, .ids_NT = {}};
+  const std::vector<int32_t> story = generate(expected_model, std::vector<int32_t>{1}, {.max_tokens = 96}).ids;
+  data.windows.ids_NT = story;
+  data.source = "a story";
+  const Evaluation expected = evaluate(expected_model, data, nullptr), found = evaluate(model, data, nullptr);
+  // Logits agree within 2e-5 of their size, so that losses of about 1 do within 1e-4.
+  EXPECT_NEAR(found.nll, expected.nll, 1e-4);
+  EXPECT_LE(evaluate(model, data, &model).comparison->kl_max, 1e-12);
+}
+
+// Codes, rounded inputs and an 8-bit cache at once: what the reference makes of them, but for codes that flip.
+TEST_F(CudaModels, ARoundedModelIsThatOfTheReference) {
+  const std::unique_ptr<Backend> reference = make_reference_backend();
+  for (const char* family : {"llama_gqa_untied", "gemma3_local_global"}) {
+    const Checkpoint checkpoint = Checkpoint::open(family_path(family));
+    const TokenWindows windows = read_npy(family_path(family) / "ids.npy");
+    const auto logits = [&](Backend& backend, bool rounds) {
+      Transformer model = Transformer::load(checkpoint, backend, {}, [&](LinearWeights& linear) {
+        if (rounds) linear.input = {.type = InputType::int8, .symmetric = false};
+      });
+      if (rounds) model.use_attention_bits({.kv = 8});
+      return prefill_logits(model, windows.ids_NT, windows.num_windows);
+    };
+    const std::vector<float> exact = logits(*reference, false), expected = logits(*reference, true);
+    const double rounding = relative_difference(expected, exact);
+    EXPECT_GT(rounding, 0.0);
+    EXPECT_LE(relative_difference(logits(*cuda_, true), expected), 0.5 * rounding) << family;
+  }
+}
+
+}  // namespace
+}  // namespace pare

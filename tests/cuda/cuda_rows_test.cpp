@@ -1,0 +1,188 @@
+// Operations on rows against the reference backend's plain loops.
+//
+// Tolerances: u = 2^-24. A sum over a row in a block errs by (width / 256 + 16) u of the sum of magnitudes, an
+// operation in a chain by u of its result, exp, erf and tanh of the emulated device by a few u as the host's.
+#include "tests/cuda/on_cuda.h"
+#include "tests/expect_error.h"
+#include "tests/runtime/cpu/packed_floats.h"
+
+namespace pare {
+namespace {
+
+class CudaRows : public OnCuda {};
+
+constexpr int64_t kWidths[] = {1, 5, 31, 33, 64, 100, 300};
+
+TEST_F(CudaRows, AddNormEqualsTheReference) {
+  for (const int64_t width : kWidths) {
+    for (int variant = 0; variant < 8; ++variant) {
+      const bool has_delta = variant & 1, has_delta_norm = variant & 2, has_norm = variant & 4;
+      if (has_delta_norm && !has_delta) continue;
+      const int64_t num_rows = 3;
+      const auto [expected, found] = on_both([&](Backend& backend) {
+        const PackedNorm norm = backend.pack_norm({random_values(width, 1), 1e-5f});
+        const PackedNorm delta_norm = backend.pack_norm({random_values(width, 2), 1e-6f});
+        const Buffer<float> hidden = sent(backend, random_values(num_rows * width, 3, 4.0f));
+        const Buffer<float> delta = sent(backend, random_values(num_rows * width, 4));
+        LinearInput x(backend, num_rows, width, false);
+        backend.add_norm(hidden.get(), has_delta ? delta.get() : nullptr, has_delta_norm ? &delta_norm : nullptr,
+                         has_norm ? &norm : nullptr, num_rows, width, x);
+        std::vector<float> all = received(backend, hidden);
+        std::vector<float> normed(static_cast<size_t>(num_rows * width));
+        backend.download<float>(x.x(), normed);
+        all.insert(all.end(), normed.begin(), normed.end());
+        return all;
+      });
+      const double error = (static_cast<double>(width) / 256 + 20) * kUnitRoundoff;
+      expect_close(expected, found, 4 * error * largest_magnitude(expected) * (has_delta_norm ? 4 : 1));
+    }
+  }
+}
+
+TEST_F(CudaRows, AddLayerNormEqualsTheReference) {
+  for (const int64_t width : kWidths) {
+    const auto [expected, found] = on_both([&](Backend& backend) {
+      const PackedLayerNorm norm = backend.pack_layer_norm({random_values(width, 1), random_values(width, 2), 1e-5f});
+      std::vector<float> shifted = random_values(3 * width, 3, 4.0f);
+      for (float& value : shifted) value += 3.0f;
+      const Buffer<float> hidden = sent(backend, shifted), delta = sent(backend, random_values(3 * width, 4));
+      LinearInput x(backend, 3, width, false);
+      backend.add_layer_norm(hidden.get(), delta.get(), norm, 3, width, &x);
+      std::vector<float> rows(static_cast<size_t>(3 * width));
+      backend.download<float>(x.x(), rows);
+      EXPECT_TRUE(same_bits(received(backend, hidden), rows));
+      return rows;
+    });
+    const double largest = 3 * std::sqrt(static_cast<double>(width)) + 5.0;
+    expect_close(expected, found, 20 * (static_cast<double>(width) / 256 + 20) * kUnitRoundoff * largest);
+  }
+}
+
+TEST_F(CudaRows, ActivationsEqualTheReference) {
+  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
+    for (const int64_t width : kWidths) {
+      const auto [expected, found] = on_both([&](Backend& backend) {
+        const Buffer<float> y = sent(backend, random_values(3 * 2 * width, 5, 3.0f));
+        LinearInput gated(backend, 3, width, false), ungated(backend, 6, width, false);
+        backend.activate(y.get(), activation, 3, width, gated);
+        backend.activate_ungated(y.get(), activation, 6, width, ungated);
+        std::vector<float> all(static_cast<size_t>(9 * width));
+        backend.download<float>(gated.x(), std::span(all).first(static_cast<size_t>(3 * width)));
+        backend.download<float>(ungated.x(), std::span(all).subspan(static_cast<size_t>(3 * width)));
+        return all;
+      });
+      // Values below 12, with ups below 12 beside them: what 1 + erf or 1 + tanh loses is absolute.
+      expect_close(expected, found, 12 * 12 * 6 * kUnitRoundoff, 8 * kUnitRoundoff);
+    }
+  }
+}
+
+TEST_F(CudaRows, GatherMixAndMeansEqualTheReference) {
+  for (const int64_t width : kWidths) {
+    const auto [expected, found] = on_both([&](Backend& backend) {
+      const Buffer<float> x = sent(backend, random_values(9 * width, 6));
+      const Buffer<int32_t> rows = sent<int32_t>(backend, {5, 0, 0, 8});
+      const Buffer<int32_t> slots = sent<int32_t>(backend, {0, 3, 1, 2, 3, 0});
+      const Buffer<float> weights = sent<float>(backend, {0.25f, 0.5f, 1.0f, -2.0f, 0.0f, 0.75f});
+      const SentSequences sequences(backend, {{0, 1, 0, 0}, {1, 3, 0, 1}, {4, 5, 0, 4}});
+      LinearInput gathered(backend, 4, width, false);
+      const Buffer<float> mixed = backend.allocate(3 * width), means = backend.allocate(3 * width);
+      backend.gather(x.get(), rows.span(), width, gathered);
+      backend.mix(gathered.x(), slots.span(), weights.span(), 3, width, mixed.get());
+      backend.mean_rows(x.get(), sequences.sequences, width, means.get());
+      std::vector<float> all(static_cast<size_t>(4 * width));
+      backend.download<float>(gathered.x(), all);
+      for (const Buffer<float>* part : {&mixed, &means}) {
+        const std::vector<float> values = received(backend, *part);
+        all.insert(all.end(), values.begin(), values.end());
+      }
+      return all;
+    });
+    expect_close(expected, found, 8 * kUnitRoundoff * 12);
+  }
+}
+
+TEST_F(CudaRows, RoutingEqualsTheReference) {
+  for (const bool normalizes : {false, true}) {
+    for (const auto& [num_experts, num_chosen] : {std::pair<int64_t, int64_t>{4, 2}, {7, 1}, {40, 8}, {5, 5}}) {
+      std::vector<float> logits = random_values(13 * num_experts, 8, 2.0f);
+      std::fill_n(logits.begin(), num_experts, 0.5f);  // all equal: the lower index first
+      std::vector<float> weights[2];
+      std::vector<int32_t> experts[2];
+      for (const int which : {0, 1}) {
+        Backend& backend = which == 0 ? *reference_ : *cuda_;
+        const Buffer<float> sent_logits = sent(backend, logits), weights_RK = backend.allocate(13 * num_chosen);
+        const Buffer<int32_t> experts_RK = backend.allocate<int32_t>(13 * num_chosen);
+        backend.route(sent_logits.get(), 13, num_experts, {num_chosen, normalizes}, experts_RK.get(), weights_RK.get());
+        weights[which] = received(backend, weights_RK);
+        experts[which] = received(backend, experts_RK);
+      }
+      EXPECT_EQ(experts[1], experts[0]);
+      expect_close(weights[0], weights[1], 0.0, (static_cast<double>(num_experts) + 12) * kUnitRoundoff);
+    }
+  }
+}
+
+TEST_F(CudaRows, NaNStaysInItsRow) {
+  std::vector<float> rows(3 * 40, 1.0f);
+  rows[40 + 39] = std::numeric_limits<float>::quiet_NaN();
+  const Buffer<float> hidden = sent(*cuda_, rows);
+  const PackedNorm norm = cuda_->pack_norm({std::vector<float>(40, 1.0f), 1e-5f});
+  LinearInput x(*cuda_, 3, 40, false);
+  cuda_->add_norm(hidden.get(), nullptr, nullptr, &norm, 3, 40, x);
+  std::vector<float> found(rows.size());
+  cuda_->download<float>(x.x(), found);
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(std::isnan(found[i]), i / 40 == 1) << i;
+}
+
+TEST_F(CudaRows, LogitsAreJudgedAsTheReferenceJudgesThem) {
+  const int64_t num_vocabulary = 301, width = 24, num_rows = 5;
+  for (const float softcap : {0.0f, 3.0f}) {
+    const std::vector<int32_t> targets = {0, 300, 17, 17, 255};
+    const auto run = [&](Backend& backend) {
+      const auto p = pack_floats(backend, random_values(num_vocabulary * width, 1, 0.3f), num_vocabulary, width);
+      const auto q = pack_floats(backend, random_values(num_vocabulary * width, 2, 0.3f), num_vocabulary, width);
+      const Buffer<float> x = sent(backend, random_values(num_rows * width, 3));
+      std::vector<float> nll(5), kl(5), nll_p(5), nll_q(5), all;
+      std::vector<uint8_t> top1(5), same(5);
+      backend.cross_entropy(*p, x.get(), targets, softcap, nll.data(), top1.data());
+      backend.compare(*p, x.get(), softcap, *q, x.get(), 0.0f, targets, kl.data(), same.data(), nll_p.data(),
+                      nll_q.data());
+      for (const auto& part : {nll, kl, nll_p, nll_q}) all.insert(all.end(), part.begin(), part.end());
+      all.insert(all.end(), top1.begin(), top1.end());
+      all.insert(all.end(), same.begin(), same.end());
+      return all;
+    };
+    const auto [expected, found] = on_both(run);
+    // Logits below 8 err by (width + 16) u of sums of magnitudes below 40, and every figure by twice as much.
+    expect_close(expected, found, 2 * (width + 16) * kUnitRoundoff * 40);
+  }
+}
+
+TEST_F(CudaRows, MemoryThatRunsOutIsAnErrorThatSaysSo) {
+  expect_error<std::runtime_error>([&] { cuda_->allocate(int64_t{1} << 30); }, {"CUDA", "4294967296 bytes"});
+  expect_error<std::invalid_argument>([&] { cuda_->allocate(-1); }, {"-1"});
+  const auto foreign = pack_floats(*reference_, {1.0f, 2.0f}, 1, 2);
+  const Buffer<float> x = cuda_->allocate(2), y = cuda_->allocate(1);
+  expect_error<std::invalid_argument>([&] { cuda_->linear(*foreign, x.get(), 1, y.get()); }, {"packed itself"});
+}
+
+class CudaDevices : public testing::Test {
+ protected:
+  ~CudaDevices() override { emulation::set_device({}); }
+};
+
+TEST_F(CudaDevices, WhatCannotBeUsedIsNamed) {
+  emulation::set_device({.count = 0});
+  expect_error<std::runtime_error>([] { make_cuda_backend(); }, {"no device", "--device cpu"});
+  emulation::set_device({.major = 7, .minor = 5});
+  expect_error<std::runtime_error>([] { make_cuda_backend(); }, {"7.5", "8.0"});
+  emulation::set_device({.driver_version = 11040});
+  expect_error<std::runtime_error>([] { make_cuda_backend(); }, {"driver", "11", "13", "update"});
+  emulation::set_device({});
+  EXPECT_EQ(find_cuda_device().name, "Emulated GPU");
+  EXPECT_EQ(make_cuda_backend()->name(), "cuda");
+}
+
+}  // namespace
+}  // namespace pare
