@@ -27,8 +27,7 @@ struct Memory {
   int num_accesses = 0;
 
   Memory() {
-    void* memory =
-        mmap(nullptr, kReservedBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory = mmap(nullptr, kReservedBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     base = static_cast<char*>(memory);
   }
@@ -39,7 +38,9 @@ Memory& memory() {
   return memory;
 }
 
-size_t room_of(size_t bytes) { return (bytes + kCanaryBytes + kAlignment - 1) / kAlignment * kAlignment; }
+size_t room_of(size_t bytes) {
+  return (bytes + kCanaryBytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 // The first offset from `begin` on with that much room; kReservedBytes when there is none.
 size_t find_room(size_t begin, size_t room) {
@@ -106,16 +107,23 @@ bool free(void* begin) {
   }
   address_check::poison(begin, room);
   const size_t first_page = (offset + kPageBytes - 1) / kPageBytes, end_page = (offset + room) / kPageBytes;
-  if (first_page < end_page) madvise(m.base + first_page * kPageBytes, (end_page - first_page) * kPageBytes, MADV_DONTNEED);
+  if (first_page < end_page)
+    madvise(m.base + first_page * kPageBytes, (end_page - first_page) * kPageBytes, MADV_DONTNEED);
   m.allocations.erase(found);
   m.allocated_bytes -= bytes;
   if (!damage.empty()) throw Error(damage);
   return true;
 }
 
-size_t num_allocations() { return memory().allocations.size(); }
-size_t allocated_bytes() { return memory().allocated_bytes; }
-const char* base() { return memory().base; }
+size_t num_allocations() {
+  return memory().allocations.size();
+}
+size_t allocated_bytes() {
+  return memory().allocated_bytes;
+}
+const char* base() {
+  return memory().base;
+}
 
 bool is_device(const void* address) {
   const auto* byte = static_cast<const char*>(address);

@@ -42,7 +42,9 @@ std::vector<unsigned> order_of(size_t size, std::mt19937_64& random) {
 
 }  // namespace
 
-Block* Block::current() { return current_block; }
+Block* Block::current() {
+  return current_block;
+}
 
 Block::Block(Launch& launch, uint3 index)
     : launch_(launch), index_(index), threads_(size_t{launch.block.x} * launch.block.y * launch.block.z) {
@@ -54,8 +56,12 @@ Block::Block(Launch& launch, uint3 index)
   collectives_.resize((threads_.size() + kWarpSize - 1) / kWarpSize);
 }
 
-std::string Block::name() const { return "block " + coordinates(index_); }
-std::string Block::name(const Thread& thread) const { return name() + ", thread " + coordinates(thread.index); }
+std::string Block::name() const {
+  return "block " + coordinates(index_);
+}
+std::string Block::name(const Thread& thread) const {
+  return name() + ", thread " + coordinates(thread.index);
+}
 
 void Block::run() {
   current_block = this;
@@ -165,8 +171,9 @@ void Block::barrier(const char* operation, const std::source_location& site) {
   const Thread& first = *first_at_barrier_;
   if (num_at_barrier_ > 0 &&
       (first.site.line() != site.line() || std::strcmp(first.site.file_name(), site.file_name()) != 0)) {
-    fail_at(operation, site, "divergent barrier: thread " + coordinates(first.index) + " waits in " + first.operation +
-                                 " at " + at(first.site));
+    fail_at(operation, site,
+            "divergent barrier: thread " + coordinates(first.index) + " waits in " + first.operation + " at " +
+                at(first.site));
   }
   thread.operation = operation;
   thread.site = site;
@@ -209,12 +216,17 @@ void Block::collective(const char* operation, uint32_t mask, void* argument, Exe
   thread.site = site;
   num_yields_ = 0;
   std::vector<Collective>& pending = collectives_[thread.warp()];
-  auto mine = std::find_if(pending.begin(), pending.end(), [&](const Collective& c) { return (c.mask & mask) != 0; });
+  const auto is_mine = [&](const Collective& c) { return c.mask == mask && std::strcmp(c.operation, operation) == 0; };
+  auto mine = std::find_if(pending.begin(), pending.end(), is_mine);
   if (mine == pending.end()) {
+    // A lane may wait for others that do something between themselves first. Lanes that wait for each other in two
+    // operations never go on.
+    for (const Collective& other : pending) {
+      if ((other.mask >> thread.lane() & 1) == 0 || (other.arrived & mask) == 0) continue;
+      fail_at(operation, site, std::string("lanes of its mask wait for this one in ") + other.operation +
+                                   (other.mask != mask ? " with another mask" : "") + ": " + waiting());
+    }
     mine = pending.insert(pending.end(), Collective{operation, mask, 0, {}});
-  } else if (mine->mask != mask || std::strcmp(mine->operation, operation) != 0) {
-    fail_at(operation, site, std::string("lanes of its mask wait in ") + mine->operation +
-                                 (mine->mask != mask ? " with another mask" : "") + ": " + waiting());
   }
   mine->arrived |= 1u << thread.lane();
   mine->arguments[thread.lane()] = argument;
@@ -241,7 +253,9 @@ void Block::count_atomic() {
 
 // ---- What kernels call ----------------------------------------------------------------------------------------------
 
-void block_barrier(const Site& site) { current_block->barrier("__syncthreads", site); }
+void block_barrier(const Site& site) {
+  current_block->barrier("__syncthreads", site);
+}
 
 void warp_collective(const char* operation, uint32_t mask, void* argument, Execute execute, const Site& site) {
   current_block->collective(operation, mask, argument, execute, site);
@@ -253,7 +267,9 @@ void warp_barrier(uint32_t mask, const Site& site) {
       [](void* const*, uint32_t lanes) { race_check::warp_barrier(current_block->running().warp(), lanes); }, site);
 }
 
-void give_way() { current_block->yield(); }
+void give_way() {
+  current_block->yield();
+}
 
 namespace {
 
@@ -274,20 +290,31 @@ unsigned source_lane(ShuffleMode mode, int lane, int operand, int width) {
   const int first = lane & ~(width - 1), end = first + width;
   int source = lane;
   switch (mode) {
-    case ShuffleMode::index: source = first + (operand & (width - 1)); break;
-    case ShuffleMode::up: source = operand >= 0 && operand <= lane - first ? lane - operand : lane; break;
-    case ShuffleMode::down: source = operand >= 0 && operand < end - lane ? lane + operand : lane; break;
-    case ShuffleMode::exclusive_or: source = (lane ^ operand) >= 0 && (lane ^ operand) < end ? lane ^ operand : lane;
+    case ShuffleMode::index:
+      source = first + (operand & (width - 1));
+      break;
+    case ShuffleMode::up:
+      source = operand >= 0 && operand <= lane - first ? lane - operand : lane;
+      break;
+    case ShuffleMode::down:
+      source = operand >= 0 && operand < end - lane ? lane + operand : lane;
+      break;
+    case ShuffleMode::exclusive_or:
+      source = (lane ^ operand) >= 0 && (lane ^ operand) < end ? lane ^ operand : lane;
   }
   return static_cast<unsigned>(source);
 }
 
 const char* shuffle_name(ShuffleMode mode) {
   switch (mode) {
-    case ShuffleMode::index: return "__shfl_sync";
-    case ShuffleMode::up: return "__shfl_up_sync";
-    case ShuffleMode::down: return "__shfl_down_sync";
-    case ShuffleMode::exclusive_or: return "__shfl_xor_sync";
+    case ShuffleMode::index:
+      return "__shfl_sync";
+    case ShuffleMode::up:
+      return "__shfl_up_sync";
+    case ShuffleMode::down:
+      return "__shfl_down_sync";
+    case ShuffleMode::exclusive_or:
+      return "__shfl_xor_sync";
   }
   return "shuffle";
 }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/emulation/cuda_emulation.h"
+#include "runtime/cuda/device.cuh"
 
 namespace pare {
 

@@ -149,7 +149,7 @@ TEST(EmulatedLaunch, ShapesBeyondTheLimitsAreRefusedWithTheKernelsName) {
   EXPECT_NO_THROW(launch_nothing(dim3(1), dim3(1024), 0, nullptr));
   EXPECT_NO_THROW(launch_nothing(dim3(1), dim3(1, 16, 64), 0, nullptr));
   const std::pair<dim3, dim3> bad[] = {
-      {dim3(1), dim3(1025)},     {dim3(1), dim3(32, 33)},   {dim3(1), dim3(1, 1, 65)}, {dim3(1), dim3(0)},
+      {dim3(1), dim3(1025)},     {dim3(1), dim3(32, 33)},      {dim3(1), dim3(1, 1, 65)}, {dim3(1), dim3(0)},
       {dim3(1, 65536), dim3(1)}, {dim3(1, 1, 65536), dim3(1)}, {dim3(0), dim3(1)},
   };
   for (const auto& [grid, block] : bad) {
