@@ -1,6 +1,7 @@
 #include "tests/emulation/thread_block.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
 
@@ -53,7 +54,8 @@ Block::Block(Launch& launch, uint3 index)
     threads_[i].linear = i;
     threads_[i].index = {i % size.x, i / size.x % size.y, i / (size.x * size.y)};
   }
-  collectives_.resize((threads_.size() + kWarpSize - 1) / kWarpSize);
+  warps_.resize((threads_.size() + kWarpSize - 1) / kWarpSize);
+  for (const Thread& thread : threads_) warps_[thread.warp()].lanes |= 1u << thread.lane();
 }
 
 std::string Block::name() const {
@@ -79,7 +81,7 @@ void Block::run() {
 }
 
 void Block::choose_order() {
-  warp_order_ = order_of(collectives_.size(), launch_.random);
+  warp_order_ = order_of(warps_.size(), launch_.random);
   lane_order_ = order_of(kWarpSize, launch_.random);
   thread_order_ = order_of(threads_.size(), launch_.random);
 }
@@ -127,6 +129,7 @@ bool Block::resume(Thread& thread) {
   }
   if (thread.state == State::done) {
     thread.fiber.release();
+    warps_[thread.warp()].lanes &= ~(1u << thread.lane());
     ++num_done_;
     num_yields_ = 0;
     if (num_at_barrier_ > 0 && failure_.empty()) {
@@ -192,20 +195,16 @@ void Block::barrier(const char* operation, const std::source_location& site) {
 
 void Block::refuse_bad_mask(const char* operation, uint32_t mask, const std::source_location& site) {
   const Thread& thread = *running_;
-  const auto lane_name = [](unsigned lane) { return "lane " + std::to_string(lane); };
   if ((mask >> thread.lane() & 1) == 0) {
-    fail_at(operation, site, "the mask does not name the calling " + lane_name(thread.lane()));
+    fail_at(operation, site, "the mask does not name the calling lane " + std::to_string(thread.lane()));
   }
-  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
-    if ((mask >> lane & 1) == 0) continue;
-    const size_t other = thread.warp() * kWarpSize + lane;
-    if (other >= threads_.size()) {
-      fail_at(operation, site, "the mask names " + lane_name(lane) + ", which the block does not have");
-    }
-    if (threads_[other].state == State::done) {
-      fail_at(operation, site, "the mask names " + lane_name(lane) + ", which has returned");
-    }
-  }
+  const uint32_t missing = mask & ~warps_[thread.warp()].lanes;
+  if (missing == 0) return;
+  const unsigned lane = static_cast<unsigned>(std::countr_zero(missing));
+  fail_at(operation, site,
+          "the mask names lane " + std::to_string(lane) +
+              (thread.warp() * kWarpSize + lane < threads_.size() ? ", which has returned"
+                                                                  : ", which the block does not have"));
 }
 
 void Block::collective(const char* operation, uint32_t mask, void* argument, Execute execute,
@@ -215,7 +214,7 @@ void Block::collective(const char* operation, uint32_t mask, void* argument, Exe
   thread.operation = operation;
   thread.site = site;
   num_yields_ = 0;
-  std::vector<Collective>& pending = collectives_[thread.warp()];
+  std::vector<Collective>& pending = warps_[thread.warp()].pending;
   const auto is_mine = [&](const Collective& c) { return c.mask == mask && std::strcmp(c.operation, operation) == 0; };
   auto mine = std::find_if(pending.begin(), pending.end(), is_mine);
   if (mine == pending.end()) {
@@ -223,8 +222,9 @@ void Block::collective(const char* operation, uint32_t mask, void* argument, Exe
     // operations never go on.
     for (const Collective& other : pending) {
       if ((other.mask >> thread.lane() & 1) == 0 || (other.arrived & mask) == 0) continue;
-      fail_at(operation, site, std::string("lanes of its mask wait for this one in ") + other.operation +
-                                   (other.mask != mask ? " with another mask" : "") + ": " + waiting());
+      fail_at(operation, site,
+              std::string("lanes of its mask wait for this one in ") + other.operation +
+                  (other.mask != mask ? " with another mask" : "") + ": " + waiting());
     }
     mine = pending.insert(pending.end(), Collective{operation, mask, 0, {}});
   }

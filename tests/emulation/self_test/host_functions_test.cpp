@@ -5,6 +5,7 @@
 #include "tests/emulation/emulator.h"
 #include "tests/emulation/self_test/device_array.h"
 #include "tests/emulation/self_test/micro_kernels.h"
+#include "tests/emulation/self_test/modes.h"
 #include "tests/expect_error.h"
 
 namespace pare {
@@ -123,6 +124,15 @@ TEST(EmulatedHostDeathTest, HostCannotTouchDeviceMemory) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const DeviceArray<int> memory(std::vector<int>{1});
   EXPECT_DEATH({ *static_cast<volatile int*>(memory.data()) = 2; }, "");
+}
+
+TEST(EmulatedHost, MemoryMayBeLeftOpen) {
+  emulation::Options open;
+  open.hides_memory = false;
+  const ModeScope scope(open);
+  const DeviceArray<int> memory(std::vector<int>{41});
+  *memory.data() = 42;
+  EXPECT_EQ(memory.values(), std::vector<int>{42});
 }
 
 TEST(EmulatedHost, StreamsAreInOrder) {
