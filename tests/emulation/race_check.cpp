@@ -314,7 +314,16 @@ void atomic(const void* address, size_t bytes, const void* instruction) {
   extern "C" void __tsan_unaligned_write##bytes(void* address) {     \
     touch(Kind::write, address, bytes, __builtin_return_address(0)); \
   }
+#define PARE_FETCH_HOOK(bits, type, operation)                                             \
+  extern "C" type __tsan_atomic##bits##_fetch_##operation(volatile type* a, type v, int) { \
+    return __atomic_fetch_##operation(a, v, __ATOMIC_SEQ_CST);                             \
+  }
 #define PARE_ATOMIC_HOOKS(bits, type)                                                                         \
+  PARE_FETCH_HOOK(bits, type, add)                                                                            \
+  PARE_FETCH_HOOK(bits, type, sub)                                                                            \
+  PARE_FETCH_HOOK(bits, type, and)                                                                            \
+  PARE_FETCH_HOOK(bits, type, or)                                                                             \
+  PARE_FETCH_HOOK(bits, type, xor)                                                                            \
   extern "C" type __tsan_atomic##bits##_load(const volatile type* a, int) {                                   \
     return __atomic_load_n(a, __ATOMIC_SEQ_CST);                                                              \
   }                                                                                                           \
@@ -323,12 +332,6 @@ void atomic(const void* address, size_t bytes, const void* instruction) {
   }                                                                                                           \
   extern "C" type __tsan_atomic##bits##_exchange(volatile type* a, type v, int) {                             \
     return __atomic_exchange_n(a, v, __ATOMIC_SEQ_CST);                                                       \
-  }                                                                                                           \
-  extern "C" type __tsan_atomic##bits##_fetch_add(volatile type* a, type v, int) {                            \
-    return __atomic_fetch_add(a, v, __ATOMIC_SEQ_CST);                                                        \
-  }                                                                                                           \
-  extern "C" type __tsan_atomic##bits##_fetch_sub(volatile type* a, type v, int) {                            \
-    return __atomic_fetch_sub(a, v, __ATOMIC_SEQ_CST);                                                        \
   }                                                                                                           \
   extern "C" int __tsan_atomic##bits##_compare_exchange_strong(volatile type* a, type* e, type v, int, int) { \
     return __atomic_compare_exchange_n(a, e, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                   \
@@ -346,10 +349,12 @@ PARE_UNALIGNED_HOOKS(4)
 PARE_UNALIGNED_HOOKS(8)
 PARE_UNALIGNED_HOOKS(16)
 PARE_ATOMIC_HOOKS(8, uint8_t)
+PARE_ATOMIC_HOOKS(16, uint16_t)
 PARE_ATOMIC_HOOKS(32, uint32_t)
 PARE_ATOMIC_HOOKS(64, uint64_t)
 #undef PARE_ACCESS_HOOKS
 #undef PARE_UNALIGNED_HOOKS
+#undef PARE_FETCH_HOOK
 #undef PARE_ATOMIC_HOOKS
 
 extern "C" {
@@ -361,6 +366,12 @@ void __tsan_read_range(void* address, size_t bytes) {
 }
 void __tsan_write_range(void* address, size_t bytes) {
   touch(Kind::write, address, bytes, __builtin_return_address(0));
+}
+void __tsan_atomic_thread_fence(int) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+void __tsan_atomic_signal_fence(int) {
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
