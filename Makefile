@@ -11,7 +11,7 @@ SHELL := /bin/bash
 export LIBTORCH PARE_PYTHON PARE_CACHE PARE_MINILM
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
-SOURCES = $(shell git ls-files '*.cpp' '*.h')
+SOURCES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 
 .PHONY: build demo test test-full test-isas fuzz fuzz-long soak bench format check sanitize setup-build setup-test setup-full setup-bench setup-tidy tidy clean
 .DEFAULT_GOAL := build

@@ -22,7 +22,7 @@ MAY_INCLUDE = {
     "runtime/cpu": {"runtime/system", "runtime/format", "runtime/model", "runtime/engine", "runtime/cpu/kernels"},
     "runtime/cpu/kernels": {"runtime/system", "runtime/cpu"},
     "runtime/cuda": {"runtime/system", "runtime/format", "runtime/model", "runtime/engine"},
-    "runtime/device": {"runtime/system", "runtime/engine", "runtime/cpu"},
+    "runtime/device": {"runtime/system", "runtime/engine", "runtime/cpu", "runtime/cuda"},
     "runtime/evaluate": {"runtime/system", "runtime/files", "runtime/tokenizer", "runtime/model", "runtime/engine"},
     "runtime/commands": {"runtime/*"},
     "quant": {"runtime/system", "runtime/format"},
@@ -41,7 +41,9 @@ MAY_INCLUDE = {
     "compress/survey": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/passes"},
     "compress/predict": {"quant", "prune", "runtime/*", "compress/recipe", "compress/plan", "compress/walk", "compress/reconstruct", "compress/survey"},
     "compress": {"quant", "prune", "distill", "runtime/*", "compress/*"},
-    "tests": {"compress", "compress/*", "quant", "prune", "distill", "runtime/*"},
+    "tests/emulation": {"runtime/cuda"},
+    "tests/emulation/self_test": {"runtime/cuda", "tests", "tests/emulation"},
+    "tests": {"compress", "compress/*", "quant", "prune", "distill", "runtime/*", "tests/emulation"},
 }
 # External header -> files that may include it.
 ONLY_IN = [

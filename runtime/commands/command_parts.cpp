@@ -63,6 +63,15 @@ std::vector<OptionSpec> compute_options() {
            .choices = std::move(isas)}};
 }
 
+OptionSpec device_option() {
+  return {.name = "device",
+          .kind = OptionKind::text,
+          .value_name = "NAME",
+          .default_value = "cpu",
+          .help = "what computes: cpu, or cuda (the first GPU; in programs built with -DPARE_CUDA=ON)",
+          .choices = {"cpu", "cuda"}};
+}
+
 OptionSpec kv_bits_option() {
   return {.name = "kv-bits",
           .kind = OptionKind::text,
@@ -106,10 +115,14 @@ void check_files_of(const std::filesystem::path& directory, const std::string& i
   require_whole_files(directory, instead, stage(console, "check " + directory.string(), "files"));
 }
 
-Engine::Engine(const Arguments& arguments)
+ComputeDevice device_of(const Arguments& arguments) {
+  return arguments.text("device") == "cuda" ? ComputeDevice::cuda : ComputeDevice::cpu;
+}
+
+Engine::Engine(const Arguments& arguments, ComputeDevice device)
     : isa_(arguments.given("isa") ? parse_isa(arguments.text("isa")) : detect_isa()),
       num_threads_(arguments.given("threads") ? static_cast<int>(arguments.integer("threads")) : omp_get_max_threads()),
-      backend_(make_backend({.isa = isa_, .num_threads = num_threads_})) {}
+      backend_(make_backend({.device = device, .isa = isa_, .num_threads = num_threads_})) {}
 
 Transformer Engine::load(const Checkpoint& checkpoint, Console& console) const {
   const auto progress = stage(console, "load " + checkpoint.directory().string(), "blocks");

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/commands/command_line.h"
+#include "runtime/device/make_backend.h"
 #include "runtime/engine/backend.h"
 #include "runtime/engine/encoder.h"
 #include "runtime/engine/transformer.h"
@@ -32,6 +33,10 @@ OptionSpec required_text(const std::string& name, const std::string& value_name,
 // --threads and --isa, for every command that computes.
 std::vector<OptionSpec> compute_options();
 
+// --device, and what it asks for.
+OptionSpec device_option();
+ComputeDevice device_of(const Arguments& arguments);
+
 // --kv-bits and --attention-bits, and what they ask for.
 OptionSpec kv_bits_option();
 OptionSpec attention_bits_option();
@@ -50,8 +55,8 @@ void check_files_of(const std::filesystem::path& directory, const std::string& i
 // The backend that the options name, and models loaded on it.
 class Engine {
  public:
-  // Throws std::invalid_argument when this CPU has no such instruction set.
-  explicit Engine(const Arguments& arguments);
+  // Throws what make_backend throws.
+  Engine(const Arguments& arguments, ComputeDevice device);
 
   Isa isa() const { return isa_; }
   int num_threads() const { return num_threads_; }

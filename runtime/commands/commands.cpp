@@ -89,7 +89,7 @@ void run_generate(const Arguments& arguments, Console& console) {
                                     .top_k = arguments.integer("top-k"),
                                     .top_p = arguments.number("top-p"),
                                     .seed = static_cast<uint64_t>(arguments.integer("seed"))};
-  const Engine engine(arguments);
+  const Engine engine(arguments, device_of(arguments));
   const ModelDirectory directory(arguments.positional(0));
   if (arguments.flag("verify")) check_files_of(directory.path(), "", console);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
@@ -171,7 +171,7 @@ void run_bench(const Arguments& arguments, Console& console) {
   const BenchOptions options = {.prefill_tokens = arguments.integer("prefill-tokens"),
                                 .decode_tokens = arguments.integer("decode-tokens"),
                                 .repetitions = arguments.integer("repetitions")};
-  const Engine engine(arguments);
+  const Engine engine(arguments, ComputeDevice::cpu);
   const ModelDirectory directory(arguments.positional(0));
   Transformer model = engine.load(Checkpoint::open(directory.path()), console);
   use_bits(arguments, model);
@@ -201,6 +201,7 @@ Command generate_command() {
                      "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]"),
                count("seed", std::to_string(sampling.seed), "of the draws: the same seed, the same text", 0),
                {.name = "verify", .help = "first check that the files are what pare.json says (eval always does)"},
+               device_option(),
                kv_bits_option(),
                attention_bits_option()},
               compute_options()),

@@ -88,7 +88,7 @@ void check_evaluated(const Arguments& arguments, const std::filesystem::path& di
 // Of an encoder: its embeddings of the texts of --pairs.
 void run_eval_pairs(const Arguments& arguments, Console& console) {
   MemorySampler memory;
-  const Engine engine(arguments);
+  const Engine engine(arguments, device_of(arguments));
   check_evaluated(arguments, arguments.positional(0), console);
   const Checkpoint checkpoint = Checkpoint::open(arguments.positional(0));
   const Pooling pooling = read_pooling(checkpoint.directory(), checkpoint.encoder());
@@ -134,7 +134,7 @@ void run_eval_instructions(const Arguments& arguments, Console& console) {
     Tokenizer tokenizer;
     InstructionPrompts prompts = {};
   };
-  const Engine engine(arguments);
+  const Engine engine(arguments, device_of(arguments));
   std::vector<std::unique_ptr<Answerer>> answerers;
   answerers.push_back(std::make_unique<Answerer>(arguments.positional(0), arguments, console));
   if (arguments.given("reference")) {
@@ -168,7 +168,7 @@ void run_eval(const Arguments& arguments, Console& console) {
   if (arguments.given("context")) options.context = arguments.integer("context");
   if (arguments.given("windows")) options.num_windows = arguments.integer("windows");
 
-  const Engine engine(arguments);
+  const Engine engine(arguments, device_of(arguments));
   const ModelDirectory directory(arguments.positional(0));
   check_evaluated(arguments, directory.path(), console);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
@@ -269,6 +269,7 @@ Command eval_command() {
                         "answer (its keys and values stay float32)"},
                {.name = "no-verify",
                 .help = "do not check first that the files are what pare.json says: reads damaged models, too"},
+               device_option(),
                kv_bits_option(),
                attention_bits_option()},
               instruction_options()),

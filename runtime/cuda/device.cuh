@@ -11,7 +11,7 @@
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #define SHARED_ARRAY(type, name, count) __shared__ __align__(16) type name[count]
-#define DYNAMIC_SHARED(type, name)                                  \
+#define DYNAMIC_SHARED(type, name)                                 \
   extern __shared__ __align__(128) unsigned char dynamic_shared[]; \
   type* const name = reinterpret_cast<type*>(dynamic_shared)
 #elif !defined(SHARED_ARRAY)

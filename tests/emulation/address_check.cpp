@@ -33,7 +33,9 @@ void keep_address_report(const char* text) {
 
 }  // namespace
 
-bool is_on() { return true; }
+bool is_on() {
+  return true;
+}
 
 void before_switch(void** state, const void* next_stack, size_t bytes) {
   __sanitizer_start_switch_fiber(state, next_stack, bytes);
@@ -43,8 +45,12 @@ void after_switch(void* state, const void** left_stack, size_t* bytes) {
   __sanitizer_finish_switch_fiber(state, left_stack, bytes);
 }
 
-void poison(const void* begin, size_t bytes) { __asan_poison_memory_region(begin, bytes); }
-void unpoison(const void* begin, size_t bytes) { __asan_unpoison_memory_region(begin, bytes); }
+void poison(const void* begin, size_t bytes) {
+  __asan_poison_memory_region(begin, bytes);
+}
+void unpoison(const void* begin, size_t bytes) {
+  __asan_unpoison_memory_region(begin, bytes);
+}
 
 std::string take_report() {
   static const bool listens = [] {
@@ -70,6 +76,6 @@ extern "C" void __ubsan_on_report() {
   char* address = nullptr;
   __ubsan_get_current_report_data(&kind, &message, &file, &line, &column, &address);
   if (!first_report.empty()) return;
-  first_report = std::string("UndefinedBehaviorSanitizer: ") + message + " (" + kind + ") at " + file + ":" +
-                 std::to_string(line);
+  first_report =
+      std::string("UndefinedBehaviorSanitizer: ") + message + " (" + kind + ") at " + file + ":" + std::to_string(line);
 }

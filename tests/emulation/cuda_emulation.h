@@ -33,24 +33,50 @@
 
 // ---- Types ------------------------------------------------------------------------------------------------------
 
-struct int2 { int x, y; } __attribute__((aligned(8)));
-struct int4 { int x, y, z, w; } __attribute__((aligned(16)));
-struct uint2 { unsigned x, y; } __attribute__((aligned(8)));
-struct uint3 { unsigned x, y, z; };
-struct uint4 { unsigned x, y, z, w; } __attribute__((aligned(16)));
-struct float2 { float x, y; } __attribute__((aligned(8)));
-struct float4 { float x, y, z, w; } __attribute__((aligned(16)));
+struct int2 {
+  int x, y;
+} __attribute__((aligned(8)));
+struct int4 {
+  int x, y, z, w;
+} __attribute__((aligned(16)));
+struct uint2 {
+  unsigned x, y;
+} __attribute__((aligned(8)));
+struct uint3 {
+  unsigned x, y, z;
+};
+struct uint4 {
+  unsigned x, y, z, w;
+} __attribute__((aligned(16)));
+struct float2 {
+  float x, y;
+} __attribute__((aligned(8)));
+struct float4 {
+  float x, y, z, w;
+} __attribute__((aligned(16)));
 struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
-inline int2 make_int2(int x, int y) { return {x, y}; }
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline int2 make_int2(int x, int y) {
+  return {x, y};
+}
+inline int4 make_int4(int x, int y, int z, int w) {
+  return {x, y, z, w};
+}
+inline uint2 make_uint2(unsigned x, unsigned y) {
+  return {x, y};
+}
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+  return {x, y, z, w};
+}
+inline float2 make_float2(float x, float y) {
+  return {x, y};
+}
+inline float4 make_float4(float x, float y, float z, float w) {
+  return {x, y, z, w};
+}
 
 // ---- The emulator, as kernels call it -----------------------------------------------------------------------------
 
@@ -61,8 +87,8 @@ using Site = std::source_location;  // of the caller, as a default argument
 // What all lanes of a mask do together, once the last of them has come: `arguments` of lane i at [i].
 using Execute = void (*)(void* const* arguments, uint32_t mask);
 // Waits until every lane of the mask has called it with the same operation and mask; then one of them executes. The
-// base of every operation of a warp. Lanes of the mask that do not exist or have returned are an error, and so are
-// lanes that overlap in different masks or operations.
+// base of every operation of a warp. A mask that names lanes which do not exist or have returned is an error, and so
+// are lanes that wait for each other in different operations or masks.
 void warp_collective(const char* operation, uint32_t mask, void* argument, Execute execute, const Site& site);
 
 void block_barrier(const Site& site);
@@ -98,9 +124,9 @@ struct PointerArgument {
 
 }  // namespace pare::emulation
 
-#define SHARED_ARRAY(type, name, count)      \
+#define SHARED_ARRAY(type, name, count)       \
   static constinit const char name##_key = 0; \
-  type(&name)[count] =                       \
+  type(&name)[count] =                        \
       *static_cast<type(*)[count]>(::pare::emulation::shared_array(&name##_key, #name, sizeof(type[count])))
 #define DYNAMIC_SHARED(type, name) type* const name = static_cast<type*>(::pare::emulation::dynamic_shared())
 
@@ -117,7 +143,9 @@ inline void __syncwarp(unsigned mask = 0xFFFFFFFFu,
                        const pare::emulation::Site& site = pare::emulation::Site::current()) {
   pare::emulation::warp_barrier(mask, site);
 }
-inline void __nanosleep(unsigned) { pare::emulation::give_way(); }
+inline void __nanosleep(unsigned) {
+  pare::emulation::give_way();
+}
 
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int lane, int width = warpSize,
@@ -198,9 +226,15 @@ inline int __dp4a(int a, int b, int c) {
 
 // Within the bounds that CUDA gives for the device's (2 units in the last place for rsqrtf, 2 + floor(|1.173 x|) for
 // __expf), but with other bits.
-inline float rsqrtf(float x) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x))); }
-inline float __expf(float x) { return std::exp(x); }
-inline float __fdividef(float x, float y) { return x / y; }
+inline float rsqrtf(float x) {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x)));
+}
+inline float __expf(float x) {
+  return std::exp(x);
+}
+inline float __fdividef(float x, float y) {
+  return x / y;
+}
 
 // Round as the name says; out of range the nearest int, and 0 for NaN, where C++ leaves a cast undefined.
 inline int saturated_int(float integral) {
@@ -209,9 +243,15 @@ inline int saturated_int(float integral) {
   if (integral < -2147483648.0f) return std::numeric_limits<int>::min();
   return static_cast<int>(integral);
 }
-inline int __float2int_rn(float x) { return saturated_int(std::nearbyint(x)); }
-inline int __float2int_rz(float x) { return saturated_int(std::trunc(x)); }
-inline float __int2float_rn(int x) { return static_cast<float>(x); }
+inline int __float2int_rn(float x) {
+  return saturated_int(std::nearbyint(x));
+}
+inline int __float2int_rz(float x) {
+  return saturated_int(std::trunc(x));
+}
+inline float __int2float_rn(int x) {
+  return static_cast<float>(x);
+}
 
 template <typename To, typename From>
 To same_bits(From value) {
@@ -220,14 +260,28 @@ To same_bits(From value) {
   std::memcpy(&result, &value, sizeof(To));
   return result;
 }
-inline unsigned __float_as_uint(float x) { return same_bits<unsigned>(x); }
-inline int __float_as_int(float x) { return same_bits<int>(x); }
-inline float __uint_as_float(unsigned x) { return same_bits<float>(x); }
-inline float __int_as_float(int x) { return same_bits<float>(x); }
+inline unsigned __float_as_uint(float x) {
+  return same_bits<unsigned>(x);
+}
+inline int __float_as_int(float x) {
+  return same_bits<int>(x);
+}
+inline float __uint_as_float(unsigned x) {
+  return same_bits<float>(x);
+}
+inline float __int_as_float(int x) {
+  return same_bits<float>(x);
+}
 
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline int __popc(unsigned x) {
+  return __builtin_popcount(x);
+}
+inline int __ffs(int x) {
+  return __builtin_ffs(x);
+}
+inline int __clz(int x) {
+  return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x));
+}
 
 using std::max;
 using std::min;

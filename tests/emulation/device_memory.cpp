@@ -25,10 +25,10 @@ struct Memory {
   size_t next = kPageBytes;
   size_t touched = kPageBytes;  // everything behind is still as it was mapped
   int num_accesses = 0;
+  bool is_open = false;  // everything touched is accessible
 
   Memory() {
-    void* memory =
-        mmap(nullptr, kReservedBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory = mmap(nullptr, kReservedBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     base = static_cast<char*>(memory);
   }
@@ -39,7 +39,9 @@ Memory& memory() {
   return memory;
 }
 
-size_t room_of(size_t bytes) { return (bytes + kCanaryBytes + kAlignment - 1) / kAlignment * kAlignment; }
+size_t room_of(size_t bytes) {
+  return (bytes + kCanaryBytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 // The first offset from `begin` on with that much room; kReservedBytes when there is none.
 size_t find_room(size_t begin, size_t room) {
@@ -57,8 +59,11 @@ size_t find_room(size_t begin, size_t room) {
   return offset + room <= kReservedBytes ? offset : kReservedBytes;
 }
 
-void protect(int protection) {
-  if (mprotect(memory().base, memory().touched, protection) != 0) throw std::bad_alloc();
+void set_open(bool is_open) {
+  Memory& m = memory();
+  if (m.is_open == is_open) return;
+  if (mprotect(m.base, m.touched, is_open ? PROT_READ | PROT_WRITE : PROT_NONE) != 0) throw std::bad_alloc();
+  m.is_open = is_open;
 }
 
 std::string overwritten(size_t offset, size_t bytes) {
@@ -78,7 +83,9 @@ void* allocate(size_t bytes, size_t total_bytes) {
   size_t offset = find_room(m.next, room);
   if (offset == kReservedBytes) offset = find_room(kPageBytes, room);
   if (offset == kReservedBytes) return nullptr;
-  m.touched = std::max(m.touched, (offset + room + kPageBytes - 1) / kPageBytes * kPageBytes);
+  const size_t end = (offset + room + kPageBytes - 1) / kPageBytes * kPageBytes;
+  if (end > m.touched) m.is_open = false;
+  m.touched = std::max(m.touched, end);
   const Access access;
   char* begin = m.base + offset;
   address_check::unpoison(begin, room);
@@ -97,25 +104,26 @@ bool free(void* begin) {
   const size_t offset = static_cast<size_t>(static_cast<char*>(begin) - m.base);
   const auto found = m.allocations.find(offset);
   if (found == m.allocations.end()) return false;
-  const size_t bytes = found->second, room = room_of(bytes);
-  std::string damage;
-  {
-    const Access access;
-    address_check::unpoison(begin, room);
-    damage = overwritten(offset, bytes);
-  }
+  const size_t room = room_of(found->second);
   address_check::poison(begin, room);
   const size_t first_page = (offset + kPageBytes - 1) / kPageBytes, end_page = (offset + room) / kPageBytes;
-  if (first_page < end_page) madvise(m.base + first_page * kPageBytes, (end_page - first_page) * kPageBytes, MADV_DONTNEED);
+  if (first_page < end_page) {
+    madvise(m.base + first_page * kPageBytes, (end_page - first_page) * kPageBytes, MADV_DONTNEED);
+  }
+  m.allocated_bytes -= found->second;
   m.allocations.erase(found);
-  m.allocated_bytes -= bytes;
-  if (!damage.empty()) throw Error(damage);
   return true;
 }
 
-size_t num_allocations() { return memory().allocations.size(); }
-size_t allocated_bytes() { return memory().allocated_bytes; }
-const char* base() { return memory().base; }
+size_t num_allocations() {
+  return memory().allocations.size();
+}
+size_t allocated_bytes() {
+  return memory().allocated_bytes;
+}
+const char* base() {
+  return memory().base;
+}
 
 bool is_device(const void* address) {
   const auto* byte = static_cast<const char*>(address);
@@ -150,11 +158,12 @@ std::string repair() {
 }
 
 Access::Access() {
-  if (memory().num_accesses++ == 0) protect(PROT_READ | PROT_WRITE);
+  set_open(true);
+  ++memory().num_accesses;
 }
 
 Access::~Access() {
-  if (--memory().num_accesses == 0) mprotect(memory().base, memory().touched, PROT_NONE);
+  if (--memory().num_accesses == 0 && options().hides_memory) set_open(false);
 }
 
 }  // namespace pare::emulation::device_memory

@@ -12,7 +12,7 @@ inline constexpr size_t kReservedBytes = size_t{4} << 30;
 
 // Null when `total_bytes`, the device's memory, does not hold the allocation as well as all others.
 void* allocate(size_t bytes, size_t total_bytes);
-// False: no allocation begins there. Throws Error when what lies behind it was overwritten.
+// False: no allocation begins there.
 bool free(void* begin);
 
 size_t num_allocations();
@@ -27,7 +27,7 @@ bool is_allocated(const void* begin, size_t bytes);
 // Says in words what was overwritten behind an allocation, empty when nothing was, and puts it right again.
 std::string repair();
 
-// The memory can be touched while one of these lives.
+// The memory can be touched while one of these lives; afterwards too, where the options do not hide it.
 class Access {
  public:
   Access();

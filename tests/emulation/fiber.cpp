@@ -75,8 +75,8 @@ void Fiber::resume(void (*entry)()) {
   if (stack_ == nullptr) {
     stack_ = take_stack();
     void** top = static_cast<void**>(entry_stack_pointer());
-    *top = nullptr;                              // start() returns nowhere
-    *--top = reinterpret_cast<void*>(&start);    // where the switch returns to
+    *top = nullptr;                            // start() returns nowhere
+    *--top = reinterpret_cast<void*>(&start);  // where the switch returns to
     for (int i = 0; i < kSavedRegisters; ++i) *--top = nullptr;
     stack_pointer_ = top;
     first_function = entry;
@@ -115,6 +115,8 @@ void* Fiber::entry_stack_pointer() const {
   return stack_ + kStackBytes - 3 * sizeof(void*);  // functions start 8 bytes off a multiple of 16
 }
 
-size_t Fiber::stack_bytes() { return kStackBytes; }
+size_t Fiber::stack_bytes() {
+  return kStackBytes;
+}
 
 }  // namespace pare::emulation

@@ -116,8 +116,9 @@ void* shared_array(const void* key, const char* name, size_t bytes, const Site& 
   Block& block = *Block::current();
   void* array = shared_memory::array(key, name, bytes);
   if (array == nullptr) {
-    block.fail_at("SHARED_ARRAY", site, "with " + std::string(name) + " (" + std::to_string(bytes) +
-                                            " bytes) the arrays of the block take more than 48 KiB");
+    block.fail_at("SHARED_ARRAY", site,
+                  "with " + std::string(name) + " (" + std::to_string(bytes) +
+                      " bytes) the arrays of the block take more than 48 KiB");
   }
   const size_t limit = block.launch().shared_limit_bytes;
   if (shared_memory::static_bytes() + shared_memory::dynamic_bytes() > limit) {
@@ -129,6 +130,8 @@ void* shared_array(const void* key, const char* name, size_t bytes, const Site& 
   return array;
 }
 
-void* dynamic_shared(const Site&) { return shared_memory::dynamic(); }
+void* dynamic_shared(const Site&) {
+  return shared_memory::dynamic();
+}
 
 }  // namespace pare::emulation

@@ -46,7 +46,9 @@ bool is_usable(const void* pointer, size_t bytes, bool is_device) {
 
 }  // namespace
 
-std::mutex& host_functions_mutex() { return state().mutex; }
+std::mutex& host_functions_mutex() {
+  return state().mutex;
+}
 
 cudaError_t remember(cudaError_t error) {
   if (error != cudaSuccess) state().last_error = error;
@@ -67,10 +69,18 @@ SharedLimits shared_limits(const void* kernel) {
   return {found->second, device().shared_optin_bytes};
 }
 
-Build build() { return address_check::is_on() ? Build::asan : race_check::is_on() ? Build::race : Build::plain; }
-const Options& options() { return state().options; }
-void set_options(const Options& options) { state().options = options; }
-const Device& device() { return state().device; }
+Build build() {
+  return address_check::is_on() ? Build::asan : race_check::is_on() ? Build::race : Build::plain;
+}
+const Options& options() {
+  return state().options;
+}
+void set_options(const Options& options) {
+  state().options = options;
+}
+const Device& device() {
+  return state().device;
+}
 
 void set_device(const Device& device) {
   const std::lock_guard lock(host_functions_mutex());
@@ -87,8 +97,12 @@ void set_device(const Device& device) {
   state().dynamic_limits.clear();
 }
 
-size_t num_allocations() { return device_memory::num_allocations(); }
-size_t allocated_bytes() { return device_memory::allocated_bytes(); }
+size_t num_allocations() {
+  return device_memory::num_allocations();
+}
+size_t allocated_bytes() {
+  return device_memory::allocated_bytes();
+}
 
 }  // namespace pare::emulation
 

@@ -37,10 +37,10 @@ struct Reader {
 struct Cell {
   Stamp writer;
   Stamp reader[2];
-  bool is_atomic : 1;           // the last write
-  bool several_atomic : 1;      // other threads of the block have written atomically and without order before it
-  bool foreign_atomic : 1;      // ... and threads of other blocks of the launch
-  bool several_readers[2];      // other lanes of the reader's warp have read without order before it
+  bool is_atomic : 1;       // the last write
+  bool several_atomic : 1;  // other threads of the block have written atomically and without order before it
+  bool foreign_atomic : 1;  // ... and threads of other blocks of the launch
+  bool several_readers[2];  // other lanes of the reader's warp have read without order before it
 };
 
 // What a stamp of the running block stands for.
@@ -96,8 +96,8 @@ class Access {
     Stamp& stamp = c_.stamp_of[thread_];
     if (stamp == 0) {
       stamp = c_.next++;
-      c_.moments.push_back({static_cast<uint16_t>(thread_), c_.num_barriers,
-                            c_.clock[thread_ / kWarpSize][thread_ % kWarpSize]});
+      c_.moments.push_back(
+          {static_cast<uint16_t>(thread_), c_.num_barriers, c_.clock[thread_ / kWarpSize][thread_ % kWarpSize]});
     }
     mine_ = stamp;
     oldest_ = is_shared ? c_.block_first : c_.launch_first;
@@ -185,8 +185,7 @@ class Access {
   void write(Cell& cell, bool was_written) {
     const bool joins = kind_ == Kind::atomic && was_written && cell.is_atomic;
     const bool is_foreign = joins && (cell.foreign_atomic || !is_of_block(cell.writer));
-    const bool is_several = joins && is_of_block(cell.writer) &&
-                            moment(cell.writer).num_barriers == c_.num_barriers &&
+    const bool is_several = joins && is_of_block(cell.writer) && moment(cell.writer).num_barriers == c_.num_barriers &&
                             (cell.several_atomic || !is_before(cell.writer));
     cell = Cell{};
     cell.writer = mine_;
@@ -229,14 +228,16 @@ void touch(Kind kind, const void* address, size_t bytes, const void* instruction
   }
   const size_t alignment = std::min<size_t>(bytes, 8);
   if (reinterpret_cast<uintptr_t>(address) % alignment != 0) access.report("misaligned access", 0);
-  Cell* cells = is_shared ? checker().shared + (byte - shared_memory::base())
-                          : checker().global + (byte - device_memory::base());
+  Cell* cells =
+      is_shared ? checker().shared + (byte - shared_memory::base()) : checker().global + (byte - device_memory::base());
   for (size_t i = 0; i < bytes; ++i) access.touch(cells[i]);
 }
 
 }  // namespace
 
-bool is_on() { return true; }
+bool is_on() {
+  return true;
+}
 
 void begin_launch() {
   Checker& c = checker();
@@ -299,41 +300,44 @@ void atomic(const void* address, size_t bytes, const void* instruction) {
 
 // What instrumented code calls. The operations on std::atomic that inline functions of the standard library contain
 // are the host's; kernels have CUDA's.
-#define PARE_ACCESS_HOOKS(bytes)                                                    \
-  extern "C" void __tsan_read##bytes(void* address) {                               \
-    touch(Kind::read, address, bytes, __builtin_return_address(0));                 \
-  }                                                                                 \
-  extern "C" void __tsan_write##bytes(void* address) {                              \
-    touch(Kind::write, address, bytes, __builtin_return_address(0));                \
+#define PARE_ACCESS_HOOKS(bytes)                                     \
+  extern "C" void __tsan_read##bytes(void* address) {                \
+    touch(Kind::read, address, bytes, __builtin_return_address(0));  \
+  }                                                                  \
+  extern "C" void __tsan_write##bytes(void* address) {               \
+    touch(Kind::write, address, bytes, __builtin_return_address(0)); \
   }
-#define PARE_UNALIGNED_HOOKS(bytes)                                                 \
-  extern "C" void __tsan_unaligned_read##bytes(void* address) {                     \
-    touch(Kind::read, address, bytes, __builtin_return_address(0));                 \
-  }                                                                                 \
-  extern "C" void __tsan_unaligned_write##bytes(void* address) {                    \
-    touch(Kind::write, address, bytes, __builtin_return_address(0));                \
+#define PARE_UNALIGNED_HOOKS(bytes)                                  \
+  extern "C" void __tsan_unaligned_read##bytes(void* address) {      \
+    touch(Kind::read, address, bytes, __builtin_return_address(0));  \
+  }                                                                  \
+  extern "C" void __tsan_unaligned_write##bytes(void* address) {     \
+    touch(Kind::write, address, bytes, __builtin_return_address(0)); \
   }
-#define PARE_ATOMIC_HOOKS(bits, type)                                                                          \
-  extern "C" type __tsan_atomic##bits##_load(const volatile type* a, int) {                                    \
-    return __atomic_load_n(a, __ATOMIC_SEQ_CST);                                                               \
-  }                                                                                                            \
-  extern "C" void __tsan_atomic##bits##_store(volatile type* a, type v, int) {                                 \
-    __atomic_store_n(a, v, __ATOMIC_SEQ_CST);                                                                  \
-  }                                                                                                            \
-  extern "C" type __tsan_atomic##bits##_exchange(volatile type* a, type v, int) {                              \
-    return __atomic_exchange_n(a, v, __ATOMIC_SEQ_CST);                                                        \
-  }                                                                                                            \
-  extern "C" type __tsan_atomic##bits##_fetch_add(volatile type* a, type v, int) {                             \
-    return __atomic_fetch_add(a, v, __ATOMIC_SEQ_CST);                                                         \
-  }                                                                                                            \
-  extern "C" type __tsan_atomic##bits##_fetch_sub(volatile type* a, type v, int) {                             \
-    return __atomic_fetch_sub(a, v, __ATOMIC_SEQ_CST);                                                         \
-  }                                                                                                            \
-  extern "C" int __tsan_atomic##bits##_compare_exchange_strong(volatile type* a, type* e, type v, int, int) {  \
-    return __atomic_compare_exchange_n(a, e, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                    \
-  }                                                                                                            \
-  extern "C" int __tsan_atomic##bits##_compare_exchange_weak(volatile type* a, type* e, type v, int, int) {    \
-    return __atomic_compare_exchange_n(a, e, v, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                     \
+#define PARE_FETCH_HOOK(bits, type, operation)                                             \
+  extern "C" type __tsan_atomic##bits##_fetch_##operation(volatile type* a, type v, int) { \
+    return __atomic_fetch_##operation(a, v, __ATOMIC_SEQ_CST);                             \
+  }
+#define PARE_ATOMIC_HOOKS(bits, type)                                                                         \
+  PARE_FETCH_HOOK(bits, type, add)                                                                            \
+  PARE_FETCH_HOOK(bits, type, sub)                                                                            \
+  PARE_FETCH_HOOK(bits, type, and)                                                                            \
+  PARE_FETCH_HOOK(bits, type, or)                                                                             \
+  PARE_FETCH_HOOK(bits, type, xor)                                                                            \
+  extern "C" type __tsan_atomic##bits##_load(const volatile type* a, int) {                                   \
+    return __atomic_load_n(a, __ATOMIC_SEQ_CST);                                                              \
+  }                                                                                                           \
+  extern "C" void __tsan_atomic##bits##_store(volatile type* a, type v, int) {                                \
+    __atomic_store_n(a, v, __ATOMIC_SEQ_CST);                                                                 \
+  }                                                                                                           \
+  extern "C" type __tsan_atomic##bits##_exchange(volatile type* a, type v, int) {                             \
+    return __atomic_exchange_n(a, v, __ATOMIC_SEQ_CST);                                                       \
+  }                                                                                                           \
+  extern "C" int __tsan_atomic##bits##_compare_exchange_strong(volatile type* a, type* e, type v, int, int) { \
+    return __atomic_compare_exchange_n(a, e, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                   \
+  }                                                                                                           \
+  extern "C" int __tsan_atomic##bits##_compare_exchange_weak(volatile type* a, type* e, type v, int, int) {   \
+    return __atomic_compare_exchange_n(a, e, v, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                    \
   }
 PARE_ACCESS_HOOKS(1)
 PARE_ACCESS_HOOKS(2)
@@ -345,10 +349,12 @@ PARE_UNALIGNED_HOOKS(4)
 PARE_UNALIGNED_HOOKS(8)
 PARE_UNALIGNED_HOOKS(16)
 PARE_ATOMIC_HOOKS(8, uint8_t)
+PARE_ATOMIC_HOOKS(16, uint16_t)
 PARE_ATOMIC_HOOKS(32, uint32_t)
 PARE_ATOMIC_HOOKS(64, uint64_t)
 #undef PARE_ACCESS_HOOKS
 #undef PARE_UNALIGNED_HOOKS
+#undef PARE_FETCH_HOOK
 #undef PARE_ATOMIC_HOOKS
 
 extern "C" {
@@ -360,6 +366,12 @@ void __tsan_read_range(void* address, size_t bytes) {
 }
 void __tsan_write_range(void* address, size_t bytes) {
   touch(Kind::write, address, bytes, __builtin_return_address(0));
+}
+void __tsan_atomic_thread_fence(int) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+void __tsan_atomic_signal_fence(int) {
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}

@@ -2,9 +2,13 @@
 
 namespace pare::emulation::race_check {
 
-bool is_on() { return false; }
+bool is_on() {
+  return false;
+}
 void begin_launch() {}
-std::string end_launch() { return {}; }
+std::string end_launch() {
+  return {};
+}
 void begin_block(const std::string&, unsigned) {}
 void block_barrier() {}
 void warp_barrier(unsigned, uint32_t) {}

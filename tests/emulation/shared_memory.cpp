@@ -92,10 +92,18 @@ void* array(const void* key, const char* name, size_t bytes) {
   return add(key, name, bytes);
 }
 
-void* dynamic() { return arena().arrays.front().begin; }
-size_t dynamic_bytes() { return arena().arrays.front().bytes; }
-size_t static_bytes() { return arena().static_bytes; }
-const char* base() { return arena().base; }
+void* dynamic() {
+  return arena().arrays.front().begin;
+}
+size_t dynamic_bytes() {
+  return arena().arrays.front().bytes;
+}
+size_t static_bytes() {
+  return arena().static_bytes;
+}
+const char* base() {
+  return arena().base;
+}
 
 bool is_shared(const void* address) {
   const auto* byte = static_cast<const char*>(address);

@@ -16,7 +16,9 @@ backtrace_state* state() {
   return state;
 }
 
-bool is_kernel_file(const std::string& name) { return name.ends_with(".cu") || name.ends_with(".cuh"); }
+bool is_kernel_file(const std::string& name) {
+  return name.ends_with(".cu") || name.ends_with(".cuh");
+}
 
 int keep_line(void* result, uintptr_t, const char* file, int line, const char*) {
   if (file == nullptr) return 0;

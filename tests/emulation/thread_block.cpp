@@ -1,6 +1,7 @@
 #include "tests/emulation/thread_block.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
 
@@ -42,7 +43,9 @@ std::vector<unsigned> order_of(size_t size, std::mt19937_64& random) {
 
 }  // namespace
 
-Block* Block::current() { return current_block; }
+Block* Block::current() {
+  return current_block;
+}
 
 Block::Block(Launch& launch, uint3 index)
     : launch_(launch), index_(index), threads_(size_t{launch.block.x} * launch.block.y * launch.block.z) {
@@ -51,11 +54,16 @@ Block::Block(Launch& launch, uint3 index)
     threads_[i].linear = i;
     threads_[i].index = {i % size.x, i / size.x % size.y, i / (size.x * size.y)};
   }
-  collectives_.resize((threads_.size() + kWarpSize - 1) / kWarpSize);
+  warps_.resize((threads_.size() + kWarpSize - 1) / kWarpSize);
+  for (const Thread& thread : threads_) warps_[thread.warp()].lanes |= 1u << thread.lane();
 }
 
-std::string Block::name() const { return "block " + coordinates(index_); }
-std::string Block::name(const Thread& thread) const { return name() + ", thread " + coordinates(thread.index); }
+std::string Block::name() const {
+  return "block " + coordinates(index_);
+}
+std::string Block::name(const Thread& thread) const {
+  return name() + ", thread " + coordinates(thread.index);
+}
 
 void Block::run() {
   current_block = this;
@@ -73,7 +81,7 @@ void Block::run() {
 }
 
 void Block::choose_order() {
-  warp_order_ = order_of(collectives_.size(), launch_.random);
+  warp_order_ = order_of(warps_.size(), launch_.random);
   lane_order_ = order_of(kWarpSize, launch_.random);
   thread_order_ = order_of(threads_.size(), launch_.random);
 }
@@ -121,6 +129,7 @@ bool Block::resume(Thread& thread) {
   }
   if (thread.state == State::done) {
     thread.fiber.release();
+    warps_[thread.warp()].lanes &= ~(1u << thread.lane());
     ++num_done_;
     num_yields_ = 0;
     if (num_at_barrier_ > 0 && failure_.empty()) {
@@ -165,8 +174,9 @@ void Block::barrier(const char* operation, const std::source_location& site) {
   const Thread& first = *first_at_barrier_;
   if (num_at_barrier_ > 0 &&
       (first.site.line() != site.line() || std::strcmp(first.site.file_name(), site.file_name()) != 0)) {
-    fail_at(operation, site, "divergent barrier: thread " + coordinates(first.index) + " waits in " + first.operation +
-                                 " at " + at(first.site));
+    fail_at(operation, site,
+            "divergent barrier: thread " + coordinates(first.index) + " waits in " + first.operation + " at " +
+                at(first.site));
   }
   thread.operation = operation;
   thread.site = site;
@@ -185,20 +195,16 @@ void Block::barrier(const char* operation, const std::source_location& site) {
 
 void Block::refuse_bad_mask(const char* operation, uint32_t mask, const std::source_location& site) {
   const Thread& thread = *running_;
-  const auto lane_name = [](unsigned lane) { return "lane " + std::to_string(lane); };
   if ((mask >> thread.lane() & 1) == 0) {
-    fail_at(operation, site, "the mask does not name the calling " + lane_name(thread.lane()));
+    fail_at(operation, site, "the mask does not name the calling lane " + std::to_string(thread.lane()));
   }
-  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
-    if ((mask >> lane & 1) == 0) continue;
-    const size_t other = thread.warp() * kWarpSize + lane;
-    if (other >= threads_.size()) {
-      fail_at(operation, site, "the mask names " + lane_name(lane) + ", which the block does not have");
-    }
-    if (threads_[other].state == State::done) {
-      fail_at(operation, site, "the mask names " + lane_name(lane) + ", which has returned");
-    }
-  }
+  const uint32_t missing = mask & ~warps_[thread.warp()].lanes;
+  if (missing == 0) return;
+  const unsigned lane = static_cast<unsigned>(std::countr_zero(missing));
+  fail_at(operation, site,
+          "the mask names lane " + std::to_string(lane) +
+              (thread.warp() * kWarpSize + lane < threads_.size() ? ", which has returned"
+                                                                  : ", which the block does not have"));
 }
 
 void Block::collective(const char* operation, uint32_t mask, void* argument, Execute execute,
@@ -208,13 +214,19 @@ void Block::collective(const char* operation, uint32_t mask, void* argument, Exe
   thread.operation = operation;
   thread.site = site;
   num_yields_ = 0;
-  std::vector<Collective>& pending = collectives_[thread.warp()];
-  auto mine = std::find_if(pending.begin(), pending.end(), [&](const Collective& c) { return (c.mask & mask) != 0; });
+  std::vector<Collective>& pending = warps_[thread.warp()].pending;
+  const auto is_mine = [&](const Collective& c) { return c.mask == mask && std::strcmp(c.operation, operation) == 0; };
+  auto mine = std::find_if(pending.begin(), pending.end(), is_mine);
   if (mine == pending.end()) {
+    // A lane may wait for others that do something between themselves first. Lanes that wait for each other in two
+    // operations never go on.
+    for (const Collective& other : pending) {
+      if ((other.mask >> thread.lane() & 1) == 0 || (other.arrived & mask) == 0) continue;
+      fail_at(operation, site,
+              std::string("lanes of its mask wait for this one in ") + other.operation +
+                  (other.mask != mask ? " with another mask" : "") + ": " + waiting());
+    }
     mine = pending.insert(pending.end(), Collective{operation, mask, 0, {}});
-  } else if (mine->mask != mask || std::strcmp(mine->operation, operation) != 0) {
-    fail_at(operation, site, std::string("lanes of its mask wait in ") + mine->operation +
-                                 (mine->mask != mask ? " with another mask" : "") + ": " + waiting());
   }
   mine->arrived |= 1u << thread.lane();
   mine->arguments[thread.lane()] = argument;
@@ -241,7 +253,9 @@ void Block::count_atomic() {
 
 // ---- What kernels call ----------------------------------------------------------------------------------------------
 
-void block_barrier(const Site& site) { current_block->barrier("__syncthreads", site); }
+void block_barrier(const Site& site) {
+  current_block->barrier("__syncthreads", site);
+}
 
 void warp_collective(const char* operation, uint32_t mask, void* argument, Execute execute, const Site& site) {
   current_block->collective(operation, mask, argument, execute, site);
@@ -253,7 +267,9 @@ void warp_barrier(uint32_t mask, const Site& site) {
       [](void* const*, uint32_t lanes) { race_check::warp_barrier(current_block->running().warp(), lanes); }, site);
 }
 
-void give_way() { current_block->yield(); }
+void give_way() {
+  current_block->yield();
+}
 
 namespace {
 
@@ -274,20 +290,31 @@ unsigned source_lane(ShuffleMode mode, int lane, int operand, int width) {
   const int first = lane & ~(width - 1), end = first + width;
   int source = lane;
   switch (mode) {
-    case ShuffleMode::index: source = first + (operand & (width - 1)); break;
-    case ShuffleMode::up: source = operand >= 0 && operand <= lane - first ? lane - operand : lane; break;
-    case ShuffleMode::down: source = operand >= 0 && operand < end - lane ? lane + operand : lane; break;
-    case ShuffleMode::exclusive_or: source = (lane ^ operand) >= 0 && (lane ^ operand) < end ? lane ^ operand : lane;
+    case ShuffleMode::index:
+      source = first + (operand & (width - 1));
+      break;
+    case ShuffleMode::up:
+      source = operand >= 0 && operand <= lane - first ? lane - operand : lane;
+      break;
+    case ShuffleMode::down:
+      source = operand >= 0 && operand < end - lane ? lane + operand : lane;
+      break;
+    case ShuffleMode::exclusive_or:
+      source = (lane ^ operand) >= 0 && (lane ^ operand) < end ? lane ^ operand : lane;
   }
   return static_cast<unsigned>(source);
 }
 
 const char* shuffle_name(ShuffleMode mode) {
   switch (mode) {
-    case ShuffleMode::index: return "__shfl_sync";
-    case ShuffleMode::up: return "__shfl_up_sync";
-    case ShuffleMode::down: return "__shfl_down_sync";
-    case ShuffleMode::exclusive_or: return "__shfl_xor_sync";
+    case ShuffleMode::index:
+      return "__shfl_sync";
+    case ShuffleMode::up:
+      return "__shfl_up_sync";
+    case ShuffleMode::down:
+      return "__shfl_down_sync";
+    case ShuffleMode::exclusive_or:
+      return "__shfl_xor_sync";
   }
   return "shuffle";
 }

@@ -73,6 +73,10 @@ class Block {
     uint32_t arrived;
     void* arguments[32];
   };
+  struct Warp {
+    uint32_t lanes = 0;  // that exist and have not returned
+    std::vector<Collective> pending;
+  };
 
   bool pass_by_warps();
   bool pass_in_lockstep();
@@ -88,7 +92,7 @@ class Block {
   std::vector<unsigned> warp_order_;
   std::vector<unsigned> lane_order_;
   std::vector<unsigned> thread_order_;
-  std::vector<std::vector<Collective>> collectives_;  // of each warp
+  std::vector<Warp> warps_;
   Thread* running_ = nullptr;
   const Thread* first_at_barrier_ = nullptr;
   size_t num_at_barrier_ = 0;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/emulation/cuda_emulation.h"
+#include "runtime/cuda/device.cuh"
 
 namespace pare {
 
@@ -22,13 +22,7 @@ class DeviceArray {
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
     require_success(cudaMemcpyAsync(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice, nullptr));
   }
-  ~DeviceArray() {
-    try {
-      EXPECT_EQ(cudaFree(data_), cudaSuccess);
-    } catch (const std::exception& error) {
-      ADD_FAILURE() << error.what();
-    }
-  }
+  ~DeviceArray() { EXPECT_EQ(cudaFree(data_), cudaSuccess); }
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
 

@@ -5,6 +5,7 @@
 #include "tests/emulation/emulator.h"
 #include "tests/emulation/self_test/device_array.h"
 #include "tests/emulation/self_test/micro_kernels.h"
+#include "tests/emulation/self_test/modes.h"
 #include "tests/expect_error.h"
 
 namespace pare {
@@ -125,6 +126,15 @@ TEST(EmulatedHostDeathTest, HostCannotTouchDeviceMemory) {
   EXPECT_DEATH({ *static_cast<volatile int*>(memory.data()) = 2; }, "");
 }
 
+TEST(EmulatedHost, MemoryMayBeLeftOpen) {
+  emulation::Options open;
+  open.hides_memory = false;
+  const ModeScope scope(open);
+  const DeviceArray<int> memory(std::vector<int>{41});
+  *memory.data() = 42;
+  EXPECT_EQ(memory.values(), std::vector<int>{42});
+}
+
 TEST(EmulatedHost, StreamsAreInOrder) {
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
@@ -149,7 +159,7 @@ TEST(EmulatedLaunch, ShapesBeyondTheLimitsAreRefusedWithTheKernelsName) {
   EXPECT_NO_THROW(launch_nothing(dim3(1), dim3(1024), 0, nullptr));
   EXPECT_NO_THROW(launch_nothing(dim3(1), dim3(1, 16, 64), 0, nullptr));
   const std::pair<dim3, dim3> bad[] = {
-      {dim3(1), dim3(1025)},     {dim3(1), dim3(32, 33)},   {dim3(1), dim3(1, 1, 65)}, {dim3(1), dim3(0)},
+      {dim3(1), dim3(1025)},     {dim3(1), dim3(32, 33)},      {dim3(1), dim3(1, 1, 65)}, {dim3(1), dim3(0)},
       {dim3(1, 65536), dim3(1)}, {dim3(1, 1, 65536), dim3(1)}, {dim3(0), dim3(1)},
   };
   for (const auto& [grid, block] : bad) {

@@ -7,7 +7,9 @@ namespace {
 
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
-__device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
+__device__ __forceinline__ int thread() {
+  return static_cast<int>(threadIdx.x);
+}
 
 __global__ void coordinates(int* out) {
   const unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
@@ -146,7 +148,9 @@ __global__ void vectors(const int* in, int* out, int num_values) {
 
 __global__ void nothing() {}
 
-__global__ void write_one(int* memory) { *memory = 1; }
+__global__ void write_one(int* memory) {
+  *memory = 1;
+}
 
 __global__ void misaligned_ldg(int* memory) {
   memory[0] = __ldg(reinterpret_cast<const int4*>(memory + 1)).x;
@@ -162,15 +166,21 @@ __global__ void stack_overflow(int* memory) {
   memory[0] = local[1024 * memory[1]];
 }
 
-__global__ void unallocated_memory(int* memory, long long offset) { memory[offset] = 1; }
+__global__ void unallocated_memory(int* memory, long long offset) {
+  memory[offset] = 1;
+}
 
-__global__ void shuffle_width(int* memory) { memory[thread()] = __shfl_sync(kAllLanes, thread(), 0, 12); }
+__global__ void shuffle_width(int* memory) {
+  memory[thread()] = __shfl_sync(kAllLanes, thread(), 0, 12);
+}
 
 __global__ void shuffle_lane_outside_mask(int* memory) {
   if (thread() < 8) memory[thread()] = __shfl_sync(0xFFu, thread(), 9);
 }
 
-__global__ void mask_without_caller(int* memory) { memory[thread()] = __shfl_sync(0x0000FFFFu, thread(), 0); }
+__global__ void mask_without_caller(int* memory) {
+  memory[thread()] = __shfl_sync(0x0000FFFFu, thread(), 0);
+}
 
 __global__ void mask_of_missing_lanes(int* memory) {
   __syncwarp();  // the block has 16 threads
@@ -199,13 +209,6 @@ __global__ void mixed_operations(int* memory) {
   }
 }
 
-__global__ void too_much_shared_memory(int* memory) {
-  SHARED_ARRAY(int, first, 8 * 1024);
-  SHARED_ARRAY(int, second, 4 * 1024 + 1);
-  first[thread()] = second[thread()] = 0;
-  memory[thread()] = first[thread()] + second[thread()];
-}
-
 // 40 KiB and, with the launch, 16 KiB: more than 48 in all.
 __global__ void too_much_shared_memory_in_all(int* memory) {
   SHARED_ARRAY(int, values, 10 * 1024);
@@ -215,7 +218,9 @@ __global__ void too_much_shared_memory_in_all(int* memory) {
 
 }  // namespace
 
-void launch_coordinates(dim3 grid, dim3 block, int* out) { launch(coordinates, grid, block, 0, nullptr, out); }
+void launch_coordinates(dim3 grid, dim3 block, int* out) {
+  launch(coordinates, grid, block, 0, nullptr, out);
+}
 
 void launch_reverse(const int* in, int* out, int num_blocks, cudaStream_t stream) {
   launch(reverse, dim3(static_cast<unsigned>(num_blocks)), dim3(kReverseThreads), 0, stream, in, out);
@@ -234,9 +239,15 @@ void launch_shuffle_pairs(const double* in, double* out) {
   launch(shuffle_pairs, dim3(1), dim3(32), 0, nullptr, in, out);
 }
 
-void launch_half_warps(const int* in, int* out) { launch(half_warps, dim3(1), dim3(32), 0, nullptr, in, out); }
-void launch_votes(const int* in, unsigned* out) { launch(votes, dim3(1), dim3(32), 0, nullptr, in, out); }
-void launch_warp_exchange(const int* in, int* out) { launch(warp_exchange, dim3(1), dim3(32), 0, nullptr, in, out); }
+void launch_half_warps(const int* in, int* out) {
+  launch(half_warps, dim3(1), dim3(32), 0, nullptr, in, out);
+}
+void launch_votes(const int* in, unsigned* out) {
+  launch(votes, dim3(1), dim3(32), 0, nullptr, in, out);
+}
+void launch_warp_exchange(const int* in, int* out) {
+  launch(warp_exchange, dim3(1), dim3(32), 0, nullptr, in, out);
+}
 
 void launch_atomics(int num_blocks, int num_threads, int* out, float* floats) {
   launch(atomics, dim3(static_cast<unsigned>(num_blocks)), dim3(static_cast<unsigned>(num_threads)), 0, nullptr, out,
@@ -247,7 +258,9 @@ void launch_spin(int* flag, int* out, bool is_ever_set) {
   launch(spin, dim3(1), dim3(64), 0, nullptr, flag, out, is_ever_set);
 }
 
-void launch_arithmetic(const int* in, float x, int* out) { launch(arithmetic, dim3(1), dim3(1), 0, nullptr, in, x, out); }
+void launch_arithmetic(const int* in, float x, int* out) {
+  launch(arithmetic, dim3(1), dim3(1), 0, nullptr, in, x, out);
+}
 
 void launch_vectors(const int* in, int* out, int num_values) {
   launch(vectors, dim3(1), dim3(static_cast<unsigned>(num_values / 4 + 1)), 0, nullptr, in, out, num_values);
@@ -258,20 +271,30 @@ void launch_fault(Fault fault, int* memory) {
     launch(kernel, dim3(1), dim3(num_threads), 0, nullptr, memory);
   };
   switch (fault) {
-    case Fault::misaligned_ldg: return run(misaligned_ldg, 1);
-    case Fault::misaligned_vector: return run(misaligned_vector, 1);
-    case Fault::null_pointer: return launch(write_one, dim3(1), dim3(1), 0, nullptr, nullptr);
-    case Fault::stack_overflow: return run(stack_overflow, 1);
+    case Fault::misaligned_ldg:
+      return run(misaligned_ldg, 1);
+    case Fault::misaligned_vector:
+      return run(misaligned_vector, 1);
+    case Fault::null_pointer:
+      return launch(write_one, dim3(1), dim3(1), 0, nullptr, nullptr);
+    case Fault::stack_overflow:
+      return run(stack_overflow, 1);
     case Fault::unallocated_memory:
       return launch(unallocated_memory, dim3(1), dim3(1), 0, nullptr, memory, 1ll << 28);
-    case Fault::shuffle_width: return run(shuffle_width, 32);
-    case Fault::shuffle_lane_outside_mask: return run(shuffle_lane_outside_mask, 32);
-    case Fault::mask_without_caller: return run(mask_without_caller, 32);
-    case Fault::mask_of_missing_lanes: return run(mask_of_missing_lanes, 16);
-    case Fault::deadlock: return launch(deadlock, dim3(1), dim3(32), 0, nullptr);
-    case Fault::barrier_after_return: return run(barrier_after_return, 64);
-    case Fault::mixed_operations: return run(mixed_operations, 32);
-    case Fault::too_much_shared_memory: return run(too_much_shared_memory, 32);
+    case Fault::shuffle_width:
+      return run(shuffle_width, 32);
+    case Fault::shuffle_lane_outside_mask:
+      return run(shuffle_lane_outside_mask, 32);
+    case Fault::mask_without_caller:
+      return run(mask_without_caller, 32);
+    case Fault::mask_of_missing_lanes:
+      return run(mask_of_missing_lanes, 16);
+    case Fault::deadlock:
+      return launch(deadlock, dim3(1), dim3(32), 0, nullptr);
+    case Fault::barrier_after_return:
+      return run(barrier_after_return, 64);
+    case Fault::mixed_operations:
+      return run(mixed_operations, 32);
     case Fault::too_much_shared_memory_in_all:
       return launch(too_much_shared_memory_in_all, dim3(1), dim3(32), 16 * 1024, nullptr, memory);
   }
@@ -286,8 +309,12 @@ cudaError_t try_launch_nothing(size_t dynamic_shared_bytes) {
   return cudaLaunchKernel(nothing, dim3(1), dim3(1), no_arguments, dynamic_shared_bytes, nullptr);
 }
 
-const void* nothing_kernel() { return reinterpret_cast<const void*>(&nothing); }
+const void* nothing_kernel() {
+  return reinterpret_cast<const void*>(&nothing);
+}
 
-void launch_on_pointer(int* pointer) { launch(write_one, dim3(1), dim3(1), 0, nullptr, pointer); }
+void launch_on_pointer(int* pointer) {
+  launch(write_one, dim3(1), dim3(1), 0, nullptr, pointer);
+}
 
 }  // namespace pare

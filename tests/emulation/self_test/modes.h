@@ -13,7 +13,8 @@ inline std::vector<emulation::Options> all_modes() {
   using emulation::Schedule;
   std::vector<emulation::Options> modes;
   for (const Schedule schedule : {Schedule::run_ahead, Schedule::lockstep}) {
-    for (const Order order : {Order::forward, Order::reverse, Order::random}) modes.push_back({order, schedule, 7});
+    for (const Order order : {Order::forward, Order::reverse, Order::random})
+      modes.push_back({order, schedule, 7, true});
   }
   return modes;
 }

@@ -7,8 +7,12 @@ namespace {
 
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
-__device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
-__device__ __forceinline__ int value_index() { return static_cast<int>(blockIdx.x) * kBlockSize + thread(); }
+__device__ __forceinline__ int thread() {
+  return static_cast<int>(threadIdx.x);
+}
+__device__ __forceinline__ int value_index() {
+  return static_cast<int>(blockIdx.x) * kBlockSize + thread();
+}
 
 template <bool kPlanted>
 __global__ void barrier_missing_after_write(const int* __restrict__ in, int* __restrict__ out) {
@@ -149,22 +153,34 @@ void launch_bug(Bug bug, const int* in, int* out) {
   const dim3 grid(kNumBlocks), block(kBlockSize);
   const auto run = [&](void (*kernel)(const int*, int*)) { launch(kernel, grid, block, 0, nullptr, in, out); };
   switch (bug) {
-    case Bug::barrier_missing_after_write: return run(barrier_missing_after_write<kPlanted>);
-    case Bug::barrier_missing_after_read: return run(barrier_missing_after_read<kPlanted>);
-    case Bug::syncwarp_missing: return run(syncwarp_missing<kPlanted>);
-    case Bug::barrier_divergent: return run(barrier_divergent<kPlanted>);
-    case Bug::shuffle_mask_wrong: return run(shuffle_mask_wrong<kPlanted>);
-    case Bug::shared_write_out_of_bounds: return run(shared_write_out_of_bounds<kPlanted>);
-    case Bug::shared_read_out_of_bounds: return run(shared_read_out_of_bounds<kPlanted>);
+    case Bug::barrier_missing_after_write:
+      return run(barrier_missing_after_write<kPlanted>);
+    case Bug::barrier_missing_after_read:
+      return run(barrier_missing_after_read<kPlanted>);
+    case Bug::syncwarp_missing:
+      return run(syncwarp_missing<kPlanted>);
+    case Bug::barrier_divergent:
+      return run(barrier_divergent<kPlanted>);
+    case Bug::shuffle_mask_wrong:
+      return run(shuffle_mask_wrong<kPlanted>);
+    case Bug::shared_write_out_of_bounds:
+      return run(shared_write_out_of_bounds<kPlanted>);
+    case Bug::shared_read_out_of_bounds:
+      return run(shared_read_out_of_bounds<kPlanted>);
     case Bug::global_write_out_of_bounds:
       return launch(global_write_out_of_bounds<kPlanted>, grid, block, 0, nullptr, in, out, kNumValues);
     case Bug::global_read_out_of_bounds:
       return launch(global_read_out_of_bounds<kPlanted>, grid, block, 0, nullptr, in, out, kNumValues);
-    case Bug::blocks_write_one_word: return run(blocks_write_one_word<kPlanted>);
-    case Bug::index_overflows: return launch(index_overflows<kPlanted>, grid, block, 0, nullptr, in, out, 25);
-    case Bug::shared_read_uninitialized: return run(shared_read_uninitialized<kPlanted>);
-    case Bug::accumulator_not_reset: return run(accumulator_not_reset<kPlanted>);
-    case Bug::counter_not_atomic: return launch(counter_not_atomic<kPlanted>, grid, block, 0, nullptr, out);
+    case Bug::blocks_write_one_word:
+      return run(blocks_write_one_word<kPlanted>);
+    case Bug::index_overflows:
+      return launch(index_overflows<kPlanted>, grid, block, 0, nullptr, in, out, 25);
+    case Bug::shared_read_uninitialized:
+      return run(shared_read_uninitialized<kPlanted>);
+    case Bug::accumulator_not_reset:
+      return run(accumulator_not_reset<kPlanted>);
+    case Bug::counter_not_atomic:
+      return launch(counter_not_atomic<kPlanted>, grid, block, 0, nullptr, out);
   }
 }
 

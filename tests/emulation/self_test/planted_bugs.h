@@ -9,20 +9,20 @@ inline constexpr int kBlockSize = 64;
 inline constexpr int kNumValues = kNumBlocks * kBlockSize;
 
 enum class Bug {
-  barrier_missing_after_write,   // out = the block's values in reverse
-  barrier_missing_after_read,    // likewise, and 1 more
-  syncwarp_missing,              // the values of each warp in reverse, plus the warp's first
-  barrier_divergent,             // reverse
-  shuffle_mask_wrong,            // lanes below 16: plus their neighbour's
-  shared_write_out_of_bounds,    // reverse
-  shared_read_out_of_bounds,     // the next value of the block; the last: itself
-  global_write_out_of_bounds,    // plus 1
-  global_read_out_of_bounds,     // plus the next value of all; the last: itself
-  blocks_write_one_word,         // itself; out[0] = in[0]
-  index_overflows,               // itself
-  shared_read_uninitialized,     // itself; threads of the second warp: 0
-  accumulator_not_reset,         // the sum of the block's first four, times thread
-  counter_not_atomic,            // threads of the block
+  barrier_missing_after_write,  // out = the block's values in reverse
+  barrier_missing_after_read,   // likewise, and 1 more
+  syncwarp_missing,             // the values of each warp in reverse, plus the warp's first
+  barrier_divergent,            // reverse
+  shuffle_mask_wrong,           // lanes below 16: plus their neighbour's
+  shared_write_out_of_bounds,   // reverse
+  shared_read_out_of_bounds,    // the next value of the block; the last: itself
+  global_write_out_of_bounds,   // plus 1
+  global_read_out_of_bounds,    // plus the next value of all; the last: itself
+  blocks_write_one_word,        // itself; out[0] = in[0]
+  index_overflows,              // itself
+  shared_read_uninitialized,    // itself; threads of the second warp: 0
+  accumulator_not_reset,        // the sum of the block's first four, times thread
+  counter_not_atomic,           // threads of the block
 };
 inline constexpr int kNumBugs = 14;
 

@@ -24,10 +24,16 @@ struct Row {
   int (*expected)(const std::vector<int>& in, int first, int t);
 };
 
-void PrintTo(const Row& row, std::ostream* out) { *out << row.name; }
+void PrintTo(const Row& row, std::ostream* out) {
+  *out << row.name;
+}
 
-int reversed(const std::vector<int>& in, int first, int t) { return in[static_cast<size_t>(first + kBlockSize - 1 - t)]; }
-int same(const std::vector<int>& in, int first, int t) { return in[static_cast<size_t>(first + t)]; }
+int reversed(const std::vector<int>& in, int first, int t) {
+  return in[static_cast<size_t>(first + kBlockSize - 1 - t)];
+}
+int same(const std::vector<int>& in, int first, int t) {
+  return in[static_cast<size_t>(first + t)];
+}
 
 const Row kTable[] = {
     // clang-format off
@@ -65,9 +71,12 @@ static_assert(std::size(kTable) == kNumBugs);
 
 bool is_to_be_found(const Row& row) {
   switch (emulation::build()) {
-    case Build::plain: return row.plain;
-    case Build::asan: return row.asan;
-    case Build::race: return row.race;
+    case Build::plain:
+      return row.plain;
+    case Build::asan:
+      return row.asan;
+    case Build::race:
+      return row.race;
   }
   return false;
 }
