@@ -30,6 +30,12 @@ void launch_atomics(int num_blocks, int num_threads, int* out, float* floats);
 // A thread that waits in a loop for one of another warp of its block; the flag comes atomically. out[0] = 1.
 void launch_spin(int* flag, int* out, bool is_ever_set);
 
+// The place of each thread among all that come by, before and after a barrier: out[(2 * block + phase) * 64 + thread]. Two
+// blocks of 64 threads; counter holds 0.
+void launch_order(int* counter, int* out);
+// out[0], out[1] = what an array in shared memory and dynamic shared memory hold at first.
+void launch_uninitialized(float* out);
+
 // Arithmetic on in[0..15] (bits); out as the test says.
 inline constexpr int kNumArithmetic = 24;
 void launch_arithmetic(const int* in, float x, int* out);

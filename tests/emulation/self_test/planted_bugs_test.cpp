@@ -14,11 +14,12 @@ namespace {
 
 using emulation::Build;
 
-// Who finds it, by an error or by a wrong result, in at least one mode; and what an error of the race build says.
+// Who finds it, by an error or by a wrong result, in at least one mode; and what errors of two builds say.
 struct Row {
   Bug bug;
   const char* name;
   bool plain, asan, race;
+  const char* asan_says;
   const char* race_says;
   // out[i] of in, thread t of the block that begins at in[first].
   int (*expected)(const std::vector<int>& in, int first, int t);
@@ -38,32 +39,32 @@ int same(const std::vector<int>& in, int first, int t) {
 const Row kTable[] = {
     // clang-format off
     //                                                                plain  asan   race
-    {Bug::barrier_missing_after_write, "BarrierMissingAfterWrite",    true,  true,  true, "race, read after write, of shared memory", reversed},
-    {Bug::barrier_missing_after_read,  "BarrierMissingAfterRead",     true,  true,  true, "race, write after read, of shared memory",
+    {Bug::barrier_missing_after_write, "BarrierMissingAfterWrite",    true,  true,  true, "", "race, read after write, of shared memory", reversed},
+    {Bug::barrier_missing_after_read,  "BarrierMissingAfterRead",     true,  true,  true, "", "race, write after read, of shared memory",
      [](const std::vector<int>& in, int first, int t) { return reversed(in, first, t) + 1; }},
-    {Bug::syncwarp_missing,            "SyncwarpMissing",             false, false, true, "race, read after write, of shared memory",
+    {Bug::syncwarp_missing,            "SyncwarpMissing",             false, false, true, "", "race, read after write, of shared memory",
      [](const std::vector<int>& in, int first, int t) { return same(in, first, t ^ 31) + same(in, first, t & ~31); }},
-    {Bug::barrier_divergent,           "BarrierDivergent",            true,  true,  true, "__syncthreads at planted_bugs.cu:", reversed},
-    {Bug::shuffle_mask_wrong,          "ShuffleMaskWrong",            true,  true,  true, "__shfl_xor_sync at planted_bugs.cu:",
+    {Bug::barrier_divergent,           "BarrierDivergent",            true,  true,  true, "", "__syncthreads at planted_bugs.cu:", reversed},
+    {Bug::shuffle_mask_wrong,          "ShuffleMaskWrong",            true,  true,  true, "", "__shfl_xor_sync at planted_bugs.cu:",
      [](const std::vector<int>& in, int first, int t) { return same(in, first, t) + (t % 32 < 16 ? same(in, first, t ^ 1) : 0); }},
-    {Bug::shared_write_out_of_bounds,  "SharedWriteOutOfBounds",      true,  true,  true, "of values (256 bytes)", reversed},
-    {Bug::shared_read_out_of_bounds,   "SharedReadOutOfBounds",       true,  true,  true, "read out of bounds of shared memory",
+    {Bug::shared_write_out_of_bounds,  "SharedWriteOutOfBounds",      true,  true,  true, "AddressSanitizer: use-after-poison", "of values (256 bytes)", reversed},
+    {Bug::shared_read_out_of_bounds,   "SharedReadOutOfBounds",       true,  true,  true, "AddressSanitizer: use-after-poison", "read out of bounds of shared memory",
      [](const std::vector<int>& in, int first, int t) { return same(in, first, std::min(t + 1, kBlockSize - 1)); }},
-    {Bug::global_write_out_of_bounds,  "GlobalWriteOutOfBounds",      true,  true,  true, "write out of bounds of global memory",
+    {Bug::global_write_out_of_bounds,  "GlobalWriteOutOfBounds",      true,  true,  true, "AddressSanitizer: use-after-poison", "write out of bounds of global memory",
      [](const std::vector<int>& in, int first, int t) { return same(in, first, t) + 1; }},
-    {Bug::global_read_out_of_bounds,   "GlobalReadOutOfBounds",       false, true,  true, "read out of bounds of global memory",
+    {Bug::global_read_out_of_bounds,   "GlobalReadOutOfBounds",       false, true,  true, "AddressSanitizer: use-after-poison", "read out of bounds of global memory",
      [](const std::vector<int>& in, int first, int t) {
        return same(in, first, t) + (first + t + 1 < kNumValues ? same(in, first, t + 1) : 0);
      }},
-    {Bug::blocks_write_one_word,       "BlocksWriteOneWord",          false, false, true, "race, write after write, of global memory", same},
-    {Bug::index_overflows,             "IndexOverflows",              true,  true,  true, "write out of bounds of global memory", same},
-    {Bug::shared_read_uninitialized,   "SharedReadUninitialized",     false, false, true, "read of bytes that nothing has written of shared memory",
+    {Bug::blocks_write_one_word,       "BlocksWriteOneWord",          false, false, true, "", "race, write after write, of global memory", same},
+    {Bug::index_overflows,             "IndexOverflows",              true,  true,  true, "Signed integer overflow", "write out of bounds of global memory", same},
+    {Bug::shared_read_uninitialized,   "SharedReadUninitialized",     false, false, true, "", "read of bytes that nothing has written of shared memory",
      [](const std::vector<int>& in, int first, int t) { return t < 32 ? same(in, first, t) : 0; }},
-    {Bug::accumulator_not_reset,       "AccumulatorNotReset",         true,  true,  true, "",
+    {Bug::accumulator_not_reset,       "AccumulatorNotReset",         true,  true,  true, "", "",
      [](const std::vector<int>& in, int first, int t) {
        return (same(in, first, 0) + same(in, first, 1) + same(in, first, 2) + same(in, first, 3)) * t;
      }},
-    {Bug::counter_not_atomic,          "CounterNotAtomic",            false, false, true, "of shared memory",
+    {Bug::counter_not_atomic,          "CounterNotAtomic",            false, false, true, "", "of shared memory",
      [](const std::vector<int>&, int, int) { return kBlockSize; }},
     // clang-format on
 };
@@ -117,6 +118,9 @@ TEST_P(PlantedBug, IsFoundByTheBuildsOfTheTable) {
     if (!verdict.error.empty()) errors += mode_name(mode) + ": " + verdict.error + "\n";
   }
   EXPECT_EQ(is_found, is_to_be_found(row)) << errors;
+  if (emulation::build() == Build::asan) {
+    EXPECT_NE(errors.find(row.asan_says), std::string::npos) << errors;
+  }
   if (emulation::build() == Build::race) {
     EXPECT_NE(errors.find(row.race_says), std::string::npos) << errors;
     if (*row.race_says != 0) {
