@@ -298,6 +298,16 @@ void atomic(const void* address, size_t bytes, const void* instruction) {
   touch(Kind::atomic, address, bytes, instruction);
 }
 
+void forget(const void* begin, size_t bytes) {
+  constexpr size_t kPageBytes = 4096;
+  const size_t first = static_cast<size_t>(static_cast<const char*>(begin) - device_memory::base()) * sizeof(Cell);
+  const size_t first_page = (first + kPageBytes - 1) / kPageBytes;
+  const size_t end_page = (first + bytes * sizeof(Cell)) / kPageBytes;
+  if (first_page >= end_page) return;
+  madvise(reinterpret_cast<char*>(checker().global) + first_page * kPageBytes, (end_page - first_page) * kPageBytes,
+          MADV_DONTNEED);
+}
+
 // What instrumented code calls. The operations on std::atomic that inline functions of the standard library contain
 // are the host's; kernels have CUDA's.
 #define PARE_ACCESS_HOOKS(bytes)                                     \

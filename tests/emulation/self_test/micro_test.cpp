@@ -250,7 +250,7 @@ TEST(EmulatedFaults, OfTheProcessorAreErrorsToo) {
   expect_error<emulation::Error>([&] { launch_fault(Fault::stack_overflow, memory.data()); },
                                  {"its stack is full", "micro_kernels.cu:"});
   expect_error<emulation::Error>([&] { launch_fault(Fault::misaligned_vector, memory.data()); },
-                                 {"misaligned", "micro_kernels.cu:"});
+                                 {"a misaligned vector access", "micro_kernels.cu:"});
 }
 
 TEST(EmulatedFaults, AnEndlessWaitIsALivelock) {
