@@ -1,5 +1,5 @@
-// The compiler calls a hook of ours in front of every load and store of a kernel (-fsanitize=thread without its library).
-// Each byte of shared and of global memory has a cell that says who wrote it last and who has read it since.
+// The compiler calls a hook of ours in front of every load and store of a kernel (-fsanitize=thread without its
+// library). Each byte of shared and of global memory has a cell that says who wrote it last and who has read it since.
 //
 // Who: a stamp, a number that a thread takes anew after each barrier it has passed. The stamps of the running block are
 // described in a table; smaller ones belong to blocks that ran before, and those below the launch's first to earlier

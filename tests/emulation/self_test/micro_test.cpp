@@ -65,8 +65,8 @@ TEST_P(EmulatedDevice, DynamicSharedMemoryHasTheLaunchsSize) {
   }
 }
 
-// CUDA C++ Programming Guide, "Warp Shuffle Functions": lanes beyond the group of `width` give the lane's own value, but
-// __shfl_sync takes the lane modulo the width, and __shfl_xor_sync may read earlier groups.
+// CUDA C++ Programming Guide, "Warp Shuffle Functions": lanes beyond the group of `width` give the lane's own value,
+// but __shfl_sync takes the lane modulo the width, and __shfl_xor_sync may read earlier groups.
 TEST_P(EmulatedDevice, ShufflesReadTheLanesOfCudasDescription) {
   const std::vector<int> in = counted(32);
   const DeviceArray<int> device_in(in), out(4 * 32);
