@@ -31,9 +31,9 @@ constexpr const char* kPoison = "AddressSanitizer: use-after-poison";
 
 using enum Bug;
 const Row kTable[] = {
-    // clang-format off
     // In order: plain, asan, race.
-    {barrier_missing_after_write, "BarrierMissingAfterWrite", true, true, true, "", "race, read after write, of shared"},
+    {barrier_missing_after_write, "BarrierMissingAfterWrite", true, true, true, "",
+     "race, read after write, of shared"},
     {barrier_missing_after_read, "BarrierMissingAfterRead", true, true, true, "", "race, write after read, of shared"},
     {syncwarp_missing, "SyncwarpMissing", false, false, true, "", "race, read after write, of shared"},
     {barrier_divergent, "BarrierDivergent", true, true, true, "", "__syncthreads at planted_bugs.cu:"},
@@ -43,12 +43,10 @@ const Row kTable[] = {
     {global_write_out_of_bounds, "GlobalWriteOutOfBounds", true, true, true, kPoison, "write out of bounds of global"},
     {global_read_out_of_bounds, "GlobalReadOutOfBounds", false, true, true, kPoison, "read out of bounds of global"},
     {blocks_write_one_word, "BlocksWriteOneWord", false, false, true, "", "race, write after write, of global"},
-    {index_overflows, "IndexOverflows", true, true, true, "Signed integer overflow",
-     "write out of bounds of global"},
+    {index_overflows, "IndexOverflows", true, true, true, "Signed integer overflow", "write out of bounds of global"},
     {shared_read_uninitialized, "SharedReadUninitialized", false, false, true, "", "nothing has written of shared"},
     {accumulator_not_reset, "AccumulatorNotReset", true, true, true, "", ""},
     {counter_not_atomic, "CounterNotAtomic", false, false, true, "", "of shared memory"},
-    // clang-format on
 };
 
 // out[i] without the fault; planted_bugs.h says it in words.
