@@ -2,7 +2,8 @@
 // host compiler with the emulator of tests/emulation in front of the file, which supplies CUDA's names.
 //
 //   SHARED_ARRAY(float, partial_W, kNumWarps);   an array in the block's shared memory, 16-byte aligned, uninitialized
-//   DYNAMIC_SHARED(int8_t, tile);                int8_t* const tile: the launch's dynamic shared memory, 128-byte aligned
+//   DYNAMIC_SHARED(int8_t, tile);                int8_t* const tile: the launch's dynamic shared memory, 128-byte
+//                                                aligned
 //   launch(kernel, grid, block, dynamic_shared_bytes, stream, arguments...);
 //
 // Kernels use these instead of __shared__ and <<<>>>, so that the emulator can place, bound and check what they name.

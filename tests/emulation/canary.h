@@ -8,8 +8,8 @@ namespace pare::emulation {
 
 inline constexpr size_t kCanaryBytes = 256;
 
-// 0x7FD3 twice: NaN as float16, bfloat16, float32 and float64 wherever it is read at an even address, and unlike
-// anything that a kernel writes by habit. kCanaryBytes of it fit to every even or odd begin: the pattern is the address's.
+// 0x7FD3 at every even address: NaN as float16, bfloat16, float32 and float64, and unlike anything that a kernel writes
+// by habit. The pattern is the address's, so that it does not matter where a canary begins.
 inline char canary_byte(const void* address) {
   return reinterpret_cast<size_t>(address) % 2 == 0 ? char(0xD3) : char(0x7F);
 }

@@ -1,7 +1,7 @@
-// CUDA C++ for a host compiler: what <cuda_runtime.h> and nvcc give to kernels and to their callers, with the same names
-// and values, on the emulated device. pare_emulated_kernels() (CMakeLists.txt) puts it in front of every .cu file; it
-// needs nothing of the CUDA toolkit. Sources: CUDA C++ Programming Guide 13, section 10 (language) and the CUDA Runtime
-// API's reference.
+// CUDA C++ for a host compiler: what <cuda_runtime.h> and nvcc give to kernels and to their callers, with the same
+// names and values, on the emulated device. pare_emulated_kernels() (CMakeLists.txt) puts it in front of every .cu
+// file; it needs nothing of the CUDA toolkit. Sources: CUDA C++ Programming Guide 13, section 10 (language) and the
+// CUDA Runtime API's reference.
 //
 // __shared__ and __constant__ are missing on purpose: kernels use SHARED_ARRAY and DYNAMIC_SHARED, and tables of
 // constants are constexpr. Inline PTX and what rests on it have no place here: wrappers of instructions get files of
@@ -101,7 +101,7 @@ uint64_t shuffle(ShuffleMode mode, uint32_t mask, uint64_t bits, int operand, in
 uint32_t ballot(const char* operation, uint32_t mask, bool predicate, const Site& site);
 
 void* shared_array(const void* key, const char* name, size_t bytes, const Site& site = Site::current());
-void* dynamic_shared(const Site& site = Site::current());
+void* dynamic_shared();
 void require_aligned(const void* address, size_t alignment, const Site& site);
 // Told of every atomic operation, by whoever was called from `instruction`.
 void note_atomic(const void* address, size_t bytes, const void* instruction);

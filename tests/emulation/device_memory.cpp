@@ -10,6 +10,7 @@
 #include "tests/emulation/address_check.h"
 #include "tests/emulation/canary.h"
 #include "tests/emulation/emulator.h"
+#include "tests/emulation/race_check.h"
 
 namespace pare::emulation::device_memory {
 namespace {
@@ -106,6 +107,7 @@ bool free(void* begin) {
   if (found == m.allocations.end()) return false;
   const size_t room = room_of(found->second);
   address_check::poison(begin, room);
+  race_check::forget(begin, room);
   const size_t first_page = (offset + kPageBytes - 1) / kPageBytes, end_page = (offset + room) / kPageBytes;
   if (first_page < end_page) {
     madvise(m.base + first_page * kPageBytes, (end_page - first_page) * kPageBytes, MADV_DONTNEED);

@@ -1,33 +1,18 @@
 // A launch: its limits, its blocks one after another, and what is compared at their ends.
-#include <cxxabi.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <numeric>
 
-#include "tests/emulation/cuda_emulation.h"
+#include "runtime/cuda/device.cuh"
 #include "tests/emulation/device_memory.h"
 #include "tests/emulation/emulator.h"
 #include "tests/emulation/fault_guard.h"
 #include "tests/emulation/host_functions.h"
 #include "tests/emulation/race_check.h"
 #include "tests/emulation/shared_memory.h"
-#include "tests/emulation/source_line.h"
 #include "tests/emulation/thread_block.h"
 
 namespace pare::emulation {
 namespace {
-
-// The name without parameters, or whatever is known of it.
-std::string short_name(const void* kernel) {
-  const char* mangled = symbol_name(kernel);
-  if (mangled == nullptr) return "kernel without a name";
-  int status = 0;
-  char* demangled = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
-  std::string name = status == 0 ? demangled : mangled;
-  std::free(demangled);
-  return "kernel " + name;
-}
 
 // CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
 bool is_shape_possible(const dim3& grid, const dim3& block) {
@@ -65,13 +50,14 @@ void run_block(Launch& launch, const uint3& index, size_t dynamic_shared_bytes) 
 
 cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_shared_bytes, cudaStream_t stream,
                      const PointerArgument* pointers, size_t num_pointers, void (*run)(void* context), void* context) {
+  const std::string name = "kernel " + kernel_name(kernel);
   const std::lock_guard lock(host_functions_mutex());
   if (const cudaError_t status = stream_status(stream); status != cudaSuccess) return status;
   if (!is_shape_possible(grid, block)) return remember(cudaErrorInvalidConfiguration);
   const SharedLimits limits = shared_limits(kernel);
   if (dynamic_shared_bytes > limits.dynamic_bytes) return remember(cudaErrorInvalidValue);
 
-  Launch launch{short_name(kernel),
+  Launch launch{name,
                 run,
                 context,
                 block,
@@ -130,7 +116,7 @@ void* shared_array(const void* key, const char* name, size_t bytes, const Site& 
   return array;
 }
 
-void* dynamic_shared(const Site&) {
+void* dynamic_shared() {
   return shared_memory::dynamic();
 }
 

@@ -17,7 +17,7 @@ cudaError_t remember(cudaError_t error);
 // cudaSuccess when there is a device and the stream is one that was created, or the null stream.
 cudaError_t stream_status(cudaStream_t stream);
 
-// What a launch of the kernel may have of shared memory, in bytes: 48 KiB in all until cudaFuncSetAttribute allows more.
+// What a launch of the kernel may have of shared memory: 48 KiB in all until cudaFuncSetAttribute allows more.
 struct SharedLimits {
   size_t dynamic_bytes;
   size_t total_bytes;

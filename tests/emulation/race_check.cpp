@@ -1,5 +1,5 @@
-// The compiler calls a hook of ours in front of every load and store of a kernel (-fsanitize=thread without its library).
-// Each byte of shared and of global memory has a cell that says who wrote it last and who has read it since.
+// The compiler calls a hook of ours in front of every load and store of a kernel (-fsanitize=thread without its
+// library). Each byte of shared and of global memory has a cell that says who wrote it last and who has read it since.
 //
 // Who: a stamp, a number that a thread takes anew after each barrier it has passed. The stamps of the running block are
 // described in a table; smaller ones belong to blocks that ran before, and those below the launch's first to earlier
@@ -296,6 +296,16 @@ void warp_barrier(unsigned warp, uint32_t mask) {
 
 void atomic(const void* address, size_t bytes, const void* instruction) {
   touch(Kind::atomic, address, bytes, instruction);
+}
+
+void forget(const void* begin, size_t bytes) {
+  constexpr size_t kPageBytes = 4096;
+  const size_t first = static_cast<size_t>(static_cast<const char*>(begin) - device_memory::base()) * sizeof(Cell);
+  const size_t first_page = (first + kPageBytes - 1) / kPageBytes;
+  const size_t end_page = (first + bytes * sizeof(Cell)) / kPageBytes;
+  if (first_page >= end_page) return;
+  madvise(reinterpret_cast<char*>(checker().global) + first_page * kPageBytes, (end_page - first_page) * kPageBytes,
+          MADV_DONTNEED);
 }
 
 // What instrumented code calls. The operations on std::atomic that inline functions of the standard library contain

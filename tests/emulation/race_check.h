@@ -23,4 +23,7 @@ void warp_barrier(unsigned warp, uint32_t mask);
 // An atomic operation of the running thread, called from where `instruction` points to.
 void atomic(const void* address, size_t bytes, const void* instruction);
 
+// Of global memory that is freed: what its cells hold takes many times its size.
+void forget(const void* begin, size_t bytes);
+
 }  // namespace pare::emulation::race_check

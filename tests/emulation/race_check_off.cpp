@@ -13,5 +13,6 @@ void begin_block(const std::string&, unsigned) {}
 void block_barrier() {}
 void warp_barrier(unsigned, uint32_t) {}
 void atomic(const void*, size_t, const void*) {}
+void forget(const void*, size_t) {}
 
 }  // namespace pare::emulation::race_check

@@ -53,7 +53,7 @@ class Block {
   void collective(const char* operation, uint32_t mask, void* argument, Execute execute,
                   const std::source_location& site);
   void yield();
-  // Counts an atomic operation: a thread that does nothing else gives way now and then, as it may be waiting for another.
+  // Counts an atomic operation: a thread that does nothing else gives way now and then, as it may wait for another.
   void count_atomic();
 
   bool is_running() const { return running_ != nullptr; }

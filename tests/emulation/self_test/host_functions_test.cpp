@@ -81,6 +81,7 @@ TEST(EmulatedHost, MemoryEndsWhereItIsSetTo) {
   EXPECT_EQ(free_bytes, (size_t{1} << 20) - 700 * 1024 - 1);
   EXPECT_EQ(cudaMalloc(&second, 324 * 1024), cudaErrorMemoryAllocation);
   EXPECT_EQ(second, nullptr);
+  EXPECT_EQ(cudaMalloc(&second, ~size_t{0}), cudaErrorMemoryAllocation);
   EXPECT_EQ(cudaPeekAtLastError(), cudaErrorMemoryAllocation);
   EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
@@ -110,6 +111,8 @@ TEST(EmulatedHost, CopiesKeepToAllocationsAndTheirKind) {
   EXPECT_EQ(cudaMemcpyAsync(host, a.data(), 16, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
   EXPECT_EQ(cudaMemcpyAsync(host, a.data(), 12, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
   EXPECT_EQ(cudaMemcpyAsync(a.data(), host, 12, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpyAsync(b.data(), a.data(), 12, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpyAsync(nullptr, a.data(), 12, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
   EXPECT_EQ(cudaMemsetAsync(host, 0, 4), cudaErrorInvalidValue);
   EXPECT_EQ(cudaMemsetAsync(b.data(), 0, 13), cudaErrorInvalidValue);
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);

@@ -102,8 +102,23 @@ __global__ void spin(int* flag, int* out, bool is_ever_set) {
     }
     out[0] = 1;
   } else if (thread() == 63 && is_ever_set) {
+    for (int i = 0; i < 5; ++i) __nanosleep(100);
     atomicAdd(flag, 1);
   }
+}
+
+__global__ void order(int* counter, int* out) {
+  for (int phase = 0; phase < 2; ++phase) {
+    out[(2 * blockIdx.x + static_cast<unsigned>(phase)) * 64 + threadIdx.x] = atomicAdd(counter, 1);
+    __syncthreads();
+  }
+}
+
+__global__ void uninitialized(float* out) {
+  SHARED_ARRAY(float, value, 1);
+  DYNAMIC_SHARED(float, dynamic_value);
+  out[0] = value[0];
+  out[1] = dynamic_value[0];
 }
 
 __global__ void arithmetic(const int* in, float x, int* out) {
@@ -196,7 +211,7 @@ __global__ void deadlock() {
 }
 
 __global__ void barrier_after_return(int* memory) {
-  if (thread() == 5) return;
+  if (thread() == 0) return;
   __syncthreads();
   memory[thread()] = 1;
 }
@@ -256,6 +271,14 @@ void launch_atomics(int num_blocks, int num_threads, int* out, float* floats) {
 
 void launch_spin(int* flag, int* out, bool is_ever_set) {
   launch(spin, dim3(1), dim3(64), 0, nullptr, flag, out, is_ever_set);
+}
+
+void launch_order(int* counter, int* out) {
+  launch(order, dim3(2), dim3(64), 0, nullptr, counter, out);
+}
+
+void launch_uninitialized(float* out) {
+  launch(uninitialized, dim3(1), dim3(1), sizeof(float), nullptr, out);
 }
 
 void launch_arithmetic(const int* in, float x, int* out) {

@@ -10,7 +10,7 @@ namespace pare {
 // out[i] = six coordinates of every thread: threadIdx, blockIdx; i counts threads of a block first, blocks then.
 void launch_coordinates(dim3 grid, dim3 block, int* out);
 
-// out = in in reverse within each block, through an array in shared memory, or through dynamic shared memory (any size).
+// out = in in reverse within each block, through an array in shared memory, or through dynamic shared memory.
 void launch_reverse(const int* in, int* out, int num_blocks, cudaStream_t stream);
 inline constexpr int kReverseThreads = 96;
 void launch_reverse_dynamic(const int* in, int* out, int num_threads);
@@ -18,7 +18,7 @@ void launch_reverse_dynamic(const int* in, int* out, int num_threads);
 // One warp. out[mode * 32 + lane] for the modes __shfl_sync from `operand`, _up, _down and _xor by it.
 void launch_shuffles(const int* in, int* out, int operand, int width);
 void launch_shuffle_pairs(const double* in, double* out);  // 8 bytes: neighbours change places
-// One warp whose halves go apart, each with its own mask. out = in + the neighbour's; upper half: + that two lanes away.
+// One warp whose halves go apart, each with its own mask. out = in + the neighbour's; upper half: the next but one's.
 void launch_half_warps(const int* in, int* out);
 // One warp. out[0] = ballot, [1] = any, [2] = all of in != 0, taken by every lane; [3..6] likewise of the even lanes.
 void launch_votes(const int* in, unsigned* out);
@@ -29,6 +29,12 @@ void launch_warp_exchange(const int* in, int* out);
 void launch_atomics(int num_blocks, int num_threads, int* out, float* floats);
 // A thread that waits in a loop for one of another warp of its block; the flag comes atomically. out[0] = 1.
 void launch_spin(int* flag, int* out, bool is_ever_set);
+
+// The place of each thread among all that come by, before and after a barrier: out[(2 * block + phase) * 64 + thread].
+// Two blocks of 64 threads; counter holds 0.
+void launch_order(int* counter, int* out);
+// out[0], out[1] = what an array in shared memory and dynamic shared memory hold at first.
+void launch_uninitialized(float* out);
 
 // Arithmetic on in[0..15] (bits); out as the test says.
 inline constexpr int kNumArithmetic = 24;

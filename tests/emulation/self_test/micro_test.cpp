@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -64,8 +65,8 @@ TEST_P(EmulatedDevice, DynamicSharedMemoryHasTheLaunchsSize) {
   }
 }
 
-// CUDA C++ Programming Guide, "Warp Shuffle Functions": lanes beyond the group of `width` give the lane's own value, but
-// __shfl_sync takes the lane modulo the width, and __shfl_xor_sync may read earlier groups.
+// CUDA C++ Programming Guide, "Warp Shuffle Functions": lanes beyond the group of `width` give the lane's own value,
+// but __shfl_sync takes the lane modulo the width, and __shfl_xor_sync may read earlier groups.
 TEST_P(EmulatedDevice, ShufflesReadTheLanesOfCudasDescription) {
   const std::vector<int> in = counted(32);
   const DeviceArray<int> device_in(in), out(4 * 32);
@@ -136,6 +137,45 @@ TEST_P(EmulatedDevice, AThreadMayWaitForAnotherInALoop) {
   const DeviceArray<int> flag(std::vector<int>{0}), out(std::vector<int>{0});
   launch_spin(flag.data(), out.data(), true);
   EXPECT_EQ(out.values()[0], 1);
+}
+
+// What the modes promise: the results of the other tests do not depend on it.
+TEST_P(EmulatedDevice, ThreadsAndBlocksRunInTheOrderOfTheMode) {
+  using emulation::Order;
+  const DeviceArray<int> counter(std::vector<int>{0}), out(4 * 64);
+  launch_order(counter.data(), out.data());
+  const std::vector<int> values = out.values();
+  std::vector<std::vector<int>> places;  // of the threads in each phase of each block
+  for (int part = 0; part < 4; ++part) {
+    places.emplace_back(values.begin() + part * 64, values.begin() + (part + 1) * 64);
+    const int first = *std::min_element(places.back().begin(), places.back().end());
+    for (int& place : places.back()) place -= first;
+    const bool is_first_block_first = GetParam().order != Order::reverse;
+    if (GetParam().order != Order::random) {
+      EXPECT_EQ(first, ((part / 2 == 0) == is_first_block_first ? 0 : 128) + part % 2 * 64) << "part " << part;
+    }
+  }
+  const std::vector<int> ascending = counted(64, 0), descending(ascending.rbegin(), ascending.rend());
+  // From the highest warp on, and within it from the highest lane: thread by thread from the last.
+  for (const auto& part : places) {
+    EXPECT_EQ(part == ascending, GetParam().order == Order::forward);
+    EXPECT_EQ(part == descending, GetParam().order == Order::reverse);
+  }
+  if (GetParam().order == Order::random) {
+    EXPECT_NE(places[0], places[1]) << "chosen anew at the barrier";
+    EXPECT_NE(places[0], places[2]) << "and for each block";
+  }
+}
+
+TEST_P(EmulatedDevice, SharedMemoryHoldsNoNumbersAtFirst) {
+  const DeviceArray<float> out(std::vector<float>{0, 0});
+  if (emulation::build() == emulation::Build::race) {
+    expect_error<emulation::Error>([&] { launch_uninitialized(out.data()); },
+                                   {"read of bytes that nothing has written", "micro_kernels.cu:"});
+    return;
+  }
+  launch_uninitialized(out.data());
+  for (const float value : out.values()) EXPECT_NE(value, value);
 }
 
 float float_of(int bits) {
@@ -210,7 +250,7 @@ TEST(EmulatedFaults, OfTheProcessorAreErrorsToo) {
   expect_error<emulation::Error>([&] { launch_fault(Fault::stack_overflow, memory.data()); },
                                  {"its stack is full", "micro_kernels.cu:"});
   expect_error<emulation::Error>([&] { launch_fault(Fault::misaligned_vector, memory.data()); },
-                                 {"misaligned", "micro_kernels.cu:"});
+                                 {"a misaligned vector access", "micro_kernels.cu:"});
 }
 
 TEST(EmulatedFaults, AnEndlessWaitIsALivelock) {

@@ -1,5 +1,5 @@
-// Kernels with one fault each that the emulator must find, and the same kernels without it. All run on kNumBlocks blocks
-// of kBlockSize threads; in and out have one int for each thread, i = block * kBlockSize + thread.
+// Kernels with one fault each that the emulator must find, and the same kernels without it. All run on kNumBlocks
+// blocks of kBlockSize threads; in and out have one int for each thread, i = block * kBlockSize + thread.
 #pragma once
 
 namespace pare {

@@ -14,59 +14,74 @@ namespace {
 
 using emulation::Build;
 
-// Who finds it, by an error or by a wrong result, in at least one mode; and what an error of the race build says.
+// Who finds it, by an error or by a wrong result, in at least one mode; and what errors of two builds say.
 struct Row {
   Bug bug;
   const char* name;
   bool plain, asan, race;
+  const char* asan_says;
   const char* race_says;
-  // out[i] of in, thread t of the block that begins at in[first].
-  int (*expected)(const std::vector<int>& in, int first, int t);
 };
 
 void PrintTo(const Row& row, std::ostream* out) {
   *out << row.name;
 }
 
-int reversed(const std::vector<int>& in, int first, int t) {
-  return in[static_cast<size_t>(first + kBlockSize - 1 - t)];
-}
-int same(const std::vector<int>& in, int first, int t) {
-  return in[static_cast<size_t>(first + t)];
-}
+constexpr const char* kPoison = "AddressSanitizer: use-after-poison";
 
+using enum Bug;
 const Row kTable[] = {
-    // clang-format off
-    //                                                                plain  asan   race
-    {Bug::barrier_missing_after_write, "BarrierMissingAfterWrite",    true,  true,  true, "race, read after write, of shared memory", reversed},
-    {Bug::barrier_missing_after_read,  "BarrierMissingAfterRead",     true,  true,  true, "race, write after read, of shared memory",
-     [](const std::vector<int>& in, int first, int t) { return reversed(in, first, t) + 1; }},
-    {Bug::syncwarp_missing,            "SyncwarpMissing",             false, false, true, "race, read after write, of shared memory",
-     [](const std::vector<int>& in, int first, int t) { return same(in, first, t ^ 31) + same(in, first, t & ~31); }},
-    {Bug::barrier_divergent,           "BarrierDivergent",            true,  true,  true, "__syncthreads at planted_bugs.cu:", reversed},
-    {Bug::shuffle_mask_wrong,          "ShuffleMaskWrong",            true,  true,  true, "__shfl_xor_sync at planted_bugs.cu:",
-     [](const std::vector<int>& in, int first, int t) { return same(in, first, t) + (t % 32 < 16 ? same(in, first, t ^ 1) : 0); }},
-    {Bug::shared_write_out_of_bounds,  "SharedWriteOutOfBounds",      true,  true,  true, "of values (256 bytes)", reversed},
-    {Bug::shared_read_out_of_bounds,   "SharedReadOutOfBounds",       true,  true,  true, "read out of bounds of shared memory",
-     [](const std::vector<int>& in, int first, int t) { return same(in, first, std::min(t + 1, kBlockSize - 1)); }},
-    {Bug::global_write_out_of_bounds,  "GlobalWriteOutOfBounds",      true,  true,  true, "write out of bounds of global memory",
-     [](const std::vector<int>& in, int first, int t) { return same(in, first, t) + 1; }},
-    {Bug::global_read_out_of_bounds,   "GlobalReadOutOfBounds",       false, true,  true, "read out of bounds of global memory",
-     [](const std::vector<int>& in, int first, int t) {
-       return same(in, first, t) + (first + t + 1 < kNumValues ? same(in, first, t + 1) : 0);
-     }},
-    {Bug::blocks_write_one_word,       "BlocksWriteOneWord",          false, false, true, "race, write after write, of global memory", same},
-    {Bug::index_overflows,             "IndexOverflows",              true,  true,  true, "write out of bounds of global memory", same},
-    {Bug::shared_read_uninitialized,   "SharedReadUninitialized",     false, false, true, "read of bytes that nothing has written of shared memory",
-     [](const std::vector<int>& in, int first, int t) { return t < 32 ? same(in, first, t) : 0; }},
-    {Bug::accumulator_not_reset,       "AccumulatorNotReset",         true,  true,  true, "",
-     [](const std::vector<int>& in, int first, int t) {
-       return (same(in, first, 0) + same(in, first, 1) + same(in, first, 2) + same(in, first, 3)) * t;
-     }},
-    {Bug::counter_not_atomic,          "CounterNotAtomic",            false, false, true, "of shared memory",
-     [](const std::vector<int>&, int, int) { return kBlockSize; }},
-    // clang-format on
+    // In order: plain, asan, race.
+    {barrier_missing_after_write, "BarrierMissingAfterWrite", true, true, true, "",
+     "race, read after write, of shared"},
+    {barrier_missing_after_read, "BarrierMissingAfterRead", true, true, true, "", "race, write after read, of shared"},
+    {syncwarp_missing, "SyncwarpMissing", false, false, true, "", "race, read after write, of shared"},
+    {barrier_divergent, "BarrierDivergent", true, true, true, "", "__syncthreads at planted_bugs.cu:"},
+    {shuffle_mask_wrong, "ShuffleMaskWrong", true, true, true, "", "__shfl_xor_sync at planted_bugs.cu"},
+    {shared_write_out_of_bounds, "SharedWriteOutOfBounds", true, true, true, kPoison, "of values (256 bytes)"},
+    {shared_read_out_of_bounds, "SharedReadOutOfBounds", true, true, true, kPoison, "read out of bounds of shared"},
+    {global_write_out_of_bounds, "GlobalWriteOutOfBounds", true, true, true, kPoison, "write out of bounds of global"},
+    {global_read_out_of_bounds, "GlobalReadOutOfBounds", false, true, true, kPoison, "read out of bounds of global"},
+    {blocks_write_one_word, "BlocksWriteOneWord", false, false, true, "", "race, write after write, of global"},
+    {index_overflows, "IndexOverflows", true, true, true, "Signed integer overflow", "write out of bounds of global"},
+    {shared_read_uninitialized, "SharedReadUninitialized", false, false, true, "", "nothing has written of shared"},
+    {accumulator_not_reset, "AccumulatorNotReset", true, true, true, "", ""},
+    {counter_not_atomic, "CounterNotAtomic", false, false, true, "", "of shared memory"},
 };
+
+// out[i] without the fault; planted_bugs.h says it in words.
+int expected_value(Bug bug, const std::vector<int>& in, int i) {
+  const int t = i % kBlockSize, first = i - t;  // thread, and the block's first value
+  const auto value = [&](int thread) { return in[static_cast<size_t>(first + thread)]; };
+  switch (bug) {
+    case Bug::barrier_missing_after_write:
+    case Bug::barrier_divergent:
+    case Bug::shared_write_out_of_bounds:
+      return value(kBlockSize - 1 - t);
+    case Bug::barrier_missing_after_read:
+      return value(kBlockSize - 1 - t) + 1;
+    case Bug::syncwarp_missing:
+      return value(t / 32 * 32 + 31 - t % 32) + value(t / 32 * 32);
+    case Bug::shuffle_mask_wrong:
+      return value(t) + (t % 32 < 16 ? value(t % 2 == 0 ? t + 1 : t - 1) : 0);
+    case Bug::shared_read_out_of_bounds:
+      return value(std::min(t + 1, kBlockSize - 1));
+    case Bug::global_write_out_of_bounds:
+      return value(t) + 1;
+    case Bug::global_read_out_of_bounds:
+      return value(t) + (i + 1 < kNumValues ? value(t + 1) : 0);
+    case Bug::blocks_write_one_word:
+    case Bug::index_overflows:
+      return value(t);
+    case Bug::shared_read_uninitialized:
+      return t < 32 ? value(t) : 0;
+    case Bug::accumulator_not_reset:
+      return (value(0) + value(1) + value(2) + value(3)) * t;
+    case Bug::counter_not_atomic:
+      return kBlockSize;
+  }
+  return 0;
+}
 static_assert(std::size(kTable) == kNumBugs);
 
 bool is_to_be_found(const Row& row) {
@@ -91,8 +106,7 @@ Verdict run(const Row& row, bool is_planted) {
   std::vector<int> in(kNumValues), expected(kNumValues);
   for (int& value : in) value = static_cast<int>(random() % 1000) + 1;
   for (int i = 0; i < kNumValues; ++i) {
-    const int t = i % kBlockSize;
-    expected[static_cast<size_t>(i)] = row.expected(in, i - t, t);
+    expected[static_cast<size_t>(i)] = expected_value(row.bug, in, i);
   }
   const DeviceArray<int> device_in(in), device_out(in.size());
   try {
@@ -117,6 +131,9 @@ TEST_P(PlantedBug, IsFoundByTheBuildsOfTheTable) {
     if (!verdict.error.empty()) errors += mode_name(mode) + ": " + verdict.error + "\n";
   }
   EXPECT_EQ(is_found, is_to_be_found(row)) << errors;
+  if (emulation::build() == Build::asan) {
+    EXPECT_NE(errors.find(row.asan_says), std::string::npos) << errors;
+  }
   if (emulation::build() == Build::race) {
     EXPECT_NE(errors.find(row.race_says), std::string::npos) << errors;
     if (*row.race_says != 0) {

@@ -27,7 +27,7 @@ __global__ void syncwarp_of_another_warp(int* memory) {
   if (thread() == 40) memory[blockIdx.x] = word[0];
 }
 
-// The writer is the last of the readers.
+// In forward order the writer is the last of the readers.
 __global__ void write_after_reads_of_a_warp(int* memory) {
   SHARED_ARRAY(int, word, 1);
   if (thread() == 0) word[0] = 1;
@@ -35,7 +35,8 @@ __global__ void write_after_reads_of_a_warp(int* memory) {
   int sum = 0;
   if (thread() < 32) {
     sum = word[0];
-    word[0] = __shfl_sync(0xFFFFFFFFu, sum, 0);
+    const int first = __shfl_sync(0xFFFFFFFFu, sum, 0);
+    if (thread() == 31) word[0] = first;
   }
   memory[blockIdx.x * 64 + threadIdx.x] = sum;
 }
@@ -49,12 +50,13 @@ __global__ void write_after_reads_of_two_warps(int* memory) {
   if (thread() == 0) word[0] = 2;
 }
 
+// In forward order the reader is the last of the writers.
 __global__ void atomic_then_plain_read(int* memory) {
   SHARED_ARRAY(int, count, 1);
   if (thread() == 0) count[0] = 0;
   __syncthreads();
   atomicAdd(count, 1);
-  memory[blockIdx.x * 64 + threadIdx.x] = count[0];
+  if (thread() == 63) memory[blockIdx.x] = count[0];
 }
 
 __global__ void plain_write_beside_atomic(int* memory) {
@@ -66,7 +68,7 @@ __global__ void plain_write_beside_atomic(int* memory) {
 __global__ void atomics_of_blocks_then_plain_read(int* memory) {
   atomicAdd(memory, 1);
   __syncthreads();
-  memory[1 + blockIdx.x * 64 + threadIdx.x] = memory[0];
+  if (!is_first_block()) memory[1 + threadIdx.x] = memory[0];
 }
 
 __global__ void read_of_another_blocks_write(int* memory) {
