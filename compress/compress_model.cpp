@@ -270,6 +270,7 @@ std::string compress_model(const PhaseInput& input, const RunOptions& options, P
   if (input.may_be_made && is_made(phase)) return {};
 
   Artifact artifact(phase.output, phase.fingerprint, options.fresh);
+  check_committed(phase.plan, artifact);
   return keeping_parts(artifact, phase, [&] {
     timed("survey", phase, [&] { take_survey(artifact, phase); });
     spend_budget(phase);

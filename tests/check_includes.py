@@ -47,7 +47,7 @@ MAY_INCLUDE = {
 }
 # External header -> files that may include it.
 ONLY_IN = [
-    (re.compile(r"^(ATen|torch|c10)/"), re.compile(r"^(compress|quant|prune|distill|tests/compress|tests/quant|tests/prune|tests/distill|tests/bench)/")),
+    (re.compile(r"^(ATen|torch|c10)/"), re.compile(r"^(compress|quant|prune|distill|tests/compress|tests/quant|tests/prune|tests/distill|tests/bench|tests/fuzz)/")),
     (re.compile(r"^yaml-cpp/"), re.compile(r"^compress/recipe/yaml_value\.cpp$")),
     (re.compile(r"^cxxopts"), re.compile(r"^runtime/commands/command_line\.cpp$")),
     (re.compile(r"^pcre2"), re.compile(r"^runtime/tokenizer/[^/]*\.(cpp|h)$")),

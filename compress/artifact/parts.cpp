@@ -100,8 +100,12 @@ void remove_training(const fs::path& folder) {
 }
 
 Json parse_object(const std::string& text, const fs::path& path) {
-  Json json = parse_ordered_json(text, path.string());
-  return json.is_object() ? json : Json::object();
+  try {
+    Json json = parse_ordered_json(text, path.string());
+    return json.is_object() ? json : Json::object();
+  } catch (const BadJson& error) {
+    throw std::runtime_error(std::string(error.what()) + ": start anew with --fresh");
+  }
 }
 
 // Whether the run whose fingerprint lies in `progress` has made `output`.
@@ -248,7 +252,9 @@ std::vector<OwnedTensor> Parts::read_changed(int64_t part, const Checkpoint& sou
   std::vector<OwnedTensor> changed;
   const SafetensorsFile file = open_tensors(part);
   const std::vector<LayerRecord>& records = parts_.at(part);
-  for (const auto& [name, view] : file.tensors()) {
+  for (const auto& entry : file.tensors()) {
+    const std::string& name = entry.first;
+    const TensorView& view = entry.second;
     const auto is_layer = [&](const LayerRecord& record) {
       return name == record.name + ".weight" && !record.scheme.has_own_tensor();
     };

@@ -45,6 +45,8 @@ class Parts {
   StoredLinear read_layer(int64_t part, const LayerRecord& record) const;
   // Tensors of a committed part that replace the source's under their names.
   std::vector<OwnedTensor> read_changed(int64_t part, const Checkpoint& source) const;
+  // Its record, for messages.
+  std::filesystem::path record_file(int64_t part) const { return part_file(part, ".json"); }
   // All tensors of a committed part.
   SafetensorsFile open_tensors(int64_t part) const;
 

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <stdexcept>
 
+#include "compress/artifact/checked_file.h"
 #include "compress/passes/fit_stage.h"
 #include "compress/passes/fold.h"
 #include "quant/awq.h"
@@ -19,6 +21,10 @@ namespace {
 
 std::string count_text(int64_t count, const char* what) {
   return std::to_string(count) + " " + what;
+}
+
+std::string shape_text(const LinearDescription& linear) {
+  return "'" + linear.name + "' [" + std::to_string(linear.num_out) + ", " + std::to_string(linear.num_in) + "]";
 }
 
 // What calibration tells of the input itself, for each of the layers that were fitted to it.
@@ -288,6 +294,29 @@ RemainingBlocks remaining_blocks(const RunPlan& plan, const Artifact& artifact) 
   return remaining;
 }
 
+void check_committed(const RunPlan& plan, const Artifact& artifact) {
+  for (const int64_t part : artifact.committed_parts()) {
+    std::map<std::string, const LinearDescription*> left;
+    if (part == kTablesPart) {
+      for (const TablePlan& table : plan.tables) left[table.linear.name] = &table.linear;
+    } else if (part > 0 && part <= static_cast<int64_t>(plan.blocks.size())) {
+      for (const LayerPlan& layer : plan.blocks[static_cast<size_t>(part - 1)]) {
+        left[layer.linear.name] = &layer.linear;
+      }
+    }
+    for (const LayerRecord& record : *artifact.committed(part)) {
+      const auto planned = left.find(record.name);
+      const std::string found = shape_text({record.name, record.num_out, record.num_in, false});
+      const std::string expected = planned == left.end() ? "the layers of its part" : shape_text(*planned->second);
+      if (expected != found) {
+        throw std::runtime_error("'" + artifact.record_file(part).string() + "' is not of this run: expected " +
+                                 expected + ", found " + found + ": start anew with --fresh");
+      }
+      left.erase(planned);
+    }
+  }
+}
+
 void restore_block(const std::vector<LayerPlan>& layers, int64_t part, const Artifact& artifact,
                    const Checkpoint& checkpoint, Block& block) {
   for (const LayerRecord& record : *artifact.committed(part)) {
@@ -299,11 +328,14 @@ void restore_block(const std::vector<LayerPlan>& layers, int64_t part, const Art
     block.set_input_format(layer->stage, stored.input);
   }
   for (const OwnedTensor& tensor : artifact.read_changed(part, checkpoint)) {
+    if (tensor.shape != checkpoint.tensor(tensor.name).shape) throw damaged_file(artifact.record_file(part));
     const auto layer = std::find_if(layers.begin(), layers.end(), [&](const LayerPlan& planned) {
       return planned.linear.name + ".weight" == tensor.name;
     });
     if (layer == layers.end()) {
-      restore_changed(tensor, dynamic_cast<DecoderBlock&>(block));
+      auto* const decoder = dynamic_cast<DecoderBlock*>(&block);
+      if (decoder == nullptr) throw damaged_file(artifact.record_file(part));  // nothing folds into an encoder
+      restore_changed(tensor, *decoder);
       continue;
     }
     std::vector<float> values(tensor.data.size() / dtype_size_bytes(tensor.dtype));

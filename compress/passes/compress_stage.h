@@ -66,6 +66,10 @@ inline int64_t part_of_block(int64_t block) {
   return block + 1;
 }
 
+// That what is committed is about layers of the plan, each once, in its part and with its shape: a record is a file
+// that anyone may have written. Throws std::runtime_error (file, expected, found).
+void check_committed(const RunPlan& plan, const Artifact& artifact);
+
 // What an earlier run has left to do.
 struct RemainingBlocks {
   std::vector<bool> is_done;  // committed, or without a layer that is compressed

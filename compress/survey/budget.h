@@ -46,7 +46,8 @@ int64_t budget_bytes(const BudgetRecipe& budget, const RunPlan& plan, const Chec
 
 // The error of each group's candidates counts with the group's measured KL per error: the increase of the loss that
 // text drawn from the model itself would see. On given text the increase is the same on average, and much noisier.
-// Throws what plan_bits and loss_sensitivities throw.
+// Throws what plan_bits and loss_sensitivities throw, and std::runtime_error for a survey of other layers or other ways
+// to store them than the plan's (which).
 BitChoice choose_bits(const Survey& survey, const RunPlan& plan, const Checkpoint& checkpoint, int64_t budget_bytes);
 
 // Gives every surveyed layer its bits and group.

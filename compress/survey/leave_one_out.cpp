@@ -52,16 +52,6 @@ class ChangedStage {
 
 }  // namespace
 
-std::string_view part_name(RoundedPart part) {
-  switch (part) {
-    case RoundedPart::weights:
-      return "weights";
-    case RoundedPart::activations:
-      return "activations";
-  }
-  throw std::invalid_argument("no such part");
-}
-
 LeaveOneOut::Work::Work(const ModelDescription& model, int64_t num_tokens)
     : scratch(model, num_tokens),
       mixed_TI(at::empty({num_tokens, model.num_heads * model.head_size}, at::kFloat)),

@@ -18,10 +18,6 @@
 
 namespace pare {
 
-// What a measurement rounds.
-enum class RoundedPart { weights, activations };
-std::string_view part_name(RoundedPart part);  // "weights"
-
 // Other values for the layers of one stage, float32 row-major [O, I] by the place in stage_layers; empty: as they are.
 // And how the stage's input is rounded.
 struct StageChange {

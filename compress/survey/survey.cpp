@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
 
@@ -16,12 +15,9 @@
 #include "runtime/device/make_backend.h"
 #include "runtime/format/stored_linear.h"
 #include "runtime/system/interrupt.h"
-#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // "model.layers.3: q_proj, k_proj, v_proj"
 std::string group_name(const std::string& block, const std::vector<std::string>& layers) {
@@ -81,21 +77,12 @@ std::vector<SurveyedCandidate> predict_candidates(const Checkpoint& checkpoint, 
   for (const int bits : allowed_bits) {
     for (const int64_t group_size : {kPerChannel, int64_t{128}, int64_t{64}, int64_t{32}}) {
       throw_if_interrupted();
-      SurveyedCandidate candidate{bits, group_size, 0, 0.0};
+      const std::optional<int64_t> size_bytes = stored_bytes(checkpoint, layers, bits, group_size);
+      if (!size_bytes) continue;
+      SurveyedCandidate candidate{bits, group_size, *size_bytes, 0.0};
       if (bits == kUnquantizedBits) {
-        if (group_size != kPerChannel) continue;
-        for (const LayerPlan& layer : layers) {
-          candidate.size_bytes += static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
-        }
         candidates.push_back(candidate);
         continue;
-      }
-      if (group_size != kPerChannel && !divides_all(group_size, layers)) continue;
-      for (const LayerPlan& layer : layers) {
-        GridOptions grid = grid_of(layer);
-        grid.bits = bits;
-        grid.group_size = group_size;
-        candidate.size_bytes += quantized_size_bytes(layer.linear.num_out, layer.linear.num_in, grid);
       }
       const GridOptions instead{.bits = bits, .group_size = group_size};
       candidate.error = predicted(state, &instead);
@@ -125,18 +112,6 @@ StageChange round_stage(const std::vector<const LayerPlan*>& layers, const Block
 void set_losses(const WindowLosses& losses, SurveyedGroup& group) {
   group.increase = estimate_over_windows(losses.increase);
   group.kl = estimate_over_windows(losses.kl);
-}
-
-Json estimate_json(const Estimate& estimate) {
-  return {{"value", estimate.value},
-          {"standard_error", estimate.standard_error ? Json(*estimate.standard_error) : Json()}};
-}
-
-Estimate parse_estimate(const Json& json) {
-  Estimate estimate;
-  estimate.value = json.at("value").get<double>();
-  if (!json.at("standard_error").is_null()) estimate.standard_error = json.at("standard_error").get<double>();
-  return estimate;
 }
 
 std::string scheme_words(const LayerPlan& layer, RoundedPart part) {
@@ -323,6 +298,24 @@ void use_grid(int bits, int64_t group_size, LayerPlan& layer) {
   }
 }
 
+std::optional<int64_t> stored_bytes(const Checkpoint& checkpoint, const std::vector<LayerPlan>& layers, int bits,
+                                    int64_t group_size) {
+  const bool is_quantized = bits != kUnquantizedBits;
+  if (group_size != kPerChannel && (!is_quantized || !divides_all(group_size, layers))) return std::nullopt;
+  int64_t size_bytes = 0;
+  for (const LayerPlan& layer : layers) {
+    if (!is_quantized) {
+      size_bytes += static_cast<int64_t>(checkpoint.tensor(layer.linear.name + ".weight").data.size());
+      continue;
+    }
+    GridOptions grid = grid_of(layer);
+    grid.bits = bits;
+    grid.group_size = group_size;
+    size_bytes += quantized_size_bytes(layer.linear.num_out, layer.linear.num_in, grid);
+  }
+  return size_bytes;
+}
+
 double predict_error(const at::Tensor& weight_OI, const at::Tensor& hessian_II, const at::Tensor& conditional_I,
                      const GridOptions& grid) {
   const bool makes_up = conditional_I.defined();
@@ -380,81 +373,6 @@ LeaveOneOut::Extent survey_extent(const RunPlan& plan, const ScoredWindows& wind
           .num_tokens = windows.windows.num_tokens,
           .changes_per_block = num_patterns > 0 ? 0 : num_parts * static_cast<int64_t>(kStages.size()),
           .num_travellers = num_patterns * num_parts + static_cast<int64_t>(measured_sites(options).size())};
-}
-
-std::string to_json(const Survey& survey) {
-  Json json = {{"label", survey.label}, {"baseline_nll", survey.baseline_nll}, {"groups", Json::array()}};
-  for (const SurveyedGroup& group : survey.groups) {
-    Json item = {{"name", group.name},
-                 {"layers", group.layers},
-                 {"weights", group.num_weights},
-                 {"part", part_name(group.part)},
-                 {"scheme", group.scheme},
-                 {"error", group.error},
-                 {"increase", estimate_json(group.increase)},
-                 {"kl", estimate_json(group.kl)}};
-    for (const SurveyedCandidate& candidate : group.candidates) {
-      item["candidates"].push_back({{"bits", candidate.bits},
-                                    {"group_size", candidate.group_size},
-                                    {"size_bytes", candidate.size_bytes},
-                                    {"error", candidate.error}});
-    }
-    json["groups"].push_back(std::move(item));
-  }
-  return json.dump();
-}
-
-Survey parse_survey(const std::string& text, const std::string& where) {
-  try {
-    const Json json = parse_ordered_json(text, where);
-    Survey survey{json.at("label").get<std::string>(), json.at("baseline_nll").get<double>(), {}};
-    for (const Json& item : json.at("groups")) {
-      SurveyedGroup& group = survey.groups.emplace_back();
-      group.name = item.at("name").get<std::string>();
-      group.layers = item.at("layers").get<std::vector<std::string>>();
-      group.num_weights = item.at("weights").get<int64_t>();
-      group.part = item.at("part") == part_name(RoundedPart::weights) ? RoundedPart::weights : RoundedPart::activations;
-      group.scheme = item.at("scheme").get<std::string>();
-      group.error = item.at("error").get<double>();
-      group.increase = parse_estimate(item.at("increase"));
-      group.kl = parse_estimate(item.at("kl"));
-      for (const Json& candidate : item.value("candidates", Json::array())) {
-        group.candidates.push_back({candidate.at("bits").get<int>(), candidate.at("group_size").get<int64_t>(),
-                                    candidate.at("size_bytes").get<int64_t>(), candidate.at("error").get<double>()});
-      }
-    }
-    return survey;
-  } catch (const BadJson& error) {
-    throw std::runtime_error(std::string(error.what()) + ": start anew with --fresh");
-  } catch (const Json::exception& error) {
-    throw std::runtime_error(where + " is damaged (" + error.what() + "): start anew with --fresh");
-  }
-}
-
-std::vector<std::string> to_lines(const Survey& survey) {
-  std::vector<std::string> lines;
-  lines.push_back("sensitivity: what rounding each group alone adds, in nats per token; " + survey.label + "; " +
-                  "uncompressed: " + format_number(survey.baseline_nll, 5));
-  char line[256];
-  std::snprintf(line, sizeof(line), "%-52s %-11s %-22s %22s %22s", "group", "part", "rounded to", "loss (paired)",
-                "KL");
-  lines.emplace_back(line);
-  const auto cell = [](const Estimate& estimate) {
-    char text[64];
-    if (estimate.standard_error) {
-      std::snprintf(text, sizeof(text), "%+.6f +- %.6f", estimate.value, *estimate.standard_error);
-    } else {
-      std::snprintf(text, sizeof(text), "%+.6f", estimate.value);
-    }
-    return std::string(text);
-  };
-  for (const SurveyedGroup& group : survey.groups) {
-    std::snprintf(line, sizeof(line), "%-52s %-11s %-22s %22s %22s", group.name.c_str(),
-                  std::string(part_name(group.part)).c_str(), group.scheme.c_str(), cell(group.increase).c_str(),
-                  cell(group.kl).c_str());
-    lines.emplace_back(line);
-  }
-  return lines;
 }
 
 }  // namespace pare

@@ -2,43 +2,18 @@
 // (`sensitivity:`), and, for a bit budget, what error every way to store it would leave.
 #pragma once
 
-#include <functional>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "compress/plan/plan.h"
 #include "compress/survey/leave_one_out.h"
+#include "compress/survey/survey_record.h"
 #include "compress/walk/model_walk.h"
 #include "runtime/system/progress.h"
 
 namespace pare {
-
-// One way to store a group, and the error it is predicted to leave.
-struct SurveyedCandidate {
-  int bits = 4;  // 2, 3, 4, 8, 16
-  int64_t group_size = kPerChannel;
-  int64_t size_bytes = 0;
-  double error = 0.0;
-};
-
-struct SurveyedGroup {
-  std::string name;
-  std::vector<std::string> layers;
-  int64_t num_weights = 0;
-  RoundedPart part = RoundedPart::weights;
-  std::string scheme;                         // that was measured, in words: "gptq 3 bits g32"
-  double error = 0.0;                         // predicted for that scheme, in the candidates' unit
-  Estimate increase;                          // of the mean negative log likelihood, nats per token, paired by window
-  Estimate kl;                                // KL(uncompressed || rounded), nats per token
-  std::vector<SurveyedCandidate> candidates;  // for a budget: ascending bits, for each descending group size
-};
-
-struct Survey {
-  std::string label;  // what was measured on
-  double baseline_nll = 0.0;
-  std::vector<SurveyedGroup> groups;  // in the order of the model; those of `sensitivity.groups` in the recipe's
-};
 
 // What is surveyed. With a budget, groups are the stages of the blocks, each measured at kProbeBits with the finest
 // groups that fit: an error large enough to stand out from what a few windows leave uncertain.
@@ -56,6 +31,11 @@ inline constexpr int64_t kProbeGroupSize = 32;
 // The layer's rounding step gets other bits and groups.
 void use_grid(int bits, int64_t group_size, LayerPlan& layer);
 
+// What a container takes for these layers with such a grid; kUnquantizedBits: what they take in the checkpoint.
+// nullopt: groups that do not divide the width of each.
+std::optional<int64_t> stored_bytes(const Checkpoint& checkpoint, const std::vector<LayerPlan>& layers, int bits,
+                                    int64_t group_size);
+
 // The predicted error of rounding weight_OI to the grid, summed over its elements: for rounding to nearest
 // tr(E H E^T); for GPTQ, whose later columns make up for an error, sum_j |E_j|^2 / (H^-1)_jj, which follows GPTQ's own
 // trace closely (quant/awq.h) and costs no product. conditional_I is GptqFactor::conditional_I, undefined for rounding
@@ -71,12 +51,5 @@ Survey survey_model(const Checkpoint& checkpoint, const RunPlan& plan, ModelWalk
 
 // What survey_model measures, for the plan's memory and time.
 LeaveOneOut::Extent survey_extent(const RunPlan& plan, const ScoredWindows& windows, const SurveyOptions& options);
-
-// One JSON object, and back: doubles survive unchanged. parse_survey throws std::runtime_error naming `where`.
-std::string to_json(const Survey& survey);
-Survey parse_survey(const std::string& json, const std::string& where);
-
-// The table for people: a line of headings, then one line for each group.
-std::vector<std::string> to_lines(const Survey& survey);
 
 }  // namespace pare

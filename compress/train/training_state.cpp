@@ -132,6 +132,8 @@ std::optional<TrainingState> TrainingStore::load(const std::vector<OptimizedPara
     };
     check("step_sha256", file(kStep, state.step));
     check("best_sha256", file(kBest, state.best_step));
+  } catch (const BadJson&) {
+    throw damaged_file(path);
   } catch (const Json::exception&) {
     throw damaged_file(path);
   }

@@ -105,12 +105,15 @@ class QuantizationConfig final : public ContainerConfig {
   // `json` is the object's text and `where` names its file. Throws std::invalid_argument for anything this runtime
   // does not support, by name: another quant_method or format, quantized outputs or KV cache, input activations other
   // than 8 bits per token or tensor, sparsity, block strategies, other widths, unknown keys of a group.
-  static QuantizationConfig parse(const std::string& json, const std::string& where);
+  // max_steps: what the regular expressions may cost in all; by default seconds, and ten times what published lists
+  // need for a mixture of 50,000 layers.
+  static QuantizationConfig parse(const std::string& json, const std::string& where, int64_t max_steps = 2'000'000'000);
   QuantizationConfig(QuantizationConfig&&) noexcept;
   QuantizationConfig& operator=(QuantizationConfig&&) noexcept;
   ~QuantizationConfig() override;
 
-  // nullopt: the module is not quantized. class_name is the module's in PyTorch: "Linear" or "Embedding".
+  // nullopt: the module is not quantized. class_name is the module's in PyTorch: "Linear" or "Embedding". May be called
+  // from several threads. Throws std::invalid_argument when max_steps are spent.
   std::optional<PackScheme> scheme(const std::string& module, std::string_view class_name = "Linear") const;
   std::optional<PackScheme> scheme_of(const std::string& module, std::string_view class_name,
                                       const FindTensor& find) const override;

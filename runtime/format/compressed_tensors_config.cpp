@@ -2,6 +2,7 @@
 // quantization/{quant_config,quant_scheme,quant_args}.py and utils/match.py.
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
@@ -352,10 +353,11 @@ class NamePatterns {
 
   // The target that the package prefers (match_targets): the exact name, then the alphabetically first regular
   // expression that matches from the start, then the class. nullptr: none.
-  const std::string* match(const std::string& module, std::string_view class_name) const {
+  // num_steps grows by the work.
+  const std::string* match(const std::string& module, std::string_view class_name, int64_t& num_steps) const {
     if (const auto name = names_.find(module); name != names_.end()) return &*name;
     for (const auto& [target, pattern] : patterns_) {
-      if (pattern.matches(module)) return &target;
+      if (pattern.matches(module, num_steps)) return &target;
     }
     const auto name = names_.find(std::string(class_name));
     return name == names_.end() ? nullptr : &*name;
@@ -432,9 +434,16 @@ std::string quantization_config_json(std::span<const StoredModule> modules, std:
 }
 
 struct QuantizationConfig::State {
+  std::string where;
+  int64_t max_steps = 0;
   NamePatterns targets;
   NamePatterns ignored;
   std::map<std::string, PackScheme> scheme_of_target;
+
+  // Of the modules that were asked about, by class and name.
+  std::mutex mutex;
+  std::map<std::string, std::optional<PackScheme>> found;
+  int64_t num_steps = 0;
 };
 
 QuantizationConfig::QuantizationConfig() : state_(std::make_unique<State>()) {}
@@ -442,11 +451,13 @@ QuantizationConfig::QuantizationConfig(QuantizationConfig&&) noexcept = default;
 QuantizationConfig& QuantizationConfig::operator=(QuantizationConfig&&) noexcept = default;
 QuantizationConfig::~QuantizationConfig() = default;
 
-QuantizationConfig QuantizationConfig::parse(const std::string& json, const std::string& where) {
+QuantizationConfig QuantizationConfig::parse(const std::string& json, const std::string& where, int64_t max_steps) {
   const Json config = parse_config_text(json, where);
   if (!config.is_object()) fail(where, "", "expected an object");
   check_top_level(config, where);
   QuantizationConfig result;
+  result.state_->where = where;
+  result.state_->max_steps = max_steps;
   const Json& ignore = value_or_null(config, "ignore");
   if (!ignore.is_null()) {
     for (const std::string& name : read_strings(ignore, where, "ignore")) {
@@ -474,10 +485,20 @@ QuantizationConfig QuantizationConfig::parse(const std::string& json, const std:
 }
 
 std::optional<PackScheme> QuantizationConfig::scheme(const std::string& module, std::string_view class_name) const {
-  if (state_->ignored.match(module, class_name) != nullptr) return std::nullopt;
-  const std::string* target = state_->targets.match(module, class_name);
-  if (target == nullptr) return std::nullopt;
-  return state_->scheme_of_target.at(*target);
+  State& state = *state_;
+  const std::lock_guard lock(state.mutex);
+  const std::string key = std::string(class_name) + " " + module;
+  if (const auto known = state.found.find(key); known != state.found.end()) return known->second;
+  const bool is_ignored = state.ignored.match(module, class_name, state.num_steps) != nullptr;
+  const std::string* target = is_ignored ? nullptr : state.targets.match(module, class_name, state.num_steps);
+  if (state.num_steps > state.max_steps) {
+    fail(state.where, "",
+         "the regular expressions of targets and ignore take more than " + std::to_string(state.max_steps) +
+             " steps for the model's layers: list their names");
+  }
+  std::optional<PackScheme>& scheme = state.found[key];
+  if (target != nullptr) scheme = state.scheme_of_target.at(*target);
+  return scheme;
 }
 
 std::optional<PackScheme> QuantizationConfig::scheme_of(const std::string& module, std::string_view class_name,

@@ -312,13 +312,14 @@ NamePattern NamePattern::parse(std::string_view pattern) {
 // Follows the states that need no character from `state` and notes the others in `active`, each once for a step (marked
 // states are done). Returns whether the accepting one is reached. The stack is the heap's: chains may be long.
 bool NamePattern::add(int32_t state, std::string_view name, size_t position, std::vector<int32_t>& active,
-                      std::vector<uint32_t>& mark, uint32_t step) const {
+                      std::vector<uint32_t>& mark, uint32_t step, int64_t& num_steps) const {
   const auto word_at = [&](size_t i) { return i < name.size() && is_word(static_cast<unsigned char>(name[i])); };
   const bool is_boundary = word_at(position) != (position > 0 && word_at(position - 1));
   std::vector<int32_t> pending = {state};
   while (!pending.empty()) {
     const int32_t index = pending.back();
     pending.pop_back();
+    ++num_steps;
     if (index < 0 || mark[static_cast<size_t>(index)] == step) continue;
     mark[static_cast<size_t>(index)] = step;
     const State& found = states_[static_cast<size_t>(index)];
@@ -349,18 +350,20 @@ bool NamePattern::add(int32_t state, std::string_view name, size_t position, std
   return false;
 }
 
-bool NamePattern::matches(std::string_view name) const {
+bool NamePattern::matches(std::string_view name, int64_t& num_steps) const {
+  num_steps += static_cast<int64_t>(states_.size() / 16);  // the marks, which are cleared 16 and more at a time
   std::vector<uint32_t> mark(states_.size(), 0);
   std::vector<int32_t> active, next;
-  if (add(start_, name, 0, active, mark, 1)) return true;
+  if (add(start_, name, 0, active, mark, 1, num_steps)) return true;
   for (size_t position = 0; position < name.size() && !active.empty(); ++position) {
     const auto c = static_cast<unsigned char>(name[position]);
     next.clear();
+    num_steps += static_cast<int64_t>(active.size());
     const auto step = static_cast<uint32_t>(position + 2);
     for (const int32_t index : active) {
       const State& state = states_[static_cast<size_t>(index)];
       if (c >= 128 || !sets_[static_cast<size_t>(state.set_index)].test(c)) continue;
-      if (add(state.next, name, position + 1, next, mark, step)) return true;
+      if (add(state.next, name, position + 1, next, mark, step, num_steps)) return true;
     }
     active.swap(next);
   }

@@ -22,7 +22,12 @@ class NamePattern {
   static NamePattern parse(std::string_view pattern);
 
   // Whether it matches from the start of `name`, not necessarily to its end (Python's re.match).
-  bool matches(std::string_view name) const;
+  // num_steps grows by the states looked at.
+  bool matches(std::string_view name, int64_t& num_steps) const;
+  bool matches(std::string_view name) const {
+    int64_t num_steps = 0;
+    return matches(name, num_steps);
+  }
 
   // What one character of a name can cost.
   size_t num_states() const { return states_.size(); }
@@ -38,7 +43,7 @@ class NamePattern {
   friend class NamePatternParser;
 
   bool add(int32_t state, std::string_view name, size_t position, std::vector<int32_t>& active,
-           std::vector<uint32_t>& mark, uint32_t step) const;
+           std::vector<uint32_t>& mark, uint32_t step, int64_t& num_steps) const;
 
   std::vector<State> states_;
   std::vector<std::bitset<128>> sets_;

@@ -5,6 +5,7 @@
 
 #include "runtime/format/container_format.h"
 #include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/zero_linear.h"
 
 namespace {
 
@@ -52,37 +53,6 @@ struct Tensors {
   }
 };
 
-// Zeros in every form that a scheme may ask for.
-pare::StoredLinear zero_linear(const pare::ContainerFormat& container, const pare::PackScheme& scheme, int64_t num_out,
-                               int64_t num_in) {
-  pare::StoredLinear linear;
-  pare::QuantizedWeight& weight = linear.weight;
-  linear.input = scheme.input;
-  weight.num_out = num_out;
-  weight.num_in = num_in;
-  weight.pattern = scheme.pattern;
-  const auto num_weights = static_cast<size_t>(num_out * num_in);
-  if (scheme.is_dense()) {
-    if (!scheme.has_own_tensor()) linear.dense_OI.resize(2 * num_weights);
-    return linear;
-  }
-  weight.bits = scheme.bits;
-  weight.group_size = scheme.group_size;
-  weight.symmetric = scheme.symmetric;
-  weight.code_type = scheme.code_type();
-  weight.scale_dtype = container.scale_dtype(DType::BF16);
-  const auto zero = static_cast<uint8_t>(weight.code_type == pare::CodeType::fp8 ? 0 : 1 << (weight.bits - 1));
-  weight.codes_OI.assign(num_weights, zero);
-  weight.scales_OG.assign(static_cast<size_t>(num_out * weight.num_groups()), 1.0f);
-  if (!scheme.symmetric) weight.zeros_OG.assign(weight.scales_OG.size(), zero);
-  if (scheme.act_order == pare::StoredActOrder::group) {
-    for (int64_t i = 0; i < num_in; ++i) {
-      weight.group_of_I.push_back(static_cast<int32_t>(scheme.group_size > 0 ? i / scheme.group_size : 0));
-    }
-  }
-  return linear;
-}
-
 // The tensors that the container itself makes of a weight, with bytes, types and shapes changed.
 void decode(FuzzedDataProvider& input) {
   const auto containers = pare::container_formats();
@@ -104,7 +74,7 @@ void decode(FuzzedDataProvider& input) {
   if (!container.accepts(scheme, num_out, num_in)) return;
   Tensors tensors;
   for (const pare::OwnedTensor& tensor :
-       container.store(zero_linear(container, scheme, num_out, num_in), scheme, kModule)) {
+       container.store(pare::zero_linear(container, scheme, num_out, num_in), scheme, kModule)) {
     tensors.add_changed(input, tensor, num_out, num_in);
   }
   for (const std::string_view suffix : container.suffixes()) {

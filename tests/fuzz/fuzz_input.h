@@ -24,6 +24,12 @@ int fuzz(const uint8_t* data, size_t size, Read read) {
   return 0;
 }
 
+// What fails does not keep what comes behind it from being tried.
+template <typename Read>
+void attempt(Read read) {
+  fuzz(nullptr, 0, [&](std::span<const std::byte>) { read(); });
+}
+
 inline std::string as_text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }

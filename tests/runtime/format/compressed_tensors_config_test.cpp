@@ -38,6 +38,44 @@ TEST(QuantizationConfig, ReadsWhatThePackageWrites) {
   EXPECT_EQ(config.scheme("model.norm", "LlamaRMSNorm"), std::nullopt);
 }
 
+// Each expression is small, and each name is matched quickly: many of both are what takes time.
+TEST(QuantizationConfig, ManyCatastrophicExpressionsForManyLayersAreRefused) {
+  Json json = text_of({{"a.q", kInt4}}, {"lm_head", "re:(m+)+$", "re:(.*)*(.|m)*!", "re:(.*.*)*x$"});
+  for (int i = 0; i < 10; ++i) json["ignore"].push_back("re:(.?){900}" + std::to_string(i) + "!");
+  constexpr int64_t kMaxSteps = 20'000'000;
+  const QuantizationConfig config = QuantizationConfig::parse(json.dump(), "config.json", kMaxSteps);
+  int num_layers = 0;
+  const auto ask = [&](int layer) {
+    return config.scheme("model.layers." + std::to_string(layer) + std::string(60, 'm'));
+  };
+  expect_error<std::invalid_argument>(
+      [&] {
+        for (; num_layers < 1000; ++num_layers) EXPECT_EQ(ask(num_layers), kInt4);
+      },
+      {"config.json", "quantization_config", "more than 20000000 steps", "list their names"});
+  EXPECT_GT(num_layers, 1);
+  EXPECT_LT(num_layers, 100);
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(ask(0), kInt4);  // is known
+}
+
+// What published lists ask for, of a mixture of 60 blocks and 256 experts: of each sixteenth, which may take a tenth of
+// its share.
+TEST(QuantizationConfig, HonestListsAreFarFromTheLimit) {
+  Json json = text_of({{"a.q", kInt4}}, {"lm_head"});
+  for (const char* pattern : {"re:.*mlp.gate$", "re:.*self_attn.*", "re:.*shared_expert.*", "re:.*lm_head",
+                              "re:model\\.layers\\.[0-2]\\..*", "re:.*kv_a_proj_with_mqa$"}) {
+    json["ignore"].push_back(pattern);
+  }
+  const QuantizationConfig config = QuantizationConfig::parse(json.dump(), "config.json", 2'000'000'000 / 160);
+  for (int block = 3; block < 60; ++block) {
+    for (int expert = 0; expert < 256; expert += 16) {
+      const std::string name = "model.layers." + std::to_string(block) + ".mlp.experts." + std::to_string(expert);
+      for (const char* linear : {".gate_proj", ".up_proj", ".down_proj"})
+        EXPECT_EQ(config.scheme(name + linear), kInt4);
+    }
+  }
+}
+
 TEST(QuantizationConfig, OneSchemeBecomesOneGroupOfLinears) {
   const Json config = text_of({{"a.q", kInt4}, {"a.down", kInt4}}, {"lm_head"});
   ASSERT_EQ(config["config_groups"].size(), 1u);

@@ -1,0 +1,52 @@
+// What a survey has found, as a run keeps it under OUT.partial/progress and reports it. Free of LibTorch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/evaluate/evaluate.h"
+#include "runtime/format/linear_weights.h"
+
+namespace pare {
+
+// What a measurement rounds.
+enum class RoundedPart { weights, activations };
+std::string_view part_name(RoundedPart part);  // "weights"
+
+// One way to store a group, and the error it is predicted to leave.
+struct SurveyedCandidate {
+  int bits = 4;  // 2, 3, 4, 8, 16
+  int64_t group_size = kPerChannel;
+  int64_t size_bytes = 0;
+  double error = 0.0;
+};
+
+struct SurveyedGroup {
+  std::string name;
+  std::vector<std::string> layers;
+  int64_t num_weights = 0;
+  RoundedPart part = RoundedPart::weights;
+  std::string scheme;                         // that was measured, in words: "gptq 3 bits g32"
+  double error = 0.0;                         // predicted for that scheme, in the candidates' unit
+  Estimate increase;                          // of the mean negative log likelihood, nats per token, paired by window
+  Estimate kl;                                // KL(uncompressed || rounded), nats per token
+  std::vector<SurveyedCandidate> candidates;  // for a budget: ascending bits, for each descending group size
+};
+
+struct Survey {
+  std::string label;  // what was measured on
+  double baseline_nll = 0.0;
+  std::vector<SurveyedGroup> groups;  // in the order of the model; those of `sensitivity.groups` in the recipe's
+};
+
+// One JSON object, and back: doubles survive unchanged. parse_survey throws std::runtime_error naming `where`, also for
+// numbers that no survey has: bits that nothing is stored in, sizes and errors below 0.
+std::string to_json(const Survey& survey);
+Survey parse_survey(const std::string& json, const std::string& where);
+
+// The table for people: a line of headings, then one line for each group.
+std::vector<std::string> to_lines(const Survey& survey);
+
+}  // namespace pare

@@ -1,0 +1,12 @@
+#include "compress/survey/survey_record.h"
+#include "tests/fuzz/fuzz_input.h"
+
+// What an unfinished run has kept of a survey; what is read is shown, and written as it was read.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  return pare::fuzz(data, size, [](std::span<const std::byte> bytes) {
+    const pare::Survey survey = pare::parse_survey(pare::as_text(bytes), "fuzz");
+    pare::to_lines(survey);
+    const std::string text = pare::to_json(survey);
+    if (pare::to_json(pare::parse_survey(text, "fuzz")) != text) throw std::logic_error("the survey changes");
+  });
+}
