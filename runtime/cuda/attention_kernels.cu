@@ -152,8 +152,8 @@ __device__ float score_of(const float* q_K, const KvLayer& cache, int64_t place,
 // A warp for each query: 32 keys at a time, a lane each; then each lane adds up a part of the head over them. Running
 // softmax; where probabilities are rounded in units of the largest, that is found in a pass of its own.
 // Block (x: head, y: rows of the sequence, kBlockQueries at a time, z: sequence).
-__global__ void attention_kernel(const float* q_RHK, KvLayer cache, const Sequence* sequences_N, HeadShape shape,
-                                 float* x_RHK) {
+__global__ void __launch_bounds__(kBlockQueries* kWarp, 1)
+    attention_kernel(const float* q_RHK, KvLayer cache, const Sequence* sequences_N, HeadShape shape, float* x_RHK) {
   SHARED_ARRAY(float, weights, kBlockQueries* kWarp);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const Sequence sequence = sequences_N[blockIdx.z];

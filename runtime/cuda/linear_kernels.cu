@@ -60,8 +60,9 @@ __device__ void accumulate_stored(const WeightView& weight, int64_t out, const f
 }
 
 // Block (x: outputs, y: tile of rows, z: linear).
-__global__ void linear_kernel(const WeightView* weights, SlotRanges slots, const float* x_RI, int64_t num_rows,
-                              float* y_RO, int64_t out_width, int64_t first_out) {
+__global__ void __launch_bounds__(kBlockOutputs* kWarp, 1)
+    linear_kernel(const WeightView* weights, SlotRanges slots, const float* x_RI, int64_t num_rows, float* y_RO,
+                  int64_t out_width, int64_t first_out) {
   const WeightView weight = weights[blockIdx.z];
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t out = static_cast<int64_t>(blockIdx.x) * kBlockOutputs + warp;
@@ -83,7 +84,9 @@ __global__ void linear_kernel(const WeightView* weights, SlotRanges slots, const
   }
   accumulate_stored(weight, out, x_rows, num_tile_rows, lane, sums);
   const float bias = weight.bias_O != nullptr ? weight.bias_O[out] : 0.0f;
-  for (int r = 0; r < num_tile_rows; ++r) {
+#pragma unroll
+  for (int r = 0; r < kTileRows; ++r) {
+    if (r >= num_tile_rows) break;  // unrolled, sums stay in registers
     const float sum = warp_sum(sums[r]);
     if (lane == 0) y_RO[(first_slot + r) * out_width + first_out + out] = sum + bias;
   }
