@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kTileKeys = kWarp;  // a lane scores one
+constexpr int kTileKeys = kWarp;                        // a lane scores one
 constexpr int kDecodeQueries = 2, kPrefillQueries = 8;  // of one warp
 constexpr int64_t kDecodeRows = 4;                      // no more of a sequence: decode
 constexpr int64_t kSplitKeys = 256;                     // of one stretch
@@ -190,8 +190,9 @@ __device__ void load_tile(const float* floats, const int8_t* codes, const KvGrid
 
 // Block (x: pairs of the sequence, kWarps * kQueries at a time, y: key-value head and stretch, z: sequence).
 template <int kQueries, int kHeadValues>
-__global__ void attention_kernel(const float* q_RHK, KvLayer cache, const Sequence* sequences_N, AttentionShape shape,
-                                 int64_t num_splits, PartialSoftmax partial, float* x_RHK) {
+__global__ void __launch_bounds__(kThreads)
+    attention_kernel(const float* q_RHK, KvLayer cache, const Sequence* sequences_N, AttentionShape shape,
+                     int64_t num_splits, PartialSoftmax partial, float* x_RHK) {
   DYNAMIC_SHARED(float, shared);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const Sequence sequence = sequences_N[blockIdx.z];
@@ -273,8 +274,9 @@ __global__ void attention_kernel(const float* q_RHK, KvLayer cache, const Sequen
 }
 
 // A warp for each query. Block (x: head, y: rows of the sequence, kWarps at a time, z: sequence).
-__global__ void join_splits_kernel(const Sequence* sequences_N, AttentionShape shape, int64_t num_splits,
-                                   PartialSoftmax partial, float* x_RHK) {
+__global__ void __launch_bounds__(kThreads)
+    join_splits_kernel(const Sequence* sequences_N, AttentionShape shape, int64_t num_splits, PartialSoftmax partial,
+                       float* x_RHK) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const Sequence sequence = sequences_N[blockIdx.z];
   const int64_t row = static_cast<int64_t>(blockIdx.y) * kWarps + warp, size = shape.head_size;

@@ -27,7 +27,8 @@ __device__ void load_spans(const CodeRows& x, const SlotRanges& slots, const Blo
     const int64_t column = first_column + static_cast<int64_t>(piece) * 16;
     uint4 codes = {0, 0, 0, 0};
     if (row < rows.num && column < x.stride) {
-      codes = *reinterpret_cast<const uint4*>(x.codes_RS + row_of_slot(slots, rows.first_slot + row) * x.stride + column);
+      codes =
+          *reinterpret_cast<const uint4*>(x.codes_RS + row_of_slot(slots, rows.first_slot + row) * x.stride + column);
     }
     const int split = piece / (kWarp * kPieces), lane = piece / kPieces % kWarp;
     x_tile[((row * kSplits + split) * kPieces + piece % kPieces) * kPieceStride + lane] = codes;
@@ -46,9 +47,9 @@ __device__ uint32_t signed_codes(const uint32_t (&words)[kVectorWords], int quad
 
 // The codes of x that a quad of kept weights meets, of the two quads of columns that it stands for.
 __device__ uint32_t met_by_kept(uint32_t first, uint32_t second, uint32_t places) {
-  return __byte_perm(first, second,
-                     (places & 3u) | (places >> 2 & 3u) << 4 | ((places >> 4 & 3u) | 4u) << 8 |
-                         ((places >> 6 & 3u) | 4u) << 12);
+  return __byte_perm(
+      first, second,
+      (places & 3u) | (places >> 2 & 3u) << 4 | ((places >> 4 & 3u) | 4u) << 8 | ((places >> 6 & 3u) | 4u) << 12);
 }
 
 __device__ int32_t dot(uint32_t a, uint32_t b, int32_t sum) {
@@ -98,8 +99,7 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
       group[r].products = dot(x, codes, group[r].products);
       if (kStored == StoredAs::code8) group[r].x = dot(x, kOnes, group[r].x);
       if (!ends_group) continue;
-      const int32_t sum =
-          group[r].products - offset * group[r].x - x_zeros[r] * (weight_sum - num_weights * offset);
+      const int32_t sum = group[r].products - offset * group[r].x - x_zeros[r] * (weight_sum - num_weights * offset);
       sums[r] = fmaf(grid.scale, static_cast<float>(sum), sums[r]);
       group[r] = {};
     }
@@ -109,8 +109,9 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
 
 // Block (x: outputs, y: tile of rows, z: linear).
 template <StoredAs kStored, bool kIsKept, int kRows>
-__global__ void code_linear_kernel(const WeightView* weights, SlotRanges slots, CodeRows x, int64_t num_rows,
-                                   float* y_RO, int64_t out_width, int64_t first_out) {
+__global__ void __launch_bounds__(kLinearThreads)
+    code_linear_kernel(const WeightView* weights, SlotRanges slots, CodeRows x, int64_t num_rows, float* y_RO,
+                       int64_t out_width, int64_t first_out) {
   DYNAMIC_SHARED(uint4, x_tile);
   SHARED_ARRAY(float, partial, kSplits* kBlockOutputs* kRows);
   constexpr int kPieces = pieces_of_vector(kStored, kIsKept);

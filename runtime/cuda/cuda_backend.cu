@@ -12,9 +12,6 @@
 namespace pare {
 namespace {
 
-// Logits in memory at a time.
-constexpr int64_t kLogitFloats = int64_t{1} << 23;
-
 void require(cudaError_t status, const std::string& what) {
   if (status == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());
@@ -68,6 +65,12 @@ class CudaBackend final : public Backend {
     BufferMemory owned(static_cast<std::byte*>(memory), [](std::byte* bytes) { static_cast<void>(cudaFree(bytes)); });
     require(cudaMemsetAsync(memory, 0, size, stream_), "cannot clear memory");
     return owned;
+  }
+
+  std::optional<int64_t> free_bytes() const override {
+    size_t free = 0, total = 0;
+    require(cudaMemGetInfo(&free, &total), "cannot ask the device for its memory");
+    return static_cast<int64_t>(free);
   }
 
   void upload_bytes(std::span<const std::byte> host, void* memory) override {

@@ -10,7 +10,8 @@
 namespace pare {
 namespace {
 
-const CudaLinear& linear_of(const FeedForwardWeights& expert, std::unique_ptr<PackedLinear> FeedForwardWeights::*which) {
+const CudaLinear& linear_of(const FeedForwardWeights& expert,
+                            std::unique_ptr<PackedLinear> FeedForwardWeights::*which) {
   const auto* linear = dynamic_cast<const CudaLinear*>((expert.*which).get());
   if (linear == nullptr) throw std::invalid_argument("run_experts: expected experts that this backend packed");
   return *linear;
@@ -56,10 +57,10 @@ ExpertStack::ExpertStack(Backend& backend, std::span<const FeedForwardWeights> e
       const auto same = std::find_if(launches.begin(), launches.end(), [&](const Launch& launch) {
         return launch.part == p && launch.form == part.form && launch.as_codes == linear.multiplies_codes();
       });
-      Launch& launch = same != launches.end()
-                           ? *same
-                           : launches.emplace_back(
-                                 Launch{p, part.form, linear.multiplies_codes(), part.first_out, {}, {}});
+      Launch& launch =
+          same != launches.end()
+              ? *same
+              : launches.emplace_back(Launch{p, part.form, linear.multiplies_codes(), part.first_out, {}, {}});
       launch.host_linears.push_back(static_cast<int32_t>(e));
     }
     views_PE.push_back(sent<WeightView>(backend, views));
@@ -82,8 +83,8 @@ CudaExpertWork::CudaExpertWork(Backend& backend, const ExpertShape& shape)
       activated_SF_(backend.allocate(num_slots_ * shape.feed_forward_size)),
       mixed_SD_(backend.allocate(num_slots_ * shape.hidden_size)) {
   if (!shape.has_codes) return;
-  codes_SS_ = backend.allocate<int8_t>(
-      num_slots_ * LinearInput::code_stride(std::max(shape.hidden_size, shape.feed_forward_size)));
+  codes_SS_ = backend.allocate<int8_t>(num_slots_ *
+                                       LinearInput::code_stride(std::max(shape.hidden_size, shape.feed_forward_size)));
   scales_S_ = backend.allocate(num_slots_);
   zeros_S_ = backend.allocate<int32_t>(num_slots_);
 }

@@ -96,7 +96,8 @@ struct StoredRows {
   }
   template <typename IsZero>
   void store(int64_t row, std::span<const uint32_t> values_I, uint32_t padding, const IsZero& is_zero) {
-    const std::span row_span = std::span(words).subspan(static_cast<size_t>(row * row_words), static_cast<size_t>(row_words));
+    const std::span row_span =
+        std::span(words).subspan(static_cast<size_t>(row * row_words), static_cast<size_t>(row_words));
     if (!is_kept) return store_row(stored, values_I, padding, row_span);
     const KeptRow kept = kept_row(values_I, is_zero);
     store_row(stored, kept.values, padding, row_span);
@@ -212,7 +213,8 @@ void CudaLinear::append(Backend& backend, const LinearWeights& linear) {
   part.form = {part.host.stored, part.host.places != nullptr, part.host.num_out};
   multiplies_codes_ = multiplies_codes_ && can_meet_codes(part.host, part.form.is_kept);
   num_out_ += part.host.num_out;
-  const std::string name = std::string(kStoredNames[static_cast<int>(part.host.stored)]) + (part.form.is_kept ? "s24" : "");
+  const std::string name =
+      std::string(kStoredNames[static_cast<int>(part.host.stored)]) + (part.form.is_kept ? "s24" : "");
   if (weight_names_.find(name) == std::string::npos) weight_names_ += (weight_names_.empty() ? "" : "+") + name;
   parts_.push_back(std::move(part));
 }

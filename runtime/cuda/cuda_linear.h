@@ -35,7 +35,7 @@ class CudaLinear final : public PackedLinear {
   };
   std::span<const Part> parts() const { return parts_; }
   const WeightView* views() const { return views_.get(); }  // of the parts, device memory
-  RoundingTarget rounding() const;  // of its input
+  RoundingTarget rounding() const;                          // of its input
 
  private:
   void append(Backend& backend, const LinearWeights& weights);

@@ -117,8 +117,9 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
 
 // Block (x: outputs, y: tile of rows, z: linear).
 template <StoredAs kStored, bool kIsKept, int kRows>
-__global__ void linear_kernel(const WeightView* weights, SlotRanges slots, const float* x_RI, int64_t num_rows,
-                              float* y_RO, int64_t out_width, int64_t first_out) {
+__global__ void __launch_bounds__(kLinearThreads)
+    linear_kernel(const WeightView* weights, SlotRanges slots, const float* x_RI, int64_t num_rows, float* y_RO,
+                  int64_t out_width, int64_t first_out) {
   DYNAMIC_SHARED(float4, x_tile);
   SHARED_ARRAY(float, partial, kSplits* kBlockOutputs* kRows);
   constexpr int kPieces = pieces_of_vector(kStored, kIsKept);
@@ -175,8 +176,7 @@ struct LinearLaunch {
 
 template <StoredAs kStored, bool kIsKept, int kRows>
 void launch_tile(const LinearLaunch& l) {
-  constexpr size_t kSharedBytes =
-      sizeof(float4) * kRows * kSplits * pieces_of_vector(kStored, kIsKept) * kPieceStride;
+  constexpr size_t kSharedBytes = sizeof(float4) * kRows * kSplits * pieces_of_vector(kStored, kIsKept) * kPieceStride;
   launch(linear_kernel<kStored, kIsKept, kRows>, linear_grid(l.num_out, l.max_rows, l.num_linears, kRows),
          dim3(kLinearThreads), kSharedBytes, l.stream, l.weights, l.slots, l.x_RI, l.max_rows, l.y_RO, l.out_width,
          l.first_out);
@@ -202,7 +202,8 @@ void launch_linears(cudaStream_t stream, const WeightForm& form, const WeightVie
                     const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_RO, int64_t out_width,
                     int64_t first_out) {
   if (max_rows == 0) return;
-  const LinearLaunch l = {stream, weights, num_linears, form.num_out, slots, x_RI, max_rows, y_RO, out_width, first_out};
+  const LinearLaunch l = {stream, weights,  num_linears, form.num_out, slots,
+                          x_RI,   max_rows, y_RO,        out_width,    first_out};
   switch (form.stored) {
     case StoredAs::f32:
       return launch_form<StoredAs::f32>(l, form.is_kept);

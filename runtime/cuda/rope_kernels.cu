@@ -89,8 +89,9 @@ __device__ void store_codes(const HeadPairs& head, int64_t half, int lane, int8_
 }
 
 // A warp for each head of q, k and v of a row. Block (x: row, y: heads, kBlockHeads at a time).
-__global__ void rope_store_kernel(const float* qkv_RC, RopeView rope, NormView q_norm, NormView k_norm, AttentionShape shape,
-                                  const int32_t* positions_R, const int32_t* slots_R, KvLayer cache, float* q_RHK) {
+__global__ void rope_store_kernel(const float* qkv_RC, RopeView rope, NormView q_norm, NormView k_norm,
+                                  AttentionShape shape, const int32_t* positions_R, const int32_t* slots_R,
+                                  KvLayer cache, float* q_RHK) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t row = blockIdx.x, head = static_cast<int64_t>(blockIdx.y) * kBlockHeads + warp;
   const int64_t num_all = shape.num_heads + 2 * shape.num_kv_heads, size = shape.head_size, half = size / 2;
@@ -133,8 +134,7 @@ void launch_rope_store(cudaStream_t stream, const float* qkv_RC, RopeView rope, 
   const int64_t num_all = shape.num_heads + 2 * shape.num_kv_heads;
   launch(rope_store_kernel,
          dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>((num_all + kBlockHeads - 1) / kBlockHeads)),
-         dim3(kBlockHeads * kWarp), 0, stream, qkv_RC, rope, q_norm, k_norm, shape, positions_R, slots_R,
-         cache, q_RHK);
+         dim3(kBlockHeads * kWarp), 0, stream, qkv_RC, rope, q_norm, k_norm, shape, positions_R, slots_R, cache, q_RHK);
 }
 
 }  // namespace pare

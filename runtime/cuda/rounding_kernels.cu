@@ -43,8 +43,7 @@ __global__ void round_sequences_kernel(RowsToRound rows, int64_t width) {
   extremes.join_block(scratch_W);
   const DeviceGrid grid = input_grid(target.format, extremes);
   for (int64_t r = 0; r < sequence.num_rows; ++r) {
-    write_on_grid(target, rows.rows, sequence.first_row + r, width, grid,
-                  [&](int64_t i) { return x[r * width + i]; });
+    write_on_grid(target, rows.rows, sequence.first_row + r, width, grid, [&](int64_t i) { return x[r * width + i]; });
   }
 }
 

@@ -57,9 +57,9 @@ __device__ inline GroupGrid group_grid_at(const WeightView& weight, int64_t out,
 __device__ inline GroupGrid group_grid(const WeightView& weight, int64_t out, int64_t column) {
   const int64_t last = weight.num_in - 1, known = column < last ? column : last;
   return group_grid_at(weight, out,
-                       weight.group_of_I != nullptr ? weight.group_of_I[known]
-                                                    : static_cast<uint32_t>(known) /
-                                                          static_cast<uint32_t>(weight.group_size));
+                       weight.group_of_I != nullptr
+                           ? weight.group_of_I[known]
+                           : static_cast<uint32_t>(known) / static_cast<uint32_t>(weight.group_size));
 }
 
 // A stored weight in units of its scale: of codes code - zero, else the value. Exact: a code below 2^23 is the lowest
@@ -89,7 +89,8 @@ __device__ float stored_weight_at(const WeightView& weight, int64_t out, int64_t
   constexpr int kPerWord = weights_per_word(kStored);
   int64_t place = column;  // in the row
   if (weight.places != nullptr) {
-    const uint32_t quad = weight.places[out * (weight.row_words * kPerWord / 4) + column / 8] >> column / 4 % 2 * 4 & 0xFu;
+    const uint32_t quad =
+        weight.places[out * (weight.row_words * kPerWord / 4) + column / 8] >> column / 4 % 2 * 4 & 0xFu;
     const auto wanted = static_cast<uint32_t>(column % 4);
     if (wanted != (quad & 3u) && wanted != quad >> 2) return 0.0f;
     place = column / 4 * 2 + (wanted == (quad & 3u) ? 0 : 1);

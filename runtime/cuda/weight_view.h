@@ -63,7 +63,7 @@ struct WeightView {
   const uint32_t* words = nullptr;  // [O, row_words]
   // Of 2:4: [O, row_words / 4], 2 bits for each weight of a vector, in bytes of four; null: every column is stored.
   const uint8_t* places = nullptr;
-  int64_t group_size = 0;           // num_in: one group
+  int64_t group_size = 0;  // num_in: one group
   int64_t num_groups = 0;
   const float* scales_OG = nullptr;     // null: dense
   const uint8_t* zeros_OG = nullptr;    // null: symmetric

@@ -92,8 +92,7 @@ struct Layer {
     }
     for (int64_t i = 0; i < num_out * num_in && stored.is_24; ++i) {
       if (is_kept(i, num_in)) continue;
-      weight.codes_OI[static_cast<size_t>(i)] =
-          static_cast<uint8_t>(weight.zero(i / num_in, weight.group(i % num_in)));
+      weight.codes_OI[static_cast<size_t>(i)] = static_cast<uint8_t>(weight.zero(i / num_in, weight.group(i % num_in)));
     }
     if (stored.is_24) weight.pattern = kTwoOfFour;
     weight_OI = dequantize(weight);
