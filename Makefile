@@ -5,6 +5,7 @@
 #   make format  clang-format over our files
 #   make test-full   all tests, the slow ones too, and the runtime with ThreadSanitizer
 #   make soak    kills, full disks, replaced and hostile files at random for MINUTES (10)
+#   make gpu-check   the CUDA backend on a GPU, and a page in docs/gpu that says what was found (STAGES="suite bench": these alone)
 #   make test-isas   all tests as on other processors (ISAS=quick: the quick ones as on one without AVX-512)
 SHELL := /bin/bash
 -include build/environment.mk
@@ -13,7 +14,7 @@ JOBS ?= $(shell nproc)
 MINUTES ?= 10
 SOURCES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 
-.PHONY: build demo test test-full test-isas fuzz fuzz-long soak bench format check sanitize setup-build setup-test setup-full setup-bench setup-tidy tidy clean
+.PHONY: build demo test test-full test-isas gpu-check fuzz fuzz-long soak bench format check sanitize setup-build setup-test setup-full setup-bench setup-tidy tidy clean
 .DEFAULT_GOAL := build
 
 setup-build:
@@ -36,6 +37,8 @@ soak: setup-test
 	@tests/soak/soak.py build/pare --minutes $(MINUTES)
 test-isas: setup-test
 	@$(MAKE) --no-print-directory run-isas
+gpu-check:
+	@.ci/gpu_check $(if $(STAGES),--stages $(STAGES))
 bench: setup-bench
 	@$(MAKE) --no-print-directory compile TARGETS="all" TESTS=ON
 	@.ci/bench
@@ -49,7 +52,7 @@ tidy: setup-tidy
 	@$(MAKE) --no-print-directory compile TARGETS="pare pare-runtime" TESTS=OFF
 	clang-tidy-14 -p build --quiet $(filter runtime/%.cpp,$(SOURCES))
 clean:
-	rm -rf build build-sanitize build-thread build-fuzz
+	rm -rf build build-sanitize build-thread build-fuzz build-gpu
 
 .PHONY: compile run-tests run-isas
 compile:

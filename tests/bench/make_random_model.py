@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""A Hugging Face checkpoint with random bf16 weights in the shape of TinyLlama 1.1B, for benchmarks: as large as a real one and not
-to be downloaded. The same seed gives the same bytes. Tensors are written one by one; at most one is in memory.
+"""A Hugging Face checkpoint with random bf16 weights in the shape of a real one, for benchmarks and for comparing devices: as large and not
+to be downloaded. The same shape and seed give the same bytes everywhere (PCG64's raw words). Tensors are written one by one; at most one is
+in memory.
 
-usage: make_random_model.py OUT [--blocks 22] [--seed 0]
+usage: make_random_model.py OUT [--shape tinyllama|smollm2] [--blocks N] [--seed 0]
 """
 import argparse
 import json
@@ -11,61 +12,72 @@ import struct
 
 import numpy
 
-HIDDEN, HEADS, KV_HEADS, FEED_FORWARD, VOCABULARY = 2048, 32, 4, 5632, 32000
-KV_WIDTH = HIDDEN // HEADS * KV_HEADS
+# Norms are 1; of the other weights sign, mantissa and the exponent's last bit are random. exponent: the other bits of it.
+SHAPES = {
+    # TinyLlama 1.1B; magnitudes in [2^-7, 2^-5), near those of trained weights.
+    "tinyllama": {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "intermediate_size": 5632, "num_hidden_layers": 22,
+                  "vocab_size": 32000, "max_position_embeddings": 2048, "rope_theta": 10000.0, "tie_word_embeddings": False, "exponent": 0x3C00},
+    # SmolLM2-135M; magnitudes in [2^-5, 2^-3), so that attention and logits are far from uniform.
+    "smollm2": {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536, "num_hidden_layers": 30,
+                "vocab_size": 49152, "max_position_embeddings": 8192, "rope_theta": 100000.0, "tie_word_embeddings": True, "exponent": 0x3D00},
+}
 
 
-def config(num_blocks):
-    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "hidden_act": "silu",
-            "hidden_size": HIDDEN, "intermediate_size": FEED_FORWARD, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
-            "num_hidden_layers": num_blocks, "vocab_size": VOCABULARY, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
+def config(shape):
+    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "hidden_act": "silu", "rms_norm_eps": 1e-5,
+            "bos_token_id": 1, "eos_token_id": 2} | {key: value for key, value in shape.items() if key != "exponent"}
 
 
-def shapes(num_blocks):
+def tensors(shape):
     """Names and shapes of all tensors, in the order in which they are written."""
-    yield "model.embed_tokens.weight", (VOCABULARY, HIDDEN)
-    for block in range(num_blocks):
+    hidden, feed_forward, vocabulary = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
+    kv_width = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
+    yield "model.embed_tokens.weight", (vocabulary, hidden)
+    for block in range(shape["num_hidden_layers"]):
         name = f"model.layers.{block}."
-        yield name + "input_layernorm.weight", (HIDDEN,)
-        for linear, width in (("q", HIDDEN), ("k", KV_WIDTH), ("v", KV_WIDTH), ("o", HIDDEN)):
-            yield f"{name}self_attn.{linear}_proj.weight", (width, HIDDEN)
-        yield name + "post_attention_layernorm.weight", (HIDDEN,)
-        yield name + "mlp.gate_proj.weight", (FEED_FORWARD, HIDDEN)
-        yield name + "mlp.up_proj.weight", (FEED_FORWARD, HIDDEN)
-        yield name + "mlp.down_proj.weight", (HIDDEN, FEED_FORWARD)
-    yield "model.norm.weight", (HIDDEN,)
-    yield "lm_head.weight", (VOCABULARY, HIDDEN)
+        yield name + "input_layernorm.weight", (hidden,)
+        for linear, width in (("q", hidden), ("k", kv_width), ("v", kv_width), ("o", hidden)):
+            yield f"{name}self_attn.{linear}_proj.weight", (width, hidden)
+        yield name + "post_attention_layernorm.weight", (hidden,)
+        yield name + "mlp.gate_proj.weight", (feed_forward, hidden)
+        yield name + "mlp.up_proj.weight", (feed_forward, hidden)
+        yield name + "mlp.down_proj.weight", (hidden, feed_forward)
+    yield "model.norm.weight", (hidden,)
+    if not shape["tie_word_embeddings"]:
+        yield "lm_head.weight", (vocabulary, hidden)
 
 
-def tensor(shape, random):
-    """bf16 as its bits: norms are 1; of the others sign, mantissa and the exponent's last bit are random, so that magnitudes lie in
-    [2^-7, 2^-5), near those of trained weights."""
-    if len(shape) == 1:
-        return numpy.full(shape, 0x3F80, numpy.uint16)
-    return random.integers(0, 1 << 16, shape, numpy.uint16) & numpy.uint16(0x80FF) | numpy.uint16(0x3C00)
+def random_bits(size, exponent, random):
+    """bf16 as its bits."""
+    if len(size) == 1:
+        return numpy.full(size, 0x3F80, numpy.uint16)
+    num = int(numpy.prod(size))
+    words = random.random_raw((num + 3) // 4).astype("<u8").view("<u2")[:num].reshape(size)
+    return words & numpy.uint16(0x80FF) | numpy.uint16(exponent)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--blocks", type=int, default=22)
+    parser.add_argument("--shape", choices=SHAPES, default="tinyllama")
+    parser.add_argument("--blocks", type=int, help="default: as many as the shape has")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    shape = SHAPES[arguments.shape] | ({"num_hidden_layers": arguments.blocks} if arguments.blocks else {})
     arguments.out.mkdir(parents=True)
-    (arguments.out / "config.json").write_text(json.dumps(config(arguments.blocks), indent=2) + "\n")
+    (arguments.out / "config.json").write_text(json.dumps(config(shape), indent=2) + "\n")
     header, offset = {"__metadata__": {"format": "pt"}}, 0
-    for name, shape in shapes(arguments.blocks):
-        end = offset + 2 * int(numpy.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
+    for name, size in tensors(shape):
+        end = offset + 2 * int(numpy.prod(size))
+        header[name] = {"dtype": "BF16", "shape": list(size), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * ((56 - len(text)) % 64)  # tensors begin on a multiple of 64
-    random = numpy.random.Generator(numpy.random.PCG64(arguments.seed))
+    random = numpy.random.PCG64(arguments.seed)
     with open(arguments.out / "model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for _, shape in shapes(arguments.blocks):
-            tensor(shape, random).tofile(file)
+        for _, size in tensors(shape):
+            random_bits(size, shape["exponent"], random).tofile(file)
 
 
 if __name__ == "__main__":

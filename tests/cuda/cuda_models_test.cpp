@@ -23,9 +23,6 @@ constexpr double kTolerance = 2e-5;
 
 class CudaFamilies : public testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override {
-    if (!is_plain_build()) GTEST_SKIP() << "whole models run in the plain build; operations in all";
-  }
   std::unique_ptr<Backend> cuda_ = make_cuda_backend();
 };
 INSTANTIATE_TEST_SUITE_P(Goldens, CudaFamilies, testing::ValuesIn(families()),
@@ -54,9 +51,6 @@ TEST_P(CudaFamilies, LogitsAreThoseOfTransformers) {
 
 class CudaModels : public testing::Test {
  protected:
-  void SetUp() override {
-    if (!is_plain_build()) GTEST_SKIP() << "whole models run in the plain build; operations in all";
-  }
   std::unique_ptr<Backend> cuda_ = make_cuda_backend();
   std::unique_ptr<Backend> cpu_ = make_cpu_backend(detect_isa(), 2);
 };

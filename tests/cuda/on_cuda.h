@@ -1,4 +1,5 @@
-// The CUDA backend on the emulated device, in every order of threads and blocks, beside the reference backend.
+// The CUDA backend on the emulated device, in every order of threads and blocks, beside the reference backend. In a
+// program for a real device (real_device.cpp), the modes are as many repetitions.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,10 +21,6 @@ inline const std::vector<emulation::Options>& emulated_modes() {
       {.order = emulation::Order::reverse, .schedule = emulation::Schedule::run_ahead},
       {.order = emulation::Order::random, .schedule = emulation::Schedule::lockstep, .seed = 7}};
   return kModes;
-}
-
-inline bool is_plain_build() {
-  return emulation::build() == emulation::Build::plain;
 }
 
 template <typename T>
