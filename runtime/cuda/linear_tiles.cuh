@@ -15,8 +15,11 @@ inline constexpr int kWarpOutputs = 2;
 inline constexpr int kBlockOutputs = kOutputGroups * kWarpOutputs;
 inline constexpr int kLinearThreads = kSplits * kOutputGroups * kWarp;
 
-// Pieces of 16 bytes: piece j of lane l lies at j * kPieceStride + l, so that lanes read and write without conflicts.
-inline constexpr int kPieceStride = kWarp + 1;
+// A lane's vector meets `pieces` of 16 bytes of x: piece j of lane l lies at j * piece_stride + l. Lanes read one piece
+// each side by side, and write those of the same lane side by side: eight neighbours meet all banks either way.
+constexpr int piece_stride(int pieces) {
+  return kWarp + (pieces < 8 ? 8 / pieces : 1);
+}
 
 // Which rows of x a block multiplies, and where they go.
 struct BlockRows {
