@@ -190,7 +190,7 @@ __device__ void load_tile(const float* floats, const int8_t* codes, const KvGrid
 
 // Block (x: pairs of the sequence, kWarps * kQueries at a time, y: key-value head and stretch, z: sequence).
 template <int kQueries, int kHeadValues>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     attention_kernel(const float* q_RHK, KvLayer cache, const Sequence* sequences_N, AttentionShape shape,
                      int64_t num_splits, PartialSoftmax partial, float* x_RHK) {
   DYNAMIC_SHARED(float, shared);
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A warp for each query. Block (x: head, y: rows of the sequence, kWarps at a time, z: sequence).
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     join_splits_kernel(const Sequence* sequences_N, AttentionShape shape, int64_t num_splits, PartialSoftmax partial,
                        float* x_RHK) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;

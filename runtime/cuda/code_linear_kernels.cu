@@ -9,9 +9,6 @@ namespace {
 constexpr uint32_t kOnes = 0x01010101u;
 constexpr int kTileRows = 8;
 
-constexpr int columns_of_vector(StoredAs stored, bool is_kept) {
-  return weights_per_vector(stored) * (is_kept ? 2 : 1);
-}
 // Of 16 codes of x.
 constexpr int pieces_of_vector(StoredAs stored, bool is_kept) {
   return columns_of_vector(stored, is_kept) / 16;
@@ -31,7 +28,7 @@ __device__ void load_spans(const CodeRows& x, const SlotRanges& slots, const Blo
           *reinterpret_cast<const uint4*>(x.codes_RS + row_of_slot(slots, rows.first_slot + row) * x.stride + column);
     }
     const int split = piece / (kWarp * kPieces), lane = piece / kPieces % kWarp;
-    x_tile[((row * kSplits + split) * kPieces + piece % kPieces) * kPieceStride + lane] = codes;
+    x_tile[((row * kSplits + split) * kPieces + piece % kPieces) * piece_stride(kPieces) + lane] = codes;
   }
 }
 
@@ -56,6 +53,10 @@ __device__ int32_t dot(uint32_t a, uint32_t b, int32_t sum) {
   return __dp4a(static_cast<int32_t>(a), static_cast<int32_t>(b), sum);
 }
 
+__device__ uint32_t word_of(const uint4& words, int index) {
+  return index == 0 ? words.x : index == 1 ? words.y : index == 2 ? words.z : words.w;
+}
+
 // The sum of (x - x_zero) (w - zero) over a part of a group is
 //   sum x w' - offset sum x - x_zero (sum w' - n offset), with w = w' + offset + zero.
 struct GroupSums {
@@ -66,16 +67,18 @@ struct GroupSums {
 template <StoredAs kStored, bool kIsKept, int kRows>
 __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector_index, const uint4* x_pieces,
                            int64_t row_stride, const int32_t (&x_zeros)[kRows], float (&sums)[kRows]) {
+  constexpr int kPieces = pieces_of_vector(kStored, kIsKept);
   constexpr int kQuads = weights_per_vector(kStored) / 4, kColumnsPerQuad = kIsKept ? 8 : 4;
   const uint4 vector = reinterpret_cast<const uint4*>(weight.words + out * weight.row_words)[vector_index];
   const uint32_t words[kVectorWords] = {vector.x, vector.y, vector.z, vector.w};
   const int64_t first_column = vector_index * columns_of_vector(kStored, kIsKept);
   const uint8_t* const places =
       kIsKept ? weight.places + (out * (weight.row_words / kVectorWords) + vector_index) * kQuads : nullptr;
-  const bool is_one_group = weight.group_size % columns_of_vector(kStored, kIsKept) == 0;
+  const bool is_one_group = weight.num_groups == 1 || weight.group_size % columns_of_vector(kStored, kIsKept) == 0;
 
   GroupGrid grid = group_grid(weight, out, first_column);
   GroupSums group[kRows] = {};
+  uint4 pieces[kRows];
   int32_t weight_sum = 0, num_weights = 0;
 #pragma unroll
   for (int quad = 0; quad < kQuads; ++quad) {
@@ -85,17 +88,13 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
     weight_sum = dot(codes, kOnes, weight_sum);
     num_weights += 4;
     const bool ends_group = quad + 1 == kQuads || !is_one_group;
+    constexpr int kWordsPerQuad = kColumnsPerQuad / 4;
+    const int first_word = quad * kWordsPerQuad;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const auto* const x_words = reinterpret_cast<const uint32_t*>(x_pieces + r * row_stride);
-      // Word w of a lane's pieces lies in piece w / 4.
-      const auto x_word = [&](int word) { return x_words[word / 4 * kPieceStride * 4 + word % 4]; };
-      uint32_t x = 0;
-      if constexpr (kIsKept) {
-        x = met_by_kept(x_word(2 * quad), x_word(2 * quad + 1), places[quad]);
-      } else {
-        x = x_word(quad);
-      }
+      if (first_word % 4 == 0) pieces[r] = x_pieces[r * row_stride + first_word / 4 * piece_stride(kPieces)];
+      uint32_t x = word_of(pieces[r], first_word % 4);
+      if constexpr (kIsKept) x = met_by_kept(x, word_of(pieces[r], first_word % 4 + 1), places[quad]);
       group[r].products = dot(x, codes, group[r].products);
       if (kStored == StoredAs::code8) group[r].x = dot(x, kOnes, group[r].x);
       if (!ends_group) continue;
@@ -109,7 +108,7 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
 
 // Block (x: outputs, y: tile of rows, z: linear).
 template <StoredAs kStored, bool kIsKept, int kRows>
-__global__ void __launch_bounds__(kLinearThreads)
+__global__ void __launch_bounds__(kLinearThreads, 1)
     code_linear_kernel(const WeightView* weights, SlotRanges slots, CodeRows x, int64_t num_rows, float* y_RO,
                        int64_t out_width, int64_t first_out) {
   DYNAMIC_SHARED(uint4, x_tile);
@@ -137,8 +136,8 @@ __global__ void __launch_bounds__(kLinearThreads)
     for (int o = 0; o < kWarpOutputs; ++o) {
       if (vector >= num_vectors || first + own + o >= weight.num_out) continue;
       add_vector<kStored, kIsKept, kRows>(weight, first + own + o, vector,
-                                          x_tile + split * kPieces * kPieceStride + lane,
-                                          kSplits * kPieces * kPieceStride, x_zeros, sums[o]);
+                                          x_tile + split * kPieces * piece_stride(kPieces) + lane,
+                                          kSplits * kPieces * piece_stride(kPieces), x_zeros, sums[o]);
     }
     __syncthreads();
   }
@@ -150,27 +149,17 @@ __global__ void __launch_bounds__(kLinearThreads)
   });
 }
 
-struct LinearLaunch {
-  cudaStream_t stream;
-  const WeightView* weights;
-  int64_t num_linears, num_out;
-  SlotRanges slots;
-  CodeRows x;
-  int64_t max_rows;
-  float* y_RO;
-  int64_t out_width, first_out;
-};
+using Launch = LinearLaunch<CodeRows>;
 
 template <StoredAs kStored, bool kIsKept, int kRows>
-void launch_tile(const LinearLaunch& l) {
-  constexpr size_t kSharedBytes = sizeof(uint4) * kRows * kSplits * pieces_of_vector(kStored, kIsKept) * kPieceStride;
-  launch(code_linear_kernel<kStored, kIsKept, kRows>, linear_grid(l.num_out, l.max_rows, l.num_linears, kRows),
-         dim3(kLinearThreads), kSharedBytes, l.stream, l.weights, l.slots, l.x, l.max_rows, l.y_RO, l.out_width,
-         l.first_out);
+void launch_tile(const Launch& l) {
+  constexpr int kPieces = pieces_of_vector(kStored, kIsKept);
+  constexpr size_t kSharedBytes = sizeof(uint4) * kRows * kSplits * kPieces * piece_stride(kPieces);
+  l.template launch<kRows>(code_linear_kernel<kStored, kIsKept, kRows>, kSharedBytes);
 }
 
 template <StoredAs kStored, bool kIsKept>
-void launch_stored(const LinearLaunch& l) {
+void launch_stored(const Launch& l) {
   if (l.max_rows == 1) return launch_tile<kStored, kIsKept, 1>(l);
   launch_tile<kStored, kIsKept, kTileRows>(l);
 }
@@ -181,7 +170,7 @@ void launch_code_linears(cudaStream_t stream, const WeightForm& form, const Weig
                          const SlotRanges& slots, const CodeRows& x, int64_t max_rows, float* y_RO, int64_t out_width,
                          int64_t first_out) {
   if (max_rows == 0) return;
-  const LinearLaunch l = {stream, weights, num_linears, form.num_out, slots, x, max_rows, y_RO, out_width, first_out};
+  const Launch l = {stream, weights, num_linears, form.num_out, slots, x, max_rows, y_RO, out_width, first_out};
   if (form.stored == StoredAs::code8) {
     return form.is_kept ? launch_stored<StoredAs::code8, true>(l) : launch_stored<StoredAs::code8, false>(l);
   }

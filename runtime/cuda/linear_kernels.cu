@@ -5,10 +5,7 @@
 namespace pare {
 namespace {
 
-// Of a vector: the columns that its weights meet, and how many float4 those are.
-constexpr int columns_of_vector(StoredAs stored, bool is_kept) {
-  return weights_per_vector(stored) * (is_kept ? 2 : 1);
-}
+// Of four columns.
 constexpr int pieces_of_vector(StoredAs stored, bool is_kept) {
   return columns_of_vector(stored, is_kept) / 4;
 }
@@ -37,7 +34,7 @@ __device__ void load_spans(const float* x_RI, const SlotRanges& slots, const Blo
       }
     }
     const int split = piece / (kWarp * kPieces), lane = piece / kPieces % kWarp;
-    x_tile[((row * kSplits + split) * kPieces + piece % kPieces) * kPieceStride + lane] = values;
+    x_tile[((row * kSplits + split) * kPieces + piece % kPieces) * piece_stride(kPieces) + lane] = values;
   }
 }
 
@@ -61,9 +58,9 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
   constexpr int64_t kPlaceBytes = weights_per_vector(kStored) / 4;
   const uint8_t* const places =
       kIsKept ? weight.places + (out * (weight.row_words / kVectorWords) + vector_index) * kPlaceBytes : nullptr;
-  const bool is_one_group =
-      weight.group_of_I == nullptr && weight.group_size % columns_of_vector(kStored, kIsKept) == 0;
-  const bool is_quad_in_group = weight.group_of_I == nullptr && weight.group_size % 4 == 0;
+  const bool is_one_group = weight.num_groups == 1 || (weight.group_of_I == nullptr &&
+                                                       weight.group_size % columns_of_vector(kStored, kIsKept) == 0);
+  const bool is_quad_in_group = is_one_group || (weight.group_of_I == nullptr && weight.group_size % 4 == 0);
 
   GroupGrid grid = {1.0f, 0};
   if constexpr (has_scales(kStored)) grid = group_grid(weight, out, first_column);
@@ -95,7 +92,7 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float4 x = x_pieces[r * row_stride + quad * kPieceStride];
+      const float4 x = x_pieces[r * row_stride + quad * piece_stride(kPieces)];
       float& sum = has_scales(kStored) ? partial[r] : sums[r];
       if constexpr (kIsKept) {
         const uint32_t place = places_of_quad(places, quad);
@@ -117,7 +114,7 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
 
 // Block (x: outputs, y: tile of rows, z: linear).
 template <StoredAs kStored, bool kIsKept, int kRows>
-__global__ void __launch_bounds__(kLinearThreads)
+__global__ void __launch_bounds__(kLinearThreads, 1)
     linear_kernel(const WeightView* weights, SlotRanges slots, const float* x_RI, int64_t num_rows, float* y_RO,
                   int64_t out_width, int64_t first_out) {
   DYNAMIC_SHARED(float4, x_tile);
@@ -141,8 +138,8 @@ __global__ void __launch_bounds__(kLinearThreads)
     for (int o = 0; o < kWarpOutputs; ++o) {
       if (vector >= num_vectors || first + own + o >= weight.num_out) continue;
       add_vector<kStored, kIsKept, kRows>(weight, first + own + o, vector,
-                                          x_tile + split * kPieces * kPieceStride + lane,
-                                          kSplits * kPieces * kPieceStride, sums[o]);
+                                          x_tile + split * kPieces * piece_stride(kPieces) + lane,
+                                          kSplits * kPieces * piece_stride(kPieces), sums[o]);
     }
     __syncthreads();
   }
@@ -163,33 +160,23 @@ __global__ void embed_kernel(const WeightView* table, const int32_t* ids_R, int6
     hidden_RD[row * width + i] = weight_at(weight, id, i) * scale;
 }
 
-struct LinearLaunch {
-  cudaStream_t stream;
-  const WeightView* weights;
-  int64_t num_linears, num_out;
-  SlotRanges slots;
-  const float* x_RI;
-  int64_t max_rows;
-  float* y_RO;
-  int64_t out_width, first_out;
-};
+using Launch = LinearLaunch<const float*>;
 
 template <StoredAs kStored, bool kIsKept, int kRows>
-void launch_tile(const LinearLaunch& l) {
-  constexpr size_t kSharedBytes = sizeof(float4) * kRows * kSplits * pieces_of_vector(kStored, kIsKept) * kPieceStride;
-  launch(linear_kernel<kStored, kIsKept, kRows>, linear_grid(l.num_out, l.max_rows, l.num_linears, kRows),
-         dim3(kLinearThreads), kSharedBytes, l.stream, l.weights, l.slots, l.x_RI, l.max_rows, l.y_RO, l.out_width,
-         l.first_out);
+void launch_tile(const Launch& l) {
+  constexpr int kPieces = pieces_of_vector(kStored, kIsKept);
+  constexpr size_t kSharedBytes = sizeof(float4) * kRows * kSplits * kPieces * piece_stride(kPieces);
+  l.template launch<kRows>(linear_kernel<kStored, kIsKept, kRows>, kSharedBytes);
 }
 
 template <StoredAs kStored, bool kIsKept>
-void launch_stored(const LinearLaunch& l) {
+void launch_stored(const Launch& l) {
   if (l.max_rows == 1) return launch_tile<kStored, kIsKept, 1>(l);
   launch_tile<kStored, kIsKept, tile_rows_of(kStored, kIsKept)>(l);
 }
 
 template <StoredAs kStored>
-void launch_form(const LinearLaunch& l, bool is_kept) {
+void launch_form(const Launch& l, bool is_kept) {
   if constexpr (has_kept_form(kStored)) {
     if (is_kept) return launch_stored<kStored, true>(l);
   }
