@@ -129,7 +129,7 @@ Engine::Engine(const Arguments& arguments)
                    arguments.given("threads") ? static_cast<int>(arguments.integer("threads")) : omp_get_max_threads()},
       backend_(make_backend(options_)) {}
 
-void Engine::check_memory(std::span<const Checkpoint* const> checkpoints, const Workload& workload) const {
+void Engine::check_memory(std::span<const Checkpoint* const> checkpoints, const DeviceWorkload& workload) const {
   std::vector<MemoryNeed> needs;
   for (const Checkpoint* checkpoint : checkpoints) needs.push_back(memory_need(*checkpoint, workload));
   require_memory(*backend_, needs);

@@ -60,7 +60,7 @@ class Engine {
 
   const BackendOptions& options() const { return options_; }
   // Before decoders are loaded that are held together: whether they fit (runtime/engine/memory_need.h).
-  void check_memory(std::span<const Checkpoint* const> checkpoints, const Workload& workload) const;
+  void check_memory(std::span<const Checkpoint* const> checkpoints, const DeviceWorkload& workload) const;
   Transformer load(const Checkpoint& checkpoint, Console& console) const;
   Encoder load_encoder(const Checkpoint& checkpoint, Console& console) const;
 

@@ -8,7 +8,7 @@
 
 namespace pare {
 
-MemoryNeed memory_need(const Checkpoint& checkpoint, const Workload& workload) {
+MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workload) {
   const ModelDescription& model = checkpoint.description();
   MemoryNeed need;
   need.name = checkpoint.directory().string();

@@ -12,7 +12,7 @@ namespace pare {
 
 // How it is run. Evaluation passes num_rows tokens through one layer after the other, which share a cache; generation
 // keeps every layer's cache of num_tokens.
-struct Workload {
+struct DeviceWorkload {
   int64_t num_rows = 0;    // worked on at a time
   int64_t num_tokens = 0;  // of a cache
   bool keeps_every_layer = false;
@@ -29,7 +29,7 @@ struct MemoryNeed {
 
 // An estimate, rather too large: weights as they are stored, a sixteenth for how they are packed, and the largest
 // buffers of a forward pass.
-MemoryNeed memory_need(const Checkpoint& checkpoint, const Workload& workload);
+MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workload);
 
 // Throws std::runtime_error when `needs` together exceed what the backend has free: each figure, and what to do.
 void require_memory(const Backend& backend, std::span<const MemoryNeed> needs);
