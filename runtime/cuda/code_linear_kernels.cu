@@ -78,7 +78,7 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
 
   GroupGrid grid = group_grid(weight, out, first_column);
   GroupSums group[kRows] = {};
-  uint4 pieces[kRows];
+  uint4 pieces[kRows] = {};
   int32_t weight_sum = 0, num_weights = 0;
 #pragma unroll
   for (int quad = 0; quad < kQuads; ++quad) {
