@@ -385,9 +385,15 @@ TEST_F(TrainModel, AFolderOfSomebodyElseInAPhasesPlaceIsLeftAlone) {
 
 // Whatever LibTorch this is built with: where a GPU is, the command works on it.
 TEST_F(TrainModel, AGpuIsRefusedWhereNoneIsOrNothingWorksOnIt) {
-  const Outcome untrained = run_pare(command(recipe("  - rtn: {bits: 8}\n"), "untrained", {"--device", "cuda"}));
+  const std::string rtn = recipe("  - rtn: {bits: 8}\n");
+  const Outcome untrained = run_pare(command(rtn.substr(0, rtn.find("evaluate:")), "untrained", {"--device", "cuda"}));
   EXPECT_EQ(untrained.status, 1);
   EXPECT_NE(untrained.err.find("only 'distill' and the evaluation work on a GPU"), std::string::npos) << untrained.err;
+  // This program has no kernels for a GPU, whatever the machine.
+  const Outcome evaluated = run_pare(command(rtn, "evaluated", {"--device", "cuda"}));
+  EXPECT_EQ(evaluated.status, 1);
+  EXPECT_NE(evaluated.err.find("built without CUDA"), std::string::npos) << evaluated.err;
+  EXPECT_FALSE(fs::exists(folder_ / "evaluated"));
   const Outcome unknown = run_pare(command(recipe(distill("total_tokens: 100")), "unknown", {"--device", "tpu"}));
   EXPECT_EQ(unknown.status, 2);
   EXPECT_NE(unknown.err.find("expected cpu or cuda, found 'tpu'"), std::string::npos) << unknown.err;
