@@ -5,6 +5,7 @@
 #include "compress/survey/budget.h"
 #include "compress/survey/survey.h"
 #include "runtime/device/make_backend.h"
+#include "runtime/engine/memory_need.h"
 #include "runtime/engine/transformer.h"
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/evaluate_instructions.h"
@@ -82,10 +83,11 @@ class DecoderKind : public ModelKind {
   }
 
   void evaluate(const Recipe& recipe, const RunData& data, const fs::path& directory, const Checkpoint& original,
-                int num_threads, Progress& progress, RunReport& report) const override {
+                const BackendOptions& options, Progress& progress, RunReport& report) const override {
     if (recipe.evaluate.empty() && recipe.instructions.empty() && !recipe.budget) return;
-    const std::unique_ptr<Backend> backend = make_backend({.num_threads = num_threads});
+    const std::unique_ptr<Backend> backend = make_backend(options);
     const Checkpoint artifact = Checkpoint::open(directory);
+    check_memory(recipe, data, artifact, original, *backend);
     Transformer model = Transformer::load(artifact, *backend);
     std::optional<Transformer> reference;
     const auto measure = [&](const ScoredWindows& windows, bool compares, AttentionBits bits) {
@@ -127,6 +129,21 @@ class DecoderKind : public ModelKind {
   }
 
  private:
+  // Whether what is evaluated fits a device.
+  static void check_memory(const Recipe& recipe, const RunData& data, const Checkpoint& artifact,
+                           const Checkpoint& original, const Backend& backend) {
+    int64_t num_tokens = Transformer::kBatchRows;
+    for (const ScoredWindows& windows : data.evaluations) num_tokens = std::max(num_tokens, windows.windows.num_tokens);
+    const auto compares = [](const auto& items) {
+      return std::any_of(items.begin(), items.end(), [](const auto& item) { return item.reference; });
+    };
+    std::vector<MemoryNeed> needs = {memory_need(artifact, {.num_rows = num_tokens, .num_tokens = num_tokens})};
+    if (recipe.budget || compares(recipe.evaluate) || compares(recipe.instructions)) {
+      needs.push_back(memory_need(original, {.num_rows = num_tokens, .num_tokens = num_tokens}));
+    }
+    require_memory(backend, needs);
+  }
+
   const Checkpoint& checkpoint_;
 };
 

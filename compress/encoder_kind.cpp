@@ -69,9 +69,9 @@ class EncoderKind : public ModelKind {
   }
 
   void evaluate(const Recipe& recipe, const RunData& data, const fs::path& directory, const Checkpoint& original,
-                int num_threads, Progress& progress, RunReport& report) const override {
+                const BackendOptions& options, Progress& progress, RunReport& report) const override {
     if (data.pairs.empty()) return;
-    const std::unique_ptr<Backend> backend = make_backend({.num_threads = num_threads});
+    const std::unique_ptr<Backend> backend = make_backend(options);
     const Checkpoint artifact = Checkpoint::open(directory);
     const Pooling pooling = read_pooling(directory, artifact.encoder());
     Encoder model = Encoder::load(artifact, *backend);

@@ -32,7 +32,7 @@ void run_recipe(const pare::Arguments& arguments, pare::Console& console) {
   const std::string device = arguments.text("device");
   if (device != "cpu" && device != "cuda")
     throw pare::WrongUsage("--device: expected cpu or cuda, found '" + device + "'");
-  options.trains_on_gpu = device == "cuda";
+  options.on_gpu = device == "cuda";
   console.set_result(pare::run(recipe, options, console.progress()));
 }
 
@@ -216,8 +216,9 @@ pare::Command run_command() {
                      .value_name = "cpu|cuda",
                      .default_value = "cpu",
                      .help =
-                         "what trains (items 'distill'; all others work on the CPU): cuda needs a LibTorch built for "
-                         "it, and has other rounding errors than the CPU"});
+                         "what trains (items 'distill') and evaluates; all others work on the CPU. For cuda, training "
+                         "needs a LibTorch built for it, evaluating this program built with -DPARE_CUDA=ON; both have "
+                         "other rounding errors than the CPU"});
   options.push_back({.name = "dry-run",
                      .help = "say which engines will load the result and what memory, disk and time the run will take, "
                              "and stop"});

@@ -12,6 +12,7 @@
 #include "compress/predict/predict.h"
 #include "compress/run_data.h"
 #include "compress/walk/model_walk.h"
+#include "runtime/device/make_backend.h"
 #include "runtime/system/progress.h"
 
 namespace pare {
@@ -45,7 +46,8 @@ class ModelKind {
   // The recipe's evaluations of the model in `directory`, beside `original`, and of a budget the loss that its survey
   // predicted.
   virtual void evaluate(const Recipe& recipe, const RunData& data, const std::filesystem::path& directory,
-                        const Checkpoint& original, int num_threads, Progress& progress, RunReport& report) const = 0;
+                        const Checkpoint& original, const BackendOptions& options, Progress& progress,
+                        RunReport& report) const = 0;
 };
 
 std::unique_ptr<ModelKind> make_decoder_kind(const Checkpoint& checkpoint);

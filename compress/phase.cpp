@@ -180,8 +180,9 @@ std::string finish(const std::map<std::string, std::string>& extra_files, Artifa
   check_unchanged(phase);
   throw_if_interrupted();
   timed("evaluate", phase, [&] {
-    phase.kind->evaluate(phase.recipe, phase.data, artifact.artifact_directory(), phase.original, phase.num_threads,
-                         phase.progress, phase.report);
+    phase.kind->evaluate(phase.recipe, phase.data, artifact.artifact_directory(), phase.original,
+                         {.device = phase.evaluation_device, .num_threads = phase.num_threads}, phase.progress,
+                         phase.report);
   });
   complete_report(artifact, memory, phase);
   const std::string json = report_json(phase.report);

@@ -33,6 +33,7 @@ struct Phase {
   const Recipe& recipe;  // of this phase alone
   std::filesystem::path output;
   int num_threads = 1;
+  ComputeDevice evaluation_device = ComputeDevice::cpu;
   const Checkpoint& checkpoint;     // that it starts from
   const Checkpoint& original;       // the recipe's model: what results are compared with
   std::unique_ptr<ModelKind> kind;  // of `checkpoint`

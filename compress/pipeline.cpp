@@ -16,6 +16,7 @@
 #include "compress/train/training_device.h"
 #include "compress/train_model.h"
 #include "runtime/commands/artifact_files.h"
+#include "runtime/device/make_backend.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/partial_output.h"
@@ -72,12 +73,22 @@ std::string run_phase(const PhaseInput& input, const RunOptions& options, Progre
   return compress_model(input, options, progress);
 }
 
-void check_is_trained(const std::vector<Recipe>& phases) {
-  if (std::any_of(phases.begin(), phases.end(), [](const Recipe& phase) { return training_of(phase) != nullptr; })) {
-    return;
+bool is_evaluated(const Recipe& recipe) {
+  return !recipe.evaluate.empty() || !recipe.embeddings.empty() || !recipe.instructions.empty() || recipe.budget;
+}
+
+// Before LibTorch is used: whether the GPU can do what the recipe has for it.
+void check_device(const std::vector<Recipe>& phases, bool on_gpu) {
+  const auto any = [&](const auto& condition) { return std::any_of(phases.begin(), phases.end(), condition); };
+  const bool trains = any([](const Recipe& phase) { return training_of(phase) != nullptr; });
+  const bool evaluates = any(is_evaluated);
+  if (on_gpu && !trains && !evaluates) {
+    throw std::invalid_argument(
+        "--device cuda: only 'distill' and the evaluation work on a GPU, and the recipe has neither: leave the option "
+        "out");
   }
-  throw std::invalid_argument(
-      "--device cuda: only 'distill' works on a GPU, and the recipe has none: leave the option out");
+  training_device(on_gpu && trains);
+  if (on_gpu && evaluates) make_backend({.device = ComputeDevice::cuda});
 }
 
 // All phases planned, each on the model that the recipe names in place of what it will start from: what is wrong with
@@ -125,8 +136,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   Artifact::check_output_is_free(output);
   const ModelDirectory model(chosen(options.model, recipe.model, "model", "model", "--model"));
   const Checkpoint original = Checkpoint::open(model.path());
-  if (options.trains_on_gpu) check_is_trained(phases);
-  training_device(options.trains_on_gpu);  // before LibTorch is used
+  check_device(phases, options.on_gpu);
   const int num_threads = set_num_threads(options.num_threads);
   if (phases.size() == 1)
     return run_phase({phases.front(), original, original, output, num_threads}, options, progress);

@@ -13,8 +13,8 @@ struct RunOptions {
   std::filesystem::path model;   // instead of the recipe's; empty: the recipe's
   std::filesystem::path output;  // likewise
   std::optional<int64_t> max_memory_bytes;
-  int num_threads = 0;         // 0: as OpenMP decides
-  bool trains_on_gpu = false;  // items `distill`; all others work on the CPU
+  int num_threads = 0;  // 0: as OpenMP decides
+  bool on_gpu = false;  // items `distill`, and the evaluation; all others work on the CPU
   bool dry_run = false;
   bool fresh = false;
 };

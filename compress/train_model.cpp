@@ -370,7 +370,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   MemorySampler memory;
   const at::NoGradGuard no_grad;
   const DistillOptions& distill = *training_of(input.recipe);
-  const at::Device device = training_device(options.trains_on_gpu);
+  const at::Device device = training_device(options.on_gpu);
   // A student of its own takes the place of what earlier phases give.
   std::optional<ModelDirectory> student_directory, teacher_directory;
   std::optional<Checkpoint> own_student, own_teacher;
@@ -388,6 +388,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   Phase phase{.recipe = input.recipe,
               .output = input.output,
               .num_threads = input.num_threads,
+              .evaluation_device = options.on_gpu ? ComputeDevice::cuda : ComputeDevice::cpu,
               .checkpoint = student,
               .original = input.original,
               .kind = ModelKind::of(student),
@@ -406,7 +407,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   }
   std::vector<int64_t> chosen;
   const TrainingInputs inputs{distill, read_windows(distill, student, store ? &*store : nullptr, chosen),
-                              compute_type(distill.precision, options.trains_on_gpu, student)};
+                              compute_type(distill.precision, options.on_gpu, student)};
   const bool is_live = reads_teacher(distill) && !store;
   if (is_live) check_teacher(student, teacher, longest(inputs.windows), distill.loss.hidden_weight);
   check_samples(distill, student, inputs.windows.training.windows.num_tokens);

@@ -7,7 +7,6 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "runtime/cpu/roof.h"
 #include "runtime/engine/generate.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/memory_usage.h"
@@ -74,9 +73,9 @@ int64_t visible_pairs(int64_t first_token, int64_t num_tokens, int64_t window) {
   return num;
 }
 
-void check(const ModelDescription& model, int num_threads, const BenchOptions& options) {
-  const int64_t least =
-      std::min({options.prefill_tokens, options.decode_tokens, options.repetitions, int64_t{num_threads}});
+void check(const ModelDescription& model, const BackendOptions& backend, const BenchOptions& options) {
+  const int64_t num_threads = backend.device == ComputeDevice::cpu ? backend.num_threads : 1;
+  const int64_t least = std::min({options.prefill_tokens, options.decode_tokens, options.repetitions, num_threads});
   if (least < 1) {
     throw std::invalid_argument("bench: tokens, repetitions and threads must be at least 1, found " +
                                 std::to_string(least));
@@ -101,20 +100,18 @@ int64_t attention_flops(const ModelDescription& model, int64_t num_tokens) {
   return 4 * model.num_heads * model.head_size * num_pairs;
 }
 
-BenchResult bench(Transformer& model, Isa isa, int num_threads, const BenchOptions& options,
+BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, const BenchOptions& options,
                   const std::function<void(int64_t, int64_t)>& progress) {
-  // Below this, the roof's threads would have too little to read each (roof.h).
-  constexpr int64_t kLeastRoofBytes = 64 << 10;
   const ModelDescription& description = model.description();
-  check(description, num_threads, options);
+  check(description, options_of_backend, options);
   MemorySampler memory;
   BenchResult result;
   result.backend = model.backend().name();
   result.kernels = model.kernel_names();
-  result.num_threads = num_threads;
+  result.num_threads = options_of_backend.device == ComputeDevice::cpu ? options_of_backend.num_threads : 0;
   result.options = options;
   result.bytes_per_token = model.bytes_per_token();
-  result.roof_footprint_bytes = std::max(result.bytes_per_token, kLeastRoofBytes * num_threads);
+  result.roof_footprint_bytes = std::max(result.bytes_per_token, least_roof_bytes(options_of_backend));
   result.resident_bytes = model.resident_bytes();
 
   const std::vector<int32_t> prompt = arbitrary_tokens(description, options.prefill_tokens);
@@ -124,11 +121,11 @@ BenchResult bench(Transformer& model, Isa isa, int num_threads, const BenchOptio
   if (progress) progress(0, options.repetitions);
   for (int64_t n = 0; n < options.repetitions; ++n) {
     throw_if_interrupted();
-    result.fma_roof_gflops = std::max(result.fma_roof_gflops, measure_fma_gflops(isa, num_threads));
+    result.fma_roof_gflops = std::max(result.fma_roof_gflops, measure_fma_roof(options_of_backend));
     prefill.push_back(prefill_speed(model, prompt));
     throw_if_interrupted();
     result.read_roof_gbps =
-        std::max(result.read_roof_gbps, measure_read_gbps(result.roof_footprint_bytes, num_threads));
+        std::max(result.read_roof_gbps, measure_read_roof(options_of_backend, result.roof_footprint_bytes));
     decode.push_back(decode_speed(model, decoded));
     if (progress) progress(n + 1, options.repetitions);
   }
@@ -194,8 +191,9 @@ std::string to_text(const BenchResult& result) {
   const auto speed = [](const Speed& s) {
     return format_number(s.best, 1) + " tokens/s best, " + format_number(s.median, 1) + " median";
   };
-  text << "backend     " << result.backend << ", " << result.num_threads << " threads, best of "
-       << result.options.repetitions << '\n';
+  text << "backend     " << result.backend;
+  if (result.num_threads > 0) text << ", " << result.num_threads << " threads";
+  text << ", best of " << result.options.repetitions << '\n';
   text << "kernels    ";
   for (const std::string& kernel : result.kernels) text << ' ' << kernel;
   text << '\n';

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/device/make_backend.h"
 #include "runtime/engine/transformer.h"
 
 namespace pare {
@@ -26,7 +27,7 @@ struct Speed {
 struct BenchResult {
   std::string backend;               // "cpu-avx512"
   std::vector<std::string> kernels;  // names of the linears' kernels
-  int num_threads = 0;
+  int num_threads = 0;               // of a CPU; 0: of a device
   BenchOptions options;
   Speed prefill_tokens_per_second;
   Speed decode_tokens_per_second;
@@ -55,11 +56,11 @@ struct BenchResult {
   int64_t peak_memory_bytes = 0;  // sampled RssAnon + RssShmem; callers may widen it to loading
 };
 
-// `isa` and `num_threads` (> 0) are those of the model's backend; the roofs are measured with them, between the
-// repetitions, so that what disturbs the machine disturbs both. Throws std::invalid_argument when an option is below 1
-// or exceeds the model's context; Interrupted between repetitions. `progress` (repetitions done, repetitions) may be
-// empty.
-BenchResult bench(Transformer& model, Isa isa, int num_threads, const BenchOptions& options,
+// `options_of_backend` are those that made the model's backend, on a CPU with a number of threads; the roofs are
+// measured with them, between the repetitions, so that what disturbs the machine disturbs both. Throws
+// std::invalid_argument when an option is below 1 or exceeds the model's context; Interrupted between repetitions.
+// `progress` (repetitions done, repetitions) may be empty.
+BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, const BenchOptions& options,
                   const std::function<void(int64_t, int64_t)>& progress = {});
 
 // Products of queries with keys and of weights with values, 2 * 2 * H * K for each pair of a token and one it sees, in

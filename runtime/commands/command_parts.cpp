@@ -92,9 +92,16 @@ OptionSpec attention_bits_option() {
               "includes --kv-bits 8)",
           .choices = {std::to_string(kKvFloatBits), "8"}};
 }
-void use_bits(const Arguments& arguments, Transformer& model) {
+AttentionBits attention_bits(const Arguments& arguments) {
   const auto bits = [&](const char* option) { return arguments.text(option) == "8" ? 8 : kKvFloatBits; };
-  model.use_attention_bits({.kv = bits("kv-bits"), .products = bits("attention-bits")});
+  return {.kv = bits("kv-bits"), .products = bits("attention-bits")};
+}
+void use_bits(const Arguments& arguments, Transformer& model) {
+  model.use_attention_bits(attention_bits(arguments));
+}
+int kv_bits(const Arguments& arguments) {
+  const AttentionBits bits = attention_bits(arguments);
+  return std::min(bits.kv, bits.products);
 }
 
 std::string dump(const nlohmann::ordered_json& json) {
@@ -115,14 +122,18 @@ void check_files_of(const std::filesystem::path& directory, const std::string& i
   require_whole_files(directory, instead, stage(console, "check " + directory.string(), "files"));
 }
 
-ComputeDevice device_of(const Arguments& arguments) {
-  return arguments.text("device") == "cuda" ? ComputeDevice::cuda : ComputeDevice::cpu;
-}
+Engine::Engine(const Arguments& arguments)
+    : options_{.device = arguments.text("device") == "cuda" ? ComputeDevice::cuda : ComputeDevice::cpu,
+               .isa = arguments.given("isa") ? parse_isa(arguments.text("isa")) : detect_isa(),
+               .num_threads =
+                   arguments.given("threads") ? static_cast<int>(arguments.integer("threads")) : omp_get_max_threads()},
+      backend_(make_backend(options_)) {}
 
-Engine::Engine(const Arguments& arguments, ComputeDevice device)
-    : isa_(arguments.given("isa") ? parse_isa(arguments.text("isa")) : detect_isa()),
-      num_threads_(arguments.given("threads") ? static_cast<int>(arguments.integer("threads")) : omp_get_max_threads()),
-      backend_(make_backend({.device = device, .isa = isa_, .num_threads = num_threads_})) {}
+void Engine::check_memory(std::span<const Checkpoint* const> checkpoints, const Workload& workload) const {
+  std::vector<MemoryNeed> needs;
+  for (const Checkpoint* checkpoint : checkpoints) needs.push_back(memory_need(*checkpoint, workload));
+  require_memory(*backend_, needs);
+}
 
 Transformer Engine::load(const Checkpoint& checkpoint, Console& console) const {
   const auto progress = stage(console, "load " + checkpoint.directory().string(), "blocks");

@@ -12,6 +12,7 @@
 #include "runtime/device/make_backend.h"
 #include "runtime/engine/backend.h"
 #include "runtime/engine/encoder.h"
+#include "runtime/engine/memory_need.h"
 #include "runtime/engine/transformer.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/json_text.h"
@@ -33,14 +34,13 @@ OptionSpec required_text(const std::string& name, const std::string& value_name,
 // --threads and --isa, for every command that computes.
 std::vector<OptionSpec> compute_options();
 
-// --device, and what it asks for.
 OptionSpec device_option();
-ComputeDevice device_of(const Arguments& arguments);
 
 // --kv-bits and --attention-bits, and what they ask for.
 OptionSpec kv_bits_option();
 OptionSpec attention_bits_option();
 void use_bits(const Arguments& arguments, Transformer& model);
+int kv_bits(const Arguments& arguments);  // of the cache, which 8-bit products need in 8
 
 // Text from a model may end inside a character; JSON may not.
 std::string dump(const nlohmann::ordered_json& json);
@@ -56,16 +56,16 @@ void check_files_of(const std::filesystem::path& directory, const std::string& i
 class Engine {
  public:
   // Throws what make_backend throws.
-  Engine(const Arguments& arguments, ComputeDevice device);
+  explicit Engine(const Arguments& arguments);
 
-  Isa isa() const { return isa_; }
-  int num_threads() const { return num_threads_; }
+  const BackendOptions& options() const { return options_; }
+  // Before decoders are loaded that are held together: whether they fit (runtime/engine/memory_need.h).
+  void check_memory(std::span<const Checkpoint* const> checkpoints, const Workload& workload) const;
   Transformer load(const Checkpoint& checkpoint, Console& console) const;
   Encoder load_encoder(const Checkpoint& checkpoint, Console& console) const;
 
  private:
-  Isa isa_;
-  int num_threads_;
+  BackendOptions options_;
   std::unique_ptr<Backend> backend_;
 };
 

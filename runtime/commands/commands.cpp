@@ -89,7 +89,7 @@ void run_generate(const Arguments& arguments, Console& console) {
                                     .top_k = arguments.integer("top-k"),
                                     .top_p = arguments.number("top-p"),
                                     .seed = static_cast<uint64_t>(arguments.integer("seed"))};
-  const Engine engine(arguments, device_of(arguments));
+  const Engine engine(arguments);
   const ModelDirectory directory(arguments.positional(0));
   if (arguments.flag("verify")) check_files_of(directory.path(), "", console);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
@@ -100,6 +100,11 @@ void run_generate(const Arguments& arguments, Console& console) {
                                      .sampling = sampling,
                                      .vocabulary_size = tokenizer.vocabulary_size()};
   check_length(checkpoint.description(), static_cast<int64_t>(ids.size()), options.max_tokens);
+  const auto num_tokens = static_cast<int64_t>(ids.size()) + options.max_tokens;
+  const Checkpoint* const held = &checkpoint;
+  engine.check_memory(
+      {&held, 1},
+      {.num_rows = num_tokens, .num_tokens = num_tokens, .keeps_every_layer = true, .kv_bits = kv_bits(arguments)});
   Transformer model = engine.load(checkpoint, console);
   use_bits(arguments, model);
   ContinuedText stream(tokenizer, prompt, ids, console.model_text());
@@ -171,12 +176,17 @@ void run_bench(const Arguments& arguments, Console& console) {
   const BenchOptions options = {.prefill_tokens = arguments.integer("prefill-tokens"),
                                 .decode_tokens = arguments.integer("decode-tokens"),
                                 .repetitions = arguments.integer("repetitions")};
-  const Engine engine(arguments, ComputeDevice::cpu);
+  const Engine engine(arguments);
   const ModelDirectory directory(arguments.positional(0));
-  Transformer model = engine.load(Checkpoint::open(directory.path()), console);
+  const Checkpoint checkpoint = Checkpoint::open(directory.path());
+  const int64_t num_tokens = std::max(options.prefill_tokens, BenchOptions::kDecodePrompt + options.decode_tokens);
+  const Checkpoint* const held = &checkpoint;
+  engine.check_memory(
+      {&held, 1},
+      {.num_rows = num_tokens, .num_tokens = num_tokens, .keeps_every_layer = true, .kv_bits = kv_bits(arguments)});
+  Transformer model = engine.load(checkpoint, console);
   use_bits(arguments, model);
-  BenchResult result =
-      bench(model, engine.isa(), engine.num_threads(), options, stage(console, "bench", "repetitions"));
+  BenchResult result = bench(model, engine.options(), options, stage(console, "bench", "repetitions"));
   result.peak_memory_bytes = memory.peak_bytes();
   console.report() << to_text(result);
   console.set_result(to_json(result));
@@ -218,7 +228,7 @@ Command bench_command() {
           {count("prefill-tokens", std::to_string(defaults.prefill_tokens), "length of the prompt", 1),
            count("decode-tokens", std::to_string(defaults.decode_tokens), "tokens decoded one by one", 1),
            count("repetitions", std::to_string(defaults.repetitions), "measure so often; best and median are shown", 1),
-           kv_bits_option(), attention_bits_option()},
+           device_option(), kv_bits_option(), attention_bits_option()},
           compute_options()),
       .run = run_bench};
 }

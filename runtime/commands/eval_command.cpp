@@ -88,7 +88,7 @@ void check_evaluated(const Arguments& arguments, const std::filesystem::path& di
 // Of an encoder: its embeddings of the texts of --pairs.
 void run_eval_pairs(const Arguments& arguments, Console& console) {
   MemorySampler memory;
-  const Engine engine(arguments, device_of(arguments));
+  const Engine engine(arguments);
   check_evaluated(arguments, arguments.positional(0), console);
   const Checkpoint checkpoint = Checkpoint::open(arguments.positional(0));
   const Pooling pooling = read_pooling(checkpoint.directory(), checkpoint.encoder());
@@ -134,7 +134,7 @@ void run_eval_instructions(const Arguments& arguments, Console& console) {
     Tokenizer tokenizer;
     InstructionPrompts prompts = {};
   };
-  const Engine engine(arguments, device_of(arguments));
+  const Engine engine(arguments);
   std::vector<std::unique_ptr<Answerer>> answerers;
   answerers.push_back(std::make_unique<Answerer>(arguments.positional(0), arguments, console));
   if (arguments.given("reference")) {
@@ -145,6 +145,15 @@ void run_eval_instructions(const Arguments& arguments, Console& console) {
   }
   std::vector<InstructionEvaluation> evaluations;
   for (const auto& answerer : answerers) {  // one after the other, so that one model alone is held
+    int64_t num_tokens = 0;
+    for (const std::vector<int32_t>& ids : answerer->prompts.ids) {
+      num_tokens = std::max(num_tokens, static_cast<int64_t>(ids.size()) + options.max_new_tokens);
+    }
+    const Checkpoint* const checkpoint = &answerer->checkpoint;
+    engine.check_memory({&checkpoint, 1}, {.num_rows = num_tokens,
+                                           .num_tokens = num_tokens,
+                                           .keeps_every_layer = true,
+                                           .kv_bits = evaluations.empty() ? kv_bits(arguments) : kKvFloatBits});
     Transformer model = engine.load(answerer->checkpoint, console);
     if (evaluations.empty()) use_bits(arguments, model);
     evaluations.push_back(evaluate_instructions(model, answerer->tokenizer, data, answerer->prompts, options,
@@ -168,7 +177,7 @@ void run_eval(const Arguments& arguments, Console& console) {
   if (arguments.given("context")) options.context = arguments.integer("context");
   if (arguments.given("windows")) options.num_windows = arguments.integer("windows");
 
-  const Engine engine(arguments, device_of(arguments));
+  const Engine engine(arguments);
   const ModelDirectory directory(arguments.positional(0));
   check_evaluated(arguments, directory.path(), console);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
@@ -184,8 +193,12 @@ void run_eval(const Arguments& arguments, Console& console) {
     check_evaluated(arguments, reference_directory->path(), console);
     reference_checkpoint = Checkpoint::open(reference_directory->path());
     check_same_tokens(data, text, *reference_checkpoint, options);
-    reference = engine.load(*reference_checkpoint, console);
   }
+  std::vector<const Checkpoint*> checkpoints = {&checkpoint};
+  if (reference_checkpoint) checkpoints.push_back(&*reference_checkpoint);
+  const int64_t num_rows = std::max(data.windows.num_tokens, Transformer::kBatchRows);
+  engine.check_memory(checkpoints, {.num_rows = num_rows, .num_tokens = num_rows, .kv_bits = kv_bits(arguments)});
+  if (reference_checkpoint) reference = engine.load(*reference_checkpoint, console);
   Transformer model = engine.load(checkpoint, console);
   use_bits(arguments, model);
 

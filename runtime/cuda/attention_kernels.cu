@@ -1,4 +1,9 @@
-// Rotations with the store of keys and values, and attention, from caches of float32 or of 8-bit codes.
+// Attention with an exact running softmax, from caches of float32 or of 8-bit codes, a tile of keys at a time. The
+// queries of all heads that read one key-value head are packed together, so that each key is fetched once for them.
+//
+// Prefill: a block has kWarps * 8 pairs of (row, head), and all their keys. Decode: few pairs, and of the keys one
+// stretch; what blocks found of one query is then joined in the order of the stretches. Tiles and stretches lie at fixed
+// places of the sequence, so that a query's sums do not depend on which others run with it.
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rounding.cuh"
 #include "runtime/cuda/warp_block.cuh"
@@ -6,233 +11,344 @@
 namespace pare {
 namespace {
 
-constexpr int kHeadValues = kMaxCudaHeadSize / kWarp;  // of a head, in one lane
-constexpr int kBlockQueries = 4;                       // warps of a block
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kTileKeys = kWarp;                        // a lane scores one
+constexpr int kDecodeQueries = 2, kPrefillQueries = 8;  // of one warp
+constexpr int64_t kDecodeRows = 4;                      // no more of a sequence: decode
+constexpr int64_t kSplitKeys = 256;                     // of one stretch
 
-// As kQueryFormat, and as kProbabilityFormat and the grids of caches are.
-__device__ constexpr RoundingView query_rounding() {
-  return {.type = InputType::int8};
-}
-__device__ constexpr RoundingView asymmetric_rounding() {
+// Of kProbabilityFormat.
+__device__ constexpr RoundingView probability_rounding() {
   return {.type = InputType::int8, .symmetric = false};
 }
 
-struct HeadShape {
-  int64_t num_heads, num_kv_heads, head_size;
-  float scale, softcap;
-  int64_t window;
-  bool causal, products_in_8_bits;
-};
-
-// One head of one token in a warp: lane l has the pairs (j, j + half) with j = l, l + 32, ...
-struct HeadPairs {
-  float low[kHeadValues / 2], high[kHeadValues / 2];
-};
-
-__device__ HeadPairs load_head(const float* in_K, int64_t half, int lane) {
-  HeadPairs head;
-  for (int n = 0; n < kHeadValues / 2; ++n) {
-    const int64_t j = lane + static_cast<int64_t>(n) * kWarp;
-    head.low[n] = j < half ? in_K[j] : 0.0f;
-    head.high[n] = j < half ? in_K[half + j] : 0.0f;
-  }
-  return head;
+__device__ inline float lowest() {
+  return -__uint_as_float(0x7F800000u);
 }
 
-__device__ void normalize(HeadPairs& head, NormView norm, int64_t half, int lane) {
-  float squares = 0.0f;
-  for (int n = 0; n < kHeadValues / 2; ++n) {
-    squares = fmaf(head.low[n], head.low[n], squares);
-    squares = fmaf(head.high[n], head.high[n], squares);
-  }
-  const float factor = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(2 * half) + norm.epsilon);
-  for (int n = 0; n < kHeadValues / 2; ++n) {
-    const int64_t j = lane + static_cast<int64_t>(n) * kWarp;
-    if (j >= half) continue;
-    head.low[n] *= factor * norm.gain_D[j];
-    head.high[n] *= factor * norm.gain_D[half + j];
-  }
+// Rows of a tile in shared memory are this far apart: whole vectors, and eight neighbouring lanes that read one vector
+// of their rows each meet all 32 banks.
+constexpr int64_t tile_stride(int64_t head_size) {
+  return (head_size + 3) / 4 * 4 + 4;
 }
 
-__device__ void rotate(HeadPairs& head, const float* cosine_J, const float* sine_J, int64_t half, int lane) {
-  for (int n = 0; n < kHeadValues / 2; ++n) {
-    const int64_t j = lane + static_cast<int64_t>(n) * kWarp;
-    if (j >= half) continue;
-    const float a = head.low[n], b = head.high[n], c = cosine_J[j], s = sine_J[j];
-    head.low[n] = a * c - b * s;
-    head.high[n] = b * c + a * s;
+// Four of a cached head's values from value k on, as attention multiplies them; zeros behind its end.
+__device__ float4 cached_vector(const float* floats, const int8_t* codes, const KvGrid* grids, int64_t place,
+                                int64_t size, int64_t k) {
+  const bool is_whole = size % 4 == 0;
+  if (codes == nullptr) {
+    const float* const in_K = floats + place * size;
+    if (is_whole) return *reinterpret_cast<const float4*>(in_K + k);
+    return {in_K[k], k + 1 < size ? in_K[k + 1] : 0.0f, k + 2 < size ? in_K[k + 2] : 0.0f,
+            k + 3 < size ? in_K[k + 3] : 0.0f};
   }
-}
-
-__device__ DeviceGrid grid_of(const HeadPairs& head, const RoundingView& format) {
-  DeviceExtremes extremes;
-  for (int n = 0; n < kHeadValues / 2; ++n) {
-    extremes.add(head.low[n]);
-    extremes.add(head.high[n]);
-  }
-  extremes.join_warp();
-  return input_grid(format, extremes);
-}
-
-__device__ void store_floats(const HeadPairs& head, int64_t half, int lane, float* out_K) {
-  for (int n = 0; n < kHeadValues / 2; ++n) {
-    const int64_t j = lane + static_cast<int64_t>(n) * kWarp;
-    if (j >= half) continue;
-    out_K[j] = head.low[n];
-    out_K[half + j] = head.high[n];
-  }
-}
-
-__device__ void store_codes(const HeadPairs& head, int64_t half, int lane, int8_t* codes_K, KvGrid* place) {
-  const DeviceGrid grid = grid_of(head, asymmetric_rounding());
-  const bool is_nan = grid.scale != grid.scale;
-  if (lane == 0) *place = {grid.scale, grid.zero};
-  for (int n = 0; n < kHeadValues / 2; ++n) {
-    const int64_t j = lane + static_cast<int64_t>(n) * kWarp;
-    if (j >= half) continue;
-    codes_K[j] = is_nan ? int8_t{0} : static_cast<int8_t>(input_code(head.low[n], grid));
-    codes_K[half + j] = is_nan ? int8_t{0} : static_cast<int8_t>(input_code(head.high[n], grid));
-  }
-}
-
-// A warp for each head of q, k and v of a row. Block (x: row, y: heads, kBlockQueries at a time).
-__global__ void rope_store_kernel(const float* qkv_RC, RopeView rope, NormView q_norm, NormView k_norm, HeadShape shape,
-                                  const int32_t* positions_R, const int32_t* slots_R, KvLayer cache, float* q_RHK) {
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t row = blockIdx.x, head = static_cast<int64_t>(blockIdx.y) * kBlockQueries + warp;
-  const int64_t num_all = shape.num_heads + 2 * shape.num_kv_heads, size = shape.head_size, half = size / 2;
-  if (head >= num_all) return;
-  const bool is_query = head < shape.num_heads, is_value = head >= shape.num_heads + shape.num_kv_heads;
-  HeadPairs values = load_head(qkv_RC + (row * num_all + head) * size, half, lane);
-  const NormView norm = is_query ? q_norm : k_norm;
-  if (!is_value && norm.gain_D != nullptr) normalize(values, norm, half, lane);
-  if (!is_value) {
-    const int64_t position = positions_R[row];
-    rotate(values, rope.cosine + position * half, rope.sine + position * half, half, lane);
-  }
-  if (is_query) {
-    if (shape.products_in_8_bits) {
-      const DeviceGrid grid = grid_of(values, query_rounding());
-      for (int n = 0; n < kHeadValues / 2; ++n) {
-        values.low[n] = rounded_value(query_rounding(), values.low[n], grid);
-        values.high[n] = rounded_value(query_rounding(), values.high[n], grid);
-      }
-    }
-    store_floats(values, half, lane, q_RHK + (row * shape.num_heads + head) * size);
-    return;
-  }
-  const int64_t kv_head = (head - shape.num_heads) % shape.num_kv_heads;
-  const int64_t place = slots_R[row] * shape.num_kv_heads + kv_head;
-  if (cache.key_codes != nullptr) {
-    store_codes(values, half, lane, (is_value ? cache.value_codes : cache.key_codes) + place * size,
-                (is_value ? cache.value_grids : cache.key_grids) + place);
-  } else {
-    store_floats(values, half, lane, (is_value ? cache.values : cache.keys) + place * size);
-  }
-}
-
-// Element k of the key or value at `place` (slot and head), as attention multiplies it.
-__device__ float cached(const float* floats, const int8_t* codes, const KvGrid* grids, int64_t place, int64_t size,
-                        int64_t k) {
-  if (codes == nullptr) return floats[place * size + k];
   const KvGrid grid = grids[place];
-  return (static_cast<float>(codes[place * size + k]) - grid.zero) * grid.scale;
-}
-
-// The score of one key, which one lane makes alone.
-__device__ float score_of(const float* q_K, const KvLayer& cache, int64_t place, const HeadShape& shape) {
-  float dot = 0.0f;
-  for (int64_t k = 0; k < shape.head_size; ++k) {
-    dot = fmaf(q_K[k], cached(cache.keys, cache.key_codes, cache.key_grids, place, shape.head_size, k), dot);
+  const int8_t* const in_K = codes + place * size;
+  const auto value = [&](int code) { return (static_cast<float>(code) - grid.zero) * grid.scale; };
+  if (is_whole) {
+    const char4 word = *reinterpret_cast<const char4*>(in_K + k);
+    return {value(word.x), value(word.y), value(word.z), value(word.w)};
   }
-  const float score = dot * shape.scale;
-  return shape.softcap > 0.0f ? shape.softcap * tanhf(score / shape.softcap) : score;
+  return {value(in_K[k]), k + 1 < size ? value(in_K[k + 1]) : 0.0f, k + 2 < size ? value(in_K[k + 2]) : 0.0f,
+          k + 3 < size ? value(in_K[k + 3]) : 0.0f};
 }
 
-// A warp for each query: 32 keys at a time, a lane each; then each lane adds up a part of the head over them. Running
-// softmax; where probabilities are rounded in units of the largest, that is found in a pass of its own.
-// Block (x: head, y: rows of the sequence, kBlockQueries at a time, z: sequence).
-__global__ void __launch_bounds__(kBlockQueries* kWarp, 1)
-    attention_kernel(const float* q_RHK, KvLayer cache, const Sequence* sequences_N, HeadShape shape, float* x_RHK) {
-  SHARED_ARRAY(float, weights, kBlockQueries* kWarp);
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const Sequence sequence = sequences_N[blockIdx.z];
-  const int64_t row = static_cast<int64_t>(blockIdx.y) * kBlockQueries + warp, head = blockIdx.x;
-  if (row >= sequence.num_rows) return;  // no block-wide barrier follows
-  float* const weights_L = weights + warp * kWarp;
-  const int64_t size = shape.head_size, offset = ((sequence.first_row + row) * shape.num_heads + head) * size;
-  const int64_t kv_head = head / (shape.num_heads / shape.num_kv_heads), position = sequence.num_past + row;
-  const int64_t begin = shape.window > 0 && position >= shape.window ? position - shape.window + 1 : 0;
-  const int64_t end = shape.causal ? position + 1 : sequence.num_past + sequence.num_rows;
-  const auto place_of = [&](int64_t key) { return (sequence.first_slot + key) * shape.num_kv_heads + kv_head; };
+__device__ void add_products(float& sum, const float4& a, const float4& b) {
+  sum = fmaf(a.x, b.x, sum);
+  sum = fmaf(a.y, b.y, sum);
+  sum = fmaf(a.z, b.z, sum);
+  sum = fmaf(a.w, b.w, sum);
+}
 
-  const float kLowest = -__uint_as_float(0x7F800000u);
-  float largest = kLowest, sum = 0.0f;
-  if (shape.products_in_8_bits) {
-    for (int64_t key = begin + lane; key < end; key += kWarp) {
-      largest = fmaxf(largest, score_of(q_RHK + offset, cache, place_of(key), shape));
+// Where the keys that a token sees begin and end.
+struct KeyRange {
+  int64_t begin, end;
+};
+__device__ KeyRange seen_keys(const Sequence& sequence, const AttentionShape& shape, int64_t row) {
+  const int64_t position = sequence.num_past + row;
+  const bool has_window = shape.sliding_window > 0 && position >= shape.sliding_window;
+  return {has_window ? position - shape.sliding_window + 1 : 0,
+          shape.causal ? position + 1 : sequence.num_past + sequence.num_rows};
+}
+
+// What one stretch of keys gives a query: sum and weighted_K in units of e^largest; a sum of 0: nothing.
+struct PartialSoftmax {
+  float* largest = nullptr;  // [R, H, splits]
+  float* sums = nullptr;
+  float* weighted = nullptr;  // [R, H, splits, K]
+};
+
+// One query in a warp: lane l scores key l of a tile and adds up values l, l + 32, ... of the head.
+template <int kHeadValues>
+struct RunningSoftmax {
+  float largest, sum;
+  float weighted[kHeadValues];
+};
+
+// The pairs of a warp, and its place in shared memory.
+template <int kQueries>
+struct WarpQueries {
+  int num = 0;  // of them
+  KeyRange seen[kQueries];
+  const float* q;    // [kQueries, stride]
+  float* weights_L;  // [kQueries, kTileKeys]
+};
+
+template <int kQueries>
+__device__ void score_tile(const WarpQueries<kQueries>& queries, const float* keys_L, const AttentionShape& shape,
+                           int64_t first_key, int lane, float (&scores)[kQueries]) {
+  const int64_t stride = tile_stride(shape.head_size);
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n) scores[n] = 0.0f;
+  for (int64_t k = 0; k < shape.head_size; k += 4) {
+    const float4 key = *reinterpret_cast<const float4*>(keys_L + lane * stride + k);
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) {
+      add_products(scores[n], *reinterpret_cast<const float4*>(queries.q + n * stride + k), key);
     }
-    largest = warp_max(largest);
   }
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n) {
+    float score = scores[n] * shape.scale;
+    if (shape.softcap > 0.0f) score = shape.softcap * tanhf(score / shape.softcap);
+    const int64_t key = first_key + lane;
+    scores[n] = n < queries.num && key >= queries.seen[n].begin && key < queries.seen[n].end ? score : lowest();
+  }
+}
+
+// Adds a tile to the running sums. `is_whole`: every query sees all of its keys; else what a weight of 0 meets is not
+// looked at, so that a NaN in a token's values stays with those that see it.
+template <int kQueries, int kHeadValues>
+__device__ void add_values(const WarpQueries<kQueries>& queries, const float* values_L, int64_t size, bool is_whole,
+                           int lane, RunningSoftmax<kHeadValues> (&running)[kQueries]) {
+  const int64_t stride = tile_stride(size);
+  for (int t = 0; t < kTileKeys; ++t) {
+    float value[kHeadValues];
+#pragma unroll
+    for (int v = 0; v < kHeadValues; ++v) {
+      const int64_t k = lane + static_cast<int64_t>(v) * kWarp;
+      value[v] = k < size ? values_L[t * stride + k] : 0.0f;
+    }
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) {
+      const float weight = queries.weights_L[n * kTileKeys + t];
+      if (!is_whole && weight == 0.0f) continue;
+#pragma unroll
+      for (int v = 0; v < kHeadValues; ++v) running[n].weighted[v] = fmaf(weight, value[v], running[n].weighted[v]);
+    }
+  }
+}
+
+template <int kQueries, int kHeadValues>
+__device__ void add_tile(const WarpQueries<kQueries>& queries, const float* keys_L, const float* values_L,
+                         const AttentionShape& shape, int64_t first_key, int lane,
+                         RunningSoftmax<kHeadValues> (&running)[kQueries]) {
+  float scores[kQueries];
+  score_tile(queries, keys_L, shape, first_key, lane, scores);
   DeviceExtremes unit;
   unit.high = 1.0f;  // the largest weight, e^0
-  const DeviceGrid probability_grid = input_grid(asymmetric_rounding(), unit);
-  float weighted[kHeadValues] = {};
-  for (int64_t first = begin; first < end; first += kWarp) {
-    const bool is_key = first + lane < end;
-    const float score = is_key ? score_of(q_RHK + offset, cache, place_of(first + lane), shape) : kLowest;
-    const float next = fmaxf(largest, warp_max(score));
-    const float factor = largest == next ? 1.0f : expf(largest - next);
-    const float weight = is_key ? expf(score - next) : 0.0f;
-    largest = next;
-    sum = sum * factor + warp_sum(weight);
-    weights_L[lane] =
-        !shape.products_in_8_bits || !is_key ? weight : rounded_value(asymmetric_rounding(), weight, probability_grid);
-    __syncwarp();
-    const int num_keys = end - first < kWarp ? static_cast<int>(end - first) : kWarp;
-    for (int n = 0; n < kHeadValues; ++n) {
-      const int64_t k = lane + static_cast<int64_t>(n) * kWarp;
-      if (k >= size) break;
-      weighted[n] *= factor;
-      for (int t = 0; t < num_keys; ++t) {
-        const float value = cached(cache.values, cache.value_codes, cache.value_grids, place_of(first + t), size, k);
-        weighted[n] = fmaf(weights_L[t], value, weighted[n]);
-      }
-    }
-    __syncwarp();
+  const DeviceGrid probability_grid = input_grid(probability_rounding(), unit);
+  bool is_whole = queries.num == kQueries;
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n) {
+    RunningSoftmax<kHeadValues>& own = running[n];
+    const float next = fmaxf(own.largest, warp_max(scores[n]));
+    const float factor = own.largest == next ? 1.0f : expf(own.largest - next);
+    // A key that is not seen has no weight, whatever the others are: also where they are all -inf or NaN.
+    const bool is_seen =
+        n < queries.num && first_key + lane >= queries.seen[n].begin && first_key + lane < queries.seen[n].end;
+    float weight = is_seen ? expf(scores[n] - next) : 0.0f;
+    is_whole = is_whole && first_key >= queries.seen[n].begin && first_key + kTileKeys <= queries.seen[n].end;
+    own.largest = next;
+    own.sum = own.sum * factor + warp_sum(weight);
+    if (shape.products_in_8_bits && is_seen) weight = rounded_value(probability_rounding(), weight, probability_grid);
+    queries.weights_L[n * kTileKeys + lane] = weight;
+#pragma unroll
+    for (int v = 0; v < kHeadValues; ++v) own.weighted[v] *= factor;
   }
-  for (int n = 0; n < kHeadValues; ++n) {
-    const int64_t k = lane + static_cast<int64_t>(n) * kWarp;
-    if (k < size) x_RHK[offset + k] = weighted[n] / sum;
+  __syncwarp();
+  add_values(queries, values_L, shape.head_size, is_whole, lane, running);
+  __syncwarp();
+}
+
+// A tile of keys or values into shared memory; zeros outside of [seen.begin, seen.end).
+__device__ void load_tile(const float* floats, const int8_t* codes, const KvGrid* grids, const Sequence& sequence,
+                          const AttentionShape& shape, int64_t kv_head, int64_t first_key, KeyRange seen,
+                          float* tile_L) {
+  const int64_t stride = tile_stride(shape.head_size), num_vectors = (shape.head_size + 3) / 4;
+  for (int64_t i = threadIdx.x; i < kTileKeys * num_vectors; i += kThreads) {
+    const int64_t key = first_key + i / num_vectors, k = i % num_vectors * 4;
+    float4 vector = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (key >= seen.begin && key < seen.end) {
+      const int64_t place = (sequence.first_slot + key) * shape.num_kv_heads + kv_head;
+      vector = cached_vector(floats, codes, grids, place, shape.head_size, k);
+    }
+    *reinterpret_cast<float4*>(tile_L + i / num_vectors * stride + k) = vector;
   }
 }
 
-HeadShape head_shape(const AttentionShape& shape) {
-  return {shape.num_heads, shape.num_kv_heads,   shape.head_size, shape.scale,
-          shape.softcap,   shape.sliding_window, shape.causal,    shape.products_in_8_bits};
+// Block (x: pairs of the sequence, kWarps * kQueries at a time, y: key-value head and stretch, z: sequence).
+template <int kQueries, int kHeadValues>
+__global__ void __launch_bounds__(kThreads)
+    attention_kernel(const float* q_RHK, KvLayer cache, const Sequence* sequences_N, AttentionShape shape,
+                     int64_t num_splits, PartialSoftmax partial, float* x_RHK) {
+  DYNAMIC_SHARED(float, shared);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const Sequence sequence = sequences_N[blockIdx.z];
+  const int64_t size = shape.head_size, stride = tile_stride(size), heads_per_kv = shape.num_heads / shape.num_kv_heads;
+  const int64_t kv_head = blockIdx.y / num_splits, split = blockIdx.y % num_splits;
+  const int64_t num_pairs = sequence.num_rows * heads_per_kv;
+  const int64_t first_pair = static_cast<int64_t>(blockIdx.x) * kWarps * kQueries;
+  if (first_pair >= num_pairs) return;  // the whole block
+  const int64_t end_pair = first_pair + kWarps * kQueries < num_pairs ? first_pair + kWarps * kQueries : num_pairs;
+
+  float* const q_P = shared;
+  float* const keys_L = q_P + kWarps * kQueries * stride;
+  float* const values_L = keys_L + kTileKeys * stride;
+  // Pair p of the sequence is head p % heads_per_kv of row p / heads_per_kv.
+  const auto place_of = [&](int64_t pair) {
+    return (sequence.first_row + pair / heads_per_kv) * shape.num_heads + kv_head * heads_per_kv + pair % heads_per_kv;
+  };
+  for (int64_t i = threadIdx.x; i < kWarps * kQueries * stride; i += kThreads) {
+    const int64_t pair = first_pair + i / stride, k = i % stride;
+    q_P[i] = pair < end_pair && k < size ? q_RHK[place_of(pair) * size + k] : 0.0f;
+  }
+  WarpQueries<kQueries> queries;
+  queries.q = q_P + warp * kQueries * stride;
+  queries.weights_L = values_L + kTileKeys * stride + warp * kQueries * kTileKeys;
+  RunningSoftmax<kHeadValues> running[kQueries];
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n) {
+    const int64_t pair = first_pair + warp * kQueries + n;
+    queries.num += pair < end_pair ? 1 : 0;
+    queries.seen[n] = seen_keys(sequence, shape, pair / heads_per_kv);
+    running[n] = {lowest(), 0.0f, {}};
+  }
+  // Rows ascend with pairs, and so do the ends of what they see.
+  KeyRange seen = {seen_keys(sequence, shape, first_pair / heads_per_kv).begin,
+                   seen_keys(sequence, shape, (end_pair - 1) / heads_per_kv).end};
+  if (num_splits > 1) {
+    seen.begin = seen.begin > split * kSplitKeys ? seen.begin : split * kSplitKeys;
+    seen.end = seen.end < (split + 1) * kSplitKeys ? seen.end : (split + 1) * kSplitKeys;
+  }
+  const int64_t first_tile = seen.begin / kTileKeys * kTileKeys;
+  // Where weights are rounded in units of the largest, that is found in a pass of its own.
+  for (int64_t first = first_tile; shape.products_in_8_bits && first < seen.end; first += kTileKeys) {
+    load_tile(cache.keys, cache.key_codes, cache.key_grids, sequence, shape, kv_head, first, seen, keys_L);
+    __syncthreads();
+    float scores[kQueries];
+    score_tile(queries, keys_L, shape, first, lane, scores);
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) running[n].largest = fmaxf(running[n].largest, warp_max(scores[n]));
+    __syncthreads();
+  }
+  for (int64_t first = first_tile; first < seen.end; first += kTileKeys) {
+    load_tile(cache.keys, cache.key_codes, cache.key_grids, sequence, shape, kv_head, first, seen, keys_L);
+    load_tile(cache.values, cache.value_codes, cache.value_grids, sequence, shape, kv_head, first, seen, values_L);
+    __syncthreads();
+    if (queries.num > 0) add_tile(queries, keys_L, values_L, shape, first, lane, running);
+    __syncthreads();
+  }
+
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n) {
+    if (n >= queries.num) continue;
+    const int64_t place = place_of(first_pair + warp * kQueries + n);
+    const int64_t part = place * num_splits + split;
+    if (num_splits > 1 && lane == 0) {
+      partial.largest[part] = running[n].largest;
+      partial.sums[part] = running[n].sum;
+    }
+#pragma unroll
+    for (int v = 0; v < kHeadValues; ++v) {
+      const int64_t k = lane + static_cast<int64_t>(v) * kWarp;
+      if (k >= size) continue;
+      if (num_splits > 1) {
+        partial.weighted[part * size + k] = running[n].weighted[v];
+      } else {
+        x_RHK[place * size + k] = running[n].weighted[v] / running[n].sum;
+      }
+    }
+  }
+}
+
+// A warp for each query. Block (x: head, y: rows of the sequence, kWarps at a time, z: sequence).
+__global__ void __launch_bounds__(kThreads)
+    join_splits_kernel(const Sequence* sequences_N, AttentionShape shape, int64_t num_splits, PartialSoftmax partial,
+                       float* x_RHK) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const Sequence sequence = sequences_N[blockIdx.z];
+  const int64_t row = static_cast<int64_t>(blockIdx.y) * kWarps + warp, size = shape.head_size;
+  if (row >= sequence.num_rows) return;
+  const int64_t place = (sequence.first_row + row) * shape.num_heads + blockIdx.x;
+  const float* const largest_S = partial.largest + place * num_splits;
+  const float* const sums_S = partial.sums + place * num_splits;
+  float largest = lowest();
+  for (int64_t s = 0; s < num_splits; ++s) {
+    if (sums_S[s] != 0.0f) largest = fmaxf(largest, largest_S[s]);
+  }
+  for (int64_t k = lane; k < size; k += kWarp) {
+    float sum = 0.0f, weighted = 0.0f;
+    for (int64_t s = 0; s < num_splits; ++s) {
+      if (sums_S[s] == 0.0f) continue;
+      const float factor = largest_S[s] == largest ? 1.0f : expf(largest_S[s] - largest);
+      sum = fmaf(sums_S[s], factor, sum);
+      weighted = fmaf(partial.weighted[(place * num_splits + s) * size + k], factor, weighted);
+    }
+    x_RHK[place * size + k] = weighted / sum;
+  }
+}
+
+int64_t splits_of(const Sequences& sequences, const AttentionShape& shape) {
+  // The largest score of all keys comes first where weights are rounded in its units.
+  if (sequences.max_rows > kDecodeRows || shape.products_in_8_bits) return 1;
+  return (sequences.max_tokens + kSplitKeys - 1) / kSplitKeys;
+}
+
+template <int kQueries, int kHeadValues>
+void launch_tiles(cudaStream_t stream, const float* q_RHK, const KvLayer& cache, const Sequences& sequences,
+                  const AttentionShape& shape, int64_t num_splits, const PartialSoftmax& partial, float* x_RHK) {
+  const int64_t num_pairs = sequences.max_rows * (shape.num_heads / shape.num_kv_heads);
+  const dim3 grid(static_cast<unsigned>((num_pairs + kWarps * kQueries - 1) / (kWarps * kQueries)),
+                  static_cast<unsigned>(shape.num_kv_heads * num_splits),
+                  static_cast<unsigned>(sequences.table.size()));
+  const int64_t num_floats =
+      (kWarps * kQueries + 2 * kTileKeys) * tile_stride(shape.head_size) + kWarps * kQueries * kTileKeys;
+  launch(attention_kernel<kQueries, kHeadValues>, grid, dim3(kThreads), static_cast<size_t>(num_floats) * sizeof(float),
+         stream, q_RHK, cache, sequences.table.data(), shape, num_splits, partial, x_RHK);
+}
+
+template <int kQueries>
+void launch_queries(cudaStream_t stream, const float* q_RHK, const KvLayer& cache, const Sequences& sequences,
+                    const AttentionShape& shape, int64_t num_splits, const PartialSoftmax& partial, float* x_RHK) {
+  const auto run = shape.head_size <= 2 * kWarp   ? launch_tiles<kQueries, 2>
+                   : shape.head_size <= 4 * kWarp ? launch_tiles<kQueries, 4>
+                                                  : launch_tiles<kQueries, kMaxCudaHeadSize / kWarp>;
+  run(stream, q_RHK, cache, sequences, shape, num_splits, partial, x_RHK);
 }
 
 }  // namespace
 
-void launch_rope_store(cudaStream_t stream, const float* qkv_RC, RopeView rope, NormView q_norm, NormView k_norm,
-                       const AttentionShape& shape, const int32_t* positions_R, const int32_t* slots_R,
-                       int64_t num_rows, const KvLayer& cache, float* q_RHK) {
-  if (num_rows == 0) return;
-  const int64_t num_all = shape.num_heads + 2 * shape.num_kv_heads;
-  launch(rope_store_kernel,
-         dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>((num_all + kBlockQueries - 1) / kBlockQueries)),
-         dim3(kBlockQueries * kWarp), 0, stream, qkv_RC, rope, q_norm, k_norm, head_shape(shape), positions_R, slots_R,
-         cache, q_RHK);
+int64_t attention_scratch_floats(const Sequences& sequences, const AttentionShape& shape) {
+  const int64_t num_splits = splits_of(sequences, shape);
+  return num_splits == 1 ? 0 : sequences.num_rows * shape.num_heads * num_splits * (shape.head_size + 2);
 }
 
 void launch_attention(cudaStream_t stream, const float* q_RHK, const KvLayer& cache, const Sequences& sequences,
-                      const AttentionShape& shape, float* x_RHK) {
+                      const AttentionShape& shape, float* scratch, float* x_RHK) {
   if (sequences.table.empty() || sequences.max_rows == 0) return;
-  const dim3 grid(static_cast<unsigned>(shape.num_heads),
-                  static_cast<unsigned>((sequences.max_rows + kBlockQueries - 1) / kBlockQueries),
-                  static_cast<unsigned>(sequences.table.size()));
-  launch(attention_kernel, grid, dim3(kBlockQueries * kWarp), 0, stream, q_RHK, cache, sequences.table.data(),
-         head_shape(shape), x_RHK);
+  const int64_t num_splits = splits_of(sequences, shape);
+  const int64_t num_parts = sequences.num_rows * shape.num_heads * num_splits;
+  PartialSoftmax partial;
+  if (num_splits > 1) partial = {scratch, scratch + num_parts, scratch + 2 * num_parts};
+  const auto run = sequences.max_rows <= kDecodeRows ? launch_queries<kDecodeQueries> : launch_queries<kPrefillQueries>;
+  run(stream, q_RHK, cache, sequences, shape, num_splits, partial, x_RHK);
+  if (num_splits == 1) return;
+  launch(join_splits_kernel,
+         dim3(static_cast<unsigned>(shape.num_heads), static_cast<unsigned>((sequences.max_rows + kWarps - 1) / kWarps),
+              static_cast<unsigned>(sequences.table.size())),
+         dim3(kThreads), 0, stream, sequences.table.data(), shape, num_splits, partial, x_RHK);
 }
 
 }  // namespace pare

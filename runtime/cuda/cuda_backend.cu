@@ -4,15 +4,13 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/cuda/cuda_experts.h"
 #include "runtime/cuda/cuda_linear.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/engine/backend_checks.h"
 
 namespace pare {
 namespace {
-
-// Logits in memory at a time.
-constexpr int64_t kLogitFloats = int64_t{1} << 23;
 
 void require(cudaError_t status, const std::string& what) {
   if (status == cudaSuccess) return;
@@ -35,9 +33,12 @@ NormView view_of(const PackedNorm* norm) {
   return norm == nullptr ? NormView{} : NormView{norm->gain_D.get(), nullptr, norm->epsilon};
 }
 
-RoundingView view_of(const InputFormat& format) {
-  return {format.type, format.range,    format.symmetric,        format.scale,
-          format.zero, format.outliers, format.outlier_threshold};
+RoundingTarget target_of(const LinearInput& x) {
+  return x.consumer() != nullptr ? cuda_linear(*x.consumer()).rounding() : RoundingTarget{};
+}
+
+RoundedRows rows_of(LinearInput& x, int64_t width) {
+  return {x.x(), x.codes(), LinearInput::code_stride(width), x.scales(), x.zeros()};
 }
 
 struct OutlierNotes final : RoundingNotes {
@@ -45,42 +46,6 @@ struct OutlierNotes final : RoundingNotes {
   Buffer<float> limits_N;
   Buffer<uint8_t> columns_NI;
 };
-
-struct CudaExpertWork final : ExpertWork {
-  CudaExpertWork(Backend& backend, const ExpertShape& expert_shape)
-      : shape(expert_shape),
-        experts_RK(backend.allocate<int32_t>(num_slots())),
-        slots_RK(backend.allocate<int32_t>(num_slots())),
-        rows_S(backend.allocate<int32_t>(num_slots())),
-        first_slot_E1(backend.allocate<int32_t>(shape.num_experts + 1)),
-        weights_RK(backend.allocate(num_slots())),
-        gate_up_S2F(backend.allocate(num_slots() * 2 * shape.feed_forward_size)),
-        activated_SF(backend.allocate(num_slots() * shape.feed_forward_size)),
-        mixed_SD(backend.allocate(num_slots() * shape.hidden_size)) {}
-
-  int64_t num_slots() const { return shape.max_rows * shape.experts_per_token; }
-
-  ExpertShape shape;
-  Buffer<int32_t> experts_RK, slots_RK, rows_S, first_slot_E1;
-  Buffer<float> weights_RK, gate_up_S2F, activated_SF, mixed_SD;
-  // The views of each part of each expert's linears, [parts, E], made at the first call with those experts.
-  const FeedForwardWeights* experts = nullptr;
-  std::vector<Buffer<WeightView>> gate_up_views, down_views;
-};
-
-// Part p of every expert's linear, in device memory.
-std::vector<Buffer<WeightView>> views_by_part(Backend& backend, std::span<const FeedForwardWeights> experts_E,
-                                              std::unique_ptr<PackedLinear> FeedForwardWeights::*which) {
-  std::vector<Buffer<WeightView>> views;
-  const size_t num_parts = cuda_linear(*(experts_E.front().*which)).parts().size();
-  for (size_t p = 0; p < num_parts; ++p) {
-    std::vector<WeightView> host_E;
-    for (const FeedForwardWeights& expert : experts_E) host_E.push_back(cuda_linear(*(expert.*which)).parts()[p].host);
-    views.push_back(backend.allocate<WeightView>(static_cast<int64_t>(host_E.size())));
-    backend.upload<WeightView>(host_E, views.back().get());
-  }
-  return views;
-}
 
 class CudaBackend final : public Backend {
  public:
@@ -100,6 +65,12 @@ class CudaBackend final : public Backend {
     BufferMemory owned(static_cast<std::byte*>(memory), [](std::byte* bytes) { static_cast<void>(cudaFree(bytes)); });
     require(cudaMemsetAsync(memory, 0, size, stream_), "cannot clear memory");
     return owned;
+  }
+
+  std::optional<int64_t> free_bytes() const override {
+    size_t free = 0, total = 0;
+    require(cudaMemGetInfo(&free, &total), "cannot ask the device for its memory");
+    return static_cast<int64_t>(free);
   }
 
   void upload_bytes(std::span<const std::byte> host, void* memory) override {
@@ -129,15 +100,15 @@ class CudaBackend final : public Backend {
                 int64_t num_rows, int64_t width, LinearInput& x_RD) override {
     check_norm(delta_norm, width, "add_norm");
     check_norm(norm, width, "add_norm");
-    launch_add_norm(stream_, hidden_RD, delta_RD, view_of(delta_norm), view_of(norm), num_rows, width,
-                    norm != nullptr ? x_RD.x() : nullptr);
-    if (norm != nullptr) round(x_RD, num_rows, width);
+    launch_add_norm(stream_, hidden_RD, delta_RD, view_of(delta_norm), view_of(norm), num_rows, width, target_of(x_RD),
+                    rows_of(x_RD, width));
+    if (norm != nullptr) round_beside_others(x_RD, num_rows, width);
   }
 
   void linear(const PackedLinear& packed, const LinearInput& x_RI, int64_t num_rows, float* y_RO) override {
     const CudaLinear& weights = cuda_linear(packed);
     check_input(packed, x_RI);
-    multiply(weights, x_RI.x(), num_rows, y_RO);
+    multiply(weights, x_RI, num_rows, y_RO);
   }
 
   void rope_store(const float* qkv_RC, const PackedRope& rope, const PackedNorm* q_norm, const PackedNorm* k_norm,
@@ -159,28 +130,31 @@ class CudaBackend final : public Backend {
     check_head_size(shape, "attention");
     require_argument(!shape.products_in_8_bits || cache.is_int8(),
                      "attention: expected 8-bit keys and values for products in 8 bits, found floats");
-    launch_attention(stream_, q_RHK, cache, sequences, shape, x_RHK.x());
+    const int64_t num_floats = attention_scratch_floats(sequences, shape);
+    if (attention_scratch_.size() < num_floats) attention_scratch_ = allocate(num_floats);
+    launch_attention(stream_, q_RHK, cache, sequences, shape, attention_scratch_.get(), x_RHK.x());
     round(x_RHK, sequences.num_rows, shape.num_heads * shape.head_size);
   }
 
   void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F,
                 LinearInput& z_RF) override {
-    launch_activate(stream_, y_R2F, activation, true, num_rows, width_F, z_RF.x());
-    round(z_RF, num_rows, width_F);
+    launch_activate(stream_, y_R2F, activation, true, num_rows, width_F, target_of(z_RF), rows_of(z_RF, width_F));
+    round_beside_others(z_RF, num_rows, width_F);
   }
 
   void activate_ungated(const float* y_RF, Activation activation, int64_t num_rows, int64_t width_F,
                         LinearInput& z_RF) override {
-    launch_activate(stream_, y_RF, activation, false, num_rows, width_F, z_RF.x());
-    round(z_RF, num_rows, width_F);
+    launch_activate(stream_, y_RF, activation, false, num_rows, width_F, target_of(z_RF), rows_of(z_RF, width_F));
+    round_beside_others(z_RF, num_rows, width_F);
   }
 
   void add_layer_norm(float* hidden_RD, const float* delta_RD, const PackedLayerNorm& norm, int64_t num_rows,
                       int64_t width, LinearInput* x_RD) override {
     check_layer_norm(norm, width);
     launch_add_layer_norm(stream_, hidden_RD, delta_RD, {norm.gain_D.get(), norm.bias_D.get(), norm.epsilon}, num_rows,
-                          width, x_RD != nullptr ? x_RD->x() : nullptr);
-    if (x_RD != nullptr) round(*x_RD, num_rows, width);
+                          width, x_RD != nullptr ? target_of(*x_RD) : RoundingTarget{},
+                          x_RD != nullptr ? rows_of(*x_RD, width) : RoundedRows{});
+    if (x_RD != nullptr) round_beside_others(*x_RD, num_rows, width);
   }
 
   void mean_rows(const float* hidden_RD, const Sequences& sequences, int64_t width, float* means_ND) override {
@@ -195,8 +169,9 @@ class CudaBackend final : public Backend {
   }
 
   void gather(const float* x_RD, std::span<const int32_t> rows_S, int64_t width, LinearInput& y_SD) override {
-    launch_gather(stream_, x_RD, rows_S.data(), static_cast<int64_t>(rows_S.size()), width, y_SD.x());
-    round(y_SD, static_cast<int64_t>(rows_S.size()), width);
+    const auto num_slots = static_cast<int64_t>(rows_S.size());
+    launch_gather(stream_, x_RD, rows_S.data(), num_slots, width, target_of(y_SD), rows_of(y_SD, width));
+    round_beside_others(y_SD, num_slots, width);
   }
 
   void mix(const float* x_SD, std::span<const int32_t> slots_RK, std::span<const float> weights_RK, int64_t num_rows,
@@ -211,39 +186,11 @@ class CudaBackend final : public Backend {
   }
 
   void run_experts(std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing,
-                   Activation activation, const float* logits_RE, const float* x_RD, const Sequences&, int64_t num_rows,
-                   ExpertWork& expert_work, float* y_RD) override {
-    auto& work = dynamic_cast<CudaExpertWork&>(expert_work);
-    const auto num_experts = static_cast<int64_t>(experts_E.size());
-    const int64_t num_chosen = routing.experts_per_token;
-    require_argument(num_rows <= work.shape.max_rows && num_chosen <= work.shape.experts_per_token &&
-                         num_experts <= work.shape.num_experts,
-                     "run_experts: more rows or experts than there is room for");
-    for (const FeedForwardWeights& expert : experts_E) {
-      for (const auto* linear : {&expert.gate_up, &expert.down}) {
-        require_argument((*linear)->input().is_plain(), "run_experts: " + (*linear)->kernel_name() +
-                                                            ": this backend has no experts with rounded inputs yet");
-      }
-    }
-    if (num_rows == 0) return;
-    if (work.experts != experts_E.data()) {
-      work.gate_up_views = views_by_part(*this, experts_E, &FeedForwardWeights::gate_up);
-      work.down_views = views_by_part(*this, experts_E, &FeedForwardWeights::down);
-      work.experts = experts_E.data();
-    }
-    route(logits_RE, num_rows, num_experts, routing, work.experts_RK.get(), work.weights_RK.get());
-    launch_assign_slots(stream_, work.experts_RK.get(), num_rows, num_chosen, num_experts, work.first_slot_E1.get(),
-                        work.slots_RK.get(), work.rows_S.get());
-    const CudaLinear& gate_up = cuda_linear(*experts_E.front().gate_up);
-    const CudaLinear& down = cuda_linear(*experts_E.front().down);
-    multiply_experts(gate_up, work.gate_up_views, num_experts, {work.first_slot_E1.get(), work.rows_S.get()}, x_RD,
-                     num_rows, work.gate_up_S2F.get());
-    launch_activate(stream_, work.gate_up_S2F.get(), activation, true, num_rows * num_chosen, down.num_in(),
-                    work.activated_SF.get());
-    multiply_experts(down, work.down_views, num_experts, {work.first_slot_E1.get(), nullptr}, work.activated_SF.get(),
-                     num_rows, work.mixed_SD.get());
-    launch_mix(stream_, work.mixed_SD.get(), work.slots_RK.get(), work.weights_RK.get(), num_rows, num_chosen,
-               down.num_out(), y_RD);
+                   Activation activation, const float* logits_RE, const float* x_RD, const Sequences& sequences,
+                   int64_t num_rows, ExpertWork& work, float* y_RD) override {
+    check_routing(static_cast<int64_t>(experts_E.size()), routing);
+    dynamic_cast<CudaExpertWork&>(work).run(stream_, experts_E, routing, activation, logits_RE, x_RD, sequences,
+                                            num_rows, y_RD);
   }
 
   void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,
@@ -259,7 +206,7 @@ class CudaBackend final : public Backend {
     const Buffer<float> logits_RV = allocate(chunk * weights.num_out());
     for (int64_t first = 0; first < num_rows; first += chunk) {
       const int64_t num = std::min(chunk, num_rows - first);
-      multiply(weights, x_RD + first * weights.num_in(), num, logits_RV.get());
+      multiply_floats(weights, x_RD + first * weights.num_in(), num, logits_RV.get());
       launch_cross_entropy(stream_, logits_RV.get(), num, weights.num_out(), logit_softcap, targets.get() + first,
                            nll.get() + first, top1.get() + first);
     }
@@ -283,8 +230,8 @@ class CudaBackend final : public Backend {
     const Buffer<float> logits_p_RV = allocate(chunk * num_vocabulary), logits_q_RV = allocate(chunk * num_vocabulary);
     for (int64_t first = 0; first < num_rows; first += chunk) {
       const int64_t num = std::min(chunk, num_rows - first);
-      multiply(weights_p, x_RD + first * weights_p.num_in(), num, logits_p_RV.get());
-      multiply(weights_q, z_RE + first * weights_q.num_in(), num, logits_q_RV.get());
+      multiply_floats(weights_p, x_RD + first * weights_p.num_in(), num, logits_p_RV.get());
+      multiply_floats(weights_q, z_RE + first * weights_q.num_in(), num, logits_q_RV.get());
       launch_compare(stream_, logits_p_RV.get(), softcap_p, logits_q_RV.get(), softcap_q, num, num_vocabulary,
                      targets.get() + first, kl.get() + first, same_top1.get() + first, nll_p.get() + first,
                      nll_q.get() + first);
@@ -313,38 +260,42 @@ class CudaBackend final : public Backend {
     return buffer;
   }
 
-  void multiply(const CudaLinear& weights, const float* x_RI, int64_t num_rows, float* y_RO) {
+  void multiply(const CudaLinear& weights, const LinearInput& x, int64_t num_rows, float* y_RO) {
+    if (!weights.multiplies_codes()) return multiply_floats(weights, x.x(), num_rows, y_RO);
+    const CodeRows codes = {x.codes(), LinearInput::code_stride(weights.num_in()), x.scales(), x.zeros()};
     for (size_t p = 0; p < weights.parts().size(); ++p) {
       const CudaLinear::Part& part = weights.parts()[p];
-      launch_linear(stream_, weights.views() + p, part.host.num_out, x_RI, num_rows, y_RO, weights.num_out(),
-                    part.first_out);
+      launch_code_linears(stream_, part.form, weights.views() + p, 1, {}, codes, num_rows, y_RO, weights.num_out(),
+                          part.first_out);
     }
   }
 
-  void multiply_experts(const CudaLinear& first, const std::vector<Buffer<WeightView>>& views_by_part,
-                        int64_t num_experts, const SlotRanges& slots, const float* x, int64_t max_rows, float* y) {
-    for (size_t p = 0; p < views_by_part.size(); ++p) {
-      const CudaLinear::Part& part = first.parts()[p];
-      launch_expert_linears(stream_, views_by_part[p].get(), num_experts, part.host.num_out, slots, x, max_rows, y,
-                            first.num_out(), part.first_out);
+  void multiply_floats(const CudaLinear& weights, const float* x_RI, int64_t num_rows, float* y_RO) {
+    for (size_t p = 0; p < weights.parts().size(); ++p) {
+      const CudaLinear::Part& part = weights.parts()[p];
+      launch_linears(stream_, part.form, weights.views() + p, 1, {}, x_RI, num_rows, y_RO, weights.num_out(),
+                     part.first_out);
     }
   }
 
-  // Rounds the rows that an operation has written, as their consumer asks.
+  // What a row operation could not round by itself: rows of a sequence together, and beside outliers.
+  void round_beside_others(LinearInput& x, int64_t num_rows, int64_t width) {
+    if (!target_of(x).is_rowwise()) round(x, num_rows, width);
+  }
+
+  // Rounds the floats that an operation has written, as their consumer asks.
   void round(LinearInput& x, int64_t num_rows, int64_t width) {
-    const InputFormat& format = x.format();
-    if (format.is_plain() || num_rows == 0) return;
-    const RoundingView view = view_of(format);
-    if (format.outliers == OutlierRule::columns) {
-      launch_round_beside_columns(stream_, view, cuda_linear(*x.consumer()).outlier_columns(), x.x(), num_rows, width);
-    } else if (format.has_outliers()) {
-      launch_round_beside_outliers(stream_, view, x.sequences(), x.x(), num_rows, width,
-                                   outlier_scratch(x, num_rows, width));
-    } else if (format.range == InputRange::tensor) {
-      launch_round_sequences(stream_, view, x.sequences(), x.x(), width);
-    } else {
-      launch_round_rows(stream_, view, x.x(), num_rows, width);
+    const RoundingTarget target = target_of(x);
+    RoundingKinds kinds;
+    kinds.add(target);
+    if (!kinds.is_any()) return;
+    RowsToRound rows = {.rows = rows_of(x, width), .sequences_N = nullptr, .target = target};
+    if (!kinds.has_of_sequence && !kinds.has_limits) {
+      return launch_round(stream_, rows, kinds, 1, num_rows, width, {});
     }
+    rows.sequences_N = x.sequences().table.data();
+    launch_round(stream_, rows, kinds, static_cast<int64_t>(x.sequences().table.size()), x.sequences().max_rows, width,
+                 kinds.has_limits ? outlier_scratch(x, num_rows, width) : OutlierScratch{});
   }
 
   // Kept beside the rows, and grown.
@@ -359,6 +310,7 @@ class CudaBackend final : public Backend {
   }
 
   cudaStream_t stream_ = nullptr;
+  Buffer<float> attention_scratch_;  // grown
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "runtime/cuda/cuda_linear.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -51,17 +52,91 @@ std::vector<uint32_t> dense_words(const DenseWeight& weight, int64_t row_words) 
   return words;
 }
 
-std::vector<uint32_t> code_words(const QuantizedWeight& weight, StoredAs stored, int64_t row_words) {
-  const int per_word = weights_per_word(stored);
-  std::vector<uint32_t> words(static_cast<size_t>(weight.num_out * row_words), 0);
-  for (int64_t o = 0; o < weight.num_out; ++o) {
-    const uint8_t* const codes_I = weight.codes_OI.data() + o * weight.num_in;
-    for (int64_t i = 0; i < weight.num_in; ++i) {
-      words[static_cast<size_t>(o * row_words + i / per_word)] |= static_cast<uint32_t>(codes_I[i])
-                                                                  << (i % per_word * weight.bits);
-    }
+// The weights of a row as bits, as many as its words hold: `padding` behind them.
+void store_row(StoredAs stored, std::span<const uint32_t> values, uint32_t padding, std::span<uint32_t> row_words) {
+  const int per_word = weights_per_word(stored), bits = bits_of(stored);
+  for (size_t i = 0; i < row_words.size() * static_cast<size_t>(per_word); ++i) {
+    const int index = static_cast<int>(i % static_cast<size_t>(per_word));
+    row_words[i / static_cast<size_t>(per_word)] |= (i < values.size() ? values[i] : padding)
+                                                    << place_in_word(stored, index) * bits;
   }
-  return words;
+}
+
+// Of a row of 2:4: the two of every four columns that are kept, the first ones where more are zero.
+struct KeptRow {
+  std::vector<uint32_t> values;
+  std::vector<uint8_t> places;  // 2 bits each, four in a byte
+};
+template <typename IsZero>
+KeptRow kept_row(std::span<const uint32_t> row_I, const IsZero& is_zero) {
+  KeptRow kept;
+  for (size_t first = 0; first < row_I.size(); first += 4) {
+    std::array<size_t, 2> chosen = {0, 1};
+    size_t num = 0;
+    for (size_t i = 0; i < 4 && num < 2; ++i) {
+      // The last ones are taken to make up two.
+      if (!is_zero(first + i) || 4 - i == 2 - num) chosen[num++] = i;
+    }
+    if (first % 8 == 0) kept.places.push_back(0);
+    const size_t shift = first % 8;
+    kept.places.back() |= static_cast<uint8_t>((chosen[0] | chosen[1] << 2) << shift);
+    for (const size_t i : chosen) kept.values.push_back(row_I[first + i]);
+  }
+  return kept;
+}
+
+// Rows of values as bits, in words and, where only the kept ones are stored, places.
+struct StoredRows {
+  StoredRows(StoredAs stored_as, bool kept, int64_t num_out, int64_t num_in)
+      : stored(stored_as), is_kept(kept), row_words(words_of_row(stored, kept ? num_in / 2 : num_in)) {
+    words.resize(static_cast<size_t>(num_out * row_words), 0);
+    row_places = row_words * weights_per_word(stored) / 4;
+    // Padding is kept in the first two of four.
+    if (is_kept) places.resize(static_cast<size_t>(num_out * row_places), 0x44);
+  }
+  template <typename IsZero>
+  void store(int64_t row, std::span<const uint32_t> values_I, uint32_t padding, const IsZero& is_zero) {
+    const std::span row_span =
+        std::span(words).subspan(static_cast<size_t>(row * row_words), static_cast<size_t>(row_words));
+    if (!is_kept) return store_row(stored, values_I, padding, row_span);
+    const KeptRow kept = kept_row(values_I, is_zero);
+    store_row(stored, kept.values, padding, row_span);
+    std::copy(kept.places.begin(), kept.places.end(), places.begin() + row * row_places);
+  }
+
+  StoredAs stored;
+  bool is_kept;
+  int64_t row_words = 0, row_places = 0;
+  std::vector<uint32_t> words;
+  std::vector<uint8_t> places;
+};
+
+StoredRows kept_dense_rows(const DenseWeight& weight, StoredAs stored) {
+  StoredRows rows(stored, true, weight.num_out, weight.num_in);
+  std::vector<uint32_t> values_I(static_cast<size_t>(weight.num_in));
+  std::vector<uint16_t> bits_I(values_I.size());
+  for (int64_t o = 0; o < weight.num_out; ++o) {
+    std::memcpy(bits_I.data(), weight.data.data() + static_cast<size_t>(o * weight.num_in) * sizeof(uint16_t),
+                bits_I.size() * sizeof(uint16_t));
+    std::copy(bits_I.begin(), bits_I.end(), values_I.begin());
+    rows.store(o, values_I, 0, [&](size_t i) { return (bits_I[i] & 0x7FFF) == 0; });
+  }
+  return rows;
+}
+
+StoredRows code_rows(const QuantizedWeight& weight, StoredAs stored, bool is_kept) {
+  StoredRows rows(stored, is_kept, weight.num_out, weight.num_in);
+  const bool is_fp8 = weight.code_type == CodeType::fp8;
+  std::vector<uint32_t> values_I(static_cast<size_t>(weight.num_in));
+  for (int64_t o = 0; o < weight.num_out; ++o) {
+    const auto zero = [&](size_t i) {
+      return is_fp8 ? 0u : static_cast<uint32_t>(weight.zero(o, weight.group(static_cast<int64_t>(i))));
+    };
+    const uint8_t* const codes_I = weight.codes_OI.data() + o * weight.num_in;
+    std::copy(codes_I, codes_I + weight.num_in, values_I.begin());
+    rows.store(o, values_I, zero(values_I.size() - 1), [&](size_t i) { return values_I[i] == zero(i); });
+  }
+  return rows;
 }
 
 template <typename T>
@@ -89,6 +164,14 @@ std::vector<float> with_outlier_columns(const LinearWeights& linear) {
   return weight_OI;
 }
 
+// Whether whole codes of inputs can meet it: groups as code_linear_kernels.cu needs them.
+bool can_meet_codes(const WeightView& view, bool is_kept) {
+  const bool has_kernel =
+      view.stored == StoredAs::code8 || view.stored == StoredAs::code4 || view.stored == StoredAs::code2;
+  const int64_t unit = is_kept ? 8 : 4;
+  return has_kernel && view.group_of_I == nullptr && (view.group_size % unit == 0 || view.num_groups == 1);
+}
+
 constexpr const char* kStoredNames[] = {"f32", "f16", "bf16", "w8", "w4", "w3", "w2", "wfp8"};
 
 }  // namespace
@@ -97,6 +180,7 @@ CudaLinear::CudaLinear(Backend& backend, std::span<const LinearWeights> parts) {
   check_parts(parts);
   num_in_ = parts.front().num_in();
   input_ = parts.front().input;
+  multiplies_codes_ = input_.type == InputType::int8 && !input_.has_outliers();
   for (const LinearWeights& part : parts) append(backend, part);
   std::vector<WeightView> views;
   for (const Part& part : parts_) views.push_back(part.host);
@@ -111,49 +195,78 @@ CudaLinear::CudaLinear(Backend& backend, std::span<const LinearWeights> parts) {
 void CudaLinear::append(Backend& backend, const LinearWeights& linear) {
   Part part;
   part.first_out = num_out_;
-  WeightView& view = part.host;
-  view.num_out = linear.num_out();
-  view.num_in = num_in_;
-  const auto place_words = [&](const std::vector<uint32_t>& words) {
-    part.words = uploaded<uint32_t>(backend, words, resident_bytes_);
-    view.words = part.words.get();
-  };
-  const auto place_dense = [&](const DenseWeight& weight) {
-    view.stored = stored_as(weight.dtype);
-    view.row_words = words_of_row(view.stored, num_in_);
-    place_words(dense_words(weight, view.row_words));
-  };
+  part.host.num_out = linear.num_out();
+  part.host.num_in = num_in_;
   if (!linear.outlier_weight_OJ.empty()) {
     const std::vector<float> weight_OI = with_outlier_columns(linear);
-    place_dense({view.num_out, num_in_, DType::F32, std::as_bytes(std::span(weight_OI))});
+    append_dense(backend, {part.host.num_out, num_in_, DType::F32, std::as_bytes(std::span(weight_OI))}, part);
   } else if (const auto* dense = std::get_if<DenseWeight>(&linear.weight)) {
-    place_dense(*dense);
+    if (!dense->pattern.is_dense()) validate(*dense, linear.name);
+    append_dense(backend, *dense, part);
   } else {
     const QuantizedWeight& weight = std::get<QuantizedWeight>(linear.weight);
     validate(weight, linear.name);
-    view.stored = stored_as(weight);
-    view.row_words = words_of_row(view.stored, num_in_);
-    view.symmetric_zero = 1 << (weight.bits - 1);
-    view.group_size = weight.group_size == kPerChannel ? num_in_ : weight.group_size;
-    view.num_groups = weight.num_groups();
-    place_words(code_words(weight, view.stored, view.row_words));
-    part.scales_OG = uploaded<float>(backend, weight.scales_OG, resident_bytes_);
-    if (!weight.symmetric) part.zeros_OG = uploaded<uint8_t>(backend, weight.zeros_OG, resident_bytes_);
-    part.group_of_I = uploaded<int32_t>(backend, weight.group_of_I, resident_bytes_);
-    view.scales_OG = part.scales_OG.get();
-    view.zeros_OG = part.zeros_OG.get();
-    view.group_of_I = part.group_of_I.get();
+    append_codes(backend, weight, part);
   }
   part.bias_O = uploaded<float>(backend, linear.bias_O, resident_bytes_);
-  view.bias_O = part.bias_O.get();
-  num_out_ += view.num_out;
-  const std::string name = kStoredNames[static_cast<int>(view.stored)];
+  part.host.bias_O = part.bias_O.get();
+  part.form = {part.host.stored, part.host.places != nullptr, part.host.num_out};
+  multiplies_codes_ = multiplies_codes_ && can_meet_codes(part.host, part.form.is_kept);
+  num_out_ += part.host.num_out;
+  const std::string name =
+      std::string(kStoredNames[static_cast<int>(part.host.stored)]) + (part.form.is_kept ? "s24" : "");
   if (weight_names_.find(name) == std::string::npos) weight_names_ += (weight_names_.empty() ? "" : "+") + name;
   parts_.push_back(std::move(part));
 }
 
+void CudaLinear::append_dense(Backend& backend, const DenseWeight& weight, Part& part) {
+  WeightView& view = part.host;
+  view.stored = stored_as(weight.dtype);
+  if (weight.pattern == kTwoOfFour && has_kept_form(view.stored)) {
+    const StoredRows rows = kept_dense_rows(weight, view.stored);
+    view.row_words = rows.row_words;
+    part.words = uploaded<uint32_t>(backend, rows.words, resident_bytes_);
+    part.places = uploaded<uint8_t>(backend, rows.places, resident_bytes_);
+  } else {
+    view.row_words = words_of_row(view.stored, num_in_);
+    part.words = uploaded<uint32_t>(backend, dense_words(weight, view.row_words), resident_bytes_);
+  }
+  view.words = part.words.get();
+  view.places = part.places.get();
+}
+
+void CudaLinear::append_codes(Backend& backend, const QuantizedWeight& weight, Part& part) {
+  WeightView& view = part.host;
+  view.stored = stored_as(weight);
+  // Where act-order has moved columns, their zeros are stored too.
+  const bool is_kept = weight.pattern == kTwoOfFour && has_kept_form(view.stored) && weight.group_of_I.empty();
+  const StoredRows rows = code_rows(weight, view.stored, is_kept);
+  view.row_words = rows.row_words;
+  view.symmetric_zero = 1 << (weight.bits - 1);
+  view.group_size = weight.group_size == kPerChannel ? num_in_ : weight.group_size;
+  view.num_groups = weight.num_groups();
+  part.words = uploaded<uint32_t>(backend, rows.words, resident_bytes_);
+  part.places = uploaded<uint8_t>(backend, rows.places, resident_bytes_);
+  part.scales_OG = uploaded<float>(backend, weight.scales_OG, resident_bytes_);
+  if (!weight.symmetric) part.zeros_OG = uploaded<uint8_t>(backend, weight.zeros_OG, resident_bytes_);
+  part.group_of_I = uploaded<int32_t>(backend, weight.group_of_I, resident_bytes_);
+  view.words = part.words.get();
+  view.places = part.places.get();
+  view.scales_OG = part.scales_OG.get();
+  view.zeros_OG = part.zeros_OG.get();
+  view.group_of_I = part.group_of_I.get();
+}
+
+RoundingTarget CudaLinear::rounding() const {
+  const InputFormat& format = input_;
+  return {.format = {format.type, format.range, format.symmetric, format.scale, format.zero, format.outliers,
+                     format.outlier_threshold},
+          .outlier_columns_I = outlier_columns_.get(),
+          .as_codes = multiplies_codes_};
+}
+
 std::string CudaLinear::kernel_name() const {
-  return "matmul_" + weight_names_ + "_" + input_format_name(input_) + "_cuda_plain";
+  return "matmul_" + weight_names_ + "_" + input_format_name(input_) + (multiplies_codes_ ? "_cuda_dp4a" : "_cuda_fma");
 }
 
 }  // namespace pare

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/cuda/rounding_target.h"
 #include "runtime/cuda/weight_view.h"
 #include "runtime/engine/backend.h"
 
@@ -21,26 +22,29 @@ class CudaLinear final : public PackedLinear {
   int64_t resident_bytes() const override { return resident_bytes_; }
   std::string kernel_name() const override;
   const InputFormat& input() const override { return input_; }
-  bool multiplies_codes() const override { return false; }
+  bool multiplies_codes() const override { return multiplies_codes_; }
 
   struct Part {
     WeightView host;
+    WeightForm form;
     int64_t first_out = 0;
     Buffer<uint32_t> words;
     Buffer<float> scales_OG, bias_O;
-    Buffer<uint8_t> zeros_OG;
+    Buffer<uint8_t> zeros_OG, places;
     Buffer<int32_t> group_of_I;
   };
   std::span<const Part> parts() const { return parts_; }
   const WeightView* views() const { return views_.get(); }  // of the parts, device memory
-  // 1 for each outlier column of the input's list; device memory, null without a list.
-  const uint8_t* outlier_columns() const { return outlier_columns_.get(); }
+  RoundingTarget rounding() const;                          // of its input
 
  private:
   void append(Backend& backend, const LinearWeights& weights);
+  void append_codes(Backend& backend, const QuantizedWeight& weight, Part& part);
+  void append_dense(Backend& backend, const DenseWeight& weight, Part& part);
 
   int64_t num_out_ = 0, num_in_ = 0, resident_bytes_ = 0;
   InputFormat input_;
+  bool multiplies_codes_ = false;
   std::string weight_names_;
   std::vector<Part> parts_;
   Buffer<WeightView> views_;

@@ -12,20 +12,32 @@
 
 namespace pare {
 
-// Which rows of x each of several linears multiplies: those of its slots. Slot s reads row rows_S[s] of x (null: row s)
-// and writes row s of y.
+// The rows that each of several linears multiplies: those of its slots. Slot s reads row rows_S[s] of x (null: row s) and
+// writes row s of y.
 struct SlotRanges {
-  const int32_t* first_slot_E1 = nullptr;  // [num_linears + 1]
+  const int32_t* first_slot_E1 = nullptr;  // of all linears; null: one, which has every row
+  const int32_t* linears_Z = nullptr;      // which of them run, where it is some
   const int32_t* rows_S = nullptr;
 };
+// Rows as codes: row r is (code - zeros_R[r]) * scales_R[r]; the codes' rows are `stride` apart, a multiple of 16, and end
+// in zeros.
+struct CodeRows {
+  const int8_t* codes_RS = nullptr;
+  int64_t stride = 0;
+  const float* scales_R = nullptr;
+  const int32_t* zeros_R = nullptr;
+};
 
-// y[r, first_out + o] = bias[o] + sum_i W[o, i] x[r, i]; y has out_width columns.
-void launch_linear(cudaStream_t stream, const WeightView* weight, int64_t num_out, const float* x_RI, int64_t num_rows,
-                   float* y_RO, int64_t out_width, int64_t first_out);
-// The same for num_linears of one shape, at most max_rows rows in each one's slots.
-void launch_expert_linears(cudaStream_t stream, const WeightView* weights_E, int64_t num_linears, int64_t num_out,
-                           const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_SO, int64_t out_width,
-                           int64_t first_out);
+// y[r, first_out + o] = bias[o] + sum_i W[o, i] x[r, i], for num_linears of one form, at most max_rows rows in each
+// one's slots; y has out_width columns.
+void launch_linears(cudaStream_t stream, const WeightForm& form, const WeightView* weights_E, int64_t num_linears,
+                    const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_RO, int64_t out_width,
+                    int64_t first_out);
+// The same of codes, for weights of 8, 4 or 2 bits whose columns lie in the order of their groups, four of a quad (of 2:4
+// eight) in one group.
+void launch_code_linears(cudaStream_t stream, const WeightForm& form, const WeightView* weights_E, int64_t num_linears,
+                         const SlotRanges& slots, const CodeRows& x, int64_t max_rows, float* y_RO, int64_t out_width,
+                         int64_t first_out);
 
 void launch_embed(cudaStream_t stream, const WeightView* table_VD, const int32_t* ids_R, int64_t num_rows,
                   int64_t width, float scale, float* hidden_RD);
@@ -34,34 +46,46 @@ struct NormView {
   const float* bias_D = nullptr;  // of a LayerNorm
   float epsilon = 0.0f;
 };
+// Row operations write rows as `target` wants them where it is rowwise, else as floats for launch_round.
 void launch_add_norm(cudaStream_t stream, float* hidden_RD, const float* delta_RD, NormView delta_norm, NormView norm,
-                     int64_t num_rows, int64_t width, float* x_RD);
+                     int64_t num_rows, int64_t width, const RoundingTarget& target, const RoundedRows& x);
+// x.x_RI null: not written.
 void launch_add_layer_norm(cudaStream_t stream, float* hidden_RD, const float* delta_RD, NormView norm,
-                           int64_t num_rows, int64_t width, float* x_RD);
+                           int64_t num_rows, int64_t width, const RoundingTarget& target, const RoundedRows& x);
 // gated: y rows are F gates, then F ups.
 void launch_activate(cudaStream_t stream, const float* y, Activation activation, bool gated, int64_t num_rows,
-                     int64_t width_F, float* z_RF);
+                     int64_t width_F, const RoundingTarget& target, const RoundedRows& z);
 void launch_gather(cudaStream_t stream, const float* x_RD, const int32_t* rows_S, int64_t num_rows, int64_t width,
-                   float* y_SD);
+                   const RoundingTarget& target, const RoundedRows& y);
 void launch_mix(cudaStream_t stream, const float* x_SD, const int32_t* slots_RK, const float* weights_RK,
                 int64_t num_rows, int64_t num_chosen, int64_t width, float* y_RD);
 void launch_mean_rows(cudaStream_t stream, const float* hidden_RD, const Sequence* sequences_N, int64_t num_sequences,
                       int64_t width, float* means_ND);
 
-// Rounds x in place, as fake_quantize does: each row alone (or on a fixed grid), or a sequence's rows together.
-void launch_round_rows(cudaStream_t stream, const RoundingView& format, float* x_RI, int64_t num_rows, int64_t width);
-void launch_round_sequences(cudaStream_t stream, const RoundingView& format, const Sequences& sequences, float* x_RI,
-                            int64_t width);
-// All but the columns that columns_I marks; all but those in which a sequence has an outlier.
-void launch_round_beside_columns(cudaStream_t stream, const RoundingView& format, const uint8_t* columns_I, float* x_RI,
-                                 int64_t num_rows, int64_t width);
+// Rows of floats that are to be rounded, as fake_quantize does, and where they go: in place, or into codes.
+struct RowsToRound {
+  RoundedRows rows;
+  const Sequence* sequences_N = nullptr;  // null: rows alone, as one sequence
+  RoundingTarget target;
+  const RoundingTarget* targets_E = nullptr;  // not null: sequence n is rounded for n / sequences_per_target
+  int64_t sequences_per_target = 1;
+};
+// Which there are among the targets.
+struct RoundingKinds {
+  bool has_rowwise = false, has_of_sequence = false;
+  bool has_outliers = false, has_limits = false, has_relative = false;  // beside any; not of a list; relative to an rms
+
+  bool is_any() const { return has_rowwise || has_of_sequence || has_outliers; }
+  void add(const RoundingTarget& target);
+};
 struct OutlierScratch {
   double* squares_R = nullptr;
   float* limits_N = nullptr;
   uint8_t* columns_NI = nullptr;
 };
-void launch_round_beside_outliers(cudaStream_t stream, const RoundingView& format, const Sequences& sequences,
-                                  float* x_RI, int64_t num_rows, int64_t width, const OutlierScratch& scratch);
+// At most max_rows rows in a sequence.
+void launch_round(cudaStream_t stream, const RowsToRound& rows, const RoundingKinds& kinds, int64_t num_sequences,
+                  int64_t max_rows, int64_t width, const OutlierScratch& scratch);
 
 // The largest head that rope_store and attention hold in registers.
 inline constexpr int64_t kMaxCudaHeadSize = 256;
@@ -72,8 +96,10 @@ struct RopeView {
 void launch_rope_store(cudaStream_t stream, const float* qkv_RC, RopeView rope, NormView q_norm, NormView k_norm,
                        const AttentionShape& shape, const int32_t* positions_R, const int32_t* slots_R,
                        int64_t num_rows, const KvLayer& cache, float* q_RHK);
+// scratch: attention_scratch_floats, which depends on the sequences' bounds and the shape alone.
+int64_t attention_scratch_floats(const Sequences& sequences, const AttentionShape& shape);
 void launch_attention(cudaStream_t stream, const float* q_RHK, const KvLayer& cache, const Sequences& sequences,
-                      const AttentionShape& shape, float* x_RHK);
+                      const AttentionShape& shape, float* scratch, float* x_RHK);
 
 void launch_route(cudaStream_t stream, const float* logits_RE, int64_t num_rows, int64_t num_experts,
                   const RoutingDescription& routing, int32_t* experts_RK, float* weights_RK);
@@ -81,6 +107,9 @@ void launch_route(cudaStream_t stream, const float* logits_RE, int64_t num_rows,
 // rows_S[s]; expert e has the slots from first_slot_E1[e] to first_slot_E1[e + 1].
 void launch_assign_slots(cudaStream_t stream, const int32_t* experts_RK, int64_t num_rows, int64_t num_chosen,
                          int64_t num_experts, int32_t* first_slot_E1, int32_t* slots_RK, int32_t* rows_S);
+// The slots of one expert that hold rows of one sequence, as a sequence of rows: [num_experts, N].
+void launch_expert_sequences(cudaStream_t stream, const Sequences& sequences, const int32_t* rows_S,
+                             const int32_t* first_slot_E1, int64_t num_experts, Sequence* expert_sequences_EN);
 
 // Of logits [num_rows, num_vocabulary], soft-capped first (0: not).
 void launch_cross_entropy(cudaStream_t stream, const float* logits_RV, int64_t num_rows, int64_t num_vocabulary,

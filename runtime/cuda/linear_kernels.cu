@@ -1,95 +1,157 @@
-// y = x W^T + b for every stored form of W. A warp makes one output of up to kTileRows rows, so that each weight is read
-// once for them: its lanes take the row's vectors of 16 bytes in turn, and their sums are added in a tree. The order of
-// a sum depends on num_in and the stored form alone.
-#include "runtime/cuda/kernels.h"
+// y = x W^T + b for floats x and every stored form of W: weights are streamed once for each tile of rows.
+#include "runtime/cuda/linear_tiles.cuh"
 #include "runtime/cuda/stored_weights.cuh"
-#include "runtime/cuda/warp_block.cuh"
 
 namespace pare {
 namespace {
 
-constexpr int kTileRows = 8;
-constexpr int kBlockOutputs = 4;  // warps of a block
+// Of a vector: the columns that its weights meet, and how many float4 those are.
+constexpr int columns_of_vector(StoredAs stored, bool is_kept) {
+  return weights_per_vector(stored) * (is_kept ? 2 : 1);
+}
+constexpr int pieces_of_vector(StoredAs stored, bool is_kept) {
+  return columns_of_vector(stored, is_kept) / 4;
+}
+// As many rows as shared memory has room for.
+constexpr int tile_rows_of(StoredAs stored, bool is_kept) {
+  return pieces_of_vector(stored, is_kept) > 10 ? 4 : 8;
+}
 
-template <StoredAs kStored>
-__device__ void accumulate(const WeightView& weight, int64_t out, const float* const (&x_rows)[kTileRows], int num_rows,
-                           int lane, float (&sums)[kTileRows]) {
-  constexpr int kPerWord = weights_per_word(kStored);
-  const auto* vectors = reinterpret_cast<const uint4*>(weight.words + out * weight.row_words);
-  const int64_t num_vectors = weight.row_words / kVectorWords;
-  for (int64_t v = lane; v < num_vectors; v += kWarp) {
-    const uint4 vector = vectors[v];
-    const uint32_t words[kVectorWords] = {vector.x, vector.y, vector.z, vector.w};
+// Columns [first_column, ...) of the tile's rows for kSplits spans into x_tile [rows, splits, pieces, lanes]; zeros
+// behind num_in, and in rows that the tile has not.
+template <int kRows, int kPieces>
+__device__ void load_spans(const float* x_RI, const SlotRanges& slots, const BlockRows& rows, int64_t num_in,
+                           int64_t first_column, float4* x_tile) {
+  constexpr int kPiecesOfRow = kSplits * kWarp * kPieces;
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * kPiecesOfRow; i += kLinearThreads) {
+    const int row = i / kPiecesOfRow, piece = i % kPiecesOfRow;
+    const int64_t column = first_column + static_cast<int64_t>(piece) * 4;
+    float4 values = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (row < rows.num && column < num_in) {
+      const float* const x_I = x_RI + row_of_slot(slots, rows.first_slot + row) * num_in + column;
+      if (num_in % 4 == 0) {
+        values = *reinterpret_cast<const float4*>(x_I);
+      } else {
+        values = {x_I[0], column + 1 < num_in ? x_I[1] : 0.0f, column + 2 < num_in ? x_I[2] : 0.0f,
+                  column + 3 < num_in ? x_I[3] : 0.0f};
+      }
+    }
+    const int split = piece / (kWarp * kPieces), lane = piece / kPieces % kWarp;
+    x_tile[((row * kSplits + split) * kPieces + piece % kPieces) * kPieceStride + lane] = values;
+  }
+}
+
+// Which two of four columns a quad's kept weights stand in.
+__device__ uint32_t places_of_quad(const uint8_t* places, int quad) {
+  return places[quad / 2] >> quad % 2 * 4 & 0xFu;
+}
+__device__ float at(const float4& values, uint32_t place) {
+  const float low = (place & 1u) != 0 ? values.y : values.x, high = (place & 1u) != 0 ? values.w : values.z;
+  return (place & 2u) != 0 ? high : low;
+}
+
+// Adds the products of one vector, in its columns' order. Scales meet the sum over their group's part of the vector.
+template <StoredAs kStored, bool kIsKept, int kRows>
+__device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector_index, const float4* x_pieces,
+                           int64_t row_stride, float (&sums)[kRows]) {
+  constexpr int kPieces = pieces_of_vector(kStored, kIsKept), kPerWord = weights_per_word(kStored);
+  const uint4 vector = reinterpret_cast<const uint4*>(weight.words + out * weight.row_words)[vector_index];
+  const uint32_t words[kVectorWords] = {vector.x, vector.y, vector.z, vector.w};
+  const int64_t first_column = vector_index * columns_of_vector(kStored, kIsKept);
+  constexpr int64_t kPlaceBytes = weights_per_vector(kStored) / 4;
+  const uint8_t* const places =
+      kIsKept ? weight.places + (out * (weight.row_words / kVectorWords) + vector_index) * kPlaceBytes : nullptr;
+  const bool is_one_group =
+      weight.group_of_I == nullptr && weight.group_size % columns_of_vector(kStored, kIsKept) == 0;
+  const bool is_quad_in_group = weight.group_of_I == nullptr && weight.group_size % 4 == 0;
+
+  GroupGrid grid = {1.0f, 0};
+  if constexpr (has_scales(kStored)) grid = group_grid(weight, out, first_column);
+  float partial[kRows] = {};
 #pragma unroll
-    for (int w = 0; w < kVectorWords; ++w) {
-      const int64_t first = (v * kVectorWords + w) * kPerWord;
-      float values[kPerWord];
-      expand_word<kStored>(weight, out, first, words[w], values);
+  for (int quad = 0; quad < kPieces; ++quad) {
+    const int64_t column = first_column + quad * 4;
+    constexpr int kPerQuad = kIsKept ? 2 : 4;
+    uint32_t codes[kPerQuad];
 #pragma unroll
-      for (int i = 0; i < kPerWord; ++i) {
-        if (first + i >= weight.num_in) break;
+    for (int i = 0; i < kPerQuad; ++i) {
+      const int index = quad * kPerQuad + i;
+      codes[i] = code_in_word<kStored>(words[index / kPerWord], index % kPerWord);
+    }
+    float units[kPerQuad];
+    if (has_scales(kStored) && !is_quad_in_group) {
+      // Groups as the columns have them: the scale goes into each weight.
 #pragma unroll
-        for (int r = 0; r < kTileRows; ++r) {
-          if (r < num_rows) sums[r] = fmaf(values[i], x_rows[r][first + i], sums[r]);
-        }
+      for (int i = 0; i < kPerQuad; ++i) {
+        const int64_t place = kIsKept ? places_of_quad(places, quad) >> 2 * i & 3u : static_cast<int64_t>(i);
+        const GroupGrid own = group_grid(weight, out, column + place);
+        units[i] = own.scale * unit_of<kStored>(codes[i], own.zero);
+      }
+      grid.scale = 1.0f;
+    } else {
+      if (has_scales(kStored) && quad > 0 && !is_one_group) grid = group_grid(weight, out, column);
+#pragma unroll
+      for (int i = 0; i < kPerQuad; ++i) units[i] = unit_of<kStored>(codes[i], grid.zero);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float4 x = x_pieces[r * row_stride + quad * kPieceStride];
+      float& sum = has_scales(kStored) ? partial[r] : sums[r];
+      if constexpr (kIsKept) {
+        const uint32_t place = places_of_quad(places, quad);
+        sum = fmaf(units[0], at(x, place & 3u), sum);
+        sum = fmaf(units[1], at(x, place >> 2), sum);
+      } else {
+        sum = fmaf(units[0], x.x, sum);
+        sum = fmaf(units[1], x.y, sum);
+        sum = fmaf(units[2], x.z, sum);
+        sum = fmaf(units[3], x.w, sum);
+      }
+      if (has_scales(kStored) && (quad + 1 == kPieces || !is_one_group)) {
+        sums[r] = fmaf(grid.scale, partial[r], sums[r]);
+        partial[r] = 0.0f;
       }
     }
   }
 }
 
-__device__ void accumulate_stored(const WeightView& weight, int64_t out, const float* const (&x_rows)[kTileRows],
-                                  int num_rows, int lane, float (&sums)[kTileRows]) {
-  switch (weight.stored) {
-    case StoredAs::f32:
-      return accumulate<StoredAs::f32>(weight, out, x_rows, num_rows, lane, sums);
-    case StoredAs::f16:
-      return accumulate<StoredAs::f16>(weight, out, x_rows, num_rows, lane, sums);
-    case StoredAs::bf16:
-      return accumulate<StoredAs::bf16>(weight, out, x_rows, num_rows, lane, sums);
-    case StoredAs::code8:
-      return accumulate<StoredAs::code8>(weight, out, x_rows, num_rows, lane, sums);
-    case StoredAs::code4:
-      return accumulate<StoredAs::code4>(weight, out, x_rows, num_rows, lane, sums);
-    case StoredAs::code3:
-      return accumulate<StoredAs::code3>(weight, out, x_rows, num_rows, lane, sums);
-    case StoredAs::code2:
-      return accumulate<StoredAs::code2>(weight, out, x_rows, num_rows, lane, sums);
-    case StoredAs::fp8:
-      return accumulate<StoredAs::fp8>(weight, out, x_rows, num_rows, lane, sums);
-  }
-}
-
 // Block (x: outputs, y: tile of rows, z: linear).
-__global__ void __launch_bounds__(kBlockOutputs* kWarp, 1)
+template <StoredAs kStored, bool kIsKept, int kRows>
+__global__ void __launch_bounds__(kLinearThreads)
     linear_kernel(const WeightView* weights, SlotRanges slots, const float* x_RI, int64_t num_rows, float* y_RO,
                   int64_t out_width, int64_t first_out) {
-  const WeightView weight = weights[blockIdx.z];
+  DYNAMIC_SHARED(float4, x_tile);
+  SHARED_ARRAY(float, partial, kSplits* kBlockOutputs* kRows);
+  constexpr int kPieces = pieces_of_vector(kStored, kIsKept);
+  const WeightView weight = weights[block_linear(slots)];
+  const BlockRows rows = block_rows(slots, num_rows, kRows);
+  if (rows.num == 0) return;  // the whole block
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t out = static_cast<int64_t>(blockIdx.x) * kBlockOutputs + warp;
-  int64_t first_slot = 0, end_slot = num_rows;
-  if (slots.first_slot_E1 != nullptr) {
-    first_slot = slots.first_slot_E1[blockIdx.z];
-    end_slot = slots.first_slot_E1[blockIdx.z + 1];
-  }
-  first_slot += static_cast<int64_t>(blockIdx.y) * kTileRows;
-  if (out >= weight.num_out || first_slot >= end_slot) return;
-  const int num_tile_rows = end_slot - first_slot < kTileRows ? static_cast<int>(end_slot - first_slot) : kTileRows;
+  const int split = warp / kOutputGroups;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kBlockOutputs, own = warp % kOutputGroups * kWarpOutputs;
 
-  const float* x_rows[kTileRows];
-  float sums[kTileRows];
-  for (int r = 0; r < kTileRows; ++r) {
-    const int64_t slot = first_slot + (r < num_tile_rows ? r : 0);
-    x_rows[r] = x_RI + (slots.rows_S != nullptr ? slots.rows_S[slot] : slot) * weight.num_in;
-    sums[r] = 0.0f;
-  }
-  accumulate_stored(weight, out, x_rows, num_tile_rows, lane, sums);
-  const float bias = weight.bias_O != nullptr ? weight.bias_O[out] : 0.0f;
+  float sums[kWarpOutputs][kRows] = {};
+  const int64_t num_vectors = weight.row_words / kVectorWords;
+  for (int64_t first_vector = 0; first_vector < num_vectors; first_vector += kSplits * kWarp) {
+    load_spans<kRows, kPieces>(x_RI, slots, rows, weight.num_in, first_vector * columns_of_vector(kStored, kIsKept),
+                               x_tile);
+    __syncthreads();
+    const int64_t vector = first_vector + split * kWarp + lane;
 #pragma unroll
-  for (int r = 0; r < kTileRows; ++r) {
-    if (r >= num_tile_rows) break;  // unrolled, sums stay in registers
-    const float sum = warp_sum(sums[r]);
-    if (lane == 0) y_RO[(first_slot + r) * out_width + first_out + out] = sum + bias;
+    for (int o = 0; o < kWarpOutputs; ++o) {
+      if (vector >= num_vectors || first + own + o >= weight.num_out) continue;
+      add_vector<kStored, kIsKept, kRows>(weight, first + own + o, vector,
+                                          x_tile + split * kPieces * kPieceStride + lane,
+                                          kSplits * kPieces * kPieceStride, sums[o]);
+    }
+    __syncthreads();
   }
+  join_sums<kRows>(sums, partial, [&](int output, int row, float sum) {
+    const int64_t out = first + output;
+    if (out >= weight.num_out || row >= rows.num) return;
+    const float bias = weight.bias_O != nullptr ? weight.bias_O[out] : 0.0f;
+    y_RO[(rows.first_slot + row) * out_width + first_out + out] = sum + bias;
+  });
 }
 
 // The rows of a table: block (x: row).
@@ -101,26 +163,65 @@ __global__ void embed_kernel(const WeightView* table, const int32_t* ids_R, int6
     hidden_RD[row * width + i] = weight_at(weight, id, i) * scale;
 }
 
-dim3 linear_grid(int64_t num_out, int64_t num_rows, int64_t num_linears) {
-  return {static_cast<unsigned>((num_out + kBlockOutputs - 1) / kBlockOutputs),
-          static_cast<unsigned>((num_rows + kTileRows - 1) / kTileRows), static_cast<unsigned>(num_linears)};
+struct LinearLaunch {
+  cudaStream_t stream;
+  const WeightView* weights;
+  int64_t num_linears, num_out;
+  SlotRanges slots;
+  const float* x_RI;
+  int64_t max_rows;
+  float* y_RO;
+  int64_t out_width, first_out;
+};
+
+template <StoredAs kStored, bool kIsKept, int kRows>
+void launch_tile(const LinearLaunch& l) {
+  constexpr size_t kSharedBytes = sizeof(float4) * kRows * kSplits * pieces_of_vector(kStored, kIsKept) * kPieceStride;
+  launch(linear_kernel<kStored, kIsKept, kRows>, linear_grid(l.num_out, l.max_rows, l.num_linears, kRows),
+         dim3(kLinearThreads), kSharedBytes, l.stream, l.weights, l.slots, l.x_RI, l.max_rows, l.y_RO, l.out_width,
+         l.first_out);
+}
+
+template <StoredAs kStored, bool kIsKept>
+void launch_stored(const LinearLaunch& l) {
+  if (l.max_rows == 1) return launch_tile<kStored, kIsKept, 1>(l);
+  launch_tile<kStored, kIsKept, tile_rows_of(kStored, kIsKept)>(l);
+}
+
+template <StoredAs kStored>
+void launch_form(const LinearLaunch& l, bool is_kept) {
+  if constexpr (has_kept_form(kStored)) {
+    if (is_kept) return launch_stored<kStored, true>(l);
+  }
+  launch_stored<kStored, false>(l);
 }
 
 }  // namespace
 
-void launch_linear(cudaStream_t stream, const WeightView* weight, int64_t num_out, const float* x_RI, int64_t num_rows,
-                   float* y_RO, int64_t out_width, int64_t first_out) {
-  if (num_rows == 0) return;
-  launch(linear_kernel, linear_grid(num_out, num_rows, 1), dim3(kBlockOutputs * kWarp), 0, stream, weight, SlotRanges{},
-         x_RI, num_rows, y_RO, out_width, first_out);
-}
-
-void launch_expert_linears(cudaStream_t stream, const WeightView* weights_E, int64_t num_linears, int64_t num_out,
-                           const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_SO, int64_t out_width,
-                           int64_t first_out) {
+void launch_linears(cudaStream_t stream, const WeightForm& form, const WeightView* weights, int64_t num_linears,
+                    const SlotRanges& slots, const float* x_RI, int64_t max_rows, float* y_RO, int64_t out_width,
+                    int64_t first_out) {
   if (max_rows == 0) return;
-  launch(linear_kernel, linear_grid(num_out, max_rows, num_linears), dim3(kBlockOutputs * kWarp), 0, stream, weights_E,
-         slots, x_RI, max_rows, y_SO, out_width, first_out);
+  const LinearLaunch l = {stream, weights,  num_linears, form.num_out, slots,
+                          x_RI,   max_rows, y_RO,        out_width,    first_out};
+  switch (form.stored) {
+    case StoredAs::f32:
+      return launch_form<StoredAs::f32>(l, form.is_kept);
+    case StoredAs::f16:
+      return launch_form<StoredAs::f16>(l, form.is_kept);
+    case StoredAs::bf16:
+      return launch_form<StoredAs::bf16>(l, form.is_kept);
+    case StoredAs::code8:
+      return launch_form<StoredAs::code8>(l, form.is_kept);
+    case StoredAs::code4:
+      return launch_form<StoredAs::code4>(l, form.is_kept);
+    case StoredAs::code3:
+      return launch_form<StoredAs::code3>(l, form.is_kept);
+    case StoredAs::code2:
+      return launch_form<StoredAs::code2>(l, form.is_kept);
+    case StoredAs::fp8:
+      return launch_form<StoredAs::fp8>(l, form.is_kept);
+  }
 }
 
 void launch_embed(cudaStream_t stream, const WeightView* table_VD, const int32_t* ids_R, int64_t num_rows,

@@ -75,6 +75,31 @@ __global__ void assign_slots_kernel(const int32_t* experts_RK, int64_t num_place
   }
 }
 
+// The first of the slots [begin, end) whose row is at least `row`; rows ascend.
+__device__ int32_t first_slot_of(const int32_t* rows_S, int32_t begin, int32_t end, int64_t row) {
+  while (begin < end) {
+    const int32_t middle = begin + (end - begin) / 2;
+    if (rows_S[middle] < row) {
+      begin = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  return begin;
+}
+
+// A thread for each sequence. Block (x: sequences, y: expert).
+__global__ void expert_sequences_kernel(const Sequence* sequences_N, int64_t num_sequences, const int32_t* rows_S,
+                                        const int32_t* first_slot_E1, Sequence* expert_sequences_EN) {
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, expert = blockIdx.y;
+  if (n >= num_sequences) return;
+  const Sequence sequence = sequences_N[n];
+  const int32_t begin = first_slot_E1[expert], end = first_slot_E1[expert + 1];
+  const int32_t first = first_slot_of(rows_S, begin, end, sequence.first_row);
+  const int32_t behind = first_slot_of(rows_S, first, end, sequence.first_row + sequence.num_rows);
+  expert_sequences_EN[expert * num_sequences + n] = {first, behind - first, 0, 0};
+}
+
 }  // namespace
 
 void launch_route(cudaStream_t stream, const float* logits_RE, int64_t num_rows, int64_t num_experts,
@@ -89,6 +114,17 @@ void launch_assign_slots(cudaStream_t stream, const int32_t* experts_RK, int64_t
                          int64_t num_experts, int32_t* first_slot_E1, int32_t* slots_RK, int32_t* rows_S) {
   launch(assign_slots_kernel, dim3(1), dim3(kAssignThreads), 0, stream, experts_RK, num_rows * num_chosen, num_chosen,
          num_experts, first_slot_E1, slots_RK, rows_S);
+}
+
+void launch_expert_sequences(cudaStream_t stream, const Sequences& sequences, const int32_t* rows_S,
+                             const int32_t* first_slot_E1, int64_t num_experts, Sequence* expert_sequences_EN) {
+  const auto num_sequences = static_cast<int64_t>(sequences.table.size());
+  if (num_sequences == 0) return;
+  launch(expert_sequences_kernel,
+         dim3(static_cast<unsigned>((num_sequences + kRouteThreads - 1) / kRouteThreads),
+              static_cast<unsigned>(num_experts)),
+         dim3(kRouteThreads), 0, stream, sequences.table.data(), num_sequences, rows_S, first_slot_E1,
+         expert_sequences_EN);
 }
 
 }  // namespace pare

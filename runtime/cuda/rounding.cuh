@@ -2,21 +2,10 @@
 #pragma once
 
 #include "runtime/cuda/device.cuh"
+#include "runtime/cuda/rounding_target.h"
 #include "runtime/cuda/warp_block.cuh"
-#include "runtime/format/input_format.h"
 
 namespace pare {
-
-// What a kernel needs of an InputFormat. The list of outlier columns comes as a mask.
-struct RoundingView {
-  InputType type = InputType::plain;
-  InputRange range = InputRange::token;
-  bool symmetric = true;
-  float scale = 0.0f;  // of a fixed range
-  int32_t zero = 0;
-  OutlierRule outliers = OutlierRule::none;
-  float outlier_threshold = 0.0f;
-};
 
 struct DeviceGrid {
   float scale = 0.0f;
@@ -110,6 +99,52 @@ __device__ inline float rounded_to_fp8(float x, const DeviceGrid& grid) {
 __device__ inline float rounded_value(const RoundingView& format, float x, const DeviceGrid& grid) {
   if (format.type == InputType::fp8) return rounded_to_fp8(x, grid);
   return (input_code(x, grid) - grid.zero) * grid.scale;
+}
+
+// Writes value_at(i) of a row on a grid, as the target wants it, by all threads of a block.
+template <typename ValueAt>
+__device__ void write_on_grid(const RoundingTarget& target, const RoundedRows& rows, int64_t row, int64_t width,
+                              const DeviceGrid& grid, const ValueAt& value_at) {
+  if (!target.as_codes) {
+    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
+      rows.x_RI[row * width + i] = rounded_value(target.format, value_at(i), grid);
+    }
+    return;
+  }
+  const bool is_nan = grid.scale != grid.scale;
+  for (int64_t i = threadIdx.x; i < rows.code_stride; i += blockDim.x) {
+    rows.codes_RS[row * rows.code_stride + i] =
+        i < width && !is_nan ? static_cast<int8_t>(input_code(value_at(i), grid)) : int8_t{0};
+  }
+  if (threadIdx.x == 0) {
+    rows.scales_R[row] = grid.scale;
+    rows.zeros_R[row] = static_cast<int32_t>(grid.zero);
+  }
+}
+
+// The same for a row whose range is its own or fixed, and for one that is not rounded. value_at is called twice for each
+// value by the same thread and may read what this overwrites. scratch_W: as join_block's.
+template <typename ValueAt>
+__device__ void write_row(const RoundingTarget& target, const RoundedRows& rows, int64_t row, int64_t width,
+                          float* scratch_W, const ValueAt& value_at) {
+  const RoundingView& format = target.format;
+  if (!target.is_rowwise()) {
+    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) rows.x_RI[row * width + i] = value_at(i);
+    return;
+  }
+  const bool is_fixed = format.range == InputRange::static_;
+  DeviceExtremes extremes;
+  // A fixed grid of whole numbers cannot speak of a NaN: one makes the row NaN, as where ranges are found.
+  if (!is_fixed || format.type == InputType::int8) {
+    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
+      const float value = value_at(i);
+      extremes.add(is_fixed ? value / format.scale + static_cast<float>(format.zero) : value);
+    }
+    extremes.join_block(scratch_W);
+  }
+  DeviceGrid grid = input_grid(format, extremes);
+  if (is_fixed && extremes.is_nan) grid = {not_a_number(), 0.0f};
+  write_on_grid(target, rows, row, width, grid, value_at);
 }
 
 }  // namespace pare

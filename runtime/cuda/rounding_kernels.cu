@@ -1,4 +1,5 @@
-// Rounds rows in place for the linear that reads them. Outlier columns keep their values.
+// Rounds rows for the linears that read them, where the operation before could not: rows of a sequence together, beside
+// outlier columns, which keep their values, and behind attention. Floats are rounded in place.
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rounding.cuh"
 #include "runtime/cuda/warp_block.cuh"
@@ -8,93 +9,97 @@ namespace {
 
 constexpr int kRowThreads = 256;
 
-// A row whose range is its own, or fixed. Block (x: row).
-__global__ void round_rows_kernel(RoundingView format, float* x_RI, int64_t width) {
+// Row blockIdx.x of sequence blockIdx.y, or of all; -1: it has none.
+__device__ int64_t row_of_block(const RowsToRound& rows, int64_t num_rows) {
+  if (rows.sequences_N == nullptr) return blockIdx.x < num_rows ? static_cast<int64_t>(blockIdx.x) : -1;
+  const Sequence sequence = rows.sequences_N[blockIdx.y];
+  return blockIdx.x < sequence.num_rows ? sequence.first_row + static_cast<int64_t>(blockIdx.x) : -1;
+}
+
+__device__ RoundingTarget target_of(const RowsToRound& rows, int64_t sequence) {
+  return rows.targets_E != nullptr ? rows.targets_E[sequence / rows.sequences_per_target] : rows.target;
+}
+
+// Rows whose range is their own, or fixed. Block (x: row of the sequence, y: sequence).
+__global__ void round_rows_kernel(RowsToRound rows, int64_t num_rows, int64_t width) {
   SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
-  float* const x_I = x_RI + static_cast<int64_t>(blockIdx.x) * width;
-  DeviceExtremes extremes;
-  if (format.range != InputRange::static_) {
-    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) extremes.add(x_I[i]);
-    extremes.join_block(scratch_W);
-  }
-  DeviceGrid grid = input_grid(format, extremes);
-  if (format.range == InputRange::static_ && format.type == InputType::int8) {
-    // A fixed grid cannot speak of a NaN: one makes the whole row NaN, as where ranges are found.
-    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) extremes.add(x_I[i] / grid.scale + grid.zero);
-    extremes.join_block(scratch_W);
-    if (extremes.is_nan) grid = {not_a_number(), 0.0f};
-  }
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) x_I[i] = rounded_value(format, x_I[i], grid);
+  const int64_t row = row_of_block(rows, num_rows);
+  const RoundingTarget target = target_of(rows, blockIdx.y);
+  if (row < 0 || !target.is_rowwise()) return;
+  const float* const x_I = rows.rows.x_RI + row * width;
+  write_row(target, rows.rows, row, width, scratch_W, [&](int64_t i) { return x_I[i]; });
 }
 
 // One range for a sequence. Block (x: sequence).
-__global__ void round_sequences_kernel(RoundingView format, const Sequence* sequences_N, float* x_RI, int64_t width) {
+__global__ void round_sequences_kernel(RowsToRound rows, int64_t width) {
   SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
-  const Sequence sequence = sequences_N[blockIdx.x];
-  float* const x = x_RI + sequence.first_row * width;
+  const Sequence sequence = rows.sequences_N[blockIdx.x];
+  const RoundingTarget target = target_of(rows, blockIdx.x);
+  if (!target.is_of_sequence()) return;
+  const float* const x = rows.rows.x_RI + sequence.first_row * width;
   const int64_t num_values = sequence.num_rows * width;
   DeviceExtremes extremes;
   for (int64_t i = threadIdx.x; i < num_values; i += blockDim.x) extremes.add(x[i]);
   extremes.join_block(scratch_W);
-  const DeviceGrid grid = input_grid(format, extremes);
-  for (int64_t i = threadIdx.x; i < num_values; i += blockDim.x) x[i] = rounded_value(format, x[i], grid);
+  const DeviceGrid grid = input_grid(target.format, extremes);
+  for (int64_t r = 0; r < sequence.num_rows; ++r) {
+    write_on_grid(target, rows.rows, sequence.first_row + r, width, grid, [&](int64_t i) { return x[r * width + i]; });
+  }
 }
 
-// The sum of a row's squares in the order of sum_of_squares (input_format.cpp). Block (x: row), 8 threads.
-__global__ void row_squares_kernel(const float* x_RI, int64_t width, double* squares_R) {
+// The sum of a row's squares in the order of sum_of_squares (input_format.cpp). Block (x: row of the sequence, y:
+// sequence), 8 threads.
+__global__ void row_squares_kernel(RowsToRound rows, int64_t num_rows, int64_t width, double* squares_R) {
   SHARED_ARRAY(double, sums, 8);
-  const float* const x_I = x_RI + static_cast<int64_t>(blockIdx.x) * width;
+  const int64_t row = row_of_block(rows, num_rows);
+  if (row < 0 || target_of(rows, blockIdx.y).format.outliers != OutlierRule::relative) return;
+  const float* const x_I = rows.rows.x_RI + row * width;
   double sum = 0.0;
   for (int64_t i = threadIdx.x; i < width; i += 8) sum += static_cast<double>(x_I[i]) * static_cast<double>(x_I[i]);
   sums[threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.x == 0) {
-    squares_R[blockIdx.x] = ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+    squares_R[row] = ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
   }
 }
 
 // What counts as an outlier in a sequence, and in which of its columns one stands. Block (x: sequence).
-__global__ void find_outliers_kernel(RoundingView format, const Sequence* sequences_N, const float* x_RI,
-                                     const double* squares_R, int64_t width, float* limits_N, uint8_t* columns_NI) {
-  const Sequence sequence = sequences_N[blockIdx.x];
+__global__ void find_outliers_kernel(RowsToRound rows, int64_t width, OutlierScratch scratch) {
+  const Sequence sequence = rows.sequences_N[blockIdx.x];
+  const RoundingView format = target_of(rows, blockIdx.x).format;
+  if (format.outliers != OutlierRule::absolute && format.outliers != OutlierRule::relative) return;
   float limit = format.outlier_threshold;
   if (format.outliers == OutlierRule::relative) {
     double sum = 0.0;
-    for (int64_t r = 0; r < sequence.num_rows; ++r) sum += squares_R[sequence.first_row + r];
+    for (int64_t r = 0; r < sequence.num_rows; ++r) sum += scratch.squares_R[sequence.first_row + r];
     const double count = static_cast<double>(sequence.num_rows) * static_cast<double>(width);
     limit = static_cast<float>(static_cast<double>(format.outlier_threshold) * sqrt(sum / (count > 1.0 ? count : 1.0)));
   }
-  if (threadIdx.x == 0) limits_N[blockIdx.x] = limit;
-  uint8_t* const columns_I = columns_NI + static_cast<int64_t>(blockIdx.x) * width;
+  if (threadIdx.x == 0) scratch.limits_N[blockIdx.x] = limit;
+  const float* const x = rows.rows.x_RI + sequence.first_row * width;
   for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
     bool is_outlier = false;
     for (int64_t r = 0; r < sequence.num_rows && limit > 0.0f; ++r) {
-      is_outlier = is_outlier || fabsf(x_RI[(sequence.first_row + r) * width + i]) >= limit;
+      is_outlier = is_outlier || fabsf(x[r * width + i]) >= limit;
     }
-    columns_I[i] = is_outlier ? 1 : 0;
+    scratch.columns_NI[static_cast<int64_t>(blockIdx.x) * width + i] = is_outlier ? 1 : 0;
   }
 }
 
-// Rows of one sequence beside its outlier columns: with a limit it decides value by value what sets the range, without
-// one the columns are passed over. Block (x: row of the sequence, y: sequence).
-__global__ void round_beside_outliers_kernel(RoundingView format, const Sequence* sequences_N, int64_t num_rows,
-                                             const float* limits_N, const uint8_t* columns_NI, float* x_RI,
-                                             int64_t width) {
+// Rows beside outlier columns: those of a list are passed over, with a limit it decides value by value what sets the
+// range. Block (x: row of the sequence, y: sequence).
+__global__ void round_beside_outliers_kernel(RowsToRound rows, int64_t num_rows, int64_t width,
+                                             OutlierScratch scratch) {
   SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
-  int64_t row = blockIdx.x;
-  const uint8_t* columns_I = columns_NI;
-  const bool has_limit = limits_N != nullptr;
-  float limit = 0.0f;
-  if (has_limit) {
-    const Sequence sequence = sequences_N[blockIdx.y];
-    if (row >= sequence.num_rows) return;
-    row += sequence.first_row;
-    columns_I += static_cast<int64_t>(blockIdx.y) * width;
-    limit = limits_N[blockIdx.y];
-  } else if (row >= num_rows) {
-    return;
-  }
-  float* const x_I = x_RI + row * width;
+  const int64_t row = row_of_block(rows, num_rows);
+  const RoundingTarget target = target_of(rows, blockIdx.y);
+  const RoundingView& format = target.format;
+  if (row < 0 || format.outliers == OutlierRule::none) return;
+  const bool has_limit = format.outliers != OutlierRule::columns;
+  const float limit = has_limit ? scratch.limits_N[blockIdx.y] : 0.0f;
+  const uint8_t* const columns_I =
+      has_limit ? scratch.columns_NI + static_cast<int64_t>(blockIdx.y) * width : target.outlier_columns_I;
+  float* const x_I = rows.rows.x_RI + row * width;
   DeviceExtremes extremes;
   extremes.is_nan = has_limit && limit != limit;
   for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
@@ -130,36 +135,32 @@ dim3 blocks(int64_t x, int64_t y = 1) {
 
 }  // namespace
 
-void launch_round_rows(cudaStream_t stream, const RoundingView& format, float* x_RI, int64_t num_rows, int64_t width) {
-  if (num_rows == 0) return;
-  launch(round_rows_kernel, blocks(num_rows), dim3(kRowThreads), 0, stream, format, x_RI, width);
+void RoundingKinds::add(const RoundingTarget& target) {
+  const OutlierRule outliers = target.format.outliers;
+  has_rowwise = has_rowwise || target.is_rowwise();
+  has_of_sequence = has_of_sequence || target.is_of_sequence();
+  has_outliers = has_outliers || outliers != OutlierRule::none;
+  has_limits = has_limits || outliers == OutlierRule::absolute || outliers == OutlierRule::relative;
+  has_relative = has_relative || outliers == OutlierRule::relative;
 }
 
-void launch_round_sequences(cudaStream_t stream, const RoundingView& format, const Sequences& sequences, float* x_RI,
-                            int64_t width) {
-  if (sequences.table.empty()) return;
-  launch(round_sequences_kernel, blocks(static_cast<int64_t>(sequences.table.size())), dim3(kRowThreads), 0, stream,
-         format, sequences.table.data(), x_RI, width);
-}
-
-void launch_round_beside_columns(cudaStream_t stream, const RoundingView& format, const uint8_t* columns_I, float* x_RI,
-                                 int64_t num_rows, int64_t width) {
-  if (num_rows == 0) return;
-  launch(round_beside_outliers_kernel, blocks(num_rows), dim3(kRowThreads), 0, stream, format, nullptr, num_rows,
-         nullptr, columns_I, x_RI, width);
-}
-
-void launch_round_beside_outliers(cudaStream_t stream, const RoundingView& format, const Sequences& sequences,
-                                  float* x_RI, int64_t num_rows, int64_t width, const OutlierScratch& scratch) {
-  const auto num_sequences = static_cast<int64_t>(sequences.table.size());
-  if (num_sequences == 0 || num_rows == 0) return;
-  if (format.outliers == OutlierRule::relative) {
-    launch(row_squares_kernel, blocks(num_rows), dim3(8), 0, stream, x_RI, width, scratch.squares_R);
+void launch_round(cudaStream_t stream, const RowsToRound& rows, const RoundingKinds& kinds, int64_t num_sequences,
+                  int64_t max_rows, int64_t width, const OutlierScratch& scratch) {
+  if (max_rows == 0 || num_sequences == 0) return;
+  const dim3 each_row = blocks(max_rows, num_sequences);
+  if (kinds.has_rowwise) launch(round_rows_kernel, each_row, dim3(kRowThreads), 0, stream, rows, max_rows, width);
+  if (kinds.has_of_sequence) {
+    launch(round_sequences_kernel, blocks(num_sequences), dim3(kRowThreads), 0, stream, rows, width);
   }
-  launch(find_outliers_kernel, blocks(num_sequences), dim3(kRowThreads), 0, stream, format, sequences.table.data(),
-         x_RI, scratch.squares_R, width, scratch.limits_N, scratch.columns_NI);
-  launch(round_beside_outliers_kernel, blocks(sequences.max_rows, num_sequences), dim3(kRowThreads), 0, stream, format,
-         sequences.table.data(), num_rows, scratch.limits_N, scratch.columns_NI, x_RI, width);
+  if (kinds.has_relative) {
+    launch(row_squares_kernel, each_row, dim3(8), 0, stream, rows, max_rows, width, scratch.squares_R);
+  }
+  if (kinds.has_limits) {
+    launch(find_outliers_kernel, blocks(num_sequences), dim3(kRowThreads), 0, stream, rows, width, scratch);
+  }
+  if (kinds.has_outliers) {
+    launch(round_beside_outliers_kernel, each_row, dim3(kRowThreads), 0, stream, rows, max_rows, width, scratch);
+  }
 }
 
 }  // namespace pare

@@ -1,4 +1,5 @@
-// Operations on rows: norms, activations, copies and weighted sums. A block makes a row.
+// Operations on rows: norms, activations, copies and weighted sums. A block makes a row, and rounds it for the linear
+// that reads it.
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/warp_block.cuh"
 
@@ -15,8 +16,8 @@ __device__ float inverse_rms(const float* row_D, int64_t width, float epsilon, f
 }
 
 __global__ void add_norm_kernel(float* hidden_RD, const float* delta_RD, NormView delta_norm, NormView norm,
-                                int64_t width, float* x_RD) {
-  SHARED_ARRAY(float, scratch_W, kMaxWarps);
+                                int64_t width, RoundingTarget target, RoundedRows x) {
+  SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
   const int64_t row = blockIdx.x;
   float* const hidden_D = hidden_RD + row * width;
   if (delta_RD != nullptr) {
@@ -30,15 +31,13 @@ __global__ void add_norm_kernel(float* hidden_RD, const float* delta_RD, NormVie
   if (norm.gain_D == nullptr) return;
   // Each thread reads back only what it wrote itself.
   const float factor = inverse_rms(hidden_D, width, norm.epsilon, scratch_W);
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    x_RD[row * width + i] = hidden_D[i] * factor * norm.gain_D[i];
-  }
+  write_row(target, x, row, width, scratch_W, [&](int64_t i) { return hidden_D[i] * factor * norm.gain_D[i]; });
 }
 
 // The variance from differences with the mean: a second pass, no cancellation.
 __global__ void add_layer_norm_kernel(float* hidden_RD, const float* delta_RD, NormView norm, int64_t width,
-                                      float* x_RD) {
-  SHARED_ARRAY(float, scratch_W, kMaxWarps);
+                                      RoundingTarget target, RoundedRows x) {
+  SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * width;
   float sum = 0.0f;
   for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
@@ -54,10 +53,10 @@ __global__ void add_layer_norm_kernel(float* hidden_RD, const float* delta_RD, N
   const float variance = block_sum(squares, scratch_W) / static_cast<float>(width);
   const float factor = 1.0f / sqrtf(variance + norm.epsilon);
   for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    const float value = (hidden_RD[first + i] - mean) * factor * norm.gain_D[i] + norm.bias_D[i];
-    hidden_RD[first + i] = value;
-    if (x_RD != nullptr) x_RD[first + i] = value;
+    hidden_RD[first + i] = (hidden_RD[first + i] - mean) * factor * norm.gain_D[i] + norm.bias_D[i];
   }
+  if (x.x_RI == nullptr) return;
+  write_row(target, x, blockIdx.x, width, scratch_W, [&](int64_t i) { return hidden_RD[first + i]; });
 }
 
 __device__ float activated(float g, Activation activation) {
@@ -73,18 +72,22 @@ __device__ float activated(float g, Activation activation) {
   return 0.0f;
 }
 
-__global__ void activate_kernel(const float* y, Activation activation, bool gated, int64_t width_F, float* z_RF) {
+__global__ void activate_kernel(const float* y, Activation activation, bool gated, int64_t width_F,
+                                RoundingTarget target, RoundedRows z) {
+  SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
   const int64_t row = blockIdx.x;
   const float* const gate_F = y + row * width_F * (gated ? 2 : 1);
-  for (int64_t f = threadIdx.x; f < width_F; f += blockDim.x) {
+  write_row(target, z, row, width_F, scratch_W, [&](int64_t f) {
     const float value = activated(gate_F[f], activation);
-    z_RF[row * width_F + f] = gated ? value * gate_F[width_F + f] : value;
-  }
+    return gated ? value * gate_F[width_F + f] : value;
+  });
 }
 
-__global__ void gather_kernel(const float* x_RD, const int32_t* rows_S, int64_t width, float* y_SD) {
+__global__ void gather_kernel(const float* x_RD, const int32_t* rows_S, int64_t width, RoundingTarget target,
+                              RoundedRows y) {
+  SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
   const int64_t slot = blockIdx.x, row = rows_S[slot];
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) y_SD[slot * width + i] = x_RD[row * width + i];
+  write_row(target, y, slot, width, scratch_W, [&](int64_t i) { return x_RD[row * width + i]; });
 }
 
 __global__ void mix_kernel(const float* x_SD, const int32_t* slots_RK, const float* weights_RK, int64_t num_chosen,
@@ -115,28 +118,29 @@ dim3 rows(int64_t num) {
 }  // namespace
 
 void launch_add_norm(cudaStream_t stream, float* hidden_RD, const float* delta_RD, NormView delta_norm, NormView norm,
-                     int64_t num_rows, int64_t width, float* x_RD) {
+                     int64_t num_rows, int64_t width, const RoundingTarget& target, const RoundedRows& x) {
   if (num_rows == 0) return;
   launch(add_norm_kernel, rows(num_rows), dim3(kRowThreads), 0, stream, hidden_RD, delta_RD, delta_norm, norm, width,
-         x_RD);
+         target, x);
 }
 
 void launch_add_layer_norm(cudaStream_t stream, float* hidden_RD, const float* delta_RD, NormView norm,
-                           int64_t num_rows, int64_t width, float* x_RD) {
+                           int64_t num_rows, int64_t width, const RoundingTarget& target, const RoundedRows& x) {
   if (num_rows == 0) return;
-  launch(add_layer_norm_kernel, rows(num_rows), dim3(kRowThreads), 0, stream, hidden_RD, delta_RD, norm, width, x_RD);
+  launch(add_layer_norm_kernel, rows(num_rows), dim3(kRowThreads), 0, stream, hidden_RD, delta_RD, norm, width, target,
+         x);
 }
 
 void launch_activate(cudaStream_t stream, const float* y, Activation activation, bool gated, int64_t num_rows,
-                     int64_t width_F, float* z_RF) {
+                     int64_t width_F, const RoundingTarget& target, const RoundedRows& z) {
   if (num_rows == 0) return;
-  launch(activate_kernel, rows(num_rows), dim3(kRowThreads), 0, stream, y, activation, gated, width_F, z_RF);
+  launch(activate_kernel, rows(num_rows), dim3(kRowThreads), 0, stream, y, activation, gated, width_F, target, z);
 }
 
 void launch_gather(cudaStream_t stream, const float* x_RD, const int32_t* rows_S, int64_t num_rows, int64_t width,
-                   float* y_SD) {
+                   const RoundingTarget& target, const RoundedRows& y) {
   if (num_rows == 0) return;
-  launch(gather_kernel, rows(num_rows), dim3(kRowThreads), 0, stream, x_RD, rows_S, width, y_SD);
+  launch(gather_kernel, rows(num_rows), dim3(kRowThreads), 0, stream, x_RD, rows_S, width, target, y);
 }
 
 void launch_mix(cudaStream_t stream, const float* x_SD, const int32_t* slots_RK, const float* weights_RK,

@@ -35,14 +35,12 @@ __device__ inline float float_of_fp8(uint32_t bits) {
   return (bits & 0x80u) != 0 ? -magnitude : magnitude;
 }
 
+// Weight `index` of a word, as its bits.
 template <StoredAs kStored>
 __device__ uint32_t code_in_word(uint32_t word, int index) {
-  constexpr int kBits = kStored == StoredAs::code2                              ? 2
-                        : kStored == StoredAs::code3                            ? 3
-                        : kStored == StoredAs::code4                            ? 4
-                        : kStored == StoredAs::f16 || kStored == StoredAs::bf16 ? 16
-                                                                                : 8;
-  return word >> (index * kBits) & ((1u << kBits) - 1);
+  constexpr int kBits = bits_of(kStored);
+  if constexpr (kBits == 32) return word;
+  return word >> (place_in_word(kStored, index) * kBits) & ((1u << kBits % 32) - 1);
 }
 
 // The scale and zero of a weight's group.
@@ -50,58 +48,58 @@ struct GroupGrid {
   float scale;
   int32_t zero;
 };
-__device__ inline GroupGrid group_grid(const WeightView& weight, int64_t out, int64_t column) {
-  const int64_t group = weight.group_of_I != nullptr ? weight.group_of_I[column] : column / weight.group_size;
+__device__ inline GroupGrid group_grid_at(const WeightView& weight, int64_t out, int64_t group) {
   const int64_t place = out * weight.num_groups + group;
   return {weight.scales_OG[place],
           weight.zeros_OG != nullptr ? static_cast<int32_t>(weight.zeros_OG[place]) : weight.symmetric_zero};
 }
-
-template <StoredAs kStored>
-__device__ float value_of(uint32_t code, GroupGrid grid) {
-  if constexpr (kStored == StoredAs::fp8) return grid.scale * float_of_fp8(code);
-  return grid.scale * static_cast<float>(static_cast<int32_t>(code) - grid.zero);
+// Of columns behind the last one: the last group's.
+__device__ inline GroupGrid group_grid(const WeightView& weight, int64_t out, int64_t column) {
+  const int64_t last = weight.num_in - 1, known = column < last ? column : last;
+  return group_grid_at(weight, out,
+                       weight.group_of_I != nullptr
+                           ? weight.group_of_I[known]
+                           : static_cast<uint32_t>(known) / static_cast<uint32_t>(weight.group_size));
 }
 
-// The weights of one word, W[out, first ...]; what lies behind num_in is left alone.
+// A stored weight in units of its scale: of codes code - zero, else the value. Exact: a code below 2^23 is the lowest
+// bits of 2^23 + code.
 template <StoredAs kStored>
-__device__ void expand_word(const WeightView& weight, int64_t out, int64_t first, uint32_t word,
-                            float (&values)[weights_per_word(kStored)]) {
-  constexpr int kPerWord = weights_per_word(kStored);
+__device__ float unit_of(uint32_t code, int32_t zero) {
   if constexpr (kStored == StoredAs::f32) {
-    values[0] = __uint_as_float(word);
-  } else if constexpr (kStored == StoredAs::f16 || kStored == StoredAs::bf16) {
-    for (int i = 0; i < kPerWord; ++i) {
-      const uint32_t bits = code_in_word<kStored>(word, i);
-      values[i] = kStored == StoredAs::f16 ? float_of_half(bits) : float_of_bfloat(bits);
-    }
+    return __uint_as_float(code);
+  } else if constexpr (kStored == StoredAs::f16) {
+    return float_of_half(code);
+  } else if constexpr (kStored == StoredAs::bf16) {
+    return float_of_bfloat(code);
+  } else if constexpr (kStored == StoredAs::fp8) {
+    return float_of_fp8(code);
   } else {
-    if (first >= weight.num_in) return;
-    const bool one_group = weight.group_of_I == nullptr && weight.group_size % kPerWord == 0;
-    GroupGrid grid = group_grid(weight, out, first);
-#pragma unroll
-    for (int i = 0; i < kPerWord; ++i) {
-      if (first + i >= weight.num_in) break;
-      if (!one_group && i > 0) grid = group_grid(weight, out, first + i);
-      values[i] = value_of<kStored>(code_in_word<kStored>(word, i), grid);
-    }
+    return __uint_as_float(0x4B000000u | code) - (8388608.0f + static_cast<float>(zero));
   }
+}
+
+// Weights whose groups have a scale.
+constexpr bool has_scales(StoredAs stored) {
+  return stored != StoredAs::f32 && stored != StoredAs::f16 && stored != StoredAs::bf16;
 }
 
 template <StoredAs kStored>
 __device__ float stored_weight_at(const WeightView& weight, int64_t out, int64_t column) {
   constexpr int kPerWord = weights_per_word(kStored);
-  const uint32_t word = weight.words[out * weight.row_words + column / kPerWord];
-  const int index = static_cast<int>(column % kPerWord);
-  if constexpr (kStored == StoredAs::f32) {
-    return __uint_as_float(word);
-  } else if constexpr (kStored == StoredAs::f16) {
-    return float_of_half(code_in_word<kStored>(word, index));
-  } else if constexpr (kStored == StoredAs::bf16) {
-    return float_of_bfloat(code_in_word<kStored>(word, index));
-  } else {
-    return value_of<kStored>(code_in_word<kStored>(word, index), group_grid(weight, out, column));
+  int64_t place = column;  // in the row
+  if (weight.places != nullptr) {
+    const uint32_t quad =
+        weight.places[out * (weight.row_words * kPerWord / 4) + column / 8] >> column / 4 % 2 * 4 & 0xFu;
+    const auto wanted = static_cast<uint32_t>(column % 4);
+    if (wanted != (quad & 3u) && wanted != quad >> 2) return 0.0f;
+    place = column / 4 * 2 + (wanted == (quad & 3u) ? 0 : 1);
   }
+  const uint32_t word = weight.words[out * weight.row_words + place / kPerWord];
+  const uint32_t code = code_in_word<kStored>(word, static_cast<int>(place % kPerWord));
+  if constexpr (!has_scales(kStored)) return unit_of<kStored>(code, 0);
+  const GroupGrid grid = group_grid(weight, out, column);
+  return grid.scale * unit_of<kStored>(code, grid.zero);
 }
 
 // W[out, column].

@@ -5,8 +5,9 @@
 
 namespace pare {
 
-// Rows are words of 32 bits, little-endian, the first weight in the lowest bits, padded with zeros to whole vectors of
-// four words. A word holds 1 float32, 2 of 16 bits, 4 codes of 8 bits, 8 of 4, 10 of 3 (two bits stay empty), 16 of 2.
+// Rows are words of 32 bits, little-endian, padded to whole vectors of four words with zeros, or of codes with those of
+// the last group's zero. A word holds 1 float32, 2 of 16 bits, 4 codes of 8 bits, 8 of 4, 10 of 3 (two bits stay
+// empty), 16 of 2, at the places that place_in_word tells.
 enum class StoredAs : int32_t { f32, f16, bf16, code8, code4, code3, code2, fp8 };
 inline constexpr int64_t kVectorWords = 4;
 
@@ -30,6 +31,27 @@ constexpr int weights_per_word(StoredAs stored) {
   return 0;
 }
 
+constexpr int bits_of(StoredAs stored) {
+  return stored == StoredAs::code3 ? 3 : 32 / weights_per_word(stored);
+}
+
+constexpr int weights_per_vector(StoredAs stored) {
+  return static_cast<int>(kVectorWords) * weights_per_word(stored);
+}
+
+// The place, in units of bits_of, of weight `index` of a word. Codes of 4 and 2 bits lie so that a mask finds four
+// neighbouring ones in the four bytes.
+constexpr int place_in_word(StoredAs stored, int index) {
+  const bool is_spread = stored == StoredAs::code4 || stored == StoredAs::code2;
+  return is_spread ? index % 4 * (weights_per_word(stored) / 4) + index / 4 : index;
+}
+
+// 2:4: of every four columns the words hold two, in ascending order, and `places` two bits for each that say which.
+// These forms of a weight are stored so.
+constexpr bool has_kept_form(StoredAs stored) {
+  return stored == StoredAs::f16 || stored == StoredAs::bf16 || stored == StoredAs::code8 || stored == StoredAs::code4;
+}
+
 // W[o, i] is the stored value, or of codes scale[o, g] * (code - zero[o, g]) and of fp8 scale[o, g] * value, with g =
 // group_of_I[i], or i / group_size. All pointers are device memory.
 struct WeightView {
@@ -39,12 +61,22 @@ struct WeightView {
   int64_t num_in = 0;
   int64_t row_words = 0;
   const uint32_t* words = nullptr;  // [O, row_words]
-  int64_t group_size = 0;           // num_in: one group
+  // Of 2:4: [O, row_words / 4], 2 bits for each weight of a vector, in bytes of four; null: every column is stored.
+  const uint8_t* places = nullptr;
+  int64_t group_size = 0;  // num_in: one group
   int64_t num_groups = 0;
   const float* scales_OG = nullptr;     // null: dense
   const uint8_t* zeros_OG = nullptr;    // null: symmetric
   const int32_t* group_of_I = nullptr;  // null: columns lie in the order of their groups
   const float* bias_O = nullptr;        // null: none
+};
+
+// Which kernel multiplies a weight.
+struct WeightForm {
+  StoredAs stored = StoredAs::f32;
+  bool is_kept = false;  // 2:4, kept weights alone
+  int64_t num_out = 0;
+  bool operator==(const WeightForm&) const = default;
 };
 
 }  // namespace pare

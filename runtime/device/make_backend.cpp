@@ -1,29 +1,66 @@
 #include "runtime/device/make_backend.h"
 
+#include <algorithm>
 #include <stdexcept>
+
+#include "runtime/cpu/roof.h"
 
 #if PARE_CUDA
 #include "runtime/cuda/cuda_backend.h"
+#include "runtime/cuda/cuda_roof.h"
 #endif
 
 namespace pare {
 namespace {
 
 // The driver is looked for here and not before: the same program starts where there is none.
-std::unique_ptr<Backend> make_device_backend() {
 #if PARE_CUDA
+std::unique_ptr<Backend> make_device_backend() {
   return make_cuda_backend();
+}
+double device_fma_gflops() {
+  return measure_cuda_fma_gflops();
+}
+double device_read_gbps(int64_t num_bytes) {
+  return measure_cuda_read_gbps(num_bytes);
+}
 #else
+[[noreturn]] void refuse() {
   throw std::runtime_error(
       "--device cuda: this program was built without CUDA: build it with -DPARE_CUDA=ON, or run with --device cpu");
-#endif
 }
+std::unique_ptr<Backend> make_device_backend() {
+  refuse();
+}
+double device_fma_gflops() {
+  refuse();
+}
+double device_read_gbps(int64_t) {
+  refuse();
+}
+#endif
 
 }  // namespace
 
 std::unique_ptr<Backend> make_backend(const BackendOptions& options) {
   if (options.device == ComputeDevice::cuda) return make_device_backend();
   return make_cpu_backend(options.isa.value_or(detect_isa()), options.num_threads);
+}
+
+double measure_fma_roof(const BackendOptions& options) {
+  if (options.device == ComputeDevice::cuda) return device_fma_gflops();
+  return measure_fma_gflops(options.isa.value_or(detect_isa()), options.num_threads);
+}
+
+double measure_read_roof(const BackendOptions& options, int64_t num_bytes) {
+  if (options.device == ComputeDevice::cuda) return device_read_gbps(num_bytes);
+  return measure_read_gbps(num_bytes, options.num_threads);
+}
+
+int64_t least_roof_bytes(const BackendOptions& options) {
+  // Below this, a CPU's threads would have too little to read each.
+  constexpr int64_t kLeastBytes = 64 << 10;
+  return kLeastBytes * std::max(options.num_threads, 1);
 }
 
 }  // namespace pare

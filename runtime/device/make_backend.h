@@ -21,4 +21,11 @@ struct BackendOptions {
 // built without it, and what make_cuda_backend throws.
 std::unique_ptr<Backend> make_backend(const BackendOptions& options);
 
+// What such a backend's machine can do at most: float32 multiply-adds in registers, in GFLOP/s, and GB/s (1e9 bytes) at
+// which num_bytes are read over and over. On a CPU with num_threads >= 1 and
+// at least least_roof_bytes (runtime/cpu/roof.h). Throws as make_backend and the roof do.
+double measure_fma_roof(const BackendOptions& options);
+double measure_read_roof(const BackendOptions& options, int64_t num_bytes);
+int64_t least_roof_bytes(const BackendOptions& options);
+
 }  // namespace pare

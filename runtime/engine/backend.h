@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -172,6 +173,11 @@ class Backend {
   void download(const T* memory, std::span<T> host) {
     download_bytes(memory, std::as_writable_bytes(host));
   }
+
+  // What allocate can still give; nullopt: the host's memory, which is not bounded here.
+  virtual std::optional<int64_t> free_bytes() const { return std::nullopt; }
+  // Logits that a backend with memory of its own holds at a time.
+  static constexpr int64_t kLogitFloats = int64_t{1} << 23;
 
   PackedNorm pack_norm(const Norm& norm);
   PackedLayerNorm pack_layer_norm(const LayerNorm& norm);

@@ -6,11 +6,6 @@
 namespace pare {
 namespace {
 
-// Layers work on so many rows at a time: enough that a packed weight, unpacked once per call, costs little beside the
-// product, few enough that the widest activation (2F) of a chunk stays small. Fixed, so that sums never depend on
-// memory at hand.
-constexpr int64_t kChunkRows = 1024;
-
 const PackedNorm* pointer(const std::optional<PackedNorm>& norm) {
   return norm ? &*norm : nullptr;
 }

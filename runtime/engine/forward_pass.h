@@ -57,6 +57,11 @@ struct ForwardArena {
   std::unique_ptr<ExpertWork> experts;  // null without a mixture
 };
 
+// Layers work on so many rows at a time: enough that a packed weight, unpacked once per call, costs little beside the
+// product, few enough that the widest activation (2F) of a chunk stays small. Fixed, so that sums never depend on
+// memory at hand.
+inline constexpr int64_t kChunkRows = 1024;
+
 // A decoder's description, its weights and the backend that holds them. Neither copied nor moved: others refer to it.
 class ForwardPass {
  public:

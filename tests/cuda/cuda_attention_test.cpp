@@ -41,6 +41,16 @@ std::vector<Case> cases() {
     shape.softcap = window == 5 ? 1.5f : 0.0f;
     all.push_back({"window " + std::to_string(window), shape, {{0, 40, 0, 0}, {40, 1, 50, 40}}});
   }
+  // Decoded tokens whose keys are cut into stretches of 256: none, one, several, and ends on both sides of a cut.
+  all.push_back({"stretches",
+                 shape_of(6, 2, 16),
+                 {{0, 1, 700, 0}, {1, 1, 255, 701}, {2, 2, 255, 957}, {4, 1, 0, 1214}, {5, 3, 510, 1215}}});
+  all.push_back({"many heads of one", shape_of(20, 1, 64), {{0, 1, 300, 0}}});
+  for (const int64_t window : {20, 300}) {
+    AttentionShape shape = shape_of(2, 1, 16);
+    shape.sliding_window = window;
+    all.push_back({"stretches, window " + std::to_string(window), shape, {{0, 1, 600, 0}, {1, 1, 4, 601}}});
+  }
   AttentionShape both_ways = shape_of(2, 2, 16);
   both_ways.causal = false;
   all.push_back({"both ways", both_ways, {{0, 20, 0, 0}, {20, 1, 0, 20}, {21, 33, 0, 21}}});

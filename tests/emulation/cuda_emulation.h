@@ -33,6 +33,9 @@
 
 // ---- Types ------------------------------------------------------------------------------------------------------
 
+struct char4 {
+  signed char x, y, z, w;
+} __attribute__((aligned(4)));
 struct int2 {
   int x, y;
 } __attribute__((aligned(8)));
@@ -222,6 +225,19 @@ inline int __dp4a(int a, int b, int c) {
                                  static_cast<int8_t>(static_cast<unsigned>(b) >> 8 * byte));
   }
   return static_cast<int>(sum);
+}
+
+// Four of the eight bytes of b:a (a's are 0 to 3), the lowest first, as the nibbles of `selector` say; with its highest
+// bit a nibble asks for copies of the byte's sign.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  unsigned result = 0;
+  for (int byte = 0; byte < 4; ++byte) {
+    const unsigned nibble = selector >> 4 * byte & 0xFu, index = nibble & 7u;
+    unsigned value = (index < 4 ? a >> 8 * index : b >> 8 * (index - 4)) & 0xFFu;
+    if ((nibble & 8u) != 0) value = (value & 0x80u) != 0 ? 0xFFu : 0u;
+    result |= value << 8 * byte;
+  }
+  return result;
 }
 
 // Within the bounds that CUDA gives for the device's (2 units in the last place for rsqrtf, 2 + floor(|1.173 x|) for

@@ -387,7 +387,7 @@ TEST_F(TrainModel, AFolderOfSomebodyElseInAPhasesPlaceIsLeftAlone) {
 TEST_F(TrainModel, AGpuIsRefusedWhereNoneIsOrNothingWorksOnIt) {
   const Outcome untrained = run_pare(command(recipe("  - rtn: {bits: 8}\n"), "untrained", {"--device", "cuda"}));
   EXPECT_EQ(untrained.status, 1);
-  EXPECT_NE(untrained.err.find("only 'distill' works on a GPU"), std::string::npos) << untrained.err;
+  EXPECT_NE(untrained.err.find("only 'distill' and the evaluation work on a GPU"), std::string::npos) << untrained.err;
   const Outcome unknown = run_pare(command(recipe(distill("total_tokens: 100")), "unknown", {"--device", "tpu"}));
   EXPECT_EQ(unknown.status, 2);
   EXPECT_NE(unknown.err.find("expected cpu or cuda, found 'tpu'"), std::string::npos) << unknown.err;

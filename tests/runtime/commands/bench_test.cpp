@@ -19,7 +19,7 @@ class Bench : public testing::Test {
 
 TEST_F(Bench, FiguresFollowFromOneAnother) {
   const BenchOptions options = {.prefill_tokens = 40, .decode_tokens = 20, .repetitions = 3};
-  const BenchResult result = bench(model_, detect_isa(), 1, options);
+  const BenchResult result = bench(model_, {.isa = detect_isa(), .num_threads = 1}, options);
   EXPECT_GE(result.prefill_tokens_per_second.best, result.prefill_tokens_per_second.median);
   EXPECT_GE(result.decode_tokens_per_second.best, result.decode_tokens_per_second.median);
   EXPECT_GT(result.decode_tokens_per_second.median, 0.0);
@@ -45,8 +45,8 @@ TEST_F(Bench, WorkIsCountedFromTheShapes) {
     for (int64_t s = 0; s <= t; ++s) decode_pairs += t - s < 16 ? 1 : 0;
   }
   EXPECT_EQ(attention_flops(model, 40), 2 * 4 * model.num_heads * 16 * num_pairs);
-  const BenchResult result =
-      bench(model_, detect_isa(), 1, {.prefill_tokens = 40, .decode_tokens = 20, .repetitions = 1});
+  const BenchResult result = bench(model_, {.isa = detect_isa(), .num_threads = 1},
+                                   {.prefill_tokens = 40, .decode_tokens = 20, .repetitions = 1});
   const int64_t kv_width = model.num_kv_heads * 16;
   const int64_t parameters = 2 * (2 * model.num_heads * 16 * 64 + 2 * kv_width * 64 + 3 * 96 * 64);
   EXPECT_EQ(result.linear_flops, 2 * parameters * 40);
@@ -54,14 +54,17 @@ TEST_F(Bench, WorkIsCountedFromTheShapes) {
 }
 
 TEST_F(Bench, RefusesWhatCannotBeMeasured) {
-  expect_error<std::invalid_argument>([&] { bench(model_, detect_isa(), 1, {.prefill_tokens = 129}); }, {"129", "128"});
-  expect_error<std::invalid_argument>([&] { bench(model_, detect_isa(), 1, {.prefill_tokens = 8, .repetitions = 0}); },
-                                      {"at least 1"});
   expect_error<std::invalid_argument>(
-      [&] { bench(model_, detect_isa(), 1, {.prefill_tokens = 8, .decode_tokens = 121}); },
+      [&] { bench(model_, {.isa = detect_isa(), .num_threads = 1}, {.prefill_tokens = 129}); }, {"129", "128"});
+  expect_error<std::invalid_argument>(
+      [&] { bench(model_, {.isa = detect_isa(), .num_threads = 1}, {.prefill_tokens = 8, .repetitions = 0}); },
+      {"at least 1"});
+  expect_error<std::invalid_argument>(
+      [&] { bench(model_, {.isa = detect_isa(), .num_threads = 1}, {.prefill_tokens = 8, .decode_tokens = 121}); },
       {"prompt of 8", "121 tokens", "128"});
   request_interrupt();
-  EXPECT_THROW(bench(model_, detect_isa(), 1, {.prefill_tokens = 8, .decode_tokens = 8}), Interrupted);
+  EXPECT_THROW(bench(model_, {.isa = detect_isa(), .num_threads = 1}, {.prefill_tokens = 8, .decode_tokens = 8}),
+               Interrupted);
 }
 
 }  // namespace

@@ -29,10 +29,12 @@ class PareRuntime : public testing::Test {
     std::ofstream(text_) << std::string(300, 'x') + " some text.";
   }
 
+  virtual std::string program() const { return PARE_BUILD_DIR "/pare-runtime"; }
+
   // `words` is a shell's command line after the program's name; `before` goes before it.
   Outcome run(const std::string& words, const std::string& before = "") const {
     const std::string out = (folder_.path() / "out").string(), err = (folder_.path() / "err").string();
-    const std::string line = before + " " + PARE_BUILD_DIR "/pare-runtime " + words + " >" + out + " 2>" + err;
+    const std::string line = before + " " + program() + " " + words + " >" + out + " 2>" + err;
     const int status = std::system(line.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, file_text(out), file_text(err)};
   }

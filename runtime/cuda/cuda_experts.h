@@ -1,0 +1,73 @@
+// The feed-forward of a mixture on the device: the host never learns who goes where.
+#pragma once
+
+#include <map>
+#include <span>
+#include <vector>
+
+#include "runtime/cuda/kernels.h"
+#include "runtime/engine/backend.h"
+
+namespace pare {
+
+// One of the linears of all experts of a layer, as kernels run it: a launch for each form that some of them have.
+struct ExpertStack {
+  struct Launch {
+    size_t part = 0;
+    WeightForm form;
+    bool as_codes = false;
+    int64_t first_out = 0;
+    std::vector<int32_t> host_linears;
+    Buffer<int32_t> linears_Z;  // those; empty: all
+  };
+  // Throws std::invalid_argument where experts differ in shape or in how they are stacked.
+  ExpertStack(Backend& backend, std::span<const FeedForwardWeights> experts_E,
+              std::unique_ptr<PackedLinear> FeedForwardWeights::*which);
+
+  int64_t num_in = 0, num_out = 0;
+  std::vector<Buffer<WeightView>> views_PE;  // by part
+  std::vector<Launch> launches;
+  Buffer<RoundingTarget> targets_E;
+  RoundingKinds kinds;
+};
+
+class CudaExpertWork final : public ExpertWork {
+ public:
+  CudaExpertWork(Backend& backend, const ExpertShape& shape);
+
+  // As Backend::run_experts states it.
+  void run(cudaStream_t stream, std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing,
+           Activation activation, const float* logits_RE, const float* x_RD, const Sequences& sequences,
+           int64_t num_rows, float* y_RD);
+
+ private:
+  struct Layer {
+    ExpertStack gate_up, down;
+  };
+  const Layer& layer_of(std::span<const FeedForwardWeights> experts_E);
+  RoundedRows rounded_rows(float* x_SI, int64_t width);
+  // Rounds rows of slots as their experts want them.
+  void round(cudaStream_t stream, const ExpertStack& stack, const Sequences& sequences, int64_t num_experts,
+             float* x_SI);
+  void multiply(cudaStream_t stream, const ExpertStack& stack, int64_t num_experts, const SlotRanges& slots,
+                const float* x, int64_t max_rows, float* y);
+  OutlierScratch outlier_scratch(int64_t num_sequences, int64_t width);
+
+  Backend& backend_;
+  ExpertShape shape_;
+  int64_t num_slots_;
+  Buffer<int32_t> experts_RK_, slots_RK_, rows_S_, first_slot_E1_;
+  Buffer<float> weights_RK_, gathered_SD_, gate_up_S2F_, activated_SF_, mixed_SD_;
+  Buffer<int8_t> codes_SS_;
+  Buffer<float> scales_S_;
+  Buffer<int32_t> zeros_S_;
+  // Grown.
+  Buffer<Sequence> sequences_EN_;
+  Buffer<double> squares_S_;
+  Buffer<float> limits_EN_;
+  Buffer<uint8_t> columns_ENI_;
+  // Made at the first call with a layer's experts, which outlive this.
+  std::map<const FeedForwardWeights*, Layer> layers_;
+};
+
+}  // namespace pare

@@ -1,0 +1,71 @@
+// How the kernels of linears share out their work. A block makes kBlockOutputs outputs of a few rows. The row's vectors
+// of weights are cut into spans of one vector for each lane; spans are taken kSplits at a time, each split by a warp of
+// its own, and the splits' sums are added in order: an order that num_in and the stored form alone decide. What the
+// spans multiply lies in shared memory, where lanes find the pieces that belong to their vectors side by side.
+#pragma once
+
+#include "runtime/cuda/kernels.h"
+#include "runtime/cuda/warp_block.cuh"
+
+namespace pare {
+
+inline constexpr int kSplits = 2;
+inline constexpr int kOutputGroups = 4;  // warps of one split
+inline constexpr int kWarpOutputs = 2;
+inline constexpr int kBlockOutputs = kOutputGroups * kWarpOutputs;
+inline constexpr int kLinearThreads = kSplits * kOutputGroups * kWarp;
+
+// Pieces of 16 bytes: piece j of lane l lies at j * kPieceStride + l, so that lanes read and write without conflicts.
+inline constexpr int kPieceStride = kWarp + 1;
+
+// Which rows of x a block multiplies, and where they go.
+struct BlockRows {
+  int64_t first_slot = 0;
+  int num = 0;
+};
+__device__ inline int64_t block_linear(const SlotRanges& slots) {
+  return slots.linears_Z != nullptr ? slots.linears_Z[blockIdx.z] : static_cast<int64_t>(blockIdx.z);
+}
+__device__ inline BlockRows block_rows(const SlotRanges& slots, int64_t num_rows, int tile_rows) {
+  int64_t first = 0, end = num_rows;
+  if (slots.first_slot_E1 != nullptr) {
+    first = slots.first_slot_E1[block_linear(slots)];
+    end = slots.first_slot_E1[block_linear(slots) + 1];
+  }
+  first += static_cast<int64_t>(blockIdx.y) * tile_rows;
+  const int64_t num = end - first;
+  return {first, num <= 0 ? 0 : num < tile_rows ? static_cast<int>(num) : tile_rows};
+}
+__device__ inline int64_t row_of_slot(const SlotRanges& slots, int64_t slot) {
+  return slots.rows_S != nullptr ? slots.rows_S[slot] : slot;
+}
+
+inline dim3 linear_grid(int64_t num_out, int64_t num_rows, int64_t num_linears, int tile_rows) {
+  return {static_cast<unsigned>((num_out + kBlockOutputs - 1) / kBlockOutputs),
+          static_cast<unsigned>((num_rows + tile_rows - 1) / tile_rows), static_cast<unsigned>(num_linears)};
+}
+
+// Adds up the lanes' and the splits' sums of a block's outputs and hands each to write(output of the block, row, sum),
+// called by one thread. partial has kSplits * kBlockOutputs * kRows places.
+template <int kRows, typename Write>
+__device__ void join_sums(const float (&sums)[kWarpOutputs][kRows], float* partial, const Write& write) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int split = warp / kOutputGroups, group = warp % kOutputGroups;
+  constexpr int kSums = kBlockOutputs * kRows;
+#pragma unroll
+  for (int o = 0; o < kWarpOutputs; ++o) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float sum = warp_sum(sums[o][r]);
+      if (lane == 0) partial[split * kSums + (group * kWarpOutputs + o) * kRows + r] = sum;
+    }
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < kSums; i += kLinearThreads) {
+    float sum = partial[i];
+    for (int s = 1; s < kSplits; ++s) sum += partial[s * kSums + i];
+    write(i / kRows, i % kRows, sum);
+  }
+}
+
+}  // namespace pare
