@@ -279,7 +279,7 @@ class Soak:
         """Once for each: on undamaged files the command ends well, so that it gets as far as the damage."""
         if tuple(arguments) in self.checked:
             return
-        place = Workplace(self.work / f"undamaged-{len(self.checked)}")
+        place = Workplace(self.work / f"undamaged-{self.number}")
         self.readers(place)
         done = run(self.pare, arguments, place)
         if done.returncode != 0:
@@ -298,7 +298,7 @@ class Soak:
         gguf = place.inputs / "model.gguf"
         shutil.copy(ROOT / "tests/golden/gguf/llama_gqa_untied.gguf", gguf)
         (place.inputs / "from_statistics.yaml").write_text(
-            "model: in/model\noutput: unused\ncalibration: {statistics: in/statistics.h5}\npasses:\n  - gptq: {bits: 8}\n")
+            "model: in/model\noutput: unused\ncalibration: {statistics: in/statistics.h5}\npasses:\n  - gptq: {bits: 8, group_size: -1}\n")
         (place.inputs / "from_logits.yaml").write_text(
             "model: in/model\noutput: unused\npasses:\n  - distill: {logits: in/logits.h5, total_tokens: 128, batch: 1, validations: 1, "
             "validation_windows: 1}\n")
