@@ -9,9 +9,6 @@ namespace {
 constexpr uint32_t kOnes = 0x01010101u;
 constexpr int kTileRows = 8;
 
-constexpr int columns_of_vector(StoredAs stored, bool is_kept) {
-  return weights_per_vector(stored) * (is_kept ? 2 : 1);
-}
 // Of 16 codes of x.
 constexpr int pieces_of_vector(StoredAs stored, bool is_kept) {
   return columns_of_vector(stored, is_kept) / 16;
@@ -150,27 +147,16 @@ __global__ void __launch_bounds__(kLinearThreads)
   });
 }
 
-struct LinearLaunch {
-  cudaStream_t stream;
-  const WeightView* weights;
-  int64_t num_linears, num_out;
-  SlotRanges slots;
-  CodeRows x;
-  int64_t max_rows;
-  float* y_RO;
-  int64_t out_width, first_out;
-};
+using Launch = LinearLaunch<CodeRows>;
 
 template <StoredAs kStored, bool kIsKept, int kRows>
-void launch_tile(const LinearLaunch& l) {
+void launch_tile(const Launch& l) {
   constexpr size_t kSharedBytes = sizeof(uint4) * kRows * kSplits * pieces_of_vector(kStored, kIsKept) * kPieceStride;
-  launch(code_linear_kernel<kStored, kIsKept, kRows>, linear_grid(l.num_out, l.max_rows, l.num_linears, kRows),
-         dim3(kLinearThreads), kSharedBytes, l.stream, l.weights, l.slots, l.x, l.max_rows, l.y_RO, l.out_width,
-         l.first_out);
+  l.template launch<kRows>(code_linear_kernel<kStored, kIsKept, kRows>, kSharedBytes);
 }
 
 template <StoredAs kStored, bool kIsKept>
-void launch_stored(const LinearLaunch& l) {
+void launch_stored(const Launch& l) {
   if (l.max_rows == 1) return launch_tile<kStored, kIsKept, 1>(l);
   launch_tile<kStored, kIsKept, kTileRows>(l);
 }
@@ -181,7 +167,7 @@ void launch_code_linears(cudaStream_t stream, const WeightForm& form, const Weig
                          const SlotRanges& slots, const CodeRows& x, int64_t max_rows, float* y_RO, int64_t out_width,
                          int64_t first_out) {
   if (max_rows == 0) return;
-  const LinearLaunch l = {stream, weights, num_linears, form.num_out, slots, x, max_rows, y_RO, out_width, first_out};
+  const Launch l = {stream, weights, num_linears, form.num_out, slots, x, max_rows, y_RO, out_width, first_out};
   if (form.stored == StoredAs::code8) {
     return form.is_kept ? launch_stored<StoredAs::code8, true>(l) : launch_stored<StoredAs::code8, false>(l);
   }

@@ -5,10 +5,7 @@
 namespace pare {
 namespace {
 
-// Of a vector: the columns that its weights meet, and how many float4 those are.
-constexpr int columns_of_vector(StoredAs stored, bool is_kept) {
-  return weights_per_vector(stored) * (is_kept ? 2 : 1);
-}
+// Of four columns.
 constexpr int pieces_of_vector(StoredAs stored, bool is_kept) {
   return columns_of_vector(stored, is_kept) / 4;
 }
@@ -163,33 +160,22 @@ __global__ void embed_kernel(const WeightView* table, const int32_t* ids_R, int6
     hidden_RD[row * width + i] = weight_at(weight, id, i) * scale;
 }
 
-struct LinearLaunch {
-  cudaStream_t stream;
-  const WeightView* weights;
-  int64_t num_linears, num_out;
-  SlotRanges slots;
-  const float* x_RI;
-  int64_t max_rows;
-  float* y_RO;
-  int64_t out_width, first_out;
-};
+using Launch = LinearLaunch<const float*>;
 
 template <StoredAs kStored, bool kIsKept, int kRows>
-void launch_tile(const LinearLaunch& l) {
+void launch_tile(const Launch& l) {
   constexpr size_t kSharedBytes = sizeof(float4) * kRows * kSplits * pieces_of_vector(kStored, kIsKept) * kPieceStride;
-  launch(linear_kernel<kStored, kIsKept, kRows>, linear_grid(l.num_out, l.max_rows, l.num_linears, kRows),
-         dim3(kLinearThreads), kSharedBytes, l.stream, l.weights, l.slots, l.x_RI, l.max_rows, l.y_RO, l.out_width,
-         l.first_out);
+  l.template launch<kRows>(linear_kernel<kStored, kIsKept, kRows>, kSharedBytes);
 }
 
 template <StoredAs kStored, bool kIsKept>
-void launch_stored(const LinearLaunch& l) {
+void launch_stored(const Launch& l) {
   if (l.max_rows == 1) return launch_tile<kStored, kIsKept, 1>(l);
   launch_tile<kStored, kIsKept, tile_rows_of(kStored, kIsKept)>(l);
 }
 
 template <StoredAs kStored>
-void launch_form(const LinearLaunch& l, bool is_kept) {
+void launch_form(const Launch& l, bool is_kept) {
   if constexpr (has_kept_form(kStored)) {
     if (is_kept) return launch_stored<kStored, true>(l);
   }

@@ -40,10 +40,27 @@ __device__ inline int64_t row_of_slot(const SlotRanges& slots, int64_t slot) {
   return slots.rows_S != nullptr ? slots.rows_S[slot] : slot;
 }
 
-inline dim3 linear_grid(int64_t num_out, int64_t num_rows, int64_t num_linears, int tile_rows) {
-  return {static_cast<unsigned>((num_out + kBlockOutputs - 1) / kBlockOutputs),
-          static_cast<unsigned>((num_rows + tile_rows - 1) / tile_rows), static_cast<unsigned>(num_linears)};
-}
+// What the launches of linears share; X is how their inputs lie.
+template <typename X>
+struct LinearLaunch {
+  cudaStream_t stream;
+  const WeightView* weights;
+  int64_t num_linears, num_out;
+  SlotRanges slots;
+  X x;
+  int64_t max_rows;
+  float* y_RO;
+  int64_t out_width, first_out;
+
+  // Block (x: outputs, y: tile of kRows rows, z: linear).
+  template <int kRows, typename Kernel>
+  void launch(Kernel* kernel, size_t shared_bytes) const {
+    const dim3 grid(static_cast<unsigned>((num_out + kBlockOutputs - 1) / kBlockOutputs),
+                    static_cast<unsigned>((max_rows + kRows - 1) / kRows), static_cast<unsigned>(num_linears));
+    pare::launch(kernel, grid, dim3(kLinearThreads), shared_bytes, stream, weights, slots, x, max_rows, y_RO, out_width,
+                 first_out);
+  }
+};
 
 // Adds up the lanes' and the splits' sums of a block's outputs and hands each to write(output of the block, row, sum),
 // called by one thread. partial has kSplits * kBlockOutputs * kRows places.

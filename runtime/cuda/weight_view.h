@@ -52,6 +52,11 @@ constexpr bool has_kept_form(StoredAs stored) {
   return stored == StoredAs::f16 || stored == StoredAs::bf16 || stored == StoredAs::code8 || stored == StoredAs::code4;
 }
 
+// How many columns the weights of one vector meet.
+constexpr int columns_of_vector(StoredAs stored, bool is_kept) {
+  return weights_per_vector(stored) * (is_kept ? 2 : 1);
+}
+
 // W[o, i] is the stored value, or of codes scale[o, g] * (code - zero[o, g]) and of fp8 scale[o, g] * value, with g =
 // group_of_I[i], or i / group_size. All pointers are device memory.
 struct WeightView {

@@ -110,87 +110,6 @@ struct Layer {
 
 class CudaLinears : public OnCuda {};
 
-std::vector<InputFormat> formats() {
-  const auto int8 = [](InputRange range, bool symmetric) {
-    InputFormat format = {.type = InputType::int8, .range = range, .symmetric = symmetric};
-    if (range == InputRange::static_) format.scale = 0.05f;
-    if (range == InputRange::static_ && !symmetric) format.zero = 31;
-    return format;
-  };
-  const auto outliers = [](OutlierRule rule, float threshold, bool symmetric = true) {
-    InputFormat format = {
-        .type = InputType::int8, .symmetric = symmetric, .outliers = rule, .outlier_threshold = threshold};
-    if (rule == OutlierRule::columns) format.outlier_columns = {0, 3, 11};
-    return format;
-  };
-  return {{},
-          int8(InputRange::token, true),
-          int8(InputRange::token, false),
-          int8(InputRange::tensor, true),
-          int8(InputRange::tensor, false),
-          int8(InputRange::static_, true),
-          int8(InputRange::static_, false),
-          {.type = InputType::fp8},
-          {.type = InputType::fp8, .range = InputRange::tensor},
-          {.type = InputType::fp8, .range = InputRange::static_, .scale = 0.01f},
-          outliers(OutlierRule::absolute, 6.0f),
-          outliers(OutlierRule::relative, 3.0f),
-          outliers(OutlierRule::columns, 0.0f),
-          outliers(OutlierRule::absolute, 6.0f, false),
-          outliers(OutlierRule::columns, 0.0f, false)};
-}
-
-// Some columns far from the others, a row of zeros, extreme values.
-std::vector<float> rows_with_outliers(int64_t num_rows, int64_t width, uint32_t seed) {
-  std::vector<float> x = random_values(num_rows * width, seed);
-  for (int64_t r = 0; r < num_rows; ++r) {
-    for (int64_t i = 0; i < width; ++i) {
-      float& value = x[static_cast<size_t>(r * width + i)];
-      if (i % 13 == 5) value *= 20.0f;
-      if (r == 1) value = 0.0f;
-      if (r == 2) value = i % 3 == 0 ? 40.0f : -40.0f;
-    }
-  }
-  return x;
-}
-
-std::vector<Sequence> sequences_of(int64_t num_rows) {
-  std::vector<Sequence> sequences;
-  for (int64_t row = 0, length = 1; row < num_rows; row += length, ++length) {
-    length = std::min(length, num_rows - row);
-    sequences.push_back({.first_row = row, .num_rows = length, .num_past = 0, .first_slot = row});
-  }
-  return sequences;
-}
-
-// What an input holds for its consumer, as floats.
-std::vector<float> rounded_rows(Backend& backend, const LinearInput& input, int64_t num_rows, int64_t width) {
-  std::vector<float> values(static_cast<size_t>(num_rows * width));
-  if (!input.as_codes()) {
-    backend.download<float>(input.x(), values);
-    return values;
-  }
-  const int64_t stride = LinearInput::code_stride(width);
-  std::vector<int8_t> codes(static_cast<size_t>(num_rows * stride));
-  std::vector<float> scales(static_cast<size_t>(num_rows));
-  std::vector<int32_t> zeros(scales.size());
-  backend.download<int8_t>(input.codes(), codes);
-  backend.download<float>(input.scales(), scales);
-  backend.download<int32_t>(input.zeros(), zeros);
-  for (int64_t r = 0; r < num_rows; ++r) {
-    for (int64_t i = 0; i < stride; ++i) {
-      const int code = codes[static_cast<size_t>(r * stride + i)];
-      if (i >= width) {
-        EXPECT_EQ(code, 0) << "padding of row " << r;
-        continue;
-      }
-      values[static_cast<size_t>(r * width + i)] =
-          static_cast<float>(code - zeros[static_cast<size_t>(r)]) * scales[static_cast<size_t>(r)];
-    }
-  }
-  return values;
-}
-
 // x behind gather, which copies rows and rounds them for `packed`, and its product with `packed`.
 std::pair<std::vector<float>, std::vector<float>> multiplied(Backend& backend, const PackedLinear& packed,
                                                              const std::vector<float>& x, int64_t num_rows) {
@@ -253,7 +172,7 @@ TEST_F(CudaLinears, EveryStoredFormOfEveryShape) {
 // Rounded inputs have the very values of input_format.h.
 TEST_F(CudaLinears, EveryFormatOfAnInput) {
   const int64_t num_rows = 11, num_in = 72;
-  for (const InputFormat& format : formats()) {
+  for (const InputFormat& format : input_formats()) {
     for (const Stored& stored : kStored) {
       const bool is_int8 = format.type == InputType::int8 && !format.has_outliers();
       if (!is_int8 && stored.bits != 32 && std::string_view(stored.name) != "w4_zeros") continue;
@@ -274,9 +193,28 @@ TEST_F(CudaLinears, EveryFormatOfAnInput) {
   }
 }
 
+// A row's bits are the same alone, in a full tile and behind one, and in a stack of two linears.
+TEST_F(CudaLinears, RowsDoNotDependOnTheirCompany) {
+  const int64_t num_rows = 9, num_in = 2112, num_out = 3;
+  for (const InputFormat& format : {input_formats()[0], input_formats()[2]}) {
+    for (const Stored& stored : kStored) {
+      const Layer layer(stored, num_out, num_in, format, 1);
+      const std::vector<float> x = random_values(num_rows * num_in, 3);
+      const auto packed = cuda_->pack({&layer.linear, 1});
+      const std::vector<float> all = multiplied(*cuda_, *packed, x, num_rows).second;
+      for (const int64_t row : {0, 7, 8}) {
+        const std::vector<float> alone =
+            multiplied(*cuda_, *packed, {x.begin() + row * num_in, x.begin() + (row + 1) * num_in}, 1).second;
+        EXPECT_TRUE(same_bits(alone, {all.begin() + row * num_out, all.begin() + (row + 1) * num_out}))
+            << stored.name << ", " << input_format_name(format) << ", row " << row;
+      }
+    }
+  }
+}
+
 TEST_F(CudaLinears, NaNReachesItsRowAndNoOtherSequence) {
   const int64_t num_rows = 6, num_in = 32;  // sequences: rows 0; 1, 2; 3, 4, 5
-  for (const InputFormat& format : formats()) {
+  for (const InputFormat& format : input_formats()) {
     const Layer layer(kStored[3], 9, num_in, format, 1);
     std::vector<float> x = rows_with_outliers(num_rows, num_in, 3);
     x[2 * num_in + 20] = std::numeric_limits<float>::quiet_NaN();

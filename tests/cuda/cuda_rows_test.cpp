@@ -77,6 +77,49 @@ TEST_F(CudaRows, ActivationsEqualTheReference) {
   }
 }
 
+// Whoever writes rows rounds them for their consumer to the very values of input_format.h: of what it writes where they
+// are not rounded.
+TEST_F(CudaRows, EveryOperationRoundsItsRows) {
+  const int64_t num_rows = 6, width = 72;
+  const PackedNorm norm = cuda_->pack_norm({random_values(width, 1), 1e-5f});
+  const PackedLayerNorm layer_norm = cuda_->pack_layer_norm({random_values(width, 1), random_values(width, 2), 1e-5f});
+  const SentSequences sequences(*cuda_, sequences_of(num_rows));
+  const std::vector<float> host = rows_with_outliers(num_rows, width, 3);
+  const auto run = [&](int operation, LinearInput& x) {
+    const Buffer<float> hidden = sent(*cuda_, host), y = sent(*cuda_, random_values(num_rows * 2 * width, 5, 3.0f));
+    if (operation == 0) cuda_->add_norm(hidden.get(), nullptr, nullptr, &norm, num_rows, width, x);
+    if (operation == 1) cuda_->add_layer_norm(hidden.get(), y.get(), layer_norm, num_rows, width, &x);
+    if (operation == 2) cuda_->activate(y.get(), Activation::silu, num_rows, width, x);
+    if (operation == 3) cuda_->activate_ungated(y.get(), Activation::gelu, num_rows, width, x);
+  };
+  for (const InputFormat& format : input_formats()) {
+    LinearWeights weights;
+    QuantizedWeight codes;
+    codes.num_out = 1;
+    codes.num_in = width;
+    codes.bits = 8;
+    codes.codes_OI.assign(static_cast<size_t>(width), 7);
+    codes.scales_OG = {1.0f};
+    weights.weight = codes;
+    weights.input = format;
+    const auto consumer = cuda_->pack({&weights, 1});
+    for (int operation = 0; operation < 4; ++operation) {
+      LinearInput plain(*cuda_, num_rows, width, false), rounded(*cuda_, num_rows, width, true);
+      run(operation, plain);
+      rounded.prepare(*consumer, sequences.sequences);
+      run(operation, rounded);
+      std::vector<float> expected = rounded_rows(*cuda_, plain, num_rows, width);
+      for (const Sequence& s : sequences_of(num_rows)) {
+        fake_quantize(format, std::span(expected).subspan(s.first_row * width, s.num_rows * width), width);
+      }
+      const std::vector<float> found = rounded_rows(*cuda_, rounded, num_rows, width);
+      for (size_t i = 0; i < found.size(); ++i) {
+        ASSERT_EQ(found[i], expected[i]) << input_format_name(format) << ", operation " << operation << ", " << i;
+      }
+    }
+  }
+}
+
 TEST_F(CudaRows, GatherMixAndMeansEqualTheReference) {
   for (const int64_t width : kWidths) {
     const auto [expected, found] = on_both([&](Backend& backend) {
