@@ -95,12 +95,14 @@ def first_failure(program, tests):
     except subprocess.TimeoutExpired:
         return f"more than {LIMIT_SECONDS} s"
     if done.returncode == 0:
-        if " 0 tests from " in done.stdout:
+        if " 0 tests from " in done.stdout or "0 tests ran" in done.stdout:
             raise Broken(f"no test is named {tests}")
         return None
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    told = [line for line in lines if any(word in line for word in ("what()", "Error", "error", "Expected", "difference", "Failure"))]
-    return (told or lines or [f"status {done.returncode}"])[0][:160]
+    for number, line in enumerate(lines):
+        if line.endswith("Failure"):
+            return " ".join(lines[number + 1:number + 3])[:160]
+    return (lines or [""])[-1][:160] + f" (status {done.returncode})"
 
 
 def try_mutant(commands, mutant):
