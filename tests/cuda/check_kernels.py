@@ -8,6 +8,8 @@ Faults: a warning of the compiler or of ptxas; registers that spill; a stack fra
 registers for the threads of a block (those of __launch_bounds__, or 1024) than a multiprocessor has; more than 48 KiB of static shared
 memory, which ptxas refuses itself. Prints a table of the kernels. The options are those of -DPARE_CUDA=ON: CMake is what compiles.
 
+With PARE_TEST_FULL it also builds the programs that run on a GPU, so that their hosts' side is compiled and linked with CUDA's own headers.
+
 The exit status is 0, 1 with faults, and 77 with a line "SKIPPED" where .ci/find_nvcc finds no compiler.
 """
 import argparse
@@ -25,6 +27,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SKIPPED = 77
 MOST_THREADS = 1024         # of a block: CUDA C++ Programming Guide 13, table "Technical Specifications per Compute Capability"
 REGISTERS = 65536           # of a multiprocessor, and of a block
+
+PROGRAMS = ["pare-runtime", "test_cuda_device", "device_facts"]
 
 # Kernels that may have a stack frame, and why. One that no longer has it is a fault too.
 STACK_FRAMES = {}
@@ -168,7 +172,8 @@ def object_of(command):
 
 def check(build, jobs):
     objects = [object_of(command) for command in configure(build, find_nvcc())]
-    if subprocess.run(["cmake", "--build", build, "-j", str(jobs), "--target", *objects]).returncode != 0:
+    programs = PROGRAMS if os.environ.get("PARE_TEST_FULL") else []
+    if subprocess.run(["cmake", "--build", build, "-j", str(jobs), "--target", *objects, *programs]).returncode != 0:
         return 1
     functions, faults = [], []
     for path in objects:

@@ -177,6 +177,19 @@ TEST_F(CudaAttention, NaNReachesTheTokensThatSeeIt) {
   for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(std::isnan(found[i]), i / 32 >= 20) << i;
 }
 
+TEST_F(CudaAttention, NaNInAValueStaysInItsPlaceOfTheHead) {
+  const AttentionShape shape = shape_of(2, 1, 16);
+  std::vector<float> host_values = random_values(40 * 16, 3);
+  host_values[20 * 16 + 3] = std::numeric_limits<float>::quiet_NaN();
+  const Buffer<float> q = sent(*cuda_, random_values(40 * 2 * 16, 1)), keys = sent(*cuda_, random_values(40 * 16, 2));
+  const Buffer<float> values = sent(*cuda_, host_values), x = cuda_->allocate(40 * 2 * 16);
+  const SentSequences sequences(*cuda_, {{0, 40, 0, 0}});
+  cuda_->attention(q.get(), {.keys = keys.get(), .values = values.get(), .num_slots = 40}, sequences.sequences, shape,
+                   x.get());
+  const std::vector<float> found = received(*cuda_, x);
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(std::isnan(found[i]), i / 32 >= 20 && i % 16 == 3) << i;
+}
+
 TEST_F(CudaAttention, RefusesWhatItCannotDo) {
   const Buffer<float> memory = cuda_->allocate(4096);
   const SentSequences sequences(*cuda_, {{0, 1, 0, 0}});

@@ -83,13 +83,14 @@ inline std::vector<InputFormat> input_formats() {
           outliers(OutlierRule::columns, 0.0f, false)};
 }
 
-// Some columns far from the others, a row of zeros, extreme values.
+// Some columns far from the others, a row of zeros, extreme values, one value at the limit of what is an outlier.
 inline std::vector<float> rows_with_outliers(int64_t num_rows, int64_t width, uint32_t seed) {
   std::vector<float> x = random_values(num_rows * width, seed);
   for (int64_t r = 0; r < num_rows; ++r) {
     for (int64_t i = 0; i < width; ++i) {
       float& value = x[static_cast<size_t>(r * width + i)];
       if (i % 13 == 5) value *= 20.0f;
+      if (r == 0 && i == 8) value = -6.0f;
       if (r == 1) value = 0.0f;
       if (r == 2) value = i % 3 == 0 ? 40.0f : -40.0f;
     }
