@@ -3,7 +3,7 @@
 #   make test    set-up, build, checks and all tests      make fuzz   each reader's fuzzer for 60 s
 #   make bench   timings beside their roofs               make fuzz-long   the same for an hour each
 #   make format  clang-format over our files
-#   make test-full   all tests, the slow ones too, and the runtime with ThreadSanitizer
+#   make test-full   all tests, the slow ones too, bugs planted in kernels, and the runtime with ThreadSanitizer
 #   make soak    kills, full disks, replaced and hostile files at random for MINUTES (10)
 #   make gpu-check   the CUDA backend on a GPU, and a page in docs/gpu that says what was found (STAGES="suite bench": these alone)
 #   make test-isas   all tests as on other processors (ISAS=quick: the quick ones as on one without AVX-512)
@@ -31,6 +31,7 @@ test: setup-test
 	@$(MAKE) --no-print-directory run-tests
 test-full: setup-full
 	@PARE_TEST_FULL=1 $(MAKE) --no-print-directory run-tests
+	@python3 tests/cuda/mutants/run.py build --jobs $(JOBS)
 	@tests/thread/run
 soak: setup-test
 	@$(MAKE) --no-print-directory compile TARGETS="pare" TESTS=ON
