@@ -179,7 +179,9 @@ void run_bench(const Arguments& arguments, Console& console) {
   const Engine engine(arguments);
   const ModelDirectory directory(arguments.positional(0));
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
-  const int64_t num_tokens = std::max(options.prefill_tokens, BenchOptions::kDecodePrompt + options.decode_tokens);
+  const int64_t context = checkpoint.description().context_length;  // more is refused
+  const int64_t num_tokens = std::max(std::min(options.prefill_tokens, context),
+                                      BenchOptions::kDecodePrompt + std::min(options.decode_tokens, context));
   const Checkpoint* const held = &checkpoint;
   engine.check_memory(
       {&held, 1},
