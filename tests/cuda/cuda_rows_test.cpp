@@ -80,7 +80,7 @@ TEST_F(CudaRows, ActivationsEqualTheReference) {
 // Whoever writes rows rounds them for their consumer to the very values of input_format.h: of what it writes where they
 // are not rounded.
 TEST_F(CudaRows, EveryOperationRoundsItsRows) {
-  const int64_t num_rows = 6, width = 72;
+  const int64_t num_rows = 6, width = 300;  // every warp has values
   const PackedNorm norm = cuda_->pack_norm({random_values(width, 1), 1e-5f});
   const PackedLayerNorm layer_norm = cuda_->pack_layer_norm({random_values(width, 1), random_values(width, 2), 1e-5f});
   const SentSequences sequences(*cuda_, sequences_of(num_rows));

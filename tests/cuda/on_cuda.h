@@ -75,7 +75,7 @@ inline std::vector<InputFormat> input_formats() {
           int8(InputRange::static_, false),
           {.type = InputType::fp8},
           {.type = InputType::fp8, .range = InputRange::tensor},
-          {.type = InputType::fp8, .range = InputRange::static_, .scale = 0.01f},
+          {.type = InputType::fp8, .range = InputRange::static_, .scale = 0x1p-6f},
           outliers(OutlierRule::absolute, 6.0f),
           outliers(OutlierRule::relative, 3.0f),
           outliers(OutlierRule::columns, 0.0f),
@@ -83,7 +83,8 @@ inline std::vector<InputFormat> input_formats() {
           outliers(OutlierRule::columns, 0.0f, false)};
 }
 
-// Some columns far from the others, a row of zeros, extreme values, one value at the limit of what is an outlier.
+// Some columns far from the others, a row of zeros, extreme values, one value at the limit of what is an outlier, one
+// between two values of fp8.
 inline std::vector<float> rows_with_outliers(int64_t num_rows, int64_t width, uint32_t seed) {
   std::vector<float> x = random_values(num_rows * width, seed);
   for (int64_t r = 0; r < num_rows; ++r) {
@@ -91,6 +92,7 @@ inline std::vector<float> rows_with_outliers(int64_t num_rows, int64_t width, ui
       float& value = x[static_cast<size_t>(r * width + i)];
       if (i % 13 == 5) value *= 20.0f;
       if (r == 0 && i == 8) value = -6.0f;
+      if (r == 0 && i == 9) value = 17.0f * 0x1p-6f;
       if (r == 1) value = 0.0f;
       if (r == 2) value = i % 3 == 0 ? 40.0f : -40.0f;
     }

@@ -5,9 +5,9 @@ usage: run.py BUILD [--jobs N] [--only TEXT]      BUILD: a build folder with tes
        run.py --check-table                       only looks whether every planted text stands once in its file
 
 For each bug of table.py a copy of the file with the bug is compiled, as its build compiles it, and linked in front of the kernels' library;
-the tests that the table names run until the first fails. The build that is most likely to see that kind of bug goes first; what no build
-finds is tried once more with all quick tests, and is then a survivor: the tests lack something. Files that are not changed also go through,
-and must pass. The exit status is 1 with survivors.
+the tests that the table names run until the first fails. The build that is most likely to see that kind of bug goes first. What no build
+finds is a survivor: the tests lack something. A file that is not changed also goes through, and must pass. The exit status is 1 with
+survivors.
 """
 import argparse
 import concurrent.futures
@@ -27,7 +27,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 KERNELS = ROOT / "runtime" / "cuda"
 BUILDS = ("plain", "race", "asan")
 FIRST_BUILD = {"barrier": "race", "race": "race", "bounds": "asan"}
-QUICK = "-*CudaGoldens.*:*CudaFamilies.*:CudaModels.*:*CudaArtifacts.*:CudaProgram.*"
 LIMIT_SECONDS = 300
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
@@ -109,14 +108,10 @@ def try_mutant(commands, mutant):
     """(build, what it said), or None for a survivor."""
     order = sorted(BUILDS, key=lambda name: name != FIRST_BUILD.get(mutant.kind, "plain"))
     with tempfile.TemporaryDirectory(prefix="pare-mutant-") as folder:
-        programs = {}
-        for tests in (mutant.tests, QUICK):
-            for name in order:
-                if name not in programs:
-                    programs[name] = commands.make(name, mutant, pathlib.Path(folder))
-                failure = first_failure(programs[name], tests)
-                if failure is not None:
-                    return name + (" (all quick tests)" if tests == QUICK else ""), failure
+        for name in order:
+            failure = first_failure(commands.make(name, mutant, pathlib.Path(folder)), mutant.tests)
+            if failure is not None:
+                return name, failure
     return None
 
 

@@ -153,7 +153,7 @@ MUTANTS = [
         ("reset", "float sum = 0.0f;\n    for (int64_t k", "static float sum = 0.0f;\n    for (int64_t k"),
         ("index", "hidden_RD[(sequence.first_row + r) * width + i];", "hidden_RD[r * width + i];"),
     ]),
-    *planted("rounding.cuh", "CudaLinears.EveryFormat*:CudaLinears.NaN*", [
+    *planted("rounding.cuh", "CudaRows.EveryOperation*:" + INPUTS, [
         ("barrier", "is_nan ? 1.0f : 0.0f;\n    }\n    __syncthreads();\n", "is_nan ? 1.0f : 0.0f;\n    }\n"),
         ("bounds", "i < width && !is_nan ?", "!is_nan ?"),
         ("bounds", "w < num_warps; ++w) {\n      low =", "w < num_warps - 1; ++w) {\n      low ="),
