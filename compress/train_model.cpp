@@ -8,6 +8,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <utility>
 
@@ -41,6 +42,14 @@ struct TrainingInputs {
   at::ScalarType compute = at::kFloat;
 };
 
+// The files that training reads, for messages.
+std::string names_of(const DistillOptions& options) {
+  if (!options.logits.empty()) return "'" + options.logits + "'";
+  std::string names;
+  for (const std::string& text : options.text) names += (names.empty() ? "'" : ", '") + text + "'";
+  return names;
+}
+
 bool reads_teacher(const DistillOptions& options) {
   return options.loss.loss != DistillLoss::hard_label;
 }
@@ -53,9 +62,8 @@ TrainingWindows split(const LabelledWindows& all, const DistillOptions& options,
   const int64_t num_training = options.windows > 0 ? std::min(options.windows, all.windows.num_windows - num_validation)
                                                    : all.windows.num_windows - num_validation;
   if (num_training < 1) {
-    throw std::invalid_argument("distill: '" + (options.logits.empty() ? options.text : options.logits) + "' gives " +
-                                std::to_string(all.windows.num_windows) + " windows of " +
-                                std::to_string(all.windows.num_tokens) + " tokens, of which " +
+    throw std::invalid_argument("distill: " + names_of(options) + " gives " + std::to_string(all.windows.num_windows) +
+                                " windows of " + std::to_string(all.windows.num_tokens) + " tokens, of which " +
                                 std::to_string(num_validation) +
                                 " are for validation: give a longer text, shorter windows ('tokens'), fewer "
                                 "'validation_windows' or a 'validation_text'");
@@ -116,9 +124,9 @@ LabelledWindows read_store(const LogitStore& store) {
 TrainingWindows read_windows(const DistillOptions& options, const Checkpoint& student, const LogitStore* store,
                              std::vector<int64_t>& chosen) {
   std::optional<Tokenizer> tokenizer;
-  const bool needs_tokenizer = (store == nullptr && !holds_token_windows(options.text)) ||
-                               (!options.validation_text.empty() && !holds_token_windows(options.validation_text));
-  if (needs_tokenizer) tokenizer = Tokenizer::open(student.directory());
+  const auto is_text = [](const std::string& file) { return !file.empty() && !holds_token_windows(file); };
+  const bool reads_text = store == nullptr && std::any_of(options.text.begin(), options.text.end(), is_text);
+  if (reads_text || is_text(options.validation_text)) tokenizer = Tokenizer::open(student.directory());
   const ModelDescription& model = student.description();
   const auto read = [&](const fs::path& text, int64_t num_windows) {
     TokenWindows windows = read_token_windows(text, tokenizer ? &*tokenizer : nullptr, options.tokens, num_windows,
@@ -130,8 +138,22 @@ TrainingWindows read_windows(const DistillOptions& options, const Checkpoint& st
     }
     return windows;
   };
+  const auto read_all = [&](const std::vector<std::string>& texts) {
+    TokenWindows all = read(texts.front(), 0);
+    for (const std::string& text : std::span(texts).subspan(1)) {
+      const TokenWindows more = read(text, 0);
+      if (more.num_tokens != all.num_tokens) {
+        throw std::invalid_argument("distill: '" + text + "' holds windows of " + std::to_string(more.num_tokens) +
+                                    " tokens; expected " + std::to_string(all.num_tokens) + " as in '" + texts.front() +
+                                    "': what is trained on has windows of one length");
+      }
+      all.ids_NT.insert(all.ids_NT.end(), more.ids_NT.begin(), more.ids_NT.end());
+      all.num_windows += more.num_windows;
+    }
+    return all;
+  };
   TrainingWindows windows =
-      split(store == nullptr ? LabelledWindows{read(options.text, 0)} : read_store(*store), options, chosen);
+      split(store == nullptr ? LabelledWindows{read_all(options.text)} : read_store(*store), options, chosen);
   if (!options.validation_text.empty()) {
     windows.validation.windows = read(options.validation_text, options.validation_windows);
   }
@@ -337,6 +359,18 @@ Prediction predict_training(const Checkpoint& student, const Checkpoint* teacher
   return prediction;
 }
 
+// A text that is seen again and again is learned by heart: what more text would change is worth knowing beforehand.
+std::string how_often_seen(const TrainingInputs& inputs) {
+  const TokenWindows& windows = inputs.windows.training.windows;
+  const double given = static_cast<double>(windows.num_windows * windows.num_tokens);
+  const double times = static_cast<double>(inputs.options.total_tokens) / given;
+  std::string line = "plan: " + std::to_string(windows.num_windows) + " windows of " +
+                     std::to_string(windows.num_tokens) + " tokens to train on, each seen " + format_number(times, 2) +
+                     " times";
+  if (times > 1.0) line += "; with more text ('text: [ONE, ANOTHER]') none would be seen twice";
+  return line;
+}
+
 Json curve_json(const std::vector<TrainingPoint>& curve) {
   Json points = Json::array();
   for (const TrainingPoint& point : curve) {
@@ -394,7 +428,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
               .kind = ModelKind::of(student),
               .progress = progress};
   phase.files = watch_files(input.recipe, student);
-  phase.files.add(distill.text);
+  for (const std::string& text : distill.text) phase.files.add(text);
   phase.files.add(distill.validation_text);
   phase.plan = plan_training(input.recipe, student);
   phase.verdicts = phase.kind->judge(phase.plan);
@@ -414,6 +448,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   phase.prediction =
       predict_training(student, is_live ? &teacher : nullptr, inputs, run_limits(options, input.num_threads), device);
   for (const std::string& line : to_lines(phase.prediction)) progress.print(line);
+  progress.print(how_often_seen(inputs));
   if (options.dry_run) return to_json(phase.prediction);
 
   check_inputs("training " + windows_hash(inputs.windows.training.windows) + " validation " +

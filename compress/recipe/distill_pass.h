@@ -31,7 +31,7 @@ struct TrainedParts {
 };
 
 struct DistillOptions {
-  std::string text;               // trained on: .txt, .jsonl or .npy
+  std::vector<std::string> text;  // trained on: a .txt, .jsonl or .npy, or several, each cut into windows of its own
   std::string student;            // the checkpoint that is trained; empty: what the recipe's items before this one give
   std::string teacher;            // a checkpoint; empty: the recipe's model
   std::string logits;             // instead of text and teacher: what pare record made of one

@@ -79,6 +79,10 @@ class OptionReader : public FieldVisitor {
     const Value* v = find(name);
     if (v == nullptr) return;
     value.clear();
+    if (!v->is_list()) {
+      value.push_back(v->text());
+      return;
+    }
     for (const Value& item : v->list()) value.push_back(item.text());
   }
   void visit_choice(std::string_view name, std::span<const std::string_view> names, size_t& index) override {

@@ -128,7 +128,7 @@ void YamlValue::read_map(const Handlers& handlers) const {
 }
 
 std::vector<YamlValue> YamlValue::list() const {
-  if (!node_->IsSequence()) fail("expected a list, found " + kind());
+  if (!is_list()) fail("expected a list, found " + kind());
   std::vector<YamlValue> items;
   for (size_t i = 0; i < node_->size(); ++i)
     items.push_back({(*node_)[i], path_ + "[" + std::to_string(i) + "]", *file_});
@@ -180,6 +180,10 @@ double YamlValue::number(double low, double high) const {
 
 bool YamlValue::has_key(const std::string& name) const {
   return is_map() && (*node_)[name].IsDefined();
+}
+
+bool YamlValue::is_list() const {
+  return node_->IsSequence();
 }
 
 bool YamlValue::is_map() const {

@@ -39,6 +39,7 @@ class YamlValue {
 
   bool has_key(const std::string& name) const;
   bool is_map() const;
+  bool is_list() const;
 
   // One of the given names.
   template <typename T>

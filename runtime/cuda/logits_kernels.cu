@@ -1,11 +1,21 @@
 // What rows of logits say of their targets and of each other. A block reads a row; sums are float64.
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/quads.cuh"
 #include "runtime/cuda/warp_block.cuh"
 
 namespace pare {
 namespace {
 
 constexpr int kRowThreads = 256;
+
+// visit(value, index) for all of a row that fall to this thread, ascending.
+template <typename Visit>
+__device__ void each_logit(const float* logits_V, int64_t num_vocabulary, const Visit& visit) {
+  for (int64_t v = first_quad(); v < num_vocabulary; v += quad_step()) {
+    const Quad quad = load_quad(logits_V, v, num_vocabulary);
+    for (int n = 0; n < kQuad && v + n < num_vocabulary; ++n) visit(quad.at[n], v + n);
+  }
+}
 
 __device__ float capped(float logit, float softcap) {
   return softcap > 0.0f ? softcap * tanhf(logit / softcap) : logit;
@@ -24,7 +34,7 @@ __device__ RowLargest row_largest(const float* logits_V, int64_t num_vocabulary,
     const bool is_lower = index >= 0 && (best.index < 0 || index < best.index);
     if (value > best.value || (value == best.value && is_lower)) best = {value, index};
   };
-  for (int64_t v = threadIdx.x; v < num_vocabulary; v += blockDim.x) take(capped(logits_V[v], softcap), v);
+  each_logit(logits_V, num_vocabulary, [&](float logit, int64_t v) { take(capped(logit, softcap), v); });
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {
     const float value = __shfl_xor_sync(kAllLanes, best.value, distance);
     const int64_t index = __shfl_xor_sync(kAllLanes, best.index, distance);
@@ -50,9 +60,9 @@ __global__ void cross_entropy_kernel(const float* logits_RV, int64_t num_vocabul
   const float* const logits_V = logits_RV + row * num_vocabulary;
   const RowLargest largest = row_largest(logits_V, num_vocabulary, softcap, values_W, indices_W);
   double sum = 0.0;
-  for (int64_t v = threadIdx.x; v < num_vocabulary; v += blockDim.x) {
-    sum += exp(static_cast<double>(capped(logits_V[v], softcap)) - static_cast<double>(largest.value));
-  }
+  each_logit(logits_V, num_vocabulary, [&](float logit, int64_t) {
+    sum += exp(static_cast<double>(capped(logit, softcap)) - static_cast<double>(largest.value));
+  });
   sum = block_sum(sum, sums_W);
   if (threadIdx.x != 0) return;
   const double target = static_cast<double>(capped(logits_V[targets_R[row]], softcap));
@@ -71,30 +81,32 @@ __global__ void compare_kernel(const float* logits_p_RV, float softcap_p, const 
   const float* const q_V = logits_q_RV + row * num_vocabulary;
   const RowLargest largest_p = row_largest(p_V, num_vocabulary, softcap_p, values_W, indices_W);
   const RowLargest largest_q = row_largest(q_V, num_vocabulary, softcap_q, values_W, indices_W);
-  const auto shifted_p = [&](int64_t v) {
-    return static_cast<double>(capped(p_V[v], softcap_p)) - static_cast<double>(largest_p.value);
+  const auto shifted_p = [&](float logit) {
+    return static_cast<double>(capped(logit, softcap_p)) - static_cast<double>(largest_p.value);
   };
-  const auto shifted_q = [&](int64_t v) {
-    return static_cast<double>(capped(q_V[v], softcap_q)) - static_cast<double>(largest_q.value);
+  const auto shifted_q = [&](float logit) {
+    return static_cast<double>(capped(logit, softcap_q)) - static_cast<double>(largest_q.value);
   };
   double sum_p = 0.0, sum_q = 0.0;
-  for (int64_t v = threadIdx.x; v < num_vocabulary; v += blockDim.x) {
-    sum_p += exp(shifted_p(v));
-    sum_q += exp(shifted_q(v));
-  }
+  each_logit(p_V, num_vocabulary, [&](float logit, int64_t) { sum_p += exp(shifted_p(logit)); });
+  each_logit(q_V, num_vocabulary, [&](float logit, int64_t) { sum_q += exp(shifted_q(logit)); });
   const double log_p = log(block_sum(sum_p, sums_W)), log_q = log(block_sum(sum_q, sums_W));
   double kl = 0.0;
-  for (int64_t v = threadIdx.x; v < num_vocabulary; v += blockDim.x) {
-    const double log_probability_p = shifted_p(v) - log_p, log_probability_q = shifted_q(v) - log_q;
-    kl += exp(log_probability_p) * (log_probability_p - log_probability_q);
+  for (int64_t v = first_quad(); v < num_vocabulary; v += quad_step()) {
+    const Quad quad_p = load_quad(p_V, v, num_vocabulary), quad_q = load_quad(q_V, v, num_vocabulary);
+    for (int n = 0; n < kQuad && v + n < num_vocabulary; ++n) {
+      const double log_probability_p = shifted_p(quad_p.at[n]) - log_p;
+      const double log_probability_q = shifted_q(quad_q.at[n]) - log_q;
+      kl += exp(log_probability_p) * (log_probability_p - log_probability_q);
+    }
   }
   kl = block_sum(kl, sums_W);
   if (threadIdx.x != 0) return;
   const int64_t target = targets_R[row];
   kl_R[row] = static_cast<float>(kl);
   same_top1_R[row] = largest_p.index == largest_q.index ? 1 : 0;
-  nll_p_R[row] = static_cast<float>(log_p - shifted_p(target));
-  nll_q_R[row] = static_cast<float>(log_q - shifted_q(target));
+  nll_p_R[row] = static_cast<float>(log_p - shifted_p(p_V[target]));
+  nll_q_R[row] = static_cast<float>(log_q - shifted_q(q_V[target]));
 }
 
 }  // namespace

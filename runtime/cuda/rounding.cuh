@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/cuda/device.cuh"
+#include "runtime/cuda/quads.cuh"
 #include "runtime/cuda/rounding_target.h"
 #include "runtime/cuda/warp_block.cuh"
 
@@ -101,20 +102,29 @@ __device__ inline float rounded_value(const RoundingView& format, float x, const
   return (input_code(x, grid) - grid.zero) * grid.scale;
 }
 
-// Writes value_at(i) of a row on a grid, as the target wants it, by all threads of a block.
-template <typename ValueAt>
+// Writes quad_at(i), values i to i + 3 of a row on a grid, as the target wants it, by all threads of a block.
+template <typename QuadAt>
 __device__ void write_on_grid(const RoundingTarget& target, const RoundedRows& rows, int64_t row, int64_t width,
-                              const DeviceGrid& grid, const ValueAt& value_at) {
+                              const DeviceGrid& grid, const QuadAt& quad_at) {
   if (!target.as_codes) {
-    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-      rows.x_RI[row * width + i] = rounded_value(target.format, value_at(i), grid);
+    for (int64_t i = first_quad(); i < width; i += quad_step()) {
+      Quad quad = quad_at(i);
+      for (float& value : quad.at) value = rounded_value(target.format, value, grid);
+      store_quad(rows.x_RI + row * width, i, width, quad);
     }
     return;
   }
   const bool is_nan = grid.scale != grid.scale;
-  for (int64_t i = threadIdx.x; i < rows.code_stride; i += blockDim.x) {
-    rows.codes_RS[row * rows.code_stride + i] =
-        i < width && !is_nan ? static_cast<int8_t>(input_code(value_at(i), grid)) : int8_t{0};
+  for (int64_t i = first_quad(); i < rows.code_stride; i += quad_step()) {
+    char4 codes = {0, 0, 0, 0};
+    if (i < width && !is_nan) {
+      const Quad quad = quad_at(i);
+      const auto code_of = [&](int n) {
+        return i + n < width ? static_cast<int8_t>(input_code(quad.at[n], grid)) : int8_t{0};
+      };
+      codes = {code_of(0), code_of(1), code_of(2), code_of(3)};
+    }
+    *reinterpret_cast<char4*>(rows.codes_RS + row * rows.code_stride + i) = codes;
   }
   if (threadIdx.x == 0) {
     rows.scales_R[row] = grid.scale;
@@ -122,29 +132,34 @@ __device__ void write_on_grid(const RoundingTarget& target, const RoundedRows& r
   }
 }
 
-// The same for a row whose range is its own or fixed, and for one that is not rounded. value_at is called twice for each
-// value by the same thread and may read what this overwrites. scratch_W: as join_block's.
-template <typename ValueAt>
+// The same for a row whose range is its own or fixed, and for one that is not rounded. quad_at is called twice for each
+// quad by the same thread, may read what this overwrites, and gives zeros behind the row's end. scratch_W: as
+// join_block's.
+template <typename QuadAt>
 __device__ void write_row(const RoundingTarget& target, const RoundedRows& rows, int64_t row, int64_t width,
-                          float* scratch_W, const ValueAt& value_at) {
+                          float* scratch_W, const QuadAt& quad_at) {
   const RoundingView& format = target.format;
   if (!target.is_rowwise()) {
-    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) rows.x_RI[row * width + i] = value_at(i);
+    for (int64_t i = first_quad(); i < width; i += quad_step()) {
+      store_quad(rows.x_RI + row * width, i, width, quad_at(i));
+    }
     return;
   }
   const bool is_fixed = format.range == InputRange::static_;
   DeviceExtremes extremes;
   // A fixed grid of whole numbers cannot speak of a NaN: one makes the row NaN, as where ranges are found.
   if (!is_fixed || format.type == InputType::int8) {
-    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-      const float value = value_at(i);
-      extremes.add(is_fixed ? value / format.scale + static_cast<float>(format.zero) : value);
+    for (int64_t i = first_quad(); i < width; i += quad_step()) {
+      const Quad quad = quad_at(i);
+      for (const float value : quad.at) {
+        extremes.add(is_fixed ? value / format.scale + static_cast<float>(format.zero) : value);
+      }
     }
     extremes.join_block(scratch_W);
   }
   DeviceGrid grid = input_grid(format, extremes);
   if (is_fixed && extremes.is_nan) grid = {not_a_number(), 0.0f};
-  write_on_grid(target, rows, row, width, grid, value_at);
+  write_on_grid(target, rows, row, width, grid, quad_at);
 }
 
 }  // namespace pare

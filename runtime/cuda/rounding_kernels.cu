@@ -27,7 +27,7 @@ __global__ void round_rows_kernel(RowsToRound rows, int64_t num_rows, int64_t wi
   const RoundingTarget target = target_of(rows, blockIdx.y);
   if (row < 0 || !target.is_rowwise()) return;
   const float* const x_I = rows.rows.x_RI + row * width;
-  write_row(target, rows.rows, row, width, scratch_W, [&](int64_t i) { return x_I[i]; });
+  write_row(target, rows.rows, row, width, scratch_W, [&](int64_t i) { return load_quad(x_I, i, width); });
 }
 
 // One range for a sequence. Block (x: sequence).
@@ -39,11 +39,15 @@ __global__ void round_sequences_kernel(RowsToRound rows, int64_t width) {
   const float* const x = rows.rows.x_RI + sequence.first_row * width;
   const int64_t num_values = sequence.num_rows * width;
   DeviceExtremes extremes;
-  for (int64_t i = threadIdx.x; i < num_values; i += blockDim.x) extremes.add(x[i]);
+  for (int64_t i = first_quad(); i < num_values; i += quad_step()) {
+    const Quad quad = load_quad(x, i, num_values);
+    for (const float value : quad.at) extremes.add(value);
+  }
   extremes.join_block(scratch_W);
   const DeviceGrid grid = input_grid(target.format, extremes);
   for (int64_t r = 0; r < sequence.num_rows; ++r) {
-    write_on_grid(target, rows.rows, sequence.first_row + r, width, grid, [&](int64_t i) { return x[r * width + i]; });
+    write_on_grid(target, rows.rows, sequence.first_row + r, width, grid,
+                  [&](int64_t i) { return load_quad(x + r * width, i, width); });
   }
 }
 
@@ -77,12 +81,16 @@ __global__ void find_outliers_kernel(RowsToRound rows, int64_t width, OutlierScr
   }
   if (threadIdx.x == 0) scratch.limits_N[blockIdx.x] = limit;
   const float* const x = rows.rows.x_RI + sequence.first_row * width;
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    bool is_outlier = false;
+  uint8_t* const columns_I = scratch.columns_NI + static_cast<int64_t>(blockIdx.x) * width;
+  for (int64_t i = first_quad(); i < width; i += quad_step()) {
+    bool is_outlier[kQuad] = {};
     for (int64_t r = 0; r < sequence.num_rows && limit > 0.0f; ++r) {
-      is_outlier = is_outlier || fabsf(x[r * width + i]) >= limit;
+      const Quad quad = load_quad(x + r * width, i, width);
+      for (int n = 0; n < kQuad; ++n) is_outlier[n] = is_outlier[n] || fabsf(quad.at[n]) >= limit;
     }
-    scratch.columns_NI[static_cast<int64_t>(blockIdx.x) * width + i] = is_outlier ? 1 : 0;
+    for (int n = 0; n < kQuad; ++n) {
+      if (i + n < width) columns_I[i + n] = is_outlier[n] ? 1 : 0;
+    }
   }
 }
 
@@ -102,30 +110,34 @@ __global__ void round_beside_outliers_kernel(RowsToRound rows, int64_t num_rows,
   float* const x_I = rows.rows.x_RI + row * width;
   DeviceExtremes extremes;
   extremes.is_nan = has_limit && limit != limit;
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    const float x = x_I[i];
-    const bool in_column = columns_I[i] != 0, is_infinite = x == x && !is_finite(x);
-    extremes.is_nan = extremes.is_nan || x != x || (is_infinite && !in_column);
-    const bool counts = has_limit ? fabsf(x) < limit : !in_column;
-    if (counts && !is_infinite) {
-      extremes.low = fminf(extremes.low, x);
-      extremes.high = fmaxf(extremes.high, x);
+  for (int64_t i = first_quad(); i < width; i += quad_step()) {
+    const Quad quad = load_quad(x_I, i, width);
+    for (int n = 0; n < kQuad && i + n < width; ++n) {
+      const float x = quad.at[n];
+      const bool in_column = columns_I[i + n] != 0, is_infinite = x == x && !is_finite(x);
+      extremes.is_nan = extremes.is_nan || x != x || (is_infinite && !in_column);
+      const bool counts = has_limit ? fabsf(x) < limit : !in_column;
+      if (counts && !is_infinite) {
+        extremes.low = fminf(extremes.low, x);
+        extremes.high = fmaxf(extremes.high, x);
+      }
     }
   }
   extremes.join_block(scratch_W);
   const DeviceGrid grid = outlier_row_grid(format, extremes);
   const float largest = fmaxf(-extremes.low, extremes.high);
   const float quotient = 127.0f / largest, factor = is_finite(quotient) ? quotient : 0.0f;
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    if (columns_I[i] != 0) continue;
-    if (grid.scale != grid.scale) {
-      x_I[i] = grid.scale;
-    } else if (format.symmetric) {
-      const float code = factor == 0.0f ? 0.0f : fminf(fmaxf(rintf(x_I[i] * factor), -127.0f), 127.0f);
-      x_I[i] = code * grid.scale;
-    } else {
-      x_I[i] = rounded_value(format, x_I[i], grid);
+  const auto rounded = [&](float x) {
+    if (grid.scale != grid.scale) return grid.scale;
+    if (!format.symmetric) return rounded_value(format, x, grid);
+    return (factor == 0.0f ? 0.0f : fminf(fmaxf(rintf(x * factor), -127.0f), 127.0f)) * grid.scale;
+  };
+  for (int64_t i = first_quad(); i < width; i += quad_step()) {
+    Quad quad = load_quad(x_I, i, width);
+    for (int n = 0; n < kQuad && i + n < width; ++n) {
+      if (columns_I[i + n] == 0) quad.at[n] = rounded(quad.at[n]);
     }
+    store_quad(x_I, i, width, quad);
   }
 }
 

@@ -1,6 +1,7 @@
 // Operations on rows: norms, activations, copies and weighted sums. A block makes a row, and rounds it for the linear
 // that reads it.
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/quads.cuh"
 #include "runtime/cuda/warp_block.cuh"
 
 namespace pare {
@@ -10,9 +11,17 @@ constexpr int kRowThreads = 256;
 
 __device__ float inverse_rms(const float* row_D, int64_t width, float epsilon, float* scratch_W) {
   float squares = 0.0f;
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) squares = fmaf(row_D[i], row_D[i], squares);
+  for (int64_t i = first_quad(); i < width; i += quad_step()) {
+    const Quad quad = load_quad(row_D, i, width);
+    for (const float value : quad.at) squares = fmaf(value, value, squares);
+  }
   const float sum = block_sum(squares, scratch_W);
   return 1.0f / sqrtf(sum / static_cast<float>(width) + epsilon);
+}
+
+__device__ Quad scaled(Quad x, float factor, const Quad& gain) {
+  for (int n = 0; n < kQuad; ++n) x.at[n] = x.at[n] * factor * gain.at[n];
+  return x;
 }
 
 __global__ void add_norm_kernel(float* hidden_RD, const float* delta_RD, NormView delta_norm, NormView norm,
@@ -24,39 +33,56 @@ __global__ void add_norm_kernel(float* hidden_RD, const float* delta_RD, NormVie
     const float* const delta_D = delta_RD + row * width;
     const bool normalizes = delta_norm.gain_D != nullptr;
     const float factor = normalizes ? inverse_rms(delta_D, width, delta_norm.epsilon, scratch_W) : 1.0f;
-    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-      hidden_D[i] += normalizes ? delta_D[i] * factor * delta_norm.gain_D[i] : delta_D[i];
+    for (int64_t i = first_quad(); i < width; i += quad_step()) {
+      Quad hidden = load_quad(hidden_D, i, width);
+      Quad delta = load_quad(delta_D, i, width);
+      if (normalizes) delta = scaled(delta, factor, load_quad(delta_norm.gain_D, i, width));
+      for (int n = 0; n < kQuad; ++n) hidden.at[n] += delta.at[n];
+      store_quad(hidden_D, i, width, hidden);
     }
   }
   if (norm.gain_D == nullptr) return;
   // Each thread reads back only what it wrote itself.
   const float factor = inverse_rms(hidden_D, width, norm.epsilon, scratch_W);
-  write_row(target, x, row, width, scratch_W, [&](int64_t i) { return hidden_D[i] * factor * norm.gain_D[i]; });
+  write_row(target, x, row, width, scratch_W,
+            [&](int64_t i) { return scaled(load_quad(hidden_D, i, width), factor, load_quad(norm.gain_D, i, width)); });
 }
 
 // The variance from differences with the mean: a second pass, no cancellation.
 __global__ void add_layer_norm_kernel(float* hidden_RD, const float* delta_RD, NormView norm, int64_t width,
                                       RoundingTarget target, RoundedRows x) {
   SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * width;
+  const int64_t row = blockIdx.x;
+  float* const hidden_D = hidden_RD + row * width;
   float sum = 0.0f;
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    hidden_RD[first + i] += delta_RD[first + i];
-    sum += hidden_RD[first + i];
+  for (int64_t i = first_quad(); i < width; i += quad_step()) {
+    Quad hidden = load_quad(hidden_D, i, width);
+    const Quad delta = load_quad(delta_RD + row * width, i, width);
+    for (int n = 0; n < kQuad; ++n) {
+      hidden.at[n] += delta.at[n];
+      sum += hidden.at[n];
+    }
+    store_quad(hidden_D, i, width, hidden);
   }
   const float mean = block_sum(sum, scratch_W) / static_cast<float>(width);
   float squares = 0.0f;
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    const float difference = hidden_RD[first + i] - mean;
-    squares = fmaf(difference, difference, squares);
+  for (int64_t i = first_quad(); i < width; i += quad_step()) {
+    const Quad hidden = load_quad(hidden_D, i, width);
+    for (int n = 0; n < kQuad; ++n) {
+      const float difference = i + n < width ? hidden.at[n] - mean : 0.0f;
+      squares = fmaf(difference, difference, squares);
+    }
   }
   const float variance = block_sum(squares, scratch_W) / static_cast<float>(width);
   const float factor = 1.0f / sqrtf(variance + norm.epsilon);
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    hidden_RD[first + i] = (hidden_RD[first + i] - mean) * factor * norm.gain_D[i] + norm.bias_D[i];
+  for (int64_t i = first_quad(); i < width; i += quad_step()) {
+    Quad hidden = load_quad(hidden_D, i, width);
+    const Quad gain = load_quad(norm.gain_D, i, width), bias = load_quad(norm.bias_D, i, width);
+    for (int n = 0; n < kQuad; ++n) hidden.at[n] = (hidden.at[n] - mean) * factor * gain.at[n] + bias.at[n];
+    store_quad(hidden_D, i, width, hidden);
   }
   if (x.x_RI == nullptr) return;
-  write_row(target, x, blockIdx.x, width, scratch_W, [&](int64_t i) { return hidden_RD[first + i]; });
+  write_row(target, x, row, width, scratch_W, [&](int64_t i) { return load_quad(hidden_D, i, width); });
 }
 
 __device__ float activated(float g, Activation activation) {
@@ -78,8 +104,12 @@ __global__ void activate_kernel(const float* y, Activation activation, bool gate
   const int64_t row = blockIdx.x;
   const float* const gate_F = y + row * width_F * (gated ? 2 : 1);
   write_row(target, z, row, width_F, scratch_W, [&](int64_t f) {
-    const float value = activated(gate_F[f], activation);
-    return gated ? value * gate_F[width_F + f] : value;
+    Quad quad = load_quad(gate_F, f, width_F);
+    for (float& value : quad.at) value = activated(value, activation);
+    if (!gated) return quad;
+    const Quad up = load_quad(gate_F + width_F, f, width_F);
+    for (int n = 0; n < kQuad; ++n) quad.at[n] *= up.at[n];
+    return quad;
   });
 }
 
@@ -87,27 +117,32 @@ __global__ void gather_kernel(const float* x_RD, const int32_t* rows_S, int64_t 
                               RoundedRows y) {
   SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
   const int64_t slot = blockIdx.x, row = rows_S[slot];
-  write_row(target, y, slot, width, scratch_W, [&](int64_t i) { return x_RD[row * width + i]; });
+  write_row(target, y, slot, width, scratch_W, [&](int64_t i) { return load_quad(x_RD + row * width, i, width); });
 }
 
 __global__ void mix_kernel(const float* x_SD, const int32_t* slots_RK, const float* weights_RK, int64_t num_chosen,
                            int64_t width, float* y_RD) {
   const int64_t row = blockIdx.x;
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    float sum = 0.0f;
+  for (int64_t i = first_quad(); i < width; i += quad_step()) {
+    Quad sum = {};
     for (int64_t k = row * num_chosen; k < (row + 1) * num_chosen; ++k) {
-      sum = fmaf(weights_RK[k], x_SD[slots_RK[k] * width + i], sum);
+      const Quad x = load_quad(x_SD + slots_RK[k] * width, i, width);
+      for (int n = 0; n < kQuad; ++n) sum.at[n] = fmaf(weights_RK[k], x.at[n], sum.at[n]);
     }
-    y_RD[row * width + i] = sum;
+    store_quad(y_RD + row * width, i, width, sum);
   }
 }
 
 __global__ void mean_rows_kernel(const float* hidden_RD, const Sequence* sequences_N, int64_t width, float* means_ND) {
   const Sequence sequence = sequences_N[blockIdx.x];
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    float sum = 0.0f;
-    for (int64_t r = 0; r < sequence.num_rows; ++r) sum += hidden_RD[(sequence.first_row + r) * width + i];
-    means_ND[static_cast<int64_t>(blockIdx.x) * width + i] = sum / static_cast<float>(sequence.num_rows);
+  for (int64_t i = first_quad(); i < width; i += quad_step()) {
+    Quad sum = {};
+    for (int64_t r = 0; r < sequence.num_rows; ++r) {
+      const Quad hidden = load_quad(hidden_RD + (sequence.first_row + r) * width, i, width);
+      for (int n = 0; n < kQuad; ++n) sum.at[n] += hidden.at[n];
+    }
+    for (float& value : sum.at) value /= static_cast<float>(sequence.num_rows);
+    store_quad(means_ND + static_cast<int64_t>(blockIdx.x) * width, i, width, sum);
   }
 }
 

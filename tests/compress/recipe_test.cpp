@@ -240,6 +240,14 @@ TEST(Recipe, NumbersThatMayBeZeroAreGivenAsZero) {
   EXPECT_EQ(samples.minillm.teacher_share, 0.0);
 }
 
+TEST(Recipe, ATextToTrainOnIsOneFileOrAList) {
+  const auto text = [](const std::string& value) {
+    return options_of<DistillPass>("  - distill: {text: " + value + "}\n").distill.text;
+  };
+  EXPECT_EQ(text("a.txt"), std::vector<std::string>{"a.txt"});
+  EXPECT_EQ(text("[b.jsonl, a.txt]"), (std::vector<std::string>{"b.jsonl", "a.txt"}));
+}
+
 // The recipes that the repository brings: each is read, names its output after itself and finds its data.
 TEST(Recipe, EveryRecipeOfTheRepositoryIsRead) {
   const std::filesystem::path source = PARE_SOURCE_DIR;
@@ -253,6 +261,10 @@ TEST(Recipe, EveryRecipeOfTheRepositoryIsRead) {
       EXPECT_EQ(recipe.output, std::filesystem::path("out") / entry.path().stem());
     }
     for (const PerplexityRecipe& item : recipe.evaluate) EXPECT_TRUE(std::filesystem::exists(source / item.text));
+    for (const Recipe& phase : phases_of(recipe)) {
+      if (training_of(phase) == nullptr) continue;
+      for (const std::string& text : training_of(phase)->text) EXPECT_TRUE(std::filesystem::exists(source / text));
+    }
     if (recipe.calibration && recipe.calibration->statistics.empty()) {
       EXPECT_TRUE(std::filesystem::exists(source / recipe.calibration->text)) << entry.path();
     }
@@ -331,6 +343,9 @@ INSTANTIATE_TEST_SUITE_P(
                   "r.yaml:3:", "above 0"},
         BadRecipe{"ZeroRate", "passes:\n  - distill: {text: t, learning_rate: 0}\n",
                   "r.yaml:2:", "above 0 and at most 10"},
+        BadRecipe{"EmptyNameOfAText", "passes:\n  - distill: {text: [a.txt, ''], loss: hard_label}\n",
+                  "r.yaml:2:", "a list of names, found an empty one"},
+        BadRecipe{"NoText", "passes:\n  - distill: {text: [], loss: hard_label}\n", "r.yaml:2:", "expected 'text:'"},
         BadRecipe{"HiddenStatesOfNoTeacher", "passes:\n  - distill: {text: t, loss: hard_label, hidden_weight: 1}\n",
                   "r.yaml:2:", "hard_label has no teacher"},
         BadRecipe{"HiddenStatesOfARecord", "passes:\n  - distill: {logits: t.h5, hidden_weight: 1}\n",

@@ -11,7 +11,8 @@ kill:    a command that writes something gets a signal (or loses its reader) at 
 full:    the same on a file system that is too small; the command fails with a message, and what it wrote is whole or not there. With
          room again it ends with the same bytes. Where no file system can be mounted, a limit of file sizes stands in for it.
 replace: an input changes under a running command: it fails and says so, or its output is that of the old or of the new input.
-hostile: a damaged file is opened by a command that reads it: within 20 s, without a signal, with a message when the status is not 0.
+hostile: a damaged file is opened by a command that reads it: within 20 s of processor time (and 120 s on the clock, however busy the
+         machine is), without a signal, with a message when the status is not 0.
 
 The exit status is 1 if anything was lost, left behind or crashed; the trial's folder is then kept and named.
 """
@@ -36,7 +37,8 @@ TEXT = ROOT / "calibration_data" / "stories.txt"
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 # What sanitizers and the kernel end a program with that does what it must not.
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
-HOSTILE_SECONDS = 20
+HOSTILE_PROCESSOR_SECONDS = 20
+HOSTILE_CLOCK_SECONDS = 120
 
 
 class Finding(Exception):
@@ -262,12 +264,15 @@ class Soak:
         self.check_reader(arguments)
         path.write_bytes(damage(path.read_bytes(), self.random))
         limits = lambda: (resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)),
-                          resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
+                          resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),
+                          resource.setrlimit(resource.RLIMIT_CPU, (HOSTILE_PROCESSOR_SECONDS, HOSTILE_PROCESSOR_SECONDS + 5)))
         try:
-            done = run(self.pare, arguments, place, timeout=HOSTILE_SECONDS, preexec_fn=limits)
+            done = run(self.pare, arguments, place, timeout=HOSTILE_CLOCK_SECONDS, preexec_fn=limits)
         except subprocess.TimeoutExpired:
-            raise Finding(f"{name}: {path.name} damaged: still runs after {HOSTILE_SECONDS} s")
+            raise Finding(f"{name}: {path.name} damaged: still runs after {HOSTILE_CLOCK_SECONDS} s")
         self.count("hostile inputs")
+        if done.returncode == -signal.SIGXCPU:
+            raise Finding(f"{name}: {path.name} damaged: still runs after {HOSTILE_PROCESSOR_SECONDS} s of processor time")
         if done.returncode < 0:
             raise Finding(f"{name}: {path.name} damaged: {status_text(done.returncode)}: {done.stderr.decode(errors='replace')[-400:]}")
         if done.returncode != 0 and not done.stderr.strip():

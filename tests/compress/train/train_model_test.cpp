@@ -133,6 +133,34 @@ TEST_F(TrainModel, AStudentOfFewerLayersLearnsFromItsTeacher) {
   EXPECT_EQ(manifest.at("training").at("curve"), curve);
 }
 
+// Several files are one text: the same windows in the same order give the same model.
+TEST_F(TrainModel, FilesOfAListFollowEachOther) {
+  const TokenWindows all = read_token_windows(text(), nullptr, 0, 0, false, 512);
+  const int64_t num_first = all.num_windows / 3;
+  const auto part = [&](int64_t begin, int64_t end) {
+    return TokenWindows{end - begin, 64, {all.ids_NT.begin() + begin * 64, all.ids_NT.begin() + end * 64}};
+  };
+  write_npy(folder_ / "first.npy", part(0, num_first));
+  write_npy(folder_ / "second.npy", part(num_first, all.num_windows));
+  const std::string both = "[" + (folder_ / "first.npy").string() + ", " + (folder_ / "second.npy").string() + "]";
+  const auto trained_on = [&](const std::string& text, const std::string& out) {
+    run_json(recipe("  - distill: {text: " + text + ", total_tokens: 2048, precision: float32, validations: 1}\n"),
+             out);
+    return read_file(folder_ / out / "model.safetensors");
+  };
+  EXPECT_EQ(trained_on(both, "two"), trained_on(text(), "one"));
+
+  const Outcome plan = run_pare(command(recipe("  - distill: {text: " + both + ", total_tokens: " +
+                                               std::to_string(3 * (all.num_windows - 16) * 64) + "}\n"),
+                                        "plan", {"--dry-run"}));
+  EXPECT_EQ(plan.status, 0);
+  EXPECT_NE(plan.err.find("each seen 3.00 times; with more text"), std::string::npos) << plan.err;
+
+  write_npy(folder_ / "short.npy", TokenWindows{2, 32, std::vector<int32_t>(64, 1)});
+  expect_refused(recipe("  - distill: {text: [" + text() + ", " + (folder_ / "short.npy").string() + "]}\n"),
+                 {"windows of 32 tokens; expected 64 as in"});
+}
+
 struct Compressed {
   const char* name;
   const char* passes;
