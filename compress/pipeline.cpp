@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <vector>
@@ -92,7 +93,8 @@ void check_device(const std::vector<Recipe>& phases, bool on_gpu) {
 }
 
 // All phases planned, each on the model that the recipe names in place of what it will start from: what is wrong with
-// any of them is said before the first one works.
+// any of them is said before the first one works. Behind a student that model is too large, so that no phase is refused
+// for its memory until the student is there, which takes minutes.
 std::string plan_phases(const std::vector<Recipe>& phases, const Checkpoint& original, const fs::path& output,
                         int num_threads, RunOptions options, Progress& progress) {
   const bool is_asked = options.dry_run;
@@ -101,6 +103,10 @@ std::string plan_phases(const std::vector<Recipe>& phases, const Checkpoint& ori
   nlohmann::ordered_json plans = nlohmann::ordered_json::array();
   for (size_t i = 0; i < phases.size(); ++i) {
     if (is_asked) progress.print("phase " + std::to_string(i + 1) + " of " + std::to_string(phases.size()));
+    if (i > 0 && phases.front().student) {
+      options.max_memory_bytes = std::numeric_limits<int64_t>::max();
+      if (is_asked) progress.print("plan: as if the student were as large as its teacher");
+    }
     const PhaseInput input{phases[i],
                            original,
                            original,

@@ -3,14 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "compress/plan/plan.h"
+#include "compress/predict/prediction.h"
 #include "compress/survey/leave_one_out.h"
-#include "compress/walk/block_walk.h"
 #include "runtime/model/checkpoint.h"
 
 namespace pare {
@@ -47,28 +45,6 @@ struct Workload {
   bool walks() const { return num_windows > 0; }
 };
 
-struct PredictedStage {
-  std::string name;
-  double seconds = 0.0;
-  int64_t memory_bytes = 0;  // RssAnon + RssShmem while it runs
-};
-
-struct Prediction {
-  Spill spill = Spill::none;
-  std::vector<PredictedStage> stages;
-  int64_t output_bytes = 0;
-  int64_t disk_bytes = 0;  // at most at one time: spill, committed parts, output
-  int64_t peak_memory_bytes() const;
-  double seconds() const;
-};
-
-// Measured now: float32 multiply-add rate of LibTorch's matrix product over num_threads threads, in floating-point
-// operations per second; takes about a tenth of a second.
-double measure_matmul_rate(int num_threads);
-
-// MemAvailable of /proc/meminfo. Throws std::runtime_error when it cannot be read.
-int64_t available_memory_bytes();
-
 // base_bytes is what the process holds already. Throws std::invalid_argument when max_memory_bytes is less than the
 // least that can be done: names it.
 Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
@@ -99,12 +75,5 @@ struct RecordingExtent {
 };
 Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent& extent, int64_t base_bytes,
                              double matmul_rate);
-
-// Throws std::runtime_error when the disk that will hold `output` has less free than predicted.
-void check_disk_space(const std::filesystem::path& output, const Prediction& prediction);
-
-// Lines for people, and a JSON object.
-std::vector<std::string> to_lines(const Prediction& prediction);
-std::string to_json(const Prediction& prediction);
 
 }  // namespace pare

@@ -7,120 +7,23 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <utility>
 
 #include "compress/hdf5/hashed_file.h"
 #include "compress/hdf5/hdf5_reader.h"
-#include "compress/hdf5/hdf5_writer.h"
-#include "runtime/system/sha256.h"
 
 namespace pare {
 namespace {
 
 namespace fs = std::filesystem;
 
-const FileKind kKind = {.name = "teacher logits",
-                        .version = "1",
-                        .maker = "pare record",
-                        .remedy = "record the teacher again with pare record"};
-constexpr int64_t kMostOfUint16 = int64_t{1} << 16;  // vocabularies whose ids fit
-constexpr int64_t kHashBytes = 32;
-constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // of any count but tokens, whose products with K must fit
-constexpr int64_t kMostTokens = int64_t{1} << 40;
+constexpr int64_t kMostTokens = int64_t{1} << 40;  // their products with K must fit
 
-Hdf5Type id_type(int64_t num_vocabulary) {
-  return num_vocabulary <= kMostOfUint16 ? Hdf5Type::uint16 : Hdf5Type::uint32;
-}
-
-// One for each token, or of several columns.
-struct ArrayKind {
-  const char* name;
-  Hdf5Type type;
-  int64_t num_columns;  // 0: one dimension
-};
-
-std::array<ArrayKind, 6> token_arrays(int64_t num_vocabulary, int64_t num_kept, int64_t num_temperatures) {
-  const Hdf5Type ids = id_type(num_vocabulary);
-  return {{{"token_ids", ids, 0},
-           {"label_mask", Hdf5Type::uint8, 0},
-           {"label_log_probs", Hdf5Type::float16, 0},
-           {"top_ids", ids, num_kept},
-           {"top_log_probs", Hdf5Type::float16, num_kept},
-           {"log_tails", Hdf5Type::float16, num_temperatures}}};
-}
-
-std::array<ArrayKind, 6> token_arrays(const LogitOrigin& origin) {
-  return token_arrays(origin.num_vocabulary, origin.num_kept, static_cast<int64_t>(origin.temperatures.size()));
-}
-
-std::vector<int64_t> shape_of(const ArrayKind& kind, int64_t num_rows) {
-  return kind.num_columns > 0 ? std::vector{num_rows, kind.num_columns} : std::vector{num_rows};
-}
-
-// Expected and found, where they differ.
-struct Difference {
-  std::string object, expected, found;
-};
-
-std::optional<Difference> check_origin(const LogitOrigin& origin) {
-  if (origin.num_vocabulary < 1 || origin.num_vocabulary > kMost) {
-    return Difference{"attribute /vocabulary", "1 to " + std::to_string(kMost), std::to_string(origin.num_vocabulary)};
-  }
-  if (origin.num_kept < 1 || origin.num_kept > origin.num_vocabulary) {
-    return Difference{"attribute /top_k", "1 to the vocabulary's " + std::to_string(origin.num_vocabulary),
-                      std::to_string(origin.num_kept)};
-  }
-  if (origin.temperatures.empty() || static_cast<int64_t>(origin.temperatures.size()) > kMost) {
-    return Difference{"temperatures", "one at least", std::to_string(origin.temperatures.size())};
-  }
-  for (const double temperature : origin.temperatures) {
-    if (!(temperature > 0.0 && std::isfinite(temperature))) {
-      return Difference{"temperatures", "positive numbers", std::to_string(temperature)};
-    }
-  }
-  return std::nullopt;
-}
-
-// Of one sequence, in the words of its array.
-std::optional<Difference> check_sequence(const RecordedSequence& sequence, int64_t num_vocabulary) {
-  for (const int32_t id : sequence.ids) {
-    if (id < 0 || id >= num_vocabulary) {
-      return Difference{"token_ids", "0 to " + std::to_string(num_vocabulary - 1), std::to_string(id)};
-    }
-  }
-  for (const uint8_t scored : sequence.label_mask) {
-    if (scored > 1) return Difference{"label_mask", "0 or 1", std::to_string(scored)};
-  }
-  if (sequence.label_mask.back() != 0) return Difference{"label_mask", "0 for the last token of a sequence", "1"};
-  return std::nullopt;
-}
-
-void refuse_writing(const fs::path& path, const std::optional<Difference>& difference) {
-  if (!difference) return;
-  throw std::invalid_argument("cannot write '" + path.string() + "': " + difference->object + ": expected " +
-                              difference->expected + ", found " + difference->found);
-}
-
-void refuse_reading(const Hdf5Reader& reader, const std::optional<Difference>& difference) {
+void refuse_reading(const Hdf5Reader& reader, const std::optional<LogitDifference>& difference) {
   if (difference) reader.refuse(difference->object, difference->expected, difference->found);
-}
-
-std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
-}
-
-template <typename Value>
-std::vector<std::byte> narrowed(std::span<const int64_t> ids) {
-  std::vector<Value> values(ids.begin(), ids.end());
-  const auto bytes = std::as_bytes(std::span(values));
-  return {bytes.begin(), bytes.end()};
-}
-
-std::vector<std::byte> id_bytes(std::span<const int64_t> ids, int64_t num_vocabulary) {
-  return id_type(num_vocabulary) == Hdf5Type::uint16 ? narrowed<uint16_t>(ids) : narrowed<uint32_t>(ids);
 }
 
 std::vector<int64_t> read_ids(const Hdf5Reader& reader, const Hdf5Array& array, int64_t first, int64_t count) {
@@ -145,15 +48,17 @@ std::string value_words(float value) {
 }
 
 // Logarithms of probabilities: at most 0, not NaN; -inf is a mass of 0.
-std::optional<Difference> check_logarithms(const char* name, const at::Tensor& logs) {
+std::optional<LogitDifference> check_logarithms(const char* name, const at::Tensor& logs) {
   const float* values = logs.const_data_ptr<float>();
   for (int64_t i = 0; i < logs.numel(); ++i) {
-    if (!(values[i] <= 0.0f)) return Difference{name, "logarithms of probabilities, at most 0", value_words(values[i])};
+    if (!(values[i] <= 0.0f))
+      return LogitDifference{name, "logarithms of probabilities, at most 0", value_words(values[i])};
   }
   return std::nullopt;
 }
 
-std::optional<Difference> check_rows(const at::Tensor& ids_TK, const at::Tensor& log_probs_TK, int64_t num_vocabulary) {
+std::optional<LogitDifference> check_rows(const at::Tensor& ids_TK, const at::Tensor& log_probs_TK,
+                                          int64_t num_vocabulary) {
   const int64_t num_kept = ids_TK.size(1);
   std::vector<int32_t> sorted;
   for (int64_t row = 0; row < ids_TK.size(0); ++row) {
@@ -162,17 +67,17 @@ std::optional<Difference> check_rows(const at::Tensor& ids_TK, const at::Tensor&
     sorted.assign(ids, ids + num_kept);
     std::sort(sorted.begin(), sorted.end());
     if (sorted.front() < 0 || sorted.back() >= num_vocabulary) {
-      return Difference{"top_ids", "0 to " + std::to_string(num_vocabulary - 1),
-                        std::to_string(sorted.front() < 0 ? sorted.front() : sorted.back())};
+      return LogitDifference{"top_ids", "0 to " + std::to_string(num_vocabulary - 1),
+                             std::to_string(sorted.front() < 0 ? sorted.front() : sorted.back())};
     }
     const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
     if (twice != sorted.end())
-      return Difference{"top_ids", "different ids in a row", std::to_string(*twice) + " twice"};
-    if (!std::isfinite(logs[0])) return Difference{"top_log_probs", "a finite first value", value_words(logs[0])};
+      return LogitDifference{"top_ids", "different ids in a row", std::to_string(*twice) + " twice"};
+    if (!std::isfinite(logs[0])) return LogitDifference{"top_log_probs", "a finite first value", value_words(logs[0])};
     const float* rising = std::adjacent_find(logs, logs + num_kept, [](float a, float b) { return !(a >= b); });
     if (rising != logs + num_kept) {
-      return Difference{"top_log_probs", "rows in descending order",
-                        value_words(rising[1]) + " behind " + value_words(rising[0])};
+      return LogitDifference{"top_log_probs", "rows in descending order",
+                             value_words(rising[1]) + " behind " + value_words(rising[0])};
     }
   }
   return std::nullopt;
@@ -186,10 +91,10 @@ struct OpenShard {
   LogitShard summary;
 };
 
-Hdf5Array find_array(const Hdf5Reader& reader, const Hdf5Object& root, const ArrayKind& kind, int64_t num_rows) {
+Hdf5Array find_array(const Hdf5Reader& reader, const Hdf5Object& root, const TokenArray& kind, int64_t num_rows) {
   Hdf5Array found = root.array(kind.name, kind.type);
-  if (found.shape != shape_of(kind, num_rows)) {
-    reader.refuse(found.path, shape_words(shape_of(kind, num_rows)), shape_words(found.shape));
+  if (found.shape != kind.shape(num_rows)) {
+    reader.refuse(found.path, shape_words(kind.shape(num_rows)), shape_words(found.shape));
   }
   return found;
 }
@@ -214,8 +119,8 @@ OpenShard open_shard(const fs::path& path, const LogitOrigin& origin, int64_t sh
                      bool checks_hash) {
   InputFile file(path);
   LogitShard summary;
-  if (checks_hash) summary.sha256 = check_hash(file, kKind);
-  Hdf5Reader reader(std::move(file), kUserBlockBytes, kKind.remedy);
+  if (checks_hash) summary.sha256 = check_hash(file, kLogitFile);
+  Hdf5Reader reader(std::move(file), kUserBlockBytes, kLogitFile.remedy);
   const Hdf5Object root = reader.root();
   if (root.text("store") != origin.hash()) {
     reader.refuse("attribute /store", origin.hash() + " as the other files of the store have it", root.text("store"));
@@ -228,8 +133,8 @@ OpenShard open_shard(const fs::path& path, const LogitOrigin& origin, int64_t sh
   }
   std::vector<uint32_t> lengths = read_all<uint32_t>(reader, lengths_array);
   for (const uint32_t length : lengths) {
-    if (length < 1 || length > kMost)
-      reader.refuse("/lengths", "1 to " + std::to_string(kMost), std::to_string(length));
+    if (length < 1 || length > kMostLogitCount)
+      reader.refuse("/lengths", "1 to " + std::to_string(kMostLogitCount), std::to_string(length));
     summary.num_tokens += length;
   }
   summary.num_sequences = lengths_array.num_values;
@@ -252,14 +157,6 @@ std::string hash_of_bytes(std::span<const uint8_t> bytes) {
   return text;
 }
 
-std::array<uint8_t, kHashBytes> bytes_of_hash(const std::string& hash) {
-  std::array<uint8_t, kHashBytes> bytes;
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] = static_cast<uint8_t>(std::stoi(hash.substr(2 * i, 2), nullptr, 16));
-  }
-  return bytes;
-}
-
 // One name, so that nothing outside the master's folder is ever read.
 bool is_folder_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos;
@@ -267,178 +164,8 @@ bool is_folder_name(const std::string& name) {
 
 }  // namespace
 
-std::string LogitOrigin::to_json() const {
-  const nlohmann::ordered_json json = {{"model", model},
-                                       {"tokenizer", tokenizer},
-                                       {"data", data},
-                                       {"text", text},
-                                       {"source", source},
-                                       {"vocabulary", num_vocabulary},
-                                       {"top_k", num_kept},
-                                       {"temperatures", temperatures},
-                                       {"pare", pare_version},
-                                       {"libtorch", libtorch_version},
-                                       {"instruction_set", instruction_set}};
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-}
-
-std::string LogitOrigin::hash() const {
-  const std::string json = to_json();
-  return sha256_hex(std::as_bytes(std::span(json)));
-}
-
-int64_t bytes_per_token(int64_t num_vocabulary, int64_t num_kept, int64_t num_temperatures) {
-  int64_t num_bytes = 0;
-  for (const ArrayKind& kind : token_arrays(num_vocabulary, num_kept, num_temperatures)) {
-    num_bytes += size_bytes(kind.type) * std::max<int64_t>(kind.num_columns, 1);
-  }
-  return num_bytes;
-}
-
-std::string shard_name(int64_t shard) {
-  std::array<char, 32> name;
-  std::snprintf(name.data(), name.size(), "%05lld.h5", static_cast<long long>(shard));
-  return name.data();
-}
-
-struct LogitShardWriter::State {
-  UnpublishedFile file;
-  Hdf5Writer writer;
-  int64_t num_vocabulary, num_kept;
-  std::vector<double> temperatures;
-  int64_t num_written = 0;
-  LogitShard summary = {};
-  State(fs::path path, const LogitOrigin& origin)
-      : file(std::move(path), kKind.magic()),
-        writer(file.partial_path(), file.path(), kUserBlockBytes),
-        num_vocabulary(origin.num_vocabulary),
-        num_kept(origin.num_kept),
-        temperatures(origin.temperatures) {}
-};
-
-LogitShardWriter::LogitShardWriter(fs::path path, const LogitOrigin& origin, int64_t shard, int64_t first_sequence,
-                                   const std::vector<RecordedSequence>& sequences) {
-  refuse_writing(path, check_origin(origin));
-  LogitShard summary{.num_sequences = static_cast<int64_t>(sequences.size()), .num_tokens = 0, .sha256 = ""};
-  std::vector<uint32_t> lengths;
-  std::vector<int64_t> ids;
-  std::vector<uint8_t> mask;
-  for (const RecordedSequence& sequence : sequences) {
-    if (sequence.ids.empty() || sequence.ids.size() != sequence.label_mask.size()) {
-      refuse_writing(
-          path, Difference{"label_mask", "one for each of the tokens, and one token at least",
-                           std::to_string(sequence.label_mask.size()) + " for " + std::to_string(sequence.ids.size())});
-    }
-    refuse_writing(path, check_sequence(sequence, origin.num_vocabulary));
-    lengths.push_back(static_cast<uint32_t>(sequence.ids.size()));
-    ids.insert(ids.end(), sequence.ids.begin(), sequence.ids.end());
-    mask.insert(mask.end(), sequence.label_mask.begin(), sequence.label_mask.end());
-  }
-  if (sequences.empty()) refuse_writing(path, Difference{"lengths", "one sequence at least", "none"});
-  summary.num_tokens = static_cast<int64_t>(ids.size());
-  state_ = std::make_unique<State>(std::move(path), origin);
-  state_->summary = summary;
-  state_->file.write_head(kKind.magic());  // says whose an unfinished file is
-  Hdf5Writer& writer = state_->writer;
-  writer.attribute("/", "store", origin.hash());
-  writer.attribute("/", "shard", static_cast<uint64_t>(shard));
-  writer.attribute("/", "first_sequence", static_cast<uint64_t>(first_sequence));
-  writer.make_array("/", "lengths", Hdf5Type::uint32, std::span(&summary.num_sequences, 1));
-  writer.write("/", "lengths", 0, std::as_bytes(std::span(lengths)));
-  for (const ArrayKind& kind : token_arrays(origin)) {
-    writer.make_array("/", kind.name, kind.type, shape_of(kind, summary.num_tokens));
-  }
-  writer.write("/", "token_ids", 0, id_bytes(ids, origin.num_vocabulary));
-  writer.write("/", "label_mask", 0, std::as_bytes(std::span(mask)));
-}
-
-LogitShardWriter::~LogitShardWriter() = default;
-
-void LogitShardWriter::append(const TruncatedLogits& rows, std::span<const float> label_log_probs_T) {
-  const auto num_rows = static_cast<int64_t>(label_log_probs_T.size());
-  const bool fits = rows.ids_TK.defined() && rows.ids_TK.dim() == 2 && rows.ids_TK.size(0) == num_rows &&
-                    rows.ids_TK.size(1) == state_->num_kept && rows.num_vocabulary == state_->num_vocabulary &&
-                    rows.temperatures == state_->temperatures &&
-                    num_rows <= state_->summary.num_tokens - state_->num_written;
-  if (!fits) {
-    throw std::invalid_argument("rows of a teacher: expected those of the next tokens with " +
-                                std::to_string(state_->num_kept) + " of " + std::to_string(state_->num_vocabulary) +
-                                " tokens each, and the store's temperatures");
-  }
-  const at::Tensor ids_TK = rows.ids_TK.to(at::kLong).contiguous();
-  const std::span<const int64_t> ids(ids_TK.const_data_ptr<int64_t>(), static_cast<size_t>(ids_TK.numel()));
-  const at::Tensor labels_T = at::empty({num_rows}, at::kFloat);
-  std::copy(label_log_probs_T.begin(), label_log_probs_T.end(), labels_T.mutable_data_ptr<float>());
-  const auto write_halves = [&](const char* name, const at::Tensor& values) {
-    state_->writer.write("/", name, state_->num_written, bytes_of(values.to(at::kHalf).contiguous()));
-  };
-  state_->writer.write("/", "top_ids", state_->num_written, id_bytes(ids, state_->num_vocabulary));
-  write_halves("label_log_probs", labels_T);
-  write_halves("top_log_probs", rows.log_probs_TK);
-  write_halves("log_tails", rows.log_tails_TN);
-  state_->num_written += num_rows;
-}
-
-LogitShard LogitShardWriter::publish() {
-  if (state_->num_written != state_->summary.num_tokens) throw std::logic_error("a shard without all of its rows");
-  state_->writer.close();
-  LogitShard summary = state_->summary;
-  summary.sha256 = write_hash(state_->file, kKind);
-  state_->file.publish();
-  return summary;
-}
-
 LogitShard check_shard(const fs::path& path, const LogitOrigin& origin, int64_t shard, int64_t first_sequence) {
   return open_shard(path, origin, shard, first_sequence, /*checks_hash=*/true).summary;
-}
-
-std::string write_master(const fs::path& path, const LogitOrigin& origin, const std::string& shards_folder,
-                         const std::vector<LogitShard>& shards) {
-  refuse_writing(path, check_origin(origin));
-  UnpublishedFile file(path, kKind.magic());
-  Hdf5Writer writer(file.partial_path(), file.path(), kUserBlockBytes);
-  file.write_head(kKind.magic());
-  for (const auto& [name, text] :
-       {std::pair{"model", &origin.model}, std::pair{"tokenizer", &origin.tokenizer}, std::pair{"data", &origin.data},
-        std::pair{"text", &origin.text}, std::pair{"source", &origin.source}, std::pair{"pare", &origin.pare_version},
-        std::pair{"libtorch", &origin.libtorch_version}, std::pair{"instruction_set", &origin.instruction_set},
-        std::pair{"shards", &shards_folder}}) {
-    writer.attribute("/", name, *text);
-  }
-  writer.attribute("/", "store", origin.hash());
-  writer.attribute("/", "vocabulary", static_cast<uint64_t>(origin.num_vocabulary));
-  writer.attribute("/", "top_k", static_cast<uint64_t>(origin.num_kept));
-  const auto write = [&](const char* name, Hdf5Type type, std::vector<int64_t> shape, std::span<const std::byte> rows) {
-    writer.make_array("/", name, type, shape);
-    writer.write("/", name, 0, rows);
-  };
-  std::vector<uint64_t> num_sequences, num_tokens;
-  std::vector<uint8_t> hashes;
-  std::vector<Hdf5Writer::Part> sequence_parts, token_parts;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const LogitShard& shard = shards[i];
-    const std::string name = shards_folder + "/" + shard_name(static_cast<int64_t>(i));
-    num_sequences.push_back(static_cast<uint64_t>(shard.num_sequences));
-    num_tokens.push_back(static_cast<uint64_t>(shard.num_tokens));
-    const auto hash = bytes_of_hash(shard.sha256);
-    hashes.insert(hashes.end(), hash.begin(), hash.end());
-    sequence_parts.push_back({name, shard.num_sequences});
-    token_parts.push_back({name, shard.num_tokens});
-  }
-  const auto num_shards = static_cast<int64_t>(shards.size());
-  write("temperatures", Hdf5Type::float64, {static_cast<int64_t>(origin.temperatures.size())},
-        std::as_bytes(std::span(origin.temperatures)));
-  write("shard_sequences", Hdf5Type::uint64, {num_shards}, std::as_bytes(std::span(num_sequences)));
-  write("shard_tokens", Hdf5Type::uint64, {num_shards}, std::as_bytes(std::span(num_tokens)));
-  write("shard_sha256", Hdf5Type::uint8, {num_shards, kHashBytes}, std::as_bytes(std::span(hashes)));
-  writer.join("/", "lengths", Hdf5Type::uint32, sequence_parts, 0);
-  for (const ArrayKind& kind : token_arrays(origin)) {
-    writer.join("/", kind.name, kind.type, token_parts, kind.num_columns);
-  }
-  writer.close();
-  const std::string hash = write_hash(file, kKind);
-  file.publish();
-  return hash;
 }
 
 struct LogitStore::State {
@@ -525,8 +252,8 @@ LogitStore LogitStore::open(const fs::path& path) {
   auto state = std::make_unique<State>();
   state->path = path;
   InputFile file(path);
-  state->hash = check_hash(file, kKind);
-  const Hdf5Reader reader(std::move(file), kUserBlockBytes, kKind.remedy);
+  state->hash = check_hash(file, kLogitFile);
+  const Hdf5Reader reader(std::move(file), kUserBlockBytes, kLogitFile.remedy);
   const Hdf5Object root = reader.root();
   const auto count = [&](const char* name) {  // what does not fit is out of every range
     return static_cast<int64_t>(std::min<uint64_t>(root.number(name), INT64_MAX));
@@ -558,22 +285,23 @@ LogitStore LogitStore::open(const fs::path& path) {
     reader.refuse(sequences.path, "one for each shard", shape_words(sequences.shape));
   }
   const Hdf5Array tokens = find_array(reader, root, {"shard_tokens", Hdf5Type::uint64, 0}, num_shards);
-  const Hdf5Array hashes = find_array(reader, root, {"shard_sha256", Hdf5Type::uint8, kHashBytes}, num_shards);
+  const Hdf5Array hashes = find_array(reader, root, {"shard_sha256", Hdf5Type::uint8, kShardHashBytes}, num_shards);
   const std::vector<uint64_t> num_sequences = read_all<uint64_t>(reader, sequences);
   const std::vector<uint64_t> num_tokens = read_all<uint64_t>(reader, tokens);
   const std::vector<uint8_t> hash_bytes = read_all<uint8_t>(reader, hashes);
   int64_t first_sequence = 0;
   for (size_t i = 0; i < num_sequences.size(); ++i) {
-    if (num_sequences[i] < 1 || num_sequences[i] > kMost) {
-      reader.refuse(sequences.path, "1 to " + std::to_string(kMost), std::to_string(num_sequences[i]));
+    if (num_sequences[i] < 1 || num_sequences[i] > kMostLogitCount) {
+      reader.refuse(sequences.path, "1 to " + std::to_string(kMostLogitCount), std::to_string(num_sequences[i]));
     }
     if (num_tokens[i] < num_sequences[i] || num_tokens[i] > kMostTokens) {
       reader.refuse(tokens.path, std::to_string(num_sequences[i]) + " to " + std::to_string(kMostTokens),
                     std::to_string(num_tokens[i]));
     }
-    state->shards.push_back({.num_sequences = static_cast<int64_t>(num_sequences[i]),
-                             .num_tokens = static_cast<int64_t>(num_tokens[i]),
-                             .sha256 = hash_of_bytes(std::span(hash_bytes).subspan(i * kHashBytes, kHashBytes))});
+    state->shards.push_back(
+        {.num_sequences = static_cast<int64_t>(num_sequences[i]),
+         .num_tokens = static_cast<int64_t>(num_tokens[i]),
+         .sha256 = hash_of_bytes(std::span(hash_bytes).subspan(i * kShardHashBytes, kShardHashBytes))});
     state->first_sequences.push_back(first_sequence);
     first_sequence += static_cast<int64_t>(num_sequences[i]);
   }
@@ -593,8 +321,9 @@ RecordedSequence LogitStore::sequence(int64_t sequence) const {
   // Before they are narrowed.
   const int64_t largest = *std::max_element(ids.begin(), ids.end());
   if (largest >= state_->origin.num_vocabulary) {
-    refuse_reading(shard.reader, Difference{"token_ids", "0 to " + std::to_string(state_->origin.num_vocabulary - 1),
-                                            std::to_string(largest)});
+    refuse_reading(shard.reader,
+                   LogitDifference{"token_ids", "0 to " + std::to_string(state_->origin.num_vocabulary - 1),
+                                   std::to_string(largest)});
   }
   RecordedSequence read{.ids = {ids.begin(), ids.end()}, .label_mask = std::vector<uint8_t>(ids.size())};
   shard.reader.read(shard.arrays[kLabelMask], row, std::span(read.label_mask));

@@ -1,5 +1,5 @@
 // `pare record`: what a teacher says of every token of a text, or of what it writes itself behind prompts, stored once
-// (logit_store.h) for training students.
+// (logit_format.h) for training students.
 #pragma once
 
 #include <cstdint>

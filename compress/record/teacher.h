@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "compress/record/logit_store.h"
+#include "compress/record/logit_writer.h"
 #include "runtime/engine/generate.h"
 #include "runtime/engine/transformer.h"
 

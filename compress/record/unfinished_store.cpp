@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "compress/artifact/checked_file.h"
+#include "compress/record/logit_store.h"
+#include "compress/record/logit_writer.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
 

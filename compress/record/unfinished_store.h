@@ -10,9 +10,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "compress/record/logit_store.h"
+#include "compress/record/logit_format.h"
 #include "runtime/system/partial_output.h"
 
 namespace pare {

@@ -7,7 +7,7 @@ usage: compare_losses.py table PARE FOLDER [--tokens N] [--rates A,B,C] [--losse
 table: every loss at every learning rate, on the same tokens in the same order, from the same student. labels: hard labels of the text
 against the teacher's soft ones, over several seeds, one learning rate each. Every run is a folder in FOLDER, kept: what is there is not
 run again, so that an interrupted comparison goes on. Perplexities are of WikiText-2, which nobody trains on (text of another source), and
-of windows of C4 that are held back. Run it from the repository's root, with models/smollm2-135m (make demo fetches it).
+of windows of the training texts (C4, books) that are held back. Run it from the repository's root, with models/smollm2-135m (make demo fetches it).
 """
 import argparse
 import json
@@ -19,6 +19,7 @@ import subprocess
 LOSSES = ["hard_label", "soft_label", "forward_kl", "reverse_kl", "jensen_shannon", "skew_kl", "skew_reverse_kl", "total_variation", "slim",
           "minillm"]
 MODEL = "models/smollm2-135m"
+TEXTS = "[calibration_data/c4.jsonl, calibration_data/books-to-train.jsonl]"
 EVALUATE = ("evaluate:\n  - perplexity: {text: calibration_data/windows/wikitext2-smollm2.npy, context: 2048, windows: 20, "
             "reference: false}\n")
 
@@ -40,11 +41,11 @@ def make_student(pare, folder):
 
 def train(arguments, name, student, loss, rate, seed):
     report = run(arguments.pare, arguments.folder / name,
-                 f"model: {MODEL}\noutput: {arguments.folder / name}\npasses:\n  - distill: {{student: {student}, text: "
-                 f"calibration_data/c4.jsonl, total_tokens: {arguments.tokens}, batch: 2, loss: {loss}, learning_rate: {rate}, seed: "
-                 f"{seed}, validations: 5}}\n{EVALUATE}")
+                 f"model: {MODEL}\noutput: {arguments.folder / name}\npasses:\n  - distill: {{student: {student}, text: {TEXTS}, "
+                 f"total_tokens: {arguments.tokens}, batch: 2, loss: {loss}, learning_rate: {rate}, seed: {seed}, validations: 5}}\n"
+                 f"{EVALUATE}")
     training = report["training"]
-    return {"wikitext": report["perplexity"][0]["perplexity"], "c4": training["best_validation_perplexity"],
+    return {"wikitext": report["perplexity"][0]["perplexity"], "held_back": training["best_validation_perplexity"],
             "minutes": training["seconds"] / 60}
 
 
@@ -54,7 +55,7 @@ def table(arguments, student):
     for loss in arguments.losses.split(","):
         found = [train(arguments, f"{loss}-{rate:g}", student, loss, rate, 0) for rate in rates]
         best = min(found, key=lambda one: one["wikitext"])
-        cells = [("**{}**" if one is best else "{}").format(f"{one['wikitext']:.2f} / {one['c4']:.2f}") for one in found]
+        cells = [("**{}**" if one is best else "{}").format(f"{one['wikitext']:.2f} / {one['held_back']:.2f}") for one in found]
         print(f"| `{loss}` | " + " | ".join(cells) + f" | {statistics.median(one['minutes'] for one in found):.1f} |", flush=True)
 
 
@@ -66,7 +67,7 @@ def labels(arguments, student):
         hard = train(arguments, f"hard-{hard_rate:g}-seed{seed}", student, "hard_label", hard_rate, seed)
         soft = train(arguments, f"soft-{soft_rate:g}-seed{seed}", student, "forward_kl", soft_rate, seed)
         ratios.append(soft["wikitext"] / hard["wikitext"])
-        print(f"| {seed} | {hard['wikitext']:.2f} / {hard['c4']:.2f} | {soft['wikitext']:.2f} / {soft['c4']:.2f} | {ratios[-1]:.3f} |",
+        print(f"| {seed} | {hard['wikitext']:.2f} / {hard['held_back']:.2f} | {soft['wikitext']:.2f} / {soft['held_back']:.2f} | {ratios[-1]:.3f} |",
               flush=True)
     print(f"\nsoft / hard on WikiText-2: {statistics.mean(ratios):.3f} (mean of {arguments.seeds})")
 
@@ -86,7 +87,7 @@ def main():
     arguments.rates = arguments.rates or ("3e-4,1e-3,3e-3" if is_table else "1e-3,1e-3")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     student = make_student(arguments.pare, arguments.folder)
-    print("perplexity of WikiText-2 / of C4 held back\n")
+    print("perplexity of WikiText-2 / of the training texts held back\n")
     (table if is_table else labels)(arguments, student)
 
 

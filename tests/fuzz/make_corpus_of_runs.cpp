@@ -9,7 +9,7 @@
 
 #include "compress/artifact/artifact.h"
 #include "compress/artifact/checked_file.h"
-#include "compress/record/logit_store.h"
+#include "compress/record/logit_writer.h"
 #include "compress/survey/survey_record.h"
 #include "compress/walk/statistics_file.h"
 #include "runtime/system/atomic_file.h"

@@ -14,6 +14,7 @@
 #include <limits>
 #include <random>
 
+#include "compress/record/logit_writer.h"
 #include "runtime/system/sha256.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"

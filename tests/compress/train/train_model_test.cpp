@@ -161,6 +161,25 @@ TEST_F(TrainModel, FilesOfAListFollowEachOther) {
                  {"windows of 32 tokens; expected 64 as in"});
 }
 
+// The plan knows the teacher's size alone: what that one would take keeps no smaller student from being trained.
+TEST_F(TrainModel, AStudentIsTrainedInTheMemoryThatItNeeds) {
+  const std::string yaml = recipe("  - distill: {text: " + text() +
+                                      ", total_tokens: 4096, batch: 64, micro_batch: 64, precision: float32, "
+                                      "loss: hard_label, validations: 1}\n",
+                                  "student: {layers: 1}\n");
+  const Outcome plan = run_pare(command(yaml, "plan", {"--dry-run", "--json"}));
+  ASSERT_EQ(plan.status, 0) << plan.err;
+  EXPECT_NE(plan.err.find("as if the student were as large as its teacher"), std::string::npos) << plan.err;
+  const int64_t of_teacher = Json::parse(plan.out).at("phases").at(1).at("predicted_peak_memory_bytes");
+  const std::string less = std::to_string((of_teacher >> 20) - 20) + "MiB";  // activations of four layers: some 70 MiB
+  const Outcome outcome = run_pare(command(yaml, "out", {"--max-memory", less}));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  const Outcome refused = run_pare(command(yaml, "refused", {"--max-memory", "1MiB"}));
+  EXPECT_NE(refused.status, 0);
+  EXPECT_NE(refused.err.find("training needs about"), std::string::npos) << refused.err;
+  EXPECT_FALSE(fs::exists(folder_ / "refused"));
+}
+
 struct Compressed {
   const char* name;
   const char* passes;

@@ -142,7 +142,7 @@ MUTANTS = [
     *planted("row_kernels.cu", "CudaRows.*", [
         ("bounds", "    const Quad quad = load_quad(row_D, i, width);", "    const Quad quad = load_quad(row_D, i, width + 1);"),
         ("value", "static_cast<float>(width) + epsilon);\n}", "static_cast<float>(width));\n}"),
-        ("index", "load_quad(norm.gain_D, i, width));\n  });", "load_quad(norm.gain_D, 0, width));\n  });"),
+        ("index", "factor, load_quad(norm.gain_D, i, width)); });", "factor, load_quad(norm.gain_D, 0, width)); });"),
         ("value", "hidden.at[n] += delta.at[n];\n      store_quad", "hidden.at[n] = delta.at[n];\n      store_quad"),
         ("value", "* factor * gain.at[n] + bias.at[n];", "* factor * gain.at[n];"),
         ("value", "hidden.at[n] - mean : 0.0f;", "hidden.at[n] : 0.0f;"),

@@ -1,0 +1,100 @@
+#include "compress/predict/prediction.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "quant/row_chunks.h"
+#include "runtime/system/progress.h"
+
+namespace pare {
+
+int64_t Prediction::peak_memory_bytes() const {
+  int64_t peak = 0;
+  for (const PredictedStage& stage : stages) peak = std::max(peak, stage.memory_bytes);
+  return peak;
+}
+
+double Prediction::seconds() const {
+  double sum = 0.0;
+  for (const PredictedStage& stage : stages) sum += stage.seconds;
+  return sum;
+}
+
+double measure_matmul_rate(int num_threads) {
+  constexpr int64_t kSide = 512;
+  constexpr int kRepetitions = 12;
+  const at::Tensor left = at::ones({kSide, kSide}, at::kFloat);
+  const at::Tensor right = at::ones({kSide, kSide}, at::kFloat);
+  const auto multiply_on_all = [&] {
+    for_row_chunks(num_threads, 1, [&](int64_t, int64_t) {
+      at::Tensor out = at::empty({kSide, kSide}, at::kFloat);
+      for (int i = 0; i < kRepetitions; ++i) at::mm_out(out, left, right);
+    });
+  };
+  multiply_on_all();  // starts the threads and MKL
+  const auto start = std::chrono::steady_clock::now();
+  multiply_on_all();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return 2.0 * static_cast<double>(kSide * kSide * kSide) * kRepetitions * num_threads / seconds;
+}
+
+int64_t available_memory_bytes() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string key; file >> key;) {
+    int64_t kibibytes = 0;
+    if (key == "MemAvailable:" && file >> kibibytes) return kibibytes * 1024;
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  throw std::runtime_error("/proc/meminfo: expected a line MemAvailable; give --max-memory");
+}
+
+void check_disk_space(const std::filesystem::path& output, const Prediction& prediction) {
+  std::filesystem::path existing = std::filesystem::absolute(output).lexically_normal();
+  while (!std::filesystem::exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
+  const auto available = static_cast<int64_t>(std::filesystem::space(existing).available);
+  if (available < prediction.disk_bytes) {
+    throw std::runtime_error("'" + existing.string() + "' has " + format_bytes(available) + " free; this run needs " +
+                             format_bytes(prediction.disk_bytes) + ": free some or choose another place with --out");
+  }
+}
+
+std::vector<std::string> to_lines(const Prediction& prediction) {
+  std::vector<std::string> lines;
+  for (const PredictedStage& stage : prediction.stages) {
+    lines.push_back("plan: " + stage.name + ": " + format_duration(stage.seconds) + ", " +
+                    format_bytes(stage.memory_bytes));
+  }
+  const char* spill = prediction.spill == Spill::none     ? "activations in memory"
+                      : prediction.spill == Spill::inputs ? "layer inputs spilled to disk"
+                                                          : "all activations spilled to disk";
+  lines.push_back("plan: in all " + format_duration(prediction.seconds()) + ", peak memory " +
+                  format_bytes(prediction.peak_memory_bytes()) + " (" + spill + "), disk " +
+                  format_bytes(prediction.disk_bytes) + ", output " + format_bytes(prediction.output_bytes));
+  return lines;
+}
+
+std::string to_json(const Prediction& prediction) {
+  nlohmann::ordered_json stages = nlohmann::ordered_json::array();
+  for (const PredictedStage& stage : prediction.stages) {
+    stages.push_back({{"stage", stage.name}, {"seconds", stage.seconds}, {"memory_bytes", stage.memory_bytes}});
+  }
+  const nlohmann::ordered_json json = {{"predicted_seconds", prediction.seconds()},
+                                       {"predicted_peak_memory_bytes", prediction.peak_memory_bytes()},
+                                       {"predicted_disk_bytes", prediction.disk_bytes},
+                                       {"predicted_output_bytes", prediction.output_bytes},
+                                       {"spill", prediction.spill == Spill::none     ? "none"
+                                                 : prediction.spill == Spill::inputs ? "inputs"
+                                                                                     : "all"},
+                                       {"stages", stages}};
+  return json.dump();
+}
+
+}  // namespace pare

@@ -1,0 +1,42 @@
+// What a run is predicted to take, and what it has to be compared with.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "compress/walk/block_walk.h"
+
+namespace pare {
+
+struct PredictedStage {
+  std::string name;
+  double seconds = 0.0;
+  int64_t memory_bytes = 0;  // RssAnon + RssShmem while it runs
+};
+
+struct Prediction {
+  Spill spill = Spill::none;
+  std::vector<PredictedStage> stages;
+  int64_t output_bytes = 0;
+  int64_t disk_bytes = 0;  // at most at one time: spill, committed parts, output
+  int64_t peak_memory_bytes() const;
+  double seconds() const;
+};
+
+// Measured now: float32 multiply-add rate of LibTorch's matrix product over num_threads threads, in floating-point
+// operations per second; takes about a tenth of a second.
+double measure_matmul_rate(int num_threads);
+
+// MemAvailable of /proc/meminfo. Throws std::runtime_error when it cannot be read.
+int64_t available_memory_bytes();
+
+// Throws std::runtime_error when the disk that will hold `output` has less free than predicted.
+void check_disk_space(const std::filesystem::path& output, const Prediction& prediction);
+
+// Lines for people, and a JSON object.
+std::vector<std::string> to_lines(const Prediction& prediction);
+std::string to_json(const Prediction& prediction);
+
+}  // namespace pare

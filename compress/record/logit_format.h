@@ -1,0 +1,95 @@
+// What a teacher says of every token of a text, recorded once (pare record) for training a student:
+//
+//   OUT.h5              the master: whose logits they are, the list of shards, and all arrays joined (virtual datasets)
+//   OUT.h5.shards/      NNNNN.h5, each with the arrays of consecutive sequences
+//
+// Both are HDF5 behind a line with the hash of all that follows (compress/hdf5/hashed_file.h); the pair can be moved,
+// but not renamed. docs/formats.md ("Teacher logits") has every attribute and array.
+//
+// Row r of a sequence is about what follows its token r: the K most probable tokens in descending order, and for each
+// temperature the logarithm of the mass of all others. Probabilities are stored as logarithms in float16 (IEEE
+// binary16): of the 16-bit formats it alone has 11 significant bits where they matter. Between -1 and 0 its steps are
+// at most 2^-11, at -30 nats 2^-6, a factor of 1.016 in a probability of 1e-13; it keeps 6e-8, and numpy knows it.
+// bfloat16 would be off by 2^-9 and 2^-4 (rounded), for a range that no logarithm needs. Rounding keeps the order of a
+// row. Ids are uint16 for vocabularies of up to 65,536 tokens, else uint32. Filters are not used: sorted values and ids
+// are nearly incompressible.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compress/hdf5/hashed_file.h"
+#include "compress/hdf5/hdf5_type.h"
+
+namespace pare {
+
+// Whose logits they are: the master's attributes.
+struct LogitOrigin {
+  std::string model;                 // model_hash of the teacher
+  std::string tokenizer;             // tokenizer_hash of the teacher's
+  std::string data;                  // SHA-256 of the windows, or of the prompts
+  std::string text;                  // name of the file they came from
+  std::string source;                // how sequences were made of it: a JSON object
+  int64_t num_vocabulary = 0;        // V: of the teacher's logits, padding included
+  int64_t num_kept = 0;              // K
+  std::vector<double> temperatures;  // N
+  std::string pare_version, libtorch_version, instruction_set;
+
+  // All of it as a JSON object, in this order.
+  std::string to_json() const;
+  // SHA-256 of that: what the shards of one store have in common.
+  std::string hash() const;
+};
+
+// Tokens, and which of them the loss is about.
+struct RecordedSequence {
+  std::vector<int32_t> ids;
+  // Of token r: 1 where the prediction of token r + 1 counts. 0 for the last token and where token r + 1 belongs to a
+  // prompt.
+  std::vector<uint8_t> label_mask;
+};
+
+// Bytes of one token in the arrays.
+int64_t bytes_per_token(int64_t num_vocabulary, int64_t num_kept, int64_t num_temperatures);
+
+struct LogitShard {
+  int64_t num_sequences = 0;
+  int64_t num_tokens = 0;
+  std::string sha256;
+};
+
+// "00042.h5".
+std::string shard_name(int64_t shard);
+
+// --- What writer and reader share ------------------------------------------------------------------------------------
+
+extern const FileKind kLogitFile;
+inline constexpr int64_t kShardHashBytes = 32;
+inline constexpr int64_t kMostLogitCount = (int64_t{1} << 31) - 1;  // of any count but tokens
+
+// Unsigned, as wide as ids of that vocabulary need.
+Hdf5Type logit_id_type(int64_t num_vocabulary);
+
+// One for each token, or of several columns.
+struct TokenArray {
+  const char* name;
+  Hdf5Type type;
+  int64_t num_columns;  // 0: one dimension
+
+  std::vector<int64_t> shape(int64_t num_rows) const;
+};
+std::array<TokenArray, 6> token_arrays(const LogitOrigin& origin);
+
+// Expected and found, where they differ.
+struct LogitDifference {
+  std::string object, expected, found;
+};
+// nullopt: it can be written and read.
+std::optional<LogitDifference> check_origin(const LogitOrigin& origin);
+// Of one sequence, in the words of its array.
+std::optional<LogitDifference> check_sequence(const RecordedSequence& sequence, int64_t num_vocabulary);
+
+}  // namespace pare
