@@ -9,9 +9,6 @@ void DistillPass::check(const PassCheck& check) {
     check.fail("",
                "expected 'text:', what the student is trained on, or 'logits:', what pare record made of a teacher");
   }
-  if (std::find(distill.text.begin(), distill.text.end(), "") != distill.text.end()) {
-    check.fail("text", "expected the name of a file, or a list of names, found an empty one");
-  }
   for (const char* key : {"text", "teacher", "tokens"}) {
     if (distill.logits.empty() || !check.was_given(key)) continue;
     check.fail(key, "'logits' holds the teacher's tokens and what it says of them: leave this out");

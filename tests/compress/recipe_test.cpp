@@ -344,7 +344,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadRecipe{"ZeroRate", "passes:\n  - distill: {text: t, learning_rate: 0}\n",
                   "r.yaml:2:", "above 0 and at most 10"},
         BadRecipe{"EmptyNameOfAText", "passes:\n  - distill: {text: [a.txt, ''], loss: hard_label}\n",
-                  "r.yaml:2:", "a list of names, found an empty one"},
+                  "r.yaml:2:", "expected a text, found ''"},
         BadRecipe{"NoText", "passes:\n  - distill: {text: [], loss: hard_label}\n", "r.yaml:2:", "expected 'text:'"},
         BadRecipe{"HiddenStatesOfNoTeacher", "passes:\n  - distill: {text: t, loss: hard_label, hidden_weight: 1}\n",
                   "r.yaml:2:", "hard_label has no teacher"},
