@@ -2,6 +2,9 @@
 //
 // Tolerances: u = 2^-24. A sum over a row in a block errs by (width / 256 + 16) u of the sum of magnitudes, an
 // operation in a chain by u of its result, exp, erf and tanh of the emulated device by a few u as the host's.
+#include <cmath>
+#include <limits>
+
 #include "tests/cuda/on_cuda.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/cpu/packed_floats.h"
@@ -11,7 +14,7 @@ namespace {
 
 class CudaRows : public OnCuda {};
 
-constexpr int64_t kWidths[] = {1, 5, 31, 33, 64, 100, 300};
+constexpr int64_t kWidths[] = {1, 5, 31, 33, 64, 100, 300, 1042};  // the last: values for every warp
 
 TEST_F(CudaRows, AddNormEqualsTheReference) {
   for (const int64_t width : kWidths) {
@@ -80,7 +83,7 @@ TEST_F(CudaRows, ActivationsEqualTheReference) {
 // Whoever writes rows rounds them for their consumer to the very values of input_format.h: of what it writes where they
 // are not rounded.
 TEST_F(CudaRows, EveryOperationRoundsItsRows) {
-  const int64_t num_rows = 6, width = 300;  // every warp has values
+  const int64_t num_rows = 6, width = 1042;  // every warp has values; no multiple of 4
   const PackedNorm norm = cuda_->pack_norm({random_values(width, 1), 1e-5f});
   const PackedLayerNorm layer_norm = cuda_->pack_layer_norm({random_values(width, 1), random_values(width, 2), 1e-5f});
   const SentSequences sequences(*cuda_, sequences_of(num_rows));
@@ -116,6 +119,41 @@ TEST_F(CudaRows, EveryOperationRoundsItsRows) {
       for (size_t i = 0; i < found.size(); ++i) {
         ASSERT_EQ(found[i], expected[i]) << input_format_name(format) << ", operation " << operation << ", " << i;
       }
+    }
+  }
+}
+
+// One in a column that may hold outliers and one beside them.
+TEST_F(CudaRows, InfinityIsRoundedAsTheReferenceRoundsIt) {
+  const int64_t num_rows = 6, width = 70;
+  std::vector<float> values = random_values(num_rows * width, 5, 3.0f);
+  values[static_cast<size_t>(2 * width + 5)] = values[static_cast<size_t>(4 * width + 3)] =
+      std::numeric_limits<float>::infinity();
+  const Buffer<float> y = sent(*cuda_, values);
+  const SentSequences sequences(*cuda_, sequences_of(num_rows));
+  for (const InputFormat& format : input_formats()) {
+    LinearWeights weights;
+    QuantizedWeight codes;
+    codes.num_out = 1;
+    codes.num_in = width;
+    codes.bits = 8;
+    codes.codes_OI.assign(static_cast<size_t>(width), 7);
+    codes.scales_OG = {1.0f};
+    weights.weight = codes;
+    weights.input = format;
+    const auto consumer = cuda_->pack({&weights, 1});
+    LinearInput plain(*cuda_, num_rows, width, false), rounded(*cuda_, num_rows, width, true);
+    cuda_->activate_ungated(y.get(), Activation::gelu, num_rows, width, plain);
+    rounded.prepare(*consumer, sequences.sequences);
+    cuda_->activate_ungated(y.get(), Activation::gelu, num_rows, width, rounded);
+    std::vector<float> expected = rounded_rows(*cuda_, plain, num_rows, width);
+    for (const Sequence& s : sequences_of(num_rows)) {
+      fake_quantize(format, std::span(expected).subspan(s.first_row * width, s.num_rows * width), width);
+    }
+    const std::vector<float> found = rounded_rows(*cuda_, rounded, num_rows, width);
+    for (size_t i = 0; i < found.size(); ++i) {
+      ASSERT_TRUE(found[i] == expected[i] || (std::isnan(found[i]) && std::isnan(expected[i])))
+          << input_format_name(format) << ", " << i << ": " << found[i] << ", expected " << expected[i];
     }
   }
 }

@@ -165,7 +165,6 @@ MUTANTS = [
     *planted("rounding.cuh", "CudaRows.EveryOperation*:" + INPUTS, [
         ("barrier", "is_nan ? 1.0f : 0.0f;\n    }\n    __syncthreads();\n", "is_nan ? 1.0f : 0.0f;\n    }\n"),
         ("bounds", "return i + n < width ? static_cast<int8_t>", "return true ? static_cast<int8_t>"),
-        ("bounds", "if (i < width && !is_nan) {", "if (i < width) {"),
         ("bounds", "w < num_warps; ++w) {\n      low =", "w < num_warps - 1; ++w) {\n      low ="),
         ("value", "if (is_fixed && extremes.is_nan) grid =", "if (!is_fixed && extremes.is_nan) grid ="),
         ("value", ": 127.5f);", ": 127.0f);"),
@@ -174,7 +173,7 @@ MUTANTS = [
         ("value", "const float scaled = x / grid.scale + grid.zero;\n  return rintf(fminf(fmaxf(scaled, -128.0f)", "const float scaled = x / grid.scale + grid.zero;\n  return rintf(fminf(fmaxf(scaled, -127.0f)"),
         ("value", "(bits + 0x7FFFFu + (bits >> 20 & 1u))", "(bits + 0x80000u)"),
     ], "row_kernels.cu"),
-    *planted("rounding_kernels.cu", INPUTS, [
+    *planted("rounding_kernels.cu", "CudaRows.EveryOperation*:CudaRows.Infinity*:" + INPUTS, [
         ("barrier", "sums[threadIdx.x] = sum;\n  __syncthreads();\n", "sums[threadIdx.x] = sum;\n"),
         ("bounds", "return blockIdx.x < sequence.num_rows ? sequence.first_row", "return blockIdx.x <= sequence.num_rows ? sequence.first_row"),
         ("bounds", "num_values = sequence.num_rows * width;", "num_values = width;"),
