@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kills, interrupts, starves and feeds pare at random, and looks whether anything is lost, left behind or crashes.
 
-usage: soak.py PARE [--minutes N] [--seed N] [--kills N] [--only kill,full,replace,hostile] [--keep]
+usage: soak.py PARE [--minutes N] [--seed N] [--kills N] [--only kill,full,replace,hostile] [--hostile-seconds N] [--keep]
 
 Trials are drawn from the seed, which is printed with every one of them: the same seed draws the same trials (when a signal arrives is
 the machine's affair). All work on calibration_data/stories260k and files made of it, in a temporary folder.
@@ -11,8 +11,8 @@ kill:    a command that writes something gets a signal (or loses its reader) at 
 full:    the same on a file system that is too small; the command fails with a message, and what it wrote is whole or not there. With
          room again it ends with the same bytes. Where no file system can be mounted, a limit of file sizes stands in for it.
 replace: an input changes under a running command: it fails and says so, or its output is that of the old or of the new input.
-hostile: a damaged file is opened by a command that reads it: within 20 s of processor time (and 120 s on the clock, however busy the
-         machine is), without a signal, with a message when the status is not 0.
+hostile: a damaged file is opened by a command that reads it: within 20 s of processor time and on the clock (--hostile-seconds, for a
+         machine that does other work), without a signal, with a message when the status is not 0.
 
 The exit status is 1 if anything was lost, left behind or crashed; the trial's folder is then kept and named.
 """
@@ -37,8 +37,7 @@ TEXT = ROOT / "calibration_data" / "stories.txt"
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 # What sanitizers and the kernel end a program with that does what it must not.
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
-HOSTILE_PROCESSOR_SECONDS = 20
-HOSTILE_CLOCK_SECONDS = 120
+HOSTILE_SECONDS = 20
 
 
 class Finding(Exception):
@@ -105,8 +104,9 @@ def files_under(folder):
 
 
 class Soak:
-    def __init__(self, pare, seed, work):
+    def __init__(self, pare, seed, work, hostile_seconds):
         self.pare, self.random, self.work = pare, random.Random(seed), work
+        self.hostile_seconds = hostile_seconds
         self.references = {}
         self.counts = {}
         self.number = 0
@@ -265,14 +265,14 @@ class Soak:
         path.write_bytes(damage(path.read_bytes(), self.random))
         limits = lambda: (resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)),
                           resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),
-                          resource.setrlimit(resource.RLIMIT_CPU, (HOSTILE_PROCESSOR_SECONDS, HOSTILE_PROCESSOR_SECONDS + 5)))
+                          resource.setrlimit(resource.RLIMIT_CPU, (HOSTILE_SECONDS, HOSTILE_SECONDS + 5)))
         try:
-            done = run(self.pare, arguments, place, timeout=HOSTILE_CLOCK_SECONDS, preexec_fn=limits)
+            done = run(self.pare, arguments, place, timeout=self.hostile_seconds, preexec_fn=limits)
         except subprocess.TimeoutExpired:
-            raise Finding(f"{name}: {path.name} damaged: still runs after {HOSTILE_CLOCK_SECONDS} s")
+            raise Finding(f"{name}: {path.name} damaged: still runs after {self.hostile_seconds} s")
         self.count("hostile inputs")
         if done.returncode == -signal.SIGXCPU:
-            raise Finding(f"{name}: {path.name} damaged: still runs after {HOSTILE_PROCESSOR_SECONDS} s of processor time")
+            raise Finding(f"{name}: {path.name} damaged: still runs after {HOSTILE_SECONDS} s of processor time")
         if done.returncode < 0:
             raise Finding(f"{name}: {path.name} damaged: {status_text(done.returncode)}: {done.stderr.decode(errors='replace')[-400:]}")
         if done.returncode != 0 and not done.stderr.strip():
@@ -414,11 +414,12 @@ def main():
     parser.add_argument("--seed", type=int, default=None, help="default: the clock's")
     parser.add_argument("--kills", type=int, default=0, help="go on until so many kills have been made")
     parser.add_argument("--only", default="kill,full,replace,hostile", help="the trials to draw from")
+    parser.add_argument("--hostile-seconds", type=float, default=HOSTILE_SECONDS, help="on the clock; processor time stays at 20")
     parser.add_argument("--keep", action="store_true", help="keep the folder of the references too")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else time.time_ns() % 2 ** 32
     work = pathlib.Path(tempfile.mkdtemp(prefix="pare-soak-"))
-    soak = Soak(arguments.pare, seed, work)
+    soak = Soak(arguments.pare, seed, work, arguments.hostile_seconds)
     kinds = arguments.only.split(",")
     print(f"soak: seed {seed}, {work}" + ("" if can_mount() else "; no file system can be mounted here: file sizes are limited instead"),
           flush=True)
