@@ -367,7 +367,8 @@ std::string how_often_seen(const TrainingInputs& inputs) {
   std::string line = "plan: " + std::to_string(windows.num_windows) + " windows of " +
                      std::to_string(windows.num_tokens) + " tokens to train on, each seen " + format_number(times, 2) +
                      " times";
-  if (times > 1.0) line += "; with more text ('text: [ONE, ANOTHER]') none would be seen twice";
+  const bool is_all_there_is = inputs.options.logits.empty() && inputs.options.windows == 0;
+  if (times > 1.0 && is_all_there_is) line += "; with more text ('text: [ONE, ANOTHER]') none would be seen twice";
   return line;
 }
 
