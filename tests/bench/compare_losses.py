@@ -67,8 +67,8 @@ def labels(arguments, student):
         hard = train(arguments, f"hard-{hard_rate:g}-seed{seed}", student, "hard_label", hard_rate, seed)
         soft = train(arguments, f"soft-{soft_rate:g}-seed{seed}", student, "forward_kl", soft_rate, seed)
         ratios.append(soft["wikitext"] / hard["wikitext"])
-        print(f"| {seed} | {hard['wikitext']:.2f} / {hard['held_back']:.2f} | {soft['wikitext']:.2f} / {soft['held_back']:.2f} | {ratios[-1]:.3f} |",
-              flush=True)
+        print(f"| {seed} | {hard['wikitext']:.2f} / {hard['held_back']:.2f} | {soft['wikitext']:.2f} / {soft['held_back']:.2f} | "
+              f"{ratios[-1]:.3f} |", flush=True)
     print(f"\nsoft / hard on WikiText-2: {statistics.mean(ratios):.3f} (mean of {arguments.seeds})")
 
 

@@ -4,6 +4,7 @@
 // operation in a chain by u of its result, exp, erf and tanh of the emulated device by a few u as the host's.
 #include <cmath>
 #include <limits>
+#include <memory>
 
 #include "tests/cuda/on_cuda.h"
 #include "tests/expect_error.h"
@@ -80,6 +81,28 @@ TEST_F(CudaRows, ActivationsEqualTheReference) {
   }
 }
 
+// A linear of one output whose input is rounded as `format` says.
+std::unique_ptr<PackedLinear> packed_consumer(Backend& backend, const InputFormat& format, int64_t width) {
+  QuantizedWeight codes;
+  codes.num_out = 1;
+  codes.num_in = width;
+  codes.bits = 8;
+  codes.codes_OI.assign(static_cast<size_t>(width), 7);
+  codes.scales_OG = {1.0f};
+  LinearWeights weights;
+  weights.weight = codes;
+  weights.input = format;
+  return backend.pack({&weights, 1});
+}
+
+// What the rows of sequences_of should become.
+std::vector<float> rounded_by_sequence(const InputFormat& format, std::vector<float> rows, int64_t width) {
+  for (const Sequence& s : sequences_of(static_cast<int64_t>(rows.size()) / width)) {
+    fake_quantize(format, std::span(rows).subspan(s.first_row * width, s.num_rows * width), width);
+  }
+  return rows;
+}
+
 // Whoever writes rows rounds them for their consumer to the very values of input_format.h: of what it writes where they
 // are not rounded.
 TEST_F(CudaRows, EveryOperationRoundsItsRows) {
@@ -96,25 +119,14 @@ TEST_F(CudaRows, EveryOperationRoundsItsRows) {
     if (operation == 3) cuda_->activate_ungated(y.get(), Activation::gelu, num_rows, width, x);
   };
   for (const InputFormat& format : input_formats()) {
-    LinearWeights weights;
-    QuantizedWeight codes;
-    codes.num_out = 1;
-    codes.num_in = width;
-    codes.bits = 8;
-    codes.codes_OI.assign(static_cast<size_t>(width), 7);
-    codes.scales_OG = {1.0f};
-    weights.weight = codes;
-    weights.input = format;
-    const auto consumer = cuda_->pack({&weights, 1});
+    const auto consumer = packed_consumer(*cuda_, format, width);
     for (int operation = 0; operation < 4; ++operation) {
       LinearInput plain(*cuda_, num_rows, width, false), rounded(*cuda_, num_rows, width, true);
       run(operation, plain);
       rounded.prepare(*consumer, sequences.sequences);
       run(operation, rounded);
-      std::vector<float> expected = rounded_rows(*cuda_, plain, num_rows, width);
-      for (const Sequence& s : sequences_of(num_rows)) {
-        fake_quantize(format, std::span(expected).subspan(s.first_row * width, s.num_rows * width), width);
-      }
+      const std::vector<float> expected =
+          rounded_by_sequence(format, rounded_rows(*cuda_, plain, num_rows, width), width);
       const std::vector<float> found = rounded_rows(*cuda_, rounded, num_rows, width);
       for (size_t i = 0; i < found.size(); ++i) {
         ASSERT_EQ(found[i], expected[i]) << input_format_name(format) << ", operation " << operation << ", " << i;
@@ -132,24 +144,13 @@ TEST_F(CudaRows, InfinityIsRoundedAsTheReferenceRoundsIt) {
   const Buffer<float> y = sent(*cuda_, values);
   const SentSequences sequences(*cuda_, sequences_of(num_rows));
   for (const InputFormat& format : input_formats()) {
-    LinearWeights weights;
-    QuantizedWeight codes;
-    codes.num_out = 1;
-    codes.num_in = width;
-    codes.bits = 8;
-    codes.codes_OI.assign(static_cast<size_t>(width), 7);
-    codes.scales_OG = {1.0f};
-    weights.weight = codes;
-    weights.input = format;
-    const auto consumer = cuda_->pack({&weights, 1});
+    const auto consumer = packed_consumer(*cuda_, format, width);
     LinearInput plain(*cuda_, num_rows, width, false), rounded(*cuda_, num_rows, width, true);
     cuda_->activate_ungated(y.get(), Activation::gelu, num_rows, width, plain);
     rounded.prepare(*consumer, sequences.sequences);
     cuda_->activate_ungated(y.get(), Activation::gelu, num_rows, width, rounded);
-    std::vector<float> expected = rounded_rows(*cuda_, plain, num_rows, width);
-    for (const Sequence& s : sequences_of(num_rows)) {
-      fake_quantize(format, std::span(expected).subspan(s.first_row * width, s.num_rows * width), width);
-    }
+    const std::vector<float> expected =
+        rounded_by_sequence(format, rounded_rows(*cuda_, plain, num_rows, width), width);
     const std::vector<float> found = rounded_rows(*cuda_, rounded, num_rows, width);
     for (size_t i = 0; i < found.size(); ++i) {
       ASSERT_TRUE(found[i] == expected[i] || (std::isnan(found[i]) && std::isnan(expected[i])))
