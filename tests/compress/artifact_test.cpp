@@ -20,6 +20,7 @@
 #include "runtime/system/sha256.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 
 namespace pare::test {
 namespace {
@@ -236,7 +237,7 @@ TEST_F(ArtifactTest, AnotherRunIsToldByWhatDiffers) {
 
 TEST_F(ArtifactTest, ImportLeavesAnUnfinishedRunAlone) {
   const auto before = promised_files(folder_.path());
-  const fs::path source = fs::path(PARE_SOURCE_DIR) / "tests" / "golden" / "gguf" / "llama_gqa_untied.gguf";
+  const fs::path source = fs::path(kSourceFolder) / "tests" / "golden" / "gguf" / "llama_gqa_untied.gguf";
   expect_error<std::runtime_error>([&] { import_model(source, output_, {}); },
                                    {"out.partial", "unfinished 'pare run'", "remove the folder"});
   EXPECT_EQ(promised_files(folder_.path()), before);

@@ -14,12 +14,13 @@
 #include "quant/row_chunks.h"
 #include "runtime/engine/transformer.h"
 #include "runtime/files/npy.h"
+#include "tests/places.h"
 
 namespace pare {
 namespace {
 
 namespace fs = std::filesystem;
-const fs::path kFamilies = fs::path(PARE_SOURCE_DIR) / "tests" / "golden" / "families";
+const fs::path kFamilies = fs::path(kSourceFolder) / "tests" / "golden" / "families";
 
 // The float32 values of an .npy file, without its header.
 std::vector<float> read_logits(const fs::path& path) {

@@ -12,6 +12,7 @@
 #include "runtime/commands/verify.h"
 #include "runtime/engine/encoder.h"
 #include "tests/compress/run_pare.h"
+#include "tests/places.h"
 #include "tests/runtime/engine/tiny_encoder.h"
 
 namespace pare::test {
@@ -98,7 +99,7 @@ class EncoderPipeline : public testing::Test {
     }
     const fs::path log = folder_ / "log";
     const auto out = [&](size_t i) { return folder_ / ("embeddings" + std::to_string(i)); };
-    std::string line = std::string("'") + python + "' '" + PARE_SOURCE_DIR +
+    std::string line = std::string("'") + python + "' '" + kSourceFolder +
                        "/tests/compress/embeddings_with_transformers.py' '" + texts.string() + "'";
     for (size_t i = 0; i < directories.size(); ++i) {
       line += " '" + directories[i].string() + "' '" + out(i).string() + "'";
@@ -253,7 +254,7 @@ TEST_F(EncoderPipeline, MiniLmEmbedsAsTransformersDoes) {
   // Six blocks of sums over at most 1536 float32 products: 6 * 4 * sqrt(1536) u is 6e-5 of values below 0.3.
   for (size_t i = 0; i < ours.size(); ++i) ASSERT_NEAR(ours[i], theirs[i], 2e-5) << i;
 
-  std::ifstream all_pairs(std::string(PARE_SOURCE_DIR) + "/calibration_data/wikitext2-pairs.tsv");
+  std::ifstream all_pairs(std::string(kSourceFolder) + "/calibration_data/wikitext2-pairs.tsv");
   std::string some;
   int number = 0;
   for (std::string line; std::getline(all_pairs, line); ++number) {

@@ -26,6 +26,7 @@
 #include "runtime/files/npy.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 
 namespace pare::test {
 namespace {
@@ -421,7 +422,7 @@ TEST_F(FitRun, OneWindowAloneIsAnEvent) {
 
 // The plan knows of the second model: its states, its block and its forward pass.
 TEST_F(FitRun, DryRunCountsTheOriginal) {
-  const fs::path stories = fs::path(PARE_SOURCE_DIR) / "calibration_data" / "stories260k";
+  const fs::path stories = fs::path(kSourceFolder) / "calibration_data" / "stories260k";
   const auto predicted = [&](const std::string& fit) {
     write_text(folder_ / "recipe.yaml",
                "model: " + stories.string() +

@@ -11,6 +11,7 @@
 
 #include "quant/row_chunks.h"
 #include "quant/rtn.h"
+#include "tests/places.h"
 
 namespace pare {
 namespace {
@@ -21,7 +22,7 @@ constexpr int64_t kTokens = 24;
 class FoldFamily : public testing::TestWithParam<const char*> {
  protected:
   FoldFamily()
-      : checkpoint_(Checkpoint::open(fs::path(PARE_SOURCE_DIR) / "tests" / "golden" / "families" / GetParam())),
+      : checkpoint_(Checkpoint::open(fs::path(kSourceFolder) / "tests" / "golden" / "families" / GetParam())),
         block_(checkpoint_, 0, kTokens) {}
 
   const ModelDescription& model() const { return checkpoint_.description(); }

@@ -13,6 +13,7 @@
 #include "runtime/files/npy.h"
 #include "runtime/model/checkpoint.h"
 #include "tests/compress/run_pare.h"
+#include "tests/places.h"
 
 namespace pare::test {
 namespace {
@@ -54,7 +55,7 @@ class Interoperability : public testing::Test {
       return {};
     }
     const fs::path out = folder_ / "logits.f32", log = folder_ / "log";
-    const std::string script = std::string(PARE_SOURCE_DIR) + "/tests/compress/logits_with_transformers.py";
+    const std::string script = std::string(kSourceFolder) + "/tests/compress/logits_with_transformers.py";
     const std::string line = std::string("'") + python + "' '" + script + "' '" + directory.string() + "' '" +
                              ids.string() + "' '" + out.string() + "' " + dtype + " " + mode + " >'" + log.string() +
                              "' 2>&1";

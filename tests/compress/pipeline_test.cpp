@@ -20,6 +20,7 @@
 #include "runtime/files/safetensors.h"
 #include "runtime/model/checkpoint.h"
 #include "tests/compress/run_pare.h"
+#include "tests/places.h"
 
 namespace pare::test {
 namespace {
@@ -117,7 +118,7 @@ TEST_F(Pipeline, MoreBitsAndBetterMethodsGiveLessError) {
 
 // The report has what `pare eval --instructions` finds in the artifact beside its original.
 TEST_F(Pipeline, AnswersToInstructionsAreScoredBesideTheOriginals) {
-  const std::string data = std::string(PARE_SOURCE_DIR) + "/calibration_data/";
+  const std::string data = std::string(kSourceFolder) + "/calibration_data/";
   const std::string instructions = data + "instructions.jsonl", model = data + "stories260k";
   const std::string recipe = "model: " + model + "\npasses:\n  - rtn: {bits: 3, group_size: -1}\nevaluate:\n" +
                              "  - instructions: {file: " + instructions +
@@ -324,8 +325,8 @@ TEST_F(Pipeline, AFullDiskIsFoundBeforeAnyWork) {
   write_text(folder_ / "recipe.yaml", make_recipe("llama_gqa_untied", kGptq));
   fs::create_directories(folder_ / "small");
   const std::string line = "unshare -rm sh -c \"mount -t tmpfs -o size=100k none '" + (folder_ / "small").string() +
-                           "' && '" + PARE_BUILD_DIR + "/pare' run '" + (folder_ / "recipe.yaml").string() +
-                           "' --out '" + (folder_ / "small" / "out").string() + "' 2>'" + (folder_ / "err").string() +
+                           "' && '" + kBuildFolder + "/pare' run '" + (folder_ / "recipe.yaml").string() + "' --out '" +
+                           (folder_ / "small" / "out").string() + "' 2>'" + (folder_ / "err").string() +
                            "'; echo \\$? >'" + (folder_ / "status").string() + "'; ls -A '" +
                            (folder_ / "small").string() + "' >'" + (folder_ / "left").string() + "'\"";
   ASSERT_EQ(std::system(line.c_str()), 0) << line;
@@ -514,7 +515,7 @@ TEST_F(Pipeline, EventsAreListedAndStrictMakesThemErrors) {
 }
 
 TEST_F(Pipeline, DryRunPredictsAndLeavesNothing) {
-  const fs::path stories = fs::path(PARE_SOURCE_DIR) / "calibration_data" / "stories260k";
+  const fs::path stories = fs::path(kSourceFolder) / "calibration_data" / "stories260k";
   const std::string recipe =
       "model: " + stories.string() + "\ncalibration: {text: " + (stories.parent_path() / "stories.txt").string() +
       ", samples: 64, tokens: 256}\npasses:\n  - gptq: {bits: 4, group_size: 32}\n    layers: {override: "
@@ -537,7 +538,7 @@ TEST_F(Pipeline, DryRunPredictsAndLeavesNothing) {
 
 // More work must cost more in the plan: every pass counts.
 TEST_F(Pipeline, DryRunCountsEveryPass) {
-  const fs::path stories = fs::path(PARE_SOURCE_DIR) / "calibration_data" / "stories260k";
+  const fs::path stories = fs::path(kSourceFolder) / "calibration_data" / "stories260k";
   const auto seconds = [&](const std::string& passes) {
     const Outcome dry =
         run("model: " + stories.string() + "\ncalibration: {text: " + (stories.parent_path() / "stories.txt").string() +
@@ -572,7 +573,7 @@ TEST_F(Pipeline, DryRunCountsEveryPass) {
 // What --dry-run promises: memory and output within 15 %, time within a factor of 2. Minutes: only with PARE_TEST_FULL,
 // and a model that `make demo` has imported.
 TEST_F(Pipeline, DryRunIsRightOnARealModel) {
-  const fs::path source = PARE_SOURCE_DIR;
+  const fs::path source = kSourceFolder;
   if (std::getenv("PARE_TEST_FULL") == nullptr) GTEST_SKIP() << "PARE_TEST_FULL is not set";
   ASSERT_TRUE(fs::exists(source / "models" / "smollm2-135m" / "config.json")) << "run make demo first";
   const std::string recipe =

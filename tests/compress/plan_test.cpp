@@ -12,12 +12,13 @@
 #include "runtime/files/safetensors.h"
 #include "tests/compress/changed_fields.h"
 #include "tests/compress/run_pare.h"
+#include "tests/places.h"
 
 namespace pare::test {
 namespace {
 
 std::filesystem::path model_path(const std::string& name) {
-  return name == "stories260k" ? std::filesystem::path(PARE_SOURCE_DIR) / "calibration_data" / name : family(name);
+  return name == "stories260k" ? std::filesystem::path(kSourceFolder) / "calibration_data" / name : family(name);
 }
 
 RunPlan plan_of(const std::string& family_name, const std::string& rest) {

@@ -8,6 +8,7 @@
 #include "compress/recipe/distill_pass.h"
 #include "compress/recipe/pass_options.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 
 namespace pare {
 namespace {
@@ -250,7 +251,7 @@ TEST(Recipe, ATextToTrainOnIsOneFileOrAList) {
 
 // The recipes that the repository brings: each is read, names its output after itself and finds its data.
 TEST(Recipe, EveryRecipeOfTheRepositoryIsRead) {
-  const std::filesystem::path source = PARE_SOURCE_DIR;
+  const std::filesystem::path source = kSourceFolder;
   int num_recipes = 0;
   for (const auto& entry : std::filesystem::directory_iterator(source / "recipes")) {
     if (entry.path().extension() != ".yaml") continue;
@@ -453,7 +454,7 @@ TEST(Glob, StarsAndQuestionMarks) {
 
 TEST(Recipe, EveryCommittedRecipeIsValid) {
   int num_recipes = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(PARE_SOURCE_DIR "/recipes")) {
+  for (const auto& entry : std::filesystem::directory_iterator(std::string(kSourceFolder) + "/recipes")) {
     if (entry.path().extension() != ".yaml") continue;
     ++num_recipes;
     EXPECT_NO_THROW(read_recipe(entry.path())) << entry.path();

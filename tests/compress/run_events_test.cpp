@@ -9,6 +9,7 @@
 #include "runtime/files/safetensors.h"
 #include "runtime/system/atomic_file.h"
 #include "tests/compress/run_pare.h"
+#include "tests/places.h"
 
 namespace pare::test {
 namespace {
@@ -145,7 +146,7 @@ TEST_F(RunEvents, SensitivityOfStaticLlmInt8KeepsItsOutlierColumns) {
 
 // As `pare eval` does: the protocol's context, or the model's where that is shorter.
 TEST_F(RunEvents, PerplexityWithoutAContextTakesTheSmaller) {
-  const fs::path source = fs::path(PARE_SOURCE_DIR) / "calibration_data";
+  const fs::path source = fs::path(kSourceFolder) / "calibration_data";
   model_ = source / "stories260k";
   write_text(folder_ / "r.yaml", "model: " + model_.string() +
                                      "\npasses:\n  - rtn: {bits: 8, group_size: -1}\nevaluate:\n"
@@ -159,7 +160,7 @@ TEST_F(RunEvents, PerplexityWithoutAContextTakesTheSmaller) {
 
 // --help says that --model takes a .gguf: the result is that of the imported directory.
 TEST_F(RunEvents, AGgufIsAModelToo) {
-  const fs::path gguf = fs::path(PARE_SOURCE_DIR) / "tests" / "golden" / "gguf" / "llama_gqa_untied.gguf";
+  const fs::path gguf = fs::path(kSourceFolder) / "tests" / "golden" / "gguf" / "llama_gqa_untied.gguf";
   ASSERT_EQ(run_pare({"import", gguf.string(), (folder_ / "imported").string()}).status, 0);
   const std::string passes = "passes:\n  - gptq: {bits: 4, group_size: 32}\n";
   const Outcome from_file = run(passes, "from_file", {"--model", gguf.string()});

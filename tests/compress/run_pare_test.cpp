@@ -1,4 +1,5 @@
 #include "tests/compress/run_pare.h"
+#include "tests/places.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -33,7 +34,7 @@ std::string read_file(const fs::path& path) {
                               bool traced) {
   dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
   dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
-  const std::string program = std::string(PARE_BUILD_DIR) + "/pare";
+  const std::string program = std::string(kBuildFolder) + "/pare";
   std::vector<char*> argv = {const_cast<char*>(program.c_str())};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
@@ -151,7 +152,7 @@ std::map<std::string, std::string> promised_files(const fs::path& directory) {
 }
 
 fs::path family(const std::string& name) {
-  return fs::path(PARE_SOURCE_DIR) / "tests" / "golden" / "families" / name;
+  return fs::path(kSourceFolder) / "tests" / "golden" / "families" / name;
 }
 
 TEST(RunPare, TracingSeesTheCallsAndKills) {

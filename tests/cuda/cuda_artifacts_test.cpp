@@ -5,6 +5,7 @@
 #include "runtime/files/safetensors.h"
 #include "runtime/format/stored_linear.h"
 #include "tests/cuda/on_cuda.h"
+#include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
 #include "tests/runtime/sparse_checkpoint.h"
 #include "tests/temporary_folder.h"
@@ -234,7 +235,7 @@ INSTANTIATE_TEST_SUITE_P(Stories260k, CudaArtifacts, testing::ValuesIn(artifacts
 // by less than rounding itself changes; a wrong rule makes rounding errors of its own, 1.4 times as much
 // (rounded_transformer_test.cpp). That the rules are right bit by bit is cuda_linear_test.cpp's.
 TEST_P(CudaArtifacts, TheDeviceComputesWhatTheCpuComputes) {
-  const std::filesystem::path root = PARE_SOURCE_DIR;
+  const std::filesystem::path root = kSourceFolder;
   const Checkpoint source = Checkpoint::open(root / "calibration_data/stories260k");
   write_artifact(folder_.path() / "artifact", source, GetParam().scheme);
   const Checkpoint artifact = Checkpoint::open(folder_.path() / "artifact");

@@ -4,6 +4,7 @@
 
 #include "runtime/system/sha256.h"
 #include "tests/cuda/on_cuda.h"
+#include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
 #include "tests/temporary_folder.h"
 
@@ -26,7 +27,7 @@ std::filesystem::path make_random_smollm2(const TemporaryFolder& folder) {
   const char* python = std::getenv("PARE_PYTHON");
   if (python == nullptr) throw std::runtime_error("PARE_PYTHON must name a Python with numpy");
   const std::filesystem::path model = folder.path() / "random_smollm2";
-  const std::string command = "'" + std::string(python) + "' '" + PARE_SOURCE_DIR +
+  const std::string command = "'" + std::string(python) + "' '" + kSourceFolder +
                               "/tests/bench/make_random_model.py' '" + model.string() + "' --shape smollm2";
   if (std::system(command.c_str()) != 0) throw std::runtime_error("failed: " + command);
   return model;
@@ -44,9 +45,9 @@ class CudaGoldens : public testing::TestWithParam<Case> {
   ~CudaGoldens() override { emulation::set_options({}); }
   void SetUp() override {
     const std::string& name = GetParam().model;
-    const std::filesystem::path goldens = std::filesystem::path(PARE_SOURCE_DIR) / "tests/cuda/goldens" / name;
+    const std::filesystem::path goldens = std::filesystem::path(kSourceFolder) / "tests/cuda/goldens" / name;
     path_ = name == "random_smollm2" ? make_random_smollm2(folder_)
-                                     : std::filesystem::path(PARE_SOURCE_DIR) / "calibration_data" / name;
+                                     : std::filesystem::path(kSourceFolder) / "calibration_data" / name;
     ASSERT_EQ(nlohmann::json::parse(file_text(goldens / "golden.json")).at("weights_sha256"),
               sha256_file(path_ / "model.safetensors"));
     windows_ = read_npy(goldens / "ids.npy");

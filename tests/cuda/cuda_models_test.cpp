@@ -3,6 +3,7 @@
 #include "runtime/engine/generate.h"
 #include "runtime/evaluate/evaluate.h"
 #include "tests/cuda/on_cuda.h"
+#include "tests/places.h"
 #include "tests/runtime/engine/tiny_encoder.h"
 #include "tests/runtime/engine/tiny_models.h"
 
@@ -55,7 +56,7 @@ class CudaModels : public testing::Test {
   std::unique_ptr<Backend> cpu_ = make_cpu_backend(detect_isa(), 2);
 };
 
-const std::filesystem::path kStories = std::filesystem::path(PARE_SOURCE_DIR) / "calibration_data/stories260k";
+const std::filesystem::path kStories = std::filesystem::path(kSourceFolder) / "calibration_data/stories260k";
 
 TEST_F(CudaModels, AnEncoderGivesTheEmbeddingsOfTransformers) {
   const EncoderGolden golden = read_encoder_golden();

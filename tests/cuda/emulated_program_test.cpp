@@ -1,4 +1,5 @@
 // pare-runtime with --device cuda, on the emulated device, as a user runs it.
+#include "tests/places.h"
 #include "tests/runtime/commands/pare_runtime.h"
 
 namespace pare {
@@ -6,7 +7,7 @@ namespace {
 
 class CudaProgram : public PareRuntime {
  protected:
-  std::string program() const override { return PARE_BUILD_DIR "/tests/cuda/pare-runtime-emulated"; }
+  std::string program() const override { return std::string(kBuildFolder) + "/tests/cuda/pare-runtime-emulated"; }
 };
 
 TEST_F(CudaProgram, EvalHasTheLossOfTheCpu) {

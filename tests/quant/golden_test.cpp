@@ -10,6 +10,7 @@
 
 #include "quant/gptq.h"
 #include "quant/rtn.h"
+#include "tests/places.h"
 
 namespace pare {
 namespace {
@@ -26,7 +27,7 @@ TEST(QuantGolden, CodesScalesAndErrorsAreThoseOfPyTorch) {
                                                        {"hessian_diagonal", ScaleSearch::hessian_diagonal}};
   const std::map<std::string, ActOrder> orders = {
       {"none", ActOrder::none}, {"static_groups", ActOrder::static_groups}, {"group", ActOrder::group}};
-  std::ifstream file(PARE_SOURCE_DIR "/tests/golden/quant.json");
+  std::ifstream file(std::string(kSourceFolder) + "/tests/golden/quant.json");
   const nlohmann::json golden = nlohmann::json::parse(file);
   const int64_t num_out = golden["num_out"], num_in = golden["num_in"];
   const at::Tensor weight = matrix_of(golden["weight"], golden["weight_unit"], num_out, num_in);
@@ -66,7 +67,7 @@ TEST(QuantGolden, CodesScalesAndErrorsAreThoseOfPyTorch) {
 
 // tests/golden/make_minmax.py: compressed-tensors on bf16 and fp16 weights.
 TEST(QuantGolden, MinMaxCodesAreThoseOfCompressedTensors) {
-  std::ifstream file(PARE_SOURCE_DIR "/tests/golden/minmax.json");
+  std::ifstream file(std::string(kSourceFolder) + "/tests/golden/minmax.json");
   const nlohmann::json golden = nlohmann::json::parse(file);
   const int64_t num_out = golden["num_out"], num_in = golden["num_in"];
   ASSERT_EQ(golden["cases"].size(), 6u);

@@ -18,12 +18,13 @@
 #include "runtime/evaluate/token_source.h"
 #include "runtime/files/npy.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 
 namespace pare {
 namespace {
 
 namespace fs = std::filesystem;
-const fs::path kFamilies = fs::path(PARE_SOURCE_DIR) / "tests" / "golden" / "families";
+const fs::path kFamilies = fs::path(kSourceFolder) / "tests" / "golden" / "families";
 
 // Sum over t of |y_t - y0_t|^2 / |y0_t|^2, over T, in float64.
 double plain_loss(const at::Tensor& output_TD, const at::Tensor& target_TD) {
@@ -41,7 +42,7 @@ double plain_loss(const at::Tensor& output_TD, const at::Tensor& target_TD) {
 }
 
 // Windows of a text, of the model that is bundled; of a golden model those that belong to it.
-const fs::path kStories = fs::path(PARE_SOURCE_DIR) / "calibration_data" / "stories260k";
+const fs::path kStories = fs::path(kSourceFolder) / "calibration_data" / "stories260k";
 TokenWindows read_windows(const fs::path& directory, const Checkpoint& checkpoint) {
   if (directory != kStories) return read_npy(directory / "ids.npy");
   const Tokenizer tokenizer = Tokenizer::open(directory);

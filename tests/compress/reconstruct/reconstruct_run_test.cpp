@@ -15,6 +15,7 @@
 #include "tests/compress/changed_fields.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/runtime/engine/tiny_encoder.h"
 
 namespace pare::test {
@@ -23,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-const fs::path kStories = fs::path(PARE_SOURCE_DIR) / "calibration_data" / "stories260k";
+const fs::path kStories = fs::path(kSourceFolder) / "calibration_data" / "stories260k";
 
 class ReconstructRun : public testing::Test {
  protected:

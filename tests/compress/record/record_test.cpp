@@ -18,6 +18,7 @@
 #include "runtime/tokenizer/tokenizer_hash.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 
 namespace pare::test {
 namespace {
@@ -25,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-const fs::path kModel = fs::path(PARE_SOURCE_DIR) / "calibration_data" / "stories260k";
+const fs::path kModel = fs::path(kSourceFolder) / "calibration_data" / "stories260k";
 
 std::string bytes_of(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -36,7 +37,7 @@ class Record : public testing::Test {
  protected:
   void SetUp() override {
     // Some 3000 tokens.
-    write_text(text_, bytes_of(fs::path(PARE_SOURCE_DIR) / "calibration_data" / "stories.txt").substr(0, 6000));
+    write_text(text_, bytes_of(fs::path(kSourceFolder) / "calibration_data" / "stories.txt").substr(0, 6000));
     write_text(prompts_, "{\"prompt\": \"Once upon a time\"}\n\n{\"prompt\": \"Lily and Tom went to the park.\"}\n" +
                              std::string("{\"prompt\": \"The cat\", \"other\": 1}\n"));
   }

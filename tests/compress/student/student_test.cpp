@@ -13,6 +13,7 @@
 #include "compress/student/measure.h"
 #include "runtime/files/safetensors.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
 #include "tests/temporary_folder.h"
 
@@ -24,7 +25,7 @@ using Json = nlohmann::json;
 
 const std::vector<std::string> kDense = {"llama_gqa_untied",  "llama_mqa_biases", "mistral_window",
                                          "qwen2_biases_tied", "llama3_rope_tied", "gemma3_local_global"};
-const fs::path kStories = fs::path(PARE_SOURCE_DIR) / "calibration_data/stories260k";
+const fs::path kStories = fs::path(kSourceFolder) / "calibration_data/stories260k";
 
 struct Weight {
   std::vector<int64_t> shape;
@@ -180,7 +181,7 @@ TEST_F(Student, TransformersComputesWhatItDoesWithoutThoseLayers) {
       {"mixtral_experts", 1, LayerChoice::every, "0"}};
   const fs::path log = folder_.path() / "log";
   std::string line =
-      std::string("'") + python + "' '" PARE_SOURCE_DIR "/tests/compress/student/students_with_transformers.py'";
+      std::string("'") + python + "' '" + kSourceFolder + "/tests/compress/student/students_with_transformers.py'";
   for (const auto& [family, layers, choose, kept] : cases) {
     const fs::path directory = make(family_path(family), {.layers = layers, .choose = choose});
     line += " '" + family_path(family).string() + "' '" + directory.string() + "' '" +
@@ -459,7 +460,7 @@ TEST_F(Student, WhatCannotBeMadeIsRefusedBeforeAnyWork) {
     expect_error<std::invalid_argument>([&] { make(teacher, options, calibration); }, parts);
   };
   const fs::path llama = family_path("llama_gqa_untied"), mixture = family_path("mixtral_experts");
-  refused(fs::path(PARE_SOURCE_DIR) / "tests/golden/encoders/bert_tiny", {}, {"expected a decoder", "bert_tiny"});
+  refused(fs::path(kSourceFolder) / "tests/golden/encoders/bert_tiny", {}, {"expected a decoder", "bert_tiny"});
   refused(mixture, {.heads = 2}, {"mixture of experts", "leave out 'heads'"});
   refused(mixture, {.layers = 1, .merge = LayerMerge::average}, {"mixture of experts", "merge: copy"});
   refused(llama, {.layers = 3}, {"layers", "from 1 to the teacher's 2", "found 3"});

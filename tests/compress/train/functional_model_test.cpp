@@ -14,12 +14,13 @@
 #include <fstream>
 
 #include "runtime/files/npy.h"
+#include "tests/places.h"
 
 namespace pare {
 namespace {
 
 namespace fs = std::filesystem;
-const fs::path kFamilies = fs::path(PARE_SOURCE_DIR) / "tests" / "golden" / "families";
+const fs::path kFamilies = fs::path(kSourceFolder) / "tests" / "golden" / "families";
 
 std::vector<float> read_logits(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);

@@ -9,12 +9,13 @@
 #include "distill/losses.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 
 namespace pare {
 namespace {
 
 namespace fs = std::filesystem;
-const fs::path kData = fs::path(PARE_SOURCE_DIR) / "calibration_data";
+const fs::path kData = fs::path(kSourceFolder) / "calibration_data";
 constexpr int64_t kVocabulary = 512;
 
 class RecordedTeachers : public testing::Test {

@@ -12,12 +12,13 @@
 
 #include "distill/losses.h"
 #include "distill/minillm.h"
+#include "tests/places.h"
 
 namespace pare {
 namespace {
 
 namespace fs = std::filesystem;
-const fs::path kFamilies = fs::path(PARE_SOURCE_DIR) / "tests" / "golden" / "families";
+const fs::path kFamilies = fs::path(kSourceFolder) / "tests" / "golden" / "families";
 constexpr int64_t kPrompt = 6, kNew = 10;
 
 class MiniLlmStep : public testing::Test {

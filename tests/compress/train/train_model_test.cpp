@@ -16,6 +16,7 @@
 #include "runtime/tokenizer/tokenizer_hash.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 
 namespace pare::test {
 namespace {
@@ -23,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-const std::string kData = std::string(PARE_SOURCE_DIR) + "/calibration_data/";
+const std::string kData = std::string(kSourceFolder) + "/calibration_data/";
 const std::string kModel = kData + "stories260k";
 const std::string kText = kData + "stories.txt";
 
@@ -521,7 +522,7 @@ TEST_F(TrainModel, WhatCannotBeTrainedIsRefusedBeforeAnyWork) {
                  {"short.txt", "of which 2 are for validation", "longer text"});
   expect_refused("model: " + kModel + "\npasses:\n  - distill: {text: " + kText + ", tokens: 1024}\n",
                  {"stories.txt", "1024", "512"});
-  for (const auto& entry : fs::directory_iterator(std::string(PARE_SOURCE_DIR) + "/tests/golden/encoders")) {
+  for (const auto& entry : fs::directory_iterator(std::string(kSourceFolder) + "/tests/golden/encoders")) {
     if (!fs::exists(entry.path() / "config.json")) continue;
     expect_refused("model: " + entry.path().string() + "\npasses:\n  - distill: {text: " + text() + "}\n",
                    {"encoder", "decoders are trained"});

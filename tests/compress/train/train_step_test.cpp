@@ -15,12 +15,13 @@
 #include "distill/losses.h"
 #include "runtime/evaluate/evaluate.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 
 namespace pare {
 namespace {
 
 namespace fs = std::filesystem;
-const fs::path kSource = PARE_SOURCE_DIR;
+const fs::path kSource = kSourceFolder;
 const fs::path kFamilies = kSource / "tests" / "golden" / "families";
 
 const IsTrained kAll = [](const std::string&) { return true; };

@@ -19,14 +19,15 @@
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
 namespace {
 
 namespace fs = std::filesystem;
-const fs::path kFamily = fs::path(PARE_SOURCE_DIR) / "tests" / "golden" / "families" / "llama_gqa_untied";
-const fs::path kTeacher = fs::path(PARE_SOURCE_DIR) / "tests" / "golden" / "families" / "llama3_rope_tied";
+const fs::path kFamily = fs::path(kSourceFolder) / "tests" / "golden" / "families" / "llama_gqa_untied";
+const fs::path kTeacher = fs::path(kSourceFolder) / "tests" / "golden" / "families" / "llama3_rope_tied";
 
 TEST(WindowsOfStep, EveryEpochTakesEachWindowOnce) {
   constexpr int64_t kWindows = 11, kBatch = 4, kSteps = 33;  // 12 epochs, which begin within steps

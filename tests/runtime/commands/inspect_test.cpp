@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
 #include "tests/runtime/sparse_checkpoint.h"
 #include "tests/temporary_folder.h"
@@ -62,7 +63,7 @@ TEST(Inspect, KnowsFilesByTheirContent) {
   EXPECT_EQ(windows.num_windows, 2);
   EXPECT_EQ(windows.num_tokens, 64);
   EXPECT_EQ(nlohmann::json::parse(to_json(windows))["windows"], 2);
-  const Inspection gguf = inspect(std::filesystem::path(PARE_SOURCE_DIR) / "tests/golden/gguf/llama_gqa_untied.gguf");
+  const Inspection gguf = inspect(std::filesystem::path(kSourceFolder) / "tests/golden/gguf/llama_gqa_untied.gguf");
   EXPECT_EQ(gguf.kind, "gguf");
   EXPECT_EQ(gguf.architecture, "llama");
   EXPECT_FALSE(gguf.tensors.empty());

@@ -18,6 +18,7 @@
 #include "runtime/tokenizer/tokenizer.h"
 #include "runtime/tokenizer/tokenizer_hash.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
@@ -35,7 +36,7 @@ std::string deep_text() {
 class NestedJson : public testing::Test {
  protected:
   NestedJson() {
-    fs::copy(fs::path(PARE_SOURCE_DIR) / "tests/golden/families/llama_gqa_untied", folder_.path(),
+    fs::copy(fs::path(kSourceFolder) / "tests/golden/families/llama_gqa_untied", folder_.path(),
              fs::copy_options::recursive);
     write_file_atomically(folder_.path() / "tokenizer.json",
                           std::string_view(R"({"model":{"type":"BPE","vocab":{"a":0},"merges":[]}})"));

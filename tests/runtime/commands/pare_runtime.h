@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
 #include "tests/temporary_folder.h"
 
@@ -29,7 +30,7 @@ class PareRuntime : public testing::Test {
     std::ofstream(text_) << std::string(300, 'x') + " some text.";
   }
 
-  virtual std::string program() const { return PARE_BUILD_DIR "/pare-runtime"; }
+  virtual std::string program() const { return std::string(kBuildFolder) + "/pare-runtime"; }
 
   // `words` is a shell's command line after the program's name; `before` goes before it.
   Outcome run(const std::string& words, const std::string& before = "") const {

@@ -11,6 +11,7 @@
 
 #include "runtime/commands/command_line.h"
 #include "runtime/commands/commands.h"
+#include "tests/places.h"
 #include "tests/runtime/commands/pare_runtime.h"
 
 namespace pare {
@@ -34,7 +35,7 @@ class StandardOutputOf : public PareRuntime {
   // Standard output goes where `redirection` says.
   Outcome run_into(const std::string& words, const std::string& redirection) const {
     const std::string err = (folder_.path() / "err").string();
-    const std::string line = PARE_BUILD_DIR "/pare-runtime " + words + " 2>" + err + " " + redirection;
+    const std::string line = std::string(kBuildFolder) + "/pare-runtime " + words + " 2>" + err + " " + redirection;
     const int status = std::system(("bash -c '" + line + "'").c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, "", file_text(err)};
   }
@@ -47,7 +48,7 @@ TEST_F(StandardOutputOf, EveryCommandIsAFailureWhereTheDiskIsFull) {
     EXPECT_NE(result.err.find("pare-runtime: cannot write standard output: No space left on device"), std::string::npos)
         << words << ": " << result.err;
   }
-  const std::string gguf = PARE_SOURCE_DIR "/tests/golden/gguf/llama_gqa_untied.gguf ";
+  const std::string gguf = std::string(kSourceFolder) + "/tests/golden/gguf/llama_gqa_untied.gguf ";
   EXPECT_EQ(run_into("import " + gguf + (folder_.path() / "o").string(), ">/dev/full").status, 1);
 }
 
@@ -59,9 +60,10 @@ TEST_F(StandardOutputOf, AClosedOneIsAFailure) {
 
 // A reader that goes away ends the program as it ends others, when what it has made beside is gone.
 TEST_F(StandardOutputOf, AReaderThatGoesAwayEndsItQuietly) {
-  const std::string gguf = PARE_SOURCE_DIR "/tests/golden/gguf/llama_gqa_untied.gguf";
+  const std::string gguf = std::string(kSourceFolder) + "/tests/golden/gguf/llama_gqa_untied.gguf";
   const std::filesystem::path temporary = folder_.path() / "tmp", err = folder_.path() / "err";
   std::filesystem::create_directory(temporary);
+  const std::string path = program();
   int status = 0;
   for (const bool is_ignored : {false, true}) {
     std::array<int, 2> ends;
@@ -73,8 +75,7 @@ TEST_F(StandardOutputOf, AReaderThatGoesAwayEndsItQuietly) {
       close(ends[0]);
       setenv("TMPDIR", temporary.c_str(), 1);
       std::signal(SIGPIPE, is_ignored ? SIG_IGN : SIG_DFL);
-      execl(PARE_BUILD_DIR "/pare-runtime", "pare-runtime", "generate", gguf.c_str(), "--quiet", "--prompt", "a",
-            nullptr);
+      execl(path.c_str(), "pare-runtime", "generate", gguf.c_str(), "--quiet", "--prompt", "a", nullptr);
       _exit(127);
     }
     close(ends[0]);
@@ -93,6 +94,7 @@ TEST_F(StandardOutputOf, AReaderThatGoesAwayEndsItQuietly) {
 
 // What a process writes to a terminal of its own.
 std::string on_a_terminal(const std::vector<std::string>& words) {
+  const std::string path = std::string(kBuildFolder) + "/pare-runtime";
   int terminal = -1;
   const pid_t child = forkpty(&terminal, nullptr, nullptr, nullptr);
   if (child < 0) throw std::runtime_error("no terminal to be had");
@@ -100,7 +102,7 @@ std::string on_a_terminal(const std::vector<std::string>& words) {
     std::vector<const char*> argv = {"pare-runtime"};
     for (const std::string& word : words) argv.push_back(word.c_str());
     argv.push_back(nullptr);
-    execv(PARE_BUILD_DIR "/pare-runtime", const_cast<char**>(argv.data()));
+    execv(path.c_str(), const_cast<char**>(argv.data()));
     _exit(127);
   }
   std::string text;

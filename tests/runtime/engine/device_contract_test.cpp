@@ -5,6 +5,7 @@
 #include "runtime/engine/encoder.h"
 #include "runtime/engine/generate.h"
 #include "runtime/evaluate/evaluate.h"
+#include "tests/places.h"
 #include "tests/runtime/engine/guarded_backend.h"
 #include "tests/runtime/engine/tiny_encoder.h"
 #include "tests/runtime/engine/tiny_models.h"
@@ -12,7 +13,7 @@
 namespace pare {
 namespace {
 
-const std::filesystem::path kStories = std::filesystem::path(PARE_SOURCE_DIR) / "calibration_data/stories260k";
+const std::filesystem::path kStories = std::filesystem::path(kSourceFolder) / "calibration_data/stories260k";
 
 TEST(GuardedMemoryDeathTest, TheHostCannotTouchIt) {
   GuardedBackend backend;

@@ -12,6 +12,7 @@
 #include "runtime/system/interrupt.h"
 #include "runtime/tokenizer/tokenizer.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
 #include "tests/temporary_folder.h"
 
@@ -293,7 +294,7 @@ TEST(GenerateReal, Stories260kTellsTheStoryThatLlama2cTells) {
       "didn't know what to do. She said, \"I'm sorry, Lily. I didn't know what to do.\"\nLily didn't want to help her "
       "mom, so "
       "she said, \"I'm sorry, mom. I didn't know what to do.\" Her mom said, \"Don't worry, Lily. We can help you.";
-  const std::string directory = PARE_SOURCE_DIR "/calibration_data/stories260k";
+  const std::string directory = std::string(kSourceFolder) + "/calibration_data/stories260k";
   const Checkpoint checkpoint = Checkpoint::open(directory);
   const Tokenizer tokenizer = Tokenizer::open(directory);
   const std::vector<int32_t> prompt = tokenizer.encode("", true);  // BOS alone, as run.c starts

@@ -6,6 +6,7 @@
 
 #include "runtime/engine/backend.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/runtime/cpu/guarded_floats.h"
 #include "tests/runtime/cpu/packed_floats.h"
 
@@ -22,7 +23,7 @@ RopeTable small_rope_table(int64_t head_size, int64_t num_positions) {
 }
 
 TEST(RopeTable, AgreesWithTransformersUpToPosition8191) {
-  std::ifstream file(PARE_SOURCE_DIR "/tests/golden/rope.json");
+  std::ifstream file(std::string(kSourceFolder) + "/tests/golden/rope.json");
   const auto golden = nlohmann::json::parse(file);
   ASSERT_EQ(golden["cases"].size(), 4u);
   for (const auto& item : golden["cases"]) {

@@ -15,6 +15,7 @@
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/files/safetensors.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
 #include "tests/temporary_folder.h"
 
@@ -258,10 +259,10 @@ TEST(RoundedTransformerPython, TransformersGivesTheSameLogits) {
   write_safetensors(folder.path() / "rounded.safetensors", tensors);
   std::ofstream(folder.path() / "plan.json") << plan.dump(1);
   const std::filesystem::path log = folder.path() / "log";
-  const std::string command = "'" + std::string(python) +
-                              "' '" PARE_SOURCE_DIR "/tests/runtime/engine/check_rounded_forward.py' '" +
-                              family_path(family).string() + "' '" + folder.path().string() + "' " +
-                              std::to_string(kFlips) + " > '" + log.string() + "' 2>&1";
+  const std::string command = "'" + std::string(python) + "' '" + kSourceFolder +
+                              "/tests/runtime/engine/check_rounded_forward.py' '" + family_path(family).string() +
+                              "' '" + folder.path().string() + "' " + std::to_string(kFlips) + " > '" + log.string() +
+                              "' 2>&1";
   EXPECT_EQ(std::system(command.c_str()), 0) << file_text(log);
 }
 

@@ -6,12 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare {
 
 inline std::filesystem::path tiny_encoder_path() {
-  return std::filesystem::path(PARE_SOURCE_DIR) / "tests/golden/encoders/bert_tiny";
+  return std::filesystem::path(kSourceFolder) / "tests/golden/encoders/bert_tiny";
 }
 
 struct EncoderGolden {

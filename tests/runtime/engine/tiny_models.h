@@ -16,12 +16,13 @@
 #include "runtime/engine/transformer.h"
 #include "runtime/files/npy.h"
 #include "runtime/model/checkpoint.h"
+#include "tests/places.h"
 #include "tests/runtime/engine/guarded_backend.h"
 
 namespace pare {
 
 inline std::filesystem::path family_path(const std::string& family) {
-  return std::filesystem::path(PARE_SOURCE_DIR) / "tests/golden/families" / family;
+  return std::filesystem::path(kSourceFolder) / "tests/golden/families" / family;
 }
 
 // Every golden family, by name of its folder.

@@ -7,12 +7,13 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare {
 namespace {
 
-const std::string kData = std::string(PARE_SOURCE_DIR) + "/calibration_data/";
+const std::string kData = std::string(kSourceFolder) + "/calibration_data/";
 
 class InstructionsOfStories : public testing::Test {
  protected:

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
@@ -55,7 +56,7 @@ TEST_F(InstructionFile, EachInstanceOfSelfInstructIsAnExample) {
 
 TEST_F(InstructionFile, TheOneThatComesWithPareHasFiftyExamples) {
   const InstructionData data =
-      read_instructions(std::string(PARE_SOURCE_DIR) + "/calibration_data/instructions.jsonl", 0);
+      read_instructions(std::string(kSourceFolder) + "/calibration_data/instructions.jsonl", 0);
   EXPECT_EQ(data.examples.size(), 50u);
 }
 

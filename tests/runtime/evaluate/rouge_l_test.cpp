@@ -7,6 +7,7 @@
 
 #include "runtime/evaluate/porter_stemmer.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/runtime/engine/tiny_models.h"
 
 namespace pare {
@@ -15,7 +16,7 @@ namespace {
 using Words = std::vector<std::string>;
 
 nlohmann::json golden() {
-  return nlohmann::json::parse(file_text(std::string(PARE_SOURCE_DIR) + "/tests/golden/rouge.json"));
+  return nlohmann::json::parse(file_text(std::string(kSourceFolder) + "/tests/golden/rouge.json"));
 }
 
 // The longest of all subsequences of a that are subsequences of b.

@@ -8,11 +8,12 @@
 #include "runtime/system/atomic_file.h"
 #include "tests/expect_error.h"
 #include "tests/gguf_draft.h"
+#include "tests/places.h"
 
 namespace pare {
 namespace {
 
-const std::string kGolden = PARE_SOURCE_DIR "/tests/golden/gguf/";
+const std::string kGolden = std::string(kSourceFolder) + "/tests/golden/gguf/";
 
 std::string bytes_of(const std::string& path) {
   return read_text_file(path);

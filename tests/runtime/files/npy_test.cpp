@@ -6,12 +6,13 @@
 
 #include "runtime/system/atomic_file.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
 namespace {
 
-const std::filesystem::path kGolden = std::filesystem::path(PARE_SOURCE_DIR) / "tests/golden/formats";
+const std::filesystem::path kGolden = std::filesystem::path(kSourceFolder) / "tests/golden/formats";
 
 // make_formats.py: arange(15).reshape(3, 5) * 1000.
 TokenWindows golden_windows() {

@@ -9,12 +9,13 @@
 
 #include "runtime/system/atomic_file.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
 namespace {
 
-const std::filesystem::path kGolden = std::filesystem::path(PARE_SOURCE_DIR) / "tests/golden/formats";
+const std::filesystem::path kGolden = std::filesystem::path(kSourceFolder) / "tests/golden/formats";
 
 // The tensors of make_formats.py in closed form: element i is i / 4 - 2 for floats and i - 3 for integers.
 struct OwnTensor {

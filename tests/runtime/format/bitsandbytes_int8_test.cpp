@@ -11,6 +11,7 @@
 #include "runtime/engine/backend.h"
 #include "runtime/files/safetensors.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 
 namespace pare {
 namespace {
@@ -31,7 +32,7 @@ class BitsAndBytesGolden : public testing::TestWithParam<std::string> {
     return unpack_bitsandbytes_int8({&parts_["weight"], &parts_["SCB"], &parts_["weight_format"]}, num_out(), num_in(),
                                     "m");
   }
-  SafetensorsFile file_ = SafetensorsFile::open(PARE_SOURCE_DIR "/tests/golden/formats/int8.safetensors");
+  SafetensorsFile file_ = SafetensorsFile::open(std::string(kSourceFolder) + "/tests/golden/formats/int8.safetensors");
   std::map<std::string, TensorView> parts_;
 };
 

@@ -5,6 +5,7 @@
 #include "runtime/format/compressed_tensors.h"
 #include "runtime/system/atomic_file.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 
 namespace pare {
 namespace {
@@ -24,7 +25,8 @@ Json text_of(const std::vector<StoredModule>& modules, const std::vector<std::st
 }
 
 TEST(QuantizationConfig, ReadsWhatThePackageWrites) {
-  const std::string text = read_text_file(PARE_SOURCE_DIR "/tests/golden/formats/quantization_config.json");
+  const std::string text =
+      read_text_file(std::string(kSourceFolder) + "/tests/golden/formats/quantization_config.json");
   const QuantizationConfig config = QuantizationConfig::parse(text, "golden");
   const PackScheme linear{.bits = 4, .group_size = 128, .symmetric = true, .act_order = StoredActOrder::weight};
   const PackScheme embedding{.bits = 3, .group_size = 64, .symmetric = false, .act_order = StoredActOrder::none};

@@ -10,6 +10,7 @@
 
 #include "runtime/files/safetensors.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 
 namespace pare {
 namespace {
@@ -54,7 +55,8 @@ class PackedGolden : public testing::TestWithParam<PackedCase> {
                                      scheme_, shape_[0], shape_[1], "m");
   }
 
-  SafetensorsFile file_ = SafetensorsFile::open(PARE_SOURCE_DIR "/tests/golden/formats/packed.safetensors");
+  SafetensorsFile file_ =
+      SafetensorsFile::open(std::string(kSourceFolder) + "/tests/golden/formats/packed.safetensors");
   std::map<std::string, TensorView> parts_;
   PackScheme scheme_;
   int64_t shape_[2] = {};
@@ -168,7 +170,7 @@ class PlainGolden : public testing::TestWithParam<PlainCase> {
   }
   StoredLinear unpack() const { return unpack_compressed_linear(tensors(), scheme_, kOut, kIn, "m"); }
 
-  SafetensorsFile file_ = SafetensorsFile::open(PARE_SOURCE_DIR "/tests/golden/formats/plain.safetensors");
+  SafetensorsFile file_ = SafetensorsFile::open(std::string(kSourceFolder) + "/tests/golden/formats/plain.safetensors");
   std::map<std::string, TensorView> parts_;
   PackScheme scheme_ = GetParam().scheme;
 };

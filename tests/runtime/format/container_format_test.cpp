@@ -16,6 +16,7 @@
 #include "runtime/format/stored_linear.h"
 #include "runtime/model/checkpoint.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/row_container.h"
 #include "tests/temporary_folder.h"
 
@@ -445,7 +446,7 @@ TEST(ContainerFormat, TheTableIsFoundByNameAndByConfiguration) {
 class OwnContainer : public testing::Test {
  protected:
   fs::path write_model(const PackScheme& scheme) {
-    const fs::path golden = fs::path(PARE_SOURCE_DIR) / "tests/golden/families/llama_gqa_untied";
+    const fs::path golden = fs::path(kSourceFolder) / "tests/golden/families/llama_gqa_untied";
     const Checkpoint source = Checkpoint::open(golden);
     const fs::path directory = folder_.path() / "model";
     fs::create_directories(directory);

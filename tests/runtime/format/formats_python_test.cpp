@@ -13,6 +13,7 @@
 #include "runtime/format/pare_sparse24.h"
 #include "runtime/format/stored_linear.h"
 #include "runtime/system/atomic_file.h"
+#include "tests/places.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
@@ -233,9 +234,9 @@ TEST(FormatsPython, ThePackagesReadWhatPareWrites) {
   write_int8(folder.path());
   write_sparse24(folder.path());
   const std::filesystem::path log = folder.path() / "log";
-  const std::string command = "'" + std::string(python) +
-                              "' '" PARE_SOURCE_DIR "/tests/runtime/format/check_formats.py' '" +
-                              folder.path().string() + "' > '" + log.string() + "' 2>&1";
+  const std::string command = "'" + std::string(python) + "' '" + kSourceFolder +
+                              "/tests/runtime/format/check_formats.py' '" + folder.path().string() + "' > '" +
+                              log.string() + "' 2>&1";
   EXPECT_EQ(std::system(command.c_str()), 0) << read_text_file(log);
 }
 

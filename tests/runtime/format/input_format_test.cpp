@@ -17,6 +17,7 @@
 
 #include "runtime/files/safetensors.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
@@ -289,8 +290,8 @@ TEST(InputFormat, CompressedTensorsGivesTheSameBits) {
   tensors.push_back({"fp8_out", DType::U8, {static_cast<int64_t>(codes.size())}, std::as_bytes(std::span(codes))});
   write_safetensors(folder.path() / "rounded.safetensors", tensors);
   const std::filesystem::path log = folder.path() / "log";
-  const std::string command = "'" + std::string(python) +
-                              "' '" PARE_SOURCE_DIR "/tests/runtime/format/check_input_format.py' '" +
+  const std::string command = "'" + std::string(python) + "' '" + kSourceFolder +
+                              "/tests/runtime/format/check_input_format.py' '" +
                               (folder.path() / "rounded.safetensors").string() + "' > '" + log.string() + "' 2>&1";
   std::ostringstream text;
   const int status = std::system(command.c_str());

@@ -18,12 +18,13 @@
 #include "runtime/tokenizer/tokenizer.h"
 #include "tests/expect_error.h"
 #include "tests/gguf_draft.h"
+#include "tests/places.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
 namespace {
 
-const std::string kGolden = PARE_SOURCE_DIR "/tests/golden/";
+const std::string kGolden = std::string(kSourceFolder) + "/tests/golden/";
 
 std::vector<float> values_of(const TensorView& tensor) {
   std::vector<float> values(static_cast<size_t>(tensor.num_elements()));

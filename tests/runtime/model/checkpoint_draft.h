@@ -13,13 +13,14 @@
 
 #include "runtime/files/safetensors.h"
 #include "runtime/model/checkpoint.h"
+#include "tests/places.h"
 
 namespace pare::test {
 
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-inline const fs::path kGolden = fs::path(PARE_SOURCE_DIR) / "tests/golden/families";
+inline const fs::path kGolden = fs::path(kSourceFolder) / "tests/golden/families";
 
 inline void write_text(const fs::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;

@@ -20,6 +20,7 @@
 #include "runtime/format/compressed_tensors.h"
 #include "runtime/system/sha256.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/runtime/model/checkpoint_draft.h"
 
 namespace pare::test {
@@ -336,7 +337,7 @@ TEST_F(CheckpointTest, NanInNormsAndBiasesIsFound) {
 
 // Every tensor of every family's file is one that the model uses, but for an encoder's pooler.
 TEST_F(CheckpointTest, DamageInAnyTensorIsFoundByCheckingAll) {
-  const fs::path goldens = fs::path(PARE_SOURCE_DIR) / "tests/golden";
+  const fs::path goldens = fs::path(kSourceFolder) / "tests/golden";
   for (const char* folder : {"families", "encoders"}) {
     for (const auto& entry : fs::directory_iterator(goldens / folder)) {
       if (!entry.is_directory()) continue;

@@ -1,4 +1,5 @@
 #include "runtime/model/model_description.h"
+#include "tests/places.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::filesystem::path kGolden = std::filesystem::path(PARE_SOURCE_DIR) / "tests/golden/families";
+const std::filesystem::path kGolden = std::filesystem::path(kSourceFolder) / "tests/golden/families";
 
 Json read_json(const std::filesystem::path& path) {
   std::ifstream file(path);

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/runtime/tokenizer/tokenizer_oracle.h"
 
 namespace pare {
@@ -70,7 +71,7 @@ TEST(GgufVocabulary, ConvertedFamiliesEqualTokenizersPutTogetherInPython) {
   for (const std::string name : {"llama2", "smollm2"}) {
     auto texts = awkward_texts(600, {"<|im_start|>", "<|endoftext|>", "<repo_name>", "<s>", "</s>", "<unk>"});
     texts.push_back(
-        read_text_file(std::filesystem::path(PARE_SOURCE_DIR) / "calibration_data/wikitext2.txt").substr(0, 200000));
+        read_text_file(std::filesystem::path(kSourceFolder) / "calibration_data/wikitext2.txt").substr(0, 200000));
     const Tokenizer tokenizer = Tokenizer::parse(make_tokenizer_json(golden_vocabulary(name)), name);
     expect_as_oracle(tokenizer, ask_oracle("encode", unpacked(name + ".vocabulary.json"), texts), texts);
     EXPECT_EQ(tokenizer.vocabulary_size(), name == "llama2" ? 32000 : 49152);

@@ -14,18 +14,19 @@
 #include "runtime/system/atomic_file.h"
 #include "runtime/tokenizer/gguf_vocabulary.h"
 #include "runtime/tokenizer/tokenizer.h"
+#include "tests/places.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
 
 inline std::filesystem::path tokenizer_golden(const std::string& name) {
-  return std::filesystem::path(PARE_SOURCE_DIR) / "tests/golden/tokenizers" / name;
+  return std::filesystem::path(kSourceFolder) / "tests/golden/tokenizers" / name;
 }
 
 // The file of tests/golden/tokenizers/NAME.gz, unpacked into the build folder once. Tests run side by side, so that it
 // appears there by a rename.
 inline std::filesystem::path unpacked(const std::string& name) {
-  const auto folder = std::filesystem::path(PARE_BUILD_DIR) / "tokenizers";
+  const auto folder = std::filesystem::path(kBuildFolder) / "tokenizers";
   const auto packed = tokenizer_golden(name + ".gz"), file = folder / name;
   if (std::filesystem::exists(file) &&
       std::filesystem::last_write_time(file) > std::filesystem::last_write_time(packed))
@@ -63,7 +64,7 @@ inline GgufVocabulary golden_vocabulary(const std::string& name) {
 // The tokenizer.json of a family: committed, or made from the committed vocabulary.
 inline std::filesystem::path family_file(const std::string& name) {
   if (std::filesystem::exists(tokenizer_golden(name + ".json.gz"))) return unpacked(name + ".json");
-  const auto file = std::filesystem::path(PARE_BUILD_DIR) / "tokenizers" / (name + ".made.json");
+  const auto file = std::filesystem::path(kBuildFolder) / "tokenizers" / (name + ".made.json");
   write_file_atomically(file, make_tokenizer_json(golden_vocabulary(name)));
   return file;
 }
@@ -79,7 +80,7 @@ inline nlohmann::json ask_oracle(const std::string& mode, const std::filesystem:
   const TemporaryFolder folder;
   write_file_atomically(folder.path() / "texts.json", nlohmann::json(texts).dump());
   std::string command =
-      "'" + std::string(python) + "' '" + PARE_SOURCE_DIR + "/tests/runtime/tokenizer/tokenizers_oracle.py' " + mode;
+      "'" + std::string(python) + "' '" + kSourceFolder + "/tests/runtime/tokenizer/tokenizers_oracle.py' " + mode;
   if (!file.empty()) command += " '" + file.string() + "'";
   command += " '" + (folder.path() / "texts.json").string() + "' '" + (folder.path() / "out.json").string() + "'";
   if (std::system(command.c_str()) != 0) throw std::runtime_error("failed: " + command);

@@ -9,13 +9,14 @@
 #include "runtime/tokenizer/regex.h"
 #include "runtime/tokenizer/unicode.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/runtime/tokenizer/tokenizer_oracle.h"
 
 namespace pare {
 namespace {
 
 std::string wikitext() {
-  return read_text_file(std::filesystem::path(PARE_SOURCE_DIR) / "calibration_data/wikitext2.txt");
+  return read_text_file(std::filesystem::path(kSourceFolder) / "calibration_data/wikitext2.txt");
 }
 
 std::vector<std::string> golden_texts() {

@@ -6,6 +6,7 @@
 #include "runtime/tokenizer/bert.h"
 #include "runtime/tokenizer/unicode.h"
 #include "tests/expect_error.h"
+#include "tests/places.h"
 #include "tests/runtime/tokenizer/tokenizer_oracle.h"
 
 namespace pare {
@@ -53,7 +54,7 @@ TEST(WordPiece, WordsOfMoreCharactersThanAnyFileAllowsAreRefused) {
 TEST(WordPiece, EqualsThePackageOnWikiText2) {
   const auto file = family_file("minilm");
   const std::string text =
-      read_text_file(std::filesystem::path(PARE_SOURCE_DIR) / "calibration_data/wikitext2.txt").substr(0, 300000);
+      read_text_file(std::filesystem::path(kSourceFolder) / "calibration_data/wikitext2.txt").substr(0, 300000);
   const auto expected = ask_oracle("ids", file, {text})[0].get<Ids>();
   EXPECT_TRUE(Tokenizer::open(file).encode(text, false) == expected);
   EXPECT_GT(expected.size(), 50000u);
