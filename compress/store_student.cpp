@@ -31,10 +31,15 @@ DType input_scale_dtype(const InputFormat& input) {
 }
 
 double relative_change(const at::Tensor& after, const LinearWeights& before) {
-  at::Tensor start = after.new_empty(after.sizes());
-  weight_rows(before, 0, after.size(0), {start.data_ptr<float>(), static_cast<size_t>(start.numel())});
+  const at::Tensor start = dense_values(before);
   const double norm = start.pow(2).to(at::kDouble).sum().item<double>();
   return norm > 0.0 ? after.sub(start).pow(2).to(at::kDouble).sum().item<double>() / norm : 0.0;
+}
+
+// float32 [O, I], what a file is to hold. A frozen view has its values in the type that is multiplied, which may be
+// narrower than the file's.
+at::Tensor values_to_store(WeightView& view, const LinearWeights& before) {
+  return view.is_trained() ? view.value(at::kFloat).to(at::kCPU, at::kFloat) : dense_values(before);
 }
 
 // A linear or table with codes, or packed: as its container stores it.
@@ -46,7 +51,7 @@ CompressedLayer stored_layer(WeightView& view, const Checkpoint& checkpoint, con
   LayerRecord& record = layer.record;
   layer.stored.input = before.input;
   layer.stored.input_scale_dtype = input_scale_dtype(before.input);
-  const at::Tensor value_OI = view.value(at::kFloat).to(at::kCPU, at::kFloat);
+  const at::Tensor value_OI = values_to_store(view, before);
   if (const auto* const grid = dynamic_cast<const GridView*>(&view)) {
     layer.stored.weight = grid->weight();
   } else if (const auto* const codes = std::get_if<QuantizedWeight>(&before.weight)) {
@@ -119,7 +124,7 @@ void commit_student(const StudentModel& student, const Checkpoint& checkpoint, c
       layers.push_back(stored_layer(view, checkpoint, layer.linear, layer.scheme, claims, /*is_linear=*/true));
       if (layer.scheme.has_own_tensor()) {
         // It replaces the source's even where it is what it was: its record speaks of it.
-        changed.push_back(owned(checkpoint, name, view.value(at::kFloat).to(at::kFloat)));
+        changed.push_back(owned(checkpoint, name, values_to_store(view, checkpoint.linear(layer.linear))));
       }
       if (layer.linear.has_bias) add_tensor(layer.linear.name + ".bias");
     }

@@ -1,7 +1,6 @@
 #include "compress/train/student_model.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 
 #include <stdexcept>
 #include <utility>
@@ -10,15 +9,6 @@
 #include "runtime/commands/layer_sparsity.h"
 
 namespace pare {
-namespace {
-
-at::Tensor dense_values(const LinearWeights& linear) {
-  at::Tensor weight_OI = at::empty({linear.num_out(), linear.num_in()}, at::kFloat);
-  weight_rows(linear, 0, linear.num_out(), {weight_OI.data_ptr<float>(), static_cast<size_t>(weight_OI.numel())});
-  return weight_OI;
-}
-
-}  // namespace
 
 void check_trainable(const Checkpoint& checkpoint, const TrainedParts& parts) {
   const auto fail = [](const LinearDescription& linear, const std::string& what) {

@@ -96,6 +96,9 @@ class GridView : public WeightView {
   at::Tensor unit_OG_;          // what a scale parameter of 1 stands for: the scales that training starts from
 };
 
+// float32 [O, I]: a linear's weight as its file holds it, decoded.
+at::Tensor dense_values(const LinearWeights& linear);
+
 // The type's values of x, as float32.
 at::Tensor rounded_to(const at::Tensor& x, DType dtype);
 
