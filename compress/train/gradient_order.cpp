@@ -1,7 +1,5 @@
 #include "compress/train/gradient_order.h"
 
-#include <stdexcept>
-
 namespace pare {
 
 void GradientOrder::add(int64_t micro_batch, int64_t place, const std::function<void()>& add) {
@@ -9,7 +7,7 @@ void GradientOrder::add(int64_t micro_batch, int64_t place, const std::function<
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return given_up_ || next == micro_batch; });
-    if (given_up_) throw std::runtime_error("another micro-batch of the step was given up");
+    if (given_up_) throw GivenUp();
   }
   add();  // the place is this micro-batch's until it counts on
   {

@@ -6,17 +6,24 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <stdexcept>
 #include <vector>
 
 namespace pare {
+
+// Thrown where a micro-batch would wait for one that has failed, whose own exception is the cause.
+class GivenUp : public std::runtime_error {
+ public:
+  GivenUp() : std::runtime_error("another micro-batch of the step was given up") {}
+};
 
 class GradientOrder {
  public:
   explicit GradientOrder(int64_t num_places) : next_(static_cast<size_t>(num_places), 0) {}
 
   // Waits until every micro-batch before this one has added at `place`, then calls add(). Every micro-batch must do so
-  // once at each place, the places in one order, and micro-batches must begin in their order. Throws std::runtime_error
-  // where one of them was given up.
+  // once at each place, the places in one order, and micro-batches must begin in their order. Throws GivenUp where
+  // one of them was given up.
   void add(int64_t micro_batch, int64_t place, const std::function<void()>& add);
   // A micro-batch has failed and will add nothing more: others stop waiting.
   void give_up();

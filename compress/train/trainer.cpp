@@ -84,8 +84,8 @@ class Training {
       progress_.print("training goes on behind step " + std::to_string(state_.step) + " of " +
                       std::to_string(num_steps_));
     }
+    first_step_ = state_.step;  // a validation that was interrupted says nothing of this process' speed
     if (is_validation_due()) validate();
-    first_step_ = state_.step;
     start_ = last_save_ = Clock::now();
     seconds_validating_ = seconds_saving_ = 0.0;
     progress_.begin("train", num_steps_, "steps");
@@ -143,7 +143,9 @@ class Training {
     return std::llround(static_cast<double>(num_steps * options_.batch) * tokens_of_window_);
   }
 
+  // The only step of a run has the whole learning rate, not the last one's share.
   int64_t warmup_steps() const {
+    if (num_steps_ == 1) return 1;
     return static_cast<int64_t>(std::llround(options_.warmup * static_cast<double>(num_steps_)));
   }
 
@@ -183,6 +185,8 @@ class Training {
             make_batch(data_.training, part_of(windows, static_cast<size_t>(index * options_.micro_batch)));
         losses[static_cast<size_t>(index)] =
             train_on(batch, options_.loss, options_.recompute, num_labels, teacher.get(), student_, {&order, index});
+      } catch (const GivenUp&) {
+        // The cause is thrown by the micro-batch that has it.
       } catch (...) {
         order.give_up();
         throw;

@@ -138,6 +138,17 @@ TEST_F(Trainer, LowersTheLossAndMeasuresOnTheWay) {
   EXPECT_NE(out_.str().find("step 12/12"), std::string::npos) << out_.str();
 }
 
+TEST_F(Trainer, TheOnlyStepHasTheWholeLearningRate) {
+  options_.total_tokens = 1;
+  for (const double warmup : {0.0, 0.2, 1.0}) {
+    options_.warmup = warmup;
+    const auto student = make_student();
+    const TrainingState state = train_in("one" + std::to_string(warmup), *student);
+    ASSERT_EQ(state.step, 1);
+    EXPECT_EQ(state.curve.back().learning_rate, options_.learning_rate);
+  }
+}
+
 TEST_F(Trainer, KeepsTheBestCheckpoint) {
   options_.loss.loss = DistillLoss::hard_label;
   options_.total_tokens *= 2;
@@ -273,14 +284,17 @@ TEST_F(Trainer, AMicroBatchThatFailsEndsTheStep) {
   options_.batch = 4;
   const auto student = make_student();
   ASSERT_EQ(student->description().vocabulary_size, 128);
-  TrainingStore store(folder_.path() / "failing");
-  Failing teacher(std::make_shared<std::atomic<int>>(0));
-  expect_error<std::runtime_error>(
-      [&] {
-        train(
-            data_, options_, &teacher, *student, store, progress_, [] {}, speed_);
-      },
-      {"the teacher has gone"});
+  // Again and again: threads that wait must not be first to say why the step has ended.
+  for (int i = 0; i < 25; ++i) {
+    TrainingStore store(folder_.path() / ("failing" + std::to_string(i)));
+    Failing teacher(std::make_shared<std::atomic<int>>(0));
+    expect_error<std::runtime_error>(
+        [&] {
+          train(
+              data_, options_, &teacher, *student, store, progress_, [] {}, speed_);
+        },
+        {"the teacher has gone"});
+  }
   at::set_num_threads(num_threads);
 }
 
