@@ -137,6 +137,13 @@ LinearWeights embedding_of(const Checkpoint& checkpoint, const Artifact& artifac
   return checkpoint.linear(embedding);
 }
 
+// Of the products that reconstruction trains with.
+at::ScalarType reconstruction_type(const Phase& phase) {
+  const PassRecipe& pass = *find_pass(phase.recipe, PassKind::reconstructs);
+  const TrainingPrecision precision = static_cast<const ReconstructPass&>(*pass.options).reconstruct.precision;
+  return trains_in_bfloat16(precision, phase.plan.rounds_inputs(), "reconstruct") ? at::kBFloat16 : at::kFloat;
+}
+
 // Each block's stages compressed as the walk comes by, and committed behind its last.
 class CompressTask : public BlockTask {
  public:
@@ -184,7 +191,7 @@ class CompressTask : public BlockTask {
   void reconstruct(int64_t index) {
     const TokenWindows& windows = *phase_.data.calibration;
     const uint64_t seed = phase_.recipe.calibration->seed;
-    if (!model_) model_.emplace(phase_.checkpoint.description(), windows.num_tokens, training_type());
+    if (!model_) model_.emplace(phase_.checkpoint.description(), windows.num_tokens, reconstruction_type(phase_));
     const BlockSamples samples{
         .is_held_N = OriginalStream::held_windows(windows.num_windows, seed),
         .seed = seed,
@@ -192,12 +199,6 @@ class CompressTask : public BlockTask {
     const bool has_changed =
         reconstruct_work(phase_.plan.blocks[static_cast<size_t>(index)], index, samples, *model_, *work_);
     if (has_changed && index + 1 < remaining_.last) walk_.redo();
-  }
-
-  at::ScalarType training_type() const {
-    const PassRecipe& pass = *find_pass(phase_.recipe, PassKind::reconstructs);
-    const TrainingPrecision precision = static_cast<const ReconstructPass&>(*pass.options).reconstruct.precision;
-    return trains_in_bfloat16(precision, phase_.plan.rounds_inputs(), "reconstruct") ? at::kBFloat16 : at::kFloat;
   }
 
   Phase& phase_;
@@ -268,6 +269,7 @@ std::string compress_model(const PhaseInput& input, const RunOptions& options, P
     phase.fingerprint["budget"] = std::to_string(budget_bytes(*phase.recipe.budget, phase.plan, phase.checkpoint)) +
                                   " bytes, " + survey_identity(phase.recipe, phase.data);
   }
+  if (phase.plan.reconstructs()) name_products(at::toString(reconstruction_type(phase)), phase);
   if (input.may_be_made && is_made(phase)) return {};
 
   Artifact artifact(phase.output, phase.fingerprint, options.fresh);

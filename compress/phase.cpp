@@ -11,6 +11,7 @@
 #include "runtime/commands/inspect.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/isa.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/sealed_json.h"
 
@@ -157,6 +158,10 @@ void check_inputs(const std::string& calibration_identity, Phase& phase) {
   phase.fingerprint = make_fingerprint(phase.inputs, phase.plan, calibration_identity);
   throw_if_interrupted();
   check_unchanged(phase);
+}
+
+void name_products(const char* type, Phase& phase) {
+  phase.fingerprint["precision"] = std::string(type) + " on " + std::string(isa_name(detect_isa()));
 }
 
 void timed(const char* stage, Phase& phase, const std::function<void()>& work) {

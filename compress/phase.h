@@ -65,6 +65,10 @@ RunLimits run_limits(const RunOptions& options, int num_threads);
 // Disk, weights, hashes of the inputs, and the plan's fingerprint for data of that identity.
 void check_inputs(const std::string& calibration_identity, Phase& phase);
 
+// For the fingerprint of a phase that trains: in which type its products are, and with which instructions, since their
+// sums differ and a run must not go on with others.
+void name_products(const char* type, Phase& phase);
+
 // Adds the seconds that `work` takes to the report's stage of that name.
 void timed(const char* stage, Phase& phase, const std::function<void()>& work);
 

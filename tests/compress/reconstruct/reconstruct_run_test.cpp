@@ -12,6 +12,7 @@
 #include "compress/recipe/reconstruct_pass.h"
 #include "runtime/commands/verify.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/system/isa.h"
 #include "tests/compress/changed_fields.h"
 #include "tests/compress/run_pare.h"
 #include "tests/expect_error.h"
@@ -133,6 +134,23 @@ TEST_F(ReconstructRun, GoesOnAfterKillsToTheSameBytesOnAnyThreads) {
     ASSERT_EQ(promised_files(folder_ / out), expected) << "after a kill at call " << call;
   }
   EXPECT_GE(num_kills, 2);
+}
+
+// Blocks that are trained in another type, or with other instructions, are not those of an uninterrupted run.
+TEST_F(ReconstructRun, DoesNotGoOnWithOtherProducts) {
+  const std::string yaml =
+      recipe("  - gptq: {bits: 4, group_size: -1}\n  - reconstruct: {epochs: 1, precision: PRECISION}\n",
+             "samples: 4, tokens: 64");
+  const auto fingerprint = [&](const std::string& precision, const std::string& out) {
+    std::string changed = yaml;
+    changed.replace(changed.find("PRECISION"), 9, precision);
+    EXPECT_EQ(run_pare(command(out, changed)).status, 0);
+    std::ifstream file(folder_ / out / "pare.json");
+    return Json::parse(file).at("fingerprint").at("precision").get<std::string>();
+  };
+  const std::string isa(isa_name(detect_isa()));
+  EXPECT_EQ(fingerprint("float32", "single"), "Float on " + isa);
+  EXPECT_EQ(fingerprint("bfloat16", "half"), "BFloat16 on " + isa);
 }
 
 // Where the last block is all that is trained, it must be left as well.
