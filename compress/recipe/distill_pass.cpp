@@ -11,6 +11,7 @@ void DistillPass::check(const PassCheck& check) {
   }
   for (const char* key : {"text", "teacher", "tokens"}) {
     if (distill.logits.empty() || !check.was_given(key)) continue;
+    if (key == std::string_view("tokens") && !distill.validation_text.empty()) continue;  // of its windows
     check.fail(key, "'logits' holds the teacher's tokens and what it says of them: leave this out");
   }
   const bool samples = distill.loss.loss == DistillLoss::minillm;
@@ -39,6 +40,10 @@ void DistillPass::check(const PassCheck& check) {
     check.fail(check.was_given("micro_batch") ? "micro_batch" : "batch",
                "expected 'micro_batch' to divide 'batch', found " + std::to_string(distill.micro_batch) + " and " +
                    std::to_string(distill.batch));
+  }
+  const bool is_skewed = distill.loss.loss == DistillLoss::skew_kl || distill.loss.loss == DistillLoss::skew_reverse_kl;
+  if (is_skewed && distill.loss.skew >= 1.0) {
+    check.fail("skew", "expected below 1: a distribution is then compared with itself, and nothing is learned");
   }
   const TrainedParts& parts = distill.train;
   if (!parts.weights && !parts.scales && !parts.vectors && !parts.embedding) {

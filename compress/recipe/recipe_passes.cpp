@@ -276,6 +276,7 @@ void check_order(const Recipe& recipe, const Value& passes) {
   const PassRecipe* scaling = nullptr;
   const PassRecipe* rounding = nullptr;
   const PassRecipe* reconstructing = nullptr;
+  bool rounds_inputs = false;
   bool trained_behind_rounding = false;
   bool trained_behind_pruning = false;
   for (size_t i = 0; i < recipe.passes.size(); ++i) {
@@ -295,11 +296,23 @@ void check_order(const Recipe& recipe, const Value& passes) {
       if ((i > 0 || recipe.student) && !dynamic_cast<const DistillPass&>(*pass.options).distill.student.empty()) {
         items[i].fail("'student' would take the place of what the recipe makes before: leave one of them out");
       }
+      const DistillOptions& training = dynamic_cast<const DistillPass&>(*pass.options).distill;
+      if (rounds_inputs && training.precision == TrainingPrecision::bfloat16) {
+        items[i].fail("'precision: bfloat16' cannot hold inputs that are rounded to 8 bits exactly: use float32");
+      }
+      const bool is_behind_head =
+          recipe.head && i > 0 &&
+          std::none_of(recipe.passes.begin() + static_cast<int64_t>(i), recipe.passes.end(),
+                       [](const PassRecipe& later) { return later.options->kind() != PassKind::trains; });
+      if (is_behind_head && training.train.embedding) {
+        items[i].fail("'head' is in codes already when this trains, and is not trained: leave 'embedding' out");
+      }
       trained_behind_rounding |= rounding != nullptr;
       trained_behind_pruning |= changing != nullptr;
       changing = scaling = rounding = reconstructing = nullptr;
       continue;
     }
+    if (const InputFormat* const input = pass.options->input()) rounds_inputs |= !input->is_plain();
     if (trained_behind_rounding) {
       items[i].fail("weights are in codes already when they are trained: put " + std::string(pass.row->key) +
                     " into the group before distill");

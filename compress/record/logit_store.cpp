@@ -14,6 +14,7 @@
 
 #include "compress/hdf5/hashed_file.h"
 #include "compress/hdf5/hdf5_reader.h"
+#include "runtime/system/input_files.h"
 
 namespace pare {
 namespace {
@@ -170,6 +171,7 @@ LogitShard check_shard(const fs::path& path, const LogitOrigin& origin, int64_t 
 
 struct LogitStore::State {
   fs::path path;
+  InputFiles files;  // the master and the shards
   LogitOrigin origin;
   std::string hash;
   fs::path folder;  // of the shards
@@ -191,6 +193,7 @@ struct LogitStore::State {
 void LogitStore::State::load(int64_t shard, bool checks_hash) {
   const int64_t first = first_sequences[static_cast<size_t>(shard)];
   open.reset();
+  if (checks_hash) files.add(folder / shard_name(shard));  // once: what is read again must be what was checked
   OpenShard loaded = open_shard(folder / shard_name(shard), origin, shard, first, checks_hash);
   const LogitShard& expected = shards[static_cast<size_t>(shard)];
   const LogitShard& found = loaded.summary;
@@ -237,6 +240,9 @@ const LogitOrigin& LogitStore::origin() const {
 const std::string& LogitStore::hash() const {
   return state_->hash;
 }
+void LogitStore::check_unchanged() const {
+  state_->files.check_unchanged();
+}
 int64_t LogitStore::num_sequences() const {
   return static_cast<int64_t>(state_->lengths.size());
 }
@@ -251,6 +257,7 @@ int64_t LogitStore::length(int64_t sequence) const {
 LogitStore LogitStore::open(const fs::path& path) {
   auto state = std::make_unique<State>();
   state->path = path;
+  state->files.add(path);
   InputFile file(path);
   state->hash = check_hash(file, kLogitFile);
   const Hdf5Reader reader(std::move(file), kUserBlockBytes, kLogitFile.remedy);

@@ -37,6 +37,9 @@ class LogitStore {
   int64_t num_tokens() const;  // of all sequences
   int64_t length(int64_t sequence) const;
 
+  // Throws std::runtime_error when one of the files has been changed or replaced since it was opened.
+  void check_unchanged() const;
+
   // Throw std::invalid_argument for a sequence or tokens that it has not, std::runtime_error for values that no
   // teacher can have: ids outside 0 .. V - 1 or twice in a row, logarithms above 0, not in order or NaN.
   RecordedSequence sequence(int64_t sequence) const;

@@ -217,6 +217,21 @@ TEST_F(Store, ThePairMayBeMovedButNothingElse) {
   EXPECT_EQ(LogitStore::open(folder_ / "elsewhere" / "s.h5").num_sequences(), 3);
 }
 
+TEST_F(Store, AChangeBehindItsBackIsFound) {
+  make(300, 7, {5, 1, 9, 4});
+  const LogitStore store = LogitStore::open(folder_ / "s.h5");
+  store.check_unchanged();
+  store.read(0, 0, 1);
+  store.read(3, 0, 1);
+  store.check_unchanged();
+  for (const fs::path& path : {folder_ / "s.h5", shard_path(0), shard_path(1)}) {
+    const LogitStore before = LogitStore::open(folder_ / "s.h5");
+    write_text(path.string() + ".new", bytes_of(path));
+    fs::rename(path.string() + ".new", path);
+    expect_error<std::runtime_error>([&] { before.check_unchanged(); }, {path.filename().string(), "changed"});
+  }
+}
+
 TEST_F(Store, DamagedFilesAreRefused) {
   const Made made = make(300, 7, {5, 1, 9, 4});
   const std::string master = bytes_of(folder_ / "s.h5"), shard = bytes_of(shard_path(0));
