@@ -15,6 +15,7 @@
 #include "compress/artifact/model_hash.h"
 #include "compress/passes/compress_stage.h"
 #include "compress/phase.h"
+#include "compress/predict_training.h"
 #include "compress/recipe/distill_pass.h"
 #include "compress/record/logit_store.h"
 #include "compress/recorded_teacher.h"
@@ -134,7 +135,7 @@ TrainingWindows read_windows(const DistillOptions& options, const Checkpoint& st
     if (windows.num_tokens > model.context_length || windows.num_tokens < 2) {
       throw std::invalid_argument("distill: '" + text.string() + "' holds windows of " +
                                   std::to_string(windows.num_tokens) + " tokens; expected 2 to the model's context, " +
-                                  std::to_string(model.context_length));
+                                  std::to_string(model.context_length) + " ('tokens' sets the length)");
     }
     return windows;
   };
@@ -169,6 +170,18 @@ void check_store(const LogitStore& store, const DistillOptions& options, const C
                                 origin.tokenizer + "; those of '" + student.directory().string() + "' have " + own +
                                 "): its logits are of other tokens");
   }
+  const ModelDescription& model = student.description();
+  if (std::abs(origin.num_vocabulary - model.vocabulary_size) > kMaxPadding) {
+    throw std::invalid_argument(where + "holds logits of a vocabulary of " + std::to_string(origin.num_vocabulary) +
+                                " entries, the student's has " + std::to_string(model.vocabulary_size) +
+                                ": they must have the same tokenizer");
+  }
+  for (int64_t n = 0; n < store.num_sequences(); ++n) {
+    if (store.length(n) <= model.context_length) continue;
+    throw std::invalid_argument(where + "holds a sequence of " + std::to_string(store.length(n)) +
+                                " tokens, and the student's context is " + std::to_string(model.context_length) +
+                                ": record shorter ones");
+  }
   const std::vector<double>& temperatures = origin.temperatures;
   const bool reads_temperature = reads_teacher(options) && origin.num_kept < origin.num_vocabulary;
   if (reads_temperature &&
@@ -180,7 +193,7 @@ void check_store(const LogitStore& store, const DistillOptions& options, const C
                                 ": record that temperature as well");
   }
   if (options.loss.loss == DistillLoss::slim) {
-    const int64_t num_read = num_slim_logits(student.description().vocabulary_size, options.loss.slim_share);
+    const int64_t num_read = num_slim_logits(model.vocabulary_size, options.loss.slim_share);
     if (num_read > origin.num_kept) {
       throw std::invalid_argument(where + "holds " + std::to_string(origin.num_kept) +
                                   " logits of a token; slim reads " + std::to_string(num_read) +
@@ -191,6 +204,11 @@ void check_store(const LogitStore& store, const DistillOptions& options, const C
 
 int64_t longest(const TrainingWindows& windows) {
   return std::max(windows.training.windows.num_tokens, windows.validation.windows.num_tokens);
+}
+
+// Of what minillm makes of a window; 0 for other losses.
+int64_t sample_length(const DistillOptions& options) {
+  return options.loss.loss == DistillLoss::minillm ? options.prompt_tokens + options.sampled_tokens : 0;
 }
 
 // An id must stand for the same token in both; their tables may differ in padding, which no tokenizer knows of.
@@ -220,9 +238,26 @@ void check_teacher(const Checkpoint& student, const Checkpoint& teacher, int64_t
                                 ": leave it out");
   }
   if (num_tokens > teacher.description().context_length) {
-    throw std::invalid_argument("distill: windows of " + std::to_string(num_tokens) + " tokens are longer than the " +
+    throw std::invalid_argument("distill: sequences of " + std::to_string(num_tokens) + " tokens are longer than the " +
                                 "context of the teacher '" + teacher.directory().string() + "', " +
-                                std::to_string(teacher.description().context_length) + ": lower 'tokens'");
+                                std::to_string(teacher.description().context_length) +
+                                ": lower 'tokens' (of minillm 'sampled_tokens')");
+  }
+}
+
+// A range that is a whole sequence's is one sequence's in the runtime. In a batch of several, the rows of one expert are
+// of all of them, and those behind the end of a shorter one are of none.
+void check_ranges(const DistillOptions& options, const Checkpoint& student) {
+  if (options.micro_batch == 1) return;
+  const std::vector<BlockDescription>& blocks = student.description().blocks;
+  const bool has_mixture = std::any_of(blocks.begin(), blocks.end(), [](const auto& b) { return b.is_mixture(); });
+  if (!has_mixture && options.logits.empty()) return;
+  for (const auto& [linear, format] : read_input_formats(student)) {
+    if (format.is_rowwise()) continue;
+    throw std::invalid_argument(
+        "distill: the inputs of " + linear + " are rounded in a range of their whole sequence, " +
+        (has_mixture ? "and a mixture's rows are of several" : "and recorded sequences differ in length") +
+        " where 'micro_batch' is " + std::to_string(options.micro_batch) + ": expected 1");
   }
 }
 
@@ -234,11 +269,27 @@ void check_samples(const DistillOptions& options, const Checkpoint& student, int
                                 ", and windows have " + std::to_string(num_tokens) + " tokens: expected at most that");
   }
   const int64_t context = student.description().context_length;
-  if (options.prompt_tokens + options.sampled_tokens > context) {
+  if (sample_length(options) > context) {
     throw std::invalid_argument("distill: 'prompt_tokens' and 'sampled_tokens' are " +
-                                std::to_string(options.prompt_tokens + options.sampled_tokens) +
-                                " together, and the model's context is " + std::to_string(context));
+                                std::to_string(sample_length(options)) + " together, and the model's context is " +
+                                std::to_string(context));
   }
+}
+
+// Without any parameter all steps would be for nothing. A stand-in has other formats than what will be there.
+void check_something_is_trained(const Checkpoint& student, const TrainedParts& parts,
+                                const std::vector<std::string>& exclude) {
+  if (parts.vectors || parts.embedding) return;
+  for (const LinearDescription& linear : block_linears(student.description())) {
+    const bool is_excluded = std::any_of(exclude.begin(), exclude.end(),
+                                         [&](const auto& pattern) { return matches_glob(pattern, linear.name); });
+    const std::optional<PackScheme> scheme = student.stored_scheme(linear);
+    if (!is_excluded && (parts.weights || (scheme && !scheme->is_dense() && parts.scales))) return;
+  }
+  throw std::invalid_argument(
+      "distill: nothing of '" + student.directory().string() +
+      "' would be trained: 'scales' are those of layers in codes, and 'layers.exclude' leaves layers out; expected one "
+      "of 'weights', 'vectors', 'embedding' as well, or fewer layers left out");
 }
 
 // The student's layers, each with the training as its only step and stored as it is.
@@ -282,83 +333,6 @@ at::ScalarType compute_type(TrainingPrecision precision, bool on_gpu, const Chec
   return trains_in_bfloat16(precision, rounds_inputs, "distill") ? at::kBFloat16 : at::kFloat;
 }
 
-int64_t num_weights(const ModelDescription& model) {
-  int64_t sum = 0;
-  for (const LinearDescription& linear : block_linears(model)) sum += linear.num_out * linear.num_in;
-  return sum;
-}
-
-// Every token costs two operations for each weight forward and four backward, and as many again forward where the
-// activations are recomputed; products in bfloat16 take about half the time of float32.
-Prediction predict_training(const Checkpoint& student, const Checkpoint* teacher, const TrainingInputs& inputs,
-                            const RunLimits& limits, at::Device device) {
-  const DistillOptions& options = inputs.options;
-  const ModelDescription& model = student.description();
-  const auto weights = static_cast<double>(num_weights(model));
-  const double table = static_cast<double>(model.vocabulary_size) * static_cast<double>(model.hidden_size);
-  const double tables = model.tied_head ? 1.0 : 2.0;
-  const double compute_bytes = inputs.compute == at::kBFloat16 ? 2.0 : 4.0;
-  const double trained = (options.train.weights ? weights : 0.0) + (options.train.embedding ? table * tables : 0.0);
-  const int64_t at_once = device.is_cpu() && works_on_threads(options.batch / options.micro_batch, limits.num_threads)
-                              ? limits.num_threads
-                              : 1;
-  const double micro_tokens =
-      static_cast<double>(at_once * options.micro_batch * inputs.windows.training.windows.num_tokens);
-  double activations = 0.0;  // of one token: what a block's graph keeps
-  for (const BlockDescription& block : model.blocks) {
-    double own = 4.0 * static_cast<double>(model.hidden_size) * 3.0;
-    if (!block.experts.empty()) {  // what the last linear of each multiplies is computed again
-      own -= compute_bytes * static_cast<double>(block.experts.size()) *
-             static_cast<double>(block.experts.front().down.num_in) / 2.0;
-    }
-    for (const LinearDescription& linear : linears_of(block)) {
-      own += compute_bytes * static_cast<double>(linear.num_out + linear.num_in / 2);
-    }
-    activations = options.recompute ? std::max(activations, own) : activations + own;
-  }
-  if (options.recompute) {
-    activations += 4.0 * static_cast<double>(model.hidden_size) * static_cast<double>(model.blocks.size());
-  }
-  const double head =
-      static_cast<double>(std::min<int64_t>(at_once * kHeadTokens, static_cast<int64_t>(micro_tokens))) *
-      static_cast<double>(model.vocabulary_size) * compute_bytes * 3.5;
-  double memory = static_cast<double>(limits.held_bytes) + 16.0 * trained + table * tables * compute_bytes +
-                  (options.recompute ? 0.0 : weights * compute_bytes) + activations * micro_tokens + head;
-  double operations = 6.0 * weights + 4.0 * table + (options.train.embedding ? 2.0 * table : 0.0) +
-                      (options.recompute ? 2.0 * weights : 0.0);
-  if (teacher != nullptr) {
-    const ModelDescription& own = teacher->description();
-    const auto teacher_weights = static_cast<double>(num_weights(own));
-    const double teacher_table = static_cast<double>(own.vocabulary_size) * static_cast<double>(own.hidden_size);
-    // A table of the same values is held once: a student of the teacher's width was made of it.
-    const bool shares_table = !options.train.embedding && own.hidden_size == model.hidden_size;
-    memory += (teacher_weights + (shares_table ? 0.0 : teacher_table)) * compute_bytes;
-    operations += 2.0 * (teacher_weights + teacher_table);
-  }
-  const int64_t num_steps = num_training_steps(options, inputs.windows.training.windows.num_tokens);
-  const double tokens = static_cast<double>(num_steps * options.batch * inputs.windows.training.windows.num_tokens);
-  const double validated =
-      static_cast<double>((options.validations + 1) * inputs.windows.validation.windows.num_windows *
-                          inputs.windows.validation.windows.num_tokens);
-  const double rate =
-      device.is_cpu() ? limits.matmul_rate * (inputs.compute == at::kBFloat16 ? 2.0 : 1.0) : measure_gpu_rate(device);
-  // Attention, norms and losses beside the products: measured on SmolLM2, about a third of the time.
-  const double seconds = 1.5 * (tokens * operations + validated * 2.0 * (weights + table)) / rate;
-  Prediction prediction;
-  prediction.stages.push_back(
-      {device.is_cpu() ? "train" : "train (memory of the GPU)", seconds, static_cast<int64_t>(memory)});
-  prediction.output_bytes = 0;
-  for (const fs::path& file : student.weight_files())
-    prediction.output_bytes += static_cast<int64_t>(fs::file_size(file));
-  prediction.disk_bytes = TrainingStore::size_bytes(static_cast<int64_t>(trained)) + 2 * prediction.output_bytes;
-  if (device.is_cpu() && prediction.peak_memory_bytes() > limits.max_memory_bytes) {
-    throw std::invalid_argument("training needs about " + format_bytes(prediction.peak_memory_bytes()) +
-                                " of memory, allowed are " + format_bytes(limits.max_memory_bytes) +
-                                ": lower 'micro_batch', set 'recompute: true', or give more with --max-memory");
-  }
-  return prediction;
-}
-
 // A text that is seen again and again is learned by heart: what more text would change is worth knowing beforehand.
 std::string how_often_seen(const TrainingInputs& inputs) {
   const TokenWindows& windows = inputs.windows.training.windows;
@@ -381,6 +355,17 @@ Json curve_json(const std::vector<TrainingPoint>& curve) {
                       {"validation_perplexity", point.validation_perplexity}});
   }
   return points;
+}
+
+// The GPU's memory may be too small for weights, or only for activations.
+void naming_memory(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const c10::OutOfMemoryError& error) {
+    throw std::runtime_error(
+        "the GPU's memory is too small: lower 'micro_batch', set 'recompute: true', or leave '--device cuda' out (" +
+        std::string(error.what_without_backtrace()) + ")");
+  }
 }
 
 // The pieces of a step are large, alike and short-lived: kept by the process, they need not be cleared and mapped anew
@@ -433,7 +418,10 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   phase.files.add(distill.validation_text);
   phase.plan = plan_training(input.recipe, student);
   phase.verdicts = phase.kind->judge(phase.plan);
-  if (!input.is_stand_in) print_verdicts(phase);
+  if (!input.is_stand_in) {
+    check_something_is_trained(student, distill.train, input.recipe.passes.front().exclude);
+    print_verdicts(phase);
+  }
   phase.data = phase.kind->read_data(input.recipe, phase.plan);
   std::optional<LogitStore> store;
   if (!distill.logits.empty()) {
@@ -444,10 +432,13 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   const TrainingInputs inputs{distill, read_windows(distill, student, store ? &*store : nullptr, chosen),
                               compute_type(distill.precision, options.on_gpu, student)};
   const bool is_live = reads_teacher(distill) && !store;
-  if (is_live) check_teacher(student, teacher, longest(inputs.windows), distill.loss.hidden_weight);
+  const int64_t num_tokens = std::max(longest(inputs.windows), sample_length(distill));
+  if (is_live) check_teacher(student, teacher, num_tokens, distill.loss.hidden_weight);
   check_samples(distill, student, inputs.windows.training.windows.num_tokens);
+  check_ranges(distill, student);
   phase.prediction =
-      predict_training(student, is_live ? &teacher : nullptr, inputs, run_limits(options, input.num_threads), device);
+      predict_training({student, is_live ? &teacher : nullptr, distill, inputs.windows, inputs.compute, device},
+                       run_limits(options, input.num_threads));
   for (const std::string& line : to_lines(phase.prediction)) progress.print(line);
   progress.print(how_often_seen(inputs));
   if (options.dry_run) return to_json(phase.prediction);
@@ -461,13 +452,12 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
     phase.fingerprint["excluded"] += pattern + " ";
   }
   phase.fingerprint["threads"] = std::to_string(input.num_threads);
-  phase.fingerprint["precision"] = at::toString(inputs.compute);
+  name_products(at::toString(inputs.compute), phase);
   if (!device.is_cpu()) phase.fingerprint["device"] = device.str();
   if (input.may_be_made && is_made(phase)) return {};
 
   Artifact artifact(phase.output, phase.fingerprint, options.fresh);
   return keeping_parts(artifact, phase, [&] {
-    const int64_t num_tokens = std::max(longest(inputs.windows), distill.prompt_tokens + distill.sampled_tokens);
     const IsTrained is_trained = [&](const std::string& linear) {
       const std::vector<std::string>& excluded = input.recipe.passes.front().exclude;
       return std::none_of(excluded.begin(), excluded.end(),
@@ -475,7 +465,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
     };
     TrainingState state;
     TrainingSpeed speed;
-    {
+    naming_memory([&] {
       const LargePiecesStay stay;
       StudentModel model(student, distill.train, is_trained, num_tokens, inputs.compute, device);
       const int64_t num_vocabulary = student.description().vocabulary_size;
@@ -489,21 +479,17 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
       if (store && reads_teacher(distill)) source = recorded_teacher(*store, chosen, num_vocabulary);
       TrainingStore states(artifact.training_folder());
       timed("train", phase, [&] {
-        try {
-          state = train(
-              inputs.windows, distill, source.get(), model, states, progress,
-              [&] {
-                check_unchanged(phase);
-                teacher.check_unchanged();
-              },
-              speed);
-        } catch (const c10::OutOfMemoryError& error) {
-          throw std::runtime_error("the GPU's memory is too small: lower 'micro_batch' or set 'recompute: true' (" +
-                                   std::string(error.what_without_backtrace()) + ")");
-        }
+        state = train(
+            inputs.windows, distill, source.get(), model, states, progress,
+            [&] {
+              check_unchanged(phase);
+              teacher.check_unchanged();
+              if (store) store->check_unchanged();
+            },
+            speed);
       });
       timed("commit", phase, [&] { commit_student(model, student, phase.plan, artifact); });
-    }
+    });
     const Json common = {{"steps", state.step},
                          {"training_windows", inputs.windows.training.windows.num_windows},
                          {"validation_windows", inputs.windows.validation.windows.num_windows},

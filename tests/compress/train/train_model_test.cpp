@@ -338,6 +338,30 @@ TEST_F(TrainModel, ExcludedLayersStayAsTheyAre) {
   }
 }
 
+// A frozen weight is multiplied in bfloat16 and stored as it was, packed ones too: only plain ones are copied.
+TEST_F(TrainModel, PackedLayersThatAreExcludedKeepWhatBfloat16DoesNot) {
+  run_json(recipe("  - sparsegpt: {pattern: \"2:4\", fit: false}\n"), "packed");
+  const Checkpoint before = Checkpoint::open(folder_ / "packed");
+  const Json report =
+      run_json(recipe("  - distill: {student: " + (folder_ / "packed").string() + ", text: " + text() +
+                      ", validation_windows: 4, precision: bfloat16, validations: 1, total_tokens: 512}\n"
+                      "    layers: {exclude: [\"*.up_proj\", \"*.layers.1.*\"]}\n"),
+               "partly");
+  const Checkpoint after = Checkpoint::open(folder_ / "partly");
+  int num_packed = 0;
+  for (const LinearDescription& linear : block_linears(before.description())) {
+    const bool is_excluded = linear.name.ends_with("up_proj") || linear.name.find(".layers.1.") != std::string::npos;
+    EXPECT_EQ(values_of(before, linear) == values_of(after, linear), is_excluded) << linear.name;
+    num_packed += is_excluded && !before.stored_scheme(linear)->has_own_tensor();
+  }
+  EXPECT_GT(num_packed, 0);
+  for (const Json& layer : Json::parse(read_file(folder_ / "partly" / "pare.json")).at("layers")) {
+    const std::string name = layer.at("name");
+    if (!name.ends_with("up_proj")) continue;
+    EXPECT_EQ(layer.at("relative_error").get<double>(), 0.0) << name;
+  }
+}
+
 // Killed before six of the renames of a run of two phases: in the first, and while the second trains, validates and
 // writes.
 TEST_F(TrainModel, KilledInAnyPhaseItGoesOnToTheSameBytes) {
@@ -508,6 +532,17 @@ TEST(TrainRecipe, WhatCannotFollowIsSaidWithItsLine) {
   refused("  - distill: {text: t, batch: 6, micro_batch: 4}\n", {"micro_batch", "found 4 and 6"});
   refused("  - distill: {text: t, train: {weights: false, scales: false, vectors: false}}\n",
           {"train", "nothing is left"});
+  refused("  - distill: {text: t, loss: skew_kl, skew: 1}\n", {"r.yaml:4", "skew", "below 1"});
+  refused("  - distill: {text: t, loss: skew_reverse_kl, skew: 1}\n", {"r.yaml:4", "skew", "below 1"});
+  refused("  - distill: {logits: s.h5, tokens: 64}\n", {"r.yaml:4", "tokens", "leave this out"});
+  parse_recipe("model: m\npasses:\n  - distill: {logits: s.h5, validation_text: v.txt, tokens: 64}\n", "r.yaml");
+  refused("  - gptq: {bits: 8, activations: int8}\n  - distill: {text: t, precision: bfloat16}\n",
+          {"r.yaml:5", "bfloat16", "float32"});
+  refused(gptq + "  - distill: {text: t, train: {embedding: true}}\nhead: {bits: 8}\n",
+          {"r.yaml:5", "head", "'embedding'"});
+  parse_recipe("model: m\ncalibration: {text: t}\npasses:\n  - distill: {text: t, train: {embedding: true}}\n" + gptq +
+                   "head: {bits: 8}\n",
+               "r.yaml");
   refused("  - distill: {text: t}\n    layers: {override: {\"*\": {bits: 3}}}\n", {"override", "distill"});
 }
 
@@ -521,7 +556,12 @@ TEST_F(TrainModel, WhatCannotBeTrainedIsRefusedBeforeAnyWork) {
                      ", tokens: 16, validation_windows: 2}\n",
                  {"short.txt", "of which 2 are for validation", "longer text"});
   expect_refused("model: " + kModel + "\npasses:\n  - distill: {text: " + kText + ", tokens: 1024}\n",
-                 {"stories.txt", "1024", "512"});
+                 {"stories.txt", "1024", "512", "'tokens'"});
+  for (const std::string more : {", train: {weights: false, vectors: false}}\n",
+                                 ", train: {vectors: false}}\n    layers: {exclude: [\"*\"]}\n"}) {
+    expect_refused("model: " + kModel + "\npasses:\n  - distill: {text: " + text() + more,
+                   {"nothing of", "stories260k", "'vectors'"});
+  }
   for (const auto& entry : fs::directory_iterator(std::string(kSourceFolder) + "/tests/golden/encoders")) {
     if (!fs::exists(entry.path() / "config.json")) continue;
     expect_refused("model: " + entry.path().string() + "\npasses:\n  - distill: {text: " + text() + "}\n",
@@ -539,8 +579,45 @@ TEST_F(TrainModel, ATeacherMustFitTheStudent) {
   const std::string narrow =
       changed_copy("narrow", "config.json", "\"max_position_embeddings\": 512", "\"max_position_embeddings\": 32");
   expect_refused(recipe(distill(some + narrow)), {"64 tokens", "context of the teacher", "32"});
+  expect_refused(recipe(distill(some +
+                                changed_copy("short", "config.json", "\"max_position_embeddings\": 512",
+                                             "\"max_position_embeddings\": 80") +
+                                ", loss: minillm, prompt_tokens: 48, sampled_tokens: 48")),
+                 {"96 tokens", "context of the teacher", "80", "'sampled_tokens'"});
   // Hard labels need none, and read none.
   run_json(recipe(distill("total_tokens: 1000, loss: hard_label, teacher: " + other)), "alone");
+}
+
+TEST_F(TrainModel, RangesOfSequencesAreNotThoseOfABatch) {
+  const fs::path mixture = fs::path(kSourceFolder) / "tests/golden/families/mixtral_experts";
+  const std::string windows = ", precision: float32, validation_windows: 1, total_tokens: 256, batch: 2, micro_batch: ";
+  for (const char* range : {"token", "tensor"}) {
+    const std::string name = std::string("int8-") + range;
+    run_json("model: " + mixture.string() +
+                 "\npasses:\n  - rtn: {bits: 8, group_size: -1, activations: {range: " + range + "}}\n",
+             name);
+    const std::string yaml = "model: " + mixture.string() +
+                             "\npasses:\n  - distill: {student: " + (folder_ / name).string() +
+                             ", text: " + (mixture / "ids.npy").string() + windows;
+    if (range == std::string("tensor")) {
+      expect_refused(yaml + "2}\n", {"experts", "whole sequence", "'micro_batch' is 2", "expected 1"});
+      run_json(yaml + "1}\n", "one");
+    } else {
+      run_json(yaml + "2}\n", "two");
+    }
+  }
+}
+
+// What a live teacher and a text are refused for, a record is refused for.
+TEST_F(TrainModel, ARecordMustFitTheStudent) {
+  const std::string record = (folder_ / "record.h5").string();
+  ASSERT_EQ(run_pare({"record", kModel, "--text", text(), "--windows", "8", "--top-k", "8", record}).status, 0);
+  const std::string narrow =
+      changed_copy("narrow", "config.json", "\"max_position_embeddings\": 512", "\"max_position_embeddings\": 32");
+  const std::string passes =
+      "\npasses:\n  - distill: {logits: " + record + ", validation_windows: 2, total_tokens: 64}\n";
+  expect_refused("model: " + narrow + passes, {"record.h5", "64 tokens", "context is 32", "record shorter ones"});
+  run_json("model: " + kModel + passes, "fits");
 }
 
 TEST_F(TrainModel, StudentsInFormsThatCannotBeTrainedAreRefused) {
