@@ -13,8 +13,13 @@ class CudaDevices : public testing::Test {
 TEST_F(CudaDevices, WhatCannotBeUsedIsNamed) {
   emulation::set_device({.count = 0});
   expect_error<std::runtime_error>([] { make_cuda_backend(); }, {"no device", "--device cpu"});
-  emulation::set_device({.major = 7, .minor = 5});
-  expect_error<std::runtime_error>([] { make_cuda_backend(); }, {"7.5", "8.0"});
+  for (const auto& [major, minor] : {std::pair{7, 5}, {10, 0}, {12, 0}}) {
+    emulation::set_device({.major = major, .minor = minor});
+    expect_error<std::runtime_error>([] { make_cuda_backend(); },
+                                     {"expected", "8.x", "9.0", std::to_string(major) + "." + std::to_string(minor)});
+  }
+  emulation::set_device({.major = 8, .minor = 9});
+  EXPECT_EQ(make_cuda_backend()->name(), "cuda");
   emulation::set_device({.driver_version = 11040});
   expect_error<std::runtime_error>([] { make_cuda_backend(); }, {"driver", "11", "13", "update"});
   emulation::set_device({});
