@@ -32,7 +32,8 @@ MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workl
                              experts_per_token * (3 * model.feed_forward_size + 2 * model.hidden_size) + num_experts;
   const int64_t num_floats =
       3 * workload.num_rows * model.hidden_size + chunk_rows * row_floats + 2 * Backend::kLogitFloats;
-  need.work_bytes = num_floats * static_cast<int64_t>(sizeof(float));
+  need.work_bytes =
+      num_floats * static_cast<int64_t>(sizeof(float)) + std::min(workload.most_roof_bytes, need.weight_bytes);
   return need;
 }
 

@@ -17,6 +17,7 @@ struct DeviceWorkload {
   int64_t num_tokens = 0;  // of a cache
   bool keeps_every_layer = false;
   int kv_bits = kKvFloatBits;
+  int64_t most_roof_bytes = 0;  // that are read beside the weights, and no more than those are, to measure a roof
 };
 
 struct MemoryNeed {
