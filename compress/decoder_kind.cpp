@@ -137,10 +137,25 @@ class DecoderKind : public ModelKind {
     const auto compares = [](const auto& items) {
       return std::any_of(items.begin(), items.end(), [](const auto& item) { return item.reference; });
     };
-    std::vector<MemoryNeed> needs = {memory_need(artifact, {.num_rows = num_tokens, .num_tokens = num_tokens})};
-    if (recipe.budget || compares(recipe.evaluate) || compares(recipe.instructions)) {
-      needs.push_back(memory_need(original, {.num_rows = num_tokens, .num_tokens = num_tokens}));
+    int64_t answer_tokens = 0;  // of the longest prompt with its answer
+    for (size_t i = 0; i < data.prompts.size(); ++i) {
+      for (const std::vector<int32_t>& ids : data.prompts[i].ids) {
+        const int64_t most = static_cast<int64_t>(ids.size()) + recipe.instructions[i].options.max_new_tokens;
+        answer_tokens = std::max(answer_tokens, most);
+      }
     }
+    const auto need_of = [&](const Checkpoint& checkpoint) {
+      MemoryNeed need = memory_need(checkpoint, {.num_rows = num_tokens, .num_tokens = num_tokens});
+      if (answer_tokens == 0) return need;
+      // Beside what windows were worked on with, which is kept.
+      const MemoryNeed answers =
+          memory_need(checkpoint, {.num_rows = answer_tokens, .num_tokens = answer_tokens, .keeps_every_layer = true});
+      need.cache_bytes += answers.cache_bytes;
+      need.work_bytes += answers.work_bytes;
+      return need;
+    };
+    std::vector<MemoryNeed> needs = {need_of(artifact)};
+    if (recipe.budget || compares(recipe.evaluate) || compares(recipe.instructions)) needs.push_back(need_of(original));
     require_memory(backend, needs);
   }
 

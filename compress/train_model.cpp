@@ -490,6 +490,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
       });
       timed("commit", phase, [&] { commit_student(model, student, phase.plan, artifact); });
     });
+    release_cached_memory(device);  // the artifact is evaluated on the same GPU, by kernels of our own
     const Json common = {{"steps", state.step},
                          {"training_windows", inputs.windows.training.windows.num_windows},
                          {"validation_windows", inputs.windows.validation.windows.num_windows},

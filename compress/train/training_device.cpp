@@ -4,6 +4,10 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <dlfcn.h>
+#include <torch/version.h>
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9
+#include <c10/core/CachingDeviceAllocator.h>
+#endif
 
 #include <chrono>
 #include <cstdlib>
@@ -24,6 +28,12 @@ at::Device training_device(bool on_gpu) {
   }
   at::globalContext().setDeterministicAlgorithms(/*b=*/true, /*warn_only=*/true);
   return at::kCUDA;
+}
+
+void release_cached_memory([[maybe_unused]] at::Device device) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9
+  if (!device.is_cpu()) c10::getDeviceAllocator(device.type())->emptyCache();
+#endif
 }
 
 double measure_gpu_rate(at::Device device) {

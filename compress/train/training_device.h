@@ -10,6 +10,10 @@ namespace pare {
 // std::invalid_argument where LibTorch was built without CUDA or finds no GPU.
 at::Device training_device(bool on_gpu);
 
+// Gives what freed tensors leave in LibTorch's hands back to the device, for others to allocate. Before LibTorch 2.9,
+// which has no way to ask for it without CUDA's own headers, it stays there.
+void release_cached_memory(at::Device device);
+
 // Floating-point operations per second of a bfloat16 product of `device`, a GPU.
 double measure_gpu_rate(at::Device device);
 

@@ -111,7 +111,7 @@ BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, 
   result.num_threads = options_of_backend.device == ComputeDevice::cpu ? options_of_backend.num_threads : 0;
   result.options = options;
   result.bytes_per_token = model.bytes_per_token();
-  result.roof_footprint_bytes = std::max(result.bytes_per_token, least_roof_bytes(options_of_backend));
+  result.roof_footprint_bytes = roof_footprint_bytes(options_of_backend, result.bytes_per_token);
   result.resident_bytes = model.resident_bytes();
 
   const std::vector<int32_t> prompt = arbitrary_tokens(description, options.prefill_tokens);

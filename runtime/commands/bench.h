@@ -47,7 +47,7 @@ struct BenchResult {
   int kv_bits = 0;
   int attention_bits = 0;
   int64_t kv_bytes_per_token = 0;
-  int64_t roof_footprint_bytes = 0;  // over which the roof was read: bytes_per_token, or the least that can be measured
+  int64_t roof_footprint_bytes = 0;  // over which the roof was read: roof_footprint_bytes of bytes_per_token
   double read_roof_gbps = 0.0;
   double decode_gbps = 0.0;
   double decode_share = 0.0;

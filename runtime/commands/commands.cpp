@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -183,9 +184,12 @@ void run_bench(const Arguments& arguments, Console& console) {
   const int64_t num_tokens = std::max(std::min(options.prefill_tokens, context),
                                       BenchOptions::kDecodePrompt + std::min(options.decode_tokens, context));
   const Checkpoint* const held = &checkpoint;
-  engine.check_memory(
-      {&held, 1},
-      {.num_rows = num_tokens, .num_tokens = num_tokens, .keeps_every_layer = true, .kv_bits = kv_bits(arguments)});
+  engine.check_memory({&held, 1},
+                      {.num_rows = num_tokens,
+                       .num_tokens = num_tokens,
+                       .keeps_every_layer = true,
+                       .kv_bits = kv_bits(arguments),
+                       .most_roof_bytes = roof_footprint_bytes(engine.options(), std::numeric_limits<int64_t>::max())});
   Transformer model = engine.load(checkpoint, console);
   use_bits(arguments, model);
   BenchResult result = bench(model, engine.options(), options, stage(console, "bench", "repetitions"));

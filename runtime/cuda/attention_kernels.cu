@@ -1,8 +1,8 @@
 // Attention with an exact running softmax, from caches of float32 or of 8-bit codes, a tile of keys at a time. The
 // queries of all heads that read one key-value head are packed together, so that each key is fetched once for them.
 //
-// Prefill: a block has kWarps * 8 pairs of (row, head), and all their keys. Decode: few pairs, and of the keys one
-// stretch; what blocks found of one query is then joined in the order of the stretches. Tiles and stretches lie at fixed
+// Prefill: a block has kWarps * 8 pairs of (row, head), of large heads kWarps * 4, and all their keys. Decode: few pairs,
+// and of the keys one stretch; what blocks found of one query is then joined in the order of the stretches. Tiles and stretches lie at fixed
 // places of the sequence, so that a query's sums do not depend on which others run with it.
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rounding.cuh"
@@ -15,6 +15,8 @@ constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kTileKeys = kWarp;                        // a lane scores one
 constexpr int kDecodeQueries = 2, kPrefillQueries = 8;  // of one warp
+constexpr int kMostLargeQueries = 4;                    // of heads over 4 * kWarp: more do not fit kMostSharedBytes
+constexpr int64_t kMostSharedBytes = 99 * 1024;         // of a block on 8.6 and 8.9, the least of our devices
 constexpr int64_t kDecodeRows = 4;                      // no more of a sequence: decode
 constexpr int64_t kSplitKeys = 256;                     // of one stretch
 
@@ -306,6 +308,13 @@ int64_t splits_of(const Sequences& sequences, const AttentionShape& shape) {
   return (sequences.max_tokens + kSplitKeys - 1) / kSplitKeys;
 }
 
+template <int kQueries>
+constexpr int64_t shared_bytes(int64_t head_size) {
+  const int64_t num_floats =
+      (kWarps * kQueries + 2 * kTileKeys) * tile_stride(head_size) + kWarps * kQueries * kTileKeys;
+  return num_floats * static_cast<int64_t>(sizeof(float));
+}
+
 template <int kQueries, int kHeadValues>
 void launch_tiles(cudaStream_t stream, const float* q_RHK, const KvLayer& cache, const Sequences& sequences,
                   const AttentionShape& shape, int64_t num_splits, const PartialSoftmax& partial, float* x_RHK) {
@@ -313,18 +322,19 @@ void launch_tiles(cudaStream_t stream, const float* q_RHK, const KvLayer& cache,
   const dim3 grid(static_cast<unsigned>((num_pairs + kWarps * kQueries - 1) / (kWarps * kQueries)),
                   static_cast<unsigned>(shape.num_kv_heads * num_splits),
                   static_cast<unsigned>(sequences.table.size()));
-  const int64_t num_floats =
-      (kWarps * kQueries + 2 * kTileKeys) * tile_stride(shape.head_size) + kWarps * kQueries * kTileKeys;
-  launch(attention_kernel<kQueries, kHeadValues>, grid, dim3(kThreads), static_cast<size_t>(num_floats) * sizeof(float),
-         stream, q_RHK, cache, sequences.table.data(), shape, num_splits, partial, x_RHK);
+  static_assert(shared_bytes<kQueries>(kHeadValues * kWarp) <= kMostSharedBytes);
+  launch(attention_kernel<kQueries, kHeadValues>, grid, dim3(kThreads),
+         static_cast<size_t>(shared_bytes<kQueries>(shape.head_size)), stream, q_RHK, cache, sequences.table.data(),
+         shape, num_splits, partial, x_RHK);
 }
 
 template <int kQueries>
 void launch_queries(cudaStream_t stream, const float* q_RHK, const KvLayer& cache, const Sequences& sequences,
                     const AttentionShape& shape, int64_t num_splits, const PartialSoftmax& partial, float* x_RHK) {
+  constexpr int kLargeQueries = kQueries < kMostLargeQueries ? kQueries : kMostLargeQueries;
   const auto run = shape.head_size <= 2 * kWarp   ? launch_tiles<kQueries, 2>
                    : shape.head_size <= 4 * kWarp ? launch_tiles<kQueries, 4>
-                                                  : launch_tiles<kQueries, kMaxCudaHeadSize / kWarp>;
+                                                  : launch_tiles<kLargeQueries, kMaxCudaHeadSize / kWarp>;
   run(stream, q_RHK, cache, sequences, shape, num_splits, partial, x_RHK);
 }
 

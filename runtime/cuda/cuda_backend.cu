@@ -349,9 +349,13 @@ CudaDevice find_cuda_device() {
 
 std::unique_ptr<Backend> make_cuda_backend() {
   const CudaDevice device = find_cuda_device();
-  if (device.major < 8) {
-    throw std::runtime_error("CUDA: " + device.name + " has compute capability " + std::to_string(device.major) + "." +
-                             std::to_string(device.minor) + "; expected 8.0 or later: run with --device cpu");
+  // Kernels compiled for 8.0 run on every 8.x, those for 9.0a on 9.0 alone; there is no PTX for others (CMakeLists.txt).
+  if (device.major != 8 && !(device.major == 9 && device.minor == 0)) {
+    throw std::runtime_error(
+        "CUDA: this program has kernels for compute capability 8.x and 9.0; expected one of them, "
+        "found " +
+        device.name + " of " + std::to_string(device.major) + "." + std::to_string(device.minor) +
+        ": run with --device cpu");
   }
   return std::make_unique<CudaBackend>();
 }

@@ -20,7 +20,7 @@ struct CudaDevice {
 CudaDevice find_cuda_device();
 
 // On the first device. Throws as find_cuda_device, and std::runtime_error for one without kernels in this program
-// (compute capability below 8.0).
+// (compute capability other than 8.x and 9.0).
 std::unique_ptr<Backend> make_cuda_backend();
 
 }  // namespace pare

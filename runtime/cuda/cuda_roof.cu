@@ -68,7 +68,8 @@ class DeviceMemory {
   void* memory_ = nullptr;
 };
 
-// run(n) does n pieces of work. Pieces per second, the best of kRounds.
+// run(n) does n pieces of work. Pieces per second, the best of kRounds. The first run is not timed: kernels are loaded
+// when they are first launched, which takes longer than a round.
 template <typename Run>
 double best_rate(const Run& run) {
   const auto seconds_of = [&](int64_t num) {
@@ -77,6 +78,7 @@ double best_rate(const Run& run) {
     require(cudaStreamSynchronize(nullptr), "a kernel that measures failed");
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
+  seconds_of(1);
   int64_t num = 1;
   while (seconds_of(num) < kLeastSeconds) num *= 2;
   double best = 0.0;
@@ -113,6 +115,11 @@ double measure_cuda_read_gbps(int64_t num_bytes) {
            sums.get<unsigned>());
   });
   return static_cast<double>(num_vectors * static_cast<int64_t>(sizeof(uint4))) * passes / 1e9;
+}
+
+int64_t cuda_roof_bytes(int64_t decode_bytes) {
+  constexpr int64_t kMostBytes = int64_t{2} << 30;
+  return std::min(decode_bytes, kMostBytes);
 }
 
 }  // namespace pare

@@ -13,4 +13,9 @@ double measure_cuda_fma_gflops();
 // std::runtime_error where they do not fit.
 double measure_cuda_read_gbps(int64_t num_bytes);
 
+// How many bytes to ask it for beside a decode of decode_bytes: as many, or 2 GiB. That is nearly 30 times the largest
+// L2 of our devices (72 MiB on 8.9), and the rate no longer depends on how much more is read; the model is in memory at
+// the same time.
+int64_t cuda_roof_bytes(int64_t decode_bytes);
+
 }  // namespace pare

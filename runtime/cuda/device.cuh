@@ -34,7 +34,10 @@ namespace pare {
 inline constexpr size_t kDefaultSharedBytes = 48 * 1024;
 
 // The name of a __global__ function, with its parameters.
-inline std::string kernel_name(const void* kernel) {
+inline std::string kernel_name([[maybe_unused]] const void* kernel) {
+#if CUDART_VERSION < 12040
+  return "(kernel)";  // such toolkits have no cudaFuncGetName
+#else
   const char* mangled = nullptr;
   if (cudaFuncGetName(&mangled, kernel) != cudaSuccess || mangled == nullptr) return "(kernel without a name)";
   int status = 0;
@@ -42,11 +45,18 @@ inline std::string kernel_name(const void* kernel) {
   std::string name = status == 0 ? demangled : mangled;
   std::free(demangled);
   return name;
+#endif
+}
+
+// Errors of a kernel that ran before, which every later call reports as if they were its own.
+inline bool is_of_earlier_kernel(cudaError_t status) {
+  return status == cudaErrorIllegalAddress || status == cudaErrorMisalignedAddress ||
+         status == cudaErrorLaunchFailure || status == cudaErrorAssert;
 }
 
 // Queues kernel<<<grid, block, dynamic_shared_bytes, stream>>>(arguments...), with as much dynamic shared memory as it
 // asks for. Throws std::runtime_error with the kernel's name, the shape and CUDA's error where the device refuses it;
-// what goes wrong later, in the kernel, is reported by the stream's next synchronization.
+// what goes wrong later, in the kernel, is reported by the stream's next synchronization, or by a launch before it.
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t dynamic_shared_bytes, cudaStream_t stream,
             Arguments&&... arguments) {
@@ -73,10 +83,13 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t dynamic
   const auto shape = [](dim3 size) {
     return std::to_string(size.x) + "x" + std::to_string(size.y) + "x" + std::to_string(size.z);
   };
+  const std::string error = std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
+  if (is_of_earlier_kernel(status)) {
+    throw std::runtime_error("an operation before " + kernel_name(function) + " failed: " + error);
+  }
   throw std::runtime_error("cannot launch " + kernel_name(function) + " on a grid of " + shape(grid) + " blocks of " +
                            shape(block) + " threads with " + std::to_string(dynamic_shared_bytes) +
-                           " bytes of dynamic shared memory: " + cudaGetErrorName(status) + " (" +
-                           cudaGetErrorString(status) + ")");
+                           " bytes of dynamic shared memory: " + error);
 }
 
 }  // namespace pare

@@ -24,6 +24,9 @@ double device_fma_gflops() {
 double device_read_gbps(int64_t num_bytes) {
   return measure_cuda_read_gbps(num_bytes);
 }
+int64_t device_roof_bytes(int64_t decode_bytes) {
+  return cuda_roof_bytes(decode_bytes);
+}
 #else
 [[noreturn]] void refuse() {
   throw std::runtime_error(
@@ -36,6 +39,9 @@ double device_fma_gflops() {
   refuse();
 }
 double device_read_gbps(int64_t) {
+  refuse();
+}
+int64_t device_roof_bytes(int64_t) {
   refuse();
 }
 #endif
@@ -57,10 +63,11 @@ double measure_read_roof(const BackendOptions& options, int64_t num_bytes) {
   return measure_read_gbps(num_bytes, options.num_threads);
 }
 
-int64_t least_roof_bytes(const BackendOptions& options) {
+int64_t roof_footprint_bytes(const BackendOptions& options, int64_t decode_bytes) {
+  if (options.device == ComputeDevice::cuda) return device_roof_bytes(decode_bytes);
   // Below this, a CPU's threads would have too little to read each.
   constexpr int64_t kLeastBytes = 64 << 10;
-  return kLeastBytes * std::max(options.num_threads, 1);
+  return std::max(decode_bytes, kLeastBytes * std::max(options.num_threads, 1));
 }
 
 }  // namespace pare

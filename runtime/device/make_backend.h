@@ -22,10 +22,12 @@ struct BackendOptions {
 std::unique_ptr<Backend> make_backend(const BackendOptions& options);
 
 // What such a backend's machine can do at most: float32 multiply-adds in registers, in GFLOP/s, and GB/s (1e9 bytes) at
-// which num_bytes are read over and over. On a CPU with num_threads >= 1 and
-// at least least_roof_bytes (runtime/cpu/roof.h). Throws as make_backend and the roof do.
+// which num_bytes are read over and over. On a CPU with num_threads >= 1 (runtime/cpu/roof.h). Throws as make_backend and
+// the roof do.
 double measure_fma_roof(const BackendOptions& options);
 double measure_read_roof(const BackendOptions& options, int64_t num_bytes);
-int64_t least_roof_bytes(const BackendOptions& options);
+// The num_bytes to read for the roof of a decode that reads decode_bytes: as many, as far as a CPU's threads have enough
+// to read each and a GPU's memory can spare them (runtime/cuda/cuda_roof.h).
+int64_t roof_footprint_bytes(const BackendOptions& options, int64_t decode_bytes);
 
 }  // namespace pare

@@ -1,19 +1,65 @@
 #include "runtime/engine/memory_need.h"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "runtime/engine/forward_pass.h"
 #include "runtime/system/progress.h"
 
 namespace pare {
+namespace {
+
+// Of a weight that is stored as codes or 2:4, as backends with memory of their own hold it (cuda_linear.cpp): rows of
+// words in whole vectors, scales as floats; beside columns of outliers all of it in float32.
+int64_t packed_bytes(const LinearDescription& linear, const PackScheme& scheme, DType dense_dtype) {
+  constexpr int64_t kFloatBytes = sizeof(float), kWordBits = 32, kVectorBytes = 16;
+  if (scheme.input.outliers == OutlierRule::columns) return linear.num_out * linear.num_in * kFloatBytes;
+  const int64_t bits = scheme.is_dense() ? 8 * static_cast<int64_t>(dtype_size_bytes(dense_dtype)) : scheme.bits;
+  const bool is_kept =
+      !scheme.pattern.is_dense() && (bits == 4 || bits == 8 || bits == 16) && scheme.act_order == StoredActOrder::none;
+  const int64_t num_values = is_kept ? linear.num_in / 2 : linear.num_in;
+  const int64_t vector_values = kVectorBytes * 8 / kWordBits * (kWordBits / bits);
+  const int64_t num_vectors = (num_values + vector_values - 1) / vector_values;
+  const int64_t place_bytes = is_kept ? num_vectors * vector_values / 4 : 0;
+  const int64_t grid_bytes =
+      scheme.is_dense() ? 0 : scheme.num_groups(linear.num_in) * (kFloatBytes + (scheme.symmetric ? 0 : 1));
+  const int64_t order_bytes = scheme.act_order == StoredActOrder::none ? 0 : linear.num_in * kFloatBytes;
+  return linear.num_out * (num_vectors * kVectorBytes + place_bytes + grid_bytes) + order_bytes;
+}
+
+std::vector<LinearDescription> all_linears(const Checkpoint& checkpoint) {
+  std::vector<LinearDescription> linears = block_linears(checkpoint.description());
+  linears.push_back(checkpoint.embedding());
+  if (!checkpoint.description().tied_head) linears.push_back(checkpoint.head());
+  return linears;
+}
+
+}  // namespace
 
 MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workload) {
   const ModelDescription& model = checkpoint.description();
   MemoryNeed need;
   need.name = checkpoint.directory().string();
-  for (const std::string& name : checkpoint.tensor_names()) {
+  const std::vector<std::string> tensor_names = checkpoint.tensor_names();
+  for (const std::string& name : tensor_names) {
     need.weight_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
+  }
+  bool needs_whole_sequences = false;  // as ForwardPass has it
+  for (const LinearDescription& linear : all_linears(checkpoint)) {
+    const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
+    if (!scheme) continue;
+    needs_whole_sequences = needs_whole_sequences || !scheme->input.is_rowwise();
+    if (scheme->has_own_tensor()) continue;
+    int64_t stored_bytes = 0;
+    const std::string prefix = linear.name + ".";
+    for (auto name = std::lower_bound(tensor_names.begin(), tensor_names.end(), prefix);
+         name != tensor_names.end() && name->starts_with(prefix); ++name) {
+      stored_bytes += static_cast<int64_t>(checkpoint.tensor(*name).data.size());
+    }
+    need.weight_bytes += std::max<int64_t>(packed_bytes(linear, *scheme, model.dtype) - stored_bytes, 0);
   }
   need.weight_bytes += need.weight_bytes / 16;
   const int64_t num_caches = workload.keeps_every_layer ? static_cast<int64_t>(model.blocks.size()) : 1;
@@ -26,13 +72,15 @@ MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workl
     num_experts = std::max(num_experts, block.router->num_out);
     experts_per_token = std::max(experts_per_token, block.routing.experts_per_token);
   }
-  const int64_t chunk_rows = std::min(workload.num_rows, kChunkRows);
+  const int64_t rows_at_a_time = needs_whole_sequences ? std::max(kChunkRows, workload.num_tokens) : kChunkRows;
+  const int64_t chunk_rows = std::min(workload.num_rows, rows_at_a_time);
   const int64_t attended = model.num_heads * model.head_size;
   const int64_t row_floats = 3 * model.hidden_size + 3 * attended + 2 * model.num_kv_heads * model.head_size +
                              experts_per_token * (3 * model.feed_forward_size + 2 * model.hidden_size) + num_experts;
   const int64_t num_floats =
       3 * workload.num_rows * model.hidden_size + chunk_rows * row_floats + 2 * Backend::kLogitFloats;
-  need.work_bytes = num_floats * static_cast<int64_t>(sizeof(float));
+  need.work_bytes =
+      num_floats * static_cast<int64_t>(sizeof(float)) + std::min(workload.most_roof_bytes, need.weight_bytes);
   return need;
 }
 

@@ -17,6 +17,7 @@ struct DeviceWorkload {
   int64_t num_tokens = 0;  // of a cache
   bool keeps_every_layer = false;
   int kv_bits = kKvFloatBits;
+  int64_t most_roof_bytes = 0;  // that are read beside the weights, and no more than those are, to measure a roof
 };
 
 struct MemoryNeed {
@@ -27,8 +28,8 @@ struct MemoryNeed {
   int64_t total() const { return weight_bytes + cache_bytes + work_bytes; }
 };
 
-// An estimate, rather too large: weights as they are stored, a sixteenth for how they are packed, and the largest
-// buffers of a forward pass.
+// An estimate, rather too large: weights as they are stored, those in codes as they are packed where that is more, a
+// sixteenth for what stands beside them, and the largest buffers of a forward pass.
 MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workload);
 
 // Throws std::runtime_error when `needs` together exceed what the backend has free: each figure, and what to do.

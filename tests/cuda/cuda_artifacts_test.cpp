@@ -2,6 +2,7 @@
 // and opened from them: what the device computes is what the CPU's kernels compute.
 #include <fstream>
 
+#include "runtime/engine/memory_need.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/format/stored_linear.h"
 #include "tests/cuda/on_cuda.h"
@@ -227,6 +228,26 @@ class CudaArtifacts : public testing::TestWithParam<Artifact> {
 };
 INSTANTIATE_TEST_SUITE_P(Stories260k, CudaArtifacts, testing::ValuesIn(artifacts()),
                          [](const auto& test) { return test.param.name; });
+
+// With a context of 4096. Beside the work there are the buffers of logits, far larger than all else here.
+TEST_P(CudaArtifacts, TheEstimateOfMemoryIsNotTooSmall) {
+  const std::filesystem::path directory = folder_.path() / "artifact";
+  write_artifact(directory, Checkpoint::open(std::filesystem::path(kSourceFolder) / "calibration_data/stories260k"),
+                 GetParam().scheme);
+  nlohmann::json config = nlohmann::json::parse(file_text(directory / "config.json"));
+  config["max_position_embeddings"] = 4096;
+  std::ofstream(directory / "config.json") << config.dump();
+  const Checkpoint artifact = Checkpoint::open(directory);
+  const MemoryNeed need = memory_need(artifact, {.num_rows = 4096, .num_tokens = 4096, .keeps_every_layer = true});
+  const auto before = static_cast<int64_t>(emulation::allocated_bytes());
+  Transformer model = Transformer::load(artifact, *cuda_);
+  const auto loaded = static_cast<int64_t>(emulation::allocated_bytes());
+  EXPECT_LE(loaded - before, need.weight_bytes);
+  const std::unique_ptr<Transformer::Session> session = model.start(4096);
+  const auto logit_bytes = static_cast<int64_t>(2 * Backend::kLogitFloats * sizeof(float));
+  EXPECT_LE(static_cast<int64_t>(emulation::allocated_bytes()) - loaded,
+            need.cache_bytes + need.work_bytes - logit_bytes);
+}
 
 // Exact inputs: both backends err by roundings of float32 alone, which add up as cuda_goldens_test.cpp has it. Rounded
 // ones: here and there a value lies so close between two codes, or to an outlier's threshold, that they choose

@@ -1,4 +1,4 @@
-// What the backend says of devices that it cannot use.
+// What the backend says of devices that it cannot use, and what it does on those that have less than others.
 #include "tests/cuda/on_cuda.h"
 #include "tests/expect_error.h"
 
@@ -13,13 +13,45 @@ class CudaDevices : public testing::Test {
 TEST_F(CudaDevices, WhatCannotBeUsedIsNamed) {
   emulation::set_device({.count = 0});
   expect_error<std::runtime_error>([] { make_cuda_backend(); }, {"no device", "--device cpu"});
-  emulation::set_device({.major = 7, .minor = 5});
-  expect_error<std::runtime_error>([] { make_cuda_backend(); }, {"7.5", "8.0"});
+  for (const auto& [major, minor] : {std::pair{7, 5}, {10, 0}, {12, 0}}) {
+    emulation::set_device({.major = major, .minor = minor});
+    expect_error<std::runtime_error>([] { make_cuda_backend(); },
+                                     {"expected", "8.x", "9.0", std::to_string(major) + "." + std::to_string(minor)});
+  }
+  emulation::set_device({.major = 8, .minor = 9});
+  EXPECT_EQ(make_cuda_backend()->name(), "cuda");
   emulation::set_device({.driver_version = 11040});
   expect_error<std::runtime_error>([] { make_cuda_backend(); }, {"driver", "11", "13", "update"});
   emulation::set_device({});
   EXPECT_EQ(find_cuda_device().name, "Emulated GPU");
   EXPECT_EQ(make_cuda_backend()->name(), "cuda");
+}
+
+std::vector<float> attended(const AttentionShape& shape, const Sequence& sequence) {
+  const std::unique_ptr<Backend> backend = make_cuda_backend();
+  const int64_t num_slots = sequence.num_past + sequence.num_rows;
+  const int64_t num_queries = sequence.num_rows * shape.num_heads * shape.head_size;
+  const int64_t num_cached = num_slots * shape.num_kv_heads * shape.head_size;
+  const Buffer<float> q = sent(*backend, random_values(num_queries, 1)),
+                      keys = sent(*backend, random_values(num_cached, 2)),
+                      values = sent(*backend, random_values(num_cached, 3)), x = backend->allocate(num_queries);
+  const SentSequences sequences(*backend, {sequence});
+  backend->attention(q.get(), {.keys = keys.get(), .values = values.get(), .num_slots = num_slots}, sequences.sequences,
+                     shape, x.get());
+  return received(*backend, x);
+}
+
+TEST_F(CudaDevices, AttentionFitsTheLeastSharedMemory) {
+  for (const int64_t head_size : {64, 128, 256}) {
+    SCOPED_TRACE(head_size);
+    const AttentionShape shape = {.num_heads = 4, .num_kv_heads = 2, .head_size = head_size, .scale = 0.1f};
+    for (const Sequence& sequence : {Sequence{0, 20, 0, 0}, Sequence{0, 1, 40, 0}}) {
+      emulation::set_device({});
+      const std::vector<float> expected = attended(shape, sequence);
+      emulation::set_device({.major = 8, .minor = 6, .shared_optin_bytes = 99 * 1024});
+      EXPECT_TRUE(same_bits(attended(shape, sequence), expected));
+    }
+  }
 }
 
 }  // namespace

@@ -24,6 +24,10 @@
 #include <type_traits>
 #include <utility>
 
+#ifndef CUDART_VERSION
+#define CUDART_VERSION 13000  // of the toolkit that the emulator stands for; older ones lack functions
+#endif
+
 #define __global__
 #define __device__
 #define __host__
@@ -314,6 +318,10 @@ enum cudaError {
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
   cudaErrorInvalidResourceHandle = 400,
+  cudaErrorIllegalAddress = 700,
+  cudaErrorAssert = 710,
+  cudaErrorMisalignedAddress = 716,
+  cudaErrorLaunchFailure = 719,
 };
 using cudaError_t = cudaError;
 enum cudaMemcpyKind {
@@ -355,7 +363,9 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
+#if CUDART_VERSION >= 12040
 cudaError_t cudaFuncGetName(const char** name, const void* kernel);
+#endif
 cudaError_t cudaGetLastError();
 cudaError_t cudaPeekAtLastError();
 const char* cudaGetErrorName(cudaError_t error);

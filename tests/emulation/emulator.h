@@ -47,6 +47,7 @@ struct Device {
   size_t shared_optin_bytes = 227 * 1024;  // of a block; sm_80 has 163 KiB, sm_86 and sm_89 99 KiB
   int driver_version = 13000;              // 1000 * major + 10 * minor, as cudaDriverGetVersion has it
   int runtime_version = 13000;
+  int sticky_error = 0;  // a cudaError that an earlier kernel left: every later call that reaches the device returns it
 };
 const Device& device();
 // Throws std::invalid_argument while memory is allocated, and for more than 4 GiB.

@@ -35,7 +35,7 @@ State& state() {
 cudaError_t device_status() {
   if (device().count == 0) return remember(cudaErrorNoDevice);
   if (device().driver_version < device().runtime_version) return remember(cudaErrorInsufficientDriver);
-  return cudaSuccess;
+  return remember(static_cast<cudaError_t>(device().sticky_error));
 }
 
 // Whether a copy of `bytes` may use the pointer as its kind says: of the device, within one allocation, or of the host.
@@ -263,6 +263,10 @@ constexpr ErrorText kErrorTexts[] = {
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {cudaErrorAssert, "cudaErrorAssert", "device-side assert triggered"},
+    {cudaErrorMisalignedAddress, "cudaErrorMisalignedAddress", "misaligned address"},
+    {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
 };
 
 const ErrorText* find_text(cudaError_t error) {

@@ -191,6 +191,17 @@ TEST(EmulatedLaunch, DynamicSharedMemoryIsWhatTheAttributeAllows) {
                                    {"nothing()", "166913 bytes of dynamic shared memory", "cudaErrorInvalidValue"});
 }
 
+TEST(EmulatedLaunch, ErrorsOfEarlierKernelsAreNotTheNextOnes) {
+  for (const auto error :
+       {cudaErrorIllegalAddress, cudaErrorMisalignedAddress, cudaErrorLaunchFailure, cudaErrorAssert}) {
+    Device device;
+    device.sticky_error = error;
+    const DeviceScope scope(device);
+    expect_error<std::runtime_error>([] { launch_nothing(dim3(1), dim3(1), 0, nullptr); },
+                                     {"an operation before", "nothing()", "failed: ", cudaGetErrorName(error)});
+  }
+}
+
 TEST(EmulatedLaunch, PointersMustLeadToTheDevice) {
   int host = 0;
   expect_error<emulation::Error>([&] { launch_on_pointer(&host); }, {"write_one", "argument 1", "cudaMalloc"});
