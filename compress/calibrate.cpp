@@ -2,7 +2,7 @@
 
 #include <ATen/Version.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/headeronly/version.h>
+#include <torch/version.h>
 
 #include <chrono>
 #include <nlohmann/json.hpp>

@@ -1,7 +1,7 @@
 #include "compress/manifest.h"
 
 #include <ATen/Version.h>
-#include <torch/headeronly/version.h>
+#include <torch/version.h>
 
 #include <nlohmann/json.hpp>
 #include <sstream>

@@ -30,7 +30,7 @@ void DistillPass::check(const PassCheck& check) {
                "minillm asks the teacher about sequences that the student makes up: give 'text' in place of "
                "recorded logits");
   }
-  if (samples && distill.prompt_tokens >= distill.tokens && check.was_given("prompt_tokens")) {
+  if (samples && distill.prompt_tokens >= distill.tokens && check.was_given("tokens")) {
     check.fail("prompt_tokens", "expected fewer than the " + std::to_string(distill.tokens) +
                                     " tokens of a window, "
                                     "found " +

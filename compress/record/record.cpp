@@ -4,7 +4,7 @@
 #include <ATen/Version.h>
 #include <ATen/core/grad_mode.h>
 #include <omp.h>
-#include <torch/headeronly/version.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <chrono>

@@ -528,6 +528,8 @@ TEST(TrainRecipe, WhatCannotFollowIsSaidWithItsLine) {
   refused("  - distill: {text: t, sampled_tokens: 8}\n", {"r.yaml:4", "sampled_tokens", "minillm"});
   refused("  - distill: {logits: s.h5, loss: minillm}\n", {"r.yaml:4", "logits", "makes up"});
   refused("  - distill: {text: t, tokens: 64, loss: minillm, prompt_tokens: 64}\n", {"prompt_tokens", "64 tokens"});
+  // A .npy has windows of its own length.
+  parse_recipe("model: m\npasses:\n  - distill: {text: t.npy, loss: minillm, prompt_tokens: 600}\n", "r.yaml");
   refused("  - distill: {logits: s.h5, text: t}\n", {"r.yaml:4", "text", "leave this out"});
   refused("  - distill: {text: t, batch: 6, micro_batch: 4}\n", {"micro_batch", "found 4 and 6"});
   refused("  - distill: {text: t, train: {weights: false, scales: false, vectors: false}}\n",

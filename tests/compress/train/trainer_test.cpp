@@ -244,6 +244,9 @@ TEST_F(Trainer, MicroBatchesOnThreadsHaveTheBitsOfOneThread) {
   const int num_threads = at::get_num_threads();
   options_.batch = 4;
   options_.total_tokens *= 2;
+  // As many windows to validate on, too: a window that all threads share may have other bits with more of them.
+  data_.validation = data_.training;
+  ASSERT_EQ(data_.validation.windows.num_windows, options_.batch);
   for (const bool recompute : {false, true}) {
     options_.recompute = recompute;
     at::set_num_threads(1);
