@@ -89,6 +89,9 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) files.add(checkpoint.directory() / name);
   files.add(recipe.calibration->text);
   const TokenWindows windows = read_windows(*recipe.calibration, checkpoint);
+  std::vector<std::string> events;
+  note_other_windows(*recipe.calibration, windows, events);
+  for (const std::string& event : events) progress.print("event: " + event);
 
   const int64_t num_rows = std::min(kNumSampleRows, windows.num_windows * windows.num_tokens);
   const Workload workload{.num_windows = windows.num_windows,
@@ -138,6 +141,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
       {"sha256", hash},
       {"windows", windows.num_windows},
       {"tokens", windows.num_tokens},
+      {"events", events},
       {"seconds", seconds_since(start)},
       {"stage_seconds",
        {{"forward", walk->seconds().forward}, {"statistics", walk->seconds().statistics}, {"write", write_seconds}}},

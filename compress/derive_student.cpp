@@ -51,6 +51,8 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, P
   check_student(teacher, student);
   phase.data = phase.kind->read_data(input.recipe, phase.plan);
   const std::optional<TokenWindows> windows = read_windows(input.recipe, teacher);
+  if (windows) note_other_windows(*input.recipe.calibration, *windows, phase.data.events);
+  announce_events(phase);
   phase.prediction = predict_student(teacher, run_limits(options, input.num_threads));
   for (const std::string& line : to_lines(phase.prediction)) progress.print(line);
   if (options.dry_run) return to_json(phase.prediction);

@@ -32,7 +32,7 @@ class EncoderKind : public ModelKind {
       const std::vector<std::string> texts = read_texts(calibration.text);
       const int64_t max_tokens = std::min(calibration.num_tokens.value_or(kCalibrationTokens), pooling.max_tokens);
       const int64_t num_samples = calibration.num_samples.value_or(kCalibrationSamples);
-      note_missing_samples(calibration, static_cast<int64_t>(texts.size()), "texts", data);
+      note_missing_samples(calibration, static_cast<int64_t>(texts.size()), "texts", data.events);
       data.texts.emplace();
       for (const int64_t text : draw_sorted(static_cast<int64_t>(texts.size()), num_samples, calibration.seed)) {
         data.texts->push_back(tokenizer.encode_truncated(texts[static_cast<size_t>(text)], max_tokens));

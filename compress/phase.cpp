@@ -143,6 +143,11 @@ void check_strict(const Phase& phase, const std::vector<LayerRecord>& records) {
   throw NotGoodEnough(message + "\nchange the recipe, or allow events with 'strict: false'");
 }
 
+void announce_events(const Phase& phase) {
+  for (const std::string& event : list_events(phase.plan, phase.data, {})) phase.progress.print("event: " + event);
+  check_strict(phase, {});
+}
+
 RunLimits run_limits(const RunOptions& options, int num_threads) {
   return {.held_bytes = read_memory_usage().held_bytes,
           .max_memory_bytes = options.max_memory_bytes.value_or(available_memory_bytes() / 10 * 8),

@@ -59,6 +59,8 @@ InputFiles watch_files(const Recipe& recipe, const Checkpoint& checkpoint);
 void check_unchanged(const Phase& phase);
 
 void print_verdicts(const Phase& phase);
+// Before any work: prints what the plan and the data list as events. Throws NotGoodEnough where `strict` forbids them.
+void announce_events(const Phase& phase);
 // Throws NotGoodEnough where `strict` forbids what the plan, the data and the records list.
 void check_strict(const Phase& phase, const std::vector<LayerRecord>& records);
 RunLimits run_limits(const RunOptions& options, int num_threads);

@@ -69,11 +69,18 @@ TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* 
   return drawn;
 }
 
-void note_missing_samples(const CalibrationRecipe& recipe, int64_t num_found, const std::string& what, RunData& data) {
+void note_missing_samples(const CalibrationRecipe& recipe, int64_t num_found, const std::string& what,
+                          std::vector<std::string>& events) {
   if (!recipe.num_samples || num_found >= *recipe.num_samples) return;
-  data.events.push_back("calibration: '" + recipe.text.string() + "' has " + std::to_string(num_found) + " " + what +
-                        ", fewer than the " + std::to_string(*recipe.num_samples) +
-                        " samples asked for: all are taken");
+  events.push_back("calibration: '" + recipe.text.string() + "' has " + std::to_string(num_found) + " " + what +
+                   ", fewer than the " + std::to_string(*recipe.num_samples) + " samples asked for: all are taken");
+}
+
+void note_other_windows(const CalibrationRecipe& recipe, const TokenWindows& found, std::vector<std::string>& events) {
+  note_missing_samples(recipe, found.num_windows, "windows of " + std::to_string(found.num_tokens) + " tokens", events);
+  if (!recipe.num_tokens || *recipe.num_tokens == found.num_tokens) return;
+  events.push_back("calibration: '" + recipe.text.string() + "' holds windows of " + std::to_string(found.num_tokens) +
+                   " tokens, not the " + std::to_string(*recipe.num_tokens) + " asked for: they are taken as they are");
 }
 
 RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& checkpoint) {
@@ -108,16 +115,7 @@ RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& c
                                 " tokens; expected at least 2, one to train on and one to choose by: give more text or "
                                 "shorter windows");
   }
-  if (data.calibration) {
-    const CalibrationRecipe& asked = *recipe.calibration;
-    note_missing_samples(asked, data.calibration->num_windows,
-                         "windows of " + std::to_string(data.calibration->num_tokens) + " tokens", data);
-    if (asked.num_tokens && *asked.num_tokens != data.calibration->num_tokens) {
-      data.events.push_back("calibration: '" + asked.text.string() + "' holds windows of " +
-                            std::to_string(data.calibration->num_tokens) + " tokens, not the " +
-                            std::to_string(*asked.num_tokens) + " asked for: they are taken as they are");
-    }
-  }
+  if (data.calibration) note_other_windows(*recipe.calibration, *data.calibration, data.events);
   if (has_survey_text) {
     const SensitivityRecipe& item = *recipe.sensitivity;
     const int64_t context = item.context.value_or(holds_token_windows(item.text) ? 0 : kSurveyContext);

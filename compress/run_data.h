@@ -32,7 +32,10 @@ struct RunData {
 };
 
 // Notes as an event that the data have fewer windows or texts (`what`) than the recipe asks for.
-void note_missing_samples(const CalibrationRecipe& recipe, int64_t num_found, const std::string& what, RunData& data);
+void note_missing_samples(const CalibrationRecipe& recipe, int64_t num_found, const std::string& what,
+                          std::vector<std::string>& events);
+// Likewise of windows: fewer of them, or of another length than asked for.
+void note_other_windows(const CalibrationRecipe& recipe, const TokenWindows& found, std::vector<std::string>& events);
 
 // Windows of a .npy are taken in order, those of a text drawn at random and kept in order. tokenizer may be null for a
 // .npy. Throws std::invalid_argument: windows longer than the model's context; what read_token_windows throws.

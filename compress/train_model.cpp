@@ -161,6 +161,24 @@ TrainingWindows read_windows(const DistillOptions& options, const Checkpoint& st
   return windows;
 }
 
+// Notes where the texts have not what the recipe asks for. A text is cut as asked; only a .npy has other windows.
+void note_other_windows(const DistillOptions& options, const TrainingWindows& found, std::vector<std::string>& events) {
+  // A record has sequences of its own: then the length is that of windows to validate on.
+  const bool is_recorded = !options.logits.empty();
+  const int64_t length = (is_recorded ? found.validation : found.training).windows.num_tokens;
+  if (options.asks_for_tokens && options.tokens != length) {
+    events.push_back("distill: " + (is_recorded ? "'" + options.validation_text + "'" : names_of(options)) +
+                     " holds windows of " + std::to_string(length) + " tokens, not the " +
+                     std::to_string(options.tokens) + " asked for: they are taken as they are");
+  }
+  const int64_t num_windows = found.training.windows.num_windows;
+  if (num_windows < options.windows) {
+    events.push_back("distill: " + names_of(options) + " has " + std::to_string(num_windows) +
+                     " windows to train on, fewer than the " + std::to_string(options.windows) +
+                     " asked for: all are taken");
+  }
+}
+
 // What a store must be for this student and loss.
 void check_store(const LogitStore& store, const DistillOptions& options, const Checkpoint& student) {
   const LogitOrigin& origin = store.origin();
@@ -431,6 +449,8 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   std::vector<int64_t> chosen;
   const TrainingInputs inputs{distill, read_windows(distill, student, store ? &*store : nullptr, chosen),
                               compute_type(distill.precision, options.on_gpu, student)};
+  note_other_windows(distill, inputs.windows, phase.data.events);
+  announce_events(phase);
   const bool is_live = reads_teacher(distill) && !store;
   const int64_t num_tokens = std::max(longest(inputs.windows), sample_length(distill));
   if (is_live) check_teacher(student, teacher, num_tokens, distill.loss.hidden_weight);

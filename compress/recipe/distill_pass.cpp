@@ -5,6 +5,7 @@
 namespace pare {
 
 void DistillPass::check(const PassCheck& check) {
+  distill.asks_for_tokens = check.was_given("tokens");
   if (distill.text.empty() && distill.logits.empty()) {
     check.fail("",
                "expected 'text:', what the student is trained on, or 'logits:', what pare record made of a teacher");
@@ -30,7 +31,7 @@ void DistillPass::check(const PassCheck& check) {
                "minillm asks the teacher about sequences that the student makes up: give 'text' in place of "
                "recorded logits");
   }
-  if (samples && distill.prompt_tokens >= distill.tokens && check.was_given("tokens")) {
+  if (samples && distill.prompt_tokens >= distill.tokens && distill.asks_for_tokens) {
     check.fail("prompt_tokens", "expected fewer than the " + std::to_string(distill.tokens) +
                                     " tokens of a window, "
                                     "found " +

@@ -35,7 +35,7 @@ struct DistillOptions {
   std::string student;            // the checkpoint that is trained; empty: what the recipe's items before this one give
   std::string teacher;            // a checkpoint; empty: the recipe's model
   std::string logits;             // instead of text and teacher: what pare record made of one
-  int64_t tokens = 512;           // of a window
+  int64_t tokens = 512;           // of a window; a .npy has windows of its own length
   int64_t windows = 0;            // at most, drawn by `seed`; 0: all
   int64_t total_tokens = 200000;  // to train on: windows are seen as often as that takes
   int64_t batch = 4;              // windows of a step
@@ -60,6 +60,7 @@ struct DistillOptions {
   int64_t validations = 10;  // how often on the way, evenly; the best checkpoint is kept
   int64_t patience = 0;      // stop after so many validations without a better one; 0: never
   int64_t seed = 0;
+  bool asks_for_tokens = false;  // the recipe gives `tokens`
 
   void fields(FieldVisitor& visit) {
     visit("text", text);

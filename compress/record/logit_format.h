@@ -33,7 +33,7 @@ struct LogitOrigin {
   std::string data;                  // SHA-256 of the windows, or of the prompts
   std::string text;                  // name of the file they came from
   std::string source;                // how sequences were made of it: a JSON object
-  int64_t num_vocabulary = 0;        // V: of the teacher's logits, padding included
+  int64_t num_vocabulary = 0;        // V: the tokenizer's tokens, without the head's padding
   int64_t num_kept = 0;              // K
   std::vector<double> temperatures;  // N
   std::string pare_version, libtorch_version, instruction_set;

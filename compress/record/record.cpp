@@ -54,10 +54,16 @@ struct Material {
   int64_t max_length(int64_t sequence) const { return static_cast<int64_t>(start(sequence).size()) + max_new_tokens; }
 };
 
+// Rows of a head behind the tokenizer's tokens fill it up to a round number. What a teacher says of them is noise that
+// no student can learn, and a head of the same tokenizer may have fewer.
+int64_t count_tokens(const Tokenizer& tokenizer, const ModelDescription& model) {
+  return std::min(tokenizer.vocabulary_size(), model.vocabulary_size);
+}
+
 Material read_windows(const RecordOptions& options, const Tokenizer& tokenizer, const ModelDescription& model) {
   const TokenWindows all =
       read_token_windows(options.text, &tokenizer, options.num_tokens.value_or(kRecordTokens), /*num_windows=*/0,
-                         /*add_special_tokens=*/true, model.vocabulary_size);
+                         /*add_special_tokens=*/true, count_tokens(tokenizer, model));
   const std::string what = options.text.string() + ": ";
   if (options.num_tokens && all.num_tokens != *options.num_tokens) {
     throw std::invalid_argument(what + "its windows are " + std::to_string(all.num_tokens) +
@@ -162,13 +168,8 @@ void check_options(const RecordOptions& options) {
 class Recording {
  public:
   Recording(const RecordOptions& options, const Checkpoint& checkpoint, const InputFiles& files,
-            const Material& material, const LogitOrigin& origin, int64_t num_drawn)
-      : options_(options),
-        checkpoint_(checkpoint),
-        files_(files),
-        material_(material),
-        origin_(origin),
-        num_drawn_(num_drawn) {}
+            const Material& material, const LogitOrigin& origin)
+      : options_(options), checkpoint_(checkpoint), files_(files), material_(material), origin_(origin) {}
 
   // The next shard, whole.
   LogitShard record_shard(Transformer& model, const fs::path& path, int64_t shard, int64_t first, int64_t count,
@@ -178,7 +179,7 @@ class Recording {
       throw_if_interrupted();
       sequences.push_back(make_sequence(model, sequence));
     }
-    Teacher teacher(model, origin_.num_kept, origin_.temperatures);
+    Teacher teacher(model, origin_.num_vocabulary, origin_.num_kept, origin_.temperatures);
     LogitShardWriter writer(path, origin_, shard, first, sequences);
     for (size_t done = 0; done < sequences.size();) {
       throw_if_interrupted();
@@ -205,7 +206,7 @@ class Recording {
                                          .top_k = 0,
                                          .top_p = options_.top_p,
                                          .seed = sequence_seed(options_.seed, sequence)},
-                            .vocabulary_size = num_drawn_});
+                            .vocabulary_size = origin_.num_vocabulary});
   }
 
   const RecordOptions& options_;
@@ -213,12 +214,12 @@ class Recording {
   const InputFiles& files_;
   const Material& material_;
   const LogitOrigin& origin_;
-  int64_t num_drawn_;
 };
 
 Prediction predict(const Checkpoint& checkpoint, const Material& material, const LogitOrigin& origin,
                    int64_t num_shards, int num_threads) {
-  RecordingExtent extent{.logit_bytes = Teacher::logit_bytes(origin.num_vocabulary), .num_threads = num_threads};
+  RecordingExtent extent{.logit_bytes = Teacher::logit_bytes(checkpoint.description().vocabulary_size),
+                         .num_threads = num_threads};
   for (int64_t sequence = 0; sequence < material.num_sequences(); ++sequence) {
     extent.num_tokens += material.max_length(sequence);
     extent.longest_sequence = std::max(extent.longest_sequence, material.max_length(sequence));
@@ -264,16 +265,17 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
   const Material material =
       options.text.empty() ? read_prompts(options, tokenizer, model) : read_windows(options, tokenizer, model);
-  if (options.num_kept < 1 || options.num_kept > model.vocabulary_size) {
+  const int64_t num_vocabulary = count_tokens(tokenizer, model);
+  if (options.num_kept < 1 || options.num_kept > num_vocabulary) {
     throw std::invalid_argument("--top-k " + std::to_string(options.num_kept) + ": expected 1 to the vocabulary's " +
-                                std::to_string(model.vocabulary_size));
+                                std::to_string(num_vocabulary));
   }
   LogitOrigin origin{.model = "",
                      .tokenizer = tokenizer_hash(checkpoint.directory()),
                      .data = hash_of(material.starts),
                      .text = data.filename().string(),
                      .source = material.source,
-                     .num_vocabulary = model.vocabulary_size,
+                     .num_vocabulary = num_vocabulary,
                      .num_kept = options.num_kept,
                      .temperatures = options.temperatures,
                      .pare_version = std::string(version()),
@@ -307,7 +309,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     }
     std::optional<Transformer> teacher;
     if (num_resumed < num_shards) teacher = Transformer::load(checkpoint, *backend);
-    Recording recording(options, checkpoint, files, material, origin, tokenizer.vocabulary_size());
+    Recording recording(options, checkpoint, files, material, origin);
     progress.begin("record", material.num_sequences(), "sequences");
     for (int64_t shard = 0, first = 0; shard < num_shards; first += shard_sequences[static_cast<size_t>(shard++)]) {
       if (shard < num_resumed) continue;
@@ -323,7 +325,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     const int64_t output_bytes = bytes_of_store(output);
     const double bytes_each = static_cast<double>(output_bytes) / static_cast<double>(num_tokens);
     progress.print(output.string() + ": " + format_bytes(output_bytes) + ", the " + std::to_string(options.num_kept) +
-                   " most probable of " + std::to_string(model.vocabulary_size) + " tokens at each of " +
+                   " most probable of " + std::to_string(num_vocabulary) + " tokens at each of " +
                    std::to_string(num_tokens) + ", " + format_number(bytes_each, 1) + " bytes per token, " +
                    format_duration(seconds_since(start)) + ", peak memory " + format_bytes(memory.peak_bytes()));
     return Json{{"output", output.string()},

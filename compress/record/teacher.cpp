@@ -15,8 +15,9 @@ namespace {
 
 // Logits in memory at a time: enough rows for one call of a head's kernel to be efficient.
 constexpr int64_t kChunkFloats = int64_t{1} << 22;
-// Of float32 [rows, V] that truncate_logits and the label hold beside the logits at their highest point.
-constexpr int64_t kCopies = 6;
+// Of float32 [rows, V] that truncate_logits and the label hold beside the logits at their highest point, and a copy of
+// these without padding.
+constexpr int64_t kCopies = 7;
 
 int64_t chunk_rows(int64_t num_vocabulary) {
   return std::max<int64_t>(1, kChunkFloats / num_vocabulary);
@@ -45,8 +46,9 @@ std::vector<float> label_log_probs(const at::Tensor& logits_RV, std::span<const 
 
 }  // namespace
 
-Teacher::Teacher(Transformer& model, int64_t num_kept, std::vector<double> temperatures)
+Teacher::Teacher(Transformer& model, int64_t num_tokens, int64_t num_kept, std::vector<double> temperatures)
     : model_(model),
+      num_tokens_(num_tokens),
       num_kept_(num_kept),
       temperatures_(std::move(temperatures)),
       logits_RV_(model.backend().allocate(chunk_rows(model.description().vocabulary_size) *
@@ -86,7 +88,8 @@ void Teacher::append(std::span<const RecordedSequence> sequences, int64_t first_
     const std::span host_logits = std::span(host_logits_RV_).first(static_cast<size_t>(count * num_vocabulary));
     model_.backend().download<float>(logits_RV_.get(), host_logits);
     cap_logits(host_logits.data(), count * num_vocabulary, description.logit_softcap);
-    const at::Tensor logits_RV = at::from_blob(host_logits.data(), {count, num_vocabulary}, at::kFloat);
+    const at::Tensor logits_RV =
+        at::from_blob(host_logits.data(), {count, num_vocabulary}, at::kFloat).narrow(1, 0, num_tokens_).contiguous();
     const auto bad = std::find_if(host_logits.begin(), host_logits.end(), [](float x) { return !std::isfinite(x); });
     if (bad != host_logits.end()) {
       const int64_t row = first + (bad - host_logits.begin()) / num_vocabulary;

@@ -14,8 +14,9 @@ namespace pare {
 
 class Teacher {
  public:
-  // The model must outlive it. num_kept and temperatures: truncate_logits.
-  Teacher(Transformer& model, int64_t num_kept, std::vector<double> temperatures);
+  // The model must outlive it. num_tokens: rows of the head that are tokens; those behind them are padding, which is
+  // left out of every distribution. num_kept and temperatures: truncate_logits.
+  Teacher(Transformer& model, int64_t num_tokens, int64_t num_kept, std::vector<double> temperatures);
 
   // Runs the sequences, each alone, all of one length, at most batch_sequences(length), and appends a row for each of
   // their tokens: the logits in float32, a chunk of tokens at a time. Which sequences come together decides how sums
@@ -24,12 +25,12 @@ class Teacher {
   void append(std::span<const RecordedSequence> sequences, int64_t first_sequence, LogitShardWriter& writer);
 
   static int64_t batch_sequences(int64_t num_tokens);
-  // Memory of one chunk of logits and of what is made of it.
+  // Memory of one chunk of a head's logits and of what is made of it.
   static int64_t logit_bytes(int64_t num_vocabulary);
 
  private:
   Transformer& model_;
-  int64_t num_kept_;
+  int64_t num_tokens_, num_kept_;
   std::vector<double> temperatures_;
   Buffer<float> hidden_RD_, logits_RV_;
   std::vector<float> host_logits_RV_;

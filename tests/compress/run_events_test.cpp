@@ -97,6 +97,21 @@ TEST_F(RunEvents, CalibrationThatTheDataCannotGiveIsToldAndStrictRefusesIt) {
   EXPECT_FALSE(fs::exists(folder_ / "strict.partial"));
 }
 
+// Where nothing is calibrated in the walk, too.
+TEST_F(RunEvents, StudentsAndStatisticsTellWhatTheirTextsDoNotHave) {
+  const std::string asked = ", samples: 1000, tokens: 7";
+  const Outcome student = run("student: {layers: 1, choose: block_error}\n", "student", {"--json"}, asked);
+  write_text(folder_ / "c.yaml", "model: " + model_.string() + "\ncalibration: {text: " + ids() + asked + "}\n");
+  const Outcome statistics =
+      run_pare({"calibrate", (folder_ / "c.yaml").string(), (folder_ / "statistics.h5").string(), "--json"});
+  for (const Outcome& outcome : {student, statistics}) {
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const std::string events = Json::parse(outcome.out).at("events").dump();
+    EXPECT_NE(events.find("fewer than the 1000 samples asked for"), std::string::npos) << events;
+    EXPECT_NE(events.find("not the 7 asked for"), std::string::npos) << events;
+  }
+}
+
 TEST_F(RunEvents, RowsSayWhichErrorTheyShow) {
   EXPECT_NE(run("passes:\n  - gptq: {bits: 4, group_size: 32}\n", "a").err.find("error (H) "), std::string::npos);
   EXPECT_NE(run("passes:\n  - rtn: {bits: 4, group_size: 32}\n", "b").err.find("error (diag(H)) "), std::string::npos);

@@ -14,6 +14,8 @@
 #include "compress/record/logit_store.h"
 #include "compress/record/prompts.h"
 #include "runtime/engine/generate.h"
+#include "runtime/files/npy.h"
+#include "runtime/files/safetensors.h"
 #include "runtime/tokenizer/tokenizer.h"
 #include "runtime/tokenizer/tokenizer_hash.h"
 #include "tests/compress/run_pare.h"
@@ -154,6 +156,57 @@ TEST_F(Record, StoresWhatTheModelSaysOfATextsWindows) {
     EXPECT_EQ(sequence.label_mask.back(), 0);
   }
   expect_is_what_the_model_says(store);
+}
+
+// The model with rows behind its tokens' in the table, which shout: such rows are not trained.
+fs::path padded_model(const fs::path& folder, int64_t num_rows) {
+  fs::copy(kModel, folder);
+  const SafetensorsFile source = SafetensorsFile::open(kModel / "model.safetensors");
+  std::vector<std::byte> table;
+  std::vector<NamedTensor> tensors;
+  for (const auto& [name, tensor] : source.tensors()) {
+    tensors.push_back({name, tensor.dtype, tensor.shape, tensor.data});
+    if (name != "model.embed_tokens.weight") continue;
+    std::vector<float> rows(static_cast<size_t>(tensor.shape[0] * tensor.shape[1]));
+    convert_to_float(tensor.dtype, tensor.data, rows);
+    const auto num_padding = static_cast<size_t>(num_rows * tensor.shape[1]);
+    for (size_t i = 0; i < num_padding; ++i) rows.push_back(-3.0f * rows[i]);
+    table.resize(tensor.data.size() / static_cast<size_t>(tensor.shape[0]) *
+                 static_cast<size_t>(tensor.shape[0] + num_rows));
+    convert_from_float(tensor.dtype, rows, table);
+    tensors.back().shape[0] += num_rows;
+    tensors.back().data = table;
+  }
+  fs::remove(folder / "model.safetensors");
+  write_safetensors(folder / "model.safetensors", tensors);
+  Json config = Json::parse(bytes_of(kModel / "config.json"));
+  config["vocab_size"] = 512 + num_rows;
+  write_text(folder / "config.json", config.dump());
+  return folder;
+}
+
+TEST_F(Record, PaddingOfATeachersTableIsLeftOut) {
+  const std::string model = padded_model(folder_ / "padded", 32).string();
+  const Outcome outcome = run_pare({"record", model, (folder_ / "out.h5").string(), "--text", text_.string(),
+                                    "--tokens", "48", "--top-k", "5", "--windows", "25", "--seed", "3"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  {
+    const LogitStore store = LogitStore::open(folder_ / "out.h5");
+    EXPECT_EQ(store.origin().num_vocabulary, 512);
+    expect_is_what_the_model_says(store);
+  }
+  // A student of another table learns from it.
+  write_text(folder_ / "r.yaml", "model: " + kModel.string() +
+                                     "\npasses:\n  - distill: {logits: " + (folder_ / "out.h5").string() +
+                                     ", loss: forward_kl, total_tokens: 500, validation_windows: 2, validations: 1}\n");
+  const Outcome trained = run_pare({"run", (folder_ / "r.yaml").string(), "--out", (folder_ / "student").string()});
+  EXPECT_EQ(trained.status, 0) << trained.err;
+  // Ids of padding are nobody's text.
+  write_npy(folder_ / "ids.npy", TokenWindows{2, 4, {1, 2, 3, 4, 5, 6, 7, 512}});
+  const Outcome refused =
+      run_pare({"record", model, (folder_ / "no.h5").string(), "--text", (folder_ / "ids.npy").string()});
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_NE(refused.err.find("512 (window 1, position 3) is outside"), std::string::npos) << refused.err;
 }
 
 TEST_F(Record, StoresTheTeachersOwnContinuationsOfPrompts) {

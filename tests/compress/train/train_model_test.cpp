@@ -548,6 +548,15 @@ TEST(TrainRecipe, WhatCannotFollowIsSaidWithItsLine) {
   refused("  - distill: {text: t}\n    layers: {override: {\"*\": {bits: 3}}}\n", {"override", "distill"});
 }
 
+TEST_F(TrainModel, WindowsThatTheTextsDoNotHaveAreToldAndStrictRefusesThem) {
+  const std::string pass = "  - distill: {text: " + text() + ", validation_text: " + validation() +
+                           ", tokens: 32, windows: 100000, total_tokens: 64, batch: 1, validations: 1}\n";
+  const std::string events = run_json(recipe(pass), "told").at("events").dump();
+  EXPECT_NE(events.find("windows of 64 tokens, not the 32 asked for"), std::string::npos) << events;
+  EXPECT_NE(events.find("fewer than the 100000 asked for"), std::string::npos) << events;
+  expect_refused(recipe(pass) + "strict: true\n", {"strict", "not the 32 asked for"});
+}
+
 TEST_F(TrainModel, WhatCannotBeTrainedIsRefusedBeforeAnyWork) {
   const std::string some = "total_tokens: 4000";
   expect_refused(recipe(distill(some) + "    layers: {exclude: [\"*.no_such_layer\"]}\n"),
