@@ -136,7 +136,8 @@ std::vector<float> stored_and_attended(Backend& backend, const AttentionShape& s
 TEST_F(CudaAttention, RopeStoreEqualsTheReference) {
   for (const int64_t head_size : {2, 6, 18, 64, 80, 256}) {
     for (const bool has_norms : {false, true}) {
-      const AttentionShape shape = shape_of(4, 2, head_size);
+      // 8 heads fill blocks of warps, 5 do not.
+      const AttentionShape shape = has_norms ? shape_of(3, 1, head_size) : shape_of(4, 2, head_size);
       const auto [expected, found] =
           on_both([&](Backend& backend) { return stored_and_attended(backend, shape, has_norms, kKvFloatBits); });
       const double k = static_cast<double>(head_size), largest = largest_magnitude(expected);

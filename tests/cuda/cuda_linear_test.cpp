@@ -61,7 +61,9 @@ struct Layer {
     if (stored.bits >= 15) {
       const DType dtype = stored.bits == 32 ? DType::F32 : stored.bits == 16 ? DType::BF16 : DType::F16;
       weight_OI = random_values(num_out * num_in, seed + 2);
-      weight_OI[0] = 0x1p-20f;  // a subnormal of float16
+      // An output of float16's subnormals alone, which would not be seen beside others.
+      for (int64_t i = 0; i < num_in; ++i) weight_OI[static_cast<size_t>(i)] *= 0x1p-15f;
+      linear.bias_O[0] = 0.0f;
       for (float& w : weight_OI) w = round_to(w, dtype);
       for (int64_t i = 0; i < num_out * num_in && stored.is_24; ++i) {
         if (!is_kept(i, num_in)) weight_OI[static_cast<size_t>(i)] = i % 3 == 0 ? -0.0f : 0.0f;
@@ -171,26 +173,41 @@ TEST_F(CudaLinears, EveryStoredFormOfEveryShape) {
   }
 }
 
-// Rounded inputs have the very values of input_format.h.
-TEST_F(CudaLinears, EveryFormatOfAnInput) {
-  const int64_t num_rows = 11, num_in = 72;
+// Rounded inputs have the very values of input_format.h, and their products are those of such values.
+class CudaInputs : public CudaLinears {
+ protected:
+  void expect_product(const InputFormat& format, const Stored& stored, int64_t num_rows, int64_t num_in) {
+    SCOPED_TRACE(input_format_name(format) + ", " + stored.name + ", " + std::to_string(num_in));
+    const Layer layer(stored, 5, num_in, format, 1), second(stored, 3, num_in, format, 5);
+    const std::vector<float> x = rows_with_outliers(num_rows, num_in, 3);
+    std::vector<float> expected = x;
+    for (const Sequence& s : sequences_of(num_rows)) {
+      fake_quantize(format, std::span(expected).subspan(s.first_row * num_in, s.num_rows * num_in), num_in);
+    }
+    const auto [rounded, y] = on_both([&](Backend& backend) {
+                                const std::vector<LinearWeights> parts = {layer.linear, second.linear};
+                                return multiplied(backend, *backend.pack(parts), x, num_rows);
+                              }).second;
+    for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(rounded[i], expected[i]) << i;
+    expect_products(layer, second, expected, y, num_rows, num_in);
+  }
+};
+
+TEST_F(CudaInputs, EveryFormat) {
   for (const InputFormat& format : input_formats()) {
     for (const Stored& stored : kStored) {
       const bool is_int8 = format.type == InputType::int8 && !format.has_outliers();
       if (!is_int8 && stored.bits != 32 && std::string_view(stored.name) != "w4_zeros") continue;
-      SCOPED_TRACE(input_format_name(format) + ", " + stored.name);
-      const Layer layer(stored, 5, num_in, format, 1), second(stored, 3, num_in, format, 5);
-      const std::vector<float> x = rows_with_outliers(num_rows, num_in, 3);
-      std::vector<float> expected = x;
-      for (const Sequence& s : sequences_of(num_rows)) {
-        fake_quantize(format, std::span(expected).subspan(s.first_row * num_in, s.num_rows * num_in), num_in);
-      }
-      const auto [rounded, y] = on_both([&](Backend& backend) {
-                                  const std::vector<LinearWeights> parts = {layer.linear, second.linear};
-                                  return multiplied(backend, *backend.pack(parts), x, num_rows);
-                                }).second;
-      for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(rounded[i], expected[i]) << i;
-      expect_products(layer, second, expected, y, num_rows, num_in);
+      expect_product(format, stored, /*num_rows=*/11, /*num_in=*/72);
+    }
+  }
+}
+
+// More vectors of codes than the warps of a block take at once, of which the last is alone.
+TEST_F(CudaInputs, WideRowsOfCodes) {
+  for (const InputFormat& format : {input_formats()[1], input_formats()[2]}) {
+    for (const Stored& stored : kStored) {
+      if (stored.bits <= 8) expect_product(format, stored, /*num_rows=*/1, /*num_in=*/8232);
     }
   }
 }

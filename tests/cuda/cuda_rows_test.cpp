@@ -217,14 +217,36 @@ TEST_F(CudaRows, NaNStaysInItsRow) {
   for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(std::isnan(found[i]), i / 40 == 1) << i;
 }
 
+// A head whose products with row `row` of x are 7 at those ids, the largest of all.
+void put_best(std::vector<float>& head_VD, const std::vector<float>& x_RD, int64_t width, int64_t row,
+              std::initializer_list<int64_t> ids) {
+  const float* const x = x_RD.data() + row * width;
+  float square = 0.0f;
+  for (int64_t i = 0; i < width; ++i) square += x[i] * x[i];
+  for (const int64_t id : ids) {
+    for (int64_t i = 0; i < width; ++i) head_VD[static_cast<size_t>(id * width + i)] = 7.0f * x[i] / square;
+  }
+}
+
 TEST_F(CudaRows, LogitsAreJudgedAsTheReferenceJudgesThem) {
   const int64_t num_vocabulary = 1301, width = 24, num_rows = 5;  // values for every warp
+  const std::vector<float> host_x = random_values(num_rows * width, 3);
+  std::vector<float> host_p = random_values(num_vocabulary * width, 1, 0.3f),
+                     host_q = random_values(num_vocabulary * width, 2, 0.3f);
+  // Equals in a quad, in lanes of a warp, in warps and in a thread's quads: the lowest is the best. Then bests that
+  // both agree on and are no target, and a target that is the best of one alone.
+  put_best(host_p, host_x, width, 0, {21, 22, 500, 1045, 1300});
+  put_best(host_q, host_x, width, 0, {1299, 21, 1045});
+  put_best(host_p, host_x, width, 1, {900});
+  put_best(host_q, host_x, width, 1, {900});
+  put_best(host_p, host_x, width, 2, {17});
+  put_best(host_q, host_x, width, 2, {18});
   for (const float softcap : {0.0f, 3.0f}) {
-    const std::vector<int32_t> targets = {0, 300, 17, 17, 255};
+    const std::vector<int32_t> targets = {21, 300, 17, 17, 255};
     const auto run = [&](Backend& backend) {
-      const auto p = pack_floats(backend, random_values(num_vocabulary * width, 1, 0.3f), num_vocabulary, width);
-      const auto q = pack_floats(backend, random_values(num_vocabulary * width, 2, 0.3f), num_vocabulary, width);
-      const Buffer<float> x = sent(backend, random_values(num_rows * width, 3));
+      const auto p = pack_floats(backend, host_p, num_vocabulary, width);
+      const auto q = pack_floats(backend, host_q, num_vocabulary, width);
+      const Buffer<float> x = sent(backend, host_x);
       std::vector<float> nll(5), kl(5), nll_p(5), nll_q(5), all;
       std::vector<uint8_t> top1(5), same(5);
       backend.cross_entropy(*p, x.get(), targets, softcap, nll.data(), top1.data());
@@ -238,6 +260,8 @@ TEST_F(CudaRows, LogitsAreJudgedAsTheReferenceJudgesThem) {
     const auto [expected, found] = on_both(run);
     // Logits below 8 err by (width + 16) u of sums of magnitudes below 40, and every figure by twice as much.
     expect_close(expected, found, 2 * (width + 16) * kUnitRoundoff * 40);
+    const std::vector<float> best(expected.end() - 10, expected.end() - 2);
+    EXPECT_EQ(best, (std::vector<float>{1, 0, 1, 0, 0, 1, 1, 0})) << "of 5 rows p's, and whether q agrees of 3";
   }
 }
 

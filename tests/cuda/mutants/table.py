@@ -29,7 +29,7 @@ def planted(file, tests, bugs, compiled=""):
     return [Mutant(file, kind, tests, text, replacement, compiled) for kind, text, replacement in bugs]
 
 
-FORMS, INPUTS = "CudaLinears.EveryStoredForm*", "CudaLinears.EveryFormat*:CudaLinears.NaN*"
+FORMS, INPUTS = "CudaLinears.EveryStoredForm*", "CudaInputs.EveryFormat:CudaLinears.NaN*"
 
 MUTANTS = [
     *planted("attention_kernels.cu", "CudaAttention.*", [
@@ -117,7 +117,7 @@ MUTANTS = [
         ("value", "- offset * group[r].x", ""),
         ("value", "return words[quad] ^ 0x80808080u;", "return words[quad];"),
     ]),
-    *planted("code_linear_kernels.cu", "CudaLinears.*", [
+    *planted("code_linear_kernels.cu", "CudaLinears.*:CudaInputs.*", [
         ("barrier", "sums[o]);\n    }\n    __syncthreads();\n", "sums[o]);\n    }\n"),
         ("index", "first_vector += kSplits * kWarp", "first_vector += kWarp"),
     ]),
