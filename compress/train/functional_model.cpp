@@ -6,7 +6,6 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/nonzero.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
@@ -16,6 +15,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "compress/train/grouped_attention.h"
 #include "compress/walk/decoder_block.h"
 
 namespace pare {
@@ -99,24 +99,26 @@ at::Tensor FunctionalModel::norm(const NamedTensors& weights, const NormDescript
 }
 
 // softmax(scale q k^T + mask) v.
-at::Tensor FunctionalModel::attend(const BlockDescription& block, const at::Tensor& q_BHTK, const at::Tensor& k_BHTK,
-                                   const at::Tensor& v_BHTK) const {
+at::Tensor FunctionalModel::attend(const BlockDescription& block, const at::Tensor& q_BHTK, const at::Tensor& k_BGTK,
+                                   const at::Tensor& v_BGTK) const {
   const int64_t num_queries = q_BHTK.size(2);
-  const int64_t num_keys = k_BHTK.size(2);
+  const int64_t num_keys = k_BGTK.size(2);
   const bool sees_all = block.sliding_window <= 0 || block.sliding_window >= num_keys;
   const auto mask = [&] {
     return attention_mask(num_queries, num_keys, sees_all ? num_keys : block.sliding_window).to(device_);
   };
   if (model_->attention_softcap > 0.0f) {
-    at::Tensor scores = at::matmul(q_BHTK, k_BHTK.transpose(2, 3)).to(at::kFloat).mul(model_->attention_scale);
+    const at::Tensor keys_BHKT = spread_heads(k_BGTK, model_->num_heads).transpose(2, 3);
+    at::Tensor scores = at::matmul(q_BHTK, keys_BHKT).to(at::kFloat).mul(model_->attention_scale);
     scores = scores.div(model_->attention_softcap).tanh().mul(model_->attention_softcap);
     scores = scores.add(mask());
-    return at::matmul(at::softmax(scores, -1).to(v_BHTK.scalar_type()), v_BHTK);
+    return at::matmul(at::softmax(scores, -1).to(v_BGTK.scalar_type()), spread_heads(v_BGTK, model_->num_heads));
   }
-  const bool is_causal = sees_all && num_queries == num_keys;
-  return at::scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK,
-                                          is_causal ? std::nullopt : std::optional(mask().to(q_BHTK.scalar_type())),
-                                          0.0, is_causal, model_->attention_scale);
+  if (sees_all && num_queries == num_keys) {
+    return grouped_attention(q_BHTK, k_BGTK, v_BGTK, {.is_causal = true, .mask_QK = {}}, model_->attention_scale);
+  }
+  return grouped_attention(q_BHTK, k_BGTK, v_BGTK, {.mask_QK = mask().to(q_BHTK.scalar_type())},
+                           model_->attention_scale);
 }
 
 at::Tensor FunctionalModel::attention(int64_t index, const NamedTensors& weights, const at::Tensor& x_BTD,
@@ -124,39 +126,30 @@ at::Tensor FunctionalModel::attention(int64_t index, const NamedTensors& weights
   const BlockDescription& block = model_->blocks[static_cast<size_t>(index)];
   const int64_t batch = x_BTD.size(0);
   const int64_t num_tokens = x_BTD.size(1);
-  const int64_t group = model_->num_heads / model_->num_kv_heads;
   const at::Tensor x = round_input(x_BTD, input_format(block.q));
   const auto heads = [&](const LinearDescription& layer, int64_t num_heads) {
     return linear(weights, layer, x).view({batch, num_tokens, num_heads, model_->head_size});
   };
   at::Tensor q_BTHK = heads(block.q, model_->num_heads);
-  at::Tensor k_BTHK = heads(block.k, model_->num_kv_heads);
-  at::Tensor v_BTHK = heads(block.v, model_->num_kv_heads);
+  at::Tensor k_BTGK = heads(block.k, model_->num_kv_heads);
+  at::Tensor v_BTGK = heads(block.v, model_->num_kv_heads);
   if (block.q_norm) q_BTHK = norm(weights, *block.q_norm, q_BTHK, compute_);
-  if (block.k_norm) k_BTHK = norm(weights, *block.k_norm, k_BTHK, compute_);
-  const int64_t num_earlier = earlier != nullptr && earlier->keys_BHTK.defined() ? earlier->keys_BHTK.size(2) : 0;
+  if (block.k_norm) k_BTGK = norm(weights, *block.k_norm, k_BTGK, compute_);
+  const int64_t num_earlier = earlier != nullptr && earlier->keys_BGTK.defined() ? earlier->keys_BGTK.size(2) : 0;
   const RotaryAngles& all = *angles_[static_cast<size_t>(index)];
   const RotaryAngles angles{all.cosine_TJ.narrow(0, num_earlier, num_tokens),
                             all.sine_TJ.narrow(0, num_earlier, num_tokens)};
   q_BTHK = rotate_heads(q_BTHK, angles);
-  at::Tensor k_BHTK = rotate_heads(k_BTHK, angles).transpose(1, 2);
-  at::Tensor v_BHTK = v_BTHK.transpose(1, 2);
+  at::Tensor k_BGTK = rotate_heads(k_BTGK, angles).transpose(1, 2);
+  at::Tensor v_BGTK = v_BTGK.transpose(1, 2);
   if (earlier != nullptr) {
     if (num_earlier > 0) {
-      k_BHTK = at::cat({earlier->keys_BHTK, k_BHTK}, 2);
-      v_BHTK = at::cat({earlier->values_BHTK, v_BHTK}, 2);
+      k_BGTK = at::cat({earlier->keys_BGTK, k_BGTK}, 2);
+      v_BGTK = at::cat({earlier->values_BGTK, v_BGTK}, 2);
     }
-    *earlier = {k_BHTK, v_BHTK};
+    *earlier = {k_BGTK, v_BGTK};
   }
-  // Each kv head stands beside the `group` query heads that read it.
-  const auto spread = [&](const at::Tensor& kv_BHTK) {
-    if (group == 1) return kv_BHTK;
-    const int64_t num_keys = kv_BHTK.size(2);
-    return kv_BHTK.unsqueeze(2)
-        .expand({batch, model_->num_kv_heads, group, num_keys, model_->head_size})
-        .reshape({batch, model_->num_heads, num_keys, model_->head_size});
-  };
-  const at::Tensor mixed_BHTK = attend(block, q_BTHK.transpose(1, 2), spread(k_BHTK), spread(v_BHTK));
+  const at::Tensor mixed_BHTK = attend(block, q_BTHK.transpose(1, 2), k_BGTK, v_BGTK);
   const at::Tensor mixed_BTI =
       mixed_BHTK.transpose(1, 2).reshape({batch, num_tokens, model_->num_heads * model_->head_size});
   return linear(weights, block.o, round_input(mixed_BTI, input_format(block.o)));

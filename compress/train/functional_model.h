@@ -30,7 +30,7 @@ using InputFormats = std::map<std::string, InputFormat, std::less<>>;
 
 // Keys and values of the tokens before, of one block: [B, kv heads, T, K]. Undefined: there are none.
 struct KeyValues {
-  at::Tensor keys_BHTK, values_BHTK;
+  at::Tensor keys_BGTK, values_BGTK;
 };
 
 class FunctionalModel {
@@ -66,8 +66,8 @@ class FunctionalModel {
   at::Tensor norm(const NamedTensors& weights, const NormDescription& norm, const at::Tensor& x,
                   at::ScalarType out) const;
   at::Tensor attention(int64_t index, const NamedTensors& weights, const at::Tensor& x_BTD, KeyValues* earlier) const;
-  at::Tensor attend(const BlockDescription& block, const at::Tensor& q_BHTK, const at::Tensor& k_BHTK,
-                    const at::Tensor& v_BHTK) const;
+  at::Tensor attend(const BlockDescription& block, const at::Tensor& q_BHTK, const at::Tensor& k_BGTK,
+                    const at::Tensor& v_BGTK) const;
   at::Tensor feed_forward(const NamedTensors& weights, const FeedForwardDescription& network,
                           const at::Tensor& x_RD) const;
   at::Tensor mixture(const BlockDescription& block, const NamedTensors& weights, const at::Tensor& x_BTD) const;

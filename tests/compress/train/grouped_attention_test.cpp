@@ -1,0 +1,128 @@
+// Attention of grouped heads against plain loops in float64, and its gradients against central differences.
+#include "compress/train/grouped_attention.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "tests/expect_error.h"
+
+namespace pare {
+namespace {
+
+constexpr double kScale = 0.37;
+constexpr int64_t kBatch = 2, kKeys = 7, kHeadSize = 6;
+
+at::Tensor draw(at::IntArrayRef shape, uint64_t seed) {
+  return at::randn(shape, at::make_generator<at::CPUGeneratorImpl>(seed), at::kDouble);
+}
+
+// Query q of the last queries sees the keys up to its own, or the last three of them.
+VisibleKeys visible_keys(bool is_causal, int64_t num_queries) {
+  if (is_causal) return {.is_causal = true, .mask_QK = {}};
+  at::Tensor mask_QK =
+      at::full({num_queries, kKeys}, -std::numeric_limits<double>::infinity(), at::TensorOptions(at::kDouble));
+  for (int64_t q = 0; q < num_queries; ++q) {
+    const int64_t last = kKeys - num_queries + q;
+    for (int64_t t = std::max<int64_t>(0, last - 2); t <= last; ++t) mask_QK[q][t] = 0.0;
+  }
+  return {.mask_QK = mask_QK};
+}
+
+at::Tensor by_loops(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& visible) {
+  at::Tensor out = at::empty_like(q);
+  const auto Q = q.accessor<double, 4>(), K = k.accessor<double, 4>(), V = v.accessor<double, 4>();
+  auto O = out.accessor<double, 4>();
+  const int64_t heads_of_group = q.size(1) / k.size(1);
+  for (int64_t b = 0; b < q.size(0); ++b) {
+    for (int64_t h = 0; h < q.size(1); ++h) {
+      const int64_t g = h / heads_of_group;
+      for (int64_t i = 0; i < q.size(2); ++i) {
+        double sum = 0.0;
+        std::array<double, kHeadSize> mixed{};
+        for (int64_t t = 0; t < kKeys; ++t) {
+          if (visible.is_causal ? t > i : std::isinf((*visible.mask_QK)[i][t].item<double>())) continue;
+          double score = 0.0;
+          for (int64_t e = 0; e < kHeadSize; ++e) score += Q[b][h][i][e] * K[b][g][t][e];
+          const double weight = std::exp(kScale * score);
+          sum += weight;
+          for (int64_t e = 0; e < kHeadSize; ++e) mixed[static_cast<size_t>(e)] += weight * V[b][g][t][e];
+        }
+        for (int64_t e = 0; e < kHeadSize; ++e) O[b][h][i][e] = mixed[static_cast<size_t>(e)] / sum;
+      }
+    }
+  }
+  return out;
+}
+
+struct Case {
+  int64_t num_heads, num_groups, num_queries;
+  bool is_causal;
+};
+
+TEST(GroupedAttention, EqualsPlainLoopsWithTheirGradients) {
+  for (const Case& test :
+       {Case{6, 2, kKeys, true}, Case{6, 2, 4, false}, Case{3, 3, kKeys, true}, Case{4, 1, 1, false}}) {
+    SCOPED_TRACE(std::to_string(test.num_heads) + " heads, " + std::to_string(test.num_groups) + " groups");
+    // As the model's: heads behind tokens in memory.
+    const auto heads = [](int64_t num_tokens, int64_t num_heads, uint64_t seed) {
+      return draw({kBatch, num_tokens, num_heads, kHeadSize}, seed).transpose(1, 2);
+    };
+    const std::array<at::Tensor, 3> inputs = {heads(test.num_queries, test.num_heads, 1),
+                                              heads(kKeys, test.num_groups, 2), heads(kKeys, test.num_groups, 3)};
+    const VisibleKeys visible = visible_keys(test.is_causal, test.num_queries);
+    const at::Tensor weight = draw(inputs[0].sizes(), 4);
+    std::vector<at::Tensor> leaves;
+    at::Tensor value;
+    std::vector<at::Tensor> gradients;
+    {
+      const at::AutoGradMode enabled(true);
+      for (const at::Tensor& input : inputs) leaves.push_back(input.detach().requires_grad_(true));
+      value = grouped_attention(leaves[0], leaves[1], leaves[2], visible, kScale);
+      gradients = torch::autograd::grad({value}, leaves, {weight});
+    }
+    const at::Tensor expected = by_loops(inputs[0], inputs[1], inputs[2], visible);
+    EXPECT_LE(value.detach().sub(expected).abs().max().item<double>(), 1e-13);
+    // Central differences of sum(weight * out) err by about step^2, and by roundings of its sum over step.
+    constexpr double kStep = 1e-4;
+    for (size_t n = 0; n < inputs.size(); ++n) {
+      for (int64_t place = 0; place < inputs[n].numel(); place += 5) {
+        std::array<double, 2> sums{};
+        for (const int side : {0, 1}) {
+          std::array<at::Tensor, 3> moved = {inputs[0], inputs[1], inputs[2]};
+          moved[n] = inputs[n].contiguous().clone();
+          moved[n].data_ptr<double>()[place] += side == 0 ? kStep : -kStep;
+          sums[static_cast<size_t>(side)] =
+              by_loops(moved[0], moved[1], moved[2], visible).mul(weight).sum().item<double>();
+        }
+        EXPECT_NEAR(gradients[n].contiguous().data_ptr<double>()[place], (sums[0] - sums[1]) / (2.0 * kStep), 1e-6)
+            << "input " << n << ", " << place;
+      }
+    }
+  }
+}
+
+TEST(GroupedAttention, RefusesWhatDoesNotFit) {
+  const at::Tensor q = draw({1, 4, 5, 8}, 1), kv = draw({1, 2, 5, 8}, 2);
+  EXPECT_NO_THROW(grouped_attention(q, kv, kv, {.is_causal = true, .mask_QK = {}}, kScale));
+  const auto refused = [&](const at::Tensor& k, const at::Tensor& v, const VisibleKeys& visible) {
+    expect_error<std::invalid_argument>([&] { grouped_attention(q, k, v, visible, kScale); },
+                                        {"grouped_attention", "[1, 4, 5, 8]"});
+  };
+  refused(draw({1, 3, 5, 8}, 3), draw({1, 3, 5, 8}, 3), {});
+  refused(kv, draw({1, 2, 6, 8}, 3), {});
+  refused(draw({1, 2, 6, 8}, 3), draw({1, 2, 6, 8}, 3), {.is_causal = true, .mask_QK = {}});
+  refused(kv.to(at::kFloat), kv, {});
+}
+
+}  // namespace
+}  // namespace pare
