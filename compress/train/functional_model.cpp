@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "compress/train/grouped_attention.h"
+#include "compress/train/norm_linears.h"
 #include "compress/walk/decoder_block.h"
 
 namespace pare {
@@ -98,6 +99,18 @@ at::Tensor FunctionalModel::norm(const NamedTensors& weights, const NormDescript
   return rms_norm_rows(x, find(weights, norm.name + ".weight"), norm.epsilon, out);
 }
 
+std::vector<at::Tensor> FunctionalModel::linears_behind(const NormDescription& norm,
+                                                        const std::vector<const LinearDescription*>& linears,
+                                                        const NamedTensors& weights, const at::Tensor& x) const {
+  std::vector<LinearOperands> operands;
+  for (const LinearDescription* linear : linears) {
+    operands.push_back({find(weights, linear->name + ".weight"),
+                        linear->has_bias ? find(weights, linear->name + ".bias") : at::Tensor()});
+  }
+  return norm_linears(x, {find(weights, norm.name + ".weight"), norm.epsilon}, input_format(*linears.front()),
+                      operands);
+}
+
 // softmax(scale q k^T + mask) v.
 at::Tensor FunctionalModel::attend(const BlockDescription& block, const at::Tensor& q_BHTK, const at::Tensor& k_BGTK,
                                    const at::Tensor& v_BGTK) const {
@@ -121,18 +134,19 @@ at::Tensor FunctionalModel::attend(const BlockDescription& block, const at::Tens
                            model_->attention_scale);
 }
 
-at::Tensor FunctionalModel::attention(int64_t index, const NamedTensors& weights, const at::Tensor& x_BTD,
+at::Tensor FunctionalModel::attention(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD,
                                       KeyValues* earlier) const {
   const BlockDescription& block = model_->blocks[static_cast<size_t>(index)];
-  const int64_t batch = x_BTD.size(0);
-  const int64_t num_tokens = x_BTD.size(1);
-  const at::Tensor x = round_input(x_BTD, input_format(block.q));
-  const auto heads = [&](const LinearDescription& layer, int64_t num_heads) {
-    return linear(weights, layer, x).view({batch, num_tokens, num_heads, model_->head_size});
+  const int64_t batch = hidden_BTD.size(0);
+  const int64_t num_tokens = hidden_BTD.size(1);
+  const std::vector<at::Tensor> products =
+      linears_behind(block.attention_norm, {&block.q, &block.k, &block.v}, weights, hidden_BTD);
+  const auto heads = [&](const at::Tensor& product, int64_t num_heads) {
+    return product.view({batch, num_tokens, num_heads, model_->head_size});
   };
-  at::Tensor q_BTHK = heads(block.q, model_->num_heads);
-  at::Tensor k_BTGK = heads(block.k, model_->num_kv_heads);
-  at::Tensor v_BTGK = heads(block.v, model_->num_kv_heads);
+  at::Tensor q_BTHK = heads(products[0], model_->num_heads);
+  at::Tensor k_BTGK = heads(products[1], model_->num_kv_heads);
+  at::Tensor v_BTGK = heads(products[2], model_->num_kv_heads);
   if (block.q_norm) q_BTHK = norm(weights, *block.q_norm, q_BTHK, compute_);
   if (block.k_norm) k_BTGK = norm(weights, *block.k_norm, k_BTGK, compute_);
   const int64_t num_earlier = earlier != nullptr && earlier->keys_BGTK.defined() ? earlier->keys_BGTK.size(2) : 0;
@@ -155,11 +169,10 @@ at::Tensor FunctionalModel::attention(int64_t index, const NamedTensors& weights
   return linear(weights, block.o, round_input(mixed_BTI, input_format(block.o)));
 }
 
-at::Tensor FunctionalModel::feed_forward(const NamedTensors& weights, const FeedForwardDescription& network,
-                                         const at::Tensor& x_RD) const {
-  const at::Tensor x = round_input(x_RD, input_format(network.gate));
-  return gated_linear(linear(weights, network.gate, x), linear(weights, network.up, x), model_->activation,
-                      input_format(network.down), find(weights, network.down.name + ".weight"),
+at::Tensor FunctionalModel::gated(const NamedTensors& weights, const FeedForwardDescription& network,
+                                  const at::Tensor& gate_RF, const at::Tensor& up_RF) const {
+  return gated_linear(gate_RF, up_RF, model_->activation, input_format(network.down),
+                      find(weights, network.down.name + ".weight"),
                       network.down.has_bias ? find(weights, network.down.name + ".bias") : at::Tensor());
 }
 
@@ -180,7 +193,10 @@ at::Tensor FunctionalModel::mixture(const BlockDescription& block, const NamedTe
     const at::Tensor rows_S = places_S2.select(1, 0).contiguous();
     const at::Tensor weight_S =
         top_RK.reshape({-1}).index_select(0, rows_S.mul(num_chosen).add(places_S2.select(1, 1)));
-    const at::Tensor out_SD = feed_forward(weights, block.experts[e], x_RD.index_select(0, rows_S)).to(at::kFloat);
+    const FeedForwardDescription& expert = block.experts[e];
+    const at::Tensor x_SD = round_input(x_RD.index_select(0, rows_S), input_format(expert.gate));
+    const at::Tensor out_SD =
+        gated(weights, expert, linear(weights, expert.gate, x_SD), linear(weights, expert.up, x_SD)).to(at::kFloat);
     sum_RD = sum_RD.index_add(0, rows_S, out_SD.mul(weight_S.unsqueeze(1)));
   }
   return sum_RD.view(x_BTD.sizes());
@@ -193,12 +209,15 @@ at::Tensor FunctionalModel::block(int64_t index, const NamedTensors& weights, co
     return post_norm ? hidden.add(norm(weights, *post_norm, delta, at::kFloat)) : hidden.add(delta);
   };
   const at::Tensor attended =
-      added(hidden_BTD, attention(index, weights, norm(weights, block.attention_norm, hidden_BTD, compute_), earlier),
-            block.post_attention_norm);
-  const at::Tensor x = norm(weights, block.feed_forward_norm, attended, compute_);
-  return added(attended,
-               block.is_mixture() ? mixture(block, weights, x) : feed_forward(weights, block.experts.front(), x),
-               block.post_feed_forward_norm);
+      added(hidden_BTD, attention(index, weights, hidden_BTD, earlier), block.post_attention_norm);
+  const auto network = [&] {
+    if (block.is_mixture()) return mixture(block, weights, norm(weights, block.feed_forward_norm, attended, compute_));
+    const FeedForwardDescription& dense = block.experts.front();
+    const std::vector<at::Tensor> products =
+        linears_behind(block.feed_forward_norm, {&dense.gate, &dense.up}, weights, attended);
+    return gated(weights, dense, products[0], products[1]);
+  };
+  return added(attended, network(), block.post_feed_forward_norm);
 }
 
 at::Tensor FunctionalModel::final_norm(const at::Tensor& gain_D, const at::Tensor& hidden_RD) const {

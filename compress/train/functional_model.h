@@ -65,11 +65,16 @@ class FunctionalModel {
   const InputFormat* input_format(const LinearDescription& reader) const;
   at::Tensor norm(const NamedTensors& weights, const NormDescription& norm, const at::Tensor& x,
                   at::ScalarType out) const;
-  at::Tensor attention(int64_t index, const NamedTensors& weights, const at::Tensor& x_BTD, KeyValues* earlier) const;
+  // Products of linears whose inputs are that norm of x, rounded in one format.
+  std::vector<at::Tensor> linears_behind(const NormDescription& norm,
+                                         const std::vector<const LinearDescription*>& linears,
+                                         const NamedTensors& weights, const at::Tensor& x) const;
+  at::Tensor attention(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD,
+                       KeyValues* earlier) const;
   at::Tensor attend(const BlockDescription& block, const at::Tensor& q_BHTK, const at::Tensor& k_BGTK,
                     const at::Tensor& v_BGTK) const;
-  at::Tensor feed_forward(const NamedTensors& weights, const FeedForwardDescription& network,
-                          const at::Tensor& x_RD) const;
+  at::Tensor gated(const NamedTensors& weights, const FeedForwardDescription& network, const at::Tensor& gate_RF,
+                   const at::Tensor& up_RF) const;
   at::Tensor mixture(const BlockDescription& block, const NamedTensors& weights, const at::Tensor& x_BTD) const;
 
   const ModelDescription* model_;

@@ -142,26 +142,9 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor& rows = saved[0];
-    const at::Tensor& gain_D = saved[1];
-    const double epsilon = context->saved_data["epsilon"].toDouble();
-    const at::Tensor dy = gradients[0].contiguous();
-    const int64_t width = rows.size(-1);
-    const int64_t num_rows = rows.numel() / width;
-    at::Tensor dx = at::empty_like(rows);
-    at::Tensor partial =
-        at::zeros({(num_rows + kRowsOfPartialSum - 1) / kRowsOfPartialSum, width}, gain_D.options().dtype(at::kFloat));
-    for_type(rows.scalar_type(), [&](auto x_type) {
-      for_type(dy.scalar_type(), [&](auto y_type) {
-        using X = Element<decltype(x_type)>;
-        norm_rows_backward(rows.const_data_ptr<X>(), gain_D.const_data_ptr<float>(),
-                           dy.const_data_ptr<Element<decltype(y_type)>>(), epsilon, num_rows, width, dx.data_ptr<X>(),
-                           partial.data_ptr<float>());
-      });
-    });
-    at::Tensor dgain_D = at::zeros({width}, partial.options());
-    for (int64_t chunk = 0; chunk < partial.size(0); ++chunk) dgain_D.add_(partial[chunk]);
-    return {dx, dgain_D, {}, {}};
+    const NormGradients found =
+        rms_norm_rows_backward(saved[0], saved[1], context->saved_data["epsilon"].toDouble(), gradients[0]);
+    return {found.x, found.gain_D, {}, {}};
   }
 };
 
@@ -335,6 +318,29 @@ at::Tensor rms_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, doubl
   }
   if (!x_RD.is_cpu()) return rms_norm_rows_by_ops(x_RD, gain_D, epsilon, out);
   return RmsNorm::apply(x_RD, gain_D.contiguous(), epsilon, out);
+}
+
+NormGradients rms_norm_rows_backward(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon,
+                                     const at::Tensor& dy_RD) {
+  check_numbers(x_RD, "rms_norm_rows_backward");
+  check_numbers(dy_RD, "rms_norm_rows_backward");
+  const at::Tensor rows = x_RD.contiguous(), dy = dy_RD.contiguous(), gain = gain_D.contiguous();
+  const int64_t width = rows.size(-1);
+  const int64_t num_rows = rows.numel() / width;
+  at::Tensor dx = at::empty_like(rows);
+  at::Tensor partial =
+      at::zeros({(num_rows + kRowsOfPartialSum - 1) / kRowsOfPartialSum, width}, gain.options().dtype(at::kFloat));
+  for_type(rows.scalar_type(), [&](auto x_type) {
+    for_type(dy.scalar_type(), [&](auto y_type) {
+      using X = Element<decltype(x_type)>;
+      norm_rows_backward(rows.const_data_ptr<X>(), gain.const_data_ptr<float>(),
+                         dy.const_data_ptr<Element<decltype(y_type)>>(), epsilon, num_rows, width, dx.data_ptr<X>(),
+                         partial.data_ptr<float>());
+    });
+  });
+  NormGradients found{dx, at::zeros({width}, partial.options())};
+  for (int64_t chunk = 0; chunk < partial.size(0); ++chunk) found.gain_D.add_(partial[chunk]);
+  return found;
 }
 
 at::Tensor rotate_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles) {

@@ -18,6 +18,13 @@ namespace pare {
 // gradient is float32. Throws std::invalid_argument for other shapes and types.
 at::Tensor rms_norm_rows(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon, at::ScalarType out);
 
+// Its gradients by x (x's type) and by the gain (float32), of dy with the result's shape and type. On a CPU.
+struct NormGradients {
+  at::Tensor x, gain_D;
+};
+NormGradients rms_norm_rows_backward(const at::Tensor& x_RD, const at::Tensor& gain_D, double epsilon,
+                                     const at::Tensor& dy_RD);
+
 // Angles of positions 0 .. T - 1, float32 [T, K / 2].
 struct RotaryAngles {
   at::Tensor cosine_TJ, sine_TJ;

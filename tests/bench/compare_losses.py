@@ -2,10 +2,11 @@
 """What distillation's losses are worth on a student of SmolLM2 with 10 of its 30 layers, measured with `pare run`.
 
 usage: compare_losses.py table PARE FOLDER [--tokens N] [--rates A,B,C] [--losses A,B,...]
-       compare_losses.py labels PARE FOLDER [--tokens N] [--rates HARD,SOFT] [--seeds N]
+       compare_losses.py labels PARE FOLDER [--tokens N] [--rates HARD,SOFT] [--seeds N] [--recorded]
 
 table: every loss at every learning rate, on the same tokens in the same order, from the same student. labels: hard labels of the text
-against the teacher's soft ones, over several seeds, one learning rate each. Every run is a folder in FOLDER, kept: what is there is not
+against the teacher's soft ones, over several seeds, one learning rate each; with --recorded the teacher runs once, before all of them
+(`pare record`), and both learn on what it has seen. Every run is a folder in FOLDER, kept: what is there is not
 run again, so that an interrupted comparison goes on. Perplexities are of WikiText-2, which nobody trains on (text of another source), and
 of windows of the training texts (C4, books) that are held back. Run it from the repository's root, with models/smollm2-135m (make demo fetches it).
 """
@@ -19,7 +20,7 @@ import subprocess
 LOSSES = ["hard_label", "soft_label", "forward_kl", "reverse_kl", "jensen_shannon", "skew_kl", "skew_reverse_kl", "total_variation", "slim",
           "minillm"]
 MODEL = "models/smollm2-135m"
-TEXTS = "[calibration_data/c4.jsonl, calibration_data/books-to-train.jsonl]"
+TEXTS = ["calibration_data/c4.jsonl", "calibration_data/books-to-train.jsonl"]
 EVALUATE = ("evaluate:\n  - perplexity: {text: calibration_data/windows/wikitext2-smollm2.npy, context: 2048, windows: 20, "
             "reference: false}\n")
 
@@ -39,9 +40,20 @@ def make_student(pare, folder):
     return student
 
 
+def record(arguments):
+    """The teacher's logits of all the texts."""
+    store = arguments.folder / "teacher.h5"
+    if not store.exists():
+        texts = arguments.folder / "texts.jsonl"
+        texts.write_bytes(b"".join(pathlib.Path(text).read_bytes() for text in TEXTS))
+        subprocess.run([arguments.pare, "record", MODEL, str(store), "--text", str(texts), "--quiet"], check=True)
+    return store
+
+
 def train(arguments, name, student, loss, rate, seed):
+    data = f"logits: {record(arguments)}" if arguments.recorded else f"text: [{', '.join(TEXTS)}]"
     report = run(arguments.pare, arguments.folder / name,
-                 f"model: {MODEL}\noutput: {arguments.folder / name}\npasses:\n  - distill: {{student: {student}, text: {TEXTS}, "
+                 f"model: {MODEL}\noutput: {arguments.folder / name}\npasses:\n  - distill: {{student: {student}, {data}, "
                  f"total_tokens: {arguments.tokens}, batch: 2, loss: {loss}, learning_rate: {rate}, seed: {seed}, validations: 5}}\n"
                  f"{EVALUATE}")
     training = report["training"]
@@ -81,7 +93,10 @@ def main():
     parser.add_argument("--rates", help="learning rates; default 3e-4,1e-3,3e-3 (table), 1e-3,1e-3 (labels)")
     parser.add_argument("--losses", default=",".join(LOSSES))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--recorded", action="store_true", help="labels: learn from what pare record has stored of the teacher")
     arguments = parser.parse_args()
+    if arguments.recorded and arguments.what == "table":
+        parser.error("--recorded: the table's losses include some that need the teacher itself")
     is_table = arguments.what == "table"
     arguments.tokens = arguments.tokens or (130000 if is_table else 520000)
     arguments.rates = arguments.rates or ("3e-4,1e-3,3e-3" if is_table else "1e-3,1e-3")

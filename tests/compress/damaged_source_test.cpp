@@ -21,6 +21,8 @@ class DamagedSource : public testing::Test {
     copy_family("llama_gqa_untied", model, nlohmann::json::object());
     std::ofstream(model / "tokenizer.json") << ascii_tokenizer_json();
     data_ = (family("llama_gqa_untied") / "ids.npy").string();
+    text_ = (folder_ / "text.txt").string();
+    write_text(text_, std::string(100, 'x'));  // of the tokenizer's own tokens, which are fewer than the model's
     const std::string head = "model: " + model.string() + "\ncalibration: {text: " + data_ + "}\npasses:\n";
     write_text(folder_ / "first.yaml", head + "  - magnitude: {pattern: unstructured, ratio: 0.25}\n");
     write_text(folder_ / "next.yaml", head + "  - rtn: {bits: 4, group_size: 32}\n");
@@ -35,7 +37,7 @@ class DamagedSource : public testing::Test {
 
   TemporaryFolder folder_{"damaged-source"};
   fs::path artifact_ = folder_ / "artifact";
-  std::string data_;
+  std::string data_, text_;
 };
 
 TEST_F(DamagedSource, RealArtifactsAreWholeAndEveryFileOfThemIsWatched) {
@@ -70,7 +72,7 @@ TEST_F(DamagedSource, IsRefusedByWhatStartsFromIt) {
   const std::vector<std::vector<std::string>> commands = {
       {"run", (folder_ / "next.yaml").string(), "--model", artifact_.string(), "--out", (folder_ / "bad").string()},
       {"calibrate", (folder_ / "next.yaml").string(), "--model", artifact_.string(), (folder_ / "bad").string()},
-      {"record", artifact_.string(), "--text", data_, (folder_ / "bad").string()}};
+      {"record", artifact_.string(), "--text", text_, "--tokens", "32", (folder_ / "bad").string()}};
   for (const auto& command : commands) {
     const Outcome outcome = run_pare(command);
     EXPECT_EQ(outcome.status, 1) << command[0];

@@ -21,9 +21,11 @@ class OutputPlace : public testing::Test {
     write_text(recipe_, "model: " + model.string() + "\noutput: " + (folder_ / "recipes").string() +
                             "\ncalibration: {text: " + (family("llama_gqa_untied") / "ids.npy").string() +
                             "}\npasses:\n  - rtn: {bits: 4, group_size: 32}\n");
+    // Of the tokenizer's own tokens, which are fewer than the model's.
+    write_text(folder_ / "text.txt", std::string(100, 'x'));
     commands_ = {{"run", recipe_.string(), "--out"},
                  {"calibrate", recipe_.string()},
-                 {"record", model.string(), "--text", (family("llama_gqa_untied") / "ids.npy").string()}};
+                 {"record", model.string(), "--text", (folder_ / "text.txt").string(), "--tokens", "32"}};
   }
   static Outcome with(std::vector<std::string> words, const std::string& output) {
     words.push_back(output);

@@ -1,6 +1,7 @@
 // Norms, rotations and gated linears against autograd of their formulas in float64, and against plain loops.
 #include "compress/train/row_functions.h"
 
+#include "compress/train/norm_linears.h"
 #include "compress/train/row_functions_by_ops.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -43,7 +44,7 @@ double tolerance(at::ScalarType type) {
 }
 
 // Every element within `relative` of its own size or of the typical one, whichever is larger: sums cancel.
-void expect_near(const at::Tensor& found, const at::Tensor& expected, double relative, const char* what) {
+void expect_near(const at::Tensor& found, const at::Tensor& expected, double relative, const std::string& what) {
   ASSERT_EQ(found.sizes(), expected.sizes()) << what;
   const at::Tensor error = found.to(at::kDouble).sub(expected).abs();
   const double typical = expected.pow(2).mean().sqrt().item<double>();
@@ -76,8 +77,9 @@ void compare(const Function& function, const Function& formula, const Tensors& i
   const Tensors found = with_gradients(function, inputs, rounded_weight);
   const Tensors expected = with_gradients(formula, exact, rounded_weight.to(at::kDouble));
   ASSERT_EQ(found.size(), expected.size());
-  static constexpr const char* kNames[] = {"value", "gradient of the first", "gradient of the second"};
-  for (size_t i = 0; i < found.size(); ++i) expect_near(found[i], expected[i], relative, kNames[i]);
+  for (size_t i = 0; i < found.size(); ++i) {
+    expect_near(found[i], expected[i], relative, i == 0 ? "value" : "gradient of input " + std::to_string(i));
+  }
 }
 
 at::Tensor norm_formula(const Tensors& xg) {
@@ -144,6 +146,62 @@ TEST(RowFunctions, NormsEqualPlainLoops) {
   }
   // Nothing to divide by but epsilon.
   EXPECT_TRUE(at::equal(rms_norm_rows(at::zeros({2, 3}), at::ones({3}), kEpsilon, at::kFloat), at::zeros({2, 3})));
+}
+
+TEST(NormLinears, EqualTheFormulaAndItsGradients) {
+  const int64_t width = 48;
+  for (const at::ScalarType type : kTypes) {
+    const at::Tensor x = draw({2, 35, width}, 1).mul(2.0).to(at::kFloat);
+    const at::Tensor gain_D = draw({width}, 2).add(1.0).to(at::kFloat);
+    const auto operand = [&](at::IntArrayRef shape, uint64_t seed) { return draw(shape, seed).to(type); };
+    const Tensors inputs = {x, gain_D, operand({30, width}, 3), operand({30}, 4), operand({7, width}, 5)};
+    const auto function = [](const Tensors& in) {
+      const std::vector<at::Tensor> products =
+          norm_linears(in[0], {in[1], kEpsilon}, nullptr, {{in[2], in[3]}, {in[4], {}}});
+      return at::cat({products[0], products[1]}, -1);
+    };
+    const auto formula = [](const Tensors& in) {
+      const at::Tensor normalized = norm_formula(in);
+      return at::cat({at::linear(normalized, in[2], in[3]), at::linear(normalized, in[4])}, -1);
+    };
+    // What is multiplied, the products and what comes back of each linear are rounded one after the other.
+    compare(function, formula, inputs, draw({2, 35, 37}, 6), type == at::kFloat ? 4e-6 : 3.0 * tolerance(type));
+  }
+}
+
+// As one node what as several would be the same: rounded inputs let gradients through, and what is not asked for is not
+// made.
+TEST(NormLinears, RoundTheirInputs) {
+  const InputFormat int8 = {.type = InputType::int8};
+  const at::Tensor x = draw({1, 9, 16}, 1).to(at::kFloat), gain_D = at::ones({16}),
+                   weight_OI = draw({5, 16}, 2).to(at::kFloat), dy = draw({1, 9, 5}, 3);
+  const auto of_one = [&](const Tensors& in) {
+    return norm_linears(in[0], {gain_D, kEpsilon}, &int8, {{in[1], {}}})[0];
+  };
+  const auto of_several = [&](const Tensors& in) {
+    return at::linear(round_input(rms_norm_rows(in[0], gain_D, kEpsilon, at::kFloat), &int8), in[1]);
+  };
+  const Tensors found = with_gradients(of_one, {x, weight_OI}, dy),
+                expected = with_gradients(of_several, {x, weight_OI}, dy);
+  for (size_t i = 0; i < found.size(); ++i) expect_near(found[i], expected[i].to(at::kDouble), 1e-6, std::to_string(i));
+  EXPECT_TRUE(at::equal(found[0], expected[0]));
+  EXPECT_FALSE(at::equal(found[0], norm_linears(x, {gain_D, kEpsilon}, nullptr, {{weight_OI, {}}})[0]));
+}
+
+TEST(NormLinears, RefuseWhatDoesNotFit) {
+  const at::Tensor x = at::ones({2, 8}), gain_D = at::ones({8});
+  expect_error<std::invalid_argument>([&] { norm_linears(x, {gain_D, kEpsilon}, nullptr, {}); }, {"none"});
+  expect_error<std::invalid_argument>(
+      [&] {
+        norm_linears(x, {gain_D, kEpsilon}, nullptr, {{at::ones({3, 8}), {}}, {at::ones({3, 9}), {}}});
+      },
+      {"[O, 8]", "[3, 9]"});
+  expect_error<std::invalid_argument>(
+      [&] {
+        norm_linears(x, {gain_D, kEpsilon}, nullptr,
+                     {{at::ones({3, 8}), {}}, {at::ones({3, 8}).to(at::kBFloat16), {}}});
+      },
+      {"Float", "BFloat16"});
 }
 
 TEST(RowFunctions, RotationsEqualTheFormulaAndItsGradients) {
