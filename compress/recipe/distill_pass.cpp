@@ -3,6 +3,39 @@
 #include <algorithm>
 
 namespace pare {
+namespace {
+
+// Options of a loss that others do not read.
+struct LossOption {
+  const char* key;
+  std::vector<DistillLoss> readers;
+};
+
+const std::vector<LossOption>& loss_options() {
+  using enum DistillLoss;
+  static const std::vector<LossOption> kOptions = {
+      {"temperature",
+       {soft_label, forward_kl, reverse_kl, jensen_shannon, skew_kl, skew_reverse_kl, total_variation, slim}},
+      {"label_weight", {soft_label}},
+      {"soft_form", {soft_label}},
+      {"beta", {jensen_shannon}},
+      {"skew", {skew_kl, skew_reverse_kl}},
+      {"slim_share", {slim}},
+      {"slim_weight", {slim}}};
+  return kOptions;
+}
+
+void check_loss_options(DistillLoss loss, const PassCheck& check) {
+  for (const LossOption& option : loss_options()) {
+    const std::vector<DistillLoss>& readers = option.readers;
+    if (!check.was_given(option.key) || std::find(readers.begin(), readers.end(), loss) != readers.end()) continue;
+    std::string names;
+    for (const DistillLoss reader : readers) names += (names.empty() ? "" : ", ") + std::string(name_of(reader));
+    check.fail(option.key, "'loss: " + std::string(name_of(loss)) + "' does not read it; these do: " + names);
+  }
+}
+
+}  // namespace
 
 void DistillPass::check(const PassCheck& check) {
   distill.asks_for_tokens = check.was_given("tokens");
@@ -15,9 +48,17 @@ void DistillPass::check(const PassCheck& check) {
     if (key == std::string_view("tokens") && !distill.validation_text.empty()) continue;  // of its windows
     check.fail(key, "'logits' holds the teacher's tokens and what it says of them: leave this out");
   }
+  check_loss_options(distill.loss.loss, check);
   const bool samples = distill.loss.loss == DistillLoss::minillm;
   for (const char* key : {"minillm", "prompt_tokens", "sampled_tokens"}) {
     if (!samples && check.was_given(key)) check.fail(key, "only 'loss: minillm' samples sequences: leave this out");
+  }
+  if (samples && distill.minillm.clip != RatioClip::none && distill.minillm.weights != ImportanceWeights::single_step) {
+    check.fail("minillm",
+               "'ratio_clip: " + std::string(name_of(distill.minillm.clip)) +
+                   "' clips the ratio of 'importance_weights: " + std::string(name_of(ImportanceWeights::single_step)) +
+                   "', found '" + std::string(name_of(distill.minillm.weights)) +
+                   "': add 'ratio_clip: " + std::string(name_of(RatioClip::none)) + "'");
   }
   if (distill.loss.hidden_weight > 0.0 &&
       (samples || distill.loss.loss == DistillLoss::hard_label || !distill.logits.empty())) {

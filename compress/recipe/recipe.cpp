@@ -288,7 +288,8 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
   const bool has_layerwise = std::any_of(recipe.passes.begin(), recipe.passes.end(), [](const PassRecipe& pass) {
     return pass.options->kind() != PassKind::trains;
   });
-  if (!has_layerwise && !recipe.passes.empty() && (recipe.head || recipe.budget || recipe.sensitivity)) {
+  const bool has_phases = recipe.student || !recipe.passes.empty();
+  if (!has_layerwise && has_phases && (recipe.head || recipe.budget || recipe.sensitivity)) {
     top.fail(
         "'head', 'budget' and 'sensitivity' belong to passes that work layer by layer: add one, or leave them out");
   }

@@ -228,15 +228,16 @@ TEST(Recipe, Fp8AndLlmInt8HaveOptionsOfTheirOwn) {
 TEST(Recipe, NumbersThatMayBeZeroAreGivenAsZero) {
   const DistillOptions distill = options_of<DistillPass>(
                                      "  - distill: {text: t, clip: 0, warmup: 0, final_rate: 0, label_weight: 0, "
-                                     "slim_weight: 0, weight_decay: 0}\n")
+                                     "weight_decay: 0}\n")
                                      .distill;
+  const DistillOptions slim = options_of<DistillPass>("  - distill: {text: t, loss: slim, slim_weight: 0}\n").distill;
   const DistillOptions samples =
       options_of<DistillPass>("  - distill: {text: t, loss: minillm, minillm: {teacher_share: 0}}\n").distill;
   EXPECT_EQ(distill.clip, 0.0);
   EXPECT_EQ(distill.warmup, 0.0);
   EXPECT_EQ(distill.final_rate, 0.0);
   EXPECT_EQ(distill.loss.label_weight, 0.0);
-  EXPECT_EQ(distill.loss.slim_weight, 0.0);
+  EXPECT_EQ(slim.loss.slim_weight, 0.0);
   EXPECT_EQ(distill.optimizer.weight_decay, 0.0);
   EXPECT_EQ(samples.minillm.teacher_share, 0.0);
 }
@@ -353,6 +354,17 @@ INSTANTIATE_TEST_SUITE_P(
                   "r.yaml:2:", "'logits' holds none of its hidden states"},
         BadRecipe{"HiddenStatesOfSamples", "passes:\n  - distill: {text: t, loss: minillm, hidden_weight: 1}\n",
                   "r.yaml:2:", "samples its own sequences"},
+        BadRecipe{"WeightOfLabelsBesideADivergence",
+                  "passes:\n  - distill: {text: t, loss: forward_kl, label_weight: 1}\n",
+                  "r.yaml:2:", "'loss: forward_kl' does not read it; these do: soft_label"},
+        BadRecipe{"TemperatureOfHardLabels", "passes:\n  - distill: {text: t, loss: hard_label, temperature: 4}\n",
+                  "r.yaml:2:", "'loss: hard_label' does not read it; these do: soft_label, forward_kl"},
+        BadRecipe{"SkewOfAnother", "passes:\n  - distill: {text: t, skew: 0.3}\n",
+                  "r.yaml:2:", "'loss: soft_label' does not read it; these do: skew_kl, skew_reverse_kl"},
+        BadRecipe{"ClippedRatiosOfOtherWeights",
+                  "passes:\n  - distill: {text: t, loss: minillm, minillm: {importance_weights: exact}}\n",
+                  "r.yaml:2:", "found 'exact': add 'ratio_clip: none'"},
+        BadRecipe{"HeadOfAStudentAlone", "student: {layers: 3}\nhead: {bits: 8}\n", "r.yaml:1:", "layer by layer"},
         BadRecipe{"TooSmallTemperature", "passes:\n  - distill: {text: t, temperature: 0}\n",
                   "r.yaml:2:", "from 0.001 to 1000"},
         BadRecipe{"NanDamping", "calibration: {text: t}\npasses:\n  - gptq: {damping: .nan}\n",
