@@ -60,7 +60,7 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, P
   check_inputs(windows ? "student " + windows_hash(*windows) : "none", phase);
   StudentOptions described = student;
   phase.fingerprint["student"] = describe_fields(described);
-  if (input.may_be_made && is_made(phase)) return {};
+  if (input.may_be_made && is_made(phase, options.fresh)) return {};
 
   Artifact artifact(phase.output, phase.fingerprint, options.fresh);
   return keeping_parts(artifact, phase, [&] {

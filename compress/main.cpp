@@ -111,7 +111,9 @@ std::vector<pare::OptionSpec> resource_options() {
           {.name = "threads",
            .kind = OptionKind::integer,
            .value_name = "N",
-           .help = "threads to use; does not change the result (default: one for each core)",
+           .help = "threads to use; does not change the result but for distill, which goes on with as many as it has "
+                   "begun with "
+                   "(default: one for each core)",
            .minimum = 1,
            .maximum = pare::kMaxThreads}};
 }

@@ -175,8 +175,17 @@ void timed(const char* stage, Phase& phase, const std::function<void()>& work) {
   phase.report.stage_seconds[stage] += seconds_since(start);
 }
 
-bool is_made(const Phase& phase) {
-  return manifest_member(phase.output, "fingerprint") == nlohmann::json(phase.fingerprint);
+void remove_handed_on(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().filename() != kManifestName) fs::remove_all(entry.path());
+  }
+  fs::remove_all(folder);
+}
+
+bool is_made(const Phase& phase, bool fresh) {
+  if (manifest_member(phase.output, "fingerprint") != nlohmann::json(phase.fingerprint)) return false;
+  if (fresh) remove_handed_on(phase.output);
+  return !fresh;
 }
 
 void assemble_and_verify(Artifact& artifact, Phase& phase) {

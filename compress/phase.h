@@ -74,8 +74,10 @@ void name_products(const char* type, Phase& phase);
 // Adds the seconds that `work` takes to the report's stage of that name.
 void timed(const char* stage, Phase& phase, const std::function<void()>& work);
 
-// Whether `output` is what a phase of this fingerprint has made.
-bool is_made(const Phase& phase);
+// Whether `output` is what a phase of this fingerprint has made. `fresh`: it is removed then, to be made anew.
+bool is_made(const Phase& phase, bool fresh);
+// What a phase has made for the next one. The manifest goes last: until then the folder is known for what it is.
+void remove_handed_on(const std::filesystem::path& folder);
 
 // From committed parts to a model in the artifact's folder, read back and compared.
 void assemble_and_verify(Artifact& artifact, Phase& phase);

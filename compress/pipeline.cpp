@@ -13,6 +13,7 @@
 #include "compress/artifact/artifact.h"
 #include "compress/compress_model.h"
 #include "compress/derive_student.h"
+#include "compress/phase.h"
 #include "compress/recipe/distill_pass.h"
 #include "compress/train/training_device.h"
 #include "compress/train_model.h"
@@ -40,14 +41,6 @@ bool was_made_from(const fs::path& made, const fs::path& source) {
   return std::all_of(items.begin(), items.end(), [&](const auto& input) {
     return outputs.contains(input.key()) && outputs.at(input.key()) == input.value();
   });
-}
-
-// The manifest goes last: until then the folder is known for what it is.
-void remove_handed_on(const fs::path& folder) {
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().filename() != kManifestName) fs::remove_all(entry.path());
-  }
-  fs::remove_all(folder);
 }
 
 // A run that was killed behind its last rename leaves what its phases have handed on: known by the hashes of what was

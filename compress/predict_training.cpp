@@ -149,7 +149,8 @@ double seconds_of(const TrainingExtent& extent, const RunLimits& limits) {
     const ModelDescription& own = extent.teacher->description();
     operations += 2.0 * (num_weights_of_a_token(own) + table_size(own));
   }
-  const int64_t num_steps = num_training_steps(options, extent.windows.training.windows.num_tokens);
+  const double of_window = tokens_of_window(options, static_cast<double>(extent.windows.training.windows.num_tokens));
+  const int64_t num_steps = num_training_steps(options, of_window);
   const double tokens = static_cast<double>(num_steps * options.batch) * sequence_length(extent);
   const TokenWindows& validation = extent.windows.validation.windows;
   const double validated =

@@ -161,6 +161,13 @@ TrainingWindows read_windows(const DistillOptions& options, const Checkpoint& st
   return windows;
 }
 
+// Tokens that both models know: a table's rows behind the tokenizer's tokens fill it up to a round number.
+int64_t count_shared_ids(const Checkpoint& student, const Checkpoint& teacher) {
+  const int64_t num_rows = std::min(student.description().vocabulary_size, teacher.description().vocabulary_size);
+  if (!fs::exists(student.directory() / "tokenizer.json")) return num_rows;
+  return std::min(num_rows, Tokenizer::open(student.directory()).vocabulary_size());
+}
+
 // Notes where the texts have not what the recipe asks for. A text is cut as asked; only a .npy has other windows.
 void note_other_windows(const DistillOptions& options, const TrainingWindows& found, std::vector<std::string>& events) {
   // A record has sequences of its own: then the length is that of windows to validate on.
@@ -176,6 +183,12 @@ void note_other_windows(const DistillOptions& options, const TrainingWindows& fo
     events.push_back("distill: " + names_of(options) + " has " + std::to_string(num_windows) +
                      " windows to train on, fewer than the " + std::to_string(options.windows) +
                      " asked for: all are taken");
+  }
+  const int64_t num_validation = found.validation.windows.num_windows;
+  if (num_validation < options.validation_windows) {
+    events.push_back("distill: '" + options.validation_text + "' has " + std::to_string(num_validation) +
+                     " windows to validate on, fewer than 'validation_windows', " +
+                     std::to_string(options.validation_windows) + ": all are taken");
   }
 }
 
@@ -354,8 +367,9 @@ at::ScalarType compute_type(TrainingPrecision precision, bool on_gpu, const Chec
 // A text that is seen again and again is learned by heart: what more text would change is worth knowing beforehand.
 std::string how_often_seen(const TrainingInputs& inputs) {
   const TokenWindows& windows = inputs.windows.training.windows;
-  const double given = static_cast<double>(windows.num_windows * windows.num_tokens);
-  const double times = static_cast<double>(inputs.options.total_tokens) / given;
+  const double of_window = tokens_of_window(inputs.options, mean_length(inputs.windows.training));
+  const double num_seen = static_cast<double>(num_training_steps(inputs.options, of_window) * inputs.options.batch);
+  const double times = num_seen / static_cast<double>(windows.num_windows);
   std::string line = "plan: " + std::to_string(windows.num_windows) + " windows of " +
                      std::to_string(windows.num_tokens) + " tokens to train on, each seen " + format_number(times, 2) +
                      " times";
@@ -447,14 +461,15 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
     check_store(*store, distill, student);
   }
   std::vector<int64_t> chosen;
-  const TrainingInputs inputs{distill, read_windows(distill, student, store ? &*store : nullptr, chosen),
-                              compute_type(distill.precision, options.on_gpu, student)};
+  TrainingInputs inputs{distill, read_windows(distill, student, store ? &*store : nullptr, chosen),
+                        compute_type(distill.precision, options.on_gpu, student)};
   note_other_windows(distill, inputs.windows, phase.data.events);
   announce_events(phase);
   const bool is_live = reads_teacher(distill) && !store;
   const int64_t num_tokens = std::max(longest(inputs.windows), sample_length(distill));
   if (is_live) check_teacher(student, teacher, num_tokens, distill.loss.hidden_weight);
   check_samples(distill, student, inputs.windows.training.windows.num_tokens);
+  if (sample_length(distill) > 0) inputs.windows.num_ids = count_shared_ids(student, teacher);
   check_ranges(distill, student);
   phase.prediction =
       predict_training({student, is_live ? &teacher : nullptr, distill, inputs.windows, inputs.compute, device},
@@ -474,7 +489,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   phase.fingerprint["threads"] = std::to_string(input.num_threads);
   name_products(at::toString(inputs.compute), phase);
   if (!device.is_cpu()) phase.fingerprint["device"] = device.str();
-  if (input.may_be_made && is_made(phase)) return {};
+  if (input.may_be_made && is_made(phase, options.fresh)) return {};
 
   Artifact artifact(phase.output, phase.fingerprint, options.fresh);
   return keeping_parts(artifact, phase, [&] {

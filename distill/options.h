@@ -93,9 +93,9 @@ inline std::span<const EnumName<RatioClip>> enum_names(RatioClip) {
   return kNames;
 }
 
-// Defaults are those of the paper (arXiv 2306.08543) and of its published code, whose limit of 100 is of rewards
-// counted twice, 50 nats, and whose loss on plain text is half the cross-entropy on it and half that on the teacher's
-// soft labels. minillm.h says what else that code does otherwise.
+// Defaults are those of the paper (arXiv 2306.08543). Its published code holds rewards within the same limit, but counts
+// them twice before; its loss on plain text is half the cross-entropy on it and half that on the teacher's soft labels.
+// minillm.h says what else it does otherwise.
 struct MiniLlmOptions {
   double teacher_share = 0.2;        // of the distribution that sequences are sampled from; 0: the student's own
   bool single_step = true;           // a token's own reward in expectation over the vocabulary, not as sampled

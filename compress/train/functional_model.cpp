@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -81,6 +82,12 @@ void FunctionalModel::set_input_formats(InputFormats formats) {
 at::Tensor FunctionalModel::embed(const at::Tensor& ids_BT, const at::Tensor& table_VD) const {
   at::Tensor hidden_BTD = at::embedding(table_VD, ids_BT).to(at::kFloat);
   return model_->embedding_scale == 1.0f ? hidden_BTD : hidden_BTD.mul(model_->embedding_scale);
+}
+
+at::Tensor FunctionalModel::embedding_gradient(const at::Tensor& ids_BT, const at::Tensor& gradient_BTD,
+                                               int64_t num_rows) const {
+  const at::Tensor by_row = model_->embedding_scale == 1.0f ? gradient_BTD : gradient_BTD.mul(model_->embedding_scale);
+  return at::embedding_dense_backward(by_row, ids_BT, num_rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
 }
 
 const InputFormat* FunctionalModel::input_format(const LinearDescription& reader) const {

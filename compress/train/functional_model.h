@@ -47,6 +47,9 @@ class FunctionalModel {
 
   // ids_BT int64, table_VD in any floating type: [B, T, D] float32, scaled as the family has it.
   at::Tensor embed(const at::Tensor& ids_BT, const at::Tensor& table_VD) const;
+  // Of a loss by the table's num_rows rows, of its gradient by embed(): float32 [V, D], summed in float32 whatever the
+  // table's type, since some tokens come hundreds of times.
+  at::Tensor embedding_gradient(const at::Tensor& ids_BT, const at::Tensor& gradient_BTD, int64_t num_rows) const;
   // Through block `index`. weights: the block's tensors. Throws std::invalid_argument for one that is missing.
   // earlier: not null, the tokens stand behind those that it holds, see them, and are added to it.
   at::Tensor block(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD,

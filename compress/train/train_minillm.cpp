@@ -71,8 +71,8 @@ Rewarded measure(const TokenBatch& batch, const at::Tensor& hidden_BTD, const St
 }  // namespace
 
 Continuations sample_continuations(const at::Tensor& prompts_BT, int64_t num_new, double teacher_share,
-                                   const std::vector<int32_t>& end_tokens, uint64_t seed, const FrozenModel& student,
-                                   const LiveTeacher& teacher) {
+                                   const std::vector<int32_t>& end_tokens, uint64_t seed, int64_t num_ids,
+                                   const FrozenModel& student, const LiveTeacher& teacher) {
   const at::NoGradGuard no_grad;
   const int64_t batch = prompts_BT.size(0);
   const int64_t num_prompt = prompts_BT.size(1);
@@ -80,6 +80,12 @@ Continuations sample_continuations(const at::Tensor& prompts_BT, int64_t num_new
     throw std::invalid_argument(
         "sample_continuations: expected at least one token of prompt and one to sample, found " +
         std::to_string(num_prompt) + " and " + std::to_string(num_new));
+  }
+  const int64_t num_both = std::min(student.functions->description().vocabulary_size,
+                                    teacher.model().functions->description().vocabulary_size);
+  if (num_ids < 1 || num_ids > num_both) {
+    throw std::invalid_argument("sample_continuations: expected 1 to " + std::to_string(num_both) +
+                                " ids, which student and teacher both have, found " + std::to_string(num_ids));
   }
   const int64_t num_tokens = num_prompt + num_new;
   Continuations samples{at::zeros({batch, num_tokens}, at::kLong), at::zeros({batch, num_tokens}, at::kBool),
@@ -91,11 +97,12 @@ Continuations sample_continuations(const at::Tensor& prompts_BT, int64_t num_new
   at::Tensor fed_BT = prompts_BT;
   std::mt19937_64 random(seed);
   for (int64_t t = num_prompt; t < num_tokens; ++t) {
-    const at::Tensor q_BV =
-        at::log_softmax(student.logits(last_rows(student.normalized(fed_BT.to(device), &student_earlier))), -1);
-    const at::Tensor p_BV = at::log_softmax(teacher.fitted(teacher.model().logits(last_rows(
-                                                teacher.model().normalized(fed_BT.to(device), &teacher_earlier)))),
-                                            -1);
+    const auto next_log_probs = [&](const FrozenModel& model, std::vector<KeyValues>& earlier) {
+      const at::Tensor logits_BV = model.logits(last_rows(model.normalized(fed_BT.to(device), &earlier)));
+      return at::log_softmax(logits_BV.narrow(1, 0, num_ids), -1);
+    };
+    const at::Tensor q_BV = next_log_probs(student, student_earlier);
+    const at::Tensor p_BV = next_log_probs(teacher.model(), teacher_earlier);
     const at::Tensor mixed_BV = teacher_mixed_log_probs(p_BV, q_BV, teacher_share);
     fed_BT = at::empty({batch, 1}, at::kLong);
     for (int64_t b = 0; b < batch; ++b) {

@@ -17,11 +17,12 @@ struct Continuations {
 
 // Continues each prompt by num_new tokens, drawn from teacher_share p + (1 - teacher_share) q at temperature 1; behind
 // one of end_tokens a sequence is over, and filled up. prompts_BT int64 [B, T0]. `seed` decides all draws: one number
-// of a Mersenne Twister a token, cumulative sums in float64, in the order of ids.
-// Throws std::invalid_argument: no prompt token, num_new below 1.
+// of a Mersenne Twister a token, cumulative sums in float64, in the order of ids. Tokens are the first num_ids of both
+// tables, and p and q distributions over these: rows behind them are padding, or unknown to the other model.
+// Throws std::invalid_argument: no prompt token, num_new below 1, num_ids of more rows than a table has.
 Continuations sample_continuations(const at::Tensor& prompts_BT, int64_t num_new, double teacher_share,
-                                   const std::vector<int32_t>& end_tokens, uint64_t seed, const FrozenModel& student,
-                                   const LiveTeacher& teacher);
+                                   const std::vector<int32_t>& end_tokens, uint64_t seed, int64_t num_ids,
+                                   const FrozenModel& student, const LiveTeacher& teacher);
 
 // Adds the gradients of the mean of minillm_losses over the num_step_labels sampled tokens of the step. Two passes over
 // the head's logits: returns and weights need all of a sequence's rewards before the first gradient. The loss returned

@@ -161,10 +161,9 @@ void train_embedding(const TokenBatch& batch, const at::Tensor& gradient_BTD, co
                      const TrainedTensors& outer, OuterGradients& outer_gradients) {
   const at::Tensor& table = outer.all.find(StudentModel::kEmbedding)->second;
   if (!table.requires_grad()) return;
-  const at::Tensor output = student.functions().embed(batch.ids_BT, table);
   const auto place = std::find(outer.trained.begin(), outer.trained.end(), StudentModel::kEmbedding);
   outer_gradients.add(static_cast<size_t>(place - outer.trained.begin()),
-                      torch::autograd::grad({output}, {table}, {gradient_BTD}).front());
+                      student.functions().embedding_gradient(batch.ids_BT, gradient_BTD, table.size(0)));
 }
 
 // targets: null for none.

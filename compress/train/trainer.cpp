@@ -40,15 +40,6 @@ AdamWOptions optimizer_of(ParameterKind kind, AdamWOptions options) {
   return options;
 }
 
-// Of a window, its filling left out.
-double mean_length(const LabelledWindows& data) {
-  const TokenWindows& windows = data.windows;
-  if (data.labels_NT.empty()) return static_cast<double>(windows.num_tokens);
-  int64_t sum = 0;
-  for (int64_t n = 0; n < windows.num_windows; ++n) sum += make_batch(data, std::span(&n, 1)).num_tokens();
-  return static_cast<double>(sum) / static_cast<double>(windows.num_windows);
-}
-
 // Calls work(i) for each of the micro-batches: on a thread each where there are enough of them to keep all busy (no
 // thread then waits for others after every product), and one after the other on all threads otherwise.
 void for_micro_batches(int64_t num_micro_batches, const StudentModel& student,
@@ -70,7 +61,7 @@ class Training {
         student_(student),
         store_(store),
         progress_(progress),
-        tokens_of_window_(mean_length(data.training)),
+        tokens_of_window_(tokens_of_window(options, mean_length(data.training))),
         num_steps_(num_training_steps(options, tokens_of_window_)) {
     for (Parameter* parameter : student.parameters()) {
       parameters_.push_back({parameter, at::zeros_like(parameter->value), at::zeros_like(parameter->value)});
@@ -209,9 +200,9 @@ class Training {
         const TokenBatch batch = make_batch(data_.training, part_of(windows, first));
         const uint64_t seed = static_cast<uint64_t>(options_.seed) * 0x9E3779B97F4A7C15ull +
                               static_cast<uint64_t>(number) * 0x100000001B3ull + first;
-        samples.push_back(sample_continuations(batch.ids_BT.narrow(1, 0, options_.prompt_tokens),
-                                               options_.sampled_tokens, options_.minillm.teacher_share,
-                                               student_.description().eos_tokens, seed, student, teacher));
+        samples.push_back(sample_continuations(
+            batch.ids_BT.narrow(1, 0, options_.prompt_tokens), options_.sampled_tokens, options_.minillm.teacher_share,
+            student_.description().eos_tokens, seed, data_.num_ids, student, teacher));
         num_labels += samples.back().mask_BT.sum().item<int64_t>();
       }
     }
@@ -334,6 +325,19 @@ std::vector<int64_t> windows_of_step(int64_t step, int64_t batch, int64_t num_wi
 int64_t num_training_steps(const DistillOptions& options, double num_tokens) {
   const double steps = static_cast<double>(options.total_tokens) / (static_cast<double>(options.batch) * num_tokens);
   return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(steps)));
+}
+
+double tokens_of_window(const DistillOptions& options, double num_tokens) {
+  const bool reads_text = options.loss.loss != DistillLoss::minillm || options.minillm.language_model_weight > 0.0;
+  return reads_text ? num_tokens : static_cast<double>(options.prompt_tokens + options.sampled_tokens);
+}
+
+double mean_length(const LabelledWindows& data) {
+  const TokenWindows& windows = data.windows;
+  if (data.labels_NT.empty()) return static_cast<double>(windows.num_tokens);
+  int64_t sum = 0;
+  for (int64_t n = 0; n < windows.num_windows; ++n) sum += make_batch(data, std::span(&n, 1)).num_tokens();
+  return static_cast<double>(sum) / static_cast<double>(windows.num_windows);
 }
 
 TrainingState train(const TrainingWindows& data, const DistillOptions& options, Teacher* teacher, StudentModel& student,

@@ -19,11 +19,17 @@ namespace pare {
 
 struct TrainingWindows {
   LabelledWindows training, validation;
+  int64_t num_ids = 0;  // of tokens that student and teacher can both sample; read by minillm alone
 };
 
+// Tokens of a window, its filling left out: the mean over all.
+double mean_length(const LabelledWindows& data);
 // The windows of step `step` (from 1 on): every epoch takes all of them once, in an order that follows from the seed
 // and the epoch. [batch].
 std::vector<int64_t> windows_of_step(int64_t step, int64_t batch, int64_t num_windows, uint64_t seed);
+// Tokens that a window of num_tokens stands for in total_tokens: itself, or what minillm samples behind its beginning
+// where that is all that is trained on.
+double tokens_of_window(const DistillOptions& options, double num_tokens);
 // As many steps as total_tokens ask for, rounded up; num_tokens of a window, of shorter ones on average.
 int64_t num_training_steps(const DistillOptions& options, double num_tokens);
 

@@ -12,6 +12,7 @@
 
 #include "distill/losses.h"
 #include "distill/minillm.h"
+#include "tests/expect_error.h"
 #include "tests/places.h"
 
 namespace pare {
@@ -35,7 +36,7 @@ class MiniLlmStep : public testing::Test {
   }
 
   Continuations sample(uint64_t seed, double teacher_share = 0.3, std::vector<int32_t> ends = {}) const {
-    return sample_continuations(prompts_BT, kNew, teacher_share, ends, seed, student.frozen(), *teacher);
+    return sample_continuations(prompts_BT, kNew, teacher_share, ends, seed, num_ids, student.frozen(), *teacher);
   }
 
   // log softmax of all positions, [B, T, V], by whole forward passes.
@@ -48,6 +49,8 @@ class MiniLlmStep : public testing::Test {
   Checkpoint student_checkpoint, teacher_checkpoint;
   StudentModel student;
   std::unique_ptr<LiveTeacher> teacher;
+  int64_t num_ids =
+      std::min(student_checkpoint.description().vocabulary_size, teacher_checkpoint.description().vocabulary_size);
   at::Tensor prompts_BT;
 };
 
@@ -74,8 +77,8 @@ TEST_F(MiniLlmStep, SamplesComeFromTheMixture) {
 TEST_F(MiniLlmStep, DrawsHaveTheMixturesFrequencies) {
   const at::Tensor one = prompts_BT.narrow(0, 0, 1);
   constexpr int64_t kDraws = 400;
-  const Continuations samples =
-      sample_continuations(one.expand({kDraws, kPrompt}).contiguous(), 1, 0.5, {}, 77, student.frozen(), *teacher);
+  const Continuations samples = sample_continuations(one.expand({kDraws, kPrompt}).contiguous(), 1, 0.5, {}, 77,
+                                                     num_ids, student.frozen(), *teacher);
   const at::Tensor mixed = teacher_mixed_log_probs(whole(teacher->model(), one), whole(student.frozen(), one), 0.5);
   const int64_t num_vocabulary = mixed.size(2);
   std::vector<double> counts(static_cast<size_t>(num_vocabulary));
@@ -199,10 +202,29 @@ TEST_F(MiniLlmStep, GradientsAreThoseOfOneGraph) {
   }
 }
 
+// Rows of a table that are no tokens are never drawn, and what is drawn was drawn from a distribution over the others.
+TEST_F(MiniLlmStep, SamplesTokensAlone) {
+  constexpr int64_t kIds = 3;
+  const Continuations samples = sample_continuations(prompts_BT, kNew, 0.3, {}, 5, kIds, student.frozen(), *teacher);
+  EXPECT_LT(samples.ids_BT.narrow(1, kPrompt, kNew).max().item<int64_t>(), kIds);
+  const auto among = [&](const FrozenModel& model) {
+    return at::log_softmax(whole(model, samples.ids_BT).narrow(2, 0, kIds), -1);
+  };
+  const at::Tensor mixed = teacher_mixed_log_probs(among(teacher->model()), among(student.frozen()), 0.3);
+  for (int64_t t = kPrompt - 1; t < kPrompt + kNew - 1; ++t) {
+    const int64_t id = samples.ids_BT[0][t + 1].item<int64_t>();
+    EXPECT_NEAR(samples.behaviour_BT[0][t].item<float>(), mixed[0][t][id].item<float>(), 1e-5);
+  }
+  expect_error<std::invalid_argument>(
+      [&] { sample_continuations(prompts_BT, kNew, 0.3, {}, 5, num_ids + 1, student.frozen(), *teacher); },
+      {"both", std::to_string(num_ids + 1)});
+}
+
 TEST_F(MiniLlmStep, RefusesToContinueNothing) {
-  EXPECT_THROW(sample_continuations(prompts_BT.narrow(1, 0, 0), 4, 0.2, {}, 1, student.frozen(), *teacher),
+  EXPECT_THROW(sample_continuations(prompts_BT.narrow(1, 0, 0), 4, 0.2, {}, 1, num_ids, student.frozen(), *teacher),
                std::invalid_argument);
-  EXPECT_THROW(sample_continuations(prompts_BT, 0, 0.2, {}, 1, student.frozen(), *teacher), std::invalid_argument);
+  EXPECT_THROW(sample_continuations(prompts_BT, 0, 0.2, {}, 1, num_ids, student.frozen(), *teacher),
+               std::invalid_argument);
 }
 
 }  // namespace

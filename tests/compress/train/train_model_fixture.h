@@ -1,0 +1,117 @@
+// What runs that train are tested with: the embedded model, its text in two files, and `pare` as a user runs it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "runtime/commands/verify.h"
+#include "runtime/evaluate/token_source.h"
+#include "runtime/files/npy.h"
+#include "runtime/model/checkpoint.h"
+#include "runtime/tokenizer/tokenizer.h"
+#include "tests/compress/run_pare.h"
+#include "tests/places.h"
+
+namespace pare::test {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+inline const std::string kData = std::string(kSourceFolder) + "/calibration_data/";
+inline const std::string kModel = kData + "stories260k";
+inline const std::string kText = kData + "stories.txt";
+
+inline std::string read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+inline std::vector<float> values_of(const Checkpoint& checkpoint, const LinearDescription& linear) {
+  std::vector<float> values(static_cast<size_t>(linear.num_out * linear.num_in));
+  weight_rows(checkpoint.linear(linear), 0, linear.num_out, values);
+  return values;
+}
+
+class TrainModel : public testing::Test {
+ protected:
+  // The text's first windows are trained on, its last validated and evaluated on: files, so that both see the same.
+  TrainModel() {
+    const Tokenizer tokenizer = Tokenizer::open(kModel);
+    const TokenWindows all = read_token_windows(kText, &tokenizer, 64, 0, true, 512);
+    const auto part = [&](int64_t first, int64_t count, const std::string& name) {
+      TokenWindows windows{count, 64, {}};
+      windows.ids_NT.assign(all.ids_NT.begin() + first * 64, all.ids_NT.begin() + (first + count) * 64);
+      write_npy(folder_ / name, windows);
+    };
+    part(0, all.num_windows - 40, "training.npy");
+    part(all.num_windows - 40, 40, "validation.npy");
+  }
+
+  std::string text() const { return (folder_ / "training.npy").string(); }
+  std::string validation() const { return (folder_ / "validation.npy").string(); }
+  // An item of `passes:`; float32, since the runtime's sums are to be compared.
+  std::string distill(const std::string& more) const {
+    return "  - distill: {text: " + text() + ", validation_text: " + validation() +
+           ", validation_windows: 40, precision: float32, validations: 4, batch: 8, micro_batch: 4, " + more + "}\n";
+  }
+  std::string recipe(const std::string& items, const std::string& more = "") const {
+    return "model: " + kModel + "\ncalibration: {text: " + text() + ", samples: 16}\n" + more + "passes:\n" + items +
+           "evaluate:\n  - perplexity: {text: " + validation() + ", context: 64}\n";
+  }
+  std::vector<std::string> command(const std::string& yaml, const std::string& out,
+                                   const std::vector<std::string>& more = {}) {
+    write_text(folder_ / (out + ".yaml"), yaml);
+    std::vector<std::string> words = {
+        "run", (folder_ / (out + ".yaml")).string(), "--out", (folder_ / out).string(), "--threads", "2"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  Json run_json(const std::string& yaml, const std::string& out) {
+    const Outcome outcome = run_pare(command(yaml, out, {"--json"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return outcome.status == 0 ? Json::parse(outcome.out) : Json();
+  }
+  void expect_verifies(const std::string& out) {
+    const Verification verification = verify(folder_ / out);
+    EXPECT_TRUE(verification.has_manifest);
+    EXPECT_TRUE(verification.problems.empty()) << verification.problems.front();
+  }
+  // What training measured on the validation windows is what the runtime measures of the artifact on them.
+  static void expect_measured(const Json& report) {
+    const double trained = report.at("training").at("best_validation_perplexity");
+    EXPECT_NEAR(report.at("perplexity")[0].at("perplexity").get<double>(), trained, 0.005 * trained);
+  }
+  void expect_refused(const std::string& yaml, const std::vector<std::string>& words,
+                      const std::vector<std::string>& more = {}) {
+    const Outcome outcome = run_pare(command(yaml, "out", more));
+    EXPECT_TRUE(outcome.status == 1 || outcome.status == 2) << outcome.status << ": " << outcome.err;
+    for (const std::string& word : words) {
+      EXPECT_NE(outcome.err.find(word), std::string::npos) << "no '" << word << "' in: " << outcome.err;
+    }
+    for (const char* left : {"out", "out.partial", "out.phase-1", "out.phase-1.partial"}) {
+      EXPECT_FALSE(fs::exists(folder_ / left)) << left;
+    }
+  }
+  // A copy of the model with a text in one of its files replaced.
+  std::string changed_copy(const std::string& name, const std::string& file, const std::string& from,
+                           const std::string& to) {
+    fs::copy(kModel, folder_ / name, fs::copy_options::recursive);
+    std::string content = read_file(folder_ / name / file);
+    const size_t place = content.find(from);
+    EXPECT_NE(place, std::string::npos) << from;
+    write_text(folder_ / name / file, content.replace(place, from.size(), to));
+    return (folder_ / name).string();
+  }
+
+  TemporaryFolder folder_{"train_model"};
+};
+
+}  // namespace pare::test

@@ -1,0 +1,148 @@
+// What a training is refused for, with its line or before any work, and what is told of it.
+#include <gtest/gtest.h>
+
+#include "compress/recipe/recipe.h"
+#include "runtime/tokenizer/tokenizer_hash.h"
+#include "tests/compress/train/train_model_fixture.h"
+#include "tests/expect_error.h"
+
+namespace pare::test {
+namespace {
+
+TEST(TrainRecipe, WhatCannotFollowIsSaidWithItsLine) {
+  const auto refused = [](const std::string& passes, std::initializer_list<std::string> parts) {
+    expect_error<std::invalid_argument>(
+        [&] { parse_recipe("model: m\ncalibration: {text: t}\npasses:\n" + passes, "r.yaml"); }, parts);
+  };
+  const std::string gptq = "  - gptq: {bits: 4}\n", sparsegpt = "  - sparsegpt: {}\n",
+                    distill = "  - distill: {text: t}\n";
+  refused(gptq + distill + gptq, {"r.yaml:6", "in codes already", "before distill"});
+  refused(sparsegpt + distill + gptq, {"r.yaml:6", "pruned weights", "before distill"});
+  refused("  - awq: {}\n" + distill, {"r.yaml:5", "only prepares", "rtn or gptq"});
+  refused("  - llm_int8: {}\n" + distill, {"r.yaml:5", "llm_int8", "put distill before it"});
+  refused("  - fp8: {}\n" + distill, {"r.yaml:5", "fp8", "put distill before it"});
+  refused(gptq + "  - distill: {text: t, student: s}\n", {"r.yaml:5", "'student'", "leave one of them out"});
+  refused("  - distill: {}\n", {"r.yaml:4", "'text:'"});
+  refused("  - distill: {text: t, sampled_tokens: 8}\n", {"r.yaml:4", "sampled_tokens", "minillm"});
+  refused("  - distill: {logits: s.h5, loss: minillm}\n", {"r.yaml:4", "logits", "makes up"});
+  refused("  - distill: {text: t, tokens: 64, loss: minillm, prompt_tokens: 64}\n", {"prompt_tokens", "64 tokens"});
+  // A .npy has windows of its own length.
+  parse_recipe("model: m\npasses:\n  - distill: {text: t.npy, loss: minillm, prompt_tokens: 600}\n", "r.yaml");
+  refused("  - distill: {logits: s.h5, text: t}\n", {"r.yaml:4", "text", "leave this out"});
+  refused("  - distill: {text: t, batch: 6, micro_batch: 4}\n", {"micro_batch", "found 4 and 6"});
+  refused("  - distill: {text: t, train: {weights: false, scales: false, vectors: false}}\n",
+          {"train", "nothing is left"});
+  refused("  - distill: {text: t, loss: skew_kl, skew: 1}\n", {"r.yaml:4", "skew", "below 1"});
+  refused("  - distill: {text: t, loss: skew_reverse_kl, skew: 1}\n", {"r.yaml:4", "skew", "below 1"});
+  refused("  - distill: {logits: s.h5, tokens: 64}\n", {"r.yaml:4", "tokens", "leave this out"});
+  parse_recipe("model: m\npasses:\n  - distill: {logits: s.h5, validation_text: v.txt, tokens: 64}\n", "r.yaml");
+  refused("  - gptq: {bits: 8, activations: int8}\n  - distill: {text: t, precision: bfloat16}\n",
+          {"r.yaml:5", "bfloat16", "float32"});
+  refused(gptq + "  - distill: {text: t, train: {embedding: true}}\nhead: {bits: 8}\n",
+          {"r.yaml:5", "head", "'embedding'"});
+  parse_recipe("model: m\ncalibration: {text: t}\npasses:\n  - distill: {text: t, train: {embedding: true}}\n" + gptq +
+                   "head: {bits: 8}\n",
+               "r.yaml");
+  refused("  - distill: {text: t}\n    layers: {override: {\"*\": {bits: 3}}}\n", {"override", "distill"});
+}
+
+TEST_F(TrainModel, WindowsThatTheTextsDoNotHaveAreToldAndStrictRefusesThem) {
+  const std::string pass = "  - distill: {text: " + text() + ", validation_text: " + validation() +
+                           ", tokens: 32, windows: 100000, total_tokens: 64, batch: 1, validations: 1}\n";
+  const std::string events = run_json(recipe(pass), "told").at("events").dump();
+  EXPECT_NE(events.find("windows of 64 tokens, not the 32 asked for"), std::string::npos) << events;
+  EXPECT_NE(events.find("fewer than the 100000 asked for"), std::string::npos) << events;
+  expect_refused(recipe(pass) + "strict: true\n", {"strict", "not the 32 asked for"});
+  // The best checkpoint is chosen by windows that must be there.
+  const std::string few = "  - distill: {text: " + text() + ", validation_text: " + validation() +
+                          ", validation_windows: 1000, total_tokens: 64, batch: 1, validations: 1}\n";
+  const std::string event = "fewer than 'validation_windows', 1000";
+  EXPECT_NE(run_json(recipe(few), "few").at("events").dump().find(event), std::string::npos);
+  expect_refused(recipe(few) + "strict: true\n", {"strict", event});
+}
+
+TEST_F(TrainModel, WhatCannotBeTrainedIsRefusedBeforeAnyWork) {
+  const std::string some = "total_tokens: 4000";
+  expect_refused(recipe(distill(some) + "    layers: {exclude: [\"*.no_such_layer\"]}\n"),
+                 {"exclude", "no_such_layer"});
+  expect_refused(recipe(distill(some)), {"--max-memory", "training needs"}, {"--max-memory", "1MiB"});
+  write_text(folder_ / "short.txt", "Once upon a time there was a cat. The cat sat on a mat and was happy all day.");
+  expect_refused("model: " + kModel + "\npasses:\n  - distill: {text: " + (folder_ / "short.txt").string() +
+                     ", tokens: 16, validation_windows: 2}\n",
+                 {"short.txt", "of which 2 are for validation", "longer text"});
+  expect_refused("model: " + kModel + "\npasses:\n  - distill: {text: " + kText + ", tokens: 1024}\n",
+                 {"stories.txt", "1024", "512", "'tokens'"});
+  for (const std::string more : {", train: {weights: false, vectors: false}}\n",
+                                 ", train: {vectors: false}}\n    layers: {exclude: [\"*\"]}\n"}) {
+    expect_refused("model: " + kModel + "\npasses:\n  - distill: {text: " + text() + more,
+                   {"nothing of", "stories260k", "'vectors'"});
+  }
+  for (const auto& entry : fs::directory_iterator(std::string(kSourceFolder) + "/tests/golden/encoders")) {
+    if (!fs::exists(entry.path() / "config.json")) continue;
+    expect_refused("model: " + entry.path().string() + "\npasses:\n  - distill: {text: " + text() + "}\n",
+                   {"encoder", "decoders are trained"});
+    expect_refused(recipe(distill(some + ", teacher: " + entry.path().string())), {"teacher", "encoder"});
+  }
+}
+
+TEST_F(TrainModel, ATeacherMustFitTheStudent) {
+  const std::string some = "total_tokens: 4000, teacher: ";
+  const std::string other = changed_copy("other", "tokenizer.json", "\"<0xF7>\"", "\"<0xZZ>\"");
+  ASSERT_NE(tokenizer_hash(other), tokenizer_hash(kModel));
+  expect_refused(recipe(distill(some + other)),
+                 {"different tokenizers", kModel, other, tokenizer_hash(kModel), tokenizer_hash(other)});
+  const std::string narrow =
+      changed_copy("narrow", "config.json", "\"max_position_embeddings\": 512", "\"max_position_embeddings\": 32");
+  expect_refused(recipe(distill(some + narrow)), {"64 tokens", "context of the teacher", "32"});
+  expect_refused(recipe(distill(some +
+                                changed_copy("short", "config.json", "\"max_position_embeddings\": 512",
+                                             "\"max_position_embeddings\": 80") +
+                                ", loss: minillm, prompt_tokens: 48, sampled_tokens: 48")),
+                 {"96 tokens", "context of the teacher", "80", "'sampled_tokens'"});
+  // Hard labels need none, and read none.
+  run_json(recipe(distill("total_tokens: 1000, loss: hard_label, teacher: " + other)), "alone");
+}
+
+TEST_F(TrainModel, RangesOfSequencesAreNotThoseOfABatch) {
+  const fs::path mixture = fs::path(kSourceFolder) / "tests/golden/families/mixtral_experts";
+  const std::string windows = ", precision: float32, validation_windows: 1, total_tokens: 256, batch: 2, micro_batch: ";
+  for (const char* range : {"token", "tensor"}) {
+    const std::string name = std::string("int8-") + range;
+    run_json("model: " + mixture.string() +
+                 "\npasses:\n  - rtn: {bits: 8, group_size: -1, activations: {range: " + range + "}}\n",
+             name);
+    const std::string yaml = "model: " + mixture.string() +
+                             "\npasses:\n  - distill: {student: " + (folder_ / name).string() +
+                             ", text: " + (mixture / "ids.npy").string() + windows;
+    if (range == std::string("tensor")) {
+      expect_refused(yaml + "2}\n", {"experts", "whole sequence", "'micro_batch' is 2", "expected 1"});
+      run_json(yaml + "1}\n", "one");
+    } else {
+      run_json(yaml + "2}\n", "two");
+    }
+  }
+}
+
+// What a live teacher and a text are refused for, a record is refused for.
+TEST_F(TrainModel, ARecordMustFitTheStudent) {
+  const std::string record = (folder_ / "record.h5").string();
+  ASSERT_EQ(run_pare({"record", kModel, "--text", text(), "--windows", "8", "--top-k", "8", record}).status, 0);
+  const std::string narrow =
+      changed_copy("narrow", "config.json", "\"max_position_embeddings\": 512", "\"max_position_embeddings\": 32");
+  const std::string passes =
+      "\npasses:\n  - distill: {logits: " + record + ", validation_windows: 2, total_tokens: 64}\n";
+  expect_refused("model: " + narrow + passes, {"record.h5", "64 tokens", "context is 32", "record shorter ones"});
+  run_json("model: " + kModel + passes, "fits");
+}
+
+TEST_F(TrainModel, StudentsInFormsThatCannotBeTrainedAreRefused) {
+  run_json("model: " + kModel + "\ncalibration: {text: " + text() +
+               ", samples: 8}\npasses:\n  - llm_int8: {threshold: 1.5}\n",
+           "int8");
+  run_json("model: " + kModel + "\npasses:\n  - fp8: {}\n", "fp8");
+  expect_refused(recipe(distill("student: " + (folder_ / "int8").string())), {"llm_int8", "distil before"});
+  expect_refused(recipe(distill("student: " + (folder_ / "fp8").string())), {"FP8 codes", "distil before"});
+}
+
+}  // namespace
+}  // namespace pare::test
