@@ -122,11 +122,15 @@ double peak_bytes(const TrainingExtent& extent, const RunLimits& limits) {
   if (options.loss.hidden_weight > 0.0 && extent.teacher != nullptr) {
     activations += hidden * static_cast<double>(extent.teacher->description().blocks.size());
   }
-  const double head = std::min(at_once * static_cast<double>(kHeadTokens), micro_tokens) *
-                      static_cast<double>(model.vocabulary_size) * compute_bytes * 3.5;
+  // Products, their gradient and the teacher's of kHeadTokens, and what a loss makes of kLossTokens of them in float32.
+  const double head =
+      at_once * static_cast<double>(model.vocabulary_size) *
+      (3.0 * compute_bytes * std::min(static_cast<double>(kHeadTokens), micro_tokens / at_once) +
+       kTensorsOfLoss * kFloatBytes * std::min(static_cast<double>(kLossTokens), micro_tokens / at_once));
   const double tables = (model.tied_head ? 1.0 : 2.0) * table_size(model);
-  double memory = static_cast<double>(limits.held_bytes) + student_bytes(extent) + tables * compute_bytes +
-                  activations * micro_tokens + head;
+  double memory = student_bytes(extent) + tables * compute_bytes + activations * micro_tokens + head;
+  // What samples is made once for all of a sequence's tokens.
+  if (samples && options.recompute) memory += num_weights(model) * compute_bytes;
   // Parameters with gradients and moments, and the sum of each micro-batch.
   if (options.train.embedding) memory += (4.0 + at_once) * kFloatBytes * tables;
   if (extent.teacher != nullptr) {
@@ -135,7 +139,7 @@ double peak_bytes(const TrainingExtent& extent, const RunLimits& limits) {
     const bool shares_table = !options.train.embedding && own.hidden_size == model.hidden_size;
     memory += (num_weights(own) + (shares_table ? 0.0 : table_size(own))) * compute_bytes;
   }
-  return memory;
+  return static_cast<double>(limits.held_bytes + limits.num_threads * kThreadBytes) + kHeapShare * memory;
 }
 
 double seconds_of(const TrainingExtent& extent, const RunLimits& limits) {

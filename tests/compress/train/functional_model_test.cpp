@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/log_softmax.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -175,6 +176,27 @@ TEST(FunctionalModel, RefusesOtherTypesAndMissingTensors) {
   const FunctionalModel model(checkpoint.description(), 8, at::kFloat);
   EXPECT_THROW(model.block(0, {}, at::empty({1, 8, checkpoint.description().hidden_size}, at::kFloat)),
                std::invalid_argument);
+}
+
+// A token that comes hundreds of times: summed in bfloat16 each part behind the first hundred would lose most of itself.
+TEST(FunctionalModelEmbedding, ItsGradientIsSummedInFloat32) {
+  for (const char* family : {"llama_gqa_untied", "gemma3_local_global"}) {  // the second one scales
+    const Checkpoint checkpoint = Checkpoint::open(kFamilies / family);
+    const ModelDescription& model = checkpoint.description();
+    const FunctionalModel functions(model, 600, at::kBFloat16);
+    const int64_t num_tokens = 600, width = model.hidden_size;
+    at::Tensor ids_BT = at::full({1, num_tokens}, 3, at::kLong);
+    ids_BT[0][17] = 5;
+    const at::Tensor gradient_BTD =
+        at::full({1, num_tokens, width}, 1.0, at::kFloat).mul(1.0 + 0.25 * std::ldexp(1.0, -7));
+    const at::Tensor found_VD = functions.embedding_gradient(ids_BT, gradient_BTD, model.vocabulary_size);
+    const double each = (1.0 + 0.25 * std::ldexp(1.0, -7)) * static_cast<double>(model.embedding_scale);
+    for (int64_t v = 0; v < model.vocabulary_size; ++v) {
+      const double expected = each * (v == 3 ? 599.0 : v == 5 ? 1.0 : 0.0);
+      // 600 sums of rounding 2^-24 each.
+      EXPECT_NEAR(found_VD[v][width - 1].item<double>(), expected, std::abs(expected) * 600 * std::ldexp(1.0, -24));
+    }
+  }
 }
 
 }  // namespace

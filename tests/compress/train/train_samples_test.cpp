@@ -11,11 +11,12 @@ namespace {
 
 // MiniLLM's draws are those of the step, whichever process makes it.
 TEST_F(TrainModel, KilledWhileItSamplesItEndsWithTheSameBytes) {
-  const std::string yaml = recipe("  - distill: {text: " + text() +
-                                      ", loss: minillm, prompt_tokens: 8, sampled_tokens: 8, validation_windows: 2, "
-                                      "validations: 2, batch: 2, total_tokens: 512, teacher: " +
-                                      kModel + "}\n",
-                                  "student: {layers: 2}\n");
+  const std::string yaml =
+      recipe("  - distill: {text: " + text() +
+                 ", loss: minillm, prompt_tokens: 8, sampled_tokens: 8, validation_windows: 2, precision: bfloat16, "
+                 "validations: 2, batch: 2, total_tokens: 512, teacher: " +
+                 kModel + "}\n",
+             "student: {layers: 2}\n");
   const TracedOutcome whole = run_pare_traced(command(yaml, "whole"), -1);
   ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
   const auto expected = promised_files(folder_ / "whole");

@@ -81,13 +81,13 @@ class Trainer : public testing::Test {
 
   std::unique_ptr<StudentModel> make_student() const {
     return std::make_unique<StudentModel>(
-        checkpoint_, TrainedParts{.embedding = true}, [](const std::string&) { return true; }, 64, at::kFloat);
+        checkpoint_, TrainedParts{.embedding = true}, [](const std::string&) { return true; }, 64, compute_);
   }
   TrainingState train_in(
       const std::string& folder, StudentModel& student, const std::function<void()>& between = [] {}) {
     const at::NoGradGuard no_grad;
     TrainingStore store(folder_.path() / folder);
-    const auto teacher = live_teacher(teacher_, 64, at::kFloat, student.description().vocabulary_size);
+    const auto teacher = live_teacher(teacher_, 64, compute_, student.description().vocabulary_size);
     return train(data_, options_, teacher.get(), student, store, progress_, between, speed_);
   }
   double perplexity_of(const StudentModel& student) const {
@@ -114,6 +114,7 @@ class Trainer : public testing::Test {
   Checkpoint checkpoint_ = Checkpoint::open(kFamily), teacher_ = Checkpoint::open(kTeacher);
   TrainingWindows data_;
   DistillOptions options_;
+  at::ScalarType compute_ = at::kFloat;
   std::ostringstream out_;
   Progress progress_{ProgressStyle::lines, out_};
   TrainingSpeed speed_;
@@ -247,16 +248,18 @@ TEST_F(Trainer, MicroBatchesOnThreadsHaveTheBitsOfOneThread) {
   // As many windows to validate on, too: a window that all threads share may have other bits with more of them.
   data_.validation = data_.training;
   ASSERT_EQ(data_.validation.windows.num_windows, options_.batch);
-  for (const bool recompute : {false, true}) {
+  for (const auto& [compute, recompute] : {std::pair{at::kFloat, false}, {at::kFloat, true}, {at::kBFloat16, false}}) {
+    compute_ = compute;
     options_.recompute = recompute;
+    const std::string name = at::toString(compute) + std::to_string(recompute);
     at::set_num_threads(1);
     const auto one = make_student();
-    const TrainingState expected = train_in("one" + std::to_string(recompute), *one);
+    const TrainingState expected = train_in("one-" + name, *one);
     for (const int threads : {2, 3, 4}) {
       at::set_num_threads(threads);
       ASSERT_TRUE(works_on_threads(options_.batch, threads));
       const auto student = make_student();
-      const TrainingState state = train_in("on" + std::to_string(threads) + std::to_string(recompute), *student);
+      const TrainingState state = train_in("on" + std::to_string(threads) + name, *student);
       expect_same(state, expected, *student, *one);
     }
     EXPECT_FALSE(works_on_threads(options_.batch, 5));
