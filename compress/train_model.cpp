@@ -214,7 +214,8 @@ void check_store(const LogitStore& store, const DistillOptions& options, const C
                                 ": record shorter ones");
   }
   const std::vector<double>& temperatures = origin.temperatures;
-  const bool reads_temperature = reads_teacher(options) && origin.num_kept < origin.num_vocabulary;
+  // A student's table may have more rows than the tokenizer has tokens: these are left out of a record of all tokens.
+  const bool reads_temperature = reads_teacher(options) && origin.num_kept < model.vocabulary_size;
   if (reads_temperature &&
       std::find(temperatures.begin(), temperatures.end(), options.loss.temperature) == temperatures.end()) {
     std::string known;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -109,6 +110,32 @@ class TrainModel : public testing::Test {
     EXPECT_NE(place, std::string::npos) << from;
     write_text(folder_ / name / file, content.replace(place, from.size(), to));
     return (folder_ / name).string();
+  }
+
+  // A copy of the model whose table has 32 rows more: no tokens, as real checkpoints have them.
+  std::string widened_copy(const std::string& name) {
+    fs::copy(kModel, folder_ / name, fs::copy_options::recursive);
+    const std::string wide = (folder_ / name).string();
+    const std::string script =
+        "import json, sys, numpy\n"
+        "from safetensors.numpy import load_file, save_file\n"
+        "tensors = load_file(sys.argv[1] + '/model.safetensors')\n"
+        "for name in tensors:\n"
+        "    if name in ('model.embed_tokens.weight', 'lm_head.weight'):\n"
+        "        rows = numpy.tile(tensors[name][:1] * 3, (32, 1))\n"
+        "        tensors[name] = numpy.concatenate([tensors[name], rows.astype(tensors[name].dtype)])\n"
+        "save_file(tensors, sys.argv[1] + '/model.safetensors', metadata={'format': 'pt'})\n"
+        "config = json.load(open(sys.argv[1] + '/config.json'))\n"
+        "config['vocab_size'] += 32\n"
+        "json.dump(config, open(sys.argv[1] + '/config.json', 'w'))\n";
+    write_text(folder_ / "widen.py", script);
+    const char* const python = std::getenv("PARE_PYTHON");
+    EXPECT_NE(python, nullptr) << "tests need PARE_PYTHON, which 'make test' sets up";
+    EXPECT_EQ(std::system((std::string(python == nullptr ? "false" : python) + " " + (folder_ / "widen.py").string() +
+                           " " + wide)
+                              .c_str()),
+              0);
+    return wide;
   }
 
   TemporaryFolder folder_{"train_model"};

@@ -133,6 +133,13 @@ TEST_F(TrainModel, ARecordMustFitTheStudent) {
       "\npasses:\n  - distill: {logits: " + record + ", validation_windows: 2, total_tokens: 64}\n";
   expect_refused("model: " + narrow + passes, {"record.h5", "64 tokens", "context is 32", "record shorter ones"});
   run_json("model: " + kModel + passes, "fits");
+  // A record of all tokens leaves the rows of a wider table out, and knows their mass at its own temperatures alone.
+  const std::string whole = (folder_ / "whole.h5").string();
+  ASSERT_EQ(run_pare({"record", kModel, "--text", text(), "--windows", "8", "--top-k", "512", whole}).status, 0);
+  const std::string warm =
+      "\npasses:\n  - distill: {logits: " + whole + ", validation_windows: 2, total_tokens: 64, temperature: 3}\n";
+  expect_refused("model: " + widened_copy("wide") + warm, {"whole.h5", "temperatures 1.000 2.000, not at 3.000"});
+  run_json("model: " + kModel + warm, "warm");
 }
 
 TEST_F(TrainModel, StudentsInFormsThatCannotBeTrainedAreRefused) {

@@ -36,26 +36,7 @@ TEST_F(TrainModel, KilledWhileItSamplesItEndsWithTheSameBytes) {
 
 // Of a student whose table has rows that the teacher's lacks, none of these is ever drawn.
 TEST_F(TrainModel, AStudentWithMoreRowsThanItsTeacherSamplesTheTeachersTokens) {
-  const std::string wide = (folder_ / "wide").string();
-  fs::create_directories(wide);
-  for (const auto& entry : fs::directory_iterator(kModel))
-    fs::copy(entry.path(), fs::path(wide) / entry.path().filename());
-  const std::string script =
-      "import json, sys, numpy\n"
-      "from safetensors.numpy import load_file, save_file\n"
-      "tensors = load_file(sys.argv[1] + '/model.safetensors')\n"
-      "for name in tensors:\n"
-      "    if name in ('model.embed_tokens.weight', 'lm_head.weight'):\n"
-      "        rows = numpy.tile(tensors[name][:1] * 3, (32, 1))\n"
-      "        tensors[name] = numpy.concatenate([tensors[name], rows.astype(tensors[name].dtype)])\n"
-      "save_file(tensors, sys.argv[1] + '/model.safetensors', metadata={'format': 'pt'})\n"
-      "config = json.load(open(sys.argv[1] + '/config.json'))\n"
-      "config['vocab_size'] += 32\n"
-      "json.dump(config, open(sys.argv[1] + '/config.json', 'w'))\n";
-  write_text(folder_ / "widen.py", script);
-  const char* const python = std::getenv("PARE_PYTHON");
-  ASSERT_NE(python, nullptr) << "tests need PARE_PYTHON, which 'make test' sets up";
-  ASSERT_EQ(std::system((std::string(python) + " " + (folder_ / "widen.py").string() + " " + wide).c_str()), 0);
+  const std::string wide = widened_copy("wide");
   const Json report =
       run_json("model: " + kModel + "\npasses:\n  - distill: {student: " + wide + ", text: " + text() +
                    ", loss: minillm, prompt_tokens: 8, sampled_tokens: 24, validation_windows: 2, validations: 1, "
@@ -74,11 +55,14 @@ TEST_F(TrainModel, FreshMakesFinishedPhasesAnew) {
   }
   ASSERT_EQ(run_pare_traced(command(yaml, "killed"), last_rename).outcome.status, 128 + SIGKILL);
   ASSERT_TRUE(fs::exists(folder_ / "killed.phase-1" / "pare.json"));
-  // A phase that is taken up is not looked at again: one that is made anew is whole.
-  write_text(folder_ / "killed.phase-1" / "stray.txt", "x");
+  fs::copy(folder_ / "killed.partial", folder_ / "other.partial", fs::copy_options::recursive);
+  fs::copy(folder_ / "killed.phase-1", folder_ / "other.phase-1", fs::copy_options::recursive);
+  const Outcome other = run_pare(command(yaml, "other"));
+  ASSERT_EQ(other.status, 0) << other.err;
+  EXPECT_EQ((other.out + other.err).find(" tensors in "), std::string::npos) << "the finished phase is gone on from";
   const Outcome fresh = run_pare(command(yaml, "killed", {"--fresh"}));
   ASSERT_EQ(fresh.status, 0) << fresh.err;
-  EXPECT_NE((fresh.out + fresh.err).find("student: "), std::string::npos) << fresh.out << fresh.err;
+  EXPECT_NE((fresh.out + fresh.err).find(" tensors in "), std::string::npos) << fresh.out << fresh.err;
   EXPECT_EQ(promised_files(folder_ / "killed"), promised_files(folder_ / "whole"));
 }
 
