@@ -24,6 +24,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
+#include "runtime/system/large_pieces_stay.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/partial_output.h"
 #include "runtime/system/sha256.h"
@@ -309,6 +310,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     }
     std::optional<Transformer> teacher;
     if (num_resumed < num_shards) teacher = Transformer::load(checkpoint, *backend);
+    const LargePiecesStay stay;
     Recording recording(options, checkpoint, files, material, origin);
     progress.begin("record", material.num_sequences(), "sequences");
     for (int64_t shard = 0, first = 0; shard < num_shards; first += shard_sequences[static_cast<size_t>(shard++)]) {
