@@ -159,7 +159,7 @@ TEST_F(Record, StoresWhatTheModelSaysOfATextsWindows) {
 }
 
 // The model with rows behind its tokens' in the table, which shout: such rows are not trained.
-fs::path padded_model(const fs::path& folder, int64_t num_rows) {
+fs::path padded_model(const fs::path& folder, int64_t num_rows, float factor = -3.0f) {
   fs::copy(kModel, folder);
   const SafetensorsFile source = SafetensorsFile::open(kModel / "model.safetensors");
   std::vector<std::byte> table;
@@ -170,7 +170,7 @@ fs::path padded_model(const fs::path& folder, int64_t num_rows) {
     std::vector<float> rows(static_cast<size_t>(tensor.shape[0] * tensor.shape[1]));
     convert_to_float(tensor.dtype, tensor.data, rows);
     const auto num_padding = static_cast<size_t>(num_rows * tensor.shape[1]);
-    for (size_t i = 0; i < num_padding; ++i) rows.push_back(-3.0f * rows[i]);
+    for (size_t i = 0; i < num_padding; ++i) rows.push_back(factor * rows[i]);
     table.resize(tensor.data.size() / static_cast<size_t>(tensor.shape[0]) *
                  static_cast<size_t>(tensor.shape[0] + num_rows));
     convert_from_float(tensor.dtype, rows, table);
@@ -207,6 +207,17 @@ TEST_F(Record, PaddingOfATeachersTableIsLeftOut) {
       run_pare({"record", model, (folder_ / "no.h5").string(), "--text", (folder_ / "ids.npy").string()});
   EXPECT_EQ(refused.status, 1);
   EXPECT_NE(refused.err.find("512 (window 1, position 3) is outside"), std::string::npos) << refused.err;
+}
+
+// Even where it says nothing of a token: what overflows behind them is damaged before them.
+TEST_F(Record, LogitsThatAreNotFiniteAreNotStored) {
+  const std::string model = padded_model(folder_ / "loud", 2, 2e38f).string();
+  const Outcome outcome = run_pare(
+      {"record", model, (folder_ / "out.h5").string(), "--text", text_.string(), "--tokens", "48", "--windows", "4"});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("sequence 0, position "), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("a logit is not finite"), std::string::npos) << outcome.err;
+  EXPECT_FALSE(fs::exists(folder_ / "out.h5"));
 }
 
 TEST_F(Record, StoresTheTeachersOwnContinuationsOfPrompts) {
