@@ -219,7 +219,8 @@ class Recording {
 
 Prediction predict(const Checkpoint& checkpoint, const Material& material, const LogitOrigin& origin,
                    int64_t num_shards, int num_threads) {
-  RecordingExtent extent{.logit_bytes = Teacher::logit_bytes(checkpoint.description().vocabulary_size, num_threads),
+  RecordingExtent extent{.num_temperatures = static_cast<int64_t>(origin.temperatures.size()),
+                         .logit_bytes = Teacher::logit_bytes(checkpoint.description().vocabulary_size, num_threads),
                          .num_threads = num_threads};
   for (int64_t sequence = 0; sequence < material.num_sequences(); ++sequence) {
     extent.num_tokens += material.max_length(sequence);

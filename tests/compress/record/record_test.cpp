@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "compress/predict/predict.h"
 #include "compress/record/logit_store.h"
 #include "compress/record/prompts.h"
 #include "runtime/engine/generate.h"
@@ -218,6 +219,23 @@ TEST_F(Record, LogitsThatAreNotFiniteAreNotStored) {
   EXPECT_NE(outcome.err.find("sequence 0, position "), std::string::npos) << outcome.err;
   EXPECT_NE(outcome.err.find("a logit is not finite"), std::string::npos) << outcome.err;
   EXPECT_FALSE(fs::exists(folder_ / "out.h5"));
+}
+
+// The model's products, and sums over all logits: one and two for each temperature.
+TEST_F(Record, PredictsWorkOnAllLogits) {
+  const Checkpoint checkpoint = Checkpoint::open(kModel);
+  const auto seconds = [&](int64_t num_tokens, int64_t num_temperatures) {
+    const RecordingExtent extent{
+        .num_tokens = num_tokens, .longest_sequence = 48, .num_temperatures = num_temperatures};
+    const Prediction prediction = predict_recording(checkpoint, extent, /*base_bytes=*/0, /*matmul_rate=*/1e9);
+    EXPECT_EQ(prediction.stages.at(0).name, "record");
+    return prediction.stages.at(0).seconds;
+  };
+  const double sum = (seconds(1000, 2) - seconds(1000, 1)) / 2.0, products = seconds(1000, 1) - 3.0 * sum;
+  EXPECT_GT(sum, 0.0);
+  EXPECT_GT(products, 1000 * 2 * 200e3 / 1e9);  // most of the model's 260,000 weights
+  EXPECT_NEAR(seconds(1000, 5), products + 11.0 * sum, 1e-9);
+  EXPECT_NEAR(seconds(3000, 2), 3.0 * seconds(1000, 2), 1e-9);
 }
 
 TEST_F(Record, StoresTheTeachersOwnContinuationsOfPrompts) {
