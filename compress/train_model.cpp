@@ -2,10 +2,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
-#include <malloc.h>
 
 #include <algorithm>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -28,6 +26,7 @@
 #include "runtime/evaluate/token_source.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/isa.h"
+#include "runtime/system/large_pieces_stay.h"
 #include "runtime/tokenizer/tokenizer_hash.h"
 
 namespace pare {
@@ -400,22 +399,6 @@ void naming_memory(const std::function<void()>& work) {
         std::string(error.what_without_backtrace()) + ")");
   }
 }
-
-// The pieces of a step are large, alike and short-lived: kept by the process, they need not be cleared and mapped anew
-// each time (a third of the time that the kernel takes). While it lives, the heap gives nothing back.
-class LargePiecesStay {
- public:
-  LargePiecesStay() {
-    mallopt(M_MMAP_THRESHOLD, 1 << 25);
-    mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
-  }
-  ~LargePiecesStay() {
-    mallopt(M_MMAP_THRESHOLD, 128 << 10);  // glibc's own
-    mallopt(M_TRIM_THRESHOLD, 128 << 10);
-    malloc_trim(0);
-  }
-  LargePiecesStay(const LargePiecesStay&) = delete;
-};
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/sub.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -14,6 +15,18 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+at::Tensor finite_shift(const at::Tensor& largest_R1) {
+  return largest_R1.masked_fill(largest_R1.eq(-kInfinity), 0.0);
+}
+
+// Of e^(x - shift), back to logarithms.
+at::Tensor log_of_sums(const at::Tensor& masses_RN, const at::Tensor& largest_R1, const at::Tensor& shift_R1) {
+  const at::Tensor empty_R = largest_R1.eq(-kInfinity).squeeze(1);
+  // The sum of an empty row is 0: what its logarithm would give back as gradient is not a number.
+  const at::Tensor sum_R = row_sums(masses_RN).masked_fill(empty_R, 1.0);
+  return sum_R.log().add(shift_R1.squeeze(1)).masked_fill(empty_R, -kInfinity);
+}
+
 }  // namespace
 
 at::Tensor row_sums(const at::Tensor& matrix_RN) {
@@ -22,12 +35,16 @@ at::Tensor row_sums(const at::Tensor& matrix_RN) {
 }
 
 at::Tensor log_sum_exp_of_rows(const at::Tensor& matrix_RN) {
-  const at::Tensor largest_R1 = matrix_RN.detach().amax(1, true);
-  const at::Tensor empty_R1 = largest_R1.eq(-kInfinity), empty_R = empty_R1.squeeze(1);
-  const at::Tensor shift_R1 = largest_R1.masked_fill(empty_R1, 0.0);
-  // The sum of an empty row is 0: what its logarithm would give back as gradient is not a number.
-  const at::Tensor sum_R = row_sums(matrix_RN.sub(shift_R1).exp()).masked_fill(empty_R, 1.0);
-  return sum_R.log().add(shift_R1.squeeze(1)).masked_fill(empty_R, -kInfinity);
+  const at::Tensor largest_R1 = matrix_RN.detach().amax(1, true), shift_R1 = finite_shift(largest_R1);
+  return log_of_sums(matrix_RN.sub(shift_R1).exp(), largest_R1, shift_R1);
+}
+
+at::Tensor log_sum_exp_of_others(const at::Tensor& matrix_RN, const at::Tensor& largest_R1,
+                                 const at::Tensor& left_out_RK, at::Tensor& work_RN) {
+  const at::Tensor shift_R1 = finite_shift(largest_R1);
+  at::sub_out(work_RN, matrix_RN, shift_R1);
+  if (left_out_RK.defined()) work_RN.scatter_(1, left_out_RK, -kInfinity);
+  return log_of_sums(work_RN.exp_(), largest_R1, shift_R1);
 }
 
 at::Tensor log_of_rest(const at::Tensor& logs) {

@@ -24,6 +24,11 @@ at::Tensor row_sums(const at::Tensor& matrix_RN);
 // NaN.
 at::Tensor log_sum_exp_of_rows(const at::Tensor& matrix_RN);
 
+// The same bits without gradient, for whoever knows each row's largest value, [R, 1]. Where left_out_RK is defined, it
+// is of the other columns, and largest_R1 too. work_RN is written over, so that no matrix is made.
+at::Tensor log_sum_exp_of_others(const at::Tensor& matrix_RN, const at::Tensor& largest_R1,
+                                 const at::Tensor& left_out_RK, at::Tensor& work_RN);
+
 // log(1 - e^x) for x <= 0, accurate at both ends; without gradient. Values of 0 count as -2^-24.
 at::Tensor log_of_rest(const at::Tensor& logs);
 

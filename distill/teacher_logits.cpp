@@ -1,19 +1,22 @@
 #include "distill/teacher_logits.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ScalarOps.h>
+#include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/stack.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "distill/best_tokens.h"
 #include "distill/rows.h"
 #include "quant/checked_tensor.h"
 
@@ -21,7 +24,11 @@ namespace pare {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kRowGrain = 1;
+constexpr int64_t kRowGrain = 2;  // one alone costs as much: row_sums
+// Rows that a thread truncates at a time: few, so that the copies of each are still in its cache when they are read.
+constexpr int64_t kPieceRows = 8;
+// Of a piece's logits: without what lies between its rows, at a temperature, and what sums are made of.
+constexpr int64_t kPieceCopies = 3;
 
 std::string number_text(double value) {
   std::ostringstream text;
@@ -52,56 +59,109 @@ at::Tensor scaled(const at::Tensor& logits, double temperature) {
   return temperature == 1.0 ? logits : logits.div(temperature);
 }
 
-// The tokens of one row with the largest logits, in descending order; ties by the lower id.
-template <typename T>
-void best_of_row(const T* logits_V, int64_t num_vocabulary, int64_t num_kept, int64_t* ids_K) {
-  std::vector<T> sorted(logits_V, logits_V + num_vocabulary);
-  std::nth_element(sorted.begin(), sorted.begin() + (num_kept - 1), sorted.end(), std::greater<>());
-  const T threshold = sorted[num_kept - 1];
-  int64_t num_above =
-      std::count_if(sorted.begin(), sorted.begin() + num_kept, [&](T logit) { return logit > threshold; });
-  int64_t num_equal = num_kept - num_above;
-  int64_t* next = ids_K;
-  for (int64_t id = 0; id < num_vocabulary; ++id) {
-    if (logits_V[id] > threshold || (logits_V[id] == threshold && num_equal-- > 0)) *next++ = id;
-  }
-  std::stable_sort(ids_K, ids_K + num_kept, [&](int64_t a, int64_t b) { return logits_V[a] > logits_V[b]; });
-}
-
-template <typename T>
-at::Tensor best_ids(const at::Tensor& logits_TV, int64_t num_kept) {
-  const int64_t num_tokens = logits_TV.size(0), num_vocabulary = logits_TV.size(1);
-  at::Tensor ids_TK = at::empty({num_tokens, num_kept}, at::kLong);
-  const T* logits = logits_TV.const_data_ptr<T>();
-  int64_t* ids = ids_TK.mutable_data_ptr<int64_t>();
-  at::parallel_for(0, num_tokens, kRowGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t token = begin; token < end; ++token) {
-      best_of_row(logits + token * num_vocabulary, num_vocabulary, num_kept, ids + token * num_kept);
-    }
-  });
-  return ids_TK;
-}
-
-template <typename T>
-void check_values(const at::Tensor& logits_TV) {
-  const int64_t num_vocabulary = logits_TV.size(1);
-  const T* logits = logits_TV.const_data_ptr<T>();
-  for (int64_t token = 0; token < logits_TV.size(0); ++token) {
-    const T* row = logits + token * num_vocabulary;
-    const T* bad = std::find_if(row, row + num_vocabulary, [](T logit) { return !(logit < kInfinity); });
-    if (bad != row + num_vocabulary) {
-      throw std::invalid_argument("teacher logits[" + std::to_string(token) + ", " + std::to_string(bad - row) +
-                                  "] is " + number_text(*bad) + "; expected finite values or -inf");
-    }
-    if (std::all_of(row, row + num_vocabulary, [](T logit) { return logit == -kInfinity; })) {
-      throw std::invalid_argument("teacher logits[" + std::to_string(token) +
-                                  "]: expected a value above -inf, found none");
-    }
-  }
-}
-
 int64_t num_temperatures(const TruncatedLogits& truncated) {
   return static_cast<int64_t>(truncated.temperatures.size());
+}
+
+// Says what is wrong with the logits of a row that has no distribution.
+template <typename T>
+void refuse_row(const T* logits_V, int64_t num_vocabulary, int64_t token) {
+  const T* bad = std::find_if(logits_V, logits_V + num_vocabulary, [](T logit) { return !(logit < kInfinity); });
+  const std::string which = "teacher logits[" + std::to_string(token);
+  if (bad == logits_V + num_vocabulary) {
+    throw std::invalid_argument(which + "]: expected a value above -inf, found none");
+  }
+  throw std::invalid_argument(which + ", " + std::to_string(bad - logits_V) + "] is " + number_text(*bad) +
+                              "; expected finite values or -inf");
+}
+
+// Truncates pieces of rows into rows of the result, on any thread; what is between stays in its cache.
+template <typename T>
+class PieceTruncation {
+ public:
+  PieceTruncation(const at::Tensor& logits_TV, TruncatedLogits& result, at::Tensor* log_sums_T)
+      : logits_TV_(logits_TV), result_(result), log_sums_T_(log_sums_T) {}
+
+  // The tokens [begin, end). Returns the first that has no distribution, at which it stops, or end.
+  int64_t truncate(int64_t begin, int64_t end) const {
+    const int64_t piece_rows = std::min(kPieceRows, end - begin), num_vocabulary = logits_TV_.size(1);
+    const at::TensorOptions options = at::TensorOptions().dtype(c10::CppTypeToScalarType<T>());
+    at::Tensor work = at::empty({piece_rows, num_vocabulary}, options), divided;
+    for (int64_t first = begin; first < end; first += piece_rows) {
+      const int64_t num_rows = std::min(piece_rows, end - first);
+      const at::Tensor logits = logits_TV_.narrow(0, first, num_rows).to(options).contiguous();
+      at::Tensor ids = at::empty({num_rows, num_best()}, at::kLong);
+      for (int64_t row = 0; row < num_rows; ++row) {
+        const T* logits_V = logits.const_data_ptr<T>() + row * num_vocabulary;
+        if (!has_distribution(logits_V, num_vocabulary)) return first + row;
+        best_of_row(logits_V, num_vocabulary, num_best(), ids.mutable_data_ptr<int64_t>() + row * num_best());
+      }
+      at::Tensor work_RV = work.narrow(0, 0, num_rows);
+      truncate_piece(logits, ids, first, work_RV, divided);
+    }
+    return end;
+  }
+
+ private:
+  int64_t num_kept() const { return result_.ids_TK.size(1); }
+  bool has_tail() const { return num_kept() < result_.num_vocabulary; }
+  // One more than are kept: the first of the tail is its largest.
+  int64_t num_best() const { return num_kept() + has_tail(); }
+
+  void truncate_piece(const at::Tensor& logits_RV, const at::Tensor& best_ids, int64_t first, at::Tensor& work_RV,
+                      at::Tensor& divided) const {
+    const int64_t num_rows = logits_RV.size(0);
+    const at::Tensor ids_RK = best_ids.narrow(1, 0, num_kept()), none;
+    result_.ids_TK.narrow(0, first, num_rows).copy_(ids_RK);
+    at::_log_softmax_out(work_RV, logits_RV, 1, /*half_to_float=*/false);
+    result_.log_probs_TK.narrow(0, first, num_rows).copy_(work_RV.gather(1, ids_RK));
+    at::Tensor sums_R;  // at temperature 1
+    for (int64_t n = 0; n < num_temperatures(result_); ++n) {
+      const double temperature = result_.temperatures[n];
+      at::Tensor scaled_RV = logits_RV;
+      if (temperature != 1.0) {
+        if (!divided.defined()) divided = at::empty_like(logits_RV);
+        scaled_RV = divided.narrow(0, 0, num_rows);
+        at::div_out(scaled_RV, logits_RV, at::native::wrapped_scalar_tensor(temperature));
+      }
+      // Division keeps the order: the largest of all and of the tail stand where they stood.
+      const at::Tensor best = scaled_RV.gather(1, best_ids);
+      const at::Tensor all_R = log_sum_exp_of_others(scaled_RV, best.narrow(1, 0, 1), none, work_RV);
+      if (temperature == 1.0) sums_R = all_R;
+      at::Tensor tail_R = result_.log_tails_TN.narrow(0, first, num_rows).select(1, n);
+      if (!has_tail()) {
+        tail_R.fill_(-kInfinity);
+        continue;
+      }
+      const at::Tensor rest_R = log_sum_exp_of_others(scaled_RV, best.narrow(1, num_kept(), 1), ids_RK, work_RV);
+      // The logarithm of a share: rounding may leave it above 0.
+      tail_R.copy_(rest_R.sub(all_R).clamp_max(0.0));
+    }
+    if (log_sums_T_ == nullptr) return;
+    if (!sums_R.defined()) {
+      sums_R = log_sum_exp_of_others(logits_RV, logits_RV.gather(1, best_ids.narrow(1, 0, 1)), none, work_RV);
+    }
+    log_sums_T_->narrow(0, first, num_rows).copy_(sums_R);
+  }
+
+  const at::Tensor& logits_TV_;
+  TruncatedLogits& result_;
+  at::Tensor* log_sums_T_;
+};
+
+template <typename T>
+void truncate_rows(const at::Tensor& logits_TV, TruncatedLogits& result, at::Tensor* log_sums_T) {
+  const PieceTruncation<T> pieces(logits_TV, result, log_sums_T);
+  const int64_t num_tokens = logits_TV.size(0);
+  std::vector<uint8_t> is_bad(num_tokens, 0);
+  at::parallel_for(0, num_tokens, kRowGrain, [&](int64_t begin, int64_t end) {
+    const int64_t stop = pieces.truncate(begin, end);
+    if (stop < end) is_bad[stop] = 1;
+  });
+  const int64_t bad = std::find(is_bad.begin(), is_bad.end(), 1) - is_bad.begin();
+  if (bad == num_tokens) return;
+  const at::Tensor bad_V = logits_TV[bad].to(c10::CppTypeToScalarType<T>()).contiguous();
+  refuse_row(bad_V.const_data_ptr<T>(), bad_V.numel(), bad);
 }
 
 void check_shapes(const TruncatedLogits& truncated) {
@@ -165,13 +225,11 @@ void check_values(const TruncatedLogits& truncated) {
 
 }  // namespace
 
-TruncatedLogits truncate_logits(const at::Tensor& logits_TV, int64_t num_kept,
-                                const std::vector<double>& temperatures) {
+TruncatedLogits truncate_logits(const at::Tensor& logits_TV, int64_t num_kept, const std::vector<double>& temperatures,
+                                at::Tensor* log_sums_T) {
   check_logits(logits_TV, "teacher");
   if (!logits_TV.device().is_cpu()) throw std::invalid_argument("teacher logits: expected them in host memory");
-  const bool wide = logits_TV.scalar_type() == at::kDouble;
-  const at::Tensor logits = logits_TV.detach().to(wide ? at::kDouble : at::kFloat).contiguous();
-  const int64_t num_vocabulary = logits.size(1);
+  const int64_t num_tokens = logits_TV.size(0), num_vocabulary = logits_TV.size(1);
   if (num_kept < 1 || num_kept > num_vocabulary) {
     throw std::invalid_argument("truncated teacher: expected 1 .. " + std::to_string(num_vocabulary) +
                                 " kept tokens, found " + std::to_string(num_kept));
@@ -180,20 +238,23 @@ TruncatedLogits truncate_logits(const at::Tensor& logits_TV, int64_t num_kept,
     throw std::invalid_argument("truncated teacher's temperatures: expected at least one, found none");
   }
   for (const double temperature : temperatures) check_positive(temperature);
-  wide ? check_values<double>(logits) : check_values<float>(logits);
 
-  TruncatedLogits result{.num_vocabulary = num_vocabulary, .temperatures = temperatures};
-  result.ids_TK = wide ? best_ids<double>(logits, num_kept) : best_ids<float>(logits, num_kept);
-  result.log_probs_TK = logits.log_softmax(1).gather(1, result.ids_TK);
-  std::vector<at::Tensor> tails;
-  for (const double temperature : temperatures) {
-    const at::Tensor all = scaled(logits, temperature);
-    const at::Tensor rest = log_sum_exp_of_rows(all.scatter(1, result.ids_TK, -kInfinity));
-    // The logarithm of a share: rounding may leave it above 0.
-    tails.push_back(rest.sub(log_sum_exp_of_rows(all)).clamp_max(0.0));
-  }
-  result.log_tails_TN = at::stack(tails, 1);
+  const bool wide = logits_TV.scalar_type() == at::kDouble;
+  const at::TensorOptions options = at::TensorOptions().dtype(wide ? at::kDouble : at::kFloat);
+  TruncatedLogits result{.num_vocabulary = num_vocabulary,
+                         .ids_TK = at::empty({num_tokens, num_kept}, at::kLong),
+                         .log_probs_TK = at::empty({num_tokens, num_kept}, options),
+                         .temperatures = temperatures,
+                         .log_tails_TN = at::empty({num_tokens, static_cast<int64_t>(temperatures.size())}, options)};
+  if (log_sums_T != nullptr) *log_sums_T = at::empty({num_tokens}, options);
+  const at::Tensor logits = logits_TV.detach();
+  wide ? truncate_rows<double>(logits, result, log_sums_T) : truncate_rows<float>(logits, result, log_sums_T);
   return result;
+}
+
+int64_t truncation_bytes(int64_t num_tokens, int64_t num_vocabulary, int num_threads) {
+  const int64_t num_rows = std::min(num_tokens, kPieceRows * num_threads);
+  return kPieceCopies * num_rows * num_vocabulary * static_cast<int64_t>(sizeof(float));
 }
 
 TeacherLogits::TeacherLogits(const at::Tensor& logits_TV) {

@@ -26,7 +26,12 @@ struct TruncatedLogits {
 // others float32. -inf is a mass of 0. Any number of threads gives the same bits.
 // Throws std::invalid_argument: logits that are not floating point [T, V] with elements in host memory, a NaN or +inf
 // or a row of -inf alone (where), num_kept outside 1 .. V, no temperature or one that is not positive and finite.
-TruncatedLogits truncate_logits(const at::Tensor& logits_TV, int64_t num_kept, const std::vector<double>& temperatures);
+// log_sums_T: where given, it becomes log_sum_exp_of_rows(logits), of which the work is done in any case.
+TruncatedLogits truncate_logits(const at::Tensor& logits_TV, int64_t num_kept, const std::vector<double>& temperatures,
+                                at::Tensor* log_sums_T = nullptr);
+
+// What it holds of float32 logits while it works on so many threads, beside what it returns.
+int64_t truncation_bytes(int64_t num_tokens, int64_t num_vocabulary, int num_threads);
 
 class TeacherLogits {
  public:

@@ -25,6 +25,7 @@ constexpr double kTableOpsPerWeight = 1500.0;   // conversion, rounding, packing
 constexpr double kFactorOpsPerCube = 6.0;       // float64 Cholesky, inverse, check: per I^3
 constexpr double kFitOpsPerWeight = 16.0;       // per column of H: five float64 products, of o and down three
 constexpr double kEvaluationEfficiency = 0.6;   // of pare's own kernels
+constexpr double kTruncateOpsPerLogit = 150.0;  // in each sum over a vocabulary: exponentials, what is read
 constexpr double kDecodeBytesPerSecond = 1e10;  // of weights, drawing one token after the other
 constexpr double kBytesPerSecond = 1e9;         // hashing and writing files
 constexpr double kWeightBytesPerSecond = 1e10;  // read from memory while tokens are decoded one by one
@@ -508,7 +509,11 @@ Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent
     prediction.stages.push_back({"sample", num_bytes / kDecodeBytesPerSecond, memory});
   }
   const double operations = 2.0 * static_cast<double>(extent.num_tokens) * static_cast<double>(num_weights);
-  prediction.stages.push_back({"record", operations / matmul_rate / kEvaluationEfficiency, memory});
+  // One sum for the probabilities, and at each temperature one over all tokens and one over the tail.
+  const double sums = static_cast<double>(extent.num_tokens) * static_cast<double>(1 + 2 * extent.num_temperatures);
+  const double truncation = sums * static_cast<double>(model.head.num_out) * kTruncateOpsPerLogit;
+  prediction.stages.push_back(
+      {"record", operations / matmul_rate / kEvaluationEfficiency + truncation / matmul_rate, memory});
   prediction.stages.push_back({"write", 2.0 * static_cast<double>(extent.file_bytes) / kBytesPerSecond, memory});
   return prediction;
 }

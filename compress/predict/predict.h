@@ -69,6 +69,7 @@ struct RecordingExtent {
   int64_t num_tokens = 0;
   int64_t num_sampled_tokens = 0;
   int64_t longest_sequence = 0;
+  int64_t num_temperatures = 0;
   int64_t logit_bytes = 0;  // memory of one chunk of logits and what is made of it
   int64_t file_bytes = 0;   // written
   int num_threads = 1;

@@ -24,6 +24,7 @@
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
+#include "runtime/system/large_pieces_stay.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/partial_output.h"
 #include "runtime/system/sha256.h"
@@ -218,7 +219,8 @@ class Recording {
 
 Prediction predict(const Checkpoint& checkpoint, const Material& material, const LogitOrigin& origin,
                    int64_t num_shards, int num_threads) {
-  RecordingExtent extent{.logit_bytes = Teacher::logit_bytes(checkpoint.description().vocabulary_size),
+  RecordingExtent extent{.num_temperatures = static_cast<int64_t>(origin.temperatures.size()),
+                         .logit_bytes = Teacher::logit_bytes(checkpoint.description().vocabulary_size, num_threads),
                          .num_threads = num_threads};
   for (int64_t sequence = 0; sequence < material.num_sequences(); ++sequence) {
     extent.num_tokens += material.max_length(sequence);
@@ -309,6 +311,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     }
     std::optional<Transformer> teacher;
     if (num_resumed < num_shards) teacher = Transformer::load(checkpoint, *backend);
+    const LargePiecesStay stay;
     Recording recording(options, checkpoint, files, material, origin);
     progress.begin("record", material.num_sequences(), "sequences");
     for (int64_t shard = 0, first = 0; shard < num_shards; first += shard_sequences[static_cast<size_t>(shard++)]) {

@@ -1,13 +1,14 @@
 #include "compress/record/teacher.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
-#include "distill/rows.h"
 #include "distill/teacher_logits.h"
 
 namespace pare {
@@ -15,30 +16,41 @@ namespace {
 
 // Logits in memory at a time: enough rows for one call of a head's kernel to be efficient.
 constexpr int64_t kChunkFloats = int64_t{1} << 22;
-// Of float32 [rows, V] that truncate_logits and the label hold beside the logits at their highest point, and a copy of
-// these without padding.
-constexpr int64_t kCopies = 7;
 
 int64_t chunk_rows(int64_t num_vocabulary) {
   return std::max<int64_t>(1, kChunkFloats / num_vocabulary);
 }
 
-void cap_logits(float* logits, int64_t count, float cap) {
-  if (cap == 0.0f) return;
-  for (int64_t i = 0; i < count; ++i) logits[i] = cap * std::tanh(logits[i] / cap);
+// Caps the rows of logits that lie one behind the other. Returns the first that has one that is not finite, or the
+// number of rows.
+int64_t cap_rows(std::span<float> logits_RV, int64_t num_vocabulary, float cap) {
+  const int64_t num_rows = static_cast<int64_t>(logits_RV.size()) / num_vocabulary;
+  std::vector<uint8_t> is_bad(static_cast<size_t>(num_rows), 0);
+  at::parallel_for(0, num_rows, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      float* logits_V = logits_RV.data() + row * num_vocabulary;
+      uint32_t num_bad = 0;
+      for (int64_t id = 0; id < num_vocabulary; ++id) {
+        if (cap != 0.0f) logits_V[id] = cap * std::tanh(logits_V[id] / cap);
+        num_bad += !(std::abs(logits_V[id]) <= std::numeric_limits<float>::max());
+      }
+      is_bad[static_cast<size_t>(row)] = num_bad > 0;
+    }
+  });
+  return std::find(is_bad.begin(), is_bad.end(), 1) - is_bad.begin();
 }
 
 constexpr int32_t kNoLabel = -1;
 
 // ln p of each row's label; 0 where there is none.
-std::vector<float> label_log_probs(const at::Tensor& logits_RV, std::span<const int32_t> labels_R) {
-  const at::Tensor log_sums_R = log_sum_exp_of_rows(logits_RV);
+std::vector<float> label_log_probs(const at::Tensor& logits_RV, const at::Tensor& log_sums_R,
+                                   std::span<const int32_t> labels_R) {
   const float* logits = logits_RV.const_data_ptr<float>();
   const float* log_sums = log_sums_R.const_data_ptr<float>();
   std::vector<float> values(labels_R.size(), 0.0f);
   for (size_t row = 0; row < labels_R.size(); ++row) {
     if (labels_R[row] == kNoLabel) continue;
-    const float logit = logits[static_cast<int64_t>(row) * logits_RV.size(1) + labels_R[row]];
+    const float logit = logits[static_cast<int64_t>(row) * logits_RV.stride(0) + labels_R[row]];
     values[row] = std::min(logit - log_sums[row], 0.0f);  // rounding may leave it above
   }
   return values;
@@ -59,8 +71,10 @@ int64_t Teacher::batch_sequences(int64_t num_tokens) {
   return std::max<int64_t>(1, Transformer::kBatchRows / num_tokens);
 }
 
-int64_t Teacher::logit_bytes(int64_t num_vocabulary) {
-  return chunk_rows(num_vocabulary) * num_vocabulary * static_cast<int64_t>(sizeof(float)) * (2 + kCopies);
+int64_t Teacher::logit_bytes(int64_t num_vocabulary, int num_threads) {
+  const int64_t num_rows = chunk_rows(num_vocabulary);
+  return 2 * num_rows * num_vocabulary * static_cast<int64_t>(sizeof(float)) +
+         truncation_bytes(num_rows, num_vocabulary, num_threads);
 }
 
 void Teacher::append(std::span<const RecordedSequence> sequences, int64_t first_sequence, LogitShardWriter& writer) {
@@ -87,19 +101,19 @@ void Teacher::append(std::span<const RecordedSequence> sequences, int64_t first_
     model_.backend().linear(model_.head(), hidden_RD_.get() + first * width, count, logits_RV_.get());
     const std::span host_logits = std::span(host_logits_RV_).first(static_cast<size_t>(count * num_vocabulary));
     model_.backend().download<float>(logits_RV_.get(), host_logits);
-    cap_logits(host_logits.data(), count * num_vocabulary, description.logit_softcap);
-    const at::Tensor logits_RV =
-        at::from_blob(host_logits.data(), {count, num_vocabulary}, at::kFloat).narrow(1, 0, num_tokens_).contiguous();
-    const auto bad = std::find_if(host_logits.begin(), host_logits.end(), [](float x) { return !std::isfinite(x); });
-    if (bad != host_logits.end()) {
-      const int64_t row = first + (bad - host_logits.begin()) / num_vocabulary;
+    const int64_t bad = cap_rows(host_logits, num_vocabulary, description.logit_softcap);
+    if (bad != count) {
+      const int64_t row = first + bad;
       throw std::runtime_error("sequence " + std::to_string(first_sequence + row / num_tokens) + ", position " +
                                std::to_string(row % num_tokens) +
                                ": a logit is not finite: the weights are damaged or the model overflows float32");
     }
-    writer.append(
-        truncate_logits(logits_RV, num_kept_, temperatures_),
-        label_log_probs(logits_RV, std::span(labels).subspan(static_cast<size_t>(first), static_cast<size_t>(count))));
+    const at::Tensor logits_RV =
+        at::from_blob(host_logits.data(), {count, num_vocabulary}, at::kFloat).narrow(1, 0, num_tokens_);
+    at::Tensor log_sums_R;
+    const TruncatedLogits truncated = truncate_logits(logits_RV, num_kept_, temperatures_, &log_sums_R);
+    const std::span labels_R = std::span(labels).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+    writer.append(truncated, label_log_probs(logits_RV, log_sums_R, labels_R));
   }
 }
 

@@ -25,8 +25,8 @@ class Teacher {
   void append(std::span<const RecordedSequence> sequences, int64_t first_sequence, LogitShardWriter& writer);
 
   static int64_t batch_sequences(int64_t num_tokens);
-  // Memory of one chunk of a head's logits and of what is made of it.
-  static int64_t logit_bytes(int64_t num_vocabulary);
+  // Memory of one chunk of a head's logits and of what num_threads threads make of it.
+  static int64_t logit_bytes(int64_t num_vocabulary, int num_threads);
 
  private:
   Transformer& model_;

@@ -165,6 +165,69 @@ TEST(TruncatedTeacher, AnyNumberOfThreadsGivesTheSame) {
   at::set_num_threads(threads);
 }
 
+void expect_same(const TruncatedLogits& a, const TruncatedLogits& b) {
+  EXPECT_TRUE(a.ids_TK.equal(b.ids_TK));
+  EXPECT_TRUE(a.log_probs_TK.equal(b.log_probs_TK));
+  EXPECT_TRUE(a.log_tails_TN.equal(b.log_tails_TN));
+}
+
+// The same bits as operations on whole matrices give, whichever rows come together and however they lie.
+TEST(TruncatedTeacher, ARowDoesNotDependOnTheOthers) {
+  const int threads = at::get_num_threads();
+  const std::vector<double> temperatures = {2.0, 1.0, 0.3};
+  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    for (const auto& [num_vocabulary, num_kept] : {std::pair<int64_t, int64_t>{10007, 50}, {300, 300}, {515, 200}}) {
+      constexpr int64_t kTokens = 37;
+      at::Tensor wide = tensor_of(random_logits(kTokens, num_vocabulary + 3, 9), type);
+      wide[5].narrow(0, 0, num_vocabulary - 10).fill_(-kInfinity);
+      const at::Tensor padded = wide.narrow(1, 0, num_vocabulary), logits = padded.contiguous();
+      at::Tensor log_sums;
+      const TruncatedLogits all = truncate_logits(logits, num_kept, temperatures, &log_sums);
+
+      const at::Tensor plain = type == at::kDouble ? logits : logits.to(at::kFloat);
+      EXPECT_TRUE(log_sums.equal(log_sum_exp_of_rows(plain)));
+      EXPECT_TRUE(all.log_probs_TK.equal(plain.log_softmax(1).gather(1, all.ids_TK)));
+      for (size_t n = 0; n < temperatures.size(); ++n) {
+        const at::Tensor scaled = temperatures[n] == 1.0 ? plain : plain.div(temperatures[n]);
+        const at::Tensor rest = log_sum_exp_of_rows(scaled.scatter(1, all.ids_TK, -kInfinity));
+        EXPECT_TRUE(all.log_tails_TN.select(1, static_cast<int64_t>(n))
+                        .equal(rest.sub(log_sum_exp_of_rows(scaled)).clamp_max(0.0)));
+      }
+      expect_same(truncate_logits(padded, num_kept, temperatures), all);
+      for (const int num_threads : {1, 2, 3}) {
+        at::set_num_threads(num_threads);
+        for (const int64_t count : {1, 2, 3, 8, 9, 17}) {
+          for (int64_t first = 0; first + count <= kTokens; first += count + 4) {
+            at::Tensor part_sums;
+            const TruncatedLogits part =
+                truncate_logits(padded.narrow(0, first, count), num_kept, {2.0, 0.3}, &part_sums);
+            const at::Tensor columns = labels_of({0, 2});
+            expect_same(part, {.ids_TK = all.ids_TK.narrow(0, first, count),
+                               .log_probs_TK = all.log_probs_TK.narrow(0, first, count),
+                               .log_tails_TN = all.log_tails_TN.narrow(0, first, count).index_select(1, columns)});
+            EXPECT_TRUE(part_sums.equal(log_sums.narrow(0, first, count)));
+          }
+        }
+      }
+      at::set_num_threads(threads);
+    }
+  }
+}
+
+TEST(TruncatedTeacher, TheFirstRowWithoutADistributionIsNamed) {
+  const int threads = at::get_num_threads();
+  for (const int num_threads : {1, 2, 3}) {
+    at::set_num_threads(num_threads);
+    at::Tensor logits = tensor_of(random_logits(40, 8, 10), at::kFloat);
+    logits[38][1] = std::nan("");
+    logits[31].fill_(-kInfinity);
+    expect_error<std::invalid_argument>([&] { truncate_logits(logits, 2, {1.0}); }, {"[31]", "above -inf"});
+    logits[23][7] = kInfinity;
+    expect_error<std::invalid_argument>([&] { truncate_logits(logits, 2, {1.0}); }, {"[23, 7]", "inf"});
+  }
+  at::set_num_threads(threads);
+}
+
 TEST(TeacherLogits, RefusesTemperaturesWithoutATail) {
   const at::Tensor logits = tensor_of(random_logits(2, 8, 6));
   const TeacherLogits teacher(truncate_logits(logits, 3, {1.0, 2.5}));
@@ -177,6 +240,9 @@ TEST(TeacherLogits, RefusesTemperaturesWithoutATail) {
     expect_error<std::invalid_argument>([&] { truncate_logits(logits, 3, {1.0, temperature}); }, {"temperature"});
   }
   expect_error<std::invalid_argument>([&] { truncate_logits(logits, 3, {}); }, {"temperatures", "none"});
+  // One that float32 does not have makes all tokens alike.
+  EXPECT_NEAR(truncate_logits(logits.to(at::kFloat), 3, {1e300}).log_tails_TN[1][0].item<double>(), std::log(5.0 / 8.0),
+              1e-6);
 }
 
 TEST(TeacherLogits, RefusesWhatIsNone) {

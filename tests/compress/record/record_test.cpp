@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "compress/predict/predict.h"
 #include "compress/record/logit_store.h"
 #include "compress/record/prompts.h"
 #include "runtime/engine/generate.h"
@@ -159,7 +160,7 @@ TEST_F(Record, StoresWhatTheModelSaysOfATextsWindows) {
 }
 
 // The model with rows behind its tokens' in the table, which shout: such rows are not trained.
-fs::path padded_model(const fs::path& folder, int64_t num_rows) {
+fs::path padded_model(const fs::path& folder, int64_t num_rows, float factor = -3.0f) {
   fs::copy(kModel, folder);
   const SafetensorsFile source = SafetensorsFile::open(kModel / "model.safetensors");
   std::vector<std::byte> table;
@@ -170,7 +171,7 @@ fs::path padded_model(const fs::path& folder, int64_t num_rows) {
     std::vector<float> rows(static_cast<size_t>(tensor.shape[0] * tensor.shape[1]));
     convert_to_float(tensor.dtype, tensor.data, rows);
     const auto num_padding = static_cast<size_t>(num_rows * tensor.shape[1]);
-    for (size_t i = 0; i < num_padding; ++i) rows.push_back(-3.0f * rows[i]);
+    for (size_t i = 0; i < num_padding; ++i) rows.push_back(factor * rows[i]);
     table.resize(tensor.data.size() / static_cast<size_t>(tensor.shape[0]) *
                  static_cast<size_t>(tensor.shape[0] + num_rows));
     convert_from_float(tensor.dtype, rows, table);
@@ -207,6 +208,34 @@ TEST_F(Record, PaddingOfATeachersTableIsLeftOut) {
       run_pare({"record", model, (folder_ / "no.h5").string(), "--text", (folder_ / "ids.npy").string()});
   EXPECT_EQ(refused.status, 1);
   EXPECT_NE(refused.err.find("512 (window 1, position 3) is outside"), std::string::npos) << refused.err;
+}
+
+// Even where it says nothing of a token: what overflows behind them is damaged before them.
+TEST_F(Record, LogitsThatAreNotFiniteAreNotStored) {
+  const std::string model = padded_model(folder_ / "loud", 2, 2e38f).string();
+  const Outcome outcome = run_pare(
+      {"record", model, (folder_ / "out.h5").string(), "--text", text_.string(), "--tokens", "48", "--windows", "4"});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("sequence 0, position "), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("a logit is not finite"), std::string::npos) << outcome.err;
+  EXPECT_FALSE(fs::exists(folder_ / "out.h5"));
+}
+
+// The model's products, and sums over all logits: one and two for each temperature.
+TEST_F(Record, PredictsWorkOnAllLogits) {
+  const Checkpoint checkpoint = Checkpoint::open(kModel);
+  const auto seconds = [&](int64_t num_tokens, int64_t num_temperatures) {
+    const RecordingExtent extent{
+        .num_tokens = num_tokens, .longest_sequence = 48, .num_temperatures = num_temperatures};
+    const Prediction prediction = predict_recording(checkpoint, extent, /*base_bytes=*/0, /*matmul_rate=*/1e9);
+    EXPECT_EQ(prediction.stages.at(0).name, "record");
+    return prediction.stages.at(0).seconds;
+  };
+  const double sum = (seconds(1000, 2) - seconds(1000, 1)) / 2.0, products = seconds(1000, 1) - 3.0 * sum;
+  EXPECT_GT(sum, 0.0);
+  EXPECT_GT(products, 1000 * 2 * 200e3 / 1e9);  // most of the model's 260,000 weights
+  EXPECT_NEAR(seconds(1000, 5), products + 11.0 * sum, 1e-9);
+  EXPECT_NEAR(seconds(3000, 2), 3.0 * seconds(1000, 2), 1e-9);
 }
 
 TEST_F(Record, StoresTheTeachersOwnContinuationsOfPrompts) {

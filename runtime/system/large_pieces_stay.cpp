@@ -1,0 +1,26 @@
+#include "runtime/system/large_pieces_stay.h"
+
+#include <malloc.h>
+
+#include <limits>
+
+namespace pare {
+namespace {
+
+constexpr int kLargestPiece = 1 << 25;        // that glibc takes from its heap at all
+constexpr int kDefaultThreshold = 128 << 10;  // glibc's own
+
+}  // namespace
+
+LargePiecesStay::LargePiecesStay() {
+  mallopt(M_MMAP_THRESHOLD, kLargestPiece);
+  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+}
+
+LargePiecesStay::~LargePiecesStay() {
+  mallopt(M_MMAP_THRESHOLD, kDefaultThreshold);
+  mallopt(M_TRIM_THRESHOLD, kDefaultThreshold);
+  malloc_trim(0);
+}
+
+}  // namespace pare
