@@ -5,7 +5,8 @@
 #   make format  clang-format over our files
 #   make test-full   all tests, the slow ones too, bugs planted in kernels, and the runtime with ThreadSanitizer
 #   make soak    kills, full disks, replaced and hostile files at random for MINUTES (10)
-#   make gpu-check   the CUDA backend on a GPU, and a page in docs/gpu that says what was found (STAGES="suite bench": these alone)
+#   make gpu-check   the CUDA backend on a GPU, and a page in docs/gpu that says what was found (STAGES="suite bench": these alone;
+#                    COMMIT=HASH where there is no git repository; PAGE=FILE for another place)
 #   make test-isas   all tests as on other processors (ISAS=quick: the quick ones as on one without AVX-512)
 SHELL := /bin/bash
 -include build/environment.mk
@@ -39,7 +40,7 @@ soak: setup-test
 test-isas: setup-test
 	@$(MAKE) --no-print-directory run-isas
 gpu-check:
-	@.ci/gpu_check $(if $(STAGES),--stages $(STAGES))
+	@.ci/gpu_check $(if $(STAGES),--stages $(STAGES)) $(if $(COMMIT),--commit "$(COMMIT)") $(if $(PAGE),--page "$(PAGE)")
 bench: setup-bench
 	@$(MAKE) --no-print-directory compile TARGETS="all" TESTS=ON
 	@.ci/bench

@@ -1,9 +1,10 @@
 // Attention with an exact running softmax, from caches of float32 or of 8-bit codes, a tile of keys at a time. The
 // queries of all heads that read one key-value head are packed together, so that each key is fetched once for them.
 //
-// Prefill: a block has kWarps * 8 pairs of (row, head), of large heads kWarps * 4, and all their keys. Decode: few pairs,
-// and of the keys one stretch; what blocks found of one query is then joined in the order of the stretches. Tiles and stretches lie at fixed
-// places of the sequence, so that a query's sums do not depend on which others run with it.
+// Keys are cut into stretches, each of which has sums of its own, and these are joined in order. Prefill: a block has
+// kWarps * 8 pairs of (row, head), of large heads kWarps * 4, and all their keys, one stretch after another. Decode: few
+// pairs and one stretch, and a kernel joins what the blocks found. Tiles and stretches lie at fixed places of the
+// sequence, and both join by the same operations, so that a query's result does not depend on which others run with it.
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rounding.cuh"
 #include "runtime/cuda/warp_block.cuh"
@@ -74,7 +75,30 @@ __device__ KeyRange seen_keys(const Sequence& sequence, const AttentionShape& sh
           shape.causal ? position + 1 : sequence.num_past + sequence.num_rows};
 }
 
-// What one stretch of keys gives a query: sum and weighted_K in units of e^largest; a sum of 0: nothing.
+// What the stretches so far give a query, in units of e^largest: the sum, and where the caller keeps them the weighted
+// values. A sum of 0: nothing.
+struct JoinedSoftmax {
+  float largest, sum;
+
+  // What to multiply by for the weighted values: those so far, and the next stretch's own.
+  struct Factors {
+    float before, own;
+    __device__ float joined(float weighted, float own_weighted) const {
+      return fmaf(own_weighted, own, weighted * before);
+    }
+  };
+  __device__ Factors add(float own_largest, float own_sum) {
+    if (own_sum == 0.0f) return {1.0f, 0.0f};
+    const float next = fmaxf(largest, own_largest);
+    const Factors factors = {largest == next ? 1.0f : expf(largest - next),
+                             own_largest == next ? 1.0f : expf(own_largest - next)};
+    largest = next;
+    sum = fmaf(own_sum, factors.own, sum * factors.before);
+    return factors;
+  }
+};
+
+// What each stretch of keys gives a query, where blocks have found it.
 struct PartialSoftmax {
   float* largest = nullptr;  // [R, H, splits]
   float* sums = nullptr;
@@ -190,18 +214,20 @@ __device__ void load_tile(const float* floats, const int8_t* codes, const KvGrid
   }
 }
 
-// Block (x: pairs of the sequence, kWarps * kQueries at a time, y: key-value head and stretch, z: sequence).
+// Block (x: pairs of the sequence, kWarps * kQueries at a time, of each key-value head and stretch, y: sequence). There
+// may be more heads and stretches than a grid has places in y.
 template <int kQueries, int kHeadValues>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_kernel(const float* q_RHK, KvLayer cache, const Sequence* sequences_N, AttentionShape shape,
-                     int64_t num_splits, PartialSoftmax partial, float* x_RHK) {
+                     unsigned num_tiles, int64_t num_splits, PartialSoftmax partial, float* x_RHK) {
   DYNAMIC_SHARED(float, shared);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const Sequence sequence = sequences_N[blockIdx.z];
+  const Sequence sequence = sequences_N[blockIdx.y];
   const int64_t size = shape.head_size, stride = tile_stride(size), heads_per_kv = shape.num_heads / shape.num_kv_heads;
-  const int64_t kv_head = blockIdx.y / num_splits, split = blockIdx.y % num_splits;
+  const auto part = static_cast<int64_t>(blockIdx.x / num_tiles);
+  const int64_t kv_head = part / num_splits, split = part % num_splits;
   const int64_t num_pairs = sequence.num_rows * heads_per_kv;
-  const int64_t first_pair = static_cast<int64_t>(blockIdx.x) * kWarps * kQueries;
+  const int64_t first_pair = static_cast<int64_t>(blockIdx.x % num_tiles) * kWarps * kQueries;
   if (first_pair >= num_pairs) return;  // the whole block
   const int64_t end_pair = first_pair + kWarps * kQueries < num_pairs ? first_pair + kWarps * kQueries : num_pairs;
 
@@ -220,13 +246,34 @@ __global__ void __launch_bounds__(kThreads, 1)
   queries.q = q_P + warp * kQueries * stride;
   queries.weights_L = values_L + kTileKeys * stride + warp * kQueries * kTileKeys;
   RunningSoftmax<kHeadValues> running[kQueries];
+  JoinedSoftmax joined[kQueries];
 #pragma unroll
   for (int n = 0; n < kQueries; ++n) {
     const int64_t pair = first_pair + warp * kQueries + n;
     queries.num += pair < end_pair ? 1 : 0;
     queries.seen[n] = seen_keys(sequence, shape, pair / heads_per_kv);
     running[n] = {lowest(), 0.0f, {}};
+    joined[n] = {lowest(), 0.0f};
   }
+  // The weighted values of the stretches that are joined lie where the result will: in registers they would cost as many
+  // again as those of the one that runs.
+  const auto join_stretch = [&](bool is_last) {
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) {
+      if (n >= queries.num) continue;
+      float* const x_K = x_RHK + place_of(first_pair + warp * kQueries + n) * size;
+      const bool is_first = joined[n].sum == 0.0f;
+      const JoinedSoftmax::Factors factors = joined[n].add(running[n].largest, running[n].sum);
+#pragma unroll
+      for (int v = 0; v < kHeadValues; ++v) {
+        const int64_t k = lane + static_cast<int64_t>(v) * kWarp;
+        if (k >= size) continue;
+        const float weighted = factors.joined(is_first ? 0.0f : x_K[k], running[n].weighted[v]);
+        x_K[k] = is_last ? weighted / joined[n].sum : weighted;
+      }
+      running[n] = {lowest(), 0.0f, {}};
+    }
+  };
   // Rows ascend with pairs, and so do the ends of what they see.
   KeyRange seen = {seen_keys(sequence, shape, first_pair / heads_per_kv).begin,
                    seen_keys(sequence, shape, (end_pair - 1) / heads_per_kv).end};
@@ -251,26 +298,24 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     if (queries.num > 0) add_tile(queries, keys_L, values_L, shape, first, lane, running);
     __syncthreads();
+    // The largest score of all keys is the unit of rounded weights: there is one stretch.
+    const int64_t next = first + kTileKeys;
+    if (next % kSplitKeys == 0 && next < seen.end && !shape.products_in_8_bits) join_stretch(false);
   }
+  if (num_splits == 1) return join_stretch(true);
 
 #pragma unroll
   for (int n = 0; n < kQueries; ++n) {
     if (n >= queries.num) continue;
-    const int64_t place = place_of(first_pair + warp * kQueries + n);
-    const int64_t part = place * num_splits + split;
-    if (num_splits > 1 && lane == 0) {
-      partial.largest[part] = running[n].largest;
-      partial.sums[part] = running[n].sum;
+    const int64_t place = place_of(first_pair + warp * kQueries + n) * num_splits + split;
+    if (lane == 0) {
+      partial.largest[place] = running[n].largest;
+      partial.sums[place] = running[n].sum;
     }
 #pragma unroll
     for (int v = 0; v < kHeadValues; ++v) {
       const int64_t k = lane + static_cast<int64_t>(v) * kWarp;
-      if (k >= size) continue;
-      if (num_splits > 1) {
-        partial.weighted[part * size + k] = running[n].weighted[v];
-      } else {
-        x_RHK[place * size + k] = running[n].weighted[v] / running[n].sum;
-      }
+      if (k < size) partial.weighted[place * size + k] = running[n].weighted[v];
     }
   }
 }
@@ -284,21 +329,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t row = static_cast<int64_t>(blockIdx.y) * kWarps + warp, size = shape.head_size;
   if (row >= sequence.num_rows) return;
   const int64_t place = (sequence.first_row + row) * shape.num_heads + blockIdx.x;
-  const float* const largest_S = partial.largest + place * num_splits;
-  const float* const sums_S = partial.sums + place * num_splits;
-  float largest = lowest();
-  for (int64_t s = 0; s < num_splits; ++s) {
-    if (sums_S[s] != 0.0f) largest = fmaxf(largest, largest_S[s]);
-  }
   for (int64_t k = lane; k < size; k += kWarp) {
-    float sum = 0.0f, weighted = 0.0f;
-    for (int64_t s = 0; s < num_splits; ++s) {
-      if (sums_S[s] == 0.0f) continue;
-      const float factor = largest_S[s] == largest ? 1.0f : expf(largest_S[s] - largest);
-      sum = fmaf(sums_S[s], factor, sum);
-      weighted = fmaf(partial.weighted[(place * num_splits + s) * size + k], factor, weighted);
+    JoinedSoftmax joined = {lowest(), 0.0f};
+    float weighted = 0.0f;
+    for (int64_t s = place * num_splits; s < (place + 1) * num_splits; ++s) {
+      const JoinedSoftmax::Factors factors = joined.add(partial.largest[s], partial.sums[s]);
+      weighted = factors.joined(weighted, partial.weighted[s * size + k]);
     }
-    x_RHK[place * size + k] = weighted / sum;
+    x_RHK[place * size + k] = weighted / joined.sum;
   }
 }
 
@@ -319,13 +357,13 @@ template <int kQueries, int kHeadValues>
 void launch_tiles(cudaStream_t stream, const float* q_RHK, const KvLayer& cache, const Sequences& sequences,
                   const AttentionShape& shape, int64_t num_splits, const PartialSoftmax& partial, float* x_RHK) {
   const int64_t num_pairs = sequences.max_rows * (shape.num_heads / shape.num_kv_heads);
-  const dim3 grid(static_cast<unsigned>((num_pairs + kWarps * kQueries - 1) / (kWarps * kQueries)),
-                  static_cast<unsigned>(shape.num_kv_heads * num_splits),
+  const auto num_tiles = static_cast<unsigned>((num_pairs + kWarps * kQueries - 1) / (kWarps * kQueries));
+  const dim3 grid(static_cast<unsigned>(num_tiles * shape.num_kv_heads * num_splits),
                   static_cast<unsigned>(sequences.table.size()));
   static_assert(shared_bytes<kQueries>(kHeadValues * kWarp) <= kMostSharedBytes);
   launch(attention_kernel<kQueries, kHeadValues>, grid, dim3(kThreads),
          static_cast<size_t>(shared_bytes<kQueries>(shape.head_size)), stream, q_RHK, cache, sequences.table.data(),
-         shape, num_splits, partial, x_RHK);
+         shape, num_tiles, num_splits, partial, x_RHK);
 }
 
 template <int kQueries>

@@ -15,7 +15,13 @@ namespace {
 void require(cudaError_t status, const std::string& what) {
   if (status == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());
-  throw std::runtime_error("CUDA: " + what + ": " + cudaGetErrorString(status));
+  throw std::runtime_error("CUDA: " + what + ": " + cuda_error_text(status));
+}
+
+// Of a call that reports what an earlier kernel did as well.
+void require_call(cudaError_t status, const std::string& call) {
+  require(status,
+          (is_of_earlier_kernel(status) ? "an operation failed before the backend came to " : "cannot ") + call);
 }
 
 void require_argument(bool condition, const std::string& message) {
@@ -60,28 +66,29 @@ class CudaBackend final : public Backend {
     require_argument(num_bytes >= 0, "allocate: expected 0 bytes or more, found " + std::to_string(num_bytes));
     void* memory = nullptr;
     const auto size = static_cast<size_t>(std::max<int64_t>(num_bytes, 1));
-    require(cudaMalloc(&memory, size), "cannot allocate " + std::to_string(num_bytes) +
-                                           " bytes of device memory; use a smaller model, context or batch");
+    const cudaError_t status = cudaMalloc(&memory, size);
+    require_call(status, "allocate " + std::to_string(num_bytes) + " bytes of device memory" +
+                             (status == cudaErrorMemoryAllocation ? "; use a smaller model, context or batch" : ""));
     BufferMemory owned(static_cast<std::byte*>(memory), [](std::byte* bytes) { static_cast<void>(cudaFree(bytes)); });
-    require(cudaMemsetAsync(memory, 0, size, stream_), "cannot clear memory");
+    require_call(cudaMemsetAsync(memory, 0, size, stream_), "clear memory");
     return owned;
   }
 
   std::optional<int64_t> free_bytes() const override {
     size_t free = 0, total = 0;
-    require(cudaMemGetInfo(&free, &total), "cannot ask the device for its memory");
+    require_call(cudaMemGetInfo(&free, &total), "ask the device for its memory");
     return static_cast<int64_t>(free);
   }
 
   void upload_bytes(std::span<const std::byte> host, void* memory) override {
     if (host.empty()) return;
-    require(cudaMemcpyAsync(memory, host.data(), host.size(), cudaMemcpyHostToDevice, stream_), "cannot upload");
+    require_call(cudaMemcpyAsync(memory, host.data(), host.size(), cudaMemcpyHostToDevice, stream_), "upload");
     require(cudaStreamSynchronize(stream_), "an operation before an upload failed");
   }
 
   void download_bytes(const void* memory, std::span<std::byte> host) override {
     if (host.empty()) return;
-    require(cudaMemcpyAsync(host.data(), memory, host.size(), cudaMemcpyDeviceToHost, stream_), "cannot download");
+    require_call(cudaMemcpyAsync(host.data(), memory, host.size(), cudaMemcpyDeviceToHost, stream_), "download");
     require(cudaStreamSynchronize(stream_), "an operation before a download failed");
   }
 

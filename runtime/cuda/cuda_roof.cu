@@ -20,6 +20,8 @@ constexpr double kLeastSeconds = 2e-3;  // of a round, far above what a launch t
 __global__ void fma_roof_kernel(int64_t num_steps, float factor, float* sums) {
   float chains[kChains];
   for (int c = 0; c < kChains; ++c) chains[c] = static_cast<float>(threadIdx.x + static_cast<unsigned>(c));
+    // Unrolled, so that the loop's own instructions do not count.
+#pragma unroll 32
   for (int64_t step = 0; step < num_steps; ++step) {
 #pragma unroll
     for (int c = 0; c < kChains; ++c) chains[c] = fmaf(chains[c], factor, 1.0f);
@@ -47,7 +49,7 @@ __global__ void read_roof_kernel(const uint4* vectors, int64_t num_vectors, int6
 void require(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());
-  throw std::runtime_error(std::string("CUDA: ") + what + ": " + cudaGetErrorString(status));
+  throw std::runtime_error(std::string("CUDA: ") + what + ": " + cuda_error_text(status));
 }
 
 class DeviceMemory {

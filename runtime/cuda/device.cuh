@@ -48,10 +48,28 @@ inline std::string kernel_name([[maybe_unused]] const void* kernel) {
 #endif
 }
 
-// Errors of a kernel that ran before, which every later call reports as if they were its own.
+// Errors of a kernel that ran before, which every later call reports as if they were its own: those of which the CUDA
+// Runtime API's reference says that the process must end to go on with CUDA.
 inline bool is_of_earlier_kernel(cudaError_t status) {
-  return status == cudaErrorIllegalAddress || status == cudaErrorMisalignedAddress ||
-         status == cudaErrorLaunchFailure || status == cudaErrorAssert;
+  switch (status) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+      return true;
+    default:
+      return false;
+  }
+}
+
+inline std::string cuda_error_text(cudaError_t status) {
+  return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
 }
 
 // Queues kernel<<<grid, block, dynamic_shared_bytes, stream>>>(arguments...), with as much dynamic shared memory as it
@@ -83,7 +101,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t dynamic
   const auto shape = [](dim3 size) {
     return std::to_string(size.x) + "x" + std::to_string(size.y) + "x" + std::to_string(size.z);
   };
-  const std::string error = std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
+  const std::string error = cuda_error_text(status);
   if (is_of_earlier_kernel(status)) {
     throw std::runtime_error("an operation before " + kernel_name(function) + " failed: " + error);
   }

@@ -112,7 +112,7 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
   }
 }
 
-// Block (x: outputs, y: tile of rows, z: linear).
+// Block (x: outputs of each tile of rows, y: linear).
 template <StoredAs kStored, bool kIsKept, int kRows>
 __global__ void __launch_bounds__(kLinearThreads, 1)
     linear_kernel(const WeightView* weights, SlotRanges slots, const float* x_RI, int64_t num_rows, float* y_RO,
@@ -121,11 +121,11 @@ __global__ void __launch_bounds__(kLinearThreads, 1)
   SHARED_ARRAY(float, partial, kSplits* kBlockOutputs* kRows);
   constexpr int kPieces = pieces_of_vector(kStored, kIsKept);
   const WeightView weight = weights[block_linear(slots)];
-  const BlockRows rows = block_rows(slots, num_rows, kRows);
+  const BlockRows rows = block_rows(slots, weight, num_rows, kRows);
   if (rows.num == 0) return;  // the whole block
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int split = warp / kOutputGroups;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kBlockOutputs, own = warp % kOutputGroups * kWarpOutputs;
+  const int64_t first = first_output(weight), own = warp % kOutputGroups * kWarpOutputs;
 
   float sums[kWarpOutputs][kRows] = {};
   const int64_t num_vectors = weight.row_words / kVectorWords;

@@ -27,15 +27,24 @@ struct BlockRows {
   int num = 0;
 };
 __device__ inline int64_t block_linear(const SlotRanges& slots) {
-  return slots.linears_Z != nullptr ? slots.linears_Z[blockIdx.z] : static_cast<int64_t>(blockIdx.z);
+  return slots.linears_Z != nullptr ? slots.linears_Z[blockIdx.y] : static_cast<int64_t>(blockIdx.y);
 }
-__device__ inline BlockRows block_rows(const SlotRanges& slots, int64_t num_rows, int tile_rows) {
+// Block x of a linear: its outputs, kBlockOutputs at a time, for each tile of rows. There may be more tiles than a grid
+// has places in y.
+__host__ __device__ inline unsigned num_output_blocks(int64_t num_out) {
+  return static_cast<unsigned>((num_out + kBlockOutputs - 1) / kBlockOutputs);
+}
+__device__ inline int64_t first_output(const WeightView& weight) {
+  return static_cast<int64_t>(blockIdx.x % num_output_blocks(weight.num_out)) * kBlockOutputs;
+}
+__device__ inline BlockRows block_rows(const SlotRanges& slots, const WeightView& weight, int64_t num_rows,
+                                       int tile_rows) {
   int64_t first = 0, end = num_rows;
   if (slots.first_slot_E1 != nullptr) {
     first = slots.first_slot_E1[block_linear(slots)];
     end = slots.first_slot_E1[block_linear(slots) + 1];
   }
-  first += static_cast<int64_t>(blockIdx.y) * tile_rows;
+  first += static_cast<int64_t>(blockIdx.x / num_output_blocks(weight.num_out)) * tile_rows;
   const int64_t num = end - first;
   return {first, num <= 0 ? 0 : num < tile_rows ? static_cast<int>(num) : tile_rows};
 }
@@ -55,11 +64,11 @@ struct LinearLaunch {
   float* y_RO;
   int64_t out_width, first_out;
 
-  // Block (x: outputs, y: tile of kRows rows, z: linear).
+  // Block (x: outputs of each tile of kRows rows, y: linear).
   template <int kRows, typename Kernel>
   void launch(Kernel* kernel, size_t shared_bytes) const {
-    const dim3 grid(static_cast<unsigned>((num_out + kBlockOutputs - 1) / kBlockOutputs),
-                    static_cast<unsigned>((max_rows + kRows - 1) / kRows), static_cast<unsigned>(num_linears));
+    const int64_t num_tiles = (max_rows + kRows - 1) / kRows;
+    const dim3 grid(static_cast<unsigned>(num_output_blocks(num_out) * num_tiles), static_cast<unsigned>(num_linears));
     pare::launch(kernel, grid, dim3(kLinearThreads), shared_bytes, stream, weights, slots, x, max_rows, y_RO, out_width,
                  first_out);
   }

@@ -9,23 +9,38 @@ namespace {
 
 constexpr int kRowThreads = 256;
 
-// Row blockIdx.x of sequence blockIdx.y, or of all; -1: it has none.
-__device__ int64_t row_of_block(const RowsToRound& rows, int64_t num_rows) {
-  if (rows.sequences_N == nullptr) return blockIdx.x < num_rows ? static_cast<int64_t>(blockIdx.x) : -1;
-  const Sequence sequence = rows.sequences_N[blockIdx.y];
-  return blockIdx.x < sequence.num_rows ? sequence.first_row + static_cast<int64_t>(blockIdx.x) : -1;
-}
+// Of each kernel with a block for each row: block (x: row of the sequence, y and z: sequence). The sequences of all
+// experts may be more than a grid has places in y.
+constexpr int64_t kMostGridY = 65535;
+struct RowBlocks {
+  int64_t num_rows, num_sequences;
+
+  dim3 grid() const {
+    const int64_t y = num_sequences < kMostGridY ? num_sequences : kMostGridY;
+    return {static_cast<unsigned>(num_rows), static_cast<unsigned>(y),
+            static_cast<unsigned>((num_sequences + y - 1) / y)};
+  }
+  __device__ static int64_t sequence() { return static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y; }
+  // The block's row in its sequence, or in all; -1: it has none.
+  __device__ int64_t row(const RowsToRound& rows) const {
+    if (sequence() >= num_sequences) return -1;
+    if (rows.sequences_N == nullptr) return blockIdx.x < num_rows ? static_cast<int64_t>(blockIdx.x) : -1;
+    const Sequence own = rows.sequences_N[sequence()];
+    return blockIdx.x < own.num_rows ? own.first_row + static_cast<int64_t>(blockIdx.x) : -1;
+  }
+};
 
 __device__ RoundingTarget target_of(const RowsToRound& rows, int64_t sequence) {
   return rows.targets_E != nullptr ? rows.targets_E[sequence / rows.sequences_per_target] : rows.target;
 }
 
-// Rows whose range is their own, or fixed. Block (x: row of the sequence, y: sequence).
-__global__ void round_rows_kernel(RowsToRound rows, int64_t num_rows, int64_t width) {
+// Rows whose range is their own, or fixed.
+__global__ void round_rows_kernel(RowsToRound rows, RowBlocks blocks, int64_t width) {
   SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
-  const int64_t row = row_of_block(rows, num_rows);
-  const RoundingTarget target = target_of(rows, blockIdx.y);
-  if (row < 0 || !target.is_rowwise()) return;
+  const int64_t row = blocks.row(rows);
+  if (row < 0) return;
+  const RoundingTarget target = target_of(rows, RowBlocks::sequence());
+  if (!target.is_rowwise()) return;
   const float* const x_I = rows.rows.x_RI + row * width;
   write_row(target, rows.rows, row, width, scratch_W, [&](int64_t i) { return load_quad(x_I, i, width); });
 }
@@ -51,12 +66,11 @@ __global__ void round_sequences_kernel(RowsToRound rows, int64_t width) {
   }
 }
 
-// The sum of a row's squares in the order of sum_of_squares (input_format.cpp). Block (x: row of the sequence, y:
-// sequence), 8 threads.
-__global__ void row_squares_kernel(RowsToRound rows, int64_t num_rows, int64_t width, double* squares_R) {
+// The sum of a row's squares in the order of sum_of_squares (input_format.cpp), by 8 threads.
+__global__ void row_squares_kernel(RowsToRound rows, RowBlocks blocks, int64_t width, double* squares_R) {
   SHARED_ARRAY(double, sums, 8);
-  const int64_t row = row_of_block(rows, num_rows);
-  if (row < 0 || target_of(rows, blockIdx.y).format.outliers != OutlierRule::relative) return;
+  const int64_t row = blocks.row(rows);
+  if (row < 0 || target_of(rows, RowBlocks::sequence()).format.outliers != OutlierRule::relative) return;
   const float* const x_I = rows.rows.x_RI + row * width;
   double sum = 0.0;
   for (int64_t i = threadIdx.x; i < width; i += 8) sum += static_cast<double>(x_I[i]) * static_cast<double>(x_I[i]);
@@ -95,18 +109,18 @@ __global__ void find_outliers_kernel(RowsToRound rows, int64_t width, OutlierScr
 }
 
 // Rows beside outlier columns: those of a list are passed over, with a limit it decides value by value what sets the
-// range. Block (x: row of the sequence, y: sequence).
-__global__ void round_beside_outliers_kernel(RowsToRound rows, int64_t num_rows, int64_t width,
+// range.
+__global__ void round_beside_outliers_kernel(RowsToRound rows, RowBlocks blocks, int64_t width,
                                              OutlierScratch scratch) {
   SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
-  const int64_t row = row_of_block(rows, num_rows);
-  const RoundingTarget target = target_of(rows, blockIdx.y);
+  const int64_t row = blocks.row(rows), sequence = RowBlocks::sequence();
+  if (row < 0) return;
+  const RoundingTarget target = target_of(rows, sequence);
   const RoundingView& format = target.format;
-  if (row < 0 || format.outliers == OutlierRule::none) return;
+  if (format.outliers == OutlierRule::none) return;
   const bool has_limit = format.outliers != OutlierRule::columns;
-  const float limit = has_limit ? scratch.limits_N[blockIdx.y] : 0.0f;
-  const uint8_t* const columns_I =
-      has_limit ? scratch.columns_NI + static_cast<int64_t>(blockIdx.y) * width : target.outlier_columns_I;
+  const float limit = has_limit ? scratch.limits_N[sequence] : 0.0f;
+  const uint8_t* const columns_I = has_limit ? scratch.columns_NI + sequence * width : target.outlier_columns_I;
   float* const x_I = rows.rows.x_RI + row * width;
   DeviceExtremes extremes;
   extremes.is_nan = has_limit && limit != limit;
@@ -141,10 +155,6 @@ __global__ void round_beside_outliers_kernel(RowsToRound rows, int64_t num_rows,
   }
 }
 
-dim3 blocks(int64_t x, int64_t y = 1) {
-  return {static_cast<unsigned>(x), static_cast<unsigned>(y)};
-}
-
 }  // namespace
 
 void RoundingKinds::add(const RoundingTarget& target) {
@@ -159,19 +169,22 @@ void RoundingKinds::add(const RoundingTarget& target) {
 void launch_round(cudaStream_t stream, const RowsToRound& rows, const RoundingKinds& kinds, int64_t num_sequences,
                   int64_t max_rows, int64_t width, const OutlierScratch& scratch) {
   if (max_rows == 0 || num_sequences == 0) return;
-  const dim3 each_row = blocks(max_rows, num_sequences);
-  if (kinds.has_rowwise) launch(round_rows_kernel, each_row, dim3(kRowThreads), 0, stream, rows, max_rows, width);
+  const RowBlocks each_row = {max_rows, num_sequences};
+  const dim3 each_sequence(static_cast<unsigned>(num_sequences));
+  if (kinds.has_rowwise) {
+    launch(round_rows_kernel, each_row.grid(), dim3(kRowThreads), 0, stream, rows, each_row, width);
+  }
   if (kinds.has_of_sequence) {
-    launch(round_sequences_kernel, blocks(num_sequences), dim3(kRowThreads), 0, stream, rows, width);
+    launch(round_sequences_kernel, each_sequence, dim3(kRowThreads), 0, stream, rows, width);
   }
   if (kinds.has_relative) {
-    launch(row_squares_kernel, each_row, dim3(8), 0, stream, rows, max_rows, width, scratch.squares_R);
+    launch(row_squares_kernel, each_row.grid(), dim3(8), 0, stream, rows, each_row, width, scratch.squares_R);
   }
   if (kinds.has_limits) {
-    launch(find_outliers_kernel, blocks(num_sequences), dim3(kRowThreads), 0, stream, rows, width, scratch);
+    launch(find_outliers_kernel, each_sequence, dim3(kRowThreads), 0, stream, rows, width, scratch);
   }
   if (kinds.has_outliers) {
-    launch(round_beside_outliers_kernel, each_row, dim3(kRowThreads), 0, stream, rows, max_rows, width, scratch);
+    launch(round_beside_outliers_kernel, each_row.grid(), dim3(kRowThreads), 0, stream, rows, each_row, width, scratch);
   }
 }
 

@@ -86,6 +86,41 @@ TEST_F(CudaAttention, EqualsTheReference) {
   }
 }
 
+// Attention of the last two tokens of a sequence of 602, that run with `num_before` tokens before them and with
+// `num_others` of another sequence.
+std::vector<float> last_two_attended(Backend& backend, const AttentionShape& shape, int64_t num_before,
+                                     int64_t num_others) {
+  const int64_t num_tokens = 602, num_rows = num_before + 2, num_slots = num_tokens + num_others;
+  const int64_t row_size = shape.num_heads * shape.head_size, cached_size = shape.num_kv_heads * shape.head_size;
+  const std::vector<float> all = random_values(num_tokens * row_size, 1),
+                           others = random_values(num_others * row_size, 4);
+  std::vector<float> host_q(all.end() - num_rows * row_size, all.end());
+  host_q.insert(host_q.end(), others.begin(), others.end());
+  const Buffer<float> q = sent(backend, host_q), keys = sent(backend, random_values(num_slots * cached_size, 2)),
+                      values = sent(backend, random_values(num_slots * cached_size, 3));
+  const SentSequences sequences(backend,
+                                {{0, num_rows, num_tokens - num_rows, 0}, {num_rows, num_others, 0, num_tokens}});
+  const Buffer<float> x = backend.allocate(static_cast<int64_t>(host_q.size()));
+  backend.attention(q.get(), {.keys = keys.get(), .values = values.get(), .num_slots = num_slots}, sequences.sequences,
+                    shape, x.get());
+  const std::vector<float> found = received(backend, x);
+  return {found.begin() + num_before * row_size, found.begin() + num_rows * row_size};
+}
+
+// Whether few rows have their keys cut among blocks is decided by the longest sequence of a batch.
+TEST_F(CudaAttention, ATokenDoesNotDependOnWhoRunsWithIt) {
+  AttentionShape with_window = shape_of(4, 2, 16);
+  with_window.sliding_window = 300;
+  with_window.softcap = 1.5f;
+  for (const AttentionShape& shape : {shape_of(4, 2, 16), with_window, shape_of(1, 1, 256)}) {
+    const std::vector<float> alone = last_two_attended(*cuda_, shape, 0, 0);
+    for (const auto& [num_before, num_others] : {std::pair<int64_t, int64_t>{0, 3}, {0, 5}, {5, 0}, {70, 0}}) {
+      EXPECT_TRUE(same_bits(last_two_attended(*cuda_, shape, num_before, num_others), alone))
+          << shape.head_size << " a head, " << num_before << " tokens before, " << num_others << " others";
+    }
+  }
+}
+
 // What rope_store leaves in q and in a cache, as floats, and what attention makes of an 8-bit cache.
 std::vector<float> stored_and_attended(Backend& backend, const AttentionShape& shape, bool has_norms, int bits) {
   const int64_t size = shape.head_size, num_rows = 5, num_slots = 9;

@@ -27,6 +27,26 @@ TEST_F(CudaDevices, WhatCannotBeUsedIsNamed) {
   EXPECT_EQ(make_cuda_backend()->name(), "cuda");
 }
 
+// Only what is a lack of memory is blamed on memory.
+TEST_F(CudaDevices, ErrorsOfEarlierKernelsAreNotALackOfMemory) {
+  const std::unique_ptr<Backend> backend = make_cuda_backend();
+  emulation::set_device({.sticky_error = 700});
+  try {
+    backend->allocate(4);
+    ADD_FAILURE() << "no error";
+  } catch (const std::runtime_error& error) {
+    const std::string message = error.what();
+    for (const char* part : {"an operation failed before", "allocate 16 bytes", "cudaErrorIllegalAddress"}) {
+      EXPECT_NE(message.find(part), std::string::npos) << message;
+    }
+    EXPECT_EQ(message.find("smaller"), std::string::npos) << message;
+  }
+  expect_error<std::runtime_error>([&] { backend->free_bytes(); }, {"an operation failed before"});
+  emulation::set_device({.memory_bytes = 1024});
+  expect_error<std::runtime_error>([&] { backend->allocate(1024); },
+                                   {"cannot allocate 4096 bytes", "smaller model", "cudaErrorMemoryAllocation"});
+}
+
 std::vector<float> attended(const AttentionShape& shape, const Sequence& sequence) {
   const std::unique_ptr<Backend> backend = make_cuda_backend();
   const int64_t num_slots = sequence.num_past + sequence.num_rows;

@@ -49,11 +49,16 @@ MUTANTS = [
          "seen.end < (split + 1) * kSplitKeys ? seen.end : (split + 1) * kSplitKeys - 1;"),
         ("bounds", "? position - shape.sliding_window + 1 : 0", "? position - shape.sliding_window : 0"),
         ("bounds", "shape.causal ? position + 1 :", "shape.causal ? position + 2 :"),
-        ("index", "kv_head = blockIdx.y / num_splits, split = blockIdx.y % num_splits;", "kv_head = blockIdx.y % shape.num_kv_heads, split = blockIdx.y / shape.num_kv_heads % 1;"),
+        ("index", "kv_head = part / num_splits, split = part % num_splits;", "kv_head = part % shape.num_kv_heads, split = part / shape.num_kv_heads % 1;"),
+        ("index", "blockIdx.x % num_tiles) * kWarps", "blockIdx.x % 1) * kWarps"),
         ("index", "kv_head * heads_per_kv + pair % heads_per_kv;", "kv_head * heads_per_kv + pair / heads_per_kv % heads_per_kv;"),
         ("reset", "own.weighted[v] *= factor;", "own.weighted[v] *= 1.0f;"),
         ("reset", "own.sum = own.sum * factor + warp_sum(weight);", "own.sum = own.sum + warp_sum(weight);"),
-        ("reset", "largest_S[s] == largest ? 1.0f : expf(largest_S[s] - largest);", "1.0f;"),
+        ("reset", "{largest == next ? 1.0f : expf(largest - next),", "{1.0f,"),
+        ("reset", "own_largest == next ? 1.0f : expf(own_largest - next)};", "1.0f};"),
+        ("reset", "      running[n] = {lowest(), 0.0f, {}};\n    }\n  };", "    }\n  };"),
+        ("value", "is_first ? 0.0f : x_K[k]", "0.0f"),
+        ("value", "if (next % kSplitKeys == 0 && next < seen.end", "if (next < seen.end"),
         ("value", "return (static_cast<float>(code) - grid.zero) * grid.scale;", "return static_cast<float>(code) * grid.scale;"),
         ("value", "is_whole = is_whole && first_key >= queries.seen[n].begin && first_key + kTileKeys <= queries.seen[n].end;",
          "is_whole = is_whole && first_key >= queries.seen[n].begin;"),
@@ -89,7 +94,7 @@ MUTANTS = [
     ], "linear_kernels.cu"),
     *planted("linear_tiles.cuh", "CudaExperts.*", [
         ("index", "return slots.rows_S != nullptr ? slots.rows_S[slot] : slot;", "return slot;"),
-        ("index", "return slots.linears_Z != nullptr ? slots.linears_Z[blockIdx.z] : static_cast<int64_t>(blockIdx.z);", "return blockIdx.z;"),
+        ("index", "return slots.linears_Z != nullptr ? slots.linears_Z[blockIdx.y] : static_cast<int64_t>(blockIdx.y);", "return blockIdx.y;"),
     ], "linear_kernels.cu"),
     *planted("stored_weights.cuh", FORMS, [
         ("bounds", "known = column < last ? column : last;", "known = column;"),
@@ -175,11 +180,11 @@ MUTANTS = [
     ], "row_kernels.cu"),
     *planted("rounding_kernels.cu", "CudaRows.EveryOperation*:CudaRows.Infinity*:" + INPUTS, [
         ("barrier", "sums[threadIdx.x] = sum;\n  __syncthreads();\n", "sums[threadIdx.x] = sum;\n"),
-        ("bounds", "return blockIdx.x < sequence.num_rows ? sequence.first_row", "return blockIdx.x <= sequence.num_rows ? sequence.first_row"),
+        ("bounds", "return blockIdx.x < own.num_rows ? own.first_row", "return blockIdx.x <= own.num_rows ? own.first_row"),
         ("bounds", "num_values = sequence.num_rows * width;", "num_values = width;"),
         ("bounds", "r < sequence.num_rows; ++r) {\n    write_on_grid", "r < sequence.num_rows - 1; ++r) {\n    write_on_grid"),
         ("index", "scratch.squares_R[sequence.first_row + r];", "scratch.squares_R[r];"),
-        ("index", "scratch.columns_NI + static_cast<int64_t>(blockIdx.y) * width", "scratch.columns_NI"),
+        ("index", "scratch.columns_NI + sequence * width", "scratch.columns_NI"),
         ("race", "scratch.columns_NI + static_cast<int64_t>(blockIdx.x) * width;", "scratch.columns_NI;"),
         ("bounds", "if (i + n < width) columns_I[i + n] = is_outlier[n]", "columns_I[i + n] = is_outlier[n]"),
         ("value", "fabsf(quad.at[n]) >= limit;", "fabsf(quad.at[n]) > limit;"),
@@ -191,6 +196,10 @@ MUTANTS = [
     *planted("rounding_kernels.cu", "CudaExperts.*", [
         ("index", "rows.targets_E[sequence / rows.sequences_per_target]", "rows.targets_E[0]"),
         ("index", "rows.targets_E[sequence / rows.sequences_per_target]", "rows.targets_E[sequence % rows.sequences_per_target]"),
+    ]),
+    *planted("rounding_kernels.cu", "CudaGrids.*", [
+        ("index", "static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;", "blockIdx.y;"),
+        ("bounds", "if (sequence() >= num_sequences) return -1;", ""),
     ]),
     *planted("mixture_kernels.cu", "CudaRows.Routing*", [
         ("bounds", "if (row >= num_rows) return;", "if (row > num_rows) return;"),

@@ -192,8 +192,9 @@ TEST(EmulatedLaunch, DynamicSharedMemoryIsWhatTheAttributeAllows) {
 }
 
 TEST(EmulatedLaunch, ErrorsOfEarlierKernelsAreNotTheNextOnes) {
-  for (const auto error :
-       {cudaErrorIllegalAddress, cudaErrorMisalignedAddress, cudaErrorLaunchFailure, cudaErrorAssert}) {
+  for (const auto error : {cudaErrorECCUncorrectable, cudaErrorIllegalAddress, cudaErrorLaunchTimeout, cudaErrorAssert,
+                           cudaErrorHardwareStackError, cudaErrorIllegalInstruction, cudaErrorMisalignedAddress,
+                           cudaErrorInvalidAddressSpace, cudaErrorInvalidPc, cudaErrorLaunchFailure}) {
     Device device;
     device.sticky_error = error;
     const DeviceScope scope(device);
