@@ -376,8 +376,10 @@ TEST_F(Record, BytesDoNotDependOnThreads) {
 TEST_F(Record, AKilledRunGoesOnAndEndsWithTheSameBytes) {
   for (const std::vector<std::string>& source : {windows({"--windows", "32"}), continuations()}) {
     const bool is_text = source.front() == "--text";
+    std::vector<std::string> quiet = source;  // lines of progress come by the clock, and count as calls
+    quiet.push_back("--quiet");
     fs::create_directories(folder_ / "whole");
-    const TracedOutcome whole = run_pare_traced(command("whole/s.h5", source), -1);
+    const TracedOutcome whole = run_pare_traced(command("whole/s.h5", quiet), -1);
     ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
     const auto expected = promised_files(folder_ / "whole");
     ASSERT_GE(expected.size(), 4u) << "several shards";
@@ -395,7 +397,7 @@ TEST_F(Record, AKilledRunGoesOnAndEndsWithTheSameBytes) {
     for (const int moment : moments) {
       fs::remove_all(folder_ / "killed");
       fs::create_directories(folder_ / "killed");
-      num_kills += run_pare_traced(command("killed/s.h5", source), moment).outcome.status == 128 + SIGKILL;
+      num_kills += run_pare_traced(command("killed/s.h5", quiet), moment).outcome.status == 128 + SIGKILL;
       const bool was_complete = fs::exists(folder_ / "killed" / "s.h5");
       const Outcome again = record("killed/s.h5", source);
       ASSERT_EQ(again.status, was_complete ? 1 : 0) << "after a kill at call " << moment << ": " << again.err;
@@ -410,14 +412,14 @@ TEST_F(Record, AKilledRunGoesOnAndEndsWithTheSameBytes) {
 }
 
 TEST_F(Record, ARunGoesOnWithItsOwnRecordingAlone) {
-  const TracedOutcome whole = run_pare_traced(command("whole.h5", windows()), -1);
+  const TracedOutcome whole = run_pare_traced(command("whole.h5", windows({"--quiet"})), -1);
   ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
   // Behind the second shard's rename.
   int moment = 0, num_renames = 0;
   for (; num_renames < 3; ++moment) {
     num_renames += whole.names[static_cast<size_t>(moment)].starts_with("rename");
   }
-  ASSERT_EQ(run_pare_traced(command("out.h5", windows()), moment + 1).outcome.status, 128 + SIGKILL);
+  ASSERT_EQ(run_pare_traced(command("out.h5", windows({"--quiet"})), moment + 1).outcome.status, 128 + SIGKILL);
   ASSERT_TRUE(fs::exists(folder_ / "out.h5.partial" / "shards" / "00000.h5"));
   const auto expect_refused = [&](const std::vector<std::string>& arguments, const std::vector<std::string>& words) {
     const auto before = promised_files(folder_ / "out.h5.partial");

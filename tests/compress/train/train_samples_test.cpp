@@ -9,6 +9,8 @@
 namespace pare::test {
 namespace {
 
+// Traced runs are quiet, since lines of progress come by the clock and count as calls.
+
 // MiniLLM's draws are those of the step, whichever process makes it.
 TEST_F(TrainModel, KilledWhileItSamplesItEndsWithTheSameBytes) {
   const std::string yaml =
@@ -17,7 +19,7 @@ TEST_F(TrainModel, KilledWhileItSamplesItEndsWithTheSameBytes) {
                  "validations: 2, batch: 2, total_tokens: 512, teacher: " +
                  kModel + "}\n",
              "student: {layers: 2}\n");
-  const TracedOutcome whole = run_pare_traced(command(yaml, "whole"), -1);
+  const TracedOutcome whole = run_pare_traced(command(yaml, "whole", {"--quiet"}), -1);
   ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
   const auto expected = promised_files(folder_ / "whole");
   int state = -1;  // the rename of a state in the middle
@@ -25,7 +27,7 @@ TEST_F(TrainModel, KilledWhileItSamplesItEndsWithTheSameBytes) {
     if (whole.names[static_cast<size_t>(call)].starts_with("rename") && call < whole.num_calls * 2 / 3) state = call;
   }
   ASSERT_GE(state, 0);
-  ASSERT_EQ(run_pare_traced(command(yaml, "killed"), state).outcome.status, 128 + SIGKILL);
+  ASSERT_EQ(run_pare_traced(command(yaml, "killed", {"--quiet"}), state).outcome.status, 128 + SIGKILL);
   const Outcome resumed = run_pare(command(yaml, "killed"));
   ASSERT_EQ(resumed.status, 0) << resumed.err;
   EXPECT_EQ(promised_files(folder_ / "killed"), expected);
@@ -47,13 +49,13 @@ TEST_F(TrainModel, AStudentWithMoreRowsThanItsTeacherSamplesTheTeachersTokens) {
 
 TEST_F(TrainModel, FreshMakesFinishedPhasesAnew) {
   const std::string yaml = "model: " + kModel + "\nstudent: {layers: 2}\npasses:\n" + distill("total_tokens: 1000");
-  const TracedOutcome whole = run_pare_traced(command(yaml, "whole"), -1);
+  const TracedOutcome whole = run_pare_traced(command(yaml, "whole", {"--quiet"}), -1);
   ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
   int last_rename = 0;  // the output's own
   for (int call = 0; call < whole.num_calls; ++call) {
     if (whole.names[static_cast<size_t>(call)].starts_with("rename")) last_rename = call;
   }
-  ASSERT_EQ(run_pare_traced(command(yaml, "killed"), last_rename).outcome.status, 128 + SIGKILL);
+  ASSERT_EQ(run_pare_traced(command(yaml, "killed", {"--quiet"}), last_rename).outcome.status, 128 + SIGKILL);
   ASSERT_TRUE(fs::exists(folder_ / "killed.phase-1" / "pare.json"));
   fs::copy(folder_ / "killed.partial", folder_ / "other.partial", fs::copy_options::recursive);
   fs::copy(folder_ / "killed.phase-1", folder_ / "other.phase-1", fs::copy_options::recursive);
