@@ -8,6 +8,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rounding.cuh"
 #include "runtime/cuda/warp_block.cuh"
+#include "runtime/engine/attention_stretches.h"
 
 namespace pare {
 namespace {
@@ -18,8 +19,6 @@ constexpr int kTileKeys = kWarp;                        // a lane scores one
 constexpr int kDecodeQueries = 2, kPrefillQueries = 8;  // of one warp
 constexpr int kMostLargeQueries = 4;                    // of heads over 4 * kWarp: more do not fit kMostSharedBytes
 constexpr int64_t kMostSharedBytes = 99 * 1024;         // of a block on 8.6 and 8.9, the least of our devices
-constexpr int64_t kDecodeRows = 4;                      // no more of a sequence: decode
-constexpr int64_t kSplitKeys = 256;                     // of one stretch
 
 // Of kProbabilityFormat.
 __device__ constexpr RoundingView probability_rounding() {
@@ -278,8 +277,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   KeyRange seen = {seen_keys(sequence, shape, first_pair / heads_per_kv).begin,
                    seen_keys(sequence, shape, (end_pair - 1) / heads_per_kv).end};
   if (num_splits > 1) {
-    seen.begin = seen.begin > split * kSplitKeys ? seen.begin : split * kSplitKeys;
-    seen.end = seen.end < (split + 1) * kSplitKeys ? seen.end : (split + 1) * kSplitKeys;
+    seen.begin = seen.begin > split * kStretchKeys ? seen.begin : split * kStretchKeys;
+    seen.end = seen.end < (split + 1) * kStretchKeys ? seen.end : (split + 1) * kStretchKeys;
   }
   const int64_t first_tile = seen.begin / kTileKeys * kTileKeys;
   // Where weights are rounded in units of the largest, that is found in a pass of its own.
@@ -300,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     // The largest score of all keys is the unit of rounded weights: there is one stretch.
     const int64_t next = first + kTileKeys;
-    if (next % kSplitKeys == 0 && next < seen.end && !shape.products_in_8_bits) join_stretch(false);
+    if (next % kStretchKeys == 0 && next < seen.end && !shape.products_in_8_bits) join_stretch(false);
   }
   if (num_splits == 1) return join_stretch(true);
 
@@ -342,8 +341,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 int64_t splits_of(const Sequences& sequences, const AttentionShape& shape) {
   // The largest score of all keys comes first where weights are rounded in its units.
-  if (sequences.max_rows > kDecodeRows || shape.products_in_8_bits) return 1;
-  return (sequences.max_tokens + kSplitKeys - 1) / kSplitKeys;
+  if (sequences.max_rows > kFewRows || shape.products_in_8_bits) return 1;
+  return num_stretches(sequences.max_tokens);
 }
 
 template <int kQueries>
@@ -380,7 +379,7 @@ void launch_queries(cudaStream_t stream, const float* q_RHK, const KvLayer& cach
 
 int64_t attention_scratch_floats(const Sequences& sequences, const AttentionShape& shape) {
   const int64_t num_splits = splits_of(sequences, shape);
-  return num_splits == 1 ? 0 : sequences.num_rows * shape.num_heads * num_splits * (shape.head_size + 2);
+  return num_splits == 1 ? 0 : sequences.num_rows * shape.num_heads * num_splits * stretch_floats(shape.head_size);
 }
 
 void launch_attention(cudaStream_t stream, const float* q_RHK, const KvLayer& cache, const Sequences& sequences,
@@ -390,7 +389,7 @@ void launch_attention(cudaStream_t stream, const float* q_RHK, const KvLayer& ca
   const int64_t num_parts = sequences.num_rows * shape.num_heads * num_splits;
   PartialSoftmax partial;
   if (num_splits > 1) partial = {scratch, scratch + num_parts, scratch + 2 * num_parts};
-  const auto run = sequences.max_rows <= kDecodeRows ? launch_queries<kDecodeQueries> : launch_queries<kPrefillQueries>;
+  const auto run = sequences.max_rows <= kFewRows ? launch_queries<kDecodeQueries> : launch_queries<kPrefillQueries>;
   run(stream, q_RHK, cache, sequences, shape, num_splits, partial, x_RHK);
   if (num_splits == 1) return;
   launch(join_splits_kernel,

@@ -10,10 +10,6 @@
 namespace pare {
 namespace {
 
-bool same_rope(const RopeDescription& a, const RopeDescription& b) {
-  return a.inverse_frequencies == b.inverse_frequencies && a.attention_factor == b.attention_factor;
-}
-
 // Reads weights from a checkpoint into packed form, giving the source's pages back as it goes.
 class Packer {
  public:
@@ -82,6 +78,10 @@ class Packer {
 };
 
 }  // namespace
+
+bool same_rope(const RopeDescription& a, const RopeDescription& b) {
+  return a.inverse_frequencies == b.inverse_frequencies && a.attention_factor == b.attention_factor;
+}
 
 DecoderWeights load_decoder_weights(const Checkpoint& checkpoint, Backend& backend,
                                     const std::function<void(int64_t, int64_t)>& progress,

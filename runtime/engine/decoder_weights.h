@@ -12,6 +12,9 @@
 
 namespace pare {
 
+// Whether one table serves both.
+bool same_rope(const RopeDescription& a, const RopeDescription& b);
+
 struct BlockWeights {
   PackedNorm attention_norm, feed_forward_norm;
   std::optional<PackedNorm> q_norm, k_norm, post_attention_norm, post_feed_forward_norm;

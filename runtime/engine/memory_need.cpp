@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/engine/attention_stretches.h"
 #include "runtime/engine/forward_pass.h"
 #include "runtime/system/progress.h"
 
@@ -37,6 +38,44 @@ std::vector<LinearDescription> all_linears(const Checkpoint& checkpoint) {
   return linears;
 }
 
+// The buffers of a forward pass (ForwardArena), and what stands beside them.
+int64_t forward_bytes(const ModelDescription& model, const DeviceWorkload& workload, bool has_codes,
+                      bool needs_whole_sequences) {
+  constexpr int64_t kWordBytes = 4;  // of a float, an id, a place
+  int64_t num_experts = 0, experts_per_token = 0;
+  bool has_dense = false;
+  for (const BlockDescription& block : model.blocks) {
+    has_dense = has_dense || !block.is_mixture();
+    if (!block.is_mixture()) continue;
+    num_experts = std::max(num_experts, block.router->num_out);
+    experts_per_token = std::max(experts_per_token, block.routing.experts_per_token);
+  }
+  const int64_t rows_at_a_time = needs_whole_sequences ? std::max(kChunkRows, workload.num_tokens) : kChunkRows;
+  const int64_t chunk_rows = std::min(workload.num_rows, rows_at_a_time);
+  const int64_t attended = model.num_heads * model.head_size, networks = experts_per_token + (has_dense ? 1 : 0);
+  int64_t row_bytes = kWordBytes * (3 * model.hidden_size + 3 * attended + 2 * model.num_kv_heads * model.head_size +
+                                    networks * (3 * model.feed_forward_size + 2 * model.hidden_size) + num_experts +
+                                    4 * experts_per_token);
+  if (has_codes) {  // with a scale and a zero
+    const auto input_bytes = [](int64_t width) { return LinearInput::code_stride(width) + 2 * kWordBytes; };
+    row_bytes += input_bytes(model.hidden_size) + input_bytes(attended) +
+                 networks * input_bytes(std::max(model.hidden_size, model.feed_forward_size));
+  }
+  std::vector<const RopeDescription*> ropes;  // distinct ones
+  for (const BlockDescription& block : model.blocks) {
+    const auto is_same = [&](const RopeDescription* rope) { return same_rope(*rope, block.rope); };
+    if (std::none_of(ropes.begin(), ropes.end(), is_same)) ropes.push_back(&block.rope);
+  }
+  const int64_t rope_floats = static_cast<int64_t>(ropes.size()) * workload.num_tokens * model.head_size;
+  // Only the end of one sequence and the beginning of another are few rows of many tokens.
+  const int64_t stretch_rows = std::min(chunk_rows, 2 * kFewRows);
+  const int64_t attention_floats =
+      stretch_rows * model.num_heads * num_stretches(workload.num_tokens) * stretch_floats(model.head_size);
+  const int64_t num_words =
+      workload.num_rows * (3 * model.hidden_size + 3) + rope_floats + attention_floats + 2 * Backend::kLogitFloats;
+  return num_words * kWordBytes + chunk_rows * row_bytes;
+}
+
 }  // namespace
 
 MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workload) {
@@ -48,10 +87,12 @@ MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workl
     need.weight_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
   }
   bool needs_whole_sequences = false;  // as ForwardPass has it
+  bool has_codes = false;              // some linear may multiply its input as codes
   for (const LinearDescription& linear : all_linears(checkpoint)) {
     const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
     if (!scheme) continue;
     needs_whole_sequences = needs_whole_sequences || !scheme->input.is_rowwise();
+    has_codes = has_codes || scheme->input.type == InputType::int8;
     if (scheme->has_own_tensor()) continue;
     int64_t stored_bytes = 0;
     const std::string prefix = linear.name + ".";
@@ -66,21 +107,8 @@ MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workl
   need.cache_bytes = num_caches * workload.num_tokens *
                      KvStorage::bytes_per_token(workload.kv_bits, model.num_kv_heads, model.head_size);
 
-  int64_t num_experts = 0, experts_per_token = 1;
-  for (const BlockDescription& block : model.blocks) {
-    if (!block.is_mixture()) continue;
-    num_experts = std::max(num_experts, block.router->num_out);
-    experts_per_token = std::max(experts_per_token, block.routing.experts_per_token);
-  }
-  const int64_t rows_at_a_time = needs_whole_sequences ? std::max(kChunkRows, workload.num_tokens) : kChunkRows;
-  const int64_t chunk_rows = std::min(workload.num_rows, rows_at_a_time);
-  const int64_t attended = model.num_heads * model.head_size;
-  const int64_t row_floats = 3 * model.hidden_size + 3 * attended + 2 * model.num_kv_heads * model.head_size +
-                             experts_per_token * (3 * model.feed_forward_size + 2 * model.hidden_size) + num_experts;
-  const int64_t num_floats =
-      3 * workload.num_rows * model.hidden_size + chunk_rows * row_floats + 2 * Backend::kLogitFloats;
-  need.work_bytes =
-      num_floats * static_cast<int64_t>(sizeof(float)) + std::min(workload.most_roof_bytes, need.weight_bytes);
+  need.work_bytes = forward_bytes(model, workload, has_codes, needs_whole_sequences) +
+                    std::min(workload.most_roof_bytes, need.weight_bytes);
   return need;
 }
 
