@@ -145,7 +145,8 @@ pare::OptionSpec count_option(const std::string& name, const std::string& defaul
           .value_name = "N",
           .default_value = default_value,
           .help = help,
-          .minimum = minimum};
+          .minimum = minimum,
+          .maximum = 1e9};
 }
 
 // Options of one source alone have no default_value, so that it is known whether they were given.

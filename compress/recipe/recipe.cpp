@@ -11,6 +11,7 @@
 #include "runtime/format/container_format.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/byte_count.h"
+#include "runtime/tokenizer/unicode.h"
 
 namespace pare {
 namespace {
@@ -247,6 +248,13 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
   Recipe recipe;
   recipe.text = yaml;
   recipe.file = file;
+  // The recipe is stored in pare.json, which is UTF-8.
+  if (const std::optional<size_t> bad = find_invalid_utf8(yaml)) {
+    throw std::invalid_argument(
+        file.string() + ":" +
+        std::to_string(1 + std::count(yaml.begin(), yaml.begin() + static_cast<int64_t>(*bad), '\n')) +
+        ": expected UTF-8, found a byte that is none: save the recipe as UTF-8");
+  }
   const Value top = Value::parse(yaml, file);
   // Passes depend on whether there is calibration data, wherever in the file either stands.
   std::optional<Value> passes, student;

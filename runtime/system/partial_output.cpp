@@ -135,6 +135,10 @@ fs::path parent_of(const fs::path& path) {
 fs::path output_place(const fs::path& output) {
   // Not lexically_normal: where "link" is one, "link/.." is not the folder that holds it.
   std::string text = output.string();
+  // The system would see a name cut off at a NUL: another file's.
+  if (std::any_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; })) {
+    throw std::invalid_argument("output '" + output.string() + "': expected a name without control characters");
+  }
   while (text.size() > 1 && (text.ends_with('/') || text.ends_with("/."))) text.pop_back();
   const fs::path place = text;
   const fs::path name = place.filename();

@@ -61,6 +61,7 @@ TEST_F(OutputPlace, WhatCannotBeMadeIsRefusedBeforeAnyWork) {
              {folder + "missing/../y", "there is no folder '" + folder + "missing'"},
              {folder + "recipe.yaml/y", "recipe.yaml' is no folder"},
              {folder + "..", "expected the name of a new file or folder"},
+             {folder + "a\nb", "without control characters"},
              {"", "empty"}}) {
       const Outcome outcome = with(command, output);
       EXPECT_EQ(outcome.status, output.empty() ? 2 : 1) << command[0] << " " << output << outcome.err;

@@ -365,6 +365,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "passes:\n  - distill: {text: t, loss: minillm, minillm: {importance_weights: exact}}\n",
                   "r.yaml:2:", "found 'exact': add 'ratio_clip: none'"},
         BadRecipe{"HeadOfAStudentAlone", "student: {layers: 3}\nhead: {bits: 8}\n", "r.yaml:1:", "layer by layer"},
+        BadRecipe{"CommentInLatin1", "passes:\n  - rtn: {}  # caf\xe9\n", "r.yaml:2:", "expected UTF-8"},
         BadRecipe{"TooSmallTemperature", "passes:\n  - distill: {text: t, temperature: 0}\n",
                   "r.yaml:2:", "from 0.001 to 1000"},
         BadRecipe{"NanDamping", "calibration: {text: t}\npasses:\n  - gptq: {damping: .nan}\n",
