@@ -20,6 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "pare-import-";
+// A link within: a folder of that name is ours and not one that a user has named likewise.
+constexpr const char* kMark = ".made-by-pare";
 
 // The folder, opened and locked, if it is this user's and nobody else's process has it; else -1.
 int lock_folder(const fs::path& folder) {
@@ -42,7 +44,11 @@ void sweep(const fs::path& parent) {
     const int lock = lock_folder(entry->path());
     if (lock < 0) continue;
     std::error_code ignored;
-    fs::remove_all(entry->path(), ignored);
+    if (fs::is_symlink(fs::symlink_status(entry->path() / kMark, ignored))) {
+      fs::remove_all(entry->path(), ignored);
+    } else {
+      ::rmdir(entry->path().c_str());  // killed before it was marked, it is empty
+    }
     ::close(lock);
   }
 }
@@ -68,6 +74,7 @@ ModelDirectory::ModelDirectory(const fs::path& model) : path_(model) {
   // Named after the file, because messages and progress show the folder's name.
   path_ = temporary_ / model.stem();
   try {
+    fs::create_symlink("nothing", temporary_ / kMark);
     import_model(model, path_, {});
     take_names_away();
   } catch (...) {
