@@ -111,8 +111,7 @@ std::vector<pare::OptionSpec> resource_options() {
           {.name = "threads",
            .kind = OptionKind::integer,
            .value_name = "N",
-           .help = "threads to use; does not change the result but for distill, which goes on with as many as it has "
-                   "begun with "
+           .help = "threads to use; changes no result but that of distill, which goes on with as many as it began with "
                    "(default: one for each core)",
            .minimum = 1,
            .maximum = pare::kMaxThreads}};
