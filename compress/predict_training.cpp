@@ -80,11 +80,31 @@ double sequence_length(const TrainingExtent& extent) {
   return static_cast<double>(reads_text ? std::max(window, sample) : sample);
 }
 
+// Of a linear's weight, as a step holds it.
+double held_bytes(const Checkpoint& checkpoint, const LinearDescription& linear, const TrainingExtent& extent) {
+  if (checkpoint.stored_scheme(linear).value_or(PackScheme{.format = StoredFormat::dense}).is_dense()) {
+    return static_cast<double>(c10::elementSize(held_type(checkpoint.linear(linear), extent.compute, extent.device)));
+  }
+  return bytes_of(extent.compute);
+}
+
+bool samples(const TrainingExtent& extent) {
+  return extent.options.loss.loss == DistillLoss::minillm;
+}
+
+double teacher_bytes(const TrainingExtent& extent) {
+  double bytes = 0.0;
+  for (const LinearDescription& linear : block_linears(extent.teacher->description())) {
+    bytes += num_weights_of(linear) *
+             (samples(extent) ? bytes_of(extent.compute) : held_bytes(*extent.teacher, linear, extent));
+  }
+  return bytes;
+}
+
 // Of the student's linears: parameters with gradients and moments, codes with their offsets, and, unless they are made
 // for each block anew, what the forward pass multiplies.
 double student_bytes(const TrainingExtent& extent) {
   const TrainedParts& parts = extent.options.train;
-  const double compute_bytes = bytes_of(extent.compute);
   double bytes = 0.0;
   for (const LinearDescription& linear : block_linears(extent.student.description())) {
     const std::optional<PackScheme> scheme = extent.student.stored_scheme(linear);
@@ -94,10 +114,10 @@ double student_bytes(const TrainingExtent& extent) {
       of_weight = 1.0 + kFloatBytes + (parts.weights || parts.scales ? kFloatBytes : 0.0) +
                   (parts.weights ? 2.0 * kFloatBytes : 0.0);
     } else {
-      of_weight = parts.weights ? 4.0 * kFloatBytes : compute_bytes;
+      of_weight = parts.weights ? 4.0 * kFloatBytes : held_bytes(extent.student, linear, extent);
     }
     const bool is_made = is_code || parts.weights;
-    if (is_made && !extent.options.recompute) of_weight += compute_bytes;
+    if (is_made && !extent.options.recompute) of_weight += held_bytes(extent.student, linear, extent);
     bytes += of_weight * num_weights_of(linear);
   }
   return bytes;
@@ -107,9 +127,8 @@ double peak_bytes(const TrainingExtent& extent, const RunLimits& limits) {
   const DistillOptions& options = extent.options;
   const ModelDescription& model = extent.student.description();
   const double compute_bytes = bytes_of(extent.compute);
-  const bool samples = options.loss.loss == DistillLoss::minillm;
-  const bool has_threads =
-      extent.device.is_cpu() && !samples && works_on_threads(options.batch / options.micro_batch, limits.num_threads);
+  const bool has_threads = extent.device.is_cpu() && !samples(extent) &&
+                           works_on_threads(options.batch / options.micro_batch, limits.num_threads);
   const double at_once = has_threads ? limits.num_threads : 1;
   const double micro_tokens = at_once * static_cast<double>(options.micro_batch) * sequence_length(extent);
   const double hidden = kFloatBytes * static_cast<double>(model.hidden_size);
@@ -122,22 +141,23 @@ double peak_bytes(const TrainingExtent& extent, const RunLimits& limits) {
   if (options.loss.hidden_weight > 0.0 && extent.teacher != nullptr) {
     activations += hidden * static_cast<double>(extent.teacher->description().blocks.size());
   }
-  // Products, their gradient and the teacher's of kHeadTokens, and what a loss makes of kLossTokens of them in float32.
+  // Products, in whose place their gradient comes, and the teacher's of kHeadTokens, and what a loss makes of
+  // kLossTokens of them in float32.
   const double head =
       at_once * static_cast<double>(model.vocabulary_size) *
-      (3.0 * compute_bytes * std::min(static_cast<double>(kHeadTokens), micro_tokens / at_once) +
+      (2.0 * compute_bytes * std::min(static_cast<double>(kHeadTokens), micro_tokens / at_once) +
        kTensorsOfLoss * kFloatBytes * std::min(static_cast<double>(kLossTokens), micro_tokens / at_once));
   const double tables = (model.tied_head ? 1.0 : 2.0) * table_size(model);
   double memory = student_bytes(extent) + tables * compute_bytes + activations * micro_tokens + head;
-  // What samples is made once for all of a sequence's tokens.
-  if (samples && options.recompute) memory += num_weights(model) * compute_bytes;
+  // What samples is made once for all of a sequence's tokens. Where activations are kept, they come later and are more.
+  if (samples(extent) && options.recompute) memory += num_weights(model) * compute_bytes;
   // Parameters with gradients and moments, and the sum of each micro-batch.
   if (options.train.embedding) memory += (4.0 + at_once) * kFloatBytes * tables;
   if (extent.teacher != nullptr) {
     const ModelDescription& own = extent.teacher->description();
     // A table of the same values is held once: a student of the teacher's width was made of it.
     const bool shares_table = !options.train.embedding && own.hidden_size == model.hidden_size;
-    memory += (num_weights(own) + (shares_table ? 0.0 : table_size(own))) * compute_bytes;
+    memory += teacher_bytes(extent) + (shares_table ? 0.0 : table_size(own)) * compute_bytes;
   }
   return static_cast<double>(limits.held_bytes + limits.num_threads * kThreadBytes) + kHeapShare * memory;
 }

@@ -490,8 +490,9 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
       const int64_t num_vocabulary = student.description().vocabulary_size;
       std::unique_ptr<Teacher> source;
       if (is_live) {
-        std::unique_ptr<LiveTeacher> live =
-            live_teacher(teacher, num_tokens, inputs.compute, num_vocabulary, distill.loss.hidden_weight > 0.0, device);
+        std::unique_ptr<LiveTeacher> live = live_teacher(
+            teacher, num_tokens, inputs.compute, num_vocabulary,
+            {.keeps_hidden = distill.loss.hidden_weight > 0.0, .samples = sample_length(distill) > 0}, device);
         for (const at::Tensor& table_VD : model.frozen_tables()) live->share_table(table_VD);
         source = std::move(live);
       }

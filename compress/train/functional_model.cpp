@@ -97,8 +97,8 @@ const InputFormat* FunctionalModel::input_format(const LinearDescription& reader
 
 at::Tensor FunctionalModel::linear(const NamedTensors& weights, const LinearDescription& linear,
                                    const at::Tensor& x) const {
-  const at::Tensor& weight_OI = find(weights, linear.name + ".weight");
-  return linear.has_bias ? at::linear(x, weight_OI, find(weights, linear.name + ".bias")) : at::linear(x, weight_OI);
+  return held_linear(x, find(weights, linear.name + ".weight"),
+                     linear.has_bias ? find(weights, linear.name + ".bias") : at::Tensor());
 }
 
 at::Tensor FunctionalModel::norm(const NamedTensors& weights, const NormDescription& norm, const at::Tensor& x,
@@ -114,7 +114,7 @@ std::vector<at::Tensor> FunctionalModel::linears_behind(const NormDescription& n
     operands.push_back({find(weights, linear->name + ".weight"),
                         linear->has_bias ? find(weights, linear->name + ".bias") : at::Tensor()});
   }
-  return norm_linears(x, {find(weights, norm.name + ".weight"), norm.epsilon}, input_format(*linears.front()),
+  return norm_linears(x, {find(weights, norm.name + ".weight"), norm.epsilon, compute_}, input_format(*linears.front()),
                       operands);
 }
 
@@ -260,7 +260,7 @@ at::Tensor FrozenModel::normalized(const at::Tensor& ids_BT, std::vector<KeyValu
   return functions->final_norm(gain_D, hidden_BTD);
 }
 
-FrozenModel read_frozen(const Checkpoint& checkpoint, const FunctionalModel& functions) {
+FrozenModel read_frozen(const Checkpoint& checkpoint, const FunctionalModel& functions, HeldWeights held) {
   const ModelDescription& model = checkpoint.description();
   const at::ScalarType compute = functions.compute_type();
   const at::Device device = functions.device();
@@ -269,8 +269,13 @@ FrozenModel read_frozen(const Checkpoint& checkpoint, const FunctionalModel& fun
       model.tied_head ? frozen.embedding_VD : read_table(checkpoint, checkpoint.head(), compute).to(device);
   frozen.gain_D = read_gain(checkpoint, model.final_norm).to(device);
   for (size_t b = 0; b < model.blocks.size(); ++b) {
-    frozen.blocks.push_back(read_block(checkpoint, static_cast<int64_t>(b), compute));
-    for (auto& [name, tensor] : frozen.blocks.back()) tensor = tensor.to(device);
+    NamedTensors& tensors = frozen.blocks.emplace_back(read_block(checkpoint, static_cast<int64_t>(b), compute));
+    for (auto& [name, tensor] : tensors) tensor = tensor.to(device);
+    if (held == HeldWeights::widened) continue;
+    for (const LinearDescription& linear : linears_of(model.blocks[b])) {
+      at::Tensor& weight_OI = tensors.find(linear.name + ".weight")->second;
+      weight_OI = weight_OI.to(held_type(checkpoint.linear(linear), compute, device));
+    }
   }
   return frozen;
 }
@@ -304,6 +309,12 @@ at::Tensor read_table(const Checkpoint& checkpoint, const LinearDescription& tab
 
 at::Tensor read_gain(const Checkpoint& checkpoint, const NormDescription& norm) {
   return float_tensor(checkpoint.norm_gain(norm));
+}
+
+at::ScalarType held_type(const LinearWeights& linear, at::ScalarType compute, at::Device device) {
+  const auto* const dense = std::get_if<DenseWeight>(&linear.weight);
+  if (dense == nullptr || compute != at::kFloat || !device.is_cpu()) return compute;
+  return dense->dtype == DType::BF16 ? at::kBFloat16 : dense->dtype == DType::F16 ? at::kHalf : compute;
 }
 
 NamedTensors read_block(const Checkpoint& checkpoint, int64_t index, at::ScalarType compute) {

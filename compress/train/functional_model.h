@@ -21,8 +21,8 @@
 
 namespace pare {
 
-// Tensors under their checkpoint names: linears' ".weight" in the compute type, ".bias" likewise, norms' ".weight" in
-// float32 with the unit offset added.
+// Tensors under their checkpoint names: linears' ".weight" in the compute type or held in a narrower one (held_linear),
+// ".bias" in the compute type, norms' ".weight" in float32 with the unit offset added.
 using NamedTensors = std::map<std::string, at::Tensor, std::less<>>;
 // How inputs of linears are rounded, by the linear's name; plain ones may be left out. Gradients pass straight through
 // (Bengio et al., arXiv 1308.3432).
@@ -103,8 +103,11 @@ struct FrozenModel {
   // float32 [R, V].
   at::Tensor logits(const at::Tensor& normalized_RD) const { return functions->logits(head_VD, normalized_RD); }
 };
+// How the linears of blocks are held. narrow: on a CPU in the file's type where it is narrower and has the same values
+// (held_linear). widened: in the compute type, for many products of few rows.
+enum class HeldWeights { narrow, widened };
 // On the device of `functions`, which must outlive it.
-FrozenModel read_frozen(const Checkpoint& checkpoint, const FunctionalModel& functions);
+FrozenModel read_frozen(const Checkpoint& checkpoint, const FunctionalModel& functions, HeldWeights held);
 
 // The block's linears (of a mixture with its router) and norms, in the order in which a token meets them.
 std::vector<LinearDescription> linears_of(const BlockDescription& block);
@@ -113,6 +116,8 @@ std::vector<NormDescription> norms_of(const BlockDescription& block);
 // Weights of the checkpoint as they are multiplied, without gradients: of linears and embedding in the type `compute`,
 // of norms in float32. `index` is a block's.
 NamedTensors read_block(const Checkpoint& checkpoint, int64_t index, at::ScalarType compute);
+// The type that holds a linear's values in the least memory, of those that held_linear multiplies in `compute`.
+at::ScalarType held_type(const LinearWeights& linear, at::ScalarType compute, at::Device device);
 at::Tensor read_table(const Checkpoint& checkpoint, const LinearDescription& table, at::ScalarType compute);
 at::Tensor read_gain(const Checkpoint& checkpoint, const NormDescription& norm);
 // The formats of the inputs of all blocks' linears that are rounded.

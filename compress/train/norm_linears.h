@@ -10,19 +10,21 @@
 
 namespace pare {
 
-// Root mean square norm in front of linears: gain_D [D] float32.
+// Root mean square norm in front of linears: gain_D [D] float32; type: of what it gives, which is what is multiplied in.
 struct NormOfInput {
   at::Tensor gain_D;
-  double epsilon = 0.0;
+  double epsilon;
+  at::ScalarType type;
 };
-// weight_OI [O, D] of the type that is multiplied in; bias_O [O] of that type, or undefined.
+// weight_OI [O, D] of the type that is multiplied in, or held in a narrower one (held_linear); bias_O [O] of that type,
+// or undefined.
 struct LinearOperands {
   at::Tensor weight_OI, bias_O;
 };
 
-// round_input(rms_norm_rows(x)) weight^T + bias of each linear: [..., O] in the weights' type. x [..., D] float32 or
-// bfloat16; format: of all the linears' inputs, null for plain. Throws std::invalid_argument for other shapes and types
-// (row_functions.h), and for no linears.
+// round_input(rms_norm_rows(x)) weight^T + bias of each linear: [..., O] in the norm's type. x [..., D] float32 or
+// bfloat16; format: of all the linears' inputs, null for plain. Gradients of weights are in the norm's type. Throws
+// std::invalid_argument for other shapes and types (row_functions.h), and for no linears.
 std::vector<at::Tensor> norm_linears(const at::Tensor& x, const NormOfInput& norm, const InputFormat* format,
                                      const std::vector<LinearOperands>& linears);
 

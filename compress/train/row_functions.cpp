@@ -263,6 +263,28 @@ struct RoundInput : torch::autograd::Function<RoundInput> {
   static variable_list backward(AutogradContext*, const variable_list& gradients) { return {gradients[0], {}}; }
 };
 
+struct HeldLinear : torch::autograd::Function<HeldLinear> {
+  enum Input : uint8_t { kX, kWeight, kBias };
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight_OI,
+                            const std::optional<at::Tensor>& bias_O) {
+    context->save_for_backward({x, weight_OI});
+    context->saved_data["has_bias"] = bias_O.has_value();
+    return at::linear(x, weight_OI.to(x.scalar_type()), bias_O);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight_OI = saved[1];
+    const at::Tensor dy_RO = gradients[0].reshape({-1, weight_OI.size(0)});
+    at::Tensor dx, dweight_OI, dbias_O;
+    if (context->needs_input_grad(kX)) dx = at::mm(dy_RO, weight_OI.to(x.scalar_type())).view(x.sizes());
+    if (context->needs_input_grad(kWeight)) dweight_OI = at::mm(dy_RO.t(), x.reshape({-1, x.size(-1)}));
+    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(kBias)) dbias_O = dy_RO.sum(0);
+    return {dx, dweight_OI, dbias_O};
+  }
+};
+
 struct GatedLinear : torch::autograd::Function<GatedLinear> {
   enum Input : uint8_t { kGate, kUp, kWeight, kBias };  // the tensors among the arguments
 
@@ -279,7 +301,7 @@ struct GatedLinear : torch::autograd::Function<GatedLinear> {
     context->saved_data["format"] = reinterpret_cast<int64_t>(format);
     const at::Tensor product_RF = product(gate, up, static_cast<Activation>(activation), format);
     context->saved_data["has_bias"] = bias_O.has_value();
-    return at::linear(product_RF, weight_OF, bias_O);
+    return at::linear(product_RF, weight_OF.to(gate.scalar_type()), bias_O);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -297,7 +319,7 @@ struct GatedLinear : torch::autograd::Function<GatedLinear> {
     }
     if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(kBias)) dbias_O = dy_RO.sum(0);
     if (context->needs_input_grad(kGate) || context->needs_input_grad(kUp)) {
-      const at::Tensor dproduct = at::mm(dy_RO, weight_OF).view(gate.sizes());
+      const at::Tensor dproduct = at::mm(dy_RO, weight_OF.to(gate.scalar_type())).view(gate.sizes());
       dgate = activation_gradient(dproduct.mul(up), gate, activation);
       dup = activated(gate, activation).mul_(dproduct);
     }
@@ -360,12 +382,31 @@ at::Tensor round_input(const at::Tensor& x, const InputFormat* format) {
   return format == nullptr ? x : RoundInput::apply(x, format);
 }
 
+bool may_be_held_as(const at::Tensor& weight, at::ScalarType type) {
+  const at::ScalarType held = weight.scalar_type();
+  return held == type || (type == at::kFloat && (held == at::kBFloat16 || held == at::kHalf));
+}
+
+at::Tensor held_linear(const at::Tensor& x, const at::Tensor& weight_OI, const at::Tensor& bias_O) {
+  check_numbers(x, "held_linear");
+  const bool fits = weight_OI.defined() && weight_OI.dim() == 2 && may_be_held_as(weight_OI, x.scalar_type()) &&
+                    x.dim() >= 1 && weight_OI.size(1) == x.size(-1);
+  if (!fits) {
+    throw std::invalid_argument("held_linear: expected x [..., I] and a weight [O, I] of its type or narrower, found " +
+                                x.toString() + " " + shape_text(x) + " and " +
+                                (weight_OI.defined() ? weight_OI.toString() + " " + shape_text(weight_OI) : "none"));
+  }
+  const std::optional<at::Tensor> bias = bias_O.defined() ? std::optional(bias_O) : std::nullopt;
+  if (weight_OI.scalar_type() == x.scalar_type()) return at::linear(x, weight_OI, bias);
+  return HeldLinear::apply(x, weight_OI, bias);
+}
+
 at::Tensor gated_linear(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation,
                         const InputFormat* format, const at::Tensor& weight_OF, const at::Tensor& bias_O) {
   check_numbers(gate_RF, "gated_linear");
   const bool fits = up_RF.defined() && up_RF.scalar_type() == gate_RF.scalar_type() &&
                     up_RF.sizes() == gate_RF.sizes() && weight_OF.defined() && weight_OF.dim() == 2 &&
-                    weight_OF.scalar_type() == gate_RF.scalar_type() && weight_OF.size(1) == gate_RF.size(-1);
+                    may_be_held_as(weight_OF, gate_RF.scalar_type()) && weight_OF.size(1) == gate_RF.size(-1);
   if (!fits) {
     throw std::invalid_argument(
         "gated_linear: expected gate and up [..., F] and a weight [O, F] of one type, found gate " +
@@ -374,7 +415,7 @@ at::Tensor gated_linear(const at::Tensor& gate_RF, const at::Tensor& up_RF, Acti
   const std::optional<at::Tensor> bias = bias_O.defined() ? std::optional(bias_O) : std::nullopt;
   if (!gate_RF.is_cpu()) {
     const at::Tensor product_RF = round_input(gated_activation_by_ops(gate_RF, up_RF, activation), format);
-    return at::linear(product_RF, weight_OF, bias);
+    return at::linear(product_RF, weight_OF.to(product_RF.scalar_type()), bias);
   }
   return GatedLinear::apply(gate_RF, up_RF, static_cast<int64_t>(activation), format, weight_OF, bias);
 }

@@ -37,9 +37,18 @@ at::Tensor rotate_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles);
 // null for x itself.
 at::Tensor round_input(const at::Tensor& x, const InputFormat* format);
 
+// Whether a weight can stand for one of the type that is multiplied in: it has that type, or one of half its width whose
+// values are among its own.
+bool may_be_held_as(const at::Tensor& weight, at::ScalarType type);
+// x weight^T + bias, [..., O] in x's type. weight_OI [O, I] may be held in a narrower type of the same values
+// (may_be_held_as): it is widened for each product, and a model in bfloat16 or float16 that is multiplied in float32
+// takes half the memory. Its gradient has x's type, which a leaf in the narrower type must allow
+// (at::Tensor::set_grad_dtype). bias_O: undefined for none. Throws std::invalid_argument for other shapes and types.
+at::Tensor held_linear(const at::Tensor& x, const at::Tensor& weight_OI, const at::Tensor& bias_O);
+
 // round_input(activation(gate) * up, format) weight^T + bias, [..., O] of gate and up [..., F] of one type and shape.
-// What is multiplied is not kept but computed again in the backward pass. bias_O: undefined for none. Throws
-// std::invalid_argument as above.
+// What is multiplied is not kept but computed again in the backward pass. weight_OF and bias_O: as in held_linear.
+// Throws std::invalid_argument as above.
 at::Tensor gated_linear(const at::Tensor& gate_RF, const at::Tensor& up_RF, Activation activation,
                         const InputFormat* format, const at::Tensor& weight_OF, const at::Tensor& bias_O);
 

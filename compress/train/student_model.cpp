@@ -87,7 +87,7 @@ void StudentModel::read_linear(const Checkpoint& checkpoint, const LinearDescrip
       views[name] = float_view(name, ParameterKind::weight, weight_OI, dense.dtype,
                                keeps_zeros ? weight_OI.ne(0.0) : at::Tensor());
     } else {
-      views[name] = frozen_view(weight_OI.to(functions_.compute_type()));
+      views[name] = frozen_view(weight_OI.to(held_type(weights, functions_.compute_type(), functions_.device())));
     }
   }
   if (linear.has_bias) {
@@ -115,37 +115,50 @@ std::vector<Parameter*> StudentModel::parameters() {
 void StudentModel::hold_values() {
   const at::NoGradGuard no_grad;
   held_.clear();
-  for (const Views& views : blocks_) held_.push_back(values(views));
-  held_.push_back(values(outer_));
+  std::vector<NamedTensors> tensors;
+  for (int64_t index = 0; index <= num_blocks(); ++index) tensors.push_back(held(index));
+  held_ = std::move(tensors);
 }
 
 void StudentModel::drop_values() {
   held_.clear();
 }
 
-NamedTensors StudentModel::values(const Views& views) const {
+const StudentModel::Views& StudentModel::views(int64_t index) const {
+  return index == num_blocks() ? outer_ : blocks_[static_cast<size_t>(index)];
+}
+
+NamedTensors StudentModel::held(int64_t index) const {
+  if (!held_.empty()) return held_[static_cast<size_t>(index)];
+  const at::ScalarType compute = functions_.compute_type();
   NamedTensors tensors;
-  for (const auto& [name, view] : views) tensors.emplace(name, view->value(functions_.compute_type()));
+  // Embedding and head are multiplied in many pieces of few rows.
+  const bool is_outer = index == num_blocks();
+  for (const auto& [name, view] : views(index)) {
+    tensors.emplace(name, is_outer ? view->value(compute) : view->held(compute));
+  }
   return tensors;
 }
 
-TrainedTensors StudentModel::leaves(const Views& views, const NamedTensors* held) const {
-  TrainedTensors tensors{held != nullptr ? *held : values(views), {}};
-  for (const auto& [name, view] : views) {
+TrainedTensors StudentModel::leaves(int64_t index) const {
+  const at::ScalarType compute = functions_.compute_type();
+  TrainedTensors tensors{held(index), {}};
+  for (const auto& [name, view] : views(index)) {
     if (!view->is_trained()) continue;
     at::Tensor& value = tensors.all.find(name)->second;
     value = value.detach().requires_grad_(true);
+    if (compute == at::kFloat) value.set_grad_dtype(compute);  // also of a weight that is held in less
     tensors.trained.push_back(name);
   }
   return tensors;
 }
 
 TrainedTensors StudentModel::block(int64_t index) const {
-  return leaves(blocks_[static_cast<size_t>(index)], held_.empty() ? nullptr : &held_[static_cast<size_t>(index)]);
+  return leaves(index);
 }
 
 TrainedTensors StudentModel::outer() const {
-  return leaves(outer_, held_.empty() ? nullptr : &held_.back());
+  return leaves(num_blocks());
 }
 
 at::Tensor StudentModel::head(const TrainedTensors& outer) const {
@@ -175,8 +188,11 @@ FrozenModel StudentModel::frozen_outer() const {
 FrozenModel StudentModel::frozen() const {
   FrozenModel model = frozen_outer();
   for (int64_t b = 0; b < num_blocks(); ++b) {
-    NamedTensors& tensors = model.blocks.emplace_back();
-    for (const auto& [name, tensor] : block(b).all) tensors.emplace(name, tensor.detach());
+    NamedTensors& tensors = model.blocks.emplace_back(held(b));
+    for (const LinearDescription& linear : linears_of(description().blocks[static_cast<size_t>(b)])) {
+      at::Tensor& weight_OI = tensors.find(linear.name + ".weight")->second;
+      weight_OI = weight_OI.to(functions_.compute_type());
+    }
   }
   return model;
 }

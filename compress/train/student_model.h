@@ -54,7 +54,7 @@ class StudentModel {
   at::Tensor head(const TrainedTensors& outer) const;
   // Embedding and head [V, D] in the compute type, where they are not trained.
   std::vector<at::Tensor> frozen_tables() const;
-  // As it is now, without gradients; later steps do not change it.
+  // As it is now, in the compute type, without gradients; later steps do not change it.
   FrozenModel frozen() const;
   // The same without its blocks.
   FrozenModel frozen_outer() const;
@@ -78,8 +78,10 @@ class StudentModel {
   using Views = std::map<std::string, std::unique_ptr<WeightView>, std::less<>>;
   void read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts, bool is_pruned,
                    Views& views);
-  NamedTensors values(const Views& views) const;
-  TrainedTensors leaves(const Views& views, const NamedTensors* held) const;
+  // Of a block, or of outer_ (index num_blocks()).
+  const Views& views(int64_t index) const;
+  NamedTensors held(int64_t index) const;
+  TrainedTensors leaves(int64_t index) const;
   static void add_gradients(Views& views, const TrainedTensors& tensors, std::span<const at::Tensor> gradients);
 
   FunctionalModel functions_;

@@ -19,6 +19,7 @@
 
 #include "distill/hidden_states.h"
 #include "distill/losses.h"
+#include "runtime/system/large_pieces_stay.h"
 
 namespace pare {
 namespace {
@@ -78,11 +79,11 @@ at::Tensor slim_weights_of(const TokenBatch& batch, const StudentModel& student,
 }
 
 // Of the mean loss of rows from `first` on by the head's products, kLossTokens rows at a time: only they are ever
-// float32. Adds the sum of their losses.
+// float32. It takes the products' place in memory. Adds the sum of their losses.
 at::Tensor gradient_of_products(const TokenLoss& token_loss, int64_t num_step_labels, int64_t first,
                                 const FunctionalModel& functions, const at::Tensor& products_RV,
                                 const at::Tensor& labels_R, BatchLoss& loss) {
-  at::Tensor gradient_RV = at::empty_like(products_RV);
+  at::Tensor gradient_RV = products_RV.detach();
   for (int64_t row = 0; row < products_RV.size(0); row += kLossTokens) {
     const int64_t count = std::min(kLossTokens, products_RV.size(0) - row);
     const at::Tensor products = leaf(products_RV.narrow(0, row, count));
@@ -188,6 +189,7 @@ BatchLoss train_pieces(const TokenBatch& batch, const LossOfHidden& make_loss, b
       hidden = pieces.back().output.detach();
     }
   }
+  if (hidden.is_cpu()) give_back_holes();  // all activations are there
   BatchLoss loss;
   at::Tensor gradient =
       train_head(batch, make_loss(hidden), num_step_labels, hidden, student, outer, outer_gradients, loss);
@@ -211,13 +213,14 @@ BatchLoss train_pieces(const TokenBatch& batch, const LossOfHidden& make_loss, b
 class LiveTeacherModel : public LiveTeacher {
  public:
   LiveTeacherModel(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute, int64_t num_vocabulary,
-                   bool keeps_hidden, at::Device device)
-      : num_vocabulary_(num_vocabulary), keeps_hidden_(keeps_hidden) {
+                   const TeacherUse& use, at::Device device)
+      : num_vocabulary_(num_vocabulary), keeps_hidden_(use.keeps_hidden) {
     check_vocabularies(checkpoint.description().vocabulary_size, num_vocabulary);
     FunctionalModel functions(checkpoint.description(), max_tokens, compute, device);
     functions.set_input_formats(read_input_formats(checkpoint));
     weights_ = std::make_shared<Weights>(std::move(functions));
-    weights_->model = read_frozen(checkpoint, weights_->functions);
+    weights_->model =
+        read_frozen(checkpoint, weights_->functions, use.samples ? HeldWeights::widened : HeldWeights::narrow);
   }
 
   std::unique_ptr<Teacher> for_another_thread() const override {
@@ -351,8 +354,8 @@ int64_t count_labels(const TokenBatch& batch) {
 }
 
 std::unique_ptr<LiveTeacher> live_teacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute,
-                                          int64_t num_vocabulary, bool keeps_hidden, at::Device device) {
-  return std::make_unique<LiveTeacherModel>(checkpoint, max_tokens, compute, num_vocabulary, keeps_hidden, device);
+                                          int64_t num_vocabulary, const TeacherUse& use, at::Device device) {
+  return std::make_unique<LiveTeacherModel>(checkpoint, max_tokens, compute, num_vocabulary, use, device);
 }
 
 BatchLoss train_on(const TokenBatch& batch, const LossOfHidden& make_loss, bool recompute, int64_t num_step_labels,

@@ -82,11 +82,16 @@ class LiveTeacher : public Teacher {
   virtual void share_table(const at::Tensor& table_VD) = 0;
 };
 
+// What a live teacher is for beside its logits of whole sequences.
+struct TeacherUse {
+  bool keeps_hidden = false;  // it has hidden_states()
+  bool samples = false;  // token by token: weights are held in the type that is multiplied in, not widened each time
+};
 // A checkpoint's forward pass on `device`, in the type `compute`. The checkpoint must outlive it. num_vocabulary: of
-// the student; more logits than that are cut off, fewer are padded with -inf. keeps_hidden: it has hidden_states().
+// the student; more logits than that are cut off, fewer are padded with -inf.
 // Throws std::invalid_argument for vocabularies that differ by more than kMaxPadding.
 std::unique_ptr<LiveTeacher> live_teacher(const Checkpoint& checkpoint, int64_t max_tokens, at::ScalarType compute,
-                                          int64_t num_vocabulary, bool keeps_hidden = false,
+                                          int64_t num_vocabulary, const TeacherUse& use = {},
                                           at::Device device = at::kCPU);
 // Rows that models of one tokenizer have more or less of: embeddings are padded to multiples of powers of two.
 inline constexpr int64_t kMaxPadding = 1024;

@@ -90,6 +90,13 @@ class FloatView : public WeightView {
     return unit_offset_ ? stored().add_(1.0).to(compute) : stored().to(compute);
   }
 
+  at::Tensor held(at::ScalarType compute) const override {
+    const bool is_narrow = compute == at::kFloat && parameter_.kind == ParameterKind::weight &&
+                           parameter_.value.is_cpu() && dtype_ != DType::F32;
+    if (!is_narrow) return value(compute);
+    return parameter_.value.to(dtype_ == DType::BF16 ? at::kBFloat16 : at::kHalf);
+  }
+
   void add_gradient(const at::Tensor& gradient) override { add_kept(gradient, kept_, parameter_.gradient); }
 
   at::Tensor stored() const override {

@@ -7,7 +7,7 @@
 namespace pare {
 namespace {
 
-constexpr int kLargestPiece = 1 << 25;        // that glibc takes from its heap at all
+constexpr int kLargestPiece = 1 << 24;        // that stays: still larger ones would be cut up for the others
 constexpr int kDefaultThreshold = 128 << 10;  // glibc's own
 
 }  // namespace
@@ -20,6 +20,10 @@ LargePiecesStay::LargePiecesStay() {
 LargePiecesStay::~LargePiecesStay() {
   mallopt(M_MMAP_THRESHOLD, kDefaultThreshold);
   mallopt(M_TRIM_THRESHOLD, kDefaultThreshold);
+  malloc_trim(0);
+}
+
+void give_back_holes() {
   malloc_trim(0);
 }
 

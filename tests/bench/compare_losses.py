@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What distillation's losses are worth on a student of SmolLM2 with 10 of its 30 layers, measured with `pare run`.
 
-usage: compare_losses.py table PARE FOLDER [--tokens N] [--rates A,B,C] [--losses A,B,...]
-       compare_losses.py labels PARE FOLDER [--tokens N] [--rates HARD,SOFT] [--seeds N] [--recorded]
+usage: compare_losses.py table PARE FOLDER [--tokens N] [--batch N] [--rates A,B,C] [--losses A,B,...]
+       compare_losses.py labels PARE FOLDER [--tokens N] [--batch N] [--rates HARD,SOFT] [--seeds N] [--recorded]
 
 table: every loss at every learning rate, on the same tokens in the same order, from the same student. labels: hard labels of the text
 against the teacher's soft ones, over several seeds, one learning rate each; with --recorded the teacher runs once, before all of them
@@ -21,14 +21,14 @@ LOSSES = ["hard_label", "soft_label", "forward_kl", "reverse_kl", "jensen_shanno
           "minillm"]
 MODEL = "models/smollm2-135m"
 TEXTS = ["calibration_data/c4.jsonl", "calibration_data/books-to-train.jsonl"]
-EVALUATE = ("evaluate:\n  - perplexity: {text: calibration_data/windows/wikitext2-smollm2.npy, context: 2048, windows: 20, "
+EVALUATE = ("evaluate:\n  - perplexity: {text: calibration_data/windows/wikitext2-smollm2.npy, context: 2048, windows: 10, "
             "reference: false}\n")
 
 
 def run(pare, folder, recipe):
     """The report of a run, which is begun, taken up again, or there already."""
     if not (folder / "report.json").exists():
-        path = folder.with_suffix(".yaml")
+        path = folder.with_name(folder.name + ".yaml")
         path.write_text(recipe)
         subprocess.run([pare, "run", str(path), "--out", str(folder), "--quiet"], check=True)
     return json.loads((folder / "report.json").read_text())
@@ -54,7 +54,8 @@ def train(arguments, name, student, loss, rate, seed):
     data = f"logits: {record(arguments)}" if arguments.recorded else f"text: [{', '.join(TEXTS)}]"
     report = run(arguments.pare, arguments.folder / name,
                  f"model: {MODEL}\noutput: {arguments.folder / name}\npasses:\n  - distill: {{student: {student}, {data}, "
-                 f"total_tokens: {arguments.tokens}, batch: 2, loss: {loss}, learning_rate: {rate}, seed: {seed}, validations: 5}}\n"
+                 f"total_tokens: {arguments.tokens}, batch: {arguments.batch}, loss: {loss}, learning_rate: {rate}, seed: {seed}, "
+                 f"validations: 2, validation_windows: 8}}\n"
                  f"{EVALUATE}")
     training = report["training"]
     return {"wikitext": report["perplexity"][0]["perplexity"], "held_back": training["best_validation_perplexity"],
@@ -90,6 +91,7 @@ def main():
     parser.add_argument("pare", type=os.path.abspath)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--tokens", type=int, help="to train on; default 130000 (table), 520000 (labels)")
+    parser.add_argument("--batch", type=int, default=2, help="windows of 512 tokens a step")
     parser.add_argument("--rates", help="learning rates; default 3e-4,1e-3,3e-3 (table), 1e-3,1e-3 (labels)")
     parser.add_argument("--losses", default=",".join(LOSSES))
     parser.add_argument("--seeds", type=int, default=3)

@@ -136,7 +136,7 @@ TEST_F(PredictTraining, ATokenOfAMixtureMeetsItsExperts) {
     expected += 4.0 * (floats - num_met * static_cast<double>(expert.down.num_in) / 2.0);
   }
   // And the head's logits, of up to kHeadTokens tokens at a time.
-  const double head = 64.0 * static_cast<double>(model.vocabulary_size) * 4.0 * 3.0;
+  const double head = 64.0 * static_cast<double>(model.vocabulary_size) * 4.0 * 2.0;
   EXPECT_NEAR(static_cast<double>(found), 64.0 * expected + head, 2.0);
 }
 

@@ -60,6 +60,8 @@ Tensors with_gradients(const Function& function, const Tensors& inputs, const at
   const at::AutoGradMode enabled(true);
   Tensors leaves;
   for (const at::Tensor& input : inputs) leaves.push_back(input.detach().requires_grad_(true));
+  // Weights may be held in less than the type that they are multiplied in, in which their gradients are.
+  for (const at::Tensor& leaf : leaves) leaf.set_grad_dtype(std::nullopt);
   const at::Tensor value = function(leaves);
   Tensors results = {value.detach()};
   for (at::Tensor& gradient : torch::autograd::grad({value}, leaves, {weight.to(value.scalar_type())})) {
@@ -155,9 +157,9 @@ TEST(NormLinears, EqualTheFormulaAndItsGradients) {
     const at::Tensor gain_D = draw({width}, 2).add(1.0).to(at::kFloat);
     const auto operand = [&](at::IntArrayRef shape, uint64_t seed) { return draw(shape, seed).to(type); };
     const Tensors inputs = {x, gain_D, operand({30, width}, 3), operand({30}, 4), operand({7, width}, 5)};
-    const auto function = [](const Tensors& in) {
+    const auto function = [type](const Tensors& in) {
       const std::vector<at::Tensor> products =
-          norm_linears(in[0], {in[1], kEpsilon}, nullptr, {{in[2], in[3]}, {in[4], {}}});
+          norm_linears(in[0], {in[1], kEpsilon, type}, nullptr, {{in[2], in[3]}, {in[4], {}}});
       return at::cat({products[0], products[1]}, -1);
     };
     const auto formula = [](const Tensors& in) {
@@ -176,7 +178,7 @@ TEST(NormLinears, RoundTheirInputs) {
   const at::Tensor x = draw({1, 9, 16}, 1).to(at::kFloat), gain_D = at::ones({16}),
                    weight_OI = draw({5, 16}, 2).to(at::kFloat), dy = draw({1, 9, 5}, 3);
   const auto of_one = [&](const Tensors& in) {
-    return norm_linears(in[0], {gain_D, kEpsilon}, &int8, {{in[1], {}}})[0];
+    return norm_linears(in[0], {gain_D, kEpsilon, at::kFloat}, &int8, {{in[1], {}}})[0];
   };
   const auto of_several = [&](const Tensors& in) {
     return at::linear(round_input(rms_norm_rows(in[0], gain_D, kEpsilon, at::kFloat), &int8), in[1]);
@@ -185,23 +187,23 @@ TEST(NormLinears, RoundTheirInputs) {
                 expected = with_gradients(of_several, {x, weight_OI}, dy);
   for (size_t i = 0; i < found.size(); ++i) expect_near(found[i], expected[i].to(at::kDouble), 1e-6, std::to_string(i));
   EXPECT_TRUE(at::equal(found[0], expected[0]));
-  EXPECT_FALSE(at::equal(found[0], norm_linears(x, {gain_D, kEpsilon}, nullptr, {{weight_OI, {}}})[0]));
+  EXPECT_FALSE(at::equal(found[0], norm_linears(x, {gain_D, kEpsilon, at::kFloat}, nullptr, {{weight_OI, {}}})[0]));
 }
 
 TEST(NormLinears, RefuseWhatDoesNotFit) {
   const at::Tensor x = at::ones({2, 8}), gain_D = at::ones({8});
-  expect_error<std::invalid_argument>([&] { norm_linears(x, {gain_D, kEpsilon}, nullptr, {}); }, {"none"});
+  expect_error<std::invalid_argument>([&] { norm_linears(x, {gain_D, kEpsilon, at::kFloat}, nullptr, {}); }, {"none"});
   expect_error<std::invalid_argument>(
       [&] {
-        norm_linears(x, {gain_D, kEpsilon}, nullptr, {{at::ones({3, 8}), {}}, {at::ones({3, 9}), {}}});
+        norm_linears(x, {gain_D, kEpsilon, at::kFloat}, nullptr, {{at::ones({3, 8}), {}}, {at::ones({3, 9}), {}}});
       },
       {"[O, 8]", "[3, 9]"});
   expect_error<std::invalid_argument>(
       [&] {
-        norm_linears(x, {gain_D, kEpsilon}, nullptr,
-                     {{at::ones({3, 8}), {}}, {at::ones({3, 8}).to(at::kBFloat16), {}}});
+        norm_linears(x, {gain_D, kEpsilon, at::kBFloat16}, nullptr,
+                     {{at::ones({3, 8}).to(at::kBFloat16), {}}, {at::ones({3, 8}), {}}});
       },
-      {"Float", "BFloat16"});
+      {"BFloat16 or narrower", "Float"});
 }
 
 TEST(RowFunctions, RotationsEqualTheFormulaAndItsGradients) {
@@ -297,6 +299,52 @@ TEST(RowFunctions, GatedLinearsEqualTheirParts) {
   }
 }
 
+// A weight in half the width gives the bits of the same weight widened beforehand: the values, and gradients that are
+// float32, the weight's own too.
+TEST(RowFunctions, WeightsHeldInLessGiveTheBitsOfWideOnes) {
+  const at::Tensor gain_D = draw({24}, 40).to(at::kFloat);
+  const Function behind_norm = [](const Tensors& in) {
+    return at::cat(norm_linears(in[0], {in[1], kEpsilon, at::kFloat}, nullptr, {{in[2], in[3]}, {in[2], {}}}), -1);
+  };
+  const Function plain = [](const Tensors& in) { return held_linear(in[0], in[2], in[3]).add(in[1].sum()); };
+  const Function gated = [](const Tensors& in) {
+    return gated_linear(in[0], in[0].mul(in[1]), Activation::silu, nullptr, in[2], in[3]);
+  };
+  for (const auto& [function, width] : {std::pair<Function, int64_t>{behind_norm, 14}, {plain, 7}, {gated, 7}}) {
+    for (const at::ScalarType narrow : {at::kBFloat16, at::kHalf}) {
+      Tensors inputs = {draw({2, 5, 24}, 41).to(at::kFloat), gain_D, draw({7, 24}, 42).to(narrow),
+                        draw({7}, 43).to(at::kFloat)};
+      const at::Tensor weight = draw({2, 5, width}, 44);
+      const Tensors found = with_gradients(function, inputs, weight);
+      inputs[2] = inputs[2].to(at::kFloat);
+      const Tensors expected = with_gradients(function, inputs, weight);
+      ASSERT_EQ(found.size(), expected.size());
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_EQ(found[i].scalar_type(), at::kFloat) << i;
+        EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
+      }
+    }
+  }
+}
+
+TEST(RowFunctions, HeldLinearsEqualTheFormulaAndItsGradients) {
+  const Function function = [](const Tensors& in) { return held_linear(in[0], in[1], in[2]); };
+  const Function formula = [](const Tensors& in) { return at::linear(in[0], in[1], in[2]); };
+  compare(function, formula,
+          {draw({3, 4, 20}, 45).to(at::kFloat), draw({9, 20}, 46).to(at::kBFloat16), draw({9}, 47).to(at::kFloat)},
+          draw({3, 4, 9}, 48), 2e-6);
+  expect_error<std::invalid_argument>(
+      [&] {
+        held_linear(at::ones({2, 4}), at::ones({3, 5}), {});
+      },
+      {"[2, 4]", "[3, 5]"});
+  expect_error<std::invalid_argument>(
+      [&] {
+        held_linear(at::ones({2, 4}).to(at::kBFloat16), at::ones({3, 4}), {});
+      },
+      {"narrower", "Float"});
+}
+
 // What lies otherwise in memory is the same numbers: inputs and gradients alike.
 TEST(RowFunctions, ViewsGiveWhatCopiesGive) {
   const RotaryAngles angles = angles_of(10, 8);
@@ -377,7 +425,8 @@ TEST(RowFunctions, RefuseOtherShapesAndTypes) {
   const at::Tensor weight = at::ones({3, 4});
   gate_refused(x, at::ones({2, 5}), weight, {"gated_linear", "[2, 4]", "[2, 5]"});
   gate_refused(x, x.to(at::kBFloat16), weight, {"of one type"});
-  gate_refused(x, x, weight.to(at::kBFloat16), {"of one type"});
+  gate_refused(x.to(at::kBFloat16), x.to(at::kBFloat16), weight, {"of one type"});
+  gate_refused(x, x, weight.to(at::kDouble), {"of one type"});
   gate_refused(x, x, at::ones({3, 5}), {"[3, 5]"});
   gate_refused(x.to(at::kHalf), x, weight, {"float32"});
 }

@@ -205,7 +205,7 @@ TEST_P(TrainStep, HiddenStatesAddTheirDistance) {
                                       {"hidden_weight"});
   take_gradients(student);
   const auto teacher =
-      live_teacher(teacher_checkpoint_, 64, at::kFloat, student.description().vocabulary_size, /*keeps_hidden=*/true);
+      live_teacher(teacher_checkpoint_, 64, at::kFloat, student.description().vocabulary_size, {.keeps_hidden = true});
   if (teacher_checkpoint_.description().hidden_size != student.description().hidden_size) {
     expect_error<std::invalid_argument>([&] { train_on(batch_, options, false, num_labels, teacher.get(), student); },
                                         {"hidden states"});
@@ -217,7 +217,8 @@ TEST_P(TrainStep, HiddenStatesAddTheirDistance) {
     EXPECT_NEAR(found.sum / static_cast<double>(num_labels), expected_loss, 1e-5 * expected_loss);
     expect_near(take_gradients(student), expected);
   }
-  const auto same = live_teacher(checkpoint_, 64, at::kFloat, student.description().vocabulary_size, true);
+  const auto same =
+      live_teacher(checkpoint_, 64, at::kFloat, student.description().vocabulary_size, {.keeps_hidden = true});
   EXPECT_NEAR(train_on(batch_, options, false, num_labels, same.get(), student).sum, 0.0, 1e-6 * expected_loss);
 }
 

@@ -46,6 +46,10 @@ TEST(FloatView, TheForwardPassSeesWhatAFileHolds) {
       const at::Tensor held = through_file(parameter.value, dtype);
       EXPECT_TRUE(at::equal(view->stored(), held)) << dtype_name(dtype);
       EXPECT_EQ(view->value(compute).scalar_type(), compute);
+      // In half the memory where that loses nothing.
+      const bool is_narrow = compute == at::kFloat && dtype != DType::F32;
+      EXPECT_EQ(view->held(compute).element_size(), is_narrow || compute == at::kBFloat16 ? 2 : 4) << dtype_name(dtype);
+      EXPECT_TRUE(at::equal(view->held(compute).to(compute), view->value(compute))) << dtype_name(dtype);
       EXPECT_TRUE(at::equal(view->value(compute), held.to(compute))) << dtype_name(dtype);
     }
   }
