@@ -11,6 +11,7 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
+#include "runtime/system/interrupt.h"
 #include "runtime/system/partial_output.h"
 #include "runtime/tokenizer/tokenizer.h"
 
@@ -46,14 +47,15 @@ std::filesystem::path find_llama2c_tokenizer(const std::filesystem::path& source
 
 void write_model(ImportedModel model, const std::filesystem::path& directory, const ImportOptions& options) {
   for (const auto& [name, content] : model.text_files) write_file_atomically(directory / name, content);
-  if (options.progress) {
-    const auto num_tensors = static_cast<int64_t>(model.tensors.size());
-    for (auto done = std::make_shared<int64_t>(0); StreamedTensor & tensor : model.tensors) {
-      tensor.produce = [done, num_tensors, produce = std::move(tensor.produce), &options](const ByteSink& sink) {
-        produce(sink);
-        options.progress(++*done, num_tensors);
-      };
-    }
+  const auto num_tensors = static_cast<int64_t>(model.tensors.size());
+  for (auto done = std::make_shared<int64_t>(0); StreamedTensor & tensor : model.tensors) {
+    tensor.produce = [done, num_tensors, produce = std::move(tensor.produce), &options](const ByteSink& sink) {
+      produce([&](std::span<const std::byte> row) {
+        throw_if_interrupted();
+        sink(row);
+      });
+      if (options.progress) options.progress(++*done, num_tensors);
+    };
   }
   write_safetensors(directory / "model.safetensors", std::move(model.tensors));
 }

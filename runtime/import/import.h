@@ -26,7 +26,8 @@ DType parse_dtype_name(std::string_view name);
 // `source`: a .gguf (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; architectures llama, qwen2, qwen3,
 // gemma3) or a llama2.c checkpoint (.bin, version 0). Weights are decoded to float32 and rounded to options.dtype.
 // `output` must not exist; it appears whole or not at all (made in OUTPUT.partial: runtime/system/partial_output.h).
-// Throws std::invalid_argument / std::runtime_error: what, expected, found; also when `source` changes meanwhile.
+// Throws std::invalid_argument / std::runtime_error: what, expected, found; also when `source` changes meanwhile; and
+// Interrupted, which is asked for at every row.
 void import_model(const std::filesystem::path& source, const std::filesystem::path& output,
                   const ImportOptions& options);
 

@@ -146,7 +146,10 @@ std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) 
                                std::to_string(max_bytes) + " bytes allowed here");
     }
     const size_t num_bytes = text.size();
-    text.resize(num_bytes <= first_bytes ? first_bytes + 1 : std::min(2 * num_bytes, max_bytes + 1));
+    // What a pipe gives at once is little, and what is added is cleared each time.
+    constexpr size_t kMostAtOnce = 1 << 20;
+    text.resize(num_bytes <= first_bytes ? first_bytes + 1
+                                         : std::min(num_bytes + std::min(num_bytes, kMostAtOnce), max_bytes + 1));
     const ssize_t num_read = ::read(descriptor.get(), text.data() + num_bytes, text.size() - num_bytes);
     const int error = errno;
     text.resize(num_bytes + static_cast<size_t>(std::max<ssize_t>(num_read, 0)));

@@ -14,6 +14,7 @@
 
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/interrupt.h"
 #include "runtime/system/partial_output.h"
 #include "runtime/tokenizer/tokenizer.h"
 #include "tests/expect_error.h"
@@ -168,6 +169,15 @@ TEST(Import, AKilledOneDoesNotBlockTheNext) {
   import_model(kSource, folder.path() / "undisturbed", {});
   EXPECT_EQ(files_in(output), files_in(folder.path() / "undisturbed"));
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "model.partial"));
+}
+
+// Within a tensor, whoever asked for the import: a large table of narrow rows takes minutes.
+TEST(Import, StopsAtTheFirstRequest) {
+  TemporaryFolder folder;
+  request_interrupt();
+  EXPECT_THROW(import_model(kSource, folder.path() / "model", {}), Interrupted);
+  clear_interrupt();
+  EXPECT_TRUE(files_in(folder.path()).empty());
 }
 
 TEST(Import, OnlyOneWritesAnOutput) {

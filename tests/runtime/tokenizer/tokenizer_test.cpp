@@ -6,6 +6,7 @@
 #include <iterator>
 #include <sstream>
 
+#include "runtime/system/interrupt.h"
 #include "runtime/tokenizer/regex.h"
 #include "runtime/tokenizer/unicode.h"
 #include "tests/expect_error.h"
@@ -150,6 +151,21 @@ TEST(Tokenizer, TextThatIsNotUtf8IsRefusedWithItsPlace) {
   expect_error<std::invalid_argument>([&] { tokenizer.encode("ab\xC3", false); }, {"not UTF-8", "byte 2 of 3"});
   expect_error<std::invalid_argument>([&] { tokenizer.encode("\xED\xA0\x80", false); }, {"byte 0"});  // a surrogate
   expect_error<std::invalid_argument>([&] { tokenizer.encode("a\xC0\xAF", false); }, {"byte 1"});     // overlong
+}
+
+// A large text takes minutes, whether its tokenizer cuts it into words, cuts it at spaces alone, or finds none.
+TEST(Tokenizer, StopsAtTheFirstRequest) {
+  std::string words, letters;
+  for (int i = 0; i < 100000; ++i) words += "a word\n";
+  for (int i = 0; i < 200000; ++i) letters += static_cast<char>('a' + i % 23);
+  for (const std::string family : {"gpt2", "llama2"}) {
+    const Tokenizer tokenizer = Tokenizer::open(family_file(family.c_str()));
+    for (const std::string& text : {words, letters}) {
+      request_interrupt();
+      EXPECT_THROW(tokenizer.encode(text, true), Interrupted) << family;
+      clear_interrupt();
+    }
+  }
 }
 
 TEST(Tokenizer, IdsOutsideTheVocabularyAreRefused) {
