@@ -9,6 +9,7 @@
 #include "compress/pipeline.h"
 #include "compress/recipe/recipe.h"
 #include "compress/record/record.h"
+#include "compress/torch_errors.h"
 #include "runtime/commands/command_line.h"
 #include "runtime/commands/command_parts.h"
 #include "runtime/commands/commands.h"
@@ -33,12 +34,13 @@ void run_recipe(const pare::Arguments& arguments, pare::Console& console) {
   if (device != "cpu" && device != "cuda")
     throw pare::WrongUsage("--device: expected cpu or cuda, found '" + device + "'");
   options.on_gpu = device == "cuda";
-  console.set_result(pare::run(recipe, options, console.progress()));
+  console.set_result(pare::with_own_errors([&] { return pare::run(recipe, options, console.progress()); }));
 }
 
 void calibrate_recipe(const pare::Arguments& arguments, pare::Console& console) {
   const pare::Recipe recipe = pare::read_recipe(arguments.positional(0));
-  console.set_result(pare::calibrate(recipe, arguments.positional(1), run_options(arguments), console.progress()));
+  console.set_result(pare::with_own_errors(
+      [&] { return pare::calibrate(recipe, arguments.positional(1), run_options(arguments), console.progress()); }));
 }
 
 // "1,2.5".
@@ -97,7 +99,8 @@ void record_teacher(const pare::Arguments& arguments, pare::Console& console) {
   if (arguments.given("isa")) options.isa = pare::parse_isa(arguments.text("isa"));
   options.dry_run = arguments.flag("dry-run");
   options.fresh = arguments.flag("fresh");
-  console.set_result(pare::record(arguments.positional(0), arguments.positional(1), options, console.progress()));
+  console.set_result(pare::with_own_errors(
+      [&] { return pare::record(arguments.positional(0), arguments.positional(1), options, console.progress()); }));
 }
 
 // Of both commands that follow a recipe.
