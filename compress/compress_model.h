@@ -2,11 +2,13 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "compress/recipe/recipe.h"
 #include "compress/run_options.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/system/partial_output.h"
 #include "runtime/system/progress.h"
 
 namespace pare {
@@ -19,6 +21,8 @@ struct PhaseInput {
   std::filesystem::path output;
   int num_threads = 1;
   bool may_be_made = false;  // an output that this phase has made already is taken as it is: the result is "" then
+  // Where the output is made, if the run holds it already; whoever works there takes it.
+  std::optional<PartialOutput>* place = nullptr;
   // `checkpoint` stands for what an earlier phase will make, in a dry run: of its shape, not of its form.
   bool is_stand_in = false;
 };

@@ -182,10 +182,18 @@ void remove_handed_on(const fs::path& folder) {
   fs::remove_all(folder);
 }
 
-bool is_made(const Phase& phase, bool fresh) {
-  if (manifest_member(phase.output, "fingerprint") != nlohmann::json(phase.fingerprint)) return false;
+bool takes_what_is_made(const Phase& phase, bool fresh) {
+  const std::string wanted = json_text(nlohmann::json(phase.fingerprint));
+  if (manifest_member(phase.output, "fingerprint") != parse_json(wanted, "the fingerprint")) return false;
   if (fresh) remove_handed_on(phase.output);
   return !fresh;
+}
+
+PartialOutput take_place(const PhaseInput& input) {
+  if (input.place == nullptr || !input.place->has_value()) return Parts::hold(input.output);
+  PartialOutput place = std::move(**input.place);
+  input.place->reset();
+  return place;
 }
 
 void assemble_and_verify(Artifact& artifact, Phase& phase) {

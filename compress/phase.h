@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "compress/artifact/artifact.h"
+#include "compress/compress_model.h"
 #include "compress/manifest.h"
 #include "compress/model_kind.h"
 #include "compress/run_options.h"
@@ -74,8 +75,11 @@ void name_products(const char* type, Phase& phase);
 // Adds the seconds that `work` takes to the report's stage of that name.
 void timed(const char* stage, Phase& phase, const std::function<void()>& work);
 
-// Whether `output` is what a phase of this fingerprint has made. `fresh`: it is removed then, to be made anew.
-bool is_made(const Phase& phase, bool fresh);
+// Whether `output` is what a phase of this fingerprint has made, and is to be taken as it is. `fresh`: it is not, and
+// goes, to be made anew.
+bool takes_what_is_made(const Phase& phase, bool fresh);
+// The folder in which the phase works: held by the run since its beginning, or taken hold of now.
+PartialOutput take_place(const PhaseInput& input);
 // What a phase has made for the next one. The manifest goes last: until then the folder is known for what it is.
 void remove_handed_on(const std::filesystem::path& folder);
 

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "compress/compress_model.h"
 #include "compress/derive_student.h"
 #include "compress/phase.h"
+#include "compress/predict/prediction.h"
 #include "compress/recipe/distill_pass.h"
 #include "compress/train/training_device.h"
 #include "compress/train_model.h"
@@ -61,6 +63,49 @@ void remove_remains(const fs::path& output, size_t num_phases) {
   }
 }
 
+// The folders in which phases work, held from before the first one begins: one run at a time makes, reads and removes
+// what they hand on, and no folder turns out to be somebody else's hours later.
+class Places {
+ public:
+  Places(const fs::path& output, size_t num_phases) : Places(num_phases) {
+    // The last one first: it is there to be held by every run of this output, whatever its phases have made already.
+    held_.back().emplace(Parts::hold(output));
+    for (size_t i = 0; i + 1 < num_phases; ++i) {
+      const fs::path made = phase_output(output, i + 1);
+      if (!fs::is_regular_file(made / kManifestName)) held_[i].emplace(Parts::hold(made));
+    }
+  }
+  ~Places() {
+    for (std::optional<PartialOutput>& place : held_) {
+      try {
+        if (place && place->is_empty()) place->discard();
+      } catch (const std::exception&) {  // the failure that led here is the one to report
+      }
+    }
+  }
+  Places(const Places&) = delete;
+  Places& operator=(const Places&) = delete;
+  std::optional<PartialOutput>* of(size_t phase) { return &held_[phase]; }
+
+ private:
+  explicit Places(size_t num_phases) : held_(num_phases) {}  // there first, so that what is held goes with a failure
+  std::vector<std::optional<PartialOutput>> held_;           // empty: made already, or taken by its phase
+};
+
+// What phases hand on lies there until the last one is done. Behind a student no phase's size is known.
+void check_disk_space_of_phases(const std::vector<Recipe>& phases, const nlohmann::ordered_json& plans,
+                                const fs::path& output) {
+  if (phases.front().student) return;
+  int64_t handed_on = 0;
+  Prediction all;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    if (fs::is_regular_file(phase_output(output, i + 1) / kManifestName)) continue;
+    all.disk_bytes = std::max(all.disk_bytes, handed_on + plans[i].at("predicted_disk_bytes").get<int64_t>());
+    handed_on += plans[i].at("predicted_output_bytes").get<int64_t>();
+  }
+  check_disk_space(output, all);
+}
+
 std::string run_phase(const PhaseInput& input, const RunOptions& options, Progress& progress) {
   if (input.recipe.student) return derive_student(input, options, progress);
   if (training_of(input.recipe) != nullptr) return train_model(input, options, progress);
@@ -106,10 +151,12 @@ std::string plan_phases(const std::vector<Recipe>& phases, const Checkpoint& ori
                            output,
                            num_threads,
                            /*may_be_made=*/false,
+                           /*place=*/nullptr,
                            /*is_stand_in=*/i > 0};
     plans.push_back(parse_ordered_json(run_phase(input, options, is_asked ? progress : silent), "a phase's plan"));
   }
-  return nlohmann::ordered_json{{"phases", plans}}.dump();
+  if (!is_asked) check_disk_space_of_phases(phases, plans, output);
+  return json_text(nlohmann::ordered_json{{"phases", plans}});
 }
 
 }  // namespace
@@ -147,6 +194,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   }
   const std::string plans = plan_phases(phases, original, output, num_threads, options, progress);
   if (options.dry_run) return plans;
+  Places places(output, phases.size());
   std::string report;
   fs::path source = model.path();
   for (size_t i = 0; i < phases.size(); ++i) {
@@ -154,8 +202,8 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
     const fs::path made = is_last ? output : phase_output(output, i + 1);
     progress.print("phase " + std::to_string(i + 1) + " of " + std::to_string(phases.size()));
     const Checkpoint checkpoint = Checkpoint::open(source);
-    report =
-        run_phase({phases[i], checkpoint, original, made, num_threads, /*may_be_made=*/!is_last}, options, progress);
+    report = run_phase({phases[i], checkpoint, original, made, num_threads, /*may_be_made=*/!is_last, places.of(i)},
+                       options, progress);
     source = made;
   }
   for (size_t i = 0; i + 1 < phases.size(); ++i) remove_handed_on(phase_output(output, i + 1));

@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
 #include "compress/artifact/checked_file.h"
 #include "runtime/commands/artifact_files.h"
@@ -39,7 +40,7 @@ std::string to_json(const PartRecord& record) {
   Json layers = Json::array();
   for (const LayerRecord& layer : record.layers)
     layers.push_back(parse_ordered_json(pare::to_json(layer), "a layer's record"));
-  return Json{{"part", record.part}, {"sha256", record.tensors_sha256}, {"layers", layers}}.dump(1);
+  return json_text(Json{{"part", record.part}, {"sha256", record.tensors_sha256}, {"layers", layers}}, 1);
 }
 
 // nullopt: not what to_json writes.
@@ -47,7 +48,7 @@ std::optional<PartRecord> parse_part_record(const std::string& text) {
   try {
     const Json json = parse_ordered_json(text, "a part's record");
     PartRecord record{json.at("part").get<int64_t>(), json.at("sha256").get<std::string>(), {}};
-    for (const Json& layer : json.at("layers")) record.layers.push_back(parse_record(layer.dump()));
+    for (const Json& layer : json.at("layers")) record.layers.push_back(parse_record(json_text(layer)));
     return record;
   } catch (const BadJson&) {
     return std::nullopt;
@@ -56,11 +57,6 @@ std::optional<PartRecord> parse_part_record(const std::string& text) {
   } catch (const std::invalid_argument&) {
     return std::nullopt;
   }
-}
-
-PartialOutput claim_folder(const fs::path& output) {
-  Parts::check_output_is_free(output);
-  return {output, kCommand, PartialOutput::Remains::resumable};
 }
 
 std::vector<fs::path> files_in(const fs::path& directory) {
@@ -139,7 +135,15 @@ void Parts::check_output_is_free(const fs::path& output) {
   PartialOutput::check_is_free(output);
 }
 
-Parts::Parts(const fs::path& output, const Fingerprint& fingerprint, bool fresh) : partial_(claim_folder(output)) {
+PartialOutput Parts::hold(const fs::path& output) {
+  check_output_is_free(output);
+  return {output, kCommand, PartialOutput::Remains::resumable};
+}
+
+Parts::Parts(const fs::path& output, const Fingerprint& fingerprint, bool fresh)
+    : Parts(hold(output), fingerprint, fresh) {}
+
+Parts::Parts(PartialOutput folder, const Fingerprint& fingerprint, bool fresh) : partial_(std::move(folder)) {
   claim(fingerprint, fresh);
   load();
 }
@@ -158,17 +162,18 @@ void Parts::claim(const Fingerprint& fingerprint, bool fresh) {
       // It is written first and removed last.
       if (is_own(file) && !is_temporary_name(file.filename().string())) throw damaged_file(run_file);
     }
-    write_checked_file(run_file, Json(fingerprint).dump(2) + "\n");
+    write_checked_file(run_file, json_text(Json(fingerprint), 2) + "\n");
     return;
   }
   const Json stored = parse_object(read_checked_file(run_file), run_file);
+  const Json wanted = parse_object(json_text(Json(fingerprint)), run_file);  // as it would be stored
   std::set<std::string> names;
-  for (const auto& [name, value] : fingerprint) names.insert(name);
-  for (const auto& [name, value] : stored.items()) names.insert(name);
+  for (const Json* const one : {&stored, &wanted}) {
+    for (const auto& [name, value] : one->items()) names.insert(name);
+  }
   std::string different;
   for (const std::string& name : names) {
-    const auto wanted = fingerprint.find(name);
-    if (wanted != fingerprint.end() && stored.contains(name) && stored.at(name) == wanted->second) continue;
+    if (wanted.contains(name) && stored.contains(name) && stored.at(name) == wanted.at(name)) continue;
     different += (different.empty() ? "" : ", ") + name;
   }
   if (different.empty()) return;

@@ -33,6 +33,10 @@ class Parts {
   // there. Throws std::runtime_error: OUTPUT exists; OUTPUT.partial is of another run (which entries differ), damaged
   // (which file), not pare's or in use by another process.
   Parts(const std::filesystem::path& output, const Fingerprint& fingerprint, bool fresh);
+  // In a folder that hold() has taken.
+  Parts(PartialOutput folder, const Fingerprint& fingerprint, bool fresh);
+  // Takes hold of OUTPUT.partial as the constructor does, without looking at what is in it.
+  static PartialOutput hold(const std::filesystem::path& output);
 
   // Throws std::runtime_error when OUTPUT exists: to be asked before any work. Remains of the run that made it go.
   static void check_output_is_free(const std::filesystem::path& output);

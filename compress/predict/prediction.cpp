@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "quant/row_chunks.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/progress.h"
 
 namespace pare {
@@ -62,7 +63,8 @@ void check_disk_space(const std::filesystem::path& output, const Prediction& pre
   const auto available = static_cast<int64_t>(std::filesystem::space(existing).available);
   if (available < prediction.disk_bytes) {
     throw std::runtime_error("'" + existing.string() + "' has " + format_bytes(available) + " free; this run needs " +
-                             format_bytes(prediction.disk_bytes) + ": free some or choose another place with --out");
+                             format_bytes(prediction.disk_bytes) +
+                             ": free some or choose another place for the output");
   }
 }
 
@@ -94,7 +96,7 @@ std::string to_json(const Prediction& prediction) {
                                                  : prediction.spill == Spill::inputs ? "inputs"
                                                                                      : "all"},
                                        {"stages", stages}};
-  return json.dump();
+  return json_text(json);
 }
 
 }  // namespace pare

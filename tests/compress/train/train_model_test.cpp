@@ -334,21 +334,54 @@ TEST_F(TrainModel, AnUnfinishedRunWithOtherLayersLeftOutIsNotGoneOnWith) {
   EXPECT_NE(other.err.find("unfinished run with another excluded"), std::string::npos) << other.err;
 }
 
+// Phases' outputs and the folders that they are made in, all looked at before the first phase works.
 TEST_F(TrainModel, AFolderOfSomebodyElseInAPhasesPlaceIsLeftAlone) {
-  for (const std::string number : {"1", "2"}) {
-    const fs::path folder = folder_ / ("out.phase-" + number);
+  for (const std::string name :
+       {"out.phase-1", "out.phase-2", "out.phase-1.partial", "out.phase-2.partial", "out.partial"}) {
+    const fs::path folder = folder_ / name;
     fs::create_directories(folder);
     write_text(folder / "mine", "mine");
     const Outcome outcome = run_pare(command(
         recipe(distill("total_tokens: 4000") + distill("total_tokens: 2000"), "student: {layers: 2}\n"), "out"));
     EXPECT_EQ(outcome.status, 1);
-    EXPECT_NE(outcome.err.find("out.phase-" + number + "' exists"), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find(name + "' exists"), std::string::npos) << outcome.err;
     EXPECT_EQ(read_file(folder / "mine"), "mine");
-    for (const char* left : {"out", "out.partial", "out.phase-1.partial", "out.phase-2.partial"}) {
-      EXPECT_FALSE(fs::exists(folder_ / left)) << left;
+    for (const std::string left :
+         {"out", "out.phase-1", "out.phase-2", "out.partial", "out.phase-1.partial", "out.phase-2.partial"}) {
+      EXPECT_EQ(fs::exists(folder_ / left), left == name) << left;
     }
     fs::remove_all(folder);
   }
+}
+
+// At every rename of a run of two phases, by which parts and phases are done: whatever is there by then, another run of
+// the same output is told so and takes nothing away.
+TEST_F(TrainModel, ARunBesideOneOfTheSameOutputTakesNothingAway) {
+  const std::string yaml = "model: " + kModel + "\nstudent: {layers: 2}\npasses:\n" + distill("total_tokens: 1000");
+  const TracedOutcome whole = run_pare_disturbed(command(yaml, "whole"), -1, [] {});
+  ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
+  const auto expected = promised_files(folder_ / "whole");
+  std::vector<int> renames;
+  for (int call = 0; call < whole.num_calls; ++call) {
+    if (whole.names[static_cast<size_t>(call)].starts_with("rename")) renames.push_back(call);
+  }
+  ASSERT_GE(renames.size(), 6u);
+  int num_beside_a_made_phase = 0;
+  for (size_t i = 0; i < 6; ++i) {
+    const int call = renames[i * renames.size() / 6];
+    const std::string out = "disturbed" + std::to_string(call);
+    const std::vector<std::string> words = command(yaml, out), other = command(yaml, out, {"--fresh"});
+    Outcome refused;
+    const Outcome outcome = run_pare_disturbed(words, call, [&] {
+                              num_beside_a_made_phase += fs::exists(folder_ / (out + ".phase-1"));
+                              refused = run_pare(other);
+                            }).outcome;
+    EXPECT_EQ(refused.status, 1);
+    EXPECT_NE(refused.err.find("in use"), std::string::npos) << refused.err;
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(promised_files(folder_ / out), expected);
+  }
+  EXPECT_GE(num_beside_a_made_phase, 2);
 }
 
 // Whatever LibTorch this is built with: where a GPU is, the command works on it.
