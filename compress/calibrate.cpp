@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "compress/artifact/model_hash.h"
+#include "compress/hdf5/hdf5_reader.h"
 #include "compress/plan/plan.h"
 #include "compress/predict/predict.h"
 #include "compress/run_data.h"
@@ -17,6 +18,7 @@
 #include "runtime/import/model_directory.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/partial_output.h"
 #include "runtime/system/version.h"
@@ -110,7 +112,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
 
   StatisticsWriter writer(output, {.model = model_hash(checkpoint),
                                    .data = windows_hash(windows),
-                                   .text = recipe.calibration->text.filename().string(),
+                                   .text = plain_text(recipe.calibration->text.filename().string()),
                                    .num_windows = windows.num_windows,
                                    .num_tokens = windows.num_tokens,
                                    .seed = recipe.calibration->seed,
@@ -152,7 +154,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
                  ", statistics of " + std::to_string(windows.num_windows) + " windows of " +
                  std::to_string(windows.num_tokens) + " tokens, " + format_duration(seconds_since(start)) +
                  ", peak memory " + format_bytes(memory.peak_bytes()));
-  return report.dump(2);
+  return json_text(report, 2);
 }
 
 }  // namespace pare

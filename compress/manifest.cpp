@@ -161,7 +161,7 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
     json["engines"].push_back({{"engine", verdict.engine}, {"loads", verdict.loads}, {"reasons", verdict.reasons}});
   }
   json["outputs"] = outputs;
-  return json.dump(2) + "\n";
+  return json_text(json, 2) + "\n";
 }
 
 std::string report_json(const RunReport& report) {
@@ -192,7 +192,7 @@ std::string report_json(const RunReport& report) {
     json["budget"] = parse_ordered_json(report.budget, "the report");
     json["budget"]["measured"] = parse_ordered_json(to_json(report.budget_measured.value()), "the report");
   }
-  return json.dump(2);
+  return json_text(json, 2);
 }
 
 }  // namespace pare

@@ -26,6 +26,7 @@
 #include "runtime/evaluate/token_source.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/isa.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/large_pieces_stay.h"
 #include "runtime/tokenizer/tokenizer_hash.h"
 
@@ -473,9 +474,9 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   phase.fingerprint["threads"] = std::to_string(input.num_threads);
   name_products(at::toString(inputs.compute), phase);
   if (!device.is_cpu()) phase.fingerprint["device"] = device.str();
-  if (input.may_be_made && is_made(phase, options.fresh)) return {};
+  if (input.may_be_made && takes_what_is_made(phase, options.fresh)) return {};
 
-  Artifact artifact(phase.output, phase.fingerprint, options.fresh);
+  Artifact artifact(take_place(input), phase.fingerprint, options.fresh);
   return keeping_parts(artifact, phase, [&] {
     const IsTrained is_trained = [&](const std::string& linear) {
       const std::vector<std::string>& excluded = input.recipe.passes.front().exclude;
@@ -519,11 +520,11 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
                          {"best_step", state.best_step},
                          {"best_validation_perplexity", state.best_perplexity},
                          {"curve", curve_json(state.curve)}};
-    phase.training = common.dump();
+    phase.training = json_text(common);
     Json report = common;
     report["seconds"] = speed.seconds;
     report["tokens_per_second"] = speed.seconds > 0.0 ? static_cast<double>(speed.num_tokens) / speed.seconds : 0.0;
-    phase.report.training = report.dump();
+    phase.report.training = json_text(report);
     assemble_and_verify(artifact, phase);
     return finish({{"training.csv", curve_csv(state.curve)}, {"training.svg", training_picture(state.curve)}}, artifact,
                   memory, phase);

@@ -134,7 +134,7 @@ void write_weight_files(std::vector<StreamedTensor> tensors, const fs::path& dir
     write_safetensors(directory / name, std::move(shards[i]));
   }
   const Json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
-  write_file_atomically(directory / "model.safetensors.index.json", index.dump(2) + "\n");
+  write_file_atomically(directory / "model.safetensors.index.json", json_text(index, 2) + "\n");
 }
 
 void assemble_hugging_face(const Parts& parts, const Checkpoint& source, const std::vector<std::string>& unquantized,
@@ -153,7 +153,7 @@ void assemble_hugging_face(const Parts& parts, const Checkpoint& source, const s
   if (!modules.empty())
     config["quantization_config"] =
         parse_ordered_json(container_config_json(modules, unquantized), "quantization_config");
-  write_file_atomically(directory / "config.json", config.dump(2) + "\n");
+  write_file_atomically(directory / "config.json", json_text(config, 2) + "\n");
   copy_small_files(source, inputs, directory);
 
   std::vector<SafetensorsFile> files;

@@ -49,7 +49,7 @@ std::string to_json(const LayerRecord& record) {
   LayerRecord copy = record;
   Json json = Json::object();
   for (const NamedField& field : field_values(copy)) json[field.name] = value_json(field.value);
-  return json.dump();
+  return json_text(json);
 }
 
 LayerRecord parse_record(const std::string& text) {

@@ -146,6 +146,18 @@ bool is_plain_text(std::string_view text) {
   });
 }
 
+std::string plain_text(std::string_view name) {
+  std::string text;
+  for (const char c : utf8_with_replacements(name)) {
+    if (is_plain_text({&c, 1}) || static_cast<unsigned char>(c) >= 0x80) {
+      text += c;
+    } else {
+      utf8_append(U'\uFFFD', text);
+    }
+  }
+  return text;
+}
+
 std::string shape_words(const std::vector<int64_t>& shape) {
   std::string text;
   for (const int64_t size : shape) text += (text.empty() ? "[" : ", ") + std::to_string(size);

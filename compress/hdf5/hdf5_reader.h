@@ -25,6 +25,8 @@ namespace pare {
 
 // UTF-8 without control characters, which can be shown and stored as JSON: what attributes may hold.
 bool is_plain_text(std::string_view text);
+// A file's name, which may be any bytes, as such a text: U+FFFD stands for what is none.
+std::string plain_text(std::string_view name);
 
 // "[3, 4]", "a single value".
 std::string shape_words(const std::vector<int64_t>& shape);

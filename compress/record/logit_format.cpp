@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 
 namespace pare {
@@ -87,7 +88,7 @@ std::string LogitOrigin::to_json() const {
                                        {"pare", pare_version},
                                        {"libtorch", libtorch_version},
                                        {"instruction_set", instruction_set}};
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return json_text(json);
 }
 
 std::string LogitOrigin::hash() const {

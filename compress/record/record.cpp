@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "compress/artifact/model_hash.h"
+#include "compress/hdf5/hdf5_reader.h"
 #include "compress/predict/predict.h"
 #include "compress/record/prompts.h"
 #include "compress/record/teacher.h"
@@ -88,8 +89,8 @@ Material read_windows(const RecordOptions& options, const Tokenizer& tokenizer, 
     material.starts.emplace_back(ids.begin(), ids.end());
     ++i;
   }
-  material.source =
-      Json{{"kind", "windows"}, {"tokens", all.num_tokens}, {"windows", num_windows}, {"seed", options.seed}}.dump();
+  material.source = json_text(
+      Json{{"kind", "windows"}, {"tokens", all.num_tokens}, {"windows", num_windows}, {"seed", options.seed}});
   return material;
 }
 
@@ -108,14 +109,12 @@ Material read_prompts(const RecordOptions& options, const Tokenizer& tokenizer, 
     }
     material.starts.push_back(std::move(ids));
   }
-  material.source = Json{
-      {"kind", "continuations"},
-      {"samples", options.num_samples},
-      {"max_new_tokens", options.max_new_tokens},
-      {"temperature", options.sampling_temperature},
-      {"top_p", options.top_p},
-      {"seed",
-       options.seed}}.dump();
+  material.source = json_text(Json{{"kind", "continuations"},
+                                   {"samples", options.num_samples},
+                                   {"max_new_tokens", options.max_new_tokens},
+                                   {"temperature", options.sampling_temperature},
+                                   {"top_p", options.top_p},
+                                   {"seed", options.seed}});
   return material;
 }
 
@@ -159,7 +158,7 @@ void check_options(const RecordOptions& options) {
     const auto& all = options.temperatures;
     if (std::find(all.begin(), all.begin() + static_cast<int64_t>(i), all[i]) !=
         all.begin() + static_cast<int64_t>(i)) {
-      throw std::invalid_argument("--temperatures lists " + Json(all[i]).dump() + " twice");
+      throw std::invalid_argument("--temperatures lists " + json_text(Json(all[i])) + " twice");
     }
   }
   if (options.shard_tokens < 1) throw std::invalid_argument("--shard-tokens: expected 1 or more");
@@ -246,6 +245,10 @@ int64_t bytes_of_store(const fs::path& output) {
 std::string record(const fs::path& model_path, const fs::path& given_output, const RecordOptions& options,
                    Progress& progress) {
   const fs::path output = output_place(given_output);
+  if (!is_plain_text(output.filename().string())) {
+    throw std::invalid_argument("output '" + output.string() +
+                                "': expected a name in UTF-8, which the file itself holds to find its shards");
+  }
   const auto start = Clock::now();
   MemorySampler memory;
   const at::NoGradGuard no_grad;
@@ -275,7 +278,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   LogitOrigin origin{.model = "",
                      .tokenizer = tokenizer_hash(checkpoint.directory()),
                      .data = hash_of(material.starts),
-                     .text = data.filename().string(),
+                     .text = plain_text(data.filename().string()),
                      .source = material.source,
                      .num_vocabulary = num_vocabulary,
                      .num_kept = options.num_kept,
@@ -296,7 +299,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     json["sequences"] = material.num_sequences();
     json["shards"] = num_shards;
     json["bytes_per_token"] = token_bytes;
-    return json.dump(2);
+    return json_text(json, 2);
   }
   check_disk_space(output, prediction);
   checkpoint.check_values();
@@ -331,17 +334,17 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
                    " most probable of " + std::to_string(num_vocabulary) + " tokens at each of " +
                    std::to_string(num_tokens) + ", " + format_number(bytes_each, 1) + " bytes per token, " +
                    format_duration(seconds_since(start)) + ", peak memory " + format_bytes(memory.peak_bytes()));
-    return Json{{"output", output.string()},
-                {"sha256", hash},
-                {"sequences", material.num_sequences()},
-                {"tokens", num_tokens},
-                {"shards", num_shards},
-                {"resumed_shards", num_resumed},
-                {"output_bytes", output_bytes},
-                {"bytes_per_token", bytes_each},
-                {"seconds", seconds_since(start)},
-                {"peak_memory_bytes", memory.peak_bytes()}}
-        .dump(2);
+    return json_text(Json{{"output", output.string()},
+                          {"sha256", hash},
+                          {"sequences", material.num_sequences()},
+                          {"tokens", num_tokens},
+                          {"shards", num_shards},
+                          {"resumed_shards", num_resumed},
+                          {"output_bytes", output_bytes},
+                          {"bytes_per_token", bytes_each},
+                          {"seconds", seconds_since(start)},
+                          {"peak_memory_bytes", memory.peak_bytes()}},
+                     2);
   } catch (...) {
     if (store.shards().empty()) {
       store.discard();

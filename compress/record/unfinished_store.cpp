@@ -49,7 +49,7 @@ std::string plan_text(const LogitOrigin& origin, const std::vector<int64_t>& sha
   Json plan = parse_ordered_json(origin.to_json(), "the plan");
   plan["source"] = parse_ordered_json(origin.source, "the plan's source");
   plan["shard_sequences"] = shard_sequences;
-  return plan.dump(1);
+  return json_text(plan, 1);
 }
 
 // "top_k is 50 there and 20 here", of all that differ.
@@ -64,7 +64,7 @@ std::string differences(const Json& there, const Json& here) {
     } else if (key == "shard_sequences") {
       if (text.empty()) text = "the shards are cut in another way (--shard-tokens)";
     } else {
-      text += (text.empty() ? "" : ", ") + key + " is " + other.dump() + " there and " + value.dump() + " here";
+      text += (text.empty() ? "" : ", ") + key + " is " + json_text(other) + " there and " + json_text(value) + " here";
     }
   }
   return text;

@@ -83,7 +83,7 @@ std::string student_config(const std::string& config_json, const ModelDescriptio
       (options.heads != StudentOptions::kOfTeacher || options.hidden_size != StudentOptions::kOfTeacher)) {
     config["head_dim"] = teacher.head_size;
   }
-  return config.dump(2) + "\n";
+  return json_text(config, 2) + "\n";
 }
 
 }  // namespace pare

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "quant/sensitivity.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/progress.h"
 
 namespace pare {
@@ -310,12 +311,12 @@ std::string to_json(const BitChoice& choice, bool curve) {
   for (const PictureMark& mark : choice.marks) {
     json["uniform"].push_back({{"scheme", mark.label}, {"size_bytes", mark.size_bytes}, {"predicted_loss", mark.loss}});
   }
-  if (!curve) return json.dump();
+  if (!curve) return json_text(json);
   for (const auto& [limit, point] : curve_table(choice)) {
     json["curve"].push_back(
         {{"bits_per_weight", limit}, {"size_bytes", point->size_bytes}, {"predicted_loss", point->loss}});
   }
-  return json.dump();
+  return json_text(json);
 }
 
 std::string picture(const BitChoice& choice) {

@@ -83,7 +83,7 @@ std::string to_json(const Survey& survey) {
     }
     json["groups"].push_back(std::move(item));
   }
-  return json.dump();
+  return json_text(json);
 }
 
 Survey parse_survey(const std::string& text, const std::string& where) {

@@ -106,7 +106,7 @@ void TrainingStore::save(const TrainingState& state, const std::vector<Optimized
                {"is_stopped", state.is_stopped},
                {"step_sha256", sha256_file(path)}};
   if (fs::exists(file(kBest, state.best_step))) json["best_sha256"] = sha256_file(file(kBest, state.best_step));
-  write_checked_file(folder_ / kState, json.dump(1) + "\n");
+  write_checked_file(folder_ / kState, json_text(json, 1) + "\n");
   sweep(state);
 }
 

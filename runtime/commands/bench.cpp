@@ -9,6 +9,7 @@
 
 #include "runtime/engine/generate.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/progress.h"
 
@@ -182,7 +183,7 @@ std::string to_json(const BenchResult& result) {
   json["decode_share"] = result.decode_share;
   json["resident_bytes"] = result.resident_bytes;
   json["peak_memory_bytes"] = result.peak_memory_bytes;
-  return json.dump();
+  return json_text(json);
 }
 
 std::string to_text(const BenchResult& result) {

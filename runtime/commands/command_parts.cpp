@@ -8,6 +8,7 @@
 
 #include "runtime/commands/artifact_files.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 
@@ -105,7 +106,7 @@ int kv_bits(const Arguments& arguments) {
 }
 
 std::string dump(const nlohmann::ordered_json& json) {
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return json_text(json);
 }
 
 std::function<void(int64_t, int64_t)> stage(Console& console, const std::string& name, const std::string& unit) {

@@ -10,6 +10,7 @@
 #include "runtime/files/safetensors.h"
 #include "runtime/format/tensor_view.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/progress.h"
 
 namespace pare {
@@ -255,7 +256,7 @@ std::string to_json(const Inspection& inspection) {
   if (inspection.kind == "token windows") {
     json["windows"] = inspection.num_windows;
     json["tokens"] = inspection.num_tokens;
-    return json.dump();
+    return json_text(json);
   }
   if (!inspection.architecture.empty()) json["architecture"] = inspection.architecture;
   if (inspection.sizes) {
@@ -280,7 +281,7 @@ std::string to_json(const Inspection& inspection) {
     json["tensors"].push_back(
         {{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"bytes", tensor.num_bytes}});
   }
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return json_text(json);
 }
 
 std::string to_text(const Inspection& inspection, bool list_tensors) {

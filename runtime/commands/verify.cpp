@@ -8,6 +8,7 @@
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/json_text.h"
 #include "runtime/tokenizer/tokenizer.h"
 
 namespace pare {
@@ -89,7 +90,7 @@ std::string to_json(const Verification& verification) {
   json["linears"] = verification.num_linears;
   json["problems"] = verification.problems;
   json["unchecked"] = verification.unchecked;
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return json_text(json);
 }
 
 }  // namespace pare

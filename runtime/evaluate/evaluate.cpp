@@ -11,6 +11,7 @@
 
 #include "runtime/evaluate/token_source.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/progress.h"
 
@@ -340,7 +341,7 @@ std::string to_json(const Evaluation& evaluation) {
     json["kl_max"] = comparison.kl_max;
     put("top1_agreement", comparison.top1_agreement, "top1_agreement_standard_error");
   }
-  return json.dump();
+  return json_text(json);
 }
 
 std::string to_text(const Evaluation& evaluation) {

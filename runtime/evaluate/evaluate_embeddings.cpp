@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/progress.h"
 #include "runtime/tokenizer/unicode.h"
@@ -224,7 +225,7 @@ std::string to_json(const EmbeddingEvaluation& evaluation) {
   }
   json["seconds"] = evaluation.seconds;
   json["peak_memory_bytes"] = evaluation.peak_memory_bytes;
-  return json.dump();
+  return json_text(json);
 }
 
 std::string to_text(const EmbeddingEvaluation& evaluation) {

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/progress.h"
 #include "runtime/tokenizer/unicode.h"
@@ -144,7 +145,7 @@ std::string to_json(const InstructionEvaluation& evaluation, bool with_texts) {
   json["seconds"] = evaluation.seconds;
   json["tokens_per_second"] = evaluation.tokens_per_second();
   json["peak_memory_bytes"] = evaluation.peak_memory_bytes;
-  return json.dump();
+  return json_text(json);
 }
 
 std::string to_text(const InstructionEvaluation& evaluation, bool with_texts) {

@@ -45,7 +45,7 @@ int64_t read_size(const Json& value, const std::string& tensor, const char* key,
     return static_cast<int64_t>(value.get<uint64_t>());
   }
   fail(where, "tensor " + quoted(tensor) + ": " + key + " must hold integers from 0 to 2^63 - 1, found " +
-                  quoted(value.dump(-1, ' ', false, Json::error_handler_t::replace)));
+                  quoted(json_text(value)));
 }
 
 DType read_dtype(const Json& value, const std::string& tensor, const std::string& where) {
@@ -148,8 +148,8 @@ std::string header_text(const std::vector<StreamedTensor>& tensors, const std::m
   int64_t offset = 0;
   for (const StreamedTensor& tensor : tensors) {
     const int64_t end = offset + sizes.at(tensor.name);
-    header += "," + Json(tensor.name).dump() + R"(:{"dtype":")" + std::string(dtype_name(tensor.dtype)) +
-              R"(","shape":)" + Json(tensor.shape).dump() + R"(,"data_offsets":[)" + std::to_string(offset) + "," +
+    header += "," + json_text(Json(tensor.name)) + R"(:{"dtype":")" + std::string(dtype_name(tensor.dtype)) +
+              R"(","shape":)" + json_text(Json(tensor.shape)) + R"(,"data_offsets":[)" + std::to_string(offset) + "," +
               std::to_string(end) + "]}";
     offset = end;
   }
@@ -164,6 +164,10 @@ std::map<std::string, int64_t> check_before_writing(const std::filesystem::path&
   std::map<std::string, int64_t> sizes;
   for (const StreamedTensor& tensor : tensors) {
     const std::string what = "cannot write '" + path.string() + "': tensor " + quoted(tensor.name) + " ";
+    // What JSON cannot hold comes back as another name.
+    if (parse_json(json_text(Json(tensor.name)), "a tensor's name") != tensor.name) {
+      throw std::invalid_argument("cannot write '" + path.string() + "': a tensor's name is no valid UTF-8");
+    }
     if (tensor.name == "__metadata__") throw std::invalid_argument(what + "has a reserved name");
     const std::optional<int64_t> num_elements = checked_product(tensor.shape);
     int64_t num_bytes = -1;
@@ -220,12 +224,7 @@ void write_safetensors(const std::filesystem::path& path, std::vector<StreamedTe
     const int rank_a = write_rank(a.dtype), rank_b = write_rank(b.dtype);
     return rank_a != rank_b ? rank_a < rank_b : a.name < b.name;
   });
-  std::string header;
-  try {
-    header = header_text(tensors, sizes);
-  } catch (const Json::exception&) {
-    throw std::invalid_argument("cannot write '" + path.string() + "': a tensor's name is no valid UTF-8");
-  }
+  const std::string header = header_text(tensors, sizes);
   const uint64_t header_bytes = header.size();
   write_file_atomically(path, [&](const ByteSink& sink) {
     sink(std::as_bytes(std::span(&header_bytes, 1)));

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "runtime/format/name_pattern.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -113,8 +114,7 @@ std::vector<OwnedTensor> tensors_of(const QuantizedWeight& weight, const std::st
 }
 
 std::string found(const Json& value) {
-  const std::string text =
-      value.is_structured() ? value.type_name() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  const std::string text = value.is_structured() ? value.type_name() : json_text(value);
   return ", found " + text.substr(0, 100);
 }
 
@@ -207,7 +207,7 @@ std::string awq_config_json(int64_t group_size, std::span<const std::string> unc
   if (!unconverted.empty()) {
     config["modules_to_not_convert"] = std::vector<std::string>(unconverted.begin(), unconverted.end());
   }
-  return config.dump(2);
+  return json_text(config, 2);
 }
 
 AwqConfig AwqConfig::parse(const std::string& json, const std::string& where) {

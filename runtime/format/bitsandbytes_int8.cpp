@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "runtime/format/name_pattern.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -83,8 +84,7 @@ std::vector<OwnedTensor> tensors_of(const QuantizedWeight& weight, const std::st
 }
 
 std::string found(const Json& value) {
-  const std::string text =
-      value.is_structured() ? value.type_name() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  const std::string text = value.is_structured() ? value.type_name() : json_text(value);
   return ", found " + text.substr(0, 100);
 }
 
@@ -147,7 +147,7 @@ std::string bitsandbytes_config_json(float threshold, std::span<const std::strin
   if (!skipped.empty()) config["llm_int8_skip_modules"] = std::vector<std::string>(skipped.begin(), skipped.end());
   config["llm_int8_enable_fp32_cpu_offload"] = false;
   config["llm_int8_has_fp16_weight"] = false;
-  return config.dump(2);
+  return json_text(config, 2);
 }
 
 BitsAndBytesConfig BitsAndBytesConfig::parse(const std::string& json, const std::string& where) {

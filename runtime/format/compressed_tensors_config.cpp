@@ -9,6 +9,7 @@
 
 #include "runtime/format/compressed_tensors.h"
 #include "runtime/format/name_pattern.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -117,7 +118,7 @@ void check_stored_modules(std::span<const StoredModule> modules, std::span<const
 }
 
 std::string found(const Json& value) {
-  const std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  const std::string text = json_text(value);
   return ", found " + (text.size() <= 100 ? text : text.substr(0, 100) + "...");
 }
 
@@ -286,7 +287,8 @@ ConfigGroup read_group(const Json& group, const Json& file_format, const std::st
   result.scheme.format = own_format.is_null() ? read_format(file_format, is_float, where, "format")
                                               : read_format(own_format, is_float, where, key + ".format");
   if (!own_format.is_null() && file_format != kMixedFormat && own_format != file_format) {
-    fail_unsupported(where, "format", file_format, own_format.dump() + ", as " + key + " says, or \"mixed-precision\"");
+    fail_unsupported(where, "format", file_format,
+                     json_text(own_format) + ", as " + key + " says, or \"mixed-precision\"");
   }
   // Groups whose inputs alone are quantized have the format "dense", and only they.
   if (weights.is_null() != (result.scheme.format == StoredFormat::dense)) {
@@ -430,7 +432,7 @@ std::string quantization_config_json(std::span<const StoredModule> modules, std:
   config["ignore"] = std::vector<std::string>(ignore.begin(), ignore.end());
   config["config_groups"] = std::move(groups);
   config["version"] = kVersion;
-  return config.dump(2);
+  return json_text(config, 2);
 }
 
 struct QuantizationConfig::State {

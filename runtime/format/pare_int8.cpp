@@ -1,4 +1,5 @@
 #include "runtime/format/pare_int8.h"
+#include "runtime/system/json_text.h"
 
 #include <algorithm>
 #include <array>
@@ -188,7 +189,7 @@ std::string pare_int8_config_json(std::span<const StoredModule> modules, std::sp
   config["outliers"] = name->second;
   if (!modules.front().scheme.input.symmetric) config["symmetric"] = false;
   config["ignore"] = std::vector<std::string>(ignore.begin(), ignore.end());
-  return config.dump(2);
+  return json_text(config, 2);
 }
 
 PareInt8Config PareInt8Config::parse(const std::string& json, const std::string& where) {
@@ -202,8 +203,8 @@ PareInt8Config PareInt8Config::parse(const std::string& json, const std::string&
   const Json outliers = config.value("outliers", Json());
   const auto rule = std::find_if(kRules.begin(), kRules.end(), [&](const auto& r) { return outliers == r.second; });
   if (rule == kRules.end()) {
-    fail(where, "outliers: expected \"absolute\", \"relative\" or \"columns\", found " +
-                    outliers.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 100));
+    fail(where,
+         "outliers: expected \"absolute\", \"relative\" or \"columns\", found " + json_text(outliers).substr(0, 100));
   }
   result.scheme.input.outliers = rule->first;
   const Json symmetric = config.value("symmetric", Json(true));

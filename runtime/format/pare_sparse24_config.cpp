@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "runtime/format/pare_sparse24.h"
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
@@ -40,7 +41,7 @@ OrderedJson inputs_json(const InputFormat& input) {
 }
 
 std::string found(const Json& value) {
-  return ", found " + value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 100);
+  return ", found " + json_text(value).substr(0, 100);
 }
 
 // An object with exactly those keys: all of them are always written, and a new one could change what the others mean.
@@ -156,7 +157,7 @@ std::string pare_sparse24_config_json(std::span<const StoredModule> modules, std
     group["modules"] = names_of_group;
   }
   config["ignore"] = std::vector<std::string>(ignore.begin(), ignore.end());
-  return config.dump(2);
+  return json_text(config, 2);
 }
 
 PareSparse24Config PareSparse24Config::parse(const std::string& json, const std::string& where) {

@@ -12,6 +12,7 @@
 
 #include "runtime/files/gguf.h"
 #include "runtime/import/import_sources.h"
+#include "runtime/system/json_text.h"
 #include "runtime/tokenizer/gguf_vocabulary.h"
 #include "runtime/tokenizer/unicode.h"
 
@@ -172,7 +173,7 @@ std::string GgufModel::config() const {
   }
   if (const auto id = token("padding")) config["pad_token_id"] = *id;
   config["torch_dtype"] = torch_dtype_name(dtype_);
-  return config.dump(2) + "\n";
+  return json_text(config, 2) + "\n";
 }
 
 void GgufModel::describe_rope(Json& config) const {
@@ -255,7 +256,7 @@ std::string GgufModel::generation_config() const {
   for (const char* which : {"bos", "eos"}) {
     if (const auto id = token(which)) config[std::string(which) + "_token_id"] = *id;
   }
-  return config.dump(2) + "\n";
+  return json_text(config, 2) + "\n";
 }
 
 std::string GgufModel::tokenizer_config() const {
@@ -279,7 +280,7 @@ std::string GgufModel::tokenizer_config() const {
   }
   config["model_max_length"] = integer("context_length");
   config["clean_up_tokenization_spaces"] = false;
-  return config.dump(2) + "\n";
+  return json_text(config, 2) + "\n";
 }
 
 // Decodes a tensor row by row to the output type, in the row order that Hugging Face has.

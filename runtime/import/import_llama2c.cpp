@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "runtime/import/import_sources.h"
+#include "runtime/system/json_text.h"
 #include "runtime/system/mapped_file.h"
 #include "runtime/tokenizer/gguf_vocabulary.h"
 
@@ -151,7 +152,7 @@ std::string config_json(const Shape& shape, DType dtype) {
   config["bos_token_id"] = kBosToken;
   config["eos_token_id"] = kEosToken;
   config["torch_dtype"] = torch_dtype_name(dtype);
-  return config.dump(2) + "\n";
+  return json_text(config, 2) + "\n";
 }
 
 template <typename T>

@@ -105,7 +105,7 @@ std::optional<Quantization> read_quantization_config(const std::string& config_j
   if (!quantization->is_object()) throw std::runtime_error(where + ": expected an object");
   const auto method = quantization->find("quant_method");
   const std::string name = method != quantization->end() && method->is_string() ? method->get<std::string>() : "";
-  const std::string text = quantization->dump();
+  const std::string text = json_text(*quantization);
   if (const ContainerFormat* container = find_container(name, text)) {
     return Quantization{container, container->read_config(text, where)};
   }

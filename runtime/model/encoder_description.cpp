@@ -33,7 +33,7 @@ class Config {
     std::string found = value == nullptr     ? "nothing"
                         : value->is_array()  ? "an array"
                         : value->is_object() ? "an object"
-                                             : value->dump(-1, ' ', false, Json::error_handler_t::replace);
+                                             : json_text(*value);
     if (found.size() > 60) found = found.substr(0, 57) + "...";
     throw std::invalid_argument(where_ + ": key '" + key + "': expected " + expected + ", found " + found);
   }

@@ -37,12 +37,12 @@ constexpr size_t kMaxEosTokens = 1024;
 std::string found(const Json& value) {
   if (value.is_array()) return "an array";
   if (value.is_object()) return "an object";
-  std::string text = value.dump();
+  std::string text = json_text(value);
   return text.size() <= 60 ? text : text.substr(0, 57) + "...";
 }
 
 std::string number_text(double value) {
-  return Json(value).dump();
+  return json_text(Json(value));
 }
 
 // One object of the file, with checked access. A key whose value is null counts as absent.

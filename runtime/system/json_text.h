@@ -1,4 +1,5 @@
-// The one parser of JSON: every file and every text that is read as JSON goes through it (tests/check_includes.py).
+// The one parser of JSON and the one writer: every file and every text that is read or written as JSON goes through them
+// (tests/check_includes.py).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -23,5 +24,10 @@ class BadJson : public std::runtime_error {
 // key of an object twice, is no UTF-8, or holds a number beyond double's range.
 nlohmann::json parse_json(std::string_view text, const std::string& where);
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where);
+
+// On one line, or on lines of their own, indented by so many spaces more on each level. Bytes that are no UTF-8, which a
+// path or another program's file may hold, become U+FFFD: what describes a work must not fail behind it.
+std::string json_text(const nlohmann::json& json, int indent = -1);
+std::string json_text(const nlohmann::ordered_json& json, int indent = -1);
 
 }  // namespace pare

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "runtime/files/gguf.h"
+#include "runtime/system/json_text.h"
 #include "runtime/tokenizer/unicode.h"
 
 namespace pare {
@@ -343,7 +344,8 @@ std::string make_tokenizer_json(const GgufVocabulary& vocabulary) {
                              "' (tokenizer.ggml.model); it knows gpt2 (byte-level BPE) and llama (SentencePiece BPE)");
   }
   check_lists(vocabulary);
-  return (vocabulary.model == "gpt2" ? make_byte_level_file(vocabulary) : make_sentencepiece_file(vocabulary)).dump() +
+  return json_text(
+             (vocabulary.model == "gpt2" ? make_byte_level_file(vocabulary) : make_sentencepiece_file(vocabulary))) +
          "\n";
 }
 

@@ -51,7 +51,7 @@ std::string tokenizer_hash(const std::filesystem::path& path) {
   }
   identity["added"] = Json::array();
   for (const auto& [id, content] : added) identity["added"].push_back({id, content});
-  const std::string text = identity.dump(-1, ' ', false, Json::error_handler_t::replace);
+  const std::string text = json_text(identity);
   return sha256_hex(std::as_bytes(std::span(text)));
 }
 

@@ -14,7 +14,8 @@ using nlohmann::json;
 // pre_tokenizers/byte_level.rs of the `tokenizers` package; first in GPT-2's encoder.py.
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr int kMaxNesting = 8;  // of Sequences
+constexpr int kMaxNesting = 8;               // of Sequences
+constexpr size_t kMaxTemplateIds = 1 << 10;  // before a text, and behind it
 // Published files have 100. Finding the longest tokens of a word takes the square of its length.
 constexpr int64_t kMaxWordPieceCharacters = 1000;
 
@@ -28,7 +29,7 @@ class Node {
   bool is_null() const { return value_->is_null(); }
 
   [[noreturn]] void fail(const std::string& expected) const {
-    std::string found = value_->dump(-1, ' ', false, json::error_handler_t::replace);
+    std::string found = json_text(*value_);
     if (found.size() > 80) found = found.substr(0, 77) + "...";
     throw std::runtime_error(where_ + ": expected " + expected + ", found " + utf8_with_replacements(found));
   }
@@ -232,6 +233,10 @@ PostProcessor parse_template(const Node& node) {
     const std::string id = piece.at("SpecialToken").text("id");
     auto& ids = text_seen ? result.after : result.before;
     for (const Node& item : node.at("special_tokens").at(id.c_str()).at("ids").items()) {
+      // A few kilobytes of names can stand for millions of ids.
+      if (ids.size() == kMaxTemplateIds) {
+        node.at("single").fail("at most " + std::to_string(kMaxTemplateIds) + " ids around a text");
+      }
       ids.push_back(static_cast<int32_t>(item.integer()));
     }
   }

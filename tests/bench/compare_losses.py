@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What distillation's losses are worth on a student of SmolLM2 with 10 of its 30 layers, measured with `pare run`.
 
-usage: compare_losses.py table PARE FOLDER [--tokens N] [--batch N] [--rates A,B,C] [--losses A,B,...]
+usage: compare_losses.py table PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--rates A,B,C] [--losses A,B,...]
        compare_losses.py labels PARE FOLDER [--tokens N] [--batch N] [--rates HARD,SOFT] [--seeds N] [--recorded]
 
 table: every loss at every learning rate, on the same tokens in the same order, from the same student. labels: hard labels of the text
@@ -11,6 +11,7 @@ run again, so that an interrupted comparison goes on. Perplexities are of WikiTe
 of windows of the training texts (C4, books) that are held back. Run it from the repository's root, with models/smollm2-135m (make demo fetches it).
 """
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -25,18 +26,19 @@ EVALUATE = ("evaluate:\n  - perplexity: {text: calibration_data/windows/wikitext
             "reference: false}\n")
 
 
-def run(pare, folder, recipe):
+def run(arguments, folder, recipe):
     """The report of a run, which is begun, taken up again, or there already."""
     if not (folder / "report.json").exists():
         path = folder.with_name(folder.name + ".yaml")
         path.write_text(recipe)
-        subprocess.run([pare, "run", str(path), "--out", str(folder), "--quiet"], check=True)
+        threads = max(1, len(os.sched_getaffinity(0)) // arguments.jobs)
+        subprocess.run([arguments.pare, "run", str(path), "--out", str(folder), "--threads", str(threads), "--quiet"], check=True)
     return json.loads((folder / "report.json").read_text())
 
 
-def make_student(pare, folder):
-    student = folder / "student"
-    run(pare, student, f"model: {MODEL}\noutput: {student}\nstudent: {{layers: 10, choose: every}}\n{EVALUATE}")
+def make_student(arguments):
+    student = arguments.folder / "student"
+    run(arguments, student, f"model: {MODEL}\noutput: {student}\nstudent: {{layers: 10, choose: every}}\n{EVALUATE}")
     return student
 
 
@@ -52,7 +54,7 @@ def record(arguments):
 
 def train(arguments, name, student, loss, rate, seed):
     data = f"logits: {record(arguments)}" if arguments.recorded else f"text: [{', '.join(TEXTS)}]"
-    report = run(arguments.pare, arguments.folder / name,
+    report = run(arguments, arguments.folder / name,
                  f"model: {MODEL}\noutput: {arguments.folder / name}\npasses:\n  - distill: {{student: {student}, {data}, "
                  f"total_tokens: {arguments.tokens}, batch: {arguments.batch}, loss: {loss}, learning_rate: {rate}, seed: {seed}, "
                  f"validations: 2, validation_windows: 8}}\n"
@@ -65,8 +67,11 @@ def train(arguments, name, student, loss, rate, seed):
 def table(arguments, student):
     rates = [float(rate) for rate in arguments.rates.split(",")]
     print(f"| loss | " + " | ".join(f"{rate:g}" for rate in rates) + " | minutes of one |\n|---|" + "---|" * (len(rates) + 1))
-    for loss in arguments.losses.split(","):
-        found = [train(arguments, f"{loss}-{rate:g}", student, loss, rate, 0) for rate in rates]
+    pool = concurrent.futures.ThreadPoolExecutor(arguments.jobs)
+    runs = {loss: [pool.submit(train, arguments, f"{loss}-{rate:g}", student, loss, rate, 0) for rate in rates]
+            for loss in arguments.losses.split(",")}
+    for loss, of_rates in runs.items():
+        found = [one.result() for one in of_rates]
         best = min(found, key=lambda one: one["wikitext"])
         cells = [("**{}**" if one is best else "{}").format(f"{one['wikitext']:.2f} / {one['held_back']:.2f}") for one in found]
         print(f"| `{loss}` | " + " | ".join(cells) + f" | {statistics.median(one['minutes'] for one in found):.1f} |", flush=True)
@@ -92,6 +97,7 @@ def main():
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--tokens", type=int, help="to train on; default 130000 (table), 520000 (labels)")
     parser.add_argument("--batch", type=int, default=2, help="windows of 512 tokens a step")
+    parser.add_argument("--jobs", type=int, default=1, help="table: runs at once, each on its share of the processor's cores")
     parser.add_argument("--rates", help="learning rates; default 3e-4,1e-3,3e-3 (table), 1e-3,1e-3 (labels)")
     parser.add_argument("--losses", default=",".join(LOSSES))
     parser.add_argument("--seeds", type=int, default=3)
@@ -103,7 +109,7 @@ def main():
     arguments.tokens = arguments.tokens or (130000 if is_table else 520000)
     arguments.rates = arguments.rates or ("3e-4,1e-3,3e-3" if is_table else "1e-3,1e-3")
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    student = make_student(arguments.pare, arguments.folder)
+    student = make_student(arguments)
     print("perplexity of WikiText-2 / of the training texts held back\n")
     (table if is_table else labels)(arguments, student)
 

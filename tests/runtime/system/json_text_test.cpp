@@ -12,6 +12,18 @@ namespace {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
+TEST(JsonText, IsWrittenWhateverItsStringsHold) {
+  const std::string bytes =
+      "a\xff"
+      "b\xc3";
+  EXPECT_EQ(json_text(Json(bytes)),
+            "\"a\xef\xbf\xbd"
+            "b\xef\xbf\xbd\"");
+  EXPECT_EQ(json_text(OrderedJson{{"z", 1}, {"a", bytes}}, 2),
+            "{\n  \"z\": 1,\n  \"a\": \"a\xef\xbf\xbd"
+            "b\xef\xbf\xbd\"\n}");
+}
+
 // What the library itself makes of them, by another way (its own parser with its own builder).
 TEST(JsonText, GivesTheValuesOfTheLibrary) {
   for (const std::string text :

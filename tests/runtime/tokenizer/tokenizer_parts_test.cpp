@@ -353,6 +353,14 @@ TEST(TokenizerParts, DamagedFilesAreRefusedWithThePlace) {
              {"single", {{{"SpecialToken", {{"id", "x"}}}}, {{"Sequence", {{"id", "A"}}}}}},
              {"special_tokens", {{"x", {{"ids", {999}}}}}}}}},
           {"id 999"});
+  json many = json::array();  // 40 pieces of 40 ids each
+  for (int i = 0; i < 40; ++i) many.push_back({{"SpecialToken", {{"id", "x"}}}});
+  many.push_back({{"Sequence", {{"id", "A"}}}});
+  refused({{"post_processor",
+            {{"type", "TemplateProcessing"},
+             {"single", many},
+             {"special_tokens", {{"x", {{"ids", std::vector<int>(40, 1)}}}}}}}},
+          {"at most 1024 ids"});
   json nested = {{"type", "NFC"}};
   for (int i = 0; i < 20; ++i) nested = {{"type", "Sequence"}, {"normalizers", {nested}}};
   refused({{"normalizer", nested}}, {"Sequences inside one another"});
