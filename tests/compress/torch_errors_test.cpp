@@ -30,8 +30,8 @@ TEST(TorchErrors, OthersComeWithoutAStack) {
 
 TEST(TorchErrors, OurOwnStayAsTheyAre) {
   EXPECT_EQ(with_own_errors([] { return std::string("made"); }), "made");
-  expect_error<std::runtime_error>([] { with_own_errors([]() -> std::string { throw std::runtime_error("the disk"); }); },
-                                   {"the disk"});
+  expect_error<std::runtime_error>(
+      [] { with_own_errors([]() -> std::string { throw std::runtime_error("the disk"); }); }, {"the disk"});
 }
 
 }  // namespace
