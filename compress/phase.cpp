@@ -183,8 +183,8 @@ void remove_handed_on(const fs::path& folder) {
 }
 
 bool takes_what_is_made(const Phase& phase, bool fresh) {
-  const std::string wanted = json_text(nlohmann::json(phase.fingerprint));
-  if (manifest_member(phase.output, "fingerprint") != parse_json(wanted, "the fingerprint")) return false;
+  const nlohmann::json wanted = parse_json(to_json(phase.fingerprint), "the fingerprint");
+  if (manifest_member(phase.output, "fingerprint") != wanted) return false;
   if (fresh) remove_handed_on(phase.output);
   return !fresh;
 }

@@ -99,7 +99,8 @@ void check_disk_space_of_phases(const std::vector<Recipe>& phases, const nlohman
   int64_t handed_on = 0;
   Prediction all;
   for (size_t i = 0; i < plans.size(); ++i) {
-    if (fs::is_regular_file(phase_output(output, i + 1) / kManifestName)) continue;
+    const bool is_last = i + 1 == plans.size();
+    if (!is_last && fs::is_regular_file(phase_output(output, i + 1) / kManifestName)) continue;  // it is there
     all.disk_bytes = std::max(all.disk_bytes, handed_on + plans[i].at("predicted_disk_bytes").get<int64_t>());
     handed_on += plans[i].at("predicted_output_bytes").get<int64_t>();
   }

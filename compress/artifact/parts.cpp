@@ -118,6 +118,10 @@ bool has_made(const fs::path& progress, const fs::path& output) {
 
 }  // namespace
 
+std::string to_json(const Fingerprint& fingerprint) {
+  return json_text(Json(fingerprint), 2);
+}
+
 void Parts::check_output_is_free(const fs::path& output) {
   if (!fs::exists(fs::symlink_status(output))) return;
   // A run that was killed after its last rename leaves the remains of its folder: they are known by the fingerprint.
@@ -162,11 +166,11 @@ void Parts::claim(const Fingerprint& fingerprint, bool fresh) {
       // It is written first and removed last.
       if (is_own(file) && !is_temporary_name(file.filename().string())) throw damaged_file(run_file);
     }
-    write_checked_file(run_file, json_text(Json(fingerprint), 2) + "\n");
+    write_checked_file(run_file, to_json(fingerprint) + "\n");
     return;
   }
   const Json stored = parse_object(read_checked_file(run_file), run_file);
-  const Json wanted = parse_object(json_text(Json(fingerprint)), run_file);  // as it would be stored
+  const Json wanted = parse_object(to_json(fingerprint), run_file);
   std::set<std::string> names;
   for (const Json* const one : {&stored, &wanted}) {
     for (const auto& [name, value] : one->items()) names.insert(name);

@@ -26,6 +26,8 @@ namespace pare {
 
 // What decides every byte of the output, by name: "model", "calibration", "recipe", "pare", "isa", ...
 using Fingerprint = std::map<std::string, std::string>;
+// A JSON object, as run.json holds it: to compare a fingerprint with a stored one.
+std::string to_json(const Fingerprint& fingerprint);
 
 class Parts {
  public:

@@ -138,21 +138,23 @@ std::string attribute_path(const std::string& path, const char* name) {
   return "attribute " + child(path, name);
 }
 
+bool is_control(char c) {
+  return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
+}
+
 }  // namespace
 
 bool is_plain_text(std::string_view text) {
-  return !find_invalid_utf8(text) && std::none_of(text.begin(), text.end(), [](char c) {
-    return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
-  });
+  return !find_invalid_utf8(text) && std::none_of(text.begin(), text.end(), is_control);
 }
 
 std::string plain_text(std::string_view name) {
   std::string text;
   for (const char c : utf8_with_replacements(name)) {
-    if (is_plain_text({&c, 1}) || static_cast<unsigned char>(c) >= 0x80) {
-      text += c;
-    } else {
+    if (is_control(c)) {
       utf8_append(U'\uFFFD', text);
+    } else {
+      text += c;
     }
   }
   return text;

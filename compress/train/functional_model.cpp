@@ -313,8 +313,7 @@ at::Tensor read_gain(const Checkpoint& checkpoint, const NormDescription& norm) 
 
 at::ScalarType held_type(const LinearWeights& linear, at::ScalarType compute, at::Device device) {
   const auto* const dense = std::get_if<DenseWeight>(&linear.weight);
-  if (dense == nullptr || compute != at::kFloat || !device.is_cpu()) return compute;
-  return dense->dtype == DType::BF16 ? at::kBFloat16 : dense->dtype == DType::F16 ? at::kHalf : compute;
+  return dense == nullptr ? compute : held_type(dense->dtype, compute, device);
 }
 
 NamedTensors read_block(const Checkpoint& checkpoint, int64_t index, at::ScalarType compute) {

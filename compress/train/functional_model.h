@@ -116,7 +116,7 @@ std::vector<NormDescription> norms_of(const BlockDescription& block);
 // Weights of the checkpoint as they are multiplied, without gradients: of linears and embedding in the type `compute`,
 // of norms in float32. `index` is a block's.
 NamedTensors read_block(const Checkpoint& checkpoint, int64_t index, at::ScalarType compute);
-// The type that holds a linear's values in the least memory, of those that held_linear multiplies in `compute`.
+// The same of a linear, whose codes are decoded in the type `compute`.
 at::ScalarType held_type(const LinearWeights& linear, at::ScalarType compute, at::Device device);
 at::Tensor read_table(const Checkpoint& checkpoint, const LinearDescription& table, at::ScalarType compute);
 at::Tensor read_gain(const Checkpoint& checkpoint, const NormDescription& norm);

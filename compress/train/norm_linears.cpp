@@ -95,7 +95,7 @@ std::vector<at::Tensor> norm_linears(const at::Tensor& x, const NormOfInput& nor
   std::vector<at::Tensor> operands, biases;
   std::vector<int64_t> linears_with_bias;
   for (const LinearOperands& linear : linears) {
-    if (linear.weight_OI.dim() != 2 || !may_be_held_as(linear.weight_OI, norm.type) ||
+    if (linear.weight_OI.dim() != 2 || !may_be_held_as(linear.weight_OI.scalar_type(), norm.type) ||
         linear.weight_OI.size(1) != x.size(-1)) {
       throw std::invalid_argument("norm_linears: expected weights [O, " + std::to_string(x.size(-1)) + "] of " +
                                   std::string(at::toString(norm.type)) + " or narrower, found " +

@@ -382,15 +382,20 @@ at::Tensor round_input(const at::Tensor& x, const InputFormat* format) {
   return format == nullptr ? x : RoundInput::apply(x, format);
 }
 
-bool may_be_held_as(const at::Tensor& weight, at::ScalarType type) {
-  const at::ScalarType held = weight.scalar_type();
-  return held == type || (type == at::kFloat && (held == at::kBFloat16 || held == at::kHalf));
+bool may_be_held_as(at::ScalarType held, at::ScalarType compute) {
+  return held == compute || (compute == at::kFloat && (held == at::kBFloat16 || held == at::kHalf));
+}
+
+at::ScalarType held_type(DType stored, at::ScalarType compute, at::Device device) {
+  const at::ScalarType type = stored == DType::BF16 ? at::kBFloat16 : stored == DType::F16 ? at::kHalf : at::kFloat;
+  return device.is_cpu() && may_be_held_as(type, compute) ? type : compute;
 }
 
 at::Tensor held_linear(const at::Tensor& x, const at::Tensor& weight_OI, const at::Tensor& bias_O) {
   check_numbers(x, "held_linear");
-  const bool fits = weight_OI.defined() && weight_OI.dim() == 2 && may_be_held_as(weight_OI, x.scalar_type()) &&
-                    x.dim() >= 1 && weight_OI.size(1) == x.size(-1);
+  const bool fits = weight_OI.defined() && weight_OI.dim() == 2 &&
+                    may_be_held_as(weight_OI.scalar_type(), x.scalar_type()) && x.dim() >= 1 &&
+                    weight_OI.size(1) == x.size(-1);
   if (!fits) {
     throw std::invalid_argument("held_linear: expected x [..., I] and a weight [O, I] of its type or narrower, found " +
                                 x.toString() + " " + shape_text(x) + " and " +
@@ -406,10 +411,11 @@ at::Tensor gated_linear(const at::Tensor& gate_RF, const at::Tensor& up_RF, Acti
   check_numbers(gate_RF, "gated_linear");
   const bool fits = up_RF.defined() && up_RF.scalar_type() == gate_RF.scalar_type() &&
                     up_RF.sizes() == gate_RF.sizes() && weight_OF.defined() && weight_OF.dim() == 2 &&
-                    may_be_held_as(weight_OF, gate_RF.scalar_type()) && weight_OF.size(1) == gate_RF.size(-1);
+                    may_be_held_as(weight_OF.scalar_type(), gate_RF.scalar_type()) &&
+                    weight_OF.size(1) == gate_RF.size(-1);
   if (!fits) {
     throw std::invalid_argument(
-        "gated_linear: expected gate and up [..., F] and a weight [O, F] of one type, found gate " +
+        "gated_linear: expected gate and up [..., F] of one type and a weight [O, F] of it or narrower, found gate " +
         shape_text(gate_RF) + ", up " + shape_text(up_RF) + ", weight " + shape_text(weight_OF));
   }
   const std::optional<at::Tensor> bias = bias_O.defined() ? std::optional(bias_O) : std::nullopt;

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "runtime/format/dtype.h"
 #include "runtime/format/input_format.h"
 #include "runtime/model/model_description.h"
 
@@ -37,11 +38,13 @@ at::Tensor rotate_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles);
 // null for x itself.
 at::Tensor round_input(const at::Tensor& x, const InputFormat* format);
 
-// Whether a weight can stand for one of the type that is multiplied in: it has that type, or one of half its width whose
-// values are among its own.
-bool may_be_held_as(const at::Tensor& weight, at::ScalarType type);
+// The type that holds a weight stored as `stored` (F32, F16, BF16) in the least memory, of those that stand for the type
+// `compute` in products: on a CPU float32 is multiplied with weights of 16 bits, whose values are among its own.
+at::ScalarType held_type(DType stored, at::ScalarType compute, at::Device device);
+// Whether a weight of that type stands for one of the type `compute`.
+bool may_be_held_as(at::ScalarType held, at::ScalarType compute);
 // x weight^T + bias, [..., O] in x's type. weight_OI [O, I] may be held in a narrower type of the same values
-// (may_be_held_as): it is widened for each product, and a model in bfloat16 or float16 that is multiplied in float32
+// (held_type): it is widened for each product, and a model in bfloat16 or float16 that is multiplied in float32
 // takes half the memory. Its gradient has x's type, which a leaf in the narrower type must allow
 // (at::Tensor::set_grad_dtype). bias_O: undefined for none. Throws std::invalid_argument for other shapes and types.
 at::Tensor held_linear(const at::Tensor& x, const at::Tensor& weight_OI, const at::Tensor& bias_O);

@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "compress/train/row_functions.h"
 #include "distill/rows.h"
 
 namespace pare {
@@ -91,10 +92,9 @@ class FloatView : public WeightView {
   }
 
   at::Tensor held(at::ScalarType compute) const override {
-    const bool is_narrow = compute == at::kFloat && parameter_.kind == ParameterKind::weight &&
-                           parameter_.value.is_cpu() && dtype_ != DType::F32;
-    if (!is_narrow) return value(compute);
-    return parameter_.value.to(dtype_ == DType::BF16 ? at::kBFloat16 : at::kHalf);
+    const at::ScalarType held = held_type(dtype_, compute, parameter_.value.device());
+    if (held == compute || parameter_.kind != ParameterKind::weight) return value(compute);
+    return parameter_.value.to(held);
   }
 
   void add_gradient(const at::Tensor& gradient) override { add_kept(gradient, kept_, parameter_.gradient); }

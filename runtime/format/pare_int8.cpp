@@ -1,5 +1,4 @@
 #include "runtime/format/pare_int8.h"
-#include "runtime/system/json_text.h"
 
 #include <algorithm>
 #include <array>
@@ -8,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <utility>
+
+#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {

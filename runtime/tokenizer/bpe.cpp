@@ -177,12 +177,10 @@ void BpeModel::encode(std::string_view piece, WordCache& cache, std::vector<int3
   // by merging contains it, so that the two sides can be encoded apart with the same result (and an unknown character
   // before the known ▁ ends its run there anyway).
   size_t begin = 0;
-  constexpr uint64_t kWordsBetweenLooks = 4096;
-  uint64_t num_words = 0;
   if (can_cut_) {
     for (size_t at = piece.find(kSpaceUtf8, 1); at != std::string_view::npos; at = piece.find(kSpaceUtf8, at + 1)) {
       if (before_space_.contains(utf8_decode(piece, utf8_previous(piece, at)))) continue;
-      if (++num_words % kWordsBetweenLooks == 0) throw_if_interrupted();
+      throw_if_interrupted();
       encode_word(piece.substr(begin, at - begin), cache, ids);
       begin = at;
     }
@@ -297,10 +295,8 @@ void BpeModel::merge_long(std::vector<int32_t>& symbols) const {
     }
   };
   for (uint32_t i = 0; i < size; ++i) push(i);
-  constexpr uint64_t kCandidatesBetweenLooks = 1 << 16;
-  uint64_t num_looked_at = 0;
   while (!candidates.empty()) {
-    if (++num_looked_at % kCandidatesBetweenLooks == 0) throw_if_interrupted();
+    throw_if_interrupted();
     const Candidate top = candidates.top();
     candidates.pop();
     if (removed[top.left] || next[top.left] >= size) continue;

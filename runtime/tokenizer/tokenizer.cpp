@@ -90,10 +90,8 @@ void Tokenizer::State::encode_text(std::string_view text, bool at_start, WordCac
                                    std::vector<int32_t>& ids) const {
   const std::string normalized = parts.normalizer.empty() ? std::string() : parts.normalizer.apply(text);
   const std::string_view source = parts.normalizer.empty() ? text : std::string_view(normalized);
-  constexpr uint64_t kPiecesBetweenLooks = 4096;
-  uint64_t num_pieces = 0;
   const PieceSink encode_piece = [&](const Piece& piece) {
-    if (++num_pieces % kPiecesBetweenLooks == 0) throw_if_interrupted();
+    throw_if_interrupted();
     parts.model->encode(piece.text, cache, ids);
   };
   normalized_tokens.split(

@@ -2,7 +2,7 @@
 """What distillation's losses are worth on a student of SmolLM2 with 10 of its 30 layers, measured with `pare run`.
 
 usage: compare_losses.py table PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--rates A,B,C] [--losses A,B,...]
-       compare_losses.py labels PARE FOLDER [--tokens N] [--batch N] [--rates HARD,SOFT] [--seeds N] [--recorded]
+       compare_losses.py labels PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--rates HARD,SOFT] [--seeds N] [--recorded]
 
 table: every loss at every learning rate, on the same tokens in the same order, from the same student. labels: hard labels of the text
 against the teacher's soft ones, over several seeds, one learning rate each; with --recorded the teacher runs once, before all of them
@@ -81,9 +81,12 @@ def labels(arguments, student):
     hard_rate, soft_rate = (float(rate) for rate in arguments.rates.split(","))
     print("| seed | hard | soft | soft / hard |\n|---|---|---|---|")
     ratios = []
-    for seed in range(arguments.seeds):
-        hard = train(arguments, f"hard-{hard_rate:g}-seed{seed}", student, "hard_label", hard_rate, seed)
-        soft = train(arguments, f"soft-{soft_rate:g}-seed{seed}", student, "forward_kl", soft_rate, seed)
+    pool = concurrent.futures.ThreadPoolExecutor(arguments.jobs)
+    runs = [[pool.submit(train, arguments, f"{name}-{rate:g}-seed{seed}", student, loss, rate, seed)
+             for name, loss, rate in (("hard", "hard_label", hard_rate), ("soft", "forward_kl", soft_rate))]
+            for seed in range(arguments.seeds)]
+    for seed, of_seed in enumerate(runs):
+        hard, soft = (one.result() for one in of_seed)
         ratios.append(soft["wikitext"] / hard["wikitext"])
         print(f"| {seed} | {hard['wikitext']:.2f} / {hard['held_back']:.2f} | {soft['wikitext']:.2f} / {soft['held_back']:.2f} | "
               f"{ratios[-1]:.3f} |", flush=True)
@@ -97,7 +100,7 @@ def main():
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--tokens", type=int, help="to train on; default 130000 (table), 520000 (labels)")
     parser.add_argument("--batch", type=int, default=2, help="windows of 512 tokens a step")
-    parser.add_argument("--jobs", type=int, default=1, help="table: runs at once, each on its share of the processor's cores")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, each on its share of the processor's cores")
     parser.add_argument("--rates", help="learning rates; default 3e-4,1e-3,3e-3 (table), 1e-3,1e-3 (labels)")
     parser.add_argument("--losses", default=",".join(LOSSES))
     parser.add_argument("--seeds", type=int, default=3)
@@ -110,6 +113,8 @@ def main():
     arguments.rates = arguments.rates or ("3e-4,1e-3,3e-3" if is_table else "1e-3,1e-3")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     student = make_student(arguments)
+    if arguments.recorded:
+        record(arguments)
     print("perplexity of WikiText-2 / of the training texts held back\n")
     (table if is_table else labels)(arguments, student)
 

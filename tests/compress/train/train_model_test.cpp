@@ -354,6 +354,30 @@ TEST_F(TrainModel, AFolderOfSomebodyElseInAPhasesPlaceIsLeftAlone) {
   }
 }
 
+// A file system that has room for the second phase alone, and not for what the first hands on besides. Only this test's
+// child processes see it. (Needs user namespaces.)
+TEST_F(TrainModel, ADiskTooSmallForAllPhasesIsFoundBeforeTheFirst) {
+  const std::string yaml = recipe(distill("total_tokens: 600") + distill("total_tokens: 600"));
+  const Outcome plan = run_pare(command(yaml, "out", {"--dry-run", "--json"}));
+  ASSERT_EQ(plan.status, 0) << plan.err;
+  const Json phases = Json::parse(plan.out).at("phases");
+  const int64_t handed_on = phases.at(0).at("predicted_output_bytes");
+  const int64_t size = phases.at(1).at("predicted_disk_bytes").get<int64_t>() + handed_on / 2;
+  ASSERT_GE(size, phases.at(0).at("predicted_disk_bytes").get<int64_t>());
+  fs::create_directories(folder_ / "small");
+  const std::string line = "unshare -rm sh -c \"mount -t tmpfs -o size=" + std::to_string(size) + " none '" +
+                           (folder_ / "small").string() + "' && '" + kBuildFolder + "/pare' run '" +
+                           (folder_ / "out.yaml").string() + "' --out '" + (folder_ / "small" / "out").string() +
+                           "' 2>'" + (folder_ / "err").string() + "'; echo \\$? >'" + (folder_ / "status").string() +
+                           "'; ls -A '" + (folder_ / "small").string() + "' >'" + (folder_ / "left").string() + "'\"";
+  ASSERT_EQ(std::system(line.c_str()), 0) << line;
+  EXPECT_EQ(read_file(folder_ / "status"), "1\n");
+  const std::string err = read_file(folder_ / "err");
+  EXPECT_NE(err.find("free; this run needs"), std::string::npos) << err;
+  EXPECT_EQ(err.find("phase 1 of 2"), std::string::npos) << err;
+  EXPECT_EQ(read_file(folder_ / "left"), "");
+}
+
 // At every rename of a run of two phases, by which parts and phases are done: whatever is there by then, another run of
 // the same output is told so and takes nothing away.
 TEST_F(TrainModel, ARunBesideOneOfTheSameOutputTakesNothingAway) {
