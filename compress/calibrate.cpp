@@ -81,7 +81,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   if (!recipe.calibration || recipe.calibration->text.empty()) {
     throw std::invalid_argument("the recipe has no text to calibrate on: add 'calibration: {text: ...}'");
   }
-  if (fs::exists(fs::symlink_status(output))) {
+  if (is_there(output)) {
     throw std::runtime_error("output '" + output.string() + "' exists: remove it or choose another");
   }
   const Checkpoint checkpoint = Checkpoint::open(directory.path());

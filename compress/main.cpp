@@ -7,12 +7,14 @@
 
 #include "compress/calibrate.h"
 #include "compress/pipeline.h"
+#include "compress/recipe/distill_pass.h"
 #include "compress/recipe/recipe.h"
 #include "compress/record/record.h"
 #include "compress/torch_errors.h"
 #include "runtime/commands/command_line.h"
 #include "runtime/commands/command_parts.h"
 #include "runtime/commands/commands.h"
+#include "runtime/system/private_files.h"
 
 namespace {
 
@@ -25,6 +27,18 @@ pare::RunOptions run_options(const pare::Arguments& arguments) {
   return options;
 }
 
+// All models that weights, statistics or logits come from.
+void keep_as_private_as_models(const pare::Recipe& recipe, const pare::RunOptions& options) {
+  pare::keep_as_private_as(options.model.empty() ? recipe.model : options.model);
+  for (const pare::PassRecipe& pass : recipe.passes) {
+    const auto* const training = dynamic_cast<const pare::DistillPass*>(pass.options.get());
+    if (training == nullptr) continue;
+    for (const std::string& model : {training->distill.student, training->distill.teacher}) {
+      pare::keep_as_private_as(model);
+    }
+  }
+}
+
 void run_recipe(const pare::Arguments& arguments, pare::Console& console) {
   const pare::Recipe recipe = pare::read_recipe(arguments.positional(0));
   pare::RunOptions options = run_options(arguments);
@@ -34,11 +48,13 @@ void run_recipe(const pare::Arguments& arguments, pare::Console& console) {
   if (device != "cpu" && device != "cuda")
     throw pare::WrongUsage("--device: expected cpu or cuda, found '" + device + "'");
   options.on_gpu = device == "cuda";
+  keep_as_private_as_models(recipe, options);
   console.set_result(pare::with_own_errors([&] { return pare::run(recipe, options, console.progress()); }));
 }
 
 void calibrate_recipe(const pare::Arguments& arguments, pare::Console& console) {
   const pare::Recipe recipe = pare::read_recipe(arguments.positional(0));
+  keep_as_private_as_models(recipe, run_options(arguments));
   console.set_result(pare::with_own_errors(
       [&] { return pare::calibrate(recipe, arguments.positional(1), run_options(arguments), console.progress()); }));
 }
@@ -99,6 +115,7 @@ void record_teacher(const pare::Arguments& arguments, pare::Console& console) {
   if (arguments.given("isa")) options.isa = pare::parse_isa(arguments.text("isa"));
   options.dry_run = arguments.flag("dry-run");
   options.fresh = arguments.flag("fresh");
+  pare::keep_as_private_as(arguments.positional(0));
   console.set_result(pare::with_own_errors(
       [&] { return pare::record(arguments.positional(0), arguments.positional(1), options, console.progress()); }));
 }

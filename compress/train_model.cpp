@@ -25,6 +25,7 @@
 #include "distill/losses.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/import/model_directory.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/isa.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/large_pieces_stay.h"
@@ -164,7 +165,7 @@ TrainingWindows read_windows(const DistillOptions& options, const Checkpoint& st
 // Tokens that both models know: a table's rows behind the tokenizer's tokens fill it up to a round number.
 int64_t count_shared_ids(const Checkpoint& student, const Checkpoint& teacher) {
   const int64_t num_rows = std::min(student.description().vocabulary_size, teacher.description().vocabulary_size);
-  if (!fs::exists(student.directory() / "tokenizer.json")) return num_rows;
+  if (!is_there(student.directory() / "tokenizer.json")) return num_rows;
   return std::min(num_rows, Tokenizer::open(student.directory()).vocabulary_size());
 }
 
@@ -245,8 +246,8 @@ int64_t sample_length(const DistillOptions& options) {
 
 // An id must stand for the same token in both; their tables may differ in padding, which no tokenizer knows of.
 void check_tokenizers(const Checkpoint& student, const Checkpoint& teacher) {
-  const auto is_there = [](const Checkpoint& model) { return fs::exists(model.directory() / "tokenizer.json"); };
-  if (student.directory() == teacher.directory() || !is_there(student) || !is_there(teacher)) return;
+  const auto has_tokenizer = [](const Checkpoint& model) { return is_there(model.directory() / "tokenizer.json"); };
+  if (student.directory() == teacher.directory() || !has_tokenizer(student) || !has_tokenizer(teacher)) return;
   const std::string students = tokenizer_hash(student.directory()), teachers = tokenizer_hash(teacher.directory());
   if (students == teachers) return;
   throw std::invalid_argument(

@@ -9,6 +9,7 @@
 #include "runtime/commands/artifact_files.h"
 #include "runtime/format/stored_linear.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/mapped_file.h"
 #include "runtime/system/sha256.h"
@@ -87,11 +88,13 @@ StoredLinear stored_again(LinearWeights weights, const LayerRecord& record, cons
 std::vector<fs::path> copied_files(const fs::path& directory) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(directory)) {
-    if (entry.is_regular_file() && is_copied(entry.path())) files.push_back(entry.path());
+    // A link that leads nowhere is no file to leave out: who opens it says what is missing.
+    const bool is_file = entry.is_regular_file() || (entry.is_symlink() && !entry.exists());
+    if (is_file && is_copied(entry.path())) files.push_back(entry.path());
   }
   std::sort(files.begin(), files.end());
   // How sentence-transformers pools an encoder's hidden states (encoder.h).
-  if (const fs::path pooling = directory / "1_Pooling" / "config.json"; fs::is_regular_file(pooling)) {
+  if (const fs::path pooling = directory / "1_Pooling" / "config.json"; is_there(pooling)) {
     files.push_back(pooling);
   }
   return files;

@@ -15,6 +15,7 @@
 #include "runtime/commands/artifact_files.h"
 #include "runtime/format/stored_linear.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 
@@ -123,7 +124,7 @@ std::string to_json(const Fingerprint& fingerprint) {
 }
 
 void Parts::check_output_is_free(const fs::path& output) {
-  if (!fs::exists(fs::symlink_status(output))) return;
+  if (!is_there(output)) return;
   // A run that was killed after its last rename leaves the remains of its folder: they are known by the fingerprint.
   if (std::optional<PartialOutput> remains = PartialOutput::take_remains(output, kCommand)) {
     const fs::path progress = remains->folder() / kProgress;

@@ -308,7 +308,7 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
 }
 
 Recipe read_recipe(const std::filesystem::path& path) {
-  return parse_recipe(read_text_file(path, kMaxRecipeBytes), path);
+  return parse_recipe(read_file_or_pipe(path, kMaxRecipeBytes), path);
 }
 
 bool matches_glob(std::string_view pattern, std::string_view name) {

@@ -69,7 +69,7 @@ std::vector<std::string> read_prompts(const std::filesystem::path& path) {
     throw std::invalid_argument(path.string() + ": expected prompts in a .jsonl (field prompt) or .json file " +
                                 "(instruction, input), found '" + extension + "'");
   }
-  const std::string text = read_text_file(path);
+  const std::string text = read_file_or_pipe(path);
   std::vector<std::string> prompts =
       extension == ".jsonl" ? read_lines(text, path.string()) : read_items(text, path.string());
   if (prompts.empty()) throw std::runtime_error(path.string() + ": it holds no prompts");

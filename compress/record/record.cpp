@@ -133,6 +133,7 @@ std::vector<int64_t> cut_shards(const Material& material, int64_t shard_tokens) 
   std::vector<int64_t> shard_sequences;
   int64_t num_tokens = 0;
   for (int64_t sequence = 0; sequence < material.num_sequences(); ++sequence) {
+    throw_if_interrupted();
     const int64_t length = material.max_length(sequence);
     if (shard_sequences.empty() || num_tokens + length > shard_tokens) {
       shard_sequences.push_back(0);

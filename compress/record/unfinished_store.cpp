@@ -9,6 +9,7 @@
 #include "compress/record/logit_store.h"
 #include "compress/record/logit_writer.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
 namespace pare {
@@ -29,10 +30,6 @@ fs::path final_shards(const fs::path& output) {
   fs::path folder = output;
   folder += ".shards";
   return folder;
-}
-
-bool is_there(const fs::path& path) {
-  return fs::exists(fs::symlink_status(path));
 }
 
 [[noreturn]] void fail_exists(const fs::path& path) {

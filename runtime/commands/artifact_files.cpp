@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/sealed_json.h"
 #include "runtime/system/sha256.h"
@@ -75,7 +76,7 @@ Seal check_own_checksum(const fs::path& file, const std::string& text, FileCheck
 }
 
 void check_report(const fs::path& report, Seal manifest, FileCheck& result) {
-  if (!fs::is_regular_file(report)) {
+  if (!is_there(report)) {
     if (manifest != Seal::none) result.problems.push_back(report.string() + ": missing");
     return;
   }
@@ -124,9 +125,9 @@ FileCheck check_files(const fs::path& directory, WhichFiles which,
                       const std::function<void(int64_t, int64_t)>& progress) {
   FileCheck result;
   const fs::path manifest = directory / kManifestName, report = directory / kReportName;
-  result.has_manifest = fs::exists(manifest);
+  result.has_manifest = is_there(manifest);
   if (!result.has_manifest) {
-    if (fs::exists(report)) {
+    if (is_there(report)) {
       result.problems.push_back(manifest.string() + ": missing, but a run that leaves a report.json leaves it, too");
     }
     return result;
@@ -159,7 +160,7 @@ void require_whole_files(const fs::path& directory, const std::string& instead,
 
 void require_listed_hashes(const fs::path& directory, const std::map<std::string, std::string>& hashes) {
   const fs::path manifest = directory / kManifestName;
-  if (!fs::exists(manifest)) return;
+  if (!is_there(manifest)) return;
   FileCheck result;
   const std::string text = read_text_file(manifest);
   check_own_checksum(manifest, text, result);

@@ -24,6 +24,7 @@
 #include "runtime/system/interrupt.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/partial_output.h"
+#include "runtime/system/private_files.h"
 #include "runtime/system/progress.h"
 #include "runtime/tokenizer/tokenizer.h"
 
@@ -35,6 +36,7 @@ using Clock = std::chrono::steady_clock;
 void run_import(const Arguments& arguments, Console& console) {
   const std::filesystem::path source = arguments.positional(0), output = output_place(arguments.positional(1));
   const Clock::time_point start = Clock::now();
+  keep_as_private_as(source);
   ImportOptions options;
   if (arguments.given("tokenizer")) options.tokenizer = arguments.text("tokenizer");
   options.dtype = parse_dtype_name(arguments.text("dtype"));

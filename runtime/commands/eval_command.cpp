@@ -92,14 +92,14 @@ void run_eval_pairs(const Arguments& arguments, Console& console) {
   check_evaluated(arguments, arguments.positional(0), console);
   const Checkpoint checkpoint = Checkpoint::open(arguments.positional(0));
   const Pooling pooling = read_pooling(checkpoint.directory(), checkpoint.encoder());
-  const std::filesystem::path file = arguments.text("pairs");
-  const TextPairs data = read_text_pairs(file, Tokenizer::open(checkpoint.directory()), pooling.max_tokens);
+  const TextPairs data =
+      read_text_pairs(arguments.text("pairs"), Tokenizer::open(checkpoint.directory()), pooling.max_tokens);
   std::optional<Checkpoint> reference_checkpoint;
   std::optional<Encoder> reference;
   if (arguments.given("reference")) {
     check_evaluated(arguments, arguments.text("reference"), console);
     reference_checkpoint = Checkpoint::open(arguments.text("reference"));
-    check_comparable(checkpoint, *reference_checkpoint, file, data);
+    check_comparable(checkpoint, *reference_checkpoint, data);
     reference = engine.load_encoder(*reference_checkpoint, console);
   }
   Encoder model = engine.load_encoder(checkpoint, console);

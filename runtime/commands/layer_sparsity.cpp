@@ -7,6 +7,7 @@
 
 #include "runtime/commands/artifact_files.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
 namespace pare {
@@ -53,7 +54,7 @@ std::map<std::string, SparsityClaim> sparsity_claims(const Checkpoint& checkpoin
     claims[linear.name] = {.pattern = scheme->pattern, .is_packed = true};
   }
   const std::filesystem::path manifest = checkpoint.directory() / kManifestName;
-  if (!std::filesystem::exists(manifest)) return claims;
+  if (!is_there(manifest)) return claims;
   const Json json = parse_json(read_text_file(manifest), manifest.string());
   if (!json.is_object()) throw std::runtime_error(manifest.string() + ": expected a JSON object");
   const Json layers = json.value("layers", Json::array());

@@ -7,6 +7,7 @@
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
 #include "runtime/tokenizer/tokenizer.h"
@@ -78,7 +79,7 @@ Verification verify(const std::filesystem::path& directory, const std::function<
     attempt(read_norm);
     step();
   }
-  if (std::filesystem::exists(directory / "tokenizer.json")) attempt([&] { Tokenizer::open(directory); });
+  if (is_there(directory / "tokenizer.json")) attempt([&] { Tokenizer::open(directory); });
   return result;
 }
 

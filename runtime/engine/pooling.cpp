@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
 namespace pare {
@@ -28,7 +29,7 @@ std::string Pooling::label() const {
 Pooling read_pooling(const std::filesystem::path& directory, const EncoderDescription& model) {
   Pooling pooling;
   pooling.max_tokens = model.context_length;
-  if (const auto path = directory / "sentence_bert_config.json"; std::filesystem::exists(path)) {
+  if (const auto path = directory / "sentence_bert_config.json"; is_there(path)) {
     const nlohmann::json settings = read_json(path);
     const auto limit = settings.find("max_seq_length");
     if (limit != settings.end() && !limit->is_null()) {
@@ -40,7 +41,7 @@ Pooling read_pooling(const std::filesystem::path& directory, const EncoderDescri
     }
   }
   const auto path = directory / "1_Pooling" / "config.json";
-  if (!std::filesystem::exists(path)) return pooling;
+  if (!is_there(path)) return pooling;
   pooling.is_stated = true;
   std::vector<std::string> modes;
   const nlohmann::json settings = read_json(path);

@@ -73,6 +73,14 @@ class Embeddings {
   std::vector<float> values_ND_;
 };
 
+nlohmann::json to_json(const std::optional<double>& correlation) {
+  return correlation ? nlohmann::json(*correlation) : nlohmann::json();
+}
+
+std::string to_text(const std::optional<double>& correlation, int num_decimals) {
+  return correlation ? format_number(*correlation, num_decimals) : "undefined, for all similarities are equal";
+}
+
 }  // namespace
 
 TextPairs read_text_pairs(const std::filesystem::path& path, const Tokenizer& tokenizer, int64_t max_tokens) {
@@ -80,7 +88,7 @@ TextPairs read_text_pairs(const std::filesystem::path& path, const Tokenizer& to
     throw std::invalid_argument(path.string() + ": expected pairs of texts in a .tsv file, found '" +
                                 path.extension().string() + "'");
   }
-  const std::string content = read_text_file(path);
+  const std::string content = read_file_or_pipe(path);
   if (const auto offset = find_invalid_utf8(content)) {
     throw std::runtime_error(path.string() + ": not UTF-8: byte " + std::to_string(*offset) + " starts no character");
   }
@@ -89,7 +97,10 @@ TextPairs read_text_pairs(const std::filesystem::path& path, const Tokenizer& to
   std::map<std::string, size_t, std::less<>> known;
   const auto index_of = [&](std::string_view text) {
     const auto [entry, is_new] = known.emplace(text, data.texts.size());
-    if (is_new) data.texts.push_back(tokenizer.encode_truncated(text, max_tokens));
+    if (is_new) {
+      data.plain_texts.emplace_back(text);
+      data.texts.push_back(tokenizer.encode_truncated(text, max_tokens));
+    }
     return entry->second;
   };
   size_t num_columns = 0;
@@ -110,6 +121,10 @@ TextPairs read_text_pairs(const std::filesystem::path& path, const Tokenizer& to
     data.pairs.emplace_back(first, second);
     if (num_columns == 3) data.gold.push_back(parse_score(columns[2], where));
   }
+  if (data.gold.size() > 1 &&
+      std::all_of(data.gold.begin(), data.gold.end(), [&](double g) { return g == data.gold[0]; })) {
+    throw std::invalid_argument(path.string() + ": all scores are equal: there is no order to compare with");
+  }
   if (data.pairs.size() < 2) {
     throw std::invalid_argument(path.string() + ": expected at least two pairs of texts, found " +
                                 std::to_string(data.pairs.size()));
@@ -117,7 +132,7 @@ TextPairs read_text_pairs(const std::filesystem::path& path, const Tokenizer& to
   return data;
 }
 
-double rank_correlation(std::span<const double> x, std::span<const double> y) {
+std::optional<double> rank_correlation(std::span<const double> x, std::span<const double> y) {
   if (x.size() != y.size() || x.size() < 2) {
     throw std::invalid_argument("rank_correlation: expected two rows of equally many values, at least 2, found " +
                                 std::to_string(x.size()) + " and " + std::to_string(y.size()));
@@ -130,6 +145,7 @@ double rank_correlation(std::span<const double> x, std::span<const double> y) {
     squares_a += (a[i] - mean) * (a[i] - mean);
     squares_b += (b[i] - mean) * (b[i] - mean);
   }
+  if (squares_a == 0.0 || squares_b == 0.0) return std::nullopt;
   return products / std::sqrt(squares_a * squares_b);
 }
 
@@ -144,8 +160,7 @@ double cosine_similarity(std::span<const float> a, std::span<const float> b) {
   return product / std::sqrt(squares_a * squares_b);
 }
 
-void check_comparable(const Checkpoint& model, const Checkpoint& reference, const std::filesystem::path& pairs,
-                      const TextPairs& data) {
+void check_comparable(const Checkpoint& model, const Checkpoint& reference, const TextPairs& data) {
   const Pooling own = read_pooling(model.directory(), model.encoder());
   const Pooling other = read_pooling(reference.directory(), reference.encoder());
   const auto fail = [&](const std::string& what) {
@@ -159,8 +174,11 @@ void check_comparable(const Checkpoint& model, const Checkpoint& reference, cons
     fail("their embeddings have " + std::to_string(reference.encoder().hidden_size) + " and " +
          std::to_string(model.encoder().hidden_size) + " values");
   }
-  if (read_text_pairs(pairs, Tokenizer::open(reference.directory()), other.max_tokens).texts != data.texts) {
-    fail("their tokenizers give other tokens");
+  const Tokenizer tokenizer = Tokenizer::open(reference.directory());
+  for (size_t n = 0; n < data.texts.size(); ++n) {
+    if (tokenizer.encode_truncated(data.plain_texts[n], other.max_tokens) != data.texts[n]) {
+      fail("their tokenizers give other tokens");
+    }
   }
 }
 
@@ -178,6 +196,7 @@ EmbeddingEvaluation evaluate_embeddings(Encoder& model, Encoder* reference, cons
   EmbeddingEvaluation result;
   result.source = data.source;
   result.pooling = pooling.label();
+  result.has_scores = !data.gold.empty();
   result.num_pairs = static_cast<int64_t>(data.pairs.size());
   result.num_texts = static_cast<int64_t>(data.texts.size());
   for (const auto& ids : data.texts) result.num_tokens += static_cast<int64_t>(ids.size());
@@ -191,7 +210,7 @@ EmbeddingEvaluation evaluate_embeddings(Encoder& model, Encoder* reference, cons
   };
   const Embeddings own(model, data, pooling, report(0));
   const std::vector<double> similarities = own.similarities(data);
-  if (!data.gold.empty()) result.gold_correlation = rank_correlation(similarities, data.gold);
+  if (result.has_scores) result.gold_correlation = rank_correlation(similarities, data.gold);
   if (reference != nullptr) {
     const Embeddings other(*reference, data, pooling, report(result.num_texts));
     const std::vector<double> reference_similarities = other.similarities(data);
@@ -200,7 +219,7 @@ EmbeddingEvaluation evaluate_embeddings(Encoder& model, Encoder* reference, cons
     result.cosine = estimate_over_windows(cosines);
     result.cosine_min = *std::min_element(cosines.begin(), cosines.end());
     result.rank_correlation = rank_correlation(similarities, reference_similarities);
-    if (!data.gold.empty()) result.reference_gold_correlation = rank_correlation(reference_similarities, data.gold);
+    if (result.has_scores) result.reference_gold_correlation = rank_correlation(reference_similarities, data.gold);
   }
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   result.peak_memory_bytes = memory.peak_bytes();
@@ -217,11 +236,11 @@ std::string to_json(const EmbeddingEvaluation& evaluation) {
     json["cosine_mean"] = evaluation.cosine->value;
     if (evaluation.cosine->standard_error) json["cosine_standard_error"] = *evaluation.cosine->standard_error;
     json["cosine_min"] = evaluation.cosine_min;
-    json["rank_correlation"] = *evaluation.rank_correlation;
+    json["rank_correlation"] = to_json(evaluation.rank_correlation);
   }
-  if (evaluation.gold_correlation) json["gold_correlation"] = *evaluation.gold_correlation;
-  if (evaluation.reference_gold_correlation) {
-    json["reference_gold_correlation"] = *evaluation.reference_gold_correlation;
+  if (evaluation.has_scores) {
+    json["gold_correlation"] = to_json(evaluation.gold_correlation);
+    if (evaluation.cosine) json["reference_gold_correlation"] = to_json(evaluation.reference_gold_correlation);
   }
   json["seconds"] = evaluation.seconds;
   json["peak_memory_bytes"] = evaluation.peak_memory_bytes;
@@ -236,13 +255,11 @@ std::string to_text(const EmbeddingEvaluation& evaluation) {
     text << "cosine to the reference  " << format_number(evaluation.cosine->value, 6);
     if (evaluation.cosine->standard_error) text << " +- " << format_number(*evaluation.cosine->standard_error, 6);
     text << ", least " << format_number(evaluation.cosine_min, 6) << '\n'
-         << "rank correlation of the pairs' similarities  " << format_number(*evaluation.rank_correlation, 6) << '\n';
+         << "rank correlation of the pairs' similarities  " << to_text(evaluation.rank_correlation, 6) << '\n';
   }
-  if (evaluation.gold_correlation) {
-    text << "rank correlation with the file's scores  " << format_number(*evaluation.gold_correlation, 5);
-    if (evaluation.reference_gold_correlation) {
-      text << " (the reference's " << format_number(*evaluation.reference_gold_correlation, 5) << ")";
-    }
+  if (evaluation.has_scores) {
+    text << "rank correlation with the file's scores  " << to_text(evaluation.gold_correlation, 5);
+    if (evaluation.cosine) text << " (the reference's " << to_text(evaluation.reference_gold_correlation, 5) << ")";
     text << '\n';
   }
   return text.str();

@@ -17,9 +17,10 @@
 
 namespace pare {
 
-// Pairs of texts as token ids; every distinct text stands once.
+// Pairs of texts; every distinct text stands once.
 struct TextPairs {
-  std::vector<std::vector<int32_t>> texts;
+  std::vector<std::string> plain_texts;
+  std::vector<std::vector<int32_t>> texts;       // their ids
   std::vector<std::pair<size_t, size_t>> pairs;  // which texts
   std::vector<double> gold;                      // of each pair; empty: the file has none
   std::string source;                            // name of the file
@@ -31,8 +32,8 @@ struct TextPairs {
 TextPairs read_text_pairs(const std::filesystem::path& path, const Tokenizer& tokenizer, int64_t max_tokens);
 
 // Spearman's rank correlation: Pearson's of the ranks, equal values sharing the mean of theirs. Throws
-// std::invalid_argument unless there are as many x as y and at least two; not a number where all x or all y are equal.
-double rank_correlation(std::span<const double> x, std::span<const double> y);
+// std::invalid_argument unless there are as many x as y and at least two. None where all x or all y are equal.
+std::optional<double> rank_correlation(std::span<const double> x, std::span<const double> y);
 
 // Cosine similarity, in float64.
 double cosine_similarity(std::span<const float> a, std::span<const float> b);
@@ -44,8 +45,9 @@ struct EmbeddingEvaluation {
   // With a reference:
   std::optional<Estimate> cosine;  // of a text's embeddings under both models, mean over the texts
   double cosine_min = 0.0;
-  std::optional<double> rank_correlation;  // of the pairs' similarities under both models
-  // With gold scores: of the similarities with them.
+  std::optional<double> rank_correlation;  // of the pairs' similarities under both models; none: all equal under one
+  // With gold scores: of the similarities with them, likewise.
+  bool has_scores = false;
   std::optional<double> gold_correlation, reference_gold_correlation;
   double seconds = 0.0;  // of embedding alone, both models
   int64_t peak_memory_bytes = 0;
@@ -53,8 +55,7 @@ struct EmbeddingEvaluation {
 
 // Both models must make embeddings of one kind: the same pooling and width and, of the file's texts, the same tokens.
 // Throws std::invalid_argument.
-void check_comparable(const Checkpoint& model, const Checkpoint& reference, const std::filesystem::path& pairs,
-                      const TextPairs& data);
+void check_comparable(const Checkpoint& model, const Checkpoint& reference, const TextPairs& data);
 
 // `reference` may be null where there are gold scores; both share a backend (std::invalid_argument). Throws what
 // Encoder::embed throws. `progress` (texts done, texts, of all models) may be empty.

@@ -85,7 +85,7 @@ InstructionData read_instructions(const std::filesystem::path& path, int64_t num
   }
   InstructionData data;
   data.source = path.filename().string();
-  const std::string text = read_text_file(path);
+  const std::string text = read_file_or_pipe(path);
   if (extension == ".json") {
     const Json objects = parse_json(text, path.string());
     if (!objects.is_array()) {

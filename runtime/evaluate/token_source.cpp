@@ -87,7 +87,7 @@ void check_ids(const TokenWindows& windows, int64_t vocabulary_size, const std::
 
 std::string read_text(const std::filesystem::path& path) {
   const std::string extension = checked_extension(path);
-  std::string text = read_text_file(path);
+  std::string text = read_file_or_pipe(path);
   if (extension == ".jsonl") text = join_documents(text, path.string());
   check_text(text, path);
   return text;
@@ -95,7 +95,7 @@ std::string read_text(const std::filesystem::path& path) {
 
 std::vector<std::string> read_texts(const std::filesystem::path& path) {
   const bool has_documents = checked_extension(path) == ".jsonl";
-  const std::string file = read_text_file(path);
+  const std::string file = read_file_or_pipe(path);
   check_text(file, path);
   std::vector<std::string> texts;
   for_each_line(file, [&](std::string_view line, size_t number) {

@@ -322,7 +322,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   // An unknown architecture or container is refused before the weights are looked for: that is the better message.
   state.describe(DType::F32);
   state.quantization = read_quantization_config(state.config_json, config_path);
-  if (!fs::exists(directory / kSingleFileName)) state.inputs.add(directory / kIndexName);
+  if (!is_there(directory / kSingleFileName)) state.inputs.add(directory / kIndexName);
   state.open_files(find_weight_files(directory));
   state.split_fused_experts();
   // Without a dtype in config.json transformers takes that of the stored weights. A norm's is always dense.

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
 namespace pare {
@@ -73,7 +74,7 @@ std::string read_config(const fs::path& directory) {
                              kConfigName + " and safetensors files)" +
                              (is_gguf ? "; turn a .gguf into one with 'pare import'" : ""));
   }
-  if (!fs::exists(directory / kConfigName)) {
+  if (!is_there(directory / kConfigName)) {
     throw std::runtime_error("no " + std::string(kConfigName) + " in '" + directory.string() +
                              "': expected a Hugging Face checkpoint");
   }
@@ -81,11 +82,11 @@ std::string read_config(const fs::path& directory) {
 }
 
 WeightFiles find_weight_files(const fs::path& directory) {
-  if (fs::exists(directory / kSingleFileName)) return {{directory / kSingleFileName}, {}};
-  if (fs::exists(directory / kIndexName)) return read_index(directory);
+  if (is_there(directory / kSingleFileName)) return {{directory / kSingleFileName}, {}};
+  if (is_there(directory / kIndexName)) return read_index(directory);
   std::string message = "no weights in '" + directory.string() + "': expected " + kSingleFileName + " or " + kIndexName;
   for (const char* old : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
-    if (!fs::exists(directory / old)) continue;
+    if (!is_there(directory / old)) continue;
     message += ", found " + std::string(old) + ": save the model again with safetensors";
     break;
   }

@@ -13,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include "runtime/system/input_files.h"
 #include "runtime/system/mapped_file.h"
 
 namespace pare {
@@ -87,6 +88,36 @@ class TemporaryFile {
   bool committed_ = false;
 };
 
+[[noreturn]] void fail_to_open(const std::filesystem::path& path, int error) {
+  if (error == ENOENT && is_there(path)) {
+    throw std::runtime_error("cannot read '" + path.string() + "': " + std::string(kDanglingLink));
+  }
+  fail("read", path, error);
+}
+
+// A descriptor's content to its end. `guess_bytes` is only a first guess: pipes and files of /proc do not tell theirs.
+std::string read_to_the_end(const Descriptor& descriptor, const std::filesystem::path& path, size_t guess_bytes,
+                            size_t max_bytes) {
+  std::string text;
+  const size_t first_bytes = std::max<size_t>(guess_bytes, 4095);
+  while (true) {
+    if (text.size() > max_bytes || guess_bytes > max_bytes) {
+      throw std::runtime_error("cannot read '" + path.string() + "': it is larger than the " +
+                               std::to_string(max_bytes) + " bytes allowed here");
+    }
+    const size_t num_bytes = text.size();
+    // What a pipe gives at once is little, and what is added is cleared each time.
+    constexpr size_t kMostAtOnce = 1 << 20;
+    text.resize(num_bytes <= first_bytes ? first_bytes + 1
+                                         : std::min(num_bytes + std::min(num_bytes, kMostAtOnce), max_bytes + 1));
+    const ssize_t num_read = ::read(descriptor.get(), text.data() + num_bytes, text.size() - num_bytes);
+    const int error = errno;
+    text.resize(num_bytes + static_cast<size_t>(std::max<ssize_t>(num_read, 0)));
+    if (num_read == 0) return text;
+    if (num_read < 0 && error != EINTR) fail("read", path, error);
+  }
+}
+
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
@@ -128,34 +159,29 @@ bool is_temporary_name(std::string_view file_name) {
 }
 
 std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) {
-  Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (descriptor.get() < 0) fail("read", path, errno);
+  // Without waiting for who writes, if it is a pipe.
+  const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (descriptor.get() < 0) fail_to_open(path, errno);
+  struct stat status;
+  if (::fstat(descriptor.get(), &status) != 0) fail("read", path, errno);
+  if (S_ISDIR(status.st_mode)) fail("read", path, EISDIR);
+  if (!S_ISREG(status.st_mode)) {
+    throw std::runtime_error("cannot read '" + path.string() + "': it is a pipe or device; expected a regular file");
+  }
+  return read_to_the_end(descriptor, path, static_cast<size_t>(status.st_size), max_bytes);
+}
+
+std::string read_file_or_pipe(const std::filesystem::path& path, size_t max_bytes) {
+  const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (descriptor.get() < 0) fail_to_open(path, errno);
   struct stat status;
   if (::fstat(descriptor.get(), &status) != 0) fail("read", path, errno);
   if (S_ISDIR(status.st_mode)) fail("read", path, EISDIR);
   if (S_ISBLK(status.st_mode) || (S_ISCHR(status.st_mode) && ::isatty(descriptor.get()) != 1)) {
     throw std::runtime_error("cannot read '" + path.string() + "': it is a device; expected a file");
   }
-  std::string text;
-  // The size is only a first guess: pipes and files of /proc do not tell it.
-  size_t guess_bytes = S_ISREG(status.st_mode) ? static_cast<size_t>(status.st_size) : 0;
-  const size_t first_bytes = std::max<size_t>(guess_bytes, 4095);
-  while (true) {
-    if (text.size() > max_bytes || guess_bytes > max_bytes) {
-      throw std::runtime_error("cannot read '" + path.string() + "': it is larger than the " +
-                               std::to_string(max_bytes) + " bytes allowed here");
-    }
-    const size_t num_bytes = text.size();
-    // What a pipe gives at once is little, and what is added is cleared each time.
-    constexpr size_t kMostAtOnce = 1 << 20;
-    text.resize(num_bytes <= first_bytes ? first_bytes + 1
-                                         : std::min(num_bytes + std::min(num_bytes, kMostAtOnce), max_bytes + 1));
-    const ssize_t num_read = ::read(descriptor.get(), text.data() + num_bytes, text.size() - num_bytes);
-    const int error = errno;
-    text.resize(num_bytes + static_cast<size_t>(std::max<ssize_t>(num_read, 0)));
-    if (num_read == 0) return text;
-    if (num_read < 0 && error != EINTR) fail("read", path, error);
-  }
+  const size_t guess_bytes = S_ISREG(status.st_mode) ? static_cast<size_t>(status.st_size) : 0;
+  return read_to_the_end(descriptor, path, guess_bytes, max_bytes);
 }
 
 void sync_directory(const std::filesystem::path& directory) {

@@ -25,9 +25,11 @@ void copy_file_atomically(const std::filesystem::path& source, const std::filesy
 // Whether this is the name of such a temporary file, or of one that mkstemp made of ".NAME.partial-XXXXXX".
 bool is_temporary_name(std::string_view file_name);
 
-// The whole file, or what comes out of a pipe. Throws std::runtime_error (path, reason), also when it is larger than
-// max_bytes, or a device (but a terminal).
+// The whole file, which must be a regular one: a model's folder comes from anywhere, and opening a pipe waits for ever.
+// Throws std::runtime_error (path, reason), also when it is larger than max_bytes.
 std::string read_text_file(const std::filesystem::path& path, size_t max_bytes = size_t{1} << 30);
+// The same of what the user names: also a pipe, which is waited for, or a terminal.
+std::string read_file_or_pipe(const std::filesystem::path& path, size_t max_bytes = size_t{1} << 30);
 
 void sync_directory(const std::filesystem::path& directory);
 

@@ -9,6 +9,10 @@
 
 namespace pare {
 
+bool is_there(const std::filesystem::path& path) {
+  return std::filesystem::exists(std::filesystem::symlink_status(path));
+}
+
 void InputFiles::add(const std::filesystem::path& path) {
   struct stat status;
   if (::stat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;

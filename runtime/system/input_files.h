@@ -3,9 +3,15 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string_view>
 #include <vector>
 
 namespace pare {
+
+// Whether a folder has an entry of that name, even a link that leads nowhere: a file that may be missing is looked for so,
+// and one that was to be there is not taken for one that nobody wanted. (Its reader tells: kDanglingLink.)
+bool is_there(const std::filesystem::path& path);
+inline constexpr std::string_view kDanglingLink = "it is a link to a file that is not there: fetch the whole model";
 
 class InputFiles {
  public:

@@ -19,6 +19,7 @@
 #include <system_error>
 #include <utility>
 
+#include "runtime/system/input_files.h"
 #include "runtime/system/sha256.h"
 #include "runtime/system/visible_text.h"
 
@@ -140,7 +141,10 @@ void install_mapped_file_handler(const std::string& program) {
 
 MappedFile MappedFile::open(const std::filesystem::path& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) fail(path, error_text(errno));
+  if (descriptor < 0) {
+    const int error = errno;
+    fail(path, error == ENOENT && is_there(path) ? std::string(kDanglingLink) : error_text(error));
+  }
   struct stat status;
   if (::fstat(descriptor, &status) != 0) {
     const int error = errno;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 
 namespace pare {
 namespace {
@@ -34,10 +35,6 @@ std::string error_text(int error) {
 
 [[noreturn]] void fail(const fs::path& folder, const std::string& what) {
   throw std::runtime_error("'" + folder.string() + "' " + what);
-}
-
-bool is_there(const fs::path& path) {
-  return fs::exists(fs::symlink_status(path));
 }
 
 // Everything in the folder but the mark. None when it is not there.
@@ -92,6 +89,10 @@ int lock_mark(const fs::path& folder, bool makes) {
     const int descriptor = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | (makes ? O_CREAT : 0), 0666);
     if (descriptor < 0) return -1;
     struct stat mine, there;
+    if (::fstat(descriptor, &mine) == 0 && !S_ISREG(mine.st_mode)) {
+      ::close(descriptor);
+      fail(folder, "holds a '" + std::string(kMark) + "' that is no file: remove it or choose another output");
+    }
     const bool is_locked = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
     const int error = errno;
     // Who held it before may have removed it.
@@ -235,10 +236,17 @@ void PartialOutput::mark(int lock) const {
   remove_worthless(folder_);
   const std::string text =
       std::string(kProgram) + command_ + std::string(remains_ == Remains::resumable ? kResumable : "") + "\n";
-  const bool is_written = ::ftruncate(lock, 0) == 0 &&
-                          ::pwrite(lock, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()) &&
-                          ::fsync(lock) == 0;
-  if (!is_written) fail(folder_, "cannot be marked: " + error_text(errno));
+  const auto size = static_cast<ssize_t>(text.size());
+  const bool is_written =
+      ::pwrite(lock, text.data(), text.size(), 0) == size && ::ftruncate(lock, size) == 0 && ::fsync(lock) == 0;
+  if (!is_written) {
+    const std::string reason = error_text(errno);
+    if (is_empty()) {  // with half a mark nobody could use it
+      fs::remove(folder_ / kMark);
+      ::rmdir(folder_.c_str());
+    }
+    fail(folder_, "cannot be marked: " + reason);
+  }
   sync_directory(folder_);
 }
 

@@ -5,6 +5,7 @@
 
 #include "runtime/files/gguf.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/tokenizer/gguf_vocabulary.h"
 #include "runtime/tokenizer/tokenizer_json.h"
@@ -112,13 +113,13 @@ Tokenizer Tokenizer::open(const std::filesystem::path& path) {
     return parse(make_tokenizer_json(read_gguf_vocabulary(GgufFile::open(path))), path.string());
   }
   const auto file = std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
-  if (!std::filesystem::exists(file)) {
+  if (!is_there(file)) {
     throw std::runtime_error(file.string() +
                              ": no such file; expected a tokenizer.json, a directory with one, or a .gguf");
   }
   TokenizerParts parts = parse_tokenizer_json(read_text_file(file), file.string());
   const auto config = file.parent_path() / "tokenizer_config.json";
-  if (std::filesystem::exists(config)) apply_tokenizer_config(read_text_file(config), config.string(), parts);
+  if (is_there(config)) apply_tokenizer_config(read_text_file(config), config.string(), parts);
   Tokenizer tokenizer;
   tokenizer.state_ = std::make_unique<State>(std::move(parts));
   tokenizer.state_->index(file.string());

@@ -22,13 +22,13 @@ TEST(RankCorrelation, HasItsClosedFormWithoutTies) {
   EXPECT_EQ(rank_correlation(x, same), 1.0);
   EXPECT_EQ(rank_correlation(x, opposite), -1.0);
   const Values other = {2, 1, 4, 3, 6, 5};  // d = 1 everywhere
-  EXPECT_DOUBLE_EQ(rank_correlation(x, other), 1.0 - 6.0 * 6.0 / (6.0 * 35.0));
+  EXPECT_DOUBLE_EQ(*rank_correlation(x, other), 1.0 - 6.0 * 6.0 / (6.0 * 35.0));
 }
 
 // Ranks of x: 1, 2.5, 2.5, 4; of y: 1, 2, 3.5, 3.5. Centred products: 2.25 + 0 + 0 + 1.5; squares 4.5 and 4.5.
 TEST(RankCorrelation, EqualValuesShareTheMeanOfTheirRanks) {
-  EXPECT_DOUBLE_EQ(rank_correlation(Values{0, 7, 7, 9}, Values{-1, 0, 5, 5}), 3.75 / 4.5);
-  EXPECT_TRUE(std::isnan(rank_correlation(Values{1, 1, 1}, Values{1, 2, 3})));
+  EXPECT_DOUBLE_EQ(*rank_correlation(Values{0, 7, 7, 9}, Values{-1, 0, 5, 5}), 3.75 / 4.5);
+  EXPECT_EQ(rank_correlation(Values{1, 1, 1}, Values{1, 2, 3}), std::nullopt);
 }
 
 // Pearson's coefficient of ranks counted one by one: 1 + number below + half the number of other equals.
@@ -54,7 +54,7 @@ TEST(RankCorrelation, EqualsBruteForce) {
     }
     const double n = 40.0;
     const double expected = (n * sab - sa * sb) / std::sqrt((n * saa - sa * sa) * (n * sbb - sb * sb));
-    EXPECT_NEAR(rank_correlation(x, y), expected, 1e-12);
+    EXPECT_NEAR(*rank_correlation(x, y), expected, 1e-12);
     EXPECT_EQ(rank_correlation(x, y), rank_correlation(y, x));
   }
 }
@@ -99,6 +99,7 @@ TEST_F(TextPairsFile, OtherFilesAreRefusedWithTheLine) {
   expect_error<std::runtime_error>([&] { read("a\xC3\tb\n"); }, {"not UTF-8", "byte 1"});
   expect_error<std::invalid_argument>([&] { read("a\tb\n"); }, {"two pairs", "1"});
   expect_error<std::invalid_argument>([&] { read("a\tb\n", "pairs.csv"); }, {".tsv", ".csv"});
+  expect_error<std::invalid_argument>([&] { read("a\tb\t2\nc\td\t2\n"); }, {"pairs.tsv", "all scores are equal"});
 }
 
 TEST_F(TextPairsFile, AnEncoderAgreesWithItself) {
@@ -106,7 +107,7 @@ TEST_F(TextPairsFile, AnEncoderAgreesWithItself) {
   const Checkpoint checkpoint = Checkpoint::open(tiny_encoder_path());
   Encoder model = Encoder::load(checkpoint, *backend), reference = Encoder::load(checkpoint, *backend);
   const TextPairs data = read("the cat\tthe dog\t3\nthe dog\tthe mat\t1\na house\tthe house\t2\n");
-  check_comparable(checkpoint, checkpoint, folder_.path() / "pairs.tsv", data);
+  check_comparable(checkpoint, checkpoint, data);
   const EmbeddingEvaluation result = evaluate_embeddings(model, &reference, data, {});
   EXPECT_NEAR(result.cosine->value, 1.0, 1e-12);
   EXPECT_NEAR(result.cosine_min, 1.0, 1e-12);
@@ -121,6 +122,19 @@ TEST_F(TextPairsFile, AnEncoderAgreesWithItself) {
   const EmbeddingEvaluation alone = evaluate_embeddings(model, nullptr, data, {});
   EXPECT_FALSE(alone.cosine.has_value());
   EXPECT_EQ(*alone.gold_correlation, *result.gold_correlation);
+}
+
+TEST_F(TextPairsFile, EqualSimilaritiesHaveNoRankCorrelation) {
+  const auto backend = make_reference_backend();
+  const Checkpoint checkpoint = Checkpoint::open(tiny_encoder_path());
+  Encoder model = Encoder::load(checkpoint, *backend), reference = Encoder::load(checkpoint, *backend);
+  const TextPairs data = read("the cat\tthe dog\t1\nthe cat\tthe dog\t2\n");
+  const EmbeddingEvaluation result = evaluate_embeddings(model, &reference, data, {});
+  const auto json = nlohmann::json::parse(to_json(result));
+  for (const char* key : {"rank_correlation", "gold_correlation", "reference_gold_correlation"}) {
+    EXPECT_TRUE(json.at(key).is_null()) << key;
+  }
+  EXPECT_NE(to_text(result).find("undefined, for all similarities are equal"), std::string::npos);
 }
 
 // The similarities that the figures are made of are those of transformers' embeddings.

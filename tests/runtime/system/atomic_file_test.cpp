@@ -1,8 +1,6 @@
 #include "runtime/system/atomic_file.h"
 
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -10,10 +8,12 @@
 
 #include <csignal>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tests/expect_error.h"
+#include "tests/small_disk.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
@@ -106,46 +106,22 @@ TEST(AtomicFile, AFailingWriteNamesThePathAndLeavesTheOldFile) {
   EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"a"});
 }
 
-// In a child, on a file system of 64 KiB that only it sees. Exit status 0: all as expected; 2: this machine lets
-// nobody mount; anything else: a failure.
-int fill_a_small_disk(const fs::path& folder) {
-  const std::string user = std::to_string(::getuid()), group = std::to_string(::getgid());
-  if (::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return 2;
-  // A user or group that the new name space does not know could own no file.
-  if (!(std::ofstream("/proc/self/uid_map") << "0 " + user + " 1" << std::flush)) return 2;
-  if (!(std::ofstream("/proc/self/setgroups") << "deny" << std::flush)) return 2;
-  if (!(std::ofstream("/proc/self/gid_map") << "0 " + group + " 1" << std::flush)) return 2;
-  if (::mount("none", folder.c_str(), "tmpfs", 0, "size=64k") != 0) return 2;
-  write_file_atomically(folder / "a", std::string_view("old"));
-  try {
-    write_file_atomically(folder / "a", std::string_view(std::string(200'000, 'x')));
-    return 3;
-  } catch (const std::runtime_error& error) {
-    const std::string message = error.what();
-    if (message.find("No space left on device: free some space") == std::string::npos) return 4;
-  }
-  if (read_text_file(folder / "a") != "old") return 5;
-  return names_in(folder) == std::vector<std::string>{"a"} ? 0 : 6;
-}
-
 TEST(AtomicFile, AFullDiskIsAClearErrorAndLeavesTheOldFile) {
-  TemporaryFolder folder;
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    int status = 7;
+  const TemporaryFolder folder;
+  const std::optional<int> status = on_a_small_disk(folder.path(), "64k", [&] {
+    write_file_atomically(folder.path() / "a", std::string_view("old"));
     try {
-      status = fill_a_small_disk(folder.path());
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s\n", error.what());
+      write_file_atomically(folder.path() / "a", std::string_view(std::string(200'000, 'x')));
+      return 1;
+    } catch (const std::runtime_error& error) {
+      const std::string message = error.what();
+      if (message.find("No space left on device: free some space") == std::string::npos) return 2;
     }
-    ::_exit(status);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status));
-  if (WEXITSTATUS(status) == 2) GTEST_SKIP() << "this machine does not let a test mount a small disk";
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+    if (read_text_file(folder.path() / "a") != "old") return 3;
+    return names_in(folder.path()) == std::vector<std::string>{"a"} ? 0 : 4;
+  });
+  if (!status) GTEST_SKIP() << "this machine does not let a test mount a small disk";
+  EXPECT_EQ(*status, 0);
 }
 
 TEST(AtomicFile, RefusalsNameThePath) {
@@ -185,7 +161,25 @@ TEST(AtomicFile, ACopyIsForNoMorePeopleThanTheOriginal) {
 
 TEST(AtomicFile, DevicesAreNotRead) {
   for (const char* device : {"/dev/zero", "/dev/null", "/dev/full"}) {
-    expect_error<std::runtime_error>([&] { read_text_file(device); }, {device, "a device; expected a file"});
+    expect_error<std::runtime_error>([&] { read_text_file(device); }, {device, "device; expected a regular file"});
+    expect_error<std::runtime_error>([&] { read_file_or_pipe(device); }, {device, "a device; expected a file"});
+  }
+}
+
+// Nobody will ever write to it.
+TEST(AtomicFile, APipeAmongAModelsFilesIsNotWaitedFor) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(::mkfifo((folder.path() / "config.json").c_str(), 0600), 0);
+  expect_error<std::runtime_error>([&] { read_text_file(folder.path() / "config.json"); },
+                                   {"config.json", "a pipe or device; expected a regular file"});
+}
+
+TEST(AtomicFile, ALinkThatLeadsNowhereIsToldFromAMissingFile) {
+  const TemporaryFolder folder;
+  fs::create_symlink("gone", folder.path() / "link");
+  for (const auto& read : {read_text_file, read_file_or_pipe}) {
+    expect_error<std::runtime_error>([&] { read(folder.path() / "link", 100); },
+                                     {"link'", "a link to a file that is not there"});
   }
 }
 
@@ -195,6 +189,7 @@ TEST(AtomicFile, ReadingStopsAtTheGivenSize) {
     const std::string text(size, 'y');
     write_file_atomically(folder.path() / "a", std::string_view(text));
     EXPECT_EQ(read_text_file(folder.path() / "a", size), text);
+    EXPECT_EQ(read_file_or_pipe(folder.path() / "a", size), text);
     if (size == 0) continue;
     expect_error<std::runtime_error>([&] { read_text_file(folder.path() / "a", size - 1); }, {"larger than"});
   }
@@ -209,7 +204,7 @@ TEST(AtomicFile, ReadingStopsAtTheGivenSize) {
     }
     ::_exit(0);
   }
-  expect_error<std::runtime_error>([&] { read_text_file(folder.path() / "pipe", 100'000); },
+  expect_error<std::runtime_error>([&] { read_file_or_pipe(folder.path() / "pipe", 100'000); },
                                    {"larger than the 100000 bytes"});
   ASSERT_EQ(::waitpid(writer, nullptr, 0), writer);
 }

@@ -1,15 +1,18 @@
 #include "runtime/system/partial_output.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
 #include <vector>
 
 #include "runtime/system/atomic_file.h"
 #include "tests/expect_error.h"
+#include "tests/small_disk.h"
 #include "tests/temporary_folder.h"
 
 namespace pare {
@@ -165,6 +168,35 @@ TEST_F(PartialOutputTest, AnUnreadableMarkIsNotTakenForOurs) {
   expect_refused("import", {"does not say whose"});
   fs::remove(partial_ / "thesis.txt");  // killed between making the mark and writing it
   EXPECT_NO_THROW(PartialOutput(output_, "import", Remains::worthless));
+}
+
+// Nobody made it, and so it is somebody's.
+TEST_F(PartialOutputTest, AMarkThatIsNoFileIsLeftAlone) {
+  fs::create_directory(partial_);
+  ASSERT_EQ(::mkfifo((partial_ / "claimed-by-pare").c_str(), 0600), 0);
+  expect_refused("import", {"out.partial", "claimed-by-pare", "no file"});
+  write(output_);
+  expect_error<std::runtime_error>([&] { PartialOutput::check_is_free(output_); }, {"exists"});
+  EXPECT_TRUE(fs::is_fifo(partial_ / "claimed-by-pare"));
+}
+
+TEST_F(PartialOutputTest, AFullDiskLeavesNoMark) {
+  const std::optional<int> status = on_a_small_disk(folder_.path(), "64k", [&] {
+    std::ofstream filling(folder_.path() / "filling");
+    while (filling << std::string(4096, 'x') << std::flush) {
+    }
+    filling.close();
+    try {
+      PartialOutput(output_, "import", Remains::worthless);
+      return 1;
+    } catch (const std::runtime_error& error) {
+      const std::string message = error.what();
+      if (message.find("cannot be marked: No space left on device") == std::string::npos) return 2;
+    }
+    return left() == Strings{"filling"} ? 0 : 3;
+  });
+  if (!status) GTEST_SKIP() << "this machine does not let a test mount a small disk";
+  EXPECT_EQ(*status, 0);
 }
 
 TEST_F(PartialOutputTest, RemainsOfAKilledCommandGoWhenTheyAreWorthless) {
