@@ -9,6 +9,7 @@
 #include <string>
 
 #include "compress/hdf5/large_file.h"
+#include "runtime/system/input_files.h"
 
 namespace pare {
 

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "compress/hdf5/hdf5_type.h"
-#include "compress/hdf5/large_file.h"
+#include "runtime/system/input_files.h"
 
 namespace pare {
 

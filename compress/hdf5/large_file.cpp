@@ -53,48 +53,6 @@ bool starts_with(int descriptor, std::string_view magic) {
 
 }  // namespace
 
-InputFile::InputFile(fs::path path) : path_(std::move(path)) {
-  // Without O_NONBLOCK the open of a pipe would wait for a writer.
-  descriptor_ = open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  if (descriptor_ < 0) fail("read", path_, errno);
-  struct stat status;
-  const int error = fstat(descriptor_, &status) == 0 ? 0 : errno;
-  const bool is_regular = error == 0 && S_ISREG(status.st_mode);
-  if (!is_regular) {
-    close(std::exchange(descriptor_, -1));
-    if (error != 0) fail("read", path_, error);
-    fail("read", path_, S_ISDIR(status.st_mode) ? "expected a file, found a folder" : "expected a regular file");
-  }
-  size_bytes_ = status.st_size;
-}
-
-InputFile::InputFile(InputFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      descriptor_(std::exchange(other.descriptor_, -1)),
-      size_bytes_(other.size_bytes_) {}
-
-InputFile& InputFile::operator=(InputFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(descriptor_, other.descriptor_);
-  std::swap(size_bytes_, other.size_bytes_);
-  return *this;
-}
-
-InputFile::~InputFile() {
-  if (descriptor_ >= 0) close(descriptor_);
-}
-
-void InputFile::read(int64_t offset, std::span<std::byte> bytes) const {
-  while (!bytes.empty()) {
-    const ssize_t count = pread(descriptor_, bytes.data(), bytes.size(), offset);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail("read", path_, errno);
-    if (count == 0) fail("read", path_, "it ends at byte " + std::to_string(offset) + ": it was cut while it was read");
-    bytes = bytes.subspan(static_cast<size_t>(count));
-    offset += count;
-  }
-}
-
 UnpublishedFile::UnpublishedFile(fs::path path, std::string_view magic) : path_(std::move(path)), partial_(path_) {
   partial_ += ".partial";
   while (true) {

@@ -16,8 +16,8 @@
 #include "compress/hdf5/hashed_file.h"
 #include "compress/hdf5/hdf5_reader.h"
 #include "compress/hdf5/hdf5_writer.h"
-#include "compress/hdf5/large_file.h"
 #include "quant/row_chunks.h"
+#include "runtime/system/input_files.h"
 
 namespace pare {
 namespace {

@@ -88,16 +88,8 @@ class TemporaryFile {
   bool committed_ = false;
 };
 
-[[noreturn]] void fail_to_open(const std::filesystem::path& path, int error) {
-  if (error == ENOENT && is_there(path)) {
-    throw std::runtime_error("cannot read '" + path.string() + "': " + std::string(kDanglingLink));
-  }
-  fail("read", path, error);
-}
-
 // A descriptor's content to its end. `guess_bytes` is only a first guess: pipes and files of /proc do not tell theirs.
-std::string read_to_the_end(const Descriptor& descriptor, const std::filesystem::path& path, size_t guess_bytes,
-                            size_t max_bytes) {
+std::string read_to_the_end(int descriptor, const std::filesystem::path& path, size_t guess_bytes, size_t max_bytes) {
   std::string text;
   const size_t first_bytes = std::max<size_t>(guess_bytes, 4095);
   while (true) {
@@ -110,7 +102,7 @@ std::string read_to_the_end(const Descriptor& descriptor, const std::filesystem:
     constexpr size_t kMostAtOnce = 1 << 20;
     text.resize(num_bytes <= first_bytes ? first_bytes + 1
                                          : std::min(num_bytes + std::min(num_bytes, kMostAtOnce), max_bytes + 1));
-    const ssize_t num_read = ::read(descriptor.get(), text.data() + num_bytes, text.size() - num_bytes);
+    const ssize_t num_read = ::read(descriptor, text.data() + num_bytes, text.size() - num_bytes);
     const int error = errno;
     text.resize(num_bytes + static_cast<size_t>(std::max<ssize_t>(num_read, 0)));
     if (num_read == 0) return text;
@@ -159,21 +151,15 @@ bool is_temporary_name(std::string_view file_name) {
 }
 
 std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) {
-  // Without waiting for who writes, if it is a pipe.
-  const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (descriptor.get() < 0) fail_to_open(path, errno);
-  struct stat status;
-  if (::fstat(descriptor.get(), &status) != 0) fail("read", path, errno);
-  if (S_ISDIR(status.st_mode)) fail("read", path, EISDIR);
-  if (!S_ISREG(status.st_mode)) {
-    throw std::runtime_error("cannot read '" + path.string() + "': it is a pipe or device; expected a regular file");
-  }
-  return read_to_the_end(descriptor, path, static_cast<size_t>(status.st_size), max_bytes);
+  const InputFile file(path);
+  return read_to_the_end(file.descriptor(), path, static_cast<size_t>(file.size_bytes()), max_bytes);
 }
 
 std::string read_file_or_pipe(const std::filesystem::path& path, size_t max_bytes) {
   const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (descriptor.get() < 0) fail_to_open(path, errno);
+  if (descriptor.get() < 0) {
+    throw std::runtime_error("cannot read '" + path.string() + "': " + why_not_opened(path, errno));
+  }
   struct stat status;
   if (::fstat(descriptor.get(), &status) != 0) fail("read", path, errno);
   if (S_ISDIR(status.st_mode)) fail("read", path, EISDIR);
@@ -181,7 +167,7 @@ std::string read_file_or_pipe(const std::filesystem::path& path, size_t max_byte
     throw std::runtime_error("cannot read '" + path.string() + "': it is a device; expected a file");
   }
   const size_t guess_bytes = S_ISREG(status.st_mode) ? static_cast<size_t>(status.st_size) : 0;
-  return read_to_the_end(descriptor, path, guess_bytes, max_bytes);
+  return read_to_the_end(descriptor.get(), path, guess_bytes, max_bytes);
 }
 
 void sync_directory(const std::filesystem::path& directory) {

@@ -1,18 +1,45 @@
-// Files that are read more than once, or mapped, and must be the same files with the same content all the while.
+// Files that are read: what is no regular file is never waited for, and is told apart in one way.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <string_view>
+#include <span>
+#include <string>
 #include <vector>
 
 namespace pare {
 
-// Whether a folder has an entry of that name, even a link that leads nowhere: a file that may be missing is looked for so,
-// and one that was to be there is not taken for one that nobody wanted. (Its reader tells: kDanglingLink.)
+// Whether a folder has an entry of that name, even a link that leads nowhere. A file that may be missing is looked for so:
+// one that was to be there is not taken for one that nobody wanted, and its reader says what is wrong with it.
 bool is_there(const std::filesystem::path& path);
-inline constexpr std::string_view kDanglingLink = "it is a link to a file that is not there: fetch the whole model";
 
+// What to say of a path that could not be opened for reading, by errno.
+std::string why_not_opened(const std::filesystem::path& path, int error);
+
+// A regular file, read at offsets. Not mapped: a file that someone cuts while it is read gives an error, not a signal.
+class InputFile {
+ public:
+  // Throws std::runtime_error (path, reason), also for what is no regular file.
+  explicit InputFile(std::filesystem::path path);
+  InputFile(InputFile&& other) noexcept;
+  InputFile& operator=(InputFile&& other) noexcept;
+  ~InputFile();
+
+  const std::filesystem::path& path() const { return path_; }
+  int descriptor() const { return descriptor_; }
+  int64_t size_bytes() const { return size_bytes_; }  // when it was opened
+
+  // Fills `bytes` from `offset` on. Throws std::runtime_error (path, reason), also where the file ends before.
+  void read(int64_t offset, std::span<std::byte> bytes) const;
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  int64_t size_bytes_ = 0;
+};
+
+// Files that are read more than once, or mapped, and must be the same files with the same content all the while.
 class InputFiles {
  public:
   // Notes which file `path` is (device, inode), its size and its time of modification: to be called before the file is

@@ -1,8 +1,6 @@
 #include "runtime/system/mapped_file.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,14 +25,6 @@ namespace pare {
 namespace {
 
 constexpr size_t kHashedPieceBytes = size_t{16} << 20;
-
-[[noreturn]] void fail(const std::filesystem::path& path, const std::string& reason) {
-  throw std::runtime_error("cannot open '" + path.string() + "': " + reason);
-}
-
-std::string error_text(int error) {
-  return std::generic_category().message(error);
-}
 
 // --- Which addresses belong to which file: for a signal handler, which may neither lock nor allocate ---
 
@@ -140,35 +130,20 @@ void install_mapped_file_handler(const std::string& program) {
 }
 
 MappedFile MappedFile::open(const std::filesystem::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) {
-    const int error = errno;
-    fail(path, error == ENOENT && is_there(path) ? std::string(kDanglingLink) : error_text(error));
-  }
-  struct stat status;
-  if (::fstat(descriptor, &status) != 0) {
-    const int error = errno;
-    ::close(descriptor);
-    fail(path, error_text(error));
-  }
-  if (!S_ISREG(status.st_mode)) {
-    ::close(descriptor);
-    fail(path, S_ISDIR(status.st_mode) ? "expected a file, found a directory" : "expected a regular file");
-  }
+  const InputFile opened(path);
   MappedFile file;
-  file.size_ = static_cast<size_t>(status.st_size);
+  file.size_ = static_cast<size_t>(opened.size_bytes());
   if (file.size_ > 0) {
-    void* memory = ::mmap(nullptr, file.size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    void* memory = ::mmap(nullptr, file.size_, PROT_READ, MAP_PRIVATE, opened.descriptor(), 0);
     if (memory == MAP_FAILED) {
-      const int error = errno;
+      const std::string reason = std::generic_category().message(errno);
       file.size_ = 0;
-      ::close(descriptor);
-      fail(path, "mapping " + std::to_string(status.st_size) + " bytes failed: " + error_text(error));
+      throw std::runtime_error("cannot read '" + path.string() + "': mapping " + std::to_string(opened.size_bytes()) +
+                               " bytes failed: " + reason);
     }
     file.data_ = static_cast<const std::byte*>(memory);
     file.registration_ = register_mapping(memory, file.size_, path);
   }
-  ::close(descriptor);
   return file;
 }
 

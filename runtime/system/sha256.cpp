@@ -5,12 +5,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <stdexcept>
-#include <system_error>
+#include <span>
 #include <vector>
+
+#include "runtime/system/input_files.h"
 
 namespace pare {
 namespace {
@@ -153,18 +152,17 @@ std::string sha256_hex(std::span<const std::byte> bytes) {
 }
 
 std::string sha256_file(const std::filesystem::path& path) {
-  // Read in pieces rather than mapped: a hashed checkpoint must not count as resident memory.
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    throw std::runtime_error("cannot read '" + path.string() + "': " + std::generic_category().message(errno));
-  }
+  // Not mapped: a hashed checkpoint must not count as resident memory.
+  const InputFile file(path);
   Sha256 hash;
-  std::vector<char> piece(size_t{1} << 20);
-  while (file) {
-    file.read(piece.data(), static_cast<std::streamsize>(piece.size()));
-    hash.update(std::as_bytes(std::span(piece.data(), static_cast<size_t>(file.gcount()))));
+  std::vector<std::byte> piece(size_t{1} << 20);
+  for (int64_t begin = 0; begin < file.size_bytes();) {
+    const int64_t size = std::min(file.size_bytes() - begin, static_cast<int64_t>(piece.size()));
+    const std::span<std::byte> bytes = std::span(piece).first(static_cast<size_t>(size));
+    file.read(begin, bytes);
+    hash.update(bytes);
+    begin += size;
   }
-  if (!file.eof()) throw std::runtime_error("cannot read '" + path.string() + "': reading failed");
   return hash.hex();
 }
 

@@ -161,7 +161,8 @@ TEST(AtomicFile, ACopyIsForNoMorePeopleThanTheOriginal) {
 
 TEST(AtomicFile, DevicesAreNotRead) {
   for (const char* device : {"/dev/zero", "/dev/null", "/dev/full"}) {
-    expect_error<std::runtime_error>([&] { read_text_file(device); }, {device, "device; expected a regular file"});
+    expect_error<std::runtime_error>([&] { read_text_file(device); },
+                                     {device, "expected a regular file, found a pipe or device"});
     expect_error<std::runtime_error>([&] { read_file_or_pipe(device); }, {device, "a device; expected a file"});
   }
 }
@@ -171,7 +172,7 @@ TEST(AtomicFile, APipeAmongAModelsFilesIsNotWaitedFor) {
   const TemporaryFolder folder;
   ASSERT_EQ(::mkfifo((folder.path() / "config.json").c_str(), 0600), 0);
   expect_error<std::runtime_error>([&] { read_text_file(folder.path() / "config.json"); },
-                                   {"config.json", "a pipe or device; expected a regular file"});
+                                   {"config.json", "expected a regular file, found a pipe or device"});
 }
 
 TEST(AtomicFile, ALinkThatLeadsNowhereIsToldFromAMissingFile) {
