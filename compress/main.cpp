@@ -27,14 +27,16 @@ pare::RunOptions run_options(const pare::Arguments& arguments) {
   return options;
 }
 
-// All models that weights, statistics or logits come from.
-void keep_as_private_as_models(const pare::Recipe& recipe, const pare::RunOptions& options) {
+// All models, and what was taken of them, that a recipe's outputs come from.
+void keep_as_private_as_sources(const pare::Recipe& recipe, const pare::RunOptions& options) {
   pare::keep_as_private_as(options.model.empty() ? recipe.model : options.model);
+  if (recipe.calibration) pare::keep_as_private_as(recipe.calibration->statistics);
   for (const pare::PassRecipe& pass : recipe.passes) {
     const auto* const training = dynamic_cast<const pare::DistillPass*>(pass.options.get());
     if (training == nullptr) continue;
-    for (const std::string& model : {training->distill.student, training->distill.teacher}) {
-      pare::keep_as_private_as(model);
+    const pare::DistillOptions& distill = training->distill;
+    for (const std::string& source : {distill.student, distill.teacher, distill.logits}) {
+      pare::keep_as_private_as(source);
     }
   }
 }
@@ -48,13 +50,13 @@ void run_recipe(const pare::Arguments& arguments, pare::Console& console) {
   if (device != "cpu" && device != "cuda")
     throw pare::WrongUsage("--device: expected cpu or cuda, found '" + device + "'");
   options.on_gpu = device == "cuda";
-  keep_as_private_as_models(recipe, options);
+  keep_as_private_as_sources(recipe, options);
   console.set_result(pare::with_own_errors([&] { return pare::run(recipe, options, console.progress()); }));
 }
 
 void calibrate_recipe(const pare::Arguments& arguments, pare::Console& console) {
   const pare::Recipe recipe = pare::read_recipe(arguments.positional(0));
-  keep_as_private_as_models(recipe, run_options(arguments));
+  keep_as_private_as_sources(recipe, run_options(arguments));
   console.set_result(pare::with_own_errors(
       [&] { return pare::calibrate(recipe, arguments.positional(1), run_options(arguments), console.progress()); }));
 }

@@ -21,10 +21,10 @@ mode_t rights_without(const fs::path& file) {
 
 }  // namespace
 
-void keep_as_private_as(const fs::path& model) {
-  mode_t withheld = rights_without(model);
+void keep_as_private_as(const fs::path& source) {
+  mode_t withheld = rights_without(source);
   std::error_code no_folder;
-  for (fs::directory_iterator entry(model, no_folder), end; !no_folder && entry != end; entry.increment(no_folder)) {
+  for (fs::directory_iterator entry(source, no_folder), end; !no_folder && entry != end; entry.increment(no_folder)) {
     if (entry->path().extension() == ".safetensors") withheld |= rights_without(entry->path());
   }
   ::umask(::umask(0777) | withheld);

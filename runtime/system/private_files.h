@@ -6,8 +6,8 @@
 
 namespace pare {
 
-// From here on this process makes files and folders that only those may read who may read `model`: a file, or each file
-// of weights in a folder. (By the process's umask, which only gets stricter.) Of what is missing its reader tells.
-void keep_as_private_as(const std::filesystem::path& model);
+// From here on this process makes files and folders that only those may read who may read `source`: a file (a model's,
+// statistics, logits), or each file of weights in a folder. (By the process's umask, which only gets stricter.) Of what is missing its reader tells.
+void keep_as_private_as(const std::filesystem::path& source);
 
 }  // namespace pare

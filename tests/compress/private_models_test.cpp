@@ -63,6 +63,17 @@ TEST_F(PrivateModels, OutputsAreForNobodyElse) {
                           "], tokens: 16, total_tokens: 16, batch: 1, windows: 4, validation_windows: 1}\n");
   expect_withheld({"run", recipe_.string(), "--out", (folder_ / "student").string()},
                   {"student", "student/model.safetensors"}, S_IRWXG | S_IRWXO);
+  // What was taken of a private model.
+  write_text(recipe_, "model: " + model_.string() +
+                          "\ncalibration: {statistics: " + (folder_ / "sums-of-one.h5").string() +
+                          "}\npasses:\n  - gptq: {bits: 4, group_size: -1, fit: false}\n");
+  expect_withheld({"run", recipe_.string(), "--out", (folder_ / "from-sums").string()},
+                  {"from-sums", "from-sums/model.safetensors"}, S_IRWXG | S_IRWXO);
+  write_text(recipe_, "model: " + model_.string() +
+                          "\npasses:\n  - distill: {logits: " + (folder_ / "logits-of-one.h5").string() +
+                          ", total_tokens: 16, batch: 1, validation_windows: 1}\n");
+  expect_withheld({"run", recipe_.string(), "--out", (folder_ / "from-logits").string()},
+                  {"from-logits", "from-logits/model.safetensors"}, S_IRWXG | S_IRWXO);
 }
 
 TEST_F(PrivateModels, OfAPublicModelTheUmaskDecides) {
