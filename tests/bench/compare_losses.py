@@ -98,7 +98,7 @@ def main():
     parser.add_argument("what", choices=["table", "labels"])
     parser.add_argument("pare", type=os.path.abspath)
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--tokens", type=int, help="to train on; default 130000 (table), 520000 (labels)")
+    parser.add_argument("--tokens", type=int, help="to train on; default 130000 (table), 320000 (labels)")
     parser.add_argument("--batch", type=int, default=2, help="windows of 512 tokens a step")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, each on its share of the processor's cores")
     parser.add_argument("--rates", help="learning rates; default 3e-4,1e-3,3e-3 (table), 1e-3,1e-3 (labels)")
@@ -109,7 +109,7 @@ def main():
     if arguments.recorded and arguments.what == "table":
         parser.error("--recorded: the table's losses include some that need the teacher itself")
     is_table = arguments.what == "table"
-    arguments.tokens = arguments.tokens or (130000 if is_table else 520000)
+    arguments.tokens = arguments.tokens or (130000 if is_table else 320000)
     arguments.rates = arguments.rates or ("3e-4,1e-3,3e-3" if is_table else "1e-3,1e-3")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     student = make_student(arguments)
