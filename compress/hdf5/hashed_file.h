@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "compress/hdf5/large_file.h"
+#include "compress/hdf5/unpublished_file.h"
 #include "runtime/system/input_files.h"
 
 namespace pare {

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
 namespace pare {
@@ -136,10 +137,6 @@ std::string child(const std::string& path, const std::string& name) {
 
 std::string attribute_path(const std::string& path, const char* name) {
   return "attribute " + child(path, name);
-}
-
-bool is_control(char c) {
-  return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
 }
 
 }  // namespace

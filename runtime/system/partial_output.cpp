@@ -18,6 +18,7 @@
 
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
+#include "runtime/system/visible_text.h"
 
 namespace pare {
 namespace {
@@ -137,7 +138,7 @@ fs::path output_place(const fs::path& output) {
   // Not lexically_normal: where "link" is one, "link/.." is not the folder that holds it.
   std::string text = output.string();
   // The system would see a name cut off at a NUL: another file's.
-  if (std::any_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; })) {
+  if (std::any_of(text.begin(), text.end(), is_control)) {
     throw std::invalid_argument("output '" + output.string() + "': expected a name without control characters");
   }
   while (text.size() > 1 && (text.ends_with('/') || text.ends_with("/."))) text.pop_back();
@@ -242,7 +243,7 @@ void PartialOutput::mark(int lock) const {
   if (!is_written) {
     const std::string reason = error_text(errno);
     if (is_empty()) {  // with half a mark nobody could use it
-      fs::remove(folder_ / kMark);
+      ::unlink((folder_ / kMark).c_str());
       ::rmdir(folder_.c_str());
     }
     fail(folder_, "cannot be marked: " + reason);

@@ -34,7 +34,7 @@ void VisibleText::append(char byte, std::string& shown) {
   num_following_ = value >= 0xf0 ? 3 : value >= 0xe0 ? 2 : value >= 0xc3 ? 1 : 0;
   if (value == 0xc2) {
     c2_waits_ = true;
-  } else if ((value < 0x20 && byte != '\n' && byte != '\t') || value == 0x7f) {
+  } else if (is_control(byte) && byte != '\n' && byte != '\t') {
     append_escaped(byte, shown);
   } else {
     shown += byte;

@@ -6,6 +6,11 @@
 
 namespace pare {
 
+// U+0000 to U+001F and U+007F, of one byte each in UTF-8.
+inline bool is_control(char c) {
+  return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
+}
+
 // UTF-8 that comes in pieces, cut anywhere. Control characters other than newline and tab (U+0000 to U+001F, U+007F to
 // U+009F), and bytes that belong to no character, become `prefix` and two hexadecimal digits; all else stays.
 class VisibleText {

@@ -19,8 +19,10 @@
 #include "runtime/files/npy.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/system/atomic_file.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
+#include "tests/small_disk.h"
 
 namespace pare::test {
 namespace {
@@ -320,24 +322,19 @@ TEST_F(Pipeline, InterruptedItSaysSoAndGoesOn) {
   EXPECT_EQ(promised_files(folder_ / "out"), promised_files(folder_ / "whole"));
 }
 
-// A file system of 100 KB, which only this test's child processes see. (Needs user namespaces.)
+// (Needs user namespaces.)
 TEST_F(Pipeline, AFullDiskIsFoundBeforeAnyWork) {
   write_text(folder_ / "recipe.yaml", make_recipe("llama_gqa_untied", kGptq));
-  fs::create_directories(folder_ / "small");
-  const std::string line = "unshare -rm sh -c \"mount -t tmpfs -o size=100k none '" + (folder_ / "small").string() +
-                           "' && '" + kBuildFolder + "/pare' run '" + (folder_ / "recipe.yaml").string() + "' --out '" +
-                           (folder_ / "small" / "out").string() + "' 2>'" + (folder_ / "err").string() +
-                           "'; echo \\$? >'" + (folder_ / "status").string() + "'; ls -A '" +
-                           (folder_ / "small").string() + "' >'" + (folder_ / "left").string() + "'\"";
-  ASSERT_EQ(std::system(line.c_str()), 0) << line;
-  std::ifstream status_file(folder_ / "status"), err_file(folder_ / "err"), left_file(folder_ / "left");
-  int status = 0;
-  status_file >> status;
-  const std::string err{std::istreambuf_iterator<char>(err_file), {}};
-  const std::string remains{std::istreambuf_iterator<char>(left_file), {}};
-  EXPECT_EQ(status, 1);
+  const fs::path small = folder_ / "small";
+  fs::create_directories(small);
+  const std::optional<int> status = on_a_small_disk(small, "100k", [&] {
+    const Outcome outcome = run_pare({"run", (folder_ / "recipe.yaml").string(), "--out", (small / "out").string()});
+    write_text(folder_ / "err", outcome.err);
+    return fs::is_empty(small) ? outcome.status : 99;
+  });
+  const std::string err = read_text_file(folder_ / "err");
+  EXPECT_EQ(status, 1) << err;
   EXPECT_NE(err.find("100 KiB free"), std::string::npos) << err;
-  EXPECT_EQ(remains, "");
 }
 
 TEST_F(Pipeline, AnUnfinishedRunOfAnotherRecipeIsNotTouched) {

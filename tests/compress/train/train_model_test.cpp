@@ -7,6 +7,7 @@
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/commands/verify.h"
 #include "tests/compress/train/train_model_fixture.h"
+#include "tests/small_disk.h"
 
 namespace pare::test {
 namespace {
@@ -354,8 +355,8 @@ TEST_F(TrainModel, AFolderOfSomebodyElseInAPhasesPlaceIsLeftAlone) {
   }
 }
 
-// A file system that has room for the second phase alone, and not for what the first hands on besides. Only this test's
-// child processes see it. (Needs user namespaces.)
+// A file system that has room for the second phase alone, and not for what the first hands on besides. (Needs user
+// namespaces.)
 TEST_F(TrainModel, ADiskTooSmallForAllPhasesIsFoundBeforeTheFirst) {
   const std::string yaml = recipe(distill("total_tokens: 600") + distill("total_tokens: 600"));
   const Outcome plan = run_pare(command(yaml, "out", {"--dry-run", "--json"}));
@@ -364,18 +365,17 @@ TEST_F(TrainModel, ADiskTooSmallForAllPhasesIsFoundBeforeTheFirst) {
   const int64_t handed_on = phases.at(0).at("predicted_output_bytes");
   const int64_t size = phases.at(1).at("predicted_disk_bytes").get<int64_t>() + handed_on / 2;
   ASSERT_GE(size, phases.at(0).at("predicted_disk_bytes").get<int64_t>());
-  fs::create_directories(folder_ / "small");
-  const std::string line = "unshare -rm sh -c \"mount -t tmpfs -o size=" + std::to_string(size) + " none '" +
-                           (folder_ / "small").string() + "' && '" + kBuildFolder + "/pare' run '" +
-                           (folder_ / "out.yaml").string() + "' --out '" + (folder_ / "small" / "out").string() +
-                           "' 2>'" + (folder_ / "err").string() + "'; echo \\$? >'" + (folder_ / "status").string() +
-                           "'; ls -A '" + (folder_ / "small").string() + "' >'" + (folder_ / "left").string() + "'\"";
-  ASSERT_EQ(std::system(line.c_str()), 0) << line;
-  EXPECT_EQ(read_file(folder_ / "status"), "1\n");
+  const fs::path small = folder_ / "small";
+  fs::create_directories(small);
+  const std::optional<int> status = on_a_small_disk(small, std::to_string(size), [&] {
+    const Outcome outcome = run_pare({"run", (folder_ / "out.yaml").string(), "--out", (small / "out").string()});
+    write_text(folder_ / "err", outcome.err);
+    return fs::is_empty(small) ? outcome.status : 99;
+  });
   const std::string err = read_file(folder_ / "err");
+  EXPECT_EQ(status, 1) << err;
   EXPECT_NE(err.find("free; this run needs"), std::string::npos) << err;
   EXPECT_EQ(err.find("phase 1 of 2"), std::string::npos) << err;
-  EXPECT_EQ(read_file(folder_ / "left"), "");
 }
 
 // At every rename of a run of two phases, by which parts and phases are done: whatever is there by then, another run of

@@ -1,4 +1,4 @@
-// Files of many gigabytes that are written beside their place and moved there when complete.
+// Files of many gigabytes that another library writes beside their place, and that are moved there when complete.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-#include "compress/hdf5/large_file.h"
+#include "compress/hdf5/unpublished_file.h"
 
 #include <fcntl.h>
 #include <stdio.h>
