@@ -31,12 +31,12 @@ void write_manifest(const std::map<std::string, std::string>& extra_files, Artif
 }
 
 void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path& artifact) {
-  std::string broken;
+  std::vector<std::string> lines = {"fail_if: the result is not good enough:"};
   const auto check = [&](const char* name, const std::optional<double>& limit, double found, const std::string& label) {
     if (!limit || found <= *limit) return;
     char line[128];
-    std::snprintf(line, sizeof(line), "\n  %s is %.5g, allowed is %.5g: ", name, found, *limit);
-    broken += line + label;
+    std::snprintf(line, sizeof(line), "  %s is %.5g, allowed is %.5g: ", name, found, *limit);
+    lines.push_back(line + label);
   };
   for (const Evaluation& evaluation : report.evaluations) {
     if (!evaluation.comparison) continue;
@@ -46,12 +46,12 @@ void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path&
   }
   for (const EmbeddingEvaluation& evaluation : report.embeddings) {
     if (!fail_if.cosine || !evaluation.cosine || evaluation.cosine->value >= *fail_if.cosine) continue;
-    broken += "\n  cosine is " + format_number(evaluation.cosine->value, 6) + ", at least " +
-              format_number(*fail_if.cosine, 6) + " is asked for: " + evaluation.source;
+    lines.push_back("  cosine is " + format_number(evaluation.cosine->value, 6) + ", at least " +
+                    format_number(*fail_if.cosine, 6) + " is asked for: " + evaluation.source);
   }
-  if (broken.empty()) return;
-  throw NotGoodEnough("fail_if: the result is not good enough:" + broken + "\nIt is left in '" + artifact.string() +
-                      "' for inspection; --fresh starts anew");
+  if (lines.size() == 1) return;
+  lines.push_back("It is left in '" + artifact.string() + "' for inspection; --fresh starts anew");
+  throw NotGoodEnough(lines);
 }
 
 int64_t bytes_of_files(const std::vector<fs::path>& files) {
@@ -81,9 +81,9 @@ void complete_report(const Artifact& artifact, MemorySampler& memory, Phase& pha
 void print_result(const Phase& phase) {
   const auto& [report, progress] = std::tie(phase.report, phase.progress);
   for (const std::string& event : report.events) progress.print("event: " + event);
-  for (const Evaluation& evaluation : report.evaluations) progress.print(to_text(evaluation));
-  for (const InstructionEvaluation& evaluation : report.instructions) progress.print(to_text(evaluation, false));
-  for (const EmbeddingEvaluation& evaluation : report.embeddings) progress.print(to_text(evaluation));
+  for (const Evaluation& evaluation : report.evaluations) progress.print_lines(to_text(evaluation));
+  for (const InstructionEvaluation& evaluation : report.instructions) progress.print_lines(to_text(evaluation, false));
+  for (const EmbeddingEvaluation& evaluation : report.embeddings) progress.print_lines(to_text(evaluation));
   if (phase.choice) {
     const Comparison& measured = report.budget_measured->comparison.value();
     progress.print("budget: predicted loss " + format_number(phase.choice->loss, 5) + ", measured KL " +
@@ -138,9 +138,10 @@ void print_verdicts(const Phase& phase) {
 void check_strict(const Phase& phase, const std::vector<LayerRecord>& records) {
   const std::vector<std::string> events = list_events(phase.plan, phase.data, records);
   if (!phase.recipe.strict || events.empty()) return;
-  std::string message = "strict: " + std::to_string(events.size()) + " event(s):";
-  for (const std::string& event : events) message += "\n  " + event;
-  throw NotGoodEnough(message + "\nchange the recipe, or allow events with 'strict: false'");
+  std::vector<std::string> lines = {"strict: " + std::to_string(events.size()) + " event(s):"};
+  for (const std::string& event : events) lines.push_back("  " + event);
+  lines.push_back("change the recipe, or allow events with 'strict: false'");
+  throw NotGoodEnough(lines);
 }
 
 void announce_events(const Phase& phase) {

@@ -21,13 +21,14 @@
 #include "compress/survey/survey.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/memory_usage.h"
+#include "runtime/system/visible_text.h"
 
 namespace pare {
 
 // What only another recipe mends: the same command fails again.
-class NotGoodEnough : public std::runtime_error {
+class NotGoodEnough : public ErrorOfLines {
  public:
-  using std::runtime_error::runtime_error;
+  using ErrorOfLines::ErrorOfLines;
 };
 
 struct Phase {

@@ -4,6 +4,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -58,15 +59,19 @@ void check_nesting(const std::string& yaml, const std::filesystem::path& file) {
   }
 }
 
-// Notes where a document starts; its content is YAML::Load's matter.
+// Notes where a document starts, and a text that holds U+0000: no name does, and a message would end there. All other
+// content is YAML::Load's matter.
 class DocumentStart : public YAML::EventHandler {
  public:
   YAML::Mark mark;
+  std::optional<YAML::Mark> nul;
   void OnDocumentStart(const YAML::Mark& start) override { mark = start; }
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
   void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
-  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnScalar(const YAML::Mark& where, const std::string&, YAML::anchor_t, const std::string& text) override {
+    if (!nul && text.find('\0') != std::string::npos) nul = where;
+  }
   void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
   void OnSequenceEnd() override {}
   void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
@@ -75,11 +80,16 @@ class DocumentStart : public YAML::EventHandler {
 
 // YAML::Load reads the first document and is silent about the rest. YAML::LoadAll never ends where a sign belongs to no
 // document (a text that starts with ','), for it is then before an empty document again and again: so two at most.
-void check_one_document(const std::string& yaml, const std::filesystem::path& file) {
+void check_documents(const std::string& yaml, const std::filesystem::path& file) {
   std::istringstream text(yaml);
   YAML::Parser parser(text);
   DocumentStart start;
-  if (!parser.HandleNextDocument(start) || !parser.HandleNextDocument(start)) return;
+  const bool has_two = parser.HandleNextDocument(start) && parser.HandleNextDocument(start);
+  if (start.nul) {
+    throw std::invalid_argument(file.string() + ":" + std::to_string(start.nul->line + 1) +
+                                ": a text holds the character U+0000, which no recipe needs");
+  }
+  if (!has_two) return;
   throw std::invalid_argument(file.string() + ":" + std::to_string(start.mark.line + 1) +
                               ": a second document (behind '---', '...' or a sign that belongs to no value); a recipe "
                               "is one: keep one, or give "
@@ -94,7 +104,7 @@ YamlValue::YamlValue(const YAML::Node& node, std::string path, const std::filesy
 YamlValue YamlValue::parse(const std::string& yaml, const std::filesystem::path& file) {
   check_nesting(yaml, file);
   try {
-    check_one_document(yaml, file);
+    check_documents(yaml, file);
     return {YAML::Load(yaml), "", file};
   } catch (const YAML::Exception& error) {
     throw std::invalid_argument(file.string() + ":" + std::to_string(error.mark.line + 1) + ": not YAML: " + error.msg);

@@ -39,13 +39,13 @@ std::vector<std::string> read_lines(const std::string& text, const std::string& 
     begin = end + 1;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     const std::string where = path + ":" + std::to_string(number);
-    add(prompts, string_field(parse_json(line, where), "prompt", /*is_optional=*/false, where), where);
+    add(prompts, string_field(parse_json(line, where, Nul::allowed), "prompt", /*is_optional=*/false, where), where);
   }
   return prompts;
 }
 
 std::vector<std::string> read_items(const std::string& text, const std::string& path) {
-  const Json items = parse_json(text, path);
+  const Json items = parse_json(text, path, Nul::allowed);
   if (!items.is_array())
     throw std::runtime_error(path + ": expected an array of instructions, found " + items.type_name());
   std::vector<std::string> prompts;

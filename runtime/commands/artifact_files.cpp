@@ -9,6 +9,7 @@
 #include "runtime/system/interrupt.h"
 #include "runtime/system/sealed_json.h"
 #include "runtime/system/sha256.h"
+#include "runtime/system/visible_text.h"
 
 namespace pare {
 namespace {
@@ -103,12 +104,19 @@ std::vector<std::string> names_in(const fs::path& directory) {
 
 void require_none(const fs::path& directory, const std::vector<std::string>& problems, const std::string& instead) {
   if (problems.empty()) return;
-  std::string message = directory.string() + ": damaged, " + std::to_string(problems.size()) + " problem(s):";
-  for (const std::string& problem : problems) message += "\n  " + problem;
-  throw std::runtime_error(message + "\n" + kMakeAnew + instead);
+  std::vector<std::string> lines = damage_lines(directory, problems);
+  lines.push_back(kMakeAnew + instead);
+  throw ErrorOfLines(lines);
 }
 
 }  // namespace
+
+std::vector<std::string> damage_lines(const fs::path& directory, const std::vector<std::string>& problems) {
+  std::vector<std::string> lines = {directory.string() + ": damaged, " + std::to_string(problems.size()) +
+                                    " problem(s):"};
+  for (const std::string& problem : problems) lines.push_back("  " + problem);
+  return lines;
+}
 
 nlohmann::json manifest_member(const fs::path& directory, const std::string& member) {
   const fs::path manifest = directory / kManifestName;

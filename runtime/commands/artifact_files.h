@@ -38,7 +38,10 @@ struct FileCheck {
 FileCheck check_files(const std::filesystem::path& directory, WhichFiles which,
                       const std::function<void(int64_t, int64_t)>& progress = {});
 
-// Throws std::runtime_error with the problems of the files that are read, ending in what to do; `instead` says what
+// What a message about so many problems says: where, and one to a line.
+std::vector<std::string> damage_lines(const std::filesystem::path& directory, const std::vector<std::string>& problems);
+
+// Throws ErrorOfLines with the problems of the files that are read, ending in what to do; `instead` says what
 // else there is to do ("; --no-verify ...").
 void require_whole_files(const std::filesystem::path& directory, const std::string& instead,
                          const std::function<void(int64_t, int64_t)>& progress = {});

@@ -384,7 +384,7 @@ std::string message_of(const std::exception& error) {
 int run_program(const Program& program, int argc, const char* const* argv) {
   const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   const auto report = [&](const std::string& message, int status) {
-    std::cerr << program.name << ": " << visible(message) << std::endl;
+    std::cerr << program.name << ": " << message << std::endl;
     return status;
   };
   program_name = program.name;
@@ -399,21 +399,23 @@ int run_program(const Program& program, int argc, const char* const* argv) {
     run_and_print(program, words);
     return kDone;
   } catch (const Interrupted& error) {
-    return report(error.what(), kInterrupted);
+    return report(visible_line(error.what()), kInterrupted);
   } catch (const OutputFailed& error) {
     if (error.is_broken_pipe() && ends_without_readers) end_without_readers();
-    return report(error.what(), kFailed);
+    return report(visible_line(error.what()), kFailed);
   } catch (const WrongUsage& error) {
-    return report(error.what(), kWrongUsage);
+    return report(visible_line(error.what()), kWrongUsage);
+  } catch (const ErrorOfLines& error) {
+    return report(error.what(), kFailed);
   } catch (const std::bad_alloc&) {
     return report(kOutOfMemory, kFailed);
   } catch (const std::system_error& error) {
     // What the system says where a thread's stack does not fit.
     const bool is_memory =
         error.code() == std::errc::resource_unavailable_try_again || error.code() == std::errc::not_enough_memory;
-    return report(is_memory ? kOutOfMemory : message_of(error), kFailed);
+    return report(is_memory ? kOutOfMemory : visible_line(message_of(error)), kFailed);
   } catch (const std::exception& error) {
-    return report(message_of(error), kFailed);
+    return report(visible_line(message_of(error)), kFailed);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/commands/artifact_files.h"
 #include "runtime/commands/bench.h"
 #include "runtime/commands/command_parts.h"
 #include "runtime/commands/eval_command.h"
@@ -26,6 +27,7 @@
 #include "runtime/system/partial_output.h"
 #include "runtime/system/private_files.h"
 #include "runtime/system/progress.h"
+#include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/tokenizer.h"
 
 namespace pare {
@@ -43,7 +45,7 @@ void run_import(const Arguments& arguments, Console& console) {
   options.progress = stage(console, "import", "tensors");
   import_model(source, output, options);
   const Inspection written = inspect(output);
-  console.report() << output.string() << '\n' << to_text(written, false);
+  console.report() << visible_line(output.string()) << '\n' << to_text(written, false);
   console.set_result(dump({{"output", output.string()},
                            {"bytes", written.num_bytes},
                            {"parameters", written.sizes->all_parameters},
@@ -157,19 +159,19 @@ void run_verify(const Arguments& arguments, Console& console) {
   const std::string& directory = arguments.positional(0);
   const Verification verification = verify(directory, stage(console, "verify", "items"));
   if (!verification.problems.empty()) {
-    std::string message = directory + ": damaged, " + std::to_string(verification.problems.size()) + " problem(s):";
-    for (const std::string& problem : verification.problems) message += "\n  " + problem;
-    throw std::runtime_error(message);
+    throw ErrorOfLines(damage_lines(directory, verification.problems));
   }
   const std::string decoded = std::to_string(verification.num_linears) + " weights decoded, ";
   if (verification.has_manifest) {
-    console.report() << directory << ": whole; " << decoded << verification.num_files << " checksums right\n";
+    console.report() << visible_line(directory) << ": whole; " << decoded << verification.num_files
+                     << " checksums right\n";
   } else {
-    console.report() << directory << ": can be read; " << decoded
+    console.report() << visible_line(directory) << ": can be read; " << decoded
                      << "but there is no pare.json, so nothing says which bytes they should be\n";
   }
   for (const std::string& name : verification.unchecked) {
-    console.report() << "not checked: " << name << " (written by an earlier version, without a checksum of its own)\n";
+    console.report() << "not checked: " << visible_line(name)
+                     << " (written by an earlier version, without a checksum of its own)\n";
   }
   console.set_result(to_json(verification));
 }

@@ -12,6 +12,7 @@
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/progress.h"
+#include "runtime/system/visible_text.h"
 
 namespace pare {
 namespace {
@@ -104,7 +105,7 @@ std::string percent(int64_t part, int64_t whole) {
 
 void append_line(std::ostringstream& text, std::string label, const std::string& value) {
   label.resize(std::max<size_t>(label.size() + 1, 18), ' ');
-  text << label << value << '\n';
+  text << visible_line(label) << visible_line(value) << '\n';
 }
 
 // The first mixture among the blocks, for what it says of all; nullptr: none.
@@ -185,13 +186,14 @@ void append_sparsity(std::ostringstream& text, const std::vector<LayerSparsity>&
     num_weights += layer.num_weights;
     num_zeros += layer.num_zeros;
     num_violations += layer.num_violations;
-    width = std::max(width, layer.name.size());
+    width = std::max(width, visible_line(layer.name).size());
   }
   append_line(text, "pruned",
               std::to_string(layers.size()) + " layers, zeros " + percent(num_zeros, num_weights) + ", " +
                   std::to_string(num_violations) + " violations");
   for (const LayerSparsity& layer : layers) {
-    append_line(text, "  " + layer.name + std::string(width - layer.name.size(), ' '),
+    const std::string name = visible_line(layer.name);
+    append_line(text, "  " + name + std::string(width - name.size(), ' '),
                 layer.pattern_text() + (layer.claim.is_packed ? " packed" : "") + ", zeros " +
                     percent(layer.num_zeros, layer.num_weights) + ", " + std::to_string(layer.num_violations) +
                     " violations, " + format_number(layer.bits_per_weight, 3) + " bits per weight");
@@ -318,7 +320,7 @@ std::string to_text(const Inspection& inspection, bool list_tensors) {
     append_line(text, "  " + dtype, format_bytes(num_bytes));
   if (list_tensors) {
     for (const TensorSummary& tensor : inspection.tensors) {
-      text << tensor.name << ' ' << tensor.dtype << ' ' << shape_text(tensor.shape) << '\n';
+      text << visible_line(tensor.name) << ' ' << tensor.dtype << ' ' << shape_text(tensor.shape) << '\n';
     }
   }
   return text.str();

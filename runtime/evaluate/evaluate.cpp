@@ -14,6 +14,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/progress.h"
+#include "runtime/system/visible_text.h"
 
 namespace pare {
 namespace {
@@ -346,7 +347,7 @@ std::string to_json(const Evaluation& evaluation) {
 
 std::string to_text(const Evaluation& evaluation) {
   std::ostringstream text;
-  text << "protocol              " << evaluation.label << '\n';
+  text << "protocol              " << visible_line(evaluation.label) << '\n';
   text << "perplexity            " << with_error(evaluation.perplexity, 4) << '\n';
   text << "nll                   " << format_number(evaluation.nll, 6) << " nats per token\n";
   if (evaluation.top1_accuracy) {

@@ -14,6 +14,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/progress.h"
+#include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
 namespace pare {
@@ -33,7 +34,7 @@ double parse_score(std::string_view text, const std::string& where) {
   double score = 0.0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), score);
   if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(score)) {
-    throw std::runtime_error(where + ": expected a number in the third column, found '" + std::string(text) + "'");
+    throw std::runtime_error(where + ": expected a number in the third column, found '" + visible_line(text) + "'");
   }
   return score;
 }
@@ -249,8 +250,8 @@ std::string to_json(const EmbeddingEvaluation& evaluation) {
 
 std::string to_text(const EmbeddingEvaluation& evaluation) {
   std::ostringstream text;
-  text << evaluation.source << ": " << evaluation.num_pairs << " pairs of " << evaluation.num_texts << " texts, "
-       << evaluation.num_tokens << " tokens; " << evaluation.pooling << '\n';
+  text << visible_line(evaluation.source) << ": " << evaluation.num_pairs << " pairs of " << evaluation.num_texts
+       << " texts, " << evaluation.num_tokens << " tokens; " << evaluation.pooling << '\n';
   if (evaluation.cosine) {
     text << "cosine to the reference  " << format_number(evaluation.cosine->value, 6);
     if (evaluation.cosine->standard_error) text << " +- " << format_number(*evaluation.cosine->standard_error, 6);

@@ -9,6 +9,7 @@
 #include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/progress.h"
+#include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
 namespace pare {
@@ -157,8 +158,9 @@ std::string to_text(const InstructionEvaluation& evaluation, bool with_texts) {
          << answer.text << '\n';
   }
   const InstructionOptions& options = evaluation.options;
-  text << "instructions          " << evaluation.source << ", " << evaluation.answers.size() << " examples, prompt "
-       << prompt_template_name(options.prompt_template) << ", up to " << options.max_new_tokens << " new tokens, "
+  text << "instructions          " << visible_line(evaluation.source) << ", " << evaluation.answers.size()
+       << " examples, prompt " << prompt_template_name(options.prompt_template) << ", up to " << options.max_new_tokens
+       << " new tokens, "
        << (options.temperature == 0.0
                ? std::string("greedy")
                : "temperature " + format_number(options.temperature, 2) + ", seed " + std::to_string(options.seed))

@@ -87,7 +87,7 @@ InstructionData read_instructions(const std::filesystem::path& path, int64_t num
   data.source = path.filename().string();
   const std::string text = read_file_or_pipe(path);
   if (extension == ".json") {
-    const Json objects = parse_json(text, path.string());
+    const Json objects = parse_json(text, path.string(), Nul::allowed);
     if (!objects.is_array()) {
       throw std::runtime_error(path.string() + ": expected a list of objects, found " + objects.type_name());
     }
@@ -100,7 +100,7 @@ InstructionData read_instructions(const std::filesystem::path& path, int64_t num
       const std::string_view line = std::string_view(text).substr(begin, end - begin);
       begin = end + 1;
       const std::string where = path.string() + ":" + std::to_string(number);
-      if (!is_blank(line)) read_object(parse_json(line, where), where, data);
+      if (!is_blank(line)) read_object(parse_json(line, where, Nul::allowed), where, data);
     }
   }
   const auto num_found = static_cast<int64_t>(data.examples.size());

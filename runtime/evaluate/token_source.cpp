@@ -16,7 +16,7 @@ constexpr std::string_view kBetweenDocuments = "\n\n";
 
 // The text of one line of a .jsonl file.
 std::string read_document(std::string_view line, const std::string& where) {
-  const nlohmann::json document = parse_json(line, where);
+  const nlohmann::json document = parse_json(line, where, Nul::allowed);
   if (!document.is_object()) throw std::runtime_error(where + ": expected an object with the field 'text'");
   const auto text = document.find("text");
   if (text == document.end() || !text->is_string()) {

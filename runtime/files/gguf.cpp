@@ -17,6 +17,11 @@ constexpr uint32_t kMaxDimensions = 4;
 constexpr int64_t kMaxElements = int64_t{1}
                                  << 46;  // larger products of dimensions are nonsense, and would overflow sizes
 
+// Such a name is nobody's, and a message that quotes it would end there.
+bool has_nul(const std::string& name) {
+  return name.find('\0') != std::string::npos;
+}
+
 // Reads little-endian values off a span; running past its end is an error that names what was being read.
 class Reader {
  public:
@@ -34,6 +39,12 @@ class Reader {
     const auto size = read<uint64_t>(what);
     const auto part = take(size, what);
     return {reinterpret_cast<const char*>(part.data()), part.size()};
+  }
+
+  std::string read_name(const std::string& what) {
+    std::string name = read_string(what);
+    if (has_nul(name)) fail(what + " holds the character U+0000");
+    return name;
   }
 
   std::span<const std::byte> take(uint64_t size, const std::string& what) {
@@ -131,7 +142,7 @@ struct TensorEntry {
 
 TensorEntry read_tensor_entry(Reader& reader) {
   TensorEntry entry;
-  entry.tensor.name = reader.read_string("a tensor's name");
+  entry.tensor.name = reader.read_name("a tensor's name");
   const std::string what = "tensor " + entry.tensor.name;
   const auto num_dimensions = reader.read<uint32_t>(what);
   if (num_dimensions == 0 || num_dimensions > kMaxDimensions) {
@@ -242,7 +253,7 @@ GgufFile GgufFile::parse(std::span<const std::byte> bytes, const std::string& wh
   const auto num_tensors = reader.read<uint64_t>("the number of tensors");
   const auto num_values = reader.read<uint64_t>("the number of metadata values");
   for (uint64_t i = 0; i < num_values; ++i) {
-    std::string key = reader.read_string("metadata key " + std::to_string(i));
+    std::string key = reader.read_name("metadata key " + std::to_string(i));
     GgufValue value = read_value(reader, key);
     if (!file.metadata_.emplace(key, std::move(value)).second) reader.fail("metadata key '" + key + "' stands twice");
   }
@@ -283,8 +294,12 @@ const GgufValue& GgufFile::value(const std::string& key) const {
 }
 
 std::string GgufFile::text(const std::string& key) const {
-  if (const auto* found = std::get_if<std::string>(&value(key))) return *found;
-  throw std::runtime_error(where_ + ": '" + key + "': expected a text, found " + kind(value(key)));
+  const auto* found = std::get_if<std::string>(&value(key));
+  if (found == nullptr) {
+    throw std::runtime_error(where_ + ": '" + key + "': expected a text, found " + kind(value(key)));
+  }
+  if (has_nul(*found)) throw std::runtime_error(where_ + ": '" + key + "' holds the character U+0000");
+  return *found;
 }
 
 int64_t GgufFile::integer(const std::string& key) const {

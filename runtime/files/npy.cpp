@@ -9,6 +9,7 @@
 
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/mapped_file.h"
+#include "runtime/system/visible_text.h"
 
 namespace pare {
 namespace {
@@ -63,7 +64,7 @@ class HeaderParser {
  private:
   [[noreturn]] void malformed(std::string_view expected) {
     fail(where_,
-         "malformed header: expected " + std::string(expected) + ", found '" + std::string(text_.substr(0, 20)) + "'");
+         "malformed header: expected " + std::string(expected) + ", found '" + visible_line(text_.substr(0, 20)) + "'");
   }
 
   void skip_spaces() {
@@ -167,7 +168,7 @@ TokenWindows parse_npy(std::span<const std::byte> bytes, const std::string& wher
   const auto [header_text, data] = split(bytes, where);
   const NpyHeader header = HeaderParser(header_text, where).parse();
   if (header.descr != "<i4" && header.descr != "<i8") {
-    fail(where, "expected little-endian int32 or int64 ('<i4', '<i8'), found '" + header.descr + "'");
+    fail(where, "expected little-endian int32 or int64 ('<i4', '<i8'), found '" + visible_line(header.descr) + "'");
   }
   if (header.fortran_order) fail(where, "expected C order, found Fortran order: save numpy.ascontiguousarray of it");
   if (header.shape.size() != 1 && header.shape.size() != 2) {

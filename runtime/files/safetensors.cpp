@@ -165,8 +165,11 @@ std::map<std::string, int64_t> check_before_writing(const std::filesystem::path&
   for (const StreamedTensor& tensor : tensors) {
     const std::string what = "cannot write '" + path.string() + "': tensor " + quoted(tensor.name) + " ";
     // What JSON cannot hold comes back as another name.
-    if (parse_json(json_text(Json(tensor.name)), "a tensor's name") != tensor.name) {
+    if (parse_json(json_text(Json(tensor.name)), "a tensor's name", Nul::allowed) != tensor.name) {
       throw std::invalid_argument("cannot write '" + path.string() + "': a tensor's name is no valid UTF-8");
+    }
+    if (tensor.name.find('\0') != std::string::npos) {
+      throw std::invalid_argument("cannot write '" + path.string() + "': a tensor's name holds the character U+0000");
     }
     if (tensor.name == "__metadata__") throw std::invalid_argument(what + "has a reserved name");
     const std::optional<int64_t> num_elements = checked_product(tensor.shape);

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/system/visible_text.h"
+
 namespace pare {
 namespace {
 
@@ -57,7 +59,7 @@ std::string plain_message(const nlohmann::detail::exception& error) {
 template <typename Json>
 class Builder {
  public:
-  Builder(std::string_view text, const std::string& where) : text_(text), where_(where) {}
+  Builder(std::string_view text, const std::string& where, Nul nul) : text_(text), where_(where), nul_(nul) {}
 
   Json take() { return std::move(root_); }
 
@@ -66,7 +68,10 @@ class Builder {
   bool number_integer(int64_t value) { return add(value); }
   bool number_unsigned(uint64_t value) { return add(value); }
   bool number_float(double value, const std::string&) { return add(value); }
-  bool string(std::string& value) { return add(std::move(value)); }
+  bool string(std::string& value) {
+    check_nul(value);
+    return add(std::move(value));
+  }
   bool binary(typename Json::binary_t&) { fail(where_, "bytes"); }  // of other formats than JSON
 
   bool start_object(size_t) { return open(Json::object()); }
@@ -78,6 +83,7 @@ class Builder {
   }
 
   bool key(std::string& name) {
+    check_nul(name);
     auto& members = open_.back()->template get_ref<typename Json::object_t&>();
     bool is_new = false;
     if constexpr (kIsOrdered) {
@@ -100,6 +106,12 @@ class Builder {
 
  private:
   static constexpr bool kIsOrdered = std::is_same_v<Json, nlohmann::ordered_json>;
+
+  void check_nul(const std::string& text) const {
+    if (nul_ == Nul::refused && text.find('\0') != std::string::npos) {
+      fail(where_, "'" + shortened(visible_line(text)) + "' holds the character U+0000");
+    }
+  }
 
   bool add(Json value) {
     place(std::move(value));
@@ -136,6 +148,7 @@ class Builder {
 
   std::string_view text_;
   const std::string& where_;
+  Nul nul_;
   Json root_;
   std::vector<Json*> open_;
   std::vector<std::unordered_set<std::string>> keys_;  // of the open objects
@@ -143,20 +156,20 @@ class Builder {
 };
 
 template <typename Json>
-Json parse(std::string_view text, const std::string& where) {
-  Builder<Json> builder(text, where);
+Json parse(std::string_view text, const std::string& where, Nul nul) {
+  Builder<Json> builder(text, where, nul);
   Json::sax_parse(text, &builder);
   return builder.take();
 }
 
 }  // namespace
 
-nlohmann::json parse_json(std::string_view text, const std::string& where) {
-  return parse<nlohmann::json>(text, where);
+nlohmann::json parse_json(std::string_view text, const std::string& where, Nul nul) {
+  return parse<nlohmann::json>(text, where, nul);
 }
 
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where) {
-  return parse<nlohmann::ordered_json>(text, where);
+  return parse<nlohmann::ordered_json>(text, where, Nul::refused);
 }
 
 std::string json_text(const nlohmann::json& json, int indent) {

@@ -56,7 +56,7 @@ Mapping* take_mapping() {
 
 Mapping* register_mapping(const void* data, size_t size, const std::filesystem::path& path) {
   Mapping* const mapping = take_mapping();
-  std::strncpy(mapping->path.data(), visible(path.string()).c_str(), mapping->path.size() - 1);
+  std::strncpy(mapping->path.data(), visible_line(path.string()).c_str(), mapping->path.size() - 1);
   mapping->end.store(reinterpret_cast<uintptr_t>(data) + size);
   mapping->begin.store(reinterpret_cast<uintptr_t>(data));
   return mapping;

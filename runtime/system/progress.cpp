@@ -44,7 +44,7 @@ Progress::~Progress() {
 void Progress::begin(std::string stage, int64_t total, std::string unit) {
   const std::lock_guard lock(mutex_);
   end_stage();
-  stage_ = visible(stage);
+  stage_ = visible_line(stage);
   unit_ = std::move(unit);
   total_ = total;
   done_ = 0;
@@ -68,11 +68,19 @@ void Progress::finish() {
 }
 
 void Progress::print(std::string_view line) {
+  print_shown(visible_line(line));
+}
+
+void Progress::print_lines(std::string_view text) {
+  print_shown(visible(text));
+}
+
+void Progress::print_shown(const std::string& text) {
   const std::lock_guard lock(mutex_);
   if (style_ == ProgressStyle::silent) return;
   const bool redraw = bar_drawn_;
   erase_bar();
-  out_ << visible(line) << '\n' << std::flush;
+  out_ << text << '\n' << std::flush;
   if (redraw) draw(Clock::now());
 }
 

@@ -31,14 +31,18 @@ class Progress {
   void update(int64_t done);
   // Ends the stage: the bar makes room for one line "stage: total units in 12.3 s".
   void finish();
-  // A line of its own that stays (a table row, an event), above the bar. Not shown when silent.
+  // A line of its own that stays (a table row, an event), above the bar (visible_line in visible_text.h). Not shown when
+  // silent.
   void print(std::string_view line);
+  // The same of several lines, the names in which are visible already.
+  void print_lines(std::string_view text);
 
  private:
   using Clock = std::chrono::steady_clock;
   void draw(Clock::time_point now);
   void erase_bar();
   void end_stage();
+  void print_shown(const std::string& text);
   ProgressStyle style_;
   std::ostream& out_;
   std::mutex mutex_;

@@ -1,8 +1,41 @@
 #include "runtime/system/visible_text.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 namespace pare {
+namespace {
+
+struct LineMark {
+  std::string_view utf8, shown;
+};
+
+// What breaks a line or turns the direction of writing.
+constexpr std::array<LineMark, 16> kLineMarks = {{{"\n", "\\x0a"},
+                                                  {"\t", "\\x09"},
+                                                  {"\u061c", "\\u061c"},
+                                                  {"\u200e", "\\u200e"},
+                                                  {"\u200f", "\\u200f"},
+                                                  {"\u2028", "\\u2028"},
+                                                  {"\u2029", "\\u2029"},
+                                                  {"\u202a", "\\u202a"},
+                                                  {"\u202b", "\\u202b"},
+                                                  {"\u202c", "\\u202c"},
+                                                  {"\u202d", "\\u202d"},
+                                                  {"\u202e", "\\u202e"},
+                                                  {"\u2066", "\\u2066"},
+                                                  {"\u2067", "\\u2067"},
+                                                  {"\u2068", "\\u2068"},
+                                                  {"\u2069", "\\u2069"}}};
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += (text.empty() ? "" : "\n") + visible_line(line);
+  return text;
+}
+
+}  // namespace
 
 void VisibleText::append_escaped(char byte, std::string& shown) const {
   constexpr std::string_view kDigits = "0123456789abcdef";
@@ -60,5 +93,20 @@ std::string visible(std::string_view text, std::string_view prefix) {
   std::string all = shown.add(text);
   return all += shown.finish();
 }
+
+std::string visible_line(std::string_view text) {
+  std::string line;
+  const std::string shown = visible(text);
+  for (size_t i = 0; i < shown.size();) {
+    const std::string_view rest = std::string_view(shown).substr(i);
+    const auto* mark = std::find_if(kLineMarks.begin(), kLineMarks.end(),
+                                    [&](const LineMark& known) { return rest.starts_with(known.utf8); });
+    line += mark != kLineMarks.end() ? mark->shown : rest.substr(0, 1);
+    i += mark != kLineMarks.end() ? mark->utf8.size() : 1;
+  }
+  return line;
+}
+
+ErrorOfLines::ErrorOfLines(const std::vector<std::string>& lines) : std::runtime_error(joined(lines)) {}
 
 }  // namespace pare

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
 namespace pare {
@@ -15,7 +16,7 @@ void AddedTokenFinder::add(const AddedToken& token, const std::string& pattern) 
   const auto [other, inserted] = tokens_.emplace(pattern, token);
   if (!inserted) {
     throw std::runtime_error("the added tokens " + std::to_string(other->second.id) + " and " +
-                             std::to_string(token.id) + " are both '" + pattern + "'");
+                             std::to_string(token.id) + " are both '" + visible_line(pattern) + "'");
   }
   starts_[static_cast<unsigned char>(pattern[0])] = true;
   // \w of Rust's regex crate, which decides here: the word characters with the two joiners.

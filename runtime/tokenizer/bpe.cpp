@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "runtime/system/interrupt.h"
+#include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
 namespace pare {
@@ -80,7 +81,7 @@ BpeModel::BpeModel(std::vector<std::pair<std::string, int32_t>> vocabulary, cons
   vocabulary_.reserve(vocabulary.size());
   for (auto& [token, id] : vocabulary) {
     if (id < 0 || id > kMaxId) {
-      throw std::runtime_error(where + ": the token '" + token + "' has the id " + std::to_string(id) +
+      throw std::runtime_error(where + ": the token '" + visible_line(token) + "' has the id " + std::to_string(id) +
                                "; expected 0 to " + std::to_string(kMaxId));
     }
     if (!vocabulary_.emplace(std::move(token), id).second) {
@@ -95,7 +96,8 @@ void BpeModel::add_symbols(const std::string& where) {
   if (options_.unk_token) {
     unk_ = id(*options_.unk_token);
     if (!unk_)
-      throw std::runtime_error(where + ": the unknown token '" + *options_.unk_token + "' is not in the vocabulary");
+      throw std::runtime_error(where + ": the unknown token '" + visible_line(*options_.unk_token) +
+                               "' is not in the vocabulary");
   }
   bytes_.fill(-1);
   for (unsigned byte = 0; byte < 256; ++byte) {
@@ -139,8 +141,8 @@ void BpeModel::add_merges(const Merges& merges, const std::string& where) {
     joined.assign(left).append(right);
     const auto left_id = id(left), right_id = id(right), joined_id = id(joined);
     if (!left_id || !right_id || !joined_id) {
-      throw std::runtime_error(where + ": merge " + std::to_string(rank) + " ('" + left + "' and '" + right +
-                               "') uses a token that is not in the vocabulary");
+      throw std::runtime_error(where + ": merge " + std::to_string(rank) + " ('" + visible_line(left) + "' and '" +
+                               visible_line(right) + "') uses a token that is not in the vocabulary");
     }
     if (can_cut_) note_inner_spaces(joined);
     can_cut_ = can_cut_ && !is_stand_in(left, *left_id) && !is_stand_in(right, *right_id);

@@ -10,6 +10,7 @@
 
 #include "runtime/files/gguf.h"
 #include "runtime/system/json_text.h"
+#include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
 namespace pare {
@@ -100,7 +101,7 @@ ordered_json make_vocabulary(const GgufVocabulary& vocabulary) {
     const auto [other, inserted] = ids.emplace(vocabulary.tokens[id], id);
     if (!inserted) {
       throw std::runtime_error(vocabulary.where + ": the tokens " + std::to_string(other->second) + " and " +
-                               std::to_string(id) + " are both '" + vocabulary.tokens[id] + "'");
+                               std::to_string(id) + " are both '" + visible_line(vocabulary.tokens[id]) + "'");
     }
     entries.std::vector<std::pair<const std::string, ordered_json>>::emplace_back(vocabulary.tokens[id], id);
   }

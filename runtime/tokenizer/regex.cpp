@@ -6,6 +6,7 @@
 #include <array>
 #include <stdexcept>
 
+#include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
 namespace pare {
@@ -78,8 +79,9 @@ Regex::Regex(std::string_view pattern, const std::string& where) : compiled_(std
                                       PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error,
                                       &offset, context.get()));
   if (compiled_->code == nullptr) {
-    throw std::runtime_error(where + ": the regular expression '" + std::string(pattern) + "' is not valid: " +
-                             pcre2_message(error) + " (at " + std::to_string(offset) + " of '" + translated + "')");
+    throw std::runtime_error(where + ": the regular expression '" + visible_line(pattern) +
+                             "' is not valid: " + pcre2_message(error) + " (at " + std::to_string(offset) + " of '" +
+                             visible_line(translated) + "')");
   }
   // Where the system forbids executable memory this fails and the interpreter runs: the same matches, more slowly.
   pcre2_jit_compile(compiled_->code.get(), PCRE2_JIT_COMPLETE);
@@ -98,7 +100,7 @@ void Regex::for_each_match(std::string_view text, const std::function<void(size_
                                PCRE2_NO_UTF_CHECK, scratch.data(), scratch.context());
     if (rc == PCRE2_ERROR_NOMATCH) return;
     if (rc < 0) {
-      throw std::runtime_error(compiled_->where + ": the regular expression '" + compiled_->pattern +
+      throw std::runtime_error(compiled_->where + ": the regular expression '" + visible_line(compiled_->pattern) +
                                "' cannot be matched at byte " + std::to_string(from) + " of a text of " +
                                std::to_string(text.size()) + " bytes: " + pcre2_message(rc));
     }

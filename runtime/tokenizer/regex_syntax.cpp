@@ -3,6 +3,7 @@
 #include <cctype>
 #include <stdexcept>
 
+#include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/regex.h"
 #include "runtime/tokenizer/unicode.h"
 
@@ -47,8 +48,8 @@ class Translator {
 
  private:
   [[noreturn]] void refuse(const std::string& what) const {
-    throw std::runtime_error(where_ + ": the regular expression '" + std::string(pattern_) + "' uses " + what +
-                             ", which pare does not translate");
+    throw std::runtime_error(where_ + ": the regular expression '" + visible_line(pattern_) + "' uses " +
+                             visible_line(what) + ", which pare does not translate");
   }
 
   void copy(size_t size) {

@@ -7,6 +7,7 @@
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
+#include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/gguf_vocabulary.h"
 #include "runtime/tokenizer/tokenizer_json.h"
 #include "runtime/tokenizer/unicode.h"
@@ -43,7 +44,7 @@ void Tokenizer::State::index(const std::string& where) {
   for (const AddedToken& token : parts.added_tokens) {
     // Far beyond the vocabulary lie no embeddings, but a table of this size would be made.
     if (token.id < 0 || token.id > max_id + (1 << 20)) {
-      throw std::runtime_error(where + ": the added token '" + token.content + "' has the id " +
+      throw std::runtime_error(where + ": the added token '" + visible_line(token.content) + "' has the id " +
                                std::to_string(token.id) + ", but the vocabulary ends at " + std::to_string(max_id));
     }
   }
@@ -52,8 +53,8 @@ void Tokenizer::State::index(const std::string& where) {
   for (const auto& [token, id] : parts.model->vocabulary()) {
     Entry& entry = entries[static_cast<size_t>(id)];
     if (entry.exists) {
-      throw std::runtime_error(where + ": '" + entry.text + "' and '" + token + "' have the same id " +
-                               std::to_string(id));
+      throw std::runtime_error(where + ": '" + visible_line(entry.text) + "' and '" + visible_line(token) +
+                               "' have the same id " + std::to_string(id));
     }
     entry = {token, true, false};
   }
@@ -62,8 +63,8 @@ void Tokenizer::State::index(const std::string& where) {
     (token.normalized ? normalized_tokens : raw_tokens).add(token, pattern);
     Entry& entry = entries[static_cast<size_t>(token.id)];
     if (entry.exists && entry.text != token.content) {
-      throw std::runtime_error(where + ": the added token '" + token.content + "' has the id " +
-                               std::to_string(token.id) + " of '" + entry.text + "'");
+      throw std::runtime_error(where + ": the added token '" + visible_line(token.content) + "' has the id " +
+                               std::to_string(token.id) + " of '" + visible_line(entry.text) + "'");
     }
     entry = {pattern, true, token.special};
     added_ids.emplace(token.content, token.id);

@@ -31,7 +31,7 @@ Json merge_pair(const std::filesystem::path& path, const Json& merge) {
 
 std::string tokenizer_hash(const std::filesystem::path& path) {
   const std::filesystem::path file = std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
-  const Json tokenizer = parse_json(read_text_file(file), file.string());
+  const Json tokenizer = parse_json(read_text_file(file), file.string(), Nul::allowed);
   if (!tokenizer.is_object() || !tokenizer.contains("model") || !tokenizer["model"].is_object() ||
       !tokenizer["model"].contains("vocab")) {
     fail(file, "a model with a vocabulary");

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "runtime/system/json_text.h"
+#include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
 namespace pare {
@@ -34,7 +35,7 @@ class Node {
     throw std::runtime_error(where_ + ": expected " + expected + ", found " + utf8_with_replacements(found));
   }
   [[noreturn]] void refuse(const std::string& what, const std::string& known) const {
-    throw std::runtime_error(where_ + ": pare does not know " + what + "; it knows " + known);
+    throw std::runtime_error(where_ + ": pare does not know " + visible_line(what) + "; it knows " + known);
   }
 
   bool has(const char* key) const { return value_->is_object() && value_->contains(key) && !(*value_)[key].is_null(); }
@@ -336,7 +337,8 @@ std::vector<AddedToken> parse_added_tokens(const Node& node, const TokenModel& m
     token.normalized = item.flag("normalized", !token.special);
     const auto in_model = model.id(token.content);
     if (in_model && *in_model != token.id) {
-      item.fail("the id " + std::to_string(*in_model) + ", which the vocabulary gives '" + token.content + "'");
+      item.fail("the id " + std::to_string(*in_model) + ", which the vocabulary gives '" + visible_line(token.content) +
+                "'");
     }
     tokens.push_back(std::move(token));
   }
@@ -351,7 +353,7 @@ Node optional_part(const Node& file, const char* key) {
 }  // namespace
 
 TokenizerParts parse_tokenizer_json(const std::string& text, const std::string& where) {
-  const json document = parse_json(text, where);
+  const json document = parse_json(text, where, Nul::allowed);
   const Node file(document, where);
   if (file.has("version") && file.at("version").value() != "1.0") file.at("version").fail("\"1.0\"");
   TokenizerParts parts;
@@ -365,7 +367,7 @@ TokenizerParts parse_tokenizer_json(const std::string& text, const std::string& 
 }
 
 void apply_tokenizer_config(const std::string& config_json, const std::string& where, TokenizerParts& parts) {
-  const json document = parse_json(config_json, where);
+  const json document = parse_json(config_json, where, Nul::allowed);
   const Node config(document, where);
   if (!document.is_object()) config.fail("an object");
   if (!config.has("add_bos_token") && !config.has("add_eos_token")) return;

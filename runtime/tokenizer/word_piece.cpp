@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/unicode.h"
 
 namespace pare {
@@ -12,15 +13,16 @@ WordPieceModel::WordPieceModel(std::vector<std::pair<std::string, int32_t>> voca
     : options_(std::move(options)) {
   for (auto& [token, id] : vocabulary) {
     if (id < 0 || id > (1 << 24)) {
-      throw std::runtime_error(where + ": the token '" + utf8_with_replacements(token) + "' has the id " +
-                               std::to_string(id) + "; expected one from 0 to 2^24");
+      throw std::runtime_error(where + ": the token '" + visible_line(token) + "' has the id " + std::to_string(id) +
+                               "; expected one from 0 to 2^24");
     }
     longest_token_ = std::max(longest_token_, token.size());
     vocabulary_.emplace(std::move(token), id);
   }
   const auto unk = id(options_.unk_token);
   if (!unk)
-    throw std::runtime_error(where + ": the unknown token '" + options_.unk_token + "' is not in the vocabulary");
+    throw std::runtime_error(where + ": the unknown token '" + visible_line(options_.unk_token) +
+                             "' is not in the vocabulary");
   unk_ = *unk;
 }
 

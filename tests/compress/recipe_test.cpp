@@ -61,6 +61,13 @@ TEST(Recipe, ReadsEveryKey) {
   EXPECT_TRUE(recipe.strict);
 }
 
+// A message that quotes it would end in the middle.
+TEST(Recipe, TextsWithoutTheCharacterThatEndsMessages) {
+  for (const std::string& recipe : {R"("a\0b": 1)", R"(passes: [{rtn: {bits: "4\0"}}])", R"(passes: ["\x00"])"}) {
+    expect_error<std::invalid_argument>([&] { parse_recipe(recipe + "\n", "r.yaml"); }, {"r.yaml:1", "U+0000"});
+  }
+}
+
 TEST(Recipe, ASecondDocumentIsRefused) {
   const std::string one = "passes: [{rtn: {bits: 4}}]\n";
   for (const std::string& more : {"---\n" + one, std::string("...\n---\nstrict: true\n")}) {

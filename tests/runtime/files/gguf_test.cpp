@@ -91,6 +91,20 @@ TEST(Gguf, DamagedHeadersAreNamed) {
                                    {"weight.F16", "truncated"});
 }
 
+TEST(Gguf, NamesHoldNoCharacterThatEndsMessages) {
+  const std::string name("a\0b", 3);
+  GgufDraft with_key, with_tensor, with_text;
+  with_key.set_integer(name, 1);
+  expect_error<std::runtime_error>([&] { parse(with_key.file()); }, {"metadata key 0", "U+0000"});
+  with_tensor.add(name, {4});
+  expect_error<std::runtime_error>([&] { parse(with_tensor.file()); }, {"a tensor's name", "U+0000"});
+  with_text.set_text("general.architecture", name);
+  expect_error<std::runtime_error>([&] { parse(with_text.file()).text("general.architecture"); },
+                                   {"'general.architecture'", "U+0000"});
+  with_text.set_texts("tokens", {name});  // a model may read it
+  EXPECT_EQ(parse(with_text.file()).texts("tokens").at(0), name);
+}
+
 TEST(Gguf, ManyTensorsAndValuesAreNoLongWork) {
   GgufDraft draft;
   for (int i = 0; i < 100'000; ++i) {

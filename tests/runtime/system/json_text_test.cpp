@@ -101,5 +101,14 @@ TEST(JsonText, AMillionMembersAreNoLongWork) {
   expect_error<BadJson>([&] { parse_ordered_json(text, "here"); }, {"the key '7' twice"});
 }
 
+// A message that quotes it would end in the middle.
+TEST(JsonText, OnlyTextsHoldTheCharacterThatEndsMessages) {
+  for (const std::string& text : {R"({"a\u0000b": 1})", R"([["a\u0000b"]])"}) {
+    expect_error<BadJson>([&] { parse_json(text, "file.json"); }, {"file.json", "'a\\x00b'", "U+0000"});
+    expect_error<BadJson>([&] { parse_ordered_json(text, "file.json"); }, {"file.json", "'a\\x00b'", "U+0000"});
+  }
+  EXPECT_EQ(parse_json(R"(["a\u0000b"])", "here", Nul::allowed)[0].get<std::string>(), std::string("a\0b", 3));
+}
+
 }  // namespace
 }  // namespace pare
