@@ -396,9 +396,10 @@ void naming_memory(const std::function<void()>& work) {
   try {
     work();
   } catch (const c10::OutOfMemoryError& error) {
+    const std::string what = error.what_without_backtrace();
     throw std::runtime_error(
         "the GPU's memory is too small: lower 'micro_batch', set 'recompute: true', or leave '--device cuda' out (" +
-        std::string(error.what_without_backtrace()) + ")");
+        what.substr(0, what.find('\n')) + ")");
   }
 }
 

@@ -48,7 +48,7 @@ class HeaderParser {
       } else if (key == "shape" && !shape) {
         shape = tuple();
       } else {
-        fail(where_, "its header has the unknown or repeated key '" + key + "'");
+        fail(where_, "its header has the unknown or repeated key '" + visible_line(key) + "'");
       }
       if (!accept(",")) {
         expect("}");

@@ -8,6 +8,7 @@
 
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
+#include "runtime/system/visible_text.h"
 
 namespace pare {
 namespace {
@@ -22,12 +23,12 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // of the reference implement
 
 // A name out of a hostile header may be megabytes long.
 std::string quoted(const std::string& name) {
-  return name.size() <= 200 ? "'" + name + "'" : "'" + name.substr(0, 200) + "...'";
+  return "'" + visible_line(name.substr(0, 200)) + (name.size() <= 200 ? "'" : "...'");
 }
 
 Json parse_header(std::string_view text, const std::string& where) {
   try {
-    return parse_json(text, "its header");
+    return parse_json(text, "its header", Nul::allowed);
   } catch (const BadJson& error) {
     fail(where, error.what());
   }
@@ -68,6 +69,7 @@ DType read_dtype(const Json& value, const std::string& tensor, const std::string
 // One header entry; its offsets are relative to `buffer`.
 TensorView read_tensor(const std::string& name, const Json& entry, std::span<const std::byte> buffer,
                        const std::string& where) {
+  if (name.find('\0') != std::string::npos) fail(where, "tensor " + quoted(name) + ": its name holds U+0000");
   if (!entry.is_object()) fail(where, "tensor " + quoted(name) + ": expected an object");
   for (const auto& [key, value] : entry.items()) {
     if (key != "dtype" && key != "shape" && key != "data_offsets") {

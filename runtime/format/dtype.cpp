@@ -6,6 +6,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "runtime/system/visible_text.h"
+
 namespace pare {
 namespace {
 
@@ -131,7 +133,7 @@ DType parse_dtype(std::string_view safetensors_name) {
     if (entry.name == safetensors_name) return entry.dtype;
     known += (known.empty() ? "" : ", ") + std::string(entry.name);
   }
-  throw std::invalid_argument("element type '" + std::string(safetensors_name.substr(0, 40)) +
+  throw std::invalid_argument("element type '" + visible_line(safetensors_name.substr(0, 40)) +
                               "' is not supported; expected one of " + known);
 }
 

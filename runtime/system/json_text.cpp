@@ -96,7 +96,7 @@ class Builder {
       is_new = inserted;
       slot_ = &member->second;
     }
-    if (!is_new) fail(where_, "an object has the key '" + shortened(name) + "' twice");
+    if (!is_new) fail(where_, "an object has the key '" + shortened(visible_line(name)) + "' twice");
     return true;
   }
 
@@ -109,7 +109,7 @@ class Builder {
 
   void check_nul(const std::string& text) const {
     if (nul_ == Nul::refused && text.find('\0') != std::string::npos) {
-      fail(where_, "'" + shortened(visible_line(text)) + "' holds the character U+0000");
+      throw BadJson(where_ + ": '" + shortened(visible_line(text)) + "' holds the character U+0000");
     }
   }
 

@@ -19,13 +19,14 @@ class BadJson : public std::runtime_error {
 };
 
 // Whether keys and texts may hold U+0000: no name does, and a message that quotes one would end there. What models and
-// people write (tokens, prompts, documents) may.
+// people write (tokens, prompts, documents, a file's own notes) may.
 enum class Nul { refused, allowed };
 
 // One value and nothing behind it (RFC 8259); keys in the order of the alphabet, or, ordered, in that of the text.
 // Integers that need more than 64 bits become the nearest double. O(n log n) in the text's bytes. Throws BadJson naming
 // `where` and the place: for what is no JSON, is nested more deeply than kMaxJsonDepth (with the depth found), names a
-// key of an object twice, is no UTF-8, or holds a number beyond double's range or a refused U+0000.
+// key of an object twice, is no UTF-8, or holds a number beyond double's range or a refused U+0000 (which an ordered
+// one never allows).
 nlohmann::json parse_json(std::string_view text, const std::string& where, Nul nul = Nul::refused);
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where);
 

@@ -64,7 +64,7 @@ void check_not_a_strangers(const fs::path& folder) {
 
 struct Mark {
   std::string text;
-  std::string command;  // empty: no such text
+  std::string command;  // empty: no such text, or one with control characters
   bool is_resumable = false;
 };
 
@@ -78,7 +78,8 @@ Mark read_mark(int descriptor) {
   rest = rest.substr(kProgram.size(), rest.size() - kProgram.size() - 1);
   mark.is_resumable = rest.ends_with(kResumable);
   if (mark.is_resumable) rest.remove_suffix(kResumable.size());
-  mark.command = rest;
+  // What is not ours to read: messages quote it.
+  if (std::none_of(rest.begin(), rest.end(), is_control)) mark.command = rest;
   return mark;
 }
 

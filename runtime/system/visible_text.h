@@ -34,9 +34,9 @@ class VisibleText {
 // Of a whole text. With "\\u00" as `prefix` JSON stays JSON that means the same.
 std::string visible(std::string_view text, std::string_view prefix = "\\x");
 
-// What stays one line, and reads in the order of its characters, whatever names it holds: as visible(), and line breaks,
-// tabs, U+2028 and U+2029 and the marks that turn the direction of writing (Unicode Standard Annex 9, section 2; they
-// can make a line show another order than it has) become "\x0a" or "\u202e" as well.
+// What stays one line whatever names it holds: as visible(), and line breaks, tabs, U+2028 and U+2029 and the marks that
+// turn the direction of writing (Unicode Standard Annex 9, section 2; a line shows another order than it has) become
+// "\x0a" or "\u202e" as well. Letters of scripts from right to left stay.
 std::string visible_line(std::string_view text);
 
 // An error that is told in several lines. In the message of any other a line break came with a name, and is shown as one.

@@ -32,17 +32,18 @@ class Node {
   [[noreturn]] void fail(const std::string& expected) const {
     std::string found = json_text(*value_);
     if (found.size() > 80) found = found.substr(0, 77) + "...";
-    throw std::runtime_error(where_ + ": expected " + expected + ", found " + utf8_with_replacements(found));
+    throw std::runtime_error(visible_line(where_) + ": expected " + expected + ", found " +
+                             utf8_with_replacements(found));
   }
   [[noreturn]] void refuse(const std::string& what, const std::string& known) const {
     throw std::runtime_error(where_ + ": pare does not know " + visible_line(what) + "; it knows " + known);
   }
 
   bool has(const char* key) const { return value_->is_object() && value_->contains(key) && !(*value_)[key].is_null(); }
-  Node at(const char* key) const {
+  Node at(const std::string& key) const {
     if (!value_->is_object()) fail("an object");
     const auto found = value_->find(key);
-    if (found == value_->end()) fail("an object with the key '" + std::string(key) + "'");
+    if (found == value_->end()) fail("an object with the key '" + visible_line(key) + "'");
     return {*found, where_ + "." + key};
   }
   std::vector<Node> items() const {
@@ -233,7 +234,7 @@ PostProcessor parse_template(const Node& node) {
     }
     const std::string id = piece.at("SpecialToken").text("id");
     auto& ids = text_seen ? result.after : result.before;
-    for (const Node& item : node.at("special_tokens").at(id.c_str()).at("ids").items()) {
+    for (const Node& item : node.at("special_tokens").at(id).at("ids").items()) {
       // A few kilobytes of names can stand for millions of ids.
       if (ids.size() == kMaxTemplateIds) {
         node.at("single").fail("at most " + std::to_string(kMaxTemplateIds) + " ids around a text");

@@ -63,7 +63,9 @@ TEST(Recipe, ReadsEveryKey) {
 
 // A message that quotes it would end in the middle.
 TEST(Recipe, TextsWithoutTheCharacterThatEndsMessages) {
-  for (const std::string& recipe : {R"("a\0b": 1)", R"(passes: [{rtn: {bits: "4\0"}}])", R"(passes: ["\x00"])"}) {
+  const std::string comment("passes: []  # a\0b", 18);
+  for (const std::string& recipe : {std::string(R"("a\0b": 1)"), std::string(R"(passes: [{rtn: {bits: "4\0"}}])"),
+                                    std::string(R"(passes: ["\x00"])"), comment}) {
     expect_error<std::invalid_argument>([&] { parse_recipe(recipe + "\n", "r.yaml"); }, {"r.yaml:1", "U+0000"});
   }
 }

@@ -89,6 +89,7 @@ TEST(Npy, RefusesDamagedFiles) {
   refused(npy_bytes("{'descr': '<i4'}", data), {"lacks"});
   refused(npy_bytes("{'descr': '<i4', 'descr': '<i4'}", data), {"repeated key 'descr'"});
   refused(npy_bytes("{'other': 3}", data), {"unknown or repeated key 'other'"});
+  refused(npy_bytes(std::string("{'a\0b': 3}", 10), data), {"key 'a\\x00b'"});
   refused(npy_bytes("[]", data), {"expected '{'"});
   refused(npy_bytes("", data), {"malformed header"});
   refused(npy_bytes(good + "x", data), {"expected the end"});

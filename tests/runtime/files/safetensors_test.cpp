@@ -132,6 +132,7 @@ TEST(Safetensors, RefusesToWriteWhatItCouldNotRead) {
   refused({{"x", DType::F32, {int64_t{1} << 62, 4, 2}, data}}, {"impossible shape"});
   refused({{"__metadata__", DType::F32, {2}, data}}, {"reserved"});
   refused({{"\xff", DType::F32, {2}, data}}, {"UTF-8"});
+  refused({{std::string("a\0b", 3), DType::F32, {2}, data}}, {"U+0000"});
 }
 
 std::vector<std::byte> file_bytes(const std::string& header, size_t num_data_bytes) {
@@ -193,6 +194,11 @@ TEST(Safetensors, RefusesDamagedHeaders) {
   refused_header("{" + entry("x", "F31", "[2]", "[0,8]") + "}", 8, {"'x'", "'F31'"});
   refused_header("{" + entry("x", "F8_E5M2", "[8]", "[0,8]") + "}", 8, {"'x'", "F8_E5M2", "expected a checkpoint of"});
   refused_header("{" + entry("x", "U16", "[4]", "[0,8]") + "}", 8, {"'x'", "U16"});
+  // No message ends at a name's U+0000; what a file says of itself may hold one.
+  refused_header("{" + entry("a\\u0000b", "F32", "[2]", "[0,8]") + "}", 8, {"'a\\x00b'", "U+0000"});
+  refused_header("{" + entry("x", "F\\u00003", "[2]", "[0,8]") + "}", 8, {"'F\\x003' is not supported"});
+  const std::string note = R"({"__metadata__":{"note":"a\u0000b"},)" + x + "}";
+  EXPECT_EQ(SafetensorsFile::parse(file_bytes(note, 8), "").size(), 1u);
 }
 
 // Going over all entries behind each of them would be 10^10 steps.

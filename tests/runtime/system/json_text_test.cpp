@@ -103,7 +103,7 @@ TEST(JsonText, AMillionMembersAreNoLongWork) {
 
 // A message that quotes it would end in the middle.
 TEST(JsonText, OnlyTextsHoldTheCharacterThatEndsMessages) {
-  for (const std::string& text : {R"({"a\u0000b": 1})", R"([["a\u0000b"]])"}) {
+  for (const std::string text : {R"({"a\u0000b": 1})", R"([["a\u0000b"]])"}) {
     expect_error<BadJson>([&] { parse_json(text, "file.json"); }, {"file.json", "'a\\x00b'", "U+0000"});
     expect_error<BadJson>([&] { parse_ordered_json(text, "file.json"); }, {"file.json", "'a\\x00b'", "U+0000"});
   }

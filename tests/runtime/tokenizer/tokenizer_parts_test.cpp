@@ -366,6 +366,28 @@ TEST(TokenizerParts, DamagedFilesAreRefusedWithThePlace) {
   refused({{"normalizer", nested}}, {"Sequences inside one another"});
 }
 
+// Tokens may hold the character that ends messages: what is said of them is said to its end.
+TEST(TokenizerParts, TokensOfAnyCharacterAreNamedWhole) {
+  const auto refused = [](const std::string& text, std::initializer_list<std::string> parts) {
+    expect_error<std::runtime_error>([&] { Tokenizer::parse(text, "t.json"); }, parts);
+  };
+  const std::string nul("a\0b", 3);
+  refused(small_file({{"model", {{"vocab", {{nul, "1"}}}}}}).dump(), {"vocab.a\\x00b", "an integer"});
+  refused(small_file({{"model", {{"vocab", {{nul, -5}}}}}}).dump(), {"'a\\x00b'", "-5"});
+  refused(R"({"a\u0000b": 1, "a\u0000b": 1})", {"'a\\x00b' twice"});
+  const auto with_template = [](const std::string& defined, const std::string& used) {
+    const json text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}},
+               mark = {{"SpecialToken", {{"id", used}, {"type_id", 0}}}};
+    return small_file({{"post_processor",
+                        {{"type", "TemplateProcessing"},
+                         {"single", {mark, text}},
+                         {"special_tokens", {{defined, {{"id", defined}, {"ids", {1}}, {"tokens", {"a"}}}}}}}}})
+        .dump();
+  };
+  EXPECT_EQ(Tokenizer::parse(with_template(nul, nul), "t.json").encode("a", true).size(), 2u);
+  refused(with_template("a", nul), {"the key 'a\\x00b'"});
+}
+
 TEST(TokenizerParts, NormalizersThatExplodeAreStopped) {
   json steps = json::array();
   for (int i = 0; i < 40; ++i)
