@@ -24,8 +24,8 @@ struct ReconstructedParts {
 struct ReconstructOptions {
   int64_t epochs = 4;
   int64_t batch = 2;                   // windows of a step
-  double learning_rate = 5e-4;         // of weights that pruning has kept in floating point
-  double scale_learning_rate = 1e-3;   // of scales, relative to their size
+  double learning_rate = 2e-3;         // of weights that pruning has kept in floating point
+  double scale_learning_rate = 3e-3;   // of scales, relative to their size
   double offset_learning_rate = 2e-2;  // of offsets of codes, in steps of the grid
   double final_rate = 0.05;            // of the learning rate, at the last step
   int64_t patience = 1;                // stop after so many epochs without a lower loss on held-out windows; 0: never
