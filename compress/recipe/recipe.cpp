@@ -255,13 +255,6 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
         std::to_string(1 + std::count(yaml.begin(), yaml.begin() + static_cast<int64_t>(*bad), '\n')) +
         ": expected UTF-8, found a byte that is none: save the recipe as UTF-8");
   }
-  // ... and holds names and settings, not even in comments U+0000 (Value::parse sees those behind an escape).
-  if (const size_t nul = yaml.find('\0'); nul != std::string::npos) {
-    throw std::invalid_argument(
-        file.string() + ":" +
-        std::to_string(1 + std::count(yaml.begin(), yaml.begin() + static_cast<int64_t>(nul), '\n')) +
-        ": expected a text, found the character U+0000");
-  }
   const Value top = Value::parse(yaml, file);
   // Passes depend on whether there is calibration data, wherever in the file either stands.
   std::optional<Value> passes, student;

@@ -4,13 +4,13 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <optional>
 #include <set>
 #include <sstream>
 #include <stdexcept>
 
 #include "runtime/format/fields.h"
 #include "runtime/system/nearest_name.h"
+#include "runtime/system/visible_text.h"
 
 namespace pare {
 namespace {
@@ -59,38 +59,44 @@ void check_nesting(const std::string& yaml, const std::filesystem::path& file) {
   }
 }
 
-// Notes where a document starts, and a text that holds U+0000: no name does, and a message would end there. All other
-// content is YAML::Load's matter.
-class DocumentStart : public YAML::EventHandler {
+[[noreturn]] void refuse_nul(const std::filesystem::path& file, int64_t line) {
+  throw std::invalid_argument(file.string() + ":" + std::to_string(line) +
+                              ": expected a text, found the character U+0000");
+}
+
+// Notes where a document starts, and refuses U+0000 in texts, where an escape makes one. All other content is
+// YAML::Load's matter.
+class DocumentScan : public YAML::EventHandler {
  public:
+  explicit DocumentScan(const std::filesystem::path& file) : file_(file) {}
   YAML::Mark mark;
-  std::optional<YAML::Mark> nul;
   void OnDocumentStart(const YAML::Mark& start) override { mark = start; }
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
   void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
   void OnScalar(const YAML::Mark& where, const std::string&, YAML::anchor_t, const std::string& text) override {
-    if (!nul && text.find('\0') != std::string::npos) nul = where;
+    if (has_nul(text)) refuse_nul(file_, where.line + 1);
   }
   void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
   void OnSequenceEnd() override {}
   void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
   void OnMapEnd() override {}
+
+ private:
+  const std::filesystem::path& file_;
 };
 
 // YAML::Load reads the first document and is silent about the rest. YAML::LoadAll never ends where a sign belongs to no
 // document (a text that starts with ','), for it is then before an empty document again and again: so two at most.
 void check_documents(const std::string& yaml, const std::filesystem::path& file) {
+  if (const size_t nul = yaml.find('\0'); nul != std::string::npos) {  // in a comment as well
+    refuse_nul(file, 1 + std::count(yaml.begin(), yaml.begin() + static_cast<int64_t>(nul), '\n'));
+  }
   std::istringstream text(yaml);
   YAML::Parser parser(text);
-  DocumentStart start;
-  const bool has_two = parser.HandleNextDocument(start) && parser.HandleNextDocument(start);
-  if (start.nul) {
-    throw std::invalid_argument(file.string() + ":" + std::to_string(start.nul->line + 1) +
-                                ": a text holds the character U+0000, which no recipe needs");
-  }
-  if (!has_two) return;
-  throw std::invalid_argument(file.string() + ":" + std::to_string(start.mark.line + 1) +
+  DocumentScan scan(file);
+  if (!parser.HandleNextDocument(scan) || !parser.HandleNextDocument(scan)) return;
+  throw std::invalid_argument(file.string() + ":" + std::to_string(scan.mark.line + 1) +
                               ": a second document (behind '---', '...' or a sign that belongs to no value); a recipe "
                               "is one: keep one, or give "
                               "each a file of its own");

@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "runtime/system/visible_text.h"
+
 namespace pare {
 namespace {
 
@@ -16,11 +18,6 @@ constexpr uint64_t kMaxAlignment = 1 << 16;
 constexpr uint32_t kMaxDimensions = 4;
 constexpr int64_t kMaxElements = int64_t{1}
                                  << 46;  // larger products of dimensions are nonsense, and would overflow sizes
-
-// Such a name is nobody's, and a message that quotes it would end there.
-bool has_nul(const std::string& name) {
-  return name.find('\0') != std::string::npos;
-}
 
 // Reads little-endian values off a span; running past its end is an error that names what was being read.
 class Reader {

@@ -69,7 +69,7 @@ DType read_dtype(const Json& value, const std::string& tensor, const std::string
 // One header entry; its offsets are relative to `buffer`.
 TensorView read_tensor(const std::string& name, const Json& entry, std::span<const std::byte> buffer,
                        const std::string& where) {
-  if (name.find('\0') != std::string::npos) fail(where, "tensor " + quoted(name) + ": its name holds U+0000");
+  if (has_nul(name)) fail(where, "tensor " + quoted(name) + ": its name holds U+0000");
   if (!entry.is_object()) fail(where, "tensor " + quoted(name) + ": expected an object");
   for (const auto& [key, value] : entry.items()) {
     if (key != "dtype" && key != "shape" && key != "data_offsets") {
@@ -170,7 +170,7 @@ std::map<std::string, int64_t> check_before_writing(const std::filesystem::path&
     if (parse_json(json_text(Json(tensor.name)), "a tensor's name", Nul::allowed) != tensor.name) {
       throw std::invalid_argument("cannot write '" + path.string() + "': a tensor's name is no valid UTF-8");
     }
-    if (tensor.name.find('\0') != std::string::npos) {
+    if (has_nul(tensor.name)) {
       throw std::invalid_argument("cannot write '" + path.string() + "': a tensor's name holds the character U+0000");
     }
     if (tensor.name == "__metadata__") throw std::invalid_argument(what + "has a reserved name");

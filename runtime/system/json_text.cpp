@@ -108,7 +108,7 @@ class Builder {
   static constexpr bool kIsOrdered = std::is_same_v<Json, nlohmann::ordered_json>;
 
   void check_nul(const std::string& text) const {
-    if (nul_ == Nul::refused && text.find('\0') != std::string::npos) {
+    if (nul_ == Nul::refused && has_nul(text)) {
       throw BadJson(where_ + ": '" + shortened(visible_line(text)) + "' holds the character U+0000");
     }
   }

@@ -13,6 +13,11 @@ inline bool is_control(char c) {
   return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
 }
 
+// A message that quotes it would end there, for what() does.
+inline bool has_nul(std::string_view text) {
+  return text.find('\0') != std::string_view::npos;
+}
+
 // UTF-8 that comes in pieces, cut anywhere. Control characters other than newline and tab (U+0000 to U+001F, U+007F to
 // U+009F), and bytes that belong to no character, become `prefix` and two hexadecimal digits; all else stays.
 class VisibleText {
