@@ -10,6 +10,7 @@
 #include "compress/walk/statistics.h"
 #include "quant/smoothquant.h"
 #include "runtime/engine/encoder.h"
+#include "runtime/engine/generate.h"
 #include "runtime/engine/transformer.h"
 #include "runtime/system/progress.h"
 
@@ -257,12 +258,16 @@ int64_t evaluation_bytes(const ModelDescription& model, const Sizes& sizes, cons
   return models + (evaluation.reference ? 2 : 1) * hidden + forward_bytes(model, rows);
 }
 
+// Keys and values of all blocks.
+int64_t cached_bytes_per_token(const ModelDescription& model) {
+  return static_cast<int64_t>(model.blocks.size()) *
+         KvStorage::bytes_per_token(kKvFloatBits, model.num_kv_heads, model.head_size);
+}
+
 // Both models stay, and one answers after the other.
 int64_t answers_bytes(const ModelDescription& model, const Sizes& sizes, const AnswersExtent& answers) {
-  const int64_t cached_per_token =
-      2 * static_cast<int64_t>(model.blocks.size()) * model.num_kv_heads * model.head_size * 4;
   return sizes.output_bytes + (answers.reference ? sizes.source_bytes : 0) +
-         answers.longest_tokens * (cached_per_token + model.hidden_size * 4) +
+         answers.longest_tokens * (cached_bytes_per_token(model) + model.hidden_size * 4) +
          forward_bytes(model, answers.longest_tokens);
 }
 
@@ -502,18 +507,23 @@ Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent
   const int64_t memory =
       base_bytes + kLibraryBytes + extent.num_threads * kWorkerOverheadBytes + extent.logit_bytes +
       evaluation_bytes(model, sizes, {.num_windows = 1, .num_tokens = extent.longest_sequence, .reference = false});
+  // Texts that grow together: keys and values, logits on both sides and what is drawn from them.
+  const int64_t lane_bytes = extent.longest_sequence * cached_bytes_per_token(model) +
+                             model.vocabulary_size * (2 * 4 + static_cast<int64_t>(sizeof(Sampler::Candidate)));
   Prediction prediction;
   prediction.output_bytes = prediction.disk_bytes = extent.file_bytes;
-  if (extent.num_sampled_tokens > 0) {  // each reads all weights
-    const double num_bytes = static_cast<double>(extent.num_sampled_tokens) * static_cast<double>(sizes.source_bytes);
-    prediction.stages.push_back({"sample", num_bytes / kDecodeBytesPerSecond, memory});
+  const double token_operations = 2.0 * static_cast<double>(num_weights) / kEvaluationEfficiency;
+  if (extent.num_sampled_tokens > 0) {  // a token of each lane reads all weights once
+    const double token_bytes = static_cast<double>(sizes.source_bytes) / static_cast<double>(extent.num_lanes);
+    const double token_seconds = token_bytes / kDecodeBytesPerSecond + token_operations / matmul_rate;
+    prediction.stages.push_back({"sample", static_cast<double>(extent.num_sampled_tokens) * token_seconds,
+                                 memory + extent.num_lanes * lane_bytes});
   }
-  const double operations = 2.0 * static_cast<double>(extent.num_tokens) * static_cast<double>(num_weights);
+  const double operations = static_cast<double>(extent.num_tokens) * token_operations;
   // One sum for the probabilities, and at each temperature one over all tokens and one over the tail.
   const double sums = static_cast<double>(extent.num_tokens) * static_cast<double>(1 + 2 * extent.num_temperatures);
   const double truncation = sums * static_cast<double>(model.head.num_out) * kTruncateOpsPerLogit;
-  prediction.stages.push_back(
-      {"record", operations / matmul_rate / kEvaluationEfficiency + truncation / matmul_rate, memory});
+  prediction.stages.push_back({"record", (operations + truncation) / matmul_rate, memory});
   prediction.stages.push_back({"write", 2.0 * static_cast<double>(extent.file_bytes) / kBytesPerSecond, memory});
   return prediction;
 }

@@ -64,10 +64,11 @@ Prediction predict_calibration(const RunPlan& plan, const Checkpoint& checkpoint
                                int64_t file_bytes, int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
 
 // What pare record does: the runtime's forward pass over num_tokens tokens of sequences of at most longest_sequence,
-// num_sampled_tokens of them drawn one by one before.
+// num_sampled_tokens of them drawn before, in num_lanes texts at a time.
 struct RecordingExtent {
   int64_t num_tokens = 0;
   int64_t num_sampled_tokens = 0;
+  int64_t num_lanes = 1;  // texts that are drawn together
   int64_t longest_sequence = 0;
   int64_t num_temperatures = 0;
   int64_t logit_bytes = 0;  // memory of one chunk of logits and what is made of it

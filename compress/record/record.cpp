@@ -54,6 +54,12 @@ struct Material {
     return starts[static_cast<size_t>(sequence / num_samples)];
   }
   int64_t max_length(int64_t sequence) const { return static_cast<int64_t>(start(sequence).size()) + max_new_tokens; }
+  int64_t longest() const {
+    int64_t longest = 0;
+    for (const std::vector<int32_t>& ids : starts) longest = std::max(longest, static_cast<int64_t>(ids.size()));
+    return longest + max_new_tokens;
+  }
+  int64_t num_lanes(const ModelDescription& model) const { return lanes_at_once(model, num_sequences(), longest()); }
 };
 
 // Rows of a head behind the tokenizer's tokens fill it up to a round number. What a teacher says of them is noise that
@@ -114,7 +120,8 @@ Material read_prompts(const RecordOptions& options, const Tokenizer& tokenizer, 
                                    {"max_new_tokens", options.max_new_tokens},
                                    {"temperature", options.sampling_temperature},
                                    {"top_p", options.top_p},
-                                   {"seed", options.seed}});
+                                   {"seed", options.seed},
+                                   {"drawn_together", material.num_lanes(model)}});
   return material;
 }
 
@@ -175,11 +182,7 @@ class Recording {
   // The next shard, whole.
   LogitShard record_shard(Transformer& model, const fs::path& path, int64_t shard, int64_t first, int64_t count,
                           const std::function<void(int64_t)>& on_sequence) {
-    std::vector<RecordedSequence> sequences;
-    for (int64_t sequence = first; sequence < first + count; ++sequence) {
-      throw_if_interrupted();
-      sequences.push_back(make_sequence(model, sequence));
-    }
+    const std::vector<RecordedSequence> sequences = make_sequences(model, first, count);
     Teacher teacher(model, origin_.num_vocabulary, origin_.num_kept, origin_.temperatures);
     LogitShardWriter writer(path, origin_, shard, first, sequences);
     for (size_t done = 0; done < sequences.size();) {
@@ -198,16 +201,26 @@ class Recording {
   }
 
  private:
-  RecordedSequence make_sequence(Transformer& model, int64_t sequence) const {
-    const std::vector<int32_t>& start = material_.start(sequence);
-    if (!material_.has_prompts()) return whole_window(start);
-    return continue_prompt(model, start,
-                           {.max_tokens = material_.max_new_tokens,
-                            .sampling = {.temperature = options_.sampling_temperature,
-                                         .top_k = 0,
-                                         .top_p = options_.top_p,
-                                         .seed = sequence_seed(options_.seed, sequence)},
-                            .vocabulary_size = origin_.num_vocabulary});
+  // Of a shard: which texts are drawn together follows from the data alone.
+  std::vector<RecordedSequence> make_sequences(Transformer& model, int64_t first, int64_t count) const {
+    std::vector<RecordedSequence> windows;
+    std::vector<GenerationRequest> requests;
+    for (int64_t sequence = first; sequence < first + count; ++sequence) {
+      const std::vector<int32_t>& start = material_.start(sequence);
+      if (!material_.has_prompts()) {
+        windows.push_back(whole_window(start));
+        continue;
+      }
+      requests.push_back({.prompt = start,
+                          .options = {.max_tokens = material_.max_new_tokens,
+                                      .sampling = {.temperature = options_.sampling_temperature,
+                                                   .top_k = 0,
+                                                   .top_p = options_.top_p,
+                                                   .seed = sequence_seed(options_.seed, sequence)},
+                                      .vocabulary_size = origin_.num_vocabulary}});
+    }
+    return material_.has_prompts() ? continue_prompts(model, requests, material_.num_lanes(model.description()))
+                                   : windows;
   }
 
   const RecordOptions& options_;
@@ -224,8 +237,9 @@ Prediction predict(const Checkpoint& checkpoint, const Material& material, const
                          .num_threads = num_threads};
   for (int64_t sequence = 0; sequence < material.num_sequences(); ++sequence) {
     extent.num_tokens += material.max_length(sequence);
-    extent.longest_sequence = std::max(extent.longest_sequence, material.max_length(sequence));
   }
+  extent.longest_sequence = material.longest();
+  extent.num_lanes = material.num_lanes(checkpoint.description());
   extent.num_sampled_tokens = material.num_sequences() * material.max_new_tokens;
   extent.file_bytes = extent.num_tokens * bytes_per_token(origin.num_vocabulary, origin.num_kept,
                                                           static_cast<int64_t>(origin.temperatures.size())) +

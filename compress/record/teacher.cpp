@@ -117,16 +117,22 @@ void Teacher::append(std::span<const RecordedSequence> sequences, int64_t first_
   }
 }
 
-RecordedSequence continue_prompt(Transformer& model, std::span<const int32_t> prompt,
-                                 const GenerationOptions& options) {
-  const Generation generation = generate(model, prompt, options);
-  RecordedSequence sequence{.ids = {prompt.begin(), prompt.end()}, .label_mask = {}};
-  sequence.ids.insert(sequence.ids.end(), generation.ids.begin(), generation.ids.end());
-  if (generation.reached_end) sequence.ids.push_back(generation.end_token);
-  sequence.label_mask.assign(sequence.ids.size(), 0);
-  std::fill(sequence.label_mask.begin() + static_cast<int64_t>(prompt.size()) - 1, sequence.label_mask.end() - 1,
-            uint8_t{1});
-  return sequence;
+std::vector<RecordedSequence> continue_prompts(Transformer& model, std::span<const GenerationRequest> requests,
+                                               int64_t num_lanes) {
+  std::vector<RecordedSequence> sequences;
+  const std::vector<Generation> generations = generate_together(model, requests, num_lanes);
+  for (size_t n = 0; n < requests.size(); ++n) {
+    const std::span<const int32_t> prompt = requests[n].prompt;
+    const Generation& generation = generations[n];
+    RecordedSequence sequence{.ids = {prompt.begin(), prompt.end()}, .label_mask = {}};
+    sequence.ids.insert(sequence.ids.end(), generation.ids.begin(), generation.ids.end());
+    if (generation.reached_end) sequence.ids.push_back(generation.end_token);
+    sequence.label_mask.assign(sequence.ids.size(), 0);
+    std::fill(sequence.label_mask.begin() + static_cast<int64_t>(prompt.size()) - 1, sequence.label_mask.end() - 1,
+              uint8_t{1});
+    sequences.push_back(std::move(sequence));
+  }
+  return sequences;
 }
 
 RecordedSequence whole_window(std::span<const int32_t> ids) {

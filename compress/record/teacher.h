@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "compress/record/logit_writer.h"
-#include "runtime/engine/generate.h"
+#include "runtime/engine/generate_together.h"
 #include "runtime/engine/transformer.h"
 
 namespace pare {
@@ -37,9 +37,10 @@ class Teacher {
   int64_t num_hidden_rows_ = 0;
 };
 
-// The prompt with a continuation that the model draws, its end token included where it gave one; the prompt's own
-// tokens are no labels. Throws what generate throws.
-RecordedSequence continue_prompt(Transformer& model, std::span<const int32_t> prompt, const GenerationOptions& options);
+// Each prompt with the continuation that the model draws, its end token included where it gave one; the prompt's own
+// tokens are no labels. num_lanes, throws: generate_together's.
+std::vector<RecordedSequence> continue_prompts(Transformer& model, std::span<const GenerationRequest> requests,
+                                               int64_t num_lanes);
 
 // Whole sequence of labels: a text's window.
 RecordedSequence whole_window(std::span<const int32_t> ids);

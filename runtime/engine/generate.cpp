@@ -184,36 +184,45 @@ void check_length(const ModelDescription& model, int64_t prompt_tokens, int64_t 
       (most > 0 ? " or ask for at most " + std::to_string(most) + " new tokens" : std::string()));
 }
 
+Continuation::Continuation(const ModelDescription& model, int64_t prompt_tokens, const GenerationOptions& options)
+    : sampler_(options.sampling),
+      max_tokens_(options.max_tokens),
+      num_drawn_from_(static_cast<size_t>(options.vocabulary_size > 0
+                                              ? std::min(options.vocabulary_size, model.vocabulary_size)
+                                              : model.vocabulary_size)),
+      ends_(model.eos_tokens) {
+  generation.prompt_tokens = prompt_tokens;
+  ends_.insert(ends_.end(), options.end_tokens.begin(), options.end_tokens.end());
+}
+
+bool Continuation::draw(std::span<const float> logits_V) {
+  const int32_t id = sampler_.sample(logits_V.first(num_drawn_from_));
+  generation.reached_end = std::find(ends_.begin(), ends_.end(), id) != ends_.end();
+  if (generation.reached_end) {
+    generation.end_token = id;
+    return false;
+  }
+  generation.ids.push_back(id);
+  return static_cast<int64_t>(generation.ids.size()) < max_tokens_;
+}
+
 Generation generate(Transformer& model, std::span<const int32_t> prompt, const GenerationOptions& options,
                     const std::function<void(int32_t)>& on_token) {
   const auto num_prompt = static_cast<int64_t>(prompt.size());
   check_length(model.description(), num_prompt, options.max_tokens);
-  Sampler sampler(options.sampling);
-  const int64_t model_vocabulary = model.description().vocabulary_size;
-  const int64_t num_drawn =
-      options.vocabulary_size > 0 ? std::min(options.vocabulary_size, model_vocabulary) : model_vocabulary;
+  Continuation text(model.description(), num_prompt, options);
+  Generation& result = text.generation;
   const std::unique_ptr<Transformer::Session> session = model.start(num_prompt + options.max_tokens - 1);
-  std::vector<int32_t> ends = model.description().eos_tokens;
-  ends.insert(ends.end(), options.end_tokens.begin(), options.end_tokens.end());
-
-  Generation result;
-  result.prompt_tokens = num_prompt;
   const Clock::time_point start = Clock::now();
   std::span<const float> logits = session->feed(prompt);
   result.prefill_seconds = seconds_since(start);
   const Clock::time_point decode_start = Clock::now();
   while (true) {
     throw_if_interrupted();
-    const int32_t id = sampler.sample(logits.first(static_cast<size_t>(num_drawn)));
-    result.reached_end = std::find(ends.begin(), ends.end(), id) != ends.end();
-    if (result.reached_end) {
-      result.end_token = id;
-      break;
-    }
-    result.ids.push_back(id);
-    if (on_token) on_token(id);
-    if (static_cast<int64_t>(result.ids.size()) == options.max_tokens) break;
-    logits = session->feed({&id, 1});
+    const bool goes_on = text.draw(logits);
+    if (on_token && !result.reached_end) on_token(result.ids.back());
+    if (!goes_on) break;
+    logits = session->feed({&result.ids.back(), 1});
     ++result.decoded_tokens;
   }
   result.decode_seconds = seconds_since(decode_start);

@@ -73,6 +73,24 @@ struct Generation {
   }
 };
 
+// A text as it grows: what is drawn from logits, and where it ends.
+class Continuation {
+ public:
+  // Throws what Sampler throws.
+  Continuation(const ModelDescription& model, int64_t prompt_tokens, const GenerationOptions& options);
+  // Draws the next token from the logits [V] of the one before. Whether the text goes on: the last of `ids` is then to
+  // be fed.
+  bool draw(std::span<const float> logits_V);
+
+  Generation generation;
+
+ private:
+  Sampler sampler_;
+  int64_t max_tokens_;
+  size_t num_drawn_from_;
+  std::vector<int32_t> ends_;
+};
+
 // Throws std::invalid_argument for an empty prompt, max_tokens below 1, or when the two exceed the model's context: the
 // message names both.
 void check_length(const ModelDescription& model, int64_t prompt_tokens, int64_t max_tokens);

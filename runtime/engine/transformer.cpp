@@ -45,6 +45,14 @@ struct Transformer::State {
                                   std::to_string(pass.description.context_length) + ": use a shorter one");
     }
   }
+
+  // For growing sequences of so many tokens.
+  void prepare(int64_t max_tokens) {
+    if (max_tokens <= 0)
+      throw std::invalid_argument("a session needs room for at least one token, not " + std::to_string(max_tokens));
+    check_context(max_tokens);
+    pass.need_positions(max_tokens);
+  }
 };
 
 Transformer Transformer::load(const Checkpoint& checkpoint, Backend& backend,
@@ -165,81 +173,147 @@ void Transformer::prefill_windows(std::span<const int32_t> ids_NT, int64_t num_w
 
 namespace {
 
-class CachedSession : public Transformer::Session {
+// Sequences whose keys and values stay, each in the slots of its lane.
+class CachedLanes : public Transformer::Lanes {
  public:
   using State = Transformer::State;
 
-  CachedSession(State& state, int64_t max_tokens)
+  CachedLanes(State& state, int64_t num_lanes, int64_t max_tokens)
       : state_(state),
         max_tokens_(max_tokens),
-        arena_(state.pass.backend, state.pass.description, std::min(max_tokens, state.pass.rows_at_a_time(max_tokens)),
-               state.pass.rows_at_a_time(max_tokens), state.pass.multiplies_codes(), 1),
-        logits_V_(state.pass.backend.allocate(state.pass.description.vocabulary_size)),
-        host_logits_V_(static_cast<size_t>(state.pass.description.vocabulary_size)),
-        last_D_(state.pass.backend.allocate(state.pass.description.hidden_size)) {
+        num_tokens_N_(static_cast<size_t>(num_lanes), 0),
+        arena_(state.pass.backend, state.pass.description,
+               std::max(num_lanes, std::min(max_tokens, state.pass.rows_at_a_time(max_tokens))),
+               state.pass.rows_at_a_time(max_tokens), state.pass.multiplies_codes(), num_lanes),
+        logits_NV_(state.pass.backend.allocate(num_lanes * state.pass.description.vocabulary_size)),
+        host_logits_NV_(static_cast<size_t>(logits_NV_.size())),
+        last_ND_(state.pass.backend.allocate(num_lanes * state.pass.description.hidden_size)) {
     for (size_t layer = 0; layer < state.pass.weights.blocks.size(); ++layer) {
-      storage_.push_back(state.make_cache(max_tokens));
+      storage_.push_back(state.make_cache(num_lanes * max_tokens));
       caches_.push_back(storage_.back().layer());
     }
   }
 
-  int64_t num_tokens() const override { return num_tokens_; }
+  int64_t num_tokens(int64_t lane) const { return num_tokens_N_[static_cast<size_t>(lane)]; }
 
-  std::span<const float> feed(std::span<const int32_t> ids) override {
+  std::span<const float> begin(int64_t lane, std::span<const int32_t> ids) override {
+    check_lane(lane);
+    num_tokens_N_[static_cast<size_t>(lane)] = 0;
+    return feed(lane, ids);
+  }
+
+  std::span<const float> feed(int64_t lane, std::span<const int32_t> ids) {
     const auto num_ids = static_cast<int64_t>(ids.size());
     if (num_ids == 0) throw std::invalid_argument("a session was fed no tokens");
-    if (num_tokens_ + num_ids > max_tokens_) {
-      throw std::invalid_argument("the session was started for " + std::to_string(max_tokens_) + " tokens and holds " +
-                                  std::to_string(num_tokens_) + ": " + std::to_string(num_ids) + " more do not fit");
-    }
+    check_room(lane, num_ids);
     state_.check_ids(ids);
+    int64_t& num_tokens = num_tokens_N_[static_cast<size_t>(lane)];
     int64_t num_rows = 0;
     for (int64_t first = 0; first < num_ids; first += num_rows) {
       num_rows = std::min(arena_.max_rows, num_ids - first);
-      const Sequence sequence = {.first_row = 0, .num_rows = num_rows, .num_past = num_tokens_, .first_slot = 0};
+      const Sequence sequence = {
+          .first_row = 0, .num_rows = num_rows, .num_past = num_tokens, .first_slot = lane * max_tokens_};
       state_.pass.stage(arena_, {ids.subspan(first, num_rows), {&sequence, 1}, max_tokens_});
       state_.pass.run_blocks(arena_, caches_);
-      num_tokens_ += num_rows;
+      num_tokens += num_rows;
     }
-    state_.pass.final_hidden(arena_, num_rows - 1, 1, last_D_.get());
-    state_.pass.backend.linear(state_.pass.weights.head(), last_D_.get(), 1, logits_V_.get());
-    return finished_logits();
+    return finished_logits(num_rows - 1, {&lane, 1});
+  }
+
+  std::span<const float> feed_each(std::span<const int64_t> lanes, std::span<const int32_t> ids) override {
+    if (lanes.empty() || lanes.size() != ids.size()) {
+      throw std::invalid_argument(std::to_string(lanes.size()) + " lanes were fed " + std::to_string(ids.size()) +
+                                  " tokens: expected one for each, and at least one");
+    }
+    state_.check_ids(ids);
+    std::vector<bool> is_fed(num_tokens_N_.size(), false);
+    std::vector<Sequence> sequences;
+    for (const int64_t lane : lanes) {
+      check_lane(lane);
+      check_room(lane, 1);
+      if (is_fed[static_cast<size_t>(lane)] || num_tokens(lane) == 0) {
+        throw std::invalid_argument("lane " + std::to_string(lane) +
+                                    (num_tokens(lane) == 0 ? " has not begun" : " was fed twice"));
+      }
+      is_fed[static_cast<size_t>(lane)] = true;
+      sequences.push_back({.first_row = static_cast<int64_t>(sequences.size()),
+                           .num_rows = 1,
+                           .num_past = num_tokens(lane),
+                           .first_slot = lane * max_tokens_});
+    }
+    state_.pass.stage(arena_, {ids, sequences, max_tokens_});
+    state_.pass.run_blocks(arena_, caches_);
+    for (const int64_t lane : lanes) ++num_tokens_N_[static_cast<size_t>(lane)];
+    return finished_logits(0, lanes);
   }
 
  private:
-  std::span<const float> finished_logits() {
-    state_.pass.backend.download<float>(logits_V_.get(), host_logits_V_);
+  void check_lane(int64_t lane) const {
+    if (lane >= 0 && lane < static_cast<int64_t>(num_tokens_N_.size())) return;
+    throw std::invalid_argument("lane " + std::to_string(lane) + ": there are " + std::to_string(num_tokens_N_.size()) +
+                                " lanes");
+  }
+
+  void check_room(int64_t lane, int64_t num_ids) const {
+    if (num_tokens(lane) + num_ids <= max_tokens_) return;
+    throw std::invalid_argument("the session was started for " + std::to_string(max_tokens_) + " tokens and holds " +
+                                std::to_string(num_tokens(lane)) + ": " + std::to_string(num_ids) + " more do not fit");
+  }
+
+  // Of the rows from first_row on, one for each of the lanes.
+  std::span<const float> finished_logits(int64_t first_row, std::span<const int64_t> lanes) {
+    const auto num_rows = static_cast<int64_t>(lanes.size());
+    const auto num_vocabulary = static_cast<size_t>(state_.pass.description.vocabulary_size);
+    state_.pass.final_hidden(arena_, first_row, num_rows, last_ND_.get());
+    state_.pass.backend.linear(state_.pass.weights.head(), last_ND_.get(), num_rows, logits_NV_.get());
+    const std::span<float> logits_NV = std::span(host_logits_NV_).first(lanes.size() * num_vocabulary);
+    state_.pass.backend.download<float>(logits_NV_.get(), logits_NV);
     const float cap = state_.pass.description.logit_softcap;
-    for (float& logit : host_logits_V_) {
+    for (size_t i = 0; i < logits_NV.size(); ++i) {
+      float& logit = logits_NV[i];
       if (cap > 0.0f) logit = cap * std::tanh(logit / cap);
       if (!std::isfinite(logit)) {
         throw std::runtime_error(
-            "after " + std::to_string(num_tokens_) +
+            "after " + std::to_string(num_tokens(lanes[i / num_vocabulary])) +
             " tokens a logit is NaN or infinite: the weights are damaged or the model overflows float32");
       }
     }
-    return host_logits_V_;
+    return logits_NV;
   }
 
   State& state_;
-  int64_t max_tokens_;
-  int64_t num_tokens_ = 0;
+  int64_t max_tokens_;                 // of a lane
+  std::vector<int64_t> num_tokens_N_;  // that each holds
   ForwardArena arena_;
-  Buffer<float> logits_V_;
-  std::vector<float> host_logits_V_;
-  Buffer<float> last_D_;
+  Buffer<float> logits_NV_;
+  std::vector<float> host_logits_NV_;
+  Buffer<float> last_ND_;
   std::vector<KvStorage> storage_;
   std::vector<KvLayer> caches_;
+};
+
+// The only lane there is.
+class CachedSession : public Transformer::Session {
+ public:
+  CachedSession(Transformer::State& state, int64_t max_tokens) : lanes_(state, 1, max_tokens) {}
+  std::span<const float> feed(std::span<const int32_t> ids) override { return lanes_.feed(0, ids); }
+  int64_t num_tokens() const override { return lanes_.num_tokens(0); }
+
+ private:
+  CachedLanes lanes_;
 };
 
 }  // namespace
 
 std::unique_ptr<Transformer::Session> Transformer::start(int64_t max_tokens) {
-  if (max_tokens <= 0)
-    throw std::invalid_argument("a session needs room for at least one token, not " + std::to_string(max_tokens));
-  state_->check_context(max_tokens);
-  state_->pass.need_positions(max_tokens);
+  state_->prepare(max_tokens);
   return std::make_unique<CachedSession>(*state_, max_tokens);
+}
+
+std::unique_ptr<Transformer::Lanes> Transformer::start_lanes(int64_t num_lanes, int64_t max_tokens) {
+  if (num_lanes <= 0) throw std::invalid_argument("expected at least one lane, not " + std::to_string(num_lanes));
+  state_->prepare(max_tokens);
+  return std::make_unique<CachedLanes>(*state_, num_lanes, max_tokens);
 }
 
 }  // namespace pare

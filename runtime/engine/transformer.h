@@ -68,6 +68,20 @@ class Transformer {
   // The session refers to this model's weights, which must outlive it.
   std::unique_ptr<Session> start(int64_t max_tokens);
 
+  // Several growing sequences, each in a lane of its own. They go through the model together: the weights, whose reading
+  // is what one token costs, are read once for a token of each.
+  class Lanes {
+   public:
+    virtual ~Lanes() = default;
+    // The lane's sequence is forgotten and another begins with these tokens: logits [V] of the last one, as feed's.
+    virtual std::span<const float> begin(int64_t lane, std::span<const int32_t> ids) = 0;
+    // One more token for each of these lanes, all different and begun: logits [N, V]. How many come together decides
+    // how sums are split: equal calls have equal bits, others differ by rounding.
+    virtual std::span<const float> feed_each(std::span<const int64_t> lanes, std::span<const int32_t> ids) = 0;
+  };
+  // For num_lanes sequences of at most max_tokens tokens. Throws and refers as start does.
+  std::unique_ptr<Lanes> start_lanes(int64_t num_lanes, int64_t max_tokens);
+
   struct State;  // transformer.cpp
 
  private:

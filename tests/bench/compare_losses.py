@@ -3,9 +3,11 @@
 
 usage: compare_losses.py table PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--rates A,B,C] [--losses A,B,...]
        compare_losses.py labels PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--rates HARD,SOFT] [--seeds N] [--recorded]
+                                            [--soft LOSS]
 
 table: every loss at every learning rate, on the same tokens in the same order, from the same student. labels: hard labels of the text
-against the teacher's soft ones, over several seeds, one learning rate each; with --recorded the teacher runs once, before all of them
+against the teacher's soft ones, over several seeds, one learning rate each; --soft is what learns from the teacher, with options as in a
+recipe, such as "soft_label, label_weight: 0.5"; with --recorded the teacher runs once, before all of them
 (`pare record`), and both learn on what it has seen. Every run is a folder in FOLDER, kept: what is there is not
 run again, so that an interrupted comparison goes on. Perplexities are of WikiText-2, which nobody trains on (text of another source), and
 of windows of the training texts (C4, books) that are held back. Run it from the repository's root, with models/smollm2-135m (make demo fetches it).
@@ -15,6 +17,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 
@@ -77,13 +80,17 @@ def table(arguments, student):
         print(f"| `{loss}` | " + " | ".join(cells) + f" | {statistics.median(one['minutes'] for one in found):.1f} |", flush=True)
 
 
+def folder_name(loss):
+    return re.sub("[^a-z0-9_.]+", "-", loss)
+
+
 def labels(arguments, student):
     hard_rate, soft_rate = (float(rate) for rate in arguments.rates.split(","))
     print("| seed | hard | soft | soft / hard |\n|---|---|---|---|")
     ratios = []
     pool = concurrent.futures.ThreadPoolExecutor(arguments.jobs)
-    runs = [[pool.submit(train, arguments, f"{name}-{rate:g}-seed{seed}", student, loss, rate, seed)
-             for name, loss, rate in (("hard", "hard_label", hard_rate), ("soft", "forward_kl", soft_rate))]
+    runs = [[pool.submit(train, arguments, f"{folder_name(loss)}-{rate:g}-seed{seed}", student, loss, rate, seed)
+             for loss, rate in (("hard_label", hard_rate), (arguments.soft, soft_rate))]
             for seed in range(arguments.seeds)]
     for seed, of_seed in enumerate(runs):
         hard, soft = (one.result() for one in of_seed)
@@ -104,6 +111,7 @@ def main():
     parser.add_argument("--rates", help="learning rates; default 3e-4,1e-3,3e-3 (table), 1e-3,1e-3 (labels)")
     parser.add_argument("--losses", default=",".join(LOSSES))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--soft", default="forward_kl", help="labels: the loss against the teacher, and its options; default forward_kl")
     parser.add_argument("--recorded", action="store_true", help="labels: learn from what pare record has stored of the teacher")
     arguments = parser.parse_args()
     if arguments.recorded and arguments.what == "table":

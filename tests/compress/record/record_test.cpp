@@ -238,6 +238,29 @@ TEST_F(Record, PredictsWorkOnAllLogits) {
   EXPECT_NEAR(seconds(3000, 2), 3.0 * seconds(1000, 2), 1e-9);
 }
 
+// Every token drawn costs its share of a reading of the weights, and the products of a token that is recorded; every
+// lane keeps keys and values of its own.
+TEST_F(Record, PredictsTextsThatAreDrawnTogether) {
+  const Checkpoint checkpoint = Checkpoint::open(kModel);
+  const auto sampling = [&](int64_t num_lanes) {
+    const RecordingExtent extent{.num_tokens = 1000,
+                                 .num_sampled_tokens = 1000,
+                                 .num_lanes = num_lanes,
+                                 .longest_sequence = 48,
+                                 .num_temperatures = 0};
+    const Prediction prediction = predict_recording(checkpoint, extent, /*base_bytes=*/0, /*matmul_rate=*/1e9);
+    EXPECT_EQ(prediction.stages.at(0).name, "sample");
+    return prediction.stages.at(0);
+  };
+  const double reading = (sampling(1).seconds - sampling(2).seconds) * 2.0, products = sampling(1).seconds - reading;
+  EXPECT_NEAR(reading, 1000.0 * 4.0 * 260032.0 / 1e10, 1e-9);  // float32
+  EXPECT_GT(products, 1000 * 2 * 200e3 / 1e9);
+  EXPECT_NEAR(sampling(16).seconds, reading / 16.0 + products, 1e-9);
+  EXPECT_EQ(sampling(3).memory_bytes - sampling(1).memory_bytes,
+            2 * (sampling(2).memory_bytes - sampling(1).memory_bytes));
+  EXPECT_GE(sampling(2).memory_bytes - sampling(1).memory_bytes, 48 * 1280 + 512 * 8);
+}
+
 TEST_F(Record, StoresTheTeachersOwnContinuationsOfPrompts) {
   const LogitStore store = recorded("out.h5", continuations());
   ASSERT_EQ(store.num_sequences(), 9);

@@ -105,6 +105,50 @@ TEST_P(TransformerFamily, DecodingGivesTheLogitsOfTransformers) {
   }
 }
 
+// Each window in a lane of its own, all begun at different lengths and fed token by token; a lane whose window ends goes
+// out, or begins the first window again.
+TEST_P(TransformerFamily, LanesGiveTheLogitsOfTransformers) {
+  const int64_t num_lanes = windows_.num_windows;
+  const std::unique_ptr<Transformer::Lanes> lanes = model_.start_lanes(num_lanes, windows_.num_tokens);
+  std::vector<int64_t> window_of(static_cast<size_t>(num_lanes)), fed(static_cast<size_t>(num_lanes));
+  const auto expect_golden = [&](std::span<const float> logits_V, int64_t lane) {
+    const auto l = static_cast<size_t>(lane);
+    const auto row = static_cast<size_t>(window_of[l] * windows_.num_tokens + fed[l] - 1);
+    EXPECT_LE(relative_difference(logits_V, std::span(golden_).subspan(row * vocabulary_size_, vocabulary_size_)),
+              kTolerance)
+        << "lane " << lane << ", window " << window_of[l] << ", token " << fed[l] - 1;
+  };
+  const auto begin = [&](int64_t lane, int64_t window, int64_t num_tokens) {
+    window_of[static_cast<size_t>(lane)] = window;
+    fed[static_cast<size_t>(lane)] = num_tokens;
+    expect_golden(lanes->begin(lane, windows_.window(window).first(static_cast<size_t>(num_tokens))), lane);
+  };
+  for (int64_t lane = 0; lane < num_lanes; ++lane) begin(lane, lane, 3 + 5 * lane);
+  bool began_again = false;
+  while (true) {
+    std::vector<int64_t> going;
+    std::vector<int32_t> ids;
+    for (int64_t lane = num_lanes - 1; lane >= 0; --lane) {  // any order
+      int64_t& num = fed[static_cast<size_t>(lane)];
+      if (num == windows_.num_tokens && !began_again) {
+        began_again = true;
+        begin(lane, 0, 2);
+      }
+      if (num == windows_.num_tokens) continue;
+      going.push_back(lane);
+      ids.push_back(windows_.window(window_of[static_cast<size_t>(lane)])[static_cast<size_t>(num++)]);
+    }
+    if (going.empty()) break;
+    const std::span<const float> logits_NV = lanes->feed_each(going, ids);
+    ASSERT_EQ(logits_NV.size(), going.size() * vocabulary_size_);
+    for (size_t i = 0; i < going.size(); ++i) {
+      expect_golden(logits_NV.subspan(i * vocabulary_size_, vocabulary_size_), going[i]);
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_TRUE(began_again);
+}
+
 INSTANTIATE_TEST_SUITE_P(Goldens, TransformerFamily, testing::ValuesIn(all_cases()),
                          [](const auto& test) { return test.param.family + "_" + test.param.backend; });
 
@@ -245,6 +289,28 @@ TEST(Transformer, RefusesWhatDoesNotFit) {
   expect_error<std::invalid_argument>([&] { session->feed(std::span(ids).first(2)); },
                                       {"4 tokens", "holds 3", "2 more"});
   EXPECT_EQ(session->num_tokens(), 3);
+
+  expect_error<std::invalid_argument>([&] { model.start_lanes(0, 4); }, {"at least one lane"});
+  expect_error<std::invalid_argument>([&] { model.start_lanes(2, 129); }, {"129", "128"});
+  const std::unique_ptr<Transformer::Lanes> lanes = model.start_lanes(2, 4);
+  const std::vector<int64_t> both = {0, 1}, twice = {0, 0}, outside = {2};
+  lanes->begin(0, std::span(ids).first(3));
+  expect_error<std::invalid_argument>([&] { lanes->feed_each(both, std::span(ids).first(2)); },
+                                      {"lane 1", "not begun"});
+  expect_error<std::invalid_argument>([&] { lanes->feed_each(twice, std::span(ids).first(2)); }, {"lane 0", "twice"});
+  expect_error<std::invalid_argument>([&] { lanes->feed_each(both, std::span(ids).first(1)); },
+                                      {"2 lanes", "1 tokens"});
+  expect_error<std::invalid_argument>([&] { lanes->feed_each({}, {}); }, {"0 lanes"});
+  expect_error<std::invalid_argument>([&] { lanes->feed_each(outside, std::span(ids).first(1)); },
+                                      {"lane 2", "2 lanes"});
+  expect_error<std::invalid_argument>([&] { lanes->begin(-1, std::span(ids).first(1)); }, {"lane -1", "2 lanes"});
+  expect_error<std::invalid_argument>([&] { lanes->feed_each({both.data(), 1}, negative); }, {"-1"});
+  lanes->feed_each({both.data(), 1}, std::span(ids).first(1));
+  expect_error<std::invalid_argument>(
+      [&] {
+        lanes->feed_each({both.data(), 1}, std::span(ids).first(1));
+      },
+      {"4 tokens", "holds 4", "1 more"});
 }
 
 }  // namespace

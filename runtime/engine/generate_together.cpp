@@ -1,0 +1,109 @@
+#include "runtime/engine/generate_together.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "runtime/system/interrupt.h"
+
+namespace pare {
+namespace {
+
+// The texts in the lanes, and those that wait for one.
+class GrowingTexts {
+ public:
+  GrowingTexts(Transformer& model, std::span<const GenerationRequest> requests, int64_t num_lanes)
+      : description_(model.description()), requests_(requests), generations_(requests.size()) {
+    int64_t max_tokens = 0;
+    for (const GenerationRequest& request : requests) {
+      const auto num_prompt = static_cast<int64_t>(request.prompt.size());
+      check_length(description_, num_prompt, request.options.max_tokens);
+      Continuation(description_, num_prompt, request.options);
+      max_tokens = std::max(max_tokens, num_prompt + request.options.max_tokens - 1);  // the last one is never fed
+    }
+    const auto num_requests = static_cast<int64_t>(requests.size());
+    lanes_ = model.start_lanes(std::min(num_lanes, num_requests), max_tokens);
+    texts_.resize(static_cast<size_t>(std::min(num_lanes, num_requests)));
+  }
+
+  std::vector<Generation> run() {
+    while (true) {
+      for (size_t lane = 0; lane < texts_.size(); ++lane) fill(lane);
+      throw_if_interrupted();
+      if (!grow()) return std::move(generations_);
+    }
+  }
+
+ private:
+  struct Text {
+    size_t request;
+    Continuation continuation;
+  };
+
+  // A free lane takes the next request; one whose text ends with its first token leaves it free.
+  void fill(size_t lane) {
+    while (!texts_[lane] && next_ < requests_.size()) {
+      throw_if_interrupted();
+      const GenerationRequest& request = requests_[next_];
+      Text text{next_++, {description_, static_cast<int64_t>(request.prompt.size()), request.options}};
+      const bool goes_on = text.continuation.draw(lanes_->begin(static_cast<int64_t>(lane), request.prompt));
+      texts_[lane] = std::move(text);
+      if (!goes_on) finish(lane);
+    }
+  }
+
+  // A token for every text. False: there is none.
+  bool grow() {
+    std::vector<int64_t> lanes;
+    std::vector<int32_t> ids;
+    for (size_t lane = 0; lane < texts_.size(); ++lane) {
+      if (!texts_[lane]) continue;
+      lanes.push_back(static_cast<int64_t>(lane));
+      ids.push_back(texts_[lane]->continuation.generation.ids.back());
+    }
+    if (lanes.empty()) return false;
+    const std::span<const float> logits_NV = lanes_->feed_each(lanes, ids);
+    const size_t num_vocabulary = logits_NV.size() / lanes.size();
+    std::vector<uint8_t> goes_on(lanes.size());
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < lanes.size(); ++i) {
+      Continuation& text = texts_[static_cast<size_t>(lanes[i])]->continuation;
+      ++text.generation.decoded_tokens;
+      goes_on[i] = text.draw(logits_NV.subspan(i * num_vocabulary, num_vocabulary));
+    }
+    for (size_t i = 0; i < lanes.size(); ++i) {
+      if (goes_on[i] == 0) finish(static_cast<size_t>(lanes[i]));
+    }
+    return true;
+  }
+
+  void finish(size_t lane) {
+    generations_[texts_[lane]->request] = std::move(texts_[lane]->continuation.generation);
+    texts_[lane].reset();
+  }
+
+  const ModelDescription& description_;
+  std::span<const GenerationRequest> requests_;
+  std::vector<Generation> generations_;
+  std::unique_ptr<Transformer::Lanes> lanes_;
+  std::vector<std::optional<Text>> texts_;  // of each lane
+  size_t next_ = 0;                         // request that waits
+};
+
+}  // namespace
+
+int64_t lanes_at_once(const ModelDescription& model, int64_t num_texts, int64_t max_tokens) {
+  const int64_t text_bytes = static_cast<int64_t>(model.blocks.size()) * max_tokens *
+                             KvStorage::bytes_per_token(kKvFloatBits, model.num_kv_heads, model.head_size);
+  const int64_t most = std::min({kMostLanes, num_texts, kLaneCacheBytes / std::max<int64_t>(text_bytes, 1)});
+  return std::max<int64_t>(most, 1);
+}
+
+std::vector<Generation> generate_together(Transformer& model, std::span<const GenerationRequest> requests,
+                                          int64_t num_lanes) {
+  if (requests.empty()) return {};
+  return GrowingTexts(model, requests, num_lanes).run();
+}
+
+}  // namespace pare
