@@ -1,5 +1,7 @@
 #include "distill/losses.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <cmath>
 #include <sstream>
@@ -66,6 +68,21 @@ at::Tensor skew_divergence(const at::Tensor& of, const at::Tensor& other, double
   return expected_difference(of, finite, log_of_mixture(finite_logs(other), finite, skew));
 }
 
+// Whether each label is kIgnoredLabel, [T]. Throws std::invalid_argument: types, and a label outside the vocabulary.
+at::Tensor ignored_labels(const at::Tensor& labels_T, int64_t num_tokens, int64_t num_vocabulary) {
+  check_integers(labels_T, num_tokens, "labels");
+  const at::Tensor ignored_T = labels_T.eq(kIgnoredLabel);
+  const at::Tensor outside_T =
+      labels_T.lt(0).logical_or(labels_T.ge(num_vocabulary)).logical_and(ignored_T.logical_not());
+  if (outside_T.any().item<bool>()) {
+    const int64_t token = outside_T.to(at::kByte).argmax().item<int64_t>();
+    throw std::invalid_argument("labels[" + std::to_string(token) + "]: expected 0 .. " +
+                                std::to_string(num_vocabulary - 1) + " or " + std::to_string(kIgnoredLabel) +
+                                ", found " + std::to_string(labels_T[token].item<int64_t>()));
+  }
+  return ignored_T;
+}
+
 }  // namespace
 
 at::Tensor label_log_probs(const at::Tensor& logits_TV, const at::Tensor& labels_T) {
@@ -74,17 +91,8 @@ at::Tensor label_log_probs(const at::Tensor& logits_TV, const at::Tensor& labels
     throw std::invalid_argument("logits: expected a float32 or float64 matrix [tokens, vocabulary], found " +
                                 found_text(logits_TV));
   }
-  const int64_t num_vocabulary = logits_TV.size(1);
-  check_integers(labels_T, logits_TV.size(0), "labels");
-  const at::Tensor ignored_T = labels_T.eq(kIgnoredLabel);
+  const at::Tensor ignored_T = ignored_labels(labels_T, logits_TV.size(0), logits_TV.size(1));
   const at::Tensor known_T = labels_T.masked_fill(ignored_T, 0);
-  const at::Tensor outside_T = known_T.lt(0).logical_or(known_T.ge(num_vocabulary));
-  if (outside_T.any().item<bool>()) {
-    const int64_t token = outside_T.to(at::kByte).argmax().item<int64_t>();
-    throw std::invalid_argument("labels[" + std::to_string(token) + "]: expected 0 .. " +
-                                std::to_string(num_vocabulary - 1) + " or " + std::to_string(kIgnoredLabel) +
-                                ", found " + std::to_string(labels_T[token].item<int64_t>()));
-  }
   const at::Tensor logs_T = logits_TV.log_softmax(1).gather(1, known_T.unsqueeze(1)).squeeze(1);
   return finite_logs(logs_T).masked_fill(ignored_T, 0.0);
 }
@@ -107,6 +115,18 @@ at::Tensor soft_label_loss(const at::Tensor& student_TV, const TeacherLogits& te
 at::Tensor forward_kl(const at::Tensor& student_TV, const TeacherLogits& teacher, double temperature) {
   const Outcomes logs(student_TV, teacher, temperature);
   return divergence(logs.teacher, logs.student);
+}
+
+at::Tensor tail_label_loss(const at::Tensor& student_TV, const TeacherLogits& teacher, const at::Tensor& labels_T) {
+  const at::Tensor ignored_T = ignored_labels(labels_T, teacher.num_tokens(), teacher.num_vocabulary());
+  const at::Tensor in_tail_T = teacher.merges(labels_T.masked_fill(ignored_T, 0)).logical_and(ignored_T.logical_not());
+  const at::Tensor tokens_N = in_tail_T.nonzero().squeeze(1);  // few
+  const at::Tensor losses_T = at::zeros({teacher.num_tokens()}, student_TV.options().requires_grad(false));
+  if (tokens_N.numel() == 0) return losses_T;
+  const at::Tensor logs_N = teacher.student_tail_logs(student_TV, tokens_N)
+                                .gather(1, labels_T.index_select(0, tokens_N).unsqueeze(1))
+                                .squeeze(1);
+  return losses_T.index_put({tokens_N}, finite_logs(logs_N).neg());
 }
 
 at::Tensor reverse_kl(const at::Tensor& student_TV, const TeacherLogits& teacher, double temperature) {
@@ -219,15 +239,19 @@ at::Tensor slim_loss(const at::Tensor& student_TV, const TeacherLogits& teacher,
 
 at::Tensor token_losses(const DistillLossOptions& options, const at::Tensor& student_TV, const TeacherLogits& teacher,
                         const at::Tensor& labels_T, const at::Tensor& slim_weights_T) {
+  const auto with_tail_label = [&](const at::Tensor& losses_T) {
+    if (options.tail_label_weight == 0.0) return losses_T;
+    return losses_T.add(tail_label_loss(student_TV, teacher, labels_T), options.tail_label_weight);
+  };
   switch (options.loss) {
     case DistillLoss::hard_label:
       return hard_label_loss(student_TV, labels_T);
     case DistillLoss::soft_label:
-      return soft_label_loss(
+      return with_tail_label(soft_label_loss(
           student_TV, teacher, labels_T,
-          {.temperature = options.temperature, .label_weight = options.label_weight, .form = options.soft_form});
+          {.temperature = options.temperature, .label_weight = options.label_weight, .form = options.soft_form}));
     case DistillLoss::forward_kl:
-      return forward_kl(student_TV, teacher, options.temperature);
+      return with_tail_label(forward_kl(student_TV, teacher, options.temperature));
     case DistillLoss::reverse_kl:
       return reverse_kl(student_TV, teacher, options.temperature);
     case DistillLoss::jensen_shannon:

@@ -49,6 +49,8 @@ struct DistillLossOptions {
   double temperature = 1.0;   // of student and teacher alike, in every loss but hard_label and minillm; > 0
   double label_weight = 0.1;  // soft_label: of the cross-entropy on the true label
   SoftForm soft_form = SoftForm::divergence;
+  // soft_label, forward_kl: of tail_label_loss, what the true label says of tokens that a truncated teacher has merged.
+  double tail_label_weight = 0.0;
   double beta = 0.5;         // jensen_shannon: the teacher's share of the mixture; 0 is forward_kl, 1 reverse_kl
   double skew = 0.1;         // skew_kl, skew_reverse_kl: the share of the mixture that is the first argument's own
   double slim_share = 0.05;  // slim: of the vocabulary, the teacher's largest logits
@@ -62,6 +64,7 @@ struct DistillLossOptions {
     visit("temperature", temperature, {.low = 1e-3, .high = 1e3});
     visit("label_weight", label_weight, {.low = 0.0, .high = 1e3});
     visit("soft_form", soft_form);
+    visit("tail_label_weight", tail_label_weight, {.low = 0.0, .high = 1e3});
     visit("beta", beta, {.low = 0.0, .high = 1.0});
     visit("skew", skew, {.low = 0.0, .high = 1.0});
     visit("slim_share", slim_share, {.low = 1e-6, .high = 1.0});

@@ -310,8 +310,7 @@ at::Tensor TeacherLogits::log_probs(double temperature, at::ScalarType type) con
   return at::cat({kept_TK.add(log_of_rest(tail_T1)), tail_T1}, 1);
 }
 
-at::Tensor TeacherLogits::student_log_probs(const at::Tensor& student_TV, double temperature) const {
-  check_temperature(temperature);
+void TeacherLogits::check_student(const at::Tensor& student_TV) const {
   check_logits(student_TV, "student");
   if (student_TV.scalar_type() != at::kFloat && student_TV.scalar_type() != at::kDouble) {
     throw std::invalid_argument("student logits: expected float32 or float64, found " + student_TV.toString());
@@ -321,12 +320,28 @@ at::Tensor TeacherLogits::student_log_probs(const at::Tensor& student_TV, double
                                 std::to_string(num_vocabulary()) + "] of the teacher's, found " +
                                 shape_text(student_TV));
   }
+}
+
+at::Tensor TeacherLogits::student_log_probs(const at::Tensor& student_TV, double temperature) const {
+  check_temperature(temperature);
+  check_student(student_TV);
   const at::Tensor logits_TV = scaled(student_TV, temperature);
   if (!is_truncated()) return logits_TV.log_softmax(1);
   const at::Tensor kept_TK = logits_TV.gather(1, truncated_.ids_TK);
   if (!has_tail()) return kept_TK.log_softmax(1);
   const at::Tensor tail_T = log_sum_exp_of_rows(logits_TV.scatter(1, truncated_.ids_TK, -kInfinity));
   return at::cat({kept_TK, tail_T.unsqueeze(1)}, 1).log_softmax(1);
+}
+
+at::Tensor TeacherLogits::merges(const at::Tensor& ids_T) const {
+  if (!has_tail()) return at::zeros_like(ids_T, at::kBool);
+  return truncated_.ids_TK.eq(ids_T.unsqueeze(1)).any(1).logical_not();
+}
+
+at::Tensor TeacherLogits::student_tail_logs(const at::Tensor& student_TV, const at::Tensor& tokens_N) const {
+  check_student(student_TV);
+  const at::Tensor chosen_NV = student_TV.index_select(0, tokens_N);
+  return chosen_NV.scatter(1, truncated_.ids_TK.index_select(0, tokens_N), -kInfinity).log_softmax(1);
 }
 
 TeacherLogits TeacherLogits::tokens(int64_t first, int64_t count) const {

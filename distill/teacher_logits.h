@@ -61,6 +61,12 @@ class TeacherLogits {
   // Throws std::invalid_argument for logits of another shape or type, and as log_probs does.
   at::Tensor student_log_probs(const at::Tensor& student_TV, double temperature) const;
 
+  // Whether the tail stands for these tokens, ids_T int64 [T] of 0 .. V - 1: bool [T], all false without a tail.
+  at::Tensor merges(const at::Tensor& ids_T) const;
+  // Of the chosen rows, tokens_N int64: the student's log-probabilities at temperature 1, given that the token is one of
+  // the tail's, [N, V] with gradient; -inf for the others. student_TV as of student_log_probs, whose errors it throws.
+  at::Tensor student_tail_logs(const at::Tensor& student_TV, const at::Tensor& tokens_N) const;
+
   // Of the tokens [first, first + count). Throws std::invalid_argument for a range that does not lie within.
   TeacherLogits tokens(int64_t first, int64_t count) const;
 
@@ -70,6 +76,7 @@ class TeacherLogits {
 
  private:
   void check_temperature(double temperature) const;
+  void check_student(const at::Tensor& student_TV) const;
   bool has_tail() const { return is_truncated() && truncated_.ids_TK.size(1) < truncated_.num_vocabulary; }
 
   at::Tensor logits_TV_;       // undefined: truncated_ holds

@@ -18,6 +18,7 @@ const std::vector<LossOption>& loss_options() {
        {soft_label, forward_kl, reverse_kl, jensen_shannon, skew_kl, skew_reverse_kl, total_variation, slim}},
       {"label_weight", {soft_label}},
       {"soft_form", {soft_label}},
+      {"tail_label_weight", {soft_label, forward_kl}},
       {"beta", {jensen_shannon}},
       {"skew", {skew_kl, skew_reverse_kl}},
       {"slim_share", {slim}},
@@ -66,6 +67,12 @@ void DistillPass::check(const PassCheck& check) {
                                     (!distill.logits.empty() ? "'logits' holds none of its hidden states"
                                      : samples               ? "minillm samples its own sequences"
                                                              : "hard_label has no teacher"));
+  }
+  if (distill.loss.tail_label_weight > 0.0 && distill.logits.empty()) {
+    check.fail(
+        "tail_label_weight",
+        "a teacher that runs gives all its logits and merges none: leave this out, or give what pare record made "
+        "of one as 'logits'");
   }
   if (samples && !distill.logits.empty()) {
     check.fail("logits",

@@ -240,6 +240,78 @@ TEST(HardLabels, AreLogarithmsOfTheStudentsMass) {
   EXPECT_TRUE(label_log_probs(tensor_of(q), labels).equal(hard_label_loss(tensor_of(q), labels).neg()));
 }
 
+// All labels that the teacher may draw, weighed with its probabilities: the divergence of the merged outcomes and what
+// the label says of the tail are then the divergence of all, but for the tail's own entropy; gradients are the same.
+TEST(TailLabels, MakeUpForWhatMergingTakes) {
+  const Rows p = random_logits(kTokens, kVocabulary, 60), q = random_logits(kTokens, kVocabulary, 61);
+  const TeacherLogits all(tensor_of(p));
+  for (const int64_t num_kept : {1, 5, 21}) {
+    const TruncatedLogits truncated = truncate_logits(tensor_of(p), num_kept, {1.0});
+    const TeacherLogits merged(truncated);
+    const auto expected_loss = [&](const at::Tensor& student_TV) {
+      at::Tensor sum_T = forward_kl(student_TV, merged);
+      for (int64_t label = 0; label < kVocabulary; ++label) {
+        std::vector<double> weights;
+        for (const Row& row : p) weights.push_back(plain_softmax(row)[static_cast<size_t>(label)]);
+        const at::Tensor losses_T = tail_label_loss(student_TV, merged, labels_of({label, label, label, label}));
+        sum_T = sum_T.add(losses_T.mul(tensor_of({weights}).squeeze(0)));
+      }
+      return sum_T;
+    };
+    const Row found = row_of(expected_loss(tensor_of(q))), full = row_of(forward_kl(tensor_of(q), all));
+    for (int64_t t = 0; t < kTokens; ++t) {
+      const Row probabilities = plain_softmax(p[t]);
+      const Row kept = rows_of(truncated.ids_TK[t].unsqueeze(0)).front();
+      double tail = 0.0, constant = 0.0;  // sum over the tail of p log(p / p(tail))
+      for (const int pass : {0, 1}) {
+        for (int64_t v = 0; v < kVocabulary; ++v) {
+          if (std::find(kept.begin(), kept.end(), static_cast<double>(v)) != kept.end()) continue;
+          if (pass == 0) tail += probabilities[v];
+          if (pass == 1) constant += probabilities[v] * std::log(probabilities[v] / tail);
+        }
+      }
+      EXPECT_NEAR(found[t] + constant, full[t], 1e-13) << num_kept << " kept, token " << t;
+    }
+    const at::Tensor gradient = gradient_of(expected_loss, tensor_of(q));
+    const at::Tensor of_all = gradient_of([&](const at::Tensor& s) { return forward_kl(s, all); }, tensor_of(q));
+    EXPECT_LE(gradient.sub(of_all).abs().max().item<double>(), 1e-13) << num_kept << " kept";
+    EXPECT_GT(gradient_of([&](const at::Tensor& s) { return forward_kl(s, merged); }, tensor_of(q))
+                  .sub(of_all)
+                  .abs()
+                  .max()
+                  .item<double>(),
+              1e-6)
+        << "merging takes something";
+  }
+}
+
+TEST(TailLabels, AreZeroWhereTheTeacherHoldsTheLabel) {
+  const at::Tensor p = tensor_of(random_logits(kTokens, kVocabulary, 62));
+  const at::Tensor q = tensor_of(random_logits(kTokens, kVocabulary, 63)).set_requires_grad(true);
+  const TruncatedLogits truncated = truncate_logits(p, 4, {1.0});
+  const at::Tensor labels = truncated.ids_TK.select(1, 3).clone();
+  const at::Tensor all_kept = tail_label_loss(q, TeacherLogits(truncated), labels);
+  EXPECT_EQ(all_kept.abs().max().item<double>(), 0.0);
+  EXPECT_EQ(tail_label_loss(q, TeacherLogits(p), labels).abs().max().item<double>(), 0.0);
+  const TeacherLogits whole(truncate_logits(p, kVocabulary, {1.0}));
+  EXPECT_EQ(tail_label_loss(q, whole, labels).abs().max().item<double>(), 0.0);
+  // One of the tail, one that is held, one that is ignored.
+  at::Tensor mixed = labels.clone();
+  mixed[0] = truncate_logits(p, 5, {1.0}).ids_TK[0][4];
+  mixed[2] = kIgnoredLabel;
+  const Row losses = row_of(tail_label_loss(q, TeacherLogits(truncated), mixed));
+  EXPECT_GT(losses[0], 0.0);
+  EXPECT_EQ(losses[1], 0.0);
+  EXPECT_EQ(losses[2], 0.0);
+  expect_gradient([&](const at::Tensor& s) { return tail_label_loss(s, TeacherLogits(truncated), mixed); }, q.detach(),
+                  "tail labels");
+  expect_error<std::invalid_argument>(
+      [&] {
+        tail_label_loss(q, TeacherLogits(truncated), labels_of({1, 2, 23, 0}));
+      },
+      {"labels[2]", "0 .. 22", "found 23"});
+}
+
 TEST(Slim, WeighsTheDivergenceOfTheLargestLogitsBySequence) {
   const Rows p = random_logits(kTokens, kVocabulary, 26), q = random_logits(kTokens, kVocabulary, 27);
   const at::Tensor labels = labels_of(kLabels), sequences = labels_of({0, 0, 1, 0});
@@ -327,6 +399,19 @@ TEST(TokenLosses, GoByName) {
   EXPECT_TRUE(losses(DistillLoss::soft_label)
                   .equal(soft_label_loss(q, teacher, labels, {.temperature = 1.5, .label_weight = 0.4})));
   EXPECT_TRUE(losses(DistillLoss::forward_kl).equal(forward_kl(q, teacher, 1.5)));
+  {
+    const TeacherLogits truncated(truncate_logits(p, 3, {1.5}));
+    DistillLossOptions with_tail{.loss = DistillLoss::forward_kl, .temperature = 1.5, .tail_label_weight = 0.7};
+    const at::Tensor tail = tail_label_loss(q, truncated, labels).mul(0.7);
+    EXPECT_GT(tail.max().item<double>(), 0.0);
+    EXPECT_TRUE(token_losses(with_tail, q, truncated, labels).allclose(forward_kl(q, truncated, 1.5).add(tail), 1e-15));
+    with_tail.loss = DistillLoss::soft_label;
+    with_tail.label_weight = 0.4;
+    EXPECT_TRUE(
+        token_losses(with_tail, q, truncated, labels)
+            .allclose(soft_label_loss(q, truncated, labels, {.temperature = 1.5, .label_weight = 0.4}).add(tail),
+                      1e-15));
+  }
   EXPECT_TRUE(losses(DistillLoss::reverse_kl).equal(reverse_kl(q, teacher, 1.5)));
   EXPECT_TRUE(losses(DistillLoss::jensen_shannon).equal(jensen_shannon(q, teacher, 0.3, 1.5)));
   EXPECT_TRUE(losses(DistillLoss::skew_kl).equal(skew_kl(q, teacher, 0.2, 1.5)));

@@ -40,7 +40,7 @@ TEST(DistillOptions, FieldsHaveNamesOfTheirOwnAndAreAllDescribed) {
     }
   } all;
   const std::vector<NamedField> fields = field_values(all);
-  EXPECT_EQ(fields.size(), 17u);
+  EXPECT_EQ(fields.size(), 18u);
   for (size_t i = 0; i < fields.size(); ++i) {
     for (size_t j = 0; j < i; ++j) EXPECT_NE(fields[i].name, fields[j].name);
   }
