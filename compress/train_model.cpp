@@ -208,6 +208,10 @@ void check_store(const LogitStore& store, const DistillOptions& options, const C
                                 " entries, the student's has " + std::to_string(model.vocabulary_size) +
                                 ": they must have the same tokenizer");
   }
+  if (options.loss.tail_label_weight > 0.0 && origin.num_kept >= origin.num_vocabulary) {
+    throw std::invalid_argument(where + "holds all tokens of the vocabulary and merges none: leave " +
+                                "'tail_label_weight' out");
+  }
   for (int64_t n = 0; n < store.num_sequences(); ++n) {
     if (store.length(n) <= model.context_length) continue;
     throw std::invalid_argument(where + "holds a sequence of " + std::to_string(store.length(n)) +

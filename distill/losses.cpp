@@ -123,10 +123,8 @@ at::Tensor tail_label_loss(const at::Tensor& student_TV, const TeacherLogits& te
   const at::Tensor tokens_N = in_tail_T.nonzero().squeeze(1);  // few
   const at::Tensor losses_T = at::zeros({teacher.num_tokens()}, student_TV.options().requires_grad(false));
   if (tokens_N.numel() == 0) return losses_T;
-  const at::Tensor logs_N = teacher.student_tail_logs(student_TV, tokens_N)
-                                .gather(1, labels_T.index_select(0, tokens_N).unsqueeze(1))
-                                .squeeze(1);
-  return losses_T.index_put({tokens_N}, finite_logs(logs_N).neg());
+  const at::Tensor logs_N = teacher.student_tail_log_probs(student_TV, tokens_N, labels_T.index_select(0, tokens_N));
+  return losses_T.index_put({tokens_N}, logs_N.neg());
 }
 
 at::Tensor reverse_kl(const at::Tensor& student_TV, const TeacherLogits& teacher, double temperature) {

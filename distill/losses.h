@@ -56,8 +56,9 @@ at::Tensor forward_kl(const at::Tensor& student_TV, const TeacherLogits& teacher
 
 // -log q(label | tail) where a truncated teacher's tail holds the label, and 0 elsewhere: at temperature 1, whatever the
 // others'. What merging has taken from KL(p || q) is p(tail) KL(p(. | tail) || q(. | tail)); over labels that are drawn
-// from p this has the same gradient in expectation, so that forward_kl plus this is an unbiased estimate of forward_kl
-// against all logits, but for a constant. The label of a text stands for one that the teacher drew. (The bias of
+// from p at temperature 1 this has the same gradient in expectation, so that forward_kl at temperature 1 plus this is an
+// unbiased estimate of forward_kl against all logits, but for a constant. A text's own tokens, or those drawn in another
+// way, stand for such labels, the better the more the teacher would write so. (The bias of
 // truncation, and sampling against it: Anshumann et al., arXiv 2503.16870, who draw every token that they store.)
 // A label whose logit is -inf: label_log_probs. Throws also as that does.
 at::Tensor tail_label_loss(const at::Tensor& student_TV, const TeacherLogits& teacher, const at::Tensor& labels_T);

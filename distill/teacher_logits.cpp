@@ -7,6 +7,9 @@
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cmath>
@@ -338,10 +341,18 @@ at::Tensor TeacherLogits::merges(const at::Tensor& ids_T) const {
   return truncated_.ids_TK.eq(ids_T.unsqueeze(1)).any(1).logical_not();
 }
 
-at::Tensor TeacherLogits::student_tail_logs(const at::Tensor& student_TV, const at::Tensor& tokens_N) const {
+at::Tensor TeacherLogits::student_tail_log_probs(const at::Tensor& student_TV, const at::Tensor& tokens_N,
+                                                 const at::Tensor& ids_N) const {
   check_student(student_TV);
+  if (!has_tail()) throw std::invalid_argument("tail of a teacher: expected merged tokens, found that all are there");
   const at::Tensor chosen_NV = student_TV.index_select(0, tokens_N);
-  return chosen_NV.scatter(1, truncated_.ids_TK.index_select(0, tokens_N), -kInfinity).log_softmax(1);
+  const at::Tensor tail_N =
+      log_sum_exp_of_rows(chosen_NV.scatter(1, truncated_.ids_TK.index_select(0, tokens_N), -kInfinity));
+  const at::Tensor logits_N = chosen_NV.gather(1, ids_N.unsqueeze(1)).squeeze(1);
+  const at::Tensor has_mass_N = logits_N.ne(-kInfinity);
+  const at::Tensor zeros_N = at::zeros_like(logits_N);
+  const at::Tensor logs_N = at::where(has_mass_N, logits_N, zeros_N).sub(at::where(has_mass_N, tail_N, zeros_N));
+  return at::where(has_mass_N, logs_N, at::full_like(logs_N, kLogOfNoMass));
 }
 
 TeacherLogits TeacherLogits::tokens(int64_t first, int64_t count) const {

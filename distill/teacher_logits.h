@@ -63,9 +63,11 @@ class TeacherLogits {
 
   // Whether the tail stands for these tokens, ids_T int64 [T] of 0 .. V - 1: bool [T], all false without a tail.
   at::Tensor merges(const at::Tensor& ids_T) const;
-  // Of the chosen rows, tokens_N int64: the student's log-probabilities at temperature 1, given that the token is one of
-  // the tail's, [N, V] with gradient; -inf for the others. student_TV as of student_log_probs, whose errors it throws.
-  at::Tensor student_tail_logs(const at::Tensor& student_TV, const at::Tensor& tokens_N) const;
+  // Of the chosen rows, tokens_N int64: the student's log-probability at temperature 1 of ids_N, each one that the tail
+  // stands for, given that it is one of these, [N] with gradient; kLogOfNoMass, without gradient, of a logit of -inf.
+  // student_TV as of student_log_probs, whose errors it throws. Throws std::invalid_argument without a tail.
+  at::Tensor student_tail_log_probs(const at::Tensor& student_TV, const at::Tensor& tokens_N,
+                                    const at::Tensor& ids_N) const;
 
   // Of the tokens [first, first + count). Throws std::invalid_argument for a range that does not lie within.
   TeacherLogits tokens(int64_t first, int64_t count) const;

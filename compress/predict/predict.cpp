@@ -258,16 +258,10 @@ int64_t evaluation_bytes(const ModelDescription& model, const Sizes& sizes, cons
   return models + (evaluation.reference ? 2 : 1) * hidden + forward_bytes(model, rows);
 }
 
-// Keys and values of all blocks.
-int64_t cached_bytes_per_token(const ModelDescription& model) {
-  return static_cast<int64_t>(model.blocks.size()) *
-         KvStorage::bytes_per_token(kKvFloatBits, model.num_kv_heads, model.head_size);
-}
-
 // Both models stay, and one answers after the other.
 int64_t answers_bytes(const ModelDescription& model, const Sizes& sizes, const AnswersExtent& answers) {
   return sizes.output_bytes + (answers.reference ? sizes.source_bytes : 0) +
-         answers.longest_tokens * (cached_bytes_per_token(model) + model.hidden_size * 4) +
+         answers.longest_tokens * (kv_bytes_per_token(model, kKvFloatBits) + model.hidden_size * 4) +
          forward_bytes(model, answers.longest_tokens);
 }
 
@@ -508,7 +502,7 @@ Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent
       base_bytes + kLibraryBytes + extent.num_threads * kWorkerOverheadBytes + extent.logit_bytes +
       evaluation_bytes(model, sizes, {.num_windows = 1, .num_tokens = extent.longest_sequence, .reference = false});
   // Texts that grow together: keys and values, logits on both sides and what is drawn from them.
-  const int64_t lane_bytes = extent.longest_sequence * cached_bytes_per_token(model) +
+  const int64_t lane_bytes = extent.longest_sequence * kv_bytes_per_token(model, kKvFloatBits) +
                              model.vocabulary_size * (2 * 4 + static_cast<int64_t>(sizeof(Sampler::Candidate)));
   Prediction prediction;
   prediction.output_bytes = prediction.disk_bytes = extent.file_bytes;

@@ -47,7 +47,7 @@ struct Material {
   std::vector<std::vector<int32_t>> starts;  // windows, or prompts
   int64_t num_samples = 1;                   // of each
   int64_t max_new_tokens = 0;                // 0: windows
-  std::string source;                        // LogitOrigin::source
+  Json source;                               // LogitOrigin::source
   bool has_prompts() const { return max_new_tokens > 0; }
   int64_t num_sequences() const { return static_cast<int64_t>(starts.size()) * num_samples; }
   const std::vector<int32_t>& start(int64_t sequence) const {
@@ -59,7 +59,6 @@ struct Material {
     for (const std::vector<int32_t>& ids : starts) longest = std::max(longest, static_cast<int64_t>(ids.size()));
     return longest + max_new_tokens;
   }
-  int64_t num_lanes(const ModelDescription& model) const { return lanes_at_once(model, num_sequences(), longest()); }
 };
 
 // Rows of a head behind the tokenizer's tokens fill it up to a round number. What a teacher says of them is noise that
@@ -95,8 +94,7 @@ Material read_windows(const RecordOptions& options, const Tokenizer& tokenizer, 
     material.starts.emplace_back(ids.begin(), ids.end());
     ++i;
   }
-  material.source = json_text(
-      Json{{"kind", "windows"}, {"tokens", all.num_tokens}, {"windows", num_windows}, {"seed", options.seed}});
+  material.source = {{"kind", "windows"}, {"tokens", all.num_tokens}, {"windows", num_windows}, {"seed", options.seed}};
   return material;
 }
 
@@ -115,13 +113,12 @@ Material read_prompts(const RecordOptions& options, const Tokenizer& tokenizer, 
     }
     material.starts.push_back(std::move(ids));
   }
-  material.source = json_text(Json{{"kind", "continuations"},
-                                   {"samples", options.num_samples},
-                                   {"max_new_tokens", options.max_new_tokens},
-                                   {"temperature", options.sampling_temperature},
-                                   {"top_p", options.top_p},
-                                   {"seed", options.seed},
-                                   {"drawn_together", material.num_lanes(model)}});
+  material.source = Json{{"kind", "continuations"},
+                         {"samples", options.num_samples},
+                         {"max_new_tokens", options.max_new_tokens},
+                         {"temperature", options.sampling_temperature},
+                         {"top_p", options.top_p},
+                         {"seed", options.seed}};
   return material;
 }
 
@@ -176,8 +173,13 @@ void check_options(const RecordOptions& options) {
 class Recording {
  public:
   Recording(const RecordOptions& options, const Checkpoint& checkpoint, const InputFiles& files,
-            const Material& material, const LogitOrigin& origin)
-      : options_(options), checkpoint_(checkpoint), files_(files), material_(material), origin_(origin) {}
+            const Material& material, int64_t num_lanes, const LogitOrigin& origin)
+      : options_(options),
+        checkpoint_(checkpoint),
+        files_(files),
+        material_(material),
+        num_lanes_(num_lanes),
+        origin_(origin) {}
 
   // The next shard, whole.
   LogitShard record_shard(Transformer& model, const fs::path& path, int64_t shard, int64_t first, int64_t count,
@@ -219,19 +221,19 @@ class Recording {
                                                    .seed = sequence_seed(options_.seed, sequence)},
                                       .vocabulary_size = origin_.num_vocabulary}});
     }
-    return material_.has_prompts() ? continue_prompts(model, requests, material_.num_lanes(model.description()))
-                                   : windows;
+    return material_.has_prompts() ? continue_prompts(model, requests, num_lanes_) : windows;
   }
 
   const RecordOptions& options_;
   const Checkpoint& checkpoint_;
   const InputFiles& files_;
   const Material& material_;
+  int64_t num_lanes_;
   const LogitOrigin& origin_;
 };
 
 Prediction predict(const Checkpoint& checkpoint, const Material& material, const LogitOrigin& origin,
-                   int64_t num_shards, int num_threads) {
+                   int64_t num_shards, int64_t num_lanes, int num_threads) {
   RecordingExtent extent{.num_temperatures = static_cast<int64_t>(origin.temperatures.size()),
                          .logit_bytes = Teacher::logit_bytes(checkpoint.description().vocabulary_size, num_threads),
                          .num_threads = num_threads};
@@ -239,7 +241,7 @@ Prediction predict(const Checkpoint& checkpoint, const Material& material, const
     extent.num_tokens += material.max_length(sequence);
   }
   extent.longest_sequence = material.longest();
-  extent.num_lanes = material.num_lanes(checkpoint.description());
+  extent.num_lanes = num_lanes;
   extent.num_sampled_tokens = material.num_sequences() * material.max_new_tokens;
   extent.file_bytes = extent.num_tokens * bytes_per_token(origin.num_vocabulary, origin.num_kept,
                                                           static_cast<int64_t>(origin.temperatures.size())) +
@@ -283,29 +285,32 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   const fs::path& data = options.text.empty() ? options.prompts : options.text;
   files.add(data);
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
-  const Material material =
+  Material material =
       options.text.empty() ? read_prompts(options, tokenizer, model) : read_windows(options, tokenizer, model);
   const int64_t num_vocabulary = count_tokens(tokenizer, model);
   if (options.num_kept < 1 || options.num_kept > num_vocabulary) {
     throw std::invalid_argument("--top-k " + std::to_string(options.num_kept) + ": expected 1 to the vocabulary's " +
                                 std::to_string(num_vocabulary));
   }
+  const std::vector<int64_t> shard_sequences = cut_shards(material, options.shard_tokens);
+  const auto num_shards = static_cast<int64_t>(shard_sequences.size());
+  const int64_t num_lanes =
+      lanes_at_once(model, *std::max_element(shard_sequences.begin(), shard_sequences.end()), material.longest());
+  if (material.has_prompts()) material.source["drawn_together"] = num_lanes;
   LogitOrigin origin{.model = "",
                      .tokenizer = tokenizer_hash(checkpoint.directory()),
                      .data = hash_of(material.starts),
                      .text = plain_text(data.filename().string()),
-                     .source = material.source,
+                     .source = json_text(material.source),
                      .num_vocabulary = num_vocabulary,
                      .num_kept = options.num_kept,
                      .temperatures = options.temperatures,
                      .pare_version = std::string(version()),
                      .libtorch_version = TORCH_VERSION,
                      .instruction_set = std::string(isa_name(isa)) + ", " + at::get_cpu_capability()};
-  const std::vector<int64_t> shard_sequences = cut_shards(material, options.shard_tokens);
-  const auto num_shards = static_cast<int64_t>(shard_sequences.size());
   const int64_t token_bytes =
       bytes_per_token(origin.num_vocabulary, origin.num_kept, static_cast<int64_t>(origin.temperatures.size()));
-  const Prediction prediction = predict(checkpoint, material, origin, num_shards, num_threads);
+  const Prediction prediction = predict(checkpoint, material, origin, num_shards, num_lanes, num_threads);
   for (const std::string& line : to_lines(prediction)) progress.print(line);
   progress.print("plan: " + std::to_string(material.num_sequences()) + " sequences in " + std::to_string(num_shards) +
                  " shards, " + std::to_string(token_bytes) + " bytes per token");
@@ -330,7 +335,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     std::optional<Transformer> teacher;
     if (num_resumed < num_shards) teacher = Transformer::load(checkpoint, *backend);
     const LargePiecesStay stay;
-    Recording recording(options, checkpoint, files, material, origin);
+    Recording recording(options, checkpoint, files, material, num_lanes, origin);
     progress.begin("record", material.num_sequences(), "sequences");
     for (int64_t shard = 0, first = 0; shard < num_shards; first += shard_sequences[static_cast<size_t>(shard++)]) {
       if (shard < num_resumed) continue;

@@ -39,7 +39,9 @@ struct RecordOptions {
 // Runs `model` on the CPU, exactly (as pare eval does), over the sequences and writes OUTPUT and OUTPUT.shards. Shards
 // are complete, one by one, under OUTPUT.partial; a run that finds some of its own there goes on behind them and ends
 // with the same bytes as one that was never stopped, whatever the number of threads. Memory: the packed model, a few
-// thousand tokens' hidden states, and logits of a few tokens.
+// thousand tokens' hidden states, logits of a few tokens, and keys and values of the texts that are drawn together
+// (lanes_at_once, of the largest shard's). How many these are decides the last bits of their logits, and shard_tokens
+// has a part in it.
 // Returns the report (with dry_run: the prediction) as one JSON object. Throws std::invalid_argument (options,
 // sequences beyond the model's context), std::runtime_error (OUTPUT exists; OUTPUT.partial is of another model, text or
 // options: which; damaged files; a full disk) and Interrupted.

@@ -1,6 +1,8 @@
 #include "runtime/engine/forward_pass.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace pare {
@@ -33,10 +35,11 @@ StagedBatch::StagedBatch(Backend& backend, int64_t max_rows, int64_t max_sequenc
       sequences(backend.allocate<Sequence>(max_sequences + (max_rows + kChunkRows - 1) / kChunkRows)) {}
 
 ForwardArena::ForwardArena(Backend& backend, const ModelDescription& model, int64_t num_rows, int64_t rows_at_a_time,
-                           bool has_codes, int64_t max_sequences)
+                           bool has_codes, int64_t num_sequences)
     : max_rows(num_rows),
       chunk_rows(std::min(num_rows, rows_at_a_time)),
-      batch(backend, num_rows, max_sequences),
+      max_sequences(num_sequences),
+      batch(backend, num_rows, num_sequences),
       hidden_RD(backend.allocate(num_rows * model.hidden_size)),
       delta_RD(backend.allocate(num_rows * model.hidden_size)),
       x_RD(backend, chunk_rows, model.hidden_size, has_codes),
@@ -143,6 +146,10 @@ void ForwardPass::run_feed_forward(ForwardArena& work, const BlockWeights& block
 }
 
 void ForwardPass::stage(ForwardArena& work, const Batch& batch) const {
+  if (batch.num_rows() > work.max_rows || static_cast<int64_t>(batch.sequences.size()) > work.max_sequences) {
+    throw std::logic_error("a batch of " + std::to_string(batch.num_rows()) + " rows in " +
+                           std::to_string(batch.sequences.size()) + " sequences does not fit what was planned");
+  }
   StagedBatch& staged = work.batch;
   staged.num_rows = batch.num_rows();
   staged.host_positions_R.resize(static_cast<size_t>(staged.num_rows));

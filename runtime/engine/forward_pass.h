@@ -11,7 +11,8 @@
 
 namespace pare {
 
-// Rows that go through the blocks together: whole windows, or the next piece of one session. Host memory.
+// Rows that go through the blocks together: whole windows, the next piece of one session, or a token of each of several
+// lanes. Host memory.
 struct Batch {
   std::span<const int32_t> ids_R;
   std::span<const Sequence> sequences;
@@ -41,10 +42,11 @@ struct StagedBatch {
 // Every buffer of a forward pass, planned once for a largest batch and the rows that layers work on at a time.
 struct ForwardArena {
   ForwardArena(Backend& backend, const ModelDescription& model, int64_t num_rows, int64_t rows_at_a_time,
-               bool has_codes, int64_t max_sequences);
+               bool has_codes, int64_t num_sequences);
 
   int64_t max_rows;
   int64_t chunk_rows;
+  int64_t max_sequences;
   StagedBatch batch;
   Buffer<float> hidden_RD, delta_RD;  // the residual stream, and what the last half block adds to it
   // Of one chunk.
@@ -80,7 +82,7 @@ class ForwardPass {
   // Makes the tables of rotations of that many positions, which run_blocks reads.
   void need_positions(int64_t num_positions);
 
-  // Brings a batch into work.batch: at most work.max_rows rows, in sequences of at most the rows_at_a_time that work was
+  // Brings a batch into work.batch: at most work.max_rows rows and work.max_sequences sequences, in sequences of at most the rows_at_a_time that work was
   // made for where formats look at whole sequences.
   void stage(ForwardArena& work, const Batch& batch) const;
   // The rows of work.batch through all blocks; `caches` has one for each. Leaves the residual stream before the last

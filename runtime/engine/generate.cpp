@@ -226,7 +226,7 @@ Generation generate(Transformer& model, std::span<const int32_t> prompt, const G
     ++result.decoded_tokens;
   }
   result.decode_seconds = seconds_since(decode_start);
-  return result;
+  return std::move(result);
 }
 
 }  // namespace pare

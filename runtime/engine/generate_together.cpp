@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "runtime/system/first_exception.h"
 #include "runtime/system/interrupt.h"
 
 namespace pare {
@@ -66,12 +67,16 @@ class GrowingTexts {
     const std::span<const float> logits_NV = lanes_->feed_each(lanes, ids);
     const size_t num_vocabulary = logits_NV.size() / lanes.size();
     std::vector<uint8_t> goes_on(lanes.size());
+    FirstException error;
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < lanes.size(); ++i) {
-      Continuation& text = texts_[static_cast<size_t>(lanes[i])]->continuation;
-      ++text.generation.decoded_tokens;
-      goes_on[i] = text.draw(logits_NV.subspan(i * num_vocabulary, num_vocabulary));
+      error.capture([&] {
+        Continuation& text = texts_[static_cast<size_t>(lanes[i])]->continuation;
+        ++text.generation.decoded_tokens;
+        goes_on[i] = text.draw(logits_NV.subspan(i * num_vocabulary, num_vocabulary));
+      });
     }
+    error.rethrow();
     for (size_t i = 0; i < lanes.size(); ++i) {
       if (goes_on[i] == 0) finish(static_cast<size_t>(lanes[i]));
     }
@@ -94,8 +99,7 @@ class GrowingTexts {
 }  // namespace
 
 int64_t lanes_at_once(const ModelDescription& model, int64_t num_texts, int64_t max_tokens) {
-  const int64_t text_bytes = static_cast<int64_t>(model.blocks.size()) * max_tokens *
-                             KvStorage::bytes_per_token(kKvFloatBits, model.num_kv_heads, model.head_size);
+  const int64_t text_bytes = max_tokens * kv_bytes_per_token(model, kKvFloatBits);
   const int64_t most = std::min({kMostLanes, num_texts, kLaneCacheBytes / std::max<int64_t>(text_bytes, 1)});
   return std::max<int64_t>(most, 1);
 }

@@ -118,8 +118,12 @@ AttentionBits Transformer::attention_bits() const {
 }
 int64_t Transformer::kv_bytes_per_token() const {
   const ModelDescription& model = description();
+  return pare::kv_bytes_per_token(model, state_->bits.kv);
+}
+
+int64_t kv_bytes_per_token(const ModelDescription& model, int bits) {
   return static_cast<int64_t>(model.blocks.size()) *
-         KvStorage::bytes_per_token(state_->bits.kv, model.num_kv_heads, model.head_size);
+         KvStorage::bytes_per_token(bits, model.num_kv_heads, model.head_size);
 }
 
 std::vector<std::string> Transformer::kernel_names() const {
@@ -143,13 +147,14 @@ void Transformer::prefill_windows(std::span<const int32_t> ids_NT, int64_t num_w
   const int64_t batch_windows = std::min(num_windows, std::max<int64_t>(1, kBatchRows / num_tokens));
   const int64_t batch_rows = batch_windows * num_tokens;
   const int64_t rows_at_a_time = state.pass.rows_at_a_time(num_tokens);
-  if (!state.arena || state.arena->max_rows < batch_rows ||
+  if (!state.arena || state.arena->max_rows < batch_rows || state.arena->max_sequences < batch_windows ||
       state.arena->chunk_rows < std::min(batch_rows, rows_at_a_time)) {
     const int64_t max_rows = std::max(batch_rows, state.arena ? state.arena->max_rows : 0);
+    const int64_t max_windows = std::max(batch_windows, state.arena ? state.arena->max_sequences : 0);
     state.arena.reset();  // before the new one is allocated
     state.scratch_cache.reset();
     state.arena = std::make_unique<ForwardArena>(state.pass.backend, state.pass.description, max_rows, rows_at_a_time,
-                                                 state.pass.multiplies_codes(), batch_windows);
+                                                 state.pass.multiplies_codes(), max_windows);
   }
   if (!state.scratch_cache) state.scratch_cache = state.make_cache(state.arena->max_rows);
   std::vector<KvLayer> caches(state.pass.weights.blocks.size(), state.scratch_cache->layer());
@@ -198,15 +203,19 @@ class CachedLanes : public Transformer::Lanes {
 
   std::span<const float> begin(int64_t lane, std::span<const int32_t> ids) override {
     check_lane(lane);
+    check_fed(ids);
+    if (static_cast<int64_t>(ids.size()) > max_tokens_) {
+      throw std::invalid_argument("lane " + std::to_string(lane) + " has room for " + std::to_string(max_tokens_) +
+                                  " tokens: " + std::to_string(ids.size()) + " do not fit");
+    }
     num_tokens_N_[static_cast<size_t>(lane)] = 0;
     return feed(lane, ids);
   }
 
   std::span<const float> feed(int64_t lane, std::span<const int32_t> ids) {
     const auto num_ids = static_cast<int64_t>(ids.size());
-    if (num_ids == 0) throw std::invalid_argument("a session was fed no tokens");
+    check_fed(ids);
     check_room(lane, num_ids);
-    state_.check_ids(ids);
     int64_t& num_tokens = num_tokens_N_[static_cast<size_t>(lane)];
     int64_t num_rows = 0;
     for (int64_t first = 0; first < num_ids; first += num_rows) {
@@ -248,6 +257,11 @@ class CachedLanes : public Transformer::Lanes {
   }
 
  private:
+  void check_fed(std::span<const int32_t> ids) const {
+    if (ids.empty()) throw std::invalid_argument("a session was fed no tokens");
+    state_.check_ids(ids);
+  }
+
   void check_lane(int64_t lane) const {
     if (lane >= 0 && lane < static_cast<int64_t>(num_tokens_N_.size())) return;
     throw std::invalid_argument("lane " + std::to_string(lane) + ": there are " + std::to_string(num_tokens_N_.size()) +

@@ -12,6 +12,9 @@
 
 namespace pare {
 
+// What one token adds to the keys and values of all blocks.
+int64_t kv_bytes_per_token(const ModelDescription& model, int bits);
+
 // In how many bits attention works: 32 (float32), or 8.
 struct AttentionBits {
   int kv = kKvFloatBits;        // of keys and values; 8: integers, asymmetric, with a grid per head and token
@@ -41,7 +44,7 @@ class Transformer {
   int64_t bytes_per_token() const;
   std::vector<std::string> kernel_names() const;  // distinct
 
-  // Holds from the next prefill_windows or start on, whole: nothing of what was set before stays. Sessions keep the
+  // Holds from the next prefill_windows, start or start_lanes on, whole: nothing of what was set before stays. Sessions keep the
   // cache that they were started with. Products in 8 bits include keys and values in 8. Throws std::invalid_argument
   // for numbers but 8 and 32, and then changes nothing.
   void use_attention_bits(AttentionBits bits);
@@ -73,13 +76,16 @@ class Transformer {
   class Lanes {
    public:
     virtual ~Lanes() = default;
-    // The lane's sequence is forgotten and another begins with these tokens: logits [V] of the last one, as feed's.
+    // The lane's sequence is forgotten and another begins with these tokens: logits [V] of the last one, as feed's. Both
+    // throw std::invalid_argument for a lane that there is not, for no token, one outside the vocabulary or more than
+    // fit, and feed_each for a lane that has not begun or is there twice; nothing is fed or forgotten then.
     virtual std::span<const float> begin(int64_t lane, std::span<const int32_t> ids) = 0;
     // One more token for each of these lanes, all different and begun: logits [N, V]. How many come together decides
     // how sums are split: equal calls have equal bits, others differ by rounding.
     virtual std::span<const float> feed_each(std::span<const int64_t> lanes, std::span<const int32_t> ids) = 0;
   };
-  // For num_lanes sequences of at most max_tokens tokens. Throws and refers as start does.
+  // For num_lanes sequences of at most max_tokens tokens. Throws and refers as start does, and throws for no lane.
+  // memory_need does not know of lanes: on a GPU nobody has asked whether they fit.
   std::unique_ptr<Lanes> start_lanes(int64_t num_lanes, int64_t max_tokens);
 
   struct State;  // transformer.cpp

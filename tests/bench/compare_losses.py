@@ -111,11 +111,16 @@ def main():
     parser.add_argument("--rates", help="learning rates; default 3e-4,1e-3,3e-3 (table), 1e-3,1e-3 (labels)")
     parser.add_argument("--losses", default=",".join(LOSSES))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--soft", default="forward_kl", help="labels: the loss against the teacher, and its options; default forward_kl")
+    parser.add_argument("--soft", help="labels: the loss against the teacher, and its options; default forward_kl")
     parser.add_argument("--recorded", action="store_true", help="labels: learn from what pare record has stored of the teacher")
     arguments = parser.parse_args()
     if arguments.recorded and arguments.what == "table":
         parser.error("--recorded: the table's losses include some that need the teacher itself")
+    if arguments.soft and arguments.what == "table":
+        parser.error("--soft: the table has --losses")
+    arguments.soft = arguments.soft or "forward_kl"
+    if arguments.soft.startswith("hard_label"):
+        parser.error("--soft: expected a loss against the teacher")
     is_table = arguments.what == "table"
     arguments.tokens = arguments.tokens or (130000 if is_table else 320000)
     arguments.rates = arguments.rates or ("3e-4,1e-3,3e-3" if is_table else "1e-3,1e-3")

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -305,6 +306,14 @@ TEST(TailLabels, AreZeroWhereTheTeacherHoldsTheLabel) {
   EXPECT_EQ(losses[2], 0.0);
   expect_gradient([&](const at::Tensor& s) { return tail_label_loss(s, TeacherLogits(truncated), mixed); }, q.detach(),
                   "tail labels");
+  // A student that gives the whole tail no mass.
+  at::Tensor without = at::full_like(q.detach(), -std::numeric_limits<double>::infinity());
+  without.scatter_(1, truncated.ids_TK, 0.0);
+  const auto of_truncated = [&](const at::Tensor& s) { return tail_label_loss(s, TeacherLogits(truncated), mixed); };
+  EXPECT_EQ(row_of(of_truncated(without))[0], -kLogOfNoMass);
+  EXPECT_EQ(gradient_of(of_truncated, without).abs().max().item<double>(), 0.0);
+  expect_error<std::invalid_argument>(
+      [&] { TeacherLogits(p).student_tail_log_probs(q, labels_of({0}), labels_of({0})); }, {"tail"});
   expect_error<std::invalid_argument>(
       [&] {
         tail_label_loss(q, TeacherLogits(truncated), labels_of({1, 2, 23, 0}));

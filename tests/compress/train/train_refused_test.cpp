@@ -140,6 +140,13 @@ TEST_F(TrainModel, ARecordMustFitTheStudent) {
       "\npasses:\n  - distill: {logits: " + whole + ", validation_windows: 2, total_tokens: 64, temperature: 3}\n";
   expect_refused("model: " + widened_copy("wide") + warm, {"whole.h5", "temperatures 1.000 2.000, not at 3.000"});
   run_json("model: " + kModel + warm, "warm");
+  // Which has no tail for a label to lie in.
+  const auto with_tail = [](const std::string& store) {
+    return "\npasses:\n  - distill: {logits: " + store +
+           ", validation_windows: 2, total_tokens: 64, loss: forward_kl, tail_label_weight: 1}\n";
+  };
+  expect_refused("model: " + kModel + with_tail(whole), {"whole.h5", "merges none", "tail_label_weight"});
+  run_json("model: " + kModel + with_tail(record), "tail");
 }
 
 TEST_F(TrainModel, StudentsInFormsThatCannotBeTrainedAreRefused) {

@@ -191,6 +191,22 @@ TEST(Transformer, ManyWindowsGiveWhatEachGivesAlone) {
   }
 }
 
+// A later call may have more windows than the first, in no more rows.
+TEST(Transformer, ManyShortWindowsFollowFewLongOnes) {
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
+  Transformer model = Transformer::load(Checkpoint::open(family_path("llama_gqa_untied")), *backend);
+  const auto vocabulary_size = static_cast<size_t>(model.description().vocabulary_size);
+  const std::vector<int32_t> ids = random_ids(120, model.description().vocabulary_size, 4);
+  prefill_logits(model, ids, 1);
+  const std::vector<float> all = prefill_logits(model, ids, 30);
+  for (const int64_t n : {0, 13, 29}) {
+    const auto first = ids.begin() + n * 4;
+    const std::vector<float> alone = prefill_logits(model, {first, first + 4}, 1);
+    const auto rows = std::span(all).subspan(static_cast<size_t>(n * 4) * vocabulary_size, alone.size());
+    expect_rows_near(rows, alone, vocabulary_size, kRegroupTolerance);
+  }
+}
+
 TEST(Transformer, LongSequencesInPiecesGiveWhatTheyGiveAtOnce) {
   TemporaryFolder folder;
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
@@ -295,6 +311,8 @@ TEST(Transformer, RefusesWhatDoesNotFit) {
   const std::unique_ptr<Transformer::Lanes> lanes = model.start_lanes(2, 4);
   const std::vector<int64_t> both = {0, 1}, twice = {0, 0}, outside = {2};
   lanes->begin(0, std::span(ids).first(3));
+  expect_error<std::invalid_argument>([&] { lanes->begin(0, std::span(ids).first(5)); }, {"lane 0", "4 tokens", "5"});
+  expect_error<std::invalid_argument>([&] { lanes->begin(0, negative); }, {"-1"});  // and what it holds stays
   expect_error<std::invalid_argument>([&] { lanes->feed_each(both, std::span(ids).first(2)); },
                                       {"lane 1", "not begun"});
   expect_error<std::invalid_argument>([&] { lanes->feed_each(twice, std::span(ids).first(2)); }, {"lane 0", "twice"});
