@@ -44,9 +44,9 @@ class Transformer {
   int64_t bytes_per_token() const;
   std::vector<std::string> kernel_names() const;  // distinct
 
-  // Holds from the next prefill_windows, start or start_lanes on, whole: nothing of what was set before stays. Sessions keep the
-  // cache that they were started with. Products in 8 bits include keys and values in 8. Throws std::invalid_argument
-  // for numbers but 8 and 32, and then changes nothing.
+  // Holds from the next prefill_windows, start or start_lanes on, whole: nothing of what was set before stays. Sessions
+  // keep the cache that they were started with. Products in 8 bits include keys and values in 8. Throws
+  // std::invalid_argument for numbers but 8 and 32, and then changes nothing.
   void use_attention_bits(AttentionBits bits);
   AttentionBits attention_bits() const;
   int64_t kv_bytes_per_token() const;  // what one token adds to a session's cache, all blocks

@@ -31,8 +31,10 @@ EVALUATE = ("evaluate:\n  - perplexity: {text: calibration_data/windows/wikitext
 
 def run(arguments, folder, recipe):
     """The report of a run, which is begun, taken up again, or there already."""
+    path = folder.with_name(folder.name + ".yaml")
+    if path.exists() and path.read_text() != recipe:
+        raise SystemExit(f"{folder}: '{path}' is another recipe than this comparison's: give another folder, or remove both")
     if not (folder / "report.json").exists():
-        path = folder.with_name(folder.name + ".yaml")
         path.write_text(recipe)
         threads = max(1, len(os.sched_getaffinity(0)) // arguments.jobs)
         subprocess.run([arguments.pare, "run", str(path), "--out", str(folder), "--threads", str(threads), "--quiet"], check=True)
@@ -89,7 +91,8 @@ def labels(arguments, student):
     print("| seed | hard | soft | soft / hard |\n|---|---|---|---|")
     ratios = []
     pool = concurrent.futures.ThreadPoolExecutor(arguments.jobs)
-    runs = [[pool.submit(train, arguments, f"{folder_name(loss)}-{rate:g}-seed{seed}", student, loss, rate, seed)
+    data = "-recorded" if arguments.recorded else ""
+    runs = [[pool.submit(train, arguments, f"{folder_name(loss)}{data}-{rate:g}-seed{seed}", student, loss, rate, seed)
              for loss, rate in (("hard_label", hard_rate), (arguments.soft, soft_rate))]
             for seed in range(arguments.seeds)]
     for seed, of_seed in enumerate(runs):

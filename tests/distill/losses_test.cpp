@@ -408,19 +408,6 @@ TEST(TokenLosses, GoByName) {
   EXPECT_TRUE(losses(DistillLoss::soft_label)
                   .equal(soft_label_loss(q, teacher, labels, {.temperature = 1.5, .label_weight = 0.4})));
   EXPECT_TRUE(losses(DistillLoss::forward_kl).equal(forward_kl(q, teacher, 1.5)));
-  {
-    const TeacherLogits truncated(truncate_logits(p, 3, {1.5}));
-    DistillLossOptions with_tail{.loss = DistillLoss::forward_kl, .temperature = 1.5, .tail_label_weight = 0.7};
-    const at::Tensor tail = tail_label_loss(q, truncated, labels).mul(0.7);
-    EXPECT_GT(tail.max().item<double>(), 0.0);
-    EXPECT_TRUE(token_losses(with_tail, q, truncated, labels).allclose(forward_kl(q, truncated, 1.5).add(tail), 1e-15));
-    with_tail.loss = DistillLoss::soft_label;
-    with_tail.label_weight = 0.4;
-    EXPECT_TRUE(
-        token_losses(with_tail, q, truncated, labels)
-            .allclose(soft_label_loss(q, truncated, labels, {.temperature = 1.5, .label_weight = 0.4}).add(tail),
-                      1e-15));
-  }
   EXPECT_TRUE(losses(DistillLoss::reverse_kl).equal(reverse_kl(q, teacher, 1.5)));
   EXPECT_TRUE(losses(DistillLoss::jensen_shannon).equal(jensen_shannon(q, teacher, 0.3, 1.5)));
   EXPECT_TRUE(losses(DistillLoss::skew_kl).equal(skew_kl(q, teacher, 0.2, 1.5)));
@@ -429,6 +416,19 @@ TEST(TokenLosses, GoByName) {
   EXPECT_TRUE(losses(DistillLoss::slim)
                   .equal(slim_loss(q, teacher, labels, weights, {.temperature = 1.5, .share = 0.1, .weight = 0.6})));
   expect_error<std::invalid_argument>([&] { losses(DistillLoss::minillm); }, {"minillm", "sampled"});
+}
+
+TEST(TokenLosses, AddTheTailsLabelsByTheirWeight) {
+  const at::Tensor q = tensor_of(random_logits(kTokens, kVocabulary, 29)), labels = labels_of(kLabels);
+  const TeacherLogits teacher(truncate_logits(tensor_of(random_logits(kTokens, kVocabulary, 28)), 3, {1.5}));
+  const at::Tensor tail = tail_label_loss(q, teacher, labels).mul(0.7);
+  EXPECT_GT(tail.max().item<double>(), 0.0);
+  DistillLossOptions options{
+      .loss = DistillLoss::forward_kl, .temperature = 1.5, .label_weight = 0.4, .tail_label_weight = 0.7};
+  EXPECT_TRUE(token_losses(options, q, teacher, labels).allclose(forward_kl(q, teacher, 1.5).add(tail), 1e-15));
+  options.loss = DistillLoss::soft_label;
+  const at::Tensor soft = soft_label_loss(q, teacher, labels, {.temperature = 1.5, .label_weight = 0.4});
+  EXPECT_TRUE(token_losses(options, q, teacher, labels).allclose(soft.add(tail), 1e-15));
 }
 
 // All losses of a student, by name, for the tests below.
