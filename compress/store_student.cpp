@@ -38,12 +38,12 @@ double relative_change(const at::Tensor& after, const LinearWeights& before) {
 
 // float32 [O, I], what a file is to hold. A frozen view has its values in the type that is multiplied, which may be
 // narrower than the file's.
-at::Tensor values_to_store(WeightView& view, const LinearWeights& before) {
+at::Tensor values_to_store(ParameterView& view, const LinearWeights& before) {
   return view.is_trained() ? view.value(at::kFloat).to(at::kCPU, at::kFloat) : dense_values(before);
 }
 
 // A linear or table with codes, or packed: as its container stores it.
-CompressedLayer stored_layer(WeightView& view, const Checkpoint& checkpoint, const LinearDescription& linear,
+CompressedLayer stored_layer(ParameterView& view, const Checkpoint& checkpoint, const LinearDescription& linear,
                              const PackScheme& scheme, const std::map<std::string, SparsityClaim>& claims,
                              bool is_linear) {
   const LinearWeights before = checkpoint.linear(linear);
@@ -96,7 +96,7 @@ void commit_student(const StudentModel& student, const Checkpoint& checkpoint, c
   std::vector<CompressedLayer> tables;
   std::vector<OwnedTensor> outer;
   const auto add_table = [&](const LinearDescription& table, const char* name, bool is_linear) {
-    WeightView& view = student.view(name);
+    ParameterView& view = student.view(name);
     if (const std::optional<PackScheme> scheme = checkpoint.stored_scheme(table)) {
       tables.push_back(stored_layer(view, checkpoint, table, *scheme, claims, is_linear));
     } else if (view.is_trained()) {
@@ -105,7 +105,7 @@ void commit_student(const StudentModel& student, const Checkpoint& checkpoint, c
   };
   add_table(checkpoint.embedding(), StudentModel::kEmbedding, /*is_linear=*/false);
   if (!model.tied_head) add_table(model.head, StudentModel::kHead, /*is_linear=*/true);
-  if (WeightView& norm = student.view(StudentModel::kFinalNorm); norm.is_trained()) {
+  if (ParameterView& norm = student.view(StudentModel::kFinalNorm); norm.is_trained()) {
     outer.push_back(owned(checkpoint, model.final_norm.name + ".weight", norm.stored()));
   }
   commit_layers(kTablesPart, std::move(tables), std::move(outer), artifact);
@@ -114,12 +114,12 @@ void commit_student(const StudentModel& student, const Checkpoint& checkpoint, c
     std::vector<CompressedLayer> layers;
     std::vector<OwnedTensor> changed;
     const auto add_tensor = [&](const std::string& name) {
-      WeightView& view = student.view(name);
+      ParameterView& view = student.view(name);
       if (view.is_trained()) changed.push_back(owned(checkpoint, name, view.stored()));
     };
     for (const LayerPlan& layer : plan.blocks[b]) {
       const std::string name = layer.linear.name + ".weight";
-      WeightView& view = student.view(name);
+      ParameterView& view = student.view(name);
       if (layer.scheme.is_plain() && !view.is_trained()) continue;
       layers.push_back(stored_layer(view, checkpoint, layer.linear, layer.scheme, claims, /*is_linear=*/true));
       if (layer.scheme.has_own_tensor()) {

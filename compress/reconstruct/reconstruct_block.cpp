@@ -23,7 +23,7 @@ namespace {
 // One that is trained, with what its gradient is summed in and what the optimizer remembers.
 struct TrainedView {
   std::string name;
-  WeightView* view = nullptr;
+  ParameterView* view = nullptr;
   at::Tensor value;                                            // of this step, in the compute type
   at::Tensor sum;                                              // of the windows' gradients by it, float32
   std::vector<at::Tensor> first = {}, second = {}, best = {};  // of each parameter
@@ -32,7 +32,7 @@ struct TrainedView {
 class BlockTraining {
  public:
   BlockTraining(const FunctionalModel& model, int64_t block, const BlockSamples& samples,
-                const ReconstructOptions& options, WeightViews& views)
+                const ReconstructOptions& options, ParameterViews& views)
       : model_(model), block_(block), samples_(samples), options_(options) {
     for (size_t n = 0; n < samples.is_held_N.size(); ++n) {
       (samples.is_held_N[n] ? held_ : training_).push_back(static_cast<int64_t>(n));
@@ -206,7 +206,7 @@ at::Tensor block_loss(const at::Tensor& output_TD, const at::Tensor& target_TD) 
 }
 
 Reconstruction reconstruct_block(const FunctionalModel& model, int64_t block, const BlockSamples& samples,
-                                 const ReconstructOptions& options, WeightViews& views) {
+                                 const ReconstructOptions& options, ParameterViews& views) {
   const at::NoGradGuard no_grad;
   return BlockTraining(model, block, samples, options, views).run();
 }

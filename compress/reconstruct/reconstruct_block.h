@@ -25,7 +25,7 @@
 
 #include "compress/recipe/reconstruct_pass.h"
 #include "compress/train/functional_model.h"
-#include "compress/train/weight_view.h"
+#include "compress/train/parameter_view.h"
 #include "compress/walk/block_walk.h"
 
 namespace pare {
@@ -34,7 +34,7 @@ namespace pare {
 at::Tensor block_loss(const at::Tensor& output_TD, const at::Tensor& target_TD);
 
 // Every tensor of a block, trained or not, by its name in the checkpoint.
-using WeightViews = std::map<std::string, std::unique_ptr<WeightView>, std::less<>>;
+using ParameterViews = std::map<std::string, std::unique_ptr<ParameterView>, std::less<>>;
 
 struct BlockSamples {
   std::vector<bool> is_held_N;  // windows that are not trained on, but decide what is kept
@@ -53,7 +53,7 @@ struct Reconstruction {
 // std::invalid_argument without a window of either kind or a trained view, std::runtime_error where the loss is not
 // finite, and Interrupted.
 Reconstruction reconstruct_block(const FunctionalModel& model, int64_t block, const BlockSamples& samples,
-                                 const ReconstructOptions& options, WeightViews& views);
+                                 const ReconstructOptions& options, ParameterViews& views);
 
 // About what that holds beside the states: parameters, moments and gradients of the largest block, and what the graphs
 // of num_threads windows keep.

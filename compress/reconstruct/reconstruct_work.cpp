@@ -39,8 +39,8 @@ std::vector<WorkedLayer> trained_layers(const std::vector<LayerPlan>& layers, Bl
 }
 
 // The parameters' home: codes on their grid, or values of the type that they are stored in.
-std::unique_ptr<WeightView> make_view(const at::Tensor& weight_OI, const ReconstructOptions& options,
-                                      WorkedLayer& item) {
+std::unique_ptr<ParameterView> make_view(const at::Tensor& weight_OI, const ReconstructOptions& options,
+                                         WorkedLayer& item) {
   const StoredLinear& stored = item.layer->stored;
   if (item.layer->record.scheme.is_dense()) {
     const DType dtype = item.tensor != nullptr ? item.tensor->dtype : stored.dense_dtype;
@@ -62,7 +62,7 @@ std::vector<std::byte> bytes_of(const at::Tensor& values_OI, DType dtype) {
 }
 
 // The zeros of the mask and the grid's shape are as they were; all else is taken over.
-void take_over(const WeightView& view, WorkedLayer& item, BlockWork& work) {
+void take_over(const ParameterView& view, WorkedLayer& item, BlockWork& work) {
   const LinearDescription& linear = item.plan->linear;
   StoredLinear& stored = item.layer->stored;
   std::vector<float> values(static_cast<size_t>(linear.num_out * linear.num_in));
@@ -101,7 +101,7 @@ bool reconstruct_work(const std::vector<LayerPlan>& layers, int64_t index, const
   const ReconstructOptions& options =
       static_cast<const ReconstructPass&>(*trained.front().plan->step(PassKind::reconstructs)).reconstruct;
   const std::map<std::string, at::Tensor, std::less<>> tensors = block.tensors();
-  WeightViews views;
+  ParameterViews views;
   for (WorkedLayer& item : trained) views[item.name()] = make_view(tensors.at(item.name()), options, item);
   for (const NormDescription& norm : norms_of(block.description())) {
     const std::string name = norm.name + ".weight";

@@ -185,13 +185,13 @@ class Recording {
   LogitShard record_shard(Transformer& model, const fs::path& path, int64_t shard, int64_t first, int64_t count,
                           const std::function<void(int64_t)>& on_sequence) {
     const std::vector<RecordedSequence> sequences = make_sequences(model, first, count);
-    Teacher teacher(model, origin_.num_vocabulary, origin_.num_kept, origin_.temperatures);
+    RecordingTeacher teacher(model, origin_.num_vocabulary, origin_.num_kept, origin_.temperatures);
     LogitShardWriter writer(path, origin_, shard, first, sequences);
     for (size_t done = 0; done < sequences.size();) {
       throw_if_interrupted();
       const size_t length = sequences[done].ids.size();
       size_t end = done + 1;
-      const auto most = static_cast<size_t>(Teacher::batch_sequences(static_cast<int64_t>(length)));
+      const auto most = static_cast<size_t>(RecordingTeacher::batch_sequences(static_cast<int64_t>(length)));
       while (end < sequences.size() && end - done < most && sequences[end].ids.size() == length) ++end;
       teacher.append(std::span(sequences).subspan(done, end - done), first + static_cast<int64_t>(done), writer);
       done = end;
@@ -234,9 +234,10 @@ class Recording {
 
 Prediction predict(const Checkpoint& checkpoint, const Material& material, const LogitOrigin& origin,
                    int64_t num_shards, int64_t num_lanes, int num_threads) {
-  RecordingExtent extent{.num_temperatures = static_cast<int64_t>(origin.temperatures.size()),
-                         .logit_bytes = Teacher::logit_bytes(checkpoint.description().vocabulary_size, num_threads),
-                         .num_threads = num_threads};
+  RecordingExtent extent{
+      .num_temperatures = static_cast<int64_t>(origin.temperatures.size()),
+      .logit_bytes = RecordingTeacher::logit_bytes(checkpoint.description().vocabulary_size, num_threads),
+      .num_threads = num_threads};
   for (int64_t sequence = 0; sequence < material.num_sequences(); ++sequence) {
     extent.num_tokens += material.max_length(sequence);
   }

@@ -58,7 +58,8 @@ std::vector<float> label_log_probs(const at::Tensor& logits_RV, const at::Tensor
 
 }  // namespace
 
-Teacher::Teacher(Transformer& model, int64_t num_tokens, int64_t num_kept, std::vector<double> temperatures)
+RecordingTeacher::RecordingTeacher(Transformer& model, int64_t num_tokens, int64_t num_kept,
+                                   std::vector<double> temperatures)
     : model_(model),
       num_tokens_(num_tokens),
       num_kept_(num_kept),
@@ -67,17 +68,18 @@ Teacher::Teacher(Transformer& model, int64_t num_tokens, int64_t num_kept, std::
                                           model.description().vocabulary_size)),
       host_logits_RV_(static_cast<size_t>(logits_RV_.size())) {}
 
-int64_t Teacher::batch_sequences(int64_t num_tokens) {
+int64_t RecordingTeacher::batch_sequences(int64_t num_tokens) {
   return std::max<int64_t>(1, Transformer::kBatchRows / num_tokens);
 }
 
-int64_t Teacher::logit_bytes(int64_t num_vocabulary, int num_threads) {
+int64_t RecordingTeacher::logit_bytes(int64_t num_vocabulary, int num_threads) {
   const int64_t num_rows = chunk_rows(num_vocabulary);
   return 2 * num_rows * num_vocabulary * static_cast<int64_t>(sizeof(float)) +
          truncation_bytes(num_rows, num_vocabulary, num_threads);
 }
 
-void Teacher::append(std::span<const RecordedSequence> sequences, int64_t first_sequence, LogitShardWriter& writer) {
+void RecordingTeacher::append(std::span<const RecordedSequence> sequences, int64_t first_sequence,
+                              LogitShardWriter& writer) {
   const ModelDescription& description = model_.description();
   const int64_t num_vocabulary = description.vocabulary_size, width = description.hidden_size;
   std::vector<int32_t> ids, labels;

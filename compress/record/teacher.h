@@ -12,11 +12,11 @@
 
 namespace pare {
 
-class Teacher {
+class RecordingTeacher {
  public:
   // The model must outlive it. num_tokens: rows of the head that are tokens; those behind them are padding, which is
   // left out of every distribution. num_kept and temperatures: truncate_logits.
-  Teacher(Transformer& model, int64_t num_tokens, int64_t num_kept, std::vector<double> temperatures);
+  RecordingTeacher(Transformer& model, int64_t num_tokens, int64_t num_kept, std::vector<double> temperatures);
 
   // Runs the sequences, each alone, all of one length, at most batch_sequences(length), and appends a row for each of
   // their tokens: the logits in float32, a chunk of tokens at a time. Which sequences come together decides how sums

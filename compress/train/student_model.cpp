@@ -229,7 +229,7 @@ void StudentModel::check_zeros() const {
   }
 }
 
-WeightView& StudentModel::view(const std::string& name) const {
+ParameterView& StudentModel::view(const std::string& name) const {
   for (const Views& views : blocks_) {
     if (const auto found = views.find(name); found != views.end()) return *found->second;
   }

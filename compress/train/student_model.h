@@ -8,7 +8,7 @@
 
 #include "compress/recipe/distill_pass.h"
 #include "compress/train/functional_model.h"
-#include "compress/train/weight_view.h"
+#include "compress/train/parameter_view.h"
 #include "runtime/model/checkpoint.h"
 
 namespace pare {
@@ -61,21 +61,21 @@ class StudentModel {
   // gradients: one for each of `trained`; undefined ones are 0.
   void add_block_gradients(int64_t index, const TrainedTensors& tensors, std::span<const at::Tensor> gradients);
   void add_outer_gradients(const TrainedTensors& tensors, std::span<const at::Tensor> gradients);
-  // Behind the last gradient of a step (WeightView::finish_gradients).
+  // Behind the last gradient of a step (ParameterView::finish_gradients).
   void finish_gradients();
   // Throws std::logic_error where a pruned weight has a value.
   void check_zeros() const;
 
   // Of a tensor of the blocks, under its name in the checkpoint without a container's endings
   // ("model.layers.0.self_attn.q_proj.weight"), or of the three below.
-  WeightView& view(const std::string& name) const;
+  ParameterView& view(const std::string& name) const;
 
   static constexpr const char* kEmbedding = "embedding";
   static constexpr const char* kFinalNorm = "final_norm";
   static constexpr const char* kHead = "head";
 
  private:
-  using Views = std::map<std::string, std::unique_ptr<WeightView>, std::less<>>;
+  using Views = std::map<std::string, std::unique_ptr<ParameterView>, std::less<>>;
   void read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts, bool is_pruned,
                    Views& views);
   // Of a block, or of outer_ (index num_blocks()).

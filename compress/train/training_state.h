@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "compress/train/weight_view.h"
+#include "compress/train/parameter_view.h"
 
 namespace pare {
 

@@ -78,7 +78,7 @@ class BlockOf {
 
   std::vector<LinearDescription> linears() const { return linears_of(checkpoint.description().blocks[0]); }
 
-  double plain_held_loss(const WeightViews& views) const {
+  double plain_held_loss(const ParameterViews& views) const {
     const at::NoGradGuard no_grad;
     NamedTensors values;
     for (const auto& [name, view] : views) values[name] = view->value(at::kFloat);
@@ -87,8 +87,8 @@ class BlockOf {
   }
 
   // Every tensor of the block as it is.
-  WeightViews frozen() const {
-    WeightViews views;
+  ParameterViews frozen() const {
+    ParameterViews views;
     for (const auto& [name, tensor] : weights) views[name] = frozen_view(tensor);
     return views;
   }
@@ -105,8 +105,8 @@ at::Tensor magnitude_mask(const at::Tensor& weight_OI) {
 }
 
 // Codes of 3 bits, of all linears; pruned 2:4 first where `prunes`.
-WeightViews rounded_views(const BlockOf& block, bool prunes, std::map<std::string, GridView*>& grids) {
-  WeightViews views = block.frozen();
+ParameterViews rounded_views(const BlockOf& block, bool prunes, std::map<std::string, GridView*>& grids) {
+  ParameterViews views = block.frozen();
   for (const LinearDescription& linear : block.linears()) {
     const at::Tensor& weight_OI = block.weights.at(linear.name + ".weight");
     const at::Tensor kept_OI = prunes ? magnitude_mask(weight_OI) : at::Tensor();
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(Golden, BlockGradient,
 TEST(ReconstructBlock, LowersTheLossOnWindowsItHasNotSeen) {
   const BlockOf block;
   std::map<std::string, GridView*> grids;
-  WeightViews views = rounded_views(block, false, grids);
+  ParameterViews views = rounded_views(block, false, grids);
   const double before = block.plain_held_loss(views);
   const Reconstruction result = reconstruct_block(block.model, 0, block.samples(), kFloat32, views);
   EXPECT_NEAR(result.loss_before, before, 1e-5 * before);
@@ -201,7 +201,7 @@ TEST(ReconstructBlock, ThreadsChangeNoByte) {
   for (const int num_threads : {1, 3}) {
     omp_set_num_threads(num_threads);
     std::map<std::string, GridView*> grids;
-    WeightViews views = rounded_views(block, true, grids);
+    ParameterViews views = rounded_views(block, true, grids);
     ReconstructOptions options = kFloat32;
     options.epochs = 2;
     reconstruct_block(block.model, 0, block.samples(), options, views);
@@ -218,7 +218,7 @@ TEST(ReconstructBlock, ThreadsChangeNoByte) {
 TEST(ReconstructBlock, KeepsZerosAndGrid) {
   const BlockOf block;
   std::map<std::string, GridView*> grids;
-  WeightViews views = rounded_views(block, true, grids);
+  ParameterViews views = rounded_views(block, true, grids);
   ReconstructOptions options = kFloat32;
   options.offset_learning_rate = 0.2;
   ASSERT_GE(reconstruct_block(block.model, 0, block.samples(), options, views).best_epoch, 1);
@@ -246,7 +246,7 @@ TEST(ReconstructBlock, KeepsZerosAndGrid) {
 // Kept weights of a mask, in floating point.
 TEST(ReconstructBlock, TrainsKeptWeights) {
   const BlockOf block;
-  WeightViews views = block.frozen();
+  ParameterViews views = block.frozen();
   for (const LinearDescription& linear : block.linears()) {
     const std::string name = linear.name + ".weight";
     const at::Tensor kept_OI = magnitude_mask(block.weights.at(name));
@@ -270,7 +270,7 @@ TEST(ReconstructBlock, TrainsKeptWeights) {
 TEST(ReconstructBlock, IsNeverWorseThanTheStart) {
   const BlockOf block;
   std::map<std::string, GridView*> grids;
-  WeightViews views = rounded_views(block, false, grids);
+  ParameterViews views = rounded_views(block, false, grids);
   std::map<std::string, QuantizedWeight> before;
   for (const auto& [name, grid] : grids) before[name] = grid->weight();
   ReconstructOptions options = kFloat32;
@@ -289,14 +289,14 @@ TEST(ReconstructBlock, IsNeverWorseThanTheStart) {
 
 TEST(ReconstructBlock, RefusesWhatCannotBeTrained) {
   const BlockOf block;
-  WeightViews frozen = block.frozen();
+  ParameterViews frozen = block.frozen();
   expect_error<std::invalid_argument>(
       [&] { reconstruct_block(block.model, 0, block.samples(), kFloat32, frozen); },
       {"expected windows to train on, held-out windows and weights to train", ", 1 and 0"});
   BlockSamples none_held = block.samples();
   none_held.is_held_N.assign(none_held.is_held_N.size(), false);
   std::map<std::string, GridView*> grids;
-  WeightViews views = rounded_views(block, false, grids);
+  ParameterViews views = rounded_views(block, false, grids);
   expect_error<std::invalid_argument>([&] { reconstruct_block(block.model, 0, none_held, kFloat32, views); },
                                       {"held-out windows", ", 0 and 7"});
   BlockSamples broken = block.samples();

@@ -1,4 +1,4 @@
-#include "compress/train/weight_view.h"
+#include "compress/train/parameter_view.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
@@ -63,7 +63,7 @@ bool has_value_outside(const at::Tensor& kept, const at::Tensor& values) {
   return found;
 }
 
-class FrozenView : public WeightView {
+class FrozenView : public ParameterView {
  public:
   explicit FrozenView(at::Tensor value) : value_(std::move(value)) {}
   at::Tensor value(at::ScalarType) const override { return value_; }
@@ -74,7 +74,7 @@ class FrozenView : public WeightView {
   at::Tensor value_;
 };
 
-class FloatView : public WeightView {
+class FloatView : public ParameterView {
  public:
   FloatView(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype, at::Tensor kept,
             bool unit_offset)
@@ -141,12 +141,12 @@ at::Tensor rounded_to(const at::Tensor& x, DType dtype) {
   }
 }
 
-std::unique_ptr<WeightView> frozen_view(at::Tensor value) {
+std::unique_ptr<ParameterView> frozen_view(at::Tensor value) {
   return std::make_unique<FrozenView>(std::move(value));
 }
 
-std::unique_ptr<WeightView> float_view(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype,
-                                       at::Tensor kept, bool unit_offset) {
+std::unique_ptr<ParameterView> float_view(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype,
+                                          at::Tensor kept, bool unit_offset) {
   return std::make_unique<FloatView>(std::move(name), kind, value, dtype, std::move(kept), unit_offset);
 }
 

@@ -1,5 +1,5 @@
 // What the forward pass sees of a parameter is what a file of it would hold, and gradients reach the parameter.
-#include "compress/train/weight_view.h"
+#include "compress/train/parameter_view.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>

@@ -34,9 +34,9 @@ struct Parameter {
   at::Tensor gradient;  // likewise; zero between steps
 };
 
-class WeightView {
+class ParameterView {
  public:
-  virtual ~WeightView() = default;
+  virtual ~ParameterView() = default;
   // What the forward pass multiplies with, in the type `compute` (gains in float32, frozen tensors as they were given),
   // of its own memory or shared and never changed.
   virtual at::Tensor value(at::ScalarType compute) const = 0;
@@ -58,12 +58,12 @@ class WeightView {
 };
 
 // Never changes; in the type that the forward pass takes.
-std::unique_ptr<WeightView> frozen_view(at::Tensor value);
+std::unique_ptr<ParameterView> frozen_view(at::Tensor value);
 
 // A float tensor, on whose device all is that follows from it, that is stored as `dtype` (F32, F16, BF16). kept: bool,
 // of its shape; undefined: all. unit_offset: what is stored is the value less 1 (gemma's gains).
-std::unique_ptr<WeightView> float_view(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype,
-                                       at::Tensor kept = {}, bool unit_offset = false);
+std::unique_ptr<ParameterView> float_view(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype,
+                                          at::Tensor kept = {}, bool unit_offset = false);
 
 // What of a grid is trained, and what its container has no place for.
 struct GridTraining {
@@ -76,7 +76,7 @@ struct GridTraining {
 
 // On `device`: codes and scales of integers in groups; scales are stored as weight.scale_dtype.
 // Throws std::invalid_argument for FP8 codes, which have no grid of equal steps.
-class GridView : public WeightView {
+class GridView : public ParameterView {
  public:
   GridView(const std::string& name, const QuantizedWeight& weight, const GridTraining& training,
            at::Device device = at::kCPU);
