@@ -13,6 +13,7 @@ import tempfile
 # are a part of it.
 MAY_INCLUDE = {
     "runtime/system": set(),
+    "runtime/machine": {"runtime/system"},
     "runtime/format": {"runtime/system"},
     "runtime/files": {"runtime/system", "runtime/format"},
     "runtime/tokenizer": {"runtime/system", "runtime/files"},

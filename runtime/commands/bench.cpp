@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "runtime/engine/generate.h"
+#include "runtime/machine/thread_waiting.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
@@ -159,6 +160,7 @@ std::string to_json(const BenchResult& result) {
   json["backend"] = result.backend;
   json["kernels"] = result.kernels;
   json["threads"] = result.num_threads;
+  if (result.num_threads > 0) json["thread_waiting"] = waiting_policy();
   json["repetitions"] = result.options.repetitions;
   json["prefill_tokens"] = result.options.prefill_tokens;
   json["prefill_tokens_per_second"] = result.prefill_tokens_per_second.best;

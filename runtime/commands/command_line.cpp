@@ -1,6 +1,7 @@
 #include "runtime/commands/command_line.h"
 
 #include <cxxabi.h>
+#include <omp.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +21,7 @@
 #include <typeinfo>
 
 #include "runtime/engine/backend.h"
+#include "runtime/machine/thread_waiting.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/mapped_file.h"
 #include "runtime/system/nearest_name.h"
@@ -320,6 +322,8 @@ void run_command(const Program& program, const Command& command, std::span<const
   }
   const bool json = arguments.flag("json");
   Console console(json, arguments.flag("quiet"), standard_output, std::cerr);
+  const ThreadWaiting waiting(arguments.given("threads") ? static_cast<int>(arguments.integer("threads"))
+                                                         : omp_get_max_threads());
   command.run(arguments, console);
   console.progress().finish();
   if (json) out << visible(console.result(), "\\u00") << '\n';
