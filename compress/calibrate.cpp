@@ -104,7 +104,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   const RunPlan plan = plan_statistics(model);
   const Prediction prediction = predict_calibration(
       plan, checkpoint, workload, StatisticsWriter::size_bytes(model, num_rows), read_memory_usage().held_bytes,
-      options.max_memory_bytes.value_or(available_memory_bytes() / 10 * 8), measure_matmul_rate(num_threads));
+      options.max_memory_bytes ? *options.max_memory_bytes : default_memory_budget(), measure_matmul_rate(num_threads));
   for (const std::string& line : to_lines(prediction)) progress.print(line);
   if (options.dry_run) return to_json(prediction);
   check_disk_space(output, prediction);

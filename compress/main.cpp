@@ -125,18 +125,20 @@ void record_teacher(const pare::Arguments& arguments, pare::Console& console) {
 // Of both commands that follow a recipe.
 std::vector<pare::OptionSpec> resource_options() {
   using pare::OptionKind;
-  return {{.name = "max-memory",
-           .kind = OptionKind::bytes,
-           .value_name = "SIZE",
-           .help = "memory to stay within, such as 8GiB: activations go to disk when it is short; does not change the "
-                   "result (default: four fifths of what is free)"},
-          {.name = "threads",
-           .kind = OptionKind::integer,
-           .value_name = "N",
-           .help = "threads to use; changes no result but that of distill, which goes on with as many as it began with "
-                   "(default: one for each core)",
-           .minimum = 1,
-           .maximum = pare::kMaxThreads}};
+  return {
+      {.name = "max-memory",
+       .kind = OptionKind::bytes,
+       .value_name = "SIZE",
+       .help = "memory to stay within, such as 8GiB: activations go to disk when it is short; does not change the "
+               "result (default: four fifths of what is free, within the limits of control groups)"},
+      {.name = "threads",
+       .kind = OptionKind::integer,
+       .value_name = "N",
+       .help = std::string("threads to use; changes no result but that of distill, which goes on with as many as it "
+                           "began with (default: ") +
+               pare::kDefaultThreads + ")",
+       .minimum = 1,
+       .maximum = pare::kMaxThreads}};
 }
 
 pare::Command calibrate_command() {

@@ -151,7 +151,7 @@ void announce_events(const Phase& phase) {
 
 RunLimits run_limits(const RunOptions& options, int num_threads) {
   return {.held_bytes = read_memory_usage().held_bytes,
-          .max_memory_bytes = options.max_memory_bytes.value_or(available_memory_bytes() / 10 * 8),
+          .max_memory_bytes = options.max_memory_bytes ? *options.max_memory_bytes : default_memory_budget(),
           .matmul_rate = measure_matmul_rate(num_threads),
           .num_threads = num_threads};
 }

@@ -19,7 +19,7 @@ MAY_INCLUDE = {
     "runtime/tokenizer": {"runtime/system", "runtime/files"},
     "runtime/model": {"runtime/system", "runtime/format", "runtime/files"},
     "runtime/import": {"runtime/system", "runtime/format", "runtime/files", "runtime/tokenizer", "runtime/model"},
-    "runtime/engine": {"runtime/system", "runtime/format", "runtime/tokenizer", "runtime/model"},
+    "runtime/engine": {"runtime/system", "runtime/machine", "runtime/format", "runtime/tokenizer", "runtime/model"},
     "runtime/cpu": {"runtime/system", "runtime/format", "runtime/model", "runtime/engine", "runtime/cpu/kernels"},
     "runtime/cpu/kernels": {"runtime/system", "runtime/cpu"},
     "runtime/cuda": {"runtime/system", "runtime/format", "runtime/model", "runtime/engine"},

@@ -6,12 +6,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "quant/row_chunks.h"
+#include "runtime/machine/limits.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/progress.h"
 
@@ -47,14 +46,8 @@ double measure_matmul_rate(int num_threads) {
   return 2.0 * static_cast<double>(kSide * kSide * kSide) * kRepetitions * num_threads / seconds;
 }
 
-int64_t available_memory_bytes() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string key; file >> key;) {
-    int64_t kibibytes = 0;
-    if (key == "MemAvailable:" && file >> kibibytes) return kibibytes * 1024;
-    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  throw std::runtime_error("/proc/meminfo: expected a line MemAvailable; give --max-memory");
+int64_t default_memory_budget() {
+  return free_memory().bytes / 10 * 8;
 }
 
 void check_disk_space(const std::filesystem::path& output, const Prediction& prediction) {

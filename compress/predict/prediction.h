@@ -29,8 +29,9 @@ struct Prediction {
 // operations per second; takes about a tenth of a second.
 double measure_matmul_rate(int num_threads);
 
-// MemAvailable of /proc/meminfo. Throws std::runtime_error when it cannot be read.
-int64_t available_memory_bytes();
+// What --max-memory is where it is not given: four fifths of what this process may still take (runtime/machine/limits.h).
+// Throws what free_memory throws.
+int64_t default_memory_budget();
 
 // Throws std::runtime_error when the disk that will hold `output` has less free than predicted.
 void check_disk_space(const std::filesystem::path& output, const Prediction& prediction);

@@ -21,6 +21,7 @@
 #include <typeinfo>
 
 #include "runtime/engine/backend.h"
+#include "runtime/machine/limits.h"
 #include "runtime/machine/thread_waiting.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/mapped_file.h"
@@ -322,6 +323,7 @@ void run_command(const Program& program, const Command& command, std::span<const
   }
   const bool json = arguments.flag("json");
   Console console(json, arguments.flag("quiet"), standard_output, std::cerr);
+  omp_set_num_threads(default_num_threads());
   const ThreadWaiting waiting(arguments.given("threads") ? static_cast<int>(arguments.integer("threads"))
                                                          : omp_get_max_threads());
   command.run(arguments, console);

@@ -53,8 +53,8 @@ OptionSpec required_text(const std::string& name, const std::string& value_name,
 std::vector<OptionSpec> compute_options() {
   std::vector<std::string> isas;
   for (const Isa isa : kIsas) isas.emplace_back(isa_name(isa));
-  OptionSpec threads =
-      count("threads", "", "CPU threads (default: all, or OMP_NUM_THREADS); results do not depend on it", 1);
+  OptionSpec threads = count(
+      "threads", "", std::string("CPU threads (default: ") + kDefaultThreads + "); results do not depend on it", 1);
   threads.maximum = kMaxThreads;
   return {threads,
           {.name = "isa",
@@ -132,8 +132,24 @@ Engine::Engine(const Arguments& arguments)
 
 void Engine::check_memory(std::span<const Checkpoint* const> checkpoints, const DeviceWorkload& workload) const {
   std::vector<MemoryNeed> needs;
-  for (const Checkpoint* checkpoint : checkpoints) needs.push_back(memory_need(*checkpoint, workload));
-  require_memory(*backend_, needs);
+  DeviceWorkload here = workload;
+  here.on_host = options_.device == ComputeDevice::cpu;
+  for (const Checkpoint* checkpoint : checkpoints) needs.push_back(memory_need(*checkpoint, here));
+  require(needs);
+}
+
+void Engine::check_encoder_memory(std::span<const Checkpoint* const> checkpoints, int64_t num_rows) const {
+  std::vector<MemoryNeed> needs;
+  for (const Checkpoint* checkpoint : checkpoints) needs.push_back(encoder_memory_need(*checkpoint, num_rows));
+  require(needs);
+}
+
+void Engine::require(std::span<const MemoryNeed> needs) const {
+  if (options_.device == ComputeDevice::cpu) {
+    require_host_memory(*backend_, needs, free_memory());
+  } else {
+    require_memory(*backend_, needs);
+  }
 }
 
 Transformer Engine::load(const Checkpoint& checkpoint, Console& console) const {

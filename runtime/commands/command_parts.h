@@ -31,6 +31,9 @@ OptionSpec number(const std::string& name, const std::string& default_value, con
 OptionSpec share(const std::string& name, const std::string& default_value, const std::string& help);
 OptionSpec required_text(const std::string& name, const std::string& value_name, const std::string& help);
 
+// What --threads is when it is not given, for its help.
+inline constexpr const char* kDefaultThreads =
+    "OMP_NUM_THREADS, or one for each CPU that the process may use, a control group's quota included";
 // --threads and --isa, for every command that computes.
 std::vector<OptionSpec> compute_options();
 
@@ -59,12 +62,15 @@ class Engine {
   explicit Engine(const Arguments& arguments);
 
   const BackendOptions& options() const { return options_; }
-  // Before decoders are loaded that are held together: whether they fit (runtime/engine/memory_need.h).
+  // Before models are loaded that are held together: whether they fit the device, or what this process may have of the
+  // machine (runtime/engine/memory_need.h).
   void check_memory(std::span<const Checkpoint* const> checkpoints, const DeviceWorkload& workload) const;
+  void check_encoder_memory(std::span<const Checkpoint* const> checkpoints, int64_t num_rows) const;
   Transformer load(const Checkpoint& checkpoint, Console& console) const;
   Encoder load_encoder(const Checkpoint& checkpoint, Console& console) const;
 
  private:
+  void require(std::span<const MemoryNeed> needs) const;
   BackendOptions options_;
   std::unique_ptr<Backend> backend_;
 };

@@ -96,12 +96,15 @@ void run_eval_pairs(const Arguments& arguments, Console& console) {
       read_text_pairs(arguments.text("pairs"), Tokenizer::open(checkpoint.directory()), pooling.max_tokens);
   std::optional<Checkpoint> reference_checkpoint;
   std::optional<Encoder> reference;
+  std::vector<const Checkpoint*> checkpoints = {&checkpoint};
   if (arguments.given("reference")) {
     check_evaluated(arguments, arguments.text("reference"), console);
     reference_checkpoint = Checkpoint::open(arguments.text("reference"));
     check_comparable(checkpoint, *reference_checkpoint, data);
-    reference = engine.load_encoder(*reference_checkpoint, console);
+    checkpoints.push_back(&*reference_checkpoint);
   }
+  engine.check_encoder_memory(checkpoints, std::max(Encoder::kBatchRows, checkpoint.encoder().context_length));
+  if (reference_checkpoint) reference = engine.load_encoder(*reference_checkpoint, console);
   Encoder model = engine.load_encoder(checkpoint, console);
   EmbeddingEvaluation evaluation =
       evaluate_embeddings(model, reference ? &*reference : nullptr, data, pooling, stage(console, "evaluate", "texts"));

@@ -15,9 +15,9 @@ namespace {
 
 // Of a weight that is stored as codes or 2:4, as backends with memory of their own hold it (cuda_linear.cpp): rows of
 // words in whole vectors, scales as floats; beside columns of outliers all of it in float32.
-int64_t packed_bytes(const LinearDescription& linear, const PackScheme& scheme, DType dense_dtype) {
+int64_t packed_bytes(const LinearDescription& linear, const PackScheme& scheme, DType dense_dtype, bool on_host) {
   constexpr int64_t kFloatBytes = sizeof(float), kWordBits = 32, kVectorBytes = 16;
-  if (scheme.input.outliers == OutlierRule::columns) return linear.num_out * linear.num_in * kFloatBytes;
+  if (scheme.input.outliers == OutlierRule::columns && !on_host) return linear.num_out * linear.num_in * kFloatBytes;
   const int64_t bits = scheme.is_dense() ? 8 * static_cast<int64_t>(dtype_size_bytes(dense_dtype)) : scheme.bits;
   const bool is_kept =
       !scheme.pattern.is_dense() && (bits == 4 || bits == 8 || bits == 16) && scheme.act_order == StoredActOrder::none;
@@ -76,6 +76,23 @@ int64_t forward_bytes(const ModelDescription& model, const DeviceWorkload& workl
   return num_words * kWordBytes + chunk_rows * row_bytes;
 }
 
+int64_t total_bytes(std::span<const MemoryNeed> needs) {
+  int64_t total = 0;
+  for (const MemoryNeed& need : needs) total += need.total();
+  return total;
+}
+
+std::string message_of(const Backend& backend, std::span<const MemoryNeed> needs, const std::string& found) {
+  std::string message =
+      backend.name() + ": about " + format_bytes(total_bytes(needs)) + " of memory are needed, and " + found;
+  for (const MemoryNeed& need : needs) {
+    message += "; " + need.name + " takes " + format_bytes(need.weight_bytes) + " of weights, " +
+               format_bytes(need.cache_bytes) + " of keys and values and " + format_bytes(need.work_bytes) +
+               " to work in";
+  }
+  return message + ": use a smaller model, fewer tokens or --kv-bits 8";
+}
+
 }  // namespace
 
 MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workload) {
@@ -100,7 +117,8 @@ MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workl
          name != tensor_names.end() && name->starts_with(prefix); ++name) {
       stored_bytes += static_cast<int64_t>(checkpoint.tensor(*name).data.size());
     }
-    need.weight_bytes += std::max<int64_t>(packed_bytes(linear, *scheme, model.dtype) - stored_bytes, 0);
+    need.weight_bytes +=
+        std::max<int64_t>(packed_bytes(linear, *scheme, model.dtype, workload.on_host) - stored_bytes, 0);
   }
   need.weight_bytes += need.weight_bytes / 16;
   const int64_t num_caches = workload.keeps_every_layer ? static_cast<int64_t>(model.blocks.size()) : 1;
@@ -112,19 +130,32 @@ MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workl
   return need;
 }
 
+MemoryNeed encoder_memory_need(const Checkpoint& checkpoint, int64_t num_rows) {
+  const EncoderDescription& model = checkpoint.encoder();
+  MemoryNeed need;
+  need.name = checkpoint.directory().string();
+  for (const std::string& name : checkpoint.tensor_names()) {
+    need.weight_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
+  }
+  need.weight_bytes += need.weight_bytes / 16;
+  const int64_t row_floats = 8 * model.hidden_size + 2 * model.feed_forward_size;
+  need.work_bytes = num_rows * row_floats * static_cast<int64_t>(sizeof(float));
+  return need;
+}
+
 void require_memory(const Backend& backend, std::span<const MemoryNeed> needs) {
   const std::optional<int64_t> free_bytes = backend.free_bytes();
-  int64_t total = 0;
-  for (const MemoryNeed& need : needs) total += need.total();
-  if (!free_bytes || total <= *free_bytes) return;
-  std::string message = backend.name() + ": about " + format_bytes(total) + " of memory are needed, and " +
-                        format_bytes(*free_bytes) + " are free";
-  for (const MemoryNeed& need : needs) {
-    message += "; " + need.name + " takes " + format_bytes(need.weight_bytes) + " of weights, " +
-               format_bytes(need.cache_bytes) + " of keys and values and " + format_bytes(need.work_bytes) +
-               " to work in";
-  }
-  throw std::runtime_error(message + ": use a smaller model, fewer tokens or --kv-bits 8, or run with --device cpu");
+  if (!free_bytes || total_bytes(needs) <= *free_bytes) return;
+  throw std::runtime_error(message_of(backend, needs, format_bytes(*free_bytes) + " are free") +
+                           ", or run with --device cpu");
+}
+
+void require_host_memory(const Backend& backend, std::span<const MemoryNeed> needs, const FreeMemory& free) {
+  if (total_bytes(needs) <= free.bytes + free.swap_bytes) return;
+  const std::string swap = free.swap_bytes > 0 ? " and " + format_bytes(free.swap_bytes) + " of swap" : "";
+  throw std::runtime_error(
+      message_of(backend, needs, format_bytes(free.bytes) + swap + " can be had (" + free.limit + ")") +
+      ", or give it more memory");
 }
 
 }  // namespace pare

@@ -1,4 +1,4 @@
-// What running a decoder takes of a backend whose memory is limited, known before anything is loaded.
+// What running a model takes of a backend's memory, known before anything is loaded.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <string>
 
 #include "runtime/engine/backend.h"
+#include "runtime/machine/limits.h"
 #include "runtime/model/checkpoint.h"
 
 namespace pare {
@@ -17,6 +18,7 @@ struct DeviceWorkload {
   int64_t num_tokens = 0;  // of a cache
   bool keeps_every_layer = false;
   int kv_bits = kKvFloatBits;
+  bool on_host = false;         // the CPU's backend, which holds columns of outliers as they are stored
   int64_t most_roof_bytes = 0;  // that are read beside the weights, and no more than those are, to measure a roof
 };
 
@@ -32,7 +34,13 @@ struct MemoryNeed {
 // sixteenth for what stands beside them, and the largest buffers of a forward pass.
 MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workload);
 
-// Throws std::runtime_error when `needs` together exceed what the backend has free: each figure, and what to do.
+// The same of an encoder, num_rows tokens at a time.
+MemoryNeed encoder_memory_need(const Checkpoint& checkpoint, int64_t num_rows);
+
+// Throws std::runtime_error when `needs` together exceed what a backend with memory of its own has free: each figure, and
+// what to do. A backend in host memory has no limit here.
 void require_memory(const Backend& backend, std::span<const MemoryNeed> needs);
+// The same for a backend in host memory, of which so much is free, swap included.
+void require_host_memory(const Backend& backend, std::span<const MemoryNeed> needs, const FreeMemory& free);
 
 }  // namespace pare
