@@ -1,4 +1,6 @@
 // `gptq:` columns are rounded one after another, and later ones make up for the errors of earlier ones.
+#include <map>
+
 #include "compress/passes/pass_table.h"
 #include "compress/passes/prune_layer.h"
 #include "compress/passes/stage_state.h"
@@ -24,6 +26,36 @@ void choose_masks(StageState& stage, const GptqPass& shared, const SteppedLayers
   prune_by_alps(stage, together, choice.damping, choice.alps, choice.resolve);
 }
 
+// Each layer's own pattern says which columns the order keeps together: layers with one order after another, so that H
+// is factored once for each.
+std::map<int64_t, SteppedLayers> by_columns_together(const SteppedLayers& layers, bool chooses_in_loop) {
+  std::map<int64_t, SteppedLayers> found;
+  for (const SteppedLayer& layer : layers.layers) {
+    const SparsePattern pattern = static_cast<const GptqPass&>(*layer.options).pattern();
+    const bool chooses = chooses_in_loop && !pattern.is_dense() && !layer.state->sparsity;
+    found[chooses ? pattern.group : 1].layers.push_back(layer);
+  }
+  return found;
+}
+
+void round_layer(StageState& stage, const GptqFactor& factor, const GptqPass& pass, LayerState& layer) {
+  ColumnMask mask;
+  mask.kept_OI = kept_of(layer);
+  if (!layer.sparsity) mask.pattern = pass.pattern();
+  GptqResult rounded = gptq(layer.weight_OI, factor, pass.gptq, mask);
+  if (!layer.sparsity && rounded.kept_OI.defined()) layer.sparsity = Sparsity{pass.pattern(), rounded.kept_OI};
+  const bool is_first = layer.weight_OI.is_same(layer.target_OI);
+  layer.stored = std::move(rounded.weight);
+  use_stored_weight(stage, layer);
+  layer.record.error_measure = "hessian";
+  layer.record.relative_error = rounded.relative_error;
+  if (!is_first) measure_error_with_hessian(stage.statistics.hessian_II, layer);
+  layer.record.damping = rounded.events.damping_used;
+  layer.record.act_order = stored_order(pass.gptq.act_order);
+  list_events(rounded.events, pass.gptq.damping, "rounding", layer.record.events);
+  if (pass.refine.sweeps > 0) refine_layer(stage, pass.refine, layer);
+}
+
 }  // namespace
 
 std::optional<InputScaling> apply_gptq(StageState& stage, const SteppedLayers& layers) {
@@ -32,26 +64,12 @@ std::optional<InputScaling> apply_gptq(StageState& stage, const SteppedLayers& l
   stage.input = resolved_input(shared.activations, stage.statistics, stage.input_scale_dtype);
   const bool chooses_in_loop = shared.chooser == MaskChooser::sweep || stage.is_unseen();
   if (!chooses_in_loop) choose_masks(stage, shared, layers);
-  const SparsePattern pattern = chooses_in_loop ? shared.pattern() : SparsePattern{};
-  const GptqFactor& factor = stage.factor(shared.gptq, pattern.is_dense() ? 1 : pattern.group);
-  for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
-    const auto& pass = static_cast<const GptqPass&>(options);
-    ColumnMask mask;
-    mask.kept_OI = kept_of(layer);
-    if (!layer.sparsity) mask.pattern = pass.pattern();
-    GptqResult rounded = gptq(layer.weight_OI, factor, pass.gptq, mask);
-    if (!layer.sparsity && rounded.kept_OI.defined()) layer.sparsity = Sparsity{pass.pattern(), rounded.kept_OI};
-    const bool is_first = layer.weight_OI.is_same(layer.target_OI);
-    layer.stored = std::move(rounded.weight);
-    use_stored_weight(stage, layer);
-    layer.record.error_measure = "hessian";
-    layer.record.relative_error = rounded.relative_error;
-    if (!is_first) measure_error_with_hessian(stage.statistics.hessian_II, layer);
-    layer.record.damping = rounded.events.damping_used;
-    layer.record.act_order = stored_order(pass.gptq.act_order);
-    list_events(rounded.events, pass.gptq.damping, "rounding", layer.record.events);
-    if (pass.refine.sweeps > 0) refine_layer(stage, pass.refine, layer);
-  });
+  for (const auto& [together, alike] : by_columns_together(layers, chooses_in_loop)) {
+    const GptqFactor& factor = stage.factor(shared.gptq, together);
+    for_each_layer(alike, [&](LayerState& layer, const PassOptions& options) {
+      round_layer(stage, factor, static_cast<const GptqPass&>(options), layer);
+    });
+  }
   return std::nullopt;
 }
 

@@ -171,6 +171,29 @@ TEST_F(Prune, GptqPrunesBeforeItsSweepOrInIt) {
   EXPECT_NE(found["sweep"], found["alps"]);
 }
 
+// What the first block's first stage reads does not depend on what is done with it.
+TEST_F(Prune, GptqSweepsEachLayerByItsOwnPattern) {
+  const std::string item = "  - gptq: {bits: 4, group_size: 32, mask: sweep, prune: ";
+  const std::map<std::string, Weights> whole = {{"2:4", pruned(item + "\"2:4\"}\n", "two")},
+                                                {"4:8", pruned(item + "\"4:8\"}\n", "four")},
+                                                {"none", pruned("  - gptq: {bits: 4, group_size: 32}\n", "none")}};
+  const std::vector<std::map<std::string, std::string>> stages = {
+      {{"q_proj", "none"}, {"k_proj", "2:4"}, {"v_proj", "2:4"}},
+      {{"q_proj", "2:4"}, {"k_proj", "4:8"}, {"v_proj", "none"}}};
+  for (const auto& patterns : stages) {
+    std::string overrides;
+    for (const auto& [layer, pattern] : patterns) {
+      overrides += (overrides.empty() ? "\"*." : ", \"*.") + layer + "\": {prune: \"" + pattern + "\"}";
+    }
+    const std::string out = "mixed-" + patterns.at("q_proj").substr(0, 1);
+    const Weights found = pruned(item + "\"2:4\"}\n    layers: {override: {" + overrides + "}}\n", out);
+    for (const auto& [layer, pattern] : patterns) {
+      const std::string name = "model.layers.0.self_attn." + layer;
+      EXPECT_EQ(found.at(name), whole.at(pattern).at(name)) << name << " " << pattern;
+    }
+  }
+}
+
 TEST_F(Prune, PatternsAndExclusionsAreThoseOfEachLayer) {
   const Weights source = weights_of(family(kModel));
   const Weights found = pruned(
