@@ -74,6 +74,7 @@ AwqStage checked_stage(const AwqStage& given) {
     throw std::invalid_argument("awq: expected producer channels from 0 to " + std::to_string(num_in - 1) + ", found " +
                                 std::to_string(producer));
   }
+  stage.bounds.check(num_in);
   return stage;
 }
 
@@ -156,7 +157,15 @@ ChannelMeans channel_means(const AwqStage& stage, int64_t width) {
   return means;
 }
 
-at::Tensor candidate_scales(const ChannelMeans& means, double exponent, bool duo_scaling, bool powers_of_two) {
+struct Candidate {
+  at::Tensor scales_I;
+  bool duo_scaling = false;
+  double exponent = 0.0;
+  int64_t num_held_back = 0;
+};
+
+Candidate make_candidate(const ChannelMeans& means, double exponent, bool duo_scaling, bool powers_of_two,
+                         const ScaleBounds& bounds) {
   const int64_t num_in = static_cast<int64_t>(means.producer_I.size());
   std::vector<double> scales_P(num_in, 1.0);
   double least = std::numeric_limits<double>::infinity(), most = 0.0;
@@ -168,15 +177,17 @@ at::Tensor candidate_scales(const ChannelMeans& means, double exponent, bool duo
     most = std::max(most, scales_P[p]);
   }
   const double middle = std::sqrt(least) * std::sqrt(most);
-  at::Tensor scales_I = at::ones({num_in}, at::kFloat);
+  Candidate candidate{at::ones({num_in}, at::kFloat), duo_scaling, exponent};
   for (int64_t i = 0; i < num_in; ++i) {
     const int64_t producer = means.producer_I[i];
     if (means.num_live_P[producer] == 0) continue;
     double scale = std::clamp(scales_P[producer] / middle, 1.0 / kMaxAwqScale, static_cast<double>(kMaxAwqScale));
     if (powers_of_two) scale = std::exp2(std::nearbyint(std::log2(scale)));
-    scales_I.mutable_data_ptr<float>()[i] = static_cast<float>(scale);
+    const double held = bounds.kept_within(static_cast<size_t>(i), scale);
+    candidate.num_held_back += held != scale;
+    candidate.scales_I.mutable_data_ptr<float>()[i] = static_cast<float>(held);
   }
-  return scales_I;
+  return candidate;
 }
 
 // What every candidate is judged with.
@@ -242,20 +253,13 @@ Judge make_judge(const AwqStage& stage, int64_t max_rows, const GridOptions& gri
   return judge;
 }
 
-struct Candidate {
-  at::Tensor scales_I;
-  bool duo_scaling = false;
-  double exponent = 0.0;
-};
-
-std::vector<Candidate> all_candidates(const ChannelMeans& means, const AwqOptions& options) {
+std::vector<Candidate> all_candidates(const ChannelMeans& means, const AwqOptions& options, const ScaleBounds& bounds) {
   std::vector<Candidate> candidates;
   for (const bool duo_scaling : {false, true}) {
     if (duo_scaling && !options.duo_scaling) break;
     for (int k = 0; k < options.num_grid_points; ++k) {
       const double exponent = static_cast<double>(k) / options.num_grid_points;
-      candidates.push_back(
-          {candidate_scales(means, exponent, duo_scaling, options.powers_of_two), duo_scaling, exponent});
+      candidates.push_back(make_candidate(means, exponent, duo_scaling, options.powers_of_two, bounds));
     }
   }
   return candidates;
@@ -283,7 +287,8 @@ AwqResult search_awq_scales(const AwqStage& given, const AwqOptions& options, co
   const AwqStage stage = checked_stage(given);
   const int64_t num_in = stage.hessian_II.size(0);
   check_grid_options(grid, num_in);
-  std::vector<Candidate> candidates = all_candidates(channel_means(stage, group_width(grid, num_in)), options);
+  std::vector<Candidate> candidates =
+      all_candidates(channel_means(stage, group_width(grid, num_in)), options, stage.bounds);
   const Judge judge = make_judge(stage, options.max_rows, grid);
   const auto num_finalists = static_cast<size_t>(options.num_finalists);
   if (candidates.size() > num_finalists) {
@@ -300,7 +305,8 @@ AwqResult search_awq_scales(const AwqStage& given, const AwqOptions& options, co
   for (const Candidate& candidate : candidates) {
     const double cost = cost_of(judge, candidate.scales_I);
     if (!(cost < best.cost_after)) continue;
-    best = {candidate.scales_I, true, candidate.duo_scaling, candidate.exponent, best.cost_before, cost};
+    best = {candidate.scales_I, true, candidate.duo_scaling,  candidate.exponent,
+            best.cost_before,   cost, candidate.num_held_back};
   }
   return best;
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "quant/grid.h"
+#include "quant/scale_bounds.h"
 
 namespace pare {
 
@@ -26,26 +27,28 @@ struct AwqStage {
   // Of each weight, bool [O, I] or undefined (all kept): pruned weights count as 0, before and after the rounding.
   // Empty: all weights are kept.
   std::vector<at::Tensor> kept_OI = {};
+  ScaleBounds bounds = {};  // every candidate is kept within them
 };
 
 struct AwqResult {
-  at::Tensor scales_I;       // float32, > 0; W becomes W diag(s), the producer is divided by s
-  bool scaled = false;       // false: s = 1 was the best
-  bool duo_scaling = false;  // the form and exponent of s where it was not
-  double exponent = 0.0;     // a
-  double cost_before = 0.0;  // of s = 1, by the measure above, over the rows judged
-  double cost_after = 0.0;   // <= cost_before
+  at::Tensor scales_I;        // float32, > 0; W becomes W diag(s), the producer is divided by s
+  bool scaled = false;        // false: s = 1 was the best
+  bool duo_scaling = false;   // the form and exponent of s where it was not
+  double exponent = 0.0;      // a
+  double cost_before = 0.0;   // of s = 1, by the measure above, over the rows judged
+  double cost_after = 0.0;    // <= cost_before
+  int64_t num_held_back = 0;  // channels whose s the stage's bounds have changed
 };
 
 // For each form, a = 0, 1/n, ... (n-1)/n: s = mean_abs^a, and with options.duo_scaling also
 // s = mean_abs^a / (mean|w|^(1-a) + 1e-4), |w| as a part of its group's largest, averaged over all rows of all weights;
 // divided by sqrt(max s min s) and kept within kMaxAwqScale. The best by cost, s = 1 included; ties go to the earlier,
 // s = 1 first; where weights have more than options.screen_rows rows, among the best options.num_finalists by the cost
-// of so many rows. Channels whose input is always 0 keep s = 1. `grid` is how the weights will be rounded (its search,
+// of so many rows. Channels whose input is always 0 keep s = 1; s of the others lies within the stage's bounds. `grid` is how the weights will be rounded (its search,
 // too). Any number of threads gives the same bits. Throws std::invalid_argument (shapes, values, options).
 AwqResult search_awq_scales(const AwqStage& stage, const AwqOptions& options, const GridOptions& grid);
 
-inline constexpr float kMaxAwqScale = 1e4f;  // and its inverse: an fp16 producer still holds what was divided by it
+inline constexpr float kMaxAwqScale = 1e4f;  // and its inverse
 
 // W diag(s) and diag(1/s) H diag(1/s), float32. Where the fold rounds (a norm's gain in bf16), give the s that the
 // producer was really divided by.

@@ -108,19 +108,28 @@ Ranges make_ranges(const SmoothInput& input, const std::vector<at::Tensor>& weig
   return ranges;
 }
 
-at::Tensor scales_of(const Ranges& ranges, double alpha, bool power_of_two) {
+struct Scales {
+  at::Tensor scales_I;
+  int64_t num_held_back = 0;
+};
+
+Scales scales_of(const Ranges& ranges, const ScaleBounds& bounds, double alpha, bool power_of_two) {
   if (!(alpha >= 0.0 && alpha <= 1.0)) {
     throw std::invalid_argument("alpha: expected a value in [0, 1], found " + std::to_string(alpha));
   }
-  at::Tensor scales_I = at::empty({static_cast<int64_t>(ranges.input_I.size())}, at::kFloat);
-  float* scales = scales_I.mutable_data_ptr<float>();
+  bounds.check(static_cast<int64_t>(ranges.input_I.size()));
+  Scales result{at::empty({static_cast<int64_t>(ranges.input_I.size())}, at::kFloat)};
+  float* scales = result.scales_I.mutable_data_ptr<float>();
   for (size_t i = 0; i < ranges.input_I.size(); ++i) {
     double exponent =
         ranges.is_dead(i) ? 0.0 : alpha * std::log2(ranges.input_I[i]) - (1.0 - alpha) * std::log2(ranges.weight_I[i]);
     if (power_of_two) exponent = std::nearbyint(exponent);
-    scales[i] = static_cast<float>(std::exp2(std::clamp(exponent, -kLargestExponent, kLargestExponent)));
+    const double scale = std::exp2(std::clamp(exponent, -kLargestExponent, kLargestExponent));
+    const double held = bounds.kept_within(i, scale);
+    result.num_held_back += held != scale;
+    scales[i] = static_cast<float>(held);
   }
-  return scales_I;
+  return result;
 }
 
 // The input in checked form, and the outputs that every candidate is compared with.
@@ -198,7 +207,7 @@ double error_of(const Problem& problem, const at::Tensor& scales_I, const RoundI
 }  // namespace
 
 at::Tensor smoothing_scales(const SmoothInput& input, double alpha, bool power_of_two) {
-  return scales_of(make_ranges(input, checked_weights(input)), alpha, power_of_two);
+  return scales_of(make_ranges(input, checked_weights(input)), input.bounds, alpha, power_of_two).scales_I;
 }
 
 double smoothed_error(const SmoothInput& input, const at::Tensor& scales_I, const RoundInput& round_input,
@@ -240,12 +249,13 @@ Smoothing smooth(const SmoothInput& input, const RoundInput& round_input, const 
   const std::vector<double> alphas = options.alpha ? std::vector<double>{*options.alpha}
                                                    : std::vector<double>(kSmoothAlphas.begin(), kSmoothAlphas.end());
   for (const double alpha : alphas) {
-    const at::Tensor scales_I = scales_of(ranges, alpha, options.power_of_two);
-    const SmoothingTrial trial{alpha, error_of(problem, scales_I, round_input, options.grid)};
+    const Scales candidate = scales_of(ranges, input.bounds, alpha, options.power_of_two);
+    const SmoothingTrial trial{alpha, error_of(problem, candidate.scales_I, round_input, options.grid)};
     result.tried.push_back(trial);
     if (!options.alpha && trial.error >= result.chosen.error) continue;
     result.chosen = trial;
-    result.scales_I = scales_I;
+    result.scales_I = candidate.scales_I;
+    result.num_held_back = candidate.num_held_back;
   }
   return result;
 }

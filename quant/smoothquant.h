@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "quant/options.h"
+#include "quant/scale_bounds.h"
 
 namespace pare {
 
@@ -33,11 +34,12 @@ struct SmoothInput {
   // Of each weight, bool [O, I] or undefined (all kept): pruned weights count as 0, before and after the rounding.
   // Empty: all weights are kept.
   std::vector<at::Tensor> kept_OI = {};
+  ScaleBounds bounds = {};  // every s is kept within them
 };
 
 // s of equation 4, float32 [I]; the rows are not read. A channel that is dead (max|X_j| = 0, or no weight reads it)
 // gets 1. power_of_two takes the nearest power of two in the logarithm. Values are kept within 2^-60 .. 2^60, where
-// products stay finite. Throws std::invalid_argument: no weight, shapes, alpha outside [0, 1], values that are negative
+// products stay finite, and within the input's bounds. Throws std::invalid_argument: no weight, shapes, alpha outside [0, 1], values that are negative
 // or not finite.
 at::Tensor smoothing_scales(const SmoothInput& input, double alpha, bool power_of_two);
 
@@ -65,6 +67,7 @@ struct Smoothing {
   double output_energy = 0.0;         // |X W^T|^2, which makes the errors relative
   std::vector<SmoothingTrial> tried;  // s = 1 first, then in the order of the search
   int64_t num_dead_columns = 0;       // kept at s = 1
+  int64_t num_held_back = 0;          // channels whose chosen s the input's bounds have changed
 };
 
 // The s of one input: with options.alpha equation 4 as it is, without it the best of the search (ties: s = 1 first,

@@ -18,6 +18,7 @@ std::optional<InputScaling> apply_awq(StageState& stage, const SteppedLayers& la
   awq.hessian_II = stage.statistics.hessian_II;
   awq.mean_abs_I = stage.statistics.mean_abs_I;
   awq.producer_I = stage.producer_I;
+  awq.bounds = stage.scale_bounds;
   const PassOptions* rounding = layers.layers.front().state->plan->step(PassKind::rounds);
   if (const auto* gptq = dynamic_cast<const GptqPass*>(rounding)) {
     awq.conditional_I = stage.factor(gptq->gptq).conditional_I;
@@ -29,7 +30,7 @@ std::optional<InputScaling> apply_awq(StageState& stage, const SteppedLayers& la
   char text[96];
   std::snprintf(text, sizeof(text), "awq a=%.2f%s, cost x %.4f", result.exponent, result.duo_scaling ? " duo" : "",
                 result.cost_before > 0.0 ? result.cost_after / result.cost_before : 1.0);
-  return InputScaling{result.scales_I.contiguous(), text};
+  return InputScaling{result.scales_I.contiguous(), text + held_back_text(result.num_held_back)};
 }
 
 }  // namespace pare

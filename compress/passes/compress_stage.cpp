@@ -216,6 +216,9 @@ void compress_stage(const RunPlan& plan, int64_t block_index, Stage stage, const
   if (const auto* block = dynamic_cast<const DecoderBlock*>(&work.block);
       block != nullptr && state.scales_are_powers_of_two) {
     state.producer_I = producer_channels(checkpoint.description(), block->description(), stage);
+    if (layers.front()->step(PassKind::scales_inputs) != nullptr) {
+      state.scale_bounds = producer_bounds(checkpoint, stage, block->description(), work.layers, work.changed);
+    }
   }
   note_tokens(state, work);
   fit_to_original(state);

@@ -1,6 +1,7 @@
 #include "compress/passes/fold.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 #include <stdexcept>
@@ -37,6 +38,33 @@ std::vector<float> by_row(std::span<const float> wanted_I, std::span<const int64
   }
   std::replace(scales_O.begin(), scales_O.end(), 0.0f, 1.0f);  // rows that nothing reads
   return scales_O;
+}
+
+// The exponents e of which value / 2^e is exact in its type, for each of some values.
+struct ExponentRange {
+  // Where 2^e and what is multiplied with it stay far from float32's own ends.
+  int least = -60, most = 60;
+
+  void narrow(float value, DType dtype) {
+    if (value == 0.0f) return;
+    // The exponents of the smallest subnormal and of the largest value.
+    const int lowest = dtype == DType::F16 ? -24 : dtype == DType::BF16 ? -133 : -149;
+    const int highest = dtype == DType::F16 ? 15 : 127;
+    int exponent = 0;
+    const float fraction = std::frexp(value, &exponent);  // 0.5 <= |fraction| < 1, in 24 bits
+    const auto digits = static_cast<uint32_t>(std::abs(std::ldexp(fraction, 24)));
+    const int last_digit = exponent - 24 + std::countr_zero(digits), first_digit = exponent - 1;
+    most = std::min(most, last_digit - lowest);
+    least = std::max(least, first_digit - highest);
+  }
+};
+
+// Narrowed by each row's values of a tensor.
+void narrow_rows(DType dtype, std::span<const std::byte> data, std::vector<ExponentRange>& rows) {
+  std::vector<float> values(data.size() / dtype_size_bytes(dtype));
+  convert_to_float(dtype, data, values);
+  const size_t width = values.size() / rows.size();
+  for (size_t i = 0; i < values.size(); ++i) rows[i / width].narrow(values[i], dtype);
 }
 
 OwnedTensor stored_as_source(const Checkpoint& checkpoint, const std::string& name, std::span<const float> values) {
@@ -93,14 +121,21 @@ void divide_scales(std::span<const float> scales_O, CompressedLayer& layer) {
   }
 }
 
+// Null when the layer is not among them.
+template <typename Layers>
+auto find_layer(const std::string& name, Layers& done) -> decltype(done.data()) {
+  const auto found =
+      std::find_if(done.begin(), done.end(), [&](const auto& layer) { return layer.record.name == name; });
+  return found == done.end() ? nullptr : &*found;
+}
+
 void fold_into_linear(const Checkpoint& checkpoint, Stage producer, size_t index, std::span<const float> scales_O,
                       DecoderBlock& block, std::vector<CompressedLayer>& done, std::vector<OwnedTensor>& changed) {
   const LinearDescription linear = stage_layers(block.description(), producer)[index];
-  const auto compressed =
-      std::find_if(done.begin(), done.end(), [&](const auto& layer) { return layer.record.name == linear.name; });
-  if (compressed != done.end() && !compressed->record.scheme.is_dense()) {
+  CompressedLayer* const compressed = find_layer(linear.name, done);
+  if (compressed != nullptr && !compressed->record.scheme.is_dense()) {
     divide_scales(scales_O, *compressed);
-  } else if (compressed != done.end() && !compressed->stored.dense_OI.empty()) {
+  } else if (compressed != nullptr && !compressed->stored.dense_OI.empty()) {
     divide_values(linear.name, compressed->stored.dense_dtype, scales_O, compressed->stored.dense_OI);
   } else {
     divide_rows(checkpoint, linear.name + ".weight", scales_O, changed);
@@ -173,6 +208,37 @@ std::vector<int64_t> producer_channels(const ModelDescription& model, const Bloc
   channels_I.resize(static_cast<size_t>(stage_width(block, stage)));
   std::iota(channels_I.begin(), channels_I.end(), 0);
   return channels_I;
+}
+
+ScaleBounds producer_bounds(const Checkpoint& checkpoint, Stage stage, const BlockDescription& block,
+                            const std::vector<CompressedLayer>& done, const std::vector<OwnedTensor>& changed) {
+  const auto [producer, index] = producer_of(stage);
+  const LinearDescription linear = stage_layers(block, producer)[index];
+  std::vector<ExponentRange> rows(static_cast<size_t>(linear.num_out));
+  const auto narrow_by = [&](const std::string& name) {
+    const auto tensor = std::find_if(changed.begin(), changed.end(), [&](const auto& t) { return t.name == name; });
+    if (tensor != changed.end()) return narrow_rows(tensor->dtype, tensor->data, rows);
+    narrow_rows(checkpoint.tensor(name).dtype, checkpoint.tensor(name).data, rows);
+  };
+  const CompressedLayer* const compressed = find_layer(linear.name, done);
+  if (compressed != nullptr && !compressed->record.scheme.is_dense()) {
+    const QuantizedWeight& weight = compressed->stored.weight;
+    const auto num_groups = static_cast<size_t>(weight.num_groups());
+    for (size_t i = 0; i < weight.scales_OG.size(); ++i) {
+      rows[i / num_groups].narrow(weight.scales_OG[i], weight.scale_dtype);
+    }
+  } else if (compressed != nullptr && !compressed->stored.dense_OI.empty()) {
+    narrow_rows(compressed->stored.dense_dtype, compressed->stored.dense_OI, rows);
+  } else {
+    narrow_by(linear.name + ".weight");
+  }
+  if (linear.has_bias) narrow_by(linear.name + ".bias");
+  ScaleBounds bounds;
+  for (const int64_t row : producer_channels(checkpoint.description(), block, stage)) {
+    bounds.least_I.push_back(std::ldexp(1.0f, rows[static_cast<size_t>(row)].least));
+    bounds.most_I.push_back(std::ldexp(1.0f, rows[static_cast<size_t>(row)].most));
+  }
+  return bounds;
 }
 
 std::vector<float> fold(const Checkpoint& checkpoint, Stage stage, std::span<const float> wanted_I, DecoderBlock& block,

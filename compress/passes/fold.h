@@ -20,6 +20,7 @@
 
 #include "compress/passes/compress_stage.h"
 #include "compress/walk/decoder_block.h"
+#include "quant/scale_bounds.h"
 
 namespace pare {
 
@@ -27,11 +28,16 @@ namespace pare {
 // itself; attention_output: the row of v; feed_forward_output: the row of up.
 std::vector<int64_t> producer_channels(const ModelDescription& model, const BlockDescription& block, Stage stage);
 
+// Of a stage whose input an up or v makes: what the values stored of each of its rows (weights or scales, and the bias)
+// can be divided by without a change of more than their exponents. Powers of two. `done` and `changed` as below.
+ScaleBounds producer_bounds(const Checkpoint& checkpoint, Stage stage, const BlockDescription& block,
+                            const std::vector<CompressedLayer>& done, const std::vector<OwnedTensor>& changed);
+
 // Divides the producer of the stage's input by wanted_I (> 0) and returns the s that was really used; the caller
 // multiplies the columns of the stage's weights with it. `done` are the block's layers compressed so far: the
 // producer's scales change in place, and tensors of the source that are not compressed go to `changed` under their
 // names. Throws std::invalid_argument when wanted_I disagrees between channels of one producer, or is no power of two
-// where it has to be, and std::runtime_error when a changed value leaves its type.
+// where it has to be, and std::runtime_error when a changed value leaves its type, which s within producer_bounds does not do.
 std::vector<float> fold(const Checkpoint& checkpoint, Stage stage, std::span<const float> wanted_I, DecoderBlock& block,
                         std::vector<CompressedLayer>& done, std::vector<OwnedTensor>& changed);
 

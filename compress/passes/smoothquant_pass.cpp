@@ -15,7 +15,9 @@ std::optional<InputScaling> apply_smoothquant(StageState& stage, const SteppedLa
   SmoothInput input{.absmax_I = absmax(stage.statistics),
                     .rows_RI = stage.statistics.sample_RI,
                     .weights_OI = {},
-                    .producer_I = stage.producer_I};
+                    .producer_I = stage.producer_I,
+                    .kept_OI = {},
+                    .bounds = stage.scale_bounds};
   for (const SteppedLayer& layer : layers.layers) {
     input.weights_OI.push_back(layer.state->weight_OI);
     input.kept_OI.push_back(kept_of(*layer.state));
@@ -37,7 +39,7 @@ std::optional<InputScaling> apply_smoothquant(StageState& stage, const SteppedLa
   char text[96];
   std::snprintf(text, sizeof(text), "smoothquant alpha=%.2f, output error x %.4f", *result.chosen.alpha,
                 result.plain_error > 0.0 ? result.chosen.error / result.plain_error : 1.0);
-  return InputScaling{result.scales_I.contiguous(), text};
+  return InputScaling{result.scales_I.contiguous(), text + held_back_text(result.num_held_back)};
 }
 
 }  // namespace pare

@@ -15,6 +15,7 @@
 #include "compress/walk/statistics.h"
 #include "prune/normalized_hessian.h"
 #include "quant/gptq.h"
+#include "quant/scale_bounds.h"
 
 namespace pare {
 
@@ -54,6 +55,7 @@ struct StageState {
   // own. scales_are_powers_of_two: what divides them holds no others.
   std::vector<int64_t> producer_I = {};
   bool scales_are_powers_of_two = false;
+  ScaleBounds scale_bounds = {};  // what the producer's values can be divided by and stay exact
 
   // Whether calibration sent no token this way (to an expert): its inputs tell nothing then.
   bool is_unseen() const { return statistics.min_I.defined() && statistics.num_tokens == 0; }
@@ -89,6 +91,9 @@ struct InputScaling {
   at::Tensor scales_I;
   std::string what;  // in words
 };
+
+// What is said of channels whose scale a type has held back; nothing where there are none.
+std::string held_back_text(int64_t num_channels);
 
 // Calls `change` for one layer after the other and adds up their times. Throws what it throws, with the layer's name in
 // front of a std::invalid_argument's message; and Interrupted.

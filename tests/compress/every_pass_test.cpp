@@ -89,6 +89,11 @@ INSTANTIATE_TEST_SUITE_P(
         Pass{"AwqOfAMixture", "qwen3_moe_dense_block_bf16",
              "  - awq: {}\n    layers: {exclude: [\"*.experts.*.gate_proj\"]}\n  - gptq: {bits: 4, group_size: -1}\n",
              0.2, "kl_median"},
+        // Values of up that are near 0 in half precision cannot be divided by much.
+        Pass{"SmoothQuantBesideHalfPrecision", "llama_sharded_fp16",
+             "  - smoothquant: {alpha: 0.9}\n  - gptq: {bits: 8, group_size: -1, activations: int8}\n    layers: "
+             "{exclude: [\"*.self_attn.*\", \"*.gate_proj\", \"*.up_proj\"]}\n",
+             0.01},
         Pass{"Fp8PerToken", "llama_gqa_untied", "  - fp8: {}\n", 0.1},
         Pass{"Fp8StaticPerTensor", "gemma3_local_global", "  - fp8: {per_tensor: true, activations: {range: static}}\n",
              0.02},

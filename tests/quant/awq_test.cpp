@@ -186,6 +186,29 @@ TEST(Awq, ChannelsOfOneProducerShareTheirScale) {
                   .scales_I.equal(search_awq_scales(reversed, {}, grid_for(3, 16, false)).scales_I));
 }
 
+TEST(Awq, CandidatesStayWithinTheProducersBounds) {
+  AwqStage stage = random_stage({40, 12}, 96, 4);
+  const GridOptions grid = grid_for(3, 32, false, ScaleSearch::minmax);
+  const AwqResult free = search_awq_scales(stage, {.powers_of_two = true}, grid);
+  EXPECT_EQ(free.num_held_back, 0);
+  // Every third channel may not grow, and every second one not at all.
+  for (int64_t i = 0; i < 96; ++i) {
+    stage.bounds.least_I.push_back(i % 2 == 0 ? 1.0f : 0x1p-20f);
+    stage.bounds.most_I.push_back(i % 2 == 0 || i % 3 == 0 ? 1.0f : 0x1p20f);
+  }
+  const AwqResult held = search_awq_scales(stage, {.powers_of_two = true}, grid);
+  EXPECT_TRUE(held.scaled);
+  EXPECT_LT(held.cost_after, held.cost_before);
+  EXPECT_GE(held.cost_after, free.cost_after);
+  EXPECT_GT(held.num_held_back, 0);
+  for (int64_t i = 0; i < 96; ++i) {
+    EXPECT_LE(floats(held.scales_I)[i], stage.bounds.most_I[static_cast<size_t>(i)]) << i;
+    EXPECT_GE(floats(held.scales_I)[i], stage.bounds.least_I[static_cast<size_t>(i)]) << i;
+  }
+  stage.bounds.most_I.pop_back();
+  EXPECT_THROW(search_awq_scales(stage, {}, grid), std::invalid_argument);
+}
+
 TEST(Awq, DeadChannelsKeepScaleOneAndChangeNoOther) {
   AwqStage stage = random_stage({24}, 64, 6);
   for (const int64_t i : {0, 21}) {

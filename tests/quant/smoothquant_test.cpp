@@ -121,6 +121,24 @@ TEST(SmoothQuant, PowersOfTwoAreTheNearestInTheLogarithm) {
   }
 }
 
+TEST(SmoothQuant, ScalesStayWithinTheProducersBounds) {
+  SmoothInput input = make_input(16, 64, 100.0, 4);
+  const at::Tensor free = smoothing_scales(input, 0.6, true);
+  input.bounds = {std::vector<float>(64, 0.5f), std::vector<float>(64, 2.0f)};
+  const at::Tensor held = smoothing_scales(input, 0.6, true);
+  int64_t num_held_back = 0;
+  for (int64_t j = 0; j < 64; ++j) {
+    EXPECT_EQ(floats(held)[j], std::clamp(floats(free)[j], 0.5f, 2.0f)) << j;
+    num_held_back += floats(held)[j] != floats(free)[j];
+  }
+  EXPECT_GT(num_held_back, 0);
+  const Smoothing fixed = smooth(input, round_rows_int8, {.alpha = 0.6, .power_of_two = true, .grid = kW8});
+  EXPECT_TRUE(fixed.scales_I.equal(held));
+  EXPECT_EQ(fixed.num_held_back, num_held_back);
+  input.bounds.least_I.clear();
+  EXPECT_THROW(smoothing_scales(input, 0.6, true), std::invalid_argument);
+}
+
 // Channels 0 .. 15 and 16 .. 31 come from the same 16 producers: as if the second half were more rows of the first.
 TEST(SmoothQuant, ChannelsOfOneProducerShareTheirScale) {
   SmoothInput input = make_input(16, 32, 40.0, 50);
