@@ -274,9 +274,9 @@ std::string compress_model(const PhaseInput& input, const RunOptions& options, P
   Artifact artifact(take_place(input), phase.fingerprint, options.fresh);
   check_committed(phase.plan, artifact);
   return keeping_parts(artifact, phase, [&] {
+    timed("allocate", phase, [&] { allocate(artifact, phase); });  // before the survey, which prunes by these shares
     timed("survey", phase, [&] { take_survey(artifact, phase); });
     spend_budget(phase);
-    timed("allocate", phase, [&] { allocate(artifact, phase); });
     timed("tables", phase, [&] { compress_tables(artifact, phase); });
     compress_blocks(artifact, phase);
     assemble_and_verify(artifact, phase);

@@ -162,9 +162,13 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
     top.fail("'budget' chooses bits and group sizes, of which " + std::string(rounding->row->key) +
              " has none: use rtn or gptq");
   }
-  if (const auto* gptq = dynamic_cast<const GptqPass*>(rounding->options.get());
-      gptq != nullptr && gptq->gptq.act_order == ActOrder::group) {
-    top.fail("'budget' counts codes and scales; act_order group stores an index for each input besides: use static");
+  if (const auto* gptq = dynamic_cast<const GptqPass*>(rounding->options.get()); gptq != nullptr) {
+    if (gptq->gptq.act_order == ActOrder::group) {
+      top.fail("'budget' counts codes and scales; act_order group stores an index for each input besides: use static");
+    }
+    if (!gptq->pattern().is_dense()) {
+      top.fail("'budget' chooses bits of weights that are all kept: leave gptq's 'prune' out, or give bits yourself");
+    }
   }
   if (recipe.sensitivity && !recipe.sensitivity->groups.empty()) {
     top.fail("'budget' measures every stage of every block: leave 'sensitivity.groups' out");
@@ -180,6 +184,10 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
   }
   for (const LayerOverride& item : rounding->overrides) {
     for (const NamedField& field : item.values) {
+      if (field.name == "prune") {
+        top.fail("'budget' chooses bits of weights that are all kept: take 'prune' out of the override of '" +
+                 item.pattern + "', or give bits yourself");
+      }
       if (field.name != "bits" && field.name != "group_size") continue;
       top.fail("'budget' chooses bits and group sizes: take them out of the override of '" + item.pattern + "'");
     }

@@ -448,6 +448,13 @@ INSTANTIATE_TEST_SUITE_P(
         BadRecipe{"SensitivityWithoutText", "passes: [rtn: {}]\nsensitivity: {windows: 2}\n",
                   "r.yaml:1:", "sensitivity: {text:"},
         BadRecipe{"SensitivityWithoutPass", "head: {bits: 8}\nsensitivity: {text: t}\n", "r.yaml:1:", "needs a pass"},
+        BadRecipe{"BudgetOfPrunedWeights",
+                  "calibration: {text: t}\npasses:\n  - gptq: {prune: \"2:4\"}\nbudget: {bits: 4}\n",
+                  "r.yaml:1:", "leave gptq's 'prune' out"},
+        BadRecipe{"BudgetOfSomePrunedWeights",
+                  "calibration: {text: t}\npasses:\n  - gptq: {}\n    layers: {override: {\"*.o_proj\": {prune: "
+                  "\"2:4\"}}}\nbudget: {bits: 4}\n",
+                  "r.yaml:1:", "*.o_proj"},
         BadRecipe{"BudgetOfFp8", "calibration: {text: t}\npasses: [fp8: {}]\nbudget: {bits: 4}\n",
                   "r.yaml:1:", "of which fp8 has none"},
         BadRecipe{"BudgetOfLlmInt8", "calibration: {text: t}\npasses: [llm_int8: {}]\nbudget: {bits: 4}\n",

@@ -184,6 +184,32 @@ TEST_F(SurveyedRun, SitesAreMeasuredOneKindAtATime) {
   EXPECT_NE(refused.err.find("range: token"), std::string::npos) << refused.err;
 }
 
+// Where one layer is pruned, one threshold over all layers is that layer's own, and outliers move no ratio.
+TEST_F(SurveyedRun, SharesOfSparsityAreThereBeforeTheyAreMeasured) {
+  const std::string pruned = "model.layers.1.mlp.down_proj";
+  const auto groups = [&](const std::string& allocation, const std::string& out) {
+    const std::string passes =
+        "  - magnitude: {pattern: unstructured, ratio: 0.4, resolve: 0, allocation: " + allocation + "}\n" +
+        nothing_but({pruned}) + "  - rtn: {bits: 8, group_size: -1}\n";
+    return run(recipe(text_calibration(), passes, "sensitivity: {windows: 2}\n"), out).at("sensitivity").at("groups");
+  };
+  const auto kl_of = [&](const Json& found) {
+    for (const Json& group : found) {
+      if (group.at("layers")[0] == pruned) return group.at("kl").at("value").get<double>();
+    }
+    return 0.0;
+  };
+  const Json of_layer = groups("layer", "layer"), of_rows = groups("row", "row");
+  EXPECT_NE(of_layer, of_rows);
+  EXPECT_GT(kl_of(of_layer), 10.0 * kl_of(run(recipe(text_calibration(), "  - rtn: {bits: 8, group_size: -1}\n",
+                                                     "sensitivity: {windows: 2}\n"),
+                                              "rounded")
+                                              .at("sensitivity")
+                                              .at("groups")));
+  EXPECT_EQ(groups("global", "global"), of_layer);
+  EXPECT_EQ(groups("owl", "owl"), of_rows);
+}
+
 // GPTQ on statistics of the uncompressed model: the same weights as a run from the file.
 TEST_F(SurveyedRun, PatternsMakeGroupsAcrossBlocks) {
   write_text(folder_ / "text.yaml", "model: " + family(kFamily).string() + "\n" + text_calibration());
