@@ -122,6 +122,18 @@ bool takes_scaling(const PassRecipe& scaling, size_t pass, const std::vector<Lay
                       [&](const LayerPlan& layer) { return layer.stage == stage && layer.scheme.per_tensor; });
 }
 
+// A mask that gptq's `prune` chooses comes after the search of scales, which would weigh what is then gone.
+void check_mask_is_known(const PassRecipe& scaling, Stage stage, const std::vector<LayerPlan>& layers) {
+  for (const LayerPlan& layer : layers) {
+    if (layer.stage != stage) continue;
+    const auto* gptq = dynamic_cast<const GptqPass*>(layer.step(PassKind::rounds));
+    if (gptq == nullptr || gptq->pattern().is_dense()) continue;
+    const std::string name(scaling.row->key);
+    refuse(name + ": the search of scales must know what is pruned, and gptq's 'prune' chooses it of " +
+           layer.linear.name + " after that: leave 'prune' out and put sparsegpt before " + name);
+  }
+}
+
 // Takes the scaling step from the stages whose input it cannot scale. Returns whether any is left.
 bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const BlockDescription& block,
                         std::vector<LayerPlan>& layers) {
@@ -134,6 +146,7 @@ bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const BlockDescr
                " reads what all experts and their router read, which is not scaled: give " + name +
                " 'layers: {exclude: [" + pattern_of_experts(gate) + "]}'");
       }
+      check_mask_is_known(scaling, stage, layers);
       scales_any = true;
       continue;
     }

@@ -194,6 +194,18 @@ TEST_F(Prune, GptqSweepsEachLayerByItsOwnPattern) {
   }
 }
 
+// What awq leaves alone may choose its mask in gptq: the steps are those of three passes one after another.
+TEST_F(Prune, GptqPrunesBesideScaledStages) {
+  const std::string awq = "  - awq: {}\n    layers: {exclude: [\"*.down_proj\"]}\n";
+  const std::string gptq = "  - gptq: {bits: 4, group_size: 32";
+  const Weights one = pruned(awq + gptq + "}\n    layers: {override: {\"*.down_proj\": {prune: \"2:4\"}}}\n", "one");
+  const Weights three =
+      pruned("  - sparsegpt: {}\n    layers: {exclude: [\"*.self_attn.*\", \"*.gate_proj\", \"*.up_proj\"]}\n" + awq +
+                 gptq + "}\n",
+             "three");
+  EXPECT_EQ(one, three);
+}
+
 TEST_F(Prune, PatternsAndExclusionsAreThoseOfEachLayer) {
   const Weights source = weights_of(family(kModel));
   const Weights found = pruned(
@@ -263,6 +275,16 @@ TEST_F(Prune, RefusesWhatDoesNotGoTogether) {
   expect_refused("  - gptq: {bits: 4, group_size: 32, prune: \"2:4\", act_order: group}\n", {"static or none"});
   expect_refused("  - wanda: {}\n  - rtn: {bits: 4, group_size: 32}\n", {"budget"}, "budget: {bits: 4.5}\n");
   expect_refused("  - wanda: {}\n  - fp8: {}\n", {"pare-sparse24"});
+  for (const char* mask : {"alps", "sweep"}) {
+    const std::string gptq = "  - gptq: {bits: 8, group_size: -1, activations: int8, prune: \"2:4\", mask: ";
+    for (const std::string scaling : {"awq", "smoothquant"}) {
+      expect_refused("  - " + scaling + ": {}\n" + gptq + mask + "}\n",
+                     {"the search of scales must know what is pruned", "put sparsegpt before " + scaling});
+    }
+  }
+  expect_refused(
+      "  - awq: {}\n  - gptq: {bits: 4, group_size: 32}\n    layers: {override: {\"*.k_proj\": {prune: \"2:4\"}}}\n",
+      {"the search of scales must know what is pruned", "model.layers.0.self_attn.k_proj"});
 }
 
 }  // namespace
