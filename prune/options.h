@@ -58,17 +58,13 @@ inline constexpr int kMaxSolverRounds = 10000;
 
 // Kept weights as the least squares they are (resolve.h).
 struct ResolveOptions {
-  int gradient_steps = 60;  // of conjugate gradients at most, after ...
-  int admm_rounds = 0;      // ... so many rounds of ADMM; both 0 leave the weight as it is
+  int gradient_steps = 60;  // of conjugate gradients at most; 0 leaves the weight as it is
   double tolerance = 3e-5;  // a row is done when a step takes less than this part off its trace
-  double penalty = 0.3;     // ADMM's rho, in units of the normalized H, whose diagonal is 1
   double damping = 0.01;    // of mean diag(H) over live columns, added to the diagonal of what is minimized; 0 .. 1
 
   void fields(FieldVisitor& visit) {
     visit("resolve", gradient_steps, {.low = 0, .high = kMaxSolverRounds});
-    visit("resolve_admm", admm_rounds, {.low = 0, .high = kMaxSolverRounds});
     visit.decided("resolve_tolerance", tolerance);
-    visit.decided("resolve_penalty", penalty);
     visit.decided("resolve_damping", damping);
   }
 };

@@ -1,9 +1,9 @@
 // Kept weights solved anew as the least squares they are: min tr((W - Z) H (W - Z)^T) over Z that is zero where the
 // mask says so, H damped.
 //
-// Every row is a system of its own, (Hn)_KK with K its kept columns, but all rows share Hn. ADMM with one factorization
-// for all rows is Boza's (arXiv 2401.02938, algorithm 1); conjugate gradients on the masked systems cost the same, one
-// product with a dense matrix a round, and need no factorization at all.
+// Every row is a system of its own, (Hn)_KK with K its kept columns, but all rows share Hn: a step of conjugate
+// gradients on the masked systems is one product with a dense matrix for all rows. ADMM with one factorization for all
+// rows (Boza, arXiv 2401.02938, algorithm 1) takes as many rounds of the same cost.
 #pragma once
 
 #include "prune/normalized_hessian.h"

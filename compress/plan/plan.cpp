@@ -10,6 +10,12 @@
 namespace pare {
 namespace {
 
+std::string joined(const std::set<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "'" : ", '") + name + "'";
+  return text;
+}
+
 [[noreturn]] void refuse(const std::string& message) {
   throw std::invalid_argument("recipe: " + message);
 }
@@ -173,14 +179,18 @@ std::vector<Step> plan_steps(const Recipe& recipe, const LinearDescription& line
   return is_changed ? steps : std::vector<Step>();
 }
 
-// Whether the step finds anything to train in the layer: kept weights of a mask, or codes and scales. One scale of a
-// whole tensor stays as it is.
-bool has_trained_values(const LayerPlan& layer, const ReconstructedParts& parts) {
+// The rates that the step trains the layer by: those of kept weights of a mask, or of codes and scales. One scale of a
+// whole tensor stays as it is. Empty: there is nothing to train.
+std::vector<std::string> rates_of(const LayerPlan& layer, const ReconstructedParts& parts) {
   const PassOptions* const rounding = layer.step(PassKind::rounds);
+  std::vector<std::string> rates;
   if (rounding == nullptr || rounding->grid() == nullptr) {
-    return layer.step(PassKind::changes_weights) != nullptr && parts.weights;
+    if (layer.step(PassKind::changes_weights) != nullptr && parts.weights) rates.emplace_back("learning_rate");
+    return rates;
   }
-  return parts.weights || (parts.scales && !rounding->grid()->per_tensor);
+  if (parts.weights) rates.emplace_back("offset_learning_rate");
+  if (parts.scales && !rounding->grid()->per_tensor) rates.emplace_back("scale_learning_rate");
+  return rates;
 }
 
 // Takes the training from layers where it would find nothing. Refuses it where that is all of them, and what cannot be
@@ -189,14 +199,24 @@ void keep_reconstructed_layers(const Recipe& recipe, RunPlan& plan) {
   const PassRecipe* const pass = find_pass(recipe, PassKind::reconstructs);
   if (pass == nullptr) return;
   const ReconstructOptions& options = static_cast<const ReconstructPass&>(*pass->options).reconstruct;
+  std::set<std::string> used;
   for (auto& layers : plan.blocks) {
     for (LayerPlan& layer : layers) {
-      if (!layer.is_reconstructed() || has_trained_values(layer, options.train)) continue;
+      if (!layer.is_reconstructed()) continue;
+      const std::vector<std::string> rates = rates_of(layer, options.train);
+      used.insert(rates.begin(), rates.end());
+      if (!rates.empty()) continue;
       std::erase_if(layer.steps, [](const Step& step) { return step.options->kind() == PassKind::reconstructs; });
     }
   }
   if (!plan.reconstructs()) {
     refuse("reconstruct: every layer is excluded, or has nothing of what 'train' names: nothing is left to train");
+  }
+  for (const std::string& rate : options.asked_rates) {
+    if (used.contains(rate)) continue;
+    refuse("reconstruct: nothing is trained by '" + rate + "', only by " + joined(used) +
+           ": weights that pruning has kept have 'learning_rate', codes 'offset_learning_rate' and scales "
+           "'scale_learning_rate': leave it out");
   }
   trains_in_bfloat16(options.precision, plan.rounds_inputs(), "recipe: reconstruct");
   plan.needs_calibration = true;
@@ -268,8 +288,25 @@ void share_container(const Recipe& recipe, RunPlan& plan) {
   }
 }
 
+// A container that the recipe names is one that something is stored in.
+void check_container_is_used(const Recipe& recipe, const std::vector<StoredModule>& modules) {
+  if (!recipe.asks_for_container) return;
+  if (modules.empty()) {
+    refuse("container " + recipe.container +
+           ": no weight is rounded or packed and no input rounded, so that every tensor is stored as in the source: "
+           "leave 'container' out");
+  }
+  const StoredModule& first = modules.front();
+  if (std::any_of(modules.begin(), modules.end(),
+                  [&](const StoredModule& module) { return module.scheme.container == recipe.container; })) {
+    return;
+  }
+  refuse("container " + recipe.container + ": what the passes make of " + first.name + " is stored in " +
+         first.scheme.container + ", and nothing in what the recipe names: leave 'container' out");
+}
+
 // One checkpoint has one container, and that one must hold all modules beside each other.
-void check_container(const RunPlan& plan) {
+void check_container(const Recipe& recipe, const RunPlan& plan) {
   std::vector<StoredModule> modules;
   for (const auto& layers : plan.blocks) {
     for (const LayerPlan& layer : layers) {
@@ -280,6 +317,7 @@ void check_container(const RunPlan& plan) {
   for (const TablePlan& table : plan.tables) {
     modules.push_back({table.linear.name, table.scheme, table.is_linear});
   }
+  check_container_is_used(recipe, modules);
   if (modules.empty()) return;
   const ContainerFormat& container = container_format(modules.front().scheme.container);
   if (const Acceptance accepted = container.accepts_together(modules); !accepted) {
@@ -534,7 +572,7 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   }
   check_calibration(recipe, plan);
   share_container(recipe, plan);
-  check_container(plan);
+  check_container(recipe, plan);
   check_budget_fits(recipe, plan);
   return plan;
 }
@@ -559,7 +597,7 @@ RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   if (plan.num_layers() == 0) refuse("every layer is excluded: nothing would be compressed");
   check_calibration(recipe, plan);
   share_container(recipe, plan);
-  check_container(plan);
+  check_container(recipe, plan);
   return plan;
 }
 

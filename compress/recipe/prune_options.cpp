@@ -11,7 +11,7 @@ namespace {
 // Costs in units of the matrix product's rate.
 constexpr double kScoreOpsPerWeight = 60.0;   // scores and the choice of a mask
 constexpr double kSweepOpsPerWeight = 8.0;    // of SparseGPT's loop, per column of H
-constexpr double kProductOpsPerWeight = 2.2;  // of a round of ADMM or conjugate gradients, per column of H
+constexpr double kProductOpsPerWeight = 2.2;  // of a round of ALPS or a step of conjugate gradients, per column of H
 // Conjugate gradients stop early: so many steps of those allowed.
 constexpr double kShareOfSteps = 0.5;
 
@@ -102,10 +102,10 @@ void PrunePass::check(const PassCheck& check) {
     check.fail("fit", "one threshold for all layers is that of the weights before they are fitted: leave 'fit' out");
   }
   if (resolves() && !check.has_calibration()) {
-    if (check.was_given("resolve") || check.was_given("resolve_admm")) {
+    if (check.was_given("resolve")) {
       check.require_calibration("resolve", "kept weights are re-solved on calibration data", "leave it out");
     }
-    resolve.admm_rounds = resolve.gradient_steps = 0;
+    resolve.gradient_steps = 0;
   }
 }
 
@@ -119,7 +119,7 @@ StatisticsNeed PrunePass::need() const {
 }
 
 double PrunePass::operations(const StageExtent& stage) const {
-  const double rounds = resolve.admm_rounds + kShareOfSteps * resolve.gradient_steps;
+  const double rounds = kShareOfSteps * resolve.gradient_steps;
   return num_weights(stage) * (kScoreOpsPerWeight + static_cast<double>(stage.width) * kProductOpsPerWeight * rounds);
 }
 
@@ -149,8 +149,8 @@ void SparseGptPass::check(const PassCheck& check) {
   check.require_calibration({}, "sparsegpt needs calibration data", "use magnitude");
   PrunePass::check(check);
   resolve.damping = damping;
-  if (chooser == MaskChooser::sweep && check.was_given("alps_rounds")) {
-    check.fail("alps_rounds", "expected 'mask: alps' beside it");
+  for (const std::string_view key : {"alps_rounds", "alps_penalties"}) {
+    if (chooser == MaskChooser::sweep && check.was_given(key)) check.fail(key, "expected 'mask: alps' beside it");
   }
   if (chooser == MaskChooser::alps && check.was_given("block_size")) {
     check.fail("block_size", "blocks are those of 'mask: sweep'");

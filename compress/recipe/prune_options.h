@@ -56,7 +56,7 @@ class PrunePass : public PassOptions {
   SparsePattern pattern() const { return parse_pattern(sparsity.pattern); }
   // The share of weights that becomes zero, of this layer.
   double pruned_share() const;
-  bool resolves() const { return resolve.admm_rounds > 0 || resolve.gradient_steps > 0; }
+  bool resolves() const { return resolve.gradient_steps > 0; }
 
   void fields(FieldVisitor& visit) override;
   void check(const PassCheck& check) override;

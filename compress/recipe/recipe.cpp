@@ -278,7 +278,11 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
                                {"group_size", [&](const Value& size) { head.group_size = read_group_size(size); }}});
                    recipe.head = head;
                  }},
-                {"container", [&](const Value& v) { recipe.container = read_container(v); }},
+                {"container",
+                 [&](const Value& v) {
+                   recipe.container = read_container(v);
+                   recipe.asks_for_container = true;
+                 }},
                 {"sensitivity", [&](const Value& v) { recipe.sensitivity = read_sensitivity(v); }},
                 {"budget", [&](const Value& v) { recipe.budget = read_budget(v); }},
                 {"evaluate", [&](const Value& v) { read_evaluations(v, recipe); }},
@@ -305,9 +309,11 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
     return pass.options->kind() != PassKind::trains;
   });
   const bool has_phases = recipe.student || !recipe.passes.empty();
-  if (!has_layerwise && has_phases && (recipe.head || recipe.budget || recipe.sensitivity)) {
+  const bool has_layerwise_keys = recipe.head || recipe.budget || recipe.sensitivity || recipe.asks_for_container;
+  if (!has_layerwise && has_phases && has_layerwise_keys) {
     top.fail(
-        "'head', 'budget' and 'sensitivity' belong to passes that work layer by layer: add one, or leave them out");
+        "'head', 'budget', 'sensitivity' and 'container' belong to passes that work layer by layer: add one, or leave "
+        "them out");
   }
   if (recipe.sensitivity || recipe.budget) check_sensitivity(recipe, passes, top);
   if (recipe.budget) use_fitting_groups(recipe);

@@ -110,6 +110,7 @@ struct Recipe {
   std::optional<HeadRecipe> head;
   // Whose files the result looks like (runtime/format/container_format.h). LLM.int8 has layouts of its own.
   std::string container = std::string(kCompressedTensors);
+  bool asks_for_container = false;  // whether the recipe says so itself: it is then one that something is stored in
   std::optional<SensitivityRecipe> sensitivity;
   std::optional<BudgetRecipe> budget;
   std::vector<PerplexityRecipe> evaluate;        // of a decoder

@@ -10,6 +10,10 @@ void ReconstructPass::check(const PassCheck& check) {
                "...}'");
   }
   if (!reconstruct.train.weights && !reconstruct.train.scales) check.fail("train", "nothing is left to train");
+  reconstruct.asked_rates.clear();
+  for (const char* key : {"learning_rate", "scale_learning_rate", "offset_learning_rate"}) {
+    if (check.was_given(key)) reconstruct.asked_rates.emplace_back(key);
+  }
 }
 
 const PassRow& reconstruct_row() {

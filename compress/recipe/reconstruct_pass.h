@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "compress/recipe/pass_options.h"
 #include "compress/recipe/training_precision.h"
@@ -31,6 +33,8 @@ struct ReconstructOptions {
   int64_t patience = 1;                // stop after so many epochs without a lower loss on held-out windows; 0: never
   ReconstructedParts train = {};
   TrainingPrecision precision = TrainingPrecision::automatic;
+  // Rates that the recipe says itself; something must be trained by them. Not options.
+  std::vector<std::string> asked_rates = {};
 
   void fields(FieldVisitor& visit) {
     visit("epochs", epochs, {.low = 1, .high = 10000});

@@ -89,6 +89,38 @@ TEST(Plan, RefusesWhatTheContainerCannotHold) {
                  {"head", "awq-gemm"});
 }
 
+TEST(Plan, RefusesContainersThatHoldNothing) {
+  const std::string passes = "passes:\n";
+  expect_refused("llama_gqa_untied",
+                 "passes:\n  - magnitude: {pattern: unstructured, ratio: 0.5}\ncontainer: awq-gemm\n",
+                 {"container awq-gemm", "leave 'container' out"});
+  expect_refused("llama_gqa_untied", "passes:\n  - llm_int8: {}\ncontainer: compressed-tensors\n",
+                 {"container compressed-tensors", "bitsandbytes", "leave 'container' out"});
+  for (const std::string pass : {"  - llm_int8: {}\ncontainer: bitsandbytes\n",
+                                 "  - activations: int8\ncontainer: "
+                                 "compressed-tensors\n",
+                                 "  - rtn: {bits: 8, group_size: -1}\ncontainer: compressed-tensors\n"}) {
+    EXPECT_NO_THROW(plan_of("llama_gqa_untied", passes + pass)) << pass;
+  }
+}
+
+TEST(Plan, RefusesRatesByWhichNothingIsTrained) {
+  const std::string start = "passes:\n";
+  const std::string gptq = "  - gptq: {bits: 4, group_size: 32}\n", pruning = "  - sparsegpt: {}\n";
+  for (const auto& [passes, rate] : {std::pair{gptq, "learning_rate: 0.001"},
+                                     {pruning, "scale_learning_rate: 0.001"},
+                                     {pruning, "offset_learning_rate: 0.001"},
+                                     {pruning + gptq, "learning_rate: 0.001"},
+                                     {gptq, "scale_learning_rate: 0.001, train: {scales: false}"},
+                                     {gptq, "offset_learning_rate: 0.001, train: {weights: false}"}}) {
+    expect_refused("llama_gqa_untied", start + passes + "  - reconstruct: {" + rate + "}\n",
+                   {"nothing is trained by", "leave it out"});
+  }
+  const std::string both = pruning + "  - gptq: {bits: 4, group_size: 32}\n    layers: {exclude: [\"*.down_proj\"]}\n";
+  EXPECT_NO_THROW(plan_of("llama_gqa_untied",
+                          start + both + "  - reconstruct: {learning_rate: 0.001, scale_learning_rate: 0.001}\n"));
+}
+
 TEST(Plan, RefusesPatternsThatChangeNothing) {
   const std::string pass = "passes:\n  - rtn: {bits: 4, group_size: -1}\n    layers: ";
   expect_refused("llama_gqa_untied", pass + "{override: {\"lm_head\": {bits: 8}}}\n", {"lm_head", "'head:'"});

@@ -19,8 +19,7 @@ namespace pare {
 namespace {
 
 // Enough for every row of these tests to come to rest.
-constexpr ResolveOptions kGradients{.gradient_steps = 400, .admm_rounds = 0, .tolerance = 0.0};
-constexpr ResolveOptions kAdmm{.gradient_steps = 0, .admm_rounds = 2000, .tolerance = 0.0};
+constexpr ResolveOptions kGradients{.gradient_steps = 400, .tolerance = 0.0};
 // Values are float32 and so are the products that lead to them: where a row is at its minimum, errors of 2^-24 of the
 // weights cost their square, far below this part of the trace.
 constexpr double kTraceTolerance = 1e-6;
@@ -103,25 +102,23 @@ TEST(ResolveExact, IsTheLeastSquaresSolution) {
   }
 }
 
-TEST(Resolve, BothWaysLeadToTheExactSolution) {
+TEST(Resolve, LeadsToTheExactSolution) {
   const int64_t num_in = 96;
   const at::Tensor weight = random_weight(110, num_in, 8);
   const NormalizedHessian hessian = normalize(random_hessian(num_in, 9), 0.01);
   for (const at::Tensor& kept : {keep_best(weight.abs(), kTwoOfFour), random_mask(110, num_in, 0.3, 10)}) {
     const at::Tensor start = masked(weight, kept);
     const RowTraces best = row_traces(weight, resolve_exact(weight, kept, hessian), hessian);
-    for (const ResolveOptions& options : {kGradients, kAdmm}) {
-      const ResolveResult found = resolve(weight, start, kept, hessian, options);
-      const RowTraces traces = row_traces(weight, found.weight_OI, hessian);
-      for (int64_t row = 0; row < 110; ++row) {
-        EXPECT_GE(traces.damped_O[row], best.damped_O[row] * (1.0 - kTraceTolerance));
-        EXPECT_LE(traces.damped_O[row], best.damped_O[row] * (1.0 + kTraceTolerance)) << options.admm_rounds;
-      }
-      EXPECT_EQ(found.num_rows_left, 0);
-      EXPECT_NEAR(found.trace_after, total(traces.plain_O), 1e-12 * found.trace_after);
-      EXPECT_NEAR(found.trace_before, total(row_traces(weight, start, hessian).plain_O), 1e-12 * found.trace_before);
-      EXPECT_TRUE(masked(found.weight_OI, kept).equal(found.weight_OI));
+    const ResolveResult found = resolve(weight, start, kept, hessian, kGradients);
+    const RowTraces traces = row_traces(weight, found.weight_OI, hessian);
+    for (int64_t row = 0; row < 110; ++row) {
+      EXPECT_GE(traces.damped_O[row], best.damped_O[row] * (1.0 - kTraceTolerance));
+      EXPECT_LE(traces.damped_O[row], best.damped_O[row] * (1.0 + kTraceTolerance));
     }
+    EXPECT_EQ(found.num_rows_left, 0);
+    EXPECT_NEAR(found.trace_after, total(traces.plain_O), 1e-12 * found.trace_after);
+    EXPECT_NEAR(found.trace_before, total(row_traces(weight, start, hessian).plain_O), 1e-12 * found.trace_before);
+    EXPECT_TRUE(masked(found.weight_OI, kept).equal(found.weight_OI));
   }
 }
 
@@ -143,8 +140,7 @@ TEST(Resolve, NoRowBecomesWorse) {
        {masked(weight, kept), exact, masked(random_weight(60, 48, 16), kept), at::zeros({60, 48})}) {
     const RowTraces before = row_traces(weight, start, hessian);
     for (const ResolveOptions& options :
-         {kGradients, kAdmm, ResolveOptions{.gradient_steps = 1}, ResolveOptions{.gradient_steps = 0, .admm_rounds = 1},
-          ResolveOptions{.gradient_steps = 0}}) {
+         {kGradients, ResolveOptions{.gradient_steps = 1}, ResolveOptions{.gradient_steps = 0}}) {
       const ResolveResult found = resolve(weight, start, kept, hessian, options);
       const RowTraces after = row_traces(weight, found.weight_OI, hessian);
       int64_t num_left = 0;
@@ -163,11 +159,9 @@ TEST(Resolve, ChangesNothingWhereInputsAreUncorrelated) {
   const at::Tensor start = masked(weight, kept);
   for (const double damping : {0.0, 0.2}) {
     const NormalizedHessian hessian = normalize(at::diag(random_weight(1, 32, 18).abs().squeeze(0)), damping);
-    for (const ResolveOptions& options : {kGradients, kAdmm}) {
-      const ResolveResult found = resolve(weight, start, kept, hessian, options);
-      EXPECT_TRUE(found.weight_OI.equal(start));
-      EXPECT_EQ(found.trace_after, found.trace_before);
-    }
+    const ResolveResult found = resolve(weight, start, kept, hessian, kGradients);
+    EXPECT_TRUE(found.weight_OI.equal(start));
+    EXPECT_EQ(found.trace_after, found.trace_before);
     EXPECT_TRUE(resolve_exact(weight, kept, hessian).equal(start));
   }
 }
@@ -189,13 +183,11 @@ TEST(Resolve, LeavesDeadColumnsAsTheyWere) {
     const NormalizedHessian normal = normalize(hessian, damping);
     const RowTraces best = row_traces(weight, resolve_exact(weight, kept, normal), normal);
     EXPECT_TRUE(resolve_exact(weight, kept, normal).select(1, 3).equal(weight.select(1, 3)));
-    for (const ResolveOptions& options : {kGradients, kAdmm}) {
-      const ResolveResult found = resolve(weight, start, kept, normal, options);
-      const RowTraces traces = row_traces(weight, found.weight_OI, normal);
-      EXPECT_TRUE(found.weight_OI.select(1, 3).equal(start.select(1, 3)));
-      EXPECT_TRUE(found.weight_OI.select(1, 10).equal(at::zeros({12})));
-      for (int64_t row = 0; row < 12; ++row) EXPECT_LE(traces.damped_O[row], best.damped_O[row] * (1.0 + 1e-5));
-    }
+    const ResolveResult found = resolve(weight, start, kept, normal, kGradients);
+    const RowTraces traces = row_traces(weight, found.weight_OI, normal);
+    EXPECT_TRUE(found.weight_OI.select(1, 3).equal(start.select(1, 3)));
+    EXPECT_TRUE(found.weight_OI.select(1, 10).equal(at::zeros({12})));
+    for (int64_t row = 0; row < 12; ++row) EXPECT_LE(traces.damped_O[row], best.damped_O[row] * (1.0 + 1e-5));
   }
 }
 
@@ -208,25 +200,23 @@ TEST(Resolve, HoldsForSingularHessians) {
   const at::Tensor many = random_mask(10, num_in, 0.7, 25), many_start = masked(weight, many);
   const RowTraces best = row_traces(weight, resolve_exact(weight, kept, hessian), hessian);
   const double exact_many = total(row_traces(weight, resolve_exact(weight, many, hessian), hessian).plain_O);
-  for (const ResolveOptions& options : {kGradients, kAdmm}) {
-    const RowTraces few = row_traces(weight, resolve(weight, start, kept, hessian, options).weight_OI, hessian);
-    for (int64_t row = 0; row < 10; ++row) EXPECT_LE(few.plain_O[row], best.plain_O[row] * (1.0 + 1e-3));
-    // 28 columns for 12 inputs: everything can be made up for, as far as float32 tells: the traces that the steps are
-    // taken by are sums of 40 products, which rounding moves by up to 40 x 2^-24 = 2.4e-6 of the start's, at both ends.
-    const ResolveResult all = resolve(weight, many_start, many, hessian, options);
-    EXPECT_LT(all.trace_after, 5e-6 * all.trace_before);
-    EXPECT_LT(exact_many, 1e-6 * all.trace_before);
-  }
+  const RowTraces few = row_traces(weight, resolve(weight, start, kept, hessian, kGradients).weight_OI, hessian);
+  for (int64_t row = 0; row < 10; ++row) EXPECT_LE(few.plain_O[row], best.plain_O[row] * (1.0 + 1e-3));
+  // 28 columns for 12 inputs: everything can be made up for, as far as float32 tells: the traces that the steps are
+  // taken by are sums of 40 products, which rounding moves by up to 40 x 2^-24 = 2.4e-6 of the start's, at both ends.
+  const ResolveResult all = resolve(weight, many_start, many, hessian, kGradients);
+  EXPECT_LT(all.trace_after, 5e-6 * all.trace_before);
+  EXPECT_LT(exact_many, 1e-6 * all.trace_before);
 }
 
 TEST(Resolve, AnyNumberOfThreadsGivesTheSameBits) {
   const at::Tensor weight = random_weight(250, 160, 26), kept = keep_best(weight.abs(), kTwoOfFour);
   const at::Tensor hessian = random_hessian(160, 27), start = masked(weight, kept);
-  const ResolveOptions both{.gradient_steps = 10, .admm_rounds = 10};
+  const ResolveOptions few{.gradient_steps = 10};
   const int threads = omp_get_max_threads();
   const auto run = [&](int num_threads) {
     omp_set_num_threads(num_threads);
-    return resolve(weight, start, kept, normalize(hessian, 0.01), both);
+    return resolve(weight, start, kept, normalize(hessian, 0.01), few);
   };
   const ResolveResult alone = run(1);
   for (const int num_threads : {2, 5}) {
@@ -247,7 +237,7 @@ TEST(Resolve, RefusesWhatDoesNotFit) {
   expect_error<std::invalid_argument>([&] { resolve(weight, start, kept, normalize(random_hessian(9, 29), 0.01), {}); },
                                       {"8 columns", "[9, 9]"});
   expect_error<std::invalid_argument>([&] { resolve(weight, start, kept, hessian, {.gradient_steps = -1}); },
-                                      {"rounds", "-1"});
+                                      {"steps", "-1"});
   expect_error<std::invalid_argument>(
       [&] { resolve(weight, start, kept, hessian, {.tolerance = std::numeric_limits<double>::quiet_NaN()}); },
       {"tolerance", "nan"});
