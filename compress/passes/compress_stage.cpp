@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <map>
 #include <stdexcept>
 
@@ -27,13 +28,31 @@ std::string shape_text(const LinearDescription& linear) {
   return "'" + linear.name + "' [" + std::to_string(linear.num_out) + ", " + std::to_string(linear.num_in) + "]";
 }
 
-// What calibration tells of the input itself, for each of the layers that were fitted to it.
+// Of inputs below it the mean square may leave the range of float32, in which H is, whatever the number of tokens.
+constexpr double kSmallInput = 1e-15;
+
+// What calibration tells of the input itself, for each of the layers that were fitted to it. A column of the tokens of H
+// may be dead and fire in those that are held out.
 void note_dead_columns(StageState& state) {
-  if (!state.statistics.hessian_diagonal_I.defined()) return;
-  const int64_t num_dead = state.statistics.hessian_diagonal_I.eq(0).sum().item<int64_t>();
-  if (num_dead == 0) return;
+  const LayerStatistics& statistics = state.statistics;
+  if (!statistics.hessian_diagonal_I.defined() || state.is_unseen()) return;
+  const at::Tensor& diagonal_I = statistics.hessian_diagonal_I;
+  const at::Tensor absmax_I = absmax(statistics);
+  const at::Tensor small_I = absmax_I.gt(0.0)
+                                 .logical_and_(absmax_I.lt(kSmallInput))
+                                 .logical_and_(diagonal_I.lt(std::numeric_limits<float>::min()));
+  const int64_t num_small = small_I.sum().item<int64_t>();
+  const int64_t num_dead = diagonal_I.eq(0).logical_and_(small_I.logical_not()).sum().item<int64_t>();
   for (LayerState& layer : state.layers) {
-    layer.record.events.push_back(count_text(num_dead, "dead columns: inputs that are always 0"));
+    if (num_dead > 0) {
+      layer.record.events.push_back(count_text(num_dead, "dead columns: inputs that are always 0"));
+    }
+    if (num_small > 0) {
+      layer.record.events.push_back(
+          count_text(num_small,
+                     "columns whose inputs are too small: their squares leave the range of float32, and the "
+                     "calibration takes them for 0; scale the weights that make them"));
+    }
   }
 }
 

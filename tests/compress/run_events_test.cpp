@@ -17,17 +17,17 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// Sets one element of a tensor of 16- or 32-bit floats to 0.
-void set_zero(const fs::path& file, const std::string& tensor, size_t index) {
+// Sets one element of a float32 tensor.
+void set_element(const fs::path& file, const std::string& tensor, size_t index, float value) {
   std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
   uint64_t header_size = 0;
   stream.read(reinterpret_cast<char*>(&header_size), sizeof(header_size));
   std::string header(header_size, ' ');
   stream.read(header.data(), static_cast<std::streamsize>(header_size));
   const Json entry = Json::parse(header).at(tensor);
-  const size_t size = entry.at("dtype") == "F32" ? 4 : 2;
-  stream.seekp(static_cast<std::streamoff>(8 + header_size + entry.at("data_offsets")[0].get<size_t>() + index * size));
-  stream.write("\0\0\0", static_cast<std::streamsize>(size));
+  ASSERT_EQ(entry.at("dtype"), "F32");
+  stream.seekp(static_cast<std::streamoff>(8 + header_size + entry.at("data_offsets")[0].get<size_t>() + index * 4));
+  stream.write(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
 class RunEvents : public testing::Test {
@@ -61,7 +61,7 @@ class RunEvents : public testing::Test {
 TEST_F(RunEvents, DeadColumnsAreToldByEveryPassThatSeesTheInput) {
   model_ = folder_ / "model";
   fs::copy(family("llama_gqa_untied"), model_, fs::copy_options::recursive);
-  set_zero(model_ / "model.safetensors", "model.layers.0.input_layernorm.weight", 3);
+  set_element(model_ / "model.safetensors", "model.layers.0.input_layernorm.weight", 3, 0.0f);
   int number = 0;
   for (const char* passes : {"  - rtn: {bits: 4, group_size: 32}\n", "  - gptq: {bits: 4, group_size: 32}\n",
                              "  - awq: {}\n  - rtn: {bits: 4, group_size: 32}\n",
@@ -72,6 +72,24 @@ TEST_F(RunEvents, DeadColumnsAreToldByEveryPassThatSeesTheInput) {
     ASSERT_EQ(outcome.status, 0) << passes << outcome.err;
     EXPECT_TRUE(has_event(manifest(out), "layers.0.self_attn.k_proj", "1 dead column")) << passes;
     EXPECT_FALSE(has_event(manifest(out), "layers.1.self_attn.k_proj", "dead column")) << passes;
+  }
+}
+
+// 1e-25 squared is no float32, 2e-20 squared is one with few of its digits.
+TEST_F(RunEvents, InputsTooSmallForAHessianAreNotSaidToBeDead) {
+  model_ = folder_ / "model";
+  fs::copy(family("llama_gqa_untied"), model_, fs::copy_options::recursive);
+  for (const auto& [channel, gain] : {std::pair{size_t{3}, 1e-25f}, {size_t{5}, 2e-20f}}) {
+    set_element(model_ / "model.safetensors", "model.layers.0.input_layernorm.weight", channel, gain);
+  }
+  int number = 0;
+  for (const std::string pass : {"rtn", "gptq"}) {
+    const std::string out = "out" + std::to_string(number++);
+    const Outcome outcome = run("passes:\n  - " + pass + ": {bits: 4, group_size: 32}\n", out);
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_TRUE(has_event(manifest(out), "layers.0.self_attn.q_proj", "2 columns whose inputs are too small"));
+    EXPECT_FALSE(has_event(manifest(out), "layers.0.self_attn.q_proj", "always 0"));
+    EXPECT_FALSE(has_event(manifest(out), "layers.1.self_attn.q_proj", "too small"));
   }
 }
 
