@@ -256,7 +256,7 @@ std::string compress_model(const PhaseInput& input, const RunOptions& options, P
   Phase phase{.recipe = input.recipe,
               .output = input.output,
               .num_threads = input.num_threads,
-              .evaluation_device = options.on_gpu ? ComputeDevice::cuda : ComputeDevice::cpu,
+              .evaluation_device = evaluation_device(options),
               .checkpoint = input.checkpoint,
               .original = input.original,
               .kind = ModelKind::of(input.checkpoint),

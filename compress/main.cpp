@@ -243,8 +243,8 @@ pare::Command run_command() {
                      .default_value = "cpu",
                      .help =
                          "what trains (items 'distill') and evaluates; all others work on the CPU. For cuda, training "
-                         "needs a LibTorch built for it, evaluating this program built with -DPARE_CUDA=ON; both have "
-                         "other rounding errors than the CPU"});
+                         "needs a LibTorch built for it, evaluating this program built with -DPARE_CUDA=ON (the CPU "
+                         "evaluates otherwise); both have other rounding errors than the CPU"});
   options.push_back({.name = "dry-run",
                      .help = "say which engines will load the result and what memory, disk and time the run will take, "
                              "and stop"});

@@ -9,6 +9,7 @@
 #include "compress/walk/original_stream.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/inspect.h"
+#include "runtime/device/make_backend.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/isa.h"
@@ -147,6 +148,10 @@ void check_strict(const Phase& phase, const std::vector<LayerRecord>& records) {
 void announce_events(const Phase& phase) {
   for (const std::string& event : list_events(phase.plan, phase.data, {})) phase.progress.print("event: " + event);
   check_strict(phase, {});
+}
+
+ComputeDevice evaluation_device(const RunOptions& options) {
+  return options.on_gpu && has_cuda_kernels() ? ComputeDevice::cuda : ComputeDevice::cpu;
 }
 
 RunLimits run_limits(const RunOptions& options, int num_threads) {

@@ -65,6 +65,8 @@ void print_verdicts(const Phase& phase);
 void announce_events(const Phase& phase);
 // Throws NotGoodEnough where `strict` forbids what the plan, the data and the records list.
 void check_strict(const Phase& phase, const std::vector<LayerRecord>& records);
+// Where results are measured: on the GPU where that is asked for and the program has kernels for it.
+ComputeDevice evaluation_device(const RunOptions& options);
 RunLimits run_limits(const RunOptions& options, int num_threads);
 // Disk, weights, hashes of the inputs, and the plan's fingerprint for data of that identity.
 void check_inputs(const std::string& calibration_identity, Phase& phase);

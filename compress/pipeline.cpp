@@ -117,8 +117,9 @@ bool is_evaluated(const Recipe& recipe) {
   return !recipe.evaluate.empty() || !recipe.embeddings.empty() || !recipe.instructions.empty() || recipe.budget;
 }
 
-// Before LibTorch is used: whether the GPU can do what the recipe has for it.
-void check_device(const std::vector<Recipe>& phases, bool on_gpu) {
+// Before LibTorch is used: whether the GPU can do what the recipe has for it. Says so where the evaluation cannot be
+// there.
+void check_device(const std::vector<Recipe>& phases, bool on_gpu, Progress& progress) {
   const auto any = [&](const auto& condition) { return std::any_of(phases.begin(), phases.end(), condition); };
   const bool trains = any([](const Recipe& phase) { return training_of(phase) != nullptr; });
   const bool evaluates = any(is_evaluated);
@@ -128,7 +129,15 @@ void check_device(const std::vector<Recipe>& phases, bool on_gpu) {
         "out");
   }
   training_device(on_gpu && trains);
-  if (on_gpu && evaluates) make_backend({.device = ComputeDevice::cuda});
+  if (!on_gpu || !evaluates) return;
+  if (has_cuda_kernels()) {
+    make_backend({.device = ComputeDevice::cuda});
+  } else {
+    progress.print(
+        "--device cuda: this program was built without kernels for CUDA, so that it evaluates on the CPU; build it "
+        "with "
+        "-DPARE_CUDA=ON to evaluate on the GPU");
+  }
 }
 
 // All phases planned, each on the model that the recipe names in place of what it will start from: what is wrong with
@@ -183,7 +192,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   Artifact::check_output_is_free(output);
   const ModelDirectory model(chosen(options.model, recipe.model, "model", "model", "--model"));
   const Checkpoint original = Checkpoint::open(model.path());
-  check_device(phases, options.on_gpu);
+  check_device(phases, options.on_gpu, progress);
   const int num_threads = set_num_threads(options.num_threads);
   if (phases.size() == 1)
     return run_phase({phases.front(), original, original, output, num_threads}, options, progress);

@@ -14,7 +14,8 @@ struct RunOptions {
   std::filesystem::path output;  // likewise
   std::optional<int64_t> max_memory_bytes;
   int num_threads = 0;  // 0: as OpenMP decides
-  bool on_gpu = false;  // items `distill`, and the evaluation; all others work on the CPU
+  // Items `distill`, and the evaluation where the program has kernels for CUDA; all others work on the CPU.
+  bool on_gpu = false;
   bool dry_run = false;
   bool fresh = false;
 };

@@ -431,7 +431,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   Phase phase{.recipe = input.recipe,
               .output = input.output,
               .num_threads = input.num_threads,
-              .evaluation_device = options.on_gpu ? ComputeDevice::cuda : ComputeDevice::cpu,
+              .evaluation_device = evaluation_device(options),
               .checkpoint = student,
               .original = input.original,
               .kind = ModelKind::of(student),

@@ -18,6 +18,7 @@ namespace {
 std::unique_ptr<Backend> make_device_backend() {
   return make_cuda_backend();
 }
+constexpr bool kHasCudaKernels = true;
 double device_fma_gflops() {
   return measure_cuda_fma_gflops();
 }
@@ -28,6 +29,7 @@ int64_t device_roof_bytes(int64_t decode_bytes) {
   return cuda_roof_bytes(decode_bytes);
 }
 #else
+constexpr bool kHasCudaKernels = false;
 [[noreturn]] void refuse() {
   throw std::runtime_error(
       "--device cuda: this program was built without CUDA: build it with -DPARE_CUDA=ON, or run with --device cpu");
@@ -47,6 +49,10 @@ int64_t device_roof_bytes(int64_t) {
 #endif
 
 }  // namespace
+
+bool has_cuda_kernels() {
+  return kHasCudaKernels;
+}
 
 std::unique_ptr<Backend> make_backend(const BackendOptions& options) {
   if (options.device == ComputeDevice::cuda) return make_device_backend();

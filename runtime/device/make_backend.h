@@ -17,6 +17,9 @@ struct BackendOptions {
   int num_threads = 0;          // <= 0: as OpenMP decides
 };
 
+// Whether the program was built with kernels for CUDA; a GPU that they can use is another matter.
+bool has_cuda_kernels();
+
 // Throws std::invalid_argument when this CPU lacks the instruction set; for CUDA std::runtime_error in a program that was
 // built without it, and what make_cuda_backend throws.
 std::unique_ptr<Backend> make_backend(const BackendOptions& options);
