@@ -26,6 +26,7 @@ setup-test setup-full setup-bench setup-tidy: setup-%:
 # The included environment.mk may just have been written, so the real work is done by a second make that reads it.
 build: setup-build
 	@$(MAKE) --no-print-directory compile TARGETS="pare pare-runtime" TESTS=OFF
+	@.ci/say_libtorch build/pare
 demo: build
 	@.ci/demo
 test: setup-test
