@@ -222,6 +222,18 @@ void keep_reconstructed_layers(const Recipe& recipe, RunPlan& plan) {
   plan.needs_calibration = true;
 }
 
+// A layer is fitted before its first step, whichever of them asks for it.
+void check_fits_agree(const LayerPlan& layer) {
+  std::string_view fitted, unfitted;  // the passes that say so
+  for (const Step& step : layer.steps) {
+    const FitOptions* const fit = step.options->fit();
+    if (fit != nullptr && fit->is_asked) (fit->fit ? fitted : unfitted) = step.row->key;
+  }
+  if (fitted.empty() || unfitted.empty()) return;
+  refuse(std::string(fitted) + " says 'fit: true' of " + layer.linear.name + " and " + std::string(unfitted) +
+         " 'fit: false': a layer is fitted once, before its first pass: keep one of them");
+}
+
 // Appends a block to the plan: what the recipe does to its layers. `model_dtype` is what the model is stored in.
 void plan_block(const Recipe& recipe, DType model_dtype, std::vector<LayerPlan> layers, RunPlan& plan) {
   const DType scale_dtype = container_format(recipe.container).scale_dtype(model_dtype);
@@ -231,6 +243,7 @@ void plan_block(const Recipe& recipe, DType model_dtype, std::vector<LayerPlan> 
       plan.unquantized.push_back(layer.linear.name);
       continue;
     }
+    check_fits_agree(layer);
     plan_storage(recipe.container, layer);
     for (const Step& step : layer.steps) {
       plan.needs_calibration |= step.options->need() != StatisticsNeed::none &&
@@ -429,10 +442,14 @@ StatisticsNeed LayerPlan::need() const {
 
 const FitOptions* LayerPlan::fit() const {
   if (stage.expert != Stage::kNoExpert) return nullptr;
+  const FitOptions* found = nullptr;
   for (const Step& step : steps) {
-    if (step.options->fit() != nullptr && step.options->fit()->fit) return step.options->fit();
+    const FitOptions* const own = step.options->fit();
+    if (own == nullptr) continue;
+    if (!own->fit && own->is_asked) return nullptr;
+    if (own->fit && (found == nullptr || own->is_asked)) found = own;
   }
-  return nullptr;
+  return found;
 }
 
 StatisticsNeed RunPlan::need(int64_t block, Stage stage) const {

@@ -27,8 +27,8 @@ struct LayerPlan {
   const PassOptions* step(PassKind kind) const;
   // How the layer's input will be rounded; plain where no step says.
   InputFormat input() const;
-  // How the layer is fitted to the original model; null where it is not. Experts are not: which tokens reach one
-  // depends on the model, so that there is nothing to compare.
+  // How the layer is fitted to the original model, for any of its passes; null where it is not, as where one of them
+  // says so. Experts are not: which tokens reach one depends on the model, so that there is nothing to compare.
   const FitOptions* fit() const;
   bool is_reconstructed() const { return step(PassKind::reconstructs) != nullptr; }
   StatisticsNeed need() const;

@@ -1,0 +1,267 @@
+// No option is read and ignored: each, changed, changes the result, or is refused with its name, or stands in a list
+// with the reason. The options come from the passes' own lists of fields, so that a new one is asked for by itself.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <sstream>
+
+#include "compress/pipeline.h"
+#include "compress/recipe/reconstruct_pass.h"
+#include "runtime/files/npy.h"
+#include "tests/compress/run_pare.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Values of options, by name; those in a map of their own as "activations.range".
+using Given = std::map<std::string, std::string>;
+
+// Every option that a recipe may give, with other values that it may have.
+class OtherValues : public FieldVisitor {
+ public:
+  std::map<std::string, std::vector<std::string>> found;
+  std::map<std::string, std::string> defaults;
+
+ protected:
+  void visit_bool(std::string_view name, bool& value) override {
+    add(name, value ? "true" : "false", {"false", "true"});
+  }
+  void visit_integer(std::string_view name, int64_t& value, const FieldLimits& limits) override {
+    std::vector<std::string> others;
+    for (const int64_t each : limits.values) others.push_back(std::to_string(each));
+    if (others.empty()) {
+      for (const int64_t other : {value / 2, value + 1, int64_t{0}}) {
+        if (static_cast<double>(other) >= limits.low && static_cast<double>(other) <= limits.high) {
+          others.push_back(std::to_string(other));
+          break;
+        }
+      }
+    }
+    add(name, std::to_string(value), others);
+  }
+  void visit_number(std::string_view name, double& value, const FieldLimits& limits) override {
+    add(name, number(value), {number(value * 1.5 <= limits.high ? value * 1.5 : value / 2.0)});
+  }
+  void visit_optional(std::string_view name, std::optional<double>& value, const FieldLimits& limits) override {
+    add(name, value ? number(*value) : "", {number(value ? *value / 2.0 : (limits.low + limits.high) / 3.0)});
+  }
+  void visit_text(std::string_view name, std::string& value) override {
+    static const std::map<std::string, std::vector<std::string>, std::less<>> kTexts = {
+        {"pattern", {"2:4", "1:4", "unstructured"}}, {"prune", {"2:4", "4:8", "none"}}};
+    const auto texts = kTexts.find(name);
+    ASSERT_NE(texts, kTexts.end()) << "say which texts " << name << " may be";
+    add(name, value.find(':') == std::string::npos ? value : "\"" + value + "\"", texts->second);
+  }
+  void visit_texts(std::string_view name, std::vector<std::string>&) override { FAIL() << name; }
+  void visit_choice(std::string_view name, std::span<const std::string_view> names, size_t& index) override {
+    add(name, std::string(names[index]), {names.begin(), names.end()});
+  }
+  bool enter(std::string_view name) override {
+    prefix_ += std::string(name) + ".";
+    return true;
+  }
+  void leave(std::string_view name) override { prefix_.resize(prefix_.size() - name.size() - 1); }
+  bool visits_decided() const override { return false; }
+
+ private:
+  static std::string number(double value) {
+    std::ostringstream text;
+    text << value;
+    return text.str();
+  }
+  void add(std::string_view name, const std::string& value, std::vector<std::string> values) {
+    found[prefix_ + std::string(name)] = std::move(values);
+    defaults[prefix_ + std::string(name)] = value;
+  }
+  std::string prefix_;
+};
+
+// A pass with some of its options, among others.
+struct Setting {
+  const char* name;
+  const char* pass;
+  Given given = {};
+  const char* before = "";
+  const char* after = "";
+  // Options that change nothing here, for a reason.
+  std::map<std::string, const char*> idle = {};
+  friend void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
+};
+
+// "{bits: 4, activations: {range: token}}"
+std::string flow_map(const Given& given) {
+  std::string text;
+  for (auto item = given.begin(); item != given.end();) {
+    const size_t dot = item->first.find('.');
+    const std::string name = item->first.substr(0, dot);
+    text += (text.empty() ? "" : ", ") + name + ": ";
+    if (dot == std::string::npos) {
+      text += (item++)->second;
+      continue;
+    }
+    Given inner;
+    for (; item != given.end() && item->first.starts_with(name + "."); ++item) {
+      inner[item->first.substr(dot + 1)] = item->second;
+    }
+    text += flow_map(inner);
+  }
+  return "{" + text + "}";
+}
+
+class EveryOption : public testing::TestWithParam<Setting> {
+ protected:
+  EveryOption() {
+    // So many windows that layers are fitted by default.
+    TokenWindows windows{16, 32, {}};
+    std::mt19937 generator(5);
+    for (int64_t i = 0; i < 16 * 32; ++i) windows.ids_NT.push_back(static_cast<int32_t>(generator() % 128));
+    write_npy(folder_ / "ids.npy", windows);
+  }
+
+  // What the run has made but for pare.json, which holds the recipe. Throws what the run throws.
+  std::map<std::string, std::string> files_of(const Given& given) {
+    const Setting& setting = GetParam();
+    const Recipe recipe = parse_recipe(
+        "model: " + family("llama_gqa_untied").string() + "\ncalibration: {text: " + (folder_ / "ids.npy").string() +
+            "}\npasses:\n" + setting.before + "  - " + setting.pass + ": " + flow_map(given) + "\n" + setting.after,
+        folder_ / "r.yaml");
+    RunOptions options;
+    options.output = folder_ / "out";
+    options.num_threads = 1;
+    std::ostringstream log;
+    Progress progress(ProgressStyle::lines, log);
+    run(recipe, options, progress);
+    std::map<std::string, std::string> files = promised_files(folder_ / "out");
+    fs::remove_all(folder_ / "out");
+    files.erase("pare.json");
+    return files;
+  }
+  TemporaryFolder folder_{"every_option"};
+};
+
+TEST_P(EveryOption, ChangesTheResultOrIsRefused) {
+  const Setting& setting = GetParam();
+  const PassRow* const row =
+      setting.pass == reconstruct_row().key ? &reconstruct_row() : find_pass(std::string_view(setting.pass));
+  ASSERT_NE(row, nullptr);
+  OtherValues others;
+  row->make_options()->fields(others);
+  const auto plain = files_of(setting.given);
+  ASSERT_EQ(files_of(setting.given), plain);
+  std::set<std::string> idle;
+  for (const auto& [option, values] : others.found) {
+    EXPECT_FALSE(values.empty()) << option;
+    for (const std::string& value : values) {
+      Given given = setting.given;
+      given[option] = value;
+      if (given == setting.given || (!setting.given.contains(option) && value == others.defaults.at(option))) continue;
+      try {
+        if (files_of(given) != plain) continue;
+        idle.insert(option);
+        EXPECT_TRUE(setting.idle.contains(option)) << option << ": " << value << " is read and ignored";
+      } catch (const std::invalid_argument& refusal) {
+        const std::string name = option.substr(0, option.find('.'));
+        EXPECT_NE(std::string(refusal.what()).find(name), std::string::npos) << option << ": " << refusal.what();
+      }
+    }
+  }
+  for (const auto& [option, reason] : setting.idle) EXPECT_TRUE(idle.contains(option)) << option << " is not idle";
+}
+
+constexpr const char* kGptq = "  - gptq: {bits: 4, group_size: 32}\n";
+
+const std::vector<Setting>& settings() {
+  constexpr const char* kAsZeros = "no other storage is there for such a pattern";
+  constexpr const char* kRoundingErrors =
+      "it decides how the sweep is cut into products, which differ in rounding alone";
+  static const std::vector<Setting> kSettings = {
+      {"Magnitude", "magnitude", {{"resolve", "3"}}},
+      {"MagnitudeBeforeGptq", "magnitude", {{"resolve", "3"}}, "", kGptq},
+      {"MagnitudeUnstructured",
+       "magnitude",
+       {{"pattern", "unstructured"}, {"resolve", "3"}},
+       "",
+       "",
+       {{"storage", kAsZeros}}},
+      {"MagnitudeByOneThreshold",
+       "magnitude",
+       {{"pattern", "unstructured"}, {"allocation", "global"}, {"resolve", "3"}},
+       "",
+       "",
+       {{"storage", kAsZeros}, {"fit", "one threshold over all layers fits none of them anyhow"}}},
+      {"Wanda", "wanda", {{"resolve", "3"}}},
+      {"WandaByOutliers",
+       "wanda",
+       {{"pattern", "unstructured"}, {"allocation", "owl"}, {"owl_outlier", "2"}, {"resolve", "3"}},
+       "",
+       "",
+       {{"storage", kAsZeros}}},
+      {"SparseGpt", "sparsegpt", {{"resolve", "3"}}},
+      {"SparseGptSweep", "sparsegpt", {{"mask", "sweep"}, {"resolve", "3"}}},
+      {"SparseGptUnstructured",
+       "sparsegpt",
+       {{"pattern", "unstructured"}, {"resolve", "3"}},
+       "",
+       "",
+       {{"storage", kAsZeros}}},
+      {"SparseGptUnstructuredSweep",
+       "sparsegpt",
+       {{"pattern", "unstructured"}, {"mask", "sweep"}, {"resolve", "3"}},
+       "",
+       "",
+       {{"storage", kAsZeros}}},
+      {"SparseGptBeforeGptq", "sparsegpt", {{"resolve", "3"}}, "", kGptq},
+      {"Rtn", "rtn", {{"bits", "4"}, {"group_size", "32"}}},
+      {"RtnW8A8", "rtn", {{"bits", "8"}, {"group_size", "-1"}, {"activations.type", "int8"}}},
+      {"RtnPerTensor", "rtn", {{"bits", "8"}, {"group_size", "-1"}, {"per_tensor", "true"}, {"refine", "2"}}},
+      {"Gptq", "gptq", {{"bits", "3"}, {"group_size", "32"}}, "", "", {{"block_size", kRoundingErrors}}},
+      {"GptqW8A8",
+       "gptq",
+       {{"bits", "8"}, {"group_size", "-1"}, {"activations.type", "int8"}},
+       "",
+       "",
+       {{"block_size", kRoundingErrors}, {"act_order", "without groups, those of the order are no others"}}},
+      {"GptqPruning",
+       "gptq",
+       {{"bits", "4"}, {"group_size", "32"}, {"prune", "\"2:4\""}},
+       "",
+       "",
+       {{"block_size", kRoundingErrors}}},
+      {"GptqPruningInItsSweep",
+       "gptq",
+       {{"bits", "4"}, {"group_size", "32"}, {"prune", "\"2:4\""}, {"mask", "sweep"}},
+       "",
+       "",
+       {{"block_size", kRoundingErrors}}},
+      {"Fp8", "fp8"},
+      {"Fp8Static", "fp8", {{"activations.range", "static"}}},
+      {"LlmInt8", "llm_int8", {{"threshold", "1.5"}}},
+      {"LlmInt8Relative", "llm_int8", {{"threshold", "2"}, {"measure", "rms"}}},
+      {"LlmInt8Static", "llm_int8", {{"threshold", "1.2"}, {"measure", "median"}, {"outliers", "static"}}},
+      {"Activations", "activations", {{"type", "int8"}}},
+      {"AwqBeforeRtn", "awq", {}, "", "  - rtn: {bits: 3, group_size: 32}\n"},
+      {"AwqBeforeGptq", "awq", {}, "", kGptq},
+      {"SmoothQuant", "smoothquant", {}, "", "  - gptq: {bits: 8, group_size: -1, activations: int8}\n"},
+      {"ReconstructCodes", "reconstruct", {{"epochs", "2"}}, kGptq},
+      {"ReconstructKeptWeights", "reconstruct", {{"epochs", "2"}}, "  - sparsegpt: {}\n"}};
+  return kSettings;
+}
+
+INSTANTIATE_TEST_SUITE_P(Passes, EveryOption, testing::ValuesIn(settings()),
+                         [](const testing::TestParamInfo<Setting>& item) { return std::string(item.param.name); });
+
+TEST(EveryOptionOf, EveryPassIsTried) {
+  std::set<std::string_view> tried;
+  for (const Setting& setting : settings()) tried.insert(setting.pass);
+  for (const PassRow* row : pass_rows()) {
+    if (row->key != "snap") EXPECT_TRUE(tried.contains(row->key)) << row->key;  // that one extension_test.cpp adds
+  }
+}
+
+}  // namespace
+}  // namespace pare::test
