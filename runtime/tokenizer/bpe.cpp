@@ -99,19 +99,15 @@ void BpeModel::add_symbols(const std::string& where) {
       throw std::runtime_error(where + ": the unknown token '" + visible_line(*options_.unk_token) +
                                "' is not in the vocabulary");
   }
-  bytes_.fill(-1);
+  level_bytes_.fill(-1);
+  fallback_bytes_.fill(-1);
   for (unsigned byte = 0; byte < 256; ++byte) {
-    std::string token;
     if (options_.byte_level) {
+      std::string token;
       utf8_append(kAlphabet[byte], token);
-    } else if (options_.byte_fallback) {
-      token = byte_token(byte);
+      level_bytes_[byte] = id(token).value_or(-1);
     }
-    bytes_[byte] = id(token).value_or(-1);
-  }
-  const bool complete = std::find(bytes_.begin(), bytes_.end(), -1) == bytes_.end();
-  if (options_.byte_level && options_.byte_fallback && !complete) {
-    throw std::runtime_error(where + ": byte_fallback together with ByteLevel needs all 256 bytes in the vocabulary");
+    if (options_.byte_fallback) fallback_bytes_[byte] = id(byte_token(byte)).value_or(-1);
   }
   for (const auto& [token, token_id] : vocabulary_) {
     if (token.empty()) continue;
@@ -125,15 +121,16 @@ void BpeModel::add_symbols(const std::string& where) {
     }
   }
   // A character that is left out would let its neighbours merge.
-  const bool expresses_all = unk_ || (options_.byte_fallback && complete);
+  const bool expresses_all =
+      unk_ || std::find(fallback_bytes_.begin(), fallback_bytes_.end(), -1) == fallback_bytes_.end();
   can_cut_ = !options_.byte_level && characters_.contains(kSpace) && expresses_all;
 }
 
 void BpeModel::add_merges(const Merges& merges, const std::string& where) {
   merges_.resize(std::bit_ceil(std::max<size_t>(merges.size(), 8) * 2));
   const auto is_stand_in = [&](const std::string& token, int32_t token_id) {  // for characters it does not spell
-    return token_id == unk_ ||
-           (token.starts_with("<0x") && std::find(bytes_.begin(), bytes_.end(), token_id) != bytes_.end());
+    return token_id == unk_ || (token.starts_with("<0x") && std::find(fallback_bytes_.begin(), fallback_bytes_.end(),
+                                                                      token_id) != fallback_bytes_.end());
   };
   std::string joined;
   for (size_t rank = 0; rank < merges.size(); ++rank) {
@@ -218,15 +215,31 @@ void BpeModel::append_symbols(std::string_view word, std::vector<int32_t>& symbo
     if (!options_.fuse_unk) flush_unknown();
     unknown_pending = true;
   };
+  const auto add_known = [&](int32_t symbol) {
+    flush_unknown();
+    symbols.push_back(symbol);
+  };
+  // A character that is no token, by its bytes. A pending unknown token stays pending, and so comes out behind these
+  // bytes: what the `tokenizers` package does with a vocabulary that has some of the byte tokens only.
+  const auto add_bytes_or_unknown = [&](std::string_view bytes) {
+    const auto token_of = [&](char byte) { return fallback_bytes_[static_cast<unsigned char>(byte)]; };
+    if (std::all_of(bytes.begin(), bytes.end(), [&](char byte) { return token_of(byte) >= 0; })) {
+      for (const char byte : bytes) symbols.push_back(token_of(byte));
+    } else {
+      add_unknown();
+    }
+  };
   if (options_.byte_level) {
+    std::string character;  // of the alphabet, whose own bytes are what falls back, not the byte it stands for
     for (const char c : word) {
-      const int32_t symbol = bytes_[static_cast<unsigned char>(c)];
-      if (symbol >= 0) {
-        flush_unknown();
-        symbols.push_back(symbol);
-      } else {
-        add_unknown();
+      const auto byte = static_cast<unsigned char>(c);
+      if (level_bytes_[byte] >= 0) {
+        add_known(level_bytes_[byte]);
+        continue;
       }
+      character.clear();
+      utf8_append(kAlphabet[byte], character);
+      add_bytes_or_unknown(character);
     }
     flush_unknown();
     return;
@@ -234,18 +247,9 @@ void BpeModel::append_symbols(std::string_view word, std::vector<int32_t>& symbo
   for (size_t at = 0; at < word.size(); at += utf8_length(word[at])) {
     const auto token = characters_.find(utf8_decode(word, at));
     if (token != characters_.end()) {
-      flush_unknown();
-      symbols.push_back(token->second);
-      continue;
-    }
-    const std::string_view bytes = word.substr(at, utf8_length(word[at]));
-    const auto has_token = [&](char byte) { return bytes_[static_cast<unsigned char>(byte)] >= 0; };
-    if (options_.byte_fallback && std::all_of(bytes.begin(), bytes.end(), has_token)) {
-      // A pending unknown token stays pending, and so comes out behind these bytes: what the `tokenizers` package does
-      // with a vocabulary that has some of the byte tokens only.
-      for (const char byte : bytes) symbols.push_back(bytes_[static_cast<unsigned char>(byte)]);
+      add_known(token->second);
     } else {
-      add_unknown();
+      add_bytes_or_unknown(word.substr(at, utf8_length(word[at])));
     }
   }
   flush_unknown();

@@ -23,7 +23,7 @@ std::optional<std::string> characters_to_bytes(std::string_view text);
 
 struct BpeOptions {
   bool byte_level = false;     // pieces are raw bytes; the vocabulary is written in GPT-2's alphabet
-  bool byte_fallback = false;  // a character without a token becomes its bytes' tokens <0x00> ... <0xFF>
+  bool byte_fallback = false;  // a character without a token becomes its bytes' tokens <0x00> ... <0xFF>, if it has all
   bool ignore_merges = false;  // a piece that is a token is that token, whatever the merges say
   bool fuse_unk = false;       // a run of unknown characters is one unknown token
   std::optional<std::string> unk_token;
@@ -33,7 +33,7 @@ class BpeModel final : public TokenModel {
  public:
   using Merges = std::vector<std::pair<std::string, std::string>>;  // in order of rank
   // Throws std::runtime_error (`where`): a merge or the unknown token is not in the vocabulary, an id is negative or
-  // absurd, byte fallback is combined with an incomplete byte level.
+  // absurd.
   BpeModel(std::vector<std::pair<std::string, int32_t>> vocabulary, const Merges& merges, const BpeOptions& options,
            const std::string& where);
 
@@ -65,7 +65,8 @@ class BpeModel final : public TokenModel {
   std::unordered_map<std::string, int32_t> vocabulary_;
   std::unordered_map<std::string, int32_t> whole_pieces_;  // for ignore_merges: by what encode() is given
   std::unordered_map<char32_t, int32_t> characters_;       // tokens of one character
-  std::array<int32_t, 256> bytes_{};                       // byte-level or fallback tokens; -1: none
+  std::array<int32_t, 256> level_bytes_{};                 // tokens of GPT-2's alphabet; -1: none
+  std::array<int32_t, 256> fallback_bytes_{};              // tokens <0x00> ... <0xFF>; -1: none
   std::optional<int32_t> unk_;
   std::vector<Merge> merges_;                  // open addressing, a power of two, at most half full
   std::unordered_set<char32_t> before_space_;  // see encode()

@@ -124,6 +124,7 @@ TEST(TextStream, EqualsDecodingAllAtOnceUnderEveryDecoder) {
       R"({"type": "WordPiece", "prefix": "##", "cleanup": false})",
       R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})",
       sequence({replace, R"({"type": "ByteLevel"})"}),
+      sequence({bytes, fuse, replace, R"({"type": "ByteLevel"})", strip(1, 0)}),
       sequence({R"({"type": "ByteLevel"})", strip(1, 0)}),
   };
   const std::vector<std::string> tokens = {"a",      "b",      "\u2581", "\u2581a", "a\u2581", "\u2581\u2581", "##b",

@@ -277,6 +277,43 @@ TEST(TokenizerParts, UnknownCharactersEqualThePackages) {
   }
 }
 
+// The parts that transformers 5.17 writes of a GGUF with a byte-level vocabulary (AutoTokenizer.from_pretrained(DIR,
+// gguf_file=...).save_pretrained), around a vocabulary that lacks most bytes. What falls back are the characters of
+// GPT-2's alphabet.
+TEST(TokenizerParts, ByteFallbackBesideByteLevelEqualsThePackages) {
+  const json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", true}};
+  const json marks = {{"type", "Replace"}, {"pattern", {{"String", "\u2581"}}}, {"content", " "}};
+  const json strip = {{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}};
+  const json decoders = {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}, marks, byte_level, strip};
+  const json text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  const json parts = {{"normalizer", {{"type", "Sequence"}, {"normalizers", json::array()}}},
+                      {"pre_tokenizer", byte_level},
+                      {"post_processor",
+                       {{"type", "TemplateProcessing"},
+                        {"single", json::array({text})},
+                        {"pair", {text, {{"Sequence", {{"id", "B"}, {"type_id", 1}}}}}},
+                        {"special_tokens", json::object()}}},
+                      {"decoder", {{"type", "Sequence"}, {"decoders", decoders}}}};
+  // Of the text U+00A0, bytes C2 A0, the first is U+00C2 in the alphabet and has both tokens of its own bytes C3 82; the
+  // second is U+0142, bytes C5 82, and is unknown.
+  const json few = {{"<0x78>", 200}, {"<0xC3>", 201}, {"<0x82>", 202}};
+  json all = json::object();
+  for (int byte = 0; byte < 256; ++byte) {
+    constexpr const char* kDigits = "0123456789ABCDEF";
+    all[std::string("<0x") + kDigits[byte / 16] + kDigits[byte % 16] + ">"] = 200 + byte;
+  }
+  for (const json& bytes : {json(json::object()), few, all}) {
+    for (const bool fuse : {false, true}) {
+      for (const json& unk : {json("<unk>"), json()}) {
+        json changes = parts;
+        changes["model"] = {{"fuse_unk", fuse}, {"unk_token", unk}, {"byte_fallback", true}, {"vocab", bytes}};
+        expect_as_package(changes);
+      }
+    }
+  }
+}
+
 TEST(TokenizerParts, PostProcessorsEqualThePackages) {
   const json token = {{"id", 0},         {"content", "<unk>"},  {"single_word", false}, {"lstrip", false},
                       {"rstrip", false}, {"normalized", false}, {"special", true}};
