@@ -181,7 +181,10 @@ pare::Command record_command() {
     temperatures += (temperatures.empty() ? "" : ",") + pare::format_number(value, 0);
   }
   std::vector<pare::OptionSpec> options = {
-      text_option("text", "FILE", ".txt, .jsonl (field text) or .npy (token ids [N, T]): its windows are recorded"),
+      text_option(
+          "text", "FILE",
+          "a text in UTF-8, - for standard input, .jsonl (field text) or .npy (token ids [N, T]): its windows are "
+          "recorded"),
       count_option("tokens", "", "tokens of a window" + by_default(pare::kRecordTokens) + "; a .npy has its own", 2),
       count_option("windows", "", "draw so many of the text's windows; of a .npy the first (default: all)", 1),
       text_option("prompts", "FILE",

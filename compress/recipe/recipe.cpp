@@ -40,7 +40,7 @@ CalibrationRecipe read_calibration(const Value& value) {
         value.fail("'statistics' already holds what '" + std::string(key) + "' would give: keep one");
     }
   } else if (calibration.text.empty()) {
-    value.fail("'text' is missing: the .txt, .jsonl or .npy file to calibrate on");
+    value.fail("'text' is missing: the text, .jsonl or .npy file to calibrate on");
   }
   return calibration;
 }
@@ -63,7 +63,7 @@ PerplexityRecipe read_perplexity(const Value& value) {
                      perplexity.attention_bits = v.choice<int>({{"32", 32}, {"8", 8}});
                    }},
                   {"reference", [&](const Value& v) { perplexity.reference = v.boolean(); }}});
-  if (perplexity.text.empty()) value.fail("'text' is missing: the .txt, .jsonl or .npy file to evaluate on");
+  if (perplexity.text.empty()) value.fail("'text' is missing: the text, .jsonl or .npy file to evaluate on");
   return perplexity;
 }
 

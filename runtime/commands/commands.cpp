@@ -266,7 +266,7 @@ std::vector<Command> runtime_commands() {
       .name = "tokenize",
       .summary = "Token ids of a text, on one line.",
       .positionals = {{"MODEL", "a checkpoint directory, a tokenizer.json or a .gguf file (its vocabulary is enough)"}},
-      .options = {required_text("text", "FILE", ".txt or .jsonl (field text)"),
+      .options = {required_text("text", "FILE", "a text in UTF-8, - for standard input, or .jsonl (field text)"),
                   {.name = "no-special-tokens",
                    .help = "leave out what the tokenizer puts around a text, such as a leading BOS"}},
       .run = run_tokenize};

@@ -260,8 +260,8 @@ Command eval_command() {
               {{.name = "text",
                 .kind = OptionKind::text,
                 .value_name = "FILE",
-                .help =
-                    ".txt, .jsonl (field text) or .npy (token ids [N, T], used as they are): perplexity of a decoder"},
+                .help = "a text in UTF-8, - for standard input, .jsonl (field text) or .npy (token ids [N, T], used as "
+                        "they are): perplexity of a decoder"},
                {.name = "pairs",
                 .kind = OptionKind::text,
                 .value_name = "FILE",

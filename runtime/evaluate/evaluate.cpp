@@ -233,7 +233,7 @@ ScoredWindows make_scored_windows(const std::filesystem::path& text, const Token
   const int64_t context = chosen_context(model, options);
   ScoredWindows data;
   data.protocol = options.protocol;
-  data.source = text.filename().string();
+  data.source = is_standard_input(text) ? "standard input" : text.filename().string();
   data.windows = read_token_windows(text, tokenizer, context, options.num_windows, true, model.vocabulary_size);
   const TokenWindows& windows = data.windows;
   if (options.context != 0 && windows.num_tokens != options.context) {

@@ -1,6 +1,7 @@
 #include "runtime/evaluate/token_source.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -47,21 +48,36 @@ std::string join_documents(std::string_view lines, const std::string& file) {
   return text;
 }
 
+// For messages.
+std::string name_of(const std::filesystem::path& text) {
+  return is_standard_input(text) ? "standard input" : text.string();
+}
+
+std::string read_source(const std::filesystem::path& text) {
+  return read_file_or_pipe(is_standard_input(text) ? std::filesystem::path("/dev/stdin") : text);
+}
+
 void check_text(const std::string& text, const std::filesystem::path& path) {
-  if (text.empty()) throw std::runtime_error(path.string() + ": the text is empty");
+  if (text.empty()) throw std::runtime_error(name_of(path) + ": the text is empty");
   if (const auto offset = find_invalid_utf8(text)) {
-    throw std::runtime_error(path.string() + ": not UTF-8: byte " + std::to_string(*offset) +
+    throw std::runtime_error(name_of(path) + ": not UTF-8: byte " + std::to_string(*offset) +
                              " starts no character; convert the file to UTF-8");
   }
 }
 
-std::string checked_extension(const std::filesystem::path& path) {
+// Whether the file holds documents (.jsonl) or is a text itself. Of a name that says what else it is, nobody wants the
+// text.
+bool has_documents(const std::filesystem::path& path) {
   const std::string extension = path.extension().string();
-  if (extension != ".txt" && extension != ".jsonl") {
-    throw std::invalid_argument(path.string() + ": expected a text in a .txt or .jsonl file, found '" + extension +
-                                "'");
+  if (extension == ".npy") {
+    throw std::invalid_argument(name_of(path) + ": expected a text, found token windows (.npy): give the text itself");
   }
-  return extension;
+  if (extension == ".json") {
+    throw std::invalid_argument(name_of(path) +
+                                ": expected a text or a .jsonl (a JSON object with the field 'text' a line), found a "
+                                ".json: its texts must be taken out first");
+  }
+  return extension == ".jsonl";
 }
 
 TokenWindows first_windows(TokenWindows windows, int64_t num_windows) {
@@ -77,7 +93,7 @@ void check_ids(const TokenWindows& windows, int64_t vocabulary_size, const std::
                                 [&](int32_t id) { return id < 0 || id >= vocabulary_size; });
   if (bad == windows.ids_NT.end()) return;
   const int64_t index = bad - windows.ids_NT.begin();
-  throw std::invalid_argument(path.string() + ": the token id " + std::to_string(*bad) + " (window " +
+  throw std::invalid_argument(name_of(path) + ": the token id " + std::to_string(*bad) + " (window " +
                               std::to_string(index / windows.num_tokens) + ", position " +
                               std::to_string(index % windows.num_tokens) + ") is outside the model's vocabulary of " +
                               std::to_string(vocabulary_size) + "; was it made with another tokenizer?");
@@ -85,25 +101,30 @@ void check_ids(const TokenWindows& windows, int64_t vocabulary_size, const std::
 
 }  // namespace
 
+bool is_standard_input(const std::filesystem::path& path) {
+  constexpr std::array<std::string_view, 4> kNames = {"-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"};
+  return std::find(kNames.begin(), kNames.end(), path.string()) != kNames.end();
+}
+
 std::string read_text(const std::filesystem::path& path) {
-  const std::string extension = checked_extension(path);
-  std::string text = read_file_or_pipe(path);
-  if (extension == ".jsonl") text = join_documents(text, path.string());
+  const bool is_joined = has_documents(path);
+  std::string text = read_source(path);
+  if (is_joined) text = join_documents(text, path.string());
   check_text(text, path);
   return text;
 }
 
 std::vector<std::string> read_texts(const std::filesystem::path& path) {
-  const bool has_documents = checked_extension(path) == ".jsonl";
-  const std::string file = read_file_or_pipe(path);
+  const bool is_jsonl = has_documents(path);
+  const std::string file = read_source(path);
   check_text(file, path);
   std::vector<std::string> texts;
   for_each_line(file, [&](std::string_view line, size_t number) {
-    texts.push_back(has_documents ? read_document(line, path.string() + ":" + std::to_string(number))
-                                  : std::string(line.ends_with('\r') ? line.substr(0, line.size() - 1) : line));
+    texts.push_back(is_jsonl ? read_document(line, name_of(path) + ":" + std::to_string(number))
+                             : std::string(line.ends_with('\r') ? line.substr(0, line.size() - 1) : line));
     if (texts.back().empty()) texts.pop_back();
   });
-  if (texts.empty()) throw std::runtime_error(path.string() + ": the text is empty");
+  if (texts.empty()) throw std::runtime_error(name_of(path) + ": the text is empty");
   return texts;
 }
 
@@ -115,7 +136,7 @@ TokenWindows read_token_windows(const std::filesystem::path& path, const Tokeniz
   } else {
     const std::string text = read_text(path);
     if (tokenizer == nullptr) {
-      throw std::invalid_argument(path.string() +
+      throw std::invalid_argument(name_of(path) +
                                   ": a text needs the model's tokenizer, and there is none; give token " +
                                   "windows as .npy instead");
     }
@@ -127,7 +148,7 @@ TokenWindows read_token_windows(const std::filesystem::path& path, const Tokeniz
     const auto num_ids = static_cast<int64_t>(windows.ids_NT.size());
     windows.num_windows = num_ids / num_tokens;
     if (windows.num_windows == 0) {
-      throw std::invalid_argument(path.string() + ": the text has " + std::to_string(num_ids) +
+      throw std::invalid_argument(name_of(path) + ": the text has " + std::to_string(num_ids) +
                                   " tokens, less than one window of " + std::to_string(num_tokens) +
                                   "; give a longer text or a shorter window");
     }

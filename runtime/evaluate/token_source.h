@@ -1,5 +1,5 @@
-// Where token windows come from: .txt, .jsonl (field "text", documents joined by a blank line) or .npy (used as they
-// are).
+// Where token windows come from: a text (UTF-8, whatever the file is called), .jsonl (field "text", documents joined by a
+// blank line) or .npy (used as they are). "-" is standard input.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,14 @@
 
 namespace pare {
 
-// The text of a .txt or .jsonl file (documents joined by "\n\n"). Throws std::runtime_error (path; for JSON the line)
-// and for an empty text.
+// Whether the user means standard input: "-", or one of the names that the system has for it.
+bool is_standard_input(const std::filesystem::path& path);
+
+// The text of a file (of a .jsonl the documents joined by "\n\n"). Throws std::runtime_error (path; for JSON the line) and
+// for an empty text, std::invalid_argument for the .npy and .json that other options take.
 std::string read_text(const std::filesystem::path& path);
 
-// The texts of a file one by one: the lines of a .txt, the documents of a .jsonl; empty ones are left out. Throws as
+// The texts of a file one by one: the lines of a text, the documents of a .jsonl; empty ones are left out. Throws as
 // above.
 std::vector<std::string> read_texts(const std::filesystem::path& path);
 

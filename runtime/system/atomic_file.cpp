@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -23,6 +25,11 @@ namespace {
   std::string reason = std::generic_category().message(error);
   if (error == ENOSPC || error == EDQUOT) reason += ": free some space or choose another folder, then run again";
   throw std::runtime_error(std::string("cannot ") + verb + " '" + path.string() + "': " + reason);
+}
+
+[[noreturn]] void fail_too_large(const std::filesystem::path& path, size_t max_bytes) {
+  throw std::runtime_error("cannot read '" + path.string() + "': it is larger than the " + std::to_string(max_bytes) +
+                           " bytes allowed here");
 }
 
 // A descriptor that is closed whatever happens.
@@ -93,10 +100,7 @@ std::string read_to_the_end(int descriptor, const std::filesystem::path& path, s
   std::string text;
   const size_t first_bytes = std::max<size_t>(guess_bytes, 4095);
   while (true) {
-    if (text.size() > max_bytes || guess_bytes > max_bytes) {
-      throw std::runtime_error("cannot read '" + path.string() + "': it is larger than the " +
-                               std::to_string(max_bytes) + " bytes allowed here");
-    }
+    if (text.size() > max_bytes || guess_bytes > max_bytes) fail_too_large(path, max_bytes);
     const size_t num_bytes = text.size();
     // What a pipe gives at once is little, and what is added is cleared each time.
     constexpr size_t kMostAtOnce = 1 << 20;
@@ -155,8 +159,12 @@ std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) 
   return read_to_the_end(file.descriptor(), path, static_cast<size_t>(file.size_bytes()), max_bytes);
 }
 
+// Standard input and pipes give their text once; whoever reads the same one again in this process gets the same text.
 std::string read_file_or_pipe(const std::filesystem::path& path, size_t max_bytes) {
-  const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Not opened by its name, which a socket or another user's terminal does not allow.
+  const bool is_standard = path == "/dev/stdin";
+  const Descriptor descriptor(is_standard ? ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0)
+                                          : ::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (descriptor.get() < 0) {
     throw std::runtime_error("cannot read '" + path.string() + "': " + why_not_opened(path, errno));
   }
@@ -166,8 +174,20 @@ std::string read_file_or_pipe(const std::filesystem::path& path, size_t max_byte
   if (S_ISBLK(status.st_mode) || (S_ISCHR(status.st_mode) && ::isatty(descriptor.get()) != 1)) {
     throw std::runtime_error("cannot read '" + path.string() + "': it is a device; expected a file");
   }
-  const size_t guess_bytes = S_ISREG(status.st_mode) ? static_cast<size_t>(status.st_size) : 0;
-  return read_to_the_end(descriptor.get(), path, guess_bytes, max_bytes);
+  const bool is_regular = S_ISREG(status.st_mode);
+  const size_t guess_bytes = is_regular ? static_cast<size_t>(status.st_size) : 0;
+  const auto read = [&] { return read_to_the_end(descriptor.get(), path, guess_bytes, max_bytes); };
+  if (is_regular && !is_standard) return read();
+
+  static std::mutex mutex;
+  static std::map<std::pair<dev_t, ino_t>, std::string> texts_given;
+  const std::lock_guard lock(mutex);
+  const std::pair source(status.st_dev, status.st_ino);
+  const auto known = texts_given.find(source);
+  const std::string& text =
+      known != texts_given.end() ? known->second : texts_given.emplace(source, read()).first->second;
+  if (text.size() > max_bytes) fail_too_large(path, max_bytes);
+  return text;
 }
 
 void sync_directory(const std::filesystem::path& directory) {

@@ -66,7 +66,7 @@ TEST_F(TokenSource, GivesLinesAndDocumentsOneByOne) {
   expect_error<std::runtime_error>([&] { read_texts(file("b.txt", " \n\n")); }, {"b.txt", "empty"});
   expect_error<std::runtime_error>([&] { read_texts(file("b.txt", "ab\xFF")); }, {"b.txt", "byte 2"});
   expect_error<std::runtime_error>([&] { read_texts(file("b.jsonl", "{}\n[]\n")); }, {"b.jsonl:1", "text"});
-  expect_error<std::invalid_argument>([&] { read_texts(folder_.path() / "a.npy"); }, {"a.npy", ".jsonl"});
+  expect_error<std::invalid_argument>([&] { read_texts(folder_.path() / "a.npy"); }, {"a.npy", "token windows"});
 }
 
 TEST_F(TokenSource, RefusesTextsItCannotUse) {
@@ -74,7 +74,17 @@ TEST_F(TokenSource, RefusesTextsItCannotUse) {
   expect_error<std::runtime_error>([&] { read_text(file("a.jsonl", "\n\n")); }, {"a.jsonl", "empty"});
   expect_error<std::runtime_error>([&] { read_text(file("b.txt", "ab\xFF")); }, {"b.txt", "UTF-8", "byte 2"});
   expect_error<std::runtime_error>([&] { read_text(folder_.path() / "missing.txt"); }, {"missing.txt"});
-  expect_error<std::invalid_argument>([&] { read_text(file("a.pdf", "a")); }, {"a.pdf", ".jsonl"});
+  expect_error<std::runtime_error>([&] { read_text(file("a.pdf", "%PDF\xE2\xE3")); }, {"a.pdf", "UTF-8", "byte 4"});
+  expect_error<std::invalid_argument>([&] { read_text(file("a.json", "[]")); }, {"a.json", ".jsonl"});
+  expect_error<std::invalid_argument>([&] { read_text(file("a.npy", "a")); }, {"a.npy", "token windows"});
+}
+
+TEST_F(TokenSource, TakesATextForOneWhateverItIsCalled) {
+  for (const char* name : {"wiki.test.raw", "notes.md", "README", "a.b.c", "a.TXT"}) {
+    EXPECT_EQ(read_text(file(name, "abc")), "abc");
+    EXPECT_EQ(read_texts(file(name, "abc\nd\n")), (std::vector<std::string>{"abc", "d"}));
+    EXPECT_EQ(read_token_windows(file(name, "abcd"), &tokenizer_, 2, 0, false, 7).num_windows, 2);
+  }
 }
 
 TEST_F(TokenSource, RefusesATextShorterThanOneWindow) {
