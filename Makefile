@@ -64,6 +64,7 @@ compile:
 
 check:
 	@python3 tests/check_includes.py
+	@python3 tests/check_definitions.py
 	@clang-format-14 --dry-run -Werror $(SOURCES)
 
 run-tests: check

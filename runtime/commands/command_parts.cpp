@@ -123,14 +123,14 @@ void check_files_of(const std::filesystem::path& directory, const std::string& i
   require_whole_files(directory, instead, stage(console, "check " + directory.string(), "files"));
 }
 
-Engine::Engine(const Arguments& arguments)
+ModelLoader::ModelLoader(const Arguments& arguments)
     : options_{.device = arguments.text("device") == "cuda" ? ComputeDevice::cuda : ComputeDevice::cpu,
                .isa = arguments.given("isa") ? parse_isa(arguments.text("isa")) : detect_isa(),
                .num_threads =
                    arguments.given("threads") ? static_cast<int>(arguments.integer("threads")) : omp_get_max_threads()},
       backend_(make_backend(options_)) {}
 
-void Engine::check_memory(std::span<const Checkpoint* const> checkpoints, const DeviceWorkload& workload) const {
+void ModelLoader::check_memory(std::span<const Checkpoint* const> checkpoints, const DeviceWorkload& workload) const {
   std::vector<MemoryNeed> needs;
   DeviceWorkload here = workload;
   here.on_host = options_.device == ComputeDevice::cpu;
@@ -138,13 +138,13 @@ void Engine::check_memory(std::span<const Checkpoint* const> checkpoints, const 
   require(needs);
 }
 
-void Engine::check_encoder_memory(std::span<const Checkpoint* const> checkpoints, int64_t num_rows) const {
+void ModelLoader::check_encoder_memory(std::span<const Checkpoint* const> checkpoints, int64_t num_rows) const {
   std::vector<MemoryNeed> needs;
   for (const Checkpoint* checkpoint : checkpoints) needs.push_back(encoder_memory_need(*checkpoint, num_rows));
   require(needs);
 }
 
-void Engine::require(std::span<const MemoryNeed> needs) const {
+void ModelLoader::require(std::span<const MemoryNeed> needs) const {
   if (options_.device == ComputeDevice::cpu) {
     require_host_memory(*backend_, needs, free_memory());
   } else {
@@ -152,12 +152,12 @@ void Engine::require(std::span<const MemoryNeed> needs) const {
   }
 }
 
-Transformer Engine::load(const Checkpoint& checkpoint, Console& console) const {
+Transformer ModelLoader::load(const Checkpoint& checkpoint, Console& console) const {
   const auto progress = stage(console, "load " + checkpoint.directory().string(), "blocks");
   return Transformer::load(checkpoint, *backend_, progress);
 }
 
-Encoder Engine::load_encoder(const Checkpoint& checkpoint, Console& console) const {
+Encoder ModelLoader::load_encoder(const Checkpoint& checkpoint, Console& console) const {
   return Encoder::load(checkpoint, *backend_, stage(console, "load " + checkpoint.directory().string(), "blocks"));
 }
 

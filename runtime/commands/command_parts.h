@@ -48,7 +48,8 @@ int kv_bits(const Arguments& arguments);  // of the cache, which 8-bit products 
 // Text from a model may end inside a character; JSON may not.
 std::string dump(const nlohmann::ordered_json& json);
 
-// The progress bar of one stage, as the callback that the long functions take; a place to stop when asked to.
+// The progress bar of one stage, as the callback that the long functions take; a place to stop when asked to. The
+// stage's clock starts with the first call, which such functions make before they do anything: 0 of so many.
 std::function<void(int64_t, int64_t)> stage(Console& console, const std::string& name, const std::string& unit);
 
 // Before a model is loaded: its files are what was written, where anything says what that was. Throws as
@@ -56,10 +57,10 @@ std::function<void(int64_t, int64_t)> stage(Console& console, const std::string&
 void check_files_of(const std::filesystem::path& directory, const std::string& instead, Console& console);
 
 // The backend that the options name, and models loaded on it.
-class Engine {
+class ModelLoader {
  public:
   // Throws what make_backend throws.
-  explicit Engine(const Arguments& arguments);
+  explicit ModelLoader(const Arguments& arguments);
 
   const BackendOptions& options() const { return options_; }
   // Before models are loaded that are held together: whether they fit the device, or what this process may have of the

@@ -94,7 +94,7 @@ void run_generate(const Arguments& arguments, Console& console) {
                                     .top_k = arguments.integer("top-k"),
                                     .top_p = arguments.number("top-p"),
                                     .seed = static_cast<uint64_t>(arguments.integer("seed"))};
-  const Engine engine(arguments);
+  const ModelLoader loader(arguments);
   const ModelDirectory directory(arguments.positional(0));
   if (arguments.flag("verify")) check_files_of(directory.path(), "", console);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
@@ -107,10 +107,10 @@ void run_generate(const Arguments& arguments, Console& console) {
   check_length(checkpoint.description(), static_cast<int64_t>(ids.size()), options.max_tokens);
   const auto num_tokens = static_cast<int64_t>(ids.size()) + options.max_tokens;
   const Checkpoint* const held = &checkpoint;
-  engine.check_memory(
+  loader.check_memory(
       {&held, 1},
       {.num_rows = num_tokens, .num_tokens = num_tokens, .keeps_every_layer = true, .kv_bits = kv_bits(arguments)});
-  Transformer model = engine.load(checkpoint, console);
+  Transformer model = loader.load(checkpoint, console);
   use_bits(arguments, model);
   ContinuedText stream(tokenizer, prompt, ids, console.model_text());
   const Generation generation = generate(model, ids, options, [&](int32_t id) { stream.add(id); });
@@ -181,22 +181,22 @@ void run_bench(const Arguments& arguments, Console& console) {
   const BenchOptions options = {.prefill_tokens = arguments.integer("prefill-tokens"),
                                 .decode_tokens = arguments.integer("decode-tokens"),
                                 .repetitions = arguments.integer("repetitions")};
-  const Engine engine(arguments);
+  const ModelLoader loader(arguments);
   const ModelDirectory directory(arguments.positional(0));
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
   const int64_t context = checkpoint.description().context_length;  // more is refused
   const int64_t num_tokens = std::max(std::min(options.prefill_tokens, context),
                                       BenchOptions::kDecodePrompt + std::min(options.decode_tokens, context));
   const Checkpoint* const held = &checkpoint;
-  engine.check_memory({&held, 1},
+  loader.check_memory({&held, 1},
                       {.num_rows = num_tokens,
                        .num_tokens = num_tokens,
                        .keeps_every_layer = true,
                        .kv_bits = kv_bits(arguments),
-                       .most_roof_bytes = roof_footprint_bytes(engine.options(), std::numeric_limits<int64_t>::max())});
-  Transformer model = engine.load(checkpoint, console);
+                       .most_roof_bytes = roof_footprint_bytes(loader.options(), std::numeric_limits<int64_t>::max())});
+  Transformer model = loader.load(checkpoint, console);
   use_bits(arguments, model);
-  BenchResult result = bench(model, engine.options(), options, stage(console, "bench", "repetitions"));
+  BenchResult result = bench(model, loader.options(), options, stage(console, "bench", "repetitions"));
   result.peak_memory_bytes = memory.peak_bytes();
   console.report() << to_text(result);
   console.set_result(to_json(result));

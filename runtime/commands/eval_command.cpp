@@ -88,7 +88,7 @@ void check_evaluated(const Arguments& arguments, const std::filesystem::path& di
 // Of an encoder: its embeddings of the texts of --pairs.
 void run_eval_pairs(const Arguments& arguments, Console& console) {
   MemorySampler memory;
-  const Engine engine(arguments);
+  const ModelLoader loader(arguments);
   check_evaluated(arguments, arguments.positional(0), console);
   const Checkpoint checkpoint = Checkpoint::open(arguments.positional(0));
   const Pooling pooling = read_pooling(checkpoint.directory(), checkpoint.encoder());
@@ -103,9 +103,9 @@ void run_eval_pairs(const Arguments& arguments, Console& console) {
     check_comparable(checkpoint, *reference_checkpoint, data);
     checkpoints.push_back(&*reference_checkpoint);
   }
-  engine.check_encoder_memory(checkpoints, std::max(Encoder::kBatchRows, checkpoint.encoder().context_length));
-  if (reference_checkpoint) reference = engine.load_encoder(*reference_checkpoint, console);
-  Encoder model = engine.load_encoder(checkpoint, console);
+  loader.check_encoder_memory(checkpoints, std::max(Encoder::kBatchRows, checkpoint.encoder().context_length));
+  if (reference_checkpoint) reference = loader.load_encoder(*reference_checkpoint, console);
+  Encoder model = loader.load_encoder(checkpoint, console);
   EmbeddingEvaluation evaluation =
       evaluate_embeddings(model, reference ? &*reference : nullptr, data, pooling, stage(console, "evaluate", "texts"));
   evaluation.peak_memory_bytes = memory.peak_bytes();
@@ -137,7 +137,7 @@ void run_eval_instructions(const Arguments& arguments, Console& console) {
     Tokenizer tokenizer;
     InstructionPrompts prompts = {};
   };
-  const Engine engine(arguments);
+  const ModelLoader loader(arguments);
   std::vector<std::unique_ptr<Answerer>> answerers;
   answerers.push_back(std::make_unique<Answerer>(arguments.positional(0), arguments, console));
   if (arguments.given("reference")) {
@@ -153,11 +153,11 @@ void run_eval_instructions(const Arguments& arguments, Console& console) {
       num_tokens = std::max(num_tokens, static_cast<int64_t>(ids.size()) + options.max_new_tokens);
     }
     const Checkpoint* const checkpoint = &answerer->checkpoint;
-    engine.check_memory({&checkpoint, 1}, {.num_rows = num_tokens,
+    loader.check_memory({&checkpoint, 1}, {.num_rows = num_tokens,
                                            .num_tokens = num_tokens,
                                            .keeps_every_layer = true,
                                            .kv_bits = evaluations.empty() ? kv_bits(arguments) : kKvFloatBits});
-    Transformer model = engine.load(answerer->checkpoint, console);
+    Transformer model = loader.load(answerer->checkpoint, console);
     if (evaluations.empty()) use_bits(arguments, model);
     evaluations.push_back(evaluate_instructions(model, answerer->tokenizer, data, answerer->prompts, options,
                                                 stage(console, "evaluate", "examples")));
@@ -180,7 +180,7 @@ void run_eval(const Arguments& arguments, Console& console) {
   if (arguments.given("context")) options.context = arguments.integer("context");
   if (arguments.given("windows")) options.num_windows = arguments.integer("windows");
 
-  const Engine engine(arguments);
+  const ModelLoader loader(arguments);
   const ModelDirectory directory(arguments.positional(0));
   check_evaluated(arguments, directory.path(), console);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
@@ -200,9 +200,9 @@ void run_eval(const Arguments& arguments, Console& console) {
   std::vector<const Checkpoint*> checkpoints = {&checkpoint};
   if (reference_checkpoint) checkpoints.push_back(&*reference_checkpoint);
   const int64_t num_rows = std::max(data.windows.num_tokens, Transformer::kBatchRows);
-  engine.check_memory(checkpoints, {.num_rows = num_rows, .num_tokens = num_rows, .kv_bits = kv_bits(arguments)});
-  if (reference_checkpoint) reference = engine.load(*reference_checkpoint, console);
-  Transformer model = engine.load(checkpoint, console);
+  loader.check_memory(checkpoints, {.num_rows = num_rows, .num_tokens = num_rows, .kv_bits = kv_bits(arguments)});
+  if (reference_checkpoint) reference = loader.load(*reference_checkpoint, console);
+  Transformer model = loader.load(checkpoint, console);
   use_bits(arguments, model);
 
   Evaluation evaluation =

@@ -38,7 +38,7 @@ Distance distance(std::span<const float> p_RV, std::span<const float> q_RV, size
   return result;
 }
 
-class CudaArtifacts : public testing::TestWithParam<Artifact> {
+class CudaArtifacts : public testing::TestWithParam<StoriesArtifact> {
  protected:
   CudaArtifacts() { emulation::set_options({.hides_memory = false}); }
   ~CudaArtifacts() override { emulation::set_options({}); }

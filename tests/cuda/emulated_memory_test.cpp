@@ -18,7 +18,7 @@ struct TakenAndEstimated {
   Taken taken, estimated;
 };
 
-class EmulatedCudaArtifacts : public testing::TestWithParam<Artifact> {
+class EmulatedCudaArtifacts : public testing::TestWithParam<StoriesArtifact> {
  protected:
   EmulatedCudaArtifacts() { emulation::set_options({.hides_memory = false}); }
   ~EmulatedCudaArtifacts() override { emulation::set_options({}); }
@@ -59,12 +59,13 @@ TEST_P(EmulatedCudaArtifacts, TheEstimateOfMemoryIsNotTooSmall) {
 
 // The estimate has rows to spare, which hide what it leaves out: that is seen by what it adds for more.
 class EmulatedMemory : public EmulatedCudaArtifacts {};
-INSTANTIATE_TEST_SUITE_P(
-    Inputs, EmulatedMemory,
-    testing::Values(Artifact{"plain", {.bits = 8}},
-                    Artifact{"codes",
-                             {.bits = 8, .format = StoredFormat::int_quantized, .input = {.type = InputType::int8}}}),
-    [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(Inputs, EmulatedMemory,
+                         testing::Values(StoriesArtifact{"plain", {.bits = 8}},
+                                         StoriesArtifact{"codes",
+                                                         {.bits = 8,
+                                                          .format = StoredFormat::int_quantized,
+                                                          .input = {.type = InputType::int8}}}),
+                         [](const auto& test) { return test.param.name; });
 
 // Rotations of more positions, and what attention finds of more stretches.
 TEST_P(EmulatedMemory, MoreTokensTakeWhatTheEstimateAdds) {

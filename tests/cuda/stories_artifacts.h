@@ -23,15 +23,15 @@ namespace pare {
 inline constexpr float kStaticScale = 0.0625f;
 inline const std::vector<int32_t> kOutlierColumns = {1, 7, 40};
 
-struct Artifact {
+struct StoriesArtifact {
   std::string name;
   PackScheme scheme;
 };
-inline void PrintTo(const Artifact& artifact, std::ostream* out) {
+inline void PrintTo(const StoriesArtifact& artifact, std::ostream* out) {
   *out << artifact.name;
 }
 
-inline std::vector<Artifact> artifacts() {
+inline std::vector<StoriesArtifact> artifacts() {
   const auto int8 = [](InputRange range = InputRange::token, bool symmetric = true) {
     return InputFormat{.type = InputType::int8, .range = range, .symmetric = symmetric};
   };

@@ -118,7 +118,7 @@ inline OracleCodes optimal_brain_quantization(const at::Tensor& weight_OI, const
   return result;
 }
 
-struct Comparison {
+struct OracleComparison {
   int64_t num_rows_left_at_ties = 0;
   int64_t num_wrong_rows = 0;
 };
@@ -126,10 +126,10 @@ struct Comparison {
 // Rows agree up to their first tie. In units of the scale a weight is below 2^bits, and float32 rounds it (relative
 // 2^-24) once for each of at most I updates, each of which carries a few roundings of its own: ties are closer than
 // 4 I 2^bits 2^-24.
-inline Comparison compare(const QuantizedWeight& found, const OracleCodes& expected,
-                          const std::vector<int64_t>& order) {
+inline OracleComparison compare(const QuantizedWeight& found, const OracleCodes& expected,
+                                const std::vector<int64_t>& order) {
   const double tie = 4.0 * double(found.num_in) * (1 << found.bits) * 0x1p-24;
-  Comparison comparison;
+  OracleComparison comparison;
   for (int64_t row = 0; row < found.num_out; ++row) {
     for (const int64_t column : order) {
       const int64_t i = row * found.num_in + column;

@@ -94,7 +94,7 @@ TEST_P(GptqTwin, ChoosesTheCodesOfOptimalBrainQuantization) {
         options.block_size = block_size;
         const GptqResult result = gptq(weight, hessian, options);
         validate(result.weight, "result");
-        const Comparison comparison =
+        const OracleComparison comparison =
             compare(result.weight, optimal_brain_quantization(weight, rows, result.weight, order), order);
         EXPECT_EQ(comparison.num_wrong_rows, 0) << bits << " bits, order " << int(act_order);
         num_rows += num_out;

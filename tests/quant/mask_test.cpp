@@ -124,7 +124,7 @@ TEST(Mask, GptqChoosesTheCodesOfItsFloat64Twin) {
             EXPECT_EQ(num_nonzero_pruned(result.weight, kept), 0);
             EXPECT_TRUE(result.kept_OI.equal(kept));
             const OracleCodes expected = optimal_brain_quantization(given, rows, result.weight, order, kept);
-            const Comparison comparison = compare(result.weight, expected, order);
+            const OracleComparison comparison = compare(result.weight, expected, order);
             EXPECT_EQ(comparison.num_wrong_rows, 0) << bits << " bits, order " << int(act_order);
             num_rows += num_out;
             num_rows_left += comparison.num_rows_left_at_ties;
