@@ -67,7 +67,7 @@ class ContinuedText {
   // Prints what was held back, and the end of the line.
   void finish() {
     print(stream_.finish());
-    out_ << '\n';
+    out_ << '\n' << std::flush;  // what is said on standard error next stands in a line of its own
   }
 
   // All text without the prompt.
@@ -115,10 +115,16 @@ void run_generate(const Arguments& arguments, Console& console) {
   ContinuedText stream(tokenizer, prompt, ids, console.model_text());
   const Generation generation = generate(model, ids, options, [&](int32_t id) { stream.add(id); });
   stream.finish();
+  if (generation.ids.empty()) {
+    console.progress().print("the model ended the text at once: its first token is one that ends texts (id " +
+                             std::to_string(generation.end_token) + "), so that nothing follows the prompt");
+  }
   console.progress().print(std::to_string(generation.prompt_tokens) + " prompt tokens at " +
                            format_number(generation.prefill_tokens_per_second(), 1) + " tokens/s, " +
-                           std::to_string(generation.ids.size()) + " new ones at " +
-                           format_number(generation.decode_tokens_per_second(), 1) + " tokens/s");
+                           std::to_string(generation.ids.size()) + " new ones" +
+                           (generation.decoded_tokens == 0
+                                ? std::string()
+                                : " at " + format_number(generation.decode_tokens_per_second(), 1) + " tokens/s"));
   console.set_result(dump({{"prompt", prompt},
                            {"text", stream.continuation()},
                            {"ids", generation.ids},

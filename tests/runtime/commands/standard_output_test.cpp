@@ -8,6 +8,7 @@
 #include <array>
 #include <csignal>
 #include <cstring>
+#include <numeric>
 
 #include "runtime/commands/command_line.h"
 #include "runtime/commands/commands.h"
@@ -115,6 +116,36 @@ std::string on_a_terminal(const std::vector<std::string>& words) {
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0) << text;
   return text;
+}
+
+// Text and statistics are two streams of one terminal, or of one pipe.
+TEST_F(StandardOutputOf, StatisticsStandInALineOfTheirOwn) {
+  const std::vector<std::string> words = {"generate", model_.string(), "--max-tokens", "3", "--prompt", "ab"};
+  const std::string shown = on_a_terminal(words);
+  const size_t statistics = shown.find("3 prompt tokens at ");
+  ASSERT_NE(statistics, std::string::npos) << shown;
+  EXPECT_EQ(shown.substr(statistics - 2, 2), "\r\n") << shown;
+  const Outcome together = run_into("generate " + model_.string() + " --max-tokens 3 --prompt ab",
+                                    ">" + (folder_.path() / "all").string() + " 2>&1");
+  EXPECT_EQ(together.status, 0);
+  const std::string all = file_text(folder_.path() / "all");
+  ASSERT_NE(all.find("3 prompt tokens at "), std::string::npos) << all;
+  EXPECT_EQ(all[all.find("3 prompt tokens at ") - 1], '\n') << all;
+}
+
+// A model whose every token ends the text.
+TEST_F(StandardOutputOf, AModelThatStopsAtOnceIsSaidTo) {
+  nlohmann::json config = nlohmann::json::parse(file_text(model_ / "config.json"));
+  std::vector<int> all(config.at("vocab_size").get<size_t>());
+  std::iota(all.begin(), all.end(), 0);
+  config["eos_token_id"] = all;
+  std::ofstream(model_ / "config.json") << config;
+  std::filesystem::remove(model_ / "generation_config.json");
+  const Outcome result = run("generate " + model_.string() + " --max-tokens 5 --prompt ab");
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.out, "ab\n");
+  EXPECT_NE(result.err.find("the model ended the text at once"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("0 new ones\n"), std::string::npos) << result.err;
 }
 
 // The escape character is a token (as byte-level tokenizers write it), and in a name.
