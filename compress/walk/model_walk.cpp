@@ -138,6 +138,7 @@ void walk_blocks(ModelWalk& walk, int64_t end, BlockTask& task, const std::funct
     if (b + 1 < end || (!is_done && task.reads_outputs(b))) walk.leave();
     if (!is_done) task.leave(b, block);
   }
+  between(end);
 }
 
 }  // namespace pare

@@ -145,11 +145,13 @@ FileCheck check_files(const fs::path& directory, WhichFiles which,
   const std::map<std::string, std::string> outputs = listed_outputs(manifest, text);
   if (which == WhichFiles::all) check_report(report, seal, result);
   int64_t num_done = 0;
+  const auto num_outputs = static_cast<int64_t>(outputs.size());
+  if (progress && num_outputs > 0) progress(0, num_outputs);
   for (const auto& [name, digest] : outputs) {
     throw_if_interrupted();
     check_digest(directory, name, digest, result.problems);
     ++result.num_files;
-    if (progress) progress(++num_done, static_cast<int64_t>(outputs.size()));
+    if (progress) progress(++num_done, num_outputs);
   }
   for (const std::string& name : names_in(directory)) {
     if (outputs.contains(name) || name == kManifestName || name == kReportName) continue;

@@ -61,6 +61,7 @@ Verification verify(const std::filesystem::path& directory, const std::function<
     for (const NormDescription& norm : all_norms(model)) norms.push_back([&, norm] { checkpoint->norm_gain(norm); });
   }
   num_items = static_cast<int64_t>(linears.size() + norms.size());
+  if (progress) progress(0, num_items);
   std::map<std::string, SparsityClaim> claims;
   attempt([&] { claims = sparsity_claims(*checkpoint); });
   for (const LinearDescription& linear : linears) {

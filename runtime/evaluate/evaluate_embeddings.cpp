@@ -209,6 +209,7 @@ EmbeddingEvaluation evaluate_embeddings(Encoder& model, Encoder* reference, cons
       if (progress) progress(before + done, num_steps);
     };
   };
+  if (progress) progress(0, num_steps);
   const Embeddings own(model, data, pooling, report(0));
   const std::vector<double> similarities = own.similarities(data);
   if (result.has_scores) result.gold_correlation = rank_correlation(similarities, data.gold);

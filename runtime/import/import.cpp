@@ -48,6 +48,7 @@ std::filesystem::path find_llama2c_tokenizer(const std::filesystem::path& source
 void write_model(ImportedModel model, const std::filesystem::path& directory, const ImportOptions& options) {
   for (const auto& [name, content] : model.text_files) write_file_atomically(directory / name, content);
   const auto num_tensors = static_cast<int64_t>(model.tensors.size());
+  if (options.progress) options.progress(0, num_tensors);
   for (auto done = std::make_shared<int64_t>(0); StreamedTensor & tensor : model.tensors) {
     tensor.produce = [done, num_tensors, produce = std::move(tensor.produce), &options](const ByteSink& sink) {
       produce([&](std::span<const std::byte> row) {
