@@ -9,6 +9,7 @@
 #include "compress/pipeline.h"
 #include "compress/recipe/distill_pass.h"
 #include "compress/recipe/recipe.h"
+#include "compress/recipe/recipe_paths.h"
 #include "compress/record/record.h"
 #include "compress/torch_errors.h"
 #include "runtime/commands/command_line.h"
@@ -41,8 +42,15 @@ void keep_as_private_as_sources(const pare::Recipe& recipe, const pare::RunOptio
   }
 }
 
+// With its files found.
+pare::Recipe find_recipe(const pare::Arguments& arguments, pare::Console& console) {
+  pare::Recipe recipe = pare::read_recipe(arguments.positional(0));
+  for (const std::string& note : pare::find_files(recipe)) console.progress().print("recipe: " + note);
+  return recipe;
+}
+
 void run_recipe(const pare::Arguments& arguments, pare::Console& console) {
-  const pare::Recipe recipe = pare::read_recipe(arguments.positional(0));
+  const pare::Recipe recipe = find_recipe(arguments, console);
   pare::RunOptions options = run_options(arguments);
   if (arguments.given("out")) options.output = arguments.text("out");
   options.fresh = arguments.flag("fresh");
@@ -55,7 +63,7 @@ void run_recipe(const pare::Arguments& arguments, pare::Console& console) {
 }
 
 void calibrate_recipe(const pare::Arguments& arguments, pare::Console& console) {
-  const pare::Recipe recipe = pare::read_recipe(arguments.positional(0));
+  const pare::Recipe recipe = find_recipe(arguments, console);
   keep_as_private_as_sources(recipe, run_options(arguments));
   console.set_result(pare::with_own_errors(
       [&] { return pare::calibrate(recipe, arguments.positional(1), run_options(arguments), console.progress()); }));

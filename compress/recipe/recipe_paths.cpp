@@ -1,0 +1,77 @@
+#include "compress/recipe/recipe_paths.h"
+
+#include <functional>
+#include <stdexcept>
+#include <system_error>
+
+#include "compress/recipe/distill_pass.h"
+#include "runtime/evaluate/token_source.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Visits every file and folder that the recipe reads, under the key that it has there.
+using VisitPath = std::function<void(const std::string& key, fs::path& path)>;
+
+void visit_paths(DistillOptions& options, const VisitPath& visit) {
+  const auto visit_text = [&](const std::string& key, std::string& text) {
+    fs::path path = text;
+    visit("distill." + key, path);
+    text = path.string();
+  };
+  for (std::string& text : options.text) visit_text("text", text);
+  visit_text("student", options.student);
+  visit_text("teacher", options.teacher);
+  visit_text("logits", options.logits);
+  visit_text("validation_text", options.validation_text);
+}
+
+void visit_paths(Recipe& recipe, const VisitPath& visit) {
+  visit("model", recipe.model);
+  if (recipe.calibration) {
+    visit("calibration.text", recipe.calibration->text);
+    visit("calibration.statistics", recipe.calibration->statistics);
+  }
+  for (PassRecipe& pass : recipe.passes) {
+    if (dynamic_cast<const DistillPass*>(pass.options.get()) == nullptr) continue;
+    const std::shared_ptr<PassOptions> options = copy_of(*pass.options);
+    visit_paths(dynamic_cast<DistillPass&>(*options).distill, visit);
+    pass.options = options;
+  }
+  if (recipe.sensitivity) visit("sensitivity.text", recipe.sensitivity->text);
+  for (PerplexityRecipe& item : recipe.evaluate) visit("evaluate.perplexity.text", item.text);
+  for (InstructionsRecipe& item : recipe.instructions) visit("evaluate.instructions.file", item.file);
+  for (EmbeddingsRecipe& item : recipe.embeddings) visit("evaluate.embeddings.pairs", item.pairs);
+}
+
+}  // namespace
+
+std::vector<std::string> find_files(Recipe& recipe) {
+  std::vector<std::string> notes;
+  std::string reader = is_standard_input(recipe.file) ? "the recipe" : "";  // of standard input
+  visit_paths(recipe, [&](const std::string& key, fs::path& path) {
+    if (path.empty()) return;
+    if (is_standard_input(path)) {
+      if (!reader.empty()) {
+        throw std::invalid_argument(recipe.file.string() + ": '" + key + "' is standard input, and so is " + reader +
+                                    ": it can be read once; give one of them as a file");
+      }
+      reader = "'" + key + "'";
+      return;
+    }
+    const fs::path beside = recipe.file.parent_path() / path;  // an absolute path stays what it is
+    std::error_code unreadable;                                // its reader says why
+    if (!fs::exists(beside, unreadable)) return;
+    if (!fs::exists(path, unreadable)) {
+      path = beside;
+    } else if (!fs::equivalent(path, beside, unreadable) && !unreadable) {
+      notes.push_back("'" + key + "': '" + path.string() + "' is taken from the working directory; '" +
+                      beside.string() + "', beside the recipe, is another");
+    }
+  });
+  return notes;
+}
+
+}  // namespace pare
