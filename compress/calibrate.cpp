@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "compress/artifact/can_be_made.h"
 #include "compress/artifact/model_hash.h"
 #include "compress/hdf5/hdf5_reader.h"
 #include "compress/plan/plan.h"
@@ -84,6 +85,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   if (is_there(output)) {
     throw std::runtime_error("output '" + output.string() + "' exists: remove it or choose another");
   }
+  check_can_be_made(output);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
   check_not_quantized(checkpoint);
   const ModelDescription& model = checkpoint.description();

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "compress/artifact/artifact.h"
+#include "compress/artifact/can_be_made.h"
 #include "compress/compress_model.h"
 #include "compress/derive_student.h"
 #include "compress/phase.h"
@@ -190,6 +191,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   const std::vector<Recipe> phases = phases_of(recipe);
   remove_remains(output, phases.size());
   Artifact::check_output_is_free(output);
+  check_can_be_made(output);
   const ModelDirectory model(chosen(options.model, recipe.model, "model", "model", "--model"));
   const Checkpoint original = Checkpoint::open(model.path());
   check_device(phases, options.on_gpu, progress);

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "compress/artifact/can_be_made.h"
 #include "compress/artifact/model_hash.h"
 #include "compress/hdf5/hdf5_reader.h"
 #include "compress/predict/predict.h"
@@ -272,6 +273,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   const at::NoGradGuard no_grad;
   check_options(options);
   UnfinishedStore::check_output_is_free(output);
+  check_can_be_made(output);
   const int num_threads = options.num_threads > 0 ? options.num_threads : omp_get_max_threads();
   at::set_num_threads(num_threads);
   omp_set_num_threads(num_threads);

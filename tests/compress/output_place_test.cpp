@@ -1,9 +1,14 @@
 // Where the commands that write are told to write: said before any work, or done.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "compress/artifact/can_be_made.h"
 #include "tests/compress/run_pare.h"
 #include "tests/runtime/engine/tiny_models.h"
 
@@ -11,6 +16,31 @@ namespace pare::test {
 namespace {
 
 namespace fs = std::filesystem;
+
+// What check_can_be_made says to a user without rights of root.
+std::string objection(const fs::path& output) {
+  std::array<int, 2> ends;
+  if (::pipe(ends.data()) != 0) throw std::runtime_error("no pipe");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    constexpr uid_t kNobody = 65534;
+    if (::geteuid() == 0 && ::setuid(kNobody) != 0) ::_exit(9);
+    try {
+      check_can_be_made(output);
+    } catch (const std::runtime_error& error) {
+      if (::write(ends[1], error.what(), std::strlen(error.what())) < 0) ::_exit(9);
+    }
+    ::_exit(0);
+  }
+  ::close(ends[1]);
+  std::array<char, 4096> text;
+  const ssize_t size = ::read(ends[0], text.data(), text.size());
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  return {text.data(), static_cast<size_t>(size)};
+}
 
 class OutputPlace : public testing::Test {
  protected:
@@ -62,6 +92,8 @@ TEST_F(OutputPlace, WhatCannotBeMadeIsRefusedBeforeAnyWork) {
              {folder + "recipe.yaml/y", "recipe.yaml' is no folder"},
              {folder + "..", "expected the name of a new file or folder"},
              {folder + "a\nb", "without control characters"},
+             {"/proc/self/y", "'/proc/self/y' cannot be made: '/proc/self': "},
+             {folder + std::string(250, 'n'), "a name of 258 bytes; expected at most 255"},
              {"", "empty"}}) {
       const Outcome outcome = with(command, output);
       EXPECT_EQ(outcome.status, output.empty() ? 2 : 1) << command[0] << " " << output << outcome.err;
@@ -69,6 +101,47 @@ TEST_F(OutputPlace, WhatCannotBeMadeIsRefusedBeforeAnyWork) {
       EXPECT_EQ(outcome.out, "");
       EXPECT_EQ(num_left(), num_before) << command[0];
     }
+  }
+}
+
+TEST_F(OutputPlace, WhereNothingCanBeMadeIsSaidBeforehand) {
+  const fs::path closed = folder_ / "closed", open = folder_ / "open";
+  fs::create_directory(closed);
+  fs::create_directory(open);
+  fs::permissions(folder_.path(), fs::perms(0755));
+  fs::permissions(closed, fs::perms(0555));
+  fs::permissions(open, fs::perms(0777));
+  const size_t before = num_left();
+  EXPECT_EQ(objection(closed / "out"), "output '" + (closed / "out").string() + "' cannot be made: '" +
+                                           closed.string() + "': Permission denied; choose another output");
+  EXPECT_NE(objection(closed / "a/b/out").find("'" + closed.string() + "': Permission denied"), std::string::npos);
+  EXPECT_EQ(objection(open / "out"), "");
+  EXPECT_EQ(objection(open / "a/b/out"), "");
+  EXPECT_NE(objection("/proc/self/out"), "");  // a file system without files that have no name
+  EXPECT_NE(objection(open / std::string(250, 'n')).find("a name of 258 bytes; expected at most 255"),
+            std::string::npos);
+  // The folder in which an earlier run has worked, and another user left it.
+  fs::create_directory(open / "out.partial");
+  fs::permissions(open / "out.partial", fs::perms(0555));
+  EXPECT_NE(objection(open / "out").find("out.partial': Permission denied"), std::string::npos);
+  fs::remove(open / "out.partial");
+  EXPECT_EQ(num_left(), before);
+  check_can_be_made(open / "again");
+  EXPECT_EQ(num_left(), before);
+}
+
+// What can be known before any work is known by who asks for the plan alone, and nothing is made for it.
+TEST_F(OutputPlace, ADryRunSaysWhetherTheOutputCanBeMade) {
+  const std::string there = (folder_ / "there" / "y").string();
+  fs::create_directory(folder_ / "there");
+  for (auto command : commands_) {
+    command.insert(command.begin() + 1, "--dry-run");
+    EXPECT_EQ(with(command, "/proc/self/y").status, 1) << command[0];
+    const auto time = fs::last_write_time(folder_ / "there");
+    const Outcome outcome = with(command, there);
+    EXPECT_EQ(outcome.status, 0) << command[0] << outcome.err;
+    EXPECT_TRUE(fs::is_empty(folder_ / "there"));
+    EXPECT_EQ(fs::last_write_time(folder_ / "there"), time) << command[0];  // nothing came and went, either
   }
 }
 
