@@ -1,44 +1,24 @@
 #include "quant/budget_picture.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
+
+#include "quant/picture_text.h"
 
 namespace pare {
 namespace {
 
 constexpr double kWidth = 720, kHeight = 480, kLeft = 80, kRight = 700, kTop = 48, kBottom = 410;
 
-// Fixed digits whatever the locale; trailing zeros stay, so that columns of numbers line up.
+// Places and sizes.
 std::string number(double value, int digits = 2) {
-  char text[64];
-  const auto end = std::to_chars(text, text + sizeof text, value, std::chars_format::fixed, digits);
-  return {text, end.ptr};
+  return fixed_digits(value, digits);
 }
 
 std::string shortest(double value) {
-  char text[64];
-  const auto end = std::to_chars(text, text + sizeof text, value, std::chars_format::general, 3);
-  return {text, end.ptr};
-}
-
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '&')
-      result += "&amp;";
-    else if (c == '<')
-      result += "&lt;";
-    else if (c == '>')
-      result += "&gt;";
-    else if (c == '"')
-      result += "&quot;";
-    else if (static_cast<unsigned char>(c) >= 0x20)
-      result += c;  // XML 1.0 has no control characters
-  }
-  return result;
+  return short_digits(value, 3);
 }
 
 // What the frame spans: bits per weight to the right, log10(loss) upwards.
@@ -98,7 +78,7 @@ std::string line(double x1, double y1, double x2, double y2, const char* stroke)
 
 std::string text(double x, double y, const char* anchor, const std::string& content, const char* more = "") {
   return "<text x=\"" + number(x) + "\" y=\"" + number(y) + "\" text-anchor=\"" + anchor + "\"" + more + ">" +
-         escaped(content) + "</text>\n";
+         xml_text(content) + "</text>\n";
 }
 
 // The step of 1, 2 or 5 times a power of ten that gives at most 10 ticks.
