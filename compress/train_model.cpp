@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -21,13 +20,13 @@
 #include "compress/train/trainer.h"
 #include "compress/train/training_device.h"
 #include "compress/train/training_picture.h"
+#include "compress/training_report.h"
 #include "compress/walk/statistics.h"
 #include "distill/losses.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/isa.h"
-#include "runtime/system/json_text.h"
 #include "runtime/system/large_pieces_stay.h"
 #include "runtime/tokenizer/tokenizer_hash.h"
 
@@ -35,7 +34,6 @@ namespace pare {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 // What a training phase reads beside what every phase does.
 struct TrainingInputs {
@@ -52,13 +50,13 @@ std::string names_of(const DistillOptions& options) {
   return names;
 }
 
-bool reads_teacher(const DistillOptions& options) {
-  return options.loss.loss != DistillLoss::hard_label;
-}
+// Which of the texts' windows, or of a record's sequences, are the i-th that is trained on and the i-th held out.
+struct Chosen {
+  std::vector<int64_t> training, validation;
+};
 
 // Windows to validate on are held out of the text, unless they come from one of their own.
-// chosen[i]: which of all is the i-th that is trained on.
-TrainingWindows split(const LabelledWindows& all, const DistillOptions& options, std::vector<int64_t>& chosen) {
+TrainingWindows split(const LabelledWindows& all, const DistillOptions& options, Chosen& chosen) {
   const auto seed = static_cast<uint64_t>(options.seed);
   const int64_t num_validation = options.validation_text.empty() ? options.validation_windows : 0;
   const int64_t num_training = options.windows > 0 ? std::min(options.windows, all.windows.num_windows - num_validation)
@@ -93,11 +91,13 @@ TrainingWindows split(const LabelledWindows& all, const DistillOptions& options,
     ++part.windows.num_windows;
   };
   for (const int64_t i : draw_sorted(static_cast<int64_t>(rest.size()), num_training, seed)) {
-    chosen.push_back(rest[static_cast<size_t>(i)]);
-    append(windows.training, chosen.back());
+    chosen.training.push_back(rest[static_cast<size_t>(i)]);
+    append(windows.training, chosen.training.back());
   }
   for (int64_t n = 0; n < all.windows.num_windows; ++n) {
-    if (is_validation[static_cast<size_t>(n)]) append(windows.validation, n);
+    if (!is_validation[static_cast<size_t>(n)]) continue;
+    chosen.validation.push_back(n);
+    append(windows.validation, n);
   }
   return windows;
 }
@@ -124,7 +124,7 @@ LabelledWindows read_store(const LogitStore& store) {
 }
 
 TrainingWindows read_windows(const DistillOptions& options, const Checkpoint& student, const LogitStore* store,
-                             std::vector<int64_t>& chosen) {
+                             Chosen& chosen) {
   std::optional<Tokenizer> tokenizer;
   const auto is_text = [](const std::string& file) { return !file.empty() && !holds_token_windows(file); };
   const bool reads_text = store == nullptr && std::any_of(options.text.begin(), options.text.end(), is_text);
@@ -219,15 +219,18 @@ void check_store(const LogitStore& store, const DistillOptions& options, const C
                                 ": record shorter ones");
   }
   const std::vector<double>& temperatures = origin.temperatures;
-  // A student's table may have more rows than the tokenizer has tokens: these are left out of a record of all tokens.
-  const bool reads_temperature = reads_teacher(options) && origin.num_kept < model.vocabulary_size;
-  if (reads_temperature &&
-      std::find(temperatures.begin(), temperatures.end(), options.loss.temperature) == temperatures.end()) {
+  const auto check_temperature = [&](double temperature, const std::string& reader) {
+    if (std::find(temperatures.begin(), temperatures.end(), temperature) != temperatures.end()) return;
     std::string known;
-    for (const double temperature : temperatures) known += " " + format_number(temperature, 3);
+    for (const double one : temperatures) known += " " + format_number(one, 3);
     throw std::invalid_argument(where + "knows the mass of the tokens that it leaves out at the temperatures" + known +
-                                ", not at " + format_number(options.loss.temperature, 3) +
+                                ", not at " + format_number(temperature, 3) + reader +
                                 ": record that temperature as well");
+  };
+  // A student's table may have more rows than the tokenizer has tokens: these are left out of a record of all tokens.
+  if (reads_teacher(options) && origin.num_kept < model.vocabulary_size) {
+    check_temperature(options.loss.temperature, "");
+    if (options.select == SelectBy::kl) check_temperature(held_out_loss(options)->temperature, " ('select: kl')");
   }
   if (options.loss.loss == DistillLoss::slim) {
     const int64_t num_read = num_slim_logits(model.vocabulary_size, options.loss.slim_share);
@@ -384,17 +387,6 @@ std::string how_often_seen(const TrainingInputs& inputs) {
   return line;
 }
 
-Json curve_json(const std::vector<TrainingPoint>& curve) {
-  Json points = Json::array();
-  for (const TrainingPoint& point : curve) {
-    points.push_back({{"step", point.step},
-                      {"tokens", point.num_tokens},
-                      {"loss", point.loss},
-                      {"validation_perplexity", point.validation_perplexity}});
-  }
-  return points;
-}
-
 // The GPU's memory may be too small for weights, or only for activations.
 void naming_memory(const std::function<void()>& work) {
   try {
@@ -451,7 +443,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
     store = LogitStore::open(distill.logits);
     check_store(*store, distill, student);
   }
-  std::vector<int64_t> chosen;
+  Chosen chosen;
   TrainingInputs inputs{distill, read_windows(distill, student, store ? &*store : nullptr, chosen),
                         compute_type(distill.precision, options.on_gpu, student)};
   note_other_windows(distill, inputs.windows, phase.data.events);
@@ -467,6 +459,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
                        run_limits(options, input.num_threads));
   for (const std::string& line : to_lines(phase.prediction)) progress.print(line);
   progress.print(how_often_seen(inputs));
+  progress.print(how_chosen(distill));
   if (options.dry_run) return to_json(phase.prediction);
 
   check_inputs("training " + windows_hash(inputs.windows.training.windows) + " validation " +
@@ -477,7 +470,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   for (const std::string& pattern : input.recipe.passes.front().exclude) {
     phase.fingerprint["excluded"] += pattern + " ";
   }
-  phase.fingerprint["threads"] = std::to_string(input.num_threads);
+  phase.fingerprint[kThreadsEntry] = std::to_string(input.num_threads);
   name_products(at::toString(inputs.compute), phase);
   if (!device.is_cpu()) phase.fingerprint["device"] = device.str();
   if (input.may_be_made && takes_what_is_made(phase, options.fresh)) return {};
@@ -494,8 +487,12 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
     naming_memory([&] {
       const LargePiecesStay stay;
       StudentModel model(student, distill.train, is_trained, num_tokens, inputs.compute, device);
+      if (note_guessed_zeros(model, phase.data.events)) {
+        progress.print("event: " + phase.data.events.back());
+        check_strict(phase, {});
+      }
       const int64_t num_vocabulary = student.description().vocabulary_size;
-      std::unique_ptr<Teacher> source;
+      std::unique_ptr<Teacher> source, of_held_out;
       if (is_live) {
         std::unique_ptr<LiveTeacher> live = live_teacher(
             teacher, num_tokens, inputs.compute, num_vocabulary,
@@ -503,11 +500,15 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
         for (const at::Tensor& table_VD : model.frozen_tables()) live->share_table(table_VD);
         source = std::move(live);
       }
-      if (store && reads_teacher(distill)) source = recorded_teacher(*store, chosen, num_vocabulary);
+      if (store && reads_teacher(distill)) {
+        source = recorded_teacher(*store, chosen.training, num_vocabulary);
+        if (held_out_loss(distill)) of_held_out = recorded_teacher(*store, chosen.validation, num_vocabulary);
+      }
       TrainingStore states(artifact.training_folder());
       timed("train", phase, [&] {
         state = train(
-            inputs.windows, distill, source.get(), model, states, progress,
+            inputs.windows, distill, {source.get(), of_held_out ? of_held_out.get() : source.get()}, model, states,
+            progress,
             [&] {
               check_unchanged(phase);
               teacher.check_unchanged();
@@ -518,22 +519,15 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
       timed("commit", phase, [&] { commit_student(model, student, phase.plan, artifact); });
     });
     release_cached_memory(device);  // the artifact is evaluated on the same GPU, by kernels of our own
-    const Json common = {{"steps", state.step},
-                         {"training_windows", inputs.windows.training.windows.num_windows},
-                         {"validation_windows", inputs.windows.validation.windows.num_windows},
-                         {"tokens", inputs.windows.training.windows.num_tokens},
-                         {"stopped_early", state.is_stopped},
-                         {"best_step", state.best_step},
-                         {"best_validation_perplexity", state.best_perplexity},
-                         {"curve", curve_json(state.curve)}};
-    phase.training = json_text(common);
-    Json report = common;
-    report["seconds"] = speed.seconds;
-    report["tokens_per_second"] = speed.seconds > 0.0 ? static_cast<double>(speed.num_tokens) / speed.seconds : 0.0;
-    phase.report.training = json_text(report);
+    progress.print(how_kept(state, distill));
+    note_nothing_kept(state, distill, phase.data.events);
+    check_strict(phase, artifact.records());
+    phase.training = training_json(state, distill, inputs.windows, /*speed=*/nullptr);
+    phase.report.training = training_json(state, distill, inputs.windows, &speed);
     assemble_and_verify(artifact, phase);
-    return finish({{"training.csv", curve_csv(state.curve)}, {"training.svg", training_picture(state.curve)}}, artifact,
-                  memory, phase);
+    return finish(
+        {{"training.csv", curve_csv(state.curve)}, {"training.svg", training_picture(state.curve, state.kept_step)}},
+        artifact, memory, phase);
   });
 }
 

@@ -44,6 +44,12 @@ inline std::span<const EnumName<SoftForm>> enum_names(SoftForm) {
   return kNames;
 }
 
+// The least share that either distribution has in a mixture that a training compares with (beta, 1 - beta, 1 - skew).
+// Logits are float32: a logarithm of 8 to 16 is rounded by up to 2^-21 there. The mixture differs from the distribution
+// that it is compared with by as much as the other one's share s, and so do the logarithms whose difference is an
+// outcome's gradient: 2^-21 / s of it is rounding, 0.5 % at this share, half of it at 1e-6.
+inline constexpr double kLeastShareOfMixture = 1e-4;
+
 struct DistillLossOptions {
   DistillLoss loss = DistillLoss::soft_label;
   double temperature = 1.0;   // of student and teacher alike, in every loss but hard_label and minillm; > 0

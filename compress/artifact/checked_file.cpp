@@ -29,8 +29,9 @@ std::string read_checked_file(const std::filesystem::path& path) {
   return content;
 }
 
-std::runtime_error damaged_file(const std::filesystem::path& path) {
-  return std::runtime_error("'" + path.string() + "' is damaged: start anew with --fresh");
+std::runtime_error damaged_file(const std::filesystem::path& path, const std::string& what) {
+  return std::runtime_error("'" + path.string() + "' is damaged" + (what.empty() ? "" : " (" + what + ")") +
+                            ": start anew with --fresh");
 }
 
 }  // namespace pare

@@ -16,7 +16,8 @@ void write_checked_file(const std::filesystem::path& path, std::string_view cont
 // The content. Throws std::runtime_error: the file cannot be read, or damaged_file.
 std::string read_checked_file(const std::filesystem::path& path);
 
-// "'PATH' is damaged: start anew with --fresh", for all files of an unfinished run.
-std::runtime_error damaged_file(const std::filesystem::path& path);
+// "'PATH' is damaged: start anew with --fresh", for all files of an unfinished run; with `what`, where it is known what is
+// wrong, "'PATH' is damaged (WHAT): ...".
+std::runtime_error damaged_file(const std::filesystem::path& path, const std::string& what = {});
 
 }  // namespace pare

@@ -176,13 +176,26 @@ void Parts::claim(const Fingerprint& fingerprint, bool fresh) {
   for (const Json* const one : {&stored, &wanted}) {
     for (const auto& [name, value] : one->items()) names.insert(name);
   }
-  std::string different;
+  std::vector<std::string> different;
   for (const std::string& name : names) {
     if (wanted.contains(name) && stored.contains(name) && stored.at(name) == wanted.at(name)) continue;
-    different += (different.empty() ? "" : ", ") + name;
+    different.push_back(name);
   }
   if (different.empty()) return;
-  throw std::runtime_error("'" + partial_directory().string() + "' is an unfinished run with another " + different +
+  const std::string unfinished = "'" + partial_directory().string() + "' is an unfinished run ";
+  const auto number_of = [](const Json& entries) {
+    const std::string number = entries.at(kThreadsEntry).get<std::string>();
+    return number + (number == "1" ? " thread" : " threads");
+  };
+  if (different == std::vector<std::string>{kThreadsEntry} && stored.contains(kThreadsEntry) &&
+      wanted.contains(kThreadsEntry) && stored.at(kThreadsEntry).is_string()) {
+    throw std::runtime_error(unfinished + "on " + number_of(stored) + ", this one is on " + number_of(wanted) +
+                             ", and a training has other sums on each: go on with --threads " +
+                             stored.at(kThreadsEntry).get<std::string>() + ", or start anew with --fresh");
+  }
+  std::string list;
+  for (const std::string& name : different) list += (list.empty() ? "" : ", ") + name;
+  throw std::runtime_error(unfinished + "with another " + list +
                            ": start anew with --fresh, or choose another output with --out");
 }
 

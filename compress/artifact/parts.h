@@ -26,6 +26,8 @@ namespace pare {
 
 // What decides every byte of the output, by name: "model", "calibration", "recipe", "pare", "isa", ...
 using Fingerprint = std::map<std::string, std::string>;
+// Its entry where the number of threads decides as well.
+inline constexpr const char* kThreadsEntry = "threads";
 // A JSON object, as run.json holds it: to compare a fingerprint with a stored one.
 std::string to_json(const Fingerprint& fingerprint);
 

@@ -36,7 +36,47 @@ void check_loss_options(DistillLoss loss, const PassCheck& check) {
   }
 }
 
+void check_select(DistillOptions& distill, const PassCheck& check) {
+  const std::string unmeasured = why_unmeasured(distill);
+  if (!check.was_given("select")) {
+    if (!unmeasured.empty()) distill.select = SelectBy::last;
+  } else if (!unmeasured.empty() && (distill.select == SelectBy::loss || distill.select == SelectBy::kl)) {
+    check.fail("select", "'" + std::string(name_of(distill.select)) + "' cannot be measured: " + unmeasured +
+                             "; expected 'perplexity' or 'last'");
+  }
+  if (distill.select == SelectBy::kl && !reads_teacher(distill)) {
+    check.fail("select",
+               "'kl' is a divergence from a teacher, and 'loss: hard_label' has none: expected 'loss', "
+               "'perplexity' or 'last'");
+  }
+  if (distill.select == SelectBy::last && distill.patience > 0) {
+    check.fail("patience",
+               "'select: last' compares no validations, so that none is better than another: leave this out, or give " +
+                   std::string(unmeasured.empty() ? "another 'select'" : "'select: perplexity'"));
+  }
+}
+
 }  // namespace
+
+bool reads_teacher(const DistillOptions& options) {
+  return options.loss.loss != DistillLoss::hard_label;
+}
+
+std::string why_unmeasured(const DistillOptions& options) {
+  if (options.loss.loss == DistillLoss::minillm) {
+    return "minillm's loss is of sequences that the student makes up, others at every step";
+  }
+  if (reads_teacher(options) && !options.logits.empty() && !options.validation_text.empty()) {
+    return "'logits' holds nothing that the teacher says of 'validation_text'";
+  }
+  return {};
+}
+
+std::optional<DistillLossOptions> held_out_loss(const DistillOptions& options) {
+  if (options.select == SelectBy::loss) return options.loss;
+  if (options.select == SelectBy::kl) return DistillLossOptions{.loss = DistillLoss::forward_kl, .temperature = 1.0};
+  return std::nullopt;
+}
 
 void DistillPass::check(const PassCheck& check) {
   distill.asks_for_tokens = check.was_given("tokens");
@@ -94,6 +134,26 @@ void DistillPass::check(const PassCheck& check) {
   if (is_skewed && distill.loss.skew >= 1.0) {
     check.fail("skew", "expected below 1: a distribution is then compared with itself, and nothing is learned");
   }
+  const double most = 1.0 - kLeastShareOfMixture;
+  if (is_skewed && distill.loss.skew > most) {
+    check.fail("skew",
+               "expected at most 0.9999: a distribution is then compared with nearly itself, and the difference is "
+               "lost in the rounding of float32");
+  }
+  const double beta = distill.loss.beta;
+  const bool is_mixed = distill.loss.loss == DistillLoss::jensen_shannon && beta > 0.0 && beta < 1.0;
+  if (is_mixed && (beta < kLeastShareOfMixture || beta > most)) {
+    check.fail("beta",
+               "expected 0, 1, or 0.0001 to 0.9999: so near to the ends the gradient is lost in the rounding of "
+               "float32; what it tends to is 'beta: " +
+                   std::string(beta < 0.5 ? "0', forward_kl" : "1', reverse_kl"));
+  }
+  if (distill.loss.tail_label_weight > 0.0 && distill.loss.temperature != 1.0) {
+    check.fail("tail_label_weight",
+               "expected 'temperature: 1': the text's own tokens are drawn at temperature 1, and at "
+               "another one they say something else than the teacher of the tokens that were merged");
+  }
+  check_select(distill, check);
   const TrainedParts& parts = distill.train;
   if (!parts.weights && !parts.scales && !parts.vectors && !parts.embedding) {
     check.fail("train", "nothing is left to train");

@@ -2,7 +2,10 @@
 // and the phases that such items cut a recipe into. Free of LibTorch, so that recipes can be read without it.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,6 +32,16 @@ struct TrainedParts {
     visit("embedding", embedding);
   }
 };
+
+// By what the validation is chosen whose values are kept, of all of a training's, the one before its first step
+// included: the trained loss on held-out windows, their perplexity, or KL(teacher || student) at temperature 1 on them,
+// the least of each. last: no choice; the last step's values are kept.
+enum class SelectBy { loss, perplexity, kl, last };
+inline std::span<const EnumName<SelectBy>> enum_names(SelectBy) {
+  static constexpr std::array<EnumName<SelectBy>, 4> kNames = {
+      {{SelectBy::loss, "loss"}, {SelectBy::perplexity, "perplexity"}, {SelectBy::kl, "kl"}, {SelectBy::last, "last"}}};
+  return kNames;
+}
 
 struct DistillOptions {
   std::vector<std::string> text;  // trained on: a .txt, .jsonl or .npy, or several, each cut into windows of its own
@@ -57,8 +70,9 @@ struct DistillOptions {
   bool recompute = false;       // activations of blocks are computed again in the backward pass instead of kept
   std::string validation_text;  // empty: windows of the text that are not trained on
   int64_t validation_windows = 16;
-  int64_t validations = 10;  // how often on the way, evenly; the best checkpoint is kept
-  int64_t patience = 0;      // stop after so many validations without a better one; 0: never
+  int64_t validations = 10;          // how often on the way, evenly
+  SelectBy select = SelectBy::loss;  // as a default `last` where no teacher speaks of what is held out
+  int64_t patience = 0;              // stop after so many validations without a better one; 0: never
   int64_t seed = 0;
   bool asks_for_tokens = false;  // the recipe gives `tokens`
 
@@ -89,10 +103,18 @@ struct DistillOptions {
     visit("validation_text", validation_text);
     visit("validation_windows", validation_windows, {.low = 1, .high = 1 << 20});
     visit("validations", validations, {.low = 1, .high = 100000});
+    visit("select", select);
     visit("patience", patience, {.low = 0, .high = 100000});
     visit("seed", seed, {.low = 0, .high = 9007199254740992.0});
   }
 };
+
+// Whether the loss is one of a teacher's.
+bool reads_teacher(const DistillOptions& options);
+// Why no held-out windows have the trained loss, nor a divergence from the teacher, in words; empty where they have.
+std::string why_unmeasured(const DistillOptions& options);
+// The loss that held-out windows are measured by, beside their perplexity; none: by nothing else.
+std::optional<DistillLossOptions> held_out_loss(const DistillOptions& options);
 
 class DistillPass : public OptionsOf<DistillPass, PassKind::trains> {
  public:

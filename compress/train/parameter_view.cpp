@@ -65,13 +65,19 @@ bool has_value_outside(const at::Tensor& kept, const at::Tensor& values) {
 
 class FrozenView : public ParameterView {
  public:
-  explicit FrozenView(at::Tensor value) : value_(std::move(value)) {}
-  at::Tensor value(at::ScalarType) const override { return value_; }
+  FrozenView(at::Tensor value, at::Tensor stored) : value_(std::move(value)), stored_(std::move(stored)) {}
+  at::Tensor value(at::ScalarType compute) const override {
+    return takes_stored(compute) ? stored_.to(compute) : value_;
+  }
+  at::Tensor held(at::ScalarType compute) const override {
+    return takes_stored(compute) && stored_.is_cpu() ? stored_ : value(compute);
+  }
   void add_gradient(const at::Tensor&) override { throw std::logic_error("a frozen weight was given a gradient"); }
   std::vector<Parameter*> parameters() override { return {}; }
 
  private:
-  at::Tensor value_;
+  bool takes_stored(at::ScalarType compute) const { return stored_.defined() && compute == at::kFloat; }
+  at::Tensor value_, stored_;
 };
 
 class FloatView : public ParameterView {
@@ -141,8 +147,8 @@ at::Tensor rounded_to(const at::Tensor& x, DType dtype) {
   }
 }
 
-std::unique_ptr<ParameterView> frozen_view(at::Tensor value) {
-  return std::make_unique<FrozenView>(std::move(value));
+std::unique_ptr<ParameterView> frozen_view(at::Tensor value, at::Tensor stored) {
+  return std::make_unique<FrozenView>(std::move(value), std::move(stored));
 }
 
 std::unique_ptr<ParameterView> float_view(std::string name, ParameterKind kind, const at::Tensor& value, DType dtype,

@@ -57,8 +57,9 @@ class ParameterView {
   virtual void check_zeros() const {}
 };
 
-// Never changes; in the type that the forward pass takes.
-std::unique_ptr<ParameterView> frozen_view(at::Tensor value);
+// Never changes; in the type that the forward pass takes. stored: the values that a file holds, where the forward pass
+// takes others in bfloat16: then `value` is what is multiplied in bfloat16, and `stored` what is multiplied in float32.
+std::unique_ptr<ParameterView> frozen_view(at::Tensor value, at::Tensor stored = {});
 
 // A float tensor, on whose device all is that follows from it, that is stored as `dtype` (F32, F16, BF16). kept: bool,
 // of its shape; undefined: all. unit_offset: what is stored is the value less 1 (gemma's gains).

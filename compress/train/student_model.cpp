@@ -7,6 +7,7 @@
 
 #include "compress/walk/decoder_block.h"
 #include "runtime/commands/layer_sparsity.h"
+#include "runtime/system/progress.h"
 
 namespace pare {
 
@@ -37,6 +38,7 @@ StudentModel::StudentModel(const Checkpoint& checkpoint, const TrainedParts& par
   check_trainable(checkpoint, parts);
   const ModelDescription& model = checkpoint.description();
   functions_.set_input_formats(read_input_formats(checkpoint));
+  if (compute != at::kFloat) exact_.emplace(model, max_tokens, at::kFloat, device);  // no input is rounded then
   const auto read_norm = [&](const std::string& name, const NormDescription& norm, Views& views) {
     at::Tensor gain_D = read_gain(checkpoint, norm).to(device);
     const DType dtype = checkpoint.tensor(norm.name + ".weight").dtype;
@@ -50,7 +52,7 @@ StudentModel::StudentModel(const Checkpoint& checkpoint, const TrainedParts& par
       outer_[name] = float_view(table.name + ".weight", ParameterKind::weight, dense_values(linear).to(device),
                                 std::get<DenseWeight>(linear.weight).dtype);
     } else {
-      outer_[name] = frozen_view(dense_values(linear).to(device, compute));
+      outer_[name] = frozen(linear, dense_values(linear).to(device), compute);
     }
     checkpoint.drop_pages(table);
   };
@@ -82,21 +84,36 @@ void StudentModel::read_linear(const Checkpoint& checkpoint, const LinearDescrip
     at::Tensor weight_OI = dense_values(weights).to(functions_.device());
     if (parts.weights) {
       const ZeroCount zeros = count_zeros(weights, dense.pattern);
-      const bool keeps_zeros =
-          is_pruned || !dense.pattern.is_dense() || zeros.num_zeros * kPrunedShare > linear.num_out * linear.num_in;
+      const int64_t num_weights = linear.num_out * linear.num_in;
+      const bool is_said_to_be = is_pruned || !dense.pattern.is_dense();
+      const bool keeps_zeros = is_said_to_be || zeros.num_zeros * kPrunedShare > num_weights;
+      if (keeps_zeros && !is_said_to_be) {
+        const double share = static_cast<double>(zeros.num_zeros) / static_cast<double>(num_weights);
+        guessed_as_pruned_.push_back(linear.name + " (" + format_number(100.0 * share, 1) + " %)");
+      }
       views[name] = float_view(name, ParameterKind::weight, weight_OI, dense.dtype,
                                keeps_zeros ? weight_OI.ne(0.0) : at::Tensor());
     } else {
-      views[name] = frozen_view(weight_OI.to(held_type(weights, functions_.compute_type(), functions_.device())));
+      views[name] = frozen(weights, weight_OI, held_type(weights, functions_.compute_type(), functions_.device()));
     }
   }
   if (linear.has_bias) {
     const at::Tensor bias_O = float_tensor(weights.bias_O).to(functions_.device());
     const std::string bias = linear.name + ".bias";
     views[bias] = parts.vectors ? float_view(bias, ParameterKind::bias, bias_O, checkpoint.tensor(bias).dtype)
-                                : frozen_view(bias_O.to(functions_.compute_type()));
+                                : frozen_view(bias_O.to(functions_.compute_type()), exact_ ? bias_O : at::Tensor());
   }
   checkpoint.drop_pages(linear);
+}
+
+std::unique_ptr<ParameterView> StudentModel::frozen(const LinearWeights& linear, const at::Tensor& weight_OI,
+                                                    at::ScalarType type) const {
+  at::Tensor value = weight_OI.to(type);
+  if (!exact_) return frozen_view(std::move(value));
+  // The narrowest type that has the file's values.
+  const at::ScalarType exact = held_type(linear, at::kFloat, at::kCPU);
+  at::Tensor stored = exact == type ? value : weight_OI.to(exact);
+  return frozen_view(std::move(value), std::move(stored));
 }
 
 std::vector<Parameter*> StudentModel::parameters() {
@@ -124,13 +141,18 @@ void StudentModel::drop_values() {
   held_.clear();
 }
 
+void StudentModel::set_as_stored(bool as_stored) {
+  drop_values();
+  is_as_stored_ = as_stored;
+}
+
 const StudentModel::Views& StudentModel::views(int64_t index) const {
   return index == num_blocks() ? outer_ : blocks_[static_cast<size_t>(index)];
 }
 
 NamedTensors StudentModel::held(int64_t index) const {
   if (!held_.empty()) return held_[static_cast<size_t>(index)];
-  const at::ScalarType compute = functions_.compute_type();
+  const at::ScalarType compute = functions().compute_type();
   NamedTensors tensors;
   // Embedding and head are multiplied in many pieces of few rows.
   const bool is_outer = index == num_blocks();
@@ -141,7 +163,7 @@ NamedTensors StudentModel::held(int64_t index) const {
 }
 
 TrainedTensors StudentModel::leaves(int64_t index) const {
-  const at::ScalarType compute = functions_.compute_type();
+  const at::ScalarType compute = functions().compute_type();
   TrainedTensors tensors{held(index), {}};
   for (const auto& [name, view] : views(index)) {
     if (!view->is_trained()) continue;
@@ -178,7 +200,7 @@ std::vector<at::Tensor> StudentModel::frozen_tables() const {
 
 FrozenModel StudentModel::frozen_outer() const {
   const TrainedTensors tensors = outer();
-  return {&functions_,
+  return {&functions(),
           tensors.all.find(kEmbedding)->second.detach(),
           head(tensors).detach(),
           tensors.all.find(kFinalNorm)->second.detach(),
@@ -191,7 +213,7 @@ FrozenModel StudentModel::frozen() const {
     NamedTensors& tensors = model.blocks.emplace_back(held(b));
     for (const LinearDescription& linear : linears_of(description().blocks[static_cast<size_t>(b)])) {
       at::Tensor& weight_OI = tensors.find(linear.name + ".weight")->second;
-      weight_OI = weight_OI.to(functions_.compute_type());
+      weight_OI = weight_OI.to(functions().compute_type());
     }
   }
   return model;

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,8 +39,10 @@ class StudentModel {
                at::ScalarType compute, at::Device device = at::kCPU);
 
   const ModelDescription& description() const { return functions_.description(); }
-  const FunctionalModel& functions() const { return functions_; }
+  const FunctionalModel& functions() const { return is_as_stored_ && exact_ ? *exact_ : functions_; }
   int64_t num_blocks() const { return static_cast<int64_t>(blocks_.size()); }
+  // Trained linears whose zeros are kept for their number alone (kPrunedShare), with the share that is 0: "NAME (7.3 %)".
+  const std::vector<std::string>& guessed_as_pruned() const { return guessed_as_pruned_; }
   // In a fixed order: embedding, blocks, final norm, head.
   std::vector<Parameter*> parameters();
 
@@ -47,6 +50,11 @@ class StudentModel {
   // which must be before a parameter changes.
   void hold_values();
   void drop_values();
+
+  // Until it is set back: what is said above and below is of the artifact as it would be stored now, with the values of
+  // its files, which are multiplied in float32, as the runtime does. Drops the values that are held. Not while other
+  // threads compute.
+  void set_as_stored(bool as_stored);
 
   TrainedTensors block(int64_t index) const;
   // "embedding", "final_norm", and "head" unless tied to the embedding.
@@ -78,6 +86,10 @@ class StudentModel {
   using Views = std::map<std::string, std::unique_ptr<ParameterView>, std::less<>>;
   void read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts, bool is_pruned,
                    Views& views);
+  // weight_OI, the linear's values, in the type that is trained with, and with the file's own values beside it where
+  // these are other ones.
+  std::unique_ptr<ParameterView> frozen(const LinearWeights& linear, const at::Tensor& weight_OI,
+                                        at::ScalarType type) const;
   // Of a block, or of outer_ (index num_blocks()).
   const Views& views(int64_t index) const;
   NamedTensors held(int64_t index) const;
@@ -85,9 +97,27 @@ class StudentModel {
   static void add_gradients(Views& views, const TrainedTensors& tensors, std::span<const at::Tensor> gradients);
 
   FunctionalModel functions_;
+  std::optional<FunctionalModel> exact_;  // in float32, where functions_ are not
+  bool is_as_stored_ = false;
   std::vector<Views> blocks_;
+  std::vector<std::string> guessed_as_pruned_;
   Views outer_;
   std::vector<NamedTensors> held_;  // of each block, then of outer_; empty: none are held
+};
+
+// While it lives, a student is what its artifact will be (set_as_stored), its values held if `holds`.
+class StudentAsStored {
+ public:
+  StudentAsStored(StudentModel& student, bool holds) : student_(student) {
+    student_.set_as_stored(true);
+    if (holds) student_.hold_values();
+  }
+  ~StudentAsStored() { student_.set_as_stored(false); }
+  StudentAsStored(const StudentAsStored&) = delete;
+  StudentAsStored& operator=(const StudentAsStored&) = delete;
+
+ private:
+  StudentModel& student_;
 };
 
 }  // namespace pare

@@ -78,6 +78,24 @@ at::Tensor slim_weights_of(const TokenBatch& batch, const StudentModel& student,
   return slim_weights(student_R, teacher_R, labels_R, sequence_of_rows(batch));
 }
 
+// The loss that options name, of the batch's tokens. teacher: null for hard labels.
+TokenLoss loss_of(const DistillLossOptions& options, const TokenBatch& batch, const at::Tensor& hidden_BTD,
+                  Teacher* teacher, const StudentModel& student) {
+  if (teacher == nullptr) {
+    return [](const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t) {
+      return hard_label_loss(logits_RV, labels_R);
+    };
+  }
+  const at::Tensor slim_R = options.loss == DistillLoss::slim
+                                ? slim_weights_of(batch, student, student.outer(), hidden_BTD, *teacher)
+                                : at::Tensor();
+  return [&options, teacher, slim_R](const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t first) {
+    const int64_t count = labels_R.size(0);
+    return token_losses(options, logits_RV, teacher->logits(first, count), labels_R,
+                        slim_R.defined() ? slim_R.narrow(0, first, count) : at::Tensor());
+  };
+}
+
 // Of the mean loss of rows from `first` on by the head's products, kLossTokens rows at a time: only they are ever
 // float32. It takes the products' place in memory. Adds the sum of their losses.
 at::Tensor gradient_of_products(const TokenLoss& token_loss, int64_t num_step_labels, int64_t first,
@@ -142,18 +160,31 @@ struct HiddenTargets {
   double weight;
 };
 
+// The states of a batch's teacher that the student's are compared with. Throws std::invalid_argument where it keeps none.
+HiddenTargets targets_of(const DistillLossOptions& options, const Teacher* teacher) {
+  if (teacher == nullptr || teacher->hidden_states().empty()) {
+    throw std::invalid_argument("hidden_weight: expected a teacher that keeps its hidden states");
+  }
+  return {teacher->hidden_states(), options.hidden_weight};
+}
+
+// The part of the loss that the distance of the states behind a block has: a mean over the step's labels.
+at::Tensor mean_distance(const TokenBatch& batch, const HiddenTargets& targets, int64_t num_step_labels, int64_t block,
+                         int64_t num_blocks, const at::Tensor& student_BTD) {
+  const auto num_teacher = static_cast<int64_t>(targets.of_teacher.size());
+  const at::Tensor& teacher_BTD =
+      targets.of_teacher.at(static_cast<size_t>(teacher_block(block, num_blocks, num_teacher)));
+  return mean_loss(hidden_distances(rows(student_BTD, 0, batch.num_tokens()), rows(teacher_BTD, 0, batch.num_tokens())),
+                   batch.labels_BT.reshape({-1}), num_step_labels)
+      .mul(targets.weight / static_cast<double>(num_blocks));
+}
+
 // Of the distance of the states behind the student's block from the teacher's, by the states; adds the distance's part
 // of the loss.
 at::Tensor gradient_of_distance(const TokenBatch& batch, const HiddenTargets& targets, int64_t num_step_labels,
                                 int64_t block, int64_t num_blocks, const at::Tensor& hidden_BTD, BatchLoss& loss) {
-  const auto num_teacher = static_cast<int64_t>(targets.of_teacher.size());
-  const at::Tensor& teacher_BTD =
-      targets.of_teacher.at(static_cast<size_t>(teacher_block(block, num_blocks, num_teacher)));
   const at::Tensor student = leaf(hidden_BTD);
-  const at::Tensor mean =
-      mean_loss(hidden_distances(rows(student, 0, batch.num_tokens()), rows(teacher_BTD, 0, batch.num_tokens())),
-                batch.labels_BT.reshape({-1}), num_step_labels)
-          .mul(targets.weight / static_cast<double>(num_blocks));
+  const at::Tensor mean = mean_distance(batch, targets, num_step_labels, block, num_blocks, student);
   loss.sum += mean.item<double>() * static_cast<double>(num_step_labels);
   return torch::autograd::grad({mean}, {student}).front();
 }
@@ -368,52 +399,55 @@ BatchLoss train_on(const TokenBatch& given, const DistillLossOptions& options, b
                    Teacher* teacher, StudentModel& student, const GradientTurn& turn) {
   const TokenBatch batch = given.to(student.functions().device());
   if (teacher != nullptr) teacher->see(batch);
-  const auto make_loss = [&](const at::Tensor& hidden_BTD) -> TokenLoss {
-    if (teacher == nullptr) {
-      return [](const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t) {
-        return hard_label_loss(logits_RV, labels_R);
-      };
-    }
-    const at::Tensor slim_R = options.loss == DistillLoss::slim
-                                  ? slim_weights_of(batch, student, student.outer(), hidden_BTD, *teacher)
-                                  : at::Tensor();
-    return [&options, teacher, slim_R](const at::Tensor& logits_RV, const at::Tensor& labels_R, int64_t first) {
-      const int64_t count = labels_R.size(0);
-      return token_losses(options, logits_RV, teacher->logits(first, count), labels_R,
-                          slim_R.defined() ? slim_R.narrow(0, first, count) : at::Tensor());
-    };
+  const auto make_loss = [&](const at::Tensor& hidden_BTD) {
+    return loss_of(options, batch, hidden_BTD, teacher, student);
   };
   if (options.hidden_weight == 0.0) {
     return train_pieces(batch, make_loss, recompute, num_step_labels, /*targets=*/nullptr, student, turn);
   }
-  if (teacher == nullptr || teacher->hidden_states().empty()) {
-    throw std::invalid_argument("hidden_weight: expected a teacher that keeps its hidden states");
-  }
-  const HiddenTargets targets{teacher->hidden_states(), options.hidden_weight};
+  const HiddenTargets targets = targets_of(options, teacher);
   return train_pieces(batch, make_loss, recompute, num_step_labels, &targets, student, turn);
 }
 
-BatchLoss score(const TokenBatch& given, const StudentModel& student) {
+BatchScore score(const TokenBatch& given, const DistillLossOptions* measured, Teacher* teacher,
+                 const StudentModel& student) {
   const at::NoGradGuard no_grad;
   const TokenBatch batch = given.to(student.functions().device());
   const TrainedTensors outer = student.outer();
+  BatchScore score{.num_labels = count_labels(batch)};
+  if (score.num_labels == 0) return score;
+  if (measured != nullptr && teacher != nullptr) teacher->see(batch);
+  const std::optional<HiddenTargets> targets = measured != nullptr && measured->hidden_weight > 0.0
+                                                   ? std::optional(targets_of(*measured, teacher))
+                                                   : std::nullopt;
   at::Tensor hidden = student.functions().embed(batch.ids_BT, outer.all.find(StudentModel::kEmbedding)->second);
   for (int64_t b = 0; b < student.num_blocks(); ++b) {
     hidden = student.functions().block(b, student.block(b).all, hidden);
+    if (!targets) continue;
+    score.measured += mean_distance(batch, *targets, score.num_labels, b, student.num_blocks(), hidden).item<double>() *
+                      static_cast<double>(score.num_labels);
   }
+  const TokenLoss token_loss = measured == nullptr ? TokenLoss() : loss_of(*measured, batch, hidden, teacher, student);
   const at::Tensor labels_R = batch.labels_BT.reshape({-1});
-  BatchLoss loss{0.0, count_labels(batch)};
   for (int64_t first = 0; first < batch.num_tokens(); first += kHeadTokens) {
     const int64_t count = std::min(kHeadTokens, batch.num_tokens() - first);
+    const at::Tensor labels = labels_R.narrow(0, first, count);
+    if (!labels.ne(kIgnoredLabel).any().item<bool>()) continue;
     const at::Tensor x =
         student.functions().final_norm(outer.all.find(StudentModel::kFinalNorm)->second, rows(hidden, first, count));
-    const at::Tensor labels = labels_R.narrow(0, first, count);
-    loss.sum += hard_label_loss(student.functions().logits(student.head(outer), x), labels)
-                    .to(at::kDouble)
-                    .sum()
-                    .item<double>();
+    const at::Tensor logits_RV = student.functions().logits(student.head(outer), x);
+    score.label_loss += hard_label_loss(logits_RV, labels).to(at::kDouble).sum().item<double>();
+    for (int64_t row = 0; token_loss && row < count; row += kLossTokens) {
+      const int64_t num_rows = std::min(kLossTokens, count - row);
+      const at::Tensor its_labels = labels.narrow(0, row, num_rows);
+      score.measured += token_loss(logits_RV.narrow(0, row, num_rows), its_labels, first + row)
+                            .masked_fill(its_labels.eq(kIgnoredLabel), 0.0)
+                            .to(at::kDouble)
+                            .sum()
+                            .item<double>();
+    }
   }
-  return loss;
+  return score;
 }
 
 }  // namespace pare

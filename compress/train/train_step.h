@@ -117,8 +117,15 @@ using LossOfHidden = std::function<TokenLoss(const at::Tensor& hidden_BTD)>;
 BatchLoss train_on(const TokenBatch& batch, const LossOfHidden& make_loss, bool recompute, int64_t num_step_labels,
                    StudentModel& student);
 
-// -log q(label), summed, without gradients.
-BatchLoss score(const TokenBatch& batch, const StudentModel& student);
+// What a batch says of a student, without gradients: sums over its tokens with a label, in nats.
+struct BatchScore {
+  double label_loss = 0.0;  // -log q(label)
+  double measured = 0.0;    // the loss asked for; 0: none was
+  int64_t num_labels = 0;
+};
+// measured: null for labels alone; teacher: null where that reads none. Throws std::invalid_argument as train_on does.
+BatchScore score(const TokenBatch& batch, const DistillLossOptions* measured, Teacher* teacher,
+                 const StudentModel& student);
 
 int64_t count_labels(const TokenBatch& batch);
 

@@ -53,34 +53,39 @@ void for_micro_batches(int64_t num_micro_batches, const StudentModel& student,
 
 class Training {
  public:
-  Training(const TrainingWindows& data, const DistillOptions& options, Teacher* teacher, StudentModel& student,
+  Training(const TrainingWindows& data, const DistillOptions& options, const Teachers& teachers, StudentModel& student,
            TrainingStore& store, Progress& progress)
       : data_(data),
         options_(options),
-        teacher_(teacher),
+        teachers_(teachers),
         student_(student),
         store_(store),
         progress_(progress),
-        tokens_of_window_(tokens_of_window(options, mean_length(data.training))),
-        num_steps_(num_training_steps(options, tokens_of_window_)) {
+        measured_(held_out_loss(options)) {
+    const double window_tokens = tokens_of_window(options, mean_length(data.training));
+    schedule_ = {.num_steps = num_training_steps(options, window_tokens),
+                 .step_tokens = static_cast<double>(options.batch) * window_tokens,
+                 .validations = options.validations,
+                 .select = options.select,
+                 .patience = options.patience};
     for (Parameter* parameter : student.parameters()) {
       parameters_.push_back({parameter, at::zeros_like(parameter->value), at::zeros_like(parameter->value)});
     }
   }
 
   TrainingState run(const std::function<void()>& between, TrainingSpeed& speed) {
-    const std::optional<TrainingState> kept = store_.load(parameters_);
+    const std::optional<TrainingState> kept = store_.load(schedule_, parameters_);
     if (kept) {
       state_ = *kept;
-      progress_.print("training goes on behind step " + std::to_string(state_.step) + " of " +
-                      std::to_string(num_steps_));
+      progress_.print("training goes on after step " + std::to_string(state_.step) + " of " +
+                      std::to_string(schedule_.num_steps));
     }
     first_step_ = state_.step;  // a validation that was interrupted says nothing of this process' speed
     if (is_validation_due()) validate();
     start_ = last_save_ = Clock::now();
     seconds_validating_ = seconds_saving_ = 0.0;
-    progress_.begin("train", num_steps_, "steps");
-    while (state_.step < num_steps_ && !state_.is_stopped) {
+    progress_.begin("train", schedule_.num_steps, "steps");
+    while (state_.step < schedule_.num_steps && !state_.is_stopped) {
       if (interrupt_requested()) store_.save(state_, parameters_);
       throw_if_interrupted();
       between();
@@ -88,23 +93,19 @@ class Training {
       progress_.update(state_.step);
     }
     progress_.finish();
-    speed = {seconds_training(), tokens_of(state_.step - first_step_)};
-    if (state_.best_step != state_.step) store_.load_best(state_, parameters_);
+    speed = {seconds_training(), schedule_.tokens_of(state_.step - first_step_)};
+    if (state_.kept_step != state_.step) store_.load_best(state_, parameters_);
     return state_;
   }
 
  private:
-  bool validates_at(int64_t step) const {
-    return step == 0 || step * options_.validations / num_steps_ > (step - 1) * options_.validations / num_steps_;
-  }
-
-  // Behind this step, and not done: a run may have been interrupted in it.
+  // After this step, and not done: a run may have been interrupted in it.
   bool is_validation_due() const {
-    return validates_at(state_.step) && (state_.curve.empty() || state_.curve.back().step != state_.step);
+    return schedule_.validates_at(state_.step) && (state_.curve.empty() || state_.curve.back().step != state_.step);
   }
 
   double rate_at(int64_t step) const {
-    return step == 0 ? 0.0 : learning_rate_at(step, num_steps_, warmup_steps(), 1.0, options_.final_rate);
+    return step == 0 ? 0.0 : learning_rate_at(step, schedule_.num_steps, warmup_steps(), 1.0, options_.final_rate);
   }
 
   void step() {
@@ -130,14 +131,10 @@ class Training {
     }
   }
 
-  int64_t tokens_of(int64_t num_steps) const {
-    return std::llround(static_cast<double>(num_steps * options_.batch) * tokens_of_window_);
-  }
-
   // The only step of a run has the whole learning rate, not the last one's share.
   int64_t warmup_steps() const {
-    if (num_steps_ == 1) return 1;
-    return static_cast<int64_t>(std::llround(options_.warmup * static_cast<double>(num_steps_)));
+    if (schedule_.num_steps == 1) return 1;
+    return static_cast<int64_t>(std::llround(options_.warmup * static_cast<double>(schedule_.num_steps)));
   }
 
   void update(int64_t number, double rate) {
@@ -164,14 +161,14 @@ class Training {
   // Gradients of the mean of the losses over all labels of the windows.
   void learn_from(const std::vector<int64_t>& windows) {
     const int64_t num_labels = data_.training.num_labels(windows);
-    const bool reads_teacher = options_.loss.loss != DistillLoss::hard_label;
+    const bool has_teacher = reads_teacher(options_);
     const int64_t num_micro_batches = static_cast<int64_t>(windows.size()) / options_.micro_batch;
     std::vector<BatchLoss> losses(static_cast<size_t>(num_micro_batches));
     GradientOrder order(student_.num_blocks() + 1);
     if (!options_.recompute) student_.hold_values();
     for_micro_batches(num_micro_batches, student_, [&](int64_t index) {
       try {
-        const std::unique_ptr<Teacher> teacher = reads_teacher ? teacher_->for_another_thread() : nullptr;
+        const std::unique_ptr<Teacher> teacher = has_teacher ? teachers_.of_training->for_another_thread() : nullptr;
         const TokenBatch batch =
             make_batch(data_.training, part_of(windows, static_cast<size_t>(index * options_.micro_batch)));
         losses[static_cast<size_t>(index)] =
@@ -191,7 +188,7 @@ class Training {
 
   // Sequences that the student makes up, and plain text beside them.
   void learn_from_samples(int64_t number, const std::vector<int64_t>& windows) {
-    auto& teacher = dynamic_cast<LiveTeacher&>(*teacher_);
+    auto& teacher = dynamic_cast<LiveTeacher&>(*teachers_.of_training);
     std::vector<Continuations> samples;
     int64_t num_labels = 0;
     {
@@ -225,12 +222,12 @@ class Training {
     return std::span(windows).subspan(first, static_cast<size_t>(options_.micro_batch));
   }
 
-  double measured_perplexity() {
+  // Of the artifact that the student would be stored as now.
+  Validation measure() {
     try {
-      if (!options_.recompute) student_.hold_values();
-      const double perplexity = validation_perplexity(data_.validation, options_.micro_batch, student_);
-      student_.drop_values();
-      return perplexity;
+      const StudentAsStored stored(student_, /*holds=*/!options_.recompute);
+      return pare::validate(data_.validation, options_.micro_batch, measured_ ? &*measured_ : nullptr,
+                            teachers_.of_validation, student_);
     } catch (const Interrupted&) {
       if (state_.step > 0) save();
       throw;
@@ -239,35 +236,42 @@ class Training {
 
   void validate() {
     const auto start = Clock::now();
+    const Validation found = measure();
     TrainingPoint point{.step = state_.step,
-                        .num_tokens = tokens_of(state_.step),
-                        .validation_perplexity = measured_perplexity(),
+                        .num_tokens = schedule_.tokens_of(state_.step),
+                        .validation_perplexity = found.perplexity,
                         .learning_rate = rate_at(state_.step) * options_.learning_rate};
-    if (state_.loss_labels > 0) point.loss = state_.loss_sum / static_cast<double>(state_.loss_labels);
+    if (options_.select == SelectBy::loss) point.validation_loss = found.measured;
+    if (options_.select == SelectBy::kl) point.validation_kl = found.measured;
+    if (state_.loss_labels > 0) point.loss = mean_loss_since_validation();
     state_.loss_sum = 0.0;
     state_.loss_labels = 0;
     state_.curve.push_back(point);
-    if (state_.curve.size() == 1 || point.validation_perplexity < state_.best_perplexity) {
-      state_.best_step = state_.step;
-      state_.best_perplexity = point.validation_perplexity;
+    state_.kept_step = kept_point(state_.curve, options_.select).step;
+    if (state_.kept_step == state_.step && options_.select != SelectBy::last) {
       store_.save_best(state_.step, parameters_);
     }
-    state_.is_stopped = options_.patience > 0 && state_.validations_since_best() >= options_.patience;
+    state_.is_stopped = schedule_.stops_after(state_.curve);
     seconds_validating_ += seconds_since(start);
     print(point);
     save();
   }
 
+  double mean_loss_since_validation() const { return state_.loss_sum / static_cast<double>(state_.loss_labels); }
+
   void print(const TrainingPoint& point) const {
-    std::string row = "step " + std::to_string(point.step) + "/" + std::to_string(num_steps_) + "  tokens " +
+    std::string row = "step " + std::to_string(point.step) + "/" + std::to_string(schedule_.num_steps) + "  tokens " +
                       std::to_string(point.num_tokens) + "  loss " +
-                      (point.step == 0 ? std::string("-") : format_number(point.loss, 4)) + "  validation perplexity " +
-                      format_number(point.validation_perplexity, 3);
+                      (point.loss ? format_number(*point.loss, 4) : std::string("-")) + "  held out: ";
+    if (point.validation_loss) row += "loss " + format_number(*point.validation_loss, 4) + "  ";
+    if (point.validation_kl) row += "KL " + format_number(*point.validation_kl, 4) + "  ";
+    row += "perplexity " + format_number(point.validation_perplexity, 3);
     const int64_t num_done = state_.step - first_step_;
     if (num_done > 0) {
       const double seconds = seconds_training();
-      row += "  " + format_number(static_cast<double>(tokens_of(num_done)) / seconds, 0) + " tokens/s  " +
-             format_duration(seconds / static_cast<double>(num_done) * static_cast<double>(num_steps_ - state_.step)) +
+      row += "  " + format_number(static_cast<double>(schedule_.tokens_of(num_done)) / seconds, 0) + " tokens/s  " +
+             format_duration(seconds / static_cast<double>(num_done) *
+                             static_cast<double>(schedule_.num_steps - state_.step)) +
              " left";
     }
     progress_.print(row);
@@ -289,12 +293,12 @@ class Training {
 
   const TrainingWindows& data_;
   const DistillOptions& options_;
-  Teacher* teacher_;
+  Teachers teachers_;
   StudentModel& student_;
   TrainingStore& store_;
   Progress& progress_;
-  double tokens_of_window_;
-  int64_t num_steps_;
+  std::optional<DistillLossOptions> measured_;  // on held-out windows, beside their perplexity
+  TrainingSchedule schedule_;
   std::vector<OptimizedParameter> parameters_;
   TrainingState state_;
   int64_t first_step_ = 0;
@@ -340,33 +344,40 @@ double mean_length(const LabelledWindows& data) {
   return static_cast<double>(sum) / static_cast<double>(windows.num_windows);
 }
 
-TrainingState train(const TrainingWindows& data, const DistillOptions& options, Teacher* teacher, StudentModel& student,
-                    TrainingStore& store, Progress& progress, const std::function<void()>& between,
-                    TrainingSpeed& speed) {
-  return Training(data, options, teacher, student, store, progress).run(between, speed);
+TrainingState train(const TrainingWindows& data, const DistillOptions& options, const Teachers& teachers,
+                    StudentModel& student, TrainingStore& store, Progress& progress,
+                    const std::function<void()>& between, TrainingSpeed& speed) {
+  return Training(data, options, teachers, student, store, progress).run(between, speed);
 }
 
-double validation_perplexity(const LabelledWindows& data, int64_t micro_batch, const StudentModel& student) {
+Validation validate(const LabelledWindows& data, int64_t micro_batch, const DistillLossOptions* measured,
+                    Teacher* teacher, const StudentModel& student) {
   const int64_t num_windows = data.windows.num_windows;
   const int64_t num_parts = (num_windows + micro_batch - 1) / micro_batch;
-  std::vector<BatchLoss> parts(static_cast<size_t>(num_parts));
+  const bool asks_teacher = measured != nullptr && measured->loss != DistillLoss::hard_label;
+  std::vector<BatchScore> parts(static_cast<size_t>(num_parts));
   for_micro_batches(num_parts, student, [&](int64_t part) {
     throw_if_interrupted();
     const int64_t first = part * micro_batch;
     std::vector<int64_t> chosen(static_cast<size_t>(std::min(micro_batch, num_windows - first)));
     std::iota(chosen.begin(), chosen.end(), first);
-    parts[static_cast<size_t>(part)] = score(make_batch(data, chosen), student);
+    const std::unique_ptr<Teacher> own = asks_teacher ? teacher->for_another_thread() : nullptr;
+    parts[static_cast<size_t>(part)] = score(make_batch(data, chosen), measured, own.get(), student);
   });
-  BatchLoss loss;
-  for (const BatchLoss& part : parts) {
-    loss.sum += part.sum;
-    loss.num_labels += part.num_labels;
+  BatchScore sum;
+  for (const BatchScore& part : parts) {
+    sum.label_loss += part.label_loss;
+    sum.measured += part.measured;
+    sum.num_labels += part.num_labels;
   }
-  const double perplexity = std::exp(loss.sum / static_cast<double>(loss.num_labels));
-  if (!std::isfinite(perplexity)) {
-    throw std::runtime_error("validation: the likelihood is not finite: lower 'learning_rate' or raise 'warmup'");
+  const auto num_labels = static_cast<double>(sum.num_labels);
+  Validation found{.perplexity = std::exp(sum.label_loss / num_labels)};
+  if (measured != nullptr) found.measured = sum.measured / num_labels;
+  if (!std::isfinite(found.perplexity) || !std::isfinite(found.measured.value_or(0.0))) {
+    throw std::runtime_error("validation: the " + std::string(std::isfinite(found.perplexity) ? "loss" : "likelihood") +
+                             " is not finite: lower 'learning_rate' or raise 'warmup'");
   }
-  return perplexity;
+  return found;
 }
 
 }  // namespace pare

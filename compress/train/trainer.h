@@ -1,4 +1,4 @@
-// The training loop: batches in a seeded order, AdamW with warm-up and cosine, validation, the best checkpoint kept.
+// The training loop: batches in a seeded order, AdamW with warm-up and cosine, validation, one validation's values kept.
 // Micro-batches of a step run on a thread each where there are as many as threads.
 // One state on disk at a time (training_state.h); a run that was killed goes on with the same bits, on the same number
 // of threads.
@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "compress/recipe/distill_pass.h"
@@ -41,14 +42,28 @@ struct TrainingSpeed {
   int64_t num_tokens = 0;
 };
 
-// Trains the student and leaves it with the best values; returns the state at the end. teacher: null for hard labels.
-// between: called before each step; may throw. Throws Interrupted (the state is saved before), std::runtime_error where
-// the loss is not finite (which step).
-TrainingState train(const TrainingWindows& data, const DistillOptions& options, Teacher* teacher, StudentModel& student,
-                    TrainingStore& store, Progress& progress, const std::function<void()>& between,
-                    TrainingSpeed& speed);
+// Who teaches, null for nobody: what is trained on, and what is held out (null also where it is not asked). One that runs
+// is both.
+struct Teachers {
+  Teacher* of_training = nullptr;
+  Teacher* of_validation = nullptr;
+};
 
-// exp of the mean of -log q(label) over all labels. Throws std::runtime_error where that is not finite.
-double validation_perplexity(const LabelledWindows& data, int64_t micro_batch, const StudentModel& student);
+// Trains the student and leaves it with the values that are kept; returns the state at the end. between: called before
+// each step; may throw. Throws Interrupted (the state is saved before), std::runtime_error where the loss is not finite
+// (which step).
+TrainingState train(const TrainingWindows& data, const DistillOptions& options, const Teachers& teachers,
+                    StudentModel& student, TrainingStore& store, Progress& progress,
+                    const std::function<void()>& between, TrainingSpeed& speed);
+
+// Means over all labels of held-out windows.
+struct Validation {
+  double perplexity = 0.0;              // exp of the mean of -log q(label)
+  std::optional<double> measured = {};  // what was asked for beside it, nats
+};
+// Of the student as it computes (StudentAsStored: of its artifact). measured, teacher: as in score. Throws
+// std::runtime_error where a mean is not finite, Interrupted.
+Validation validate(const LabelledWindows& data, int64_t micro_batch, const DistillLossOptions* measured,
+                    Teacher* teacher, const StudentModel& student);
 
 }  // namespace pare

@@ -1,20 +1,18 @@
 #include "compress/train/training_picture.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
+#include <limits>
+#include <optional>
 #include <stdexcept>
+
+#include "quant/picture_text.h"
 
 namespace pare {
 namespace {
 
 constexpr double kWidth = 720, kHeight = 480, kLeft = 80, kRight = 640, kTop = 40, kBottom = 420;
-
-std::string number(double value, int digits) {
-  char text[64];
-  const auto end = std::to_chars(text, text + sizeof text, value, std::chars_format::fixed, digits);
-  return {text, end.ptr};
-}
+constexpr const char *kBlue = "#1f5fa8", *kOrange = "#d95f02", *kGreen = "#2a8a4a";
 
 struct Range {
   double low = 0.0, high = 1.0;
@@ -27,66 +25,110 @@ struct Range {
   double place(double value, double from, double to) const { return from + (value - low) / (high - low) * (to - from); }
 };
 
-Range range_of(const std::vector<double>& values) {
+// Of one quantity, where it was measured: at so many tokens.
+struct Line {
+  std::vector<double> tokens, values;
+  void add(double at, const std::optional<double>& value) {
+    if (!value || !std::isfinite(*value)) return;
+    tokens.push_back(at);
+    values.push_back(*value);
+  }
+};
+
+Range range_of(std::vector<double> values) {
   const auto [low, high] = std::minmax_element(values.begin(), values.end());
   Range range{*low, *high};
   range.widen();
   return range;
 }
 
-std::string text_at(double x, double y, const char* anchor, const std::string& text) {
-  return "<text x=\"" + number(x, 1) + "\" y=\"" + number(y, 1) + "\" text-anchor=\"" + anchor + "\">" + text +
-         "</text>\n";
+std::string text_at(double x, double y, const char* anchor, const std::string& text, const char* colour = "black") {
+  return "<text x=\"" + fixed_digits(x, 1) + "\" y=\"" + fixed_digits(y, 1) + "\" text-anchor=\"" + anchor +
+         "\" fill=\"" + colour + "\">" + xml_text(text) + "</text>\n";
 }
 
-std::string line_of(const std::vector<double>& x, const std::vector<double>& y, const Range& across, const Range& up,
-                    const char* colour) {
+std::string draw(const Line& line, const Range& across, const Range& up, const char* colour) {
   std::string points;
-  for (size_t i = 0; i < x.size(); ++i) {
-    points += (i > 0 ? " " : "") + number(across.place(x[i], kLeft, kRight), 2) + "," +
-              number(up.place(y[i], kBottom, kTop), 2);
+  for (size_t i = 0; i < line.tokens.size(); ++i) {
+    points += (i > 0 ? " " : "") + fixed_digits(across.place(line.tokens[i], kLeft, kRight), 2) + "," +
+              fixed_digits(up.place(line.values[i], kBottom, kTop), 2);
   }
   return "<polyline fill=\"none\" stroke=\"" + std::string(colour) + "\" stroke-width=\"2\" points=\"" + points +
          "\"/>\n";
 }
 
+// Of a perplexity with that logarithm: two decimals, or the power of ten where there would be many digits before them.
+std::string tick_text(double log10_value) {
+  const double value = std::min(std::pow(10.0, log10_value), std::numeric_limits<double>::max());
+  return value < 1e6 ? fixed_digits(value, 2) : short_digits(value, 3);
+}
+
+// A dashed line at the point whose values are kept, a dot where it is on the perplexity's line, and its step.
+std::string mark_kept(const TrainingPoint& kept, const Range& across, const Range& up) {
+  const double x = across.place(static_cast<double>(kept.num_tokens), kLeft, kRight);
+  const double y = up.place(std::log10(kept.validation_perplexity), kBottom, kTop);
+  const bool is_right = x > (kLeft + kRight) / 2;  // the words go where there is more room
+  return "<path d=\"M" + fixed_digits(x, 2) + " " + fixed_digits(kTop, 0) + "V" + fixed_digits(kBottom, 0) +
+         "\" stroke=\"#666666\" stroke-dasharray=\"4 4\"/>\n<circle cx=\"" + fixed_digits(x, 2) + "\" cy=\"" +
+         fixed_digits(y, 2) + "\" r=\"5\" fill=\"" + kBlue + "\"/>\n" +
+         text_at(is_right ? x - 6 : x + 6, kTop + 14, is_right ? "end" : "start",
+                 "kept: step " + std::to_string(kept.step), "#666666");
+}
+
 }  // namespace
 
-std::string training_picture(const std::vector<TrainingPoint>& curve) {
+std::string training_picture(const std::vector<TrainingPoint>& curve, int64_t kept_step) {
   if (curve.empty()) throw std::invalid_argument("training_picture: expected at least one point");
-  std::vector<double> tokens, perplexity, loss_tokens, loss;
+  const auto kept =
+      std::find_if(curve.begin(), curve.end(), [&](const TrainingPoint& point) { return point.step == kept_step; });
+  if (kept == curve.end()) {
+    throw std::invalid_argument("training_picture: expected a point at the step that is kept, " +
+                                std::to_string(kept_step));
+  }
+  Line perplexity, loss, held_out;
   for (const TrainingPoint& point : curve) {
     if (!(point.validation_perplexity > 0.0) || !std::isfinite(point.validation_perplexity)) {
       throw std::invalid_argument("training_picture: a perplexity is not positive and finite");
     }
-    tokens.push_back(static_cast<double>(point.num_tokens));
-    perplexity.push_back(std::log10(point.validation_perplexity));
-    if (point.step == 0 || !std::isfinite(point.loss)) continue;
-    loss_tokens.push_back(static_cast<double>(point.num_tokens));
-    loss.push_back(point.loss);
+    const auto tokens = static_cast<double>(point.num_tokens);
+    perplexity.add(tokens, std::log10(point.validation_perplexity));
+    loss.add(tokens, point.loss);
+    held_out.add(tokens, point.validation_loss ? point.validation_loss : point.validation_kl);
   }
-  const Range across = range_of(tokens), up = range_of(perplexity);
-  std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + number(kWidth, 0) + "\" height=\"" +
-                    number(kHeight, 0) + "\" font-family=\"sans-serif\" font-size=\"13\">\n" +
-                    "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<path d=\"M" + number(kLeft, 0) + " " +
-                    number(kTop, 0) + "V" + number(kBottom, 0) + "H" + number(kRight, 0) + "V" + number(kTop, 0) +
-                    "\" fill=\"none\" stroke=\"black\"/>\n";
+  const Range across = range_of(perplexity.tokens), up = range_of(perplexity.values);
+  std::vector<double> losses = loss.values;
+  losses.insert(losses.end(), held_out.values.begin(), held_out.values.end());
+  const Range down = losses.empty() ? Range{} : range_of(losses);
+  std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + fixed_digits(kWidth, 0) + "\" height=\"" +
+                    fixed_digits(kHeight, 0) + "\" font-family=\"sans-serif\" font-size=\"13\">\n" +
+                    "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<path d=\"M" + fixed_digits(kLeft, 0) +
+                    " " + fixed_digits(kTop, 0) + "V" + fixed_digits(kBottom, 0) + "H" + fixed_digits(kRight, 0) + "V" +
+                    fixed_digits(kTop, 0) + "\" fill=\"none\" stroke=\"black\"/>\n";
   constexpr int kTicks = 4;
-  const Range down = loss.empty() ? Range{} : range_of(loss);
   for (int i = 0; i <= kTicks; ++i) {
     const double share = static_cast<double>(i) / kTicks;
     const double x = kLeft + share * (kRight - kLeft), y = kBottom + share * (kTop - kBottom);
-    svg += text_at(x, kBottom + 20, "middle", number(across.low + share * (across.high - across.low), 0));
-    svg += text_at(kLeft - 8, y + 4, "end", number(std::pow(10.0, up.low + share * (up.high - up.low)), 2));
-    if (!loss.empty()) svg += text_at(kRight + 8, y + 4, "start", number(down.low + share * (down.high - down.low), 3));
+    svg += text_at(x, kBottom + 20, "middle", fixed_digits(across.low + share * (across.high - across.low), 0));
+    svg += text_at(kLeft - 8, y + 4, "end", tick_text(up.low + share * (up.high - up.low)));
+    if (!losses.empty()) {
+      svg += text_at(kRight + 8, y + 4, "start", fixed_digits(down.low + share * (down.high - down.low), 3));
+    }
   }
   svg += text_at((kLeft + kRight) / 2, kBottom + 44, "middle", "tokens trained on");
-  svg += text_at(kLeft, kTop - 14, "start", "validation perplexity (blue)");
-  if (!loss.empty()) {
-    svg += text_at(kRight, kTop - 14, "end", "loss, nats per token (orange)");
-    svg += line_of(loss_tokens, loss, across, down, "#d95f02");
+  svg += text_at(kLeft, kTop - 24, "start", "held-out perplexity (left, logarithmic)", kBlue);
+  if (!losses.empty()) {
+    svg += text_at(kRight, kTop - 24, "end", "trained loss, nats per token (right)", kOrange);
+    if (!held_out.values.empty()) {
+      svg += text_at(kRight, kTop - 8, "end",
+                     curve.front().validation_loss ? "the same of held-out windows (right)"
+                                                   : "KL from the teacher, held-out windows (right)",
+                     kGreen);
+      svg += draw(held_out, across, down, kGreen);
+    }
+    svg += draw(loss, across, down, kOrange);
   }
-  svg += line_of(tokens, perplexity, across, up, "#1f5fa8");
+  svg += draw(perplexity, across, up, kBlue);
+  svg += mark_kept(*kept, across, up);
   return svg + "</svg>\n";
 }
 

@@ -2,27 +2,56 @@
 //
 //   state              (checked_file.h) the step, the curve, and which of the two files below belong to it
 //   step-000120.safetensors   values and moments of every parameter after step 120
-//   best-000100.safetensors   values alone, of the best validation so far
+//   best-000100.safetensors   values alone, of the validation that is kept so far (`select: last`: none)
 //
-// Tensors are written first and `state` then, which names them with their hashes; what it does not name is removed.
+// Tensors are written first and `state` then, which names them with their hashes; what it does not name is removed. What
+// is read back is held against the run that reads it: a state that no such run can have written is damaged.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "compress/recipe/distill_pass.h"
 #include "compress/train/parameter_view.h"
 
 namespace pare {
 
 struct TrainingPoint {
   int64_t step = 0;
-  int64_t num_tokens = 0;  // trained on so far
-  double loss = 0.0;       // mean since the point before; nats per token. 0 at step 0
+  int64_t num_tokens = 0;           // trained on so far
+  std::optional<double> loss = {};  // trained, mean since the point before; nats per token. None before the first step
   double validation_perplexity = 0.0;
+  // On the same held-out tokens, in nats per token: the trained loss, and KL(teacher || student) at temperature 1, where
+  // it decides what is kept.
+  std::optional<double> validation_loss = {}, validation_kl = {};
   double learning_rate = 0.0;
+
+  // What is to be the least; none: the last point is kept.
+  std::optional<double> measure(SelectBy select) const;
+};
+
+// The point whose values are kept: the first with the least measure, or the last. Throws std::invalid_argument: no
+// point, or one without the measure.
+const TrainingPoint& kept_point(const std::vector<TrainingPoint>& curve, SelectBy select);
+
+// What a training does when: of so many steps, some are followed by validations.
+struct TrainingSchedule {
+  int64_t num_steps = 1;
+  double step_tokens = 1.0;  // of a step's windows
+  int64_t validations = 1;
+  SelectBy select = SelectBy::last;
+  int64_t patience = 0;
+
+  bool validates_at(int64_t step) const {
+    return step == 0 || step * validations / num_steps > (step - 1) * validations / num_steps;
+  }
+  int64_t tokens_of(int64_t steps) const;
+  // After so many validations without a better one.
+  bool stops_after(const std::vector<TrainingPoint>& curve) const;
 };
 
 struct TrainingState {
@@ -30,11 +59,8 @@ struct TrainingState {
   double loss_sum = 0.0;  // since the last point
   int64_t loss_labels = 0;
   std::vector<TrainingPoint> curve = {};
-  int64_t best_step = 0;
-  double best_perplexity = 0.0;
+  int64_t kept_step = 0;
   bool is_stopped = false;  // early
-
-  int64_t validations_since_best() const;
 };
 
 // A parameter with its moments (AdamW's first and second).
@@ -49,10 +75,13 @@ class TrainingStore {
   explicit TrainingStore(std::filesystem::path folder);
 
   // Puts values and moments back, and returns the state; nullopt: there is none. Throws std::runtime_error
-  // (damaged_file) for files that are not what the state says.
-  std::optional<TrainingState> load(const std::vector<OptimizedParameter>& parameters) const;
+  // (damaged_file) for files that are not what the state says, and for a state that is none of this schedule and these
+  // parameters: numbers outside of what they can be, points at other steps, tensors of other names, types and shapes or
+  // with values that are not finite.
+  std::optional<TrainingState> load(const TrainingSchedule& schedule,
+                                    const std::vector<OptimizedParameter>& parameters) const;
   void save(const TrainingState& state, const std::vector<OptimizedParameter>& parameters);
-  // The values that are best so far; the state that says so is the next to be saved.
+  // The values that are kept so far; the state that says so is the next to be saved.
   void save_best(int64_t step, const std::vector<OptimizedParameter>& parameters);
   void load_best(const TrainingState& state, const std::vector<OptimizedParameter>& parameters) const;
 
@@ -62,10 +91,14 @@ class TrainingStore {
  private:
   std::filesystem::path file(const char* what, int64_t step) const;
   void sweep(const TrainingState& state) const;
+  // Calls take for each parameter with the values that are kept, in host memory.
+  void read_best(const TrainingState& state, const std::vector<OptimizedParameter>& parameters,
+                 const std::function<void(const OptimizedParameter&, const at::Tensor&)>& take) const;
   std::filesystem::path folder_;
 };
 
-// "step,tokens,loss,validation_perplexity,learning_rate" and a line for each point; numbers read back the same.
+// "step,tokens,loss,validation_perplexity,validation_loss,validation_kl,learning_rate" and a line for each point; numbers
+// read back the same, what was not measured is empty.
 std::string curve_csv(const std::vector<TrainingPoint>& curve);
 
 }  // namespace pare

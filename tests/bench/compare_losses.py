@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """What distillation's losses are worth on a student of SmolLM2 with 10 of its 30 layers, measured with `pare run`.
 
-usage: compare_losses.py table PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--rates A,B,C] [--losses A,B,...]
+usage: compare_losses.py table PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--rates A,B,C] [--losses A,B,...] [--select BY]
        compare_losses.py labels PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--rates HARD,SOFT] [--seeds N] [--recorded]
-                                            [--soft LOSS]
+                                            [--soft LOSS] [--select BY]
 
 table: every loss at every learning rate, on the same tokens in the same order, from the same student. labels: hard labels of the text
 against the teacher's soft ones, over several seeds, one learning rate each; --soft is what learns from the teacher, with options as in a
 recipe, such as "soft_label, label_weight: 0.5"; with --recorded the teacher runs once, before all of them
 (`pare record`), and both learn on what it has seen. Every run is a folder in FOLDER, kept: what is there is not
-run again, so that an interrupted comparison goes on. Perplexities are of WikiText-2, which nobody trains on (text of another source), and
+run again, so that an interrupted comparison goes on. --select: by what of the validations the one is chosen that is kept (as in a recipe;
+without it the recipe's default); the step kept, of how many, stands behind each result. Perplexities are of WikiText-2, which nobody trains on (text of another source), and
 of windows of the training texts (C4, books) that are held back. Run it from the repository's root, with models/smollm2-135m (make demo fetches it).
 """
 import argparse
@@ -59,14 +60,19 @@ def record(arguments):
 
 def train(arguments, name, student, loss, rate, seed):
     data = f"logits: {record(arguments)}" if arguments.recorded else f"text: [{', '.join(TEXTS)}]"
+    select = f", select: {arguments.select}" if arguments.select else ""
     report = run(arguments, arguments.folder / name,
                  f"model: {MODEL}\noutput: {arguments.folder / name}\npasses:\n  - distill: {{student: {student}, {data}, "
                  f"total_tokens: {arguments.tokens}, batch: {arguments.batch}, loss: {loss}, learning_rate: {rate}, seed: {seed}, "
-                 f"validations: 2, validation_windows: 8}}\n"
+                 f"validations: 2, validation_windows: 8{select}}}\n"
                  f"{EVALUATE}")
     training = report["training"]
-    return {"wikitext": report["perplexity"][0]["perplexity"], "held_back": training["best_validation_perplexity"],
-            "minutes": training["seconds"] / 60}
+    return {"wikitext": report["perplexity"][0]["perplexity"], "held_back": training["kept_validation_perplexity"],
+            "kept": f"{training['kept_step']} of {training['steps']}", "minutes": training["seconds"] / 60}
+
+
+def cell(one):
+    return f"{one['wikitext']:.2f} / {one['held_back']:.2f} ({one['kept']})"
 
 
 def table(arguments, student):
@@ -78,7 +84,7 @@ def table(arguments, student):
     for loss, of_rates in runs.items():
         found = [one.result() for one in of_rates]
         best = min(found, key=lambda one: one["wikitext"])
-        cells = [("**{}**" if one is best else "{}").format(f"{one['wikitext']:.2f} / {one['held_back']:.2f}") for one in found]
+        cells = [("**{}**" if one is best else "{}").format(cell(one)) for one in found]
         print(f"| `{loss}` | " + " | ".join(cells) + f" | {statistics.median(one['minutes'] for one in found):.1f} |", flush=True)
 
 
@@ -98,8 +104,7 @@ def labels(arguments, student):
     for seed, of_seed in enumerate(runs):
         hard, soft = (one.result() for one in of_seed)
         ratios.append(soft["wikitext"] / hard["wikitext"])
-        print(f"| {seed} | {hard['wikitext']:.2f} / {hard['held_back']:.2f} | {soft['wikitext']:.2f} / {soft['held_back']:.2f} | "
-              f"{ratios[-1]:.3f} |", flush=True)
+        print(f"| {seed} | {cell(hard)} | {cell(soft)} | {ratios[-1]:.3f} |", flush=True)
     print(f"\nsoft / hard on WikiText-2: {statistics.mean(ratios):.3f} (mean of {arguments.seeds})")
 
 
@@ -115,6 +120,7 @@ def main():
     parser.add_argument("--losses", default=",".join(LOSSES))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--soft", help="labels: the loss against the teacher, and its options; default forward_kl")
+    parser.add_argument("--select", choices=["loss", "perplexity", "kl", "last"], help="by what the validation that is kept is chosen")
     parser.add_argument("--recorded", action="store_true", help="labels: learn from what pare record has stored of the teacher")
     arguments = parser.parse_args()
     if arguments.recorded and arguments.what == "table":
@@ -131,7 +137,7 @@ def main():
     student = make_student(arguments)
     if arguments.recorded:
         record(arguments)
-    print("perplexity of WikiText-2 / of the training texts held back\n")
+    print("perplexity of WikiText-2 / of the training texts held back (step kept)\n")
     (table if is_table else labels)(arguments, student)
 
 

@@ -4,10 +4,13 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -176,6 +179,39 @@ TEST(Divergences, EndsOfTheFamiliesAreTheKls) {
   // Symmetric at 1/2.
   EXPECT_LE(jensen_shannon(q, teacher, 0.5).sub(jensen_shannon(p, TeacherLogits(q), 0.5)).abs().max().item<double>(),
             1e-13);
+}
+
+// At the least share of a mixture that a training may have, float32's gradients are those of float64: a logarithm of up
+// to 16 is rounded by 2^-21 at most, and the gradient, as large as the share, is made of some four of them.
+TEST(Divergences, GradientsOfTheLeastMixturesAreMoreThanRounding) {
+  at::manual_seed(3);
+  const at::Tensor student = at::randn({32, 300}, at::kDouble).mul(2.0).to(at::kFloat).to(at::kDouble);
+  const at::Tensor teacher = at::randn({32, 300}, at::kDouble).mul(2.0).to(at::kFloat).to(at::kDouble);
+  const auto gradient = [&](const auto& loss, at::ScalarType type) {
+    const at::Tensor logits = student.to(type).requires_grad_(true);
+    return torch::autograd::grad({loss(logits, TeacherLogits(teacher.to(type))).sum()}, {logits})
+        .front()
+        .to(at::kDouble);
+  };
+  const auto error = [&](const auto& loss) {
+    const at::Tensor exact = gradient(loss, at::kDouble);
+    return gradient(loss, at::kFloat).sub(exact).norm().div(exact.norm()).template item<double>();
+  };
+  const auto of_beta = [](double beta) {
+    return [beta](const at::Tensor& q, const TeacherLogits& p) { return jensen_shannon(q, p, beta); };
+  };
+  const auto of_skew = [](double skew) {
+    return [skew](const at::Tensor& q, const TeacherLogits& p) { return skew_kl(q, p, skew); };
+  };
+  const auto of_reverse_skew = [](double skew) {
+    return [skew](const at::Tensor& q, const TeacherLogits& p) { return skew_reverse_kl(q, p, skew); };
+  };
+  const double least = kLeastShareOfMixture, tolerance = std::ldexp(1.0, -21) / least;
+  EXPECT_LT(error(of_beta(least)), 4.0 * tolerance);
+  EXPECT_LT(error(of_beta(1.0 - least)), 4.0 * tolerance);
+  EXPECT_LT(error(of_skew(1.0 - least)), 4.0 * tolerance);
+  EXPECT_LT(error(of_reverse_skew(1.0 - least)), 4.0 * tolerance);
+  EXPECT_GT(error(of_beta(1e-7)), 0.1) << "what is refused is refused for a reason";
 }
 
 TEST(SoftLabels, AreTheSquareOfTheTemperatureTimesKlAndTheLabel) {

@@ -87,7 +87,7 @@ class TrainModel : public testing::Test {
   }
   // What training measured on the validation windows is what the runtime measures of the artifact on them.
   static void expect_measured(const Json& report) {
-    const double trained = report.at("training").at("best_validation_perplexity");
+    const double trained = report.at("training").at("kept_validation_perplexity");
     EXPECT_NEAR(report.at("perplexity")[0].at("perplexity").get<double>(), trained, 0.005 * trained);
   }
   void expect_refused(const std::string& yaml, const std::vector<std::string>& words,

@@ -1,6 +1,7 @@
 // Training phases as a user runs them: what they give and what they leave as it was.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <random>
 
@@ -96,8 +97,8 @@ TEST_P(TrainCompressed, KeepsZerosAndSchemesAndLosesNothing) {
   expect_verifies("after");
   const Json& curve = report.at("training").at("curve");
   const double first = curve.front().at("validation_perplexity");
-  EXPECT_LT(report.at("training").at("best_validation_perplexity").get<double>(), first);
-  EXPECT_GT(report.at("training").at("best_step").get<int64_t>(), 0);
+  EXPECT_LT(report.at("training").at("kept_validation_perplexity").get<double>(), first);
+  EXPECT_GT(report.at("training").at("kept_step").get<int64_t>(), 0);
 
   const Checkpoint before = Checkpoint::open(folder_ / "before"), after = Checkpoint::open(folder_ / "after");
   bool has_changed = false;
@@ -333,6 +334,22 @@ TEST_F(TrainModel, AnUnfinishedRunWithOtherLayersLeftOutIsNotGoneOnWith) {
   const Outcome other = run_pare(command(yaml("*.down_proj"), "out"));
   EXPECT_EQ(other.status, 1);
   EXPECT_NE(other.err.find("unfinished run with another excluded"), std::string::npos) << other.err;
+}
+
+TEST_F(TrainModel, AnUnfinishedTrainingOnOtherThreadsSaysHowItGoesOn) {
+  const std::string yaml = recipe(distill("total_tokens: 1000")) + "fail_if: {perplexity_ratio: 0.01}\n";
+  std::vector<std::string> words = command(yaml, "out");
+  ASSERT_EQ(run_pare(words).status, 1);
+  const auto threads = std::find(words.begin(), words.end(), "--threads") + 1;
+  *threads = "1";
+  const Outcome other = run_pare(words);
+  EXPECT_EQ(other.status, 1);
+  for (const char* part : {"on 2 threads, this one is on 1 thread", "--threads 2", "--fresh"}) {
+    EXPECT_NE(other.err.find(part), std::string::npos) << other.err;
+  }
+  // And so it does: it is the result that is not good enough, not the threads.
+  *threads = "2";
+  EXPECT_NE(run_pare(words).err.find("fail_if"), std::string::npos);
 }
 
 // Phases' outputs and the folders that they are made in, all looked at before the first phase works.

@@ -34,6 +34,18 @@ TEST(TrainRecipe, WhatCannotFollowIsSaidWithItsLine) {
           {"train", "nothing is left"});
   refused("  - distill: {text: t, loss: skew_kl, skew: 1}\n", {"r.yaml:4", "skew", "below 1"});
   refused("  - distill: {text: t, loss: skew_reverse_kl, skew: 1}\n", {"r.yaml:4", "skew", "below 1"});
+  // What is left of these in float32 is rounding.
+  for (const char* beta : {"1e-5", "9.9e-5", "0.99995"}) {
+    refused("  - distill: {text: t, loss: jensen_shannon, beta: " + std::string(beta) + "}\n",
+            {"r.yaml:4", "beta", "0.0001 to 0.9999"});
+  }
+  for (const char* beta : {"0", "1e-4", "0.9999", "1"}) {
+    parse_recipe("model: m\npasses:\n  - distill: {text: t, loss: jensen_shannon, beta: " + std::string(beta) + "}\n",
+                 "r.yaml");
+  }
+  refused("  - distill: {text: t, loss: skew_kl, skew: 0.99995}\n", {"r.yaml:4", "skew", "at most 0.9999"});
+  refused("  - distill: {logits: s.h5, loss: forward_kl, temperature: 2, tail_label_weight: 1}\n",
+          {"r.yaml:4", "tail_label_weight", "'temperature: 1'"});
   refused("  - distill: {logits: s.h5, tokens: 64}\n", {"r.yaml:4", "tokens", "leave this out"});
   parse_recipe("model: m\npasses:\n  - distill: {logits: s.h5, validation_text: v.txt, tokens: 64}\n", "r.yaml");
   refused("  - gptq: {bits: 8, activations: int8}\n  - distill: {text: t, precision: bfloat16}\n",
@@ -147,6 +159,35 @@ TEST_F(TrainModel, ARecordMustFitTheStudent) {
   };
   expect_refused("model: " + kModel + with_tail(whole), {"whole.h5", "merges none", "tail_label_weight"});
   run_json("model: " + kModel + with_tail(record), "tail");
+}
+
+// A layer with zeros that nobody has said to be pruned: they are kept, and that is said.
+TEST_F(TrainModel, ZerosThatAreKeptForTheirNumberAreAnEvent) {
+  const std::string sparse = changed_copy("sparse", "tokenizer_config.json", "{", "{");
+  write_text(folder_ / "prune.py",
+             "import sys\nfrom safetensors.numpy import load_file, save_file\n"
+             "path = sys.argv[1] + '/model.safetensors'\ntensors = load_file(path)\n"
+             "tensors['model.layers.1.mlp.up_proj.weight'][:, ::10] = 0\n"
+             "save_file(tensors, path, metadata={'format': 'pt'})\n");
+  const char* const python = std::getenv("PARE_PYTHON");
+  ASSERT_NE(python, nullptr) << "tests need PARE_PYTHON, which 'make test' sets up";
+  ASSERT_EQ(std::system((std::string(python) + " " + (folder_ / "prune.py").string() + " " + sparse).c_str()), 0);
+  const std::string yaml = recipe(distill("total_tokens: 1000, student: " + sparse));
+  const std::string events = run_json(yaml, "kept").at("events").dump();
+  for (const char* part : {"1 layer has more zeros than 5 %", "model.layers.1.mlp.up_proj (", "their zeros stay 0"}) {
+    EXPECT_NE(events.find(part), std::string::npos) << events;
+  }
+  const Outcome strict = run_pare(command(yaml + "strict: true\n", "strict"));
+  EXPECT_NE(strict.status, 0);
+  EXPECT_NE(strict.err.find("model.layers.1.mlp.up_proj"), std::string::npos) << strict.err;
+  EXPECT_EQ(strict.err.find("step 1/"), std::string::npos) << "before any step: " << strict.err;
+  // Of a model that says so it is none.
+  run_json(recipe("  - wanda: {pattern: unstructured, ratio: 0.3}\n"), "pruned");
+  const std::string none =
+      run_json(recipe(distill("total_tokens: 1000, student: " + (folder_ / "pruned").string())), "trained")
+          .at("events")
+          .dump();
+  EXPECT_EQ(none.find("zeros"), std::string::npos) << none;
 }
 
 TEST_F(TrainModel, StudentsInFormsThatCannotBeTrainedAreRefused) {

@@ -343,7 +343,7 @@ TEST(LiveTeacher, HoldsATableOfTheSameValuesOnce) {
 TEST(Score, IsThePerplexityThatTheRuntimeMeasures) {
   const at::NoGradGuard no_grad;
   for (const fs::path& model : {kSource / "calibration_data" / "stories260k", kFamilies / "llama_gqa_untied",
-                                kFamilies / "gemma3_local_global"}) {
+                                kFamilies / "gemma3_local_global", kFamilies / "llama_sharded_fp16"}) {
     const Checkpoint checkpoint = Checkpoint::open(model);
     ScoredWindows windows;
     if (fs::exists(model / "tokenizer.json")) {
@@ -358,7 +358,23 @@ TEST(Score, IsThePerplexityThatTheRuntimeMeasures) {
     const double expected = evaluate(runtime, windows, nullptr).perplexity.value;
     const StudentModel student(checkpoint, {}, kAll, windows.windows.num_tokens, at::kFloat);
     for (const int64_t micro_batch : {1, 2, 7}) {
-      EXPECT_NEAR(validation_perplexity({windows.windows}, micro_batch, student), expected, 1e-4 * expected) << model;
+      EXPECT_NEAR(validate({windows.windows}, micro_batch, nullptr, nullptr, student).perplexity, expected,
+                  1e-4 * expected)
+          << model;
+    }
+    // Whatever it is trained in, it is measured as it would be stored, frozen tensors too: these are files in float32
+    // and float16, which bfloat16 rounds.
+    for (const TrainedParts& parts : {TrainedParts{}, TrainedParts{.weights = false, .vectors = false},
+                                      TrainedParts{.weights = false, .embedding = true}}) {
+      StudentModel narrow(checkpoint, parts, kAll, windows.windows.num_tokens, at::kBFloat16);
+      const double rounded = validate({windows.windows}, 2, nullptr, nullptr, narrow).perplexity;
+      EXPECT_GT(std::abs(rounded - expected), 1e-4 * expected) << model << ": bfloat16 shows nothing here";
+      for (const bool holds : {true, false}) {
+        const StudentAsStored stored(narrow, holds);
+        EXPECT_NEAR(validate({windows.windows}, 2, nullptr, nullptr, narrow).perplexity, expected, 1e-4 * expected)
+            << model;
+      }
+      EXPECT_EQ(validate({windows.windows}, 2, nullptr, nullptr, narrow).perplexity, rounded) << "it goes on as before";
     }
   }
 }

@@ -1,33 +1,22 @@
-// The loop: the order of windows, the best checkpoint, going on after an interruption, and what it writes down.
+// The loop: the order of windows, the validation that is kept, going on after an interruption, and failures on the way.
 #include "compress/train/trainer.h"
 
-#include <ATen/Parallel.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <charconv>
 #include <cmath>
-#include <fstream>
 #include <limits>
+#include <optional>
 #include <set>
-#include <sstream>
 
-#include "compress/train/training_picture.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
+#include "tests/compress/train/trainer_fixture.h"
 #include "tests/expect_error.h"
-#include "tests/places.h"
-#include "tests/temporary_folder.h"
 
 namespace pare {
 namespace {
-
-namespace fs = std::filesystem;
-const fs::path kFamily = fs::path(kSourceFolder) / "tests" / "golden" / "families" / "llama_gqa_untied";
-const fs::path kTeacher = fs::path(kSourceFolder) / "tests" / "golden" / "families" / "llama3_rope_tied";
 
 TEST(WindowsOfStep, EveryEpochTakesEachWindowOnce) {
   constexpr int64_t kWindows = 11, kBatch = 4, kSteps = 33;  // 12 epochs, which begin within steps
@@ -61,65 +50,6 @@ TEST(NumTrainingSteps, CoversTheTokensAskedFor) {
   }
 }
 
-class Trainer : public testing::Test {
- protected:
-  Trainer() {
-    const TokenWindows ids = read_npy(kFamily / "ids.npy");
-    data_.validation.windows = ids;
-    // Halves of the windows, so that there are a few.
-    data_.training.windows.num_tokens = ids.num_tokens / 2;
-    data_.training.windows.num_windows = ids.num_windows * 2;
-    data_.training.windows.ids_NT = ids.ids_NT;
-    options_.loss.loss = DistillLoss::soft_label;
-    options_.batch = 2;
-    options_.total_tokens = 12 * options_.batch * data_.training.windows.num_tokens;  // 12 steps
-    options_.learning_rate = 2e-3;
-    options_.warmup = 0.2;
-    options_.validations = 4;
-  }
-  ~Trainer() override { clear_interrupt(); }
-
-  std::unique_ptr<StudentModel> make_student() const {
-    return std::make_unique<StudentModel>(
-        checkpoint_, TrainedParts{.embedding = true}, [](const std::string&) { return true; }, 64, compute_);
-  }
-  TrainingState train_in(
-      const std::string& folder, StudentModel& student, const std::function<void()>& between = [] {}) {
-    const at::NoGradGuard no_grad;
-    TrainingStore store(folder_.path() / folder);
-    const auto teacher = live_teacher(teacher_, 64, compute_, student.description().vocabulary_size);
-    return train(data_, options_, teacher.get(), student, store, progress_, between, speed_);
-  }
-  double perplexity_of(const StudentModel& student) const {
-    return validation_perplexity(data_.validation, options_.micro_batch, student);
-  }
-  fs::path file(const std::string& folder, const std::string& prefix) const {
-    for (const auto& entry : fs::directory_iterator(folder_.path() / folder)) {
-      if (entry.path().filename().string().starts_with(prefix)) return entry.path();
-    }
-    throw std::runtime_error("no file " + prefix);
-  }
-  static void expect_same(const TrainingState& found, const TrainingState& expected, StudentModel& student,
-                          StudentModel& expected_student) {
-    EXPECT_EQ(found.step, expected.step);
-    EXPECT_EQ(found.best_step, expected.best_step);
-    EXPECT_EQ(found.best_perplexity, expected.best_perplexity);
-    EXPECT_EQ(curve_csv(found.curve), curve_csv(expected.curve));
-    const std::vector<Parameter*> a = student.parameters(), b = expected_student.parameters();
-    ASSERT_EQ(a.size(), b.size());
-    for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i]->value, b[i]->value)) << a[i]->name;
-  }
-
-  TemporaryFolder folder_;
-  Checkpoint checkpoint_ = Checkpoint::open(kFamily), teacher_ = Checkpoint::open(kTeacher);
-  TrainingWindows data_;
-  DistillOptions options_;
-  at::ScalarType compute_ = at::kFloat;
-  std::ostringstream out_;
-  Progress progress_{ProgressStyle::lines, out_};
-  TrainingSpeed speed_;
-};
-
 TEST_F(Trainer, LowersTheLossAndMeasuresOnTheWay) {
   options_.loss.loss = DistillLoss::hard_label;
   options_.clip = 1.0;
@@ -132,8 +62,9 @@ TEST_F(Trainer, LowersTheLossAndMeasuresOnTheWay) {
     EXPECT_EQ(state.curve[i].step, static_cast<int64_t>(i) * 3);
     EXPECT_EQ(state.curve[i].num_tokens, state.curve[i].step * options_.batch * data_.training.windows.num_tokens);
   }
-  EXPECT_LT(state.curve.back().loss, state.curve[1].loss);
-  EXPECT_LT(state.best_perplexity, 0.9 * before);
+  EXPECT_FALSE(state.curve.front().loss.has_value()) << "nothing was trained on before it";
+  EXPECT_LT(state.curve.back().loss.value(), state.curve[1].loss.value());
+  EXPECT_LT(kept_perplexity(state), 0.9 * before);
   EXPECT_NEAR(state.curve.back().learning_rate, options_.final_rate * options_.learning_rate, 1e-12);
   EXPECT_EQ(speed_.num_tokens, 12 * options_.batch * data_.training.windows.num_tokens);
   EXPECT_NE(out_.str().find("step 12/12"), std::string::npos) << out_.str();
@@ -150,21 +81,70 @@ TEST_F(Trainer, TheOnlyStepHasTheWholeLearningRate) {
   }
 }
 
-TEST_F(Trainer, KeepsTheBestCheckpoint) {
-  options_.loss.loss = DistillLoss::hard_label;
+// What each way to choose measures, beside the perplexity that is always measured.
+std::optional<double> measured(const TrainingPoint& point, SelectBy select) {
+  return select == SelectBy::loss         ? point.validation_loss
+         : select == SelectBy::kl         ? point.validation_kl
+         : select == SelectBy::perplexity ? std::optional(point.validation_perplexity)
+                                          : std::nullopt;
+}
+
+TEST_F(Trainer, KeepsTheValidationThatIsAskedFor) {
+  options_.loss.loss = DistillLoss::reverse_kl;
   options_.total_tokens *= 2;
   options_.validations = 24;
   options_.learning_rate = 0.02;  // too much for long: the windows to validate on are others' halves
   options_.final_rate = 1.0;
+  const auto teacher = live_teacher(teacher_, 64, compute_, 128);
+  std::set<int64_t> kept_steps;
+  for (const SelectBy select : {SelectBy::loss, SelectBy::perplexity, SelectBy::kl, SelectBy::last}) {
+    options_.select = select;
+    const auto student = make_student();
+    const std::string name(name_of(select));
+    const TrainingState state = train_in(name, *student);
+    kept_steps.insert(state.kept_step);
+    ASSERT_EQ(state.curve.size(), 25u);
+    int64_t expected = select == SelectBy::last ? state.step : 0;
+    double least = std::numeric_limits<double>::infinity();
+    for (const TrainingPoint& point : state.curve) {
+      EXPECT_EQ(point.validation_loss.has_value(), select == SelectBy::loss);
+      EXPECT_EQ(point.validation_kl.has_value(), select == SelectBy::kl);
+      const double value = measured(point, select).value_or(0.0);
+      if (select == SelectBy::last || value >= least) continue;
+      least = value;
+      expected = point.step;
+    }
+    EXPECT_EQ(state.kept_step, expected) << name;
+    // The student is left with the values of that validation: measured again they give the same.
+    EXPECT_EQ(perplexity_of(*student), kept_perplexity(state)) << name;
+    if (select == SelectBy::last || select == SelectBy::perplexity) continue;
+    const DistillLossOptions asked = held_out_loss(options_).value();
+    EXPECT_EQ(asked.loss, select == SelectBy::loss ? DistillLoss::reverse_kl : DistillLoss::forward_kl);
+    const at::NoGradGuard no_grad;
+    EXPECT_EQ(validate(data_.validation, options_.micro_batch, &asked, teacher.get(), *student).measured.value(), least)
+        << name;
+  }
+  EXPECT_GT(kept_steps.size(), 1u) << "ways to choose that always agree prove nothing";
+}
+
+// The loss of held-out windows is that of the step without its gradients.
+TEST_F(Trainer, TheHeldOutLossIsTheTrainedOne) {
+  const at::NoGradGuard no_grad;
   const auto student = make_student();
-  const TrainingState state = train_in("run", *student);
-  double best = std::numeric_limits<double>::infinity();
-  for (const TrainingPoint& point : state.curve) best = std::min(best, point.validation_perplexity);
-  EXPECT_EQ(state.best_perplexity, best);
-  EXPECT_EQ(perplexity_of(*student), best) << "the student is left with the values of its best validation";
-  for (const TrainingPoint& point : state.curve) {
-    if (point.step == state.best_step) {
-      EXPECT_EQ(point.validation_perplexity, best);
+  for (const DistillLoss loss : {DistillLoss::hard_label, DistillLoss::soft_label, DistillLoss::jensen_shannon,
+                                 DistillLoss::slim, DistillLoss::total_variation}) {
+    for (const double hidden_weight : {0.0, 0.5}) {
+      if (loss == DistillLoss::hard_label && hidden_weight > 0.0) continue;
+      DistillLossOptions asked{.loss = loss, .hidden_weight = hidden_weight};
+      const auto teacher = live_teacher(teacher_, 64, at::kFloat, 128, {.keeps_hidden = hidden_weight > 0.0});
+      Teacher* const asks = loss == DistillLoss::hard_label ? nullptr : teacher.get();
+      const TokenBatch batch = make_batch(data_.training, std::vector<int64_t>{0, 1, 2});
+      const BatchLoss trained = train_on(batch, asked, false, count_labels(batch), asks, *student);
+      const BatchScore scored = score(batch, &asked, asks, *student);
+      EXPECT_EQ(scored.num_labels, trained.num_labels);
+      // Sums of float32 in another order: 2^-24 of each of some hundred terms.
+      EXPECT_NEAR(scored.measured, trained.sum, 1e-5 * std::abs(trained.sum)) << name_of(loss) << " " << hidden_weight;
+      EXPECT_EQ(scored.label_loss, score(batch, nullptr, nullptr, *student).label_loss);
     }
   }
 }
@@ -180,9 +160,9 @@ TEST_F(Trainer, PatienceStops) {
   const TrainingState state = train_in("run", *student);
   EXPECT_TRUE(state.is_stopped);
   EXPECT_LT(state.step, 36);
-  EXPECT_EQ(state.step, state.best_step + 3);
+  EXPECT_EQ(state.step, state.kept_step + 3);
   EXPECT_EQ(state.curve.back().step, state.step);
-  EXPECT_EQ(perplexity_of(*student), state.best_perplexity);
+  EXPECT_EQ(perplexity_of(*student), kept_perplexity(state));
   // Begun again it is done.
   const auto again = make_student();
   expect_same(train_in("run", *again), state, *again, *student);
@@ -297,37 +277,11 @@ TEST_F(Trainer, AMicroBatchThatFailsEndsTheStep) {
     expect_error<std::runtime_error>(
         [&] {
           train(
-              data_, options_, &teacher, *student, store, progress_, [] {}, speed_);
+              data_, options_, {&teacher, &teacher}, *student, store, progress_, [] {}, speed_);
         },
         {"the teacher has gone"});
   }
   at::set_num_threads(num_threads);
-}
-
-TEST_F(Trainer, DamagedStatesAreRefused) {
-  const auto student = make_student();
-  train_in("run", *student);
-  const auto refuse_damage = [&](const std::string& prefix) {
-    const fs::path path = file("run", prefix);
-    const std::string text = read_text_file(path);
-    for (const size_t place : {text.size() / 2, text.size() - 1}) {
-      std::string damaged = text;
-      damaged[place] = static_cast<char>(damaged[place] ^ 4);
-      write_file_atomically(path, damaged);
-      expect_error<std::runtime_error>([&] { train_in("run", *make_student()); }, {path.filename().string()});
-    }
-    write_file_atomically(path, text.substr(0, text.size() / 2));
-    expect_error<std::runtime_error>([&] { train_in("run", *make_student()); }, {path.filename().string()});
-    if (prefix != "state") {
-      fs::remove(path);
-      expect_error<std::runtime_error>([&] { train_in("run", *make_student()); }, {path.filename().string()});
-    }
-    write_file_atomically(path, text);
-  };
-  refuse_damage("state");
-  refuse_damage("step-");
-  refuse_damage("best-");
-  train_in("run", *make_student());
 }
 
 TEST_F(Trainer, WhatIsNotFiniteIsReportedWithItsStep) {
@@ -339,82 +293,6 @@ TEST_F(Trainer, WhatIsNotFiniteIsReportedWithItsStep) {
   const auto broken = make_student();
   broken->parameters().front()->value.fill_(std::numeric_limits<float>::quiet_NaN());
   expect_error<std::runtime_error>([&] { train_in("nan", *broken); }, {"validation", "not finite"});
-}
-
-// A value has a comma before the next and a line its end; every number reads back as it was.
-TEST(TrainingCurve, CsvReadsBack) {
-  const std::vector<TrainingPoint> curve = {
-      {0, 0, 0.0, 12.345678901234567, 0.0}, {7, 7168, 1.0 / 3.0, 1e-7, 1e-4}, {1000000, 1LL << 40, 2.5, 1e300, 0.1}};
-  std::istringstream lines(curve_csv(curve));
-  std::string line;
-  ASSERT_TRUE(std::getline(lines, line));
-  EXPECT_EQ(line, "step,tokens,loss,validation_perplexity,learning_rate");
-  for (const TrainingPoint& point : curve) {
-    ASSERT_TRUE(std::getline(lines, line));
-    std::istringstream cells(line);
-    std::vector<double> values;
-    for (std::string cell; std::getline(cells, cell, ',');) {
-      double value = 0.0;
-      const auto [end, error] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
-      EXPECT_TRUE(error == std::errc() && end == cell.data() + cell.size()) << cell;
-      values.push_back(value);
-    }
-    EXPECT_EQ(values, (std::vector<double>{static_cast<double>(point.step), static_cast<double>(point.num_tokens),
-                                           point.loss, point.validation_perplexity, point.learning_rate}));
-  }
-  EXPECT_FALSE(std::getline(lines, line));
-}
-
-// Every element is closed in order, attributes are quoted, and there is one root: enough for XML without entities.
-void expect_well_formed(const std::string& svg) {
-  std::vector<std::string> open;
-  int num_roots = 0;
-  for (size_t begin = svg.find('<'); begin != std::string::npos; begin = svg.find('<', begin + 1)) {
-    const size_t end = svg.find('>', begin);
-    ASSERT_NE(end, std::string::npos);
-    const std::string tag = svg.substr(begin + 1, end - begin - 1);
-    ASSERT_EQ(std::count(tag.begin(), tag.end(), '"') % 2, 0) << tag;
-    if (tag.starts_with('/')) {
-      ASSERT_FALSE(open.empty());
-      EXPECT_EQ(tag.substr(1), open.back());
-      open.pop_back();
-    } else if (!tag.ends_with('/')) {
-      num_roots += open.empty();
-      open.push_back(tag.substr(0, tag.find(' ')));
-    }
-  }
-  EXPECT_TRUE(open.empty());
-  EXPECT_EQ(num_roots, 1);
-  EXPECT_EQ(svg.find('&'), std::string::npos);
-  EXPECT_EQ(svg.find("nan"), std::string::npos);
-  EXPECT_EQ(svg.find("inf"), std::string::npos);
-}
-
-std::vector<std::string> polylines(const std::string& svg) {
-  std::vector<std::string> found;
-  for (size_t at = svg.find("points=\""); at != std::string::npos; at = svg.find("points=\"", at + 1)) {
-    found.push_back(svg.substr(at + 8, svg.find('"', at + 8) - at - 8));
-  }
-  return found;
-}
-
-TEST(TrainingPicture, IsWellFormedAndHasEveryPoint) {
-  std::vector<TrainingPoint> curve = {{0, 0, 0.0, 100.0, 0.0}, {1, 10, 3.0, 10.0, 1.0}, {2, 20, 2.0, 31.6, 1.0}};
-  const std::string svg = training_picture(curve);
-  expect_well_formed(svg);
-  EXPECT_TRUE(svg.starts_with("<svg "));
-  const std::vector<std::string> lines = polylines(svg);
-  ASSERT_EQ(lines.size(), 2u);
-  EXPECT_EQ(std::count(lines[0].begin(), lines[0].end(), ','), 2) << "the loss has no point before the first step";
-  EXPECT_EQ(std::count(lines[1].begin(), lines[1].end(), ','), 3);
-  // The largest perplexity stands at the top and to the left, the smallest at the bottom.
-  EXPECT_TRUE(lines[1].starts_with("80.00,40.00 360.00,420.00 640.00,")) << lines[1];
-  // One point, equal points.
-  expect_well_formed(training_picture({{0, 0, 0.0, 5.0, 0.0}}));
-  expect_well_formed(training_picture({{0, 0, 0.0, 5.0, 0.0}, {1, 10, 2.0, 5.0, 0.0}, {2, 20, 2.0, 5.0, 0.0}}));
-  EXPECT_THROW(training_picture({}), std::invalid_argument);
-  EXPECT_THROW(training_picture({{0, 0, 0.0, 0.0, 0.0}}), std::invalid_argument);
-  EXPECT_THROW(training_picture({{0, 0, 0.0, std::nan(""), 0.0}}), std::invalid_argument);
 }
 
 }  // namespace
