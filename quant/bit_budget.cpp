@@ -8,6 +8,7 @@
 
 #include "quant/grid.h"
 #include "runtime/format/bit_stream.h"
+#include "runtime/system/interrupt.h"
 
 namespace pare {
 namespace {
@@ -158,6 +159,7 @@ BudgetPlan plan_by_table(const std::vector<std::vector<Option>>& options, int64_
     uint8_t* taken_S = taken_GS.data() + g * num_sizes;
     for (int64_t s = 0; s < num_sizes; ++s) next_S[s] = least_S[s] + options[g][0].loss;
     for (size_t k = 1; k < options[g].size(); ++k) {
+      throw_if_interrupted();
       const int64_t step = (options[g][k].size_bytes - options[g][0].size_bytes) / unit;
       for (int64_t s = step; s < num_sizes; ++s) {
         const double loss = least_S[s - step] + options[g][k].loss;

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "runtime/system/first_exception.h"
+#include "runtime/system/interrupt.h"
 
 namespace pare {
 
@@ -32,6 +33,7 @@ void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<vo
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
       if (error.failed()) continue;
       error.capture([&] {
+        throw_if_interrupted();
         const int64_t first_row = chunk * chunk_rows;
         body(first_row, std::min(chunk_rows, num_rows - first_row));
       });

@@ -30,7 +30,7 @@ class SingleThreadedTorch {
 
 // Calls body(first_row, num_rows) for each chunk of chunk_rows rows (the last one may be shorter), the first chunks
 // first. The first exception in a worker is thrown again here, when all workers have ended; chunks that were not begun
-// are left out.
+// are left out. Throws Interrupted between chunks.
 void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<void(int64_t, int64_t)>& body);
 
 }  // namespace pare

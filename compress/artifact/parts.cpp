@@ -16,6 +16,7 @@
 #include "runtime/format/stored_linear.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
+#include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 
@@ -288,6 +289,7 @@ std::vector<OwnedTensor> Parts::read_changed(int64_t part, const Checkpoint& sou
 }
 
 void Parts::commit(int64_t part, std::vector<StreamedTensor> tensors, std::vector<LayerRecord> records) {
+  const InterruptionLater whole;
   const fs::path file = part_file(part, ".safetensors");
   write_safetensors(file, std::move(tensors));
   const PartRecord record{part, sha256_file(file), std::move(records)};

@@ -1,4 +1,5 @@
 #include "compress/hdf5/hashed_file.h"
+#include "runtime/system/interrupt.h"
 
 #include <algorithm>
 #include <span>
@@ -42,6 +43,7 @@ std::string hash_content(const InputFile& file) {
   Sha256 hash;
   std::vector<std::byte> piece(size_t{1} << 20);
   for (int64_t at = kUserBlockBytes; at < file.size_bytes(); at += static_cast<int64_t>(piece.size())) {
+    throw_if_interrupted();
     piece.resize(std::min(piece.size(), static_cast<size_t>(file.size_bytes() - at)));
     file.read(at, piece);
     hash.update(piece);

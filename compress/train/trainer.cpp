@@ -112,6 +112,17 @@ class Training {
     const int64_t number = state_.step + 1;
     const std::vector<int64_t> windows = windows_of_step(number, options_.batch, data_.training.windows.num_windows,
                                                          static_cast<uint64_t>(options_.seed));
+    learn(number, windows);
+    if (is_validation_due()) {
+      validate();
+    } else if (is_time_to_save()) {
+      save();
+    }
+  }
+
+  // Whole: what it has done is saved behind it.
+  void learn(int64_t number, const std::vector<int64_t>& windows) {
+    const InterruptionLater whole;
     const double before = state_.loss_sum;
     if (options_.loss.loss == DistillLoss::minillm) {
       learn_from_samples(number, windows);
@@ -124,11 +135,6 @@ class Training {
     }
     update(number, rate_at(number));
     state_.step = number;
-    if (is_validation_due()) {
-      validate();
-    } else if (is_time_to_save()) {
-      save();
-    }
   }
 
   // The only step of a run has the whole learning rate, not the last one's share.

@@ -14,6 +14,7 @@
 #include "compress/artifact/checked_file.h"
 #include "compress/artifact/parts.h"
 #include "runtime/files/safetensors.h"
+#include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
 
@@ -234,6 +235,7 @@ void TrainingStore::sweep(const TrainingState& state) const {
 }
 
 void TrainingStore::save(const TrainingState& state, const std::vector<OptimizedParameter>& parameters) {
+  const InterruptionLater whole;
   const fs::path path = file(kStep, state.step);
   write_tensors(path, parameters, /*with_moments=*/true);
   Json curve = Json::array();

@@ -180,6 +180,7 @@ void Encoder::State::run(const Batch& batch) {
   arena->x_RD.prepare(*blocks.front().qkv, arena->sequences);
   backend->add_layer_norm(hidden_RD, delta_RD, embedding_norm, num_rows, width, &arena->x_RD);
   for (size_t b = 0; b < blocks.size(); ++b) {
+    throw_if_interrupted();
     run_block(blocks[b], b + 1 < blocks.size() ? &blocks[b + 1] : nullptr, num_rows);
   }
 }

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "runtime/system/interrupt.h"
+
 namespace pare {
 namespace {
 
@@ -186,6 +188,7 @@ void ForwardPass::run_blocks(ForwardArena& work, std::span<KvLayer> caches) cons
   for (size_t layer = 0; layer < weights.blocks.size(); ++layer) {
     const PackedNorm* previous_norm = layer == 0 ? nullptr : pointer(weights.blocks[layer - 1].post_feed_forward_norm);
     for (const Chunk& chunk : work.batch.chunks) {
+      throw_if_interrupted();
       run_chunk(work, weights.blocks[layer], previous_norm, chunk, layer == 0, caches[layer]);
     }
   }

@@ -28,6 +28,10 @@ int64_t chosen_context(const ModelDescription& model, const EvaluationOptions& o
   return options.context;
 }
 
+// Predictions of a window whose logits are asked for at once: many for the backend, and soon done. Rows do not depend on
+// one another.
+constexpr size_t kScoredRows = 512;
+
 // What is known of one window once it is scored: means over its predictions.
 struct WindowMeans {
   double nll = 0.0;
@@ -105,15 +109,24 @@ class Scorer {
     const float* x_RD = hidden_RD_.get() + row * model_.description().hidden_size;
     const float softcap = model_.description().logit_softcap;
     WindowMeans means;
-    if (reference_ == nullptr) {
-      model_.backend().cross_entropy(model_.head(), x_RD, targets, softcap, nll_.data(), same_top1_.data());
-    } else {
+    const size_t old_size = kl_.size();
+    if (reference_ != nullptr) kl_.resize(old_size + nll_.size());
+    for (size_t begin = 0; begin < targets.size(); begin += kScoredRows) {
+      throw_if_interrupted();
+      const std::span some = targets.subspan(begin, std::min(kScoredRows, targets.size() - begin));
+      const float* const x = x_RD + static_cast<int64_t>(begin) * model_.description().hidden_size;
+      if (reference_ == nullptr) {
+        model_.backend().cross_entropy(model_.head(), x, some, softcap, nll_.data() + begin, same_top1_.data() + begin);
+        continue;
+      }
       const ModelDescription& description = reference_->description();
-      const size_t old_size = kl_.size();
-      kl_.resize(old_size + nll_.size());
-      model_.backend().compare(reference_->head(), reference_hidden_RE_.get() + row * description.hidden_size,
-                               description.logit_softcap, model_.head(), x_RD, softcap, targets, kl_.data() + old_size,
-                               same_top1_.data(), reference_nll_.data(), nll_.data());
+      const float* const reference_x =
+          reference_hidden_RE_.get() + (row + static_cast<int64_t>(begin)) * description.hidden_size;
+      model_.backend().compare(reference_->head(), reference_x, description.logit_softcap, model_.head(), x, softcap,
+                               some, kl_.data() + old_size + begin, same_top1_.data() + begin,
+                               reference_nll_.data() + begin, nll_.data() + begin);
+    }
+    if (reference_ != nullptr) {
       const std::span kl = std::span<const float>(kl_).subspan(old_size);
       check_finite(reference_nll_, window, "the reference's negative log likelihood");
       check_finite(kl, window, "the Kullback-Leibler divergence");

@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <omp.h>
-#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -11,11 +10,12 @@
 #include <array>
 #include <charconv>
 #include <chrono>
-#include <csignal>
 #include <cstdlib>
 #include <string>
 #include <system_error>
 #include <utility>
+
+#include "runtime/system/interrupt.h"
 
 namespace pare {
 namespace {
@@ -54,22 +54,6 @@ std::optional<ThreadTimes> read_schedstat(const std::string& path) {
   if (run.ec != std::errc() || run.ptr == end) return std::nullopt;
   const auto delay = std::from_chars(run.ptr + 1, end, times.delay_ns);
   return delay.ec == std::errc() ? std::optional(times) : std::nullopt;
-}
-
-// A thread that no signal interrupts: those are for the thread that works.
-template <typename Work>
-std::thread begin_thread_without_signals(const Work& work) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    std::thread thread(work);
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return thread;
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
 }
 
 // Whether so many threads can be begun now: where OpenMP cannot begin one, it ends the process.
@@ -141,7 +125,7 @@ ExtraThreads::ExtraThreads(int num_threads) {
   const int num_extra = std::max(omp_get_num_procs() + 1 - num_threads, 1);
   if (num_extra > kMostExtraThreads) return;
   try {
-    holder_ = begin_thread_without_signals([this, num_extra] { hold(num_extra); });
+    holder_ = thread_without_signals([this, num_extra] { hold(num_extra); });
   } catch (const std::system_error&) {
     return;
   }
@@ -183,7 +167,7 @@ ThreadWaiting::ThreadWaiting(int num_threads, TimesReader read_times)
     : num_threads_(num_threads), read_times_(std::move(read_times)) {
   if (num_threads < 2 || waiting_policy() != "adaptive") return;
   try {
-    thread_ = begin_thread_without_signals([this] { watch(); });
+    thread_ = thread_without_signals([this] { watch(); });
   } catch (const std::system_error&) {
     // No room for a thread: others wait as OpenMP lets them.
   }

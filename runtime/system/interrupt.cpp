@@ -1,22 +1,39 @@
 #include "runtime/system/interrupt.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <initializer_list>
+#include <string_view>
 
 namespace pare {
 namespace {
 
 std::atomic<bool> requested{false};
+std::atomic<int> num_later{0};  // of InterruptionLater
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler may touch lock-free atomics only");
 
-extern "C" void handle_signal(int) {
+// Where a bar stands it is erased first; it comes back below.
+constexpr std::string_view kHeard = "stopping where nothing is left half done; a second Ctrl-C ends at once\n";
+constexpr std::string_view kHeardOnTerminal =
+    "\r\x1b[2Kstopping where nothing is left half done; a second Ctrl-C ends at once\n";
+std::string_view heard = kHeard;
+
+extern "C" void handle_signal(int signal) {
   requested.store(true);
+  if (signal != SIGINT) return;
+  const int error = errno;
+  if (::write(STDERR_FILENO, heard.data(), heard.size()) < 0) errno = error;  // nobody reads it
+  errno = error;
 }
 
 }  // namespace
 
 void install_interrupt_handler() {
+  heard = ::isatty(STDERR_FILENO) == 1 ? kHeardOnTerminal : kHeard;
   struct sigaction action = {};
   action.sa_handler = handle_signal;
   sigemptyset(&action.sa_mask);
@@ -40,7 +57,28 @@ void clear_interrupt() noexcept {
 }
 
 void throw_if_interrupted() {
-  if (interrupt_requested()) throw Interrupted();
+  if (interrupt_requested() && num_later.load() == 0) throw Interrupted();
+}
+
+InterruptionLater::InterruptionLater() noexcept {
+  ++num_later;
+}
+InterruptionLater::~InterruptionLater() {
+  --num_later;
+}
+
+std::thread thread_without_signals(const std::function<void()>& work) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    std::thread thread(work);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return thread;
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
 }
 
 }  // namespace pare

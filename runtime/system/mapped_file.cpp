@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "runtime/system/input_files.h"
+#include "runtime/system/interrupt.h"
 #include "runtime/system/sha256.h"
 #include "runtime/system/visible_text.h"
 
@@ -168,6 +169,7 @@ MappedFile::~MappedFile() {
 std::string MappedFile::sha256() const {
   Sha256 hash;
   for (size_t begin = 0; begin < size_; begin += kHashedPieceBytes) {
+    throw_if_interrupted();
     const std::span<const std::byte> piece = bytes().subspan(begin, std::min(kHashedPieceBytes, size_ - begin));
     hash.update(piece);
     drop(piece);

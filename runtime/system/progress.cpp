@@ -7,7 +7,9 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <system_error>
 
+#include "runtime/system/interrupt.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/visible_text.h"
 
@@ -16,6 +18,7 @@ namespace {
 
 constexpr int64_t kBarWidth = 24;
 constexpr std::chrono::milliseconds kBarPeriod{100};
+constexpr std::chrono::seconds kTickPeriod{1};
 constexpr std::chrono::seconds kLinePeriod{5};
 
 int64_t terminal_width() {
@@ -37,8 +40,13 @@ ProgressStyle progress_style(bool quiet) {
 Progress::Progress(ProgressStyle style, std::ostream& out) : style_(style), out_(out) {}
 
 Progress::~Progress() {
-  const std::lock_guard lock(mutex_);
-  erase_bar();
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    erase_bar();
+  }
+  stop_signal_.notify_all();
+  if (ticker_.joinable()) ticker_.join();
 }
 
 void Progress::begin(std::string stage, int64_t total, std::string unit) {
@@ -50,7 +58,14 @@ void Progress::begin(std::string stage, int64_t total, std::string unit) {
   done_ = 0;
   in_stage_ = true;
   start_ = last_drawn_ = Clock::now();
-  if (style_ == ProgressStyle::bar) draw(start_);
+  if (style_ != ProgressStyle::bar) return;
+  draw(start_);
+  if (ticker_.joinable()) return;
+  try {
+    ticker_ = thread_without_signals([this] { tick(); });
+  } catch (const std::system_error&) {
+    // No room for a thread: the clock moves with the work.
+  }
 }
 
 void Progress::update(int64_t done) {
@@ -60,6 +75,18 @@ void Progress::update(int64_t done) {
   const Clock::time_point now = Clock::now();
   const bool due = style_ == ProgressStyle::bar ? now - last_drawn_ >= kBarPeriod : now - last_drawn_ >= kLinePeriod;
   if (due && style_ != ProgressStyle::silent) draw(now);
+}
+
+void Progress::tick() {
+  std::unique_lock lock(mutex_);
+  while (!stop_signal_.wait_for(lock, kTickPeriod, [this] { return stop_; })) {
+    try {
+      const Clock::time_point now = Clock::now();
+      if (in_stage_ && now - last_drawn_ >= kTickPeriod) draw(now);
+    } catch (const std::exception&) {
+      return;  // no memory or no files are left: whoever works says so
+    }
+  }
 }
 
 void Progress::finish() {

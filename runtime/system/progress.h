@@ -3,11 +3,13 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <thread>
 
 namespace pare {
 
@@ -26,8 +28,8 @@ class Progress {
 
   // Starts a stage of `total` units ("windows", "blocks"), ending an unfinished one.
   void begin(std::string stage, int64_t total, std::string unit);
-  // `done` units of the stage are finished. Drawn at most ten times a second on a terminal, every five seconds in
-  // lines.
+  // `done` units of the stage are finished. Drawn at most ten times a second on a terminal, and once a second without
+  // being called, for the clock; every five seconds in lines.
   void update(int64_t done);
   // Ends the stage: the bar makes room for one line "stage: total units in 12.3 s".
   void finish();
@@ -43,6 +45,7 @@ class Progress {
   void erase_bar();
   void end_stage();
   void print_shown(const std::string& text);
+  void tick();
   ProgressStyle style_;
   std::ostream& out_;
   std::mutex mutex_;
@@ -52,6 +55,9 @@ class Progress {
   bool in_stage_ = false;
   bool bar_drawn_ = false;
   Clock::time_point start_, last_drawn_;
+  std::condition_variable stop_signal_;
+  bool stop_ = false;
+  std::thread ticker_;  // from the first bar on
 };
 
 double seconds_since(std::chrono::steady_clock::time_point start);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/system/input_files.h"
+#include "runtime/system/interrupt.h"
 
 namespace pare {
 namespace {
@@ -157,6 +158,7 @@ std::string sha256_file(const std::filesystem::path& path) {
   Sha256 hash;
   std::vector<std::byte> piece(size_t{1} << 20);
   for (int64_t begin = 0; begin < file.size_bytes();) {
+    throw_if_interrupted();
     const int64_t size = std::min(file.size_bytes() - begin, static_cast<int64_t>(piece.size()));
     const std::span<std::byte> bytes = std::span(piece).first(static_cast<size_t>(size));
     file.read(begin, bytes);

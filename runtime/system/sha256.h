@@ -22,7 +22,7 @@ class Sha256 {
   uint64_t num_bytes_ = 0;
 };
 
-// One-shot forms. sha256_file throws std::runtime_error (path, reason).
+// One-shot forms. sha256_file throws std::runtime_error (path, reason), and Interrupted between pieces.
 std::string sha256_hex(std::span<const std::byte> bytes);
 std::string sha256_file(const std::filesystem::path& path);
 

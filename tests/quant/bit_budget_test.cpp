@@ -14,6 +14,7 @@
 #include "quant/grid.h"
 #include "quant/rtn.h"
 #include "runtime/format/compressed_tensors.h"
+#include "runtime/system/interrupt.h"
 #include "tests/quant/random_layer.h"
 
 namespace pare {
@@ -319,6 +320,14 @@ TEST(BitBudget, RefusesWhatItCannotPlan) {
   for (const BitCandidate& bad : {candidate(0, 1.0), candidate(4, -1.0), candidate(4, NAN), candidate(4, INFINITY)}) {
     EXPECT_NE(message_of({{"gate", {bad}}}, 14).find("'gate'"), std::string::npos);
   }
+}
+
+TEST(BitBudget, StopsWhenInterrupted) {
+  std::vector<BudgetGroup> groups(2, {"group", {candidate(10, 2.0), candidate(20, 1.0)}});
+  request_interrupt();
+  EXPECT_THROW(plan_bits(groups, 30, 1 << 20), Interrupted);
+  clear_interrupt();
+  EXPECT_EQ(plan_bits(groups, 30, 1 << 20).size_bytes, 30);
 }
 
 }  // namespace

@@ -113,6 +113,46 @@ TEST_F(PareRuntime, SignalsEndWith130) {
     EXPECT_EQ(WEXITSTATUS(status), 130) << signal << ": " << file_text(err);
     EXPECT_EQ(file_text(out), "");
     EXPECT_NE(file_text(err).find("interrupted"), std::string::npos);
+    EXPECT_EQ(file_text(err).find("a second Ctrl-C ends at once\n") != std::string::npos, signal == SIGINT);
+    std::filesystem::remove(err);
+  }
+}
+
+// One window is one batch here, too long to wait for. The second signal ends the process as if there were no handler.
+TEST_F(PareRuntime, ASignalInsideABatchIsHeard) {
+  copy_family("llama_gqa_untied", folder_.path() / "long", {{"max_position_embeddings", 400000}});
+  std::ofstream(folder_.path() / "long" / "tokenizer.json") << ascii_tokenizer_json();
+  std::ofstream(text_) << std::string(400000, 'x');
+  const std::string err = folder_.path() / "err", path = program(), model = folder_.path() / "long";
+  for (const bool twice : {false, true}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
+      dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
+      execl(path.c_str(), "pare-runtime", "eval", model.c_str(), "--threads", "1", "--context", "400000", "--text",
+            text_.c_str(), nullptr);
+      _exit(127);
+    }
+    ASSERT_GT(child, 0);
+    int status = 0;
+    pid_t ended = 0;
+    const auto wait_for = [&](const std::string& words) {
+      while (ended == 0 && (!std::filesystem::exists(err) || file_text(err).find(words) == std::string::npos)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        ended = waitpid(child, &status, WNOHANG);
+      }
+      ASSERT_EQ(ended, 0) << file_text(err);
+    };
+    wait_for("load ");
+    kill(child, SIGINT);
+    wait_for("stopping");
+    if (twice) kill(child, SIGINT);
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    if (twice) {
+      EXPECT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 130) << status;
+    } else {
+      EXPECT_EQ(WEXITSTATUS(status), 130) << file_text(err);
+    }
     std::filesystem::remove(err);
   }
 }

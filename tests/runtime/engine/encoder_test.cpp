@@ -5,6 +5,7 @@
 
 #include "runtime/commands/inspect.h"
 #include "runtime/commands/verify.h"
+#include "runtime/system/interrupt.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/cpu/guarded_floats.h"
 #include "tests/runtime/engine/tiny_encoder.h"
@@ -196,6 +197,18 @@ TEST(EncoderCheckpoint, IsInspectedAndVerified) {
   const Verification verification = verify(tiny_encoder_path());
   EXPECT_TRUE(verification.problems.empty());
   EXPECT_EQ(verification.num_linears, 15);
+}
+
+TEST(EncoderInterruption, IsAskedForInsideABatch) {
+  const EncoderGolden golden = read_encoder_golden();
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 1);
+  Encoder encoder = Encoder::load(Checkpoint::open(tiny_encoder_path()), *backend);
+  std::vector<float> hidden_RD(golden.hidden_RD.size());
+  request_interrupt();
+  EXPECT_THROW(encoder.hidden(golden.ids, hidden_RD.data()), Interrupted);
+  clear_interrupt();
+  encoder.hidden(golden.ids, hidden_RD.data());
+  expect_close(golden.hidden_RD, hidden_RD, kTolerance);
 }
 
 }  // namespace

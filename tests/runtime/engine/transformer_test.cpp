@@ -6,6 +6,7 @@
 #include <random>
 #include <span>
 
+#include "runtime/system/interrupt.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/engine/tiny_models.h"
 #include "tests/temporary_folder.h"
@@ -329,6 +330,25 @@ TEST(Transformer, RefusesWhatDoesNotFit) {
         lanes->feed_each({both.data(), 1}, std::span(ids).first(1));
       },
       {"4 tokens", "holds 4", "1 more"});
+}
+
+// A batch takes minutes on a large model: it ends between blocks, and the next one is whole again.
+TEST(TransformerInterruption, IsAskedForInsideABatch) {
+  const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 1);
+  Transformer model = Transformer::load(Checkpoint::open(family_path("llama_gqa_untied")), *backend);
+  const std::vector<int32_t> ids = {5, 9, 2, 7, 1, 3, 8, 4};
+  const auto width = static_cast<size_t>(model.description().hidden_size);
+  std::vector<float> expected(ids.size() * width), found(expected.size());
+  model.prefill_windows(ids, 2, expected.data());
+  const std::unique_ptr<Transformer::Session> session = model.start(32);
+  request_interrupt();
+  EXPECT_THROW(model.prefill_windows(ids, 2, found.data()), Interrupted);
+  EXPECT_THROW(session->feed(ids), Interrupted);
+  EXPECT_THROW(model.start_lanes(2, 32)->begin(1, ids), Interrupted);
+  clear_interrupt();
+  EXPECT_EQ(session->num_tokens(), 0);
+  model.prefill_windows(ids, 2, found.data());
+  EXPECT_EQ(found, expected);
 }
 
 }  // namespace

@@ -2,10 +2,33 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <mutex>
 #include <sstream>
+#include <thread>
 
 namespace pare {
 namespace {
+
+// Written to by one thread and read by another.
+class SharedBuffer : public std::streambuf {
+ public:
+  std::string text() const {
+    const std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ protected:
+  int_type overflow(int_type letter) override {
+    const std::lock_guard lock(mutex_);
+    text_ += traits_type::to_char_type(letter);
+    return letter;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;
+};
 
 std::string without_digits(const std::string& text) {
   std::string result;
@@ -41,6 +64,32 @@ TEST(Progress, BarIsErasedBeforeAnythingElseIsPrinted) {
     EXPECT_NE(out.str().find("\r\x1b[2Kan event\n\r\x1b[2Kload ["), std::string::npos) << out.str();
   }
   EXPECT_TRUE(out.str().ends_with("\r\x1b[2K"));  // an unfinished bar does not stay
+}
+
+// Work that reports nothing for minutes looks alive.
+TEST(Progress, TheClockOfABarTicks) {
+  SharedBuffer buffer;
+  std::ostream out(&buffer);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  {
+    Progress progress(ProgressStyle::bar, out);
+    progress.begin("evaluate", 4, "windows");
+    const auto num_drawn = [&] {
+      const std::string text = buffer.text();
+      size_t num = 0;
+      for (size_t at = text.find("evaluate ["); at != std::string::npos; at = text.find("evaluate [", at + 1)) ++num;
+      return num;
+    };
+    while (num_drawn() < 3 && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    EXPECT_GE(num_drawn(), 3u);
+    progress.finish();
+    const size_t num_finished = num_drawn();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    EXPECT_EQ(num_drawn(), num_finished);  // between stages nothing is shown
+  }
+  EXPECT_NE(buffer.text().find("0/4 windows, 2."), std::string::npos) << buffer.text();
 }
 
 TEST(Progress, SilentPrintsNothing) {

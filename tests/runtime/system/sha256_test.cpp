@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/system/interrupt.h"
 #include "tests/expect_error.h"
 #include "tests/temporary_folder.h"
 
@@ -83,6 +84,19 @@ TEST(Sha256, FilesAreHashedInPieces) {
   EXPECT_EQ(sha256_file(folder.path() / "file"), hash_of(text));
   expect_error<std::runtime_error>([&] { sha256_file(folder.path() / "none"); }, {"none", "No such file"});
   expect_error<std::runtime_error>([&] { sha256_file(folder.path()); }, {folder.path().string()});
+}
+
+TEST(Sha256, OfAFileStopsWhenInterrupted) {
+  TemporaryFolder folder;
+  std::ofstream(folder.path() / "file", std::ios::binary) << std::string(3'000'001, 'x');
+  request_interrupt();
+  EXPECT_THROW(sha256_file(folder.path() / "file"), Interrupted);
+  {
+    const InterruptionLater whole;
+    EXPECT_EQ(sha256_file(folder.path() / "file"), hash_of(std::string(3'000'001, 'x')));
+  }
+  EXPECT_THROW(sha256_file(folder.path() / "file"), Interrupted);
+  clear_interrupt();
 }
 
 }  // namespace
