@@ -178,6 +178,9 @@ class ControlGroup : public PareRuntime {
 };
 
 TEST_F(ControlGroup, MemoryIsAskedForBeforeAModelIsLoaded) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "the sanitizer needs memory of its own";
+#endif
   const std::string limit = std::to_string(96 * kMiB);
   const std::string procs = make("memory", {{"memory.limit_in_bytes", limit}, {"memory.max", limit}});
   if (procs.empty()) GTEST_SKIP() << "no control group can be made here";
