@@ -197,7 +197,7 @@ pare::Command record_command() {
       count_option("windows", "", "draw so many of the text's windows; of a .npy the first (default: all)", 1),
       text_option("prompts", "FILE",
                   ".jsonl (field prompt) or .json (instruction, input): what the teacher writes behind each is drawn "
-                  "and recorded"),
+                  "and recorded; those that leave no room in the context are left out and counted"),
       count_option("samples", "", "continuations of each prompt" + by_default(defaults.num_samples), 1),
       count_option("max-new-tokens", "", "of a continuation" + by_default(defaults.max_new_tokens), 1),
       {.name = "temperature",

@@ -12,6 +12,7 @@
 #include "compress/artifact/model_hash.h"
 #include "compress/passes/compress_stage.h"
 #include "compress/phase.h"
+#include "compress/predict/prediction.h"
 #include "compress/predict_training.h"
 #include "compress/recipe/distill_pass.h"
 #include "compress/record/logit_store.h"
@@ -102,12 +103,21 @@ TrainingWindows split(const LabelledWindows& all, const DistillOptions& options,
   return windows;
 }
 
-// The recorded sequences, filled up to the longest.
-LabelledWindows read_store(const LogitStore& store) {
+// The recorded sequences, filled up to the longest. One long one among many short ones would take any amount of memory:
+// throws std::invalid_argument where that is more than max_bytes.
+LabelledWindows read_store(const LogitStore& store, int64_t max_bytes) {
   LabelledWindows data;
   data.windows.num_windows = store.num_sequences();
   for (int64_t n = 0; n < store.num_sequences(); ++n) {
     data.windows.num_tokens = std::max(data.windows.num_tokens, store.length(n));
+  }
+  constexpr int64_t kTokenBytes = 2 * sizeof(int32_t);  // the id and what it predicts
+  if (data.windows.num_tokens > max_bytes / kTokenBytes / data.windows.num_windows) {
+    throw std::invalid_argument(
+        "distill: '" + store.path().string() + "' holds " + std::to_string(data.windows.num_windows) +
+        " sequences of " + std::to_string(store.num_tokens()) + " tokens in all; filled up to the longest, of " +
+        std::to_string(data.windows.num_tokens) + ", they do not fit into " + format_bytes(max_bytes) +
+        ": raise --max-memory, or record sequences of more equal lengths");
   }
   const auto size = static_cast<size_t>(data.windows.num_windows * data.windows.num_tokens);
   data.windows.ids_NT.resize(size);
@@ -124,7 +134,7 @@ LabelledWindows read_store(const LogitStore& store) {
 }
 
 TrainingWindows read_windows(const DistillOptions& options, const Checkpoint& student, const LogitStore* store,
-                             Chosen& chosen) {
+                             int64_t max_bytes, Chosen& chosen) {
   std::optional<Tokenizer> tokenizer;
   const auto is_text = [](const std::string& file) { return !file.empty() && !holds_token_windows(file); };
   const bool reads_text = store == nullptr && std::any_of(options.text.begin(), options.text.end(), is_text);
@@ -154,8 +164,8 @@ TrainingWindows read_windows(const DistillOptions& options, const Checkpoint& st
     }
     return all;
   };
-  TrainingWindows windows =
-      split(store == nullptr ? LabelledWindows{read_all(options.text)} : read_store(*store), options, chosen);
+  TrainingWindows windows = split(
+      store == nullptr ? LabelledWindows{read_all(options.text)} : read_store(*store, max_bytes), options, chosen);
   if (!options.validation_text.empty()) {
     windows.validation.windows = read(options.validation_text, options.validation_windows);
   }
@@ -443,8 +453,9 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
     store = LogitStore::open(distill.logits);
     check_store(*store, distill, student);
   }
+  const int64_t max_memory = options.max_memory_bytes ? *options.max_memory_bytes : default_memory_budget();
   Chosen chosen;
-  TrainingInputs inputs{distill, read_windows(distill, student, store ? &*store : nullptr, chosen),
+  TrainingInputs inputs{distill, read_windows(distill, student, store ? &*store : nullptr, max_memory, chosen),
                         compute_type(distill.precision, options.on_gpu, student)};
   note_other_windows(distill, inputs.windows, phase.data.events);
   announce_events(phase);

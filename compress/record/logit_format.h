@@ -68,6 +68,7 @@ std::string shard_name(int64_t shard);
 
 extern const FileKind kLogitFile;
 inline constexpr int64_t kShardHashBytes = 32;
+inline constexpr int64_t kMostTokens = int64_t{1} << 40;            // of a store: their products with K must fit
 inline constexpr int64_t kMostLogitCount = (int64_t{1} << 31) - 1;  // of any count but tokens
 
 // Unsigned, as wide as ids of that vocabulary need.

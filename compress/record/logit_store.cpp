@@ -21,8 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMostTokens = int64_t{1} << 40;  // their products with K must fit
-
 void refuse_reading(const Hdf5Reader& reader, const std::optional<LogitDifference>& difference) {
   if (difference) reader.refuse(difference->object, difference->expected, difference->found);
 }

@@ -42,6 +42,7 @@ using Clock = std::chrono::steady_clock;
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kShardOverheadBytes = 8192;  // about: HDF5's own headers
+constexpr int64_t kMostShards = 1'000'000;     // files of one folder
 
 // What is recorded: windows of a text, or prompts with what is drawn behind each.
 struct Material {
@@ -49,16 +50,30 @@ struct Material {
   int64_t num_samples = 1;                   // of each
   int64_t max_new_tokens = 0;                // 0: windows
   Json source;                               // LogitOrigin::source
+  int64_t num_left_out = 0;                  // prompts that the context has no room for
   bool has_prompts() const { return max_new_tokens > 0; }
   int64_t num_sequences() const { return static_cast<int64_t>(starts.size()) * num_samples; }
   const std::vector<int32_t>& start(int64_t sequence) const {
     return starts[static_cast<size_t>(sequence / num_samples)];
   }
-  int64_t max_length(int64_t sequence) const { return static_cast<int64_t>(start(sequence).size()) + max_new_tokens; }
   int64_t longest() const {
     int64_t longest = 0;
     for (const std::vector<int32_t>& ids : starts) longest = std::max(longest, static_cast<int64_t>(ids.size()));
     return longest + max_new_tokens;
+  }
+  // Of all sequences, at most. Throws std::invalid_argument for more than a store holds.
+  int64_t num_tokens() const {
+    int64_t sum = 0;
+    for (const std::vector<int32_t>& ids : starts) {
+      const int64_t length = static_cast<int64_t>(ids.size()) + max_new_tokens;
+      if (length > (kMostTokens - sum) / num_samples) {
+        throw std::invalid_argument(std::to_string(starts.size()) + " prompts or windows, recorded " +
+                                    std::to_string(num_samples) + " times each, are more than the " +
+                                    std::to_string(kMostTokens) + " tokens of a store: lower --samples");
+      }
+      sum += length * num_samples;
+    }
+    return sum;
   }
 };
 
@@ -104,15 +119,21 @@ Material read_prompts(const RecordOptions& options, const Tokenizer& tokenizer, 
   material.num_samples = options.num_samples;
   material.max_new_tokens = options.max_new_tokens;
   for (const std::string& prompt : pare::read_prompts(options.prompts)) {
+    throw_if_interrupted();
     std::vector<int32_t> ids = tokenizer.encode(prompt, /*add_special_tokens=*/true);
     const auto num_tokens = static_cast<int64_t>(ids.size());
-    if (num_tokens < 1 || num_tokens + options.max_new_tokens > model.context_length) {
-      throw std::invalid_argument(options.prompts.string() + ": prompt " + std::to_string(material.starts.size()) +
-                                  " has " + std::to_string(num_tokens) + " tokens and --max-new-tokens is " +
-                                  std::to_string(options.max_new_tokens) + "; the model's context is " +
-                                  std::to_string(model.context_length) + ": shorten it or ask for fewer");
+    if (num_tokens < 1) throw std::invalid_argument(options.prompts.string() + ": a prompt without any token");
+    if (num_tokens + options.max_new_tokens > model.context_length) {
+      ++material.num_left_out;
+    } else {
+      material.starts.push_back(std::move(ids));
     }
-    material.starts.push_back(std::move(ids));
+  }
+  if (material.starts.empty()) {
+    throw std::invalid_argument(options.prompts.string() + ": none of its " + std::to_string(material.num_left_out) +
+                                " prompts leaves room for --max-new-tokens, " + std::to_string(options.max_new_tokens) +
+                                ", in the model's context of " + std::to_string(model.context_length) +
+                                ": ask for fewer or shorten them");
   }
   material.source = Json{{"kind", "continuations"},
                          {"samples", options.num_samples},
@@ -120,6 +141,7 @@ Material read_prompts(const RecordOptions& options, const Tokenizer& tokenizer, 
                          {"temperature", options.sampling_temperature},
                          {"top_p", options.top_p},
                          {"seed", options.seed}};
+  if (material.num_left_out > 0) material.source["prompts_left_out"] = material.num_left_out;
   return material;
 }
 
@@ -137,15 +159,24 @@ std::string hash_of(const std::vector<std::vector<int32_t>>& sequences) {
 std::vector<int64_t> cut_shards(const Material& material, int64_t shard_tokens) {
   std::vector<int64_t> shard_sequences;
   int64_t num_tokens = 0;
-  for (int64_t sequence = 0; sequence < material.num_sequences(); ++sequence) {
+  for (const std::vector<int32_t>& start : material.starts) {
     throw_if_interrupted();
-    const int64_t length = material.max_length(sequence);
-    if (shard_sequences.empty() || num_tokens + length > shard_tokens) {
-      shard_sequences.push_back(0);
-      num_tokens = 0;
+    const int64_t length = static_cast<int64_t>(start.size()) + material.max_new_tokens;
+    for (int64_t left = material.num_samples; left > 0;) {  // samples of one prompt are equally long: all that fit
+      if (shard_sequences.empty() || num_tokens + length > shard_tokens) {
+        shard_sequences.push_back(0);
+        num_tokens = 0;
+      }
+      const int64_t most = std::min((shard_tokens - num_tokens) / length, kMostLogitCount - shard_sequences.back());
+      const int64_t count = std::clamp<int64_t>(most, 1, left);
+      shard_sequences.back() += count;
+      num_tokens += count * length;
+      left -= count;
     }
-    ++shard_sequences.back();
-    num_tokens += length;
+    if (static_cast<int64_t>(shard_sequences.size()) > kMostShards) {
+      throw std::invalid_argument("--shard-tokens " + std::to_string(shard_tokens) + ": more than " +
+                                  std::to_string(kMostShards) + " shards: raise it or record less");
+    }
   }
   return shard_sequences;
 }
@@ -239,9 +270,7 @@ Prediction predict(const Checkpoint& checkpoint, const Material& material, const
       .num_temperatures = static_cast<int64_t>(origin.temperatures.size()),
       .logit_bytes = RecordingTeacher::logit_bytes(checkpoint.description().vocabulary_size, num_threads),
       .num_threads = num_threads};
-  for (int64_t sequence = 0; sequence < material.num_sequences(); ++sequence) {
-    extent.num_tokens += material.max_length(sequence);
-  }
+  extent.num_tokens = material.num_tokens();
   extent.longest_sequence = material.longest();
   extent.num_lanes = num_lanes;
   extent.num_sampled_tokens = material.num_sequences() * material.max_new_tokens;
@@ -295,6 +324,13 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     throw std::invalid_argument("--top-k " + std::to_string(options.num_kept) + ": expected 1 to the vocabulary's " +
                                 std::to_string(num_vocabulary));
   }
+  material.num_tokens();  // refuses what no store holds
+  if (material.num_left_out > 0) {
+    progress.print("event: " + std::to_string(material.num_left_out) + " of " +
+                   std::to_string(material.num_left_out + static_cast<int64_t>(material.starts.size())) +
+                   " prompts are left out: with --max-new-tokens " + std::to_string(options.max_new_tokens) +
+                   " they exceed the model's context of " + std::to_string(model.context_length) + " tokens");
+  }
   const std::vector<int64_t> shard_sequences = cut_shards(material, options.shard_tokens);
   const auto num_shards = static_cast<int64_t>(shard_sequences.size());
   const int64_t num_lanes =
@@ -320,6 +356,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   if (options.dry_run) {
     Json json = parse_ordered_json(to_json(prediction), "the prediction");
     json["sequences"] = material.num_sequences();
+    json["prompts_left_out"] = material.num_left_out;
     json["shards"] = num_shards;
     json["bytes_per_token"] = token_bytes;
     return json_text(json, 2);
@@ -360,6 +397,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     return json_text(Json{{"output", output.string()},
                           {"sha256", hash},
                           {"sequences", material.num_sequences()},
+                          {"prompts_left_out", material.num_left_out},
                           {"tokens", num_tokens},
                           {"shards", num_shards},
                           {"resumed_shards", num_resumed},

@@ -57,6 +57,7 @@ class Reader {
   [[noreturn]] void fail(const std::string& message) const { throw std::runtime_error(where_ + ": " + message); }
   uint64_t remaining() const { return bytes_.size() - offset_; }
   uint64_t offset() const { return offset_; }
+  std::span<const std::byte> since(uint64_t begin) const { return bytes_.subspan(begin, offset_ - begin); }
 
  private:
   std::span<const std::byte> bytes_;
@@ -125,10 +126,14 @@ GgufValue read_value(Reader& reader, const std::string& key) {
     reader.fail("'" + key + "': an array of " + std::to_string(size) + " items does not fit into the " +
                 std::to_string(reader.remaining()) + " bytes left");
   }
-  GgufArray array;
-  array.items.reserve(size);
-  for (uint64_t i = 0; i < size; ++i) array.items.push_back(read_scalar(reader, item_type, key));
-  return array;
+  if (item_type > kF64)
+    reader.fail("'" + key + "': value type " + std::to_string(item_type) + " is none of GGUF's 0 to 12");
+  if (item_type != kString) {
+    return GgufArray{item_type, size, reader.take(size * min_size_bytes(item_type), key)};
+  }
+  const uint64_t begin = reader.offset();
+  for (uint64_t i = 0; i < size; ++i) reader.take(reader.read<uint64_t>(key), key);
+  return GgufArray{item_type, size, reader.since(begin)};
 }
 
 struct TensorEntry {
@@ -191,15 +196,20 @@ std::string kind(const GgufValue& value) {
   return kNames[value.index()];
 }
 
+const GgufArray& to_array(const GgufValue& value, const std::string& where, const std::string& key,
+                          const std::string& expected) {
+  if (const auto* array = std::get_if<GgufArray>(&value)) return *array;
+  throw std::runtime_error(where + ": '" + key + "': expected an array" + expected + ", found " + kind(value));
+}
+
 template <typename Item, typename Convert>
 std::vector<Item> convert_array(const GgufValue& value, const std::string& where, const std::string& key,
                                 const char* expected, Convert convert) {
-  const auto* array = std::get_if<GgufArray>(&value);
-  if (!array)
-    throw std::runtime_error(where + ": '" + key + "': expected an array of " + expected + ", found " + kind(value));
+  const GgufArray& array = to_array(value, where, key, std::string(" of ") + expected);
+  Reader reader(array.bytes, where);
   std::vector<Item> items;
-  items.reserve(array->items.size());
-  for (const GgufScalar& item : array->items) items.push_back(convert(item));
+  items.reserve(array.size);
+  for (uint64_t i = 0; i < array.size; ++i) items.push_back(convert(read_scalar(reader, array.item_type, key)));
   return items;
 }
 
@@ -317,9 +327,13 @@ bool GgufFile::boolean(const std::string& key) const {
   throw std::runtime_error(where_ + ": '" + key + "': expected a boolean, found " + kind(value(key)));
 }
 
+int64_t GgufFile::count(const std::string& key) const {
+  return static_cast<int64_t>(to_array(value(key), where_, key, "").size);
+}
+
 std::vector<std::string> GgufFile::texts(const std::string& key) const {
-  return convert_array<std::string>(value(key), where_, key, "texts", [&](const GgufScalar& item) {
-    if (const auto* text = std::get_if<std::string>(&item)) return *text;
+  return convert_array<std::string>(value(key), where_, key, "texts", [&](GgufScalar&& item) {
+    if (auto* text = std::get_if<std::string>(&item)) return std::move(*text);
     throw std::runtime_error(where_ + ": '" + key + "': expected an array of texts");
   });
 }

@@ -44,8 +44,11 @@ GgufBlock gguf_block(uint32_t type);
 void decode_gguf_blocks(GgufType type, std::span<const std::byte> blocks, std::span<float> out);
 
 using GgufScalar = std::variant<bool, int64_t, uint64_t, double, std::string>;
+// As it stands in the file, checked: most are never asked for, and a scalar takes 40 times a byte's room.
 struct GgufArray {
-  std::vector<GgufScalar> items;
+  uint32_t item_type = 0;  // GGUF's number
+  uint64_t size = 0;
+  std::span<const std::byte> bytes;
 };
 using GgufValue = std::variant<bool, int64_t, uint64_t, double, std::string, GgufArray>;
 
@@ -62,7 +65,7 @@ struct GgufTensor {
 class GgufFile {
  public:
   static GgufFile open(const std::filesystem::path& path);
-  // For tests and fuzzing; the tensors view `bytes`, which must outlive the result.
+  // For tests and fuzzing; tensors and arrays view `bytes`, which must outlive the result.
   static GgufFile parse(std::span<const std::byte> bytes, const std::string& where);
 
   const std::map<std::string, GgufValue>& metadata() const { return metadata_; }
@@ -70,6 +73,8 @@ class GgufFile {
   const std::string& where() const { return where_; }
 
   bool has(const std::string& key) const { return metadata_.contains(key); }
+  // Items of an array. Throws as below.
+  int64_t count(const std::string& key) const;
   // Throw std::runtime_error when the key is missing or of another type (key, expected, found).
   std::string text(const std::string& key) const;
   int64_t integer(const std::string& key) const;

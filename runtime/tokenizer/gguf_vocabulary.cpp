@@ -77,12 +77,18 @@ const std::string& token_at(const GgufVocabulary& vocabulary, int64_t id, const 
   return vocabulary.tokens[static_cast<size_t>(id)];
 }
 
+// Of a list with an entry for each token.
+void check_size(const GgufVocabulary& vocabulary, const std::string& name, size_t found, bool may_be_empty) {
+  const size_t size = vocabulary.tokens.size();
+  if (found == size || (may_be_empty && found == 0)) return;
+  throw std::runtime_error(vocabulary.where + ": tokenizer.ggml." + name + " has " + std::to_string(found) +
+                           " entries for " + std::to_string(size) + " tokens");
+}
+
 void check_lists(const GgufVocabulary& vocabulary) {
   const size_t size = vocabulary.tokens.size();
   const auto check = [&](const char* name, size_t found, bool may_be_empty) {
-    if (found == size || (may_be_empty && found == 0)) return;
-    throw std::runtime_error(vocabulary.where + ": tokenizer.ggml." + name + " has " + std::to_string(found) +
-                             " entries for " + std::to_string(size) + " tokens");
+    check_size(vocabulary, name, found, may_be_empty);
   };
   if (size == 0) throw std::runtime_error(vocabulary.where + ": tokenizer.ggml.tokens is empty");
   check("token_type", vocabulary.token_types.size(), true);
@@ -308,6 +314,10 @@ GgufVocabulary read_gguf_vocabulary(const GgufFile& file) {
   vocabulary.model = file.text(key("model"));
   vocabulary.tokens = file.texts(key("tokens"));
   if (file.has(key("pre"))) vocabulary.pre = file.text(key("pre"));
+  // Before they are widened: a file may hold many more.
+  for (const char* name : {"token_type", "scores"}) {
+    if (file.has(key(name))) check_size(vocabulary, name, static_cast<size_t>(file.count(key(name))), true);
+  }
   if (file.has(key("token_type"))) vocabulary.token_types = file.integers(key("token_type"));
   if (file.has(key("merges"))) vocabulary.merges = file.texts(key("merges"));
   if (file.has(key("scores"))) vocabulary.scores = file.numbers(key("scores"));

@@ -500,7 +500,12 @@ TEST_F(Record, RefusesBadInputBeforeAnyWork) {
   expect_refused({"--text", text, "--tokens", "48", "--top-k", "513"}, 1, {"--top-k 513", "512"});
   expect_refused({"--text", text, "--tokens", "48", "--windows", "5000"}, 1, {"5000 windows were asked for"});
   expect_refused({"--text", text, "--tokens", "1000"}, 1, {"the model's context is 512"});
-  expect_refused({"--prompts", prompts, "--max-new-tokens", "600"}, 1, {"prompt 0", "--max-new-tokens is 600", "512"});
+  expect_refused({"--prompts", prompts, "--max-new-tokens", "600"}, 1,
+                 {"none of its 3 prompts", "600", "context of 512"});
+  expect_refused({"--prompts", prompts, "--samples", "1000000000", "--max-new-tokens", "500"}, 1,
+                 {"3 prompts", "1000000000 times", "lower --samples"});
+  expect_refused({"--prompts", prompts, "--samples", "10000000", "--shard-tokens", "64"}, 1,
+                 {"--shard-tokens 64", "shards"});
   expect_refused({"--prompts", text}, 1, {"expected prompts in a .jsonl"});
   fs::create_directories(folder_ / "out.h5.shards");
   expect_refused({"--text", text, "--tokens", "48"}, 1, {"out.h5.shards' exists"});
@@ -514,6 +519,48 @@ TEST_F(Record, RefusesBadInputBeforeAnyWork) {
   EXPECT_EQ(there.status, 1);
   EXPECT_NE(there.err.find("there.h5' exists"), std::string::npos) << there.err;
   EXPECT_EQ(bytes_of(folder_ / "there.h5"), "mine");
+}
+
+// What a dry run says of many samples is reckoned, not counted.
+TEST_F(Record, ADryRunOfManySamplesIsSoonDone) {
+  const auto dry = [&](const std::string& samples, const std::string& shard_tokens) {
+    const Outcome outcome = record("out.h5", {"--prompts", prompts_.string(), "--samples", samples, "--max-new-tokens",
+                                              "20", "--shard-tokens", shard_tokens, "--dry-run", "--json"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return Json::parse(outcome.out);
+  };
+  EXPECT_EQ(dry("1000000000", "1000000000").at("sequences"), 3'000'000'000);
+  // Shards are cut where they were when sequences were counted one by one.
+  const Tokenizer tokenizer = Tokenizer::open(kModel);
+  for (const int64_t shard_tokens : {1, 64, 97, 1000}) {
+    int64_t num_shards = 0, num_tokens = 0;
+    for (const std::string& prompt : read_prompts(prompts_)) {
+      const auto length = static_cast<int64_t>(tokenizer.encode(prompt, true).size()) + 20;
+      for (int sample = 0; sample < 7; ++sample) {
+        if (num_shards == 0 || num_tokens + length > shard_tokens) {
+          ++num_shards;
+          num_tokens = 0;
+        }
+        num_tokens += length;
+      }
+    }
+    EXPECT_EQ(dry("7", std::to_string(shard_tokens)).at("shards"), num_shards) << shard_tokens;
+  }
+}
+
+TEST_F(Record, PromptsBeyondTheContextAreLeftOutAndCounted) {
+  std::string long_prompt;
+  for (int i = 0; i < 600; ++i) long_prompt += " cat";
+  write_text(prompts_, "{\"prompt\": \"Once\"}\n{\"prompt\": \"" + long_prompt + "\"}\n{\"prompt\": \"The cat\"}\n");
+  const std::vector<std::string> options = {"--prompts", prompts_.string(), "--samples", "2",     "--max-new-tokens",
+                                            "8",         "--top-k",         "4",         "--json"};
+  const Outcome outcome = record("out.h5", options);
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.err.find("event: 1 of 3 prompts are left out"), std::string::npos) << outcome.err;
+  EXPECT_EQ(Json::parse(outcome.out).at("prompts_left_out"), 1);
+  const LogitStore store = LogitStore::open(folder_ / "out.h5");
+  EXPECT_EQ(store.num_sequences(), 4);
+  EXPECT_EQ(Json::parse(store.origin().source).at("prompts_left_out"), 1);
 }
 
 TEST_F(Record, ReadsPromptsAndInstructions) {

@@ -190,6 +190,27 @@ TEST_F(TrainModel, ZerosThatAreKeptForTheirNumberAreAnEvent) {
   EXPECT_EQ(none.find("zeros"), std::string::npos) << none;
 }
 
+// Sequences are filled up to the longest: whether that fits is asked before it is done.
+TEST_F(TrainModel, ARecordOfUnequalSequencesMustFitMemory) {
+  const fs::path prompts = folder_ / "prompts.jsonl";
+  std::string lines, long_prompt = "Once";
+  for (int i = 0; i < 80; ++i) long_prompt += " upon";
+  for (int i = 0; i < 40; ++i) lines += "{\"prompt\": \"Once\"}\n";
+  write_text(prompts, lines + "{\"prompt\": \"" + long_prompt + "\"}\n");
+  const std::string record = (folder_ / "unequal.h5").string();
+  const Outcome recorded =
+      run_pare({"record", kModel, "--prompts", prompts.string(), "--max-new-tokens", "2", "--top-k", "8", record});
+  ASSERT_EQ(recorded.status, 0) << recorded.err;
+  write_text(folder_ / "unequal.yaml", "model: " + kModel + "\npasses:\n  - distill: {logits: " + record +
+                                           ", validation_windows: 2, total_tokens: 64}\n");
+  const Outcome refused = run_pare(
+      {"run", (folder_ / "unequal.yaml").string(), "--out", (folder_ / "o").string(), "--max-memory", "20KiB"});
+  EXPECT_EQ(refused.status, 1);
+  for (const char* word : {"unequal.h5", "41 sequences", "filled up to the longest", "20.0 KiB", "--max-memory"}) {
+    EXPECT_NE(refused.err.find(word), std::string::npos) << refused.err;
+  }
+}
+
 TEST_F(TrainModel, StudentsInFormsThatCannotBeTrainedAreRefused) {
   run_json("model: " + kModel + "\ncalibration: {text: " + text() +
                ", samples: 8}\npasses:\n  - llm_int8: {threshold: 1.5}\n",

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/memory_usage.h"
 #include "tests/expect_error.h"
 #include "tests/gguf_draft.h"
 #include "tests/places.h"
@@ -115,6 +116,32 @@ TEST(Gguf, ManyTensorsAndValuesAreNoLongWork) {
   const GgufFile file = parse(bytes);
   EXPECT_EQ(file.tensors().size(), 100'000u);
   EXPECT_TRUE(file.boolean("key.99999"));
+}
+
+// A file asks for memory of its own size at most: arrays stay as they stand in it until they are asked for.
+TEST(Gguf, ArraysTakeNoMemoryUntilTheyAreRead) {
+  constexpr uint64_t kSize = 32 << 20;
+  GgufDraft draft;
+  draft.set("bytes", GgufDraft::bytes_of<uint32_t>(9) + GgufDraft::bytes_of<uint32_t>(0) + GgufDraft::bytes_of(kSize) +
+                         std::string(kSize, '\7'));
+  draft.set_integers("some", {3, -4});
+  draft.set_texts("texts", {"a", "", "bc"});
+  draft.set_numbers("numbers", {0.5f, -2.0f});
+  const std::string bytes = draft.file();
+  const int64_t before = read_memory_usage().held_bytes;
+  const GgufFile file = parse(bytes);
+  EXPECT_LT(read_memory_usage().held_bytes - before, int64_t{8} << 20);
+  EXPECT_EQ(file.count("bytes"), kSize);
+  EXPECT_EQ(file.integers("some"), (std::vector<int64_t>{3, -4}));
+  EXPECT_EQ(file.texts("texts"), (std::vector<std::string>{"a", "", "bc"}));
+  EXPECT_EQ(file.numbers("numbers"), (std::vector<double>{0.5, -2.0}));
+  expect_error<std::runtime_error>([&] { file.integers("texts"); }, {"'texts'", "expected an integer"});
+  expect_error<std::runtime_error>([&] { file.texts("bytes"); }, {"'bytes'", "expected an array of texts"});
+  expect_error<std::runtime_error>([&] { file.integer("some"); }, {"'some'", "expected one value, found an array"});
+  GgufDraft strange;
+  strange.set("a",
+              GgufDraft::bytes_of<uint32_t>(9) + GgufDraft::bytes_of<uint32_t>(13) + GgufDraft::bytes_of<uint64_t>(0));
+  expect_error<std::runtime_error>([&] { parse(strange.file()); }, {"'a'", "value type 13"});
 }
 
 TEST(Gguf, TensorsOverTheSameBytesAreRefused) {
