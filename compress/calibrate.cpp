@@ -125,7 +125,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   const std::unique_ptr<ModelWalk> walk = walk_windows(checkpoint, windows, checkpoint.linear(checkpoint.embedding()),
                                                        {.sample_seed = recipe.calibration->seed,
                                                         .spill = prediction.spill,
-                                                        .spill_directory = folder,
+                                                        .spill_directory = writer.folder(),
                                                         .num_threads = num_threads,
                                                         .experts = recipe.calibration->experts});
   checkpoint.drop_pages(checkpoint.embedding());

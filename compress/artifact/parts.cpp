@@ -138,7 +138,7 @@ void Parts::check_output_is_free(const fs::path& output) {
     }
     if (fs::exists(progress) && files_in(progress).empty()) fs::remove(progress);
   }
-  PartialOutput::check_is_free(output);
+  PartialOutput::check_is_free(output, PartialOutput::Leftovers::go);
 }
 
 PartialOutput Parts::hold(const fs::path& output) {

@@ -54,7 +54,7 @@ std::string hash_content(const InputFile& file) {
 }  // namespace
 
 std::string write_hash(const UnpublishedFile& file, const FileKind& kind) {
-  std::string hash = hash_content(InputFile(file.partial_path()));
+  std::string hash = hash_content(InputFile(file.temporary_path()));
   std::string block = kind.magic() + kind.version + std::string(kHashWord) + hash + "\n";
   block.resize(kUserBlockBytes, '\0');
   file.write_head(block);

@@ -21,7 +21,7 @@ struct FileKind {
   std::string maker;    // "pare calibrate": what makes such files
   std::string remedy;   // "make the statistics again with pare calibrate": ends the messages about an unusable file
 
-  // What such a file begins with as soon as it begins with anything but zeros (UnpublishedFile).
+  // What such a file begins with.
   std::string magic() const { return "pare " + name + " "; }
 };
 

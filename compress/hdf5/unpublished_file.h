@@ -6,29 +6,31 @@
 
 namespace pare {
 
-// PATH.partial, locked while the object lives. What a killed run has left is taken over, so that there is one at most.
+// A new file beside PATH, of a temporary name (runtime/system/atomic_file.h: is_temporary_name). What a killed process
+// leaves of one is its folder's to remove: it stands in a folder that a command has claimed.
 class UnpublishedFile {
  public:
-  // An empty file that `path` will name. It must be written so that when the process dies it begins with `magic`, or
-  // with zeros, or is empty. Throws std::runtime_error (path, reason): another run is writing it, PATH.partial is
-  // something else.
-  UnpublishedFile(std::filesystem::path path, std::string_view magic);
+  // An empty file that `path` will name; `shown` is the path that messages name. Throws std::runtime_error (path,
+  // reason).
+  UnpublishedFile(std::filesystem::path path, std::filesystem::path shown);
   UnpublishedFile(const UnpublishedFile&) = delete;
   UnpublishedFile& operator=(const UnpublishedFile&) = delete;
   ~UnpublishedFile();  // removes what is not published
 
   const std::filesystem::path& path() const { return path_; }
-  const std::filesystem::path& partial_path() const { return partial_; }
+  const std::filesystem::path& shown() const { return shown_; }
+  // Where it is until then.
+  const std::filesystem::path& temporary_path() const { return temporary_; }
 
   // Replaces bytes at the file's beginning.
   void write_head(std::string_view bytes) const;
 
-  // Brings the file to the disk and gives it its name. Throws std::runtime_error (path, reason). A file that has
-  // appeared under that name is left as it is; the complete PATH.partial then stays too, and the message says so.
+  // Brings the file to the disk and gives it its name. Throws std::runtime_error (path, reason): also where a file has
+  // appeared under that name, which is left as it is.
   void publish();
 
  private:
-  std::filesystem::path path_, partial_;
+  std::filesystem::path path_, shown_, temporary_;
   int descriptor_ = -1;
 };
 

@@ -241,6 +241,9 @@ const std::string& LogitStore::hash() const {
 void LogitStore::check_unchanged() const {
   state_->files.check_unchanged();
 }
+int64_t LogitStore::num_shards() const {
+  return static_cast<int64_t>(state_->shards.size());
+}
 int64_t LogitStore::num_sequences() const {
   return static_cast<int64_t>(state_->lengths.size());
 }
@@ -253,6 +256,15 @@ int64_t LogitStore::length(int64_t sequence) const {
 }
 
 LogitStore LogitStore::open(const fs::path& path) {
+  return open_with(path, "");
+}
+
+LogitStore LogitStore::open_unpublished(const fs::path& master, const fs::path& shards) {
+  return open_with(master, shards);
+}
+
+// shards: empty: the folder that the master names.
+LogitStore LogitStore::open_with(const fs::path& path, const fs::path& shards) {
   auto state = std::make_unique<State>();
   state->path = path;
   state->files.add(path);
@@ -281,7 +293,7 @@ LogitStore LogitStore::open(const fs::path& path) {
   }
   const std::string folder = root.text("shards");
   if (!is_folder_name(folder)) reader.refuse("attribute /shards", "the name of a folder beside the file", folder);
-  state->folder = path.parent_path() / folder;
+  state->folder = shards.empty() ? path.parent_path() / folder : shards;
 
   const Hdf5Array sequences = root.array("shard_sequences", Hdf5Type::uint64);
   const int64_t num_shards = sequences.num_values;

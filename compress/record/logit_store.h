@@ -26,6 +26,8 @@ class LogitStore {
   // path, and whether a file is missing, is no file of teacher logits, of another version, truncated or damaged, of
   // another store, or which object is none that LogitShardWriter and write_master write.
   static LogitStore open(const std::filesystem::path& path);
+  // The same where the master has not its name yet, and the shards' folder is that one.
+  static LogitStore open_unpublished(const std::filesystem::path& master, const std::filesystem::path& shards);
   LogitStore(LogitStore&&) noexcept;
   LogitStore& operator=(LogitStore&&) noexcept;
   ~LogitStore();
@@ -33,6 +35,7 @@ class LogitStore {
   const std::filesystem::path& path() const;
   const LogitOrigin& origin() const;
   const std::string& hash() const;  // of the master, and with it of all
+  int64_t num_shards() const;
   int64_t num_sequences() const;
   int64_t num_tokens() const;  // of all sequences
   int64_t length(int64_t sequence) const;
@@ -50,6 +53,7 @@ class LogitStore {
  private:
   struct State;
   explicit LogitStore(std::unique_ptr<State> state);
+  static LogitStore open_with(const std::filesystem::path& path, const std::filesystem::path& shards);
   std::unique_ptr<State> state_;
 };
 

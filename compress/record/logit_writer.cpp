@@ -54,16 +54,16 @@ struct LogitShardWriter::State {
   std::vector<double> temperatures;
   int64_t num_written = 0;
   LogitShard summary = {};
-  State(fs::path path, const LogitOrigin& origin)
-      : file(std::move(path), kLogitFile.magic()),
-        writer(file.partial_path(), file.path(), kUserBlockBytes),
+  State(const fs::path& path, const LogitOrigin& origin)
+      : file(path, path),
+        writer(file.temporary_path(), path, kUserBlockBytes),
         num_vocabulary(origin.num_vocabulary),
         num_kept(origin.num_kept),
         temperatures(origin.temperatures) {}
 };
 
-LogitShardWriter::LogitShardWriter(fs::path path, const LogitOrigin& origin, int64_t shard, int64_t first_sequence,
-                                   const std::vector<RecordedSequence>& sequences) {
+LogitShardWriter::LogitShardWriter(const fs::path& path, const LogitOrigin& origin, int64_t shard,
+                                   int64_t first_sequence, const std::vector<RecordedSequence>& sequences) {
   refuse_writing(path, check_origin(origin));
   LogitShard summary{.num_sequences = static_cast<int64_t>(sequences.size()), .num_tokens = 0, .sha256 = ""};
   std::vector<uint32_t> lengths;
@@ -82,9 +82,8 @@ LogitShardWriter::LogitShardWriter(fs::path path, const LogitOrigin& origin, int
   }
   if (sequences.empty()) refuse_writing(path, LogitDifference{"lengths", "one sequence at least", "none"});
   summary.num_tokens = static_cast<int64_t>(ids.size());
-  state_ = std::make_unique<State>(std::move(path), origin);
+  state_ = std::make_unique<State>(path, origin);
   state_->summary = summary;
-  state_->file.write_head(kLogitFile.magic());  // says whose an unfinished file is
   Hdf5Writer& writer = state_->writer;
   writer.attribute("/", "store", origin.hash());
   writer.attribute("/", "shard", static_cast<uint64_t>(shard));
@@ -137,9 +136,8 @@ LogitShard LogitShardWriter::publish() {
 std::string write_master(const fs::path& path, const LogitOrigin& origin, const std::string& shards_folder,
                          const std::vector<LogitShard>& shards) {
   refuse_writing(path, check_origin(origin));
-  UnpublishedFile file(path, kLogitFile.magic());
-  Hdf5Writer writer(file.partial_path(), file.path(), kUserBlockBytes);
-  file.write_head(kLogitFile.magic());
+  UnpublishedFile file(path, path);
+  Hdf5Writer writer(file.temporary_path(), path, kUserBlockBytes);
   for (const auto& [name, text] :
        {std::pair{"model", &origin.model}, std::pair{"tokenizer", &origin.tokenizer}, std::pair{"data", &origin.data},
         std::pair{"text", &origin.text}, std::pair{"source", &origin.source}, std::pair{"pare", &origin.pare_version},

@@ -18,7 +18,7 @@ class LogitShardWriter {
  public:
   // Throws std::invalid_argument (sequences or an origin that could not be read again) and std::runtime_error (path,
   // reason).
-  LogitShardWriter(std::filesystem::path path, const LogitOrigin& origin, int64_t shard, int64_t first_sequence,
+  LogitShardWriter(const std::filesystem::path& path, const LogitOrigin& origin, int64_t shard, int64_t first_sequence,
                    const std::vector<RecordedSequence>& sequences);
   LogitShardWriter(LogitShardWriter&&) = delete;
   ~LogitShardWriter();  // removes what is not published

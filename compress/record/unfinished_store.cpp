@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -36,10 +37,32 @@ fs::path final_shards(const fs::path& output) {
   throw std::runtime_error("output '" + path.string() + "' exists: remove it or choose another");
 }
 
-// Whether the run was killed between its two last renames: the shards have their place, the master has not.
-bool has_moved_shards(const fs::path& folder, const fs::path& output) {
-  return is_there(folder / kRunFile) && !is_there(folder / kShards) && is_there(final_shards(output)) &&
-         !is_there(output);
+// Whether the run may have been killed between its two last renames: the shards have their place, the master has not.
+bool may_have_moved_shards(const fs::path& folder, const fs::path& master, const fs::path& output) {
+  return is_there(folder / kRunFile) && is_there(master) && !is_there(folder / kShards) &&
+         is_there(final_shards(output)) && !is_there(output);
+}
+
+// Whether the folder holds the shards that the master names by their hashes, and nothing else. The run that was killed
+// may have been of other options than this one.
+bool holds_shards_of(const fs::path& master, const fs::path& folder) {
+  if (!fs::is_directory(fs::symlink_status(folder))) return false;
+  int64_t num_files = 0;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.is_symlink() || !entry.is_regular_file()) return false;
+    ++num_files;
+  }
+  try {
+    return LogitStore::open_unpublished(master, folder).num_shards() == num_files;
+  } catch (const std::runtime_error&) {
+    return false;
+  }
+}
+
+// NNNNN.h5
+bool is_shard_name(const std::string& name) {
+  const std::string number = fs::path(name).stem().string();
+  return name.ends_with(".h5") && !number.empty() && number.find_first_not_of("0123456789") == std::string::npos;
 }
 
 std::string plan_text(const LogitOrigin& origin, const std::vector<int64_t>& shard_sequences) {
@@ -69,19 +92,22 @@ std::string differences(const Json& there, const Json& here) {
 
 }  // namespace
 
-void UnfinishedStore::check_output_is_free(const fs::path& given) {
+void UnfinishedStore::check_output_is_free(const fs::path& given, PartialOutput::Leftovers leftovers) {
   const fs::path output = absolute_place(given);
   if (is_there(output)) {
     // A run that was killed after its last rename leaves its folder.
-    if (std::optional<PartialOutput> remains = PartialOutput::take_remains(output, kCommand)) {
-      if (!is_there(remains->result()) && !is_there(remains->folder() / kShards)) {
-        fs::remove(remains->folder() / kRunFile);
-        remains->discard();
+    if (leftovers == PartialOutput::Leftovers::go) {
+      if (std::optional<PartialOutput> remains = PartialOutput::take_remains(output, kCommand)) {
+        if (!is_there(remains->result()) && !is_there(remains->folder() / kShards)) {
+          fs::remove(remains->folder() / kRunFile);
+          remains->discard();
+        }
       }
     }
-    PartialOutput::check_is_free(output);
+    PartialOutput::check_is_free(output, leftovers);
   }
-  if (is_there(final_shards(output)) && !has_moved_shards(PartialOutput::folder_of(output), output)) {
+  const fs::path folder = PartialOutput::folder_of(output);
+  if (is_there(final_shards(output)) && !may_have_moved_shards(folder, folder / PartialOutput::kResult, output)) {
     fail_exists(final_shards(output));
   }
 }
@@ -91,7 +117,8 @@ UnfinishedStore::UnfinishedStore(const fs::path& output, const LogitOrigin& orig
     : output_(absolute_place(output)),
       origin_(origin),
       shard_sequences_(std::move(shard_sequences)),
-      partial_((check_output_is_free(output), output_), kCommand, PartialOutput::Remains::resumable) {
+      partial_((check_output_is_free(output, PartialOutput::Leftovers::go), output_), kCommand,
+               PartialOutput::Remains::resumable) {
   claim(fresh);
   int64_t first_sequence = 0;
   for (const int64_t num_sequences : shard_sequences_) {
@@ -102,6 +129,7 @@ UnfinishedStore::UnfinishedStore(const fs::path& output, const LogitOrigin& orig
     shards_.push_back(shard);
     first_sequence += num_sequences;
   }
+  remove_what_follows();
 }
 
 fs::path UnfinishedStore::run_file() const {
@@ -116,10 +144,32 @@ fs::path UnfinishedStore::next_shard_path() const {
   return shards_folder() / shard_name(static_cast<int64_t>(shards_.size()));
 }
 
+void UnfinishedStore::take_back_shards() {
+  if (!may_have_moved_shards(partial_.folder(), partial_.result(), output_)) return;
+  const fs::path folder = final_shards(output_);
+  if (!holds_shards_of(partial_.result(), folder)) fail_exists(folder);
+  fs::rename(folder, shards_folder());
+}
+
+// What a killed run was writing, and shards after the first that is missing: a discard() was killed.
+void UnfinishedStore::remove_what_follows() const {
+  std::set<std::string> complete;
+  for (size_t i = 0; i < shards_.size(); ++i) complete.insert(shard_name(static_cast<int64_t>(i)));
+  for (const auto& entry : fs::directory_iterator(shards_folder())) {
+    const std::string name = entry.path().filename().string();
+    if (!complete.contains(name) && (is_shard_name(name) || is_temporary_name(name))) fs::remove(entry.path());
+  }
+}
+
 void UnfinishedStore::claim(bool fresh) {
-  if (has_moved_shards(partial_.folder(), output_)) fs::rename(final_shards(output_), shards_folder());
+  if (fs::is_symlink(fs::symlink_status(shards_folder()))) {
+    throw std::runtime_error("'" + shards_folder().string() +
+                             "' is a link, which no run has made: remove it, or choose another output");
+  }
   if (fresh) {
+    take_back_shards();
     fs::remove_all(shards_folder());
+    fs::remove(partial_.result());
     fs::remove(run_file());
   }
   const std::string plan = plan_text(origin_, shard_sequences_);
@@ -132,6 +182,7 @@ void UnfinishedStore::claim(bool fresh) {
                                "' holds an unfinished recording of something else (" + found +
                                "): give the command that began it, discard it with --fresh, or choose another output");
     }
+    take_back_shards();
   } else if (is_there(shards_folder()) && !fs::is_empty(shards_folder())) {
     throw damaged_file(run_file());
   }
@@ -153,8 +204,6 @@ std::string UnfinishedStore::publish() {
 
 void UnfinishedStore::discard() {
   fs::remove_all(shards_folder());
-  fs::path unpublished = partial_.result();
-  fs::remove(unpublished += ".partial");
   fs::remove(run_file());
   partial_.discard();
 }

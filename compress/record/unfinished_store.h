@@ -1,10 +1,11 @@
 // A store in the making, which survives a kill:
 //
 //   OUT.partial/record.json      what is recorded, and how it is cut into shards: a run goes on with its own alone
-//   OUT.partial/shards/NNNNN.h5  complete shards (NNNNN.h5.partial: the one that is being written)
+//   OUT.partial/shards/NNNNN.h5  complete shards (under a temporary name: the one that is being written)
 //   OUT.partial/artifact         the master, when all shards are there
 //
-// At the end the folder of shards becomes OUT.shards, and then the master OUT: who sees OUT sees all of it.
+// At the end the folder of shards becomes OUT.shards, and then the master OUT: who sees OUT sees all of it. A run that
+// was killed in between takes OUT.shards back if it holds the master's shards and nothing else: then it is ours.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ namespace pare {
 class UnfinishedStore {
  public:
   // Throws std::runtime_error when OUTPUT or OUTPUT.shards exists: to be asked before any work.
-  static void check_output_is_free(const std::filesystem::path& output);
+  static void check_output_is_free(const std::filesystem::path& output, PartialOutput::Leftovers leftovers);
 
   // Takes hold of OUTPUT.partial and checks the complete shards in it. shard_sequences: of each shard of the whole
   // store. Throws std::runtime_error: OUTPUT exists, another run is at work, the folder is somebody else's or of
@@ -43,6 +44,8 @@ class UnfinishedStore {
 
  private:
   void claim(bool fresh);
+  void take_back_shards();
+  void remove_what_follows() const;
   std::filesystem::path run_file() const;
   std::filesystem::path shards_folder() const;
   std::filesystem::path output_;

@@ -18,6 +18,7 @@
 #include "compress/hdf5/hdf5_writer.h"
 #include "quant/row_chunks.h"
 #include "runtime/system/input_files.h"
+#include "runtime/system/partial_output.h"
 
 namespace pare {
 namespace {
@@ -257,17 +258,20 @@ at::Tensor read_upper_triangle(const Hdf5Reader& reader, const Hdf5Array& triang
 }  // namespace
 
 struct StatisticsWriter::State {
+  PartialOutput partial;
   UnpublishedFile file;
   Hdf5Writer writer;
   StatisticsOrigin origin;
-  State(fs::path path, const StatisticsOrigin& from)
-      : file(std::move(path), kKind.magic()), writer(file.partial_path(), file.path(), kUserBlockBytes), origin(from) {}
+  State(const fs::path& path, const StatisticsOrigin& from)
+      : partial(path, "calibrate", PartialOutput::Remains::worthless),
+        file(partial.result(), path),
+        writer(file.temporary_path(), path, kUserBlockBytes),
+        origin(from) {}
 };
 
-StatisticsWriter::StatisticsWriter(fs::path path, const StatisticsOrigin& origin) {
+StatisticsWriter::StatisticsWriter(const fs::path& path, const StatisticsOrigin& origin) {
   refuse_writing(path, "", check_origin(origin));
-  state_ = std::make_unique<State>(std::move(path), origin);
-  state_->file.write_head(kKind.magic());  // says whose an unfinished file is
+  state_ = std::make_unique<State>(path, origin);
   Hdf5Writer& writer = state_->writer;
   writer.attribute("/", "model", origin.model);
   writer.attribute("/", "data", origin.data);
@@ -281,6 +285,10 @@ StatisticsWriter::StatisticsWriter(fs::path path, const StatisticsOrigin& origin
 }
 
 StatisticsWriter::~StatisticsWriter() = default;
+
+const fs::path& StatisticsWriter::folder() const {
+  return state_->partial.folder();
+}
 
 void StatisticsWriter::write(const BlockDescription& block, Stage stage, const LayerStatistics& statistics) {
   give_back_free_memory();
@@ -304,7 +312,7 @@ void StatisticsWriter::write(const BlockDescription& block, Stage stage, const L
   for (const auto& difference : {check_tokens(state_->origin, stage, statistics),
                                  check_rows(statistics.num_tokens, statistics.sample_RI.size(0)),
                                  check_channels(statistics), check_sample(statistics), check_hessian(statistics)}) {
-    refuse_writing(state_->file.path(), group + "/", difference);
+    refuse_writing(state_->file.shown(), group + "/", difference);
   }
   Hdf5Writer& writer = state_->writer;
   std::vector<std::string> layers;
@@ -325,6 +333,8 @@ std::string StatisticsWriter::publish() {
   state_->writer.close();
   const std::string hash = write_hash(file, kKind);
   file.publish();
+  state_->partial.publish();
+  state_->partial.discard();
   return hash;
 }
 

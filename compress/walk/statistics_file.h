@@ -37,12 +37,13 @@ struct StatisticsOrigin {
   std::string pare_version, libtorch_version, instruction_set;
 };
 
-// Appears under its name when it is complete, or not at all; PATH.partial until then.
+// Appears under its name when it is complete, or not at all; until then it is made in PATH.partial, which it holds
+// (runtime/system/partial_output.h).
 class StatisticsWriter {
  public:
-  // Throws std::runtime_error (path, reason: another run is writing it, say), std::invalid_argument (an origin that
-  // could not be read again).
-  StatisticsWriter(std::filesystem::path path, const StatisticsOrigin& origin);
+  // Throws std::runtime_error (path, reason) and what PartialOutput throws, std::invalid_argument (an origin that could
+  // not be read again).
+  StatisticsWriter(const std::filesystem::path& path, const StatisticsOrigin& origin);
   StatisticsWriter(StatisticsWriter&&) = delete;
   ~StatisticsWriter();  // removes what is not published
 
@@ -51,8 +52,11 @@ class StatisticsWriter {
   void write(const BlockDescription& block, Stage stage, const LayerStatistics& statistics);
 
   // Hashes, syncs and renames the file. Returns the hash. Throws std::runtime_error (path, reason): also where a file
-  // has appeared under that name meanwhile; it stays as it is, and PATH.partial, then complete, stays too.
+  // has appeared under that name meanwhile; it stays as it is, and so does the complete one, PATH.partial/artifact.
   std::string publish();
+
+  // PATH.partial, for what else is to be gone with it.
+  const std::filesystem::path& folder() const;
 
   static int64_t size_bytes(const ModelDescription& model, int64_t num_sample_rows);
 

@@ -127,7 +127,7 @@ void import_model(const std::filesystem::path& source, const std::filesystem::pa
   if (std::filesystem::exists(source) && !std::filesystem::is_regular_file(source)) {
     throw std::invalid_argument(source.string() + ": expected a file, found a pipe or device");
   }
-  PartialOutput::check_is_free(output);
+  PartialOutput::check_is_free(output, PartialOutput::Leftovers::go);
   InputFiles inputs;
   inputs.add(source);
   std::filesystem::path tokenizer = options.tokenizer;

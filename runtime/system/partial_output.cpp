@@ -26,7 +26,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kMark = "claimed-by-pare";
-constexpr const char* kResult = "artifact";
 constexpr std::string_view kProgram = "pare ";
 constexpr std::string_view kResumable = " resumable";
 
@@ -49,11 +48,16 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return entries;
 }
 
+// Where a link leads, another command's folder may be.
+bool is_link(const fs::path& folder) {
+  return fs::is_symlink(fs::symlink_status(folder));
+}
+
 void check_not_a_strangers(const fs::path& folder) {
-  const fs::file_status status = fs::status(folder);
-  const bool is_broken_link = !fs::exists(status) && fs::is_symlink(fs::symlink_status(folder));
-  if (is_broken_link || (fs::exists(status) && !fs::is_directory(status))) {
-    fail(folder, "exists and is no folder: remove it or choose another output");
+  const fs::file_status status = fs::symlink_status(folder);  // once: whoever is at work may remove it meanwhile
+  if (fs::exists(status) && !fs::is_directory(status)) {
+    fail(folder, "exists and is no folder" + std::string(fs::is_symlink(status) ? " but a link" : "") +
+                     ": remove it or choose another output");
   }
   const std::vector<fs::path> entries = entries_of(folder);
   // In this order: who is at work marks first.
@@ -84,9 +88,13 @@ Mark read_mark(int descriptor) {
 }
 
 // The mark in `folder`, opened and locked. -1, with errno, when it cannot be opened; ENOENT: there is no such folder
-// or, unless `makes` it, no mark. Throws std::runtime_error when another process holds it.
+// (a link is none) or, unless `makes` it, no mark. Throws std::runtime_error when another process holds it.
 int lock_mark(const fs::path& folder, bool makes) {
   const fs::path path = folder / kMark;
+  if (is_link(folder)) {
+    errno = ENOENT;
+    return -1;
+  }
   while (true) {
     const int descriptor = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | (makes ? O_CREAT : 0), 0666);
     if (descriptor < 0) return -1;
@@ -123,7 +131,7 @@ int lock_mark_if_free(const fs::path& folder) {
 }
 
 void remove_worthless(const fs::path& folder) {
-  fs::remove_all(folder / kResult);
+  fs::remove_all(folder / PartialOutput::kResult);
   for (const fs::path& entry : entries_of(folder)) {
     if (is_temporary_name(entry.filename().string())) fs::remove(entry);
   }
@@ -168,14 +176,14 @@ fs::path PartialOutput::folder_of(const fs::path& output) {
   return folder;
 }
 
-void PartialOutput::check_is_free(const fs::path& output) {
+void PartialOutput::check_is_free(const fs::path& output, Leftovers leftovers) {
   if (!is_there(output_place(output))) return;
   const fs::path folder = folder_of(output);
-  const int lock = lock_mark_if_free(folder);
+  const int lock = leftovers == Leftovers::go ? lock_mark_if_free(folder) : -1;
   if (lock >= 0) {
     PartialOutput remains(output_place(output), "", Remains::resumable, lock);
     if (remains.is_empty()) remains.discard();
-  } else {
+  } else if (leftovers == Leftovers::go) {
     ::rmdir(folder.c_str());  // an empty one: the last step of a discard() is missing
   }
   throw std::runtime_error("output '" + output.string() + "' exists: remove it or choose another");
@@ -197,7 +205,7 @@ PartialOutput::PartialOutput(PartialOutput&& other) noexcept
 
 PartialOutput::PartialOutput(const fs::path& output, std::string command, Remains remains)
     : PartialOutput(output_place(output), std::move(command), remains, -1) {
-  check_is_free(output_);
+  check_is_free(output_, Leftovers::go);
   fs::create_directories(parent_of(folder_));
   int lock = -1;
   while (lock < 0) {
@@ -219,7 +227,7 @@ PartialOutput::PartialOutput(const fs::path& output, std::string command, Remain
   // Who held the lock before may have published.
   if (is_there(output_)) {
     if (is_empty()) discard();
-    check_is_free(output_);
+    check_is_free(output_, Leftovers::go);
   }
 }
 
@@ -242,7 +250,10 @@ void PartialOutput::mark(int lock) const {
   const bool is_written =
       ::pwrite(lock, text.data(), text.size(), 0) == size && ::ftruncate(lock, size) == 0 && ::fsync(lock) == 0;
   if (!is_written) {
-    const std::string reason = error_text(errno);
+    std::string reason = error_text(errno);
+    if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
+      reason += ": free some space or choose another folder, then run again";
+    }
     if (is_empty()) {  // with half a mark nobody could use it
       ::unlink((folder_ / kMark).c_str());
       ::rmdir(folder_.c_str());
@@ -280,11 +291,17 @@ bool PartialOutput::is_empty() const {
                      [](const fs::path& entry) { return is_temporary_name(entry.filename().string()); });
 }
 
+void PartialOutput::fail_occupied() {
+  // What nobody would go on with, the next command would remove.
+  if (remains_ == Remains::worthless) {
+    fs::remove(folder_ / kMark);  // while it is locked
+    ::close(std::exchange(lock_, -1));
+  }
+  throw std::runtime_error("output '" + output_.string() + "' has appeared meanwhile; the result is in '" +
+                           result().string() + "'");
+}
+
 void PartialOutput::publish() {
-  const auto fail_occupied = [&] {
-    throw std::runtime_error("output '" + output_.string() + "' has appeared meanwhile; the result is in '" +
-                             result().string() + "'");
-  };
   if (fs::is_directory(result())) sync_directory(result());
   if (::renameat2(AT_FDCWD, result().c_str(), AT_FDCWD, output_.c_str(), RENAME_NOREPLACE) != 0) {
     if (errno == EEXIST) fail_occupied();

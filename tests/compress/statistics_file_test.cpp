@@ -387,13 +387,15 @@ TEST_F(FromStatistics, AFileThatAppearsDuringTheRunStays) {
   {
     StatisticsWriter writer(path, one.origin);
     one.write(writer);
-    expect_error<std::runtime_error>([&] { StatisticsWriter(path, one.origin); }, {"s.h5", "another run"});
+    expect_error<std::runtime_error>([&] { StatisticsWriter(path, one.origin); }, {"s.h5", "another 'pare calibrate'"});
     write_text(path, "of someone else");
-    expect_error<std::runtime_error>([&] { writer.publish(); }, {"s.h5", "appeared", "s.h5.partial"});
+    expect_error<std::runtime_error>([&] { writer.publish(); }, {"s.h5", "appeared", "s.h5.partial/artifact"});
   }
   EXPECT_EQ(bytes_of(path), "of someone else");
-  one.read(partial);  // complete, as the message says
+  one.read(partial / "artifact");  // complete, as the message says
   fs::remove(path);
+  expect_error<std::runtime_error>([&] { StatisticsWriter(path, one.origin); }, {"s.h5.partial", "holds 'artifact'"});
+  fs::remove_all(partial);
   StatisticsWriter again(path, one.origin);
   one.write(again);
   again.publish();
@@ -422,13 +424,26 @@ TEST_F(FromStatistics, WhatAKilledRunLeavesIsTakenOver) {
   }
   ASSERT_EQ(calibrate(kFamily).status, 0);
   EXPECT_FALSE(fs::exists(partial));
-  // What is no run's is nobody's to remove.
-  fs::remove(path);
-  write_text(partial, "notes");
-  const Outcome outcome = calibrate(kFamily);
-  EXPECT_EQ(outcome.status, 1);
-  EXPECT_NE(outcome.err.find("nothing that an interrupted run has left"), std::string::npos) << outcome.err;
-  EXPECT_EQ(bytes_of(partial), "notes");
+}
+
+// Whatever it begins with: what is no run's is nobody's to remove.
+TEST_F(FromStatistics, AForeignFileWhereItWouldBeMadeStays) {
+  const fs::path path = folder_ / "s.h5", partial = folder_ / "s.h5.partial";
+  for (const std::string& content : {std::string("notes"), std::string(), std::string(16, '\0'), std::string(64, '\0'),
+                                     std::string("pare statistics 1 ")}) {
+    for (const bool is_linked : {false, true}) {
+      const fs::path file = is_linked ? folder_ / "elsewhere" : partial;
+      write_text(file, content);
+      if (is_linked) fs::create_symlink(file, partial);
+      const Outcome outcome = calibrate(kFamily);
+      EXPECT_EQ(outcome.status, 1);
+      EXPECT_NE(outcome.err.find("s.h5.partial' exists and is no folder"), std::string::npos) << outcome.err;
+      EXPECT_EQ(bytes_of(file), content);
+      EXPECT_EQ(fs::is_symlink(partial), is_linked);
+      EXPECT_FALSE(fs::exists(path));
+      fs::remove(partial);
+    }
+  }
 }
 
 // While it lives no file of the process may grow beyond num_bytes: what a write then says is what a full disk says.
@@ -462,7 +477,8 @@ TEST_F(FromStatistics, AFullDiskIsOneMessageWhereverItIsMet) {
   for (rlim_t limit = 0; limit <= size; limit += limit % 64 == 0 ? 63 : 449) {
     fs::remove(path);
     const FileSizeLimit guard(limit);
-    expect_error<std::runtime_error>(write, {"cannot write", "one.h5", "File too large", "free some space"});
+    const char* what = limit == 0 ? "cannot be marked" : "cannot write";
+    expect_error<std::runtime_error>(write, {what, "one.h5", "File too large", "free some space"});
     EXPECT_FALSE(fs::exists(path)) << limit;
     EXPECT_FALSE(fs::exists(folder_ / "one.h5.partial")) << limit;
   }

@@ -480,6 +480,71 @@ TEST_F(Record, ARunGoesOnWithItsOwnRecordingAlone) {
   EXPECT_FALSE(fs::exists(folder_ / "out.h5.partial"));
 }
 
+// OUT.shards is a run's that was killed between its two last renames, if it holds what the master in OUT.partial names:
+// then it is taken back. What else lies there stays, whatever a killed run has left.
+TEST_F(Record, OnlyItsOwnShardsAreTakenBack) {
+  const TracedOutcome whole = run_pare_traced(command("whole.h5", windows({"--quiet"})), -1);
+  ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
+  std::vector<int> renames;
+  for (int call = 0; call < whole.num_calls; ++call) {
+    if (whole.names[static_cast<size_t>(call)].starts_with("rename")) renames.push_back(call);
+  }
+  const fs::path shards = folder_ / "out.h5.shards", partial = folder_ / "out.h5.partial";
+  const auto kill_at = [&](int call) {
+    fs::remove_all(partial);
+    ASSERT_EQ(run_pare_traced(command("out.h5", windows({"--quiet"})), call).outcome.status, 128 + SIGKILL);
+  };
+  const auto expect_stays = [&] {
+    const auto before = promised_files(shards);
+    for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{{}, {"--dry-run"}, {"--fresh"}}) {
+      const Outcome refused = record("out.h5", windows(more));
+      EXPECT_EQ(refused.status,
+                more == std::vector<std::string>{"--dry-run"} && fs::exists(partial / "artifact") ? 0 : 1);
+      if (refused.status != 0) {
+        EXPECT_NE(refused.err.find("out.h5.shards' exists"), std::string::npos) << refused.err;
+      }
+      EXPECT_EQ(promised_files(shards), before);
+      EXPECT_TRUE(fs::exists(partial / "record.json"));
+    }
+  };
+  // Killed inside discard(), which removes shards first; and a folder of somebody else's.
+  kill_at(renames[3]);
+  fs::remove_all(partial / "shards");
+  fs::create_directories(shards);
+  write_text(shards / "00000.h5", "years of work");
+  expect_stays();
+  // The same where a master is there as well.
+  const fs::path own = folder_ / "own";
+  fs::remove_all(shards);
+  kill_at(renames.back());
+  ASSERT_TRUE(fs::exists(partial / "artifact") && !fs::exists(partial / "shards"));
+  fs::rename(shards, own);
+  fs::create_directories(shards);
+  write_text(shards / "00000.h5", "years of work");
+  expect_stays();
+  // Its own with a file more, and behind a link.
+  fs::remove_all(shards);
+  fs::copy(own, shards);
+  write_text(shards / "notes.txt", "years of work");
+  expect_stays();
+  fs::remove_all(shards);
+  fs::create_directory_symlink(own, shards);
+  expect_stays();
+  fs::remove(shards);
+  // Its own: taken back, by a run that discards it too, of whatever options.
+  fs::copy(own, shards);
+  const Outcome again = record("out.h5", windows());
+  ASSERT_EQ(again.status, 0) << again.err;
+  EXPECT_EQ(files_of("out.h5"), files_of("whole.h5"));
+  fs::remove(folder_ / "out.h5");
+  fs::remove_all(shards);
+  kill_at(renames.back());
+  const Outcome other = record("out.h5", windows({"--fresh", "--top-k", "6"}));
+  ASSERT_EQ(other.status, 0) << other.err;
+  EXPECT_NE(files_of("out.h5"), files_of("whole.h5"));
+  EXPECT_FALSE(fs::exists(partial));
+}
+
 TEST_F(Record, RefusesBadInputBeforeAnyWork) {
   const auto expect_refused = [&](const std::vector<std::string>& options, int status,
                                   const std::vector<std::string>& words) {

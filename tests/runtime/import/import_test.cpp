@@ -151,6 +151,25 @@ TEST(Import, WhatIsNotItsOwnStays) {
   EXPECT_EQ(files_in(folder.path()), before);
 }
 
+TEST(Import, WhereTheOutputAppearsMeanwhileTheResultIsKept) {
+  TemporaryFolder folder;
+  const auto output = folder.path() / "model", result = folder.path() / "model.partial" / "artifact";
+  import_model(kSource, folder.path() / "undisturbed", {});
+  const auto expected = files_in(folder.path() / "undisturbed");
+  const ImportOptions options{.tokenizer = {}, .dtype = DType::BF16, .progress = [&](int64_t, int64_t) {
+                                std::filesystem::create_directory(output);
+                              }};
+  expect_error<std::runtime_error>([&] { import_model(kSource, output, options); },
+                                   {"has appeared meanwhile", result.string()});
+  EXPECT_TRUE(std::filesystem::is_empty(output));
+  EXPECT_EQ(files_in(result), expected);
+  // Whoever comes next does not take it away either.
+  std::filesystem::remove(output);
+  expect_error<std::runtime_error>([&] { import_model(kSource, output, {}); },
+                                   {"model.partial", "it holds 'artifact'"});
+  EXPECT_EQ(files_in(result), expected);
+}
+
 TEST(Import, AKilledOneDoesNotBlockTheNext) {
   TemporaryFolder folder;
   const auto output = folder.path() / "model";

@@ -20,6 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using Remains = PartialOutput::Remains;
+using Leftovers = PartialOutput::Leftovers;
 
 class PartialOutputTest : public testing::Test {
  protected:
@@ -78,7 +79,8 @@ TEST_F(PartialOutputTest, AnOutputWithASlashIsTheSameOutput) {
   EXPECT_EQ(PartialOutput::folder_of("a/out/./"), "a/out.partial");
   EXPECT_EQ(PartialOutput::folder_of("./out"), "./out.partial");
   fs::create_directory(output_);
-  expect_error<std::runtime_error>([&] { PartialOutput::check_is_free(output_.string() + "/"); }, {"out", "exists"});
+  expect_error<std::runtime_error>([&] { PartialOutput::check_is_free(output_.string() + "/", Leftovers::go); },
+                                   {"out", "exists"});
 }
 
 // Each says what it is before any work.
@@ -92,7 +94,7 @@ TEST_F(PartialOutputTest, PlacesThatCannotBeMadeAreNamed) {
   const auto refused = [&](const std::string& output, const std::string& why) {
     expect_error<std::invalid_argument>([&] { output_place(output); }, {"output '" + output + "'", why});
     expect_error<std::invalid_argument>([&] { PartialOutput(output, "run", Remains::worthless); }, {why});
-    expect_error<std::invalid_argument>([&] { PartialOutput::check_is_free(output); }, {why});
+    expect_error<std::invalid_argument>([&] { PartialOutput::check_is_free(output, Leftovers::go); }, {why});
   };
   for (const std::string output : {"", "/", ".", "./", ".."}) refused(output, "expected the name of a new file");
   refused(folder + "there/..", "expected the name of a new file");
@@ -148,6 +150,27 @@ TEST_F(PartialOutputTest, AFolderWithoutTheMarkIsNotTouched) {
   EXPECT_EQ(left(), Strings());
 }
 
+// The folder of another output, with its mark: what is in it is not this output's.
+TEST_F(PartialOutputTest, ALinkToAMarkedFolderIsNotFollowed) {
+  {
+    PartialOutput other(folder_.path() / "other", "import", Remains::resumable);
+    write(other.result());
+  }
+  { PartialOutput empty(folder_.path() / "empty", "run", Remains::resumable); }
+  for (const std::string name : {"other", "empty"}) {
+    fs::create_directory_symlink(name + ".partial", partial_);
+    const Strings before = left();
+    expect_refused("import", {"out.partial", "is no folder but a link", "remove it"});
+    expect_error<std::runtime_error>([&] { PartialOutput(output_, "run", Remains::resumable); }, {"but a link"});
+    EXPECT_FALSE(PartialOutput::take_remains(output_, "import").has_value());
+    write(output_);
+    expect_refused("import", {"exists"});
+    fs::remove(output_);
+    EXPECT_EQ(left(), before);
+    fs::remove(partial_);
+  }
+}
+
 TEST_F(PartialOutputTest, WhatSomebodyPutsIntoAMarkedFolderStays) {
   {
     PartialOutput partial(output_, "import", Remains::worthless);
@@ -176,7 +199,7 @@ TEST_F(PartialOutputTest, AMarkThatIsNoFileIsLeftAlone) {
   ASSERT_EQ(::mkfifo((partial_ / "claimed-by-pare").c_str(), 0600), 0);
   expect_refused("import", {"out.partial", "claimed-by-pare", "no file"});
   write(output_);
-  expect_error<std::runtime_error>([&] { PartialOutput::check_is_free(output_); }, {"exists"});
+  expect_error<std::runtime_error>([&] { PartialOutput::check_is_free(output_, Leftovers::go); }, {"exists"});
   EXPECT_TRUE(fs::is_fifo(partial_ / "claimed-by-pare"));
 }
 
@@ -239,11 +262,24 @@ TEST_F(PartialOutputTest, OnlyOneIsAtWork) {
 }
 
 TEST_F(PartialOutputTest, AnOutputThatAppearsMeanwhileIsNotReplaced) {
-  PartialOutput partial(output_, "import", Remains::worthless);
-  fs::create_directory(partial.result());
-  fs::create_directory(output_);  // empty: rename(2) would replace it
-  expect_error<std::runtime_error>([&] { partial.publish(); }, {"has appeared", "out.partial/artifact"});
-  EXPECT_TRUE(fs::exists(partial.result()));
+  for (const Remains remains : {Remains::worthless, Remains::resumable}) {
+    {
+      PartialOutput partial(output_, "import", remains);
+      fs::create_directory(partial.result());
+      write(partial.result() / "weights");
+      fs::create_directory(output_);  // empty: rename(2) would replace it
+      expect_error<std::runtime_error>([&] { partial.publish(); }, {"has appeared", "out.partial/artifact"});
+    }
+    EXPECT_TRUE(fs::exists(partial_ / "artifact" / "weights")) << "where the message says";
+    EXPECT_TRUE(fs::is_empty(output_));
+    // Nor does the next command take it away.
+    for (const bool is_free : {false, true}) {
+      if (is_free) fs::remove(output_);
+      expect_refused("run", {is_free ? "out.partial" : "exists"});
+      EXPECT_TRUE(fs::exists(partial_ / "artifact" / "weights"));
+    }
+    fs::remove_all(partial_);
+  }
 }
 
 // Many processes claim, publish and discard: each output is made by one of them, whole, and nothing is left.
@@ -287,6 +323,9 @@ TEST_F(PartialOutputTest, AnEmptyFolderBesideTheOutputGoes) {
     });
     if (!is_marked) fs::remove(partial_ / "claimed-by-pare");
     ASSERT_TRUE(fs::exists(partial_));
+    const Strings before = left();
+    expect_error<std::runtime_error>([&] { PartialOutput::check_is_free(output_, Leftovers::stay); }, {"exists"});
+    EXPECT_EQ(left(), before) << "to look is not to remove";
     expect_refused("import", {"exists"});
     EXPECT_EQ(left(), Strings({"out"}));
     fs::remove_all(output_);
