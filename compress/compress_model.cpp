@@ -269,9 +269,9 @@ std::string compress_model(const PhaseInput& input, const RunOptions& options, P
                                   " bytes, " + survey_identity(phase.recipe, phase.data);
   }
   if (phase.plan.reconstructs()) name_products(at::toString(reconstruction_type(phase)), phase);
-  if (input.may_be_made && takes_what_is_made(phase, options.fresh)) return {};
+  if (takes_what_is_made(input, phase, options.fresh)) return {};
 
-  Artifact artifact(take_place(input), phase.fingerprint, options.fresh);
+  Artifact artifact(take_place(input, options.fresh), phase.fingerprint, options.fresh);
   check_committed(phase.plan, artifact);
   return keeping_parts(artifact, phase, [&] {
     timed("allocate", phase, [&] { allocate(artifact, phase); });  // before the survey, which prunes by these shares

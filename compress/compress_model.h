@@ -2,13 +2,12 @@
 #pragma once
 
 #include <filesystem>
-#include <optional>
 #include <string>
 
+#include "compress/artifact/workplace.h"
 #include "compress/recipe/recipe.h"
 #include "compress/run_options.h"
 #include "runtime/model/checkpoint.h"
-#include "runtime/system/partial_output.h"
 #include "runtime/system/progress.h"
 
 namespace pare {
@@ -20,9 +19,9 @@ struct PhaseInput {
   const Checkpoint& original;    // the recipe's model
   std::filesystem::path output;
   int num_threads = 1;
-  bool may_be_made = false;  // an output that this phase has made already is taken as it is: the result is "" then
-  // Where the output is made, if the run holds it already; whoever works there takes it.
-  std::optional<PartialOutput>* place = nullptr;
+  // Where the phase works, which the run holds already; null: it takes hold of it. What it has handed on already is
+  // taken as it is: the result is "" then.
+  const Workplace* place = nullptr;
   // `checkpoint` stands for what an earlier phase will make, in a dry run: of its shape, not of its form.
   bool is_stand_in = false;
 };

@@ -60,9 +60,9 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, P
   check_inputs(windows ? "student " + windows_hash(*windows) : "none", phase);
   StudentOptions described = student;
   phase.fingerprint["student"] = describe_fields(described);
-  if (input.may_be_made && takes_what_is_made(phase, options.fresh)) return {};
+  if (takes_what_is_made(input, phase, options.fresh)) return {};
 
-  Artifact artifact(take_place(input), phase.fingerprint, options.fresh);
+  Artifact artifact(take_place(input, options.fresh), phase.fingerprint, options.fresh);
   return keeping_parts(artifact, phase, [&] {
     timed("student", phase, [&] {
       // What a killed run has left of it is made anew.

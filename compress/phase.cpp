@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "compress/artifact/checked_file.h"
 #include "compress/passes/compress_stage.h"
 #include "compress/walk/original_stream.h"
 #include "runtime/commands/artifact_files.h"
@@ -100,10 +101,10 @@ void print_result(const Phase& phase) {
 
 // After a failure: what is finished stays, and the user hears where.
 void keep_or_discard(Artifact& artifact, const std::string& what_next, Progress& progress) {
-  if (artifact.has_progress()) {
-    progress.print("what is finished is kept in '" + artifact.partial_directory().string() + "'" + what_next);
-  } else {
-    artifact.discard();
+  const bool has_progress = artifact.has_progress();
+  if (!has_progress) artifact.discard();
+  if (has_progress || !artifact.place().is_first()) {
+    progress.print("what is finished is kept in '" + artifact.place().claimed_folder().string() + "'" + what_next);
   }
 }
 
@@ -181,25 +182,17 @@ void timed(const char* stage, Phase& phase, const std::function<void()>& work) {
   phase.report.stage_seconds[stage] += seconds_since(start);
 }
 
-void remove_handed_on(const fs::path& folder) {
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().filename() != kManifestName) fs::remove_all(entry.path());
-  }
-  fs::remove_all(folder);
+bool takes_what_is_made(const PhaseInput& input, const Phase& phase, bool fresh) {
+  if (fresh || input.place == nullptr || !input.place->is_made()) return false;
+  const nlohmann::json stored = manifest_member(phase.output, "fingerprint");
+  if (!stored.is_object()) throw damaged_file(phase.output / kManifestName);
+  require_same_run(json_text(stored), phase.fingerprint, *input.place);
+  input.place->discard();  // a run that was killed meanwhile has left what it was made of
+  return true;
 }
 
-bool takes_what_is_made(const Phase& phase, bool fresh) {
-  const nlohmann::json wanted = parse_json(to_json(phase.fingerprint), "the fingerprint");
-  if (manifest_member(phase.output, "fingerprint") != wanted) return false;
-  if (fresh) remove_handed_on(phase.output);
-  return !fresh;
-}
-
-PartialOutput take_place(const PhaseInput& input) {
-  if (input.place == nullptr || !input.place->has_value()) return Parts::hold(input.output);
-  PartialOutput place = std::move(**input.place);
-  input.place->reset();
-  return place;
+Workplace take_place(const PhaseInput& input, bool fresh) {
+  return input.place != nullptr ? *input.place : Workplace::hold(input.output, 1, fresh).front();
 }
 
 void assemble_and_verify(Artifact& artifact, Phase& phase) {

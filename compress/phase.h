@@ -78,13 +78,11 @@ void name_products(const char* type, Phase& phase);
 // Adds the seconds that `work` takes to the report's stage of that name.
 void timed(const char* stage, Phase& phase, const std::function<void()>& work);
 
-// Whether `output` is what a phase of this fingerprint has made, and is to be taken as it is. `fresh`: it is not, and
-// goes, to be made anew.
-bool takes_what_is_made(const Phase& phase, bool fresh);
-// The folder in which the phase works: held by the run since its beginning, or taken hold of now.
-PartialOutput take_place(const PhaseInput& input);
-// What a phase has made for the next one. The manifest goes last: until then the folder is known for what it is.
-void remove_handed_on(const std::filesystem::path& folder);
+// Whether the phase has handed on already and that is to be taken as it is; never if `fresh`. Throws std::runtime_error
+// when it was made by another phase.
+bool takes_what_is_made(const PhaseInput& input, const Phase& phase, bool fresh);
+// Where the phase works: held by the run since its beginning, or taken hold of now.
+Workplace take_place(const PhaseInput& input, bool fresh);
 
 // From committed parts to a model in the artifact's folder, read back and compared.
 void assemble_and_verify(Artifact& artifact, Phase& phase);

@@ -484,9 +484,9 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   phase.fingerprint[kThreadsEntry] = std::to_string(input.num_threads);
   name_products(at::toString(inputs.compute), phase);
   if (!device.is_cpu()) phase.fingerprint["device"] = device.str();
-  if (input.may_be_made && takes_what_is_made(phase, options.fresh)) return {};
+  if (takes_what_is_made(input, phase, options.fresh)) return {};
 
-  Artifact artifact(take_place(input), phase.fingerprint, options.fresh);
+  Artifact artifact(take_place(input, options.fresh), phase.fingerprint, options.fresh);
   return keeping_parts(artifact, phase, [&] {
     const IsTrained is_trained = [&](const std::string& linear) {
       const std::vector<std::string>& excluded = input.recipe.passes.front().exclude;

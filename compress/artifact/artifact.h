@@ -1,8 +1,9 @@
-// How a run's output comes to be: finished blocks are committed as parts under OUT.partial/progress (parts.h), and at
-// the end
+// How a run's output comes to be: finished blocks are committed as parts in OUT.partial (parts.h), and at the end
 //
 //   OUT.partial/artifact/   is the Hugging Face directory, assembled anew from the parts (hugging_face.h)
 //   OUT                     is that directory, renamed when all is verified and measured
+//
+// What a phase hands on to the next one comes to be likewise (workplace.h).
 #pragma once
 
 #include <filesystem>

@@ -1,7 +1,5 @@
 #include "compress/artifact/parts.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -12,10 +10,8 @@
 #include <utility>
 
 #include "compress/artifact/checked_file.h"
-#include "runtime/commands/artifact_files.h"
 #include "runtime/format/stored_linear.h"
 #include "runtime/system/atomic_file.h"
-#include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
@@ -25,12 +21,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
-
-constexpr const char* kCommand = "run";
-constexpr const char* kProgress = "progress";
-constexpr const char* kRunFile = "run.json";
-constexpr const char* kSurvey = "survey";
-constexpr const char* kTraining = "training";
 
 struct PartRecord {
   int64_t part = 0;
@@ -61,40 +51,10 @@ std::optional<PartRecord> parse_part_record(const std::string& text) {
   }
 }
 
-std::vector<fs::path> files_in(const fs::path& directory) {
-  std::vector<fs::path> files;
-  if (!fs::exists(directory)) return files;
-  for (const auto& entry : fs::directory_iterator(directory)) files.push_back(entry.path());
-  std::sort(files.begin(), files.end());
-  return files;
-}
-
 std::string part_name(int64_t part) {
   char name[32];
   std::snprintf(name, sizeof(name), "%05lld", static_cast<long long>(part));
   return name;
-}
-
-// Among what lies in the progress folder.
-bool is_own(const fs::path& file) {
-  return file.extension() == ".json" || file.extension() == ".safetensors" || file.filename() == kSurvey ||
-         is_temporary_name(file.filename().string());
-}
-
-// The fingerprint goes last: as long as any part is there, a run can tell whose it is.
-void remove_progress(const fs::path& progress) {
-  for (const fs::path& file : files_in(progress)) {
-    if (is_own(file) && file.filename() != kRunFile) fs::remove(file);
-  }
-  fs::remove(progress / kRunFile);
-  ::rmdir(progress.c_str());  // unless it holds something else
-}
-
-void remove_training(const fs::path& folder) {
-  for (const fs::path& file : files_in(folder)) {
-    if (is_own(file) || file.filename() == Parts::kTrainingState) fs::remove(file);
-  }
-  ::rmdir(folder.c_str());  // unless it holds something else
 }
 
 Json parse_object(const std::string& text, const fs::path& path) {
@@ -106,73 +66,15 @@ Json parse_object(const std::string& text, const fs::path& path) {
   }
 }
 
-// Whether the run whose fingerprint lies in `progress` has made `output`.
-bool has_made(const fs::path& progress, const fs::path& output) {
-  const fs::path run_file = progress / kRunFile;
-  const nlohmann::json fingerprint = manifest_member(output, "fingerprint");
-  if (!fs::exists(run_file) || !fingerprint.is_object()) return false;
-  try {
-    return fingerprint == parse_json(read_checked_file(run_file), run_file.string());
-  } catch (const std::exception&) {  // a damaged one tells nothing
-    return false;
-  }
-}
-
 }  // namespace
 
 std::string to_json(const Fingerprint& fingerprint) {
   return json_text(Json(fingerprint), 2);
 }
 
-void Parts::check_output_is_free(const fs::path& output) {
-  if (!is_there(output)) return;
-  // A run that was killed after its last rename leaves the remains of its folder: they are known by the fingerprint.
-  if (std::optional<PartialOutput> remains = PartialOutput::take_remains(output, kCommand)) {
-    const fs::path progress = remains->folder() / kProgress;
-    if (!fs::exists(remains->result()) && has_made(progress, output)) {
-      remove_training(remains->folder() / kTraining);
-      remove_progress(progress);
-      remains->discard();
-      throw std::runtime_error("output '" + output.string() +
-                               "' exists (the run that made it was complete): remove it or choose another with --out");
-    }
-    if (fs::exists(progress) && files_in(progress).empty()) fs::remove(progress);
-  }
-  PartialOutput::check_is_free(output, PartialOutput::Leftovers::go);
-}
-
-PartialOutput Parts::hold(const fs::path& output) {
-  check_output_is_free(output);
-  return {output, kCommand, PartialOutput::Remains::resumable};
-}
-
-Parts::Parts(const fs::path& output, const Fingerprint& fingerprint, bool fresh)
-    : Parts(hold(output), fingerprint, fresh) {}
-
-Parts::Parts(PartialOutput folder, const Fingerprint& fingerprint, bool fresh) : partial_(std::move(folder)) {
-  claim(fingerprint, fresh);
-  load();
-}
-
-void Parts::claim(const Fingerprint& fingerprint, bool fresh) {
-  const fs::path progress = partial_directory() / kProgress;
-  const fs::path run_file = progress / kRunFile;
-  if (fresh) {
-    fs::remove_all(artifact_directory());
-    remove_training(training_folder());
-    remove_progress(progress);
-  }
-  fs::create_directories(progress);
-  if (!fs::exists(run_file)) {
-    for (const fs::path& file : files_in(progress)) {
-      // It is written first and removed last.
-      if (is_own(file) && !is_temporary_name(file.filename().string())) throw damaged_file(run_file);
-    }
-    write_checked_file(run_file, to_json(fingerprint) + "\n");
-    return;
-  }
-  const Json stored = parse_object(read_checked_file(run_file), run_file);
-  const Json wanted = parse_object(to_json(fingerprint), run_file);
+void require_same_run(const std::string& stored_text, const Fingerprint& fingerprint, const Workplace& place) {
+  const Json stored = parse_object(stored_text, place.run_file());
+  const Json wanted = parse_object(to_json(fingerprint), place.run_file());
   std::set<std::string> names;
   for (const Json* const one : {&stored, &wanted}) {
     for (const auto& [name, value] : one->items()) names.insert(name);
@@ -183,7 +85,7 @@ void Parts::claim(const Fingerprint& fingerprint, bool fresh) {
     different.push_back(name);
   }
   if (different.empty()) return;
-  const std::string unfinished = "'" + partial_directory().string() + "' is an unfinished run ";
+  const std::string unfinished = "'" + place.claimed_folder().string() + "' is an unfinished run ";
   const auto number_of = [](const Json& entries) {
     const std::string number = entries.at(kThreadsEntry).get<std::string>();
     return number + (number == "1" ? " thread" : " threads");
@@ -200,16 +102,28 @@ void Parts::claim(const Fingerprint& fingerprint, bool fresh) {
                            ": start anew with --fresh, or choose another output with --out");
 }
 
+Parts::Parts(const fs::path& output, const Fingerprint& fingerprint, bool fresh)
+    : Parts(Workplace::hold(output, 1, fresh).front(), fingerprint, fresh) {}
+
+Parts::Parts(Workplace place, const Fingerprint& fingerprint, bool fresh) : place_(std::move(place)) {
+  claim(fingerprint, fresh);
+  load();
+}
+
+void Parts::claim(const Fingerprint& fingerprint, bool fresh) {
+  const fs::path run_file = place_.run_file();
+  if (fresh) place_.start_anew();
+  fs::create_directories(place_.progress());
+  if (fs::exists(run_file)) return require_same_run(read_checked_file(run_file), fingerprint, place_);
+  for (const fs::path& file : Workplace::files_in(place_.progress())) {
+    // It is written first and removed last.
+    if (Workplace::is_own(file) && !is_temporary_name(file.filename().string())) throw damaged_file(run_file);
+  }
+  write_checked_file(run_file, to_json(fingerprint) + "\n");
+}
+
 fs::path Parts::part_file(int64_t part, const char* extension) const {
-  return partial_directory() / kProgress / (part_name(part) + extension);
-}
-
-fs::path Parts::survey_file() const {
-  return partial_directory() / kProgress / kSurvey;
-}
-
-fs::path Parts::training_folder() const {
-  return partial_directory() / kTraining;
+  return place_.progress() / (part_name(part) + extension);
 }
 
 bool Parts::has_progress() const {
@@ -217,13 +131,13 @@ bool Parts::has_progress() const {
 }
 
 void Parts::load() {
-  for (const fs::path& path : files_in(partial_directory() / kProgress)) {
+  for (const fs::path& path : Workplace::files_in(place_.progress())) {
     if (is_temporary_name(path.filename().string())) {
       fs::remove(path);  // a file that was being written when the run was killed
       continue;
     }
-    if (path.filename() == kSurvey) read_checked_file(path);  // whoever reads it is too late to say what to do
-    if (path.extension() != ".json" || path.filename() == kRunFile) continue;
+    if (path == survey_file()) read_checked_file(path);  // whoever reads it is too late to say what to do
+    if (path.extension() != ".json" || path == place_.run_file()) continue;
     const std::string text = read_checked_file(path);
     std::optional<PartRecord> record = parse_part_record(text);
     if (!record || path.stem() != part_name(record->part)) throw damaged_file(path);
@@ -301,18 +215,6 @@ std::vector<LayerRecord> Parts::records() const {
   std::vector<LayerRecord> all;
   for (const auto& [part, records] : parts_) all.insert(all.end(), records.begin(), records.end());
   return all;
-}
-
-void Parts::publish() {
-  partial_.publish();
-  discard();
-}
-
-void Parts::discard() {
-  fs::remove_all(artifact_directory());
-  remove_training(training_folder());
-  remove_progress(partial_directory() / kProgress);
-  partial_.discard();
 }
 
 }  // namespace pare

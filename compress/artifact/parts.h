@@ -1,14 +1,15 @@
-// What a run has finished, so that it can be killed at any moment and goes on where it was:
+// What a phase of a run has finished, so that it can be killed at any moment and goes on where it was (in the phase's
+// place, workplace.h):
 //
-//   OUT.partial/progress/run.json            the fingerprint: what decides the bytes (model, data, recipe, versions)
-//   OUT.partial/progress/survey              the survey, where the recipe asks for one
-//   OUT.partial/training/                    the state of a training phase
-//   OUT.partial/progress/00003.safetensors   a committed part: the packed tensors of block 3 ...
-//   OUT.partial/progress/00003.json          ... and its record, written after it; together they are the commitment
+//   progress/run.json            the fingerprint: what decides the bytes (model, data, recipe, versions)
+//   progress/survey              the survey, where the recipe asks for one
+//   training/                    the state of a training phase
+//   progress/00003.safetensors   a committed part: the packed tensors of block 3 ...
+//   progress/00003.json          ... and its record, written after it; together they are the commitment
 //
 // Every file is written under a temporary name, fsynced and renamed, and its folder fsynced. Records, fingerprint and
-// survey carry a hash of their own (checked_file.h), and a record the hash of its tensors. The folder is claimed as
-// runtime/system/partial_output.h says. No output format is known here: one is made of the parts and the source.
+// survey carry a hash of their own (checked_file.h), and a record the hash of its tensors. No output format is known
+// here: one is made of the parts and the source.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +19,9 @@
 #include <vector>
 
 #include "compress/artifact/layer_record.h"
+#include "compress/artifact/workplace.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/model/checkpoint.h"
-#include "runtime/system/partial_output.h"
 
 namespace pare {
 
@@ -30,20 +31,18 @@ using Fingerprint = std::map<std::string, std::string>;
 inline constexpr const char* kThreadsEntry = "threads";
 // A JSON object, as run.json holds it: to compare a fingerprint with a stored one.
 std::string to_json(const Fingerprint& fingerprint);
+// Throws std::runtime_error when the stored one, a JSON object, is another (which entries differ). `place`: of the phase
+// that has stored it.
+void require_same_run(const std::string& stored, const Fingerprint& fingerprint, const Workplace& place);
 
 class Parts {
  public:
-  // Takes hold of OUTPUT.partial: makes it, or goes on with one of the same fingerprint. `fresh` discards what is
-  // there. Throws std::runtime_error: OUTPUT exists; OUTPUT.partial is of another run (which entries differ), damaged
-  // (which file), not pare's or in use by another process.
+  // Goes on in a phase's place with what the same fingerprint has left there, or begins. `fresh` discards what is there
+  // of this phase and of later ones. Throws std::runtime_error: what is there is of another run (which entries differ)
+  // or damaged (which file).
+  Parts(Workplace place, const Fingerprint& fingerprint, bool fresh);
+  // In the place of a run's only phase, which it takes hold of. Throws what Workplace::hold throws, too.
   Parts(const std::filesystem::path& output, const Fingerprint& fingerprint, bool fresh);
-  // In a folder that hold() has taken.
-  Parts(PartialOutput folder, const Fingerprint& fingerprint, bool fresh);
-  // Takes hold of OUTPUT.partial as the constructor does, without looking at what is in it.
-  static PartialOutput hold(const std::filesystem::path& output);
-
-  // Throws std::runtime_error when OUTPUT exists: to be asked before any work. Remains of the run that made it go.
-  static void check_output_is_free(const std::filesystem::path& output);
 
   // Records of a committed part whose file is intact.
   const std::vector<LayerRecord>* committed(int64_t part) const;
@@ -66,27 +65,28 @@ class Parts {
   // All records, by part.
   std::vector<LayerRecord> records() const;
 
-  const std::filesystem::path& partial_directory() const { return partial_.folder(); }
+  const Workplace& place() const { return place_; }
+  const std::filesystem::path& partial_directory() const { return place_.folder(); }
   // Where the output is made.
-  std::filesystem::path artifact_directory() const { return partial_.result(); }
-  std::filesystem::path survey_file() const;
+  std::filesystem::path artifact_directory() const { return place_.artifact(); }
+  std::filesystem::path survey_file() const { return place_.survey_file(); }
   // Where a training phase keeps its state (compress/train/training_state.h), and the file that leads to it.
-  std::filesystem::path training_folder() const;
-  static constexpr const char* kTrainingState = "state";
+  std::filesystem::path training_folder() const { return place_.training(); }
+  static constexpr const char* kTrainingState = Workplace::kTrainingState;
   // Whether anything is there that the next run would go on from.
   bool has_progress() const;
 
-  // Renames the output in the making to OUTPUT and removes the rest.
-  void publish();
-  // Removes all that is pare's of OUTPUT.partial.
-  void discard();
+  // Gives the output in the making its name and removes what it was made of.
+  void publish() { place_.publish(); }
+  // Removes all that the phase has left.
+  void discard() { place_.discard(); }
 
  private:
   void claim(const Fingerprint& fingerprint, bool fresh);
   void load();
   std::filesystem::path part_file(int64_t part, const char* extension) const;
 
-  PartialOutput partial_;
+  Workplace place_;
   std::map<int64_t, std::vector<LayerRecord>> parts_;
 };
 

@@ -38,7 +38,8 @@ TEST(HostileRun, DeepNestingIsRefused) {
   expect_error<std::runtime_error>([&] { Parts(output, fingerprint, false); },
                                    {"run.json", "nested too deeply", "80000", "start anew with --fresh"});
   fs::create_directories(output);  // whether the run is the one that made it is asked, too
-  expect_error<std::runtime_error>([&] { Parts::check_output_is_free(output); }, {"exists"});
+  expect_error<std::runtime_error>([&] { Workplace::check_output_is_free(output, PartialOutput::Leftovers::go); },
+                                   {"exists"});
   fs::remove_all(output);
   EXPECT_NO_THROW(Parts(output, fingerprint, /*fresh=*/true));
   expect_error<std::runtime_error>([&] { parse_survey(nested(), "survey"); },

@@ -97,7 +97,7 @@ class TrainModel : public testing::Test {
     for (const std::string& word : words) {
       EXPECT_NE(outcome.err.find(word), std::string::npos) << "no '" << word << "' in: " << outcome.err;
     }
-    for (const char* left : {"out", "out.partial", "out.phase-1", "out.phase-1.partial"}) {
+    for (const char* left : {"out", "out.partial"}) {
       EXPECT_FALSE(fs::exists(folder_ / left)) << left;
     }
   }

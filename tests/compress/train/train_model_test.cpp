@@ -25,7 +25,7 @@ TEST_F(TrainModel, AStudentOfFewerLayersLearnsFromItsTeacher) {
   expect_measured(report);
   expect_verifies("student");
   EXPECT_EQ(Checkpoint::open(folder_ / "student").description().blocks.size(), 2u);
-  EXPECT_FALSE(fs::exists(folder_ / "student.phase-1"));
+  EXPECT_FALSE(fs::exists(folder_ / "student.partial"));
   EXPECT_TRUE(read_file(folder_ / "student" / "training.csv").starts_with("step,tokens,loss,"));
   EXPECT_TRUE(read_file(folder_ / "student" / "training.svg").starts_with("<svg "));
   const Json manifest = Json::parse(read_file(folder_ / "student" / "pare.json"));
@@ -218,7 +218,7 @@ TEST_F(TrainModel, WhatIsTrainedCanBeRounded) {
   for (const LinearDescription& linear : block_linears(made.description())) {
     EXPECT_TRUE(std::holds_alternative<QuantizedWeight>(made.linear(linear).weight)) << linear.name;
   }
-  EXPECT_FALSE(fs::exists(folder_ / "rounded.phase-1"));
+  EXPECT_FALSE(fs::exists(folder_ / "rounded.partial"));
 }
 
 TEST_F(TrainModel, ExcludedLayersStayAsTheyAre) {
@@ -280,22 +280,21 @@ TEST_F(TrainModel, KilledInAnyPhaseItGoesOnToTheSameBytes) {
     const int call = renames[(2 * i + 1) * renames.size() / 12];
     const std::string out = "killed" + std::to_string(call);
     ASSERT_EQ(run_pare_traced(command(yaml, out), call).outcome.status, 128 + SIGKILL);
-    const bool has_first = fs::exists(folder_ / (out + ".phase-1"));
-    num_in_first += !has_first && fs::exists(folder_ / (out + ".phase-1.partial"));
-    num_in_second += has_first && fs::exists(folder_ / (out + ".partial"));
+    const fs::path partial = folder_ / (out + ".partial");
+    const bool has_first = fs::exists(partial / "phase-1" / "made");
+    num_in_first += !has_first && fs::exists(partial / "phase-1");
+    num_in_second += has_first && fs::exists(partial / "progress");
     const Outcome resumed = run_pare(command(yaml, out));
     ASSERT_EQ(resumed.status, 0) << "after a kill at call " << call << ": " << resumed.err;
     ASSERT_EQ(promised_files(folder_ / out), expected) << "after a kill at call " << call;
-    for (const char* left : {".phase-1", ".phase-1.partial", ".partial"}) {
-      EXPECT_FALSE(fs::exists(folder_ / (out + left))) << left << " after a kill at call " << call;
-    }
+    EXPECT_FALSE(fs::exists(partial)) << "after a kill at call " << call;
   }
   EXPECT_GE(num_in_first, 1);
   EXPECT_GE(num_in_second, 3);
 }
 
-// Killed once the output has its name: what the phases handed on is still there, and goes with the next run, which has
-// nothing else to do. What lies there and is not what the output was made from stays.
+// Killed once the output has its name: what the phases handed on is still there. A dry run leaves it, and the next run,
+// which has nothing else to do, removes it.
 TEST_F(TrainModel, KilledBehindTheLastRenameTheNextRunRemovesWhatIsLeft) {
   const std::string yaml = "model: " + kModel + "\nstudent: {layers: 2}\npasses:\n" + distill("total_tokens: 1000") +
                            distill("total_tokens: 600");
@@ -310,18 +309,22 @@ TEST_F(TrainModel, KilledBehindTheLastRenameTheNextRunRemovesWhatIsLeft) {
     const std::string out = "late" + std::to_string(call);
     ASSERT_EQ(run_pare_traced(command(yaml, out), call).outcome.status, 128 + SIGKILL);
     ASSERT_TRUE(fs::exists(folder_ / out / "pare.json"));
-    num_left += fs::exists(folder_ / (out + ".phase-2"));
-    const Outcome again = run_pare(command(yaml, out));
-    EXPECT_EQ(again.status, 1);
-    EXPECT_NE(again.err.find("exists"), std::string::npos) << again.err;
-    for (const char* left : {".phase-1", ".phase-2", ".partial"}) {
-      EXPECT_FALSE(fs::exists(folder_ / (out + left))) << left << " after a kill at call " << call;
+    const fs::path partial = folder_ / (out + ".partial");
+    num_left += fs::exists(partial / "phase-1");
+    const bool was_there = fs::exists(partial);
+    const auto before = was_there ? promised_files(partial) : std::map<std::string, std::string>();
+    for (const bool is_dry : {true, false}) {
+      const Outcome again =
+          run_pare(command(yaml, out, is_dry ? std::vector<std::string>{"--dry-run"} : std::vector<std::string>{}));
+      EXPECT_EQ(again.status, 1);
+      EXPECT_NE(again.err.find("exists"), std::string::npos) << again.err;
+      if (is_dry && was_there) {
+        EXPECT_EQ(promised_files(partial), before) << "a dry run removes nothing";
+      }
+      EXPECT_EQ(fs::exists(partial), is_dry && was_there) << "after a kill at call " << call;
     }
   }
   EXPECT_GE(num_left, 2);
-  fs::copy(folder_ / "whole", folder_ / "whole.phase-2");  // an artifact, and not the one
-  EXPECT_EQ(run_pare(command(yaml, "whole")).status, 1);
-  EXPECT_TRUE(fs::exists(folder_ / "whole.phase-2" / "pare.json"));
 }
 
 TEST_F(TrainModel, AnUnfinishedRunWithOtherLayersLeftOutIsNotGoneOnWith) {
@@ -350,26 +353,6 @@ TEST_F(TrainModel, AnUnfinishedTrainingOnOtherThreadsSaysHowItGoesOn) {
   // And so it does: it is the result that is not good enough, not the threads.
   *threads = "2";
   EXPECT_NE(run_pare(words).err.find("fail_if"), std::string::npos);
-}
-
-// Phases' outputs and the folders that they are made in, all looked at before the first phase works.
-TEST_F(TrainModel, AFolderOfSomebodyElseInAPhasesPlaceIsLeftAlone) {
-  for (const std::string name :
-       {"out.phase-1", "out.phase-2", "out.phase-1.partial", "out.phase-2.partial", "out.partial"}) {
-    const fs::path folder = folder_ / name;
-    fs::create_directories(folder);
-    write_text(folder / "mine", "mine");
-    const Outcome outcome = run_pare(command(
-        recipe(distill("total_tokens: 4000") + distill("total_tokens: 2000"), "student: {layers: 2}\n"), "out"));
-    EXPECT_EQ(outcome.status, 1);
-    EXPECT_NE(outcome.err.find(name + "' exists"), std::string::npos) << outcome.err;
-    EXPECT_EQ(read_file(folder / "mine"), "mine");
-    for (const std::string left :
-         {"out", "out.phase-1", "out.phase-2", "out.partial", "out.phase-1.partial", "out.phase-2.partial"}) {
-      EXPECT_EQ(fs::exists(folder_ / left), left == name) << left;
-    }
-    fs::remove_all(folder);
-  }
 }
 
 // A file system that has room for the second phase alone, and not for what the first hands on besides. (Needs user
@@ -414,7 +397,7 @@ TEST_F(TrainModel, ARunBesideOneOfTheSameOutputTakesNothingAway) {
     const std::vector<std::string> words = command(yaml, out), other = command(yaml, out, {"--fresh"});
     Outcome refused;
     const Outcome outcome = run_pare_disturbed(words, call, [&] {
-                              num_beside_a_made_phase += fs::exists(folder_ / (out + ".phase-1"));
+                              num_beside_a_made_phase += fs::exists(folder_ / (out + ".partial") / "phase-1" / "made");
                               refused = run_pare(other);
                             }).outcome;
     EXPECT_EQ(refused.status, 1);
@@ -481,8 +464,7 @@ TEST_F(TrainModel, ADryRunNamesEveryPhase) {
   }
   const Outcome json = run_pare(command(yaml, "out", {"--dry-run", "--json"}));
   EXPECT_EQ(Json::parse(json.out).at("phases").size(), 2u) << json.out;
-  EXPECT_FALSE(fs::exists(folder_ / "out") || fs::exists(folder_ / "out.partial") ||
-               fs::exists(folder_ / "out.phase-1"));
+  EXPECT_FALSE(fs::exists(folder_ / "out") || fs::exists(folder_ / "out.partial"));
 }
 
 }  // namespace

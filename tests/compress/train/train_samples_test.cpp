@@ -56,9 +56,8 @@ TEST_F(TrainModel, FreshMakesFinishedPhasesAnew) {
     if (whole.names[static_cast<size_t>(call)].starts_with("rename")) last_rename = call;
   }
   ASSERT_EQ(run_pare_traced(command(yaml, "killed", {"--quiet"}), last_rename).outcome.status, 128 + SIGKILL);
-  ASSERT_TRUE(fs::exists(folder_ / "killed.phase-1" / "pare.json"));
+  ASSERT_TRUE(fs::exists(folder_ / "killed.partial" / "phase-1" / "made" / "pare.json"));
   fs::copy(folder_ / "killed.partial", folder_ / "other.partial", fs::copy_options::recursive);
-  fs::copy(folder_ / "killed.phase-1", folder_ / "other.phase-1", fs::copy_options::recursive);
   const Outcome other = run_pare(command(yaml, "other"));
   ASSERT_EQ(other.status, 0) << other.err;
   EXPECT_EQ((other.out + other.err).find(" tensors in "), std::string::npos) << "the finished phase is gone on from";
