@@ -16,6 +16,7 @@
 #include "compress/run_data.h"
 #include "compress/walk/model_walk.h"
 #include "compress/walk/statistics_file.h"
+#include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
@@ -91,9 +92,10 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   const ModelDescription& model = checkpoint.description();
   InputFiles files;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) files.add(checkpoint.directory() / name);
-  files.add(recipe.calibration->text);
-  const TokenWindows windows = read_windows(*recipe.calibration, checkpoint);
+  add_text(recipe.calibration->text, files);
   std::vector<std::string> events;
+  check_windows_tokenizers({recipe.calibration->text}, checkpoint.directory(), events);
+  const TokenWindows windows = read_windows(*recipe.calibration, checkpoint);
   note_other_windows(*recipe.calibration, windows, events);
   for (const std::string& event : events) progress.print("event: " + event);
 
@@ -111,6 +113,10 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   if (options.dry_run) return to_json(prediction);
   check_disk_space(output, prediction);
   check_weights(checkpoint);
+  if (const std::optional<std::string> event = unknown_text(*recipe.calibration, windows, checkpoint)) {
+    progress.print("event: " + *event);
+    events.push_back(*event);
+  }
 
   StatisticsWriter writer(output, {.model = model_hash(checkpoint),
                                    .data = windows_hash(windows),

@@ -270,6 +270,7 @@ std::string compress_model(const PhaseInput& input, const RunOptions& options, P
   }
   if (phase.plan.reconstructs()) name_products(at::toString(reconstruction_type(phase)), phase);
   if (takes_what_is_made(input, phase, options.fresh)) return {};
+  if (phase.data.calibration) check_text_is_known(*phase.data.calibration, phase);
 
   Artifact artifact(take_place(input, options.fresh), phase.fingerprint, options.fresh);
   check_committed(phase.plan, artifact);

@@ -7,6 +7,7 @@
 #include "compress/phase.h"
 #include "compress/student/student.h"
 #include "runtime/evaluate/token_source.h"
+#include "runtime/evaluate/windows_tokenizer.h"
 
 namespace pare {
 namespace {
@@ -50,6 +51,9 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, P
   phase.files = watch_files(input.recipe, teacher);
   check_student(teacher, student);
   phase.data = phase.kind->read_data(input.recipe, phase.plan);
+  if (input.recipe.calibration) {
+    check_windows_tokenizers({input.recipe.calibration->text}, teacher.directory(), phase.data.events);
+  }
   const std::optional<TokenWindows> windows = read_windows(input.recipe, teacher);
   if (windows) note_other_windows(*input.recipe.calibration, *windows, phase.data.events);
   announce_events(phase);
@@ -61,6 +65,7 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, P
   StudentOptions described = student;
   phase.fingerprint["student"] = describe_fields(described);
   if (takes_what_is_made(input, phase, options.fresh)) return {};
+  if (windows) check_text_is_known(*windows, phase);
 
   Artifact artifact(take_place(input, options.fresh), phase.fingerprint, options.fresh);
   return keeping_parts(artifact, phase, [&] {

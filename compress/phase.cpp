@@ -11,6 +11,7 @@
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/inspect.h"
 #include "runtime/device/make_backend.h"
+#include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/isa.h"
@@ -114,11 +115,11 @@ InputFiles watch_files(const Recipe& recipe, const Checkpoint& checkpoint) {
   InputFiles files;
   for (const fs::path& path : Artifact::copied_files(checkpoint.directory())) files.add(path);
   if (recipe.calibration) {
-    files.add(recipe.calibration->text);
+    add_text(recipe.calibration->text, files);
     files.add(recipe.calibration->statistics);
   }
-  if (recipe.sensitivity) files.add(recipe.sensitivity->text);
-  for (const PerplexityRecipe& item : recipe.evaluate) files.add(item.text);
+  if (recipe.sensitivity) add_text(recipe.sensitivity->text, files);
+  for (const PerplexityRecipe& item : recipe.evaluate) add_text(item.text, files);
   for (const InstructionsRecipe& item : recipe.instructions) files.add(item.file);
   for (const EmbeddingsRecipe& item : recipe.embeddings) files.add(item.pairs);
   return files;
@@ -153,6 +154,15 @@ void announce_events(const Phase& phase) {
 
 ComputeDevice evaluation_device(const RunOptions& options) {
   return options.on_gpu && has_cuda_kernels() ? ComputeDevice::cuda : ComputeDevice::cpu;
+}
+
+void check_text_is_known(const TokenWindows& windows, Phase& phase) {
+  std::optional<std::string> event;
+  timed("text", phase, [&] { event = unknown_text(*phase.recipe.calibration, windows, phase.checkpoint); });
+  if (!event) return;
+  phase.progress.print("event: " + *event);
+  phase.data.events.push_back(*event);
+  check_strict(phase, {});
 }
 
 RunLimits run_limits(const RunOptions& options, int num_threads) {

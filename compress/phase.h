@@ -67,6 +67,8 @@ void announce_events(const Phase& phase);
 void check_strict(const Phase& phase, const std::vector<LayerRecord>& records);
 // Where results are measured: on the GPU where that is asked for and the program has kernels for it.
 ComputeDevice evaluation_device(const RunOptions& options);
+// Tells as an event that the model does not know the text that it is calibrated on, and likewise refuses it.
+void check_text_is_known(const TokenWindows& windows, Phase& phase);
 RunLimits run_limits(const RunOptions& options, int num_threads);
 // Disk, weights, hashes of the inputs, and the plan's fingerprint for data of that identity.
 void check_inputs(const std::string& calibration_identity, Phase& phase);

@@ -4,7 +4,9 @@
 #include <stdexcept>
 
 #include "compress/artifact/model_hash.h"
+#include "compress/walk/text_loss.h"
 #include "runtime/evaluate/token_source.h"
+#include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/system/progress.h"
 #include "runtime/system/sha256.h"
 
@@ -83,6 +85,17 @@ void note_other_windows(const CalibrationRecipe& recipe, const TokenWindows& fou
                    " tokens, not the " + std::to_string(*recipe.num_tokens) + " asked for: they are taken as they are");
 }
 
+std::optional<std::string> unknown_text(const CalibrationRecipe& recipe, const TokenWindows& windows,
+                                        const Checkpoint& checkpoint) {
+  const TextLoss measured = measure_text_loss(checkpoint, windows);
+  if (measured.is_known()) return std::nullopt;
+  return "calibration: '" + recipe.text.string() + "' costs the model " + format_number(measured.loss, 2) +
+         " nats a token, and no less than the " + format_number(measured.entropy, 2) +
+         " that the frequencies of its tokens alone would cost: the model does not know this text. Its token ids may "
+         "be "
+         "those of another tokenizer, or the weights damaged or untrained";
+}
+
 RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& checkpoint) {
   const auto needs_tokenizer = [](const fs::path& text) { return !holds_token_windows(text); };
   std::optional<Tokenizer> tokenizer;
@@ -97,6 +110,11 @@ RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& c
     tokenizer = Tokenizer::open(checkpoint.directory());
   }
   RunData data;
+  std::vector<fs::path> texts;
+  if (reads_windows) texts.push_back(recipe.calibration->text);
+  if (has_survey_text) texts.push_back(recipe.sensitivity->text);
+  for (const PerplexityRecipe& item : recipe.evaluate) texts.push_back(item.text);
+  check_windows_tokenizers(texts, checkpoint.directory(), data.events);
   if (plan.needs_calibration && !needs_windows) {
     data.statistics = read_statistics(recipe.calibration->statistics, checkpoint);
   }

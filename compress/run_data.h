@@ -42,6 +42,10 @@ void note_other_windows(const CalibrationRecipe& recipe, const TokenWindows& fou
 TokenWindows read_calibration(const CalibrationRecipe& recipe, const Tokenizer* tokenizer,
                               const ModelDescription& model);
 
+// What to say where the model does not know the calibration's text (measure_text_loss). Costs a pass over its weights.
+std::optional<std::string> unknown_text(const CalibrationRecipe& recipe, const TokenWindows& windows,
+                                        const Checkpoint& checkpoint);
+
 // What the plan needs of the recipe's calibration, and the evaluations' windows. Throws as above, and
 // std::runtime_error: statistics of another model (which), damaged ones.
 RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& checkpoint);

@@ -25,6 +25,7 @@
 #include "compress/walk/statistics.h"
 #include "distill/losses.h"
 #include "runtime/evaluate/token_source.h"
+#include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/isa.h"
@@ -439,8 +440,9 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
               .kind = ModelKind::of(student),
               .progress = progress};
   phase.files = watch_files(input.recipe, student);
-  for (const std::string& text : distill.text) phase.files.add(text);
-  phase.files.add(distill.validation_text);
+  std::vector<fs::path> texts(distill.text.begin(), distill.text.end());
+  texts.emplace_back(distill.validation_text);
+  for (const fs::path& text : texts) add_text(text, phase.files);
   phase.plan = plan_training(input.recipe, student);
   phase.verdicts = phase.kind->judge(phase.plan);
   if (!input.is_stand_in) {
@@ -448,6 +450,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
     print_verdicts(phase);
   }
   phase.data = phase.kind->read_data(input.recipe, phase.plan);
+  check_windows_tokenizers(texts, student.directory(), phase.data.events);
   std::optional<LogitStore> store;
   if (!distill.logits.empty()) {
     store = LogitStore::open(distill.logits);

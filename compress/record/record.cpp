@@ -22,6 +22,7 @@
 #include "runtime/device/make_backend.h"
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/token_source.h"
+#include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
@@ -316,7 +317,10 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   InputFiles files;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) files.add(checkpoint.directory() / name);
   const fs::path& data = options.text.empty() ? options.prompts : options.text;
-  files.add(data);
+  add_text(data, files);
+  std::vector<std::string> events;
+  check_windows_tokenizers({options.text}, checkpoint.directory(), events);
+  for (const std::string& event : events) progress.print("event: " + event);
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
   Material material =
       options.text.empty() ? read_prompts(options, tokenizer, model) : read_windows(options, tokenizer, model);
@@ -402,6 +406,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
                           {"tokens", num_tokens},
                           {"shards", num_shards},
                           {"resumed_shards", num_resumed},
+                          {"events", events},
                           {"output_bytes", output_bytes},
                           {"bytes_per_token", bytes_each},
                           {"seconds", seconds_since(start)},

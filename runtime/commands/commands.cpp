@@ -18,7 +18,9 @@
 #include "runtime/commands/verify.h"
 #include "runtime/engine/generate.h"
 #include "runtime/engine/transformer.h"
+#include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/token_source.h"
+#include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/import/import.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/model/checkpoint.h"
@@ -29,11 +31,14 @@
 #include "runtime/system/progress.h"
 #include "runtime/system/visible_text.h"
 #include "runtime/tokenizer/tokenizer.h"
+#include "runtime/tokenizer/tokenizer_hash.h"
 
 namespace pare {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kWindowTokens = 512;  // of tokenize --windows
 
 void run_import(const Arguments& arguments, Console& console) {
   const std::filesystem::path source = arguments.positional(0), output = output_place(arguments.positional(1));
@@ -136,7 +141,39 @@ void run_generate(const Arguments& arguments, Console& console) {
                            {"peak_memory_bytes", memory.peak_bytes()}}));
 }
 
+// To a .npy for other runs and tools, with the hash of the tokenizer beside it. Windows that are there already are
+// taken as they are, on the word of whoever asks.
+void write_token_windows(const Arguments& arguments, Console& console) {
+  const std::filesystem::path model = arguments.positional(0), text = arguments.text("text");
+  const std::filesystem::path output = output_place(arguments.text("windows"));
+  if (!holds_token_windows(output)) {
+    throw WrongUsage("--windows " + output.string() + ": expected the name of a .npy file");
+  }
+  for (const std::filesystem::path& path : {output, windows_tokenizer_file(output)}) {
+    if (is_there(path)) throw std::runtime_error("output '" + path.string() + "' exists: remove it or choose another");
+  }
+  const bool is_cut = holds_token_windows(text);
+  if (is_cut && arguments.given("tokens")) {
+    throw WrongUsage("--tokens: the windows of '" + text.string() + "' are used as they are: leave it out");
+  }
+  keep_as_private_as(text);
+  const Tokenizer tokenizer = Tokenizer::open(model);
+  const TokenWindows windows =
+      read_token_windows(text, &tokenizer, arguments.given("tokens") ? arguments.integer("tokens") : kWindowTokens,
+                         /*num_windows=*/0, !arguments.flag("no-special-tokens"), tokenizer.vocabulary_size());
+  const std::string hash = tokenizer_hash(model);
+  write_windows(output, windows, hash);
+  console.report() << visible_line(output.string()) << ": " << windows.num_windows << " windows of "
+                   << windows.num_tokens << " tokens, tokenizer " << hash << '\n';
+  console.set_result(dump({{"output", output.string()},
+                           {"windows", windows.num_windows},
+                           {"tokens", windows.num_tokens},
+                           {"tokenizer", hash}}));
+}
+
 void run_tokenize(const Arguments& arguments, Console& console) {
+  if (arguments.given("windows")) return write_token_windows(arguments, console);
+  if (arguments.given("tokens")) throw WrongUsage("--tokens belongs to --windows: leave it out");
   const Tokenizer tokenizer = Tokenizer::open(arguments.positional(0));
   const std::string text = read_text(arguments.text("text"));
   const Clock::time_point start = Clock::now();
@@ -270,9 +307,19 @@ std::vector<Command> runtime_commands() {
       .run = run_import};
   const Command tokenize = {
       .name = "tokenize",
-      .summary = "Token ids of a text, on one line.",
+      .summary = "Token ids of a text, on one line; or in windows, for calibration, training and evaluation.",
       .positionals = {{"MODEL", "a checkpoint directory, a tokenizer.json or a .gguf file (its vocabulary is enough)"}},
-      .options = {required_text("text", "FILE", "a text in UTF-8, - for standard input, or .jsonl (field text)"),
+      .options = {required_text(
+                      "text", "FILE",
+                      "a text in UTF-8, - for standard input, or .jsonl (field text); with --windows also .npy, "
+                      "taken as it is"),
+                  {.name = "windows",
+                   .kind = OptionKind::text,
+                   .value_name = "OUT.npy",
+                   .help =
+                       "write the ids there in windows that follow one another, without the ragged tail, and beside "
+                       "them OUT.npy.json, which says the tokenizer: a model with another one refuses them"},
+                  count("tokens", "", "of a window (default: " + std::to_string(kWindowTokens) + ")", 1),
                   {.name = "no-special-tokens",
                    .help = "leave out what the tokenizer puts around a text, such as a leading BOS"}},
       .run = run_tokenize};

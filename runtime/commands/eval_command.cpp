@@ -12,6 +12,7 @@
 #include "runtime/evaluate/evaluate_embeddings.h"
 #include "runtime/evaluate/evaluate_instructions.h"
 #include "runtime/evaluate/token_source.h"
+#include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/tokenizer/tokenizer.h"
@@ -184,6 +185,8 @@ void run_eval(const Arguments& arguments, Console& console) {
   const ModelDirectory directory(arguments.positional(0));
   check_evaluated(arguments, directory.path(), console);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
+  std::vector<std::string> events;
+  check_windows_tokenizers({text}, checkpoint.directory(), events);
   std::optional<Tokenizer> tokenizer;
   if (!holds_token_windows(text)) tokenizer = Tokenizer::open(checkpoint.directory());
   const ScoredWindows data =
@@ -196,6 +199,8 @@ void run_eval(const Arguments& arguments, Console& console) {
     check_evaluated(arguments, reference_directory->path(), console);
     reference_checkpoint = Checkpoint::open(reference_directory->path());
     check_same_tokens(data, text, *reference_checkpoint, options);
+    std::vector<std::string> of_reference;  // what the windows do not say was said of the model
+    check_windows_tokenizers({text}, reference_checkpoint->directory(), of_reference);
   }
   std::vector<const Checkpoint*> checkpoints = {&checkpoint};
   if (reference_checkpoint) checkpoints.push_back(&*reference_checkpoint);
@@ -207,6 +212,7 @@ void run_eval(const Arguments& arguments, Console& console) {
 
   Evaluation evaluation =
       evaluate(model, data, reference ? &*reference : nullptr, stage(console, "evaluate", "windows"));
+  evaluation.events = events;
   evaluation.peak_memory_bytes = memory.peak_bytes();
   console.report() << to_text(evaluation);
   console.set_result(to_json(evaluation));

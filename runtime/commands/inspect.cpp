@@ -5,6 +5,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/files/gguf.h"
 #include "runtime/files/npy.h"
 #include "runtime/files/safetensors.h"
@@ -95,6 +96,7 @@ Inspection inspect_windows(const std::filesystem::path& path) {
   Inspection result;
   result.kind = "token windows";
   result.num_windows = windows.num_windows;
+  result.windows_tokenizer = windows_tokenizer(path).value_or("");
   result.num_tokens = windows.num_tokens;
   return result;
 }
@@ -258,6 +260,8 @@ std::string to_json(const Inspection& inspection) {
   if (inspection.kind == "token windows") {
     json["windows"] = inspection.num_windows;
     json["tokens"] = inspection.num_tokens;
+    json["tokenizer"] = nullptr;
+    if (!inspection.windows_tokenizer.empty()) json["tokenizer"] = inspection.windows_tokenizer;
     return json_text(json);
   }
   if (!inspection.architecture.empty()) json["architecture"] = inspection.architecture;
@@ -293,6 +297,7 @@ std::string to_text(const Inspection& inspection, bool list_tensors) {
   if (inspection.kind == "token windows") {
     append_line(text, "windows",
                 std::to_string(inspection.num_windows) + " of " + std::to_string(inspection.num_tokens) + " tokens");
+    append_line(text, "tokenizer", inspection.windows_tokenizer.empty() ? "not known" : inspection.windows_tokenizer);
     return text.str();
   }
   if (!inspection.architecture.empty()) append_line(text, "architecture", inspection.architecture);

@@ -45,6 +45,7 @@ struct Inspection {
   std::vector<LayerSparsity> sparsity;        // checkpoint: of the layers that are said to be pruned
   std::string architecture;                   // gguf
   int64_t num_windows = 0, num_tokens = 0;    // token windows
+  std::string windows_tokenizer;              // ... the hash of the tokenizer whose ids they hold; empty: not known
 
   // Bytes by dtype.
   std::map<std::string, int64_t> bytes_by_dtype() const;

@@ -341,6 +341,7 @@ std::string to_json(const Evaluation& evaluation) {
   json["seconds"] = evaluation.seconds;
   json["tokens_per_second"] = evaluation.tokens_per_second;
   json["peak_memory_bytes"] = evaluation.peak_memory_bytes;
+  if (!evaluation.events.empty()) json["events"] = evaluation.events;
   if (evaluation.top1_accuracy) json["top1_accuracy"] = *evaluation.top1_accuracy;
   if (evaluation.comparison) {
     const Comparison& comparison = *evaluation.comparison;
@@ -360,6 +361,7 @@ std::string to_json(const Evaluation& evaluation) {
 
 std::string to_text(const Evaluation& evaluation) {
   std::ostringstream text;
+  for (const std::string& event : evaluation.events) text << "event: " << visible_line(event) << '\n';
   text << "protocol              " << visible_line(evaluation.label) << '\n';
   text << "perplexity            " << with_error(evaluation.perplexity, 4) << '\n';
   text << "nll                   " << format_number(evaluation.nll, 6) << " nats per token\n";

@@ -93,12 +93,13 @@ struct Evaluation {
   std::optional<double>
       top1_accuracy;  // share of targets that are the most probable token; not measured with a reference
   std::optional<Comparison> comparison;
-  int kv_bits = 0;                 // of the model's keys and values; the reference has its own
-  int attention_bits = 0;          // of attention's products, likewise
-  int64_t kv_bytes_per_token = 0;  // what a token adds to a cache of the model
-  double seconds = 0.0;            // scoring alone, without loading
-  double tokens_per_second = 0.0;  // all tokens of the windows, of each model, per second
-  int64_t peak_memory_bytes = 0;   // sampled RssAnon + RssShmem (of the evaluation; callers may widen it to loading)
+  int kv_bits = 0;                  // of the model's keys and values; the reference has its own
+  int attention_bits = 0;           // of attention's products, likewise
+  int64_t kv_bytes_per_token = 0;   // what a token adds to a cache of the model
+  std::vector<std::string> events;  // what is not known of the windows, in words
+  double seconds = 0.0;             // scoring alone, without loading
+  double tokens_per_second = 0.0;   // all tokens of the windows, of each model, per second
+  int64_t peak_memory_bytes = 0;    // sampled RssAnon + RssShmem (of the evaluation; callers may widen it to loading)
 };
 
 // Runs windows in batches of a few thousand tokens; never holds logits. `reference` may be null; it must share the

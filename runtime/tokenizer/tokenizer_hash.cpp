@@ -5,9 +5,11 @@
 #include <span>
 #include <stdexcept>
 
+#include "runtime/files/gguf.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
+#include "runtime/tokenizer/gguf_vocabulary.h"
 
 namespace pare {
 namespace {
@@ -31,7 +33,9 @@ Json merge_pair(const std::filesystem::path& path, const Json& merge) {
 
 std::string tokenizer_hash(const std::filesystem::path& path) {
   const std::filesystem::path file = std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
-  const Json tokenizer = parse_json(read_text_file(file), file.string(), Nul::allowed);
+  const std::string json = file.extension() == ".gguf" ? make_tokenizer_json(read_gguf_vocabulary(GgufFile::open(file)))
+                                                       : read_text_file(file);
+  const Json tokenizer = parse_json(json, file.string(), Nul::allowed);
   if (!tokenizer.is_object() || !tokenizer.contains("model") || !tokenizer["model"].is_object() ||
       !tokenizer["model"].contains("vocab")) {
     fail(file, "a model with a vocabulary");

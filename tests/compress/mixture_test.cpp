@@ -18,6 +18,7 @@
 #include "runtime/files/safetensors.h"
 #include "runtime/model/checkpoint.h"
 #include "tests/compress/run_pare.h"
+#include "tests/compress/unjudged_windows.h"
 
 namespace pare::test {
 namespace {
@@ -258,6 +259,14 @@ class MixturePipeline : public testing::Test {
                                               calibration + "}\npasses:\n" + passes + more);
     return {"run", (folder_ / (out + ".yaml")).string(), "--out", (folder_ / out).string()};
   }
+  std::vector<std::string> strict_command(const std::string& calibration) {
+    const fs::path windows = folder_ / "windows.npy";
+    write_unjudged_windows(windows, crafted(), "mixtral_experts");
+    write_text(folder_ / "strict.yaml", "model: " + crafted().string() + "\ncalibration: {text: " + windows.string() +
+                                            calibration +
+                                            "}\nstrict: true\npasses:\n  - gptq: {bits: 4, group_size: 32}\n");
+    return {"run", (folder_ / "strict.yaml").string(), "--out", (folder_ / "out").string()};
+  }
   void expect_refused(const Outcome& outcome, const std::string& out, const std::vector<std::string>& words) {
     EXPECT_TRUE(outcome.status == 1 || outcome.status == 2) << outcome.status << ": " << outcome.err;
     for (const std::string& word : words) {
@@ -318,7 +327,7 @@ TEST_F(MixturePipeline, AnExpertWithoutTokensIsRoundedToNearestAndReported) {
 }
 
 TEST_F(MixturePipeline, StrictMakesAStarvedExpertAnError) {
-  const Outcome outcome = run_pare(command(crafted(), kGptq, "out", "", "strict: true\n"));
+  const Outcome outcome = run_pare(strict_command(""));
   EXPECT_EQ(outcome.status, 1);
   EXPECT_NE(outcome.err.find("strict"), std::string::npos) << outcome.err;
   EXPECT_NE(outcome.err.find("3 (0 of 64"), std::string::npos) << outcome.err;
@@ -326,7 +335,7 @@ TEST_F(MixturePipeline, StrictMakesAStarvedExpertAnError) {
 }
 
 TEST_F(MixturePipeline, AllTokensStarveNoExpert) {
-  const Outcome outcome = run_pare(command(crafted(), kGptq, "out", ", experts: all", "strict: true\n"));
+  const Outcome outcome = run_pare(strict_command(", experts: all"));
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_EQ(outcome.err.find("starved"), std::string::npos) << outcome.err;
   const Checkpoint source = Checkpoint::open(crafted()), written = Checkpoint::open(folder_ / "out");

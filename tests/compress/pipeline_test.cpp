@@ -21,6 +21,7 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/atomic_file.h"
 #include "tests/compress/run_pare.h"
+#include "tests/compress/unjudged_windows.h"
 #include "tests/places.h"
 #include "tests/small_disk.h"
 
@@ -495,9 +496,9 @@ TEST_F(Pipeline, EventsAreListedAndStrictMakesThemErrors) {
   file.seekp(offset + 8 * 4);
   file.write("\0\0\0\0", 4);  // the gain of channel 8
   file.close();
+  write_unjudged_windows(folder_ / "windows.npy", model, "llama_gqa_untied");
   const std::string recipe = "model: " + model.string() +
-                             "\ncalibration: {text: " + (family("llama_gqa_untied") / "ids.npy").string() +
-                             "}\npasses:\n" + kGptq;
+                             "\ncalibration: {text: " + (folder_ / "windows.npy").string() + "}\npasses:\n" + kGptq;
   const Outcome strict = run(recipe + "strict: true\n", "out");
   EXPECT_EQ(strict.status, 1);
   EXPECT_NE(strict.err.find("1 dead column"), std::string::npos) << strict.err;

@@ -13,9 +13,11 @@
 
 #include "runtime/commands/verify.h"
 #include "runtime/evaluate/token_source.h"
+#include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/files/npy.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/tokenizer/tokenizer.h"
+#include "runtime/tokenizer/tokenizer_hash.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
 
@@ -50,7 +52,7 @@ class TrainModel : public testing::Test {
     const auto part = [&](int64_t first, int64_t count, const std::string& name) {
       TokenWindows windows{count, 64, {}};
       windows.ids_NT.assign(all.ids_NT.begin() + first * 64, all.ids_NT.begin() + (first + count) * 64);
-      write_npy(folder_ / name, windows);
+      write_windows(folder_ / name, windows, tokenizer_hash(kModel));
     };
     part(0, all.num_windows - 40, "training.npy");
     part(all.num_windows - 40, 40, "validation.npy");
