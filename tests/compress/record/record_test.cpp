@@ -567,7 +567,7 @@ TEST_F(Record, RefusesBadInputBeforeAnyWork) {
   expect_refused({"--text", text, "--tokens", "1000"}, 1, {"the model's context is 512"});
   expect_refused({"--prompts", prompts, "--max-new-tokens", "600"}, 1,
                  {"none of its 3 prompts", "600", "context of 512"});
-  expect_refused({"--prompts", prompts, "--samples", "1000000000", "--max-new-tokens", "500"}, 1,
+  expect_refused({"--prompts", prompts, "--samples", "1000000000", "--max-new-tokens", "450"}, 1,
                  {"3 prompts", "1000000000 times", "lower --samples"});
   expect_refused({"--prompts", prompts, "--samples", "10000000", "--shard-tokens", "64"}, 1,
                  {"--shard-tokens 64", "shards"});

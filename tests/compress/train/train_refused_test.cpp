@@ -198,8 +198,8 @@ TEST_F(TrainModel, ARecordOfUnequalSequencesMustFitMemory) {
   for (int i = 0; i < 40; ++i) lines += "{\"prompt\": \"Once\"}\n";
   write_text(prompts, lines + "{\"prompt\": \"" + long_prompt + "\"}\n");
   const std::string record = (folder_ / "unequal.h5").string();
-  const Outcome recorded =
-      run_pare({"record", kModel, "--prompts", prompts.string(), "--max-new-tokens", "2", "--top-k", "8", record});
+  const Outcome recorded = run_pare({"record", kModel, "--prompts", prompts.string(), "--samples", "1",
+                                     "--max-new-tokens", "2", "--top-k", "8", record});
   ASSERT_EQ(recorded.status, 0) << recorded.err;
   write_text(folder_ / "unequal.yaml", "model: " + kModel + "\npasses:\n  - distill: {logits: " + record +
                                            ", validation_windows: 2, total_tokens: 64}\n");
