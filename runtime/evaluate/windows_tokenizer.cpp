@@ -18,8 +18,8 @@ namespace fs = std::filesystem;
 constexpr size_t kMaxFileBytes = 4096;
 constexpr size_t kHashDigits = 64;
 
-std::string how_to_write(const fs::path& model) {
-  return "'pare tokenize " + model.string() + " --text FILE --windows OUT.npy' writes windows that say it";
+std::string how_to_write(const std::string& model) {
+  return "'pare tokenize " + model + " --text FILE --windows OUT.npy' writes windows that say it";
 }
 
 // A SHA-256 in hexadecimal digits.
@@ -62,17 +62,18 @@ void write_windows(const fs::path& path, const TokenWindows& windows, const std:
   write_file_atomically(windows_tokenizer_file(path), json_text(json) + "\n");
 }
 
+// What is returned is stored with an output, whose bytes do not depend on where a phase's model lies: no folder's name.
 std::optional<std::string> check_windows_tokenizer(const fs::path& text, const fs::path& model) {
   if (!holds_token_windows(text)) return std::nullopt;
   const std::optional<std::string> of_windows = windows_tokenizer(text);
   if (!of_windows) {
     return "'" + text.string() + "' does not say which tokenizer its token ids belong to (there is no '" +
            windows_tokenizer_file(text).filename().string() +
-           "' beside it); those of another are nonsense to the model: " + how_to_write(model);
+           "' beside it); those of another are nonsense to the model: " + how_to_write("MODEL");
   }
   if (!is_there(model / "tokenizer.json")) {
-    return "'" + text.string() + "' holds token ids of a tokenizer with the hash " + *of_windows + ", and '" +
-           model.string() + "' has no tokenizer.json to compare with: nothing says that they are the model's";
+    return "'" + text.string() + "' holds token ids of a tokenizer with the hash " + *of_windows +
+           ", and the model has no tokenizer.json to compare with: nothing says that they are the model's";
   }
   const std::string of_model = tokenizer_hash(model);
   if (of_model == *of_windows) return std::nullopt;
@@ -80,7 +81,7 @@ std::optional<std::string> check_windows_tokenizer(const fs::path& text, const f
                               model.string() + "' (vocabulary and merges have the hashes " + *of_windows + " and " +
                               of_model +
                               "): they are nonsense to this model; give the text itself (.txt, .jsonl), or " +
-                              "windows of this tokenizer: " + how_to_write(model));
+                              "windows of this tokenizer: " + how_to_write(model.string()));
 }
 
 void check_windows_tokenizers(const std::vector<fs::path>& texts, const fs::path& model,

@@ -58,6 +58,9 @@ TEST_F(WindowsTokenizer, WhatIsNotKnownIsSaidOnce) {
   for (const char* part : {"b.npy", "'b.npy.json'", "pare tokenize", "--windows"}) {
     EXPECT_NE(unknown.find(part), std::string::npos) << unknown;
   }
+  // They are stored with an output, whose bytes do not depend on where the model lies.
+  EXPECT_EQ(no_tokenizer.find(fs::path(path("without")).string()), std::string::npos) << no_tokenizer;
+  EXPECT_EQ(unknown.find(fs::path(path("other")).string()), std::string::npos) << unknown;
   std::vector<std::string> events;
   check_windows_tokenizers({path("b.npy"), "", path("text.txt"), windows_, path("b.npy")}, path("model"), events);
   check_windows_tokenizers({path("b.npy")}, path("model"), events);

@@ -63,6 +63,7 @@ const std::vector<DeletingCall>& allowed_calls() {
       {"compress/artifact/hugging_face.cpp", "fs::remove_all(directory);", "the artifact in the claimed folder"},
       {"compress/derive_student.cpp", "std::filesystem::remove_all(artifact.artifact_directory());", claimed},
       {"compress/train/training_state.cpp", "if (path.extension() == \".safetensors\" || is_temporary_name(", claimed},
+      {"compress/artifact/can_be_made.cpp", "::rmdir(name.c_str());", "mkdtemp has made it just now"},
       // A recording in OUT.partial.
       {"compress/record/unfinished_store.cpp", "fs::remove(remains->folder() / kRunFile);", claimed},
       {"compress/record/unfinished_store.cpp", "fs::rename(folder, shards_folder());",
@@ -87,7 +88,7 @@ const std::vector<DeletingCall>& allowed_calls() {
        "a temporary name with this process's number; no link is followed"},
       {"runtime/system/atomic_file.cpp", "if (!committed_) ::unlink(temporary_.c_str());", temporary},
       {"runtime/system/atomic_file.cpp", "if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail(",
-       "the file that a caller asks to replace: all of them lie in folders that pare has made"},
+       "the file that a caller asks for: in a folder that pare has made, or where nothing was just before"},
       // Temporary imports in TMPDIR.
       {"runtime/import/model_directory.cpp", "fs::remove_all(entry->path(), ignored);",
        "a folder of this user, locked by this process, with pare's mark and name"},
