@@ -7,6 +7,7 @@
 
 #include "runtime/evaluate/instruction_data.h"
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
 namespace pare {
@@ -64,6 +65,7 @@ std::vector<std::string> read_items(const std::string& text, const std::string& 
 }  // namespace
 
 std::vector<std::string> read_prompts(const std::filesystem::path& path) {
+  refuse_folder(path, "prompts (.jsonl or .json)", {".jsonl", ".json"});
   const std::string extension = path.extension().string();
   if (extension != ".jsonl" && extension != ".json") {
     throw std::invalid_argument(path.string() + ": expected prompts in a .jsonl (field prompt) or .json file " +

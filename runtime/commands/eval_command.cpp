@@ -75,6 +75,10 @@ std::string eval_form(const Arguments& arguments) {
     for (const std::string& option : others) {
       const auto& own = chosen->options;
       if (std::find(own.begin(), own.end(), option) != own.end() || !is_asked(option)) continue;
+      if (option == form.option) {
+        throw WrongUsage("--" + chosen->option + " " + chosen->measures + ", and --" + option + " " + form.measures +
+                         ": give one of them, and run eval once for each");
+      }
       throw WrongUsage("--" + chosen->option + " " + chosen->measures + ", and --" + option + " belongs to --" +
                        form.option + ", which " + form.measures + ": leave one out");
     }

@@ -10,6 +10,7 @@
 #include "runtime/files/npy.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/format/tensor_view.h"
+#include "runtime/model/mistaken_path.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/progress.h"
@@ -235,7 +236,10 @@ std::map<std::string, int64_t> Inspection::bytes_by_dtype() const {
 }
 
 Inspection inspect(const std::filesystem::path& path) {
-  if (!std::filesystem::exists(path)) throw std::runtime_error(path.string() + ": no such file or directory");
+  if (!std::filesystem::exists(path)) {
+    refuse_mistaken_model(path);
+    throw std::runtime_error(path.string() + ": no such file or directory");
+  }
   if (std::filesystem::is_directory(path)) return inspect_checkpoint(path);
   const std::filesystem::path extension = path.extension();
   Inspection result;
@@ -246,6 +250,7 @@ Inspection inspect(const std::filesystem::path& path) {
   } else if (extension == ".npy") {
     result = inspect_windows(path);
   } else {
+    refuse_mistaken_model(path);
     throw std::invalid_argument(path.string() +
                                 ": expected a Hugging Face directory, or a .safetensors, .gguf or .npy file");
   }

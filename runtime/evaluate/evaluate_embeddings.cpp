@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/progress.h"
@@ -85,6 +86,7 @@ std::string to_text(const std::optional<double>& correlation, int num_decimals) 
 }  // namespace
 
 TextPairs read_text_pairs(const std::filesystem::path& path, const Tokenizer& tokenizer, int64_t max_tokens) {
+  refuse_folder(path, "pairs of texts (.tsv)", {".tsv"});
   if (path.extension() != ".tsv") {
     throw std::invalid_argument(path.string() + ": expected pairs of texts in a .tsv file, found '" +
                                 path.extension().string() + "'");

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 
 namespace pare {
@@ -78,6 +79,7 @@ void read_object(const Json& object, const std::string& where, InstructionData& 
 }  // namespace
 
 InstructionData read_instructions(const std::filesystem::path& path, int64_t num_examples) {
+  refuse_folder(path, "instructions (.json or .jsonl)", {".json", ".jsonl"});
   const std::string extension = path.extension().string();
   if (extension != ".json" && extension != ".jsonl") {
     throw std::invalid_argument(path.string() + ": expected instructions in a .json or .jsonl file, found '" +

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "runtime/system/atomic_file.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 #include "runtime/tokenizer/unicode.h"
 
@@ -68,6 +69,7 @@ void check_text(const std::string& text, const std::filesystem::path& path) {
 // Whether the file holds documents (.jsonl) or is a text itself. Of a name that says what else it is, nobody wants the
 // text.
 bool has_documents(const std::filesystem::path& path) {
+  refuse_folder(path, "a text (.txt or .jsonl)", {".txt", ".jsonl"});
   const std::string extension = path.extension().string();
   if (extension == ".npy") {
     throw std::invalid_argument(name_of(path) + ": expected a text, found token windows (.npy): give the text itself");

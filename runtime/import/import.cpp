@@ -9,6 +9,7 @@
 
 #include "runtime/import/import_sources.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/model/mistaken_path.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
@@ -116,9 +117,7 @@ const char* torch_dtype_name(DType dtype) {
   }
 }
 
-void import_model(const std::filesystem::path& source, const std::filesystem::path& given,
-                  const ImportOptions& options) {
-  const std::filesystem::path output = output_place(given);
+std::vector<std::filesystem::path> import_inputs(const std::filesystem::path& source, const ImportOptions& options) {
   if (std::filesystem::is_directory(source)) {
     throw std::invalid_argument(
         source.string() +
@@ -127,15 +126,22 @@ void import_model(const std::filesystem::path& source, const std::filesystem::pa
   if (std::filesystem::exists(source) && !std::filesystem::is_regular_file(source)) {
     throw std::invalid_argument(source.string() + ": expected a file, found a pipe or device");
   }
-  PartialOutput::check_is_free(output, PartialOutput::Leftovers::go);
+  refuse_mistaken_model(source);
+  if (is_gguf(source)) return {source};
+  refuse_git_lfs_pointer(InputFile(source));
+  return {source, options.tokenizer.empty() ? find_llama2c_tokenizer(source) : options.tokenizer};
+}
+
+void import_model(const std::filesystem::path& source, const std::filesystem::path& given,
+                  const ImportOptions& options) {
+  const std::filesystem::path output = output_place(given);
   InputFiles inputs;
   inputs.add(source);
-  std::filesystem::path tokenizer = options.tokenizer;
-  const bool from_gguf = is_gguf(source);
-  if (!from_gguf && tokenizer.empty()) tokenizer = find_llama2c_tokenizer(source);
-  inputs.add(tokenizer);
-  ImportedModel model =
-      from_gguf ? read_gguf_model(source, options.dtype) : read_llama2c_model(source, tokenizer, options.dtype);
+  const std::vector<std::filesystem::path> files = import_inputs(source, options);
+  PartialOutput::check_is_free(output, PartialOutput::Leftovers::go);
+  for (const std::filesystem::path& file : files) inputs.add(file);
+  ImportedModel model = files.size() == 1 ? read_gguf_model(source, options.dtype)
+                                          : read_llama2c_model(source, files.back(), options.dtype);
   PartialOutput partial(output, "import", PartialOutput::Remains::worthless);
   std::filesystem::create_directories(partial.result());
   write_model(std::move(model), partial.result(), options);

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <string_view>
+#include <vector>
 
 #include "runtime/format/dtype.h"
 
@@ -22,6 +23,10 @@ struct ImportOptions {
 
 // "bfloat16", "float16" or "float32", as config.json spells them. Throws std::invalid_argument for another name.
 DType parse_dtype_name(std::string_view name);
+
+// The files that an import of `source` reads. Throws std::runtime_error or std::invalid_argument where the source cannot
+// be opened or its vocabulary is not found.
+std::vector<std::filesystem::path> import_inputs(const std::filesystem::path& source, const ImportOptions& options);
 
 // `source`: a .gguf (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; architectures llama, qwen2, qwen3,
 // gemma3) or a llama2.c checkpoint (.bin, version 0). Weights are decoded to float32 and rounded to options.dtype.

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/model/mistaken_path.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
@@ -67,6 +68,7 @@ std::string known_methods() {
 }  // namespace
 
 std::string read_config(const fs::path& directory) {
+  refuse_mistaken_model(directory);
   if (!fs::is_directory(directory)) {
     const bool is_gguf = directory.extension() == ".gguf";
     throw std::runtime_error("'" + directory.string() + "' is no directory: expected a Hugging Face checkpoint (" +
@@ -83,13 +85,8 @@ std::string read_config(const fs::path& directory) {
 WeightFiles find_weight_files(const fs::path& directory) {
   if (is_there(directory / kSingleFileName)) return {{directory / kSingleFileName}, {}};
   if (is_there(directory / kIndexName)) return read_index(directory);
-  std::string message = "no weights in '" + directory.string() + "': expected " + kSingleFileName + " or " + kIndexName;
-  for (const char* old : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
-    if (!is_there(directory / old)) continue;
-    message += ", found " + std::string(old) + ": save the model again with safetensors";
-    break;
-  }
-  throw std::runtime_error(message);
+  throw std::runtime_error("no weights in '" + directory.string() + "': expected " + kSingleFileName + " or " +
+                           kIndexName + ": fetch the whole checkpoint");
 }
 
 std::optional<Quantization> read_quantization_config(const std::string& config_json, const fs::path& path) {

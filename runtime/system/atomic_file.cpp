@@ -156,11 +156,15 @@ bool is_temporary_name(std::string_view file_name) {
 
 std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) {
   const InputFile file(path);
+  refuse_git_lfs_pointer(file);
   return read_to_the_end(file.descriptor(), path, static_cast<size_t>(file.size_bytes()), max_bytes);
 }
 
 // Standard input and pipes give their text once; whoever reads the same one again in this process gets the same text.
 std::string read_file_or_pipe(const std::filesystem::path& path, size_t max_bytes) {
+  if (std::error_code error; path != "/dev/stdin" && std::filesystem::is_regular_file(path, error)) {
+    return read_text_file(path, max_bytes);
+  }
   // Not opened by its name, which a socket or another user's terminal does not allow.
   const bool is_standard = path == "/dev/stdin";
   const Descriptor descriptor(is_standard ? ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0)

@@ -132,6 +132,7 @@ void install_mapped_file_handler(const std::string& program) {
 
 MappedFile MappedFile::open(const std::filesystem::path& path) {
   const InputFile opened(path);
+  refuse_git_lfs_pointer(opened);
   MappedFile file;
   file.size_ = static_cast<size_t>(opened.size_bytes());
   if (file.size_ > 0) {

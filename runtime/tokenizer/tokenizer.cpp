@@ -109,12 +109,28 @@ Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
+// A folder whose tokenizer is there in another form.
+void refuse_other_tokenizer(const std::filesystem::path& directory) {
+  std::string found;
+  for (const char* name : {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json",
+                           "tiktoken.model", "tekken.json"}) {
+    if (found.empty() && is_there(directory / name)) found = name;
+  }
+  if (found.empty()) return;
+  if (found == "vocab.json" && is_there(directory / "merges.txt")) found += " and merges.txt";
+  throw std::runtime_error("'" + directory.string() + "' holds no tokenizer.json, but " + found +
+                           ": have transformers make one of it: python3 -c \"import transformers as t; "
+                           "t.AutoTokenizer.from_pretrained('" +
+                           directory.string() + "').save_pretrained('" + directory.string() + "')\"");
+}
+
 Tokenizer Tokenizer::open(const std::filesystem::path& path) {
   if (path.extension() == ".gguf") {
     return parse(make_tokenizer_json(read_gguf_vocabulary(GgufFile::open(path))), path.string());
   }
   const auto file = std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
   if (!is_there(file)) {
+    refuse_other_tokenizer(path);
     throw std::runtime_error(file.string() +
                              ": no such file; expected a tokenizer.json, a directory with one, or a .gguf");
   }
