@@ -16,6 +16,7 @@
 #include "compress/run_data.h"
 #include "compress/walk/model_walk.h"
 #include "compress/walk/statistics_file.h"
+#include "runtime/commands/artifact_files.h"
 #include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/system/input_files.h"
@@ -88,6 +89,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
   }
   check_can_be_made(output);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
+  require_listed_files(directory.path());
   check_not_quantized(checkpoint);
   const ModelDescription& model = checkpoint.description();
   InputFiles files;

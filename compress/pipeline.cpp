@@ -131,6 +131,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   check_can_be_made(output);
   const ModelDirectory model(chosen(options.model, recipe.model, "model", "model", "--model"));
   const Checkpoint original = Checkpoint::open(model.path());
+  require_listed_files(model.path());
   check_device(phases, options.on_gpu, progress);
   const int num_threads = set_num_threads(options.num_threads);
   if (phases.size() == 1)

@@ -24,6 +24,7 @@
 #include "compress/training_report.h"
 #include "compress/walk/statistics.h"
 #include "distill/losses.h"
+#include "runtime/commands/artifact_files.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/import/model_directory.h"
@@ -423,10 +424,12 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   if (!distill.student.empty()) {
     student_directory.emplace(distill.student);
     own_student = Checkpoint::open(student_directory->path());
+    require_listed_files(student_directory->path());
   }
   if (!distill.teacher.empty() && reads_teacher(distill)) {
     teacher_directory.emplace(distill.teacher);
     own_teacher = Checkpoint::open(teacher_directory->path());
+    require_listed_files(teacher_directory->path());
   }
   const Checkpoint& student = own_student ? *own_student : input.checkpoint;
   const Checkpoint& teacher = own_teacher ? *own_teacher : input.original;
@@ -461,6 +464,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   TrainingInputs inputs{distill, read_windows(distill, student, store ? &*store : nullptr, max_memory, chosen),
                         compute_type(distill.precision, options.on_gpu, student)};
   note_other_windows(distill, inputs.windows, phase.data.events);
+  if (!input.is_stand_in || own_student) note_left_out_files(phase);
   announce_events(phase);
   const bool is_live = reads_teacher(distill) && !store;
   const int64_t num_tokens = std::max(longest(inputs.windows), sample_length(distill));

@@ -19,6 +19,7 @@
 #include "compress/record/teacher.h"
 #include "compress/record/unfinished_store.h"
 #include "compress/walk/statistics.h"
+#include "runtime/commands/artifact_files.h"
 #include "runtime/device/make_backend.h"
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/token_source.h"
@@ -313,6 +314,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
 
   const ModelDirectory directory(model_path);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
+  require_listed_files(directory.path());
   const ModelDescription& model = checkpoint.description();
   InputFiles files;
   for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) files.add(checkpoint.directory() / name);

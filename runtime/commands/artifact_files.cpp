@@ -51,12 +51,16 @@ std::string changed(const fs::path& file, const std::string& expected, const std
          ": the file was changed or damaged after it was written";
 }
 
+// Whether it is there; adds to `problems` where not.
+bool check_is_there(const fs::path& directory, const std::string& name, std::vector<std::string>& problems) {
+  if (fs::is_regular_file(directory / name)) return true;
+  problems.push_back((directory / name).string() + ": listed in pare.json, but missing");
+  return false;
+}
+
 void check_digest(const fs::path& directory, const std::string& name, const std::string& expected,
                   std::vector<std::string>& problems) {
-  if (!fs::is_regular_file(directory / name)) {
-    problems.push_back((directory / name).string() + ": listed in pare.json, but missing");
-    return;
-  }
+  if (!check_is_there(directory, name, problems)) return;
   try {
     const std::string found = sha256_file(directory / name);
     if (found != expected) problems.push_back(changed(directory / name, expected, found));
@@ -168,6 +172,16 @@ void require_whole_files(const fs::path& directory, const std::string& instead,
   require_none(directory, check_files(directory, WhichFiles::that_are_read, progress).problems, instead);
 }
 
+void require_listed_files(const fs::path& directory) {
+  const fs::path manifest = directory / kManifestName;
+  if (!is_there(manifest)) return;
+  std::vector<std::string> problems;
+  for (const auto& [name, digest] : listed_outputs(manifest, read_text_file(manifest))) {
+    check_is_there(directory, name, problems);
+  }
+  require_none(directory, problems, "");
+}
+
 void require_listed_hashes(const fs::path& directory, const std::map<std::string, std::string>& hashes) {
   const fs::path manifest = directory / kManifestName;
   if (!is_there(manifest)) return;
@@ -176,6 +190,7 @@ void require_listed_hashes(const fs::path& directory, const std::map<std::string
   check_own_checksum(manifest, text, result);
   for (const auto& [name, digest] : listed_outputs(manifest, text)) {
     const auto found = hashes.find(name);
+    if (found == hashes.end()) check_is_there(directory, name, result.problems);
     if (found == hashes.end() || found->second == digest) continue;
     result.problems.push_back(changed(directory / name, digest, found->second));
   }

@@ -46,8 +46,12 @@ std::vector<std::string> damage_lines(const std::filesystem::path& directory, co
 void require_whole_files(const std::filesystem::path& directory, const std::string& instead,
                          const std::function<void(int64_t, int64_t)>& progress = {});
 
+// The same, without hashes: whether all files that a pare.json in the folder lists are there. For whoever reads a model
+// and does not look at it otherwise: a tokenizer of which half is missing gives other tokens without a word.
+void require_listed_files(const std::filesystem::path& directory);
+
 // The same for files that were hashed anyway (name -> SHA-256): those that the pare.json beside them lists, if there is
-// one.
+// one, have these hashes, and all others are there.
 void require_listed_hashes(const std::filesystem::path& directory, const std::map<std::string, std::string>& hashes);
 
 }  // namespace pare

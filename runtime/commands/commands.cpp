@@ -24,6 +24,8 @@
 #include "runtime/import/import.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/model/mistaken_path.h"
+#include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/memory_usage.h"
 #include "runtime/system/partial_output.h"
@@ -43,9 +45,9 @@ constexpr int64_t kWindowTokens = 512;  // of tokenize --windows
 void run_import(const Arguments& arguments, Console& console) {
   const std::filesystem::path source = arguments.positional(0), output = output_place(arguments.positional(1));
   const Clock::time_point start = Clock::now();
-  keep_as_private_as(source);
   ImportOptions options;
   if (arguments.given("tokenizer")) options.tokenizer = arguments.text("tokenizer");
+  keep_as_private_as(import_inputs(source, options), output);
   options.dtype = parse_dtype_name(arguments.text("dtype"));
   options.progress = stage(console, "import", "tensors");
   import_model(source, output, options);
@@ -103,6 +105,7 @@ void run_generate(const Arguments& arguments, Console& console) {
   const ModelDirectory directory(arguments.positional(0));
   if (arguments.flag("verify")) check_files_of(directory.path(), "", console);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
+  require_listed_files(directory.path());
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
   const std::string& prompt = arguments.text("prompt");
   const std::vector<int32_t> ids = tokenizer.encode(prompt, true);
@@ -141,6 +144,15 @@ void run_generate(const Arguments& arguments, Console& console) {
                            {"peak_memory_bytes", memory.peak_bytes()}}));
 }
 
+// Of a model of which the tokenizer is enough, whatever lies beside it.
+Tokenizer open_tokenizer(const std::filesystem::path& model) {
+  if (!is_there(model / "tokenizer.json")) refuse_mistaken_model(model);
+  if (model.extension() != ".gguf") {
+    require_listed_files(std::filesystem::is_directory(model) ? model : model.parent_path());
+  }
+  return Tokenizer::open(model);
+}
+
 // To a .npy for other runs and tools, with the hash of the tokenizer beside it. Windows that are there already are
 // taken as they are, on the word of whoever asks.
 void write_token_windows(const Arguments& arguments, Console& console) {
@@ -156,8 +168,8 @@ void write_token_windows(const Arguments& arguments, Console& console) {
   if (is_cut && arguments.given("tokens")) {
     throw WrongUsage("--tokens: the windows of '" + text.string() + "' are used as they are: leave it out");
   }
-  keep_as_private_as(text);
-  const Tokenizer tokenizer = Tokenizer::open(model);
+  keep_as_private_as({model, text}, output);
+  const Tokenizer tokenizer = open_tokenizer(model);
   const TokenWindows windows =
       read_token_windows(text, &tokenizer, arguments.given("tokens") ? arguments.integer("tokens") : kWindowTokens,
                          /*num_windows=*/0, !arguments.flag("no-special-tokens"), tokenizer.vocabulary_size());
@@ -174,7 +186,7 @@ void write_token_windows(const Arguments& arguments, Console& console) {
 void run_tokenize(const Arguments& arguments, Console& console) {
   if (arguments.given("windows")) return write_token_windows(arguments, console);
   if (arguments.given("tokens")) throw WrongUsage("--tokens belongs to --windows: leave it out");
-  const Tokenizer tokenizer = Tokenizer::open(arguments.positional(0));
+  const Tokenizer tokenizer = open_tokenizer(arguments.positional(0));
   const std::string text = read_text(arguments.text("text"));
   const Clock::time_point start = Clock::now();
   const std::vector<int32_t> ids = tokenizer.encode(text, !arguments.flag("no-special-tokens"));
@@ -200,6 +212,7 @@ void run_inspect(const Arguments& arguments, Console& console) {
 
 void run_verify(const Arguments& arguments, Console& console) {
   const std::string& directory = arguments.positional(0);
+  refuse_mistaken_model(directory);
   const Verification verification = verify(directory, stage(console, "verify", "items"));
   if (!verification.problems.empty()) {
     throw ErrorOfLines(damage_lines(directory, verification.problems));

@@ -20,6 +20,8 @@ class DamagedSource : public testing::Test {
     const fs::path model = folder_ / "model";
     copy_family("llama_gqa_untied", model, nlohmann::json::object());
     std::ofstream(model / "tokenizer.json") << ascii_tokenizer_json();
+    std::ofstream(model / "tokenizer_config.json") << "{}";
+    std::ofstream(model / "README.md") << "of a model";
     data_ = (family("llama_gqa_untied") / "ids.npy").string();
     text_ = (folder_ / "text.txt").string();
     write_text(text_, std::string(100, 'x'));  // of the tokenizer's own tokens, which are fewer than the model's
@@ -81,6 +83,51 @@ TEST_F(DamagedSource, IsRefusedByWhatStartsFromIt) {
     }
     EXPECT_FALSE(fs::exists(folder_ / "bad"));
     EXPECT_FALSE(fs::exists(folder_ / "bad.partial"));
+  }
+}
+
+// Also those that no command reads, and in a dry run: without tokenizer_config.json a text has other tokens.
+TEST_F(DamagedSource, FilesThatAreListedAndMissingAreNamed) {
+  write_text(folder_ / "taught.yaml",
+             "model: " + (folder_ / "model").string() + "\npasses:\n  - distill: {teacher: " + artifact_.string() +
+                 ", text: " + text_ + ", tokens: 16, total_tokens: 16, batch: 1, validation_windows: 1}\n");
+  const std::string next = (folder_ / "next.yaml").string(), bad = (folder_ / "bad").string();
+  const std::vector<std::vector<std::string>> commands = {
+      {"run", next, "--model", artifact_.string(), "--out", bad},
+      {"run", next, "--model", artifact_.string(), "--out", bad, "--dry-run"},
+      {"run", (folder_ / "taught.yaml").string(), "--out", bad, "--dry-run"},
+      {"calibrate", next, "--model", artifact_.string(), bad},
+      {"calibrate", next, "--model", artifact_.string(), bad, "--dry-run"},
+      {"record", artifact_.string(), "--text", text_, "--tokens", "32", bad, "--dry-run"},
+      {"generate", artifact_.string(), "--prompt", "x", "--max-tokens", "1"},
+      {"tokenize", artifact_.string(), "--text", text_},
+      {"eval", artifact_.string(), "--text", text_, "--context", "16"},
+      {"verify", artifact_.string()}};
+  for (const std::string& name : std::vector<std::string>{"tokenizer_config.json", "README.md"}) {
+    fs::rename(artifact_ / name, folder_ / name);
+    for (const auto& command : commands) {
+      const Outcome outcome = run_pare(command);
+      EXPECT_EQ(outcome.status, 1) << command[0];
+      EXPECT_NE(outcome.err.find(name + ": listed in pare.json, but missing"), std::string::npos)
+          << command[0] << ": " << outcome.err;
+      EXPECT_FALSE(fs::exists(folder_ / "bad"));
+    }
+    fs::rename(folder_ / name, artifact_ / name);
+  }
+}
+
+// The tokenizer is not part of a model's hash, and gives what it is calibrated and recorded on.
+TEST_F(DamagedSource, ATokenizerThatWasChangedIsNotUsed) {
+  write_text(artifact_ / "tokenizer_config.json", R"({"add_bos_token": true})");
+  write_text(folder_ / "with-text.yaml",
+             "calibration: {text: " + text_ + ", tokens: 16}\npasses:\n  - rtn: {bits: 4, group_size: 32}\n");
+  const std::vector<std::vector<std::string>> commands = {
+      {"calibrate", (folder_ / "with-text.yaml").string(), "--model", artifact_.string(), (folder_ / "bad").string()},
+      {"record", artifact_.string(), "--text", text_, "--tokens", "32", "--top-k", "4", (folder_ / "bad").string()}};
+  for (const auto& command : commands) {
+    const Outcome outcome = run_pare(command);
+    EXPECT_EQ(outcome.status, 1) << command[0];
+    EXPECT_NE(outcome.err.find("tokenizer_config.json: SHA-256"), std::string::npos) << command[0] << outcome.err;
   }
 }
 
