@@ -7,8 +7,8 @@
 
 #include "compress/calibrate.h"
 #include "compress/pipeline.h"
-#include "compress/recipe/distill_pass.h"
 #include "compress/recipe/recipe.h"
+#include "compress/recipe/recipe_inputs.h"
 #include "compress/recipe/recipe_paths.h"
 #include "compress/record/record.h"
 #include "compress/torch_errors.h"
@@ -28,18 +28,10 @@ pare::RunOptions run_options(const pare::Arguments& arguments) {
   return options;
 }
 
-// All models, and what was taken of them, that a recipe's outputs come from.
-void keep_as_private_as_sources(const pare::Recipe& recipe, const pare::RunOptions& options) {
-  pare::keep_as_private_as(options.model.empty() ? recipe.model : options.model);
-  if (recipe.calibration) pare::keep_as_private_as(recipe.calibration->statistics);
-  for (const pare::PassRecipe& pass : recipe.passes) {
-    const auto* const training = dynamic_cast<const pare::DistillPass*>(pass.options.get());
-    if (training == nullptr) continue;
-    const pare::DistillOptions& distill = training->distill;
-    for (const std::string& source : {distill.student, distill.teacher, distill.logits}) {
-      pare::keep_as_private_as(source);
-    }
-  }
+// Before anything is written.
+void keep_as_private_as_inputs(const pare::Recipe& recipe, const pare::RunOptions& options,
+                               const std::filesystem::path& output) {
+  pare::keep_as_private_as(pare::all_inputs(recipe, options.model.empty() ? recipe.model : options.model), output);
 }
 
 // With its files found.
@@ -58,13 +50,13 @@ void run_recipe(const pare::Arguments& arguments, pare::Console& console) {
   if (device != "cpu" && device != "cuda")
     throw pare::WrongUsage("--device: expected cpu or cuda, found '" + device + "'");
   options.on_gpu = device == "cuda";
-  keep_as_private_as_sources(recipe, options);
+  keep_as_private_as_inputs(recipe, options, options.output.empty() ? recipe.output : options.output);
   console.set_result(pare::with_own_errors([&] { return pare::run(recipe, options, console.progress()); }));
 }
 
 void calibrate_recipe(const pare::Arguments& arguments, pare::Console& console) {
   const pare::Recipe recipe = find_recipe(arguments, console);
-  keep_as_private_as_sources(recipe, run_options(arguments));
+  keep_as_private_as_inputs(recipe, run_options(arguments), arguments.positional(1));
   console.set_result(pare::with_own_errors(
       [&] { return pare::calibrate(recipe, arguments.positional(1), run_options(arguments), console.progress()); }));
 }
@@ -125,7 +117,8 @@ void record_teacher(const pare::Arguments& arguments, pare::Console& console) {
   if (arguments.given("isa")) options.isa = pare::parse_isa(arguments.text("isa"));
   options.dry_run = arguments.flag("dry-run");
   options.fresh = arguments.flag("fresh");
-  pare::keep_as_private_as(arguments.positional(0));
+  pare::keep_as_private_as({arguments.positional(0), options.text.empty() ? options.prompts : options.text},
+                           arguments.positional(1));
   console.set_result(pare::with_own_errors(
       [&] { return pare::record(arguments.positional(0), arguments.positional(1), options, console.progress()); }));
 }

@@ -1,0 +1,46 @@
+#include "compress/recipe/recipe_inputs.h"
+
+#include "compress/recipe/distill_pass.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+
+void add(const fs::path& file, std::vector<fs::path>& files) {
+  if (!file.empty()) files.push_back(file);
+}
+
+}  // namespace
+
+std::vector<fs::path> data_files(const Recipe& recipe) {
+  std::vector<fs::path> files;
+  if (recipe.calibration) {
+    add(recipe.calibration->text, files);
+    add(recipe.calibration->statistics, files);
+  }
+  if (recipe.sensitivity) add(recipe.sensitivity->text, files);
+  for (const PerplexityRecipe& item : recipe.evaluate) add(item.text, files);
+  for (const InstructionsRecipe& item : recipe.instructions) add(item.file, files);
+  for (const EmbeddingsRecipe& item : recipe.embeddings) add(item.pairs, files);
+  return files;
+}
+
+std::vector<fs::path> all_inputs(const Recipe& recipe, const fs::path& model) {
+  std::vector<fs::path> files = data_files(recipe);
+  add(recipe.file, files);
+  add(model, files);
+  for (const PassRecipe& pass : recipe.passes) {
+    const auto* const training = dynamic_cast<const DistillPass*>(pass.options.get());
+    if (training == nullptr) continue;
+    const DistillOptions& distill = training->distill;
+    for (const std::string& text : distill.text) add(text, files);
+    for (const std::string& file : {distill.validation_text, distill.student, distill.teacher, distill.logits}) {
+      add(file, files);
+    }
+    if (!distill.logits.empty()) add(distill.logits + ".shards", files);
+  }
+  return files;
+}
+
+}  // namespace pare
