@@ -243,6 +243,7 @@ void prepare(const RunOptions& options, bool is_stand_in, Phase& phase) {
     leave_out_default_fit(phase.plan);
   }
   if (phase.data.statistics) phase.progress.print(describe(*phase.data.statistics));
+  if (!is_stand_in) note_left_out_files(phase);
   announce_events(phase);
   phase.prediction = phase.kind->predict(phase.recipe, phase.plan, phase.data, run_limits(options, phase.num_threads));
   for (const std::string& line : to_lines(phase.prediction)) phase.progress.print(line);

@@ -56,6 +56,7 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, P
   }
   const std::optional<TokenWindows> windows = read_windows(input.recipe, teacher);
   if (windows) note_other_windows(*input.recipe.calibration, *windows, phase.data.events);
+  note_left_out_files(phase);
   announce_events(phase);
   phase.prediction = predict_student(teacher, run_limits(options, input.num_threads));
   for (const std::string& line : to_lines(phase.prediction)) progress.print(line);

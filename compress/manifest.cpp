@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "compress/artifact/small_files.h"
 #include "runtime/engine/backend.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
@@ -58,8 +59,8 @@ Json layer_json(const LayerRecord& layer) {
 
 std::map<std::string, std::string> input_hashes(const Checkpoint& source) {
   std::map<std::string, std::string> hashes = source.file_hashes();
-  for (const fs::path& path : Artifact::copied_files(source.directory())) {
-    hashes[path.lexically_relative(source.directory()).string()] = sha256_file(path);
+  for (const std::string& name : find_small_files(source.directory()).copied) {
+    hashes[name] = hash_small_file(source.directory(), name);
   }
   return hashes;
 }

@@ -6,7 +6,9 @@
 #include <tuple>
 
 #include "compress/artifact/checked_file.h"
+#include "compress/artifact/small_files.h"
 #include "compress/passes/compress_stage.h"
+#include "compress/recipe/recipe_inputs.h"
 #include "compress/walk/original_stream.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/inspect.h"
@@ -114,14 +116,7 @@ void keep_or_discard(Artifact& artifact, const std::string& what_next, Progress&
 InputFiles watch_files(const Recipe& recipe, const Checkpoint& checkpoint) {
   InputFiles files;
   for (const fs::path& path : Artifact::copied_files(checkpoint.directory())) files.add(path);
-  if (recipe.calibration) {
-    add_text(recipe.calibration->text, files);
-    files.add(recipe.calibration->statistics);
-  }
-  if (recipe.sensitivity) add_text(recipe.sensitivity->text, files);
-  for (const PerplexityRecipe& item : recipe.evaluate) add_text(item.text, files);
-  for (const InstructionsRecipe& item : recipe.instructions) files.add(item.file);
-  for (const EmbeddingsRecipe& item : recipe.embeddings) files.add(item.pairs);
+  for (const fs::path& path : data_files(recipe)) add_text(path, files);
   return files;
 }
 
@@ -145,6 +140,14 @@ void check_strict(const Phase& phase, const std::vector<LayerRecord>& records) {
   for (const std::string& event : events) lines.push_back("  " + event);
   lines.push_back("change the recipe, or allow events with 'strict: false'");
   throw NotGoodEnough(lines);
+}
+
+void note_left_out_files(Phase& phase) {
+  const SmallFiles files = find_small_files(phase.checkpoint.directory());
+  const std::vector<std::string> events = events_of_links(files);
+  phase.data.events.insert(phase.data.events.end(), events.begin(), events.end());
+  const std::string line = line_of_others(files, phase.checkpoint);
+  if (!line.empty()) phase.progress.print(line);
 }
 
 void announce_events(const Phase& phase) {

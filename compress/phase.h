@@ -61,6 +61,9 @@ InputFiles watch_files(const Recipe& recipe, const Checkpoint& checkpoint);
 void check_unchanged(const Phase& phase);
 
 void print_verdicts(const Phase& phase);
+// The small files of the model that its output does not get: links that lead out of its folder become events, all
+// others are printed.
+void note_left_out_files(Phase& phase);
 // Before any work: prints what the plan and the data list as events. Throws NotGoodEnough where `strict` forbids them.
 void announce_events(const Phase& phase);
 // Throws NotGoodEnough where `strict` forbids what the plan, the data and the records list.

@@ -1,6 +1,7 @@
 #include "compress/artifact/artifact.h"
 
 #include "compress/artifact/hugging_face.h"
+#include "compress/artifact/small_files.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/sha256.h"
 

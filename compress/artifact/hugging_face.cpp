@@ -6,7 +6,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "runtime/commands/artifact_files.h"
+#include "compress/artifact/small_files.h"
 #include "runtime/format/stored_linear.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
@@ -23,20 +23,6 @@ namespace fs = std::filesystem;
 // One file up to here; more shards beyond, as other writers cut them.
 constexpr int64_t kMaxShardBytes = int64_t{4} << 30;
 
-// Weights in other containers, and what describes them: not copied beside the new weights.
-bool is_copied(const fs::path& file) {
-  static const std::set<std::string> kLeftOut = {"config.json",
-                                                 kManifestName,
-                                                 kReportName,
-                                                 "quantize_config.json",
-                                                 "model.safetensors.index.json",
-                                                 "pytorch_model.bin.index.json"};
-  static const std::set<std::string> kWeightExtensions = {".safetensors", ".bin", ".pt",   ".pth",     ".gguf",
-                                                          ".h5",          ".ot",  ".onnx", ".msgpack", ".npz"};
-  const std::string name = file.filename().string();
-  return !name.starts_with('.') && !kLeftOut.contains(name) && !kWeightExtensions.contains(file.extension().string());
-}
-
 int64_t tensor_bytes(const StreamedTensor& tensor) {
   int64_t num_elements = 1;
   for (const int64_t size : tensor.shape) num_elements *= size;
@@ -52,7 +38,7 @@ void copy_small_files(const Checkpoint& source, const std::map<std::string, std:
     if (others.contains(name)) continue;
     const fs::path copy = directory / name;
     fs::create_directories(copy.parent_path());
-    copy_file_atomically(source.directory() / name, copy);
+    copy_small_file(source.directory(), name, copy);
     if (sha256_file(copy) == hash) continue;
     throw std::runtime_error("changed while it was read: '" + (source.directory() / name).string() +
                              "' is not what it was when the run began");
@@ -84,21 +70,6 @@ StoredLinear stored_again(LinearWeights weights, const LayerRecord& record, cons
 }
 
 }  // namespace
-
-std::vector<fs::path> copied_files(const fs::path& directory) {
-  std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    // A link that leads nowhere is no file to leave out: who opens it says what is missing.
-    const bool is_file = entry.is_regular_file() || (entry.is_symlink() && !entry.exists());
-    if (is_file && is_copied(entry.path())) files.push_back(entry.path());
-  }
-  std::sort(files.begin(), files.end());
-  // How sentence-transformers pools an encoder's hidden states (encoder.h).
-  if (const fs::path pooling = directory / "1_Pooling" / "config.json"; is_there(pooling)) {
-    files.push_back(pooling);
-  }
-  return files;
-}
 
 bool is_second_copy(const Checkpoint& source, const std::string& tensor) {
   if (source.is_encoder()) return false;

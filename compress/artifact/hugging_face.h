@@ -13,9 +13,6 @@
 
 namespace pare {
 
-// Files of a source directory that are copied beside the weights, sorted.
-std::vector<std::filesystem::path> copied_files(const std::filesystem::path& directory);
-
 // Whether the tensor repeats the embedding, which serves as the head as well: not written.
 bool is_second_copy(const Checkpoint& source, const std::string& tensor);
 // A tensor as it lies in its file, under `name`. The view's data must live until it is written.

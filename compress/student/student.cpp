@@ -10,6 +10,7 @@
 #include <string>
 
 #include "compress/artifact/hugging_face.h"
+#include "compress/artifact/small_files.h"
 #include "compress/student/measure.h"
 #include "compress/student/student_channels.h"
 #include "compress/student/student_config.h"
@@ -184,10 +185,10 @@ std::optional<int64_t> layer_of(const std::string& name) {
 }
 
 void copy_small_files(const fs::path& source, const fs::path& directory) {
-  for (const fs::path& file : copied_files(source)) {
-    const fs::path copy = directory / fs::relative(file, source);
+  for (const std::string& name : find_small_files(source).copied) {
+    const fs::path copy = directory / name;
     fs::create_directories(copy.parent_path());
-    copy_file_atomically(file, copy);
+    copy_small_file(source, name, copy);
   }
 }
 

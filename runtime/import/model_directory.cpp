@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -22,6 +24,16 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "pare-import-";
 // A link within: a folder of that name is ours and not one that a user has named likewise.
 constexpr const char* kMark = ".made-by-pare";
+
+// The imports that this process holds.
+struct Imports {
+  std::mutex mutex;
+  std::set<fs::path> paths;
+};
+Imports& imports() {
+  static Imports imports;
+  return imports;
+}
 
 // The folder, opened and locked, if it is this user's and nobody else's process has it; else -1.
 int lock_folder(const fs::path& folder) {
@@ -77,6 +89,8 @@ ModelDirectory::ModelDirectory(const fs::path& model) : path_(model) {
     fs::create_symlink("nothing", temporary_ / kMark);
     import_model(model, path_, {});
     take_names_away();
+    const std::lock_guard lock(imports().mutex);
+    imports().paths.insert(path_);
   } catch (...) {
     remove();  // the first failure is the one to report
     throw;
@@ -102,8 +116,17 @@ void ModelDirectory::take_names_away() {
   }
 }
 
+bool ModelDirectory::is_import(const fs::path& directory) {
+  const std::lock_guard lock(imports().mutex);
+  return imports().paths.contains(directory);
+}
+
 void ModelDirectory::remove() {
   std::error_code ignored;
+  {
+    const std::lock_guard lock(imports().mutex);
+    imports().paths.erase(path_);
+  }
   if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
   for (const int descriptor : files_) ::close(descriptor);
   if (lock_ >= 0) ::close(lock_);

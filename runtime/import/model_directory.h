@@ -24,6 +24,9 @@ class ModelDirectory {
 
   const std::filesystem::path& path() const { return path_; }
 
+  // Whether that is the path of such an import that this process holds.
+  static bool is_import(const std::filesystem::path& directory);
+
  private:
   void take_names_away();
   void remove();

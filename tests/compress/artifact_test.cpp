@@ -13,6 +13,7 @@
 
 #include "compress/artifact/checked_file.h"
 #include "compress/artifact/hugging_face.h"
+#include "compress/artifact/small_files.h"
 #include "runtime/files/safetensors.h"
 #include "runtime/format/pare_sparse24.h"
 #include "runtime/import/import.h"
@@ -312,8 +313,8 @@ TEST_F(HuggingFace, IsMadeOfPartsAndSource) {
   for (const auto& entry : fs::recursive_directory_iterator(made_)) {
     if (entry.is_regular_file()) names.insert(entry.path().lexically_relative(made_).string());
   }
-  EXPECT_EQ(names, (std::set<std::string>{"1_Pooling/config.json", "config.json", "ids.npy", "logits.npy",
-                                          "model.safetensors", "tokenizer.json"}));
+  EXPECT_EQ(names, (std::set<std::string>{"1_Pooling/config.json", "config.json", "model.safetensors",
+                                          "tokenizer.json"}));
   EXPECT_NO_THROW(verify_hugging_face(parts, source, made_));
   EXPECT_EQ(sha256_file(made_ / "model.safetensors"), sha256_file(kept_->folder / "whole" / "model.safetensors"));
 

@@ -1,0 +1,211 @@
+#include "compress/artifact/small_files.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <set>
+#include <stdexcept>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "runtime/commands/artifact_files.h"
+#include "runtime/import/model_directory.h"
+#include "runtime/model/checkpoint_files.h"
+#include "runtime/system/private_files.h"
+#include "runtime/system/sha256.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kPooling = "1_Pooling/config.json";  // how an encoder's hidden states are pooled (pooling.h)
+constexpr size_t kMostNamed = 12;                          // files of a line
+
+// What pare itself reads of a model beside its weights.
+constexpr std::array kRead = {kConfigName, "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json",
+                              kPooling};
+
+bool is_copied(const std::string& name) {
+  static const std::set<std::string, std::less<>> kNames = {"generation_config.json",
+                                                            "tokenizer_config.json",
+                                                            "special_tokens_map.json",
+                                                            "added_tokens.json",
+                                                            "merges.txt",
+                                                            "preprocessor_config.json",
+                                                            "processor_config.json",
+                                                            "modules.json",
+                                                            "config_sentence_transformers.json",
+                                                            "sentence_bert_config.json"};
+  constexpr std::array<std::string_view, 5> kBeginnings = {"tokenizer.", "vocab.", "chat_template.", "README",
+                                                           "LICENSE"};
+  return kNames.contains(name) || std::any_of(kBeginnings.begin(), kBeginnings.end(),
+                                              [&](std::string_view beginning) { return name.starts_with(beginning); });
+}
+
+[[noreturn]] void fail(const fs::path& path, const std::string& why) {
+  throw std::runtime_error("cannot read '" + path.string() + "': " + why);
+}
+
+bool is_within(const fs::path& path, const fs::path& folder) {
+  const auto [in_folder, in_path] = std::mismatch(folder.begin(), folder.end(), path.begin(), path.end());
+  return in_folder == folder.end() && in_path != path.end();
+}
+
+// The blobs of the hub cache whose snapshots/REV the folder is, or lies in; empty: of none. Both without links.
+fs::path blobs_beside(const fs::path& folder) {
+  for (fs::path revision = folder; revision.has_relative_path(); revision = revision.parent_path()) {
+    if (revision.parent_path().filename() != "snapshots") continue;
+    const fs::path blobs = revision.parent_path().parent_path() / "blobs";
+    return fs::is_directory(fs::symlink_status(blobs)) ? blobs : fs::path();
+  }
+  return {};
+}
+
+// A file with no link on the way to it from `folder`, which has none itself.
+struct Place {
+  fs::path folder;
+  fs::path relative;
+};
+
+// Where a name of the model's folder leads; an empty folder: out of it. Throws where it cannot be found out.
+Place place_of(const fs::path& directory, const std::string& name) {
+  std::error_code error;
+  const fs::path folder = fs::canonical(directory, error);
+  if (error) fail(directory, error.message());
+  const fs::path target = fs::canonical(directory / name, error);
+  if (error) fail(directory / name, why_not_opened(directory / name, error.value()));
+  if (is_within(target, folder)) return {folder, target.lexically_relative(folder)};
+  const fs::path blobs = blobs_beside(folder);
+  if (!blobs.empty() && target.parent_path() == blobs) return {blobs, target.filename()};
+  return {};
+}
+
+// What cannot be followed is no file to leave out: who opens it says what is wrong with it.
+bool leads_out(const fs::path& directory, const std::string& name) {
+  if (ModelDirectory::is_import(directory)) return false;  // its names are links to files that this process holds open
+  std::error_code error;
+  return fs::exists(directory / name, error) && !error && place_of(directory, name).folder.empty();
+}
+
+// A descriptor of a folder on the way, closed with the object.
+class Step {
+ public:
+  explicit Step(int descriptor) : descriptor_(descriptor) {}
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+  ~Step() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  int get() const { return descriptor_; }
+  void go_to(int next) {
+    const int before = std::exchange(descriptor_, next);
+    if (before >= 0) ::close(before);
+  }
+
+ private:
+  int descriptor_;
+};
+
+std::string named(const std::vector<std::string>& names) {
+  std::string list;
+  for (size_t i = 0; i < std::min(names.size(), kMostNamed); ++i) list += (i > 0 ? ", " : "") + names[i];
+  if (names.size() > kMostNamed) list += " and " + std::to_string(names.size() - kMostNamed) + " more";
+  return list;
+}
+
+}  // namespace
+
+SmallFiles find_small_files(const fs::path& directory) {
+  SmallFiles files;
+  std::set<std::string> others;
+  const auto sort_in = [&](const std::string& name) {
+    (leads_out(directory, name) ? files.links : files.copied).push_back(name);
+  };
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with('.') || name == kConfigName || name == kManifestName || name == kReportName) continue;
+    std::error_code error;  // of a link that cannot be followed
+    const fs::file_status status = entry.status(error);
+    const bool is_folder = fs::is_directory(status);
+    const bool is_file = fs::is_regular_file(status) || (error && entry.is_symlink());
+    if (is_file && is_copied(name)) {
+      sort_in(name);
+    } else if (!is_folder || name != fs::path(kPooling).parent_path()) {
+      others.insert(is_folder ? name + "/" : name);
+    }
+  }
+  std::sort(files.copied.begin(), files.copied.end());
+  std::sort(files.links.begin(), files.links.end());
+  if (is_there(directory / kPooling)) sort_in(kPooling);
+  files.others.assign(others.begin(), others.end());
+  std::vector<std::string> links = files.links;
+  if (leads_out(directory, kConfigName)) links.emplace_back(kConfigName);
+  for (const char* read : kRead) {
+    if (std::find(links.begin(), links.end(), read) == links.end()) continue;
+    throw std::runtime_error("'" + (directory / read).string() +
+                             "' leads out of the model's folder by a link: what lies elsewhere is not copied into an "
+                             "output, which would be another model without it: put the file itself there (cp -L)");
+  }
+  return files;
+}
+
+std::vector<fs::path> copied_files(const fs::path& directory) {
+  std::vector<fs::path> paths;
+  for (const std::string& name : find_small_files(directory).copied) paths.push_back(directory / name);
+  return paths;
+}
+
+InputFile open_small_file(const fs::path& directory, const std::string& name) {
+  const fs::path path = directory / name;
+  if (ModelDirectory::is_import(directory)) return InputFile(path);
+  const Place place = place_of(directory, name);
+  if (place.folder.empty()) fail(path, "it has become a link that leads out of the model's folder");
+  // From folder to folder: none of the names may have become a link since they were looked at.
+  Step folder(::open(place.folder.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  for (const fs::path& part : place.relative.parent_path()) {
+    if (folder.get() < 0) break;
+    folder.go_to(::openat(folder.get(), part.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  }
+  if (folder.get() < 0) fail(path, std::generic_category().message(errno));
+  const int descriptor =
+      ::openat(folder.get(), place.relative.filename().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor < 0) fail(path, std::generic_category().message(errno));
+  return InputFile(path, descriptor);
+}
+
+std::string hash_small_file(const fs::path& directory, const std::string& name) {
+  const InputFile file = open_small_file(directory, name);
+  Sha256 hash;
+  read_in_pieces(file, [&hash](std::span<const std::byte> piece) { hash.update(piece); });
+  return hash.hex();
+}
+
+void copy_small_file(const fs::path& directory, const std::string& name, const fs::path& copy) {
+  copy_privately(open_small_file(directory, name), copy);
+}
+
+std::vector<std::string> events_of_links(const SmallFiles& files) {
+  std::vector<std::string> events;
+  for (const std::string& name : files.links) {
+    events.push_back("'" + name +
+                     "' is not copied: it leads out of the model's folder by a link; where the result needs it, put "
+                     "the file itself there");
+  }
+  return events;
+}
+
+std::string line_of_others(const SmallFiles& files, const Checkpoint& source) {
+  std::set<std::string> weights = {kIndexName};
+  for (const fs::path& path : source.weight_files()) weights.insert(path.filename().string());
+  std::vector<std::string> names;
+  std::copy_if(files.others.begin(), files.others.end(), std::back_inserter(names),
+               [&](const std::string& name) { return !weights.contains(name); });
+  return names.empty() ? "" : "plan: not copied from the model's folder: " + named(names);
+}
+
+}  // namespace pare
