@@ -313,8 +313,8 @@ TEST_F(HuggingFace, IsMadeOfPartsAndSource) {
   for (const auto& entry : fs::recursive_directory_iterator(made_)) {
     if (entry.is_regular_file()) names.insert(entry.path().lexically_relative(made_).string());
   }
-  EXPECT_EQ(names, (std::set<std::string>{"1_Pooling/config.json", "config.json", "model.safetensors",
-                                          "tokenizer.json"}));
+  EXPECT_EQ(names,
+            (std::set<std::string>{"1_Pooling/config.json", "config.json", "model.safetensors", "tokenizer.json"}));
   EXPECT_NO_THROW(verify_hugging_face(parts, source, made_));
   EXPECT_EQ(sha256_file(made_ / "model.safetensors"), sha256_file(kept_->folder / "whole" / "model.safetensors"));
 
