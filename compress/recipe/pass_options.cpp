@@ -370,7 +370,7 @@ void ActivationsPass::fields(FieldVisitor& visit) {
 
 void ActivationsPass::check(const PassCheck& check) {
   if (check.is_map({}) && !check.was_given("type")) activations.type = InputType::int8;
-  if (activations.type != InputType::int8) check.fail({}, "inputs are left alone as well: expected int8");
+  if (activations.type != InputType::int8) check.fail("type", "inputs are left alone as well: expected int8");
   if (activations.range == InputRange::static_) {
     check.require_calibration({}, "a static range is measured on calibration data", "use token or tensor");
   }

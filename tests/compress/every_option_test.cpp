@@ -176,6 +176,9 @@ TEST_P(EveryOption, ChangesTheResultOrIsRefused) {
 constexpr const char* kGptq = "  - gptq: {bits: 4, group_size: 32}\n";
 
 const std::vector<Setting>& settings() {
+  constexpr const char* kNoStop = "so few epochs get better to the last";
+  constexpr const char* kOneOfBoth = "the default is one of the others";
+  constexpr const char* kOwnLayout = "no other layout holds such outliers";
   constexpr const char* kAsZeros = "no other storage is there for such a pattern";
   constexpr const char* kRoundingErrors =
       "it decides how the sweep is cut into products, which differ in rounding alone";
@@ -241,14 +244,29 @@ const std::vector<Setting>& settings() {
       {"Fp8", "fp8"},
       {"Fp8Static", "fp8", {{"activations.range", "static"}}},
       {"LlmInt8", "llm_int8", {{"threshold", "1.5"}}},
-      {"LlmInt8Relative", "llm_int8", {{"threshold", "2"}, {"measure", "rms"}}},
-      {"LlmInt8Static", "llm_int8", {{"threshold", "1.2"}, {"measure", "median"}, {"outliers", "static"}}},
+      {"LlmInt8Relative", "llm_int8", {{"threshold", "2"}, {"measure", "rms"}}, "", "", {{"layout", kOwnLayout}}},
+      {"LlmInt8Static",
+       "llm_int8",
+       {{"threshold", "1.2"}, {"measure", "median"}, {"outliers", "static"}},
+       "",
+       "",
+       {{"layout", kOwnLayout}}},
       {"Activations", "activations", {{"type", "int8"}}},
       {"AwqBeforeRtn", "awq", {}, "", "  - rtn: {bits: 3, group_size: 32}\n"},
       {"AwqBeforeGptq", "awq", {}, "", kGptq},
       {"SmoothQuant", "smoothquant", {}, "", "  - gptq: {bits: 8, group_size: -1, activations: int8}\n"},
-      {"ReconstructCodes", "reconstruct", {{"epochs", "2"}}, kGptq},
-      {"ReconstructKeptWeights", "reconstruct", {{"epochs", "2"}}, "  - sparsegpt: {}\n"}};
+      {"ReconstructCodes",
+       "reconstruct",
+       {{"epochs", "3"}, {"offset_learning_rate", "0.05"}},
+       "  - gptq: {bits: 2, group_size: -1}\n",
+       "",
+       {{"patience", kNoStop}, {"precision", kOneOfBoth}}},
+      {"ReconstructKeptWeights",
+       "reconstruct",
+       {{"epochs", "2"}},
+       "  - sparsegpt: {}\n",
+       "",
+       {{"patience", kNoStop}, {"precision", kOneOfBoth}, {"train.scales", "kept weights have no scales"}}}};
   return kSettings;
 }
 

@@ -198,7 +198,7 @@ TEST(Alps, RefusesWhatDoesNotFit) {
   expect_error<std::invalid_argument>([&] { alps({weight}, {kTwoOfFour}, hessian, {.first_penalty = 0.0}, {}); },
                                       {"penalties"});
   expect_error<std::invalid_argument>([&] { alps({weight}, {kTwoOfFour}, hessian, {}, {.gradient_steps = -2}); },
-                                      {"rounds", "-2"});
+                                      {"steps", "-2"});
   weight[1][7] = std::numeric_limits<float>::infinity();
   expect_error<std::invalid_argument>([&] { alps_of(weight, kTwoOfFour, hessian); }, {"weight[1, 7]", "inf"});
 }
