@@ -1,5 +1,5 @@
-// Rules of engines, as read in their sources: transformers 5.17, vLLM 0.19 to 0.24 (marlin_utils.py), llama.cpp's
-// convert_hf_to_gguf.py of 2026. What they read of one container is said by that container.
+// Rules of engines, as read in the sources of the releases named below, which verdicts say. What they read of one
+// container is said by that container.
 #include "compress/plan/engine_verdicts.h"
 
 #include <algorithm>
@@ -10,26 +10,25 @@
 namespace pare {
 namespace {
 
-constexpr int64_t kMarlinColumns = 128;  // I must be a multiple of it ...
-constexpr int64_t kMarlinRows = 64;      // ... and O of this one
-constexpr int64_t kOtherKernels = 32;    // vLLM's slower kernels: both of this one
+constexpr std::string_view kTransformersRelease = "transformers 5.17 with compressed-tensors 0.19";
+constexpr std::string_view kVllmRelease = "vLLM 0.33";
+constexpr std::string_view kConverterRelease = "llama.cpp converter (conversion/base.py of commit 00bd27a, 2026)";
+
+// Whether a container has anything to do with it: zeros that are stored like other weights are no scheme.
+bool has_scheme(const LayerPlan& layer) {
+  return layer.is_compressed() && !layer.scheme.is_plain();
+}
 
 // Layers that engines fuse into one must share a scheme: q, k, v and gate, up.
 bool stage_is_uniform(const std::vector<LayerPlan>& layers, Stage stage) {
   std::optional<std::optional<PackScheme>> first;
   for (const LayerPlan& layer : layers) {
     if (layer.stage != stage) continue;
-    const std::optional<PackScheme> scheme = layer.is_compressed() ? std::optional(layer.scheme) : std::nullopt;
+    const std::optional<PackScheme> scheme = has_scheme(layer) ? std::optional(layer.scheme) : std::nullopt;
     if (!first) first = scheme;
     if (*first != scheme) return false;
   }
   return true;
-}
-
-std::string joined(const std::set<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
 }
 
 class Reasons {
@@ -46,7 +45,18 @@ class Reasons {
   std::vector<std::string> reasons_;
 };
 
-// transformers 5.17 holds all experts of a block as one tensor, and reads them by one config group for the whole model
+// compressed_tensors_moe.py: get_moe_method; empty: they are read.
+std::string unread_experts_of_vllm(const PackScheme& scheme) {
+  const InputFormat& input = scheme.input;
+  if (scheme.code_type() == CodeType::fp8)
+    return input.is_plain() ? "FP8 experts without rounded inputs are not read" : "";
+  if (input.is_plain()) return scheme.bits == 4 || scheme.bits == 8 ? "" : "experts of 4 and 8 bits alone are read";
+  const bool is_w8 = scheme.bits == 8 && scheme.group_size == kPerChannel;
+  if (input.range == InputRange::token && scheme.symmetric && (is_w8 || scheme.bits == 4)) return "";
+  return "rounded inputs of experts: int8 per token alone, beside symmetric weights of 4 bits, or 8 per channel";
+}
+
+// transformers holds all experts of a block as one tensor, and reads them by one config group for the whole model
 // (integrations/compressed_tensors.py: DecompressExperts). vLLM runs them as one.
 void judge_experts(const RunPlan& plan, const std::vector<PackScheme>& schemes, Reasons& transformers, Reasons& vllm) {
   for (const auto& layers : plan.blocks) {
@@ -54,97 +64,90 @@ void judge_experts(const RunPlan& plan, const std::vector<PackScheme>& schemes, 
     for (const LayerPlan& layer : layers) {
       if (layer.stage.expert == Stage::kNoExpert) continue;
       if (first == nullptr) first = &layer;
-      if (layer.is_compressed() != first->is_compressed()) {
+      if (has_scheme(layer) != has_scheme(*first)) {
         for (Reasons* reasons : {&transformers, &vllm}) reasons->add("some experts of a block are left alone");
-      } else if (layer.is_compressed() && layer.scheme != first->scheme) {
+      } else if (has_scheme(layer) && layer.scheme != first->scheme) {
         for (Reasons* reasons : {&transformers, &vllm}) reasons->add("the experts of a block have different schemes");
       }
-      if (!layer.is_compressed()) continue;
+      if (!has_scheme(layer)) continue;
       if (schemes.size() > 1) transformers.add("experts are read by one scheme only, of several");
       if (!layer.scheme.symmetric) transformers.add("zero points of experts are not read");
       const ContainerFormat& container = container_format(layer.scheme.container);
       for (const std::string& reason : container.unread_by(Engine::transformers_experts, layer.scheme)) {
         transformers.add(reason);
       }
+      vllm.add(unread_experts_of_vllm(layer.scheme));
       if (!layer.scheme.input.is_plain()) transformers.add("inputs of experts would not be rounded");
     }
   }
 }
 
+// What is known of one engine as the layers are gone through.
+struct Judgement {
+  std::string_view release;
+  Engine engine = Engine::transformers;
+  Reasons against = {}, restrictions = {};
+
+  void add(const ContainerFormat& container, const PackScheme& scheme) {
+    for (const std::string& reason : container.unread_by(engine, scheme)) against.add(reason);
+    const bool rounds_inputs = !scheme.input.is_plain();
+    if (engine == Engine::llama_cpp && rounds_inputs) restrictions.add("weights alone are read: no input is rounded");
+    // kernels/linear: W8A8 and FP8 have kernels of their own.
+    if (engine != Engine::vllm || scheme.format != StoredFormat::pack_quantized) return;
+    if (!container.runs_on_marlin(scheme)) {
+      restrictions.add(std::to_string(scheme.bits) + " bits" + (scheme.symmetric ? "" : " asymmetric") +
+                       ": by its Humming kernels alone, on NVIDIA's GPUs");
+    } else if (rounds_inputs) {
+      restrictions.add("inputs beside packed weights: rounded by its Humming kernels alone");
+    }
+  }
+  EngineVerdict verdict() {
+    const bool loads = against.empty();
+    return {std::string(release), loads, loads ? restrictions.take() : against.take()};
+  }
+};
+
 }  // namespace
 
 std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescription& model) {
-  Reasons transformers, vllm, converter;
-  std::vector<PackScheme> schemes;
-  std::set<std::string> packages;               // that transformers needs beside itself
-  std::set<std::string> unfit, without_marlin;  // shapes that no kernel takes, and that only slower ones take
+  Judgement transformers{kTransformersRelease, Engine::transformers};
+  Judgement vllm{kVllmRelease, Engine::vllm}, converter{kConverterRelease, Engine::llama_cpp};
+  std::vector<PackScheme> schemes;  // a config group each
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
     const std::vector<LayerPlan>& layers = plan.blocks[b];
     for (const Stage stage : block_stages(model.blocks[b])) {
       if (!stage_is_uniform(layers, stage)) {
-        vllm.add(std::string(stage == Stage::attention_input ? "q, k, v" : "gate, up") +
-                 " have different schemes, but are fused");
+        vllm.against.add(std::string(stage == Stage::attention_input ? "q, k, v" : "gate, up") +
+                         " have different schemes, but are fused");
       }
     }
     for (const LayerPlan& layer : layers) {
-      if (!layer.is_compressed()) continue;
-      const PackScheme& scheme = layer.scheme;
-      if (std::find(schemes.begin(), schemes.end(), scheme) == schemes.end()) schemes.push_back(scheme);
-      if (scheme.is_plain()) continue;  // as any other weight
-      const ContainerFormat& container = container_format(scheme.container);
-      for (auto& [engine, reasons] : {std::pair{Engine::transformers, &transformers}, std::pair{Engine::vllm, &vllm},
-                                      std::pair{Engine::llama_cpp, &converter}}) {
-        for (const std::string& reason : container.unread_by(engine, scheme)) reasons->add(reason);
-      }
-      if (!container.needed_package().empty()) packages.emplace(container.needed_package());
-      if (!container.runs_on_marlin(scheme)) continue;
-      if (layer.linear.num_in % kMarlinColumns != 0 || layer.linear.num_out % kMarlinRows != 0) {
-        const std::string role = layer.linear.name.substr(layer.linear.name.rfind('.') + 1);
-        const std::string shape =
-            role + " [" + std::to_string(layer.linear.num_out) + ", " + std::to_string(layer.linear.num_in) + "]";
-        const bool fits_others = layer.linear.num_in % kOtherKernels == 0 && layer.linear.num_out % kOtherKernels == 0;
-        (fits_others ? without_marlin : unfit).insert(shape);
+      if (!has_scheme(layer)) continue;
+      if (std::find(schemes.begin(), schemes.end(), layer.scheme) == schemes.end()) schemes.push_back(layer.scheme);
+      const ContainerFormat& container = container_format(layer.scheme.container);
+      for (Judgement* const engine : {&transformers, &vllm, &converter}) engine->add(container, layer.scheme);
+      if (!container.needed_package().empty()) {
+        transformers.restrictions.add("only with the package " + std::string(container.needed_package()) +
+                                      " beside it");
       }
     }
   }
-  judge_experts(plan, schemes, transformers, vllm);
-  if (!unfit.empty()) {
-    vllm.add("no kernel for " + joined(unfit) + ": inputs and outputs must be multiples of " +
-             std::to_string(kOtherKernels));
-  }
-  if (schemes.size() > 1) converter.add("more than one scheme: only one config group is read");
+  judge_experts(plan, schemes, transformers.against, vllm.against);
+  if (schemes.size() > 1) converter.against.add("more than one scheme: only one config group is read");
   if (!plan.tables.empty()) {
-    const std::string what = model.tied_head ? "a quantized embedding" : "a quantized head and embedding";
-    transformers.add("a quantized embedding: transformers 5.17 tries to initialize its missing weight, and fails");
-    vllm.add(what + " is not read");
-    converter.add(what + " is not read");
+    const std::string reason =
+        "a quantized embedding: transformers would put random numbers in its place, so that config.json names no model "
+        "that others know";
+    for (Judgement* const engine : {&transformers, &vllm, &converter}) engine->against.add(reason);
   }
-  std::vector<EngineVerdict> verdicts;
-  verdicts.push_back({"pare", true, {}});
-  for (auto& [name, reasons] : {std::pair<std::string, Reasons*>{"transformers with compressed-tensors", &transformers},
-                                {"vLLM", &vllm},
-                                {"llama.cpp converter", &converter}}) {
-    const bool loads = reasons->empty();
-    verdicts.push_back({name, loads, reasons->take()});
-    if (reasons == &transformers && loads) {
-      for (const std::string& package : packages) {
-        verdicts.back().reasons.push_back("only with the package " + package + " beside it");
-      }
-    }
-    if (name == "vLLM" && !without_marlin.empty()) {
-      verdicts.back().reasons.push_back("slower kernels than Marlin for " + joined(without_marlin) +
-                                        ": Marlin takes inputs in multiples of " + std::to_string(kMarlinColumns) +
-                                        " and outputs of " + std::to_string(kMarlinRows));
-    }
-  }
-  return verdicts;
+  return {{"pare", true, {}}, transformers.verdict(), vllm.verdict(), converter.verdict()};
 }
 
 std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan) {
   Reasons transformers;
   for (const auto& layers : plan.blocks) {
     for (const LayerPlan& layer : layers) {
-      if (!layer.is_compressed() || layer.scheme.is_plain()) continue;
+      if (!has_scheme(layer)) continue;
       const ContainerFormat& container = container_format(layer.scheme.container);
       for (const std::string& reason : container.unread_by(Engine::transformers_encoders, layer.scheme)) {
         transformers.add(reason);
@@ -152,7 +155,7 @@ std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan) {
     }
   }
   const bool loads = transformers.empty();
-  return {{"pare", true, {}}, {"transformers with compressed-tensors", loads, transformers.take()}};
+  return {{"pare", true, {}}, {std::string(kTransformersRelease), loads, transformers.take()}};
 }
 
 }  // namespace pare

@@ -269,6 +269,7 @@ class AwqGemmContainer final : public ContainerFormat {
     if (engine == Engine::transformers_experts) return {std::string(kExpertFormats)};
     return {};
   }
+  bool runs_on_marlin(const PackScheme&) const override { return true; }
   std::string_view needed_package() const override { return "gptqmodel"; }  // transformers 5.17, quantizer_awq.py
 
   // The order of columns is not recorded, and zeros are stored for every weight.

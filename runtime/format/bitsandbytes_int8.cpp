@@ -205,6 +205,7 @@ class BitsAndBytesContainer final : public ContainerFormat {
     if (engine == Engine::llama_cpp) return {"bitsandbytes is not read"};
     if (engine == Engine::transformers_experts) return {std::string(kExpertFormats)};
     if (engine == Engine::transformers_encoders) return {"bitsandbytes is not tried with encoders"};
+    if (engine == Engine::vllm) return {"bitsandbytes is not read any more"};
     return {};
   }
   std::string_view needed_package() const override {

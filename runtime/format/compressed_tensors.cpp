@@ -323,6 +323,60 @@ namespace {
 constexpr std::array kSuffixes = {kPackedSuffix,     kScaleSuffix, kShapeSuffix,      kZeroPointSuffix,
                                   kGroupIndexSuffix, kPlainSuffix, kInputScaleSuffix, kInputZeroPointSuffix};
 
+using Reasons = std::vector<std::string>;
+
+constexpr const char* kRegrouped = "act_order group is not read; use static";
+constexpr const char* kInputsAlone = "rounded inputs beside dense weights are not read";
+
+bool is_dynamic_token(const InputFormat& input) {
+  return input.type == InputType::int8 && input.range == InputRange::token;
+}
+
+// compressed_tensors.py: _get_scheme_from_parts, _quantization_scheme_map_from_config.
+Reasons unread_by_vllm(const PackScheme& scheme) {
+  if (scheme.is_dense()) return {kInputsAlone};
+  Reasons reasons;
+  if (scheme.act_order == StoredActOrder::group) reasons.emplace_back(kRegrouped);
+  const InputFormat& input = scheme.input;
+  if (scheme.format == StoredFormat::pack_quantized) {
+    if (!input.is_plain() && !(is_dynamic_token(input) && input.symmetric)) {
+      reasons.emplace_back("inputs beside packed weights: symmetric ones with a range per token alone are read");
+    }
+  } else if (scheme.format == StoredFormat::int_quantized) {
+    if (input.is_plain()) reasons.emplace_back("codes in bytes without rounded inputs are not read");
+    if (scheme.bits != 8) reasons.emplace_back("codes in bytes: 8 bits alone are read");
+    if (scheme.group_size != kPerChannel)
+      reasons.emplace_back("groups of 8-bit weights beside rounded inputs are not read");
+    if (!scheme.symmetric) reasons.emplace_back("asymmetric 8-bit weights beside rounded inputs are not read");
+    if (input.range == InputRange::tensor && !input.is_plain()) {
+      reasons.emplace_back("int8 inputs with a dynamic range per tensor: only per token, or static");
+    }
+  }
+  return reasons;
+}
+
+// base.py: dequant_model.
+Reasons unread_by_converter(const PackScheme& scheme) {
+  if (scheme.is_dense()) return {kInputsAlone};
+  Reasons reasons;
+  if (scheme.act_order == StoredActOrder::group) reasons.emplace_back(kRegrouped);
+  if (scheme.input.range == InputRange::static_ && !scheme.input.is_plain()) {
+    reasons.emplace_back("the stored range of inputs is a tensor that is not known there");
+  }
+  if (scheme.format == StoredFormat::pack_quantized) {
+    if (scheme.group_size == kPerChannel)
+      reasons.emplace_back("packed weights with one scale per channel: only groups are read");
+    if (32 % scheme.bits != 0) {
+      reasons.emplace_back(std::to_string(scheme.bits) + " bits: only codes that do not lie across words are read");
+    }
+    return reasons;
+  }
+  if (scheme.per_tensor) reasons.emplace_back("one scale per tensor: only one per channel is read");
+  if (scheme.group_size != kPerChannel) reasons.emplace_back("groups of codes in bytes are not read");
+  if (!scheme.symmetric) reasons.emplace_back("zero points beside codes in bytes are not read");
+  return reasons;
+}
+
 class CompressedTensorsContainer final : public ContainerFormat {
  public:
   std::string_view name() const override { return kCompressedTensors; }
@@ -331,38 +385,27 @@ class CompressedTensorsContainer final : public ContainerFormat {
   // As read in the sources of transformers 5.17 with compressed-tensors 0.19, of vLLM 0.19 to 0.24
   // (compressed_tensors_wNa16.py) and of llama.cpp's convert_hf_to_gguf.py of 2026.
   std::vector<std::string> unread_by(Engine engine, const PackScheme& scheme) const override {
-    std::vector<std::string> reasons;
-    const auto add_if = [&](bool is_so, const std::string& reason) {
-      if (is_so) reasons.push_back(reason);
-    };
-    const bool is_regrouped = scheme.act_order == StoredActOrder::group;
     switch (engine) {
       case Engine::transformers_experts:
-        add_if(scheme.format != StoredFormat::pack_quantized && scheme.format != StoredFormat::float_quantized,
-               std::string(kExpertFormats));
-        break;
+        return scheme.format == StoredFormat::pack_quantized || scheme.format == StoredFormat::float_quantized
+                   ? std::vector<std::string>()
+                   : std::vector<std::string>{std::string(kExpertFormats)};
       case Engine::transformers:
       case Engine::transformers_encoders:
-        add_if(is_regrouped, "act_order group: compressed-tensors 0.19 no longer reads weight_g_idx; use static");
-        break;
+        if (scheme.act_order != StoredActOrder::group) return {};
+        return {kRegrouped};
       case Engine::vllm:
-        add_if(scheme.is_dense(), "rounded inputs beside dense weights are not read");
-        if (scheme.is_dense()) break;
-        add_if(scheme.input.type == InputType::int8 && scheme.input.range == InputRange::tensor,
-               "int8 inputs with a dynamic range per tensor: only per token, or static");
-        add_if(scheme.bits != 4 && scheme.bits != 8, std::to_string(scheme.bits) + " bits: only 4 and 8 are read");
-        add_if(!scheme.symmetric && scheme.bits != 4, "asymmetric weights are read with 4 bits only");
-        break;
+        return unread_by_vllm(scheme);
       case Engine::llama_cpp:
-        add_if(scheme.is_dense(), "rounded inputs beside dense weights are not read");
-        if (scheme.is_dense()) break;
-        add_if(scheme.group_size == kPerChannel, "one scale per channel: only groups are read");
-        add_if(is_regrouped, "act_order group is not read");
-        break;
+        return unread_by_converter(scheme);
     }
-    return reasons;
+    return {};
   }
-  bool runs_on_marlin(const PackScheme& scheme) const override { return !scheme.is_dense(); }
+  // Other codes are multiplied by vLLM's Humming kernels.
+  bool runs_on_marlin(const PackScheme& scheme) const override {
+    return scheme.format == StoredFormat::pack_quantized &&
+           (scheme.bits == 4 || (scheme.bits == 8 && scheme.symmetric));
+  }
 
   // Codes are packed but where engines expect them in bytes: 8 bits beside rounded inputs; and packed ones have no
   // place for a single scale, nor bytes for the group of a column.

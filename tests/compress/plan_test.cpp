@@ -82,7 +82,9 @@ TEST(Plan, RefusesWhatTheContainerCannotHold) {
   expect_refused("llama_gqa_untied", "passes:\n  - rtn: {bits: 4, group_size: -1, per_tensor: true}\n",
                  {"one scale per tensor", "8 bits"});
   expect_refused("llama_gqa_untied", "container: awq-gemm\npasses:\n  - rtn: {}\nbudget: {bits: 4.5}\n",
-                 {"budget", "awq-gemm"});
+                 {"budget", "awq-gemm", "one group size", "leave 'container' out"});
+  expect_refused("llama_gqa_untied", "container: awq-gemm\npasses:\n  - rtn: {}\nbudget: {bits: 4.5, allow: [4, 16]}\n",
+                 {"leave 'container' out"});
   expect_refused("llama_gqa_untied",
                  "container: awq-gemm\npasses:\n  - rtn: {bits: 4, group_size: 32}\n    layers: "
                  "{exclude: [\"*.gate_proj\", \"*.up_proj\", \"*.down_proj\"]}\nhead: {bits: 8}\n",
@@ -215,23 +217,87 @@ EngineVerdict verdict_of(const std::string& engine, const std::vector<EngineVerd
   throw std::invalid_argument(engine);
 }
 
-std::vector<EngineVerdict> verdicts_of(const std::string& rest) {
-  const Checkpoint checkpoint = Checkpoint::open(family("llama_gqa_untied"));
-  return judge_engines(plan_of("llama_gqa_untied", rest), checkpoint.description());
+std::vector<EngineVerdict> verdicts_of(const std::string& rest, const std::string& model = "llama_gqa_untied") {
+  const Checkpoint checkpoint = Checkpoint::open(family(model));
+  return judge_engines(plan_of(model, rest), checkpoint.description());
 }
 
+// Whether transformers, vLLM and llama.cpp's converter load it.
+struct Loads {
+  bool transformers, vllm, converter;
+};
+
+void expect_loads(const std::string& rest, const Loads& expected, const std::string& model = "llama_gqa_untied") {
+  const auto found = verdicts_of(rest, model);
+  const auto text = [&](const char* engine) {
+    std::string reasons = rest;
+    for (const std::string& reason : verdict_of(engine, found).reasons) reasons += "; " + reason;
+    return reasons;
+  };
+  EXPECT_TRUE(verdict_of("pare", found).loads) << rest;
+  EXPECT_EQ(verdict_of("transformers", found).loads, expected.transformers) << text("transformers");
+  EXPECT_EQ(verdict_of("vLLM", found).loads, expected.vllm) << text("vLLM");
+  EXPECT_EQ(verdict_of("llama.cpp", found).loads, expected.converter) << text("llama.cpp");
+}
+
+// What the sources of the releases named in the verdicts do.
 TEST(EngineVerdicts, FollowTheSchemesOfThePlan) {
-  const std::string narrow = "    layers: {exclude: [\"*.gate_proj\", \"*.up_proj\", \"*.down_proj\"]}\n";
-  const auto plain = verdicts_of("passes:\n  - rtn: {bits: 4, group_size: 32}\n" + narrow);
-  for (const EngineVerdict& verdict : plain) EXPECT_TRUE(verdict.loads) << verdict.engine;
-  const auto three_bits = verdicts_of("passes:\n  - rtn: {bits: 3, group_size: 32}\n" + narrow);
-  EXPECT_TRUE(verdict_of("pare", three_bits).loads);
-  EXPECT_TRUE(verdict_of("transformers", three_bits).loads);
-  EXPECT_FALSE(verdict_of("vLLM", three_bits).loads);
-  const auto moved = verdicts_of("passes:\n  - gptq: {bits: 4, group_size: 32, act_order: group}\n" + narrow);
-  EXPECT_FALSE(verdict_of("transformers", moved).loads);
-  const auto own = verdicts_of("passes:\n  - llm_int8: {layout: pare}\n");
-  for (const char* engine : {"transformers", "vLLM", "llama.cpp"}) EXPECT_FALSE(verdict_of(engine, own).loads);
+  expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32}\n", {true, true, true});
+  expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32, symmetric: false}\n", {true, true, true});
+  expect_loads("passes:\n  - rtn: {bits: 2, group_size: 32}\n", {true, true, true});
+  expect_loads("passes:\n  - rtn: {bits: 3, group_size: 32}\n", {true, true, false});
+  expect_loads("passes:\n  - rtn: {bits: 8, group_size: 32, symmetric: false}\n", {true, true, true});
+  expect_loads("passes:\n  - rtn: {bits: 8, group_size: -1}\n", {true, true, false});
+  expect_loads("passes:\n  - gptq: {bits: 4, group_size: 32, act_order: group}\n", {false, false, false});
+  expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32}\n    layers: {override: {\"*.o_proj\": {bits: 8}}}\n",
+               {true, true, false});
+  // Rounded inputs.
+  const std::string w8a8 = "passes:\n  - rtn: {bits: 8, group_size: -1, activations: ";
+  expect_loads(w8a8 + "int8}\n", {true, true, true});
+  expect_loads(w8a8 + "{symmetric: false}}\n", {true, true, true});
+  expect_loads(w8a8 + "{range: tensor}}\n", {true, false, true});
+  expect_loads(w8a8 + "{range: static}}\n", {true, true, false});
+  expect_loads("passes:\n  - rtn: {bits: 8, group_size: -1, per_tensor: true, activations: int8}\n",
+               {true, true, false});
+  expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32, activations: int8}\n", {true, true, true});
+  expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32, activations: {symmetric: false}}\n", {true, false, true});
+  expect_loads("passes:\n  - fp8: {}\n", {true, true, true});
+  expect_loads("passes:\n  - fp8: {per_tensor: true}\n", {true, true, false});
+  expect_loads("passes:\n  - activations: int8\n", {true, false, false});
+  // Other containers.
+  expect_loads("passes:\n  - llm_int8: {}\n", {true, false, false});
+  expect_loads("passes:\n  - llm_int8: {layout: pare}\n", {false, false, false});
+  expect_loads("container: awq-gemm\npasses:\n  - rtn: {bits: 4, group_size: 32}\n", {true, true, false});
+  // Zeros are weights like others, also of some layers alone.
+  expect_loads("passes:\n  - magnitude: {}\n    layers: {exclude: [\"*.q_proj\"]}\n", {true, true, true});
+  expect_loads("passes:\n  - magnitude: {storage: packed}\n", {false, false, false});
+  expect_loads("passes:\n  - rtn: {bits: 8, group_size: 32}\nhead: {bits: 8, group_size: 32}\n", {false, false, false});
+}
+
+TEST(EngineVerdicts, OfExperts) {
+  const std::string mixture = "mixtral_experts";
+  expect_loads("passes:\n  - magnitude: {}\n    layers: {exclude: [\"*.experts.1.*\"]}\n", {true, true, true}, mixture);
+  expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32}\n", {true, true, true}, mixture);
+  expect_loads("passes:\n  - rtn: {bits: 3, group_size: 32}\n", {true, false, false}, mixture);
+  expect_loads("passes:\n  - rtn: {bits: 8, group_size: -1, activations: int8}\n", {false, true, true}, mixture);
+  expect_loads("passes:\n  - fp8: {activations: none}\n", {true, false, true}, mixture);
+  expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32}\n    layers: {exclude: [\"*.experts.1.*\"]}\n",
+               {false, false, true}, mixture);
+}
+
+TEST(EngineVerdicts, SayTheReleaseAndWhatIsOtherwise) {
+  const auto verdicts = verdicts_of("passes:\n  - rtn: {bits: 4, group_size: 32, activations: int8}\n");
+  std::vector<std::string> engines;
+  for (const EngineVerdict& verdict : verdicts) engines.push_back(verdict.engine);
+  ASSERT_EQ(engines.size(), 4u);
+  EXPECT_EQ(engines[1], "transformers 5.17 with compressed-tensors 0.19");
+  EXPECT_EQ(engines[2], "vLLM 0.33");
+  EXPECT_NE(engines[3].find("commit 00bd27a"), std::string::npos);
+  ASSERT_EQ(verdict_of("llama.cpp", verdicts).reasons.size(), 1u);
+  EXPECT_NE(verdict_of("llama.cpp", verdicts).reasons[0].find("no input is rounded"), std::string::npos);
+  const auto three_bits = verdict_of("vLLM", verdicts_of("passes:\n  - rtn: {bits: 3, group_size: 32}\n"));
+  ASSERT_EQ(three_bits.reasons.size(), 1u);
+  EXPECT_NE(three_bits.reasons[0].find("Humming"), std::string::npos);
 }
 
 // Containers that transformers reads with another package say which.
@@ -325,8 +391,9 @@ INSTANTIATE_TEST_SUITE_P(
         SizedRun{"AwqGemm", "llama3_rope_tied", "container: awq-gemm\npasses:\n  - rtn: {bits: 4, group_size: 32}\n"},
         SizedRun{"Head", "llama_gqa_untied",
                  "passes:\n  - rtn: {bits: 4, group_size: -1}\nhead: {bits: 4, group_size: 32}\n"},
-        SizedRun{"Sparse", "llama_gqa_untied", "passes:\n  - magnitude: {}\nhead: {bits: 8}\n"},
-        SizedRun{"SparseInt4", "llama3_rope_tied", "passes:\n  - gptq: {bits: 4, group_size: 32, prune: \"2:4\"}\n"}),
+        SizedRun{"Sparse", "llama_gqa_untied", "passes:\n  - magnitude: {storage: packed}\nhead: {bits: 8}\n"},
+        SizedRun{"SparseInt4", "llama3_rope_tied",
+                 "passes:\n  - gptq: {bits: 4, group_size: 32, prune: \"2:4\", storage: packed}\n"}),
     [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
