@@ -76,7 +76,7 @@ void round_to_f16(float* row, int64_t num_in, int64_t row_index) {
     if (!std::isfinite(rounded)) {
       std::ostringstream message;
       message << "weight[" << row_index << ", " << i << "] is " << row[i]
-              << "; the bitsandbytes layout goes through float16 (largest 65504): use the own layout";
+              << "; the bitsandbytes layout goes through float16 (largest 65504): use 'layout: pare'";
       throw std::invalid_argument(message.str());
     }
     row[i] = rounded;
