@@ -8,6 +8,7 @@
 
 #include "compress/artifact/small_files.h"
 #include "runtime/format/stored_linear.h"
+#include "runtime/model/own_config.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
@@ -43,6 +44,28 @@ void copy_small_files(const Checkpoint& source, const std::map<std::string, std:
     throw std::runtime_error("changed while it was read: '" + (source.directory() / name).string() +
                              "' is not what it was when the run began");
   }
+}
+
+// Whether nobody but pare reads these modules: by their container, whatever it holds; or because of a quantized
+// embedding, in whose place transformers puts random numbers where it loads the model without its head.
+bool are_own(const std::vector<StoredModule>& modules) {
+  const ContainerFormat& container = container_format(modules.front().scheme.container);
+  const Engine others[] = {Engine::transformers, Engine::vllm, Engine::llama_cpp};
+  return std::any_of(modules.begin(), modules.end(), [](const StoredModule& module) { return !module.is_linear; }) ||
+         std::none_of(std::begin(others), std::end(others),
+                      [&](Engine engine) { return container.unread_by(engine, PackScheme{}).empty(); });
+}
+
+// config.json: the source's, with a quantization_config of what is in a container.
+std::string config_of(const Checkpoint& source, const std::vector<StoredModule>& modules,
+                      const std::vector<std::string>& unquantized) {
+  Json config = parse_ordered_json(source.config_json(), (source.directory() / "config.json").string());
+  if (!modules.empty()) {
+    config["quantization_config"] =
+        parse_ordered_json(container_config_json(modules, unquantized), "quantization_config");
+  }
+  const std::string text = json_text(config, 2) + "\n";
+  return !modules.empty() && are_own(modules) ? config_for_pare_alone(text, "config.json") : text;
 }
 
 // What was stored as `record` says, from what a reader of `directory` got.
@@ -123,11 +146,7 @@ void assemble_hugging_face(const Parts& parts, const Checkpoint& source, const s
     modules.push_back({record.name, record.scheme, record.is_linear});
     if (!record.scheme.has_own_tensor()) replaced.insert(record.name + ".weight");
   }
-  Json config = parse_ordered_json(source.config_json(), (source.directory() / "config.json").string());
-  if (!modules.empty())
-    config["quantization_config"] =
-        parse_ordered_json(container_config_json(modules, unquantized), "quantization_config");
-  write_file_atomically(directory / "config.json", json_text(config, 2) + "\n");
+  write_file_atomically(directory / "config.json", config_of(source, modules, unquantized));
   copy_small_files(source, inputs, directory);
 
   std::vector<SafetensorsFile> files;

@@ -4,8 +4,10 @@
 #include <set>
 #include <stdexcept>
 
+#include "compress/recipe/pass_options.h"
 #include "compress/recipe/reconstruct_pass.h"
 #include "runtime/engine/encoder.h"
+#include "runtime/format/pare_sparse24.h"
 
 namespace pare {
 namespace {
@@ -61,6 +63,30 @@ void check_inputs_agree(const std::vector<LayerPlan>& layers) {
     refuse(first->linear.name + " and " + layer.linear.name + " read the same input, but one takes it as " +
            input_format_name(other) + " and the other as " + input_format_name(input) + ": exclude both or neither");
   }
+}
+
+bool asks_to_pack(const PassRecipe& pass) {
+  if (const auto* pruning = dynamic_cast<const PrunePass*>(pass.options.get())) {
+    return pruning->storage == SparseStorage::packed;
+  }
+  const auto* gptq = dynamic_cast<const GptqPass*>(pass.options.get());
+  return gptq != nullptr && gptq->storage == SparseStorage::packed;
+}
+
+// A recipe that asks for packed weights gets them, or hears why not.
+void check_packing(const Recipe& recipe) {
+  const auto packing = std::find_if(recipe.passes.begin(), recipe.passes.end(), asks_to_pack);
+  if (packing == recipe.passes.end()) return;
+  const std::string advice = ": leave 'storage' out of " + std::string(packing->row->key) + ", and zeros are stored";
+  if (recipe.container != kCompressedTensors && recipe.container != kPareSparse24) {
+    refuse("storage: packed is that of the container " + std::string(kPareSparse24) +
+           ", found 'container: " + recipe.container + "'" + advice);
+  }
+  const PassRecipe* const rounding = find_pass(recipe, PassKind::rounds);
+  if (rounding == nullptr || rounding->options->grid() != nullptr) return;
+  if (dynamic_cast<const ActivationsPass*>(rounding->options.get()) != nullptr) return;
+  refuse("storage: packed holds dense values and integer codes of rtn and gptq, not those of " +
+         std::string(rounding->row->key) + advice);
 }
 
 bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
@@ -342,6 +368,12 @@ void check_container(const Recipe& recipe, const RunPlan& plan) {
 void check_budget_fits(const Recipe& recipe, const RunPlan& plan) {
   if (!recipe.budget) return;
   const ContainerFormat& container = container_format(recipe.container);
+  const PackScheme wide = container.adapted({.group_size = kPerChannel}),
+                   narrow = container.adapted({.group_size = 32});
+  if (const StoredModule pair[] = {{"a", wide}, {"b", narrow}}; !container.accepts_together(pair)) {
+    refuse("budget: it chooses bits and group size of each stage, and the container " + std::string(container.name()) +
+           " has one group size for all layers: leave 'container' out, or 'budget'");
+  }
   std::vector<StoredModule> modules;
   for (const LayerPlan& layer : plan.blocks.front()) {
     if (!layer.is_compressed()) continue;
@@ -557,6 +589,7 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   if (recipe.passes.empty() && !recipe.head) {
     refuse("nothing to do: give 'passes:' with at least one of rtn and gptq, or 'head:'");
   }
+  check_packing(recipe);
   RunPlan plan;
   check_mixtures(recipe, model, plan);
   std::vector<std::string> names;
@@ -598,6 +631,7 @@ RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   const EncoderDescription& model = checkpoint.encoder();
   check_not_quantized(checkpoint);
   refuse_what_encoders_lack(recipe, model);
+  check_packing(recipe);
   RunPlan plan;
   std::vector<std::string> names;
   for (const EncoderBlockDescription& block : model.blocks) {

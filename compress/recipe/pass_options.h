@@ -58,7 +58,7 @@ class GptqPass : public GridPass<GptqPass> {
   // alps: before the sweep, as sparsegpt does; sweep: in it, column by column, as published (SparseGPT, arXiv 2301.00774,
   // section 3.5).
   MaskChooser chooser = MaskChooser::alps;
-  SparseStorage storage = SparseStorage::packed;
+  SparseStorage storage = SparseStorage::dense;
   GptqPass() { fitting.fit = true; }
   const GridOptions* grid() const override { return &gptq.grid; }
   SparsePattern pattern() const { return prune == kPruneNothing ? SparsePattern{} : parse_pattern(prune); }

@@ -32,7 +32,8 @@ std::string names_of(const std::vector<Allocation>& allocations) {
 }  // namespace
 
 void store_pattern(const SparsePattern& pattern, SparseStorage storage, PackScheme& scheme) {
-  if (pattern != kTwoOfFour || storage != SparseStorage::packed || scheme.container != kCompressedTensors) return;
+  if (pattern != kTwoOfFour || storage != SparseStorage::packed) return;
+  if (scheme.container != kCompressedTensors && scheme.container != kPareSparse24) return;
   scheme.pattern = pattern;
   scheme.container = kPareSparse24;
 }

@@ -13,8 +13,8 @@
 
 namespace pare {
 
-// How a weight of two of four is stored: what is kept and where it stands (runtime/format/pare_sparse24.h), or with its
-// zeros, as any weight. Other patterns are stored with their zeros.
+// How a weight of two of four is stored: with its zeros, as any weight, which every engine reads; or what is kept and
+// where it stands (runtime/format/pare_sparse24.h), which pare alone reads. Other patterns are stored with their zeros.
 enum class SparseStorage { packed, dense };
 inline std::span<const EnumName<SparseStorage>> enum_names(SparseStorage) {
   static constexpr std::array<EnumName<SparseStorage>, 2> kNames = {
@@ -22,7 +22,7 @@ inline std::span<const EnumName<SparseStorage>> enum_names(SparseStorage) {
   return kNames;
 }
 
-// What `scheme` becomes by the pattern. A container that a recipe asks for by name stores zeros.
+// What `scheme` becomes by the pattern, where it is to be packed and its container leaves that open.
 void store_pattern(const SparsePattern& pattern, SparseStorage storage, PackScheme& scheme);
 
 // Fails where a recipe asks to pack what is not packed.
@@ -49,7 +49,7 @@ class PrunePass : public PassOptions {
   OwlOptions owl;
   ResolveOptions resolve;
   FitOptions fitting{.fit = true};
-  SparseStorage storage = SparseStorage::packed;
+  SparseStorage storage = SparseStorage::dense;
   LayerShare share;
 
   PassKind kind() const override { return PassKind::changes_weights; }

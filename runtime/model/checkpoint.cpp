@@ -11,6 +11,7 @@
 #include "runtime/format/container_format.h"
 #include "runtime/format/stored_linear.h"
 #include "runtime/model/checkpoint_files.h"
+#include "runtime/model/own_config.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
@@ -34,6 +35,7 @@ struct Entry {
 
 struct Checkpoint::State {
   fs::path directory;
+  std::string config_file;  // its text as it lies there, and with the names that the model goes by (own_config.h)
   std::string config_json;
   ModelDescription description;  // of an encoder: only what the messages and the lookup below say of any model
   std::optional<EncoderDescription> encoder;
@@ -318,7 +320,8 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
   const fs::path config_path = directory / kConfigName;
   state.directory = directory;
   state.inputs.add(config_path);
-  state.config_json = read_config(directory);
+  state.config_file = read_config(directory);
+  state.config_json = config_of_model(state.config_file, config_path.string());
   // An unknown architecture or container is refused before the weights are looked for: that is the better message.
   state.describe(DType::F32);
   state.quantization = read_quantization_config(state.config_json, config_path);
@@ -357,6 +360,7 @@ const EncoderDescription& Checkpoint::encoder() const {
   }
   return *state_->encoder;
 }
+// Of a checkpoint that pare alone reads, as other programs would know the model (own_config.h).
 const std::string& Checkpoint::config_json() const {
   return state_->config_json;
 }
@@ -373,7 +377,7 @@ std::vector<fs::path> Checkpoint::weight_files() const {
 
 std::map<std::string, std::string> Checkpoint::file_hashes() const {
   std::map<std::string, std::string> hashes;
-  hashes[kConfigName] = sha256_hex(std::as_bytes(std::span(config_json())));
+  hashes[kConfigName] = sha256_hex(std::as_bytes(std::span(state_->config_file)));
   for (size_t f = 0; f < state_->paths.size(); ++f) {
     hashes[state_->paths[f].filename().string()] = state_->files[f].file().sha256();
   }

@@ -110,10 +110,11 @@ INSTANTIATE_TEST_SUITE_P(
         Pass{"FittedMixture", "qwen3_moe_dense_block_bf16", "  - gptq: {bits: 4, group_size: -1, fit: true}\n", 0.2,
              "kl_median"},
         // Half of the weights of a random model: some 14 % of its energy, that of an error of 37 %.
-        Pass{"SparseGptPackedAndFitted", "llama_gqa_untied", "  - sparsegpt: {fit: true}\n", 2.0},
+        Pass{"SparseGptPackedAndFitted", "llama_gqa_untied", "  - sparsegpt: {fit: true, storage: packed}\n", 2.0},
         Pass{"SparseGptAwqGptq", "qwen3_norms_bf16",
              "  - sparsegpt: {mask: sweep}\n  - awq: {}\n  - gptq: {bits: 4, group_size: 32}\n", 2.0},
-        Pass{"GptqPrunesJointly", "qwen2_biases_tied", "  - gptq: {bits: 8, group_size: -1, prune: \"2:4\"}\n", 2.0},
+        Pass{"GptqPrunesJointly", "qwen2_biases_tied",
+             "  - gptq: {bits: 8, group_size: -1, prune: \"2:4\", storage: packed}\n", 2.0},
         Pass{"WandaOwlOfAMixture", "qwen3_moe_dense_block_bf16",
              "  - wanda: {pattern: unstructured, ratio: 0.5, allocation: owl}\n", 2.0, "kl_median"},
         Pass{"W4A8", "llama3_rope_tied", "  - gptq: {bits: 4, group_size: 32, activations: int8}\n", 0.2},

@@ -2,15 +2,18 @@
 // transformers, which knows nothing of either.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <list>
+#include <span>
 
 #include "runtime/engine/backend.h"
 #include "runtime/engine/transformer.h"
 #include "runtime/files/npy.h"
+#include "runtime/format/input_format.h"
 #include "runtime/model/checkpoint.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
@@ -69,8 +72,11 @@ class Interoperability : public testing::Test {
     return logits;
   }
   void compress(const std::string& name, const std::string& pass, const std::string& out) {
-    write_text(folder_ / "recipe.yaml", "model: " + family(name).string() + "\ncalibration: {text: " +
-                                            (family(name) / "ids.npy").string() + "}\npasses:\n  - " + pass + "\n");
+    compress(family(name), family(name) / "ids.npy", pass, out);
+  }
+  void compress(const fs::path& model, const fs::path& text, const std::string& pass, const std::string& out) {
+    write_text(folder_ / "recipe.yaml", "model: " + model.string() + "\ncalibration: {text: " + text.string() +
+                                            "}\npasses:\n  - " + pass + "\n");
     const Outcome outcome =
         run_pare({"run", (folder_ / "recipe.yaml").string(), "--out", (folder_ / out).string(), "--quiet"});
     ASSERT_EQ(outcome.status, 0) << outcome.err;
@@ -89,7 +95,10 @@ TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
        "rtn: {bits: 8, group_size: -1, scales: minmax}\n    layers: {exclude: [\"*.o_proj\"], "
        "override: {\"*.up_proj\": {bits: 4}}}"},
       {"gemma3_local_global", "gptq: {bits: 2, group_size: -1}"},
-      {"llama_sharded_fp16", "gptq: {bits: 4, group_size: 32, symmetric: false, act_order: none}"}};
+      {"llama_sharded_fp16", "gptq: {bits: 4, group_size: 32, symmetric: false, act_order: none}"},
+      {"llama_gqa_untied", "sparsegpt: {pattern: \"2:4\"}"},
+      {"mixtral_experts", "magnitude: {resolve: 0}"},
+      {"qwen2_biases_tied", "gptq: {bits: 4, group_size: 32, prune: \"2:4\"}"}};
   int number = 0;
   for (const auto& [name, pass] : cases) {
     const std::string out = "out" + std::to_string(number++);
@@ -130,6 +139,40 @@ TEST_F(Interoperability, TransformersReadsTheExpertsThatWeStored) {
   }
 }
 
+// Of the very same inputs the package makes the very same values: the rule is one, ties and edges included.
+TEST_F(Interoperability, TransformersRoundsTheSameInputsToTheSameValues) {
+  const std::string w8a8 = "rtn: {bits: 8, group_size: -1, activations: ";
+  const std::pair<std::string, InputFormat> cases[] = {
+      {w8a8 + "int8}", {.type = InputType::int8}},
+      {w8a8 + "{symmetric: false}}", {.type = InputType::int8, .symmetric = false}},
+      {w8a8 + "{range: tensor}}", {.type = InputType::int8, .range = InputRange::tensor}},
+      {"fp8: {}", {.type = InputType::fp8}},
+      {"fp8: {activations: {range: tensor}}", {.type = InputType::fp8, .range = InputRange::tensor}}};
+  const fs::path model = family("llama_gqa_untied"), ids = model / "ids.npy", out = folder_ / "inputs.f32";
+  ASSERT_NE(std::getenv("PARE_PYTHON"), nullptr);
+  int number = 0;
+  for (const auto& [pass, format] : cases) {
+    const fs::path made = folder_ / ("rounded" + std::to_string(number++)), log = folder_ / "log";
+    compress("llama_gqa_untied", pass, made.filename().string());
+    const std::string line = "\"$PARE_PYTHON\" '" + std::string(kSourceFolder) +
+                             "/tests/compress/rounded_inputs_with_transformers.py' '" + made.string() + "' '" +
+                             ids.string() + "' '" + out.string() + "' >'" + log.string() + "' 2>&1";
+    ASSERT_EQ(std::system(line.c_str()), 0) << std::ifstream(log).rdbuf();
+    std::vector<float> values(fs::file_size(out) / sizeof(float));
+    std::ifstream(out, std::ios::binary)
+        .read(reinterpret_cast<char*>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(float)));
+    size_t num_linears = 0;
+    for (size_t i = 0; i < values.size(); ++num_linears) {
+      const auto num_rows = static_cast<size_t>(values[i]), width = static_cast<size_t>(values[i + 1]);
+      const std::span<float> x(&values[i + 2], num_rows * width), theirs(x.data() + x.size(), x.size());
+      fake_quantize(format, x, static_cast<int64_t>(width));
+      EXPECT_TRUE(std::ranges::equal(x, theirs)) << pass << ", linear " << num_linears;
+      i += 2 + 2 * num_rows * width;
+    }
+    EXPECT_EQ(num_linears, 14u) << pass;
+  }
+}
+
 // The package rounds each linear's input in float32 by the same formulas, but sums in another order, so that a value on
 // the edge between two codes may fall to the other side. The largest value of a row always lies on one: absmax /
 // (absmax / 127.5) is 127.5 up to rounding. One step there is 1 / 127.5 of what is at most half of a row's norm at
@@ -161,6 +204,43 @@ TEST_F(Interoperability, TransformersRoundsInputsAsTheRuntimeDoes) {
     EXPECT_GT(relative_distance(unrounded, theirs), 2.0 * distance)
         << name << ", " << pass << ": the comparison does not see the rounding";
   }
+}
+
+// What nobody but pare reads is an error elsewhere, not a model of random weights; and pare reads of it what it reads of
+// the same weights in a container for all.
+TEST_F(Interoperability, TransformersRefusesContainersOfOurOwn) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"llama_gqa_untied", "magnitude: {resolve: 0, storage: packed}"},
+      {"mixtral_experts", "magnitude: {resolve: 0, storage: packed}"},
+      {"gemma3_local_global", "rtn: {bits: 4, group_size: -1}\ncontainer: pare-sparse24"},
+      {"qwen2_biases_tied", "gptq: {bits: 4, group_size: 32, prune: \"2:4\", storage: packed}"},
+      {"qwen3_norms_bf16", "llm_int8: {measure: rms}"},
+      {"llama_gqa_untied", "llm_int8: {outliers: static, threshold: 2}"},
+      {"qwen2_biases_tied", "rtn: {bits: 4, group_size: 32}\nhead: {bits: 8}"},
+      {"llama_gqa_untied", "rtn: {bits: 4, group_size: 32}\nhead: {bits: 8}"}};
+  std::string directories;
+  int number = 0;
+  for (const auto& [name, pass] : cases) {
+    const std::string out = "own" + std::to_string(number++);
+    compress(name, pass, out);
+    directories += " '" + (folder_ / out).string() + "'";
+  }
+  const fs::path encoder = fs::path(kSourceFolder) / "tests" / "golden" / "encoders" / "bert_tiny";
+  write_text(folder_ / "texts.txt", "A text of a few words.\n\nAnd another one.\n");
+  compress(encoder, folder_ / "texts.txt", "llm_int8: {measure: rms}", "encoder");
+  directories += " '" + (folder_ / "encoder").string() + "'";
+  const fs::path log = folder_ / "log";
+  const std::string line = "\"$PARE_PYTHON\" '" + std::string(kSourceFolder) +
+                           "/tests/compress/refused_by_transformers.py'" + directories + " >'" + log.string() +
+                           "' 2>&1";
+  ASSERT_NE(std::getenv("PARE_PYTHON"), nullptr);
+  EXPECT_EQ(std::system(line.c_str()), 0) << std::ifstream(log).rdbuf();
+
+  compress("llama_gqa_untied", "magnitude: {resolve: 0}", "zeros");
+  const TokenWindows windows = read_npy(family("llama_gqa_untied") / "ids.npy");
+  EXPECT_LT(relative_distance(runtime_logits(folder_ / "own0", windows), runtime_logits(folder_ / "zeros", windows)),
+            1e-5);  // products of kept values and of all are summed in another order
+  EXPECT_NO_THROW(Checkpoint::open(folder_ / "encoder").encoder());
 }
 
 // Read in bfloat16, each weight is off by up to 2^-9 of itself. Errors of the ten products that a token passes through

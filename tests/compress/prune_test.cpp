@@ -75,8 +75,8 @@ class Prune : public testing::Test {
 
 TEST_F(Prune, MagnitudeKeepsTheTwoLargestOfFourAsTheyAre) {
   const Weights source = weights_of(family(kModel));
-  const Weights packed = pruned("  - magnitude: {resolve: 0}\n", "packed");
-  const Weights dense = pruned("  - magnitude: {resolve: 0, storage: dense-with-zeros}\n", "dense");
+  const Weights packed = pruned("  - magnitude: {resolve: 0, storage: packed}\n", "packed");
+  const Weights dense = pruned("  - magnitude: {resolve: 0}\n", "dense");
   EXPECT_EQ(packed, dense);
   for (const auto& [name, values] : source) {
     std::vector<float> expected = values;
@@ -142,6 +142,7 @@ TEST_F(Prune, ZerosStayThroughEveryLaterPass) {
       {"gptq_asymmetric", "  - gptq: {bits: 3, group_size: 32, symmetric: false}\n"},
       {"awq_gptq", "  - awq: {}\n  - gptq: {bits: 4, group_size: 32}\n"},
       {"smoothquant", "  - smoothquant: {}\n  - rtn: {bits: 8, group_size: -1, activations: int8}\n"},
+      {"fp8", "  - fp8: {}\n"},
       {"llm_int8", "  - llm_int8: {measure: median, threshold: 1.2, outliers: static}\n"},
       {"activations", "  - activations: int8\n"}};
   for (const auto& [name, steps] : passes) {
@@ -163,7 +164,7 @@ TEST_F(Prune, GptqPrunesBeforeItsSweepOrInIt) {
   for (const std::string mask : {"alps", "sweep"}) {
     const std::string item = "  - gptq: {bits: 4, group_size: 32, prune: \"2:4\", mask: " + mask;
     found[mask] = pruned(item + "}\n", mask);
-    EXPECT_EQ(pruned(item + ", storage: dense-with-zeros}\n", mask + "-dense"), found[mask]);
+    EXPECT_EQ(pruned(item + ", storage: packed}\n", mask + "-packed"), found[mask]);
     for (const auto& [name, values] : found[mask]) EXPECT_LE(most_kept(values, 4), 2) << mask << " " << name;
   }
   EXPECT_EQ(pruned("  - gptq: {bits: 4, group_size: 32, prune: \"2:4\"}\n", "default"), found["alps"]);
@@ -240,8 +241,9 @@ TEST_F(Prune, InspectTellsPatternsAndZeros) {
 }
 
 TEST_F(Prune, EmbeddingAndHeadAreRoundedBesidePackedWeights) {
-  const Weights packed = pruned("  - magnitude: {resolve: 0}\n", "out");
-  EXPECT_EQ(pruned("  - magnitude: {resolve: 0}\n", "with-head", "head: {bits: 8}\n"), packed);
+  const std::string passes = "  - magnitude: {resolve: 0, storage: packed}\n";
+  const Weights packed = pruned(passes, "out");
+  EXPECT_EQ(pruned(passes, "with-head", "head: {bits: 8}\n"), packed);
   const Checkpoint source = Checkpoint::open(family(kModel)), found = Checkpoint::open(folder_ / "with-head");
   for (const LinearDescription& table : {source.embedding(), source.description().head}) {
     const LinearWeights linear = found.linear(table);
@@ -274,7 +276,6 @@ TEST_F(Prune, RefusesWhatDoesNotGoTogether) {
   expect_refused("  - gptq: {bits: 4, group_size: 32, mask: sweep}\n", {"mask", "prune: N:M"});
   expect_refused("  - gptq: {bits: 4, group_size: 32, prune: \"2:4\", act_order: group}\n", {"static or none"});
   expect_refused("  - wanda: {}\n  - rtn: {bits: 4, group_size: 32}\n", {"budget"}, "budget: {bits: 4.5}\n");
-  expect_refused("  - wanda: {}\n  - fp8: {}\n", {"pare-sparse24"});
   for (const char* mask : {"alps", "sweep"}) {
     const std::string gptq = "  - gptq: {bits: 8, group_size: -1, activations: int8, prune: \"2:4\", mask: ";
     for (const std::string scaling : {"awq", "smoothquant"}) {
@@ -285,6 +286,12 @@ TEST_F(Prune, RefusesWhatDoesNotGoTogether) {
   expect_refused(
       "  - awq: {}\n  - gptq: {bits: 4, group_size: 32}\n    layers: {override: {\"*.k_proj\": {prune: \"2:4\"}}}\n",
       {"the search of scales must know what is pruned", "model.layers.0.self_attn.k_proj"});
+  expect_refused("  - wanda: {storage: packed}\n  - fp8: {}\n",
+                 {"storage: packed", "fp8", "leave 'storage' out of wanda"});
+  expect_refused("  - wanda: {storage: packed}\n  - llm_int8: {}\n",
+                 {"storage: packed", "llm_int8", "leave 'storage' out"});
+  expect_refused("  - wanda: {storage: packed}\n  - rtn: {bits: 4, group_size: 32}\n",
+                 {"container: awq-gemm", "leave 'storage' out"}, "container: awq-gemm\n");
 }
 
 }  // namespace

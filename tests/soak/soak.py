@@ -50,7 +50,7 @@ def recipe(passes, extra=""):
 
 RECIPES = {
     "gptq": recipe("  - gptq: {bits: 4, group_size: 32}\n    layers: {override: {\"*.down_proj\": {group_size: -1}}}\n"),
-    "prune": recipe("  - sparsegpt: {pattern: \"2:4\"}\n"),
+    "prune": recipe("  - sparsegpt: {pattern: \"2:4\", storage: packed}\n"),
     "distil": recipe("  - magnitude: {pattern: \"2:4\"}\n  - distill: {text: TEXT, tokens: 64, total_tokens: 1024, batch: 2, "
                      "validations: 2, validation_windows: 2}\n"),
     "student": "model: MODEL\noutput: unused\nstudent: {layers: 3}\n",

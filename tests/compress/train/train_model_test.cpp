@@ -124,10 +124,11 @@ TEST_P(TrainCompressed, KeepsZerosAndSchemesAndLosesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(
     Passes, TrainCompressed,
-    testing::Values(Compressed{"SparseGpt", "  - sparsegpt: {pattern: \"2:4\"}\n", true, false},
-                    Compressed{"Gptq", "  - gptq: {bits: 4, group_size: -1}\n", false, true},
-                    Compressed{"Both", "  - sparsegpt: {pattern: \"2:4\"}\n  - gptq: {bits: 4, group_size: -1}\n", true,
-                               true}),
+    testing::Values(
+        Compressed{"SparseGpt", "  - sparsegpt: {pattern: \"2:4\", storage: packed}\n", true, false},
+        Compressed{"Gptq", "  - gptq: {bits: 4, group_size: -1}\n", false, true},
+        Compressed{"Both", "  - sparsegpt: {pattern: \"2:4\", storage: packed}\n  - gptq: {bits: 4, group_size: -1}\n",
+                   true, true}),
     [](const testing::TestParamInfo<Compressed>& item) { return item.param.name; });
 
 // Every way in which weights, inputs and tables are stored, on random models of every family.
@@ -238,7 +239,7 @@ TEST_F(TrainModel, ExcludedLayersStayAsTheyAre) {
 
 // A frozen weight is multiplied in bfloat16 and stored as it was, packed ones too: only plain ones are copied.
 TEST_F(TrainModel, PackedLayersThatAreExcludedKeepWhatBfloat16DoesNot) {
-  run_json(recipe("  - sparsegpt: {pattern: \"2:4\", fit: false}\n"), "packed");
+  run_json(recipe("  - sparsegpt: {pattern: \"2:4\", fit: false, storage: packed}\n"), "packed");
   const Checkpoint before = Checkpoint::open(folder_ / "packed");
   const Json report =
       run_json(recipe("  - distill: {student: " + (folder_ / "packed").string() + ", text: " + text() +
