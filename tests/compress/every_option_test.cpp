@@ -252,7 +252,7 @@ const std::vector<Setting>& settings() {
        "",
        {{"layout", kOwnLayout}}},
       {"Activations", "activations", {{"type", "int8"}}},
-      {"AwqBeforeRtn", "awq", {}, "", "  - rtn: {bits: 3, group_size: 32}\n"},
+      {"AwqBeforeRtn", "awq", {{"grid_points", "3"}}, "", "  - rtn: {bits: 3, group_size: 32}\n"},
       {"AwqBeforeGptq", "awq", {}, "", kGptq},
       {"SmoothQuant", "smoothquant", {}, "", "  - gptq: {bits: 8, group_size: -1, activations: int8}\n"},
       {"ReconstructCodes",
