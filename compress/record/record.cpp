@@ -303,9 +303,9 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   MemorySampler memory;
   const at::NoGradGuard no_grad;
   check_options(options);
+  check_can_be_made(output);
   UnfinishedStore::check_output_is_free(
       output, options.dry_run ? PartialOutput::Leftovers::stay : PartialOutput::Leftovers::go);
-  check_can_be_made(output);
   const int num_threads = options.num_threads > 0 ? options.num_threads : omp_get_max_threads();
   at::set_num_threads(num_threads);
   omp_set_num_threads(num_threads);

@@ -155,8 +155,8 @@ TEST_F(PareRuntime, WrongUsageExitsWith2) {
   expect_failure("eval m --pairs p --windows 3", 2, {"--pairs", "--windows"});
   expect_failure("eval m", 2, {"--instructions FILE"});
   expect_failure("eval m --pairs p --kv-bits 8", 2, {"--pairs", "--kv-bits"});
-  expect_failure("eval m --pairs p --text t", 2, {"--pairs", "--text", "leave one out"});
-  expect_failure("eval m --text t --instructions i", 2, {"--text", "--instructions", "leave one out"});
+  expect_failure("eval m --pairs p --text t", 2, {"--pairs", "--text", "give one of them"});
+  expect_failure("eval m --text t --instructions i", 2, {"--text", "--instructions", "give one of them"});
   expect_failure("eval m --text t --temperature 1", 2, {"--temperature belongs to --instructions"});
   expect_failure("eval m --text t --show", 2, {"--show belongs to --instructions"});
   expect_failure("eval m --instructions i --protocol llama.cpp", 2, {"--protocol belongs to --text"});
