@@ -411,7 +411,7 @@ TEST_F(TrainModel, ARunBesideOneOfTheSameOutputTakesNothingAway) {
 
 // Whatever LibTorch this is built with: where a GPU is, the command works on it.
 TEST_F(TrainModel, AGpuIsRefusedWhereNoneIsOrNothingWorksOnIt) {
-  const std::string rtn = recipe("  - rtn: {bits: 8}\n");
+  const std::string rtn = recipe("  - rtn: {bits: 8, group_size: -1}\n");
   const Outcome untrained = run_pare(command(rtn.substr(0, rtn.find("evaluate:")), "untrained", {"--device", "cuda"}));
   EXPECT_EQ(untrained.status, 1);
   EXPECT_NE(untrained.err.find("only 'distill' and the evaluation work on a GPU"), std::string::npos) << untrained.err;
