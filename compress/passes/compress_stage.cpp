@@ -31,11 +31,12 @@ std::string shape_text(const LinearDescription& linear) {
 // Of inputs below it the mean square may leave the range of float32, in which H is, whatever the number of tokens.
 constexpr double kSmallInput = 1e-15;
 
-// What calibration tells of the input itself, for each of the layers that were fitted to it. A column of the tokens of H
-// may be dead and fire in those that are held out.
-void note_dead_columns(StageState& state) {
+// What calibration tells of the input itself. Asked before any step: a fold divides H by squares of its scales, and what
+// has left the range of float32 stays 0 however large the divided input is. A column of the tokens of H may be dead and
+// fire in those that are held out.
+std::vector<std::string> dead_column_events(const StageState& state) {
   const LayerStatistics& statistics = state.statistics;
-  if (!statistics.hessian_diagonal_I.defined() || state.is_unseen()) return;
+  if (!statistics.hessian_diagonal_I.defined() || state.is_unseen()) return {};
   const at::Tensor& diagonal_I = statistics.hessian_diagonal_I;
   const at::Tensor absmax_I = absmax(statistics);
   const at::Tensor small_I = absmax_I.gt(0.0)
@@ -43,17 +44,14 @@ void note_dead_columns(StageState& state) {
                                  .logical_and_(diagonal_I.lt(std::numeric_limits<float>::min()));
   const int64_t num_small = small_I.sum().item<int64_t>();
   const int64_t num_dead = diagonal_I.eq(0).logical_and_(small_I.logical_not()).sum().item<int64_t>();
-  for (LayerState& layer : state.layers) {
-    if (num_dead > 0) {
-      layer.record.events.push_back(count_text(num_dead, "dead columns: inputs that are always 0"));
-    }
-    if (num_small > 0) {
-      layer.record.events.push_back(
-          count_text(num_small,
-                     "columns whose inputs are too small: their squares leave the range of float32, and the "
-                     "calibration takes them for 0; scale the weights that make them"));
-    }
+  std::vector<std::string> events;
+  if (num_dead > 0) events.push_back(count_text(num_dead, "dead columns: inputs that are always 0"));
+  if (num_small > 0) {
+    events.push_back(count_text(num_small,
+                                "columns whose inputs are too small: their squares leave the range of float32, and "
+                                "the calibration takes them for 0; scale the weights that make them"));
   }
+  return events;
 }
 
 // What the stage was calibrated on, where that was too little for a Hessian of full rank. A range that only calibration
@@ -240,6 +238,7 @@ void compress_stage(const RunPlan& plan, int64_t block_index, Stage stage, const
     }
   }
   note_tokens(state, work);
+  const std::vector<std::string> dead_columns = dead_column_events(state);
   fit_to_original(state);
   const auto say = [&](const std::string& what) {
     for (LayerState& layer : state.layers) layer.record.scaling = what;
@@ -253,7 +252,9 @@ void compress_stage(const RunPlan& plan, int64_t block_index, Stage stage, const
       say(scaling.what);
     });
   }
-  note_dead_columns(state);
+  for (LayerState& layer : state.layers) {
+    layer.record.events.insert(layer.record.events.end(), dead_columns.begin(), dead_columns.end());
+  }
   work.block.set_input_format(stage, state.input);
   for (LayerState& layer : state.layers) {
     CompressedLayer done = finish_layer(checkpoint, state, layer, work.changed);

@@ -4,6 +4,8 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
+#include <limits>
+
 #include "quant/row_chunks.h"
 
 namespace pare {
@@ -11,6 +13,18 @@ namespace {
 
 constexpr int64_t kMaxTile = 256;
 constexpr int64_t kTileAlignment = 16;
+
+// A column whose mean square is no normal float32 has products with the others that are, which no square of its own
+// allows: a matrix so made is not positive, and scaled it is not even symmetric.
+void clear_small_columns(at::Tensor& hessian_II) {
+  const int64_t width = hessian_II.size(0);
+  float* hessian = hessian_II.data_ptr<float>();
+  for (int64_t i = 0; i < width; ++i) {
+    if (!(hessian[i * width + i] < std::numeric_limits<float>::min())) continue;  // NaN stays, to be found
+    hessian_II.select(0, i).zero_();
+    hessian_II.select(1, i).zero_();
+  }
+}
 
 }  // namespace
 
@@ -78,6 +92,7 @@ at::Tensor ProductSums::finish(double divisor) {
     }
   });
   tiles_.clear();
+  if (symmetric_) clear_small_columns(result_PI);
   return result_PI;
 }
 
