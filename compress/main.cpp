@@ -86,7 +86,7 @@ void check_source_options(const pare::Arguments& arguments) {
     throw pare::WrongUsage(has_text ? "--text and --prompts: give one of them"
                                     : "option --text FILE is missing, or --prompts FILE");
   }
-  for (const char* name : {"tokens", "windows"}) {
+  for (const char* name : {"tokens", "windows", "end-of-document"}) {
     if (has_prompts && arguments.given(name)) {
       throw pare::WrongUsage(std::string("--") + name + " belongs to --text: leave it out");
     }
@@ -105,6 +105,7 @@ void record_teacher(const pare::Arguments& arguments, pare::Console& console) {
   if (arguments.given("prompts")) options.prompts = arguments.text("prompts");
   if (arguments.given("tokens")) options.num_tokens = arguments.integer("tokens");
   if (arguments.given("windows")) options.num_windows = arguments.integer("windows");
+  if (arguments.given("end-of-document")) options.end_of_document = arguments.text("end-of-document");
   if (arguments.given("samples")) options.num_samples = arguments.integer("samples");
   if (arguments.given("max-new-tokens")) options.max_new_tokens = arguments.integer("max-new-tokens");
   if (arguments.given("temperature")) options.sampling_temperature = arguments.number("temperature");
@@ -184,8 +185,10 @@ pare::Command record_command() {
   std::vector<pare::OptionSpec> options = {
       text_option(
           "text", "FILE",
-          "a text in UTF-8, - for standard input, .jsonl (field text) or .npy (token ids [N, T]): its windows are "
-          "recorded"),
+          "a text in UTF-8 (one document; - for standard input), .jsonl (a document a line, field text) or .npy "
+          "(token ids [N, T]): its windows are recorded; the teacher sees each document alone"),
+      text_option("end-of-document", "TOKEN",
+                  "what ends each document of a text (default: the tokenizer's end of text)"),
       count_option("tokens", "", "tokens of a window" + by_default(pare::kRecordTokens) + "; a .npy has its own", 2),
       count_option("windows", "", "draw so many of the text's windows; of a .npy the first (default: all)", 1),
       text_option("prompts", "FILE",

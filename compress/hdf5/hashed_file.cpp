@@ -18,8 +18,11 @@ constexpr size_t kHashLetters = 64;
   throw std::runtime_error("cannot read '" + file.path().string() + "': " + why);
 }
 
-// The hash that the user block states.
-std::string stated_hash(const InputFile& file, const FileKind& kind) {
+// What the user block states.
+struct Stated {
+  std::string version, hash;
+};
+Stated read_stated(const InputFile& file, const FileKind& kind) {
   std::string block(static_cast<size_t>(std::min(file.size_bytes(), kUserBlockBytes)), '\0');
   file.read(0, std::as_writable_bytes(std::span(block)));
   // Nothing that is no word of ours is shown: it may be any bytes.
@@ -32,10 +35,11 @@ std::string stated_hash(const InputFile& file, const FileKind& kind) {
   if (!block.starts_with(magic) || version.empty() || !is_version) {
     fail(file, "it is no " + kind.name + " file: " + kind.maker + " makes one");
   }
-  if (version != kind.version) {
+  const auto& also = kind.also_read;
+  if (version != kind.version && std::find(also.begin(), also.end(), version) == also.end()) {
     fail(file, kind.name + " of version '" + version + "'; expected " + kind.version + ": " + kind.remedy);
   }
-  return block.substr(word + kHashWord.size(), kHashLetters);
+  return {version, block.substr(word + kHashWord.size(), kHashLetters)};
 }
 
 // Of all bytes after the user block.
@@ -62,13 +66,17 @@ std::string write_hash(const UnpublishedFile& file, const FileKind& kind) {
 }
 
 std::string check_hash(const InputFile& file, const FileKind& kind) {
-  const std::string stated = stated_hash(file, kind);
+  const std::string stated = read_stated(file, kind).hash;
   std::string hash = hash_content(file);
   if (hash != stated) {
     fail(file, "the file is truncated or damaged (its content has SHA-256 " + hash +
                    ", not the one it states): " + kind.remedy);
   }
   return hash;
+}
+
+std::string stated_version(const InputFile& file, const FileKind& kind) {
+  return read_stated(file, kind).version;
 }
 
 }  // namespace pare

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/evaluate/evaluate.h"
+
 namespace pare {
 namespace {
 
@@ -88,6 +90,11 @@ void DistillPass::check(const PassCheck& check) {
     if (distill.logits.empty() || !check.was_given(key)) continue;
     if (key == std::string_view("tokens") && !distill.validation_text.empty()) continue;  // of its windows
     check.fail(key, "'logits' holds the teacher's tokens and what it says of them: leave this out");
+  }
+  const auto is_text = [](const std::string& file) { return !file.empty() && !holds_token_windows(file); };
+  if (check.was_given("end_of_document") && !is_text(distill.validation_text) &&
+      std::none_of(distill.text.begin(), distill.text.end(), is_text)) {
+    check.fail("end_of_document", "no text is read, of which documents would end with it: leave this out");
   }
   check_loss_options(distill.loss.loss, check);
   const bool samples = distill.loss.loss == DistillLoss::minillm;

@@ -44,7 +44,9 @@ inline std::span<const EnumName<SelectBy>> enum_names(SelectBy) {
 }
 
 struct DistillOptions {
-  std::vector<std::string> text;  // trained on: a .txt, .jsonl or .npy, or several, each cut into windows of its own
+  // Trained on: a .txt, which is one document, a .jsonl of documents, or a .npy of windows; or several, each cut into
+  // windows of its own.
+  std::vector<std::string> text;
   std::string student;            // the checkpoint that is trained; empty: what the recipe's items before this one give
   std::string teacher;            // a checkpoint; empty: the recipe's model
   std::string logits;             // instead of text and teacher: what pare record made of one
@@ -68,6 +70,7 @@ struct DistillOptions {
   TrainedParts train;
   TrainingPrecision precision = TrainingPrecision::automatic;
   bool recompute = false;       // activations of blocks are computed again in the backward pass instead of kept
+  std::string end_of_document;  // the token that ends each document of a text; empty: the tokenizer's end of text
   std::string validation_text;  // empty: windows of the text that are not trained on
   int64_t validation_windows = 16;
   int64_t validations = 10;          // how often on the way, evenly
@@ -100,6 +103,7 @@ struct DistillOptions {
     visit("train", train);
     visit("precision", precision);
     visit("recompute", recompute);
+    visit("end_of_document", end_of_document);
     visit("validation_text", validation_text);
     visit("validation_windows", validation_windows, {.low = 1, .high = 1 << 20});
     visit("validations", validations, {.low = 1, .high = 100000});

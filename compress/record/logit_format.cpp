@@ -14,21 +14,23 @@ namespace {
 
 constexpr int64_t kMostOfUint16 = int64_t{1} << 16;  // vocabularies whose ids fit
 
-std::array<TokenArray, 6> token_arrays(int64_t num_vocabulary, int64_t num_kept, int64_t num_temperatures) {
+std::array<TokenArray, 7> token_arrays(int64_t num_vocabulary, int64_t num_kept, int64_t num_temperatures) {
   const Hdf5Type ids = logit_id_type(num_vocabulary);
   return {{{"token_ids", ids, 0},
            {"label_mask", Hdf5Type::uint8, 0},
            {"label_log_probs", Hdf5Type::float16, 0},
            {"top_ids", ids, num_kept},
            {"top_log_probs", Hdf5Type::float16, num_kept},
-           {"log_tails", Hdf5Type::float16, num_temperatures}}};
+           {"log_tails", Hdf5Type::float16, num_temperatures},
+           {"starts", Hdf5Type::uint8, 0, /*is_of_first=*/false}}};
 }
 
 }  // namespace
 
 const FileKind kLogitFile = {.name = "teacher logits",
-                             .version = "1",
+                             .version = "2",
                              .maker = "pare record",
+                             .also_read = {kFirstLogitVersion},
                              .remedy = "record the teacher again with pare record"};
 
 Hdf5Type logit_id_type(int64_t num_vocabulary) {
@@ -39,7 +41,7 @@ std::vector<int64_t> TokenArray::shape(int64_t num_rows) const {
   return num_columns > 0 ? std::vector{num_rows, num_columns} : std::vector{num_rows};
 }
 
-std::array<TokenArray, 6> token_arrays(const LogitOrigin& origin) {
+std::array<TokenArray, 7> token_arrays(const LogitOrigin& origin) {
   return token_arrays(origin.num_vocabulary, origin.num_kept, static_cast<int64_t>(origin.temperatures.size()));
 }
 
@@ -73,6 +75,15 @@ std::optional<LogitDifference> check_sequence(const RecordedSequence& sequence, 
     if (scored > 1) return LogitDifference{"label_mask", "0 or 1", std::to_string(scored)};
   }
   if (sequence.label_mask.back() != 0) return LogitDifference{"label_mask", "0 for the last token of a sequence", "1"};
+  int32_t before = 0;
+  for (const int32_t start : sequence.starts) {
+    if (start <= before || start >= static_cast<int64_t>(sequence.ids.size())) {
+      return LogitDifference{"starts", "ascending positions within the sequence", std::to_string(start)};
+    }
+    before = start;
+    if (sequence.label_mask[static_cast<size_t>(start) - 1] == 0) continue;
+    return LogitDifference{"label_mask", "0 for the last token of a document", "1"};
+  }
   return std::nullopt;
 }
 

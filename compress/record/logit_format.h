@@ -44,12 +44,15 @@ struct LogitOrigin {
   std::string hash() const;
 };
 
-// Tokens, and which of them the loss is about.
+// Tokens, which of them the loss is about, and where the teacher's attention has begun anew.
 struct RecordedSequence {
   std::vector<int32_t> ids;
   // Of token r: 1 where the prediction of token r + 1 counts. 0 for the last token and where token r + 1 belongs to a
   // prompt.
   std::vector<uint8_t> label_mask;
+  // Behind the first token, those at which another document begins, ascending: the teacher has seen nothing before
+  // them. The token in front of each has no label.
+  std::vector<int32_t> starts = {};
 };
 
 // Bytes of one token in the arrays.
@@ -78,11 +81,13 @@ Hdf5Type logit_id_type(int64_t num_vocabulary);
 struct TokenArray {
   const char* name;
   Hdf5Type type;
-  int64_t num_columns;  // 0: one dimension
+  int64_t num_columns;      // 0: one dimension
+  bool is_of_first = true;  // files of version 1 have it, too
 
   std::vector<int64_t> shape(int64_t num_rows) const;
 };
-std::array<TokenArray, 6> token_arrays(const LogitOrigin& origin);
+std::array<TokenArray, 7> token_arrays(const LogitOrigin& origin);
+inline constexpr const char* kFirstLogitVersion = "1";  // had no `starts`: a sequence was one document
 
 // Expected and found, where they differ.
 struct LogitDifference {

@@ -86,7 +86,8 @@ std::optional<LogitDifference> check_rows(const at::Tensor& ids_TK, const at::Te
 struct OpenShard {
   Hdf5Reader reader;
   std::vector<uint32_t> lengths;  // of the sequences
-  std::array<Hdf5Array, 6> arrays;
+  std::array<Hdf5Array, 7> arrays;
+  bool has_starts = true;
   LogitShard summary;
 };
 
@@ -118,6 +119,7 @@ OpenShard open_shard(const fs::path& path, const LogitOrigin& origin, int64_t sh
                      bool checks_hash) {
   InputFile file(path);
   LogitShard summary;
+  const bool is_first_version = stated_version(file, kLogitFile) == kFirstLogitVersion;
   if (checks_hash) summary.sha256 = check_hash(file, kLogitFile);
   Hdf5Reader reader(std::move(file), kUserBlockBytes, kLogitFile.remedy);
   const Hdf5Object root = reader.root();
@@ -137,14 +139,17 @@ OpenShard open_shard(const fs::path& path, const LogitOrigin& origin, int64_t sh
     summary.num_tokens += length;
   }
   summary.num_sequences = lengths_array.num_values;
-  std::array<Hdf5Array, 6> arrays;
+  std::array<Hdf5Array, 7> arrays;
   const auto kinds = token_arrays(origin);
-  for (size_t i = 0; i < kinds.size(); ++i) arrays[i] = find_array(reader, root, kinds[i], summary.num_tokens);
-  return {std::move(reader), std::move(lengths), std::move(arrays), std::move(summary)};
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    if (is_first_version && !kinds[i].is_of_first) continue;
+    arrays[i] = find_array(reader, root, kinds[i], summary.num_tokens);
+  }
+  return {std::move(reader), std::move(lengths), std::move(arrays), !is_first_version, std::move(summary)};
 }
 
 // Places in token_arrays.
-enum Column : size_t { kTokenIds, kLabelMask, kLabelLogProbs, kTopIds, kTopLogProbs, kLogTails };
+enum Column : size_t { kTokenIds, kLabelMask, kLabelLogProbs, kTopIds, kTopLogProbs, kLogTails, kStarts };
 
 std::string hash_of_bytes(std::span<const uint8_t> bytes) {
   std::string text;
@@ -344,6 +349,17 @@ RecordedSequence LogitStore::sequence(int64_t sequence) const {
   }
   RecordedSequence read{.ids = {ids.begin(), ids.end()}, .label_mask = std::vector<uint8_t>(ids.size())};
   shard.reader.read(shard.arrays[kLabelMask], row, std::span(read.label_mask));
+  if (shard.has_starts) {
+    std::vector<uint8_t> starts(ids.size());
+    shard.reader.read(shard.arrays[kStarts], row, std::span(starts));
+    for (size_t t = 0; t < starts.size(); ++t) {
+      if (starts[t] > 1 || (t == 0 && starts[t] != 1)) {
+        refuse_reading(shard.reader, LogitDifference{"starts", t == 0 ? "1 at the first token of a sequence" : "0 or 1",
+                                                     std::to_string(starts[t])});
+      }
+      if (t > 0 && starts[t] == 1) read.starts.push_back(static_cast<int32_t>(t));
+    }
+  }
   refuse_reading(shard.reader, check_sequence(read, state_->origin.num_vocabulary));
   return read;
 }

@@ -68,7 +68,7 @@ LogitShardWriter::LogitShardWriter(const fs::path& path, const LogitOrigin& orig
   LogitShard summary{.num_sequences = static_cast<int64_t>(sequences.size()), .num_tokens = 0, .sha256 = ""};
   std::vector<uint32_t> lengths;
   std::vector<int64_t> ids;
-  std::vector<uint8_t> mask;
+  std::vector<uint8_t> mask, starts;
   for (const RecordedSequence& sequence : sequences) {
     if (sequence.ids.empty() || sequence.ids.size() != sequence.label_mask.size()) {
       refuse_writing(path, LogitDifference{"label_mask", "one for each of the tokens, and one token at least",
@@ -79,6 +79,10 @@ LogitShardWriter::LogitShardWriter(const fs::path& path, const LogitOrigin& orig
     lengths.push_back(static_cast<uint32_t>(sequence.ids.size()));
     ids.insert(ids.end(), sequence.ids.begin(), sequence.ids.end());
     mask.insert(mask.end(), sequence.label_mask.begin(), sequence.label_mask.end());
+    const size_t first = starts.size();
+    starts.resize(first + sequence.ids.size(), 0);
+    starts[first] = 1;
+    for (const int32_t start : sequence.starts) starts[first + static_cast<size_t>(start)] = 1;
   }
   if (sequences.empty()) refuse_writing(path, LogitDifference{"lengths", "one sequence at least", "none"});
   summary.num_tokens = static_cast<int64_t>(ids.size());
@@ -95,6 +99,7 @@ LogitShardWriter::LogitShardWriter(const fs::path& path, const LogitOrigin& orig
   }
   writer.write("/", "token_ids", 0, id_bytes(ids, origin.num_vocabulary));
   writer.write("/", "label_mask", 0, std::as_bytes(std::span(mask)));
+  writer.write("/", "starts", 0, std::as_bytes(std::span(starts)));
 }
 
 LogitShardWriter::~LogitShardWriter() = default;

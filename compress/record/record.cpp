@@ -21,6 +21,7 @@
 #include "compress/walk/statistics.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/device/make_backend.h"
+#include "runtime/evaluate/document_windows.h"
 #include "runtime/evaluate/evaluate.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/evaluate/windows_tokenizer.h"
@@ -48,11 +49,12 @@ constexpr int64_t kMostShards = 1'000'000;     // files of one folder
 
 // What is recorded: windows of a text, or prompts with what is drawn behind each.
 struct Material {
-  std::vector<std::vector<int32_t>> starts;  // windows, or prompts
-  int64_t num_samples = 1;                   // of each
-  int64_t max_new_tokens = 0;                // 0: windows
-  Json source;                               // LogitOrigin::source
-  int64_t num_left_out = 0;                  // prompts that the context has no room for
+  std::vector<std::vector<int32_t>> starts;     // windows, or prompts
+  std::vector<std::vector<int32_t>> documents;  // of each window where other documents begin; empty: nowhere
+  int64_t num_samples = 1;                      // of each
+  int64_t max_new_tokens = 0;                   // 0: windows
+  Json source;                                  // LogitOrigin::source
+  int64_t num_left_out = 0;                     // prompts that the context has no room for
   bool has_prompts() const { return max_new_tokens > 0; }
   int64_t num_sequences() const { return static_cast<int64_t>(starts.size()) * num_samples; }
   const std::vector<int32_t>& start(int64_t sequence) const {
@@ -85,10 +87,28 @@ int64_t count_tokens(const Tokenizer& tokenizer, const ModelDescription& model) 
   return std::min(tokenizer.vocabulary_size(), model.vocabulary_size);
 }
 
-Material read_windows(const RecordOptions& options, const Tokenizer& tokenizer, const ModelDescription& model) {
-  const TokenWindows all =
-      read_token_windows(options.text, &tokenizer, options.num_tokens.value_or(kRecordTokens), /*num_windows=*/0,
-                         /*add_special_tokens=*/true, count_tokens(tokenizer, model));
+DocumentWindows read_all_windows(const RecordOptions& options, const Tokenizer& tokenizer,
+                                 const Checkpoint& checkpoint) {
+  const int64_t num_tokens = options.num_tokens.value_or(kRecordTokens);
+  const int64_t num_vocabulary = count_tokens(tokenizer, checkpoint.description());
+  if (holds_token_windows(options.text)) {
+    if (!options.end_of_document.empty()) {
+      throw std::invalid_argument("--end-of-document: '" + options.text.string() +
+                                  "' holds windows, which are used as they are: leave it out");
+    }
+    return {read_token_windows(options.text, nullptr, num_tokens, /*num_windows=*/0, /*add_special_tokens=*/true,
+                               num_vocabulary),
+            {}};
+  }
+  const int32_t end_token =
+      end_of_document(options.end_of_document, tokenizer, checkpoint.directory(), checkpoint.description());
+  return read_document_windows(options.text, {tokenizer, end_token, num_tokens, num_vocabulary}, /*num_windows=*/0);
+}
+
+Material read_windows(const RecordOptions& options, const Tokenizer& tokenizer, const Checkpoint& checkpoint) {
+  const ModelDescription& model = checkpoint.description();
+  const DocumentWindows read = read_all_windows(options, tokenizer, checkpoint);
+  const TokenWindows& all = read.windows;
   const std::string what = options.text.string() + ": ";
   if (options.num_tokens && all.num_tokens != *options.num_tokens) {
     throw std::invalid_argument(what + "its windows are " + std::to_string(all.num_tokens) +
@@ -110,6 +130,7 @@ Material read_windows(const RecordOptions& options, const Tokenizer& tokenizer, 
   for (int64_t i = 0; const int64_t window : draw_sorted(all.num_windows, num_windows, options.seed)) {
     const std::span<const int32_t> ids = all.window(takes_first ? i : window);
     material.starts.emplace_back(ids.begin(), ids.end());
+    if (!read.starts_N.empty()) material.documents.push_back(read.starts_N[static_cast<size_t>(window)]);
     ++i;
   }
   material.source = {{"kind", "windows"}, {"tokens", all.num_tokens}, {"windows", num_windows}, {"seed", options.seed}};
@@ -147,12 +168,14 @@ Material read_prompts(const RecordOptions& options, const Tokenizer& tokenizer, 
   return material;
 }
 
-std::string hash_of(const std::vector<std::vector<int32_t>>& sequences) {
+std::string hash_of(const Material& material) {
   Sha256 hash;
-  for (const std::vector<int32_t>& ids : sequences) {
-    const std::string size = std::to_string(ids.size()) + " ";
-    hash.update(std::as_bytes(std::span(size)));
-    hash.update(std::as_bytes(std::span(ids)));
+  for (const auto* const sequences : {&material.starts, &material.documents}) {
+    for (const std::vector<int32_t>& ids : *sequences) {
+      const std::string size = std::to_string(ids.size()) + " ";
+      hash.update(std::as_bytes(std::span(size)));
+      hash.update(std::as_bytes(std::span(ids)));
+    }
   }
   return hash.hex();
 }
@@ -244,7 +267,9 @@ class Recording {
     for (int64_t sequence = first; sequence < first + count; ++sequence) {
       const std::vector<int32_t>& start = material_.start(sequence);
       if (!material_.has_prompts()) {
-        windows.push_back(whole_window(start));
+        windows.push_back(window_of_documents(start, material_.documents.empty()
+                                                         ? std::vector<int32_t>()
+                                                         : material_.documents[static_cast<size_t>(sequence)]));
         continue;
       }
       requests.push_back({.prompt = start,
@@ -325,7 +350,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   for (const std::string& event : events) progress.print("event: " + event);
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
   Material material =
-      options.text.empty() ? read_prompts(options, tokenizer, model) : read_windows(options, tokenizer, model);
+      options.text.empty() ? read_prompts(options, tokenizer, model) : read_windows(options, tokenizer, checkpoint);
   const int64_t num_vocabulary = count_tokens(tokenizer, model);
   if (options.num_kept < 1 || options.num_kept > num_vocabulary) {
     throw std::invalid_argument("--top-k " + std::to_string(options.num_kept) + ": expected 1 to the vocabulary's " +
@@ -345,7 +370,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   if (material.has_prompts()) material.source["drawn_together"] = num_lanes;
   LogitOrigin origin{.model = "",
                      .tokenizer = tokenizer_hash(checkpoint.directory()),
-                     .data = hash_of(material.starts),
+                     .data = hash_of(material),
                      .text = plain_text(data.filename().string()),
                      .source = json_text(material.source),
                      .num_vocabulary = num_vocabulary,

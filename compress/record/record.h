@@ -16,8 +16,9 @@ namespace pare {
 inline constexpr int64_t kRecordTokens = 512;
 
 struct RecordOptions {
-  // One of the two. A text's windows as read_token_windows cuts them.
+  // One of the two. A text is cut into windows of documents (document_windows.h); a .npy has windows of its own.
   std::filesystem::path text, prompts;
+  std::string end_of_document;         // the token that ends each document of a text; empty: the tokenizer's
   std::optional<int64_t> num_tokens;   // of a window; empty: kRecordTokens, or what a .npy has
   std::optional<int64_t> num_windows;  // drawn at random, in order; of a .npy the first; empty: all
 

@@ -8,6 +8,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "distill/teacher_logits.h"
 
@@ -83,6 +84,7 @@ void RecordingTeacher::append(std::span<const RecordedSequence> sequences, int64
   const ModelDescription& description = model_.description();
   const int64_t num_vocabulary = description.vocabulary_size, width = description.hidden_size;
   std::vector<int32_t> ids, labels;
+  std::vector<int64_t> lengths;  // of the documents
   for (const RecordedSequence& sequence : sequences) {
     if (sequence.ids.size() != sequences.front().ids.size()) {
       throw std::invalid_argument("sequences of different lengths in one batch");
@@ -90,6 +92,12 @@ void RecordingTeacher::append(std::span<const RecordedSequence> sequences, int64
     ids.insert(ids.end(), sequence.ids.begin(), sequence.ids.end());
     labels.insert(labels.end(), sequence.ids.begin() + 1, sequence.ids.end());
     labels.push_back(kNoLabel);
+    int64_t first = 0;
+    for (const int32_t start : sequence.starts) {
+      labels[labels.size() - sequence.ids.size() + static_cast<size_t>(start) - 1] = kNoLabel;
+      lengths.push_back(start - std::exchange(first, start));
+    }
+    lengths.push_back(static_cast<int64_t>(sequence.ids.size()) - first);
   }
   const auto num_rows = static_cast<int64_t>(ids.size());
   const int64_t num_tokens = num_rows / static_cast<int64_t>(sequences.size());
@@ -97,7 +105,7 @@ void RecordingTeacher::append(std::span<const RecordedSequence> sequences, int64
     hidden_RD_ = model_.backend().allocate(num_rows * width);
     num_hidden_rows_ = num_rows;
   }
-  model_.prefill_windows(ids, static_cast<int64_t>(sequences.size()), hidden_RD_.get());
+  model_.prefill_sequences(ids, lengths, hidden_RD_.get());
   for (int64_t first = 0; first < num_rows; first += chunk_rows(num_vocabulary)) {
     const int64_t count = std::min(chunk_rows(num_vocabulary), num_rows - first);
     model_.backend().linear(model_.head(), hidden_RD_.get() + first * width, count, logits_RV_.get());
@@ -137,9 +145,11 @@ std::vector<RecordedSequence> continue_prompts(Transformer& model, std::span<con
   return sequences;
 }
 
-RecordedSequence whole_window(std::span<const int32_t> ids) {
-  RecordedSequence sequence{.ids = {ids.begin(), ids.end()}, .label_mask = std::vector<uint8_t>(ids.size(), 1)};
+RecordedSequence window_of_documents(std::span<const int32_t> ids, const std::vector<int32_t>& starts) {
+  RecordedSequence sequence{
+      .ids = {ids.begin(), ids.end()}, .label_mask = std::vector<uint8_t>(ids.size(), 1), .starts = starts};
   sequence.label_mask.back() = 0;
+  for (const int32_t start : starts) sequence.label_mask[static_cast<size_t>(start) - 1] = 0;
   return sequence;
 }
 

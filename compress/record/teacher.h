@@ -18,7 +18,7 @@ class RecordingTeacher {
   // left out of every distribution. num_kept and temperatures: truncate_logits.
   RecordingTeacher(Transformer& model, int64_t num_tokens, int64_t num_kept, std::vector<double> temperatures);
 
-  // Runs the sequences, each alone, all of one length, at most batch_sequences(length), and appends a row for each of
+  // Runs the sequences, each document of each alone, all of one length, at most batch_sequences(length), and appends a row for each of
   // their tokens: the logits in float32, a chunk of tokens at a time. Which sequences come together decides how sums
   // are split, so that equal bytes need equal calls. Throws std::runtime_error for logits that are not finite
   // (first_sequence says in which).
@@ -42,7 +42,7 @@ class RecordingTeacher {
 std::vector<RecordedSequence> continue_prompts(Transformer& model, std::span<const GenerationRequest> requests,
                                                int64_t num_lanes);
 
-// Whole sequence of labels: a text's window.
-RecordedSequence whole_window(std::span<const int32_t> ids);
+// A text's window, with a label at every token but the last of a document; starts: RecordedSequence's.
+RecordedSequence window_of_documents(std::span<const int32_t> ids, const std::vector<int32_t>& starts);
 
 }  // namespace pare

@@ -141,8 +141,31 @@ at::Tensor FunctionalModel::attend(const BlockDescription& block, const at::Tens
                            model_->attention_scale);
 }
 
+at::Tensor FunctionalModel::attend_documents(int64_t index, const at::Tensor& q_BTHK, const at::Tensor& k_BTGK,
+                                             const at::Tensor& v_BTGK, const DocumentStarts& starts) const {
+  const BlockDescription& block = model_->blocks[static_cast<size_t>(index)];
+  const RotaryAngles& all = *angles_[static_cast<size_t>(index)];
+  const int64_t batch = q_BTHK.size(0), num_tokens = q_BTHK.size(1);
+  const int64_t width = model_->num_heads * model_->head_size;
+  std::vector<at::Tensor> mixed_TI;
+  for (int64_t b = 0; b < batch; ++b) {
+    const std::vector<int64_t>& behind = starts.at(static_cast<size_t>(b));
+    for (size_t d = 0; d <= behind.size(); ++d) {
+      const int64_t first = d == 0 ? 0 : behind[d - 1];
+      const int64_t count = (d < behind.size() ? behind[d] : num_tokens) - first;
+      const RotaryAngles angles{all.cosine_TJ.narrow(0, 0, count), all.sine_TJ.narrow(0, 0, count)};
+      const auto part = [&](const at::Tensor& of_all) { return of_all.narrow(0, b, 1).narrow(1, first, count); };
+      const at::Tensor mixed_1HTK =
+          attend(block, rotate_heads(part(q_BTHK), angles).transpose(1, 2),
+                 rotate_heads(part(k_BTGK), angles).transpose(1, 2), part(v_BTGK).transpose(1, 2));
+      mixed_TI.push_back(mixed_1HTK.transpose(1, 2).reshape({count, width}));
+    }
+  }
+  return at::cat(mixed_TI, 0).view({batch, num_tokens, width});
+}
+
 at::Tensor FunctionalModel::attention(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD,
-                                      KeyValues* earlier) const {
+                                      KeyValues* earlier, const DocumentStarts& starts) const {
   const BlockDescription& block = model_->blocks[static_cast<size_t>(index)];
   const int64_t batch = hidden_BTD.size(0);
   const int64_t num_tokens = hidden_BTD.size(1);
@@ -156,6 +179,10 @@ at::Tensor FunctionalModel::attention(int64_t index, const NamedTensors& weights
   at::Tensor v_BTGK = heads(products[2], model_->num_kv_heads);
   if (block.q_norm) q_BTHK = norm(weights, *block.q_norm, q_BTHK, compute_);
   if (block.k_norm) k_BTGK = norm(weights, *block.k_norm, k_BTGK, compute_);
+  if (!starts.empty()) {
+    const at::Tensor mixed_BTI = attend_documents(index, q_BTHK, k_BTGK, v_BTGK, starts);
+    return linear(weights, block.o, round_input(mixed_BTI, input_format(block.o)));
+  }
   const int64_t num_earlier = earlier != nullptr && earlier->keys_BGTK.defined() ? earlier->keys_BGTK.size(2) : 0;
   const RotaryAngles& all = *angles_[static_cast<size_t>(index)];
   const RotaryAngles angles{all.cosine_TJ.narrow(0, num_earlier, num_tokens),
@@ -210,13 +237,13 @@ at::Tensor FunctionalModel::mixture(const BlockDescription& block, const NamedTe
 }
 
 at::Tensor FunctionalModel::block(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD,
-                                  KeyValues* earlier) const {
+                                  KeyValues* earlier, const DocumentStarts& starts) const {
   const BlockDescription& block = model_->blocks.at(static_cast<size_t>(index));
   const auto added = [&](const at::Tensor& hidden, const at::Tensor& delta, const auto& post_norm) {
     return post_norm ? hidden.add(norm(weights, *post_norm, delta, at::kFloat)) : hidden.add(delta);
   };
   const at::Tensor attended =
-      added(hidden_BTD, attention(index, weights, hidden_BTD, earlier), block.post_attention_norm);
+      added(hidden_BTD, attention(index, weights, hidden_BTD, earlier, starts), block.post_attention_norm);
   const auto network = [&] {
     if (block.is_mixture()) return mixture(block, weights, norm(weights, block.feed_forward_norm, attended, compute_));
     const FeedForwardDescription& dense = block.experts.front();
@@ -248,13 +275,13 @@ at::Tensor FunctionalModel::logits_of(const at::Tensor& products_RV) const {
 }
 
 at::Tensor FrozenModel::normalized(const at::Tensor& ids_BT, std::vector<KeyValues>* earlier,
-                                   std::vector<at::Tensor>* behind_blocks) const {
+                                   std::vector<at::Tensor>* behind_blocks, const DocumentStarts& starts) const {
   if (earlier != nullptr) earlier->resize(blocks.size());
   if (behind_blocks != nullptr) behind_blocks->clear();
   at::Tensor hidden_BTD = functions->embed(ids_BT, embedding_VD);
   for (size_t b = 0; b < blocks.size(); ++b) {
-    hidden_BTD =
-        functions->block(static_cast<int64_t>(b), blocks[b], hidden_BTD, earlier == nullptr ? nullptr : &(*earlier)[b]);
+    hidden_BTD = functions->block(static_cast<int64_t>(b), blocks[b], hidden_BTD,
+                                  earlier == nullptr ? nullptr : &(*earlier)[b], starts);
     if (behind_blocks != nullptr) behind_blocks->push_back(hidden_BTD);
   }
   return functions->final_norm(gain_D, hidden_BTD);

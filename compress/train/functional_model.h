@@ -33,6 +33,10 @@ struct KeyValues {
   at::Tensor keys_BGTK, values_BGTK;
 };
 
+// Of each sequence of a batch the positions behind the first at which another document begins, in ascending order
+// (runtime/evaluate/document_windows.h). Empty: each sequence is one document.
+using DocumentStarts = std::vector<std::vector<int64_t>>;
+
 class FunctionalModel {
  public:
   // For sequences of at most max_tokens tokens, those before them included. `model` must outlive it. compute:
@@ -51,9 +55,11 @@ class FunctionalModel {
   // table's type, since some tokens come hundreds of times.
   at::Tensor embedding_gradient(const at::Tensor& ids_BT, const at::Tensor& gradient_BTD, int64_t num_rows) const;
   // Through block `index`. weights: the block's tensors. Throws std::invalid_argument for one that is missing.
-  // earlier: not null, the tokens stand behind those that it holds, see them, and are added to it.
+  // earlier: not null, the tokens stand behind those that it holds, see them, and are added to it. starts: attention
+  // stays within a document, whose positions begin at 0, as if it stood alone; inputs that are rounded in a range of
+  // their whole sequence would still be of all documents together. Not with `earlier`.
   at::Tensor block(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD,
-                   KeyValues* earlier = nullptr) const;
+                   KeyValues* earlier = nullptr, const DocumentStarts& starts = {}) const;
   // The final norm, in the compute type: what the head multiplies.
   at::Tensor final_norm(const at::Tensor& gain_D, const at::Tensor& hidden_RD) const;
   // The head's products with normalized hidden states [R, D]: [R, V] in the compute type, half of float32's memory.
@@ -72,8 +78,11 @@ class FunctionalModel {
   std::vector<at::Tensor> linears_behind(const NormDescription& norm,
                                          const std::vector<const LinearDescription*>& linears,
                                          const NamedTensors& weights, const at::Tensor& x) const;
-  at::Tensor attention(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD,
-                       KeyValues* earlier) const;
+  at::Tensor attention(int64_t index, const NamedTensors& weights, const at::Tensor& hidden_BTD, KeyValues* earlier,
+                       const DocumentStarts& starts) const;
+  // [B, T, H K] of queries, keys and values before their rotation.
+  at::Tensor attend_documents(int64_t index, const at::Tensor& q_BTHK, const at::Tensor& k_BTGK,
+                              const at::Tensor& v_BTGK, const DocumentStarts& starts) const;
   at::Tensor attend(const BlockDescription& block, const at::Tensor& q_BHTK, const at::Tensor& k_BGTK,
                     const at::Tensor& v_BGTK) const;
   at::Tensor gated(const NamedTensors& weights, const FeedForwardDescription& network, const at::Tensor& gate_RF,
@@ -94,9 +103,10 @@ struct FrozenModel {
   std::vector<NamedTensors> blocks;
 
   // Normalized hidden states [B, T, D] of ids_BT; earlier: empty, or what each block has seen before, which is added
-  // to; behind_blocks: not null, set to the hidden states [B, T, D] behind each block. To be called without gradients.
+  // to; behind_blocks: not null, set to the hidden states [B, T, D] behind each block; starts: as of
+  // FunctionalModel::block. To be called without gradients.
   at::Tensor normalized(const at::Tensor& ids_BT, std::vector<KeyValues>* earlier = nullptr,
-                        std::vector<at::Tensor>* behind_blocks = nullptr) const;
+                        std::vector<at::Tensor>* behind_blocks = nullptr, const DocumentStarts& starts = {}) const;
   at::Tensor head_products(const at::Tensor& normalized_RD) const {
     return functions->head_products(head_VD, normalized_RD);
   }

@@ -43,9 +43,10 @@ std::vector<at::Tensor> gradients_of(const at::Tensor& output, const at::Tensor&
                                /*allow_unused=*/true);
 }
 
-Piece run_block(const StudentModel& student, int64_t index, const at::Tensor& hidden_BTD) {
+Piece run_block(const StudentModel& student, int64_t index, const at::Tensor& hidden_BTD,
+                const DocumentStarts& starts) {
   Piece piece{leaf(hidden_BTD), {}, student.block(index)};
-  piece.output = student.functions().block(index, piece.weights.all, piece.input);
+  piece.output = student.functions().block(index, piece.weights.all, piece.input, /*earlier=*/nullptr, starts);
   return piece;
 }
 
@@ -53,10 +54,20 @@ at::Tensor rows(const at::Tensor& tensor_BTD, int64_t first, int64_t count) {
   return tensor_BTD.reshape({-1, tensor_BTD.size(-1)}).narrow(0, first, count);
 }
 
-// Of each token its sequence's.
+// Of each token its sequence's number, or its document's where sequences hold several.
 at::Tensor sequence_of_rows(const TokenBatch& batch) {
   const int64_t num_tokens = batch.ids_BT.size(1);
-  return at::arange(batch.num_sequences(), batch.ids_BT.options()).unsqueeze(1).expand({-1, num_tokens}).reshape({-1});
+  at::Tensor numbers_BT = at::arange(batch.num_sequences(), at::kLong).unsqueeze(1).expand({-1, num_tokens}).clone();
+  int64_t num_before = 0;
+  for (size_t b = 0; b < batch.starts.size(); ++b) {
+    int64_t* const numbers_T = numbers_BT.data_ptr<int64_t>() + static_cast<int64_t>(b) * num_tokens;
+    for (const int64_t start : batch.starts[b]) {
+      for (int64_t t = start; t < num_tokens; ++t) ++numbers_T[t];
+    }
+    for (int64_t t = 0; t < num_tokens; ++t) numbers_T[t] += num_before;
+    num_before += static_cast<int64_t>(batch.starts[b].size());
+  }
+  return numbers_BT.reshape({-1}).to(batch.ids_BT.device());
 }
 
 // SLIM's weights need every sequence's loss before the first gradient.
@@ -214,9 +225,9 @@ BatchLoss train_pieces(const TokenBatch& batch, const LossOfHidden& make_loss, b
     if (recompute) {
       const at::NoGradGuard no_grad;
       pieces.push_back({hidden, {}, {}});
-      hidden = student.functions().block(b, student.block(b).all, hidden);
+      hidden = student.functions().block(b, student.block(b).all, hidden, /*earlier=*/nullptr, batch.starts);
     } else {
-      pieces.push_back(run_block(student, b, hidden));
+      pieces.push_back(run_block(student, b, hidden, batch.starts));
       hidden = pieces.back().output.detach();
     }
   }
@@ -229,7 +240,7 @@ BatchLoss train_pieces(const TokenBatch& batch, const LossOfHidden& make_loss, b
       gradient.add_(gradient_of_distance(batch, *targets, num_step_labels, b, student.num_blocks(), hidden, loss));
       hidden = pieces.back().input.detach();
     }
-    Piece piece = recompute ? run_block(student, b, pieces.back().input) : std::move(pieces.back());
+    Piece piece = recompute ? run_block(student, b, pieces.back().input, batch.starts) : std::move(pieces.back());
     pieces.pop_back();
     std::vector<at::Tensor> gradients = gradients_of(piece.output, gradient, piece.input, piece.weights);
     gradient = std::move(gradients.front());
@@ -296,7 +307,7 @@ class LiveTeacherModel : public LiveTeacher {
 
   void look_at(const TokenBatch& batch) override {
     const at::NoGradGuard no_grad;
-    normalized_ = model().normalized(batch.ids_BT, nullptr, keeps_hidden_ ? &hidden_ : nullptr);
+    normalized_ = model().normalized(batch.ids_BT, nullptr, keeps_hidden_ ? &hidden_ : nullptr, batch.starts);
   }
 
   TeacherLogits make_logits(int64_t first, int64_t count) override { return TeacherLogits(values(first, count)); }
@@ -338,8 +349,14 @@ TeacherLogits Teacher::logits(int64_t first, int64_t count) {
 }
 
 int64_t LabelledWindows::num_labels(std::span<const int64_t> chosen) const {
-  if (labels_NT.empty()) return static_cast<int64_t>(chosen.size()) * (windows.num_tokens - 1);
   int64_t count = 0;
+  if (labels_NT.empty()) {
+    for (const int64_t n : chosen) {
+      const size_t num_starts = starts_N.empty() ? 0 : starts_N[static_cast<size_t>(n)].size();
+      count += windows.num_tokens - 1 - static_cast<int64_t>(num_starts);
+    }
+    return count;
+  }
   for (const int64_t n : chosen) {
     const auto labels = std::span(labels_NT).subspan(static_cast<size_t>(n * windows.num_tokens),
                                                      static_cast<size_t>(windows.num_tokens));
@@ -353,6 +370,10 @@ TokenBatch make_batch(const LabelledWindows& data, std::span<const int64_t> chos
   const auto num_sequences = static_cast<int64_t>(chosen.size());
   const auto label_of = [&](int64_t n, int64_t t) -> int64_t {
     if (!data.labels_NT.empty()) return data.labels_NT[static_cast<size_t>(n * windows.num_tokens + t)];
+    if (!data.starts_N.empty()) {
+      const std::vector<int32_t>& starts = data.starts_N[static_cast<size_t>(n)];
+      if (std::binary_search(starts.begin(), starts.end(), static_cast<int32_t>(t + 1))) return kIgnoredLabel;
+    }
     return t + 1 < windows.num_tokens ? windows.window(n)[static_cast<size_t>(t + 1)] : kIgnoredLabel;
   };
   int64_t num_tokens = 1;  // up to the last that has a label, and the token that is it
@@ -363,7 +384,19 @@ TokenBatch make_batch(const LabelledWindows& data, std::span<const int64_t> chos
   }
   TokenBatch batch{at::empty({num_sequences, num_tokens}, at::kLong),
                    at::empty({num_sequences, num_tokens}, at::kLong),
-                   {chosen.begin(), chosen.end()}};
+                   {chosen.begin(), chosen.end()},
+                   {}};
+  const auto has_starts = [&](int64_t n) {
+    return !data.starts_N.empty() && !data.starts_N[static_cast<size_t>(n)].empty();
+  };
+  if (std::any_of(chosen.begin(), chosen.end(), has_starts)) {
+    for (const int64_t n : chosen) {
+      std::vector<int64_t>& starts = batch.starts.emplace_back();
+      for (const int32_t start : data.starts_N[static_cast<size_t>(n)]) {
+        if (start < num_tokens) starts.push_back(start);
+      }
+    }
+  }
   for (int64_t b = 0; b < num_sequences; ++b) {
     const int64_t n = chosen[static_cast<size_t>(b)];
     for (int64_t t = 0; t < num_tokens; ++t) {
@@ -422,7 +455,7 @@ BatchScore score(const TokenBatch& given, const DistillLossOptions* measured, Te
                                                    : std::nullopt;
   at::Tensor hidden = student.functions().embed(batch.ids_BT, outer.all.find(StudentModel::kEmbedding)->second);
   for (int64_t b = 0; b < student.num_blocks(); ++b) {
-    hidden = student.functions().block(b, student.block(b).all, hidden);
+    hidden = student.functions().block(b, student.block(b).all, hidden, /*earlier=*/nullptr, batch.starts);
     if (!targets) continue;
     score.measured += mean_distance(batch, *targets, score.num_labels, b, student.num_blocks(), hidden).item<double>() *
                       static_cast<double>(score.num_labels);

@@ -30,16 +30,20 @@ struct TokenBatch {
   at::Tensor ids_BT;                    // int64
   at::Tensor labels_BT;                 // int64
   std::vector<int64_t> sequences = {};  // [B]: which of the data's, for teachers that have seen them before
+  DocumentStarts starts = {};           // [B], or empty: no sequence holds more than one document
   int64_t num_sequences() const { return ids_BT.size(0); }
   int64_t num_tokens() const { return ids_BT.numel(); }
-  TokenBatch to(at::Device device) const { return {ids_BT.to(device), labels_BT.to(device), sequences}; }
+  TokenBatch to(at::Device device) const { return {ids_BT.to(device), labels_BT.to(device), sequences, starts}; }
 };
 
 // Sequences to train on or to validate with.
 struct LabelledWindows {
   TokenWindows windows;  // shorter sequences are filled up behind their end
-  // What each position predicts, kIgnoredLabel where it predicts nothing. Empty: the next token, all but the last.
+  // What each position predicts, kIgnoredLabel where it predicts nothing. Empty: the next token of its document; the
+  // last of a document or a window predicts nothing.
   std::vector<int32_t> labels_NT = {};
+  // Of each window the positions behind the first at which another document begins, ascending. Empty: nowhere.
+  std::vector<std::vector<int32_t>> starts_N = {};
 
   int64_t num_labels(std::span<const int64_t> chosen) const;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -133,46 +134,84 @@ std::vector<std::string> Transformer::kernel_names() const {
 }
 
 void Transformer::prefill_windows(std::span<const int32_t> ids_NT, int64_t num_windows, float* hidden_RD) {
-  State& state = *state_;
   const auto num_ids = static_cast<int64_t>(ids_NT.size());
   if (num_windows <= 0 || num_ids == 0 || num_ids % num_windows != 0) {
     throw std::invalid_argument(std::to_string(num_ids) + " tokens are not " + std::to_string(num_windows) +
                                 " windows of equal length");
   }
-  const int64_t num_tokens = num_ids / num_windows;
-  state.check_context(num_tokens);
-  state.check_ids(ids_NT);
-  state.pass.need_positions(num_tokens);
+  prefill_sequences(ids_NT, std::vector<int64_t>(static_cast<size_t>(num_windows), num_ids / num_windows), hidden_RD);
+}
 
-  const int64_t batch_windows = std::min(num_windows, std::max<int64_t>(1, kBatchRows / num_tokens));
-  const int64_t batch_rows = batch_windows * num_tokens;
-  const int64_t rows_at_a_time = state.pass.rows_at_a_time(num_tokens);
-  if (!state.arena || state.arena->max_rows < batch_rows || state.arena->max_sequences < batch_windows ||
+namespace {
+
+// Sequences that go through the model together.
+struct PrefillBatch {
+  size_t first = 0, count = 0;
+  int64_t num_rows = 0;
+};
+
+// As many sequences one behind the other as kBatchRows rows hold, one at least.
+std::vector<PrefillBatch> cut_batches(std::span<const int64_t> lengths) {
+  std::vector<PrefillBatch> batches;
+  for (size_t n = 0; n < lengths.size(); ++n) {
+    if (batches.empty() || batches.back().num_rows + lengths[n] > Transformer::kBatchRows) batches.push_back({n, 0, 0});
+    ++batches.back().count;
+    batches.back().num_rows += lengths[n];
+  }
+  return batches;
+}
+
+}  // namespace
+
+void Transformer::prefill_sequences(std::span<const int32_t> ids_R, std::span<const int64_t> lengths,
+                                    float* hidden_RD) {
+  State& state = *state_;
+  const bool is_empty = lengths.empty() || *std::min_element(lengths.begin(), lengths.end()) < 1;
+  const int64_t num_rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  if (is_empty || num_rows != static_cast<int64_t>(ids_R.size())) {
+    throw std::invalid_argument(std::to_string(ids_R.size()) + " tokens are not " + std::to_string(lengths.size()) +
+                                " sequences of " + std::to_string(num_rows) + " tokens, one at least in each");
+  }
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  state.check_context(longest);
+  state.check_ids(ids_R);
+  state.pass.need_positions(longest);
+
+  const std::vector<PrefillBatch> batches = cut_batches(lengths);
+  int64_t batch_rows = 0, batch_sequences = 0;
+  for (const PrefillBatch& batch : batches) {
+    batch_rows = std::max(batch_rows, batch.num_rows);
+    batch_sequences = std::max(batch_sequences, static_cast<int64_t>(batch.count));
+  }
+  const int64_t rows_at_a_time = state.pass.rows_at_a_time(longest);
+  if (!state.arena || state.arena->max_rows < batch_rows || state.arena->max_sequences < batch_sequences ||
       state.arena->chunk_rows < std::min(batch_rows, rows_at_a_time)) {
     const int64_t max_rows = std::max(batch_rows, state.arena ? state.arena->max_rows : 0);
-    const int64_t max_windows = std::max(batch_windows, state.arena ? state.arena->max_sequences : 0);
+    const int64_t max_sequences = std::max(batch_sequences, state.arena ? state.arena->max_sequences : 0);
     state.arena.reset();  // before the new one is allocated
     state.scratch_cache.reset();
     state.arena = std::make_unique<ForwardArena>(state.pass.backend, state.pass.description, max_rows, rows_at_a_time,
-                                                 state.pass.multiplies_codes(), max_windows);
+                                                 state.pass.multiplies_codes(), max_sequences);
   }
   if (!state.scratch_cache) state.scratch_cache = state.make_cache(state.arena->max_rows);
   std::vector<KvLayer> caches(state.pass.weights.blocks.size(), state.scratch_cache->layer());
 
+  int64_t first_row = 0;  // of a batch
   std::vector<Sequence> sequences;
-  for (int64_t first = 0; first < num_windows; first += batch_windows) {
-    const int64_t num = std::min(batch_windows, num_windows - first);
+  for (const PrefillBatch& batch : batches) {
     sequences.clear();
-    for (int64_t n = 0; n < num; ++n) {
-      sequences.push_back(
-          {.first_row = n * num_tokens, .num_rows = num_tokens, .num_past = 0, .first_slot = n * num_tokens});
+    int64_t row = 0, batch_longest = 0;
+    for (const int64_t length : lengths.subspan(batch.first, batch.count)) {
+      sequences.push_back({.first_row = row, .num_rows = length, .num_past = 0, .first_slot = row});
+      row += length;
+      batch_longest = std::max(batch_longest, length);
     }
-    const std::span ids_R =
-        ids_NT.subspan(static_cast<size_t>(first * num_tokens), static_cast<size_t>(num * num_tokens));
-    state.pass.stage(*state.arena, {ids_R, sequences, num_tokens});
+    const std::span batch_ids = ids_R.subspan(static_cast<size_t>(first_row), static_cast<size_t>(batch.num_rows));
+    state.pass.stage(*state.arena, {batch_ids, sequences, batch_longest});
     state.pass.run_blocks(*state.arena, caches);
-    state.pass.final_hidden(*state.arena, 0, num * num_tokens,
-                            hidden_RD + first * num_tokens * state.pass.description.hidden_size);
+    state.pass.final_hidden(*state.arena, 0, batch.num_rows,
+                            hidden_RD + first_row * state.pass.description.hidden_size);
+    first_row += batch.num_rows;
   }
 }
 

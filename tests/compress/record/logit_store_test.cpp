@@ -75,6 +75,10 @@ class Store : public testing::Test {
       for (int64_t t = 0; t < length; ++t) {
         sequence.ids.push_back(static_cast<int32_t>(num_vocabulary - 1 - 37 * t % num_vocabulary));
         sequence.label_mask.push_back(t > 0 && t + 1 < length);
+        if (t > 1 && t + 1 < length && t % 3 == 2) {
+          sequence.starts.push_back(static_cast<int32_t>(t));
+          sequence.label_mask[static_cast<size_t>(t) - 1] = 0;
+        }
         labels.push_back(t + 1 < length ? log_probs.const_data_ptr<float>()[t * num_vocabulary + t % num_vocabulary]
                                         : 0.0f);
       }
@@ -97,11 +101,11 @@ class Store : public testing::Test {
   fs::path shard_path(int64_t shard) const { return folder_ / "s.h5.shards" / shard_name(shard); }
 
   // `change` (may be empty) works on the file through the HDF5 library; its line is written anew.
-  void edit(const fs::path& path, const std::function<void(hid_t)>& change) {
+  void edit(const fs::path& path, const std::function<void(hid_t)>& change, const std::string& version = "2") {
     if (change) open_and_change(path, change);
     std::string bytes = bytes_of(path);
-    const std::string line =
-        "pare teacher logits 1 sha256 " + sha256_hex(std::as_bytes(std::span(bytes)).subspan(kUserBlock)) + "\n";
+    const std::string line = "pare teacher logits " + version + " sha256 " +
+                             sha256_hex(std::as_bytes(std::span(bytes)).subspan(kUserBlock)) + "\n";
     bytes.replace(0, line.size(), line);
     write_text(path, bytes);
   }
@@ -173,6 +177,7 @@ TEST_F(Store, GivesBackWhatWasWritten) {
       ASSERT_EQ(store.length(s), lengths[i]);
       EXPECT_EQ(store.sequence(s).ids, made.sequences[i].ids);
       EXPECT_EQ(store.sequence(s).label_mask, made.sequences[i].label_mask);
+      EXPECT_EQ(store.sequence(s).starts, made.sequences[i].starts);
       const std::vector<float> labels = store.label_log_probs(s);
       for (size_t t = 0; t < labels.size(); ++t) {
         EXPECT_NEAR(labels[t], made.labels[i][t], half_error(made.labels[i][t]));
@@ -202,9 +207,9 @@ TEST_F(Store, GivesBackWhatWasWritten) {
 }
 
 TEST(StoreSize, FiftyOfASmallVocabularyTakeAtMost215BytesPerToken) {
-  EXPECT_EQ(bytes_per_token(65536, 50, 2), 2 + 1 + 2 + 50 * (2 + 2) + 2 * 2);
+  EXPECT_EQ(bytes_per_token(65536, 50, 2), 2 + 1 + 2 + 50 * (2 + 2) + 2 * 2 + 1);
   EXPECT_LE(bytes_per_token(65536, 50, 2), 215);
-  EXPECT_EQ(bytes_per_token(65537, 50, 2), 4 + 1 + 2 + 50 * (4 + 2) + 2 * 2);
+  EXPECT_EQ(bytes_per_token(65537, 50, 2), 4 + 1 + 2 + 50 * (4 + 2) + 2 * 2 + 1);
 }
 
 TEST_F(Store, ThePairMayBeMovedButNothingElse) {
@@ -246,8 +251,8 @@ TEST_F(Store, DamagedFilesAreRefused) {
     expect_refused({path.string(), "it is no teacher logits file"});
     write_text(path, "pare statistics 1 sha256 " + std::string(64, '0'));
     expect_refused({path.string(), "it is no teacher logits file"});
-    write_text(path, "pare teacher logits 2 sha256 " + std::string(64, '0'));
-    expect_refused({path.string(), "version '2'", "expected 1"});
+    write_text(path, "pare teacher logits 3 sha256 " + std::string(64, '0'));
+    expect_refused({path.string(), "version '3'", "expected 2"});
     write_text(path, whole);
   }
   fs::copy_file(shard_path(1), shard_path(0), fs::copy_options::overwrite_existing);
@@ -261,6 +266,32 @@ TEST_F(Store, DamagedFilesAreRefused) {
   expect_refused({"00001.h5", "cannot read"});
 }
 
+// Version 1 had no `starts`: each sequence was one document.
+TEST_F(Store, OfTheFirstVersionIsRead) {
+  Made made = make(300, 7, {5, 2, 9, 4});
+  const auto remove_starts = [](hid_t file) { ASSERT_GE(H5Ldelete(file, "starts", kDefault), 0); };
+  for (size_t shard = 0; shard < made.shards.size(); ++shard) {
+    const fs::path path = shard_path(static_cast<int64_t>(shard));
+    edit(path, remove_starts, "1");
+    const std::string bytes = bytes_of(path);
+    made.shards[shard].sha256 = sha256_hex(std::as_bytes(std::span(bytes)).subspan(kUserBlock));
+  }
+  fs::remove(folder_ / "s.h5");
+  write_master(folder_ / "s.h5", made.origin, "s.h5.shards", made.shards);
+  edit(folder_ / "s.h5", remove_starts, "1");
+  const LogitStore store = LogitStore::open(folder_ / "s.h5");
+  ASSERT_EQ(store.num_sequences(), 4);
+  for (int64_t s = 0; s < 4; ++s) {
+    EXPECT_EQ(store.sequence(s).ids, made.sequences[static_cast<size_t>(s)].ids);
+    EXPECT_EQ(store.sequence(s).label_mask, made.sequences[static_cast<size_t>(s)].label_mask);
+    EXPECT_TRUE(store.sequence(s).starts.empty());
+    EXPECT_EQ(store.read(s, 0, store.length(s)).ids_TK.size(0), store.length(s));
+  }
+  // One that says it is of this version must have them.
+  edit(shard_path(0), {});
+  expect_refused({"00000.h5", "starts"});
+}
+
 TEST_F(Store, HostileRowsAreRefused) {
   const Made made = make(300, 7, {5, 1, 9});
   const std::string whole = bytes_of(shard_path(0));
@@ -269,6 +300,9 @@ TEST_F(Store, HostileRowsAreRefused) {
       {[](hid_t f) { overwrite<uint16_t>(f, "token_ids", {2}, 300); }, {"token_ids", "0 to 299", "found 300"}},
       {[](hid_t f) { overwrite<uint8_t>(f, "label_mask", {2}, 2); }, {"label_mask", "0 or 1", "found 2"}},
       {[](hid_t f) { overwrite<uint8_t>(f, "label_mask", {4}, 1); }, {"label_mask", "last token"}},
+      {[](hid_t f) { overwrite<uint8_t>(f, "starts", {0}, 0); }, {"starts", "1 at the first token", "found 0"}},
+      {[](hid_t f) { overwrite<uint8_t>(f, "starts", {3}, 2); }, {"starts", "0 or 1", "found 2"}},
+      {[](hid_t f) { overwrite<uint8_t>(f, "starts", {4}, 1); }, {"label_mask", "last token of a document"}},
       {[](hid_t f) { overwrite<uint16_t>(f, "label_log_probs", {1}, half_bits(0.5f)); },
        {"label_log_probs", "at most 0", "found 0.5"}},
       {[&](hid_t f) { overwrite<uint16_t>(f, "label_log_probs", {1}, half_bits(nan)); }, {"label_log_probs", "nan"}},

@@ -101,14 +101,17 @@ void expect_is_what_the_model_says(const LogitStore& store) {
   const auto num_kept = static_cast<size_t>(store.origin().num_kept);
   int num_differing = 0;
   for (int64_t s = 0; s < store.num_sequences(); s += 3) {
-    const std::vector<int32_t> ids = store.sequence(s).ids;
+    const RecordedSequence sequence = store.sequence(s);
+    const std::vector<int32_t>& ids = sequence.ids;
+    const std::set<size_t> starts(sequence.starts.begin(), sequence.starts.end());
     const std::vector<float> labels = store.label_log_probs(s);
     const TruncatedLogits rows = store.read(s, 0, store.length(s));
-    const std::unique_ptr<Transformer::Session> session = model.start(store.length(s));
+    std::unique_ptr<Transformer::Session> session;  // of one document
     for (size_t t = 0; t < ids.size(); ++t) {
+      if (t == 0 || starts.contains(t)) session = model.start(store.length(s));
       const std::span<const float> logits = session->feed({&ids[t], 1});
       const std::vector<double> logs = log_probs(logits, 1.0);
-      const double label = t + 1 < ids.size() ? logs[static_cast<size_t>(ids[t + 1])] : 0.0;
+      const double label = t + 1 < ids.size() && !starts.contains(t + 1) ? logs[static_cast<size_t>(ids[t + 1])] : 0.0;
       EXPECT_NEAR(labels[t], label, tolerance(label));
       const int32_t* top = rows.ids_TK.const_data_ptr<int32_t>() + t * num_kept;
       const float* stored = rows.log_probs_TK.const_data_ptr<float>() + t * num_kept;
@@ -157,6 +160,87 @@ TEST_F(Record, StoresWhatTheModelSaysOfATextsWindows) {
     EXPECT_EQ(sequence.label_mask.back(), 0);
   }
   expect_is_what_the_model_says(store);
+}
+
+// Each document with the tokenizer's end of text, alone before the teacher, several in a window.
+TEST_F(Record, DocumentsOfATextShareWindowsAndSeeNothingOfEachOther) {
+  std::string lines;
+  std::vector<int32_t> all;
+  std::set<size_t> begins;
+  const Tokenizer tokenizer = Tokenizer::open(kModel);
+  const std::string text = bytes_of(text_);
+  for (size_t first = 0, count = 30; first + count < text.size(); first += count, count = 30 + first % 211) {
+    const std::string document = text.substr(first, count);
+    lines += Json({{"text", document}}).dump() + "\n";
+    begins.insert(all.size());
+    const std::vector<int32_t> ids = tokenizer.encode(document, true);
+    all.insert(all.end(), ids.begin(), ids.end());
+    all.push_back(2);  // </s>
+  }
+  write_text(folder_ / "documents.jsonl", lines);
+  const std::vector<std::string> options = {
+      "--text", (folder_ / "documents.jsonl").string(), "--tokens", "48", "--top-k", "5", "--shard-tokens", "500"};
+  const LogitStore store = recorded("out.h5", options);
+  ASSERT_EQ(store.num_sequences(), static_cast<int64_t>(all.size()) / 48);
+  size_t num_starts = 0, num_ends_learned = 0;
+  for (int64_t s = 0; s < store.num_sequences(); ++s) {
+    const RecordedSequence sequence = store.sequence(s);
+    const size_t first = static_cast<size_t>(s) * 48;
+    for (size_t t = 0; t < 48; ++t) {
+      ASSERT_EQ(sequence.ids[t], all[first + t]);
+      const bool begins_here = t > 0 && begins.contains(first + t);
+      ASSERT_EQ(std::count(sequence.starts.begin(), sequence.starts.end(), t), begins_here ? 1 : 0);
+      const bool is_last = t == 47 || begins.contains(first + t + 1);
+      ASSERT_EQ(sequence.label_mask[t], is_last ? 0 : 1);
+      num_starts += begins_here;
+      num_ends_learned += !is_last && sequence.ids[t + 1] == 2;
+    }
+  }
+  EXPECT_GT(num_starts, 30u);
+  EXPECT_GT(num_ends_learned, 30u) << "the end of a document is a label";
+  expect_is_what_the_model_says(store);
+
+  // A student that is trained from it learns what one learns from the teacher itself: with all tokens recorded the
+  // losses are the same, but for the 11 bits of what is stored.
+  std::vector<std::string> whole = options;
+  whole[5] = "512";
+  recorded("whole.h5", whole);
+  std::vector<double> losses;
+  for (const std::string& source : {"logits: " + (folder_ / "whole.h5").string(),
+                                    "text: " + (folder_ / "documents.jsonl").string() + ", tokens: 48"}) {
+    write_text(folder_ / "r.yaml", "model: " + kModel.string() + "\nstudent: {layers: 4}\npasses:\n  - distill: {" +
+                                       source +
+                                       ", loss: forward_kl, total_tokens: 2000, validation_windows: 4, precision: "
+                                       "float32, validations: 1}\n");
+    const std::string out = (folder_ / ("student" + std::to_string(losses.size()))).string();
+    const Outcome outcome = run_pare({"run", (folder_ / "r.yaml").string(), "--out", out, "--json"});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    losses.push_back(Json::parse(outcome.out).at("training").at("curve").back().at("loss"));
+  }
+  EXPECT_GT(losses[1], 0.05);
+  EXPECT_NEAR(losses[0], losses[1], 1e-3 * losses[1]);
+}
+
+TEST_F(Record, TheEndOfADocumentMayBeNamed) {
+  const LogitStore store = recorded("out.h5", windows({"--end-of-document", "<s>"}));
+  write_text(folder_ / "one.jsonl", Json({{"text", bytes_of(text_).substr(0, 400)}}).dump());
+  const LogitStore named = recorded("named.h5", {"--text", (folder_ / "one.jsonl").string(), "--tokens", "8", "--top-k",
+                                                 "5", "--end-of-document", "<s>"});
+  std::vector<int32_t> expected = Tokenizer::open(kModel).encode(bytes_of(text_).substr(0, 400), true);
+  expected.push_back(1);
+  const RecordedSequence last = named.sequence(named.num_sequences() - 1);
+  const auto first = expected.begin() + (named.num_sequences() - 1) * 8;
+  EXPECT_TRUE(std::equal(last.ids.begin(), last.ids.end(), first));
+  const Outcome unknown = record("no.h5", windows({"--end-of-document", "<end>"}));
+  EXPECT_EQ(unknown.status, 1);
+  EXPECT_NE(unknown.err.find("'<end>', which is no token"), std::string::npos) << unknown.err;
+  const Outcome prompts = record("no.h5", continuations({"--end-of-document", "<s>"}));
+  EXPECT_EQ(prompts.status, 2);
+  EXPECT_NE(prompts.err.find("--end-of-document belongs to --text"), std::string::npos) << prompts.err;
+  write_npy(folder_ / "ids.npy", TokenWindows{1, 4, {1, 2, 3, 4}});
+  const Outcome taken = record("no.h5", {"--text", (folder_ / "ids.npy").string(), "--end-of-document", "<s>"});
+  EXPECT_EQ(taken.status, 1);
+  EXPECT_NE(taken.err.find("used as they are"), std::string::npos) << taken.err;
 }
 
 // The model with rows behind its tokens' in the table, which shout: such rows are not trained.
@@ -347,6 +431,7 @@ json.dump(found, open(sys.argv[2], "w"))
                                      {"top_ids", "uint16"},
                                      {"top_log_probs", "float16"},
                                      {"log_tails", "float16"},
+                                     {"starts", "uint8"},
                                      {"temperatures", "float64"},
                                      {"shard_sequences", "uint64"},
                                      {"shard_tokens", "uint64"},
@@ -365,6 +450,7 @@ json.dump(found, open(sys.argv[2], "w"))
     for (size_t t = 0; t < sequence.ids.size(); ++t, ++row) {
       ASSERT_EQ(found.at("token_ids")[row], sequence.ids[t]);
       ASSERT_EQ(found.at("label_mask")[row], sequence.label_mask[t]);
+      ASSERT_EQ(found.at("starts")[row], t == 0 ? 1 : 0) << "the text is one document";
       ASSERT_EQ(found.at("label_log_probs")[row], labels[t]);
       for (size_t k = 0; k < 5; ++k) {
         ASSERT_EQ(found.at("top_ids")[row][k], rows.ids_TK.const_data_ptr<int32_t>()[t * 5 + k]);
@@ -577,7 +663,7 @@ TEST_F(Record, RefusesBadInputBeforeAnyWork) {
   fs::remove(folder_ / "out.h5.shards");
   const Outcome dry = record("out.h5", windows({"--dry-run", "--json"}));
   EXPECT_EQ(dry.status, 0) << dry.err;
-  EXPECT_EQ(Json::parse(dry.out).at("bytes_per_token"), 2 + 1 + 2 + 5 * 4 + 4);
+  EXPECT_EQ(Json::parse(dry.out).at("bytes_per_token"), 2 + 1 + 2 + 5 * 4 + 4 + 1);
   EXPECT_FALSE(fs::exists(folder_ / "out.h5.partial"));
   write_text(folder_ / "there.h5", "mine");
   const Outcome there = record("there.h5", windows());
