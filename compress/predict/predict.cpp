@@ -11,6 +11,7 @@
 #include "quant/smoothquant.h"
 #include "runtime/engine/encoder.h"
 #include "runtime/engine/generate.h"
+#include "runtime/engine/memory_need.h"
 #include "runtime/engine/transformer.h"
 #include "runtime/system/progress.h"
 
@@ -34,23 +35,46 @@ constexpr double kWeightBytesPerSecond = 1e10;  // read from memory while tokens
 // One outlier column in so many, where a run predicts its size before calibration has counted them.
 constexpr int64_t kExpectedOutlierShare = 8;
 
-// What LibTorch, MKL and the allocator hold per worker beside our buffers.
-constexpr int64_t kWorkerOverheadBytes = int64_t{12} << 20;
-// And what the process gains once the libraries have been used.
-constexpr int64_t kLibraryBytes = int64_t{40} << 20;
+// What LibTorch, MKL and the allocator hold beside our buffers once they are used: the process, each worker, and each
+// worker for a column of the widest matrix. Measured with 1, 2 and 4 threads on models of 64 to 1024 channels.
+constexpr int64_t kLibraryBytes = int64_t{4} << 20;
+constexpr int64_t kWorkerBytes = int64_t{2} << 20;
+constexpr int64_t kWorkerColumnBytes = int64_t{8} << 10;
+
+// And what a thread that takes gradients holds of its graph's nodes and of the heap.
+constexpr int64_t kGradientThreadBytes = int64_t{4} << 20;
+
+// H and U of a stage in float32, and six matrices like them for the factorization, which is in float64.
+constexpr int64_t kFactorElementBytes = 4 + 4 + 6 * 8;
+
+// What the process holds whatever it works on.
+int64_t process_bytes(int64_t base_bytes, int num_threads, int64_t widest) {
+  return base_bytes + kLibraryBytes + num_threads * (kWorkerBytes + kWorkerColumnBytes * widest);
+}
+int64_t widest_of(const ModelDescription& model) {
+  return std::max({model.hidden_size, model.feed_forward_size, model.num_heads * model.head_size});
+}
 
 const GridOptions* grid_of(const LayerPlan& layer) {
   const PassOptions* rounding = layer.step(PassKind::rounds);
   return rounding == nullptr ? nullptr : rounding->grid();
 }
 
+// How the runtime takes the inputs of a model's linears.
+struct RuntimeInputs {
+  bool as_codes = false;         // some linear multiplies them so
+  bool whole_sequences = false;  // some input is rounded with a look at its whole sequence
+};
+
 struct Sizes {
   int64_t source_bytes = 0;
   int64_t output_bytes = 0;
-  int64_t parts_bytes = 0;    // what is committed before the artifact is assembled
-  int64_t block_weights = 0;  // of all blocks
-  int64_t largest_block = 0;  // weights
-  int64_t table_weights = 0;  // embedding and untied head
+  int64_t parts_bytes = 0;          // what is committed before the artifact is assembled
+  int64_t block_weights = 0;        // of all blocks
+  int64_t largest_block = 0;        // weights
+  int64_t table_weights = 0;        // embedding and untied head
+  int64_t packed_excess_bytes = 0;  // by which the output's weights are larger in the runtime's hands than stored
+  RuntimeInputs output_inputs;      // the source's are floats
 };
 
 // What calibration will find as outlier columns is not known yet.
@@ -75,8 +99,12 @@ Sizes measure_sizes(const RunPlan& plan, const Checkpoint& checkpoint, std::opti
         container_format(scheme.container).stored_bytes(scheme, linear.num_out, linear.num_in, extent);
     sizes.parts_bytes += stored;
     sizes.output_bytes += stored;
+    sizes.output_inputs.as_codes |= scheme.input.type == InputType::int8;
+    sizes.output_inputs.whole_sequences |= !scheme.input.is_rowwise();
     if (!scheme.has_own_tensor()) {
       sizes.output_bytes -= static_cast<int64_t>(checkpoint.tensor(linear.name + ".weight").data.size());
+      const int64_t packed = packed_weight_bytes(linear, scheme, extent.dense_dtype, /*on_host=*/true);
+      sizes.packed_excess_bytes += std::max<int64_t>(packed - stored, 0);
     }
   };
   for (const auto& layers : plan.blocks) {
@@ -109,13 +137,13 @@ double cubed(int64_t n) {
 }
 
 // What a stage of the walk with the original's states holds while it is summed, and what its layers' steps add to H and
-// the working copies: H and the sums of both kinds of windows, the factor and three more matrices like it in float64.
+// the working copies: H and the sums of both kinds of windows, the factor and what it is made in.
 int64_t fit_sums_bytes(const ModelDescription& model, int64_t width, int64_t num_windows) {
   return StatisticsAccumulator::size_bytes(width, num_windows, StatisticsNeed::hessian_diagonal) +
          OriginalStream::sums_bytes(model, width);
 }
 int64_t fit_bytes(const ModelDescription& model, int64_t width) {
-  return width * width * (4 + 4 + 4 * 8) + 2 * model.hidden_size * width * 4;
+  return width * width * kFactorElementBytes + 2 * model.hidden_size * width * 4;
 }
 
 // What the steps of one stage take, beside the factor of H.
@@ -229,7 +257,7 @@ int64_t compress_bytes(const RunPlan& plan, const ModelDescription& model, int64
       } else if (need != StatisticsNeed::none) {
         statistics = StatisticsAccumulator::size_bytes(width, num_windows, need);
       }
-      if (need >= StatisticsNeed::hessian) factor = square * (4 + 4 + 3 * 8);  // H, U, three float64 matrices
+      if (need >= StatisticsNeed::hessian) factor = square * kFactorElementBytes;
       if (need == StatisticsNeed::original) factor = std::max(factor, fit_bytes(model, width));
       largest =
           std::max({largest, statistics + square * 4, factor + layers_bytes(plan, static_cast<int64_t>(b), stage)});
@@ -238,31 +266,35 @@ int64_t compress_bytes(const RunPlan& plan, const ModelDescription& model, int64
   return largest;
 }
 
-// What one forward pass over so many rows holds beside hidden states.
-int64_t forward_bytes(const ModelDescription& model, int64_t rows) {
-  int64_t work = rows *
-                 (3 * model.hidden_size + (model.num_heads + 2 * model.num_kv_heads) * model.head_size +
-                  3 * model.feed_forward_size) *
-                 4;
-  int64_t experts_per_token = 0;  // whose outputs are held until they are summed
-  for (const BlockDescription& block : model.blocks) {
-    experts_per_token = std::max(experts_per_token, block.routing.experts_per_token);
-  }
-  return work + rows * experts_per_token * model.hidden_size * 4;
+// What the weights of a model take in the runtime's hands, as memory_need has it: those in codes as they are packed
+// where that is more than their file, and a sixteenth for what stands beside them.
+int64_t weights_bytes(int64_t stored_bytes, int64_t packed_excess_bytes = 0) {
+  return (stored_bytes + packed_excess_bytes) * 17 / 16;
 }
 
+// Each model keeps its weights and what it works in. Windows go through one after the other's.
 int64_t evaluation_bytes(const ModelDescription& model, const Sizes& sizes, const EvaluationExtent& evaluation) {
-  const int64_t rows = std::max(Transformer::kBatchRows, evaluation.num_tokens);
-  const int64_t hidden = rows * model.hidden_size * 4;
-  const int64_t models = sizes.output_bytes + (evaluation.reference ? sizes.source_bytes : 0);
-  return models + (evaluation.reference ? 2 : 1) * hidden + forward_bytes(model, rows);
+  const int64_t most_windows = std::max<int64_t>(1, Transformer::kBatchRows / evaluation.num_tokens);
+  const int64_t rows = std::min(most_windows, evaluation.num_windows) * evaluation.num_tokens;
+  const DeviceWorkload workload{.num_rows = rows, .num_tokens = evaluation.num_tokens, .on_host = true};
+  const int64_t cache = rows * KvStorage::bytes_per_token(kKvFloatBits, model.num_kv_heads, model.head_size);
+  const auto work_bytes = [&](const RuntimeInputs& inputs) {
+    return cache + forward_work_bytes(model, workload, inputs.as_codes, inputs.whole_sequences);
+  };
+  // Ids, and a divergence for each prediction.
+  const int64_t token_bytes = evaluation.num_windows * evaluation.num_tokens * 2 * 4;
+  return weights_bytes(sizes.output_bytes, sizes.packed_excess_bytes) + work_bytes(sizes.output_inputs) + token_bytes +
+         (evaluation.reference ? weights_bytes(sizes.source_bytes) + work_bytes(RuntimeInputs{}) : 0);
 }
 
-// Both models stay, and one answers after the other.
+// Both models stay with what windows were worked on in, and one answers after the other.
 int64_t answers_bytes(const ModelDescription& model, const Sizes& sizes, const AnswersExtent& answers) {
-  return sizes.output_bytes + (answers.reference ? sizes.source_bytes : 0) +
-         answers.longest_tokens * (kv_bytes_per_token(model, kKvFloatBits) + model.hidden_size * 4) +
-         forward_bytes(model, answers.longest_tokens);
+  const int64_t num_tokens = answers.longest_tokens;
+  const DeviceWorkload workload{.num_rows = num_tokens, .num_tokens = num_tokens, .on_host = true};
+  return weights_bytes(sizes.output_bytes, sizes.packed_excess_bytes) +
+         (answers.reference ? weights_bytes(sizes.source_bytes) : 0) +
+         num_tokens * kv_bytes_per_token(model, kKvFloatBits) +
+         forward_work_bytes(model, workload, sizes.output_inputs.as_codes, sizes.output_inputs.whole_sequences);
 }
 
 // Prompts go by the matrix product's rate, new tokens by that of reading all weights.
@@ -285,12 +317,13 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   const Operations operations = count_operations(plan, model, workload);
   const int64_t survey_memory =
       workload.survey ? LeaveOneOut::size_bytes(model, workload.survey->extent, workload.num_threads) : 0;
-  const int64_t libraries = base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes;
+  const int64_t libraries = process_bytes(base_bytes, workload.num_threads, widest_of(model));
   // float32, codes, packed; and of the original's float32.
   const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1 + (plan.carries_original() ? 4 : 0));
   int64_t work_bytes = compress_bytes(plan, model, workload.num_windows);
   if (plan.reconstructs()) {
-    work_bytes = std::max(work_bytes, reconstruction_bytes(model, workload.num_tokens, workload.num_threads));
+    work_bytes = std::max(work_bytes, reconstruction_bytes(model, workload.num_tokens, workload.num_threads) +
+                                          workload.num_threads * kGradientThreadBytes);
   }
   if (plan.walks_before()) work_bytes = std::max(work_bytes, sizes.largest_block * 4);  // a block's scores
 
@@ -398,7 +431,7 @@ Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, co
         bytes += StatisticsAccumulator::size_bytes(width, workload.calibration_tokens / EncoderWalk::kGroupRows, need);
       }
       if (need == StatisticsNeed::hessian) {
-        bytes += width * width * (4 + 4 + 3 * 8);  // H, U, three float64 matrices
+        bytes += width * width * kFactorElementBytes;
         if (layer.index == 0) {
           operations.statistics += num_tokens * static_cast<double>(width * width);  // the upper triangle
           operations.compress += cubed(width) * kFactorOpsPerCube;
@@ -407,7 +440,8 @@ Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, co
       work_bytes = std::max(work_bytes, bytes);
     }
   }
-  const int64_t libraries = base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes;
+  const int64_t libraries =
+      process_bytes(base_bytes, workload.num_threads, std::max(model.hidden_size, model.feed_forward_size));
   const int64_t walk_bytes = libraries + sizes.largest_block * (4 + 1 + 1) + work_bytes +
                              EncoderWalk::size_bytes(model, workload.calibration_tokens);
   const int64_t batch_bytes =
@@ -455,8 +489,7 @@ Prediction predict_calibration(const RunPlan& plan, const Checkpoint& checkpoint
     largest_block = std::max(largest_block, num_weights);
   }
   const auto memory = [&](Spill spill) {
-    return base_bytes + kLibraryBytes + workload.num_threads * kWorkerOverheadBytes + largest_block * 4 +
-           largest_stage +
+    return process_bytes(base_bytes, workload.num_threads, widest_of(model)) + largest_block * 4 + largest_stage +
            BlockWalk::footprint(model, workload.num_windows, workload.num_tokens, spill, workload.num_threads)
                .memory_bytes;
   };
@@ -499,7 +532,7 @@ Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent
     }
   }
   const int64_t memory =
-      base_bytes + kLibraryBytes + extent.num_threads * kWorkerOverheadBytes + extent.logit_bytes +
+      process_bytes(base_bytes, extent.num_threads, widest_of(model)) + extent.logit_bytes +
       evaluation_bytes(model, sizes, {.num_windows = 1, .num_tokens = extent.longest_sequence, .reference = false});
   // Texts that grow together: keys and values, logits on both sides and what is drawn from them.
   const int64_t lane_bytes = extent.longest_sequence * kv_bytes_per_token(model, kKvFloatBits) +

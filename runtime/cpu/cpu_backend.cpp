@@ -22,11 +22,6 @@
 namespace pare {
 namespace {
 
-// Logits exist only for this many rows and columns at a time: 2 MiB for each head. The widths are fixed, because the
-// columns of a chunk are one partial sum.
-constexpr int64_t kLogitRows = 512;
-constexpr int64_t kLogitColumns = 1024;
-
 // Below this many elements waking other threads costs more than it saves.
 constexpr int64_t kMinParallelElements = 1 << 14;
 

@@ -10,6 +10,11 @@ namespace pare {
 
 class HostBackend : public Backend {
  public:
+  // Logits exist only for this many rows and columns at a time: 2 MiB for each head. The widths are fixed, because the
+  // columns of a chunk are one partial sum.
+  static constexpr int64_t kLogitRows = 512;
+  static constexpr int64_t kLogitColumns = 1024;
+
   BufferMemory allocate_bytes(int64_t num_bytes) override;
   void upload_bytes(std::span<const std::byte> host, void* memory) override;
   void download_bytes(const void* memory, std::span<std::byte> host) override;

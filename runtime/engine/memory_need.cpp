@@ -8,72 +8,17 @@
 
 #include "runtime/engine/attention_stretches.h"
 #include "runtime/engine/forward_pass.h"
+#include "runtime/engine/host_backend.h"
 #include "runtime/system/progress.h"
 
 namespace pare {
 namespace {
-
-// Of a weight that is stored as codes or 2:4, as backends with memory of their own hold it (cuda_linear.cpp): rows of
-// words in whole vectors, scales as floats; beside columns of outliers all of it in float32.
-int64_t packed_bytes(const LinearDescription& linear, const PackScheme& scheme, DType dense_dtype, bool on_host) {
-  constexpr int64_t kFloatBytes = sizeof(float), kWordBits = 32, kVectorBytes = 16;
-  if (scheme.input.outliers == OutlierRule::columns && !on_host) return linear.num_out * linear.num_in * kFloatBytes;
-  const int64_t bits = scheme.is_dense() ? 8 * static_cast<int64_t>(dtype_size_bytes(dense_dtype)) : scheme.bits;
-  const bool is_kept =
-      !scheme.pattern.is_dense() && (bits == 4 || bits == 8 || bits == 16) && scheme.act_order == StoredActOrder::none;
-  const int64_t num_values = is_kept ? linear.num_in / 2 : linear.num_in;
-  const int64_t vector_values = kVectorBytes * 8 / kWordBits * (kWordBits / bits);
-  const int64_t num_vectors = (num_values + vector_values - 1) / vector_values;
-  const int64_t place_bytes = is_kept ? num_vectors * vector_values / 4 : 0;
-  const int64_t grid_bytes =
-      scheme.is_dense() ? 0 : scheme.num_groups(linear.num_in) * (kFloatBytes + (scheme.symmetric ? 0 : 1));
-  const int64_t order_bytes = scheme.act_order == StoredActOrder::none ? 0 : linear.num_in * kFloatBytes;
-  return linear.num_out * (num_vectors * kVectorBytes + place_bytes + grid_bytes) + order_bytes;
-}
 
 std::vector<LinearDescription> all_linears(const Checkpoint& checkpoint) {
   std::vector<LinearDescription> linears = block_linears(checkpoint.description());
   linears.push_back(checkpoint.embedding());
   if (!checkpoint.description().tied_head) linears.push_back(checkpoint.head());
   return linears;
-}
-
-// The buffers of a forward pass (ForwardArena), and what stands beside them.
-int64_t forward_bytes(const ModelDescription& model, const DeviceWorkload& workload, bool has_codes,
-                      bool needs_whole_sequences) {
-  constexpr int64_t kWordBytes = 4;  // of a float, an id, a place
-  int64_t num_experts = 0, experts_per_token = 0;
-  bool has_dense = false;
-  for (const BlockDescription& block : model.blocks) {
-    has_dense = has_dense || !block.is_mixture();
-    if (!block.is_mixture()) continue;
-    num_experts = std::max(num_experts, block.router->num_out);
-    experts_per_token = std::max(experts_per_token, block.routing.experts_per_token);
-  }
-  const int64_t rows_at_a_time = needs_whole_sequences ? std::max(kChunkRows, workload.num_tokens) : kChunkRows;
-  const int64_t chunk_rows = std::min(workload.num_rows, rows_at_a_time);
-  const int64_t attended = model.num_heads * model.head_size, networks = experts_per_token + (has_dense ? 1 : 0);
-  int64_t row_bytes = kWordBytes * (3 * model.hidden_size + 3 * attended + 2 * model.num_kv_heads * model.head_size +
-                                    networks * (3 * model.feed_forward_size + 2 * model.hidden_size) + num_experts +
-                                    4 * experts_per_token);
-  if (has_codes) {  // with a scale and a zero
-    const auto input_bytes = [](int64_t width) { return LinearInput::code_stride(width) + 2 * kWordBytes; };
-    row_bytes += input_bytes(model.hidden_size) + input_bytes(attended) +
-                 networks * input_bytes(std::max(model.hidden_size, model.feed_forward_size));
-  }
-  std::vector<const RopeDescription*> ropes;  // distinct ones
-  for (const BlockDescription& block : model.blocks) {
-    const auto is_same = [&](const RopeDescription* rope) { return same_rope(*rope, block.rope); };
-    if (std::none_of(ropes.begin(), ropes.end(), is_same)) ropes.push_back(&block.rope);
-  }
-  const int64_t rope_floats = static_cast<int64_t>(ropes.size()) * workload.num_tokens * model.head_size;
-  // Only the end of one sequence and the beginning of another are few rows of many tokens.
-  const int64_t stretch_rows = std::min(chunk_rows, 2 * kFewRows);
-  const int64_t attention_floats =
-      stretch_rows * model.num_heads * num_stretches(workload.num_tokens) * stretch_floats(model.head_size);
-  const int64_t num_words =
-      workload.num_rows * (3 * model.hidden_size + 3) + rope_floats + attention_floats + 2 * Backend::kLogitFloats;
-  return num_words * kWordBytes + chunk_rows * row_bytes;
 }
 
 int64_t total_bytes(std::span<const MemoryNeed> needs) {
@@ -94,6 +39,65 @@ std::string message_of(const Backend& backend, std::span<const MemoryNeed> needs
 }
 
 }  // namespace
+
+// Of a weight that is stored as codes or 2:4, as backends with memory of their own hold it (cuda_linear.cpp): rows of
+// words in whole vectors, scales as floats; beside columns of outliers all of it in float32.
+int64_t packed_weight_bytes(const LinearDescription& linear, const PackScheme& scheme, DType dense_dtype,
+                            bool on_host) {
+  constexpr int64_t kFloatBytes = sizeof(float), kWordBits = 32, kVectorBytes = 16;
+  if (scheme.input.outliers == OutlierRule::columns && !on_host) return linear.num_out * linear.num_in * kFloatBytes;
+  const int64_t bits = scheme.is_dense() ? 8 * static_cast<int64_t>(dtype_size_bytes(dense_dtype)) : scheme.bits;
+  const bool is_kept =
+      !scheme.pattern.is_dense() && (bits == 4 || bits == 8 || bits == 16) && scheme.act_order == StoredActOrder::none;
+  const int64_t num_values = is_kept ? linear.num_in / 2 : linear.num_in;
+  const int64_t vector_values = kVectorBytes * 8 / kWordBits * (kWordBits / bits);
+  const int64_t num_vectors = (num_values + vector_values - 1) / vector_values;
+  const int64_t place_bytes = is_kept ? num_vectors * vector_values / 4 : 0;
+  const int64_t grid_bytes =
+      scheme.is_dense() ? 0 : scheme.num_groups(linear.num_in) * (kFloatBytes + (scheme.symmetric ? 0 : 1));
+  const int64_t order_bytes = scheme.act_order == StoredActOrder::none ? 0 : linear.num_in * kFloatBytes;
+  return linear.num_out * (num_vectors * kVectorBytes + place_bytes + grid_bytes) + order_bytes;
+}
+
+// The buffers of a forward pass (ForwardArena), and what stands beside them.
+int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& workload, bool multiplies_codes,
+                           bool needs_whole_sequences) {
+  constexpr int64_t kWordBytes = 4;  // of a float, an id, a place
+  int64_t num_experts = 0, experts_per_token = 0;
+  bool has_dense = false;
+  for (const BlockDescription& block : model.blocks) {
+    has_dense = has_dense || !block.is_mixture();
+    if (!block.is_mixture()) continue;
+    num_experts = std::max(num_experts, block.router->num_out);
+    experts_per_token = std::max(experts_per_token, block.routing.experts_per_token);
+  }
+  const int64_t rows_at_a_time = needs_whole_sequences ? std::max(kChunkRows, workload.num_tokens) : kChunkRows;
+  const int64_t chunk_rows = std::min(workload.num_rows, rows_at_a_time);
+  const int64_t attended = model.num_heads * model.head_size, networks = experts_per_token + (has_dense ? 1 : 0);
+  int64_t row_bytes = kWordBytes * (3 * model.hidden_size + 3 * attended + 2 * model.num_kv_heads * model.head_size +
+                                    networks * (3 * model.feed_forward_size + 2 * model.hidden_size) + num_experts +
+                                    4 * experts_per_token);
+  if (multiplies_codes) {  // with a scale and a zero
+    const auto input_bytes = [](int64_t width) { return LinearInput::code_stride(width) + 2 * kWordBytes; };
+    row_bytes += input_bytes(model.hidden_size) + input_bytes(attended) +
+                 networks * input_bytes(std::max(model.hidden_size, model.feed_forward_size));
+  }
+  std::vector<const RopeDescription*> ropes;  // distinct ones
+  for (const BlockDescription& block : model.blocks) {
+    const auto is_same = [&](const RopeDescription* rope) { return same_rope(*rope, block.rope); };
+    if (std::none_of(ropes.begin(), ropes.end(), is_same)) ropes.push_back(&block.rope);
+  }
+  const int64_t rope_floats = static_cast<int64_t>(ropes.size()) * workload.num_tokens * model.head_size;
+  // Only the end of one sequence and the beginning of another are few rows of many tokens.
+  const int64_t stretch_rows = std::min(chunk_rows, 2 * kFewRows);
+  const int64_t attention_floats =
+      stretch_rows * model.num_heads * num_stretches(workload.num_tokens) * stretch_floats(model.head_size);
+  const int64_t logit_floats =
+      2 * (workload.on_host ? HostBackend::kLogitRows * HostBackend::kLogitColumns : Backend::kLogitFloats);
+  const int64_t num_words =
+      workload.num_rows * (3 * model.hidden_size + 3) + rope_floats + attention_floats + logit_floats;
+  return num_words * kWordBytes + chunk_rows * row_bytes;
+}
 
 MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workload) {
   const ModelDescription& model = checkpoint.description();
@@ -118,14 +122,14 @@ MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workl
       stored_bytes += static_cast<int64_t>(checkpoint.tensor(*name).data.size());
     }
     need.weight_bytes +=
-        std::max<int64_t>(packed_bytes(linear, *scheme, model.dtype, workload.on_host) - stored_bytes, 0);
+        std::max<int64_t>(packed_weight_bytes(linear, *scheme, model.dtype, workload.on_host) - stored_bytes, 0);
   }
   need.weight_bytes += need.weight_bytes / 16;
   const int64_t num_caches = workload.keeps_every_layer ? static_cast<int64_t>(model.blocks.size()) : 1;
   need.cache_bytes = num_caches * workload.num_tokens *
                      KvStorage::bytes_per_token(workload.kv_bits, model.num_kv_heads, model.head_size);
 
-  need.work_bytes = forward_bytes(model, workload, has_codes, needs_whole_sequences) +
+  need.work_bytes = forward_work_bytes(model, workload, has_codes, needs_whole_sequences) +
                     std::min(workload.most_roof_bytes, need.weight_bytes);
   return need;
 }

@@ -34,6 +34,12 @@ struct MemoryNeed {
 // sixteenth for what stands beside them, and the largest buffers of a forward pass.
 MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workload);
 
+// What memory_need is made of, for a model that is not written yet: the buffers of a forward pass and of what is made
+// of its logits, beside weights and caches; and a weight in codes or packed 2:4 as a backend holds it.
+int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& workload, bool multiplies_codes,
+                           bool needs_whole_sequences);
+int64_t packed_weight_bytes(const LinearDescription& linear, const PackScheme& scheme, DType dense_dtype, bool on_host);
+
 // The same of an encoder, num_rows tokens at a time.
 MemoryNeed encoder_memory_need(const Checkpoint& checkpoint, int64_t num_rows);
 
