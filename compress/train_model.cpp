@@ -313,6 +313,24 @@ void note_other_windows(const DistillOptions& options, const TrainingWindows& fo
   }
 }
 
+// Notes what the recipe gives and nothing reads: a teacher of labels alone, rates for what the student has not.
+void note_idle_options(const DistillOptions& options, const Checkpoint& student, std::vector<std::string>& events) {
+  if (!options.teacher.empty() && !reads_teacher(options)) {
+    events.push_back("distill: 'loss: " + std::string(name_of(options.loss.loss)) + "' has no teacher: '" +
+                     options.teacher + "' is not read");
+  }
+  const std::vector<LinearDescription> linears = block_linears(student.description());
+  const bool has_codes = std::any_of(linears.begin(), linears.end(), [&](const LinearDescription& linear) {
+    const std::optional<PackScheme> scheme = student.stored_scheme(linear);
+    return scheme && !scheme->is_dense();
+  });
+  if (has_codes) return;
+  for (const std::string& rate : options.asked_code_rates) {
+    events.push_back("distill: '" + rate + "' is that of layers in codes, and no layer of '" +
+                     student.directory().string() + "' is one: it changes nothing");
+  }
+}
+
 // What a store must be for this student and loss.
 void check_store(const LogitStore& store, const DistillOptions& options, const Checkpoint& student) {
   const LogitOrigin& origin = store.origin();
@@ -579,6 +597,8 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
       read_windows(distill, student, is_live ? &teacher : nullptr, store ? &*store : nullptr, max_memory, chosen),
       compute_type(distill.precision, options.on_gpu, student)};
   note_other_windows(distill, inputs.windows, phase.data.events);
+  // A stand-in has other formats than what will be there.
+  if (!input.is_stand_in || own_student) note_idle_options(distill, student, phase.data.events);
   if (!input.is_stand_in || own_student) note_left_out_files(phase);
   announce_events(phase);
   const int64_t num_tokens = std::max(longest(inputs.windows), sample_length(distill));

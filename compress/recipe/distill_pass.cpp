@@ -82,6 +82,9 @@ std::optional<DistillLossOptions> held_out_loss(const DistillOptions& options) {
 
 void DistillPass::check(const PassCheck& check) {
   distill.asks_for_tokens = check.was_given("tokens");
+  for (const char* key : {"scale_learning_rate", "offset_learning_rate"}) {
+    if (check.was_given(key)) distill.asked_code_rates.emplace_back(key);
+  }
   if (distill.text.empty() && distill.logits.empty()) {
     check.fail("",
                "expected 'text:', what the student is trained on, or 'logits:', what pare record made of a teacher");
@@ -127,10 +130,10 @@ void DistillPass::check(const PassCheck& check) {
                "recorded logits");
   }
   if (samples && distill.prompt_tokens >= distill.tokens && distill.asks_for_tokens) {
-    check.fail("prompt_tokens", "expected fewer than the " + std::to_string(distill.tokens) +
-                                    " tokens of a window, "
-                                    "found " +
-                                    std::to_string(distill.prompt_tokens));
+    check.fail("prompt_tokens",
+               "'loss: minillm' continues the first 'prompt_tokens' of a window: expected fewer than "
+               "its " +
+                   std::to_string(distill.tokens) + " tokens, found " + std::to_string(distill.prompt_tokens));
   }
   if (distill.batch % distill.micro_batch != 0) {
     check.fail(check.was_given("micro_batch") ? "micro_batch" : "batch",

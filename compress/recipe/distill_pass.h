@@ -77,7 +77,8 @@ struct DistillOptions {
   SelectBy select = SelectBy::loss;  // as a default `last` where no teacher speaks of what is held out
   int64_t patience = 0;              // stop after so many validations without a better one; 0: never
   int64_t seed = 0;
-  bool asks_for_tokens = false;  // the recipe gives `tokens`
+  bool asks_for_tokens = false;               // the recipe gives `tokens`
+  std::vector<std::string> asked_code_rates;  // which rates of layers in codes the recipe gives
 
   void fields(FieldVisitor& visit) {
     visit("text", text);

@@ -3,15 +3,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <set>
 #include <sstream>
 
 #include "compress/pipeline.h"
+#include "compress/recipe/distill_pass.h"
 #include "compress/recipe/reconstruct_pass.h"
+#include "compress/recipe/student_options.h"
 #include "runtime/files/npy.h"
 #include "tests/compress/run_pare.h"
+#include "tests/places.h"
 
 namespace pare::test {
 namespace {
@@ -52,12 +58,21 @@ class OtherValues : public FieldVisitor {
   }
   void visit_text(std::string_view name, std::string& value) override {
     static const std::map<std::string, std::vector<std::string>, std::less<>> kTexts = {
-        {"pattern", {"\"2:4\"", "\"1:4\"", "unstructured"}}, {"prune", {"\"2:4\"", "\"4:8\"", "none"}}};
+        {"pattern", {"\"2:4\"", "\"1:4\"", "unstructured"}},
+        {"prune", {"\"2:4\"", "\"4:8\"", "none"}},
+        {"student", {"FOLDER/another"}},
+        {"teacher", {"FOLDER/another"}},
+        {"logits", {"FOLDER/another.h5"}},
+        {"end_of_document", {"<unk>"}},
+        {"validation_text", {"FOLDER/another.jsonl"}}};
     const auto texts = kTexts.find(name);
     ASSERT_NE(texts, kTexts.end()) << "say which texts " << name << " may be";
     add(name, value.find(':') == std::string::npos ? value : "\"" + value + "\"", texts->second);
   }
-  void visit_texts(std::string_view name, std::vector<std::string>&) override { FAIL() << name; }
+  void visit_texts(std::string_view name, std::vector<std::string>&) override {
+    ASSERT_EQ(name, "text");
+    add(name, "", {"FOLDER/another.jsonl"});
+  }
   void visit_choice(std::string_view name, std::span<const std::string_view> names, size_t& index) override {
     add(name, std::string(names[index]), {names.begin(), names.end()});
   }
@@ -81,7 +96,9 @@ class OtherValues : public FieldVisitor {
   std::string prefix_;
 };
 
-// A pass with some of its options, among others.
+constexpr const char* kStudent = "student";  // no pass, but its options are given as theirs are
+
+// A pass with some of its options, among others. FOLDER in what is given is the test's own.
 struct Setting {
   const char* name;
   const char* pass;
@@ -90,6 +107,7 @@ struct Setting {
   const char* after = "";
   // Options that change nothing here, for a reason.
   std::map<std::string, const char*> idle = {};
+  std::set<std::string> only = {};  // the options to change; none: all
   friend void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
 };
 
@@ -113,6 +131,18 @@ std::string flow_map(const Given& given) {
   return "{" + text + "}";
 }
 
+// Pieces of the embedded model's stories, a document each, from the one of that number on.
+void write_stories(const fs::path& path, size_t first) {
+  std::ifstream file(fs::path(kSourceFolder) / "calibration_data" / "stories.txt");
+  std::string stories{std::istreambuf_iterator<char>(file), {}};
+  constexpr size_t kLength = 80;  // some 30 tokens
+  std::string lines;
+  for (size_t i = first; i < first + 16; ++i) {
+    lines += nlohmann::json{{"text", stories.substr(i * kLength, kLength)}}.dump() + "\n";
+  }
+  write_text(path, lines);
+}
+
 class EveryOption : public testing::TestWithParam<Setting> {
  protected:
   EveryOption() {
@@ -121,15 +151,45 @@ class EveryOption : public testing::TestWithParam<Setting> {
     std::mt19937 generator(5);
     for (int64_t i = 0; i < 16 * 32; ++i) windows.ids_NT.push_back(static_cast<int32_t>(generator() % 128));
     write_npy(folder_ / "ids.npy", windows);
+    if (trains()) make_training_files();
+  }
+  static bool trains() { return GetParam().pass == distill_row().key; }
+  // A teacher, its student, texts and recorded logits; and others.
+  void make_training_files() {
+    for (const auto& [text, first] : {std::pair{"text", 0}, {"another", 16}}) {
+      write_stories(folder_ / (std::string(text) + ".jsonl"), first);
+      const Outcome recorded = run_pare({"record", kStories.string(), (folder_ / (std::string(text) + ".h5")).string(),
+                                         "--text", (folder_ / (std::string(text) + ".jsonl")).string(), "--tokens",
+                                         "32", "--top-k", "8", "--threads", "1"});
+      ASSERT_EQ(recorded.status, 0) << recorded.err;
+    }
+    for (const auto& [name, pattern] : {std::pair{"student", "2:4"}, {"another", "1:4"}}) {
+      write_text(folder_ / "student.yaml", "model: " + kStories.string() + "\npasses: [magnitude: {pattern: '" +
+                                               pattern + "', resolve: 0, storage: dense-with-zeros}]\n");
+      const Outcome made =
+          run_pare({"run", (folder_ / "student.yaml").string(), "--out", (folder_ / name).string(), "--threads", "1"});
+      ASSERT_EQ(made.status, 0) << made.err;
+    }
+  }
+
+  std::string recipe_with(const Given& given) const {
+    const Setting& setting = GetParam();
+    const bool is_student = setting.pass == std::string_view(kStudent);
+    std::string text = "model: " + (trains() || is_student ? kStories : family("llama_gqa_untied")).string() +
+                       "\ncalibration: {text: " + (folder_ / "ids.npy").string() + "}\n";
+    text += (is_student ? "student: " + flow_map(given) + "\npasses: []\n"
+                        : std::string("passes:\n") + setting.before + "  - " + setting.pass + ": " + flow_map(given) +
+                              "\n" + setting.after);
+    const std::string kFolder = "FOLDER";
+    for (size_t at = text.find(kFolder); at != std::string::npos; at = text.find(kFolder)) {
+      text.replace(at, kFolder.size(), (folder_ / ".").string());
+    }
+    return text;
   }
 
   // What the run has made but for pare.json, which holds the recipe. Throws what the run throws.
   std::map<std::string, std::string> files_of(const Given& given) {
-    const Setting& setting = GetParam();
-    const Recipe recipe = parse_recipe(
-        "model: " + family("llama_gqa_untied").string() + "\ncalibration: {text: " + (folder_ / "ids.npy").string() +
-            "}\npasses:\n" + setting.before + "  - " + setting.pass + ": " + flow_map(given) + "\n" + setting.after,
-        folder_ / "r.yaml");
+    const Recipe recipe = parse_recipe(recipe_with(given), folder_ / "r.yaml");
     RunOptions options;
     options.output = folder_ / "out";
     options.num_threads = 1;
@@ -141,21 +201,33 @@ class EveryOption : public testing::TestWithParam<Setting> {
     files.erase("pare.json");
     return files;
   }
+  const fs::path kStories = fs::path(kSourceFolder) / "calibration_data" / "stories260k";
   TemporaryFolder folder_{"every_option"};
 };
 
+// The options of a setting's pass, or of `student:`.
+OtherValues values_of_options(std::string_view pass) {
+  OtherValues others;
+  if (pass == kStudent) {
+    StudentOptions{}.fields(others);
+    return others;
+  }
+  const PassRow* row = find_pass(pass);
+  if (pass == reconstruct_row().key) row = &reconstruct_row();
+  if (pass == distill_row().key) row = &distill_row();
+  row->make_options()->fields(others);
+  return others;
+}
+
 TEST_P(EveryOption, ChangesTheResultOrIsRefused) {
   const Setting& setting = GetParam();
-  const PassRow* const row =
-      setting.pass == reconstruct_row().key ? &reconstruct_row() : find_pass(std::string_view(setting.pass));
-  ASSERT_NE(row, nullptr);
-  OtherValues others;
-  row->make_options()->fields(others);
+  OtherValues others = values_of_options(setting.pass);
   const auto plain = files_of(setting.given);
   ASSERT_EQ(files_of(setting.given), plain);
   std::set<std::string> idle;
   for (const auto& [option, values] : others.found) {
     EXPECT_FALSE(values.empty()) << option;
+    if (!setting.only.empty() && !setting.only.contains(option)) continue;
     for (const std::string& value : values) {
       Given given = setting.given;
       given[option] = value;
@@ -173,9 +245,38 @@ TEST_P(EveryOption, ChangesTheResultOrIsRefused) {
   for (const auto& [option, reason] : setting.idle) EXPECT_TRUE(idle.contains(option)) << option << " is not idle";
 }
 
+// Those of its own, and of what it samples.
+std::set<std::string> minillm_options() {
+  std::set<std::string> options = {"prompt_tokens", "sampled_tokens", "teacher", "temperature", "seed"};
+  OtherValues others;
+  MiniLlmOptions{}.fields(others);
+  for (const auto& [option, values] : others.found) options.insert("minillm." + option);
+  return options;
+}
+
+// A few steps on short windows, with other options among them; "" leaves one out.
+Given training(const Given& more) {
+  Given given = {{"text", "FOLDER/text.jsonl"},
+                 {"student", "FOLDER/student"},
+                 {"tokens", "32"},
+                 {"total_tokens", "192"},
+                 {"batch", "2"},
+                 {"validation_windows", "2"},
+                 {"validations", "2"},
+                 {"precision", "float32"},
+                 {"warmup", "0.5"},
+                 {"learning_rate", "0.01"},
+                 {"scale_learning_rate", "0.02"},
+                 {"offset_learning_rate", "0.1"}};
+  for (const auto& [option, value] : more) given[option] = value;
+  std::erase_if(given, [](const auto& item) { return item.second.empty(); });
+  return given;
+}
+
 constexpr const char* kGptq = "  - gptq: {bits: 4, group_size: 32}\n";
 
 const std::vector<Setting>& settings() {
+  constexpr const char* kNoCodes = "no layer of the student is one in codes, of which an event speaks";
   constexpr const char* kNoStop = "so few epochs get better to the last";
   constexpr const char* kOneOfBoth = "the default is one of the others";
   constexpr const char* kOwnLayout = "no other layout holds such outliers";
@@ -247,7 +348,75 @@ const std::vector<Setting>& settings() {
        {{"epochs", "2"}},
        "  - sparsegpt: {}\n",
        "",
-       {{"patience", kNoStop}, {"precision", kOneOfBoth}, {"train.scales", "kept weights have no scales"}}}};
+       {{"patience", kNoStop}, {"precision", kOneOfBoth}, {"train.scales", "kept weights have no scales"}}},
+      {"Distill",
+       "distill",
+       training({}),
+       "",
+       "",
+       {{"recompute", "what is computed again has the bits that would be kept"},
+        {"scale_learning_rate", kNoCodes},
+        {"offset_learning_rate", kNoCodes},
+        {"train.scales", kNoCodes}}},
+      {"DistillCodes",
+       "distill",
+       training({{"student", ""}, {"offset_learning_rate", "0.5"}}),
+       "  - rtn: {bits: 4, group_size: -1}\n",
+       "",
+       {},
+       {"scale_learning_rate", "offset_learning_rate", "train.scales", "train.weights"}},
+      {"DistillByKl", "distill", training({{"loss", "forward_kl"}}), "", "", {}, {"temperature", "tail_label_weight"}},
+      {"DistillByReverseKl", "distill", training({{"loss", "reverse_kl"}}), "", "", {}, {"temperature"}},
+      {"DistillByJensenShannon",
+       "distill",
+       training({{"loss", "jensen_shannon"}}),
+       "",
+       "",
+       {},
+       {"temperature", "beta"}},
+      {"DistillBySkewKl", "distill", training({{"loss", "skew_kl"}}), "", "", {}, {"temperature", "skew"}},
+      {"DistillBySkewReverseKl",
+       "distill",
+       training({{"loss", "skew_reverse_kl"}}),
+       "",
+       "",
+       {},
+       {"temperature", "skew"}},
+      {"DistillByTotalVariation", "distill", training({{"loss", "total_variation"}}), "", "", {}, {"temperature"}},
+      {"DistillBySlim",
+       "distill",
+       training({{"loss", "slim"}}),
+       "",
+       "",
+       {},
+       {"temperature", "slim_share", "slim_weight"}},
+      {"DistillByLabels",
+       "distill",
+       training({{"loss", "hard_label"}}),
+       "",
+       "",
+       {{"teacher", "labels have none, as an event says"}},
+       {"teacher", "temperature"}},
+      {"DistillOwnSamples",
+       "distill",
+       training(
+           {{"loss", "minillm"}, {"prompt_tokens", "8"}, {"sampled_tokens", "8"}, {"minillm.reward_limit", "0.5"}}),
+       "",
+       "",
+       {},
+       minillm_options()},
+      {"DistillARecord",
+       "distill",
+       training({{"text", ""}, {"tokens", ""}, {"logits", "FOLDER/text.h5"}}),
+       "",
+       "",
+       {},
+       {"logits", "teacher", "text", "tokens", "windows", "tail_label_weight", "temperature", "hidden_weight",
+        "student", "end_of_document", "seed", "select"}},
+      {"StudentOfFewerLayers", "student", {{"layers", "3"}}},
+      {"StudentOfLessWidth",
+       "student",
+       {{"hidden_size", "32"}, {"feed_forward_size", "64"}, {"heads", "4"}, {"kv_heads", "2"}}}};
   return kSettings;
 }
 
@@ -260,6 +429,9 @@ TEST(EveryOptionOf, EveryPassIsTried) {
   for (const PassRow* row : pass_rows()) {
     if (row->key == "snap") continue;  // that one extension_test.cpp adds
     EXPECT_TRUE(tried.contains(row->key)) << row->key;
+  }
+  for (const std::string_view other : {reconstruct_row().key, distill_row().key, std::string_view(kStudent)}) {
+    EXPECT_TRUE(tried.contains(other)) << other;
   }
 }
 

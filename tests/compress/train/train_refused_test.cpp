@@ -111,8 +111,13 @@ TEST_F(TrainModel, ATeacherMustFitTheStudent) {
                                              "\"max_position_embeddings\": 80") +
                                 ", loss: minillm, prompt_tokens: 48, sampled_tokens: 48")),
                  {"96 tokens", "context of the teacher", "80", "'sampled_tokens'"});
-  // Hard labels need none, and read none.
-  run_json(recipe(distill("total_tokens: 1000, loss: hard_label, teacher: " + other)), "alone");
+  // Hard labels need none, and read none; nor has a dense student scales or offsets of codes to move.
+  run_json(recipe(distill("total_tokens: 1000, loss: hard_label, offset_learning_rate: 0.1, teacher: " + other)),
+           "alone");
+  const std::string events = Json::parse(read_file(folder_ / "alone" / "pare.json")).at("events").dump();
+  EXPECT_NE(events.find("'loss: hard_label' has no teacher"), std::string::npos) << events;
+  EXPECT_NE(events.find("'offset_learning_rate' is that of layers in codes"), std::string::npos) << events;
+  EXPECT_EQ(events.find("'scale_learning_rate'"), std::string::npos) << "it was not given: " << events;
 }
 
 TEST_F(TrainModel, RangesOfSequencesAreNotThoseOfABatch) {
