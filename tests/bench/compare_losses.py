@@ -2,10 +2,12 @@
 """What distillation's losses are worth on a student of SmolLM2 with 10 of its 30 layers, measured with `pare run`.
 
 usage: compare_losses.py table PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--rates A,B,C] [--losses A,B,...] [--select BY]
+       compare_losses.py seeds PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--losses A=RATE,B=RATE,...] [--seeds N] [--select BY]
        compare_losses.py labels PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--rates HARD,SOFT] [--seeds N] [--recorded]
                                             [--soft LOSS] [--select BY]
 
-table: every loss at every learning rate, on the same tokens in the same order, from the same student. labels: hard labels of the text
+table: every loss at every learning rate, on the same tokens in the same order, from the same student. seeds: every loss at a rate
+of its own over several seeds, which draw and order the windows. labels: hard labels of the text
 against the teacher's soft ones, over several seeds, one learning rate each; --soft is what learns from the teacher, with options as in a
 recipe, such as "soft_label, label_weight: 0.5"; with --recorded the teacher runs once, before all of them
 (`pare record`), and both learn on what it has seen. Every run is a folder in FOLDER, kept: what is there is not
@@ -88,6 +90,20 @@ def table(arguments, student):
         print(f"| `{loss}` | " + " | ".join(cells) + f" | {statistics.median(one['minutes'] for one in found):.1f} |", flush=True)
 
 
+def seeds(arguments, student):
+    print("| loss | rate | " + " | ".join(f"seed {seed}" for seed in range(arguments.seeds)) + " | mean | minutes of one |\n|---|---|" +
+          "---|" * (arguments.seeds + 2))
+    pool = concurrent.futures.ThreadPoolExecutor(arguments.jobs)
+    rates = dict(item.split("=") for item in arguments.losses.split(","))
+    runs = {loss: [pool.submit(train, arguments, f"{loss}-{float(rate):g}-seed{seed}", student, loss, float(rate), seed)
+                   for seed in range(arguments.seeds)] for loss, rate in rates.items()}
+    for loss, of_seeds in runs.items():
+        found = [one.result() for one in of_seeds]
+        means = (statistics.geometric_mean(one[text] for one in found) for text in ("wikitext", "held_back"))
+        print(f"| `{loss}` | {float(rates[loss]):g} | " + " | ".join(map(cell, found)) + " | " + " / ".join(f"{mean:.0f}" for mean in means) +
+              f" | {statistics.median(one['minutes'] for one in found):.1f} |", flush=True)
+
+
 def folder_name(loss):
     return re.sub("[^a-z0-9_.]+", "-", loss)
 
@@ -110,27 +126,32 @@ def labels(arguments, student):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["table", "labels"])
+    parser.add_argument("what", choices=["table", "seeds", "labels"])
     parser.add_argument("pare", type=os.path.abspath)
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--tokens", type=int, help="to train on; default 130000 (table), 320000 (labels)")
+    parser.add_argument("--tokens", type=int, help="to train on; default 130000 (table, seeds), 320000 (labels)")
     parser.add_argument("--batch", type=int, default=2, help="windows of 512 tokens a step")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, each on its share of the processor's cores")
     parser.add_argument("--rates", help="learning rates; default 3e-4,1e-3,3e-3 (table), 1e-3,1e-3 (labels)")
-    parser.add_argument("--losses", default=",".join(LOSSES))
+    parser.add_argument("--losses", help="default all (table); seeds: with the rate of each, such as hard_label=3e-4")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--soft", help="labels: the loss against the teacher, and its options; default forward_kl")
     parser.add_argument("--select", choices=["loss", "perplexity", "kl", "last"], help="by what the validation that is kept is chosen")
     parser.add_argument("--recorded", action="store_true", help="labels: learn from what pare record has stored of the teacher")
     arguments = parser.parse_args()
-    if arguments.recorded and arguments.what == "table":
+    if arguments.recorded and arguments.what != "labels":
         parser.error("--recorded: the table's losses include some that need the teacher itself")
-    if arguments.soft and arguments.what == "table":
+    if arguments.soft and arguments.what != "labels":
         parser.error("--soft: the table has --losses")
+    if arguments.what == "seeds" and not all("=" in item for item in (arguments.losses or "none").split(",")):
+        parser.error("seeds: expected --losses with the rate of each, such as hard_label=3e-4,forward_kl=3e-4")
+    if arguments.what == "seeds" and arguments.rates:
+        parser.error("seeds: --losses names the rates")
+    arguments.losses = arguments.losses or ",".join(LOSSES)
     arguments.soft = arguments.soft or "forward_kl"
     if arguments.soft.startswith("hard_label"):
         parser.error("--soft: expected a loss against the teacher")
-    is_table = arguments.what == "table"
+    is_table = arguments.what != "labels"
     arguments.tokens = arguments.tokens or (130000 if is_table else 320000)
     arguments.rates = arguments.rates or ("3e-4,1e-3,3e-3" if is_table else "1e-3,1e-3")
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +159,7 @@ def main():
     if arguments.recorded:
         record(arguments)
     print("perplexity of WikiText-2 / of the training texts held back (step kept)\n")
-    (table if is_table else labels)(arguments, student)
+    {"table": table, "seeds": seeds, "labels": labels}[arguments.what](arguments, student)
 
 
 if __name__ == "__main__":
