@@ -3,7 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <string_view>
 
 #include "compress/artifact/checked_file.h"
 #include "compress/passes/compress_stage.h"
@@ -34,18 +36,45 @@ std::string error_text(const LayerRecord& record) {
   return text;
 }
 
-void print_row(const LayerRecord& record, double seconds_left, Progress& progress) {
+// "..." in place of the first characters of a name that is too long for `num_columns`; its end is what tells layers
+// apart.
+std::string shortened(const std::string& name, size_t num_columns) {
+  constexpr std::string_view kCut = "...";
+  if (name.size() <= num_columns || num_columns <= kCut.size()) return name;
+  return std::string(kCut) + name.substr(name.size() - (num_columns - kCut.size()));
+}
+
+// Columns under one another where they find room; on a narrow terminal without gaps, then without the columns that say
+// least.
+void print_row(const LayerRecord& record, Progress& progress) {
   std::string group =
       record.scheme.group_size == kPerChannel ? "channel" : "g" + std::to_string(record.scheme.group_size);
   if (record.is_pruned()) {
     group = pattern_text(record.pattern) + (record.scheme.is_dense() ? std::string() : " " + group);
   }
-  char trained[32] = "";
-  if (record.reconstruction > 0.0) std::snprintf(trained, sizeof(trained), "block x %.3f  ", record.reconstruction);
-  char row[256];
-  std::snprintf(row, sizeof(row), "%-40s %-8s w%d %-8s %-25s damping %-6.4g %s%7.2f s  %10s left", record.name.c_str(),
-                record.method.c_str(), record.scheme.bits, group.c_str(), error_text(record).c_str(), record.damping,
-                trained, record.seconds, format_duration(seconds_left).c_str());
+  const auto text = [](const char* format, auto... values) {
+    char cell[256];
+    std::snprintf(cell, sizeof(cell), format, values...);
+    return std::string(cell);
+  };
+  const std::string error = error_text(record);
+  const std::string trained = record.reconstruction > 0.0 ? text("block x %.3f  ", record.reconstruction) : "";
+  std::string row =
+      text("%-40s %-8s w%d %-8s %-25s damping %-6.4g %s%7.2f s", record.name.c_str(), record.method.c_str(),
+           record.scheme.bits, group.c_str(), error.c_str(), record.damping, trained.c_str(), record.seconds);
+  const size_t num_columns = progress.num_columns();
+  if (row.size() > num_columns) {
+    const std::string method = "  " + record.method + " w" + std::to_string(record.scheme.bits) + " " + group;
+    const std::string cells[] = {method, "  " + error,
+                                 trained.empty() ? "" : "  " + trained.substr(0, trained.size() - 2),
+                                 text("  damping %.4g", record.damping), text("  %.2f s", record.seconds)};
+    row.clear();
+    constexpr size_t kMostOfName = 24;  // that other columns leave it where they do not fit beside all of it
+    for (const std::string& cell : cells) {
+      if (std::min(record.name.size(), kMostOfName) + row.size() + cell.size() <= num_columns) row += cell;
+    }
+    row = shortened(record.name, num_columns - std::min(num_columns, row.size())) + row;
+  }
   progress.print(row);
   for (const std::string& event : record.events) progress.print("event: " + record.name + ": " + event);
 }
@@ -83,7 +112,7 @@ void take_survey(Artifact& artifact, Phase& phase) {
     write_checked_file(file, identity + to_json(*phase.survey));
   }
   malloc_trim(0);  // what it held is not to be counted beside the walk
-  for (const std::string& line : to_lines(*phase.survey)) phase.progress.print(line);
+  for (const std::string& line : to_lines(*phase.survey)) phase.progress.result(line);
   phase.report.sensitivity = to_json(*phase.survey);
 }
 
@@ -93,7 +122,7 @@ void spend_budget(Phase& phase) {
   phase.choice = choose_bits(*phase.survey, phase.plan, phase.checkpoint,
                              budget_bytes(*phase.recipe.budget, phase.plan, phase.checkpoint));
   apply_choice(*phase.choice, phase.plan);
-  for (const std::string& line : to_lines(*phase.choice)) phase.progress.print(line);
+  for (const std::string& line : to_lines(*phase.choice)) phase.progress.result(line);
   phase.verdicts = phase.kind->judge(phase.plan);
   print_verdicts(phase);
 }
@@ -118,7 +147,7 @@ void compress_tables(Artifact& artifact, Phase& phase) {
     throw_if_interrupted();
     layers.push_back(compress_table(table, phase.checkpoint.linear(table.linear)));
     phase.checkpoint.drop_pages(table.linear);
-    print_row(layers.back().record, 0.0, phase.progress);
+    print_row(layers.back().record, phase.progress);
   }
   check_unchanged(phase);
   commit_layers(kTablesPart, std::move(layers), {}, artifact);
@@ -181,9 +210,7 @@ class CompressTask : public BlockTask {
     const std::vector<LayerRecord> records =
         commit_layers(part_of_block(index), std::move(work_->layers), std::move(work_->changed), artifact_);
     phase_.report.stage_seconds["commit"] += seconds_since(start);
-    const double seconds_left =
-        seconds_since(start_) / static_cast<double>(index + 1) * static_cast<double>(remaining_.last - index - 1);
-    for (const LayerRecord& record : records) print_row(record, seconds_left, phase_.progress);
+    for (const LayerRecord& record : records) print_row(record, phase_.progress);
   }
 
  private:
@@ -207,7 +234,6 @@ class CompressTask : public BlockTask {
   const RemainingBlocks& remaining_;
   std::optional<BlockWork> work_;
   std::optional<FunctionalModel> model_;  // of the blocks that are trained
-  Clock::time_point start_ = Clock::now();
 };
 
 // The walk over the blocks: statistics, compression, on with the compressed weights.
@@ -219,7 +245,8 @@ void compress_blocks(Artifact& artifact, Phase& phase) {
         phase.recipe, phase.data, embedding_of(phase.checkpoint, artifact), phase.prediction.spill,
         artifact.partial_directory(), phase.num_threads, phase.plan.carries_original(), phase.plan.reconstructs());
     CompressTask task(phase, artifact, *walk, remaining);
-    phase.progress.begin("compress", remaining.last, "blocks");
+    const auto first_left = std::find(remaining.is_done.begin(), remaining.is_done.end(), false);
+    phase.progress.begin("compress", remaining.last, "blocks", first_left - remaining.is_done.begin());
     walk_blocks(*walk, remaining.last, task, [&](int64_t b) { phase.progress.update(b); });
     phase.progress.finish();
     phase.report.stage_seconds["forward"] = walk->seconds().forward;
@@ -261,7 +288,8 @@ std::string compress_model(const PhaseInput& input, const RunOptions& options, P
               .checkpoint = input.checkpoint,
               .original = input.original,
               .kind = ModelKind::of(input.checkpoint),
-              .progress = progress};
+              .progress = progress,
+              .is_last = input.is_last};
   prepare(options, input.is_stand_in, phase);
   if (options.dry_run) return to_json(phase.prediction);
   check_inputs(calibration_identity(phase.recipe, phase.data), phase);

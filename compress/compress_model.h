@@ -24,6 +24,7 @@ struct PhaseInput {
   const Workplace* place = nullptr;
   // `checkpoint` stands for what an earlier phase will make, in a dry run: of its shape, not of its form.
   bool is_stand_in = false;
+  bool is_last = true;  // of the run's phases: what it comes to is the run's result
 };
 
 // plan -> data -> prediction -> survey and budget -> tables -> walk -> artifact -> verify -> evaluate -> report.

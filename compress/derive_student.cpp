@@ -47,7 +47,8 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, P
               .checkpoint = teacher,
               .original = input.original,
               .kind = ModelKind::of(teacher),
-              .progress = progress};
+              .progress = progress,
+              .is_last = input.is_last};
   phase.files = watch_files(input.recipe, teacher);
   check_student(teacher, student);
   phase.data = phase.kind->read_data(input.recipe, phase.plan);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,16 @@ pare::Recipe find_recipe(const pare::Arguments& arguments, pare::Console& consol
   return recipe;
 }
 
+// The JSON object that `work` returns. What a dry run says is its result, all of it.
+std::string result_of(bool is_dry_run, pare::Console& console,
+                      const std::function<std::string(pare::Progress&)>& work) {
+  return pare::with_own_errors([&] {
+    if (!is_dry_run) return work(console.progress());
+    pare::Progress answer(pare::ProgressStyle::lines, console.report());
+    return work(answer);
+  });
+}
+
 void run_recipe(const pare::Arguments& arguments, pare::Console& console) {
   const pare::Recipe recipe = find_recipe(arguments, console);
   pare::RunOptions options = run_options(arguments);
@@ -51,14 +62,17 @@ void run_recipe(const pare::Arguments& arguments, pare::Console& console) {
     throw pare::WrongUsage("--device: expected cpu or cuda, found '" + device + "'");
   options.on_gpu = device == "cuda";
   keep_as_private_as_inputs(recipe, options, options.output.empty() ? recipe.output : options.output);
-  console.set_result(pare::with_own_errors([&] { return pare::run(recipe, options, console.progress()); }));
+  console.set_result(result_of(options.dry_run, console,
+                               [&](pare::Progress& progress) { return pare::run(recipe, options, progress); }));
 }
 
 void calibrate_recipe(const pare::Arguments& arguments, pare::Console& console) {
   const pare::Recipe recipe = find_recipe(arguments, console);
-  keep_as_private_as_inputs(recipe, run_options(arguments), arguments.positional(1));
-  console.set_result(pare::with_own_errors(
-      [&] { return pare::calibrate(recipe, arguments.positional(1), run_options(arguments), console.progress()); }));
+  const pare::RunOptions options = run_options(arguments);
+  keep_as_private_as_inputs(recipe, options, arguments.positional(1));
+  console.set_result(result_of(options.dry_run, console, [&](pare::Progress& progress) {
+    return pare::calibrate(recipe, arguments.positional(1), options, progress);
+  }));
 }
 
 // "1,2.5".
@@ -120,8 +134,9 @@ void record_teacher(const pare::Arguments& arguments, pare::Console& console) {
   options.fresh = arguments.flag("fresh");
   pare::keep_as_private_as({arguments.positional(0), options.text.empty() ? options.prompts : options.text},
                            arguments.positional(1));
-  console.set_result(pare::with_own_errors(
-      [&] { return pare::record(arguments.positional(0), arguments.positional(1), options, console.progress()); }));
+  console.set_result(result_of(options.dry_run, console, [&](pare::Progress& progress) {
+    return pare::record(arguments.positional(0), arguments.positional(1), options, progress);
+  }));
 }
 
 // Of both commands that follow a recipe.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
-#include <tuple>
 
 #include "compress/artifact/checked_file.h"
 #include "compress/artifact/small_files.h"
@@ -83,23 +82,28 @@ void complete_report(const Artifact& artifact, MemorySampler& memory, Phase& pha
   report.peak_resident_bytes = read_memory_usage().peak_resident_bytes;
 }
 
+// Of the last phase the run's result; what others hand on is progress.
 void print_result(const Phase& phase) {
-  const auto& [report, progress] = std::tie(phase.report, phase.progress);
-  for (const std::string& event : report.events) progress.print("event: " + event);
-  for (const Evaluation& evaluation : report.evaluations) progress.print_lines(to_text(evaluation));
-  for (const InstructionEvaluation& evaluation : report.instructions) progress.print_lines(to_text(evaluation, false));
-  for (const EmbeddingEvaluation& evaluation : report.embeddings) progress.print_lines(to_text(evaluation));
+  const RunReport& report = phase.report;
+  const auto print = [&](const std::string& line) {
+    phase.is_last ? phase.progress.result(line) : phase.progress.print(line);
+  };
+  for (const std::string& event : report.events) print("event: " + event);
+  for (const Evaluation& evaluation : report.evaluations) phase.progress.result_lines(to_text(evaluation));
+  for (const InstructionEvaluation& evaluation : report.instructions)
+    phase.progress.result_lines(to_text(evaluation, false));
+  for (const EmbeddingEvaluation& evaluation : report.embeddings) phase.progress.result_lines(to_text(evaluation));
   if (phase.choice) {
     const Comparison& measured = report.budget_measured->comparison.value();
-    progress.print("budget: predicted loss " + format_number(phase.choice->loss, 5) + ", measured KL " +
-                   format_number(measured.kl_mean.value, 5) + ", measured loss " +
-                   format_number(report.budget_measured->nll - measured.reference_nll, 5) + " nats per token");
+    print("budget: predicted loss " + format_number(phase.choice->loss, 5) + ", measured KL " +
+          format_number(measured.kl_mean.value, 5) + ", measured loss " +
+          format_number(report.budget_measured->nll - measured.reference_nll, 5) + " nats per token");
   }
-  progress.print(phase.output.string() + ": " + format_bytes(report.output_bytes) + ", " +
-                 format_number(report.bits_per_weight_without_head, 3) + " bits per weight (" +
-                 format_number(report.bits_per_weight, 3) +
-                 (phase.checkpoint.is_encoder() ? " with embeddings), " : " with embedding and head), ") +
-                 format_duration(report.seconds) + ", peak memory " + format_bytes(report.peak_memory_bytes));
+  print(phase.output.string() + ": " + format_bytes(report.output_bytes) + ", " +
+        format_number(report.bits_per_weight_without_head, 3) + " bits per weight (" +
+        format_number(report.bits_per_weight, 3) +
+        (phase.checkpoint.is_encoder() ? " with embeddings), " : " with embedding and head), ") +
+        format_duration(report.seconds) + ", peak memory " + format_bytes(report.peak_memory_bytes));
 }
 
 // After a failure: what is finished stays, and the user hears where.
@@ -229,14 +233,14 @@ std::string finish(const std::map<std::string, std::string>& extra_files, Artifa
   check_unchanged(phase);
   check_gates(phase.recipe.fail_if, phase.report, artifact.artifact_directory());
   artifact.publish();
-  print_result(phase);
   return json;
 }
 
 std::string keeping_parts(Artifact& artifact, const Phase& phase, const std::function<std::string()>& work) {
+  std::string report;
   try {
     try {
-      return work();
+      report = work();
     } catch (const Interrupted&) {
       throw;
     } catch (const std::exception&) {
@@ -253,6 +257,8 @@ std::string keeping_parts(Artifact& artifact, const Phase& phase, const std::fun
     keep_or_discard(artifact, "; the same command goes on from there", phase.progress);
     throw;
   }
+  print_result(phase);  // where it cannot be printed, what is published stays
+  return report;
 }
 
 }  // namespace pare

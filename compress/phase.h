@@ -40,6 +40,7 @@ struct Phase {
   const Checkpoint& original;       // the recipe's model: what results are compared with
   std::unique_ptr<ModelKind> kind;  // of `checkpoint`
   Progress& progress;
+  bool is_last = true;  // whose result is the run's
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   RunPlan plan = {};
   std::vector<EngineVerdict> verdicts = {};
@@ -97,8 +98,8 @@ void assemble_and_verify(Artifact& artifact, Phase& phase);
 std::string finish(const std::map<std::string, std::string>& extra_files, Artifact& artifact, MemorySampler& memory,
                    Phase& phase);
 
-// The work itself; where it fails, its folder is removed or kept. Of a failure that comes from an input that has
-// changed meanwhile, the message is that.
+// The work itself, and what it came to for people; where it fails, its folder is removed or kept. Of a failure that comes
+// from an input that has changed meanwhile, the message is that.
 std::string keeping_parts(Artifact& artifact, const Phase& phase, const std::function<std::string()>& work);
 
 }  // namespace pare

@@ -147,7 +147,14 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
     const fs::path made = i + 1 == phases.size() ? output : Workplace::made_folder(output, i + 1);
     progress.print("phase " + std::to_string(i + 1) + " of " + std::to_string(phases.size()));
     const Checkpoint checkpoint = Checkpoint::open(source);
-    report = run_phase({phases[i], checkpoint, original, made, num_threads, &places[i]}, options, progress);
+    report = run_phase({.recipe = phases[i],
+                        .checkpoint = checkpoint,
+                        .original = original,
+                        .output = made,
+                        .num_threads = num_threads,
+                        .place = &places[i],
+                        .is_last = i + 1 == phases.size()},
+                       options, progress);
     source = made;
   }
   return report;

@@ -571,7 +571,8 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
               .checkpoint = student,
               .original = input.original,
               .kind = ModelKind::of(student),
-              .progress = progress};
+              .progress = progress,
+              .is_last = input.is_last};
   phase.files = watch_files(input.recipe, student);
   std::vector<fs::path> texts(distill.text.begin(), distill.text.end());
   texts.emplace_back(distill.validation_text);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <stdexcept>
 
 #include "compress/artifact/can_be_made.h"
@@ -400,6 +401,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
 
   UnfinishedStore store(output, origin, shard_sequences, options.fresh);
   const auto num_resumed = static_cast<int64_t>(store.shards().size());
+  std::string result, report;
   try {
     if (num_resumed > 0) {
       progress.print("going on behind " + std::to_string(num_resumed) + " shards in '" + store.folder().string() + "'");
@@ -408,7 +410,9 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     if (num_resumed < num_shards) teacher = Transformer::load(checkpoint, *backend);
     const LargePiecesStay stay;
     Recording recording(options, checkpoint, files, material, num_lanes, origin);
-    progress.begin("record", material.num_sequences(), "sequences");
+    const int64_t num_recorded =
+        std::accumulate(shard_sequences.begin(), shard_sequences.begin() + num_resumed, int64_t{0});
+    progress.begin("record", material.num_sequences(), "sequences", num_recorded);
     for (int64_t shard = 0, first = 0; shard < num_shards; first += shard_sequences[static_cast<size_t>(shard++)]) {
       if (shard < num_resumed) continue;
       store.add(recording.record_shard(*teacher, store.next_shard_path(), shard, first,
@@ -422,23 +426,23 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     for (const LogitShard& shard : store.shards()) num_tokens += shard.num_tokens;
     const int64_t output_bytes = bytes_of_store(output);
     const double bytes_each = static_cast<double>(output_bytes) / static_cast<double>(num_tokens);
-    progress.print(output.string() + ": " + format_bytes(output_bytes) + ", the " + std::to_string(options.num_kept) +
-                   " most probable of " + std::to_string(num_vocabulary) + " tokens at each of " +
-                   std::to_string(num_tokens) + ", " + format_number(bytes_each, 1) + " bytes per token, " +
-                   format_duration(seconds_since(start)) + ", peak memory " + format_bytes(memory.peak_bytes()));
-    return json_text(Json{{"output", output.string()},
-                          {"sha256", hash},
-                          {"sequences", material.num_sequences()},
-                          {"prompts_left_out", material.num_left_out},
-                          {"tokens", num_tokens},
-                          {"shards", num_shards},
-                          {"resumed_shards", num_resumed},
-                          {"events", events},
-                          {"output_bytes", output_bytes},
-                          {"bytes_per_token", bytes_each},
-                          {"seconds", seconds_since(start)},
-                          {"peak_memory_bytes", memory.peak_bytes()}},
-                     2);
+    result = output.string() + ": " + format_bytes(output_bytes) + ", the " + std::to_string(options.num_kept) +
+             " most probable of " + std::to_string(num_vocabulary) + " tokens at each of " +
+             std::to_string(num_tokens) + ", " + format_number(bytes_each, 1) + " bytes per token, " +
+             format_duration(seconds_since(start)) + ", peak memory " + format_bytes(memory.peak_bytes());
+    report = json_text(Json{{"output", output.string()},
+                            {"sha256", hash},
+                            {"sequences", material.num_sequences()},
+                            {"prompts_left_out", material.num_left_out},
+                            {"tokens", num_tokens},
+                            {"shards", num_shards},
+                            {"resumed_shards", num_resumed},
+                            {"events", events},
+                            {"output_bytes", output_bytes},
+                            {"bytes_per_token", bytes_each},
+                            {"seconds", seconds_since(start)},
+                            {"peak_memory_bytes", memory.peak_bytes()}},
+                       2);
   } catch (...) {
     if (store.shards().empty()) {
       store.discard();
@@ -448,6 +452,8 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     }
     throw;
   }
+  progress.result(result);  // where it cannot be printed, what is published stays
+  return report;
 }
 
 }  // namespace pare

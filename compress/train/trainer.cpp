@@ -84,7 +84,7 @@ class Training {
     if (is_validation_due()) validate();
     start_ = last_save_ = Clock::now();
     seconds_validating_ = seconds_saving_ = 0.0;
-    progress_.begin("train", schedule_.num_steps, "steps");
+    progress_.begin("train", schedule_.num_steps, "steps", first_step_);
     while (state_.step < schedule_.num_steps && !state_.is_stopped) {
       if (interrupt_requested()) store_.save(state_, parameters_);
       throw_if_interrupted();
@@ -274,11 +274,8 @@ class Training {
     row += "perplexity " + format_number(point.validation_perplexity, 3);
     const int64_t num_done = state_.step - first_step_;
     if (num_done > 0) {
-      const double seconds = seconds_training();
-      row += "  " + format_number(static_cast<double>(schedule_.tokens_of(num_done)) / seconds, 0) + " tokens/s  " +
-             format_duration(seconds / static_cast<double>(num_done) *
-                             static_cast<double>(schedule_.num_steps - state_.step)) +
-             " left";
+      row += "  " + format_number(static_cast<double>(schedule_.tokens_of(num_done)) / seconds_training(), 0) +
+             " tokens/s";
     }
     progress_.print(row);
   }

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <system_error>
 
 #include "runtime/system/interrupt.h"
@@ -37,7 +38,8 @@ ProgressStyle progress_style(bool quiet) {
   return isatty(STDERR_FILENO) == 1 ? ProgressStyle::bar : ProgressStyle::lines;
 }
 
-Progress::Progress(ProgressStyle style, std::ostream& out) : style_(style), out_(out) {}
+Progress::Progress(ProgressStyle style, std::ostream& out, std::ostream* results)
+    : style_(style), out_(out), results_(results) {}
 
 Progress::~Progress() {
   {
@@ -49,15 +51,15 @@ Progress::~Progress() {
   if (ticker_.joinable()) ticker_.join();
 }
 
-void Progress::begin(std::string stage, int64_t total, std::string unit) {
+void Progress::begin(std::string stage, int64_t total, std::string unit, int64_t num_earlier) {
   const std::lock_guard lock(mutex_);
   end_stage();
   stage_ = visible_line(stage);
   unit_ = std::move(unit);
   total_ = total;
-  done_ = 0;
+  done_ = num_earlier_ = num_earlier;
   in_stage_ = true;
-  start_ = last_drawn_ = Clock::now();
+  start_ = start_of_own_ = last_drawn_ = Clock::now();
   if (style_ != ProgressStyle::bar) return;
   draw(start_);
   if (ticker_.joinable()) return;
@@ -73,6 +75,7 @@ void Progress::update(int64_t done) {
   if (!in_stage_) return;
   done_ = done;
   const Clock::time_point now = Clock::now();
+  if (done <= num_earlier_) start_of_own_ = now;
   const bool due = style_ == ProgressStyle::bar ? now - last_drawn_ >= kBarPeriod : now - last_drawn_ >= kLinePeriod;
   if (due && style_ != ProgressStyle::silent) draw(now);
 }
@@ -89,25 +92,33 @@ void Progress::tick() {
   }
 }
 
+size_t Progress::num_columns() const {
+  return style_ == ProgressStyle::bar ? static_cast<size_t>(terminal_width()) : std::numeric_limits<size_t>::max();
+}
+
 void Progress::finish() {
   const std::lock_guard lock(mutex_);
   end_stage();
 }
 
 void Progress::print(std::string_view line) {
-  print_shown(visible_line(line));
+  if (style_ != ProgressStyle::silent) print_shown(visible_line(line), out_);
 }
 
-void Progress::print_lines(std::string_view text) {
-  print_shown(visible(text));
+void Progress::result(std::string_view line) {
+  result_lines(visible_line(line));
 }
 
-void Progress::print_shown(const std::string& text) {
+void Progress::result_lines(std::string_view text) {
+  if (results_ == nullptr && style_ == ProgressStyle::silent) return;
+  print_shown(visible(text), results_ == nullptr ? out_ : *results_);
+}
+
+void Progress::print_shown(const std::string& text, std::ostream& stream) {
   const std::lock_guard lock(mutex_);
-  if (style_ == ProgressStyle::silent) return;
   const bool redraw = bar_drawn_;
   erase_bar();
-  out_ << text << '\n' << std::flush;
+  stream << text << '\n' << std::flush;
   if (redraw) draw(Clock::now());
 }
 
@@ -121,9 +132,9 @@ void Progress::draw(Clock::time_point now) {
             std::string(static_cast<size_t>(kBarWidth - filled), '.') + "] ";
   }
   line += std::to_string(done_) + "/" + std::to_string(total_) + " " + unit_ + ", " + format_duration(elapsed);
-  if (done_ > 0 && done_ < total_) {
-    line +=
-        ", " + format_duration(elapsed * static_cast<double>(total_ - done_) / static_cast<double>(done_)) + " left";
+  if (done_ > num_earlier_ && done_ < total_) {
+    const double of_one = seconds_between(start_of_own_, now) / static_cast<double>(done_ - num_earlier_);
+    line += ", " + format_duration(of_one * static_cast<double>(total_ - done_)) + " left";
   }
   line += ", " + format_bytes(read_memory_usage().held_bytes);
   if (style_ == ProgressStyle::bar) {

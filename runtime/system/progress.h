@@ -1,5 +1,6 @@
 // What a person sees while a program works: on a terminal one bar per stage with the time left and the memory held;
-// when piped, plain lines; with --quiet nothing. Everything goes to one stream, standard error in the programs.
+// when piped, plain lines; with --quiet nothing. It goes to one stream, standard error in the programs; what the work
+// came to goes to another, which quiet does not concern.
 #pragma once
 
 #include <chrono>
@@ -21,13 +22,15 @@ ProgressStyle progress_style(bool quiet);
 // Calls may come from any thread. Destruction removes an unfinished bar.
 class Progress {
  public:
-  Progress(ProgressStyle style, std::ostream& out);
+  // `results`: where results go; null: to `out` with all else, none when silent.
+  Progress(ProgressStyle style, std::ostream& out, std::ostream* results = nullptr);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // Starts a stage of `total` units ("windows", "blocks"), ending an unfinished one.
-  void begin(std::string stage, int64_t total, std::string unit);
+  // Starts a stage of `total` units ("windows", "blocks"), ending an unfinished one. The first `num_earlier` of them were
+  // done by an earlier process and say nothing of the time that others take.
+  void begin(std::string stage, int64_t total, std::string unit, int64_t num_earlier = 0);
   // `done` units of the stage are finished. Drawn at most ten times a second on a terminal, and once a second without
   // being called, for the clock; every five seconds in lines.
   void update(int64_t done);
@@ -36,25 +39,31 @@ class Progress {
   // A line of its own that stays (a table row, an event), above the bar (visible_line in visible_text.h). Not shown when
   // silent.
   void print(std::string_view line);
-  // The same of several lines, the names in which are visible already.
-  void print_lines(std::string_view text);
+  // Columns that a line of a table has: the terminal's, or any number where there is none.
+  size_t num_columns() const;
+  // What was asked for: a line, and several lines in which names are visible already.
+  void result(std::string_view line);
+  void result_lines(std::string_view text);
 
  private:
   using Clock = std::chrono::steady_clock;
   void draw(Clock::time_point now);
   void erase_bar();
   void end_stage();
-  void print_shown(const std::string& text);
+  void print_shown(const std::string& text, std::ostream& stream);
   void tick();
   ProgressStyle style_;
   std::ostream& out_;
+  std::ostream* const results_;
   std::mutex mutex_;
   std::string stage_, unit_;
   int64_t total_ = 0;
   int64_t done_ = 0;
+  int64_t num_earlier_ = 0;
   bool in_stage_ = false;
   bool bar_drawn_ = false;
   Clock::time_point start_, last_drawn_;
+  Clock::time_point start_of_own_;  // of the units behind num_earlier_
   std::condition_variable stop_signal_;
   bool stop_ = false;
   std::thread ticker_;  // from the first bar on

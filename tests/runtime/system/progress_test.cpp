@@ -92,6 +92,47 @@ TEST(Progress, TheClockOfABarTicks) {
   EXPECT_NE(buffer.text().find("0/4 windows, 2."), std::string::npos) << buffer.text();
 }
 
+TEST(Progress, ResultsGoToTheirOwnStreamWhateverTheStyle) {
+  for (const ProgressStyle style : {ProgressStyle::bar, ProgressStyle::lines, ProgressStyle::silent}) {
+    std::ostringstream out, results;
+    Progress progress(style, out, &results);
+    progress.begin("load", 4, "blocks");
+    progress.print("on the way");
+    progress.result("perplexity 3\n");
+    progress.result_lines("two\nlines");
+    EXPECT_EQ(results.str(), "perplexity 3\\x0a\ntwo\nlines\n");
+    EXPECT_EQ(out.str().find("perplexity"), std::string::npos);
+    EXPECT_EQ(out.str().empty(), style == ProgressStyle::silent);
+    if (style == ProgressStyle::bar) {  // both may be one terminal: the bar makes room
+      EXPECT_TRUE(out.str().find("\x1b[2K\r\x1b[2Kload [") != std::string::npos) << out.str();
+    }
+  }
+  std::ostringstream all;
+  Progress(ProgressStyle::lines, all).result("perplexity 3");
+  EXPECT_EQ(all.str(), "perplexity 3\n");
+}
+
+// What an earlier process did takes no time here: the rest is judged by what was done in this one.
+TEST(Progress, TheTimeLeftIsThatOfUnitsDoneHere) {
+  std::ostringstream out;
+  Progress progress(ProgressStyle::bar, out);
+  progress.begin("train", 1000, "steps", 990);
+  EXPECT_NE(out.str().find("990/1000 steps"), std::string::npos) << out.str();
+  EXPECT_EQ(out.str().find("left"), std::string::npos) << out.str();
+  out.str("");
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // of which nothing is known yet
+  progress.update(990);
+  EXPECT_EQ(out.str().find("left"), std::string::npos) << out.str();
+  out.str("");
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  progress.update(991);
+  // 0.3 s for the only one; on a slow machine more.
+  const size_t left = out.str().find(" s left");
+  ASSERT_NE(left, std::string::npos) << out.str();
+  const size_t begin = out.str().rfind(' ', left - 1) + 1;
+  EXPECT_GE(std::stod(out.str().substr(begin, left - begin)), 9 * 0.3 - 0.051) << out.str();
+}
+
 TEST(Progress, SilentPrintsNothing) {
   std::ostringstream out;
   {
