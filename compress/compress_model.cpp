@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <string_view>
 
 #include "compress/artifact/checked_file.h"
 #include "compress/passes/compress_stage.h"
@@ -34,14 +33,6 @@ std::string error_text(const LayerRecord& record) {
   std::snprintf(text, sizeof(text), "error (%s) %.3e", what.c_str(),
                 of_output ? record.output_error : record.relative_error);
   return text;
-}
-
-// "..." in place of the first characters of a name that is too long for `num_columns`; its end is what tells layers
-// apart.
-std::string shortened(const std::string& name, size_t num_columns) {
-  constexpr std::string_view kCut = "...";
-  if (name.size() <= num_columns || num_columns <= kCut.size()) return name;
-  return std::string(kCut) + name.substr(name.size() - (num_columns - kCut.size()));
 }
 
 // Columns under one another where they find room; on a narrow terminal without gaps, then without the columns that say
@@ -73,7 +64,7 @@ void print_row(const LayerRecord& record, Progress& progress) {
     for (const std::string& cell : cells) {
       if (std::min(record.name.size(), kMostOfName) + row.size() + cell.size() <= num_columns) row += cell;
     }
-    row = shortened(record.name, num_columns - std::min(num_columns, row.size())) + row;
+    row = shortened_name(record.name, num_columns - std::min(num_columns, row.size())) + row;
   }
   progress.print(row);
   for (const std::string& event : record.events) progress.print("event: " + record.name + ": " + event);
@@ -112,7 +103,8 @@ void take_survey(Artifact& artifact, Phase& phase) {
     write_checked_file(file, identity + to_json(*phase.survey));
   }
   malloc_trim(0);  // what it held is not to be counted beside the walk
-  for (const std::string& line : to_lines(*phase.survey)) phase.progress.result(line);
+  for (const std::string& line : to_lines(*phase.survey, phase.progress.num_result_columns()))
+    phase.progress.result(line);
   phase.report.sensitivity = to_json(*phase.survey);
 }
 
@@ -122,7 +114,8 @@ void spend_budget(Phase& phase) {
   phase.choice = choose_bits(*phase.survey, phase.plan, phase.checkpoint,
                              budget_bytes(*phase.recipe.budget, phase.plan, phase.checkpoint));
   apply_choice(*phase.choice, phase.plan);
-  for (const std::string& line : to_lines(*phase.choice)) phase.progress.result(line);
+  for (const std::string& line : to_lines(*phase.choice, phase.progress.num_result_columns()))
+    phase.progress.result(line);
   phase.verdicts = phase.kind->judge(phase.plan);
   print_verdicts(phase);
 }

@@ -95,9 +95,9 @@ class DecoderKind : public ModelKind {
       model.use_attention_bits(bits);
       progress.begin("evaluate", windows.windows.num_windows, "windows");
       Evaluation evaluation =
-          pare::evaluate(model, windows, compares ? &*reference : nullptr, [&](int64_t done, int64_t) {
+          pare::evaluate(model, windows, compares ? &*reference : nullptr, [&](double done, int64_t) {
             throw_if_interrupted();
-            progress.update(done);
+            progress.update_within(done);
           });
       progress.finish();
       return evaluation;

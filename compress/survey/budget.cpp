@@ -11,6 +11,7 @@
 #include "quant/sensitivity.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/progress.h"
+#include "runtime/system/visible_text.h"
 
 namespace pare {
 namespace {
@@ -260,14 +261,25 @@ void apply_choice(const BitChoice& choice, RunPlan& plan) {
   plan.unquantized = std::move(unquantized);
 }
 
-std::vector<std::string> to_lines(const BitChoice& choice) {
+std::vector<std::string> to_lines(const BitChoice& choice, size_t num_columns) {
   std::vector<std::string> lines;
   char line[256];
+  size_t longest_name = 0, longest_rest = 0;
+  std::vector<std::string> rests;
   for (const ChosenBits& group : choice.groups) {
-    std::snprintf(line, sizeof(line), "budget: %-52s %-18s predicted loss %.3e%s", group.name.c_str(),
-                  scheme(group.bits, group.group_size).c_str(), group.loss,
-                  group.is_floor ? " (sensitivity within its error of 0)" : "");
-    lines.emplace_back(line);
+    std::snprintf(line, sizeof(line), "  %-12s loss %.3e%s", scheme(group.bits, group.group_size).c_str(), group.loss,
+                  group.is_floor ? " (within its error of 0)" : "");
+    rests.emplace_back(line);
+    longest_name = std::max(longest_name, group.name.size());
+    longest_rest = std::max(longest_rest, rests.back().size());
+  }
+  const std::string head = "budget: ";
+  constexpr size_t kLeastName = 16;  // that stays of a name for the terminal's sake
+  const size_t room = num_columns - std::min(num_columns, head.size() + longest_rest);
+  const size_t name_columns = std::min(longest_name, std::max(room, kLeastName));
+  for (size_t i = 0; i < rests.size(); ++i) {
+    const std::string name = shortened_name(choice.groups[i].name, name_columns);
+    lines.push_back(head + name + std::string(name_columns - std::min(name_columns, name.size()), ' ') + rests[i]);
   }
   const auto bits = [&](int64_t size_bytes) {
     return 8.0 * static_cast<double>(size_bytes) / static_cast<double>(choice.num_weights);

@@ -53,8 +53,9 @@ BitChoice choose_bits(const Survey& survey, const RunPlan& plan, const Checkpoin
 // Gives every surveyed layer its bits and group.
 void apply_choice(const BitChoice& choice, RunPlan& plan);
 
-// The table of the choice and the curve at every quarter of a bit, for people.
-std::vector<std::string> to_lines(const BitChoice& choice);
+// The table of the choice and the curve at every quarter of a bit, for people; names are shortened where num_columns have
+// no room for them.
+std::vector<std::string> to_lines(const BitChoice& choice, size_t num_columns);
 
 // One JSON object: what was chosen and predicted, which is the same in every run; with `curve` also that.
 std::string to_json(const BitChoice& choice, bool curve);

@@ -8,6 +8,7 @@
 
 #include "runtime/system/json_text.h"
 #include "runtime/system/progress.h"
+#include "runtime/system/visible_text.h"
 
 namespace pare {
 namespace {
@@ -114,28 +115,46 @@ Survey parse_survey(const std::string& text, const std::string& where) {
   }
 }
 
-std::vector<std::string> to_lines(const Survey& survey) {
-  std::vector<std::string> lines;
-  lines.push_back("sensitivity: what rounding each group alone adds, in nats per token; " + survey.label + "; " +
-                  "uncompressed: " + format_number(survey.baseline_nll, 5));
-  char line[256];
-  std::snprintf(line, sizeof(line), "%-52s %-11s %-22s %22s %22s", "group", "part", "rounded to", "loss (paired)",
-                "KL");
-  lines.emplace_back(line);
+std::vector<std::string> to_lines(const Survey& survey, size_t num_columns) {
+  enum Column : size_t { kGroup, kPart, kScheme, kLoss, kKl, kNumColumns };
   const auto cell = [](const Estimate& estimate) {
-    char text[64];
-    if (estimate.standard_error) {
-      std::snprintf(text, sizeof(text), "%+.6f +- %.6f", estimate.value, *estimate.standard_error);
-    } else {
-      std::snprintf(text, sizeof(text), "%+.6f", estimate.value);
-    }
-    return std::string(text);
+    const std::string value = (estimate.value < 0.0 ? "" : "+") + format_number(estimate.value, 6);
+    return estimate.standard_error ? value + " +- " + format_number(*estimate.standard_error, 6) : value;
   };
+  std::vector<std::array<std::string, kNumColumns>> rows = {{"group", "part", "rounded to", "loss (paired)", "KL"}};
   for (const SurveyedGroup& group : survey.groups) {
-    std::snprintf(line, sizeof(line), "%-52s %-11s %-22s %22s %22s", group.name.c_str(),
-                  std::string(part_name(group.part)).c_str(), group.scheme.c_str(), cell(group.increase).c_str(),
-                  cell(group.kl).c_str());
-    lines.emplace_back(line);
+    rows.push_back(
+        {group.name, std::string(part_name(group.part)), group.scheme, cell(group.increase), cell(group.kl)});
+  }
+  constexpr size_t kGap = 2;
+  std::array<size_t, kNumColumns> widths = {};
+  for (const auto& row : rows) {
+    for (size_t c = 0; c < kNumColumns; ++c) widths[c] = std::max(widths[c], row[c].size());
+  }
+  const auto all = [&] {
+    size_t sum = 0;
+    for (const size_t width : widths) sum += width > 0 ? width + kGap : 0;
+    return sum - kGap;
+  };
+  constexpr size_t kLeastName = 24;  // of a group's name, before a column is left out for it
+  for (const size_t left_out : {kScheme, kPart, kKl}) {
+    if (all() > num_columns + widths[kGroup] - std::min(widths[kGroup], kLeastName)) widths[left_out] = 0;
+  }
+  if (all() > num_columns)
+    widths[kGroup] -= std::min(all() - num_columns, widths[kGroup] - std::min(widths[kGroup], kLeastName));
+
+  std::vector<std::string> lines = {"sensitivity: what rounding each group alone adds, in nats per token; " +
+                                    survey.label + "; uncompressed: " + format_number(survey.baseline_nll, 5)};
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t c = 0; c < kNumColumns; ++c) {
+      if (widths[c] == 0) continue;
+      const std::string text = c == kGroup ? shortened_name(row[c], widths[c]) : row[c];
+      const std::string fill(widths[c] - text.size(), ' ');
+      const bool is_number = c == kLoss || c == kKl;
+      line += (line.empty() ? "" : std::string(kGap, ' ')) + (is_number ? fill + text : text + fill);
+    }
+    lines.push_back(line.substr(0, line.find_last_not_of(' ') + 1));
   }
   return lines;
 }

@@ -46,7 +46,8 @@ struct Survey {
 std::string to_json(const Survey& survey);
 Survey parse_survey(const std::string& json, const std::string& where);
 
-// The table for people: a line of headings, then one line for each group.
-std::vector<std::string> to_lines(const Survey& survey);
+// The table for people: what it is, a line of headings, then one line for each group. Where num_columns have no room for
+// all of it, names are shortened and the columns left out that say least.
+std::vector<std::string> to_lines(const Survey& survey, size_t num_columns);
 
 }  // namespace pare

@@ -90,7 +90,7 @@ class Training {
       throw_if_interrupted();
       between();
       step();
-      progress_.update(state_.step);
+      progress_.update(state_.step, "loss " + format_number(step_loss_, 4));
     }
     progress_.finish();
     speed = {seconds_training(), schedule_.tokens_of(state_.step - first_step_)};
@@ -124,6 +124,7 @@ class Training {
   void learn(int64_t number, const std::vector<int64_t>& windows) {
     const InterruptionLater whole;
     const double before = state_.loss_sum;
+    const int64_t labels_before = state_.loss_labels;
     if (options_.loss.loss == DistillLoss::minillm) {
       learn_from_samples(number, windows);
     } else {
@@ -133,6 +134,8 @@ class Training {
       throw std::runtime_error("step " + std::to_string(number) +
                                ": the loss is not finite: lower 'learning_rate' or raise 'warmup'");
     }
+    step_loss_ =
+        (state_.loss_sum - before) / static_cast<double>(std::max<int64_t>(state_.loss_labels - labels_before, 1));
     update(number, rate_at(number));
     state_.step = number;
   }
@@ -306,6 +309,7 @@ class Training {
   TrainingState state_;
   int64_t first_step_ = 0;
   Clock::time_point start_ = Clock::now(), last_save_ = Clock::now();
+  double step_loss_ = 0.0;  // mean over the labels of the last step
   double save_seconds_ = 0.0, seconds_saving_ = 0.0, seconds_validating_ = 0.0;
 };
 

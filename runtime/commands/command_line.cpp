@@ -265,7 +265,10 @@ Console::Console(bool json, bool quiet, DescriptorBuffer& out, std::ostream& err
       visible_(target_),
       report_(&visible_),
       model_text_(json || out.is_terminal() ? static_cast<std::streambuf*>(&visible_) : &target_),
-      progress_(progress_style(quiet), err, &report_) {
+      progress_(progress_style(quiet), err, &report_,
+                json                ? STDERR_FILENO
+                : out.is_terminal() ? STDOUT_FILENO
+                                    : -1) {
   // So that what the buffers throw passes through.
   if (json) return;  // standard error may be lost
   report_.exceptions(std::ios::badbit);

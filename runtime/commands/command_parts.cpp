@@ -109,12 +109,12 @@ std::string dump(const nlohmann::ordered_json& json) {
   return json_text(json);
 }
 
-std::function<void(int64_t, int64_t)> stage(Console& console, const std::string& name, const std::string& unit) {
-  return [&console, name, unit, begun = false](int64_t done, int64_t total) mutable {
+std::function<void(double, int64_t)> stage(Console& console, const std::string& name, const std::string& unit) {
+  return [&console, name, unit, begun = false](double done, int64_t total) mutable {
     throw_if_interrupted();
     if (!begun) console.progress().begin(name, total, unit);
-    begun = done != total;
-    console.progress().update(done);
+    begun = done < static_cast<double>(total);
+    console.progress().update_within(done);
     if (!begun) console.progress().finish();
   };
 }

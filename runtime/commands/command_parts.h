@@ -50,7 +50,7 @@ std::string dump(const nlohmann::ordered_json& json);
 
 // The progress bar of one stage, as the callback that the long functions take; a place to stop when asked to. The
 // stage's clock starts with the first call, which such functions make before they do anything: 0 of so many.
-std::function<void(int64_t, int64_t)> stage(Console& console, const std::string& name, const std::string& unit);
+std::function<void(double, int64_t)> stage(Console& console, const std::string& name, const std::string& unit);
 
 // Before a model is loaded: its files are what was written, where anything says what that was. Throws as
 // require_whole_files does; `instead` is its.

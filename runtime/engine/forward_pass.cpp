@@ -182,7 +182,8 @@ void ForwardPass::stage(ForwardArena& work, const Batch& batch) const {
 }
 
 // Blocks outside, chunks inside: one layer's keys and values are enough for windows that are thrown away.
-void ForwardPass::run_blocks(ForwardArena& work, std::span<KvLayer> caches) const {
+void ForwardPass::run_blocks(ForwardArena& work, std::span<KvLayer> caches,
+                             const std::function<void(double)>& progress) const {
   backend.embed(*weights.embedding, work.batch.ids_R.first(work.batch.num_rows), description.embedding_scale,
                 work.hidden_RD.get());
   for (size_t layer = 0; layer < weights.blocks.size(); ++layer) {
@@ -191,6 +192,7 @@ void ForwardPass::run_blocks(ForwardArena& work, std::span<KvLayer> caches) cons
       throw_if_interrupted();
       run_chunk(work, weights.blocks[layer], previous_norm, chunk, layer == 0, caches[layer]);
     }
+    if (progress) progress(static_cast<double>(layer + 1) / static_cast<double>(weights.blocks.size()));
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -87,7 +88,8 @@ class ForwardPass {
   void stage(ForwardArena& work, const Batch& batch) const;
   // The rows of work.batch through all blocks; `caches` has one for each. Leaves the residual stream before the last
   // sum in work.hidden_RD and that sum's other term in work.delta_RD, which final_hidden takes.
-  void run_blocks(ForwardArena& work, std::span<KvLayer> caches) const;
+  void run_blocks(ForwardArena& work, std::span<KvLayer> caches,
+                  const std::function<void(double)>& progress = {}) const;
   // Rows [first_row, first_row + num_rows) of what run_blocks left, summed and after the final norm: x [num_rows, D].
   void final_hidden(ForwardArena& work, int64_t first_row, int64_t num_rows, float* x_RD) const;
 

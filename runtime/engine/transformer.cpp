@@ -133,13 +133,15 @@ std::vector<std::string> Transformer::kernel_names() const {
   return {names.begin(), names.end()};
 }
 
-void Transformer::prefill_windows(std::span<const int32_t> ids_NT, int64_t num_windows, float* hidden_RD) {
+void Transformer::prefill_windows(std::span<const int32_t> ids_NT, int64_t num_windows, float* hidden_RD,
+                                  const std::function<void(double)>& progress) {
   const auto num_ids = static_cast<int64_t>(ids_NT.size());
   if (num_windows <= 0 || num_ids == 0 || num_ids % num_windows != 0) {
     throw std::invalid_argument(std::to_string(num_ids) + " tokens are not " + std::to_string(num_windows) +
                                 " windows of equal length");
   }
-  prefill_sequences(ids_NT, std::vector<int64_t>(static_cast<size_t>(num_windows), num_ids / num_windows), hidden_RD);
+  prefill_sequences(ids_NT, std::vector<int64_t>(static_cast<size_t>(num_windows), num_ids / num_windows), hidden_RD,
+                    progress);
 }
 
 namespace {
@@ -163,8 +165,8 @@ std::vector<PrefillBatch> cut_batches(std::span<const int64_t> lengths) {
 
 }  // namespace
 
-void Transformer::prefill_sequences(std::span<const int32_t> ids_R, std::span<const int64_t> lengths,
-                                    float* hidden_RD) {
+void Transformer::prefill_sequences(std::span<const int32_t> ids_R, std::span<const int64_t> lengths, float* hidden_RD,
+                                    const std::function<void(double)>& progress) {
   State& state = *state_;
   const bool is_empty = lengths.empty() || *std::min_element(lengths.begin(), lengths.end()) < 1;
   const int64_t num_rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
@@ -208,7 +210,10 @@ void Transformer::prefill_sequences(std::span<const int32_t> ids_R, std::span<co
     }
     const std::span batch_ids = ids_R.subspan(static_cast<size_t>(first_row), static_cast<size_t>(batch.num_rows));
     state.pass.stage(*state.arena, {batch_ids, sequences, batch_longest});
-    state.pass.run_blocks(*state.arena, caches);
+    state.pass.run_blocks(*state.arena, caches, [&](double share) {
+      const double rows = static_cast<double>(first_row) + share * static_cast<double>(batch.num_rows);
+      if (progress) progress(rows / static_cast<double>(num_rows));
+    });
     state.pass.final_hidden(*state.arena, 0, batch.num_rows,
                             hidden_RD + first_row * state.pass.description.hidden_size);
     first_row += batch.num_rows;

@@ -53,11 +53,13 @@ class Transformer {
 
   // Hidden states after the final norm of independent windows, [num_windows * T, D] (backend memory); nothing is kept
   // between calls, and keys and values live in one layer's scratch only. ids_NT are checked against the vocabulary
-  // (std::invalid_argument).
-  void prefill_windows(std::span<const int32_t> ids_NT, int64_t num_windows, float* hidden_RD);
+  // (std::invalid_argument). progress: told after each block what share of the work is done; may be empty. It may throw.
+  void prefill_windows(std::span<const int32_t> ids_NT, int64_t num_windows, float* hidden_RD,
+                       const std::function<void(double)>& progress = {});
   // The same of sequences of different lengths, one behind the other: those of lengths. Throws as well for lengths that
   // are not the ids' altogether, or below 1.
-  void prefill_sequences(std::span<const int32_t> ids_R, std::span<const int64_t> lengths, float* hidden_RD);
+  void prefill_sequences(std::span<const int32_t> ids_R, std::span<const int64_t> lengths, float* hidden_RD,
+                         const std::function<void(double)>& progress = {});
   // Rows whose residual stream prefill_windows holds at once (a longer window is taken alone): calls with so many are
   // efficient.
   static constexpr int64_t kBatchRows = 4096;

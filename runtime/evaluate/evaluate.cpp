@@ -86,16 +86,29 @@ class Scorer {
     kl_.reserve(static_cast<size_t>(data.windows.num_windows * data.predictions_per_window()));
   }
 
-  // Scores the next batch; returns how many windows are done.
-  int64_t score_batch() {
+  // Scores the next batch; returns how many windows are done. progress: told how many windows' work is done.
+  int64_t score_batch(const std::function<void(double)>& progress) {
     const int64_t first = static_cast<int64_t>(means_.size());
     const int64_t num = std::min(batch_windows_, data_.windows.num_windows - first);
     const int64_t num_tokens = data_.windows.num_tokens;
     const std::span ids = std::span(data_.windows.ids_NT)
                               .subspan(static_cast<size_t>(first * num_tokens), static_cast<size_t>(num * num_tokens));
-    model_.prefill_windows(ids, num, hidden_RD_.get());
-    if (reference_ != nullptr) reference_->prefill_windows(ids, num, reference_hidden_RE_.get());
-    for (int64_t n = 0; n < num; ++n) score_window(first + n, n * num_tokens + data_.first_scored);
+    // Passes through a model and heads over the vocabulary count alike: enough for a bar.
+    const double num_parts = reference_ == nullptr ? 2.0 : 3.0;
+    double part = 0.0;
+    const auto done = [&](double share) {
+      progress(static_cast<double>(first) + static_cast<double>(num) * (part + share) / num_parts);
+    };
+    model_.prefill_windows(ids, num, hidden_RD_.get(), done);
+    if (reference_ != nullptr) {
+      part = 1.0;
+      reference_->prefill_windows(ids, num, reference_hidden_RE_.get(), done);
+    }
+    part = num_parts - 1.0;
+    for (int64_t n = 0; n < num; ++n) {
+      score_window(first + n, n * num_tokens + data_.first_scored);
+      if (n + 1 < num) done(static_cast<double>(n + 1) / static_cast<double>(num));
+    }
     return first + num;
   }
 
@@ -275,7 +288,7 @@ ScoredWindows make_scored_windows(const std::filesystem::path& text, const Token
 }
 
 Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* reference,
-                    const std::function<void(int64_t, int64_t)>& progress) {
+                    const std::function<void(double, int64_t)>& progress) {
   if (data.windows.num_windows < 1 || data.predictions_per_window() < 1) {
     throw std::invalid_argument(data.source + ": no predictions to score");
   }
@@ -286,8 +299,10 @@ Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* 
   if (progress) progress(0, data.windows.num_windows);
   for (int64_t done = 0; done < data.windows.num_windows;) {
     throw_if_interrupted();
-    done = scorer.score_batch();
-    if (progress) progress(done, data.windows.num_windows);
+    done = scorer.score_batch([&](double windows) {
+      if (progress) progress(windows, data.windows.num_windows);
+    });
+    if (progress) progress(static_cast<double>(done), data.windows.num_windows);
   }
 
   Evaluation result;

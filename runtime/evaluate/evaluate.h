@@ -103,10 +103,11 @@ struct Evaluation {
 };
 
 // Runs windows in batches of a few thousand tokens; never holds logits. `reference` may be null; it must share the
-// model's backend object and vocabulary (std::invalid_argument). `progress` (windows done, windows) may be empty.
-// Throws std::runtime_error when a likelihood is not finite (window and position) and Interrupted between batches.
+// model's backend object and vocabulary (std::invalid_argument). `progress` may be empty: windows
+// done, with the share of those under way that is done, and windows. Throws std::runtime_error when a likelihood is not
+// finite (window and position) and Interrupted between blocks.
 Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* reference,
-                    const std::function<void(int64_t, int64_t)>& progress = {});
+                    const std::function<void(double, int64_t)>& progress = {});
 
 // One JSON object, keys as above in one level: perplexity, standard_error (the perplexity's), nll, window_nll, tokens,
 // windows, context, protocol, protocol_label, seconds, tokens_per_second, peak_memory_bytes, ..., with a reference

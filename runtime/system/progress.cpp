@@ -22,9 +22,9 @@ constexpr std::chrono::milliseconds kBarPeriod{100};
 constexpr std::chrono::seconds kTickPeriod{1};
 constexpr std::chrono::seconds kLinePeriod{5};
 
-int64_t terminal_width() {
+int64_t terminal_width(int descriptor) {
   winsize size = {};
-  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+  return ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
 double seconds_between(std::chrono::steady_clock::time_point from, std::chrono::steady_clock::time_point to) {
@@ -38,8 +38,8 @@ ProgressStyle progress_style(bool quiet) {
   return isatty(STDERR_FILENO) == 1 ? ProgressStyle::bar : ProgressStyle::lines;
 }
 
-Progress::Progress(ProgressStyle style, std::ostream& out, std::ostream* results)
-    : style_(style), out_(out), results_(results) {}
+Progress::Progress(ProgressStyle style, std::ostream& out, std::ostream* results, int results_descriptor)
+    : style_(style), out_(out), results_(results), results_descriptor_(results_descriptor) {}
 
 Progress::~Progress() {
   {
@@ -56,8 +56,10 @@ void Progress::begin(std::string stage, int64_t total, std::string unit, int64_t
   end_stage();
   stage_ = visible_line(stage);
   unit_ = std::move(unit);
+  note_.clear();
   total_ = total;
-  done_ = num_earlier_ = num_earlier;
+  num_earlier_ = num_earlier;
+  done_ = static_cast<double>(num_earlier);
   in_stage_ = true;
   start_ = start_of_own_ = last_drawn_ = Clock::now();
   if (style_ != ProgressStyle::bar) return;
@@ -70,12 +72,22 @@ void Progress::begin(std::string stage, int64_t total, std::string unit, int64_t
   }
 }
 
-void Progress::update(int64_t done) {
+void Progress::update(int64_t done, std::string note) {
   const std::lock_guard lock(mutex_);
+  if (!note.empty()) note_ = std::move(note);
+  set_done(static_cast<double>(done));
+}
+
+void Progress::update_within(double done) {
+  const std::lock_guard lock(mutex_);
+  set_done(done);
+}
+
+void Progress::set_done(double done) {
   if (!in_stage_) return;
   done_ = done;
   const Clock::time_point now = Clock::now();
-  if (done <= num_earlier_) start_of_own_ = now;
+  if (done <= static_cast<double>(num_earlier_)) start_of_own_ = now;
   const bool due = style_ == ProgressStyle::bar ? now - last_drawn_ >= kBarPeriod : now - last_drawn_ >= kLinePeriod;
   if (due && style_ != ProgressStyle::silent) draw(now);
 }
@@ -93,7 +105,14 @@ void Progress::tick() {
 }
 
 size_t Progress::num_columns() const {
-  return style_ == ProgressStyle::bar ? static_cast<size_t>(terminal_width()) : std::numeric_limits<size_t>::max();
+  return style_ == ProgressStyle::bar ? static_cast<size_t>(terminal_width(STDERR_FILENO))
+                                      : std::numeric_limits<size_t>::max();
+}
+
+size_t Progress::num_result_columns() const {
+  if (results_ == nullptr) return num_columns();
+  const bool is_terminal = results_descriptor_ >= 0 && isatty(results_descriptor_) == 1;
+  return is_terminal ? static_cast<size_t>(terminal_width(results_descriptor_)) : std::numeric_limits<size_t>::max();
 }
 
 void Progress::finish() {
@@ -127,19 +146,22 @@ void Progress::draw(Clock::time_point now) {
   const double elapsed = seconds_between(start_, now);
   std::string line = stage_ + " ";
   if (style_ == ProgressStyle::bar) {
-    const int64_t filled = total_ > 0 ? std::clamp<int64_t>(kBarWidth * done_ / total_, 0, kBarWidth) : 0;
+    const double share = total_ > 0 ? std::clamp(done_ / static_cast<double>(total_), 0.0, 1.0) : 0.0;
+    const auto filled = static_cast<int64_t>(static_cast<double>(kBarWidth) * share);
     line += "[" + std::string(static_cast<size_t>(filled), '#') +
             std::string(static_cast<size_t>(kBarWidth - filled), '.') + "] ";
   }
-  line += std::to_string(done_) + "/" + std::to_string(total_) + " " + unit_ + ", " + format_duration(elapsed);
-  if (done_ > num_earlier_ && done_ < total_) {
-    const double of_one = seconds_between(start_of_own_, now) / static_cast<double>(done_ - num_earlier_);
-    line += ", " + format_duration(of_one * static_cast<double>(total_ - done_)) + " left";
+  line += std::to_string(num_done()) + "/" + std::to_string(total_) + " " + unit_;
+  if (!note_.empty()) line += ", " + note_;
+  line += ", " + format_duration(elapsed);
+  const double of_own = done_ - static_cast<double>(num_earlier_), left = static_cast<double>(total_) - done_;
+  if (of_own > 0.0 && left > 0.0) {
+    line += ", " + format_duration(seconds_between(start_of_own_, now) / of_own * left) + " left";
   }
   line += ", " + format_bytes(read_memory_usage().held_bytes);
   if (style_ == ProgressStyle::bar) {
     // A bar wider than the terminal would wrap, and a return to the line's start would no longer erase it.
-    line.resize(std::min(line.size(), static_cast<size_t>(terminal_width() - 1)));
+    line.resize(std::min(line.size(), static_cast<size_t>(terminal_width(STDERR_FILENO) - 1)));
     out_ << "\r\x1b[2K" << line << std::flush;
     bar_drawn_ = true;
   } else {
@@ -157,8 +179,8 @@ void Progress::end_stage() {
   in_stage_ = false;
   erase_bar();
   if (style_ == ProgressStyle::silent) return;
-  out_ << stage_ << ": " << done_ << " " << unit_ << " in " << format_duration(seconds_between(start_, Clock::now()))
-       << '\n'
+  out_ << stage_ << ": " << num_done() << " " << unit_ << " in "
+       << format_duration(seconds_between(start_, Clock::now())) << '\n'
        << std::flush;
 }
 

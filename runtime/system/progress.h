@@ -22,8 +22,9 @@ ProgressStyle progress_style(bool quiet);
 // Calls may come from any thread. Destruction removes an unfinished bar.
 class Progress {
  public:
-  // `results`: where results go; null: to `out` with all else, none when silent.
-  Progress(ProgressStyle style, std::ostream& out, std::ostream* results = nullptr);
+  // `results`: where results go; null: to `out` with all else, none when silent. results_descriptor: of the terminal
+  // that shows them; negative: a file, or whatever has no width.
+  Progress(ProgressStyle style, std::ostream& out, std::ostream* results = nullptr, int results_descriptor = -1);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -31,23 +32,29 @@ class Progress {
   // Starts a stage of `total` units ("windows", "blocks"), ending an unfinished one. The first `num_earlier` of them were
   // done by an earlier process and say nothing of the time that others take.
   void begin(std::string stage, int64_t total, std::string unit, int64_t num_earlier = 0);
-  // `done` units of the stage are finished. Drawn at most ten times a second on a terminal, and once a second without
-  // being called, for the clock; every five seconds in lines.
-  void update(int64_t done);
+  // `done` units of the stage are finished. note: what else is to be said by now ("loss 2.31"); an empty one leaves the
+  // last. Drawn at most ten times a second on a terminal, and once a second without being called, for the clock; every
+  // five seconds in lines.
+  void update(int64_t done, std::string note = {});
+  // The same with a share of the units under way, which moves the bar and its time left.
+  void update_within(double done);
   // Ends the stage: the bar makes room for one line "stage: total units in 12.3 s".
   void finish();
   // A line of its own that stays (a table row, an event), above the bar (visible_line in visible_text.h). Not shown when
   // silent.
   void print(std::string_view line);
-  // Columns that a line of a table has: the terminal's, or any number where there is none.
+  // Columns that a line of print() has, and one of result(): the terminal's, or any number where it goes elsewhere.
   size_t num_columns() const;
+  size_t num_result_columns() const;
   // What was asked for: a line, and several lines in which names are visible already.
   void result(std::string_view line);
   void result_lines(std::string_view text);
 
  private:
   using Clock = std::chrono::steady_clock;
+  void set_done(double done);
   void draw(Clock::time_point now);
+  int64_t num_done() const { return static_cast<int64_t>(done_); }  // whole units
   void erase_bar();
   void end_stage();
   void print_shown(const std::string& text, std::ostream& stream);
@@ -55,10 +62,11 @@ class Progress {
   ProgressStyle style_;
   std::ostream& out_;
   std::ostream* const results_;
+  const int results_descriptor_;
   std::mutex mutex_;
-  std::string stage_, unit_;
+  std::string stage_, unit_, note_;
   int64_t total_ = 0;
-  int64_t done_ = 0;
+  double done_ = 0.0;
   int64_t num_earlier_ = 0;
   bool in_stage_ = false;
   bool bar_drawn_ = false;

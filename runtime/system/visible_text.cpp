@@ -107,6 +107,12 @@ std::string visible_line(std::string_view text) {
   return line;
 }
 
+std::string shortened_name(const std::string& name, size_t num_columns) {
+  constexpr std::string_view kCut = "...";
+  if (name.size() <= num_columns || num_columns <= kCut.size()) return name;
+  return std::string(kCut) + name.substr(name.size() - (num_columns - kCut.size()));
+}
+
 ErrorOfLines::ErrorOfLines(const std::vector<std::string>& lines) : std::runtime_error(joined(lines)) {}
 
 }  // namespace pare

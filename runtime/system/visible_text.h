@@ -44,6 +44,10 @@ std::string visible(std::string_view text, std::string_view prefix = "\\x");
 // "\x0a" or "\u202e" as well. Letters of scripts from right to left stay.
 std::string visible_line(std::string_view text);
 
+// "..." in place of the first characters of a name of ASCII that is too long for `num_columns`: its end is what tells
+// layers apart. As it is where there is no room even so.
+std::string shortened_name(const std::string& name, size_t num_columns);
+
 // An error that is told in several lines. In the message of any other a line break came with a name, and is shown as one.
 class ErrorOfLines : public std::runtime_error {
  public:

@@ -18,7 +18,7 @@ class RunResults : public testing::Test {
     model_ = (data / "stories260k").string();
     text_ = (data / "stories.txt").string();
     write_text(recipe_, "model: " + model_ + "\ncalibration: {text: " + text_ +
-                            ", samples: 2, tokens: 32}\npasses:\n  - gptq: {bits: 4, group_size: 32, fit: false}\n"
+                            ", samples: 2, tokens: 32}\npasses:\n  - gptq: {bits: 4, group_size: -1, fit: false}\n"
                             "evaluate:\n  - perplexity: {text: " +
                             text_ + ", context: 64, windows: 2}\n");
   }
@@ -44,7 +44,9 @@ TEST_F(RunResults, AreOnStandardOutputAlone) {
       EXPECT_FALSE(has(outcome.out, part)) << part << outcome.out;
       EXPECT_EQ(has(outcome.err, part), !is_quiet) << part << outcome.err;
     }
-    if (is_quiet) EXPECT_EQ(outcome.err, "");
+    if (is_quiet) {
+      EXPECT_EQ(outcome.err, "");
+    }
   }
 }
 

@@ -14,6 +14,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "compress/survey/budget.h"
 #include "quant/rtn.h"
 #include "runtime/commands/inspect.h"
 #include "runtime/commands/verify.h"
@@ -32,6 +33,49 @@ const std::string kFamily = "llama_gqa_untied";
 Json read_json(const fs::path& path) {
   std::ifstream file(path);
   return Json::parse(file);
+}
+
+// As wide as the terminal: what is cut is the beginning of names, then a column that says little.
+TEST(SurveyRows, FitTheTerminal) {
+  Survey survey;
+  survey.label = "WikiText-2";
+  for (const char* site : {"self_attn.q_proj+k_proj+v_proj", "mlp.down_proj"}) {
+    SurveyedGroup group;
+    group.name = std::string("model.layers.17.") + site;
+    group.scheme = "gptq 3 bits g128, act order";
+    group.increase = {0.0123456, 0.000123};
+    group.kl = {0.02, 0.0004};
+    survey.groups.push_back(group);
+  }
+  BitChoice choice;
+  for (const SurveyedGroup& group : survey.groups) {
+    ChosenBits& chosen = choice.groups.emplace_back();
+    chosen.name = group.name;
+    chosen.bits = 4;
+    chosen.group_size = 128;
+    chosen.is_floor = true;
+  }
+  choice.num_weights = 1;
+  choice.curve.emplace_back();
+  for (const size_t num_columns : {80, 100, 120, 1000}) {
+    std::vector<std::string> rows = to_lines(survey, num_columns);
+    EXPECT_NE(rows.at(0).find("sensitivity"), std::string::npos);  // a sentence, which may wrap
+    rows.erase(rows.begin());
+    EXPECT_EQ(rows.size(), 3u);
+    for (const std::string& row : rows) EXPECT_LE(row.size(), num_columns) << row;
+    EXPECT_NE(rows[1].find("v_proj "), std::string::npos) << rows[1];
+    EXPECT_NE(rows[2].find("+0.012346 +- 0.000123"), std::string::npos) << rows[2];
+    EXPECT_EQ(rows[1].find("+0.012346"), rows[2].find("+0.012346")) << "under one another";
+    const std::vector<std::string> chosen = to_lines(choice, num_columns);
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_LE(chosen[i].size(), num_columns) << chosen[i];
+      EXPECT_NE(chosen[i].find("_proj  "), std::string::npos) << chosen[i];
+    }
+    EXPECT_EQ(rows[1].find("act order") != std::string::npos, num_columns >= 120) << rows[1];
+    if (num_columns == 1000) {
+      EXPECT_EQ(rows[1].find("model.layers.17.self_attn.q_proj"), 0u) << rows[1];
+    }
+  }
 }
 
 class SurveyedRun : public testing::Test {

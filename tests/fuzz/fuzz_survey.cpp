@@ -5,7 +5,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return pare::fuzz(data, size, [](std::span<const std::byte> bytes) {
     const pare::Survey survey = pare::parse_survey(pare::as_text(bytes), "fuzz");
-    pare::to_lines(survey);
+    for (const size_t num_columns : {size_t{0}, size_t{80}, size_t{1000}}) pare::to_lines(survey, num_columns);
     const std::string text = pare::to_json(survey);
     if (pare::to_json(pare::parse_survey(text, "fuzz")) != text) throw std::logic_error("the survey changes");
   });

@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/interrupt.h"
@@ -68,6 +70,29 @@ TEST_F(Trainer, LowersTheLossAndMeasuresOnTheWay) {
   EXPECT_NEAR(state.curve.back().learning_rate, options_.final_rate * options_.learning_rate, 1e-12);
   EXPECT_EQ(speed_.num_tokens, 12 * options_.batch * data_.training.windows.num_tokens);
   EXPECT_NE(out_.str().find("step 12/12"), std::string::npos) << out_.str();
+}
+
+// Between two validations a person sees where it goes.
+TEST_F(Trainer, TheBarShowsTheLossOfTheLastStep) {
+  options_.total_tokens = 3 * options_.batch * data_.training.windows.num_tokens;
+  options_.validations = 3;
+  const TrainingState validated = train_in("validated", *make_student());  // its curve has the loss of every step
+  options_.validations = 1;
+  const auto student = make_student();
+  std::ostringstream shown;
+  Progress bar(ProgressStyle::bar, shown);
+  const at::NoGradGuard no_grad;
+  TrainingStore store(folder_.path() / "bar");
+  const auto teacher = live_teacher(teacher_, 64, compute_, student->description().vocabulary_size);
+  // A bar is drawn ten times a second at most.
+  const auto wait = [] { std::this_thread::sleep_for(std::chrono::milliseconds(120)); };
+  train(data_, options_, {teacher.get(), teacher.get()}, *student, store, bar, wait, speed_);
+  for (const size_t step : {1, 2}) {  // behind the last one stands its validation's line
+    const std::string before = std::to_string(step) + "/3 steps, loss ";
+    const size_t at = shown.str().find(before);
+    ASSERT_NE(at, std::string::npos) << step << shown.str();
+    EXPECT_NEAR(std::stod(shown.str().substr(at + before.size())), validated.curve.at(step).loss.value(), 0.51e-4);
+  }
 }
 
 TEST_F(Trainer, TheOnlyStepHasTheWholeLearningRate) {

@@ -347,14 +347,32 @@ TEST_F(Evaluate, OverflowIsAnErrorThatNamesTheWindow) {
 TEST_F(Evaluate, StopsWhenInterruptedAndReportsProgress) {
   Transformer model = load("llama_gqa_untied");
   const ScoredWindows data = windows_of("llama_gqa_untied", model.description());
-  std::vector<int64_t> calls;
-  evaluate(model, data, nullptr, [&](int64_t done, int64_t total) {
+  std::vector<double> calls;
+  evaluate(model, data, nullptr, [&](double done, int64_t total) {
     EXPECT_EQ(total, 2);
     calls.push_back(done);
   });
-  EXPECT_EQ(calls, (std::vector<int64_t>{0, 2}));
+  ASSERT_FALSE(calls.empty());
+  EXPECT_EQ(calls.front(), 0.0);
+  EXPECT_EQ(calls.back(), 2.0);
   request_interrupt();
   EXPECT_THROW(evaluate(model, data, nullptr), Interrupted);
+}
+
+// A batch may take minutes: the work within it is told, block by block, and never goes back.
+TEST_F(Evaluate, ProgressMovesWithinABatch) {
+  for (const bool compares : {false, true}) {
+    Transformer model = load("llama_gqa_untied"), reference = load("llama_gqa_untied");
+    const ScoredWindows data = windows_of("llama_gqa_untied", model.description());
+    std::vector<double> told;
+    evaluate(model, data, compares ? &reference : nullptr, [&](double done, int64_t) { told.push_back(done); });
+    EXPECT_TRUE(std::is_sorted(told.begin(), told.end()));
+    const auto num_blocks = static_cast<int64_t>(model.description().blocks.size());
+    const auto num_within =
+        std::count_if(told.begin(), told.end(), [](double done) { return done != std::floor(done); });
+    EXPECT_GE(num_within, num_blocks) << "one batch holds all windows";
+    EXPECT_EQ(told.back(), static_cast<double>(data.windows.num_windows));
+  }
 }
 
 TEST(Protocols, AreFoundByName) {

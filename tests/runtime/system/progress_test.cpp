@@ -133,6 +133,21 @@ TEST(Progress, TheTimeLeftIsThatOfUnitsDoneHere) {
   EXPECT_GE(std::stod(out.str().substr(begin, left - begin)), 9 * 0.3 - 0.051) << out.str();
 }
 
+TEST(Progress, AShareOfTheUnitsUnderWayMovesTheBarAndItsTime) {
+  std::ostringstream out;
+  Progress progress(ProgressStyle::bar, out);
+  progress.begin("evaluate", 4, "windows");
+  std::this_thread::sleep_for(std::chrono::milliseconds(150));
+  progress.update_within(1.5);
+  EXPECT_NE(out.str().find("[#########...............] 1/4 windows, "), std::string::npos) << out.str();
+  EXPECT_NE(out.str().find(" s left"), std::string::npos) << out.str();
+  std::this_thread::sleep_for(std::chrono::milliseconds(150));
+  progress.update(2, "loss 2.31");
+  EXPECT_NE(out.str().find("[############............] 2/4 windows, loss 2.31, "), std::string::npos) << out.str();
+  progress.finish();
+  EXPECT_NE(out.str().find("evaluate: 2 windows in "), std::string::npos) << out.str();
+}
+
 TEST(Progress, SilentPrintsNothing) {
   std::ostringstream out;
   {
