@@ -50,6 +50,7 @@ struct Layer {
   at::Tensor wanda_OI;              // Wanda's mask
   SparsePattern pattern;            // dense: num_kept_O holds
   std::vector<int64_t> num_kept_O;  // of each row
+  at::Tensor allowed_OI;            // contiguous; undefined: all
 };
 
 // Rows of one layer that a worker takes, and what one penalty leaves for the next.
@@ -61,8 +62,9 @@ struct Chunk {
   at::Tensor dual_RI;   // V
 };
 
-Layer make_layer(const at::Tensor& target_OI, const KeepRule& rule, const NormalizedHessian& hessian) {
-  Layer layer{checked_weight(target_OI), {}, {}, {}};
+Layer make_layer(const at::Tensor& target_OI, const KeepRule& rule, const NormalizedHessian& hessian,
+                 const at::Tensor& allowed_OI) {
+  Layer layer{checked_weight(target_OI), {}, {}, {}, {}};
   const int64_t num_in = layer.target_OI.size(1);
   if (hessian.hessian_II.size(0) != num_in) {
     throw std::invalid_argument("alps: expected a Hessian of the weight's " + std::to_string(num_in) +
@@ -70,6 +72,13 @@ Layer make_layer(const at::Tensor& target_OI, const KeepRule& rule, const Normal
   }
   // Wanda's scores under the damped H, so that they are the numbers of the first projection.
   layer.wanda_OI = keep_best(layer.target_OI.mul(hessian.root_I).abs_(), rule);
+  if (allowed_OI.defined()) {
+    layer.allowed_OI = checked_mask(allowed_OI, layer.target_OI);
+    if (!masked(layer.target_OI, layer.allowed_OI).equal(layer.target_OI)) {
+      throw std::invalid_argument("alps: expected a weight that is zero where nothing may be kept");
+    }
+    layer.wanda_OI = layer.wanda_OI.logical_and(layer.allowed_OI);  // elsewhere scores are 0
+  }
   if (const SparsePattern* pattern = std::get_if<SparsePattern>(&rule)) {
     layer.pattern = *pattern;
     return layer;
@@ -104,13 +113,19 @@ void begin(Chunk& chunk, const NormalizedHessian& hessian) {
   chunk.dual_RI = at::zeros_like(rows.target_RI);
 }
 
-void project(const Layer& layer, int64_t row, const std::vector<float>& scores_I, bool* kept_I) {
+void project(const Layer& layer, int64_t row, std::vector<float>& scores_I, bool* kept_I) {
   const auto num_in = static_cast<int64_t>(scores_I.size());
+  const bool* const allowed_I =
+      layer.allowed_OI.defined() ? layer.allowed_OI.const_data_ptr<bool>() + row * num_in : nullptr;
+  for (int64_t i = 0; allowed_I != nullptr && i < num_in; ++i) {
+    if (!allowed_I[i]) scores_I[i] = -1.0f;  // below all others
+  }
   if (layer.pattern.is_dense()) {
     keep_best_of_row(scores_I.data(), num_in, layer.num_kept_O[row], kept_I);
   } else {
     keep_pattern_of_row(scores_I.data(), num_in, layer.pattern, kept_I);
   }
+  for (int64_t i = 0; allowed_I != nullptr && i < num_in; ++i) kept_I[i] = kept_I[i] && allowed_I[i];
 }
 
 // All rounds of one penalty.
@@ -170,15 +185,18 @@ AlpsResult judge(const Layer& layer, const NormalizedHessian& hessian, PrunedWei
 
 std::vector<AlpsResult> alps(const std::vector<at::Tensor>& targets_OI, const std::vector<KeepRule>& rules,
                              const NormalizedHessian& hessian, const AlpsOptions& options,
-                             const ResolveOptions& resolving) {
+                             const ResolveOptions& resolving, const std::vector<at::Tensor>& allowed_OI) {
   check_options(options);
   check_resolve_options(resolving);
-  if (targets_OI.size() != rules.size()) {
+  if (targets_OI.size() != rules.size() || (!allowed_OI.empty() && allowed_OI.size() != rules.size())) {
     throw std::invalid_argument("alps: expected a rule for each of " + std::to_string(targets_OI.size()) +
-                                " layers, found " + std::to_string(rules.size()));
+                                " layers, and as many masks of what may be kept or none, found " +
+                                std::to_string(rules.size()) + " and " + std::to_string(allowed_OI.size()));
   }
   std::vector<Layer> layers;
-  for (size_t n = 0; n < targets_OI.size(); ++n) layers.push_back(make_layer(targets_OI[n], rules[n], hessian));
+  for (size_t n = 0; n < targets_OI.size(); ++n) {
+    layers.push_back(make_layer(targets_OI[n], rules[n], hessian, allowed_OI.empty() ? at::Tensor() : allowed_OI[n]));
+  }
   std::vector<Chunk> chunks = make_chunks(layers);
   const auto for_chunks = [&](const std::function<void(Chunk&)>& body) {
     for_row_chunks(static_cast<int64_t>(chunks.size()), 1, [&](int64_t index, int64_t) { body(chunks[index]); });

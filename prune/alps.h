@@ -22,12 +22,13 @@ struct AlpsResult {
 
 // targets_OI: W of each layer that reads the input, float32 [O, I], O may differ; the factorizations, one for each
 // penalty, serve all of them. rules: one for each. A rule other than a pattern says how many weights each row keeps: as
-// many as it has in the mask of Wanda's scores. `resolving` (its conjugate gradients) on the final support. No row's
+// many as it has in the mask of Wanda's scores. allowed_OI: one for each layer, or none: bool [O, I], what may be kept
+// (undefined: all), where the weight is not 0 besides; a row keeps what a rule asks for of that, or all of it. `resolving` (its conjugate gradients) on the final support. No row's
 // damped trace is above that of wanda(). Rows never look at one another and are split over OpenMP threads: any number,
 // and any company of layers, gives the same bits. Throws std::invalid_argument: shapes, values that are not finite,
 // rules, options.
 std::vector<AlpsResult> alps(const std::vector<at::Tensor>& targets_OI, const std::vector<KeepRule>& rules,
                              const NormalizedHessian& hessian, const AlpsOptions& options,
-                             const ResolveOptions& resolving);
+                             const ResolveOptions& resolving, const std::vector<at::Tensor>& allowed_OI = {});
 
 }  // namespace pare

@@ -13,6 +13,7 @@ namespace pare {
 namespace {
 
 constexpr int64_t kLoopRows = 96;
+constexpr float kNoCandidate = -1.0f;  // the score of what may not be kept: below all others
 
 // A worker's rows with what it needs to go on with them.
 struct Chunk {
@@ -27,6 +28,17 @@ int64_t block_columns(const ColumnLoop& loop) {
   return (loop.block_size + group - 1) / group * group;
 }
 
+// Rows of a mask, bool [O, I], transposed like the weights.
+void gather_mask(const at::Tensor& mask_OI, const std::vector<int64_t>& order_I, const LoopRows& rows,
+                 std::vector<uint8_t>& mask_IR) {
+  const int64_t num_in = mask_OI.size(1);
+  mask_IR.resize(static_cast<size_t>(num_in * rows.num_rows));
+  for (int64_t r = 0; r < rows.num_rows; ++r) {
+    const bool* mask_I = mask_OI.const_data_ptr<bool>() + (rows.first_row + r) * num_in;
+    for (int64_t p = 0; p < num_in; ++p) mask_IR[p * rows.num_rows + r] = mask_I[order_I[p]];
+  }
+}
+
 LoopRows gather_rows(const ColumnLoop& loop, int64_t first_row, int64_t num_rows) {
   const int64_t num_in = loop.weight_OI.size(1);
   LoopRows rows{first_row, num_rows, at::empty({num_in, num_rows}, at::kFloat), {}};
@@ -35,10 +47,9 @@ LoopRows gather_rows(const ColumnLoop& loop, int64_t first_row, int64_t num_rows
   for (int64_t r = 0; r < num_rows; ++r) {
     const float* weights_I = loop.weight_OI.const_data_ptr<float>() + (first_row + r) * num_in;
     for (int64_t p = 0; p < num_in; ++p) gathered[p * num_rows + r] = weights_I[loop.order_I[p]];
-    if (!loop.mask.kept_OI.defined()) continue;
-    const bool* kept_I = loop.mask.kept_OI.const_data_ptr<bool>() + (first_row + r) * num_in;
-    for (int64_t p = 0; p < num_in; ++p) rows.kept_IR[p * num_rows + r] = kept_I[loop.order_I[p]];
   }
+  if (loop.mask.kept_OI.defined()) gather_mask(loop.mask.kept_OI, loop.order_I, rows, rows.kept_IR);
+  if (loop.mask.allowed_OI.defined()) gather_mask(loop.mask.allowed_OI, loop.order_I, rows, rows.allowed_IR);
   return rows;
 }
 
@@ -62,6 +73,10 @@ void choose_group(const std::vector<float>& costs_I, SparsePattern pattern, int6
 #pragma omp simd
     for (int64_t r = 0; r < num_rows; ++r) scores_R[r] = std::abs(weights[i * num_rows + r]) * cost;
   }
+  const uint8_t* allowed = rows.allowed_IR.empty() ? nullptr : rows.allowed_IR.data() + begin * num_rows;
+  for (int64_t i = 0; allowed != nullptr && i < pattern.group * num_rows; ++i) {
+    if (allowed[i] == 0) scores_MR[i] = kNoCandidate;
+  }
   std::vector<float> num_better_R(num_rows);
   const auto most = static_cast<float>(pattern.num_kept);
   for (int64_t i = 0; i < pattern.group; ++i) {
@@ -79,6 +94,7 @@ void choose_group(const std::vector<float>& costs_I, SparsePattern pattern, int6
     }
     for (int64_t r = 0; r < num_rows; ++r) kept[i * num_rows + r] = num_better_R[r] < most;
   }
+  for (int64_t i = 0; allowed != nullptr && i < pattern.group * num_rows; ++i) kept[i] &= allowed[i];
 }
 
 // The mask of the columns [begin, end) of all rows: llround(ratio * O * B) of the least scores are pruned.
@@ -87,11 +103,16 @@ void choose_block(const std::vector<float>& costs_I, double ratio, int64_t begin
   const int64_t width = end - begin;
   std::vector<float> scores_OB(num_out * width);
   for_row_chunks(num_out, kLoopRows, [&](int64_t first_row, int64_t num_rows) {
-    const float* weights = chunks[first_row / kLoopRows].rows.weight_IR.const_data_ptr<float>();
+    LoopRows& rows = chunks[first_row / kLoopRows].rows;
+    const float* weights = rows.weight_IR.const_data_ptr<float>();
     for (int64_t i = 0; i < width; ++i) {
       const float* weights_R = weights + (begin + i) * num_rows;
       for (int64_t r = 0; r < num_rows; ++r) {
         scores_OB[(first_row + r) * width + i] = std::abs(weights_R[r]) * costs_I[begin + i];
+        const int64_t here = (begin + i) * num_rows + r;
+        if (rows.allowed_IR.empty() || rows.allowed_IR[here] != 0) continue;
+        scores_OB[(first_row + r) * width + i] = kNoCandidate;
+        rows.kept_IR[here] = 0;
       }
     }
   });
@@ -151,6 +172,13 @@ std::vector<Chunk> make_chunks(const ColumnLoop& loop) {
   return chunks;
 }
 
+ColumnLoop with_contiguous_masks(ColumnLoop loop) {
+  for (at::Tensor* const mask_OI : {&loop.mask.kept_OI, &loop.mask.allowed_OI}) {
+    if (mask_OI->defined()) *mask_OI = mask_OI->contiguous();
+  }
+  return loop;
+}
+
 void check_groups(SparsePattern pattern, const std::vector<int64_t>& order_I) {
   const auto num_in = static_cast<int64_t>(order_I.size());
   const std::string name = std::to_string(pattern.num_kept) + ":" + std::to_string(pattern.group);
@@ -181,15 +209,21 @@ void check_mask(const ColumnMask& mask, int64_t num_out, const std::vector<int64
   if (int{mask.kept_OI.defined()} + int{!mask.pattern.is_dense()} + int{mask.ratio > 0.0} > 1) {
     throw std::invalid_argument("mask: expected one of a mask, a pattern and a ratio, found several");
   }
+  if (mask.allowed_OI.defined()) {
+    if (!mask.is_chosen()) {
+      throw std::invalid_argument(
+          "mask: what may be kept is told beside a pattern or a ratio to choose by, found neither");
+    }
+    check_kept(mask.allowed_OI, num_out, static_cast<int64_t>(order_I.size()));
+  }
   if (mask.kept_OI.defined()) check_kept(mask.kept_OI, num_out, static_cast<int64_t>(order_I.size()));
   if (!mask.pattern.is_dense()) check_groups(mask.pattern, order_I);
 }
 
 at::Tensor run_column_loop(const ColumnLoop& given,
                            const std::function<std::unique_ptr<ColumnRule>(const LoopRows&)>& make_rule) {
-  ColumnLoop loop = given;
+  const ColumnLoop loop = with_contiguous_masks(given);
   const int64_t num_out = loop.weight_OI.size(0), num_in = loop.weight_OI.size(1), columns = block_columns(loop);
-  if (loop.mask.kept_OI.defined()) loop.mask.kept_OI = loop.mask.kept_OI.contiguous();
   at::Tensor kept_OI = loop.mask.is_chosen() ? at::empty({num_out, num_in}, at::kBool) : loop.mask.kept_OI;
   const auto finish = [&](Chunk& chunk) {
     chunk.rule->finish(chunk.rows);
@@ -221,7 +255,8 @@ at::Tensor run_column_loop(const ColumnLoop& given,
   return kept_OI;
 }
 
-at::Tensor estimated_mask(const ColumnLoop& loop) {
+at::Tensor estimated_mask(const ColumnLoop& given) {
+  const ColumnLoop loop = with_contiguous_masks(given);
   const int64_t num_out = loop.weight_OI.size(0), num_in = loop.weight_OI.size(1), columns = block_columns(loop);
   if (!loop.mask.is_chosen()) return loop.mask.kept_OI;
   const at::Tensor kept_OI = at::empty({num_out, num_in}, at::kBool);

@@ -26,11 +26,13 @@
 
 namespace pare {
 
-// Which weights are kept; all others are pruned: 0. At most one of the three is set; none: all are kept.
+// Which weights are kept; all others are pruned: 0. At most one of the first three is set; none: all are kept.
 struct ColumnMask {
   at::Tensor kept_OI = {};     // bool [O, I], given
   SparsePattern pattern = {};  // chosen: N of M neighbouring columns of each row
   double ratio = 0.0;          // chosen: the share that is pruned of each block, 0 .. 1
+  // bool [O, I], beside a choice: what is false here is pruned, counts among what a choice prunes, and is no candidate.
+  at::Tensor allowed_OI = {};
 
   bool is_chosen() const { return !pattern.is_dense() || ratio > 0.0; }
   bool keeps_all() const { return !kept_OI.defined() && !is_chosen(); }
@@ -40,8 +42,9 @@ struct ColumnMask {
 struct LoopRows {
   int64_t first_row = 0;
   int64_t num_rows = 0;
-  at::Tensor weight_IR;          // float32: moved by the errors of the columns before
-  std::vector<uint8_t> kept_IR;  // 1: kept; empty: all are
+  at::Tensor weight_IR;                  // float32: moved by the errors of the columns before
+  std::vector<uint8_t> kept_IR;          // 1: kept; empty: all are
+  std::vector<uint8_t> allowed_IR = {};  // 1: may be kept by a choice; empty: all may
 };
 
 // What one worker's rows become. Made for each chunk of rows and called by one thread at a time.
@@ -64,7 +67,7 @@ struct ColumnLoop {
   ColumnMask mask;
 };
 
-// Throws std::invalid_argument: more than one way to choose, a mask of another shape or type, a pattern without 0 < N
+// Throws std::invalid_argument: more than one way to choose, allowed_OI without one, a mask of another shape or type, a pattern without 0 < N
 // < M, columns that M does not divide, an order that tears groups of M apart, a ratio outside 0 .. 1.
 void check_mask(const ColumnMask& mask, int64_t num_out, const std::vector<int64_t>& order_I);
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <random>
 #include <stdexcept>
 
 #include "prune/resolve.h"
@@ -63,6 +64,46 @@ TEST(Alps, IsCloseToTheBestOfAllMasks) {
       }
       EXPECT_LT(found_total - best_total, 0.2 * (first_total - best_total)) << seed << (is_pattern ? " 2:4" : " rows");
       EXPECT_GT(num_best, kRows / 2) << seed << (is_pattern ? " 2:4" : " rows");
+    }
+  }
+}
+
+// The same among the masks within what may be kept: the zeros of a weight that was pruned before.
+TEST(Alps, IsCloseToTheBestOfAllMasksWithinAnother) {
+  constexpr int64_t kRows = 60;
+  for (const uint32_t seed : {1u, 2u, 3u}) {
+    std::mt19937 generator(seed);
+    const at::Tensor allowed = at::ones({kRows, 8}, at::kBool);
+    std::vector<unsigned> allowed_O(kRows, 0);
+    for (int64_t i = 0; i < kRows * 8; ++i) {
+      allowed.mutable_data_ptr<bool>()[i] = generator() % 4 != 0;
+      allowed_O[size_t(i / 8)] |= unsigned{allowed.const_data_ptr<bool>()[i]} << i % 8;
+    }
+    const at::Tensor weight = masked(random_weight(kRows, 8, seed), allowed);
+    const NormalizedHessian hessian = normalize(random_hessian(8, 10 + seed), 0.01);
+    const Matrix matrix = damped_matrix(hessian);
+    for (const bool is_pattern : {true, false}) {
+      const KeepRule rule = is_pattern ? KeepRule(kTwoOfFour) : KeepRule(KeepOfRows{0.5});
+      const AlpsResult found = alps({weight}, {rule}, hessian, {}, {}, {allowed})[0];
+      EXPECT_FALSE(found.pruned.kept_OI.logical_and(allowed.logical_not()).any().item<bool>());
+      EXPECT_TRUE(masked(found.pruned.weight_OI, found.pruned.kept_OI).equal(found.pruned.weight_OI));
+      int num_best = 0, num_pruned = 0;
+      for (int64_t row = 0; row < kRows; ++row) {
+        const auto count = [&](unsigned mask) { return __builtin_popcount(mask); };
+        const double best = best_of_all(floats(weight) + row * 8, matrix, [&](unsigned mask) {
+          const bool fits = is_pattern ? count(mask & 15) <= 2 && count(mask >> 4) <= 2 : count(mask) <= 4;
+          return fits && (mask & ~allowed_O[size_t(row)]) == 0;
+        });
+        const double trace = plain_trace(weight, found.pruned.weight_OI, row, matrix);
+        if (best < 1e-20) {  // what may be kept is few enough: nothing is lost but the rounding of the solution
+          EXPECT_EQ(trace, 0.0);
+          continue;
+        }
+        EXPECT_GE(trace, best * (1.0 - 1e-6));
+        ++num_pruned;
+        num_best += trace <= best * 1.001;
+      }
+      EXPECT_GT(2 * num_best, num_pruned) << seed << (is_pattern ? " 2:4" : " rows");
     }
   }
 }
@@ -191,6 +232,14 @@ TEST(Alps, RefusesWhatDoesNotFit) {
   at::Tensor weight = random_weight(4, 12, 33);
   const NormalizedHessian hessian = normalize(random_hessian(12, 34), 0.01);
   expect_error<std::invalid_argument>([&] { alps({weight}, {}, hessian, {}, {}); }, {"1 layers", "found 0"});
+  expect_error<std::invalid_argument>(
+      [&] {
+        alps({weight}, {kTwoOfFour}, hessian, {}, {}, {{}, {}});
+      },
+      {"1 layers", "and 2"});
+  const at::Tensor none = at::ones({4, 12}, at::kBool).logical_not();
+  expect_error<std::invalid_argument>([&] { alps({weight}, {kTwoOfFour}, hessian, {}, {}, {none}); },
+                                      {"zero where nothing may be kept"});
   expect_error<std::invalid_argument>([&] { alps_of(weight, SparsePattern{4, 8}, hessian); }, {"4:8", "8 divides"});
   expect_error<std::invalid_argument>([&] { alps_of(random_weight(4, 8, 33), kTwoOfFour, hessian); },
                                       {"8 columns", "[12, 12]"});

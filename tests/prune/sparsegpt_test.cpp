@@ -35,6 +35,14 @@ ColumnMask share(double ratio) {
   return {.kept_OI = {}, .pattern = {}, .ratio = ratio};
 }
 
+// The same where about a third of the places may not be kept.
+ColumnMask within_some(ColumnMask mask, int64_t num_out, int64_t num_in) {
+  std::mt19937 generator(31);
+  mask.allowed_OI = at::ones({num_out, num_in}, at::kBool);
+  for (int64_t i = 0; i < num_out * num_in; ++i) mask.allowed_OI.mutable_data_ptr<bool>()[i] = generator() % 3 != 0;
+  return mask;
+}
+
 GptqOptions in_order(ActOrder act_order = ActOrder::none, double damping = 0.01) {
   return {.grid = {}, .damping = damping, .act_order = act_order};
 }
@@ -62,6 +70,7 @@ class TwinLoop {
   }
 
   Twin run(const ColumnMask& mask, int64_t block_size) {
+    allowed_ = mask.allowed_OI.defined() ? mask.allowed_OI.const_data_ptr<bool>() : nullptr;
     for (int64_t k = 0; k < num_in_; ++k) {
       if (mask.ratio > 0.0 && k % block_size == 0) {
         std::vector<std::pair<int64_t, int64_t>> places;
@@ -85,21 +94,23 @@ class TwinLoop {
 
  private:
   size_t place(int64_t o, int64_t p) const { return size_t(o * num_in_ + order_[p]); }
+  bool may_keep(size_t here) const { return allowed_ == nullptr || allowed_[here]; }
 
   // Keeps the best of these places, by w^2 / U_pp^2.
   void choose(const std::vector<std::pair<int64_t, int64_t>>& places, int64_t num_kept) {
     const auto score = [&](const auto& at) {
-      return std::abs(twin_.values_OI[place(at.first, at.second)]) / pivot(at.second);
+      const size_t here = place(at.first, at.second);
+      return may_keep(here) ? std::abs(twin_.values_OI[here]) / pivot(at.second) : -1.0;
     };
     auto ranked = places;
     std::stable_sort(ranked.begin(), ranked.end(), [&](const auto& a, const auto& b) { return score(a) > score(b); });
     double largest = 0.0;
     for (const auto& [o, p] : ranked) largest = std::max(largest, std::abs(twin_.values_OI[place(o, p)]));
     for (size_t i = 0; i < ranked.size(); ++i) {
-      const bool kept = int64_t(i) < num_kept;
       const size_t here = place(ranked[i].first, ranked[i].second);
+      const bool kept = int64_t(i) < num_kept && may_keep(here);
       twin_.kept_OI[here] = kept;
-      if (num_kept == 0 || num_kept == int64_t(ranked.size())) continue;
+      if (num_kept == 0 || num_kept == int64_t(ranked.size()) || !may_keep(here)) continue;
       const double boundary = score(ranked[size_t(kept ? num_kept : num_kept - 1)]);
       twin_.mask_margins_OI[here] = std::abs(score(ranked[i]) - boundary) * pivot(ranked[i].second) / largest;
     }
@@ -126,6 +137,7 @@ class TwinLoop {
   double pivot(int64_t p) const { return std::sqrt(rows_[p][p]); }
 
   int64_t num_out_, num_in_;
+  const bool* allowed_ = nullptr;
   const Matrix& rows_;
   const std::vector<int64_t>& order_;
   const QuantizedWeight* grid_;
@@ -170,8 +182,10 @@ TEST(SparseGpt, PrunesAndMovesWeightsAsItsFloat64TwinDoes) {
   for (const auto& [num_out, num_in, block_size] :
        {Shape{5, 16, 128}, Shape{97, 48, 128}, Shape{20, 48, 16}, Shape{20, 96, 20}, Shape{9, 192, 128}}) {
     const at::Tensor weight = random_weight(num_out, num_in, 1), hessian = random_hessian(num_in, 2);
-    for (const ColumnMask& mask : {n_of_m(2, 4), n_of_m(4, 8), n_of_m(1, 4), n_of_m(3, 4), n_of_m(1, 2), n_of_m(7, 16),
-                                   share(0.5), share(0.8), share(0.03)}) {
+    for (const ColumnMask& mask :
+         {n_of_m(2, 4), n_of_m(4, 8), n_of_m(1, 4), n_of_m(3, 4), n_of_m(1, 2), n_of_m(7, 16), share(0.5), share(0.8),
+          share(0.03), within_some(n_of_m(2, 4), num_out, num_in), within_some(n_of_m(4, 8), num_out, num_in),
+          within_some(share(0.5), num_out, num_in), within_some(share(0.1), num_out, num_in)}) {
       for (const ActOrder act_order : {ActOrder::none, ActOrder::static_groups}) {
         SCOPED_TRACE(std::to_string(mask.pattern.num_kept) + ":" + std::to_string(mask.pattern.group) + " or " +
                      std::to_string(mask.ratio) + " of " + std::to_string(num_out) + " x " + std::to_string(num_in));
@@ -188,6 +202,8 @@ TEST(SparseGpt, PrunesAndMovesWeightsAsItsFloat64TwinDoes) {
         for (int64_t i = 0; i < num_out * num_in; ++i) {
           ASSERT_NEAR(floats(found.weight_OI)[i], twin.values_OI[size_t(i)], 4.0 * tolerance);
           ASSERT_TRUE(found.kept_OI.const_data_ptr<bool>()[i] || floats(found.weight_OI)[i] == 0.0f);
+          ASSERT_TRUE(!mask.allowed_OI.defined() || mask.allowed_OI.const_data_ptr<bool>()[i] ||
+                      !found.kept_OI.const_data_ptr<bool>()[i]);
         }
         // Of the damped H the trace is the sum of all E^2.
         const at::Tensor damped = hessian.clone();
@@ -407,7 +423,9 @@ TEST(SparseGpt, JointlyPrunesAndRoundsAsItsFloat64TwinDoes) {
   int64_t num_compared = 0, num_left = 0;
   for (const auto& [num_out, num_in, block_size] : {Shape{20, 48, 128}, Shape{97, 64, 16}, Shape{9, 160, 128}}) {
     const at::Tensor weight = random_weight(num_out, num_in, 17), hessian = random_hessian(num_in, 18);
-    for (const ColumnMask& mask : {n_of_m(2, 4), n_of_m(4, 8), n_of_m(1, 4), share(0.5)}) {
+    for (const ColumnMask& mask :
+         {n_of_m(2, 4), n_of_m(4, 8), n_of_m(1, 4), share(0.5), within_some(n_of_m(2, 4), num_out, num_in),
+          within_some(share(0.5), num_out, num_in)}) {
       for (const int bits : {2, 3, 4, 8}) {
         for (const bool symmetric : {true, false}) {
           for (const ActOrder act_order : {ActOrder::none, ActOrder::static_groups, ActOrder::group}) {

@@ -303,15 +303,19 @@ TEST(Mask, MasksThatDoNotFitAreRefused) {
     EXPECT_THROW(refine(weight, start, hessian, {}, mask), std::invalid_argument);
   }
   const at::Tensor kept = at::ones({4, 32}, at::kBool);
-  const std::vector<ColumnMask> bad = {{.kept_OI = kept, .pattern = kTwoOfFour, .ratio = 0.0},
-                                       {.kept_OI = kept, .pattern = {}, .ratio = 0.5},
-                                       {.kept_OI = {}, .pattern = kTwoOfFour, .ratio = 0.5},
-                                       {.kept_OI = {}, .pattern = {4, 4}, .ratio = 0.0},
-                                       {.kept_OI = {}, .pattern = {0, 4}, .ratio = 0.0},
-                                       {.kept_OI = {}, .pattern = {2, 5}, .ratio = 0.0},
-                                       {.kept_OI = {}, .pattern = {}, .ratio = 1.5},
-                                       {.kept_OI = {}, .pattern = {}, .ratio = -0.1},
-                                       {.kept_OI = {}, .pattern = {}, .ratio = NAN}};
+  const std::vector<ColumnMask> bad = {
+      {.kept_OI = kept, .pattern = kTwoOfFour, .ratio = 0.0},
+      {.kept_OI = kept, .pattern = {}, .ratio = 0.5},
+      {.kept_OI = {}, .pattern = kTwoOfFour, .ratio = 0.5},
+      {.kept_OI = {}, .pattern = {4, 4}, .ratio = 0.0},
+      {.kept_OI = {}, .pattern = {0, 4}, .ratio = 0.0},
+      {.kept_OI = {}, .pattern = {2, 5}, .ratio = 0.0},
+      {.kept_OI = {}, .pattern = {}, .ratio = 0.0, .allowed_OI = kept},
+      {.kept_OI = kept, .pattern = {}, .ratio = 0.0, .allowed_OI = kept},
+      {.kept_OI = {}, .pattern = kTwoOfFour, .ratio = 0.0, .allowed_OI = kept.narrow(1, 0, 16)},
+      {.kept_OI = {}, .pattern = {}, .ratio = 1.5},
+      {.kept_OI = {}, .pattern = {}, .ratio = -0.1},
+      {.kept_OI = {}, .pattern = {}, .ratio = NAN}};
   for (const ColumnMask& mask : bad) EXPECT_THROW(gptq(weight, factor, options, mask), std::invalid_argument);
   GptqOptions ordered = options;
   ordered.act_order = ActOrder::static_groups;
