@@ -11,6 +11,7 @@
 #include "compress/artifact/can_be_made.h"
 #include "compress/artifact/model_hash.h"
 #include "compress/hdf5/hdf5_reader.h"
+#include "compress/packed_source.h"
 #include "compress/plan/plan.h"
 #include "compress/predict/predict.h"
 #include "compress/run_data.h"
@@ -18,7 +19,6 @@
 #include "compress/walk/statistics_file.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/evaluate/windows_tokenizer.h"
-#include "runtime/import/model_directory.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
@@ -80,7 +80,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
         "'" + recipe.file.string() +
         "': statistics are taken of the model that is there; 'student' makes another: leave it out");
   }
-  const ModelDirectory directory(chosen(options.model, recipe.model, "model", "model", "--model"));
+  const fs::path model_path = chosen(options.model, recipe.model, "model", "model", "--model");
   if (!recipe.calibration || recipe.calibration->text.empty()) {
     throw std::invalid_argument("the recipe has no text to calibrate on: add 'calibration: {text: ...}'");
   }
@@ -88,6 +88,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
     throw std::runtime_error("output '" + output.string() + "' exists: remove it or choose another");
   }
   check_can_be_made(output);
+  const PlainSource directory(model_path, /*unpacks=*/true, progress);
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
   require_listed_files(directory.path());
   check_not_quantized(checkpoint);

@@ -10,6 +10,7 @@
 #include "compress/passes/compress_stage.h"
 #include "compress/passes/compress_table.h"
 #include "compress/phase.h"
+#include "compress/plan/pruned_source.h"
 #include "compress/reconstruct/reconstruct_work.h"
 #include "compress/survey/allocate_sparsity.h"
 #include "compress/walk/original_stream.h"
@@ -250,9 +251,15 @@ void compress_blocks(Artifact& artifact, Phase& phase) {
 }
 
 // Plan, data and prediction: what is known, and refused, before any work.
-void prepare(const RunOptions& options, bool is_stand_in, Phase& phase) {
+void prepare(const PhaseInput& input, const RunOptions& options, Phase& phase) {
+  const bool is_stand_in = input.is_stand_in;
   phase.files = watch_files(phase.recipe, phase.checkpoint);
   phase.plan = phase.kind->plan(phase.recipe);
+  if (!is_stand_in) {
+    if (const std::string kept = keep_zeros_of_source(phase.recipe, phase.checkpoint, phase.plan); !kept.empty()) {
+      phase.progress.print(kept);
+    }
+  }
   if (!phase.recipe.budget) {  // which decides who loads the result
     phase.verdicts = phase.kind->judge(phase.plan);
     if (!is_stand_in) print_verdicts(phase);
@@ -263,6 +270,7 @@ void prepare(const RunOptions& options, bool is_stand_in, Phase& phase) {
     leave_out_default_fit(phase.plan);
   }
   if (phase.data.statistics) phase.progress.print(describe(*phase.data.statistics));
+  phase.data.events.insert(phase.data.events.end(), input.events.begin(), input.events.end());
   if (!is_stand_in) note_left_out_files(phase);
   announce_events(phase);
   phase.prediction = phase.kind->predict(phase.recipe, phase.plan, phase.data, run_limits(options, phase.num_threads));
@@ -283,7 +291,7 @@ std::string compress_model(const PhaseInput& input, const RunOptions& options, P
               .kind = ModelKind::of(input.checkpoint),
               .progress = progress,
               .is_last = input.is_last};
-  prepare(options, input.is_stand_in, phase);
+  prepare(input, options, phase);
   if (options.dry_run) return to_json(phase.prediction);
   check_inputs(calibration_identity(phase.recipe, phase.data), phase);
   if (phase.recipe.budget) {

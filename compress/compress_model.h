@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "compress/artifact/workplace.h"
 #include "compress/recipe/recipe.h"
@@ -24,7 +25,8 @@ struct PhaseInput {
   const Workplace* place = nullptr;
   // `checkpoint` stands for what an earlier phase will make, in a dry run: of its shape, not of its form.
   bool is_stand_in = false;
-  bool is_last = true;  // of the run's phases: what it comes to is the run's result
+  bool is_last = true;                   // of the run's phases: what it comes to is the run's result
+  std::vector<std::string> events = {};  // of the source, before the phase
 };
 
 // plan -> data -> prediction -> survey and budget -> tables -> walk -> artifact -> verify -> evaluate -> report.

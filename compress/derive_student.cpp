@@ -6,6 +6,7 @@
 
 #include "compress/phase.h"
 #include "compress/student/student.h"
+#include "runtime/commands/layer_sparsity.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/evaluate/windows_tokenizer.h"
 
@@ -33,6 +34,16 @@ Prediction predict_student(const Checkpoint& teacher, const RunLimits& limits) {
   return prediction;
 }
 
+// Copies of whole layers keep the zeros of a pruned teacher; means and other widths do not.
+void note_lost_zeros(const Checkpoint& teacher, const StudentOptions& student, std::vector<std::string>& events) {
+  if (!student.changes_widths() && student.merge != LayerMerge::average) return;
+  const size_t num_pruned = sparsity_claims(teacher).size();
+  if (num_pruned == 0) return;
+  events.push_back("student: " + std::to_string(num_pruned) +
+                   " linears of the teacher are pruned; where layers or channels are joined or left out, their zeros "
+                   "and patterns are not kept");
+}
+
 }  // namespace
 
 std::string derive_student(const PhaseInput& input, const RunOptions& options, Progress& progress) {
@@ -57,6 +68,8 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, P
   }
   const std::optional<TokenWindows> windows = read_windows(input.recipe, teacher);
   if (windows) note_other_windows(*input.recipe.calibration, *windows, phase.data.events);
+  if (input.recipe.kept_zeros == KeptZeros::pruned) note_lost_zeros(teacher, student, phase.data.events);
+  phase.data.events.insert(phase.data.events.end(), input.events.begin(), input.events.end());
   note_left_out_files(phase);
   announce_events(phase);
   phase.prediction = predict_student(teacher, run_limits(options, input.num_threads));

@@ -75,6 +75,7 @@ Fingerprint make_fingerprint(const std::map<std::string, std::string>& inputs, c
       steps += layer.linear.name + "\n";
       for (const Step& step : layer.steps) steps += "  " + describe(step) + "\n";
       if (layer.is_compressed()) steps += "  stored as " + describe_fields(layer.scheme) + "\n";
+      if (layer.kept_zeros) steps += "  keeps the zeros of its source, " + pattern_name(*layer.kept_zeros) + "\n";
     }
   }
   for (const TablePlan& table : plan.tables) {

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "compress/artifact/workplace.h"
 #include "compress/compress_model.h"
 #include "compress/derive_student.h"
+#include "compress/packed_source.h"
 #include "compress/phase.h"
 #include "compress/predict/prediction.h"
 #include "compress/recipe/distill_pass.h"
@@ -21,7 +23,6 @@
 #include "compress/train_model.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/device/make_backend.h"
-#include "runtime/import/model_directory.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/partial_output.h"
@@ -83,7 +84,8 @@ void check_device(const std::vector<Recipe>& phases, bool on_gpu, Progress& prog
 // any of them is said before the first one works. Behind a student that model is too large, so that no phase is refused
 // for its memory until the student is there, which takes minutes.
 std::string plan_phases(const std::vector<Recipe>& phases, const Checkpoint& original, const fs::path& output,
-                        int num_threads, RunOptions options, Progress& progress) {
+                        int num_threads, const std::vector<std::string>& events, RunOptions options,
+                        Progress& progress) {
   const bool is_asked = options.dry_run;
   options.dry_run = true;
   Progress silent(ProgressStyle::silent, std::cerr);
@@ -94,13 +96,13 @@ std::string plan_phases(const std::vector<Recipe>& phases, const Checkpoint& ori
       options.max_memory_bytes = std::numeric_limits<int64_t>::max();
       if (is_asked) progress.print("plan: as if the student were as large as its teacher");
     }
-    const PhaseInput input{phases[i],
-                           original,
-                           original,
-                           output,
-                           num_threads,
-                           /*place=*/nullptr,
-                           /*is_stand_in=*/i > 0};
+    const PhaseInput input{.recipe = phases[i],
+                           .checkpoint = original,
+                           .original = original,
+                           .output = output,
+                           .num_threads = num_threads,
+                           .is_stand_in = i > 0,
+                           .events = i == 0 ? events : std::vector<std::string>()};
     plans.push_back(parse_ordered_json(run_phase(input, options, is_asked ? progress : silent), "a phase's plan"));
   }
   if (!is_asked) check_disk_space_of_phases(phases, plans, output);
@@ -129,15 +131,24 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   Workplace::check_output_is_free(output,
                                   options.dry_run ? PartialOutput::Leftovers::stay : PartialOutput::Leftovers::go);
   check_can_be_made(output);
-  const ModelDirectory model(chosen(options.model, recipe.model, "model", "model", "--model"));
+  // What is trained stays stored as it is; every other phase works on weights with their zeros.
+  const auto is_plain_phase = [](const Recipe& phase) { return training_of(phase) == nullptr; };
+  const PlainSource model(chosen(options.model, recipe.model, "model", "model", "--model"),
+                          std::any_of(phases.begin(), phases.end(), is_plain_phase), progress);
   const Checkpoint original = Checkpoint::open(model.path());
   require_listed_files(model.path());
   check_device(phases, options.on_gpu, progress);
   const int num_threads = set_num_threads(options.num_threads);
   if (phases.size() == 1)
-    return run_phase({phases.front(), original, original, output, num_threads}, options, progress);
+    return run_phase({.recipe = phases.front(),
+                      .checkpoint = original,
+                      .original = original,
+                      .output = output,
+                      .num_threads = num_threads,
+                      .events = model.events()},
+                     options, progress);
 
-  const std::string plans = plan_phases(phases, original, output, num_threads, options, progress);
+  const std::string plans = plan_phases(phases, original, output, num_threads, model.events(), options, progress);
   if (options.dry_run) return plans;
   // From now on one run at a time makes, reads and removes what the phases hand on.
   const std::vector<Workplace> places = Workplace::hold(output, phases.size(), options.fresh);
@@ -146,14 +157,17 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   for (size_t i = 0; i < phases.size(); ++i) {
     const fs::path made = i + 1 == phases.size() ? output : Workplace::made_folder(output, i + 1);
     progress.print("phase " + std::to_string(i + 1) + " of " + std::to_string(phases.size()));
-    const Checkpoint checkpoint = Checkpoint::open(source);
+    std::optional<PlainSource> handed_on;
+    if (i > 0) handed_on.emplace(source, is_plain_phase(phases[i]), progress);
+    const Checkpoint checkpoint = Checkpoint::open(handed_on ? handed_on->path() : source);
     report = run_phase({.recipe = phases[i],
                         .checkpoint = checkpoint,
                         .original = original,
                         .output = made,
                         .num_threads = num_threads,
                         .place = &places[i],
-                        .is_last = i + 1 == phases.size()},
+                        .is_last = i + 1 == phases.size(),
+                        .events = i == 0 ? model.events() : std::vector<std::string>()},
                        options, progress);
     source = made;
   }

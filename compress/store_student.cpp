@@ -45,7 +45,7 @@ at::Tensor values_to_store(ParameterView& view, const LinearWeights& before) {
 // A linear or table with codes, or packed: as its container stores it.
 CompressedLayer stored_layer(ParameterView& view, const Checkpoint& checkpoint, const LinearDescription& linear,
                              const PackScheme& scheme, const std::map<std::string, SparsityClaim>& claims,
-                             bool is_linear) {
+                             KeptZeros kept_zeros, bool is_linear) {
   const LinearWeights before = checkpoint.linear(linear);
   CompressedLayer layer;
   LayerRecord& record = layer.record;
@@ -76,11 +76,12 @@ CompressedLayer stored_layer(ParameterView& view, const Checkpoint& checkpoint, 
   record.scale_dtype = layer.stored.weight.scale_dtype;
   const int64_t num_zeros = value_OI.eq(0.0).sum().item<int64_t>();
   const auto claim = claims.find(linear.name);
-  // Of codes a few are that of their zero by chance.
-  const bool has_pruned_values =
-      std::holds_alternative<DenseWeight>(before.weight) && num_zeros * kPrunedShare > value_OI.numel();
-  if (view.keeps_zeros() || claim != claims.end() || has_pruned_values) {
-    record.pattern = claim != claims.end() ? claim->second.pattern : layer.stored.weight.pattern;
+  const bool is_claimed = claim != claims.end();
+  const std::optional<PrunedZeros> guessed = is_claimed ? std::nullopt : pruned_zeros(before, nullptr);
+  const bool are_kept = kept_zeros == KeptZeros::pruned || (kept_zeros == KeptZeros::claimed && is_claimed);
+  const bool stay = are_kept || !view.is_trained();
+  if (view.keeps_zeros() || (stay && (is_claimed || guessed))) {
+    record.pattern = is_claimed ? claim->second.pattern : guessed ? guessed->pattern : layer.stored.weight.pattern;
     record.num_zeros = num_zeros;
   }
   record.relative_error = relative_change(value_OI, before);
@@ -98,7 +99,7 @@ void commit_student(const StudentModel& student, const Checkpoint& checkpoint, c
   const auto add_table = [&](const LinearDescription& table, const char* name, bool is_linear) {
     ParameterView& view = student.view(name);
     if (const std::optional<PackScheme> scheme = checkpoint.stored_scheme(table)) {
-      tables.push_back(stored_layer(view, checkpoint, table, *scheme, claims, is_linear));
+      tables.push_back(stored_layer(view, checkpoint, table, *scheme, claims, student.kept_zeros(), is_linear));
     } else if (view.is_trained()) {
       outer.push_back(owned(checkpoint, table.name + ".weight", view.stored()));
     }
@@ -121,7 +122,8 @@ void commit_student(const StudentModel& student, const Checkpoint& checkpoint, c
       const std::string name = layer.linear.name + ".weight";
       ParameterView& view = student.view(name);
       if (layer.scheme.is_plain() && !view.is_trained()) continue;
-      layers.push_back(stored_layer(view, checkpoint, layer.linear, layer.scheme, claims, /*is_linear=*/true));
+      layers.push_back(stored_layer(view, checkpoint, layer.linear, layer.scheme, claims, student.kept_zeros(),
+                                    /*is_linear=*/true));
       if (layer.scheme.has_own_tensor()) {
         // It replaces the source's even where it is what it was: its record speaks of it.
         changed.push_back(owned(checkpoint, name, values_to_store(view, checkpoint.linear(layer.linear))));

@@ -600,6 +600,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   note_other_windows(distill, inputs.windows, phase.data.events);
   // A stand-in has other formats than what will be there.
   if (!input.is_stand_in || own_student) note_idle_options(distill, student, phase.data.events);
+  phase.data.events.insert(phase.data.events.end(), input.events.begin(), input.events.end());
   if (!input.is_stand_in || own_student) note_left_out_files(phase);
   announce_events(phase);
   const int64_t num_tokens = std::max(longest(inputs.windows), sample_length(distill));
@@ -623,6 +624,10 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   for (const std::string& pattern : input.recipe.passes.front().exclude) {
     phase.fingerprint["excluded"] += pattern + " ";
   }
+  if (input.recipe.kept_zeros != KeptZeros::pruned) {
+    phase.fingerprint["zeros of the source"] =
+        input.recipe.kept_zeros == KeptZeros::none ? "released" : "kept where pare.json names them";
+  }
   phase.fingerprint[kThreadsEntry] = std::to_string(input.num_threads);
   name_products(at::toString(inputs.compute), phase);
   if (!device.is_cpu()) phase.fingerprint["device"] = device.str();
@@ -639,8 +644,9 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
     TrainingSpeed speed;
     naming_memory([&] {
       const LargePiecesStay stay;
-      StudentModel model(student, distill.train, is_trained, num_tokens, inputs.compute, device);
-      if (note_guessed_zeros(model, phase.data.events)) {
+      StudentModel model(student, distill.train, is_trained, num_tokens, inputs.compute, device,
+                         input.recipe.kept_zeros);
+      if (!input.recipe.asks_for_zeros && note_guessed_zeros(model, phase.data.events)) {
         progress.print("event: " + phase.data.events.back());
         check_strict(phase, {});
       }

@@ -82,7 +82,9 @@ bool note_guessed_zeros(const StudentModel& student, std::vector<std::string>& e
   events.push_back(
       "distill: " + std::to_string(layers.size()) + (layers.size() == 1 ? " layer has" : " layers have") +
       " more zeros than " + std::to_string(100 / kPrunedShare) +
-      " %, and nothing says that they were pruned: they are taken for pruned, and their zeros stay 0: " + names);
+      " %, and nothing says that they were pruned: they are taken for pruned, and their zeros stay 0 ('release_zeros: "
+      "true' trains them like other weights, and 'release_zeros: false' says that they are to stay): " +
+      names);
   return true;
 }
 

@@ -198,6 +198,9 @@ StageState make_stage(const std::vector<const LayerPlan*>& layers, const Block& 
     LayerState& layer = state.layers.emplace_back();
     layer.plan = plan;
     layer.weight_OI = layer.target_OI = block.weight(plan->stage, plan->index);
+    if (plan->kept_zeros) {
+      layer.sparsity = Sparsity{*plan->kept_zeros, layer.weight_OI.ne(0.0), /*of_source=*/true};
+    }
   }
   return state;
 }

@@ -34,7 +34,8 @@ struct BlockWork {
   std::vector<StarvedExpert> starved = {};
 };
 
-// The stage's compressed layers in front of the first step; weights are views of the block's.
+// The stage's compressed layers in front of the first step; weights are views of the block's, and zeros of the source
+// that stay are pruned already.
 StageState make_stage(const std::vector<const LayerPlan*>& layers, const Block& block, LayerStatistics statistics);
 
 // Applies the steps of the layers in the recipe's order; training works on whole blocks and is left out. `fold` does

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <stdexcept>
 
+#include "prune/mask.h"
+#include "prune/resolve.h"
 #include "quant/fit.h"
 #include "quant/row_chunks.h"
 #include "runtime/system/interrupt.h"
@@ -37,6 +39,16 @@ void fit_layer(const FitStatistics& statistics, const at::Tensor& factor_II, Lay
   if (fitted.share > 0.0) layer.weight_OI = layer.target_OI = fitted.weight_OI;
 }
 
+// A fitted weight knows nothing of the source's zeros: what is kept comes as near to it as it can, as after a mask that
+// a pass has chosen.
+void keep_zeros(StageState& state, LayerState& layer) {
+  const at::Tensor& kept_OI = layer.sparsity->kept_OI;
+  const ResolveOptions options;
+  layer.weight_OI =
+      resolve(layer.target_OI, masked(layer.target_OI, kept_OI), kept_OI, state.normalized(options.damping), options)
+          .weight_OI;
+}
+
 }  // namespace
 
 void fit_to_original(StageState& state) {
@@ -62,6 +74,7 @@ void fit_to_original(StageState& state) {
     if (factor_II) {
       try {
         fit_layer(statistics, *factor_II, layer);
+        if (layer.sparsity && layer.record.fit > 0.0) keep_zeros(state, layer);
       } catch (const std::invalid_argument& error) {
         throw std::invalid_argument(name + ": " + error.what());
       }

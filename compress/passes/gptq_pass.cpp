@@ -15,12 +15,18 @@ StoredActOrder stored_order(ActOrder order) {
                                     : StoredActOrder::weight;
 }
 
+// Whether a mask is still to be chosen: the pass asks for one, and neither another pass nor the source has it.
+bool chooses_mask(const LayerState& layer, const GptqPass& pass) {
+  const SparsePattern pattern = pass.pattern();
+  return !pattern.is_dense() && !is_pruned_by_pass(layer) && !has_zeros_for(layer, pattern);
+}
+
 // As sparsegpt would have done as a pass of its own before this one.
 void choose_masks(StageState& stage, const GptqPass& shared, const SteppedLayers& layers) {
   std::vector<AlpsLayer> together;
   for (const SteppedLayer& layer : layers.layers) {
     const SparsePattern pattern = static_cast<const GptqPass&>(*layer.options).pattern();
-    if (!pattern.is_dense() && !layer.state->sparsity) together.push_back({layer.state, pattern, pattern});
+    if (!pattern.is_dense() && !is_pruned_by_pass(*layer.state)) together.push_back({layer.state, pattern, pattern});
   }
   const SparseGptPass choice = shared.choice();
   prune_by_alps(stage, together, choice.damping, choice.alps, choice.resolve);
@@ -31,19 +37,20 @@ void choose_masks(StageState& stage, const GptqPass& shared, const SteppedLayers
 std::map<int64_t, SteppedLayers> by_columns_together(const SteppedLayers& layers, bool chooses_in_loop) {
   std::map<int64_t, SteppedLayers> found;
   for (const SteppedLayer& layer : layers.layers) {
-    const SparsePattern pattern = static_cast<const GptqPass&>(*layer.options).pattern();
-    const bool chooses = chooses_in_loop && !pattern.is_dense() && !layer.state->sparsity;
-    found[chooses ? pattern.group : 1].layers.push_back(layer);
+    const auto& pass = static_cast<const GptqPass&>(*layer.options);
+    const bool chooses = chooses_in_loop && chooses_mask(*layer.state, pass);
+    found[chooses ? pass.pattern().group : 1].layers.push_back(layer);
   }
   return found;
 }
 
 void round_layer(StageState& stage, const GptqFactor& factor, const GptqPass& pass, LayerState& layer) {
+  const bool chooses = chooses_mask(layer, pass);
   ColumnMask mask;
-  mask.kept_OI = kept_of(layer);
-  if (!layer.sparsity) mask.pattern = pass.pattern();
+  if (chooses) mask.pattern = pass.pattern();
+  (chooses ? mask.allowed_OI : mask.kept_OI) = kept_of(layer);
   GptqResult rounded = gptq(layer.weight_OI, factor, pass.gptq, mask);
-  if (!layer.sparsity && rounded.kept_OI.defined()) layer.sparsity = Sparsity{pass.pattern(), rounded.kept_OI};
+  if (chooses) layer.sparsity = Sparsity{pass.pattern(), rounded.kept_OI};
   const bool is_first = layer.weight_OI.is_same(layer.target_OI);
   layer.stored = std::move(rounded.weight);
   use_stored_weight(stage, layer);

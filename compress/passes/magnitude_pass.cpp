@@ -9,7 +9,9 @@ namespace pare {
 std::optional<InputScaling> apply_magnitude(StageState& stage, const SteppedLayers& layers) {
   for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
     const auto& pass = static_cast<const MagnitudePass&>(options);
-    prune_layer(stage, pass, magnitude(layer.weight_OI, rule_of(pass)), layer);
+    const KeepRule rule = rule_of(pass);
+    prune_layer(stage, pass, pruned_beside_source(layer, rule, [&] { return magnitude(layer.weight_OI, rule); }),
+                layer);
   });
   return std::nullopt;
 }

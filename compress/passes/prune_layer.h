@@ -1,6 +1,8 @@
 // What the passes that prune share.
 #pragma once
 
+#include <functional>
+
 #include "compress/passes/stage_state.h"
 #include "compress/recipe/prune_options.h"
 #include "prune/mask.h"
@@ -12,6 +14,12 @@ KeepRule rule_of(const PrunePass& pass);
 
 // Says that magnitudes choose, since the stage is unseen.
 void note_unseen(LayerState& layer);
+
+// Whether the source's zeros that the layer keeps are as many as the rule asks for: nothing is left to choose.
+bool has_zeros_for(const LayerState& layer, const KeepRule& rule);
+// What `choose` says, with the zeros of the source; where these are enough, the weight as it is.
+PrunedWeight pruned_beside_source(const LayerState& layer, const KeepRule& rule,
+                                  const std::function<PrunedWeight()>& choose);
 
 // The layer gets the pruned weight and its mask. Measures the error.
 void keep_pruned(const StageState& stage, const SparsePattern& pattern, PrunedWeight pruned, LayerState& layer);

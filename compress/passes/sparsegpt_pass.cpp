@@ -16,6 +16,7 @@ PrunedWeight sweep(StageState& stage, const SparseGptPass& pass, LayerState& lay
   ColumnMask mask;
   mask.pattern = pass.pattern();
   if (mask.pattern.is_dense()) mask.ratio = pass.pruned_share();
+  mask.allowed_OI = kept_of(layer);
   SparseGptResult result = sparsegpt(layer.weight_OI, factor, mask, pass.block_size);
   layer.record.damping = result.events.damping_used;
   list_events(result.events, pass.damping, "Wanda's scores", layer.record.events);
@@ -29,9 +30,13 @@ std::optional<InputScaling> apply_sparsegpt(StageState& stage, const SteppedLaye
   if (stage.is_unseen() || shared.chooser == MaskChooser::sweep) {
     for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
       const auto& pass = static_cast<const SparseGptPass&>(options);
-      if (stage.is_unseen()) note_unseen(layer);
-      prune_layer(stage, pass,
-                  stage.is_unseen() ? magnitude(layer.weight_OI, rule_of(pass)) : sweep(stage, pass, layer), layer);
+      const KeepRule rule = rule_of(pass);
+      const auto choose = [&] {
+        if (!stage.is_unseen()) return sweep(stage, pass, layer);
+        note_unseen(layer);
+        return magnitude(layer.weight_OI, rule);
+      };
+      prune_layer(stage, pass, pruned_beside_source(layer, rule, choose), layer);
     });
     return std::nullopt;
   }

@@ -54,6 +54,10 @@ at::Tensor kept_of(const LayerState& layer) {
   return layer.sparsity ? layer.sparsity->kept_OI : at::Tensor();
 }
 
+bool is_pruned_by_pass(const LayerState& layer) {
+  return layer.sparsity && !layer.sparsity->of_source;
+}
+
 void list_events(const GptqEvents& events, double damping, const std::string& fallback,
                  std::vector<std::string>& lines) {
   if (events.fell_back_to_rounding) {

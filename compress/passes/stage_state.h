@@ -21,8 +21,9 @@ namespace pare {
 
 // Which weights are kept; all others are zero and stay so.
 struct Sparsity {
-  SparsePattern pattern;  // dense: unstructured
-  at::Tensor kept_OI;     // bool
+  SparsePattern pattern;   // dense: unstructured
+  at::Tensor kept_OI;      // bool
+  bool of_source = false;  // these zeros were there before the first pass; one that prunes keeps some of the rest
 };
 
 // What becomes of a layer's weight. It stays as the checkpoint has it; or it is stored anew in the checkpoint's own
@@ -116,6 +117,8 @@ at::Tensor absmax(const LayerStatistics& statistics);
 StoredLinear stored_linear(const StageState& stage, const LayerState& layer);
 // bool [O, I], or undefined: all are kept.
 at::Tensor kept_of(const LayerState& layer);
+// Whether a pass has pruned the layer.
+bool is_pruned_by_pass(const LayerState& layer);
 // What is listed of a sweep that went other than planned; `fallback` says in words what took its place where no damping
 // helped.
 void list_events(const GptqEvents& events, double damping, const std::string& fallback,

@@ -10,11 +10,13 @@ namespace pare {
 std::optional<InputScaling> apply_wanda(StageState& stage, const SteppedLayers& layers) {
   for_each_layer(layers, [&](LayerState& layer, const PassOptions& options) {
     const auto& pass = static_cast<const WandaPass&>(options);
-    if (stage.is_unseen()) note_unseen(layer);
-    prune_layer(stage, pass,
-                stage.is_unseen() ? magnitude(layer.weight_OI, rule_of(pass))
-                                  : wanda(layer.weight_OI, stage.statistics.hessian_diagonal_I, rule_of(pass)),
-                layer);
+    const KeepRule rule = rule_of(pass);
+    const auto choose = [&] {
+      if (!stage.is_unseen()) return wanda(layer.weight_OI, stage.statistics.hessian_diagonal_I, rule);
+      note_unseen(layer);
+      return magnitude(layer.weight_OI, rule);
+    };
+    prune_layer(stage, pass, pruned_beside_source(layer, rule, choose), layer);
   });
   return std::nullopt;
 }

@@ -21,6 +21,8 @@ struct LayerPlan {
   size_t index = 0;              // among the stage's layers
   std::vector<Step> steps = {};  // in order; none: the layer is left alone
   PackScheme scheme = {};        // of what the steps make; its container holds it
+  // The zeros of the source's weight stay, in that pattern (dense: unstructured); nullopt: it has none to keep.
+  std::optional<SparsePattern> kept_zeros = {};
 
   bool is_compressed() const { return !steps.empty(); }
   // The step of that kind, or null.

@@ -232,7 +232,8 @@ int64_t layers_bytes(const RunPlan& plan, int64_t block, Stage stage) {
   for (const LayerPlan* layer : layers) {
     extent.width = layer->linear.num_in;
     extent.num_out.push_back(layer->linear.num_out);
-    is_changed |= layer->fit() != nullptr || layer->step(PassKind::changes_weights) != nullptr;
+    is_changed |=
+        layer->fit() != nullptr || layer->step(PassKind::changes_weights) != nullptr || layer->kept_zeros.has_value();
   }
   int64_t working = 0;
   for (const LayerPlan* layer : layers) {
@@ -258,7 +259,12 @@ int64_t compress_bytes(const RunPlan& plan, const ModelDescription& model, int64
         statistics = StatisticsAccumulator::size_bytes(width, num_windows, need);
       }
       if (need >= StatisticsNeed::hessian) factor = square * kFactorElementBytes;
-      if (need == StatisticsNeed::original) factor = std::max(factor, fit_bytes(model, width));
+      if (need == StatisticsNeed::original) {
+        const std::vector<const LayerPlan*> layers = plan.stage_layers(static_cast<int64_t>(b), stage);
+        const bool keeps_zeros = std::any_of(layers.begin(), layers.end(),
+                                             [](const LayerPlan* layer) { return layer->kept_zeros.has_value(); });
+        factor = std::max(factor, fit_bytes(model, width) + (keeps_zeros ? square * 4 : 0));  // H in normalized columns
+      }
       largest =
           std::max({largest, statistics + square * 4, factor + layers_bytes(plan, static_cast<int64_t>(b), stage)});
     }

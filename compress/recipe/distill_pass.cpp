@@ -203,6 +203,8 @@ std::vector<Recipe> phases_of(const Recipe& recipe) {
     return !phase.student && training_of(phase) == nullptr;
   });
   for (Recipe& phase : phases) {
+    // What this run's own phases have pruned is no zero of the source.
+    if (&phase != &phases.front() && phase.kept_zeros == KeptZeros::none) phase.kept_zeros = KeptZeros::claimed;
     if (&phase != &phases.back()) {
       phase.evaluate.clear();
       phase.instructions.clear();

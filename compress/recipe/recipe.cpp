@@ -294,6 +294,11 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
                          [&](const Value& ratio) { recipe.fail_if.perplexity_ratio = ratio.number(0.0, 1e6); }},
                         {"cosine", [&](const Value& cosine) { recipe.fail_if.cosine = cosine.number(-1.0, 1.0); }}});
                  }},
+                {"release_zeros",
+                 [&](const Value& v) {
+                   recipe.kept_zeros = v.boolean() ? KeptZeros::none : KeptZeros::pruned;
+                   recipe.asks_for_zeros = true;
+                 }},
                 {"strict", [&](const Value& v) { recipe.strict = v.boolean(); }}});
   if (student) recipe.student = read_student(*student, recipe.calibration);
   if (passes) {

@@ -101,6 +101,10 @@ struct FailIf {
   std::optional<double> cosine;  // the least mean similarity of embeddings with the uncompressed model's
 };
 
+// Which zeros that a run's source has already stay zeros in every pass (runtime/commands/layer_sparsity.h): those that
+// pruning has made; of these the ones alone that the source's own files speak of; or none.
+enum class KeptZeros { pruned, claimed, none };
+
 struct Recipe {
   std::filesystem::path model;
   std::filesystem::path output;
@@ -117,8 +121,10 @@ struct Recipe {
   std::vector<InstructionsRecipe> instructions;  // likewise
   std::vector<EmbeddingsRecipe> embeddings;      // of an encoder
   FailIf fail_if;
-  bool strict = false;  // an event (raised damping, dead column, fallback) is an error
-  std::string text;     // the file as it was read
+  KeptZeros kept_zeros = KeptZeros::pruned;
+  bool asks_for_zeros = false;  // whether the recipe says so itself: what is found is then no event
+  bool strict = false;          // an event (raised damping, dead column, fallback) is an error
+  std::string text;             // the file as it was read
   std::filesystem::path file;
 };
 

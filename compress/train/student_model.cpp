@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "compress/walk/decoder_block.h"
-#include "runtime/commands/layer_sparsity.h"
 #include "runtime/system/progress.h"
 
 namespace pare {
@@ -33,8 +32,8 @@ void check_trainable(const Checkpoint& checkpoint, const TrainedParts& parts) {
 }
 
 StudentModel::StudentModel(const Checkpoint& checkpoint, const TrainedParts& parts, const IsTrained& is_trained,
-                           int64_t max_tokens, at::ScalarType compute, at::Device device)
-    : functions_(checkpoint.description(), max_tokens, compute, device) {
+                           int64_t max_tokens, at::ScalarType compute, at::Device device, KeptZeros kept_zeros)
+    : functions_(checkpoint.description(), max_tokens, compute, device), kept_zeros_(kept_zeros) {
   check_trainable(checkpoint, parts);
   const ModelDescription& model = checkpoint.description();
   functions_.set_input_formats(read_input_formats(checkpoint));
@@ -63,36 +62,41 @@ StudentModel::StudentModel(const Checkpoint& checkpoint, const TrainedParts& par
   for (const BlockDescription& block : model.blocks) {
     Views& views = blocks_.emplace_back();
     for (const LinearDescription& linear : linears_of(block)) {
+      const auto claim = claims.find(linear.name);
       read_linear(checkpoint, linear, is_trained(linear.name) ? parts : TrainedParts{false, false, false, false},
-                  claims.contains(linear.name), views);
+                  claim == claims.end() ? nullptr : &claim->second, views);
     }
     for (const NormDescription& norm : norms_of(block)) read_norm(norm.name + ".weight", norm, views);
   }
 }
 
+bool StudentModel::keeps_zeros(const LinearWeights& linear, const SparsityClaim* claim) {
+  if (claim != nullptr && claim->is_packed) return true;  // it has no place for anything else
+  if (kept_zeros_ == KeptZeros::none || (claim == nullptr && kept_zeros_ == KeptZeros::claimed)) return false;
+  if (claim != nullptr) return true;
+  const std::optional<PrunedZeros> zeros = pruned_zeros(linear, claim);
+  if (!zeros) return false;
+  const double share = static_cast<double>(zeros->num_zeros) / static_cast<double>(linear.num_out() * linear.num_in());
+  guessed_as_pruned_.push_back(linear.name + " (" + format_number(100.0 * share, 1) + " %)");
+  return true;
+}
+
 void StudentModel::read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts,
-                               bool is_pruned, Views& views) {
+                               const SparsityClaim* claim, Views& views) {
   const LinearWeights weights = checkpoint.linear(linear);
   const std::string name = linear.name + ".weight";
   if (const auto* const quantized = std::get_if<QuantizedWeight>(&weights.weight)) {
     views[name] = std::make_unique<GridView>(
         linear.name, *quantized,
-        GridTraining{parts.weights, parts.scales, checkpoint.stored_scheme(linear)->per_tensor, is_pruned},
+        GridTraining{parts.weights, parts.scales, checkpoint.stored_scheme(linear)->per_tensor,
+                     keeps_zeros(weights, claim)},
         functions_.device());
   } else {
     const auto& dense = std::get<DenseWeight>(weights.weight);
     at::Tensor weight_OI = dense_values(weights).to(functions_.device());
     if (parts.weights) {
-      const ZeroCount zeros = count_zeros(weights, dense.pattern);
-      const int64_t num_weights = linear.num_out * linear.num_in;
-      const bool is_said_to_be = is_pruned || !dense.pattern.is_dense();
-      const bool keeps_zeros = is_said_to_be || zeros.num_zeros * kPrunedShare > num_weights;
-      if (keeps_zeros && !is_said_to_be) {
-        const double share = static_cast<double>(zeros.num_zeros) / static_cast<double>(num_weights);
-        guessed_as_pruned_.push_back(linear.name + " (" + format_number(100.0 * share, 1) + " %)");
-      }
       views[name] = float_view(name, ParameterKind::weight, weight_OI, dense.dtype,
-                               keeps_zeros ? weight_OI.ne(0.0) : at::Tensor());
+                               keeps_zeros(weights, claim) ? weight_OI.ne(0.0) : at::Tensor());
     } else {
       views[name] = frozen(weights, weight_OI, held_type(weights, functions_.compute_type(), functions_.device()));
     }

@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "compress/recipe/distill_pass.h"
+#include "compress/recipe/recipe.h"
 #include "compress/train/functional_model.h"
 #include "compress/train/parameter_view.h"
+#include "runtime/commands/layer_sparsity.h"
 #include "runtime/model/checkpoint.h"
 
 namespace pare {
@@ -20,9 +22,6 @@ struct TrainedTensors {
   std::vector<std::string> trained;  // names, in order
 };
 
-// A weight of which more than one in so many is exactly 0 was pruned: bfloat16 has no zeros by chance.
-inline constexpr int64_t kPrunedShare = 20;
-
 // Whether a linear of that name is trained at all.
 using IsTrained = std::function<bool(const std::string& linear)>;
 
@@ -32,15 +31,16 @@ void check_trainable(const Checkpoint& checkpoint, const TrainedParts& parts);
 
 class StudentModel {
  public:
-  // Reads the checkpoint, in any container. The zeros of pruned linears are kept: of those that promise a pattern, or
-  // that pare.json says are pruned, and of dense ones that have as many zeros as only pruning makes (kPrunedShare).
-  // Throws std::invalid_argument as check_trainable does.
+  // Reads the checkpoint, in any container. The zeros of pruned linears are kept: of those whose container packs a
+  // pattern, and as kept_zeros says of those that pare.json says are pruned, and of dense ones that have as many zeros
+  // as only pruning makes (pruned_zeros). Throws std::invalid_argument as check_trainable does.
   StudentModel(const Checkpoint& checkpoint, const TrainedParts& parts, const IsTrained& is_trained, int64_t max_tokens,
-               at::ScalarType compute, at::Device device = at::kCPU);
+               at::ScalarType compute, at::Device device = at::kCPU, KeptZeros kept_zeros = KeptZeros::pruned);
 
   const ModelDescription& description() const { return functions_.description(); }
   const FunctionalModel& functions() const { return is_as_stored_ && exact_ ? *exact_ : functions_; }
   int64_t num_blocks() const { return static_cast<int64_t>(blocks_.size()); }
+  KeptZeros kept_zeros() const { return kept_zeros_; }
   // Trained linears whose zeros are kept for their number alone (kPrunedShare), with the share that is 0: "NAME (7.3 %)".
   const std::vector<std::string>& guessed_as_pruned() const { return guessed_as_pruned_; }
   // In a fixed order: embedding, blocks, final norm, head.
@@ -84,8 +84,11 @@ class StudentModel {
 
  private:
   using Views = std::map<std::string, std::unique_ptr<ParameterView>, std::less<>>;
-  void read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts, bool is_pruned,
-                   Views& views);
+  // claim: what is said of its zeros; null: nothing.
+  void read_linear(const Checkpoint& checkpoint, const LinearDescription& linear, TrainedParts parts,
+                   const SparsityClaim* claim, Views& views);
+  // Whether the zeros of a weight that is trained stay; notes where that is a guess.
+  bool keeps_zeros(const LinearWeights& linear, const SparsityClaim* claim);
   // weight_OI, the linear's values, in the type that is trained with, and with the file's own values beside it where
   // these are other ones.
   std::unique_ptr<ParameterView> frozen(const LinearWeights& linear, const at::Tensor& weight_OI,
@@ -99,6 +102,7 @@ class StudentModel {
   FunctionalModel functions_;
   std::optional<FunctionalModel> exact_;  // in float32, where functions_ are not
   bool is_as_stored_ = false;
+  KeptZeros kept_zeros_ = KeptZeros::pruned;
   std::vector<Views> blocks_;
   std::vector<std::string> guessed_as_pruned_;
   Views outer_;

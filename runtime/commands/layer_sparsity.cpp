@@ -1,5 +1,6 @@
 #include "runtime/commands/layer_sparsity.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -32,6 +33,50 @@ std::optional<SparsityClaim> read_claim(const Json& layer, const std::string& wh
   }
   claim.zeros = zeros.get<double>();
   return claim;
+}
+
+// Of the groups of one size: how many there are with each number of weights other than zero.
+struct GroupSize {
+  int64_t group = 0;
+  std::vector<int64_t> num_groups_K;  // K = group + 1
+};
+
+constexpr int64_t kLargestFoundGroup = 32;
+
+// The pattern that pruning has left where nothing says which one. A group of an unstructured weight has the most that
+// any has but by chance.
+SparsePattern find_pattern(const LinearWeights& linear) {
+  constexpr int64_t kRows = 64;  // in float32 at a time
+  const int64_t num_in = linear.num_in(), num_out = linear.num_out();
+  std::vector<GroupSize> sizes;
+  for (int64_t group = 2; group <= kLargestFoundGroup && num_in % group == 0; group *= 2) {
+    sizes.push_back({group, std::vector<int64_t>(static_cast<size_t>(group) + 1)});
+  }
+  std::vector<float> rows;
+  std::vector<int32_t> num_kept_G;  // of the groups of a chunk, of one size after another
+  for (int64_t first_row = 0; first_row < num_out && !sizes.empty(); first_row += kRows) {
+    const int64_t num_rows = std::min(kRows, num_out - first_row);
+    rows.resize(static_cast<size_t>(num_rows * num_in));
+    weight_rows(linear, first_row, num_rows, rows);
+    num_kept_G.resize(rows.size());
+    std::transform(rows.begin(), rows.end(), num_kept_G.begin(), [](float value) { return value != 0.0f; });
+    for (GroupSize& size : sizes) {
+      const size_t num_groups = rows.size() / static_cast<size_t>(size.group);
+      for (size_t g = 0; g < num_groups; ++g) {
+        num_kept_G[g] = num_kept_G[2 * g] + num_kept_G[2 * g + 1];
+        ++size.num_groups_K[static_cast<size_t>(num_kept_G[g])];
+      }
+    }
+  }
+  for (const GroupSize& size : sizes) {
+    int64_t most = size.group;
+    while (most > 0 && size.num_groups_K[static_cast<size_t>(most)] == 0) --most;
+    const bool is_kept = 0 < most && most < size.group;
+    if (is_kept && 2 * size.num_groups_K[static_cast<size_t>(most)] > num_out * num_in / size.group) {
+      return {most, size.group};
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -72,6 +117,19 @@ std::map<std::string, SparsityClaim> sparsity_claims(const Checkpoint& checkpoin
     if (!known.is_packed) known.pattern = claim->pattern;
   }
   return claims;
+}
+
+std::optional<PrunedZeros> pruned_zeros(const LinearWeights& linear, const SparsityClaim* claim) {
+  if (!std::holds_alternative<DenseWeight>(linear.weight)) return std::nullopt;
+  const bool is_claimed = claim != nullptr;
+  SparsePattern claimed = is_claimed ? claim->pattern : SparsePattern{};
+  if (!claimed.is_dense() && linear.num_in() % claimed.group != 0) claimed = {};
+  const ZeroCount count = count_zeros(linear, claimed);
+  const bool is_pruned =
+      is_claimed ? count.num_zeros > 0 : count.num_zeros * kPrunedShare > linear.num_out() * linear.num_in();
+  if (!is_pruned) return std::nullopt;
+  const SparsePattern held = count.num_violations == 0 ? claimed : SparsePattern{};
+  return PrunedZeros{is_claimed ? held : find_pattern(linear), count.num_zeros, is_claimed};
 }
 
 LayerSparsity layer_sparsity(const LinearWeights& linear, const SparsityClaim& claim) {

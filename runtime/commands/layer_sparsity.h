@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,20 @@ std::vector<LinearDescription> stored_linears(const Checkpoint& checkpoint);
 // By the linear's name; empty: nothing is said to be pruned. Throws std::runtime_error for a pare.json that says it in
 // no known way, or of a layer that is not there.
 std::map<std::string, SparsityClaim> sparsity_claims(const Checkpoint& checkpoint);
+
+// A dense weight of which more than one in so many is exactly 0 was pruned: bfloat16 has no zeros by chance.
+inline constexpr int64_t kPrunedShare = 20;
+
+// Zeros of a dense weight that pruning has made.
+struct PrunedZeros {
+  SparsePattern pattern;  // which all groups of the weight hold; dense: unstructured
+  int64_t num_zeros = 0;
+  bool is_claimed = false;  // false: nothing but their number says so
+};
+// claim: what is said of the linear; null: nothing. The pattern is the one that is claimed, or where nothing is claimed
+// the N:M of the smallest M = 2, 4 .. 32 of which most groups hold N weights and none holds more. nullopt: the weight
+// was not pruned; or it holds codes, which are no source of a pass. Reads all of it.
+std::optional<PrunedZeros> pruned_zeros(const LinearWeights& linear, const SparsityClaim* claim);
 
 // What is there, counted in the weights as they are stored.
 struct LayerSparsity {

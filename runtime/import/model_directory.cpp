@@ -65,10 +65,17 @@ void sweep(const fs::path& parent) {
   }
 }
 
+// "DIR/" and "." have names, too.
+fs::path folder_name(const fs::path& model) {
+  const fs::path whole = fs::absolute(model).lexically_normal();
+  const fs::path name = whole.has_filename() ? whole.filename() : whole.parent_path().filename();
+  return name.empty() ? fs::path("model") : name;
+}
+
 }  // namespace
 
-ModelDirectory::ModelDirectory(const fs::path& model) : path_(model) {
-  if (model.extension() != ".gguf") return;
+ModelDirectory::ModelDirectory(const fs::path& model, const MakeDirectory& make) : path_(model) {
+  if (model.extension() != ".gguf" && !make) return;
   std::error_code error;
   const fs::path parent = fs::temp_directory_path(error);
   sweep(parent);
@@ -77,17 +84,18 @@ ModelDirectory::ModelDirectory(const fs::path& model) : path_(model) {
     std::string pattern = (parent / (std::string(kPrefix) + "XXXXXX")).string();
     if (error || ::mkdtemp(pattern.data()) == nullptr) {
       const std::string why = error ? error.message() : std::generic_category().message(errno);
-      throw std::runtime_error("no folder like '" + pattern + "' can be made to import '" + model.string() +
-                               "' into: " + why + "; set TMPDIR, or import it first (pare import)");
+      throw std::runtime_error("no folder like '" + pattern + "' can be made to " + (make ? "unpack '" : "import '") +
+                               model.string() + "' into: " + why + "; set TMPDIR" +
+                               (make ? "" : ", or import it first (pare import)"));
     }
     temporary_ = pattern;
     lock_ = lock_folder(temporary_);
   }
   // Named after the file, because messages and progress show the folder's name.
-  path_ = temporary_ / model.stem();
+  path_ = temporary_ / (make ? folder_name(model) : model.stem());
   try {
     fs::create_symlink("nothing", temporary_ / kMark);
-    import_model(model, path_, {});
+    make ? make(model, path_) : import_model(model, path_, {});
     take_names_away();
     const std::lock_guard lock(imports().mutex);
     imports().paths.insert(path_);
@@ -99,7 +107,9 @@ ModelDirectory::ModelDirectory(const fs::path& model) : path_(model) {
 
 void ModelDirectory::take_names_away() {
   std::vector<fs::path> names;
-  for (const auto& entry : fs::directory_iterator(path_)) names.push_back(entry.path());
+  for (const auto& entry : fs::directory_iterator(path_)) {
+    if (!entry.is_directory()) names.push_back(entry.path());  // folders hold small files alone
+  }
   for (const fs::path& name : names) {
     const int descriptor = ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) {

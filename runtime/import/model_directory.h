@@ -2,12 +2,16 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <vector>
 
 namespace pare {
 
-// The directory itself; for a .gguf a temporary import of it (bf16, in the system's folder for temporary files,
-// TMPDIR):
+// Makes the directory that stands for a model which cannot be worked on as it is.
+using MakeDirectory = std::function<void(const std::filesystem::path& model, const std::filesystem::path& directory)>;
+
+// The directory itself; for a .gguf a temporary import of it (bf16), and where the caller says how one is made, that
+// one, in the system's folder for temporary files, TMPDIR:
 //
 //   TMPDIR/pare-import-XXXXXX/NAME/    the imported directory; XXXXXX is locked while a process uses it
 //
@@ -16,8 +20,8 @@ namespace pare {
 // the next one to import a model removes.
 class ModelDirectory {
  public:
-  // Throws what import_model throws, and std::runtime_error when no temporary folder can be made.
-  explicit ModelDirectory(const std::filesystem::path& model);
+  // Throws what import_model or `make` throws, and std::runtime_error when no temporary folder can be made.
+  explicit ModelDirectory(const std::filesystem::path& model, const MakeDirectory& make = {});
   ModelDirectory(const ModelDirectory&) = delete;
   ModelDirectory& operator=(const ModelDirectory&) = delete;
   ~ModelDirectory();

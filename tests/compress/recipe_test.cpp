@@ -61,6 +61,24 @@ TEST(Recipe, ReadsEveryKey) {
   EXPECT_TRUE(recipe.strict);
 }
 
+// Zeros of the source are released for the first phase alone: later ones keep what the run itself has pruned.
+TEST(Recipe, SaysWhetherZerosOfTheSourceStay) {
+  const std::string passes =
+      "passes: [{distill: {text: t}}, {wanda: {}}, {distill: {text: t}}]\ncalibration: {text: t}\n";
+  const auto kept = [&](const std::string& more) {
+    std::vector<KeptZeros> found;
+    for (const Recipe& phase : phases_of(parse_recipe(passes + more, "r.yaml"))) found.push_back(phase.kept_zeros);
+    return found;
+  };
+  using enum KeptZeros;
+  EXPECT_EQ(kept(""), (std::vector<KeptZeros>{pruned, pruned, pruned}));
+  EXPECT_EQ(kept("release_zeros: false\n"), (std::vector<KeptZeros>{pruned, pruned, pruned}));
+  EXPECT_EQ(kept("release_zeros: true\n"), (std::vector<KeptZeros>{none, claimed, claimed}));
+  EXPECT_FALSE(parse_recipe(passes, "r.yaml").asks_for_zeros);
+  EXPECT_TRUE(parse_recipe(passes + "release_zeros: false\n", "r.yaml").asks_for_zeros);
+  expect_error<std::invalid_argument>([&] { kept("release_zeros: some\n"); }, {"r.yaml:3", "release_zeros"});
+}
+
 // A message that quotes it would end in the middle.
 TEST(Recipe, TextsWithoutTheCharacterThatEndsMessages) {
   const std::string comment("passes: []  # a\0b", 18);

@@ -1,0 +1,66 @@
+#include "compress/plan/pruned_source.h"
+
+#include <map>
+#include <set>
+
+#include "prune/options.h"
+#include "runtime/commands/layer_sparsity.h"
+#include "runtime/system/interrupt.h"
+#include "runtime/system/progress.h"
+
+namespace pare {
+namespace {
+
+// Of several layers.
+struct Found {
+  int64_t num_layers = 0, num_zeros = 0, num_weights = 0;
+  std::set<std::string> patterns;
+  std::string first;  // layer
+
+  void add(const LinearDescription& linear, const PrunedZeros& zeros) {
+    if (num_layers++ == 0) first = linear.name;
+    num_zeros += zeros.num_zeros;
+    num_weights += linear.num_out * linear.num_in;
+    patterns.insert(pattern_text(zeros.pattern));
+  }
+  // "14 layers, such as NAME, are zero in 50.0 % of their weights (2:4)"
+  std::string text() const {
+    const bool is_one = num_layers == 1;
+    std::string names;
+    for (const std::string& pattern : patterns) names += (names.empty() ? "" : ", ") + pattern;
+    return std::to_string(num_layers) + (is_one ? " layer, " : " layers, such as ") + first +
+           (is_one ? ", is zero in " : ", are zero in ") +
+           format_number(100.0 * static_cast<double>(num_zeros) / static_cast<double>(num_weights), 1) + " % of " +
+           (is_one ? "its" : "their") + " weights (" + names + ")";
+  }
+};
+
+}  // namespace
+
+std::string keep_zeros_of_source(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan) {
+  if (recipe.kept_zeros == KeptZeros::none) return {};
+  const std::map<std::string, SparsityClaim> claims = sparsity_claims(checkpoint);
+  Found known, guessed;
+  for (auto& layers : plan.blocks) {
+    for (LayerPlan& layer : layers) {
+      const auto claim = claims.find(layer.linear.name);
+      const bool is_claimed = claim != claims.end();
+      if (!layer.is_compressed() || (!is_claimed && recipe.kept_zeros == KeptZeros::claimed)) continue;
+      throw_if_interrupted();
+      const auto zeros = pruned_zeros(checkpoint.linear(layer.linear), is_claimed ? &claim->second : nullptr);
+      checkpoint.drop_pages(layer.linear);
+      if (!zeros) continue;
+      layer.kept_zeros = zeros->pattern;
+      (zeros->is_claimed || recipe.asks_for_zeros ? known : guessed).add(layer.linear, *zeros);
+    }
+  }
+  if (guessed.num_layers > 0) {
+    plan.events.push_back("source: " + guessed.text() +
+                          ", and nothing says that they were pruned: they are taken for pruned, and these zeros stay "
+                          "0; 'release_zeros: true' makes them weights like others, and 'release_zeros: false' says "
+                          "that they are to stay");
+  }
+  return known.num_layers == 0 ? "" : "source: " + known.text() + ", which stay 0";
+}
+
+}  // namespace pare
