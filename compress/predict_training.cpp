@@ -236,9 +236,9 @@ double seconds_of(const TrainingExtent& extent, const RunLimits& limits) {
   const double of_window = tokens_of_window(options, static_cast<double>(extent.windows.training.windows.num_tokens));
   const int64_t num_steps = num_training_steps(options, of_window);
   const double tokens = static_cast<double>(num_steps * options.batch) * sequence_length(extent);
-  const TokenWindows& validation = extent.windows.validation.windows;
+  const LabelledWindows& validation = extent.windows.validation;
   const double validated =
-      static_cast<double>((options.validations + 1) * validation.num_windows * validation.num_tokens);
+      static_cast<double>((options.validations + 1) * validation.windows.num_windows) * mean_length(validation);
   // Products in bfloat16 take about half the time of float32.
   const double rate = extent.device.is_cpu() ? limits.matmul_rate : measure_gpu_rate(extent.device);
   const double trained_rate = extent.device.is_cpu() && extent.compute == at::kBFloat16 ? 2.0 * rate : rate;

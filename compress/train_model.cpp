@@ -86,12 +86,13 @@ TrainingWindows split(const LabelledWindows& all, const DistillOptions& options,
   }
   TrainingWindows windows;
   const auto take_window = [&](LabelledWindows& part, int64_t n) {
-    const auto take = [&](const std::vector<int32_t>& from, std::vector<int32_t>& to) {
-      const auto first = from.begin() + n * all.windows.num_tokens;
-      to.insert(to.end(), first, first + all.windows.num_tokens);
+    const auto take = [](std::span<const int32_t> from, std::vector<int32_t>& to) {
+      to.insert(to.end(), from.begin(), from.end());
     };
-    take(all.windows.ids_NT, part.windows.ids_NT);
-    if (!all.labels_NT.empty()) take(all.labels_NT, part.labels_NT);
+    if (!all.first_N.empty() && part.first_N.empty()) part.first_N.push_back(0);
+    take(all.ids(n), part.windows.ids_NT);
+    if (!all.labels_NT.empty()) take(all.labels(n), part.labels_NT);
+    if (!all.first_N.empty()) part.first_N.push_back(static_cast<int64_t>(part.windows.ids_NT.size()));
     if (!all.starts_N.empty()) part.starts_N.push_back(all.starts_N[static_cast<size_t>(n)]);
     part.windows.num_tokens = all.windows.num_tokens;
     ++part.windows.num_windows;
@@ -116,28 +117,29 @@ LabelledWindows empty_windows(int64_t num_windows, int64_t num_tokens) {
           {}};
 }
 
-// The recorded sequences, filled up to the longest. One long one among many short ones would take any amount of memory:
-// throws std::invalid_argument where that is more than max_bytes.
+// The recorded sequences, each as long as it is. Throws std::invalid_argument where they take more than max_bytes.
 LabelledWindows read_store(const LogitStore& store, int64_t max_bytes) {
-  int64_t longest = 0;
-  for (int64_t n = 0; n < store.num_sequences(); ++n) longest = std::max(longest, store.length(n));
   constexpr int64_t kTokenBytes = 2 * sizeof(int32_t);  // the id and what it predicts
-  if (longest > max_bytes / kTokenBytes / store.num_sequences()) {
+  if (store.num_tokens() > max_bytes / kTokenBytes) {
     throw std::invalid_argument("distill: '" + store.path().string() + "' holds " +
                                 std::to_string(store.num_sequences()) + " sequences of " +
-                                std::to_string(store.num_tokens()) + " tokens in all; filled up to the longest, of " +
-                                std::to_string(longest) + ", they do not fit into " + format_bytes(max_bytes) +
-                                ": raise --max-memory, or record sequences of more equal lengths");
+                                std::to_string(store.num_tokens()) + " tokens in all, which do not fit into " +
+                                format_bytes(max_bytes) + ": raise --max-memory, or record fewer");
   }
-  LabelledWindows data = empty_windows(store.num_sequences(), longest);
+  LabelledWindows data;
+  data.windows.num_windows = store.num_sequences();
+  data.windows.ids_NT.reserve(static_cast<size_t>(store.num_tokens()));
+  data.labels_NT.reserve(static_cast<size_t>(store.num_tokens()));
+  data.first_N.push_back(0);
   bool holds_documents = false;
   for (int64_t n = 0; n < store.num_sequences(); ++n) {
     const RecordedSequence sequence = store.sequence(n);
-    const auto first = static_cast<size_t>(n * data.windows.num_tokens);
     for (size_t t = 0; t < sequence.ids.size(); ++t) {
-      data.windows.ids_NT[first + t] = sequence.ids[t];
-      if (sequence.label_mask[t] != 0) data.labels_NT[first + t] = sequence.ids[t + 1];
+      data.windows.ids_NT.push_back(sequence.ids[t]);
+      data.labels_NT.push_back(sequence.label_mask[t] != 0 ? sequence.ids[t + 1] : static_cast<int32_t>(kIgnoredLabel));
     }
+    data.first_N.push_back(static_cast<int64_t>(data.windows.ids_NT.size()));
+    data.windows.num_tokens = std::max(data.windows.num_tokens, store.length(n));
     data.starts_N.push_back(sequence.starts);
     holds_documents = holds_documents || !sequence.starts.empty();
   }
@@ -274,6 +276,7 @@ std::string data_identity(const LabelledWindows& data) {
   if (data.labels_NT.empty() && data.starts_N.empty()) return identity;
   Sha256 hash;
   hash.update(std::as_bytes(std::span(data.labels_NT)));
+  hash.update(std::as_bytes(std::span(data.first_N)));
   for (const std::vector<int32_t>& starts : data.starts_N) {
     const std::string size = std::to_string(starts.size()) + " ";
     hash.update(std::as_bytes(std::span(size)));

@@ -348,6 +348,30 @@ TeacherLogits Teacher::logits(int64_t first, int64_t count) {
   return made_->tokens(first - first_made_, count);
 }
 
+namespace {
+
+// Of a window in what holds one value for each token.
+std::span<const int32_t> part_of(const LabelledWindows& data, const std::vector<int32_t>& values, int64_t window) {
+  const auto n = static_cast<size_t>(window);
+  const int64_t first = data.first_N.empty() ? window * data.windows.num_tokens : data.first_N[n];
+  return std::span(values).subspan(static_cast<size_t>(first), static_cast<size_t>(data.length(window)));
+}
+
+}  // namespace
+
+int64_t LabelledWindows::length(int64_t window) const {
+  const auto n = static_cast<size_t>(window);
+  return first_N.empty() ? windows.num_tokens : first_N[n + 1] - first_N[n];
+}
+
+std::span<const int32_t> LabelledWindows::ids(int64_t window) const {
+  return part_of(*this, windows.ids_NT, window);
+}
+
+std::span<const int32_t> LabelledWindows::labels(int64_t window) const {
+  return part_of(*this, labels_NT, window);
+}
+
 int64_t LabelledWindows::num_labels(std::span<const int64_t> chosen) const {
   int64_t count = 0;
   if (labels_NT.empty()) {
@@ -358,28 +382,27 @@ int64_t LabelledWindows::num_labels(std::span<const int64_t> chosen) const {
     return count;
   }
   for (const int64_t n : chosen) {
-    const auto labels = std::span(labels_NT).subspan(static_cast<size_t>(n * windows.num_tokens),
-                                                     static_cast<size_t>(windows.num_tokens));
+    const std::span<const int32_t> labels = this->labels(n);
     count += std::count_if(labels.begin(), labels.end(), [](int32_t label) { return label != kIgnoredLabel; });
   }
   return count;
 }
 
 TokenBatch make_batch(const LabelledWindows& data, std::span<const int64_t> chosen) {
-  const TokenWindows& windows = data.windows;
   const auto num_sequences = static_cast<int64_t>(chosen.size());
   const auto label_of = [&](int64_t n, int64_t t) -> int64_t {
-    if (!data.labels_NT.empty()) return data.labels_NT[static_cast<size_t>(n * windows.num_tokens + t)];
+    if (t >= data.length(n)) return kIgnoredLabel;
+    if (!data.labels_NT.empty()) return data.labels(n)[static_cast<size_t>(t)];
     if (!data.starts_N.empty()) {
       const std::vector<int32_t>& starts = data.starts_N[static_cast<size_t>(n)];
       if (std::binary_search(starts.begin(), starts.end(), static_cast<int32_t>(t + 1))) return kIgnoredLabel;
     }
-    return t + 1 < windows.num_tokens ? windows.window(n)[static_cast<size_t>(t + 1)] : kIgnoredLabel;
+    return t + 1 < data.length(n) ? data.ids(n)[static_cast<size_t>(t + 1)] : kIgnoredLabel;
   };
   int64_t num_tokens = 1;  // up to the last that has a label, and the token that is it
   for (const int64_t n : chosen) {
-    for (int64_t t = windows.num_tokens - 1; t + 1 > num_tokens; --t) {
-      if (label_of(n, t) != kIgnoredLabel) num_tokens = std::min(t + 2, windows.num_tokens);
+    for (int64_t t = data.length(n) - 1; t + 1 > num_tokens; --t) {
+      if (label_of(n, t) != kIgnoredLabel) num_tokens = std::min(t + 2, data.length(n));
     }
   }
   TokenBatch batch{at::empty({num_sequences, num_tokens}, at::kLong),
@@ -400,7 +423,8 @@ TokenBatch make_batch(const LabelledWindows& data, std::span<const int64_t> chos
   for (int64_t b = 0; b < num_sequences; ++b) {
     const int64_t n = chosen[static_cast<size_t>(b)];
     for (int64_t t = 0; t < num_tokens; ++t) {
-      batch.ids_BT.data_ptr<int64_t>()[b * num_tokens + t] = windows.window(n)[static_cast<size_t>(t)];
+      batch.ids_BT.data_ptr<int64_t>()[b * num_tokens + t] =
+          t < data.length(n) ? data.ids(n)[static_cast<size_t>(t)] : 0;
       batch.labels_BT.data_ptr<int64_t>()[b * num_tokens + t] = label_of(n, t);
     }
   }

@@ -38,17 +38,23 @@ struct TokenBatch {
 
 // Sequences to train on or to validate with.
 struct LabelledWindows {
-  TokenWindows windows;  // shorter sequences are filled up behind their end
+  TokenWindows windows;  // num_tokens: of the longest
   // What each position predicts, kIgnoredLabel where it predicts nothing. Empty: the next token of its document; the
   // last of a document or a window predicts nothing.
   std::vector<int32_t> labels_NT = {};
   // Of each window the positions behind the first at which another document begins, ascending. Empty: nowhere.
   std::vector<std::vector<int32_t>> starts_N = {};
+  // Where each window begins in windows.ids_NT and labels_NT, and the end: they differ in length and nothing fills them
+  // up. Empty: all are of num_tokens.
+  std::vector<int64_t> first_N = {};
 
+  int64_t length(int64_t window) const;
+  std::span<const int32_t> ids(int64_t window) const;
+  std::span<const int32_t> labels(int64_t window) const;  // of labels_NT, which is not empty
   int64_t num_labels(std::span<const int64_t> chosen) const;
 };
 
-// The chosen sequences, cut behind the last label of the longest.
+// The chosen sequences, cut behind the last label of the longest; shorter ones are filled up with token 0, without label.
 TokenBatch make_batch(const LabelledWindows& data, std::span<const int64_t> chosen);
 
 // What a teacher says of a batch's tokens.

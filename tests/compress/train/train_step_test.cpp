@@ -418,5 +418,29 @@ TEST(MakeBatch, EndsBehindTheLastLabelOfTheLongest) {
   }
 }
 
+// Windows that lie one behind the other without filling make the batches of those that are filled up.
+TEST(MakeBatch, WindowsOfDifferentLengthsAreFilledUpInTheirBatchAlone) {
+  constexpr auto kNone = static_cast<int32_t>(kIgnoredLabel);
+  LabelledWindows filled;
+  filled.windows = {4, 5, {1, 2, 3, 4, 5, 6, 7, 0, 0, 0, 8, 9, 1, 0, 0, 2, 0, 0, 0, 0}};
+  filled.labels_NT = {kNone, 3, 4,     5,     kNone, 7,     kNone, kNone, kNone, kNone,
+                      9,     1, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone};
+  filled.starts_N = {{2}, {}, {1}, {}};
+  LabelledWindows ragged;
+  ragged.windows = {4, 5, {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2}};
+  ragged.labels_NT = {kNone, 3, 4, 5, kNone, 7, kNone, 9, 1, kNone, kNone};
+  ragged.starts_N = filled.starts_N;
+  ragged.first_N = {0, 5, 7, 10, 11};
+  for (const std::vector<int64_t>& chosen :
+       {std::vector<int64_t>{0, 1}, {1, 2}, {3}, {2, 3, 1}, {0, 1, 2, 3}, {1}, {0}}) {
+    const TokenBatch expected = make_batch(filled, chosen), found = make_batch(ragged, chosen);
+    EXPECT_TRUE(found.ids_BT.equal(expected.ids_BT));
+    EXPECT_TRUE(found.labels_BT.equal(expected.labels_BT));
+    EXPECT_EQ(found.starts, expected.starts);
+    EXPECT_EQ(ragged.num_labels(chosen), filled.num_labels(chosen));
+  }
+  EXPECT_EQ(ragged.length(2), 3);
+}
+
 }  // namespace
 }  // namespace pare
