@@ -1,7 +1,6 @@
 #include "compress/artifact/small_files.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -10,11 +9,11 @@
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
-#include <utility>
 
 #include "runtime/commands/artifact_files.h"
 #include "runtime/import/model_directory.h"
 #include "runtime/model/checkpoint_files.h"
+#include "runtime/system/atomic_file.h"
 #include "runtime/system/private_files.h"
 #include "runtime/system/sha256.h"
 
@@ -92,25 +91,6 @@ bool leads_out(const fs::path& directory, const std::string& name) {
   return fs::exists(directory / name, error) && !error && place_of(directory, name).folder.empty();
 }
 
-// A descriptor of a folder on the way, closed with the object.
-class Step {
- public:
-  explicit Step(int descriptor) : descriptor_(descriptor) {}
-  Step(const Step&) = delete;
-  Step& operator=(const Step&) = delete;
-  ~Step() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
-  int get() const { return descriptor_; }
-  void go_to(int next) {
-    const int before = std::exchange(descriptor_, next);
-    if (before >= 0) ::close(before);
-  }
-
- private:
-  int descriptor_;
-};
-
 std::string named(const std::vector<std::string>& names) {
   std::string list;
   for (size_t i = 0; i < std::min(names.size(), kMostNamed); ++i) list += (i > 0 ? ", " : "") + names[i];
@@ -166,7 +146,7 @@ InputFile open_small_file(const fs::path& directory, const std::string& name) {
   const Place place = place_of(directory, name);
   if (place.folder.empty()) fail(path, "it has become a link that leads out of the model's folder");
   // From folder to folder: none of the names may have become a link since they were looked at.
-  Step folder(::open(place.folder.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  Descriptor folder(::open(place.folder.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   for (const fs::path& part : place.relative.parent_path()) {
     if (folder.get() < 0) break;
     folder.go_to(::openat(folder.get(), part.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));

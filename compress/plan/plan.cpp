@@ -4,10 +4,9 @@
 #include <set>
 #include <stdexcept>
 
+#include "compress/plan/plan_checks.h"
 #include "compress/recipe/pass_options.h"
 #include "compress/recipe/reconstruct_pass.h"
-#include "runtime/engine/encoder.h"
-#include "runtime/format/pare_sparse24.h"
 
 namespace pare {
 namespace {
@@ -18,122 +17,11 @@ std::string joined(const std::set<std::string>& names) {
   return text;
 }
 
-[[noreturn]] void refuse(const std::string& message) {
-  throw std::invalid_argument("recipe: " + message);
-}
-
 // "model.layers.0.mlp.experts.0.gate_proj" -> "*.mlp.experts.*.gate_proj"
 std::string pattern_of_experts(const std::string& gate) {
   const size_t last = gate.rfind('.');
   const std::string module = gate.substr(0, gate.rfind('.', last - 1));  // ends with ".experts"
   return "\"*." + module.substr(module.rfind('.') + 1) + ".*" + gate.substr(last) + "\"";
-}
-
-// Bits are chosen for stages apart, but engines run a block's experts as one; and a stage is measured by running the
-// whole model, of which there would be two for each expert.
-void check_mixtures(const Recipe& recipe, const ModelDescription& model, RunPlan& plan) {
-  const auto mixture =
-      std::find_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
-  if (mixture == model.blocks.end()) {
-    if (recipe.calibration && recipe.calibration->experts == ExpertTokens::all) {
-      plan.events.push_back("calibration: 'experts: all' has no effect: the model has no mixtures of experts");
-    }
-    return;
-  }
-  const std::string what = mixture->name + " is a mixture of " + std::to_string(mixture->experts.size()) + " experts";
-  if (recipe.budget) {
-    refuse("budget: " + what +
-           ", whose experts must have the same bits for engines to run them: give bits by patterns with 'layers: "
-           "{override: ...}'");
-  }
-  if (recipe.sensitivity && recipe.sensitivity->groups.empty()) {
-    refuse("sensitivity: " + what +
-           "; measuring each of them apart takes too long: name what is measured together, such as 'groups: "
-           "[\"*.self_attn.*\", \"*.experts.*\"]'");
-  }
-}
-
-// One input is rounded once: all linears that read it must ask for the same.
-void check_inputs_agree(const std::vector<LayerPlan>& layers) {
-  for (const LayerPlan& layer : layers) {
-    const auto first =
-        std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return l.stage == layer.stage; });
-    const InputFormat input = layer.input(), other = first->input();
-    if (input == other) continue;
-    refuse(first->linear.name + " and " + layer.linear.name + " read the same input, but one takes it as " +
-           input_format_name(other) + " and the other as " + input_format_name(input) + ": exclude both or neither");
-  }
-}
-
-bool asks_to_pack(const PassRecipe& pass) {
-  if (const auto* pruning = dynamic_cast<const PrunePass*>(pass.options.get())) {
-    return pruning->storage == SparseStorage::packed;
-  }
-  const auto* gptq = dynamic_cast<const GptqPass*>(pass.options.get());
-  return gptq != nullptr && gptq->storage == SparseStorage::packed;
-}
-
-// A recipe that asks for packed weights gets them, or hears why not.
-void check_packing(const Recipe& recipe) {
-  const auto packing = std::find_if(recipe.passes.begin(), recipe.passes.end(), asks_to_pack);
-  if (packing == recipe.passes.end()) return;
-  const std::string advice = ": leave 'storage' out of " + std::string(packing->row->key) + ", and zeros are stored";
-  if (recipe.container != kCompressedTensors && recipe.container != kPareSparse24) {
-    refuse("storage: packed is that of the container " + std::string(kPareSparse24) +
-           ", found 'container: " + recipe.container + "'" + advice);
-  }
-  const PassRecipe* const rounding = find_pass(recipe, PassKind::rounds);
-  if (rounding == nullptr || rounding->options->grid() != nullptr) return;
-  if (dynamic_cast<const ActivationsPass*>(rounding->options.get()) != nullptr) return;
-  refuse("storage: packed holds dense values and integer codes of rtn and gptq, not those of " +
-         std::string(rounding->row->key) + advice);
-}
-
-bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
-  return std::any_of(patterns.begin(), patterns.end(),
-                     [&](const std::string& pattern) { return matches_glob(pattern, name); });
-}
-
-// `names` are those that `exclude` may name, by habit also what no pass touches (head, routers).
-void check_patterns(const Recipe& recipe, const std::vector<std::string>& names, const RunPlan& plan) {
-  for (size_t p = 0; p < recipe.passes.size(); ++p) {
-    const PassRecipe& pass = recipe.passes[p];
-    for (const std::string& pattern : pass.exclude) {
-      if (std::any_of(names.begin(), names.end(), [&](const auto& name) { return matches_glob(pattern, name); })) {
-        continue;
-      }
-      refuse("layers.exclude: the pattern '" + pattern + "' matches no layer; layers are named like '" + names.front() +
-             "'");
-    }
-    for (const LayerOverride& item : pass.overrides) {
-      const auto is_changed = [&](const LayerPlan& layer) {
-        return matches_glob(item.pattern, layer.linear.name) && !matches_any(pass.exclude, layer.linear.name);
-      };
-      if (std::any_of(plan.blocks.begin(), plan.blocks.end(),
-                      [&](const auto& layers) { return std::any_of(layers.begin(), layers.end(), is_changed); })) {
-        continue;
-      }
-      const auto named =
-          std::find_if(names.begin(), names.end(), [&](const auto& name) { return matches_glob(item.pattern, name); });
-      if (named == names.end()) {
-        refuse("layers.override: the pattern '" + item.pattern + "' matches no layer; layers are named like '" +
-               names.front() + "'");
-      }
-      refuse("layers.override: the pattern '" + item.pattern + "' matches only what " + std::string(pass.row->key) +
-             " leaves alone, such as '" + *named + "': drop it" +
-             (matches_any(pass.exclude, *named) ? ", or the exclusion" : "; the head is quantized by 'head:'"));
-    }
-  }
-  if (!recipe.sensitivity) return;
-  for (const std::string& pattern : recipe.sensitivity->groups) {
-    const auto is_measured = [&](const LayerPlan& layer) {
-      return layer.is_compressed() && matches_glob(pattern, layer.linear.name);
-    };
-    if (std::none_of(plan.blocks.begin(), plan.blocks.end(),
-                     [&](const auto& layers) { return std::any_of(layers.begin(), layers.end(), is_measured); })) {
-      refuse("sensitivity.groups: the pattern '" + pattern + "' matches no layer that the pass rounds");
-    }
-  }
 }
 
 // Whether the stage's input can be scaled before it is rounded.
@@ -161,8 +49,8 @@ void check_mask_is_known(const PassRecipe& scaling, Stage stage, const std::vect
     const auto* gptq = dynamic_cast<const GptqPass*>(layer.step(PassKind::rounds));
     if (gptq == nullptr || gptq->pattern().is_dense()) continue;
     const std::string name(scaling.row->key);
-    refuse(name + ": the search of scales must know what is pruned, and gptq's 'prune' chooses it of " +
-           layer.linear.name + " after that: leave 'prune' out and put sparsegpt before " + name);
+    refuse_recipe(name + ": the search of scales must know what is pruned, and gptq's 'prune' chooses it of " +
+                  layer.linear.name + " after that: leave 'prune' out and put sparsegpt before " + name);
   }
 }
 
@@ -174,9 +62,9 @@ bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const BlockDescr
     if (takes_scaling(scaling, pass, layers, stage)) {
       if (stage.kind == Stage::feed_forward_input && block.is_mixture()) {
         const std::string name(scaling.row->key), &gate = block.experts.front().gate.name;
-        refuse(name + ": " + stage_layers(block, stage).front().name +
-               " reads what all experts and their router read, which is not scaled: give " + name +
-               " 'layers: {exclude: [" + pattern_of_experts(gate) + "]}'");
+        refuse_recipe(name + ": " + stage_layers(block, stage).front().name +
+                      " reads what all experts and their router read, which is not scaled: give " + name +
+                      " 'layers: {exclude: [" + pattern_of_experts(gate) + "]}'");
       }
       check_mask_is_known(scaling, stage, layers);
       scales_any = true;
@@ -236,28 +124,17 @@ void keep_reconstructed_layers(const Recipe& recipe, RunPlan& plan) {
     }
   }
   if (!plan.reconstructs()) {
-    refuse("reconstruct: every layer is excluded, or has nothing of what 'train' names: nothing is left to train");
+    refuse_recipe(
+        "reconstruct: every layer is excluded, or has nothing of what 'train' names: nothing is left to train");
   }
   for (const std::string& rate : options.asked_rates) {
     if (used.contains(rate)) continue;
-    refuse("reconstruct: nothing is trained by '" + rate + "', only by " + joined(used) +
-           ": weights that pruning has kept have 'learning_rate', codes 'offset_learning_rate' and scales "
-           "'scale_learning_rate': leave it out");
+    refuse_recipe("reconstruct: nothing is trained by '" + rate + "', only by " + joined(used) +
+                  ": weights that pruning has kept have 'learning_rate', codes 'offset_learning_rate' and scales "
+                  "'scale_learning_rate': leave it out");
   }
   trains_in_bfloat16(options.precision, plan.rounds_inputs(), "recipe: reconstruct");
   plan.needs_calibration = true;
-}
-
-// A layer is fitted before its first step, whichever of them asks for it.
-void check_fits_agree(const LayerPlan& layer) {
-  std::string_view fitted, unfitted;  // the passes that say so
-  for (const Step& step : layer.steps) {
-    const FitOptions* const fit = step.options->fit();
-    if (fit != nullptr && fit->is_asked) (fit->fit ? fitted : unfitted) = step.row->key;
-  }
-  if (fitted.empty() || unfitted.empty()) return;
-  refuse(std::string(fitted) + " says 'fit: true' of " + layer.linear.name + " and " + std::string(unfitted) +
-         " 'fit: false': a layer is fitted once, before its first pass: keep one of them");
 }
 
 // Appends a block to the plan: what the recipe does to its layers. `model_dtype` is what the model is stored in.
@@ -284,12 +161,6 @@ bool asks_for_fit(const LayerPlan& layer) {
   return std::any_of(layer.steps.begin(), layer.steps.end(), [](const Step& step) {
     return step.options->fit() != nullptr && step.options->fit()->fit && step.options->fit()->is_asked;
   });
-}
-
-void check_calibration(const Recipe& recipe, const RunPlan& plan) {
-  if (plan.needs_calibration && !recipe.calibration) {
-    refuse("the passes need calibration data: add 'calibration:'");
-  }
 }
 
 void note_unfitted_experts(RunPlan& plan) {
@@ -327,75 +198,6 @@ void share_container(const Recipe& recipe, RunPlan& plan) {
   }
 }
 
-// A container that the recipe names is one that something is stored in.
-void check_container_is_used(const Recipe& recipe, const std::vector<StoredModule>& modules) {
-  if (!recipe.asks_for_container) return;
-  if (modules.empty()) {
-    refuse("container " + recipe.container +
-           ": no weight is rounded or packed and no input rounded, so that every tensor is stored as in the source: "
-           "leave 'container' out");
-  }
-  const StoredModule& first = modules.front();
-  if (std::any_of(modules.begin(), modules.end(),
-                  [&](const StoredModule& module) { return module.scheme.container == recipe.container; })) {
-    return;
-  }
-  refuse("container " + recipe.container + ": what the passes make of " + first.name + " is stored in " +
-         first.scheme.container + ", and nothing in what the recipe names: leave 'container' out");
-}
-
-// One checkpoint has one container, and that one must hold all modules beside each other.
-void check_container(const Recipe& recipe, const RunPlan& plan) {
-  std::vector<StoredModule> modules;
-  for (const auto& layers : plan.blocks) {
-    for (const LayerPlan& layer : layers) {
-      if (!layer.is_compressed() || layer.scheme.is_plain()) continue;
-      modules.push_back({layer.linear.name, layer.scheme, true});
-    }
-  }
-  for (const TablePlan& table : plan.tables) {
-    modules.push_back({table.linear.name, table.scheme, table.is_linear});
-  }
-  check_container_is_used(recipe, modules);
-  if (modules.empty()) return;
-  const ContainerFormat& container = container_format(modules.front().scheme.container);
-  if (const Acceptance accepted = container.accepts_together(modules); !accepted) {
-    refuse("container " + std::string(container.name()) + ": " + accepted.reason);
-  }
-}
-
-// Whatever a budget may choose must fit beside whatever else it may choose.
-void check_budget_fits(const Recipe& recipe, const RunPlan& plan) {
-  if (!recipe.budget) return;
-  const ContainerFormat& container = container_format(recipe.container);
-  const PackScheme wide = container.adapted({.group_size = kPerChannel}),
-                   narrow = container.adapted({.group_size = 32});
-  if (const StoredModule pair[] = {{"a", wide}, {"b", narrow}}; !container.accepts_together(pair)) {
-    refuse("budget: it chooses bits and group size of each stage, and the container " + std::string(container.name()) +
-           " has one group size for all layers: leave 'container' out, or 'budget'");
-  }
-  std::vector<StoredModule> modules;
-  for (const LayerPlan& layer : plan.blocks.front()) {
-    if (!layer.is_compressed()) continue;
-    for (const int bits : recipe.budget->allowed) {
-      if (bits == kDenseBits) continue;
-      for (const int64_t group_size : {kPerChannel, int64_t{32}}) {
-        PackScheme scheme = layer.scheme;
-        scheme.bits = bits;
-        scheme.group_size = group_size;
-        scheme = container.adapted(scheme);
-        Acceptance accepted = container.accepts(scheme);
-        modules.push_back({layer.linear.name, scheme, true});
-        if (accepted) accepted = container.accepts_together(modules);
-        if (accepted) continue;
-        refuse("budget: it may choose " + std::to_string(bits) + " bits " +
-               (group_size == kPerChannel ? "per channel" : "in groups") + ", which the container " +
-               std::string(container.name()) + " does not hold: " + accepted.reason);
-      }
-    }
-  }
-}
-
 void plan_head(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan) {
   const ModelDescription& model = checkpoint.description();
   if (!recipe.head || model.tied_head) plan.unquantized.push_back(model.head.name);
@@ -406,9 +208,9 @@ void plan_head(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan
   const ContainerFormat& container = container_format(scheme.container);
   if (const StoredModule table{checkpoint.embedding().name, container.adapted(scheme), false};
       !container.accepts_together({&table, 1})) {
-    refuse("head: a quantized embedding or head has no place in the container " +
-           (scheme.container == recipe.container ? scheme.container : "of " + std::string(rounding->row->key)) +
-           ": leave it out");
+    refuse_recipe("head: a quantized embedding or head has no place in the container " +
+                  (scheme.container == recipe.container ? scheme.container : "of " + std::string(rounding->row->key)) +
+                  ": leave it out");
   }
   GridOptions grid;
   grid.bits = recipe.head->bits;
@@ -416,40 +218,13 @@ void plan_head(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan
   grid.scales = ScaleSearch::squared_error;
   grid.scale_dtype = container.scale_dtype(model.dtype);
   if (grid.group_size != kPerChannel && model.hidden_size % grid.group_size != 0) {
-    refuse("head: group size " + std::to_string(grid.group_size) + " does not divide the model's width " +
-           std::to_string(model.hidden_size) + "; leave it out for one scale per channel");
+    refuse_recipe("head: group size " + std::to_string(grid.group_size) + " does not divide the model's width " +
+                  std::to_string(model.hidden_size) + "; leave it out for one scale per channel");
   }
   PackScheme stored{.bits = grid.bits, .group_size = grid.group_size};
   stored = container_format(recipe.container).adapted(stored);
   plan.tables.push_back({checkpoint.embedding(), false, grid, stored});
   if (!model.tied_head) plan.tables.push_back({model.head, true, grid, stored});
-}
-
-void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& model) {
-  const auto refuse_if = [&](bool is_asked, const std::string& what) {
-    if (is_asked) refuse(what);
-  };
-  if (const PassRecipe* scaling = find_pass(recipe, PassKind::scales_inputs)) {
-    refuse(std::string(scaling->row->key) + ": this encoder (" + model.family +
-           ") normalizes behind its residual sums, so that a norm's output feeds the residual stream as well "
-           "as the next linears: dividing it has no exact inverse there, and nothing is scaled. Leave the "
-           "pass out");
-  }
-  refuse_if(find_pass(recipe, PassKind::reconstructs) != nullptr,
-            "reconstruct: blocks are trained beside the original model's states, which are carried for decoders alone: "
-            "leave it out");
-  refuse_if(recipe.head.has_value(), "head: an encoder has no head, and its embeddings stay as they are: leave it out");
-  refuse_if(recipe.container != kCompressedTensors,
-            "container " + recipe.container + " is one of decoders: use compressed-tensors");
-  refuse_if(recipe.sensitivity.has_value() || recipe.budget.has_value(),
-            "sensitivity and budget measure the loss of a next token, which an encoder does not predict: leave them "
-            "out");
-  refuse_if(recipe.calibration && !recipe.calibration->statistics.empty(),
-            "calibration: statistics files are made of decoders: give an encoder 'text'");
-  refuse_if(!recipe.evaluate.empty() || !recipe.instructions.empty(),
-            "evaluate: perplexity and instructions are ones of decoders; an encoder is measured by 'embeddings: "
-            "{pairs: FILE}'");
-  refuse_if(recipe.passes.empty(), "nothing to do: give 'passes:' with a method that rounds weights or inputs");
 }
 
 }  // namespace
@@ -569,7 +344,7 @@ void plan_storage(const std::string& container, LayerPlan& layer) {
   layer.scheme = format.adapted(scheme);
   if (layer.scheme.is_plain()) return;  // a tensor like any other
   if (const Acceptance accepted = format.accepts(layer.scheme, layer.linear.num_out, layer.linear.num_in); !accepted) {
-    refuse("container " + std::string(format.name()) + ": " + layer.linear.name + ": " + accepted.reason);
+    refuse_recipe("container " + std::string(format.name()) + ": " + layer.linear.name + ": " + accepted.reason);
   }
 }
 
@@ -583,11 +358,11 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   const ModelDescription& model = checkpoint.description();
   check_not_quantized(checkpoint);
   if (!recipe.embeddings.empty()) {
-    refuse("evaluate: '" + checkpoint.directory().string() +
-           "' is a decoder, which gives no embeddings of texts: use perplexity");
+    refuse_recipe("evaluate: '" + checkpoint.directory().string() +
+                  "' is a decoder, which gives no embeddings of texts: use perplexity");
   }
   if (recipe.passes.empty() && !recipe.head) {
-    refuse("nothing to do: give 'passes:' with at least one of rtn and gptq, or 'head:'");
+    refuse_recipe("nothing to do: give 'passes:' with at least one of rtn and gptq, or 'head:'");
   }
   check_packing(recipe);
   RunPlan plan;
@@ -608,8 +383,8 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
       scales_any |= keep_scaled_stages(recipe.passes[p], p, model.blocks[b], plan.blocks[b]);
     }
     if (scales_any) continue;
-    refuse(std::string(recipe.passes[p].row->key) +
-           ": every stage has an excluded layer or inputs that are not rounded: nothing is scaled");
+    refuse_recipe(std::string(recipe.passes[p].row->key) +
+                  ": every stage has an excluded layer or inputs that are not rounded: nothing is scaled");
   }
   note_unfitted_experts(plan);
   keep_reconstructed_layers(recipe, plan);
@@ -618,7 +393,7 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   check_patterns(recipe, names, plan);
   plan_head(recipe, checkpoint, plan);
   if (plan.num_layers() == 0 && plan.tables.empty()) {
-    refuse("every layer is excluded and there is no 'head:': nothing would be compressed");
+    refuse_recipe("every layer is excluded and there is no 'head:': nothing would be compressed");
   }
   check_calibration(recipe, plan);
   share_container(recipe, plan);
@@ -640,12 +415,12 @@ RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   }
   leave_out_default_fit(plan);
   if (plan.fits()) {
-    refuse(
+    refuse_recipe(
         "fit: the original model's states are carried beside the compressed one's for decoders alone: leave 'fit' out");
   }
   check_patterns(recipe, names, plan);
   plan.unquantized.insert(plan.unquantized.end(), model.unused_linears.begin(), model.unused_linears.end());
-  if (plan.num_layers() == 0) refuse("every layer is excluded: nothing would be compressed");
+  if (plan.num_layers() == 0) refuse_recipe("every layer is excluded: nothing would be compressed");
   check_calibration(recipe, plan);
   share_container(recipe, plan);
   check_container(recipe, plan);

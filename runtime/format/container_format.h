@@ -70,7 +70,7 @@ class ContainerFormat {
   virtual std::vector<std::string> unread_by(Engine engine, const PackScheme& scheme) const;
   // The package that transformers reads it with, beside itself and compressed-tensors; empty: none.
   virtual std::string_view needed_package() const { return {}; }
-  // Whether vLLM multiplies such weights by Marlin, whose shapes then count.
+  // Whether vLLM multiplies such weights by Marlin; others by its Humming kernels alone.
   virtual bool runs_on_marlin(const PackScheme&) const { return false; }
 
   // --- what it holds ---

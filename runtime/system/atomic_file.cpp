@@ -32,30 +32,14 @@ namespace {
                            " bytes allowed here");
 }
 
-// A descriptor that is closed whatever happens.
-class Descriptor {
- public:
-  explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
-  int get() const { return descriptor_; }
-  int close() { return ::close(std::exchange(descriptor_, -1)); }
-
- private:
-  int descriptor_;
-};
-
 // The temporary neighbour of a file: gone with the object unless it has become the file.
 class TemporaryFile {
  public:
-  explicit TemporaryFile(const std::filesystem::path& path, mode_t mode = 0666)
+  explicit TemporaryFile(const std::filesystem::path& path)
       : path_(path),
         temporary_(path.parent_path() /
                    ("." + path.filename().string() + ".partial-" + std::to_string(static_cast<long>(::getpid())))),
-        descriptor_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, mode)) {
+        descriptor_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666)) {
     if (descriptor_.get() < 0) fail("write", path_, errno);
   }
   ~TemporaryFile() {
@@ -136,16 +120,6 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view t
   write_file_atomically(path, std::as_bytes(std::span(text)));
 }
 
-void copy_file_atomically(const std::filesystem::path& source, const std::filesystem::path& copy) {
-  const MappedFile content = MappedFile::open(source);
-  struct stat status;
-  if (::stat(source.c_str(), &status) != 0) fail("read", source, errno);
-  TemporaryFile file(copy, (status.st_mode & 0666) | S_IWUSR);
-  file.append(content.bytes());
-  file.commit();
-  sync_directory(folder_of(copy));
-}
-
 bool is_temporary_name(std::string_view file_name) {
   constexpr std::string_view kMark = ".partial-";
   const size_t mark = file_name.rfind(kMark);
@@ -199,6 +173,15 @@ void sync_directory(const std::filesystem::path& directory) {
   if (descriptor.get() < 0) fail("sync folder", directory, errno);
   // EINVAL: a file system that cannot sync folders; it keeps its renames in order by itself.
   if (::fsync(descriptor.get()) != 0 && errno != EINVAL) fail("sync folder", directory, errno);
+}
+
+void Descriptor::go_to(int next) {
+  close();
+  descriptor_ = next;
+}
+
+int Descriptor::close() {
+  return descriptor_ < 0 ? 0 : ::close(std::exchange(descriptor_, -1));
 }
 
 }  // namespace pare

@@ -19,9 +19,6 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view t
 using ByteSink = std::function<void(std::span<const std::byte>)>;
 void write_file_atomically(const std::filesystem::path& path, const std::function<void(const ByteSink&)>& produce);
 
-// A copy that no more people may read than the original. Throws std::runtime_error like both.
-void copy_file_atomically(const std::filesystem::path& source, const std::filesystem::path& copy);
-
 // Whether this is the name of such a temporary file, or of one that mkstemp made of ".NAME.partial-XXXXXX".
 bool is_temporary_name(std::string_view file_name);
 
@@ -32,5 +29,22 @@ std::string read_text_file(const std::filesystem::path& path, size_t max_bytes =
 std::string read_file_or_pipe(const std::filesystem::path& path, size_t max_bytes = size_t{1} << 30);
 
 void sync_directory(const std::filesystem::path& directory);
+
+// The descriptor of an open file or folder, or what open returned instead (below 0); closed whatever happens.
+class Descriptor {
+ public:
+  explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() { close(); }
+  int get() const { return descriptor_; }
+  // Takes over the next one, which may have been opened by way of the one before.
+  void go_to(int next);
+  // What close returns; 0 where nothing is open.
+  int close();
+
+ private:
+  int descriptor_;
+};
 
 }  // namespace pare

@@ -315,6 +315,22 @@ TEST(EngineVerdicts, NameThePackagesThatTransformersNeeds) {
   EXPECT_NE(int8.reasons[0].find("bitsandbytes"), std::string::npos);
 }
 
+TEST(Plan, PassesThatDisagreeWhetherALayerIsFittedAreRefused) {
+  const auto passes = [](const std::string& pruning, const std::string& rounding) {
+    return "passes:\n  - sparsegpt: {pattern: '2:4', storage: dense-with-zeros" + pruning +
+           "}\n  - gptq: {bits: 4, group_size: 32" + rounding + "}\n";
+  };
+  const std::string yes = ", fit: true", no = ", fit: false";
+  expect_refused("llama_gqa_untied", passes(yes, no),
+                 {"sparsegpt says 'fit: true' of model.layers.0.self_attn.q_proj", "gptq 'fit: false'", "keep one"});
+  expect_refused("llama_gqa_untied", passes(no, yes),
+                 {"gptq says 'fit: true' of model.layers.0.self_attn.q_proj", "sparsegpt 'fit: false'"});
+  // Who says nothing goes along.
+  EXPECT_TRUE(plan_of("llama_gqa_untied", passes(yes, "")).fits());
+  EXPECT_FALSE(plan_of("llama_gqa_untied", passes(no, "")).fits());
+  EXPECT_FALSE(plan_of("llama_gqa_untied", passes("", no)).fits());
+}
+
 Prediction prediction_of(const std::string& pass) {
   const Checkpoint checkpoint = Checkpoint::open(model_path("stories260k"));
   const RunPlan plan = plan_of("stories260k", "passes:\n  - " + pass + "\n");

@@ -139,26 +139,6 @@ TEST(AtomicFile, RefusalsNameThePath) {
   expect_error<std::runtime_error>([&] { sync_directory(missing); }, {missing.string()});
 }
 
-// Whoever may not read the original may not read its copy, also where the original is reached by a link.
-TEST(AtomicFile, ACopyIsForNoMorePeopleThanTheOriginal) {
-  namespace fs = std::filesystem;
-  const TemporaryFolder folder;
-  const fs::path original = folder.path() / "original", link = folder.path() / "link", copy = folder.path() / "copy";
-  std::ofstream(original) << "content";
-  fs::create_symlink(original, link);
-  const mode_t mask = ::umask(022);
-  for (const auto& [mode, expected] : std::vector<std::pair<unsigned, unsigned>>{
-           {0600, 0600}, {0644, 0644}, {0666, 0644}, {0755, 0644}, {0440, 0640}}) {
-    fs::permissions(original, static_cast<fs::perms>(mode));
-    copy_file_atomically(link, copy);
-    EXPECT_EQ(fs::status(copy).permissions(), static_cast<fs::perms>(expected)) << std::oct << mode;
-    EXPECT_FALSE(fs::is_symlink(fs::symlink_status(copy)));
-    EXPECT_EQ(read_text_file(copy), "content");
-  }
-  ::umask(mask);
-  expect_error<std::runtime_error>([&] { copy_file_atomically(folder.path() / "none", copy); }, {"none"});
-}
-
 TEST(AtomicFile, DevicesAreNotRead) {
   for (const char* device : {"/dev/zero", "/dev/null", "/dev/full"}) {
     expect_error<std::runtime_error>([&] { read_text_file(device); },

@@ -1,0 +1,235 @@
+#include "compress/plan/plan_checks.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "compress/recipe/pass_options.h"
+#include "runtime/format/pare_sparse24.h"
+
+namespace pare {
+namespace {
+
+bool asks_to_pack(const PassRecipe& pass) {
+  if (const auto* pruning = dynamic_cast<const PrunePass*>(pass.options.get())) {
+    return pruning->storage == SparseStorage::packed;
+  }
+  const auto* gptq = dynamic_cast<const GptqPass*>(pass.options.get());
+  return gptq != nullptr && gptq->storage == SparseStorage::packed;
+}
+
+bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return matches_glob(pattern, name); });
+}
+
+// A container that the recipe names is one that something is stored in.
+void check_container_is_used(const Recipe& recipe, const std::vector<StoredModule>& modules) {
+  if (!recipe.asks_for_container) return;
+  if (modules.empty()) {
+    refuse_recipe(
+        "container " + recipe.container +
+        ": no weight is rounded or packed and no input rounded, so that every tensor is stored as in the source: "
+        "leave 'container' out");
+  }
+  const StoredModule& first = modules.front();
+  if (std::any_of(modules.begin(), modules.end(),
+                  [&](const StoredModule& module) { return module.scheme.container == recipe.container; })) {
+    return;
+  }
+  refuse_recipe("container " + recipe.container + ": what the passes make of " + first.name + " is stored in " +
+                first.scheme.container + ", and nothing in what the recipe names: leave 'container' out");
+}
+
+}  // namespace
+
+[[noreturn]] void refuse_recipe(const std::string& message) {
+  throw std::invalid_argument("recipe: " + message);
+}
+
+void check_mixtures(const Recipe& recipe, const ModelDescription& model, RunPlan& plan) {
+  const auto mixture =
+      std::find_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
+  if (mixture == model.blocks.end()) {
+    if (recipe.calibration && recipe.calibration->experts == ExpertTokens::all) {
+      plan.events.push_back("calibration: 'experts: all' has no effect: the model has no mixtures of experts");
+    }
+    return;
+  }
+  const std::string what = mixture->name + " is a mixture of " + std::to_string(mixture->experts.size()) + " experts";
+  if (recipe.budget) {
+    refuse_recipe(
+        "budget: " + what +
+        ", whose experts must have the same bits for engines to run them: give bits by patterns with 'layers: "
+        "{override: ...}'");
+  }
+  if (recipe.sensitivity && recipe.sensitivity->groups.empty()) {
+    refuse_recipe("sensitivity: " + what +
+                  "; measuring each of them apart takes too long: name what is measured together, such as 'groups: "
+                  "[\"*.self_attn.*\", \"*.experts.*\"]'");
+  }
+}
+
+void check_inputs_agree(const std::vector<LayerPlan>& layers) {
+  for (const LayerPlan& layer : layers) {
+    const auto first =
+        std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return l.stage == layer.stage; });
+    const InputFormat input = layer.input(), other = first->input();
+    if (input == other) continue;
+    refuse_recipe(first->linear.name + " and " + layer.linear.name + " read the same input, but one takes it as " +
+                  input_format_name(other) + " and the other as " + input_format_name(input) +
+                  ": exclude both or neither");
+  }
+}
+
+void check_packing(const Recipe& recipe) {
+  const auto packing = std::find_if(recipe.passes.begin(), recipe.passes.end(), asks_to_pack);
+  if (packing == recipe.passes.end()) return;
+  const std::string advice = ": leave 'storage' out of " + std::string(packing->row->key) + ", and zeros are stored";
+  if (recipe.container != kCompressedTensors && recipe.container != kPareSparse24) {
+    refuse_recipe("storage: packed is that of the container " + std::string(kPareSparse24) +
+                  ", found 'container: " + recipe.container + "'" + advice);
+  }
+  const PassRecipe* const rounding = find_pass(recipe, PassKind::rounds);
+  if (rounding == nullptr || rounding->options->grid() != nullptr) return;
+  if (dynamic_cast<const ActivationsPass*>(rounding->options.get()) != nullptr) return;
+  refuse_recipe("storage: packed holds dense values and integer codes of rtn and gptq, not those of " +
+                std::string(rounding->row->key) + advice);
+}
+
+void check_patterns(const Recipe& recipe, const std::vector<std::string>& names, const RunPlan& plan) {
+  for (size_t p = 0; p < recipe.passes.size(); ++p) {
+    const PassRecipe& pass = recipe.passes[p];
+    for (const std::string& pattern : pass.exclude) {
+      if (std::any_of(names.begin(), names.end(), [&](const auto& name) { return matches_glob(pattern, name); })) {
+        continue;
+      }
+      refuse_recipe("layers.exclude: the pattern '" + pattern + "' matches no layer; layers are named like '" +
+                    names.front() + "'");
+    }
+    for (const LayerOverride& item : pass.overrides) {
+      const auto is_changed = [&](const LayerPlan& layer) {
+        return matches_glob(item.pattern, layer.linear.name) && !matches_any(pass.exclude, layer.linear.name);
+      };
+      if (std::any_of(plan.blocks.begin(), plan.blocks.end(),
+                      [&](const auto& layers) { return std::any_of(layers.begin(), layers.end(), is_changed); })) {
+        continue;
+      }
+      const auto named =
+          std::find_if(names.begin(), names.end(), [&](const auto& name) { return matches_glob(item.pattern, name); });
+      if (named == names.end()) {
+        refuse_recipe("layers.override: the pattern '" + item.pattern + "' matches no layer; layers are named like '" +
+                      names.front() + "'");
+      }
+      refuse_recipe("layers.override: the pattern '" + item.pattern + "' matches only what " +
+                    std::string(pass.row->key) + " leaves alone, such as '" + *named + "': drop it" +
+                    (matches_any(pass.exclude, *named) ? ", or the exclusion" : "; the head is quantized by 'head:'"));
+    }
+  }
+  if (!recipe.sensitivity) return;
+  for (const std::string& pattern : recipe.sensitivity->groups) {
+    const auto is_measured = [&](const LayerPlan& layer) {
+      return layer.is_compressed() && matches_glob(pattern, layer.linear.name);
+    };
+    if (std::none_of(plan.blocks.begin(), plan.blocks.end(),
+                     [&](const auto& layers) { return std::any_of(layers.begin(), layers.end(), is_measured); })) {
+      refuse_recipe("sensitivity.groups: the pattern '" + pattern + "' matches no layer that the pass rounds");
+    }
+  }
+}
+
+void check_fits_agree(const LayerPlan& layer) {
+  std::string_view fitted, unfitted;  // the passes that say so
+  for (const Step& step : layer.steps) {
+    const FitOptions* const fit = step.options->fit();
+    if (fit != nullptr && fit->is_asked) (fit->fit ? fitted : unfitted) = step.row->key;
+  }
+  if (fitted.empty() || unfitted.empty()) return;
+  refuse_recipe(std::string(fitted) + " says 'fit: true' of " + layer.linear.name + " and " + std::string(unfitted) +
+                " 'fit: false': a layer is fitted once, before its first pass: keep one of them");
+}
+
+void check_calibration(const Recipe& recipe, const RunPlan& plan) {
+  if (plan.needs_calibration && !recipe.calibration) {
+    refuse_recipe("the passes need calibration data: add 'calibration:'");
+  }
+}
+
+void check_container(const Recipe& recipe, const RunPlan& plan) {
+  std::vector<StoredModule> modules;
+  for (const auto& layers : plan.blocks) {
+    for (const LayerPlan& layer : layers) {
+      if (!layer.is_compressed() || layer.scheme.is_plain()) continue;
+      modules.push_back({layer.linear.name, layer.scheme, true});
+    }
+  }
+  for (const TablePlan& table : plan.tables) {
+    modules.push_back({table.linear.name, table.scheme, table.is_linear});
+  }
+  check_container_is_used(recipe, modules);
+  if (modules.empty()) return;
+  const ContainerFormat& container = container_format(modules.front().scheme.container);
+  if (const Acceptance accepted = container.accepts_together(modules); !accepted) {
+    refuse_recipe("container " + std::string(container.name()) + ": " + accepted.reason);
+  }
+}
+
+void check_budget_fits(const Recipe& recipe, const RunPlan& plan) {
+  if (!recipe.budget) return;
+  const ContainerFormat& container = container_format(recipe.container);
+  const PackScheme wide = container.adapted({.group_size = kPerChannel}),
+                   narrow = container.adapted({.group_size = 32});
+  if (const StoredModule pair[] = {{"a", wide}, {"b", narrow}}; !container.accepts_together(pair)) {
+    refuse_recipe("budget: it chooses bits and group size of each stage, and the container " +
+                  std::string(container.name()) +
+                  " has one group size for all layers: leave 'container' out, or 'budget'");
+  }
+  std::vector<StoredModule> modules;
+  for (const LayerPlan& layer : plan.blocks.front()) {
+    if (!layer.is_compressed()) continue;
+    for (const int bits : recipe.budget->allowed) {
+      if (bits == kDenseBits) continue;
+      for (const int64_t group_size : {kPerChannel, int64_t{32}}) {
+        PackScheme scheme = layer.scheme;
+        scheme.bits = bits;
+        scheme.group_size = group_size;
+        scheme = container.adapted(scheme);
+        Acceptance accepted = container.accepts(scheme);
+        modules.push_back({layer.linear.name, scheme, true});
+        if (accepted) accepted = container.accepts_together(modules);
+        if (accepted) continue;
+        refuse_recipe("budget: it may choose " + std::to_string(bits) + " bits " +
+                      (group_size == kPerChannel ? "per channel" : "in groups") + ", which the container " +
+                      std::string(container.name()) + " does not hold: " + accepted.reason);
+      }
+    }
+  }
+}
+
+void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& model) {
+  const auto refuse_if = [&](bool is_asked, const std::string& what) {
+    if (is_asked) refuse_recipe(what);
+  };
+  if (const PassRecipe* scaling = find_pass(recipe, PassKind::scales_inputs)) {
+    refuse_recipe(std::string(scaling->row->key) + ": this encoder (" + model.family +
+                  ") normalizes behind its residual sums, so that a norm's output feeds the residual stream as well "
+                  "as the next linears: dividing it has no exact inverse there, and nothing is scaled. Leave the "
+                  "pass out");
+  }
+  refuse_if(find_pass(recipe, PassKind::reconstructs) != nullptr,
+            "reconstruct: blocks are trained beside the original model's states, which are carried for decoders alone: "
+            "leave it out");
+  refuse_if(recipe.head.has_value(), "head: an encoder has no head, and its embeddings stay as they are: leave it out");
+  refuse_if(recipe.container != kCompressedTensors,
+            "container " + recipe.container + " is one of decoders: use compressed-tensors");
+  refuse_if(recipe.sensitivity.has_value() || recipe.budget.has_value(),
+            "sensitivity and budget measure the loss of a next token, which an encoder does not predict: leave them "
+            "out");
+  refuse_if(recipe.calibration && !recipe.calibration->statistics.empty(),
+            "calibration: statistics files are made of decoders: give an encoder 'text'");
+  refuse_if(!recipe.evaluate.empty() || !recipe.instructions.empty(),
+            "evaluate: perplexity and instructions are ones of decoders; an encoder is measured by 'embeddings: "
+            "{pairs: FILE}'");
+  refuse_if(recipe.passes.empty(), "nothing to do: give 'passes:' with a method that rounds weights or inputs");
+}
+
+}  // namespace pare
