@@ -265,6 +265,7 @@ void prepare(const PhaseInput& input, const RunOptions& options, Phase& phase) {
     if (!is_stand_in) print_verdicts(phase);
   }
   phase.data = phase.kind->read_data(phase.recipe, phase.plan);
+  phase.data.earlier = input.earlier;
   // Of fewer windows more than that share would be held out, which costs more than fitting gives.
   if (phase.data.calibration && phase.data.calibration->num_windows < OriginalStream::kHeldShare) {
     leave_out_default_fit(phase.plan);

@@ -7,6 +7,7 @@
 
 #include "compress/artifact/workplace.h"
 #include "compress/recipe/recipe.h"
+#include "compress/run_data.h"
 #include "compress/run_options.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/system/progress.h"
@@ -27,6 +28,7 @@ struct PhaseInput {
   bool is_stand_in = false;
   bool is_last = true;                   // of the run's phases: what it comes to is the run's result
   std::vector<std::string> events = {};  // of the source, before the phase
+  EarlierPhases earlier = {};
 };
 
 // plan -> data -> prediction -> survey and budget -> tables -> walk -> artifact -> verify -> evaluate -> report.

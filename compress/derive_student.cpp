@@ -63,6 +63,7 @@ std::string derive_student(const PhaseInput& input, const RunOptions& options, P
   phase.files = watch_files(input.recipe, teacher);
   check_student(teacher, student);
   phase.data = phase.kind->read_data(input.recipe, phase.plan);
+  phase.data.earlier = input.earlier;
   if (input.recipe.calibration) {
     check_windows_tokenizers({input.recipe.calibration->text}, teacher.directory(), phase.data.events);
   }

@@ -121,6 +121,22 @@ std::string survey_identity(const Recipe& recipe, const RunData& data) {
   return text.str();
 }
 
+std::vector<std::string> events_of_run(const RunPlan& plan, const RunData& data,
+                                       const std::vector<LayerRecord>& layers) {
+  std::vector<std::string> lines = data.earlier.events;
+  const std::vector<std::string> own = list_events(plan, data, layers);
+  lines.insert(lines.end(), own.begin(), own.end());
+  return lines;
+}
+
+EarlierPhases earlier_phases(const std::string& manifest, const std::string& where) {
+  const Json json = parse_ordered_json(manifest, where);
+  EarlierPhases earlier;
+  earlier.events = json.at("events").get<std::vector<std::string>>();
+  if (json.contains("training")) earlier.training = json_text(json["training"]);
+  return earlier;
+}
+
 std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                           const std::map<std::string, std::string>& inputs, const RunPlan& plan, const RunData& data,
                           const std::vector<LayerRecord>& layers, const std::string& budget,
@@ -154,10 +170,11 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                            {"statistics_instruction_set", origin.instruction_set}};
   }
   if (!budget.empty()) json["budget"] = parse_ordered_json(budget, "the budget");
-  if (!training.empty()) json["training"] = parse_ordered_json(training, "the training");
+  const std::string& trained = training.empty() ? data.earlier.training : training;
+  if (!trained.empty()) json["training"] = parse_ordered_json(trained, "the training");
   json["layers"] = Json::array();
   for (const LayerRecord& layer : layers) json["layers"].push_back(layer_json(layer));
-  json["events"] = list_events(plan, data, layers);
+  json["events"] = events_of_run(plan, data, layers);
   json["engines"] = Json::array();
   for (const EngineVerdict& verdict : engines) {
     json["engines"].push_back({{"engine", verdict.engine}, {"loads", verdict.loads}, {"reasons", verdict.reasons}});

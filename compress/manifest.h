@@ -63,5 +63,11 @@ std::string report_json(const RunReport& report);
 
 // What went other than planned: of the recipe and its data, then "LAYER: event" in layer order.
 std::vector<std::string> list_events(const RunPlan& plan, const RunData& data, const std::vector<LayerRecord>& layers);
+// Behind those of the run's earlier phases.
+std::vector<std::string> events_of_run(const RunPlan& plan, const RunData& data,
+                                       const std::vector<LayerRecord>& layers);
+
+// Of the run of which `manifest` (a pare.json, and `where` it is) is an earlier phase's.
+EarlierPhases earlier_phases(const std::string& manifest, const std::string& where);
 
 }  // namespace pare

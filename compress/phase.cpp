@@ -8,6 +8,7 @@
 #include "compress/artifact/small_files.h"
 #include "compress/passes/compress_stage.h"
 #include "compress/recipe/recipe_inputs.h"
+#include "compress/training_report.h"
 #include "compress/walk/original_stream.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/inspect.h"
@@ -76,7 +77,8 @@ void complete_report(const Artifact& artifact, MemorySampler& memory, Phase& pha
   if (phase.choice) report.budget = to_json(*phase.choice, /*curve=*/true);
   report.output = phase.output;
   report.num_layers = static_cast<int64_t>(records.size());
-  report.events = list_events(phase.plan, phase.data, records);
+  report.events = events_of_run(phase.plan, phase.data, records);
+  if (report.training.empty()) report.training = phase.data.earlier.training;
   report.seconds = seconds_since(phase.start);
   report.peak_memory_bytes = memory.peak_bytes();
   report.peak_resident_bytes = read_memory_usage().peak_resident_bytes;
@@ -89,6 +91,7 @@ void print_result(const Phase& phase) {
     phase.is_last ? phase.progress.result(line) : phase.progress.print(line);
   };
   for (const std::string& event : report.events) print("event: " + event);
+  if (!report.training.empty()) print(kept_line(report.training));
   for (const Evaluation& evaluation : report.evaluations) phase.progress.result_lines(to_text(evaluation));
   for (const InstructionEvaluation& evaluation : report.instructions)
     phase.progress.result_lines(to_text(evaluation, false));

@@ -15,6 +15,7 @@
 #include "compress/artifact/workplace.h"
 #include "compress/compress_model.h"
 #include "compress/derive_student.h"
+#include "compress/manifest.h"
 #include "compress/packed_source.h"
 #include "compress/phase.h"
 #include "compress/predict/prediction.h"
@@ -23,6 +24,7 @@
 #include "compress/train_model.h"
 #include "runtime/commands/artifact_files.h"
 #include "runtime/device/make_backend.h"
+#include "runtime/system/atomic_file.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/partial_output.h"
@@ -153,6 +155,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   // From now on one run at a time makes, reads and removes what the phases hand on.
   const std::vector<Workplace> places = Workplace::hold(output, phases.size(), options.fresh);
   std::string report;
+  EarlierPhases earlier;
   fs::path source = model.path();
   for (size_t i = 0; i < phases.size(); ++i) {
     const fs::path made = i + 1 == phases.size() ? output : Workplace::made_folder(output, i + 1);
@@ -167,9 +170,13 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
                         .num_threads = num_threads,
                         .place = &places[i],
                         .is_last = i + 1 == phases.size(),
-                        .events = i == 0 ? model.events() : std::vector<std::string>()},
+                        .events = i == 0 ? model.events() : std::vector<std::string>(),
+                        .earlier = earlier},
                        options, progress);
     source = made;
+    if (i + 1 == phases.size()) break;
+    const fs::path manifest = made / kManifestName;
+    earlier = earlier_phases(read_text_file(manifest), manifest.string());
   }
   return report;
 }

@@ -19,6 +19,12 @@
 namespace pare {
 
 // At most one of the first three, as the recipe says.
+// What the manifests of a run's phases before this one say that the last one's is to say as well.
+struct EarlierPhases {
+  std::vector<std::string> events;
+  std::string training;  // one JSON object: of the last phase that trained; empty: none did
+};
+
 struct RunData {
   std::optional<TokenWindows> calibration;   // in tokens
   std::optional<StatisticsFile> statistics;  // of this model
@@ -29,6 +35,7 @@ struct RunData {
   std::vector<InstructionPrompts> prompts;  // of each of them
   std::vector<TextPairs> pairs;             // of an encoder's evaluations
   std::vector<std::string> events;          // what the recipe asks of the data and they do not have, in words
+  EarlierPhases earlier;                    // of the run
 };
 
 // Notes as an event that the data have fewer windows or texts (`what`) than the recipe asks for.

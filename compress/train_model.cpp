@@ -587,6 +587,7 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
     print_verdicts(phase);
   }
   phase.data = phase.kind->read_data(input.recipe, phase.plan);
+  phase.data.earlier = input.earlier;
   check_windows_tokenizers(texts, student.directory(), phase.data.events);
   std::optional<LogitStore> store;
   if (!distill.logits.empty()) {

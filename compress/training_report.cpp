@@ -65,6 +65,14 @@ std::string how_kept(const TrainingState& state, const DistillOptions& options) 
   return line;
 }
 
+std::string kept_line(const std::string& training) {
+  const Json json = parse_ordered_json(training, "the training");
+  return "distill: kept step " + std::to_string(json.at("kept_step").get<int64_t>()) + " of " +
+         std::to_string(json.at("steps").get<int64_t>()) + " ('select: " + json.at("select").get<std::string>() +
+         "'), perplexity of the held-out windows " +
+         format_number(json.at("kept_validation_perplexity").get<double>(), 3);
+}
+
 void note_nothing_kept(const TrainingState& state, const DistillOptions& options, std::vector<std::string>& events) {
   if (state.kept_step > 0) return;
   events.push_back("distill: " + kept_words(state) + ": the result is what came in, since after no step " +

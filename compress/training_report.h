@@ -16,6 +16,8 @@ std::string how_chosen(const DistillOptions& options);
 
 // "distill: kept step 90 of 120: the trained loss of the held-out windows is least there, 2.1034; ..."
 std::string how_kept(const TrainingState& state, const DistillOptions& options);
+// The short of it, of a training_json: which step was kept, by what, and the perplexity there.
+std::string kept_line(const std::string& training);
 
 // Adds an event where no step was better than the start, so that the whole training was for nothing.
 void note_nothing_kept(const TrainingState& state, const DistillOptions& options, std::vector<std::string>& events);

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/system/atomic_file.h"
 #include "tests/compress/run_pare.h"
 #include "tests/places.h"
 
@@ -105,6 +106,24 @@ TEST_F(RunResults, ThoseOfPhasesBeforeTheLastAreProgress) {
   EXPECT_TRUE(first != std::string::npos && outcome.out.find("bits per weight", first + 1) == std::string::npos)
       << outcome.out;
   EXPECT_TRUE(has(outcome.out, place("out") + ": ")) << outcome.out;
+}
+
+// What a phase before the last one has to say is said of the result, and stored with it.
+TEST_F(RunResults, EventsAndTrainingsOfEarlierPhasesAreTheRuns) {
+  write_text(recipe_, "model: " + model_ + "\npasses:\n  - distill: {loss: hard_label, text: " + text_ +
+                          ", tokens: 32, validation_windows: 2, total_tokens: 64, batch: 1, validations: 1, "
+                          "learning_rate: 3.0}\n  - rtn: {bits: 8, group_size: -1, fit: false, scales: minmax}\n");
+  const Outcome outcome = run_pare({"run", recipe_.string(), "--out", place("out"), "--quiet"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, "event: distill: kept step 0 of 2: ")) << outcome.out;
+  EXPECT_TRUE(has(outcome.out, "distill: kept step 0 of 2 ('select: loss'), perplexity of the held-out windows "))
+      << outcome.out;
+  for (const char* name : {"pare.json", "report.json"}) {
+    const nlohmann::json json = nlohmann::json::parse(read_text_file(folder_ / "out" / name));
+    EXPECT_EQ(json.at("training").at("kept_step"), 0) << name;
+    ASSERT_EQ(json.at("events").size(), 1u) << name << json.at("events");
+    EXPECT_TRUE(json.at("events")[0].get<std::string>().starts_with("distill: kept step 0 of 2: ")) << name;
+  }
 }
 
 }  // namespace
