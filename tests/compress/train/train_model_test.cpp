@@ -53,7 +53,7 @@ TEST_F(TrainModel, FilesOfAListFollowEachOther) {
                                                std::to_string(3 * (all.num_windows - 16) * 64) + "}\n"),
                                         "plan", {"--dry-run"}));
   EXPECT_EQ(plan.status, 0);
-  EXPECT_NE(plan.err.find("each seen 3.00 times; with more text"), std::string::npos) << plan.err;
+  EXPECT_NE(plan.out.find("each seen 3.00 times; with more text"), std::string::npos) << plan.out << plan.err;
 
   write_npy(folder_ / "short.npy", TokenWindows{2, 32, std::vector<int32_t>(64, 1)});
   expect_refused(recipe("  - distill: {text: [" + text() + ", " + (folder_ / "short.npy").string() + "]}\n"),
