@@ -37,7 +37,8 @@ class TrainDocuments : public TrainModel {
     double sum = 0.0;
     for (size_t n = 0; n < 20; ++n) {
       const std::vector<int32_t> ids = tokenizer.encode(text.substr(n * 120, 25), true);
-      const std::span<const float> logits = transformer.start(64)->feed(ids);
+      const std::unique_ptr<Transformer::Session> session = transformer.start(64);
+      const std::span<const float> logits = session->feed(ids);
       double whole = 0.0;
       for (const float logit : logits) whole += std::exp(static_cast<double>(logit));
       sum += (static_cast<double>(logits[2]) - std::log(whole)) / 20.0;
