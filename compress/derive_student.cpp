@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <map>
 #include <optional>
 
 #include "compress/phase.h"
@@ -9,6 +10,7 @@
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/evaluate/token_source.h"
 #include "runtime/evaluate/windows_tokenizer.h"
+#include "runtime/system/interrupt.h"
 
 namespace pare {
 namespace {
@@ -37,7 +39,14 @@ Prediction predict_student(const Checkpoint& teacher, const RunLimits& limits) {
 // Copies of whole layers keep the zeros of a pruned teacher; means and other widths do not.
 void note_lost_zeros(const Checkpoint& teacher, const StudentOptions& student, std::vector<std::string>& events) {
   if (!student.changes_widths() && student.merge != LayerMerge::average) return;
-  const size_t num_pruned = sparsity_claims(teacher).size();
+  const std::map<std::string, SparsityClaim> claims = sparsity_claims(teacher);
+  int64_t num_pruned = 0;
+  for (const LinearDescription& linear : block_linears(teacher.description())) {
+    throw_if_interrupted();
+    const auto claim = claims.find(linear.name);
+    if (pruned_zeros(teacher.linear(linear), claim == claims.end() ? nullptr : &claim->second)) ++num_pruned;
+    teacher.drop_pages(linear);
+  }
   if (num_pruned == 0) return;
   events.push_back("student: " + std::to_string(num_pruned) +
                    " linears of the teacher are pruned; where layers or channels are joined or left out, their zeros "

@@ -55,6 +55,16 @@ Json layer_json(const LayerRecord& layer) {
   return json;
 }
 
+// Of a run, in their order: the last one as "training", those before it in a list.
+void add_trainings(std::vector<std::string> trainings, Json& json) {
+  if (trainings.empty()) return;
+  json["training"] = parse_ordered_json(trainings.back(), "the training");
+  trainings.pop_back();
+  for (const std::string& earlier : trainings) {
+    json["earlier_trainings"].push_back(parse_ordered_json(earlier, "an earlier training"));
+  }
+}
+
 }  // namespace
 
 std::map<std::string, std::string> input_hashes(const Checkpoint& source) {
@@ -133,7 +143,10 @@ EarlierPhases earlier_phases(const std::string& manifest, const std::string& whe
   const Json json = parse_ordered_json(manifest, where);
   EarlierPhases earlier;
   earlier.events = json.at("events").get<std::vector<std::string>>();
-  if (json.contains("training")) earlier.training = json_text(json["training"]);
+  if (json.contains("earlier_trainings")) {
+    for (const Json& training : json["earlier_trainings"]) earlier.trainings.push_back(json_text(training));
+  }
+  if (json.contains("training")) earlier.trainings.push_back(json_text(json["training"]));
   return earlier;
 }
 
@@ -170,8 +183,9 @@ std::string manifest_json(const Recipe& recipe, const Fingerprint& fingerprint,
                            {"statistics_instruction_set", origin.instruction_set}};
   }
   if (!budget.empty()) json["budget"] = parse_ordered_json(budget, "the budget");
-  const std::string& trained = training.empty() ? data.earlier.training : training;
-  if (!trained.empty()) json["training"] = parse_ordered_json(trained, "the training");
+  std::vector<std::string> trainings = data.earlier.trainings;
+  if (!training.empty()) trainings.push_back(training);
+  add_trainings(trainings, json);
   json["layers"] = Json::array();
   for (const LayerRecord& layer : layers) json["layers"].push_back(layer_json(layer));
   json["events"] = events_of_run(plan, data, layers);
@@ -206,7 +220,9 @@ std::string report_json(const RunReport& report) {
     json["embeddings"].push_back(parse_ordered_json(to_json(evaluation), "the report"));
   }
   if (!report.sensitivity.empty()) json["sensitivity"] = parse_ordered_json(report.sensitivity, "the report");
-  if (!report.training.empty()) json["training"] = parse_ordered_json(report.training, "the report");
+  std::vector<std::string> trainings = report.earlier_trainings;
+  if (!report.training.empty()) trainings.push_back(report.training);
+  add_trainings(trainings, json);
   if (!report.budget.empty()) {
     json["budget"] = parse_ordered_json(report.budget, "the report");
     json["budget"]["measured"] = parse_ordered_json(to_json(report.budget_measured.value()), "the report");

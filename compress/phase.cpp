@@ -78,7 +78,7 @@ void complete_report(const Artifact& artifact, MemorySampler& memory, Phase& pha
   report.output = phase.output;
   report.num_layers = static_cast<int64_t>(records.size());
   report.events = events_of_run(phase.plan, phase.data, records);
-  if (report.training.empty()) report.training = phase.data.earlier.training;
+  report.earlier_trainings = phase.data.earlier.trainings;
   report.seconds = seconds_since(phase.start);
   report.peak_memory_bytes = memory.peak_bytes();
   report.peak_resident_bytes = read_memory_usage().peak_resident_bytes;
@@ -91,6 +91,7 @@ void print_result(const Phase& phase) {
     phase.is_last ? phase.progress.result(line) : phase.progress.print(line);
   };
   for (const std::string& event : report.events) print("event: " + event);
+  for (const std::string& training : report.earlier_trainings) print("earlier: " + kept_line(training));
   if (!report.training.empty()) print(kept_line(report.training));
   for (const Evaluation& evaluation : report.evaluations) phase.progress.result_lines(to_text(evaluation));
   for (const InstructionEvaluation& evaluation : report.instructions)

@@ -22,7 +22,7 @@ namespace pare {
 // What the manifests of a run's phases before this one say that the last one's is to say as well.
 struct EarlierPhases {
   std::vector<std::string> events;
-  std::string training;  // one JSON object: of the last phase that trained; empty: none did
+  std::vector<std::string> trainings;  // one JSON object each, in their order
 };
 
 struct RunData {

@@ -61,7 +61,8 @@ std::string how_kept(const TrainingState& state, const DistillOptions& options) 
     line +=
         measure_words(select) + " of the held-out windows is least there, " + format_number(*kept.measure(select), 4);
   }
-  if (select != SelectBy::perplexity) line += "; their perplexity is " + format_number(kept.validation_perplexity, 3);
+  if (select != SelectBy::perplexity)
+    line += "; the held-out windows' perplexity is " + format_number(kept.validation_perplexity, 3);
   return line;
 }
 

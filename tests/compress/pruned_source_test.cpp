@@ -393,6 +393,13 @@ TEST_F(PrunedSource, PackedWeightsAreTheSameSourceAsTheirZeros) {
   }
   const Made narrow = made(folder_ / "packed", "", "narrow", "student: {feed_forward_size: 48}\n");
   EXPECT_NE(narrow.err.find("event: student: 14 linears of the teacher are pruned"), std::string::npos) << narrow.err;
+  // Whoever made them, and whether they are events of their own or not.
+  write_pruned(kModel, keep_two_of_four, folder_ / "unsaid");
+  for (const std::string& release : {std::string(), std::string("release_zeros: false\n")}) {
+    const std::string out = release.empty() ? "guessed" : "asked";
+    const Made unsaid = made(folder_ / "unsaid", "", out, "student: {feed_forward_size: 48}\n" + release);
+    EXPECT_NE(unsaid.err.find("event: student: 14 linears of the teacher are pruned"), std::string::npos) << unsaid.err;
+  }
 }
 
 TEST_F(PrunedSource, StatisticsOfPackedWeightsAreThoseOfTheSource) {

@@ -123,6 +123,25 @@ TEST_F(RunResults, EventsAndTrainingsOfEarlierPhasesAreTheRuns) {
     EXPECT_EQ(json.at("training").at("kept_step"), 0) << name;
     ASSERT_EQ(json.at("events").size(), 1u) << name << json.at("events");
     EXPECT_TRUE(json.at("events")[0].get<std::string>().starts_with("distill: kept step 0 of 2: ")) << name;
+    EXPECT_FALSE(json.contains("earlier_trainings"));
+  }
+
+  // One training behind another has its own beside it.
+  const std::string distill = "  - distill: {loss: hard_label, text: " + text_ +
+                              ", tokens: 32, validation_windows: 2, batch: 1, validations: 1, total_tokens: ";
+  write_text(recipe_, "model: " + model_ + "\npasses:\n" + distill + "64, learning_rate: 3.0}\n" +
+                          "  - rtn: {bits: 8, group_size: -1, fit: false, scales: minmax}\n" + distill +
+                          "96, select: last}\n");
+  const Outcome both = run_pare({"run", recipe_.string(), "--out", place("both"), "--quiet"});
+  ASSERT_EQ(both.status, 0) << both.err;
+  EXPECT_TRUE(has(both.out, "earlier: distill: kept step 0 of 2 ('select: loss'), ")) << both.out;
+  EXPECT_TRUE(has(both.out, "\ndistill: kept step 3 of 3 ('select: last'), ")) << both.out;
+  for (const char* name : {"pare.json", "report.json"}) {
+    const nlohmann::json json = nlohmann::json::parse(read_text_file(folder_ / "both" / name));
+    EXPECT_EQ(json.at("training").at("steps"), 3) << name;
+    ASSERT_EQ(json.at("earlier_trainings").size(), 1u) << name;
+    EXPECT_EQ(json.at("earlier_trainings")[0].at("kept_step"), 0) << name;
+    EXPECT_EQ(json.at("earlier_trainings")[0].at("steps"), 2) << name;
   }
 }
 
