@@ -18,6 +18,7 @@
 #include "compress/walk/model_walk.h"
 #include "compress/walk/statistics_file.h"
 #include "runtime/commands/artifact_files.h"
+#include "runtime/evaluate/token_source.h"
 #include "runtime/evaluate/windows_tokenizer.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"

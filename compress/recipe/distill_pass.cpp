@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/token_source.h"
 
 namespace pare {
 namespace {

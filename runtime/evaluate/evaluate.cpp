@@ -249,10 +249,6 @@ std::string ScoredWindows::label() const {
          std::to_string(windows.num_windows * predictions_per_window()) + " predictions of " + source;
 }
 
-bool holds_token_windows(const std::filesystem::path& text) {
-  return text.extension() == ".npy";
-}
-
 ScoredWindows make_scored_windows(const std::filesystem::path& text, const Tokenizer* tokenizer,
                                   const ModelDescription& model, const EvaluationOptions& options) {
   const bool is_npy = holds_token_windows(text);

@@ -48,9 +48,6 @@ struct ScoredWindows {
   std::string label() const;
 };
 
-// True for a file that holds token windows (.npy), so that no tokenizer is needed.
-bool holds_token_windows(const std::filesystem::path& text);
-
 // Cuts `text` (a text, .jsonl, .npy) as the protocol says. tokenizer may be null for .npy. Throws std::invalid_argument:
 // a context beyond the model's, or other than a .npy's; fewer windows than asked for; a text shorter than one window;
 // no tokenizer.

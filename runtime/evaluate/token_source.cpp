@@ -103,6 +103,10 @@ void check_ids(const TokenWindows& windows, int64_t vocabulary_size, const std::
 
 }  // namespace
 
+bool holds_token_windows(const std::filesystem::path& text) {
+  return text.extension() == ".npy";
+}
+
 bool is_standard_input(const std::filesystem::path& path) {
   constexpr std::array<std::string_view, 4> kNames = {"-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"};
   return std::find(kNames.begin(), kNames.end(), path.string()) != kNames.end();

@@ -15,6 +15,9 @@ namespace pare {
 // Whether the user means standard input: "-", or one of the names that the system has for it.
 bool is_standard_input(const std::filesystem::path& path);
 
+// True for a file that holds token windows (.npy), so that no tokenizer is needed.
+bool holds_token_windows(const std::filesystem::path& text);
+
 // The text of a file (of a .jsonl the documents joined by "\n\n"). Throws std::runtime_error (path; for JSON the line) and
 // for an empty text, std::invalid_argument for the .npy and .json that other options take.
 std::string read_text(const std::filesystem::path& path);

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "runtime/evaluate/evaluate.h"
+#include "runtime/evaluate/token_source.h"
 #include "runtime/system/atomic_file.h"
 #include "runtime/system/json_text.h"
 #include "runtime/system/sha256.h"
