@@ -58,7 +58,7 @@ struct RunReport {
   // JSON objects, or empty for none.
   std::string sensitivity, budget, training;
   std::vector<std::string> earlier_trainings;  // of phases before this one, in their order
-  std::optional<Evaluation> budget_measured;  // on what the survey was measured on
+  std::optional<Evaluation> budget_measured;   // on what the survey was measured on
 };
 std::string report_json(const RunReport& report);
 
