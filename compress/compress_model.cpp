@@ -118,7 +118,7 @@ void spend_budget(Phase& phase) {
   for (const std::string& line : to_lines(*phase.choice, phase.progress.num_result_columns()))
     phase.progress.result(line);
   phase.verdicts = phase.kind->judge(phase.plan);
-  print_verdicts(phase);
+  print_verdicts(phase, /*is_stand_in=*/false);
 }
 
 // The plan gets the share of weights that each layer keeps, where the recipe says it for all of them together.
@@ -262,7 +262,7 @@ void prepare(const PhaseInput& input, const RunOptions& options, Phase& phase) {
   }
   if (!phase.recipe.budget) {  // which decides who loads the result
     phase.verdicts = phase.kind->judge(phase.plan);
-    if (!is_stand_in) print_verdicts(phase);
+    print_verdicts(phase, is_stand_in);
   }
   phase.data = phase.kind->read_data(phase.recipe, phase.plan);
   phase.data.earlier = input.earlier;

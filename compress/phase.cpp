@@ -133,7 +133,12 @@ void check_unchanged(const Phase& phase) {
   phase.files.check_unchanged();
 }
 
-void print_verdicts(const Phase& phase) {
+void print_verdicts(const Phase& phase, bool is_stand_in) {
+  if (!phase.is_last) return;  // nobody but the next phase reads what it makes
+  if (is_stand_in) {
+    phase.progress.print("engine: who loads the result is said when this phase begins: the phases before it decide it");
+    return;
+  }
   for (const EngineVerdict& verdict : phase.verdicts) {
     std::string line = "engine: " + verdict.engine + (verdict.loads ? ": loads the result" : ": does not load it");
     for (const std::string& reason : verdict.reasons) line += "; " + reason;

@@ -61,7 +61,9 @@ InputFiles watch_files(const Recipe& recipe, const Checkpoint& checkpoint);
 // the last time must not be kept.
 void check_unchanged(const Phase& phase);
 
-void print_verdicts(const Phase& phase);
+// Who loads the run's result: of its last phase alone. is_stand_in: what that one starts from is not there yet, and with
+// it what its layers are stored in.
+void print_verdicts(const Phase& phase, bool is_stand_in);
 // The small files of the model that its output does not get: links that lead out of its folder become events, all
 // others are printed.
 void note_left_out_files(Phase& phase);

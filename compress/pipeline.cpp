@@ -97,6 +97,8 @@ std::string plan_phases(const std::vector<Recipe>& phases, const Checkpoint& ori
     if (i > 0 && phases.front().student) {
       options.max_memory_bytes = std::numeric_limits<int64_t>::max();
       if (is_asked) progress.print("plan: as if the student were as large as its teacher");
+    } else if (i > 0 && is_asked) {
+      progress.print("plan: as if the phases before this one left the model stored as it is");
     }
     const PhaseInput input{.recipe = phases[i],
                            .checkpoint = original,
@@ -104,6 +106,7 @@ std::string plan_phases(const std::vector<Recipe>& phases, const Checkpoint& ori
                            .output = output,
                            .num_threads = num_threads,
                            .is_stand_in = i > 0,
+                           .is_last = i + 1 == phases.size(),
                            .events = i == 0 ? events : std::vector<std::string>()};
     plans.push_back(parse_ordered_json(run_phase(input, options, is_asked ? progress : silent), "a phase's plan"));
   }

@@ -584,8 +584,8 @@ std::string train_model(const PhaseInput& input, const RunOptions& options, Prog
   phase.verdicts = phase.kind->judge(phase.plan);
   if (!input.is_stand_in) {
     check_something_is_trained(student, distill.train, input.recipe.passes.front().exclude);
-    print_verdicts(phase);
   }
+  print_verdicts(phase, input.is_stand_in);
   phase.data = phase.kind->read_data(input.recipe, phase.plan);
   phase.data.earlier = input.earlier;
   check_windows_tokenizers(texts, student.directory(), phase.data.events);

@@ -145,5 +145,23 @@ TEST_F(RunResults, EventsAndTrainingsOfEarlierPhasesAreTheRuns) {
   }
 }
 
+// Who loads the result is a matter of the last phase: what others make is handed on, and read by nobody else.
+TEST_F(RunResults, EnginesAreJudgedByTheLastPhase) {
+  write_text(recipe_, "model: " + model_ + "\npasses:\n  - distill: {loss: hard_label, text: " + text_ +
+                          ", tokens: 32, validation_windows: 2, total_tokens: 64, batch: 1, validations: 1}\n"
+                          "  - magnitude: {pattern: \"2:4\", resolve: 0, storage: packed}\n");
+  const Outcome dry = run_pare({"run", recipe_.string(), "--out", place("out"), "--dry-run"});
+  ASSERT_EQ(dry.status, 0) << dry.err;
+  EXPECT_FALSE(has(dry.out, "loads the result\n")) << dry.out;
+  EXPECT_TRUE(has(dry.out, "engine: who loads the result is said when this phase begins")) << dry.out;
+  EXPECT_TRUE(has(dry.out, "plan: as if the phases before this one left the model stored as it is")) << dry.out;
+  const Outcome real = run_pare({"run", recipe_.string(), "--out", place("out")});
+  ASSERT_EQ(real.status, 0) << real.err;
+  EXPECT_FALSE(has(real.err.substr(0, real.err.find("phase 2 of 2")), "engine: ")) << real.err;
+  EXPECT_TRUE(has(real.err, "engine: vLLM")) << real.err;
+  const size_t vllm = real.err.find("engine: vLLM");
+  EXPECT_TRUE(has(real.err.substr(vllm, real.err.find('\n', vllm) - vllm), "does not load it")) << real.err;
+}
+
 }  // namespace
 }  // namespace pare::test
