@@ -162,6 +162,7 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
       {"output_bytes", static_cast<int64_t>(fs::file_size(output))},
       {"peak_memory_bytes", memory.peak_bytes()},
       {"peak_resident_bytes", read_memory_usage().peak_resident_bytes}};
+  for (const std::string& event : events) progress.result("event: " + event);
   progress.result(output.string() + ": " + format_bytes(static_cast<int64_t>(fs::file_size(output))) +
                   ", statistics of " + std::to_string(windows.num_windows) + " windows of " +
                   std::to_string(windows.num_tokens) + " tokens, " + format_duration(seconds_since(start)) +

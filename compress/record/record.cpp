@@ -348,7 +348,6 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   add_text(data, files);
   std::vector<std::string> events;
   check_windows_tokenizers({options.text}, checkpoint.directory(), events);
-  for (const std::string& event : events) progress.print("event: " + event);
   const Tokenizer tokenizer = Tokenizer::open(checkpoint.directory());
   Material material =
       options.text.empty() ? read_prompts(options, tokenizer, model) : read_windows(options, tokenizer, checkpoint);
@@ -359,11 +358,12 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   }
   material.num_tokens();  // refuses what no store holds
   if (material.num_left_out > 0) {
-    progress.print("event: " + std::to_string(material.num_left_out) + " of " +
-                   std::to_string(material.num_left_out + static_cast<int64_t>(material.starts.size())) +
-                   " prompts are left out: with --max-new-tokens " + std::to_string(options.max_new_tokens) +
-                   " they exceed the model's context of " + std::to_string(model.context_length) + " tokens");
+    events.push_back(std::to_string(material.num_left_out) + " of " +
+                     std::to_string(material.num_left_out + static_cast<int64_t>(material.starts.size())) +
+                     " prompts are left out: with --max-new-tokens " + std::to_string(options.max_new_tokens) +
+                     " they exceed the model's context of " + std::to_string(model.context_length) + " tokens");
   }
+  for (const std::string& event : events) progress.print("event: " + event);
   const std::vector<int64_t> shard_sequences = cut_shards(material, options.shard_tokens);
   const auto num_shards = static_cast<int64_t>(shard_sequences.size());
   const int64_t num_lanes =
@@ -390,6 +390,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     Json json = parse_ordered_json(to_json(prediction), "the prediction");
     json["sequences"] = material.num_sequences();
     json["prompts_left_out"] = material.num_left_out;
+    json["events"] = events;
     json["shards"] = num_shards;
     json["bytes_per_token"] = token_bytes;
     return json_text(json, 2);
@@ -452,7 +453,9 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     }
     throw;
   }
-  progress.result(result);  // where it cannot be printed, what is published stays
+  // Where they cannot be printed, what is published stays.
+  for (const std::string& event : events) progress.result("event: " + event);
+  progress.result(result);
   return report;
 }
 

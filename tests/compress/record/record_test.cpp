@@ -709,6 +709,16 @@ TEST_F(Record, PromptsBeyondTheContextAreLeftOutAndCounted) {
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_NE(outcome.err.find("event: 1 of 3 prompts are left out"), std::string::npos) << outcome.err;
   EXPECT_EQ(Json::parse(outcome.out).at("prompts_left_out"), 1);
+  // Whoever reads results alone hears of it, and whoever asks for the plan.
+  std::vector<std::string> dry = options, quiet = options;
+  dry.push_back("--dry-run");
+  quiet.back() = "--quiet";
+  for (const Json& json : {Json::parse(outcome.out), Json::parse(record("dry.h5", dry).out)}) {
+    EXPECT_TRUE(json.at("events").at(0).get<std::string>().starts_with("1 of 3 prompts are left out")) << json;
+  }
+  const Outcome silent = record("quiet.h5", quiet);
+  EXPECT_NE(silent.out.find("event: 1 of 3 prompts are left out"), std::string::npos) << silent.out;
+  EXPECT_EQ(silent.err, "");
   const LogitStore store = LogitStore::open(folder_ / "out.h5");
   EXPECT_EQ(store.num_sequences(), 4);
   EXPECT_EQ(Json::parse(store.origin().source).at("prompts_left_out"), 1);
