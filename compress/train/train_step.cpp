@@ -377,7 +377,7 @@ int64_t LabelledWindows::num_labels(std::span<const int64_t> chosen) const {
   if (labels_NT.empty()) {
     for (const int64_t n : chosen) {
       const size_t num_starts = starts_N.empty() ? 0 : starts_N[static_cast<size_t>(n)].size();
-      count += windows.num_tokens - 1 - static_cast<int64_t>(num_starts);
+      count += length(n) - 1 - static_cast<int64_t>(num_starts);
     }
     return count;
   }

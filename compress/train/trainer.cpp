@@ -345,7 +345,7 @@ double tokens_of_window(const DistillOptions& options, double num_tokens) {
 
 double mean_length(const LabelledWindows& data) {
   const TokenWindows& windows = data.windows;
-  if (data.labels_NT.empty()) return static_cast<double>(windows.num_tokens);
+  if (data.labels_NT.empty() && data.first_N.empty()) return static_cast<double>(windows.num_tokens);
   int64_t sum = 0;
   for (int64_t n = 0; n < windows.num_windows; ++n) sum += make_batch(data, std::span(&n, 1)).num_tokens();
   return static_cast<double>(sum) / static_cast<double>(windows.num_windows);

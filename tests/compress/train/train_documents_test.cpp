@@ -63,6 +63,15 @@ TEST_F(TrainDocuments, PromptsAreOfOneDocument) {
   fs::remove_all(folder_ / "out");
   expect_refused(pass("loss: minillm, prompt_tokens: 40, sampled_tokens: 4, total_tokens: 200"),
                  {"documents.jsonl", "no document has 40 tokens"});
+  // Pieces behind windows of one length, each as long as it is.
+  std::string both =
+      pass("loss: minillm, prompt_tokens: 8, sampled_tokens: 4, total_tokens: 2000, batch: 8, micro_batch: 4");
+  both.replace(both.find(documents_.string()), documents_.string().size(),
+               "[" + text() + ", " + documents_.string() + "]");
+  const Json mixed = run_json(both, "mixed").at("training");
+  const int64_t num_windows = read_npy(text()).num_windows;
+  EXPECT_EQ(mixed.at("training_windows").get<int64_t>(),
+            report.at("training").at("training_windows").get<int64_t>() + num_windows);
 }
 
 // A range of a whole sequence is one document's.
