@@ -65,6 +65,7 @@ compile:
 check:
 	@python3 tests/check_includes.py
 	@python3 tests/check_definitions.py
+	@python3 tests/check_workflows.py
 	@clang-format-14 --dry-run -Werror $(SOURCES)
 
 run-tests: check
