@@ -66,6 +66,7 @@ check:
 	@python3 tests/check_includes.py
 	@python3 tests/check_definitions.py
 	@python3 tests/check_workflows.py
+	@python3 tests/check_licences.py
 	@clang-format-14 --dry-run -Werror $(SOURCES)
 
 run-tests: check
