@@ -55,8 +55,8 @@ def paragraphs(text):
 
 
 def plain(text):
-    """A paragraph as it is read: code in backticks is a word, a link is its text."""
-    text = re.sub(r"`+[^`]*`+", "code", text)
+    """A paragraph as it is read: code in backticks is a word, with which a sentence may begin, a link is its text."""
+    text = re.sub(r"`+[^`]*`+", "`code`", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = ABBREVIATIONS.sub(lambda match: match.group().replace(".", ""), text)
     return text.replace("**", "").replace("*", "")
