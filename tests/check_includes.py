@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks who includes whom: DESIGN.md, "The house". Exit status 1 and one line per offence; prints nothing when all is well.
+"""Checks who includes whom: docs/architecture.md, "Who may include whom". Exit status 1 and one line per offence; prints
+nothing when all is well.
 
 usage: check_includes.py [ROOT]      --self-test plants one offence of each kind and expects it to be found
 """

@@ -50,7 +50,7 @@ LayerStatistics collect(const at::Tensor& x_RI, int64_t num_windows, int64_t num
   return accumulator.finish();
 }
 
-// The bound that DESIGN.md promises; widths that are one tile, several equal ones, and several with a ragged last one.
+// The bound that compress/walk/statistics.h promises; widths that are one tile, several equal ones, and several with a ragged last one.
 TEST(Statistics, HessianEqualsFloat64) {
   for (const int64_t width : {40, 300, 576}) {
     const int64_t num_windows = 21, num_tokens = 512;

@@ -171,8 +171,8 @@ class FitWalk : public testing::TestWithParam<const char*> {
   TemporaryFolder folder_{"fit"};
 };
 
-// 110 windows of 40 tokens: two chunks of sums. The walk's float32 products of chunks are good to 1e-5 (DESIGN.md: H);
-// what is missing is summed from differences that both sides take alike.
+// 110 windows of 40 tokens: two chunks of sums. The walk's float32 products of chunks are good to 1e-5
+// (compress/walk/statistics.h); what is missing is summed from differences that both sides take alike.
 TEST_P(FitWalk, SumsWhatEveryStageLacks) {
   const at::NoGradGuard guard;
   const Checkpoint checkpoint = Checkpoint::open(family(GetParam()));

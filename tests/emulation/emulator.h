@@ -1,5 +1,5 @@
 // What a test says to the emulated device, and what the device answers when a kernel is wrong. Kernels are compiled
-// against cuda_emulation.h instead; DESIGN.md, "Kernels without a GPU", says what each build and option is for.
+// against cuda_emulation.h instead; docs/gpu.md, "Kernels without a GPU", says what each build and option is for.
 //
 // The device is one for the process and everything runs on the calling thread: a launch has ended, and a copy has
 // arrived, when the call returns, so streams are in order.
