@@ -67,6 +67,7 @@ check:
 	@python3 tests/check_definitions.py
 	@python3 tests/check_workflows.py
 	@python3 tests/check_licences.py
+	@python3 tests/check_messages.py
 	@clang-format-14 --dry-run -Werror $(SOURCES)
 
 run-tests: check
