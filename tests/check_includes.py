@@ -27,6 +27,7 @@ MAY_INCLUDE = {
     "runtime/device": {"runtime/system", "runtime/engine", "runtime/cpu", "runtime/cuda"},
     "runtime/evaluate": {"runtime/system", "runtime/files", "runtime/tokenizer", "runtime/model", "runtime/engine"},
     "runtime/commands": {"runtime/*"},
+    "runtime/api": {"runtime/*"},
     "quant": {"runtime/system", "runtime/format"},
     "prune": {"quant", "runtime/system", "runtime/format"},
     "distill": {"quant", "runtime/format"},

@@ -32,6 +32,7 @@
 #include "runtime/system/private_files.h"
 #include "runtime/system/progress.h"
 #include "runtime/system/visible_text.h"
+#include "runtime/tokenizer/added_text.h"
 #include "runtime/tokenizer/tokenizer.h"
 #include "runtime/tokenizer/tokenizer_hash.h"
 
@@ -64,16 +65,13 @@ void run_import(const Arguments& arguments, Console& console) {
 class ContinuedText {
  public:
   ContinuedText(const Tokenizer& tokenizer, std::string prompt, std::span<const int32_t> ids, std::ostream& out)
-      : prompt_(std::move(prompt)), out_(out), stream_(tokenizer, /*skip_special_tokens=*/true) {
-    prompt_left_ = tokenizer.decode(ids, true).size();
-    for (const int32_t id : ids) prompt_left_ -= std::min(prompt_left_, stream_.add(id).size());
-  }
+      : prompt_(std::move(prompt)), out_(out), added_(tokenizer, ids) {}
 
-  void add(int32_t id) { print(stream_.add(id)); }
+  void add(int32_t id) { print(added_.add(id)); }
 
   // Prints what was held back, and the end of the line.
   void finish() {
-    print(stream_.finish());
+    print(added_.finish());
     out_ << '\n' << std::flush;  // what is said on standard error next stands in a line of its own
   }
 
@@ -82,16 +80,13 @@ class ContinuedText {
 
  private:
   void print(const std::string& piece) {
-    const size_t of_prompt = std::min(prompt_left_, piece.size());
-    prompt_left_ -= of_prompt;
-    out_ << std::exchange(prompt_, "") << piece.substr(of_prompt) << std::flush;
-    continuation_ += piece.substr(of_prompt);
+    out_ << std::exchange(prompt_, "") << piece << std::flush;
+    continuation_ += piece;
   }
 
   std::string prompt_;  // empty once it is printed
   std::ostream& out_;
-  TextStream stream_;
-  size_t prompt_left_;  // bytes of the prompt's own text that the stream still holds back
+  AddedText added_;
   std::string continuation_;
 };
 
