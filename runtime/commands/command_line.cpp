@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <csignal>
@@ -20,6 +19,8 @@
 #include <system_error>
 #include <typeinfo>
 
+#include "runtime/commands/completions.h"
+#include "runtime/commands/manual.h"
 #include "runtime/engine/backend.h"
 #include "runtime/machine/limits.h"
 #include "runtime/machine/thread_waiting.h"
@@ -38,18 +39,6 @@ constexpr const char* kInternalFault =
     "command verify; report it with the command line, the model's config.json and what follows";
 constexpr size_t kHelpColumn = 28;
 constexpr size_t kHelpWidth = 100;
-
-const std::array<OptionSpec, 3> kEveryCommand = {{
-    {.name = "json", .help = "print one JSON object on standard output and nothing else there"},
-    {.name = "quiet", .help = "no progress on standard error"},
-    {.name = "help", .help = "print this help and stop"},
-}};
-
-std::vector<OptionSpec> all_options(const Command& command) {
-  std::vector<OptionSpec> options = command.options;
-  options.insert(options.end(), kEveryCommand.begin(), kEveryCommand.end());
-  return options;
-}
 
 template <typename Number>
 std::optional<Number> parse_number(std::string_view text) {
@@ -141,6 +130,11 @@ void append_entry(std::ostringstream& help, const std::string& left, const std::
   help << line << '\n';
 }
 
+void append_option(std::ostringstream& help, const OptionSpec& option) {
+  append_entry(help, "--" + option.name + (option.value_name.empty() ? "" : " " + option.value_name),
+               option_help(option));
+}
+
 std::vector<std::string> names_of(const auto& entries) {
   std::vector<std::string> names;
   for (const auto& entry : entries) names.push_back(entry.name);
@@ -148,6 +142,49 @@ std::vector<std::string> names_of(const auto& entries) {
 }
 
 }  // namespace
+
+const std::vector<OptionSpec>& options_of_every_command() {
+  static const std::vector<OptionSpec> options = {
+      {.name = "json", .help = "print one JSON object on standard output and nothing else there"},
+      {.name = "quiet", .help = "no progress on standard error"},
+      {.name = "help", .help = "print this help and stop"},
+  };
+  return options;
+}
+
+std::vector<OptionSpec> all_options(const Command& command) {
+  std::vector<OptionSpec> options = command.options;
+  const std::vector<OptionSpec>& shared = options_of_every_command();
+  options.insert(options.end(), shared.begin(), shared.end());
+  return options;
+}
+
+const std::vector<OptionSpec>& program_options() {
+  static const std::vector<OptionSpec> options = {
+      {.name = "help", .help = "print this help, or with a command that command's, and stop"},
+      {.name = "version", .help = "print the version and stop"},
+      {.name = "generate",
+       .kind = OptionKind::text,
+       .value_name = "WHAT",
+       .help = "print the manual page or the completions of a shell, and stop",
+       .choices = {"man", "complete-bash", "complete-zsh", "complete-fish"}},
+  };
+  return options;
+}
+
+const std::vector<std::pair<int, std::string>>& exit_statuses() {
+  static const std::vector<std::pair<int, std::string>> statuses = {
+      {kDone, "done"}, {kFailed, "failed"}, {kWrongUsage, "wrong usage"}, {kInterrupted, "interrupted"}};
+  return statuses;
+}
+
+std::string option_help(const OptionSpec& option) {
+  std::string text = option.help;
+  if (!option.choices.empty()) text += ": " + joined(option.choices, " or ");
+  if (option.required) text += " (required)";
+  if (!option.default_value.empty()) text += " (default: " + option.default_value + ")";
+  return text;
+}
 
 // Runs cxxopts over the words and keeps checked texts.
 class ArgumentParser {
@@ -284,9 +321,12 @@ std::string program_help(const Program& program) {
   help << "Usage: " << program.name << " COMMAND [arguments] [options]\n\n" << program.summary << "\n\nCommands:\n";
   for (const Command& command : program.commands) append_entry(help, command.name, command.summary);
   help << "\nOptions:\n";
-  append_entry(help, "--help", "print this help, or with a command that command's, and stop");
-  append_entry(help, "--version", "print the version and stop");
-  help << "\nExit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.\n";
+  for (const OptionSpec& option : program_options()) append_option(help, option);
+  std::string statuses;
+  for (const auto& [status, meaning] : exit_statuses()) {
+    statuses += (statuses.empty() ? "" : ", ") + std::to_string(status) + " " + meaning;
+  }
+  help << "\nExit status: " << statuses << ".\n";
   return help.str();
 }
 
@@ -296,13 +336,7 @@ std::string command_help(const Program& program, const Command& command) {
   if (!command.positionals.empty()) help << "\nArguments:\n";
   for (const PositionalSpec& positional : command.positionals) append_entry(help, positional.name, positional.help);
   help << "\nOptions:\n";
-  for (const OptionSpec& option : all_options(command)) {
-    std::string text = option.help;
-    if (!option.choices.empty()) text += ": " + joined(option.choices, " or ");
-    if (option.required) text += " (required)";
-    if (!option.default_value.empty()) text += " (default: " + option.default_value + ")";
-    append_entry(help, "--" + option.name + (option.value_name.empty() ? "" : " " + option.value_name), text);
-  }
+  for (const OptionSpec& option : all_options(command)) append_option(help, option);
   return help.str();
 }
 
@@ -315,6 +349,27 @@ const Command& find_command(const Program& program, const std::string& name) {
   const bool is_option = name.starts_with("-");
   throw WrongUsage((is_option ? "unknown option " : "unknown command '") + name + (is_option ? "" : "'") +
                    did_you_mean(name, names_of(program.commands)) + "; see " + program.name + " --help");
+}
+
+// `word` is --generate or --generate=WHAT, `words` what comes after it.
+void print_generated(const Program& program, const std::string& word, std::span<const std::string> words,
+                     std::ostream& out) {
+  const size_t equals = word.find('=');
+  const std::string what = equals != std::string::npos ? word.substr(equals + 1)
+                           : words.empty()             ? std::string()
+                                                       : words.front();
+  if (what == "man") {
+    out << manual_page(program);
+  } else if (what == "complete-bash") {
+    out << bash_completions(program);
+  } else if (what == "complete-zsh") {
+    out << zsh_completions(program);
+  } else if (what == "complete-fish") {
+    out << fish_completions(program);
+  } else {
+    throw WrongUsage("option --generate: expected " + expected_value(program_options().back()) + ", found '" + what +
+                     "'; see " + program.name + " --help");
+  }
 }
 
 void run_command(const Program& program, const Command& command, std::span<const std::string> words,
@@ -341,6 +396,8 @@ void run_words(const Program& program, std::span<const std::string> words, Descr
     out << program_help(program);
   } else if (words[0] == "--version") {
     out << program.name << " " << version() << '\n';
+  } else if (words[0] == "--generate" || words[0].starts_with("--generate=")) {
+    print_generated(program, words[0], words.subspan(1), out);
   } else {
     run_command(program, find_command(program, words[0]), words.subspan(1), standard_output, out);
   }
@@ -402,7 +459,7 @@ int run_program(const Program& program, int argc, const char* const* argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit (ulimit -f) is an error of the write
   const bool ends_without_readers = keep_running_without_readers();
   try {
-    detect_isa();  // a CPU that lacks what this program is compiled for gets a sentence, not an illegal instruction
+    detect_isa();  // PARE_ISA names a set that there is; what the program needs itself is checked by check_processor.cpp
     install_interrupt_handler();
     install_mapped_file_handler(program.name);
     run_and_print(program, words);

@@ -17,6 +17,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/commands/standard_output.h"
@@ -123,6 +124,15 @@ Arguments parse_arguments(const Program& program, const Command& command, std::s
 
 std::string program_help(const Program& program);
 std::string command_help(const Program& program, const Command& command);
+
+// The tables that help, manual page (manual.h) and completions (completions.h) are made of. Options of one command are
+// its own and then those of every command; options of the program stand in place of a command.
+const std::vector<OptionSpec>& options_of_every_command();
+std::vector<OptionSpec> all_options(const Command& command);
+const std::vector<OptionSpec>& program_options();
+const std::vector<std::pair<int, std::string>>& exit_statuses();
+// What help says of an option: its text, choices, whether it must be given, its default.
+std::string option_help(const OptionSpec& option);
 
 // The whole of main(): installs the interrupt handler, checks the CPU, finds and runs the command, reports errors.
 // Returns the exit status.

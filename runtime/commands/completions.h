@@ -1,0 +1,15 @@
+// Completions of the command line for shells, made of the table of commands that also parses it: commands, the options
+// of each, the values of those that have a fixed set; file names where any other value or argument is asked for.
+#pragma once
+
+#include <string>
+
+#include "runtime/commands/command_line.h"
+
+namespace pare {
+
+std::string bash_completions(const Program& program);  // a file to source, or for share/bash-completion/completions
+std::string zsh_completions(const Program& program);   // a file of the function path, named _PROGRAM
+std::string fish_completions(const Program& program);  // a file for share/fish/vendor_completions.d
+
+}  // namespace pare

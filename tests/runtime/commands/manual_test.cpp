@@ -1,0 +1,59 @@
+#include "runtime/commands/manual.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/commands/completions.h"
+
+namespace pare {
+namespace {
+
+// A program whose texts hold what means something to roff and to shells.
+Program program() {
+  const Command command = {
+      .name = "work",
+      .summary = ".starts with a dot",
+      .positionals = {{"PLACE:HERE", "'quoted' first"}},
+      .options = {{.name = "mode",
+                   .kind = OptionKind::text,
+                   .value_name = "NAME",
+                   .default_value = "fast",
+                   .help = R"(it's [one]: of "two" $HOME `x` \n)",
+                   .choices = {"fast", "slow"}},
+                  {.name = "count", .kind = OptionKind::integer, .value_name = "N", .help = "how often"}},
+      .run = [](const Arguments&, Console&) {}};
+  return {.name = "sam-ple", .summary = "Makes samples.", .commands = {command}};
+}
+
+TEST(ManualPage, SaysWhatTheTableSays) {
+  const std::string page = manual_page(program());
+  EXPECT_TRUE(page.starts_with(".TH SAM\\-PLE 1 "));
+  EXPECT_NE(page.find("\nsam\\-ple \\- makes samples\n"), std::string::npos);
+  EXPECT_NE(page.find("\n.SS work PLACE:HERE [options]\n\\&.starts with a dot\n"), std::string::npos);
+  EXPECT_NE(page.find("\n\\fIPLACE:HERE\\fR\n\\&'quoted' first\n"), std::string::npos);
+  EXPECT_NE(page.find("\n.TP\n\\fB\\-\\-mode\\fR \\fINAME\\fR\nit's [one]: of \"two\" $HOME `x` \\en: fast or slow "
+                      "(default: fast)\n"),
+            std::string::npos);
+  for (const char* option : {"json", "quiet", "help", "version", "generate"}) {
+    EXPECT_NE(page.find("\n\\fB\\-\\-" + std::string(option)), std::string::npos) << option;
+  }
+  EXPECT_NE(page.find("\n.B 130\ninterrupted\n"), std::string::npos);
+  EXPECT_NE(page.find("\n.B PARE_ISA\n"), std::string::npos);
+}
+
+TEST(Completions, QuoteWhatMeansSomethingToTheShell) {
+  EXPECT_NE(bash_completions(program()).find("work:--mode) COMPREPLY=($(compgen -W 'fast slow' -- \"$current\")); "),
+            std::string::npos);
+  EXPECT_NE(bash_completions(program()).find("complete -F _sam_ple sam-ple\n"), std::string::npos);
+  const std::string zsh = zsh_completions(program());
+  EXPECT_NE(
+      zsh.find(
+          R"('--mode=[it'\''s \[one\]\: of "two" $HOME `x` \\n\: fast or slow (default\: fast)]:NAME:(fast slow)')"),
+      std::string::npos);
+  EXPECT_NE(zsh.find("'1:PLACE\\:HERE:_files'"), std::string::npos);
+  EXPECT_NE(fish_completions(program()).find(
+                "-l mode -x -a 'fast slow' -d 'it\\'s [one]: of \"two\" $HOME `x` \\\\n: fast or slow"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace pare
