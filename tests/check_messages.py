@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that the messages quoted in docs/troubleshooting.md still stand in the sources.
+"""Checks that the messages quoted in docs/*.md still stand in the sources.
 
 usage: check_messages.py [PAGE.md ...]
 
@@ -107,19 +107,19 @@ def messages_of(page):
 
 
 def main():
-    pages = [pathlib.Path(name) for name in sys.argv[1:]] or [ROOT / "docs" / "troubleshooting.md"]
+    pages = [pathlib.Path(name) for name in sys.argv[1:]] or sorted((ROOT / "docs").glob("**/*.md"))
     sources = read_sources()
-    num_problems = 0
+    num_messages = num_problems = 0
     for page in pages:
-        messages = list(messages_of(page))
-        if not messages:
-            print(f"{page}: expected blocks that begin with ```message, found none")
-            num_problems += 1
-        for number, message in messages:
+        name = page.resolve().relative_to(ROOT) if page.resolve().is_relative_to(ROOT) else page
+        for number, message in messages_of(page):
+            num_messages += 1
             if problem := problem_of(message, sources):
-                print(f"{page}:{number}: {problem}: {message}")
+                print(f"{name}:{number}: {problem}: {message}")
                 num_problems += 1
-    return 1 if num_problems else 0
+    if num_messages == 0:
+        print("check_messages: expected blocks of code that begin with ```message, found none")
+    return 1 if num_problems or num_messages == 0 else 0
 
 
 if __name__ == "__main__":
