@@ -2,6 +2,8 @@
 #   make build   build/pare and build/pare-runtime        make demo   the whole line on a real model
 #   make test    set-up, build, checks and all tests      make fuzz   each reader's fuzzer for 60 s
 #   make bench   timings beside their roofs               make fuzz-long   the same for an hour each
+#   make install    what was built, to PREFIX (/usr/local)   make uninstall   what it has put there, away again
+#   make package    Debian packages and an archive, in build/packages
 #   make format  clang-format over our files
 #   make test-full   all tests, the slow ones too, bugs planted in kernels, and the runtime with ThreadSanitizer
 #   make soak    kills, full disks, replaced and hostile files at random for MINUTES (10)
@@ -13,9 +15,10 @@ SHELL := /bin/bash
 export LIBTORCH PARE_PYTHON PARE_CACHE PARE_MINILM
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
+PREFIX ?= /usr/local
 SOURCES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 
-.PHONY: build demo test test-full test-isas gpu-check fuzz fuzz-long soak bench format check sanitize setup-build setup-test setup-full setup-bench setup-tidy tidy clean
+.PHONY: build demo install uninstall package test test-full test-isas gpu-check fuzz fuzz-long soak bench format check sanitize setup-build setup-test setup-full setup-bench setup-tidy tidy clean
 .DEFAULT_GOAL := build
 
 setup-build:
@@ -29,6 +32,16 @@ build: setup-build
 	@.ci/say_libtorch build/pare
 demo: build
 	@.ci/demo
+# Sets nothing up and builds nothing, so that root need not: sudo make install. What cpack or a test installs has a list of
+# its own, so uninstall keeps to this one.
+install:
+	@said=$$(cmake --install build --prefix "$(PREFIX)" 2>&1) || { echo "$$said"; exit 1; }
+	@mv build/install_manifest.txt build/installed.txt
+	@echo "installed to $(DESTDIR)$(PREFIX)"
+uninstall:
+	@cmake -P cmake/uninstall.cmake
+package: build
+	@cpack --config build/CPackConfig.cmake
 test: setup-test
 	@$(MAKE) --no-print-directory run-tests
 test-full: setup-full
@@ -55,7 +68,7 @@ tidy: setup-tidy
 	@$(MAKE) --no-print-directory compile TARGETS="pare pare-runtime" TESTS=OFF
 	clang-tidy-14 -p build --quiet $(filter runtime/%.cpp,$(SOURCES))
 clean:
-	rm -rf build build-sanitize build-thread build-fuzz build-gpu
+	rm -rf build build-sanitize build-thread build-fuzz build-gpu build-debug build-runtime build-cuda
 
 .PHONY: compile run-tests run-isas
 compile:

@@ -51,7 +51,7 @@ if(TARGET pare)
 
   file(GLOB pages CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/*.md)
   install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/pare COMPONENT full)
-  install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/pare COMPONENT full PATTERN examples EXCLUDE)
+  install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/pare COMPONENT full)
   # A recipe looks for its texts beside itself.
   install(DIRECTORY recipes DESTINATION ${CMAKE_INSTALL_DATADIR}/pare COMPONENT full)
   install(DIRECTORY calibration_data DESTINATION ${CMAKE_INSTALL_DATADIR}/pare/recipes COMPONENT full)

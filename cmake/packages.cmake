@@ -1,6 +1,11 @@
-# Packages: `cpack` in the build folder (or `make package`) makes an archive of everything that was built, and a Debian
-# package for each component.
-set(CPACK_GENERATOR "TGZ;DEB")
+# Packages: `cpack` in the build folder (or `make package`) makes an archive of everything that was built and, where
+# Debian's tools are there, a Debian package for each component.
+set(CPACK_GENERATOR TGZ)
+find_program(DPKG_SHLIBDEPS dpkg-shlibdeps)
+mark_as_advanced(DPKG_SHLIBDEPS)
+if(DPKG_SHLIBDEPS)
+  list(APPEND CPACK_GENERATOR DEB)
+endif()
 set(CPACK_PACKAGE_NAME pare)
 set(CPACK_PACKAGE_VENDOR pare)
 set(CPACK_PACKAGE_CONTACT "the maintainers of pare <pare@localhost>" CACHE STRING "maintainer that a package names")
