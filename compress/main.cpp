@@ -1,4 +1,5 @@
 // pare: compresses language-model checkpoints, and runs and measures the result.
+#include <torch/version.h>
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -16,6 +17,7 @@
 #include "runtime/commands/command_line.h"
 #include "runtime/commands/command_parts.h"
 #include "runtime/commands/commands.h"
+#include "runtime/commands/version_report.h"
 #include "runtime/system/private_files.h"
 
 namespace {
@@ -287,6 +289,8 @@ int main(int argc, char** argv) {
   const pare::Program program = {
       .name = "pare",
       .summary = "Compresses language-model checkpoints offline, and runs, measures and checks the result.",
-      .commands = std::move(commands)};
+      .commands = std::move(commands),
+      .sources = pare::source_state(),
+      .libtorch = TORCH_VERSION};
   return pare::run_program(program, argc, argv);
 }

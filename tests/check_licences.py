@@ -17,8 +17,10 @@ import tempfile
 
 DATA_FOLDERS = ("calibration_data", "tests")
 CODE_FOLDERS = ("compress", "distill", "prune", "quant", "runtime")
-CODE = {".h", ".cpp", ".cu", ".cuh", ".py"}
-LICENCE = re.compile(r"CC BY-SA 3\.0|ODC-BY 1\.0|Apache 2\.0|\bMIT\b|\bBSD\b|Community License|public domain|no licence applies")
+CODE = {".h", ".cpp", ".cu", ".cuh", ".py", ".cmake", ".in"}
+LICENCE = re.compile(
+    r"CC BY-SA 3\.0|ODC-BY 1\.0|Apache 2\.0|\bMIT\b|\bBSD\b|Community License|public domain|no licence applies"
+)
 TEXT_GOES_ALONG = re.compile(r"\bMIT\b|\bBSD\b|Community License")
 TEXT_LINK = re.compile(r"\]\(([^)\s]*licences/[^)\s]+)\)")
 
@@ -99,17 +101,31 @@ def offences(root):
     for folder in CODE_FOLDERS:
         for file in files_below(root / folder):
             if not is_code(file):
-                yield f"{file.relative_to(root)}: data belong to calibration_data or tests, where a README names their licence"
+                yield (
+                    f"{file.relative_to(root)}: data belong to calibration_data or tests, where a README names their"
+                    " licence"
+                )
 
 
 def self_test():
     files = {
-        "calibration_data/README.md": "| path | what | source, licence |\n|---|---|---|\n| a.txt, b*.npy | x | public domain |\n"
-                                      "| old/ | x | them, [MIT](../licences/old.txt) |\n| lost.txt | x | [MIT](../licences/lost.txt) |\n"
-                                      "| bare.txt | x | MIT |\n| none.txt | x | somebody |\n",
-        "calibration_data/a.txt": "", "calibration_data/b1.npy": "", "calibration_data/old/deep/c.bin": "", "calibration_data/d.txt": "",
-        "tests/one.json": "", "tests/run": "#!/bin/sh\n", "tests/x_test.cpp": "", "tests/CMakeLists.txt": "",
-        "runtime/table.bin": "", "licences/old.txt": "", "licences/spare.txt": "", "THIRD_PARTY.md": "[MIT](licences/old.txt)\n",
+        "calibration_data/README.md": (
+            "| path | what | source, licence |\n|---|---|---|\n| a.txt, b*.npy | x | public domain |\n"
+            "| old/ | x | them, [MIT](../licences/old.txt) |\n| lost.txt | x | [MIT](../licences/lost.txt) |\n"
+            "| bare.txt | x | MIT |\n| none.txt | x | somebody |\n"
+        ),
+        "calibration_data/a.txt": "",
+        "calibration_data/b1.npy": "",
+        "calibration_data/old/deep/c.bin": "",
+        "calibration_data/d.txt": "",
+        "tests/one.json": "",
+        "tests/run": "#!/bin/sh\n",
+        "tests/x_test.cpp": "",
+        "tests/CMakeLists.txt": "",
+        "runtime/table.bin": "",
+        "licences/old.txt": "",
+        "licences/spare.txt": "",
+        "THIRD_PARTY.md": "[MIT](licences/old.txt)\n",
     }
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder).resolve()
@@ -117,9 +133,15 @@ def self_test():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
         found = list(offences(root))
-    expected = ["calibration_data/d.txt: calibration_data/README.md has no row", "tests/one.json: no README.md",
-                "README.md: bare.txt: the text of", "README.md: none.txt: 'somebody' names no licence",
-                "../licences/lost.txt is not there", "licences/spare.txt: THIRD_PARTY.md does not say", "runtime/table.bin: data belong"]
+    expected = [
+        "calibration_data/d.txt: calibration_data/README.md has no row",
+        "tests/one.json: no README.md",
+        "README.md: bare.txt: the text of",
+        "README.md: none.txt: 'somebody' names no licence",
+        "../licences/lost.txt is not there",
+        "licences/spare.txt: THIRD_PARTY.md does not say",
+        "runtime/table.bin: data belong",
+    ]
     missing = [part for part in expected if not any(part in line for line in found)]
     assert len(found) == len(expected) and not missing, f"not found: {missing}\nfound: {found}"
 
@@ -128,6 +150,8 @@ if __name__ == "__main__":
     self_test()
     if sys.argv[1:] == ["--self-test"]:
         sys.exit(0)
-    lines = list(offences(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parents[1]).resolve()))
+    lines = list(
+        offences(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parents[1]).resolve())
+    )
     print("\n".join(lines), end="\n" if lines else "", file=sys.stderr)
     sys.exit(1 if lines else 0)

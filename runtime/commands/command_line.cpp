@@ -162,7 +162,9 @@ std::vector<OptionSpec> all_options(const Command& command) {
 const std::vector<OptionSpec>& program_options() {
   static const std::vector<OptionSpec> options = {
       {.name = "help", .help = "print this help, or with a command that command's, and stop"},
-      {.name = "version", .help = "print the version and stop"},
+      {.name = "version",
+       .help =
+           "print the version and stop; with --json the commit, instruction set, LibTorch, CUDA and compiler as well"},
       {.name = "generate",
        .kind = OptionKind::text,
        .value_name = "WHAT",
@@ -389,13 +391,27 @@ void run_command(const Program& program, const Command& command, std::span<const
   if (json) out << visible(console.result(), "\\u00") << '\n';
 }
 
+// `words` is what stands after --version.
+void print_version(const Program& program, std::span<const std::string> words, std::ostream& out) {
+  const bool json = !words.empty() && words.front() == "--json";
+  if (words.size() > (json ? 1 : 0)) {
+    throw WrongUsage("unexpected argument '" + words[json ? 1 : 0] + "' after --version; see " + program.name +
+                     " --help");
+  }
+  if (json) {
+    out << version_report(program.name, program.sources, program.libtorch) << '\n';
+  } else {
+    out << program.name << " " << version() << '\n';
+  }
+}
+
 void run_words(const Program& program, std::span<const std::string> words, DescriptorBuffer& standard_output,
                std::ostream& out) {
   if (words.empty()) throw WrongUsage("a command is missing; see " + program.name + " --help");
   if (words[0] == "--help" || words[0] == "-h") {
     out << program_help(program);
   } else if (words[0] == "--version") {
-    out << program.name << " " << version() << '\n';
+    print_version(program, words.subspan(1), out);
   } else if (words[0] == "--generate" || words[0].starts_with("--generate=")) {
     print_generated(program, words[0], words.subspan(1), out);
   } else {

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "runtime/commands/standard_output.h"
+#include "runtime/commands/version_report.h"
 #include "runtime/system/byte_count.h"
 #include "runtime/system/progress.h"
 
@@ -117,6 +118,8 @@ struct Program {
   std::string name;
   std::string summary;
   std::vector<Command> commands;
+  SourceState sources = {};        // what it was built from
+  std::string_view libtorch = {};  // the version of LibTorch that it works with; empty: none
 };
 
 // Throws WrongUsage: what is wrong, the nearest right name, how to get help.

@@ -1,11 +1,13 @@
 // pare-runtime: runs and measures models on this machine's CPU; the part of pare that needs no LibTorch.
 #include "runtime/commands/command_line.h"
 #include "runtime/commands/commands.h"
+#include "runtime/commands/version_report.h"
 
 int main(int argc, char** argv) {
   const pare::Program program = {
       .name = "pare-runtime",
       .summary = "Runs, measures and checks compressed language models (Hugging Face directories) on the CPU.",
-      .commands = pare::runtime_commands()};
+      .commands = pare::runtime_commands(),
+      .sources = pare::source_state()};
   return pare::run_program(program, argc, argv);
 }

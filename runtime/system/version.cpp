@@ -6,4 +6,12 @@ std::string_view version() {
   return PARE_VERSION;
 }
 
+std::string_view compiler() {
+#ifdef __clang__
+  return "clang " __clang_version__;
+#else
+  return "GCC " __VERSION__;
+#endif
+}
+
 }  // namespace pare

@@ -7,11 +7,13 @@
 #include <sys/syscall.h>
 #include <sys/user.h>
 #include <sys/wait.h>
+#include <torch/version.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <fstream>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
 
@@ -153,6 +155,14 @@ std::map<std::string, std::string> promised_files(const fs::path& directory) {
 
 fs::path family(const std::string& name) {
   return fs::path(kSourceFolder) / "tests" / "golden" / "families" / name;
+}
+
+TEST(RunPare, TheVersionForReportsNamesLibTorch) {
+  const Outcome report = run_pare({"--version", "--json"});
+  ASSERT_EQ(report.status, 0) << report.err;
+  const nlohmann::json json = nlohmann::json::parse(report.out);
+  EXPECT_EQ(json.at("program"), "pare");
+  EXPECT_EQ(json.at("libtorch"), TORCH_VERSION);
 }
 
 TEST(RunPare, TracingSeesTheCallsAndKills) {
