@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The table that ends make demo.    usage: demo_table.py REPORT.json INSPECT_BEFORE.json BENCH_BEFORE.json BENCH_AFTER.json"""
+"""The table that ends make demo.    usage: demo_table.py REPORT.json INSPECT_BEFORE.json BENCH_BEFORE.json
+BENCH_AFTER.json"""
 import json
 import sys
 
@@ -8,7 +9,12 @@ evaluation = report["perplexity"][0]
 rows = [
     ("size of the weights, MB", report["source_bytes"] / 1e6, report["output_bytes"] / 1e6, "{:.1f}"),
     ("bits per weight, with embedding and head", inspected["bits_per_weight"], report["bits_per_weight"], "{:.2f}"),
-    ("bits per weight, without", inspected["bits_per_weight_linears"], report["bits_per_weight_without_head"], "{:.2f}"),
+    (
+        "bits per weight, without",
+        inspected["bits_per_weight_linears"],
+        report["bits_per_weight_without_head"],
+        "{:.2f}",
+    ),
     ("perplexity", evaluation["reference_perplexity"], evaluation["perplexity"], "{:.3f}"),
     ("KL divergence from the original, nats", 0.0, evaluation["kl_mean"], "{:.4f}"),
     ("prefill, tokens per second", before["prefill_tokens_per_second"], after["prefill_tokens_per_second"], "{:.0f}"),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes wikitext2-pairs.tsv from wikitext2.txt: 360 pairs of sentences, a third each of neighbours in a paragraph (third
-column 2), of one article but different paragraphs (1), and of different articles (0). The column says how the pair was
-drawn, not what a person thinks of it.
+"""Writes wikitext2-pairs.tsv from wikitext2.txt: 360 pairs of sentences, a third each of neighbours in a paragraph
+(third column 2), of one article but different paragraphs (1), and of different articles (0). The column says how the
+pair was drawn, not what a person thinks of it.
 
     python3 calibration_data/make_pairs.py
 """

@@ -77,13 +77,16 @@ def without_template(tokens):
 
 
 def parameters(tokens):
-    """The types between the brackets, as a text: a parameter's last word is its name, and what follows = its default."""
+    """The types between the brackets, as a text: a parameter's last word is its name, and what follows = its default.
+    """
     types, current, depth = [], [], 0
     for token in tokens + [","]:
         if token == "," and depth == 0:
             if "=" in current:
                 current = current[:current.index("=")]
-            is_named = len(current) > 1 and re.fullmatch(r"[A-Za-z_]\w*", current[-1]) and current[-2] not in ("::", "const")
+            is_named = (
+                len(current) > 1 and re.fullmatch(r"[A-Za-z_]\w*", current[-1]) and current[-2] not in ("::", "const")
+            )
             types.append(" ".join(current[:-1] if is_named else current))
             current = []
             continue
@@ -191,26 +194,34 @@ def offences(root):
         for i, first in enumerate(paths):
             for second in paths[i + 1:]:
                 if are_linked(first, second):
-                    yield f"{second}:{places[second]}: {name} is defined in {first}:{places[first]} as well: rename one of them"
+                    yield (
+                        f"{second}:{places[second]}: {name} is defined in {first}:{places[first]} as well: rename "
+                        "one of them"
+                    )
 
 
 def self_test():
     planted = {
-        "runtime/a.h": "namespace pare {\nclass Teacher {\n  int a;\n};\nstruct Inner { struct Part { int x; }; };\n}\n",
-        "compress/a.cpp": "namespace pare {\nclass alignas(64) Teacher final : public Base<int> {\n ~Teacher();\n};\n}\n",
+        "runtime/a.h": "namespace pare {\nclass Teacher {\n  int a;\n};\nstruct Inner { struct Part { int x; }; };\n"
+                       "}\n",
+        "compress/a.cpp": "namespace pare {\nclass alignas(64) Teacher final : public Base<int> {\n ~Teacher();\n};\n"
+                          "}\n",
         "runtime/b.h": "namespace pare::cpu { enum class Kind : int { one }; }\n"
-                       "namespace pare { inline int count(const A& a, int n = 3) { return n; }\n"
-                       "inline constexpr int kMost = 3;\n template <typename T>\nT twice(T value) { return value; } }\n",
+        "namespace pare { inline int count(const A& a, int n = 3) { return n; }\n"
+        "inline constexpr int kMost = 3;\n template <typename T>\nT twice(T value) { return value; } }\n",
         "quant/b.h": "namespace pare { namespace cpu { enum class Kind { two }; }\n"
-                     "inline int count(const A& other, int m) { return m; }\n"
-                     "inline const double kMost{4};\n template <typename T>\nT twice(T v) { return v; } }\n",
+        "inline int count(const A& other, int m) { return m; }\n"
+        "inline const double kMost{4};\n template <typename T>\nT twice(T v) { return v; } }\n",
         # Nothing of these is the same thing.
-        "runtime/c.cpp": "namespace pare {\nnamespace {\nclass Own { };\n}\nvoid f() { struct Local { }; }\nclass Other;\n"
-                         "struct sigaction action = { };\n// class Said { };\nconst char* text = R\"(class Said { };)\"; }\n",
-        "runtime/d.cpp": "namespace pare {\nnamespace {\nclass Own { };\n}\nvoid g() { struct Local { }; }\nclass Other;\n"
-                         "struct sigaction action = { };\n/* class Said { }; */ char c = '{'; long n = 1'000; }\n"
-                         "class Said { };\n",
-        "runtime/e.h": "namespace pare { inline int count(const B& b, int n) { return n; } struct Outer { struct Part { }; }; }\n",
+        "runtime/c.cpp": "namespace pare {\nnamespace {\nclass Own { };\n}\nvoid f() { struct Local { }; }\n"
+                         "class Other;\n"
+        "struct sigaction action = { };\n// class Said { };\nconst char* text = R\"(class Said { };)\"; }\n",
+        "runtime/d.cpp": "namespace pare {\nnamespace {\nclass Own { };\n}\nvoid g() { struct Local { }; }\n"
+                         "class Other;\n"
+        "struct sigaction action = { };\n/* class Said { }; */ char c = '{'; long n = 1'000; }\n"
+        "class Said { };\n",
+        "runtime/e.h": "namespace pare { inline int count(const B& b, int n) { return n; } struct Outer { struct Part "
+                       "{ }; }; }\n",
         "tests/quant/one_test.cpp": "struct Fixture { };\nclass Shared { };\n",
         "tests/prune/two_test.cpp": "struct Fixture { };\n",
         "tests/quant/three.h": "class Shared { };\n",
@@ -223,8 +234,14 @@ def self_test():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
         found = [line.split(" is defined")[0] for line in offences(root)]
-    expected = ["runtime/a.h:2: pare::Teacher", "runtime/b.h:1: pare::cpu::Kind", "runtime/b.h:2: pare::count(const A &, int)",
-                "runtime/b.h:3: pare::kMost", "runtime/b.h:4: pare::twice(T)", "tests/quant/three.h:1: Shared"]
+    expected = [
+        "runtime/a.h:2: pare::Teacher",
+        "runtime/b.h:1: pare::cpu::Kind",
+        "runtime/b.h:2: pare::count(const A &, int)",
+        "runtime/b.h:3: pare::kMost",
+        "runtime/b.h:4: pare::twice(T)",
+        "tests/quant/three.h:1: Shared",
+    ]
     assert sorted(found) == sorted(expected), f"planted: {expected}\nfound: {found}"
 
 

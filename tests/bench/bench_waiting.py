@@ -27,7 +27,9 @@ def timed(command, environment, limit):
     """(standard output, seconds); (None, limit) of what took longer."""
     start = time.monotonic()
     try:
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, timeout=limit)
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, timeout=limit
+        )
     except subprocess.TimeoutExpired:
         return None, limit
     return done.stdout, time.monotonic() - start
@@ -35,8 +37,19 @@ def timed(command, environment, limit):
 
 def bench_ms(build, environment, arguments, tokens):
     """Milliseconds of a prefill and of a decoded token."""
-    command = [build / "pare-runtime", "bench", arguments.model, "--prefill-tokens", str(tokens), "--decode-tokens", str(tokens), "--repetitions",
-               "1", "--json", "--quiet"]
+    command = [
+        build / "pare-runtime",
+        "bench",
+        arguments.model,
+        "--prefill-tokens",
+        str(tokens),
+        "--decode-tokens",
+        str(tokens),
+        "--repetitions",
+        "1",
+        "--json",
+        "--quiet",
+    ]
     output, seconds = timed(command, environment, arguments.limit)
     if output is None:
         return {f"prefill of {tokens}": 1000 * seconds, f"decode, of {tokens}": 1000 * seconds / tokens}
@@ -57,7 +70,9 @@ def measure(contestants, arguments, tokens):
     times = {}
     for _ in range(arguments.rounds):
         for name, build, setting in contestants:
-            clean = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+            clean = {
+                key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+            }
             found = bench_ms(build, clean | setting, arguments, tokens)
             if not arguments.no_run:
                 found |= run_ms(build, clean | setting, arguments)
@@ -68,7 +83,11 @@ def measure(contestants, arguments, tokens):
         for name, values in by_name.items():
             median = statistics.median(values)
             ended = " (ended)" if max(values) >= 1000 * arguments.limit else ""
-            print(f"  {what:16} {name:9} best {min(values):9.1f} ms, median {median:9.1f} ms, {median / passive:6.2f} x passive{ended}", flush=True)
+            print(
+                f"  {what:16} {name:9} best {min(values):9.1f} ms, median {median:9.1f} ms, {median / passive:6.2f} x "
+                f"passive{ended}",
+                flush=True,
+            )
 
 
 def main():
@@ -83,7 +102,9 @@ def main():
     parser.add_argument("--skip", choices=["idle", "loaded"])
     parser.add_argument("--no-run", action="store_true", help="prefill and decode alone")
     arguments = parser.parse_args()
-    contestants = [("adaptive", arguments.build, {})] + [(policy, arguments.build, {"OMP_WAIT_POLICY": policy}) for policy in ("passive", "active")]
+    contestants = [("adaptive", arguments.build, {})] + [
+        (policy, arguments.build, {"OMP_WAIT_POLICY": policy}) for policy in ("passive", "active")
+    ]
     if arguments.other:
         contestants.append(("other", arguments.other, {}))
     if arguments.skip != "idle":

@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
 """What distillation's losses are worth on a student of SmolLM2 with 10 of its 30 layers, measured with `pare run`.
 
-usage: compare_losses.py table PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--rates A,B,C] [--losses A,B,...] [--select BY]
-       compare_losses.py seeds PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--losses A=RATE,B=RATE,...] [--seeds N] [--select BY]
-       compare_losses.py labels PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--rates HARD,SOFT] [--seeds N] [--recorded]
+usage: compare_losses.py table PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--rates A,B,C] [--losses A,B,...]
+    [--select BY]
+       compare_losses.py seeds PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--losses A=RATE,B=RATE,...] [--seeds N]
+       [--select BY] compare_losses.py labels PARE FOLDER [--tokens N] [--batch N] [--jobs N] [--rates HARD,SOFT]
+       [--seeds N] [--recorded]
                                             [--soft LOSS] [--select BY]
 
-table: every loss at every learning rate, on the same tokens in the same order, from the same student. seeds: every loss at a rate
+table: every loss at every learning rate, on the same tokens in the same order, from the same student. seeds: every loss
+       at a rate
 of its own over several seeds, which draw and order the windows. labels: hard labels of the text
-against the teacher's soft ones, over several seeds, one learning rate each; --soft is what learns from the teacher, with options as in a
-recipe, such as "soft_label, label_weight: 0.5"; with --recorded the teacher runs once, before all of them
-(`pare record`), and both learn on what it has seen. Every run is a folder in FOLDER, kept: what is there is not
-run again, so that an interrupted comparison goes on. --select: by what of the validations the one is chosen that is kept (as in a recipe;
-without it the recipe's default); the step kept, of how many, stands behind each result. Perplexities are of WikiText-2, which nobody trains on (text of another source), and
-of windows of the training texts (C4, books) that are held back. Run it from the repository's root, with models/smollm2-135m (make demo fetches it).
+against the teacher's soft ones, over several seeds, one learning rate each; --soft is what learns from the teacher,
+with options as in a recipe, such as "soft_label, label_weight: 0.5"; with --recorded the teacher runs once, before all
+of them (`pare record`), and both learn on what it has seen. Every run is a folder in FOLDER, kept: what is there is not
+run again, so that an interrupted comparison goes on. --select: by what of the validations the one is chosen that is
+kept (as in a recipe; without it the recipe's default); the step kept, of how many, stands behind each result.
+Perplexities are of WikiText-2, which nobody trains on (text of another source), and of windows of the training texts
+(C4, books) that are held back. Run it from the repository's root, with models/smollm2-135m (make demo fetches it).
 """
 import argparse
 import concurrent.futures
@@ -24,23 +28,39 @@ import re
 import statistics
 import subprocess
 
-LOSSES = ["hard_label", "soft_label", "forward_kl", "reverse_kl", "jensen_shannon", "skew_kl", "skew_reverse_kl", "total_variation", "slim",
-          "minillm"]
+LOSSES = [
+    "hard_label",
+    "soft_label",
+    "forward_kl",
+    "reverse_kl",
+    "jensen_shannon",
+    "skew_kl",
+    "skew_reverse_kl",
+    "total_variation",
+    "slim",
+    "minillm",
+]
 MODEL = "models/smollm2-135m"
 TEXTS = ["calibration_data/c4.jsonl", "calibration_data/books-to-train.jsonl"]
-EVALUATE = ("evaluate:\n  - perplexity: {text: calibration_data/windows/wikitext2-smollm2.npy, context: 2048, windows: 10, "
-            "reference: false}\n")
+EVALUATE = (
+    "evaluate:\n  - perplexity: {text: calibration_data/windows/wikitext2-smollm2.npy, context: 2048, windows: 10, "
+    "reference: false}\n"
+)
 
 
 def run(arguments, folder, recipe):
     """The report of a run, which is begun, taken up again, or there already."""
     path = folder.with_name(folder.name + ".yaml")
     if path.exists() and path.read_text() != recipe:
-        raise SystemExit(f"{folder}: '{path}' is another recipe than this comparison's: give another folder, or remove both")
+        raise SystemExit(
+            f"{folder}: '{path}' is another recipe than this comparison's: give another folder, or remove both"
+        )
     if not (folder / "report.json").exists():
         path.write_text(recipe)
         threads = max(1, len(os.sched_getaffinity(0)) // arguments.jobs)
-        subprocess.run([arguments.pare, "run", str(path), "--out", str(folder), "--threads", str(threads), "--quiet"], check=True)
+        subprocess.run(
+            [arguments.pare, "run", str(path), "--out", str(folder), "--threads", str(threads), "--quiet"], check=True
+        )
     return json.loads((folder / "report.json").read_text())
 
 
@@ -63,11 +83,15 @@ def record(arguments):
 def train(arguments, name, student, loss, rate, seed):
     data = f"logits: {record(arguments)}" if arguments.recorded else f"text: [{', '.join(TEXTS)}]"
     select = f", select: {arguments.select}" if arguments.select else ""
-    report = run(arguments, arguments.folder / name,
-                 f"model: {MODEL}\noutput: {arguments.folder / name}\npasses:\n  - distill: {{student: {student}, {data}, "
-                 f"total_tokens: {arguments.tokens}, batch: {arguments.batch}, loss: {loss}, learning_rate: {rate}, seed: {seed}, "
-                 f"validations: 2, validation_windows: 8{select}}}\n"
-                 f"{EVALUATE}")
+    report = run(
+        arguments,
+        arguments.folder / name,
+        f"model: {MODEL}\noutput: {arguments.folder / name}\npasses:\n  - distill: {{student: {student}, {data}, "
+        f"total_tokens: {arguments.tokens}, batch: {arguments.batch}, loss: {loss}, learning_rate: {rate}, seed: "
+        f"{seed}, "
+        f"validations: 2, validation_windows: 8{select}}}\n"
+        f"{EVALUATE}",
+    )
     training = report["training"]
     return {"wikitext": report["perplexity"][0]["perplexity"], "held_back": training["kept_validation_perplexity"],
             "kept": f"{training['kept_step']} of {training['steps']}", "minutes": training["seconds"] / 60}
@@ -79,7 +103,12 @@ def cell(one):
 
 def table(arguments, student):
     rates = [float(rate) for rate in arguments.rates.split(",")]
-    print(f"| loss | " + " | ".join(f"{rate:g}" for rate in rates) + " | minutes of one |\n|---|" + "---|" * (len(rates) + 1))
+    print(
+        f"| loss | "
+        + " | ".join(f"{rate:g}" for rate in rates)
+        + " | minutes of one |\n|---|"
+        + "---|" * (len(rates) + 1)
+    )
     pool = concurrent.futures.ThreadPoolExecutor(arguments.jobs)
     runs = {loss: [pool.submit(train, arguments, f"{loss}-{rate:g}", student, loss, rate, 0) for rate in rates]
             for loss in arguments.losses.split(",")}
@@ -87,12 +116,19 @@ def table(arguments, student):
         found = [one.result() for one in of_rates]
         best = min(found, key=lambda one: one["wikitext"])
         cells = [("**{}**" if one is best else "{}").format(cell(one)) for one in found]
-        print(f"| `{loss}` | " + " | ".join(cells) + f" | {statistics.median(one['minutes'] for one in found):.1f} |", flush=True)
+        print(
+            f"| `{loss}` | " + " | ".join(cells) + f" | {statistics.median(one['minutes'] for one in found):.1f} |",
+            flush=True,
+        )
 
 
 def seeds(arguments, student):
-    print("| loss | rate | " + " | ".join(f"seed {seed}" for seed in range(arguments.seeds)) + " | mean | minutes of one |\n|---|---|" +
-          "---|" * (arguments.seeds + 2))
+    print(
+        "| loss | rate | "
+        + " | ".join(f"seed {seed}" for seed in range(arguments.seeds))
+        + " | mean | minutes of one |\n|---|---|"
+        + "---|" * (arguments.seeds + 2)
+    )
     pool = concurrent.futures.ThreadPoolExecutor(arguments.jobs)
     rates = dict(item.split("=") for item in arguments.losses.split(","))
     runs = {loss: [pool.submit(train, arguments, f"{loss}-{float(rate):g}-seed{seed}", student, loss, float(rate), seed)
@@ -100,8 +136,14 @@ def seeds(arguments, student):
     for loss, of_seeds in runs.items():
         found = [one.result() for one in of_seeds]
         means = (statistics.geometric_mean(one[text] for one in found) for text in ("wikitext", "held_back"))
-        print(f"| `{loss}` | {float(rates[loss]):g} | " + " | ".join(map(cell, found)) + " | " + " / ".join(f"{mean:.0f}" for mean in means) +
-              f" | {statistics.median(one['minutes'] for one in found):.1f} |", flush=True)
+        print(
+            f"| `{loss}` | {float(rates[loss]):g} | "
+            + " | ".join(map(cell, found))
+            + " | "
+            + " / ".join(f"{mean:.0f}" for mean in means)
+            + f" | {statistics.median(one['minutes'] for one in found):.1f} |",
+            flush=True,
+        )
 
 
 def folder_name(loss):
@@ -136,8 +178,12 @@ def main():
     parser.add_argument("--losses", help="default all (table); seeds: with the rate of each, such as hard_label=3e-4")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--soft", help="labels: the loss against the teacher, and its options; default forward_kl")
-    parser.add_argument("--select", choices=["loss", "perplexity", "kl", "last"], help="by what the validation that is kept is chosen")
-    parser.add_argument("--recorded", action="store_true", help="labels: learn from what pare record has stored of the teacher")
+    parser.add_argument(
+        "--select", choices=["loss", "perplexity", "kl", "last"], help="by what the validation that is kept is chosen"
+    )
+    parser.add_argument(
+        "--recorded", action="store_true", help="labels: learn from what pare record has stored of the teacher"
+    )
     arguments = parser.parse_args()
     if arguments.recorded and arguments.what != "labels":
         parser.error("--recorded: the table's losses include some that need the teacher itself")

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""A Hugging Face checkpoint with random bf16 weights in the shape of a real one, for benchmarks and for comparing devices: as large and not
-to be downloaded. The same shape and seed give the same bytes everywhere (PCG64's raw words). Tensors are written one by one; at most one is
+"""A Hugging Face checkpoint with random bf16 weights in the shape of a real one, for benchmarks and for comparing
+devices: as large and not to be downloaded. The same shape and seed give the same bytes everywhere (PCG64's raw words).
+         Tensors are written one by one; at most one is
 in memory.
 
 usage: make_random_model.py OUT [--shape tinyllama|smollm2] [--blocks N] [--seed 0]
@@ -12,20 +13,48 @@ import struct
 
 import numpy
 
-# Norms are 1; of the other weights sign, mantissa and the exponent's last bit are random. exponent: the other bits of it.
+# Norms are 1; of the other weights sign, mantissa and the exponent's last bit are random. exponent: the other bits of
+# it.
 SHAPES = {
     # TinyLlama 1.1B; magnitudes in [2^-7, 2^-5), near those of trained weights.
-    "tinyllama": {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "intermediate_size": 5632, "num_hidden_layers": 22,
-                  "vocab_size": 32000, "max_position_embeddings": 2048, "rope_theta": 10000.0, "tie_word_embeddings": False, "exponent": 0x3C00},
+    "tinyllama": {
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 22,
+        "vocab_size": 32000,
+        "max_position_embeddings": 2048,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "exponent": 0x3C00,
+    },
     # SmolLM2-135M; magnitudes in [2^-5, 2^-3), so that attention and logits are far from uniform.
-    "smollm2": {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536, "num_hidden_layers": 30,
-                "vocab_size": 49152, "max_position_embeddings": 8192, "rope_theta": 100000.0, "tie_word_embeddings": True, "exponent": 0x3D00},
+    "smollm2": {
+        "hidden_size": 576,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "rope_theta": 100000.0,
+        "tie_word_embeddings": True,
+        "exponent": 0x3D00,
+    },
 }
 
 
 def config(shape):
-    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "hidden_act": "silu", "rms_norm_eps": 1e-5,
-            "bos_token_id": 1, "eos_token_id": 2} | {key: value for key, value in shape.items() if key != "exponent"}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    } | {key: value for key, value in shape.items() if key != "exponent"}
 
 
 def tensors(shape):

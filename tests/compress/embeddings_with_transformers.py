@@ -1,10 +1,11 @@
 """Loads an encoder with transformers (and compressed-tensors, where it is compressed) and writes its embeddings.
 
-usage: embeddings_with_transformers.py TEXTS.json MODEL_DIR OUT.f32 [MODEL_DIR OUT.f32 ...]   (little-endian float32 [N, D])
+usage: embeddings_with_transformers.py TEXTS.json MODEL_DIR OUT.f32 [MODEL_DIR OUT.f32 ...]   (little-endian float32 [N,
+    D])
 
-TEXTS.json is a list of objects with the key ids. One text at a time, so that no padding is in play: the mean of the last
-hidden states, divided by its length. The forward pass is the loaded model's own, which rounds the inputs of its linears
-as its configuration says.
+TEXTS.json is a list of objects with the key ids. One text at a time, so that no padding is in play: the mean of the
+last hidden states, divided by its length. The forward pass is the loaded model's own, which rounds the inputs of its
+linears as its configuration says.
 """
 import json
 import sys

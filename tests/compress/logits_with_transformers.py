@@ -2,9 +2,9 @@
 
 usage: logits_with_transformers.py MODEL_DIR IDS.npy OUT.f32 DTYPE [as-loaded]   (logits as raw little-endian float32)
 
-DTYPE is what the checkpoint is loaded and decompressed in. The forward pass is float32 on a plain model with the weights
-that were read: what is compared is them, not the arithmetic of a 16-bit forward pass. With as-loaded it is the loaded
-model's own, which rounds the inputs of its linears as its configuration says.
+DTYPE is what the checkpoint is loaded and decompressed in. The forward pass is float32 on a plain model with the
+weights that were read: what is compared is them, not the arithmetic of a 16-bit forward pass. With as-loaded it is the
+loaded model's own, which rounds the inputs of its linears as its configuration says.
 """
 import copy
 import sys

@@ -2,7 +2,8 @@
 
 usage: rounded_inputs_with_transformers.py MODEL_DIR IDS.npy OUT.f32
 
-OUT is little-endian float32: for each linear whose input is rounded T, I, the input [T, I] and the rounded input [T, I].
+OUT is little-endian float32: for each linear whose input is rounded T, I, the input [T, I] and the rounded input [T,
+I].
 """
 import sys
 

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Compiles every .cu file with CUDA's compiler for the devices that CMakeLists.txt names, and reads what ptxas says of the kernels.
+"""Compiles every .cu file with CUDA's compiler for the devices that CMakeLists.txt names, and reads what ptxas says of
+the kernels.
 
 usage: check_kernels.py BUILD [--jobs N]     BUILD: a folder for the objects; what has not changed is not compiled again
        check_kernels.py BUILD --self-test    compiles kernels with planted faults, and expects each to be found
 
-Faults: a warning of the compiler or of ptxas; registers that spill; a stack frame in local memory, unless STACK_FRAMES names it; more
-registers for the threads of a block (those of __launch_bounds__, or 1024) than a multiprocessor has; more than 48 KiB of static shared
-memory, which ptxas refuses itself. Prints a table of the kernels. The options are those of -DPARE_CUDA=ON: CMake is what compiles.
+Faults: a warning of the compiler or of ptxas; registers that spill; a stack frame in local memory, unless STACK_FRAMES
+names it; more registers for the threads of a block (those of __launch_bounds__, or 1024) than a multiprocessor has;
+more than 48 KiB of static shared memory, which ptxas refuses itself. Prints a table of the kernels. The options are
+those of -DPARE_CUDA=ON: CMake is what compiles.
 
-With PARE_TEST_FULL it also builds the programs that run on a GPU, so that their hosts' side is compiled and linked with CUDA's own headers.
+With PARE_TEST_FULL it also builds the programs that run on a GPU, so that their hosts' side is compiled and linked with
+CUDA's own headers.
 
 The exit status is 0, 1 with faults, and 77 with a line "SKIPPED" where .ci/find_nvcc finds no compiler.
 """
@@ -25,7 +28,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SKIPPED = 77
-MOST_THREADS = 1024         # of a block: CUDA C++ Programming Guide 13, table "Technical Specifications per Compute Capability"
+# CUDA C++ Programming Guide 13, table "Technical Specifications per Compute Capability".
+MOST_THREADS = 1024         # of a block
 REGISTERS = 65536           # of a multiprocessor, and of a block
 
 PROGRAMS = ["pare-runtime", "test_cuda_device", "device_facts"]
@@ -35,27 +39,44 @@ STACK_FRAMES = {}
 
 # Name -> source, and what the check must say.
 PLANTED = {
-    "spills": ("__global__ void __launch_bounds__(1024) kernel(float* x) {\n"
-               "  float values[128];\n"
-               "#pragma unroll\n  for (int i = 0; i < 128; ++i) values[i] = x[i * 1024 + threadIdx.x];\n"
-               "  __syncthreads();\n"
-               "#pragma unroll\n  for (int i = 0; i < 128; ++i) x[i * 1024 + 1023 - threadIdx.x] = values[i] * values[127 - i];\n}\n",
-               "bytes of registers spilled"),
-    "stack frame": ("__global__ void __launch_bounds__(32) kernel(float* x, int n) {\n"
-                    "  float values[16];\n  for (int i = 0; i < 16; ++i) values[i] = x[i];\n"
-                    "  for (int i = 0; i < n; ++i) values[n % 16] += values[i % 16];\n  for (int i = 0; i < 16; ++i) x[i] = values[i];\n}\n",
-                    "stack frame"),
-    "no launch bound": ("__global__ void kernel(float* x) {\n  float sums[80];\n"
-                        "  for (int i = 0; i < 80; ++i) sums[i] = 0.0f;\n  for (int k = 0; k < 1000; ++k) {\n    const float value = x[k];\n"
-                        "#pragma unroll\n    for (int i = 0; i < 80; ++i) sums[i] = sums[i] * value + x[k + i * 1024];\n  }\n"
-                        "#pragma unroll\n  for (int i = 0; i < 80; ++i) x[i * 1024 + threadIdx.x] = sums[i];\n}\n", "declare __launch_bounds__"),
+    "spills": (
+        "__global__ void __launch_bounds__(1024) kernel(float* x) {\n"
+        "  float values[128];\n"
+        "#pragma unroll\n  for (int i = 0; i < 128; ++i) values[i] = x[i * 1024 + threadIdx.x];\n"
+        "  __syncthreads();\n"
+        "#pragma unroll\n  for (int i = 0; i < 128; ++i) x[i * 1024 + 1023 - threadIdx.x] = values[i] * values[127 - "
+        "i];\n}\n",
+        "bytes of registers spilled",
+    ),
+    "stack frame": (
+        "__global__ void __launch_bounds__(32) kernel(float* x, int n) {\n"
+        "  float values[16];\n  for (int i = 0; i < 16; ++i) values[i] = x[i];\n"
+        "  for (int i = 0; i < n; ++i) values[n % 16] += values[i % 16];\n"
+        "  for (int i = 0; i < 16; ++i) x[i] = values[i];\n}\n",
+        "stack frame",
+    ),
+    "no launch bound": (
+        "__global__ void kernel(float* x) {\n  float sums[80];\n"
+        "  for (int i = 0; i < 80; ++i) sums[i] = 0.0f;\n  for (int k = 0; k < 1000; ++k) {\n"
+        "    const float value = x[k];\n"
+        "#pragma unroll\n    for (int i = 0; i < 80; ++i) sums[i] = sums[i] * value + x[k + i * 1024];\n  }\n"
+        "#pragma unroll\n  for (int i = 0; i < 80; ++i) x[i * 1024 + threadIdx.x] = sums[i];\n}\n",
+        "declare __launch_bounds__",
+    ),
     "warning": ("__global__ void kernel(float* x) {\n  int unused = 1;\n  x[0] = 1.0f;\n}\n", "unused"),
-    "shared memory": ("__global__ void kernel(float* x) {\n  __shared__ float tile[12 * 1024 + 1];\n"
-                      "  tile[threadIdx.x] = x[0];\n  __syncthreads();\n  x[0] = tile[x[1] > 0.0f ? 0 : 12 * 1024];\n}\n", "too much shared"),
-    "device function": ("__device__ __noinline__ float sum(const float* x, int n) {\n  float values[16];\n"
-                        "  for (int i = 0; i < 16; ++i) values[i] = x[i];\n  for (int i = 0; i < n; ++i) values[n % 16] += values[i % 16];\n"
-                        "  return values[n % 16];\n}\n__global__ void __launch_bounds__(32) kernel(float* x, int n) { x[0] = sum(x, n); }\n",
-                        "stack frame"),
+    "shared memory": (
+        "__global__ void kernel(float* x) {\n  __shared__ float tile[12 * 1024 + 1];\n"
+        "  tile[threadIdx.x] = x[0];\n  __syncthreads();\n  x[0] = tile[x[1] > 0.0f ? 0 : 12 * 1024];\n}\n",
+        "too much shared",
+    ),
+    "device function": (
+        "__device__ __noinline__ float sum(const float* x, int n) {\n  float values[16];\n"
+        "  for (int i = 0; i < 16; ++i) values[i] = x[i];\n"
+        "  for (int i = 0; i < n; ++i) values[n % 16] += values[i % 16];\n"
+        "  return values[n % 16];\n}\n__global__ void __launch_bounds__(32) kernel(float* x, int n) { x[0] = sum(x, "
+        "n); }\n",
+        "stack frame",
+    ),
 }
 
 
@@ -67,7 +88,9 @@ def compile_and_report(command):
     kept = target.with_suffix(".kept")
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
-    done = subprocess.run(command + ["-Xptxas", "-v", "--keep", "--keep-dir", str(kept)], stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command + ["-Xptxas", "-v", "--keep", "--keep-dir", str(kept)], stderr=subprocess.PIPE, text=True
+    )
     if done.returncode == 0:
         bounds = {}
         for ptx in kept.glob("*.ptx"):
@@ -85,7 +108,9 @@ def compile_and_report(command):
 
 
 def demangled(names):
-    text = subprocess.run(["c++filt", "-p"], input="\n".join(names), stdout=subprocess.PIPE, text=True, check=True).stdout
+    text = subprocess.run(
+        ["c++filt", "-p"], input="\n".join(names), stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
     short = [re.sub(r"\(anonymous namespace\)::|\bpare::", "", line) for line in text.splitlines()]
     return dict(zip(names, short))
 
@@ -99,7 +124,16 @@ def functions_of(report):
             arch = match.group(2)
         elif match := re.search(r"Function properties for (\w+)", line):
             name = match.group(1)
-            functions.append({"name": name, "arch": arch, "is_kernel": name in entries, "bound": report["bounds"].get(name), "registers": 0, "shared": 0})
+            functions.append(
+                {
+                    "name": name,
+                    "arch": arch,
+                    "is_kernel": name in entries,
+                    "bound": report["bounds"].get(name),
+                    "registers": 0,
+                    "shared": 0,
+                }
+            )
         elif match := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
             functions[-1] |= {"stack": int(match.group(1)), "spilled": int(match.group(2)) + int(match.group(3))}
         elif match := re.search(r"Used (\d+) registers", line):
@@ -119,9 +153,15 @@ def faults_of(report, functions, allowed_frames):
     for f in functions:
         where = f"{f['name']} ({f['arch']}): "
         if f["spilled"]:
-            yield where + f"{f['spilled']} bytes of registers spilled to local memory and back (without a second argument of 1, __launch_bounds__ aims at several blocks)"
+            yield where + (
+                f"{f['spilled']} bytes of registers spilled to local memory and back (without a second "
+                "argument of 1, __launch_bounds__ aims at several blocks)"
+            )
         if f["stack"] and f["name"] not in allowed_frames:
-            yield where + f"{f['stack']} bytes of stack frame: index arrays by what is known when loops are unrolled, or name the kernel in STACK_FRAMES"
+            yield where + (
+                f"{f['stack']} bytes of stack frame: index arrays by what is known when loops are unrolled, "
+                "or name the kernel in STACK_FRAMES"
+            )
         threads = f["bound"] or MOST_THREADS
         if f["registers"] * threads > REGISTERS:
             advice = "" if f["bound"] else ": declare __launch_bounds__(threads, 1)"
@@ -152,8 +192,23 @@ def configure(build, nvcc):
         build.mkdir(parents=True)
     launcher = f"{sys.executable};{pathlib.Path(__file__).resolve()};--compile;--"
     with open(build / "cmake.log", "w") as log:
-        done = subprocess.run(["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DPARE_CUDA=ON", "-DPARE_RUNTIME_ONLY=ON",
-                               f"-DCMAKE_CUDA_COMPILER={nvcc}", f"-DCMAKE_CUDA_COMPILER_LAUNCHER={launcher}"], stdout=log, stderr=subprocess.STDOUT)
+        done = subprocess.run(
+            [
+                "cmake",
+                "-S",
+                ROOT,
+                "-B",
+                build,
+                "-G",
+                "Ninja",
+                "-DPARE_CUDA=ON",
+                "-DPARE_RUNTIME_ONLY=ON",
+                f"-DCMAKE_CUDA_COMPILER={nvcc}",
+                f"-DCMAKE_CUDA_COMPILER_LAUNCHER={launcher}",
+            ],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
     if done.returncode != 0:
         sys.exit((build / "cmake.log").read_text() + "check_kernels: CMake failed with -DPARE_CUDA=ON")
     (build / "made_by").write_text(stamp)
@@ -199,7 +254,9 @@ def self_test(build):
         file.write_text(source)
         command = [str(file) if word.endswith(".cu") else word for word in template]
         command[command.index("-o") + 1] = str(build / "planted.o")
-        done = subprocess.run([sys.executable, __file__, "--compile", "--", *command], cwd=build, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, __file__, "--compile", "--", *command], cwd=build, stderr=subprocess.PIPE, text=True
+        )
         if done.returncode == 0:
             report = json.loads((build / "planted.report").read_text())
             said = "\n".join(faults_of(report, functions_of(report), {}))

@@ -43,7 +43,9 @@ def gguf(metadata, tensors):
     head += b"".join(gguf_string(key) + gguf_value(value) for key, value in metadata.items())
     data = b""
     for name, (shape, kind, content) in tensors.items():
-        head += gguf_string(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape))
+        head += (
+            gguf_string(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape))
+        )
         head += struct.pack("<IQ", kind, len(data))
         data += content + b"\0" * (-len(content) % 32)
     return head + b"\0" * (-len(head) % 32) + data
@@ -117,7 +119,9 @@ def make_gguf():
 
 def make_llama2c():
     tokens = [b"<unk>", b"\n<s>\n", b"\n</s>\n"] + [b"<0x%02X>" % i for i in range(256)] + [b" ", b"a", b" a"]
-    vocabulary = struct.pack("<i", 8) + b"".join(struct.pack("<fi", -float(i), len(t)) + t for i, t in enumerate(tokens))
+    vocabulary = struct.pack("<i", 8) + b"".join(
+        struct.pack("<fi", -float(i), len(t)) + t for i, t in enumerate(tokens)
+    )
     for name, tied in (("tied", True), ("untied", False)):
         width, inner, count = 4, 4, len(tokens)
         floats = 2 * count * width if not tied else count * width
@@ -151,7 +155,9 @@ def safetensors(tensors):
 def checkpoint(name, files):
     content = b""
     for file, data in files.items():
-        data = data if isinstance(data, bytes) else data.encode() if isinstance(data, str) else json.dumps(data).encode()
+        data = (
+            data if isinstance(data, bytes) else data.encode() if isinstance(data, str) else json.dumps(data).encode()
+        )
         content += bytes([NAMES.index(file)]) + struct.pack("<I", len(data))[:3] + data
     write("checkpoint", name, content)
 
@@ -187,8 +193,11 @@ def awq(module, rows, columns):
 
 
 def packed(module, rows, columns):
-    return {module + ".weight_packed": ("I32", [rows, columns // 8]), module + ".weight_scale": ("F32", [rows, columns // 8]),
-            module + ".weight_shape": ("I64", [2], struct.pack("<2q", rows, columns))}
+    return {
+        module + ".weight_packed": ("I32", [rows, columns // 8]),
+        module + ".weight_scale": ("F32", [rows, columns // 8]),
+        module + ".weight_shape": ("I64", [2], struct.pack("<2q", rows, columns)),
+    }
 
 
 def make_checkpoints():
@@ -205,12 +214,33 @@ def make_checkpoints():
         "model.safetensors.index.json": {"weight_map": {n: first if i < 5 else second for i, n in enumerate(names)}},
         first: safetensors({n: whole[n] for n in names[:5]}), second: safetensors({n: whole[n] for n in names[5:]})})
     containers = {
-        "bitsandbytes": (int8, {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": ["lm_head"]}),
+        "bitsandbytes": (
+            int8,
+            {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": ["lm_head"]},
+        ),
         "awq": (awq, {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": 8, "zero_point": True}),
-        "packed": (packed, {
-            "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
-            "ignore": ["re:.*lm_head"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
-                "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 8}}}})}
+        "packed": (
+            packed,
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "quantization_status": "compressed",
+                "ignore": ["re:.*lm_head"],
+                "config_groups": {
+                    "group_0": {
+                        "targets": ["Linear"],
+                        "weights": {
+                            "num_bits": 4,
+                            "type": "int",
+                            "symmetric": True,
+                            "strategy": "group",
+                            "group_size": 8,
+                        },
+                    }
+                },
+            },
+        ),
+    }
     for name, (linear, config) in containers.items():
         checkpoint(name, {"config.json": LLAMA | {"quantization_config": config},
                           "model.safetensors": safetensors(llama_tensors(linear))})
@@ -228,8 +258,14 @@ def make_checkpoints():
     layer = "encoder.layer.0."
     for norm in ("embeddings", layer + "attention.output", layer + "output"):
         tensors |= {f"{norm}.LayerNorm.{part}": ("F32", [D]) for part in ("weight", "bias")}
-    for linear, rows, columns in (("attention.self.query", D, D), ("attention.self.key", D, D), ("attention.self.value", D, D),
-                                  ("attention.output.dense", D, D), ("intermediate.dense", F, D), ("output.dense", D, F)):
+    for linear, rows, columns in (
+        ("attention.self.query", D, D),
+        ("attention.self.key", D, D),
+        ("attention.self.value", D, D),
+        ("attention.output.dense", D, D),
+        ("intermediate.dense", F, D),
+        ("output.dense", D, F),
+    ):
         tensors |= {f"{layer}{linear}.weight": ("F32", [rows, columns]), f"{layer}{linear}.bias": ("F32", [rows])}
     checkpoint("encoder", {"config.json": bert, "model.safetensors": safetensors(tensors),
                            "1_Pooling/config.json": {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True},

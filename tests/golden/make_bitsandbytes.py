@@ -22,7 +22,10 @@ def main():
     generator = torch.Generator().manual_seed(9)
     tensors = {}
     for name, num_out, num_in in (("square", 16, 16), ("wide", 5, 77)):
-        weight = torch.randn(num_out, num_in, generator=generator).half() * torch.rand(num_out, 1, generator=generator).half()
+        weight = (
+            torch.randn(num_out, num_in, generator=generator).half()
+            * torch.rand(num_out, 1, generator=generator).half()
+        )
         layer = Linear8bitLt(num_in, num_out, bias=False, has_fp16_weights=False, threshold=6.0)
         layer.load_state_dict({"weight": weight})
         state = layer.to("cpu").state_dict()

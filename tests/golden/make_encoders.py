@@ -2,10 +2,11 @@
 
     python tests/golden/make_encoders.py        # needs torch, transformers, tokenizers, safetensors, numpy
 
-bert_tiny/ holds a Hugging Face checkpoint with tokenizer.json; texts.json the texts and their ids (from the `tokenizers`
-package); hidden.npy float32 [R, D], the last hidden states of all tokens, text after text; embeddings.npy float32 [N, D],
-their means, normalized. All in float32 with eager attention. The weights come from NumPy's PCG64, large enough that
-attention is far from uniform; gains and biases are random too, so that forgetting one of them changes the results.
+bert_tiny/ holds a Hugging Face checkpoint with tokenizer.json; texts.json the texts and their ids (from the
+`tokenizers` package); hidden.npy float32 [R, D], the last hidden states of all tokens, text after text; embeddings.npy
+float32 [N, D], their means, normalized. All in float32 with eager attention. The weights come from NumPy's PCG64, large
+enough that attention is far from uniform; gains and biases are random too, so that forgetting one of them changes the
+results.
 """
 
 import json
@@ -19,7 +20,24 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 OUT = pathlib.Path(__file__).resolve().parent / "encoders" / "bert_tiny"
-WORDS = ["the", "cat", "sat", "on", "mat", "dog", "ran", "a", "is", "of", "and", "house", "##ing", "##ed", "##er", "##s"]
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "mat",
+    "dog",
+    "ran",
+    "a",
+    "is",
+    "of",
+    "and",
+    "house",
+    "##ing",
+    "##ed",
+    "##er",
+    "##s",
+]
 TEXTS = [
     "The cat sat on the mat.",
     "A dog ran into the house, and the cat followed!",

@@ -118,7 +118,9 @@ def make_family(name, settings, seed):
 
     # What is measured is the checkpoint as a reader finds it, computed in float32.
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    ids_NT = np.random.default_rng(1000 + seed).integers(0, config.vocab_size, (NUM_WINDOWS, NUM_TOKENS), dtype=np.int32)
+    ids_NT = np.random.default_rng(1000 + seed).integers(
+        0, config.vocab_size, (NUM_WINDOWS, NUM_TOKENS), dtype=np.int32
+    )
     with torch.no_grad():
         logits_NTV = model(torch.from_numpy(ids_NT).long()).logits.float().numpy()
     np.save(folder / "ids.npy", ids_NT)
@@ -179,14 +181,15 @@ def main():
     make_embedding_scales()
     (OUT / "README.md").write_text(f"""# Tiny checkpoints of every family
 
-Made by `tests/golden/make_families.py` with torch {torch.__version__.split("+")[0]}, transformers {transformers.__version__},
-safetensors {safetensors.__version__}, numpy {np.__version__}. The weights and ids are random numbers that the script draws, and the
-logits and frequencies are computed from them: no third party's work is inside.
+Made by `tests/golden/make_families.py` with torch {torch.__version__.split("+")[0]},
+transformers {transformers.__version__}, safetensors {safetensors.__version__}, numpy {np.__version__}.
+The weights and ids are random numbers that the script draws, and the logits and frequencies are computed from them:
+no third party's work is inside.
 
 | file | what | source, licence |
 |---|---|---|
-| `*/*` | a folder a family: a Hugging Face checkpoint, `ids.npy` (int32 [2, 64]) and `logits.npy` (float32 [2, 64, 128]), computed in \
-float32 with eager attention | make_families.py, no licence applies |
+| `*/*` | a folder a family: a Hugging Face checkpoint, `ids.npy` (int32 [2, 64]) and \
+`logits.npy` (float32 [2, 64, 128]), computed in float32 with eager attention | make_families.py, no licence applies |
 | rope.json, embedding_scales.json | values of transformers' own functions | make_families.py, no licence applies |
 """)
 

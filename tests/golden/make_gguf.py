@@ -4,7 +4,8 @@
 usage: make_gguf.py     (from anywhere; needs gguf, numpy, safetensors, torch)
 
 blocks.gguf, blocks.f32   one tensor per block type: random codes under sane scales; the package's own dequantization
-NAME.gguf                 the checkpoints of tests/golden/families, renamed and permuted as llama.cpp's converter does it
+NAME.gguf                 the checkpoints of tests/golden/families, renamed and permuted as llama.cpp's converter does
+it
 """
 import json
 import pathlib
@@ -17,7 +18,16 @@ HERE = pathlib.Path(__file__).parent
 OUT = HERE / "gguf"
 TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 # Byte offsets of the fp16 scales in a block: random bytes there would be infinite or NaN.
-SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+SCALES = {
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q8_0": [0],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+}
 ROWS, WIDTH = 3, 512
 
 
@@ -32,11 +42,18 @@ def block_files(random):
         elif name == "F16":
             raw = random.standard_normal((ROWS, WIDTH)).astype(np.float16)
         elif name == "BF16":
-            raw = (random.standard_normal((ROWS, WIDTH)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(ROWS, -1)
+            raw = (
+                (random.standard_normal((ROWS, WIDTH)).astype(np.float32).view(np.uint32) >> 16)
+                .astype(np.uint16)
+                .view(np.uint8)
+                .reshape(ROWS, -1)
+            )
         else:
             blocks = random.integers(0, 256, (ROWS * WIDTH // elements, size), dtype=np.uint8)
             for offset in SCALES[name]:
-                blocks[:, offset : offset + 2] = random.normal(0, 0.1, (len(blocks), 1)).astype(np.float16).view(np.uint8)
+                blocks[:, offset : offset + 2] = (
+                    random.normal(0, 0.1, (len(blocks), 1)).astype(np.float16).view(np.uint8)
+                )
             raw = blocks.reshape(ROWS, -1)
         writer.add_tensor("weight." + name, raw, raw_dtype=kind)
         decoded.append(gguf.dequantize(raw, kind).astype(np.float32).reshape(-1))
@@ -68,7 +85,9 @@ def byte_alphabet():
 
 def family_file(folder, architecture):
     config = json.loads((HERE / "families" / folder / "config.json").read_text())
-    tensors = {name: t.float().numpy() for name, t in load_file(HERE / "families" / folder / "model.safetensors").items()}
+    tensors = {
+        name: t.float().numpy() for name, t in load_file(HERE / "families" / folder / "model.safetensors").items()
+    }
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta")}
     rope = rope.get("full_attention", rope)

@@ -2,8 +2,8 @@
 
 usage: make_minmax.py [OUT.json]       (default: minmax.json beside this script; needs compressed-tensors 0.19)
 
-Symmetric groups of 32: the largest weight of a group lies exactly between two codes, so that these weights show how ties
-are broken. Weights are stored as the integers of their bits.
+Symmetric groups of 32: the largest weight of a group lies exactly between two codes, so that these weights show how
+ties are broken. Weights are stored as the integers of their bits.
 """
 
 import json
@@ -29,4 +29,6 @@ for seed, (name, dtype) in enumerate({"BF16": torch.bfloat16, "F16": torch.float
                       "scales": scales.float().flatten().tolist(),
                       "codes": (codes.int() + 2 ** (bits - 1)).flatten().tolist()})
 out = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).with_name("minmax.json")
-out.write_text(json.dumps({"num_out": OUT, "num_in": IN, "group_size": GROUP, "cases": cases}, separators=(",", ":")) + "\n")
+out.write_text(
+    json.dumps({"num_out": OUT, "num_in": IN, "group_size": GROUP, "cases": cases}, separators=(",", ":")) + "\n"
+)

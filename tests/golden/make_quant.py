@@ -54,7 +54,11 @@ def grid_of_group(w, importance, bits, symmetric, scales, dtype):
     for factor in FACTORS[:1] if scales == "minmax" else FACTORS:
         width = 2 * max(-low, high) if symmetric else high - low
         scale = torch.tensor(width * factor / top, dtype=torch.float32).to(TYPES[dtype]).double()
-        zero = torch.tensor(2.0 ** (bits - 1)).double() if symmetric else round_half_even(-low * factor / scale, bits).clamp(0, top)
+        zero = (
+            torch.tensor(2.0 ** (bits - 1)).double()
+            if symmetric
+            else round_half_even(-low * factor / scale, bits).clamp(0, top)
+        )
         code = ((w / scale).round() + zero).clamp(0, top)
         candidates.append((((scale * (code - zero) - w) ** 2 * importance).sum().item(), scale.item(), zero.item()))
     errors = sorted(c[0] for c in candidates)
@@ -104,7 +108,10 @@ def make(seed):
     cases = []
     for case in CASES:
         codes, S, Z, group_of = quantize(weight, hessian, *case)
-        D = torch.gather(S, 1, group_of.expand(OUT, IN)) * (codes - torch.gather(Z, 1, group_of.expand(OUT, IN))) - weight
+        D = (
+            torch.gather(S, 1, group_of.expand(OUT, IN)) * (codes - torch.gather(Z, 1, group_of.expand(OUT, IN)))
+            - weight
+        )
         names = ("method", "bits", "group_size", "symmetric", "scale_search", "scale_dtype", "act_order", "damping")
         cases.append({
             **dict(zip(names, case)),

@@ -31,11 +31,22 @@ def texts():
         changed = [word for word in words for _ in range(generator.choice([0, 1, 1, 1, 2]))]
         cut = generator.randrange(len(changed) + 1)
         yield " ".join(changed[cut:] + changed[:cut]), output
-    yield from [("", "a b"), ("a b", ""), ("", ""), ("?!", "a"), ("the cat", "The CAT!"), ("a", "a"), ("a b c d", "d c b a"),
-                ("\u212aelvin \u0130stanbul", "kelvin i stanbul"), ("caf\u00e9 na\u00efve \u00c9", "caf na ve"),
-                ("\u4f60\u597d", "\u4f60\u597d"), ("x_1 1,000 v2.0\n\tend", "x 1 1 000 v2 0 end"),
-                ("They described the running dogs happily", "he describes a dog that runs happily"),
-                ("police killed the gunman", "police kill the gunman"), ("the gunman kill police", "police killed the gunman")]
+    yield from [
+        ("", "a b"),
+        ("a b", ""),
+        ("", ""),
+        ("?!", "a"),
+        ("the cat", "The CAT!"),
+        ("a", "a"),
+        ("a b c d", "d c b a"),
+        ("\u212aelvin \u0130stanbul", "kelvin i stanbul"),
+        ("caf\u00e9 na\u00efve \u00c9", "caf na ve"),
+        ("\u4f60\u597d", "\u4f60\u597d"),
+        ("x_1 1,000 v2.0\n\tend", "x 1 1 000 v2 0 end"),
+        ("They described the running dogs happily", "he describes a dog that runs happily"),
+        ("police killed the gunman", "police kill the gunman"),
+        ("the gunman kill police", "police killed the gunman"),
+    ]
 
 
 def main():

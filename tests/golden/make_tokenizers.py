@@ -85,7 +85,9 @@ def minilm(path):
 
 
 name, source = sys.argv[1], pathlib.Path(sys.argv[2])
-content = {"gpt2": gpt2, "minilm": minilm, "llama2": llama2, "smollm2": smollm2}.get(name, lambda path: json.loads(path.read_text(encoding="utf-8")))(source)
+content = {"gpt2": gpt2, "minilm": minilm, "llama2": llama2, "smollm2": smollm2}.get(
+    name, lambda path: json.loads(path.read_text(encoding="utf-8"))
+)(source)
 text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 out = FOLDER / (name + (".vocabulary.json.gz" if name in ("llama2", "smollm2") else ".json.gz"))
 out.write_bytes(gzip.compress(text.encode("utf-8"), 9, mtime=0))

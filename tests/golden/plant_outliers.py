@@ -36,7 +36,8 @@ def main():
 
     config = json.loads((arguments.model / "config.json").read_text())
     tensors = load_file(arguments.model / "model.safetensors")
-    # The same channels in every block, as in large models, where outliers live in fixed channels of the residual stream.
+    # The same channels in every block, as in large models, where outliers live in fixed channels of the residual
+    # stream.
     channels = sorted(random.Random(arguments.seed).sample(range(config["hidden_size"]), arguments.channels))
     for block in range(config["num_hidden_layers"]):
         for norm, linears in CONSUMERS.items():

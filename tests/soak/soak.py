@@ -1,18 +1,24 @@
 #!/usr/bin/env python3
 """Kills, interrupts, starves and feeds pare at random, and looks whether anything is lost, left behind or crashes.
 
-usage: soak.py PARE [--minutes N] [--seed N] [--kills N] [--only kill,full,replace,hostile] [--hostile-seconds N] [--keep]
+usage: soak.py PARE [--minutes N] [--seed N] [--kills N] [--only kill,full,replace,hostile] [--hostile-seconds N]
+    [--keep]
 
-Trials are drawn from the seed, which is printed with every one of them: the same seed draws the same trials (when a signal arrives is
-the machine's affair). All work on calibration_data/stories260k and files made of it, in a temporary folder.
+Trials are drawn from the seed, which is printed with every one of them: the same seed draws the same trials (when a
+signal arrives is the machine's affair). All work on calibration_data/stories260k and files made of it, in a temporary
+folder.
 
-kill:    a command that writes something gets a signal (or loses its reader) at a random moment, up to three times, and is then run to the
+kill:    a command that writes something gets a signal (or loses its reader) at a random moment, up to three times, and
+         is then run to the
          end: the output has the bytes of an undisturbed run, and nothing lies beside it or in TMPDIR.
-full:    the same on a file system that is too small; the command fails with a message, and what it wrote is whole or not there. With
-         room again it ends with the same bytes. Where no file system can be mounted, a limit of file sizes stands in for it.
-replace: an input changes under a running command: it fails and says so, or its output is that of the old or of the new input.
-hostile: a damaged file is opened by a command that reads it: within 20 s of processor time and on the clock (--hostile-seconds, for a
-         machine that does other work), without a signal, with a message when the status is not 0.
+full:    the same on a file system that is too small; the command fails with a message, and what it wrote is whole or
+         not there. With room again it ends with the same bytes. Where no file system can be mounted, a limit of file
+         sizes stands in for it.
+replace: an input changes under a running command: it fails and says so, or its output is that of the old or of the new
+         input.
+hostile: a damaged file is opened by a command that reads it: within 20 s of processor time and on the clock
+         (--hostile-seconds, for a machine that does other work), without a signal, with a message when the status is
+         not 0.
 
 The exit status is 1 if anything was lost, left behind or crashed; the trial's folder is then kept and named.
 """
@@ -45,14 +51,20 @@ class Finding(Exception):
 
 
 def recipe(passes, extra=""):
-    return (f"model: MODEL\noutput: unused\ncalibration: {{text: TEXT, samples: 8, tokens: 64}}\npasses:\n{passes}{extra}")
+    return (
+        f"model: MODEL\noutput: unused\ncalibration: {{text: TEXT, samples: 8, tokens: 64}}\npasses:\n{passes}{extra}"
+    )
 
 
 RECIPES = {
-    "gptq": recipe("  - gptq: {bits: 4, group_size: 32}\n    layers: {override: {\"*.down_proj\": {group_size: -1}}}\n"),
+    "gptq": recipe(
+        "  - gptq: {bits: 4, group_size: 32}\n    layers: {override: {\"*.down_proj\": {group_size: -1}}}\n"
+    ),
     "prune": recipe("  - sparsegpt: {pattern: \"2:4\", storage: packed}\n"),
-    "distil": recipe("  - magnitude: {pattern: \"2:4\"}\n  - distill: {text: TEXT, tokens: 64, total_tokens: 1024, batch: 2, "
-                     "validations: 2, validation_windows: 2}\n"),
+    "distil": recipe(
+        "  - magnitude: {pattern: \"2:4\"}\n  - distill: {text: TEXT, tokens: 64, total_tokens: 1024, batch: 2, "
+        "validations: 2, validation_windows: 2}\n"
+    ),
     "student": "model: MODEL\noutput: unused\nstudent: {layers: 3}\n",
 }
 
@@ -77,8 +89,8 @@ class Workplace:
         return dict(os.environ, TMPDIR=str(self.temporary), OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive")
 
 
-# Commands that write: name -> (arguments, name of the output). All run in the trial's folder with paths relative to it, so that manifests,
-# which hold the recipe, are the same everywhere.
+# Commands that write: name -> (arguments, name of the output). All run in the trial's folder with paths relative to it,
+# so that manifests, which hold the recipe, are the same everywhere.
 WRITERS = {name: (["run", f"in/{name}.yaml", "--out", "out/model"], "model") for name in RECIPES}
 WRITERS["calibrate"] = (["calibrate", "in/gptq.yaml", "out/statistics.h5"], "statistics.h5")
 WRITERS["record"] = (["record", "in/model", "--text", "in/text.txt", "--tokens", "64", "out/logits.h5"], "logits.h5")
@@ -119,7 +131,8 @@ class Soak:
     # ---- what undisturbed runs give
 
     def reference(self, job):
-        """The folder that an undisturbed run fills, its seconds, and which files differ from run to run (times are in them)."""
+        """The folder that an undisturbed run fills, its seconds, and which files differ from run to run (times are in
+        them)."""
         if job not in self.references:
             outputs, seconds = [], []
             for attempt in ("a", "b"):
@@ -129,7 +142,10 @@ class Soak:
                 done = run(self.pare, arguments, place)
                 seconds.append(time.time() - began)
                 if done.returncode != 0:
-                    raise Finding(f"{job}: an undisturbed run ends with {status_text(done.returncode)}: {done.stderr.decode()[-600:]}")
+                    raise Finding(
+                        f"{job}: an undisturbed run ends with {status_text(done.returncode)}: "
+                        f"{done.stderr.decode()[-600:]}"
+                    )
                 outputs.append(place.outputs)
             self.references[job] = (outputs[0], min(seconds), self.differing(*outputs))
         return self.references[job]
@@ -150,7 +166,9 @@ class Soak:
 
     def check_nothing_left(self, job, place):
         left = [f"tmp/{path}" for path in files_under(place.temporary)]
-        left += sorted({path.name for path in place.outputs.iterdir()} - {path.name for path in self.reference(job)[0].iterdir()})
+        left += sorted(
+            {path.name for path in place.outputs.iterdir()} - {path.name for path in self.reference(job)[0].iterdir()}
+        )
         left += sorted(str(path) for path in set(files_under(place.outputs)) - set(files_under(self.reference(job)[0])))
         if left:
             raise Finding(f"{job}: left behind: {left}")
@@ -161,7 +179,9 @@ class Soak:
         done = run(self.pare, arguments, place)
         is_there = b"exists" in done.stderr  # the run that was disturbed was complete
         if done.returncode != 0 and not is_there:
-            raise Finding(f"{job}: after a disturbance it ends with {status_text(done.returncode)}: {done.stderr.decode()[-800:]}")
+            raise Finding(
+                f"{job}: after a disturbance it ends with {status_text(done.returncode)}: {done.stderr.decode()[-800:]}"
+            )
         if not (place.outputs / output).exists():
             raise Finding(f"{job}: no output: {done.stderr.decode()[-400:]}")
         self.check_output(job, place)
@@ -205,11 +225,15 @@ class Soak:
         if mounts:
             mount(place.outputs, size)
         try:
-            limit = None if mounts else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            limit = (
+                None if mounts else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            )
             done = run(self.pare, arguments, place, preexec_fn=limit)
             self.count("full disks" if mounts else "limits of file sizes")
             if done.returncode < 0 and not (not mounts and -done.returncode == signal.SIGXFSZ):
-                raise Finding(f"{job}: {size} bytes of room: {status_text(done.returncode)}: {done.stderr.decode()[-400:]}")
+                raise Finding(
+                    f"{job}: {size} bytes of room: {status_text(done.returncode)}: {done.stderr.decode()[-400:]}"
+                )
             if done.returncode != 0 and not done.stderr.strip():
                 raise Finding(f"{job}: {size} bytes of room: status {done.returncode} without a word")
             if done.returncode == 0 and not (place.outputs / output).exists():
@@ -227,7 +251,9 @@ class Soak:
         job = self.random.choice([name for name in sorted(WRITERS) if name != "import"])
         arguments, output = WRITERS[job]
         seconds = self.reference(job)[1]
-        target = self.random.choice(["model/model.safetensors", "model/config.json", "text.txt", "model/tokenizer.json"])
+        target = self.random.choice(
+            ["model/model.safetensors", "model/config.json", "text.txt", "model/tokenizer.json"]
+        )
         path = place.inputs / target
         changed = bytearray(path.read_bytes())
         for _ in range(8):  # values, and not the header: the file stays one that can be read
@@ -274,7 +300,10 @@ class Soak:
         if done.returncode == -signal.SIGXCPU:
             raise Finding(f"{name}: {path.name} damaged: still runs after {HOSTILE_SECONDS} s of processor time")
         if done.returncode < 0:
-            raise Finding(f"{name}: {path.name} damaged: {status_text(done.returncode)}: {done.stderr.decode(errors='replace')[-400:]}")
+            raise Finding(
+                f"{name}: {path.name} damaged: {status_text(done.returncode)}: "
+                f"{done.stderr.decode(errors='replace')[-400:]}"
+            )
         if done.returncode != 0 and not done.stderr.strip():
             raise Finding(f"{name}: {path.name} damaged: status {done.returncode} without a word")
         if b"exception" in done.stderr or b"std::" in done.stderr or b"terminate" in done.stderr:
@@ -288,7 +317,10 @@ class Soak:
         self.readers(place)
         done = run(self.pare, arguments, place)
         if done.returncode != 0:
-            raise Finding(f"{arguments}: on undamaged files it ends with {status_text(done.returncode)}: {done.stderr.decode()[-400:]}")
+            raise Finding(
+                f"{arguments}: on undamaged files it ends with {status_text(done.returncode)}: "
+                f"{done.stderr.decode()[-400:]}"
+            )
         self.checked.add(tuple(arguments))
         shutil.rmtree(place.folder)
 
@@ -303,10 +335,14 @@ class Soak:
         gguf = place.inputs / "model.gguf"
         shutil.copy(ROOT / "tests/golden/gguf/llama_gqa_untied.gguf", gguf)
         (place.inputs / "from_statistics.yaml").write_text(
-            "model: in/model\noutput: unused\ncalibration: {statistics: in/statistics.h5}\npasses:\n  - gptq: {bits: 8, group_size: -1}\n")
+            "model: in/model\noutput: unused\ncalibration: {statistics: in/statistics.h5}\npasses:\n"
+            "  - gptq: {bits: 8, group_size: -1}\n"
+        )
         (place.inputs / "from_logits.yaml").write_text(
-            "model: in/model\noutput: unused\npasses:\n  - distill: {logits: in/logits.h5, total_tokens: 128, batch: 1, validations: 1, "
-            "validation_windows: 1}\n")
+            "model: in/model\noutput: unused\npasses:\n  - distill: {logits: in/logits.h5, total_tokens: 128, batch: "
+            "1, validations: 1, "
+            "validation_windows: 1}\n"
+        )
         text = place.inputs / "text.txt"
         measure = ["--text", "in/text.txt", "--context", "64", "--windows", "2"]
         to_model = ["--out", "out/model"]
@@ -365,7 +401,9 @@ def damage(data, rng):
         elif how == 4:
             del data[at:at + size]
         elif how == 5:
-            data[at:at] = rng.choice([b"[" * 100000, b'{"a":' * 50000, b"\xff" * 64, b"\x1b[2J", b"-1", b"1e999", b"\0" * 16])
+            data[at:at] = rng.choice(
+                [b"[" * 100000, b'{"a":' * 50000, b"\xff" * 64, b"\x1b[2J", b"-1", b"1e999", b"\0" * 16]
+            )
         elif how == 6:
             data[at:at + 8] = rng.choice([0, 1, 2 ** 31, 2 ** 32 - 1, 2 ** 63, 2 ** 64 - 1]).to_bytes(8, "little")
         else:
@@ -414,15 +452,20 @@ def main():
     parser.add_argument("--seed", type=int, default=None, help="default: the clock's")
     parser.add_argument("--kills", type=int, default=0, help="go on until so many kills have been made")
     parser.add_argument("--only", default="kill,full,replace,hostile", help="the trials to draw from")
-    parser.add_argument("--hostile-seconds", type=float, default=HOSTILE_SECONDS, help="on the clock; processor time stays at 20")
+    parser.add_argument(
+        "--hostile-seconds", type=float, default=HOSTILE_SECONDS, help="on the clock; processor time stays at 20"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the folder of the references too")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else time.time_ns() % 2 ** 32
     work = pathlib.Path(tempfile.mkdtemp(prefix="pare-soak-"))
     soak = Soak(arguments.pare, seed, work, arguments.hostile_seconds)
     kinds = arguments.only.split(",")
-    print(f"soak: seed {seed}, {work}" + ("" if can_mount() else "; no file system can be mounted here: file sizes are limited instead"),
-          flush=True)
+    print(
+        f"soak: seed {seed}, {work}"
+        + ("" if can_mount() else "; no file system can be mounted here: file sizes are limited instead"),
+        flush=True,
+    )
     began = last = time.time()
     while time.time() - began < 60 * arguments.minutes or soak.counts.get("kills", 0) < arguments.kills:
         soak.trial(soak.random.choice(kinds))

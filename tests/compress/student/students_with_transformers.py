@@ -1,5 +1,5 @@
-"""For each student made by dropping layers: its logits as transformers computes them from its directory, against those of
-the teacher as transformers loads it, with the same layers removed there.
+"""For each student made by dropping layers: its logits as transformers computes them from its directory, against those
+of the teacher as transformers loads it, with the same layers removed there.
 
 usage: students_with_transformers.py TEACHER STUDENT IDS.npy KEPT [TEACHER STUDENT IDS.npy KEPT ...]     KEPT: 0,2
 Exit status 1 and a line where they differ.
@@ -15,7 +15,9 @@ failed = False
 arguments = sys.argv[1:]
 for teacher_path, student_path, ids_path, kept in zip(*[iter(arguments)] * 4):
     kept = [int(layer) for layer in kept.split(",")]
-    load = lambda path: transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    load = lambda path: transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     student, teacher = load(student_path), load(teacher_path)
     teacher.model.layers = torch.nn.ModuleList([teacher.model.layers[layer] for layer in kept])
     for index, layer in enumerate(teacher.model.layers):

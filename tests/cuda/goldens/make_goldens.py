@@ -1,11 +1,12 @@
-"""Writes what two models give in float64: the trained calibration_data/stories260k, and random weights in the shape of SmolLM2-135M.
+"""Writes what two models give in float64: the trained calibration_data/stories260k, and random weights in the shape of
+SmolLM2-135M.
 
     python tests/cuda/goldens/make_goldens.py [stories260k] [random_smollm2]      # needs torch, transformers, numpy
 
-Each folder holds ids.npy (int32 [N, T]), nll.npy (float32 [N, T - 1], nats), rows.npy (int32, places in N x T), logits.npy (float32, one
-row for each of those) and golden.json: the SHA-256 of the weights, which the test compares, and how far transformers in float32 is from
-these values. The forward pass is plain, in float64 from the embedding to the loss; angles of the rotations are float32, as transformers
-defines them.
+Each folder holds ids.npy (int32 [N, T]), nll.npy (float32 [N, T - 1], nats), rows.npy (int32, places in N x T),
+logits.npy (float32, one row for each of those) and golden.json: the SHA-256 of the weights, which the test compares,
+and how far transformers in float32 is from these values. The forward pass is plain, in float64 from the embedding to
+the loss; angles of the rotations are float32, as transformers defines them.
 """
 
 import hashlib
@@ -48,7 +49,10 @@ def forward(config, weights, ids_T):
     for block in range(config["num_hidden_layers"]):
         name = f"model.layers.{block}."
         x = rms_norm(hidden_TD, weight(name + "input_layernorm.weight"), config["rms_norm_eps"])
-        q, k, v = ((x @ weight(f"{name}self_attn.{part}_proj.weight").T).view(num_tokens, -1, size).transpose(0, 1) for part in "qkv")
+        q, k, v = (
+            (x @ weight(f"{name}self_attn.{part}_proj.weight").T).view(num_tokens, -1, size).transpose(0, 1)
+            for part in "qkv"
+        )
         k, v = (part.repeat_interleave(heads // kv_heads, 0) for part in (rotated(k), v))
         scores = rotated(q) @ k.transpose(1, 2) / size ** 0.5
         x = torch.softmax(scores.masked_fill(is_hidden, -torch.inf), -1) @ v
@@ -65,7 +69,9 @@ def write(name, model, ids_NT, rows):
     weights = safetensors.torch.load_file(model / "model.safetensors")
     ids = torch.tensor(ids_NT, dtype=torch.long)
     logits = torch.stack([forward(config, weights, window) for window in ids])
-    expected = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")(ids).logits
+    expected = transformers.AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    )(ids).logits
     error = ((expected.double() - logits).norm(dim=-1) / logits.norm(dim=-1)).max().item()
     assert error < 1e-4, f"{name}: transformers gives something else: {error}"
     nll = -torch.log_softmax(logits[:, :-1], -1).gather(-1, ids[:, 1:, None])[..., 0]
@@ -75,8 +81,13 @@ def write(name, model, ids_NT, rows):
     np.save(folder / "nll.npy", nll.detach().numpy().astype(np.float32))
     np.save(folder / "rows.npy", np.array(rows, np.int32))
     np.save(folder / "logits.npy", logits.reshape(-1, logits.shape[-1])[rows].detach().numpy().astype(np.float32))
-    golden = {"weights_sha256": hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest(), "mean_nll": nll.mean().item(),
-              "float32_relative_error": error, "torch": torch.__version__, "transformers": transformers.__version__}
+    golden = {
+        "weights_sha256": hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest(),
+        "mean_nll": nll.mean().item(),
+        "float32_relative_error": error,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
     (folder / "golden.json").write_text(json.dumps(golden, indent=1) + "\n")
     print(name, golden)
 
@@ -91,7 +102,9 @@ def make_stories260k():
 def make_random_smollm2():
     with tempfile.TemporaryDirectory() as folder:
         model = pathlib.Path(folder) / "model"
-        subprocess.run([sys.executable, ROOT / "tests/bench/make_random_model.py", model, "--shape", "smollm2"], check=True)
+        subprocess.run(
+            [sys.executable, ROOT / "tests/bench/make_random_model.py", model, "--shape", "smollm2"], check=True
+        )
         ids = np.random.PCG64(1).random_raw(64) % 49152
         write("random_smollm2", model, ids.astype(np.int64).reshape(2, 32), [31, 63])
 

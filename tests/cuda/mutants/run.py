@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Plants bugs into the CUDA kernels, one at a time, and runs the tests of tests/cuda on the emulated device: each must be found.
+"""Plants bugs into the CUDA kernels, one at a time, and runs the tests of tests/cuda on the emulated device: each must
+be found.
 
-usage: run.py BUILD [--jobs N] [--only TEXT]      BUILD: a build folder with test_cuda_plain, test_cuda_asan and test_cuda_race made
+usage: run.py BUILD [--jobs N] [--only TEXT]      BUILD: a build folder with test_cuda_plain, test_cuda_asan and
+    test_cuda_race made
        run.py --check-table                       only looks whether every planted text stands once in its file
 
-For each bug of table.py a copy of the file with the bug is compiled, as its build compiles it, and linked in front of the kernels' library;
-the tests that the table names run until the first fails. The build that is most likely to see that kind of bug goes first. What no build
-finds is a survivor: the tests lack something. A file that is not changed also goes through, and must pass. The exit status is 1 with
-survivors.
+For each bug of table.py a copy of the file with the bug is compiled, as its build compiles it, and linked in front of
+the kernels' library; the tests that the table names run until the first fails. The build that is most likely to see
+that kind of bug goes first. What no build finds is a survivor: the tests lack something. A file that is not changed
+also goes through, and must pass. The exit status is 1 with survivors.
 """
 import argparse
 import concurrent.futures
@@ -51,7 +53,12 @@ class Commands:
                     self.compile[name, pathlib.Path(entry["file"]).name] = words
         self.link = {}
         for name in BUILDS:
-            done = subprocess.run(["ninja", "-C", build, "-t", "commands", "-s", f"tests/cuda/test_cuda_{name}"], stdout=subprocess.PIPE, text=True, check=True)
+            done = subprocess.run(
+                ["ninja", "-C", build, "-t", "commands", "-s", f"tests/cuda/test_cuda_{name}"],
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
             line = next(line for line in done.stdout.splitlines() if f"-o tests/cuda/test_cuda_{name} " in line)
             self.link[name] = shlex.split(line.removeprefix(": && ").split(" && ")[0])
 
@@ -89,8 +96,16 @@ def run(words, folder, what):
 def first_failure(program, tests):
     """What the tests say of the bug; None where all pass."""
     try:
-        done = subprocess.run([program, f"--gtest_filter={tests}", "--gtest_throw_on_failure", "--gtest_brief=1"], cwd=program.parent, env=ENVIRONMENT,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=LIMIT_SECONDS)
+        done = subprocess.run(
+            [program, f"--gtest_filter={tests}", "--gtest_throw_on_failure", "--gtest_brief=1"],
+            cwd=program.parent,
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_SECONDS,
+        )
     except subprocess.TimeoutExpired:
         return f"more than {LIMIT_SECONDS} s"
     if done.returncode == 0:
@@ -138,7 +153,9 @@ def main():
         return 0
     commands = Commands(arguments.build.resolve())
     check_unchanged(commands)
-    chosen = [mutant for mutant in MUTANTS if any(arguments.only in text for text in (mutant.file, mutant.kind, mutant.text))]
+    chosen = [
+        mutant for mutant in MUTANTS if any(arguments.only in text for text in (mutant.file, mutant.kind, mutant.text))
+    ]
     start, survivors = time.monotonic(), []
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         futures = {pool.submit(try_mutant, commands, mutant): mutant for mutant in chosen}

@@ -45,7 +45,9 @@ def check_packed(folder):
 
 
 def state_of(tensors, module):
-    return {name.removeprefix(module + "."): tensor for name, tensor in tensors.items() if name.startswith(module + ".")}
+    return {
+        name.removeprefix(module + "."): tensor for name, tensor in tensors.items() if name.startswith(module + ".")
+    }
 
 
 def check_containers(folder):
@@ -92,7 +94,8 @@ def check_awq(folder):
 
 
 def check_int8(folder):
-    """A reader written here from the published layout; bitsandbytes itself made tests/golden/formats/int8.safetensors."""
+    """A reader written here from the published layout; bitsandbytes itself made tests/golden/formats/int8.safetensors.
+    """
     config = BitsAndBytesConfig.from_dict(json.loads((folder / "int8.json").read_text()))
     assert config.load_in_8bit and not config.load_in_4bit, config
     assert config.llm_int8_threshold == 6.0 and config.llm_int8_skip_modules == ["lm_head"], config

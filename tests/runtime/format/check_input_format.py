@@ -35,7 +35,9 @@ def check(tensors):
     for name, ours in tensors.items():
         theirs = rounded(x, name)
         wrong = (ours != theirs).nonzero()
-        assert len(wrong) == 0, f"{name}: {len(wrong)} differ, first {wrong[0]}: {ours[tuple(wrong[0])]} {theirs[tuple(wrong[0])]}"
+        assert (
+            len(wrong) == 0
+        ), f"{name}: {len(wrong)} differ, first {wrong[0]}: {ours[tuple(wrong[0])]} {theirs[tuple(wrong[0])]}"
 
 
 if __name__ == "__main__":
