@@ -71,40 +71,41 @@ TEST_F(VersionReport, TheBuildsSourceFollowsTheCommit) {
             "/runtime/commands/write_source_state.cmake");
     std::smatch found;
     const std::string text = file_text(made);
-    EXPECT_TRUE(std::regex_search(text, found, std::regex(R"re(commit = "(\w+)", \.is_modified = ([\w:]+)\})re"))) << text;
+    EXPECT_TRUE(std::regex_search(text, found, std::regex(R"re(commit = "(\w+)", \.is_modified = ([\w:]+)\})re")))
+        << text;
     return std::pair(found[1].str(), found[2].str());
-};
-const std::pair<std::string, std::string> unknown = {"unknown", "std::nullopt"};
-fs::create_directory(sources);
-std::ofstream(sources / "CMakeLists.txt") << "# one\n";
-EXPECT_EQ(write(), unknown);
-if (!has_git()) GTEST_SKIP() << "no git";
-printed(git + "init");
-EXPECT_EQ(write(), unknown);  // no commit yet
-printed(git + "add CMakeLists.txt && " + git + "commit -m one");
-const std::string first = printed(git + "rev-parse HEAD");
-EXPECT_EQ(write(), std::pair(first, std::string("false")));
+  };
+  const std::pair<std::string, std::string> unknown = {"unknown", "std::nullopt"};
+  fs::create_directory(sources);
+  std::ofstream(sources / "CMakeLists.txt") << "# one\n";
+  EXPECT_EQ(write(), unknown);
+  if (!has_git()) GTEST_SKIP() << "no git";
+  printed(git + "init");
+  EXPECT_EQ(write(), unknown);  // no commit yet
+  printed(git + "add CMakeLists.txt && " + git + "commit -m one");
+  const std::string first = printed(git + "rev-parse HEAD");
+  EXPECT_EQ(write(), std::pair(first, std::string("false")));
 
-const fs::file_time_type long_ago = fs::last_write_time(made) - std::chrono::hours(1);
-fs::last_write_time(made, long_ago);
-std::ofstream(sources / "notes.txt") << "git does not keep this\n";
-EXPECT_EQ(write(), std::pair(first, std::string("false")));
-EXPECT_EQ(fs::last_write_time(made), long_ago);  // nothing is compiled again
+  const fs::file_time_type long_ago = fs::last_write_time(made) - std::chrono::hours(1);
+  fs::last_write_time(made, long_ago);
+  std::ofstream(sources / "notes.txt") << "git does not keep this\n";
+  EXPECT_EQ(write(), std::pair(first, std::string("false")));
+  EXPECT_EQ(fs::last_write_time(made), long_ago);  // nothing is compiled again
 
-std::ofstream(sources / "CMakeLists.txt") << "# two\n";
-EXPECT_EQ(write(), std::pair(first, std::string("true")));
-printed(git + "commit -a -m two");
-const std::string second = printed(git + "rev-parse HEAD");
-EXPECT_NE(second, first);
-EXPECT_EQ(write(), std::pair(second, std::string("false")));
+  std::ofstream(sources / "CMakeLists.txt") << "# two\n";
+  EXPECT_EQ(write(), std::pair(first, std::string("true")));
+  printed(git + "commit -a -m two");
+  const std::string second = printed(git + "rev-parse HEAD");
+  EXPECT_NE(second, first);
+  EXPECT_EQ(write(), std::pair(second, std::string("false")));
 
-// Sources that were unpacked inside of somebody else's repository.
-const fs::path outer = folder_.path() / "outer";
-fs::create_directory(outer);
-fs::rename(sources / ".git", outer / ".git");
-fs::rename(sources, outer / "sources");
-fs::create_directory_symlink(outer / "sources", sources);
-EXPECT_EQ(write(), unknown);
+  // Sources that were unpacked inside of somebody else's repository.
+  const fs::path outer = folder_.path() / "outer";
+  fs::create_directory(outer);
+  fs::rename(sources / ".git", outer / ".git");
+  fs::rename(sources, outer / "sources");
+  fs::create_directory_symlink(outer / "sources", sources);
+  EXPECT_EQ(write(), unknown);
 }
 
 }  // namespace
