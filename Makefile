@@ -16,7 +16,9 @@ export LIBTORCH PARE_PYTHON PARE_CACHE PARE_MINILM
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
 PREFIX ?= /usr/local
-SOURCES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
+# By folder, not by git, so that an unpacked archive is checked as well.
+SOURCES = $(shell find . \( -path './build*' -o -path ./models -o -path ./out -o -path './.*' \) -prune \
+  -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -printf '%P\n' | sort)
 
 .PHONY: build demo install uninstall package test test-full test-isas gpu-check fuzz fuzz-long soak bench format check sanitize setup-build setup-test setup-full setup-bench setup-tidy tidy clean
 .DEFAULT_GOAL := build

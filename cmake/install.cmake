@@ -25,7 +25,8 @@ foreach(program IN LISTS PARE_INSTALLED_PROGRAMS)
     ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d ${CMAKE_INSTALL_DATADIR}/doc/${program}/licences)
   install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT ${component})
   set(generated ${CMAKE_BINARY_DIR}/generated/${program})
-  install(CODE "set(PARE_PROGRAM \"$<TARGET_FILE:${program}>\")\nset(PARE_GENERATED \"${generated}\")" COMPONENT ${component})
+  install(CODE "set(PARE_PROGRAM \"$<TARGET_FILE:${program}>\")\nset(PARE_GENERATED \"${generated}\")"
+    COMPONENT ${component})
   install(SCRIPT ${CMAKE_SOURCE_DIR}/cmake/generate.cmake COMPONENT ${component})
   install(FILES ${generated}/man DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 RENAME ${program}.1 COMPONENT ${component})
   install(FILES ${generated}/complete-bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions

@@ -1,6 +1,7 @@
-# Run at installation: copies the shared libraries that PARE_PROGRAM needs and the system does not have, LibTorch and what
-# that needs, to PARE_LIBRARY_FOLDER, and their licences to PARE_LICENCE_FOLDER, both relative to the prefix. Everybody may read the copies,
-# whatever the rights of the originals. Libraries in the system's folders stay there: a package names them as dependencies.
+# Run at installation: copies the shared libraries that PARE_PROGRAM needs and the system does not have, LibTorch and
+# what that needs, to PARE_LIBRARY_FOLDER, and their licences to PARE_LICENCE_FOLDER, both relative to the prefix.
+# Everybody may read the copies, whatever the rights of the originals. Libraries in the system's folders stay there: a
+# package names them as dependencies.
 file(GET_RUNTIME_DEPENDENCIES EXECUTABLES "${PARE_PROGRAM}"
   RESOLVED_DEPENDENCIES_VAR libraries
   UNRESOLVED_DEPENDENCIES_VAR missing
@@ -41,7 +42,8 @@ foreach(library IN LISTS libraries)
   # What lies there may be a link; the copy is the file, by the name that the loader looks for.
   get_filename_component(name "${library}" NAME)
   get_filename_component(real "${library}" REALPATH)
-  file(INSTALL DESTINATION "${CMAKE_INSTALL_PREFIX}/${PARE_LIBRARY_FOLDER}" TYPE FILE PERMISSIONS ${readable} RENAME "${name}" FILES "${real}")
+  file(INSTALL DESTINATION "${CMAKE_INSTALL_PREFIX}/${PARE_LIBRARY_FOLDER}" TYPE FILE PERMISSIONS ${readable}
+    RENAME "${name}" FILES "${real}")
   find_licences("${real}" licences)
   if(NOT licences)
     # The archive of LibTorch that is no Python package has none beside it.

@@ -1,5 +1,5 @@
-# Run at installation: makes PARE_FOLDERS, relative to the prefix, with those above them. Those that are new can be entered
-# by everybody, whatever the umask; those that are there stay as they are.
+# Run at installation: makes PARE_FOLDERS, relative to the prefix, with those above them. Those that are new can be
+# entered by everybody, whatever the umask; those that are there stay as they are.
 foreach(folder IN LISTS PARE_FOLDERS)
   cmake_path(ABSOLUTE_PATH folder BASE_DIRECTORY "${CMAKE_INSTALL_PREFIX}" OUTPUT_VARIABLE path)
   set(path "$ENV{DESTDIR}${path}")
@@ -10,6 +10,7 @@ foreach(folder IN LISTS PARE_FOLDERS)
   endwhile()
   foreach(path IN LISTS new)
     file(MAKE_DIRECTORY "${path}")
-    file(CHMOD "${path}" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
+    file(CHMOD "${path}" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ
+      WORLD_EXECUTE)
   endforeach()
 endforeach()

@@ -1,5 +1,5 @@
-# cmake -P cmake/uninstall.cmake: removes the files that `make install` has listed in build/installed.txt, and folders of
-# pare's that are empty then.
+# cmake -P cmake/uninstall.cmake: removes the files that `make install` has listed in build/installed.txt, and folders
+# of pare's that are empty then.
 set(list "${CMAKE_CURRENT_LIST_DIR}/../build/installed.txt")
 if(NOT EXISTS "${list}")
   message(FATAL_ERROR "there is no build/installed.txt: `make install` in this folder writes one")

@@ -3,9 +3,10 @@
 
 usage: check_messages.py [PAGE.md ...]
 
-A message is a line of a block of code that begins with ```message. In it the words of PLACEHOLDERS stand for a value, and
-"..." for what is left out. Programs put messages together from pieces, so that a line is looked for clause by clause:
-what is between placeholders, quotation marks, parentheses and : ; , and has two words at least must stand in the texts
+A message is a line of a block of code that begins with ```message. In it the words of PLACEHOLDERS stand for a value,
+and "..." for what is left out. Programs put messages together from pieces, so that a line is looked for clause by
+clause: what is between placeholders, quotation marks, parentheses and : ; , and has two words at least must stand in
+        the texts
 of a source. The clauses of three words and more must all stand in one and the same file. In sources, texts that follow
 each other or are added to one another are joined, and names of constant texts become their text.
 Messages of other programs stand in blocks of another kind, such as ```text, and are not looked for.

@@ -8,7 +8,8 @@ Without pages, all of the repository: README.md and the like, and docs/*.md. Eve
   - a line has at most 120 columns, unless it is a row of a table or part of a code block
   - a link to a file or to a heading leads to one that exists
 README.md has a median of at most 15 words a sentence and at most 130 lines.
---statistics prints a table of words a sentence for each page. Prints what breaks a limit, a line each, and exits with 1.
+--statistics prints a table of words a sentence for each page. Prints what breaks a limit, a line each, and exits with
+1.
 """
 import argparse
 import pathlib
@@ -127,7 +128,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("pages", nargs="*", type=pathlib.Path)
     parser.add_argument("--statistics", action="store_true", help="print words a sentence for each page")
-    parser.add_argument("--ignore-limits", action="store_true", help="exit with 0 whatever breaks a limit, and print none of it")
+    parser.add_argument(
+        "--ignore-limits", action="store_true", help="exit with 0 whatever breaks a limit, and print none of it"
+    )
     arguments = parser.parse_args()
     pages = arguments.pages or sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("**/*.md"))
     if arguments.statistics:

@@ -35,7 +35,9 @@ def setUpModule():
     manifest = build / "install_manifest.txt"  # of whoever installed before, to remove it again
     kept = manifest.read_bytes() if manifest.exists() else None
     old = os.umask(0o077)  # of an administrator who is careful
-    installed = subprocess.run(["cmake", "--install", str(build), "--prefix", str(first)], capture_output=True, text=True)
+    installed = subprocess.run(
+        ["cmake", "--install", str(build), "--prefix", str(first)], capture_output=True, text=True
+    )
     os.umask(old)
     manifest.unlink(missing_ok=True)
     if kept is not None:
@@ -116,7 +118,9 @@ class Programs(unittest.TestCase):
 
     def test_have_one_openmp_runtime(self):
         for program in programs():
-            subprocess.run([sys.executable, ROOT / "tests/install/one_openmp_test.py", prefix / "bin" / program], check=True)
+            subprocess.run(
+                [sys.executable, ROOT / "tests/install/one_openmp_test.py", prefix / "bin" / program], check=True
+            )
 
     def test_an_installed_recipe_runs_from_any_folder(self):
         if "pare" not in programs():
@@ -169,8 +173,12 @@ class ManualAndCompletions(unittest.TestCase):
         if not shutil.which("man"):
             self.skipTest("there is no man")
         for program in programs():
-            shown = subprocess.run(["man", "--warnings", "-l", str(prefix / f"share/man/man1/{program}.1")],
-                                   capture_output=True, text=True, env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "MANWIDTH": "100"})
+            shown = subprocess.run(
+                ["man", "--warnings", "-l", str(prefix / f"share/man/man1/{program}.1")],
+                capture_output=True,
+                text=True,
+                env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "MANWIDTH": "100"},
+            )
             self.assertEqual((shown.returncode, shown.stderr), (0, ""))
             self.assertIn("EXIT STATUS", shown.stdout)
 
@@ -202,12 +210,17 @@ class ManualAndCompletions(unittest.TestCase):
                 part = zsh[zsh.index(f"\n        {command})\n"):].split(";;")[0]
                 for option in options:
                     self.assertRegex(part, rf"'--{option}[=\[]", f"{program} {command}")
-                    self.assertRegex(fish, rf"(?m)^complete -c {program} -n '__fish_seen_subcommand_from {command}' -l {option} ")
+                    self.assertRegex(
+                        fish, rf"(?m)^complete -c {program} -n '__fish_seen_subcommand_from {command}' -l {option} "
+                    )
 
     def test_shells_can_read_them(self):
         for program in programs():
-            files = {"bash": f"share/bash-completion/completions/{program}", "zsh": f"share/zsh/site-functions/_{program}",
-                     "fish": f"share/fish/vendor_completions.d/{program}.fish"}
+            files = {
+                "bash": f"share/bash-completion/completions/{program}",
+                "zsh": f"share/zsh/site-functions/_{program}",
+                "fish": f"share/fish/vendor_completions.d/{program}.fish",
+            }
             for shell, file in files.items():
                 if shutil.which(shell):
                     read = subprocess.run([shell, "-n", prefix / file], capture_output=True, text=True)
@@ -218,10 +231,21 @@ class ManualAndCompletions(unittest.TestCase):
             self.skipTest("there is no fish")
         for program in programs():
             file = prefix / f"share/fish/vendor_completions.d/{program}.fish"
-            done = subprocess.run(["fish", "-N", "-c", f"source {file}; complete -C '{program} eval --proto'; "
-                                   f"complete -C '{program} eval --protocol g'"],
-                                  capture_output=True, text=True, env={"PATH": os.environ["PATH"], "HOME": str(temporary)})
-            self.assertEqual([line.split("\t")[0] for line in done.stdout.splitlines()], ["--protocol", "gptq"], done.stderr)
+            done = subprocess.run(
+                [
+                    "fish",
+                    "-N",
+                    "-c",
+                    f"source {file}; complete -C '{program} eval --proto'; "
+                    f"complete -C '{program} eval --protocol g'",
+                ],
+                capture_output=True,
+                text=True,
+                env={"PATH": os.environ["PATH"], "HOME": str(temporary)},
+            )
+            self.assertEqual(
+                [line.split("\t")[0] for line in done.stdout.splitlines()], ["--protocol", "gptq"], done.stderr
+            )
 
 
 class Library(unittest.TestCase):
@@ -251,14 +275,30 @@ class Library(unittest.TestCase):
         return [int(id) for id, _ in pairs], [float(score) for _, score in pairs], lines[end + 1:]
 
     def test_version_is_checked(self):
-        version = re.search(r"^set\(PACKAGE_VERSION \"([\d.]+)\"", (prefix / "lib/cmake/pare/pareConfigVersion.cmake").read_text(), re.MULTILINE).group(1)
+        version = re.search(
+            r"^set\(PACKAGE_VERSION \"([\d.]+)\"",
+            (prefix / "lib/cmake/pare/pareConfigVersion.cmake").read_text(),
+            re.MULTILINE,
+        ).group(1)
         for asked, is_found in ((version, True), ("99.0", False)):
             folder = temporary / f"asks-{asked}"
             folder.mkdir()
             (folder / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.22)\nproject(asks LANGUAGES CXX)\n"
                                                    f"find_package(pare {asked} REQUIRED)\n")
-            asks = subprocess.run(["cmake", "-S", str(folder), "-B", str(folder / "build"), "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}"],
-                                  capture_output=True, text=True)
+            asks = subprocess.run(
+                [
+                    "cmake",
+                    "-S",
+                    str(folder),
+                    "-B",
+                    str(folder / "build"),
+                    "-G",
+                    "Ninja",
+                    f"-DCMAKE_PREFIX_PATH={prefix}",
+                ],
+                capture_output=True,
+                text=True,
+            )
             self.assertEqual(asks.returncode == 0, is_found, asks.stderr)
 
     def test_header_needs_nothing_but_the_standard_library(self):
@@ -283,7 +323,9 @@ class Library(unittest.TestCase):
     def test_scores_are_those_of_eval(self):
         model, npy = self.copied("llama_gqa_untied"), self.copied("llama_gqa_untied") / "ids.npy"
         (_, num_tokens), ids = read_npy(FAMILIES / "llama_gqa_untied/ids.npy")
-        evaluated = json.loads(run([prefix / "bin/pare-runtime", "eval", model, "--text", npy, "--windows", 1, "--json"]).stdout)
+        evaluated = json.loads(
+            run([prefix / "bin/pare-runtime", "eval", model, "--text", npy, "--windows", 1, "--json"]).stdout
+        )
         _, scores, _ = self.scores(model, "--ids", *ids[:num_tokens])
         # One window is the same calls in both; what is printed has nine digits, which tell floats apart.
         self.assertAlmostEqual(-math.fsum(scores) / len(scores), evaluated["window_nll"][0], delta=1e-8)
@@ -291,7 +333,21 @@ class Library(unittest.TestCase):
     def test_text_is_that_of_generate(self):
         model = self.readable(ROOT / "calibration_data/stories260k", "stories260k")
         prompt = "Once upon a time"
-        generated = json.loads(run([prefix / "bin/pare-runtime", "generate", model, "--prompt", prompt, "--max-tokens", 32, "--json", "--quiet"]).stdout)
+        generated = json.loads(
+            run(
+                [
+                    prefix / "bin/pare-runtime",
+                    "generate",
+                    model,
+                    "--prompt",
+                    prompt,
+                    "--max-tokens",
+                    32,
+                    "--json",
+                    "--quiet",
+                ]
+            ).stdout
+        )
         *_, lines = self.scores(model, prompt)
         self.assertEqual("\n".join(lines), generated["text"])
         self.assertEqual(len(generated["ids"]), 32)

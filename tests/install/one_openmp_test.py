@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Exactly one OpenMP runtime is loaded into a program: two would keep two teams of threads, and settings of one would not
-be the other's.
+"""Exactly one OpenMP runtime is loaded into a program: two would keep two teams of threads, and settings of one would
+not be the other's.
 
 usage: one_openmp_test.py PROGRAM
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What `cpack` packs: Debian packages of pare-runtime and the library, and an archive; with PARE_TEST_FULL=1 also pare's,
-which is large for LibTorch. They are unpacked, not installed, and run from there.
+"""What `cpack` packs: Debian packages of pare-runtime and the library, and an archive; with PARE_TEST_FULL=1 also
+pare's, which is large for LibTorch. They are unpacked, not installed, and run from there.
 
 usage: packages_test.py --build FOLDER [names of tests]
 Status 77: there is no dpkg-deb or dpkg-shlibdeps (Debian: dpkg-dev), or no cpack.
@@ -66,7 +66,9 @@ def tearDownModule():
 class Debian(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        components = re.search(r'set\(CPACK_COMPONENTS_ALL "([^"]*)"\)', (build / "CPackConfig.cmake").read_text()).group(1)
+        components = re.search(
+            r'set\(CPACK_COMPONENTS_ALL "([^"]*)"\)', (build / "CPackConfig.cmake").read_text()
+        ).group(1)
         cls.small = [name for name in components.split(";") if name != "full"]
         pack("DEB", temporary / "deb", "CPACK_COMPONENTS_ALL=" + ";".join(cls.small))
 

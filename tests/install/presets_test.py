@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""CMakePresets.json: CMake reads it, each preset of configuring is complete, and what it sets is known to CMakeLists.txt.
+"""CMakePresets.json: CMake reads it, each preset of configuring is complete, and what it sets is known to
+CMakeLists.txt.
 
 usage: presets_test.py --build FOLDER     FOLDER was configured with a LibTorch, or for the runtime alone
 """
@@ -52,7 +53,9 @@ class Presets(unittest.TestCase):
                                    "-DPARE_TESTS=OFF")
                 self.assertEqual(configured.returncode, 0, configured.stderr)
                 self.assertTrue((pathlib.Path(folder) / "build.ninja").exists())
-                self.assertEqual(cached(pathlib.Path(folder), "CMAKE_BUILD_TYPE"), "Debug" if name == "debug" else "Release")
+                self.assertEqual(
+                    cached(pathlib.Path(folder), "CMAKE_BUILD_TYPE"), "Debug" if name == "debug" else "Release"
+                )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""On a processor without x86-64-v3 a program ends with one sentence on standard error and status 1, before anything else
-of it runs. The processors are QEMU's, which emulates their instructions and refuses those that they do not have.
+"""On a processor without x86-64-v3 a program ends with one sentence on standard error and status 1, before anything
+else of it runs. The processors are QEMU's, which emulates their instructions and refuses those that they do not have.
 
 usage: processor_test.py PROGRAM
 Status 77: there is no qemu-x86_64 (Debian: qemu-user).
@@ -34,7 +34,11 @@ def problems_of(program):
             continue
         sentence, _, named = lines[0].partition("missing: ")
         features = named.split(", ")
-        if not sentence.startswith(f"{name}: this processor ") or not set(missing) <= set(features) or present in features:
+        if (
+            not sentence.startswith(f"{name}: this processor ")
+            or not set(missing) <= set(features)
+            or present in features
+        ):
             yield f"{processor}: expected that {missing} are missing and {present} is not, found '{lines[0]}'"
     result = run(program, "max")
     if result.returncode != 0 or not result.stdout.startswith(name):
