@@ -1,8 +1,11 @@
-# cmake -P cmake/uninstall.cmake: removes the files that `make install` has listed in build/installed.txt, and folders
-# of pare's that are empty then.
+# cmake [-D PARE_INSTALLED=FILE] -P cmake/uninstall.cmake: removes the files that FILE lists, by default
+# build/installed.txt of `make install`, then FILE, and folders of pare's that are empty then.
 set(list "${CMAKE_CURRENT_LIST_DIR}/../build/installed.txt")
+if(PARE_INSTALLED)
+  set(list "${PARE_INSTALLED}")
+endif()
 if(NOT EXISTS "${list}")
-  message(FATAL_ERROR "there is no build/installed.txt: `make install` in this folder writes one")
+  message(FATAL_ERROR "there is no ${list}, which lists what was installed: `make install` writes one in build")
 endif()
 file(STRINGS "${list}" files)
 set(folders "")

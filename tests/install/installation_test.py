@@ -27,23 +27,32 @@ NOBODY = 65534
 build = temporary = prefix = None
 
 
+def install(prefix, *words):
+    """The list of what was installed; the one in the build folder stays that of whoever installed before."""
+    manifests = {path: path.read_bytes() for path in build.glob("install_manifest*.txt")}
+    installed = subprocess.run(
+        ["cmake", "--install", str(build), "--prefix", str(prefix), *words], capture_output=True, text=True
+    )
+    if installed.returncode != 0:
+        raise AssertionError(installed.stdout + installed.stderr)
+    (written,) = (path for path in build.glob("install_manifest*.txt") if str(prefix) in path.read_text())
+    manifest = written.read_text()
+    written.unlink()
+    for path, content in manifests.items():
+        path.write_bytes(content)
+    return manifest
+
+
 def setUpModule():
     global temporary, prefix
     temporary = pathlib.Path(tempfile.mkdtemp(prefix="pare-installation-"))
     temporary.chmod(0o755)
     first = temporary / "first"
-    manifest = build / "install_manifest.txt"  # of whoever installed before, to remove it again
-    kept = manifest.read_bytes() if manifest.exists() else None
     old = os.umask(0o077)  # of an administrator who is careful
-    installed = subprocess.run(
-        ["cmake", "--install", str(build), "--prefix", str(first)], capture_output=True, text=True
-    )
-    os.umask(old)
-    manifest.unlink(missing_ok=True)
-    if kept is not None:
-        manifest.write_bytes(kept)
-    if installed.returncode != 0:
-        raise AssertionError(installed.stdout + installed.stderr)
+    try:
+        install(first)
+    finally:
+        os.umask(old)
     prefix = temporary / "elsewhere/pare"
     prefix.parent.mkdir()
     first.rename(prefix)
@@ -154,6 +163,23 @@ class Programs(unittest.TestCase):
             self.assertTrue((prefix / "share/doc/pare/licences/torch/LICENSE").exists())
             for library in (prefix / "lib/pare").glob("libcu*"):
                 self.assertTrue(list((prefix / "share/doc/pare/licences").glob("nvidia_cuda_*/License.txt")), library)
+
+
+class Removal(unittest.TestCase):
+    def test_removes_what_was_installed_and_nothing_else(self):
+        place = temporary / "removed"
+        listed = temporary / "installed.txt"
+        listed.write_text(install(place, "--component", "runtime"))
+        before = [path for path in place.rglob("*") if path.is_file()]
+        self.assertIn(place / "bin/pare-runtime", before)
+        self.assertEqual(sorted(map(str, before)), sorted(listed.read_text().split("\n")))
+        foreign = place / "share/man/man1/another.1"
+        foreign.write_text("")
+        words = ["cmake", f"-DPARE_INSTALLED={listed}", "-P", str(ROOT / "cmake/uninstall.cmake")]
+        removed = subprocess.run(words, capture_output=True, text=True)
+        self.assertEqual(removed.returncode, 0, removed.stderr)
+        self.assertEqual([path for path in place.rglob("*") if path.is_file()], [foreign])
+        self.assertFalse((place / "share/doc/pare-runtime").exists())
 
 
 class ManualAndCompletions(unittest.TestCase):
