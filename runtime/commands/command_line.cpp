@@ -63,7 +63,6 @@ std::string expected_value(const OptionSpec& option) {
     case OptionKind::text:
       return option.may_be_empty ? "a text" : "a text that is not empty";
     case OptionKind::integer:
-      break;
     case OptionKind::number:
       break;
     case OptionKind::bytes:
@@ -137,6 +136,7 @@ void append_option(std::ostringstream& help, const OptionSpec& option) {
 
 std::vector<std::string> names_of(const auto& entries) {
   std::vector<std::string> names;
+  names.reserve(entries.size());
   for (const auto& entry : entries) names.push_back(entry.name);
   return names;
 }

@@ -96,8 +96,7 @@ bool IntegerLinear::takes(std::span<const LinearWeights> parts) {
 }
 
 IntegerLinear::IntegerLinear(Isa isa, std::span<const LinearWeights> parts, int num_threads)
-    : isa_(isa),
-      kernels_(int8_kernels(isa)),
+    : kernels_(int8_kernels(isa)),
       num_threads_(num_threads),
       num_in_(parts.front().num_in()),
       stride_(LinearInput::code_stride(num_in_)),

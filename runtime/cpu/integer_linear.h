@@ -63,7 +63,6 @@ class IntegerLinear final : public PackedLinear {
   AlignedBytes outlier_weights(const Part& part, const std::vector<int32_t>& columns) const;
   int threads() const;
 
-  Isa isa_;
   const Int8Kernels& kernels_;
   int num_threads_;
   int64_t num_in_ = 0;

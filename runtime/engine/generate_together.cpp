@@ -20,7 +20,7 @@ class GrowingTexts {
     for (const GenerationRequest& request : requests) {
       const auto num_prompt = static_cast<int64_t>(request.prompt.size());
       check_length(description_, num_prompt, request.options.max_tokens);
-      Continuation(description_, num_prompt, request.options);
+      const Continuation possible(description_, num_prompt, request.options);
       max_tokens = std::max(max_tokens, num_prompt + request.options.max_tokens - 1);  // the last one is never fed
     }
     const auto num_requests = static_cast<int64_t>(requests.size());

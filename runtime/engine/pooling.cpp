@@ -13,7 +13,7 @@ namespace pare {
 namespace {
 
 nlohmann::json read_json(const std::filesystem::path& path) {
-  const nlohmann::json json = parse_json(read_text_file(path), path.string());
+  nlohmann::json json = parse_json(read_text_file(path), path.string());
   if (!json.is_object()) throw std::runtime_error(path.string() + ": expected a JSON object");
   return json;
 }

@@ -108,7 +108,7 @@ void Transformer::use_attention_bits(AttentionBits bits) {
   if (bits.products != 8 && bits.products != kKvFloatBits) {
     throw std::invalid_argument("attention: expected products in 8 or 32 bits, found " + std::to_string(bits.products));
   }
-  KvStorage(state_->pass.backend, bits.kv, 0, 0, 0);  // refuses what does not exist
+  const KvStorage possible(state_->pass.backend, bits.kv, 0, 0, 0);  // refuses what does not exist
   if (bits.products == 8) bits.kv = 8;
   state_->bits = bits;
   for (BlockWeights& block : state_->pass.weights.blocks) block.attention.products_in_8_bits = bits.products == 8;
