@@ -41,12 +41,13 @@ foreach(program IN LISTS PARE_INSTALLED_PROGRAMS)
 endforeach()
 
 if(TARGET pare)
-  pare_install_folders(full ${PARE_PRIVATE_LIBRARIES} ${CMAKE_INSTALL_DATADIR}/pare)
+  pare_install_folders(full ${CMAKE_INSTALL_DATADIR}/pare)
   # LibTorch lies beside the program, wherever the prefix is moved to.
   file(RELATIVE_PATH from_bin "${CMAKE_INSTALL_FULL_BINDIR}" "${CMAKE_INSTALL_PREFIX}/${PARE_PRIVATE_LIBRARIES}")
   set_target_properties(pare PROPERTIES INSTALL_RPATH "$ORIGIN/${from_bin}")
   install(CODE "set(PARE_PROGRAM \"$<TARGET_FILE:pare>\")
     set(PARE_LIBRARY_FOLDER \"${PARE_PRIVATE_LIBRARIES}\")
+    set(PARE_OPENMP_FOLDER \"${PARE_OPENMP_FOLDER}\")
     set(PARE_LICENCE_FOLDER \"${CMAKE_INSTALL_DATADIR}/doc/pare/licences\")" COMPONENT full)
   install(SCRIPT ${CMAKE_SOURCE_DIR}/cmake/install_libtorch.cmake COMPONENT full)
 
