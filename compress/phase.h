@@ -61,8 +61,8 @@ InputFiles watch_files(const Recipe& recipe, const Checkpoint& checkpoint);
 // the last time must not be kept.
 void check_unchanged(const Phase& phase);
 
-// Who loads the run's result: of its last phase alone. is_stand_in: what that one starts from is not there yet, and with
-// it what its layers are stored in.
+// Who loads the run's result: of its last phase alone. is_stand_in: what that one starts from is not there yet, and
+// with it what its layers are stored in.
 void print_verdicts(const Phase& phase, bool is_stand_in);
 // The small files of the model that its output does not get: links that lead out of its folder become events, all
 // others are printed.
@@ -100,8 +100,8 @@ void assemble_and_verify(Artifact& artifact, Phase& phase);
 std::string finish(const std::map<std::string, std::string>& extra_files, Artifact& artifact, MemorySampler& memory,
                    Phase& phase);
 
-// The work itself, and what it came to for people; where it fails, its folder is removed or kept. Of a failure that comes
-// from an input that has changed meanwhile, the message is that.
+// The work itself, and what it came to for people; where it fails, its folder is removed or kept. Of a failure that
+// comes from an input that has changed meanwhile, the message is that.
 std::string keeping_parts(Artifact& artifact, const Phase& phase, const std::function<std::string()>& work);
 
 }  // namespace pare

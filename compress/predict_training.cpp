@@ -108,8 +108,8 @@ bool is_code(const Checkpoint& checkpoint, const LinearDescription& linear) {
   return scheme && !scheme->is_dense();
 }
 
-// What a frozen tensor of the student holds beside its values in the compute type: those of its file, where bfloat16 has
-// other ones (StudentModel::frozen).
+// What a frozen tensor of the student holds beside its values in the compute type: those of its file, where bfloat16
+// has other ones (StudentModel::frozen).
 double exact_bytes(const LinearDescription& linear, const TrainingExtent& extent) {
   if (extent.compute == at::kFloat) return 0.0;
   const at::ScalarType exact = held_type(extent.student.linear(linear), at::kFloat, at::kCPU);

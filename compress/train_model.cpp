@@ -184,8 +184,8 @@ void check_teacher(const Checkpoint& student, const Checkpoint& teacher, int64_t
   }
 }
 
-// A range that is a whole sequence's is one sequence's in the runtime. In a batch of several, the rows of one expert are
-// of all of them, and those behind the end of a shorter one are of none; in a window of several documents likewise.
+// A range that is a whole sequence's is one sequence's in the runtime. In a batch of several, the rows of one expert
+// are of all of them, and those behind the end of a shorter one are of none; in a window of several documents likewise.
 void check_ranges(const DistillOptions& options, const Checkpoint& student, const LabelledWindows& training) {
   if (options.micro_batch == 1 && training.starts_N.empty()) return;
   const std::vector<BlockDescription>& blocks = student.description().blocks;

@@ -55,8 +55,8 @@ class GptqPass : public GridPass<GptqPass> {
   GptqOptions gptq;
   // Prunes as well: a pattern N:M; "none": rounds alone.
   std::string prune = std::string(kPruneNothing);
-  // alps: before the sweep, as sparsegpt does; sweep: in it, column by column, as published (SparseGPT, arXiv 2301.00774,
-  // section 3.5).
+  // alps: before the sweep, as sparsegpt does; sweep: in it, column by column, as published (SparseGPT, arXiv
+  // 2301.00774, section 3.5).
   MaskChooser chooser = MaskChooser::alps;
   SparseStorage storage = SparseStorage::dense;
   GptqPass() { fitting.fit = true; }

@@ -1,6 +1,6 @@
 // Attention of grouped heads for training: several query heads read one head of keys and values (Ainslie et al., arXiv
-// 2305.13245). One node of autograd that keeps keys and values as they came: what is spread over the query heads is made
-// again in the backward pass.
+// 2305.13245). One node of autograd that keeps keys and values as they came: what is spread over the query heads is
+// made again in the backward pass.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,8 @@ namespace pare {
 // Each head of keys or values as often as query heads read it: [B, H, T, K] of [B, G, T, K]; itself where G = H.
 at::Tensor spread_heads(const at::Tensor& kv_BGTK, int64_t num_heads);
 
-// Which keys a query sees: all up to its own (causal; as many queries as keys), or those where a mask is 0 and not -inf.
+// Which keys a query sees: all up to its own (causal; as many queries as keys), or those where a mask is 0 and not
+// -inf.
 struct VisibleKeys {
   bool is_causal = false;
   std::optional<at::Tensor> mask_QK;  // of the queries' type; none: all keys

@@ -10,7 +10,8 @@
 
 namespace pare {
 
-// Root mean square norm in front of linears: gain_D [D] float32; type: of what it gives, which is what is multiplied in.
+// Root mean square norm in front of linears: gain_D [D] float32; type: of what it gives, which is what is multiplied
+// in.
 struct NormOfInput {
   at::Tensor gain_D;
   double epsilon;

@@ -38,8 +38,8 @@ at::Tensor rotate_heads(const at::Tensor& x_BTHK, const RotaryAngles& angles);
 // null for x itself.
 at::Tensor round_input(const at::Tensor& x, const InputFormat* format);
 
-// The type that holds a weight stored as `stored` (F32, F16, BF16) in the least memory, of those that stand for the type
-// `compute` in products: on a CPU float32 is multiplied with weights of 16 bits, whose values are among its own.
+// The type that holds a weight stored as `stored` (F32, F16, BF16) in the least memory, of those that stand for the
+// type `compute` in products: on a CPU float32 is multiplied with weights of 16 bits, whose values are among its own.
 at::ScalarType held_type(DType stored, at::ScalarType compute, at::Device device);
 // Whether a weight of that type stands for one of the type `compute`.
 bool may_be_held_as(at::ScalarType held, at::ScalarType compute);

@@ -41,7 +41,8 @@ class StudentModel {
   const FunctionalModel& functions() const { return is_as_stored_ && exact_ ? *exact_ : functions_; }
   int64_t num_blocks() const { return static_cast<int64_t>(blocks_.size()); }
   KeptZeros kept_zeros() const { return kept_zeros_; }
-  // Trained linears whose zeros are kept for their number alone (kPrunedShare), with the share that is 0: "NAME (7.3 %)".
+  // Trained linears whose zeros are kept for their number alone (kPrunedShare), with the share that is 0: "NAME (7.3
+  // %)".
   const std::vector<std::string>& guessed_as_pruned() const { return guessed_as_pruned_; }
   // In a fixed order: embedding, blocks, final norm, head.
   std::vector<Parameter*> parameters();

@@ -171,7 +171,8 @@ struct HiddenTargets {
   double weight;
 };
 
-// The states of a batch's teacher that the student's are compared with. Throws std::invalid_argument where it keeps none.
+// The states of a batch's teacher that the student's are compared with. Throws std::invalid_argument where it keeps
+// none.
 HiddenTargets targets_of(const DistillLossOptions& options, const Teacher* teacher) {
   if (teacher == nullptr || teacher->hidden_states().empty()) {
     throw std::invalid_argument("hidden_weight: expected a teacher that keeps its hidden states");

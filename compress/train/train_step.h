@@ -54,7 +54,8 @@ struct LabelledWindows {
   int64_t num_labels(std::span<const int64_t> chosen) const;
 };
 
-// The chosen sequences, cut behind the last label of the longest; shorter ones are filled up with token 0, without label.
+// The chosen sequences, cut behind the last label of the longest; shorter ones are filled up with token 0, without
+// label.
 TokenBatch make_batch(const LabelledWindows& data, std::span<const int64_t> chosen);
 
 // What a teacher says of a batch's tokens.

@@ -1,5 +1,5 @@
-// The training loop: batches in a seeded order, AdamW with warm-up and cosine, validation, one validation's values kept.
-// Micro-batches of a step run on a thread each where there are as many as threads.
+// The training loop: batches in a seeded order, AdamW with warm-up and cosine, validation, one validation's values
+// kept. Micro-batches of a step run on a thread each where there are as many as threads.
 // One state on disk at a time (training_state.h); a run that was killed goes on with the same bits, on the same number
 // of threads.
 #pragma once
@@ -42,8 +42,8 @@ struct TrainingSpeed {
   int64_t num_tokens = 0;
 };
 
-// Who teaches, null for nobody: what is trained on, and what is held out (null also where it is not asked). One that runs
-// is both.
+// Who teaches, null for nobody: what is trained on, and what is held out (null also where it is not asked). One that
+// runs is both.
 struct Teachers {
   Teacher* of_training = nullptr;
   Teacher* of_validation = nullptr;

@@ -4,8 +4,8 @@
 //   step-000120.safetensors   values and moments of every parameter after step 120
 //   best-000100.safetensors   values alone, of the validation that is kept so far (`select: last`: none)
 //
-// Tensors are written first and `state` then, which names them with their hashes; what it does not name is removed. What
-// is read back is held against the run that reads it: a state that no such run can have written is damaged.
+// Tensors are written first and `state` then, which names them with their hashes; what it does not name is removed.
+// What is read back is held against the run that reads it: a state that no such run can have written is damaged.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ struct TrainingPoint {
   int64_t num_tokens = 0;           // trained on so far
   std::optional<double> loss = {};  // trained, mean since the point before; nats per token. None before the first step
   double validation_perplexity = 0.0;
-  // On the same held-out tokens, in nats per token: the trained loss, and KL(teacher || student) at temperature 1, where
-  // it decides what is kept.
+  // On the same held-out tokens, in nats per token: the trained loss, and KL(teacher || student) at temperature 1,
+  // where it decides what is kept.
   std::optional<double> validation_loss = {}, validation_kl = {};
   double learning_rate = 0.0;
 
@@ -97,8 +97,8 @@ class TrainingStore {
   std::filesystem::path folder_;
 };
 
-// "step,tokens,loss,validation_perplexity,validation_loss,validation_kl,learning_rate" and a line for each point; numbers
-// read back the same, what was not measured is empty.
+// "step,tokens,loss,validation_perplexity,validation_loss,validation_kl,learning_rate" and a line for each point;
+// numbers read back the same, what was not measured is empty.
 std::string curve_csv(const std::vector<TrainingPoint>& curve);
 
 }  // namespace pare

@@ -75,7 +75,8 @@ class BlockTask {
 };
 
 // Blocks [0, end), each stage in its order: the one loop of compressing, calibrating and surveying. `between` is called
-// with the number of blocks done, in front of every block and behind the last, and may throw. Throws Interrupted, and what walk and task throw.
+// with the number of blocks done, in front of every block and behind the last, and may throw. Throws Interrupted, and
+// what walk and task throw.
 void walk_blocks(ModelWalk& walk, int64_t end, BlockTask& task, const std::function<void(int64_t)>& between);
 
 }  // namespace pare

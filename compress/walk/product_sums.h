@@ -25,8 +25,8 @@ class ProductSums {
   ProductSums(int64_t num_left, int64_t num_right, bool symmetric);
   // Adds the products of chunks, one after another. Splits the tiles over OpenMP threads.
   void add(std::span<const ProductRows> chunks);
-  // The sum divided by `divisor`, float32; the tiles are given back. Of a symmetric one rows and columns are 0 where the
-  // diagonal is no normal float32.
+  // The sum divided by `divisor`, float32; the tiles are given back. Of a symmetric one rows and columns are 0 where
+  // the diagonal is no normal float32.
   at::Tensor finish(double divisor);
 
   static int64_t size_bytes(int64_t num_left, int64_t num_right, bool symmetric);

@@ -475,7 +475,8 @@ int run_program(const Program& program, int argc, const char* const* argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit (ulimit -f) is an error of the write
   const bool ends_without_readers = keep_running_without_readers();
   try {
-    detect_isa();  // PARE_ISA names a set that there is; what the program needs itself is checked by check_processor.cpp
+    // PARE_ISA names a set that there is; check_processor.cpp checks what the program needs itself.
+    detect_isa();
     install_interrupt_handler();
     install_mapped_file_handler(program.name);
     run_and_print(program, words);

@@ -2,10 +2,10 @@
 // so that help and behaviour cannot drift apart.
 //
 // Exit status: 0 done, 1 failed, 2 wrong usage (unknown command or option, missing or malformed value), 130
-// interrupted. Results go to standard output, also those of a run that ends a long work; everything else goes to standard
-// error, with --quiet failures alone. With --json standard output holds exactly one JSON object when the command succeeds
-// and nothing when it fails. What standard output does not take is a failure; a pipe without a reader ends the process by
-// SIGPIPE, after what it leaves behind is removed.
+// interrupted. Results go to standard output, also those of a run that ends a long work; everything else goes to
+// standard error, with --quiet failures alone. With --json standard output holds exactly one JSON object when the
+// command succeeds and nothing when it fails. What standard output does not take is a failure; a pipe without a reader
+// ends the process by SIGPIPE, after what it leaves behind is removed.
 #pragma once
 
 #include <cstdint>

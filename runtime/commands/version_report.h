@@ -17,9 +17,9 @@ struct SourceState {
 // commit compiles one small file.
 SourceState source_state();
 
-// One JSON object: program, version, commit, modified, isa (the instruction set in use), libtorch (its version; null for
-// a program that works without it, whose libtorch is empty), cuda (whether kernels for GPUs are built in), compiler.
-// Throws as detect_isa.
+// One JSON object: program, version, commit, modified, isa (the instruction set in use), libtorch (its version; null
+// for a program that works without it, whose libtorch is empty), cuda (whether kernels for GPUs are built in),
+// compiler. Throws as detect_isa.
 std::string version_report(std::string_view program, const SourceState& sources, std::string_view libtorch);
 
 }  // namespace pare

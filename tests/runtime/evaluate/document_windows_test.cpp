@@ -22,7 +22,8 @@ Tokenizer letters(const std::string& behind = "") {
           behind +
           R"(], "special_tokens": {"<s>": {"id": "<s>", "ids": [6], "tokens": ["<s>"]},
                                    "</s>": {"id": "</s>", "ids": [7], "tokens": ["</s>"]}}},
-    "model": {"type": "BPE", "unk_token": "?", "vocab": {"?": 0, "a": 1, "b": 2, "c": 3, "d": 4, "e": 5}, "merges": []}})",
+    "model": {"type": "BPE", "unk_token": "?", "merges": [],
+              "vocab": {"?": 0, "a": 1, "b": 2, "c": 3, "d": 4, "e": 5}}})",
       "letters");
 }
 

@@ -13,8 +13,10 @@ namespace {
 Tokenizer letters() {
   return Tokenizer::parse(R"({"version": "1.0", "added_tokens": [{"id": 6, "content": "<s>", "special": true}],
     "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
-      {"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {"<s>": {"id": "<s>", "ids": [6], "tokens": ["<s>"]}}},
-    "model": {"type": "BPE", "unk_token": "?", "vocab": {"?": 0, "a": 1, "b": 2, "c": 3, "d": 4, "e": 5}, "merges": []}})",
+      {"Sequence": {"id": "A", "type_id": 0}}],
+      "special_tokens": {"<s>": {"id": "<s>", "ids": [6], "tokens": ["<s>"]}}},
+    "model": {"type": "BPE", "unk_token": "?", "merges": [],
+              "vocab": {"?": 0, "a": 1, "b": 2, "c": 3, "d": 4, "e": 5}}})",
                           "letters");
 }
 
