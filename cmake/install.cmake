@@ -21,18 +21,17 @@ endfunction()
 foreach(program IN LISTS PARE_INSTALLED_PROGRAMS)
   set(component ${PARE_COMPONENT_OF_${program}})
   pare_install_folders(${component} ${CMAKE_INSTALL_BINDIR} ${CMAKE_INSTALL_MANDIR}/man1
-    ${CMAKE_INSTALL_DATADIR}/bash-completion/completions ${CMAKE_INSTALL_DATADIR}/zsh/site-functions
+    ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
     ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d ${CMAKE_INSTALL_DATADIR}/doc/${program}/licences)
   install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT ${component})
   set(generated ${CMAKE_BINARY_DIR}/generated/${program})
-  install(CODE "set(PARE_PROGRAM \"$<TARGET_FILE:${program}>\")\nset(PARE_GENERATED \"${generated}\")"
-    COMPONENT ${component})
+  install(CODE "set(PARE_PROGRAM \"$<TARGET_FILE:${program}>\")
+    set(PARE_GENERATED \"${generated}\")
+    set(PARE_ZSH_FOLDER \"${CMAKE_INSTALL_DATADIR}/zsh\")" COMPONENT ${component})
   install(SCRIPT ${CMAKE_SOURCE_DIR}/cmake/generate.cmake COMPONENT ${component})
   install(FILES ${generated}/man DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 RENAME ${program}.1 COMPONENT ${component})
   install(FILES ${generated}/complete-bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
           RENAME ${program} COMPONENT ${component})
-  install(FILES ${generated}/complete-zsh DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions
-          RENAME _${program} COMPONENT ${component})
   install(FILES ${generated}/complete-fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d
           RENAME ${program}.fish COMPONENT ${component})
   install(FILES LICENSE THIRD_PARTY.md ${CMAKE_SOURCE_DIR}/cmake/copyright

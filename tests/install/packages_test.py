@@ -91,6 +91,7 @@ class Debian(unittest.TestCase):
         self.assertEqual([path.name for path in (folder / "usr/bin").iterdir()], ["pare-runtime"])
         self.assertTrue((folder / "usr/share/man/man1/pare-runtime.1").exists())
         self.assertTrue((folder / "usr/share/doc/pare-runtime/copyright").exists())
+        self.assertTrue((folder / "usr/share/zsh/vendor-completions/_pare-runtime").exists())  # as Debian has it
 
     def test_development_has_library_and_header(self):
         if "development" not in self.small:
