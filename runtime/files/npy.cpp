@@ -88,7 +88,7 @@ class HeaderParser {
     if (text_.empty() || (text_[0] != '\'' && text_[0] != '"')) malformed("a string");
     const size_t end = text_.find(text_[0], 1);
     if (end == std::string_view::npos || end > 64) malformed("a short string");
-    const std::string value(text_.substr(1, end - 1));
+    std::string value(text_.substr(1, end - 1));
     text_.remove_prefix(end + 1);
     return value;
   }

@@ -113,6 +113,7 @@ TensorView read_tensor(const std::string& name, const Json& entry, std::span<con
 void check_cover(const std::map<std::string, TensorView>& tensors, std::span<const std::byte> buffer,
                  const std::string& where) {
   std::vector<std::pair<std::span<const std::byte>, const std::string*>> parts;
+  parts.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) parts.emplace_back(tensor.data, &name);
   std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) {
     return a.first.data() != b.first.data() ? a.first.data() < b.first.data() : a.first.size() < b.first.size();
@@ -251,16 +252,17 @@ void write_safetensors(const std::filesystem::path& path, std::vector<StreamedTe
 
 void write_safetensors(const std::filesystem::path& path, std::vector<NamedTensor> tensors) {
   std::vector<StreamedTensor> streamed;
-  for (const NamedTensor& tensor : tensors) {
+  streamed.reserve(tensors.size());
+  for (NamedTensor& tensor : tensors) {
     const std::optional<int64_t> num_elements = checked_product(tensor.shape);
     if (num_elements && static_cast<uint64_t>(*num_elements) * dtype_size_bytes(tensor.dtype) != tensor.data.size()) {
-      throw std::invalid_argument("cannot write '" + path.string() + "': tensor " + quoted(tensor.name) + " of " +
+      throw std::invalid_argument("cannot write '" + path.string() + "': tensor " + pare::quoted(tensor.name) + " of " +
                                   std::string(dtype_name(tensor.dtype)) + " " + shape_text(tensor.shape) + " has " +
                                   std::to_string(tensor.data.size()) + " bytes of data, which do not match");
     }
-    streamed.push_back({.name = tensor.name,
+    streamed.push_back({.name = std::move(tensor.name),
                         .dtype = tensor.dtype,
-                        .shape = tensor.shape,
+                        .shape = std::move(tensor.shape),
                         .produce = [data = tensor.data](const ByteSink& sink) { sink(data); }});
   }
   write_safetensors(path, std::move(streamed));

@@ -457,7 +457,7 @@ class CompressedTensorsContainer final : public ContainerFormat {
     const int64_t num_scales = scheme.per_tensor ? 1 : num_out * num_groups;
     bytes += num_scales * static_cast<int64_t>(dtype_size_bytes(extent.scale_dtype));
     if (!is_packed(scheme)) return bytes + num_out * num_in + (scheme.symmetric ? 0 : num_scales);
-    bytes += num_out * bit_stream_words(num_in, scheme.bits) * 4 + 2 * 8;  // the shape
+    bytes += num_out * bit_stream_words(num_in, scheme.bits) * 4 + 2 * int64_t{8};  // the shape
     if (!scheme.symmetric) bytes += bit_stream_words(num_out, scheme.bits) * num_groups * 4;
     if (scheme.act_order == StoredActOrder::group) bytes += num_in * 4;
     return bytes;
