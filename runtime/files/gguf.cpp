@@ -117,7 +117,8 @@ GgufScalar read_scalar(Reader& reader, uint32_t type, const std::string& key) {
 GgufValue read_value(Reader& reader, const std::string& key) {
   const auto type = reader.read<uint32_t>(key);
   if (type != kArray) {
-    return std::visit([](auto&& scalar) -> GgufValue { return std::move(scalar); }, read_scalar(reader, type, key));
+    return std::visit([](auto&& scalar) -> GgufValue { return std::forward<decltype(scalar)>(scalar); },
+                      read_scalar(reader, type, key));
   }
   const auto item_type = reader.read<uint32_t>(key);
   if (item_type == kArray) reader.fail("'" + key + "': an array of arrays, which no model's metadata uses");

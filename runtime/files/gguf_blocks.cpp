@@ -155,7 +155,8 @@ void decode_q6_k(const uint8_t* block, float* out) {
       const int codes[4] = {(low[j] & 15) | (high[j] & 3) << 4, (low[j + 32] & 15) | (high[j] >> 2 & 3) << 4,
                             (low[j] >> 4) | (high[j] >> 4 & 3) << 4, (low[j + 32] >> 4) | (high[j] >> 6 & 3) << 4};
       for (int quarter = 0; quarter < 4; ++quarter) {
-        const float scale = d * static_cast<float>(scales[2 * quarter + j / 16]);
+        const int group = 2 * quarter + j / 16;
+        const float scale = d * static_cast<float>(scales[group]);
         out[128 * half + 32 * quarter + j] = scale * static_cast<float>(codes[quarter] - 32);
       }
     }
