@@ -26,7 +26,7 @@ TEXT_LINK = re.compile(r"\]\(([^)\s]*licences/[^)\s]+)\)")
 
 
 def is_code(file):
-    if file.suffix in CODE or file.name in ("README.md", "CMakeLists.txt", ".clang-tidy") or file.name.startswith("requirements"):
+    if file.suffix in CODE or file.name in ("README.md", "CMakeLists.txt") or file.name.startswith("requirements"):
         return True
     with file.open("rb") as stream:
         return stream.read(2) == b"#!"
