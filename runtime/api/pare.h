@@ -12,8 +12,8 @@
 //
 // Errors are exceptions with a message that says what was expected and found: std::invalid_argument for what the caller
 // asked for, std::runtime_error for files and the machine, std::bad_alloc where memory runs out. A call that throws has
-// changed nothing. Nothing here prints, ends the process or installs a handler of signals. A model's files are only read
-// while it is loaded; whoever cuts one short meanwhile gets a SIGBUS.
+// changed nothing. Nothing here prints, ends the process or installs a handler of signals. A model's files are only
+// read while it is loaded; whoever cuts one short meanwhile gets a SIGBUS.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@
 namespace pare {
 
 struct LoadOptions {
-  // Threads to compute with, at least 1; 0: OMP_NUM_THREADS, or one for each CPU that the process may use, with a control
-  // group's quota included.
+  // Threads to compute with, at least 1; 0: OMP_NUM_THREADS, or one for each CPU that the process may use, with a
+  // control group's quota included.
   int num_threads = 0;
   // The longest sequence, prompt and generated tokens together, that will be asked for; 0: the model's context, but at
   // most 2048. Memory for it is checked when the model is loaded.
@@ -61,8 +61,9 @@ class Model {
  public:
   // `path`: a Hugging Face directory (config.json, safetensors, tokenizer.json), dense or in one of the containers that
   // pare writes, or a .gguf file. Packs the weights for this processor. Throws std::invalid_argument: options out of
-  // range, a max_tokens beyond the model's context, a config.json of an unknown model or of an encoder; std::runtime_error:
-  // damaged or missing files, a model that does not fit the memory that is free, a processor without AVX2.
+  // range, a max_tokens beyond the model's context, a config.json of an unknown model or of an encoder;
+  // std::runtime_error: damaged or missing files, a model that does not fit the memory that is free, a processor
+  // without AVX2.
   static Model load(const std::filesystem::path& path, const LoadOptions& options = {});
 
   Model(Model&&) noexcept;
@@ -79,14 +80,15 @@ class Model {
   // Ids to text, without special tokens. Throws std::invalid_argument for an id that the tokenizer does not have.
   std::string text_of(std::span<const int32_t> ids) const;
 
-  // ln p(ids[t + 1] | ids[0], ..., ids[t]) for t = 0 .. T-2: T-1 values, each at most 0. The perplexity of the sequence is
-  // exp(-mean). Throws std::invalid_argument: fewer than 2 ids, more than max_tokens(), an id outside [0, V);
+  // ln p(ids[t + 1] | ids[0], ..., ids[t]) for t = 0 .. T-2: T-1 values, each at most 0. The perplexity of the sequence
+  // is exp(-mean). Throws std::invalid_argument: fewer than 2 ids, more than max_tokens(), an id outside [0, V);
   // std::runtime_error: a value that is not finite, as damaged weights give.
   std::vector<float> score(std::span<const int32_t> ids_T);
 
-  // Continues a prompt, which gets its special tokens. `on_text` (may be empty) hears the text piece by piece as soon as
-  // it is certain; what it throws ends the generation and passes through. Throws std::invalid_argument: a prompt without
-  // tokens, a prompt and max_new_tokens that exceed max_tokens(), options out of range; and what tokenize throws.
+  // Continues a prompt, which gets its special tokens. `on_text` (may be empty) hears the text piece by piece as soon
+  // as it is certain; what it throws ends the generation and passes through. Throws std::invalid_argument: a prompt
+  // without tokens, a prompt and max_new_tokens that exceed max_tokens(), options out of range; and what tokenize
+  // throws.
   GeneratedText generate(std::string_view prompt, const DrawOptions& options = {},
                          const std::function<void(std::string_view)>& on_text = {});
   // The same for a prompt in ids, also of a model without a tokenizer: the new ids. `on_id` hears each of them.

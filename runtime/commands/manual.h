@@ -8,8 +8,8 @@
 
 namespace pare {
 
-// In roff with the macros of man(7), section 1: commands with their arguments and options, then what all commands share,
-// exit status and environment.
+// In roff with the macros of man(7), section 1: commands with their arguments and options, then what all commands
+// share, exit status and environment.
 std::string manual_page(const Program& program);
 
 }  // namespace pare

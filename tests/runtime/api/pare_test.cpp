@@ -15,8 +15,8 @@ namespace {
 
 const std::filesystem::path kStories = std::filesystem::path(kSourceFolder) / "calibration_data/stories260k";
 
-// Of float32 logits, relative to the largest, as tests/runtime/engine/transformer_test.cpp has it. A log-probability is a
-// logit minus the logarithm of a sum of exponentials, which moves by as much at most.
+// Of float32 logits, relative to the largest, as tests/runtime/engine/transformer_test.cpp has it. A log-probability is
+// a logit minus the logarithm of a sum of exponentials, which moves by as much at most.
 constexpr double kLogitTolerance = 1e-4;
 
 TEST(Model, ScoresAreThoseOfTransformers) {
@@ -120,6 +120,14 @@ TEST(Model, WithoutATokenizerWorksWithIds) {
                            std::function([&] { model.generate("x"); })}) {
     expect_error<std::runtime_error>(call, {"llama_gqa_untied", "no tokenizer.json"});
   }
+}
+
+// A .gguf holds the same bfloat16 weights as the directory that it was made of.
+TEST(Model, LoadsGguf) {
+  const std::filesystem::path gguf = std::filesystem::path(kSourceFolder) / "tests/golden/gguf/qwen3_norms_bf16.gguf";
+  Model from_gguf = Model::load(gguf), from_directory = Model::load(family_path("qwen3_norms_bf16"));
+  const TokenWindows windows = read_npy(family_path("qwen3_norms_bf16") / "ids.npy");
+  EXPECT_EQ(from_gguf.score(windows.window(0)), from_directory.score(windows.window(0)));
 }
 
 // What a callback throws ends the generation; the model works on afterwards.
