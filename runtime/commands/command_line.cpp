@@ -40,6 +40,22 @@ constexpr const char* kInternalFault =
 constexpr size_t kHelpColumn = 28;
 constexpr size_t kHelpWidth = 100;
 
+// What --generate prints.
+struct Generated {
+  const char* name;
+  std::string (*text)(const Program&);
+};
+constexpr Generated kGenerated[] = {{"man", manual_page},
+                                    {"complete-bash", bash_completions},
+                                    {"complete-zsh", zsh_completions},
+                                    {"complete-fish", fish_completions}};
+
+std::vector<std::string> generated_names() {
+  std::vector<std::string> names;
+  for (const Generated& generated : kGenerated) names.emplace_back(generated.name);
+  return names;
+}
+
 template <typename Number>
 std::optional<Number> parse_number(std::string_view text) {
   Number value{};
@@ -169,7 +185,7 @@ const std::vector<OptionSpec>& program_options() {
        .kind = OptionKind::text,
        .value_name = "WHAT",
        .help = "print the manual page or the completions of a shell, and stop",
-       .choices = {"man", "complete-bash", "complete-zsh", "complete-fish"}},
+       .choices = generated_names()},
   };
   return options;
 }
@@ -357,21 +373,24 @@ const Command& find_command(const Program& program, const std::string& name) {
 void print_generated(const Program& program, const std::string& word, std::span<const std::string> words,
                      std::ostream& out) {
   const size_t equals = word.find('=');
-  const std::string what = equals != std::string::npos ? word.substr(equals + 1)
-                           : words.empty()             ? std::string()
-                                                       : words.front();
-  if (what == "man") {
-    out << manual_page(program);
-  } else if (what == "complete-bash") {
-    out << bash_completions(program);
-  } else if (what == "complete-zsh") {
-    out << zsh_completions(program);
-  } else if (what == "complete-fish") {
-    out << fish_completions(program);
-  } else {
-    throw WrongUsage("option --generate: expected " + expected_value(program_options().back()) + ", found '" + what +
-                     "'; see " + program.name + " --help");
+  const bool is_joined = equals != std::string::npos;
+  if (!is_joined && words.empty()) {
+    throw WrongUsage("option --generate needs a value; see " + program.name + " --help");
   }
+  const std::string what = is_joined ? word.substr(equals + 1) : words.front();
+  const std::span<const std::string> others = is_joined ? words : words.subspan(1);
+  if (!others.empty()) {
+    throw WrongUsage("unexpected argument '" + others[0] + "' after --generate " + what + "; see " + program.name +
+                     " --help");
+  }
+  for (const Generated& generated : kGenerated) {
+    if (what == generated.name) {
+      out << generated.text(program);
+      return;
+    }
+  }
+  throw WrongUsage("option --generate: expected " + expected_value(program_options().back()) + ", found '" + what +
+                   "'" + did_you_mean(what, program_options().back().choices) + "; see " + program.name + " --help");
 }
 
 void run_command(const Program& program, const Command& command, std::span<const std::string> words,

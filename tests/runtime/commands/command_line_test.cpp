@@ -135,6 +135,20 @@ TEST_F(PareRuntime, VersionIsTheBuildSystems) {
   EXPECT_EQ(run("--version").out, "pare-runtime " + match[1].str() + "\n");
 }
 
+TEST_F(PareRuntime, GeneratesManualAndCompletions) {
+  EXPECT_TRUE(run("--generate man").out.starts_with(".TH PARE\\-RUNTIME 1 "));
+  EXPECT_EQ(run("--generate=man").out, run("--generate man").out);
+  for (const std::string shell : {"bash", "zsh", "fish"}) {
+    const Outcome completions = run("--generate complete-" + shell);
+    EXPECT_EQ(completions.status, 0);
+    EXPECT_NE(completions.out.find("Completions of pare-runtime for " + shell), std::string::npos);
+  }
+  expect_failure("--generate", 2, {"--generate needs a value"});
+  expect_failure("--generate complete-bsh", 2, {"one of man, complete-bash", "'complete-bsh'", "'complete-bash'"});
+  expect_failure("--generate man x", 2, {"unexpected argument 'x'"});
+  expect_failure("--generate=man x", 2, {"unexpected argument 'x'"});
+}
+
 TEST_F(PareRuntime, WrongUsageExitsWith2) {
   expect_failure("", 2, {"command is missing", "--help"});
   expect_failure("evl", 2, {"unknown command 'evl'", "'eval'"});
