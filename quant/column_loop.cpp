@@ -84,7 +84,7 @@ void choose_group(const std::vector<float>& costs_I, SparsePattern pattern, int6
     const float* mine_R = scores_MR.data() + i * num_rows;
     for (int64_t j = 0; j < pattern.group; ++j) {
       const float* theirs_R = scores_MR.data() + j * num_rows;
-      if (j < i) {
+      if (j < i) {  // NOLINT(bugprone-branch-clone): an equal score counts for those before alone
 #pragma omp simd
         for (int64_t r = 0; r < num_rows; ++r) num_better_R[r] += theirs_R[r] >= mine_R[r] ? 1.0f : 0.0f;
       } else {

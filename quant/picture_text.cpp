@@ -29,16 +29,17 @@ std::string short_digits(double value, int num_digits) {
 std::string xml_text(const std::string& text) {
   std::string result;
   for (const char c : text) {
-    if (c == '&')
+    if (c == '&') {
       result += "&amp;";
-    else if (c == '<')
+    } else if (c == '<') {
       result += "&lt;";
-    else if (c == '>')
+    } else if (c == '>') {
       result += "&gt;";
-    else if (c == '"')
+    } else if (c == '"') {
       result += "&quot;";
-    else if (static_cast<unsigned char>(c) >= 0x20)
+    } else if (static_cast<unsigned char>(c) >= 0x20) {
       result += c;
+    }
   }
   return result;
 }
