@@ -8,8 +8,8 @@
 #   make tidy    clang-tidy over all folders, without the tests (FOLDERS="runtime quant": these alone)
 #   make test-full   all tests, the slow ones too, bugs planted in kernels, and the runtime with ThreadSanitizer
 #   make soak    kills, full disks, replaced and hostile files at random for MINUTES (10)
-#   make gpu-check   the CUDA backend on a GPU, and a page in docs/gpu that says what was found (STAGES="suite bench": these alone;
-#                    COMMIT=HASH where there is no git repository; PAGE=FILE for another place)
+#   make gpu-check   the CUDA backend on a GPU, and a page in docs/gpu that says what was found (STAGES="suite bench":
+#                    these alone; COMMIT=HASH where there is no git repository; PAGE=FILE for another place)
 #   make test-isas   all tests as on other processors (ISAS=quick: the quick ones as on one without AVX-512)
 SHELL := /bin/bash
 -include build/environment.mk
@@ -35,8 +35,8 @@ build: setup-build
 	@.ci/say_libtorch build/pare
 demo: build
 	@.ci/demo
-# Sets nothing up and builds nothing, so that root need not: sudo make install. What cpack or a test installs has a list of
-# its own, so uninstall keeps to this one.
+# Sets nothing up and builds nothing, so that root need not: sudo make install. What cpack or a test installs has a list
+# of its own, so uninstall keeps to this one.
 install:
 	@said=$$(cmake --install build --prefix "$(PREFIX)" 2>&1) || { echo "$$said"; exit 1; }
 	@mv build/install_manifest.txt build/installed.txt
@@ -107,6 +107,7 @@ run-isas:
 # Idle OpenMP threads sleep in tests (OMP_WAIT_POLICY), since several test programs share the cores.
 # The quick tests again with AddressSanitizer and UBSan: everything that reads files, and every kernel.
 sanitize:
-	@cmake -S . -B build-sanitize -G Ninja -DPARE_RUNTIME_ONLY=ON -DPARE_SANITIZE=address,undefined >build/sanitize.log || { cat build/sanitize.log; exit 1; }
+	@cmake -S . -B build-sanitize -G Ninja -DPARE_RUNTIME_ONLY=ON -DPARE_SANITIZE=address,undefined \
+	  >build/sanitize.log || { cat build/sanitize.log; exit 1; }
 	@cmake --build build-sanitize -j $(JOBS)
 	@cd build-sanitize && OMP_WAIT_POLICY=passive ctest --output-on-failure -j $(JOBS)
