@@ -21,7 +21,7 @@ namespace pare {
 namespace {
 
 constexpr int64_t kDefaultMaxTokens = 2048;
-// Predictions whose logits are asked for at once, as evaluate() does; rows do not depend on one another.
+// The predictions whose logits are computed at once, as in evaluate(). Rows do not depend on one another.
 constexpr int64_t kScoredRows = 512;
 
 void check_options(const LoadOptions& options) {
@@ -58,7 +58,7 @@ GenerationOptions generation_options(const DrawOptions& options, const std::opti
 struct Model::State {
   std::unique_ptr<Backend> backend;
   std::optional<Transformer> transformer;
-  std::optional<Tokenizer> tokenizer;  // models of token ids alone have none
+  std::optional<Tokenizer> tokenizer;  // empty: there is no tokenizer.json
   std::filesystem::path path;          // for messages
   int64_t max_tokens = 0;
 

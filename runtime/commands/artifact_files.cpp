@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kMakeAnew = "copy the model anew from where it is whole, or make it again";
 
-// File name -> SHA-256.
+// Returns the SHA-256 by file name.
 std::map<std::string, std::string> listed_outputs(const fs::path& manifest, const std::string& text) {
   nlohmann::json json;
   std::string found;
@@ -34,7 +34,7 @@ std::map<std::string, std::string> listed_outputs(const fs::path& manifest, cons
   }
   std::map<std::string, std::string> outputs;
   for (const auto& [name, digest] : json["outputs"].items()) {
-    // A manifest speaks of its own folder only.
+    // A manifest may list only files of its own folder.
     const fs::path path(name);
     const bool leaves = path.is_absolute() || path.lexically_normal().string().starts_with("..");
     if (!digest.is_string() || leaves) {
@@ -51,7 +51,7 @@ std::string changed(const fs::path& file, const std::string& expected, const std
          ": the file was changed or damaged after it was written";
 }
 
-// Whether it is there; adds to `problems` where not.
+// Returns true if the file is there; adds to `problems` if not.
 bool check_is_there(const fs::path& directory, const std::string& name, std::vector<std::string>& problems) {
   if (fs::is_regular_file(directory / name)) return true;
   problems.push_back((directory / name).string() + ": listed in pare.json, but missing");
@@ -64,7 +64,7 @@ void check_digest(const fs::path& directory, const std::string& name, const std:
   try {
     const std::string found = sha256_file(directory / name);
     if (found != expected) problems.push_back(changed(directory / name, expected, found));
-  } catch (const std::runtime_error& error) {  // the others are still looked at
+  } catch (const std::runtime_error& error) {  // the others are still checked
     problems.push_back(error.what());
   }
 }
@@ -87,12 +87,12 @@ void check_report(const fs::path& report, Seal manifest, FileCheck& result) {
   }
   const Seal seal = check_own_checksum(report, read_text_file(report), result);
   if (seal != Seal::none || manifest == Seal::none) return;
-  result.unchecked.pop_back();  // pare.json has a checksum, so this one had
+  result.unchecked.pop_back();  // pare.json has a checksum, so its writer gave this file one too
   result.problems.push_back(report.string() +
                             ": its own \"sha256\" is gone: it was changed or damaged after it was written");
 }
 
-// Sorted, without what begins with a dot.
+// Returns the names, sorted, without those that begin with a dot.
 std::vector<std::string> names_in(const fs::path& directory) {
   std::vector<std::string> names;
   for (auto entry = fs::recursive_directory_iterator(directory); entry != fs::end(entry); ++entry) {
@@ -128,7 +128,7 @@ nlohmann::json manifest_member(const fs::path& directory, const std::string& mem
   try {
     const nlohmann::json json = parse_json(read_text_file(manifest), manifest.string());
     return json.is_object() && json.contains(member) ? json.at(member) : nlohmann::json();
-  } catch (const std::runtime_error&) {  // it cannot be read, or is no JSON
+  } catch (const std::runtime_error&) {  // it cannot be read, or is not JSON
     return nullptr;
   }
 }

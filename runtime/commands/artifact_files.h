@@ -1,5 +1,5 @@
-// Are the files of a compressed model what the run that made them has written? pare.json lists them with their SHA-256;
-// pare.json and report.json carry their own (runtime/system/sealed_json.h).
+// Checks that the files of a compressed model are what the run that made them wrote. pare.json lists them with their
+// SHA-256; pare.json and report.json carry their own (runtime/system/sealed_json.h).
 #pragma once
 
 #include <cstdint>
@@ -16,42 +16,42 @@ namespace pare {
 inline constexpr const char* kManifestName = "pare.json";
 inline constexpr const char* kReportName = "report.json";
 
-// The member of the pare.json in `directory`; null where there is no such file or member, or it is damaged.
+// Returns the member of the pare.json in `directory`; null if there is no such file or member, or if it is damaged.
 nlohmann::json manifest_member(const std::filesystem::path& directory, const std::string& member);
 
 enum class WhichFiles {
   all,
-  that_are_read  // by whoever runs the model: without report.json, and of unlisted ones only .json and .safetensors
+  that_are_read  // needed to run the model: without report.json, and of unlisted files only .json and .safetensors
 };
 
 struct FileCheck {
   bool has_manifest = false;           // without pare.json there is nothing to compare with
-  int64_t num_files = 0;               // whose SHA-256 was compared
-  std::vector<std::string> problems;   // file, expected, found. Empty: all is well
-  std::vector<std::string> unchecked;  // pare.json, report.json of versions that gave them no checksum of their own
+  int64_t num_files = 0;               // with a SHA-256 that was compared
+  std::vector<std::string> problems;   // each with file, expected, found; empty: all is well
+  std::vector<std::string> unchecked;  // pare.json, report.json of versions that gave them no checksum
 };
 
-// Every file that pare.json lists has its SHA-256; pare.json and report.json are what was written; pare.json is there
-// where report.json is, and lists all other files (those whose names begin with a dot, or lie in such a folder, are
-// left out: nobody reads them as the model's). Throws std::runtime_error when pare.json is no JSON object with
-// "outputs" {"file": "sha256"}; Interrupted. `progress` (files done, files) may be empty.
+// Checks that every file that pare.json lists has its SHA-256, and that pare.json and report.json are what was written.
+// pare.json must be there if report.json is, and must list all other files. Files whose names begin with a dot, or that
+// lie in such a folder, are left out: nobody reads them as the model's. Throws std::runtime_error if pare.json is not a
+// JSON object with "outputs" {"file": "sha256"}; Interrupted. `progress` (files done, files) may be empty.
 FileCheck check_files(const std::filesystem::path& directory, WhichFiles which,
                       const std::function<void(int64_t, int64_t)>& progress = {});
 
-// What a message about so many problems says: where, and one to a line.
+// Returns the lines of a message about these problems: first the directory, then one problem per line.
 std::vector<std::string> damage_lines(const std::filesystem::path& directory, const std::vector<std::string>& problems);
 
-// Throws ErrorOfLines with the problems of the files that are read, ending in what to do; `instead` says what
-// else there is to do ("; --no-verify ...").
+// Throws ErrorOfLines with the problems of the files that are read. It ends in what to do; `instead` adds an
+// alternative ("; --no-verify ...").
 void require_whole_files(const std::filesystem::path& directory, const std::string& instead,
                          const std::function<void(int64_t, int64_t)>& progress = {});
 
-// The same, without hashes: whether all files that a pare.json in the folder lists are there. For whoever reads a model
-// and does not look at it otherwise: a tokenizer of which half is missing gives other tokens without a word.
+// Checks, without hashes, that all files that a pare.json in the folder lists are there. For callers that read a model
+// and do not check it otherwise: with half of a tokenizer's files missing, tokens would differ without any message.
 void require_listed_files(const std::filesystem::path& directory);
 
-// The same for files that were hashed anyway (name -> SHA-256): those that the pare.json beside them lists, if there is
-// one, have these hashes, and all others are there.
+// Checks files that were hashed anyway (name -> SHA-256). If there is a pare.json beside them, the listed ones must
+// have its hashes, and all others that it lists must be there.
 void require_listed_hashes(const std::filesystem::path& directory, const std::map<std::string, std::string>& hashes);
 
 }  // namespace pare

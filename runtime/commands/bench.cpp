@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Which tokens hardly matters; equal ones would read a single row of the embedding.
+// Returns tokens to run. Any will do, but equal ones would read a single row of the embedding.
 std::vector<int32_t> arbitrary_tokens(const ModelDescription& model, int64_t num_tokens) {
   RandomNumbers random(0);
   std::vector<int32_t> ids;
@@ -52,7 +52,7 @@ double decode_speed(Transformer& model, std::span<const int32_t> ids) {
   return static_cast<double>(decoded.size()) / seconds_since(start);
 }
 
-// That one token is multiplied by: of a mixture's experts, those that it goes to.
+// Returns the parameters that one token is multiplied by: of a mixture's experts, only those that it goes to.
 int64_t linear_parameters(const ModelDescription& model) {
   int64_t num = 0;
   const auto add = [&](const LinearDescription& linear) { num += linear.num_out * linear.num_in; };
@@ -68,7 +68,7 @@ int64_t linear_parameters(const ModelDescription& model) {
   return num;
 }
 
-// Pairs of a token and one that it sees, over a sequence's first tokens.
+// Returns the pairs of a token and one that it sees, for num_tokens tokens from first_token on.
 int64_t visible_pairs(int64_t first_token, int64_t num_tokens, int64_t window) {
   int64_t num = 0;
   for (int64_t t = first_token; t < first_token + num_tokens; ++t) num += window > 0 ? std::min(t + 1, window) : t + 1;

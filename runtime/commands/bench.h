@@ -1,4 +1,4 @@
-// How fast a model runs here, and how near that is to what this machine can do at all.
+// Measures how fast a model runs here, and how near that is to the limits of this machine.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct BenchOptions {
   static constexpr int64_t kDecodePrompt = 8;
 };
 
-// Over the repetitions.
+// The speeds over the repetitions.
 struct Speed {
   double best = 0.0;
   double median = 0.0;
@@ -27,44 +27,44 @@ struct Speed {
 struct BenchResult {
   std::string backend;               // "cpu-avx512"
   std::vector<std::string> kernels;  // names of the linears' kernels
-  int num_threads = 0;               // of a CPU; 0: of a device
+  int num_threads = 0;               // for a CPU; 0 for a device
   BenchOptions options;
   Speed prefill_tokens_per_second;
   Speed decode_tokens_per_second;
 
-  // Prefill. The share counts the blocks' linears alone, 2 * parameters * tokens; the attention's two products and the
-  // one row of logits are stated beside it and not counted.
+  // Prefill. The share counts only the blocks' linears, 2 * parameters * tokens. The attention's two products and the
+  // one row of logits are given too, but not counted.
   int64_t linear_flops = 0;
   int64_t attention_flops = 0;
   int64_t head_flops = 0;
   double fma_roof_gflops = 0.0;  // best of the run
   double prefill_gflops = 0.0;   // linear_flops at the best speed
-  double prefill_share = 0.0;    // of the roof
+  double prefill_share = 0.0;    // share of the roof
 
-  // Decode. One token reads every packed linear and one row of the embedding; the keys and values it reads besides, on
-  // average, are stated and not counted.
+  // Decode. One token reads every packed linear and one row of the embedding. The keys and values that it also reads,
+  // on average, are given but not counted.
   int64_t bytes_per_token = 0;
   int kv_bits = 0;
   int attention_bits = 0;
   int64_t kv_bytes_per_token = 0;
-  int64_t roof_footprint_bytes = 0;  // over which the roof was read: roof_footprint_bytes of bytes_per_token
+  int64_t roof_footprint_bytes = 0;  // bytes read to measure the roof: roof_footprint_bytes of bytes_per_token
   double read_roof_gbps = 0.0;
   double decode_gbps = 0.0;
   double decode_share = 0.0;
 
   int64_t resident_bytes = 0;
-  int64_t peak_memory_bytes = 0;  // sampled RssAnon + RssShmem; callers may widen it to loading
+  int64_t peak_memory_bytes = 0;  // sampled RssAnon + RssShmem; callers may add the peak while loading
 };
 
-// `options_of_backend` are those that made the model's backend, on a CPU with a number of threads; the roofs are
-// measured with them, between the repetitions, so that what disturbs the machine disturbs both. Throws
-// std::invalid_argument when an option is below 1 or exceeds the model's context; Interrupted between repetitions.
+// `options_of_backend` are those that made the model's backend, on a CPU with a number of threads. The roofs are
+// measured with them between the repetitions, so that disturbances of the machine affect both. Throws
+// std::invalid_argument if an option is below 1 or exceeds the model's context; Interrupted between repetitions.
 // `progress` (repetitions done, repetitions) may be empty.
 BenchResult bench(Transformer& model, const BackendOptions& options_of_backend, const BenchOptions& options,
                   const std::function<void(int64_t, int64_t)>& progress = {});
 
-// Products of queries with keys and of weights with values, 2 * 2 * H * K for each pair of a token and one it sees, in
-// all blocks.
+// Returns the operations of queries times keys and of weights times values in all blocks: 2 * 2 * H * K for each pair
+// of a token and one that it sees.
 int64_t attention_flops(const ModelDescription& model, int64_t num_tokens);
 
 std::string to_json(const BenchResult& result);

@@ -1,11 +1,11 @@
-// Before anything else of a program runs: whether this processor has what the program is compiled for, x86-64-v3. On one
-// that has not, the program would end with SIGILL at some instruction, without a word; now it ends with a sentence and
-// status 1.
+// Checks, before anything else of a program runs, that this processor has what the program is compiled for: x86-64-v3.
+// On another one the program would end with SIGILL at some instruction, without a message. With the check it ends with
+// a sentence and status 1.
 //
-// This file is compiled for any x86-64 (runtime/CMakeLists.txt), calls nothing that is compiled for more, and its function
-// stands in the executable's .preinit_array: the dynamic linker calls what stands there after relocating and before the
-// initializers of any shared library, LibTorch's included (System V gABI, "Initialization and Termination Functions").
-// The features are those of the x86-64 psABI, table "Micro-architecture levels", v2 and v3.
+// This file is compiled for any x86-64 (runtime/CMakeLists.txt) and calls nothing that is compiled for more. Its
+// function stands in the executable's .preinit_array. The dynamic linker calls the entries of that array after
+// relocating and before the initializers of any shared library, LibTorch's included (System V gABI, "Initialization and
+// Termination Functions"). The features are those of the x86-64 psABI, table "Micro-architecture levels", v2 and v3.
 #include <cpuid.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 struct Feature {
   const char* name;
-  unsigned leaf;  // of cpuid; subleaf 0
+  unsigned leaf;  // cpuid's leaf; subleaf 0
   enum Register { ebx, ecx } in;
   unsigned bit;
 };
@@ -36,7 +36,7 @@ constexpr Feature kFeatures[] = {
     {"BMI2", 7, Feature::ebx, bit_BMI2},
     {"LZCNT", 0x80000001, Feature::ecx, bit_LZCNT},
 };
-constexpr unsigned kYmmState = 6;  // of XCR0: the system saves the registers of SSE and AVX
+constexpr unsigned kYmmState = 6;  // bits of XCR0: the system saves the registers of SSE and AVX
 
 bool has(const Feature& feature) {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -45,21 +45,21 @@ bool has(const Feature& feature) {
   return (found & feature.bit) != 0;
 }
 
-// To be asked only where OSXSAVE is there.
+// May be called only if the processor has OSXSAVE.
 bool system_saves_ymm() {
   unsigned low = 0, high = 0;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (low & kYmmState) == kYmmState;
 }
 
-// One line of standard error, in a single write. No function of the C library that might be a wide one is called.
+// One line for standard error, in a single write. It calls no function of the C library that may use wide instructions.
 class Line {
  public:
   void add(const char* text) {
     while (*text != '\0' && size_ < sizeof(text_)) text_[size_++] = *text++;
   }
   void print() const {
-    if (::write(STDERR_FILENO, text_, size_) < 0) return;  // the status says it as well
+    if (::write(STDERR_FILENO, text_, size_) < 0) return;  // the status reports it as well
   }
 
  private:
@@ -98,7 +98,7 @@ void check_processor(int argc, char** argv, char** /*environment*/) {
   ::_exit(1);
 }
 
-// Kept though nothing names it.
+// The attribute keeps it although nothing refers to it.
 [[gnu::used, gnu::section(".preinit_array")]] void (*const kCheckProcessor)(int, char**, char**) = check_processor;
 
 }  // namespace

@@ -1,4 +1,5 @@
-// What several commands are made of: options with the same meaning, the backend that they name, the progress of a stage.
+// Parts that several commands share: options with the same meaning, the backend that they name, the progress of a
+// stage.
 #pragma once
 
 #include <cstdint>
@@ -24,47 +25,47 @@ extern const PositionalSpec kModel;
 
 std::vector<OptionSpec> joined(std::vector<OptionSpec> first, const std::vector<OptionSpec>& second);
 
-// A whole number from `minimum` on; a number from 0 on; a share of something, in (0, 1]; a text that must be given.
-// Defaults are as they would be typed, empty for none.
+// Specifications of common options: a whole number from `minimum` on, a number from 0 on, a share in (0, 1], and a text
+// that must be given. Defaults are written as they would be typed; empty for none.
 OptionSpec count(const std::string& name, const std::string& default_value, const std::string& help, double minimum);
 OptionSpec number(const std::string& name, const std::string& default_value, const std::string& help);
 OptionSpec share(const std::string& name, const std::string& default_value, const std::string& help);
 OptionSpec required_text(const std::string& name, const std::string& value_name, const std::string& help);
 
-// What --threads is when it is not given, for its help.
+// The default of --threads, for its help.
 inline constexpr const char* kDefaultThreads =
     "OMP_NUM_THREADS, or one for each CPU that the process may use, a control group's quota included";
-// --threads and --isa, for every command that computes.
+// Returns --threads and --isa, for every command that computes.
 std::vector<OptionSpec> compute_options();
 
 OptionSpec device_option();
 
-// --kv-bits and --attention-bits, and what they ask for.
+// --kv-bits and --attention-bits, and a function that applies them to a model.
 OptionSpec kv_bits_option();
 OptionSpec attention_bits_option();
 void use_bits(const Arguments& arguments, Transformer& model);
-int kv_bits(const Arguments& arguments);  // of the cache, which 8-bit products need in 8
+int kv_bits(const Arguments& arguments);  // bits of the cache; 8-bit products need 8
 
-// Text from a model may end inside a character; JSON may not.
+// Returns JSON even if a text from a model ends inside a character.
 std::string dump(const nlohmann::ordered_json& json);
 
-// The progress bar of one stage, as the callback that the long functions take; a place to stop when asked to. The
-// stage's clock starts with the first call, which such functions make before they do anything: 0 of so many.
+// Returns the progress bar of one stage, as the callback that long functions take. The callback is also a place to stop
+// on request. The stage's clock starts with the first call (0 units done), which such functions make before any work.
 std::function<void(double, int64_t)> stage(Console& console, const std::string& name, const std::string& unit);
 
-// Before a model is loaded: its files are what was written, where anything says what that was. Throws as
-// require_whole_files does; `instead` is its.
+// Checks before a model is loaded that its files are what was written, if there is a manifest. Throws what
+// require_whole_files throws; `instead` is passed to it.
 void check_files_of(const std::filesystem::path& directory, const std::string& instead, Console& console);
 
-// The backend that the options name, and models loaded on it.
+// The backend that the options name; loads models on it.
 class ModelLoader {
  public:
   // Throws what make_backend throws.
   explicit ModelLoader(const Arguments& arguments);
 
   const BackendOptions& options() const { return options_; }
-  // Before models are loaded that are held together: whether they fit the device, or what this process may have of the
-  // machine (runtime/engine/memory_need.h).
+  // Checks before models are loaded together that they fit the device, or the memory that this process may use
+  // (runtime/engine/memory_need.h).
   void check_memory(std::span<const Checkpoint* const> checkpoints, const DeviceWorkload& workload) const;
   void check_encoder_memory(std::span<const Checkpoint* const> checkpoints, int64_t num_rows) const;
   Transformer load(const Checkpoint& checkpoint, Console& console) const;

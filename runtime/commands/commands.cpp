@@ -41,7 +41,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kWindowTokens = 512;  // of tokenize --windows
+constexpr int64_t kWindowTokens = 512;  // for tokenize --windows
 
 void run_import(const Arguments& arguments, Console& console) {
   const std::filesystem::path source = arguments.positional(0), output = output_place(arguments.positional(1));
@@ -69,13 +69,13 @@ class ContinuedText {
 
   void add(int32_t id) { print(added_.add(id)); }
 
-  // Prints what was held back, and the end of the line.
+  // Prints the text that was held back, and the end of the line.
   void finish() {
     print(added_.finish());
-    out_ << '\n' << std::flush;  // what is said on standard error next stands in a line of its own
+    out_ << '\n' << std::flush;  // the next message on standard error gets a line of its own
   }
 
-  // All text without the prompt.
+  // Returns all text without the prompt.
   const std::string& continuation() const { return continuation_; }
 
  private:
@@ -139,7 +139,7 @@ void run_generate(const Arguments& arguments, Console& console) {
                            {"peak_memory_bytes", memory.peak_bytes()}}));
 }
 
-// Of a model of which the tokenizer is enough, whatever lies beside it.
+// Opens the tokenizer of a model. Other files of the model need not be there.
 Tokenizer open_tokenizer(const std::filesystem::path& model) {
   if (!is_there(model / "tokenizer.json")) refuse_mistaken_model(model);
   if (model.extension() != ".gguf") {
@@ -148,8 +148,8 @@ Tokenizer open_tokenizer(const std::filesystem::path& model) {
   return Tokenizer::open(model);
 }
 
-// To a .npy for other runs and tools, with the hash of the tokenizer beside it. Windows that are there already are
-// taken as they are, on the word of whoever asks.
+// Writes windows to a .npy for other runs and tools, with the hash of the tokenizer beside it. If `text` holds windows
+// already, they are taken as they are: the user vouches for them.
 void write_token_windows(const Arguments& arguments, Console& console) {
   const std::filesystem::path model = arguments.positional(0), text = arguments.text("text");
   const std::filesystem::path output = output_place(arguments.text("windows"));
@@ -189,7 +189,7 @@ void run_tokenize(const Arguments& arguments, Console& console) {
   std::string line;
   for (const int32_t id : ids) line += (line.empty() ? "" : " ") + std::to_string(id);
   console.report() << line << '\n';
-  // Not by way of a JSON value: of millions of ids it takes many times the memory.
+  // The ids do not go through a JSON value, which takes many times the memory for millions of them.
   std::replace(line.begin(), line.end(), ' ', ',');
   std::string json = dump({{"tokens", ids.size()}, {"bytes", text.size()}, {"seconds", seconds}});
   json.pop_back();
@@ -258,7 +258,7 @@ Command generate_command() {
   const GenerationOptions defaults;
   const SamplingOptions& sampling = defaults.sampling;
   OptionSpec prompt = required_text("prompt", "TEXT", "the text to continue");
-  prompt.may_be_empty = true;  // a model that begins with a token of its own can start from that
+  prompt.may_be_empty = true;  // a model with a beginning token of its own can start from that
   return {.name = "generate",
           .summary = "Continue a prompt: prints the prompt and the model's continuation, greedy unless told otherwise.",
           .positionals = {kModel},

@@ -7,7 +7,7 @@
 
 namespace pare {
 
-// In the order in which --help lists them. compress/main.cpp puts its own beside them.
+// Returns the commands in the order in which --help lists them. compress/main.cpp adds its own.
 std::vector<Command> runtime_commands();
 
 }  // namespace pare

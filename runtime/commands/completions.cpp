@@ -7,21 +7,21 @@
 namespace pare {
 namespace {
 
-// In single quotes of bash and zsh.
+// Quotes for bash and zsh, in single quotes.
 std::string quoted(std::string_view text) {
   std::string result = "'";
   for (const char c : text) result += c == '\'' ? "'\\''" : std::string(1, c);
   return result + "'";
 }
 
-// In single quotes of fish, where a backslash escapes.
+// Quotes for fish, in single quotes, where a backslash escapes.
 std::string fish_quoted(std::string_view text) {
   std::string result = "'";
   for (const char c : text) result += (c == '\'' || c == '\\' ? "\\" : "") + std::string(1, c);
   return result + "'";
 }
 
-// A part of a specification of zsh's _arguments and _describe, which give meaning to these characters.
+// Escapes a part of a specification of zsh's _arguments and _describe, which give meaning to these characters.
 std::string zsh_part(std::string_view text) {
   std::string result;
   for (const char c : text) {
@@ -49,19 +49,19 @@ std::string command_words(const Program& program) {
   return words;
 }
 
-// A name for functions of shells, which take no dash everywhere.
+// Returns a name for functions of shells, some of which allow no dash.
 std::string function_name(const Program& program) {
   std::string name = "_" + program.name;
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }
 
-// An option whose value is neither one of a set nor the name of a file.
+// True for an option whose value is neither one of a set nor the name of a file.
 bool takes_a_number(const OptionSpec& option) {
   return option.kind == OptionKind::integer || option.kind == OptionKind::number || option.kind == OptionKind::bytes;
 }
 
-// "run:--out": the word before the one to complete, after which command.
+// Writes a case like "run:--out": the command, and the word before the one to complete.
 void append_bash_values(std::ostringstream& script, const std::string& command, const OptionSpec& option) {
   if (option.kind == OptionKind::flag) return;
   script << "    " << command << ":--" << option.name << ") ";

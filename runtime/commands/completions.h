@@ -1,5 +1,6 @@
-// Completions of the command line for shells, made of the table of commands that also parses it: commands, the options
-// of each, the values of those that have a fixed set; file names where any other value or argument is asked for.
+// Completions of the command line for shells. They are made from the table of commands that also parses it: commands,
+// the options of each, and the values of options with a fixed set. Where any other value or argument is asked for, they
+// offer file names.
 #pragma once
 
 #include <string>

@@ -20,7 +20,7 @@
 namespace pare {
 namespace {
 
-// Both models must cut the text into the same tokens, or their figures are of different things.
+// Both models must cut the text into the same tokens. Otherwise their figures measure different things.
 void check_same_tokens(const ScoredWindows& data, const std::filesystem::path& text, const Checkpoint& reference,
                        const EvaluationOptions& options) {
   if (holds_token_windows(text)) return;
@@ -33,7 +33,8 @@ void check_same_tokens(const ScoredWindows& data, const std::filesystem::path& t
   }
 }
 
-// What each form of eval is asked about beside --reference; what belongs to the others has no meaning.
+// One form of eval: the option that asks for it, and the options that it has besides --reference. Options of other
+// forms have no meaning for it.
 struct EvalForm {
   std::string option;
   std::string measures;
@@ -51,7 +52,7 @@ const std::vector<EvalForm>& eval_forms() {
   return forms;
 }
 
-// Which form is asked for. Throws WrongUsage for none, and for options of another form.
+// Returns the form that is asked for. Throws WrongUsage if there is none, and for options of another form.
 std::string eval_form(const Arguments& arguments) {
   const EvalForm* chosen = nullptr;
   for (const EvalForm& form : eval_forms()) {
@@ -90,7 +91,7 @@ void check_evaluated(const Arguments& arguments, const std::filesystem::path& di
   if (!arguments.flag("no-verify")) check_files_of(directory, ", or use it as it is with --no-verify", console);
 }
 
-// Of an encoder: its embeddings of the texts of --pairs.
+// Evaluates an encoder: its embeddings of the texts of --pairs.
 void run_eval_pairs(const Arguments& arguments, Console& console) {
   MemorySampler memory;
   const ModelLoader loader(arguments);
@@ -118,7 +119,7 @@ void run_eval_pairs(const Arguments& arguments, Console& console) {
   console.set_result(to_json(evaluation));
 }
 
-// Of a decoder: its answers to --instructions. Texts are compared, so the reference may have another tokenizer.
+// Evaluates a decoder: its answers to --instructions. Texts are compared, so the reference may have another tokenizer.
 void run_eval_instructions(const Arguments& arguments, Console& console) {
   MemorySampler memory;
   InstructionOptions options;
@@ -152,7 +153,7 @@ void run_eval_instructions(const Arguments& arguments, Console& console) {
     answerer->prompts = make_prompts(data, options, answerer->tokenizer, answerer->checkpoint.description());
   }
   std::vector<InstructionEvaluation> evaluations;
-  for (const auto& answerer : answerers) {  // one after the other, so that one model alone is held
+  for (const auto& answerer : answerers) {  // one after the other, so that only one model is held
     int64_t num_tokens = 0;
     for (const std::vector<int32_t>& ids : answerer->prompts.ids) {
       num_tokens = std::max(num_tokens, static_cast<int64_t>(ids.size()) + options.max_new_tokens);
@@ -203,7 +204,7 @@ void run_eval(const Arguments& arguments, Console& console) {
     check_evaluated(arguments, reference_directory->path(), console);
     reference_checkpoint = Checkpoint::open(reference_directory->path());
     check_same_tokens(data, text, *reference_checkpoint, options);
-    std::vector<std::string> of_reference;  // what the windows do not say was said of the model
+    std::vector<std::string> of_reference;  // what was said of the model's windows is not repeated
     check_windows_tokenizers({text}, reference_checkpoint->directory(), of_reference);
   }
   std::vector<const Checkpoint*> checkpoints = {&checkpoint};
@@ -222,7 +223,7 @@ void run_eval(const Arguments& arguments, Console& console) {
   console.set_result(to_json(evaluation));
 }
 
-// Of eval --instructions; what has no default here takes that of InstructionOptions.
+// Returns the options of eval --instructions. Options without a default here take that of InstructionOptions.
 std::vector<OptionSpec> instruction_options() {
   const InstructionOptions defaults;
   std::vector<std::string> templates;

@@ -23,7 +23,7 @@ TensorSummary summarize(const std::string& name, const TensorView& tensor) {
   return {name, std::string(dtype_name(tensor.dtype)), tensor.shape, static_cast<int64_t>(tensor.data.size())};
 }
 
-// Of the linear as it is stored, without its bias. `names`: all tensors, sorted.
+// Returns the bytes of the linear as it is stored, without its bias. `names` has all tensors, sorted.
 int64_t stored_bytes(const Checkpoint& checkpoint, const std::vector<std::string>& names, const std::string& linear) {
   const std::string prefix = linear + ".";
   int64_t num_bytes = 0;
@@ -111,7 +111,7 @@ void append_line(std::ostringstream& text, std::string label, const std::string&
   text << visible_line(label) << visible_line(value) << '\n';
 }
 
-// The first mixture among the blocks, for what it says of all; nullptr: none.
+// Returns the first mixture among the blocks, whose figures hold for all mixtures; nullptr: none.
 const BlockDescription* find_mixture(const ModelDescription& model) {
   const auto found =
       std::find_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });

@@ -1,4 +1,4 @@
-// What lies at a path: a Hugging Face checkpoint, a safetensors or GGUF file, or token windows.
+// Describes what lies at a path: a Hugging Face checkpoint, a safetensors or GGUF file, or token windows.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@
 
 namespace pare {
 
-// Sizes of the weights as stored: codes, scales, zeros and group indices count, biases and norms do not.
+// Sizes of the weights as stored. Codes, scales, zeros and group indices count; biases and norms do not.
 struct WeightSizes {
-  int64_t linear_parameters = 0;  // of the blocks' linears
+  int64_t linear_parameters = 0;  // the blocks' linears
   int64_t linear_bytes = 0;
-  int64_t all_parameters = 0;  // those, the embedding, and the head unless it is tied to it
+  int64_t all_parameters = 0;  // with the embedding, and the head unless it is tied to it
   int64_t all_bytes = 0;
   double linear_bits() const {
     return 8.0 * static_cast<double>(linear_bytes) / static_cast<double>(linear_parameters);
@@ -35,28 +35,28 @@ struct TensorSummary {
 
 struct Inspection {
   std::string kind;                           // "checkpoint", "safetensors", "gguf", "token windows"
-  int64_t num_bytes = 0;                      // of the weight files, or of the file
+  int64_t num_bytes = 0;                      // the weight files, or the file
   std::vector<TensorSummary> tensors;         // sorted by name
-  std::optional<ModelDescription> model;      // checkpoint of a decoder
-  std::optional<EncoderDescription> encoder;  // ... or of an encoder
+  std::optional<ModelDescription> model;      // for a checkpoint of a decoder
+  std::optional<EncoderDescription> encoder;  // for a checkpoint of an encoder
   std::optional<WeightSizes> sizes;           // checkpoint
   bool is_quantized = false;                  // checkpoint
   std::string quantization_method;            // checkpoint: "compressed-tensors", "awq", "bitsandbytes"; "" when dense
-  std::vector<LayerSparsity> sparsity;        // checkpoint: of the layers that are said to be pruned
+  std::vector<LayerSparsity> sparsity;        // checkpoint: the layers with a claim of sparsity
   std::string architecture;                   // gguf
   int64_t num_windows = 0, num_tokens = 0;    // token windows
-  std::string windows_tokenizer;              // ... the hash of the tokenizer whose ids they hold; empty: not known
+  std::string windows_tokenizer;  // token windows: the hash of the tokenizer that made the ids; empty: not known
 
-  // Bytes by dtype.
+  // Returns the bytes by dtype.
   std::map<std::string, int64_t> bytes_by_dtype() const;
 };
 
-// Throws std::invalid_argument when the path is none of these, and what the readers throw. Weights are read only of
-// layers that are said to be pruned; one that breaks its promise is reported with its problem.
+// Throws std::invalid_argument if the path is none of these, and what the readers throw. Weights are read only for
+// layers that are claimed to be pruned; a layer that breaks its claim is reported with its problem.
 Inspection inspect(const std::filesystem::path& path);
 
 std::string to_json(const Inspection& inspection);
-// `list_tensors`: one line each.
+// `list_tensors` adds one line for each tensor.
 std::string to_text(const Inspection& inspection, bool list_tensors);
 
 }  // namespace pare

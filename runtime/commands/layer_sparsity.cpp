@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kUnstructured = "unstructured";
 
-// Of the layer's entry in the manifest; nullopt: it says nothing.
+// Reads the claim of the layer's entry in the manifest; nullopt: it makes none.
 std::optional<SparsityClaim> read_claim(const Json& layer, const std::string& where) {
   if (!layer.contains("pattern")) return std::nullopt;
   const Json& pattern = layer.at("pattern");
@@ -35,7 +35,7 @@ std::optional<SparsityClaim> read_claim(const Json& layer, const std::string& wh
   return claim;
 }
 
-// Of the groups of one size: how many there are with each number of weights other than zero.
+// The groups of one size: how many there are with each number of nonzero weights.
 struct GroupSize {
   int64_t group = 0;
   std::vector<int64_t> num_groups_K;  // K = group + 1
@@ -43,8 +43,8 @@ struct GroupSize {
 
 constexpr int64_t kLargestFoundGroup = 32;
 
-// The pattern that pruning has left where nothing says which one. A group of an unstructured weight has the most that
-// any has but by chance.
+// Finds the pattern that pruning has left when nothing states it. In an unstructured weight, few groups reach the
+// highest number of nonzero weights that any has, and only by chance.
 SparsePattern find_pattern(const LinearWeights& linear) {
   constexpr int64_t kRows = 64;  // in float32 at a time
   const int64_t num_in = linear.num_in(), num_out = linear.num_out();
@@ -53,7 +53,7 @@ SparsePattern find_pattern(const LinearWeights& linear) {
     sizes.push_back({group, std::vector<int64_t>(static_cast<size_t>(group) + 1)});
   }
   std::vector<float> rows;
-  std::vector<int32_t> num_kept_G;  // of the groups of a chunk, of one size after another
+  std::vector<int32_t> num_kept_G;  // for the groups of a chunk, one size after another
   for (int64_t first_row = 0; first_row < num_out && !sizes.empty(); first_row += kRows) {
     const int64_t num_rows = std::min(kRows, num_out - first_row);
     rows.resize(static_cast<size_t>(num_rows * num_in));

@@ -1,4 +1,4 @@
-// pare-runtime: runs and measures models on this machine's CPU; the part of pare that needs no LibTorch.
+// pare-runtime: runs and measures models on this machine, without LibTorch.
 #include "runtime/commands/command_line.h"
 #include "runtime/commands/commands.h"
 #include "runtime/commands/version_report.h"

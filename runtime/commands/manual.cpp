@@ -12,7 +12,7 @@
 namespace pare {
 namespace {
 
-// Environment variables that both programs read, themselves or through OpenMP.
+// The environment variables that both programs read, themselves or through OpenMP.
 const std::vector<std::pair<std::string, std::string>>& environment_variables() {
   static const std::vector<std::pair<std::string, std::string>> variables = {
       {kIsaVariable, "the widest instruction set that kernels may use: avx2, avx512, vnni or amx"},
@@ -23,7 +23,8 @@ const std::vector<std::pair<std::string, std::string>>& environment_variables() 
   return variables;
 }
 
-// A text as roff prints it: no escapes of its own, dashes that can be copied, no line that is taken for a request.
+// Escapes a text for roff: it has no escapes of its own, dashes that can be copied, and no line that is taken for a
+// request.
 std::string roff(std::string_view text) {
   std::string escaped;
   for (const char c : text) {
@@ -44,7 +45,7 @@ std::string capitals(std::string text) {
   return text;
 }
 
-// "Compresses checkpoints." as it stands after the program's name in the section NAME.
+// Returns "Compresses checkpoints." in the form that follows the program's name in the section NAME.
 std::string name_line(std::string summary) {
   if (!summary.empty()) summary[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(summary[0])));
   if (summary.ends_with('.')) summary.pop_back();

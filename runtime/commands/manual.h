@@ -1,5 +1,5 @@
-// The manual page of a program, made of the table of commands that also parses and explains the command line, so that
-// it names every option that there is and no other.
+// The manual page of a program. It is made from the table of commands that also parses and explains the command line,
+// so that it names every option that there is and no other.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace pare {
 
-// In roff with the macros of man(7), section 1: commands with their arguments and options, then what all commands
-// share, exit status and environment.
+// Returns the page in roff with the macros of man(7), section 1: commands with their arguments and options, then what
+// all commands share, exit status and environment.
 std::string manual_page(const Program& program);
 
 }  // namespace pare

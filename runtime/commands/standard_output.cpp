@@ -84,7 +84,7 @@ int VisibleBuffer::sync() {
 void hold_standard_descriptors() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(descriptor, F_GETFD) >= 0 || errno != EBADF) continue;
-    // The lowest free number is this one. Reading the first and writing the others goes on failing.
+    // The lowest free number is this one. Reading the first stream and writing the others goes on failing.
     ::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
   }
 }

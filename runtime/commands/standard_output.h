@@ -1,5 +1,5 @@
-// Standard output that does not lose anything without a word: what cannot be written is an exception where it is
-// written, or at the latest in finish().
+// Standard output that never loses output silently: a failed write throws where it is written, or at the latest in
+// finish().
 #pragma once
 
 #include <memory>
@@ -12,29 +12,30 @@
 
 namespace pare {
 
-// "cannot write standard output: REASON".
+// The error "cannot write standard output: REASON".
 class OutputFailed : public std::runtime_error {
  public:
   explicit OutputFailed(int error);  // errno
-  // Nobody reads it any more.
+  // True if nobody reads the pipe any more.
   bool is_broken_pipe() const { return is_broken_pipe_; }
 
  private:
   bool is_broken_pipe_;
 };
 
-// A buffer of streams without a place of its own: all that is written arrives in xsputn.
+// A stream buffer without memory of its own: all output arrives in xsputn.
 class UnbufferedStream : public std::streambuf {
  protected:
   int_type overflow(int_type character) final;
 };
 
-// Writes to a file descriptor, buffered; after a failure every further write fails alike. Throws OutputFailed.
+// Writes to a file descriptor, buffered. After a failure every further write fails in the same way. Throws
+// OutputFailed.
 class DescriptorBuffer : public UnbufferedStream {
  public:
   explicit DescriptorBuffer(int descriptor);
   bool is_terminal() const;
-  // Brings out what is buffered, and asks for errors that some file systems tell only when a file is closed.
+  // Writes what is buffered, and asks for errors that some file systems report only when a file is closed.
   void finish();
 
  protected:
@@ -62,20 +63,20 @@ class VisibleBuffer : public UnbufferedStream {
   VisibleText text_;
 };
 
-// Takes anything and keeps nothing.
+// Accepts everything and keeps nothing.
 class SilentBuffer : public UnbufferedStream {
  protected:
   std::streamsize xsputn(const char*, std::streamsize size) override { return size; }
 };
 
-// Where the process was started with standard streams closed: no file that it opens gets their numbers, and so none of
-// its text.
+// If the process was started with standard streams closed, no file that it opens gets their numbers, and so none gets
+// their text.
 void hold_standard_descriptors();
 
-// From here on a write to a pipe that nobody reads is an error (EPIPE) rather than the process's end, so that what
-// the process leaves behind is removed first. False: it was so before.
+// From here on a write to a pipe that nobody reads is an error (EPIPE) and no longer ends the process. So the process
+// can first remove what it leaves behind. Returns false if it was so before.
 bool keep_running_without_readers();
-// What such a write does otherwise: ends the process by SIGPIPE.
+// Ends the process by SIGPIPE, as such a write does otherwise.
 [[noreturn]] void end_without_readers();
 
 }  // namespace pare

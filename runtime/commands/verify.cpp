@@ -28,7 +28,7 @@ Verification verify(const std::filesystem::path& directory, const std::function<
     throw_if_interrupted();
     if (progress) progress(++num_done, num_items);
   };
-  // One item's failure is a problem to list; the others are still looked at.
+  // One item's failure is a problem to list; the others are still checked.
   const auto attempt = [&](const auto& check) {
     try {
       check();

@@ -10,18 +10,18 @@
 namespace pare {
 namespace {
 
-// Queries (tokens times heads of a group) of one tile: enough to use each key and value that is loaded many times, few
-// enough that the tile's scores stay in the L1 or L2 cache. A whole number of panels on every instruction set.
+// The queries (tokens times heads of a group) of one tile. They are enough to use each loaded key and value many times,
+// and few enough that the tile's scores stay in the L1 or L2 cache. On every instruction set they are whole panels.
 constexpr int64_t kTileQueries = 96;
 
-// Below this many multiplications waking other threads costs more than it saves.
+// Below this many multiplications, waking other threads costs more than it saves.
 constexpr int64_t kMinParallelWork = 1 << 16;
 
 struct Task {
   AttentionTile tile;
-  int64_t begin_key = 0;  // of a partial task
+  int64_t begin_key = 0;  // for a partial task
   int64_t end_key = 0;
-  int64_t partial = -1;  // index of its first partial in the scratch; -1: a whole tile
+  int64_t partial = -1;  // index of the task's first partial in the scratch; -1: a whole tile
 };
 
 // The partials of one token and kv head.
@@ -89,7 +89,7 @@ void plan_sequence(const float* q_RHK, const KvLayer& cache, const Sequence& seq
       plan.cost += (end_key - begin_key) * num_tokens * heads_per_group * shape.head_size * 2;
       return task;
     };
-    // Stretches know only their own largest weight, which is not what weights are rounded by.
+    // A stretch knows only its own largest weight, but weights are rounded in units of the largest of all keys.
     if (sequence.num_rows == 1 && !shape.products_in_8_bits) {
       const int64_t position = sequence.num_past, first_partial = plan.num_partials;
       for (int64_t key = first_key(shape, position); key <= position; key += kPartialKeys) {
@@ -99,7 +99,7 @@ void plan_sequence(const float* q_RHK, const KvLayer& cache, const Sequence& seq
       plan.joins.push_back({plan.tasks.back().tile.out, first_partial, plan.num_partials - first_partial});
       continue;
     }
-    // The tiles of a head follow each other, so that its keys and values stay in a core's cache; the longest comes
+    // The tiles of a head follow each other, so that its keys and values stay in a core's cache. The longest comes
     // first, so that no thread starts a long tile when the others have finished.
     for (int64_t tile = (sequence.num_rows + tile_tokens - 1) / tile_tokens - 1; tile >= 0; --tile) {
       const int64_t first = tile * tile_tokens, num_tokens = std::min(tile_tokens, sequence.num_rows - first);

@@ -9,9 +9,9 @@
 
 namespace pare {
 
-// As Backend::attention, on num_threads threads. Arguments must have passed check_attention. A sequence with many new
-// tokens is split into tiles of queries, one with a single new token into stretches of kPartialKeys keys that are
-// joined in order: the split depends on the shapes alone.
+// Does what Backend::attention says, on num_threads threads. Arguments must have passed check_attention. A sequence
+// with many new tokens is split into tiles of queries. A sequence with one new token is split into stretches of
+// kPartialKeys keys, which are joined in order. The split depends on the shapes alone.
 void run_attention(const OpKernels& kernels, const float* q_RHK, const KvLayer& cache,
                    std::span<const Sequence> sequences, const AttentionShape& shape, int num_threads, float* x_RHK);
 

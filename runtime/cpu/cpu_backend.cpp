@@ -1,5 +1,5 @@
-// Backend on the CPU: splits rows over threads and calls the kernels of ops.h and the packed linears. Not to be called
-// from several threads at once with the same outputs; the backend itself holds no state that calls change.
+// Backend on the CPU: splits rows over threads and calls the kernels of ops.h and the packed linears. Several threads
+// must not call it at once with the same outputs. The backend itself holds no state that calls change.
 #include <omp.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 namespace pare {
 namespace {
 
-// Below this many elements waking other threads costs more than it saves.
+// Below this many elements, waking other threads costs more than it saves.
 constexpr int64_t kMinParallelElements = 1 << 14;
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -51,12 +51,12 @@ ActivationKernel activation_kernel(Activation activation) {
   throw std::invalid_argument("activate: unknown activation " + std::to_string(static_cast<int>(activation)));
 }
 
-// e^(a - b) where a <= b; a may be -infinity (nothing summed yet).
+// Returns e^(a - b), where a <= b. a may be -infinity (nothing summed yet).
 double rescale_factor(float a, float b) {
   return a == b ? 1.0 : std::exp(static_cast<double>(a) - b);
 }
 
-// The keys or values of one token in 8 bits.
+// Stores the keys or values of one token in 8 bits.
 void store_heads(const Int8RowKernels& kernels, const float* heads, const AttentionShape& shape, int64_t slot,
                  int8_t* codes, KvGrid* grids) {
   static const InputFormat format = {.type = InputType::int8, .symmetric = false};
@@ -73,14 +73,14 @@ void store_heads(const Int8RowKernels& kernels, const float* heads, const Attent
   }
 }
 
-// What a row of logits sums to, over the columns seen so far.
+// The sum of e^logit over the columns of a row seen so far, relative to their maximum.
 struct LogitSum {
   float max = kMinusInfinity;
   int64_t arg_max = -1;
   float target = std::numeric_limits<float>::quiet_NaN();
 
-  // Takes in a chunk's largest logit; true when the maximum rose. A later equal one does not: ties keep the lowest
-  // index.
+  // Takes in a chunk's largest logit and returns true if the maximum rose. A later equal one does not raise it, so ties
+  // keep the lowest index.
   bool raise(const OpKernels& kernels, const float* logits, int64_t first_column, int64_t num_columns) {
     int64_t index = -1;
     const float largest = kernels.arg_max(logits, num_columns, &index);
@@ -96,7 +96,7 @@ struct LogitSum {
 
 struct CrossEntropyRow {
   LogitSum logits;
-  double sum = 0.0;  // of e^(logit - max)
+  double sum = 0.0;  // sum of e^(logit - max)
 
   void add(const OpKernels& kernels, const float* chunk, int64_t first_column, int64_t num_columns, int64_t token) {
     const float before = logits.max;
@@ -110,7 +110,7 @@ struct CrossEntropyRow {
 // KL(P || Q) in one pass, without subtracting two log-sum-exps. With A = max a, B = max b, d = (a - A) - (b - B),
 //   S = sum e^(a-A),  D = sum e^(a-A) d,  E = sum e^(b-B) - e^(a-A) = sum e^(a-A) (e^-d - 1),
 // p = e^(a-A) / S and log(q / p) = -d + log S - log(S + E), so that KL = D / S + log(1 + E / S). For nearly equal
-// distributions both terms are of the size of d, not of the logits, and a common error of d cancels to first order.
+// distributions both terms have the size of d, not of the logits, and a common error of d cancels to first order.
 struct CompareRow {
   LogitSum p, q;
   double mass = 0.0, difference = 0.0, excess = 0.0;  // S, D, E
@@ -244,7 +244,7 @@ class CpuBackend final : public HostBackend {
     check_attention(cache, sequences, shape);
     run_attention(kernels_, q_RHK, cache, sequences.table, shape, num_threads(), x_RHK.x());
     if (x_RHK.format().is_plain()) return;
-    // A row is the work of several tasks, one for each kv head: it is rounded when all are done.
+    // Several tasks, one for each kv head, make a row. So it is rounded when all are done.
     const int64_t num_rows = sequences.num_rows, width = shape.num_heads * shape.head_size;
     round_rows(rows_, x_RHK, num_rows, width, threads_for(num_rows * width));
   }
@@ -394,8 +394,8 @@ class CpuBackend final : public HostBackend {
   }
 
  private:
-  // Makes the rows of x with make_row(row, destination) and rounds them as x's consumer asks for: each while it is in
-  // the L1 cache where its format allows.
+  // Makes the rows of x with make_row(row, destination) and rounds them in the format of x's consumer. If the format
+  // allows it, each row is rounded while it is in the L1 cache.
   template <typename MakeRow>
   void make_rows(LinearInput& x, int64_t num_rows, int64_t width, const MakeRow& make_row) const {
     const int threads = threads_for(num_rows * width);

@@ -1,14 +1,14 @@
-// The blocks and threads of int8_kernels.h.
+// Splits the products of int8_kernels.h into blocks and over threads.
 //
 // FEW ROWS. The panels are handed out in chunks; each streams through registers once.
 //
 // MANY ROWS. A task takes a block of rows and some panels. It copies its rows into strips (at most 1 MiB: they stay in
-// L2), and for each tile of panels walks over K in blocks whose weights stay in L1, over all strips:
+// L2). For each tile of panels it walks over K in blocks whose weights stay in L1, over all strips:
 //
 //   for tile of panels:  for block of K:  for strip of rows:  acc[strip] += strip * block
 //
-// With one group per channel acc holds the strips' int32 sums until the last block; with several, a block is whole
-// groups and the strips' float32 totals are kept instead. Meanwhile the next block's weights are asked for.
+// With one group per channel, acc holds the strips' int32 sums until the last block. With several, a block is whole
+// groups and the strips' float32 totals are kept instead. Meanwhile the next block's weights are prefetched.
 #include <immintrin.h>
 #include <omp.h>
 
@@ -26,16 +26,16 @@ namespace {
 
 constexpr int64_t kStripBytes = int64_t{1} << 20;
 constexpr int64_t kMaxTaskRows = 512;
-// Fewer rows than this for each thread: the panels are split too, and each thread copies the few rows.
+// If a thread would have fewer rows than this, the panels are split too, and each thread copies the few rows.
 constexpr int64_t kMinTaskRows = 64;
 // Below this many bytes of weights, or multiply-adds, a second thread costs more than it saves.
 constexpr int64_t kMinThreadBytes = int64_t{32} << 10;
 constexpr int64_t kMinThreadProducts = int64_t{1} << 21;
 constexpr int64_t kChunksPerThread = 2;
-// Outputs larger than this would leave the caches before anyone reads them: they are written past the caches, which
+// Outputs larger than this would leave the caches before anyone reads them. They are written past the caches, which
 // saves reading each line first (a quarter of the time of 512 x 2048 x 5632 on AMX).
 constexpr int64_t kMinStreamedBytes = int64_t{2} << 20;
-constexpr int64_t kBytesPerK = 16;  // of a panel's line of signed bytes
+constexpr int64_t kBytesPerK = 16;  // one position of a panel in signed bytes
 
 int64_t divide_up(int64_t value, int64_t divisor) {
   return (value + divisor - 1) / divisor;
@@ -47,7 +47,7 @@ int64_t scale_line_bytes(ScaleFormat format) {
   return (format == ScaleFormat::f32 ? 4 : 2) * kPanel;
 }
 
-// One product, with its panels' strides.
+// One product, with the strides of its panels.
 struct Product {
   const Int8Kernels& kernels;
   const Int8Weights& weights;
@@ -73,7 +73,7 @@ struct Product {
 
   int64_t num_outliers() const { return outliers ? outliers->num_columns : 0; }
 
-  // out[j * out_stride + r]: as a finish reads the outliers of num_rows rows from `row`.
+  // Fills out[j * out_stride + r] for num_rows rows from `row`: the order in which a finish reads outliers.
   void transpose_outliers(int64_t row, int64_t num_rows, float* out, int64_t out_stride) const {
     for (int64_t r = 0; r < num_rows; ++r) {
       const float* const x = outliers->x + (row + r) * outliers->x_stride;
@@ -81,7 +81,7 @@ struct Product {
     }
   }
 
-  // What the last group's finish needs for rows from `row` and one panel, but for the outliers' x.
+  // Returns what the last group's finish needs for rows from `row` and one panel, except the outliers' x.
   PanelFinish finish_of(int64_t row, int64_t panel) const {
     PanelFinish finish{};
     finish.scale_format = weights.run.scale_format;
@@ -125,7 +125,7 @@ void check(const Int8Weights& weights, const Int8Rows& rows, int64_t num_rows, i
   }
 }
 
-// offsets[r] = path_offset + zero. Null where all are 0, so that kernels skip the subtraction.
+// Computes offsets[r] = path_offset + zero. Returns null if all are 0, so that kernels skip the subtraction.
 const int32_t* offsets_of(const Int8Rows& rows, int64_t row, int64_t num_rows, int32_t path_offset, int32_t* offsets) {
   if (rows.zeros == nullptr && path_offset == 0) return nullptr;
   for (int64_t r = 0; r < num_rows; ++r) offsets[r] = path_offset + (rows.zeros ? rows.zeros[row + r] : 0);
@@ -168,7 +168,7 @@ void multiply_few(const Product& product, int64_t num_rows, int max_threads) {
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) multiply_chunk(chunk);
 }
 
-// A block of rows times a range of panels.
+// The product of a block of rows with a range of panels.
 class RowBlock {
  public:
   RowBlock(const Product& product, int64_t begin_row, int64_t end_row)
@@ -190,7 +190,7 @@ class RowBlock {
     const int64_t padded_rows = round_up(num_rows_, kernels_.tile_rows);
     const int64_t strip_bytes = round_up(padded_rows * padded_k_ * kernels_.strip_k_bytes, 64);
     const int64_t tile_bytes = padded_rows * tile_outs_ * 4;
-    // A group that is widened is widened whole, even where it is cut into blocks.
+    // A group that is widened is widened whole, even if it is cut into blocks.
     const int64_t line_bytes = is_expanded_ ? kernels_.tile_panels * expanded_k() * kBytesPerK : 0;
     const int64_t sum_bytes = kernels_.tile_panels * block_groups_ * kPanel * 4;
     thread_local Scratch scratch;
@@ -213,7 +213,7 @@ class RowBlock {
       multiply_tile(panel, std::min(panel + kernels_.tile_panels, end_panel), end_panel);
     }
     if (kernels_.end_task) kernels_.end_task();
-    if (product_.streams) _mm_sfence();  // what was written past the caches comes before what follows
+    if (product_.streams) _mm_sfence();  // orders the writes past the caches before later ones
   }
 
  private:
@@ -242,7 +242,7 @@ class RowBlock {
     }
   }
 
-  // What tiles start from in groups [begin_group, end_group): [group, tile_outs].
+  // Sets the initial sums of tiles in groups [begin_group, end_group): [group, tile_outs].
   void set_starts(int64_t panel, int64_t end_panel, int64_t begin_group, int64_t end_group) const {
     for (int64_t group = begin_group; group < end_group; ++group) {
       int32_t* const starts = starts_of(group, begin_group);
@@ -254,7 +254,8 @@ class RowBlock {
   }
   int32_t* starts_of(int64_t group, int64_t begin_group) const { return starts_ + (group - begin_group) * tile_outs_; }
 
-  // Signed bytes of positions [begin_k, ...) of panels [panel, end_panel); missing panels repeat the first.
+  // Points to the signed bytes of positions [begin_k, ...) of panels [panel, end_panel). Missing panels repeat the
+  // first.
   void point_to_lines(int64_t panel, int64_t end_panel, int64_t begin_k, const uint8_t** lines) const {
     const int64_t begin_group = begin_k / padded_len_;
     const int64_t end_group = std::min(begin_group + block_groups_, run_.num_groups);
@@ -351,8 +352,9 @@ class RowBlock {
     return finish;
   }
 
-  // This strip's share of the lines that the next block reads, and, in the last block, the lines of y that its finish
-  // is about to write: rows of y lie far apart, and waiting for each cost a third of short products.
+  // Prefetches this strip's share of the lines that the next block reads. In the last block it also prefetches the
+  // lines of y that its finish is about to write. Rows of y lie far apart, and waiting for each cost a third of short
+  // products.
   void prefetch(int64_t panel, int64_t end_panel, int64_t last_panel, int64_t end_k, int64_t row) const {
     const bool ends_tile = end_k == padded_k_;
     const int64_t next_panel = ends_tile ? end_panel : panel;
@@ -393,7 +395,8 @@ class RowBlock {
   float* outliers_ = nullptr;  // [strip, num_outliers, tile_rows]
 };
 
-// Tasks are taken as threads become free; each computes its outputs alone, so who computes them changes no bit.
+// Threads take tasks as they become free. Each task computes its outputs alone, so the thread that runs it changes no
+// bit.
 void multiply_many(const Product& product, int64_t num_rows, int max_threads) {
   const Int8Kernels& kernels = product.kernels;
   const int64_t products = num_rows * product.num_k * product.num_panels * kPanel;

@@ -21,7 +21,7 @@ const QuantizedWeight& quantized(const LinearWeights& weights) {
   return std::get<QuantizedWeight>(weights.weight);
 }
 
-// One product can serve both, the second's outputs beginning a panel.
+// True if one product can serve both; the second's outputs must begin a panel.
 bool are_alike(const LinearWeights& a, const LinearWeights& b) {
   const QuantizedWeight &first = quantized(a), &second = quantized(b);
   return first.num_out % kPanel == 0 && first.bits == second.bits && first.group_size == second.group_size &&
@@ -34,7 +34,7 @@ void append_to(std::vector<T>& all, const std::vector<T>& more) {
   all.insert(all.end(), more.begin(), more.end());
 }
 
-// 2 and 3 bits as 8: codes minus their zeros.
+// Turns 2 and 3 bits into 8: codes minus their zeros.
 QuantizedWeight widened(QuantizedWeight weight) {
   for (int64_t out = 0; out < weight.num_out; ++out) {
     for (int64_t i = 0; i < weight.num_in; ++i) {
@@ -48,7 +48,7 @@ QuantizedWeight widened(QuantizedWeight weight) {
   return weight;
 }
 
-// The alike weights stacked along O, in a width that the kernels multiply: those of 2:4 with their zeros.
+// Returns the alike weights stacked along O, in a width that the kernels multiply. 2:4 weights include their zeros.
 QuantizedWeight stacked(std::span<const LinearWeights> alike) {
   QuantizedWeight all = quantized(alike.front());
   all.pattern = {};
@@ -62,7 +62,7 @@ QuantizedWeight stacked(std::span<const LinearWeights> alike) {
   return all.bits < 4 ? widened(std::move(all)) : all;
 }
 
-// [O, J] as [panels, J, 16].
+// Copies [O, J] into [panels, J, 16].
 AlignedBytes panels_of_columns(std::span<const float> values_OJ, int64_t num_columns) {
   const int64_t num_out = static_cast<int64_t>(values_OJ.size()) / num_columns;
   AlignedBytes panels = allocate_aligned((num_out + kPanel - 1) / kPanel * num_columns * kPanel * 4);
@@ -75,7 +75,7 @@ AlignedBytes panels_of_columns(std::span<const float> values_OJ, int64_t num_col
   return panels;
 }
 
-// Scales and zeros of a group of a panel, [16] each.
+// Loads the scales and zeros of a group of a panel, [16] each.
 void load_group(const QuantizedPanels& panels, int64_t group, float* scales, int32_t* zeros) {
   const int64_t num_bytes = scale_bytes(panels.scale_format);
   for (int64_t lane = 0; lane < kPanel; ++lane) {
@@ -125,7 +125,7 @@ void IntegerLinear::append(std::span<const LinearWeights> alike) {
                                 " inputs with 8-bit activations, groups filled up to one size, found " +
                                 std::to_string(panels.num_k));
   }
-  // Rows are zeros behind their last column, so positions may go on there.
+  // Rows are zeros after their last column, so positions may go on there.
   for (int64_t k = 0; k < panels.num_k; ++k) {
     part.gathers = part.gathers || panels.column_of_k[k] != (k < num_in_ ? k : -1);
   }
@@ -186,7 +186,8 @@ std::vector<IntegerLinear::Rows> IntegerLinear::split_by_outliers(const LinearIn
   return ranges;
 }
 
-// The codes in the order of the part's positions, [R, int8_row_stride(num_k)]; valid until this thread's next call.
+// Returns the codes in the order of the part's positions, [R, int8_row_stride(num_k)]. They are valid until this
+// thread's next call.
 const int8_t* IntegerLinear::gathered(const Part& part, const int8_t* codes, int64_t num_rows) const {
   thread_local Scratch scratch;
   const std::vector<int32_t>& column_of_k = part.panels.column_of_k;
@@ -202,7 +203,7 @@ const int8_t* IntegerLinear::gathered(const Part& part, const int8_t* codes, int
   return out;
 }
 
-// W[o, column] = scale * (code - zero) as dequantize() has it, [panels, J, 16] float32.
+// Returns W[o, column] = scale * (code - zero), as dequantize() computes it, [panels, J, 16] float32.
 AlignedBytes IntegerLinear::outlier_weights(const Part& part, const std::vector<int32_t>& columns) const {
   const QuantizedPanels& panels = part.panels;
   const auto num_columns = static_cast<int64_t>(columns.size());
@@ -222,7 +223,7 @@ AlignedBytes IntegerLinear::outlier_weights(const Part& part, const std::vector<
 #pragma omp parallel for schedule(static) num_threads(threads()) if (panels.num_panels * num_columns > 1024)
   for (int64_t panel = 0; panel < panels.num_panels; ++panel) {
     const std::byte* const lines = panels.lines.get() + panel * panels.panel_bytes;
-    int64_t at = -1;  // the group that scales and zeros are of
+    int64_t at = -1;  // the group of the loaded scales and zeros
     float scales[kPanel];
     int32_t zeros[kPanel];
     for (int64_t j = 0; j < num_columns; ++j) {

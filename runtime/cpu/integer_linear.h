@@ -1,9 +1,10 @@
-// Linears that multiply int8 codes of their input with integer weights, on the kernels of int8_kernels.h, whose head
-// has the formula and the order of its operations: every instruction set gives the same bits.
+// Linears that multiply int8 codes of their input with integer weights, on the kernels of int8_kernels.h. The comment
+// at its top has the formula and the order of its operations: every instruction set gives the same bits.
 //
-// Weights of 8 and 4 bits are packed as they are; those of 2 and 3 bits as 8-bit codes minus their zeros, for no kernel
-// multiplies narrower ones, and 2:4 weights with their zeros, for none multiplies kept codes alone. A weight of 8 bits
-// with zeros (c - z needs 9 bits) is left to CpuPackedLinear, which multiplies the rounded input as floats.
+// Weights of 8 and 4 bits are packed as they are. Weights of 2 and 3 bits are packed as 8-bit codes minus their zeros,
+// as no kernel multiplies narrower ones. 2:4 weights are packed with their zeros, as no kernel multiplies kept codes
+// alone. A weight of 8 bits with zeros (c - z needs 9 bits) is left to CpuPackedLinear, which multiplies the rounded
+// input as floats.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +22,11 @@ namespace pare {
 
 class IntegerLinear final : public PackedLinear {
  public:
-  // Whether linears of these parts multiply codes: an int8 input, and in every part integer codes whose difference to
-  // their zeros fits 8 bits.
+  // True if linears of these parts multiply codes: the input is int8, and every part has integer codes whose difference
+  // from their zeros fits 8 bits.
   static bool takes(std::span<const LinearWeights> parts);
-  // parts have passed check_parts and takes(); they are stacked along O. num_threads <= 0: as OpenMP decides. Throws
-  // std::invalid_argument when the CPU lacks `isa` or the inputs exceed kMaxInt8K, and what validate() throws.
+  // `parts` have passed check_parts and takes(); they are stacked along O. num_threads <= 0: OpenMP decides. Throws
+  // std::invalid_argument if the CPU lacks `isa` or the inputs exceed kMaxInt8K, and what validate() throws.
   IntegerLinear(Isa isa, std::span<const LinearWeights> parts, int num_threads);
 
   int64_t num_out() const override { return num_out_; }
@@ -35,22 +36,22 @@ class IntegerLinear final : public PackedLinear {
   const InputFormat& input() const override { return input_; }
   bool multiplies_codes() const override { return true; }
 
-  // y [R, O]. x holds codes, scales and zeros (and, with outliers, the values) of num_rows rows.
+  // Computes y [R, O]. x holds codes, scales and zeros (and, with outliers, the values) of num_rows rows.
   void multiply(const LinearInput& x, int64_t num_rows, float* y_RO) const;
 
  private:
-  // Neighbours in the stack whose weights are alike are one product: its rows are copied once.
+  // Neighbours in the stack whose weights are alike are one product, whose rows are copied once.
   struct Part {
     int64_t first_out = 0;
     QuantizedPanels panels;
     AlignedBytes sums;     // int8 [panels, G, 16]
     AlignedBytes bias;     // [panels, 16]
-    bool gathers = false;  // positions are not the input's columns in order
-    // Of a listed format: [panels, J, 16] of the columns' own weights, or of W's.
+    bool gathers = false;  // true if positions are not the input's columns in order
+    // For a listed format, [panels, J, 16]: the columns' own weights, or W's.
     AlignedBytes outlier_weights;
   };
 
-  // Rows that have their outlier columns in common.
+  // Rows that have the same outlier columns.
   struct Rows {
     int64_t first = 0;
     int64_t num = 0;
@@ -67,7 +68,7 @@ class IntegerLinear final : public PackedLinear {
   int num_threads_;
   int64_t num_in_ = 0;
   int64_t num_out_ = 0;
-  int64_t stride_ = 0;  // of the input's codes
+  int64_t stride_ = 0;  // between rows of the input's codes
   InputFormat input_;
   std::string weight_names_;
   std::vector<Part> parts_;

@@ -11,17 +11,17 @@ namespace pare {
 enum class ActivationKernel : uint8_t { silu, gelu, gelu_tanh };
 inline constexpr int kNumActivationKernels = 3;
 
-// Keys or values of one kv head from token 0 of a sequence on: float32, or int8 codes with a scale and a zero for each
-// token, value = (code - zero) * scale.
+// The keys or values of one kv head from token 0 of a sequence on. They are float32, or int8 codes with a scale and a
+// zero for each token: value = (code - zero) * scale.
 struct KvRows {
-  const float* floats;  // null: codes
+  const float* floats;  // null: the cache has codes
   const int8_t* codes;
   const float* grids;   // scale and zero of token t at [t * grid_stride]
   int64_t stride;       // values between tokens: kv heads * K
   int64_t grid_stride;  // floats between tokens: kv heads * 2
 };
 
-// Queries of consecutive tokens of one sequence, for all heads that share a kv head, against a range of that head's
+// The queries of consecutive tokens of one sequence, for all heads that share a kv head, and a range of that head's
 // keys.
 struct AttentionTile {
   const float* queries;  // first token, first head of the group; heads of a token are contiguous
@@ -30,33 +30,33 @@ struct AttentionTile {
   KvRows values;
   int64_t head_size;        // K
   int64_t heads_per_group;  // heads that read this kv head
-  int64_t first_position;   // of the first query, in its sequence
+  int64_t first_position;   // the first query's position in its sequence
   int64_t num_tokens;
-  int64_t window;    // 0: every key up to the query; else the last `window` of them
-  int64_t num_keys;  // 0: as above; else every query sees all of the first num_keys
+  int64_t window;    // 0: every key up to the query; otherwise the last `window` of them
+  int64_t num_keys;  // 0: as `window` says; otherwise every query sees all of the first num_keys
   float scale;
   float softcap;        // 0: none
   bool rounds_weights;  // to 1/255 of the largest (kProbabilityFormat); not used by partial kernels
-  float* out;           // laid out as queries; likewise
+  float* out;           // laid out as queries; not used by partial kernels
 };
 
-// One decoded token against keys [begin_key, end_key): for each head of the group the largest score (in units of ln 2),
-// the sum of 2^(score - largest) and the same sum weighted with the values.
+// The result of one decoded token for keys [begin_key, end_key). For each head of the group it has the largest score
+// (in units of ln 2), the sum of 2^(score - largest) and the same sum weighted with the values.
 struct AttentionPartial {
   float* largest;   // [heads_per_group]
   float* sum;       // [heads_per_group]
   float* weighted;  // [heads_per_group, K]
 };
 
-// Sums of one stretch of two rows of logits, a and b; see compare_sums below.
+// Sums over a stretch of two rows of logits, a and b; see compare_sums below.
 struct CompareSums {
   double mass;        // sum of e^(a - max_a)
   double difference;  // sum of e^(a - max_a) d,  d = (a - max_a) - (b - max_b)
-  double excess;      // sum of e^(b - max_b) - e^(a - max_a), without cancellation where d is small
+  double excess;      // sum of e^(b - max_b) - e^(a - max_a), without cancellation for small d
 };
 
 struct OpKernels {
-  // hidden += delta, or += norm(delta) when delta_gain is given (delta may be null); x = norm(hidden) unless gain is
+  // hidden += delta, or += norm(delta) if delta_gain is given (delta may be null). x = norm(hidden) unless gain is
   // null. norm(v) = v / sqrt(mean(v^2) + epsilon) * gain.
   void (*add_norm_row)(float* hidden, const float* delta, const float* delta_gain, float delta_epsilon,
                        const float* gain, float epsilon, int64_t width, float* x);
@@ -74,18 +74,18 @@ struct OpKernels {
 
   // logits = cap * tanh(logits / cap)
   void (*softcap)(float* logits, int64_t size, float cap);
-  // The largest logit and the lowest index that has it; -1 when every logit is NaN or -infinity.
+  // Returns the largest logit, and in `index` the lowest index that has it; -1 if every logit is NaN or -infinity.
   float (*arg_max)(const float* logits, int64_t size, int64_t* index);
-  // Sum of e^(logit - max), in double.
+  // Returns the sum of e^(logit - max), in double.
   double (*sum_exp)(const float* logits, int64_t size, float max);
   CompareSums (*compare_sums)(const float* a, const float* b, int64_t size, float max_a, float max_b);
 
-  // Floats of scratch that the kernels below need for num_tokens queries of heads_per_group heads.
+  // The floats of scratch that the kernels below need for num_tokens queries of heads_per_group heads.
   int64_t (*attention_scratch)(int64_t num_tokens, int64_t heads_per_group, int64_t head_size);
   void (*attention_tile)(const AttentionTile& tile, float* scratch);
   void (*attention_partial)(const AttentionTile& tile, int64_t begin_key, int64_t end_key,
                             const AttentionPartial& partial, float* scratch);
-  // out[h] = the partials of one group joined, in order: partial p of head h lies at [p * heads_per_group + h].
+  // out[h] = the joined partials of one group, in order. Partial p of head h lies at [p * heads_per_group + h].
   void (*attention_join)(const AttentionPartial& partials, int64_t num_partials, int64_t heads_per_group,
                          int64_t head_size, float* out);
 };

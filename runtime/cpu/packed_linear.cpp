@@ -11,9 +11,9 @@
 namespace pare {
 namespace {
 
-// A task multiplies some rows with one tile of weights after another, expanding kBlockK x 48 floats of it at a time
-// (110 KB). The task's strips of x (kStripBytes) stay in L2 meanwhile. More rows a task amortize the expansion better:
-// 512 are some 3 % faster than 128.
+// A task multiplies some rows with one tile of weights after another, and expands kBlockK x 48 floats of it at a time
+// (110 KB). The task's strips of x (kStripBytes) stay in L2 meanwhile. More rows per task amortize the expansion
+// better: 512 are some 3 % faster than 128.
 constexpr int64_t kBlockK = 576;
 constexpr int64_t kStripBytes = int64_t{1200} << 10;
 constexpr int64_t kMinTaskRows = 64;
@@ -21,11 +21,11 @@ constexpr int64_t kMaxTaskRows = 512;
 constexpr int64_t kTasksPerThread = 2;
 constexpr int64_t kMaxUnitK = 32;  // blocks are whole units of every format
 constexpr int64_t kMaxTilePanels = 3;
-// Below this many bytes of weights a second thread costs more than it saves.
+// Below this many bytes of weights, a second thread costs more than it saves.
 constexpr int64_t kMinThreadBytes = int64_t{32} << 10;
-// Below this many multiply-adds of a block likewise.
+// The same for multiply-adds of a block.
 constexpr int64_t kMinThreadProducts = int64_t{1} << 19;
-// Decode hands out this many runs of panels per thread, as threads become free: a thread that the system takes away
+// Decode hands out this many runs of panels per thread, as threads become free. A thread that the system takes away
 // then delays one run, not half the product.
 constexpr int64_t kChunksPerThread = 2;
 
@@ -55,12 +55,12 @@ int64_t dense_bytes(WeightFormat format) {
   return format == WeightFormat::f32 ? 4 : 2;
 }
 
-// Part of kernel names, behind the type's.
+// Part of kernel names, after the type's.
 std::string pattern_name(WeightFormat format) {
   return is_two_of_four(format) ? "s24" : "";
 }
 
-// What a kernel reads instead of the caller's x: rows in packed order, and their sums over groups.
+// The rows that a kernel reads instead of the caller's x: in packed order, with their sums over groups.
 struct GemvInput {
   const float* x = nullptr;
   int64_t x_stride = 0;
@@ -330,7 +330,7 @@ void CpuPackedLinear::gemv(const float* x_RI, int64_t num_rows, const PanelRange
   }
 }
 
-// Bytes of packed lines in a range: the work of one row.
+// Returns the bytes of packed lines in a range: the work of one row.
 int64_t CpuPackedLinear::bytes_of(const PanelRange& range) const {
   int64_t bytes = 0;
   for (const Part& part : parts_) {
@@ -341,9 +341,9 @@ int64_t CpuPackedLinear::bytes_of(const PanelRange& range) const {
   return bytes;
 }
 
-// Tasks of (some rows) x (some tiles) are taken as threads become free: each computes its outputs alone, so who
-// computes them changes no bit. A thread packs the rows of its task itself: rows packed by another core would come from
-// that core's cache, which cost 10 % of the whole product.
+// Threads take tasks of (some rows) x (some tiles) as they become free. Each task computes its outputs alone, so the
+// thread that runs it changes no bit. A thread packs the rows of its task itself. Rows packed by another core would
+// come from that core's cache, which cost 10 % of the whole product.
 void CpuPackedLinear::gemm(const float* x_RI, int64_t num_rows, const PanelRange& range, float* y,
                            int64_t y_stride) const {
   const int64_t strip_rows = kernels_->tile_rows;
@@ -394,7 +394,7 @@ void CpuPackedLinear::gemm(const float* x_RI, int64_t num_rows, const PanelRange
   }
 }
 
-// Strips of tile_rows rows in the order in which the tile kernel reads them; the last may have fewer.
+// Packs strips of tile_rows rows in the order in which the tile kernel reads them. The last may have fewer.
 void CpuPackedLinear::pack_rows(const InputLayout& layout, const float* x_RI, int64_t num_rows, float* strips) const {
   for (int64_t row = 0; row < num_rows; row += kernels_->tile_rows) {
     const int64_t strip_rows = std::min<int64_t>(kernels_->tile_rows, num_rows - row);
@@ -473,7 +473,7 @@ void CpuPackedLinear::Prefetch::fetch(int64_t count) {
   }
 }
 
-// weights[k * tile_outs + o] for the tile's outputs and num_k positions from begin_k; missing panels are zeros.
+// Fills weights[k * tile_outs + o] for the tile's outputs and num_k positions from begin_k. Missing panels are zeros.
 void CpuPackedLinear::expand_tile(const Tile& tile, int64_t begin_k, int64_t num_k, int64_t end_out,
                                   float* weights) const {
   const int64_t tile_outs = kernels_->tile_panels * kPanel;

@@ -1,5 +1,5 @@
-// The CPU's packed linears: y = x W^T + b with float32 activations, weights in their stored precision expanded exactly
-// to float32, and float32 FMA accumulation. linear_kernels.h describes the packed layout.
+// The CPU's packed linears: y = x W^T + b with float32 activations. Weights in their stored precision are expanded
+// exactly to float32, and sums are float32 FMAs. linear_kernels.h describes the packed layout.
 #pragma once
 
 #include <cstddef>
@@ -22,14 +22,15 @@ class CpuPackedLinear final : public PackedLinear {
   int64_t num_out() const override { return num_out_; }
   int64_t num_in() const override { return num_in_; }
   int64_t resident_bytes() const override;
-  std::string kernel_name() const override;  // "matmul_w4g64_a32_avx512"; mixed precisions joined by '+'
+  std::string kernel_name() const override;  // e.g. "matmul_w4g64_a32_avx512"; mixed precisions joined by '+'
   const InputFormat& input() const override { return input_; }
   bool multiplies_codes() const override { return false; }
 
-  // y_RO = x_RI W^T + b, all rows dense. Weights are read once for up to LinearKernels::max_gemv_rows rows (decode) and
-  // once per at most 512 rows beyond (prefill; scratch of 1.2 MiB or 64 rows of x is kept per thread).
+  // y_RO = x_RI W^T + b, all rows dense. Weights are read once for up to LinearKernels::max_gemv_rows rows (decode),
+  // and once per at most 512 rows beyond (prefill). Prefill keeps scratch of 1.2 MiB or 64 rows of x per thread.
   // The bits of y do not depend on the number of threads. Inside a parallel region the calling thread works alone.
-  // The two ways round differently; which is taken follows from batch_rows where that is more (LinearInput::prepare).
+  // Decode and prefill round differently. The larger of num_rows and batch_rows (LinearInput::prepare) chooses between
+  // them.
   void multiply(const float* x_RI, int64_t num_rows, float* y_RO, int64_t batch_rows = 0) const;
 
   // The same for outputs [first_out, first_out + num_outs): y[r * y_stride + o - first_out]. first_out must begin a
@@ -37,40 +38,40 @@ class CpuPackedLinear final : public PackedLinear {
   void multiply_outputs(const float* x_RI, int64_t num_rows, int64_t first_out, int64_t num_outs, float* y,
                         int64_t y_stride, int64_t batch_rows = 0) const;
 
-  // Row `out` of W in float32, as dequantize() gives it, without the bias. Throws std::invalid_argument when out of
-  // range.
+  // Writes row `out` of W in float32, as dequantize() computes it, without the bias. Throws std::invalid_argument if
+  // `out` is out of range.
   void row(int64_t out, float* dst_I) const;
 
  private:
   friend std::unique_ptr<CpuPackedLinear> pack_linear(Isa, std::span<const LinearWeights>, int);
   CpuPackedLinear() = default;
 
-  // Which input column multiplies packed position k: identity, or with zeros where groups are padded to whole units, or
-  // permuted where act-order moved columns between groups.
+  // The input column that packed position k multiplies. It is the identity, or has gaps where groups are padded to
+  // whole units, or is permuted where act-order moved columns between groups.
   struct InputLayout {
     int64_t num_k = 0;                 // packed positions, padding included
     int64_t group_len = 0;             // packed positions of one group
     std::vector<int32_t> column_of_k;  // -1: padding; empty: the identity
-    bool needs_sums = false;           // a part has zeros: sums of x over each group are wanted
+    bool needs_sums = false;           // true if a part has zeros and needs sums of x over each group
   };
 
-  // One linear of the stack. Panels of kPanel outputs; the last may be partly padding.
+  // One linear of the stack, in panels of kPanel outputs; the last may be partly padding.
   struct Part {
     WeightFormat format = WeightFormat::bf16;
     ScaleFormat scale_format = ScaleFormat::none;
     std::string name;       // "w4g64", "bf16s24"
-    int64_t first_out = 0;  // in the stack
+    int64_t first_out = 0;  // first output in the stack
     int64_t num_out = 0;
-    int64_t first_panel = 0;  // in the stack
+    int64_t first_panel = 0;  // first panel in the stack
     int64_t num_panels = 0;
     int64_t num_groups = 1;
     size_t layout = 0;                        // index into layouts_
-    int64_t panel_bytes = 0;                  // of lines
+    int64_t panel_bytes = 0;                  // the lines of one panel
     int64_t panel_scale_bytes = 0;            // num_groups * kPanel * bytes of a scale
     AlignedBytes lines, scales, zeros, bias;  // all but lines may be null
   };
 
-  // Panels [begin, end) of the stack; y begins at output first_out, and outputs from end_out on are not written.
+  // Panels [begin, end) of the stack. y begins at output first_out, and outputs from end_out on are not written.
   struct PanelRange {
     int64_t begin = 0;
     int64_t end = 0;
@@ -81,15 +82,15 @@ class CpuPackedLinear final : public PackedLinear {
   // A register tile's panels: tile_panels of one part, fewer at its end.
   struct Tile {
     const Part* part = nullptr;
-    int64_t first_panel = 0;  // in the part
+    int64_t first_panel = 0;  // counted in the part
     int64_t end_panel = 0;
   };
 
-  // The lines of a tile's next block of k. They are asked for while the block before is multiplied: waiting for them
-  // cost a tenth of prefill, since a tile's panels are too short for the hardware to run ahead.
+  // The lines of a tile's next block of k, prefetched while the block before is multiplied. Waiting for them cost a
+  // tenth of prefill, since a tile's panels are too short for the hardware to run ahead.
   struct Prefetch {
     const std::byte* line = nullptr;
-    const std::byte* panel_end = nullptr;  // of the panel's lines in the block
+    const std::byte* panel_end = nullptr;  // end of the panel's lines in the block
     int64_t panel_block_bytes = 0;
     int64_t panel_bytes = 0;
     int64_t num_panels = 0;
@@ -125,12 +126,12 @@ class CpuPackedLinear final : public PackedLinear {
   std::vector<InputLayout> layouts_;
 };
 
-// Packs linears that share their input, stacked along O in the given order; each may have its own precision. Of a 2:4
-// weight of bf16, f16, int8 or int4 only what is kept is packed and read (packed_format); other patterns are packed
-// with their zeros. num_threads <= 0: as OpenMP decides at each call. The CPU must support `isa`. Throws
-// std::invalid_argument when parts is empty or disagree in num_in, a dense type is no F32, F16 or BF16 or its bytes or
-// the bias do not fit the shape, a 2:4 weight keeps more than two of four, and what validate() throws for a quantized
-// weight.
+// Packs linears that share their input, stacked along O in the given order; each may have its own precision. A 2:4
+// weight of bf16, f16, int8 or int4 is packed as its kept values alone (packed_format); other patterns are packed with
+// their zeros. num_threads <= 0: OpenMP decides at each call. The CPU must support `isa`.
+// Throws std::invalid_argument if parts is empty or disagree in num_in, or if a 2:4 weight keeps more than two of four.
+// Also throws it if a dense type is not F32, F16 or BF16, or if its bytes or the bias do not fit the shape. Throws what
+// validate() throws for a quantized weight.
 std::unique_ptr<CpuPackedLinear> pack_linear(Isa isa, std::span<const LinearWeights> parts, int num_threads = 0);
 
 }  // namespace pare

@@ -26,15 +26,15 @@ ScaleFormat scale_format_of(DType dtype) {
   return dtype == DType::BF16 ? ScaleFormat::bf16 : dtype == DType::F16 ? ScaleFormat::f16 : ScaleFormat::f32;
 }
 
-// Byte of the i-th value of a lane within consecutive units of bf16, f16 or f32.
+// Returns the byte of the i-th value of a lane within consecutive units of bf16, f16 or f32.
 int64_t value_offset(WeightFormat format, int64_t i, int64_t lane) {
   if (format == WeightFormat::bf16) return i / 2 * 64 + lane * 4 + i % 2 * 2;
   return format == WeightFormat::f16 ? i * 32 + lane * 2 : i * 64 + lane * 4;
 }
 
-// A lane's codes of one unit, as words at their places in its lines.
+// Stores a lane's codes of one unit as words at their places in its lines.
 void store_codes(std::span<const uint32_t> stored, int bits, std::byte* line) {
-  uint32_t words[4] = {};  // and room for the last code's upper half
+  uint32_t words[4] = {};  // with room for the last code's upper half
   const auto num_codes = static_cast<int>(stored.size());
   for (int j = 0; j < num_codes; ++j) {
     const uint64_t shifted = static_cast<uint64_t>(stored[j]) << (j * bits % 32);
@@ -92,14 +92,14 @@ WeightFormat packed_format(WeightFormat dense, const SparsePattern& pattern, int
 
 namespace {
 
-// What a lane of a 2:4 unit keeps of its 32 positions.
+// The values that a lane of a 2:4 unit keeps of its 32 positions.
 struct KeptPositions {
-  uint32_t places = 0;               // the lane of the unit's first line
+  uint32_t places = 0;               // the lane's word in the unit's first line
   uint8_t position[kKeptPerUnit]{};  // in the unit, ascending
 };
 
-// Bit j of `nonzero`: the weight at position j of the unit, first_column + j of `row`, is not zero. A four with fewer
-// than two such keeps its first others too. Throws std::invalid_argument where a four has more.
+// Bit j of `nonzero` says that the weight at position j of the unit, first_column + j of `row`, is not zero. A four
+// with fewer than two nonzero weights also keeps its first others. Throws std::invalid_argument if a four has more.
 KeptPositions kept_positions(uint32_t nonzero, const std::string& name, int64_t row, int64_t first_column) {
   KeptPositions kept;
   for (int i = 0; i < kKeptPerUnit; i += 2) {
@@ -120,7 +120,7 @@ KeptPositions kept_positions(uint32_t nonzero, const std::string& name, int64_t 
   return kept;
 }
 
-// The lines of one output of a panel: `codes` of the weight's row `out`, `line` at the output's lane.
+// Packs one output of a panel: the codes of the weight's row `out`, with `line` at the output's lane.
 void pack_lane(const QuantizedWeight& weight, const std::string& name, const QuantizedPanels& panels, int64_t out,
                std::byte* line) {
   const UnitShape unit = unit_shape(panels.format);

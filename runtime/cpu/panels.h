@@ -1,4 +1,4 @@
-// Weights in the packed layout of linear_kernels.h: what float and integer products read alike.
+// Weights in the packed layout of linear_kernels.h, which float and integer products both read.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@
 
 namespace pare {
 
-// W[o, column_of_k[k]] stands at packed position k: groups are padded to whole units of the format, and act-order
-// moves columns between groups. A padding position has column -1 and the code of its group's zero, so that it adds
-// nothing to any product.
+// W[o, column_of_k[k]] stands at packed position k: groups are padded to whole units of the format, and act-order moves
+// columns between groups. A padding position has column -1 and the code of its group's zero, so that it adds nothing to
+// any product.
 struct QuantizedPanels {
   WeightFormat format = WeightFormat::int8;
   ScaleFormat scale_format = ScaleFormat::none;
@@ -24,28 +24,29 @@ struct QuantizedPanels {
   int64_t num_groups = 1;
   int64_t group_len = 0;              // positions
   int64_t num_k = 0;                  // num_groups * group_len
-  int64_t panel_bytes = 0;            // of lines
+  int64_t panel_bytes = 0;            // the lines of one panel
   int64_t panel_scale_bytes = 0;      // num_groups * kPanel * bytes of a scale
   std::vector<int32_t> column_of_k;   // [num_k]
-  AlignedBytes lines, scales, zeros;  // zeros: null when symmetric
+  AlignedBytes lines, scales, zeros;  // zeros: null if symmetric
 
-  // All panels, without a bias.
+  // Returns all panels, without a bias.
   PanelRun run() const;
   int64_t num_bytes() const;
 };
 
-// `weight` has passed validate(). Throws std::invalid_argument naming `name` and the place where a weight to be packed
-// in a 2:4 format has more than two of four other than zero.
+// `weight` has passed validate(). Throws std::invalid_argument if a weight to be packed in a 2:4 format has more than
+// two nonzero weights of four. The message has `name` and the place.
 QuantizedPanels pack_panels(const QuantizedWeight& weight, const std::string& name);
 
-// The format in which a weight of `dense` format is packed: its 2:4 format where the pattern is 2:4, there is one, no
-// four lies in two groups of group_size positions (the last group may end within a four), and fewer bytes hold it.
+// Returns the format in which a weight of `dense` format is packed. It is the 2:4 format of `dense` if there is one and
+// the pattern is 2:4. No four may lie in two groups of group_size positions (the last group may end within a four), and
+// the 2:4 format must take fewer bytes.
 WeightFormat packed_format(WeightFormat dense, const SparsePattern& pattern, int64_t num_groups, int64_t group_size);
 
-// A lane of a unit, `lines` at the unit: its stored values, and which of the unit's positions they are of.
+// A lane of a unit, with `lines` at the unit: its stored values, and the positions of the unit that they belong to.
 struct StoredLane {
-  bool is_kept_alone;       // the format is 2:4
-  uint32_t places = 0;      // then
+  bool is_kept_alone;       // true if the format is 2:4
+  uint32_t places = 0;      // set if is_kept_alone
   const std::byte* values;  // units of value_format(format)
   int64_t num_values;
 
@@ -53,21 +54,21 @@ struct StoredLane {
   int64_t position(int64_t i) const { return is_kept_alone ? i / 2 * 4 + (places >> (2 * i) & 3) : i; }
 };
 
-// Writes row `out` of a dense weight, in bytes of its type, into its lane of a panel whose lines begin at `lines`:
-// units of bf16, f16, f32, bf16_24 or f16_24. Throws as pack_panels does.
+// Writes row `out` of a dense weight, in bytes of its type, into its lane of a panel whose lines begin at `lines`.
+// Units are bf16, f16, f32, bf16_24 or f16_24. Throws what pack_panels throws.
 void pack_dense_lane(WeightFormat format, std::span<const std::byte> row, const std::string& name, int64_t out,
                      std::byte* lines);
-// The values of the same in float32; what is not kept is not written.
+// Reads the values of such a lane in float32. Values that are not kept are not written.
 void dense_lane(WeightFormat format, const std::byte* lines, int64_t lane, std::span<float> row);
 
-// "w4g64", "w8z", "wfp8": part of kernel names.
+// Returns a part of kernel names: "w4g64", "w8z", "wfp8".
 std::string weight_name(const QuantizedWeight& weight);
 
 int64_t scale_bytes(ScaleFormat format);
 float load_scale(ScaleFormat format, const std::byte* bytes);
 void store_scale(ScaleFormat format, float value, std::byte* bytes);
 
-// Bits of a code of an integer format or of fp8; of a kept one where the format is 2:4.
+// Returns the bits of a code of an integer format or of fp8; for 2:4, of a kept code.
 int code_bits(WeightFormat format);
 
 }  // namespace pare

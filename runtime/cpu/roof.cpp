@@ -13,7 +13,7 @@
 namespace pare {
 namespace {
 
-// Other processes only ever slow a round down: the best of many short rounds is the machine's.
+// Other processes only ever slow a round down, so the best of many short rounds is the machine's rate.
 constexpr int kRounds = 8;
 constexpr double kRoundSeconds = 0.008;
 
@@ -30,7 +30,8 @@ void check_threads(int num_threads) {
   if (num_threads < 1) throw std::invalid_argument("expected at least 1 thread, found " + std::to_string(num_threads));
 }
 
-// Seconds of one call of `work(thread)` on every thread, from the first thread's start to the last one's end.
+// Returns the seconds of one call of `work(thread)` on every thread, from the first thread's start to the last one's
+// end.
 template <class Work>
 double time_threads(int num_threads, const Work& work) {
   double begin = 0.0;

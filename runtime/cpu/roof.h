@@ -1,4 +1,4 @@
-// The machine's roofs, measured where they are compared with: `pare bench` and tests/bench report shares of them.
+// Measures the machine's highest rates (roofs); `pare bench` and tests/bench report shares of them.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,15 @@
 
 namespace pare {
 
-// Float32 multiply-adds in registers: 2 * lanes * FMAs / second, in GFLOP/s, over num_threads threads; the best of
-// several rounds of some milliseconds. Throws std::invalid_argument when num_threads < 1 or the CPU lacks `isa`.
+// The rate of float32 multiply-adds in registers, 2 * lanes * FMAs / second in GFLOP/s, over num_threads threads.
+// Returns the best of several rounds of some milliseconds. Throws std::invalid_argument if num_threads < 1 or the CPU
+// lacks `isa`.
 double measure_fma_gflops(Isa isa, int num_threads);
 
-// GB/s (1e9 bytes) at which num_threads threads read a buffer of num_bytes over and over, each its own contiguous share
-// in four streams, with the CPU's widest loads: what a decode of that footprint can reach at most. The best of several
-// rounds; the buffer lies in huge pages where the system grants them. Throws std::invalid_argument when num_threads < 1
-// or num_bytes < 64 KiB per thread, and std::bad_alloc.
+// The rate in GB/s (1e9 bytes) at which num_threads threads read a buffer of num_bytes over and over. Each reads its
+// own contiguous share in four streams, with the CPU's widest loads. No decode of that footprint can be faster. Returns
+// the best of several rounds; the buffer lies in huge pages if the system grants them. Throws std::invalid_argument if
+// num_threads < 1 or num_bytes < 64 KiB per thread, and std::bad_alloc.
 double measure_read_gbps(int64_t num_bytes, int num_threads);
 
 }  // namespace pare

@@ -25,14 +25,14 @@ InputExtremes extremes_of(const Int8RowKernels& kernels, const float* values, in
   return extremes;
 }
 
-// Where a row's codes go: into x, or into a scratch when the linear takes values.
+// Returns the place of a row's codes: in x, or in a scratch if the linear takes values.
 int8_t* code_row(const LinearInput& x, int64_t row, int64_t width) {
   if (x.as_codes()) return x.codes() + row * LinearInput::code_stride(width);
   thread_local Scratch scratch;
   return reinterpret_cast<int8_t*>(scratch.reserve(LinearInput::code_stride(width)));
 }
 
-// A row on a grid that is known: as codes, or as values in x.x().
+// Rounds a row on a known grid, to codes or to values in x.x().
 void round_on_grid(const Int8RowKernels& kernels, const LinearInput& x, int64_t row, const float* values, int64_t width,
                    InputGrid grid) {
   float* const out = x.x() + row * width;
@@ -46,8 +46,9 @@ void round_on_grid(const Int8RowKernels& kernels, const LinearInput& x, int64_t 
   for (int64_t i = 0; i < width; ++i) out[i] = static_cast<float>(codes[i] - grid.zero) * grid.scale;
 }
 
-// A row of LLM.int8 in x.x(), which keeps the outlier columns: outlier_row_codes() on vectors. What stays in floating
-// point (of a listed column every value, else those that reach the limit) is zero while the rest is measured.
+// Rounds a row of LLM.int8 in x.x(), which keeps the outlier columns: outlier_row_codes() on vectors. The values that
+// stay in floating point (every value of a listed column, otherwise those that reach the limit) are zero while the rest
+// is measured.
 void round_beside_outliers(const Int8RowKernels& kernels, const LinearInput& x, int64_t row, int64_t width,
                            const std::vector<int32_t>& columns, float limit) {
   float* const values = x.x() + row * width;
@@ -79,7 +80,7 @@ void round_beside_outliers(const Int8RowKernels& kernels, const LinearInput& x, 
   for (size_t j = 0; j < columns.size(); ++j) values[columns[j]] = kept[j];
 }
 
-// outlier_limit() of the rows [first, end) of x.x().
+// Computes outlier_limit() for the rows [first, end) of x.x().
 float find_outlier_limit(const LinearInput& x, int64_t first, int64_t end, int64_t width, int num_threads) {
   std::vector<double> squares_T(static_cast<size_t>(end - first), 0.0);
   if (x.format().outliers == OutlierRule::relative) {
@@ -91,7 +92,7 @@ float find_outlier_limit(const LinearInput& x, int64_t first, int64_t end, int64
   return outlier_limit(x.format(), squares_T, width);
 }
 
-// outlier_columns() of the rows [first, end) of x.x().
+// Computes outlier_columns() for the rows [first, end) of x.x().
 std::vector<int32_t> find_outlier_columns(const Int8RowKernels& kernels, const LinearInput& x, int64_t first,
                                           int64_t end, int64_t width, float limit, int num_threads) {
   if (x.format().outliers == OutlierRule::columns) return x.format().outlier_columns;

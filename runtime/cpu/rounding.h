@@ -1,4 +1,4 @@
-// Rounds the rows that an operation of the CPU backend has made, as the linear that reads them asks for.
+// Rounds the rows that an operation of the CPU backend has made, in the format of the linear that reads them.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,17 @@
 
 namespace pare {
 
-// What round_rows notes of a format with outliers, by sequence: the columns that are multiplied in floating point.
+// The notes of round_rows about a format with outliers: for each sequence, the columns that are multiplied in floating
+// point.
 struct OutlierNotes final : RoundingNotes {
   std::vector<std::vector<int32_t>> columns_of_sequence;
 };
 
-// Whether an operation may make each row in a scratch of its own and hand it to round_row at once. Otherwise it writes
+// True if an operation may make each row in a scratch of its own and pass it to round_row at once. Otherwise it writes
 // plain rows into x.x(), and round_rows follows.
 bool rounds_each_row(const LinearInput& x);
 
-// Writes row `row` of x from `values` (which may be x's own row).
+// Writes row `row` of x from `values`, which may be x's own row.
 void round_row(const Int8RowKernels& kernels, const LinearInput& x, int64_t row, const float* values, int64_t width);
 
 // Rounds num_rows plain rows in x.x(). Any number of threads gives the same bits.

@@ -1,10 +1,11 @@
 // Attention with an exact running softmax, from caches of float32 or of 8-bit codes, a tile of keys at a time. The
 // queries of all heads that read one key-value head are packed together, so that each key is fetched once for them.
 //
-// Keys are cut into stretches, each of which has sums of its own, and these are joined in order. Prefill: a block has
-// kWarps * 8 pairs of (row, head), of large heads kWarps * 4, and all their keys, one stretch after another. Decode: few
-// pairs and one stretch, and a kernel joins what the blocks found. Tiles and stretches lie at fixed places of the
-// sequence, and both join by the same operations, so that a query's result does not depend on which others run with it.
+// Keys are cut into stretches. Each stretch has sums of its own, which are joined in order. In prefill, a block has
+// kWarps * 8 pairs of (row, head) (kWarps * 4 for large heads) and goes through all their keys, one stretch after
+// another. In decode, a block has few pairs and one stretch, and a second kernel joins the blocks' results. Tiles and
+// stretches lie at fixed places of the sequence, and both ways join by the same operations. So a query's result does
+// not depend on which others run with it.
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rounding.cuh"
 #include "runtime/cuda/warp_block.cuh"
@@ -15,12 +16,12 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kTileKeys = kWarp;                        // a lane scores one
-constexpr int kDecodeQueries = 2, kPrefillQueries = 8;  // of one warp
-constexpr int kMostLargeQueries = 4;                    // of heads over 4 * kWarp: more do not fit kMostSharedBytes
-constexpr int64_t kMostSharedBytes = 99 * 1024;         // of a block on 8.6 and 8.9, the least of our devices
+constexpr int kTileKeys = kWarp;                        // each lane scores one key
+constexpr int kDecodeQueries = 2, kPrefillQueries = 8;  // queries of one warp
+constexpr int kMostLargeQueries = 4;             // for heads over 4 * kWarp values: more do not fit kMostSharedBytes
+constexpr int64_t kMostSharedBytes = 99 * 1024;  // per block on 8.6 and 8.9, the least of the supported devices
 
-// Of kProbabilityFormat.
+// The rounding of kProbabilityFormat.
 __device__ constexpr RoundingView probability_rounding() {
   return {.type = InputType::int8, .symmetric = false};
 }
@@ -29,13 +30,13 @@ __device__ inline float lowest() {
   return -__uint_as_float(0x7F800000u);
 }
 
-// Rows of a tile in shared memory are this far apart: whole vectors, and eight neighbouring lanes that read one vector
-// of their rows each meet all 32 banks.
+// The distance between rows of a tile in shared memory. Rows are whole vectors, and when eight neighbouring lanes each
+// read one vector of their rows, they use all 32 banks.
 constexpr int64_t tile_stride(int64_t head_size) {
   return (head_size + 3) / 4 * 4 + 4;
 }
 
-// Four of a cached head's values from value k on, as attention multiplies them; zeros behind its end.
+// Reads four values of a cached head from value k on, as attention multiplies them. Values after its end are 0.
 __device__ float4 cached_vector(const float* floats, const int8_t* codes, const KvGrid* grids, int64_t place,
                                 int64_t size, int64_t k) {
   const bool is_whole = size % 4 == 0;
@@ -63,7 +64,7 @@ __device__ void add_products(float& sum, const float4& a, const float4& b) {
   sum = fmaf(a.w, b.w, sum);
 }
 
-// Where the keys that a token sees begin and end.
+// The range of keys that a token sees.
 struct KeyRange {
   int64_t begin, end;
 };
@@ -74,12 +75,12 @@ __device__ KeyRange seen_keys(const Sequence& sequence, const AttentionShape& sh
           shape.causal ? position + 1 : sequence.num_past + sequence.num_rows};
 }
 
-// What the stretches so far give a query, in units of e^largest: the sum, and where the caller keeps them the weighted
-// values. A sum of 0: nothing.
+// The joined result of the stretches so far for one query, in units of e^largest: the sum of weights, and the weighted
+// values if the caller keeps them. A sum of 0 means that no stretch has been joined.
 struct JoinedSoftmax {
   float largest, sum;
 
-  // What to multiply by for the weighted values: those so far, and the next stretch's own.
+  // The factors for weighted values: one for those so far, one for those of the next stretch.
   struct Factors {
     float before, own;
     __device__ float joined(float weighted, float own_weighted) const {
@@ -97,14 +98,15 @@ struct JoinedSoftmax {
   }
 };
 
-// What each stretch of keys gives a query, where blocks have found it.
+// The result of each stretch of keys for each query, when different blocks compute them.
 struct PartialSoftmax {
   float* largest = nullptr;  // [R, H, splits]
   float* sums = nullptr;
   float* weighted = nullptr;  // [R, H, splits, K]
 };
 
-// One query in a warp: lane l scores key l of a tile and adds up values l, l + 32, ... of the head.
+// The running softmax of one query in a warp. Lane l scores key l of a tile and adds up values l, l + 32, ... of the
+// head.
 template <int kHeadValues>
 struct RunningSoftmax {
   float largest, sum;
@@ -114,7 +116,7 @@ struct RunningSoftmax {
 // The pairs of a warp, and its place in shared memory.
 template <int kQueries>
 struct WarpQueries {
-  int num = 0;  // of them
+  int num = 0;  // number of pairs
   KeyRange seen[kQueries];
   const float* q;    // [kQueries, stride]
   float* weights_L;  // [kQueries, kTileKeys]
@@ -142,8 +144,8 @@ __device__ void score_tile(const WarpQueries<kQueries>& queries, const float* ke
   }
 }
 
-// Adds a tile to the running sums. `is_whole`: every query sees all of its keys; else what a weight of 0 meets is not
-// looked at, so that a NaN in a token's values stays with those that see it.
+// Adds a tile to the running sums. If `is_whole`, every query sees all of its keys. Otherwise values with a weight of 0
+// are skipped, so that a NaN in a token's values reaches only the queries that see the token.
 template <int kQueries, int kHeadValues>
 __device__ void add_values(const WarpQueries<kQueries>& queries, const float* values_L, int64_t size, bool is_whole,
                            int lane, RunningSoftmax<kHeadValues> (&running)[kQueries]) {
@@ -180,7 +182,7 @@ __device__ void add_tile(const WarpQueries<kQueries>& queries, const float* keys
     RunningSoftmax<kHeadValues>& own = running[n];
     const float next = fmaxf(own.largest, warp_max(scores[n]));
     const float factor = own.largest == next ? 1.0f : expf(own.largest - next);
-    // A key that is not seen has no weight, whatever the others are: also where they are all -inf or NaN.
+    // A key that is not seen has no weight, even if all scores are -inf or NaN.
     const bool is_seen =
         n < queries.num && first_key + lane >= queries.seen[n].begin && first_key + lane < queries.seen[n].end;
     float weight = is_seen ? expf(scores[n] - next) : 0.0f;
@@ -197,7 +199,7 @@ __device__ void add_tile(const WarpQueries<kQueries>& queries, const float* keys
   __syncwarp();
 }
 
-// A tile of keys or values into shared memory; zeros outside of [seen.begin, seen.end).
+// Loads a tile of keys or values into shared memory, with zeros outside of [seen.begin, seen.end).
 __device__ void load_tile(const float* floats, const int8_t* codes, const KvGrid* grids, const Sequence& sequence,
                           const AttentionShape& shape, int64_t kv_head, int64_t first_key, KeyRange seen,
                           float* tile_L) {
@@ -213,8 +215,8 @@ __device__ void load_tile(const float* floats, const int8_t* codes, const KvGrid
   }
 }
 
-// Block (x: pairs of the sequence, kWarps * kQueries at a time, of each key-value head and stretch, y: sequence). There
-// may be more heads and stretches than a grid has places in y.
+// Block (x: pairs of the sequence, kWarps * kQueries at a time, of each key-value head and stretch, y: sequence). Heads
+// and stretches are in x because there may be more of them than a grid has places in y.
 template <int kQueries, int kHeadValues>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_kernel(const float* q_RHK, KvLayer cache, const Sequence* sequences_N, AttentionShape shape,
@@ -227,7 +229,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t kv_head = part / num_splits, split = part % num_splits;
   const int64_t num_pairs = sequence.num_rows * heads_per_kv;
   const int64_t first_pair = static_cast<int64_t>(blockIdx.x % num_tiles) * kWarps * kQueries;
-  if (first_pair >= num_pairs) return;  // the whole block
+  if (first_pair >= num_pairs) return;  // true for the whole block
   const int64_t end_pair = first_pair + kWarps * kQueries < num_pairs ? first_pair + kWarps * kQueries : num_pairs;
 
   float* const q_P = shared;
@@ -254,8 +256,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     running[n] = {lowest(), 0.0f, {}};
     joined[n] = {lowest(), 0.0f};
   }
-  // The weighted values of the stretches that are joined lie where the result will: in registers they would cost as many
-  // again as those of the one that runs.
+  // The weighted values of joined stretches lie in the output. In registers they would take as much room again as those
+  // of the running stretch.
   const auto join_stretch = [&](bool is_last) {
 #pragma unroll
     for (int n = 0; n < kQueries; ++n) {
@@ -273,7 +275,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       running[n] = {lowest(), 0.0f, {}};
     }
   };
-  // Rows ascend with pairs, and so do the ends of what they see.
+  // Rows ascend with pairs, and so do the ends of the ranges that they see.
   KeyRange seen = {seen_keys(sequence, shape, first_pair / heads_per_kv).begin,
                    seen_keys(sequence, shape, (end_pair - 1) / heads_per_kv).end};
   if (num_splits > 1) {
@@ -281,7 +283,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     seen.end = seen.end < (split + 1) * kStretchKeys ? seen.end : (split + 1) * kStretchKeys;
   }
   const int64_t first_tile = seen.begin / kTileKeys * kTileKeys;
-  // Where weights are rounded in units of the largest, that is found in a pass of its own.
+  // Weights that are rounded need the largest score as their unit, so a first pass finds it.
   for (int64_t first = first_tile; shape.products_in_8_bits && first < seen.end; first += kTileKeys) {
     load_tile(cache.keys, cache.key_codes, cache.key_grids, sequence, shape, kv_head, first, seen, keys_L);
     __syncthreads();
@@ -297,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     if (queries.num > 0) add_tile(queries, keys_L, values_L, shape, first, lane, running);
     __syncthreads();
-    // The largest score of all keys is the unit of rounded weights: there is one stretch.
+    // The largest score of all keys is the unit of rounded weights, so these have only one stretch.
     const int64_t next = first + kTileKeys;
     if (next % kStretchKeys == 0 && next < seen.end && !shape.products_in_8_bits) join_stretch(false);
   }
@@ -319,7 +321,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// A warp for each query. Block (x: head, y: rows of the sequence, kWarps at a time, z: sequence).
+// Each warp joins one query. Block (x: head, y: rows of the sequence, kWarps at a time, z: sequence).
 __global__ void __launch_bounds__(kThreads, 1)
     join_splits_kernel(const Sequence* sequences_N, AttentionShape shape, int64_t num_splits, PartialSoftmax partial,
                        float* x_RHK) {
@@ -340,7 +342,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 int64_t splits_of(const Sequences& sequences, const AttentionShape& shape) {
-  // The largest score of all keys comes first where weights are rounded in its units.
+  // Rounded weights have the largest score of all keys as their unit, so it must be known first.
   if (sequences.max_rows > kFewRows || shape.products_in_8_bits) return 1;
   return num_stretches(sequences.max_tokens);
 }

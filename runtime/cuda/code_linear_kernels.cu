@@ -1,5 +1,5 @@
-// y = x W^T + b for inputs as int8 codes and weights of 8, 4 or 2 bits: whole numbers are multiplied four at a time,
-// exactly, and scales meet the sums over a group.
+// y = x W^T + b for inputs as int8 codes and weights of 8, 4 or 2 bits. Integers are multiplied four at a time,
+// exactly, and scales are applied to the sums over a group.
 #include "runtime/cuda/linear_tiles.cuh"
 #include "runtime/cuda/stored_weights.cuh"
 
@@ -9,12 +9,12 @@ namespace {
 constexpr uint32_t kOnes = 0x01010101u;
 constexpr int kTileRows = 8;
 
-// Of 16 codes of x.
+// Pieces of 16 codes of x.
 constexpr int pieces_of_vector(StoredAs stored, bool is_kept) {
   return columns_of_vector(stored, is_kept) / 16;
 }
 
-// As linear_kernel's; rows of codes end in zeros at code_stride, behind which there are zeros too.
+// The same as in linear_kernels.cu. Rows of codes end in zeros at code_stride; columns after that are zeros too.
 template <int kRows, int kPieces>
 __device__ void load_spans(const CodeRows& x, const SlotRanges& slots, const BlockRows& rows, int64_t first_column,
                            uint4* x_tile) {
@@ -32,7 +32,7 @@ __device__ void load_spans(const CodeRows& x, const SlotRanges& slots, const Blo
   }
 }
 
-// Four neighbouring codes as signed bytes: of 8 bits less 128, else less their zero.
+// Returns four neighbouring codes as signed bytes: 8-bit codes minus 128, others minus their zero.
 template <StoredAs kStored>
 __device__ uint32_t signed_codes(const uint32_t (&words)[kVectorWords], int quad, int32_t zero) {
   if constexpr (kStored == StoredAs::code8) return words[quad] ^ 0x80808080u;
@@ -42,7 +42,8 @@ __device__ uint32_t signed_codes(const uint32_t (&words)[kVectorWords], int quad
   return ((codes | 0x80808080u) - static_cast<uint32_t>(zero) * kOnes) ^ 0x80808080u;
 }
 
-// The codes of x that a quad of kept weights meets, of the two quads of columns that it stands for.
+// Returns the codes of x that a quad of kept weights is multiplied by, out of the two quads of columns that it stands
+// for.
 __device__ uint32_t met_by_kept(uint32_t first, uint32_t second, uint32_t places) {
   return __byte_perm(
       first, second,
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(kLinearThreads, 1)
   constexpr int kPieces = pieces_of_vector(kStored, kIsKept);
   const WeightView weight = weights[block_linear(slots)];
   const BlockRows rows = block_rows(slots, weight, num_rows, kRows);
-  if (rows.num == 0) return;  // the whole block
+  if (rows.num == 0) return;  // true for the whole block
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int split = warp / kOutputGroups;
   const int64_t first = first_output(weight), own = warp % kOutputGroups * kWarpOutputs;

@@ -18,7 +18,7 @@ void require(cudaError_t status, const std::string& what) {
   throw std::runtime_error("CUDA: " + what + ": " + cuda_error_text(status));
 }
 
-// Of a call that reports what an earlier kernel did as well.
+// Checks a call whose status may also report what an earlier kernel did.
 void require_call(cudaError_t status, const std::string& call) {
   require(status,
           (is_of_earlier_kernel(status) ? "an operation failed before the backend came to " : "cannot ") + call);
@@ -285,7 +285,7 @@ class CudaBackend final : public Backend {
     }
   }
 
-  // What a row operation could not round by itself: rows of a sequence together, and beside outliers.
+  // Rounds what a row operation could not round by itself: rows of a sequence together, and rows with outliers.
   void round_beside_others(LinearInput& x, int64_t num_rows, int64_t width) {
     if (!target_of(x).is_rowwise()) round(x, num_rows, width);
   }
@@ -305,7 +305,7 @@ class CudaBackend final : public Backend {
                  kinds.has_limits ? outlier_scratch(x, num_rows, width) : OutlierScratch{});
   }
 
-  // Kept beside the rows, and grown.
+  // Returns scratch memory that is kept with the rows and grows as needed.
   OutlierScratch outlier_scratch(LinearInput& x, int64_t num_rows, int64_t width) {
     if (dynamic_cast<OutlierNotes*>(x.notes().get()) == nullptr) x.notes() = std::make_unique<OutlierNotes>();
     auto& notes = static_cast<OutlierNotes&>(*x.notes());
@@ -317,7 +317,7 @@ class CudaBackend final : public Backend {
   }
 
   cudaStream_t stream_ = nullptr;
-  Buffer<float> attention_scratch_;  // grown
+  Buffer<float> attention_scratch_;  // grows as needed
 };
 
 }  // namespace
@@ -356,7 +356,8 @@ CudaDevice find_cuda_device() {
 
 std::unique_ptr<Backend> make_cuda_backend() {
   const CudaDevice device = find_cuda_device();
-  // Kernels compiled for 8.0 run on every 8.x, those for 9.0a on 9.0 alone; there is no PTX for others (CMakeLists.txt).
+  // Kernels compiled for 8.0 run on every 8.x, those for 9.0a on 9.0 alone. There is no PTX for others
+  // (CMakeLists.txt).
   if (device.major != 8 && !(device.major == 9 && device.minor == 0)) {
     throw std::runtime_error(
         "CUDA: this program has kernels for compute capability 8.x and 9.0; expected one of them, "

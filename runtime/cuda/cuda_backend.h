@@ -8,7 +8,7 @@
 
 namespace pare {
 
-// What a device is, and how much of its memory is free.
+// A device, and how much of its memory is free.
 struct CudaDevice {
   std::string name;
   int major = 0, minor = 0;  // compute capability
@@ -16,11 +16,11 @@ struct CudaDevice {
   int64_t total_bytes = 0, free_bytes = 0;
 };
 
-// Throws std::runtime_error where there is no device or no driver, or the driver is older than this program needs.
+// Throws std::runtime_error if there is no device or no driver, or if the driver is older than this program needs.
 CudaDevice find_cuda_device();
 
-// On the first device. Throws as find_cuda_device, and std::runtime_error for one without kernels in this program
-// (compute capability other than 8.x and 9.0).
+// Makes a backend on the first device. Throws what find_cuda_device throws, and std::runtime_error for a device without
+// kernels in this program (compute capability other than 8.x and 9.0).
 std::unique_ptr<Backend> make_cuda_backend();
 
 }  // namespace pare

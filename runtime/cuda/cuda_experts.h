@@ -1,4 +1,4 @@
-// The feed-forward of a mixture on the device: the host never learns who goes where.
+// The feed-forward network of a mixture on the device. The host never learns which row goes to which expert.
 #pragma once
 
 #include <map>
@@ -10,7 +10,7 @@
 
 namespace pare {
 
-// One of the linears of all experts of a layer, as kernels run it: a launch for each form that some of them have.
+// One of the linears of all experts of a layer, as kernels run it: one launch for each form that some of them have.
 struct ExpertStack {
   struct Launch {
     size_t part = 0;
@@ -18,14 +18,14 @@ struct ExpertStack {
     bool as_codes = false;
     int64_t first_out = 0;
     std::vector<int32_t> host_linears;
-    Buffer<int32_t> linears_Z;  // those; empty: all
+    Buffer<int32_t> linears_Z;  // linears of this form; empty: all
   };
-  // Throws std::invalid_argument where experts differ in shape or in how they are stacked.
+  // Throws std::invalid_argument if experts differ in shape or in the way they are stacked.
   ExpertStack(Backend& backend, std::span<const FeedForwardWeights> experts_E,
               std::unique_ptr<PackedLinear> FeedForwardWeights::*which);
 
   int64_t num_in = 0, num_out = 0;
-  std::vector<Buffer<WeightView>> views_PE;  // by part
+  std::vector<Buffer<WeightView>> views_PE;  // the views of all experts, one buffer per part
   std::vector<Launch> launches;
   Buffer<RoundingTarget> targets_E;
   RoundingKinds kinds;
@@ -35,7 +35,7 @@ class CudaExpertWork final : public ExpertWork {
  public:
   CudaExpertWork(Backend& backend, const ExpertShape& shape);
 
-  // As Backend::run_experts states it.
+  // Does what Backend::run_experts says.
   void run(cudaStream_t stream, std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing,
            Activation activation, const float* logits_RE, const float* x_RD, const Sequences& sequences,
            int64_t num_rows, float* y_RD);
@@ -46,7 +46,7 @@ class CudaExpertWork final : public ExpertWork {
   };
   const Layer& layer_of(std::span<const FeedForwardWeights> experts_E);
   RoundedRows rounded_rows(float* x_SI, int64_t width);
-  // Rounds rows of slots as their experts want them.
+  // Rounds rows of slots in the formats of their experts.
   void round(cudaStream_t stream, const ExpertStack& stack, const Sequences& sequences, int64_t num_experts,
              float* x_SI);
   void multiply(cudaStream_t stream, const ExpertStack& stack, int64_t num_experts, const SlotRanges& slots,
@@ -61,12 +61,12 @@ class CudaExpertWork final : public ExpertWork {
   Buffer<int8_t> codes_SS_;
   Buffer<float> scales_S_;
   Buffer<int32_t> zeros_S_;
-  // Grown.
+  // These grow as needed.
   Buffer<Sequence> sequences_EN_;
   Buffer<double> squares_S_;
   Buffer<float> limits_EN_;
   Buffer<uint8_t> columns_ENI_;
-  // Made at the first call with a layer's experts, which outlive this.
+  // A layer is added at the first call with its experts, which must outlive this object.
   std::map<const FeedForwardWeights*, Layer> layers_;
 };
 

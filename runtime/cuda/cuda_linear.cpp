@@ -52,7 +52,7 @@ std::vector<uint32_t> dense_words(const DenseWeight& weight, int64_t row_words) 
   return words;
 }
 
-// The weights of a row as bits, as many as its words hold: `padding` behind them.
+// Stores the weights of a row as bits, and fills its words up with `padding`.
 void store_row(StoredAs stored, std::span<const uint32_t> values, uint32_t padding, std::span<uint32_t> row_words) {
   const int per_word = weights_per_word(stored), bits = bits_of(stored);
   for (size_t i = 0; i < row_words.size() * static_cast<size_t>(per_word); ++i) {
@@ -62,7 +62,7 @@ void store_row(StoredAs stored, std::span<const uint32_t> values, uint32_t paddi
   }
 }
 
-// Of a row of 2:4: the two of every four columns that are kept, the first ones where more are zero.
+// A row of 2:4: the two of every four columns that are kept. Where more than two are zero, the last ones make up two.
 struct KeptRow {
   std::vector<uint32_t> values;
   std::vector<uint8_t> places;  // 2 bits each, four in a byte
@@ -74,7 +74,7 @@ KeptRow kept_row(std::span<const uint32_t> row_I, const IsZero& is_zero) {
     std::array<size_t, 2> chosen = {0, 1};
     size_t num = 0;
     for (size_t i = 0; i < 4 && num < 2; ++i) {
-      // The last ones are taken to make up two.
+      // Takes the last ones, though zero, if two would not be reached.
       if (!is_zero(first + i) || 4 - i == 2 - num) chosen[num++] = i;
     }
     if (first % 8 == 0) kept.places.push_back(0);
@@ -85,13 +85,13 @@ KeptRow kept_row(std::span<const uint32_t> row_I, const IsZero& is_zero) {
   return kept;
 }
 
-// Rows of values as bits, in words and, where only the kept ones are stored, places.
+// Rows of values as bits in words. If only kept weights are stored, also their places.
 struct StoredRows {
   StoredRows(StoredAs stored_as, bool kept, int64_t num_out, int64_t num_in)
       : stored(stored_as), is_kept(kept), row_words(words_of_row(stored, kept ? num_in / 2 : num_in)) {
     words.resize(static_cast<size_t>(num_out * row_words), 0);
     row_places = row_words * weights_per_word(stored) / 4;
-    // Padding is kept in the first two of four.
+    // Padding has the places of the first two of four.
     if (is_kept) places.resize(static_cast<size_t>(num_out * row_places), 0x44);
   }
   template <typename IsZero>
@@ -148,8 +148,7 @@ Buffer<T> uploaded(Backend& backend, std::span<const T> host, int64_t& num_bytes
   return buffer;
 }
 
-// Columns that stand beside the codes in floating point take the place of W's: the weight with both is dense, in
-// float32.
+// Returns the dense float32 weight in which the columns that are stored beside the codes in floating point replace W's.
 std::vector<float> with_outlier_columns(const LinearWeights& linear) {
   const int64_t num_out = linear.num_out(), num_in = linear.num_in();
   std::vector<float> weight_OI(static_cast<size_t>(num_out * num_in));
@@ -164,7 +163,7 @@ std::vector<float> with_outlier_columns(const LinearWeights& linear) {
   return weight_OI;
 }
 
-// Whether whole codes of inputs can meet it: groups as code_linear_kernels.cu needs them.
+// True if the weight can be multiplied by inputs as codes: its groups are as code_linear_kernels.cu needs them.
 bool can_meet_codes(const WeightView& view, bool is_kept) {
   const bool has_kernel =
       view.stored == StoredAs::code8 || view.stored == StoredAs::code4 || view.stored == StoredAs::code2;
@@ -238,7 +237,7 @@ void CudaLinear::append_dense(Backend& backend, const DenseWeight& weight, Part&
 void CudaLinear::append_codes(Backend& backend, const QuantizedWeight& weight, Part& part) {
   WeightView& view = part.host;
   view.stored = stored_as(weight);
-  // Where act-order has moved columns, their zeros are stored too.
+  // If act-order has moved columns, their zeros are stored too.
   const bool is_kept = weight.pattern == kTwoOfFour && has_kept_form(view.stored) && weight.group_of_I.empty();
   const StoredRows rows = code_rows(weight, view.stored, is_kept);
   view.row_words = rows.row_words;

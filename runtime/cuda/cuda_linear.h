@@ -34,8 +34,8 @@ class CudaLinear final : public PackedLinear {
     Buffer<int32_t> group_of_I;
   };
   std::span<const Part> parts() const { return parts_; }
-  const WeightView* views() const { return views_.get(); }  // of the parts, device memory
-  RoundingTarget rounding() const;                          // of its input
+  const WeightView* views() const { return views_.get(); }  // one for each part, in device memory
+  RoundingTarget rounding() const;                          // how its input is rounded
 
  private:
   void append(Backend& backend, const LinearWeights& weights);

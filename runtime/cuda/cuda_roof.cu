@@ -13,9 +13,9 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBlocksPerMultiprocessor = 8;
-constexpr int kChains = 8;  // independent sums of a thread, which hide the latency of each
+constexpr int kChains = 8;  // independent sums per thread, which hide the latency of each
 constexpr int kRounds = 5;
-constexpr double kLeastSeconds = 2e-3;  // of a round, far above what a launch takes
+constexpr double kLeastSeconds = 2e-3;  // per round, far above the time of a launch
 
 __global__ void fma_roof_kernel(int64_t num_steps, float factor, float* sums) {
   float chains[kChains];
@@ -28,7 +28,7 @@ __global__ void fma_roof_kernel(int64_t num_steps, float factor, float* sums) {
   }
   float sum = 0.0f;
   for (int c = 0; c < kChains; ++c) sum += chains[c];
-  // Written, so that nothing is left out.
+  // The result is written so that the compiler leaves nothing out.
   sums[static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x] = sum;
 }
 
@@ -70,8 +70,8 @@ class DeviceMemory {
   void* memory_ = nullptr;
 };
 
-// run(n) does n pieces of work. Pieces per second, the best of kRounds. The first run is not timed: kernels are loaded
-// when they are first launched, which takes longer than a round.
+// run(n) does n pieces of work. Returns pieces per second, the best of kRounds. The first run is not timed, because a
+// kernel is loaded at its first launch, which takes longer than a round.
 template <typename Run>
 double best_rate(const Run& run) {
   const auto seconds_of = [&](int64_t num) {

@@ -1,5 +1,5 @@
-// All that a kernel of ours sees of the device, and the one place that knows who compiles it: nvcc, or in the tests a
-// host compiler with the emulator of tests/emulation in front of the file, which supplies CUDA's names.
+// Everything that a kernel sees of the device, and the only file that depends on the compiler. That is nvcc, or in the
+// tests a host compiler with the emulator of tests/emulation in front of the file, which supplies CUDA's names.
 //
 //   SHARED_ARRAY(float, partial_W, kNumWarps);   an array in the block's shared memory, 16-byte aligned, uninitialized
 //   DYNAMIC_SHARED(int8_t, tile);                int8_t* const tile: the launch's dynamic shared memory, 128-byte
@@ -30,13 +30,13 @@
 
 namespace pare {
 
-// What a kernel may have of dynamic shared memory without asking for more, in bytes.
+// The bytes of dynamic shared memory that a kernel may have without asking for more.
 inline constexpr size_t kDefaultSharedBytes = 48 * 1024;
 
-// The name of a __global__ function, with its parameters.
+// Returns the name of a __global__ function, with its parameters.
 inline std::string kernel_name([[maybe_unused]] const void* kernel) {
 #if CUDART_VERSION < 12040
-  return "(kernel)";  // such toolkits have no cudaFuncGetName
+  return "(kernel)";  // toolkits before 12.4 have no cudaFuncGetName
 #else
   const char* mangled = nullptr;
   if (cudaFuncGetName(&mangled, kernel) != cudaSuccess || mangled == nullptr) return "(kernel without a name)";
@@ -48,8 +48,8 @@ inline std::string kernel_name([[maybe_unused]] const void* kernel) {
 #endif
 }
 
-// Errors of a kernel that ran before, which every later call reports as if they were its own: those of which the CUDA
-// Runtime API's reference says that the process must end to go on with CUDA.
+// True for an error of an earlier kernel, which every later call reports as if it were its own. These are the errors
+// after which, by the CUDA Runtime API's reference, the process must end before it can use CUDA again.
 inline bool is_of_earlier_kernel(cudaError_t status) {
   switch (status) {
     case cudaErrorECCUncorrectable:
@@ -72,9 +72,9 @@ inline std::string cuda_error_text(cudaError_t status) {
   return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
 }
 
-// Queues kernel<<<grid, block, dynamic_shared_bytes, stream>>>(arguments...), with as much dynamic shared memory as it
-// asks for. Throws std::runtime_error with the kernel's name, the shape and CUDA's error where the device refuses it;
-// what goes wrong later, in the kernel, is reported by the stream's next synchronization, or by a launch before it.
+// Queues kernel<<<grid, block, dynamic_shared_bytes, stream>>>(arguments...), with the dynamic shared memory that it
+// asks for. If the device refuses the launch, throws std::runtime_error with the kernel's name, the shape and CUDA's
+// error. An error inside the kernel is reported later: by the stream's next synchronization, or by a launch before it.
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t dynamic_shared_bytes, cudaStream_t stream,
             Arguments&&... arguments) {
@@ -97,7 +97,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t dynamic
         values);
   }
   if (status == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // reported here, so not once more by whoever asks next
+  static_cast<void>(cudaGetLastError());  // clears the error, which is reported here
   const auto shape = [](dim3 size) {
     return std::to_string(size.x) + "x" + std::to_string(size.y) + "x" + std::to_string(size.z);
   };

@@ -1,21 +1,21 @@
-// y = x W^T + b for floats x and every stored form of W: weights are streamed once for each tile of rows.
+// y = x W^T + b for floats x and every stored form of W. Weights are read once for each tile of rows.
 #include "runtime/cuda/linear_tiles.cuh"
 #include "runtime/cuda/stored_weights.cuh"
 
 namespace pare {
 namespace {
 
-// Of four columns.
+// Pieces of four columns of x.
 constexpr int pieces_of_vector(StoredAs stored, bool is_kept) {
   return columns_of_vector(stored, is_kept) / 4;
 }
-// As many rows as shared memory has room for.
+// As many rows as fit into shared memory.
 constexpr int tile_rows_of(StoredAs stored, bool is_kept) {
   return pieces_of_vector(stored, is_kept) > 10 ? 4 : 8;
 }
 
-// Columns [first_column, ...) of the tile's rows for kSplits spans into x_tile [rows, splits, pieces, lanes]; zeros
-// behind num_in, and in rows that the tile has not.
+// Loads columns [first_column, ...) of the tile's rows for kSplits spans into x_tile [rows, splits, pieces, lanes].
+// Columns after num_in and rows that the tile does not have are zeros.
 template <int kRows, int kPieces>
 __device__ void load_spans(const float* x_RI, const SlotRanges& slots, const BlockRows& rows, int64_t num_in,
                            int64_t first_column, float4* x_tile) {
@@ -38,7 +38,7 @@ __device__ void load_spans(const float* x_RI, const SlotRanges& slots, const Blo
   }
 }
 
-// Which two of four columns a quad's kept weights stand in.
+// Returns which two of four columns the kept weights of a quad stand in.
 __device__ uint32_t places_of_quad(const uint8_t* places, int quad) {
   return places[quad / 2] >> quad % 2 * 4 & 0xFu;
 }
@@ -47,7 +47,8 @@ __device__ float at(const float4& values, uint32_t place) {
   return (place & 2u) != 0 ? high : low;
 }
 
-// Adds the products of one vector, in its columns' order. Scales meet the sum over their group's part of the vector.
+// Adds the products of one vector in the order of its columns. A scale multiplies the sum over its group's part of the
+// vector.
 template <StoredAs kStored, bool kIsKept, int kRows>
 __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector_index, const float4* x_pieces,
                            int64_t row_stride, float (&sums)[kRows]) {
@@ -77,7 +78,7 @@ __device__ void add_vector(const WeightView& weight, int64_t out, int64_t vector
     }
     float units[kPerQuad];
     if (has_scales(kStored) && !is_quad_in_group) {
-      // Groups as the columns have them: the scale goes into each weight.
+      // The columns have groups of their own, so the scale goes into each weight.
 #pragma unroll
       for (int i = 0; i < kPerQuad; ++i) {
         const int64_t place = kIsKept ? places_of_quad(places, quad) >> 2 * i & 3u : static_cast<int64_t>(i);
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(kLinearThreads, 1)
   constexpr int kPieces = pieces_of_vector(kStored, kIsKept);
   const WeightView weight = weights[block_linear(slots)];
   const BlockRows rows = block_rows(slots, weight, num_rows, kRows);
-  if (rows.num == 0) return;  // the whole block
+  if (rows.num == 0) return;  // true for the whole block
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int split = warp / kOutputGroups;
   const int64_t first = first_output(weight), own = warp % kOutputGroups * kWarpOutputs;
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(kLinearThreads, 1)
   });
 }
 
-// The rows of a table: block (x: row).
+// Copies rows of a table. Block (x: row).
 __global__ void embed_kernel(const WeightView* table, const int32_t* ids_R, int64_t width, float scale,
                              float* hidden_RD) {
   const WeightView weight = *table;

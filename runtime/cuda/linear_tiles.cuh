@@ -1,7 +1,7 @@
-// How the kernels of linears share out their work. A block makes kBlockOutputs outputs of a few rows. The row's vectors
-// of weights are cut into spans of one vector for each lane; spans are taken kSplits at a time, each split by a warp of
-// its own, and the splits' sums are added in order: an order that num_in and the stored form alone decide. What the
-// spans multiply lies in shared memory, where lanes find the pieces that belong to their vectors side by side.
+// The division of work in the kernels of linears. A block computes kBlockOutputs outputs of a few rows. A row's vectors
+// of weights are cut into spans of one vector for each lane. kSplits spans are taken at a time, each by a warp of its
+// own, and the splits' sums are added in order. num_in and the stored form alone decide that order. The inputs that the
+// spans multiply lie in shared memory, where lanes find the pieces that belong to their vectors side by side.
 #pragma once
 
 #include "runtime/cuda/kernels.h"
@@ -10,18 +10,19 @@
 namespace pare {
 
 inline constexpr int kSplits = 2;
-inline constexpr int kOutputGroups = 4;  // warps of one split
+inline constexpr int kOutputGroups = 4;  // warps per split
 inline constexpr int kWarpOutputs = 2;
 inline constexpr int kBlockOutputs = kOutputGroups * kWarpOutputs;
 inline constexpr int kLinearThreads = kSplits * kOutputGroups * kWarp;
 
-// A lane's vector meets `pieces` of 16 bytes of x: piece j of lane l lies at j * piece_stride + l. Lanes read one piece
-// each side by side, and write those of the same lane side by side: eight neighbours meet all banks either way.
+// A lane's vector is multiplied by `pieces` of 16 bytes of x: piece j of lane l lies at j * piece_stride + l. Lanes
+// read one piece each side by side, and write the pieces of one lane side by side. Either way eight neighbours use all
+// banks.
 constexpr int piece_stride(int pieces) {
   return kWarp + (pieces < 8 ? 8 / pieces : 1);
 }
 
-// Which rows of x a block multiplies, and where they go.
+// The rows of x that a block multiplies, and their places in y.
 struct BlockRows {
   int64_t first_slot = 0;
   int num = 0;
@@ -29,8 +30,8 @@ struct BlockRows {
 __device__ inline int64_t block_linear(const SlotRanges& slots) {
   return slots.linears_Z != nullptr ? slots.linears_Z[blockIdx.y] : static_cast<int64_t>(blockIdx.y);
 }
-// Block x of a linear: its outputs, kBlockOutputs at a time, for each tile of rows. There may be more tiles than a grid
-// has places in y.
+// Blocks along x of a linear: its outputs, kBlockOutputs at a time, for each tile of rows. Tiles are in x because there
+// may be more of them than a grid has places in y.
 __host__ __device__ inline unsigned num_output_blocks(int64_t num_out) {
   return static_cast<unsigned>((num_out + kBlockOutputs - 1) / kBlockOutputs);
 }
@@ -52,7 +53,7 @@ __device__ inline int64_t row_of_slot(const SlotRanges& slots, int64_t slot) {
   return slots.rows_S != nullptr ? slots.rows_S[slot] : slot;
 }
 
-// What the launches of linears share; X is how their inputs lie.
+// The arguments that the launches of linears share. X is the layout of their inputs.
 template <typename X>
 struct LinearLaunch {
   cudaStream_t stream;
@@ -74,8 +75,8 @@ struct LinearLaunch {
   }
 };
 
-// Adds up the lanes' and the splits' sums of a block's outputs and hands each to write(output of the block, row, sum),
-// called by one thread. partial has kSplits * kBlockOutputs * kRows places.
+// Adds up the lanes' and the splits' sums of a block's outputs. One thread passes each to write(output of the block,
+// row, sum). partial has kSplits * kBlockOutputs * kRows places.
 template <int kRows, typename Write>
 __device__ void join_sums(const float (&sums)[kWarpOutputs][kRows], float* partial, const Write& write) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;

@@ -1,4 +1,4 @@
-// What rows of logits say of their targets and of each other. A block reads a row; sums are float64.
+// Computes losses of rows of logits and compares rows with each other. A block reads a row; sums are float64.
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/quads.cuh"
 #include "runtime/cuda/warp_block.cuh"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kRowThreads = 256;
 
-// visit(value, index) for all of a row that fall to this thread, ascending.
+// Calls visit(value, index) for the logits of a row that fall to this thread, in ascending order.
 template <typename Visit>
 __device__ void each_logit(const float* logits_V, int64_t num_vocabulary, const Visit& visit) {
   for (int64_t v = first_quad(); v < num_vocabulary; v += quad_step()) {
@@ -23,10 +23,10 @@ __device__ float capped(float logit, float softcap) {
 
 struct RowLargest {
   float value;
-  int64_t index;  // the lowest of equals
+  int64_t index;  // the lowest among equals
 };
 
-// In all threads of the block. NaN is never the largest; where all are, the index is -1.
+// Returns the largest logit in all threads of the block. NaN is never the largest; if all are NaN, the index is -1.
 __device__ RowLargest row_largest(const float* logits_V, int64_t num_vocabulary, float softcap, float* values_W,
                                   int64_t* indices_W) {
   RowLargest best = {-__uint_as_float(0x7F800000u), -1};

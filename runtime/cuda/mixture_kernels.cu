@@ -1,4 +1,4 @@
-// Which tokens go to which experts, decided on the device.
+// Decides on the device which tokens go to which experts.
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/warp_block.cuh"
 
@@ -8,8 +8,8 @@ namespace {
 constexpr int kRouteThreads = 128;
 constexpr int kAssignThreads = 256;
 
-// A thread for each row, in float32 and in ascending order of experts, as engine/routing.cpp has it. The k largest are
-// taken one by one; then they are listed by ascending index.
+// Each thread routes one row, in float32 and in ascending order of experts, as engine/routing.cpp does. The k largest
+// are taken one by one; then they are listed by ascending index.
 __global__ void route_kernel(const float* logits_RE, int64_t num_rows, int64_t num_experts, int64_t num_chosen,
                              bool normalizes, int32_t* experts_RK, float* weights_RK) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -51,7 +51,7 @@ __global__ void route_kernel(const float* logits_RE, int64_t num_rows, int64_t n
   for (int64_t k = 0; k < num_chosen && normalizes; ++k) weights_K[k] /= divisor;
 }
 
-// One block: counts, a running sum, then each expert's places in their order. A thread has whole experts.
+// One block computes counts, a running sum, then each expert's places in their order. A thread has whole experts.
 __global__ void assign_slots_kernel(const int32_t* experts_RK, int64_t num_places, int64_t num_chosen,
                                     int64_t num_experts, int32_t* first_slot_E1, int32_t* slots_RK, int32_t* rows_S) {
   for (int64_t e = threadIdx.x; e < num_experts; e += blockDim.x) {
@@ -75,7 +75,7 @@ __global__ void assign_slots_kernel(const int32_t* experts_RK, int64_t num_place
   }
 }
 
-// The first of the slots [begin, end) whose row is at least `row`; rows ascend.
+// Returns the first of the slots [begin, end) whose row is at least `row`; rows ascend.
 __device__ int32_t first_slot_of(const int32_t* rows_S, int32_t begin, int32_t end, int64_t row) {
   while (begin < end) {
     const int32_t middle = begin + (end - begin) / 2;
@@ -88,7 +88,7 @@ __device__ int32_t first_slot_of(const int32_t* rows_S, int32_t begin, int32_t e
   return begin;
 }
 
-// A thread for each sequence. Block (x: sequences, y: expert).
+// Each thread computes one sequence. Block (x: sequences, y: expert).
 __global__ void expert_sequences_kernel(const Sequence* sequences_N, int64_t num_sequences, const int32_t* rows_S,
                                         const int32_t* first_slot_E1, Sequence* expert_sequences_EN) {
   const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, expert = blockIdx.y;

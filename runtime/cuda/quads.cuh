@@ -1,5 +1,5 @@
-// Four neighbouring values of a row at once: 16 bytes where they begin at a multiple of 16, else one by one. What lies
-// behind the row's end reads as 0 and is not written.
+// Four neighbouring values of a row at once: 16 bytes if they begin at a multiple of 16, otherwise one by one. Values
+// after the row's end read as 0 and are not written.
 #pragma once
 
 #include "runtime/cuda/device.cuh"
@@ -12,7 +12,7 @@ struct alignas(16) Quad {
   float at[kQuad];
 };
 
-// The quads of a row by all threads of a block: for (i = first_quad(); i < width; i += quad_step()).
+// All threads of a block go through the quads of a row: for (i = first_quad(); i < width; i += quad_step()).
 __device__ inline int64_t first_quad() {
   return static_cast<int64_t>(threadIdx.x) * kQuad;
 }

@@ -1,4 +1,4 @@
-// Rotations of queries and keys, with the store of keys and values into caches of float32 or of 8-bit codes.
+// Rotates queries and keys, and stores keys and values into caches of float32 or of 8-bit codes.
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rounding.cuh"
 #include "runtime/cuda/warp_block.cuh"
@@ -6,10 +6,10 @@
 namespace pare {
 namespace {
 
-constexpr int kHeadValues = kMaxCudaHeadSize / kWarp;  // of a head, in one lane
-constexpr int kBlockHeads = 4;                         // warps of a block
+constexpr int kHeadValues = kMaxCudaHeadSize / kWarp;  // values of a head in one lane
+constexpr int kBlockHeads = 4;                         // warps per block
 
-// As kQueryFormat, and as the grids of caches are.
+// The rounding of kQueryFormat and of the grids of caches.
 __device__ constexpr RoundingView query_rounding() {
   return {.type = InputType::int8};
 }
@@ -88,7 +88,7 @@ __device__ void store_codes(const HeadPairs& head, int64_t half, int lane, int8_
   }
 }
 
-// A warp for each head of q, k and v of a row. Block (x: row, y: heads, kBlockHeads at a time).
+// Each warp has one head of q, k or v of a row. Block (x: row, y: heads, kBlockHeads at a time).
 __global__ void rope_store_kernel(const float* qkv_RC, RopeView rope, NormView q_norm, NormView k_norm,
                                   AttentionShape shape, const int32_t* positions_R, const int32_t* slots_R,
                                   KvLayer cache, float* q_RHK) {

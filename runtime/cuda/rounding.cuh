@@ -21,7 +21,7 @@ __device__ inline bool is_finite(float x) {
   return (__float_as_uint(x) & 0x7F800000u) != 0x7F800000u;
 }
 
-// 0 and the extremes of what was seen, as input_extremes has it; NaN once one was seen.
+// 0 and the extremes of the values seen, as input_extremes finds them. is_nan is true once a NaN was seen.
 struct DeviceExtremes {
   float low = 0.0f, high = 0.0f;
   bool is_nan = false;
@@ -31,13 +31,14 @@ struct DeviceExtremes {
     high = fmaxf(high, x);
     is_nan = is_nan || x != x;
   }
-  // The extremes of all lanes, in all lanes.
+  // Gives every lane the extremes of all lanes.
   __device__ void join_warp() {
     low = -warp_max(-low);
     high = warp_max(high);
     is_nan = __any_sync(kAllLanes, is_nan) != 0;
   }
-  // ... of all threads of a block; scratch_W has three places for each warp and is free again behind it.
+  // Gives every thread the extremes of all threads of a block. scratch_W has three places for each warp and is free
+  // again afterwards.
   __device__ void join_block(float* scratch_W) {
     join_warp();
     const int warp = static_cast<int>(threadIdx.x) / kWarp, num_warps = static_cast<int>(blockDim.x) / kWarp;
@@ -74,14 +75,14 @@ __device__ inline DeviceGrid input_grid(const RoundingView& format, const Device
   return grid;
 }
 
-// Of a row beside outlier columns.
+// The grid of a row with outlier columns.
 __device__ inline DeviceGrid outlier_row_grid(const RoundingView& format, const DeviceExtremes& extremes) {
   if (!format.symmetric) return input_grid(format, extremes);
   const float largest = fmaxf(-extremes.low, extremes.high);
   return {!extremes.is_nan && is_finite(largest) ? largest * (1.0f / 127.0f) : not_a_number(), 0.0f};
 }
 
-// A float, since a NaN scale makes of any code a NaN.
+// Returns a float, since a NaN scale must make any code a NaN.
 __device__ inline float input_code(float x, const DeviceGrid& grid) {
   const float scaled = x / grid.scale + grid.zero;
   return rintf(fminf(fmaxf(scaled, -128.0f), 127.0f));
@@ -102,7 +103,7 @@ __device__ inline float rounded_value(const RoundingView& format, float x, const
   return (input_code(x, grid) - grid.zero) * grid.scale;
 }
 
-// Writes quad_at(i), values i to i + 3 of a row on a grid, as the target wants it, by all threads of a block.
+// Writes quad_at(i), values i to i + 3 of a row on a grid, in the form of the target, with all threads of a block.
 template <typename QuadAt>
 __device__ void write_on_grid(const RoundingTarget& target, const RoundedRows& rows, int64_t row, int64_t width,
                               const DeviceGrid& grid, const QuadAt& quad_at) {
@@ -132,9 +133,9 @@ __device__ void write_on_grid(const RoundingTarget& target, const RoundedRows& r
   }
 }
 
-// The same for a row whose range is its own or fixed, and for one that is not rounded. quad_at is called twice for each
-// quad by the same thread, may read what this overwrites, and gives zeros behind the row's end. scratch_W: as
-// join_block's.
+// The same for a row whose range is its own or fixed, and for a row that is not rounded. The same thread calls quad_at
+// twice for each quad. quad_at may read what this function overwrites, and returns zeros after the row's end. scratch_W
+// is that of join_block.
 template <typename QuadAt>
 __device__ void write_row(const RoundingTarget& target, const RoundedRows& rows, int64_t row, int64_t width,
                           float* scratch_W, const QuadAt& quad_at) {
@@ -147,7 +148,7 @@ __device__ void write_row(const RoundingTarget& target, const RoundedRows& rows,
   }
   const bool is_fixed = format.range == InputRange::static_;
   DeviceExtremes extremes;
-  // A fixed grid of whole numbers cannot speak of a NaN: one makes the row NaN, as where ranges are found.
+  // A fixed grid of integers cannot represent NaN. So one NaN makes the row NaN, as it does where ranges are found.
   if (!is_fixed || format.type == InputType::int8) {
     for (int64_t i = first_quad(); i < width; i += quad_step()) {
       const Quad quad = quad_at(i);

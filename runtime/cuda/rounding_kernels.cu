@@ -1,5 +1,5 @@
-// Rounds rows for the linears that read them, where the operation before could not: rows of a sequence together, beside
-// outlier columns, which keep their values, and behind attention. Floats are rounded in place.
+// Rounds rows for the linears that read them if the operation before could not: rows of a sequence together, rows with
+// outlier columns, which keep their values, and rows from attention. Floats are rounded in place.
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rounding.cuh"
 #include "runtime/cuda/warp_block.cuh"
@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kRowThreads = 256;
 
-// Of each kernel with a block for each row: block (x: row of the sequence, y and z: sequence). The sequences of all
-// experts may be more than a grid has places in y.
+// The grid of kernels with a block for each row: block (x: row of the sequence, y and z: sequence). The sequences of
+// all experts may be more than a grid has places in y.
 constexpr int64_t kMostGridY = 65535;
 struct RowBlocks {
   int64_t num_rows, num_sequences;
@@ -21,7 +21,7 @@ struct RowBlocks {
             static_cast<unsigned>((num_sequences + y - 1) / y)};
   }
   __device__ static int64_t sequence() { return static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y; }
-  // The block's row in its sequence, or in all; -1: it has none.
+  // Returns the block's row in its sequence, or in all rows; -1 if it has none.
   __device__ int64_t row(const RowsToRound& rows) const {
     if (sequence() >= num_sequences) return -1;
     if (rows.sequences_N == nullptr) return blockIdx.x < num_rows ? static_cast<int64_t>(blockIdx.x) : -1;
@@ -34,7 +34,7 @@ __device__ RoundingTarget target_of(const RowsToRound& rows, int64_t sequence) {
   return rows.targets_E != nullptr ? rows.targets_E[sequence / rows.sequences_per_target] : rows.target;
 }
 
-// Rows whose range is their own, or fixed.
+// Rounds rows whose range is their own or fixed.
 __global__ void round_rows_kernel(RowsToRound rows, RowBlocks blocks, int64_t width) {
   SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
   const int64_t row = blocks.row(rows);
@@ -45,7 +45,7 @@ __global__ void round_rows_kernel(RowsToRound rows, RowBlocks blocks, int64_t wi
   write_row(target, rows.rows, row, width, scratch_W, [&](int64_t i) { return load_quad(x_I, i, width); });
 }
 
-// One range for a sequence. Block (x: sequence).
+// Rounds with one range for a sequence. Block (x: sequence).
 __global__ void round_sequences_kernel(RowsToRound rows, int64_t width) {
   SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);
   const Sequence sequence = rows.sequences_N[blockIdx.x];
@@ -66,7 +66,7 @@ __global__ void round_sequences_kernel(RowsToRound rows, int64_t width) {
   }
 }
 
-// The sum of a row's squares in the order of sum_of_squares (input_format.cpp), by 8 threads.
+// Sums a row's squares with 8 threads, in the order of sum_of_squares (input_format.cpp).
 __global__ void row_squares_kernel(RowsToRound rows, RowBlocks blocks, int64_t width, double* squares_R) {
   SHARED_ARRAY(double, sums, 8);
   const int64_t row = blocks.row(rows);
@@ -81,7 +81,7 @@ __global__ void row_squares_kernel(RowsToRound rows, RowBlocks blocks, int64_t w
   }
 }
 
-// What counts as an outlier in a sequence, and in which of its columns one stands. Block (x: sequence).
+// Finds the limit above which a value of a sequence is an outlier, and the columns that have one. Block (x: sequence).
 __global__ void find_outliers_kernel(RowsToRound rows, int64_t width, OutlierScratch scratch) {
   const Sequence sequence = rows.sequences_N[blockIdx.x];
   const RoundingView format = target_of(rows, blockIdx.x).format;
@@ -108,8 +108,8 @@ __global__ void find_outliers_kernel(RowsToRound rows, int64_t width, OutlierScr
   }
 }
 
-// Rows beside outlier columns: those of a list are passed over, with a limit it decides value by value what sets the
-// range.
+// Rounds rows with outlier columns. Columns of a list take no part in the range. With a limit, each value below it
+// does.
 __global__ void round_beside_outliers_kernel(RowsToRound rows, RowBlocks blocks, int64_t width,
                                              OutlierScratch scratch) {
   SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);

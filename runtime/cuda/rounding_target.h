@@ -1,4 +1,4 @@
-// How rows are rounded for the linears that read them, as the host tells kernels.
+// The rounding of rows for the linears that read them, in the form in which the host tells kernels.
 #pragma once
 
 #include <cstdint>
@@ -7,24 +7,24 @@
 
 namespace pare {
 
-// What a kernel needs of an InputFormat.
+// The part of an InputFormat that kernels need.
 struct RoundingView {
   InputType type = InputType::plain;
   InputRange range = InputRange::token;
   bool symmetric = true;
-  float scale = 0.0f;  // of a fixed range
+  float scale = 0.0f;  // for a fixed range
   int32_t zero = 0;
   OutlierRule outliers = OutlierRule::none;
   float outlier_threshold = 0.0f;
 };
 
-// How rows are rounded for one linear.
+// The rounding of rows for one linear.
 struct RoundingTarget {
   RoundingView format;
-  const uint8_t* outlier_columns_I = nullptr;  // of OutlierRule::columns: 1 for each; device memory
-  bool as_codes = false;                       // never beside outliers
+  const uint8_t* outlier_columns_I = nullptr;  // for OutlierRule::columns, 1 for each outlier; device memory
+  bool as_codes = false;                       // never with outliers
 
-  // Rounded without a look at other rows or beside outliers.
+  // True if a row is rounded without other rows and without outliers.
   constexpr bool is_rowwise() const {
     return format.type != InputType::plain && format.outliers == OutlierRule::none &&
            format.range != InputRange::tensor;
@@ -35,7 +35,7 @@ struct RoundingTarget {
   }
 };
 
-// Where rows lie that a linear reads: floats, or codes with a scale and a zero for each row.
+// The memory of the rows that a linear reads: floats, or codes with a scale and a zero for each row.
 struct RoundedRows {
   float* x_RI = nullptr;
   int8_t* codes_RS = nullptr;

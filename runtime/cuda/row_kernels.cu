@@ -1,4 +1,4 @@
-// Operations on rows: norms, activations, copies and weighted sums. A block makes a row, and rounds it for the linear
+// Operations on rows: norms, activations, copies and weighted sums. A block computes a row and rounds it for the linear
 // that reads it.
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/quads.cuh"
@@ -48,7 +48,7 @@ __global__ void add_norm_kernel(float* hidden_RD, const float* delta_RD, NormVie
             [&](int64_t i) { return scaled(load_quad(hidden_D, i, width), factor, load_quad(norm.gain_D, i, width)); });
 }
 
-// The variance from differences with the mean: a second pass, no cancellation.
+// The variance is taken from differences with the mean, in a second pass, so that nothing cancels.
 __global__ void add_layer_norm_kernel(float* hidden_RD, const float* delta_RD, NormView norm, int64_t width,
                                       RoundingTarget target, RoundedRows x) {
   SHARED_ARRAY(float, scratch_W, 3 * kMaxWarps);

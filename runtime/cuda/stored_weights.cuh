@@ -1,4 +1,4 @@
-// From stored words to float32 weights, exactly as runtime/format dequantizes them.
+// Converts stored words to float32 weights, exactly as runtime/format dequantizes them.
 #pragma once
 
 #include "runtime/cuda/device.cuh"
@@ -6,7 +6,7 @@
 
 namespace pare {
 
-// Exact, subnormals, infinities and NaN included.
+// Exact, also for subnormals, infinities and NaN.
 __device__ inline float float_of_half(uint32_t bits) {
   const uint32_t sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 0x1Fu, mantissa = bits & 0x3FFu;
   if (exponent == 31) return __uint_as_float(sign | 0x7F800000u | mantissa << 13);
@@ -35,7 +35,7 @@ __device__ inline float float_of_fp8(uint32_t bits) {
   return (bits & 0x80u) != 0 ? -magnitude : magnitude;
 }
 
-// Weight `index` of a word, as its bits.
+// Returns the bits of weight `index` of a word.
 template <StoredAs kStored>
 __device__ uint32_t code_in_word(uint32_t word, int index) {
   constexpr int kBits = bits_of(kStored);
@@ -53,7 +53,7 @@ __device__ inline GroupGrid group_grid_at(const WeightView& weight, int64_t out,
   return {weight.scales_OG[place],
           weight.zeros_OG != nullptr ? static_cast<int32_t>(weight.zeros_OG[place]) : weight.symmetric_zero};
 }
-// Of columns behind the last one: the last group's.
+// A column after the last one has the grid of the last group.
 __device__ inline GroupGrid group_grid(const WeightView& weight, int64_t out, int64_t column) {
   const int64_t last = weight.num_in - 1, known = column < last ? column : last;
   return group_grid_at(weight, out,
@@ -62,8 +62,8 @@ __device__ inline GroupGrid group_grid(const WeightView& weight, int64_t out, in
                            : static_cast<uint32_t>(known) / static_cast<uint32_t>(weight.group_size));
 }
 
-// A stored weight in units of its scale: of codes code - zero, else the value. Exact: a code below 2^23 is the lowest
-// bits of 2^23 + code.
+// Returns a stored weight in units of its scale: code - zero for codes, otherwise the value. It is exact: a code below
+// 2^23 is the lowest bits of 2^23 + code.
 template <StoredAs kStored>
 __device__ float unit_of(uint32_t code, int32_t zero) {
   if constexpr (kStored == StoredAs::f32) {
@@ -79,7 +79,7 @@ __device__ float unit_of(uint32_t code, int32_t zero) {
   }
 }
 
-// Weights whose groups have a scale.
+// True for weights whose groups have a scale.
 constexpr bool has_scales(StoredAs stored) {
   return stored != StoredAs::f32 && stored != StoredAs::f16 && stored != StoredAs::bf16;
 }
@@ -87,7 +87,7 @@ constexpr bool has_scales(StoredAs stored) {
 template <StoredAs kStored>
 __device__ float stored_weight_at(const WeightView& weight, int64_t out, int64_t column) {
   constexpr int kPerWord = weights_per_word(kStored);
-  int64_t place = column;  // in the row
+  int64_t place = column;  // the weight's place in the row
   if (weight.places != nullptr) {
     const uint32_t quad =
         weight.places[out * (weight.row_words * kPerWord / 4) + column / 8] >> column / 4 % 2 * 4 & 0xFu;

@@ -22,8 +22,8 @@ __device__ inline float warp_max(float value) {
   return value;
 }
 
-// The sum of every thread's value, the same in all of them. scratch_W has a place for each warp and is free again when
-// this returns.
+// Returns the sum of every thread's value in all threads. scratch_W has a place for each warp and is free again
+// afterwards.
 template <typename T>
 __device__ T block_sum(T value, T* scratch_W) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;

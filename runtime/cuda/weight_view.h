@@ -1,13 +1,13 @@
-// How a linear's weights lie in device memory: what kernels read and the host lays out.
+// The layout of a linear's weights in device memory, which the host writes and kernels read.
 #pragma once
 
 #include <cstdint>
 
 namespace pare {
 
-// Rows are words of 32 bits, little-endian, padded to whole vectors of four words with zeros, or of codes with those of
-// the last group's zero. A word holds 1 float32, 2 of 16 bits, 4 codes of 8 bits, 8 of 4, 10 of 3 (two bits stay
-// empty), 16 of 2, at the places that place_in_word tells.
+// Rows are words of 32 bits, little-endian. They are padded to whole vectors of four words with zeros, or for codes
+// with the last group's zero. A word holds 1 float32, 2 values of 16 bits, 4 codes of 8 bits, 8 of 4, 10 of 3 (two bits
+// stay empty) or 16 of 2, at the places that place_in_word gives.
 enum class StoredAs : int32_t { f32, f16, bf16, code8, code4, code3, code2, fp8 };
 inline constexpr int64_t kVectorWords = 4;
 
@@ -39,36 +39,37 @@ constexpr int weights_per_vector(StoredAs stored) {
   return static_cast<int>(kVectorWords) * weights_per_word(stored);
 }
 
-// The place, in units of bits_of, of weight `index` of a word. Codes of 4 and 2 bits lie so that a mask finds four
+// The place of weight `index` in a word, in units of bits_of. Codes of 4 and 2 bits lie so that a mask finds four
 // neighbouring ones in the four bytes.
 constexpr int place_in_word(StoredAs stored, int index) {
   const bool is_spread = stored == StoredAs::code4 || stored == StoredAs::code2;
   return is_spread ? index % 4 * (weights_per_word(stored) / 4) + index / 4 : index;
 }
 
-// 2:4: of every four columns the words hold two, in ascending order, and `places` two bits for each that say which.
-// These forms of a weight are stored so.
+// True for the forms that are stored as 2:4. Of every four columns the words hold two, in ascending order, and `places`
+// holds two bits for each that say which.
 constexpr bool has_kept_form(StoredAs stored) {
   return stored == StoredAs::f16 || stored == StoredAs::bf16 || stored == StoredAs::code8 || stored == StoredAs::code4;
 }
 
-// How many columns the weights of one vector meet.
+// The number of columns that the weights of one vector stand for.
 constexpr int columns_of_vector(StoredAs stored, bool is_kept) {
   return weights_per_vector(stored) * (is_kept ? 2 : 1);
 }
 
-// W[o, i] is the stored value, or of codes scale[o, g] * (code - zero[o, g]) and of fp8 scale[o, g] * value, with g =
-// group_of_I[i], or i / group_size. All pointers are device memory.
+// W[o, i] is the stored value; for codes it is scale[o, g] * (code - zero[o, g]), and for fp8 scale[o, g] * value. Here
+// g is group_of_I[i], or i / group_size if that is null. All pointers are device memory.
 struct WeightView {
   StoredAs stored = StoredAs::f32;
-  int32_t symmetric_zero = 0;  // 2^(bits-1); of codes without zeros of their own
+  int32_t symmetric_zero = 0;  // 2^(bits-1); for codes without zeros of their own
   int64_t num_out = 0;
   int64_t num_in = 0;
   int64_t row_words = 0;
   const uint32_t* words = nullptr;  // [O, row_words]
-  // Of 2:4: [O, row_words / 4], 2 bits for each weight of a vector, in bytes of four; null: every column is stored.
+  // Only for 2:4: [O, row_words / 4], 2 bits for each weight of a vector, in bytes of four. Null: every column is
+  // stored.
   const uint8_t* places = nullptr;
-  int64_t group_size = 0;  // num_in: one group
+  int64_t group_size = 0;  // num_in if there is one group
   int64_t num_groups = 0;
   const float* scales_OG = nullptr;     // null: dense
   const uint8_t* zeros_OG = nullptr;    // null: symmetric
@@ -76,10 +77,10 @@ struct WeightView {
   const float* bias_O = nullptr;        // null: none
 };
 
-// Which kernel multiplies a weight.
+// Chooses the kernel that multiplies a weight.
 struct WeightForm {
   StoredAs stored = StoredAs::f32;
-  bool is_kept = false;  // 2:4, kept weights alone
+  bool is_kept = false;  // 2:4, with only the kept weights stored
   int64_t num_out = 0;
   bool operator==(const WeightForm&) const = default;
 };

@@ -13,7 +13,7 @@
 namespace pare {
 namespace {
 
-// The driver is looked for here and not before: the same program starts where there is none.
+// The driver is looked for here and not before, so that the same program starts on machines without one.
 #if PARE_CUDA
 std::unique_ptr<Backend> make_device_backend() {
   return make_cuda_backend();
@@ -71,7 +71,7 @@ double measure_read_roof(const BackendOptions& options, int64_t num_bytes) {
 
 int64_t roof_footprint_bytes(const BackendOptions& options, int64_t decode_bytes) {
   if (options.device == ComputeDevice::cuda) return device_roof_bytes(decode_bytes);
-  // Below this, a CPU's threads would have too little to read each.
+  // With less, each of a CPU's threads would have too little to read.
   constexpr int64_t kLeastBytes = 64 << 10;
   return std::max(decode_bytes, kLeastBytes * std::max(options.num_threads, 1));
 }

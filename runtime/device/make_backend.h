@@ -1,4 +1,4 @@
-// The one place that chooses what computes.
+// The only place that chooses the backend.
 #pragma once
 
 #include <memory>
@@ -13,24 +13,24 @@ enum class ComputeDevice { cpu, cuda };
 
 struct BackendOptions {
   ComputeDevice device = ComputeDevice::cpu;
-  std::optional<Isa> isa = {};  // the best that this CPU has
-  int num_threads = 0;          // <= 0: as OpenMP decides
+  std::optional<Isa> isa = {};  // empty: the widest that this CPU has
+  int num_threads = 0;          // <= 0: OpenMP decides
 };
 
-// Whether the program was built with kernels for CUDA; a GPU that they can use is another matter.
+// True if the program was built with kernels for CUDA. Whether there is a GPU for them is another matter.
 bool has_cuda_kernels();
 
-// Throws std::invalid_argument when this CPU lacks the instruction set; for CUDA std::runtime_error in a program that was
-// built without it, and what make_cuda_backend throws.
+// Throws std::invalid_argument if this CPU lacks the instruction set. For CUDA, throws std::runtime_error in a program
+// that was built without it, and what make_cuda_backend throws.
 std::unique_ptr<Backend> make_backend(const BackendOptions& options);
 
-// What such a backend's machine can do at most: float32 multiply-adds in registers, in GFLOP/s, and GB/s (1e9 bytes) at
-// which num_bytes are read over and over. On a CPU with num_threads >= 1 (runtime/cpu/roof.h). Throws as make_backend and
-// the roof do.
+// The highest rates of such a backend's machine: float32 multiply-adds in registers, in GFLOP/s, and reading num_bytes
+// over and over, in GB/s (1e9 bytes). A CPU needs num_threads >= 1 (runtime/cpu/roof.h). Throws what make_backend and
+// the roof throw.
 double measure_fma_roof(const BackendOptions& options);
 double measure_read_roof(const BackendOptions& options, int64_t num_bytes);
-// The num_bytes to read for the roof of a decode that reads decode_bytes: as many, as far as a CPU's threads have enough
-// to read each and a GPU's memory can spare them (runtime/cuda/cuda_roof.h).
+// Returns the num_bytes to read for the roof of a decode that reads decode_bytes. It is as many, but at least what a
+// CPU's threads need and at most what a GPU's memory can spare (runtime/cuda/cuda_roof.h).
 int64_t roof_footprint_bytes(const BackendOptions& options, int64_t decode_bytes);
 
 }  // namespace pare

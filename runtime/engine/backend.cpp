@@ -58,7 +58,7 @@ void Backend::add_norm(float* hidden_RD, const float* delta_RD, const PackedNorm
 }
 
 void Backend::linear(const PackedLinear& packed, const float* x_RI, int64_t num_rows, float* y_RO) {
-  const LinearInput x(const_cast<float*>(x_RI));  // a view that is only read
+  const LinearInput x(const_cast<float*>(x_RI));  // only read through this view
   linear(packed, x, num_rows, y_RO);
 }
 

@@ -1,17 +1,17 @@
-// The operations a decoder or an encoder needs, implemented by reference.cpp (plain loops: the oracle of every kernel),
-// by cpu/ (AVX2, AVX-512) and later by cuda/. About ten virtual calls a layer, none per element. Activations are
-// float32 unless a linear states another format of its input, and weights keep their stored precision ("exact":
-// evaluation gives the number another library gives on the same file).
+// The operations that a decoder or an encoder needs. reference.cpp implements them as plain loops (the oracle of every
+// kernel), cpu/ with AVX2 and AVX-512, and cuda/ on GPUs. A layer makes about ten virtual calls, none per element.
+// Activations are float32 unless a linear states another format of its input. Weights keep their stored precision
+// ("exact": evaluation gives the number that another library gives on the same file).
 //
-// Shape letters: R rows (tokens of all sequences), D model width, I/O in/out features, C = q+k+v width, H heads,
-// K head size, F feed-forward width, V vocabulary; in mixtures E experts, K those of a token, S rows that went to an
+// Shape letters: R rows (tokens of all sequences), D model width, I/O in/out features, C = q+k+v width, H heads, K head
+// size, F feed-forward width, V vocabulary. In mixtures: E experts, K experts of a token, S rows that went to an
 // expert.
 //
-// Every pointer and every span that an operation takes lies in the backend's memory (allocate, upload, download), dense
-// and row-major, unless the operation says "host": on a CPU that is plain memory, on a device the host cannot touch it.
-// Numbers and shapes are the host's, and they size the work; what changes from one decoded token to the next (ids,
-// positions, slots, the sequences' pasts) is in memory, so that a step is the same calls with the same arguments again.
-// Every sum is split by shape alone, so any number of threads gives the same bits.
+// Every pointer and span that an operation takes lies in the backend's memory (allocate, upload, download), dense and
+// row-major, unless the operation says "host". On a CPU that is plain memory; on a device the host cannot touch it.
+// Numbers and shapes are the host's, and they size the work. What changes from one decoded token to the next is in
+// memory: ids, positions, slots, and the lengths of the sequences' pasts. So every step makes the same calls with the
+// same arguments. Every sum is split by shape alone, so any number of threads gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -30,18 +30,18 @@
 namespace pare {
 
 // Weights in a backend's own layout. One object may hold several linears that read the same input (q,k,v; gate,up),
-// stacked along O. Also serves as an embedding table.
+// stacked along O. It also serves as an embedding table.
 class PackedLinear {
  public:
   virtual ~PackedLinear() = default;
   virtual int64_t num_out() const = 0;
   virtual int64_t num_in() const = 0;
-  // Bytes held by the packed weights, scales, zeros and bias: what one decoded token reads.
+  // The bytes of the packed weights, scales, zeros and bias. Decoding one token reads them all.
   virtual int64_t resident_bytes() const = 0;
   virtual std::string kernel_name() const = 0;  // e.g. "matmul_w4g64_a32_avx512"
-  // How its input must be rounded. The operation before it does so (LinearInput).
+  // The rounding of this linear's input. The operation before it rounds (LinearInput).
   virtual const InputFormat& input() const = 0;
-  // Whether it multiplies int8 codes; otherwise it takes the rounded values as floats.
+  // True if it multiplies int8 codes; otherwise it takes the rounded values as floats.
   virtual bool multiplies_codes() const = 0;
 };
 
@@ -50,9 +50,9 @@ struct FeedForwardWeights {
   std::unique_ptr<PackedLinear> gate_up, down;
 };
 
-// Host values of a norm, and the same in a backend's memory.
+// A norm's values in host memory (Norm, LayerNorm), and in a backend's memory (PackedNorm, PackedLayerNorm).
 struct Norm {
-  std::vector<float> gain;  // with the unit offset already added
+  std::vector<float> gain;  // the unit offset is already added
   float epsilon = 1e-5f;
 };
 struct PackedNorm {
@@ -64,8 +64,8 @@ struct PackedLayerNorm {
   float epsilon = 1e-12f;
 };
 
-// cos and sin of every position below num_positions: [num_positions, K/2] each; host values, and the same in a
-// backend's memory.
+// cos and sin of every position below num_positions, [num_positions, K/2] each: in host memory (RopeTable), and in a
+// backend's memory (PackedRope).
 struct RopeTable {
   int64_t num_positions = 0;
   int64_t head_size = 0;
@@ -78,28 +78,28 @@ struct PackedRope {
 };
 RopeTable make_rope_table(const RopeDescription& rope, int64_t head_size, int64_t num_positions);
 
-// The grid of one head's keys or values of one token: value = (code - zero) * scale, asymmetric int8 as input_grid()
-// has it.
+// The grid of one head's keys or values for one token: value = (code - zero) * scale. It is asymmetric int8, as
+// input_grid() makes it.
 struct KvGrid {
   float scale = 0.0f;
   float zero = 0.0f;  // an integer
 };
 
-// Keys and values of one layer: [num_slots, num_kv_heads, K] each, in the backend's memory; float32, or int8 codes
-// with a grid for each slot and head.
+// Keys and values of one layer, [num_slots, num_kv_heads, K] each, in the backend's memory. They are float32, or int8
+// codes with a grid for each slot and head.
 struct KvLayer {
   float* keys = nullptr;
   float* values = nullptr;
   int64_t num_slots = 0;
-  int8_t* key_codes = nullptr;  // not null: 8 bits, and the floats are not there
+  int8_t* key_codes = nullptr;  // not null: the cache has 8 bits, and the floats are null
   int8_t* value_codes = nullptr;
   KvGrid* key_grids = nullptr;  // [num_slots, num_kv_heads]
   KvGrid* value_grids = nullptr;
   bool is_int8() const { return key_codes != nullptr; }
 };
 
-// Rows [first_row, first_row + num_rows) are consecutive tokens of one sequence whose `num_past` earlier tokens are
-// already cached; token t of the sequence lies in slot first_slot + t.
+// Rows [first_row, first_row + num_rows) are consecutive tokens of one sequence, whose `num_past` earlier tokens are
+// already cached. Token t of the sequence lies in slot first_slot + t.
 struct Sequence {
   int64_t first_row = 0;
   int64_t num_rows = 0;
@@ -107,15 +107,15 @@ struct Sequence {
   int64_t first_slot = 0;
 };
 
-// The sequences of some rows. The table is in the backend's memory; the rest, which sizes the work, is the host's and
-// bounds it: the same bounds mean the same launches, whatever the table says.
+// The sequences that some rows belong to. The table is in the backend's memory. The other members are the host's: they
+// bound the table and size the work, so that equal bounds mean equal launches whatever the table says.
 struct Sequences {
   std::span<const Sequence> table;
-  int64_t num_rows = 0;    // rows end here
-  int64_t max_rows = 0;    // no sequence has more rows,
-  int64_t max_tokens = 0;  // nor more tokens, its past ones and its rows together
+  int64_t num_rows = 0;    // the end of the last row
+  int64_t max_rows = 0;    // the most rows of a sequence
+  int64_t max_tokens = 0;  // the most tokens of a sequence, past ones and rows together
 };
-// Those of host_N, with the smallest bounds; the table is host_N itself until someone uploads it.
+// Returns the sequences of host_N with the smallest bounds. The table is host_N itself until the caller uploads it.
 Sequences bounded(std::span<const Sequence> host_N);
 
 struct AttentionShape {
@@ -123,31 +123,31 @@ struct AttentionShape {
   int64_t num_kv_heads = 0;  // divides num_heads: head h reads kv head h / (num_heads / num_kv_heads)
   int64_t head_size = 0;
   float scale = 1.0f;
-  float softcap = 0.0f;        // 0: none; else cap * tanh(score / cap)
-  int64_t sliding_window = 0;  // 0: causal over everything; else token t sees (t - window, t]
-  bool causal = true;          // false: every token sees its whole sequence; no sliding window then
-  // Both products take 8-bit values, as SmoothQuant's BMMs do (arXiv 2211.10438, section 4): rope_store rounds queries
-  // to kQueryFormat, attention rounds what softmax makes of a query's scores to kProbabilityFormat, and keys and values
-  // come from an 8-bit cache.
+  float softcap = 0.0f;        // 0: none; otherwise cap * tanh(score / cap)
+  int64_t sliding_window = 0;  // 0: causal over all tokens; otherwise token t sees (t - window, t]
+  bool causal = true;          // false: every token sees its whole sequence, and there is no sliding window
+  // Both products take 8-bit values, as SmoothQuant's BMMs do (arXiv 2211.10438, section 4). rope_store rounds queries
+  // to kQueryFormat. attention rounds the softmax of a query's scores to kProbabilityFormat. Keys and values come from
+  // an 8-bit cache.
   bool products_in_8_bits = false;
 };
-inline const InputFormat kQueryFormat = {.type = InputType::int8};                            // rows of K
-inline const InputFormat kProbabilityFormat = {.type = InputType::int8, .symmetric = false};  // rows of keys
+inline const InputFormat kQueryFormat = {.type = InputType::int8};                            // a row has K values
+inline const InputFormat kProbabilityFormat = {.type = InputType::int8, .symmetric = false};  // a value per key
 
 class LinearInput;
 
-// What run_experts works in; a backend's own.
+// A backend's own buffers for run_experts.
 class ExpertWork {
  public:
   virtual ~ExpertWork() = default;
 };
 struct ExpertShape {
-  int64_t max_rows = 0;  // of one call
+  int64_t max_rows = 0;  // the most rows of one call
   int64_t num_experts = 0;
   int64_t experts_per_token = 0;
   int64_t hidden_size = 0;
   int64_t feed_forward_size = 0;
-  bool has_codes = false;  // some expert's input is taken as codes
+  bool has_codes = false;  // true if some expert takes its input as codes
 };
 
 class Backend {
@@ -155,14 +155,15 @@ class Backend {
   virtual ~Backend() = default;
   virtual std::string name() const = 0;  // "reference", "cpu-avx2", "cpu-amx"
 
-  // Zeroed memory, aligned to 64 bytes. Throws std::invalid_argument for a negative size, or one whose bytes overflow.
+  // Returns zeroed memory, aligned to 64 bytes. Throws std::invalid_argument for a negative size, or one whose bytes
+  // overflow.
   virtual BufferMemory allocate_bytes(int64_t num_bytes) = 0;
   template <typename T = float>
   Buffer<T> allocate(int64_t num_values) {
     return {allocate_bytes(checked_bytes(num_values, sizeof(T))), num_values};
   }
-  // Copies between the host and this backend's memory. `host` may be reused when upload returns, and holds what all
-  // operations before it have written when download does.
+  // Copies between the host and this backend's memory. `host` may be reused when upload returns. When download returns,
+  // `host` holds what all operations before it have written.
   virtual void upload_bytes(std::span<const std::byte> host, void* memory) = 0;
   virtual void download_bytes(const void* memory, std::span<std::byte> host) = 0;
   template <typename T>
@@ -174,9 +175,9 @@ class Backend {
     download_bytes(memory, std::as_writable_bytes(host));
   }
 
-  // What allocate can still give; nullopt: the host's memory, which is not bounded here.
+  // Returns the bytes that allocate can still give; nullopt for host memory, which is not bounded here.
   virtual std::optional<int64_t> free_bytes() const { return std::nullopt; }
-  // Logits that a backend with memory of its own holds at a time.
+  // The most logits that a backend with memory of its own holds at a time.
   static constexpr int64_t kLogitFloats = int64_t{1} << 23;
 
   PackedNorm pack_norm(const Norm& norm);
@@ -184,53 +185,54 @@ class Backend {
   PackedRope pack_rope(const RopeTable& table);
 
   // Packs linears that share their input, stacked along O in the given order. All parts must agree in num_in and in the
-  // format of their input; each may have its own precision. The source may be dropped afterwards. Throws
-  // std::invalid_argument on disagreement.
+  // format of their input (else std::invalid_argument). Each may have its own precision. The source may be dropped
+  // afterwards.
   virtual std::unique_ptr<PackedLinear> pack(std::span<const LinearWeights> parts) = 0;
 
-  // hidden_RD[r] = scale * table[ids[r]]. A backend whose memory the host cannot read relies on the caller for ids,
-  // positions, slots and sequences in range; others check them (std::invalid_argument).
+  // hidden_RD[r] = scale * table[ids[r]]. Backends on the host check that ids, positions, slots and sequences are in
+  // range (std::invalid_argument). A backend whose memory the host cannot read relies on the caller for it.
   virtual void embed(const PackedLinear& table_VD, std::span<const int32_t> ids_R, float scale, float* hidden_RD) = 0;
 
-  // hidden += delta (normalized first by delta_norm when given), then x = norm(hidden). delta may be null (first
-  // layer); norm may be null (x is then not written).
+  // hidden += delta (normalized first by delta_norm if given), then x = norm(hidden). delta may be null (first layer).
+  // norm may be null; then x is not written.
   virtual void add_norm(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, const PackedNorm* norm,
                         int64_t num_rows, int64_t width, LinearInput& x_RD) = 0;
 
-  // y = x W^T + b; y has packed.num_out() columns. x holds what an operation wrote for `packed`
-  // (std::invalid_argument: for another one's format).
+  // y = x W^T + b; y has packed.num_out() columns. x holds what an operation wrote for `packed`. Throws
+  // std::invalid_argument if x has another linear's format.
   virtual void linear(const PackedLinear& packed, const LinearInput& x_RI, int64_t num_rows, float* y_RO) = 0;
 
-  // Splits qkv rows (q heads, then k heads, then v heads), applies the per-head norms where given and RoPE to q and k,
-  // writes q out and k, v into the cache at slots_R.
+  // Splits qkv rows (q heads, then k heads, then v heads). Applies the per-head norms where given, and RoPE, to q and
+  // k. Writes q out, and k and v into the cache at slots_R.
   virtual void rope_store(const float* qkv_RC, const PackedRope& rope, const PackedNorm* q_norm,
                           const PackedNorm* k_norm, const AttentionShape& shape, std::span<const int32_t> positions_R,
                           std::span<const int32_t> slots_R, KvLayer& cache, float* q_RHK) = 0;
 
-  // softmax(scale * q k^T, masked as the shape says) v per sequence; tiled with an exact running softmax: no T x T
-  // matrix.
+  // softmax(scale * q k^T, masked as the shape says) v for each sequence. It is tiled with an exact running softmax and
+  // never holds a T x T matrix.
   virtual void attention(const float* q_RHK, const KvLayer& cache, const Sequences& sequences,
                          const AttentionShape& shape, LinearInput& x_RHK) = 0;
 
-  // z[r, f] = act(gate) * up, with y rows = F gates then F ups.
+  // z[r, f] = act(gate) * up. A row of y has F gates, then F ups.
   virtual void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F,
                         LinearInput& z_RF) = 0;
 
-  // z = act(y): a feed-forward without a gate.
+  // z = act(y), for a feed-forward network without a gate.
   virtual void activate_ungated(const float* y_RF, Activation activation, int64_t num_rows, int64_t width_F,
                                 LinearInput& z_RF) = 0;
 
-  // hidden = norm(hidden + delta), and the same rows in x unless it is null: the end of a half block that is normalized
-  // behind its residual sum.
+  // hidden = norm(hidden + delta), and the same rows in x unless it is null. This ends a half block of a post-norm
+  // model, which normalizes after its residual sum.
   virtual void add_layer_norm(float* hidden_RD, const float* delta_RD, const PackedLayerNorm& norm, int64_t num_rows,
                               int64_t width, LinearInput* x_RD) = 0;
 
   // means_ND[n] = the mean of the rows of sequence n, which has at least one.
   virtual void mean_rows(const float* hidden_RD, const Sequences& sequences, int64_t width, float* means_ND) = 0;
 
-  // Mixtures of experts. Probabilities are softmax(logits) in float32; a token goes to the k largest, the lower index
-  // first among equals. Each row of the outputs lists its experts by ascending index, with their probabilities, or
-  // those divided by their sum (normalizes_top_weights; added from the largest on).
+  // Routes the rows of a mixture of experts. Probabilities are softmax(logits) in float32. A token goes to the k
+  // experts with the largest probabilities; among equals the lower index comes first. Each row of the outputs lists its
+  // experts by ascending index, with their probabilities. normalizes_top_weights divides these by their sum, which is
+  // added from the largest on.
   virtual void route(const float* logits_RE, int64_t num_rows, int64_t num_experts, const RoutingDescription& routing,
                      int32_t* experts_RK, float* weights_RK) = 0;
 
@@ -241,15 +243,15 @@ class Backend {
   virtual void mix(const float* x_SD, std::span<const int32_t> slots_RK, std::span<const float> weights_RK,
                    int64_t num_rows, int64_t width, float* y_RD) = 0;
 
-  // A mixture's feed-forward on rows x_RD, as route sends them: y[r] = the sum over its experts of weight * expert(x[r]).
-  // One operation, so that no backend waits for its host to learn who goes where. Where formats look at whole
-  // sequences, the rows of one sequence that go to one expert are a sequence of its own.
+  // A mixture's feed-forward network on rows x_RD, as route sends them: y[r] = the sum over its experts of weight *
+  // expert(x[r]). This is one operation, so that no backend waits for its host to learn which row goes where. For
+  // formats that look at whole sequences, the rows of one sequence that go to one expert are a sequence of their own.
   virtual std::unique_ptr<ExpertWork> allocate_experts(const ExpertShape& shape) = 0;
   virtual void run_experts(std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing,
                            Activation activation, const float* logits_RE, const float* x_RD, const Sequences& sequences,
                            int64_t num_rows, ExpertWork& work, float* y_RD) = 0;
 
-  // add_norm, linear, attention and activate with plain rows in and out.
+  // These overloads of add_norm, linear, attention and activate take and give plain rows.
   void add_norm(float* hidden_RD, const float* delta_RD, const PackedNorm* delta_norm, const PackedNorm* norm,
                 int64_t num_rows, int64_t width, float* x_RD);
   void linear(const PackedLinear& packed, const float* x_RI, int64_t num_rows, float* y_RO);
@@ -257,14 +259,15 @@ class Backend {
                  float* x_RHK);
   void activate(const float* y_R2F, Activation activation, int64_t num_rows, int64_t width_F, float* z_RF);
 
-  // Negative log likelihood (nats) of targets under softmax(softcap(x head^T)), and whether the target is the arg max.
-  // Chunked over rows and V: never [R, V] in memory. targets, nll and top1 are host memory. Heads take plain rows
-  // (std::invalid_argument).
+  // Computes the negative log likelihood (nats) of targets under softmax(softcap(x head^T)), and whether the target is
+  // the arg max. It works in chunks of rows and of V and never holds [R, V]. targets, nll and top1 are host memory.
+  // Throws std::invalid_argument for a head that does not take plain rows.
   virtual void cross_entropy(const PackedLinear& head, const float* x_RD, std::span<const int32_t> targets_R,
                              float logit_softcap, float* nll_R, uint8_t* top1_R) = 0;
 
-  // KL(P || Q) per row between the softmaxes of two heads (P the reference), and whether their arg maxes agree; also
-  // both negative log likelihoods of targets. Chunked likewise. targets and the outputs are host memory.
+  // Computes KL(P || Q) per row between the softmaxes of two heads (P is the reference), whether their arg maxes agree,
+  // and both negative log likelihoods of targets. It works in chunks like cross_entropy. targets and the outputs are
+  // host memory.
   virtual void compare(const PackedLinear& head_p, const float* x_RD, float softcap_p, const PackedLinear& head_q,
                        const float* z_RE, float softcap_q, std::span<const int32_t> targets_R, float* kl_R,
                        uint8_t* same_top1_R, float* nll_p_R, float* nll_q_R) = 0;
@@ -273,38 +276,38 @@ class Backend {
   static int64_t checked_bytes(int64_t num_values, size_t value_bytes);
 };
 
-// What the operation that rounds rows notes beside them for the one that multiplies them; a backend's own.
+// A backend's own notes about rounded rows: the operation that rounds the rows writes them for the one that multiplies
+// them.
 class RoundingNotes {
  public:
   virtual ~RoundingNotes() = default;
 };
 
-// Rows on their way into a linear, rounded as it asks for. The caller allocates one for the largest input of its kind
-// and says before each use whom it is for; the operation that produces the rows writes them in that form, so that no
-// pass over them is spent on rounding alone.
+// Rows on their way into a linear, rounded in the format of that linear. The caller allocates one for the largest input
+// of its kind, and names the consuming linear before each use (prepare). The operation that produces the rows writes
+// them in that form, so that no separate pass rounds them.
 class LinearInput {
  public:
-  // Room for max_rows rows of max_width values, for linears of any format.
+  // Has room for max_rows rows of max_width values, for linears of any format if has_codes.
   LinearInput(Backend& backend, int64_t max_rows, int64_t max_width, bool has_codes);
-  // A view of someone's plain rows.
+  // A view of plain rows that belong to the caller.
   explicit LinearInput(float* plain_RI);
 
-  // `sequences` tells which rows belong together (formats with a range over a sequence, or outliers, need every row of
-  // theirs; their table must live until the rows were multiplied). Throws std::invalid_argument when `consumer` wants
-  // codes and there is no room for them.
-  // `batch_rows`: of how many rows that are worked on together these are a part, where it is not all of them. Which
-  // kernel multiplies them depends on that number and not on theirs, so that a token's result does not depend on how
-  // many others go to the same expert.
+  // `sequences` says which rows belong together. Formats with a range over a sequence, or with outliers, need all rows
+  // of each sequence. The table must live until the rows have been multiplied.
+  // `batch_rows` is given if these rows are only a part of the rows that are worked on together, and is the number of
+  // all. The kernel is chosen by it, so that a token's result does not depend on how many others go to the same expert.
+  // Throws std::invalid_argument if `consumer` multiplies codes and there is no room for them.
   void prepare(const PackedLinear& consumer, const Sequences& sequences, int64_t batch_rows = 0);
   int64_t batch_rows() const { return batch_rows_; }
-  const PackedLinear* consumer() const { return consumer_; }  // null: of plain rows
+  const PackedLinear* consumer() const { return consumer_; }  // null for plain rows
 
   const InputFormat& format() const { return *format_; }
   bool as_codes() const { return as_codes_; }
   const Sequences& sequences() const { return sequences_; }
 
-  // What the producer fills in. As codes: codes, scales, zeros, and for a format with outliers also x, of which then
-  // only the outlier columns are multiplied. Else x alone.
+  // The producer fills these in. For a consumer that multiplies codes: codes, scales and zeros, and for a format with
+  // outliers also x, of which only the outlier columns are multiplied. For all others: x alone.
   float* x() const { return x_RI_; }           // [R, I]
   int8_t* codes() const { return codes_RS_; }  // [R, code_stride(I)], padded with zeros, 64-byte aligned
   float* scales() const { return scales_R_; }  // [R]
@@ -329,13 +332,13 @@ class LinearInput {
   std::unique_ptr<RoundingNotes> notes_;
 };
 
-// Keys and values of one layer with their memory.
+// The keys and values of one layer, with their memory.
 class KvStorage {
  public:
   // bits: 32 (float32) or 8. Throws std::invalid_argument for others.
   KvStorage(Backend& backend, int bits, int64_t num_slots, int64_t num_kv_heads, int64_t head_size);
   const KvLayer& layer() const { return layer_; }
-  // Bytes of one token of one layer.
+  // The bytes of one token in one layer.
   static int64_t bytes_per_token(int bits, int64_t num_kv_heads, int64_t head_size);
 
  private:
@@ -347,7 +350,7 @@ class KvStorage {
 inline constexpr int kKvFloatBits = 32;
 
 std::unique_ptr<Backend> make_reference_backend();
-// Throws std::invalid_argument when the CPU does not support `isa`. num_threads <= 0: as OpenMP decides.
+// Throws std::invalid_argument if the CPU does not support `isa`. num_threads <= 0: OpenMP decides.
 std::unique_ptr<Backend> make_cpu_backend(Isa isa, int num_threads);
 
 }  // namespace pare

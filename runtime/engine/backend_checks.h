@@ -1,5 +1,5 @@
-// The preconditions that backends on the host check before they touch memory. Each function throws std::invalid_argument with
-// the operation, what was expected and what was found.
+// The preconditions that backends on the host check before they touch memory. Each function throws
+// std::invalid_argument. The message names the operation, what was expected and what was found.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,17 @@ void check_rope_store(const PackedRope& rope, const PackedNorm* q_norm, const Pa
                       const AttentionShape& shape, std::span<const int32_t> positions_R,
                       std::span<const int32_t> slots_R, const KvLayer& cache);
 void check_attention(const KvLayer& cache, const Sequences& sequences, const AttentionShape& shape);
-// Parts of one stack: at least one, of one input width and format, biases and outlier weights of their sizes.
+// Requires at least one part. All parts of a stack have one input width and format, and biases and outlier weights of
+// the right sizes.
 void check_parts(std::span<const LinearWeights> parts);
-// x holds what `packed` states.
+// Requires x to hold rows in the format that `packed` states.
 void check_input(const PackedLinear& packed, const LinearInput& x);
-// Where the format of x looks at whole sequences, x.sequences() are the num_rows rows, each in one of them, in order.
+// If the format of x looks at whole sequences, requires x.sequences() to cover the num_rows rows, each once, in order.
 void check_sequences(const LinearInput& x, int64_t num_rows);
-// The head of cross_entropy or compare takes plain rows.
+// Requires the head of cross_entropy or compare to take plain rows.
 void check_head(const PackedLinear& head, const char* operation);
 void check_routing(int64_t num_experts, const RoutingDescription& routing);
-// Whole rows of slots and weights.
+// Requires whole rows of slots and weights.
 void check_mix(std::span<const int32_t> slots_RK, std::span<const float> weights_RK, int64_t num_rows);
 void check_vocabularies(const PackedLinear& head_p, const PackedLinear& head_q);
 

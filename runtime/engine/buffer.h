@@ -1,4 +1,4 @@
-// Memory of a backend: on a CPU plain memory, on a device memory that the host cannot touch.
+// Memory of a backend. On a CPU it is plain memory; on a device the host cannot touch it.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@
 
 namespace pare {
 
-// Freed by the backend that gave it, which must live as long.
+// The backend that allocated the memory frees it, and must live at least as long.
 using BufferMemory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
 
-// `size` values of type T in a backend's memory. What get() and span() give is for the backend's operations alone: the
-// host reads and writes it through Backend::download and upload.
+// `size` values of type T in a backend's memory. Only the backend's operations may use what get() and span() return.
+// The host reads and writes it through Backend::download and upload.
 template <typename T>
 class Buffer {
  public:

@@ -10,13 +10,13 @@
 namespace pare {
 namespace {
 
-// Reads weights from a checkpoint into packed form, giving the source's pages back as it goes.
+// Reads weights from a checkpoint into packed form, and gives the source's pages back as it goes.
 class Packer {
  public:
   Packer(const Checkpoint& checkpoint, Backend& backend, const std::function<void(LinearWeights&)>& change)
       : checkpoint_(checkpoint), backend_(backend), change_(change) {}
 
-  // The embedding, the head or a router, which take and give plain rows.
+  // Packs the embedding, the head or a router, which take and give plain rows.
   std::unique_ptr<PackedLinear> pack_plain(const LinearDescription& table) const {
     const LinearWeights weights = checkpoint_.linear(table);
     if (!weights.input.is_plain()) {

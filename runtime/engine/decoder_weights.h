@@ -12,15 +12,15 @@
 
 namespace pare {
 
-// Whether one table serves both.
+// True if one table serves both.
 bool same_rope(const RopeDescription& a, const RopeDescription& b);
 
 struct BlockWeights {
   PackedNorm attention_norm, feed_forward_norm;
   std::optional<PackedNorm> q_norm, k_norm, post_attention_norm, post_feed_forward_norm;
   std::unique_ptr<PackedLinear> qkv, o;
-  std::vector<FeedForwardWeights> experts;  // one: dense
-  std::unique_ptr<PackedLinear> router;     // of a mixture
+  std::vector<FeedForwardWeights> experts;  // a dense block has one
+  std::unique_ptr<PackedLinear> router;     // null in a dense block
   RoutingDescription routing;
   AttentionShape attention;
   size_t rope = 0;  // index into DecoderWeights::ropes
@@ -31,11 +31,11 @@ struct DecoderWeights {
   std::unique_ptr<PackedLinear> untied_head;  // null when the embedding serves as the head
   std::vector<BlockWeights> blocks;
   PackedNorm final_norm;
-  std::vector<RopeDescription> ropes;  // the distinct ones (gemma3 has two)
+  std::vector<RopeDescription> ropes;  // each once (gemma3 has two)
 
   const PackedLinear& head() const { return untied_head ? *untied_head : *embedding; }
 
-  // Every linear of the blocks, routers included; `visit` takes a const PackedLinear&.
+  // Visits every linear of the blocks, routers included. `visit` takes a const PackedLinear&.
   template <typename Visit>
   void for_each_linear(const Visit& visit) const {
     for (const BlockWeights& block : blocks) {
@@ -48,7 +48,7 @@ struct DecoderWeights {
   }
 };
 
-// Packs every weight, dropping source pages as it goes; `progress` and `change` are those of Transformer::load. Throws
+// Packs every weight and drops source pages as it goes. `progress` and `change` are those of Transformer::load. Throws
 // what Checkpoint's readers and Backend::pack throw, std::invalid_argument for an embedding, head or router with a
 // quantized input, and Interrupted between blocks.
 DecoderWeights load_decoder_weights(const Checkpoint& checkpoint, Backend& backend,

@@ -38,7 +38,7 @@ Batch make_batch(Texts texts) {
   return batch;
 }
 
-// The texts from `first` on that fit into kBatchRows rows; at least one.
+// Returns how many texts from `first` on fit into kBatchRows rows; at least one.
 size_t batch_size(Texts texts, size_t first) {
   size_t end = first;
   int64_t num_rows = 0;
@@ -50,7 +50,8 @@ size_t batch_size(Texts texts, size_t first) {
   return end - first;
 }
 
-// Every buffer of a forward pass, and the batch that it is of. A text has a row at least, and pooling one sequence.
+// Every buffer of a forward pass, and the batch that it holds. A text has at least one row, and pooling makes one
+// sequence of it. So num_rows bounds the number of sequences too.
 struct Arena {
   Arena(Backend& backend, const EncoderDescription& model, int64_t num_rows, bool has_codes)
       : max_rows(num_rows),
@@ -107,7 +108,7 @@ struct Encoder::State {
   PackedLayerNorm embedding_norm;
   std::vector<Block> blocks;
   AttentionShape attention;
-  PackedRope no_rotation;  // one position, of angle 0: positions are in the embeddings already
+  PackedRope no_rotation;  // one position with angle 0: the embeddings already hold the positions
   bool multiplies_codes = false;
   std::unique_ptr<Arena> arena;
 
@@ -167,7 +168,7 @@ void Encoder::State::run_block(const Block& block, const Block* next, int64_t nu
 void Encoder::State::run(const Batch& batch) {
   const int64_t num_rows = batch.num_rows(), width = description.hidden_size;
   if (!arena || arena->max_rows < num_rows) {
-    arena.reset();  // before the new one is allocated
+    arena.reset();  // frees the old one before the new one is allocated
     arena = std::make_unique<Arena>(*backend, description, std::max(num_rows, kBatchRows), multiplies_codes);
   }
   float* const hidden_RD = arena->hidden_RD.get();

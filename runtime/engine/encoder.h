@@ -1,4 +1,4 @@
-// The forward pass of an encoder in terms of a Backend: texts in, one embedding each out.
+// The forward pass of an encoder in terms of a Backend: texts in, one embedding out for each.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace pare {
 
 class Encoder {
  public:
-  // Rows that layers work on at a time, unless one text is longer: whole texts always.
+  // The rows that layers work on at a time. Texts are never split, so a longer text has more.
   static constexpr int64_t kBatchRows = 1024;
 
   // Packs the weights of a checkpoint that holds an encoder. `progress` (blocks done, blocks) may be empty.
@@ -30,13 +30,15 @@ class Encoder {
   const EncoderDescription& description() const;
   Backend& backend() const;
   int64_t resident_bytes() const;
-  std::vector<std::string> kernel_names() const;  // of the blocks' linears, sorted, each once
+  std::vector<std::string> kernel_names() const;  // the blocks' linears, sorted, each once
 
-  // The last hidden state of every token, texts one after another: host memory [R, D], R the sum of their lengths.
-  // Throws std::invalid_argument for an empty text, one beyond the context, and an id outside the vocabulary.
+  // Computes the last hidden state of every token, texts one after another: host memory [R, D], where R is the sum of
+  // their lengths. Throws std::invalid_argument for an empty text, one beyond the context, and an id outside the
+  // vocabulary.
   void hidden(std::span<const std::vector<int32_t>> texts, float* hidden_RD);
-  // Pooled and divided by their lengths: host memory [N, D]. Throws as above, std::runtime_error when one is not finite
-  // or 0, and Interrupted between batches. `progress` (texts done, texts) may be empty.
+  // Computes pooled hidden states, each divided by its length: host memory [N, D]. Throws as `hidden` does,
+  // std::runtime_error if a pooled vector is not finite or is 0, and Interrupted between batches. `progress` (texts
+  // done, texts) may be empty.
   void embed(std::span<const std::vector<int32_t>> texts, const Pooling& pooling, float* embeddings_ND,
              const std::function<void(int64_t, int64_t)>& progress = {});
 

@@ -29,7 +29,8 @@ void append_slice(std::span<const Sequence> sequences, int64_t first, int64_t nu
 
 }  // namespace
 
-// Every chunk but the last ends where a sequence does or holds kChunkRows rows: so many parts of sequences at most.
+// Every chunk but the last ends at the end of a sequence or holds kChunkRows rows. This bounds the number of parts of
+// sequences.
 StagedBatch::StagedBatch(Backend& backend, int64_t max_rows, int64_t max_sequences)
     : ids_R(backend.allocate<int32_t>(max_rows)),
       positions_R(backend.allocate<int32_t>(max_rows)),
@@ -89,8 +90,8 @@ void ForwardPass::need_positions(int64_t num_positions) {
   }
 }
 
-// Where the chunk from row `first` on ends: after kChunkRows rows; where formats look at whole sequences, after the
-// last sequence that fits, or the first.
+// Returns the end of the chunk that starts at row `first`: kChunkRows rows later, or, if formats look at whole
+// sequences, after the last sequence that fits (at least one).
 int64_t ForwardPass::chunk_end(const Batch& batch, int64_t first) const {
   const int64_t limit = std::min(first + kChunkRows, batch.num_rows());
   if (!needs_whole_sequences_) return limit;
@@ -102,8 +103,8 @@ int64_t ForwardPass::chunk_end(const Batch& batch, int64_t first) const {
   return end;
 }
 
-// The rows of one chunk through one block. On entry delta holds what the previous block's feed-forward adds, on return
-// what this one's does: the sum is taken with the next norm, in one pass over the row.
+// Takes the rows of one chunk through one block. On entry delta holds what the previous block's feed-forward network
+// adds, on return what this block's adds. The sum is taken with the next norm, in one pass over the row.
 void ForwardPass::run_chunk(ForwardArena& work, const BlockWeights& block, const PackedNorm* previous_norm,
                             const Chunk& chunk, bool first_block, KvLayer& cache) const {
   const int64_t width = description.hidden_size, num_rows = chunk.num_rows;
@@ -130,7 +131,7 @@ void ForwardPass::run_chunk(ForwardArena& work, const BlockWeights& block, const
   run_feed_forward(work, block, chunk, delta_RD);
 }
 
-// The rows of work.x_RD through the block's network, or through those of its experts that they are sent to.
+// Takes the rows of work.x_RD through the block's network, or through the experts that they are sent to.
 void ForwardPass::run_feed_forward(ForwardArena& work, const BlockWeights& block, const Chunk& chunk,
                                    float* y_RD) const {
   const int64_t num_rows = chunk.num_rows;
@@ -181,7 +182,8 @@ void ForwardPass::stage(ForwardArena& work, const Batch& batch) const {
   backend.upload<Sequence>(staged.host_sequences, staged.sequences.get());
 }
 
-// Blocks outside, chunks inside: one layer's keys and values are enough for windows that are thrown away.
+// The outer loop goes over blocks, the inner one over chunks. So the keys and values of one layer are enough for
+// windows that are thrown away.
 void ForwardPass::run_blocks(ForwardArena& work, std::span<KvLayer> caches,
                              const std::function<void(double)>& progress) const {
   backend.embed(*weights.embedding, work.batch.ids_R.first(work.batch.num_rows), description.embedding_scale,

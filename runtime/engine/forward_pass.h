@@ -1,4 +1,4 @@
-// The forward pass of a decoder's blocks: which Backend operations run on which rows.
+// The forward pass of a decoder's blocks: it says which Backend operations run on which rows.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,17 @@
 
 namespace pare {
 
-// Rows that go through the blocks together: whole windows, the next piece of one session, or a token of each of several
-// lanes. Host memory.
+// Rows that go through the blocks together, in host memory: whole windows, the next piece of one session, or one token
+// of each of several lanes.
 struct Batch {
   std::span<const int32_t> ids_R;
   std::span<const Sequence> sequences;
-  int64_t max_tokens = 0;  // no sequence has more, past ones included; a session's stays as it is
+  int64_t max_tokens = 0;  // at least the tokens of each sequence, past ones included; constant within a session
   int64_t num_rows() const { return static_cast<int64_t>(ids_R.size()); }
 };
 
-// Rows that a layer works on at a time, and the parts of sequences that lie in them, rows counted from the chunk's.
+// Rows that a layer works on at a time, and the parts of sequences that lie in them. Rows are counted from the start of
+// the chunk.
 struct Chunk {
   int64_t first_row = 0;
   int64_t num_rows = 0;
@@ -34,13 +35,14 @@ struct StagedBatch {
 
   int64_t num_rows = 0;
   Buffer<int32_t> ids_R, positions_R, slots_R;
-  Buffer<Sequence> sequences;  // of all chunks, one after the other
+  Buffer<Sequence> sequences;  // all chunks', one chunk after the other
   std::vector<Chunk> chunks;
-  std::vector<int32_t> host_positions_R, host_slots_R;  // as they were uploaded
+  std::vector<int32_t> host_positions_R, host_slots_R;  // what was uploaded
   std::vector<Sequence> host_sequences;
 };
 
-// Every buffer of a forward pass, planned once for a largest batch and the rows that layers work on at a time.
+// Every buffer of a forward pass. They are allocated once, for a largest batch and for the rows that layers work on at
+// a time.
 struct ForwardArena {
   ForwardArena(Backend& backend, const ModelDescription& model, int64_t num_rows, int64_t rows_at_a_time,
                bool has_codes, int64_t num_sequences);
@@ -50,22 +52,23 @@ struct ForwardArena {
   int64_t max_sequences;
   StagedBatch batch;
   Buffer<float> hidden_RD, delta_RD;  // the residual stream, and what the last half block adds to it
-  // Of one chunk.
+  // These hold one chunk.
   LinearInput x_RD;
   Buffer<float> qkv_RC, q_RHK;
   LinearInput attended_RHK;
-  Buffer<float> gate_up_R2F;  // of blocks without experts, as is the next one
+  Buffer<float> gate_up_R2F;  // this and the next one serve blocks without experts
   LinearInput activated_RF;
   Buffer<float> router_logits_RE;
   std::unique_ptr<ExpertWork> experts;  // null without a mixture
 };
 
-// Layers work on so many rows at a time: enough that a packed weight, unpacked once per call, costs little beside the
-// product, few enough that the widest activation (2F) of a chunk stays small. Fixed, so that sums never depend on
-// memory at hand.
+// The rows that layers work on at a time. They are enough that unpacking a weight once per call costs little beside the
+// product, and few enough that the widest activation (2F) of a chunk stays small. The number is fixed, so that sums
+// never depend on the available memory.
 inline constexpr int64_t kChunkRows = 1024;
 
-// A decoder's description, its weights and the backend that holds them. Neither copied nor moved: others refer to it.
+// A decoder's description, its weights and the backend that holds them. It is neither copied nor moved, since other
+// objects refer to it.
 class ForwardPass {
  public:
   ForwardPass(const ModelDescription& model, DecoderWeights packed, Backend& on);
@@ -76,21 +79,22 @@ class ForwardPass {
   DecoderWeights weights;
   Backend& backend;
 
-  // Some linear takes its input as codes (ForwardArena's has_codes).
+  // True if some linear takes its input as codes (ForwardArena's has_codes).
   bool multiplies_codes() const { return multiplies_codes_; }
-  // Rows that layers work on at a time, when the longest sequence has num_tokens.
+  // The rows that layers work on at a time if the longest sequence has num_tokens.
   int64_t rows_at_a_time(int64_t num_tokens) const;
-  // Makes the tables of rotations of that many positions, which run_blocks reads.
+  // Makes the tables of rotations for that many positions, which run_blocks reads.
   void need_positions(int64_t num_positions);
 
-  // Brings a batch into work.batch: at most work.max_rows rows and work.max_sequences sequences, in sequences of at most the rows_at_a_time that work was
-  // made for where formats look at whole sequences.
+  // Copies a batch into work.batch. The batch has at most work.max_rows rows and work.max_sequences sequences. If
+  // formats look at whole sequences, no sequence is longer than the rows_at_a_time that `work` was made for.
   void stage(ForwardArena& work, const Batch& batch) const;
-  // The rows of work.batch through all blocks; `caches` has one for each. Leaves the residual stream before the last
-  // sum in work.hidden_RD and that sum's other term in work.delta_RD, which final_hidden takes.
+  // Takes the rows of work.batch through all blocks. `caches` has one cache for each block. The last sum is not yet
+  // taken: work.hidden_RD is left with the residual stream before it and work.delta_RD with its other term, both for
+  // final_hidden.
   void run_blocks(ForwardArena& work, std::span<KvLayer> caches,
                   const std::function<void(double)>& progress = {}) const;
-  // Rows [first_row, first_row + num_rows) of what run_blocks left, summed and after the final norm: x [num_rows, D].
+  // Sums rows [first_row, first_row + num_rows) of what run_blocks left and applies the final norm: x [num_rows, D].
   void final_hidden(ForwardArena& work, int64_t first_row, int64_t num_rows, float* x_RD) const;
 
  private:
@@ -99,8 +103,8 @@ class ForwardPass {
                  bool first_block, KvLayer& cache) const;
   void run_feed_forward(ForwardArena& work, const BlockWeights& block, const Chunk& chunk, float* y_RD) const;
 
-  std::vector<PackedRope> rope_tables_;  // of weights.ropes
-  bool needs_whole_sequences_ = false;   // some linear's input is rounded with a look at its whole sequence
+  std::vector<PackedRope> rope_tables_;  // one for each of weights.ropes
+  bool needs_whole_sequences_ = false;   // true if rounding some linear's input needs whole sequences
   bool multiplies_codes_ = false;
 };
 

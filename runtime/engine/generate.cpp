@@ -17,12 +17,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Candidate = Sampler::Candidate;
 
-// The order of draws: the most probable first, the lowest id of equals.
+// The order of candidates in a draw: the most probable first, the lowest id first among equals.
 bool comes_before(const Candidate& a, const Candidate& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-// What a draw is: sums of weights from the first candidate on, in double.
+// Defines the token that a draw gives: weights are summed in double, from the first candidate on.
 int32_t draw_sorted(std::span<const Candidate> candidates, double top_p, double uniform) {
   double total = 0.0;
   for (const Candidate& candidate : candidates) total += candidate.weight;
@@ -39,21 +39,22 @@ int32_t draw_sorted(std::span<const Candidate> candidates, double top_p, double 
     left -= candidates[i].weight;
     if (left < 0.0) return candidates[i].id;
   }
-  return candidates[num_kept - 1].id;  // the sums' last rounding
+  return candidates[num_kept - 1].id;  // reached only through the rounding of the sums
 }
 
-// draw_sorted's outcome without sorting all candidates. Ranges of logits stand in order, so the sums of their weights
-// tell in which one a running sum passes a value, and only that one is sorted.
+// Finds the outcome of draw_sorted without sorting all candidates. The candidates are divided into ordered ranges of
+// logits. The sums of the ranges' weights tell in which range a running sum passes a value, and only that range is
+// sorted.
 //
 // The sums are taken in another order than draw_sorted's. n additions of positive numbers err by less than n 2^-53 of
 // their sum in any order (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 4.2; to first
-// order), and so do draw_sorted's total, its sum of what top_p keeps and its repeated subtraction. With a margin of
-// eight such errors around each comparison the outcome is draw_sorted's; where a value lies within the margin of a
-// running sum there is none, which happens about once in 10^4 draws from 262,144 equally probable tokens and far more
-// seldom from others.
+// order). The same holds for draw_sorted's total, its sum of what top_p keeps and its repeated subtraction. With a
+// margin of eight such errors around each comparison the outcome is draw_sorted's. If a value lies within the margin of
+// a running sum, there is no outcome. That happens about once in 10^4 draws from 262,144 equally probable tokens, and
+// far more seldom from others.
 class UnsortedDraw {
  public:
-  // `candidates` in any order, at least kLeast of them; their logits lie in [smallest, largest].
+  // `candidates` may have any order. There are at least kLeast of them, and their logits lie in [smallest, largest].
   UnsortedDraw(std::span<const Candidate> candidates, float smallest, float largest, double temperature)
       : candidates_(candidates), largest_(largest) {
     const double width = std::min(static_cast<double>(largest) - smallest, kDepth * temperature);
@@ -72,12 +73,13 @@ class UnsortedDraw {
       if (!last) return std::nullopt;
       kept = last->sum;
     }
-    // What passes a value below `kept` by more than the margin is among what top_p keeps.
+    // A candidate that passes a value below `kept` by more than the margin is among those that top_p keeps.
     const std::optional<Passing> drawn = find_passing(uniform * kept);
     return drawn ? std::optional(drawn->id) : std::nullopt;
   }
 
-  // Fewer are sorted at once; also keeps the number of ranges small beside that of additions.
+  // Fewer candidates are sorted at once. The bound also keeps the number of ranges small beside the number of
+  // additions.
   static constexpr size_t kLeast = 4096;
 
  private:
@@ -87,7 +89,7 @@ class UnsortedDraw {
 
   struct Passing {
     int32_t id;
-    double sum;  // of the weights up to and with it
+    double sum;  // the weights up to this one, itself included
   };
 
   size_t range_of(const Candidate& candidate) const {
@@ -95,7 +97,7 @@ class UnsortedDraw {
     return static_cast<size_t>(std::min(range, static_cast<double>(kNumRanges - 1)));
   }
 
-  // The first candidate with which the running sum passes `value`; none when that is too close to tell.
+  // Returns the first candidate with which the running sum passes `value`, or none if that is too close to tell.
   std::optional<Passing> find_passing(double value) const {
     double sum = 0.0;
     size_t range = 0;
@@ -175,7 +177,7 @@ int32_t Sampler::sample(std::span<const float> logits_V) {
 void check_length(const ModelDescription& model, int64_t prompt_tokens, int64_t max_tokens) {
   if (prompt_tokens < 1) throw std::invalid_argument("the prompt has no tokens: give at least one word");
   if (max_tokens < 1) throw std::invalid_argument(std::to_string(max_tokens) + " new tokens: expected 1 or more");
-  // The last token drawn is never fed.
+  // The last token that is drawn is never fed to the model, so it needs no position.
   const int64_t most = std::max<int64_t>(model.context_length - prompt_tokens + 1, 0);
   if (max_tokens <= most) return;
   throw std::invalid_argument(

@@ -10,8 +10,8 @@
 
 namespace pare {
 
-// The same numbers on every machine, unlike the distributions of <random>. Steele, Lea, Flood, "Fast splittable
-// pseudorandom number generators" (OOPSLA 2014), figure 13 (splitmix64).
+// Gives the same numbers on every machine, unlike the distributions of <random>. Source: Steele, Lea, Flood, "Fast
+// splittable pseudorandom number generators" (OOPSLA 2014), figure 13 (splitmix64).
 class RandomNumbers {
  public:
   explicit RandomNumbers(uint64_t seed) : state_(seed) {}
@@ -23,20 +23,22 @@ class RandomNumbers {
 };
 
 struct SamplingOptions {
-  double temperature = 0.0;  // logits are divided by it; 0: always the largest (the lowest id of equals)
-  int64_t top_k = 0;         // only the k largest; 0: all
-  double top_p = 1.0;        // of those, the fewest whose probabilities sum to at least p
+  double temperature = 0.0;  // logits are divided by it; 0: always the largest (the lowest id among equals)
+  int64_t top_k = 0;         // only the k largest logits; 0: all
+  double top_p = 1.0;        // the fewest of these whose probabilities sum to at least p
   uint64_t seed = 0;
 };
 
 class Sampler {
  public:
-  // Throws std::invalid_argument: temperature negative or not finite, top_k negative, top_p outside (0, 1].
+  // Throws std::invalid_argument for a temperature that is negative or not finite, a negative top_k, and a top_p
+  // outside (0, 1].
   explicit Sampler(const SamplingOptions& options);
 
-  // Draws a token from logits [V], all finite, with one random number. Order of cuts: temperature, top_k, top_p (as
-  // transformers has it). Which token a random number draws is defined by sums in double over the candidates in order
-  // of falling logits (of rising ids among equals); where these are many, it is found without sorting them.
+  // Draws a token from logits [V], all finite, with one random number. The cuts are made in the order temperature,
+  // top_k, top_p (as in transformers). Sums in double over the candidates, in order of falling logits (of rising ids
+  // among equals), define which token a random number draws. If there are many candidates, the token is found without
+  // sorting all.
   int32_t sample(std::span<const float> logits_V);
 
   struct Candidate {
@@ -56,30 +58,30 @@ struct GenerationOptions {
   SamplingOptions sampling = {};
   // Only ids below this are drawn; 0: all. A model's table is often padded beyond its tokenizer's vocabulary.
   int64_t vocabulary_size = 0;
-  std::vector<int32_t> end_tokens = {};  // that end a text beside the model's own
+  std::vector<int32_t> end_tokens = {};  // these end a text too, beside the model's own end tokens
 };
 
 struct Generation {
-  std::vector<int32_t> ids;  // without the prompt and without the end token
-  bool reached_end = false;  // the model gave one of its end tokens
-  int32_t end_token = 0;     // which, if it did
+  std::vector<int32_t> ids;  // without the prompt and the end token
+  bool reached_end = false;  // true if the model gave an end token
+  int32_t end_token = 0;     // the end token if reached_end
   int64_t prompt_tokens = 0;
   double prefill_seconds = 0.0;
   double decode_seconds = 0.0;
-  int64_t decoded_tokens = 0;  // that were fed one by one in decode_seconds
+  int64_t decoded_tokens = 0;  // the tokens that were fed one by one in decode_seconds
   double prefill_tokens_per_second() const { return static_cast<double>(prompt_tokens) / prefill_seconds; }
   double decode_tokens_per_second() const {
     return decoded_tokens == 0 ? 0.0 : static_cast<double>(decoded_tokens) / decode_seconds;
   }
 };
 
-// A text as it grows: what is drawn from logits, and where it ends.
+// A text as it grows: draws tokens from logits and decides where the text ends.
 class Continuation {
  public:
   // Throws what Sampler throws.
   Continuation(const ModelDescription& model, int64_t prompt_tokens, const GenerationOptions& options);
-  // Draws the next token from the logits [V] of the one before. Whether the text goes on: the last of `ids` is then to
-  // be fed.
+  // Draws the next token from the logits [V] of the one before. Returns whether the text goes on; the caller then feeds
+  // the last of `ids`.
   bool draw(std::span<const float> logits_V);
 
   Generation generation;
@@ -91,12 +93,12 @@ class Continuation {
   std::vector<int32_t> ends_;
 };
 
-// Throws std::invalid_argument for an empty prompt, max_tokens below 1, or when the two exceed the model's context: the
-// message names both.
+// Throws std::invalid_argument for an empty prompt, for max_tokens below 1, and if the two together exceed the model's
+// context. The message then names both.
 void check_length(const ModelDescription& model, int64_t prompt_tokens, int64_t max_tokens);
 
-// Continues `prompt` until an end token or max_tokens. `on_token` (may be empty) hears each new token at once. Throws
-// what check_length and Sampler throw, and Interrupted between tokens.
+// Continues `prompt` until an end token or max_tokens. `on_token` (may be empty) is called with each new token at once.
+// Throws what check_length and Sampler throw, and Interrupted between tokens.
 Generation generate(Transformer& model, std::span<const int32_t> prompt, const GenerationOptions& options,
                     const std::function<void(int32_t)>& on_token = {});
 

@@ -11,7 +11,7 @@
 namespace pare {
 namespace {
 
-// The texts in the lanes, and those that wait for one.
+// The texts in the lanes, and the requests that wait for one.
 class GrowingTexts {
  public:
   GrowingTexts(Transformer& model, std::span<const GenerationRequest> requests, int64_t num_lanes)
@@ -21,7 +21,7 @@ class GrowingTexts {
       const auto num_prompt = static_cast<int64_t>(request.prompt.size());
       check_length(description_, num_prompt, request.options.max_tokens);
       const Continuation possible(description_, num_prompt, request.options);
-      max_tokens = std::max(max_tokens, num_prompt + request.options.max_tokens - 1);  // the last one is never fed
+      max_tokens = std::max(max_tokens, num_prompt + request.options.max_tokens - 1);  // the last token is never fed
     }
     const auto num_requests = static_cast<int64_t>(requests.size());
     lanes_ = model.start_lanes(std::min(num_lanes, num_requests), max_tokens);
@@ -42,7 +42,7 @@ class GrowingTexts {
     Continuation continuation;
   };
 
-  // A free lane takes the next request; one whose text ends with its first token leaves it free.
+  // Gives a free lane the next request. If a text ends with its first token, the lane takes another one.
   void fill(size_t lane) {
     while (!texts_[lane] && next_ < requests_.size()) {
       throw_if_interrupted();
@@ -54,7 +54,7 @@ class GrowingTexts {
     }
   }
 
-  // A token for every text. False: there is none.
+  // Decodes one token of every text. Returns false if there is no text.
   bool grow() {
     std::vector<int64_t> lanes;
     std::vector<int32_t> ids;
@@ -92,8 +92,8 @@ class GrowingTexts {
   std::span<const GenerationRequest> requests_;
   std::vector<Generation> generations_;
   std::unique_ptr<Transformer::Lanes> lanes_;
-  std::vector<std::optional<Text>> texts_;  // of each lane
-  size_t next_ = 0;                         // request that waits
+  std::vector<std::optional<Text>> texts_;  // one place per lane
+  size_t next_ = 0;                         // the next waiting request
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Many texts at once: where decoding waits for memory, a token of each costs little more than a token of one.
+// Generates many texts at once. Decoding mostly waits for memory, so one token of each text costs little more than one
+// token of one text.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +15,17 @@ struct GenerationRequest {
   GenerationOptions options;
 };
 
-// How many texts of at most max_tokens tokens go together: as many as are worth it, but keys and values of at most
-// kLaneCacheBytes. Neither depends on the memory at hand, on which results would depend then.
+// lanes_at_once returns how many texts of at most max_tokens tokens go together. It is at most kMostLanes, and at most
+// as many as have keys and values of kLaneCacheBytes, but at least one. Neither limit depends on the available memory,
+// since results would then depend on it.
 inline constexpr int64_t kMostLanes = 16;
 inline constexpr int64_t kLaneCacheBytes = int64_t{512} << 20;
 int64_t lanes_at_once(const ModelDescription& model, int64_t num_texts, int64_t max_tokens);
 
-// What generate gives for each request, num_lanes of them at a time; where a text ends the next one takes its place, in
-// the order of the requests. What is drawn follows from the requests and num_lanes alone, and differs from generate's
-// only where logits that differ by rounding draw another token. Seconds are not measured. Throws what generate throws,
-// before any work what is wrong with a request.
+// Returns what `generate` gives for each request, with num_lanes texts at a time. When a text ends, the next request
+// takes its lane, in the order of the requests. The tokens follow from the requests and num_lanes alone. They differ
+// from those of `generate` only where logits that differ by rounding draw another token. Seconds are not measured.
+// Throws what `generate` throws; faults of any request are found before any work.
 std::vector<Generation> generate_together(Transformer& model, std::span<const GenerationRequest> requests,
                                           int64_t num_lanes);
 

@@ -9,7 +9,7 @@
 namespace pare {
 namespace {
 
-// The rows of all experts, one expert after the other, are called slots.
+// The buffers of run_experts. The rows of all experts, one expert after the other, are called slots.
 struct HostExpertWork final : ExpertWork {
   HostExpertWork(Backend& backend, const ExpertShape& expert_shape)
       : shape(expert_shape),
@@ -23,18 +23,19 @@ struct HostExpertWork final : ExpertWork {
         slots_of_expert(static_cast<size_t>(shape.num_experts)) {}
 
   ExpertShape shape;
-  LinearInput expert_x_SD;  // of one expert, as are the next two
+  LinearInput expert_x_SD;  // this and the next two hold one expert's rows
   Buffer<float> gate_up_S2F;
   LinearInput activated_SF;
-  Buffer<float> mixed_SD;  // of all
+  Buffer<float> mixed_SD;  // all slots
   std::vector<int32_t> experts_RK, slots_RK;
   std::vector<float> weights_RK;
-  std::vector<std::vector<int32_t>> slots_of_expert;  // as places in experts_RK
-  std::vector<int32_t> rows_S;                        // of one expert
+  std::vector<std::vector<int32_t>> slots_of_expert;  // indices into experts_RK
+  std::vector<int32_t> rows_S;                        // one expert's rows
   std::vector<Sequence> sequences;
 };
 
-// Where the rows of each sequence end up when `rows_S` (ascending) are gathered; sequences without one are left out.
+// Computes where the rows of each sequence lie after `rows_S` (ascending) are gathered. Sequences without such a row
+// are left out.
 void gather_sequences(std::span<const Sequence> sequences, std::span<const int32_t> rows_S,
                       std::vector<Sequence>& out) {
   out.clear();
@@ -68,7 +69,7 @@ std::unique_ptr<ExpertWork> HostBackend::allocate_experts(const ExpertShape& sha
   return std::make_unique<HostExpertWork>(*this, shape);
 }
 
-// The rows of x, one expert after the other: those that the router sends to it, gathered, in their order.
+// Works on one expert after the other: the rows of x that the router sends to it are gathered in their order.
 void HostBackend::run_experts(std::span<const FeedForwardWeights> experts_E, const RoutingDescription& routing,
                               Activation activation, const float* logits_RE, const float* x_RD,
                               const Sequences& sequences, int64_t num_rows, ExpertWork& expert_work, float* y_RD) {

@@ -1,4 +1,4 @@
-// What backends share whose memory is the host's: its allocation, copies, and a mixture as its steps one after another.
+// The code that backends in host memory share: allocation, copies, and a mixture as a sequence of single operations.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace pare {
 class HostBackend : public Backend {
  public:
   // Logits exist only for this many rows and columns at a time: 2 MiB for each head. The widths are fixed, because the
-  // columns of a chunk are one partial sum.
+  // columns of a chunk make one partial sum.
   static constexpr int64_t kLogitRows = 512;
   static constexpr int64_t kLogitColumns = 1024;
 

@@ -40,8 +40,8 @@ std::string message_of(const Backend& backend, std::span<const MemoryNeed> needs
 
 }  // namespace
 
-// Of a weight that is stored as codes or 2:4, as backends with memory of their own hold it (cuda_linear.cpp): rows of
-// words in whole vectors, scales as floats; beside columns of outliers all of it in float32.
+// Counts a weight that is stored as codes or 2:4 as backends with memory of their own hold it (cuda_linear.cpp): rows
+// of words in whole vectors, and scales as floats. A weight with columns of outliers is held in float32.
 int64_t packed_weight_bytes(const LinearDescription& linear, const PackScheme& scheme, DType dense_dtype,
                             bool on_host) {
   constexpr int64_t kFloatBytes = sizeof(float), kWordBits = 32, kVectorBytes = 16;
@@ -59,10 +59,10 @@ int64_t packed_weight_bytes(const LinearDescription& linear, const PackScheme& s
   return linear.num_out * (num_vectors * kVectorBytes + place_bytes + grid_bytes) + order_bytes;
 }
 
-// The buffers of a forward pass (ForwardArena), and what stands beside them.
+// Counts the buffers of a forward pass (ForwardArena), tables of rotations, attention's stretches and logits.
 int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& workload, bool multiplies_codes,
                            bool needs_whole_sequences) {
-  constexpr int64_t kWordBytes = 4;  // of a float, an id, a place
+  constexpr int64_t kWordBytes = 4;  // a float, an id or a place
   int64_t num_experts = 0, experts_per_token = 0;
   bool has_dense = false;
   for (const BlockDescription& block : model.blocks) {
@@ -77,18 +77,18 @@ int64_t forward_work_bytes(const ModelDescription& model, const DeviceWorkload& 
   int64_t row_bytes = kWordBytes * (3 * model.hidden_size + 3 * attended + 2 * model.num_kv_heads * model.head_size +
                                     networks * (3 * model.feed_forward_size + 2 * model.hidden_size) + num_experts +
                                     4 * experts_per_token);
-  if (multiplies_codes) {  // with a scale and a zero
+  if (multiplies_codes) {  // a row of codes with a scale and a zero
     const auto input_bytes = [](int64_t width) { return LinearInput::code_stride(width) + 2 * kWordBytes; };
     row_bytes += input_bytes(model.hidden_size) + input_bytes(attended) +
                  networks * input_bytes(std::max(model.hidden_size, model.feed_forward_size));
   }
-  std::vector<const RopeDescription*> ropes;  // distinct ones
+  std::vector<const RopeDescription*> ropes;  // each once
   for (const BlockDescription& block : model.blocks) {
     const auto is_same = [&](const RopeDescription* rope) { return same_rope(*rope, block.rope); };
     if (std::none_of(ropes.begin(), ropes.end(), is_same)) ropes.push_back(&block.rope);
   }
   const int64_t rope_floats = static_cast<int64_t>(ropes.size()) * workload.num_tokens * model.head_size;
-  // Only the end of one sequence and the beginning of another are few rows of many tokens.
+  // Only the end of one sequence and the beginning of another can be few rows of many tokens.
   const int64_t stretch_rows = std::min(chunk_rows, 2 * kFewRows);
   const int64_t attention_floats =
       stretch_rows * model.num_heads * num_stretches(workload.num_tokens) * stretch_floats(model.head_size);
@@ -107,8 +107,8 @@ MemoryNeed memory_need(const Checkpoint& checkpoint, const DeviceWorkload& workl
   for (const std::string& name : tensor_names) {
     need.weight_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
   }
-  bool needs_whole_sequences = false;  // as ForwardPass has it
-  bool has_codes = false;              // some linear may multiply its input as codes
+  bool needs_whole_sequences = false;  // as in ForwardPass
+  bool has_codes = false;              // true if some linear may multiply its input as codes
   for (const LinearDescription& linear : all_linears(checkpoint)) {
     const std::optional<PackScheme> scheme = checkpoint.stored_scheme(linear);
     if (!scheme) continue;

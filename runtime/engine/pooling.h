@@ -1,4 +1,4 @@
-// What becomes of the tokens of a text behind an encoder.
+// Pooling: an encoder's states of the tokens of a text become one vector.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,17 @@
 
 namespace pare {
 
-// How the tokens of a text become one vector, and how much of a text is read: what sentence-transformers keeps in
-// 1_Pooling/config.json and sentence_bert_config.json beside the model.
+// The way in which the tokens of a text become one vector, and how many of them are read. sentence-transformers keeps
+// this in 1_Pooling/config.json and sentence_bert_config.json beside the model.
 struct Pooling {
   enum class Kind { mean, first_token };
   Kind kind = Kind::mean;
   bool is_stated = false;     // false: there is no such file, and the mean is taken
-  int64_t max_tokens = 0;     // of a text, special tokens included
+  int64_t max_tokens = 0;     // the most tokens of a text, special tokens included
   std::string label() const;  // "mean over tokens", ...
 };
-// Throws std::runtime_error for a file that is none, and for other kinds of pooling (maximum, ...), by name.
+// Throws std::runtime_error for a file that is not a pooling configuration, and for other kinds of pooling (maximum,
+// ...), which the message names.
 Pooling read_pooling(const std::filesystem::path& directory, const EncoderDescription& model);
 
 }  // namespace pare

@@ -44,7 +44,8 @@ class ReferenceLinear final : public PackedLinear {
     if (const auto* quantized = std::get_if<QuantizedWeight>(&part.weight)) validate(*quantized, part.name);
     weight_OI_.resize(static_cast<size_t>((num_out_ + part.num_out()) * num_in_));
     weight_rows(part, 0, part.num_out(), std::span(weight_OI_).subspan(static_cast<size_t>(num_out_ * num_in_)));
-    // Outlier columns reach the product unrounded, whether they meet W's columns or their own.
+    // Outlier columns reach the product unrounded, whether they are multiplied by W's columns or by columns of their
+    // own.
     const auto num_outliers = static_cast<int64_t>(part.input.outlier_columns.size());
     for (size_t i = 0; i < part.outlier_weight_OJ.size(); ++i) {
       const auto out = static_cast<int64_t>(i) / num_outliers, j = static_cast<int64_t>(i) % num_outliers;
@@ -89,7 +90,7 @@ void store_int8(std::span<const float> values_K, int8_t* codes_K, KvGrid& grid) 
   grid = {row.scale, static_cast<float>(row.zero)};
 }
 
-// Element k of the key or value at `offset`, as attention multiplies it.
+// Returns element k of the key or value at `offset`, as attention multiplies it.
 double cached(const float* floats, const int8_t* codes, const KvGrid* grids, int64_t offset, int64_t k, int64_t size) {
   if (codes == nullptr) return static_cast<double>(floats[offset + k]);
   const KvGrid& grid = grids[offset / size];
@@ -138,7 +139,7 @@ double activated(double g, Activation activation) {
   throw std::invalid_argument("activate: unknown activation " + std::to_string(static_cast<int>(activation)));
 }
 
-// The logits of one row, what they sum to, and the lowest index of the largest.
+// The logits of one row, the logarithm of the sum of their exponentials, and the lowest index of the largest.
 struct LogitRow {
   std::vector<double> logits_V;
   double log_sum_exp = 0.0;
@@ -389,7 +390,7 @@ class ReferenceBackend final : public HostBackend {
   }
 
  private:
-  // One query at `position` of its sequence against every key that it sees.
+  // Attends with one query, at `position` of its sequence, to every key that it sees.
   static void attend(const float* q_K, const KvLayer& cache, const Sequence& sequence, int64_t position, int64_t head,
                      const AttentionShape& shape, float* x_K) {
     const int64_t size = shape.head_size, kv_head = head / (shape.num_heads / shape.num_kv_heads);
@@ -407,7 +408,8 @@ class ReferenceBackend final : public HostBackend {
     }
     const double largest = *std::max_element(scores.begin(), scores.end());
     double sum = 0.0;
-    std::vector<float> rounded;  // weights in units of the largest: as coarse as probabilities in units of theirs
+    // Weights in units of the largest have the same codes as probabilities in units of theirs.
+    std::vector<float> rounded;
     for (double& score : scores) {
       score = std::exp(score - largest);
       sum += score;

@@ -6,8 +6,8 @@
 
 namespace pare {
 
-// transformers multiplies the float32 position with the float32 inverse frequency and takes cos and sin of that rounded
-// angle; an angle in float64 would differ by up to 2^-24 of itself, 2e-4 at position 8192. Cos and sin are taken in
+// transformers multiplies the float32 position by the float32 inverse frequency and takes cos and sin of that rounded
+// angle. An angle in float64 would differ by up to 2^-24 of itself, 2e-4 at position 8192. Cos and sin are taken in
 // float64 and rounded once, as exact as any float32 library function.
 RopeTable make_rope_table(const RopeDescription& rope, int64_t head_size, int64_t num_positions) {
   if (head_size <= 0 || head_size % 2 != 0 || num_positions < 0 ||

@@ -1,4 +1,4 @@
-// Which experts a token of a mixture goes to.
+// Chooses the experts that a token of a mixture goes to.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace pare {
 
-// One row of Backend::route: experts_K and weights_K have routing.experts_per_token entries. Float32 throughout, sums
-// in ascending order of experts, as transformers computes it.
+// Computes one row of Backend::route. experts_K and weights_K have routing.experts_per_token entries. All arithmetic is
+// float32, with sums in ascending order of experts, as transformers computes it.
 void route_row(std::span<const float> logits_E, const RoutingDescription& routing, int32_t* experts_K,
                float* weights_K);
 

@@ -20,7 +20,7 @@ struct Transformer::State {
   ForwardPass pass;
   AttentionBits bits;
 
-  // Scratch of prefill_windows, kept from call to call.
+  // Scratch memory of prefill_windows, kept from call to call.
   std::unique_ptr<ForwardArena> arena;
   std::optional<KvStorage> scratch_cache;
 
@@ -47,7 +47,7 @@ struct Transformer::State {
     }
   }
 
-  // For growing sequences of so many tokens.
+  // Prepares for growing sequences of at most max_tokens tokens.
   void prepare(int64_t max_tokens) {
     if (max_tokens <= 0)
       throw std::invalid_argument("a session needs room for at least one token, not " + std::to_string(max_tokens));
@@ -108,7 +108,7 @@ void Transformer::use_attention_bits(AttentionBits bits) {
   if (bits.products != 8 && bits.products != kKvFloatBits) {
     throw std::invalid_argument("attention: expected products in 8 or 32 bits, found " + std::to_string(bits.products));
   }
-  const KvStorage possible(state_->pass.backend, bits.kv, 0, 0, 0);  // refuses what does not exist
+  const KvStorage possible(state_->pass.backend, bits.kv, 0, 0, 0);  // throws for bits that do not exist
   if (bits.products == 8) bits.kv = 8;
   state_->bits = bits;
   for (BlockWeights& block : state_->pass.weights.blocks) block.attention.products_in_8_bits = bits.products == 8;
@@ -152,7 +152,7 @@ struct PrefillBatch {
   int64_t num_rows = 0;
 };
 
-// As many sequences one behind the other as kBatchRows rows hold, one at least.
+// Cuts the sequences, one after the other, into batches of at most kBatchRows rows, with at least one sequence each.
 std::vector<PrefillBatch> cut_batches(std::span<const int64_t> lengths) {
   std::vector<PrefillBatch> batches;
   for (size_t n = 0; n < lengths.size(); ++n) {
@@ -190,7 +190,7 @@ void Transformer::prefill_sequences(std::span<const int32_t> ids_R, std::span<co
       state.arena->chunk_rows < std::min(batch_rows, rows_at_a_time)) {
     const int64_t max_rows = std::max(batch_rows, state.arena ? state.arena->max_rows : 0);
     const int64_t max_sequences = std::max(batch_sequences, state.arena ? state.arena->max_sequences : 0);
-    state.arena.reset();  // before the new one is allocated
+    state.arena.reset();  // frees the old one before the new one is allocated
     state.scratch_cache.reset();
     state.arena = std::make_unique<ForwardArena>(state.pass.backend, state.pass.description, max_rows, rows_at_a_time,
                                                  state.pass.multiplies_codes(), max_sequences);
@@ -198,7 +198,7 @@ void Transformer::prefill_sequences(std::span<const int32_t> ids_R, std::span<co
   if (!state.scratch_cache) state.scratch_cache = state.make_cache(state.arena->max_rows);
   std::vector<KvLayer> caches(state.pass.weights.blocks.size(), state.scratch_cache->layer());
 
-  int64_t first_row = 0;  // of a batch
+  int64_t first_row = 0;  // the batch's first row
   std::vector<Sequence> sequences;
   for (const PrefillBatch& batch : batches) {
     sequences.clear();
@@ -318,7 +318,7 @@ class CachedLanes : public Transformer::Lanes {
                                 std::to_string(num_tokens(lane)) + ": " + std::to_string(num_ids) + " more do not fit");
   }
 
-  // Of the rows from first_row on, one for each of the lanes.
+  // Returns the logits of the rows from first_row on, one row for each of the lanes.
   std::span<const float> finished_logits(int64_t first_row, std::span<const int64_t> lanes) {
     const auto num_rows = static_cast<int64_t>(lanes.size());
     const auto num_vocabulary = static_cast<size_t>(state_.pass.description.vocabulary_size);
@@ -340,8 +340,8 @@ class CachedLanes : public Transformer::Lanes {
   }
 
   State& state_;
-  int64_t max_tokens_;                 // of a lane
-  std::vector<int64_t> num_tokens_N_;  // that each holds
+  int64_t max_tokens_;                 // per lane
+  std::vector<int64_t> num_tokens_N_;  // the tokens that each lane holds
   ForwardArena arena_;
   Buffer<float> logits_NV_;
   std::vector<float> host_logits_NV_;
@@ -350,7 +350,7 @@ class CachedLanes : public Transformer::Lanes {
   std::vector<KvLayer> caches_;
 };
 
-// The only lane there is.
+// A session is the only lane of its CachedLanes.
 class CachedSession : public Transformer::Session {
  public:
   CachedSession(Transformer::State& state, int64_t max_tokens) : lanes_(state, 1, max_tokens) {}

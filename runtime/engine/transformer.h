@@ -12,22 +12,21 @@
 
 namespace pare {
 
-// What one token adds to the keys and values of all blocks.
+// The bytes that one token adds to the keys and values of all blocks.
 int64_t kv_bytes_per_token(const ModelDescription& model, int bits);
 
-// In how many bits attention works: 32 (float32), or 8.
+// The bits in which attention works: 32 (float32) or 8.
 struct AttentionBits {
-  int kv = kKvFloatBits;        // of keys and values; 8: integers, asymmetric, with a grid per head and token
-  int products = kKvFloatBits;  // of its two products; 8: AttentionShape::products_in_8_bits
+  int kv = kKvFloatBits;        // keys and values; 8: asymmetric integers with a grid per head and token
+  int products = kKvFloatBits;  // its two products; 8: AttentionShape::products_in_8_bits
 };
 
 class Transformer {
  public:
-  // Packs every weight of the checkpoint for the backend, dropping source pages as it goes. `progress` may be empty; it
+  // Packs every weight of the checkpoint for the backend, and drops source pages as it goes. `progress` (may be empty)
   // is called with (blocks done, blocks) at the start and after each block. `change` (may be empty) sees the weights of
-  // every linear of a block but its router before they are packed and may replace them or the format of their input:
-  // what one quantization or another costs can so be measured without writing a checkpoint. Throws Interrupted between
-  // blocks.
+  // every linear of a block except its router before they are packed. It may replace them or the format of their input,
+  // so that the cost of a quantization can be measured without writing a checkpoint. Throws Interrupted between blocks.
   static Transformer load(const Checkpoint& checkpoint, Backend& backend,
                           const std::function<void(int64_t, int64_t)>& progress = {},
                           const std::function<void(LinearWeights&)>& change = {});
@@ -39,58 +38,60 @@ class Transformer {
   Backend& backend() const;
   const PackedLinear& head() const;
   int64_t resident_bytes() const;  // all packed weights
-  // What decoding one token reads: every packed linear once, one embedding row; of a mixture's experts the share that a
-  // token goes to.
+  // The bytes that decoding one token reads: every packed linear once and one embedding row. Of a mixture's experts it
+  // counts the share that a token goes to.
   int64_t bytes_per_token() const;
-  std::vector<std::string> kernel_names() const;  // distinct
+  std::vector<std::string> kernel_names() const;  // each once
 
-  // Holds from the next prefill_windows, start or start_lanes on, whole: nothing of what was set before stays. Sessions
-  // keep the cache that they were started with. Products in 8 bits include keys and values in 8. Throws
-  // std::invalid_argument for numbers but 8 and 32, and then changes nothing.
+  // Applies from the next prefill_windows, start or start_lanes on and replaces all earlier settings. Sessions keep the
+  // cache that they were started with. Products in 8 bits include keys and values in 8. Throws std::invalid_argument
+  // for numbers other than 8 and 32, and then changes nothing.
   void use_attention_bits(AttentionBits bits);
   AttentionBits attention_bits() const;
   int64_t kv_bytes_per_token() const;  // what one token adds to a session's cache, all blocks
 
-  // Hidden states after the final norm of independent windows, [num_windows * T, D] (backend memory); nothing is kept
-  // between calls, and keys and values live in one layer's scratch only. ids_NT are checked against the vocabulary
-  // (std::invalid_argument). progress: told after each block what share of the work is done; may be empty. It may throw.
+  // Computes the hidden states of independent windows after the final norm, [num_windows * T, D] (backend memory).
+  // Nothing is kept between calls; keys and values live in the scratch memory of one layer. Throws
+  // std::invalid_argument for ids_NT outside the vocabulary. `progress` (may be empty, may throw) is called after each
+  // block with the share of the work that is done.
   void prefill_windows(std::span<const int32_t> ids_NT, int64_t num_windows, float* hidden_RD,
                        const std::function<void(double)>& progress = {});
-  // The same of sequences of different lengths, one behind the other: those of lengths. Throws as well for lengths that
-  // are not the ids' altogether, or below 1.
+  // The same for sequences of the given `lengths`, one after the other. It also throws if the lengths do not add up to
+  // the number of ids, or if one is below 1.
   void prefill_sequences(std::span<const int32_t> ids_R, std::span<const int64_t> lengths, float* hidden_RD,
                          const std::function<void(double)>& progress = {});
-  // Rows whose residual stream prefill_windows holds at once (a longer window is taken alone): calls with so many are
-  // efficient.
+  // The rows whose residual stream prefill_windows holds at once; a longer window is taken alone. Calls with this many
+  // rows are efficient.
   static constexpr int64_t kBatchRows = 4096;
 
-  // A growing sequence: feeds tokens (prompt or one decoded token) and returns the logits [V] of the last one (after
-  // soft capping), host memory.
+  // A growing sequence. feed takes tokens (a prompt or one decoded token) and returns the logits [V] of the last one,
+  // after soft capping, in host memory.
   class Session {
    public:
     virtual ~Session() = default;
     virtual std::span<const float> feed(std::span<const int32_t> ids) = 0;
     virtual int64_t num_tokens() const = 0;
   };
-  // Throws std::invalid_argument when max_tokens exceeds the model's context.
+  // Throws std::invalid_argument if max_tokens exceeds the model's context.
   // The session refers to this model's weights, which must outlive it.
   std::unique_ptr<Session> start(int64_t max_tokens);
 
-  // Several growing sequences, each in a lane of its own. They go through the model together: the weights, whose reading
-  // is what one token costs, are read once for a token of each.
+  // Several growing sequences, each in a lane of its own. They go through the model together. Reading the weights is
+  // most of a token's cost, and one reading serves a token of each.
   class Lanes {
    public:
     virtual ~Lanes() = default;
-    // The lane's sequence is forgotten and another begins with these tokens: logits [V] of the last one, as feed's. Both
-    // throw std::invalid_argument for a lane that there is not, for no token, one outside the vocabulary or more than
-    // fit, and feed_each for a lane that has not begun or is there twice; nothing is fed or forgotten then.
+    // Forgets the lane's sequence and begins another one with these tokens. Returns the logits [V] of the last one, as
+    // feed does. Both functions throw std::invalid_argument for a lane that does not exist, for no tokens, for a token
+    // outside the vocabulary and for more tokens than fit. feed_each also throws for a lane that has not begun or is
+    // named twice. Nothing is fed or forgotten then.
     virtual std::span<const float> begin(int64_t lane, std::span<const int32_t> ids) = 0;
-    // One more token for each of these lanes, all different and begun: logits [N, V]. How many come together decides
-    // how sums are split: equal calls have equal bits, others differ by rounding.
+    // Feeds one more token to each of these lanes, which are all different and begun. Returns logits [N, V]. The number
+    // of lanes decides how sums are split: equal calls have equal bits, others differ by rounding.
     virtual std::span<const float> feed_each(std::span<const int64_t> lanes, std::span<const int32_t> ids) = 0;
   };
-  // For num_lanes sequences of at most max_tokens tokens. Throws and refers as start does, and throws for no lane.
-  // memory_need does not know of lanes: on a GPU nobody has asked whether they fit.
+  // Makes num_lanes lanes for sequences of at most max_tokens tokens. Throws and refers to the weights as `start` does;
+  // also throws if num_lanes is below 1. memory_need does not count lanes, so nothing checks that they fit a GPU.
   std::unique_ptr<Lanes> start_lanes(int64_t num_lanes, int64_t max_tokens);
 
   struct State;  // transformer.cpp

@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The eos_token that a file of the model's folder names, as a text or as an added token; empty: none.
+// Returns the eos_token that a file of the model's folder names, as a text or as an added token; empty: none.
 std::string named_end(const fs::path& file) {
   if (!is_there(file)) return {};
   const nlohmann::json json = parse_json(read_text_file(file), file.string(), Nul::allowed);

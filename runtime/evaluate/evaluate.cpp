@@ -28,16 +28,16 @@ int64_t chosen_context(const ModelDescription& model, const EvaluationOptions& o
   return options.context;
 }
 
-// Predictions of a window whose logits are asked for at once: many for the backend, and soon done. Rows do not depend on
-// one another.
+// The predictions of a window whose logits are computed at once: many for the backend, yet soon done. Rows do not
+// depend on one another.
 constexpr size_t kScoredRows = 512;
 
-// What is known of one window once it is scored: means over its predictions.
+// The results of one scored window: means over its predictions.
 struct WindowMeans {
   double nll = 0.0;
   double reference_nll = 0.0;
   double kl = 0.0;
-  double agreement = 0.0;  // of the arg maxes with the reference's, or with the targets
+  double agreement = 0.0;  // share of arg maxes equal to the reference's, or to the targets
 };
 
 Estimate estimate(std::span<const WindowMeans> windows, const std::function<double(const WindowMeans&)>& value) {
@@ -46,7 +46,7 @@ Estimate estimate(std::span<const WindowMeans> windows, const std::function<doub
   return estimate_over_windows(values);
 }
 
-// exp of an estimate, the error to first order: d exp(x) = exp(x) dx.
+// Returns exp of an estimate, with the error to first order: d exp(x) = exp(x) dx.
 Estimate exponential(const Estimate& x) {
   Estimate result{std::exp(x.value), std::nullopt};
   if (x.standard_error) result.standard_error = result.value * *x.standard_error;
@@ -65,7 +65,7 @@ double mean(std::span<const float> values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// Scores windows and remembers what the figures are made of.
+// Scores windows and keeps what the figures are made of.
 class Scorer {
  public:
   Scorer(Transformer& model, Transformer* reference, const ScoredWindows& data)
@@ -86,14 +86,14 @@ class Scorer {
     kl_.reserve(static_cast<size_t>(data.windows.num_windows * data.predictions_per_window()));
   }
 
-  // Scores the next batch; returns how many windows are done. progress: told how many windows' work is done.
+  // Scores the next batch and returns how many windows are done. `progress` is told how many windows' work is done.
   int64_t score_batch(const std::function<void(double)>& progress) {
     const int64_t first = static_cast<int64_t>(means_.size());
     const int64_t num = std::min(batch_windows_, data_.windows.num_windows - first);
     const int64_t num_tokens = data_.windows.num_tokens;
     const std::span ids = std::span(data_.windows.ids_NT)
                               .subspan(static_cast<size_t>(first * num_tokens), static_cast<size_t>(num * num_tokens));
-    // Passes through a model and heads over the vocabulary count alike: enough for a bar.
+    // A pass through a model and a pass of a head over the vocabulary count alike, which is good enough for a bar.
     const double num_parts = reference_ == nullptr ? 2.0 : 3.0;
     double part = 0.0;
     const auto done = [&](double share) {
@@ -167,9 +167,9 @@ class Scorer {
   const ScoredWindows& data_;
   int64_t batch_windows_;
   Buffer<float> hidden_RD_, reference_hidden_RE_;
-  std::vector<float> nll_, reference_nll_;  // of one window
+  std::vector<float> nll_, reference_nll_;  // for one window
   std::vector<uint8_t> same_top1_;
-  std::vector<float> kl_;  // of all predictions: percentiles need them
+  std::vector<float> kl_;  // for all predictions: percentiles need them
   std::vector<WindowMeans> means_;
   double sum_of_squared_nll_ = 0.0;
 };
@@ -181,7 +181,7 @@ Comparison compare_means(std::span<const WindowMeans> means, std::vector<float>&
   result.reference_nll = reference_nll.value;
   result.reference_perplexity = exponential(reference_nll);
   result.perplexity_ratio = exponential(estimate(means, [](const WindowMeans& w) { return w.nll - w.reference_nll; }));
-  // To first order, exp(q) - exp(p) moves by exp(q) dq - exp(p) dp: the error of that sum, pair by pair.
+  // To first order, exp(q) - exp(p) moves by exp(q) dq - exp(p) dp. This is the error of that sum, pair by pair.
   const double perplexity = std::exp(nll.value);
   const double reference_perplexity = result.reference_perplexity.value;
   result.perplexity_difference = estimate(

@@ -27,16 +27,15 @@ namespace pare {
 enum class Protocol { gptq, llama_cpp };
 std::string_view protocol_name(Protocol protocol);  // "gptq", "llama.cpp"
 Protocol parse_protocol(std::string_view name);     // throws std::invalid_argument: the name, the allowed ones
-int64_t default_context(Protocol protocol);         // tokens of a window
+int64_t default_context(Protocol protocol);         // tokens per window
 
 struct EvaluationOptions {
   Protocol protocol = Protocol::gptq;
-  int64_t context =
-      0;  // tokens of a window; 0: the protocol's (2048 or 512), or the model's context where that is shorter
-  int64_t num_windows = 0;  // the first n; 0: all
+  int64_t context = 0;  // tokens per window; 0: the protocol's (2048 or 512), or the model's context if that is shorter
+  int64_t num_windows = 0;  // the first ones; 0: all
 };
 
-// Windows, and which of their positions count.
+// Windows, and the positions in them that count.
 struct ScoredWindows {
   Protocol protocol = Protocol::gptq;
   TokenWindows windows;
@@ -44,74 +43,75 @@ struct ScoredWindows {
   std::string source;        // name of the file they came from
 
   int64_t predictions_per_window() const { return windows.num_tokens - 1 - first_scored; }
-  // "gptq, context 2048, 40 windows, 81880 predictions of wikitext2.txt": stands beside every figure.
+  // Returns "gptq, context 2048, 40 windows, 81880 predictions of wikitext2.txt", which stands beside every figure.
   std::string label() const;
 };
 
-// Cuts `text` (a text, .jsonl, .npy) as the protocol says. tokenizer may be null for .npy. Throws std::invalid_argument:
-// a context beyond the model's, or other than a .npy's; fewer windows than asked for; a text shorter than one window;
-// no tokenizer.
+// Cuts `text` (a text, .jsonl, .npy) as the protocol says. tokenizer may be null for .npy. Throws std::invalid_argument
+// for a context beyond the model's or other than a .npy's, fewer windows than asked for, a text shorter than one
+// window, and a missing tokenizer.
 ScoredWindows make_scored_windows(const std::filesystem::path& text, const Tokenizer* tokenizer,
                                   const ModelDescription& model, const EvaluationOptions& options);
 
-// A mean over windows. Windows are the independent draws (tokens inside one are not), so
-// standard_error = s / sqrt(N), s the sample standard deviation of the N windows' values, carried through exp() to
-// first order where the figure is a perplexity. Nothing for a single window, which gives no estimate.
+// A mean over windows. Windows are the independent draws (tokens inside one are not), so standard_error = s / sqrt(N),
+// where s is the sample standard deviation of the N windows' values. For a perplexity it is carried through exp() to
+// first order. A single window gives no estimate of the error.
 struct Estimate {
   double value = 0.0;
   std::optional<double> standard_error;
 };
-// Of at least one value, one for each window.
+// `values` has one value for each window, and at least one.
 Estimate estimate_over_windows(std::span<const double> values);
 
-// Model Q against reference P on the same windows. Differences are taken window by window before the error is
-// estimated, so that what both find hard cancels.
+// Compares model Q with reference P on the same windows. Differences are taken window by window before the error is
+// estimated. So the part that is hard for both cancels.
 struct Comparison {
   Estimate reference_perplexity;
   double reference_nll = 0.0;
   Estimate perplexity_ratio;       // Q / P
   Estimate perplexity_difference;  // Q - P
-  // KL(P || Q) per token, nats. Percentiles interpolate linearly between order statistics.
+  // KL(P || Q) per token, in nats. Percentiles interpolate linearly between order statistics.
   Estimate kl_mean;
   double kl_median = 0.0, kl_p95 = 0.0, kl_p99 = 0.0, kl_max = 0.0;
-  Estimate top1_agreement;  // share of positions whose most probable token is the same
+  Estimate top1_agreement;  // share of positions with the same most probable token
 };
 
 struct Evaluation {
   std::string protocol;  // its name
   std::string label;     // ScoredWindows::label
-  int64_t context = 0;   // tokens of a window
+  int64_t context = 0;   // tokens per window
   int64_t windows = 0;
   int64_t tokens = 0;              // scored predictions
   double nll = 0.0;                // mean, nats
-  std::vector<double> window_nll;  // of each window: two models' figures on the same windows compare in pairs
+  std::vector<double> window_nll;  // for each window, so that two models' figures on the same windows compare in pairs
   Estimate perplexity;
-  double token_standard_error = 0.0;  // of the perplexity, if all tokens were independent (what llama.cpp prints)
+  double token_standard_error = 0.0;  // the perplexity's, if all tokens were independent (what llama.cpp prints)
   std::optional<double>
       top1_accuracy;  // share of targets that are the most probable token; not measured with a reference
   std::optional<Comparison> comparison;
-  int kv_bits = 0;                  // of the model's keys and values; the reference has its own
-  int attention_bits = 0;           // of attention's products, likewise
+  int kv_bits = 0;                  // the model's keys and values; the reference has its own
+  int attention_bits = 0;           // attention's products, likewise
   int64_t kv_bytes_per_token = 0;   // what a token adds to a cache of the model
-  std::vector<std::string> events;  // what is not known of the windows, in words
-  double seconds = 0.0;             // scoring alone, without loading
+  std::vector<std::string> events;  // describe what is not known about the windows
+  double seconds = 0.0;             // only scoring, without loading
   double tokens_per_second = 0.0;   // all tokens of the windows, of each model, per second
-  int64_t peak_memory_bytes = 0;    // sampled RssAnon + RssShmem (of the evaluation; callers may widen it to loading)
+  // Sampled RssAnon + RssShmem of the evaluation; callers may add the peak while loading.
+  int64_t peak_memory_bytes = 0;
 };
 
-// Runs windows in batches of a few thousand tokens; never holds logits. `reference` may be null; it must share the
-// model's backend object and vocabulary (std::invalid_argument). `progress` may be empty: windows
-// done, with the share of those under way that is done, and windows. Throws std::runtime_error when a likelihood is not
-// finite (window and position) and Interrupted between blocks.
+// Runs windows in batches of a few thousand tokens and never holds all logits. `reference` may be null; it must share
+// the model's backend object and vocabulary (else std::invalid_argument). `progress` (may be empty) gets the windows
+// done, with a fraction for those under way, and the number of windows. Throws std::runtime_error if a likelihood is
+// not finite (window and position), and Interrupted between blocks.
 Evaluation evaluate(Transformer& model, const ScoredWindows& data, Transformer* reference,
                     const std::function<void(double, int64_t)>& progress = {});
 
-// One JSON object, keys as above in one level: perplexity, standard_error (the perplexity's), nll, window_nll, tokens,
-// windows, context, protocol, protocol_label, seconds, tokens_per_second, peak_memory_bytes, ..., with a reference
-// kl_mean, kl_p99, top1_agreement, ...
+// Returns one JSON object, with the members above as keys on one level: perplexity, standard_error (the perplexity's),
+// nll, window_nll, tokens, windows, context, protocol, protocol_label, seconds, tokens_per_second, peak_memory_bytes,
+// ...; with a reference also kl_mean, kl_p99, top1_agreement, ...
 std::string to_json(const Evaluation& evaluation);
 
-// The same for people: a few lines of text.
+// Returns the same for people: a few lines of text.
 std::string to_text(const Evaluation& evaluation);
 
 }  // namespace pare

@@ -40,7 +40,7 @@ double parse_score(std::string_view text, const std::string& where) {
   return score;
 }
 
-// 1-based ranks; equal values share the mean of theirs.
+// Returns 1-based ranks; equal values share the mean of theirs.
 std::vector<double> average_ranks(std::span<const double> values) {
   std::vector<size_t> order(values.size());
   std::iota(order.begin(), order.end(), size_t{0});

@@ -43,7 +43,7 @@ std::string with_error(const Estimate& estimate) {
 
 InstructionPrompts make_prompts(const InstructionData& data, const InstructionOptions& options,
                                 const Tokenizer& tokenizer, const ModelDescription& model) {
-  const Sampler possible({.temperature = options.temperature});  // refuses what it cannot draw with
+  const Sampler possible({.temperature = options.temperature});  // throws for options that it cannot draw with
   InstructionPrompts prompts;
   prompts.end_tokens = end_tokens(options.prompt_template, tokenizer);
   prompts.vocabulary_size = tokenizer.vocabulary_size();

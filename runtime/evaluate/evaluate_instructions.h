@@ -1,9 +1,9 @@
-// How well a model follows instructions: it answers each in its own words, and Rouge-L says how much of a right answer
-// the words have. What distilled students are published with: MiniLLM (arXiv 2306.08543, section 3.1; evaluate_main.py
-// and rouge_metric.py of microsoft/LMOps at 4f2a9de, minillm) and DistiLLM (jongwooko/distillm, the same metric).
-// They score stemmed words, take the best of several references, print 100 times the mean, and draw at temperature 1
-// with 5 seeds, in up to 512 tokens with the prompt. They also forbid an answer to repeat six tokens in a row, which is
-// not done here: a greedy answer that runs in circles scores lower.
+// Measures how well a model follows instructions. It answers each in its own words, and Rouge-L says how much of a
+// right answer the words contain. Distilled students are published with this measure: MiniLLM (arXiv 2306.08543,
+// section 3.1; evaluate_main.py and rouge_metric.py of microsoft/LMOps at 4f2a9de, minillm) and DistiLLM
+// (jongwooko/distillm, the same metric). They score stemmed words, take the best of several references, print 100 times
+// the mean, and draw at temperature 1 with 5 seeds, in up to 512 tokens with the prompt. They also forbid an answer to
+// repeat six tokens in a row. That is not done here, so a greedy answer that runs in circles scores lower.
 #pragma once
 
 #include <cstdint>
@@ -21,25 +21,25 @@
 
 namespace pare {
 
-// The examples as one model reads them.
+// The examples as prompts for one model.
 struct InstructionPrompts {
-  std::vector<std::vector<int32_t>> ids;  // of each example, with the special tokens that the tokenizer puts around
-  std::vector<int32_t> end_tokens;        // beside the model's own
-  int64_t vocabulary_size = 0;            // of the tokenizer
+  std::vector<std::vector<int32_t>> ids;  // for each example, with the special tokens that the tokenizer adds
+  std::vector<int32_t> end_tokens;        // in addition to the model's own
+  int64_t vocabulary_size = 0;            // the tokenizer's
 };
-// Throws std::invalid_argument: options out of range; a template whose tokens the tokenizer lacks; a prompt that with
-// max_new_tokens more exceeds the model's context (which example).
+// Throws std::invalid_argument for options out of range, a template whose tokens the tokenizer lacks, and a prompt that
+// exceeds the model's context with max_new_tokens more (the message says which example).
 InstructionPrompts make_prompts(const InstructionData& data, const InstructionOptions& options,
                                 const Tokenizer& tokenizer, const ModelDescription& model);
 
 struct InstructionAnswer {
-  std::string text;  // without special tokens; U+FFFD for what is no UTF-8
+  std::string text;  // without special tokens; U+FFFD replaces bytes that are not UTF-8
   int64_t num_tokens = 0;
-  bool reached_end = false;  // an end token stopped it, not max_new_tokens
-  RougeL score;              // of the reference with the largest f_measure, the first of equals
+  bool reached_end = false;  // true: an end token stopped it, not max_new_tokens
+  RougeL score;              // for the reference with the largest f_measure, the first among equals
 };
 
-// A model and what it was compared with, each example's scores subtracted before the error is estimated.
+// Compares a model with a reference. Each example's scores are subtracted before the error is estimated.
 struct InstructionComparison {
   Estimate reference_rouge_l;
   Estimate difference;  // the model's - the reference's
@@ -49,18 +49,18 @@ struct InstructionEvaluation {
   std::string source;
   InstructionOptions options;
   std::vector<InstructionAnswer> answers;  // in the order of the examples
-  Estimate rouge_l;                        // mean f_measure over the examples, its standard error
+  Estimate rouge_l;                        // mean f_measure over the examples, and its standard error
   double ended = 0.0;                      // share of the answers that reached an end
   int64_t prompt_tokens = 0, new_tokens = 0;
   std::optional<InstructionComparison> comparison;
-  double seconds = 0.0;                                                                   // of answering alone
+  double seconds = 0.0;                                                                   // only answering
   double tokens_per_second() const { return static_cast<double>(new_tokens) / seconds; }  // new ones, with prefill
   int64_t peak_memory_bytes = 0;
 };
 
-// Answers every example by itself and scores it; the same for any number of threads. `prompts` are make_prompts' of
-// this data, model and tokenizer (std::invalid_argument where their numbers differ). `progress` (examples done,
-// examples) may be empty. Throws what generate throws.
+// Answers every example by itself and scores it. Any number of threads gives the same result. `prompts` are those that
+// make_prompts made for this data, model and tokenizer (std::invalid_argument if their numbers differ). `progress`
+// (examples done, examples) may be empty. Throws what generate throws.
 InstructionEvaluation evaluate_instructions(Transformer& model, const Tokenizer& tokenizer, const InstructionData& data,
                                             const InstructionPrompts& prompts, const InstructionOptions& options,
                                             const std::function<void(int64_t, int64_t)>& progress = {});
@@ -68,8 +68,9 @@ InstructionEvaluation evaluate_instructions(Transformer& model, const Tokenizer&
 // Throws std::invalid_argument unless both answered equally many examples of the same source.
 InstructionComparison compare_instructions(const InstructionEvaluation& model, const InstructionEvaluation& reference);
 
-// One JSON object: rouge_l, standard_error, scores (of each example: rouge_l, precision, recall, tokens, characters,
-// ended, and with_texts its text), ... ; a few lines of text, with_texts every answer before them.
+// These return one JSON object, and a few lines of text. The object has rouge_l, standard_error, scores, ... Each score
+// has an example's rouge_l, precision, recall, tokens, characters and ended. with_texts adds the answers: to the
+// scores, or before the lines.
 std::string to_json(const InstructionEvaluation& evaluation, bool with_texts);
 std::string to_text(const InstructionEvaluation& evaluation, bool with_texts);
 

@@ -58,7 +58,7 @@ void read_example(const std::string& instruction, const Json& object, const std:
   data.examples.push_back(std::move(example));
 }
 
-// One object of the file: one example, or all of its instances.
+// Reads one object of the file: one example, or all of its instances.
 void read_object(const Json& object, const std::string& where, InstructionData& data) {
   if (!object.is_object()) {
     throw std::runtime_error(where + ": expected an object with the fields 'instruction' and 'output', found " +

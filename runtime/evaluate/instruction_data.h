@@ -1,4 +1,4 @@
-// Instructions with answers that people wrote, and the prompts in which models are given them.
+// Instructions with answers that people wrote, and the prompts that present them to models.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace pare {
 
 struct InstructionExample {
   std::string instruction;
-  std::string input;                    // what the instruction is about; empty: it stands alone
+  std::string input;                    // the subject of the instruction; empty: there is none
   std::vector<std::string> references;  // right answers; at least one
 };
 
@@ -22,19 +22,20 @@ struct InstructionData {
   std::string source;  // name of the file
 };
 
-// A .json file that is a list of objects, or a .jsonl of an object a line (empty lines are skipped). Either
+// Reads a .json file that is a list of objects, or a .jsonl with one object a line (empty lines are skipped). Objects
+// are either
 //   instruction, input (may be missing), output: Alpaca, Dolly as MiniLLM has it; output may be a list of answers
 //   instruction, instances: [{input, output}, ...]: Self-Instruct; each instance is an example of its own
-// Other fields have no meaning. num_examples: the first so many; 0: all. Throws std::runtime_error (file and line or
-// number of the object) for anything else and for an empty instruction or output, std::invalid_argument for other
-// kinds of files and when there are fewer examples than asked for.
+// Other fields have no meaning. num_examples > 0 takes only the first ones; 0: all. Throws std::runtime_error (file and
+// line or number of the object) for anything else and for an empty instruction or output. Throws std::invalid_argument
+// for other kinds of files and if there are fewer examples than asked for.
 InstructionData read_instructions(const std::filesystem::path& path, int64_t num_examples);
 
 // plain:   the instruction and its input, each followed by a line break.
 // alpaca:  the two prompts of Stanford Alpaca (R. Taori et al., 2023), with and without input, which MiniLLM
 //          (arXiv 2306.08543) trains and evaluates with.
-// chatml:  one turn of a user, instruction and input parted by an empty line, and the head of the assistant's, in the
-//          tokens of ChatML; there is no system message.
+// chatml:  one turn of a user, with an empty line between instruction and input, and the head of the assistant's turn,
+//          in the tokens of ChatML; there is no system message.
 enum class PromptTemplate { plain, alpaca, chatml };
 std::string_view prompt_template_name(PromptTemplate prompt_template);
 PromptTemplate parse_prompt_template(
@@ -44,16 +45,16 @@ inline constexpr PromptTemplate kPromptTemplates[] = {PromptTemplate::plain, Pro
 
 struct InstructionOptions {
   PromptTemplate prompt_template = PromptTemplate::alpaca;
-  int64_t max_new_tokens = 128;  // of an answer
+  int64_t max_new_tokens = 128;  // per answer
   double temperature = 0.0;      // 0: greedy
-  uint64_t seed = 0;             // of the draws, of which each example has its own: it does not depend on the others
-  bool stem = true;              // rouge_words
+  uint64_t seed = 0;             // for the draws; each example has its own, independent of the others
+  bool stem = true;              // as in rouge_words
 };
 
 std::string make_prompt(const InstructionExample& example, PromptTemplate prompt_template);
 
-// Tokens that end an answer beside the model's own: ChatML's end of a turn. Throws std::invalid_argument where the
-// template needs tokens that `tokenizer` does not have (which).
+// Returns the tokens that end an answer in addition to the model's own: ChatML's end of a turn. Throws
+// std::invalid_argument if the template needs tokens that `tokenizer` does not have (the message says which).
 std::vector<int32_t> end_tokens(PromptTemplate prompt_template, const Tokenizer& tokenizer);
 
 }  // namespace pare

@@ -17,7 +17,7 @@ const std::map<std::string_view, std::string_view>& own_stems() {
   return stems;
 }
 
-// Of each character: y is a consonant at the start and behind a vowel.
+// Tells for each character if it is a consonant; y is one at the start and after a vowel.
 std::vector<bool> consonants(std::string_view word) {
   std::vector<bool> result;
   result.reserve(word.size());
@@ -28,7 +28,7 @@ std::vector<bool> consonants(std::string_view word) {
   return result;
 }
 
-// Porter's m: how often a consonant follows a vowel.
+// Returns Porter's m: how often a consonant follows a vowel.
 int measure(std::string_view stem) {
   const std::vector<bool> is_consonant = consonants(stem);
   int count = 0;
@@ -36,7 +36,7 @@ int measure(std::string_view stem) {
   return count;
 }
 
-// *v*
+// Porter's condition *v*.
 bool has_vowel(std::string_view stem) {
   for (const bool is_consonant : consonants(stem)) {
     if (!is_consonant) return true;
@@ -44,13 +44,14 @@ bool has_vowel(std::string_view stem) {
   return false;
 }
 
-// *d
+// Porter's condition *d.
 bool ends_in_double_consonant(std::string_view word) {
   const size_t n = word.size();
   return n >= 2 && word[n - 1] == word[n - 2] && consonants(word).back();
 }
 
-// *o: consonant, vowel, consonant other than w, x, y; or nothing but a vowel and a consonant.
+// Porter's condition *o: consonant, vowel, consonant other than w, x, y. A word of only a vowel and a consonant counts
+// too.
 bool ends_short(std::string_view word) {
   const std::vector<bool> is_consonant = consonants(word);
   const size_t n = word.size();
@@ -75,7 +76,7 @@ struct Rule {
   std::string_view suffix, replacement;
 };
 
-// The first rule whose suffix fits ends the step: its suffix is replaced where the stem's m is above `above`.
+// The first rule whose suffix fits ends the step. Its suffix is replaced if the stem's m is above `above`.
 std::string apply(std::string_view word, std::span<const Rule> rules, int above) {
   for (const Rule& rule : rules) {
     std::string_view stem = word;
@@ -85,7 +86,7 @@ std::string apply(std::string_view word, std::span<const Rule> rules, int above)
   return std::string(word);
 }
 
-// Plurals.
+// Removes plurals.
 std::string step_1a(std::string_view word) {
   std::string_view stem = word;
   if (strip(stem, "ies")) return join(stem, stem.size() == 1 ? "ie" : "i");
@@ -94,7 +95,7 @@ std::string step_1a(std::string_view word) {
   return std::string(stem);
 }
 
-// -ed and -ing.
+// Removes -ed and -ing.
 std::string step_1b(std::string_view word) {
   std::string_view stem = word;
   if (strip(stem, "ied")) return join(stem, stem.size() == 1 ? "ie" : "i");
@@ -124,7 +125,7 @@ constexpr std::array<Rule, 20> kStep2 = {
 std::string step_2(std::string_view word) {
   std::string_view stem = word;
   if (strip(stem, "alli")) return measure(stem) > 0 ? step_2(join(stem, "al")) : std::string(word);
-  // The l counts to the stem whose m is taken.
+  // The l belongs to the stem whose m is taken.
   if (strip(stem, "ogi") && stem.ends_with('l')) {
     return measure(word.substr(0, word.size() - 3)) > 0 ? join(stem, "og") : std::string(word);
   }
@@ -159,7 +160,7 @@ std::string step_4(std::string_view word) {
   return measure(stem) > 1 && (stem.ends_with('s') || stem.ends_with('t')) ? std::string(stem) : std::string(word);
 }
 
-// A last e, and one of two last l.
+// Removes a last e, and one of two last l.
 std::string step_5(std::string_view word) {
   std::string_view stem = word;
   if (strip(stem, "e")) {

@@ -10,13 +10,13 @@
 namespace pare {
 namespace {
 
-constexpr size_t kLongestUnstemmed = 3;  // characters
+constexpr size_t kLongestUnstemmed = 3;  // in characters
 
-// Only the lower case of A to Z matters, and of two characters more whose lower case has such a letter.
+// Only the lower case of A to Z matters, and of two more characters whose lower case has such a letter.
 char lower_letter(char32_t c) {
   constexpr char32_t kKelvinSign = 0x212A, kDottedCapitalI = 0x130;
   if (c == kKelvinSign) return 'k';
-  if (c == kDottedCapitalI) return 'i';  // followed by a combining dot, which parts words
+  if (c == kDottedCapitalI) return 'i';  // followed by a combining dot, which separates words
   if (c >= U'A' && c <= U'Z') return static_cast<char>(c - U'A' + U'a');
   const bool is_word = (c >= U'a' && c <= U'z') || (c >= U'0' && c <= U'9');
   return is_word ? static_cast<char>(c) : '\0';
@@ -48,7 +48,7 @@ std::vector<std::string> rouge_words(std::string_view text, bool stem) {
 
 int64_t longest_common_subsequence(std::span<const std::string> a, std::span<const std::string> b) {
   if (a.size() < b.size()) std::swap(a, b);
-  // Of the words of a so far and the first j of b.
+  // length[j] is for the words of a so far and the first j of b.
   std::vector<int64_t> length(b.size() + 1, 0);
   for (const std::string& word : a) {
     int64_t diagonal = 0;  // without this word of a and the j-th of b

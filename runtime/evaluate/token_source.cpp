@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kBetweenDocuments = "\n\n";
 
-// The text of one line of a .jsonl file.
+// Returns the text of one line of a .jsonl file.
 std::string read_document(std::string_view line, const std::string& where) {
   const nlohmann::json document = parse_json(line, where, Nul::allowed);
   if (!document.is_object()) throw std::runtime_error(where + ": expected an object with the field 'text'");
@@ -28,7 +28,7 @@ std::string read_document(std::string_view line, const std::string& where) {
   return text->get<std::string>();
 }
 
-// The lines of a text, numbered from 1, without those of white space alone.
+// Visits the lines of a text, numbered from 1, except those of white space alone.
 void for_each_line(std::string_view text, const std::function<void(std::string_view line, size_t number)>& visit) {
   for (size_t begin = 0, number = 1; begin < text.size(); ++number) {
     const size_t end = std::min(text.find('\n', begin), text.size());
@@ -49,7 +49,7 @@ std::string join_documents(std::string_view lines, const std::string& file) {
   return text;
 }
 
-// For messages.
+// Returns the name for messages.
 std::string name_of(const std::filesystem::path& text) {
   return is_standard_input(text) ? "standard input" : text.string();
 }
@@ -66,8 +66,8 @@ void check_text(const std::string& text, const std::filesystem::path& path) {
   }
 }
 
-// Whether the file holds documents (.jsonl) or is a text itself. Of a name that says what else it is, nobody wants the
-// text.
+// Returns true for a file of documents (.jsonl), false for a text. Refuses names that say that the file is something
+// else.
 bool has_documents(const std::filesystem::path& path) {
   refuse_folder(path, "a text (.txt or .jsonl)", {".txt", ".jsonl"});
   const std::string extension = path.extension().string();

@@ -1,5 +1,5 @@
-// Where token windows come from: a text (UTF-8, whatever the file is called), .jsonl (field "text", documents joined by a
-// blank line) or .npy (used as they are). "-" is standard input.
+// The sources of token windows: a text (UTF-8, whatever the file is called), .jsonl (field "text", documents joined by
+// a blank line) or .npy (used as it is). "-" is standard input.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +12,23 @@
 
 namespace pare {
 
-// Whether the user means standard input: "-", or one of the names that the system has for it.
+// True if the user means standard input: "-", or one of the names that the system has for it.
 bool is_standard_input(const std::filesystem::path& path);
 
 // True for a file that holds token windows (.npy), so that no tokenizer is needed.
 bool holds_token_windows(const std::filesystem::path& text);
 
-// The text of a file (of a .jsonl the documents joined by "\n\n"). Throws std::runtime_error (path; for JSON the line) and
-// for an empty text, std::invalid_argument for the .npy and .json that other options take.
+// Returns the text of a file (for a .jsonl the documents joined by "\n\n"). Throws std::runtime_error (path; for JSON
+// the line), also for an empty text. Throws std::invalid_argument for the .npy and .json that other options take.
 std::string read_text(const std::filesystem::path& path);
 
-// The texts of a file one by one: the lines of a text, the documents of a .jsonl; empty ones are left out. Throws as
-// above.
+// Returns the texts of a file one by one: the lines of a text, or the documents of a .jsonl. Empty ones are left out.
+// Throws what read_text throws.
 std::vector<std::string> read_texts(const std::filesystem::path& path);
 
-// Tokenizes the whole text once and cuts it into non-overlapping windows; the ragged tail is dropped. num_windows <= 0:
-// all. add_special_tokens puts the tokenizer's BOS once at the start of the stream. Throws std::invalid_argument when
-// the text gives less than one window (how many tokens it has, how many one window needs). A .npy must hold [N, T]
+// Tokenizes the whole text once and cuts it into non-overlapping windows; the incomplete tail is dropped. num_windows
+// <= 0: all. add_special_tokens puts the tokenizer's BOS once at the start of the stream. Throws std::invalid_argument
+// if the text gives less than one window (how many tokens it has, how many one window needs). A .npy must hold [N, T]
 // windows; its T overrides num_tokens. Ids must lie in [0, vocabulary_size).
 TokenWindows read_token_windows(const std::filesystem::path& path, const Tokenizer* tokenizer, int64_t num_tokens,
                                 int64_t num_windows, bool add_special_tokens, int64_t vocabulary_size);

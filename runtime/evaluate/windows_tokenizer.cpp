@@ -22,7 +22,7 @@ std::string how_to_write(const std::string& model) {
   return "'pare tokenize " + model + " --text FILE --windows OUT.npy' writes windows that say it";
 }
 
-// A SHA-256 in hexadecimal digits.
+// Reads a SHA-256 in hexadecimal digits.
 std::string read_hash(const nlohmann::json& json, const char* key, const std::string& where) {
   const auto found = json.find(key);
   const bool is_text = found != json.end() && found->is_string();
@@ -62,7 +62,8 @@ void write_windows(const fs::path& path, const TokenWindows& windows, const std:
   write_file_atomically(windows_tokenizer_file(path), json_text(json) + "\n");
 }
 
-// What is returned is stored with an output, whose bytes do not depend on where a phase's model lies: no folder's name.
+// The returned text names no folder. It is stored with an output, whose bytes do not depend on where a phase's model
+// lies.
 std::optional<std::string> check_windows_tokenizer(const fs::path& text, const fs::path& model) {
   if (!holds_token_windows(text)) return std::nullopt;
   const std::optional<std::string> of_windows = windows_tokenizer(text);

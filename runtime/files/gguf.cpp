@@ -19,7 +19,7 @@ constexpr uint32_t kMaxDimensions = 4;
 constexpr int64_t kMaxElements = int64_t{1}
                                  << 46;  // larger products of dimensions are nonsense, and would overflow sizes
 
-// Reads little-endian values off a span; running past its end is an error that names what was being read.
+// Reads little-endian values from a span. Running past its end is an error that names what was being read.
 class Reader {
  public:
   Reader(std::span<const std::byte> bytes, const std::string& where) : bytes_(bytes), where_(where) {}

@@ -15,7 +15,7 @@
 
 namespace pare {
 
-// The tensor types pare reads, by their ggml numbers. Blocks are described at their decoders in gguf_blocks.cpp.
+// The tensor types that pare reads, by their ggml numbers. gguf_blocks.cpp describes each block at its decoder.
 enum class GgufType : uint32_t {
   F32 = 0,
   F16 = 1,
@@ -32,19 +32,19 @@ enum class GgufType : uint32_t {
 
 struct GgufBlock {
   std::string_view name;
-  int64_t num_elements;  // of one block
+  int64_t num_elements;  // in one block
   int64_t size_bytes;
 };
 // Throws std::invalid_argument naming the number and the types that are read.
 GgufBlock gguf_block(uint32_t type);
 
-// Decodes whole blocks to float32: out.size() is a multiple of the block's elements and blocks.size() matches it, else
-// std::invalid_argument. The values are those that llama.cpp's own dequantization computes (float32 arithmetic in its
-// order).
+// Decodes whole blocks to float32. out.size() must be a multiple of the block's elements and blocks.size() must match
+// it (else std::invalid_argument). The values are those that llama.cpp's own dequantization computes (float32
+// arithmetic in its order).
 void decode_gguf_blocks(GgufType type, std::span<const std::byte> blocks, std::span<float> out);
 
 using GgufScalar = std::variant<bool, int64_t, uint64_t, double, std::string>;
-// As it stands in the file, checked: most are never asked for, and a scalar takes 40 times a byte's room.
+// An array as it lies in the file, checked. Most are never asked for, and a parsed scalar takes 40 times a byte's room.
 struct GgufArray {
   uint32_t item_type = 0;  // GGUF's number
   uint64_t size = 0;
@@ -60,12 +60,12 @@ struct GgufTensor {
   int64_t num_elements() const;
 };
 
-// Validated in full on opening: magic, version, counts, types, sizes, offsets, alignment. Throws std::runtime_error
+// Opening validates everything: magic, version, counts, types, sizes, offsets, alignment. Throws std::runtime_error
 // naming the file, the key or tensor, expected and found.
 class GgufFile {
  public:
   static GgufFile open(const std::filesystem::path& path);
-  // For tests and fuzzing; tensors and arrays view `bytes`, which must outlive the result.
+  // For tests and fuzzing. Tensors and arrays view `bytes`, which must outlive the result.
   static GgufFile parse(std::span<const std::byte> bytes, const std::string& where);
 
   const std::map<std::string, GgufValue>& metadata() const { return metadata_; }
@@ -73,9 +73,9 @@ class GgufFile {
   const std::string& where() const { return where_; }
 
   bool has(const std::string& key) const { return metadata_.contains(key); }
-  // Items of an array. Throws as below.
+  // Returns the number of items of an array. Throws what the functions below throw.
   int64_t count(const std::string& key) const;
-  // Throw std::runtime_error when the key is missing or of another type (key, expected, found).
+  // These throw std::runtime_error if the key is missing or of another type (key, expected, found).
   std::string text(const std::string& key) const;
   int64_t integer(const std::string& key) const;
   double number(const std::string& key) const;
@@ -85,7 +85,7 @@ class GgufFile {
   std::vector<double> numbers(const std::string& key) const;
   const GgufTensor& tensor(const std::string& name) const;
 
-  // Releases the resident pages of a tensor's data when the file is mapped.
+  // Releases the resident pages of a tensor's data if the file is mapped.
   void drop_pages(const GgufTensor& tensor) const;
 
  private:

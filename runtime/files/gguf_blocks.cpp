@@ -1,6 +1,6 @@
-// ggml's block formats. A block stores a run of consecutive elements of a row; d and m are fp16, codes sit as drawn at
-// each decoder. Source: the format's definition in ggml (ggml-common.h, ggml-quants.c); the arithmetic here is float32
-// in the same order, so that values are equal bit for bit (tests compare with the gguf package).
+// ggml's block formats. A block stores a run of consecutive elements of a row. d and m are fp16; the comment at each
+// decoder shows where codes lie. Source: the format's definition in ggml (ggml-common.h, ggml-quants.c). The arithmetic
+// here is float32 in the same order, so that values are equal bit for bit (tests compare with the gguf package).
 #include <cstring>
 #include <stdexcept>
 
@@ -55,7 +55,7 @@ void decode_q4_1(const uint8_t* block, float* out) {
   }
 }
 
-// The fifth bits of 32 elements, one 32-bit word: element j's at bit j.
+// Returns the fifth bits of 32 elements as one 32-bit word, with element j's at bit j.
 uint32_t fifth_bits(const uint8_t* bytes) {
   uint32_t word;
   std::memcpy(&word, bytes, sizeof word);
@@ -93,7 +93,7 @@ void decode_q8_0(const uint8_t* block, float* out) {
   for (int j = 0; j < 32; ++j) out[j] = static_cast<float>(static_cast<int8_t>(block[2 + j])) * d;
 }
 
-// The K formats' eight 6-bit scales and eight 6-bit mins in 12 bytes.
+// One of the K formats' eight 6-bit scales and eight 6-bit mins, which share 12 bytes.
 struct ScaleAndMin {
   int scale, min;
 };

@@ -128,7 +128,7 @@ std::string shape_of(const std::vector<int64_t>& shape) {
   return text + ")";
 }
 
-// Ids of type Id (int32_t or int64_t) at an address that need not be aligned.
+// Reads ids of type Id (int32_t or int64_t) from an address that need not be aligned.
 template <typename Id>
 void read_ids(std::span<const std::byte> data, const std::string& where, std::vector<int32_t>& ids) {
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -142,7 +142,7 @@ void read_ids(std::span<const std::byte> data, const std::string& where, std::ve
   }
 }
 
-// The header's text, and behind it the data.
+// Returns the header's text and the data after it.
 std::pair<std::string_view, std::span<const std::byte>> split(std::span<const std::byte> bytes,
                                                               const std::string& where) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -205,7 +205,7 @@ void write_npy(const std::filesystem::path& path, const TokenWindows& windows) {
                                 " windows of " + std::to_string(windows.num_tokens) + " tokens, but " +
                                 std::to_string(windows.ids_NT.size()) + " ids");
   }
-  // As numpy.save writes it: the header ends in a newline and the data starts at a multiple of 64.
+  // Writes as numpy.save does: the header ends in a newline and the data starts at a multiple of 64.
   std::string header = "{'descr': '<i4', 'fortran_order': False, 'shape': (" + std::to_string(windows.num_windows) +
                        ", " + std::to_string(windows.num_tokens) + "), }";
   header.resize((10 + header.size() + 1 + 63) / 64 * 64 - 10, ' ');

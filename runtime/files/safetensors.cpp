@@ -15,13 +15,13 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // of the reference implementation
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's limit
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) {
   throw std::runtime_error("'" + where + "' is no valid safetensors file: " + what);
 }
 
-// A name out of a hostile header may be megabytes long.
+// Quotes a shortened name, since a hostile header may have one of megabytes.
 std::string quoted(const std::string& name) {
   return "'" + visible_line(name.substr(0, 200)) + (name.size() <= 200 ? "'" : "...'");
 }
@@ -51,7 +51,7 @@ int64_t read_size(const Json& value, const std::string& tensor, const char* key,
 
 DType read_dtype(const Json& value, const std::string& tensor, const std::string& where) {
   if (!value.is_string()) fail(where, "tensor " + quoted(tensor) + ": dtype must be a string");
-  // What the format knows and pare does not: the file may be in order, so the message says so.
+  // Types that the format has and pare does not. The file may be in order, so the message says so.
   static const std::set<std::string> others = {"F4",          "F6_E2M3", "F6_E3M2", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ",
                                                "F8_E5M2FNUZ", "U16",     "U32",     "U64",     "C64"};
   const std::string name = value.get<std::string>();
@@ -66,7 +66,7 @@ DType read_dtype(const Json& value, const std::string& tensor, const std::string
   }
 }
 
-// One header entry; its offsets are relative to `buffer`.
+// Reads one header entry; its offsets are relative to `buffer`.
 TensorView read_tensor(const std::string& name, const Json& entry, std::span<const std::byte> buffer,
                        const std::string& where) {
   if (has_nul(name)) fail(where, "tensor " + quoted(name) + ": its name holds U+0000");
@@ -109,7 +109,7 @@ TensorView read_tensor(const std::string& name, const Json& entry, std::span<con
   return tensor;
 }
 
-// Every byte of the buffer belongs to exactly one tensor.
+// Checks that every byte of the buffer belongs to exactly one tensor.
 void check_cover(const std::map<std::string, TensorView>& tensors, std::span<const std::byte> buffer,
                  const std::string& where) {
   std::vector<std::pair<std::span<const std::byte>, const std::string*>> parts;
@@ -139,7 +139,7 @@ void check_cover(const std::map<std::string, TensorView>& tensors, std::span<con
   }
 }
 
-// The order in which the reference writer (safetensors/src/tensor.rs) places types: its enum, descending.
+// Returns the order in which the reference writer (safetensors/src/tensor.rs) places types: its enum, descending.
 int write_rank(DType dtype) {
   static constexpr DType kOrder[] = {DType::I64, DType::F64,     DType::F32, DType::I32, DType::BF16, DType::F16,
                                      DType::I16, DType::F8_E4M3, DType::I8,  DType::U8,  DType::BOOL};
@@ -161,13 +161,13 @@ std::string header_text(const std::vector<StreamedTensor>& tensors, const std::m
   return header;
 }
 
-// The size in bytes of each tensor, by name; a bad name, shape or size is the caller's fault.
+// Returns the size in bytes of each tensor, by name. Throws std::invalid_argument for a bad name, shape or size.
 std::map<std::string, int64_t> check_before_writing(const std::filesystem::path& path,
                                                     const std::vector<StreamedTensor>& tensors) {
   std::map<std::string, int64_t> sizes;
   for (const StreamedTensor& tensor : tensors) {
     const std::string what = "cannot write '" + path.string() + "': tensor " + quoted(tensor.name) + " ";
-    // What JSON cannot hold comes back as another name.
+    // A name that JSON cannot hold would come back as another name.
     if (parse_json(json_text(Json(tensor.name)), "a tensor's name", Nul::allowed) != tensor.name) {
       throw std::invalid_argument("cannot write '" + path.string() + "': a tensor's name is no valid UTF-8");
     }

@@ -16,13 +16,13 @@
 
 namespace pare {
 
-// A mapped file whose header has been validated in full: length within the file and 100 MB, valid JSON without
-// duplicate keys, known dtypes, non-negative shapes without overflow, offsets in range, matching shape x dtype, no
-// overlap and no hole. Throws std::runtime_error naming file, tensor, expected and found.
+// A mapped file whose header has been validated in full. Its length is within the file and 100 MB. It is valid JSON
+// without duplicate keys. Dtypes are known, and shapes non-negative without overflow. Offsets are in range and match
+// shape x dtype, with no overlap and no hole. Throws std::runtime_error naming file, tensor, expected and found.
 class SafetensorsFile {
  public:
   static SafetensorsFile open(const std::filesystem::path& path);
-  // The header check alone, for tests and fuzzing: the tensors view `bytes`.
+  // Only checks the header, for tests and fuzzing. The tensors view `bytes`.
   static std::map<std::string, TensorView> parse(std::span<const std::byte> bytes, const std::string& where);
 
   const std::map<std::string, TensorView>& tensors() const { return tensors_; }
@@ -41,10 +41,10 @@ struct NamedTensor {
   std::span<const std::byte> data;
 };
 
-// Writes tensors sorted as the reference writer does (descending type, hence alignment, then name), header padded to 8
-// bytes, __metadata__ {"format":"pt"}: the same tensors always give the same bytes. The file is written beside `path`
-// under a temporary name, fsynced and renamed. Throws std::invalid_argument (repeated names, data that do not match
-// type and shape) and std::runtime_error (path, reason: disk full, ...), leaving nothing behind.
+// Writes tensors sorted as the reference writer does (descending type, hence alignment, then name), with the header
+// padded to 8 bytes and __metadata__ {"format":"pt"}. The same tensors always give the same bytes. The file is written
+// beside `path` under a temporary name, fsynced and renamed. Throws std::invalid_argument (repeated names, data that do
+// not match type and shape) and std::runtime_error (path, reason: disk full, ...), and leaves nothing behind.
 void write_safetensors(const std::filesystem::path& path, std::vector<NamedTensor> tensors);
 
 // A tensor whose bytes are made only while the file is written, so that a model larger than memory can pass through.
@@ -52,10 +52,10 @@ struct StreamedTensor {
   std::string name;
   DType dtype = DType::F32;
   std::vector<int64_t> shape;
-  std::function<void(const ByteSink&)> produce;  // hands over exactly as many bytes as type and shape ask for
+  std::function<void(const ByteSink&)> produce;  // must pass on exactly the bytes that type and shape need
 };
 
-// The same file, streamed. Throws also std::runtime_error when a producer hands over another number of bytes, and
+// Writes the same file, streamed. Also throws std::runtime_error if a producer passes on another number of bytes, and
 // whatever a producer throws.
 void write_safetensors(const std::filesystem::path& path, std::vector<StreamedTensor> tensors);
 

@@ -27,7 +27,7 @@ constexpr const char* kAdvice = "; write compressed-tensors' pack-quantized inst
   throw std::invalid_argument("module '" + module + "': AWQ GEMM cannot hold it: " + what + kAdvice);
 }
 
-// What the container cannot hold; empty: nothing. The one place that says so.
+// Returns what the container cannot hold of the scheme; empty: nothing. No other place decides this.
 std::string scheme_problem(const PackScheme& scheme) {
   if (scheme.is_dense()) return "expected 4-bit codes, found dense weights";
   if (scheme.code_type() != CodeType::integer) return "expected 4-bit integers, found FP8";
@@ -43,7 +43,7 @@ std::string shape_problem(int64_t num_out) {
   return "expected a multiple of 8 outputs, found " + std::to_string(num_out);
 }
 
-// Eight codes that lie `stride` bytes apart, those of the outputs of one word.
+// Packs eight codes that lie `stride` bytes apart: those of the outputs of one word.
 uint32_t word_of(const uint8_t* codes, int64_t stride) {
   uint32_t word = 0;
   for (size_t n = 0; n < kOrder.size(); ++n) word |= static_cast<uint32_t>(codes[kOrder[n] * stride]) << (kBits * n);
@@ -54,7 +54,7 @@ void split_word(uint32_t word, uint8_t* codes, int64_t stride) {
   for (size_t n = 0; n < kOrder.size(); ++n) codes[kOrder[n] * stride] = word >> (kBits * n) & 0xf;
 }
 
-// codes [O, N] as words [N, O/8]: the file has the outputs innermost.
+// Packs codes [O, N] into words [N, O/8]: the file has the outputs innermost.
 std::vector<uint32_t> interleave(std::span<const uint8_t> codes_ON, int64_t num_out, int64_t width) {
   const int64_t num_words = num_out / kCodesPerWord;
   std::vector<uint32_t> words(static_cast<size_t>(width * num_words));
@@ -81,7 +81,7 @@ std::vector<uint8_t> deinterleave(std::span<const std::byte> words, int64_t num_
   return codes_ON;
 }
 
-// Of a weight that the container can hold.
+// Makes the tensors of a weight that the container can hold.
 std::vector<OwnedTensor> tensors_of(const QuantizedWeight& weight, const std::string& module) {
   const int64_t num_groups = weight.num_groups();
   std::vector<uint16_t> scales_GO(weight.scales_OG.size());
@@ -118,7 +118,7 @@ std::string found(const Json& value) {
   return ", found " + text.substr(0, 100);
 }
 
-// The first of the names under which releases wrote the same thing; null when there is none.
+// Returns the value of the first name that is there, or null. Releases wrote the same thing under different names.
 Json value_of(const Json& config, std::initializer_list<const char*> names) {
   for (const char* name : names) {
     if (const auto entry = config.find(name); entry != config.end() && !entry->is_null()) return *entry;

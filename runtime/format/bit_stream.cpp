@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kMinParallelCodes = size_t{1} << 18;
 
 // Because the words are little-endian, the stream of words is also a stream of bytes, and 8 codes of b bits are exactly
-// b of its bytes: BMI2's pdep and pext move between those and 8 bytes holding one code each.
+// b of its bytes. BMI2's pdep and pext move between those and 8 bytes that hold one code each.
 uint64_t one_code_per_byte_mask(int bits) {
   return 0x0101010101010101u * ((uint64_t{1} << bits) - 1);
 }

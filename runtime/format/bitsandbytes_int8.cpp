@@ -26,7 +26,7 @@ constexpr const char* kAdvice = "; write compressed-tensors' int-quantized inste
   throw std::invalid_argument("module '" + module + "': bitsandbytes int8 cannot hold it: " + what + kAdvice);
 }
 
-// What the container cannot hold of a weight; empty: nothing. The one place that says so.
+// Returns what the container cannot hold of a weight; empty: nothing. No other place decides this.
 std::string weight_problem(const PackScheme& scheme) {
   if (scheme.is_dense()) return "its weights are dense";
   if (scheme.code_type() != CodeType::integer) return "its codes are fp8";
@@ -39,8 +39,8 @@ std::string weight_problem(const PackScheme& scheme) {
   return "";
 }
 
-// Multiplying and dividing by 127 each err by at most half a unit in the last place, which near a power of two is one
-// unit of the other number: the answer, if there is one, is the product or beside it.
+// Multiplying and dividing by 127 each err by at most half a unit in the last place. Near a power of two that is one
+// unit of the other number. So the answer, if there is one, is the product or a neighbour of it.
 float absmax_of(float scale, int64_t row, const std::string& module) {
   const float product = scale * kLargestCode;
   float best = 0.0f;
@@ -62,7 +62,7 @@ float absmax_of(float scale, int64_t row, const std::string& module) {
   return best;
 }
 
-// Of a weight that the container can hold.
+// Makes the tensors of a weight that the container can hold.
 std::vector<OwnedTensor> tensors_of(const QuantizedWeight& weight, const std::string& module) {
   const std::vector<uint8_t> codes_OI = shift_codes(weight.codes_OI, -kOffset);
   std::vector<float> absmax_O(weight.scales_OG.size());
@@ -163,7 +163,7 @@ BitsAndBytesConfig BitsAndBytesConfig::parse(const std::string& json, const std:
     fail(where, "load_in_4bit: not supported by this runtime: expected false, found true");
   }
   const Json& threshold = value_or_null(config, "llm_int8_threshold");
-  // The library's default, 6.0, holds for a file that does not say.
+  // A file that does not state the threshold means the library's default, 6.0.
   const double value = threshold.is_null() ? 6.0 : threshold.is_number() ? threshold.get<double>() : -1.0;
   if (!(value >= 0.0) || value > 1e30) {
     fail(where, "llm_int8_threshold: expected a number of at least 0" + found(threshold));

@@ -30,10 +30,10 @@ inline constexpr std::string_view kInt8WeightSuffix = ".weight";
 inline constexpr std::string_view kInt8AbsmaxSuffix = ".SCB";
 inline constexpr std::string_view kInt8FormatSuffix = ".weight_format";
 
-// The tensors of `module`. SCB is the float32 whose 127th part, rounded, is the scale; of several, the one with the
-// shortest mantissa, which is the absmax that the scale came from when that was a 16-bit number. Throws
-// std::runtime_error when the weight is invalid (see validate) and std::invalid_argument when the container cannot hold
-// it exactly: other than 8 bits, groups, zeros, or a scale that is no number's 127th part.
+// Returns the tensors of `module`. SCB is the float32 whose 127th part, rounded, is the scale. Among several it is the
+// one with the shortest mantissa, which is the original absmax if that was a 16-bit number. Throws std::runtime_error
+// if the weight is invalid (see validate). Throws std::invalid_argument if the container cannot hold it exactly: bits
+// other than 8, groups, zeros, or a scale that is not the 127th part of a number.
 std::vector<OwnedTensor> pack_bitsandbytes_int8(const QuantizedWeight& weight, const std::string& module);
 
 struct Int8Tensors {
@@ -45,27 +45,26 @@ struct Int8Tensors {
 // Checks dtypes, shapes and the layout for a weight [num_out, num_in]. Throws std::runtime_error.
 void check_int8_tensors(const Int8Tensors& tensors, int64_t num_out, int64_t num_in, const std::string& module);
 
-// The inverse of packing: 8 bits, symmetric, per channel, scale SCB / 127 rounded to float32. Throws
+// Does the inverse of packing: 8 bits, symmetric, per channel, with scale SCB / 127 rounded to float32. Throws
 // std::runtime_error.
 QuantizedWeight unpack_bitsandbytes_int8(const Int8Tensors& tensors, int64_t num_out, int64_t num_in,
                                          const std::string& module);
 
-// The JSON object for the key "quantization_config". `threshold` is in units of the activations (6.0 in the paper,
-// arXiv 2208.07339, section 3.2); 0 turns outliers off. Throws std::invalid_argument unless it is finite and not
+// Returns the JSON object for the key "quantization_config". `threshold` is in units of the activations (6.0 in the
+// paper, arXiv 2208.07339, section 3.2); 0 turns outliers off. Throws std::invalid_argument unless it is finite and not
 // negative.
 std::string bitsandbytes_config_json(float threshold, std::span<const std::string> skipped);
 
-// A quantization_config with quant_method "bitsandbytes" as read. Which modules are quantized is seen from their
-// tensors.
+// A quantization_config with quant_method "bitsandbytes" as read. The tensors tell which modules are quantized.
 struct BitsAndBytesConfig final : ContainerConfig {
-  // Of every quantized module, with int8 inputs per token and columns from the threshold on kept; a threshold of 0
-  // keeps an empty list of columns, for the library rounds by the same rule then (input_format.h).
+  // The scheme of every quantized module: int8 inputs per token, with columns kept from the threshold on. A threshold
+  // of 0 keeps an empty list of columns, because the library rounds by the same rule then (input_format.h).
   PackScheme scheme;
   std::set<std::string, std::less<>> skipped;
 
-  // Throws std::invalid_argument for 4-bit checkpoints and what is no such configuration.
+  // Throws std::invalid_argument for 4-bit checkpoints and for anything that is not such a configuration.
   static BitsAndBytesConfig parse(const std::string& json, const std::string& where);
-  // Whether llm_int8_skip_modules names this module or the end of its name after a dot.
+  // True if llm_int8_skip_modules names this module, or the end of its name after a dot.
   bool is_skipped(std::string_view module) const;
   std::optional<PackScheme> scheme_of(const std::string& module, std::string_view class_name,
                                       const FindTensor& find) const override;

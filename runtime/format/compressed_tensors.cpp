@@ -112,7 +112,7 @@ DType code_dtype(const PackScheme& scheme) {
   return is_float(scheme) ? DType::F8_E4M3 : DType::I8;
 }
 
-// What stored bytes add to ours: integer codes are signed in the container.
+// Returns what must be added to stored bytes to give pare's codes: integer codes are signed in the container.
 int code_offset(const PackScheme& scheme) {
   return is_float(scheme) ? 0 : 1 << (scheme.bits - 1);
 }
@@ -121,7 +121,7 @@ int code_offset(const PackScheme& scheme) {
   throw std::invalid_argument("module '" + module + "': " + what + "; the weight and its scheme must agree");
 }
 
-// One value for a whole tensor: every row must have it.
+// Checks that every row has the one value that a whole tensor shares.
 template <typename T>
 void check_all_equal(std::span<const T> values, const std::string& module, const char* what) {
   for (size_t i = 1; i < values.size(); ++i) {
@@ -187,8 +187,8 @@ void check_dense_tensors(const PackedTensors& tensors, int64_t num_out, int64_t 
   }
 }
 
-// Codes of fewer than 8 bits may be stored in the same bytes; validate() finds those outside their range, for adding
-// the offset wraps them to large ones.
+// Codes of fewer than 8 bits may be stored in the same bytes. validate() finds those outside their range, because
+// adding the offset wraps them to large ones.
 void unpack_plain_format(const PackedTensors& tensors, const PackScheme& scheme, QuantizedWeight& weight) {
   const int offset = code_offset(scheme);
   weight.codes_OI = shift_codes(code_bytes(*tensors.plain), offset);
@@ -213,7 +213,7 @@ std::vector<OwnedTensor> pack_packed_format(const QuantizedWeight& weight, const
   return tensors;
 }
 
-// Of a linear that agrees with its scheme.
+// Makes the tensors of a linear that agrees with its scheme.
 std::vector<OwnedTensor> tensors_of(const StoredLinear& linear, const PackScheme& scheme, const std::string& module) {
   std::vector<OwnedTensor> tensors;
   if (!scheme.is_dense()) {
@@ -332,7 +332,7 @@ bool is_dynamic_token(const InputFormat& input) {
   return input.type == InputType::int8 && input.range == InputRange::token;
 }
 
-// compressed_tensors.py: _get_scheme_from_parts, _quantization_scheme_map_from_config.
+// Source: compressed_tensors.py: _get_scheme_from_parts, _quantization_scheme_map_from_config.
 Reasons unread_by_vllm(const PackScheme& scheme) {
   if (scheme.is_dense()) return {kInputsAlone};
   Reasons reasons;
@@ -355,7 +355,7 @@ Reasons unread_by_vllm(const PackScheme& scheme) {
   return reasons;
 }
 
-// base.py: dequant_model.
+// Source: base.py: dequant_model.
 Reasons unread_by_converter(const PackScheme& scheme) {
   if (scheme.is_dense()) return {kInputsAlone};
   Reasons reasons;
@@ -382,8 +382,8 @@ class CompressedTensorsContainer final : public ContainerFormat {
   std::string_view name() const override { return kCompressedTensors; }
   std::string_view method() const override { return kCompressedTensors; }
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
-  // As read in the sources of transformers 5.17 with compressed-tensors 0.19, of vLLM 0.19 to 0.24
-  // (compressed_tensors_wNa16.py) and of llama.cpp's convert_hf_to_gguf.py of 2026.
+  // Read in the sources of transformers 5.17 with compressed-tensors 0.19, of vLLM 0.19 to 0.24
+  // (compressed_tensors_wNa16.py), and of llama.cpp's convert_hf_to_gguf.py of 2026.
   std::vector<std::string> unread_by(Engine engine, const PackScheme& scheme) const override {
     switch (engine) {
       case Engine::transformers_experts:
@@ -401,14 +401,14 @@ class CompressedTensorsContainer final : public ContainerFormat {
     }
     return {};
   }
-  // Other codes are multiplied by vLLM's Humming kernels.
+  // vLLM's Humming kernels multiply other codes.
   bool runs_on_marlin(const PackScheme& scheme) const override {
     return scheme.format == StoredFormat::pack_quantized &&
            (scheme.bits == 4 || (scheme.bits == 8 && scheme.symmetric));
   }
 
-  // Codes are packed but where engines expect them in bytes: 8 bits beside rounded inputs; and packed ones have no
-  // place for a single scale, nor bytes for the group of a column.
+  // Codes are packed, except where engines expect them in bytes: 8 bits with rounded inputs. Packed codes have no place
+  // for a single scale, and plain bytes none for the group of a column.
   PackScheme adapted(PackScheme wanted) const override {
     wanted.container = kCompressedTensors;
     const bool is_w8a8 = wanted.bits == 8 && !wanted.input.is_plain() && wanted.act_order != StoredActOrder::group;

@@ -1,5 +1,5 @@
-// The compressed-tensors container: how one linear becomes tensors, and how config.json says so. No file access here:
-// the tensors come from and go to whoever owns the files.
+// The compressed-tensors container: how one linear becomes tensors, and how config.json describes it. This file
+// accesses no files; its callers read and write the tensors.
 //
 // Tensors of a module with weight [O, I] (names are the module's name + suffix). Format "pack-quantized":
 //   weight_packed     I32 [O, ceil(I*bits/32)]   each row a bit stream (bit_stream.h) of the unsigned codes
@@ -9,15 +9,15 @@
 //   weight_g_idx      I32 [I]                    act-order "group" only
 // The package counts codes and zeros from -2^(bits-1) and adds that offset before it packs, so that the stored numbers
 // are our unsigned ones. Checked against compressed-tensors 0.19 (compressors/pack_quantized/{base,helpers}.py): for 3
-// bits it packs 32 codes into exactly 3 words, the same dense stream as for 2, 4 and 8; releases before 2026 padded 10
-// codes to a word, which is refused here by its width. 0.19 no longer loads act-order "group"; vLLM does.
+// bits it packs 32 codes into exactly 3 words, the same dense stream as for 2, 4 and 8. Releases before 2026 padded 10
+// codes to a word; such files are refused by their width. 0.19 no longer loads act-order "group"; vLLM does.
 //
 // Formats "int-quantized" and "float-quantized" (compressors/naive_quantized/base.py):
 //   weight            I8 or F8_E4M3 [O, I]       the package's signed code, ours - 2^(bits-1), or the E4M3 pattern
 //   weight_scale      BF16, F16 or F32 [O, G]    or [1] per tensor
 //   weight_zero_point I8, as weight_scale        asymmetric integers only: the signed zero
 // Format "dense" (inputs alone are quantized; "weights" is null in the config):
-//   weight            F32, F16 or BF16 [O, I]    as it was
+//   weight            F32, F16 or BF16 [O, I]    unchanged
 // Any format with static input activations: input_scale and input_zero_point (scale_tensors.h).
 #pragma once
 
@@ -36,7 +36,7 @@
 
 namespace pare {
 
-// The row of the table (container_format.h); its name is kCompressedTensors.
+// Returns the row of the table (container_format.h); its name is kCompressedTensors.
 const ContainerFormat& compressed_tensors_container();
 
 // --- tensors ---
@@ -48,16 +48,16 @@ inline constexpr std::string_view kZeroPointSuffix = ".weight_zero_point";
 inline constexpr std::string_view kGroupIndexSuffix = ".weight_g_idx";
 inline constexpr std::string_view kPlainSuffix = ".weight";
 
-// The tensors of `module` as pack-quantized without input activations. Throws std::runtime_error when the weight is
-// invalid (see validate) and std::invalid_argument when a scale is not exactly representable in weight.scale_dtype.
+// Returns the tensors of `module` as pack-quantized without input activations. Throws std::runtime_error if the weight
+// is invalid (see validate), and std::invalid_argument if weight.scale_dtype does not represent a scale exactly.
 std::vector<OwnedTensor> pack_compressed_tensors(const QuantizedWeight& weight, const std::string& module);
-// The same in the format that `scheme` says, with the scale and zero of a fixed input range. Throws
-// std::invalid_argument as well when the linear is not what the scheme describes (type of codes, bits, group size,
-// symmetry, one scale per tensor, input). The weight of a dense scheme is not among them.
+// Does the same in the format of `scheme`, with the scale and zero of a fixed input range. Also throws
+// std::invalid_argument if the linear is not what the scheme describes (type of codes, bits, group size, symmetry, one
+// scale per tensor, input). The result does not include the weight of a dense scheme.
 std::vector<OwnedTensor> pack_compressed_tensors(const StoredLinear& linear, const PackScheme& scheme,
                                                  const std::string& module);
 
-// What a reader has found under the module's name; null: absent.
+// The tensors that a reader found under the module's name; null: absent.
 struct PackedTensors {
   const TensorView* packed = nullptr;
   const TensorView* scale = nullptr;
@@ -69,51 +69,52 @@ struct PackedTensors {
   const TensorView* input_zero_point = nullptr;
 };
 
-// Checks that the tensors which `scheme` asks for, and no others, are there with the dtypes and shapes of a weight
+// Checks that the tensors that `scheme` asks for, and no others, are there with the dtypes and shapes of a weight
 // [num_out, num_in]. Reads weight_shape, and nothing of the size of the weight. Throws std::runtime_error (tensor,
 // expected, found).
 void check_compressed_tensors(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
                               const std::string& module);
 
-// The inverse of packing, after the check above and with every value checked.
+// Does the inverse of packing, after the check above, and checks every value.
 // Throws std::runtime_error (tensor, expected, found), also for an input scale that is not positive and finite.
 StoredLinear unpack_compressed_linear(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out,
                                       int64_t num_in, const std::string& module);
-// Its weight alone.
+// Returns only the weight.
 QuantizedWeight unpack_compressed_tensors(const PackedTensors& tensors, const PackScheme& scheme, int64_t num_out,
                                           int64_t num_in, const std::string& module);
 
 // --- config.json: quantization_config ---
 
-// The JSON object for the key "quantization_config" (indented by two spaces). One config group with the target "Linear"
-// when all linears share a scheme (engines like it best; one converter accepts nothing else); otherwise a group for
-// each scheme with full module names as targets, because engines resolve a class target before the parts of a fused
-// layer. `ignore` names the linears left unquantized; other modules need no entry. The top-level format is that of all
-// groups, or "mixed-precision" when they differ. Throws std::invalid_argument without any module, for a module named
-// twice or also ignored, or for a scheme that the container's readers do not know.
+// Returns the JSON object for the key "quantization_config" (indented by two spaces). It has one config group with the
+// target "Linear" if all linears share a scheme (engines prefer that; one converter accepts nothing else). Otherwise it
+// has a group for each scheme with full module names as targets, because engines resolve a class target before the
+// parts of a fused layer. `ignore` names the linears left unquantized; other modules need no entry. The top-level
+// format is that of all groups, or "mixed-precision" if they differ. Throws std::invalid_argument if there is no
+// module, if a module is named twice or also ignored, or if the container's readers do not know a scheme.
 std::string quantization_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore);
 
-// What is wrong with a scheme as a whole; empty: nothing. The one place that says which combinations the container's
-// readers know.
+// Returns what is wrong with a scheme as a whole; empty: nothing. No other place knows which combinations the
+// container's readers accept.
 std::string compressed_tensors_problem(const PackScheme& scheme);
 
-// A quantization_config as read. Lookup follows the package (utils/match.py): ignored modules are not quantized;
-// otherwise an exact name wins over a regular expression ("re:..."), which wins over a class name ("Linear",
+// A quantization_config as read. Lookup follows the package (utils/match.py). Ignored modules are not quantized.
+// Otherwise an exact name wins over a regular expression ("re:..."), which wins over a class name ("Linear",
 // "Embedding").
 class QuantizationConfig final : public ContainerConfig {
  public:
-  // `json` is the object's text and `where` names its file. Throws std::invalid_argument for anything this runtime
-  // does not support, by name: another quant_method or format, quantized outputs or KV cache, input activations other
-  // than 8 bits per token or tensor, sparsity, block strategies, other widths, unknown keys of a group.
-  // max_steps: what the regular expressions may cost in all; by default seconds, and ten times what published lists
-  // need for a mixture of 50,000 layers.
+  // `json` is the object's text and `where` names its file. Throws std::invalid_argument for anything that this runtime
+  // does not support, and names it. Not supported are another quant_method or format, quantized outputs or KV cache,
+  // sparsity, block strategies, other widths and unknown keys of a group. Input activations must have 8 bits per token
+  // or tensor.
+  // max_steps bounds the total work of the regular expressions. The default takes seconds, and is ten times what
+  // published lists need for a mixture of 50,000 layers.
   static QuantizationConfig parse(const std::string& json, const std::string& where, int64_t max_steps = 2'000'000'000);
   QuantizationConfig(QuantizationConfig&&) noexcept;
   QuantizationConfig& operator=(QuantizationConfig&&) noexcept;
   ~QuantizationConfig() override;
 
-  // nullopt: the module is not quantized. class_name is the module's in PyTorch: "Linear" or "Embedding". May be called
-  // from several threads. Throws std::invalid_argument when max_steps are spent.
+  // Returns nullopt if the module is not quantized. class_name is the module's class in PyTorch: "Linear" or
+  // "Embedding". May be called from several threads. Throws std::invalid_argument if max_steps are used up.
   std::optional<PackScheme> scheme(const std::string& module, std::string_view class_name = "Linear") const;
   std::optional<PackScheme> scheme_of(const std::string& module, std::string_view class_name,
                                       const FindTensor& find) const override;

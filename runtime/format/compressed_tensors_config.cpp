@@ -1,4 +1,4 @@
-// The quantization_config of config.json, both ways. Field list and rules: compressed-tensors 0.19,
+// Reads and writes the quantization_config of config.json. Source of the fields and rules: compressed-tensors 0.19,
 // quantization/{quant_config,quant_scheme,quant_args}.py and utils/match.py.
 #include <algorithm>
 #include <map>
@@ -19,7 +19,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kMixedFormat = "mixed-precision";
 constexpr std::string_view kNaiveFormat = "naive-quantized";
-// The release whose layout is written (dense 3-bit streams); readers use it for messages only.
+// The release whose layout is written (dense 3-bit streams). Readers use it for messages only.
 constexpr std::string_view kVersion = "0.19.0";
 
 const char* act_order_name(StoredActOrder order) {
@@ -79,7 +79,7 @@ struct ConfigGroup {
   std::vector<std::string> targets;
 };
 
-// Modules by scheme, in the order in which the schemes first occur.
+// Groups modules by scheme, in the order in which the schemes first occur.
 std::vector<ConfigGroup> group_by_scheme(std::span<const StoredModule> modules) {
   const auto first_linear = std::find_if(modules.begin(), modules.end(), [](const auto& m) { return m.is_linear; });
   const bool one_linear_scheme = std::all_of(modules.begin(), modules.end(), [&](const StoredModule& module) {
@@ -127,7 +127,7 @@ std::string found(const Json& value) {
   fail(where, key, "not supported by this runtime: expected " + expected + found(value));
 }
 
-// The value under `key`, with an absent key and null alike.
+// Returns the value under `key`; an absent key counts as null.
 const Json& value_or_null(const Json& object, const char* key) {
   static const Json null;
   const auto entry = object.find(key);
@@ -183,7 +183,7 @@ StoredActOrder read_act_order(const Json& value, const std::string& where, const
   fail_unsupported(where, key, value, "null, \"weight\" or \"group\"");
 }
 
-// The keys of the package's QuantizationArgs, which it refuses to extend as well.
+// Accepts only the keys of the package's QuantizationArgs; the package refuses others too.
 void check_argument_keys(const Json& arguments, const std::string& where, const std::string& key) {
   static const std::set<std::string> known = {
       "num_bits", "type",     "symmetric", "group_size",  "strategy", "block_structure",
@@ -208,8 +208,8 @@ bool is_float_type(const Json& arguments, const std::string& where, const std::s
   return true;
 }
 
-// `format` is the group's own, or the file's. naive-quantized is the package's name for the plain formats without
-// input activations; their tensors are the same.
+// `format` is the group's own, or the file's. naive-quantized is the package's name for the plain formats without input
+// activations; their tensors are the same.
 StoredFormat read_format(const Json& format, bool is_float, const std::string& where, const std::string& key) {
   for (const StoredFormat known : {StoredFormat::pack_quantized, StoredFormat::int_quantized,
                                    StoredFormat::float_quantized, StoredFormat::dense}) {
@@ -290,7 +290,7 @@ ConfigGroup read_group(const Json& group, const Json& file_format, const std::st
     fail_unsupported(where, "format", file_format,
                      json_text(own_format) + ", as " + key + " says, or \"mixed-precision\"");
   }
-  // Groups whose inputs alone are quantized have the format "dense", and only they.
+  // Groups whose inputs alone are quantized have the format "dense", and no others have it.
   if (weights.is_null() != (result.scheme.format == StoredFormat::dense)) {
     fail_unsupported(
         where, key + ".weights", weights,
@@ -315,7 +315,7 @@ void check_top_level(const Json& config, const std::string& where) {
   const Json& format = value_or_null(config, "format");
   if (format != kMixedFormat) read_format(format, /*is_float=*/false, where, "format");
   const Json& status = value_or_null(config, "quantization_status");
-  // "frozen" is what releases before 2025 wrote beside packed weights.
+  // Releases before 2025 wrote "frozen" beside packed weights.
   if (!status.is_null() && status != "compressed" && status != "frozen") {
     fail_unsupported(where, "quantization_status", status, "\"compressed\"");
   }
@@ -329,7 +329,7 @@ void check_top_level(const Json& config, const std::string& where) {
 }
 
 constexpr std::string_view kRegexPrefix = "re:";
-constexpr size_t kMaxStates = 100'000;  // of all expressions of a list: bounds the time to look up one name
+constexpr size_t kMaxStates = 100'000;  // in all expressions of a list: bounds the time to look up one name
 
 NamePattern compile(const std::string& target, const std::string& where, const std::string& key) {
   try {
@@ -339,7 +339,7 @@ NamePattern compile(const std::string& target, const std::string& where, const s
   }
 }
 
-// A list of names and regular expressions, as targets and ignore lists hold them.
+// A list of names and regular expressions, as in targets and ignore lists.
 class NamePatterns {
  public:
   void add(const std::string& target, const std::string& where, const std::string& key) {
@@ -353,7 +353,7 @@ class NamePatterns {
     }
   }
 
-  // The target that the package prefers (match_targets): the exact name, then the alphabetically first regular
+  // Returns the target that the package prefers (match_targets): the exact name, then the alphabetically first regular
   // expression that matches from the start, then the class. nullptr: none.
   // num_steps grows by the work.
   const std::string* match(const std::string& module, std::string_view class_name, int64_t& num_steps) const {
@@ -442,7 +442,7 @@ struct QuantizationConfig::State {
   NamePatterns ignored;
   std::map<std::string, PackScheme> scheme_of_target;
 
-  // Of the modules that were asked about, by class and name.
+  // The schemes of the modules that were asked about, by class and name.
   std::mutex mutex;
   std::map<std::string, std::optional<PackScheme>> found;
   int64_t num_steps = 0;
@@ -470,8 +470,8 @@ QuantizationConfig QuantizationConfig::parse(const std::string& json, const std:
   if (!groups.is_object() || groups.empty()) {
     fail(where, "config_groups", "expected an object with at least one group" + found(groups));
   }
-  // The package keeps the last group for a repeated target; groups stand in the order of the file there and in that of
-  // their names here, so a repetition is refused rather than resolved.
+  // For a repeated target the package keeps the last group. Its groups stand in the order of the file; here they stand
+  // in the order of their names. So a repetition is refused rather than resolved.
   for (const auto& [name, group] : groups.items()) {
     const std::string key = "config_groups." + name.substr(0, 100);
     const ConfigGroup read = read_group(group, value_or_null(config, "format"), where, key);

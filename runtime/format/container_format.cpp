@@ -25,7 +25,7 @@ std::string description(int bits, int64_t group_size, bool symmetric, CodeType c
          (symmetric ? ", symmetric" : ", asymmetric") + (code_type == CodeType::fp8 ? ", FP8" : "");
 }
 
-// A view of dense_OI.
+// Returns a view of dense_OI.
 DenseWeight packed_dense(const StoredLinear& linear) {
   return {.num_out = linear.weight.num_out,
           .num_in = linear.weight.num_in,

@@ -29,8 +29,8 @@ const DTypeEntry& entry_of(DType dtype) {
   throw std::invalid_argument("unknown element type number " + std::to_string(static_cast<int>(dtype)));
 }
 
-// Large tensors are converted by all threads in chunks of this many elements; below it a thread team costs more than
-// the conversion. Elements are independent, so the split changes no bit.
+// All threads convert large tensors in chunks of this many elements. Below it a thread team costs more than the
+// conversion. Elements are independent, so the split changes no bit.
 constexpr int64_t kChunk = int64_t{1} << 16;
 
 // Sources lie at any address of a mapped file, hence memcpy and unaligned loads throughout.
@@ -139,7 +139,7 @@ DType parse_dtype(std::string_view safetensors_name) {
 
 uint16_t float_to_bf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
-  // A NaN whose payload lies in the lower half would round to infinity: keep it a (quiet) NaN instead.
+  // A NaN whose payload lies in the lower half would round to infinity, so it becomes a quiet NaN instead.
   const uint16_t quiet_nan = static_cast<uint16_t>(bits >> 16 | 0x40u);
   const uint32_t round_to_even = 0x7fffu + (bits >> 16 & 1u);
   const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
@@ -154,9 +154,9 @@ uint16_t float_to_f16(float value) {
   return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
 }
 
-// Sign, four bits of exponent with bias 7, three of mantissa: the same bits four places higher are a float16 whose
-// exponent has bias 15, hence 2^8 too small; subnormals included, for both formats scale them by their smallest
-// exponent.
+// The code has a sign, four bits of exponent with bias 7, and three of mantissa. The same bits four places higher are a
+// float16 whose exponent has bias 15, hence 2^8 too small. That holds for subnormals too, because both formats scale
+// them by their smallest exponent.
 float fp8_to_float(uint8_t bits) {
   if ((bits & 0x7f) == 0x7f) return std::bit_cast<float>((bits & 0x80u) << 24 | 0x7fc00000u);
   const auto half = static_cast<uint16_t>((bits & 0x80) << 8 | (bits & 0x7f) << 7);
@@ -174,8 +174,8 @@ uint8_t float_to_fp8(float value) {
     const float rounded = std::bit_cast<float>(magnitude) + 0x1.8p14f;
     return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(rounded) & 0xfu));
   }
-  // 20 bits of mantissa go; the exponent's bias changes from 127 to 7. A carry out of the mantissa is the next
-  // exponent.
+  // This drops 20 bits of mantissa and changes the exponent's bias from 127 to 7. A carry out of the mantissa gives the
+  // next exponent.
   const uint32_t rounded = magnitude + 0x7ffffu + (magnitude >> 20 & 1u) - (120u << 23);
   return static_cast<uint8_t>(sign | std::min(rounded >> 20, 0x7eu));
 }

@@ -19,34 +19,34 @@ size_t dtype_size_bytes(DType dtype);
 std::string_view dtype_name(DType dtype);              // "F32", "BF16", ... as safetensors spells them
 DType parse_dtype(std::string_view safetensors_name);  // throws std::invalid_argument naming the type
 std::span<const EnumName<DType>> enum_names(DType);
-// F32, F16 or BF16: what scales and dense weights are stored in.
+// True for F32, F16 and BF16, in which scales and dense weights are stored.
 inline bool is_float_dtype(DType dtype) {
   return dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16;
 }
 
-// bfloat16 is the upper half of a float32; rounding is to nearest even, NaN stays NaN.
+// bfloat16 is the upper half of a float32. Rounding is to nearest even, and NaN stays NaN.
 inline float bf16_to_float(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 uint16_t float_to_bf16(float value);
-// IEEE binary16, round to nearest even, subnormals kept, overflow to infinity.
+// IEEE binary16, rounded to nearest even. Subnormals are kept, and overflow gives infinity.
 float f16_to_float(uint16_t bits);
 uint16_t float_to_f16(float value);
 
-// OCP 8-bit float E4M3 (OCP 8-bit Floating Point Specification 1.0, section 5): no infinities, the magnitude pattern
-// 0x7f is NaN, the largest value is 448, the smallest positive one 2^-9. Rounding is to nearest even and saturates:
-// beyond 448, infinity included, the result is 448 with the sign; NaN stays NaN.
+// OCP 8-bit float E4M3 (OCP 8-bit Floating Point Specification 1.0, section 5). It has no infinities, and the magnitude
+// pattern 0x7f is NaN. The largest value is 448, the smallest positive one 2^-9. Rounding is to nearest even and
+// saturates: beyond 448, infinity included, the result is 448 with the sign. NaN stays NaN.
 inline constexpr float kLargestFp8 = 448.0f;
 float fp8_to_float(uint8_t bits);
 uint8_t float_to_fp8(float value);
 
-// The value after a trip through `dtype` (F32, F16 or BF16): what a file of that type would hold.
+// Returns the value that a file of type `dtype` (F32, F16 or BF16) would hold.
 float round_to(float value, DType dtype);
 
 // Converts source.size() / dtype_size_bytes(dtype) elements of F32, F16, BF16 or F64 to float32.
-// Throws std::invalid_argument when the sizes disagree or the type is no float.
+// Throws std::invalid_argument if the sizes disagree or the type is not one of these.
 void convert_to_float(DType dtype, std::span<const std::byte> source, std::span<float> out);
-// The other way, for F32, F16 and BF16.
+// Converts the other way, for F32, F16 and BF16.
 void convert_from_float(DType dtype, std::span<const float> source, std::span<std::byte> out);
 
 }  // namespace pare

@@ -12,7 +12,7 @@ std::string digits(double value) {
   return text;
 }
 
-// A text cannot pretend to be another field.
+// Quotes and escapes, so that a text cannot pretend to be another field.
 std::string quoted(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {

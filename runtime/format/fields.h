@@ -1,9 +1,9 @@
-// What a record or a method's options consist of, said once for each type: its member
+// The members of a record or of a method's options, listed once for each type by its member function
 //
 //   void fields(FieldVisitor& visit)   calls   visit("name", member)   for every member, in one fixed order.
 //
 // Reading from recipes and records, writing, hashing, fingerprints and descriptions all go through that list, so that a
-// new member is one new line. Enumerations go by name: their type has a function
+// new member is one new line. Enumerations are written by name: their type has a function
 //
 //   std::span<const EnumName<E>> enum_names(E)   found next to the enumeration.
 #pragma once
@@ -36,14 +36,14 @@ requires std::is_enum_v<E> std::string_view name_of(E value) {
   throw std::invalid_argument("an enumeration has no name for its value " + std::to_string(static_cast<int>(value)));
 }
 
-// The lower end of numbers that 0 is not one of.
+// A lower end for numbers that must not be 0.
 inline constexpr double kAboveZero = std::numeric_limits<double>::min();
 
-// What a recipe may say: a whole number of [low, high] or one of `values`, a number of [low, high].
+// The values that a recipe may give: a whole number of [low, high] or one of `values`, or a number of [low, high].
 struct FieldLimits {
   double low = std::numeric_limits<double>::lowest();
   double high = std::numeric_limits<double>::max();
-  std::vector<int64_t> values = {};  // not empty: these alone
+  std::vector<int64_t> values = {};  // not empty: only these
 };
 
 class FieldVisitor {
@@ -82,7 +82,7 @@ class FieldVisitor {
     visit_choice(name, names, index);
     value = enum_names(value)[index].value;
   }
-  // A member with fields of its own.
+  // Visits a member with fields of its own.
   template <typename T>
   requires requires(T& value, FieldVisitor& visit) { value.fields(visit); }
   void operator()(std::string_view name, T& value) {
@@ -90,7 +90,7 @@ class FieldVisitor {
     value.fields(*this);
     leave(name);
   }
-  // A member that a recipe does not say: decided by the plan or the program.
+  // Visits a member that a recipe does not give: the plan or the program decides it.
   template <typename T>
   void decided(std::string_view name, T& value) {
     if (!visits_decided()) return;
@@ -105,14 +105,14 @@ class FieldVisitor {
   virtual void visit_text(std::string_view name, std::string& value) = 0;
   virtual void visit_texts(std::string_view name, std::vector<std::string>& value) = 0;
   virtual void visit_choice(std::string_view name, std::span<const std::string_view> names, size_t& index) = 0;
-  // False: the member's own fields are not visited.
+  // Returns false to leave out the member's own fields.
   virtual bool enter(std::string_view) { return true; }
   virtual void leave(std::string_view) {}
   virtual bool visits_decided() const { return true; }
 };
 
-// "name=value name=value member.name=value ...": every field, numbers so that they read back the same. Equal texts,
-// equal values: what fingerprints and hashes are made of.
+// Writes "name=value name=value member.name=value ..." with every field. Numbers are written so that they read back the
+// same. Equal texts mean equal values. Fingerprints and hashes are made of this text.
 class FieldDescription : public FieldVisitor {
  public:
   const std::string& text() const { return text_; }
@@ -133,19 +133,20 @@ class FieldDescription : public FieldVisitor {
   std::string prefix_, text_;
 };
 
-// One field apart from its type: members of members are called "member.name", enumerations hold their value's name.
+// One field without its type. Members of members are called "member.name", and enumerations hold their value's name.
 using FieldValue = std::variant<bool, int64_t, double, std::optional<double>, std::string, std::vector<std::string>>;
 struct NamedField {
   std::string name;
   FieldValue value;
-  std::vector<std::string_view> choices = {};  // of an enumeration
+  std::vector<std::string_view> choices = {};  // for an enumeration
 };
 
 // Lists the fields, or assigns those that it is given.
 class FieldValues : public FieldVisitor {
  public:
   FieldValues() = default;
-  // For assigning. Throws std::invalid_argument while visiting: a value of another type, an unknown choice.
+  // Makes a visitor that assigns. Visiting throws std::invalid_argument for a value of another type and for an unknown
+  // choice.
   explicit FieldValues(std::span<const NamedField> given) : given_(given), assigns_(true) {}
   std::vector<NamedField>& found() { return found_; }
 
@@ -171,7 +172,7 @@ class FieldValues : public FieldVisitor {
   std::vector<NamedField> found_;
 };
 
-// By reference, for the sake of classes with descendants: nothing is written.
+// Takes a reference, so that derived classes keep their fields; writes nothing.
 template <typename T>
 std::vector<NamedField> field_values(T& value) {
   FieldValues values;
@@ -179,14 +180,14 @@ std::vector<NamedField> field_values(T& value) {
   return std::move(values.found());
 }
 
-// Fields of those names get those values; the others stay. Throws as FieldValues does.
+// Assigns the values to the fields of those names; other fields stay. Throws what FieldValues throws.
 template <typename T>
 void assign_fields(std::span<const NamedField> given, T& value) {
   FieldValues values(given);
   value.fields(values);
 }
 
-// By value: visiting may write.
+// Takes a copy, because visiting may write.
 template <typename T>
 std::string describe_fields(T value) {
   FieldDescription description;

@@ -66,7 +66,7 @@ std::string input_format_name(const InputFormat& format) {
   return name;
 }
 
-// Sixteen lanes, which compilers turn into vectors; the order does not change the result.
+// Sixteen lanes, which compilers turn into vectors. The order does not change the result.
 InputExtremes input_extremes(std::span<const float> x) {
   constexpr size_t kLanes = 16;
   float low[kLanes] = {}, high[kLanes] = {};
@@ -120,7 +120,7 @@ void input_codes(std::span<const float> x, InputGrid& grid, std::span<int8_t> co
   for (size_t i = 0; i < x.size(); ++i) {
     const float scaled = in[i] / scale + zero;
     is_nan |= scaled != scaled;
-    // Written so that a NaN becomes -128: what the conversion to int makes of it is not defined.
+    // Written so that a NaN becomes -128, because converting NaN to int is undefined.
     const float above = scaled > -128.0f ? scaled : -128.0f;
     out[i] = static_cast<int8_t>(static_cast<int32_t>(__builtin_rintf(above < 127.0f ? above : 127.0f)));
   }
@@ -129,8 +129,8 @@ void input_codes(std::span<const float> x, InputGrid& grid, std::span<int8_t> co
   std::fill_n(codes.begin(), x.size(), int8_t{0});
 }
 
-// fp8_to_float(float_to_fp8(x / scale)) * scale without the codes: what is left of a float32 whose mantissa loses 20
-// bits, and below 2^-6, where the spacing is 2^-9, of a sum with 2^14.
+// Computes fp8_to_float(float_to_fp8(x / scale)) * scale without the codes. It rounds 20 bits of the float32's mantissa
+// away; below 2^-6, where the spacing is 2^-9, it rounds by adding 2^14.
 void round_to_fp8(std::span<float> x, const InputGrid& grid) {
   const float scale = grid.scale;
   for (float& value : x) {
@@ -144,7 +144,7 @@ void round_to_fp8(std::span<float> x, const InputGrid& grid) {
   }
 }
 
-// Eight interleaved sums, so that compilers vectorize it and every instruction set adds in the same order.
+// Eight interleaved sums, so that compilers vectorize the loop and every instruction set adds in the same order.
 double sum_of_squares(std::span<const float> x) {
   double sums[8] = {};
   size_t i = 0;
@@ -203,7 +203,7 @@ InputGrid outlier_row_grid(const InputFormat& format, const InputExtremes& extre
 
 InputGrid outlier_row_codes(const InputFormat& format, std::span<const float> x, const std::vector<int32_t>& columns,
                             float limit, std::span<int8_t> codes) {
-  // With a limit it decides value by value, with a list of columns they are passed over.
+  // A limit decides value by value. Columns of a list are skipped.
   const bool passes_columns = std::isinf(limit);
   InputExtremes extremes;
   bool is_nan = std::isnan(limit);

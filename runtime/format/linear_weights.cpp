@@ -43,7 +43,7 @@ void check_codes(const QuantizedWeight& weight, const std::string& name) {
                  " exceeds the largest of " + std::to_string(weight.bits) + " bits, " + std::to_string(limit - 1));
 }
 
-// Empty: its groups lie in rows of num_in columns.
+// Returns what is wrong with the pattern for rows of num_in columns; empty: nothing.
 std::string pattern_problem(const SparsePattern& pattern, int64_t num_in) {
   if (pattern == SparsePattern{}) return "";
   if (pattern.num_kept < 1 || pattern.num_kept > pattern.group || pattern.group > kMaxPatternGroup) {
@@ -55,8 +55,8 @@ std::string pattern_problem(const SparsePattern& pattern, int64_t num_in) {
          std::to_string(num_in);
 }
 
-// Where the first group begins that keeps more than the pattern says: the index of its first element in [O, I], or -1.
-// fill_kept(row, kept_I) says which elements of a row are kept, by ones.
+// Finds the first group that keeps more than the pattern says. Returns the index of its first element in [O, I], or -1.
+// fill_kept(row, kept_I) marks the kept elements of a row with ones.
 template <typename FillKept>
 int64_t first_violation(const SparsePattern& pattern, int64_t num_out, int64_t num_in, const FillKept& fill_kept) {
   int64_t first = num_out * num_in;
@@ -231,7 +231,7 @@ void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t n
   const int64_t width = weight.num_in;
   const int64_t num_groups = weight.num_groups();
   const int64_t group_width = weight.group_size == kPerChannel ? width : weight.group_size;
-  // What a code stands for before the zero is subtracted.
+  // The values of codes before the zero is subtracted.
   float values[256];
   for (int code = 0; code < 256; ++code) {
     const bool is_fp8 = weight.code_type == CodeType::fp8;
@@ -289,7 +289,7 @@ ZeroCount count_zeros(const LinearWeights& linear, const SparsePattern& pattern)
   if (const std::string problem = pattern_problem(pattern, linear.num_in()); !problem.empty()) {
     throw std::invalid_argument("linear '" + linear.name + "': " + problem);
   }
-  constexpr int64_t kRows = 64;  // a chunk of them in float32 at a time
+  constexpr int64_t kRows = 64;  // this many rows in float32 at a time
   const int64_t num_in = linear.num_in(), num_out = linear.num_out();
   const std::vector<int32_t>& outliers = linear.input.outlier_columns;
   std::vector<float> rows;

@@ -1,5 +1,5 @@
-// The weights of one linear, free of any container: what every reader yields, every quantizer returns, every writer
-// stores and every backend packs. A linear is y = x W^T + b with W [O, I] row-major.
+// The weights of one linear, independent of any container. Readers yield them, quantizers return them, writers store
+// them and backends pack them. A linear is y = x W^T + b with W [O, I] row-major.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@ namespace pare {
 
 inline constexpr int64_t kPerChannel = -1;  // group_size: one scale for each output row
 
-// A promise that of every `group` neighbouring inputs at most `num_kept` have weights other than zero, counted from the
-// first input on: {2, 4} is 2:4. {0, 0}: no such promise. Which are kept follows from the values.
+// A promise that at most `num_kept` of every `group` neighbouring inputs have nonzero weights, counted from the first
+// input on. {2, 4} is 2:4. {0, 0} promises nothing. The values tell which are kept.
 struct SparsePattern {
   int64_t num_kept = 0;
   int64_t group = 0;
@@ -36,14 +36,14 @@ struct SparsePattern {
 inline constexpr SparsePattern kTwoOfFour{2, 4};
 inline constexpr int64_t kMaxPatternGroup = 1024;
 
-// "2:4"; "none" without a promise.
+// Returns "2:4" and the like; "none" without a promise.
 std::string pattern_name(const SparsePattern& pattern);
-// The pattern of such a name; nullopt: it is none. N and M are whole numbers with 1 <= N <= M <= kMaxPatternGroup.
+// Returns the pattern with such a name, or nullopt. N and M are whole numbers with 1 <= N <= M <= kMaxPatternGroup.
 std::optional<SparsePattern> pattern_of_name(std::string_view name);
 
 // integer: W[o, i] = scales_OG[o, g(i)] * (codes_OI[o, i] - zeros_OG[o, g(i)]), with g(i) = group_of_I[i], or
 // i / group_size. Codes are unsigned, in [0, 2^bits - 1]; a symmetric weight has every zero at 2^(bits-1).
-// fp8: W[o, i] = scales_OG[o, g(i)] * fp8_to_float(codes_OI[o, i]): 8 bits, symmetric, codes are E4M3 bit patterns.
+// fp8: W[o, i] = scales_OG[o, g(i)] * fp8_to_float(codes_OI[o, i]); 8 bits, symmetric, codes are E4M3 bit patterns.
 enum class CodeType : uint8_t { integer, fp8 };
 struct QuantizedWeight {
   int64_t num_out = 0;
@@ -55,9 +55,9 @@ struct QuantizedWeight {
   DType scale_dtype = DType::BF16;  // scales_OG holds values that this type represents exactly
   std::vector<uint8_t> codes_OI;    // one code per byte
   std::vector<float> scales_OG;     // G = num_in / group_size, or 1
-  std::vector<uint8_t> zeros_OG;    // empty when symmetric
+  std::vector<uint8_t> zeros_OG;    // empty if symmetric
   std::vector<int32_t> group_of_I;  // empty unless act-order moved columns between groups (g_idx)
-  SparsePattern pattern = {};       // what is not kept has the code of its zero
+  SparsePattern pattern = {};       // a weight that is not kept has the code of its zero
 
   int64_t num_groups() const { return group_size == kPerChannel ? 1 : num_in / group_size; }
   int64_t group(int64_t column) const {
@@ -69,39 +69,39 @@ struct QuantizedWeight {
   }
 };
 
-// Codes plus `offset` on 8 bits. Files with signed codes hold ours less 2^(bits-1), in two's complement.
+// Returns codes plus `offset` in 8 bits. Files with signed codes hold ours minus 2^(bits-1), in two's complement.
 std::vector<uint8_t> shift_codes(std::span<const uint8_t> codes, int offset);
 
-// Checks sizes, ranges of codes, zeros and groups, that every scale is finite and not negative, and what the pattern
-// promises of the codes: what has the code of its zero (of fp8: +0 or -0) is not kept, whatever its scale.
+// Checks sizes, ranges of codes, zeros and groups, and that every scale is finite and not negative. Also checks what
+// the pattern promises: a weight is not kept if it has the code of its zero (for fp8: +0 or -0), whatever its scale.
 // Throws std::runtime_error naming `name` and the first offending element.
 void validate(const QuantizedWeight& weight, const std::string& name);
 
-// W in float32, [O, I]: each element computed as scale * (code - zero), or scale * value, in float32 and rounded once.
+// Returns W in float32, [O, I]. Each element is scale * (code - zero), or scale * value, in float32 and rounded once.
 std::vector<float> dequantize(const QuantizedWeight& weight);
-// Rows [first_row, first_row + num_rows) of the same.
+// Computes rows [first_row, first_row + num_rows) of the same.
 void dequantize_rows(const QuantizedWeight& weight, int64_t first_row, int64_t num_rows, std::span<float> out);
 
-// An unquantized weight, F32, F16 or BF16, [O, I] row-major: as it lies in a mapped file, or in memory of its own.
+// An unquantized weight, F32, F16 or BF16, [O, I] row-major, in a mapped file or in memory of its own.
 struct DenseWeight {
   int64_t num_out = 0;
   int64_t num_in = 0;
   DType dtype = DType::BF16;
   std::span<const std::byte> data;
   SparsePattern pattern = {};
-  std::shared_ptr<const std::vector<std::byte>> owned = {};  // what data lies in; null: the mapped file
+  std::shared_ptr<const std::vector<std::byte>> owned = {};  // holds `data`; null: data lies in the mapped file
 };
 
-// Checks type and size, and what the pattern promises of the values, of which -0 is a zero too. Throws
-// std::runtime_error naming `name` and the first offending element.
+// Checks type and size, and what the pattern promises of the values, where -0 is a zero too. Throws std::runtime_error
+// naming `name` and the first offending element.
 void validate(const DenseWeight& weight, const std::string& name);
 
 struct LinearWeights {
-  std::string name;  // of the module, e.g. "model.layers.0.self_attn.q_proj"; used in messages
+  std::string name;  // the module's, e.g. "model.layers.0.self_attn.q_proj"; for messages
   std::variant<DenseWeight, QuantizedWeight> weight;
   std::vector<float> bias_O;  // empty: none
-  InputFormat input = {};     // how x is rounded before it meets W
-  // The columns input.outlier_columns in floating point, [O, J]: they take the place of W's. Empty: W's are used.
+  InputFormat input = {};     // the rounding of x before the product
+  // The columns input.outlier_columns in floating point, [O, J], which replace W's. Empty: W's are used.
   std::vector<float> outlier_weight_OJ = {};
 
   int64_t num_out() const {
@@ -112,18 +112,18 @@ struct LinearWeights {
   }
 };
 
-// Rows [first_row, first_row + num_rows) of W in float32, however it is stored; outlier columns are W's.
-// Throws std::invalid_argument for rows outside of W, another size of `out`, or data that are not W's size.
+// Computes rows [first_row, first_row + num_rows) of W in float32, however it is stored; outlier columns are W's.
+// Throws std::invalid_argument for rows outside of W, another size of `out`, or data that do not have W's size.
 void weight_rows(const LinearWeights& linear, int64_t first_row, int64_t num_rows, std::span<float> out);
 
-// What is zero among the values that are multiplied: W's, with the outlier columns in their place.
+// The zeros among the values that are multiplied: W's, with the outlier columns in their place.
 struct ZeroCount {
   int64_t num_zeros = 0;       // +0 and -0
   int64_t num_violations = 0;  // groups of the pattern that keep more than it says
-  // Of the first of those: its row and first column.
+  // The row and first column of the first violation.
   int64_t row = 0, column = 0;
 };
-// Counts them, and what breaks `pattern` (a dense one: nothing does), whatever the weight itself promises. Throws
+// Counts zeros and violations of `pattern` (a dense one has none), whatever the weight itself promises. Throws
 // std::invalid_argument for a pattern whose groups do not divide num_in, and what weight_rows throws.
 ZeroCount count_zeros(const LinearWeights& linear, const SparsePattern& pattern);
 

@@ -24,7 +24,7 @@ CharacterSet range(char first, char last) {
   return set;
 }
 
-// The set of \d, \W and the like.
+// Returns the set of \d, \W and the like.
 std::optional<CharacterSet> class_of(char letter) {
   CharacterSet set;
   const bool is_negated = letter == 'D' || letter == 'W' || letter == 'S';
@@ -42,8 +42,8 @@ std::optional<CharacterSet> class_of(char letter) {
 
 }  // namespace
 
-// Recursive descent. A piece of the automaton is entered at `first`; the `next` of `last`, a state of its own, leads
-// out. States are copied by parsing the same text again, so that a{3} needs no other code than aaa.
+// A parser by recursive descent. A piece of the automaton is entered at `first`. The `next` of `last`, a state of its
+// own, leads out of it. States are copied by parsing the same text again, so that a{3} needs no other code than aaa.
 class NamePatternParser {
  public:
   explicit NamePatternParser(std::string_view text) : text_(text) {
@@ -93,7 +93,7 @@ class NamePatternParser {
     return static_cast<int32_t>(result_.states_.size()) - 1;
   }
   void link(int32_t from, int32_t to) { result_.states_[static_cast<size_t>(from)].next = to; }
-  // A state that passes on without a character: a split with one branch.
+  // Adds a state that passes on without a character: a split with one branch.
   int32_t add_pass() { return add({Kind::split}); }
 
   Piece characters(const CharacterSet& set) {
@@ -254,7 +254,7 @@ class NamePatternParser {
     return {index, index};
   }
 
-  // After the backslash: a class, a control character, or a character that is not a letter or digit.
+  // Parses what follows a backslash: a class, a control character, or a character that is not a letter or digit.
   CharacterSet escaped() {
     const char c = take_any("an escaped character");
     if (const std::optional<CharacterSet> set = class_of(c)) return *set;
@@ -309,8 +309,8 @@ NamePattern NamePattern::parse(std::string_view pattern) {
   return NamePatternParser(pattern).parse();
 }
 
-// Follows the states that need no character from `state` and notes the others in `active`, each once for a step (marked
-// states are done). Returns whether the accepting one is reached. The stack is the heap's: chains may be long.
+// Follows the states that need no character from `state`. Notes the others in `active`, each once per step (marked
+// states are done). Returns true if the accepting state is reached. The stack is on the heap, since chains may be long.
 bool NamePattern::add(int32_t state, std::string_view name, size_t position, std::vector<int32_t>& active,
                       std::vector<uint32_t>& mark, uint32_t step, int64_t& num_steps) const {
   const auto word_at = [&](size_t i) { return i < name.size() && is_word(static_cast<unsigned char>(name[i])); };
@@ -351,7 +351,7 @@ bool NamePattern::add(int32_t state, std::string_view name, size_t position, std
 }
 
 bool NamePattern::matches(std::string_view name, int64_t& num_steps) const {
-  num_steps += static_cast<int64_t>(states_.size() / 16);  // the marks, which are cleared 16 and more at a time
+  num_steps += static_cast<int64_t>(states_.size() / 16);  // for clearing the marks, at least 16 at a time
   std::vector<uint32_t> mark(states_.size(), 0);
   std::vector<int32_t> active, next;
   if (add(start_, name, 0, active, mark, 1, num_steps)) return true;

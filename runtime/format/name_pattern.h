@@ -1,6 +1,6 @@
-// Regular expressions over module names, as the targets and ignore lists of a quantization_config hold them ("re:...").
-// They come from files that anyone may have written, so the time to match is bounded: states times characters, whatever
-// the pattern (Thompson, "Regular Expression Search Algorithm", CACM 11(6), 1968). No capture, no backtracking.
+// Regular expressions over module names, as in the targets and ignore lists of a quantization_config ("re:..."). Anyone
+// may have written these files, so the time to match is bounded by states times characters, whatever the pattern
+// (Thompson, "Regular Expression Search Algorithm", CACM 11(6), 1968). There are no captures and no backtracking.
 #pragma once
 
 #include <bitset>
@@ -13,15 +13,16 @@
 
 namespace pare {
 
-// Python's syntax, on ASCII: literals, ".", classes like [a-z], \d \w \s and their negations, groups, alternatives,
-// the quantifiers * + ? {n} {n,} {n,m} (lazy ones match the same names), ^ $ \b \B.
+// Python's syntax, on ASCII: literals, ".", classes like [a-z], \d \w \s and their negations, groups, alternatives, the
+// quantifiers * + ? {n} {n,} {n,m} (lazy ones match the same names), ^ $ \b \B.
 class NamePattern {
  public:
-  // Throws std::invalid_argument for what is not in that list (look-around, back references, named groups, inline
-  // flags), for broken syntax, for more than 1000 characters, and for one that unrolls to more than 10,000 states.
+  // Throws std::invalid_argument for syntax outside that list (look-around, back references, named groups, inline
+  // flags), for broken syntax, for more than 1000 characters, and for a pattern that unrolls to more than 10,000
+  // states.
   static NamePattern parse(std::string_view pattern);
 
-  // Whether it matches from the start of `name`, not necessarily to its end (Python's re.match).
+  // True if it matches from the start of `name`, not necessarily to its end (Python's re.match).
   // num_steps grows by the states looked at.
   bool matches(std::string_view name, int64_t& num_steps) const;
   bool matches(std::string_view name) const {
@@ -29,7 +30,7 @@ class NamePattern {
     return matches(name, num_steps);
   }
 
-  // What one character of a name can cost.
+  // The most steps that one character of a name can cost.
   size_t num_states() const { return states_.size(); }
 
  private:
@@ -37,8 +38,8 @@ class NamePattern {
   struct State {
     Kind kind = Kind::accept;
     int32_t next = -1;
-    int32_t other = -1;      // of a split
-    int32_t set_index = -1;  // of characters
+    int32_t other = -1;      // for a split
+    int32_t set_index = -1;  // for characters
   };
   friend class NamePatternParser;
 
@@ -50,8 +51,8 @@ class NamePattern {
   int32_t start_ = 0;
 };
 
-// Whether one of `names` is the module's, or the end of it after a dot: how transformers reads the lists of modules
-// that a quantization leaves alone.
+// True if one of `names` is the module's, or the end of it after a dot. transformers reads its lists of unquantized
+// modules in this way.
 bool is_in_modules(std::string_view module, const std::set<std::string, std::less<>>& names);
 
 }  // namespace pare

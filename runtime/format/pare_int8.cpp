@@ -32,7 +32,7 @@ constexpr const char* kHolds =
   throw std::invalid_argument("module '" + module + "': " + kHolds + what);
 }
 
-// What the container cannot hold; empty: nothing. The one place that says so.
+// Returns what the container cannot hold; empty: nothing. No other place decides this.
 std::string scheme_problem(const PackScheme& scheme) {
   const InputFormat& input = scheme.input;
   if (scheme.is_dense() || scheme.code_type() != CodeType::integer || scheme.bits != 8 || !scheme.symmetric ||
@@ -66,7 +66,7 @@ void check_values(const StoredLinear& linear, const std::string& module) {
                      std::to_string(linear.outlier_weight_OJ.size()));
 }
 
-// The narrowest type that holds every value: that of the source, whose columns they are.
+// Returns the narrowest type that holds every value: the type of the source, to which the columns belong.
 DType outlier_dtype(std::span<const float> values) {
   for (const DType dtype : {DType::BF16, DType::F16}) {
     if (std::all_of(values.begin(), values.end(), [&](float v) { return round_to(v, dtype) == v; })) return dtype;
@@ -78,7 +78,7 @@ bool has_columns(const PackScheme& scheme) {
   return scheme.input.outliers == OutlierRule::columns;
 }
 
-// Of a linear that agrees with its scheme.
+// Makes the tensors of a linear that agrees with its scheme.
 std::vector<OwnedTensor> tensors_of(const StoredLinear& linear, const PackScheme& scheme, const std::string& module) {
   check_values(linear, module);
   const QuantizedWeight& weight = linear.weight;

@@ -1,5 +1,5 @@
-// pare's own container for LLM.int8 (arXiv 2208.07339), for what bitsandbytes' layout cannot say: outlier columns known
-// beforehand, kept in the model's floating point beside int8 codes whose scales do not see them, and thresholds in each
+// pare's own container for LLM.int8 (arXiv 2208.07339). It holds what bitsandbytes' layout cannot: outlier columns
+// known beforehand, in the model's floating point beside int8 codes whose scales ignore them, and thresholds in each
 // layer's own units.
 //
 // Tensors of a module with weight [O, I] (names are the module's name + suffix):
@@ -8,7 +8,7 @@
 //   outlier_columns I32 [J]              "outliers": "columns", J > 0 only: ascending
 //   outlier_weight  BF16, F16, F32 [O, J] beside it, in the narrowest type that holds the values
 //   input_threshold F32 [1]              "outliers": "absolute" or "relative"
-// "symmetric": false stands in the configuration where inputs are rounded with a zero per token.
+// The configuration has "symmetric": false if inputs are rounded with a zero per token.
 #pragma once
 
 #include <functional>
@@ -34,12 +34,12 @@ inline constexpr std::string_view kOutlierColumnsSuffix = ".outlier_columns";
 inline constexpr std::string_view kOutlierWeightSuffix = ".outlier_weight";
 inline constexpr std::string_view kInputThresholdSuffix = ".input_threshold";
 
-// Throws std::runtime_error when the weight is invalid (see validate), and std::invalid_argument when the linear is not
-// what the scheme describes or an outlier weight is not exactly representable in outlier_dtype (BF16, F16 or F32).
+// Throws std::runtime_error if the weight is invalid (see validate). Throws std::invalid_argument if the linear is not
+// what the scheme describes, or if outlier_dtype (BF16, F16 or F32) does not represent an outlier weight exactly.
 std::vector<OwnedTensor> pack_pare_int8(const StoredLinear& linear, const PackScheme& scheme,
                                         const std::string& module);
 
-// What a reader has found under the module's name; null: absent.
+// The tensors that a reader found under the module's name; null: absent.
 struct PareInt8Tensors {
   const TensorView* weight = nullptr;
   const TensorView* scale = nullptr;
@@ -51,20 +51,20 @@ struct PareInt8Tensors {
 // Checks dtypes and shapes for a weight [num_out, num_in]; reads no values. Throws std::runtime_error.
 void check_pare_int8_tensors(const PareInt8Tensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
                              const std::string& module);
-// The inverse of packing, with every value checked. Throws std::runtime_error.
+// Does the inverse of packing and checks every value. Throws std::runtime_error.
 StoredLinear unpack_pare_int8(const PareInt8Tensors& tensors, const PackScheme& scheme, int64_t num_out, int64_t num_in,
                               const std::string& module);
 
-// The JSON object for the key "quantization_config". Throws std::invalid_argument for modules whose inputs' formats
-// differ by more than thresholds and columns, or that are no linears.
+// Returns the JSON object for the key "quantization_config". Throws std::invalid_argument for modules whose inputs'
+// formats differ by more than thresholds and columns, and for modules that are not linears.
 std::string pare_int8_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore);
 
 // A quantization_config of this container as read.
 struct PareInt8Config final : ContainerConfig {
-  PackScheme scheme;  // of every quantized module; its input's threshold is the module's own
+  PackScheme scheme;  // every quantized module's; its input's threshold is the module's own
   std::set<std::string, std::less<>> ignore;
 
-  // Throws std::invalid_argument for what is no such configuration; `where` names the file.
+  // Throws std::invalid_argument for anything that is not such a configuration; `where` names the file.
   static PareInt8Config parse(const std::string& json, const std::string& where);
   bool is_ignored(std::string_view module) const;
   std::optional<PackScheme> scheme_of(const std::string& module, std::string_view class_name,

@@ -43,14 +43,14 @@ int64_t num_scales(const PackScheme& scheme, int64_t num_out, int64_t num_in) {
 
 // --- writing ---
 
-// The two positions stored for four neighbours: those of `kept`, one bit each, and the lowest others.
+// Returns the two positions stored for four neighbours: those of `kept`, one bit each, and the lowest others.
 std::pair<uint8_t, uint8_t> positions_of(unsigned kept) {
   for (unsigned free = 0; std::popcount(kept) < 2; ++free) kept |= 1u << free;
   const int first = std::countr_zero(kept);
   return {static_cast<uint8_t>(first), static_cast<uint8_t>(std::countr_zero(kept & ~(1u << first)))};
 }
 
-// [O, K]. is_kept(row, column) of an element of [O, I], of which the pattern is known to hold.
+// Returns positions [O, K]. is_kept(row, column) refers to an element of [O, I], which is known to have the pattern.
 template <typename IsKept>
 std::vector<uint8_t> positions_of(int64_t num_out, int64_t num_in, const IsKept& is_kept) {
   std::array<std::pair<uint8_t, uint8_t>, 16> choice;
@@ -69,7 +69,7 @@ std::vector<uint8_t> positions_of(int64_t num_out, int64_t num_in, const IsKept&
   return positions_OK;
 }
 
-// Of value k of all rows, taken as one: 4 and 2 divide their widths.
+// Returns the element of value k, with all rows taken as one: 4 and 2 divide their widths.
 int64_t element_of(const std::vector<uint8_t>& positions_OK, size_t k) {
   return static_cast<int64_t>(k / 2 * 4 + positions_OK[k]);
 }
@@ -103,7 +103,7 @@ void append_dense(const StoredLinear& linear, const std::string& module, std::ve
   tensors.push_back(position_tensor(positions_OK, num_out, module));
 }
 
-// A single number of the tensor, which all rows have.
+// Returns the first number of a tensor after checking that all rows have it.
 template <typename T>
 std::span<const T> first_of_equal(std::span<const T> values, const std::string& module, const char* what) {
   for (size_t i = 1; i < values.size(); ++i) {
@@ -148,7 +148,7 @@ void append_codes(const QuantizedWeight& weight, const PackScheme& scheme, const
 
 // --- reading ---
 
-// What a reader has found under the module's name; null: absent.
+// The tensors that a reader found under the module's name; null: absent.
 struct Parts {
   const TensorView *values, *positions, *scale, *zero_point, *plain, *input_scale, *input_zero_point;
 };
@@ -215,11 +215,11 @@ void check_parts(const Parts& parts, const PackScheme& scheme, int64_t num_out, 
   }
 }
 
-// [R, C] of the checked tensor.
+// Reads [R, C] from the checked tensor.
 std::vector<uint8_t> read_streams(const TensorView& tensor, int64_t num_rows, int64_t num_codes, int bits,
                                   const std::string& module, std::string_view suffix) {
   const int64_t num_words = bit_stream_words(num_codes, bits);
-  const int64_t num_left = num_words * 32 - num_codes * bits;  // bits, all of the last word
+  const int64_t num_left = num_words * 32 - num_codes * bits;  // bits, all in the last word
   for (int64_t row = 0; num_left > 0 && row < num_rows; ++row) {
     uint32_t last = 0;
     std::memcpy(&last, tensor.data.data() + ((row + 1) * num_words - 1) * 4, 4);

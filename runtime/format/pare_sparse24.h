@@ -1,8 +1,7 @@
-// pare's own container for weights that keep 2 of 4: of every four neighbouring inputs two values and where they are.
+// pare's own container for weights that keep 2 of 4: two values of every four neighbouring inputs, and their positions.
 //
-// The bytes, and the quantization_config, are those of docs/formats.md, "The bytes of pare-sparse24". Weights without a
-// pattern stand beside the others in one checkpoint: as integers of the same layout, or as they were with a rounded
-// input.
+// docs/formats.md, "The bytes of pare-sparse24", gives the bytes and the quantization_config. Weights without a pattern
+// may stand in the same checkpoint: as integers of the same layout, or unchanged with a rounded input.
 #pragma once
 
 #include <cstdint>
@@ -29,14 +28,14 @@ inline constexpr std::string_view kSparseScaleSuffix = ".weight_scale";
 inline constexpr std::string_view kSparseZeroPointSuffix = ".weight_zero_point";
 inline constexpr std::string_view kSparsePlainSuffix = ".weight";
 
-// What the container does not hold of a scheme, and what would fit; empty: nothing.
+// Returns what the container does not hold of a scheme, and what would fit; empty: nothing.
 std::string pare_sparse24_problem(const PackScheme& scheme);
 
 // A quantization_config of this container as read.
 class PareSparse24Config final : public ContainerConfig {
  public:
-  // Throws std::invalid_argument for what is no such configuration: unknown keys, schemes that the container does not
-  // hold, modules that are named twice; `where` names the file.
+  // Throws std::invalid_argument for anything that is not such a configuration: unknown keys, schemes that the
+  // container does not hold, modules that are named twice. `where` names the file.
   static PareSparse24Config parse(const std::string& json, const std::string& where);
   std::optional<PackScheme> scheme_of(const std::string& module, std::string_view class_name,
                                       const FindTensor& find) const override;
@@ -45,8 +44,8 @@ class PareSparse24Config final : public ContainerConfig {
   std::map<std::string, PackScheme> scheme_of_module_;
 };
 
-// The JSON object for the key "quantization_config". Throws std::invalid_argument without any module, for one named
-// twice or also ignored, or for a scheme that the container does not hold.
+// Returns the JSON object for the key "quantization_config". Throws std::invalid_argument if there is no module, if one
+// is named twice or also ignored, or for a scheme that the container does not hold.
 std::string pare_sparse24_config_json(std::span<const StoredModule> modules, std::span<const std::string> ignore);
 
 }  // namespace pare

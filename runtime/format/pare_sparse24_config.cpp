@@ -1,4 +1,4 @@
-// The quantization_config of pare-sparse24, both ways: docs/formats.md.
+// Reads and writes the quantization_config of pare-sparse24: docs/formats.md.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -44,7 +44,8 @@ std::string found(const Json& value) {
   return ", found " + json_text(value).substr(0, 100);
 }
 
-// An object with exactly those keys: all of them are always written, and a new one could change what the others mean.
+// Requires an object with exactly those keys. All of them are always written, and a new one could change what the
+// others mean.
 void require_keys(const Json& object, const std::set<std::string>& keys, const std::string& where,
                   const std::string& key) {
   if (!object.is_object()) fail(where, key, "expected an object" + found(object));
@@ -62,7 +63,7 @@ bool read_bool(const Json& object, const char* name, const std::string& where, c
   return value.get<bool>();
 }
 
-// The value of that name, but not `none`.
+// Returns the enumeration's value with that name, but not `none`.
 template <typename E>
 E read_name(const Json& value, E none, const std::string& where, const std::string& key) {
   std::string known;

@@ -1,5 +1,5 @@
-// What containers name alike, as tensors: scales of weights, and the fixed range of an input,
-//   input_scale       BF16, F16 or F32 [1]   of static input activations
+// Tensors that several containers name alike: scales of weights, and the fixed range of an input,
+//   input_scale       BF16, F16 or F32 [1]   for static input activations
 //   input_zero_point  I8 [1]                 asymmetric ones only
 #pragma once
 
@@ -17,28 +17,29 @@ namespace pare {
 inline constexpr std::string_view kInputScaleSuffix = ".input_scale";
 inline constexpr std::string_view kInputZeroPointSuffix = ".input_zero_point";
 
-// Throws std::runtime_error for a tensor that is there although `because` ("symmetric: true").
+// Throws std::runtime_error for a tensor that `because` ("symmetric: true") rules out.
 void require_absent(const TensorView* tensor, const std::string& module, std::string_view suffix, const char* because);
 
 // Throws std::invalid_argument for a scale that `dtype` does not represent exactly.
 OwnedTensor pack_scales(std::span<const float> scales, DType dtype, std::vector<int64_t> shape,
                         const std::string& module, std::string_view suffix);
-// Throws std::runtime_error unless it is there, in a type of floats, with that shape.
+// Throws std::runtime_error unless the tensor is there, in a type of floats, with that shape.
 void check_scale_tensor(const TensorView* tensor, const std::vector<int64_t>& shape, const std::string& module,
                         std::string_view suffix);
 std::vector<float> unpack_scales(const TensorView& tensor);
 
-// Whether the input's scale is stored: it is rounded in a fixed range.
+// True if the input is rounded in a fixed range, whose scale is stored.
 bool has_input_scale(const InputFormat& input);
-// Of the tensors below.
+// Returns the bytes of the tensors below.
 int64_t input_tensor_bytes(const InputFormat& input, DType scale_dtype);
-// Throws std::runtime_error for a scale that is not positive and finite, std::invalid_argument for a zero outside of I8
-// and what pack_scales throws.
+// Throws std::runtime_error for a scale that is not positive and finite, std::invalid_argument for a zero outside of
+// I8, and what pack_scales throws.
 void append_input_tensors(const StoredLinear& linear, const std::string& module, std::vector<OwnedTensor>& tensors);
-// The tensors that `input` asks for and no others, of the right types and shapes. Throws std::runtime_error.
+// Checks that the tensors that `input` asks for, and no others, are there with the right types and shapes. Throws
+// std::runtime_error.
 void check_input_tensors(const TensorView* scale, const TensorView* zero_point, const InputFormat& input,
                          const std::string& module);
-// After that check: completes linear.input. Throws std::runtime_error for a scale that is not positive and finite.
+// Completes linear.input after that check. Throws std::runtime_error for a scale that is not positive and finite.
 void read_input_tensors(const TensorView* scale, const TensorView* zero_point, const std::string& module,
                         StoredLinear& linear);
 

@@ -1,4 +1,4 @@
-// How the linears of a checkpoint are stored: the facts that the configurations of all containers state, in one form.
+// The storage of a checkpoint's linears: the facts that the configurations of all containers state, in one form.
 #pragma once
 
 #include <array>
@@ -11,8 +11,8 @@
 
 namespace pare {
 
-// The container's word for how GPTQ ordered the columns. weight: groups keep their place ("static"); group: groups were
-// formed in that order and weight_g_idx says which column is in which.
+// The container's word for how GPTQ ordered the columns. weight: groups keep their place ("static"). group: groups were
+// formed in that order, and weight_g_idx says which column is in which.
 enum class StoredActOrder { none, weight, group };
 inline std::span<const EnumName<StoredActOrder>> enum_names(StoredActOrder) {
   static constexpr std::array<EnumName<StoredActOrder>, 3> kNames = {
@@ -20,9 +20,9 @@ inline std::span<const EnumName<StoredActOrder>> enum_names(StoredActOrder) {
   return kNames;
 }
 
-// What the numbers of a weight are: integers (the first two, which compressed-tensors alone tells apart: in a dense
-// stream of bits, or one to a byte), FP8, or dense: the weight is as it was, in floating point, and the scheme says how
-// its input is rounded.
+// The kind of numbers of a weight. pack_quantized and int_quantized are integers, in a dense stream of bits or one to a
+// byte; only compressed-tensors tells these apart. float_quantized is FP8. dense is the unchanged floating point
+// weight; the scheme then says how its input is rounded.
 enum class StoredFormat { pack_quantized, int_quantized, float_quantized, dense };
 inline std::span<const EnumName<StoredFormat>> enum_names(StoredFormat) {
   static constexpr std::array<EnumName<StoredFormat>, 4> kNames = {{{StoredFormat::pack_quantized, "pack-quantized"},
@@ -31,11 +31,11 @@ inline std::span<const EnumName<StoredFormat>> enum_names(StoredFormat) {
                                                                     {StoredFormat::dense, "dense"}}};
   return kNames;
 }
-inline constexpr int kDenseBits = 16;  // what a scheme of dense weights says, whatever their type
+inline constexpr int kDenseBits = 16;  // in a scheme of dense weights, whatever their type
 
 inline constexpr std::string_view kCompressedTensors = "compressed-tensors";
 
-// How one module is stored. Two modules of one scheme can be described together.
+// The storage of one module. A configuration can describe two modules of one scheme together.
 struct PackScheme {
   int bits = 4;                      // 2, 3, 4, 8; 8 for float_quantized; kDenseBits for dense
   int64_t group_size = kPerChannel;  // or a positive size
@@ -43,13 +43,13 @@ struct PackScheme {
   StoredActOrder act_order = StoredActOrder::none;
   StoredFormat format = StoredFormat::pack_quantized;
   std::string container = std::string(kCompressedTensors);  // ContainerFormat::name()
-  bool per_tensor = false;     // the file holds one scale; group_size is kPerChannel and every row has that scale
+  bool per_tensor = false;     // true: the file holds one scale; group_size is kPerChannel and every row has that scale
   InputFormat input = {};      // without scale, zero and outlier columns, which are the linear's own (input_scheme)
-  SparsePattern pattern = {};  // that the container packs: only what is kept is stored. Dense: zeros are stored too
+  SparsePattern pattern = {};  // one that the container packs, storing only what is kept. Dense: zeros are stored too
   bool is_dense() const { return format == StoredFormat::dense; }
-  // Whether W is a tensor like any other, under the model's own name: neither codes nor packed.
+  // True if W is a tensor like any other, under the model's own name: neither codes nor packed.
   bool has_own_tensor() const { return is_dense() && pattern.is_dense(); }
-  // Whether the container has nothing to do with it: nor is its input rounded.
+  // True if the container has nothing to store: W has its own tensor and its input is not rounded.
   bool is_plain() const { return has_own_tensor() && input.is_plain(); }
   CodeType code_type() const { return format == StoredFormat::float_quantized ? CodeType::fp8 : CodeType::integer; }
   int64_t num_groups(int64_t num_in) const { return group_size == kPerChannel ? 1 : num_in / group_size; }
@@ -68,7 +68,7 @@ struct PackScheme {
   }
 };
 
-// What modules of one scheme share: the format without the values that belong to one linear.
+// Returns the part of the format that modules of one scheme share, without the values that belong to one linear.
 inline InputFormat input_scheme(InputFormat input) {
   input.scale = 0.0f;
   input.zero = 0;
@@ -76,13 +76,13 @@ inline InputFormat input_scheme(InputFormat input) {
   return input;
 }
 
-// What a reader makes of one module and a writer takes.
+// One module as readers return it and writers take it.
 struct StoredLinear {
-  QuantizedWeight weight;  // of dense: num_out, num_in and pattern alone
+  QuantizedWeight weight;  // if dense, only num_out, num_in and pattern
   InputFormat input = {};
-  DType input_scale_dtype = DType::BF16;      // of a fixed range: holds input.scale exactly
-  std::vector<float> outlier_weight_OJ = {};  // as in LinearWeights; pare_int8 alone stores it
-  // Of a dense weight whose pattern a container packs: W [O, I] with its zeros. Empty: the tensor of the model's own
+  DType input_scale_dtype = DType::BF16;      // for a fixed range; holds input.scale exactly
+  std::vector<float> outlier_weight_OJ = {};  // as in LinearWeights; only pare_int8 stores it
+  // W [O, I] with its zeros, for a dense weight whose pattern a container packs. Empty: the tensor has the model's own
   // name.
   std::vector<std::byte> dense_OI = {};
   DType dense_dtype = DType::BF16;

@@ -7,8 +7,9 @@
 namespace pare {
 namespace {
 
-// The first element whose exponent bits are all ones (NaN or infinity), or -1. A block's words are reduced without a
-// branch, so that the compiler turns the scan into vector maxima; on all cores it runs at the speed of memory.
+// Returns the first element whose exponent bits are all ones (NaN or infinity), or -1. A block's words are reduced
+// without a branch, so that the compiler turns the scan into vector maxima. On all cores it runs at the speed of
+// memory.
 template <typename Word>
 int64_t first_not_finite(std::span<const std::byte> data, Word exponent_mask) {
   constexpr size_t kBlock = 1 << 15;

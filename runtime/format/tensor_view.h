@@ -1,4 +1,4 @@
-// A tensor that lies somewhere in memory (a mapped file, usually), not owned.
+// A tensor that lies in memory that others own, usually a mapped file.
 #pragma once
 
 #include <cstddef>
@@ -17,19 +17,19 @@ struct TensorView {
   DType dtype = DType::F32;
   std::vector<int64_t> shape;       // [] is a scalar
   std::span<const std::byte> data;  // row-major, little-endian, possibly unaligned
-  // The product of shape. Throws std::invalid_argument for a negative entry or a product beyond int64.
+  // Returns the product of shape. Throws std::invalid_argument for a negative entry or a product beyond int64.
   int64_t num_elements() const;
 };
 
-// The tensor, with exactly this dtype, shape and size; `name` is its name in the file. Throws std::runtime_error
-// (tensor, expected, found) otherwise, and when it is null, that is, missing although config.json asks for it.
+// Returns the tensor if it has exactly this dtype, shape and size; `name` is its name in the file. Otherwise throws
+// std::runtime_error (tensor, expected, found). A null tensor is one that config.json asks for but the file lacks.
 const TensorView& require_tensor(const TensorView* tensor, const std::string& name, DType dtype,
                                  const std::vector<int64_t>& shape);
 
-// Its data as codes of one byte each.
+// Returns its data as codes of one byte each.
 std::span<const uint8_t> code_bytes(const TensorView& tensor);
 
-// The first element of an F32, F16 or BF16 tensor that is NaN or infinite, or -1. Works on all cores. Throws
+// Returns the first element of an F32, F16 or BF16 tensor that is NaN or infinite, or -1. Works on all cores. Throws
 // std::invalid_argument for another type.
 int64_t first_not_finite(const TensorView& tensor);
 
@@ -47,10 +47,10 @@ OwnedTensor make_tensor(std::string name, DType dtype, std::vector<int64_t> shap
   return {std::move(name), dtype, std::move(shape), {bytes.begin(), bytes.end()}};
 }
 
-// "[4096, 32]", for messages.
+// Returns a text like "[4096, 32]", for messages.
 std::string shape_text(std::span<const int64_t> shape);
 
-// The product of `shape`; std::nullopt for a negative entry or when it (or a partial product) exceeds int64.
+// Returns the product of `shape`; std::nullopt for a negative entry, or if it or a partial product exceeds int64.
 std::optional<int64_t> checked_product(std::span<const int64_t> shape);
 
 }  // namespace pare

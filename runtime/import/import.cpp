@@ -27,7 +27,7 @@ bool is_gguf(const std::filesystem::path& source) {
   return std::string_view(magic.data(), magic.size()) == "GGUF";
 }
 
-// llama2.c's exporter names vocabularies tokenizer.bin or tok512.bin.
+// Finds a vocabulary that llama2.c's exporter named tokenizer.bin or tok512.bin.
 std::filesystem::path find_llama2c_tokenizer(const std::filesystem::path& source) {
   const std::filesystem::path folder = source.has_parent_path() ? source.parent_path() : ".";
   std::filesystem::path found;
@@ -146,7 +146,7 @@ void import_model(const std::filesystem::path& source, const std::filesystem::pa
   std::filesystem::create_directories(partial.result());
   write_model(std::move(model), partial.result(), options);
   inputs.check_unchanged();
-  // What cannot be read back must not get its name.
+  // An import that cannot be read back must not get the output's name.
   Checkpoint::open(partial.result());
   Tokenizer::open(partial.result());
   partial.publish();

@@ -1,4 +1,4 @@
-// Other formats to a Hugging Face directory that every other command reads: config.json, safetensors,
+// Converts other formats to a Hugging Face directory that every other command reads: config.json, safetensors,
 // tokenizer.json.
 #pragma once
 
@@ -13,26 +13,26 @@
 namespace pare {
 
 struct ImportOptions {
-  // llama2.c keeps its vocabulary in a file of its own; empty: the one file beside the checkpoint that is named
+  // llama2.c keeps its vocabulary in a file of its own. Empty: the one file beside the checkpoint that is named
   // tok*.bin.
   std::filesystem::path tokenizer;
-  DType dtype = DType::BF16;  // of the weights written: BF16, F16 or F32
+  DType dtype = DType::BF16;  // the type of the weights written: BF16, F16 or F32
   // Called with (tensors done, tensors). May be empty.
   std::function<void(int64_t, int64_t)> progress;
 };
 
-// "bfloat16", "float16" or "float32", as config.json spells them. Throws std::invalid_argument for another name.
+// Parses "bfloat16", "float16" or "float32", as config.json spells them. Throws std::invalid_argument for another name.
 DType parse_dtype_name(std::string_view name);
 
-// The files that an import of `source` reads. Throws std::runtime_error or std::invalid_argument where the source cannot
-// be opened or its vocabulary is not found.
+// Returns the files that an import of `source` reads. Throws std::runtime_error or std::invalid_argument if the source
+// cannot be opened or its vocabulary is not found.
 std::vector<std::filesystem::path> import_inputs(const std::filesystem::path& source, const ImportOptions& options);
 
-// `source`: a .gguf (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; architectures llama, qwen2, qwen3,
-// gemma3) or a llama2.c checkpoint (.bin, version 0). Weights are decoded to float32 and rounded to options.dtype.
-// `output` must not exist; it appears whole or not at all (made in OUTPUT.partial: runtime/system/partial_output.h).
-// Throws std::invalid_argument / std::runtime_error: what, expected, found; also when `source` changes meanwhile; and
-// Interrupted, which is asked for at every row.
+// `source` is a .gguf (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; architectures llama, qwen2,
+// qwen3, gemma3) or a llama2.c checkpoint (.bin, version 0). Weights are decoded to float32 and rounded to
+// options.dtype. `output` must not exist; it appears whole or not at all (made in OUTPUT.partial:
+// runtime/system/partial_output.h). Throws std::invalid_argument / std::runtime_error with the thing, what was expected
+// and what was found; also if `source` changes meanwhile. Throws Interrupted, which is checked at every row.
 void import_model(const std::filesystem::path& source, const std::filesystem::path& output,
                   const ImportOptions& options);
 

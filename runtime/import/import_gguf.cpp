@@ -1,6 +1,6 @@
-// GGUF -> Hugging Face. What llama.cpp's converter changed is undone: names, the row order of q and k in architecture
-// "llama" (its RoPE rotates neighbours, Hugging Face's rotates halves), and Gemma's norm gains, which it stores with
-// the 1 added.
+// GGUF -> Hugging Face. The import undoes what llama.cpp's converter changed. These are names, Gemma's norm gains,
+// which it stores with the 1 added, and the row order of q and k in architecture "llama": its RoPE rotates neighbours,
+// Hugging Face's rotates halves.
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ constexpr Architecture kArchitectures[] = {
     {"gemma3", "Gemma3ForCausalLM", "gemma3_text", false, true},
 };
 
-// Suffixes of blk.N.* and of model.layers.N.*.
+// The suffixes of blk.N.* and of model.layers.N.*.
 constexpr std::pair<const char*, const char*> kBlockTensors[] = {
     {"attn_norm.weight", "input_layernorm.weight"},    {"attn_q.weight", "self_attn.q_proj.weight"},
     {"attn_k.weight", "self_attn.k_proj.weight"},      {"attn_v.weight", "self_attn.v_proj.weight"},
@@ -56,7 +56,7 @@ const Architecture& find_architecture(const GgufFile& file) {
   throw std::invalid_argument(file.where() + ": architecture '" + name + "' cannot be imported; known: " + known);
 }
 
-// float32 metadata (1e-5 stored as 9.99999975e-06) in the shortest decimal that is the same float32.
+// Returns float32 metadata (1e-5 stored as 9.99999975e-06) as the shortest decimal that is the same float32.
 double shortest(double value) {
   char text[32];
   for (int digits = 1; digits <= 9; ++digits) {
@@ -126,7 +126,7 @@ class GgufModel {
   int64_t num_blocks_, num_heads_, num_kv_heads_, hidden_size_, head_size_, vocabulary_size_;
 };
 
-// The key is left out where a head is its share of the width.
+// The key is left out if the head size is the width divided by the number of heads.
 int64_t GgufModel::read_head_size() const {
   const bool is_stated = file_->has(key("attention.key_length"));
   if (!is_stated && hidden_size_ % num_heads_ != 0) {
@@ -196,8 +196,8 @@ void GgufModel::describe_rope(Json& config) const {
   config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", shortest(file_->number(key("rope.scaling.factor")))}};
 }
 
-// Llama 3.x: the converter stores one divisor per frequency. The published models differ in `factor` alone, which is
-// the largest divisor; the parameters are accepted only if they give the stored divisors back.
+// Llama 3.x: the converter stores one divisor per frequency. The published models differ only in `factor`, which is the
+// largest divisor. The parameters are accepted only if they give the stored divisors back.
 std::optional<Json> GgufModel::llama3_scaling() const {
   constexpr double kLowFactor = 1.0, kHighFactor = 4.0, kOriginalContext = 8192.0;
   if (!file_->tensors().contains("rope_freqs.weight")) return std::nullopt;
@@ -233,9 +233,8 @@ std::optional<Json> GgufModel::llama3_scaling() const {
               {"original_max_position_embeddings", static_cast<int64_t>(kOriginalContext)}};
 }
 
-// What GGUF leaves out of Gemma 3's configuration is fixed by the architecture: every sixth layer is global, local
-// layers use base 10,000, and queries are scaled by the head size, except in the 27B model (62 layers), which scales by
-// D / H.
+// The architecture fixes what GGUF leaves out of Gemma 3's configuration. Every sixth layer is global, local layers use
+// base 10,000, and queries are scaled by the head size. The 27B model (62 layers) scales them by D / H instead.
 void GgufModel::describe_gemma(Json& config) const {
   constexpr int64_t kGlobalEvery = 6;
   constexpr int64_t kBlocksOf27B = 62;
@@ -283,7 +282,7 @@ std::string GgufModel::tokenizer_config() const {
   return json_text(config, 2) + "\n";
 }
 
-// Decodes a tensor row by row to the output type, in the row order that Hugging Face has.
+// Decodes a tensor row by row to the output type, in Hugging Face's order of rows.
 StreamedTensor GgufModel::stream(const std::string& gguf_name, const std::string& name) const {
   const GgufTensor& tensor = file_->tensor(gguf_name);
   const int64_t width = tensor.shape.back();
@@ -347,7 +346,7 @@ std::vector<StreamedTensor> GgufModel::tensors() const {
   }
   if (file_->tensors().contains("rope_freqs.weight")) ++num_known;  // went into config.json
   if (num_known == file_->tensors().size()) return tensors;
-  // A tensor without a place would be lost without a word.
+  // A tensor that has no place would be lost silently.
   for (const auto& [name, tensor] : file_->tensors()) {
     const bool mapped = name == "rope_freqs.weight" || name == "token_embd.weight" || name == "output_norm.weight" ||
                         name == "output.weight";
@@ -377,7 +376,7 @@ ImportedModel read_gguf_model(const std::filesystem::path& path, DType dtype) {
   ImportedModel imported;
   imported.tensors = model.tensors();
   check_tensors(imported.tensors, description, path);
-  const std::string tokenizer = model.tokenizer();  // first: it refuses tokens that are no text
+  const std::string tokenizer = model.tokenizer();  // first, since it refuses tokens that are not text
   imported.text_files = {{"config.json", config},
                          {"generation_config.json", model.generation_config()},
                          {"tokenizer_config.json", model.tokenizer_config()},

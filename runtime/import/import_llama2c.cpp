@@ -1,7 +1,7 @@
 // llama2.c (version 0) -> Hugging Face. A checkpoint is seven int32 (D, F, blocks, heads, kv heads, V, context; a
-// negative V says that the head is not tied) and float32 tensors, each for all blocks at once; a vocabulary is the
-// longest token's length and, per token, a float32 score, an int32 length and the text. Its RoPE rotates neighbours;
-// base and epsilon are fixed by run.c.
+// negative V says that the head is not tied) and float32 tensors, each for all blocks at once. A vocabulary is the
+// longest token's length and, per token, a float32 score, an int32 length and the text. The RoPE rotates neighbours;
+// run.c fixes base and epsilon.
 #include <nlohmann/json.hpp>
 
 #include <cstring>
@@ -21,7 +21,7 @@ constexpr float kRopeBase = 10000.0f;
 constexpr double kNormEpsilon = 1e-5;
 constexpr int32_t kUnknownToken = 0, kBosToken = 1, kEosToken = 2, kFirstByteToken = 3;
 
-constexpr int64_t kNormal = 1, kUnknown = 2, kControl = 3, kByte = 6;  // token types, as GGUF numbers them
+constexpr int64_t kNormal = 1, kUnknown = 2, kControl = 3, kByte = 6;  // token types, by GGUF's numbers
 
 struct Header {
   int32_t hidden_size, feed_forward_size, num_blocks, num_heads, num_kv_heads, vocabulary_size, context_length;
@@ -59,7 +59,7 @@ Shape read_header(std::span<const std::byte> bytes, const std::string& where) {
   return shape;
 }
 
-// Hands out the tensors of the file one after another.
+// Returns the tensors of the file one after another.
 class TensorReader {
  public:
   TensorReader(std::shared_ptr<MappedFile> file, std::string where, DType dtype)
@@ -76,7 +76,7 @@ class TensorReader {
     return {data, static_cast<size_t>(num_floats)};
   }
 
-  // head_size 0: rows as they are.
+  // head_size 0 leaves rows in their order.
   StreamedTensor stream(std::span<const float> values, const std::string& name, std::vector<int64_t> shape,
                         int64_t head_size) const {
     const auto produce = [file = file_, dtype = dtype_, values, width = shape.back(), head_size](const ByteSink& sink) {

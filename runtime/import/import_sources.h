@@ -1,4 +1,4 @@
-// What import.cpp writes, as each source format yields it.
+// The content that import.cpp writes, as each source format yields it.
 #pragma once
 
 #include <filesystem>
@@ -13,7 +13,7 @@ namespace pare {
 
 struct ImportedModel {
   std::vector<std::pair<std::string, std::string>> text_files;  // name, content: config.json, tokenizer.json, ...
-  std::vector<StreamedTensor> tensors;                          // Hugging Face names
+  std::vector<StreamedTensor> tensors;                          // with Hugging Face names
 };
 
 // Both keep the source mapped for as long as the tensors' producers live.
@@ -21,19 +21,20 @@ ImportedModel read_gguf_model(const std::filesystem::path& path, DType dtype);
 ImportedModel read_llama2c_model(const std::filesystem::path& path, const std::filesystem::path& tokenizer,
                                  DType dtype);
 
-// The model of a config.json that was made from the metadata of `source`. Throws std::runtime_error naming the file for
-// sizes that no model has, before anything is made of them.
+// Returns the model of a config.json that was made from the metadata of `source`. Throws std::runtime_error naming the
+// file for sizes that no model has, before anything is made of them.
 ModelDescription describe_source(const std::string& config_json, const std::filesystem::path& source);
 
-// Throws std::runtime_error naming the file and the tensor unless all that the model needs is there in its shape.
+// Throws std::runtime_error naming the file and the tensor unless everything that the model needs is there in its
+// shape.
 void check_tensors(const std::vector<StreamedTensor>& tensors, const ModelDescription& model,
                    const std::filesystem::path& source);
 
-// "float32", "float16" or "bfloat16": config.json's names.
+// Returns config.json's name: "float32", "float16" or "bfloat16".
 const char* torch_dtype_name(DType dtype);
 
-// Where row `row` of a Hugging Face q or k projection stands in formats whose RoPE rotates neighbours (2j, 2j + 1)
-// where Hugging Face's rotates halves (j, j + K/2).
+// Returns the place of row `row` of a Hugging Face q or k projection in formats whose RoPE rotates neighbours
+// (2j, 2j + 1). Hugging Face's rotates halves (j, j + K/2).
 inline int64_t neighbour_rotated_row(int64_t row, int64_t head_size) {
   const int64_t in_head = row % head_size;
   return row - in_head + (in_head % (head_size / 2)) * 2 + in_head / (head_size / 2);

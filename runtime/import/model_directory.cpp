@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "pare-import-";
-// A link within: a folder of that name is ours and not one that a user has named likewise.
+// A link inside the folder. It shows that the folder is ours and not one that a user has named likewise.
 constexpr const char* kMark = ".made-by-pare";
 
 // The imports that this process holds.
@@ -35,7 +35,7 @@ Imports& imports() {
   return imports;
 }
 
-// The folder, opened and locked, if it is this user's and nobody else's process has it; else -1.
+// Opens and locks the folder. Returns -1 unless it is this user's and no other process holds it.
 int lock_folder(const fs::path& folder) {
   const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (descriptor < 0) return -1;
@@ -48,7 +48,7 @@ int lock_folder(const fs::path& folder) {
   return -1;
 }
 
-// What killed processes have left. What cannot be removed is not this process's to speak of.
+// Removes the remains of killed processes. Folders that cannot be removed are no concern of this process.
 void sweep(const fs::path& parent) {
   std::error_code error;
   for (fs::directory_iterator entry(parent, error), end; !error && entry != end; entry.increment(error)) {
@@ -65,7 +65,7 @@ void sweep(const fs::path& parent) {
   }
 }
 
-// "DIR/" and "." have names, too.
+// Works for "DIR/" and "." too.
 fs::path folder_name(const fs::path& model) {
   const fs::path whole = fs::absolute(model).lexically_normal();
   const fs::path name = whole.has_filename() ? whole.filename() : whole.parent_path().filename();
@@ -79,7 +79,7 @@ ModelDirectory::ModelDirectory(const fs::path& model, const MakeDirectory& make)
   std::error_code error;
   const fs::path parent = fs::temp_directory_path(error);
   sweep(parent);
-  // Another process's sweep may take a folder away before it is locked.
+  // Another process's sweep may remove a folder before it is locked.
   while (lock_ < 0) {
     std::string pattern = (parent / (std::string(kPrefix) + "XXXXXX")).string();
     if (error || ::mkdtemp(pattern.data()) == nullptr) {
@@ -108,7 +108,7 @@ ModelDirectory::ModelDirectory(const fs::path& model, const MakeDirectory& make)
 void ModelDirectory::take_names_away() {
   std::vector<fs::path> names;
   for (const auto& entry : fs::directory_iterator(path_)) {
-    if (!entry.is_directory()) names.push_back(entry.path());  // folders hold small files alone
+    if (!entry.is_directory()) names.push_back(entry.path());  // folders hold only small files
   }
   for (const fs::path& name : names) {
     const int descriptor = ::open(name.c_str(), O_RDONLY | O_CLOEXEC);

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Version 1 says "no limit" by the largest multiple of a page.
+// Version 1 writes "no limit" as the largest multiple of a page.
 constexpr int64_t kNoLimit = int64_t{1} << 60;
 
 std::string file_text(const fs::path& path) {
@@ -31,7 +31,7 @@ std::string file_text(const fs::path& path) {
   return text.str();
 }
 
-// The whole number at the beginning of a text; empty for "max" and for what is none.
+// Returns the whole number at the beginning of a text; empty for "max" and for other texts.
 std::optional<int64_t> leading_number(std::string_view text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -42,7 +42,7 @@ std::optional<int64_t> number_in(const fs::path& path) {
   return leading_number(file_text(path));
 }
 
-// Of lines "key value" the sum of these keys' values.
+// Returns the sum of these keys' values in lines "key value".
 int64_t sum_of(const std::string& text, std::initializer_list<std::string_view> keys) {
   std::istringstream lines(text);
   int64_t sum = 0, value = 0;
@@ -77,10 +77,10 @@ bool has_word(const std::string& list, std::string_view word) {
 }
 
 struct Mount {
-  std::string root, point;  // which folder of the hierarchy is seen, and where
+  std::string root, point;  // the folder of the hierarchy that is seen, and its place
 };
 
-// Where the hierarchy that has this controller is mounted; version 2 has one for all ("").
+// Finds where the hierarchy with this controller is mounted; version 2 has one for all ("").
 std::optional<Mount> find_mount(const fs::path& root, const std::string& controller) {
   std::istringstream lines(file_text(root / "proc/self/mountinfo"));
   for (std::string line; std::getline(lines, line);) {
@@ -96,7 +96,7 @@ std::optional<Mount> find_mount(const fs::path& root, const std::string& control
   return std::nullopt;
 }
 
-// This process's group in the hierarchy of the controller, as /proc/self/cgroup has it: "4:cpu,cpuacct:/a", "0::/a".
+// Returns this process's group in the hierarchy of the controller, from /proc/self/cgroup: "4:cpu,cpuacct:/a", "0::/a".
 std::optional<std::string> find_group(const fs::path& root, const std::string& controller) {
   std::istringstream lines(file_text(root / "proc/self/cgroup"));
   for (std::string line; std::getline(lines, line);) {
@@ -110,12 +110,12 @@ std::optional<std::string> find_group(const fs::path& root, const std::string& c
   return std::nullopt;
 }
 
-// The folders of this process's group and of its ancestors, as far as they can be seen.
+// Returns the folders of this process's group and of its ancestors, as far as they can be seen.
 std::vector<fs::path> groups_of(const fs::path& root, const std::string& controller) {
   const std::optional<Mount> mount = find_mount(root, controller);
   std::optional<std::string> group = find_group(root, controller);
   if (!mount || !group) return {};
-  // A container often sees its own group alone, mounted as if it were the top.
+  // A container often sees only its own group, mounted as if it were the top.
   const std::string prefix = mount->root == "/" ? "" : mount->root;
   const bool is_below = group->starts_with(prefix) && group->find("..") == std::string::npos;
   fs::path relative = is_below ? fs::path(group->substr(prefix.size())).relative_path() : fs::path();
@@ -153,7 +153,7 @@ FreeMemory free_memory(const fs::path& root) {
   if (!found) throw std::runtime_error(meminfo.string() + ": expected a line MemAvailable; is /proc mounted?");
   memory.limit = "what the machine has free";
 
-  // Files that are held in memory are given back before a limit ends the process, as MemAvailable counts them.
+  // The kernel frees cached files before a limit ends the process, so they count as free, as in MemAvailable.
   for (const fs::path& group : groups_of(root, "")) {
     const std::string statistics = file_text(group / "memory.stat");
     const int64_t held = number_in(group / "memory.current").value_or(0) -
@@ -165,7 +165,7 @@ FreeMemory free_memory(const fs::path& root) {
     const int64_t held = number_in(group / "memory.usage_in_bytes").value_or(0) -
                          sum_of(statistics, {"total_inactive_file", "total_active_file"});
     lower(memory, number_in(group / "memory.limit_in_bytes"), held, group / "memory.limit_in_bytes");
-    // Of ancestors too, those that a container cannot see among them.
+    // Includes the limits of ancestors, even those that a container cannot see.
     const int64_t of_all = sum_of(statistics, {"hierarchical_memory_limit"});
     if (of_all > 0) lower(memory, of_all, held, group / "memory.stat");
   }

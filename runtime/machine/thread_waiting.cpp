@@ -21,16 +21,16 @@ namespace pare {
 namespace {
 
 constexpr std::chrono::milliseconds kSamplePeriod{20};
-// Of the time that threads could have run. On an idle machine it is 1 % and less; beside one busy program on two CPUs 25 %
-// to 50 %, beside four 65 %.
+// Shares of the time in which threads could have run but waited for a CPU. On an idle machine that is 1 % and less;
+// beside one busy program on two CPUs 25 % to 50 %, beside four 65 %.
 constexpr double kContendedShare = 0.2;
 constexpr double kQuietShare = 0.12;
-// So many samples in a row: something short is none, and programs that take turns are one load.
+// Samples in a row that are needed to decide. A short load does not count, and programs that take turns are one load.
 constexpr int kContendedSamples = 3;
 constexpr int kQuietSamples = 50;
 // Samples in which threads hardly wanted a CPU say nothing.
 constexpr int64_t kLeastWantedNs = std::chrono::nanoseconds(kSamplePeriod).count() / 5;
-// More than a process should begin for this.
+// A process should not start more threads than this for the purpose.
 constexpr int kMostExtraThreads = 64;
 
 int64_t wanted_ns(const ThreadTimes& since, const ThreadTimes& now) {
@@ -40,7 +40,7 @@ double delayed_share(const ThreadTimes& since, const ThreadTimes& now) {
   return static_cast<double>(now.delay_ns - since.delay_ns) / static_cast<double>(wanted_ns(since, now));
 }
 
-// "run_ns delay_ns slices". Plain system calls: this runs beside what it measures.
+// Reads "run_ns delay_ns slices" with plain system calls, because it runs beside what it measures.
 std::optional<ThreadTimes> read_schedstat(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return std::nullopt;
@@ -56,7 +56,7 @@ std::optional<ThreadTimes> read_schedstat(const std::string& path) {
   return delay.ec == std::errc() ? std::optional(times) : std::nullopt;
 }
 
-// Whether so many threads can be begun now: where OpenMP cannot begin one, it ends the process.
+// True if that many threads can be started now. If OpenMP cannot start one, it ends the process.
 bool has_room_for_threads(int num_threads) {
   std::mutex gate;
   std::vector<std::thread> threads;
@@ -85,7 +85,7 @@ std::optional<ThreadTimes> read_thread_times(const std::filesystem::path& tasks)
     const std::string name = entry->d_name;
     if (name.starts_with(".") || name == own) continue;
     const std::optional<ThreadTimes> times = read_schedstat(tasks.string() + "/" + name + "/schedstat");
-    if (!times) continue;  // it has just ended
+    if (!times) continue;  // the thread has just ended
     if (!sum) sum = ThreadTimes{};
     sum->run_ns += times->run_ns;
     sum->delay_ns += times->delay_ns;
@@ -95,7 +95,7 @@ std::optional<ThreadTimes> read_thread_times(const std::filesystem::path& tasks)
 }
 
 bool Contention::update(const ThreadTimes& now) {
-  // A thread that ended takes its times along: begin anew.
+  // A thread that ended takes its times along, so the sampling starts anew.
   const bool fell = last_ && (now.run_ns < last_->run_ns || now.delay_ns < last_->delay_ns);
   if (!last_ || fell) {
     last_ = quiet_since_ = now;
@@ -169,7 +169,7 @@ ThreadWaiting::ThreadWaiting(int num_threads, TimesReader read_times)
   try {
     thread_ = thread_without_signals([this] { watch(); });
   } catch (const std::system_error&) {
-    // No room for a thread: others wait as OpenMP lets them.
+    // There is no room for a thread, so the others wait as OpenMP lets them.
   }
 }
 
@@ -201,7 +201,7 @@ void ThreadWaiting::watch() {
       if (is_contended && !extra) extra.emplace(num_threads_);
       if (!is_contended) extra.reset();
     } catch (const std::exception&) {
-      return;  // no memory is left: whoever works says so
+      return;  // no memory is left: the working threads report that
     }
     lock.lock();
     spins_briefly_ = extra && extra->exist();

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kHeadName = "lm_head";
 
-// A tensor's place: which of the checkpoint's files, and where in it.
+// A tensor's place: one of the checkpoint's files, and the position in it.
 struct Entry {
   const TensorView* view = nullptr;
   const SafetensorsFile* file = nullptr;
@@ -35,16 +35,16 @@ struct Entry {
 
 struct Checkpoint::State {
   fs::path directory;
-  std::string config_file;  // its text as it lies there, and with the names that the model goes by (own_config.h)
+  std::string config_file;  // as in the file; config_json has the model's own names (own_config.h)
   std::string config_json;
-  ModelDescription description;  // of an encoder: only what the messages and the lookup below say of any model
+  ModelDescription description;  // for an encoder, only what the messages and the lookup below need
   std::optional<EncoderDescription> encoder;
   std::optional<Quantization> quantization;
   InputFiles inputs;  // all that was read
   std::vector<fs::path> paths;
   std::vector<SafetensorsFile> files;  // in the order of paths; never resized once `tensors` points into it
   std::map<std::string, Entry> tensors;
-  std::deque<TensorView> expert_views;  // what `tensors` points to where a file holds all experts in one tensor
+  std::deque<TensorView> expert_views;  // `tensors` points to these if a file holds all experts in one tensor
 
   [[noreturn]] void fail_missing(const std::string& name) const;
   [[noreturn]] void fail(const std::string& name, const std::string& what) const {
@@ -64,7 +64,7 @@ struct Checkpoint::State {
     return [this](const std::string& name) { return find(name); };
   }
 
-  // Runs an action whose errors know the tensor but not where it lies, and adds that.
+  // Runs an action whose errors name the tensor but not the directory, and adds that.
   template <typename Action>
   void in_this_directory(const Action& action) const {
     try {
@@ -83,7 +83,7 @@ struct Checkpoint::State {
   void check_tied_head() const;
   void check_linear(const LinearDescription& linear) const;
   const TensorView& dense_tensor(const std::string& name, const std::vector<int64_t>& shape) const;
-  DenseWeight dense_weight(const LinearDescription& linear) const;  // its values checked
+  DenseWeight dense_weight(const LinearDescription& linear) const;  // with checked values
   std::vector<float> finite_values(const std::string& name, int64_t num_elements) const;
   void check_finite(const std::string& name) const;
   std::optional<PackScheme> scheme(const LinearDescription& linear) const;
@@ -139,7 +139,7 @@ void Checkpoint::State::open_files(WeightFiles found) {
 }
 
 // transformers 5 can store a mixture as it holds it: mlp.experts.gate_up_proj [E, 2F, D], mlp.experts.down_proj
-// [E, D, F] and mlp.gate.weight, whatever the family calls its experts one by one. They are handed out one by one.
+// [E, D, F] and mlp.gate.weight, whatever the family calls single experts. This function makes single experts of them.
 void Checkpoint::State::split_fused_experts() {
   for (const BlockDescription& block : description.blocks) {
     const std::string module = block.name + ".mlp.";
@@ -158,7 +158,7 @@ void Checkpoint::State::split_fused_experts() {
   }
 }
 
-// [E, rows of all parts of an expert, I] becomes the weights of the parts.
+// Splits [E, rows of all parts of an expert, I] into the weights of the parts.
 void Checkpoint::State::split_tensor(const std::string& fused, std::span<const std::vector<LinearDescription>> parts) {
   const LinearDescription& first = parts.front().front();
   int64_t num_rows = 0;
@@ -249,7 +249,7 @@ void Checkpoint::State::check_linear(const LinearDescription& linear) const {
   }
 }
 
-// Files of a tied model may hold the shared weight twice; only equal copies are the model that config.json describes.
+// Files of a tied model may hold the shared weight twice. Only equal copies are the model that config.json describes.
 void Checkpoint::State::check_tied_head() const {
   const std::string prefix = std::string(kHeadName) + ".";
   for (auto entry = tensors.lower_bound(prefix); entry != tensors.end() && entry->first.starts_with(prefix); ++entry) {
@@ -360,7 +360,7 @@ const EncoderDescription& Checkpoint::encoder() const {
   }
   return *state_->encoder;
 }
-// Of a checkpoint that pare alone reads, as other programs would know the model (own_config.h).
+// For a checkpoint that only pare reads, the text has the names by which other programs know the model (own_config.h).
 const std::string& Checkpoint::config_json() const {
   return state_->config_json;
 }

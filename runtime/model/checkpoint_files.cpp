@@ -34,7 +34,7 @@ WeightFiles read_index(const fs::path& directory) {
   WeightFiles files;
   for (const auto& [tensor, value] : weight_map->items()) {
     const std::string file = value.is_string() ? value.get<std::string>() : "";
-    // A plain name only: an index must not make us open files elsewhere.
+    // Accepts only a plain name: an index must not make the program open files elsewhere.
     if (!file.ends_with(".safetensors") || file.find_first_of("/\\") != std::string::npos) {
       throw std::runtime_error(path.string() + ": tensor '" + tensor +
                                "': expected the name of a .safetensors file in the same directory, found " +

@@ -1,5 +1,4 @@
-// What lies in a checkpoint's directory beside the tensors themselves: which files hold them, and what config.json
-// says.
+// The parts of a checkpoint's directory beside the tensors: the files that hold them, and config.json.
 #pragma once
 
 #include <filesystem>
@@ -17,25 +16,26 @@ inline constexpr const char* kConfigName = "config.json";
 inline constexpr const char* kSingleFileName = "model.safetensors";
 inline constexpr const char* kIndexName = "model.safetensors.index.json";
 
-// The text of config.json. Throws std::runtime_error where there is no directory or none in it, and what reading
-// throws.
+// Returns the text of config.json. Throws std::runtime_error if there is no directory or no such file in it, and what
+// reading throws.
 std::string read_config(const std::filesystem::path& directory);
 
 struct WeightFiles {
   std::vector<std::filesystem::path> paths;
   std::map<std::string, std::string> file_of_tensor;  // the index; empty for a single file
 };
-// One file wins over an index, as in transformers. Throws std::runtime_error for a directory without weights, for an
-// index that is none or leads out of the directory, and for files that it names in vain.
+// One file wins over an index, as in transformers. Throws std::runtime_error for a directory without weights, for a
+// file that is not an index or leads out of the directory, and for missing files that it names.
 WeightFiles find_weight_files(const std::filesystem::path& directory);
 
-// What config.json says of a quantized checkpoint.
+// The quantization_config of a quantized checkpoint.
 struct Quantization {
   const ContainerFormat* container = nullptr;
   std::unique_ptr<ContainerConfig> config;
 };
-// nullopt: it is not quantized. `path` is the file's, for messages. Throws std::runtime_error for a text that is no
-// JSON object and for a container that pare does not read, and what ContainerFormat::read_config throws.
+// Returns nullopt if the checkpoint is not quantized. `path` is the file's, for messages. Throws std::runtime_error for
+// a text that is not a JSON object and for a container that pare does not read, and what ContainerFormat::read_config
+// throws.
 std::optional<Quantization> read_quantization_config(const std::string& config_json, const std::filesystem::path& path);
 
 }  // namespace pare

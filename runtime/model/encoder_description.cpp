@@ -23,7 +23,7 @@ constexpr int64_t kMaxPositions = int64_t{1} << 24;
 constexpr const char* kFamily = "bert";
 constexpr const char* kArchitecture = "BertModel";
 
-// The file's object with checked access; null counts as absent.
+// The file's object with checked access. null counts as absent.
 class Config {
  public:
   Config(const Json& object, const std::string& where) : object_(object), where_(where) {}

@@ -1,4 +1,4 @@
-// What an encoder is made of, derived once from config.json, as ModelDescription is of a decoder: every later part
+// The structure of an encoder, derived once from config.json, as ModelDescription is for a decoder. Every later part
 // reads this and knows no family by name.
 #pragma once
 
@@ -11,21 +11,21 @@
 
 namespace pare {
 
-// LayerNorm: y = (x - mean) / sqrt(variance + epsilon) * gain + bias; tensors name + ".weight" and ".bias".
+// LayerNorm: y = (x - mean) / sqrt(variance + epsilon) * gain + bias. The tensors are name + ".weight" and ".bias".
 struct LayerNormDescription {
   std::string name;
   int64_t width = 0;
   float epsilon = 1e-12f;
 };
 
-// One encoder layer ("block"), normalized behind its residual sums: hidden = norm(hidden + attention(hidden));
+// One encoder layer ("block"), normalized after its residual sums: hidden = norm(hidden + attention(hidden));
 // hidden = norm(hidden + down(activation(up(hidden)))). Attention sees the whole text.
 struct EncoderBlockDescription {
   std::string name;  // "encoder.layer.3"
   LinearDescription q, k, v, o;
-  LayerNormDescription attention_norm;  // behind o
+  LayerNormDescription attention_norm;  // after o
   LinearDescription up, down;
-  LayerNormDescription feed_forward_norm;  // behind down
+  LayerNormDescription feed_forward_norm;  // after down
 };
 
 struct EncoderDescription {
@@ -39,29 +39,29 @@ struct EncoderDescription {
   int64_t num_token_types = 0;
   Activation activation = Activation::gelu;
   float attention_scale = 0.0f;
-  // hidden = norm(word[id] + token_type[0] + position[t]): tables as linears, num_out rows of num_in = D.
+  // hidden = norm(word[id] + token_type[0] + position[t]), with tables as linears of num_out rows of num_in = D.
   LinearDescription word_embedding, token_type_embedding, position_embedding;
   LayerNormDescription embedding_norm;
   std::vector<EncoderBlockDescription> blocks;
-  // Linears that the family's model class has behind the blocks and embeddings do not pass through.
+  // Linears that the family's model class has after the blocks, and that embeddings do not pass through.
   std::vector<std::string> unused_linears;
   DType dtype = DType::F32;
 };
 
-// Whether config.json names a family that describe_encoder knows. False for JSON that is no object. Throws
-// std::invalid_argument, with `where`, for what is no JSON.
+// True if config.json names a family that describe_encoder knows; false for JSON that is not an object. Throws
+// std::invalid_argument, with `where`, for text that is not JSON.
 bool describes_encoder(const std::string& config_json, const std::string& where);
 
 // Reads a config.json's text; `where` names the file in messages. The meaning of keys and of their absence is
 // transformers 5's (configuration_bert.py, modeling_bert.py). Throws std::invalid_argument for what is not computed
-// here (decoders built from the family, relative positions, other heads) and for missing, mistyped or impossible
-// values: key, expected, found. A file without dtype and torch_dtype has weights of dtype_if_absent.
+// here (decoders built from the family, relative positions, other heads). Also throws it for missing, mistyped or
+// impossible values: key, expected, found. A file without dtype and torch_dtype has weights of dtype_if_absent.
 EncoderDescription describe_encoder(const std::string& config_json, const std::string& where,
                                     DType dtype_if_absent = DType::F32);
 
-// Every linear of the blocks, in order: q, k, v, o, up, down.
+// Returns every linear of the blocks, in order: q, k, v, o, up, down.
 std::vector<LinearDescription> block_linears(const EncoderDescription& model);
-// All norms: the embeddings', then two of each block.
+// Returns all norms: the embeddings', then two for each block.
 std::vector<LayerNormDescription> all_norms(const EncoderDescription& model);
 
 }  // namespace pare

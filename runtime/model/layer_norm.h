@@ -1,4 +1,4 @@
-// The values of a LayerNorm, between the checkpoint that holds them and the backends that apply them.
+// The values of a LayerNorm: checkpoints hold them, and backends apply them.
 #pragma once
 
 #include <vector>

@@ -32,7 +32,7 @@ bool is_folder(const fs::path& path) {
   return fs::is_directory(path, error);
 }
 
-// Sorted; none where it cannot be read.
+// Returns the entries, sorted; none if the folder cannot be read.
 std::vector<fs::path> entries_of(const fs::path& folder) {
   std::vector<fs::path> entries;
   std::error_code error;
@@ -43,7 +43,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return entries;
 }
 
-// What trainers leave beside a model is PyTorch's as well, and no weights.
+// Trainers leave other PyTorch files beside a model, which hold no weights.
 bool holds_pytorch_weights(const fs::path& file) {
   const std::string name = file.filename().string();
   if (name.starts_with("pytorch_model")) return true;
@@ -55,7 +55,7 @@ bool holds_pytorch_weights(const fs::path& file) {
          is_pytorch_file(file);
 }
 
-// One line for a shell; `model` is what transformers or peft make of the folder.
+// Returns one line for a shell; `model` is the expression with which transformers or peft open the folder.
 std::string save_anew(const std::string& import, const std::string& model, const std::string& tokenizer) {
   return "python3 -c \"import transformers as t" + import + "; " + model +
          ".save_pretrained('NEW'); t.AutoTokenizer.from_pretrained('" + tokenizer + "').save_pretrained('NEW')\"";
@@ -66,7 +66,7 @@ std::string save_with_safetensors(const fs::path& folder) {
          " (t.AutoModel for an encoder)";
 }
 
-// "org/name", with at most these characters, or the address of such a page; "" for anything else.
+// Returns "org/name", with at most these characters, from such a name or the address of its page; "" for anything else.
 std::string hub_name(std::string text) {
   for (const std::string_view address :
        {"https://huggingface.co/", "http://huggingface.co/", "huggingface.co/", "https://hf.co/", "hf.co/", "hf://"}) {
@@ -93,7 +93,7 @@ void refuse_hub_name(const fs::path& path) {
     if (path.extension() == extension) return;
   }
   const std::string name = hub_name(path.string());
-  // Where the first part is a folder of the user's, the second is what is misspelt.
+  // If the first part is a folder of the user's, the second part is misspelt.
   if (name.empty() || is_folder(name.substr(0, name.find('/')))) return;
   refuse(path,
          "is no file or folder here; it looks like a name of the Hugging Face hub, and pare opens no network "
@@ -101,7 +101,8 @@ void refuse_hub_name(const fs::path& path) {
              name + " --local-dir " + name.substr(name.find('/') + 1) + ") and give that folder");
 }
 
-// Of a model's folder in the hub's cache: that of the revision that "main" is, or the only one; "" for none.
+// Returns the snapshot of a model's folder in the hub's cache: that of the revision "main", or the only one; "" for
+// none.
 fs::path snapshot_of(const fs::path& repository) {
   const std::vector<fs::path> snapshots = entries_of(repository / kSnapshots);
   std::string revision;
@@ -149,7 +150,7 @@ void refuse_adapter(const fs::path& folder) {
         config["base_model_name_or_path"].is_string()) {
       base = config["base_model_name_or_path"].get<std::string>();
     }
-  } catch (const std::runtime_error&) {  // what it is of is then not said
+  } catch (const std::runtime_error&) {  // the message then does not name the base model
   }
   refuse(folder,
          "holds an adapter (LoRA, " + std::string(kAdapterName) + ")" +

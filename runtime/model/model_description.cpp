@@ -23,8 +23,8 @@ using Json = nlohmann::json;
 constexpr int64_t kMaxWidth = int64_t{1} << 17;
 constexpr int64_t kMaxFeedForward = int64_t{1} << 20;
 constexpr int64_t kMaxBlocks = 1024;
-constexpr int64_t kMaxExperts = 1024;                   // of a block
-constexpr int64_t kMaxExpertsInAll = int64_t{1} << 17;  // of all blocks
+constexpr int64_t kMaxExperts = 1024;                   // per block
+constexpr int64_t kMaxExpertsInAll = int64_t{1} << 17;  // over all blocks
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxHeadSize = 4096;
 constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
@@ -33,7 +33,7 @@ constexpr double kMaxRopeTheta = 1e15;
 constexpr double kMaxRopeFactor = 1e6;
 constexpr size_t kMaxEosTokens = 1024;
 
-// What stands in the file, short enough for a message. Arrays and objects are only named: printing recurses.
+// Returns the file's value, short enough for a message. Arrays and objects are only named: printing recurses.
 std::string found(const Json& value) {
   if (value.is_array()) return "an array";
   if (value.is_object()) return "an object";
@@ -80,7 +80,7 @@ class Section {
     return has(key) ? integer(key, least, most) : otherwise;
   }
 
-  // A number in (above, most].
+  // Returns a number in (above, most].
   double number(std::string_view key, double above, double most) const {
     const Json* value = find(key);
     const bool fits =
@@ -107,7 +107,7 @@ class Section {
     return has(key) ? string(key) : std::string(otherwise);
   }
 
-  // The object under `key`; nothing when absent.
+  // Returns the object under `key`; nothing if absent.
   std::optional<Section> section(std::string_view key) const {
     const Json* value = find(key);
     if (value == nullptr) return std::nullopt;
@@ -218,8 +218,8 @@ RopeDescription describe_yarn_rope(const Section& rope, double theta, int64_t he
   return yarn_rope(theta, head_size, scaling);
 }
 
-// `rope` holds rope_type and its options: rope_parameters, or rope_scaling of older files. `theta` is what applies when
-// it does not hold rope_theta itself.
+// `rope` holds rope_type and its options: rope_parameters, or rope_scaling of older files. `theta` applies if `rope`
+// has no rope_theta itself.
 RopeDescription describe_rope(const Section& rope, const Section& config, double theta, int64_t head_size,
                               int64_t context_length) {
   theta = rope.number_or("rope_theta", theta, 1.0, kMaxRopeTheta);
@@ -247,7 +247,7 @@ RopeDescription describe_rope(const Section& rope, const Section& config, double
 }
 
 struct RopePair {
-  RopeDescription global, local;  // local: gemma3's sliding-window blocks; elsewhere the same
+  RopeDescription global, local;  // local: gemma3's sliding-window blocks; the same in other families
 };
 
 RopePair describe_ropes(const Section& config, const Family& family, int64_t head_size, int64_t context_length) {
@@ -281,7 +281,7 @@ RopePair describe_ropes(const Section& config, const Family& family, int64_t hea
 
 // --- Sliding windows -----------------------------------------------------------------------------------------------
 
-// layer_types of the file, true for "sliding_attention"; empty when absent.
+// Returns layer_types of the file, true for "sliding_attention"; empty if absent.
 std::vector<bool> parse_layer_types(const Section& config, int64_t num_blocks) {
   const Json* types = config.find("layer_types");
   if (types == nullptr) return {};
@@ -298,12 +298,12 @@ std::vector<bool> parse_layer_types(const Section& config, int64_t num_blocks) {
   return is_sliding;
 }
 
-// The window of every block, 0 for full attention.
+// Returns the window of every block, 0 for full attention.
 std::vector<int64_t> sliding_windows(const Section& config, const Family& family, int64_t num_blocks) {
   std::vector<int64_t> windows(static_cast<size_t>(num_blocks), 0);
   if (family.name == "llama") return windows;
 
-  // transformers gives an absent sliding_window 4096 in all these families but mixtral; null means none.
+  // transformers gives an absent sliding_window 4096 in all these families except mixtral; null means none.
   const bool has_none = family.name == "mixtral" ? !config.has("sliding_window") : config.is_null("sliding_window");
   int64_t window = has_none ? 0 : config.integer_or("sliding_window", 4096, 1, kMaxTokens);
   if (family.name == "qwen3_moe" && !config.boolean_or("use_sliding_window", false)) window = 0;
@@ -339,7 +339,7 @@ void read_sizes(const Section& config, const Family& family, ModelDescription& m
   model.hidden_size = config.integer("hidden_size", 1, kMaxWidth);
   model.feed_forward_size = config.integer("intermediate_size", 1, kMaxFeedForward);
   model.num_heads = config.integer("num_attention_heads", 1, kMaxHeads);
-  // Only llama has files older than the key; elsewhere its absence would silently mean another number.
+  // Only llama has files older than the key. In other families its absence would silently mean another number.
   const bool may_lack_kv_heads = family.name == "llama" || config.is_null("num_key_value_heads");
   model.num_kv_heads = may_lack_kv_heads ? config.integer_or("num_key_value_heads", model.num_heads, 1, kMaxHeads)
                                          : config.integer("num_key_value_heads", 1, kMaxHeads);
@@ -401,7 +401,7 @@ struct BlockOptions {
 // The mixtures among the blocks.
 struct MixtureOptions {
   int64_t num_experts = 0;
-  int64_t feed_forward_size = 0;  // of one expert
+  int64_t feed_forward_size = 0;  // per expert
   RoutingDescription routing;
   std::vector<bool> is_mixture;  // by block
   std::string module = ".mlp.";  // under the block: its gate is the router
@@ -416,7 +416,7 @@ std::vector<bool> sparse_blocks(const Section& config, int64_t num_blocks) {
   if (dense == nullptr) return is_mixture;
   if (!dense->is_array()) config.fail("mlp_only_layers", "a list of layer numbers");
   for (const Json& layer : *dense) {
-    // transformers tolerates numbers of layers that there are not.
+    // transformers tolerates numbers of layers that do not exist.
     if (!layer.is_number_unsigned()) config.fail("mlp_only_layers", "a list of layer numbers");
     const auto index = layer.get<uint64_t>();
     if (index < is_mixture.size()) is_mixture[static_cast<size_t>(index)] = false;
@@ -445,7 +445,7 @@ std::optional<MixtureOptions> describe_mixtures(const Section& config, const Fam
   return mixture;
 }
 
-// In place of the block's dense network.
+// Replaces the block's dense network.
 void set_mixture(const MixtureOptions& mixture, int64_t width, BlockDescription& block) {
   const std::string module = block.name + mixture.module;
   const int64_t inner = mixture.feed_forward_size;
@@ -481,7 +481,8 @@ BlockDescription describe_block(const ModelDescription& model, const BlockOption
     block.q_norm = norm(attention + "q_norm", model.head_size);
     block.k_norm = norm(attention + "k_norm", model.head_size);
   }
-  // Where there are no norms after, post_attention_layernorm is, in spite of its name, the one before the feed-forward.
+  // Without norms after the half blocks, post_attention_layernorm is, in spite of its name, the one before the
+  // feed-forward.
   if (options.post_norms) {
     block.post_attention_norm = norm(block.name + ".post_attention_layernorm", width);
     block.feed_forward_norm = norm(block.name + ".pre_feedforward_layernorm", width);

@@ -1,4 +1,4 @@
-// What a decoder is made of, derived once from config.json: every later part (the runtime's transformer, the LibTorch
+// The structure of a decoder, derived once from config.json. Every later part (the runtime's transformer, the LibTorch
 // model of the calibration, the passes, the exporters) reads this and knows no family by name.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace pare {
 
 enum class Activation { silu, gelu, gelu_tanh };
 
-// y = x W^T + b. `name` is the module's; its tensors are name + ".weight", ".bias" or a quantized container's.
+// y = x W^T + b. `name` is the module's. Its tensors are name + ".weight", ".bias" or a quantized container's.
 struct LinearDescription {
   std::string name;
   int64_t num_out = 0;
@@ -30,7 +30,7 @@ struct NormDescription {
 };
 
 // Rotary embedding: the angle of pair j at position t is t * inverse_frequency(j), halves rotated ("rotate_half").
-// inverse_frequencies has K/2 entries with every scaling (linear, llama3, yarn, ...) already applied; attention_factor
+// inverse_frequencies has K/2 entries with every scaling (linear, llama3, yarn, ...) already applied. attention_factor
 // multiplies cos and sin.
 struct RopeDescription {
   std::vector<float> inverse_frequencies;
@@ -42,14 +42,14 @@ struct FeedForwardDescription {
   LinearDescription gate, up, down;
 };
 
-// Which experts of a mixture a token goes to, and with what weights: the top k of softmax(router(x)) in float32, the
+// The experts of a mixture that a token goes to, and their weights: the top k of softmax(router(x)) in float32, the
 // lower index first among equals.
 struct RoutingDescription {
   int64_t experts_per_token = 0;       // k; 0 for a dense block
   bool normalizes_top_weights = true;  // the k weights are divided by their sum
 };
 
-// One decoder layer ("block"). hidden += post(attention(norm(hidden))); hidden += post(feed_forward(norm(hidden))). The
+// One decoder layer ("block"): hidden += post(attention(norm(hidden))); hidden += post(feed_forward(norm(hidden))). The
 // feed-forward of a mixture is the weighted sum of the token's experts, whose input the router reads too.
 struct BlockDescription {
   std::string name;  // "model.layers.3"
@@ -58,11 +58,11 @@ struct BlockDescription {
   std::optional<NormDescription> q_norm, k_norm;       // over each head, before RoPE (qwen3, gemma3)
   std::optional<NormDescription> post_attention_norm;  // on the attention's output, before the residual sum (gemma3)
   NormDescription feed_forward_norm;
-  std::optional<NormDescription> post_feed_forward_norm;  // likewise
-  std::vector<FeedForwardDescription> experts;            // one: dense, no router. More: a mixture
+  std::optional<NormDescription> post_feed_forward_norm;  // on the feed-forward's output, likewise
+  std::vector<FeedForwardDescription> experts;            // one: dense, no router; more: a mixture
   std::optional<LinearDescription> router;
   RoutingDescription routing;
-  int64_t sliding_window = 0;  // 0: all earlier tokens; else the last n, the token itself included
+  int64_t sliding_window = 0;  // 0: all earlier tokens; otherwise the last n, the token itself included
   RopeDescription rope;
   bool is_mixture() const { return router.has_value(); }
 };
@@ -70,7 +70,7 @@ struct BlockDescription {
 struct ModelDescription {
   std::string family;             // "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3"
   int64_t hidden_size = 0;        // D
-  int64_t feed_forward_size = 0;  // F of the widest block; of a mixture's, of one expert
+  int64_t feed_forward_size = 0;  // F of the widest block; for a mixture, of one expert
   int64_t num_heads = 0;          // H
   int64_t num_kv_heads = 0;
   int64_t head_size = 0;        // K
@@ -81,10 +81,10 @@ struct ModelDescription {
   float embedding_scale = 1.0f;  // gemma: sqrt(D), rounded to the checkpoint's dtype as transformers does
   std::vector<BlockDescription> blocks;
   NormDescription final_norm;
-  LinearDescription head;  // "lm_head"; when tied its weight is the embedding's
+  LinearDescription head;  // "lm_head"; if tied, its weight is the embedding's
   bool tied_head = false;
   float attention_scale = 0.0f;    // factor of q k^T
-  float attention_softcap = 0.0f;  // 0: none; else cap * tanh(x / cap)
+  float attention_softcap = 0.0f;  // 0: none; otherwise cap * tanh(x / cap)
   float logit_softcap = 0.0f;
   DType dtype = DType::BF16;  // dtype / torch_dtype of config.json
   std::optional<int32_t> bos_token;
@@ -92,14 +92,14 @@ struct ModelDescription {
 };
 
 // Reads a config.json's text. `where` names the file in messages. Throws std::invalid_argument for an architecture that
-// pare does not know (by name, with the ones it knows) and for missing, mistyped or impossible values (key, expected,
+// pare does not know (by name, with the ones it knows), and for missing, mistyped or impossible values (key, expected,
 // found). A file without dtype and torch_dtype has weights of dtype_if_absent.
 ModelDescription describe_model(const std::string& config_json, const std::string& where,
                                 DType dtype_if_absent = DType::F32);
 
-// Every linear of the blocks, in order: q, k, v, o, the router of a mixture, gate, up and down of each expert.
+// Returns every linear of the blocks, in order: q, k, v, o, the router of a mixture, gate, up and down of each expert.
 std::vector<LinearDescription> block_linears(const ModelDescription& model);
-// Every norm: the final one, then block by block.
+// Returns every norm: the final one, then block by block.
 std::vector<NormDescription> all_norms(const ModelDescription& model);
 
 }  // namespace pare

@@ -22,7 +22,7 @@ bool is_own(const Json& config) {
   return type != config.end() && type->is_string() && type->get_ref<const std::string&>().starts_with(kTypePrefix);
 }
 
-// The object with one key under another name, in its place.
+// Gives one key of the object another name and keeps its place.
 void rename_key(const char* from, const char* to, Json& object) {
   if (!object.is_object() || object.contains(to)) return;
   Json renamed = Json::object();
@@ -55,7 +55,7 @@ std::string config_for_pare_alone(const std::string& config_json, const std::str
 }
 
 std::string config_of_model(const std::string& config_json, const std::string& where) {
-  // Most files have no such word, and are not parsed for it. What is no JSON is reported by those who read it.
+  // Most files have no such word, and are not parsed for it. Text that is not JSON is reported by its readers.
   if (config_json.find("\"" + std::string(kTypePrefix)) == std::string::npos) return config_json;
   Json config;
   try {

@@ -8,7 +8,7 @@
 namespace pare {
 namespace {
 
-// theta^(2j / K) for each of the K/2 pairs.
+// Returns theta^(2j / K) for each of the K/2 pairs.
 std::vector<float> rope_periods(double theta, int64_t head_size) {
   std::vector<float> periods(static_cast<size_t>(head_size / 2));
   for (size_t j = 0; j < periods.size(); ++j) {
@@ -63,7 +63,7 @@ RopeDescription yarn_rope(double theta, int64_t head_size, const YarnScaling& sc
   }
   first = std::max(first, 0.0);
   last = std::min(last, 2.0 * num_pairs - 1.0);
-  if (first == last) last += 0.001;  // the paper's code, too, avoids the division by zero so
+  if (first == last) last += 0.001;  // avoids a division by zero in the way of the paper's code
 
   RopeDescription description;
   description.attention_factor = static_cast<float>(scaling.attention_factor);

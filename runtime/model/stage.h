@@ -1,4 +1,4 @@
-// The four inputs of a block and the linears that read each: what calibration, plans and passes count in.
+// The four inputs of a block and the linears that read each. Calibration, plans and passes work by stages.
 //
 //   decoder                                                 encoder
 //   attention_input      norm(hidden)        q, k, v        hidden
@@ -25,7 +25,7 @@ struct Stage {
   enum Kind { attention_input, attention_output, feed_forward_input, feed_forward_output };
   static constexpr int64_t kNoExpert = -1;
   Kind kind = attention_input;
-  int64_t expert = kNoExpert;  // of a mixture's feed-forward stages: whose
+  int64_t expert = kNoExpert;  // in a mixture's feed-forward stages: the expert
 
   constexpr Stage(Kind stage_kind, int64_t stage_expert = kNoExpert) : kind(stage_kind), expert(stage_expert) {}
   bool operator==(const Stage&) const = default;
@@ -34,30 +34,30 @@ struct Stage {
     return static_cast<size_t>(kind) + (expert > 0 ? 2 * static_cast<size_t>(expert) : 0);
   }
 };
-// Of a dense block.
+// The stages of a dense block.
 inline constexpr std::array<Stage, 4> kStages = {Stage::attention_input, Stage::attention_output,
                                                  Stage::feed_forward_input, Stage::feed_forward_output};
-// In the order in which a token meets them; a mixture's experts one after the other.
+// Returns the stages in the order in which a token reaches them, a mixture's experts one after the other.
 std::vector<Stage> block_stages(const BlockDescription& block);
 std::string stage_name(Stage stage);  // "feed-forward input", "feed-forward input of expert 3"
 
-// The linears that read the stage's input, in order.
+// Returns the linears that read the stage's input, in order.
 // Throws std::invalid_argument for a feed-forward stage that names no expert of a mixture, or one of a dense block.
 std::vector<LinearDescription> stage_layers(const BlockDescription& block, Stage stage);
 std::vector<LinearDescription> stage_layers(const EncoderBlockDescription& block, Stage stage);
 
-// Whether what produces the stage's input is a linear (v, up), and not a norm.
+// True if a linear (v, up) produces the stage's input, and not a norm.
 bool folds_into_linear(Stage stage);
 
-// Which part of all tokens reaches the stage, on average.
+// Returns the share of all tokens that reaches the stage, on average.
 double token_share(const BlockDescription& block, Stage stage);
 
-// Width I of the stage's input.
+// Returns the width I of the stage's input.
 int64_t stage_width(const BlockDescription& block, Stage stage);
 
-// Activations beside the stages' inputs whose rounding alone is measured, with the names that the study of BERT gives
-// them (Bondarenko et al., arXiv 2109.12948, section 4): the hidden state before the first block, what softmax reads
-// and makes, what attention adds to the hidden state, and the hidden state behind a block.
+// Activations whose rounding is measured alone, in addition to the stages' inputs. They have the names of the study of
+// BERT (Bondarenko et al., arXiv 2109.12948, section 4). They are the hidden state before the first block, the input
+// and output of softmax, the output of attention that is added to the hidden state, and the hidden state after a block.
 enum class ActivationSite { embedding_sum, softmax_input, softmax_output, attention_output, residual_sum };
 inline constexpr std::array<ActivationSite, 5> kActivationSites = {
     ActivationSite::embedding_sum, ActivationSite::softmax_input, ActivationSite::softmax_output,

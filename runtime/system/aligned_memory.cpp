@@ -28,7 +28,7 @@ AlignedBytes allocate_aligned(int64_t num_bytes) {
 std::byte* Scratch::reserve(int64_t num_bytes) {
   if (num_bytes > capacity_) {
     capacity_ = 0;
-    bytes_.reset();  // before the new ones are allocated
+    bytes_.reset();  // frees the old ones before the new ones are allocated
     bytes_ = allocate_aligned(num_bytes);
     capacity_ = num_bytes;
   }

@@ -1,4 +1,4 @@
-// Memory that kernels read and write: aligned, zeroed, in huge pages where it is large.
+// Memory that kernels read and write: aligned, zeroed, and in huge pages if it is large.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,14 @@ struct AlignedDelete {
 };
 using AlignedBytes = std::unique_ptr<std::byte[], AlignedDelete>;
 
-// Zeroed bytes, aligned to 64; from 2 MiB on aligned to 2 MiB, and the system is asked for huge pages: streaming
-// through pages of 4 KiB loses time to address translation. Throws std::bad_alloc.
+// Returns zeroed bytes, aligned to 64. From 2 MiB on they are aligned to 2 MiB, and the system is asked for huge pages,
+// because streaming through pages of 4 KiB loses time to address translation. Throws std::bad_alloc.
 AlignedBytes allocate_aligned(int64_t num_bytes);
 
-// Grow-only scratch of one thread: no allocation per call once the largest shape was seen.
+// Grow-only scratch memory of one thread. Once the largest shape was seen, calls allocate nothing.
 class Scratch {
  public:
-  // What was reserved before is lost.
+  // Contents reserved before are lost.
   std::byte* reserve(int64_t num_bytes);
   float* reserve_floats(int64_t num_floats) { return reinterpret_cast<float*>(reserve(num_floats * 4)); }
 

@@ -16,7 +16,7 @@ constexpr long kTileDataFeature = 18;
 
 }  // namespace
 
-// The request fails where the kernel is too old or keeps tiles from processes; the CPU's bits alone do not tell.
+// The request fails if the kernel is too old or keeps tiles from processes. The CPU's bits alone do not tell.
 bool request_amx() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;

@@ -3,8 +3,8 @@
 
 namespace pare {
 
-// Whether the CPU multiplies tiles of 8-bit codes and the system lets this process: every thread may then use them. The
-// system is asked at every call.
+// True if the CPU multiplies tiles of 8-bit codes and the system lets this process do so. Every thread may then use
+// them. Each call asks the system.
 bool request_amx();
 
 }  // namespace pare

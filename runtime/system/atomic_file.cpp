@@ -32,7 +32,7 @@ namespace {
                            " bytes allowed here");
 }
 
-// The temporary neighbour of a file: gone with the object unless it has become the file.
+// The temporary neighbour of a file. The destructor removes it unless it has become the file.
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::filesystem::path& path)
@@ -50,10 +50,10 @@ class TemporaryFile {
 
   void append(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
-      // Linux writes at most 2^31 - 4096 bytes at once; a signal or a nearly full disk shortens a write too.
+      // Linux writes at most 2^31 - 4096 bytes at once. A signal or a nearly full disk shortens a write too.
       const ssize_t written = ::write(descriptor_.get(), bytes.data(), bytes.size());
       if (written < 0 && errno == EINTR) continue;
-      // The kernel cannot read what is to be written: the end of a mapped file that has become shorter.
+      // The kernel cannot read the bytes to be written: they lie at the end of a mapped file that has become shorter.
       if (const auto source = errno == EFAULT && written < 0 ? mapped_file_at(bytes.data()) : std::nullopt) {
         throw std::runtime_error("cannot write '" + path_.string() + "': '" + *source +
                                  "', which its bytes come from, became shorter while it was read, or its disk has "
@@ -79,14 +79,15 @@ class TemporaryFile {
   bool committed_ = false;
 };
 
-// A descriptor's content to its end. `guess_bytes` is only a first guess: pipes and files of /proc do not tell theirs.
+// Reads a descriptor's content to its end. `guess_bytes` is only a first guess: pipes and files of /proc do not tell
+// their size.
 std::string read_to_the_end(int descriptor, const std::filesystem::path& path, size_t guess_bytes, size_t max_bytes) {
   std::string text;
   const size_t first_bytes = std::max<size_t>(guess_bytes, 4095);
   while (true) {
     if (text.size() > max_bytes || guess_bytes > max_bytes) fail_too_large(path, max_bytes);
     const size_t num_bytes = text.size();
-    // What a pipe gives at once is little, and what is added is cleared each time.
+    // A pipe gives little at once, and added space is cleared each time.
     constexpr size_t kMostAtOnce = 1 << 20;
     text.resize(num_bytes <= first_bytes ? first_bytes + 1
                                          : std::min(num_bytes + std::min(num_bytes, kMostAtOnce), max_bytes + 1));
@@ -134,12 +135,12 @@ std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) 
   return read_to_the_end(file.descriptor(), path, static_cast<size_t>(file.size_bytes()), max_bytes);
 }
 
-// Standard input and pipes give their text once; whoever reads the same one again in this process gets the same text.
+// Standard input and pipes give their text once. A later read of the same one in this process returns the same text.
 std::string read_file_or_pipe(const std::filesystem::path& path, size_t max_bytes) {
   if (std::error_code error; path != "/dev/stdin" && std::filesystem::is_regular_file(path, error)) {
     return read_text_file(path, max_bytes);
   }
-  // Not opened by its name, which a socket or another user's terminal does not allow.
+  // Standard input is not opened by its name: a socket or another user's terminal does not allow that.
   const bool is_standard = path == "/dev/stdin";
   const Descriptor descriptor(is_standard ? ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0)
                                           : ::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -171,7 +172,7 @@ std::string read_file_or_pipe(const std::filesystem::path& path, size_t max_byte
 void sync_directory(const std::filesystem::path& directory) {
   Descriptor descriptor(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (descriptor.get() < 0) fail("sync folder", directory, errno);
-  // EINVAL: a file system that cannot sync folders; it keeps its renames in order by itself.
+  // EINVAL: the file system cannot sync folders and keeps its renames in order by itself.
   if (::fsync(descriptor.get()) != 0 && errno != EINVAL) fail("sync folder", directory, errno);
 }
 

@@ -1,5 +1,5 @@
-// Files that appear whole or not at all: temporary name in the same folder, fsync, rename, fsync of the folder.
-// The temporary name of NAME is ".NAME.partial-PID", so that what a killed run left behind can be recognised.
+// Files that appear whole or not at all: temporary name in the same folder, fsync, rename, fsync of the folder. The
+// temporary name of NAME is ".NAME.partial-PID", so that the remains of a killed run can be recognised.
 #pragma once
 
 #include <cstddef>
@@ -11,26 +11,27 @@
 
 namespace pare {
 
-// Replaces `path` by `bytes`. Throws std::runtime_error (path, reason), leaving `path` as it was and no temporary file.
+// Replaces `path` by `bytes`. Throws std::runtime_error (path, reason), and then leaves `path` as it was and no
+// temporary file.
 void write_file_atomically(const std::filesystem::path& path, std::span<const std::byte> bytes);
 void write_file_atomically(const std::filesystem::path& path, std::string_view text);
 
-// The same for content that is produced piece by piece: `produce` calls the given sink any number of times.
+// Does the same for content that is produced piece by piece: `produce` calls the given sink any number of times.
 using ByteSink = std::function<void(std::span<const std::byte>)>;
 void write_file_atomically(const std::filesystem::path& path, const std::function<void(const ByteSink&)>& produce);
 
-// Whether this is the name of such a temporary file, or of one that mkstemp made of ".NAME.partial-XXXXXX".
+// True for the name of such a temporary file, or of one that mkstemp made of ".NAME.partial-XXXXXX".
 bool is_temporary_name(std::string_view file_name);
 
-// The whole file, which must be a regular one: a model's folder comes from anywhere, and opening a pipe waits for ever.
-// Throws std::runtime_error (path, reason), also when it is larger than max_bytes.
+// Reads a whole file. It must be a regular one, because a model's folder may come from anywhere, and opening a pipe
+// would wait forever. Throws std::runtime_error (path, reason), also if the file is larger than max_bytes.
 std::string read_text_file(const std::filesystem::path& path, size_t max_bytes = size_t{1} << 30);
-// The same of what the user names: also a pipe, which is waited for, or a terminal.
+// Does the same for a path that the user names. It may also be a pipe, which is waited for, or a terminal.
 std::string read_file_or_pipe(const std::filesystem::path& path, size_t max_bytes = size_t{1} << 30);
 
 void sync_directory(const std::filesystem::path& directory);
 
-// The descriptor of an open file or folder, or what open returned instead (below 0); closed whatever happens.
+// The descriptor of an open file or folder, or the negative value that open returned. The destructor closes it.
 class Descriptor {
  public:
   explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
@@ -38,9 +39,9 @@ class Descriptor {
   Descriptor& operator=(const Descriptor&) = delete;
   ~Descriptor() { close(); }
   int get() const { return descriptor_; }
-  // Takes over the next one, which may have been opened by way of the one before.
+  // Takes over the next descriptor and closes the one before, by way of which the next may have been opened.
   void go_to(int next);
-  // What close returns; 0 where nothing is open.
+  // Returns what close returns; 0 if nothing is open.
   int close();
 
  private:

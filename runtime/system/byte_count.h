@@ -1,4 +1,4 @@
-// Sizes as people write them.
+// Sizes in the notation that people use.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace pare {
 
-// "700MiB" -> 734003200. Units B, kB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB; none: bytes. Nothing when it
-// is no such number or beyond int64.
+// Parses "700MiB" -> 734003200. Units are B, kB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB; none means bytes.
+// Returns nothing for other texts and for sizes beyond int64.
 std::optional<int64_t> parse_bytes(std::string_view text);
 
 }  // namespace pare

@@ -1,12 +1,13 @@
-// Carries an exception out of an OpenMP region: one that leaves the region's body ends the process without a word.
+// Carries an exception out of an OpenMP region. An exception that leaves the region's body ends the process without a
+// message.
 //
 //   FirstException error;
 //   #pragma omp parallel for
 //   for (...) error.capture([&] { work(i); });
 //   error.rethrow();
 //
-// Every thread of a team must meet every worksharing loop: what a thread prepares before one is captured too, and the
-// loop's body asks first whether anything failed.
+// Every thread of a team must reach every worksharing loop. So the work that a thread does before one is captured too,
+// and the loop's body asks first whether anything failed.
 #pragma once
 
 #include <atomic>
@@ -16,7 +17,7 @@ namespace pare {
 
 class FirstException {
  public:
-  // Runs work(); from any thread. Of exceptions thrown the first is kept, others are dropped.
+  // Runs work(), from any thread. Keeps the first exception that is thrown and drops others.
   template <typename Work>
   void capture(const Work& work) noexcept {
     try {
@@ -26,10 +27,10 @@ class FirstException {
     }
   }
 
-  // Whether something was thrown, here or on another thread: what is left to do need not be done.
+  // True if something was thrown, on this or another thread. The remaining work need not be done then.
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
 
-  // After the region: throws what was kept, if anything was.
+  // Throws the kept exception, if there is one. Call it after the region.
   void rethrow() const {
     if (error_) std::rethrow_exception(error_);
   }

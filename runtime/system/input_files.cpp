@@ -114,7 +114,7 @@ void read_in_pieces(const InputFile& file, const std::function<void(std::span<co
 
 void refuse_git_lfs_pointer(const InputFile& file) {
   constexpr std::string_view kBeginning = "version https://git-lfs.github.com/spec/", kSize = "\nsize ";
-  constexpr int64_t kMostBytes = 1024;  // of the specification
+  constexpr int64_t kMostBytes = 1024;  // the limit of the specification
   if (file.size_bytes() < static_cast<int64_t>(kBeginning.size()) || file.size_bytes() >= kMostBytes) return;
   std::string text(static_cast<size_t>(file.size_bytes()), '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));

@@ -13,10 +13,10 @@ namespace pare {
 namespace {
 
 std::atomic<bool> requested{false};
-std::atomic<int> num_later{0};  // of InterruptionLater
+std::atomic<int> num_later{0};  // living InterruptionLater objects
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler may touch lock-free atomics only");
 
-// Where a bar stands it is erased first; it comes back below.
+// A bar on the line is erased first; it comes back below.
 constexpr std::string_view kHeard = "stopping where nothing is left half done; a second Ctrl-C ends at once\n";
 constexpr std::string_view kHeardOnTerminal =
     "\r\x1b[2Kstopping where nothing is left half done; a second Ctrl-C ends at once\n";
@@ -37,10 +37,10 @@ void install_interrupt_handler() {
   struct sigaction action = {};
   action.sa_handler = handle_signal;
   sigemptyset(&action.sa_mask);
-  // SA_RESETHAND: the second signal meets the default action. SA_RESTART: reads and writes in flight are not torn.
+  // SA_RESETHAND: a second signal gets the default action. SA_RESTART: reads and writes in progress are not cut short.
   action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
   for (int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
-  // nohup's children have it ignored, and shall not hear of it.
+  // Children of nohup ignore SIGHUP and shall go on doing so.
   struct sigaction before = {};
   sigaction(SIGHUP, nullptr, &before);
   if (before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);

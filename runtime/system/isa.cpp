@@ -28,7 +28,7 @@ Isa parse_isa(const char* what, std::string_view name) {
   throw std::invalid_argument(std::string(what) + ": expected one of " + known + ", found '" + std::string(name) + "'");
 }
 
-// Of the CPU and the system.
+// Returns the widest set of the CPU and the system.
 Isa find_widest_of_machine() {
   if (!has_avx2()) {
     throw std::runtime_error(

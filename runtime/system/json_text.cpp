@@ -18,7 +18,7 @@ std::string shortened(const std::string& text) {
   return text.size() <= kMaxQuotedBytes ? text : text.substr(0, kMaxQuotedBytes) + "...";
 }
 
-// As many brackets as ever stand open at once, outside of strings.
+// Returns the most brackets that are open at once, outside of strings.
 size_t depth_of(std::string_view text) {
   size_t depth = 0, deepest = 0;
   bool in_string = false;
@@ -37,7 +37,8 @@ size_t depth_of(std::string_view text) {
   return deepest;
 }
 
-// What the library says of an error, without its own numbers; it quotes the text as it is, valid or not.
+// Returns the library's message for an error without its own numbers. The message quotes the text as it is, valid or
+// not.
 std::string plain_message(const nlohmann::detail::exception& error) {
   std::string message = error.what();
   if (const size_t end = message.find("] "); message.starts_with("[json.") && end != std::string::npos) {
@@ -54,8 +55,8 @@ std::string plain_message(const nlohmann::detail::exception& error) {
   throw BadJson(where + ": not valid JSON: " + what);
 }
 
-// Builds the value from the parser's events. (The library's own callback looks through all members of an object behind
-// each of them: quadratic.)
+// Builds the value from the parser's events. (The library's own callback looks through all members of an object after
+// each of them, which is quadratic.)
 template <typename Json>
 class Builder {
  public:
@@ -72,7 +73,7 @@ class Builder {
     check_nul(value);
     return add(std::move(value));
   }
-  bool binary(typename Json::binary_t&) { fail(where_, "bytes"); }  // of other formats than JSON
+  bool binary(typename Json::binary_t&) { fail(where_, "bytes"); }  // only in formats other than JSON
 
   bool start_object(size_t) { return open(Json::object()); }
   bool start_array(size_t) { return open(Json::array()); }
@@ -88,7 +89,7 @@ class Builder {
     bool is_new = false;
     if constexpr (kIsOrdered) {
       is_new = keys_.back().insert(name).second;
-      // As a list of pairs: the ordered object itself would search all of them first.
+      // Adds to the list of pairs, because the ordered object itself would search all of them first.
       using Pairs = std::vector<std::pair<const std::string, Json>>;
       if (is_new) slot_ = &static_cast<Pairs&>(members).emplace_back(name, nullptr).second;
     } else {
@@ -137,7 +138,7 @@ class Builder {
     if constexpr (kIsOrdered) {
       if (container.is_object()) keys_.emplace_back();
     }
-    open_.push_back(place(std::move(container)));  // stays where it is until it is closed: its parent does not grow
+    open_.push_back(place(std::move(container)));  // stays in place until it is closed: its parent does not grow
     return true;
   }
 
@@ -151,7 +152,7 @@ class Builder {
   Nul nul_;
   Json root_;
   std::vector<Json*> open_;
-  std::vector<std::unordered_set<std::string>> keys_;  // of the open objects
+  std::vector<std::unordered_set<std::string>> keys_;  // for each open object
   Json* slot_ = nullptr;                               // the value of the last key
 };
 

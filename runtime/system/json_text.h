@@ -1,4 +1,4 @@
-// The one parser of JSON and the one writer: every file and every text that is read or written as JSON goes through them
+// The only parser of JSON and the only writer. Every file and text that is read or written as JSON goes through them
 // (tests/check_includes.py).
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace pare {
 
-// Arrays and objects inside one another. Files of models need fewer than 10; values are written and compared by
-// recursion, which a file must not drive.
+// The greatest depth of arrays and objects inside one another. Files of models need fewer than 10. Values are written
+// and compared by recursion, whose depth a file must not control.
 constexpr size_t kMaxJsonDepth = 64;
 
 class BadJson : public std::runtime_error {
@@ -18,20 +18,21 @@ class BadJson : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Whether keys and texts may hold U+0000: no name does, and a message that quotes one would end there. What models and
-// people write (tokens, prompts, documents, a file's own notes) may.
+// Says whether keys and texts may hold U+0000. No name does, and a message that quotes one would end there. Texts that
+// models and people write (tokens, prompts, documents, a file's own notes) may.
 enum class Nul { refused, allowed };
 
-// One value and nothing behind it (RFC 8259); keys in the order of the alphabet, or, ordered, in that of the text.
-// Integers that need more than 64 bits become the nearest double. O(n log n) in the text's bytes. Throws BadJson naming
-// `where` and the place: for what is no JSON, is nested more deeply than kMaxJsonDepth (with the depth found), names a
-// key of an object twice, is no UTF-8, or holds a number beyond double's range or a refused U+0000 (which an ordered
-// one never allows).
+// Parses one value with nothing after it (RFC 8259). Keys are in alphabetical order, or, in the ordered form, in the
+// order of the text. Integers that need more than 64 bits become the nearest double. Takes O(n log n) in the text's
+// bytes.
+// Throws BadJson naming `where` and the place for text that is not JSON or not UTF-8, and for nesting deeper than
+// kMaxJsonDepth (with the depth found). Also throws it for a key that an object names twice, a number beyond double's
+// range, and a refused U+0000 (which the ordered form always refuses).
 nlohmann::json parse_json(std::string_view text, const std::string& where, Nul nul = Nul::refused);
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where);
 
-// On one line, or on lines of their own, indented by so many spaces more on each level. Bytes that are no UTF-8, which a
-// path or another program's file may hold, become U+FFFD: what describes a work must not fail behind it.
+// Writes on one line (indent < 0), or on several lines, each level indented by `indent` more spaces. Bytes that are not
+// UTF-8, as in a path or another program's file, become U+FFFD: a description of finished work must not fail.
 std::string json_text(const nlohmann::json& json, int indent = -1);
 std::string json_text(const nlohmann::ordered_json& json, int indent = -1);
 

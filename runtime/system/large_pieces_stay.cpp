@@ -7,7 +7,8 @@
 namespace pare {
 namespace {
 
-constexpr int kLargestPiece = 1 << 24;        // that stays: still larger ones would be cut up for the others
+// The largest piece that stays: still larger ones would be cut up for the others.
+constexpr int kLargestPiece = 1 << 24;
 constexpr int kDefaultThreshold = 128 << 10;  // glibc's own
 
 }  // namespace

@@ -1,11 +1,12 @@
-// Memory of large and short-lived pieces, kept by the process.
+// Keeps the memory of large and short-lived pieces in the process.
 #pragma once
 
 namespace pare {
 
-// Where the pieces of a step are large and alike from step to step, they need not be cleared and mapped anew each time
-// (a third of the time that the kernel takes of a training). While it lives, the heap gives nothing back by itself: what
-// is held stays at its highest point, which predictions count anyway. One at a time, of the whole process.
+// Some programs allocate large pieces that are alike from step to step. Clearing and mapping them again each time takes
+// a third of the kernel's time in a training. While this object lives, the heap gives nothing back by itself. The
+// memory held stays at its highest point, which predictions count anyway. It acts on the whole process, and only one
+// may live at a time.
 class LargePiecesStay {
  public:
   LargePiecesStay();
@@ -14,8 +15,8 @@ class LargePiecesStay {
   LargePiecesStay& operator=(const LargePiecesStay&) = delete;
 };
 
-// Gives back the pages of the heap that nothing lies in, whoever keeps them. To be called where much is held and more
-// will be: holes at that point are what the process takes beyond what it needs.
+// Gives back the unused pages of the heap, whoever keeps them. Call it when much is held and more will be: holes at
+// that point are what the process takes beyond its need.
 void give_back_holes();
 
 }  // namespace pare

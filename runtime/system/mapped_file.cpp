@@ -27,9 +27,9 @@ namespace {
 
 constexpr size_t kHashedPieceBytes = size_t{16} << 20;
 
-// --- Which addresses belong to which file: for a signal handler, which may neither lock nor allocate ---
+// --- Maps addresses to files, for a signal handler, which may neither lock nor allocate ---
 
-// One mapping. A node stays in the list for good and serves the next mapping when its own is gone; `path` is written
+// One mapping. A node stays in the list for good and serves the next mapping when its own is gone. `path` is written
 // while `begin` is 0, when nobody looks at it.
 struct Mapping {
   std::atomic<bool> is_taken{true};
@@ -95,7 +95,7 @@ void write_all(const char* text) {
 extern "C" void handle_bus_error(int signal, siginfo_t* info, void*) {
   const Mapping* const mapping = info->si_code == BUS_ADRERR ? find_mapping(info->si_addr) : nullptr;
   if (mapping != nullptr) {
-    // Threads that read one file fault together; one of them speaks.
+    // Threads that read one file fault together; only one of them prints.
     static std::atomic_flag has_spoken = ATOMIC_FLAG_INIT;
     while (has_spoken.test_and_set()) ::pause();
     write_all(program_name.data());
@@ -105,7 +105,8 @@ extern "C" void handle_bus_error(int signal, siginfo_t* info, void*) {
         "' became shorter while it was read, or its disk has failed: put it back, and leave it alone meanwhile\n");
     ::_exit(EXIT_FAILURE);
   }
-  // Not ours. What the access does now it does again without this handler; what was sent is sent again.
+  // The address is not in a MappedFile. A faulting access runs again without this handler; a signal that was sent is
+  // sent again.
   ::sigaction(SIGBUS, &action_before, nullptr);
   const bool is_fault = info->si_code == BUS_ADRALN || info->si_code == BUS_ADRERR || info->si_code == BUS_OBJERR;
   if (!is_fault) ::raise(signal);
@@ -179,8 +180,8 @@ std::string MappedFile::sha256() const {
 }
 
 void MappedFile::drop(std::span<const std::byte> part) const {
-  // Only pages that lie wholly inside: the neighbours of a tensor may be in use. The mapping is never written, so a
-  // dropped page can always be read again; a refusal of the kernel costs memory only and is no error.
+  // Drops only pages that lie wholly inside, since a tensor's neighbours may be in use. The mapping is never written,
+  // so a dropped page can always be read again. If the kernel refuses, that costs memory only and is no error.
   const uintptr_t page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const uintptr_t file_begin = reinterpret_cast<uintptr_t>(data_);
   const uintptr_t part_begin = reinterpret_cast<uintptr_t>(part.data());

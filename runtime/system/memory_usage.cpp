@@ -32,7 +32,7 @@ int64_t status_field_bytes(std::string_view status, std::string_view field) {
 }  // namespace
 
 MemoryUsage read_memory_usage() {
-  // Plain system calls on a fixed buffer: the sampler must not itself move what it measures.
+  // Uses plain system calls on a fixed buffer, because the sampler must not itself move what it measures.
   std::array<char, 8192> buffer;
   const int file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
   const ssize_t size = file < 0 ? -1 : read(file, buffer.data(), buffer.size());
@@ -46,14 +46,14 @@ MemoryUsage read_memory_usage() {
 }
 
 MemorySampler::MemorySampler() {
-  sample();  // here an unreadable /proc is an exception; in the thread it would end the process
+  sample();  // throws if /proc is unreadable; in the thread an exception would end the process
   thread_ = std::thread([this] {
     std::unique_lock lock(mutex_);
     while (!stop_signal_.wait_for(lock, kSamplePeriod, [this] { return stop_; })) {
       try {
         sample();
       } catch (const std::exception&) {
-        return;  // out of file descriptors: the peak then stands at what was seen, and peak_bytes() reports the failure
+        return;  // out of file descriptors: the peak stays at what was seen, and peak_bytes() reports the failure
       }
     }
   });

@@ -1,4 +1,4 @@
-// How much memory this process holds (Linux, /proc/self/status).
+// Measures how much memory this process holds (Linux, /proc/self/status).
 #pragma once
 
 #include <atomic>
@@ -10,14 +10,14 @@
 namespace pare {
 
 struct MemoryUsage {
-  // RssAnon + RssShmem: what the process itself holds. Clean pages of mapped files are left out, since the kernel takes
-  // them back at will.
+  // RssAnon + RssShmem: the memory that the process itself holds. Clean pages of mapped files are left out, since the
+  // kernel takes them back at will.
   int64_t held_bytes = 0;
   // VmHWM: the highest resident size so far, mapped files included.
   int64_t peak_resident_bytes = 0;
 };
 
-// Throws std::runtime_error when /proc/self/status cannot be read or lacks a field.
+// Throws std::runtime_error if /proc/self/status cannot be read or lacks a field.
 MemoryUsage read_memory_usage();
 
 // Samples held_bytes every 10 ms in a thread of its own, from construction to destruction. (The kernel keeps no peak of
@@ -29,7 +29,7 @@ class MemorySampler {
   MemorySampler(const MemorySampler&) = delete;
   MemorySampler& operator=(const MemorySampler&) = delete;
 
-  // The largest held_bytes seen so far, the present one included.
+  // Returns the largest held_bytes seen so far, the present one included.
   int64_t peak_bytes();
 
  private:

@@ -1,4 +1,4 @@
-// "Did you mean ...?": the allowed name that is closest to a wrong one.
+// "Did you mean ...?": finds the allowed name that is closest to a wrong one.
 #pragma once
 
 #include <optional>
@@ -8,15 +8,15 @@
 
 namespace pare {
 
-// Number of single-character insertions, deletions, substitutions and swaps of neighbours (optimal string alignment)
-// that turn one word into the other.
+// Returns the number of single-character insertions, deletions, substitutions and swaps of neighbours (optimal string
+// alignment) that turn one word into the other.
 int edit_distance(std::string_view from, std::string_view to);
 
-// The candidate with the smallest distance (the first of equals), or nothing when even that one has less than half of
-// its letters in common with the word.
+// Returns the candidate with the smallest distance (the first among equals). Returns nothing if even that one has less
+// than half of its letters in common with the word.
 std::optional<std::string> nearest_name(std::string_view word, std::span<const std::string> candidates);
 
-// " (did you mean 'x'?)" or an empty string, to append to a message.
+// Returns " (did you mean 'x'?)" or an empty string, to append to a message.
 std::string did_you_mean(std::string_view word, std::span<const std::string> candidates, std::string_view prefix = "");
 
 }  // namespace pare

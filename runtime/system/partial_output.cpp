@@ -37,7 +37,7 @@ std::string error_text(int error) {
   throw std::runtime_error("'" + folder.string() + "' " + what);
 }
 
-// Everything in the folder but the mark. None when it is not there.
+// Returns everything in the folder except the mark; nothing if there is no folder.
 std::vector<fs::path> entries_of(const fs::path& folder) {
   std::vector<fs::path> entries;
   std::error_code gone;
@@ -48,19 +48,19 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return entries;
 }
 
-// Where a link leads, another command's folder may be.
+// True for a link: it may lead to another command's folder.
 bool is_link(const fs::path& folder) {
   return fs::is_symlink(fs::symlink_status(folder));
 }
 
 void check_not_a_strangers(const fs::path& folder) {
-  const fs::file_status status = fs::symlink_status(folder);  // once: whoever is at work may remove it meanwhile
+  const fs::file_status status = fs::symlink_status(folder);  // asked once: the command at work may remove it meanwhile
   if (fs::exists(status) && !fs::is_directory(status)) {
     fail(folder, "exists and is no folder" + std::string(fs::is_symlink(status) ? " but a link" : "") +
                      ": remove it or choose another output");
   }
   const std::vector<fs::path> entries = entries_of(folder);
-  // In this order: who is at work marks first.
+  // The order matters: a command at work makes its mark first.
   if (entries.empty() || is_there(folder / kMark) || !is_there(entries.front())) return;
   fail(folder, "exists and is no unfinished output of pare (it holds '" + entries.front().filename().string() +
                    "'): remove it or choose another output");
@@ -82,13 +82,13 @@ Mark read_mark(int descriptor) {
   rest = rest.substr(kProgram.size(), rest.size() - kProgram.size() - 1);
   mark.is_resumable = rest.ends_with(kResumable);
   if (mark.is_resumable) rest.remove_suffix(kResumable.size());
-  // What is not ours to read: messages quote it.
+  // Only a text of ours is kept, because messages quote it.
   if (std::none_of(rest.begin(), rest.end(), is_control)) mark.command = rest;
   return mark;
 }
 
-// The mark in `folder`, opened and locked. -1, with errno, when it cannot be opened; ENOENT: there is no such folder
-// (a link is none) or, unless `makes` it, no mark. Throws std::runtime_error when another process holds it.
+// Opens and locks the mark in `folder`. Returns -1, with errno, if it cannot be opened. ENOENT: there is no such folder
+// (a link counts as none) or, unless `makes` it, no mark. Throws std::runtime_error if another process holds it.
 int lock_mark(const fs::path& folder, bool makes) {
   const fs::path path = folder / kMark;
   if (is_link(folder)) {
@@ -105,7 +105,7 @@ int lock_mark(const fs::path& folder, bool makes) {
     }
     const bool is_locked = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
     const int error = errno;
-    // Who held it before may have removed it.
+    // The process that held it before may have removed it.
     const bool is_current = ::fstat(descriptor, &mine) == 0 && ::stat(path.c_str(), &there) == 0 &&
                             mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
     if (is_locked && is_current) return descriptor;
@@ -121,7 +121,7 @@ int lock_mark(const fs::path& folder, bool makes) {
   }
 }
 
-// Likewise, without making it; -1 also when it is in use.
+// Does the same without making it; also returns -1 if it is in use.
 int lock_mark_if_free(const fs::path& folder) {
   try {
     return lock_mark(folder, /*makes=*/false);
@@ -144,9 +144,9 @@ fs::path parent_of(const fs::path& path) {
 }  // namespace
 
 fs::path output_place(const fs::path& output) {
-  // Not lexically_normal: where "link" is one, "link/.." is not the folder that holds it.
+  // Does not use lexically_normal: if "link" is a link, "link/.." is not the folder that holds it.
   std::string text = output.string();
-  // The system would see a name cut off at a NUL: another file's.
+  // The system would see a name cut off at a NUL, which is another file's.
   if (std::any_of(text.begin(), text.end(), is_control)) {
     throw std::invalid_argument("output '" + output.string() + "': expected a name without control characters");
   }
@@ -184,7 +184,7 @@ void PartialOutput::check_is_free(const fs::path& output, Leftovers leftovers) {
     PartialOutput remains(output_place(output), "", Remains::resumable, lock);
     if (remains.is_empty()) remains.discard();
   } else if (leftovers == Leftovers::go) {
-    ::rmdir(folder.c_str());  // an empty one: the last step of a discard() is missing
+    ::rmdir(folder.c_str());  // an empty one: a discard() was killed before its last step
   }
   throw std::runtime_error("output '" + output.string() + "' exists: remove it or choose another");
 }
@@ -214,7 +214,7 @@ PartialOutput::PartialOutput(const fs::path& output, std::string command, Remain
       throw std::runtime_error("cannot make the folder '" + folder_.string() + "': " + error_text(errno));
     }
     lock = lock_mark(folder_, /*makes=*/true);
-    // ENOENT: who was at work has removed the folder in between.
+    // ENOENT: the command at work has removed the folder in between.
     if (lock < 0 && errno != ENOENT) fail(folder_, "cannot be marked: " + error_text(errno));
   }
   try {
@@ -224,7 +224,7 @@ PartialOutput::PartialOutput(const fs::path& output, std::string command, Remain
     throw;
   }
   lock_ = lock;
-  // Who held the lock before may have published.
+  // The process that held the lock before may have published.
   if (is_there(output_)) {
     if (is_empty()) discard();
     check_is_free(output_, Leftovers::go);
@@ -292,7 +292,7 @@ bool PartialOutput::is_empty() const {
 }
 
 void PartialOutput::fail_occupied() {
-  // What nobody would go on with, the next command would remove.
+  // The next command would remove remains that nobody can go on with.
   if (remains_ == Remains::worthless) {
     fs::remove(folder_ / kMark);  // while it is locked
     ::close(std::exchange(lock_, -1));
@@ -309,7 +309,7 @@ void PartialOutput::publish() {
       throw std::runtime_error("cannot rename '" + result().string() + "' to '" + output_.string() +
                                "': " + error_text(errno));
     }
-    // A file system that cannot refuse to replace.
+    // This file system cannot rename without replacing.
     if (is_there(output_)) fail_occupied();
     fs::rename(result(), output_);
   }

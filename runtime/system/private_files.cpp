@@ -19,14 +19,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of a folder's files, those that outputs are made of.
+// The extensions of the files in a folder from which outputs are made.
 constexpr std::array<std::string_view, 3> kRead = {".safetensors", ".json", ".h5"};
 
-// Who may read all of some files, their owner aside.
+// The users who may read all of some files, their owner aside.
 class Readers {
  public:
-  // Who has the right for all at some entry: everybody, nobody, or its group alone. Where others have a right that the
-  // group has not, its members are not told from others, and nobody has it.
+  // Keeps those who have the right for all entries so far: everybody, nobody, or only a group. If others have a right
+  // that the group lacks, its members cannot be told from others, and nobody has it.
   void limit(const struct stat& entry, mode_t right_of_group, mode_t right_of_others) {
     const bool group_may = (entry.st_mode & right_of_group) != 0, others_may = (entry.st_mode & right_of_others) != 0;
     if (group_may && others_may) return;
@@ -35,7 +35,7 @@ class Readers {
     group_ = entry.st_gid;
   }
 
-  // The file itself, and all folders above it, wherever links lead.
+  // Looks at the file itself and at all folders above it, and follows links.
   void limit_by(const fs::path& file) {
     std::error_code error;
     const fs::path place = fs::canonical(file, error);
@@ -59,7 +59,7 @@ class Readers {
   std::optional<gid_t> group_;  // none yet: every group
 };
 
-// That new files get where `output` will be.
+// Returns the group that new files get where `output` will be.
 gid_t group_of(const fs::path& output) {
   std::error_code error;
   fs::path folder = fs::absolute(output, error).parent_path();
@@ -69,7 +69,7 @@ gid_t group_of(const fs::path& output) {
   return passes_its_own ? status.st_gid : ::getegid();
 }
 
-// For a while. Files that other threads make meanwhile are as private.
+// Makes the umask stricter for a while. Files that other threads make meanwhile are as private.
 class StricterUmask {
  public:
   explicit StricterUmask(mode_t withheld) : before_(::umask(0777)) { ::umask(before_ | withheld); }
@@ -86,7 +86,7 @@ class StricterUmask {
 void keep_as_private_as(const std::vector<fs::path>& sources, const fs::path& output) {
   Readers readers;
   for (const fs::path& given : sources) {
-    const fs::path source = given == "-" ? fs::path("/dev/stdin") : given;  // where a file may be redirected from
+    const fs::path source = given == "-" ? fs::path("/dev/stdin") : given;  // may be redirected from a file
     readers.limit_by(source);
     std::error_code no_folder;
     for (fs::directory_iterator entry(source, no_folder), end; !no_folder && entry != end; entry.increment(no_folder)) {
@@ -104,7 +104,7 @@ void copy_privately(const InputFile& source, const fs::path& copy) {
   }
   Readers readers;
   readers.limit(status, S_IRGRP, S_IROTH);
-  // The owner may write to it, as to all that this process makes.
+  // The owner may write to it, as to everything that this process makes.
   const StricterUmask umask((0666 & ~status.st_mode & ~static_cast<mode_t>(S_IWUSR)) |
                             readers.withheld(group_of(copy)));
   write_file_atomically(copy, [&source](const ByteSink& sink) { read_in_pieces(source, sink); });

@@ -68,7 +68,7 @@ void Progress::begin(std::string stage, int64_t total, std::string unit, int64_t
   try {
     ticker_ = thread_without_signals([this] { tick(); });
   } catch (const std::system_error&) {
-    // No room for a thread: the clock moves with the work.
+    // There is no room for a thread, so the clock moves only with the work.
   }
 }
 
@@ -99,7 +99,7 @@ void Progress::tick() {
       const Clock::time_point now = Clock::now();
       if (in_stage_ && now - last_drawn_ >= kTickPeriod) draw(now);
     } catch (const std::exception&) {
-      return;  // no memory or no files are left: whoever works says so
+      return;  // no memory or no files are left: the working threads report that
     }
   }
 }

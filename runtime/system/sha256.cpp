@@ -76,8 +76,8 @@ void sha256_compress_plain(std::array<uint32_t, 8>& state, const uint8_t* blocks
   }
 }
 
-// The same with two rounds to an instruction (Intel, "Intel SHA Extensions", 2013). The registers hold the state as
-// abef and cdgh, and the last 16 words of the message schedule as four quadruples.
+// The same with two rounds per instruction (Intel, "Intel SHA Extensions", 2013). The registers hold the state as abef
+// and cdgh, and the last 16 words of the message schedule as four quadruples.
 __attribute__((target("sha,sse4.1"))) void sha256_compress_extensions(std::array<uint32_t, 8>& state,
                                                                       const uint8_t* blocks, size_t num_blocks) {
   const __m128i swap_bytes = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
@@ -153,7 +153,7 @@ std::string sha256_hex(std::span<const std::byte> bytes) {
 }
 
 std::string sha256_file(const std::filesystem::path& path) {
-  // Not mapped: a hashed checkpoint must not count as resident memory.
+  // The file is not mapped, because a hashed checkpoint must not count as resident memory.
   const InputFile file(path);
   Sha256 hash;
   std::vector<std::byte> piece(size_t{1} << 20);

@@ -27,8 +27,8 @@ std::string sha256_hex(std::span<const std::byte> bytes);
 std::string sha256_file(const std::filesystem::path& path);
 
 // The compression function over num_blocks blocks of 64 bytes, in plain C++ and with the CPU's SHA extensions. Sha256
-// takes the latter where the CPU has them; both are declared for the test that compares them.
-// sha256_compress_extensions must not be called unless has_sha_extensions().
+// uses the latter if the CPU has them. Both are declared for the test that compares them. sha256_compress_extensions
+// must not be called unless has_sha_extensions().
 bool has_sha_extensions();
 void sha256_compress_plain(std::array<uint32_t, 8>& state, const uint8_t* blocks, size_t num_blocks);
 void sha256_compress_extensions(std::array<uint32_t, 8>& state, const uint8_t* blocks, size_t num_blocks);

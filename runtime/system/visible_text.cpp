@@ -11,7 +11,7 @@ struct LineMark {
   std::string_view utf8, shown;
 };
 
-// What breaks a line or turns the direction of writing.
+// Characters that break a line or turn the direction of writing.
 constexpr std::array<LineMark, 16> kLineMarks = {{{"\n", "\\x0a"},
                                                   {"\t", "\\x09"},
                                                   {"\u061c", "\\u061c"},
@@ -63,7 +63,7 @@ void VisibleText::append(char byte, std::string& shown) {
     shown += byte;
     return;
   }
-  // The numbers of RFC 3629, section 3. A character that breaks off is the terminal's to show.
+  // The numbers of RFC 3629, section 3. A character that breaks off is left to the terminal.
   num_following_ = value >= 0xf0 ? 3 : value >= 0xe0 ? 2 : value >= 0xc3 ? 1 : 0;
   if (value == 0xc2) {
     c2_waits_ = true;

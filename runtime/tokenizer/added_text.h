@@ -9,7 +9,7 @@
 
 namespace pare {
 
-// What add() and finish() return, joined, is the decoded text of prompt and new tokens, without special tokens and
+// The results of add() and finish(), joined, are the decoded text of prompt and new tokens, without special tokens and
 // without the prompt's own bytes. Pieces come when they are certain (TextStream).
 class AddedText {
  public:
@@ -17,7 +17,7 @@ class AddedText {
   AddedText(const Tokenizer& tokenizer, std::span<const int32_t> prompt_ids);
 
   std::string add(int32_t id);
-  std::string finish();  // what was held back; nothing is added afterwards
+  std::string finish();  // returns the text that was held back; nothing is added afterwards
 
  private:
   std::string without_prompt(const std::string& piece);

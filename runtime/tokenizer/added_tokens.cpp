@@ -19,12 +19,13 @@ void AddedTokenFinder::add(const AddedToken& token, const std::string& pattern) 
                              std::to_string(token.id) + " are both '" + visible_line(pattern) + "'");
   }
   starts_[static_cast<unsigned char>(pattern[0])] = true;
-  // \w of Rust's regex crate, which decides here: the word characters with the two joiners.
+  // This is \w of Rust's regex crate, which decides here: the word characters with the two joiners.
   if (token.single_word && !word_) word_.emplace(R"([\w\x{200C}\x{200D}])", "added tokens");
 }
 
 AddedTokenFinder::Tokens::const_iterator AddedTokenFinder::longest_at(std::string_view text, size_t at) const {
-  // All patterns that start with text[at, at + length) stand side by side in the sorted map; narrow until none is left.
+  // All patterns that start with text[at, at + length) stand side by side in the sorted map. The loop narrows them
+  // until none is left.
   auto longest = tokens_.end();
   auto low = tokens_.begin();
   for (size_t length = 1; at + length <= text.size() && length <= kMaxBytes; ++length) {
@@ -50,7 +51,7 @@ bool AddedTokenFinder::touches_word(std::string_view text, size_t begin, size_t 
 void AddedTokenFinder::split(std::string_view text, const std::function<void(size_t, size_t)>& text_found,
                              const std::function<void(int32_t)>& token_found) const {
   size_t covered = 0;
-  size_t white_end = 0;  // of the white space last looked through: tokens within it do not look again
+  size_t white_end = 0;  // end of the last examined white space; tokens within it do not look again
   for (size_t at = 0; at < text.size() && !tokens_.empty();) {
     if (!starts_[static_cast<unsigned char>(text[at])]) {
       ++at;
@@ -63,7 +64,7 @@ void AddedTokenFinder::split(std::string_view text, const std::function<void(siz
     }
     const AddedToken* token = &match->second;
     size_t begin = at, end = at + match->first.size();
-    at = end;  // also when rstrip swallows more below: white space may start a token itself
+    at = end;  // also if rstrip takes more below: white space may start a token itself
     if (token->single_word && touches_word(text, begin, end)) continue;
     if (token->lstrip) {
       while (begin > covered) {

@@ -17,9 +17,9 @@ namespace pare {
 struct AddedToken {
   std::string content;
   int32_t id = 0;
-  bool single_word = false;  // only where no word character touches it
-  bool lstrip = false;       // swallows the white space to its left
-  bool rstrip = false;       // and to its right
+  bool single_word = false;  // found only where no word character touches it
+  bool lstrip = false;       // takes the white space to its left
+  bool rstrip = false;       // takes the white space to its right
   bool normalized = false;   // searched for in the normalized text, in its own normalized form
   bool special = false;      // left out by decode(..., skip_special_tokens)
 };
@@ -27,8 +27,8 @@ struct AddedToken {
 // Finds tokens of one kind (normalized or not): the leftmost, and of these the longest.
 class AddedTokenFinder {
  public:
-  // `pattern` is what to search for: the content, or its normalized form. Throws std::runtime_error when it is empty or
-  // longer than kMaxBytes, or when two tokens have the same pattern.
+  // `pattern` is the text to search for: the content, or its normalized form. Throws std::runtime_error if it is empty
+  // or longer than kMaxBytes, or if two tokens have the same pattern.
   void add(const AddedToken& token, const std::string& pattern);
 
   // Calls `text_found` for stretches without tokens (never empty) and `token_found` for tokens, from left to right.
@@ -43,8 +43,8 @@ class AddedTokenFinder {
   bool touches_word(std::string_view text, size_t begin, size_t end) const;
 
   Tokens tokens_;
-  std::array<bool, 256> starts_{};  // whether a pattern starts with the byte
-  std::optional<Regex> word_;       // built when a single_word token is added
+  std::array<bool, 256> starts_{};  // true if a pattern starts with the byte
+  std::optional<Regex> word_;       // made when a single_word token is added
 };
 
 }  // namespace pare

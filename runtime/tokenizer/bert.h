@@ -1,6 +1,6 @@
-// What BERT's tokenizers do to text before words are looked up (Devlin et al., arXiv 1810.04805; the package's
-// normalizers/bert.rs and pre_tokenizers/bert.rs): cleaning, CJK ideographs as words, accents, case; splitting at white
-// space and punctuation.
+// The steps of BERT's tokenizers before words are looked up (Devlin et al., arXiv 1810.04805; the package's
+// normalizers/bert.rs and pre_tokenizers/bert.rs). They are cleaning, CJK ideographs as words, accents, case, and
+// splitting at white space and punctuation.
 #pragma once
 
 #include <functional>
@@ -10,15 +10,15 @@
 namespace pare {
 
 struct BertNormalize {
-  bool clean_text = true;  // control characters go, every white space becomes a space
+  bool clean_text = true;  // removes control characters and turns all white space into spaces
   bool space_ideographs = true;
   bool strip_accents = true;  // canonical decomposition without nonspacing marks
   bool lowercase = true;
-  std::string apply(std::string_view text) const;  // valid UTF-8
+  std::string apply(std::string_view text) const;  // `text` must be valid UTF-8
 };
 
-// Calls the sink with the pieces of valid UTF-8: white space separates and is dropped, each punctuation character
-// stands alone.
+// Calls the sink with the pieces of valid UTF-8. White space separates and is dropped; each punctuation character is a
+// piece of its own.
 void split_bert(std::string_view text, const std::function<void(size_t begin, size_t end)>& sink);
 
 }  // namespace pare

@@ -17,7 +17,7 @@ constexpr std::string_view kSpaceUtf8 = "\u2581";
 constexpr int32_t kMaxId = 1 << 22;  // the largest vocabularies have 2^18 tokens
 constexpr size_t kMaxCachedWordBytes = 128;
 constexpr size_t kMaxCachedWords = size_t{1} << 18;
-constexpr size_t kShortWordSymbols = 32;  // up to here scanning all pairs is faster than a heap
+constexpr size_t kShortWordSymbols = 32;  // scanning all pairs is faster than a heap up to here
 
 constexpr bool is_printable(unsigned byte) {
   return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
@@ -120,7 +120,7 @@ void BpeModel::add_symbols(const std::string& where) {
       whole_pieces_.emplace(std::move(*bytes), token_id);
     }
   }
-  // A character that is left out would let its neighbours merge.
+  // If a character were left out, its neighbours could merge.
   const bool expresses_all =
       unk_ || std::find(fallback_bytes_.begin(), fallback_bytes_.end(), -1) == fallback_bytes_.end();
   can_cut_ = !options_.byte_level && characters_.contains(kSpace) && expresses_all;
@@ -128,7 +128,7 @@ void BpeModel::add_symbols(const std::string& where) {
 
 void BpeModel::add_merges(const Merges& merges, const std::string& where) {
   merges_.resize(std::bit_ceil(std::max<size_t>(merges.size(), 8) * 2));
-  const auto is_stand_in = [&](const std::string& token, int32_t token_id) {  // for characters it does not spell
+  const auto is_stand_in = [&](const std::string& token, int32_t token_id) {  // for characters that it does not spell
     return token_id == unk_ || (token.starts_with("<0x") && std::find(fallback_bytes_.begin(), fallback_bytes_.end(),
                                                                       token_id) != fallback_bytes_.end());
   };
@@ -172,9 +172,9 @@ void BpeModel::encode(std::string_view piece, WordCache& cache, std::vector<int3
       return;
     }
   }
-  // SentencePiece's families do not split a text into words at all. Yet no merge reaches across "x▁" when no token made
-  // by merging contains it, so that the two sides can be encoded apart with the same result (and an unknown character
-  // before the known ▁ ends its run there anyway).
+  // SentencePiece's families do not split a text into words at all. Yet no merge reaches across "x▁" if no token made
+  // by merging contains it. So the two sides can be encoded apart with the same result (and an unknown character before
+  // the known ▁ ends its run there anyway).
   size_t begin = 0;
   if (can_cut_) {
     for (size_t at = piece.find(kSpaceUtf8, 1); at != std::string_view::npos; at = piece.find(kSpaceUtf8, at + 1)) {
@@ -219,8 +219,8 @@ void BpeModel::append_symbols(std::string_view word, std::vector<int32_t>& symbo
     flush_unknown();
     symbols.push_back(symbol);
   };
-  // A character that is no token, by its bytes. A pending unknown token stays pending, and so comes out behind these
-  // bytes: what the `tokenizers` package does with a vocabulary that has some of the byte tokens only.
+  // Adds a character that is not a token, by its bytes. A pending unknown token stays pending, and so comes out after
+  // these bytes. The `tokenizers` package does the same with a vocabulary that has only some of the byte tokens.
   const auto add_bytes_or_unknown = [&](std::string_view bytes) {
     const auto token_of = [&](char byte) { return fallback_bytes_[static_cast<unsigned char>(byte)]; };
     if (std::all_of(bytes.begin(), bytes.end(), [&](char byte) { return token_of(byte) >= 0; })) {
@@ -230,7 +230,7 @@ void BpeModel::append_symbols(std::string_view word, std::vector<int32_t>& symbo
     }
   };
   if (options_.byte_level) {
-    std::string character;  // of the alphabet, whose own bytes are what falls back, not the byte it stands for
+    std::string character;  // in the alphabet; its own bytes fall back, not the byte that it stands for
     for (const char c : word) {
       const auto byte = static_cast<unsigned char>(c);
       if (level_bytes_[byte] >= 0) {
@@ -256,7 +256,7 @@ void BpeModel::append_symbols(std::string_view word, std::vector<int32_t>& symbo
 }
 
 void BpeModel::merge_short(std::vector<int32_t>& symbols) const {
-  std::array<const Merge*, kShortWordSymbols> merges{};  // of each symbol with the next one
+  std::array<const Merge*, kShortWordSymbols> merges{};  // for each symbol and the next one
   size_t size = symbols.size();
   for (size_t i = 0; i + 1 < size; ++i) merges[i] = find_merge(symbols[i], symbols[i + 1]);
   while (true) {
@@ -277,12 +277,12 @@ void BpeModel::merge_short(std::vector<int32_t>& symbols) const {
   symbols.resize(size);
 }
 
-// The same with a doubly linked list of symbols and a heap of candidates: O(n log n).
+// Does the same with a doubly linked list of symbols and a heap of candidates: O(n log n).
 void BpeModel::merge_long(std::vector<int32_t>& symbols) const {
   struct Candidate {
     uint32_t rank;
     uint32_t left;
-    uint64_t pair;  // to see that neither side has changed since
+    uint64_t pair;  // shows that neither side has changed since
     bool operator>(const Candidate& other) const { return std::pair(rank, left) > std::pair(other.rank, other.left); }
   };
   if (symbols.size() > UINT32_MAX / 2) throw std::invalid_argument("a text of more than 2^31 symbols in one piece");

@@ -1,5 +1,5 @@
-// Byte pair encoding (Sennrich et al. 2016, arXiv 1508.07909, algorithm 1): a piece starts as its characters or bytes,
-// and the neighbours whose merge has the lowest rank (leftmost among equals) are joined until no merge applies.
+// Byte pair encoding (Sennrich et al. 2016, arXiv 1508.07909, algorithm 1). A piece starts as its characters or bytes.
+// The neighbours whose merge has the lowest rank (leftmost among equals) are joined until no merge applies.
 #pragma once
 
 #include <array>
@@ -16,8 +16,8 @@
 
 namespace pare {
 
-// The bytes that a text in GPT-2's alphabet stands for, or nothing when it has a character outside. The alphabet gives
-// every byte a printable character, so that a vocabulary of bytes can be written as text
+// Returns the bytes that a text in GPT-2's alphabet stands for, or nothing if it has a character outside. The alphabet
+// gives every byte a printable character, so that a vocabulary of bytes can be written as text
 // (https://github.com/openai/gpt-2/blob/master/src/encoder.py, bytes_to_unicode).
 std::optional<std::string> characters_to_bytes(std::string_view text);
 
@@ -32,13 +32,13 @@ struct BpeOptions {
 class BpeModel final : public TokenModel {
  public:
   using Merges = std::vector<std::pair<std::string, std::string>>;  // in order of rank
-  // Throws std::runtime_error (`where`): a merge or the unknown token is not in the vocabulary, an id is negative or
-  // absurd.
+  // Throws std::runtime_error (`where`) if a merge or the unknown token is not in the vocabulary, or an id is negative
+  // or absurd.
   BpeModel(std::vector<std::pair<std::string, int32_t>> vocabulary, const Merges& merges, const BpeOptions& options,
            const std::string& where);
 
-  // Appends the ids of a piece of valid UTF-8 (not empty). A character that the vocabulary cannot express and for which
-  // there is neither fallback nor an unknown token is left out, as the `tokenizers` package does.
+  // Appends the ids of a piece of valid UTF-8 (not empty). A character that the vocabulary cannot express is left out
+  // if there is neither fallback nor an unknown token, as in the `tokenizers` package.
   void encode(std::string_view piece, WordCache& cache, std::vector<int32_t>& ids) const override;
 
   const std::unordered_map<std::string, int32_t>& vocabulary() const override { return vocabulary_; }
@@ -63,8 +63,8 @@ class BpeModel final : public TokenModel {
 
   BpeOptions options_;
   std::unordered_map<std::string, int32_t> vocabulary_;
-  std::unordered_map<std::string, int32_t> whole_pieces_;  // for ignore_merges: by what encode() is given
-  std::unordered_map<char32_t, int32_t> characters_;       // tokens of one character
+  std::unordered_map<std::string, int32_t> whole_pieces_;  // for ignore_merges: by the piece that encode() gets
+  std::unordered_map<char32_t, int32_t> characters_;       // the tokens of one character
   std::array<int32_t, 256> level_bytes_{};                 // tokens of GPT-2's alphabet; -1: none
   std::array<int32_t, 256> fallback_bytes_{};              // tokens <0x00> ... <0xFF>; -1: none
   std::optional<int32_t> unk_;

@@ -84,7 +84,7 @@ Tokens decode_step(const Replace& step, Tokens tokens) {
   return tokens;
 }
 
-// The mark is a space again; the one that encoding put before the text goes.
+// Turns the mark into a space again, and drops the one that encoding put before the text.
 Tokens decode_step(const Metaspace& step, Tokens tokens) {
   for (size_t i = 0; i < tokens.size(); ++i) {
     const bool drop = i == 0 && step.prepend != Metaspace::Prepend::never;
@@ -93,7 +93,7 @@ Tokens decode_step(const Metaspace& step, Tokens tokens) {
   return tokens;
 }
 
-// The package's decoders/wordpiece.rs: cleanup, in its order.
+// Source: the package's decoders/wordpiece.rs: cleanup, in its order.
 constexpr std::array<std::pair<const char*, const char*>, 11> kCleanups = {{{" .", "."},
                                                                             {" ?", "?"},
                                                                             {" !", "!"},
@@ -118,7 +118,7 @@ Tokens decode_step(const WordPieceDecoder& step, Tokens tokens) {
   return tokens;
 }
 
-// Whether the last bytes begin a character whose other bytes may follow.
+// True if the last bytes begin a character whose other bytes may follow.
 bool ends_inside_character(std::string_view bytes) {
   const size_t first = bytes.size() - std::min<size_t>(bytes.size(), 3);
   for (size_t at = bytes.size(); at-- > first;) {
@@ -129,7 +129,7 @@ bool ends_inside_character(std::string_view bytes) {
   return false;
 }
 
-// The last bytes that the tokens spell, at least three where there are so many.
+// Returns the last bytes that the tokens spell, at least three if there are so many.
 std::string last_bytes(std::span<const std::string> tokens) {
   std::string bytes;
   for (size_t i = tokens.size(); i-- > 0 && bytes.size() < 3;) {
@@ -160,12 +160,12 @@ std::string Decoder::run(std::vector<std::string> tokens) const {
 }
 
 bool Decoder::may_cut_behind(std::span<const std::string> tokens) const {
-  bool is_joined = false;         // the tokens have become one
+  bool is_joined = false;         // true once the tokens have become one
   Tokens last = {tokens.back()};  // as the step sees it, while it is known
   bool knows_last = true;
   for (const Step& step : steps_) {
     if (is_joined) {
-      // Only what goes off the front of the text is settled once some text is left.
+      // Once some text is left, only cuts off the front of the text are settled.
       const auto* strip = std::get_if<StripDecoder>(&step);
       if (!std::holds_alternative<FuseDecoder>(step) && (strip == nullptr || strip->stop > 0)) return false;
     } else if (std::holds_alternative<ByteLevelDecoder>(step)) {
@@ -179,7 +179,7 @@ bool Decoder::may_cut_behind(std::span<const std::string> tokens) const {
     } else if (std::holds_alternative<Replace>(step) || std::holds_alternative<StripDecoder>(step)) {
       last = std::visit([&](const auto& one) { return decode_step(one, std::move(last)); }, step);
     } else {
-      knows_last = false;  // depends on what stands before it
+      knows_last = false;  // it depends on what stands before it
     }
   }
   return true;

@@ -20,14 +20,14 @@ using nlohmann::ordered_json;
 
 enum TokenType : int64_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
 
-// How text is split before byte-level BPE. Names and families: llama.cpp, src/llama-vocab.cpp; the expressions are
-// those of the families' own tokenizer.json files.
+// The way in which text is split before byte-level BPE. Names and families: llama.cpp, src/llama-vocab.cpp. The
+// expressions are those of the families' own tokenizer.json files.
 struct PreTokenizerKind {
   std::string_view pattern;    // Split, Isolated; empty: ByteLevel's own (GPT-2's)
   bool single_digits = false;  // Digits(individual_digits) first
   bool nfc = false;
   bool ignore_merges = false;
-  bool adds_bos = false;  // where the file does not say
+  bool adds_bos = false;  // used if the file does not say
 };
 
 constexpr std::string_view kLlama3Pattern =
@@ -71,7 +71,7 @@ int64_t type_of(const GgufVocabulary& vocabulary, size_t id) {
   return vocabulary.token_types.empty() ? kNormal : vocabulary.token_types[id];
 }
 
-// The token of a special id. Throws when it is out of range.
+// Returns the token of a special id. Throws if it is out of range.
 const std::string& token_at(const GgufVocabulary& vocabulary, int64_t id, const char* name) {
   if (id < 0 || id >= static_cast<int64_t>(vocabulary.tokens.size())) {
     throw std::runtime_error(vocabulary.where + ": the " + name + " token has the id " + std::to_string(id) +
@@ -80,7 +80,7 @@ const std::string& token_at(const GgufVocabulary& vocabulary, int64_t id, const 
   return vocabulary.tokens[static_cast<size_t>(id)];
 }
 
-// Of a list with an entry for each token.
+// Checks a list with an entry for each token.
 void check_size(const GgufVocabulary& vocabulary, const std::string& name, size_t found, bool may_be_empty) {
   const size_t size = vocabulary.tokens.size();
   if (found == size || (may_be_empty && found == 0)) return;
@@ -102,7 +102,7 @@ void check_lists(const GgufVocabulary& vocabulary) {
 }
 
 ordered_json make_vocabulary(const GgufVocabulary& vocabulary) {
-  // As an array of pairs first: inserting into an ordered object searches it every time.
+  // Builds an array of pairs first, because inserting into an ordered object searches it every time.
   ordered_json::object_t entries;
   entries.reserve(vocabulary.tokens.size());
   std::unordered_map<std::string_view, size_t> ids;
@@ -123,7 +123,7 @@ ordered_json make_added_tokens(const GgufVocabulary& vocabulary, bool normalized
     const int64_t type = type_of(vocabulary, id);
     const bool special = type == kControl || (type == kUnknown && vocabulary.model == "llama");
     if ((!special && type != kUserDefined) || vocabulary.tokens[id].empty()) continue;
-    // A user-defined run of spaces is spelled with U+2581, as the vocabulary is, and found in the normalized text.
+    // A user-defined run of spaces is spelled with U+2581, as in the vocabulary, and found in the normalized text.
     const bool normalized = normalized_spaces && vocabulary.tokens[id].find("\u2581") != std::string::npos;
     tokens.push_back({{"id", id},
                       {"content", vocabulary.tokens[id]},
@@ -215,10 +215,10 @@ ordered_json make_byte_level_file(const GgufVocabulary& vocabulary) {
       make_model(nullptr, false, false, kind.ignore_merges, make_vocabulary(vocabulary), std::move(merges)));
 }
 
-// The tokens that a token begins with: `longest[id]` is the longest one that is shorter than the token itself, or
+// Finds the tokens that a token begins with. `longest[id]` is the longest one that is shorter than the token itself, or
 // kNone; following it from token to token gives all of them, from long to short. Sorted tokens have their prefixes
-// before them, and what is no prefix of the next one is none of any behind it: O(n log n) in the vocabulary's bytes,
-// where looking up each piece of each token is quadratic in a token's length.
+// before them, and a token that is not a prefix of the next one is a prefix of none after it. So this is O(n log n) in
+// the vocabulary's bytes. Looking up each piece of each token would be quadratic in a token's length.
 constexpr size_t kNone = SIZE_MAX;
 std::vector<size_t> longest_prefix_tokens(std::span<const std::string> tokens) {
   std::vector<size_t> sorted(tokens.size()), longest(tokens.size(), kNone), open;
@@ -234,10 +234,10 @@ std::vector<size_t> longest_prefix_tokens(std::span<const std::string> tokens) {
   return longest;
 }
 
-// Every way to put a token together out of two others, best score first; among equals in the order of the tokens' ids,
-// then of the left part's, then of the right part's: transformers' generate_merges (convert_slow_tokenizer.py) as it
-// was when Mistral's file was made. (Later versions order the parts of one token by length; the ids are the same.)
-// No token stands twice.
+// Returns every way to put a token together from two others, best score first. Equal scores are ordered by the token's
+// id, then by the left part's, then by the right part's. This is transformers' generate_merges
+// (convert_slow_tokenizer.py) as it was when Mistral's file was made. (Later versions order the parts of one token by
+// length; the ids are the same.) No token may stand twice.
 ordered_json merges_from_scores(const GgufVocabulary& vocabulary) {
   constexpr size_t kMaxMergeBytes = size_t{256} << 20;  // ten times those of 2^18 tokens
   struct Merge {
@@ -249,7 +249,7 @@ ordered_json merges_from_scores(const GgufVocabulary& vocabulary) {
   for (std::string& token : reversed) std::reverse(token.begin(), token.end());
   const std::vector<size_t> prefix = longest_prefix_tokens(tokens), suffix = longest_prefix_tokens(reversed);
   std::vector<Merge> merges;
-  std::vector<size_t> suffixes;  // of one token, from long to short
+  std::vector<size_t> suffixes;  // one token's, from long to short
   size_t num_bytes = 0;
   for (size_t id = 0; id < tokens.size(); ++id) {
     const size_t size = tokens[id].size(), first = merges.size();
@@ -282,7 +282,7 @@ ordered_json make_sentencepiece_file(GgufVocabulary vocabulary) {
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
     std::string& token = vocabulary.tokens[id];
     if (type_of(vocabulary, id) != kUserDefined || token.find(' ') == std::string::npos) continue;
-    // llama.cpp's converter writes the spaces of these tokens as spaces, against the vocabulary's own spelling.
+    // llama.cpp's converter writes the spaces of these tokens as spaces, unlike the vocabulary's own spelling.
     if (prefix) {
       throw std::runtime_error(vocabulary.where + ": the user-defined token " + std::to_string(id) +
                                " has a space, which pare does not support together with add_space_prefix");
@@ -302,7 +302,7 @@ ordered_json make_sentencepiece_file(GgufVocabulary vocabulary) {
   }
   ordered_json unk_token;
   if (vocabulary.unknown_token) unk_token = token_at(vocabulary, *vocabulary.unknown_token, "unknown");
-  ordered_json entries = make_vocabulary(vocabulary);  // first: it refuses tokens that stand twice
+  ordered_json entries = make_vocabulary(vocabulary);  // first, since it refuses tokens that stand twice
   return make_file(make_added_tokens(vocabulary, true), normalizer, nullptr, make_post_processor(vocabulary, true),
                    {{"type", "Sequence"}, {"decoders", decoders}},
                    make_model(unk_token, true, true, false, std::move(entries), merges_from_scores(vocabulary)));
@@ -317,7 +317,7 @@ GgufVocabulary read_gguf_vocabulary(const GgufFile& file) {
   vocabulary.model = file.text(key("model"));
   vocabulary.tokens = file.texts(key("tokens"));
   if (file.has(key("pre"))) vocabulary.pre = file.text(key("pre"));
-  // Before they are widened: a file may hold many more.
+  // Checked before the lists are widened, because a file may hold many more entries.
   for (const char* name : {"token_type", "scores"}) {
     if (file.has(key(name))) check_size(vocabulary, name, static_cast<size_t>(file.count(key(name))), true);
   }

@@ -1,4 +1,4 @@
-// The vocabulary inside a GGUF file as a Hugging Face tokenizer.json.
+// Converts the vocabulary inside a GGUF file to a Hugging Face tokenizer.json.
 #pragma once
 
 #include <cstdint>
@@ -15,24 +15,24 @@ class GgufFile;
 struct GgufVocabulary {
   std::string where;                // the file, for messages
   std::string model;                // "gpt2": byte-level BPE; "llama": SentencePiece BPE
-  std::string pre;                  // the pre-tokenizer's name, of "gpt2" only; may be empty: GPT-2's
+  std::string pre;                  // the pre-tokenizer's name, for "gpt2" only; empty: GPT-2's
   std::vector<std::string> tokens;  // by id
   std::vector<int64_t>
       token_types;  // 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; empty: all normal
-  std::vector<std::string> merges;  // "left right"; of "gpt2"
-  std::vector<double> scores;       // of "llama": the merge whose result has the highest score comes first
+  std::vector<std::string> merges;  // "left right"; for "gpt2"
+  std::vector<double> scores;       // for "llama": the merge whose result has the highest score comes first
   std::optional<int64_t> bos_token, eos_token, unknown_token;
   std::optional<bool> add_bos, add_eos, add_space_prefix;  // unset: llama.cpp's defaults for model and pre
 };
 
-// Throws std::runtime_error when a key is missing or of the wrong type.
+// Throws std::runtime_error if a key is missing or of the wrong type.
 GgufVocabulary read_gguf_vocabulary(const GgufFile& file);
 
-// SentencePiece's U+2581 in place of every space.
+// Returns the token with SentencePiece's U+2581 in place of every space.
 std::string with_marks_for_spaces(std::string_view token);
 
-// A complete tokenizer.json whose ids are the GGUF's. Merges of a SentencePiece vocabulary are derived from its scores
-// in the order of transformers' generate_merges, so that Mistral's are those of its published file. Throws
+// Returns a complete tokenizer.json whose ids are the GGUF's. Merges of a SentencePiece vocabulary are derived from its
+// scores in the order of transformers' generate_merges, so that Mistral's are those of its published file. Throws
 // std::runtime_error for an unknown model or pre-tokenizer (by name, with the known ones), tokens listed twice, ids out
 // of range, and lists of unequal length.
 std::string make_tokenizer_json(const GgufVocabulary& vocabulary);

@@ -16,7 +16,7 @@ extern const std::vector<ClassRange> kCombiningClasses;
 struct Range {
   char32_t first, last;
 };
-// Code points that may change or move or combine with what stands before them. Everything else is a safe place to cut.
+// Code points that may change, move or combine with what stands before them. Every other one is a safe place to cut.
 extern const std::vector<Range> kUnsafe;
 
 // The full canonical decomposition of a code point: `size` entries of kDecomposed from `begin` on.

@@ -1,4 +1,5 @@
-// What a tokenizer file does to text before it is split: a sequence of NFC, Prepend, Replace and BERT's own.
+// The changes that a tokenizer file makes to text before it is split: a sequence of NFC, Prepend, Replace and BERT's
+// own.
 #pragma once
 
 #include <string>
@@ -21,8 +22,8 @@ struct Replace {
   std::string apply(std::string_view text) const;
 };
 
-// How long a text of `size_bytes` may become. Real files at most triple it (' ' to U+2581); one from elsewhere could
-// double it at every step.
+// The largest size that a text of `size_bytes` may reach. Real files at most triple it (' ' to U+2581); a hostile one
+// could double it at every step.
 size_t max_rewritten_size(size_t size_bytes);
 
 class Normalizer {
@@ -31,7 +32,7 @@ class Normalizer {
   void add(Step step) { steps_.push_back(std::move(step)); }
   bool empty() const { return steps_.empty(); }
 
-  // Throws std::runtime_error when the steps make the text absurdly long.
+  // Throws std::runtime_error if the steps make the text absurdly long.
   std::string apply(std::string_view text) const;
 
  private:

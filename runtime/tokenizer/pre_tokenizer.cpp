@@ -7,7 +7,7 @@
 namespace pare {
 namespace {
 
-// Applies a SplitBehavior to the spans of a text, which arrive from left to right: at most one span is held back until
+// Applies a SplitBehavior to the spans of a text, which arrive from left to right. At most one span is held back until
 // it is known whether the next one joins it.
 class SpanJoiner {
  public:

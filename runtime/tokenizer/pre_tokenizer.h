@@ -1,4 +1,4 @@
-// How a tokenizer file splits normalized text into the pieces that are encoded one by one.
+// Splits normalized text into the pieces that are encoded one by one, as a tokenizer file says.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@
 
 namespace pare {
 
-// What becomes of the matches of a Split. On '-' with "the-final--countdown":
+// The fate of the matches of a Split. The results are those of '-' on "the-final--countdown":
 enum class SplitBehavior {
   removed,               // the final countdown
   isolated,              // the - final - - countdown
@@ -23,7 +23,7 @@ enum class SplitBehavior {
 struct Split {
   std::variant<std::string, Regex> pattern;  // the string is not empty
   SplitBehavior behavior = SplitBehavior::isolated;
-  bool invert = false;  // the matches are the text, what lies between them the delimiters
+  bool invert = false;  // true: the matches are the text, and what lies between them separates
 };
 
 // ByteLevel's add_prefix_space: a space before a piece that does not start with one.
@@ -31,15 +31,15 @@ struct PrefixSpace {};
 
 struct Metaspace {
   enum class Prepend { first, never, always };
-  std::string replacement;  // one character that stands for ' ', U+2581 as a rule
+  std::string replacement;  // one character that stands for ' ', usually U+2581
   Prepend prepend = Prepend::always;
-  bool split = true;  // before every replacement
+  bool split = true;  // true: split before every replacement
 };
 
-// BERT's: white space separates, punctuation stands alone.
+// BERT's split: white space separates, and each punctuation character is a piece.
 struct BertSplit {};
 
-// A part of the text. at_start: nothing of the text stands before it.
+// A part of the text. at_start is true if nothing of the text stands before it.
 struct Piece {
   std::string_view text;
   bool at_start = false;
@@ -51,8 +51,8 @@ class PreTokenizer {
   using Stage = std::variant<Split, PrefixSpace, Metaspace, BertSplit>;
   void add(Stage stage) { stages_.push_back(std::move(stage)); }
 
-  // Calls the sink for the pieces from left to right; empty ones are left out. Every stage splits what the one before
-  // it gave. Throws what Regex::for_each_match throws.
+  // Calls the sink for the pieces from left to right; empty ones are left out. Every stage splits the pieces of the one
+  // before. Throws what Regex::for_each_match throws.
   void run(const Piece& text, const PieceSink& sink) const { run_from(0, text, sink); }
 
  private:

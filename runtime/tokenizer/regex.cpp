@@ -12,9 +12,9 @@
 namespace pare {
 namespace {
 
-// A file from elsewhere must not be able to hang us: real expressions need a few steps per character of one word.
-constexpr uint32_t kMatchLimit = 1'000'000;    // backtracking steps of one match
-constexpr uint32_t kHeapLimitKib = 20 * 1024;  // of the interpreter
+// A hostile file must not be able to hang the program: real expressions need a few steps per character of one word.
+constexpr uint32_t kMatchLimit = 1'000'000;    // backtracking steps per match
+constexpr uint32_t kHeapLimitKib = 20 * 1024;  // for the interpreter
 constexpr size_t kJitStackBytes = size_t{1} << 20;
 constexpr size_t kMaxPatternBytes = 16 * 1024;
 
@@ -24,7 +24,7 @@ std::string pcre2_message(int code) {
   return reinterpret_cast<const char*>(text.data());
 }
 
-// What a thread needs to match; kept because some callers match millions of short texts.
+// The objects that a thread needs to match. They are kept because some callers match millions of short texts.
 class Scratch {
  public:
   Scratch()
@@ -83,7 +83,7 @@ Regex::Regex(std::string_view pattern, const std::string& where) : compiled_(std
                              "' is not valid: " + pcre2_message(error) + " (at " + std::to_string(offset) + " of '" +
                              visible_line(translated) + "')");
   }
-  // Where the system forbids executable memory this fails and the interpreter runs: the same matches, more slowly.
+  // This fails if the system forbids executable memory. The interpreter then finds the same matches, more slowly.
   pcre2_jit_compile(compiled_->code.get(), PCRE2_JIT_COMPLETE);
 }
 

@@ -1,5 +1,5 @@
-// Regular expressions of tokenizer files. They are written for Oniguruma (which the `tokenizers` package uses); here
-// PCRE2 runs them, after a translation that keeps their meaning or refuses what would mean something else.
+// Regular expressions of tokenizer files. They are written for Oniguruma (which the `tokenizers` package uses). Here
+// PCRE2 runs them, after a translation that keeps their meaning or refuses constructs that would mean something else.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace pare {
 
-// An Oniguruma expression in PCRE2's syntax, for PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE. What differs between the two:
+// Returns an Oniguruma expression in PCRE2's syntax, for PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE. The two differ in:
 //   \s   Oniguruma: White_Space. PCRE2 adds U+180E.                  \w  Alphabetic, M, Nd, Pc; PCRE2 10.42: L, N, '_'.
 //   \p{Han} is a script; PCRE2 would take the script extensions.     \v  vertical tab; in PCRE2 a class of line ends.
 // Throws std::runtime_error naming the expression and the construct that is not translated (back references, named
@@ -26,7 +26,7 @@ class Regex {
   Regex& operator=(Regex&&) noexcept;
 
   // Calls `found(begin, end)` for the matches in `text` (valid UTF-8) from left to right, as Oniguruma's find_iter
-  // does: an empty match directly behind the last match is skipped. Throws std::runtime_error when a match needs more
+  // does: an empty match directly after the last match is skipped. Throws std::runtime_error if a match needs more
   // steps or memory than is allowed. May be called from several threads.
   void for_each_match(std::string_view text, const std::function<void(size_t, size_t)>& found) const;
 

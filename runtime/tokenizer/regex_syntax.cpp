@@ -21,7 +21,7 @@ constexpr std::array<std::string_view, 16> kScripts = {
     "Arabic", "Armenian", "Bengali",  "Bopomofo", "Cyrillic", "Devanagari", "Greek", "Han",
     "Hangul", "Hebrew",   "Hiragana", "Katakana", "Latin",    "Tamil",      "Thai",  "Tibetan"};
 
-// Group openings that mean the same in both.
+// Group openings that mean the same in both syntaxes.
 constexpr std::array<std::string_view, 7> kGroups = {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
 
 class Translator {
@@ -72,7 +72,8 @@ class Translator {
     }
   }
 
-  // {n}, {n,} or {n,m}. Everything else after a brace differs: {,m} is 0 to m in Oniguruma, literal in PCRE2.
+  // Translates {n}, {n,} or {n,m}. Everything else after a brace differs: {,m} is 0 to m in Oniguruma, literal in
+  // PCRE2.
   void interval() {
     size_t end = at_ + 1;
     const auto digits = [&] {
@@ -93,7 +94,7 @@ class Translator {
     if (fixed && next_is("?")) refuse("'{n}?'");  // n times in PCRE2, n times or not at all in Oniguruma
   }
 
-  // \p{X} or \P{X} at at_; also \p{^X}, which both read as a negation.
+  // Translates \p{X} or \P{X} at at_; also \p{^X}, which both read as a negation.
   void property() {
     const size_t close = pattern_.find('}', at_);
     if (!pattern_.substr(at_ + 2).starts_with("{") || close == std::string_view::npos) refuse("'\\p' without '{name}'");
@@ -114,7 +115,7 @@ class Translator {
     at_ = close + 1;
   }
 
-  // \xHH, \x{H...} or \uHHHH at at_.
+  // Translates \xHH, \x{H...} or \uHHHH at at_.
   void code_point() {
     const char kind = pattern_[at_ + 1];
     size_t begin = at_ + 2;
@@ -135,7 +136,7 @@ class Translator {
     at_ = braces ? end + 1 : end;
   }
 
-  // Escapes with one meaning inside and outside a class. Returns false for the others.
+  // Translates escapes with one meaning inside and outside a class. Returns false for the others.
   bool common_escape() {
     if (at_ + 1 >= pattern_.size()) refuse("a '\\' at its end");
     const char c = pattern_[at_ + 1];
@@ -178,7 +179,7 @@ class Translator {
     copy(1);
     if (next_is("^")) copy(1);
     if (next_is("]")) refuse("a class that starts with ']'");
-    bool may_open_range = false;  // whether a '-' here would follow a single character
+    bool may_open_range = false;  // true if a '-' here would follow a single character
     while (true) {
       if (at_ >= pattern_.size()) refuse("a '[' that is not closed");
       const char c = pattern_[at_];
@@ -186,8 +187,8 @@ class Translator {
       if (c == '[') refuse("'[' inside a class");
       if (next_is("&&")) refuse("'&&' inside a class");
       if (c == '-') {
-        // Literal at the ends, a range between two characters; behind a set it is written out, so that PCRE2 does not
-        // see a range.
+        // A '-' is literal at the ends and a range between two characters. After a set it is escaped, so that PCRE2
+        // does not see a range.
         const bool last = pattern_.substr(at_ + 1).starts_with("]");
         out_ += may_open_range && !last ? "-" : "\\-";
         const bool set_follows = !last && at_ + 2 < pattern_.size() && pattern_[at_ + 1] == '\\' &&

@@ -1,4 +1,4 @@
-// What turns a piece of text into ids: byte pair encoding or WordPiece.
+// The models that turn a piece of text into ids: byte pair encoding and WordPiece.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace pare {
 
-// Encoded words of one call of Tokenizer::encode: texts repeat their words, and looking one up is much faster than
-// merging it. Bounded in size.
+// The encoded words of one call of Tokenizer::encode. Texts repeat their words, and looking one up is much faster than
+// merging it. The size is bounded.
 class WordCache {
  public:
-  // The ids of `word` if it has been seen.
+  // Returns the place of the ids of `word` if it has been seen.
   const std::pair<uint32_t, uint32_t>* find(std::string_view word) const;
   void insert(std::string_view word, const std::vector<int32_t>& all_ids, size_t begin);
   const int32_t* ids() const { return ids_.data(); }

@@ -16,7 +16,7 @@ namespace pare {
 namespace {
 
 struct Entry {
-  std::string text;     // what the decoder is given
+  std::string text;     // what the decoder gets
   bool exists = false;  // ids may have gaps
   bool special = false;
 };
@@ -33,16 +33,16 @@ struct Tokenizer::State {
   std::unordered_map<std::string, int32_t> added_ids;
 
   void index(const std::string& where);
-  const Entry& entry(int32_t id) const;  // throws std::invalid_argument for an id that there is not
+  const Entry& entry(int32_t id) const;  // throws std::invalid_argument for an id that does not exist
   void encode_text(std::string_view text, bool at_start, WordCache& cache, std::vector<int32_t>& ids) const;
 };
 
-// Fills what is derived from the parts, and checks the ids that they mention.
+// Computes what is derived from the parts, and checks the ids that they mention.
 void Tokenizer::State::index(const std::string& where) {
   int32_t max_id = -1;
   for (const auto& [token, id] : parts.model->vocabulary()) max_id = std::max(max_id, id);
   for (const AddedToken& token : parts.added_tokens) {
-    // Far beyond the vocabulary lie no embeddings, but a table of this size would be made.
+    // There are no embeddings far beyond the vocabulary, but a table of this size would be made.
     if (token.id < 0 || token.id > max_id + (1 << 20)) {
       throw std::runtime_error(where + ": the added token '" + visible_line(token.content) + "' has the id " +
                                std::to_string(token.id) + ", but the vocabulary ends at " + std::to_string(max_id));
@@ -87,7 +87,7 @@ const Entry& Tokenizer::State::entry(int32_t id) const {
   return entries[static_cast<size_t>(id)];
 }
 
-// Text between raw added tokens.
+// Encodes text between raw added tokens.
 void Tokenizer::State::encode_text(std::string_view text, bool at_start, WordCache& cache,
                                    std::vector<int32_t>& ids) const {
   const std::string normalized = parts.normalizer.empty() ? std::string() : parts.normalizer.apply(text);
@@ -109,7 +109,7 @@ Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
-// A folder whose tokenizer is there in another form.
+// Refuses a folder that has its tokenizer in another form.
 void refuse_other_tokenizer(const std::filesystem::path& directory) {
   std::string found;
   for (const char* name : {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json",
@@ -218,7 +218,7 @@ std::string TextStream::take() {
   const Decoder& decoder = tokenizer_.state_->parts.decoder;
   std::string text = decoder.run(tokens_).substr(context_bytes_);
   cuts_.push_back(tokens_.size());
-  // The fewest last tokens with some text are context enough for what follows (Decoder::may_cut_behind).
+  // The fewest last tokens with some text are context enough for the text that follows (Decoder::may_cut_behind).
   size_t kept = cuts_.size() - 1;
   std::string context;
   while (context.empty() && kept > 0) {

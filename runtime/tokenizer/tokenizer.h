@@ -1,5 +1,5 @@
-// Text to token ids and back, from a Hugging Face tokenizer.json: byte-level BPE (GPT-2, Llama 3, Qwen, NeoX, SmolLM2),
-// SentencePiece-style BPE with byte fallback (Llama 2, Mistral, Gemma), and WordPiece (BERT).
+// Converts text to token ids and back, from a Hugging Face tokenizer.json: byte-level BPE (GPT-2, Llama 3, Qwen, NeoX,
+// SmolLM2), SentencePiece-style BPE with byte fallback (Llama 2, Mistral, Gemma), and WordPiece (BERT).
 #pragma once
 
 #include <cstdint>
@@ -15,28 +15,28 @@ namespace pare {
 
 class Tokenizer {
  public:
-  // `path` is a tokenizer.json or a directory holding one (with tokenizer_config.json beside it when present), or a
-  // vocabulary-only or full .gguf. Throws std::runtime_error / std::invalid_argument: an unknown model, normalizer,
-  // pre-tokenizer or decoder is refused by name.
+  // `path` is a tokenizer.json, a directory with one (and perhaps a tokenizer_config.json), or a .gguf, with or without
+  // weights. Throws std::runtime_error / std::invalid_argument. An unknown model, normalizer, pre-tokenizer or decoder
+  // is refused by name.
   static Tokenizer open(const std::filesystem::path& path);
   static Tokenizer parse(const std::string& tokenizer_json, const std::string& where);
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // UTF-8 text to ids. add_special_tokens applies the file's post-processor (a leading BOS, say). Added tokens found in
-  // the text are always recognized, as the `tokenizers` package does. Invalid UTF-8 throws std::invalid_argument with
-  // the byte offset.
+  // Converts UTF-8 text to ids. add_special_tokens applies the file's post-processor (a leading BOS, say). Added tokens
+  // in the text are always recognized, as in the `tokenizers` package. Throws std::invalid_argument, with the byte
+  // offset, for invalid UTF-8.
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens) const;
-  // With special tokens, in at most max_tokens ids: what does not fit is cut off the end of the text, not off what
-  // stands around it. Throws std::invalid_argument when the special tokens alone do not fit.
+  // Encodes with special tokens, in at most max_tokens ids. Text that does not fit is cut off at its end; the special
+  // tokens around it stay. Throws std::invalid_argument if the special tokens alone do not fit.
   std::vector<int32_t> encode_truncated(std::string_view text, int64_t max_tokens) const;
-  // Ids to UTF-8 text. Throws std::invalid_argument for an id outside the vocabulary.
+  // Converts ids to UTF-8 text. Throws std::invalid_argument for an id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens) const;
 
   int64_t vocabulary_size() const;  // added tokens included
   std::optional<int32_t> token_id(std::string_view token) const;
-  std::optional<int32_t> bos_token() const;  // what the post-processor puts first, if anything
+  std::optional<int32_t> bos_token() const;  // the id that the post-processor puts first, if any
 
  private:
   friend class TextStream;
@@ -45,17 +45,18 @@ class Tokenizer {
   std::unique_ptr<State> state_;
 };
 
-// Ids to text as they come. What add() and finish() have returned, joined, is what Tokenizer::decode gives for all ids.
-// Text is held back only while a later token could change it: inside a character, or in a run of byte tokens, which
-// spell U+FFFD each when the whole run is no UTF-8. Only the last few tokens are decoded again for each new one.
+// Converts ids to text as they come. The results of add() and finish(), joined, are what Tokenizer::decode gives for
+// all ids. Text is held back only while a later token could change it: inside a character, or in a run of byte tokens.
+// These spell U+FFFD each if the whole run is not UTF-8. Only the last few tokens are decoded again for each new one.
 class TextStream {
  public:
   // The tokenizer must outlive it.
   TextStream(const Tokenizer& tokenizer, bool skip_special_tokens);
 
-  // The text that is certain now and was not before. Throws std::invalid_argument for an id outside the vocabulary.
+  // Returns the text that is certain now and was not before. Throws std::invalid_argument for an id outside the
+  // vocabulary.
   std::string add(int32_t id);
-  // What was held back; nothing is added afterwards.
+  // Returns the text that was held back; nothing is added afterwards.
   std::string finish();
 
  private:
@@ -63,11 +64,11 @@ class TextStream {
 
   const Tokenizer& tokenizer_;
   bool skip_special_tokens_;
-  // Tokens whose text was returned, kept because what follows is not decoded as a text's beginning is; then those that
-  // are held back.
+  // First come tokens whose text was returned; they are kept because later tokens are not decoded like the beginning of
+  // a text. Those that are held back follow.
   std::vector<std::string> tokens_;
   std::vector<size_t> cuts_;  // where tokens_ was cut; the last is the first token held back
-  size_t context_bytes_ = 0;  // of the text of the tokens before that
+  size_t context_bytes_ = 0;  // text of the tokens before that
 };
 
 }  // namespace pare

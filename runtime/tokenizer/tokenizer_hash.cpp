@@ -20,7 +20,7 @@ using Json = nlohmann::json;
   throw std::runtime_error(path.string() + ": expected " + expected + " in a tokenizer.json");
 }
 
-// As a pair, in either way of writing it.
+// Returns a pair for either way of writing a merge.
 Json merge_pair(const std::filesystem::path& path, const Json& merge) {
   if (merge.is_array() && merge.size() == 2) return merge;
   const size_t space = merge.is_string() ? merge.get_ref<const std::string&>().find(' ') : std::string::npos;

@@ -12,11 +12,11 @@ namespace {
 
 using nlohmann::json;
 
-// pre_tokenizers/byte_level.rs of the `tokenizers` package; first in GPT-2's encoder.py.
+// Source: pre_tokenizers/byte_level.rs of the `tokenizers` package; first in GPT-2's encoder.py.
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr int kMaxNesting = 8;               // of Sequences
-constexpr size_t kMaxTemplateIds = 1 << 10;  // before a text, and behind it
+constexpr int kMaxNesting = 8;               // for Sequences
+constexpr size_t kMaxTemplateIds = 1 << 10;  // before a text, and after it
 // Published files have 100. Finding the longest tokens of a word takes the square of its length.
 constexpr int64_t kMaxWordPieceCharacters = 1000;
 
@@ -83,7 +83,7 @@ void check_nesting(const Node& node, int depth) {
                              " Sequences inside one another");
 }
 
-// {"String": s} or {"Regex": r}.
+// Parses {"String": s} or {"Regex": r}.
 std::variant<std::string, Regex> pattern_of_name(const Node& node) {
   if (node.has("Regex")) return Regex(node.text("Regex"), node.where());
   if (!node.has("String")) node.fail("{\"String\": ...} or {\"Regex\": ...}");
@@ -154,7 +154,7 @@ Metaspace parse_metaspace(const Node& node) {
   return metaspace;
 }
 
-// Returns whether the last stage is ByteLevel, whose mapping to GPT-2's alphabet is done by the model.
+// Returns true if the last stage is ByteLevel, whose mapping to GPT-2's alphabet the model does.
 bool parse_pre_tokenizer(const Node& node, int depth, PreTokenizer& pre_tokenizer) {
   check_nesting(node, depth);
   if (node.is_null()) return false;
@@ -222,7 +222,7 @@ void parse_decoder(const Node& node, int depth, Decoder& decoder) {
   }
 }
 
-// A TemplateProcessing's `single`: special tokens before and after the text, $A.
+// Parses a TemplateProcessing's `single`: special tokens before and after the text, $A.
 PostProcessor parse_template(const Node& node) {
   PostProcessor result;
   bool text_seen = false;
@@ -255,7 +255,7 @@ void parse_post_processor(const Node& node, int depth, PostProcessor& processor)
   } else if (type == "TemplateProcessing") {
     if (!processor.before.empty() || !processor.after.empty()) node.fail("one TemplateProcessing only");
     processor = parse_template(node);
-  } else if (type != "ByteLevel") {  // which concerns offsets in the text only
+  } else if (type != "ByteLevel") {  // concerns only offsets in the text
     node.refuse("the post-processor '" + type + "'", "ByteLevel, Sequence and TemplateProcessing");
   }
 }
@@ -304,7 +304,7 @@ std::unique_ptr<TokenModel> parse_word_piece(const Node& node) {
 }
 
 std::unique_ptr<TokenModel> parse_model(const Node& node, bool byte_level) {
-  // Files of the first versions have no type; vocabulary and merges together are BPE's alone.
+  // Files of the first versions have no type. Only BPE has a vocabulary and merges together.
   const std::string type = node.has("type") ? node.text("type") : node.has("merges") ? "BPE" : "without a type";
   if (type == "WordPiece") return parse_word_piece(node);
   if (type != "BPE") node.refuse("the model '" + type + "'", "BPE and WordPiece");
@@ -372,7 +372,8 @@ void apply_tokenizer_config(const std::string& config_json, const std::string& w
   const Node config(document, where);
   if (!document.is_object()) config.fail("an object");
   if (!config.has("add_bos_token") && !config.has("add_eos_token")) return;
-  // The ids of the token named by `key` if `flag` asks for it; a token is a string or an object with its content.
+  // Returns the ids of the token named by `key` if `flag` asks for it. A token is a string or an object with its
+  // content.
   const auto ids = [&](const char* flag, const char* key) -> std::vector<int32_t> {
     if (!config.flag(flag, false) || !config.has(key)) return {};
     const Node token = config.at(key);

@@ -30,14 +30,14 @@ struct TokenizerParts {
   Decoder decoder;
 };
 
-// Throws std::runtime_error (`where`, the place in the file): no JSON, wrong types, and by name whatever pare does not
-// know: a model other than BPE and WordPiece, an option that training needs, a normalizer, pre-tokenizer,
-// post-processor or decoder. The file's truncation and padding are for batches of short texts and are not applied, as
-// transformers does not by default.
+// Throws std::runtime_error (`where`, the place in the file) for text that is not JSON and for wrong types. Throws it,
+// by name, for what pare does not know: a model other than BPE and WordPiece, an option that training needs, a
+// normalizer, pre-tokenizer, post-processor or decoder. The file's truncation and padding are for batches of short
+// texts and are not applied; transformers does not apply them by default either.
 TokenizerParts parse_tokenizer_json(const std::string& text, const std::string& where);
 
-// transformers takes special tokens around a text from tokenizer_config.json when that says add_bos_token or
-// add_eos_token, and else from tokenizer.json; so does this. Throws like parse_tokenizer_json.
+// transformers takes special tokens around a text from tokenizer_config.json if that says add_bos_token or
+// add_eos_token, and otherwise from tokenizer.json. This function does the same. Throws as parse_tokenizer_json does.
 void apply_tokenizer_config(const std::string& config_json, const std::string& where, TokenizerParts& parts);
 
 }  // namespace pare

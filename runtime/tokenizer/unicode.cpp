@@ -12,14 +12,15 @@
 namespace pare {
 namespace {
 
-// Length of the well-formed sequence at `at`, or, when there is none, minus the length of the maximal ill-formed part.
+// Returns the length of the well-formed sequence at `at`, or, if there is none, minus the length of the maximal
+// ill-formed part.
 int sequence_length(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   const unsigned lead = byte(at);
   if (lead < 0x80) return 1;
   if (lead < 0xC2 || lead > 0xF4) return -1;
   const int length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-  // The second byte's range excludes overlong forms, surrogates and what lies beyond U+10FFFF.
+  // The second byte's range excludes overlong forms, surrogates and code points beyond U+10FFFF.
   const unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   const unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
   if (byte(at + 1) < low || byte(at + 1) > high) return -1;
@@ -65,7 +66,7 @@ void decompose(char32_t code_point, std::vector<char32_t>& out) {
   }
 }
 
-// The composition of two code points, or 0.
+// Returns the composition of two code points, or 0.
 char32_t compose(char32_t first, char32_t second) {
   if (first >= kLeads && first < kLeads + kNumLeads && second >= kVowels && second < kVowels + kNumVowels) {
     return kSyllables + ((first - kLeads) * kNumVowels + (second - kVowels)) * kNumTails;
@@ -93,7 +94,7 @@ Decomposed decompose_and_order(std::string_view stretch) {
   for (size_t i = 0; i < stretch.size(); i += utf8_length(stretch[i])) decompose(utf8_decode(stretch, i), text);
   classes.resize(text.size());
   std::transform(text.begin(), text.end(), classes.begin(), combining_class);
-  // Canonical ordering: every run of marks (class > 0) sorted stably by class.
+  // Canonical ordering: every run of marks (class > 0) is sorted stably by class.
   for (size_t begin = 0; begin < text.size();) {
     size_t end = begin + 1;
     if (classes[begin] != 0) {
@@ -108,14 +109,14 @@ Decomposed decompose_and_order(std::string_view stretch) {
   return result;
 }
 
-// Normalizes one stretch of code points that can be looked at alone.
+// Normalizes one stretch of code points that is independent of the rest.
 void append_composed(std::string_view stretch, std::string& out) {
   auto [text, classes] = decompose_and_order(stretch);
-  // Composition: each character combines with the last starter unless something of its class or higher, or another
+  // Composition: each character combines with the last starter unless a character of its class or higher, or another
   // starter, stands between them.
   size_t size = 0, starter = 0;
   bool has_starter = false;
-  int last_class = -1;  // of the last character kept after the starter; -1: none
+  int last_class = -1;  // the last character's after the starter; -1: none
   for (size_t i = 0; i < text.size(); ++i) {
     const bool blocked = last_class >= 0 && last_class >= classes[i];
     const char32_t composed = has_starter && !blocked ? compose(text[starter], text[i]) : 0;

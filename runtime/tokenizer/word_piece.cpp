@@ -26,13 +26,13 @@ WordPieceModel::WordPieceModel(std::vector<std::pair<std::string, int32_t>> voca
   unk_ = *unk;
 }
 
-// False: some part is no token; ids may then have got those before it.
+// Returns false if some part is not a token; ids may then have those of the parts before it.
 bool WordPieceModel::append_tokens(std::string_view word, std::vector<int32_t>& ids) const {
   std::string candidate;
   for (size_t begin = 0; begin < word.size();) {
     const std::string_view prefix = begin > 0 ? std::string_view(options_.continuing_prefix) : std::string_view();
     if (prefix.size() > longest_token_) return false;
-    // No longer part can be a token; the end goes back to a whole character.
+    // No longer part can be a token. The end goes back to a whole character.
     size_t end = std::min(word.size(), begin + longest_token_ - prefix.size());
     while (end < word.size() && (static_cast<unsigned char>(word[end]) & 0xC0) == 0x80) --end;
     for (;; end = utf8_previous(word, end)) {

@@ -1,5 +1,5 @@
 // WordPiece (Schuster and Nakajima 2012; Devlin et al., arXiv 1810.04805): a word becomes the longest token that starts
-// it, then the longest continuation ("##" + text) of what is left, and so on.
+// it, then the longest continuation ("##" + text) of the rest, and so on.
 #pragma once
 
 #include "runtime/tokenizer/token_model.h"
@@ -14,11 +14,11 @@ struct WordPieceOptions {
 
 class WordPieceModel final : public TokenModel {
  public:
-  // Throws std::runtime_error (`where`): the unknown token is not in the vocabulary, or an id is negative or absurd.
+  // Throws std::runtime_error (`where`) if the unknown token is not in the vocabulary, or an id is negative or absurd.
   WordPieceModel(std::vector<std::pair<std::string, int32_t>> vocabulary, WordPieceOptions options,
                  const std::string& where);
 
-  // A word of which some part is no token is unknown as a whole.
+  // A word is unknown as a whole if some part of it is not a token.
   void encode(std::string_view piece, WordCache& cache, std::vector<int32_t>& ids) const override;
   const std::unordered_map<std::string, int32_t>& vocabulary() const override { return vocabulary_; }
 

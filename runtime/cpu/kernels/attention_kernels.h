@@ -1,8 +1,8 @@
-// softmax(scale q k^T) v without a T x T matrix: a tile of queries walks over tiles of keys with a running maximum and
+// softmax(scale q k^T) v without a T x T matrix. A tile of queries walks over tiles of keys with a running maximum and
 // sum (Milakov and Gimelshein, arXiv 1805.02867, algorithm 3; tiled as in FlashAttention, arXiv 2205.14135).
 //
-// A tile holds the queries of consecutive tokens for all heads of a group, so that grouped heads share each key and
-// value that is loaded: query m = token * heads_per_group + head, M of them, padded to whole panels of kPanelVectors
+// A tile holds the queries of consecutive tokens for all heads of a group, so that grouped heads share each loaded key
+// and value. Query m = token * heads_per_group + head; there are M of them, padded to whole panels of kPanelVectors
 // vectors.
 //
 //   packed queries  [M / panel][K][panel]   scaled, transposed once
@@ -13,15 +13,15 @@
 //
 // Both products are register tiles of broadcasts times vectors: scores = keys (broadcast) x packed queries, kScoreKeys
 // x kPanelVectors; weighted += scores^T (broadcast, contiguous) x values, rows x kMaxValueVectors. Scores are kept in
-// units of ln 2, which makes e^x a 2^x. The largest score starts at -FLT_MAX, not -infinity: a query whose keys are all
-// masked in a tile then adds zeros, where -infinity would give NaN.
+// units of ln 2, which turns e^x into 2^x. The largest score starts at -FLT_MAX, not -infinity. So a query whose keys
+// are all masked in a tile adds zeros, where -infinity would give NaN.
 //
-// One decoded token has too few queries for lanes: attention_partial takes dot products along K instead, over a stretch
-// of keys of fixed length; attention_join adds the stretches in order.
+// One decoded token has too few queries for lanes. attention_partial takes dot products along K instead, over a stretch
+// of keys of fixed length, and attention_join adds the stretches in order.
 //
-// Measured with one thread on a 2-CPU virtual Xeon that other jobs shared, in CPU time, best of 6, beside the FMA rate
-// of the same run: 2048 tokens, 9 heads, 3 kv heads, head size 64: 55 to 58 % with AVX-512 (three runs), 69 % with AVX2
-// (one run). With 32 heads, 32 kv heads and 512 tokens: 34 to 36 % and 47 %.
+// Measured with one thread on a 2-CPU virtual Xeon that other jobs shared, in CPU time, best of 6, relative to the FMA
+// rate of the same run. 2048 tokens, 9 heads, 3 kv heads, head size 64: 55 to 58 % with AVX-512 (three runs), 69 % with
+// AVX2 (one run). 512 tokens, 32 heads, 32 kv heads: 34 to 36 % and 47 %.
 //
 // Oracle: reference.cpp, with the tolerances derived in tests/runtime/cpu/attention_test.cpp.
 #pragma once
@@ -35,7 +35,7 @@ namespace {
 constexpr int64_t kTileKeys = 96;
 constexpr int kPanelVectors = 3;
 constexpr int64_t kPanelQueries = kPanelVectors * kLanes;
-constexpr int kPartialHeads = 4;  // heads of one register tile of attention_partial
+constexpr int kPartialHeads = 4;  // heads in a register tile of attention_partial
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLowest = -3.40282347e38f;
 
@@ -102,7 +102,8 @@ int64_t attention_scratch(int64_t num_tokens, int64_t heads_per_group, int64_t h
   return tile_floats > partial_floats ? tile_floats : partial_floats;
 }
 
-// The factor that queries carry: scores come out in units of ln 2, or divided by the cap that is still to be applied.
+// The factor that queries carry. With it, scores come out in units of ln 2, or divided by the cap that is still to be
+// applied.
 inline float query_factor(const AttentionTile& tile) {
   return tile.softcap > 0.0f ? tile.scale / tile.softcap : tile.scale * kLog2E;
 }
@@ -110,7 +111,7 @@ inline Vec cap_score(Vec score, float softcap) {
   return mul(tanh(score), set1(softcap * kLog2E));
 }
 
-// Rows of one kv head lie apart, which the hardware's prefetchers follow badly.
+// Rows of one kv head lie apart, and the hardware's prefetchers follow them badly.
 constexpr int64_t kPrefetchRows = 16;
 inline void prefetch_row(const float* row, int64_t size) {
   for (int64_t k = 0; k < size; k += 16) _mm_prefetch(reinterpret_cast<const char*>(row + k), _MM_HINT_T0);
@@ -160,8 +161,8 @@ inline void score_block(const float* keys, int64_t key_stride, const float* pane
   }
 }
 
-// Expands tokens [first, first + num_rows) of 8-bit keys or values to whole vectors; what fills up the last one is
-// read, but reaches no output.
+// Expands tokens [first, first + num_rows) of 8-bit keys or values to whole vectors. The values that fill up the last
+// vector are read, but reach no output.
 void expand_rows(const KvRows& rows, int64_t first, int64_t num_rows, int64_t head_size, int64_t copy_stride,
                  float* copy) {
   for (int64_t t = 0; t < num_rows; ++t) {
@@ -174,7 +175,7 @@ void expand_rows(const KvRows& rows, int64_t first, int64_t num_rows, int64_t he
   }
 }
 
-// Copies rows of the cache, padding them with zeros to whole vectors.
+// Copies rows of the cache and pads them with zeros to whole vectors.
 void copy_rows(const KvRows& source, int64_t first, int64_t num_rows, int64_t head_size, int64_t copy_stride,
                float* copy) {
   if (source.floats == nullptr) return expand_rows(source, first, num_rows, head_size, copy_stride, copy);
@@ -204,7 +205,7 @@ void compute_scores(const AttentionTile& tile, int64_t num_keys, const TileScrat
     const float* panel = s.queries + m * tile.head_size;
     int64_t t = 0;
     if (num_keys >= kScoreKeys) {
-      // The last block starts early enough to be whole; rows that it shares with its neighbour get the same values.
+      // The last block starts early enough to be whole. Rows that it shares with its neighbour get the same values.
       for (; t < num_keys; t += kScoreKeys) {
         const int64_t first = t + kScoreKeys <= num_keys ? t : num_keys - kScoreKeys;
         score_block<kScoreKeys>(s.keys + first * s.value_stride, s.value_stride, panel, tile.head_size,
@@ -218,7 +219,7 @@ void compute_scores(const AttentionTile& tile, int64_t num_keys, const TileScrat
   }
 }
 
-// Query at position p sees keys (p - window, p], or all up to p.
+// Masks scores: the query at position p sees keys (p - window, p], or all up to p.
 void mask_scores(const AttentionTile& tile, int64_t first_key, int64_t num_keys, const TileScratch& s) {
   const Vec hidden = set1(-__builtin_inff());
   const float window = tile.window > 0 ? static_cast<float>(tile.window) : __builtin_inff();
@@ -233,13 +234,13 @@ void mask_scores(const AttentionTile& tile, int64_t first_key, int64_t num_keys,
   }
 }
 
-// Steps of a weight, whose largest is 1.
+// The steps of a weight; the largest weight is 1.
 constexpr float kWeightLevels = 255.0f;
 inline Vec round_weight(Vec weight) {
   return mul(round(mul(weight, set1(kWeightLevels))), set1(1.0f / kWeightLevels));
 }
 
-// The running maximum alone.
+// Updates only the running maximum.
 void raise_largest(int64_t num_keys, const TileScratch& s) {
   for (int64_t m = 0; m < s.num_queries; m += kLanes) {
     Vec largest = load(s.largest + m);
@@ -248,9 +249,8 @@ void raise_largest(int64_t num_keys, const TileScratch& s) {
   }
 }
 
-// Turns a tile of scores into 2^(score - largest), updating the running maximum and sum of every query and leaving in
-// `rescale` what the earlier tiles' sums must be multiplied with. kRound: the weights are rounded, not what they sum
-// to.
+// Turns a tile of scores into 2^(score - largest). It updates the running maximum and sum of every query, and leaves in
+// `rescale` the factor for the earlier tiles' sums. With kRound the weights are rounded, but not in their sum.
 template <bool kRound>
 void softmax_tile(int64_t num_keys, const TileScratch& s) {
   for (int64_t m = 0; m < s.num_queries; m += kPanelQueries) {
@@ -317,13 +317,13 @@ void add_values(const float* weights, int64_t weight_stride, int64_t num_keys, c
 using AddValues = void (*)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, const float*, float*,
                            int64_t);
 
-// Rows of a register tile: 24 (12) accumulators of the 32 (16) registers, and a divisor of kPanelQueries.
+// The rows of a register tile: 24 (12) accumulators of the 32 (16) registers, and a divisor of kPanelQueries.
 constexpr int tile_rows(int num_vectors) {
   const int rows = 6 * kMaxValueVectors / num_vectors;
   return rows < 12 ? rows : 12;
 }
 
-// The kernels by number of vectors and rows, so that every head size and group size meets a fully unrolled one.
+// The kernels by number of vectors and rows, so that every head size and group size has a fully unrolled one.
 template <int kVectors>
 AddValues tile_kernel_of() {
   return add_values<tile_rows(kVectors), kVectors, false, false>;
@@ -418,7 +418,7 @@ void attention_tile(const AttentionTile& tile, float* scratch) {
   }
 }
 
-// scores[h][t] for four keys at a time; the last four overlap their neighbours' storage, never their values.
+// Computes scores[h][t] for four keys at a time. The last four overlap their neighbours' storage, never their values.
 void dot_scores(const AttentionTile& tile, const FloatRows& keys, int64_t num_keys, const PartialScratch& s) {
   for (int64_t t = 0; t < num_keys; t += 4) {
     const float* rows[4];

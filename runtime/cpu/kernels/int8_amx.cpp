@@ -7,7 +7,7 @@
 namespace pare {
 namespace {
 
-// Intel SDM volume 1, table 18-1: palette 1, then from byte 16 bytes per row, from byte 48 rows.
+// Intel SDM volume 1, table 18-1: the palette first; bytes per row from byte 16 on, rows from byte 48 on.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -18,7 +18,8 @@ struct alignas(64) TileConfig {
 static_assert(sizeof(TileConfig) == 64);
 constexpr TileConfig kTileConfig;
 
-// GCC's tile intrinsics are macros that want a literal tile number, and tell the compiler of no memory that they touch.
+// GCC's tile intrinsics are macros that want a literal tile number. They do not tell the compiler which memory they
+// touch.
 struct MachineTiles {
   static void configure() { asm volatile("ldtilecfg %0" ::"m"(kTileConfig)); }
   static void release() { asm volatile("tilerelease"); }

@@ -1,4 +1,4 @@
-// The amx path's strips and tiles, written against tile operations. `Tiles` provides, as static functions:
+// The amx path's strips and tiles, written against tile operations. `Tiles` provides these static functions:
 //
 //   configure(), release()   this thread's 8 tiles as 16 rows x 64 bytes; back to none
 //   zero<T>()                tile T = 0
@@ -9,9 +9,9 @@
 // int8_amx.cpp maps them to the instructions (Intel SDM volume 2, TDPBSSD), tests/runtime/cpu/plain_tiles.h to plain
 // loops.
 //
-// TILE. 32 rows x 2 panels: tiles 0..3 hold the sums, 4 and 5 the rows, 6 and 7 the panels: four products for four
-// loads. A strip is a run of blocks of 64 positions: per 16 rows one tile of 1 KiB. A panel's 16 lines of 4 positions
-// are a tile as they lie.
+// TILE. 32 rows x 2 panels: tiles 0..3 hold the sums, 4 and 5 the rows, 6 and 7 the panels. That makes four products
+// for four loads. A strip is a run of blocks of 64 positions, with one tile of 1 KiB per 16 rows. A panel's 16 lines of
+// 4 positions already have the layout of a tile.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ inline void pack_amx_strip(const int8_t* codes, int64_t stride, int64_t num_rows
   }
 }
 
-// kRowTiles 1 or 2: up to 16 or 32 rows.
+// kRowTiles is 1 or 2, for up to 16 or 32 rows.
 template <class Tiles, int kRowTiles>
 void amx_tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate, const int32_t*,
               int32_t* acc, int64_t acc_stride) {
@@ -88,7 +88,7 @@ void amx_tile(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k,
   }
 }
 
-// The amx path on top of another path's kernels for few rows, for widening and for finishing.
+// Makes the amx path from another path's kernels, which serve few rows, widening and finishing.
 template <class Tiles>
 Int8Kernels make_amx_kernels(const Int8Kernels& base) {
   Int8Kernels kernels = base;

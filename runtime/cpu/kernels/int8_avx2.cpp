@@ -1,11 +1,11 @@
 // The avx2 path of int8_kernels.h.
 //
-// int8: a line of 16 outputs x 4 positions is widened to 16 bits in two halves of 8 outputs: a shift pair gives
-// positions 0 and 2, a shift positions 1 and 3; vpmaddwd with the row's codes, widened beforehand and in the same
+// int8: a line of 16 outputs x 4 positions is widened to 16 bits in two halves of 8 outputs. A shift pair gives
+// positions 0 and 2, a shift positions 1 and 3. vpmaddwd with the row's codes, widened beforehand and in the same
 // order, adds exact products. Rows of codes are stored as x0 x2 x1 x3 per four positions.
 //
-// int4, few rows: nibbles 0..15 are the unsigned operand of vpmaddubsw, the row's codes the signed one: two products
-// reach 2 * 15 * 128 < 2^15, so nothing saturates. Zeros are taken off as zero * (sum of the row's codes).
+// int4, few rows: nibbles 0..15 are the unsigned operand of vpmaddubsw, the row's codes the signed one. Two products
+// reach 2 * 15 * 128 < 2^15, so nothing saturates. Zeros are subtracted as zero * (sum of the row's codes).
 //
 // MANY ROWS. 4 rows x 16 outputs.
 //
@@ -22,10 +22,10 @@ namespace pare {
 namespace {
 
 constexpr int kTileRows = 4;
-constexpr int kHalf = 8;    // outputs of a register
-constexpr int kHalves = 2;  // of a panel
+constexpr int kHalf = 8;    // outputs in a register
+constexpr int kHalves = 2;  // per panel
 constexpr int64_t kPrefetchBytes = 4096;
-constexpr int kCenter = 8;  // of int4: stored nibbles are codes minus 8
+constexpr int kCenter = 8;  // for int4: stored nibbles are codes minus 8
 
 inline __m256 load_values(ScaleFormat format, const uint8_t* values, int half) {
   if (format == ScaleFormat::f32) return _mm256_loadu_ps(reinterpret_cast<const float*>(values) + kHalf * half);
@@ -52,8 +52,8 @@ inline __m256i load_ints(const void* ints) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(ints));
 }
 
-// y of kRows rows and 8 outputs from their totals: the outliers' sum is built on the bias, then the scaled total is
-// added.
+// Writes y of kRows rows and 8 outputs from their totals. The outliers' sum starts from the bias, then the scaled total
+// is added.
 template <int kRows>
 [[gnu::always_inline]] inline void write_rows(const __m256* totals, int64_t row, int half, const PanelFinish& finish) {
   __m256 start[kRows];
@@ -105,14 +105,14 @@ void finish_panel(const int32_t* acc, int64_t acc_stride, int64_t num_rows, cons
   }
 }
 
-// The finish of a gemv's next panel.
+// Moves the finish to a gemv's next panel.
 inline void advance(PanelFinish& finish) {
   if (finish.bias) finish.bias += kPanel;
   if (finish.num_outliers > 0) finish.outlier_weights += finish.num_outliers * line_bytes(finish.outlier_format);
   finish.y += kPanel;
 }
 
-// Positions 0 and 2, and 1 and 3, of 8 outputs as 16-bit pairs.
+// These give positions 0 and 2, or 1 and 3, of 8 outputs as 16-bit pairs.
 inline __m256i even_bytes(__m256i line) {
   return _mm256_srai_epi16(_mm256_slli_epi16(line, 8), 8);
 }
@@ -242,7 +242,7 @@ void gemv_int4(const Int8Weights& weights, const Int8GemvRows& rows, const Panel
   (rows.offsets ? gemv_int4_run<kRows, true> : gemv_int4_run<kRows, false>)(weights, rows, first);
 }
 
-// 16 codes as 16 bits, per four in the order 0 2 1 3.
+// Returns 16 codes as 16 bits, per four in the order 0 2 1 3.
 inline __m256i widen(const int8_t* codes) {
   const __m256i order =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
@@ -268,7 +268,7 @@ void prepare_int4(const int8_t* codes, int64_t num_groups, int64_t group_len, ui
   }
 }
 
-// The low 16 bits' four nibbles become the lane's four bytes.
+// Spreads the four nibbles of the low 16 bits to the lane's four bytes.
 inline __m256i spread_nibbles(__m256i words) {
   const __m256i bytes =
       _mm256_and_si256(_mm256_or_si256(words, _mm256_slli_epi32(words, 8)), _mm256_set1_epi32(0x00FF00FF));
@@ -312,7 +312,7 @@ void expand_int4(const PanelRun& run, int64_t begin_group, int64_t end_group, in
   }
 }
 
-// strip[k / 4][row]: four codes of a row as 16 bits in the order 0 2 1 3. Groups are whole units of 4.
+// Writes strip[k / 4][row]: four codes of a row as 16 bits in the order 0 2 1 3. Groups are whole units of 4.
 void pack_strip(const int8_t* codes, int64_t stride, int64_t num_rows, int64_t num_k, int64_t, uint8_t* strip) {
   for (int64_t k = 0; k < num_k; k += 4) {
     for (int64_t r = 0; r < num_rows; ++r, strip += 8) {

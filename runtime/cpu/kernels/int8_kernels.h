@@ -3,26 +3,26 @@
 //   y[r, o] = s_r * sum over groups g of w_{g,o} * float(sum over k in g of (x[r, k] - z_r) * (c[o, k] - z_{g,o}))
 //             + bias[o] + sum over j of u[r, j] * v[j, o]
 //
-// x: int8 codes of the activations, s_r and z_r their scale and zero (LLM.int8, arXiv 2208.07339, eq. 4 and 5;
-// SmoothQuant, arXiv 2211.10438, eq. 1). c: weight codes in the packed layout of linear_kernels.h, w_{g,o} their
+// x: int8 codes of the activations; s_r and z_r are their scale and zero (LLM.int8, arXiv 2208.07339, eq. 4 and 5;
+// SmoothQuant, arXiv 2211.10438, eq. 1). c: weight codes in the packed layout of linear_kernels.h; w_{g,o} are their
 // scales, one group per output channel or several. u, v: outlier columns of LLM.int8 (eq. 8) kept out of the integer
 // product.
 //
 // EXACTNESS. The inner sums are exact in int32: |x - z| <= 255 and |c - z| <= 128 bound them by 255 * 128 * K < 2^31
-// for K <= kMaxInt8K. What follows is float32 in one order on every path:
+// for K <= kMaxInt8K. The rest is float32 in one order on every path:
 //   total = fma(float(sum_g), w_g, total), from 0, over ascending g;
 //   y     = fma(total, s_r, start), start = fma(u_j, v_j, start), from the bias, over ascending j.
-// All paths, shapes of blocks and numbers of threads therefore give the same bits, and the plain loops of the tests the
-// same again.
+// All paths, shapes of blocks and numbers of threads therefore give the same bits, and so do the plain loops of the
+// tests.
 //
 // PATHS, one for each instruction set that multiplies 8-bit codes differently (avx512 has nothing over avx2).
 //   avx2    weights and activations widened to 16 bits, vpmaddwd: nothing saturates. vpmaddubsw alone would
 //           (255 * 127 * 2 > 32767); it serves int4 codes only, where 15 * 128 * 2 fits.
-//   vnni    vpdpbusd multiplies unsigned by signed bytes: activations are offset by 128, and 128 * sum(c) is taken off.
+//   vnni    vpdpbusd multiplies unsigned by signed bytes: activations are offset by 128; 128 * sum(c) is subtracted.
 //   amx     tdpbssd on tiles of 16 rows x 64 bytes; at most max_gemv_rows rows take the vnni kernels, since a tile of
 //           few rows wastes the rest. Written against tile operations (int8_amx_kernels.h), so that tests run the same
 //           source on any CPU.
-// int4 weights are multiplied as they are by few rows, and widened block by block to signed bytes for many.
+// Few rows multiply int4 weights as they are; for many rows they are widened block by block to signed bytes.
 #pragma once
 
 #include <cstddef>
@@ -49,7 +49,7 @@ struct Int8Rows {
   const int32_t* zeros;  // [R] in [-128, 127], or null: symmetric
 };
 
-// Panels of one linear in the layout of linear_kernels.h. Formats int8 (zeros null: symmetric) and int4; the group
+// Panels of one linear in the layout of linear_kernels.h. Formats are int8 (zeros null: symmetric) and int4. The group
 // length is a multiple of the format's unit, so positions are num_groups * group_len. `scales` must be there.
 struct Int8Weights {
   WeightFormat format;
@@ -57,8 +57,8 @@ struct Int8Weights {
   const int32_t* sums;  // int8: [panels, G, 16] from sum_int8_panels; int4: null
 };
 
-// Columns multiplied in floating point beside the integers, to which they add nothing: their codes are the row's zero,
-// or their int8 weights are 0.
+// Columns that are multiplied in floating point beside the integers. They add nothing to the integer product: their
+// codes are the row's zero, or their int8 weights are 0.
 struct OutlierColumns {
   int64_t num_columns;
   const float* x;  // [R, x_stride]: the activations of those columns
@@ -67,16 +67,16 @@ struct OutlierColumns {
   ScaleFormat format;      // bf16, f16 or f32
 };
 
-// What turns the integer sums of one panel into outputs; pointers stand at the panel's first output.
+// The data that turns the integer sums of one panel into outputs; pointers stand at the panel's first output.
 struct PanelFinish {
-  const uint8_t* scales;  // [16] of the group
+  const uint8_t* scales;  // [16], the group's
   ScaleFormat scale_format;
   const int32_t* offsets;  // [R]: offsets[r] * sums[o] is subtracted; null: nothing is
   const int32_t* sums;     // [16]: sum of (c - z) over the group
-  float* totals;           // [R, totals_stride]: read unless first, written unless last
+  float* totals;           // [R, totals_stride]: read unless it is the first group, written unless it is the last
   int64_t totals_stride;
   bool is_first_group, is_last_group;
-  // The rest is read when is_last_group.
+  // The rest is read if is_last_group.
   const float* row_scales;  // [R]
   const float* bias;        // [16] or null
   int64_t num_outliers;
@@ -90,36 +90,36 @@ struct PanelFinish {
   bool streams;      // every row of y begins on a 64-byte line, and whole lines may bypass the caches
 };
 
-// Rows as an Int8GemvKernel reads them; prepared by Int8PrepareKernel.
+// Rows in the form that an Int8GemvKernel reads; Int8PrepareKernel writes them.
 struct Int8GemvRows {
-  const uint8_t* x;           // [R, stride] in the order that the path wants for the format
+  const uint8_t* x;           // [R, stride] in the order that the path needs for the format
   int64_t stride;             // bytes
   const int32_t* group_sums;  // [R, G]: sum of the codes of a group; int4 only
-  const int32_t* offsets;     // [R]: gemv_offset (int8 only) + zero, or null where all are 0
+  const int32_t* offsets;     // [R]: gemv_offset (int8 only) + zero; null if all are 0
 };
 
-// y of `run.num_outs` outputs for a fixed number of rows. `finish` gives row_scales, the outliers and y from the run's
-// first panel on; the kernel fills in the rest.
+// Computes y of `run.num_outs` outputs for a fixed number of rows. `finish` gives row_scales, the outliers and y from
+// the run's first panel on; the kernel fills in the rest.
 using Int8GemvKernel = void (*)(const Int8Weights& weights, const Int8GemvRows& rows, const PanelFinish& finish);
 
-// Writes one row of num_groups * group_len codes as its gemv wants it, and for int4 group_sums[g].
+// Writes one row of num_groups * group_len codes in the form that its gemv needs, and for int4 group_sums[g].
 using Int8PrepareKernel = void (*)(const int8_t* codes, int64_t num_groups, int64_t group_len, uint8_t* x,
                                    int32_t* group_sums);
 
-// Widens groups [begin, end) of the run's first panel to signed bytes c - z: per group a run of 64-byte lines of 4
-// positions, the last filled up with zero lines to padded_len positions; sums[(g - begin) * 16 + lane]: their sums.
+// Widens groups [begin, end) of the run's first panel to signed bytes c - z. Each group becomes a run of 64-byte lines
+// of 4 positions, filled up with zero lines to padded_len positions. sums[(g - begin) * 16 + lane] are their sums.
 using Int8ExpandKernel = void (*)(const PanelRun& run, int64_t begin_group, int64_t end_group, int64_t padded_len,
                                   uint8_t* lines, int32_t* sums);
 
-// Writes num_rows rows of num_k codes as the tile kernel reads them: blocks of `k_unit` positions, each of
-// strip_rows(num_rows) rows. Positions past num_k up to padded_k become zeros.
+// Writes num_rows rows of num_k codes in the form that the tile kernel reads: blocks of `k_unit` positions, each of
+// strip_rows(num_rows) rows. Positions from num_k to padded_k become zeros.
 using Int8StripKernel = void (*)(const int8_t* codes, int64_t stride, int64_t num_rows, int64_t num_k, int64_t padded_k,
                                  uint8_t* strip);
 
-// One register tile: acc[r * acc_stride + p * 16 + lane] = before + sum over k < num_k of strip * panel p, `before`
-// being acc itself with `accumulate`, else starts[p * 16 + lane], or 0 where starts is null. `panels` has tile_panels
-// pointers to lines of signed bytes, some of which may be equal; all are multiplied. num_k is a multiple of k_unit. acc
-// has room for strip_rows(rows) rows and is 64-byte aligned, as are strip and lines.
+// One register tile: acc[r * acc_stride + p * 16 + lane] = before + sum over k < num_k of strip * panel p. `before` is
+// acc itself with `accumulate`, otherwise starts[p * 16 + lane], or 0 if starts is null. `panels` has tile_panels
+// pointers to lines of signed bytes. Some may be equal; all are multiplied. num_k is a multiple of k_unit. acc has room
+// for strip_rows(rows) rows and is 64-byte aligned, as are strip and lines.
 using Int8TileKernel = void (*)(const uint8_t* strip, const uint8_t* const* panels, int64_t num_k, bool accumulate,
                                 const int32_t* starts, int32_t* acc, int64_t acc_stride);
 
@@ -131,14 +131,14 @@ inline constexpr int kMaxInt8TilePanels = 3;
 
 struct Int8Kernels {
   std::string_view name;
-  int32_t gemv_offset;   // added to the codes by prepare_int8: 128 or 0
-  int32_t strip_offset;  // added to the codes by strip: 128 or 0. Tiles then start from -strip_offset * sums
+  int32_t gemv_offset;   // prepare_int8 adds it to the codes: 128 or 0
+  int32_t strip_offset;  // strip adds it to the codes: 128 or 0. Tiles then start from -strip_offset * sums
   int max_gemv_rows;
   int tile_rows;
   int tile_panels;
   int strip_unit_rows;    // a strip's rows are padded to a multiple of this
   int64_t k_unit;         // groups are padded to a multiple of this many positions
-  int64_t strip_k_bytes;  // bytes of one row's position in a strip
+  int64_t strip_k_bytes;  // bytes of one position of a row in a strip
   int64_t gemv_k_bytes;   // bytes of one int8 position in a prepared row (int4: always one)
   int64_t block_k;        // positions of a block of weights that stays in L1
   Int8GemvKernel gemv_int8[kMaxGemvRows], gemv_int4[kMaxGemvRows];  // [rows - 1]
@@ -155,17 +155,18 @@ const Int8Kernels& int8_kernels_avx2();
 const Int8Kernels& int8_kernels_vnni();
 const Int8Kernels& int8_kernels_amx();
 
-// Throws std::invalid_argument when this CPU lacks `isa`.
+// Throws std::invalid_argument if this CPU lacks `isa`.
 const Int8Kernels& int8_kernels(Isa isa);
 
-// sums[(panel * G + g) * 16 + lane] = sum of the int8 codes of a group: what Int8Weights::sums wants.
+// sums[(panel * G + g) * 16 + lane] = the sum of the int8 codes of a group, for Int8Weights::sums.
 void sum_int8_panels(const PanelRun& run, int32_t* sums);
 
-// y[r * y_stride + o] for all outputs of `weights` and num_rows rows, by the formula above. Weights are read once for
-// up to max_gemv_rows rows, else once per block of rows (at most 1 MiB of codes), which each thread copies itself.
-// outliers may be null. num_threads <= 0: as OpenMP decides; inside a parallel region the calling thread works alone.
-// Throws std::invalid_argument when the format is neither int8 nor int4, scales or (int8) sums are missing, int8 has
-// zeros, positions exceed kMaxInt8K, or the rows' stride does not hold them.
+// Computes y[r * y_stride + o] for all outputs of `weights` and num_rows rows, by the formula above. Weights are read
+// once for up to max_gemv_rows rows, otherwise once per block of rows (at most 1 MiB of codes), which each thread
+// copies itself. outliers may be null. num_threads <= 0: OpenMP decides. Inside a parallel region the calling thread
+// works alone.
+// Throws std::invalid_argument if the format is neither int8 nor int4, if scales or (int8) sums are missing, or if int8
+// has zeros. Also throws it if positions exceed kMaxInt8K, or if the rows' stride does not hold them.
 void int8_multiply(const Int8Kernels& kernels, const Int8Weights& weights, const Int8Rows& rows, int64_t num_rows,
                    const OutlierColumns* outliers, float* y, int64_t y_stride, int num_threads);
 

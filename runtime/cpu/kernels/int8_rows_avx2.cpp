@@ -9,7 +9,7 @@ inline void store_codes(int8_t* codes, Vec value) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(codes), _mm_packs_epi16(shorts, shorts));
 }
 
-// The power of two at or below a positive normal number.
+// Returns the power of two at or below a positive normal number.
 inline Vec power_below(Vec v) {
   return _mm256_and_ps(v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7F800000)));
 }
@@ -25,7 +25,7 @@ const Int8RowKernels& int8_row_kernels_avx2() {
   return kRowKernels;
 }
 
-// Here, not in a file of wider instructions: it runs before the CPU is known to have them.
+// This function is not in a file of wider instructions, because it runs before the CPU is known to have them.
 const Int8RowKernels& int8_row_kernels(Isa isa) {
   return float_isa(isa) == Isa::avx512 ? int8_row_kernels_avx512() : int8_row_kernels_avx2();
 }

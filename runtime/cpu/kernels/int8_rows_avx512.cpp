@@ -7,7 +7,7 @@ inline void store_codes(int8_t* codes, Vec value) {
   _mm512_mask_cvtepi32_storeu_epi8(codes, kAll, _mm512_maskz_cvtps_epi32(kAll, value));
 }
 
-// The power of two at or below a positive normal number.
+// Returns the power of two at or below a positive normal number.
 inline Vec power_below(Vec v) {
   return _mm512_and_ps(v, _mm512_castsi512_ps(_mm512_set1_epi32(0x7F800000)));
 }

@@ -1,7 +1,8 @@
-// The kernels of int8_rows.h in the vector operations of simd_avx2.h or simd_avx512.h, which the including file
-// chooses. It also provides store_codes(p, v): kLanes whole values in [-128, 127] as bytes.
+// The kernels of int8_rows.h in the vector operations of simd_avx2.h or simd_avx512.h; the including file chooses one.
+// It also provides store_codes(p, v): kLanes whole values in [-128, 127] as bytes.
 //
-// max(a, b) gives b when either is NaN; so a maximum over a row keeps what it has when the new value comes first.
+// max(a, b) gives b if either is NaN. So a maximum over a row keeps its value if the new value comes first.
+//
 // Oracle: plain loops in tests/runtime/cpu/int8_rows_test.cpp.
 #pragma once
 
@@ -26,7 +27,7 @@ void extremes(const float* x, int64_t n, float* low, float* high) {
   *high = has_nan ? __builtin_nanf("") : reduce_max(highest);
 }
 
-// Stores the first n (possibly fewer than a vector) codes.
+// Stores the first n codes, which may be fewer than a vector has.
 void store_some_codes(int8_t* codes, Vec value, int64_t n) {
   if (n >= kLanes) return store_codes(codes, value);
   int8_t all[kLanes];
@@ -39,7 +40,7 @@ bool codes(const float* x, int64_t n, float scale, float zero_point, int8_t* out
   Mask numbers = less_equal(zero(), zero());
   for (int64_t i = 0; i < n; i += kLanes) {
     const Vec scaled = add(div(load_part(x + i, n - i), divisor), offset);
-    // Lanes past the end hold 0 / scale + zero: NaN only when scale or zero makes every lane NaN.
+    // Lanes past the end hold 0 / scale + zero. That is NaN only if scale or zero makes every lane NaN.
     numbers = both(numbers, less_equal(scaled, scaled));
     store_some_codes(out + i, round(min(max(scaled, lowest), highest)), n - i);
   }
@@ -64,7 +65,7 @@ void raise_to_magnitudes(const float* x, int64_t n, float* largest) {
   }
 }
 
-// E4M3 keeps 3 bits below the leading one, and below 2^-6 multiples of 2^-9. For a magnitude v in [p, 2p), p a power of
+// E4M3 keeps 3 bits below the leading one, and multiples of 2^-9 below 2^-6. For a magnitude v in [p, 2p), p a power of
 // two, v + 2^20 p has a last place of p / 8: adding and subtracting it rounds v there, ties to even.
 void round_to_fp8(const float* x, int64_t n, float scale, float* y) {
   const Vec scales = set1(scale), largest = set1(448.0f), smallest_normal = set1(0x1p-6f);

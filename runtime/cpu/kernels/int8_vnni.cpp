@@ -2,11 +2,11 @@
 //
 // FEW ROWS. int8: a line of 16 outputs x 4 positions, the row's 4 codes broadcast as unsigned bytes (code + 128), one
 // vpdpbusd. int4: a line of 16 x 8, split by two masks and a shift into the nibbles of positions 0, 2, 4, 6 and 1, 3,
-// 5, 7: they are the unsigned operand (0..15) and the row's codes, put into the same order, the signed one. The grid's
-// zero and the 8 are taken off as zero * (sum of the row's codes over the group).
+// 5, 7. They are the unsigned operand (0..15); the row's codes, in the same order, are the signed one. The grid's zero
+// and the 8 are subtracted as zero * (sum of the row's codes over the group).
 //
-// MANY ROWS. 8 rows x 48 outputs: 24 accumulators, 3 registers of weights and broadcasts from a strip of x: 11 loads
-// for 24 vpdpbusd.
+// MANY ROWS. 8 rows x 48 outputs: 24 accumulators, 3 registers of weights, and broadcasts from a strip of x. That makes
+// 11 loads for 24 vpdpbusd.
 //
 // Oracle: plain loops, bit for bit (tests/runtime/cpu/int8_kernels_test.cpp).
 // Speed: tests/bench/bench_int8.cpp.
@@ -29,7 +29,7 @@ constexpr int kRowOffset = 128;
 constexpr int kTilePanels = 3;
 constexpr int kTileRows = 8;
 constexpr int64_t kPrefetchBytes = 8192;
-constexpr int kCenter = 8;  // of int4: stored nibbles are codes minus 8
+constexpr int kCenter = 8;  // for int4: stored nibbles are codes minus 8
 
 inline __m512 load_values(ScaleFormat format, const uint8_t* values) {
   if (format == ScaleFormat::f32) return _mm512_loadu_ps(values);
@@ -52,7 +52,7 @@ inline __m512i broadcast_word(const void* bytes) {
   return _mm512_set1_epi32(word);
 }
 
-// The bias and the outliers' products of kRows rows. Always inlined: the sums must stay in registers.
+// Adds the outliers' products of kRows rows to the bias. Always inlined: the sums must stay in registers.
 template <int kRows>
 [[gnu::always_inline]] inline void start_rows(int64_t row, const PanelFinish& finish, __m512* start) {
   const __m512 bias = finish.bias ? _mm512_loadu_ps(finish.bias) : _mm512_setzero_ps();
@@ -80,7 +80,7 @@ inline void write_row(__m512 total, __m512 start, int64_t row, const PanelFinish
   }
 }
 
-// y of a gemv's rows from their totals.
+// Writes y of a gemv's rows from their totals.
 template <int kRows>
 inline void write_rows(const __m512* totals, const PanelFinish& finish) {
   __m512 start[kRows];
@@ -121,12 +121,12 @@ void finish_all_rows(const int32_t* acc, int64_t acc_stride, int64_t num_rows, c
   for (; row < num_rows; ++row) finish_rows<1, kIsLast>(acc, acc_stride, row, finish);
 }
 
-// 16 rows at a time: as many chains of outliers' products as hide their loads and the widening of the weights.
+// Works on 16 rows at a time. So many chains of outliers' products hide their loads and the widening of the weights.
 void finish_panel(const int32_t* acc, int64_t acc_stride, int64_t num_rows, const PanelFinish& finish) {
   (finish.is_last_group ? finish_all_rows<true> : finish_all_rows<false>)(acc, acc_stride, num_rows, finish);
 }
 
-// The finish of a gemv's next panel.
+// Moves the finish to a gemv's next panel.
 inline void advance(PanelFinish& finish) {
   if (finish.bias) finish.bias += kPanel;
   if (finish.num_outliers > 0) finish.outlier_weights += finish.num_outliers * line_bytes(finish.outlier_format);
@@ -254,7 +254,7 @@ void gemv_int4(const Int8Weights& weights, const Int8GemvRows& rows, const Panel
   (rows.offsets ? gemv_int4_run<kRows, true> : gemv_int4_run<kRows, false>)(weights, rows, first);
 }
 
-// codes + 128 as unsigned bytes: the sign bit flips.
+// Writes codes + 128 as unsigned bytes by flipping the sign bit.
 void prepare_int8(const int8_t* codes, int64_t num_groups, int64_t group_len, uint8_t* x, int32_t*) {
   for (int64_t k = 0; k < num_groups * group_len; k += 64) {
     const __m512i flipped = _mm512_xor_si512(_mm512_load_si512(codes + k), _mm512_set1_epi8(static_cast<char>(0x80)));
@@ -282,7 +282,7 @@ void prepare_int4(const int8_t* codes, int64_t num_groups, int64_t group_len, ui
   }
 }
 
-// The low 16 bits' four nibbles become the lane's four bytes.
+// Spreads the four nibbles of the low 16 bits to the lane's four bytes.
 inline __m512i spread_nibbles(__m512i words) {
   const __m512i bytes =
       _mm512_and_si512(_mm512_or_si512(words, _mm512_slli_epi32(words, 8)), _mm512_set1_epi32(0x00FF00FF));
@@ -317,7 +317,7 @@ void expand_int4(const PanelRun& run, int64_t begin_group, int64_t end_group, in
   }
 }
 
-// strip[k / 4][row]: four unsigned codes of a row. Groups are whole units of 4, so nothing is padded.
+// Writes strip[k / 4][row]: four unsigned codes of a row. Groups are whole units of 4, so nothing is padded.
 void pack_strip(const int8_t* codes, int64_t stride, int64_t num_rows, int64_t num_k, int64_t, uint8_t* strip) {
   if (num_rows == kTileRows) {
     int64_t k = 0;

@@ -1,9 +1,10 @@
-// AVX2 + FMA + F16C kernels of packed linears; linear_kernels.h gives the layout and each parameter's meaning.
+// AVX2 + FMA + F16C kernels of packed linears. linear_kernels.h gives the layout and each parameter's meaning.
 //
 // A panel is two halves of 8 outputs. DECODE: codes of 2 and 3 bits index a table of 8 values in a register (vpermps
 // reads the low 3 bits): shift, permute, FMA. Codes of 4 and 8 bits are moved to the top of their lane, zeros below,
-// and converted as signed integers: the value times 2^28 or 2^24, exact in float32; the group's sum is scaled back.
-// 2:4: a four of x stands in both 128-bit lanes, and vpermilps picks the kept one for each output.
+// and converted as signed integers. That gives the value times 2^28 or 2^24, exact in float32; the group's sum is
+// scaled back. 2:4: both 128-bit lanes hold a four of x, and vpermilps picks the kept one for each output.
+//
 // PREFILL: 6 rows x 16 outputs, 12 accumulators.
 //
 // Oracle: tests/runtime/cpu/cpu_linear_test.cpp (plain loops in double). Speed: tests/bench/linear_bench.cpp.
@@ -25,7 +26,7 @@ inline __m256i load_half(const uint8_t* line, int half) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(line + 32 * half));
 }
 
-// Each format: value(unit, j, half) gives the 8 values of one half of position j of the unit times 1 / kFactor.
+// In each format, value(unit, j, half) gives the 8 values of one half of position j of the unit times 1 / kFactor.
 struct Bf16 {
   static constexpr WeightFormat kFormat = WeightFormat::bf16;
   static constexpr bool kQuantized = false;
@@ -108,7 +109,7 @@ struct Fp8 {
   static constexpr WeightFormat kFormat = WeightFormat::fp8;
   static constexpr bool kQuantized = true;
   static constexpr float kFactor = 0x1p8f;
-  // E4M3's exponent and mantissa are the lower bits of binary16's exponent and the upper ones of its mantissa; the
+  // E4M3's exponent and mantissa are the lower bits of binary16's exponent and the upper ones of its mantissa. The
   // biases differ by 8. Subnormals stay exact.
   static __m256 value(const uint8_t* unit, int j, int half) {
     const __m256i code = _mm256_srli_epi32(load_half(unit, half), 8 * j);
@@ -125,7 +126,7 @@ struct TwoOfFour : Values {
   static constexpr WeightFormat kFormat = kTwoOfFour;
   static_assert(value_format(kTwoOfFour) == Values::kFormat);
 
-  // One half of the i-th of the unit's kept values.
+  // Returns one half of the i-th of the unit's kept values.
   static __m256 kept(const uint8_t* unit, int i, int half) {
     constexpr UnitShape kValues = unit_shape(Values::kFormat);
     constexpr int kUnit = static_cast<int>(kValues.num_k);
@@ -149,7 +150,7 @@ inline int64_t scale_line_bytes(const PanelRun& run) {
   return run.scale_format == ScaleFormat::f32 ? 4 * kPanel : 2 * kPanel;
 }
 
-// Zeros relative to the centre 2^(bits-1), which stored codes already have subtracted.
+// Loads zeros relative to the centre 2^(bits-1), which stored codes already have subtracted.
 template <class Format>
 inline __m256 load_zeros(const uint8_t* zeros, int half) {
   constexpr UnitShape kUnit = unit_shape(value_format(Format::kFormat));
@@ -180,7 +181,7 @@ inline void add_unit(const uint8_t* bytes, const float* x, int64_t x_stride, __m
   }
 }
 
-// The same with a unit of a 2:4 format. zero: what is subtracted from each kept value, times 1 / kFactor.
+// The same with a unit of a 2:4 format. `zero`, times 1 / kFactor, is subtracted from each kept value.
 template <class Format, int kRows, bool kHasZeros>
 inline void add_unit_of_kept(const uint8_t* bytes, const float* x, int64_t x_stride, const __m256 (&zero)[2],
                              __m256 (&chain)[kRows][2][kNumChains]) {
@@ -283,7 +284,7 @@ void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* su
   }
 }
 
-// A weight as dequantize() gives it: scale * (code - zero), rounded once.
+// Returns a weight as dequantize() computes it: scale * (code - zero), rounded once.
 template <class Format>
 inline __m256 scaled(__m256 value, __m256 zero, __m256 scale) {
   if constexpr (!Format::kQuantized) return value;
@@ -291,7 +292,7 @@ inline __m256 scaled(__m256 value, __m256 zero, __m256 scale) {
   return _mm256_mul_ps(_mm256_sub_ps(value, zero), scale);
 }
 
-// One half of a unit of a 2:4 format as 32 dense positions.
+// Expands one half of a unit of a 2:4 format to 32 dense positions.
 template <class Format>
 inline void expand_kept(const uint8_t* bytes, int half, __m256 zero, __m256 scale, float* dst, int64_t dst_stride) {
   const __m256i places = load_half(bytes, half);

@@ -1,21 +1,21 @@
-// AVX-512 (F, BW, VL, DQ) kernels of packed linears; linear_kernels.h gives the layout and each parameter's meaning.
+// AVX-512 (F, BW, VL, DQ) kernels of packed linears. linear_kernels.h gives the layout and each parameter's meaning.
 //
-// DECODE. A table of 16 code values lies in one register: vpermps reads only the low 4 bits of each index, so a shift,
+// DECODE. A table of 16 code values lies in one register. vpermps reads only the low 4 bits of each index, so a shift,
 // a permute and an FMA multiply 16 weights of 2, 3 or 4 bits (narrower codes repeat the table). int8 takes a byte
 // shuffle to the top of the lane, a conversion and an FMA; bf16 a shift or a mask and an FMA. Four chains hide the
 // FMA's latency. Scales and zeros are applied to the group's sum, never to single weights.
 //
-// 2:4: a four of x stands in every 128-bit lane, and vpermilps picks the kept one for each output, so that a kept
-// weight costs a shift of the places and a permutation besides what its format costs; one for each two weights of a
-// dense row.
+// 2:4: every 128-bit lane holds a four of x, and vpermilps picks the kept one for each output. A kept weight costs a
+// shift of the places and a permutation besides the cost of its format. It stands for two weights of a dense row.
 //
-// PREFILL. 8 rows x 48 outputs: 24 accumulators, 3 registers of weights, and broadcasts from a packed strip of x: 11
-// loads for 24 FMAs, where 12 x 32 needs 14 and is some 3 % slower.
+// PREFILL. 8 rows x 48 outputs: 24 accumulators, 3 registers of weights, and broadcasts from a packed strip of x. That
+// makes 11 loads for 24 FMAs; 12 x 32 needs 14 and is some 3 % slower.
 //
 // Oracle: tests/runtime/cpu/cpu_linear_test.cpp (plain loops in double, with the tolerance's derivation).
 // Speed (tests/bench/linear_bench.cpp, SmolLM2's shapes, one thread of a Granite Rapids virtual machine whose FMA roof
-// is 217 GFLOP/s and whose L3 reads 29 GB/s): prefill of 512 rows 165 to 184 GFLOP/s; decode of bf16 and int8 28 to 29
-// GB/s, of int4 34 to 37 billion weights a second, where three operations for 16 weights on two ports allow 37.
+// is 217 GFLOP/s and whose L3 reads 29 GB/s): prefill of 512 rows runs at 165 to 184 GFLOP/s. Decode of bf16 and int8
+// runs at 28 to 29 GB/s, of int4 at 34 to 37 billion weights a second; three operations for 16 weights on two ports
+// allow 37.
 
 // GCC 12's _mm512_undefined_*() read themselves on purpose and warn wherever they are inlined (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -33,15 +33,15 @@ constexpr int kNumChains = 4;
 constexpr int kTilePanels = 3;
 constexpr int64_t kPrefetchBytes = 8192;
 
-// The words of a line shifted right by num_bits: whole bytes by loading that much further on, which costs no operation.
-// Above a word's own bits stand the next one's, so only the lowest 32 - num_bits count; of the next line, 3 bytes are
-// read.
+// Returns the words of a line shifted right by num_bits. Whole bytes are shifted by loading that much further on, which
+// costs no operation. The next word's bits follow a word's own, so only the lowest 32 - num_bits count. Up to 3 bytes
+// of the next line are read.
 inline __m512i load_shifted(const uint8_t* line, int num_bits) {
   return _mm512_srli_epi32(_mm512_loadu_si512(line + num_bits / 8), num_bits % 8);
 }
 
-// Each format: kUnit and kBytes as in linear_kernels.h; Unit, the loaded unit; value(unit, j), the 16 values of
-// position j of the unit times 1 / kFactor.
+// Each format has kUnit and kBytes as in linear_kernels.h, and Unit, the loaded unit. value(unit, j) gives the 16
+// values of position j of the unit times 1 / kFactor.
 struct Bf16 {
   static constexpr WeightFormat kFormat = WeightFormat::bf16;
   static constexpr bool kQuantized = false;
@@ -139,7 +139,8 @@ struct Int8 {
     __m512i word;
   };
   static Unit load(const uint8_t* bytes) { return {_mm512_load_si512(bytes)}; }
-  // The byte in the top of a lane, zeros below: as a signed integer the code times 2^24, exact in float32.
+  // Moves the byte to the top of a lane, zeros below. As a signed integer that is the code times 2^24, exact in
+  // float32.
   static __m512 value(const Unit& unit, int j) {
     const int top = j << 24 | 0x808080;
     const __m512i select =
@@ -156,7 +157,7 @@ struct Fp8 {
     __m512i word;
   };
   static Unit load(const uint8_t* bytes) { return {_mm512_load_si512(bytes)}; }
-  // E4M3's exponent and mantissa are the lower bits of binary16's exponent and the upper ones of its mantissa; the
+  // E4M3's exponent and mantissa are the lower bits of binary16's exponent and the upper ones of its mantissa. The
   // biases differ by 8. Subnormals stay exact.
   static __m512 value(const Unit& unit, int j) {
     const __m512i code = _mm512_srli_epi32(unit.word, 8 * j);
@@ -177,7 +178,7 @@ constexpr int64_t scale_line_bytes(ScaleFormat format) {
   return (format == ScaleFormat::f32 ? 4 : 2) * kPanel;
 }
 
-// Zeros relative to the centre 2^(bits-1), which stored codes already have subtracted.
+// Loads zeros relative to the centre 2^(bits-1), which stored codes already have subtracted.
 template <class Format>
 inline __m512 load_zeros(const uint8_t* zeros) {
   constexpr UnitShape kUnit = unit_shape(value_format(Format::kFormat));
@@ -197,7 +198,7 @@ struct TwoOfFour : Values {
   static constexpr WeightFormat kFormat = kTwoOfFour;
   static_assert(value_format(kTwoOfFour) == Values::kFormat);
 
-  // The i-th of the unit's kept values.
+  // Returns the i-th of the unit's kept values.
   static __m512 kept(const uint8_t* unit, int i) {
     constexpr UnitShape kValues = unit_shape(Values::kFormat);
     constexpr int kUnit = static_cast<int>(kValues.num_k);
@@ -224,7 +225,7 @@ inline void add_unit(const uint8_t* bytes, const float* x, int64_t x_stride, __m
   }
 }
 
-// The same with a unit of a 2:4 format. zero: what is subtracted from each kept value, times 1 / kFactor.
+// The same with a unit of a 2:4 format. `zero`, times 1 / kFactor, is subtracted from each kept value.
 template <class Format, int kRows, bool kHasZeros>
 inline void add_unit_of_kept(const uint8_t* bytes, const float* x, int64_t x_stride, __m512 zero,
                              __m512 (&chain)[kRows][kNumChains]) {
@@ -241,7 +242,7 @@ inline void add_unit_of_kept(const uint8_t* bytes, const float* x, int64_t x_str
   }
 }
 
-// The scale's type and the presence of zeros are template parameters: branches on them once a group cost 12 %.
+// The scale's type and the presence of zeros are template parameters, since branches on them once a group cost 12 %.
 template <class Format, int kRows, ScaleFormat kScale, bool kHasZeros>
 void gemv_run(const PanelRun& run, const float* x, int64_t x_stride, const float* sums, int64_t sums_stride, float* y,
               int64_t y_stride) {
@@ -329,7 +330,7 @@ void gemv(const PanelRun& run, const float* x, int64_t x_stride, const float* su
   kernel(run, x, x_stride, sums, sums_stride, y, y_stride);
 }
 
-// A weight as dequantize() gives it: scale * (code - zero), rounded once.
+// Returns a weight as dequantize() computes it: scale * (code - zero), rounded once.
 template <class Format>
 inline __m512 scaled(__m512 value, __m512 zero, __m512 scale) {
   if constexpr (!Format::kQuantized) return value;
@@ -337,7 +338,7 @@ inline __m512 scaled(__m512 value, __m512 zero, __m512 scale) {
   return _mm512_mul_ps(_mm512_sub_ps(value, zero), scale);
 }
 
-// A unit of a 2:4 format as 32 dense positions.
+// Expands a unit of a 2:4 format to 32 dense positions.
 template <class Format>
 inline void expand_kept(const uint8_t* bytes, __m512 zero, __m512 scale, float* dst, int64_t dst_stride) {
   const __m512i places = _mm512_load_si512(bytes);
@@ -398,7 +399,7 @@ void tile(const float* a, const float* b, int64_t num_k, const float* start, int
 #pragma GCC unroll 3
     for (int p = 0; p < kTilePanels; ++p) sum[r][p] = _mm512_setzero_ps();
   }
-  // Two positions a turn: some 4 % faster than one, and than four.
+  // Two positions per iteration are some 4 % faster than one, and than four.
   for (int64_t k = 0; k < num_k; k += 2) {
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {

@@ -14,8 +14,8 @@
 //   int3    32 x 192          three lines: the lane's three words are a dense stream of 32 codes, lowest bits first
 //
 // 2:4 (bf16_24, f16_24, int8_24, int4_24): of every four neighbouring positions two are kept, in ascending order. A
-// unit of 32 positions is one line of places, lane = 16 x 2 bits, lowest first: where in its four each kept value
-// stands; then the 16 kept values in units of the dense format:
+// unit of 32 positions begins with one line of places: a lane has 16 x 2 bits, lowest first, which say where in its
+// four each kept value stands. The 16 kept values follow in units of the dense format:
 //
 //   format  unit: k x bytes   bytes a weight
 //   bf16_24 32 x 576          1.125
@@ -23,15 +23,15 @@
 //   int8_24 32 x 320          0.625
 //   int4_24 32 x 192          0.375
 //
-// A four with fewer than two weights other than zero keeps zeros besides. Zeros of the grid are subtracted from each
-// kept code, so that what is not kept adds nothing.
+// A four with fewer than two nonzero weights also keeps zeros. Zeros of the grid are subtracted from each kept code, so
+// that weights that are not kept add nothing.
 //
 // An integer code c of b bits is stored as the two's complement value c - 2^(b-1). Groups (one scale, and one zero
-// where asymmetric) are group_len positions: the group size rounded up to whole units, padding positions having x = 0.
+// where asymmetric) are group_len positions: the group size rounded up to whole units, with x = 0 at padding positions.
 // Scales [G, 16] keep the 16 bits of their type; zeros [G, 16] are bytes: the unsigned zero of the grid.
 //
-// PREFILL expands a tile of panels to float32 once per row block and multiplies register tiles; DECODE streams
-// panels through registers. Both add products of a row in an order fixed by the shape alone.
+// PREFILL expands a tile of panels to float32 once per row block and multiplies register tiles. DECODE streams panels
+// through registers. Both add products of a row in an order fixed by the shape alone.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@
 namespace pare {
 
 inline constexpr int64_t kPanel = 16;
-// Bytes behind the last panel that kernels of packed linears may read and ignore.
+// The bytes after the last panel that kernels of packed linears may read and ignore.
 inline constexpr int64_t kLineSlack = 64;
 
 enum class WeightFormat : uint8_t { bf16, f16, f32, int2, int3, int4, int8, fp8, bf16_24, f16_24, int8_24, int4_24 };
@@ -58,12 +58,12 @@ constexpr UnitShape unit_shape(WeightFormat format) {
   return kUnitShapes[static_cast<int>(format)];
 }
 
-inline constexpr int kPlacesBytes = 64;  // of a 2:4 unit, before its kept values
+inline constexpr int kPlacesBytes = 64;  // in a 2:4 unit, before its kept values
 inline constexpr int kKeptPerUnit = 16;
 constexpr bool is_two_of_four(WeightFormat format) {
   return format >= WeightFormat::bf16_24;
 }
-// The format of a 2:4 format's kept values; a dense format itself.
+// Returns the format of a 2:4 format's kept values; a dense format itself.
 constexpr WeightFormat value_format(WeightFormat format) {
   switch (format) {
     case WeightFormat::bf16_24:
@@ -82,8 +82,8 @@ constexpr WeightFormat value_format(WeightFormat format) {
 // Consecutive panels of one linear. num_outs counts the outputs to write: 16 for each panel but the last.
 struct PanelRun {
   const uint8_t* lines;
-  const uint8_t* scales;  // null when dense
-  const uint8_t* zeros;   // null when symmetric or dense
+  const uint8_t* scales;  // null if dense
+  const uint8_t* zeros;   // null if symmetric or dense
   const float* bias;      // [num_outs rounded up to 16], or null
   int64_t num_groups;
   int64_t group_len;
@@ -91,8 +91,8 @@ struct PanelRun {
   ScaleFormat scale_format;
 };
 
-// y[r * y_stride + o] = sum over k of x[r * x_stride + k] * W[o, k] + bias[o] for a fixed number of rows.
-// sums[r * sums_stride + g]: the sum of x over group g; read only where the run has zeros and is dense.
+// y[r * y_stride + o] = sum over k of x[r * x_stride + k] * W[o, k] + bias[o] for a fixed number of rows. sums[r *
+// sums_stride + g] is the sum of x over group g; it is read only if the run has zeros and is dense.
 using GemvKernel = void (*)(const PanelRun& run, const float* x, int64_t x_stride, const float* sums,
                             int64_t sums_stride, float* y, int64_t y_stride);
 

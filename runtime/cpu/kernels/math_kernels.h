@@ -1,4 +1,4 @@
-// Vectorized elementary functions on the Vec of simd_avx2.h or simd_avx512.h, which the including file chooses.
+// Vectorized elementary functions on the Vec of simd_avx2.h or simd_avx512.h; the including file chooses one.
 //
 // The polynomials are minimax fits of the relative error over the stated range (Lawson iteration on 1500 Chebyshev
 // points); "fit" is their error before float32 rounding. NaN gives NaN. Oracle: <cmath> in double, in backend_test.cpp.
@@ -7,7 +7,7 @@
 namespace pare {
 namespace {
 
-// max(lowest, min(highest, x)) that lets NaN through.
+// Returns max(lowest, min(highest, x)), or NaN for NaN.
 inline Vec clamp(Vec x, float lowest, float highest) {
   return max(set1(lowest), min(set1(highest), x));
 }

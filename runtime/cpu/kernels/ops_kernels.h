@@ -1,6 +1,6 @@
-// Kernels that walk along rows: residual sum and norm, rotary embedding, activations, and the sums over logits.
-// Each is single threaded and touches memory once per pass; rows are at most a few hundred KB, so that later passes
-// find them in the cache. They run at memory speed; only the logit sums stand beside a matrix product that dwarfs them.
+// Kernels that walk along rows: residual sum and norm, rotary embedding, activations, and the sums over logits. Each is
+// single threaded and touches memory once per pass. Rows are at most a few hundred KB, so that later passes find them
+// in the cache. The kernels run at memory speed. The logit sums take little time beside the matrix product before them.
 // Oracle: reference.cpp, with the tolerances derived in tests/runtime/engine/backend_test.cpp.
 #pragma once
 
@@ -10,7 +10,7 @@
 namespace pare {
 namespace {
 
-// 1 / sqrt(mean(v^2) + epsilon). Four chains of partial sums, each (width / 4 lanes) long.
+// Returns 1 / sqrt(mean(v^2) + epsilon). Four chains of partial sums, each (width / 4 lanes) long.
 inline float inverse_rms(const float* v, int64_t width, float epsilon) {
   Vec sums[4] = {zero(), zero(), zero(), zero()};
   int64_t i = 0;
@@ -48,8 +48,8 @@ void add_norm_row(float* hidden, const float* delta, const float* delta_gain, fl
   }
 }
 
-// "Rotate half" (Su et al., arXiv 2104.09864, in the layout of the Hugging Face models): element j of the first half
-// and element j of the second turn by the angle j of the position.
+// Rotates heads by "rotate half" (Su et al., arXiv 2104.09864, in the layout of the Hugging Face models). Element j of
+// the first half and element j of the second turn by angle j of the position.
 void rope_heads(const float* in, int64_t num_heads, int64_t head_size, const float* gain, float epsilon,
                 const float* cosine, const float* sine, float* out) {
   const int64_t half = head_size / 2;
@@ -104,7 +104,8 @@ void activate_ungated(const float* y, int64_t width, float* z) {
   for (int64_t i = 0; i < width; i += kLanes) store_part(z + i, Function(load_part(y + i, width - i)), width - i);
 }
 
-// Mean first, then the squares of the differences from it: no cancellation, and the row is in the L1 cache by then.
+// The mean comes first, then the squares of the differences from it: nothing cancels, and the row is in the L1 cache by
+// then.
 void add_layer_norm_row(float* hidden, const float* delta, const float* gain, const float* bias, float epsilon,
                         int64_t width) {
   Vec sums[2] = {zero(), zero()};
@@ -152,7 +153,7 @@ void softcap(float* logits, int64_t size, float cap) {
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
-// The rest of a row that does not fill a vector, padded with -infinity: padding adds e^-infinity = 0.
+// Loads the rest of a row that does not fill a vector, padded with -infinity: padding adds e^-infinity = 0.
 inline Vec load_logits(const float* p, int64_t n) {
   if (n >= kLanes) return load(p);
   float padded[kLanes];
@@ -191,7 +192,7 @@ CompareSums compare_sums(const float* a, const float* b, int64_t size, float max
     Vec p = exp(x), d = sub(x, y);
     const Vec negative = sub(zero(), d);
     Vec change = select(less(absolute(d), set1(0.5f)), mul(p, expm1_small(negative)), sub(exp(y), p));
-    if (n < kLanes) {  // the lanes past the end hold logits of 0, not of -infinity, lest d become NaN
+    if (n < kLanes) {  // lanes past the end hold logits of 0, not of -infinity, so that d is not NaN
       float mask[kLanes];
       for (int64_t lane = 0; lane < kLanes; ++lane) mask[lane] = lane < n ? 0.0f : 1.0f;
       const Mask inside = less(load(mask), set1(0.5f));

@@ -7,11 +7,11 @@
 namespace pare {
 
 struct RoofKernels {
-  // Runs num_rounds rounds of flops_per_round floating-point operations in registers; returns a value that depends on
+  // Runs num_rounds rounds of flops_per_round floating-point operations in registers. Returns a value that depends on
   // all.
   float (*multiply)(int64_t num_rounds);
   int64_t flops_per_round;
-  // Reads num_bytes (a multiple of 1024, 64-byte aligned) in four streams; returns a value that depends on every byte.
+  // Reads num_bytes (a multiple of 1024, 64-byte aligned) in four streams. Returns a value that depends on every byte.
   uint64_t (*read)(const uint8_t* bytes, int64_t num_bytes);
 };
 

@@ -1,8 +1,8 @@
 // The vector operations that the kernel templates are written in, for AVX2 with FMA: 8 lanes. simd_avx512.h has the
-// same names for 16. A kernel file includes one of the two; everything is in an anonymous namespace, so that no
+// same names for 16. A kernel file includes one of the two. Everything is in an anonymous namespace, so that no
 // function of one instruction set is ever linked in place of another's.
 //
-// max(a, b) and min(a, b) return b where either is NaN.
+// max(a, b) and min(a, b) return b if either is NaN.
 #pragma once
 
 #include <immintrin.h>
@@ -14,7 +14,8 @@ namespace pare {
 namespace {
 
 constexpr int64_t kLanes = 8;
-// Register tiles: how many vectors of the right operand one pass of attention's value product holds (of 16 registers).
+// For register tiles: the vectors of the right operand that one pass of attention's value product holds (of 16
+// registers).
 constexpr int kMaxValueVectors = 2;
 constexpr int kScoreKeys = 4;
 
@@ -37,7 +38,7 @@ inline void store(float* p, Vec v) {
 inline __m256i first_lanes(int64_t n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-// The first n lanes (n may exceed the width); the others are zero, and their memory is not touched.
+// Loads the first n lanes (n may exceed the width). The others are zero, and their memory is not touched.
 inline Vec load_part(const float* p, int64_t n) {
   return n >= kLanes ? load(p) : _mm256_maskload_ps(p, first_lanes(n));
 }
@@ -49,7 +50,7 @@ inline void store_part(float* p, Vec v, int64_t n) {
   }
 }
 
-// n int8 values from p (n may exceed the width), zeros after them.
+// Loads n int8 values from p (n may exceed the width), with zeros after them.
 inline Vec load_int8(const int8_t* p, int64_t n) {
   int64_t bytes = 0;
   __builtin_memcpy(&bytes, p, n >= kLanes ? kLanes : n);
@@ -102,13 +103,13 @@ inline Mask both(Mask a, Mask b) {
 inline Vec select(Mask mask, Vec yes, Vec no) {
   return _mm256_blendv_ps(no, yes, mask);
 }
-// Index of the first lane where a == b, or -1.
+// Returns the index of the first lane where a == b, or -1.
 inline int first_equal(Vec a, Vec b) {
   const int bits = _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ));
   return bits == 0 ? -1 : __builtin_ctz(static_cast<unsigned>(bits));
 }
 
-// p * 2^n for whole n in [-300, 300], in two steps, so that subnormal results come out too.
+// Returns p * 2^n for whole n in [-300, 300], in two steps, so that results may be subnormal.
 inline Vec scale_by_power(Vec p, Vec n) {
   const __m256i whole = _mm256_cvtps_epi32(n);
   const __m256i half = _mm256_srai_epi32(whole, 1);
@@ -134,7 +135,7 @@ inline float reduce_max(Vec v) {
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
-// The sums of the lanes of four vectors.
+// Returns the sums of the lanes of four vectors.
 inline __m128 reduce_add4(Vec a, Vec b, Vec c, Vec d) {
   const Vec sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
   return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));

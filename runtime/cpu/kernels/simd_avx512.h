@@ -1,4 +1,4 @@
-// The vector operations of simd_avx2.h for AVX-512 (F, BW, VL, DQ): 16 lanes. The same names with the same meaning.
+// The vector operations of simd_avx2.h for AVX-512 (F, BW, VL, DQ), with 16 lanes. The names and meanings are the same.
 #pragma once
 
 #include <immintrin.h>
@@ -10,14 +10,15 @@ namespace pare {
 namespace {
 
 constexpr int64_t kLanes = 16;
-// Register tiles: how many vectors of the right operand one pass of attention's value product holds (of 32 registers).
+// For register tiles: the vectors of the right operand that one pass of attention's value product holds (of 32
+// registers).
 constexpr int kMaxValueVectors = 4;
 constexpr int kScoreKeys = 8;
 
 using Vec = __m512;
 using Mask = __mmask16;
-// GCC 12 warns about the undefined operand inside the unmasked forms of some intrinsics (its bug 105593); with every
-// lane selected the zeroing forms compile to the same instructions.
+// GCC 12 warns about the undefined operand inside the unmasked forms of some intrinsics (its bug 105593). With every
+// lane selected, the zeroing forms compile to the same instructions.
 constexpr Mask kAll = 0xffff;
 
 inline Vec zero() {
@@ -43,7 +44,7 @@ inline void store_part(float* p, Vec v, int64_t n) {
   _mm512_mask_storeu_ps(p, first_lanes(n), v);
 }
 
-// n int8 values from p, zeros after them.
+// Loads n int8 values from p, with zeros after them.
 inline Vec load_int8(const int8_t* p, int64_t n) {
   const __m512i values = _mm512_maskz_cvtepi8_epi32(kAll, _mm_maskz_loadu_epi8(first_lanes(n), p));
   return _mm512_maskz_cvtepi32_ps(kAll, values);
