@@ -9,7 +9,7 @@ struct AdamWOptions {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double epsilon = 1e-8;
-  double weight_decay = 0.0;  // decoupled: times the learning rate
+  double weight_decay = 0.0;  // decoupled: multiplied by the learning rate
 
   void fields(FieldVisitor& visit) {
     visit("beta1", beta1, {.low = 0.0, .high = 0.99999});

@@ -8,16 +8,17 @@
 namespace pare {
 namespace {
 
-// Few enough blocks to be searched, and small enough to be read whole where one token of a block is among the best.
+// There are few enough blocks to be searched. A block is small enough to be read whole where one of its tokens is among
+// the best.
 constexpr int64_t kBlockTokens = 64;
-// Side by side, so that compilers find vectors.
+// Lanes lie side by side, so that compilers vectorize the loop.
 constexpr int64_t kLanes = 16;
 static_assert(kBlockTokens % kLanes == 0);
 
 template <typename T>
 constexpr T kNone = -std::numeric_limits<T>::infinity();
 
-// The largest logit of each block of a row, the last of which may be shorter.
+// Returns the largest logit of each block of a row. The last block may be shorter.
 template <typename T>
 std::vector<T> largest_of_blocks(const T* logits_V, int64_t num_vocabulary) {
   std::vector<T> largest;
@@ -37,8 +38,8 @@ std::vector<T> largest_of_blocks(const T* logits_V, int64_t num_vocabulary) {
   return largest;
 }
 
-// The tokens, in ascending order, among which the best are: those of at least the K-th largest of the blocks' largest
-// logits, of which there are K in as many blocks.
+// Returns the tokens, in ascending order, among which the best are. Their logits are at least the K-th largest of the
+// blocks' largest logits. K blocks hold at least one such token each.
 template <typename T>
 std::vector<int64_t> candidates(const T* logits_V, int64_t num_vocabulary, int64_t num_kept) {
   const std::vector<T> largest = largest_of_blocks(logits_V, num_vocabulary);
@@ -64,7 +65,7 @@ std::vector<int64_t> candidates(const T* logits_V, int64_t num_vocabulary, int64
 
 template <typename T>
 bool has_distribution(const T* logits_V, int64_t num_vocabulary) {
-  uint32_t num_bad = 0, num_masses = 0;  // counted to the end: a loop that may leave early finds no vectors
+  uint32_t num_bad = 0, num_masses = 0;  // counted to the end: a loop that may leave early is not vectorized
   for (int64_t id = 0; id < num_vocabulary; ++id) {
     num_bad += !(logits_V[id] < -kNone<T>);
     num_masses |= logits_V[id] > kNone<T>;

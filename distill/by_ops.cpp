@@ -8,7 +8,7 @@
 namespace pare {
 namespace {
 
-// [O, G] to [O, I].
+// Expands [O, G] to [O, I].
 at::Tensor of_columns(const TrainedGrid& grid, const at::Tensor& values_OG) {
   return values_OG.index_select(1, grid.group_I);
 }

@@ -43,7 +43,7 @@ void check_share(double value, const std::string& name) {
   throw std::invalid_argument(message.str());
 }
 
-// The outcomes' log-probabilities, [T, outcomes]: student with gradient, teacher without.
+// The outcomes' log-probabilities, [T, outcomes]. The student's have a gradient, the teacher's have none.
 struct Outcomes {
   at::Tensor student, teacher;
 
@@ -52,7 +52,7 @@ struct Outcomes {
         teacher(of_teacher.log_probs(temperature, student_TV.scalar_type())) {}
 };
 
-// sum exp(logs) (minuend - subtrahend); the latter two finite, so that a mass of 0 adds 0.
+// Returns sum exp(logs) (minuend - subtrahend). The latter two must be finite, so that a mass of 0 adds 0.
 at::Tensor expected_difference(const at::Tensor& logs, const at::Tensor& minuend, const at::Tensor& subtrahend) {
   return row_sums(logs.exp().mul(minuend.sub(subtrahend)));
 }
@@ -61,14 +61,15 @@ at::Tensor divergence(const at::Tensor& of, const at::Tensor& from) {
   return expected_difference(of, finite_logs(of), finite_logs(from));
 }
 
-// KL(of || skew of + (1 - skew) other)
+// Returns KL(of || skew of + (1 - skew) other).
 at::Tensor skew_divergence(const at::Tensor& of, const at::Tensor& other, double skew) {
   if (skew == 0.0) return divergence(of, other);
   const at::Tensor finite = finite_logs(of);
   return expected_difference(of, finite, log_of_mixture(finite_logs(other), finite, skew));
 }
 
-// Whether each label is kIgnoredLabel, [T]. Throws std::invalid_argument: types, and a label outside the vocabulary.
+// Returns whether each label is kIgnoredLabel, [T]. Throws std::invalid_argument for types and for a label outside the
+// vocabulary.
 at::Tensor ignored_labels(const at::Tensor& labels_T, int64_t num_tokens, int64_t num_vocabulary) {
   check_integers(labels_T, num_tokens, "labels");
   const at::Tensor ignored_T = labels_T.eq(kIgnoredLabel);
@@ -120,7 +121,7 @@ at::Tensor forward_kl(const at::Tensor& student_TV, const TeacherLogits& teacher
 at::Tensor tail_label_loss(const at::Tensor& student_TV, const TeacherLogits& teacher, const at::Tensor& labels_T) {
   const at::Tensor ignored_T = ignored_labels(labels_T, teacher.num_tokens(), teacher.num_vocabulary());
   const at::Tensor in_tail_T = teacher.merges(labels_T.masked_fill(ignored_T, 0)).logical_and(ignored_T.logical_not());
-  const at::Tensor tokens_N = in_tail_T.nonzero().squeeze(1);  // few
+  const at::Tensor tokens_N = in_tail_T.nonzero().squeeze(1);  // usually few
   const at::Tensor losses_T = at::zeros({teacher.num_tokens()}, student_TV.options().requires_grad(false));
   if (tokens_N.numel() == 0) return losses_T;
   const at::Tensor logs_N = teacher.student_tail_log_probs(student_TV, tokens_N, labels_T.index_select(0, tokens_N));
@@ -183,7 +184,7 @@ at::Tensor slim_weights(const at::Tensor& student_losses_T, const at::Tensor& te
     }
     num_sequences = std::max(num_sequences, sequence[t] + 1);
   }
-  // Both means of a sequence are over the same tokens: of their quotient sums are enough.
+  // Both means of a sequence are over the same tokens, so their quotient is that of the sums.
   std::vector<double> student_sum(num_sequences, 0.0), teacher_sum(num_sequences, 0.0);
   for (int64_t t = 0; t < num_tokens; ++t) {
     if (labels.const_data_ptr<int64_t>()[t] == kIgnoredLabel) continue;
@@ -212,7 +213,7 @@ int64_t num_slim_logits(int64_t num_vocabulary, double share) {
     message << "slim_share: expected a number above 0 and at most 1, found " << share;
     throw std::invalid_argument(message.str());
   }
-  // The product of a decimal share and a count may lie above the whole number that is meant.
+  // The product of a decimal share and a count may lie just above the whole number that is meant.
   const double exact = share * static_cast<double>(num_vocabulary), nearest = std::round(exact);
   const double count = std::abs(exact - nearest) < 1e-9 * exact ? nearest : std::ceil(exact);
   return std::max<int64_t>(1, static_cast<int64_t>(count));

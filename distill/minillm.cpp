@@ -47,28 +47,28 @@ void check(const SampledSequences& sequences) {
   check_finite_where(sequences.behaviour_BT, sequences.mask_BT, "behaviour's log-probabilities");
 }
 
-// With 0 where masked, and no gradient there.
+// Returns the values with 0, and no gradient, where masked.
 at::Tensor only_where(const at::Tensor& values, const at::Tensor& mask) {
   return values.masked_fill(mask.logical_not(), 0.0);
 }
 
-// The sums of what follows in a row: from this one on, or after it.
+// Returns the sums of a row's values from this one on, or of those after it.
 at::Tensor sums_from_here(const at::Tensor& values_BT, bool after) {
   const at::Tensor sums = values_BT.flip(1).cumsum(1).flip(1);
   return after ? sums.sub(values_BT) : sums;
 }
 
-// log q - log b of each token, 0 where masked; with the student's gradient.
+// Returns log q - log b of each token, 0 where masked, with the student's gradient.
 at::Tensor log_ratios(const SampledSequences& sequences) {
   return only_where(sequences.student_BT.sub(sequences.behaviour_BT.detach()), sequences.mask_BT);
 }
 
-// The products of the ratios before each token.
+// Returns the products of the ratios before each token.
 at::Tensor weights_before(const at::Tensor& log_ratios_BT) {
   return log_ratios_BT.cumsum(1).sub(log_ratios_BT).exp();
 }
 
-// return times ratio, clipped; the gradient of a clipped ratio is 0.
+// Returns return times ratio, clipped. The gradient of a clipped ratio is 0.
 at::Tensor clipped(const at::Tensor& returns_BT, const at::Tensor& ratio_BT, const MiniLlmOptions& options) {
   const double low = 1.0 - options.clip_range, high = 1.0 + options.clip_range;
   switch (options.clip) {
@@ -77,7 +77,8 @@ at::Tensor clipped(const at::Tensor& returns_BT, const at::Tensor& ratio_BT, con
     case RatioClip::ratio:
       return returns_BT.mul(ratio_BT.clamp_max(high));
     case RatioClip::surrogate:
-      // The lower product; a choice by the return's sign, since of equal ones at::minimum gives each half the gradient.
+      // This is the lower product. The return's sign chooses it, because at::minimum gives each of two equal products
+      // half the gradient.
       return returns_BT.mul(at::where(returns_BT.gt(0.0), ratio_BT.clamp_max(high), ratio_BT.clamp_min(low)));
   }
   return returns_BT.mul(ratio_BT);

@@ -19,10 +19,10 @@ at::Tensor finite_shift(const at::Tensor& largest_R1) {
   return largest_R1.masked_fill(largest_R1.eq(-kInfinity), 0.0);
 }
 
-// Of e^(x - shift), back to logarithms.
+// Turns the sums of e^(x - shift) back into logarithms.
 at::Tensor log_of_sums(const at::Tensor& masses_RN, const at::Tensor& largest_R1, const at::Tensor& shift_R1) {
   const at::Tensor empty_R = largest_R1.eq(-kInfinity).squeeze(1);
-  // The sum of an empty row is 0: what its logarithm would give back as gradient is not a number.
+  // The sum of an empty row is 0, whose logarithm would have a gradient of NaN.
   const at::Tensor sum_R = row_sums(masses_RN).masked_fill(empty_R, 1.0);
   return sum_R.log().add(shift_R1.squeeze(1)).masked_fill(empty_R, -kInfinity);
 }
@@ -54,7 +54,7 @@ at::Tensor log_of_rest(const at::Tensor& logs) {
 
 at::Tensor finite_logs(const at::Tensor& logs) {
   const at::Tensor none = logs.detach().eq(-kInfinity);
-  // Without any the copy is saved, and what the gradient would keep of it.
+  // If there is none, this saves the copy and what the gradient would keep of it.
   return none.any().item<bool>() ? logs.masked_fill(none, kLogOfNoMass) : logs;
 }
 

@@ -53,7 +53,7 @@ void check_scales(const TrainedGrid& grid, const at::Tensor& scales_OG) {
         "scales as contiguous float32 " + shape_text(grid.zeros_OG), scales_OG);
 }
 
-// Neighbouring columns of one group: with the order of activations stored, of one column each at worst.
+// Neighbouring columns of one group. With a stored order of activations, a run may be as short as one column.
 struct Run {
   int64_t first, count, group;
 };
@@ -76,7 +76,7 @@ std::vector<Run> runs_of(const TrainedGrid& grid) {
   return runs;
 }
 
-// Pointers to row `o` of what a grid is made of.
+// Pointers to row `o` of a grid's tensors.
 struct Row {
   const uint8_t* start;
   const bool* kept;  // null: all
@@ -98,7 +98,7 @@ struct Row {
   }
 };
 
-// work(row, o, run) for all rows, from several threads, and all runs.
+// Calls work(row, o, run) for all rows, from several threads, and all runs.
 template <typename Work>
 void for_runs(const TrainedGrid& grid, const at::Tensor& offsets_OI, const Work& work) {
   const std::vector<Run> runs = runs_of(grid);
@@ -155,14 +155,14 @@ at::Tensor grid_gradients(const TrainedGrid& grid, const at::Tensor& offsets_OI,
   float* const by_scale = by_scale_OG.data_ptr<float>();
   float* const gradient = gradient_OI.data_ptr<float>();
   for_runs(grid, offsets_OI, [&](const Row& row, int64_t o, const Run& run) {
-    constexpr int64_t kLanes = 16;  // a fixed order, and vectors
+    constexpr int64_t kLanes = 16;  // fixes the order of the sum and fills vectors
     float lanes[kLanes] = {};
     const float zero = row.zeros[run.group], scale = scales[o * num_groups + run.group];
     float* const g = gradient + o * num_in;
     const auto take = [&](int64_t i, float& sum) {
       sum += g[i] * (row.code(i, zero) - zero);
       const float by_offset = scale * g[i], place = row.place(i);
-      // Beyond the range only a step back into it changes anything: descent goes against the gradient.
+      // Outside the range only a step back into it changes anything. Descent goes against the gradient.
       const bool leads_on = (place < -0.5f && by_offset > 0.0f) || (place > row.top + 0.5f && by_offset < 0.0f);
       g[i] = leads_on || !row.keeps(i) ? 0.0f : by_offset;
     };

@@ -18,7 +18,7 @@ void check_count(const std::string& what, int64_t num_kept, int64_t num_all) {
                               std::to_string(num_kept));
 }
 
-// Ascending; among equal values the lower index is taken.
+// Returns the indices of the largest values, ascending. Among equal values the lower index is taken.
 std::vector<int64_t> indices_of_largest(const std::string& what, std::span<const double> values, int64_t num_kept) {
   check_count(what, num_kept, static_cast<int64_t>(values.size()));
   for (size_t i = 0; i < values.size(); ++i) {
@@ -66,7 +66,7 @@ void check_channels(const ChannelMap& map, int64_t num_channels, const std::stri
   }
 }
 
-// values[i] = sum of the terms; one term with the factor 1 is a copy, a zero's sign included.
+// Sets values[i] to the sum of its terms. One term with the factor 1 is a copy, including a zero's sign.
 void map_values(const ChannelMap& map, const auto& value_of, const auto& set) {
   for (int64_t i = 0; i < map.size(); ++i) {
     const std::vector<ChannelMap::Term>& terms = map.terms[static_cast<size_t>(i)];

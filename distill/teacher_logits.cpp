@@ -27,10 +27,11 @@ namespace pare {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kRowGrain = 2;  // one alone costs as much: row_sums
-// Rows that a thread truncates at a time: few, so that the copies of each are still in its cache when they are read.
+constexpr int64_t kRowGrain = 2;  // one row costs as much as two: row_sums
+// The rows that a thread truncates at a time. They are few, so that their copies are still in its cache when they are
+// read.
 constexpr int64_t kPieceRows = 8;
-// Of a piece's logits: without what lies between its rows, at a temperature, and what sums are made of.
+// The copies of a piece's logits: contiguous rows, rows at a temperature, and the terms of sums.
 constexpr int64_t kPieceCopies = 3;
 
 std::string number_text(double value) {
@@ -66,7 +67,7 @@ int64_t num_temperatures(const TruncatedLogits& truncated) {
   return static_cast<int64_t>(truncated.temperatures.size());
 }
 
-// Says what is wrong with the logits of a row that has no distribution.
+// Throws the error of a row that has no distribution.
 template <typename T>
 void refuse_row(const T* logits_V, int64_t num_vocabulary, int64_t token) {
   const T* bad = std::find_if(logits_V, logits_V + num_vocabulary, [](T logit) { return !(logit < kInfinity); });
@@ -78,14 +79,14 @@ void refuse_row(const T* logits_V, int64_t num_vocabulary, int64_t token) {
                               "; expected finite values or -inf");
 }
 
-// Truncates pieces of rows into rows of the result, on any thread; what is between stays in its cache.
+// Truncates pieces of rows into rows of the result, on any thread. Intermediate values stay in its cache.
 template <typename T>
 class PieceTruncation {
  public:
   PieceTruncation(const at::Tensor& logits_TV, TruncatedLogits& result, at::Tensor* log_sums_T)
       : logits_TV_(logits_TV), result_(result), log_sums_T_(log_sums_T) {}
 
-  // The tokens [begin, end). Returns the first that has no distribution, at which it stops, or end.
+  // Truncates the tokens [begin, end). Returns the first that has no distribution, at which it stops, or end.
   int64_t truncate(int64_t begin, int64_t end) const {
     const int64_t piece_rows = std::min(kPieceRows, end - begin), num_vocabulary = logits_TV_.size(1);
     const at::TensorOptions options = at::TensorOptions().dtype(c10::CppTypeToScalarType<T>());
@@ -108,7 +109,7 @@ class PieceTruncation {
  private:
   int64_t num_kept() const { return result_.ids_TK.size(1); }
   bool has_tail() const { return num_kept() < result_.num_vocabulary; }
-  // One more than are kept: the first of the tail is its largest.
+  // It is one more than are kept: the largest token of the tail follows them.
   int64_t num_best() const { return num_kept() + has_tail(); }
 
   void truncate_piece(const at::Tensor& logits_RV, const at::Tensor& best_ids, int64_t first, at::Tensor& work_RV,
@@ -127,7 +128,7 @@ class PieceTruncation {
         scaled_RV = divided.narrow(0, 0, num_rows);
         at::div_out(scaled_RV, logits_RV, at::native::wrapped_scalar_tensor(temperature));
       }
-      // Division keeps the order: the largest of all and of the tail stand where they stood.
+      // Division keeps the order, so the largest of all and of the tail stay where they were.
       const at::Tensor best = scaled_RV.gather(1, best_ids);
       const at::Tensor all_R = log_sum_exp_of_others(scaled_RV, best.narrow(1, 0, 1), none, work_RV);
       if (temperature == 1.0) sums_R = all_R;
@@ -137,7 +138,7 @@ class PieceTruncation {
         continue;
       }
       const at::Tensor rest_R = log_sum_exp_of_others(scaled_RV, best.narrow(1, num_kept(), 1), ids_RK, work_RV);
-      // The logarithm of a share: rounding may leave it above 0.
+      // It is the logarithm of a share, which rounding may leave above 0.
       tail_R.copy_(rest_R.sub(all_R).clamp_max(0.0));
     }
     if (log_sums_T_ == nullptr) return;

@@ -1,12 +1,13 @@
-// In the paper's letters, in normalized columns, rows on the left: with T = W D, V the dual and A = (Hn + rho I)^-1
+// In the paper's letters, in normalized columns and with rows on the left: with T = W D, V the dual and A = (Hn + rho
+// I)^-1
 //   X = (T Hn - V + rho Z) A        the unmasked least squares, held near Z
 //   Z = project(X + V / rho)        the largest of each group or row
 //   V = V + rho (X - Z)
-// It begins with Z = T, V = 0, whose first X is T: the first support is Wanda's.
+// It begins with Z = T and V = 0, whose first X is T. So the first support is Wanda's.
 //
-// Work: penalties are the outer loop, so that one inverse at a time is in memory; chunks of rows of all layers are
-// split over threads below it.
-// Oracles (tests/prune): brute force over all masks with exact solutions, closed forms, a float64 SparseGPT.
+// Penalties are the outer loop, so that one inverse at a time is in memory. Below it, chunks of rows of all layers are
+// split over threads.
+// The tests' oracles are brute force over all masks with exact solutions, closed forms and a float64 SparseGPT.
 #include "prune/alps.h"
 
 #include <ATen/ops/empty_like.h>
@@ -38,7 +39,7 @@ void check_options(const AlpsOptions& options) {
   }
 }
 
-// Equal factors from the first to the last.
+// Returns the penalty at `index`. Penalties grow by equal factors from the first to the last.
 double penalty_of(const AlpsOptions& options, int index) {
   if (options.num_penalties == 1) return options.first_penalty;
   const double part = static_cast<double>(index) / (options.num_penalties - 1);
@@ -48,12 +49,12 @@ double penalty_of(const AlpsOptions& options, int index) {
 struct Layer {
   at::Tensor target_OI;             // checked
   at::Tensor wanda_OI;              // Wanda's mask
-  SparsePattern pattern;            // dense: num_kept_O holds
-  std::vector<int64_t> num_kept_O;  // of each row
+  SparsePattern pattern;            // if dense, num_kept_O counts instead
+  std::vector<int64_t> num_kept_O;  // weights to keep in each row
   at::Tensor allowed_OI;            // contiguous; undefined: all
 };
 
-// Rows of one layer that a worker takes, and what one penalty leaves for the next.
+// Rows of one layer that a worker takes, with the state that one penalty leaves for the next.
 struct Chunk {
   const Layer* layer = nullptr;
   int64_t first_row = 0;
@@ -70,14 +71,14 @@ Layer make_layer(const at::Tensor& target_OI, const KeepRule& rule, const Normal
     throw std::invalid_argument("alps: expected a Hessian of the weight's " + std::to_string(num_in) +
                                 " columns, found " + shape_text(hessian.hessian_II));
   }
-  // Wanda's scores under the damped H, so that they are the numbers of the first projection.
+  // These are Wanda's scores under the damped H, so that they are the numbers of the first projection.
   layer.wanda_OI = keep_best(layer.target_OI.mul(hessian.root_I).abs_(), rule);
   if (allowed_OI.defined()) {
     layer.allowed_OI = checked_mask(allowed_OI, layer.target_OI);
     if (!masked(layer.target_OI, layer.allowed_OI).equal(layer.target_OI)) {
       throw std::invalid_argument("alps: expected a weight that is zero where nothing may be kept");
     }
-    layer.wanda_OI = layer.wanda_OI.logical_and(layer.allowed_OI);  // elsewhere scores are 0
+    layer.wanda_OI = layer.wanda_OI.logical_and(layer.allowed_OI);  // scores are 0 elsewhere
   }
   if (const SparsePattern* pattern = std::get_if<SparsePattern>(&rule)) {
     layer.pattern = *pattern;
@@ -128,7 +129,7 @@ void project(const Layer& layer, int64_t row, std::vector<float>& scores_I, bool
   for (int64_t i = 0; allowed_I != nullptr && i < num_in; ++i) kept_I[i] = kept_I[i] && allowed_I[i];
 }
 
-// All rounds of one penalty.
+// Runs all rounds of one penalty.
 void run_rounds(Chunk& chunk, const at::Tensor& inverse_II, double penalty, int num_rounds) {
   MaskedRows& rows = chunk.rows;
   const int64_t num_in = rows.num_in, num_values = rows.num_rows * num_in;
@@ -163,7 +164,7 @@ void run_rounds(Chunk& chunk, const at::Tensor& inverse_II, double penalty, int 
   }
 }
 
-// The layer with its weights solved on the support found, row by row the better of that and Wanda.
+// Returns the layer with each row the better of two: the weights solved on the support that was found, and Wanda's.
 AlpsResult judge(const Layer& layer, const NormalizedHessian& hessian, PrunedWeight&& found) {
   const at::Tensor plain_OI = masked(layer.target_OI, layer.wanda_OI);
   const RowTraces first = row_traces(layer.target_OI, plain_OI, hessian);

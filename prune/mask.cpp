@@ -20,7 +20,7 @@ namespace pare {
 namespace {
 
 constexpr int64_t kRowChunk = 64;
-constexpr int64_t kMaxRanked = 16;  // in groups up to this size counting who is larger beats selection
+constexpr int64_t kMaxRanked = 16;  // in groups up to this size, counting how many are larger beats selection
 constexpr int kHalfBits = 16;
 constexpr uint32_t kLowerHalf = (1u << kHalfBits) - 1;
 
@@ -53,7 +53,7 @@ at::Tensor keep_in_rows(const at::Tensor& scores, const std::function<void(const
   return kept_OI;
 }
 
-// Those above the threshold, and the first num_equal of those equal to it.
+// Keeps the scores above the threshold, and the first num_equal of those equal to it.
 void keep_above(const float* scores, int64_t count, float threshold, int64_t num_equal, bool* kept) {
   for (int64_t i = 0; i < count; ++i) {
     kept[i] = scores[i] > threshold || (scores[i] == threshold && num_equal-- > 0);
@@ -88,12 +88,13 @@ at::Tensor keep_by(const at::Tensor& scores, const KeepAbove& rule) {
   return kept_OI;
 }
 
-// Bits of a score that is not negative order as the scores do; -0 counts as 0.
+// Returns bits that have the same order as scores that are not negative. -0 counts as 0.
 uint32_t ordered_bits(float score) {
   return std::bit_cast<uint32_t>(score == 0.0f ? 0.0f : score);
 }
 
-// The index at which counts, summed from the end, first reach num_wanted, which then becomes what is wanted of it.
+// Returns the index at which the counts, summed from the end, first reach num_wanted. num_wanted becomes the number
+// that is wanted of that index.
 uint32_t find_from_the_top(const std::vector<int64_t>& counts, int64_t& num_wanted) {
   size_t index = counts.size();
   while (index > 0 && counts[index - 1] < num_wanted) num_wanted -= counts[--index];
@@ -143,7 +144,7 @@ void keep_pattern_of_row(const float* scores_I, int64_t num_in, const SparsePatt
   }
   for (int64_t i = 0; i < num_in; i += group) {
     const float* scores = scores_I + i;
-    int rank[kMaxRanked] = {};  // how many of the group go before
+    int rank[kMaxRanked] = {};  // for each, how many of the group rank before it
     for (int64_t a = 0; a < group; ++a) {
       for (int64_t b = a + 1; b < group; ++b) {
         const int later_first = scores[b] > scores[a];

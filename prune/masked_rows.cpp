@@ -20,7 +20,7 @@ double dot(const float* a_I, const float* b_I, int64_t num_in) {
 // One row's state between steps.
 struct Progress {
   double square = 0.0;  // |gradient|^2
-  double trace = 0.0;   // of the row's error under Hn
+  double trace = 0.0;   // the trace of the row's error under Hn
   bool done = false;
 };
 
@@ -31,7 +31,7 @@ at::Tensor normalized_rows(const at::Tensor& weight_OI, const NormalizedHessian&
   return weight_OI.narrow(0, first_row, num_rows).mul(hessian.root_I);
 }
 
-// With E = T - Z: the gradient is G = mask(E Hn); a step of a = |G|^2 / (P Hn P^T) along P lowers the trace by a |G|^2
+// With E = T - Z, the gradient is G = mask(E Hn). A step of a = |G|^2 / (P Hn P^T) along P lowers the trace by a |G|^2
 // (Hestenes and Stiefel 1952).
 void conjugate_gradients(MaskedRows& rows, const at::Tensor& normalized_II, int num_steps, double tolerance) {
   const int64_t num_rows = rows.num_rows, num_in = rows.num_in;
@@ -65,7 +65,7 @@ void conjugate_gradients(MaskedRows& rows, const at::Tensor& normalized_II, int 
       float* solution_I = solutions + r * num_in;
       const char* kept_I = rows.kept_RI.data() + r * num_in;
       const double curvature = dot(product_I, direction_I, num_in);
-      if (!(curvature > 0.0)) {  // a direction that H does not see
+      if (!(curvature > 0.0)) {  // H does not see this direction
         row.done = true;
         continue;
       }

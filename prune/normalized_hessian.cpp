@@ -1,5 +1,5 @@
-// (Hn + rho I)^-1 = U^T U with the U of quant/factorization.h, made in float64; the product, which cannot lose digits
-// that matter (its condition is at most (I + rho) / rho), in float32.
+// (Hn + rho I)^-1 = U^T U with the U of quant/factorization.h, made in float64. The product is made in float32. It
+// cannot lose digits that matter, because its condition is at most (I + rho) / rho.
 #include "prune/normalized_hessian.h"
 
 #include <ATen/ops/empty.h>
@@ -71,7 +71,7 @@ at::Tensor shifted_inverse(const NormalizedHessian& hessian, double penalty) {
   const int64_t size = upper_II.size(0);
   at::Tensor inverse_II = at::empty({size, size}, at::kFloat);
   float* inverse = inverse_II.mutable_data_ptr<float>();
-  // Column i of U ends at row i: rows up to the diagonal of the product need no more of it. The rest is mirrored, so
+  // Column i of U ends at row i, so the product's rows up to the diagonal need no more of it. The rest is mirrored, so
   // that the inverse is symmetric to the bit.
   for_row_chunks(size, kInverseRowChunk, [&](int64_t begin, int64_t width) {
     const int64_t end = begin + width;
@@ -86,7 +86,7 @@ at::Tensor shifted_inverse(const NormalizedHessian& hessian, double penalty) {
   return inverse_II;
 }
 
-// H is symmetric: what lies before a block of its columns counts twice.
+// Sums by blocks of H's columns. H is symmetric, so what lies above a block's square counts twice.
 RowTraces row_traces(const at::Tensor& weight_OI, const at::Tensor& other_OI, const NormalizedHessian& hessian) {
   const int64_t num_out = weight_OI.size(0), num_in = weight_OI.size(1);
   RowTraces traces{std::vector<double>(num_out, 0.0), std::vector<double>(num_out, 0.0)};

@@ -1,5 +1,5 @@
-// The options of pruning and their defaults: the one place of both, free of LibTorch so that recipes can be read
-// without it.
+// The options of pruning and their defaults, in one place. It is free of LibTorch, so that recipes can be read without
+// it.
 #pragma once
 
 #include <array>
@@ -14,15 +14,15 @@ namespace pare {
 
 inline constexpr std::string_view kUnstructured = "unstructured";
 
-// "N:M" keeps N of M consecutive inputs, 0 < N < M; kUnstructured is {0, 0}. Throws std::invalid_argument for any other
-// text.
+// Reads "N:M", which keeps N of M consecutive inputs, 0 < N < M. kUnstructured gives {0, 0}. Throws
+// std::invalid_argument for any other text.
 SparsePattern parse_pattern(std::string_view text);
-// The text that parse_pattern reads back.
+// Returns the text that parse_pattern reads back.
 std::string pattern_text(const SparsePattern& pattern);
 
-// Among which weights the ratio of unstructured sparsity holds: each row of a layer, each layer, all layers together
-// (scores must then be comparable between layers: magnitudes are), or each layer with a ratio of its own, found by
-// outliers (owl.h) and held in each row.
+// The weights among which the ratio of unstructured sparsity holds. row: each row of a layer. layer: each layer.
+// global: all layers together, whose scores must then be comparable, as magnitudes are. owl: each layer has a ratio of
+// its own, found by outliers (owl.h) and held in each row.
 enum class Allocation { row, layer, global, owl };
 inline std::span<const EnumName<Allocation>> enum_names(Allocation) {
   static constexpr std::array<EnumName<Allocation>, 4> kNames = {{{Allocation::row, "row"},
@@ -35,7 +35,7 @@ inline std::span<const EnumName<Allocation>> enum_names(Allocation) {
 struct SparsityOptions {
   std::string pattern = "2:4";              // or kUnstructured
   double ratio = 0.5;                       // unstructured: the share of weights that become zero; 0 .. 1
-  Allocation allocation = Allocation::row;  // unstructured
+  Allocation allocation = Allocation::row;  // for unstructured sparsity
 
   void fields(FieldVisitor& visit) {
     visit("pattern", pattern);
@@ -45,7 +45,7 @@ struct SparsityOptions {
 };
 
 struct OwlOptions {
-  double outlier = 5.0;  // an outlier's score exceeds so many times the mean of its layer; > 0
+  double outlier = 5.0;  // an outlier's score exceeds this multiple of its layer's mean; > 0
   double bound = 0.08;   // the most by which a layer's ratio differs from the one asked for
 
   void fields(FieldVisitor& visit) {
@@ -56,11 +56,12 @@ struct OwlOptions {
 
 inline constexpr int kMaxSolverRounds = 10000;
 
-// Kept weights as the least squares they are (resolve.h).
+// Options of solving kept weights again by least squares (resolve.h).
 struct ResolveOptions {
-  int gradient_steps = 60;  // of conjugate gradients at most; 0 leaves the weight as it is
-  double tolerance = 3e-5;  // a row is done when a step takes less than this part off its trace
-  double damping = 0.01;    // of mean diag(H) over live columns, added to the diagonal of what is minimized; 0 .. 1
+  int gradient_steps = 60;  // the most steps of conjugate gradients; 0 leaves the weight as it is
+  double tolerance = 3e-5;  // a row is done when a step lowers its trace by less than this share
+  double damping = 0.01;    // relative to mean diag(H) over live columns, added to the diagonal of the H that is
+                            // minimized; 0 .. 1
 
   void fields(FieldVisitor& visit) {
     visit("resolve", gradient_steps, {.low = 0, .high = kMaxSolverRounds});
@@ -69,13 +70,13 @@ struct ResolveOptions {
   }
 };
 
-// The choice of the mask inside the re-solving (alps.h). Below the first penalty supports wander without gain, above
-// the last one they hardly move.
+// Options of choosing the mask inside the re-solving (alps.h). Below the first penalty supports wander without gain;
+// above the last one they hardly move.
 struct AlpsOptions {
   double first_penalty = 0.1;  // rho, in units of the normalized H, grows by equal factors ...
   double last_penalty = 1.0;
-  int num_penalties = 12;  // ... in so many values
-  int rounds = 5;          // of ADMM at each
+  int num_penalties = 12;  // ... in this many values
+  int rounds = 5;          // rounds of ADMM at each penalty
 
   void fields(FieldVisitor& visit) {
     visit("alps_rounds", rounds, {.low = 1, .high = kMaxSolverRounds});
@@ -85,7 +86,8 @@ struct AlpsOptions {
   }
 };
 
-// sweep: by the column loop that also makes up for what is dropped (SparseGPT). alps: by ADMM.
+// The method that chooses a mask. sweep: the column loop that also makes up for what is dropped (SparseGPT). alps:
+// ADMM.
 enum class MaskChooser { sweep, alps };
 inline std::span<const EnumName<MaskChooser>> enum_names(MaskChooser) {
   static constexpr std::array<EnumName<MaskChooser>, 2> kNames = {

@@ -1,4 +1,4 @@
-// Oracles (tests/prune): resolve_exact, brute force, closed forms.
+// The tests' oracles are resolve_exact, brute force and closed forms.
 #include "prune/resolve.h"
 
 #include <ATen/ops/empty.h>

@@ -1,7 +1,7 @@
-// Kept weights solved anew as the least squares they are: min tr((W - Z) H (W - Z)^T) over Z that is zero where the
-// mask says so, H damped.
+// Solves kept weights again by least squares: min tr((W - Z) H (W - Z)^T) over Z that is zero where the mask says so,
+// with H damped.
 //
-// Every row is a system of its own, (Hn)_KK with K its kept columns, but all rows share Hn: a step of conjugate
+// Every row is a system of its own, (Hn)_KK with K its kept columns, but all rows share Hn. So a step of conjugate
 // gradients on the masked systems is one product with a dense matrix for all rows. ADMM with one factorization for all
 // rows (Boza, arXiv 2401.02938, algorithm 1) takes as many rounds of the same cost.
 #pragma once
@@ -11,27 +11,30 @@
 
 namespace pare {
 
-// Throws std::invalid_argument for what the fields of the options do not allow.
+// Throws std::invalid_argument for options that the fields' ranges do not allow.
 void check_resolve_options(const ResolveOptions& options);
 
 struct ResolveResult {
   at::Tensor weight_OI;       // float32, zero where it is not kept
-  double trace_before = 0.0;  // tr((W - Z) H (W - Z)^T) of the start, under the H given, without damping
+  double trace_before = 0.0;  // tr((W - Z) H (W - Z)^T) of the start, under the given H without damping
   double trace_after = 0.0;   // <= trace_before
-  int64_t num_rows_left = 0;  // that stayed as they were, since the solution would not have been better
+  int64_t num_rows_left = 0;  // rows that stayed as they were, because the solution would not have been better
 };
 
-// target_OI float32 [O, I]: W; start_OI likewise, zero where kept_OI (bool) is false: what chose the mask left there.
-// Uses all of `options` but damping, which `hessian` has. What falls is the trace under the damped H (quant/refine.h
-// says why); a row whose damped trace, summed in float64, did not fall or whose undamped one rose stays as it was. Kept
-// weights of dead columns stay as they are. Any number of threads gives the same bits. Throws std::invalid_argument:
-// shapes, values that are not finite, a start that is not zero off the mask, options.
+// Solves the kept weights of target_OI (W), float32 [O, I]. start_OI is the weight after the mask was chosen, also
+// float32 [O, I]; it must be zero where kept_OI (bool [O, I]) is false. Uses all of `options` but damping, which
+// `hessian` has.
+// The trace that falls is that under the damped H (quant/refine.h says why). A row stays as it was if its damped trace,
+// summed in float64, did not fall or its undamped one rose. Kept weights of dead columns stay as they are. Any number
+// of threads gives the same bits.
+// Throws std::invalid_argument for shapes, values that are not finite, a start that is not zero off the mask, and
+// options.
 ResolveResult resolve(const at::Tensor& target_OI, const at::Tensor& start_OI, const at::Tensor& kept_OI,
                       const NormalizedHessian& hessian, const ResolveOptions& options);
 
-// The exact solution in float64: one Cholesky factorization of H_KK a row, I^3 / 24 multiplications for every row at
-// 2:4: for small layers, and the oracle of the above. Where H_KK is singular, the solution nearest to the
-// target in normalized columns.
+// Returns the exact solution in float64. It makes one Cholesky factorization of H_KK per row, at 2:4 I^3 / 24
+// multiplications for every row. It is for small layers and is the oracle of the function above. Where H_KK is
+// singular, it returns the solution nearest to the target in normalized columns.
 at::Tensor resolve_exact(const at::Tensor& target_OI, const at::Tensor& kept_OI, const NormalizedHessian& hessian);
 
 }  // namespace pare

@@ -14,10 +14,10 @@ namespace pare {
 namespace {
 
 constexpr int64_t kRowChunk = 4;
-// Below it the Cholesky factorization of a matrix with a diagonal of ones says nothing more about the solution.
+// Below this the Cholesky factorization of a matrix with a diagonal of ones says nothing more about the solution.
 constexpr double kSmallestReciprocalCondition = 1e-13;
 
-// min |M x - b| with the smallest |x|.
+// Returns the x of smallest |x| that minimizes |M x - b|.
 Eigen::VectorXd solve(const Eigen::MatrixXd& matrix, const Eigen::VectorXd& right) {
   const Eigen::LLT<Eigen::MatrixXd> cholesky(matrix);
   if (cholesky.info() == Eigen::Success && cholesky.rcond() > kSmallestReciprocalCondition) {

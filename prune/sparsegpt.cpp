@@ -1,5 +1,5 @@
-// Oracles (tests/prune): a float64 twin with explicit inverses, the authors' algorithm in PyTorch's operations, closed
-// forms, brute force over all masks.
+// The tests' oracles are a float64 twin with explicit inverses, the authors' algorithm in PyTorch's operations, closed
+// forms, and brute force over all masks.
 #include "prune/sparsegpt.h"
 
 #include <ATen/ops/empty_like.h>
@@ -9,7 +9,7 @@
 namespace pare {
 namespace {
 
-// Kept weights stay as they are when the loop reaches them, pruned ones become 0.
+// Kept weights stay as they are when the loop reaches them, and pruned ones become 0.
 class PruningRule : public ColumnRule {
  public:
   PruningRule(const std::vector<int64_t>& order_I, const at::Tensor& result_OI)

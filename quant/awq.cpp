@@ -1,8 +1,8 @@
-// Work: each candidate rounds a fixed sample of rows (every k-th row of each weight, so that all weights and heads have
-// their part; a small one first, and the best few a larger one) and sums its cost: for rounding to nearest one product
-// with the lower triangle of H per chunk of rows, for GPTQ a weighted sum of squares. Sums over rows are split by
-// kCostRows alone. Oracles (tests/quant): plain float64 loops over all candidates, closed forms, planted outlier
-// channels.
+// Each candidate rounds a fixed sample of rows: every k-th row of each weight, so that all weights and heads take part.
+// All candidates are judged on a small sample first and the best few on a larger one. Their cost for rounding to
+// nearest is one product with the lower triangle of H per chunk of rows; for GPTQ it is a weighted sum of squares. Sums
+// over rows are split by kCostRows alone. The tests' oracles are plain float64 loops over all candidates, closed forms
+// and planted outlier channels.
 #include "quant/awq.h"
 
 #include <ATen/ops/cat.h>
@@ -30,7 +30,7 @@ namespace {
 
 constexpr int64_t kCostRows = 64;
 constexpr int64_t kCostColumns = 128;
-constexpr double kSmallestMean = 1e-4;  // added to mean|w|^(1-a): AWQ's own guard of the division
+constexpr double kSmallestMean = 1e-4;  // added to mean|w|^(1-a), as AWQ's own code guards the division
 
 at::Tensor checked_vector(const at::Tensor& vector_I, int64_t num_in, const std::string& name) {
   if (!vector_I.defined() || vector_I.dim() != 1 || vector_I.size(0) != num_in ||
@@ -91,7 +91,7 @@ void check_awq_options(const AwqOptions& options) {
   }
 }
 
-// The rows that candidates are judged on: all, or max_rows of each weight at equal distances.
+// Returns the rows that candidates are judged on: all, or max_rows of each weight at equal distances.
 at::Tensor judged_rows(const std::vector<at::Tensor>& weights_OI, int64_t max_rows) {
   std::vector<at::Tensor> parts;
   for (const at::Tensor& weight : weights_OI) {
@@ -103,7 +103,7 @@ at::Tensor judged_rows(const std::vector<at::Tensor>& weights_OI, int64_t max_ro
   return at::cat(parts);
 }
 
-// mean over all rows of all weights of |w| / (the largest |w| of its group).
+// Returns the mean of |w| / (the largest |w| of its group) over all rows of all weights.
 std::vector<double> mean_weight_parts(const std::vector<at::Tensor>& weights_OI, int64_t width) {
   const int64_t num_in = weights_OI.front().size(1);
   std::vector<double> means_I(num_in, 0.0);
@@ -124,7 +124,7 @@ std::vector<double> mean_weight_parts(const std::vector<at::Tensor>& weights_OI,
   return means_I;
 }
 
-// What s is made of, by producer channel: means over the live channels that it feeds.
+// The means from which s is computed, per producer channel, over the live channels that it feeds.
 struct ChannelMeans {
   std::vector<int64_t> producer_I;
   std::vector<double> inputs_P, weights_P;  // mean |x|, mean |w|
@@ -190,11 +190,12 @@ Candidate make_candidate(const ChannelMeans& means, double exponent, bool duo_sc
   return candidate;
 }
 
-// What every candidate is judged with.
+// The data that every candidate is judged with.
 struct Judge {
-  at::Tensor weight_RI;  // the rows
+  at::Tensor weight_RI;  // the sampled rows of all weights
   at::Tensor hessian_II, diagonal_I, conditional_I;
-  at::Tensor triangle_II;  // H's lower triangle, off the diagonal doubled: e triangle e^T = e H e^T; for rounding only
+  at::Tensor triangle_II;  // The lower triangle of H with the elements off the diagonal doubled, so that e triangle e^T
+                           // = e H e^T. Used for rounding to nearest only.
   GridOptions grid;
 };
 
@@ -206,12 +207,12 @@ Grid search_scaled_grid(const Judge& judge, const at::Tensor& scaled_RI, const a
   return search_grid_in_groups(scaled_RI, scale_hessian(judge.hessian_II, scales_I), judge.grid);
 }
 
-// sum_j importance_j |E_j|^2 of some rows, in float64.
+// Returns sum_j importance_j |E_j|^2 of the given rows, in float64.
 double weighted_squares(const at::Tensor& errors_RI, const at::Tensor& importance_I) {
   return errors_RI.to(at::kDouble).square_().sum(0).mul_(importance_I).sum().item<double>();
 }
 
-// tr(E H E^T) of some rows: float32 products, summed in float64.
+// Returns tr(E H E^T) of the given rows: float32 products, summed in float64.
 double quadratic_form(const at::Tensor& errors_RI, const at::Tensor& triangle_II) {
   const int64_t num_in = triangle_II.size(0);
   double sum = 0.0;
@@ -265,7 +266,7 @@ std::vector<Candidate> all_candidates(const ChannelMeans& means, const AwqOption
   return candidates;
 }
 
-// The best `count` by the judge's cost, in the order in which they were.
+// Returns the best `count` candidates by the judge's cost, in their original order.
 std::vector<Candidate> best_candidates(const Judge& judge, const std::vector<Candidate>& candidates, size_t count) {
   std::vector<std::pair<double, size_t>> ranking;
   for (size_t i = 0; i < candidates.size(); ++i) {

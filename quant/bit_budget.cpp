@@ -35,7 +35,7 @@ void check(const BudgetGroup& group) {
   }
 }
 
-// Ascending size, strictly descending loss.
+// Returns the options by ascending size and strictly descending loss.
 std::vector<Option> undominated(const BudgetGroup& group) {
   std::vector<Option> all;
   for (size_t c = 0; c < group.candidates.size(); ++c) {
@@ -51,14 +51,14 @@ std::vector<Option> undominated(const BudgetGroup& group) {
   return kept;
 }
 
-// The loss that each further byte saves between two points.
+// Returns the loss that each further byte saves between two points.
 template <typename Point>
 double slope(const Point& smaller, const Point& larger) {
   return (smaller.loss - larger.loss) / static_cast<double>(larger.size_bytes - smaller.size_bytes);
 }
 
-// The indices of the corners of the lower convex hull of points of ascending size and descending loss; the slopes
-// between corners fall strictly.
+// Returns the indices of the corners of the lower convex hull of points of ascending size and descending loss. The
+// slopes between corners fall strictly.
 template <typename Point>
 std::vector<size_t> hull_corners(const std::vector<Point>& points) {
   std::vector<size_t> corners;
@@ -72,7 +72,7 @@ std::vector<size_t> hull_corners(const std::vector<Point>& points) {
   return corners;
 }
 
-// `choice[g]` indexes options[g]: the groups' sum, added in their order.
+// Sums the chosen options in the order of their groups; `choice[g]` indexes options[g].
 CurvePoint total(const std::vector<std::vector<Option>>& options, const std::vector<size_t>& choice) {
   CurvePoint sum;
   for (size_t g = 0; g < options.size(); ++g) {
@@ -99,7 +99,7 @@ struct Step {
   double slope;
 };
 
-// All groups' hull steps, those that save most per byte first. The steps of one group stay in order.
+// Returns all groups' hull steps, those that save most per byte first. The steps of one group stay in order.
 std::vector<Step> hull_steps(const std::vector<std::vector<Option>>& options) {
   std::vector<Step> steps;
   for (size_t g = 0; g < options.size(); ++g) {
@@ -114,7 +114,7 @@ std::vector<Step> hull_steps(const std::vector<std::vector<Option>>& options) {
 }
 
 // Takes hull steps while they fit, best first. Before the first step that does not fit (slope v), every group minimizes
-// loss + v * size, so that no choice of size <= budget can have a loss below loss - v * (budget - size): the bound.
+// loss + v * size. So no choice of size <= budget can have a loss below loss - v * (budget - size), which is the bound.
 BudgetPlan plan_by_price(const std::vector<std::vector<Option>>& options, int64_t budget_bytes) {
   std::vector<size_t> choice(options.size(), 0);
   CurvePoint at = total(options, choice);
@@ -147,8 +147,8 @@ BudgetPlan plan_by_price(const std::vector<std::vector<Option>>& options, int64_
   return plan;
 }
 
-// The program over sizes: least_S[s] is the smallest loss of the groups so far with at most s units above their
-// smallest sizes, and taken[g][s] the option of group g in it.
+// The dynamic program over sizes. least_S[s] is the smallest loss of the groups so far with at most s units above their
+// smallest sizes. taken_GS[g, s] is the option that group g takes in that choice.
 BudgetPlan plan_by_table(const std::vector<std::vector<Option>>& options, int64_t budget_bytes, int64_t unit,
                          int64_t num_sizes) {
   const size_t num_groups = options.size();
@@ -217,7 +217,7 @@ BudgetPlan plan_bits(const std::vector<BudgetGroup>& groups, int64_t budget_byte
                                 " bytes are too few: the smallest candidates of all groups take " +
                                 std::to_string(smallest_bytes) + "; raise the budget or allow fewer bits");
   }
-  unit = std::max<int64_t>(unit, 1);  // 0: one option per group
+  unit = std::max<int64_t>(unit, 1);  // it is 0 if every group has one option
   const int64_t num_sizes = range_bytes / unit + 1;
   const int64_t num_groups = static_cast<int64_t>(groups.size());
   if (num_sizes > max_table_bytes / (num_groups + 16)) return plan_by_price(options, budget_bytes);

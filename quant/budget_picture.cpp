@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kWidth = 720, kHeight = 480, kLeft = 80, kRight = 700, kTop = 48, kBottom = 410;
 
-// Places and sizes.
+// Formats coordinates and sizes.
 std::string number(double value, int digits = 2) {
   return fixed_digits(value, digits);
 }
@@ -21,7 +21,7 @@ std::string shortest(double value) {
   return short_digits(value, 3);
 }
 
-// What the frame spans: bits per weight to the right, log10(loss) upwards.
+// The ranges that the frame spans: bits per weight to the right, log10(loss) upwards.
 struct Axes {
   double num_weights;
   double min_bits, max_bits;
@@ -52,7 +52,7 @@ std::vector<PictureMark> drawable_points(const BudgetPicture& picture) {
   return all;
 }
 
-// Axes that hold every point with a little room, the loss axis at least half a decade.
+// Returns axes that hold every point with a little room. The loss axis spans at least half a decade.
 Axes make_axes(const BudgetPicture& picture) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   Axes axes{static_cast<double>(picture.num_weights), kInfinity, -kInfinity, kInfinity, -kInfinity};
@@ -81,7 +81,7 @@ std::string text(double x, double y, const char* anchor, const std::string& cont
          xml_text(content) + "</text>\n";
 }
 
-// The step of 1, 2 or 5 times a power of ten that gives at most 10 ticks.
+// Returns the step of 1, 2 or 5 times a power of ten that gives at most 10 ticks.
 double tick_step(double range) {
   const double power = std::pow(10.0, std::floor(std::log10(range / 10.0)));
   for (const double factor : {1.0, 2.0, 5.0}) {
@@ -97,7 +97,7 @@ std::string draw_axes(const Axes& axes, const BudgetPicture& picture) {
     const double x = axes.x(tick * step);
     svg += line(x, kTop, x, kBottom, "#e4e4e4") + text(x, kBottom + 18, "middle", shortest(tick * step));
   }
-  // Every power of ten, and 2 and 5 times it where there are few.
+  // Ticks stand at every power of ten, and where those are few also at 2 and 5 times it.
   const bool has_few = axes.max_log - axes.min_log < 3.0;
   for (int power = static_cast<int>(std::floor(axes.min_log)); power <= axes.max_log; ++power) {
     for (const double factor : {1.0, 2.0, 5.0}) {
@@ -117,7 +117,8 @@ std::string draw_axes(const Axes& axes, const BudgetPicture& picture) {
   return svg;
 }
 
-// The curve as a line, with at most one point for each pixel's column besides the hull's corners, which are dots.
+// Draws the curve as a line with dots at the hull's corners. Between corners it keeps at most one point for each column
+// of pixels.
 std::string draw_curve(const Axes& axes, const std::vector<CurvePoint>& curve) {
   std::string points, dots, last;
   for (const CurvePoint& point : curve) {

@@ -1,4 +1,4 @@
-// The trade-off of a bit budget as a picture: loss (logarithmic) against bits per weight, as plain SVG.
+// Draws the trade-off of a bit budget, loss (logarithmic) against bits per weight, as plain SVG.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,18 @@ struct PictureMark {
 
 struct BudgetPicture {
   std::string title;
-  std::string loss_label;   // of the vertical axis, e.g. "predicted loss (nats per token)"
-  int64_t num_weights = 0;  // of the layers that the sizes count
+  std::string loss_label;   // the vertical axis's, e.g. "predicted loss (nats per token)"
+  int64_t num_weights = 0;  // in the layers that the sizes count
   std::vector<CurvePoint> curve;
   PictureMark chosen;
   std::vector<PictureMark> marks;
 };
 
-// An SVG document of 720 x 480: the curve as a line with dots at the corners of its hull, the chosen point filled,
-// marks hollow, each with its label. A logarithm has no place for a loss of 0: such points of the curve and marks are
-// left out, and the text under the axis says how many marks. The same input gives the same bytes in every locale.
-// Throws std::invalid_argument: num_weights < 1, an empty curve, sizes or losses that are negative or not finite,
-// nothing to draw because every loss is 0.
+// Returns an SVG document of 720 x 480. The curve is a line with dots at the corners of its hull. The chosen point is
+// filled and the marks are hollow, each with its label. A loss of 0 has no logarithm: such points and marks are left
+// out, and the text under the axis counts the marks. The same input gives the same bytes in every locale.
+// Throws std::invalid_argument for num_weights < 1, an empty curve, sizes or losses that are negative or not finite,
+// and where every loss is 0, so that there is nothing to draw.
 std::string budget_picture(const BudgetPicture& picture);
 
 }  // namespace pare

@@ -9,7 +9,8 @@
 namespace pare {
 namespace {
 
-// H may differ from its transpose by this much of sqrt(H_ii H_jj): far above float32 sums, far below a wrong matrix.
+// H may differ from its transpose by this share of sqrt(H_ii H_jj). Rounding in float32 sums stays far below it, and a
+// wrong matrix is far above it.
 constexpr float kSymmetryTolerance = 1e-3f;
 
 void check_hessian(const at::Tensor& hessian_II) {
@@ -59,8 +60,8 @@ at::Tensor checked_float_matrix(const at::Tensor& matrix, const std::string& nam
 }
 
 int64_t find_non_finite(const float* values, int64_t num_values) {
-  // x - x is zero for every finite x and NaN for the others, and the sum vectorizes: the element itself is looked for
-  // only when there is one.
+  // x - x is zero for every finite x and NaN for the others, and the sum vectorizes. The element itself is searched
+  // only where there is one.
   float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < num_values; ++i) sum += values[i] - values[i];

@@ -13,22 +13,23 @@ namespace pare {
 namespace {
 
 constexpr int64_t kLoopRows = 96;
-constexpr float kNoCandidate = -1.0f;  // the score of what may not be kept: below all others
+constexpr float kNoCandidate = -1.0f;  // the score of a weight that may not be kept: below all others
 
-// A worker's rows with what it needs to go on with them.
+// A worker's rows with the state of their loop.
 struct Chunk {
   LoopRows rows;
   at::Tensor errors_BR;
   std::unique_ptr<ColumnRule> rule;
 };
 
-// Groups of M lie within one block, so that their weights are up to date when the loop reaches the first.
+// Returns the columns of a block. Groups of M lie within one block, so that their weights are up to date at their first
+// column.
 int64_t block_columns(const ColumnLoop& loop) {
   const int64_t group = std::max<int64_t>(loop.mask.pattern.group, 1);
   return (loop.block_size + group - 1) / group * group;
 }
 
-// Rows of a mask, bool [O, I], transposed like the weights.
+// Copies a mask's rows, bool [O, I], transposed like the weights.
 void gather_mask(const at::Tensor& mask_OI, const std::vector<int64_t>& order_I, const LoopRows& rows,
                  std::vector<uint8_t>& mask_IR) {
   const int64_t num_in = mask_OI.size(1);
@@ -61,7 +62,7 @@ void scatter_mask(const LoopRows& rows, const std::vector<int64_t>& order_I, con
   }
 }
 
-// The mask of the pattern.group columns from `begin` on.
+// Chooses the mask of the pattern.group columns from `begin` on.
 void choose_group(const std::vector<float>& costs_I, SparsePattern pattern, int64_t begin, LoopRows& rows) {
   const int64_t num_rows = rows.num_rows;
   const float* weights = rows.weight_IR.const_data_ptr<float>() + begin * num_rows;
@@ -97,7 +98,7 @@ void choose_group(const std::vector<float>& costs_I, SparsePattern pattern, int6
   for (int64_t i = 0; allowed != nullptr && i < pattern.group * num_rows; ++i) kept[i] &= allowed[i];
 }
 
-// The mask of the columns [begin, end) of all rows: llround(ratio * O * B) of the least scores are pruned.
+// Chooses the mask of the columns [begin, end) of all rows: the llround(ratio * O * B) least scores are pruned.
 void choose_block(const std::vector<float>& costs_I, double ratio, int64_t begin, int64_t end, int64_t num_out,
                   std::vector<Chunk>& chunks) {
   const int64_t width = end - begin;
@@ -132,7 +133,7 @@ void choose_block(const std::vector<float>& costs_I, double ratio, int64_t begin
   }
 }
 
-// The columns [begin, end), one block.
+// Runs the loop over the columns [begin, end) of one block.
 void run_block(const ColumnLoop& loop, int64_t begin, int64_t end, Chunk& chunk) {
   const int64_t num_in = loop.weight_OI.size(1), num_rows = chunk.rows.num_rows;
   const float* factor = loop.inverse_factor_II.const_data_ptr<float>();
@@ -230,7 +231,7 @@ at::Tensor run_column_loop(const ColumnLoop& given,
     if (loop.mask.is_chosen()) scatter_mask(chunk.rows, loop.order_I, kept_OI);
   };
   if (loop.mask.ratio > 0.0) {
-    // The mask of a block depends on all rows: they go from block to block together.
+    // The mask of a block depends on all rows, so all chunks go from block to block together.
     std::vector<Chunk> chunks = make_chunks(loop);
     const auto for_chunks = [&](const auto& body) {
       for_row_chunks(num_out, kLoopRows, [&](int64_t first_row, int64_t) { body(chunks[first_row / kLoopRows]); });

@@ -1,7 +1,7 @@
-// With J the reversal of rows (or columns), J M J = L L^T gives M = R R^T with R = J L J upper triangular, hence
-// inverse(M) = R^-T R^-1 and U = R^-1 = J L^-1 J: one Cholesky factorization and one triangular inverse, where
-// Cholesky, inverse and Cholesky again (the paper's code) take three times the work and form inverse(M), which loses
-// half the digits.
+// Let J be the reversal of rows (or columns). J M J = L L^T gives M = R R^T with R = J L J upper triangular. Hence
+// inverse(M) = R^-T R^-1 and U = R^-1 = J L^-1 J: one Cholesky factorization and one triangular inverse. The paper's
+// code computes Cholesky, inverse and Cholesky again. That is three times the work, and forming inverse(M) loses half
+// the digits.
 #include "quant/factorization.h"
 
 #include <ATen/Parallel.h>
@@ -21,14 +21,14 @@
 namespace pare {
 namespace {
 
-// Columns of a panel and of a worker's piece of the inverse; rows of a worker's piece of a panel. Fixed, so that no sum
-// depends on the number of threads.
+// The columns of a panel and of a worker's piece of the inverse, and the rows of a worker's piece of a panel. They are
+// fixed, so that no sum depends on the number of threads.
 constexpr int64_t kPanelColumns = 128;
 constexpr int64_t kPanelRowChunk = 256;
 constexpr int64_t kNumProbes = 16;
 
-// Overwrites a panel's square with its Cholesky factor and returns that factor's inverse; empty when the square is not
-// positive definite.
+// Overwrites a panel's square with its Cholesky factor and returns that factor's inverse. Returns nothing when the
+// square is not positive definite.
 std::optional<at::Tensor> factor_square(const at::Tensor& square) {
   const SingleThreadedTorch guard(at::get_num_threads());
   const auto [lower, info] = at::linalg_cholesky_ex(square);
@@ -37,10 +37,11 @@ std::optional<at::Tensor> factor_square(const at::Tensor& square) {
   return at::linalg_solve_triangular(lower, at::eye(square.size(0), square.options()), /*upper=*/false);
 }
 
-// Overwrites the symmetric matrix (its lower triangle is read) with L, M = L L^T (what lies above the diagonal is not
-// touched outside the panels' squares), and puts the inverses of L's squares on the diagonal into those of inverse_II.
-// False when M is not positive definite. Left-looking and blocked: LAPACK's potrf on one thread reaches a quarter of
-// the speed of the matrix products here, and on several its bits would depend on their number.
+// Overwrites the symmetric matrix M, whose lower triangle is read, with L of M = L L^T. What lies above the diagonal
+// outside the panels' squares is not touched. Puts the inverses of L's squares on the diagonal into those of
+// inverse_II. Returns false when M is not positive definite.
+// Left-looking and blocked: LAPACK's potrf on one thread reaches a quarter of the speed of the matrix products here,
+// and on several threads its bits would depend on their number.
 bool factor_lower(const at::Tensor& matrix_II, const at::Tensor& inverse_II) {
   const int64_t size = matrix_II.size(0);
   for (int64_t begin = 0; begin < size; begin += kPanelColumns) {
@@ -67,7 +68,7 @@ bool factor_lower(const at::Tensor& matrix_II, const at::Tensor& inverse_II) {
   return true;
 }
 
-// Completes inverse_II, whose squares on the diagonal are given, to L^-1. Panels of columns are independent; in each
+// Completes inverse_II, whose squares on the diagonal are given, to L^-1. Panels of columns are independent. In each,
 // the rows follow from those above: X_r = -L_rr^-1 (L_r,above X_above).
 void complete_inverse(const at::Tensor& lower_II, const at::Tensor& inverse_II) {
   const int64_t size = lower_II.size(0);
@@ -86,8 +87,8 @@ void complete_inverse(const at::Tensor& lower_II, const at::Tensor& inverse_II) 
   });
 }
 
-// || U M U^T - I ||_F / sqrt(I), estimated: for a matrix E and vectors v of independent signs, the mean of |E v|^2 is
-// ||E||_F^2 (Hutchinson). Forming the product would cost more than the factorization.
+// Returns an estimate of || U M U^T - I ||_F / sqrt(I). For a matrix E and vectors v of independent signs, the mean of
+// |E v|^2 is ||E||_F^2 (Hutchinson). Forming the product would cost more than the factorization.
 double factor_residual(const at::Tensor& upper_II, const at::Tensor& matrix_II) {
   const int64_t size = matrix_II.size(0);
   const at::Tensor signs = at::empty({size, kNumProbes}, matrix_II.options());

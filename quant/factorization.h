@@ -8,15 +8,15 @@
 
 namespace pare {
 
-// The largest accepted || U M U^T - I ||_F / sqrt(I). Codes are chosen with U in float32 and differ from those of an
-// exact U by less than the damping changes them as long as U is good to about three digits; a matrix that is singular
+// The largest accepted || U M U^T - I ||_F / sqrt(I). Codes are chosen with U in float32. They differ from those of an
+// exact U by less than the damping changes them, as long as U is good to about three digits. A matrix that is singular
 // in float64 gives residuals near 1.
 inline constexpr double kFactorTolerance = 1e-4;
 
-// The upper triangular U with inverse(M) = U^T U, in float64, where M is float64 [I, I] symmetric (one triangle is
-// read): row k of U holds, up to its first factor, row k of the inverse of M with the columns before k eliminated.
-// Empty when M is not positive definite, or so nearly singular that U fails kFactorTolerance.
-// Any number of threads gives the same bits.
+// Returns the upper triangular U with inverse(M) = U^T U, in float64. M is float64 [I, I] and symmetric; one triangle
+// is read. Up to its first factor, row k of U is row k of the inverse of M with the columns before k eliminated.
+// Returns nothing when M is not positive definite, or so nearly singular that U fails kFactorTolerance. Any number of
+// threads gives the same bits.
 std::optional<at::Tensor> inverse_upper_factor(const at::Tensor& matrix_II);
 
 }  // namespace pare

@@ -17,7 +17,7 @@
 namespace pare {
 namespace {
 
-// Rows of a worker's share; fixed, as the sums over them are added in their order.
+// The rows of a worker's share. They are fixed, because the sums over them are added in their order.
 constexpr int64_t kRowChunk = 64;
 
 void check_shape(const at::Tensor& matrix, int64_t num_rows, int64_t num_columns, const char* name) {

@@ -1,11 +1,11 @@
-// GPTQ, arXiv 2210.17323, Algorithm 1: the loop of column_loop.h with the rule Q_k = the grid points nearest to W_k.
-// Grids are searched on the original weights before the loop (grid.h), with diag(H) as importance by default: that
-// takes more off the perplexity than any other choice here. ScaleSearch::hessian weighs a column with 1 / (H^-1)_jj,
-// the cost of its error once the other columns have made up for what they can (OBQ's saliency, arXiv 2208.11580,
+// GPTQ, arXiv 2210.17323, Algorithm 1: the loop of column_loop.h, with the grid points nearest to W_k as its rule Q_k.
+// Grids are searched on the original weights before the loop (grid.h). By default diag(H) is the importance, which
+// lowers the perplexity more than any other choice here. ScaleSearch::hessian weighs a column with 1 / (H^-1)_jj. That
+// is the cost of its error once the other columns have made up for what they can (OBQ's saliency, arXiv 2208.11580,
 // equation 7).
 //
-// The loop runs in float32; the result's error is evaluated in float64 (trace_error).
-// Oracles (tests/quant): closed forms, Optimal Brain Quantization with explicit inverses, a float64 twin, PyTorch.
+// The loop runs in float32; the result's error is evaluated in float64 (trace_error). The tests' oracles are closed
+// forms, Optimal Brain Quantization with explicit inverses, a float64 twin and PyTorch.
 #include "quant/gptq.h"
 
 #include <ATen/ops/empty.h>
@@ -40,7 +40,8 @@ void check_options(const GptqOptions& options) {
   check_block_size(options.block_size);
 }
 
-// Runs of `together` columns by descending sums of diag(H) (equal ones in storage order), or storage order.
+// Returns runs of `together` columns by descending sums of diag(H), with equal runs in storage order. Without an
+// act-order, returns storage order.
 std::vector<int64_t> column_order(const float* diagonal_I, int64_t num_in, ActOrder act_order, int64_t together) {
   std::vector<int64_t> order_I(num_in);
   std::iota(order_I.begin(), order_I.end(), 0);
@@ -52,7 +53,7 @@ std::vector<int64_t> column_order(const float* diagonal_I, int64_t num_in, ActOr
   return order_I;
 }
 
-// H in the order of rounding, in float64. A dead column becomes a unit of its own: diagonal 1, nothing beside it.
+// Returns H in the order of rounding, in float64. A dead column gets 1 on the diagonal and 0 elsewhere.
 at::Tensor ordered_hessian(const GptqFactor& factor) {
   const int64_t size = factor.hessian_II.size(0);
   at::Tensor ordered_II = at::empty({size, size}, at::kDouble);
@@ -70,7 +71,7 @@ at::Tensor ordered_hessian(const GptqFactor& factor) {
   return ordered_II;
 }
 
-// The mean of diag(H) over live columns; 1 when there is none.
+// Returns the mean of diag(H) over live columns, or 1 when there is none.
 double mean_diagonal(const at::Tensor& diagonal_I) {
   const float* diagonal = diagonal_I.const_data_ptr<float>();
   double sum = 0.0;
@@ -82,7 +83,7 @@ double mean_diagonal(const at::Tensor& diagonal_I) {
   return num_live == 0 ? 1.0 : sum / static_cast<double>(num_live);
 }
 
-// Which group's grid a position of the order takes.
+// Returns the group whose grid each position of the order takes.
 std::vector<int64_t> groups_of_positions(const GptqFactor& factor, int64_t group_columns, ActOrder act_order) {
   std::vector<int64_t> group_I(factor.order_I.size());
   for (size_t p = 0; p < group_I.size(); ++p) {
@@ -91,7 +92,8 @@ std::vector<int64_t> groups_of_positions(const GptqFactor& factor, int64_t group
   return group_I;
 }
 
-// codes = nearest grid points of one column, those of zero where it is pruned; errors = (w - point) / pivot.
+// Rounds one column: codes are the nearest grid points, or those of zero where it is pruned, and errors = (w - point) /
+// pivot.
 template <bool all_kept>
 void round_column(const float* weights_R, const uint8_t* kept_R, const float* scales_R, const float* zeros_R,
                   float levels, float pivot, int64_t num_rows, uint8_t* codes_R, float* errors_R) {
@@ -104,7 +106,7 @@ void round_column(const float* weights_R, const uint8_t* kept_R, const float* sc
   }
 }
 
-// Rounds one worker's rows to their grids. `result` takes the codes; rows of it are written by one thread each.
+// Rounds one worker's rows to their grids and writes the codes to `result`. Each of its rows is written by one thread.
 class RoundingRule : public ColumnRule {
  public:
   RoundingRule(const Grid& grid, const std::vector<int64_t>& group_I, const std::vector<int64_t>& order_I,
@@ -155,7 +157,7 @@ class RoundingRule : public ColumnRule {
   std::vector<uint8_t> codes_IR_;
 };
 
-// 1 / (H^-1)_jj from H^-1 = U^T U: the diagonal of the inverse is the sum of squares down each column of U.
+// Returns 1 / (H^-1)_jj from H^-1 = U^T U. The diagonal of the inverse is the sum of squares down each column of U.
 at::Tensor conditional_variances(const at::Tensor& upper_II, const GptqFactor& factor) {
   const int64_t size = upper_II.size(0);
   std::vector<double> inverse_I(size, 0.0);
@@ -172,8 +174,8 @@ at::Tensor conditional_variances(const at::Tensor& upper_II, const GptqFactor& f
   return conditional_I;
 }
 
-// The grid of every group, searched on the weights as given. With ActOrder::group, group g is the g-th run of columns
-// in the order of rounding.
+// Searches the grid of every group on the weights as given. With ActOrder::group, group g is the g-th run of columns in
+// the order of rounding.
 Grid search_ordered_grid(const at::Tensor& weight_OI, const GptqFactor& factor, const GptqOptions& options,
                          const at::Tensor& kept_OI) {
   const at::Tensor importance_I =
@@ -184,7 +186,7 @@ Grid search_ordered_grid(const at::Tensor& weight_OI, const GptqFactor& factor, 
                      kept_OI.defined() ? kept_OI.index_select(1, order_I) : kept_OI);
 }
 
-// Everything of the result but its codes.
+// Returns the result without its codes.
 QuantizedWeight empty_result(const at::Tensor& weight_OI, const Grid& grid, const GptqFactor& factor,
                              const GptqOptions& options) {
   QuantizedWeight result;
@@ -277,7 +279,7 @@ GptqResult gptq(const at::Tensor& weight_OI, const GptqFactor& factor, const Gpt
     throw std::invalid_argument(
         "gptq: the Hessian was factored with another damping or act_order than the options ask");
   }
-  // Checked before act-order renumbers the columns of a message.
+  // This is checked before act-order renumbers the columns that a message names.
   const ColumnLoop loop = make_column_loop(weight_OI, factor, options.block_size, mask);
   const at::Tensor& weight = loop.weight_OI;
   const int64_t num_out = weight.size(0), num_in = weight.size(1);

@@ -18,16 +18,16 @@
 namespace pare {
 namespace {
 
-// The search is compute bound: rows per worker's piece only balance the load.
+// The search is compute bound, so the rows of a worker's piece only balance the load.
 constexpr int64_t kSearchChunkRows = 16;
-constexpr int64_t kGroupSearchRows = 64;  // of one matrix product with a group's square of H
-// The trace is a sum over blocks of the Hessian's columns, for so many rows at a time that their float64 copy stays
+constexpr int64_t kGroupSearchRows = 64;  // the rows of one matrix product with a group's square of H
+// The trace is a sum over blocks of the Hessian's columns. It takes this many rows at a time, whose float64 copy stays
 // small beside the weight of a large model.
 constexpr int64_t kTraceBlockColumns = 128;
 constexpr int64_t kTraceRows = 2048;
-constexpr int kMaxTieBits = 4;  // of codes whose quotients bf16's 8 bits still resolve to 1/32
+constexpr int kMaxTieBits = 4;  // the most bits whose quotients bf16's 8 bits still resolve to 1/32
 
-// The importance of each column for the search: the one given, or ones.
+// Returns the importance of each column for the search: the one given, or ones.
 std::vector<float> checked_importance(const at::Tensor& importance_I, int64_t num_in, ScaleSearch scales) {
   if (scales != ScaleSearch::hessian_diagonal && scales != ScaleSearch::hessian) {
     return std::vector<float>(num_in, 1.0f);
@@ -73,8 +73,8 @@ struct GroupGrid {
   float zero = 0.0f;
 };
 
-// The grid that covers `shrink` of the range; the scale may come out infinite where scale_dtype is too narrow. Ratios
-// are taken in float64: 2 * absmax overflows float32 for weights that are themselves finite.
+// Returns the grid that covers `shrink` of the range. Its scale is infinite where scale_dtype is too narrow. Ratios are
+// taken in float64, because 2 * absmax overflows float32 for weights that are themselves finite.
 GroupGrid shrunk_grid(Range range, float shrink, const GridOptions& options) {
   const float middle = static_cast<float>(1 << (options.bits - 1));
   if (range.min == 0.0f && range.max == 0.0f) return {1.0f, options.symmetric ? middle : 0.0f};
@@ -90,8 +90,8 @@ GroupGrid shrunk_grid(Range range, float shrink, const GridOptions& options) {
   return grid;
 }
 
-// sum_i importance_i ((w_i - round_trip(w_i)) / scale)^2: in units of the scale, so that no weight is too large or too
-// small to be squared.
+// Returns sum_i importance_i ((w_i - round_trip(w_i)) / scale)^2. It is in units of the scale, so that no weight is too
+// large or too small to be squared.
 float error_in_scales(const float* weights, const float* importance, int64_t num_weights, GroupGrid grid,
                       float levels) {
   const float scale = grid.scale, lowest = -grid.zero, highest = levels - grid.zero;
@@ -105,7 +105,7 @@ float error_in_scales(const float* weights, const float* importance, int64_t num
   return error;
 }
 
-// One grid for the `width` neighbouring weights of each of num_rows rows; importance has one value per column.
+// Searches one grid for the `width` neighbouring weights of each of num_rows rows. importance has one value per column.
 GroupGrid search_group(const float* weights, const float* importance, int64_t num_rows, int64_t width,
                        const GridOptions& options) {
   const Range range = range_of(weights, num_rows * width);
@@ -134,8 +134,9 @@ GroupGrid search_group(const float* weights, const float* importance, int64_t nu
   return best;
 }
 
-// One group of some rows by the group's square of H. triangle_WW is that square's lower triangle with what lies off the
-// diagonal doubled, so that e triangle e^T = e H_gg e^T for any e. Errors are in units of a row's widest scale.
+// Searches one group of some rows with the group's square of H. triangle_WW is that square's lower triangle with the
+// elements off the diagonal doubled, so that e triangle e^T = e H_gg e^T for any e. Errors are in units of a row's
+// widest scale.
 void search_rows_of_group(const at::Tensor& weight_RW, const at::Tensor& triangle_WW, const GridOptions& options,
                           std::vector<GroupGrid>& best_R) {
   const int64_t num_rows = weight_RW.size(0), width = weight_RW.size(1), stride = weight_RW.stride(0);
@@ -181,9 +182,9 @@ void check_scales(const at::Tensor& scales_OG, const GridOptions& options) {
                               ": its weights are too large; store scales as BF16 or F32");
 }
 
-// Adds sum_r D_r H D_r^T of some rows, in float64, to block_sums: one term for each block of H's columns. H is
-// symmetric, so a block reads only its square on the diagonal and what lies below it, which counts twice: half the
-// work.
+// Adds sum_r D_r H D_r^T of some rows, in float64, to block_sums, with one term for each block of H's columns. H is
+// symmetric, so a block reads only its square on the diagonal and what lies below it, which counts twice. That is half
+// the work.
 void add_quadratic_form(const at::Tensor& difference_RI, const at::Tensor& hessian_II,
                         std::vector<double>& block_sums) {
   const int64_t num_in = hessian_II.size(0);
@@ -325,9 +326,9 @@ QuantizedWeight round_to_grid(const at::Tensor& weight_OI, const Grid& grid, con
   result.scales_OG.assign(scales, scales + num_out * num_groups);
   if (!options.symmetric) result.zeros_OG.assign(zeros, zeros + num_out * num_groups);
 
-  // A symmetric min-max grid puts each group's largest weight exactly between two codes, and the scale's rounding would
-  // decide on which side it falls. In the stored type's precision the quotient is the tie that it should be: the codes
-  // are those of compressed-tensors. At 8 bits that precision would be too little for the codes themselves.
+  // A symmetric min-max grid puts each group's largest weight exactly between two codes. The scale's rounding would
+  // decide on which side it falls. In the stored type's precision the quotient is the tie that it should be, and the
+  // codes are those of compressed-tensors. At 8 bits that precision would be too little for the codes themselves.
   const bool rounds_quotient =
       options.scales == ScaleSearch::minmax && options.symmetric && options.bits <= kMaxTieBits;
   const float levels = static_cast<float>((1 << options.bits) - 1);

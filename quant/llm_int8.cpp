@@ -14,7 +14,7 @@ namespace pare {
 namespace {
 
 constexpr int kZeroCode = 128;
-// A row without a larger weight counts as zeros: 127 / absmax would overflow.
+// A row whose weights are all smaller counts as zeros, because 127 / absmax would overflow.
 constexpr float kSmallestAbsmax = 0x1p-110f;
 
 std::vector<float> checked_statistics(const at::Tensor& values_I, const std::string& name) {
@@ -69,7 +69,7 @@ void check_columns(const std::vector<int32_t>& columns, int64_t num_in) {
   }
 }
 
-// The row as bitsandbytes sees it.
+// Rounds the row to float16, as bitsandbytes sees it.
 void round_to_f16(float* row, int64_t num_in, int64_t row_index) {
   for (int64_t i = 0; i < num_in; ++i) {
     const float rounded = round_to(row[i], DType::F16);

@@ -1,4 +1,4 @@
-// The options of every method and their defaults: the one place of both, free of LibTorch so that recipes can be read
+// The options of every method and their defaults, in one place. It is free of LibTorch, so that recipes can be read
 // without it.
 #pragma once
 
@@ -11,9 +11,9 @@
 
 namespace pare {
 
-// How a group's scale is chosen (grid.h). hessian_diagonal weighs each column's error with H_jj. hessian asks what an
-// error costs under the whole of H: rounding to nearest weighs a group's errors with the group's square of H, GPTQ,
-// whose later columns make up for an error, weighs each column's with 1 / (H^-1)_jj.
+// The way in which a group's scale is chosen (grid.h). hessian_diagonal weighs each column's error with H_jj. hessian
+// asks what an error costs under the whole of H. Rounding to nearest then weighs a group's errors with the group's
+// square of H. In GPTQ later columns make up for an error, so it weighs each column's error with 1 / (H^-1)_jj.
 enum class ScaleSearch { minmax, squared_error, hessian_diagonal, hessian };
 inline std::span<const EnumName<ScaleSearch>> enum_names(ScaleSearch) {
   static constexpr std::array<EnumName<ScaleSearch>, 4> kNames = {{{ScaleSearch::minmax, "minmax"},
@@ -41,8 +41,9 @@ struct GridOptions {
   }
 };
 
-// none: columns in storage order. static_groups: columns in descending diag(H), every group keeps its place and its
-// grid ("static"). group: groups are formed in that order and the weight carries g_idx.
+// The order in which GPTQ rounds columns. none: storage order. static_groups ("static"): descending diag(H), while
+// every group keeps its place and its grid. group: descending diag(H), groups are formed in that order, and the weight
+// carries g_idx.
 enum class ActOrder { none, static_groups, group };
 inline std::span<const EnumName<ActOrder>> enum_names(ActOrder) {
   static constexpr std::array<EnumName<ActOrder>, 3> kNames = {
@@ -53,7 +54,7 @@ inline std::span<const EnumName<ActOrder>> enum_names(ActOrder) {
 struct GptqOptions {
   GridOptions grid;
   int64_t block_size = 128;  // columns whose errors are spread lazily, by one matrix product per block
-  double damping = 0.01;     // of mean diag(H) over live columns, added to the diagonal; 0 .. 1
+  double damping = 0.01;     // relative to mean diag(H) over live columns, added to the diagonal; 0 .. 1
   ActOrder act_order = ActOrder::static_groups;
 
   void fields(FieldVisitor& visit) {
@@ -67,8 +68,9 @@ struct GptqOptions {
 inline constexpr int kMaxRefineSweeps = 100;
 
 struct RefineOptions {
-  int sweeps = 4;         // over all groups of a row; 0 leaves the weight as it is
-  double damping = 0.03;  // of mean diag(H) over live columns, added to the diagonal of what is minimized; 0 .. 1
+  int sweeps = 4;         // each visits all groups of a row; 0 leaves the weight as it is
+  double damping = 0.03;  // relative to mean diag(H) over live columns, added to the diagonal of the H that is
+                          // minimized; 0 .. 1
   bool grids = true;      // scales and zero points change too; false where they are shared beyond a row
 
   void fields(FieldVisitor& visit) {
@@ -78,11 +80,12 @@ struct RefineOptions {
   }
 };
 
-// Whether a layer is moved towards what the original model does in its place before anything else (fit.h).
+// Says whether a layer is first moved towards what the original model does in its place (fit.h).
 struct FitOptions {
   bool fit = false;     // each pass has its own default
-  double ridge = 0.01;  // of mean diag(H), added to the diagonal
-  // Whether the recipe says so itself: where nothing can be fitted, a default gives way without a word. Not an option.
+  double ridge = 0.01;  // relative to mean diag(H), added to the diagonal
+  // True if the recipe asks for it itself. Where nothing can be fitted, a default gives way without a message. This is
+  // not an option.
   bool is_asked = false;
 
   void fields(FieldVisitor& visit) {
@@ -91,14 +94,14 @@ struct FitOptions {
   }
 };
 
-// How AWQ searches the scales s of a stage's inputs.
+// The options of AWQ's search for the scales s of a stage's inputs.
 struct AwqOptions {
   bool duo_scaling = true;     // s = mean_abs^a / mean|w|^(1-a); otherwise mean_abs^a
   int num_grid_points = 20;    // a = 0, 1/n, ... (n-1)/n, beside s = 1
   bool powers_of_two = false;  // s rounded to powers of two: exact to fold into scales that are already stored
-  int64_t max_rows = 512;      // of each weight, evenly spaced: those that candidates are judged on
-  int64_t screen_rows = 64;    // of each weight, likewise: those that all candidates are judged on first ...
-  int64_t num_finalists = 6;   // ... to find the best few, which max_rows decide between
+  int64_t max_rows = 512;      // evenly spaced rows of each weight, on which candidates are judged
+  int64_t screen_rows = 64;    // likewise: rows on which all candidates are judged first ...
+  int64_t num_finalists = 6;   // ... to find the best few, which max_rows then decides between
 
   void fields(FieldVisitor& visit) {
     visit("duo_scaling", duo_scaling);
@@ -114,7 +117,7 @@ struct AwqOptions {
 inline constexpr std::array<double, 14> kSmoothAlphas = {0.3,  0.35, 0.4,  0.45, 0.5,  0.55, 0.6,
                                                          0.65, 0.7,  0.75, 0.8,  0.85, 0.9,  0.95};
 
-// SmoothQuant's weights by default: 8 bits, one scale per output row.
+// The default for SmoothQuant's weights: 8 bits, one scale per output row.
 inline constexpr GridOptions kW8PerChannel{.bits = 8, .group_size = kPerChannel};
 
 struct SmoothQuantOptions {
@@ -122,16 +125,16 @@ struct SmoothQuantOptions {
   bool power_of_two = false;         // s rounded to powers of two, so that every fold into 16-bit values is exact
   GridOptions grid = kW8PerChannel;
 
-  // The grid is that of the rounding that follows.
+  // The grid is not a field of its own: it is that of the rounding that follows.
   void fields(FieldVisitor& visit) {
     visit("alpha", alpha, {.low = 0.0, .high = 1.0});
     visit.decided("power_of_two", power_of_two);
   }
 };
 
-// How LLM.int8's outlier columns are recognized in the calibration's statistics: channel j is one when
-// max|X_j| >= threshold, where threshold is absolute: `value` itself (the paper's 6.0); median_absmax: `value` times
-// the median over the layer's channels of max|X_j|; rms: `value` times the root mean square of all the layer's inputs.
+// The rule that finds LLM.int8's outlier columns in the calibration's statistics. Channel j is one when max|X_j| >=
+// threshold. absolute: the threshold is `value` itself (the paper's 6.0). median_absmax: it is `value` times the median
+// of max|X_j| over the layer's channels. rms: it is `value` times the root mean square of all the layer's inputs.
 enum class OutlierMeasure { absolute, median_absmax, rms };
 inline std::span<const EnumName<OutlierMeasure>> enum_names(OutlierMeasure) {
   static constexpr std::array<EnumName<OutlierMeasure>, 3> kNames = {{{OutlierMeasure::absolute, "absolute"},
@@ -140,7 +143,7 @@ inline std::span<const EnumName<OutlierMeasure>> enum_names(OutlierMeasure) {
   return kNames;
 }
 
-// own: 16-bit weights for the outlier columns, int8 scales that do not see them. bitsandbytes: all columns in int8.
+// own: outlier columns have 16-bit weights and no part in the int8 scales. bitsandbytes: all columns are in int8.
 enum class LlmInt8Layout { own, bitsandbytes };
 inline std::span<const EnumName<LlmInt8Layout>> enum_names(LlmInt8Layout) {
   static constexpr std::array<EnumName<LlmInt8Layout>, 2> kNames = {
@@ -148,7 +151,7 @@ inline std::span<const EnumName<LlmInt8Layout>> enum_names(LlmInt8Layout) {
   return kNames;
 }
 
-// When outlier columns are found: dynamic in every sequence that is run, fixed by the calibration once for all.
+// When outlier columns are found. dynamic: in every sequence that is run. static: once for all, by the calibration.
 enum class OutlierTime { dynamic, static_ };
 inline std::span<const EnumName<OutlierTime>> enum_names(OutlierTime) {
   static constexpr std::array<EnumName<OutlierTime>, 2> kNames = {

@@ -7,7 +7,7 @@
 namespace pare {
 namespace {
 
-// A sign, the digits before the point, the point and the decimals.
+// The buffer holds a sign, the digits before the point, the point and the decimals.
 std::string text_of(double value, std::chars_format format, int precision) {
   std::string text(static_cast<size_t>(DBL_MAX_10_EXP + 3 + precision), '\0');
   const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value, format, precision);

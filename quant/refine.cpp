@@ -1,20 +1,20 @@
-// With H the damped Hessian, E = W - W' (rows of a chunk, float32), G = E H the half gradient and c = code - zero, a
-// change D of W' changes the trace by tr(D H D^T) - 2 tr(D G^T). A sweep visits the groups in order; for each, G of its
-// columns is computed afresh, one matrix product over all columns (so no rounding builds up over a sweep), and then,
-// per row,
-//   the scale   s   += (c . G) / (c H c^T), the least-squares step with everything else held; rounded to the stored type
+// Let H be the damped Hessian, E = W - W' (rows of a chunk, float32), G = E H the half gradient and c = code - zero. A
+// change D of W' changes the trace by tr(D H D^T) - 2 tr(D G^T). A sweep visits the groups in order. For each group, G
+// of its columns is computed afresh by one matrix product over all columns, so that no rounding builds up over a sweep.
+// Then, per row, these change:
+//   the scale   s   += (c . G) / (c H c^T), the least-squares step with all else held; rounded to the stored type
 //   the zero    z   -= (m . G) / (s (m H m^T)), rounded to an integer, codes held where m = 1; m = 0 in pruned places,
 //                      whose codes go with the zero
 //   each code   W'_j = the grid point nearest to W'_j + G_j / H_jj (QuantEase, equation 8), columns in order; G of the
-//                      columns after it follows
-// each of which is taken only where it lowers the trace; pruned codes stay at the zero, c = 0. Scales of a row interact
-// through H: visiting them in turn with codes between is Gauss-Seidel on their normal equations (the G x G system
-// C^T H C s = C^T H w), to which each sweep adds no further product over all columns, and later groups make up for the
-// rounding of earlier ones.
+//                      later columns follows
+// Each change is taken only where it lowers the trace. Pruned codes stay at the zero, c = 0.
+// Scales of a row interact through H. Visiting them in turn with codes between is Gauss-Seidel on their normal
+// equations (the G x G system C^T H C s = C^T H w). Each sweep adds no further product over all columns for it, and
+// later groups make up for the rounding of earlier ones.
 //
-// Work: as in gptq.cpp, kRowChunk rows to a worker, kept transposed [I, R]. What float32 got wrong is caught at the
-// end: the trace of every row is summed in float64 and the row taken only when it fell.
-// Oracles (tests/quant): brute force over all codes, closed forms, a float64 twin, the dense normal equations.
+// As in gptq.cpp, a worker takes kRowChunk rows and keeps them transposed, [I, R]. Errors of float32 are caught at the
+// end: the trace of every row is summed in float64, and the row is taken only when it fell. The tests' oracles are
+// brute force over all codes, closed forms, a float64 twin and the dense normal equations.
 #include "quant/refine.h"
 
 #include <ATen/ops/empty.h>
@@ -34,15 +34,15 @@ namespace pare {
 namespace {
 
 constexpr int64_t kRowChunk = 96;
-constexpr int64_t kBlockColumns = 128;  // of codes whose changes reach the rest of a wide group by one product
+constexpr int64_t kBlockColumns = 128;  // codes whose changes reach the rest of a wide group by one product
 constexpr int64_t kTraceBlockColumns = 128;
 
-// Columns so ordered that those of a group lie side by side, as they do in storage unless the weight has a g_idx.
+// Columns in an order in which those of a group lie side by side. Storage has that order unless the weight has a g_idx.
 struct Layout {
   std::vector<int64_t> order_I;  // position -> column
   std::vector<int64_t> first_G;  // first position of each group, and I at the end
   at::Tensor hessian_II;         // float32, in this order, damped
-  double damping = 0.0;          // what was added to its diagonal
+  double damping = 0.0;          // the value that was added to its diagonal
 };
 
 at::Tensor damped(const at::Tensor& hessian_II, double damping) {
@@ -72,7 +72,7 @@ Layout make_layout(const QuantizedWeight& weight, const at::Tensor& hessian_II, 
   return layout;
 }
 
-// One worker's rows, transposed, columns in the layout's order.
+// One worker's rows, transposed, with columns in the layout's order.
 struct RowChunk {
   int64_t num_rows;
   at::Tensor weight_IR;  // float32
@@ -81,7 +81,7 @@ struct RowChunk {
   std::vector<float> codes_IR, scales_GR, zeros_GR;
 };
 
-// E of the positions [begin, begin + width), all of one group.
+// Computes E at the positions [begin, begin + width), all of one group.
 void refresh_errors(RowChunk& chunk, int64_t group, int64_t begin, int64_t width) {
   const int64_t num_rows = chunk.num_rows;
   const float* scales_R = chunk.scales_GR.data() + group * num_rows;
@@ -95,7 +95,7 @@ void refresh_errors(RowChunk& chunk, int64_t group, int64_t begin, int64_t width
   }
 }
 
-// The mask of a chunk's rows, for which every pruned code must be its zero.
+// Copies the mask of a chunk's rows. Throws std::invalid_argument unless every pruned code is its zero.
 at::Tensor gather_mask(const at::Tensor& kept_OI, const QuantizedWeight& start, const Layout& layout, int64_t first_row,
                        int64_t num_rows) {
   at::Tensor kept_IR = at::empty({start.num_in, num_rows}, at::kFloat);
@@ -145,12 +145,12 @@ RowChunk gather_chunk(const at::Tensor& weight_OI, const QuantizedWeight& start,
   return chunk;
 }
 
-// E_r H E_r^T of every row, in float64, under the damped H and under the one given.
+// E_r H E_r^T of every row, in float64, under the damped H and under the H that was given.
 struct RowTraces {
   std::vector<double> damped_R, plain_R;
 };
 
-// H is symmetric: what lies below a block of its columns counts twice.
+// Sums the traces by blocks of H's columns. H is symmetric, so what lies below a block's square counts twice.
 RowTraces row_traces(const at::Tensor& error_IR, const Layout& layout) {
   const int64_t num_in = error_IR.size(0), num_rows = error_IR.size(1);
   const at::Tensor errors_IR = error_IR.to(at::kDouble);
@@ -183,7 +183,7 @@ struct GroupView {
   at::Tensor gradient_WR;  // E H of its columns
 };
 
-// Moves W' of the group by amounts_R * directions_WR: gradient -= amount * (H directions).
+// Updates the gradient after W' of the group moved by amounts_R * directions_WR: gradient -= amount * (H directions).
 void shift_gradient(GroupView& view, const std::vector<float>& amounts_R, const at::Tensor& products_WR) {
   const int64_t num_rows = view.gradient_WR.size(1);
   float* gradient = view.gradient_WR.mutable_data_ptr<float>();
@@ -196,7 +196,7 @@ void shift_gradient(GroupView& view, const std::vector<float>& amounts_R, const 
   }
 }
 
-// Column sums of a * b, [W, R] -> [R], in float64.
+// Returns the column sums of a * b, [W, R] -> [R], in float64.
 std::vector<double> column_dots(const float* a_WR, const float* b_WR, int64_t width, int64_t num_rows) {
   std::vector<double> sums_R(num_rows, 0.0);
   for (int64_t i = 0; i < width; ++i) {
@@ -208,7 +208,7 @@ std::vector<double> column_dots(const float* a_WR, const float* b_WR, int64_t wi
   return sums_R;
 }
 
-// Whether moving along a direction d by `amount` lowers the trace: amount^2 (d H d^T) - 2 amount (d . G) < 0.
+// Returns whether moving along a direction d by `amount` lowers the trace: amount^2 (d H d^T) - 2 amount (d . G) < 0.
 bool falls(double amount, double curvature, double slope) {
   return amount * (amount * curvature - 2.0 * slope) < 0.0;
 }
@@ -246,7 +246,7 @@ bool update_scales(RowChunk& chunk, GroupView& view, DType scale_dtype) {
   return changed;
 }
 
-// The codes of a group's pruned weights are its zero.
+// Sets the codes of a group's pruned weights to its zero.
 void follow_zeros(RowChunk& chunk, const GroupView& view) {
   const int64_t num_rows = chunk.num_rows;
   const float* zeros_R = chunk.zeros_GR.data() + view.group * num_rows;
@@ -258,7 +258,7 @@ void follow_zeros(RowChunk& chunk, const GroupView& view) {
   }
 }
 
-// A zero one higher lowers all of the group's values that are kept by one scale.
+// Updates the group's zeros. A zero that is one higher lowers all kept values of the group by one scale.
 bool update_zeros(RowChunk& chunk, GroupView& view, float levels) {
   const int64_t num_rows = chunk.num_rows;
   const float* scales_R = chunk.scales_GR.data() + view.group * num_rows;
@@ -290,8 +290,8 @@ bool update_zeros(RowChunk& chunk, GroupView& view, float levels) {
   return changed;
 }
 
-// The best code of one column for every row where it is kept, everything else held; changes_R is what W' moves by. True
-// when any moved.
+// Chooses the best code of one column for every row where it is kept, with everything else held. changes_R is what W'
+// moves by. Returns true when any code moved.
 template <bool all_kept>
 bool update_column(const float* gradient_R, const float* kept_R, const float* scales_R, float curvature, float levels,
                    int64_t num_rows, float* codes_R, float* changes_R) {
@@ -351,7 +351,7 @@ bool update_codes(RowChunk& chunk, GroupView& view, float levels) {
   return changed;
 }
 
-// False when nothing moved: the next sweep would not move anything either.
+// Returns false when nothing moved, and the next sweep would not move anything either.
 bool sweep(RowChunk& chunk, const Layout& layout, const QuantizedWeight& start, const RefineOptions& options) {
   const float levels = static_cast<float>((1 << start.bits) - 1);
   bool changed = false;

@@ -1,8 +1,8 @@
 // Parallel work on the rows of a weight that gives the same bits for any number of threads.
 //
-// A matrix product's bits may depend on how many threads MKL splits it over and on its shape. So rows are cut into
-// chunks whose size depends on nothing but the caller's choice, OpenMP threads take whole chunks, and LibTorch inside
-// a worker runs on one thread.
+// A matrix product's bits may depend on its shape and on how many threads MKL splits it over. So rows are cut into
+// chunks whose size is the caller's choice alone. OpenMP threads take whole chunks, and LibTorch inside a worker runs
+// on one thread.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
@@ -12,9 +12,9 @@
 
 namespace pare {
 
-// While it lives, LibTorch (and MKL and OpenMP below it) runs on one thread on the calling thread, without recording
-// gradients; afterwards torch_threads and the thread's OpenMP setting hold again. LibTorch's own count is global: read
-// it (at::get_num_threads) before any worker makes a guard.
+// While it lives, LibTorch (and MKL and OpenMP below it) runs on one thread when called from the calling thread, and
+// records no gradients. Afterwards torch_threads and the thread's OpenMP setting hold again. LibTorch's own count is
+// global, so read it (at::get_num_threads) before any worker makes a guard.
 class SingleThreadedTorch {
  public:
   explicit SingleThreadedTorch(int torch_threads);
@@ -28,9 +28,9 @@ class SingleThreadedTorch {
   int omp_threads_;
 };
 
-// Calls body(first_row, num_rows) for each chunk of chunk_rows rows (the last one may be shorter), the first chunks
-// first. The first exception in a worker is thrown again here, when all workers have ended; chunks that were not begun
-// are left out. Throws Interrupted between chunks.
+// Calls body(first_row, num_rows) for each chunk of chunk_rows rows, the first chunks first. The last chunk may be
+// shorter. The first exception in a worker is thrown again here after all workers have ended, and chunks that were not
+// begun are left out. Throws Interrupted between chunks.
 void for_row_chunks(int64_t num_rows, int64_t chunk_rows, const std::function<void(int64_t, int64_t)>& body);
 
 }  // namespace pare

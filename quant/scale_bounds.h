@@ -1,5 +1,5 @@
-// What holds back the scales of an input (quant/awq.h, quant/smoothquant.h): the values that are divided by them, in
-// what produces the input, must be held by the type in which they are stored.
+// Bounds on the scales of an input (quant/awq.h, quant/smoothquant.h). What produces the input holds values that are
+// divided by the scales, and the type that stores these values must be able to hold the results.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace pare {
 
-// The least and the most that s of each channel may be, 0 < least <= 1 <= most; where s is rounded to powers of two,
-// these are such as well. Channels of one producer have equal ones. Empty: any s will do.
+// The least and the greatest s of each channel, 0 < least <= 1 <= most. Where s is rounded to powers of two, the bounds
+// are powers of two as well. Channels of one producer have equal bounds. Empty: any s will do.
 struct ScaleBounds {
   std::vector<float> least_I = {}, most_I = {};
 
@@ -20,7 +20,7 @@ struct ScaleBounds {
     if (least_I.empty()) return scale;
     return std::clamp(scale, static_cast<double>(least_I[channel]), static_cast<double>(most_I[channel]));
   }
-  // Throws std::invalid_argument for another number of channels.
+  // Throws std::invalid_argument when the number of channels is another.
   void check(int64_t num_channels) const {
     if (least_I.empty() && most_I.empty()) return;
     for (const std::vector<float>* bound_I : {&least_I, &most_I}) {

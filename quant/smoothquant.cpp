@@ -19,11 +19,11 @@
 namespace pare {
 namespace {
 
-// Outputs per matrix product: enough for an efficient one, few enough to share among threads.
+// The outputs per matrix product: enough for an efficient one, few enough to share among threads.
 constexpr int64_t kChunkOutputs = 128;
 constexpr double kLargestExponent = 60.0;
 
-// A contiguous float32 vector of num_in values in [lowest, infinity).
+// Returns a contiguous float32 vector of num_in values in [lowest, infinity).
 at::Tensor checked_channels(const at::Tensor& values_I, int64_t num_in, float lowest, const std::string& name) {
   if (!values_I.defined() || values_I.dim() != 1 || values_I.size(0) != num_in ||
       values_I.scalar_type() != at::kFloat) {
@@ -56,14 +56,14 @@ std::vector<at::Tensor> checked_weights(const SmoothInput& input) {
   return checked;
 }
 
-// max|W_j| over the columns j of all weights.
+// Returns max|W_j| over the columns j of all weights.
 at::Tensor column_absmax(const std::vector<at::Tensor>& weights_OI) {
   at::Tensor absmax_I = weights_OI.front().abs().amax(0);
   for (const at::Tensor& weight : weights_OI) absmax_I = at::maximum(absmax_I, weight.abs().amax(0));
   return absmax_I;
 }
 
-// The sum of what `term` gives for each chunk of outputs, added in order.
+// Returns the sum of the results of `term` for each chunk of outputs, added in order.
 double sum_over_chunks(int64_t num_out, const std::function<double(int64_t, int64_t)>& term) {
   std::vector<double> terms((num_out + kChunkOutputs - 1) / kChunkOutputs, 0.0);
   for_row_chunks(num_out, kChunkOutputs,
@@ -132,7 +132,7 @@ Scales scales_of(const Ranges& ranges, const ScaleBounds& bounds, double alpha, 
   return result;
 }
 
-// The input in checked form, and the outputs that every candidate is compared with.
+// The input in checked form, with the outputs that every candidate is compared with.
 struct Problem {
   at::Tensor rows_RI;
   std::vector<at::Tensor> weights_OI;
@@ -160,7 +160,8 @@ Problem make_problem(const SmoothInput& input) {
   return problem;
 }
 
-// The mean square of each column: a plain loop, because LibTorch's own sums may be split by the number of threads.
+// Returns the mean square of each column. It is a plain loop, because LibTorch's own sums may be split by the number of
+// threads.
 at::Tensor mean_squares(const at::Tensor& rows_RI) {
   const int64_t num_rows = rows_RI.size(0), num_in = rows_RI.size(1);
   std::vector<double> sums_I(num_in, 0.0);
@@ -174,7 +175,7 @@ at::Tensor mean_squares(const at::Tensor& rows_RI) {
   return means_I;
 }
 
-// |Xq Q^T - outputs|^2
+// Returns |Xq Q^T - outputs|^2.
 double squared_distance(const at::Tensor& rows_RI, const at::Tensor& rounded_OI, const at::Tensor& outputs_OR) {
   return sum_over_chunks(rounded_OI.size(0), [&](int64_t first, int64_t count) {
     at::Tensor difference = at::mm(rounded_OI.narrow(0, first, count), rows_RI.t());
