@@ -25,8 +25,8 @@ fs::path parent_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-// Whether something can be made in the folder: 0, or the error of trying it. With a file that never has a name; where the
-// file system has none such, with a folder that goes at once.
+// Returns 0 if something can be made in the folder, or the error of trying it. It tries with a file that never has a
+// name. Where the file system has no such files, it tries with a folder that it removes at once.
 int error_of_making_in(const fs::path& folder) {
   const int descriptor = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
   if (descriptor >= 0) {
@@ -62,7 +62,7 @@ void check_can_be_made(const fs::path& output) {
     }
   }
   if (const int error = error_of_making_in(folder); error != 0) refuse(folder, error_text(error));
-  // What an earlier run has left there is gone on with.
+  // A run goes on with what an earlier run has left there.
   if (!fs::is_directory(partial)) return;
   if (const int error = error_of_making_in(partial); error != 0) refuse(partial, error_text(error));
 }

@@ -1,13 +1,13 @@
-// Whether an output can be made at all, which is worth knowing before hours of work.
+// Checks before hours of work that an output can be made at all.
 #pragma once
 
 #include <filesystem>
 
 namespace pare {
 
-// To be asked before any work, and by who only plans it: whether OUTPUT could be made, and OUTPUT.partial beside it
-// (runtime/system/partial_output.h). Nothing that has a name is made for it, where the file system can do without. Throws
-// std::runtime_error (the output, the folder, the reason).
+// Throws std::runtime_error (the output, the folder, the reason) unless OUTPUT could be made, with OUTPUT.partial
+// beside it (runtime/system/partial_output.h). It is called before any work, and by commands that only plan it. Where
+// the file system allows it, nothing with a name is made for this.
 void check_can_be_made(const std::filesystem::path& output);
 
 }  // namespace pare

@@ -21,7 +21,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
-// One file up to here; more shards beyond, as other writers cut them.
+// Weights up to this size are one file. Beyond it they are cut into more shards, as other writers do.
 constexpr int64_t kMaxShardBytes = int64_t{4} << 30;
 
 int64_t tensor_bytes(const StreamedTensor& tensor) {
@@ -30,7 +30,7 @@ int64_t tensor_bytes(const StreamedTensor& tensor) {
   return num_elements * static_cast<int64_t>(dtype_size_bytes(tensor.dtype));
 }
 
-// Files that have a hash and are neither config.json nor weights.
+// Copies the files that have a hash and are neither config.json nor weights.
 void copy_small_files(const Checkpoint& source, const std::map<std::string, std::string>& inputs,
                       const fs::path& directory) {
   std::set<std::string> others = {"config.json"};
@@ -46,8 +46,8 @@ void copy_small_files(const Checkpoint& source, const std::map<std::string, std:
   }
 }
 
-// Whether nobody but pare reads these modules: by their container, whatever it holds; or because of a quantized
-// embedding, in whose place transformers puts random numbers where it loads the model without its head.
+// Returns whether only pare reads these modules. One reason is their container, whatever it holds. The other is a
+// quantized embedding: transformers puts random numbers in its place where it loads the model without its head.
 bool are_own(const std::vector<StoredModule>& modules) {
   const ContainerFormat& container = container_format(modules.front().scheme.container);
   const Engine others[] = {Engine::transformers, Engine::vllm, Engine::llama_cpp};
@@ -56,7 +56,7 @@ bool are_own(const std::vector<StoredModule>& modules) {
                       [&](Engine engine) { return container.unread_by(engine, PackScheme{}).empty(); });
 }
 
-// config.json: the source's, with a quantization_config of what is in a container.
+// Returns config.json: the source's, with a quantization_config of the modules that are in a container.
 std::string config_of(const Checkpoint& source, const std::vector<StoredModule>& modules,
                       const std::vector<std::string>& unquantized) {
   Json config = parse_ordered_json(source.config_json(), (source.directory() / "config.json").string());
@@ -68,7 +68,7 @@ std::string config_of(const Checkpoint& source, const std::vector<StoredModule>&
   return !modules.empty() && are_own(modules) ? config_for_pare_alone(text, "config.json") : text;
 }
 
-// What was stored as `record` says, from what a reader of `directory` got.
+// Returns what was stored as `record` says, from the weights that a reader of `directory` got.
 StoredLinear stored_again(LinearWeights weights, const LayerRecord& record, const fs::path& directory) {
   StoredLinear stored;
   stored.input = std::move(weights.input);
@@ -154,7 +154,7 @@ void assemble_hugging_face(const Parts& parts, const Checkpoint& source, const s
     files.push_back(parts.open_tensors(part));
     for (const auto& [name, view] : files.back().tensors()) replaced.insert(name);
   }
-  // Tensors that the passes left alone come straight from the source; parts follow in order.
+  // Tensors that the passes left alone come straight from the source. Parts follow in order.
   std::vector<StreamedTensor> tensors;
   for (const std::string& name : source.tensor_names()) {
     if (replaced.contains(name) || is_second_copy(source, name)) continue;

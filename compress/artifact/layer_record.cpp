@@ -29,7 +29,7 @@ Json value_json(const FieldValue& value) {
       value);
 }
 
-// The value in `json`, of the kind that `expected` holds.
+// Returns the value in `json`, of the kind that `expected` holds.
 FieldValue read_value(const Json& json, const FieldValue& expected) {
   return std::visit(
       [&](const auto& kind) -> FieldValue {
@@ -75,10 +75,10 @@ std::string content_hash(const StoredLinear& linear) {
       std::to_string(weight.num_out) + "x" + std::to_string(weight.num_in) + " bits " + std::to_string(weight.bits) +
       " group " + std::to_string(weight.group_size) + (weight.symmetric ? " symmetric " : " asymmetric ") +
       std::string(dtype_name(weight.scale_dtype)) + (weight.code_type == CodeType::fp8 ? " fp8" : "") + " input " +
-      // Hashes stay what they were when plain inputs were called so.
+      // Hashes stay what they were when plain inputs had this name.
       (input.is_plain() ? "a16" : input_format_name(input)) + " " + std::to_string(static_cast<int>(input.outliers)) +
       " zero " + std::to_string(input.zero) +
-      // Nor do they change by what few linears have.
+      // Nor do they change by properties that few linears have.
       (weight.pattern.is_dense() ? "" : " pattern " + pattern_name(weight.pattern)) +
       (linear.dense_OI.empty() ? "" : " dense " + std::string(dtype_name(linear.dense_dtype)));
   hash.update(std::as_bytes(std::span(header)));

@@ -1,4 +1,4 @@
-// What is known of one compressed layer: committed with its weight, and said in pare.json.
+// The record of one compressed layer. It is committed with the layer's weight and listed in pare.json.
 #pragma once
 
 #include <cstdint>
@@ -18,32 +18,32 @@ struct LayerRecord {
   bool is_linear = true;  // false: an embedding
   std::string method;     // the recipe's key of the last pass: "gptq", "rtn", ...
   PackScheme scheme;
-  // In which order columns were rounded; without groups the scheme does not say.
+  // The order in which columns were rounded. Without groups the scheme does not say it.
   StoredActOrder act_order = StoredActOrder::none;
   DType scale_dtype = DType::BF16;
-  // Of layers that a pass has pruned: what it promises, or none of an unstructured one, and how many of the values that
-  // are multiplied are 0. No zeros: none has.
+  // For layers that a pass has pruned: the promised pattern, if any (none for unstructured sparsity), and the number of
+  // zeros among the values that are multiplied. num_zeros is 0 where no pass has pruned.
   SparsePattern pattern = {};
   int64_t num_zeros = 0;
-  // tr((W - W') M (W - W')^T) / tr(W M W^T), with M named by error_measure: "hessian" H, "hessian_diagonal" its
-  // diagonal, "weights" the identity (no calibration data were needed).
+  // tr((W - W') M (W - W')^T) / tr(W M W^T). error_measure names M: "hessian" is H, "hessian_diagonal" its diagonal,
+  // and "weights" the identity (no calibration data were needed).
   double relative_error = 0.0;
   std::string error_measure = "weights";
-  // Of layers whose input is rounded: |Xq W'^T - X W^T|^2 / |X W^T|^2 on the sampled rows; 0 where none were taken.
+  // For layers whose input is rounded: |Xq W'^T - X W^T|^2 / |X W^T|^2 on the sampled rows; 0 where none were taken.
   double output_error = 0.0;
-  double damping = 0.0;  // of gptq and sparsegpt, the later of both: as used
-  std::string scaling;   // of the input, in words; empty: none
-  // The share S of the step towards the original model (quant/fit.h); 0 where there was none. Errors are measured
-  // against the weight behind that step.
+  double damping = 0.0;  // the value that gptq or sparsegpt used; the later one's if both ran
+  std::string scaling;   // a description of the input's scaling; empty: none
+  // The share S of the step towards the original model (quant/fit.h), or 0 without such a step. Errors are measured
+  // against the weight after that step.
   double fit = 0.0;
-  // relative_error before the refinement; 0 where there was none.
+  // The relative_error before the refinement, or 0 where there was none.
   double error_before_refinement = 0.0;
-  // Of layers whose block was trained behind all passes: the block's loss on held-out windows after it over that before
-  // (compress/reconstruct); 0: none was. The errors above are those before it.
+  // For layers whose block was trained after all passes (compress/reconstruct): the block's loss on held-out windows
+  // after the training over that before it; 0 without such training. The errors above are those before it.
   double reconstruction = 0.0;
-  std::vector<std::string> events;  // what went other than planned, in words
+  std::vector<std::string> events;  // deviations from the plan, as sentences
   std::string sha256;               // content_hash of the weight
-  double seconds = 0.0;             // measured: never in the manifest
+  double seconds = 0.0;             // measured, so never in the manifest
 
   void fields(FieldVisitor& visit) {
     visit("name", name);
@@ -68,18 +68,19 @@ struct LayerRecord {
     visit("sha256", sha256);
     visit("seconds", seconds);
   }
-  // Whether its weight is a tensor like any other, under its own name: neither codes nor packed, nor a rounded input.
+  // Returns whether its weight is a tensor like any other, under its own name: not as codes, not packed, and without a
+  // rounded input.
   bool is_plain() const { return scheme.is_plain(); }
   bool is_pruned() const { return num_zeros > 0; }
 };
 
-// SHA-256 of codes, scales, zeros, groups, packed dense values, the pattern, outlier columns, the input's format and
-// how all are to be read. Two linears have the same hash when a reader cannot tell them apart.
+// Returns the SHA-256 of codes, scales, zeros, groups, packed dense values, the pattern, outlier columns, the input's
+// format and how all are to be read. Two linears have the same hash when a reader cannot tell them apart.
 std::string content_hash(const StoredLinear& linear);
 
-// The record as text, and back: one line per field, "name value" in JSON. Doubles survive unchanged.
+// Returns the record as text: one line per field, "name value" in JSON. Doubles survive unchanged.
 std::string to_json(const LayerRecord& record);
-// Throws std::invalid_argument for what to_json does not write: which field.
+// Reads the text of to_json. Throws std::invalid_argument for any other text (which field).
 LayerRecord parse_record(const std::string& json);
 
 }  // namespace pare

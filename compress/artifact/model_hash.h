@@ -7,9 +7,9 @@
 
 namespace pare {
 
-// SHA-256 of config.json and the weight files: what statistics and logits depend on. Throws std::runtime_error
-// when there is a pare.json that says other hashes of them or of the tokenizer's files, or lists files that are missing
-// (runtime/commands/artifact_files.h).
+// Returns the SHA-256 of config.json and the weight files, on which statistics and logits depend. Throws
+// std::runtime_error when there is a pare.json with other hashes of them or of the tokenizer's files, or one that lists
+// files that are missing (runtime/commands/artifact_files.h).
 std::string model_hash(const Checkpoint& checkpoint);
 
 }  // namespace pare

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 struct PartRecord {
   int64_t part = 0;
-  std::string tensors_sha256;  // of the file that holds its tensors
+  std::string tensors_sha256;  // the hash of the file that holds its tensors
   std::vector<LayerRecord> layers;
 };
 
@@ -35,7 +35,7 @@ std::string to_json(const PartRecord& record) {
   return json_text(Json{{"part", record.part}, {"sha256", record.tensors_sha256}, {"layers", layers}}, 1);
 }
 
-// nullopt: not what to_json writes.
+// Returns nullopt for text that to_json does not write.
 std::optional<PartRecord> parse_part_record(const std::string& text) {
   try {
     const Json json = parse_ordered_json(text, "a part's record");
@@ -116,7 +116,7 @@ void Parts::claim(const Fingerprint& fingerprint, bool fresh) {
   fs::create_directories(place_.progress());
   if (fs::exists(run_file)) return require_same_run(read_checked_file(run_file), fingerprint, place_);
   for (const fs::path& file : Workplace::files_in(place_.progress())) {
-    // It is written first and removed last.
+    // The run file is written first and removed last.
     if (Workplace::is_own(file) && !is_temporary_name(file.filename().string())) throw damaged_file(run_file);
   }
   write_checked_file(run_file, to_json(fingerprint) + "\n");
@@ -136,7 +136,7 @@ void Parts::load() {
       fs::remove(path);  // a file that was being written when the run was killed
       continue;
     }
-    if (path == survey_file()) read_checked_file(path);  // whoever reads it is too late to say what to do
+    if (path == survey_file()) read_checked_file(path);  // later readers could not say what to do
     if (path.extension() != ".json" || path == place_.run_file()) continue;
     const std::string text = read_checked_file(path);
     std::optional<PartRecord> record = parse_part_record(text);

@@ -22,10 +22,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kPooling = "1_Pooling/config.json";  // how an encoder's hidden states are pooled (pooling.h)
-constexpr size_t kMostNamed = 12;                          // files of a line
+constexpr const char* kPooling = "1_Pooling/config.json";  // says how an encoder's hidden states are pooled (pooling.h)
+constexpr size_t kMostNamed = 12;                          // files in one line
 
-// What pare itself reads of a model beside its weights.
+// The files that pare itself reads of a model beside its weights.
 constexpr std::array kRead = {kConfigName, "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json",
                               kPooling};
 
@@ -55,7 +55,8 @@ bool is_within(const fs::path& path, const fs::path& folder) {
   return in_folder == folder.end() && in_path != path.end();
 }
 
-// The blobs of the hub cache whose snapshots/REV the folder is, or lies in; empty: of none. Both without links.
+// Returns the blobs of the hub cache whose snapshots/REV the folder is or lies in, or an empty path. Neither path has
+// links.
 fs::path blobs_beside(const fs::path& folder) {
   for (fs::path revision = folder; revision.has_relative_path(); revision = revision.parent_path()) {
     if (revision.parent_path().filename() != "snapshots") continue;
@@ -71,7 +72,8 @@ struct Place {
   fs::path relative;
 };
 
-// Where a name of the model's folder leads; an empty folder: out of it. Throws where it cannot be found out.
+// Returns where a name of the model's folder leads, with an empty folder if it leads out of it. Throws where this
+// cannot be found out.
 Place place_of(const fs::path& directory, const std::string& name) {
   std::error_code error;
   const fs::path folder = fs::canonical(directory, error);
@@ -84,7 +86,7 @@ Place place_of(const fs::path& directory, const std::string& name) {
   return {};
 }
 
-// What cannot be followed is no file to leave out: who opens it says what is wrong with it.
+// A link that cannot be followed is not left out: the reader that opens it says what is wrong with it.
 bool leads_out(const fs::path& directory, const std::string& name) {
   if (ModelDirectory::is_import(directory)) return false;  // its names are links to files that this process holds open
   std::error_code error;
@@ -109,7 +111,7 @@ SmallFiles find_small_files(const fs::path& directory) {
   for (const auto& entry : fs::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with('.') || name == kConfigName || name == kManifestName || name == kReportName) continue;
-    std::error_code error;  // of a link that cannot be followed
+    std::error_code error;  // set by a link that cannot be followed
     const fs::file_status status = entry.status(error);
     const bool is_folder = fs::is_directory(status);
     const bool is_file = fs::is_regular_file(status) || (error && entry.is_symlink());
@@ -145,7 +147,7 @@ InputFile open_small_file(const fs::path& directory, const std::string& name) {
   if (ModelDirectory::is_import(directory)) return InputFile(path);
   const Place place = place_of(directory, name);
   if (place.folder.empty()) fail(path, "it has become a link that leads out of the model's folder");
-  // From folder to folder: none of the names may have become a link since they were looked at.
+  // It opens folder after folder, since none of the names may have become a link after they were checked.
   Descriptor folder(::open(place.folder.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   for (const fs::path& part : place.relative.parent_path()) {
     if (folder.get() < 0) break;

@@ -33,7 +33,7 @@ fs::path phase_folder(const fs::path& claimed, size_t number) {
   return claimed / (std::string(kPhase) + std::to_string(number));
 }
 
-// 0: no name of a phase's folder.
+// Returns 0 for a name that is not that of a phase's folder.
 size_t phase_number(const fs::path& folder) {
   const std::string name = folder.filename().string();
   size_t number = 0;
@@ -45,7 +45,7 @@ bool is_link(const fs::path& path) {
   return fs::is_symlink(fs::symlink_status(path));
 }
 
-// Numbers of the phases that have a folder, the last one first.
+// Returns the numbers of the phases that have a folder, the last one first.
 std::vector<size_t> phases_in(const fs::path& claimed) {
   std::vector<size_t> numbers;
   for (const fs::path& path : Workplace::files_in(claimed)) {
@@ -67,12 +67,13 @@ void check_no_links(const fs::path& folder) {
   }
 }
 
-// Whether the phase has handed on; that folder is renamed when it is complete, and its manifest goes first.
+// Returns whether the phase has handed on. That folder is renamed when it is complete, and its manifest is removed
+// first.
 bool has_handed_on(const fs::path& phase) {
   return is_there(phase / kMade / kManifestName);
 }
 
-// Whether a run could go on from what is there.
+// Returns whether a run could go on from what is there.
 bool holds_work(const fs::path& phase) {
   const std::vector<fs::path> files = Workplace::files_in(phase / kProgress);
   const bool has_parts = std::any_of(files.begin(), files.end(), [](const fs::path& file) {
@@ -82,8 +83,8 @@ bool holds_work(const fs::path& phase) {
   return has_parts || has_handed_on(phase) || is_there(phase / kTraining / Workplace::kTrainingState);
 }
 
-// The artifact in the making and what it is made of. Of the progress all but the fingerprint: as long as any part is
-// there, a run can tell whose it is.
+// Removes the unfinished artifact and what it is made from. In the progress folder the fingerprint stays: as long as
+// any part is there, a run can tell whose it is.
 void remove_work(const fs::path& phase) {
   fs::remove_all(phase / kArtifact);
   for (const fs::path& file : Workplace::files_in(phase / kTraining)) {
@@ -103,11 +104,11 @@ void remove_run_file(const fs::path& phase) {
 
 void remove_made(const fs::path& phase) {
   if (!fs::is_directory(fs::symlink_status(phase / kMade))) return;
-  fs::remove(phase / kMade / kManifestName);  // first: what is half there is not made
+  fs::remove(phase / kMade / kManifestName);  // first, so that a half-removed folder does not count as made
   fs::remove_all(phase / kMade);
 }
 
-// Of a phase before the last.
+// Removes a phase before the last.
 void remove_phase(const fs::path& claimed, size_t number) {
   const fs::path phase = phase_folder(claimed, number);
   if (is_link(phase)) return;
@@ -117,28 +118,28 @@ void remove_phase(const fs::path& claimed, size_t number) {
   ::rmdir(phase.c_str());  // unless it holds something else
 }
 
-// What a run has left that is complete, the fingerprint last.
+// Removes what a complete run has left, the fingerprint last.
 void remove_run(const fs::path& claimed) {
   remove_work(claimed);
   for (const size_t number : phases_in(claimed)) remove_phase(claimed, number);
   remove_run_file(claimed);
 }
 
-// Whether the run whose fingerprint lies in `progress` has made `output`.
+// Returns whether the run whose fingerprint lies in `progress` has made `output`.
 bool has_made(const fs::path& progress, const fs::path& output) {
   const fs::path run_file = progress / kRunFile;
   const nlohmann::json fingerprint = manifest_member(output, "fingerprint");
   if (is_link(progress) || !fs::exists(run_file) || !fingerprint.is_object()) return false;
   try {
     return fingerprint == parse_json(read_checked_file(run_file), run_file.string());
-  } catch (const std::exception&) {  // a damaged one tells nothing
+  } catch (const std::exception&) {  // a damaged one says nothing
     return false;
   }
 }
 
 }  // namespace
 
-// The claimed folder, held.
+// Holds the claimed folder.
 class Workplace::Claim {
  public:
   explicit Claim(const fs::path& output) : partial(output, kCommand, PartialOutput::Remains::resumable) {}
@@ -155,7 +156,7 @@ class Workplace::Claim {
 
 void Workplace::check_output_is_free(const fs::path& output, PartialOutput::Leftovers leftovers) {
   if (!is_there(output)) return;
-  // A run that was killed after its last rename leaves the remains of its folder: they are known by the fingerprint.
+  // A run that was killed after its last rename leaves the remains of its folder. The fingerprint identifies them.
   if (leftovers == PartialOutput::Leftovers::go) {
     if (std::optional<PartialOutput> remains = PartialOutput::take_remains(output, kCommand)) {
       const fs::path progress = remains->folder() / kProgress;
@@ -201,7 +202,7 @@ void Workplace::check_remains() const {
     if (is_later(number)) clear(phase_folder(claimed, number));
   }
   if (at_work < num_phases_) clear(claimed);
-  // Nothing is lost with the rest.
+  // The rest holds no work, so nothing is lost with it.
   for (const size_t number : found) {
     if (is_later(number)) remove_phase(claimed, number);
   }
@@ -258,7 +259,7 @@ std::vector<fs::path> Workplace::files_in(const fs::path& folder) {
 
 void Workplace::start_anew() const {
   const fs::path& claimed = claimed_folder();
-  // The last first: what stays after a kill are the first phases of what was there.
+  // The last phase goes first, so that after a kill the first phases remain.
   remove_work(claimed);
   remove_run_file(claimed);
   for (const size_t number : phases_in(claimed)) {
@@ -273,7 +274,7 @@ void Workplace::publish() const {
     claim_->partial.discard();
     return;
   }
-  remove_made(folder_);  // half of one, if a run was killed that removed it
+  remove_made(folder_);  // half of one may be there, if a run was killed while it removed it
   sync_directory(artifact());
   fs::rename(artifact(), folder_ / kMade);
   sync_directory(folder_);

@@ -18,14 +18,14 @@ constexpr size_t kHashLetters = 64;
   throw std::runtime_error("cannot read '" + file.path().string() + "': " + why);
 }
 
-// What the user block states.
+// The version and hash that the user block states.
 struct Stated {
   std::string version, hash;
 };
 Stated read_stated(const InputFile& file, const FileKind& kind) {
   std::string block(static_cast<size_t>(std::min(file.size_bytes(), kUserBlockBytes)), '\0');
   file.read(0, std::as_writable_bytes(std::span(block)));
-  // Nothing that is no word of ours is shown: it may be any bytes.
+  // Only words of ours are shown, because the block may hold any bytes.
   const std::string magic = kind.magic();
   const size_t word = block.find(kHashWord);
   const std::string version =
@@ -42,7 +42,7 @@ Stated read_stated(const InputFile& file, const FileKind& kind) {
   return {version, block.substr(word + kHashWord.size(), kHashLetters)};
 }
 
-// Of all bytes after the user block.
+// Hashes all bytes after the user block.
 std::string hash_content(const InputFile& file) {
   Sha256 hash;
   std::vector<std::byte> piece(size_t{1} << 20);

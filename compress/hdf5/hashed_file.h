@@ -1,8 +1,8 @@
-// Our HDF5 files begin with the hash of all that follows, which is checked before anything else is read:
+// Our HDF5 files begin with the hash of all that follows. It is checked before anything else is read:
 //
 //   bytes 0 .. 511    the user block, one line: "pare KIND VERSION sha256 HASH", HASH of all bytes after the block
 //
-// It protects from accidents, and names the file's content elsewhere.
+// The hash protects from accidents, and other files refer to the content by it.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ inline constexpr int64_t kUserBlockBytes = 512;
 struct FileKind {
   std::string name;                         // "statistics"
   std::string version;                      // a number
-  std::string maker;                        // "pare calibrate": what makes such files
-  std::vector<std::string> also_read = {};  // earlier versions that are read, too
+  std::string maker;                        // "pare calibrate": the command that makes such files
+  std::vector<std::string> also_read = {};  // earlier versions that can be read as well
   std::string remedy;  // "make the statistics again with pare calibrate": ends the messages about an unusable file
 
-  // What such a file begins with.
+  // Returns the beginning of such a file.
   std::string magic() const { return "pare " + name + " "; }
 };
 
@@ -31,11 +31,12 @@ struct FileKind {
 // reason).
 std::string write_hash(const UnpublishedFile& file, const FileKind& kind);
 
-// Reads the whole file and returns its hash. Throws std::runtime_error (path): it is of no such kind, of another
-// version, or its content does not have the hash that it states.
+// Reads the whole file and returns its hash. Throws std::runtime_error (path) when it is not of this kind, is of
+// another version, or its content does not have the hash that it states.
 std::string check_hash(const InputFile& file, const FileKind& kind);
 
-// The version that the file states, one of those that are read. Throws as check_hash does, but for the content.
+// Returns the version that the file states, one of those that can be read. Throws as check_hash does, except for the
+// content, which it does not check.
 std::string stated_version(const InputFile& file, const FileKind& kind);
 
 }  // namespace pare

@@ -17,19 +17,19 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "fields and floats are copied as they lie in the file");
 
 constexpr uint64_t kUndefined = ~uint64_t{0};
-// Of one object's header, or of all that one look-up in a group reads: a thousand times what an honest one has. It is
-// spent by what points back to itself.
+// The most metadata in one object's header, or in all that one look-up in a group reads. It is a thousand times that of
+// an honest file. Metadata that point back to themselves exhaust it.
 constexpr int64_t kMaxMetadataBytes = int64_t{16} << 20;
 
 // Types of messages in object headers.
 constexpr int kNil = 0x0, kDataspace = 0x1, kDatatype = 0x3, kFillValue = 0x5, kLayout = 0x8, kAttribute = 0xC,
               kContinuation = 0x10, kSymbolTable = 0x11;
 
-// Of the type messages that are accepted, to the last bit: order, sign, precision, padding.
+// The type messages that are accepted, to the last bit: order, sign, precision and padding.
 constexpr std::array<uint8_t, 12> unsigned_type(uint8_t size) {
   return {0x10, 0, 0, 0, size, 0, 0, 0, 0, 0, static_cast<uint8_t>(8 * size), 0};
 }
-// An IEEE float: sign, exponent and mantissa follow each other.
+// An IEEE float, in which sign, exponent and mantissa follow each other.
 constexpr std::array<uint8_t, 20> float_type(uint8_t size, uint8_t exponent_bits, uint32_t bias) {
   const auto num_bits = static_cast<uint8_t>(8 * size);
   const auto mantissa_bits = static_cast<uint8_t>(num_bits - 1 - exponent_bits);
@@ -163,7 +163,7 @@ std::string shape_words(const std::vector<int64_t>& shape) {
   return text.empty() ? "a single value" : text + "]";
 }
 
-// Fields of one structure, in order.
+// Reads the fields of one structure in order.
 class Hdf5Reader::Fields {
  public:
   Fields(const Hdf5Reader& reader, const std::string& object, const char* what, std::span<const std::byte> bytes)
@@ -204,7 +204,7 @@ class Hdf5Reader::Fields {
   std::span<const std::byte> bytes_;
 };
 
-// What may still be read on behalf of one object.
+// Limits what is read on behalf of one object.
 class Hdf5Reader::Metadata {
  public:
   Metadata(const Hdf5Reader& reader, const std::string& object) : reader_(reader), object_(object) {}
@@ -232,11 +232,12 @@ Hdf5Reader::Hdf5Reader(InputFile file, int64_t user_block_bytes, std::string rem
   const std::vector<std::byte> bytes = Metadata(*this, object).read(0, 96);
   Fields fields(*this, object, "HDF5 superblock", bytes);
   fields.expect_signature("\x89HDF\r\n\x1A\n");
-  fields.expect<uint32_t>(0, "versions");  // its own, of the free space, of the root's entry, and a reserved byte
+  fields.expect<uint32_t>(0, "versions");  // those of the superblock, the free space and the root's entry, and a
+                                           // reserved byte
   fields.expect<uint8_t>(0, "version of shared headers");
   fields.expect<uint8_t>(8, "size of offsets");
   fields.expect<uint8_t>(8, "size of lengths");
-  fields.take(1 + 2 + 2);  // the degrees of B-trees, whose nodes state how much they hold
+  fields.take(1 + 2 + 2);  // the degrees of B-trees: their nodes state how much they hold
   fields.expect<uint32_t>(0, "consistency flags");
   fields.expect<uint64_t>(static_cast<uint64_t>(base_bytes_), "base address");
   fields.expect<uint64_t>(kUndefined, "free space at");
@@ -314,7 +315,7 @@ std::optional<uint64_t> Hdf5Reader::find_link(const std::string& group, SymbolTa
     const std::vector<std::byte> entry_bytes = metadata.read(address + 24, uint64_t{16} * count);
     Fields entries(*this, group, "B-tree node", entry_bytes);
     for (int i = 0; i < count; ++i) {
-      entries.take(8);  // the key: all are searched
+      entries.take(8);  // the key is skipped: all entries are searched
       const auto below = entries.get<uint64_t>();
       level == 0 ? read_links(below) : read_tree(below, level - 1);
     }
@@ -342,7 +343,7 @@ Hdf5Object::Hdf5Object(const Hdf5Reader& reader, std::string path, uint64_t addr
   Hdf5Reader::Fields prefix(reader, path_, "object header", prefix_bytes);
   prefix.expect<uint16_t>(1, "version");
   const int num_messages = prefix.get<uint16_t>();
-  prefix.take(4);  // how many links lead here
+  prefix.take(4);  // the number of links that lead here
   std::vector<std::pair<uint64_t, uint64_t>> pieces = {{address + 16, prefix.get<uint32_t>()}};
   int num_found = 0;
   for (size_t piece = 0; piece < pieces.size(); ++piece) {

@@ -1,13 +1,17 @@
-// Reads the HDF5 files that pare writes (hdf5_writer.h), without the HDF5 library: the library trusts its files. An
+// Reads the HDF5 files that pare writes (hdf5_writer.h), without the HDF5 library. The library trusts its files: an
 // array where a number was expected overruns the reader's variable, names lead into other files, and damaged metadata
-// crash it. Of the format (HDF5 File Format Specification 3.0) this accepts what the writer makes and nothing else:
-// superblock and object headers of the first version, groups as symbol tables of hard links, attributes that are one
-// text of fixed size or one unsigned 64-bit number, contiguous arrays of fixed shape whose values are of the types in
-// hdf5_type.h. No filters, no external files, no shared messages; virtual arrays may lie there and are not read. Every
-// size is checked against the file's before memory is taken.
+// crash it. This reader accepts the part of the format (HDF5 File Format Specification 3.0) that the writer uses, and
+// nothing else:
+// - superblock and object headers of the first version
+// - groups as symbol tables of hard links
+// - attributes that are one text of fixed size or one unsigned 64-bit number
+// - contiguous arrays of fixed shape whose values have the types in hdf5_type.h.
 //
-// Everything here throws std::runtime_error: file, object, expected, found, and the remedy. No byte of the file gets
-// into a message.
+// Filters, external files and shared messages are refused. Virtual arrays may be there and are not read. Every size is
+// checked against the file's size before memory is allocated.
+//
+// Everything here throws std::runtime_error with the file, the object, what was expected and found, and the remedy. No
+// byte of the file gets into a message.
 #pragma once
 
 #include <cstddef>
@@ -23,12 +27,13 @@
 
 namespace pare {
 
-// UTF-8 without control characters, which can be shown and stored as JSON: what attributes may hold.
+// Returns whether the text is UTF-8 without control characters, which can be shown and stored as JSON. Attributes hold
+// such texts.
 bool is_plain_text(std::string_view text);
-// A file's name, which may be any bytes, as such a text: U+FFFD stands for what is none.
+// Turns a file's name, which may be any bytes, into such a text. U+FFFD replaces what is not valid.
 std::string plain_text(std::string_view name);
 
-// "[3, 4]", "a single value".
+// Returns a description of a shape: "[3, 4]", "a single value".
 std::string shape_words(const std::vector<int64_t>& shape);
 
 // An array whose place is checked: all its bytes lie in the file.
@@ -42,14 +47,14 @@ struct Hdf5Array {
 
 class Hdf5Reader;
 
-// A group, or an array on the way to its values. Must not outlive its reader.
+// A group, or an array whose values are not located yet. It must not outlive its reader.
 class Hdf5Object {
  public:
   const std::string& path() const { return path_; }
-  std::optional<Hdf5Object> find(const std::string& name) const;  // nullopt: the group holds no such link
-  std::string text(const char* attribute) const;                  // is_plain_text
+  std::optional<Hdf5Object> find(const std::string& name) const;  // nullopt: the group has no such link
+  std::string text(const char* attribute) const;                  // a plain text, as is_plain_text says
   uint64_t number(const char* attribute) const;
-  Hdf5Array array(const std::string& name, Hdf5Type type) const;  // of one or two dimensions
+  Hdf5Array array(const std::string& name, Hdf5Type type) const;  // has one or two dimensions
 
  private:
   friend class Hdf5Reader;
@@ -71,14 +76,14 @@ class Hdf5Object {
 
 class Hdf5Reader {
  public:
-  // The HDF5 part begins behind user_block_bytes and ends with the file. `remedy` ends every message.
+  // The HDF5 part begins after user_block_bytes and ends with the file. `remedy` ends every message.
   Hdf5Reader(InputFile file, int64_t user_block_bytes, std::string remedy);
 
   const InputFile& file() const { return file_; }
   Hdf5Object root() const;
 
-  // Values from `first` on in row-major order, as many as fill `values`. Throws std::invalid_argument for what the
-  // array does not have.
+  // Reads values from `first` on in row-major order, as many as fill `values`. Throws std::invalid_argument for values
+  // that the array does not have.
   void read_bytes(const Hdf5Array& array, int64_t first, std::span<std::byte> values) const;
   template <typename Value>
   void read(const Hdf5Array& array, int64_t first, std::span<Value> values) const {
@@ -94,9 +99,9 @@ class Hdf5Reader {
   struct SymbolTable {
     uint64_t tree, heap;
   };
-  // The header's address of the group's member; nullopt: there is none.
+  // Returns the address of the header of the group's member, or nullopt if there is none.
   std::optional<uint64_t> find_link(const std::string& group, SymbolTable table, const std::string& name) const;
-  // Where `size` bytes from `address` on lie in the file; refuses what is not all inside.
+  // Returns where in the file `size` bytes from `address` on lie. Refuses bytes that are not all inside.
   int64_t locate(const std::string& object, uint64_t address, uint64_t size) const;
   InputFile file_;
   int64_t base_bytes_;

@@ -18,15 +18,15 @@ namespace {
 
 static_assert(sizeof(hid_t) == sizeof(int64_t));
 
-// Before any other call of the library. It prints its error stack on standard error unless told otherwise, and at exit
-// it would once more write what a full disk has refused, and crash.
+// Must be called before any other function of the library. By default the library prints its error stack on standard
+// error. At exit it would once more write what a full disk has refused, and crash.
 void prepare_library() {
   H5dont_atexit();
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }
 
-// What went wrong, in the system's words where the library quotes them; the rest of its own words (addresses, times,
-// line numbers) is of use to nobody.
+// Returns what went wrong, in the system's words where the library quotes them. The rest of its own text (addresses,
+// times, line numbers) is of no use.
 std::string reason() {
   std::string text;
   H5Ewalk2(
@@ -56,7 +56,7 @@ void check_text(const std::string& group, const char* name, const std::string& t
 
 }  // namespace
 
-// An HDF5 object. It is closed by hand where all goes well, because closing writes, and may fail.
+// An HDF5 object. In the normal case it is closed explicitly, because closing writes and may fail.
 class Hdf5Writer::Handle {
  public:
   Handle(hid_t id, herr_t (*closing)(hid_t)) : id_(id), close_(closing) {}
@@ -72,7 +72,7 @@ class Hdf5Writer::Handle {
   herr_t (*close_)(hid_t);
 };
 
-// What a call into HDF5 returned, when it went well.
+// Returns the result of a call into HDF5, or throws if it failed.
 template <typename Result>
 Result Hdf5Writer::check(Result result) const {
   if (result < 0) throw std::runtime_error("cannot write '" + shown_.string() + "': " + reason());
@@ -86,7 +86,7 @@ Hdf5Writer::Hdf5Writer(const std::filesystem::path& file, std::filesystem::path 
   check(H5Pset_userblock(creation.get(), user_block_bytes));
   check(H5Pset_obj_track_times(creation.get(), false));
   Handle access(check(H5Pcreate(H5P_FILE_ACCESS)), H5Pclose);
-  // The oldest forms; virtual datasets exist since 1.10.
+  // These are the oldest forms. Virtual datasets exist since 1.10.
   check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_EARLIEST, H5F_LIBVER_V110));
 #if H5_VERSION_GE(1, 10, 7) && !(H5_VERSION_GE(1, 12, 0) && !H5_VERSION_GE(1, 12, 1))
   // The caller has the file for itself, and some network file systems have no locks of the library's kind.
@@ -169,7 +169,7 @@ Hdf5Writer::Handle Hdf5Writer::value_type(Hdf5Type type) const {
     case Hdf5Type::float16:
       break;
   }
-  // The library has no name for it; sign, exponent and mantissa as IEEE 754's binary16 has them.
+  // The library has no name for it. Sign, exponent and mantissa are those of IEEE 754's binary16.
   Handle type16(check(H5Tcopy(H5T_IEEE_F32LE)), H5Tclose);
   check(H5Tset_fields(type16.get(), 15, 10, 5, 0, 10));
   check(H5Tset_size(type16.get(), 2));

@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 
 UnpublishedFile::UnpublishedFile(fs::path path, fs::path shown) : path_(std::move(path)), shown_(std::move(shown)) {
   const std::string name = "." + path_.filename().string() + ".partial-" + std::to_string(static_cast<long>(getpid()));
-  // What a killed process of the same number has left keeps its name.
+  // A file that a killed process of the same number has left keeps its name.
   for (int i = 0; descriptor_ < 0; ++i) {
     temporary_ = path_.parent_path() / (i == 0 ? name : name + "x" + std::to_string(i));
     descriptor_ = open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
@@ -55,7 +55,7 @@ void UnpublishedFile::publish() {
   // Some file systems notice a full disk or quota only here.
   if (fsync(descriptor_) != 0) fail("write", shown_, errno);
   int error = renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE) == 0 ? 0 : errno;
-  if (error == EINVAL || error == ENOSYS) {  // a file system that cannot, such as NFS; it has links
+  if (error == EINVAL || error == ENOSYS) {  // some file systems, such as NFS, cannot rename so; they have links
     error = link(temporary_.c_str(), path_.c_str()) == 0 ? 0 : errno;
     if (error == 0) unlink(temporary_.c_str());
   }

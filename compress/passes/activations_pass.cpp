@@ -1,4 +1,4 @@
-// `activations:` inputs are rounded, weights stay as they are.
+// `activations:` rounds inputs, while weights stay as they are.
 #include "compress/passes/pass_table.h"
 #include "compress/passes/stage_state.h"
 #include "compress/recipe/pass_options.h"

@@ -1,4 +1,4 @@
-// `awq:` channels that carry large inputs are rounded more finely.
+// `awq:` scales channels that carry large inputs, so that they are rounded more finely.
 #include "quant/awq.h"
 
 #include <cstdio>

@@ -28,12 +28,13 @@ std::string shape_text(const LinearDescription& linear) {
   return "'" + linear.name + "' [" + std::to_string(linear.num_out) + ", " + std::to_string(linear.num_in) + "]";
 }
 
-// Of inputs below it the mean square may leave the range of float32, in which H is, whatever the number of tokens.
+// The mean square of smaller inputs may leave the range of float32, in which H is stored, whatever the number of
+// tokens.
 constexpr double kSmallInput = 1e-15;
 
-// What calibration tells of the input itself. Asked before any step: a fold divides H by squares of its scales, and what
-// has left the range of float32 stays 0 however large the divided input is. A column of the tokens of H may be dead and
-// fire in those that are held out.
+// Returns events about the input itself. They are collected before any step, because a fold divides H by squares of its
+// scales. What has left the range of float32 stays 0 however large the divided input is. A column that is dead in the
+// tokens of H may fire in those that are held out.
 std::vector<std::string> dead_column_events(const StageState& state) {
   const LayerStatistics& statistics = state.statistics;
   if (!statistics.hessian_diagonal_I.defined() || state.is_unseen()) return {};
@@ -54,8 +55,8 @@ std::vector<std::string> dead_column_events(const StageState& state) {
   return events;
 }
 
-// What the stage was calibrated on, where that was too little for a Hessian of full rank. A range that only calibration
-// tells cannot be made up.
+// Notes that the stage was calibrated on too few tokens for a Hessian of full rank. Throws UnusableInput where a range
+// is needed that only calibration gives and no token came.
 void note_tokens(StageState& state, BlockWork& work) {
   if (!state.statistics.min_I.defined()) return;
   const LinearDescription& linear = state.layers.front().plan->linear;
@@ -105,7 +106,7 @@ void fold_scales(const at::Tensor& scales_I, const Checkpoint& checkpoint, Model
   state.forget_factor();
 }
 
-// What rounding weight and input together does to the outputs of the sampled rows.
+// Returns the error that rounding weight and input together causes in the outputs of the sampled rows.
 double output_error(const StageState& state, const LayerState& layer) {
   const at::Tensor& sample_RI = state.statistics.sample_RI;
   at::Tensor rounded_RI = sample_RI.clone();
@@ -114,7 +115,7 @@ double output_error(const StageState& state, const LayerState& layer) {
   return relative_output_error(sample_RI, rounded_RI, layer.target_OI, layer.weight_OI);
 }
 
-// A weight that is no code, in the source's type.
+// Returns a weight that is not codes, in the source's type.
 OwnedTensor owned_tensor(const Checkpoint& checkpoint, const LayerState& layer) {
   const std::string name = layer.plan->linear.name + ".weight";
   const TensorView& source = checkpoint.tensor(name);
@@ -125,7 +126,7 @@ OwnedTensor owned_tensor(const Checkpoint& checkpoint, const LayerState& layer) 
   return tensor;
 }
 
-// What the layer has come to, in the form in which it is stored. weight_OI is that of the walk from here on.
+// Returns the layer in the form in which it is stored. From here on weight_OI is the weight that the walk uses.
 CompressedLayer finish_layer(const Checkpoint& checkpoint, const StageState& state, LayerState& layer,
                              std::vector<OwnedTensor>& changed) {
   const LayerPlan& plan = *layer.plan;
@@ -166,7 +167,7 @@ CompressedLayer finish_layer(const Checkpoint& checkpoint, const StageState& sta
   return result;
 }
 
-// Of a weight that is no code: of the tensor that replaces the source's.
+// Returns the hash of the stored layer, or of the tensor that replaces the source's for a weight that is not codes.
 std::string hash_of(const CompressedLayer& layer, const std::vector<OwnedTensor>& changed) {
   if (layer.record.is_plain()) {
     for (const OwnedTensor& tensor : changed) {
@@ -176,7 +177,7 @@ std::string hash_of(const CompressedLayer& layer, const std::vector<OwnedTensor>
   return content_hash(layer.stored);
 }
 
-// A weight once pruned stays zero: what comes after a mask must not know better.
+// Checks that every pruned weight is still zero after a later pass.
 void check_zeros(std::string_view pass, const StageState& state) {
   for (const LayerState& layer : state.layers) {
     if (!layer.sparsity) continue;
@@ -277,7 +278,7 @@ void report_starved(const std::vector<LayerPlan>& layers, BlockWork& work) {
   for (const LayerPlan& layer : layers) num_experts = std::max(num_experts, layer.stage.expert + 1);
   for (size_t i = 0; i < work.starved.size(); ++i) {
     const StarvedExpert& starved = work.starved[i];
-    if (i > 0 && work.starved[i - 1].expert == starved.expert) continue;  // its other stage: the same tokens
+    if (i > 0 && work.starved[i - 1].expert == starved.expert) continue;  // its other stage has seen the same tokens
     ++num_starved;
     const bool is_rounded = std::any_of(layers.begin(), layers.end(), [&](const LayerPlan& layer) {
       return layer.stage.expert == starved.expert && layer.step(PassKind::rounds) != nullptr;

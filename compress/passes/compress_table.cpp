@@ -12,7 +12,7 @@
 namespace pare {
 namespace {
 
-constexpr int64_t kTableRows = 4096;  // in float32 at a time
+constexpr int64_t kTableRows = 4096;  // rows that are in float32 at a time
 
 }  // namespace
 

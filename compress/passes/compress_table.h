@@ -5,7 +5,7 @@
 
 namespace pare {
 
-// Rounded to nearest by blocks of rows, so that it is never whole in float32.
+// Rounds the table to nearest by blocks of rows, so that it is never whole in float32.
 CompressedLayer compress_table(const TablePlan& table, const LinearWeights& source);
 
 }  // namespace pare

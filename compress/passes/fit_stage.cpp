@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kRowChunk = 64;
 
-// W E[(x0 - x) x'], float64 inside: what the outputs of a layer lack of those on the original's input.
+// Returns W E[(x0 - x) x'], computed in float64: what a layer's outputs lack of its outputs on the original's input.
 at::Tensor missing_outputs(const at::Tensor& weight_OI, const at::Tensor& missing_II) {
   const at::Tensor wide_II = missing_II.to(at::kDouble);
   const at::Tensor result_OI = at::empty(weight_OI.sizes(), at::kFloat);
@@ -39,8 +39,8 @@ void fit_layer(const FitStatistics& statistics, const at::Tensor& factor_II, Lay
   if (fitted.share > 0.0) layer.weight_OI = layer.target_OI = fitted.weight_OI;
 }
 
-// A fitted weight knows nothing of the source's zeros: what is kept comes as near to it as it can, as after a mask that
-// a pass has chosen.
+// A fitted weight has lost the source's zeros. So the kept weights are solved again to come as near to it as they can,
+// as after a mask that a pass has chosen.
 void keep_zeros(StageState& state, LayerState& layer) {
   const at::Tensor& kept_OI = layer.sparsity->kept_OI;
   const ResolveOptions options;
@@ -56,7 +56,7 @@ void fit_to_original(StageState& state) {
   const FitStatistics statistics = *std::move(state.statistics.fit);
   state.statistics.fit.reset();
   std::optional<at::Tensor> factor_II;
-  double ridge = 0.0;  // that the factor was made with
+  double ridge = 0.0;  // the one that the factor was made with
   for (LayerState& layer : state.layers) {
     const FitOptions* options = layer.plan->fit();
     if (options == nullptr) continue;

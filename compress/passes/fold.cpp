@@ -9,7 +9,7 @@
 namespace pare {
 namespace {
 
-// The layers that folds go into: stage and place in stage_layers.
+// The layers that folds go into: the stage and the place in stage_layers.
 constexpr std::pair<Stage, size_t> kValueLayer{Stage::attention_input, 2};
 constexpr size_t kUpIndex = 1;
 
@@ -23,7 +23,7 @@ bool is_power_of_two(float value) {
   return std::isfinite(value) && value > 0.0f && std::frexp(value, &exponent) == 0.5f;
 }
 
-// The producing layer's s by row: the channels that read a row must agree.
+// Returns the producing layer's s by row. The channels that read a row must agree.
 std::vector<float> by_row(std::span<const float> wanted_I, std::span<const int64_t> channels_I, int64_t num_rows,
                           const std::string& layer) {
   std::vector<float> scales_O(static_cast<size_t>(num_rows), 0.0f);
@@ -36,13 +36,13 @@ std::vector<float> by_row(std::span<const float> wanted_I, std::span<const int64
     }
     scale = wanted_I[i];
   }
-  std::replace(scales_O.begin(), scales_O.end(), 0.0f, 1.0f);  // rows that nothing reads
+  std::replace(scales_O.begin(), scales_O.end(), 0.0f, 1.0f);  // for rows that nothing reads
   return scales_O;
 }
 
-// The exponents e of which value / 2^e is exact in its type, for each of some values.
+// The exponents e for which value / 2^e is exact in its type, for each of some values.
 struct ExponentRange {
-  // Where 2^e and what is multiplied with it stay far from float32's own ends.
+  // The initial bounds keep 2^e, and values multiplied by it, far from the ends of float32.
   int least = -60, most = 60;
 
   void narrow(float value, DType dtype) {
@@ -59,7 +59,7 @@ struct ExponentRange {
   }
 };
 
-// Narrowed by each row's values of a tensor.
+// Narrows each row's range by its values of a tensor.
 void narrow_rows(DType dtype, std::span<const std::byte> data, std::vector<ExponentRange>& rows) {
   std::vector<float> values(data.size() / dtype_size_bytes(dtype));
   convert_to_float(dtype, data, values);
@@ -74,8 +74,8 @@ OwnedTensor stored_as_source(const Checkpoint& checkpoint, const std::string& na
   return tensor;
 }
 
-// values[o * width + i] /= s[o], in the type in which they are stored. A power of two leaves the fraction alone, so
-// that only a value at the end of its type's range could change: refused.
+// Divides values[o * width + i] by s[o], in the type in which they are stored. A power of two leaves the fraction
+// alone, so only a value at the end of its type's range could change. That is refused.
 void divide_values(const std::string& name, DType dtype, std::span<const float> scales_O, std::span<std::byte> data) {
   std::vector<float> values(data.size() / dtype_size_bytes(dtype));
   convert_to_float(dtype, data, values);
@@ -92,7 +92,8 @@ void divide_values(const std::string& name, DType dtype, std::span<const float> 
   convert_from_float(dtype, values, data);
 }
 
-// The same of a tensor of the source. One that a pass or fold has changed already is divided as it has become.
+// Does the same to a tensor of the source. If a pass or fold has changed the tensor already, its changed values are
+// divided.
 void divide_rows(const Checkpoint& checkpoint, const std::string& name, std::span<const float> scales_O,
                  std::vector<OwnedTensor>& changed) {
   const auto before = std::find_if(changed.begin(), changed.end(), [&](const auto& t) { return t.name == name; });
@@ -121,7 +122,7 @@ void divide_scales(std::span<const float> scales_O, CompressedLayer& layer) {
   }
 }
 
-// Null when the layer is not among them.
+// Returns null when the layer is not among them.
 template <typename Layers>
 auto find_layer(const std::string& name, Layers& done) -> decltype(done.data()) {
   const auto found =

@@ -1,4 +1,4 @@
-// `fp8:` weights in E4M3, a scale for each row or for the whole weight.
+// `fp8:` rounds weights to E4M3, with a scale for each row or for the whole weight.
 #include "quant/fp8.h"
 
 #include "compress/passes/pass_table.h"

@@ -1,4 +1,4 @@
-// `gptq:` columns are rounded one after another, and later ones make up for the errors of earlier ones.
+// `gptq:` rounds columns one after another, and later ones make up for the errors of earlier ones.
 #include <map>
 
 #include "compress/passes/pass_table.h"
@@ -15,13 +15,13 @@ StoredActOrder stored_order(ActOrder order) {
                                     : StoredActOrder::weight;
 }
 
-// Whether a mask is still to be chosen: the pass asks for one, and neither another pass nor the source has it.
+// Returns whether a mask is still to be chosen: the pass asks for one, and neither another pass nor the source has it.
 bool chooses_mask(const LayerState& layer, const GptqPass& pass) {
   const SparsePattern pattern = pass.pattern();
   return !pattern.is_dense() && !is_pruned_by_pass(layer) && !has_zeros_for(layer, pattern);
 }
 
-// As sparsegpt would have done as a pass of its own before this one.
+// Chooses masks as sparsegpt would as a pass of its own before this one.
 void choose_masks(StageState& stage, const GptqPass& shared, const SteppedLayers& layers) {
   std::vector<AlpsLayer> together;
   for (const SteppedLayer& layer : layers.layers) {
@@ -32,8 +32,8 @@ void choose_masks(StageState& stage, const GptqPass& shared, const SteppedLayers
   prune_by_alps(stage, together, choice.damping, choice.alps, choice.resolve);
 }
 
-// Each layer's own pattern says which columns the order keeps together: layers with one order after another, so that H
-// is factored once for each.
+// Groups layers by the number of columns that the order keeps together, which each layer's own pattern decides. So H is
+// factored once for each number.
 std::map<int64_t, SteppedLayers> by_columns_together(const SteppedLayers& layers, bool chooses_in_loop) {
   std::map<int64_t, SteppedLayers> found;
   for (const SteppedLayer& layer : layers.layers) {

@@ -1,4 +1,4 @@
-// `llm_int8:` weights and inputs in 8 bits, but for the few input channels of large values.
+// `llm_int8:` rounds weights and inputs to 8 bits, except for the few input channels of large values.
 #include "quant/llm_int8.h"
 
 #include <stdexcept>
@@ -10,7 +10,7 @@
 namespace pare {
 namespace {
 
-// How outlier columns are told in what the runtime will see, with what calibration knows of them.
+// Sets the rule by which the runtime finds outlier columns, with the numbers that calibration knows.
 void find_outliers(const LlmInt8Pass& pass, StageState& stage) {
   const LlmInt8Options& llm_int8 = pass.llm_int8;
   stage.input = pass.activations;

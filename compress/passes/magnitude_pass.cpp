@@ -1,4 +1,4 @@
-// `magnitude:` the largest weights are kept.
+// `magnitude:` keeps the largest weights.
 #include "prune/magnitude.h"
 
 #include "compress/passes/pass_table.h"

@@ -1,8 +1,8 @@
-// The functions of the passes that pare brings, one in a file of its own each; pass_table.cpp lists them with their
-// options and recipe keys (compress/recipe/pass.h: pass_rows). Each takes a stage's layers and changes them.
+// The functions of the passes that pare brings, each in a file of its own. pass_table.cpp lists them with their options
+// and recipe keys (compress/recipe/pass.h: pass_rows). Each takes a stage's layers and changes them.
 //
 // All throw std::invalid_argument with the layer's name in front for weights, statistics or options that do not fit,
-// UnusableInput for statistics that are none, and Interrupted between layers.
+// UnusableInput for statistics with invalid values, and Interrupted between layers.
 #pragma once
 
 #include <optional>

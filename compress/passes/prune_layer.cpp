@@ -36,7 +36,7 @@ bool has_zeros_for(const LayerState& layer, const KeepRule& rule) {
   if (const auto* of_rows = std::get_if<KeepOfRows>(&rule)) {
     return kept_OI.sum(1).max().item<int64_t>() <= num_kept_of(kept_OI.size(1), of_rows->ratio);
   }
-  return false;  // a threshold says how many only of all layers together
+  return false;  // a threshold fixes the number of kept weights only over all layers together
 }
 
 PrunedWeight pruned_beside_source(const LayerState& layer, const KeepRule& rule,
@@ -91,7 +91,7 @@ void prune_by_alps(StageState& stage, const std::vector<AlpsLayer>& layers, doub
 void keep_pruned(const StageState& stage, const SparsePattern& pattern, PrunedWeight pruned, LayerState& layer) {
   const at::Tensor& hessian_II = stage.statistics.hessian_II;
   layer.weight_OI = pruned.weight_OI.contiguous();
-  // What a ratio has pruned further still has the pattern that the source had.
+  // The pattern of a source still holds after a ratio has pruned more of its weights.
   const bool keeps_pattern = pattern.is_dense() && layer.sparsity;
   layer.sparsity = Sparsity{keeps_pattern ? layer.sparsity->pattern : pattern, pruned.kept_OI};
   layer.stored = OwnedWeight{};

@@ -1,4 +1,4 @@
-// `rtn:` every weight takes the nearest point of its group's grid.
+// `rtn:` rounds every weight to the nearest point of its group's grid.
 #include "quant/rtn.h"
 
 #include "compress/passes/pass_table.h"

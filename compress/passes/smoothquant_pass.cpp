@@ -1,4 +1,4 @@
-// `smoothquant:` the difficulty of rounding moves from inputs to weights.
+// `smoothquant:` moves the difficulty of rounding from inputs to weights.
 #include "quant/smoothquant.h"
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 
 namespace pare {
 
-// The sampled rows count as one sequence: a range over a sequence is then that of all of them.
+// The sampled rows count as one sequence, so a range over a sequence is that of all of them.
 std::optional<InputScaling> apply_smoothquant(StageState& stage, const SteppedLayers& layers) {
   const PassOptions& rounding = *layers.layers.front().state->plan->step(PassKind::rounds);
   SmoothInput input{.absmax_I = absmax(stage.statistics),
@@ -24,7 +24,7 @@ std::optional<InputScaling> apply_smoothquant(StageState& stage, const SteppedLa
   }
   SmoothQuantOptions options = shared_options<SmoothQuantPass>(layers).smoothquant;
   options.grid = *rounding.grid();
-  // With 8 bits a weight's scale hardly matters beside its input's: searching it for every candidate is not worth it.
+  // With 8 bits a weight's scale hardly matters beside its input's, so it is not worth searching for every candidate.
   if (options.grid.bits == 8) options.grid.scales = ScaleSearch::minmax;
   options.power_of_two |= stage.scales_are_powers_of_two;
   const auto round_input = [&](at::Tensor& x_RI, const at::Tensor& scales_I) {

@@ -1,4 +1,4 @@
-// `sparsegpt:` what is pruned is chosen by what it costs once the kept weights have made up for it.
+// `sparsegpt:` prunes the weights that cost least once the kept weights have made up for them.
 #include "prune/sparsegpt.h"
 
 #include "compress/passes/pass_table.h"

@@ -1,4 +1,4 @@
-// Weighed squared errors of rounded weights, summed in the order of the elements.
+// Weighted squared errors of rounded weights, summed in the order of the elements.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace pare {
 
-// Sums of m_i (w_i - w'_i)^2 and m_i w_i^2, with m an importance of each column, or 1.
+// Sums of m_i (w_i - w'_i)^2 and m_i w_i^2, where m is an importance of each column, or 1.
 struct SquaredError {
   double error = 0.0;
   double signal = 0.0;

@@ -20,7 +20,7 @@ namespace pare {
 
 namespace {
 
-// Throws UnusableInput in place of std::invalid_argument: the statistics are at fault.
+// Throws UnusableInput in place of std::invalid_argument, because the statistics are at fault.
 template <typename Make>
 auto of_hessian(const StageState& stage, const Make& make) {
   try {

@@ -1,4 +1,4 @@
-// `wanda:` the weights that meet large inputs are kept.
+// `wanda:` keeps the weights that meet large inputs.
 #include "prune/wanda.h"
 
 #include "compress/passes/pass_table.h"

@@ -1,5 +1,5 @@
-// Rules of engines, as read in the sources of the releases named below, which verdicts say. What they read of one
-// container is said by that container.
+// The rules of engines, as read in the sources of the releases named below, which verdicts name. Each container says
+// itself which engines read it.
 #include "compress/plan/engine_verdicts.h"
 
 #include <algorithm>
@@ -14,12 +14,13 @@ constexpr std::string_view kTransformersRelease = "transformers 5.17 with compre
 constexpr std::string_view kVllmRelease = "vLLM 0.33";
 constexpr std::string_view kConverterRelease = "llama.cpp converter (conversion/base.py of commit 00bd27a, 2026)";
 
-// Whether a container has anything to do with it: zeros that are stored like other weights are no scheme.
+// Returns whether the layer has a scheme of a container. Zeros that are stored like other weights are no scheme.
 bool has_scheme(const LayerPlan& layer) {
   return layer.is_compressed() && !layer.scheme.is_plain();
 }
 
-// Layers that engines fuse into one must share a scheme: q, k, v and gate, up.
+// Returns whether the layers of a stage share a scheme, as engines need that fuse them into one (q, k and v; gate and
+// up).
 bool stage_is_uniform(const std::vector<LayerPlan>& layers, Stage stage) {
   std::optional<std::optional<PackScheme>> first;
   for (const LayerPlan& layer : layers) {
@@ -45,7 +46,7 @@ class Reasons {
   std::vector<std::string> reasons_;
 };
 
-// compressed_tensors_moe.py: get_moe_method; empty: they are read.
+// Follows get_moe_method of compressed_tensors_moe.py. An empty text means that the experts are read.
 std::string unread_experts_of_vllm(const PackScheme& scheme) {
   const InputFormat& input = scheme.input;
   if (scheme.code_type() == CodeType::fp8)
@@ -56,7 +57,7 @@ std::string unread_experts_of_vllm(const PackScheme& scheme) {
   return "rounded inputs of experts: int8 per token alone, beside symmetric weights of 4 bits, or 8 per channel";
 }
 
-// transformers holds all experts of a block as one tensor, and reads them by one config group for the whole model
+// transformers holds all experts of a block as one tensor, and reads them with one config group for the whole model
 // (integrations/compressed_tensors.py: DecompressExperts). vLLM runs them as one.
 void judge_experts(const RunPlan& plan, const std::vector<PackScheme>& schemes, Reasons& transformers, Reasons& vllm) {
   for (const auto& layers : plan.blocks) {
@@ -82,7 +83,7 @@ void judge_experts(const RunPlan& plan, const std::vector<PackScheme>& schemes, 
   }
 }
 
-// What is known of one engine as the layers are gone through.
+// The verdict on one engine while the layers are visited.
 struct Judgement {
   std::string_view release;
   Engine engine = Engine::transformers;
@@ -92,7 +93,7 @@ struct Judgement {
     for (const std::string& reason : container.unread_by(engine, scheme)) against.add(reason);
     const bool rounds_inputs = !scheme.input.is_plain();
     if (engine == Engine::llama_cpp && rounds_inputs) restrictions.add("weights alone are read: no input is rounded");
-    // kernels/linear: W8A8 and FP8 have kernels of their own.
+    // See vLLM's kernels/linear: W8A8 and FP8 have kernels of their own.
     if (engine != Engine::vllm || scheme.format != StoredFormat::pack_quantized) return;
     if (!container.runs_on_marlin(scheme)) {
       restrictions.add(std::to_string(scheme.bits) + " bits" + (scheme.symmetric ? "" : " asymmetric") +
@@ -112,7 +113,7 @@ struct Judgement {
 std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescription& model) {
   Judgement transformers{kTransformersRelease, Engine::transformers};
   Judgement vllm{kVllmRelease, Engine::vllm}, converter{kConverterRelease, Engine::llama_cpp};
-  std::vector<PackScheme> schemes;  // a config group each
+  std::vector<PackScheme> schemes;  // each becomes a config group
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
     const std::vector<LayerPlan>& layers = plan.blocks[b];
     for (const Stage stage : block_stages(model.blocks[b])) {

@@ -1,4 +1,4 @@
-// Who loads what a run makes: said before any work, stored in pare.json.
+// Predicts which engines load what a run makes. The verdicts are printed before any work and stored in pare.json.
 #pragma once
 
 #include <string>
@@ -11,13 +11,13 @@ namespace pare {
 struct EngineVerdict {
   std::string engine;
   bool loads = true;
-  std::vector<std::string> reasons;  // why not, or with what restriction
+  std::vector<std::string> reasons;  // why not, or with which restriction
 };
 
-// This runtime, transformers, vLLM and llama.cpp's converter, of a decoder; the rules are those of the releases named
-// in engine_verdicts.cpp.
+// Judges a decoder for this runtime, transformers, vLLM and llama.cpp's converter. The rules are those of the releases
+// named in engine_verdicts.cpp.
 std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescription& model);
-// This runtime and transformers, of an encoder.
+// Judges an encoder for this runtime and transformers.
 std::vector<EngineVerdict> judge_encoder_engines(const RunPlan& plan);
 
 }  // namespace pare

@@ -17,16 +17,16 @@ std::string joined(const std::set<std::string>& names) {
   return text;
 }
 
-// "model.layers.0.mlp.experts.0.gate_proj" -> "*.mlp.experts.*.gate_proj"
+// Turns "model.layers.0.mlp.experts.0.gate_proj" into "*.mlp.experts.*.gate_proj".
 std::string pattern_of_experts(const std::string& gate) {
   const size_t last = gate.rfind('.');
   const std::string module = gate.substr(0, gate.rfind('.', last - 1));  // ends with ".experts"
   return "\"*." + module.substr(module.rfind('.') + 1) + ".*" + gate.substr(last) + "\"";
 }
 
-// Whether the stage's input can be scaled before it is rounded.
+// Returns whether the stage's input can be scaled before it is rounded.
 bool takes_scaling(const PassRecipe& scaling, size_t pass, const std::vector<LayerPlan>& layers, Stage stage) {
-  // A fold takes all linears that read the input, or none.
+  // A fold needs all linears that read the input.
   for (const LayerPlan& layer : layers) {
     if (layer.stage != stage) continue;
     const PassOptions* rounding = layer.step(PassKind::rounds);
@@ -42,7 +42,8 @@ bool takes_scaling(const PassRecipe& scaling, size_t pass, const std::vector<Lay
                       [&](const LayerPlan& layer) { return layer.stage == stage && layer.scheme.per_tensor; });
 }
 
-// A mask that gptq's `prune` chooses comes after the search of scales, which would weigh what is then gone.
+// Refuses a mask that gptq's `prune` chooses after the search of scales. The search would weigh weights that are pruned
+// later.
 void check_mask_is_known(const PassRecipe& scaling, Stage stage, const std::vector<LayerPlan>& layers) {
   for (const LayerPlan& layer : layers) {
     if (layer.stage != stage) continue;
@@ -54,7 +55,7 @@ void check_mask_is_known(const PassRecipe& scaling, Stage stage, const std::vect
   }
 }
 
-// Takes the scaling step from the stages whose input it cannot scale. Returns whether any is left.
+// Removes the scaling step from the stages whose input it cannot scale. Returns whether any stage is left.
 bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const BlockDescription& block,
                         std::vector<LayerPlan>& layers) {
   bool scales_any = false;
@@ -86,15 +87,16 @@ std::vector<Step> plan_steps(const Recipe& recipe, const LinearDescription& line
     options->set_scale_dtype(scale_dtype);
     steps.push_back({p, recipe.passes[p].row, options});
   }
-  // Scaling alone does nothing: it prepares a rounding. Nor is a weight trained that is stored as it was.
+  // Scaling alone does nothing, because it prepares a rounding. A weight that is stored as it was is not trained
+  // either.
   const bool is_changed = std::any_of(steps.begin(), steps.end(), [](const Step& step) {
     return step.options->kind() == PassKind::changes_weights || step.options->kind() == PassKind::rounds;
   });
   return is_changed ? steps : std::vector<Step>();
 }
 
-// The rates that the step trains the layer by: those of kept weights of a mask, or of codes and scales. One scale of a
-// whole tensor stays as it is. Empty: there is nothing to train.
+// Returns the names of the rates that the step trains the layer with: those of kept weights of a mask, or of codes and
+// scales. One scale of a whole tensor stays as it is. Empty: there is nothing to train.
 std::vector<std::string> rates_of(const LayerPlan& layer, const ReconstructedParts& parts) {
   const PassOptions* const rounding = layer.step(PassKind::rounds);
   std::vector<std::string> rates;
@@ -107,8 +109,8 @@ std::vector<std::string> rates_of(const LayerPlan& layer, const ReconstructedPar
   return rates;
 }
 
-// Takes the training from layers where it would find nothing. Refuses it where that is all of them, and what cannot be
-// computed as it asks.
+// Removes the training from layers in which it would find nothing to train. Refuses it if that is all layers, and if it
+// cannot be computed as it asks.
 void keep_reconstructed_layers(const Recipe& recipe, RunPlan& plan) {
   const PassRecipe* const pass = find_pass(recipe, PassKind::reconstructs);
   if (pass == nullptr) return;
@@ -137,7 +139,8 @@ void keep_reconstructed_layers(const Recipe& recipe, RunPlan& plan) {
   plan.needs_calibration = true;
 }
 
-// Appends a block to the plan: what the recipe does to its layers. `model_dtype` is what the model is stored in.
+// Appends a block to the plan with what the recipe does to its layers. `model_dtype` is the type that the model is
+// stored in.
 void plan_block(const Recipe& recipe, DType model_dtype, std::vector<LayerPlan> layers, RunPlan& plan) {
   const DType scale_dtype = container_format(recipe.container).scale_dtype(model_dtype);
   for (LayerPlan& layer : layers) {
@@ -173,8 +176,8 @@ void note_unfitted_experts(RunPlan& plan) {
   }
 }
 
-// Where a pass has chosen a container for its layers, layers and tables that leave it to the recipe go along, if it
-// holds them.
+// Moves layers and tables that leave the choice to the recipe to the container that a pass has chosen for its own
+// layers, if that container holds them.
 void share_container(const Recipe& recipe, RunPlan& plan) {
   const ContainerFormat* chosen = nullptr;
   const auto for_stored = [&](const auto& visit) {
@@ -370,7 +373,7 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   std::vector<std::string> names;
   for (const BlockDescription& block : model.blocks) {
     if (block.router) {
-      names.push_back(block.router->name);  // named in `exclude` by habit; passes never touch it
+      names.push_back(block.router->name);  // users name it in `exclude` by habit; passes never touch it
       plan.unquantized.push_back(block.router->name);
     }
     plan_block(recipe, model.dtype, block_layers(block, block_stages(block)), plan);

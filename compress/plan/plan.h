@@ -1,5 +1,5 @@
-// What a run will do to each layer and how the result will be stored: decided, and refused where it cannot be, before
-// any work.
+// Decides before any work what a run will do to each layer and how the result will be stored. Whatever cannot be done
+// is refused.
 #pragma once
 
 #include <optional>
@@ -14,23 +14,24 @@
 
 namespace pare {
 
-// What happens to one linear, and the form in which the result is stored.
+// The steps of one linear, and the form in which the result is stored.
 struct LayerPlan {
   LinearDescription linear;
   Stage stage = Stage::attention_input;
   size_t index = 0;              // among the stage's layers
   std::vector<Step> steps = {};  // in order; none: the layer is left alone
-  PackScheme scheme = {};        // of what the steps make; its container holds it
-  // The zeros of the source's weight stay, in that pattern (dense: unstructured); nullopt: it has none to keep.
+  PackScheme scheme = {};        // the form of the result; its container holds it
+  // The pattern of the source's zeros, which stay (dense: unstructured). nullopt: the source has no zeros to keep.
   std::optional<SparsePattern> kept_zeros = {};
 
   bool is_compressed() const { return !steps.empty(); }
-  // The step of that kind, or null.
+  // Returns the step of that kind, or null.
   const PassOptions* step(PassKind kind) const;
-  // How the layer's input will be rounded; plain where no step says.
+  // Returns how the layer's input will be rounded. It is plain where no step rounds it.
   InputFormat input() const;
-  // How the layer is fitted to the original model, for any of its passes; null where it is not, as where one of them
-  // says so. Experts are not: which tokens reach one depends on the model, so that there is nothing to compare.
+  // Returns how the layer is fitted to the original model, for any of its passes. It is null where the layer is not
+  // fitted, also where one of its passes says so. Experts are not fitted: which tokens reach one depends on the model,
+  // so there is nothing to compare.
   const FitOptions* fit() const;
   bool is_reconstructed() const { return step(PassKind::reconstructs) != nullptr; }
   StatisticsNeed need() const;
@@ -40,33 +41,33 @@ struct TablePlan {
   LinearDescription linear;
   bool is_linear = true;  // false: the embedding
   GridOptions grid;
-  PackScheme scheme = {};  // how it is stored
+  PackScheme scheme = {};  // the scheme in which it is stored
 };
 
 struct RunPlan {
   std::vector<std::vector<LayerPlan>> blocks;
   std::vector<TablePlan> tables;  // embedding and untied head, when the recipe quantizes them
   bool needs_calibration = false;
-  bool takes_all_statistics = false;     // of every stage, whatever its layers need
+  bool takes_all_statistics = false;     // the statistics of every stage, whatever its layers need
   std::vector<std::string> unquantized;  // linears that the artifact's config lists as left alone
-  std::vector<std::string> events = {};  // what the recipe asks for in vain, in words
+  std::vector<std::string> events = {};  // requests of the recipe that have no effect, as sentences
 
   StatisticsNeed need(int64_t block, Stage stage) const;
-  int64_t num_layers() const;  // that are compressed in blocks
-  bool fits() const;           // any layer to the original model
-  bool asks_to_fit() const;    // where the recipe says so itself
-  bool walks_before() const;   // over all blocks, before any is compressed
-  bool rounds_inputs() const;  // of any layer
-  // The options by which a block's layers are trained together, null where none is; whether any block's are.
+  int64_t num_layers() const;  // layers in blocks that are compressed
+  bool fits() const;           // true if any layer is fitted to the original model
+  bool asks_to_fit() const;    // true if the recipe itself asks for it
+  bool walks_before() const;   // true if a pass walks over all blocks before any is compressed
+  bool rounds_inputs() const;  // true if any layer's input is rounded
+  // Return the options by which a block's layers are trained together, or null where none is; and whether any block is.
   const PassOptions* reconstruction(int64_t block) const;
   bool reconstructs() const;
-  // Whether the walk carries the original model's states as well.
+  // Returns whether the walk carries the original model's states as well.
   bool carries_original() const { return fits() || reconstructs(); }
-  // The layers of a stage that are compressed.
+  // Returns the layers of a stage that are compressed.
   std::vector<const LayerPlan*> stage_layers(int64_t block, Stage stage) const;
 };
 
-// The linears of a decoder's or an encoder's block, in the order of its stages, with nothing planned yet.
+// Returns the linears of a decoder's or an encoder's block, in the order of its stages, with nothing planned yet.
 template <typename Block>
 std::vector<LayerPlan> block_layers(const Block& block, std::span<const Stage> stages) {
   std::vector<LayerPlan> layers;
@@ -79,25 +80,29 @@ std::vector<LayerPlan> block_layers(const Block& block, std::span<const Stage> s
   return layers;
 }
 
-// Takes fitting from layers whose recipe does not ask for it itself.
+// Removes the fit from layers where only a default and not the recipe asks for it.
 void leave_out_default_fit(RunPlan& plan);
 
-// What a decoder's run does. Throws std::invalid_argument, before any work, for whatever cannot be done: a source that
-// is quantized already, options that do not fit a layer, what the container cannot hold, linears that read one input
-// and ask for different formats of it, patterns that match no layer, calibration data that are needed but not given,
-// evaluations of encoders, nothing to do, nothing to train; of a mixture of experts also a budget, and scales for what
-// its router reads.
+// Plans a decoder's run. Throws std::invalid_argument, before any work, for whatever cannot be done:
+// - a source that is quantized already
+// - options that do not fit a layer, and what the container cannot hold
+// - linears that read one input and ask for different formats of it
+// - patterns that match no layer
+// - calibration data that are needed but not given
+// - evaluations of encoders
+// - nothing to do, and nothing to train
+// - for a mixture of experts, a budget, and scales for an input that its router reads.
 RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint);
-// The same of an encoder. Also refused is what has no meaning for one, or no exact one: scaling passes (a norm's output
-// feeds the residual sum as well as the next linears), fitting to the original, reconstruction, head, budget,
-// sensitivity, perplexity, instructions, statistics files.
+// Plans an encoder's run. It also refuses what has no meaning, or no exact one, for an encoder. These are scaling
+// passes (a norm's output feeds the residual sum as well as the next linears), fitting to the original and
+// reconstruction. They are also head, budget, sensitivity, perplexity, instructions and statistics files.
 RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint);
 
-// What pare calibrate does: every layer of every block is there and needs all statistics; nothing is compressed.
+// Plans pare calibrate: every layer of every block is there and needs all statistics; nothing is compressed.
 RunPlan plan_statistics(const ModelDescription& model);
 
-// The layer's scheme follows from its steps and the container that they or the recipe name. To be called again when
-// a step's options change.
+// Sets the layer's scheme, which follows from its steps and the container that they or the recipe name. It must be
+// called again when a step's options change.
 void plan_storage(const std::string& container, LayerPlan& layer);
 
 // Throws std::invalid_argument for a source that is quantized already.

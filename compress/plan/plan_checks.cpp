@@ -22,7 +22,7 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
                      [&](const std::string& pattern) { return matches_glob(pattern, name); });
 }
 
-// A container that the recipe names is one that something is stored in.
+// Refuses a container that the recipe names and in which nothing is stored.
 void check_container_is_used(const Recipe& recipe, const std::vector<StoredModule>& modules) {
   if (!recipe.asks_for_container) return;
   if (modules.empty()) {
@@ -138,7 +138,7 @@ void check_patterns(const Recipe& recipe, const std::vector<std::string>& names,
 }
 
 void check_fits_agree(const LayerPlan& layer) {
-  std::string_view fitted, unfitted;  // the passes that say so
+  std::string_view fitted, unfitted;  // the passes that ask for it, and against it
   for (const Step& step : layer.steps) {
     const FitOptions* const fit = step.options->fit();
     if (fit != nullptr && fit->is_asked) (fit->fit ? fitted : unfitted) = step.row->key;

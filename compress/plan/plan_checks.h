@@ -1,5 +1,5 @@
-// What a plan refuses of a recipe: rules that look at several passes or layers, or at the whole model. Each throws
-// std::invalid_argument with what does not go together, why, and what to do.
+// The checks by which a plan refuses a recipe: rules about several passes or layers, or about the whole model. Each
+// throws std::invalid_argument that says what does not go together, why, and what to do.
 #pragma once
 
 #include <string>
@@ -11,24 +11,25 @@
 
 namespace pare {
 
-// Throws the message as a recipe's.
+// Throws the message as an error of the recipe.
 [[noreturn]] void refuse_recipe(const std::string& message);
 
-// Bits are chosen for stages apart, but engines run a block's experts as one; and a stage is measured by running the
-// whole model, of which there would be two for each expert.
+// Refuses a budget and some surveys for mixtures of experts. Bits are chosen for each stage, but engines run a block's
+// experts as one. A stage is measured by running the whole model, and each expert has two stages.
 void check_mixtures(const Recipe& recipe, const ModelDescription& model, RunPlan& plan);
-// One input is rounded once: all linears that read it must ask for the same.
+// One input is rounded once, so all linears that read it must ask for the same format.
 void check_inputs_agree(const std::vector<LayerPlan>& layers);
-// A recipe that asks for packed weights gets them, or hears why not.
+// Refuses a recipe that asks for packed weights and cannot get them.
 void check_packing(const Recipe& recipe);
-// `names` are those that `exclude` may name, by habit also what no pass touches (head, routers).
+// `names` are those that `exclude` may name, including layers that no pass touches (head, routers) but users exclude by
+// habit.
 void check_patterns(const Recipe& recipe, const std::vector<std::string>& names, const RunPlan& plan);
-// A layer is fitted before its first step, whichever of them asks for it.
+// Refuses steps that disagree about the fit, because a layer is fitted once, before its first step.
 void check_fits_agree(const LayerPlan& layer);
 void check_calibration(const Recipe& recipe, const RunPlan& plan);
-// One checkpoint has one container, and that one must hold all modules beside each other.
+// Checks that one container can hold all modules of the checkpoint beside each other.
 void check_container(const Recipe& recipe, const RunPlan& plan);
-// Whatever a budget may choose must fit beside whatever else it may choose.
+// Checks that all the schemes that a budget may choose fit beside each other.
 void check_budget_fits(const Recipe& recipe, const RunPlan& plan);
 void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& model);
 

@@ -11,11 +11,11 @@
 namespace pare {
 namespace {
 
-// Of several layers.
+// The zeros of several layers.
 struct Found {
   int64_t num_layers = 0, num_zeros = 0, num_weights = 0;
   std::set<std::string> patterns;
-  std::string first;  // layer
+  std::string first;  // the name of the first layer
 
   void add(const LinearDescription& linear, const PrunedZeros& zeros) {
     if (num_layers++ == 0) first = linear.name;
@@ -23,7 +23,7 @@ struct Found {
     num_weights += linear.num_out * linear.num_in;
     patterns.insert(pattern_text(zeros.pattern));
   }
-  // "14 layers, such as NAME, are zero in 50.0 % of their weights (2:4)"
+  // Returns text such as "14 layers, such as NAME, are zero in 50.0 % of their weights (2:4)".
   std::string text() const {
     const bool is_one = num_layers == 1;
     std::string names;

@@ -1,4 +1,4 @@
-// Zeros that the source of a run has already: whoever made them by pruning wants to keep them.
+// Zeros that the source of a run has already. Pruning made them, and they are usually to stay.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 namespace pare {
 
 // Marks the layers that the plan changes and whose weights are pruned (LayerPlan::kept_zeros), by the rule of
-// pruned_zeros and as far as the recipe says. Reads those weights. Where nothing but their number says that zeros were
-// made by pruning, and the recipe does not say what becomes of them, that is an event of the plan. Returns what is
-// kept, in words; empty: nothing, or the event says it. Throws what Checkpoint::linear and sparsity_claims throw, and
+// pruned_zeros and as far as the recipe says. It reads those weights. If only the number of zeros suggests pruning, and
+// the recipe does not say what becomes of them, this adds an event to the plan. Returns a description of what is kept;
+// it is empty if nothing is kept or the event says it. Throws what Checkpoint::linear and sparsity_claims throw, and
 // Interrupted.
 std::string keep_zeros_of_source(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan);
 

@@ -18,36 +18,37 @@
 namespace pare {
 namespace {
 
-// Measured shares of the matrix product's rate, and costs in its units (tests/compress: Pipeline.DryRun*).
+// Measured shares of the matrix product's rate, and costs in units of that rate (tests/compress: Pipeline.DryRun*).
 constexpr double kForwardEfficiency = 0.75;     // products of [T, D], norms, softmax
-constexpr double kReconstructEfficiency = 0.5;  // float32; a block's graph, one thread a window
+constexpr double kReconstructEfficiency = 0.5;  // float32; a block's graph, one thread per window
 constexpr double kStatisticsEfficiency = 0.85;  // tiles of H
-constexpr double kPredictOpsPerWeight = 500.0;  // of a budget's candidates: a search of scales
+constexpr double kPredictOpsPerWeight = 500.0;  // for a budget's candidates: a search of scales
 constexpr double kTableOpsPerWeight = 1500.0;   // conversion, rounding, packing, checksums: bound by memory
 constexpr double kFactorOpsPerCube = 6.0;       // float64 Cholesky, inverse, check: per I^3
-constexpr double kFitOpsPerWeight = 16.0;       // per column of H: five float64 products, of o and down three
-constexpr double kEvaluationEfficiency = 0.6;   // of pare's own kernels
-constexpr double kTruncateOpsPerLogit = 150.0;  // in each sum over a vocabulary: exponentials, what is read
-constexpr double kDecodeBytesPerSecond = 1e10;  // of weights, drawing one token after the other
+constexpr double kFitOpsPerWeight = 16.0;       // per column of H: five float64 products, three for o and down
+constexpr double kEvaluationEfficiency = 0.6;   // for pare's own kernels
+constexpr double kTruncateOpsPerLogit = 150.0;  // in each sum over a vocabulary: exponentials and reads
+constexpr double kDecodeBytesPerSecond = 1e10;  // reading weights while tokens are drawn one after the other
 constexpr double kBytesPerSecond = 1e9;         // hashing and writing files
-constexpr double kWeightBytesPerSecond = 1e10;  // read from memory while tokens are decoded one by one
+constexpr double kWeightBytesPerSecond = 1e10;  // reading weights from memory while tokens are decoded one by one
 
-// One outlier column in so many, where a run predicts its size before calibration has counted them.
+// A run predicts its size before calibration has counted outlier columns. It assumes one in this many.
 constexpr int64_t kExpectedOutlierShare = 8;
 
-// What LibTorch, MKL and the allocator hold beside our buffers once they are used: the process, each worker, and each
-// worker for a column of the widest matrix. Measured with 1, 2 and 4 threads on models of 64 to 1024 channels.
+// The memory that LibTorch, MKL and the allocator hold beside our buffers once they are used: for the process, for each
+// worker, and for each worker and column of the widest matrix. Measured with 1, 2 and 4 threads on models of 64 to 1024
+// channels.
 constexpr int64_t kLibraryBytes = int64_t{4} << 20;
 constexpr int64_t kWorkerBytes = int64_t{2} << 20;
 constexpr int64_t kWorkerColumnBytes = int64_t{8} << 10;
 
-// And what a thread that takes gradients holds of its graph's nodes and of the heap.
+// The memory that a thread that takes gradients holds for its graph's nodes and on the heap.
 constexpr int64_t kGradientThreadBytes = int64_t{4} << 20;
 
-// H and U of a stage in float32, and six matrices like them for the factorization, which is in float64.
+// H and U of a stage in float32, and six such matrices in float64 for the factorization.
 constexpr int64_t kFactorElementBytes = 4 + 4 + 6 * 8;
 
-// What the process holds whatever it works on.
+// Returns what the process holds whatever it works on.
 int64_t process_bytes(int64_t base_bytes, int num_threads, int64_t widest) {
   return base_bytes + kLibraryBytes + num_threads * (kWorkerBytes + kWorkerColumnBytes * widest);
 }
@@ -60,29 +61,29 @@ const GridOptions* grid_of(const LayerPlan& layer) {
   return rounding == nullptr ? nullptr : rounding->grid();
 }
 
-// How the runtime takes the inputs of a model's linears.
+// The form in which the runtime takes the inputs of a model's linears.
 struct RuntimeInputs {
-  bool as_codes = false;         // some linear multiplies them so
-  bool whole_sequences = false;  // some input is rounded with a look at its whole sequence
+  bool as_codes = false;         // some linear multiplies its input as codes
+  bool whole_sequences = false;  // some input is rounded by a range over its whole sequence
 };
 
 struct Sizes {
   int64_t source_bytes = 0;
   int64_t output_bytes = 0;
-  int64_t parts_bytes = 0;          // what is committed before the artifact is assembled
-  int64_t block_weights = 0;        // of all blocks
-  int64_t largest_block = 0;        // weights
-  int64_t table_weights = 0;        // embedding and untied head
-  int64_t packed_excess_bytes = 0;  // by which the output's weights are larger in the runtime's hands than stored
+  int64_t parts_bytes = 0;          // bytes that are committed before the artifact is assembled
+  int64_t block_weights = 0;        // weights of all blocks
+  int64_t largest_block = 0;        // weights of the largest block
+  int64_t table_weights = 0;        // weights of the embedding and the untied head
+  int64_t packed_excess_bytes = 0;  // the excess of the output's weights in the runtime's memory over their stored size
   RuntimeInputs output_inputs;      // the source's are floats
 };
 
-// What calibration will find as outlier columns is not known yet.
+// Returns a guess of the number of outlier columns, which calibration will find later.
 int64_t expected_outlier_columns(const PackScheme& scheme, int64_t num_in) {
   return scheme.input.outliers == OutlierRule::columns ? num_in / kExpectedOutlierShare : 0;
 }
 
-// linear_bytes: of all blocks' linears, where a budget says it.
+// linear_bytes are those of all blocks' linears, where a budget fixes them.
 Sizes measure_sizes(const RunPlan& plan, const Checkpoint& checkpoint, std::optional<int64_t> linear_bytes) {
   Sizes sizes;
   for (const std::string& name : checkpoint.tensor_names()) {
@@ -136,8 +137,9 @@ double cubed(int64_t n) {
   return static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
 }
 
-// What a stage of the walk with the original's states holds while it is summed, and what its layers' steps add to H and
-// the working copies: H and the sums of both kinds of windows, the factor and what it is made in.
+// Return the memory of a stage of the walk with the original's states. fit_sums_bytes is that of its sums: H and the
+// sums of both kinds of windows. fit_bytes is what its layers' steps add to H and the working copies: the factor and
+// the space that it is made in.
 int64_t fit_sums_bytes(const ModelDescription& model, int64_t width, int64_t num_windows) {
   return StatisticsAccumulator::size_bytes(width, num_windows, StatisticsNeed::hessian_diagonal) +
          OriginalStream::sums_bytes(model, width);
@@ -146,7 +148,7 @@ int64_t fit_bytes(const ModelDescription& model, int64_t width) {
   return width * width * kFactorElementBytes + 2 * model.hidden_size * width * 4;
 }
 
-// What the steps of one stage take, beside the factor of H.
+// Returns the operations that the steps of one stage take, without the factor of H.
 double step_operations(const RunPlan& plan, int64_t block, Stage stage, PassKind kind) {
   double operations = 0.0;
   const std::vector<const LayerPlan*> layers = plan.stage_layers(block, stage);
@@ -175,21 +177,22 @@ struct Operations {
 Operations count_operations(const RunPlan& plan, const ModelDescription& model, const Workload& workload) {
   Operations operations;
   const auto num_rows = static_cast<double>(workload.num_windows * workload.num_tokens);
-  // Whose states go along, and once more where shares are decided first.
+  // The original's states go along where they are needed, and a walk that decides shares first counts once more.
   const double num_models = (plan.carries_original() ? 2.0 : 1.0) + (plan.walks_before() ? 1.0 : 0.0);
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
-    double token_weights = 0.0;  // that one token meets
+    double token_weights = 0.0;  // the weights that one token meets
     for (const LayerPlan& layer : plan.blocks[b]) {
       const double weights = static_cast<double>(layer.linear.num_out) * static_cast<double>(layer.linear.num_in);
       token_weights += weights * token_share(model.blocks[b], layer.stage);
       const double share = token_share(model.blocks[b], layer.stage);
-      // The inputs of down are made once; with all tokens, for the statistics, also of those that go elsewhere.
+      // The inputs of down are made once. With all tokens, the statistics also need those of tokens that go elsewhere.
       const bool sees_all = layer.stage.kind == Stage::feed_forward_input && workload.experts == ExpertTokens::all;
       if (workload.walks()) {
         operations.forward += 2.0 * num_rows * weights * (num_models * share + (sees_all ? 1.0 : 0.0));
       }
       if (layer.fit() == nullptr) continue;
-      if (is_output_stage(layer.stage)) operations.forward += 2.0 * num_rows * weights;  // what the output lacks
+      // One more product gives what the output lacks of the original.
+      if (is_output_stage(layer.stage)) operations.forward += 2.0 * num_rows * weights;
       operations.compress += weights * static_cast<double>(layer.linear.num_in) * kFitOpsPerWeight;
     }
     if (const PassOptions* const pass = plan.reconstruction(static_cast<int64_t>(b)); pass != nullptr) {
@@ -223,8 +226,8 @@ Operations count_operations(const RunPlan& plan, const ModelDescription& model, 
   return operations;
 }
 
-// Bytes that a stage's layers take beside the block's weights: what the steps work in, and changed weights and their
-// masks until they are stored.
+// Returns the bytes that a stage's layers take beside the block's weights: the memory in which the steps work, and
+// changed weights and their masks until they are stored.
 int64_t layers_bytes(const RunPlan& plan, int64_t block, Stage stage) {
   StageExtent extent;
   bool is_changed = false;
@@ -243,7 +246,7 @@ int64_t layers_bytes(const RunPlan& plan, int64_t block, Stage stage) {
   return working + (is_changed ? num_out * extent.width * (4 + 1) : 0);
 }
 
-// Bytes while a stage's layers are compressed: H and its factor, then the largest layer's working copies.
+// Returns the bytes while a stage's layers are compressed: H and its factor, then the largest layer's working copies.
 int64_t compress_bytes(const RunPlan& plan, const ModelDescription& model, int64_t num_windows) {
   int64_t largest = 0;
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
@@ -272,13 +275,13 @@ int64_t compress_bytes(const RunPlan& plan, const ModelDescription& model, int64
   return largest;
 }
 
-// What the weights of a model take in the runtime's hands, as memory_need has it: those in codes as they are packed
-// where that is more than their file, and a sixteenth for what stands beside them.
+// Returns the bytes of a model's weights in the runtime, as memory_need computes them. Weights in codes count as they
+// are packed, where that is more than their file. A sixteenth is added for what stands beside them.
 int64_t weights_bytes(int64_t stored_bytes, int64_t packed_excess_bytes = 0) {
   return (stored_bytes + packed_excess_bytes) * 17 / 16;
 }
 
-// Each model keeps its weights and what it works in. Windows go through one after the other's.
+// Each model keeps its weights and its working memory. Windows go through one model after the other.
 int64_t evaluation_bytes(const ModelDescription& model, const Sizes& sizes, const EvaluationExtent& evaluation) {
   const int64_t most_windows = std::max<int64_t>(1, Transformer::kBatchRows / evaluation.num_tokens);
   const int64_t rows = std::min(most_windows, evaluation.num_windows) * evaluation.num_tokens;
@@ -287,13 +290,13 @@ int64_t evaluation_bytes(const ModelDescription& model, const Sizes& sizes, cons
   const auto work_bytes = [&](const RuntimeInputs& inputs) {
     return cache + forward_work_bytes(model, workload, inputs.as_codes, inputs.whole_sequences);
   };
-  // Ids, and a divergence for each prediction.
+  // The ids, and a divergence for each prediction.
   const int64_t token_bytes = evaluation.num_windows * evaluation.num_tokens * 2 * 4;
   return weights_bytes(sizes.output_bytes, sizes.packed_excess_bytes) + work_bytes(sizes.output_inputs) + token_bytes +
          (evaluation.reference ? weights_bytes(sizes.source_bytes) + work_bytes(RuntimeInputs{}) : 0);
 }
 
-// Both models stay with what windows were worked on in, and one answers after the other.
+// Both models stay with the working memory of their windows, and they answer one after the other.
 int64_t answers_bytes(const ModelDescription& model, const Sizes& sizes, const AnswersExtent& answers) {
   const int64_t num_tokens = answers.longest_tokens;
   const DeviceWorkload workload{.num_rows = num_tokens, .num_tokens = num_tokens, .on_host = true};
@@ -303,7 +306,7 @@ int64_t answers_bytes(const ModelDescription& model, const Sizes& sizes, const A
          forward_work_bytes(model, workload, sizes.output_inputs.as_codes, sizes.output_inputs.whole_sequences);
 }
 
-// Prompts go by the matrix product's rate, new tokens by that of reading all weights.
+// Prompts take the matrix product's rate, and new tokens the rate of reading all weights.
 double answers_seconds(const ModelDescription& model, const Sizes& sizes, const AnswersExtent& answers,
                        double matmul_rate) {
   const auto weights = static_cast<double>(sizes.block_weights + model.vocabulary_size * model.hidden_size);
@@ -324,14 +327,14 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   const int64_t survey_memory =
       workload.survey ? LeaveOneOut::size_bytes(model, workload.survey->extent, workload.num_threads) : 0;
   const int64_t libraries = process_bytes(base_bytes, workload.num_threads, widest_of(model));
-  // float32, codes, packed; and of the original's float32.
+  // The block is there in float32, as codes and packed, and the original's block in float32.
   const int64_t block_bytes = sizes.largest_block * (4 + 1 + 1 + (plan.carries_original() ? 4 : 0));
   int64_t work_bytes = compress_bytes(plan, model, workload.num_windows);
   if (plan.reconstructs()) {
     work_bytes = std::max(work_bytes, reconstruction_bytes(model, workload.num_tokens, workload.num_threads) +
                                           workload.num_threads * kGradientThreadBytes);
   }
-  if (plan.walks_before()) work_bytes = std::max(work_bytes, sizes.largest_block * 4);  // a block's scores
+  if (plan.walks_before()) work_bytes = std::max(work_bytes, sizes.largest_block * 4);  // the scores of a block
 
   const auto walk_memory = [&](Spill spill) {
     int64_t bytes = libraries + block_bytes + work_bytes + survey_memory;
@@ -361,7 +364,7 @@ Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Work
   if (evaluation_memory > 0) evaluation_memory += libraries;
 
   int64_t table_memory = 0;
-  if (!plan.tables.empty()) table_memory = libraries + sizes.table_weights * 2;  // codes, packed codes
+  if (!plan.tables.empty()) table_memory = libraries + sizes.table_weights * 2;  // codes and packed codes
   const int64_t least = std::max({walk_memory(Spill::all), table_memory, evaluation_memory});
   if (least > max_memory_bytes) {
     throw std::invalid_argument("--max-memory " + format_bytes(max_memory_bytes) + " is too little: this run needs " +
@@ -527,7 +530,7 @@ Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent
   for (const std::string& name : checkpoint.tensor_names()) {
     sizes.source_bytes += static_cast<int64_t>(checkpoint.tensor(name).data.size());
   }
-  sizes.output_bytes = sizes.source_bytes;  // the one model that evaluation_bytes counts
+  sizes.output_bytes = sizes.source_bytes;  // evaluation_bytes counts this one model
   int64_t num_weights = model.head.num_out * model.head.num_in;
   for (const BlockDescription& block : model.blocks) {
     for (const Stage stage : block_stages(block)) {
@@ -540,20 +543,21 @@ Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent
   const int64_t memory =
       process_bytes(base_bytes, extent.num_threads, widest_of(model)) + extent.logit_bytes +
       evaluation_bytes(model, sizes, {.num_windows = 1, .num_tokens = extent.longest_sequence, .reference = false});
-  // Texts that grow together: keys and values, logits on both sides and what is drawn from them.
+  // Each text that grows together with others has keys and values, its logits on both sides, and the candidates drawn
+  // from.
   const int64_t lane_bytes = extent.longest_sequence * kv_bytes_per_token(model, kKvFloatBits) +
                              model.vocabulary_size * (2 * 4 + static_cast<int64_t>(sizeof(Sampler::Candidate)));
   Prediction prediction;
   prediction.output_bytes = prediction.disk_bytes = extent.file_bytes;
   const double token_operations = 2.0 * static_cast<double>(num_weights) / kEvaluationEfficiency;
-  if (extent.num_sampled_tokens > 0) {  // a token of each lane reads all weights once
+  if (extent.num_sampled_tokens > 0) {  // one token of each lane reads all weights once
     const double token_bytes = static_cast<double>(sizes.source_bytes) / static_cast<double>(extent.num_lanes);
     const double token_seconds = token_bytes / kDecodeBytesPerSecond + token_operations / matmul_rate;
     prediction.stages.push_back({"sample", static_cast<double>(extent.num_sampled_tokens) * token_seconds,
                                  memory + extent.num_lanes * lane_bytes});
   }
   const double operations = static_cast<double>(extent.num_tokens) * token_operations;
-  // One sum for the probabilities, and at each temperature one over all tokens and one over the tail.
+  // There is one sum for the probabilities, and at each temperature one over all tokens and one over the tail.
   const double sums = static_cast<double>(extent.num_tokens) * static_cast<double>(1 + 2 * extent.num_temperatures);
   const double truncation = sums * static_cast<double>(model.head.num_out) * kTruncateOpsPerLogit;
   prediction.stages.push_back({"record", (operations + truncation) / matmul_rate, memory});

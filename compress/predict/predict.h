@@ -1,5 +1,5 @@
-// How much memory, disk and time a run will take, and where its activations go: printed by --dry-run, and what
-// --max-memory decides on.
+// Predicts how much memory, disk and time a run will take, and where its activations go. --dry-run prints this, and
+// --max-memory is compared with it.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@ namespace pare {
 
 struct EvaluationExtent {
   int64_t num_windows = 0;
-  int64_t num_tokens = 0;  // of a window
+  int64_t num_tokens = 0;  // per window
   bool reference = true;
 };
 
-// Answers to instructions, as many tokens as they may have.
+// Answers to instructions, counted at their greatest length.
 struct AnswersExtent {
   int64_t num_examples = 0;
-  int64_t prompt_tokens = 0;   // of all examples
-  int64_t longest_tokens = 0;  // of one prompt with its answer
-  int64_t max_new_tokens = 0;  // of an answer
+  int64_t prompt_tokens = 0;   // summed over all examples
+  int64_t longest_tokens = 0;  // the longest prompt with its answer
+  int64_t max_new_tokens = 0;  // per answer
   bool reference = true;
 };
 
@@ -34,45 +34,45 @@ struct SurveyExtent {
 };
 
 struct Workload {
-  int64_t num_windows = 0;  // of calibration; 0: none, or statistics from a file
+  int64_t num_windows = 0;  // for calibration; 0: none, or statistics from a file
   int64_t num_tokens = 0;
   std::vector<EvaluationExtent> evaluations;
   std::vector<AnswersExtent> answers = {};
   int num_threads = 1;
   std::optional<SurveyExtent> survey = {};
   ExpertTokens experts = ExpertTokens::routed;
-  std::optional<int64_t> linear_bytes = {};  // what a budget leaves the blocks' linears
+  std::optional<int64_t> linear_bytes = {};  // the bytes that a budget gives the blocks' linears
   bool walks() const { return num_windows > 0; }
 };
 
-// base_bytes is what the process holds already. Throws std::invalid_argument when max_memory_bytes is less than the
-// least that can be done: names it.
+// Predicts a decoder's run. base_bytes is what the process holds already. Throws std::invalid_argument when
+// max_memory_bytes is less than the least that the run can do with; the message names it.
 Prediction predict(const RunPlan& plan, const Checkpoint& checkpoint, const Workload& workload, int64_t base_bytes,
                    int64_t max_memory_bytes, double matmul_rate);
 
 struct EncoderWorkload {
   int64_t calibration_tokens = 0;                     // 0: none
-  int64_t evaluated_texts = 0, evaluated_tokens = 0;  // of all models and files
+  int64_t evaluated_texts = 0, evaluated_tokens = 0;  // over all models and files
   int num_threads = 1;
 };
-// The same of an encoder, whose states lie in memory.
+// Predicts an encoder's run, whose states lie in memory.
 Prediction predict_encoder(const RunPlan& plan, const Checkpoint& checkpoint, const EncoderWorkload& workload,
                            int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
 
-// The same of pare calibrate (plan_statistics), which writes file_bytes and compresses nothing.
+// Predicts a run of pare calibrate (plan_statistics), which writes file_bytes and compresses nothing.
 Prediction predict_calibration(const RunPlan& plan, const Checkpoint& checkpoint, const Workload& workload,
                                int64_t file_bytes, int64_t base_bytes, int64_t max_memory_bytes, double matmul_rate);
 
-// What pare record does: the runtime's forward pass over num_tokens tokens of sequences of at most longest_sequence,
-// num_sampled_tokens of them drawn before, in num_lanes texts at a time.
+// The extent of a run of pare record: the runtime's forward pass over num_tokens tokens, in sequences of at most
+// longest_sequence. num_sampled_tokens of them are drawn first, in num_lanes texts at a time.
 struct RecordingExtent {
   int64_t num_tokens = 0;
   int64_t num_sampled_tokens = 0;
   int64_t num_lanes = 1;  // texts that are drawn together
   int64_t longest_sequence = 0;
   int64_t num_temperatures = 0;
-  int64_t logit_bytes = 0;  // memory of one chunk of logits and what is made of it
-  int64_t file_bytes = 0;   // written
+  int64_t logit_bytes = 0;  // memory of one chunk of logits and of its results
+  int64_t file_bytes = 0;   // bytes that are written
   int num_threads = 1;
 };
 Prediction predict_recording(const Checkpoint& checkpoint, const RecordingExtent& extent, int64_t base_bytes,

@@ -1,4 +1,4 @@
-// What a run is predicted to take, and what it has to be compared with.
+// The predicted memory, disk and time of a run, and the limits that they are compared with.
 #pragma once
 
 #include <cstdint>
@@ -20,23 +20,23 @@ struct Prediction {
   Spill spill = Spill::none;
   std::vector<PredictedStage> stages;
   int64_t output_bytes = 0;
-  int64_t disk_bytes = 0;  // at most at one time: spill, committed parts, output
+  int64_t disk_bytes = 0;  // the most at any one time: spill, committed parts, output
   int64_t peak_memory_bytes() const;
   double seconds() const;
 };
 
-// Measured now: float32 multiply-add rate of LibTorch's matrix product over num_threads threads, in floating-point
-// operations per second; takes about a tenth of a second.
+// Measures the float32 multiply-add rate of LibTorch's matrix product over num_threads threads, in floating-point
+// operations per second. It takes about a tenth of a second.
 double measure_matmul_rate(int num_threads);
 
-// What --max-memory is where it is not given: four fifths of what this process may still take (runtime/machine/limits.h).
-// Throws what free_memory throws.
+// Returns the value of --max-memory where it is not given: four fifths of what this process may still take
+// (runtime/machine/limits.h). Throws what free_memory throws.
 int64_t default_memory_budget();
 
-// Throws std::runtime_error when the disk that will hold `output` has less free than predicted.
+// Throws std::runtime_error when the disk that will hold `output` has less free space than predicted.
 void check_disk_space(const std::filesystem::path& output, const Prediction& prediction);
 
-// Lines for people, and a JSON object.
+// Return lines for people, and a JSON object.
 std::vector<std::string> to_lines(const Prediction& prediction);
 std::string to_json(const Prediction& prediction);
 

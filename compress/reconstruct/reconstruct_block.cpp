@@ -20,13 +20,14 @@
 namespace pare {
 namespace {
 
-// One that is trained, with what its gradient is summed in and what the optimizer remembers.
+// A view that is trained, with the sum of its gradients and the optimizer's state.
 struct TrainedView {
   std::string name;
   ParameterView* view = nullptr;
-  at::Tensor value;                                            // of this step, in the compute type
-  at::Tensor sum;                                              // of the windows' gradients by it, float32
-  std::vector<at::Tensor> first = {}, second = {}, best = {};  // of each parameter
+  at::Tensor value;                                            // its value at this step, in the compute type
+  at::Tensor sum;                                              // the windows' gradients with respect to the value,
+                                                               // summed in float32
+  std::vector<at::Tensor> first = {}, second = {}, best = {};  // one for each parameter
 };
 
 class BlockTraining {
@@ -98,7 +99,7 @@ class BlockTraining {
     }
   }
 
-  // Calls work for each trained view, from several threads.
+  // Calls `work` for each trained view, from several threads.
   template <typename Work>
   void for_each_view(const Work& work) {
     for_row_chunks(static_cast<int64_t>(trained_.size()), 1,
@@ -129,7 +130,8 @@ class BlockTraining {
     return sum / static_cast<double>(losses.size());
   }
 
-  // By each trained view's value; undefined where it has no part in the loss (an expert that no token goes to).
+  // Returns the gradients with respect to each trained view's value. One is undefined where the view has no part in the
+  // loss (an expert that no token goes to).
   std::vector<at::Tensor> window_gradients(int64_t window, double& loss) const {
     const at::AutoGradMode with_gradients(true);
     NamedTensors weights = values_;
@@ -147,7 +149,7 @@ class BlockTraining {
     return gradients;
   }
 
-  // As many windows as there are threads at a time: so many gradients exist beside the sums.
+  // Works on as many windows at a time as there are threads, so that many gradients exist beside the sums.
   void add_gradients(const std::vector<int64_t>& windows) {
     for (TrainedView& trained : trained_) trained.sum.zero_();
     const auto at_once = static_cast<size_t>(omp_get_max_threads());
@@ -194,13 +196,13 @@ class BlockTraining {
   const ReconstructOptions& options_;
   std::vector<int64_t> training_, held_;
   std::vector<TrainedView> trained_;
-  NamedTensors values_;  // of all tensors of the block
+  NamedTensors values_;  // all tensors of the block
 };
 
 }  // namespace
 
 at::Tensor block_loss(const at::Tensor& output_TD, const at::Tensor& target_TD) {
-  // A token of zeros has no size to compare with; it then counts as one of the smallest.
+  // A token of zeros has no size to compare with. It counts as one of the smallest size.
   const at::Tensor size_T = target_TD.square().sum(-1).clamp_min(std::numeric_limits<float>::min());
   return output_TD.sub(target_TD).square().sum(-1).div(size_T).mean();
 }
@@ -212,13 +214,13 @@ Reconstruction reconstruct_block(const FunctionalModel& model, int64_t block, co
 }
 
 int64_t reconstruction_bytes(const ModelDescription& model, int64_t num_tokens, int num_threads) {
-  // Of each weight: the parameter, its gradient, two moments, the best one, the step's value, the value that it was made
-  // of and the sum in float32, the code that training starts from and what the mask keeps; and the gradients of the
-  // windows at work.
+  // For each weight there are the parameter, its gradient, two moments, the best value, the step's value, the value
+  // that this was made from and the sum, all in float32. There are the code that training starts from and the mask in a
+  // byte each, and the gradients of the windows at work.
   constexpr int64_t kWeightBytes = 8 * 4 + 2;
   int64_t most = 0;
   for (const BlockDescription& block : model.blocks) {
-    int64_t num_weights = 0, num_values = 12 * model.hidden_size;  // of one token, which a graph keeps
+    int64_t num_weights = 0, num_values = 12 * model.hidden_size;  // values of one token that a graph keeps
     for (const LinearDescription& linear : linears_of(block)) {
       num_weights += linear.num_out * linear.num_in;
       num_values += 3 * linear.num_out;
@@ -232,8 +234,8 @@ int64_t reconstruction_bytes(const ModelDescription& model, int64_t num_tokens, 
 double reconstruction_operations(const ReconstructOptions& options, int64_t num_windows, double forward_operations) {
   const int64_t num_held = std::max<int64_t>(1, num_windows / OriginalStream::kHeldShare);
   const auto num_epochs = static_cast<double>(options.epochs);
-  // Forward and, twice as dear, backward; held-out windows behind each epoch and at the start; and all once more behind
-  // the trained block.
+  // Training windows go forward and, at twice the cost, backward. Held-out windows go forward at the start and after
+  // each epoch. At the end all windows go through the trained block once more.
   return forward_operations * (3.0 * num_epochs * static_cast<double>(num_windows - num_held) +
                                (num_epochs + 1.0) * static_cast<double>(num_held) + static_cast<double>(num_windows));
 }

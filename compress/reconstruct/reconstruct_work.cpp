@@ -11,12 +11,12 @@
 namespace pare {
 namespace {
 
-// A layer at work: its plan, what it has come to, and where its values stand in floating point.
+// A layer at work: its plan, its results so far, and where its values are in floating point.
 struct WorkedLayer {
   const LayerPlan* plan = nullptr;
   CompressedLayer* layer = nullptr;
-  OwnedTensor* tensor = nullptr;  // of a weight under the model's own name
-  GridView* grid = nullptr;       // of codes
+  OwnedTensor* tensor = nullptr;  // for a weight under the model's own name
+  GridView* grid = nullptr;       // for codes
   std::string name() const { return plan->linear.name + ".weight"; }
 };
 
@@ -38,7 +38,7 @@ std::vector<WorkedLayer> trained_layers(const std::vector<LayerPlan>& layers, Bl
   return trained;
 }
 
-// The parameters' home: codes on their grid, or values of the type that they are stored in.
+// Makes the view that holds the parameters: codes on their grid, or values of the type that they are stored in.
 std::unique_ptr<ParameterView> make_view(const at::Tensor& weight_OI, const ReconstructOptions& options,
                                          WorkedLayer& item) {
   const StoredLinear& stored = item.layer->stored;
@@ -61,7 +61,7 @@ std::vector<std::byte> bytes_of(const at::Tensor& values_OI, DType dtype) {
   return bytes;
 }
 
-// The zeros of the mask and the grid's shape are as they were; all else is taken over.
+// Takes the trained values over. The zeros of the mask and the grid's shape stay as they were.
 void take_over(const ParameterView& view, WorkedLayer& item, BlockWork& work) {
   const LinearDescription& linear = item.plan->linear;
   StoredLinear& stored = item.layer->stored;
