@@ -1,18 +1,19 @@
-// What a teacher says of every token of a text, recorded once (pare record) for training a student:
+// The format of a teacher's recorded logits: the distribution after every token of a text, recorded once (pare record)
+// for training students.
 //
 //   OUT.h5              the master: whose logits they are, the list of shards, and all arrays joined (virtual datasets)
 //   OUT.h5.shards/      NNNNN.h5, each with the arrays of consecutive sequences
 //
-// Both are HDF5 behind a line with the hash of all that follows (compress/hdf5/hashed_file.h); the pair can be moved,
+// Both are HDF5 after a line with the hash of all that follows (compress/hdf5/hashed_file.h). The pair can be moved,
 // but not renamed. docs/formats.md ("Teacher logits") has every attribute and array.
 //
 // Row r of a sequence is about what follows its token r: the K most probable tokens in descending order, and for each
 // temperature the logarithm of the mass of all others. Probabilities are stored as logarithms in float16 (IEEE
-// binary16): of the 16-bit formats it alone has 11 significant bits where they matter. Between -1 and 0 its steps are
-// at most 2^-11, at -30 nats 2^-6, a factor of 1.016 in a probability of 1e-13; it keeps 6e-8, and numpy knows it.
-// bfloat16 would be off by 2^-9 and 2^-4 (rounded), for a range that no logarithm needs. Rounding keeps the order of a
-// row. Ids are uint16 for vocabularies of up to 65,536 tokens, else uint32. Filters are not used: sorted values and ids
-// are nearly incompressible.
+// binary16). It is the only 16-bit format with 11 significant bits where they matter. Between -1 and 0 its steps are at
+// most 2^-11. At -30 nats they are 2^-6, a factor of 1.016 in a probability of 1e-13. It keeps 6e-8, and numpy knows
+// it. bfloat16 would be off by 2^-9 and 2^-4 (rounded), for a range that no logarithm needs. Rounding keeps the order
+// of a row. Ids are uint16 for vocabularies of up to 65,536 tokens, else uint32. No filters are used, because sorted
+// values and ids are nearly incompressible.
 #pragma once
 
 #include <array>
@@ -26,36 +27,36 @@
 
 namespace pare {
 
-// Whose logits they are: the master's attributes.
+// The origin of the logits: the master's attributes.
 struct LogitOrigin {
   std::string model;                 // model_hash of the teacher
-  std::string tokenizer;             // tokenizer_hash of the teacher's
+  std::string tokenizer;             // tokenizer_hash of the teacher's tokenizer
   std::string data;                  // SHA-256 of the windows, or of the prompts
-  std::string text;                  // name of the file they came from
-  std::string source;                // how sequences were made of it: a JSON object
+  std::string text;                  // name of the file that they came from
+  std::string source;                // a JSON object that says how sequences were made from it
   int64_t num_vocabulary = 0;        // V: the tokenizer's tokens, without the head's padding
   int64_t num_kept = 0;              // K
   std::vector<double> temperatures;  // N
   std::string pare_version, libtorch_version, instruction_set;
 
-  // All of it as a JSON object, in this order.
+  // Returns all of it as a JSON object, in this order.
   std::string to_json() const;
-  // SHA-256 of that: what the shards of one store have in common.
+  // Returns the SHA-256 of that, which the shards of one store have in common.
   std::string hash() const;
 };
 
-// Tokens, which of them the loss is about, and where the teacher's attention has begun anew.
+// A sequence of tokens, with the tokens that the loss is about and the places where the teacher's attention began anew.
 struct RecordedSequence {
   std::vector<int32_t> ids;
-  // Of token r: 1 where the prediction of token r + 1 counts. 0 for the last token and where token r + 1 belongs to a
-  // prompt.
+  // For token r: 1 where the prediction of token r + 1 counts. It is 0 for the last token and where token r + 1 belongs
+  // to a prompt.
   std::vector<uint8_t> label_mask;
-  // Behind the first token, those at which another document begins, ascending: the teacher has seen nothing before
-  // them. The token in front of each has no label.
+  // The tokens after the first one at which another document begins, ascending. For them the teacher has seen nothing
+  // before. The token before each has no label.
   std::vector<int32_t> starts = {};
 };
 
-// Bytes of one token in the arrays.
+// Returns the bytes of one token in the arrays.
 int64_t bytes_per_token(int64_t num_vocabulary, int64_t num_kept, int64_t num_temperatures);
 
 struct LogitShard {
@@ -64,38 +65,39 @@ struct LogitShard {
   std::string sha256;
 };
 
-// "00042.h5".
+// Returns a shard's file name, e.g. "00042.h5".
 std::string shard_name(int64_t shard);
 
-// --- What writer and reader share ------------------------------------------------------------------------------------
+// --- Shared by writer and reader -------------------------------------------------------------------------------------
 
 extern const FileKind kLogitFile;
 inline constexpr int64_t kShardHashBytes = 32;
-inline constexpr int64_t kMostTokens = int64_t{1} << 40;            // of a store: their products with K must fit
-inline constexpr int64_t kMostLogitCount = (int64_t{1} << 31) - 1;  // of any count but tokens
+inline constexpr int64_t kMostTokens = int64_t{1} << 40;            // the most in a store: products of the number with
+                                                                    // K must fit
+inline constexpr int64_t kMostLogitCount = (int64_t{1} << 31) - 1;  // the most for any other count
 
-// Unsigned, as wide as ids of that vocabulary need.
+// Returns the unsigned type that is as wide as ids of that vocabulary need.
 Hdf5Type logit_id_type(int64_t num_vocabulary);
 
-// One for each token, or of several columns.
+// An array with one value, or several columns, for each token.
 struct TokenArray {
   const char* name;
   Hdf5Type type;
   int64_t num_columns;      // 0: one dimension
-  bool is_of_first = true;  // files of version 1 have it, too
+  bool is_of_first = true;  // files of version 1 have it as well
 
   std::vector<int64_t> shape(int64_t num_rows) const;
 };
 std::array<TokenArray, 7> token_arrays(const LogitOrigin& origin);
-inline constexpr const char* kFirstLogitVersion = "1";  // had no `starts`: a sequence was one document
+inline constexpr const char* kFirstLogitVersion = "1";  // has no `starts`: a sequence is one document
 
-// Expected and found, where they differ.
+// A difference between what was expected and what was found.
 struct LogitDifference {
   std::string object, expected, found;
 };
-// nullopt: it can be written and read.
+// Returns nullopt where the origin can be written and read.
 std::optional<LogitDifference> check_origin(const LogitOrigin& origin);
-// Of one sequence, in the words of its array.
+// Checks one sequence, and names the array that is wrong.
 std::optional<LogitDifference> check_sequence(const RecordedSequence& sequence, int64_t num_vocabulary);
 
 }  // namespace pare

@@ -46,7 +46,7 @@ std::string value_words(float value) {
   return text.data();
 }
 
-// Logarithms of probabilities: at most 0, not NaN; -inf is a mass of 0.
+// Checks logarithms of probabilities: at most 0 and not NaN. -inf is a mass of 0.
 std::optional<LogitDifference> check_logarithms(const char* name, const at::Tensor& logs) {
   const float* values = logs.const_data_ptr<float>();
   for (int64_t i = 0; i < logs.numel(); ++i) {
@@ -82,10 +82,10 @@ std::optional<LogitDifference> check_rows(const at::Tensor& ids_TK, const at::Te
   return std::nullopt;
 }
 
-// What is there of one shard, with the places of its arrays.
+// An open shard, with the places of its arrays.
 struct OpenShard {
   Hdf5Reader reader;
-  std::vector<uint32_t> lengths;  // of the sequences
+  std::vector<uint32_t> lengths;  // the lengths of its sequences
   std::array<Hdf5Array, 7> arrays;
   bool has_starts = true;
   LogitShard summary;
@@ -114,7 +114,7 @@ uint64_t checked_number(const Hdf5Reader& reader, const Hdf5Object& root, const 
   return found;
 }
 
-// checks_hash: false for a file that was checked before.
+// checks_hash is false for a file that was checked before.
 OpenShard open_shard(const fs::path& path, const LogitOrigin& origin, int64_t shard, int64_t first_sequence,
                      bool checks_hash) {
   InputFile file(path);
@@ -161,7 +161,7 @@ std::string hash_of_bytes(std::span<const uint8_t> bytes) {
   return text;
 }
 
-// One name, so that nothing outside the master's folder is ever read.
+// Returns whether the name is a single one, so that nothing outside the master's folder is ever read.
 bool is_folder_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos;
 }
@@ -177,26 +177,26 @@ struct LogitStore::State {
   InputFiles files;  // the master and the shards
   LogitOrigin origin;
   std::string hash;
-  fs::path folder;  // of the shards
+  fs::path folder;  // the folder of the shards
   std::vector<LogitShard> shards;
-  std::vector<int64_t> first_sequences;  // of each shard, and behind the last one
-  std::vector<uint32_t> lengths;         // of all sequences
+  std::vector<int64_t> first_sequences;  // one for each shard, and after them the number of all sequences
+  std::vector<uint32_t> lengths;         // one for each sequence of the store
   int64_t num_tokens = 0;
 
-  // The shard that was read last: a store may have more of them than a process may open files.
+  // The shard that was read last. Only one is open, because a store may have more shards than a process may open files.
   std::optional<OpenShard> open;
   int64_t open_index = -1;
   std::vector<int64_t> open_rows;  // the first row of each of its sequences
 
   void load(int64_t shard, bool checks_hash);
-  // Loads the sequence's shard. The sequence's first row in it.
+  // Loads the sequence's shard and returns the sequence's first row in it.
   int64_t find(int64_t sequence);
 };
 
 void LogitStore::State::load(int64_t shard, bool checks_hash) {
   const int64_t first = first_sequences[static_cast<size_t>(shard)];
   open.reset();
-  if (checks_hash) files.add(folder / shard_name(shard));  // once: what is read again must be what was checked
+  if (checks_hash) files.add(folder / shard_name(shard));  // only once: later reads must find what was checked
   OpenShard loaded = open_shard(folder / shard_name(shard), origin, shard, first, checks_hash);
   const LogitShard& expected = shards[static_cast<size_t>(shard)];
   const LogitShard& found = loaded.summary;
@@ -268,7 +268,7 @@ LogitStore LogitStore::open_unpublished(const fs::path& master, const fs::path& 
   return open_with(master, shards);
 }
 
-// shards: empty: the folder that the master names.
+// If `shards` is empty, the shards are in the folder that the master names.
 LogitStore LogitStore::open_with(const fs::path& path, const fs::path& shards) {
   auto state = std::make_unique<State>();
   state->path = path;
@@ -277,7 +277,7 @@ LogitStore LogitStore::open_with(const fs::path& path, const fs::path& shards) {
   state->hash = check_hash(file, kLogitFile);
   const Hdf5Reader reader(std::move(file), kUserBlockBytes, kLogitFile.remedy);
   const Hdf5Object root = reader.root();
-  const auto count = [&](const char* name) {  // what does not fit is out of every range
+  const auto count = [&](const char* name) {  // a number that does not fit is out of every range
     return static_cast<int64_t>(std::min<uint64_t>(root.number(name), INT64_MAX));
   };
   const Hdf5Array temperatures = root.array("temperatures", Hdf5Type::float64);
@@ -340,7 +340,7 @@ RecordedSequence LogitStore::sequence(int64_t sequence) const {
   const int64_t row = state_->find(sequence), count = length(sequence);
   const OpenShard& shard = *state_->open;
   const std::vector<int64_t> ids = read_ids(shard.reader, shard.arrays[kTokenIds], row, count);
-  // Before they are narrowed.
+  // Ids are checked before they are narrowed.
   const int64_t largest = *std::max_element(ids.begin(), ids.end());
   if (largest >= state_->origin.num_vocabulary) {
     refuse_reading(shard.reader,

@@ -1,4 +1,4 @@
-// Reads what a teacher says of every token of a text (logit_format.h).
+// Reads the recorded logits of a teacher (logit_format.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,19 +14,21 @@
 
 namespace pare {
 
-// Opens a shard and checks all but its rows: its hash, whose it is, its place, its shapes. Throws std::runtime_error.
+// Opens a shard and checks everything but its rows: its hash, its store, its place and its shapes. Throws
+// std::runtime_error.
 LogitShard check_shard(const std::filesystem::path& path, const LogitOrigin& origin, int64_t shard,
                        int64_t first_sequence);
 
-// Reads a store. Nothing in the files is believed: they are read by compress/hdf5/hdf5_reader.h. Not for several
-// threads at a time.
+// Reads a store. Nothing in the files is trusted: compress/hdf5/hdf5_reader.h reads them. It must not be used by
+// several threads at a time.
 class LogitStore {
  public:
-  // Reads all files once and checks their hashes, and that shards are of this master. Throws std::runtime_error: the
-  // path, and whether a file is missing, is no file of teacher logits, of another version, truncated or damaged, of
-  // another store, or which object is none that LogitShardWriter and write_master write.
+  // Reads all files once and checks their hashes, and that the shards belong to this master. Throws std::runtime_error
+  // with the path. The message says whether a file is missing, holds no teacher logits, is of another version, is
+  // truncated or damaged, or belongs to another store. Or it names the object that LogitShardWriter and write_master do
+  // not write.
   static LogitStore open(const std::filesystem::path& path);
-  // The same where the master has not its name yet, and the shards' folder is that one.
+  // Does the same where the master does not have its final name yet, with the given folder of shards.
   static LogitStore open_unpublished(const std::filesystem::path& master, const std::filesystem::path& shards);
   LogitStore(LogitStore&&) noexcept;
   LogitStore& operator=(LogitStore&&) noexcept;
@@ -34,20 +36,21 @@ class LogitStore {
 
   const std::filesystem::path& path() const;
   const LogitOrigin& origin() const;
-  const std::string& hash() const;  // of the master, and with it of all
+  const std::string& hash() const;  // the master's hash, and so that of the whole store
   int64_t num_shards() const;
   int64_t num_sequences() const;
-  int64_t num_tokens() const;  // of all sequences
+  int64_t num_tokens() const;  // in all sequences
   int64_t length(int64_t sequence) const;
 
   // Throws std::runtime_error when one of the files has been changed or replaced since it was opened.
   void check_unchanged() const;
 
-  // Throw std::invalid_argument for a sequence or tokens that it has not, std::runtime_error for values that no
-  // teacher can have: ids outside 0 .. V - 1 or twice in a row, logarithms above 0, not in order or NaN.
+  // These throw std::invalid_argument for a sequence or tokens that the store does not have. They throw
+  // std::runtime_error for values that no teacher can have: ids outside 0 .. V - 1 or twice in a row, and logarithms
+  // that are above 0, not in order or NaN.
   RecordedSequence sequence(int64_t sequence) const;
   std::vector<float> label_log_probs(int64_t sequence) const;
-  // Of tokens [first, first + count): ids int32, logarithms float32, ready for TeacherLogits.
+  // Reads tokens [first, first + count): ids as int32 and logarithms as float32, ready for TeacherLogits.
   TruncatedLogits read(int64_t sequence, int64_t first, int64_t count) const;
 
  private:

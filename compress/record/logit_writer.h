@@ -13,21 +13,21 @@
 
 namespace pare {
 
-// One shard, which appears under its name when it is complete, or not at all; PATH.partial until then.
+// Writes one shard, which appears under its name when it is complete, or not at all. Until then it is PATH.partial.
 class LogitShardWriter {
  public:
-  // Throws std::invalid_argument (sequences or an origin that could not be read again) and std::runtime_error (path,
+  // Throws std::invalid_argument for sequences or an origin that could not be read again, and std::runtime_error (path,
   // reason).
   LogitShardWriter(const std::filesystem::path& path, const LogitOrigin& origin, int64_t shard, int64_t first_sequence,
                    const std::vector<RecordedSequence>& sequences);
   LogitShardWriter(LogitShardWriter&&) = delete;
-  ~LogitShardWriter();  // removes what is not published
+  ~LogitShardWriter();  // removes the file unless it is published
 
-  // The next rows, [T, K] and [T, N] of `rows`: temperatures as the origin has them. label_log_probs_T: of the token
-  // that follows, 0 for the last of a sequence. Throws as the constructor does.
+  // Appends the next rows, [T, K] and [T, N] of `rows`, with the origin's temperatures. label_log_probs_T are those of
+  // the token that follows, 0 for the last token of a sequence. Throws as the constructor does.
   void append(const TruncatedLogits& rows, std::span<const float> label_log_probs_T);
 
-  // Throws std::logic_error unless all rows were appended, std::runtime_error (path, reason).
+  // Throws std::logic_error unless all rows were appended, and std::runtime_error (path, reason).
   LogitShard publish();
 
  private:
@@ -35,7 +35,7 @@ class LogitShardWriter {
   std::unique_ptr<State> state_;
 };
 
-// The master of complete shards, which lie in the folder of that name beside it. Returns its hash. Throws
+// Writes the master of complete shards, which lie in the folder of that name beside it. Returns its hash. Throws
 // std::runtime_error (path, reason).
 std::string write_master(const std::filesystem::path& path, const LogitOrigin& origin, const std::string& shards_folder,
                          const std::vector<LogitShard>& shards);

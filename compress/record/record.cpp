@@ -45,17 +45,17 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kShardOverheadBytes = 8192;  // about: HDF5's own headers
-constexpr int64_t kMostShards = 1'000'000;     // files of one folder
+constexpr int64_t kShardOverheadBytes = 8192;  // about the size of HDF5's own headers
+constexpr int64_t kMostShards = 1'000'000;     // the most files in one folder
 
-// What is recorded: windows of a text, or prompts with what is drawn behind each.
+// The material to record: windows of a text, or prompts with the continuations to draw.
 struct Material {
   std::vector<std::vector<int32_t>> starts;     // windows, or prompts
-  std::vector<std::vector<int32_t>> documents;  // of each window where other documents begin; empty: nowhere
-  int64_t num_samples = 1;                      // of each
+  std::vector<std::vector<int32_t>> documents;  // for each window, where other documents begin; empty: nowhere
+  int64_t num_samples = 1;                      // for each prompt
   int64_t max_new_tokens = 0;                   // 0: windows
   Json source;                                  // LogitOrigin::source
-  int64_t num_left_out = 0;                     // prompts that the context has no room for
+  int64_t num_left_out = 0;                     // prompts for which the context has no room
   bool has_prompts() const { return max_new_tokens > 0; }
   int64_t num_sequences() const { return static_cast<int64_t>(starts.size()) * num_samples; }
   const std::vector<int32_t>& start(int64_t sequence) const {
@@ -66,7 +66,7 @@ struct Material {
     for (const std::vector<int32_t>& ids : starts) longest = std::max(longest, static_cast<int64_t>(ids.size()));
     return longest + max_new_tokens;
   }
-  // Of all sequences, at most. Throws std::invalid_argument for more than a store holds.
+  // Returns the most tokens that all sequences can have. Throws std::invalid_argument for more than a store holds.
   int64_t num_tokens() const {
     int64_t sum = 0;
     for (const std::vector<int32_t>& ids : starts) {
@@ -82,8 +82,9 @@ struct Material {
   }
 };
 
-// Rows of a head behind the tokenizer's tokens fill it up to a round number. What a teacher says of them is noise that
-// no student can learn, and a head of the same tokenizer may have fewer.
+// Returns the number of tokens in the teacher's distributions. Rows of a head after the tokenizer's tokens fill it up
+// to a round number. Their logits are noise that no student can learn, and another head of the same tokenizer may have
+// fewer.
 int64_t count_tokens(const Tokenizer& tokenizer, const ModelDescription& model) {
   return std::min(tokenizer.vocabulary_size(), model.vocabulary_size);
 }
@@ -181,14 +182,16 @@ std::string hash_of(const Material& material) {
   return hash.hex();
 }
 
-// Consecutive sequences that fit into a shard's tokens, by what they are at most: known before anything is drawn.
+// Cuts consecutive sequences into shards that fit into shard_tokens. Each counts with its greatest possible length, so
+// that the shards are known before anything is drawn.
 std::vector<int64_t> cut_shards(const Material& material, int64_t shard_tokens) {
   std::vector<int64_t> shard_sequences;
   int64_t num_tokens = 0;
   for (const std::vector<int32_t>& start : material.starts) {
     throw_if_interrupted();
     const int64_t length = static_cast<int64_t>(start.size()) + material.max_new_tokens;
-    for (int64_t left = material.num_samples; left > 0;) {  // samples of one prompt are equally long: all that fit
+    for (int64_t left = material.num_samples; left > 0;) {  // samples of one prompt are equally long: takes all that
+                                                            // fit
       if (shard_sequences.empty() || num_tokens + length > shard_tokens) {
         shard_sequences.push_back(0);
         num_tokens = 0;
@@ -207,7 +210,7 @@ std::vector<int64_t> cut_shards(const Material& material, int64_t shard_tokens) 
   return shard_sequences;
 }
 
-// Of its own for each sequence, so that one does not depend on where a run went on.
+// Returns a seed of its own for each sequence, so that no sequence depends on where a run was resumed.
 uint64_t sequence_seed(uint64_t seed, int64_t sequence) {
   return RandomNumbers(RandomNumbers(seed).next() + static_cast<uint64_t>(sequence)).next();
 }
@@ -239,7 +242,7 @@ class Recording {
         num_lanes_(num_lanes),
         origin_(origin) {}
 
-  // The next shard, whole.
+  // Records the next shard as a whole.
   LogitShard record_shard(Transformer& model, const fs::path& path, int64_t shard, int64_t first, int64_t count,
                           const std::function<void(int64_t)>& on_sequence) {
     const std::vector<RecordedSequence> sequences = make_sequences(model, first, count);
@@ -261,7 +264,7 @@ class Recording {
   }
 
  private:
-  // Of a shard: which texts are drawn together follows from the data alone.
+  // Makes a shard's sequences. Which texts are drawn together follows from the data alone.
   std::vector<RecordedSequence> make_sequences(Transformer& model, int64_t first, int64_t count) const {
     std::vector<RecordedSequence> windows;
     std::vector<GenerationRequest> requests;
@@ -453,7 +456,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
     }
     throw;
   }
-  // Where they cannot be printed, what is published stays.
+  // The published files stay, even where these cannot be printed.
   for (const std::string& event : events) progress.result("event: " + event);
   progress.result(result);
   return report;

@@ -15,14 +15,14 @@
 namespace pare {
 namespace {
 
-// Logits in memory at a time: enough rows for one call of a head's kernel to be efficient.
+// The logits in memory at a time. Their rows are enough for one call of a head's kernel to be efficient.
 constexpr int64_t kChunkFloats = int64_t{1} << 22;
 
 int64_t chunk_rows(int64_t num_vocabulary) {
   return std::max<int64_t>(1, kChunkFloats / num_vocabulary);
 }
 
-// Caps the rows of logits that lie one behind the other. Returns the first that has one that is not finite, or the
+// Applies the soft cap to consecutive rows of logits. Returns the first row with a logit that is not finite, or the
 // number of rows.
 int64_t cap_rows(std::span<float> logits_RV, int64_t num_vocabulary, float cap) {
   const int64_t num_rows = static_cast<int64_t>(logits_RV.size()) / num_vocabulary;
@@ -43,7 +43,7 @@ int64_t cap_rows(std::span<float> logits_RV, int64_t num_vocabulary, float cap) 
 
 constexpr int32_t kNoLabel = -1;
 
-// ln p of each row's label; 0 where there is none.
+// Returns ln p of each row's label, or 0 where there is none.
 std::vector<float> label_log_probs(const at::Tensor& logits_RV, const at::Tensor& log_sums_R,
                                    std::span<const int32_t> labels_R) {
   const float* logits = logits_RV.const_data_ptr<float>();
@@ -52,7 +52,7 @@ std::vector<float> label_log_probs(const at::Tensor& logits_RV, const at::Tensor
   for (size_t row = 0; row < labels_R.size(); ++row) {
     if (labels_R[row] == kNoLabel) continue;
     const float logit = logits[static_cast<int64_t>(row) * logits_RV.stride(0) + labels_R[row]];
-    values[row] = std::min(logit - log_sums[row], 0.0f);  // rounding may leave it above
+    values[row] = std::min(logit - log_sums[row], 0.0f);  // rounding may leave it above 0
   }
   return values;
 }
@@ -84,7 +84,7 @@ void RecordingTeacher::append(std::span<const RecordedSequence> sequences, int64
   const ModelDescription& description = model_.description();
   const int64_t num_vocabulary = description.vocabulary_size, width = description.hidden_size;
   std::vector<int32_t> ids, labels;
-  std::vector<int64_t> lengths;  // of the documents
+  std::vector<int64_t> lengths;  // one for each document
   for (const RecordedSequence& sequence : sequences) {
     if (sequence.ids.size() != sequences.front().ids.size()) {
       throw std::invalid_argument("sequences of different lengths in one batch");

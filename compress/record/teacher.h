@@ -1,4 +1,4 @@
-// The rows of a store, from a model that runs.
+// Makes the rows of a store with a model that runs.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@ namespace pare {
 
 class RecordingTeacher {
  public:
-  // The model must outlive it. num_tokens: rows of the head that are tokens; those behind them are padding, which is
-  // left out of every distribution. num_kept and temperatures: truncate_logits.
+  // The model must outlive it. num_tokens is the number of the head's rows that are tokens. Later rows are padding,
+  // which is left out of every distribution. num_kept and temperatures are as in truncate_logits.
   RecordingTeacher(Transformer& model, int64_t num_tokens, int64_t num_kept, std::vector<double> temperatures);
 
-  // Runs the sequences, each document of each alone, all of one length, at most batch_sequences(length), and appends a row for each of
-  // their tokens: the logits in float32, a chunk of tokens at a time. Which sequences come together decides how sums
-  // are split, so that equal bytes need equal calls. Throws std::runtime_error for logits that are not finite
-  // (first_sequence says in which).
+  // Runs the sequences, with each of their documents alone, and appends a row for each of their tokens. All have one
+  // length, and there are at most batch_sequences(length) of them. The logits are in float32, a chunk of tokens at a
+  // time. The grouping of sequences decides how sums are split, so equal bytes need equal calls. Throws
+  // std::runtime_error for logits that are not finite (first_sequence serves to say in which sequence).
   void append(std::span<const RecordedSequence> sequences, int64_t first_sequence, LogitShardWriter& writer);
 
   static int64_t batch_sequences(int64_t num_tokens);
-  // Memory of one chunk of a head's logits and of what num_threads threads make of it.
+  // Returns the memory of one chunk of a head's logits and of its truncation on num_threads threads.
   static int64_t logit_bytes(int64_t num_vocabulary, int num_threads);
 
  private:
@@ -37,12 +37,12 @@ class RecordingTeacher {
   int64_t num_hidden_rows_ = 0;
 };
 
-// Each prompt with the continuation that the model draws, its end token included where it gave one; the prompt's own
-// tokens are no labels. num_lanes, throws: generate_together's.
+// Returns each prompt with the continuation that the model draws, including its end token if it drew one. The prompt's
+// own tokens are no labels. num_lanes and exceptions are as in generate_together.
 std::vector<RecordedSequence> continue_prompts(Transformer& model, std::span<const GenerationRequest> requests,
                                                int64_t num_lanes);
 
-// A text's window, with a label at every token but the last of a document; starts: RecordedSequence's.
+// Returns a text's window with a label at every token but the last of a document. `starts` is as in RecordedSequence.
 RecordedSequence window_of_documents(std::span<const int32_t> ids, const std::vector<int32_t>& starts);
 
 }  // namespace pare

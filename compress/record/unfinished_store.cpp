@@ -37,14 +37,15 @@ fs::path final_shards(const fs::path& output) {
   throw std::runtime_error("output '" + path.string() + "' exists: remove it or choose another");
 }
 
-// Whether the run may have been killed between its two last renames: the shards have their place, the master has not.
+// Returns whether the run may have been killed between its last two renames: the shards have their final name, the
+// master does not.
 bool may_have_moved_shards(const fs::path& folder, const fs::path& master, const fs::path& output) {
   return is_there(folder / kRunFile) && is_there(master) && !is_there(folder / kShards) &&
          is_there(final_shards(output)) && !is_there(output);
 }
 
-// Whether the folder holds the shards that the master names by their hashes, and nothing else. The run that was killed
-// may have been of other options than this one.
+// Returns whether the folder holds the shards that the master names by their hashes, and nothing else. The run that was
+// killed may have had other options than this one.
 bool holds_shards_of(const fs::path& master, const fs::path& folder) {
   if (!fs::is_directory(fs::symlink_status(folder))) return false;
   int64_t num_files = 0;
@@ -59,7 +60,7 @@ bool holds_shards_of(const fs::path& master, const fs::path& folder) {
   }
 }
 
-// NNNNN.h5
+// Returns whether the name is NNNNN.h5.
 bool is_shard_name(const std::string& name) {
   const std::string number = fs::path(name).stem().string();
   return name.ends_with(".h5") && !number.empty() && number.find_first_not_of("0123456789") == std::string::npos;
@@ -72,7 +73,7 @@ std::string plan_text(const LogitOrigin& origin, const std::vector<int64_t>& sha
   return json_text(plan, 1);
 }
 
-// "top_k is 50 there and 20 here", of all that differ.
+// Returns all differences as text, e.g. "top_k is 50 there and 20 here".
 std::string differences(const Json& there, const Json& here) {
   std::string text;
   for (const auto& [key, value] : here.items()) {
@@ -151,7 +152,8 @@ void UnfinishedStore::take_back_shards() {
   fs::rename(folder, shards_folder());
 }
 
-// What a killed run was writing, and shards after the first that is missing: a discard() was killed.
+// Removes the shard that a killed run was writing, and shards after the first missing one, which a killed discard()
+// leaves.
 void UnfinishedStore::remove_what_follows() const {
   std::set<std::string> complete;
   for (size_t i = 0; i < shards_.size(); ++i) complete.insert(shard_name(static_cast<int64_t>(i)));
@@ -186,7 +188,7 @@ void UnfinishedStore::claim(bool fresh) {
   } else if (is_there(shards_folder()) && !fs::is_empty(shards_folder())) {
     throw damaged_file(run_file());
   }
-  fs::create_directories(shards_folder());  // before the file that says what it is for
+  fs::create_directories(shards_folder());  // must exist before the file that says what it is for
   if (!is_there(run_file())) write_checked_file(run_file(), plan);
 }
 

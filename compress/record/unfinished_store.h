@@ -1,11 +1,12 @@
-// A store in the making, which survives a kill:
+// An unfinished store, which survives a kill:
 //
-//   OUT.partial/record.json      what is recorded, and how it is cut into shards: a run goes on with its own alone
+//   OUT.partial/record.json      what is recorded, and how it is cut into shards: a run goes on only with its own
 //   OUT.partial/shards/NNNNN.h5  complete shards (under a temporary name: the one that is being written)
 //   OUT.partial/artifact         the master, when all shards are there
 //
-// At the end the folder of shards becomes OUT.shards, and then the master OUT: who sees OUT sees all of it. A run that
-// was killed in between takes OUT.shards back if it holds the master's shards and nothing else: then it is ours.
+// At the end the folder of shards becomes OUT.shards, and then the master becomes OUT. So if OUT exists, the whole
+// store does. A run that was killed in between takes OUT.shards back if it holds the master's shards and nothing else,
+// because then the run made it.
 #pragma once
 
 #include <cstdint>
@@ -21,23 +22,23 @@ namespace pare {
 
 class UnfinishedStore {
  public:
-  // Throws std::runtime_error when OUTPUT or OUTPUT.shards exists: to be asked before any work.
+  // Throws std::runtime_error when OUTPUT or OUTPUT.shards exists. It is called before any work.
   static void check_output_is_free(const std::filesystem::path& output, PartialOutput::Leftovers leftovers);
 
-  // Takes hold of OUTPUT.partial and checks the complete shards in it. shard_sequences: of each shard of the whole
-  // store. Throws std::runtime_error: OUTPUT exists, another run is at work, the folder is somebody else's or of
-  // another recording (what differs), a shard is damaged.
+  // Claims OUTPUT.partial and checks the complete shards in it. shard_sequences has the number of sequences of each
+  // shard of the whole store. Throws std::runtime_error when OUTPUT exists, another run is at work, the folder belongs
+  // to somebody else or to another recording (the message says what differs), or a shard is damaged.
   UnfinishedStore(const std::filesystem::path& output, const LogitOrigin& origin, std::vector<int64_t> shard_sequences,
                   bool fresh);
 
-  // Complete ones, the first of all.
+  // Returns the complete shards, which are the first ones of the store.
   const std::vector<LogitShard>& shards() const { return shards_; }
   std::filesystem::path next_shard_path() const;
   void add(LogitShard shard) { shards_.push_back(std::move(shard)); }
 
-  // When all shards are there: writes the master and gives both their names. Returns the master's hash.
+  // Writes the master when all shards are there, and gives both their names. Returns the master's hash.
   std::string publish();
-  // Removes what is ours.
+  // Removes all that this store has made.
   void discard();
 
   const std::filesystem::path& folder() const { return partial_.folder(); }

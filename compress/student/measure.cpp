@@ -21,7 +21,7 @@ namespace {
 struct NormSums {
   std::vector<double> share_D;
   double merged = 0.0;
-  double num_tokens = 0.0;  // that are not all zeros
+  double num_tokens = 0.0;  // tokens that are not all zeros
 
   void add(const float* x_TD, int64_t num_tokens_in, int64_t width, const ChannelGroups& merged_groups) {
     share_D.assign(static_cast<size_t>(width), 0.0);
@@ -64,7 +64,8 @@ std::vector<double> column_sums_of_squares(const at::Tensor& x_TC) {
   return sums;
 }
 
-// sqrt of the product of both energies: of a state with itself it is the energy, exactly, and the cosine 1.
+// Divides by the square root of the product of both energies. For a state with itself this is exactly the energy, and
+// the cosine is 1.
 double sum_of_cosines(const at::Tensor& before_TD, const at::Tensor& after_TD) {
   const float* before = before_TD.const_data_ptr<float>();
   const float* after = after_TD.const_data_ptr<float>();
@@ -120,7 +121,7 @@ struct Worker {
   at::Tensor before_TD, mixed_TI, activated_TF;
 };
 
-// One window through one block.
+// Passes one window through one block.
 WindowSums pass_block(const DecoderBlock& block, const ChannelGroups& merged, Worker& worker, at::Tensor& hidden_TD) {
   WindowSums sums;
   const int64_t num_tokens = hidden_TD.size(0), width = hidden_TD.size(1);

@@ -23,14 +23,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// How one of the student's tensors comes from the teacher's float32 tensor.
+// Makes one of the student's tensors from the teacher's float32 tensor.
 using Change = std::function<at::Tensor(const at::Tensor&)>;
 
 struct StudentTensor {
   std::vector<int64_t> shape;
   Change change;
 };
-using StudentTensors = std::map<std::string, StudentTensor>;  // by the teacher's name
+using StudentTensors = std::map<std::string, StudentTensor>;  // keys are the teacher's names
 
 Change matrix_change(std::function<ChannelMap()> rows, std::function<ChannelMap()> columns) {
   return [rows = std::move(rows), columns = std::move(columns)](const at::Tensor& weight_OI) {
@@ -38,8 +38,8 @@ Change matrix_change(std::function<ChannelMap()> rows, std::function<ChannelMap(
   };
 }
 
-// Of all tensors whose heads or channels change; the maps are made when a tensor is. `channels` and `student` must
-// outlive the result.
+// Builds the changes of all tensors whose heads or channels change. The maps are made when a tensor is. `channels` and
+// `student` must outlive the result.
 class TensorTable {
  public:
   TensorTable(const ModelDescription& teacher, const ModelDescription& student, const StudentChannels& channels)
@@ -72,7 +72,7 @@ class TensorTable {
   }
   Map reader(const StudentNorm& norm) const {
     return [&hidden = channels_.hidden, &norm] {
-      // Without a change of width no gains were read.
+      // Gains are read only where the width changes.
       return norm.gain_D.empty() ? sum_of_groups(hidden) : sum_of_gained(hidden, norm.gain_D);
     };
   }
@@ -98,7 +98,7 @@ class TensorTable {
 
   void add_block(const StudentBlock& block, const BlockDescription& student) {
     const BlockDescription& teacher = teacher_.blocks[static_cast<size_t>(block.kept)];
-    const int64_t head_size = teacher_.head_size;  // the student's as well
+    const int64_t head_size = teacher_.head_size;  // also the student's
     const auto heads = [&block, head_size] { return channels_of_heads(block.heads.heads, head_size); };
     const auto kv_heads = [&block, head_size] { return channels_of_heads(block.heads.kv_heads, head_size); };
     const Map written = [&hidden = channels_.hidden] { return mean_of_groups(hidden); };
@@ -135,7 +135,7 @@ class TensorTable {
   StudentTensors tensors_;
 };
 
-// What is asked to be as large as the teacher's counts as not asked for.
+// Returns the options without those that ask for the teacher's own sizes.
 StudentOptions without_unchanged(StudentOptions options, const ModelDescription& model) {
   const auto drop = [](int64_t& asked, int64_t of_teacher) {
     if (asked == of_teacher) asked = StudentOptions::kOfTeacher;
@@ -173,7 +173,7 @@ void check_heads(const ModelDescription& model, const StudentOptions& options) {
   }
 }
 
-// The teacher's layer of a tensor's name; nullopt for one that is no layer's.
+// Returns the number of the teacher's layer in a tensor's name, or nullopt for a name outside the layers.
 std::optional<int64_t> layer_of(const std::string& name) {
   constexpr std::string_view kLayers = "model.layers.";
   if (!name.starts_with(kLayers)) return std::nullopt;
@@ -192,7 +192,8 @@ void copy_small_files(const fs::path& source, const fs::path& directory) {
   }
 }
 
-// The student's tensors in the order of the teacher's names. What they refer to must live until they are written.
+// Returns the student's tensors in the order of the teacher's names. The arguments must live until the tensors are
+// written.
 std::vector<StreamedTensor> stream_tensors(const Checkpoint& teacher, const StudentChannels& channels,
                                            const StudentTensors& changes, const std::function<void()>& written) {
   const ModelDescription& model = teacher.description();

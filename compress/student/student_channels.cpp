@@ -24,7 +24,7 @@ void multiply(Energies& product, const Energies& other) {
   for (size_t i = 0; i < product.size(); ++i) product[i] *= other[i];
 }
 
-// Adds them scaled to a sum of 1; all zeros add nothing. Returns whether they did.
+// Adds the energies, scaled to a sum of 1. All zeros add nothing. Returns whether anything was added.
 bool add_shares(Energies& sum, const Energies& energies) {
   if (sum.empty()) sum.resize(energies.size(), 0.0);
   const double total = std::accumulate(energies.begin(), energies.end(), 0.0);
@@ -39,22 +39,22 @@ Energies squares(const std::vector<float>& values) {
   return energies;
 }
 
-// The name below its block.
+// Returns the name of a module's weight below its block.
 std::string below(const BlockDescription& block, const std::string& module) {
   return module.substr(block.name.size() + 1) + ".weight";
 }
 
-// What the choice asks of a block's weights, layers averaged.
+// The energies of a block's weights that the choice needs, with layers averaged.
 struct BlockEnergies {
   Energies v_rows, o_rows, o_columns, gate_rows, up_rows, down_rows, down_columns;
-  Energies attention_readers, feed_forward_readers;  // columns of q, k, v and of gate, up
+  Energies attention_readers, feed_forward_readers;  // columns of q, k and v, and of gate and up
 };
 
 BlockEnergies read_energies(const TeacherWeights& weights, const BlockDescription& block,
                             const std::vector<int64_t>& run) {
   BlockEnergies energies;
   const auto read = [&](const LinearDescription& linear) { return weights.mean(run, below(block, linear.name)); };
-  // Rows as the norm's gains in front of them make them.
+  // Returns the energies of rows after multiplication by the gains of the norm before them.
   const auto gained_rows = [&](const at::Tensor& weight_OI, const NormDescription& norm) {
     const at::Tensor gain_D = weights.mean(run, below(block, norm.name));
     return row_energies(weight_OI.mul(norm.unit_offset ? gain_D.add(1.0) : gain_D));
@@ -80,7 +80,7 @@ BlockEnergies read_energies(const TeacherWeights& weights, const BlockDescriptio
   return energies;
 }
 
-// One value for each query head.
+// Returns one score for each query head.
 Energies head_scores(const ModelDescription& model, const BlockEnergies& energies, const BlockMeasure* measure) {
   Energies scores(static_cast<size_t>(model.num_heads), 0.0);
   const int64_t per_group = model.num_heads / model.num_kv_heads;
@@ -106,14 +106,15 @@ Energies feed_forward_scores(const BlockEnergies& energies, const BlockMeasure* 
   return scores;
 }
 
-// One norm over the model's width, with what its input and its readers are.
+// One norm over the model's width, with its input and its readers.
 struct NormSite {
   StudentNorm* norm = nullptr;
   NormMeasure input{};
-  Energies readers{};  // energy of each channel's columns; empty: nothing reads it but the hidden state
+  Energies readers{};  // energy of each channel's columns; empty: only the hidden state reads it
 };
 
-// The mean of its shares in all that writes the hidden state; in what a post norm writes, of its gains.
+// Returns the mean of the channels' shares in all weights that write the hidden state, or in the gains where a post
+// norm writes it.
 NormMeasure estimated_stream(const Energies& embedding, const std::vector<StudentBlock>& blocks,
                              const std::vector<BlockEnergies>& energies) {
   NormMeasure stream;
@@ -151,7 +152,7 @@ Energies channel_scores(const std::vector<NormSite>& sites) {
   return scores;
 }
 
-// What gains are multiplied by, so that the channels that are left come out of the norm as they did.
+// Returns the factor of the gains that keeps the norm's outputs of the channels that are left.
 double gain_factor(const NormMeasure& input, const ChannelGroups& hidden, WidthChoice widths) {
   if (widths == WidthChoice::average) return std::sqrt(input.merged_ratio);
   double left = 0.0;
@@ -176,7 +177,7 @@ void read_gains(const TeacherWeights& weights, const ModelDescription& model, St
   if (teacher.post_feed_forward_norm) read(*teacher.post_feed_forward_norm, block.post_feed_forward_norm);
 }
 
-// The channels of the model's width, and all gains for them.
+// Chooses the channels of the model's width, and all gains for them.
 class WidthChooser {
  public:
   WidthChooser(const Checkpoint& teacher, const StudentOptions& options, const TeacherMeasure* measure,
@@ -214,8 +215,8 @@ class WidthChooser {
     channels_.hidden =
         averages ? contiguous_groups(model_.hidden_size, width) : most_important(channel_scores(sites_), width);
     for (const NormSite& site : sites_) {
-      // What is written is the mean of a group, also behind a post norm; only gains that columns can follow are merged
-      // by their root of the mean square.
+      // The output is the mean of a group, also after a post norm. Only gains that columns can follow are merged by the
+      // root of their mean square.
       const bool is_written = site.readers.empty();
       const bool is_tied = site.norm == &channels_.final_norm && model_.tied_head;
       double factor = gain_factor(site.input, channels_.hidden, options_.widths);

@@ -1,4 +1,4 @@
-// Which of the teacher's layers, heads and channels a student is made of, and what becomes of its norms' gains.
+// Chooses the teacher's layers, heads and channels from which a student is built, and the gains of its norms.
 #pragma once
 
 #include <cstdint>
@@ -15,32 +15,33 @@
 namespace pare {
 
 struct StudentNorm {
-  std::vector<float> gain_D;        // of the teacher, layers averaged, with the unit offset added
-  std::vector<float> student_gain;  // likewise of the student
+  std::vector<float> gain_D;        // the teacher's, with layers averaged and the unit offset added
+  std::vector<float> student_gain;  // the student's, likewise
 };
 
 struct StudentBlock {
-  int64_t kept = 0;            // the teacher's layer, whose kind it is
-  std::vector<int64_t> run{};  // the layers whose mean it is; the kept one alone where layers are copied
+  int64_t kept = 0;            // the teacher's layer that the block is derived from
+  std::vector<int64_t> run{};  // the layers whose mean it is; only the kept one where layers are copied
   HeadGroups heads{};
   ChannelGroups feed_forward{};
   StudentNorm attention_norm{}, feed_forward_norm{};
-  StudentNorm post_attention_norm{}, post_feed_forward_norm{};  // where the block has them
+  StudentNorm post_attention_norm{}, post_feed_forward_norm{};  // empty unless the block has them
 };
 
-// What reads the stream behind a norm sums the groups, with the gains that differ within one as sum_of_gained says.
+// The linears that read the stream after a norm sum the groups, with gains that differ within a group as sum_of_gained
+// says.
 struct StudentChannels {
   std::vector<StudentBlock> blocks;
   ChannelGroups hidden;
   StudentNorm final_norm;
-  double embedding_factor = 1.0;  // of the table, where the family scales embeddings by its width
+  double embedding_factor = 1.0;  // multiplies the table, where the family scales embeddings by its width
 };
 
-// The teacher's weights of a run of layers, one at a time.
+// Reads the teacher's weights of a run of layers, one at a time.
 class TeacherWeights {
  public:
   explicit TeacherWeights(const Checkpoint& teacher) : teacher_(teacher) {}
-  // float32, a copy: the mean over `run` of the tensors that are called so below their blocks
+  // Returns the mean over `run`, in float32 and as a copy, of the tensors that have this name below their blocks
   // ("self_attn.q_proj.weight" for "model.layers.3.self_attn.q_proj.weight").
   at::Tensor mean(const std::vector<int64_t>& run, const std::string& below_block) const;
   at::Tensor read(const std::string& tensor) const;
@@ -49,13 +50,14 @@ class TeacherWeights {
   const Checkpoint& teacher_;
 };
 
-// Whether the teacher's text is to be measured for these options.
+// Returns whether the teacher is to be measured on text for these options.
 bool needs_measure(const StudentOptions& options, bool has_calibration);
 
-// measure: null without a calibration. embedding_factor: the teacher's embedding scale by the student's.
+// Chooses all layers, heads and channels. `measure` is null without a calibration. embedding_factor is the teacher's
+// embedding scale divided by the student's.
 StudentChannels choose_channels(const Checkpoint& teacher, const StudentOptions& options, const TeacherMeasure* measure,
                                 double embedding_factor);
-// The layers alone.
+// Chooses the layers alone.
 std::vector<int64_t> choose_layers(const ModelDescription& teacher, const StudentOptions& options,
                                    const TeacherMeasure* measure);
 

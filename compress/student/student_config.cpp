@@ -47,7 +47,7 @@ void keep_layers(const ModelDescription& teacher, std::span<const int64_t> kept,
       if (!holds) config.erase(key);
     }
   }
-  // Layers from here on slide: so many of the kept ones lie before it.
+  // Layers from this number on slide. The new number counts the kept layers before it.
   if (config.contains("max_window_layers") && config["max_window_layers"].is_number_integer()) {
     const auto num_full = config["max_window_layers"].get<int64_t>();
     config["max_window_layers"] = std::count_if(kept.begin(), kept.end(), [&](int64_t l) { return l < num_full; });

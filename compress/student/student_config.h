@@ -1,4 +1,4 @@
-// A student's config.json from its teacher's.
+// Makes a student's config.json from its teacher's.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace pare {
 
-// The teacher's text with the student's sizes: num_hidden_layers, num_attention_heads, num_key_value_heads,
-// hidden_size, intermediate_size, and head_dim where the file implied it by other sizes. What says something of single
-// layers by their number says it of the kept ones: layer_types (written where the pattern that implied them,
-// sliding_window_pattern or max_window_layers, no longer does), lists with an entry for each layer, mlp_only_layers.
-// All other keys stay, in their order. `kept` are the teacher's layers that the student's are, ascending.
+// Returns the teacher's text with the student's sizes: num_hidden_layers, num_attention_heads, num_key_value_heads,
+// hidden_size and intermediate_size. head_dim is added where the file implied it by other sizes. Keys that describe
+// single layers by their number then describe the kept ones: lists with an entry for each layer, mlp_only_layers, and
+// layer_types. The latter is written where the pattern that implied it, sliding_window_pattern or max_window_layers, no
+// longer does so. All other keys stay, in their order. `kept` are the teacher's layers that the student has, ascending.
 std::string student_config(const std::string& config_json, const ModelDescription& teacher,
                            const StudentOptions& options, std::span<const int64_t> kept);
 

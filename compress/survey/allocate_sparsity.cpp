@@ -67,7 +67,7 @@ void share_by_magnitude(const Checkpoint& checkpoint, std::vector<OpenStep>& ste
   }
 }
 
-// The outliers of each block, among the scores of the layers that the steps prune.
+// Counts the outliers of each block among the scores of the layers that the steps prune.
 class OutlierTask : public BlockTask {
  public:
   OutlierTask(const std::vector<OpenStep>& steps, double multiple) : steps_(steps), multiple_(multiple) {}

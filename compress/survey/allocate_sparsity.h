@@ -1,5 +1,5 @@
-// How many weights each layer keeps where a recipe shares one ratio among layers: by one threshold for all magnitudes
-// (Allocation::global), or by the outliers of each block (OWL, prune/owl.h).
+// Decides how many weights each layer keeps where a recipe shares one ratio among layers: by one threshold for all
+// magnitudes (Allocation::global), or by the outliers of each block (OWL, prune/owl.h).
 #pragma once
 
 #include <functional>
@@ -10,9 +10,9 @@
 
 namespace pare {
 
-// Gives those steps their share (PrunePass::share). OWL's outliers are counted on a walk of its own through the
-// uncompressed model, which `make_walk` begins; nothing is done where no step asks for it. What is found depends on
-// model, data and recipe alone, so that a resumed run finds the same. Throws what the walk throws, and Interrupted.
+// Gives those steps their share (PrunePass::share). OWL's outliers are counted on a separate walk through the
+// uncompressed model, which `make_walk` begins. Nothing is done where no step asks for it. The result depends on model,
+// data and recipe alone, so that a resumed run gets the same. Throws what the walk throws, and Interrupted.
 void allocate_sparsity(const Checkpoint& checkpoint, const std::function<std::unique_ptr<ModelWalk>()>& make_walk,
                        RunPlan& plan);
 

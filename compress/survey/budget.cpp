@@ -18,14 +18,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A tensor's entry in the header of a safetensors file takes up to so many bytes; a compressed layer has up to three
-// tensors more than it had.
+// The most bytes that a tensor's entry takes in the header of a safetensors file. A compressed layer has up to three
+// more tensors than before.
 constexpr int64_t kHeaderBytes = 200;
 constexpr int64_t kLayerHeaderBytes = 3 * kHeaderBytes;
-// The container's weight_shape. Layers that are left alone have none, but are charged with one: otherwise the sizes had
-// no larger common unit than 16 bytes, and the exact table over them would not fit.
+// The bytes of the container's weight_shape. Layers that are left alone have none, but are charged with one. Otherwise
+// the sizes would have no larger common unit than 16 bytes, and the exact table over them would not fit.
 constexpr int64_t kShapeBytes = 16;
-// Points of the curve that are drawn beside the corners of its hull.
+// The points of the curve that are drawn beside the corners of its hull.
 constexpr size_t kDrawnPoints = 500;
 
 int64_t weight_bytes(const Checkpoint& checkpoint, const LayerPlan& layer) {
@@ -33,10 +33,10 @@ int64_t weight_bytes(const Checkpoint& checkpoint, const LayerPlan& layer) {
 }
 
 struct LinearSizes {
-  int64_t num_weights = 0;       // of all linears in blocks
-  int64_t num_layers = 0;        // of them
-  int64_t source_bytes = 0;      // of all
-  int64_t left_alone_bytes = 0;  // of those that the pass excludes
+  int64_t num_weights = 0;       // weights of all linears in blocks
+  int64_t num_layers = 0;        // the number of these linears
+  int64_t source_bytes = 0;      // bytes of all of them in the source
+  int64_t left_alone_bytes = 0;  // bytes of those that the pass excludes
 };
 
 LinearSizes linear_sizes(const RunPlan& plan, const Checkpoint& checkpoint) {
@@ -53,7 +53,7 @@ LinearSizes linear_sizes(const RunPlan& plan, const Checkpoint& checkpoint) {
   return sizes;
 }
 
-// What the weight files hold beside the blocks' linears.
+// Returns the bytes that the weight files hold beside the blocks' linears.
 int64_t rest_bytes(const RunPlan& plan, const Checkpoint& checkpoint, const LinearSizes& sizes) {
   int64_t rest = sizes.num_layers * kLayerHeaderBytes - sizes.source_bytes;
   for (const std::string& name : checkpoint.tensor_names()) {
@@ -66,7 +66,7 @@ int64_t rest_bytes(const RunPlan& plan, const Checkpoint& checkpoint, const Line
   return rest;
 }
 
-// Of the blocks' linears, with the fewest bits allowed and one scale per channel.
+// Returns the bytes of the blocks' linears with the fewest bits allowed and one scale per channel.
 int64_t smallest_bytes(const BudgetRecipe& budget, const RunPlan& plan, const Checkpoint& checkpoint) {
   const int bits = *std::min_element(budget.allowed.begin(), budget.allowed.end());
   int64_t bytes = 0;
@@ -99,8 +99,8 @@ std::vector<Sensitivity> sensitivities(const Survey& survey) {
   return loss_sensitivities(measurements);
 }
 
-// A survey may come from an unfinished run, whose files anyone may have written: it must be about the plan's layers, each
-// once, and about ways to store them that there are.
+// Checks that the survey is about the plan's layers, each once, and about possible ways to store them. A survey may
+// come from an unfinished run, whose files anyone may have written.
 void check_is_of_plan(const Survey& survey, const RunPlan& plan, const Checkpoint& checkpoint) {
   std::map<std::string, const LayerPlan*> left;
   for (const auto& layers : plan.blocks) {
@@ -131,7 +131,7 @@ void check_is_of_plan(const Survey& survey, const RunPlan& plan, const Checkpoin
   if (!left.empty()) refuse("'" + left.begin()->first + "' is missing");
 }
 
-// One scheme for all groups, where all have it.
+// Adds a mark for one scheme for all groups, where all groups have it as a candidate.
 void add_mark(const std::vector<BudgetGroup>& groups, int bits, int64_t group_size, int64_t fixed_bytes,
               std::vector<PictureMark>& marks) {
   PictureMark mark{scheme(bits, group_size), fixed_bytes, 0.0};
@@ -146,7 +146,7 @@ void add_mark(const std::vector<BudgetGroup>& groups, int bits, int64_t group_si
   marks.push_back(std::move(mark));
 }
 
-// The last point of the curve that is no larger; nothing when all are.
+// Returns the last point of the curve within the size, or null if all are larger.
 const CurvePoint* best_within(const std::vector<CurvePoint>& curve, double size_bytes) {
   const auto next = std::find_if(curve.begin(), curve.end(), [&](const CurvePoint& point) {
     return static_cast<double>(point.size_bytes) > size_bytes;
@@ -154,8 +154,8 @@ const CurvePoint* best_within(const std::vector<CurvePoint>& curve, double size_
   return next == curve.begin() ? nullptr : &*std::prev(next);
 }
 
-// At every quarter of a bit from the smallest model to a little above 8 bits, then of half a bit; rows that would
-// repeat the one before are left out.
+// Returns rows at every quarter of a bit from the smallest model to a little above 8 bits, then at every half bit. Rows
+// that would repeat the one before are left out.
 std::vector<std::pair<double, const CurvePoint*>> curve_table(const BitChoice& choice) {
   std::vector<std::pair<double, const CurvePoint*>> rows;
   const auto num_weights = static_cast<double>(choice.num_weights);
@@ -274,7 +274,7 @@ std::vector<std::string> to_lines(const BitChoice& choice, size_t num_columns) {
     longest_rest = std::max(longest_rest, rests.back().size());
   }
   const std::string head = "budget: ";
-  constexpr size_t kLeastName = 16;  // that stays of a name for the terminal's sake
+  constexpr size_t kLeastName = 16;  // the least length that a name is shortened to for the terminal
   const size_t room = num_columns - std::min(num_columns, head.size() + longest_rest);
   const size_t name_columns = std::min(longest_name, std::max(room, kLeastName));
   for (size_t i = 0; i < rests.size(); ++i) {

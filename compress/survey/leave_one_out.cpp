@@ -25,7 +25,7 @@ double mean(std::span<const float> values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// For the time of a measurement.
+// Changes a stage for the time of a measurement.
 class ChangedStage {
  public:
   ChangedStage(DecoderBlock& block, const StageChange& change) : block_(block), change_(change) {
@@ -221,8 +221,8 @@ int64_t LeaveOneOut::size_bytes(const ModelDescription& model, const Extent& ext
   }
   const int64_t activations =
       num_tokens * (model.num_heads * model.head_size + model.feed_forward_size) * static_cast<int64_t>(sizeof(float));
-  // The states, their copies for each change, the travellers, both final ones; the block at hand, the one after it and
-  // the changes of this block and, for travellers, of their groups.
+  // It holds the states, their copies for each change, the travellers and both final states. It also holds the current
+  // block, the next one, and the changes of this block and, for travellers, of their groups.
   return hidden * (1 + extent.changes_per_block + extent.num_travellers + 2) + head + 3 * largest_block * 4 +
          num_threads * (BlockScratch::size_bytes(model, num_tokens) + activations);
 }
@@ -233,15 +233,15 @@ double LeaveOneOut::num_operations(const ModelDescription& model, const Extent& 
   const double head = static_cast<double>(model.vocabulary_size) * static_cast<double>(model.hidden_size);
   double sum = num_rows * 2.0 * head;
   for (int64_t b = 0; b < num_blocks; ++b) {
-    double weights = static_cast<double>(extent.num_tokens * model.num_heads * model.head_size);  // of the causal half
+    double weights = static_cast<double>(extent.num_tokens * model.num_heads * model.head_size);  // the causal half
     const BlockDescription& block = model.blocks[static_cast<size_t>(b)];
     for (const Stage stage : block_stages(block)) {
       for (const LinearDescription& linear : stage_layers(block, stage)) {
         weights += static_cast<double>(linear.num_out) * static_cast<double>(linear.num_in) * token_share(block, stage);
       }
     }
-    // Once for the unchanged model, once to move on, once for each traveller, and for every change of this block and
-    // those before it.
+    // There is one pass for the unchanged model, one to move on and one for each traveller. There is one for every
+    // change of this block and of earlier ones.
     const int64_t num_passes = 2 + extent.num_travellers + extent.changes_per_block * (b + 1);
     sum += num_rows * 2.0 * weights * static_cast<double>(num_passes);
     sum += num_rows * 4.0 * head * static_cast<double>(extent.changes_per_block);

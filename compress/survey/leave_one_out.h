@@ -1,9 +1,9 @@
-// What it costs the model to round one group of layers alone: the loss with the group's weights replaced, everything
-// else as it was, window by window beside the unchanged model's.
+// Measures what it costs the model to round one group of layers alone. This is the increase of the loss, window by
+// window, when only the group's weights are replaced.
 //
-// The windows' hidden states stand in front of one block and move with it through the model, so that only the blocks
-// from the changed one on are computed: all changes of a block go through the rest of the model side by side, and each
-// later block is read once for all of them. Blocks are the calibration's (float32), the head is the runtime's.
+// The windows' hidden states stand before one block and move with it through the model, so only the blocks from the
+// changed one on are computed. All changes of a block go through the rest of the model side by side, and each later
+// block is read once for all of them. Blocks are the calibration's (float32), and the head is the runtime's.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@
 
 namespace pare {
 
-// Other values for the layers of one stage, float32 row-major [O, I] by the place in stage_layers; empty: as they are.
-// And how the stage's input is rounded.
+// Other values for the layers of one stage: float32, row-major [O, I], by the place in stage_layers; an empty one stays
+// as it is. `input` says how the stage's input is rounded.
 struct StageChange {
   Stage stage = Stage::attention_input;
   std::vector<std::vector<float>> weights_OI;
@@ -32,35 +32,37 @@ struct SiteChange {
   InputFormat format;
 };
 
-// By window: means over its predictions, in nats.
+// The losses by window: means over its predictions, in nats.
 struct WindowLosses {
-  std::vector<double> increase;  // of the negative log likelihood, over the unchanged model's
+  std::vector<double> increase;  // increase of the negative log likelihood over the unchanged model's
   std::vector<double> kl;        // KL(unchanged || changed)
 };
 
 class LeaveOneOut {
  public:
-  // One forward pass of the unchanged model. `data` must outlive the object. Throws std::invalid_argument for ids
-  // outside the vocabulary or windows beyond the context, std::runtime_error for a loss that is not finite.
-  // Changed models go along with the windows, for changes that are spread over many blocks: `num_travellers` with those
-  // that advance() is given, then one for each of `sites`.
+  // Runs one forward pass of the unchanged model. `data` must outlive the object. Changed models travel along with the
+  // windows, for changes that are spread over many blocks: first the num_travellers whose changes advance() takes, then
+  // one for each of `sites`.
+  // Throws std::invalid_argument for ids outside the vocabulary or windows beyond the context, and std::runtime_error
+  // for a loss that is not finite.
   LeaveOneOut(const Checkpoint& checkpoint, const ScoredWindows& data, Backend& backend, int num_threads,
               size_t num_travellers = 0, std::vector<SiteChange> sites = {});
 
-  // The losses of the model with each of the changes alone, all in the block that the windows stand in front of.
+  // Returns the losses of the model with each of the changes alone, all in the block before which the windows stand.
   // Throws Interrupted between blocks.
   std::vector<WindowLosses> measure(std::span<const StageChange> changes);
-  // The unchanged model through its block, each traveller through the block with its own changes (of all
-  // num_travellers, or none: they are then unchanged too). The windows then stand in front of the next block.
+  // Moves the unchanged model through its block, and each traveller through the block with its own changes. `changes`
+  // has those of all num_travellers, or is empty, and then they pass unchanged. The windows then stand before the next
+  // block.
   void advance(std::span<const std::vector<StageChange>> changes = {});
-  // The travellers' losses, those of sites last, behind the last block.
+  // Returns the travellers' losses after the last block, those of sites last.
   std::vector<WindowLosses> arrived();
 
-  // The block in front of the windows.
+  // The block before which the windows stand.
   const BlockDescription& block() const { return block_.description(); }
-  double baseline_nll() const { return baseline_nll_; }  // mean, nats
+  double baseline_nll() const { return baseline_nll_; }  // mean, in nats
 
-  // What is measured: so many changes in each block, and so many travellers, sites included.
+  // The extent of a measurement: changes in each block, and travellers, sites included.
   struct Extent {
     int64_t num_windows = 0;
     int64_t num_tokens = 0;
@@ -68,7 +70,7 @@ class LeaveOneOut {
     int64_t num_travellers = 0;
   };
   static int64_t size_bytes(const ModelDescription& model, const Extent& extent, int num_threads);
-  static double num_operations(const ModelDescription& model, const Extent& extent);  // in floating point
+  static double num_operations(const ModelDescription& model, const Extent& extent);  // floating-point operations
 
  private:
   struct Work {
@@ -76,7 +78,7 @@ class LeaveOneOut {
     BlockScratch scratch;
     at::Tensor mixed_TI, activated_TF;
   };
-  // All windows of hidden [N, T, D] through the block, in place.
+  // Moves all windows of hidden [N, T, D] through the block, in place.
   void forward(const DecoderBlock& block, std::span<at::Tensor> hidden_NTD);
   void finish(const at::Tensor& hidden_NTD, float* final_RD) const;
   std::span<const int32_t> targets(int64_t window) const;
@@ -93,8 +95,8 @@ class LeaveOneOut {
   std::vector<float> final_gain_;
   std::unique_ptr<PackedLinear> head_;
   std::vector<SiteChange> sites_;
-  at::Tensor hidden_NTD_;               // in front of block_
-  std::vector<at::Tensor> travellers_;  // likewise
+  at::Tensor hidden_NTD_;               // before block_
+  std::vector<at::Tensor> travellers_;  // before block_ as well
   Buffer<float> reference_, changed_;   // final hidden states [N * T, D]
   double baseline_nll_ = 0.0;
 };

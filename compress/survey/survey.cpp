@@ -19,7 +19,7 @@
 namespace pare {
 namespace {
 
-// "model.layers.3: q_proj, k_proj, v_proj"
+// Returns a name such as "model.layers.3: q_proj, k_proj, v_proj".
 std::string group_name(const std::string& block, const std::vector<std::string>& layers) {
   std::string name = block + ":";
   for (const std::string& layer : layers) {
@@ -33,7 +33,7 @@ bool divides_all(int64_t group_size, const std::vector<LayerPlan>& layers) {
                      [&](const LayerPlan& layer) { return layer.linear.num_in % group_size == 0; });
 }
 
-// The compressed layers of a stage, with a budget's probe in place of the pass's bits and groups.
+// Returns the compressed layers of a stage, with a budget's probe in place of the pass's bits and groups.
 std::vector<LayerPlan> surveyed_layers(const std::vector<LayerPlan>& block, Stage stage, bool probes) {
   std::vector<LayerPlan> layers;
   for (const LayerPlan& layer : block) {
@@ -49,13 +49,14 @@ const GridOptions& grid_of(const LayerPlan& layer) {
   return *layer.step(PassKind::rounds)->grid();
 }
 
-// What an error of a column costs when GPTQ makes up for it; undefined for other passes.
+// Returns what an error of each column costs when GPTQ makes up for it, or undefined for other passes.
 at::Tensor conditional_of(StageState& state) {
   const auto* gptq = dynamic_cast<const GptqPass*>(state.layers.front().plan->step(PassKind::rounds));
   return gptq == nullptr ? at::Tensor() : state.factor(gptq->gptq).conditional_I;
 }
 
-// `instead` gives other bits and groups. 0 for a method without a grid: its error is measured alone.
+// Returns the predicted error. `instead` gives other bits and groups. A method without a grid gets 0: its error is only
+// measured.
 double predicted(StageState& state, const GridOptions* instead = nullptr) {
   if (state.layers.front().plan->step(PassKind::rounds)->grid() == nullptr) return 0.0;
   const at::Tensor conditional_I = conditional_of(state);
@@ -92,7 +93,7 @@ std::vector<SurveyedCandidate> predict_candidates(const Checkpoint& checkpoint, 
   return candidates;
 }
 
-// The stage's layers alone rounded, as they will be but for scaled inputs; the input stays as it is.
+// Rounds the stage's layers alone, as they will be except for scaled inputs. The input stays as it is.
 StageChange round_stage(const std::vector<const LayerPlan*>& layers, const Block& block, StageState& state,
                         size_t num_layers) {
   StageChange change{layers.front()->stage, {}};
@@ -124,7 +125,7 @@ std::string scheme_words(const LayerPlan& layer, RoundedPart part) {
   return words;
 }
 
-// The layers join the group.
+// Adds the layers to the group.
 void describe(const std::vector<LayerPlan>& layers, SurveyedGroup& group) {
   for (const LayerPlan& layer : layers) {
     group.layers.push_back(layer.linear.name);
@@ -147,7 +148,7 @@ std::vector<SiteChange> measured_sites(const SurveyOptions& options) {
   return sites;
 }
 
-// The groups of patterns and one part: which of them a stage belongs to, and their rows of the survey.
+// The groups of patterns and one part. It knows the groups that a stage belongs to, and holds their rows of the survey.
 class PatternGroups {
  public:
   PatternGroups(const std::vector<std::string>& patterns, const RunPlan& plan, RoundedPart part) : patterns_(patterns) {
@@ -164,7 +165,7 @@ class PatternGroups {
     }
   }
 
-  // `changes` by pattern.
+  // `changes` are indexed by pattern.
   void add(const std::vector<LayerPlan>& layers, const StageChange& change, double error,
            std::span<std::vector<StageChange>> changes) {
     for (size_t i = 0; i < patterns_.size(); ++i) {
@@ -187,7 +188,7 @@ class PatternGroups {
   std::vector<SurveyedGroup> groups_;
 };
 
-// Every stage rounded alone as the walk comes by, and measured behind its block.
+// Rounds every stage alone as the walk passes it, and measures it after its block.
 class SurveyTask : public BlockTask {
  public:
   SurveyTask(const Checkpoint& checkpoint, const RunPlan& plan, const SurveyOptions& options, LeaveOneOut& measurement,
@@ -246,7 +247,7 @@ class SurveyTask : public BlockTask {
     measurement_.advance(of_patterns_);
   }
 
-  // Behind the last block: the groups of patterns, then the sites.
+  // Takes the losses after the last block: those of the groups of patterns, then those of the sites.
   void arrive(const std::vector<SiteChange>& sites) {
     const std::vector<WindowLosses> losses = measurement_.arrived();
     for (PatternGroups& part : patterns_) {
@@ -270,7 +271,7 @@ class SurveyTask : public BlockTask {
   std::vector<PatternGroups> patterns_;
   LeaveOneOut& measurement_;
   Survey& survey_;
-  // Of the block at hand.
+  // These belong to the current block.
   std::vector<StageChange> changes_;
   std::vector<std::vector<StageChange>> of_patterns_;
   size_t first_group_ = 0;
@@ -321,7 +322,7 @@ double predict_error(const at::Tensor& weight_OI, const at::Tensor& hessian_II, 
   const bool makes_up = conditional_I.defined();
   GridOptions diagonal_grid = grid;
   at::Tensor diagonal_I = hessian_II.defined() ? hessian_II.diagonal().contiguous() : at::Tensor();
-  if (makes_up && grid.scales == ScaleSearch::hessian) {  // as GPTQ weighs them
+  if (makes_up && grid.scales == ScaleSearch::hessian) {  // the weighing of GPTQ
     diagonal_grid.scales = ScaleSearch::hessian_diagonal;
     diagonal_I = conditional_I;
   }
@@ -331,7 +332,7 @@ double predict_error(const at::Tensor& weight_OI, const at::Tensor& hessian_II, 
   std::vector<float> values = dequantize(rounded);
   const at::Tensor rounded_OI = at::from_blob(values.data(), weight_OI.sizes(), at::kFloat);
   if (!makes_up) return trace_error(weight_OI, rounded_OI, hessian_II);
-  // By rows of fixed number, summed in their order.
+  // Rows are split into chunks of fixed size and summed in order.
   constexpr int64_t kRows = 64;
   const int64_t num_out = weight_OI.size(0), num_in = weight_OI.size(1);
   const float* weight = weight_OI.const_data_ptr<float>();

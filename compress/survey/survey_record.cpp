@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kMost = int64_t{1} << 50;  // of weights and bytes, whose sums must fit
+constexpr int64_t kMost = int64_t{1} << 50;  // for weights and bytes, whose sums must fit
 constexpr std::array kStoredBits = {2, 3, 4, 8, 16};
 
 Json estimate_json(const Estimate& estimate) {
@@ -136,7 +136,7 @@ std::vector<std::string> to_lines(const Survey& survey, size_t num_columns) {
     for (const size_t width : widths) sum += width > 0 ? width + kGap : 0;
     return sum - kGap;
   };
-  constexpr size_t kLeastName = 24;  // of a group's name, before a column is left out for it
+  constexpr size_t kLeastName = 24;  // the least length of a group's name before a column is left out for it
   for (const size_t left_out : {kScheme, kPart, kKl}) {
     if (all() > num_columns + widths[kGroup] - std::min(widths[kGroup], kLeastName)) widths[left_out] = 0;
   }

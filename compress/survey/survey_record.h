@@ -1,4 +1,4 @@
-// What a survey has found, as a run keeps it under OUT.partial/progress and reports it. Free of LibTorch.
+// The result of a survey, as a run keeps it under OUT.partial/progress and reports it. This is free of LibTorch.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace pare {
 
-// What a measurement rounds.
+// The part that a measurement rounds.
 enum class RoundedPart { weights, activations };
 std::string_view part_name(RoundedPart part);  // "weights"
 
-// One way to store a group, and the error it is predicted to leave.
+// One way to store a group, and the error that it is predicted to leave.
 struct SurveyedCandidate {
   int bits = 4;  // 2, 3, 4, 8, 16
   int64_t group_size = kPerChannel;
@@ -28,26 +28,26 @@ struct SurveyedGroup {
   std::vector<std::string> layers;
   int64_t num_weights = 0;
   RoundedPart part = RoundedPart::weights;
-  std::string scheme;                         // that was measured, in words: "gptq 3 bits g32"
+  std::string scheme;                         // a description of what was measured: "gptq 3 bits g32"
   double error = 0.0;                         // predicted for that scheme, in the candidates' unit
-  Estimate increase;                          // of the mean negative log likelihood, nats per token, paired by window
+  Estimate increase;                          // in the mean negative log likelihood, nats per token, paired by window
   Estimate kl;                                // KL(uncompressed || rounded), nats per token
   std::vector<SurveyedCandidate> candidates;  // for a budget: ascending bits, for each descending group size
 };
 
 struct Survey {
-  std::string label;  // what was measured on
+  std::string label;  // the text that was measured on
   double baseline_nll = 0.0;
-  std::vector<SurveyedGroup> groups;  // in the order of the model; those of `sensitivity.groups` in the recipe's
+  std::vector<SurveyedGroup> groups;  // in the order of the model; those of `sensitivity.groups` in the recipe's order
 };
 
-// One JSON object, and back: doubles survive unchanged. parse_survey throws std::runtime_error naming `where`, also for
-// numbers that no survey has: bits that nothing is stored in, sizes and errors below 0.
+// Write and read one JSON object; doubles survive unchanged. parse_survey throws std::runtime_error with `where`, also
+// for numbers that no survey has: numbers of bits in which nothing is stored, and sizes and errors below 0.
 std::string to_json(const Survey& survey);
 Survey parse_survey(const std::string& json, const std::string& where);
 
-// The table for people: what it is, a line of headings, then one line for each group. Where num_columns have no room for
-// all of it, names are shortened and the columns left out that say least.
+// Returns the table for people: a title, a line of headings, then one line for each group. Where num_columns have no
+// room for all of it, names are shortened and the least important columns are left out.
 std::vector<std::string> to_lines(const Survey& survey, size_t num_columns);
 
 }  // namespace pare
