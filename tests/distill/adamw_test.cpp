@@ -1,4 +1,5 @@
-// AdamW against its equations in float64 and against PyTorch's, warm-up and cosine against their closed forms.
+// Checks AdamW against its equations in float64 and against PyTorch's, and warm-up and cosine against their closed
+// forms.
 #include "distill/adamw.h"
 
 #include "distill/by_ops.h"
@@ -25,8 +26,8 @@ at::Tensor random_tensor(int64_t size, uint64_t seed, double scale) {
   return tensor;
 }
 
-// Ten steps of algorithm 2 in float64, element by element. float32 rounds each operation by at most 2^-24 relatively;
-// some ten operations a step, ten steps: 1e-5 of the largest change is room for all of it.
+// Runs ten steps of algorithm 2 in float64, element by element. float32 rounds each operation by at most 2^-24
+// relatively. There are some ten operations a step and ten steps, so 1e-5 of the largest change covers all of it.
 class AdamW : public testing::TestWithParam<decltype(&adamw_step)> {};
 INSTANTIATE_TEST_SUITE_P(OnACpuAndByOperators, AdamW, testing::Values(adamw_step, adamw_step_by_ops));
 
@@ -52,7 +53,7 @@ TEST_P(AdamW, IsTheAlgorithm) {
   for (size_t i = 0; i < kSize; ++i) EXPECT_NEAR(value.data_ptr<float>()[i], w[i], 1e-5) << i;
 }
 
-// The first step of Adam goes by the learning rate against the gradient's sign, whatever its size.
+// The first step of Adam moves by the learning rate against the gradient's sign, whatever the gradient's size.
 TEST(AdamWStep, FirstStepIsTheLearningRate) {
   at::Tensor value = at::zeros({3}, at::kFloat), first = at::zeros({3}, at::kFloat),
              second = at::zeros({3}, at::kFloat);
@@ -62,7 +63,7 @@ TEST(AdamWStep, FirstStepIsTheLearningRate) {
   adamw_step(gradient, 1.0, 1, 0.25, AdamWOptions{}, value, first, second);
   EXPECT_NEAR(value.data_ptr<float>()[0], -0.25, 1e-5);
   EXPECT_NEAR(value.data_ptr<float>()[1], 0.25, 1e-5);
-  EXPECT_EQ(value.data_ptr<float>()[2], 0.0f);  // no gradient, no step: what is 0 stays 0
+  EXPECT_EQ(value.data_ptr<float>()[2], 0.0f);  // without a gradient there is no step: 0 stays 0
 }
 
 TEST(AdamWStep, SameBitsForAnyNumberOfThreads) {
@@ -101,7 +102,7 @@ TEST(GradientNorm, IsThatOfAllTogether) {
 TEST(LearningRate, WarmsUpAndFallsAlongACosine) {
   EXPECT_DOUBLE_EQ(learning_rate_at(1, 100, 10, 2.0, 0.1), 0.2);
   EXPECT_DOUBLE_EQ(learning_rate_at(10, 100, 10, 2.0, 0.1), 2.0);
-  EXPECT_NEAR(learning_rate_at(55, 100, 10, 2.0, 0.1), 2.0 * 0.55, 1e-12);  // half way: the middle of 1 and 0.1
+  EXPECT_NEAR(learning_rate_at(55, 100, 10, 2.0, 0.1), 2.0 * 0.55, 1e-12);  // half way it is the middle of 1 and 0.1
   EXPECT_NEAR(learning_rate_at(100, 100, 10, 2.0, 0.1), 0.2, 1e-12);
   EXPECT_NEAR(learning_rate_at(1, 1, 0, 2.0, 0.1), 0.2, 1e-12);
   EXPECT_THROW(learning_rate_at(0, 100, 10, 2.0, 0.1), std::invalid_argument);

@@ -33,7 +33,7 @@ void expect_best(const std::vector<T>& logits_V) {
   EXPECT_EQ(ids, all);
 }
 
-// Of any size, whole blocks and rests; of values that are all different, some, few, -inf mostly, alike, and in order.
+// Sizes include whole blocks and incomplete ones. Values are all different, few, mostly -inf, equal, or in order.
 TEST(BestTokens, AreThoseOfASort) {
   for (const int64_t num_vocabulary : {1, 2, 63, 64, 65, 128, 511, 512, 1000, 3201, 6400}) {
     const std::vector<double> normals = random_normals(num_vocabulary, static_cast<uint32_t>(num_vocabulary));

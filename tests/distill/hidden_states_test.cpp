@@ -1,4 +1,4 @@
-// Distances of hidden states against plain loops, their gradients against finite differences.
+// Checks distances of hidden states against plain loops, and their gradients against finite differences.
 #include "distill/hidden_states.h"
 
 #include <ATen/core/grad_mode.h>
@@ -21,7 +21,7 @@ at::Tensor random_RD(uint64_t seed) {
   std::normal_distribution<double> normal;
   at::Tensor x_RD = at::empty({kRows, kWidth}, at::kDouble);
   for (int64_t i = 0; i < x_RD.numel(); ++i) x_RD.data_ptr<double>()[i] = normal(random);
-  x_RD.select(0, 2).mul_(500.0);  // the token that would decide a mean alone
+  x_RD.select(0, 2).mul_(500.0);  // this token would decide a mean alone
   return x_RD;
 }
 
@@ -43,7 +43,7 @@ TEST(HiddenStates, DistancesAreWhatPlainLoopsGiveWhateverTheNorm) {
     const double expected =
         plain_distance(student_RD.data_ptr<double>() + r * kWidth, teacher_RD.data_ptr<double>() + r * kWidth);
     EXPECT_NEAR(distances_R[r].item<double>(), expected, 1e-13 * (1.0 + expected));
-    // Two sums of kWidth products, each rounded to 2^-24.
+    // There are two sums of kWidth products, each rounded to 2^-24.
     EXPECT_NEAR(single_R[r].item<double>(), expected, 4.0 * kWidth * 0x1p-24 * (1.0 + expected));
   }
   EXPECT_EQ(hidden_distances(teacher_RD, teacher_RD).abs().max().item<double>(), 0.0);
@@ -58,7 +58,7 @@ TEST(HiddenStates, GradientsAreThoseOfFiniteDifferences) {
   for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t i = 0; i < kWidth; ++i) {
       at::Tensor moved = student_RD.detach().clone();
-      // The function is quadratic: a central difference has no error of its own, only that of rounding.
+      // The function is quadratic, so a central difference has no error but that of rounding.
       const double step = 1e-3 * (1.0 + std::abs(moved[r][i].item<double>()));
       double* const place = moved.data_ptr<double>() + r * kWidth + i;
       *place += step;
@@ -73,7 +73,7 @@ TEST(HiddenStates, GradientsAreThoseOfFiniteDifferences) {
 TEST(HiddenStates, BlocksAreComparedAtTheSameShareOfTheModel) {
   for (int64_t b = 0; b < 6; ++b) EXPECT_EQ(teacher_block(b, 6, 6), b);
   for (int64_t b = 0; b < 10; ++b) EXPECT_EQ(teacher_block(b, 10, 30), 3 * b + 2);
-  // A share that no block of the teacher ends at is rounded up, and the ends meet.
+  // A share at which no block of the teacher ends is rounded up, and the last blocks belong together.
   EXPECT_EQ(teacher_block(0, 2, 5), 2);
   EXPECT_EQ(teacher_block(1, 2, 5), 4);
   EXPECT_EQ(teacher_block(0, 5, 2), 0);

@@ -24,7 +24,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kEps32 = 1.0 / (1 << 23);
 
-// A divergence of the outcomes' distributions: the library's function, and its definition, of teacher p and student q.
+// A divergence of the outcomes' distributions of teacher p and student q: the library's function, and its definition.
 struct Divergence {
   std::string name;
   std::function<at::Tensor(const at::Tensor&, const TeacherLogits&, double)> losses;
@@ -80,7 +80,8 @@ TEST(Divergences, AreTheirDefinitions) {
       for (int64_t t = 0; t < kTokens; ++t) {
         const double expected = divergence.plain(plain_softmax(p[t], temperature), plain_softmax(q[t], temperature));
         EXPECT_NEAR(found[t], expected, 1e-13) << divergence.name << " at temperature " << temperature;
-        // Rounded logits, and logarithms with a dozen roundings: each up to 20 / temperature, means of them.
+        // Logits are rounded, and logarithms have a dozen roundings, each of up to 20 / temperature. The losses are
+        // means of them.
         EXPECT_NEAR(row_of(single)[t], expected, 12 * kEps32 * 20 / temperature) << divergence.name;
       }
     }
@@ -147,7 +148,7 @@ TEST(Divergences, AreZeroForTheTeacherItself) {
     for (const TeacherLogits& teacher : {TeacherLogits(p), TeacherLogits(truncate_logits(p, 4, {1.0}))}) {
       const Losses losses = against(divergence, teacher, 1.0);
       EXPECT_LE(losses(p).abs().max().item<double>(), 1e-13) << divergence.name;
-      // total_variation has no gradient there, but subgradients of up to half the masses.
+      // There total_variation has no gradient, but subgradients of up to half the masses.
       if (divergence.name != "total_variation") {
         EXPECT_LE(gradient_of(losses, p).abs().max().item<double>(), 1e-13) << divergence.name;
       }
@@ -166,8 +167,8 @@ TEST(Divergences, EndsOfTheFamiliesAreTheKls) {
   EXPECT_TRUE(skew_reverse_kl(q, teacher, 0.0).equal(reverse));
   EXPECT_LE(skew_kl(q, teacher, 1.0).abs().max().item<double>(), 1e-13);
   EXPECT_LE(skew_reverse_kl(q, teacher, 1.0).abs().max().item<double>(), 1e-13);
-  // JSD(beta) / beta -> KL(p || q) as beta -> 0, off by beta times sum p^2 / q at most, and so at the other end; the
-  // rounding of logarithms up to 20 is divided by beta.
+  // JSD(beta) / beta -> KL(p || q) as beta -> 0. The error is at most beta times sum p^2 / q, and likewise at the other
+  // end. The rounding of logarithms up to 20 is divided by beta.
   const double beta = 1e-9;
   const at::Tensor p_masses = p.softmax(1), q_masses = q.softmax(1);
   const double of_forward = p_masses.square().div(q_masses).sum(1).max().item<double>();
@@ -176,13 +177,13 @@ TEST(Divergences, EndsOfTheFamiliesAreTheKls) {
             beta * of_forward + 1e-5);
   EXPECT_LE(jensen_shannon(q, teacher, 1.0 - beta).div(beta).sub(reverse).abs().max().item<double>(),
             beta * of_reverse + 1e-5);
-  // Symmetric at 1/2.
+  // It is symmetric at 1/2.
   EXPECT_LE(jensen_shannon(q, teacher, 0.5).sub(jensen_shannon(p, TeacherLogits(q), 0.5)).abs().max().item<double>(),
             1e-13);
 }
 
-// At the least share of a mixture that a training may have, float32's gradients are those of float64: a logarithm of up
-// to 16 is rounded by 2^-21 at most, and the gradient, as large as the share, is made of some four of them.
+// At the least share of a mixture that a training may have, float32's gradients are those of float64. A logarithm of up
+// to 16 is rounded by 2^-21 at most. The gradient is as large as the share and contains some four of these.
 TEST(Divergences, GradientsOfTheLeastMixturesAreMoreThanRounding) {
   at::manual_seed(3);
   const at::Tensor student = at::randn({32, 300}, at::kDouble).mul(2.0).to(at::kFloat).to(at::kDouble);
@@ -247,8 +248,8 @@ TEST(SoftLabels, AreTheSquareOfTheTemperatureTimesKlAndTheLabel) {
   }
 }
 
-// Section 2.1 of the paper: at high temperatures distillation matches logits. T^2 KL -> half the variance, over the
-// vocabulary, of the logits' difference; what is left falls with 1 / T.
+// Section 2.1 of the paper: at high temperatures distillation matches logits. T^2 KL approaches half the variance, over
+// the vocabulary, of the logits' difference. The rest falls with 1 / T.
 TEST(SoftLabels, BecomeTheVarianceOfLogitsAtHighTemperatures) {
   const Rows p = random_logits(kTokens, kVocabulary, 23), q = random_logits(kTokens, kVocabulary, 24);
   const double temperature = 1e4;
@@ -277,8 +278,9 @@ TEST(HardLabels, AreLogarithmsOfTheStudentsMass) {
   EXPECT_TRUE(label_log_probs(tensor_of(q), labels).equal(hard_label_loss(tensor_of(q), labels).neg()));
 }
 
-// All labels that the teacher may draw, weighed with its probabilities: the divergence of the merged outcomes and what
-// the label says of the tail are then the divergence of all, but for the tail's own entropy; gradients are the same.
+// Takes all labels that the teacher may draw, weighted with its probabilities. The divergence of the merged outcomes
+// plus what the labels say of the tail is then the divergence of all outcomes, up to the tail's own entropy. The
+// gradients are the same.
 TEST(TailLabels, MakeUpForWhatMergingTakes) {
   const Rows p = random_logits(kTokens, kVocabulary, 60), q = random_logits(kTokens, kVocabulary, 61);
   const TeacherLogits all(tensor_of(p));
@@ -299,7 +301,7 @@ TEST(TailLabels, MakeUpForWhatMergingTakes) {
     for (int64_t t = 0; t < kTokens; ++t) {
       const Row probabilities = plain_softmax(p[t]);
       const Row kept = rows_of(truncated.ids_TK[t].unsqueeze(0)).front();
-      double tail = 0.0, constant = 0.0;  // sum over the tail of p log(p / p(tail))
+      double tail = 0.0, constant = 0.0;  // the sum over the tail of p log(p / p(tail))
       for (const int pass : {0, 1}) {
         for (int64_t v = 0; v < kVocabulary; ++v) {
           if (std::find(kept.begin(), kept.end(), static_cast<double>(v)) != kept.end()) continue;
@@ -332,7 +334,7 @@ TEST(TailLabels, AreZeroWhereTheTeacherHoldsTheLabel) {
   EXPECT_EQ(tail_label_loss(q, TeacherLogits(p), labels).abs().max().item<double>(), 0.0);
   const TeacherLogits whole(truncate_logits(p, kVocabulary, {1.0}));
   EXPECT_EQ(tail_label_loss(q, whole, labels).abs().max().item<double>(), 0.0);
-  // One of the tail, one that is held, one that is ignored.
+  // One label is in the tail, one is held by the teacher, and one is ignored.
   at::Tensor mixed = labels.clone();
   mixed[0] = truncate_logits(p, 5, {1.0}).ids_TK[0][4];
   mixed[2] = kIgnoredLabel;
@@ -342,7 +344,7 @@ TEST(TailLabels, AreZeroWhereTheTeacherHoldsTheLabel) {
   EXPECT_EQ(losses[2], 0.0);
   expect_gradient([&](const at::Tensor& s) { return tail_label_loss(s, TeacherLogits(truncated), mixed); }, q.detach(),
                   "tail labels");
-  // A student that gives the whole tail no mass.
+  // This student gives the whole tail no mass.
   at::Tensor without = at::full_like(q.detach(), -std::numeric_limits<double>::infinity());
   without.scatter_(1, truncated.ids_TK, 0.0);
   const auto of_truncated = [&](const at::Tensor& s) { return tail_label_loss(s, TeacherLogits(truncated), mixed); };
@@ -361,7 +363,7 @@ TEST(Slim, WeighsTheDivergenceOfTheLargestLogitsBySequence) {
   const Rows p = random_logits(kTokens, kVocabulary, 26), q = random_logits(kTokens, kVocabulary, 27);
   const at::Tensor labels = labels_of(kLabels), sequences = labels_of({0, 0, 1, 0});
   const auto cross_entropy = [](const Row& logits, int64_t label) { return -std::log(plain_softmax(logits)[label]); };
-  // Sequence 0 has tokens 0, 1 (ignored) and 3; sequence 1 token 2.
+  // Sequence 0 has tokens 0, 1 (ignored) and 3. Sequence 1 has token 2.
   const double of_student = cross_entropy(q[0], 3) + cross_entropy(q[3], 0);
   const double of_teacher = cross_entropy(p[0], 3) + cross_entropy(p[3], 0);
   const double first = 1.0 - std::exp(-of_student / of_teacher);
@@ -371,7 +373,7 @@ TEST(Slim, WeighsTheDivergenceOfTheLargestLogitsBySequence) {
   const Row expected_weights = {first, first, second, first};
   for (int64_t t = 0; t < kTokens; ++t) EXPECT_NEAR(row_of(weights)[t], expected_weights[t], 1e-13);
 
-  EXPECT_EQ(num_slim_logits(kVocabulary, 0.2), 5);  // 4.6
+  EXPECT_EQ(num_slim_logits(kVocabulary, 0.2), 5);  // 4.6, rounded up
   const SlimOptions options{.temperature = 2.0, .share = 0.2, .weight = 0.7};
   const TeacherLogits full(tensor_of(p)), longer(truncate_logits(tensor_of(p), 9, {2.0}));
   for (const TeacherLogits& teacher : {full, longer}) {
@@ -413,7 +415,7 @@ TEST(MeanLoss, LeavesOutIgnoredTokens) {
   mean.backward();
   const double third = 1.0 / 3.0;
   EXPECT_EQ(row_of(losses.grad()), (Row{third, 0.0, third, 0.0, third}));
-  // In chunks, one of them ignored altogether, of a batch of 4 tokens.
+  // A batch of 4 tokens in chunks, one of which is ignored altogether.
   double sum = 0.0;
   for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {1, 1}, {2, 3}}) {
     sum += mean_loss(losses.detach().narrow(0, first, count), labels.narrow(0, first, count), 4).item<double>();
@@ -467,7 +469,7 @@ TEST(TokenLosses, AddTheTailsLabelsByTheirWeight) {
   EXPECT_TRUE(token_losses(options, q, teacher, labels).allclose(soft.add(tail), 1e-15));
 }
 
-// All losses of a student, by name, for the tests below.
+// Returns all losses of a student, by name, for the tests below.
 std::vector<std::pair<std::string, Losses>> all_losses(const TeacherLogits& teacher, const at::Tensor& labels) {
   std::vector<std::pair<std::string, Losses>> all;
   for (const EnumName<DistillLoss>& item : enum_names(DistillLoss::hard_label)) {
@@ -515,7 +517,7 @@ TEST(ExtremeLogits, GiveFiniteLossesAndGradients) {
                 "a vocabulary of 1, kept");
 }
 
-// What a mass of 0 costs, in the words of losses.h. Both have half their mass on one token that the other forbids.
+// A mass of 0 costs what losses.h says. Both distributions have half their mass on one token that the other forbids.
 TEST(ExtremeLogits, MassesOfZeroCountAsDocumented) {
   const at::Tensor p = tensor_of({{0.0, 0.0, -kInfinity}}), q = tensor_of({{0.0, -kInfinity, 0.0}});
   const TeacherLogits teacher(p);
@@ -528,8 +530,8 @@ TEST(ExtremeLogits, MassesOfZeroCountAsDocumented) {
   EXPECT_NEAR(skew_reverse_kl(q, teacher, 0.1).item<double>(), 0.5 * -std::log(0.1), 1e-13);
   EXPECT_NEAR(hard_label_loss(q, labels_of({1})).item<double>(), -nothing, 1e-13);
   EXPECT_NEAR(nothing, -149 * std::log(2.0), 1e-12);
-  // Mass is taken from the token that the teacher forbids, and given to the one that both know; of the one that the
-  // student forbids nothing can be asked.
+  // Mass moves from the token that the teacher forbids to the one that both allow. Nothing can be asked of the one that
+  // the student forbids.
   const Row gradient =
       row_of(gradient_of([&](const at::Tensor& student) { return reverse_kl(student, teacher); }, q).squeeze(0));
   EXPECT_NEAR(gradient[2], 0.25 * -(nothing - log_half), 1e-12);
@@ -537,7 +539,7 @@ TEST(ExtremeLogits, MassesOfZeroCountAsDocumented) {
   EXPECT_EQ(gradient[1], 0.0);
 }
 
-// Sums of 70001 terms, which ATen would split between threads where there is one token alone.
+// The sums have 70001 terms, which ATen would split between threads if there were only one token.
 TEST(Losses, AnyNumberOfThreadsGivesTheSameBits) {
   const int threads = at::get_num_threads();
   for (const int64_t num_tokens : {1, 3}) {

@@ -21,8 +21,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Sequences of up to kLength tokens over a vocabulary of 3, of which token 0 ends a sequence. A model is a table: the
-// logits of the next token after each of the 1 + 2 + 4 prefixes without an end.
+// All sequences of up to kLength tokens over a vocabulary of 3, of which token 0 ends a sequence. A model is a table:
+// the logits of the next token after each of the 1 + 2 + 4 prefixes without an end.
 constexpr int kVocabulary = 3, kLength = 3;
 using Sequence = std::vector<int>;
 
@@ -32,7 +32,7 @@ class Enumeration {
 
   size_t num_prefixes() const { return prefixes_.size(); }
   const std::vector<Sequence>& sequences() const { return sequences_; }
-  // The row of the table that tells what comes after the first `length` tokens.
+  // Returns the row of the table for the token after the first `length` tokens.
   int64_t prefix(const Sequence& sequence, size_t length) const {
     return prefixes_.at(Sequence(sequence.begin(), sequence.begin() + length));
   }
@@ -55,7 +55,7 @@ class Enumeration {
   std::vector<Sequence> sequences_;
 };
 
-// Probabilities of a sequence's tokens under a table of masses.
+// Returns the probabilities of a sequence's tokens under a table of masses.
 Row token_masses(const Enumeration& all, const Rows& masses, const Sequence& sequence) {
   Row result;
   for (size_t t = 0; t < sequence.size(); ++t) result.push_back(masses[all.prefix(sequence, t)][sequence[t]]);
@@ -84,7 +84,8 @@ double plain_sequence_kl(const Enumeration& all, const Rows& student_logits, con
   return sum;
 }
 
-// d KL / d logits[prefix][v] = sum_y q(y) log(q(y) / p(y)) sum of ([y_t = v] - q(v | prefix)) over the t after prefix.
+// Returns d KL / d logits[prefix][v] = sum_y q(y) log(q(y) / p(y)) sum of ([y_t = v] - q(v | prefix)) over the t after
+// prefix.
 Rows plain_gradient(const Enumeration& all, const Rows& student, const Rows& teacher) {
   Rows gradient(all.num_prefixes(), Row(kVocabulary, 0.0));
   for (const Sequence& sequence : all.sequences()) {
@@ -98,7 +99,7 @@ Rows plain_gradient(const Enumeration& all, const Rows& student, const Rows& tea
   return gradient;
 }
 
-// Student, teacher and what is sampled from, as tables of logits; the student's is the leaf of the gradient.
+// The tables of logits of student and teacher. The student's table is the leaf of the gradient.
 struct Models {
   Enumeration all;
   Rows student_logits = random_table(40), teacher_logits = random_table(41);
@@ -120,7 +121,7 @@ struct Models {
   }
 };
 
-// All sequences as one batch, with the student's part differentiable in `leaf`.
+// Returns all sequences as one batch, with the student's part differentiable with respect to `leaf`.
 SampledSequences batch_of(const Models& models, const at::Tensor& leaf, const Rows& behaviour) {
   const auto num_sequences = static_cast<int64_t>(models.all.sequences().size());
   at::Tensor prefixes = at::zeros({num_sequences, kLength}, at::kLong);
@@ -143,15 +144,15 @@ SampledSequences batch_of(const Models& models, const at::Tensor& leaf, const Ro
                          .behaviour_BT = of_tokens(tensor_of(behaviour).log()),
                          .mask_BT = mask,
                          .single_step_BT = single.index_select(0, prefixes.flatten()).reshape(tokens.sizes())};
-  // What is masked is not read.
+  // Masked values must not be read.
   batch.teacher_BT = batch.teacher_BT.masked_fill(mask.logical_not(), std::nan(""));
   batch.behaviour_BT = batch.behaviour_BT.masked_fill(mask.logical_not(), std::nan(""));
   return batch;
 }
 
 struct Estimate {
-  Rows mean;               // of the estimator's gradient, over all sequences of the behaviour
-  double deviation = 0.0;  // root of the mean squared distance from it
+  Rows mean;               // the mean of the estimator's gradient over all sequences of the behaviour
+  double deviation = 0.0;  // the root of the mean squared distance from that mean
 };
 
 Estimate estimate(const Models& models, const MiniLlmOptions& options) {
@@ -208,7 +209,7 @@ TEST(MiniLlm, EnumeratedGradientIsThatOfTheSequenceLevelKl) {
   EXPECT_EQ(models.all.sequences().size(), 15u);
   const Rows expected = plain_gradient(models.all, models.student, models.teacher);
   Rows moved = models.student_logits;
-  constexpr double kStep = 1e-5;  // off by 1e-10 times a third derivative
+  constexpr double kStep = 1e-5;  // the error is 1e-10 times a third derivative
   for (size_t i = 0; i < moved.size(); ++i) {
     for (int v = 0; v < kVocabulary; ++v) {
       moved[i][v] += kStep;
@@ -277,14 +278,14 @@ TEST(MiniLlm, BiasIsZeroWhereItIsSaidToBe) {
     std::printf("%-72s %12.2e %8.4f %10.3f\n", line.what.c_str(), bias, cosine(found.mean, exact),
                 found.deviation / norm(exact));
     if (line.unbiased) {
-      EXPECT_LE(norm(difference(found.mean, exact)), 1e-12) << line.what;  // 1e-6 is asked for
+      EXPECT_LE(norm(difference(found.mean, exact)), 1e-12) << line.what;  // the requirement is 1e-6
     } else {
       EXPECT_GT(bias, 1e-3) << line.what;
     }
   }
 }
 
-// The decomposition takes the noise of a token's own reward away.
+// The decomposition removes the noise of a token's own reward.
 TEST(MiniLlm, SingleStepDecompositionLowersTheVariance) {
   const Models models;
   const double sampled = estimate(models, plain_options(0.0, ImportanceWeights::none, false)).deviation;
@@ -292,7 +293,7 @@ TEST(MiniLlm, SingleStepDecompositionLowersTheVariance) {
   EXPECT_LT(decomposed, 0.8 * sampled);
 }
 
-// One sequence of 4 tokens and one of 2, by hand.
+// Computes one sequence of 4 tokens and one of 2 by hand.
 struct ByHand {
   at::Tensor student = tensor_of({{-1.0, -0.5, -2.0, -0.25}, {-0.75, -1.5, 0.0, 0.0}}).set_requires_grad(true);
   at::Tensor mask = tensor_of({{1, 1, 1, 1}, {1, 1, 0, 0}}).to(at::kBool);
@@ -339,7 +340,7 @@ TEST(MiniLlm, RewardsReturnsAndWeightsAreThoseOfThePaper) {
 }
 
 TEST(MiniLlm, ClipsTheRatioAsDocumented) {
-  // Returns after each token: -0.25, 0.75, -0.25, 0 and 1, 0. Ratios: e^-.1, e^.2, e^-.5, 1 and e^.25, e^-.5.
+  // Returns after each token are -0.25, 0.75, -0.25, 0 and 1, 0. Ratios are e^-.1, e^.2, e^-.5, 1 and e^.25, e^-.5.
   const auto gradient = [](RatioClip clip, double range) {
     const ByHand hand;
     MiniLlmOptions options = plain_options(0.2, ImportanceWeights::single_step, true);
@@ -351,9 +352,9 @@ TEST(MiniLlm, ClipsTheRatioAsDocumented) {
   const Row ratios = {std::exp(-0.1), std::exp(0.2), std::exp(-0.5), std::exp(0.25)};
   expect_rows(gradient(RatioClip::none, 0.2),
               {{0.25 * ratios[0], -0.75 * ratios[1], 0.25 * ratios[2], 0.0}, {-ratios[3], 0.0, 0.0, 0.0}});
-  // e^.2 and e^.25 are above 1.2: their returns are positive, which both ways clip.
+  // e^.2 and e^.25 are above 1.2. Their returns are positive, which both ways clip.
   expect_rows(gradient(RatioClip::ratio, 0.2), {{0.25 * ratios[0], 0.0, 0.25 * ratios[2], 0.0}, {0.0, 0.0, 0.0, 0.0}});
-  // e^-.5 is below 0.8 beside a negative return.
+  // e^-.5 is below 0.8, and its return is negative.
   expect_rows(gradient(RatioClip::surrogate, 0.2), {{0.25 * ratios[0], 0.0, 0.0, 0.0}, {0.0, 0.0, 0.0, 0.0}});
   expect_rows(gradient(RatioClip::surrogate, 0.5),
               {{0.25 * ratios[0], -0.75 * ratios[1], 0.25 * ratios[2], 0.0}, {-ratios[3], 0.0, 0.0, 0.0}});
@@ -440,8 +441,8 @@ TEST(MiniLlm, RefusesWhatDoesNotFit) {
       {"mask", "Bool"});
 }
 
-// A student that can hold one mode alone: a normal distribution over the places of a line, by its mean and the
-// logarithm of its deviation. The teacher has two modes.
+// This student can hold one mode alone: it is a normal distribution over the places of a line, given by its mean and
+// the logarithm of its deviation. The teacher has two modes.
 class TwoModes : public testing::Test {
  protected:
   static constexpr int kPlaces = 41;
@@ -467,7 +468,7 @@ class TwoModes : public testing::Test {
     double loss;
   };
 
-  // Plain gradient descent on (mean / 10, log deviation).
+  // Runs plain gradient descent on (mean / 10, log deviation).
   Student train(const Losses& losses, double rate, double first_mean, double first_deviation) const {
     at::Tensor places = at::zeros({1, kPlaces}, at::kDouble);
     for (int x = 0; x < kPlaces; ++x) places[0][x] = x;
@@ -511,8 +512,8 @@ TEST_F(TwoModes, ForwardKlCoversBothAndReverseKlPicksOne) {
     }
     return result;
   };
-  // From the middle, from either mode: forward KL ends where the student's two moments are the teacher's, as it must in
-  // an exponential family, and lies over both modes and the empty middle.
+  // It starts from the middle and from either mode. Forward KL ends where the student's two moments are the teacher's,
+  // as it must in an exponential family. The student then covers both modes and the empty middle.
   for (const double start : {12.0, 18.0, 28.0}) {
     const Student covers = train(forward, 0.05, start, 5.0);
     EXPECT_NEAR(moments(covers.masses)[0], mean, 1e-4);
@@ -520,12 +521,12 @@ TEST_F(TwoModes, ForwardKlCoversBothAndReverseKlPicksOne) {
     EXPECT_GT(mass_near(covers.masses, kFirst), 0.35);
     EXPECT_GT(mass_near(covers.masses, kSecond), 0.25);
     EXPECT_GT(covers.deviation, 8.0);
-    // The places between the modes, where the teacher has next to nothing.
+    // Between the modes the teacher has next to nothing.
     EXPECT_LT(masses[20], 1e-5);
     EXPECT_GT(covers.masses[20], 0.02);
   }
-  // Reverse KL holds the mode that it starts nearer to: its mean, its deviation, all of its mass there. What is left is
-  // the logarithm of that mode's share of the teacher.
+  // Reverse KL holds the mode that it starts nearer to: its mean, its deviation, and all of its mass there. The
+  // remaining loss is the logarithm of that mode's share of the teacher.
   const std::vector<std::pair<double, double>> starts_and_modes = {{12.0, kFirst}, {18.0, kFirst}, {28.0, kSecond}};
   for (const auto& [start, mode] : starts_and_modes) {
     const Student picks = train(reverse, 0.02, start, 3.0);
@@ -534,7 +535,7 @@ TEST_F(TwoModes, ForwardKlCoversBothAndReverseKlPicksOne) {
     EXPECT_GT(mass_near(picks.masses, mode), 0.999);
     EXPECT_LT(mass_near(picks.masses, mode == kFirst ? kSecond : kFirst), 1e-6);
     EXPECT_NEAR(picks.loss, -std::log(mode == kFirst ? kShare : 1.0 - kShare), 1e-3);
-    // By the other measure each is the worse one.
+    // Each is the worse one by the other measure.
     const at::Tensor logits = tensor_of({picks.masses}).log();
     EXPECT_GT(forward(logits).item<double>(), 5.0);
   }

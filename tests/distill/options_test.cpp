@@ -29,7 +29,7 @@ TEST(DistillOptions, EnumerationsGoByName) {
   EXPECT_EQ(name_of(DistillLoss::minillm), "minillm");
 }
 
-// Recipes and fingerprints are made of these lists: a name twice would hide an option.
+// Recipes and fingerprints are made from these lists. A name that occurs twice would hide an option.
 TEST(DistillOptions, FieldsHaveNamesOfTheirOwnAndAreAllDescribed) {
   struct All {
     DistillLossOptions loss;

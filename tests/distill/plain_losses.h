@@ -1,4 +1,4 @@
-// The losses of distill/ by plain loops in float64, from their definitions: what the tests measure against. Also the
+// The losses of distill/ by plain loops in float64, from their definitions. The tests compare against them. Also here:
 // random logits, and gradients by central differences.
 #pragma once
 
@@ -45,7 +45,7 @@ inline at::Tensor labels_of(const std::vector<int64_t>& labels) {
   return result;
 }
 
-// Normals of deviation 3: probabilities differ by some factors of 1000, as a language model's do.
+// Returns normals of deviation 3. Probabilities differ by some factors of 1000, as a language model's do.
 inline Rows random_logits(int64_t num_tokens, int64_t num_vocabulary, uint32_t seed) {
   const std::vector<double> normals = random_normals(num_tokens * num_vocabulary, seed);
   Rows rows(num_tokens, Row(num_vocabulary));
@@ -86,7 +86,7 @@ inline double plain_total_variation(const Row& a, const Row& b) {
   return sum;
 }
 
-// The masses of the ids, and behind them that of all others.
+// Returns the masses of the ids, and after them that of all others.
 inline Row merged(const Row& masses, const std::vector<int64_t>& ids) {
   Row result;
   std::vector<bool> kept(masses.size(), false);
@@ -100,7 +100,7 @@ inline Row merged(const Row& masses, const std::vector<int64_t>& ids) {
   return result;
 }
 
-// The gradient of the sum of losses(logits), by autograd.
+// Returns the gradient of the sum of losses(logits), by autograd.
 using Losses = std::function<at::Tensor(const at::Tensor&)>;
 inline at::Tensor gradient_of(const Losses& losses, const at::Tensor& logits) {
   const at::Tensor leaf = logits.detach().clone().set_requires_grad(true);
@@ -108,10 +108,11 @@ inline at::Tensor gradient_of(const Losses& losses, const at::Tensor& logits) {
   return leaf.grad();
 }
 
-// Compares it with central differences in float64. With step h a difference is off by h^2 / 6 times the third
-// derivative, and by the rounding of the losses / h. At h = 2^-17 (7.6e-6) the first is 1e-11 times a third derivative,
-// which for log-softmax, its exponentials and their products with differences of logarithms (below 40 here) stays below
-// 100 at temperatures from 1/2; the second is 1e-15 * (sum of losses, below 100) / h = 1e-8 at most.
+// Compares the gradient with central differences in float64. With step h, a difference has an error of h^2 / 6 times
+// the third derivative, and one of the rounding of the losses / h. At h = 2^-17 (7.6e-6) the first is 1e-11 times a
+// third derivative. For log-softmax, its exponentials and their products with differences of logarithms (below 40
+// here), that derivative stays below 100 at temperatures from 1/2. The second is 1e-15 * (sum of losses, below 100) / h
+// = 1e-8 at most.
 inline void expect_gradient(const Losses& losses, const at::Tensor& logits, const std::string& what) {
   constexpr double kStep = 1.0 / (1 << 17), kTolerance = 2e-8;
   ASSERT_EQ(logits.scalar_type(), at::kDouble);

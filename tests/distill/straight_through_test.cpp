@@ -1,4 +1,4 @@
-// Trained grids against plain loops, and their gradients against finite differences where the function has any.
+// Checks trained grids against plain loops, and their gradients against finite differences where the function has any.
 #include "distill/straight_through.h"
 
 #include "distill/by_ops.h"
@@ -15,7 +15,7 @@
 namespace pare {
 namespace {
 
-constexpr int64_t kOut = 11, kIn = 84, kGroup = 28;  // groups of a vector of 16 and what is left of another
+constexpr int64_t kOut = 11, kIn = 84, kGroup = 28;  // groups fill one vector of 16 and a part of another
 
 struct Example {
   TrainedGrid grid;
@@ -23,7 +23,7 @@ struct Example {
 };
 
 int64_t group_of(int64_t i) {
-  return i < kIn / 2 ? i / kGroup : i * 5 % (kIn / kGroup);  // in runs, and as activation order scatters them
+  return i < kIn / 2 ? i / kGroup : i * 5 % (kIn / kGroup);  // in runs, and scattered as by activation order
 }
 
 Example example(int bits, bool asymmetric, bool masked, uint64_t seed) {
@@ -68,7 +68,7 @@ Found gradients_of(const Example& e, const at::Tensor& gradient_OI) {
   return {std::move(turned_OI), std::move(scales_OG)};
 }
 
-// A GPU's are the same functions; sums over groups may be taken in another order.
+// A GPU uses the same functions. Sums over groups may have another order.
 void expect_same_by_ops(const Example& e) {
   EXPECT_TRUE(codes_by_ops(e.grid, e.offsets_OI).equal(codes_of(e.grid, e.offsets_OI)));
   EXPECT_TRUE(weight_by_ops(e.grid, e.offsets_OI, e.scales_OG).equal(weight_of(e.grid, e.offsets_OI, e.scales_OG)));
@@ -103,20 +103,20 @@ TEST_P(Grids, AreWhatPlainLoopsGive) {
       const float gradient = e.gradient_OI[o][i].item<float>();
       of_scale[static_cast<size_t>(g)] += gradient * (code - zero);
       float of_offset = kept ? scale * gradient : 0.0f;
-      // Going on in the wrong direction is useless: descent moves a place by minus its gradient.
+      // A step in the wrong direction is useless. Descent moves a place by minus its gradient.
       if ((place < -0.5f && of_offset > 0.0f) || (place > static_cast<float>(top) + 0.5f && of_offset < 0.0f)) {
         of_offset = 0.0f;
       }
       EXPECT_EQ(found.offsets_OI[o][i].item<float>(), of_offset);
     }
-    // 28 products of at most 2^8: float32 sums them within 5 half ulps of 2^12.
+    // These are 28 products of at most 2^8. float32 sums them within 5 half ulps of 2^12.
     for (int64_t g = 0; g < kIn / kGroup; ++g) {
       EXPECT_NEAR(found.scales_OG[o][g].item<float>(), of_scale[static_cast<size_t>(g)], 1e-3);
     }
   }
 }
 
-// The loss sum(gradient * W) is linear in the scales: the difference quotient is its derivative.
+// The loss sum(gradient * W) is linear in the scales, so the difference quotient is its derivative.
 TEST_P(Grids, ScalesHaveTheGradientOfDifferences) {
   const auto [bits, asymmetric, masked] = GetParam();
   const Example e = example(bits, asymmetric, masked, 11);
@@ -136,7 +136,7 @@ TEST_P(Grids, ScalesHaveTheGradientOfDifferences) {
 
 INSTANTIATE_TEST_SUITE_P(All, Grids, testing::Combine(testing::Values(2, 3, 4, 8), testing::Bool(), testing::Bool()));
 
-// Whatever offsets do, a pruned weight is exactly 0 and nothing pulls at it.
+// Whatever the offsets do, a pruned weight is exactly 0 and has no gradient.
 TEST(TrainedGrid, PrunedPlacesStayZero) {
   Example e = example(4, true, true, 5);
   e.offsets_OI.mul_(100.0);
@@ -146,7 +146,7 @@ TEST(TrainedGrid, PrunedPlacesStayZero) {
   EXPECT_FALSE(gradients.offsets_OI.masked_select(e.grid.kept_OI.logical_not()).ne(0.0).any().item<bool>());
 }
 
-// Offsets follow the gradient that passes straight through: descent on |W - target|^2 finds the nearest grid point.
+// Offsets follow the gradient that passes straight through, so descent on |W - target|^2 finds the nearest grid point.
 TEST(TrainedGrid, DescentFindsTheNearestCode) {
   Example e = example(4, false, false, 9);
   const at::Tensor target_OI = weight_of(e.grid, at::zeros({kOut, kIn}, at::kFloat), e.scales_OG);

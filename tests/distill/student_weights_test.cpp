@@ -81,7 +81,7 @@ TEST(StudentChannels, GroupsPartitionTheChannels) {
 }
 
 TEST(StudentChannels, KeptHeadsKeepTheirKvHead) {
-  // Sums of the groups: 5, 9, 6.
+  // The sums of the groups are 5, 9 and 6.
   const HeadGroups kept = keep_heads(std::vector{4.0, 1.0, 4.0, 5.0, 0.0, 6.0}, {6, 3}, {2, 2});
   EXPECT_EQ(kept.kv_heads, (ChannelGroups{{1}, {2}}));
   EXPECT_EQ(kept.heads, (ChannelGroups{{3}, {5}}));
@@ -120,7 +120,7 @@ TEST(StudentChannels, HeadsThatDoNotFitAreRefused) {
       {"expected 8", "found 7"});
 }
 
-// Against the product with explicit matrices: P [rows, O], Q [I, columns].
+// Compares with the product of explicit matrices: P [rows, O], Q [I, columns].
 TEST(StudentWeightMap, IsAProductFromBothSides) {
   const at::Tensor weight_OI = random_matrix(6, 8, 1);
   const ChannelMap rows = mean_of_groups({{0, 4}, {2}, {1, 3, 5}});
@@ -137,7 +137,7 @@ TEST(StudentWeightMap, IsAProductFromBothSides) {
           expected += row.factor * column.factor * weight_OI[row.channel][column.channel].item<double>();
         }
       }
-      // Rounded to float32 once, of sums of at most nine terms below 2.
+      // The result is rounded to float32 once, from sums of at most nine terms below 2.
       EXPECT_NEAR(found[static_cast<int64_t>(r)][static_cast<int64_t>(c)].item<double>(), expected, 1e-6);
     }
   }

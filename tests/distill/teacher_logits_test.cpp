@@ -59,7 +59,7 @@ TEST(TruncatedTeacher, HoldsTheMassesOfTheMergedDistribution) {
       all.push_back(masses);
       for (double& mass : all.back()) mass = std::log(mass);
     }
-    // A dozen roundings of logarithms up to 40.
+    // This covers a dozen roundings of logarithms up to 40.
     expect_rows_near(teacher.log_probs(temperature, at::kDouble), expected, 1e-13);
     expect_rows_near(teacher.student_log_probs(tensor_of(logits), temperature), expected, 1e-13);
     expect_rows_near(full.log_probs(temperature, at::kDouble), all, 1e-13);
@@ -71,7 +71,7 @@ TEST(TruncatedTeacher, HoldsTheMassesOfTheMergedDistribution) {
   }
 }
 
-// A tail of 1e-12 beside masses whose float32 sum is 1: 1 - sum would say 0, or 6e-8.
+// The tail is 1e-12, and the float32 sum of the other masses is 1. 1 - sum would give 0 or 6e-8.
 TEST(TruncatedTeacher, TailIsAccurateWhereItIsSmall) {
   Rows logits = {Row(100, -40.0)};
   logits[0][3] = 1.0;
@@ -86,7 +86,7 @@ TEST(TruncatedTeacher, TailIsAccurateWhereItIsSmall) {
   }
 }
 
-// Stored in 16 bits, masses of the outcomes still have the sum 1.
+// Outcomes that were stored in 16 bits still have masses whose sum is 1.
 TEST(TruncatedTeacher, RoundedValuesStillAddUp) {
   const Rows logits = random_logits(8, 300, 2);
   TruncatedLogits truncated = truncate_logits(tensor_of(logits, at::kFloat), 20, {1.0, 2.0});
@@ -98,7 +98,8 @@ TEST(TruncatedTeacher, RoundedValuesStillAddUp) {
   for (const double temperature : {1.0, 2.0}) {
     const at::Tensor found = teacher.log_probs(temperature, at::kDouble);
     for (const double sum : row_of(found.exp().sum(1))) EXPECT_NEAR(sum, 1.0, 1e-14);
-    // A logarithm below 16 is rounded by 2^-8 at most; one of the normalization as much again, the tail's relatively.
+    // A logarithm below 16 is rounded by 2^-8 at most. The normalization has one more such error, which the tail has
+    // relatively.
     EXPECT_LE(found.sub(exact.log_probs(temperature, at::kDouble)).abs().max().item<double>(), 2.0 / 256);
   }
 }
@@ -115,7 +116,7 @@ TEST(TruncatedTeacher, OfTheWholeVocabularyHasNoTail) {
   const Rows logits = random_logits(3, 6, 3);
   const TeacherLogits teacher(truncate_logits(tensor_of(logits), 6, {1.0}));
   EXPECT_EQ(teacher.num_outcomes(), 6);
-  // Nothing is missing, so that every temperature can be had.
+  // Nothing is missing, so any temperature is possible.
   for (const double temperature : {1.0, 1.5}) {
     const at::Tensor found = teacher.log_probs(temperature, at::kDouble);
     const at::Tensor sorted = std::get<0>(tensor_of(logits).div(temperature).log_softmax(1).sort(1, true));
@@ -171,7 +172,7 @@ void expect_same(const TruncatedLogits& a, const TruncatedLogits& b) {
   EXPECT_TRUE(a.log_tails_TN.equal(b.log_tails_TN));
 }
 
-// The same bits as operations on whole matrices give, whichever rows come together and however they lie.
+// A row has the same bits as operations on whole matrices give, with whichever rows it comes and however they lie.
 TEST(TruncatedTeacher, ARowDoesNotDependOnTheOthers) {
   const int threads = at::get_num_threads();
   const std::vector<double> temperatures = {2.0, 1.0, 0.3};
@@ -240,7 +241,7 @@ TEST(TeacherLogits, RefusesTemperaturesWithoutATail) {
     expect_error<std::invalid_argument>([&] { truncate_logits(logits, 3, {1.0, temperature}); }, {"temperature"});
   }
   expect_error<std::invalid_argument>([&] { truncate_logits(logits, 3, {}); }, {"temperatures", "none"});
-  // One that float32 does not have makes all tokens alike.
+  // A temperature that float32 cannot hold makes all tokens alike.
   EXPECT_NEAR(truncate_logits(logits.to(at::kFloat), 3, {1e300}).log_tails_TN[1][0].item<double>(), std::log(5.0 / 8.0),
               1e-6);
 }
@@ -304,7 +305,7 @@ TEST(TeacherLogits, RefusesRecordsThatDoNotFit) {
 }
 
 TEST(Rows, LogOfRestIsAccurateAtBothEnds) {
-  // log(1 - e^x) by its series where the mass is near 0 or near 1.
+  // Compares with the series of log(1 - e^x) where the mass is near 0 or near 1.
   const at::Tensor x = tensor_of({{-1e-6, -0.5, -0.7, -30.0, -kInfinity}});
   const Row found = rows_of(log_of_rest(x)).front();
   EXPECT_NEAR(found[0], std::log(1e-6) - 0.5e-6, 1e-12);
@@ -332,7 +333,7 @@ TEST(Rows, MixturesAreSumsOfMasses) {
   EXPECT_NEAR(gradient[2], 0.75, 1e-12);
 }
 
-// What the losses rely on, element by element: a part of another length ends elsewhere.
+// The losses rely on this for each element: a part of another length ends elsewhere.
 TEST(Rows, ElementsHaveTheSameBitsWhereverTheyStand) {
   const int threads = at::get_num_threads();
   for (const at::ScalarType type : {at::kFloat, at::kDouble}) {

@@ -23,7 +23,7 @@ AlpsResult alps_of(const at::Tensor& weight, const KeepRule& rule, const Normali
   return alps({weight}, {rule}, hessian, {}, {})[0];
 }
 
-// The least trace of a row over all masks that `fits` allows, weights solved exactly.
+// Returns the least trace of a row over all masks that `fits` allows, with weights solved exactly.
 template <typename Fits>
 double best_of_all(const float* weights_I, const Matrix& matrix, Fits&& fits) {
   double best = std::numeric_limits<double>::infinity();
@@ -35,8 +35,9 @@ double best_of_all(const float* weights_I, const Matrix& matrix, Fits&& fits) {
   return best;
 }
 
-// What must hold on toys: no row is below the best of all masks (the traces are right), and all rows together lose at
-// most a fifth of what lies between the best and Wanda's mask solved anew, and most rows find the very best.
+// Small problems must have these properties. No row is below the best of all masks, so the traces are right. All rows
+// together lose at most a fifth of the distance between the best and Wanda's mask with its weights re-solved. Most rows
+// find the very best.
 TEST(Alps, IsCloseToTheBestOfAllMasks) {
   constexpr int64_t kRows = 60;
   const auto count = [](unsigned mask) { return __builtin_popcount(mask); };
@@ -68,7 +69,7 @@ TEST(Alps, IsCloseToTheBestOfAllMasks) {
   }
 }
 
-// The same among the masks within what may be kept: the zeros of a weight that was pruned before.
+// Checks the same among the masks within an allowed set: the zeros of a weight that was pruned before.
 TEST(Alps, IsCloseToTheBestOfAllMasksWithinAnother) {
   constexpr int64_t kRows = 60;
   for (const uint32_t seed : {1u, 2u, 3u}) {
@@ -95,7 +96,7 @@ TEST(Alps, IsCloseToTheBestOfAllMasksWithinAnother) {
           return fits && (mask & ~allowed_O[size_t(row)]) == 0;
         });
         const double trace = plain_trace(weight, found.pruned.weight_OI, row, matrix);
-        if (best < 1e-20) {  // what may be kept is few enough: nothing is lost but the rounding of the solution
+        if (best < 1e-20) {  // the allowed weights are few enough: only the rounding of the solution is lost
           EXPECT_EQ(trace, 0.0);
           continue;
         }
@@ -135,7 +136,7 @@ TEST(Alps, KeepsThePatternAndSolvesOnIt) {
   }
 }
 
-// Uncorrelated inputs: every weight's error is its own, and Wanda's mask is the best.
+// With uncorrelated inputs every weight's error is independent of the others, and Wanda's mask is the best.
 TEST(Alps, IsWandaWhereInputsAreUncorrelated) {
   const at::Tensor weight = random_weight(40, 64, 22), diagonal = random_weight(1, 64, 23).abs().squeeze(0);
   const NormalizedHessian hessian = normalize(at::diag(diagonal), 0.0);
@@ -145,7 +146,7 @@ TEST(Alps, IsWandaWhereInputsAreUncorrelated) {
     const RowTraces mine = row_traces(weight, found.pruned.weight_OI, hessian);
     const RowTraces best = row_traces(weight, expected.weight_OI, hessian);
     if (std::holds_alternative<KeepOfLayer>(rule)) {
-      // ... of the rows' own numbers of weights.
+      // The rows' own numbers of weights are those of Wanda's mask.
       EXPECT_TRUE(found.pruned.kept_OI.sum(1).equal(expected.kept_OI.sum(1)));
     }
     EXPECT_TRUE(found.pruned.kept_OI.equal(expected.kept_OI));
@@ -153,8 +154,8 @@ TEST(Alps, IsWandaWhereInputsAreUncorrelated) {
   }
 }
 
-// Correlated inputs, as a language model's: a quarter less than SparseGPT leaves, and a tenth less than the best
-// weights for SparseGPT's mask.
+// Inputs are correlated as a language model's. ALPS must leave a quarter less error than SparseGPT, and a tenth less
+// than the best weights for SparseGPT's mask.
 TEST(Alps, LeavesLessThanSparseGpt) {
   const int64_t num_in = 96, num_rows = 16;
   const at::Tensor weight = random_weight(num_rows, num_in, 24);
@@ -192,13 +193,14 @@ TEST(Alps, NoRowIsWorseThanWanda) {
 
 TEST(Alps, HoldsForDeadColumnsAndSingularHessians) {
   const at::Tensor inputs = random_weight(20, 48, 28), weight = random_weight(30, 48, 29);
-  for (const int64_t dead : {0, 1, 2, 3, 17}) inputs.select(1, dead).zero_();  // a whole group, and one of another
+  // A whole group is dead, and one column of another.
+  for (const int64_t dead : {0, 1, 2, 3, 17}) inputs.select(1, dead).zero_();
   for (const double damping : {0.0, 0.01}) {
     const NormalizedHessian hessian = normalize(at::mm(inputs.t(), inputs), damping);
     const AlpsResult found = alps_of(weight, kTwoOfFour, hessian);
     EXPECT_TRUE(has_pattern(found.pruned.kept_OI, kTwoOfFour));
     EXPECT_FALSE(found.pruned.kept_OI.select(1, 17).any().item<bool>());
-    // Of inputs that never fire the lower ones are kept, as they are.
+    // Among inputs that never fire, the lower ones are kept, unchanged.
     EXPECT_TRUE(found.pruned.weight_OI.narrow(1, 0, 2).equal(weight.narrow(1, 0, 2)));
     const PrunedWeight first = wanda(weight, hessian.hessian_II.diagonal().contiguous(), kTwoOfFour);
     const ResolveResult solved = resolve(weight, first.weight_OI, first.kept_OI, hessian, {});

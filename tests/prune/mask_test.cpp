@@ -27,12 +27,12 @@ std::vector<bool> bools(const at::Tensor& kept) {
   return std::vector<bool>(values, values + kept.numel());
 }
 
-// Scores of few different values, so that most comparisons are ties.
+// Returns scores of few different values, so that most comparisons are ties.
 at::Tensor tied_scores(int64_t num_out, int64_t num_in, uint32_t seed) {
   return random_weight(num_out, num_in, seed).abs().mul_(40.0).floor_();
 }
 
-// The num_kept best of indices: a stable sort by descending score keeps ties in order.
+// Keeps the num_kept best of the indices. A stable sort by descending score keeps ties in order.
 void keep_sorted(const float* scores, std::vector<int64_t> indices, int64_t num_kept, std::vector<bool>& kept) {
   std::stable_sort(indices.begin(), indices.end(), [&](int64_t a, int64_t b) { return scores[a] > scores[b]; });
   for (int64_t k = 0; k < num_kept; ++k) kept[indices[k]] = true;
@@ -48,7 +48,7 @@ std::vector<bool> sorted_groups(const at::Tensor& scores, int64_t group, int64_t
   return kept;
 }
 
-// Of all masks with the pattern none keeps a larger sum of squares: no other pruning without data loses less.
+// No mask with the pattern keeps a larger sum of squares, so no other pruning without data loses less.
 TEST(Magnitude, IsTheBestOfAllMasks) {
   for (const SparsePattern pattern : {SparsePattern{1, 2}, {2, 4}, {3, 4}, {4, 8}, {3, 5}, {5, 10}}) {
     const int64_t num_in = pattern.group <= 5 ? 2 * pattern.group : pattern.group;
@@ -152,7 +152,7 @@ TEST(Mask, RefusesWhatIsNoScore) {
 TEST(GlobalThreshold, KeepsWhatSortingAllLayersKeeps) {
   std::vector<at::Tensor> layers = {tied_scores(5, 64, 10), random_weight(12, 32, 11).abs(), tied_scores(3, 128, 12),
                                     at::zeros({2, 16})};
-  layers[1].select(0, 0).mul_(1e-38);  // subnormal scores order like the others
+  layers[1].select(0, 0).mul_(1e-38);  // subnormal scores have the same order as others
   std::vector<float> all;
   for (const at::Tensor& layer : layers) all.insert(all.end(), floats(layer), floats(layer) + layer.numel());
   for (const double ratio : {0.0, 0.03, 0.5, 0.83, 0.999, 1.0}) {
@@ -202,7 +202,7 @@ TEST(Wanda, ScoresAreMagnitudesTimesNormsOfInputs) {
   EXPECT_TRUE(pruned.weight_OI.equal(weight.mul(pruned.kept_OI)));
 }
 
-// A dead input scores 0 whatever its weight.
+// A dead input scores 0 whatever its weight is.
 TEST(Wanda, DropsDeadColumnsFirst) {
   const at::Tensor weight = at::tensor({9.0f, 1.0f, 2.0f, 9.0f, 9.0f, 9.0f, 9.0f, 1.0f}).reshape({1, 8});
   const at::Tensor diagonal = at::tensor({0.0f, 1.0f, 1.0f, 0.0f, 0.0f, 0.0f, 0.0f, 1.0f});
@@ -219,7 +219,7 @@ TEST(Wanda, RefusesADiagonalThatIsNone) {
 }
 
 TEST(Owl, SharesCountScoresAboveTheMultipleOfTheMean) {
-  // Mean 2 over both layers: 10 is above 4 times it, 6 and 8 are not.
+  // The mean over both layers is 2. 10 is above 4 times the mean, 6 and 8 are not.
   const at::Tensor first = at::tensor({10.0f, 0.0f, 0.0f, 0.0f, 6.0f, 0.0f}).reshape({2, 3});
   const at::Tensor second = at::tensor({8.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}).reshape({1, 6});
   EXPECT_DOUBLE_EQ(outlier_share({first, second}, 4.0), 1.0 / 12.0);

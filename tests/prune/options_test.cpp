@@ -25,7 +25,7 @@ TEST(PatternText, RefusesOthers) {
   }
 }
 
-// Recipes and fingerprints are made of these lists: a name twice would hide an option.
+// Recipes and fingerprints are made from these lists. A name that occurs twice would hide an option.
 TEST(PruneOptions, FieldsHaveNamesOfTheirOwn) {
   struct All {
     SparsityOptions sparsity;

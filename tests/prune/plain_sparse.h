@@ -1,4 +1,4 @@
-// Plain loops in float64 that the tests of prune/ measure against.
+// Plain loops in float64, against which the tests of prune/ compare.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@ namespace pare {
 
 using Matrix = std::vector<std::vector<double>>;
 
-// H with `damping` added to the diagonal of live columns.
+// Returns H with `damping` added to the diagonal of live columns.
 inline Matrix damped_matrix(const NormalizedHessian& hessian) {
   const int64_t size = hessian.hessian_II.size(0);
   Matrix matrix(size, std::vector<double>(size));
@@ -23,7 +23,7 @@ inline Matrix damped_matrix(const NormalizedHessian& hessian) {
   return matrix;
 }
 
-// The solution of A x = b for a positive definite A, by Gaussian elimination.
+// Returns the solution of A x = b for a positive definite A, by Gaussian elimination.
 inline std::vector<double> solve_plainly(Matrix a, std::vector<double> b) {
   const size_t size = b.size();
   for (size_t k = 0; k < size; ++k) {
@@ -40,7 +40,7 @@ inline std::vector<double> solve_plainly(Matrix a, std::vector<double> b) {
   return b;
 }
 
-// (w - z) A (w - z)^T
+// Returns (w - z) A (w - z)^T.
 inline double plain_trace(const float* weights_I, const std::vector<double>& values, const Matrix& matrix) {
   double sum = 0.0;
   for (size_t i = 0; i < values.size(); ++i) {
@@ -57,7 +57,7 @@ inline double plain_trace(const at::Tensor& weight, const at::Tensor& found, int
   return plain_trace(floats(weight) + row * num_in, std::vector<double>(values, values + num_in), matrix);
 }
 
-// The best values of one row on the columns where kept(i) holds; all of them live.
+// Returns the best values of one row on the columns where kept(i) holds. All of these must be live.
 template <typename Kept>
 std::vector<double> least_squares(const float* weights_I, const Matrix& matrix, Kept&& kept) {
   const size_t num_in = matrix.size();
@@ -76,8 +76,8 @@ std::vector<double> least_squares(const float* weights_I, const Matrix& matrix, 
   return values;
 }
 
-// SparseGPT (arXiv 2301.00774, algorithm 1) with blocks of one group, in its textbook form: the inverse of H is kept
-// and every dropped column eliminated from it.
+// Runs SparseGPT (arXiv 2301.00774, algorithm 1) with blocks of one group in its textbook form. It keeps the inverse of
+// H and eliminates every dropped column from it.
 inline std::vector<double> plain_sparsegpt(const float* weights_I, const Matrix& matrix, const SparsePattern& pattern) {
   const size_t num_in = matrix.size();
   Matrix inverse(num_in, std::vector<double>(num_in));
@@ -123,7 +123,7 @@ inline std::vector<double> plain_sparsegpt(const float* weights_I, const Matrix&
   return values;
 }
 
-// Seeded; about `share` of each row kept, and at least one column.
+// Returns a seeded mask that keeps about `share` of each row, and at least one column.
 inline at::Tensor random_mask(int64_t num_out, int64_t num_in, double share, uint32_t seed) {
   return keep_best(random_weight(num_out, num_in, seed).abs(), KeepOfRows{1.0 - share});
 }

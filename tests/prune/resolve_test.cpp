@@ -18,10 +18,10 @@
 namespace pare {
 namespace {
 
-// Enough for every row of these tests to come to rest.
+// This many steps bring every row of these tests to rest.
 constexpr ResolveOptions kGradients{.gradient_steps = 400, .tolerance = 0.0};
-// Values are float32 and so are the products that lead to them: where a row is at its minimum, errors of 2^-24 of the
-// weights cost their square, far below this part of the trace.
+// Values are float32, and so are the products that lead to them. Where a row is at its minimum, weight errors of 2^-24
+// cost their square, far below this share of the trace.
 constexpr double kTraceTolerance = 1e-6;
 
 double total(const std::vector<double>& values) {
@@ -41,7 +41,7 @@ TEST(NormalizedHessian, HasADiagonalOfOnesAndTheSameTraces) {
   for (int64_t row = 0; row < 5; ++row) {
     EXPECT_NEAR(traces.damped_O[row], plain_trace(weight, other, row, damped), 1e-10 * traces.damped_O[row]);
     EXPECT_NEAR(traces.plain_O[row], plain_trace(weight, other, row, plain), 1e-10 * traces.damped_O[row]);
-    // The same in normalized columns.
+    // The trace must be the same in normalized columns.
     double sum = 0.0;
     for (int64_t i = 0; i < 24; ++i) {
       EXPECT_EQ(floats(normal.normalized_II)[i * 25], 1.0f);
@@ -64,7 +64,7 @@ TEST(NormalizedHessian, ShiftedInversesAreInversesAndSymmetric) {
       EXPECT_TRUE(inverse.equal(inverse.t()));
       const at::Tensor shifted = hessian.normalized_II.to(at::kDouble);
       shifted.diagonal().add_(penalty);
-      // Elements are rounded to float32, at most 1 / penalty, and meet rows of norm at most I.
+      // Elements are rounded to float32, at most 1 / penalty, and are multiplied by rows of norm at most I.
       const double residual =
           at::mm(inverse.to(at::kDouble), shifted).sub_(at::eye(size, at::kDouble)).abs().max().item<double>();
       EXPECT_LT(residual, 1e-6 * static_cast<double>(size) / penalty) << size << " " << penalty;
@@ -122,7 +122,7 @@ TEST(Resolve, LeadsToTheExactSolution) {
   }
 }
 
-// The tolerance speaks of the last step alone; what is left is a few times that on such matrices.
+// The tolerance limits the last step alone. The remaining error is a few times that on such matrices.
 TEST(Resolve, DefaultsComeClose) {
   const at::Tensor weight = random_weight(64, 192, 11), kept = keep_best(weight.abs(), kTwoOfFour);
   const NormalizedHessian hessian = normalize(random_hessian(192, 12), ResolveOptions{}.damping);
@@ -131,7 +131,7 @@ TEST(Resolve, DefaultsComeClose) {
   EXPECT_LT(total(row_traces(weight, found, hessian).damped_O), 1.002 * best);
 }
 
-// Whatever the start, few rounds or many: no row's trace rises, under either H.
+// Whatever the start is, and with few rounds or many, no row's trace may rise under either H.
 TEST(Resolve, NoRowBecomesWorse) {
   const at::Tensor weight = random_weight(60, 48, 13), kept = random_mask(60, 48, 0.5, 14);
   const NormalizedHessian hessian = normalize(random_hessian(48, 15), 0.1);
@@ -166,7 +166,7 @@ TEST(Resolve, ChangesNothingWhereInputsAreUncorrelated) {
   }
 }
 
-// An input that never fires says nothing about its weights: they stay, and all others are as without it.
+// An input that never fires says nothing about its weights. They stay, and all others are as without it.
 TEST(Resolve, LeavesDeadColumnsAsTheyWere) {
   at::Tensor hessian = random_hessian(24, 19);
   for (const int64_t dead : {3, 10}) {
@@ -191,19 +191,19 @@ TEST(Resolve, LeavesDeadColumnsAsTheyWere) {
   }
 }
 
-// Fewer inputs than channels and no damping: many solutions, of one trace.
+// There are fewer inputs than channels and no damping, so many solutions have the same trace.
 TEST(Resolve, HoldsForSingularHessians) {
   const int64_t num_in = 40;
   const at::Tensor inputs = random_weight(12, num_in, 22), weight = random_weight(10, num_in, 23);
   const NormalizedHessian hessian = normalize(at::mm(inputs.t(), inputs), 0.0);
-  const at::Tensor kept = random_mask(10, num_in, 0.2, 24), start = masked(weight, kept);  // 8 of 40
+  const at::Tensor kept = random_mask(10, num_in, 0.2, 24), start = masked(weight, kept);  // keeps 8 of 40
   const at::Tensor many = random_mask(10, num_in, 0.7, 25), many_start = masked(weight, many);
   const RowTraces best = row_traces(weight, resolve_exact(weight, kept, hessian), hessian);
   const double exact_many = total(row_traces(weight, resolve_exact(weight, many, hessian), hessian).plain_O);
   const RowTraces few = row_traces(weight, resolve(weight, start, kept, hessian, kGradients).weight_OI, hessian);
   for (int64_t row = 0; row < 10; ++row) EXPECT_LE(few.plain_O[row], best.plain_O[row] * (1.0 + 1e-3));
-  // 28 columns for 12 inputs: everything can be made up for, as far as float32 tells: the traces that the steps are
-  // taken by are sums of 40 products, which rounding moves by up to 40 x 2^-24 = 2.4e-6 of the start's, at both ends.
+  // 28 columns for 12 inputs can make up for everything, as far as float32 shows. The steps are chosen by traces that
+  // are sums of 40 products. Rounding moves these by up to 40 x 2^-24 = 2.4e-6 of the start's, at both ends.
   const ResolveResult all = resolve(weight, many_start, many, hessian, kGradients);
   EXPECT_LT(all.trace_after, 5e-6 * all.trace_before);
   EXPECT_LT(exact_many, 1e-6 * all.trace_before);

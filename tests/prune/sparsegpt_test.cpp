@@ -35,7 +35,7 @@ ColumnMask share(double ratio) {
   return {.kept_OI = {}, .pattern = {}, .ratio = ratio};
 }
 
-// The same where about a third of the places may not be kept.
+// Returns the mask with about a third of the places not allowed.
 ColumnMask within_some(ColumnMask mask, int64_t num_out, int64_t num_in) {
   std::mt19937 generator(31);
   mask.allowed_OI = at::ones({num_out, num_in}, at::kBool);
@@ -47,14 +47,14 @@ GptqOptions in_order(ActOrder act_order = ActOrder::none, double damping = 0.01)
   return {.grid = {}, .damping = damping, .act_order = act_order};
 }
 
-// Algorithm 1 in float64 with explicit inverses, all rows side by side. Codes with the grids of `grid` where it is
-// given.
+// Runs Algorithm 1 in float64 with explicit inverses, all rows side by side. Where `grid` is given, codes are chosen on
+// its grids.
 struct Twin {
   std::vector<double> values_OI;  // in storage order, as everything here
   std::vector<char> kept_OI;
   std::vector<int> codes_OI;
-  // How far what was decided about a weight is from what might have been: its mask (in parts of the largest weight by
-  // then), or its code (in parts of the scale).
+  // The distance of each decision about a weight from the other choice: its mask's in parts of the largest weight at
+  // that time, its code's in parts of the scale.
   std::vector<double> mask_margins_OI, code_margins_OI;
   double squared_errors = 0.0;  // the sum of all E^2, which is the trace under the damped H
 };
@@ -144,9 +144,9 @@ class TwinLoop {
   Twin twin_;
 };
 
-// Rows agree up to their first tie. float32 rounds a weight (relative 2^-24) once for each of at most I updates, each
-// of which carries a few roundings of its own: masks whose scores are closer than that are ties, as in column_twin.h.
-// Where the mask is chosen among all rows, everything ends with the first.
+// Rows must agree up to their first tie. float32 rounds a weight (relative 2^-24) once for each of at most I updates,
+// and each has a few roundings of its own. Masks whose scores are closer than that are ties, as in column_twin.h. Where
+// the mask is chosen among all rows, the comparison ends with the first tie.
 struct TwinComparison {
   int64_t num_compared = 0, num_left_at_ties = 0, num_wrong = 0;
 };
@@ -205,7 +205,7 @@ TEST(SparseGpt, PrunesAndMovesWeightsAsItsFloat64TwinDoes) {
           ASSERT_TRUE(!mask.allowed_OI.defined() || mask.allowed_OI.const_data_ptr<bool>()[i] ||
                       !found.kept_OI.const_data_ptr<bool>()[i]);
         }
-        // Of the damped H the trace is the sum of all E^2.
+        // The trace under the damped H is the sum of all E^2.
         const at::Tensor damped = hessian.clone();
         damped.diagonal().add_(0.01 * hessian.diagonal().to(at::kDouble).mean().item<double>());
         EXPECT_NEAR(trace_error(weight, found.weight_OI, damped), twin.squared_errors, 1e-4 * twin.squared_errors);
@@ -271,7 +271,7 @@ TEST(SparseGpt, GivesWhatTheAuthorsCodeGives) {
   for (const auto& [num_kept, group] : {std::array<int64_t, 2>{2, 4}, {4, 8}, {1, 4}}) {
     const SparseGptResult found = sparsegpt(weight, factorize(hessian, in_order()), n_of_m(num_kept, group), 32);
     const at::Tensor expected = authors_algorithm(weight, hessian, group - num_kept, group, 32);
-    // float64 against float32: a row may part from the other at a tie between scores.
+    // This compares float64 with float32: rows may part at a tie between scores.
     int64_t num_equal = 0;
     for (int64_t row = 0; row < 50; ++row) {
       num_equal += found.weight_OI[row].to(at::kDouble).allclose(expected[row], 0.0, 1e-4);
@@ -282,7 +282,7 @@ TEST(SparseGpt, GivesWhatTheAuthorsCodeGives) {
 }
 
 TEST(SparseGpt, OneWeightIsPrunedAtTheLeastCost) {
-  // Of one row and one block, one weight: the one with the least w^2 / U_kk^2, which is what it then costs.
+  // One weight of one row and one block is pruned: that with the least w^2 / U_kk^2, which is what it then costs.
   const int64_t num_in = 24;
   const at::Tensor hessian = random_hessian(num_in, 7);
   const GptqFactor factor = factorize(hessian, in_order(ActOrder::none, 0.0));
@@ -300,8 +300,8 @@ TEST(SparseGpt, OneWeightIsPrunedAtTheLeastCost) {
 }
 
 TEST(SparseGpt, LiesBetweenTheBestMaskAndMagnitudes) {
-  // 2:4 of eight columns: all 36 masks, the kept weights of each solved exactly. What a set P of pruned weights costs
-  // then is w_P ((H^-1)_PP)^-1 w_P^T.
+  // The test tries all 36 masks of 2:4 on eight columns, and solves the kept weights of each exactly. A set P of pruned
+  // weights then costs w_P ((H^-1)_PP)^-1 w_P^T.
   constexpr int64_t kRows = 40, kColumns = 8;
   const at::Tensor weight = random_weight(kRows, kColumns, 8), hessian = random_hessian(kColumns, 9);
   Matrix h(kColumns, std::vector<double>(kColumns));
@@ -400,7 +400,7 @@ TEST(SparseGpt, DeadColumnsArePrunedFirst) {
 }
 
 TEST(SparseGpt, WithoutAFactorItPrunesByTheDiagonal) {
-  // No damping up to 1 makes this positive definite: 1 - 2.5 < -1.
+  // No damping up to 1 makes this matrix positive definite, because 1 - 2.5 < -1.
   at::Tensor hessian = at::diag(at::arange(1, 5, at::kFloat)).contiguous();
   hessian.mutable_data_ptr<float>()[1] = hessian.mutable_data_ptr<float>()[4] = 9.0f;
   const at::Tensor weight = random_weight(20, 4, 16);

@@ -21,7 +21,7 @@
 namespace pare {
 namespace {
 
-// E|x| of a normal input whose mean square is diag(H).
+// Returns E|x| of a normal input whose mean square is diag(H).
 at::Tensor mean_abs_of(const at::Tensor& hessian) {
   return hessian.diagonal().sqrt().mul(std::sqrt(2.0 / M_PI)).contiguous();
 }
@@ -40,7 +40,7 @@ GridOptions grid_for(int bits, int64_t group_size, bool symmetric, ScaleSearch s
   return {bits, group_size, symmetric, scales, DType::BF16};
 }
 
-// s of the header's formula in float64, for every channel its own producer.
+// Returns s of the header's formula in float64, where every channel is its own producer.
 std::vector<double> plain_scales(const AwqStage& stage, int64_t width, double a, bool duo) {
   const int64_t n = stage.mean_abs_I.size(0);
   std::vector<double> weights(n, 0.0), s(n);
@@ -65,8 +65,8 @@ std::vector<double> plain_scales(const AwqStage& stage, int64_t width, double a,
   return s;
 }
 
-// The trace, or what GPTQ's measure makes of it, of all weights of a stage rounded with the scales s; plain float64
-// sums over the values that other, separately tested functions round to.
+// Returns the trace, or GPTQ's measure in its place, of all weights of a stage rounded with the scales s. These are
+// plain float64 sums over values that other, separately tested functions round to.
 double plain_cost(const AwqStage& stage, const std::vector<double>& s, const GridOptions& grid) {
   const int64_t n = stage.mean_abs_I.size(0);
   double cost = 0.0;
@@ -111,7 +111,7 @@ TEST(Awq, FindsTheBestOfAllExponents) {
             best = std::min(best, cost);
           }
         }
-        // Scales differ by float32 rounding, which moves single codes at ties; a code is 1 of 2048.
+        // Scales differ by float32 rounding, which moves single codes at ties. One code is 1 of 2048.
         EXPECT_NEAR(found.cost_before, unscaled, 1e-3 * unscaled);
         EXPECT_NEAR(found.cost_after, best, 1e-3 * best);
         EXPECT_LE(found.cost_after, found.cost_before);
@@ -167,7 +167,7 @@ TEST(Awq, PowersOfTwoAreExact) {
 }
 
 TEST(Awq, ChannelsOfOneProducerShareTheirScale) {
-  // 4 query heads of 8 channels read 2 value heads: channel 8 h + d comes from 8 (h / 2) + d.
+  // 4 query heads of 8 channels read 2 value heads, so channel 8 h + d comes from 8 (h / 2) + d.
   AwqStage stage = random_stage({40}, 32, 5);
   for (int64_t i = 0; i < 32; ++i) stage.producer_I.push_back(i / 16 * 8 + i % 8);
   const AwqResult found = search_awq_scales(stage, {}, grid_for(3, 16, false));
@@ -179,7 +179,7 @@ TEST(Awq, ChannelsOfOneProducerShareTheirScale) {
   }
   EXPECT_TRUE(differ);
 
-  // One producer each, whatever its number, is no tie.
+  // A producer that feeds a single channel shares its scale with no other, whatever its number.
   AwqStage alone = random_stage({40}, 32, 5), reversed = alone;
   for (int64_t i = 0; i < 32; ++i) reversed.producer_I.push_back(31 - i);
   EXPECT_TRUE(search_awq_scales(alone, {}, grid_for(3, 16, false))
@@ -191,7 +191,7 @@ TEST(Awq, CandidatesStayWithinTheProducersBounds) {
   const GridOptions grid = grid_for(3, 32, false, ScaleSearch::minmax);
   const AwqResult free = search_awq_scales(stage, {.powers_of_two = true}, grid);
   EXPECT_EQ(free.num_held_back, 0);
-  // Every third channel may not grow, and every second one not at all.
+  // Every third channel may not grow, and every second one may not change at all.
   for (int64_t i = 0; i < 96; ++i) {
     stage.bounds.least_I.push_back(i % 2 == 0 ? 1.0f : 0x1p-20f);
     stage.bounds.most_I.push_back(i % 2 == 0 || i % 3 == 0 ? 1.0f : 0x1p20f);
@@ -237,7 +237,8 @@ TEST(Awq, ExtremeInputsKeepScalesInBounds) {
 }
 
 TEST(Awq, TheScaledProblemIsTheSameFunction) {
-  // (W diag(s)) (diag(1/s) x) = W x: errors of the scaled weight under the scaled H are those of the whole.
+  // Since (W diag(s)) (diag(1/s) x) = W x, errors of the scaled weight under the scaled H are those of the unscaled
+  // layer.
   const at::Tensor weight = random_weight(10, 48, 8), hessian = random_hessian(48, 9);
   const at::Tensor s = random_weight(1, 48, 10).select(0, 0).abs().mul(20.0).add(0.1);
   const at::Tensor scaled = scale_columns(weight, s), scaled_hessian = scale_hessian(hessian, s);
@@ -258,7 +259,7 @@ TEST(Awq, JudgesOnEvenlySpacedRows) {
   EXPECT_EQ(sampled.cost_before, search_awq_scales(stage, {}, grid).cost_before);
 }
 
-// The best few of a small sample of rows are decided between on the larger one: both by plain loops.
+// A larger sample decides between the best few of a small sample of rows. Plain loops compute both.
 TEST(Awq, FinalistsOfASmallSampleAreDecidedOnTheLargerOne) {
   const AwqStage stage = random_stage({96}, 32, 23);
   const GridOptions grid = grid_for(3, 16, true);
@@ -285,7 +286,7 @@ TEST(Awq, FinalistsOfASmallSampleAreDecidedOnTheLargerOne) {
 }
 
 TEST(Awq, WithGptqItsMeasureFollowsTheTrace) {
-  // The reason for the second measure: what it prefers has the smaller trace after GPTQ.
+  // This is the reason for the second measure: the candidate that it prefers has the smaller trace after GPTQ.
   AwqStage stage = random_stage({48}, 128, 12);
   const GridOptions grid = grid_for(3, 32, false, ScaleSearch::hessian);
   stage.conditional_I = factorize(stage.hessian_II, {}).conditional_I;

@@ -26,8 +26,8 @@ BitCandidate candidate(int64_t size_bytes, double loss) {
   return {4, kPerChannel, size_bytes, loss};
 }
 
-// Up to `max_candidates` candidates per group, sizes multiples of `unit`; whole-number losses, whose sums are exact and
-// tie often.
+// Returns groups of up to `max_candidates` candidates whose sizes are multiples of `unit`. Losses are whole numbers,
+// whose sums are exact and tie often.
 std::vector<BudgetGroup> random_groups(int num_groups, int max_candidates, int64_t unit, uint32_t seed) {
   std::mt19937 generator(seed);
   std::vector<BudgetGroup> groups;
@@ -41,7 +41,7 @@ std::vector<BudgetGroup> random_groups(int num_groups, int max_candidates, int64
   return groups;
 }
 
-// Groups like a model's: loss falls by about four per bit, on top of a size that each bit adds to.
+// Returns groups like a model's: the loss falls by a factor of about four per bit, and each bit adds to the size.
 std::vector<BudgetGroup> model_groups(int num_groups, uint32_t seed) {
   std::mt19937 generator(seed);
   std::vector<BudgetGroup> groups;
@@ -105,7 +105,8 @@ void for_all_assignments(const std::vector<BudgetGroup>& groups, const std::func
   descend(0, 0.0, 0);
 }
 
-// The best by the header's rule: loss, size, then from the last group on the smaller candidate, the first of equals.
+// Returns the best assignment by the header's rule. It compares loss, then size, then from the last group on the
+// smaller candidate, and takes the first of equal ones.
 Assignment brute_force(const std::vector<BudgetGroup>& groups, int64_t budget_bytes) {
   const auto rank = [&](const Assignment& a) {
     std::vector<std::pair<int64_t, int>> from_the_last;
@@ -182,7 +183,8 @@ TEST(BitBudget, CurveIsEveryPointThatNoOtherBeats) {
       EXPECT_EQ(plan.curve[k].size_bytes, expected[k].first);
       EXPECT_EQ(plan.curve[k].loss, expected[k].second);
     }
-    // A point is a corner when it lies below every line between a smaller and a larger one (whole numbers: exact).
+    // A point is a corner when it lies below every line between a smaller and a larger one. Whole numbers make this
+    // exact.
     for (size_t k = 0; k < expected.size(); ++k) {
       bool is_corner = true;
       for (size_t i = 0; i < k; ++i) {
@@ -224,7 +226,8 @@ TEST(BitBudget, EachPointOfTheCurveIsReachedToTheByte) {
   }
 }
 
-// The Lagrangian path against the exact one: bound <= optimum <= found, and the gap within what the header promises.
+// Compares the Lagrangian path with the exact one: bound <= optimum <= found, with a gap as small as the header
+// promises.
 TEST(BitBudget, RelaxationBoundsTheOptimum) {
   int num_gaps = 0;
   for (uint32_t seed = 300; seed < 330; ++seed) {
@@ -246,14 +249,14 @@ TEST(BitBudget, RelaxationBoundsTheOptimum) {
       ASSERT_TRUE(exact.is_exact);
       ASSERT_FALSE(priced.is_exact);
       expect_consistent(priced, groups, budget);
-      const double rounding = 1e-12 * exact.curve.front().loss;  // of a few dozen float64 operations
+      const double rounding = 1e-12 * exact.curve.front().loss;  // for a few dozen float64 operations
       EXPECT_LE(priced.lower_bound, exact.loss + rounding);
       EXPECT_LE(exact.loss, priced.loss + rounding);
       EXPECT_LE(priced.loss - priced.lower_bound, largest_drop + rounding);
       num_gaps += priced.loss > exact.loss;
     }
   }
-  EXPECT_GT(num_gaps, 0);  // or the test would say nothing about the bound
+  EXPECT_GT(num_gaps, 0);  // otherwise the test would say nothing about the bound
 }
 
 TEST(BitBudget, BothWaysFindTheSameHull) {
@@ -267,7 +270,7 @@ TEST(BitBudget, BothWaysFindTheSameHull) {
       EXPECT_TRUE(priced[k].on_hull);
       EXPECT_EQ(priced[k].size_bytes, corners[k].size_bytes);
       EXPECT_EQ(priced[k].loss, corners[k].loss);
-      // At a corner the relaxation is exact, and knows it.
+      // At a corner the relaxation is exact, and its bound shows it.
       const BudgetPlan at = plan_bits(groups, corners[k].size_bytes, kNoTable);
       EXPECT_EQ(at.loss, corners[k].loss);
       EXPECT_NEAR(at.lower_bound, corners[k].loss, 1e-12 * corners[0].loss);
@@ -289,7 +292,7 @@ TEST(BitBudget, SizeIsThatOfTheContainer) {
       for (const DType dtype : {DType::BF16, DType::F32}) {
         for (const int64_t group_size : {kPerChannel, int64_t{10}, int64_t{70}}) {
           const GridOptions grid{bits, group_size, symmetric, ScaleSearch::minmax, dtype};
-          const int64_t num_out = 9, num_in = 70;  // words with tails in both directions
+          const int64_t num_out = 9, num_in = 70;  // the last words of rows and of columns are partly filled
           int64_t stored = 0;
           for (const OwnedTensor& tensor :
                pack_compressed_tensors(rtn(random_weight(num_out, num_in, 1), {}, grid), "m")) {

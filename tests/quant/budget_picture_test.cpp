@@ -36,7 +36,7 @@ struct Element {
   std::string text;
 };
 
-// A reader of XML's plain subset (elements, quoted attributes, text, five entities) that fails on anything unbalanced.
+// Reads XML's plain subset (elements, quoted attributes, text, five entities) and fails on anything unbalanced.
 std::vector<Element> parse_xml(const std::string& xml) {
   std::vector<Element> elements;
   std::vector<size_t> open;
@@ -129,7 +129,7 @@ TEST(BudgetPicture, IsWellFormedWithEverythingInsideTheFrame) {
       double x, y, last_x = -1.0, last_y = -1.0;
       for (char comma; points >> x >> comma >> y; ++num_line_points) {
         expect_inside(x, y);
-        EXPECT_GE(x, last_x);  // the curve falls to the right: downwards on the page
+        EXPECT_GE(x, last_x);  // the curve falls to the right, and y grows downwards on the page
         EXPECT_GE(y, last_y);
         last_x = x;
         last_y = y;
@@ -145,7 +145,7 @@ TEST(BudgetPicture, IsWellFormedWithEverythingInsideTheFrame) {
   }
 }
 
-// The places of points by the axes' own labels: 4 bits lie between the ticks 2 and 6, and so on, linearly.
+// Computes the places of points from the axes' own labels: 4 bits lie between the ticks 2 and 6, linearly, and so on.
 TEST(BudgetPicture, PointsLieWhereTheTicksSay) {
   const std::vector<Element> elements = parse_xml(budget_picture(example()));
   std::map<double, double> x_of_bits, y_of_loss;

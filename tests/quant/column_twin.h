@@ -1,5 +1,5 @@
 // The loop over columns of GPTQ and SparseGPT once more, for the tests: one row at a time, in float64, with explicit
-// inverses; what it has in common with the code under test is the papers.
+// inverses. It shares nothing with the code under test but the papers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@ namespace pare {
 
 using Matrix = std::vector<std::vector<double>>;
 
-// By Gauss-Jordan elimination with pivoting.
+// Inverts a matrix by Gauss-Jordan elimination with pivoting.
 inline Matrix inverse(Matrix a) {
   const size_t n = a.size();
   Matrix b(n, std::vector<double>(n, 0.0));
@@ -51,9 +51,9 @@ inline std::vector<int64_t> oracle_order(const at::Tensor& hessian_II, ActOrder 
   return order;
 }
 
-// Optimal Brain Quantization's rows (arXiv 2208.11580, equation 7) for a given order of columns, in float64 and with
-// explicit inverses: row k is that of column k in the inverse of the damped Hessian from which the columns before k
-// have been eliminated.
+// Returns the rows of Optimal Brain Quantization (arXiv 2208.11580, equation 7) for a given order of columns, in
+// float64 and with explicit inverses. Row k is that of column k in the inverse of the damped Hessian from which the
+// columns before k have been eliminated.
 inline Matrix elimination_rows(const at::Tensor& hessian_II, double damping, const std::vector<int64_t>& order) {
   const int64_t n = hessian_II.size(0);
   Matrix damped(n, std::vector<double>(n));
@@ -73,8 +73,8 @@ inline Matrix elimination_rows(const at::Tensor& hessian_II, double damping, con
   return left;
 }
 
-// A row of columns settled one after the other. `settle(o, k, value)` says what stands in the k-th column of the order;
-// `before(o, k, values)` is called with the row as it has become, before each column.
+// Settles the columns of a row one after the other. `settle(o, k, value)` returns the value of the k-th column of the
+// order. `before(o, k, values)` is called before each column with the row in its present state.
 template <typename Before, typename Settle>
 void eliminate_row(const at::Tensor& weight_OI, int64_t o, const Matrix& rows, const std::vector<int64_t>& order,
                    const Before& before, const Settle& settle) {
@@ -88,14 +88,15 @@ void eliminate_row(const at::Tensor& weight_OI, int64_t o, const Matrix& rows, c
   }
 }
 
-// Codes in storage order, and for every weight how far w / scale was from the nearest tie between two codes when its
-// column was rounded: where that is tiny, float32 may choose the other one, and the rest of the row follows it.
+// Codes in storage order. The margin of every weight is the distance of w / scale from the nearest tie between two
+// codes when its column was rounded. Where it is tiny, float32 may choose the other code, and the rest of the row
+// follows that choice.
 struct OracleCodes {
   std::vector<int> codes_OI;
   std::vector<double> margins_OI;
 };
 
-// Takes the grids of `grid` and the mask (undefined: all are kept), nothing else.
+// Takes only the grids of `grid` and the mask (undefined: all are kept).
 inline OracleCodes optimal_brain_quantization(const at::Tensor& weight_OI, const Matrix& rows,
                                               const QuantizedWeight& grid, const std::vector<int64_t>& order,
                                               const at::Tensor& kept_OI = {}) {
@@ -123,9 +124,9 @@ struct OracleComparison {
   int64_t num_wrong_rows = 0;
 };
 
-// Rows agree up to their first tie. In units of the scale a weight is below 2^bits, and float32 rounds it (relative
-// 2^-24) once for each of at most I updates, each of which carries a few roundings of its own: ties are closer than
-// 4 I 2^bits 2^-24.
+// Rows must agree up to their first tie. In units of the scale a weight is below 2^bits. float32 rounds it (relative
+// 2^-24) once for each of at most I updates, and each update has a few roundings of its own. So distances below 4 I
+// 2^bits 2^-24 are ties.
 inline OracleComparison compare(const QuantizedWeight& found, const OracleCodes& expected,
                                 const std::vector<int64_t>& order) {
   const double tie = 4.0 * double(found.num_in) * (1 << found.bits) * 0x1p-24;

@@ -29,7 +29,7 @@ TEST(InverseUpperFactor, MakesTheMatrixTheIdentity) {
     EXPECT_TRUE(upper->equal(upper->triu()));
     EXPECT_GT(upper->diagonal().min().item<double>(), 0.0);
     const at::Tensor identity = at::eye(size, at::kDouble);
-    // Size * eps64 * condition, which the damping bounds by size / 0.01.
+    // The error is size * eps64 * condition, and the damping bounds the condition by size / 0.01.
     const double tolerance = double(size) * 2.2e-16 * (double(size) / 0.01) + 1e-14;
     EXPECT_LE(upper->matmul(matrix).matmul(upper->t()).sub(identity).norm().item<double>(), tolerance);
     EXPECT_LE(upper->t().matmul(*upper).matmul(matrix).sub(identity).norm().item<double>(), 100 * tolerance);
@@ -44,7 +44,7 @@ TEST(InverseUpperFactor, IsEmptyForMatricesThatAreNotPositiveDefinite) {
     indefinite.diagonal().select(0, position).fill_(-1.0);
     EXPECT_FALSE(inverse_upper_factor(indefinite).has_value());
   }
-  // Numerically singular: a rank of 30 plus dirt far below what float64 resolves.
+  // The matrix is numerically singular: it has rank 30 plus dirt far below what float64 resolves.
   const at::Tensor x = random_weight(30, 150, 3).to(at::kDouble);
   const at::Tensor singular = x.t().matmul(x);
   singular.diagonal().add_(1e-17 * singular.diagonal().mean().item<double>());
@@ -52,7 +52,8 @@ TEST(InverseUpperFactor, IsEmptyForMatricesThatAreNotPositiveDefinite) {
 }
 
 TEST(RowChunks, CoverEveryRowOnceAndRestoreTheThreads) {
-  const int torch_threads = at::get_num_threads();  // first: the first question sets OpenMP's number to MKL's
+  const int torch_threads = at::get_num_threads();  // must come first: this call sets OpenMP's number of threads to
+                                                    // MKL's
   const int omp_threads = omp_get_max_threads();
   for (const int64_t num_rows : {0, 1, 10, 11}) {
     std::vector<int> visits(num_rows, 0);

@@ -1,4 +1,5 @@
-// A layer's step towards the original model against closed forms, plain loops over tokens and finite differences.
+// Checks a layer's step towards the original model against closed forms, plain loops over tokens and finite
+// differences.
 #include "quant/fit.h"
 
 #include <ATen/ops/eye.h>
@@ -18,7 +19,7 @@ namespace {
 
 constexpr double kRidge = 0.01;
 
-// Inputs of `num_rows` tokens and what the layer lacks there: T x and noise.
+// The inputs of `num_rows` tokens, and what the layer's outputs lack there: T x and noise.
 struct Tokens {
   at::Tensor x_RI, missing_RO;
   at::Tensor hessian_II() const { return x_RI.t().mm(x_RI).div_(static_cast<double>(x_RI.size(0))); }
@@ -38,7 +39,7 @@ FitResult fit_tokens(const at::Tensor& weight_OI, const Tokens& tokens, const To
              held.missing_OI());
 }
 
-// E|m - (s D) x|^2 over the tokens, by plain loops.
+// Returns E|m - (s D) x|^2 over the tokens, by plain loops.
 double loss(const Tokens& tokens, const at::Tensor& step_OI, double share) {
   double sum = 0.0;
   const int64_t num_out = step_OI.size(0), num_in = step_OI.size(1);
@@ -58,7 +59,8 @@ TEST(Fit, FindsTheLayerThatWouldHaveMadeWhatIsMissing) {
   const FitResult result =
       fit_tokens(weight_OI, draw_tokens(400, truth_OI, 0.0, 3), draw_tokens(60, truth_OI, 0.0, 5), /*ridge=*/0.0);
   EXPECT_NEAR(result.share, 1.0, 1e-5);
-  // float32 correlations: relative 1e-7, times the condition of H, 25 from the strong column and about 4 from 400 rows.
+  // Correlations in float32 have a relative error of 1e-7. It is multiplied by the condition of H: 25 from the strong
+  // column, and about 4 from 400 rows.
   EXPECT_LE(result.weight_OI.sub(weight_OI).sub(truth_OI).norm().item<double>(), 1e-4 * truth_OI.norm().item<double>());
 }
 
@@ -66,7 +68,7 @@ TEST(Fit, OfUncorrelatedInputsIsADivision) {
   const at::Tensor weight_OI = random_weight(3, 5, 1), missing_OI = random_weight(3, 5, 2);
   const at::Tensor hessian_II = at::zeros({5, 5}, at::kFloat);
   for (int64_t i = 0; i < 5; ++i) hessian_II[i][i] = static_cast<float>(i + 1);
-  // The mean of the diagonal is 3. Held-out tokens that lack 0.4 of what the step gives them under H' = 1.
+  // The mean of the diagonal is 3. The held-out tokens lack 0.4 of what the step gives them under H' = 1.
   at::Tensor step_OI = missing_OI.clone();
   for (int64_t i = 0; i < 5; ++i) step_OI.select(1, i).div_(static_cast<double>(i + 1) + 0.5 * 3.0);
   const FitResult result =
@@ -87,7 +89,7 @@ TEST(Fit, TheShareIsFromNothingToAll) {
   EXPECT_EQ(share(0.0), 0.0);
 }
 
-// The step minimizes E|m - D x|^2 + ridge mean(diag H) |D|^2; the share E'|m - s D x|^2.
+// The step minimizes E|m - D x|^2 + ridge mean(diag H) |D|^2, and the share minimizes E'|m - s D x|^2.
 TEST(Fit, NeitherStepNorShareCanBeBettered) {
   const at::Tensor weight_OI = random_weight(4, 12, 1), truth_OI = random_weight(4, 12, 2);
   const Tokens tokens = draw_tokens(40, truth_OI, 6.0, 3), held = draw_tokens(40, truth_OI, 6.0, 5);
@@ -99,7 +101,7 @@ TEST(Fit, NeitherStepNorShareCanBeBettered) {
   for (const double away : {-0.02, 0.02}) {
     EXPECT_GT(loss(held, step_OI, result.share + away), at_share);
   }
-  // Central differences of a parabola are its derivative: 0 up to the rounding of the step to float32.
+  // The central difference of a parabola is its derivative: 0 up to the rounding of the step to float32.
   const double slope = (loss(held, step_OI, result.share + 0.1) - loss(held, step_OI, result.share - 0.1)) / 0.2;
   EXPECT_LE(std::abs(slope), 1e-4 * at_share);
   const double ridge = kRidge * tokens.hessian_II().diagonal().mean().item<double>();
@@ -127,7 +129,7 @@ TEST(Fit, DeadColumnsStayAsTheyAre) {
   EXPECT_FALSE(result.weight_OI.select(1, 8).equal(weight_OI.select(1, 8)));
 }
 
-// Fewer tokens than inputs: the ridge bounds the step, and other tokens decide how much of it is right.
+// With fewer tokens than inputs, the ridge bounds the step, and other tokens decide how much of it is right.
 TEST(Fit, FewTokensHelpAsFarAsTheyReach) {
   const at::Tensor weight_OI = random_weight(8, 64, 1), truth_OI = random_weight(8, 64, 2);
   const Tokens tokens = draw_tokens(20, truth_OI, 0.0, 3), held = draw_tokens(50, truth_OI, 0.0, 5);
@@ -148,7 +150,7 @@ TEST(Fit, WithoutInputsThereIsNoStep) {
 TEST(Fit, AnyNumberOfThreadsGivesTheSameBits) {
   const at::Tensor weight_OI = random_weight(200, 130, 1), truth_OI = random_weight(200, 130, 2);
   const Tokens tokens = draw_tokens(300, truth_OI, 5.0, 3), held = draw_tokens(100, truth_OI, 5.0, 5);
-  // Made once: LibTorch's own products may depend on the threads.
+  // These are computed once, because LibTorch's own products may depend on the threads.
   const at::Tensor hessian_II = tokens.hessian_II(), missing_OI = tokens.missing_OI();
   const at::Tensor held_hessian_II = held.hessian_II(), held_missing_OI = held.missing_OI();
   std::optional<FitResult> first;

@@ -13,7 +13,7 @@
 namespace pare {
 namespace {
 
-// Every finite E4M3 magnitude, from the specification: subnormals m * 2^-9, normals (8 + m) * 2^(e - 10).
+// Returns every finite E4M3 magnitude by the specification: subnormals m * 2^-9, normals (8 + m) * 2^(e - 10).
 std::vector<double> magnitudes() {
   std::vector<double> values;
   for (int code = 0; code < 0x7F; ++code) {
@@ -35,7 +35,7 @@ TEST(Fp8, EveryWeightTakesTheNearestValueOfItsRow) {
       const double w = weight_OI.const_data_ptr<float>()[i], scale = weight.scales_OG[static_cast<size_t>(i / 33)];
       double best = INFINITY;
       for (const double value : grid) best = std::min(best, std::abs(std::abs(w) - value * scale));
-      // w / scale is rounded to float32 before the grid point is chosen: a tie may be missed by that much.
+      // w / scale is rounded to float32 before the grid point is chosen, so a tie may be missed by that much.
       EXPECT_NEAR(std::abs(w - static_cast<double>(rounded[static_cast<size_t>(i)])), best, 1e-6 * std::abs(w)) << i;
     }
   }

@@ -1,4 +1,4 @@
-// RTN and GPTQ against PyTorch in float64: tests/golden/make_quant.py says how quant.json was made.
+// Checks RTN and GPTQ against PyTorch in float64. tests/golden/make_quant.py says how quant.json was made.
 #include <ATen/ops/from_blob.h>
 #include <gtest/gtest.h>
 
@@ -53,19 +53,19 @@ TEST(QuantGolden, CodesScalesAndErrorsAreThoseOfPyTorch) {
       found = std::move(result.weight);
     }
     EXPECT_EQ(found.codes_OI, expected["codes"].get<std::vector<uint8_t>>());
-    // Stored as float64 by PyTorch, but values of the stored type: equal, not near.
+    // PyTorch stored them as float64, but they are values of the stored type, so they must be equal.
     EXPECT_EQ(found.scales_OG, expected["scales"].get<std::vector<float>>());
     for (int64_t i = 0; i < static_cast<int64_t>(found.scales_OG.size()); ++i) {
       EXPECT_EQ(found.zero(i / found.num_groups(), i % found.num_groups()), expected["zeros"][i].get<int>());
     }
     for (int64_t i = 0; i < num_in; ++i) EXPECT_EQ(found.group(i), expected["group_of_column"][i].get<int64_t>());
-    // The rounded weights are float32 here (relative 2^-24) and float64 there; a difference w - w' of 1/30 of w or more
-    // (8 bits: 1/255) and the cancellation in the trace leave 1e-4 of it at worst.
+    // The rounded weights are float32 here (relative 2^-24) and float64 there. A difference w - w' is 1/30 of w or more
+    // (8 bits: 1/255). With the cancellation in the trace, this leaves a relative error of 1e-4 at worst.
     EXPECT_NEAR(error, expected["trace_error"].get<double>(), 1e-4 * error);
   }
 }
 
-// tests/golden/make_minmax.py: compressed-tensors on bf16 and fp16 weights.
+// minmax.json holds the codes of compressed-tensors for bf16 and fp16 weights (tests/golden/make_minmax.py).
 TEST(QuantGolden, MinMaxCodesAreThoseOfCompressedTensors) {
   std::ifstream file(std::string(kSourceFolder) + "/tests/golden/minmax.json");
   const nlohmann::json golden = nlohmann::json::parse(file);

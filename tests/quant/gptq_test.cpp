@@ -147,7 +147,7 @@ TEST(Gptq, ConditionalVariancesAreTheInverseDiagonalsInverses) {
     const GptqFactor factor = factorize(hessian, options);
     std::vector<int64_t> storage(n);
     std::iota(storage.begin(), storage.end(), 0);
-    const Matrix rows = elimination_rows(hessian, options.damping, storage);  // row 0: nothing eliminated yet
+    const Matrix rows = elimination_rows(hessian, options.damping, storage);  // nothing is eliminated in row 0
     Matrix damped(n, std::vector<double>(n));
     double mean = 0.0;
     for (int64_t i = 0; i < n; ++i) mean += floats(hessian)[i * n + i] / double(n);
@@ -167,8 +167,8 @@ TEST(Gptq, ConditionalVariancesAreTheInverseDiagonalsInverses) {
 }
 
 TEST(Gptq, OrderOfColumnsIsAPermutation) {
-  // Static and group order are, by definition, storage order on permuted columns; with one group per row (and grids
-  // that do not depend on the order of a sum) static order differs from it in nothing else.
+  // Static and group order are by definition storage order on permuted columns. With one group per row, and grids that
+  // do not depend on the order of a sum, static order differs from it in nothing else.
   const at::Tensor weight = random_weight(30, 192, 11), hessian = random_hessian(192, 12);
   const std::vector<int64_t> order = oracle_order(hessian, ActOrder::group);
   const at::Tensor index = at::tensor(order);
@@ -199,7 +199,7 @@ TEST(Gptq, ReportsTheTraceErrorOfItsResult) {
     const GptqResult result = gptq(weight, hessian, options_for(4, 32, false, act_order));
     const double expected = plain_trace_error(weight, dequantize(result.weight), hessian);
     const double signal = plain_trace_error(weight, std::vector<float>(8 * 96, 0.0f), hessian);
-    // Relative to the terms of the sum, which cancel: H differs from its transpose by float32 rounding.
+    // The terms of the sum cancel, and H differs from its transpose by float32 rounding.
     EXPECT_NEAR(result.trace_error, expected, 1e-5 * expected);
     EXPECT_NEAR(result.relative_error, expected / signal, 2e-5 * result.relative_error);
   }
@@ -300,7 +300,7 @@ TEST(Gptq, DeadColumnsAreRoundedAndChangeNoOther) {
 TEST(Gptq, AllColumnsDeadIsRounding) {
   const at::Tensor weight = random_weight(4, 32, 23);
   const GptqResult result = gptq(weight, at::zeros({32, 32}, at::kFloat), options_for(4, 32, true, ActOrder::group));
-  // Without importance every shrink factor is as good: the largest, that of min-max, is taken.
+  // Without importance every shrink factor is as good, so the largest is taken: that of min-max.
   const Grid widest = search_grid(weight, {}, {4, 32, true, ScaleSearch::minmax, DType::BF16});
   const GridOptions options{4, 32, true, ScaleSearch::hessian_diagonal, DType::BF16};
   EXPECT_EQ(result.weight.codes_OI, round_to_grid(weight, widest, options).codes_OI);
@@ -309,7 +309,7 @@ TEST(Gptq, AllColumnsDeadIsRounding) {
   EXPECT_EQ(result.relative_error, 0.0);
 }
 
-// A 2 x 2 matrix with diagonal 1 and c beside it has the eigenvalues 1 - c and 1 + c.
+// A 2 x 2 matrix with diagonal 1 and c off the diagonal has the eigenvalues 1 - c and 1 + c.
 at::Tensor coupled_hessian(float c) {
   at::Tensor hessian = at::eye(4, at::kFloat);
   hessian.mutable_data_ptr<float>()[1] = c;
@@ -335,7 +335,8 @@ TEST(Gptq, ClimbsTheDampingLadderUntilTheHessianIsPositiveDefinite) {
 }
 
 TEST(Gptq, FewerInputsThanColumnsClimbFromZeroDamping) {
-  // Rank 1: float64 pivots of rounding size, some of them positive, which the check of the factor must refuse.
+  // A matrix of rank 1 has float64 pivots of rounding size. Some are positive, and the check of the factor must refuse
+  // them.
   const at::Tensor x = random_weight(1, 48, 25);
   GptqOptions options = options_for(4, kPerChannel, true, ActOrder::static_groups);
   options.damping = 0.0;

@@ -34,7 +34,7 @@ std::string message_of(const std::function<void()>& call) {
   return "no std::invalid_argument";
 }
 
-// The weighted error of a group on a grid, in float64, by the definition of the header.
+// Returns the weighted error of a group on a grid, in float64, by the header's definition.
 double group_error(const float* weights, const float* importance, int64_t width, double scale, double zero, int bits) {
   double error = 0.0;
   for (int64_t i = 0; i < width; ++i) {
@@ -50,7 +50,7 @@ struct OracleGrid {
   double zero;
 };
 
-// The grid of one shrink factor, by the formulas of the header.
+// Returns the grid of one shrink factor by the header's formulas.
 OracleGrid oracle_grid(const float* weights, int64_t width, double shrink, const GridOptions& options) {
   const double low = std::min(0.0f, *std::min_element(weights, weights + width));
   const double high = std::max(0.0f, *std::max_element(weights, weights + width));
@@ -93,7 +93,7 @@ TEST(Grid, ScalesAreExactInTheStoredType) {
   }
 }
 
-// Tolerance: the search adds at most 96 products in float32, each with a few roundings: 100 * 2^-23 relative.
+// The search adds at most 96 products in float32, each with a few roundings: 100 * 2^-23 relative.
 constexpr double kSearchTolerance = 1.2e-5;
 
 TEST(Grid, SearchFindsTheBestOfAllShrinkFactors) {
@@ -166,7 +166,7 @@ TEST(Grid, SearchInGroupsFindsTheBestByEachGroupsSquareOfH) {
         double best = std::numeric_limits<double>::infinity();
         for (const float shrink : kShrinkFactors)
           best = std::min(best, error_of(oracle_grid(weights, width, shrink, options)));
-        // Terms of both signs in float32: 2^-24 of their absolute sum, a few times the result.
+        // The terms have both signs in float32: 2^-24 of their absolute sum, which is a few times the result.
         EXPECT_LE(error_of(found), best * (1.0 + 1e-5));
       }
     }
@@ -290,7 +290,7 @@ TEST(Grid, ImpossibleOptionsAreRefused) {
 }
 
 TEST(Rounding, TiesGoToEvenCodesAndRangesClamp) {
-  // Scale 1 throughout: the largest magnitude is 7.5 = 15 / 2.
+  // The scale is 1 throughout, because the largest magnitude is 7.5 = 15 / 2.
   const at::Tensor weight = matrix({0.5f, 1.5f, 2.5f, -0.5f, -1.5f, -2.5f, 7.5f, -7.5f}, 1, 8);
   const QuantizedWeight rounded = rtn(weight, {}, {4, 8, true, ScaleSearch::minmax, DType::BF16});
   EXPECT_EQ(rounded.scales_OG[0], 1.0f);
@@ -338,7 +338,7 @@ TEST(TraceError, EqualsPlainLoops) {
     const std::vector<float> rounded = dequantize(rtn(weight, {}, {3, -1, true, ScaleSearch::minmax, DType::BF16}));
     const double expected = plain_trace_error(weight, rounded, hessian);
     const at::Tensor rounded_OI = matrix(rounded, 7, num_in);
-    // H is symmetric up to the float32 rounding of its two triangles, of which one is read.
+    // H is symmetric up to the float32 rounding of its two triangles. One of them is read.
     EXPECT_NEAR(trace_error(weight, rounded_OI, hessian), expected, 1e-6 * expected);
     EXPECT_NEAR(trace_error(rounded_OI, weight, hessian), expected, 1e-6 * expected);
     EXPECT_EQ(trace_error(weight, weight, hessian), 0.0);

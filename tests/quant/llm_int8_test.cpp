@@ -35,7 +35,7 @@ TEST(LlmInt8, AbsoluteThresholdIncludesItsValue) {
 
 TEST(LlmInt8, RelativeThresholdsFollowTheLayer) {
   const at::Tensor absmax = vector_of({40, 10, 20, 1000, 30, 200}), squares = vector_of({4, 1, 2, 90, 3, 50});
-  // The median of six is (30 + 40) / 2, the root mean square sqrt(150 / 6) = 5.
+  // The median of six values is (30 + 40) / 2, and the root mean square is sqrt(150 / 6) = 5.
   const OutlierChoice by_absmax = choose_outliers(absmax, {}, {OutlierMeasure::median_absmax, 5.0, {}});
   EXPECT_EQ(by_absmax.threshold, 175.0);
   EXPECT_EQ(by_absmax.columns, (Columns{3, 5}));
@@ -59,7 +59,7 @@ TEST(LlmInt8, DeadChannelsAreNeverOutliers) {
   EXPECT_EQ(choose_outliers(absmax, {}, {OutlierMeasure::median_absmax, 20.0, {}}).columns, (Columns{3}));
 }
 
-// SmolLM2's down projections: inputs up to 3570, of which 96 % pass 6.0.
+// The values are like those of SmolLM2's down projections: inputs up to 3570, of which 96 % exceed 6.0.
 TEST(LlmInt8, SaysWhereTheAbsoluteThresholdMissesTheScale) {
   std::vector<float> values(100, 25.0f);
   for (int i = 0; i < 4; ++i) values[i] = 1.0f;
@@ -80,7 +80,7 @@ struct Oracle {
   std::vector<int> codes;
 };
 
-// One row by the paper: absmax / 127 over the columns that are not left out.
+// Rounds one row as the paper does: absmax / 127 over the columns that are not left out.
 Oracle oracle_row(const float* row, int64_t num_in, const Columns& left_out, bool through_f16) {
   Oracle result{0.0, std::vector<int>(num_in, 0)};
   const auto is_in = [&](int64_t i) { return !std::binary_search(left_out.begin(), left_out.end(), i); };
@@ -113,7 +113,7 @@ TEST(LlmInt8, RowsFollowTheFormulaInBothLayouts) {
   }
 }
 
-// Made by bitsandbytes 0.50.2, functional.int8_vectorwise_quant on the CPU, from float16.
+// The expected values were made by bitsandbytes 0.50.2, functional.int8_vectorwise_quant on the CPU, from float16.
 TEST(LlmInt8, EqualsBitsandbytes) {
   at::Tensor weight = at::empty({4, 8}, at::kFloat);
   float* values = weight.mutable_data_ptr<float>();
@@ -137,7 +137,7 @@ TEST(LlmInt8, EqualsBitsandbytes) {
   EXPECT_FALSE(result.outlier_weight_OK.defined());
 }
 
-// Each int8 weight is off by at most half a step of its row; outlier columns are not off at all.
+// Each int8 weight is off by at most half a step of its row, and outlier columns are exact.
 TEST(LlmInt8, OwnLayoutKeepsOutlierColumnsExactly) {
   const int64_t num_out = 9, num_in = 64;
   at::Tensor weight = random_weight(num_out, num_in, 4);
@@ -148,7 +148,7 @@ TEST(LlmInt8, OwnLayoutKeepsOutlierColumnsExactly) {
   const std::vector<float> rounded = dequantize(result.weight);
   for (int64_t o = 0; o < num_out; ++o) {
     const double step = result.weight.scales_OG[o];
-    EXPECT_LT(result.absmax_O[o], 0.3);  // six standard deviations: column 11 was not seen
+    EXPECT_LT(result.absmax_O[o], 0.3);  // this is six standard deviations, so column 11 was not seen
     for (int64_t i = 0; i < num_in; ++i) {
       const float exact = floats(weight)[o * num_in + i], kept = rounded[o * num_in + i];
       if (i == 11 || i == 40) {
@@ -165,7 +165,7 @@ TEST(LlmInt8, OwnLayoutKeepsOutlierColumnsExactly) {
 TEST(LlmInt8, EmptyAndTinyRowsBecomeZeros) {
   at::Tensor weight = at::zeros({3, 4}, at::kFloat);
   weight.select(0, 1).fill_(1e-40);
-  weight.select(0, 2).select(0, 2).fill_(7.0);  // nothing but an outlier column
+  weight.select(0, 2).select(0, 2).fill_(7.0);  // the row has only an outlier column
   const LlmInt8Weight result = quantize_llm_int8(weight, {2}, LlmInt8Layout::own);
   for (const float absmax : result.absmax_O) EXPECT_EQ(absmax, 0.0f);
   for (const float scale : result.weight.scales_OG) EXPECT_EQ(scale, 1.0f);

@@ -1,4 +1,4 @@
-// Masks through every rounding: a pruned weight is exactly 0 afterwards, and has no part in what others become.
+// Checks masks through every rounding: a pruned weight is exactly 0 afterwards, and does not affect the others.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -31,7 +31,7 @@ ColumnMask given_mask(const at::Tensor& kept) {
   return {.kept_OI = kept, .pattern = {}, .ratio = 0.0};
 }
 
-// About the given share of the places is pruned.
+// Returns a mask that prunes about the given share of the places.
 at::Tensor random_mask(int64_t num_out, int64_t num_in, double pruned, uint32_t seed) {
   std::mt19937 generator(seed);
   at::Tensor kept = at::empty({num_out, num_in}, at::kBool);
@@ -47,7 +47,7 @@ at::Tensor with_zeros(const at::Tensor& weight, const at::Tensor& kept) {
   return pruned;
 }
 
-// Absurd values in pruned places, which nobody may look at.
+// Returns the weight with absurd values in pruned places, which no function may read.
 at::Tensor with_junk(const at::Tensor& weight, const at::Tensor& kept) {
   at::Tensor junk = weight.clone();
   for (int64_t i = 0; i < weight.numel(); ++i) {
@@ -286,7 +286,8 @@ TEST(Mask, RefineKeepsZerosAndRaisesNoRow) {
     const QuantizedWeight start = rtn_with_hessian(weight, hessian, grid);
     expect_equal(refine(weight, start, hessian, {.sweeps = 2}, at::ones({110, 64}, at::kBool)).weight,
                  refine(weight, start, hessian, {.sweeps = 2}).weight);
-    EXPECT_THROW(refine(weight, start, hessian, {}, kept), std::invalid_argument);  // not 0 where it is pruned
+    // The start is not 0 where it is pruned.
+    EXPECT_THROW(refine(weight, start, hessian, {}, kept), std::invalid_argument);
   });
 }
 

@@ -1,5 +1,6 @@
-// Layers for the tests: weights, and Hessians of correlated inputs whose columns differ in strength by a factor of 30,
-// as the inputs of a language model's linears do. Seeded, and the same on every machine (std::mt19937 and own normals).
+// Layers for the tests: weights, and Hessians of correlated inputs. Columns differ in strength by a factor of 30, as
+// the inputs of a language model's linears do. Layers are seeded and the same on every machine (std::mt19937 and own
+// normals).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +32,8 @@ inline at::Tensor random_weight(int64_t num_out, int64_t num_in, uint32_t seed) 
   return weight_OI;
 }
 
-// (1/n) sum x x^T over n = 3 I inputs x, each a mixture of I / 4 common directions and a little noise of its own.
+// Returns (1/n) sum x x^T over n = 3 I inputs x. Each is a mixture of I / 4 common directions and a little noise of its
+// own.
 inline at::Tensor random_hessian(int64_t num_in, uint32_t seed) {
   const int64_t num_rows = 3 * num_in, num_directions = (num_in + 3) / 4;
   const std::vector<double> mixture = random_normals(num_directions * num_in, seed);
@@ -61,7 +63,7 @@ inline const float* floats(const at::Tensor& tensor) {
   return tensor.const_data_ptr<float>();
 }
 
-// tr((W - W') H (W - W')^T) by plain loops in float64.
+// Returns tr((W - W') H (W - W')^T) by plain loops in float64.
 inline double plain_trace_error(const at::Tensor& weight_OI, const std::vector<float>& rounded,
                                 const at::Tensor& hessian_II) {
   const int64_t num_out = weight_OI.size(0), num_in = weight_OI.size(1);

@@ -23,7 +23,7 @@
 namespace pare {
 namespace {
 
-// Enough for every row of these tests to come to rest.
+// This many sweeps bring every row of these tests to rest.
 constexpr int kToRest = 60;
 
 GridOptions grid_for(int bits, int64_t group_size, bool symmetric, DType scale_dtype = DType::BF16) {
@@ -34,7 +34,7 @@ QuantizedWeight rounded(const at::Tensor& weight, const at::Tensor& hessian, con
   return rtn(weight, hessian.diagonal().contiguous(), grid);
 }
 
-// E_r H E_r^T by plain loops in float64, for a row of values.
+// Returns E_r H E_r^T by plain loops in float64, for a row of values.
 double row_trace(const at::Tensor& weight, const at::Tensor& hessian, int64_t row, const std::vector<double>& values) {
   const int64_t n = weight.size(1);
   double sum = 0.0;
@@ -61,8 +61,8 @@ double row_trace(const at::Tensor& weight, const at::Tensor& hessian, int64_t ro
   return row_trace(weight, hessian, row, row_values(found, row));
 }
 
-// The largest fall of a row's trace that one change of one code, zero or scale (to the next number of its type, up or
-// down) would bring, as a part of the trace.
+// Returns the largest relative fall of a row's trace that one change of one code, zero or scale would bring. A scale
+// changes to the next number of its type, up or down.
 double largest_fall(const at::Tensor& weight, const at::Tensor& hessian, int64_t row, const QuantizedWeight& found,
                     bool grids) {
   const double trace = row_trace(weight, hessian, row, found);
@@ -94,8 +94,8 @@ double largest_fall(const at::Tensor& weight, const at::Tensor& hessian, int64_t
   return trace > 0.0 ? (trace - least) / trace : 0.0;
 }
 
-// float32 takes a change or leaves it by the sign of a difference of terms as large as a change's own quadratic term,
-// a few times the trace of these short rows: 2^-24 of it, for a few roundings.
+// float32 decides about a change by the sign of a difference. Its terms are as large as the change's own quadratic
+// term, a few times the trace of these short rows. It errs by 2^-24 of them, with a few roundings.
 constexpr double kFallTolerance = 2e-6;
 
 TEST(Refine, ComesToRestWhereNoSingleChangeHelps) {
@@ -206,7 +206,7 @@ TEST(Refine, DampingIsAddedToTheHessianThatIsMinimized) {
   EXPECT_LT(found.trace_after, found.trace_before);
   EXPECT_NEAR(found.trace_after, plain_trace_error(weight, dequantize(found.weight), hessian),
               1e-4 * found.trace_after);
-  // GPTQ's result under little damping: much more of it would raise the plain trace, which no row allows.
+  // This is GPTQ's result with little damping. With much more damping the plain trace would rise, which no row allows.
   const GptqResult fitted = gptq(weight, hessian, {.grid = grid_for(3, 16, false), .damping = 0.001});
   const RefineResult kept = refine(weight, fitted.weight, hessian, {.damping = 1.0});
   for (int64_t row = 0; row < 20; ++row) {
@@ -247,7 +247,7 @@ TEST(Refine, ScalesComeToTheMeanRatioWhenHessianIsDiagonal) {
 }
 
 TEST(Refine, ScalesComeToTheLeastSquaresSolutionOfTheirRow) {
-  // (C^T H C) s = C^T H w, all groups of a row at once, solved densely in float64.
+  // Solves (C^T H C) s = C^T H w for all groups of a row at once, densely and in float64.
   const int64_t num_in = 64, width = 16, num_groups = 4, num_out = 10;
   const at::Tensor weight = random_weight(num_out, num_in, 12), hessian = random_hessian(num_in, 13);
   const QuantizedWeight found = refine(weight, rounded(weight, hessian, grid_for(3, width, false, DType::F32)), hessian,
@@ -270,8 +270,8 @@ TEST(Refine, ScalesComeToTheLeastSquaresSolutionOfTheirRow) {
   }
 }
 
-// The sweep of refine.cpp by its formulas: one row at a time, in float64, G computed afresh for every single change.
-// A pruned place (kept undefined: there is none) has the code of its zero and does not move.
+// Does the sweep of refine.cpp by its formulas: one row at a time, in float64, with G computed afresh for every single
+// change. A pruned place has the code of its zero and does not move. If kept is undefined, no place is pruned.
 void twin_sweep(const at::Tensor& weight, const at::Tensor& hessian, const at::Tensor& kept, int64_t row,
                 QuantizedWeight& found) {
   const int64_t n = weight.size(1), num_groups = found.num_groups();
@@ -339,7 +339,8 @@ void expect_the_changes_of_the_twin(bool masked) {
        {Case{30, 48, 16, ActOrder::group}, Case{30, 48, 16, ActOrder::none}, Case{2, 270, kPerChannel, ActOrder::none},
         Case{97, 20, kPerChannel, ActOrder::none}, Case{3, 140, 70, ActOrder::static_groups}}) {
     const at::Tensor weight = random_weight(num_out, num_in, 14), hessian = random_hessian(num_in, 15);
-    const at::Tensor kept = masked ? random_weight(num_out, num_in, 30).abs().gt(0.03) : at::Tensor();  // about half
+    // The mask keeps about half.
+    const at::Tensor kept = masked ? random_weight(num_out, num_in, 30).abs().gt(0.03) : at::Tensor();
     for (const int bits : {2, 4}) {
       for (const bool symmetric : {true, false}) {
         const GptqOptions options{.grid = grid_for(bits, group_size, symmetric), .act_order = act_order};
@@ -362,8 +363,8 @@ void expect_the_changes_of_the_twin(bool masked) {
       }
     }
   }
-  // Rows part at ties between codes or scales closer than float32 sees: per decision about 1e-5, and the longest rows
-  // make 270.
+  // Rows part at ties between codes or scales that are closer than float32 sees. That happens with a probability of
+  // about 1e-5 per decision, and the longest rows make 270 decisions.
   EXPECT_LE(num_different * 50, num_rows) << num_different << " of " << num_rows;
 }
 
@@ -413,7 +414,7 @@ TEST(Refine, DeadColumnsAndEmptyRangesStayAsTheyAre) {
     for (const int64_t i : {0, 13, 31}) EXPECT_EQ(found.codes_OI[row * 32 + i], start.codes_OI[row * 32 + i]);
   }
   QuantizedWeight without_range = start;
-  without_range.scales_OG[3] = 0.0f;  // as another tool may store a group of zeros
+  without_range.scales_OG[3] = 0.0f;  // another tool may store a group of zeros so
   validate(refine(weight, without_range, hessian, {.sweeps = 4, .damping = 0.0}).weight, "refined");
   const at::Tensor dead = at::full({32, 32}, 0.0f);
   EXPECT_EQ(refine(weight, start, dead, {.sweeps = 2}).weight.codes_OI, start.codes_OI);

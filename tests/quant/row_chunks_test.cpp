@@ -10,7 +10,7 @@
 namespace pare {
 namespace {
 
-// One layer takes minutes: work on its rows ends between chunks.
+// One layer may take minutes, so work on its rows must stop between chunks.
 TEST(RowChunks, StopWhenInterrupted) {
   const int threads = omp_get_max_threads();
   for (const int num_threads : {1, 3}) {

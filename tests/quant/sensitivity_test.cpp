@@ -15,7 +15,7 @@ TEST(Sensitivity, IsLossPerUnitOfError) {
   for (const Sensitivity& sensitivity : found) EXPECT_FALSE(sensitivity.is_floor || sensitivity.is_pooled);
 }
 
-// Predicted loss at the measured scheme is the measured loss: the weights close the loop.
+// The predicted loss at the measured scheme must be the measured loss.
 TEST(Sensitivity, PredictsWhatWasMeasured) {
   const std::vector<SensitivityMeasurement> measured = {{"a", 3.7, 0.031, 0.001}, {"b", 0.02, 0.4, 0.1}};
   const std::vector<Sensitivity> found = loss_sensitivities(measured);

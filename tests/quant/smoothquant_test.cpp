@@ -23,7 +23,7 @@ namespace {
 
 constexpr GridOptions kW8{8, kPerChannel, true, ScaleSearch::minmax, DType::BF16};
 
-// Int8 with one scale per row, as the runtime's dynamic activations: the rounding handed to the search in these tests.
+// Rounds to int8 with one scale per row, as the runtime's dynamic activations. The search in these tests uses it.
 void round_rows_int8(at::Tensor& x_RI, const at::Tensor&) {
   float* x = x_RI.mutable_data_ptr<float>();
   const int64_t num_in = x_RI.size(1);
@@ -37,7 +37,7 @@ void round_rows_int8(at::Tensor& x_RI, const at::Tensor&) {
 
 void keep_rows(at::Tensor&, const at::Tensor&) {}
 
-// Rows whose channels differ in strength, with `outlier` times as much in channel 3; two layers read them.
+// Returns rows whose channels differ in strength, with `outlier` times as much in channel 3. Two layers read them.
 SmoothInput make_input(int64_t num_rows, int64_t num_in, double outlier, uint32_t seed) {
   at::Tensor rows = random_weight(num_rows, num_in, seed).mul_(20.0);
   const std::vector<double> strength = random_normals(num_in, seed + 1);
@@ -45,7 +45,7 @@ SmoothInput make_input(int64_t num_rows, int64_t num_in, double outlier, uint32_
   return {rows.abs().amax(0), rows, {random_weight(24, num_in, seed + 2), random_weight(9, num_in, seed + 3)}};
 }
 
-// The error by its definition, in plain loops and float64.
+// Returns the error by its definition, in plain loops and float64.
 double plain_error(const SmoothInput& input, const at::Tensor& scales, const RoundInput& round,
                    const GridOptions& grid) {
   at::Tensor x = input.rows_RI / scales;
@@ -81,7 +81,7 @@ TEST(SmoothQuant, ScalesFollowEquationFour) {
         }
       }
       const double expected = std::pow(floats(input.absmax_I)[j], alpha) / std::pow(largest_weight, 1.0 - alpha);
-      EXPECT_NEAR(floats(scales)[j], expected, 1e-6 * expected);  // float32 holds it to 6e-8
+      EXPECT_NEAR(floats(scales)[j], expected, 1e-6 * expected);  // float32 is accurate to 6e-8
     }
   }
 }
@@ -139,7 +139,8 @@ TEST(SmoothQuant, ScalesStayWithinTheProducersBounds) {
   EXPECT_THROW(smoothing_scales(input, 0.6, true), std::invalid_argument);
 }
 
-// Channels 0 .. 15 and 16 .. 31 come from the same 16 producers: as if the second half were more rows of the first.
+// Channels 0 .. 15 and 16 .. 31 come from the same 16 producers. The result is as if the second half were more rows of
+// the first.
 TEST(SmoothQuant, ChannelsOfOneProducerShareTheirScale) {
   SmoothInput input = make_input(16, 32, 40.0, 50);
   for (int64_t i = 0; i < 32; ++i) input.producer_I.push_back(i % 16);
@@ -155,14 +156,15 @@ TEST(SmoothQuant, ChannelsOfOneProducerShareTheirScale) {
   EXPECT_TRUE(result.scales_I.narrow(0, 0, 16).equal(result.scales_I.narrow(0, 16, 16)));
 }
 
-// X / s and W s are exact for powers of two, so the smoothed layer is the same function, bit by bit in each product.
+// X / s and W s are exact for powers of two, so the smoothed layer computes the same function. Each product has the
+// same bits.
 TEST(SmoothQuant, SmoothingKeepsTheFunction) {
   const SmoothInput input = make_input(16, 64, 100.0, 5);
   const at::Tensor powers = smoothing_scales(input, 0.6, true);
   for (const at::Tensor& weight : input.weights_OI) {
     EXPECT_TRUE(at::mm(input.rows_RI / powers, (weight * powers).t()).equal(at::mm(input.rows_RI, weight.t())));
   }
-  // Any other s costs two roundings per product: |difference| <= 2^-23 sum |x w| (1 + I / 2), I = 64 additions.
+  // Any other s costs two roundings per product: |difference| <= 2^-23 sum |x w| (1 + I / 2), with I = 64 additions.
   const at::Tensor scales = smoothing_scales(input, 0.6, false);
   const at::Tensor& weight = input.weights_OI[0];
   const at::Tensor difference =
@@ -178,7 +180,8 @@ TEST(SmoothQuant, ErrorEqualsItsDefinition) {
       const GridOptions grid{bits, kPerChannel, true, search, DType::BF16};
       const at::Tensor scales = smoothing_scales(input, 0.5, false);
       const double expected = plain_error(input, scales, round_rows_int8, grid);
-      // Products are of float32: with outliers their rounding is 1e-6 of an output, the error at least 1e-3 of it.
+      // Products are in float32. With outliers their rounding is 1e-6 of an output, and the error is at least 1e-3 of
+      // it.
       EXPECT_NEAR(smoothed_error(input, scales, round_rows_int8, grid), expected, 2e-3 * expected);
     }
   }
@@ -218,7 +221,7 @@ TEST(SmoothQuant, TakesTheOutlierOutOfTheActivations) {
   EXPECT_NEAR(result.output_energy, energy, 1e-5 * energy);
 }
 
-// Where every channel has the same range and activations are exact, s is a constant: nothing to win, and s = 1 stays.
+// Every channel has the same range and activations are exact, so s is a constant. Nothing is gained, and s = 1 stays.
 TEST(SmoothQuant, StaysOffWhereItDoesNotPay) {
   SmoothInput input{at::full({32}, 2.0f), at::full({8, 32}, 2.0f), {at::full({4, 32}, 0.5f)}};
   const Smoothing result = smooth(input, keep_rows, {.grid = kW8});
@@ -247,7 +250,7 @@ TEST(SmoothQuant, FixedAlphaIsTakenEvenWhereItIsWorse) {
   EXPECT_TRUE(result.scales_I.equal(smoothing_scales(input, 0.0, false)));
 }
 
-// A static range is of the unsmoothed input: the callable must be told s.
+// A static range belongs to the unsmoothed input, so the function must be given s.
 TEST(SmoothQuant, HandsTheScalesToTheRounding) {
   const SmoothInput input = make_input(12, 32, 10.0, 32);
   const at::Tensor scales = smoothing_scales(input, 0.5, false);
@@ -266,7 +269,7 @@ TEST(SmoothQuant, HandsTheScalesToTheRounding) {
 
 TEST(SmoothQuant, AnyNumberOfThreadsGivesTheSameBits) {
   SmoothInput input = make_input(40, 64, 30.0, 33);
-  input.weights_OI.push_back(random_weight(300, 64, 34));  // several chunks
+  input.weights_OI.push_back(random_weight(300, 64, 34));  // needs several chunks
   const int before = omp_get_max_threads();
   omp_set_num_threads(1);
   const Smoothing one = smooth(input, round_rows_int8, {});
@@ -308,7 +311,7 @@ TEST(Grid, PerTensorRepeatsTheScaleOfTheWholeWeight) {
       GridOptions options{8, kPerChannel, symmetric, search, DType::BF16, true};
       const Grid grid = search_grid(weight, diagonal, options);
       ASSERT_EQ(grid.scales_OG.sizes(), (std::vector<int64_t>{12, 1}));
-      // The same weight as one long row, each column's importance repeated: one ordinary group.
+      // The same weight as one long row, with each column's importance repeated, has one ordinary group.
       options.per_tensor = false;
       const Grid row = search_grid(weight.reshape({1, -1}), diagonal.repeat({12}), options);
       EXPECT_TRUE(grid.scales_OG.eq(row.scales_OG).all().item<bool>());
