@@ -1,5 +1,4 @@
-// What a run keeps of itself: whose the folder is, whether its files are what was written, and what they were made
-// from.
+// Checks what a run keeps: who owns the folder, whether its files are unchanged, and what they were made from.
 #include "compress/artifact/artifact.h"
 
 #include <gtest/gtest.h>
@@ -79,13 +78,13 @@ class ArtifactTest : public testing::Test {
     fs::copy(kept_->partial(), partial_, fs::copy_options::recursive);
     fingerprint_ = Json::parse(read_checked_file(progress_ / "run.json")).get<Fingerprint>();
   }
-  // The parts open, or the message is that of a damaged file.
+  // Expects that the parts open, or that the message is that of a damaged file.
   void expect_damaged(const fs::path& file) {
     expect_error<std::runtime_error>([&] { Parts(output_, fingerprint_, false); },
                                      {"'" + file.string() + "'", kDamaged});
   }
 
-  // A run that was killed when half of it was committed; made once.
+  // A run that was killed when half of it was committed. It is made once.
   struct KeptRun {
     TemporaryFolder folder{"kept"};
     std::vector<std::string> command;
@@ -97,7 +96,7 @@ class ArtifactTest : public testing::Test {
       command = {"run", (folder / "recipe.yaml").string(), "--threads", "1", "--out"};
       const TracedOutcome whole = run_pare_traced(with_output(folder / "whole"), -1);
       if (whole.outcome.status != 0) throw std::runtime_error(whole.outcome.err);
-      // Killed when all parts are there: before the second folder in which files are written.
+      // It is killed when all parts are there: before files are written to the second folder.
       const auto is_rename = [](const std::string& name) { return name.starts_with("rename"); };
       int num_renames = 0, moment = 0;
       while (num_renames < 5) num_renames += is_rename(whole.names[static_cast<size_t>(moment++)]);
@@ -130,11 +129,11 @@ TEST_F(ArtifactTest, PartsAreThereAgain) {
   }
 }
 
-// Each bit of run.json and of a record, in turn.
+// Flips each bit of run.json and of a record, in turn.
 TEST_F(ArtifactTest, EveryFlippedBitOfARecordIsFound) {
   write_checked_file(progress_ / "survey", "identity\n{\"groups\": []}");
   ASSERT_NO_THROW(Parts(output_, fingerprint_, false));
-  fs::remove(progress_ / "00002.safetensors");  // less to hash for each of them
+  fs::remove(progress_ / "00002.safetensors");  // leaves less to hash for each flip
   fs::remove(progress_ / "00002.json");
   for (const std::string name : {"run.json", "00001.json", "survey"}) {
     const fs::path file = progress_ / name;
@@ -181,7 +180,7 @@ TEST_F(ArtifactTest, DamagedTensorsAreFound) {
   EXPECT_NO_THROW(Parts(output_, fingerprint_, false));
 }
 
-// A record whose hash is right but that another version has written.
+// Records have the right hash, but another version has written them.
 TEST_F(ArtifactTest, AForeignRecordIsNoRawException) {
   for (const std::string content :
        {"", "[]", "{}", "nonsense", R"({"part": "1", "sha256": "", "layers": []})", R"({"part": 1, "sha256": 2})",
@@ -244,7 +243,7 @@ TEST_F(ArtifactTest, ImportLeavesAnUnfinishedRunAlone) {
   EXPECT_EQ(promised_files(folder_.path()), before);
 }
 
-// The real program, once for each of several flips.
+// Runs the real program, once for each of several flips.
 TEST_F(ArtifactTest, ResumingFromDamageIsAMessageOrTheSameBytes) {
   const auto expected = promised_files(kept_->folder / "whole");
   const std::vector<std::pair<std::string, size_t>> flips = {
@@ -260,7 +259,7 @@ TEST_F(ArtifactTest, ResumingFromDamageIsAMessageOrTheSameBytes) {
     EXPECT_EQ(outcome.err.find("goes on"), std::string::npos) << outcome.err;
     flip(file, at, static_cast<int>(byte % 8));
   }
-  fs::remove(progress_ / "00002.json");  // as if it had been killed in between
+  fs::remove(progress_ / "00002.json");  // the run was killed in between
   const Outcome resumed = run_pare(kept_->with_output(output_));
   ASSERT_EQ(resumed.status, 0) << resumed.err;
   EXPECT_EQ(promised_files(output_), expected);
@@ -318,7 +317,7 @@ TEST_F(HuggingFace, IsMadeOfPartsAndSource) {
   EXPECT_NO_THROW(verify_hugging_face(parts, source, made_));
   EXPECT_EQ(sha256_file(made_ / "model.safetensors"), sha256_file(kept_->folder / "whole" / "model.safetensors"));
 
-  // A bit of a tensor that is the source's, and of one that is a part's.
+  // Flips a bit of one of the source's tensors, and a bit of one of a part's.
   const SafetensorsFile file = SafetensorsFile::open(made_ / "model.safetensors");
   for (const std::string name : {"model.norm.weight", "model.layers.1.mlp.up_proj.weight_packed"}) {
     const auto offset = static_cast<size_t>(file.tensors().at(name).data.data() - file.file().bytes().data());
@@ -356,7 +355,7 @@ StoredLinear small_linear() {
   return linear;
 }
 
-// What has no pattern is hashed as ever: the text and the bytes that were hashed before there were patterns.
+// A layer without a pattern has the same hash as before there were patterns, of the same text and bytes.
 TEST(ContentHash, CoversPatternAndDenseValues) {
   const StoredLinear linear = small_linear();
   Sha256 expected;
@@ -392,7 +391,7 @@ TEST(LayerRecord, KeepsThePatternAndItsZeros) {
   EXPECT_TRUE(record.is_plain());
   record.pattern = {4, 8};
   record.num_zeros = int64_t{1} << 40;
-  EXPECT_TRUE(record.is_plain());  // dense with its zeros
+  EXPECT_TRUE(record.is_plain());  // it is dense with its zeros
   LayerRecord back = parse_record(to_json(record));
   EXPECT_EQ(back.pattern, record.pattern);
   EXPECT_EQ(back.num_zeros, record.num_zeros);
@@ -401,7 +400,7 @@ TEST(LayerRecord, KeepsThePatternAndItsZeros) {
   EXPECT_EQ(parse_record(to_json(record)).scheme, record.scheme);
 }
 
-// Parts whose layers are packed 2:4 values and codes, codes that keep all, and what is dense with its zeros.
+// Parts whose layers are packed 2:4 values, packed 2:4 codes, codes that keep all weights, and dense ones with zeros.
 class SparseParts : public testing::Test {
  protected:
   // The last of a block's layers stays as the source has it.
@@ -438,7 +437,7 @@ class SparseParts : public testing::Test {
     }
   }
 
-  // Of every four inputs the second and the third go.
+  // The second and the third of every four inputs are pruned.
   std::vector<float> values_of(const LinearDescription& linear, bool is_pruned) const {
     std::vector<float> values(static_cast<size_t>(linear.num_out * linear.num_in));
     convert_to_float(DType::F32, source_.tensor(linear.name + ".weight").data, values);
@@ -507,7 +506,8 @@ TEST_F(SparseParts, AreCommittedReadBackAndVerified) {
   EXPECT_EQ(std::get<DenseWeight>(written.linear(q).weight).pattern, kTwoOfFour);
   EXPECT_FALSE(written.stored_scheme(written.description().blocks[0].o).has_value());
 
-  // A bit of a packed value, of a position (0 and 3 become 0 and 2), of a code, and of a tensor under its own name.
+  // Flips a bit of a packed value, of a position (0 and 3 become 0 and 2), of a code, and of a tensor under its own
+  // name.
   const SafetensorsFile file = SafetensorsFile::open(made_ / "model.safetensors");
   const std::string attention = "model.layers.1.self_attn.";
   for (const auto& [name, bit] : {std::pair<std::string, int>{attention + "q_proj.weight_values", 0},

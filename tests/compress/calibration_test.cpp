@@ -1,4 +1,4 @@
-// Statistics and stores of the calibration, against float64 and against each other.
+// Checks statistics and stores of the calibration against float64 and against each other.
 #include "compress/walk/statistics.h"
 
 #include <ATen/Parallel.h>
@@ -20,7 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Activations with what makes H hard: channels of very different size, a common direction, rare large values.
+// Returns activations with the properties that make H hard: channels of very different size, a common direction, and
+// rare large values.
 at::Tensor make_activations(int64_t num_rows, int64_t width, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -50,7 +51,8 @@ LayerStatistics collect(const at::Tensor& x_RI, int64_t num_windows, int64_t num
   return accumulator.finish();
 }
 
-// The bound that compress/walk/statistics.h promises; widths that are one tile, several equal ones, and several with a ragged last one.
+// Tests the bound that compress/walk/statistics.h promises. Widths are one tile, several equal ones, and several with a
+// ragged last one.
 TEST(Statistics, HessianEqualsFloat64) {
   for (const int64_t width : {40, 300, 576}) {
     const int64_t num_windows = 21, num_tokens = 512;
@@ -107,7 +109,7 @@ TEST(Statistics, DrawnRowsAreDistinctSortedAndSeeded) {
   EXPECT_EQ(rows, draw_sorted(10000, 512, 1));
   EXPECT_NE(rows, draw_sorted(10000, 512, 2));
   EXPECT_EQ(draw_sorted(3, 512, 1), (std::vector<int64_t>{0, 1, 2}));
-  // Uniform: the mean of 512 draws from 0 .. 9999 has a standard error of 128.
+  // The draws are uniform: the mean of 512 draws from 0 .. 9999 has a standard error of 128.
   double mean = 0.0;
   for (const int64_t row : rows) mean += static_cast<double>(row) / 512.0;
   EXPECT_NEAR(mean, 5000.0, 5 * 128.0);

@@ -9,7 +9,7 @@
 
 namespace pare::test {
 
-// Another value of the same kind; of an enumeration its next one.
+// Returns another value of the same kind. For an enumeration it is the next value.
 inline NamedField changed(NamedField field) {
   std::visit(
       [&](auto& value) {

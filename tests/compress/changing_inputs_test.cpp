@@ -1,5 +1,5 @@
-// Inputs that change under a run, at many moments: it ends with what the unchanged inputs give, or with an error that
-// names the file; and when they are put back, it goes on to the same bytes.
+// Changes inputs under a run, at many moments. The run must end with the result of the unchanged inputs, or with an
+// error that names the file. When the inputs are put back, it must go on to the same bytes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ class ChangingInputs : public testing::Test {
     const TracedOutcome whole = run_pare_disturbed(command("whole"), -1, [] {});
     ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
     expected_ = promised_files(folder_ / "whole");
-    // From shortly before the model is opened: the last calls before the first folder is made.
+    // The moments begin shortly before the model is opened: with the last calls before the first folder is made.
     const auto first_folder = std::find_if(whole.names.begin(), whole.names.end(),
                                            [](const std::string& name) { return name.starts_with("mkdir"); });
     first_ = static_cast<int>(first_folder - whole.names.begin()) - 24;
@@ -45,7 +45,7 @@ class ChangingInputs : public testing::Test {
     fs::remove_all(model_);
     fs::copy(original_, model_);
   }
-  // The same shapes, other weights: each value's lowest bits.
+  // Returns other weights of the same shapes, with each value's lowest bits changed.
   std::string other_weights() const {
     const SafetensorsFile file = SafetensorsFile::open(original_ / "model.safetensors");
     std::string bytes = read_text_file(original_ / "model.safetensors");
@@ -59,8 +59,8 @@ class ChangingInputs : public testing::Test {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   }
-  // `allowed` is what the run may end with beside the unchanged inputs' files: those of inputs that were changed before
-  // it read any.
+  // `allowed` are the files that the run may end with beside those of the unchanged inputs: those of inputs that were
+  // changed before it read any.
   void change_at_many_moments(const std::function<void()>& change, const std::vector<std::string>& words,
                               const std::map<std::string, std::string>& allowed = {}) {
     const int step = std::max(1, (end_ - first_) / 10);

@@ -1,4 +1,4 @@
-// What pare wrote says what it should be: pare verify looks, and so does every command that starts from it.
+// pare's outputs state what they should be. pare verify checks that, and so does every command that starts from them.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -24,7 +24,7 @@ class DamagedSource : public testing::Test {
     std::ofstream(model / "README.md") << "of a model";
     data_ = (family("llama_gqa_untied") / "ids.npy").string();
     text_ = (folder_ / "text.txt").string();
-    write_text(text_, std::string(100, 'x'));  // of the tokenizer's own tokens, which are fewer than the model's
+    write_text(text_, std::string(100, 'x'));  // uses the tokenizer's own tokens, which are fewer than the model's
     const std::string head = "model: " + model.string() + "\ncalibration: {text: " + data_ + "}\npasses:\n";
     write_text(folder_ / "first.yaml", head + "  - magnitude: {pattern: unstructured, ratio: 0.25}\n");
     write_text(folder_ / "next.yaml", head + "  - rtn: {bits: 4, group_size: 32}\n");
@@ -86,7 +86,8 @@ TEST_F(DamagedSource, IsRefusedByWhatStartsFromIt) {
   }
 }
 
-// Also those that no command reads, and in a dry run: without tokenizer_config.json a text has other tokens.
+// Files that no command reads count too, and a dry run checks them as well: without tokenizer_config.json a text has
+// other tokens.
 TEST_F(DamagedSource, FilesThatAreListedAndMissingAreNamed) {
   write_text(folder_ / "taught.yaml",
              "model: " + (folder_ / "model").string() + "\npasses:\n  - distill: {teacher: " + artifact_.string() +
@@ -116,7 +117,7 @@ TEST_F(DamagedSource, FilesThatAreListedAndMissingAreNamed) {
   }
 }
 
-// The tokenizer is not part of a model's hash, and gives what it is calibrated and recorded on.
+// The tokenizer is not part of a model's hash, but it makes the tokens for calibration and recording.
 TEST_F(DamagedSource, ATokenizerThatWasChangedIsNotUsed) {
   write_text(artifact_ / "tokenizer_config.json", R"({"add_bos_token": true})");
   write_text(folder_ / "with-text.yaml",

@@ -1,4 +1,5 @@
-// The LibTorch model of the calibration against logits that transformers computed (tests/golden/make_families.py).
+// Checks the LibTorch model of the calibration against logits that transformers computed
+// (tests/golden/make_families.py).
 #include "compress/walk/decoder_block.h"
 
 #include <ATen/ops/empty.h>
@@ -22,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 const fs::path kFamilies = fs::path(kSourceFolder) / "tests" / "golden" / "families";
 
-// The float32 values of an .npy file, without its header.
+// Returns the float32 values of an .npy file, without its header.
 std::vector<float> read_logits(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
@@ -40,7 +41,7 @@ std::vector<float> dense(const Checkpoint& checkpoint, const LinearDescription& 
   return values;
 }
 
-// Embedding, all blocks, final norm and head of one window: [T, V].
+// Runs embedding, all blocks, final norm and head for one window. Returns logits [T, V].
 std::vector<float> forward(const Checkpoint& checkpoint, std::span<const int32_t> ids_T) {
   const SingleThreadedTorch guard(1);
   const ModelDescription& model = checkpoint.description();
@@ -66,8 +67,8 @@ std::vector<float> forward(const Checkpoint& checkpoint, std::span<const int32_t
 
 class Family : public testing::TestWithParam<const char*> {};
 
-// transformers computes in float32 too, so only the order of sums differs: sums of at most 96 products give relative
-// errors near 1e-6, and 1e-4 leaves room for two or three blocks to amplify them.
+// transformers computes in float32 too, so only the order of sums differs. Sums of at most 96 products give relative
+// errors near 1e-6. A tolerance of 1e-4 leaves room for two or three blocks to amplify them.
 TEST_P(Family, LogitsEqualThoseOfTransformers) {
   const fs::path directory = kFamilies / GetParam();
   const Checkpoint checkpoint = Checkpoint::open(directory);
@@ -114,13 +115,13 @@ INSTANTIATE_TEST_SUITE_P(Goldens, Family,
                                          "qwen3_moe_dense_block_bf16", "qwen3_moe_fused"),
                          [](const auto& family) { return std::string(family.param); });
 
-// Queries are scored in blocks of 64: windows whose length is no multiple of it, and shorter than it, give the same
-// rows as a longer window that starts with the same tokens.
+// Queries are scored in blocks of 64. Windows that are shorter than that, or whose length is no multiple of it, give
+// the same rows as a longer window that starts with the same tokens.
 TEST(DecoderBlock, EarlierTokensDoNotSeeLaterOnes) {
   const fs::path directory = kFamilies / "mistral_window";
   const Checkpoint checkpoint = Checkpoint::open(directory);
   const TokenWindows windows = read_npy(directory / "ids.npy");
-  std::vector<int32_t> ids(windows.ids_NT.begin(), windows.ids_NT.end());  // both windows in a row: 128 tokens
+  std::vector<int32_t> ids(windows.ids_NT.begin(), windows.ids_NT.end());  // both windows in a row have 128 tokens
   const std::vector<float> whole = forward(checkpoint, ids);
   const auto vocabulary = static_cast<size_t>(checkpoint.description().vocabulary_size);
   for (const size_t length : {1u, 17u, 63u, 64u, 65u, 100u}) {
@@ -140,7 +141,7 @@ TEST(DecoderBlock, WeightsCanBeReplaced) {
   const std::vector<float> twos(before.size(), 2.0f);
   block.set_weight(Stage::attention_input, 1, twos);
   EXPECT_EQ(block.weight(Stage::attention_input, 1).sum().item<float>(), 2.0f * static_cast<float>(twos.size()));
-  // The neighbours in the stack keep theirs.
+  // The neighbours in the stack keep their weights.
   const std::vector<float> v = dense(checkpoint, checkpoint.description().blocks[1].v);
   EXPECT_TRUE(std::equal(v.begin(), v.end(), block.weight(Stage::attention_input, 2).const_data_ptr<float>()));
   EXPECT_THROW(block.set_weight(Stage::attention_input, 0, twos), std::invalid_argument);
@@ -156,7 +157,7 @@ TEST(DecoderBlock, AMixtureHasTwoStagesForEachExpert) {
   EXPECT_EQ(stage_layers(mixture, stages[7]).at(0).name, "model.layers.0.mlp.experts.2.down_proj");
   const BlockDescription& dense = checkpoint.description().blocks[1];
   EXPECT_EQ(block_stages(dense).size(), 4u);
-  // A stage that the block does not have.
+  // These blocks do not have these stages.
   for (const auto& [block, stage] :
        {std::pair{&mixture, Stage(Stage::feed_forward_input)}, std::pair{&mixture, Stage(Stage::feed_forward_input, 6)},
         std::pair{&dense, Stage(Stage::feed_forward_output, 0)}}) {
@@ -169,8 +170,8 @@ TEST(DecoderBlock, AMixtureHasTwoStagesForEachExpert) {
   }
 }
 
-// The site is the hidden state behind the block, whatever feed-forward the block has: rounded there, it is what comes
-// out of the unrounded block, rounded.
+// The site is the hidden state after the block, whatever feed-forward the block has. Rounding it there must give the
+// rounded output of the unrounded block.
 TEST(DecoderBlock, TheResidualSumIsRoundedBehindDenseBlocksAndMixtures) {
   const InputFormat format = {.type = InputType::int8, .symmetric = false};
   for (const char* name : {"llama_gqa_untied", "mixtral_experts"}) {

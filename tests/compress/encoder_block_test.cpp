@@ -1,4 +1,5 @@
-// The LibTorch encoder that calibrates against transformers' results, and its statistics against their definition.
+// Checks the LibTorch encoder that calibrates against transformers' results, and its statistics against their
+// definition.
 #include "compress/walk/encoder_block.h"
 
 #include <ATen/core/grad_mode.h>
@@ -13,7 +14,7 @@
 namespace pare {
 namespace {
 
-constexpr double kTolerance = 5e-5;  // as in tests/runtime/engine/encoder_test.cpp
+constexpr double kTolerance = 5e-5;  // the tolerance of tests/runtime/engine/encoder_test.cpp
 
 class EncoderBlockTest : public testing::Test {
  protected:
@@ -21,7 +22,7 @@ class EncoderBlockTest : public testing::Test {
   Checkpoint checkpoint_ = Checkpoint::open(tiny_encoder_path());
   EncoderGolden golden_ = read_encoder_golden();
 
-  // The stage's input of every token, by the plain way: each text alone through all blocks up to there.
+  // Returns the stage's input of every token in a plain way: each text goes alone through all blocks up to that stage.
   at::Tensor inputs(int64_t block_index, Stage stage) {
     const int64_t width = stage == Stage::feed_forward_output ? 96 : 64;
     const EncoderEmbedding embedding(checkpoint_);
@@ -77,7 +78,7 @@ TEST_F(EncoderBlockTest, AllBlocksEqualTransformers) {
   }
 }
 
-// H, ranges and samples of every stage are those of the rows counted one by one in float64.
+// H, ranges and samples of every stage must be those of the rows counted one by one in float64.
 TEST_F(EncoderBlockTest, TheWalkTakesTheStatisticsOfEveryStage) {
   EncoderWalk walk(checkpoint_, golden_.ids, /*sample_seed=*/3);
   for (int64_t b = 0; b < 2; ++b) {
@@ -112,7 +113,7 @@ TEST_F(EncoderBlockTest, TheWalkTakesTheStatisticsOfEveryStage) {
   }
 }
 
-// The residual stream goes on unrounded: only what the linears multiply is rounded.
+// The residual stream goes on unrounded. Only what the linears multiply is rounded.
 TEST_F(EncoderBlockTest, AnInputFormatRoundsWhatTheLinearsReadAlone) {
   EncoderBlock block(checkpoint_, 0);
   at::Tensor hidden_TD = at::empty({9, 64}, at::kFloat), plain_TD = at::empty({9, 64}, at::kFloat);

@@ -1,5 +1,5 @@
-// `pare run` and `pare eval` on an encoder as a user runs them: artifacts that verify, embed and load elsewhere; what
-// is refused before any work; the same bytes whatever the threads and the interruptions.
+// Runs `pare run` and `pare eval` on an encoder as a user does. Artifacts must verify, embed and load elsewhere. Bad
+// inputs must be refused before any work. Threads and interruptions must not change the bytes.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -30,7 +30,7 @@ std::vector<float> runtime_embeddings(const fs::path& directory) {
   return embeddings_ND;
 }
 
-// The largest distance between two embeddings of one text.
+// Returns the largest distance between two embeddings of one text.
 double largest_distance(std::span<const float> a, std::span<const float> b) {
   double largest = 0.0;
   for (size_t n = 0; n < a.size(); n += 64) {
@@ -89,7 +89,7 @@ class EncoderPipeline : public testing::Test {
     }
     EXPECT_FALSE(fs::exists(folder_ / "out") || fs::exists(folder_ / "out.partial"));
   }
-  // Embeddings of texts as transformers computes them, of each directory.
+  // Returns the embeddings of the texts for each directory, as transformers computes them.
   std::vector<std::vector<float>> transformers_embeddings(const std::vector<fs::path>& directories,
                                                           const fs::path& texts = tiny_encoder_path() / "texts.json") {
     const char* python = std::getenv("PARE_PYTHON");
@@ -124,10 +124,11 @@ const std::string kW8A8 = "  - gptq: {bits: 8, group_size: -1, activations: int8
 const std::string kW8A32 = "  - rtn: {bits: 8, group_size: -1}\n";
 const std::string kW32A8 = "  - activations: int8\n";
 
-// What rounding takes from the cosine goes with the square of its error. 8 bits round each value by at most 1/255 of
-// its row's largest and take less than (8 / 255)^2 or so. Errors of weights and of inputs are independent, so that the
-// losses add up: on this model 5.3e-5 of plainly rounded weights and 1.7e-5 of inputs. A bit less costs at least four
-// times as much. Other kernels move these figures by some percent; the factors below leave more room than that.
+// The loss of the cosine by rounding goes with the square of the error. 8 bits round each value by at most 1/255 of its
+// row's largest, and lose less than about (8 / 255)^2. Errors of weights and of inputs are independent, so the losses
+// add up. On this model they are 5.3e-5 for plainly rounded weights and 1.7e-5 for inputs. A bit less costs at least
+// four times as much. Other kernels move these figures by some percent, and the factors below leave more room than
+// that.
 TEST_F(EncoderPipeline, EveryPassGivesAnArtifactThatVerifiesAndEmbeds) {
   const auto loss = [&](const std::string& passes, const std::string& out, bool calibrates = true) {
     return 1.0 - cosine(passes, out, calibrates);
@@ -156,7 +157,7 @@ TEST_F(EncoderPipeline, EveryPassGivesAnArtifactThatVerifiesAndEmbeds) {
   }
 }
 
-// Weights and inputs of 8 bits meet as integers.
+// Weights and inputs of 8 bits are multiplied as integers.
 TEST_F(EncoderPipeline, EightBitsAreMultipliedAsIntegers) {
   ASSERT_EQ(run(recipe(kW8A8), "out").status, 0);
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
@@ -195,8 +196,8 @@ TEST_F(EncoderPipeline, ActivationsAloneWorkOnADecoderToo) {
   EXPECT_TRUE(verify(folder_ / "out").problems.empty());
 }
 
-// compressed-tensors rounds inputs by the same formulas and sums in another order: a value on the edge between two
-// codes may fall to the other side (interoperability_test.cpp). Weights alone leave only the order of sums.
+// compressed-tensors rounds inputs by the same formulas and sums in another order. So a value on the edge between two
+// codes may fall to the other side (interoperability_test.cpp). For weights alone only the order of sums differs.
 TEST_F(EncoderPipeline, TransformersGivesTheSameEmbeddings) {
   const std::vector<float> plain = runtime_embeddings(tiny_encoder_path());
   const std::vector<std::pair<std::string, double>> cases = {
@@ -225,7 +226,8 @@ TEST_F(EncoderPipeline, TransformersGivesTheSameEmbeddings) {
   }
 }
 
-// The published model: ids of its own tokenizer, embeddings as transformers has them, and 8 bits that cost little.
+// For the published model, ids must be those of its own tokenizer, embeddings must be those of transformers, and 8 bits
+// must cost little.
 TEST_F(EncoderPipeline, MiniLmEmbedsAsTransformersDoes) {
   const char* model = std::getenv("PARE_MINILM");
   if (model == nullptr) GTEST_SKIP() << "PARE_MINILM names no all-MiniLM-L6-v2 (.ci/fetch_minilm fetches it)";
@@ -251,7 +253,7 @@ TEST_F(EncoderPipeline, MiniLmEmbedsAsTransformersDoes) {
   ASSERT_EQ(all.size(), 1u);
   const std::vector<float>& theirs = all.front();
   ASSERT_EQ(theirs.size(), ours.size());
-  // Six blocks of sums over at most 1536 float32 products: 6 * 4 * sqrt(1536) u is 6e-5 of values below 0.3.
+  // Six blocks have sums over at most 1536 float32 products: 6 * 4 * sqrt(1536) u is 6e-5 of values below 0.3.
   for (size_t i = 0; i < ours.size(); ++i) ASSERT_NEAR(ours[i], theirs[i], 2e-5) << i;
 
   std::ifstream all_pairs(std::string(kSourceFolder) + "/calibration_data/wikitext2-pairs.tsv");
@@ -343,7 +345,7 @@ TEST_F(EncoderPipeline, FailIfLooksAtTheCosine) {
   expect_refused(recipe(kW8A32) + gate, {"fail_if.cosine", "embeddings"});
 }
 
-// What the run reports is what a user measures afterwards; pooling files go with the artifact.
+// The run must report what a user measures afterwards. Pooling files are part of the artifact.
 TEST_F(EncoderPipeline, EvalGivesTheReportsFigures) {
   const fs::path model = folder_ / "model";
   copy_encoder(model, Json::object());

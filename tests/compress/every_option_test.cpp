@@ -1,5 +1,6 @@
-// No option is read and ignored: each, changed, changes the result, or is refused with its name, or stands in a list
-// with the reason. The options come from the passes' own lists of fields, so that a new one is asked for by itself.
+// No option may be read and ignored. A changed option must change the result, be refused with its name, or stand in a
+// list with the reason. The options come from the passes' own lists of fields, so new ones are tested without further
+// work.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,10 +25,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Values of options, by name; those in a map of their own as "activations.range".
+// Values of options, by name. Options in a map of their own are named as in "activations.range".
 using Given = std::map<std::string, std::string>;
 
-// Every option that a recipe may give, with other values that it may have.
+// Collects every option that a recipe may give, with other values that it may have.
 class OtherValues : public FieldVisitor {
  public:
   std::map<std::string, std::vector<std::string>> found;
@@ -96,22 +97,22 @@ class OtherValues : public FieldVisitor {
   std::string prefix_;
 };
 
-constexpr const char* kStudent = "student";  // no pass, but its options are given as theirs are
+constexpr const char* kStudent = "student";  // no pass, but its options are given like a pass's
 
-// A pass with some of its options, among others. FOLDER in what is given is the test's own.
+// A pass with some of its options, among others. FOLDER in a value stands for the test's own folder.
 struct Setting {
   const char* name;
   const char* pass;
   Given given = {};
   const char* before = "";
   const char* after = "";
-  // Options that change nothing here, for a reason.
+  // Options that change nothing here, each with the reason.
   std::map<std::string, const char*> idle = {};
-  std::set<std::string> only = {};  // the options to change; none: all
+  std::set<std::string> only = {};  // the options to change; empty: all
   friend void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
 };
 
-// "{bits: 4, activations: {range: token}}"
+// Returns a text such as "{bits: 4, activations: {range: token}}".
 std::string flow_map(const Given& given) {
   std::string text;
   for (auto item = given.begin(); item != given.end();) {
@@ -131,7 +132,7 @@ std::string flow_map(const Given& given) {
   return "{" + text + "}";
 }
 
-// Pieces of the embedded model's stories, a document each, from the one of that number on.
+// Writes pieces of the embedded model's stories, each as a document, from the piece of that number on.
 void write_stories(const fs::path& path, size_t first) {
   std::ifstream file(fs::path(kSourceFolder) / "calibration_data" / "stories.txt");
   std::string stories{std::istreambuf_iterator<char>(file), {}};
@@ -146,7 +147,7 @@ void write_stories(const fs::path& path, size_t first) {
 class EveryOption : public testing::TestWithParam<Setting> {
  protected:
   EveryOption() {
-    // So many windows that layers are fitted by default.
+    // There are enough windows for layers to be fitted by default.
     TokenWindows windows{16, 32, {}};
     std::mt19937 generator(5);
     for (int64_t i = 0; i < 16 * 32; ++i) windows.ids_NT.push_back(static_cast<int32_t>(generator() % 128));
@@ -154,7 +155,7 @@ class EveryOption : public testing::TestWithParam<Setting> {
     if (trains()) make_training_files();
   }
   static bool trains() { return GetParam().pass == distill_row().key; }
-  // A teacher, its student, texts and recorded logits; and others.
+  // Makes a teacher, its student, texts and recorded logits, and another one of each.
   void make_training_files() {
     for (const auto& [text, first] : {std::pair{"text", 0}, {"another", 16}}) {
       write_stories(folder_ / (std::string(text) + ".jsonl"), first);
@@ -187,7 +188,7 @@ class EveryOption : public testing::TestWithParam<Setting> {
     return text;
   }
 
-  // What the run has made but for pare.json, which holds the recipe. Throws what the run throws.
+  // Returns the run's files without pare.json, which holds the recipe. Throws what the run throws.
   std::map<std::string, std::string> files_of(const Given& given) {
     const Recipe recipe = parse_recipe(recipe_with(given), folder_ / "r.yaml");
     RunOptions options;
@@ -205,7 +206,7 @@ class EveryOption : public testing::TestWithParam<Setting> {
   TemporaryFolder folder_{"every_option"};
 };
 
-// The options of a setting's pass, or of `student:`.
+// Returns the options of a setting's pass, or of `student:`.
 OtherValues values_of_options(std::string_view pass) {
   OtherValues others;
   if (pass == kStudent) {
@@ -245,7 +246,7 @@ TEST_P(EveryOption, ChangesTheResultOrIsRefused) {
   for (const auto& [option, reason] : setting.idle) EXPECT_TRUE(idle.contains(option)) << option << " is not idle";
 }
 
-// Those of its own, and of what it samples.
+// Returns the options of minillm itself and of its sampling.
 std::set<std::string> minillm_options() {
   std::set<std::string> options = {"prompt_tokens", "sampled_tokens", "teacher", "temperature", "seed"};
   OtherValues others;
@@ -254,7 +255,7 @@ std::set<std::string> minillm_options() {
   return options;
 }
 
-// A few steps on short windows, with other options among them; "" leaves one out.
+// Returns options for a few steps on short windows, with others among them. The value "" leaves an option out.
 Given training(const Given& more) {
   Given given = {{"text", "FOLDER/text.jsonl"},
                  {"student", "FOLDER/student"},
@@ -428,7 +429,7 @@ TEST(EveryOptionOf, EveryPassIsTried) {
   std::set<std::string_view> tried;
   for (const Setting& setting : settings()) tried.insert(setting.pass);
   for (const PassRow* row : pass_rows()) {
-    if (row->key == "snap") continue;  // that one extension_test.cpp adds
+    if (row->key == "snap") continue;  // extension_test.cpp adds this one
     EXPECT_TRUE(tried.contains(row->key)) << row->key;
   }
   for (const std::string_view other : {reconstruct_row().key, distill_row().key, std::string_view(kStudent)}) {

@@ -1,5 +1,5 @@
-// Every pass in every container, as a user runs it: the artifact verifies and evaluates, and is the same whatever the
-// threads and wherever the run was killed.
+// Runs every pass in every container as a user does. The artifact must verify and evaluate. It must be the same
+// whatever the threads, and wherever the run was killed.
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -17,11 +17,12 @@ using Json = nlohmann::json;
 struct Pass {
   const char* name;
   const char* family;
-  const char* passes;  // and what else of a recipe belongs to them
-  // Of a random model, whose weights have no slack. 8 bits err by about 1 % of a row's rms (a step of 3 to 4 rms / 127,
-  // over sqrt(12)), E4M3's three bits of mantissa by 3.6 % and 4 bits by 13 %; KL goes with the square.
+  const char* passes;  // with other keys of the recipe that belong to them
+  // The bound for a random model, whose weights have no slack. 8 bits err by about 1 % of a row's rms (a step of 3 to 4
+  // rms / 127, over sqrt(12)). E4M3's three bits of mantissa err by 3.6 % and 4 bits by 13 %. KL goes with the square.
   double largest_kl;
-  // The mean over tokens; of a mixture the median: the router sends a few tokens elsewhere, by whatever rounding.
+  // The mean over tokens. For a mixture it is the median, because any rounding makes the router send a few tokens
+  // elsewhere.
   const char* measure = "kl_mean";
   friend void PrintTo(const Pass& pass, std::ostream* out) { *out << pass.name; }
 };
@@ -109,7 +110,7 @@ INSTANTIATE_TEST_SUITE_P(
         Pass{"FittedRtnBeforeNorms", "gemma3_local_global", "  - rtn: {bits: 8, group_size: -1, fit: true}\n", 0.01},
         Pass{"FittedMixture", "qwen3_moe_dense_block_bf16", "  - gptq: {bits: 4, group_size: -1, fit: true}\n", 0.2,
              "kl_median"},
-        // Half of the weights of a random model: some 14 % of its energy, that of an error of 37 %.
+        // Half of the weights of a random model are pruned: some 14 % of its energy, which is that of an error of 37 %.
         Pass{"SparseGptPackedAndFitted", "llama_gqa_untied", "  - sparsegpt: {fit: true, storage: packed}\n", 2.0},
         Pass{"SparseGptAwqGptq", "qwen3_norms_bf16",
              "  - sparsegpt: {mask: sweep}\n  - awq: {}\n  - gptq: {bits: 4, group_size: 32}\n", 2.0},

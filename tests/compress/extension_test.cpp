@@ -1,5 +1,5 @@
-// What a pass and a container of one's own cost: this file's pass and one row in the table of passes, row_container.h
-// and one row in the table of containers. Recipes name both, and everything else follows.
+// Shows what a pass and a container of one's own cost: this file's pass and one row in the table of passes,
+// row_container.h and one row in the table of containers. Recipes name both, and everything else follows.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,8 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// `snap:` every weight becomes the nearest multiple of a step that a power of two gives, and stays a float; with
-// `codes` it is stored as such, in steps of a row's own.
+// `snap:` every weight becomes the nearest multiple of a step that a power of two gives, and stays a float. With
+// `codes` it is stored as a code, in steps that each row has of its own.
 class SnapPass : public PassOptions {
  public:
   double step = 0.25;
@@ -75,7 +75,7 @@ std::optional<InputScaling> apply_snap(StageState& stage, const SteppedLayers& l
   return std::nullopt;
 }
 
-// The one row.
+// The one row of the table.
 const PassRow kSnapRow = {"snap", [] { return std::make_unique<SnapPass>(); }, apply_snap};
 
 class Extension : public testing::Test {
@@ -84,7 +84,7 @@ class Extension : public testing::Test {
     add_pass(kSnapRow);
     register_container(row_container());
   }
-  // In this process, whose tables have the rows.
+  // Runs in this process, whose tables have the rows.
   nlohmann::json run_recipe(const std::string& rest, const std::string& out) {
     const std::string ids = (family("llama_gqa_untied") / "ids.npy").string();
     const Recipe recipe =
@@ -102,7 +102,7 @@ class Extension : public testing::Test {
     weight_rows(checkpoint.linear(linear), 0, linear.num_out, values);
     return values;
   }
-  // Every linear of the artifact's blocks is the source's, changed by `expected`.
+  // Checks that every linear of the artifact's blocks is the source's, changed by `expected`.
   void expect_weights(const std::string& out, const std::function<float(float)>& expected, bool is_quantized) {
     const Checkpoint source = Checkpoint::open(family("llama_gqa_untied")), written = Checkpoint::open(folder_ / out);
     EXPECT_EQ(written.is_quantized(), is_quantized);
@@ -137,7 +137,7 @@ TEST_F(Extension, APassAndAContainerOfOnesOwn) {
   EXPECT_NE(config.find("\"rows\""), std::string::npos);
 }
 
-// Passes follow one another: what is snapped is then rounded by GPTQ, and the error is that against the original.
+// Passes follow one another: GPTQ rounds the snapped weights, and the error is that against the original.
 TEST_F(Extension, APassOfOnesOwnBeforeGptqInAContainerOfOnesOwn) {
   run_recipe("container: test-rows\npasses:\n  - snap: {step: 0.015625}\n  - gptq: {bits: 8, group_size: -1}\n",
              "both");

@@ -1,5 +1,5 @@
-// What a stage lacks of the original model's, against sums over windows that go through both models one by one; and
-// what is made of it, from the stage to `pare run`.
+// Checks what a stage lacks of the original model's outputs against sums over windows that go through both models one
+// by one. Also checks how it is used, from the stage to `pare run`.
 #include "compress/passes/fit_stage.h"
 
 #include <ATen/TensorOperators.h>
@@ -57,7 +57,7 @@ Blocks read_blocks(const Checkpoint& checkpoint, int64_t num_tokens) {
   return blocks;
 }
 
-// Other weights, as a compression would make them.
+// Changes the weights as a compression would.
 void change_weights(Stage stage, DecoderBlock& block) {
   for (size_t index = 0; index < stage_layers(block.description(), stage).size(); ++index) {
     const at::Tensor weight_OI = block.weight(stage, index);
@@ -67,7 +67,7 @@ void change_weights(Stage stage, DecoderBlock& block) {
   }
 }
 
-// What one window meets at a dense stage: its input, and the residual stream that an output is added to.
+// The input of one window at a dense stage, and the residual stream that an output is added to.
 struct Met {
   at::Tensor x_TI, residual_TD;
 };
@@ -107,7 +107,7 @@ std::map<std::string, Met> go_through(const Checkpoint& checkpoint, const Blocks
   return met;
 }
 
-// Sums of float64 over the fitting windows [0] and the held-out ones [1].
+// Sums in float64 over the fitting windows [0] and the held-out ones [1].
 struct Expected {
   at::Tensor hessian_II[2], missing_PI[2];
   double weight[2] = {};
@@ -121,7 +121,7 @@ void add_window(const DecoderBlock& original, Stage stage, const Met& theirs, co
   if (is_output_stage(stage)) {
     const at::Tensor theirs_TD = at::empty_like(ours.residual_TD), ours_TD = at::empty_like(ours.residual_TD);
     original.linear(stage, 0, theirs.x_TI, theirs_TD);
-    original.linear(stage, 0, ours.x_TI, ours_TD);  // a layer is still as it was when its stage is reached
+    original.linear(stage, 0, ours.x_TI, ours_TD);  // a layer is still unchanged when its stage is reached
     missing_TP = theirs_TD.to(at::kDouble) - ours_TD.to(at::kDouble);
     if (!(is_attention ? block.post_attention_norm : block.post_feed_forward_norm)) {
       missing_TP += theirs.residual_TD.to(at::kDouble) - ours.residual_TD.to(at::kDouble);
@@ -145,7 +145,7 @@ double distance(const at::Tensor& found, const at::Tensor& expected) {
 
 class FitWalk : public testing::TestWithParam<const char*> {
  protected:
-  // Of every stage of the model, whose layers are changed (or not) as they are passed.
+  // Returns the statistics of every stage of the model, whose layers are changed (or not) as they are passed.
   static std::map<std::string, LayerStatistics> walk(const Checkpoint& checkpoint, const TokenWindows& windows,
                                                      bool changes, int num_threads, Spill spill,
                                                      const fs::path& directory) {
@@ -171,8 +171,8 @@ class FitWalk : public testing::TestWithParam<const char*> {
   TemporaryFolder folder_{"fit"};
 };
 
-// 110 windows of 40 tokens: two chunks of sums. The walk's float32 products of chunks are good to 1e-5
-// (compress/walk/statistics.h); what is missing is summed from differences that both sides take alike.
+// 110 windows of 40 tokens have two chunks of sums. The walk's float32 products of chunks are good to 1e-5
+// (compress/walk/statistics.h). The missing outputs are summed from differences that both sides compute alike.
 TEST_P(FitWalk, SumsWhatEveryStageLacks) {
   const at::NoGradGuard guard;
   const Checkpoint checkpoint = Checkpoint::open(family(GetParam()));
@@ -223,7 +223,7 @@ TEST_P(FitWalk, SumsWhatEveryStageLacks) {
   EXPECT_EQ(num_dense, static_cast<int>(expected.size()));
 }
 
-// G - W H = 0 exactly, so that there is no step however it is chosen.
+// G - W H = 0 exactly, so there is no step, however the share is chosen.
 TEST_P(FitWalk, NothingIsMissingWhereNothingWasChanged) {
   const Checkpoint checkpoint = Checkpoint::open(family(GetParam()));
   for (const auto& [name, statistics] :
@@ -250,7 +250,7 @@ TEST_P(FitWalk, NeitherThreadsNorMemoryChangeABit) {
   }
 }
 
-// Grouped queries; biases everywhere; norms behind the outputs; a dense block before mixtures.
+// The families have grouped queries, biases everywhere, norms after the outputs, and a dense block before mixtures.
 INSTANTIATE_TEST_SUITE_P(Families, FitWalk,
                          testing::Values("llama_gqa_untied", "llama_mqa_biases", "gemma3_local_global",
                                          "qwen3_moe_dense_block_bf16"),
@@ -291,7 +291,7 @@ class FitStage : public testing::Test {
   StageState state_;
 };
 
-// H = 1 and a ridge of 0.01: D = W / 4 / 1.01, and S = (1/8) / (1/4 / 1.01).
+// With H = 1 and a ridge of 0.01, D = W / 4 / 1.01 and S = (1/8) / (1/4 / 1.01).
 TEST_F(FitStage, MovesTheLayersThatAskForIt) {
   const at::Tensor before = block_weight_.clone();
   fit_to_original(state_);
@@ -335,7 +335,7 @@ class FitRun : public testing::Test {
   TemporaryFolder folder_{"fit_run"};
 };
 
-// The first stage of all lacks nothing; what follows does.
+// The first stage of all lacks nothing, and later ones lack something.
 TEST_F(FitRun, TheManifestSaysHowFarEachLayerWasMoved) {
   ASSERT_EQ(run("llama_gqa_untied", "  - gptq: {bits: 3, group_size: 32, fit: true}\n", "out").status, 0);
   const Json layers = manifest("out").at("layers");
@@ -369,9 +369,9 @@ TEST_F(FitRun, OnlyLayersOfDenseStagesAreFitted) {
   EXPECT_GE(num_moved, 3);
 }
 
-// A default gives way without a word: no event that would break a recipe with 'strict: true'.
+// A default gives way without an event that would break a recipe with 'strict: true'.
 TEST_F(FitRun, ADefaultGivesWayWhereNothingCanBeFitted) {
-  // Both windows of the fixture, four times over: enough to hold one in eight out.
+  // Both windows of the fixture, four times over, are enough to hold one in eight out.
   const TokenWindows two = read_npy(family("qwen3_moe_dense_block_bf16") / "ids.npy");
   TokenWindows eight{4 * two.num_windows, two.num_tokens, {}};
   for (int n = 0; n < 4; ++n) eight.ids_NT.insert(eight.ids_NT.end(), two.ids_NT.begin(), two.ids_NT.end());
@@ -420,7 +420,7 @@ TEST_F(FitRun, OneWindowAloneIsAnEvent) {
   for (const Json& layer : layers) EXPECT_FALSE(layer.contains("fit"));
 }
 
-// The plan knows of the second model: its states, its block and its forward pass.
+// The plan counts the second model: its states, its block and its forward pass.
 TEST_F(FitRun, DryRunCountsTheOriginal) {
   const fs::path stories = fs::path(kSourceFolder) / "calibration_data" / "stories260k";
   const auto predicted = [&](const std::string& fit) {
@@ -440,7 +440,7 @@ TEST_F(FitRun, DryRunCountsTheOriginal) {
       int64_t{64} * 256 * 64 * 4)
       << "one more store of hidden states";
   const auto relative_forward = [](const Json& plan) {
-    double forward = 0.0, rest = 0.0;  // the rate is measured anew by every run: the ratio is what counts
+    double forward = 0.0, rest = 0.0;  // every run measures the rate anew, so only the ratio counts
     for (const Json& stage : plan.at("stages")) {
       if (stage.at("stage") == "forward") forward = stage.at("seconds").get<double>();
       if (stage.at("stage") == "compress") rest = stage.at("seconds").get<double>();

@@ -1,4 +1,4 @@
-// A fold and the columns it asks for leave the block's function as it was.
+// A fold, together with the columns that it asks for, must leave the block's function as it was.
 #include "compress/passes/fold.h"
 
 #include <ATen/ops/empty.h>
@@ -82,8 +82,7 @@ TEST_P(FoldFamily, IntoALinearChangesNoBit) {
   EXPECT_TRUE(before.equal(forward(block_)));
 }
 
-// The gain's rounding is taken back by s. What is left is float32's rounding of some products: 1e-5 of the largest
-// value.
+// s takes the gain's rounding back. The rest is float32's rounding of some products: 1e-5 of the largest value.
 TEST_P(FoldFamily, IntoANormChangesOnlyRounding) {
   const at::Tensor before = forward(block_);
   for (const Stage stage : {Stage::attention_input, Stage::feed_forward_input}) {
@@ -96,7 +95,7 @@ TEST_P(FoldFamily, IntoANormChangesOnlyRounding) {
   EXPECT_LT(after.sub(before).abs().max().item().toFloat(), 1e-5f * before.abs().max().item().toFloat());
 }
 
-// What a resumed run reads back from its parts gives the same block, bit by bit.
+// The tensors that a resumed run reads back from its parts must give the same block, bit by bit.
 TEST_P(FoldFamily, RestoredTensorsGiveTheFoldedBlock) {
   DecoderBlock fresh(checkpoint_, 0, kTokens);
   for (const Stage stage : kStages) {
@@ -133,7 +132,7 @@ TEST_P(FoldFamily, RefusesScalesThatCannotBeExact) {
   EXPECT_THROW(fold(checkpoint_, Stage::attention_input, scales, block_, done_, changed_), std::invalid_argument);
 }
 
-// Every power of two tried on every value, by rounding it.
+// Tries every power of two on every value, by rounding it.
 void expect_bounds(const std::vector<float>& values_OI, DType dtype, const std::vector<int64_t>& channels_I,
                    const ScaleBounds& bounds, int* num_held) {
   const size_t num_rows = static_cast<size_t>(*std::max_element(channels_I.begin(), channels_I.end())) + 1;
@@ -176,7 +175,7 @@ TEST(FoldBounds, AreWhatAHalfPrecisionProducerHolds) {
     expect_bounds(rounded.stored.weight.scales_OG, DType::F16, channels,
                   producer_bounds(checkpoint, stage, block.description(), {rounded}, {}), &num_held);
 
-    // What lies within them can be folded.
+    // Scales within the bounds can be folded.
     std::vector<CompressedLayer> done;
     std::vector<OwnedTensor> changed;
     fold(checkpoint, stage, dense.most_I, block, done, changed);
@@ -190,7 +189,8 @@ TEST(FoldBounds, AreWhatAHalfPrecisionProducerHolds) {
   }
 }
 
-// Multiplies one row (or column, of [O, I]) of a float16 matrix by 2^exponent, but for values that this makes subnormal.
+// Multiplies one row (or column, of [O, I]) of a float16 matrix by 2^exponent, except for values that this would make
+// subnormal.
 void scale_halves(const fs::path& model, const std::string& name, int64_t line, bool is_row, int exponent) {
   for (const auto& entry : fs::directory_iterator(model)) {
     if (entry.path().extension() != ".safetensors") continue;
@@ -219,7 +219,7 @@ void scale_halves(const fs::path& model, const std::string& name, int64_t line, 
   }
 }
 
-// A channel of large inputs that down's column makes small again: it asks for a large s, which up does not hold.
+// A channel has large inputs that down's column makes small again. It asks for a large s, which up does not hold.
 TEST(FoldBounds, AwqChoosesWhatHalfPrecisionHolds) {
   const test::TemporaryFolder folder("fold_bounds");
   fs::copy(test::family("llama_sharded_fp16"), folder / "model", fs::copy_options::recursive);

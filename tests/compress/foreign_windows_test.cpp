@@ -1,4 +1,4 @@
-// Token ids of another tokenizer are nonsense to a model: no command works on them without a word.
+// Token ids of another tokenizer are nonsense to a model. No command may work on them without saying so.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -25,7 +25,7 @@ const fs::path kModel = kData / "stories260k";
 
 class ForeignWindows : public testing::Test {
  protected:
-  // Windows of the model's tokenizer, and the same of one that counts backwards.
+  // Makes windows of the model's tokenizer, and the same windows of one that counts backwards.
   void SetUp() override {
     const std::string text = (kData / "stories.txt").string();
     tokenize(kModel, text, own_);
@@ -58,7 +58,7 @@ class ForeignWindows : public testing::Test {
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
-  // Every command that reads windows, with that file in the place of each of them.
+  // Returns every command that reads windows, with that file in the place of each of them.
   std::vector<std::vector<std::string>> commands(const fs::path& windows) {
     const std::string text = windows.string(), own = own_.string();
     const std::string rtn = "passes:\n  - rtn: {bits: 4, group_size: -1}\n";
@@ -137,7 +137,7 @@ TEST_F(ForeignWindows, AReferenceOfAnotherTokenizerIsRefused) {
   EXPECT_NE(outcome.err.find("another tokenizer than that of '" + other.string()), std::string::npos) << outcome.err;
 }
 
-// Nothing says whose ids they are, but the model does not know them.
+// Nothing says to whom the ids belong, but the model does not know them.
 TEST_F(ForeignWindows, ATextThatTheModelDoesNotKnowIsAnEventWhereverItCalibrates) {
   const std::string event = "the model does not know this text";
   const std::string calibration = "calibration: {text: " + unknown_.string() + "}\n";
@@ -157,7 +157,7 @@ TEST_F(ForeignWindows, ATextThatTheModelDoesNotKnowIsAnEventWhereverItCalibrates
   const Outcome taken = run_pare({"calibrate", (folder_ / "c.yaml").string(), (folder_ / "s.h5").string(), "--json"});
   EXPECT_NE(Json::parse(taken.out).at("events").dump().find(event), std::string::npos) << taken.err;
 
-  // Of windows that say whose they are it is the only event, and a strict recipe ends before any work.
+  // For windows that name their tokenizer it is the only event, and a strict recipe ends before any work.
   write_windows(foreign_, read_npy(unknown_), tokenizer_hash(kModel));
   const Outcome strict = run_pare(run("calibration: {text: " + foreign_.string() + "}\nstrict: true\n" + rtn));
   EXPECT_EQ(strict.status, 1);

@@ -1,5 +1,5 @@
-// Unfinished runs that someone has changed to harm, with hashes that are right: what is taken up again is refused with
-// one message before anything is believed.
+// Unfinished runs that someone has changed to do harm, with hashes that are right. A resumed run must refuse them with
+// one message before it trusts anything.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// As deep as the stack of a recursive parser is not.
+// Returns text with more levels than the stack of a recursive parser could hold.
 std::string nested() {
   constexpr size_t kLevels = 80'000;
   std::string text;
@@ -37,7 +37,7 @@ TEST(HostileRun, DeepNestingIsRefused) {
   write_checked_file(progress / "run.json", nested());
   expect_error<std::runtime_error>([&] { Parts(output, fingerprint, false); },
                                    {"run.json", "nested too deeply", "80000", "start anew with --fresh"});
-  fs::create_directories(output);  // whether the run is the one that made it is asked, too
+  fs::create_directories(output);  // the check whether the run made it reads the files as well
   expect_error<std::runtime_error>([&] { Workplace::check_output_is_free(output, PartialOutput::Leftovers::go); },
                                    {"exists"});
   fs::remove_all(output);
@@ -62,7 +62,7 @@ class HostileParts : public testing::Test {
   Outcome run() const {
     return run_pare({"run", (folder_ / "recipe.yaml").string(), "--threads", "1", "--out", output_.string()});
   }
-  // `change` works on tensors and records of a part; the last block is still to be done, so that the walk begins.
+  // `change` works on tensors and records of a part. The last block is still to be done, so the walk begins.
   void expect_refused(int64_t part,
                       const std::function<void(std::vector<OwnedTensor>&, std::vector<LayerRecord>&)>& change,
                       std::initializer_list<std::string> words) {
@@ -94,7 +94,7 @@ class HostileParts : public testing::Test {
   Fingerprint fingerprint_;
 };
 
-// Tokens would be looked up behind its end.
+// Tokens would be looked up past its end.
 TEST_F(HostileParts, AnEmbeddingOfFewerTokensIsRefused) {
   expect_refused(
       0,
@@ -140,7 +140,7 @@ TEST_F(HostileParts, LayersOfOtherPartsAreRefused) {
       {"00001.json", "expected the layers of its part, found"});
 }
 
-// A survey whose sizes would buy more bits than the budget has.
+// The survey's sizes would buy more bits than the budget has.
 TEST(HostileRun, ASurveyOfOtherLayersIsRefused) {
   const TemporaryFolder folder("hostile-survey");
   const fs::path model = family("llama_gqa_untied"), ids = model / "ids.npy";

@@ -1,5 +1,5 @@
-// Files of statistics that someone has made to harm: well-formed for the HDF5 library, which is used to make them, with
-// a leading hash that is right. Each must be refused with one message, before anything is believed.
+// Files of statistics that someone has made to do harm. They are well-formed for the HDF5 library, which makes them
+// here, and have the right leading hash. Each must be refused with one message before anything is trusted.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/randn.h>
@@ -40,7 +40,7 @@ std::string bytes_of(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The first line anew, as the format states it.
+// Writes the first line again, as the format defines it.
 void sign(std::string& bytes) {
   const auto content = std::as_bytes(std::span(bytes)).subspan(kUserBlockBytes);
   const std::string line = "pare statistics 1 sha256 " + sha256_hex(content) + "\n";
@@ -72,14 +72,14 @@ const StatisticsOrigin kOrigin{"model", "data", "text.npy", kWindows, kTokens, 5
 class HostileStatistics : public testing::Test {
  protected:
   void SetUp() override {
-    H5dont_atexit();  // before any other call, as the writer does it
+    H5dont_atexit();  // must come before any other call, as in the writer
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
     StatisticsWriter writer(good_, kOrigin);
     writer.write(block_, kStage, statistics_);
     writer.publish();
   }
 
-  // Everything that a run would read.
+  // Reads everything that a run would read.
   void read_all(const fs::path& path) const {
     StatisticsFile::open(path).read(block_, kStage, StatisticsNeed::hessian);
   }
@@ -96,7 +96,7 @@ class HostileStatistics : public testing::Test {
       EXPECT_NE(message.find("pare calibrate"), std::string::npos) << message;
     }
   }
-  // `change` works on a copy, opened by the HDF5 library.
+  // `change` works on a copy, which the HDF5 library has opened.
   void expect_refused(const std::function<void(hid_t)>& change, std::initializer_list<std::string> words) const {
     fs::copy_file(good_, bad_, fs::copy_options::overwrite_existing);
     const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
@@ -206,7 +206,7 @@ TEST_F(HostileStatistics, CountsArePlausible) {
   expect_refused([&](hid_t file) { put_number(file, "/", "windows", 4); }, {kGroup + "/num_tokens", "expected 32"});
 }
 
-// Of the stage's group: `name` made anew.
+// Makes the array `name` of the stage's group again.
 struct Remake {
   hid_t type = H5T_IEEE_F32LE;
   std::vector<hsize_t> sizes = {kWidth};
@@ -255,7 +255,7 @@ TEST_F(HostileStatistics, ArraysAreContiguousFloatsOfTheModelsShapes) {
   expect_refused(Remake{.sizes = {0, kWidth}, .written = false, .name = "sample"}, {kGroup + "/sample", "rows"});
   expect_refused(Remake{.sizes = {kWindows * kTokens + 1, kWidth}, .name = "sample"}, {kGroup + "/sample", "24 rows"});
   expect_refused(Remake{.sizes = {6, kWidth + 1}, .name = "sample"}, {kGroup + "/sample", "[6, 24]", "[6, 25]"});
-  expect_refused(Remake{.written = false}, {path, "bytes inside the file"});  // without a place
+  expect_refused(Remake{.written = false}, {path, "bytes inside the file"});  // has no place in the file
   expect_refused(Remake{.properties = [](hid_t p) { H5Pset_layout(p, H5D_COMPACT); }}, {path, "contiguous", "compact"});
   const hsize_t chunk[2] = {8, 8};
   expect_refused(Remake{.properties = [&](hid_t p) { H5Pset_chunk(p, 1, chunk); }}, {path, "contiguous", "chunks"});
@@ -270,7 +270,7 @@ TEST_F(HostileStatistics, ArraysAreContiguousFloatsOfTheModelsShapes) {
                                                                     [](hid_t p) { H5Pset_fletcher32(p); }}) {
     expect_refused(Remake{.properties = filtered(filter)}, {path, "filters"});
   }
-  // A few kilobytes that claim 4 TiB.
+  // The file has a few kilobytes and claims 4 TiB.
   constexpr hsize_t kHuge = hsize_t{1} << 40;
   expect_refused(
       Remake{.sizes = {kHuge}, .properties = filtered([](hid_t p) { H5Pset_deflate(p, 9); }), .written = false},
@@ -368,13 +368,13 @@ TEST_F(HostileStatistics, StructuresThatLeadInCirclesEnd) {
   };
   const size_t tree = good.find("TREE");
   ASSERT_NE(tree, std::string::npos);
-  // A tree node that is its own child: one of level 0, and one of a level above.
+  // A tree node is its own child, once at level 0 and once above it.
   std::string bytes = good;
   put_at(bytes, tree + 32, tree - kUserBlockBytes);
   refused(bytes, {"symbol node"});
   bytes[tree + 5] = 1;
   refused(bytes, {"level 0"});
-  // Levels that fall, but a node of each that leads 8 times to the next: 8^30 leaves.
+  // Levels fall, but a node of each leads 8 times to the next, which makes 8^30 leaves.
   bytes = good;
   const size_t forest = bytes.size();
   for (size_t level = 0; level < 30; ++level) {
@@ -395,7 +395,7 @@ TEST_F(HostileStatistics, StructuresThatLeadInCirclesEnd) {
   put_at(bytes, table + 8, forest - kUserBlockBytes);
   put_at(bytes, kUserBlockBytes + 40, bytes.size());
   refused(bytes, {"metadata of at most"});
-  // A header that goes on in itself.
+  // The header continues in itself.
   bytes = good;
   const size_t continuation = good.find(std::string("\x10\0\x10\0\0\0\0\0", 8), kUserBlockBytes);
   ASSERT_NE(continuation, std::string::npos);
@@ -408,7 +408,7 @@ TEST_F(HostileStatistics, StructuresThatLeadInCirclesEnd) {
   refused(bytes, {"inside the file"});
   put_at(bytes, continuation + 8, ~uint64_t{0});
   refused(bytes, {"inside the file"});
-  // A file that ends elsewhere than it says.
+  // The file ends elsewhere than it says.
   bytes = good;
   put_at(bytes, kUserBlockBytes + 40, bytes.size() + 1);
   refused(bytes, {"end of file"});
@@ -446,7 +446,7 @@ TEST_F(HostileStatistics, NumbersThatNoInputHasAreRefused) {
   expect_refused(changed("sample", 24 * 5 + 9, 1e4f), {kGroup + "/sample", "10000 in channel 9"});
 }
 
-// The writer refuses what the reader would, before hours have gone into it.
+// The writer must refuse what the reader would refuse, before a run has worked for hours.
 TEST_F(HostileStatistics, AreNotWritten) {
   const auto refused = [&](const StatisticsOrigin& origin, const LayerStatistics& statistics, const std::string& word) {
     expect_error<std::invalid_argument>(
@@ -476,15 +476,15 @@ TEST_F(HostileStatistics, AreNotWritten) {
   refused(kOrigin, other, "H is missing");
 }
 
-// Random damage anywhere, and a right hash: read or refused, and nothing else. In a process of its own, so that a
-// crash, a hang or memory without bound is found too.
+// Random damage anywhere, with a right hash, must be read or refused. It runs in a process of its own, so that crashes,
+// hangs and unbounded memory are found too.
 TEST_F(HostileStatistics, MutatedBytesAreReadOrRefused) {
   const std::string good = bytes_of(good_);
   constexpr int kMutations = 4000;
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    at::set_num_threads(1);  // the threads of OpenMP stayed in the parent
+    at::set_num_threads(1);  // OpenMP's threads stayed in the parent
     alarm(120);
     int64_t num_pages = 0;
     std::ifstream("/proc/self/statm") >> num_pages;
@@ -508,7 +508,7 @@ TEST_F(HostileStatistics, MutatedBytesAreReadOrRefused) {
         }
       }
       sign(bytes);
-      fs::remove(bad_);  // ext4 brings what replaces a file's content to the disk at once
+      fs::remove(bad_);  // ext4 writes a replaced file's content to the disk at once
       write_text(bad_, bytes);
       try {
         read_all(bad_);
@@ -534,7 +534,8 @@ TEST_F(HostileStatistics, MutatedBytesAreReadOrRefused) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-// More members than one node of a tree and one node of symbols hold, as a block of many experts has.
+// The group has more members than one node of a tree and one node of symbols hold, like that of a block with many
+// experts.
 TEST(Hdf5Reader, FindsEveryMemberOfALargeGroup) {
   const TemporaryFolder folder("hdf5");
   const fs::path path = folder / "large.h5";

@@ -36,7 +36,7 @@ std::vector<float> runtime_logits(const fs::path& directory, const TokenWindows&
   return logits;
 }
 
-// || a - b || / || b ||
+// Returns || a - b || / || b ||.
 double relative_distance(std::span<const float> a, std::span<const float> b) {
   double difference = 0.0, size = 0.0;
   for (size_t i = 0; i < b.size(); ++i) {
@@ -48,7 +48,7 @@ double relative_distance(std::span<const float> a, std::span<const float> b) {
 
 class Interoperability : public testing::Test {
  protected:
-  // Logits of `directory` as transformers computes them from weights read in `dtype`.
+  // Returns logits of `directory` as transformers computes them from weights read in `dtype`.
   std::vector<float> transformers_logits(const fs::path& directory, const fs::path& ids, const std::string& dtype,
                                          const std::string& mode = "") {
     const char* python = std::getenv("PARE_PYTHON");
@@ -84,7 +84,7 @@ class Interoperability : public testing::Test {
   TemporaryFolder folder_{"interoperability"};
 };
 
-// Read in float32, compressed-tensors' scale * (code - zero) is rounded once, as ours: only the order of sums differs.
+// In float32, compressed-tensors' scale * (code - zero) is rounded once, as ours. Only the order of sums differs.
 TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"llama_gqa_untied", "gptq: {bits: 4, group_size: 32}"},
@@ -111,8 +111,8 @@ TEST_F(Interoperability, TransformersReadsTheWeightsThatWeStored) {
   }
 }
 
-// transformers 5.17 unpacks the experts in the type of their scales, bfloat16, whatever it is asked to load: our
-// runtime on values rounded so gives the same.
+// transformers 5.17 unpacks the experts in the type of their scales, bfloat16, whatever it is asked to load. Our
+// runtime on values rounded in the same way must give the same.
 TEST_F(Interoperability, TransformersReadsTheExpertsThatWeStored) {
   std::list<std::vector<std::byte>> kept;
   const auto round_experts = [&](LinearWeights& weights) {
@@ -139,7 +139,7 @@ TEST_F(Interoperability, TransformersReadsTheExpertsThatWeStored) {
   }
 }
 
-// Of the very same inputs the package makes the very same values: the rule is one, ties and edges included.
+// The package must turn the same inputs into the same values, ties and edges included, because the rule is one.
 TEST_F(Interoperability, TransformersRoundsTheSameInputsToTheSameValues) {
   const std::string w8a8 = "rtn: {bits: 8, group_size: -1, activations: ";
   const std::pair<std::string, InputFormat> cases[] = {
@@ -173,11 +173,11 @@ TEST_F(Interoperability, TransformersRoundsTheSameInputsToTheSameValues) {
   }
 }
 
-// The package rounds each linear's input in float32 by the same formulas, but sums in another order, so that a value on
-// the edge between two codes may fall to the other side. The largest value of a row always lies on one: absmax /
-// (absmax / 127.5) is 127.5 up to rounding. One step there is 1 / 127.5 of what is at most half of a row's norm at
-// these widths: 0.4 % of a product, and after eight of them about sqrt(8) times that, where rounding itself moves every
-// channel.
+// The package rounds each linear's input in float32 by the same formulas, but sums in another order. So a value on the
+// edge between two codes may fall to the other side. The largest value of a row always lies on an edge: absmax /
+// (absmax / 127.5) is 127.5 up to rounding. One step there is 1 / 127.5 of a value that is at most half of a row's norm
+// at these widths. That is 0.4 % of a product, and after eight products about sqrt(8) times that. Rounding itself moves
+// every channel.
 TEST_F(Interoperability, TransformersRoundsInputsAsTheRuntimeDoes) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"llama_gqa_untied", "smoothquant: {}\n  - rtn: {bits: 8, group_size: -1, activations: int8}"},
@@ -206,8 +206,8 @@ TEST_F(Interoperability, TransformersRoundsInputsAsTheRuntimeDoes) {
   }
 }
 
-// What nobody but pare reads is an error elsewhere, not a model of random weights; and pare reads of it what it reads of
-// the same weights in a container for all.
+// A container that only pare reads must be an error elsewhere, not a model of random weights. pare must read from it
+// what it reads from the same weights in a common container.
 TEST_F(Interoperability, TransformersRefusesContainersOfOurOwn) {
   const std::pair<std::string, std::string> cases[] = {
       {"llama_gqa_untied", "magnitude: {resolve: 0, storage: packed}"},
@@ -239,12 +239,12 @@ TEST_F(Interoperability, TransformersRefusesContainersOfOurOwn) {
   compress("llama_gqa_untied", "magnitude: {resolve: 0}", "zeros");
   const TokenWindows windows = read_npy(family("llama_gqa_untied") / "ids.npy");
   EXPECT_LT(relative_distance(runtime_logits(folder_ / "own0", windows), runtime_logits(folder_ / "zeros", windows)),
-            1e-5);  // products of kept values and of all are summed in another order
+            1e-5);  // products of kept values and of all values are summed in another order
   EXPECT_NO_THROW(Checkpoint::open(folder_ / "encoder").encoder());
 }
 
-// Read in bfloat16, each weight is off by up to 2^-9 of itself. Errors of the ten products that a token passes through
-// (embedding, two blocks of four, head) add up to at most 10 * 2^-9 of the logits if nothing amplifies them.
+// Read in bfloat16, each weight is off by up to 2^-9 of itself. A token passes through ten products (embedding, two
+// blocks of four, head). Their errors add up to at most 10 * 2^-9 of the logits if nothing amplifies them.
 TEST_F(Interoperability, TransformersInBfloat16IsWithinItsRounding) {
   compress("llama_gqa_untied", "gptq: {bits: 4, group_size: 32}", "out");
   const fs::path ids = family("llama_gqa_untied") / "ids.npy";

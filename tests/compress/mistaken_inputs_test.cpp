@@ -1,4 +1,4 @@
-// What people hand in by mistake to the commands that follow a recipe, or record.
+// Inputs that people pass by mistake to the commands that follow a recipe, or record.
 #include <gtest/gtest.h>
 
 #include <string>

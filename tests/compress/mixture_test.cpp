@@ -1,4 +1,4 @@
-// Mixtures of experts: what each expert is calibrated on, what starved ones get, and `pare run` on such models.
+// Checks mixtures of experts: what each expert is calibrated on, what starved ones get, and `pare run` on such models.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ std::vector<double> dense(const Checkpoint& checkpoint, const LinearDescription&
   return {values.begin(), values.end()};
 }
 
-// y = W x in plain loops.
+// Returns y = W x in plain loops.
 std::vector<double> multiply(const std::vector<double>& weight_OI, const std::vector<double>& x) {
   std::vector<double> y(weight_OI.size() / x.size(), 0.0);
   for (size_t o = 0; o < y.size(); ++o) {
@@ -54,7 +54,7 @@ std::vector<double> multiply(const std::vector<double>& weight_OI, const std::ve
   return y;
 }
 
-// Sums over tokens, by stage: x x^T, and how many tokens.
+// Sums over tokens, by stage: x x^T and the number of tokens.
 struct PlainSums {
   std::vector<double> sum_II;
   int64_t num_tokens = 0;
@@ -65,7 +65,7 @@ struct PlainSums {
     }
     ++num_tokens;
   }
-  double distance(const at::Tensor& hessian_II) const {  // relative, of H = sum / n
+  double distance(const at::Tensor& hessian_II) const {  // relative, for H = sum / n
     double difference = 0.0, size = 0.0;
     for (size_t i = 0; i < sum_II.size(); ++i) {
       const double expected = sum_II[i] / static_cast<double>(num_tokens);
@@ -76,8 +76,8 @@ struct PlainSums {
   }
 };
 
-// The statistics of the first block's experts, from the residual stream behind the attention [T, D] of each window: the
-// router's softmax, its k largest, and silu(gate x) up x, all in plain loops in double.
+// Returns the statistics of the first block's experts from the residual stream after the attention [T, D] of each
+// window. It computes the router's softmax, its k largest, and silu(gate x) up x, all in plain loops in double.
 std::vector<std::array<PlainSums, 2>> plain_sums(const Checkpoint& checkpoint, const std::vector<at::Tensor>& hidden,
                                                  bool all_tokens) {
   const BlockDescription& block = checkpoint.description().blocks[0];
@@ -100,7 +100,7 @@ std::vector<std::array<PlainSums, 2>> plain_sums(const Checkpoint& checkpoint, c
       std::vector<double> falling = logits;
       std::sort(falling.begin(), falling.end(), std::greater<>());
       const auto num_chosen = static_cast<size_t>(block.routing.experts_per_token);
-      // Float32 errs by at most 64 u of the sum of 64 products of size 1 or so, a few 1e-6 in truth.
+      // Float32 errs by at most 64 u of the sum of 64 products of size 1 or so. In practice that is a few 1e-6.
       EXPECT_TRUE(all_tokens || falling[num_chosen - 1] - falling[num_chosen] > 2e-5)
           << "token " << t << " is so near a tie that kernels may route it differently: draw other ids";
       for (size_t e = 0; e < sums.size(); ++e) {
@@ -119,7 +119,7 @@ std::vector<std::array<PlainSums, 2>> plain_sums(const Checkpoint& checkpoint, c
 
 class ExpertStatistics : public testing::Test {
  protected:
-  // Of every stage of the first two blocks.
+  // Returns the statistics of every stage of the first two blocks.
   std::map<std::string, LayerStatistics> walk(const std::string& name, const TokenWindows& windows, int num_threads,
                                               Spill spill, ExpertTokens tokens) {
     const at::NoGradGuard guard;
@@ -139,7 +139,7 @@ class ExpertStatistics : public testing::Test {
     return found;
   }
 
-  // The residual stream behind the first block's attention.
+  // Returns the residual stream after the first block's attention.
   std::vector<at::Tensor> behind_attention(const Checkpoint& checkpoint, const TokenWindows& windows) {
     const ModelDescription& model = checkpoint.description();
     const DecoderBlock block(checkpoint, 0, windows.num_tokens);
@@ -159,7 +159,7 @@ class ExpertStatistics : public testing::Test {
   TemporaryFolder folder_{"mixture"};
 };
 
-// 85 windows of 50 tokens: two chunks of H (81 windows and the rest).
+// 85 windows of 50 tokens need two chunks of H (81 windows and the rest).
 TEST_F(ExpertStatistics, AreSumsOverTheTokensThatGoToTheExpert) {
   for (const std::string name : {"mixtral_experts", "qwen3_moe_dense_block_bf16"}) {
     const TokenWindows windows = random_windows(85, 50);
@@ -201,7 +201,7 @@ TEST_F(ExpertStatistics, WithAllTokensEveryExpertSeesTheSame) {
     EXPECT_LE(expected[e][1].distance(output.hessian_II), 1e-5);
     EXPECT_TRUE(input.hessian_II.equal(all.at("0 feed-forward input of expert 0").hessian_II));
   }
-  // The windows went on as the router said: the next block sees what it saw before.
+  // The windows went on as the router said, so the next block sees what it saw before.
   EXPECT_TRUE(all.at("1 attention input").hessian_II.equal(routed.at("1 attention input").hessian_II));
 }
 
@@ -224,9 +224,9 @@ TEST_F(ExpertStatistics, NeitherThreadsNorMemoryChangeABit) {
 
 class MixturePipeline : public testing::Test {
  protected:
-  // mixtral_experts with one expert for each token, where in the first block the router's row of expert 3 is the mean
-  // of those of experts 0 and 1: its logit lies between theirs, never above both, so that expert 3 gets nothing. (Equal
-  // rows would not do: a library may sum two columns in two orders.)
+  // Returns mixtral_experts with one expert for each token. In the first block the router's row of expert 3 is the mean
+  // of those of experts 0 and 1. Its logit lies between theirs, never above both, so expert 3 gets nothing. (Equal rows
+  // would not do, because a library may sum two columns in two orders.)
   fs::path crafted() {
     const fs::path directory = folder_ / "crafted";
     if (fs::exists(directory)) return directory;
@@ -279,7 +279,7 @@ class MixturePipeline : public testing::Test {
 
 const std::string kGptq = "  - gptq: {bits: 4, group_size: 32}\n";
 
-// Every value lies within half a step of its weight, or beyond the grid's ends.
+// Returns whether every value lies within half a step of its weight, or past the grid's ends.
 bool is_rounded_to_nearest(const Checkpoint& source, const Checkpoint& written, const LinearDescription& linear) {
   const std::vector<double> weight = dense(source, linear);
   const LinearWeights stored = written.linear(linear);
@@ -309,7 +309,8 @@ TEST_F(MixturePipeline, AnExpertWithoutTokensIsRoundedToNearestAndReported) {
   EXPECT_TRUE(is_rounded_to_nearest(source, written, block.experts[3].down));
   EXPECT_FALSE(is_rounded_to_nearest(source, written, block.experts[0].up)) << "the check sees nothing";
 
-  // One event for each block, in the list at the end and in pare.json, with the tokens that were seen.
+  // There is one event for each block, in the list at the end and in pare.json, with the number of tokens that were
+  // seen.
   const Json manifest = Json::parse(std::ifstream(folder_ / "out" / "pare.json"));
   std::vector<std::string> starved;
   for (const auto& event : manifest.at("events")) {
@@ -321,7 +322,7 @@ TEST_F(MixturePipeline, AnExpertWithoutTokensIsRoundedToNearestAndReported) {
   ASSERT_EQ(starved.size(), 2u);
   EXPECT_NE(starved[0].find("model.layers.0."), std::string::npos);
   EXPECT_NE(starved[0].find("3 (0 of 64: rounded to nearest)"), std::string::npos) << starved[0];
-  // 128 tokens, one expert each: of three experts at least two get fewer than 64.
+  // There are 128 tokens with one expert each. Of three experts at least two get fewer than 64.
   EXPECT_NE(starved[0].find("of 4 experts of this block are starved"), std::string::npos) << starved[0];
   EXPECT_NE(starved[0].find("experts: all"), std::string::npos) << starved[0];
 }
@@ -342,7 +343,7 @@ TEST_F(MixturePipeline, AllTokensStarveNoExpert) {
   EXPECT_FALSE(is_rounded_to_nearest(source, written, source.description().blocks[0].experts[3].up));
 }
 
-// Folds of each expert's up and down beside those of the attention; inputs rounded by sequence.
+// The recipes fold each expert's up and down beside the folds of the attention, and round inputs by sequence.
 TEST_F(MixturePipeline, ThreadsAndKillsGiveTheSameBytes) {
   const std::string scaled = "  - awq: {}\n    layers: {exclude: [\"*.experts.*.gate_proj\"]}\n" + kGptq;
   const std::string int8 = "  - rtn: {bits: 8, group_size: -1, activations: {range: tensor}}\n";
@@ -372,7 +373,7 @@ TEST_F(MixturePipeline, ThreadsAndKillsGiveTheSameBytes) {
   }
 }
 
-// An exact fold changes the model by no more than its codes do: an expert's up is divided by powers of two.
+// An exact fold changes the model by no more than its codes do. An expert's up is divided by powers of two.
 TEST_F(MixturePipeline, AwqScalesTheInputsOfDownAndLeavesTheRouterAlone) {
   const fs::path model = family("mixtral_experts");
   const std::string passes = "  - awq: {}\n    layers: {exclude: [\"*.w1\"]}\n" + kGptq;
@@ -403,7 +404,7 @@ TEST_F(MixturePipeline, WhatMixturesCannotHaveIsSaidBeforeAnyWork) {
                  {"budget", "mixture of 4 experts"});
   expect_refused(run_pare(command(model, kGptq, "d", "", "sensitivity: {windows: 1}\n")), "d",
                  {"sensitivity", "mixture of 4 experts", "groups"});
-  // What calibration alone can tell, of an expert that saw nothing.
+  // The expert saw no token, and only calibration gives its range.
   expect_refused(
       run_pare(command(crafted(), "  - rtn: {bits: 8, group_size: -1, activations: {range: static}}\n", "e")), "e",
       {"experts.3.w1", "no calibration token", "experts: all"});
@@ -421,7 +422,7 @@ TEST_F(MixturePipeline, SensitivityOfGroupsWorks) {
   for (const Json& group : groups) EXPECT_GT(group.at("kl").at("value").get<double>(), 0.0);
 }
 
-// One file of statistics, an expert without tokens in it, and a run that starts from it.
+// One file of statistics holds an expert without tokens, and a run starts from it.
 TEST_F(MixturePipeline, StatisticsFilesHoldExpertsApart) {
   command(crafted(), kGptq, "calibration");
   const fs::path statistics = folder_ / "s.h5";

@@ -1,4 +1,4 @@
-// What lies in a model's folder under the name of a file and is none: links that lead nowhere, pipes.
+// Things in a model's folder that have the name of a file and are none: links that lead nowhere, and pipes.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@ class OddFiles : public testing::Test {
     write_text(folder_ / "recipe.yaml",
                "model: " + model_.string() + "\npasses:\n  - rtn: {bits: 8, group_size: -1}\n");
   }
-  // With the entry that `make` puts in the place of each of these names.
+  // Runs the command with the entry that `make` puts in the place of each of these names.
   void expect_refused(const std::vector<std::string>& command, const std::vector<std::string>& names,
                       const std::string& word, int (*make)(const char*)) {
     for (const std::string& name : names) {
@@ -47,7 +47,7 @@ class OddFiles : public testing::Test {
   const std::vector<std::string> generate_ = {"generate", model_.string(), "--prompt", "Once", "--max-tokens", "1"};
 };
 
-// Of a download that was broken off: none of them is a file that nobody wanted.
+// A download that was broken off may leave such links. They must be named, not left out.
 TEST_F(OddFiles, LinksThatLeadNowhereAreNamed) {
   const auto make_link = [](const char* name) { return ::symlink("nowhere", name); };
   const std::string word = "a link to a file that is not there";
@@ -60,7 +60,7 @@ TEST_F(OddFiles, LinksThatLeadNowhereAreNamed) {
   expect_refused({"verify", model_.string()}, {"tokenizer.json", "pare.json"}, word, make_link);
 }
 
-// Whoever opens one to read waits until somebody writes to it.
+// A reader that opens a pipe would wait until somebody writes to it.
 TEST_F(OddFiles, PipesAreNotWaitedFor) {
   const auto make_pipe = [](const char* name) { return ::mkfifo(name, 0600); };
   const std::string word = "expected a regular file";

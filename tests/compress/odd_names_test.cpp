@@ -1,5 +1,5 @@
-// Names that a file system allows and a text does not: bytes that are no UTF-8. All that describes the work holds them
-// as U+FFFD; none of it is lost for them at the end.
+// Names that a file system allows and a text does not: bytes that are not UTF-8. All descriptions of the work hold them
+// as U+FFFD, and no work is lost at its end because of them.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -27,7 +27,7 @@ class OddNames : public testing::Test {
     write_text(recipe_, "model: " + kModel + "\ncalibration: {samples: 4, tokens: 32, text: " + kSourceFolder +
                             "/calibration_data/stories.txt}\npasses:\n  - gptq: {bits: 4, group_size: -1}\n");
   }
-  // The JSON object that a command ends with.
+  // Returns the JSON object that a command ends with.
   static Json made(std::vector<std::string> words) {
     words.push_back("--json");
     const Outcome outcome = run_pare(words);
@@ -47,14 +47,14 @@ TEST_F(OddNames, OutputsAreMadeUnderThem) {
   EXPECT_EQ(run_pare({"verify", (folder_ / name).string()}).status, 0);
   const Json statistics = made({"calibrate", recipe_.string(), (folder_ / "s\xfe.h5").string()});
   EXPECT_EQ(statistics.value("output", ""), (folder_.path() / ("s" + kReplacement + ".h5")).string());
-  // A record's file holds its own name, to find its shards by.
+  // A recording's file holds its own name, by which its shards are found.
   const Outcome record = run_pare({"record", kModel, (folder_ / "r\xfe.h5").string(), "--text", text_.string()});
   EXPECT_EQ(record.status, 1);
   EXPECT_NE(record.err.find("a name in UTF-8"), std::string::npos) << record.err;
 }
 
 TEST_F(OddNames, TextsAreReadAndNamed) {
-  // A line feed is no more an attribute's than a byte that is no UTF-8.
+  // A line feed may not be in an attribute either, like a byte that is not UTF-8.
   fs::copy(text_, folder_ / "line\nfeed.txt");
   for (const fs::path& text : {text_, folder_ / "line\nfeed.txt"}) {
     fs::remove_all(folder_ / "record.h5");
@@ -66,7 +66,7 @@ TEST_F(OddNames, TextsAreReadAndNamed) {
   EXPECT_NE(found.dump().find("t" + kReplacement + ".txt"), std::string::npos) << found.dump();
 }
 
-// Killed at every fifth of its renames, a run of such a name goes on.
+// A run of such a name must go on after a kill at every fifth of its renames.
 TEST_F(OddNames, RunsGoOnUnderThem) {
   const std::vector<std::string> whole = {"run", recipe_.string(), "--out", (folder_ / "whole").string()};
   const TracedOutcome traced = run_pare_traced(whole, -1);

@@ -1,4 +1,4 @@
-// Where the commands that write are told to write: said before any work, or done.
+// The places where commands write: an output that cannot be made must be refused before any work.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What check_can_be_made says to a user without rights of root.
+// Returns the message of check_can_be_made for a user without rights of root.
 std::string objection(const fs::path& output) {
   std::array<int, 2> ends;
   if (::pipe(ends.data()) != 0) throw std::runtime_error("no pipe");
@@ -51,7 +51,7 @@ class OutputPlace : public testing::Test {
     write_text(recipe_, "model: " + model.string() + "\noutput: " + (folder_ / "recipes").string() +
                             "\ncalibration: {text: " + (family("llama_gqa_untied") / "ids.npy").string() +
                             "}\npasses:\n  - rtn: {bits: 4, group_size: 32}\n");
-    // Of the tokenizer's own tokens, which are fewer than the model's.
+    // It uses the tokenizer's own tokens, which are fewer than the model's.
     write_text(folder_ / "text.txt", std::string(100, 'x'));
     commands_ = {{"run", recipe_.string(), "--out"},
                  {"calibrate", recipe_.string()},
@@ -117,10 +117,10 @@ TEST_F(OutputPlace, WhereNothingCanBeMadeIsSaidBeforehand) {
   EXPECT_NE(objection(closed / "a/b/out").find("'" + closed.string() + "': Permission denied"), std::string::npos);
   EXPECT_EQ(objection(open / "out"), "");
   EXPECT_EQ(objection(open / "a/b/out"), "");
-  EXPECT_NE(objection("/proc/self/out"), "");  // a file system without files that have no name
+  EXPECT_NE(objection("/proc/self/out"), "");  // this file system has no files without a name
   EXPECT_NE(objection(open / std::string(250, 'n')).find("a name of 258 bytes; expected at most 255"),
             std::string::npos);
-  // The folder in which an earlier run has worked, and another user left it.
+  // An earlier run has worked in the folder, and another user has left it.
   fs::create_directory(open / "out.partial");
   fs::permissions(open / "out.partial", fs::perms(0555));
   EXPECT_NE(objection(open / "out").find("out.partial': Permission denied"), std::string::npos);
@@ -130,7 +130,7 @@ TEST_F(OutputPlace, WhereNothingCanBeMadeIsSaidBeforehand) {
   EXPECT_EQ(num_left(), before);
 }
 
-// What can be known before any work is known by who asks for the plan alone, and nothing is made for it.
+// A dry run must report what can be known before any work, and it must make nothing for that.
 TEST_F(OutputPlace, ADryRunSaysWhetherTheOutputCanBeMade) {
   const std::string there = (folder_ / "there" / "y").string();
   fs::create_directory(folder_ / "there");
@@ -141,7 +141,7 @@ TEST_F(OutputPlace, ADryRunSaysWhetherTheOutputCanBeMade) {
     const Outcome outcome = with(command, there);
     EXPECT_EQ(outcome.status, 0) << command[0] << outcome.err;
     EXPECT_TRUE(fs::is_empty(folder_ / "there"));
-    EXPECT_EQ(fs::last_write_time(folder_ / "there"), time) << command[0];  // nothing came and went, either
+    EXPECT_EQ(fs::last_write_time(folder_ / "there"), time) << command[0];  // nothing was made and removed either
   }
 }
 

@@ -1,5 +1,5 @@
-// Recipes of several phases: what lies beside the output is nobody's to touch, and what another recipe has left in
-// OUT.partial is found before any work.
+// Checks recipes of several phases. Nothing beside the output may be touched, and what another recipe has left in
+// OUT.partial must be found before any work.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ class Phases : public TrainModel {
   }
   static std::string of(const std::string& items) { return "model: " + kModel + "\npasses:\n" + items; }
 
-  // Every name below the folder, with where a link leads, and what a file holds.
+  // Returns every name below the folder, with the target of a link and the content of a file.
   std::map<std::string, std::string> tree(const fs::path& folder) const {
     std::map<std::string, std::string> found;
     for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -35,7 +35,8 @@ class Phases : public TrainModel {
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     return outcome.out + outcome.err;
   }
-  // Killed before the first rename at which is_time() holds. From then on it holds at each before the output's own.
+  // Kills the run before the first rename at which is_time() holds. From then on is_time() must hold at each rename
+  // before the output's own.
   void kill_when(const std::string& yaml, const std::string& out, const std::function<bool()>& is_time) {
     const TracedOutcome whole = run_pare_traced(command(yaml, out + "-whole", {"--quiet"}), -1);
     ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
@@ -54,7 +55,7 @@ class Phases : public TrainModel {
   }
   fs::path partial() const { return folder_ / "out.partial"; }
   bool has_first() const { return fs::exists(partial() / "phase-1" / "made"); }
-  // Refused before any phase works, with nothing changed.
+  // Expects a refusal before any phase works, with nothing changed.
   void expect_refused_untouched(const std::string& yaml, const std::string& why) {
     const auto before = tree(partial());
     const Outcome outcome = run_pare(command(yaml, "out"));
@@ -65,7 +66,7 @@ class Phases : public TrainModel {
   }
 };
 
-// Where earlier versions handed on: a link to a model that the same pass has made.
+// Earlier versions handed on here: a link to a model that the same pass has made.
 TEST_F(Phases, WhatALinkBesideTheOutputLeadsToStays) {
   run_ok(of(kPrune), "pruned");
   const auto pruned = tree(folder_ / "pruned");
@@ -75,8 +76,8 @@ TEST_F(Phases, WhatALinkBesideTheOutputLeadsToStays) {
   EXPECT_TRUE(fs::is_symlink(folder_ / "out.phase-1"));
 }
 
-// A model of the user's, whole and what the first phase would make, with a file of the user's in it: neither a run nor
-// one that is refused, nor a dry run of either, reads it or takes anything away.
+// A user's model lies there. It is whole, is what the first phase would make, and has one of the user's files in it.
+// Neither a run, nor a refused one, nor a dry run may read it or remove anything.
 TEST_F(Phases, AModelBesideTheOutputIsNeitherReadNorRemoved) {
   run_ok(of(kPrune), "out.phase-1");
   write_text(folder_ / "out.phase-1" / "notes.json", "{\"mine\": true}");
@@ -102,7 +103,7 @@ TEST_F(Phases, AModelBesideTheOutputIsNeitherReadNorRemoved) {
   EXPECT_EQ(tree(folder_ / "out"), made);
 }
 
-// What would be discarded by name lies elsewhere.
+// The things that would be discarded by name lie elsewhere.
 TEST_F(Phases, LinksInTheClaimedFolderAreRefusedAndNotFollowed) {
   const std::string yaml = of(kPrune + train());
   kill_when(yaml, "out", [&] { return has_first() && fs::exists(partial() / "training" / "state"); });
@@ -120,7 +121,7 @@ TEST_F(Phases, LinksInTheClaimedFolderAreRefusedAndNotFollowed) {
     fs::remove(place);
     fs::rename(elsewhere, place);
   }
-  // The whole folder is another output's.
+  // The whole folder belongs to another output.
   fs::rename(partial(), folder_ / "other.partial");
   fs::create_directory_symlink("other.partial", partial());
   const auto before = tree(folder_ / "other.partial");
@@ -152,7 +153,7 @@ TEST_F(Phases, RemainsOfARecipeOfOnePhaseAreFoundBeforeTheFirstOfTwo) {
   EXPECT_FALSE(fs::exists(partial()));
 }
 
-// The other way round, and where phases of the same number differ.
+// This is the other way round, and there are phases of the same number that differ.
 TEST_F(Phases, RemainsOfOtherPhasesAreFoundBeforeAnyWork) {
   const std::string two = of(kPrune + train()), three = of(kPrune + train(800) + train());
   kill_when(two, "out", [&] { return has_first() && fs::exists(partial() / "training" / "state"); });
@@ -164,11 +165,11 @@ TEST_F(Phases, RemainsOfOtherPhasesAreFoundBeforeAnyWork) {
   EXPECT_EQ(promised_files(folder_ / "out"), promised_files(folder_ / "out-whole"));
   fs::remove_all(folder_ / "out");
   fs::remove_all(folder_ / "out-whole");
-  // In the first phase.
+  // The difference is in the first phase.
   kill_when(two, "out", [&] { return has_first() || fs::exists(partial() / "phase-1" / "progress" / "00001.json"); });
   EXPECT_FALSE(has_first());
   expect_refused_untouched(of(train()), "unfinished run of another recipe");
-  // Where nothing has been finished of the phase that differs, the run goes on from the others.
+  // If nothing of the differing phase has been finished, the run goes on from the other phases.
   run_ok(three, "three");
   run_ok(three, "out");
   EXPECT_EQ(promised_files(folder_ / "out"), promised_files(folder_ / "three"));

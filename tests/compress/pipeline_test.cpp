@@ -1,5 +1,5 @@
-// `pare run` as a user runs it: the same bytes whatever the threads, the memory and the interruptions; every bad input
-// a message and nothing left.
+// Runs `pare run` as a user does. Threads, memory and interruptions must not change the bytes. Every bad input must
+// give a message and leave nothing.
 #include <gtest/gtest.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// A recipe on a golden family whose ids.npy serves as calibration and evaluation text.
+// Returns a recipe on a golden family whose ids.npy serves as calibration and evaluation text.
 std::string make_recipe(const std::string& family_name, const std::string& passes, const std::string& more = "") {
   const std::string ids = (family(family_name) / "ids.npy").string();
   return "model: " + family(family_name).string() + "\ncalibration: {text: " + ids + "}\npasses:\n" + passes + more;
@@ -55,13 +55,13 @@ class Pipeline : public testing::Test {
   Outcome run(const std::string& recipe, const std::string& out, const std::vector<std::string>& more = {}) {
     return run_pare(command(recipe, out, more));
   }
-  // A copy of a family's checkpoint that the test may damage.
+  // Returns a copy of a family's checkpoint that the test may damage.
   fs::path copy_of(const std::string& name) {
     const fs::path copy = folder_ / (name + "-copy");
     fs::copy(family(name), copy, fs::copy_options::recursive);
     return copy;
   }
-  // The names in the test's folder, sorted.
+  // Returns the names in the test's folder, sorted.
   std::vector<std::string> left() {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(folder_.path())) names.push_back(entry.path().filename().string());
@@ -86,7 +86,8 @@ TEST_F(Pipeline, EveryFamilyBecomesAnArtifactThatVerifies) {
     const Outcome outcome = run(make_recipe(name, kGptq, evaluation(name)), name, {"--json"});
     ASSERT_EQ(outcome.status, 0) << name << ": " << outcome.err;
     const Json report = Json::parse(outcome.out);
-    // 4 bits and a 16-bit scale for each 32 weights; layers this small make the 16 bytes of each shape visible.
+    // 4 bits and a 16-bit scale for each 32 weights are 4.5 bits. Layers this small make the 16 bytes of each shape
+    // visible.
     EXPECT_NEAR(report.at("bits_per_weight_without_head").get<double>(), 4.5, 0.04) << name;
     // Random weights have no slack: 4 bits change a random model visibly, but not beyond recognition.
     EXPECT_LT(report.at("perplexity")[0].at("kl_mean").get<double>(), 0.2) << name;
@@ -95,7 +96,7 @@ TEST_F(Pipeline, EveryFamilyBecomesAnArtifactThatVerifies) {
     EXPECT_TRUE(verification.has_manifest) << name;
     EXPECT_TRUE(verification.problems.empty()) << name << ": " << verification.problems.front();
   }
-  // Width 48: one scale for each channel.
+  // With a width of 48, there is one scale for each channel.
   const std::string gemma = "gemma3_local_global";
   const Outcome outcome = run(make_recipe(gemma, "  - gptq: {bits: 8, group_size: -1}\n", evaluation(gemma)), gemma);
   EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -119,7 +120,7 @@ TEST_F(Pipeline, MoreBitsAndBetterMethodsGiveLessError) {
   EXPECT_LT(weighted4, rtn4);
 }
 
-// The report has what `pare eval --instructions` finds in the artifact beside its original.
+// The report must have what `pare eval --instructions` finds in the artifact beside its original.
 TEST_F(Pipeline, AnswersToInstructionsAreScoredBesideTheOriginals) {
   const std::string data = std::string(kSourceFolder) + "/calibration_data/";
   const std::string instructions = data + "instructions.jsonl", model = data + "stories260k";
@@ -149,7 +150,7 @@ TEST_F(Pipeline, AnswersToInstructionsAreScoredBesideTheOriginals) {
                  {"instructions.jsonl, example 1", "512 new ones"});
 }
 
-// What the walk does, by its definition: gptq needs data, rtn with min-max scales does not and runs without any.
+// The walk follows its definition: gptq needs data, while rtn with min-max scales does not and runs without any.
 TEST_F(Pipeline, RoundingNeedsNoCalibration) {
   const std::string recipe = "model: " + family("llama_gqa_untied").string() +
                              "\npasses:\n  - rtn: {bits: 4, group_size: 32, scales: minmax}\n";
@@ -187,14 +188,14 @@ TEST_F(Pipeline, ThreadsAndMemoryDoNotChangeAByte) {
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(promised_files(folder_ / ("threads" + threads)), expected) << threads << " threads";
   }
-  // The smallest budget that is accepted stands in the message that refuses less.
+  // The message that refuses less names the smallest budget that is accepted.
   const Outcome refused = run(recipe, "out", {"--max-memory", "1MiB"});
   expect_refused(refused, {"--max-memory 1.00 MiB", "needs"});
 }
 
 TEST_F(Pipeline, AnArtifactFromSpilledActivationsIsTheSame) {
   const std::string name = "llama_gqa_untied";
-  // Enough windows that the stores decide the budget: the same ids many times over.
+  // The same ids many times over give so many windows that the stores decide the budget.
   const TokenWindows ids = read_npy(family(name) / "ids.npy");
   TokenWindows many{1024, 64, {}};
   for (int64_t n = 0; n < many.num_windows / ids.num_windows; ++n) {
@@ -205,15 +206,15 @@ TEST_F(Pipeline, AnArtifactFromSpilledActivationsIsTheSame) {
                              "\ncalibration: {text: " + (folder_ / "many.npy").string() +
                              ", samples: 1024, tokens: 64}\npasses:\n" + kGptq;
   ASSERT_EQ(run(recipe, "resident").status, 0);
-  // From what a run without spilling takes down to what is refused, in steps smaller than either store. Two threads,
-  // since each has memory of its own.
+  // Budgets go from what a run without spilling takes down to what is refused, in steps smaller than either store.
+  // There are two threads, because each has memory of its own.
   const auto dry_run = [&](const std::string& budget) {
     return run(recipe, "out", {"--dry-run", "--json", "--threads", "2", "--max-memory", budget});
   };
   const Outcome plenty = dry_run("1TiB");
   ASSERT_EQ(plenty.status, 0) << plenty.err;
   ASSERT_EQ(Json::parse(plenty.out).at("spill"), "none");
-  std::map<std::string, std::vector<std::string>> budgets;  // by what is spilled under them
+  std::map<std::string, std::vector<std::string>> budgets;  // the budgets by what is spilled with them
   for (auto bytes = Json::parse(plenty.out).at("predicted_peak_memory_bytes").get<int64_t>(); bytes > 0;
        bytes -= 4 << 20) {
     const std::string budget = std::to_string(bytes);
@@ -224,15 +225,15 @@ TEST_F(Pipeline, AnArtifactFromSpilledActivationsIsTheSame) {
   budgets.erase("none");
   ASSERT_TRUE(budgets.size() == 2 && budgets.contains("inputs") && budgets.contains("all"));
   for (const auto& [spill, all] : budgets) {
-    // The middle one: two processes do not start with quite the same memory.
+    // It takes the middle one, because two processes do not start with exactly the same memory.
     const Outcome outcome = run(recipe, spill, {"--threads", "2", "--max-memory", all[all.size() / 2]});
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(promised_files(folder_ / spill), promised_files(folder_ / "resident")) << spill;
   }
 }
 
-// Killed when it is about to open, write, sync, rename or remove a file: every such moment from the first folder it
-// makes to the last it removes, evaluation included (which opens the artifact).
+// The run is killed when it is about to open, write, sync, rename or remove a file. The moments go from the first
+// folder that it makes to the last that it removes. They include the evaluation, which opens the artifact.
 TEST_F(Pipeline, KilledAtAnyMomentItGoesOnToTheSameBytes) {
   const std::string name = "llama_gqa_untied";
   const std::string recipe = make_recipe(name, kGptq, "head: {bits: 8}\n" + evaluation(name));
@@ -242,7 +243,7 @@ TEST_F(Pipeline, KilledAtAnyMomentItGoesOnToTheSameBytes) {
   ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
   ASSERT_EQ(promised_files(folder_ / "traced"), expected);
 
-  // Every rename, and the calls around and between in even steps.
+  // The moments are every rename, the calls around it, and calls in between in even steps.
   std::set<int> moments;
   for (int call = 0; call < whole.num_calls; ++call) {
     const bool is_rename = whole.names[static_cast<size_t>(call)].starts_with("rename");
@@ -256,7 +257,7 @@ TEST_F(Pipeline, KilledAtAnyMomentItGoesOnToTheSameBytes) {
     const std::string out = "killed" + std::to_string(moment);
     const TracedOutcome killed = run_pare_traced(command(recipe, out, {"--threads", "2"}), moment);
     num_kills += killed.outcome.status == 128 + SIGKILL;
-    // Now and then a second kill, early in the run that goes on.
+    // Now and then there is a second kill, early in the resumed run.
     if (moment % 3 == 0 && !fs::exists(folder_ / out)) {
       num_kills += run_pare_traced(command(recipe, out), 25).outcome.status == 128 + SIGKILL;
     }
@@ -273,7 +274,7 @@ TEST_F(Pipeline, KilledAtAnyMomentItGoesOnToTheSameBytes) {
   EXPECT_GE(num_kills, 30);
 }
 
-// Folds change norms, biases and weights that are committed already: a run that goes on must find them all. An excluded
+// Folds change norms, biases and weights that are committed already, and a resumed run must find them all. An excluded
 // v is scaled as it is stored.
 TEST_F(Pipeline, ScaledRunsKilledAtAnyRenameGoOnToTheSameBytes) {
   for (const std::string name : {"qwen2_biases_tied", "gemma3_local_global"}) {
@@ -305,14 +306,14 @@ TEST_F(Pipeline, ScaledRunsKilledAtAnyRenameGoOnToTheSameBytes) {
   }
 }
 
-// Ctrl-C: exit status 130, and the same command goes on.
+// Ctrl-C gives exit status 130, and the same command goes on.
 TEST_F(Pipeline, InterruptedItSaysSoAndGoesOn) {
   const std::string name = "llama_gqa_untied";
   const std::string recipe = make_recipe(name, kGptq, evaluation(name));
   const TracedOutcome whole = run_pare_traced(command(recipe, "whole"), -1);
   ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
   const auto first_rename = std::find(whole.names.begin(), whole.names.end(), "rename") - whole.names.begin();
-  // Within the commitment of the first block, which is finished before the request is looked at.
+  // It comes within the commitment of the first block, which is finished before the request is checked.
   const TracedOutcome stopped = run_pare_traced(command(recipe, "out"), static_cast<int>(first_rename) + 8, SIGINT);
   EXPECT_EQ(stopped.outcome.status, 130) << stopped.outcome.err;
   EXPECT_NE(stopped.outcome.err.find("out.partial"), std::string::npos) << stopped.outcome.err;
@@ -323,7 +324,7 @@ TEST_F(Pipeline, InterruptedItSaysSoAndGoesOn) {
   EXPECT_EQ(promised_files(folder_ / "out"), promised_files(folder_ / "whole"));
 }
 
-// (Needs user namespaces.)
+// This test needs user namespaces.
 TEST_F(Pipeline, AFullDiskIsFoundBeforeAnyWork) {
   write_text(folder_ / "recipe.yaml", make_recipe("llama_gqa_untied", kGptq));
   const fs::path small = folder_ / "small";
@@ -350,7 +351,7 @@ TEST_F(Pipeline, AnUnfinishedRunOfAnotherRecipeIsNotTouched) {
   EXPECT_NE(refused.err.find("another recipe"), std::string::npos) << refused.err;
   EXPECT_NE(refused.err.find("--fresh"), std::string::npos) << refused.err;
   EXPECT_EQ(promised_files(folder_ / "out.partial"), before);
-  // What does not decide the bytes may change.
+  // Options that do not decide the bytes may change.
   EXPECT_EQ(run(recipe + evaluation(name), "out", {"--threads", "1"}).status, 0);
   fs::remove_all(folder_ / "out");
   ASSERT_EQ(run_pare_traced(command(recipe, "out"), whole.num_calls / 2).outcome.status, 128 + SIGKILL);
@@ -404,7 +405,7 @@ TEST_F(Pipeline, BadInputsEachGiveOneMessageAndLeaveNothing) {
                      "out"),
                  {"head", "48"});
 
-  // A NaN or an infinity anywhere: also in what no pass rounds and no statistics see.
+  // A NaN or an infinity is found anywhere, even in tensors that no pass rounds and no statistics see.
   const std::vector<std::pair<std::string, float>> damages = {
       {"model.layers.1.mlp.up_proj.weight", std::numeric_limits<float>::quiet_NaN()},
       {"model.layers.1.post_attention_layernorm.weight", std::numeric_limits<float>::infinity()},
@@ -423,13 +424,13 @@ TEST_F(Pipeline, BadInputsEachGiveOneMessageAndLeaveNothing) {
     expect_refused(run(with_model(model), "out"), {tensor, "at element 10"});
     fs::remove_all(model);
   }
-  {  // Truncated.
+  {  // the file is truncated
     const fs::path model = copy_of(name);
     fs::resize_file(model / "model.safetensors", fs::file_size(model / "model.safetensors") - 1000);
     expect_refused(run(with_model(model), "out"), {"model.safetensors"});
     fs::remove_all(model);
   }
-  {  // Text shorter than a window; ids beyond the vocabulary.
+  {  // the text is shorter than a window; ids are beyond the vocabulary
     write_npy(folder_ / "large.npy", TokenWindows{1, 4, {1, 2, 3, 4000}});
     expect_refused(run("model: " + family(name).string() + "\ncalibration: {text: " + (folder_ / "large.npy").string() +
                            "}\npasses:\n" + kGptq,
@@ -443,7 +444,7 @@ TEST_F(Pipeline, BadInputsEachGiveOneMessageAndLeaveNothing) {
   }
   ASSERT_EQ(run(make_recipe(name, kGptq), "done").status, 0);
   expect_refused(run(with_model(folder_ / "done"), "out"), {"quantized already"});
-  // The output exists: it stays as it is.
+  // The output exists and stays as it is.
   const auto before = promised_files(folder_ / "done");
   const Outcome exists = run(make_recipe(name, kGptq), "done");
   EXPECT_EQ(exists.status, 1);
@@ -452,7 +453,8 @@ TEST_F(Pipeline, BadInputsEachGiveOneMessageAndLeaveNothing) {
   EXPECT_EQ(left(), (std::vector<std::string>{"done", "empty.npy", "large.npy", "recipe.yaml"}));
 }
 
-// Finite weights whose activations overflow: found in the walk, and nothing stays, because no repetition can help.
+// Finite weights have activations that overflow. The walk finds this, and nothing stays, because no repetition can
+// help.
 TEST_F(Pipeline, OverflowingActivationsAreNamed) {
   const fs::path model = copy_of("llama_gqa_untied");
   const SafetensorsFile mapped = SafetensorsFile::open(model / "model.safetensors");
@@ -480,13 +482,13 @@ TEST_F(Pipeline, GatesFailTheRunAndKeepTheResultForInspection) {
   EXPECT_FALSE(fs::exists(folder_ / "out"));
   EXPECT_TRUE(fs::exists(folder_ / "out.partial" / "artifact" / "report.json"));
   EXPECT_EQ(failed.err.find("goes on"), std::string::npos) << "the same command fails again: " << failed.err;
-  // The same run under a gate that it passes needs no new work.
+  // The same run with a gate that it passes needs no new work.
   const Outcome passed = run(recipe + "fail_if: {kl: 1.0e+6}\n", "out", {"--json"});
   ASSERT_EQ(passed.status, 0) << passed.err;
   EXPECT_EQ(Json::parse(passed.out).at("resumed_blocks").get<int>(), 2);
 }
 
-// A model whose embedding never uses one channel: that input of the first block is always zero.
+// The model's embedding never uses one channel, so that input of the first block is always zero.
 TEST_F(Pipeline, EventsAreListedAndStrictMakesThemErrors) {
   const fs::path model = copy_of("llama_gqa_untied");
   const SafetensorsFile mapped = SafetensorsFile::open(model / "model.safetensors");
@@ -507,7 +509,7 @@ TEST_F(Pipeline, EventsAreListedAndStrictMakesThemErrors) {
   const Outcome lenient = run(recipe, "out", {"--json"});
   ASSERT_EQ(lenient.status, 0) << lenient.err;
   const Json events = Json::parse(lenient.out).at("events");
-  EXPECT_EQ(events.size(), 3u) << events;  // q, k and v
+  EXPECT_EQ(events.size(), 3u) << events;  // for q, k and v
   std::ifstream manifest(folder_ / "out" / "pare.json");
   EXPECT_EQ(Json::parse(manifest).at("events"), events);
 }
@@ -529,12 +531,12 @@ TEST_F(Pipeline, DryRunPredictsAndLeavesNothing) {
     return plan.at(predicted).get<double>() / report.at(measured).get<double>();
   };
   EXPECT_NEAR(ratio("predicted_output_bytes", "output_bytes"), 1.0, 0.05);
-  // So small a run is mostly libraries and start-up; DryRunIsRightOnARealModel measures the promise.
+  // Such a small run is mostly libraries and start-up. DryRunIsRightOnARealModel measures the promise.
   EXPECT_GT(ratio("predicted_peak_memory_bytes", "peak_memory_bytes"), 0.5);
   EXPECT_LT(ratio("predicted_peak_memory_bytes", "peak_memory_bytes"), 2.5);
 }
 
-// More work must cost more in the plan: every pass counts.
+// More work must cost more in the plan, so every pass counts.
 TEST_F(Pipeline, DryRunCountsEveryPass) {
   const fs::path stories = fs::path(kSourceFolder) / "calibration_data" / "stories260k";
   const auto seconds = [&](const std::string& passes) {
@@ -546,7 +548,7 @@ TEST_F(Pipeline, DryRunCountsEveryPass) {
     const Json plan = Json::parse(dry.out);
     for (const Json& stage : plan.at("stages")) {
       if (stage.at("stage") == "compress") {
-        // The rate is measured anew by every run: beside the forward pass it cancels out.
+        // Every run measures the rate anew. Relative to the forward pass it cancels out.
         for (const Json& other : plan.at("stages")) {
           if (other.at("stage") == "forward")
             return stage.at("seconds").get<double>() / other.at("seconds").get<double>();
@@ -568,8 +570,8 @@ TEST_F(Pipeline, DryRunCountsEveryPass) {
   EXPECT_GT(smooth, 1.05 * int8);
 }
 
-// What --dry-run promises: memory and output within 15 %, time within a factor of 2. Minutes: only with PARE_TEST_FULL,
-// and a model that `make demo` has imported.
+// --dry-run promises memory and output within 15 %, and time within a factor of 2. This takes minutes, so it needs
+// PARE_TEST_FULL, and a model that `make demo` has imported.
 TEST_F(Pipeline, DryRunIsRightOnARealModel) {
   const fs::path source = kSourceFolder;
   if (std::getenv("PARE_TEST_FULL") == nullptr) GTEST_SKIP() << "PARE_TEST_FULL is not set";

@@ -1,5 +1,5 @@
-// A decoder's forward pass in plain loops over one window, with one kind of activation rounded: the oracle of what the
-// survey measures. For models without biases, norms of heads, sliding windows and soft caps.
+// A decoder's forward pass in plain loops over one window, with one kind of activation rounded. It is the oracle of the
+// survey's measurements. It is for models without biases, norms of heads, sliding windows and soft caps.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@ class PlainForward {
 
   explicit PlainForward(const Checkpoint& checkpoint) : checkpoint_(checkpoint), model_(checkpoint.description()) {}
 
-  // Logits [T, V]; int8, asymmetric, each row by itself, at `site`.
+  // Returns logits [T, V]. Activations at `site` are rounded to int8, asymmetric, each row by itself.
   Rows logits(std::span<const int32_t> ids_T, std::optional<ActivationSite> site) const {
     site_ = site;
     const Rows table = weight(checkpoint_.embedding());
@@ -126,7 +126,7 @@ class PlainForward {
     }
   }
 
-  // scale = (high - low) / 255 of a range that holds 0, zero and codes rounded to even.
+  // Rounds with scale = (high - low) / 255 of a range that holds 0; zero and codes are rounded half to even.
   void round(ActivationSite site, Rows& rows) const {
     if (site_ != site) return;
     for (std::vector<float>& row : rows) {

@@ -1,4 +1,4 @@
-// What is decided before any work: plans, what they refuse, fingerprints, records, verdicts and the predicted size.
+// Checks decisions before any work: plans, what they refuse, fingerprints, records, verdicts and the predicted size.
 #include "compress/plan/plan.h"
 
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ TEST(Plan, IsTheOrderedListOfEachLayersSteps) {
   EXPECT_EQ(q.scheme.container, kCompressedTensors);
   EXPECT_EQ(layer_of(plan, "o_proj").steps.size(), 1u) << "excluded from scaling";
   EXPECT_FALSE(layer_of(plan, "up_proj").is_compressed());
-  // A fold takes all linears that read the input, or none: gate shares up's.
+  // A fold needs all linears that read the input, and gate shares up's.
   EXPECT_EQ(layer_of(plan, "gate_proj").steps.size(), 1u);
   EXPECT_EQ(layer_of(plan, "down_proj").scheme.group_size, kPerChannel);
   EXPECT_EQ(layer_of(plan, "down_proj").steps.size(), 2u);
@@ -147,8 +147,8 @@ TEST(Plan, TellsWhatIsAskedInVain) {
   EXPECT_TRUE(plan_decoder(recipe, mixture).events.empty());
 }
 
-// A run that goes on must have been started with the same options: every one of every pass, also those that no recipe
-// gives, is in the fingerprint.
+// A resumed run must have been started with the same options. So every option of every pass is in the fingerprint, also
+// those that no recipe gives.
 TEST(Fingerprint, ChangesWithEveryOptionOfEveryPass) {
   int num_options = 0;
   for (const PassRow* row : pass_rows()) {
@@ -222,7 +222,7 @@ std::vector<EngineVerdict> verdicts_of(const std::string& rest, const std::strin
   return judge_engines(plan_of(model, rest), checkpoint.description());
 }
 
-// Whether transformers, vLLM and llama.cpp's converter load it.
+// Says whether transformers, vLLM and llama.cpp's converter load it.
 struct Loads {
   bool transformers, vllm, converter;
 };
@@ -240,7 +240,7 @@ void expect_loads(const std::string& rest, const Loads& expected, const std::str
   EXPECT_EQ(verdict_of("llama.cpp", found).loads, expected.converter) << text("llama.cpp");
 }
 
-// What the sources of the releases named in the verdicts do.
+// The expected verdicts follow the sources of the releases that the verdicts name.
 TEST(EngineVerdicts, FollowTheSchemesOfThePlan) {
   expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32}\n", {true, true, true});
   expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32, symmetric: false}\n", {true, true, true});
@@ -251,7 +251,7 @@ TEST(EngineVerdicts, FollowTheSchemesOfThePlan) {
   expect_loads("passes:\n  - gptq: {bits: 4, group_size: 32, act_order: group}\n", {false, false, false});
   expect_loads("passes:\n  - rtn: {bits: 4, group_size: 32}\n    layers: {override: {\"*.o_proj\": {bits: 8}}}\n",
                {true, true, false});
-  // Rounded inputs.
+  // These recipes round inputs.
   const std::string w8a8 = "passes:\n  - rtn: {bits: 8, group_size: -1, activations: ";
   expect_loads(w8a8 + "int8}\n", {true, true, true});
   expect_loads(w8a8 + "{symmetric: false}}\n", {true, true, true});
@@ -264,11 +264,11 @@ TEST(EngineVerdicts, FollowTheSchemesOfThePlan) {
   expect_loads("passes:\n  - fp8: {}\n", {true, true, true});
   expect_loads("passes:\n  - fp8: {per_tensor: true}\n", {true, true, false});
   expect_loads("passes:\n  - activations: int8\n", {true, false, false});
-  // Other containers.
+  // These recipes use other containers.
   expect_loads("passes:\n  - llm_int8: {}\n", {true, false, false});
   expect_loads("passes:\n  - llm_int8: {layout: pare}\n", {false, false, false});
   expect_loads("container: awq-gemm\npasses:\n  - rtn: {bits: 4, group_size: 32}\n", {true, true, false});
-  // Zeros are weights like others, also of some layers alone.
+  // Zeros are weights like others, also if only some layers have them.
   expect_loads("passes:\n  - magnitude: {}\n    layers: {exclude: [\"*.q_proj\"]}\n", {true, true, true});
   expect_loads("passes:\n  - magnitude: {storage: packed}\n", {false, false, false});
   expect_loads("passes:\n  - rtn: {bits: 8, group_size: 32}\nhead: {bits: 8, group_size: 32}\n", {false, false, false});
@@ -300,7 +300,7 @@ TEST(EngineVerdicts, SayTheReleaseAndWhatIsOtherwise) {
   EXPECT_NE(three_bits.reasons[0].find("Humming"), std::string::npos);
 }
 
-// Containers that transformers reads with another package say which.
+// Containers that transformers reads with another package must name it.
 TEST(EngineVerdicts, NameThePackagesThatTransformersNeeds) {
   const auto awq =
       verdict_of("transformers", verdicts_of("container: awq-gemm\npasses:\n  - rtn: {bits: 4, group_size: "
@@ -325,7 +325,7 @@ TEST(Plan, PassesThatDisagreeWhetherALayerIsFittedAreRefused) {
                  {"sparsegpt says 'fit: true' of model.layers.0.self_attn.q_proj", "gptq 'fit: false'", "keep one"});
   expect_refused("llama_gqa_untied", passes(no, yes),
                  {"gptq says 'fit: true' of model.layers.0.self_attn.q_proj", "sparsegpt 'fit: false'"});
-  // Who says nothing goes along.
+  // A pass that says nothing follows the others.
   EXPECT_TRUE(plan_of("llama_gqa_untied", passes(yes, "")).fits());
   EXPECT_FALSE(plan_of("llama_gqa_untied", passes(no, "")).fits());
   EXPECT_FALSE(plan_of("llama_gqa_untied", passes("", no)).fits());
@@ -352,9 +352,9 @@ TEST(Prediction, CountsWhatPruningTakes) {
   EXPECT_GT(seconds_of(resolved, "compress"), 1.05 * seconds_of(sweep, "compress"));
   EXPECT_GT(seconds_of(alps, "compress"), 1.05 * seconds_of(resolved, "compress"));
   EXPECT_DOUBLE_EQ(seconds_of(alps, "forward"), seconds_of(sweep, "forward"));
-  // All layers of a stage at once, 26 bytes a weight: at its widest here, gate and up.
+  // All layers of a stage are held at once, with 26 bytes a weight. The widest here are gate and up.
   EXPECT_GT(alps.peak_memory_bytes() - sweep.peak_memory_bytes(), 2 * 172 * 64 * 20);
-  // Outliers are counted by a walk of its own.
+  // A separate walk counts outliers.
   const Prediction outliers = prediction_of(pattern + "mask: sweep, resolve: 0, allocation: owl}");
   EXPECT_DOUBLE_EQ(seconds_of(outliers, "forward"), 2.0 * seconds_of(sweep, "forward"));
 }
@@ -368,7 +368,7 @@ struct SizedRun {
 
 class PredictedSize : public testing::TestWithParam<SizedRun> {};
 
-// The dry run's output is the sum of all tensors that the run then writes, to the byte.
+// The dry run's output must be the sum of all tensors that the run then writes, to the byte.
 TEST_P(PredictedSize, IsThatOfTheTensorsWritten) {
   const TemporaryFolder folder("predicted");
   const std::string ids = (family(GetParam().family) / "ids.npy").string();

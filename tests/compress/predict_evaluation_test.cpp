@@ -1,4 +1,4 @@
-// What a run is predicted to hold where its result is evaluated, against what it held.
+// Compares the memory predicted for the evaluation of a run's result with the memory that it held.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -22,7 +22,8 @@ class EvaluationMemory : public testing::Test {
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     return nlohmann::json::parse(outcome.out);
   }
-  // Never less than what is held, or --max-memory would not be kept; and not so much more that it refuses what fits.
+  // The prediction must never be less than what is held, or --max-memory would not be kept. It must not be so much more
+  // that it refuses what fits.
   void expect_right(const fs::path& model, const fs::path& windows, const std::string& passes,
                     const std::string& options) {
     write_text(folder_ / "r.yaml", "model: " + model.string() + "\ncalibration: {text: " + windows.string() +
@@ -44,7 +45,8 @@ TEST_F(EvaluationMemory, IsWhatWasPredictedOfATinyModel) {
   }
 }
 
-// Two blocks of SmolLM2's shape, whose values do not matter: windows that fill a batch and one that does not.
+// The model has two blocks of SmolLM2's shape, whose values do not matter. There are windows that fill a batch and a
+// window that does not.
 TEST_F(EvaluationMemory, IsWhatWasPredictedOfARealShape) {
   const char* const python = std::getenv("PARE_PYTHON");
   ASSERT_NE(python, nullptr) << "tests need PARE_PYTHON, which 'make test' sets up";

@@ -1,5 +1,5 @@
-// The memory predicted of a training: differences between options, against what they are known to hold, and the whole
-// against what a run holds.
+// Checks the memory predicted for a training. Differences between options are compared with what these are known to
+// hold, and the whole with what a run holds.
 #include "compress/predict_training.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ class PredictTraining : public testing::Test {
     windows_.validation.windows = {.num_windows = 1, .num_tokens = 64, .ids_NT = {}};
     options_.batch = options_.micro_batch = 1;
   }
-  // Of tensors alone.
+  // Returns the bytes of tensors alone.
   int64_t bytes(const Checkpoint& student, const Checkpoint* teacher = nullptr) const {
     const RunLimits limits{.max_memory_bytes = int64_t{1} << 40, .matmul_rate = 1e11};
     const int64_t peak =
@@ -46,14 +46,15 @@ class PredictTraining : public testing::Test {
   TrainingWindows windows_;
 };
 
-// Value, gradient and two moments of a weight; frozen, the one that is multiplied.
+// A weight has a value, a gradient and two moments. A frozen one has only the value that is multiplied.
 TEST_F(PredictTraining, CountsWhatIsTrained) {
   const int64_t all = bytes(stories_);
   options_.train.weights = false;
   EXPECT_EQ(all - bytes(stories_), 16 * num_weights(stories_));
 }
 
-// Code, offset and the sum of gradients of a layer in codes, whatever of it is trained; the moments of trained offsets.
+// A layer in codes has codes, offsets and the sum of gradients, whatever is trained of it. Trained offsets have moments
+// as well.
 TEST_F(PredictTraining, CountsCodesThatAreNotTrained) {
   const test::TemporaryFolder folder("predict_training");
   test::write_text(folder / "r.yaml",
@@ -69,7 +70,7 @@ TEST_F(PredictTraining, CountsCodesThatAreNotTrained) {
   const int64_t none = bytes(codes);
   EXPECT_EQ(all - scales, 8 * num_weights(codes));
   EXPECT_EQ(scales - none, 4 * num_weights(codes));
-  options_.recompute = true;  // the values of one block alone
+  options_.recompute = true;  // holds the values of one block alone
   EXPECT_GE(bytes(codes), 5 * num_weights(codes));
 }
 
@@ -101,7 +102,7 @@ TEST_F(PredictTraining, CountsSampledSequences) {
   options_.prompt_tokens = 32;
   options_.sampled_tokens = 32;
   const int64_t as_windows = bytes(stories_, &stories_);
-  options_.sampled_tokens = 480;  // 512 in all
+  options_.sampled_tokens = 480;  // gives 512 in all
   const int64_t longer = bytes(stories_, &stories_);
   options_.loss.loss = DistillLoss::forward_kl;
   windows_.training.windows.num_tokens = 512;
@@ -109,10 +110,10 @@ TEST_F(PredictTraining, CountsSampledSequences) {
   EXPECT_EQ(longer, bytes(stories_, &stories_));
 }
 
-// A token of a mixture meets its experts, not all.
+// A token of a mixture meets its own experts, not all.
 TEST_F(PredictTraining, ATokenOfAMixtureMeetsItsExperts) {
   const Checkpoint mixture = Checkpoint::open(fs::path(kSourceFolder) / "tests/golden/families/mixtral_experts");
-  const auto activations = [&] {  // of 64 tokens more
+  const auto activations = [&] {  // for 64 more tokens
     windows_.training.windows.num_tokens = 64;
     const int64_t less = bytes(mixture);
     windows_.training.windows.num_tokens = 128;
@@ -135,13 +136,13 @@ TEST_F(PredictTraining, ATokenOfAMixtureMeetsItsExperts) {
     }
     expected += 4.0 * (floats - num_met * static_cast<double>(expert.down.num_in) / 2.0);
   }
-  // And the head's logits, of up to kHeadTokens tokens at a time.
+  // The head's logits are added, for up to kHeadTokens tokens at a time.
   const double head = 64.0 * static_cast<double>(model.vocabulary_size) * 4.0 * 2.0;
   EXPECT_NEAR(static_cast<double>(found), 64.0 * expected + head, 2.0);
 }
 
-// Six blocks of SmolLM2's shape from ten, whose values do not matter: what is let in with --max-memory stays below it,
-// and nothing is refused for memory that it would not take.
+// The model has six blocks of SmolLM2's shape from ten, whose values do not matter. A training that --max-memory admits
+// must stay below it. Nothing may be refused for memory that it would not take.
 TEST(TrainingMemory, IsWhatWasPredicted) {
   const test::TemporaryFolder folder("training_memory");
   const char* const python = std::getenv("PARE_PYTHON");

@@ -1,5 +1,5 @@
-// A model or a text that not everybody may read gives outputs that these may not read either, however generous the
-// umask.
+// If not everybody may read a model or a text, the same people may not read its outputs either, however generous the
+// umask is.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ class PrivateModels : public testing::Test {
                             "calibration: {samples: 2, tokens: 16, text: " + text_.string() + "}\n");
   }
   ~PrivateModels() override { ::umask(umask_); }
-  // Sees to it that all files, and folders, made by that command have none of the rights `withheld`.
+  // Checks that all files and folders made by that command have none of the rights `withheld`.
   void expect_withheld(const std::vector<std::string>& words, const std::vector<std::string>& made, mode_t withheld) {
     const Outcome outcome = run_pare(words);
     ASSERT_EQ(outcome.status, 0) << words.front() << ": " << outcome.err;
@@ -45,7 +45,7 @@ class PrivateModels : public testing::Test {
   static void give_to_group(const fs::path& path, gid_t group) {
     ASSERT_EQ(::chown(path.c_str(), static_cast<uid_t>(-1), group), 0) << path;
   }
-  // One that this process may give files to, and is not its own.
+  // Returns a group that this process may give files to and that is not its own.
   static std::optional<gid_t> other_group() {
     if (::geteuid() == 0) return ::getegid() + 4321;
     std::vector<gid_t> groups(static_cast<size_t>(std::max(::getgroups(0, nullptr), 0)));
@@ -82,7 +82,7 @@ TEST_F(PrivateModels, OutputsAreForNobodyElse) {
   expect_all_withheld(S_IRWXO, "-of-a-group");
   fs::permissions(model_ / "model.safetensors", static_cast<fs::perms>(0600));
   expect_all_withheld(S_IRWXG | S_IRWXO, "-of-one");
-  // As another model's trainee.
+  // The private model is the teacher of another one.
   fs::permissions(model_ / "model.safetensors", static_cast<fs::perms>(0644));
   fs::copy(model_, folder_ / "teacher", fs::copy_options::recursive);
   fs::permissions(folder_ / "teacher" / "model.safetensors", static_cast<fs::perms>(0600));
@@ -91,7 +91,7 @@ TEST_F(PrivateModels, OutputsAreForNobodyElse) {
                           "], tokens: 16, total_tokens: 16, batch: 1, windows: 4, validation_windows: 1}\n");
   expect_withheld({"run", recipe_.string(), "--out", (folder_ / "student").string()},
                   {"student", "student/model.safetensors"}, S_IRWXG | S_IRWXO);
-  // What was taken of a private model.
+  // These statistics were taken from a private model.
   write_text(recipe_, "model: " + model_.string() +
                           "\ncalibration: {statistics: " + (folder_ / "sums-of-one.h5").string() +
                           "}\npasses:\n  - gptq: {bits: 4, group_size: -1, fit: false}\n");
@@ -104,7 +104,7 @@ TEST_F(PrivateModels, OutputsAreForNobodyElse) {
                   {"from-logits", "from-logits/model.safetensors"}, S_IRWXG | S_IRWXO);
 }
 
-// Of a file that everybody may read, where nobody else comes to it.
+// Everybody may read the file, but not everybody may enter a folder above it.
 TEST_F(PrivateModels, AFolderThatNotEverybodyMayEnterCounts) {
   fs::create_directories(folder_ / "closed" / "deep");
   fs::rename(model_, folder_ / "closed" / "deep" / "model");
@@ -114,7 +114,7 @@ TEST_F(PrivateModels, AFolderThatNotEverybodyMayEnterCounts) {
   give_rights(folder_ / "closed", 0700);
   expect_all_withheld(S_IRWXG | S_IRWXO, "-of-one");
 
-  // A link in a folder that everybody may enter.
+  // The private file is the target of a link in a folder that everybody may enter.
   fs::remove(model_);
   fs::copy(folder_ / "closed" / "deep" / "model", model_, fs::copy_options::recursive);
   fs::remove(model_ / "model.safetensors");
@@ -155,7 +155,7 @@ TEST_F(PrivateModels, TextsCountLikeModels) {
                   S_IRWXG | S_IRWXO);
 }
 
-// The files of another group are not for the process's own.
+// The files of another group are not for the process's own group.
 TEST_F(PrivateModels, AGroupKeepsItsRightsWhereTheOutputIsOfThatGroup) {
   const std::optional<gid_t> group = other_group();
   if (!group) GTEST_SKIP() << "this user has one group";
@@ -174,12 +174,12 @@ TEST_F(PrivateModels, AGroupKeepsItsRightsWhereTheOutputIsOfThatGroup) {
     EXPECT_EQ(status.st_gid, *group) << name;
     EXPECT_EQ(status.st_mode & 0777, name[0] == 'R' ? 0640u : 0660u) << name;
   }
-  // Two groups: nobody else is in both.
+  // There are two groups, and nobody else is in both.
   give_to_group(text_, ::getegid());
   give_rights(text_, 0640);
   expect_withheld({"run", recipe_.string(), "--out", (folder_ / "shared" / "of-two").string()},
                   {"shared/of-two", "shared/of-two/model.safetensors"}, S_IRWXG | S_IRWXO);
-  // One file alone: what it is copied to.
+  // Only one file is private, so only its copy is.
   give_rights(text_, 0644);
   give_rights(model_ / "model.safetensors", 0644);
   expect_withheld({"run", recipe_.string(), "--out", (folder_ / "copies").string()}, {"copies/README.md"},

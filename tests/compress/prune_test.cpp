@@ -1,4 +1,4 @@
-// Recipes that prune: what is pruned, and that it stays so, in what is stored.
+// Checks recipes that prune: what they prune, and that it stays pruned in what is stored.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
-using Weights = std::map<std::string, std::vector<float>>;  // of the blocks' linears
+using Weights = std::map<std::string, std::vector<float>>;  // the weights of the blocks' linears
 
 constexpr const char* kModel = "llama_gqa_untied";  // float32, so that a weight that stays keeps every bit
 
@@ -40,7 +40,7 @@ double share_of_zeros(const std::vector<float>& values) {
   return static_cast<double>(std::count(values.begin(), values.end(), 0.0f)) / static_cast<double>(values.size());
 }
 
-// The most values other than zero in any run of `group` neighbours; widths are multiples of it.
+// Returns the most values other than zero in any run of `group` neighbours. Widths are multiples of it.
 int most_kept(const std::vector<float>& values, size_t group) {
   int most = 0;
   for (size_t i = 0; i < values.size(); i += group) {
@@ -122,7 +122,7 @@ TEST_F(Prune, OutliersMoveTheRatioWithinItsBound) {
     least = std::min(least, share);
     most = std::max(most, share);
   }
-  // Whole weights of a row: rows are at least 32 wide.
+  // Rows keep whole weights and are at least 32 wide.
   EXPECT_NEAR(zeros / weights, 0.5, 0.5 / 32);
   EXPECT_GE(least, 0.4 - 0.5 / 32);
   EXPECT_LE(most, 0.6 + 0.5 / 32);
@@ -149,7 +149,7 @@ TEST_F(Prune, ZerosStayThroughEveryLaterPass) {
     const Weights later = pruned(std::string("  - sparsegpt: {}\n") + steps, name);
     for (const auto& [layer, values] : later) {
       EXPECT_LE(most_kept(values, 4), 2) << name << " " << layer;
-      // The first block's first stage sees the same inputs in every run, so that its mask is that of pruning alone.
+      // The first block's first stage sees the same inputs in every run, so its mask is that of pruning alone.
       if (layer.find("layers.0.self_attn.q_proj") == std::string::npos) continue;
       for (size_t i = 0; i < values.size(); ++i) {
         ASSERT_TRUE(first.at(layer)[i] != 0.0f || values[i] == 0.0f) << name << " " << layer << " " << i;
@@ -172,7 +172,7 @@ TEST_F(Prune, GptqPrunesBeforeItsSweepOrInIt) {
   EXPECT_NE(found["sweep"], found["alps"]);
 }
 
-// What the first block's first stage reads does not depend on what is done with it.
+// The input of the first block's first stage does not depend on what is done with it.
 TEST_F(Prune, GptqSweepsEachLayerByItsOwnPattern) {
   const std::string item = "  - gptq: {bits: 4, group_size: 32, mask: sweep, prune: ";
   const std::map<std::string, Weights> whole = {{"2:4", pruned(item + "\"2:4\"}\n", "two")},
@@ -195,7 +195,7 @@ TEST_F(Prune, GptqSweepsEachLayerByItsOwnPattern) {
   }
 }
 
-// What awq leaves alone may choose its mask in gptq: the steps are those of three passes one after another.
+// gptq may choose the mask in stages that awq leaves alone. The steps are those of three passes one after another.
 TEST_F(Prune, GptqPrunesBesideScaledStages) {
   const std::string awq = "  - awq: {}\n    layers: {exclude: [\"*.down_proj\"]}\n";
   const std::string gptq = "  - gptq: {bits: 4, group_size: 32";
@@ -255,7 +255,7 @@ TEST_F(Prune, EmbeddingAndHeadAreRoundedBesidePackedWeights) {
       weight_rows(linear, row, 1, values);
       float largest = 0.0f;
       for (const float value : expected) largest = std::max(largest, std::abs(value));
-      // The search takes a scale up to that of the largest value, whose codes reach -128 and 127; scales have 8 bits.
+      // The search takes a scale up to that of the largest value, whose codes reach -128 and 127. Scales have 8 bits.
       const float bound = largest / 127.0f * 1.01f;
       for (size_t i = 0; i < num_in; ++i) ASSERT_NEAR(values[i], expected[i], bound) << table.name << " row " << row;
     }

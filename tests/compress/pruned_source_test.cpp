@@ -1,5 +1,5 @@
-// A source that was pruned before, by this program or another: its zeros are zeros in all that is made of it, whatever
-// the pass, unless the recipe says otherwise; and packed weights are the same source as those with their zeros.
+// Checks sources that were pruned before, by this program or another. Their zeros must stay zeros in all results,
+// whatever the pass, unless the recipe says otherwise. Packed weights are the same source as those with their zeros.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
-using Weights = std::map<std::string, std::vector<float>>;  // of the blocks' linears, as they are multiplied
+using Weights = std::map<std::string, std::vector<float>>;  // the blocks' linears, as they are multiplied
 
 constexpr const char* kModel = "llama_gqa_untied";
 const std::string kGptq = "  - gptq: {bits: 4, group_size: 32}\n";
@@ -52,7 +52,7 @@ Weights weights_of(const fs::path& model) {
   return weights;
 }
 
-// How many weights that were zero are so no more.
+// Returns how many weights that were zero no longer are.
 int64_t num_filled(const Weights& before, const Weights& after) {
   int64_t count = 0;
   for (const auto& [name, values] : before) {
@@ -80,7 +80,8 @@ PruneRow prune_share(double share) {
   };
 }
 
-// What another program leaves: the family's model with zeros in the blocks' linears. Nothing says that they are there.
+// Writes what another program leaves: the family's model with zeros in the blocks' linears. Nothing says that they are
+// there.
 void write_pruned(const std::string& name, const PruneRow& prune, const fs::path& model) {
   const Checkpoint source = Checkpoint::open(family(name));
   std::map<std::string, std::vector<std::byte>> changed;
@@ -110,9 +111,9 @@ struct Made {
   Weights weights;
   Json manifest;
   std::string err;
-  // What is said of zeros that were guessed to be of pruning, by any phase.
+  // Returns the number of events, of any phase, about zeros that were taken for pruned.
   size_t num_events() const {
-    std::set<std::string> found;  // the report names them again
+    std::set<std::string> found;  // the report repeats them
     std::istringstream lines(err);
     for (std::string line; std::getline(lines, line);) {
       if (line.starts_with("event: ") && line.find("nothing says that they were pruned") != std::string::npos) {
@@ -126,7 +127,7 @@ struct Made {
 class PrunedSource : public testing::Test {
  protected:
   PrunedSource() {
-    // So many windows that layers are fitted by default.
+    // There are enough windows for layers to be fitted by default.
     TokenWindows windows{16, 32, {}};
     std::mt19937 generator(5);
     for (int64_t i = 0; i < 16 * 32; ++i) windows.ids_NT.push_back(static_cast<int32_t>(generator() % 128));
@@ -155,13 +156,13 @@ class PrunedSource : public testing::Test {
   TemporaryFolder folder_{"pruned_source"};
 };
 
-// A recipe's passes; `tries` are those of the table of passes that it is for.
+// A recipe's passes. `tries` are those from the table of passes that it covers.
 struct Setting {
   const char* name;
   std::vector<std::string_view> tries;
   std::string passes;
   std::string rest = "";
-  const char* pattern = "2:4";  // of what comes of 2:4
+  const char* pattern = "2:4";  // the pattern that 2:4 becomes
   friend void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
 };
 
@@ -235,7 +236,7 @@ TEST_P(EveryPassOnAPrunedSource, KeepsItsZeros) {
     EXPECT_EQ(after.num_events(), 1u) << source << after.err;
     for (const Json& layer : after.manifest.at("layers")) {
       const std::string name = layer.at("name");
-      if (!before.contains(name)) continue;  // the head
+      if (!before.contains(name)) continue;  // this is the head
       ASSERT_TRUE(layer.contains("pattern")) << source << layer;
       if (source == "two_of_four") {
         EXPECT_EQ(layer.at("pattern"), setting.pattern) << layer;
@@ -253,12 +254,12 @@ TEST(EveryPassOnAPrunedSourceOf, EveryPassIsTried) {
   std::vector<const PassRow*> rows(pass_rows().begin(), pass_rows().end());
   rows.insert(rows.end(), {&distill_row(), &reconstruct_row()});
   for (const PassRow* row : rows) {
-    if (row->key == "snap") continue;  // that one extension_test.cpp adds
+    if (row->key == "snap") continue;  // extension_test.cpp adds this one
     EXPECT_TRUE(tried.contains(row->key)) << row->key;
   }
 }
 
-// Where nothing is measured against the weights of before pruning (fit, refine), two recipes are one.
+// Without passes that measure against the weights from before pruning (fit, refine), two recipes equal one.
 TEST_F(PrunedSource, TwoRecipesGiveWhatOneDoes) {
   const std::string pruning = "  - magnitude: {resolve: 0}\n",
                     options = "bits: 3, group_size: 32, fit: false, refine: 0";
@@ -285,7 +286,7 @@ TEST_F(PrunedSource, ExpertsKeepTheirZeros) {
   }
 }
 
-// Of an artifact of our own pare.json says it: nothing is guessed, so that there is no event; a few zeros are known, too.
+// pare.json of our own artifact says it, so nothing is guessed and there is no event. A few zeros are known as well.
 TEST_F(PrunedSource, WhatPareJsonSaysIsNoEvent) {
   for (const std::string pruning : {"  - sparsegpt: {}\n", "  - magnitude: {pattern: unstructured, ratio: 0.02}\n"}) {
     const std::string source = pruning.find("ratio") == std::string::npos ? "half" : "few";
@@ -318,7 +319,7 @@ TEST_F(PrunedSource, TheRecipeSaysWhetherZerosStay) {
     for (const Json& layer : released.manifest.at("layers"))
       EXPECT_EQ(layer.contains("pattern"), is_pruned_anew) << layer;
   }
-  const std::string unread = "  - rtn: {bits: 4, group_size: 32}\n";  // no text that the model could not know
+  const std::string unread = "  - rtn: {bits: 4, group_size: 32}\n";  // reads no text that the model could not know
   write_text(folder_ / "strict.yaml", "model: " + (folder_ / "source").string() + "\nstrict: true\npasses:\n" + unread);
   const auto strict = [&](const std::string& recipe, const std::string& out) {
     return run_pare({"run", (folder_ / recipe).string(), "--out", (folder_ / out).string()});
@@ -334,7 +335,7 @@ TEST_F(PrunedSource, TheRecipeSaysWhetherZerosStay) {
   EXPECT_EQ(strict("said.yaml", "said").status, 0);
 }
 
-// bfloat16 has few zeros by chance, and nobody wants them kept.
+// bfloat16 has a few zeros by chance, which nobody wants to keep.
 TEST_F(PrunedSource, FewZerosThatNothingSpeaksOfAreWeightsLikeOthers) {
   write_pruned(kModel, prune_share(0.02), folder_ / "few");
   const Made after = made(folder_ / "few", kGptq, "after");
@@ -343,7 +344,7 @@ TEST_F(PrunedSource, FewZerosThatNothingSpeaksOfAreWeightsLikeOthers) {
   for (const Json& layer : after.manifest.at("layers")) EXPECT_FALSE(layer.contains("pattern")) << layer;
 }
 
-// What one phase hands on is the source of the next, packed or not.
+// The result that one phase hands on, packed or not, is the source of the next.
 TEST_F(PrunedSource, PhasesKeepZerosThatTheOnesBeforeHandOn) {
   for (const std::string storage : {"dense-with-zeros", "packed"}) {
     const Weights before =
@@ -377,7 +378,7 @@ TEST_F(PrunedSource, PackedWeightsAreTheSameSourceAsTheirZeros) {
                 promised_files(folder_ / (out + "_from_zeros")).at("model.safetensors"));
     }
   }
-  // Codes are no such source, and what is trained alone stays packed.
+  // Packed codes are not accepted as a source, and a packed source that is only trained stays packed.
   made(family(kModel), "  - gptq: {bits: 4, group_size: 32, prune: \"2:4\", storage: packed}\n", "codes");
   const Outcome refused = run(folder_ / "codes", kGptq, "refused");
   EXPECT_EQ(refused.status, 1);
@@ -386,14 +387,14 @@ TEST_F(PrunedSource, PackedWeightsAreTheSameSourceAsTheirZeros) {
   EXPECT_EQ(trained.manifest.at("layers").at(0).at("pattern"), "2:4");
   EXPECT_EQ(Checkpoint::open(folder_ / "trained").quantization_method(), "pare-sparse24");
   EXPECT_EQ(num_filled(weights_of(folder_ / "packed"), trained.weights), 0);
-  // Students: copies of layers keep their zeros, other widths do not, which is said.
+  // Students: copies of layers keep their zeros. Other widths do not keep them, which is an event.
   const Made copies = made(folder_ / "packed", "", "copies", "student: {layers: 1}\n");
   for (const auto& [name, values] : copies.weights) {
     EXPECT_GE(2 * std::count(values.begin(), values.end(), 0.0f), static_cast<int64_t>(values.size())) << name;
   }
   const Made narrow = made(folder_ / "packed", "", "narrow", "student: {feed_forward_size: 48}\n");
   EXPECT_NE(narrow.err.find("event: student: 14 linears of the teacher are pruned"), std::string::npos) << narrow.err;
-  // Whoever made them, and whether they are events of their own or not.
+  // This holds for zeros from any program, and whether they are events or not.
   write_pruned(kModel, keep_two_of_four, folder_ / "unsaid");
   for (const std::string& release : {std::string(), std::string("release_zeros: false\n")}) {
     const std::string out = release.empty() ? "guessed" : "asked";
@@ -416,7 +417,7 @@ TEST_F(PrunedSource, StatisticsOfPackedWeightsAreThoseOfTheSource) {
   EXPECT_EQ(num_filled(weights_of(folder_ / "packed"), weights_of(folder_ / "out")), 0);
 }
 
-// A damaged packed source is named as any other, and its small files are taken over as any other's.
+// A damaged packed source is named like any other, and its small files are copied like any other's.
 TEST_F(PrunedSource, PackedFoldersAreReadAsOthersAre) {
   fs::copy(tiny_encoder_path(), folder_ / "encoder", fs::copy_options::recursive);
   fs::create_directories(folder_ / "encoder" / "1_Pooling");

@@ -1,4 +1,4 @@
-// Where the files that a recipe names are looked for.
+// Checks where the files that a recipe names are looked for.
 #include "compress/recipe/recipe_paths.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A working directory `here`, and recipes in `there`.
+// Makes a working directory `here`, and recipes in `there`.
 class RecipePaths : public testing::Test {
  protected:
   void SetUp() override {
@@ -68,7 +68,7 @@ const std::vector<std::string> kNames = {"m",       "c.txt", "s.txt", "t1.txt", 
                                          "teacher", "v.txt", "e.txt", "i.json", "p.tsv"};
 
 TEST_F(RecipePaths, AreThoseBesideTheRecipeWhereTheWorkingDirectoryHasNone) {
-  EXPECT_EQ(paths_of(read(kEveryPath)), kNames);  // in neither place: the reader says so
+  EXPECT_EQ(paths_of(read(kEveryPath)), kNames);  // in neither place, which the reader of the file reports
   std::vector<std::string> beside;
   for (const std::string& name : kNames) {
     write_text(folder_ / "there" / name, "x");
@@ -77,7 +77,7 @@ TEST_F(RecipePaths, AreThoseBesideTheRecipeWhereTheWorkingDirectoryHasNone) {
   write_text(folder_ / "there" / "o", "x");
   const Recipe recipe = read(kEveryPath);
   EXPECT_EQ(paths_of(recipe), beside);
-  EXPECT_EQ(recipe.output, "o");  // is made in the working directory
+  EXPECT_EQ(recipe.output, "o");  // it is made in the working directory
   EXPECT_TRUE(notes_.empty());
   EXPECT_EQ(read("model: m\ncalibration: {statistics: c.txt}\n").calibration->statistics, "../there/c.txt");
 }
@@ -91,7 +91,7 @@ TEST_F(RecipePaths, TheWorkingDirectoryComesFirstAndIsNamed) {
   EXPECT_EQ(paths_of(recipe), kNames);
   ASSERT_EQ(notes_.size(), kNames.size());
   EXPECT_EQ(notes_[0], "'model': 'm' is taken from the working directory; '../there/m', beside the recipe, is another");
-  // A recipe of the working directory, or one file by two names, is nothing to tell.
+  // There is no note for a recipe in the working directory, or for one file by two names.
   fs::current_path(folder_ / "there");
   read(kEveryPath, "recipe.yaml");
   EXPECT_TRUE(notes_.empty());
@@ -115,7 +115,8 @@ TEST_F(RecipePaths, StandardInputIsReadOnce) {
   expect_error<std::invalid_argument>([&] { find_files(piped); }, {"'calibration.text'", "the recipe"});
 }
 
-// From elsewhere, with a text that comes through a pipe and is read by the plan and by the phase that trains on it.
+// The recipe comes from elsewhere. Its text comes through a pipe, and both the plan and the phase that trains on it
+// read it.
 TEST_F(RecipePaths, ARecipeTravelsWithItsModel) {
   const fs::path data = fs::path(kSourceFolder) / "calibration_data";
   fs::copy(data / "stories260k", folder_ / "there" / "m", fs::copy_options::recursive);

@@ -61,7 +61,7 @@ TEST(Recipe, ReadsEveryKey) {
   EXPECT_TRUE(recipe.strict);
 }
 
-// Zeros of the source are released for the first phase alone: later ones keep what the run itself has pruned.
+// Zeros of the source are released for the first phase alone. Later ones keep what the run itself has pruned.
 TEST(Recipe, SaysWhetherZerosOfTheSourceStay) {
   const std::string passes =
       "passes: [{distill: {text: t}}, {wanda: {}}, {distill: {text: t}}]\ncalibration: {text: t}\n";
@@ -79,7 +79,7 @@ TEST(Recipe, SaysWhetherZerosOfTheSourceStay) {
   expect_error<std::invalid_argument>([&] { kept("release_zeros: some\n"); }, {"r.yaml:3", "release_zeros"});
 }
 
-// A message that quotes it would end in the middle.
+// A message that quotes such a text would end in the middle.
 TEST(Recipe, TextsWithoutTheCharacterThatEndsMessages) {
   const std::string comment("passes: []  # a\0b", 18);
   for (const std::string& recipe : {std::string(R"("a\0b": 1)"), std::string(R"(passes: [{rtn: {bits: "4\0"}}])"),
@@ -98,7 +98,7 @@ TEST(Recipe, ASecondDocumentIsRefused) {
   }
 }
 
-// yaml-cpp's own list of documents has no end where such a sign stands in front, and takes all memory.
+// yaml-cpp's own list of documents never ends after such a sign, and takes all memory.
 TEST(Recipe, ASignThatBelongsToNoValueIsRefused) {
   for (const std::string sign : {",", "]", "}", ", a", "]]", "} - a"}) {
     expect_error<std::invalid_argument>([&] { parse_recipe(sign, "r.yaml"); }, {"r.yaml:1"});
@@ -176,7 +176,7 @@ TEST(Recipe, InputsCanBeRoundedAlone) {
   EXPECT_EQ(input("{range: tensor, symmetric: false}"),
             (InputFormat{.type = InputType::int8, .range = InputRange::tensor, .symmetric = false}));
   EXPECT_THROW(input("none"), std::invalid_argument);
-  EXPECT_THROW(input("{range: static}"), std::invalid_argument);  // without calibration
+  EXPECT_THROW(input("{range: static}"), std::invalid_argument);  // there is no calibration
 }
 
 TEST(Recipe, EmbeddingsAreEvaluatedOnPairs) {
@@ -251,7 +251,7 @@ TEST(Recipe, Fp8AndLlmInt8HaveOptionsOfTheirOwn) {
   EXPECT_EQ(zeropoint.llm_int8.layout, LlmInt8Layout::own);
 }
 
-// 0 turns off what has a strength; what cannot be 0 says so (NegativeDamping, ZeroRate below).
+// 0 turns an option with a strength off. Options that cannot be 0 must say so (NegativeDamping, ZeroRate below).
 TEST(Recipe, NumbersThatMayBeZeroAreGivenAsZero) {
   const DistillOptions distill = options_of<DistillPass>(
                                      "  - distill: {text: t, clip: 0, warmup: 0, final_rate: 0, label_weight: 0, "
@@ -277,7 +277,7 @@ TEST(Recipe, ATextToTrainOnIsOneFileOrAList) {
   EXPECT_EQ(text("[b.jsonl, a.txt]"), (std::vector<std::string>{"b.jsonl", "a.txt"}));
 }
 
-// The recipes that the repository brings: each is read, names its output after itself and finds its data.
+// Every recipe of the repository must be read, name its output after itself and find its data.
 TEST(Recipe, EveryRecipeOfTheRepositoryIsRead) {
   const std::filesystem::path source = kSourceFolder;
   int num_recipes = 0;

@@ -1,5 +1,5 @@
-// What a run tells beside its result: events, the errors of its rows, what it measured a sensitivity of; and what it
-// takes as a recipe's word.
+// Checks what a run reports beside its result: events, the errors of its rows, the text that a sensitivity was measured
+// on. Also checks which recipes it accepts.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -44,7 +44,7 @@ class RunEvents : public testing::Test {
   Json manifest(const std::string& out = "out") const {
     return Json::parse(read_text_file(folder_ / out / "pare.json"));
   }
-  // Whether the layer with that end of its name has an event that says so.
+  // Returns whether the layer with that end of its name has an event with these words.
   bool has_event(const Json& manifest, const std::string& layer_end, const std::string& words) const {
     for (const Json& layer : manifest.at("layers")) {
       if (!layer.at("name").get<std::string>().ends_with(layer_end)) continue;
@@ -75,8 +75,8 @@ TEST_F(RunEvents, DeadColumnsAreToldByEveryPassThatSeesTheInput) {
   }
 }
 
-// 1e-25 squared is no float32, 2e-20 squared is one with few of its digits. SmoothQuant and AWQ divide such inputs to
-// ordinary ones, whose squares were lost before.
+// 1e-25 squared is no float32, and 2e-20 squared is one with few of its digits. SmoothQuant and AWQ divide such inputs
+// to ordinary ones, but their squares were lost before.
 TEST_F(RunEvents, InputsTooSmallForAHessianAreNotSaidToBeDead) {
   model_ = folder_ / "model";
   fs::copy(family("llama_gqa_untied"), model_, fs::copy_options::recursive);
@@ -123,7 +123,7 @@ TEST_F(RunEvents, CalibrationThatTheDataCannotGiveIsToldAndStrictRefusesIt) {
   EXPECT_FALSE(fs::exists(folder_ / "strict.partial"));
 }
 
-// Where nothing is calibrated in the walk, too.
+// This holds too where nothing is calibrated in the walk.
 TEST_F(RunEvents, StudentsAndStatisticsTellWhatTheirTextsDoNotHave) {
   const std::string asked = ", samples: 1000, tokens: 7";
   const Outcome student = run("student: {layers: 1, choose: block_error}\n", "student", {"--json"}, asked);
@@ -152,12 +152,12 @@ TEST_F(RunEvents, TheOrderOfColumnsIsRecordedWithoutGroupsToo) {
   ASSERT_EQ(run("passes:\n  - gptq: {bits: 4, group_size: -1, act_order: none}\n", "plain").status, 0);
   EXPECT_EQ(manifest("ordered").at("layers")[0].at("act_order"), "static");
   EXPECT_EQ(manifest("plain").at("layers")[0].at("act_order"), "none");
-  // compressed-tensors refuses an order without groups: its configuration has none.
+  // compressed-tensors refuses an order without groups, so its configuration has none.
   const Json config = Json::parse(read_text_file(folder_ / "ordered" / "config.json"));
   EXPECT_EQ(config.dump().find("\"actorder\":\"static\""), std::string::npos);
 }
 
-// The same command would come to the same result.
+// The same command would give the same result.
 TEST_F(RunEvents, AfterABrokenGateNothingSaysToGoOn) {
   const Outcome outcome =
       run("passes:\n  - rtn: {bits: 2, group_size: 32}\nevaluate:\n  - perplexity: {text: " + ids() +
@@ -168,7 +168,7 @@ TEST_F(RunEvents, AfterABrokenGateNothingSaysToGoOn) {
   EXPECT_TRUE(fs::exists(folder_ / "out.partial" / "artifact" / "pare.json"));
 }
 
-// With every column an outlier, LLM.int8 leaves all weights as they are, and rounding them costs nothing.
+// If every column is an outlier, LLM.int8 leaves all weights as they are, and rounding them costs nothing.
 TEST_F(RunEvents, SensitivityOfStaticLlmInt8KeepsItsOutlierColumns) {
   const Outcome outcome =
       run("passes:\n  - llm_int8: {outliers: static, threshold: 1e-6}\nsensitivity: {groups: "
@@ -185,7 +185,7 @@ TEST_F(RunEvents, SensitivityOfStaticLlmInt8KeepsItsOutlierColumns) {
   EXPECT_EQ(num_measured, 1);
 }
 
-// As `pare eval` does: the protocol's context, or the model's where that is shorter.
+// It takes the protocol's context as `pare eval` does, or the model's where that is shorter.
 TEST_F(RunEvents, PerplexityWithoutAContextTakesTheSmaller) {
   const fs::path source = fs::path(kSourceFolder) / "calibration_data";
   model_ = source / "stories260k";
@@ -199,7 +199,7 @@ TEST_F(RunEvents, PerplexityWithoutAContextTakesTheSmaller) {
   EXPECT_EQ(Json::parse(outcome.out).at("perplexity")[0].at("context"), 512);
 }
 
-// --help says that --model takes a .gguf: the result is that of the imported directory.
+// --help says that --model takes a .gguf. The result must be that of the imported directory.
 TEST_F(RunEvents, AGgufIsAModelToo) {
   const fs::path gguf = fs::path(kSourceFolder) / "tests" / "golden" / "gguf" / "llama_gqa_untied.gguf";
   ASSERT_EQ(run_pare({"import", gguf.string(), (folder_ / "imported").string()}).status, 0);

@@ -10,7 +10,7 @@
 
 namespace pare::test {
 
-// A fresh folder that goes with the object.
+// A fresh folder that is removed with the object.
 class TemporaryFolder {
  public:
   explicit TemporaryFolder(const std::string& name);
@@ -29,27 +29,27 @@ struct Outcome {
 
 Outcome run_pare(const std::vector<std::string>& arguments);
 
-// The same, sent `signal` when its main thread is about to make the `kill_at`-th system call that touches files
-// (counted from 0, from the first one that makes a folder; -1: never). num_calls: how many it made in all, or until
-// then.
+// Does the same, but sends `signal` when the main thread is about to make the `kill_at`-th system call that touches
+// files. Calls count from 0, from the first one that makes a folder; -1 means never. num_calls is how many it made in
+// all, or until then.
 struct TracedOutcome {
   Outcome outcome;
   int num_calls = 0;
-  std::vector<std::string> names;  // of the calls, in order
+  std::vector<std::string> names;  // the names of the calls, in order
 };
 TracedOutcome run_pare_traced(const std::vector<std::string>& arguments, int kill_at, int signal = SIGKILL);
 
-// The same, with `action` done while it stands before its `at`-th such call, counted from its first one, of loading the
-// program, on (-1: never). num_calls counts likewise.
+// Does the same, but calls `action` while the program stands before its `at`-th such call. Calls count from the first
+// one, which loads the program; -1 means never. num_calls counts in the same way.
 TracedOutcome run_pare_disturbed(const std::vector<std::string>& arguments, int at,
                                  const std::function<void()>& action);
 
 void write_text(const std::filesystem::path& path, const std::string& text);
 
-// SHA-256 of every file below `directory` that is inside the promise of equal bytes: all but report.json.
+// Returns the SHA-256 of every file below `directory` that is inside the promise of equal bytes: all but report.json.
 std::map<std::string, std::string> promised_files(const std::filesystem::path& directory);
 
-// tests/golden/families/NAME
+// Returns tests/golden/families/NAME.
 std::filesystem::path family(const std::string& name);
 
 }  // namespace pare::test

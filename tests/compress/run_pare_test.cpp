@@ -31,7 +31,7 @@ std::string read_file(const fs::path& path) {
   return text.str();
 }
 
-// The child: output into files, then pare.
+// Runs in the child: redirects output into files, then starts pare.
 [[noreturn]] void become_pare(const std::vector<std::string>& arguments, const fs::path& out, const fs::path& err,
                               bool traced) {
   dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
@@ -79,7 +79,8 @@ Outcome run_pare(const std::vector<std::string>& arguments) {
 
 namespace {
 
-// `before_call` gets the process and the number of the call it is about to make; false ends it there and then.
+// `before_call` gets the process and the number of the call that it is about to make. If it returns false, the process
+// ends there.
 TracedOutcome trace(const std::vector<std::string>& arguments, bool counts_from_start,
                     const std::function<bool(pid_t, int)>& before_call) {
   const TemporaryFolder logs("logs");

@@ -1,4 +1,5 @@
-// What a run, a calibration and a recording came to goes to standard output, what they say on the way to standard error.
+// The results of a run, a calibration and a recording go to standard output, and messages on the way go to standard
+// error.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -92,7 +93,7 @@ TEST_F(RunResults, OtherCommandsSayTheirsThereToo) {
   EXPECT_EQ(logits.err, "");
 }
 
-// Of several phases the last one's is the run's; what others hand on is gone in the end.
+// The last phase's result is the run's. What other phases hand on is gone in the end.
 TEST_F(RunResults, ThoseOfPhasesBeforeTheLastAreProgress) {
   write_text(recipe_, "model: " + model_ +
                           "\npasses:\n  - rtn: {bits: 8, group_size: -1, fit: false, scales: minmax}\n"
@@ -108,7 +109,7 @@ TEST_F(RunResults, ThoseOfPhasesBeforeTheLastAreProgress) {
   EXPECT_TRUE(has(outcome.out, place("out") + ": ")) << outcome.out;
 }
 
-// What a phase before the last one has to say is said of the result, and stored with it.
+// Events of a phase before the last one are reported with the result and stored with it.
 TEST_F(RunResults, EventsAndTrainingsOfEarlierPhasesAreTheRuns) {
   write_text(recipe_, "model: " + model_ + "\npasses:\n  - distill: {loss: hard_label, text: " + text_ +
                           ", tokens: 32, validation_windows: 2, total_tokens: 64, batch: 1, validations: 1, "
@@ -126,7 +127,7 @@ TEST_F(RunResults, EventsAndTrainingsOfEarlierPhasesAreTheRuns) {
     EXPECT_FALSE(json.contains("earlier_trainings"));
   }
 
-  // One training behind another has its own beside it.
+  // If two trainings run one after the other, each has its own report.
   const std::string distill = "  - distill: {loss: hard_label, text: " + text_ +
                               ", tokens: 32, validation_windows: 2, batch: 1, validations: 1, total_tokens: ";
   write_text(recipe_, "model: " + model_ + "\npasses:\n" + distill + "64, learning_rate: 3.0}\n" +
@@ -145,7 +146,8 @@ TEST_F(RunResults, EventsAndTrainingsOfEarlierPhasesAreTheRuns) {
   }
 }
 
-// Who loads the result is a matter of the last phase: what others make is handed on, and read by nobody else.
+// Only the last phase decides which engines load the result. Other phases only hand on, and nobody else reads their
+// results.
 TEST_F(RunResults, EnginesAreJudgedByTheLastPhase) {
   write_text(recipe_, "model: " + model_ + "\npasses:\n  - distill: {loss: hard_label, text: " + text_ +
                           ", tokens: 32, validation_windows: 2, total_tokens: 64, batch: 1, validations: 1}\n"

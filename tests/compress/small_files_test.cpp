@@ -1,4 +1,5 @@
-// What lies beside a model's weights: its outputs get the files of a list, and nothing that a link leads to elsewhere.
+// Checks the files beside a model's weights. Its outputs get the files of a list, and nothing that a link elsewhere
+// leads to.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -33,7 +34,7 @@ class SmallFilesOfAModel : public testing::Test {
   std::vector<std::string> command() const {
     return {"run", (folder_ / "recipe.yaml").string(), "--out", (folder_ / "out").string()};
   }
-  // Names of all files of the output; none holds the secret.
+  // Returns the names of all files of the output. None may hold the secret.
   std::set<std::string> output() const {
     std::set<std::string> names;
     for (const auto& entry : fs::recursive_directory_iterator(folder_ / "out")) {
@@ -44,7 +45,7 @@ class SmallFilesOfAModel : public testing::Test {
     }
     return names;
   }
-  // Turns the model's folder into one of a hub cache: a folder of names that lead to blobs.
+  // Turns the model's folder into that of a hub cache: a folder of names that lead to blobs.
   void make_cache() {
     const fs::path snapshot = folder_ / "models--a--b" / "snapshots" / "0123abc";
     const fs::path blobs = folder_ / "models--a--b" / "blobs";
@@ -122,14 +123,14 @@ TEST_F(SmallFilesOfAModel, NothingThatALinkLeadsToElsewhereIsCopied) {
   write_recipe("  - rtn: {bits: 8, group_size: -1}\n", "strict: true\n");
   EXPECT_EQ(run_pare(command()).status, 1);
 
-  // A student's files are copied by another hand.
+  // Other code copies a student's files.
   write_recipe("  - rtn: {bits: 8, group_size: -1}\n", "student: {layers: 2, choose: every}\n");
   const Outcome student = run_pare(command());
   ASSERT_EQ(student.status, 0) << student.err;
   EXPECT_EQ(output(), whole_);
 }
 
-// Without it the output would be another model.
+// The output would be another model without it.
 TEST_F(SmallFilesOfAModel, WhatPareReadsMustLieInTheFolder) {
   fs::create_directory(folder_ / "base");
   fs::create_directory(folder_ / "base" / "pooling");
@@ -147,7 +148,7 @@ TEST_F(SmallFilesOfAModel, WhatPareReadsMustLieInTheFolder) {
   }
   fs::create_directory_symlink("../base/pooling", model_ / "1_Pooling");
   expect_error<std::runtime_error>([&] { find_small_files(model_); }, {"1_Pooling/config.json", "by a link"});
-  // Weights are read from anywhere.
+  // Weights may be read from anywhere.
   fs::remove(model_ / "1_Pooling");
   fs::rename(model_ / "model.safetensors", folder_ / "base" / "weights");
   fs::create_symlink("../base/weights", model_ / "model.safetensors");
@@ -158,7 +159,7 @@ TEST_F(SmallFilesOfAModel, LinksThatStayInTheFolderAreFollowed) {
   write_text(model_ / "words", "a b");
   fs::create_symlink("words", model_ / "vocab.txt");
   fs::create_symlink(model_ / "words", model_ / "merges.txt");     // absolute
-  fs::create_symlink("../model/vocab.txt", model_ / "vocab.bpe");  // out and in again
+  fs::create_symlink("../model/vocab.txt", model_ / "vocab.bpe");  // leads out and in again
   fs::create_directory(model_ / "pooling");
   write_text(model_ / "pooling" / "config.json", "{}");
   fs::create_directory_symlink("pooling", model_ / "1_Pooling");
@@ -166,7 +167,7 @@ TEST_F(SmallFilesOfAModel, LinksThatStayInTheFolderAreFollowed) {
   EXPECT_EQ(files.links, Names{});
   EXPECT_EQ(files.copied, (Names{"merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.bpe", "vocab.txt",
                                  "1_Pooling/config.json"}));
-  // Likewise where the folder itself is reached by a link.
+  // It is the same where a link leads to the folder itself.
   fs::create_directory_symlink(model_, folder_ / "link");
   EXPECT_EQ(find_small_files(folder_ / "link").copied, files.copied);
   ASSERT_EQ(run_pare(command()).status, 0);
@@ -196,7 +197,7 @@ TEST_F(SmallFilesOfAModel, AHubCachesLinksToItsOwnBlobsAreFollowed) {
   expected.insert("1_Pooling/config.json");
   EXPECT_EQ(output(), expected);
 
-  // Blobs that are a link themselves are no cache's.
+  // A folder of blobs that is itself a link belongs to no cache.
   fs::rename(folder_ / "models--a--b" / "blobs", folder_ / "blobs");
   fs::create_directory_symlink("../blobs", folder_ / "models--a--b" / "blobs");
   expect_error<std::runtime_error>([&] { find_small_files(model_); }, {"config.json", "by a link"});
@@ -213,7 +214,7 @@ TEST_F(SmallFilesOfAModel, AFileIsOpenedWhereNoLinkLeadsAway) {
   }
 }
 
-// At whatever moment a file is replaced by a link.
+// A file may be replaced by a link at any moment.
 TEST_F(SmallFilesOfAModel, AFileThatBecomesALinkIsNotFollowed) {
   const auto put_back = [&] {
     fs::remove(model_ / "vocab.txt");

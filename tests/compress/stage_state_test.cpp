@@ -1,4 +1,4 @@
-// What passes share: how an input's format is filled in from statistics, the factor of H, and what an error is measured
+// Checks what passes share: how statistics complete an input's format, the factor of H, and what an error is measured
 // against.
 #include "compress/passes/stage_state.h"
 
@@ -13,7 +13,7 @@
 namespace pare {
 namespace {
 
-// Of a layer with 4 inputs in [-3, 5].
+// Returns the statistics of a layer with 4 inputs in [-3, 5].
 LayerStatistics statistics() {
   LayerStatistics statistics;
   statistics.num_tokens = 10;
@@ -30,7 +30,8 @@ TEST(ResolvedInput, LeavesOpenWhatComesWithEachInput) {
   EXPECT_EQ(resolved_input({}, {}, DType::BF16), InputFormat{});
 }
 
-// The head of input_format.h: absmax / 127.5; (high - low) / 255 and rint(-128 - low / scale); absmax / 448.
+// The formulas are those at the head of input_format.h: absmax / 127.5; (high - low) / 255 and rint(-128 - low /
+// scale); absmax / 448.
 TEST(ResolvedInput, TakesAStaticRangeFromTheCalibration) {
   const InputFormat symmetric =
       resolved_input({.type = InputType::int8, .range = InputRange::static_}, statistics(), DType::F32);
@@ -100,7 +101,8 @@ TEST(StageState, AHessianThatIsNoneNamesTheLayer) {
   }
 }
 
-// 2 became 1 in half of the elements: with all alike half of 1 / 4; with the weight of the changed columns alone 1 / 4.
+// 2 became 1 in half of the elements. With equal weights the error is half of 1 / 4. With weight on the changed columns
+// alone it is 1 / 4.
 TEST(StageState, MeasuresErrorsAgainstTheTarget) {
   const LayerPlan plan = plan_of();
   StageState state = stage_of(plan, at::eye(4, at::kFloat));

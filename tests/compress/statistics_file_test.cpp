@@ -1,5 +1,5 @@
-// `pare calibrate` and what starts from its file: against float64 sums over plain forward passes, against h5dump, and
-// against runs that calibrate themselves.
+// Checks `pare calibrate` and runs that start from its file: against float64 sums over plain forward passes, against
+// h5dump, and against runs that calibrate themselves.
 #include "compress/walk/statistics_file.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -68,7 +68,7 @@ class FromStatistics : public testing::Test {
   TemporaryFolder folder_{"statistics"};
 };
 
-// The twin: whole windows through DecoderBlock, x x^T in float64.
+// The twin passes whole windows through DecoderBlock and sums x x^T in float64.
 TEST_F(FromStatistics, AreThoseOfTheUncompressedModel) {
   for (const std::string name : {"llama_gqa_untied", "gemma3_local_global"}) {
     const Outcome outcome = calibrate(name, name + ".h5", {"--json"});
@@ -129,7 +129,8 @@ TEST_F(FromStatistics, AreThoseOfTheUncompressedModel) {
   }
 }
 
-// Wider than one buffer, so that triangles are written and read in several pieces. h5dump knows nothing of pare.
+// The stage is wider than one buffer, so that triangles are written and read in several pieces. h5dump knows nothing of
+// pare.
 TEST_F(FromStatistics, H5dumpReadsWhatWasWritten) {
   const Checkpoint checkpoint = Checkpoint::open(family(kFamily));
   BlockDescription block = checkpoint.description().blocks[0];
@@ -216,8 +217,8 @@ TEST_F(FromStatistics, ThreadsMemoryAndRepetitionDoNotChangeAByte) {
   EXPECT_NEAR(predicted / static_cast<double>(expected.size()), 1.0, 0.05);
 }
 
-// The first stage reads what no compressed layer has changed: there a run from the file is the staged run, weight by
-// weight. Later stages differ, because the staged run sees the errors of earlier ones.
+// The first stage reads what no compressed layer has changed. There a run from the file equals the staged run, weight
+// by weight. Later stages differ, because the staged run sees the errors of earlier ones.
 TEST_F(FromStatistics, TheFirstStageComesOutAsInAStagedRun) {
   for (const std::string& pass :
        {std::string("  - gptq: {bits: 4, group_size: 32}\n"), std::string("  - awq: {}\n  - gptq: {bits: 3}\n"),
@@ -243,7 +244,7 @@ TEST_F(FromStatistics, TheFirstStageComesOutAsInAStagedRun) {
     EXPECT_EQ(b.at("calibration").at("statistics"), "s.h5");
     EXPECT_EQ(b.at("calibration").at("statistics_sha256"), StatisticsFile::open(folder_ / "s.h5").hash());
     ASSERT_EQ(a.at("layers").size(), b.at("layers").size());
-    const bool scales = pass.find("awq") != std::string::npos;  // v's scales are divided later, by what o's input wants
+    const bool scales = pass.find("awq") != std::string::npos;  // v's scales are divided later, as o's input asks
     int num_equal = 0, num_different = 0;
     for (size_t i = 0; i < a.at("layers").size(); ++i) {
       const std::string name = a.at("layers")[i].at("name");
@@ -290,7 +291,7 @@ TEST_F(FromStatistics, AFileOfAnotherModelIsRefused) {
   const Outcome other = run(statistics_recipe("qwen2_biases_tied", kGptq), "out");
   EXPECT_EQ(other.status, 1);
   EXPECT_NE(other.err.find("another model"), std::string::npos) << other.err;
-  // The same shapes with one other weight.
+  // The copy has the same shapes and one other weight.
   const fs::path copy = folder_ / "copy";
   fs::copy(family(kFamily), copy, fs::copy_options::recursive);
   std::fstream file(copy / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
@@ -303,7 +304,7 @@ TEST_F(FromStatistics, AFileOfAnotherModelIsRefused) {
   EXPECT_FALSE(fs::exists(folder_ / "out.partial"));
 }
 
-// Every damage is found before the HDF5 library reads a byte.
+// Every damage must be found before the HDF5 library reads a byte.
 TEST_F(FromStatistics, DamagedAndForeignFilesGiveOneMessage) {
   ASSERT_EQ(calibrate(kFamily).status, 0);
   const std::string good = bytes_of(folder_ / "s.h5");
@@ -325,7 +326,7 @@ TEST_F(FromStatistics, DamagedAndForeignFilesGiveOneMessage) {
   }
   refused("", "no statistics file");
   refused("a note, not a file of statistics", "no statistics file");
-  refused(good.substr(512), "no statistics file");  // an HDF5 file all the same
+  refused(good.substr(512), "no statistics file");  // it is an HDF5 file all the same
   refused("pare statistics 2 sha256 00\n", "version '2'");
   expect_error<std::runtime_error>([&] { StatisticsFile::open(folder_ / "nowhere.h5"); }, {"nowhere.h5"});
 
@@ -392,7 +393,7 @@ TEST_F(FromStatistics, AFileThatAppearsDuringTheRunStays) {
     expect_error<std::runtime_error>([&] { writer.publish(); }, {"s.h5", "appeared", "s.h5.partial/artifact"});
   }
   EXPECT_EQ(bytes_of(path), "of someone else");
-  one.read(partial / "artifact");  // complete, as the message says
+  one.read(partial / "artifact");  // it is complete, as the message says
   fs::remove(path);
   expect_error<std::runtime_error>([&] { StatisticsWriter(path, one.origin); }, {"s.h5.partial", "holds 'artifact'"});
   fs::remove_all(partial);
@@ -426,7 +427,7 @@ TEST_F(FromStatistics, WhatAKilledRunLeavesIsTakenOver) {
   EXPECT_FALSE(fs::exists(partial));
 }
 
-// Whatever it begins with: what is no run's is nobody's to remove.
+// Whatever the file begins with, no run may remove what no run has made.
 TEST_F(FromStatistics, AForeignFileWhereItWouldBeMadeStays) {
   const fs::path path = folder_ / "s.h5", partial = folder_ / "s.h5.partial";
   for (const std::string& content : {std::string("notes"), std::string(), std::string(16, '\0'), std::string(64, '\0'),
@@ -446,7 +447,7 @@ TEST_F(FromStatistics, AForeignFileWhereItWouldBeMadeStays) {
   }
 }
 
-// While it lives no file of the process may grow beyond num_bytes: what a write then says is what a full disk says.
+// While this lives, no file of the process may grow beyond num_bytes. A write then gives the error of a full disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t num_bytes) {
@@ -485,7 +486,7 @@ TEST_F(FromStatistics, AFullDiskIsOneMessageWhereverItIsMet) {
   write();
   one.read(path);
 
-  // The program, whose end is the library's end.
+  // This runs the program, whose end is the library's end.
   ASSERT_EQ(calibrate(kFamily).status, 0);
   const auto whole = fs::file_size(folder_ / "s.h5");
   for (const rlim_t limit : {rlim_t{8192}, rlim_t{whole / 2}, rlim_t{whole - 1}}) {

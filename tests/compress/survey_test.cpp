@@ -1,4 +1,4 @@
-// Sensitivities against whole evaluations of artifacts that hold nothing but the group, and budgets against what the
+// Compares sensitivities with whole evaluations of artifacts that hold only the group, and budgets with what the
 // artifact says of itself.
 #include "compress/survey/survey.h"
 
@@ -35,7 +35,7 @@ Json read_json(const fs::path& path) {
   return Json::parse(file);
 }
 
-// As wide as the terminal: what is cut is the beginning of names, then a column that says little.
+// The table is as wide as the terminal. Names lose their beginning first, then the least important column is left out.
 TEST(SurveyRows, FitTheTerminal) {
   Survey survey;
   survey.label = "WikiText-2";
@@ -99,7 +99,7 @@ class SurveyedRun : public testing::Test {
     err_ = outcome.err;
     return outcome.status == 0 ? Json::parse(outcome.out) : Json();
   }
-  // A pass's `layers` that leaves all layers alone but these.
+  // Returns a pass's `layers` that leaves all layers but these alone.
   std::string nothing_but(const std::vector<std::string>& layers) {
     std::string list;
     const Checkpoint checkpoint = Checkpoint::open(family(kFamily));
@@ -116,7 +116,7 @@ class SurveyedRun : public testing::Test {
     const Json direct =
         run(recipe(calibration, passes + nothing_but(group.at("layers")), evaluation()), out).at("perplexity")[0];
     const double increase = direct.at("nll").get<double>() - direct.at("reference_nll").get<double>();
-    // Losses near 5 nats in float32, summed in another order by other kernels: some 1e-6 of them each.
+    // Losses are near 5 nats in float32, and other kernels sum them in another order: an error of some 1e-6 of each.
     EXPECT_NEAR(group.at("increase").at("value").get<double>(), increase, 3e-5) << group.at("name");
     const double kl = direct.at("kl_mean").get<double>();
     EXPECT_NEAR(group.at("kl").at("value").get<double>(), kl, 1e-3 * kl + 1e-6) << group.at("name");
@@ -128,7 +128,7 @@ class SurveyedRun : public testing::Test {
   std::string err_;
 };
 
-// Mean over the predictions of KL(P || Q).
+// Returns the mean over the predictions of KL(P || Q).
 double mean_kl(const PlainForward::Rows& p, const PlainForward::Rows& q) {
   double sum = 0.0;
   for (size_t t = 0; t + 1 < p.size(); ++t) {
@@ -161,14 +161,14 @@ TEST_F(SurveyedRun, SensitivitiesEqualEvaluationsOfTheGroupAlone) {
     expect_equals_direct(groups[g], "", pass, "alone" + std::to_string(g));
   }
   EXPECT_EQ(read_json(folder_ / "all" / "report.json").at("sensitivity"), report.at("sensitivity"));
-  // It measures, and changes nothing.
+  // The survey only measures and changes nothing.
   run(recipe("", pass, ""), "plain");
   EXPECT_EQ(report.at("output_bytes"), read_json(folder_ / "plain" / "report.json").at("output_bytes"));
   EXPECT_EQ(read_json(folder_ / "all" / "pare.json").at("layers"),
             read_json(folder_ / "plain" / "pare.json").at("layers"));
 }
 
-// Inputs alone: the runtime with the same formats put before unrounded linears.
+// Inputs alone are measured. The runtime with the same formats before unrounded linears is the oracle.
 TEST_F(SurveyedRun, InputsAreMeasuredApartFromWeights) {
   const std::string pass =
       "  - rtn: {bits: 8, group_size: -1, scales: minmax, activations: {range: tensor, symmetric: false}}\n";
@@ -197,7 +197,7 @@ TEST_F(SurveyedRun, InputsAreMeasuredApartFromWeights) {
   }
 }
 
-// Each site against a forward pass in plain loops with that site rounded.
+// Compares each site with a forward pass in plain loops with that site rounded.
 TEST_F(SurveyedRun, SitesAreMeasuredOneKindAtATime) {
   const std::string pass = "  - rtn: {bits: 8, group_size: -1, scales: minmax}\n";
   const Json report = run(
@@ -228,7 +228,7 @@ TEST_F(SurveyedRun, SitesAreMeasuredOneKindAtATime) {
   EXPECT_NE(refused.err.find("range: token"), std::string::npos) << refused.err;
 }
 
-// Where one layer is pruned, one threshold over all layers is that layer's own, and outliers move no ratio.
+// If one layer is pruned, one threshold over all layers is that layer's own, and outliers move no ratio.
 TEST_F(SurveyedRun, SharesOfSparsityAreThereBeforeTheyAreMeasured) {
   const std::string pruned = "model.layers.1.mlp.down_proj";
   const auto groups = [&](const std::string& allocation, const std::string& out) {
@@ -254,7 +254,7 @@ TEST_F(SurveyedRun, SharesOfSparsityAreThereBeforeTheyAreMeasured) {
   EXPECT_EQ(groups("owl", "owl"), of_rows);
 }
 
-// GPTQ on statistics of the uncompressed model: the same weights as a run from the file.
+// GPTQ on statistics of the uncompressed model must give the same weights as a run from the file.
 TEST_F(SurveyedRun, PatternsMakeGroupsAcrossBlocks) {
   write_text(folder_ / "text.yaml", "model: " + family(kFamily).string() + "\n" + text_calibration());
   ASSERT_EQ(run_pare({"calibrate", (folder_ / "text.yaml").string(), (folder_ / "s.h5").string()}).status, 0);
@@ -277,7 +277,7 @@ TEST_F(SurveyedRun, PatternsMakeGroupsAcrossBlocks) {
   EXPECT_NE(refused.err.find("*.qq"), std::string::npos) << refused.err;
 }
 
-// The twin of the choice: what is chosen, predicted and stored are the same figures, seen from four sides.
+// The twin of the choice: the chosen, predicted and stored figures must be the same from four sides.
 TEST_F(SurveyedRun, TheBudgetIsSpentAndAccountedFor) {
   for (const double bits : {3.0, 4.5, 9.0}) {
     const std::string out = "b" + std::to_string(bits);
@@ -321,7 +321,7 @@ TEST_F(SurveyedRun, TheBudgetIsSpentAndAccountedFor) {
       sum += choice.at("predicted_loss").get<double>();
     }
     EXPECT_NEAR(chosen.at("predicted_loss").get<double>(), sum, 1e-9 + 1e-6 * sum);
-    // No scheme for all layers within the budget is predicted to be better.
+    // No scheme for all layers within the budget may be predicted to be better.
     for (const Json& uniform : chosen.at("uniform")) {
       if (uniform.at("size_bytes").get<int64_t>() > chosen.at("budget_bytes").get<int64_t>()) continue;
       EXPECT_GE(uniform.at("predicted_loss").get<double>(), sum) << uniform;
@@ -330,7 +330,7 @@ TEST_F(SurveyedRun, TheBudgetIsSpentAndAccountedFor) {
     ASSERT_GT(curve.size(), 10u);
     for (size_t i = 1; i < curve.size(); ++i)
       EXPECT_LE(curve[i].at("predicted_loss"), curve[i - 1].at("predicted_loss"));
-    // Losses of single groups, added up, against the loss of all together.
+    // Compares the sum of the losses of single groups with the loss of all together.
     const double measured = report.at("budget").at("measured").at("kl_mean");
     EXPECT_GT(sum / measured, 0.2) << bits;
     EXPECT_LT(sum / measured, 5.0) << bits;
@@ -388,8 +388,8 @@ TEST_F(SurveyedRun, ThreadsAndKillsDoNotChangeABudgetedRun) {
   EXPECT_NE(refused.err.find("another budget"), std::string::npos) << refused.err;
 }
 
-// Closed forms: under H = I every error counts once, whether later columns make up for it or not; H times c is c times
-// the error.
+// These are closed forms. Under H = I every error counts once, whether later columns make up for it or not. H times c
+// gives c times the error.
 TEST(PredictError, IsTheSquaredErrorUnderTheIdentity) {
   const at::Tensor weight_OI = at::randn({70, 64}, at::make_generator<at::CPUGeneratorImpl>(1));
   const at::Tensor hessian_II = at::eye(64);

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 const fs::path kData = fs::path(kSourceFolder) / "calibration_data";
 
-// What `pare eval` gives on the windows that are sampled.
+// Returns what `pare eval` gives on the sampled windows.
 double evaluated(const Checkpoint& checkpoint, const TokenWindows& windows) {
   ScoredWindows data;
   data.windows = {std::min(kTextLossWindows, windows.num_windows), std::min(kTextLossTokens, windows.num_tokens), {}};

@@ -1,5 +1,5 @@
-// Token windows for strict recipes with models of random weights, which know no text: of one token each, so that nothing
-// is predicted, and of the tokenizer that the model gets.
+// Token windows for strict recipes with models of random weights, which know no text. They have one token each, so that
+// nothing is predicted, and belong to the tokenizer that the model gets.
 #pragma once
 
 #include <filesystem>

@@ -31,7 +31,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
   return pare::mutate_files(kNames, data, size, max_size, seed);
 }
 
-// Everything that is read of a model's folder: configuration, index, weights in their containers, tokenizer, manifest.
+// Reads everything in a model's folder: configuration, index, weights in their containers, tokenizer, manifest.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::filesystem::path folder = pare::fuzz_folder() / "checkpoint";
   std::filesystem::remove_all(folder);

@@ -7,7 +7,7 @@
 #include "runtime/model/model_description.h"
 #include "tests/fuzz/fuzz_input.h"
 
-// The whole text as a config.json, and as the quantization_config of each container.
+// Reads the whole text as a config.json, and as the quantization_config of each container.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using Bytes = std::span<const std::byte>;
   pare::fuzz(data, size, [](Bytes bytes) { pare::describe_model(pare::as_text(bytes), "input"); });

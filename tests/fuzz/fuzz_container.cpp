@@ -37,7 +37,7 @@ struct Tensors {
     by_name[name] = {view, std::move(data)};
   }
 
-  // As it is, or with its first bytes taken from the input, or another one altogether.
+  // Adds the tensor as it is, or with its first bytes taken from the input, or another one altogether.
   void add_changed(FuzzedDataProvider& input, const pare::OwnedTensor& tensor, int64_t num_out, int64_t num_in) {
     const int change = input.ConsumeIntegralInRange<int>(0, 9);
     if (change == 9) return;
@@ -53,7 +53,7 @@ struct Tensors {
   }
 };
 
-// The tensors that the container itself makes of a weight, with bytes, types and shapes changed.
+// Decodes the tensors that the container itself makes from a weight, with bytes, types and shapes changed.
 void decode(FuzzedDataProvider& input) {
   const auto containers = pare::container_formats();
   const pare::ContainerFormat& container = *containers[input.ConsumeIntegralInRange<size_t>(0, containers.size() - 1)];

@@ -1,4 +1,4 @@
-// An input that is several files one behind another: a byte for the name, three for the size (make_corpus.py).
+// An input that is several files one after another: a byte for the name, three for the size (make_corpus.py).
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 namespace pare {
 
 struct FuzzFile {
-  uint8_t name;  // the place in the fuzzer's list
+  uint8_t name;  // its place in the fuzzer's list
   std::string content;
 };
 
@@ -48,7 +48,7 @@ inline void mutate_text(std::string& text, size_t max_growth) {
   text = buffer.substr(0, size);
 }
 
-// The header alone, with its size put right again.
+// Mutates the header alone, and corrects its size.
 inline void mutate_safetensors(std::string& file, size_t max_growth) {
   uint64_t size = 0;
   if (file.size() < sizeof size) return mutate_text(file, max_growth);
@@ -62,7 +62,7 @@ inline void mutate_safetensors(std::string& file, size_t max_growth) {
   file = file.substr(0, sizeof size) + header + data;
 }
 
-// For LLVMFuzzerCustomMutator: one file is changed, now and then only the header of one of safetensors, now and then
+// For LLVMFuzzerCustomMutator. It changes one file. Now and then it changes only the header of a safetensors file, or
 // the whole input.
 inline size_t mutate_files(std::span<const char* const> names, uint8_t* data, size_t size, size_t max_size,
                            unsigned seed) {

@@ -1,4 +1,4 @@
-// A folder of this process for readers that open files by name; on a file system in memory where TMPDIR says so.
+// A folder of this process for readers that open files by name. TMPDIR may put it on a file system in memory.
 #pragma once
 
 #include <unistd.h>

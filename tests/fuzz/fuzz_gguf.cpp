@@ -1,7 +1,7 @@
 #include "runtime/files/gguf.h"
 #include "tests/fuzz/fuzz_input.h"
 
-// Every accepted tensor is decoded.
+// Decodes every accepted tensor.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return pare::fuzz(data, size, [](std::span<const std::byte> bytes) {
     const pare::GgufFile file = pare::GgufFile::parse(bytes, "input");

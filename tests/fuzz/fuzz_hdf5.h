@@ -1,4 +1,4 @@
-// HDF5 files whose leading hash and stated size are put right after they were changed: what a hostile file would have.
+// Corrects the leading hash and the stated size of changed HDF5 files, as in a hostile file.
 #pragma once
 
 #include <cstring>
@@ -10,7 +10,7 @@
 
 namespace pare {
 
-// "sha256 HASH" in the user block, 64 letters from here on; npos: it states none.
+// Returns the place of the 64 letters of HASH in the user block's "sha256 HASH", or npos if it states none.
 inline size_t stated_hash_place(const std::string& file) {
   constexpr std::string_view kWord = " sha256 ";
   const size_t word = file.substr(0, kUserBlockBytes).find(kWord);
@@ -19,10 +19,10 @@ inline size_t stated_hash_place(const std::string& file) {
                                                                                                : std::string::npos;
 }
 
-// Does nothing for a file whose user block ends in another byte than 0, so that what is wrong can be tried, too.
+// Does nothing for a file whose user block ends in another byte than 0, so that wrong hashes can be tried as well.
 inline void sign(std::string& file) {
   const size_t place = stated_hash_place(file);
-  constexpr size_t kSizePlace = kUserBlockBytes + 40;  // in the superblock
+  constexpr size_t kSizePlace = kUserBlockBytes + 40;  // the place in the superblock
   const auto size = static_cast<uint64_t>(file.size());
   if (place == std::string::npos || file[kUserBlockBytes - 1] != 0 || size < kSizePlace + sizeof size) return;
   std::memcpy(file.data() + kSizePlace, &size, sizeof size);

@@ -4,7 +4,7 @@
 #include "tests/fuzz/fuzz_folder.h"
 #include "tests/fuzz/fuzz_input.h"
 
-// The first two bytes say how many of the rest are the vocabulary; the model is behind it.
+// The first two bytes say how many of the rest are the vocabulary. The model comes after it.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
   const size_t split = std::min<size_t>(size - 2, data[0] | data[1] << 8);

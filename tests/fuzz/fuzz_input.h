@@ -1,5 +1,5 @@
-// What every fuzzer shares: the input copied into a heap block of exactly its size, so that one byte past it is caught,
-// and the two exceptions with which a reader may refuse it.
+// The parts that fuzzers share: the input is copied into a heap block of exactly its size, so that one byte past it is
+// caught. A reader may refuse it with one of two exceptions.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ int fuzz(const uint8_t* data, size_t size, Read read) {
   return 0;
 }
 
-// What fails does not keep what comes behind it from being tried.
+// A failure must not keep later readers from being tried.
 template <typename Read>
 void attempt(Read read) {
   fuzz(nullptr, 0, [&](std::span<const std::byte>) { read(); });

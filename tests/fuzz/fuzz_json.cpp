@@ -3,7 +3,7 @@
 #include "runtime/system/json_text.h"
 #include "tests/fuzz/fuzz_input.h"
 
-// What is accepted can be written, copied and compared, and reads back as itself.
+// Accepted text can be written, copied and compared, and reads back as itself.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return pare::fuzz(data, size, [](std::span<const std::byte> bytes) {
     const nlohmann::json json = pare::parse_json(pare::as_text(bytes), "input");

@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kMaxBytes = size_t{4} << 20;
 constexpr int64_t kMaxEntries = 100'000;
 
-// What large files are made of; % is the number of the repetition.
+// Pieces of large files. % is the number of the repetition.
 constexpr std::array kPieces = {"[",
                                 "]",
                                 "{",
@@ -51,7 +51,7 @@ constexpr std::array kPieces = {"[",
                                 "\"",
                                 ","};
 
-// Two bytes each: which piece, and how often, up to 2^20 times.
+// Expands a program of two bytes each: which piece, and how often, up to 2^20 times.
 std::string expand(std::span<const std::byte> program) {
   std::string text;
   for (size_t i = 0; i + 1 < program.size() && text.size() < kMaxBytes; i += 2) {
@@ -75,7 +75,7 @@ std::string safetensors_of(const std::string& header) {
   return pare::GgufDraft::bytes_of<uint64_t>(header.size()) + header;
 }
 
-// Many tensors, keys and tokens in place of a text.
+// Makes a file of many tensors, keys and tokens instead of a text.
 std::string gguf_of(std::span<const std::byte> program) {
   pare::GgufDraft draft;
   const auto number = [&](size_t i) { return i < program.size() ? static_cast<int64_t>(program[i]) : 0; };
@@ -94,7 +94,7 @@ std::string gguf_of(std::span<const std::byte> program) {
 
 }  // namespace
 
-// Small programs for large inputs: what is quadratic or recursive runs out of time, memory or stack here.
+// Small programs make large inputs. Anything quadratic or recursive runs out of time, memory or stack here.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using Bytes = std::span<const std::byte>;
   if (size == 0) return 0;

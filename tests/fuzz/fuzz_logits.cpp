@@ -8,12 +8,12 @@
 
 namespace {
 
-// The master last: it states its shards' hashes.
+// The master comes last, because it states its shards' hashes.
 constexpr std::array<const char*, 3> kNames = {"store/t.h5.shards/00000.h5", "store/t.h5.shards/00001.h5",
                                                "store/t.h5"};
 constexpr size_t kMaster = 2;
 
-// The 32 bytes that the letters of a hash stand for; empty where they are none.
+// Returns the 32 bytes that the letters of a hash stand for, or nothing for other letters.
 std::string bytes_of_hash(const std::string& letters) {
   std::string bytes;
   for (size_t i = 0; i + 1 < letters.size(); i += 2) {
@@ -30,7 +30,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
   return pare::mutate_files(kNames, data, size, max_size, seed);
 }
 
-// A teacher's logits: the master and its shards, whose hashes are put right from the inside out.
+// Reads a teacher's logits: the master and its shards, whose hashes are corrected from the inside out.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::array<std::string, kNames.size()> files;
   for (pare::FuzzFile& file : pare::split_files({reinterpret_cast<const char*>(data), size}, kNames.size())) {

@@ -17,7 +17,7 @@ constexpr std::array<const char*, 6> kNames = {"run.json",          "survey",   
                                                "00000.safetensors", "00001.json", "00001.safetensors"};
 const pare::Fingerprint kFingerprint = {{"model", "x"}};
 
-// The model that the parts are of.
+// Returns the model that the parts belong to.
 const pare::Checkpoint& source() {
   static const pare::Checkpoint checkpoint = [] {
     const std::string input = pare::read_text_file(fs::path(FUZZ_CORPUS) / "checkpoint" / "dense");
@@ -43,7 +43,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
   return pare::mutate_files(kNames, data, size, max_size, seed);
 }
 
-// What a killed run has left, with the hashes that its files should have: taken up again, and made into an artifact.
+// Resumes what a killed run has left, with the hashes that its files should have, and makes an artifact from it.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const fs::path output = pare::fuzz_folder() / "out", progress = pare::fuzz_folder() / "out.partial/progress";
   std::map<std::string, std::string> files;

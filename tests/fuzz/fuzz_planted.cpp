@@ -1,5 +1,5 @@
-// A reader with a planted fault: it believes the file's own count and reads past its end. tests/fuzz/run expects the
-// fuzzer to find it; if it does not, the set-up (sanitizers, exact input blocks, exit status) checks nothing.
+// A reader with a planted fault: it trusts the file's own count and reads past its end. tests/fuzz/run expects the
+// fuzzer to find it. If the fuzzer does not, the set-up (sanitizers, exact input blocks, exit status) checks nothing.
 #include "tests/fuzz/fuzz_input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,7 +1,7 @@
 #include "runtime/files/safetensors.h"
 #include "tests/fuzz/fuzz_input.h"
 
-// Every byte that an accepted tensor claims is read.
+// Reads every byte that an accepted tensor claims.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return pare::fuzz(data, size, [](std::span<const std::byte> bytes) {
     unsigned sum = 0;

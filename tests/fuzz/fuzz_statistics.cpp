@@ -6,7 +6,8 @@
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/hdf5_blocks.h"
 
-// A file of statistics, as calibrate writes it and a recipe reads it, of a dense block or of a mixture of two experts.
+// Reads a file of statistics, as calibrate writes it and a recipe reads it, of a dense block or of a mixture of two
+// experts.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string file(reinterpret_cast<const char*>(data), size);
   pare::sign(file);

@@ -1,7 +1,7 @@
 #include "compress/survey/survey_record.h"
 #include "tests/fuzz/fuzz_input.h"
 
-// What an unfinished run has kept of a survey; what is read is shown, and written as it was read.
+// Reads a survey that an unfinished run has kept. What is read is shown, and written back unchanged.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return pare::fuzz(data, size, [](std::span<const std::byte> bytes) {
     const pare::Survey survey = pare::parse_survey(pare::as_text(bytes), "fuzz");

@@ -4,7 +4,7 @@
 #include "tests/fuzz/fuzz_folder.h"
 #include "tests/fuzz/fuzz_input.h"
 
-// The same bytes as each kind of text that a run, an evaluation or a recording reads.
+// Reads the same bytes as each kind of text that a run, an evaluation or a recording reads.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using Bytes = std::span<const std::byte>;
   for (const char* name : {"input.jsonl", "input.json", "input.txt"}) {

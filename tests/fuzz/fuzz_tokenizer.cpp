@@ -1,7 +1,7 @@
 #include "runtime/tokenizer/tokenizer.h"
 #include "tests/fuzz/fuzz_input.h"
 
-// An accepted tokenizer encodes and decodes a text that meets letters, digits, blanks, an accent, CJK and an emoji.
+// An accepted tokenizer encodes and decodes a text with letters, digits, blanks, an accent, CJK and an emoji.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return pare::fuzz(data, size, [](std::span<const std::byte> bytes) {
     const pare::Tokenizer tokenizer = pare::Tokenizer::parse(pare::as_text(bytes), "input");

@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kMaxTokens = 200;
 
-// Short pieces of one string: many of them are one another's beginnings and ends.
+// Takes short pieces of one string. Many of them are beginnings and ends of one another.
 pare::GgufVocabulary read_vocabulary(FuzzedDataProvider& input) {
   pare::GgufVocabulary vocabulary;
   vocabulary.where = "input";

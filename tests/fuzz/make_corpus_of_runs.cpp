@@ -1,7 +1,7 @@
-// Writes the corpora of what pare itself writes during a run, for fuzz_statistics, fuzz_logits, fuzz_parts and
-// fuzz_survey: by its own writers, a small file for each feature, always the same bytes.
+// Writes the corpora of the files that pare itself writes during a run, for fuzz_statistics, fuzz_logits, fuzz_parts
+// and fuzz_survey. It uses pare's own writers and makes a small file for each feature, always with the same bytes.
 //
-// usage: make_corpus_of_runs CORPUS      build-fuzz/make_corpus_of_runs tests/fuzz/corpus
+// usage: make_corpus_of_runs CORPUS build-fuzz/make_corpus_of_runs tests/fuzz/corpus
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
@@ -35,7 +35,7 @@ void make_statistics(const fs::path& corpus) {
     StatisticsWriter writer(corpus / "statistics" / (num_experts == 1 ? "dense.h5" : "mixture.h5"), origin);
     for (const Stage stage : block_stages(block)) {
       const int64_t width = stage_width(block, stage);
-      const bool is_idle = stage.expert == 1;  // an expert that no token went to
+      const bool is_idle = stage.expert == 1;  // an expert that got no token
       LayerStatistics statistics;
       statistics.num_tokens = is_idle ? 0 : kWindows * kTokens;
       statistics.hessian_II = at::full({width, width}, 0.5f);
@@ -51,7 +51,7 @@ void make_statistics(const fs::path& corpus) {
   }
 }
 
-// One or two shards; ids of 16 or 32 bits; a teacher that keeps all its tokens or few.
+// Stores have one or two shards, ids of 16 or 32 bits, and a teacher that keeps all its tokens or few.
 void make_logits(const fs::path& corpus) {
   struct Kind {
     const char* name;
@@ -93,7 +93,7 @@ void make_logits(const fs::path& corpus) {
   }
 }
 
-// A layer in each container that holds one, and a part with tensors that take the source's place.
+// Makes a layer in each container that holds one, and a part with tensors that replace the source's.
 void make_parts(const fs::path& corpus) {
   struct Kind {
     std::string name;
@@ -138,7 +138,7 @@ void make_parts(const fs::path& corpus) {
         Parts::append_packed(linear, record, tensors);
       } catch (const std::invalid_argument& error) {
         std::fprintf(stderr, "%s_%s: %s\n", scheme.container.c_str(), kind.name.c_str(), error.what());
-        continue;  // what zeros cannot be in this container
+        continue;  // this container cannot hold such a weight of zeros
       }
       const OwnedTensor gain{"model.layers.0.input_layernorm.weight", DType::F32, {8}, std::vector<std::byte>(32)};
       Parts::append(gain, tensors);

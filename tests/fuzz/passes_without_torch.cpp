@@ -1,4 +1,4 @@
-// The table of passes for the recipe's fuzzer: options are read, nothing is applied, and LibTorch is not needed.
+// The table of passes for the recipe's fuzzer. It reads options and applies nothing, so it does not need LibTorch.
 #include "compress/recipe/pass_options.h"
 #include "compress/recipe/prune_options.h"
 

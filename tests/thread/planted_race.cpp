@@ -1,5 +1,5 @@
-// Two threads add to one number without a word to each other: tests/thread/run looks whether that is found, so that a set-up that finds
-// nothing is not taken for a program without races.
+// Two threads add to one number without synchronization. tests/thread/run checks that this is found, so that a set-up
+// that finds nothing is not taken for a program without races.
 #include <omp.h>
 
 #include <cstdio>

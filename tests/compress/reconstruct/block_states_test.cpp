@@ -1,4 +1,4 @@
-// The states around a block, and a block that is passed once more: as if it had been so from the start.
+// Checks the states around a block, and that passing a block once more is as if it had been so from the start.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ class BlockStates : public testing::TestWithParam<const char*> {
                      omp_get_max_threads(), ExpertTokens::routed, &embedding, /*keeps_block_inputs=*/true);
   }
 
-  // Other values in every layer, as a pass would leave them.
+  // Changes the values of every layer, as a pass would.
   static void change(DecoderBlock& block) {
     for (const Stage stage : block.stages()) {
       for (size_t i = 0; i < stage_layers(block.description(), stage).size(); ++i) {
@@ -76,7 +76,7 @@ TEST_P(BlockStates, AreTheBlocksInputsAndTheOriginalsOutputs) {
     at::Tensor activated = at::empty({windows_.num_tokens * widest_input(model)}, at::kFloat);
     original.forward(scratch, mixed_TI, activated, hidden_TD);
     const double difference = targets[static_cast<size_t>(n)].sub(hidden_TD).norm().item<double>();
-    EXPECT_LE(difference, 1e-5 * hidden_TD.norm().item<double>()) << n;  // products of other shapes
+    EXPECT_LE(difference, 1e-5 * hidden_TD.norm().item<double>()) << n;  // products have other shapes
   }
 }
 
@@ -87,7 +87,7 @@ TEST_P(BlockStates, AreThoseOfATrainedBlockAfterRedo) {
   const DecoderBlock original = block(0);
   BlockWalk direct = walk(Spill::none);
   pass(direct, changed, original);
-  const DecoderBlock next = block(0);  // whatever reads the states
+  const DecoderBlock next = block(0);  // serves only to read the states
   direct.reach(next, Stage::attention_input, StatisticsNeed::none, &next);
   const std::vector<at::Tensor> expected = states(direct, false), expected_targets = states(direct, true);
   for (const Spill spill : {Spill::none, Spill::all}) {

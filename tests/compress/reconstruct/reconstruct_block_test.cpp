@@ -1,5 +1,5 @@
-// The loss of a block's reconstruction against plain loops and differences, and its training: what it must lower, what
-// it must leave, and that threads change no byte.
+// Checks the loss of a block's reconstruction against plain loops and differences. Checks its training: what it must
+// lower, what it must leave alone, and that threads change no byte.
 #include "compress/reconstruct/reconstruct_block.h"
 
 #include <ATen/core/grad_mode.h>
@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 const fs::path kFamilies = fs::path(kSourceFolder) / "tests" / "golden" / "families";
 
-// Sum over t of |y_t - y0_t|^2 / |y0_t|^2, over T, in float64.
+// Returns the sum over t of |y_t - y0_t|^2 / |y0_t|^2, over T, in float64.
 double plain_loss(const at::Tensor& output_TD, const at::Tensor& target_TD) {
   double sum = 0.0;
   for (int64_t t = 0; t < target_TD.size(0); ++t) {
@@ -41,7 +41,7 @@ double plain_loss(const at::Tensor& output_TD, const at::Tensor& target_TD) {
   return sum / static_cast<double>(target_TD.size(0));
 }
 
-// Windows of a text, of the model that is bundled; of a golden model those that belong to it.
+// Returns windows of a text for the bundled model, and for a golden model its own windows.
 const fs::path kStories = fs::path(kSourceFolder) / "calibration_data" / "stories260k";
 TokenWindows read_windows(const fs::path& directory, const Checkpoint& checkpoint) {
   if (directory != kStories) return read_npy(directory / "ids.npy");
@@ -50,7 +50,7 @@ TokenWindows read_windows(const fs::path& directory, const Checkpoint& checkpoin
                             /*add_special_tokens=*/true, checkpoint.description().vocabulary_size);
 }
 
-// The first block of a model, with embedded tokens in front of it and the whole block's outputs as targets.
+// The first block of a model, with embedded tokens before it and the whole block's outputs as targets.
 class BlockOf {
  public:
   explicit BlockOf(const fs::path& directory = kStories)
@@ -65,7 +65,7 @@ class BlockOf {
     targets_NTD = model.block(0, weights, inputs_NTD);
   }
 
-  // The last window decides, the others are trained on.
+  // The last window decides, and the others are trained on.
   BlockSamples samples() const {
     BlockSamples samples;
     samples.is_held_N.assign(static_cast<size_t>(windows.num_windows), false);
@@ -86,7 +86,7 @@ class BlockOf {
     return plain_loss(model.block(0, values, inputs_NTD.narrow(0, last, 1)).squeeze(0), targets_NTD.select(0, last));
   }
 
-  // Every tensor of the block as it is.
+  // Returns every tensor of the block unchanged.
   ParameterViews frozen() const {
     ParameterViews views;
     for (const auto& [name, tensor] : weights) views[name] = frozen_view(tensor);
@@ -104,7 +104,7 @@ at::Tensor magnitude_mask(const at::Tensor& weight_OI) {
   return keep_best(weight_OI.abs(), SparsePattern{2, 4});
 }
 
-// Codes of 3 bits, of all linears; pruned 2:4 first where `prunes`.
+// Returns codes of 3 bits for all linears. They are pruned 2:4 first if `prunes`.
 ParameterViews rounded_views(const BlockOf& block, bool prunes, std::map<std::string, GridView*>& grids) {
   ParameterViews views = block.frozen();
   for (const LinearDescription& linear : block.linears()) {
@@ -127,7 +127,7 @@ TEST(BlockLoss, IsThatOfPlainLoops) {
   const at::Tensor target_TD = block.targets_NTD.select(0, 0), output_TD = block.inputs_NTD.select(0, 0);
   const double expected = plain_loss(output_TD, target_TD);
   EXPECT_NEAR(block_loss(output_TD, target_TD).item<double>(), expected, 1e-5 * expected);
-  // Every token alike: one whose norm is a hundred times that of others changes nothing.
+  // Every token counts alike: a token whose norm is a hundred times that of others changes nothing.
   at::Tensor large_TD = target_TD.clone(), far_TD = output_TD.clone();
   large_TD[0].mul_(100.0);
   far_TD[0].mul_(100.0);
@@ -136,8 +136,8 @@ TEST(BlockLoss, IsThatOfPlainLoops) {
 
 class BlockGradient : public testing::TestWithParam<const char*> {};
 
-// Along each tensor's own gradient, by central differences of the loss in float32: its rounding, about 1e-6 of it, and
-// the curvature over a step that changes it by a hundredth stay far below 2 %.
+// Goes along each tensor's own gradient, by central differences of the loss in float32. The loss changes by a hundredth
+// in a step. Its rounding, about 1e-6 of it, and the curvature over the step stay far below 2 %.
 TEST_P(BlockGradient, IsThatOfDifferences) {
   const BlockOf block(kFamilies / GetParam());
   const at::Tensor input = block.inputs_NTD.narrow(0, 0, 1), target_TD = block.targets_NTD.select(0, 0);
@@ -146,7 +146,7 @@ TEST_P(BlockGradient, IsThatOfDifferences) {
   std::vector<at::Tensor> leaves;
   for (const LinearDescription& linear : block.linears()) {
     names.push_back(linear.name + ".weight");
-    // Off the minimum, where the gradient is 0: pruned.
+    // The weight is pruned, because the gradient is 0 at the minimum.
     const at::Tensor& weight_OI = block.weights.at(names.back());
     leaves.push_back(masked(weight_OI, magnitude_mask(weight_OI)).requires_grad_(true));
     weights[names.back()] = leaves.back();
@@ -243,7 +243,7 @@ TEST(ReconstructBlock, KeepsZerosAndGrid) {
   EXPECT_GT(num_changed, 0) << "codes, not scales alone";
 }
 
-// Kept weights of a mask, in floating point.
+// Trains the kept weights of a mask, in floating point.
 TEST(ReconstructBlock, TrainsKeptWeights) {
   const BlockOf block;
   ParameterViews views = block.frozen();
@@ -266,7 +266,7 @@ TEST(ReconstructBlock, TrainsKeptWeights) {
   }
 }
 
-// What helps nothing on held-out windows is not kept: the start is a candidate like any other.
+// A change that does not help on held-out windows is not kept: the start is a candidate like any other.
 TEST(ReconstructBlock, IsNeverWorseThanTheStart) {
   const BlockOf block;
   std::map<std::string, GridView*> grids;

@@ -1,5 +1,4 @@
-// `reconstruct:` as a user runs it: what it is worth on a text of its own, the same bytes after kills, and every
-// refusal.
+// Runs `reconstruct:` as a user does: its gain on a separate text, the same bytes after kills, and every refusal.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -65,7 +64,7 @@ class ReconstructRun : public testing::Test {
 struct Passes {
   const char* name;
   const char* passes;
-  const char* method;  // of the records
+  const char* method;  // in the records
   friend void PrintTo(const Passes& item, std::ostream* out) { *out << item.name; }
 };
 
@@ -153,7 +152,7 @@ TEST_F(ReconstructRun, DoesNotGoOnWithOtherProducts) {
   EXPECT_EQ(fingerprint("bfloat16", "half"), "BFloat16 on " + isa);
 }
 
-// Where the last block is all that is trained, it must be left as well.
+// The last block alone is trained, and the walk must leave it as well.
 TEST_F(ReconstructRun, TrainsTheLastBlockAlone) {
   const Json report = run(
       "last", recipe("  - rtn: {bits: 3, group_size: -1}\n  - reconstruct: {epochs: 1}\n    layers: {exclude: "
@@ -172,7 +171,7 @@ TEST_F(ReconstructRun, DryRunCountsIt) {
     return Json::parse(dry.out);
   };
   const Json plain = predicted(""), trained = predicted("  - reconstruct: {}\n");
-  const auto memory = [](const Json& plan) {  // of a stage of the walk
+  const auto memory = [](const Json& plan) {  // the memory of a stage of the walk
     const auto stage = std::find_if(plan.at("stages").begin(), plan.at("stages").end(),
                                     [](const Json& item) { return item.at("stage") == "compress"; });
     return stage->at("memory_bytes").get<int64_t>();

@@ -1,5 +1,5 @@
-// The store of teacher logits by itself: what is written is read, and files that someone has changed or made to harm
-// are refused.
+// Checks the store of teacher logits by itself. What is written must be read, and files that someone has changed or
+// made to do harm must be refused.
 #include "compress/record/logit_store.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -61,12 +61,12 @@ class Store : public testing::Test {
     H5dont_atexit();
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   }
-  // Two sequences a shard.
+  // Puts two sequences into each shard.
   Made make(int64_t num_vocabulary, int64_t num_kept, const std::vector<int64_t>& lengths) {
     Made made{.origin = some_origin(num_vocabulary, num_kept), .sequences = {}, .rows = {}, .labels = {}, .shards = {}};
     at::manual_seed(7);
     for (const int64_t length : lengths) {
-      // Peaked, so that logarithms lie between -1e-5 and -60.
+      // The logits are peaked, so that logarithms lie between -1e-5 and -60.
       const at::Tensor logits = at::randn({length, num_vocabulary}).mul(8.0);
       made.rows.push_back(truncate_logits(logits, num_kept, made.origin.temperatures));
       RecordedSequence sequence;
@@ -100,7 +100,7 @@ class Store : public testing::Test {
   }
   fs::path shard_path(int64_t shard) const { return folder_ / "s.h5.shards" / shard_name(shard); }
 
-  // `change` (may be empty) works on the file through the HDF5 library; its line is written anew.
+  // `change`, which may be empty, works on the file through the HDF5 library. The file's line is then written again.
   void edit(const fs::path& path, const std::function<void(hid_t)>& change, const std::string& version = "2") {
     if (change) open_and_change(path, change);
     std::string bytes = bytes_of(path);
@@ -117,7 +117,7 @@ class Store : public testing::Test {
     change(file);
     ASSERT_GE(H5Fclose(file), 0);
   }
-  // Of the first shard; the master believes the result.
+  // Edits the first shard, and makes the master accept the result.
   void edit_shard(Made made, const std::function<void(hid_t)>& change) {
     edit(shard_path(0), change);
     const std::string bytes = bytes_of(shard_path(0));
@@ -159,7 +159,7 @@ uint16_t half_bits(float value) {
   return half.x;
 }
 
-// float16 has 11 significant bits, so that rounding is off by 2^-12 of what is rounded; below 2^-14 by 2^-25.
+// float16 has 11 significant bits, so its rounding error is 2^-12 of the value, or 2^-25 below 2^-14.
 double half_error(double value) {
   return std::max(std::ldexp(std::abs(value), -11), std::ldexp(1.0, -25));
 }
@@ -172,7 +172,7 @@ TEST_F(Store, GivesBackWhatWasWritten) {
     EXPECT_EQ(store.origin().to_json(), made.origin.to_json());
     ASSERT_EQ(store.num_sequences(), 5);
     EXPECT_EQ(store.num_tokens(), 20);
-    for (const int64_t s : {4, 0, 2, 3, 1}) {  // from shard to shard and back
+    for (const int64_t s : {4, 0, 2, 3, 1}) {  // goes from shard to shard and back
       const auto i = static_cast<size_t>(s);
       ASSERT_EQ(store.length(s), lengths[i]);
       EXPECT_EQ(store.sequence(s).ids, made.sequences[i].ids);
@@ -194,7 +194,7 @@ TEST_F(Store, GivesBackWhatWasWritten) {
         for (int64_t j = 0; j < found.numel(); ++j) {
           const float exact = expected.const_data_ptr<float>()[j], is = found.const_data_ptr<float>()[j];
           EXPECT_TRUE(is == exact || std::abs(is - exact) <= half_error(exact))
-              << is << " for " << exact;  // -inf is itself
+              << is << " for " << exact;  // -inf stays -inf
         }
       }
       EXPECT_EQ(TeacherLogits(rows).num_outcomes(), num_kept + (num_kept < num_vocabulary));
@@ -257,7 +257,7 @@ TEST_F(Store, DamagedFilesAreRefused) {
   }
   fs::copy_file(shard_path(1), shard_path(0), fs::copy_options::overwrite_existing);
   expect_refused({"00000.h5", "attribute /shard", "expected 0", "found 1"});
-  // A shard of the same place in another store of the same origin, whose rows differ.
+  // This shard is from the same place in another store of the same origin, whose rows differ.
   write_text(shard_path(0), shard);
   edit(shard_path(0), [](hid_t file) { overwrite<uint8_t>(file, "label_mask", {0}, 1); });
   expect_refused({"00000.h5", "SHA-256", made.shards[0].sha256});
@@ -287,7 +287,7 @@ TEST_F(Store, OfTheFirstVersionIsRead) {
     EXPECT_TRUE(store.sequence(s).starts.empty());
     EXPECT_EQ(store.read(s, 0, store.length(s)).ids_TK.size(0), store.length(s));
   }
-  // One that says it is of this version must have them.
+  // A file that claims the present version must have them.
   edit(shard_path(0), {});
   expect_refused({"00000.h5", "starts"});
 }
@@ -389,7 +389,7 @@ TEST_F(Store, HostileMastersAreRefused) {
   EXPECT_EQ(LogitStore::open(folder_ / "s.h5").num_sequences(), 3);
 }
 
-// Any bytes with right hashes are read, or refused as a file's fault.
+// Any bytes with right hashes must be read, or refused as a file's fault.
 TEST_F(Store, MutatedBytesAreReadOrRefused) {
   const Made made = make(300, 7, {5, 1, 9});
   const std::string shard = bytes_of(shard_path(0)), master = bytes_of(folder_ / "s.h5");

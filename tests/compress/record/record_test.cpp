@@ -1,5 +1,5 @@
-// `pare record` as a user runs it, on the embedded model: what it stores against logits of the model's own session in
-// float64, what h5py reads, and what is left by kills.
+// Runs `pare record` as a user does, on the embedded model. Compares what it stores with logits of the model's own
+// session in float64. Checks what h5py reads, and what kills leave.
 #include "compress/record/record.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ std::string bytes_of(const fs::path& path) {
 class Record : public testing::Test {
  protected:
   void SetUp() override {
-    // Some 3000 tokens.
+    // The text has some 3000 tokens.
     write_text(text_, bytes_of(fs::path(kSourceFolder) / "calibration_data" / "stories.txt").substr(0, 6000));
     write_text(prompts_, "{\"prompt\": \"Once upon a time\"}\n\n{\"prompt\": \"Lily and Tom went to the park.\"}\n" +
                              std::string("{\"prompt\": \"The cat\", \"other\": 1}\n"));
@@ -49,7 +49,7 @@ class Record : public testing::Test {
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
-  // Windows in several shards.
+  // Returns options for windows in several shards.
   std::vector<std::string> windows(const std::vector<std::string>& more = {}) const {
     std::vector<std::string> words = {"--text", text_.string(),   "--tokens", "48", "--top-k",
                                       "5",      "--shard-tokens", "500"};
@@ -71,7 +71,7 @@ class Record : public testing::Test {
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     return LogitStore::open(folder_ / out);
   }
-  // The hash of each of a store's files, by its name without the store's.
+  // Returns the hash of each of a store's files, by its name without the store's.
   std::map<std::string, std::string> files_of(const std::string& out) const {
     std::map<std::string, std::string> files;
     for (const auto& [name, hash] : promised_files(folder_ / (out + ".shards"))) files["shards/" + name] = hash;
@@ -82,7 +82,7 @@ class Record : public testing::Test {
   fs::path text_ = folder_ / "text.txt", prompts_ = folder_ / "prompts.jsonl";
 };
 
-// ln p of every token, in float64.
+// Returns ln p of every token, in float64.
 std::vector<double> log_probs(std::span<const float> logits, double temperature) {
   double largest = -INFINITY, sum = 0.0;
   for (const float logit : logits) largest = std::max(largest, logit / temperature);
@@ -92,8 +92,8 @@ std::vector<double> log_probs(std::span<const float> logits, double temperature)
   return logs;
 }
 
-// The same weights on the plain reference, one token after the other: other sums than those of the recording, in
-// float32, so that logits of about 10 differ by some 1e-5. What is stored is rounded to 11 bits.
+// Runs the same weights on the plain reference, one token after the other. Its sums differ from those of the recording,
+// in float32, so logits of about 10 differ by some 1e-5. Stored values are rounded to 11 bits.
 void expect_is_what_the_model_says(const LogitStore& store) {
   const std::unique_ptr<Backend> backend = make_reference_backend();
   Transformer model = Transformer::load(Checkpoint::open(kModel), *backend);
@@ -106,7 +106,7 @@ void expect_is_what_the_model_says(const LogitStore& store) {
     const std::set<size_t> starts(sequence.starts.begin(), sequence.starts.end());
     const std::vector<float> labels = store.label_log_probs(s);
     const TruncatedLogits rows = store.read(s, 0, store.length(s));
-    std::unique_ptr<Transformer::Session> session;  // of one document
+    std::unique_ptr<Transformer::Session> session;  // for one document
     for (size_t t = 0; t < ids.size(); ++t) {
       if (t == 0 || starts.contains(t)) session = model.start(store.length(s));
       const std::span<const float> logits = session->feed({&ids[t], 1});
@@ -146,7 +146,7 @@ TEST_F(Record, StoresWhatTheModelSaysOfATextsWindows) {
   EXPECT_EQ(origin.text, "text.txt");
   EXPECT_EQ(origin.tokenizer, tokenizer_hash(kModel));
   EXPECT_EQ(Json::parse(origin.source), Json({{"kind", "windows"}, {"tokens", 48}, {"windows", 25}, {"seed", 3}}));
-  // Windows of the whole text in order, drawn without repetition.
+  // The windows are those of the whole text in order, drawn without repetition.
   const std::vector<int32_t> all = Tokenizer::open(kModel).encode(bytes_of(text_), true);
   size_t next = 0;
   for (int64_t s = 0; s < store.num_sequences(); ++s) {
@@ -162,7 +162,7 @@ TEST_F(Record, StoresWhatTheModelSaysOfATextsWindows) {
   expect_is_what_the_model_says(store);
 }
 
-// Each document with the tokenizer's end of text, alone before the teacher, several in a window.
+// Each document ends with the tokenizer's end of text. It is alone before the teacher, while several share a window.
 TEST_F(Record, DocumentsOfATextShareWindowsAndSeeNothingOfEachOther) {
   std::string lines;
   std::vector<int32_t> all;
@@ -200,8 +200,8 @@ TEST_F(Record, DocumentsOfATextShareWindowsAndSeeNothingOfEachOther) {
   EXPECT_GT(num_ends_learned, 30u) << "the end of a document is a label";
   expect_is_what_the_model_says(store);
 
-  // A student that is trained from it learns what one learns from the teacher itself: with all tokens recorded the
-  // losses are the same, but for the 11 bits of what is stored.
+  // A student must learn from the record what it learns from the teacher itself. With all tokens recorded the losses
+  // are the same, except for the 11 bits that are stored.
   std::vector<std::string> whole = options;
   whole[5] = "512";
   recorded("whole.h5", whole);
@@ -243,7 +243,7 @@ TEST_F(Record, TheEndOfADocumentMayBeNamed) {
   EXPECT_NE(taken.err.find("used as they are"), std::string::npos) << taken.err;
 }
 
-// The model with rows behind its tokens' in the table, which shout: such rows are not trained.
+// Returns the model with more rows in its table than tokens. They have large values, as untrained rows may.
 fs::path padded_model(const fs::path& folder, int64_t num_rows, float factor = -3.0f) {
   fs::copy(kModel, folder);
   const SafetensorsFile source = SafetensorsFile::open(kModel / "model.safetensors");
@@ -280,13 +280,13 @@ TEST_F(Record, PaddingOfATeachersTableIsLeftOut) {
     EXPECT_EQ(store.origin().num_vocabulary, 512);
     expect_is_what_the_model_says(store);
   }
-  // A student of another table learns from it.
+  // A student with another table learns from the record.
   write_text(folder_ / "r.yaml", "model: " + kModel.string() +
                                      "\npasses:\n  - distill: {logits: " + (folder_ / "out.h5").string() +
                                      ", loss: forward_kl, total_tokens: 500, validation_windows: 2, validations: 1}\n");
   const Outcome trained = run_pare({"run", (folder_ / "r.yaml").string(), "--out", (folder_ / "student").string()});
   EXPECT_EQ(trained.status, 0) << trained.err;
-  // Ids of padding are nobody's text.
+  // Ids of padding are in no text.
   write_npy(folder_ / "ids.npy", TokenWindows{2, 4, {1, 2, 3, 4, 5, 6, 7, 512}});
   const Outcome refused =
       run_pare({"record", model, (folder_ / "no.h5").string(), "--text", (folder_ / "ids.npy").string()});
@@ -294,7 +294,7 @@ TEST_F(Record, PaddingOfATeachersTableIsLeftOut) {
   EXPECT_NE(refused.err.find("512 (window 1, position 3) is outside"), std::string::npos) << refused.err;
 }
 
-// Even where it says nothing of a token: what overflows behind them is damaged before them.
+// Damage is found even where it affects no token: the rows after the tokens overflow.
 TEST_F(Record, LogitsThatAreNotFiniteAreNotStored) {
   const std::string model = padded_model(folder_ / "loud", 2, 2e38f).string();
   const Outcome outcome = run_pare(
@@ -305,7 +305,7 @@ TEST_F(Record, LogitsThatAreNotFiniteAreNotStored) {
   EXPECT_FALSE(fs::exists(folder_ / "out.h5"));
 }
 
-// The model's products, and sums over all logits: one and two for each temperature.
+// The work has the model's products, and sums over all logits: one, and two for each temperature.
 TEST_F(Record, PredictsWorkOnAllLogits) {
   const Checkpoint checkpoint = Checkpoint::open(kModel);
   const auto seconds = [&](int64_t num_tokens, int64_t num_temperatures) {
@@ -322,8 +322,8 @@ TEST_F(Record, PredictsWorkOnAllLogits) {
   EXPECT_NEAR(seconds(3000, 2), 3.0 * seconds(1000, 2), 1e-9);
 }
 
-// Every token drawn costs its share of a reading of the weights, and the products of a token that is recorded; every
-// lane keeps keys and values of its own.
+// Every drawn token costs its share of one reading of the weights, and the products of a recorded token. Every lane
+// holds its own keys and values.
 TEST_F(Record, PredictsTextsThatAreDrawnTogether) {
   const Checkpoint checkpoint = Checkpoint::open(kModel);
   const auto sampling = [&](int64_t num_lanes) {
@@ -367,7 +367,7 @@ TEST_F(Record, StoresTheTeachersOwnContinuationsOfPrompts) {
   expect_is_what_the_model_says(store);
   EXPECT_NE(recorded("seed.h5", continuations({"--seed", "5"})).sequence(0).ids, store.sequence(0).ids);
 
-  // Without chance it is what pare generate says.
+  // With temperature 0 it must be the output of pare generate.
   const LogitStore greedy = recorded("greedy.h5", continuations({"--temperature", "0"}));
   for (const int64_t s : {0, 4, 8}) {
     const Outcome said = run_pare(
@@ -379,7 +379,7 @@ TEST_F(Record, StoresTheTeachersOwnContinuationsOfPrompts) {
   }
 }
 
-// The embedded model was never shown its end token; here a full stop is one.
+// The embedded model was never shown its end token. Here a full stop is the end token.
 TEST_F(Record, AContinuationEndsWithTheEndToken) {
   const int32_t stop = Tokenizer::open(kModel).encode("day.", false).back();
   fs::copy(kModel, folder_ / "model");
@@ -404,7 +404,7 @@ TEST_F(Record, H5pyReadsTheWholeArrays) {
   ASSERT_NE(python, nullptr) << "PARE_PYTHON is not set: it must name a Python with h5py (make test sets it up)";
   const Outcome outcome = record("out.h5", windows());
   ASSERT_EQ(outcome.status, 0) << outcome.err;
-  // Paths are relative: the pair is read where it is moved to, from any folder.
+  // Paths are relative, so the pair can be read where it is moved to, from any folder.
   fs::create_directories(folder_ / "moved");
   fs::rename(folder_ / "out.h5", folder_ / "moved" / "out.h5");
   fs::rename(folder_ / "out.h5.shards", folder_ / "moved" / "out.h5.shards");
@@ -480,19 +480,20 @@ TEST_F(Record, BytesDoNotDependOnThreads) {
   }
 }
 
-// SIGKILL before renames: of the second shard, of the last one, of the master, and of what gives both their names; and
-// in the tidying up. The same command goes on and leaves the same bytes and nothing else.
+// SIGKILL comes before renames: that of the second shard, of the last one, of the master, and those that give both
+// their final names. It also comes while the run tidies up. The same command must go on and leave the same bytes and
+// nothing else.
 TEST_F(Record, AKilledRunGoesOnAndEndsWithTheSameBytes) {
   for (const std::vector<std::string>& source : {windows({"--windows", "32"}), continuations()}) {
     const bool is_text = source.front() == "--text";
-    std::vector<std::string> quiet = source;  // lines of progress come by the clock, and count as calls
+    std::vector<std::string> quiet = source;  // lines of progress depend on the clock, and count as calls
     quiet.push_back("--quiet");
     fs::create_directories(folder_ / "whole");
     const TracedOutcome whole = run_pare_traced(command("whole/s.h5", quiet), -1);
     ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
     const auto expected = promised_files(folder_ / "whole");
     ASSERT_GE(expected.size(), 4u) << "several shards";
-    std::vector<int> moments;  // renames: the plan, shards, the master, the folder of shards, the master's name
+    std::vector<int> moments;  // renames of the plan, shards, the master, the folder of shards, and the master's name
     for (int call = 0; call < whole.num_calls; ++call) {
       if (whole.names[static_cast<size_t>(call)].starts_with("rename")) moments.push_back(call);
     }
@@ -523,7 +524,7 @@ TEST_F(Record, AKilledRunGoesOnAndEndsWithTheSameBytes) {
 TEST_F(Record, ARunGoesOnWithItsOwnRecordingAlone) {
   const TracedOutcome whole = run_pare_traced(command("whole.h5", windows({"--quiet"})), -1);
   ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
-  // Behind the second shard's rename.
+  // This is after the second shard's rename.
   int moment = 0, num_renames = 0;
   for (; num_renames < 3; ++moment) {
     num_renames += whole.names[static_cast<size_t>(moment)].starts_with("rename");
@@ -566,8 +567,8 @@ TEST_F(Record, ARunGoesOnWithItsOwnRecordingAlone) {
   EXPECT_FALSE(fs::exists(folder_ / "out.h5.partial"));
 }
 
-// OUT.shards is a run's that was killed between its two last renames, if it holds what the master in OUT.partial names:
-// then it is taken back. What else lies there stays, whatever a killed run has left.
+// OUT.shards was made by a run that was killed between its last two renames, if it holds what the master in OUT.partial
+// names. Then it is taken back. Anything else there stays, whatever a killed run has left.
 TEST_F(Record, OnlyItsOwnShardsAreTakenBack) {
   const TracedOutcome whole = run_pare_traced(command("whole.h5", windows({"--quiet"})), -1);
   ASSERT_EQ(whole.outcome.status, 0) << whole.outcome.err;
@@ -593,13 +594,13 @@ TEST_F(Record, OnlyItsOwnShardsAreTakenBack) {
       EXPECT_TRUE(fs::exists(partial / "record.json"));
     }
   };
-  // Killed inside discard(), which removes shards first; and a folder of somebody else's.
+  // The run was killed inside discard(), which removes shards first. The folder belongs to somebody else.
   kill_at(renames[3]);
   fs::remove_all(partial / "shards");
   fs::create_directories(shards);
   write_text(shards / "00000.h5", "years of work");
   expect_stays();
-  // The same where a master is there as well.
+  // It is the same where a master is there as well.
   const fs::path own = folder_ / "own";
   fs::remove_all(shards);
   kill_at(renames.back());
@@ -608,7 +609,7 @@ TEST_F(Record, OnlyItsOwnShardsAreTakenBack) {
   fs::create_directories(shards);
   write_text(shards / "00000.h5", "years of work");
   expect_stays();
-  // Its own with a file more, and behind a link.
+  // These are its own shards with one file more, and then its own shards seen through a link.
   fs::remove_all(shards);
   fs::copy(own, shards);
   write_text(shards / "notes.txt", "years of work");
@@ -617,7 +618,7 @@ TEST_F(Record, OnlyItsOwnShardsAreTakenBack) {
   fs::create_directory_symlink(own, shards);
   expect_stays();
   fs::remove(shards);
-  // Its own: taken back, by a run that discards it too, of whatever options.
+  // These are its own shards. They are taken back, even by a run that discards them and has other options.
   fs::copy(own, shards);
   const Outcome again = record("out.h5", windows());
   ASSERT_EQ(again.status, 0) << again.err;
@@ -672,7 +673,7 @@ TEST_F(Record, RefusesBadInputBeforeAnyWork) {
   EXPECT_EQ(bytes_of(folder_ / "there.h5"), "mine");
 }
 
-// What a dry run says of many samples is reckoned, not counted.
+// A dry run calculates the result of many samples instead of counting.
 TEST_F(Record, ADryRunOfManySamplesIsSoonDone) {
   const auto dry = [&](const std::string& samples, const std::string& shard_tokens) {
     const Outcome outcome = record("out.h5", {"--prompts", prompts_.string(), "--samples", samples, "--max-new-tokens",
@@ -681,7 +682,7 @@ TEST_F(Record, ADryRunOfManySamplesIsSoonDone) {
     return Json::parse(outcome.out);
   };
   EXPECT_EQ(dry("1000000000", "1000000000").at("sequences"), 3'000'000'000);
-  // Shards are cut where they were when sequences were counted one by one.
+  // Shards must be cut where they were when sequences were counted one by one.
   const Tokenizer tokenizer = Tokenizer::open(kModel);
   for (const int64_t shard_tokens : {1, 64, 97, 1000}) {
     int64_t num_shards = 0, num_tokens = 0;
@@ -709,7 +710,7 @@ TEST_F(Record, PromptsBeyondTheContextAreLeftOutAndCounted) {
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_NE(outcome.err.find("event: 1 of 3 prompts are left out"), std::string::npos) << outcome.err;
   EXPECT_EQ(Json::parse(outcome.out).at("prompts_left_out"), 1);
-  // Whoever reads results alone hears of it, and whoever asks for the plan.
+  // Both a reader of the results alone and a reader of the plan must be told.
   std::vector<std::string> dry = options, quiet = options;
   dry.push_back("--dry-run");
   quiet.back() = "--quiet";
@@ -727,7 +728,7 @@ TEST_F(Record, PromptsBeyondTheContextAreLeftOutAndCounted) {
 TEST_F(Record, ReadsPromptsAndInstructions) {
   write_text(folder_ / "i.json", R"([{"instruction": "Add.", "input": "1 2", "output": "3"}, {"instruction": "Go."}])");
   const std::vector<std::string> prompts = read_prompts(folder_ / "i.json");
-  // Stanford Alpaca's two prompts, by which answers are scored as well.
+  // These are Stanford Alpaca's two prompts, with which answers are scored as well.
   EXPECT_EQ(prompts, (std::vector<std::string>{
                          "Below is an instruction that describes a task, paired with an input that provides further "
                          "context. Write a response that appropriately completes the request.\n\n### Instruction:\n"

@@ -1,5 +1,5 @@
-// Students of the tiny checkpoints of every family. The runtime reads what is written and says what it computes; what
-// is planted (layers that add nothing, channels that are zero or alike) leaves the function as it was.
+// Makes students of the tiny checkpoints of every family. The runtime reads what is written and computes with it.
+// Planted redundancy (layers that add nothing, channels that are zero or alike) must leave the function as it was.
 #include "compress/student/student.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ using Weights = std::map<std::string, Weight>;
 
 class Student : public testing::Test {
  protected:
-  // A copy of the model in float32 with weights and config.json changed.
+  // Makes a copy of the model in float32 with weights and config.json changed.
   fs::path edited(const fs::path& model, const std::function<void(Weights&, const ModelDescription&)>& edit,
                   const Json& config_changes = Json::object()) {
     const Checkpoint source = Checkpoint::open(model);
@@ -93,7 +93,7 @@ std::vector<float> logits(const fs::path& directory, const TokenWindows& windows
   return prefill_logits(model, windows.ids_NT, windows.num_windows);
 }
 
-// Sums of fewer than 100 products in float32, through up to five blocks: as DecoderBlock's comparison with
+// Sums have fewer than 100 products in float32, through up to five blocks, as in DecoderBlock's comparison with
 // transformers.
 void expect_same_function(const fs::path& student, const fs::path& teacher, const TokenWindows& windows,
                           const std::string& what) {
@@ -116,7 +116,7 @@ Json config_of(const fs::path& directory) {
   return Json::parse(file_text(directory / "config.json"));
 }
 
-// "model.layers.1.mlp.down_proj.weight"
+// Returns a name such as "model.layers.1.mlp.down_proj.weight".
 std::string in_layer(int64_t layer, const std::string& below) {
   return "model.layers." + std::to_string(layer) + "." + below;
 }
@@ -165,7 +165,8 @@ TEST_F(Student, AsWideAsItsTeacherIsItsTeacher) {
   }
 }
 
-// transformers with the same layers taken out of its own model: the same weights in the same program, so equal.
+// transformers runs with the same layers taken out of its own model. The same weights in the same program must give
+// equal results.
 TEST_F(Student, TransformersComputesWhatItDoesWithoutThoseLayers) {
   const char* python = std::getenv("PARE_PYTHON");
   ASSERT_NE(python, nullptr) << "PARE_PYTHON is not set: it must name a Python with torch and transformers (make test "
@@ -215,7 +216,7 @@ TEST_F(Student, DroppingZeroFeedForwardChannelsChangesNothing) {
 TEST_F(Student, DroppingHeadsThatNobodyReadsChangesNothing) {
   const std::string family = "qwen3_norms_bf16";
   const fs::path teacher = edited(family_path(family), [](Weights& weights, const ModelDescription& model) {
-    for (size_t b = 0; b < model.blocks.size(); ++b) {  // of one layer the first kv group, of the other the second
+    for (size_t b = 0; b < model.blocks.size(); ++b) {  // the first kv group in one layer, the second in the other
       Weight& o = weights.at(model.blocks[b].o.name + ".weight");
       for (int64_t d = 0; d < o.shape[0]; ++d) {
         for (int64_t i = 0; i < o.shape[1] / 2; ++i) o.at(d, i + static_cast<int64_t>(b) * o.shape[1] / 2) = 0.0f;
@@ -232,8 +233,8 @@ TEST_F(Student, DroppingHeadsThatNobodyReadsChangesNothing) {
   }
 }
 
-// A zero channel of the model's width: nothing writes it. The norms' mean squares grow by D / D', and the gains make up
-// for that; epsilon is set so small that it has no part in it.
+// Nothing writes a zero channel of the model's width. The norms' mean squares grow by D / D', and the gains make up for
+// that. epsilon is set so small that it has no effect.
 TEST_F(Student, DroppingZeroChannelsOfTheWidthChangesNothing) {
   for (const std::string& family : kDense) {
     const fs::path teacher = edited(
@@ -245,7 +246,7 @@ TEST_F(Student, DroppingZeroChannelsOfTheWidthChangesNothing) {
             const bool is_post_norm = model.family == "gemma3" && (name.find("post_attention") != std::string::npos ||
                                                                    name.find("post_feedforward") != std::string::npos);
             for (int64_t d = 0; d < model.hidden_size; d += 4) {
-              if (is_post_norm) weight.at(d) = -1.0f;  // a gain of 0
+              if (is_post_norm) weight.at(d) = -1.0f;  // makes the gain 0
               for (int64_t i = 0; is_written && i < weight.num_columns(); ++i) weight.at(d, i) = 0.0f;
               for (int64_t v = 0; name == "model.embed_tokens.weight" && v < weight.shape[0]; ++v)
                 weight.at(v, d) = 0.0f;
@@ -263,8 +264,8 @@ TEST_F(Student, DroppingZeroChannelsOfTheWidthChangesNothing) {
   }
 }
 
-// Alike heads have the same queries and read the same keys and values, so each makes the same mixture of values and
-// o adds (o_1 + o_2) of it: the mean of the heads with the sum of o's columns is the same function, whatever o is.
+// Alike heads have the same queries and read the same keys and values. So each makes the same mixture of values, and o
+// adds (o_1 + o_2) of it. The mean of the heads with the sum of o's columns is the same function, whatever o is.
 TEST_F(Student, AveragingAlikeHeadsChangesNothing) {
   for (const std::string family : {"llama_gqa_untied", "qwen2_biases_tied", "gemma3_local_global"}) {
     const TokenWindows windows = windows_of(family);
@@ -282,7 +283,8 @@ TEST_F(Student, AveragingAlikeHeadsChangesNothing) {
         }
       };
     };
-    const auto both = [&](Weights& weights, const ModelDescription& model) {  // heads 0 and 2, 1 and 3 of both groups
+    // Heads 0 and 2 are alike, and so are 1 and 3, in both groups.
+    const auto both = [&](Weights& weights, const ModelDescription& model) {
       repeat_in("q", {{0, 2}, {1, 3}})(weights, model);
       repeat_in("k", {{0, 1}})(weights, model);
       repeat_in("v", {{0, 1}})(weights, model);
@@ -301,8 +303,9 @@ TEST_F(Student, AveragingAlikeHeadsChangesNothing) {
   }
 }
 
-// Neighbours of the feed-forward and of the width that are alike. Gains before linears differ within a group; behind a
-// post norm, where they make the channels, they are alike too. The norms' mean squares stay, so epsilon has no part.
+// Neighbouring channels of the feed-forward and of the width are alike. Gains before linears differ within a group.
+// After a post norm they make the channels, so there they are alike too. The norms' mean squares stay, so epsilon has
+// no effect.
 TEST_F(Student, AveragingAlikeChannelsChangesNothing) {
   for (const std::string& family : kDense) {
     const fs::path teacher = edited(family_path(family), [](Weights& weights, const ModelDescription& model) {
@@ -356,7 +359,7 @@ TEST_F(Student, ABlockThatAddsNothingHasNoInfluenceAndIsDroppedFirst) {
   }
 }
 
-// What the first norm reads are the embedding's rows, whose shares plain loops give.
+// The first norm reads the embedding's rows, whose shares plain loops give.
 TEST_F(Student, SharesOfTheFirstNormAreThoseOfTheEmbedding) {
   const TokenWindows windows = story_windows();
   const Checkpoint teacher = Checkpoint::open(kStories);
@@ -391,7 +394,7 @@ TEST_F(Student, TheMeanOfAlikeLayersIsThatLayer) {
       }
     }
   });
-  // Layers 0 and 4 are kept; 0, 1 and 2 are one run, 3 and 4 the other.
+  // Layers 0 and 4 are kept. 0, 1 and 2 are one run, and 3 and 4 the other.
   const fs::path merged = make(teacher, {.layers = 2, .merge = LayerMerge::average});
   const fs::path copied = make(teacher, {.layers = 2});
   EXPECT_EQ(file_text(merged / "model.safetensors"), file_text(copied / "model.safetensors"));
@@ -399,7 +402,7 @@ TEST_F(Student, TheMeanOfAlikeLayersIsThatLayer) {
             file_text(make(kStories, {.layers = 2}) / "model.safetensors"));
 }
 
-// gemma3's layers 0 and 1 slide, 2 does not: kept are 0 and 2, and 1, a tie, stands with 0.
+// gemma3's layers 0 and 1 slide, and 2 does not. 0 and 2 are kept, and 1, a tie, goes with 0.
 TEST_F(Student, LayersOfAnotherKindHaveNoPartInAMean) {
   const fs::path teacher = family_path("gemma3_local_global");
   const Checkpoint source = Checkpoint::open(teacher);
@@ -428,7 +431,7 @@ TEST_F(Student, ConfigSaysOfTheKeptLayersWhatItSaidOfTheTeachers) {
   EXPECT_EQ(config["head_dim"], 16);
   EXPECT_EQ(config["vocab_size"], 128);
 
-  // As older files say it, without layer_types: of a period of 3, layers 2 and 5 see everything.
+  // Older files have no layer_types. With a period of 3, layers 2 and 5 see everything.
   copy_family("gemma3_local_global", folder_.path() / "old", {{"layer_types", nullptr}, {"sliding_window_pattern", 2}});
   config = config_of(make(folder_.path() / "old", {.layers = 2}));
   EXPECT_EQ(config["layer_types"], Json({"sliding_attention", "sliding_attention"}));

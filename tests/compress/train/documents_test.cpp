@@ -1,4 +1,5 @@
-// Documents that share a window: what a model says and learns of each is what it says and learns of it alone.
+// Checks documents that share a window. The model must compute and learn for each document what it computes and learns
+// for it alone.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
@@ -18,7 +19,8 @@ namespace fs = std::filesystem;
 const fs::path kFamilies = fs::path(kSourceFolder) / "tests" / "golden" / "families";
 const IsTrained kAll = [](const std::string&) { return true; };
 
-// Sums of a few hundred float32 terms in another order, which grow through two blocks by a condition of some tens.
+// Sums of a few hundred float32 terms are in another order. Their errors grow through two blocks by a condition of some
+// tens.
 constexpr double kOtherOrder = 2e-5;
 
 struct PackedCase {
@@ -27,7 +29,7 @@ struct PackedCase {
   friend void PrintTo(const PackedCase& item, std::ostream* out) { *out << item.student; }
 };
 
-// Two windows of 64 tokens: documents of 20, 1, 30 and 13 tokens, and one of 64.
+// There are two windows of 64 tokens: one with documents of 20, 1, 30 and 13 tokens, and one with a document of 64.
 class PackedWindow : public testing::TestWithParam<PackedCase> {
  protected:
   void SetUp() override {
@@ -55,7 +57,7 @@ class PackedWindow : public testing::TestWithParam<PackedCase> {
   Checkpoint teacher_ = Checkpoint::open(kFamilies / GetParam().teacher);
   LabelledWindows data_;
   TokenBatch packed_;
-  std::vector<TokenBatch> alone_;  // the documents
+  std::vector<TokenBatch> alone_;  // one for each document
 };
 
 TEST_P(PackedWindow, HasTheLogitsOfEachDocumentAlone) {
@@ -128,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Families, PackedWindow,
                                          PackedCase{"mixtral_experts", "llama3_rope_tied"}),
                          [](const auto& item) { return std::string(item.param.student); });
 
-// A batch that ends before a document begins does not speak of it.
+// A batch that ends before a document begins does not mention it.
 TEST(MakeBatchOfDocuments, LeavesOutWhatLiesBehindItsEnd) {
   constexpr auto kNone = static_cast<int32_t>(kIgnoredLabel);
   LabelledWindows data;

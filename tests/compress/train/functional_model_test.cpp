@@ -1,4 +1,4 @@
-// The model for training against logits of transformers, and its gradients against differences of its own loss.
+// Checks the model for training against logits of transformers, and its gradients against differences of its own loss.
 #include "compress/train/functional_model.h"
 
 #include <ATen/Context.h>
@@ -72,7 +72,8 @@ class FamilyInTraining : public testing::TestWithParam<const char*> {
   TokenWindows windows;
 };
 
-// As the calibration's block: float32 throughout, sums in another order (decoder_block_test.cpp says why 1e-4).
+// Everything is float32, and sums are in another order, as in the calibration's block (decoder_block_test.cpp says why
+// 1e-4).
 TEST_P(FamilyInTraining, LogitsEqualThoseOfTransformers) {
   const at::NoGradGuard no_grad;
   const FunctionalModel model(checkpoint.description(), windows.num_tokens, at::kFloat);
@@ -87,9 +88,9 @@ TEST_P(FamilyInTraining, LogitsEqualThoseOfTransformers) {
   EXPECT_LE(worst, 1e-4f * largest);
 }
 
-// bfloat16 keeps 8 bits: products' inputs and outputs are rounded by up to 2^-9 relatively, a few dozen times one
-// behind the other with errors that partly cancel. A twentieth of their norm is another model's. (Mixtures are left
-// out: what is rounded may go to another expert, and then is another function's value.)
+// bfloat16 keeps 8 bits. Inputs and outputs of products are rounded by up to 2^-9 relatively, a few dozen times in a
+// row, with errors that partly cancel. A twentieth of their norm would be another model's. (Mixtures are left out: a
+// rounded token may go to another expert, and then its value is that of another function.)
 class DenseFamilyInTraining : public FamilyInTraining {};
 TEST_P(DenseFamilyInTraining, BfloatIsNear) {
   const at::NoGradGuard no_grad;
@@ -105,9 +106,9 @@ TEST_P(DenseFamilyInTraining, BfloatIsNear) {
 }
 
 // Along the gradient itself the loss changes by |g| h to first order. The central difference of a loss in float32 has
-// an error of about 1e-6 / h from rounding and h^2 from curvature: with a step that changes the loss by about 1e-2 both
-// are far below 2 %. In a mixture a step of that size sends tokens to other experts, where the loss jumps: a hundredth
-// of it then, and rounding is still below 1 %.
+// an error of about 1e-6 / h from rounding and h^2 from curvature. With a step that changes the loss by about 1e-2,
+// both are far below 2 %. In a mixture a step of that size sends tokens to other experts, where the loss jumps. There
+// the step is a hundredth of that, and rounding is still below 1 %.
 TEST_P(FamilyInTraining, GradientsAreThoseOfDifferences) {
   const ModelDescription& description = checkpoint.description();
   const FunctionalModel model(description, windows.num_tokens, at::kFloat);
@@ -141,7 +142,7 @@ TEST_P(FamilyInTraining, GradientsAreThoseOfDifferences) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& [name, tensor] = tensors[i];
-    // Of a mixture an expert that no token goes to, and a router whose only choice is certain, have none.
+    // In a mixture, an expert without tokens and a router whose only choice is certain have no gradient.
     if (!gradients[i].defined()) continue;
     const double norm = gradients[i].to(at::kDouble).norm().item<double>();
     if (norm < 1e-6) continue;
@@ -178,9 +179,10 @@ TEST(FunctionalModel, RefusesOtherTypesAndMissingTensors) {
                std::invalid_argument);
 }
 
-// A token that comes hundreds of times: summed in bfloat16 each part behind the first hundred would lose most of itself.
+// The token occurs hundreds of times. If its gradient were summed in bfloat16, each part after the first hundred would
+// lose most of its value.
 TEST(FunctionalModelEmbedding, ItsGradientIsSummedInFloat32) {
-  for (const char* family : {"llama_gqa_untied", "gemma3_local_global"}) {  // the second one scales
+  for (const char* family : {"llama_gqa_untied", "gemma3_local_global"}) {  // the second one scales embeddings
     const Checkpoint checkpoint = Checkpoint::open(kFamilies / family);
     const ModelDescription& model = checkpoint.description();
     const FunctionalModel functions(model, 600, at::kBFloat16);
@@ -193,7 +195,7 @@ TEST(FunctionalModelEmbedding, ItsGradientIsSummedInFloat32) {
     const double each = (1.0 + 0.25 * std::ldexp(1.0, -7)) * static_cast<double>(model.embedding_scale);
     for (int64_t v = 0; v < model.vocabulary_size; ++v) {
       const double expected = each * (v == 3 ? 599.0 : v == 5 ? 1.0 : 0.0);
-      // 600 sums of rounding 2^-24 each.
+      // There are 600 sums, each with a rounding of 2^-24.
       EXPECT_NEAR(found_VD[v][width - 1].item<double>(), expected, std::abs(expected) * 600 * std::ldexp(1.0, -24));
     }
   }

@@ -1,4 +1,5 @@
-// Micro-batches on several threads: who may add when, and what happens to those that wait for one that has failed.
+// Checks micro-batches on several threads: the order in which they add, and the end of those that wait for a failed
+// one.
 #include "compress/train/gradient_order.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +12,7 @@
 namespace pare {
 namespace {
 
-// The later a micro-batch stands, the earlier it is ready.
+// The later a micro-batch comes in the order, the earlier it is ready.
 TEST(GradientOrder, AddsInOrderWhoeverIsReadyFirst) {
   constexpr int64_t kMicroBatches = 6, kPlaces = 5;
   GradientOrder order(kPlaces);

@@ -1,4 +1,4 @@
-// Attention of grouped heads against plain loops in float64, and its gradients against central differences.
+// Checks attention of grouped heads against plain loops in float64, and its gradients against central differences.
 #include "compress/train/grouped_attention.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -73,7 +73,7 @@ TEST(GroupedAttention, EqualsPlainLoopsWithTheirGradients) {
   for (const Case& test :
        {Case{6, 2, kKeys, true}, Case{6, 2, 4, false}, Case{3, 3, kKeys, true}, Case{4, 1, 1, false}}) {
     SCOPED_TRACE(std::to_string(test.num_heads) + " heads, " + std::to_string(test.num_groups) + " groups");
-    // As the model's: heads behind tokens in memory.
+    // In memory, heads follow tokens as the model's do.
     const auto heads = [](int64_t num_tokens, int64_t num_heads, uint64_t seed) {
       return draw({kBatch, num_tokens, num_heads, kHeadSize}, seed).transpose(1, 2);
     };

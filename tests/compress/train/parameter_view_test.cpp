@@ -1,4 +1,4 @@
-// What the forward pass sees of a parameter is what a file of it would hold, and gradients reach the parameter.
+// The forward pass must see of a parameter what a file of it would hold, and gradients must reach the parameter.
 #include "compress/train/parameter_view.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -21,7 +21,7 @@ at::Tensor draw(at::IntArrayRef shape, uint64_t seed) {
   return at::randn(shape, at::make_generator<at::CPUGeneratorImpl>(seed), at::kFloat);
 }
 
-// Written as the type and read back, by the runtime's conversions.
+// Returns the values after writing them in the type and reading them back, by the runtime's conversions.
 at::Tensor through_file(const at::Tensor& values, DType dtype) {
   const at::Tensor contiguous = values.contiguous();
   const auto num_values = static_cast<size_t>(contiguous.numel());
@@ -46,7 +46,7 @@ TEST(FloatView, TheForwardPassSeesWhatAFileHolds) {
       const at::Tensor held = through_file(parameter.value, dtype);
       EXPECT_TRUE(at::equal(view->stored(), held)) << dtype_name(dtype);
       EXPECT_EQ(view->value(compute).scalar_type(), compute);
-      // In half the memory where that loses nothing.
+      // The view takes half the memory where that loses nothing.
       const bool is_narrow = compute == at::kFloat && dtype != DType::F32;
       EXPECT_EQ(view->held(compute).element_size(), is_narrow || compute == at::kBFloat16 ? 2 : 4) << dtype_name(dtype);
       EXPECT_TRUE(at::equal(view->held(compute).to(compute), view->value(compute))) << dtype_name(dtype);
@@ -59,9 +59,9 @@ TEST(FloatView, TheForwardPassSeesWhatAFileHolds) {
 TEST(FloatView, GainsAreFloat32AndUnitOffsetsAreStoredWithout) {
   for (const DType dtype : kStorage) {
     const at::Tensor file = through_file(draw({64}, 3).mul(0.3), dtype);
-    // What a reader gives: the file's value and 1, in float32.
+    // A reader gives the file's value plus 1, in float32.
     const auto view = float_view("g", ParameterKind::gain, file.add(1.0), dtype, {}, /*unit_offset=*/true);
-    // 1 + x in float32 keeps x to 2^-24: a file of float32 gets that back, a shorter one its own value.
+    // 1 + x in float32 keeps x to 2^-24. A file of float32 gets that back, a shorter type its own value.
     EXPECT_LE(view->stored().sub(file).abs().max().item<double>(), dtype == DType::F32 ? std::ldexp(1.0, -23) : 0.0);
     Parameter& parameter = *view->parameters().front();
     parameter.value.mul_(1.01);
@@ -176,8 +176,8 @@ TEST_P(GridViews, BeginWithTheCodesThatWereRead) {
   }
 }
 
-// After steps of every size, beyond the ends of the grid as well: the weight that would be stored is valid, stands for
-// what the forward pass multiplies with, and pruned places are 0.
+// This makes steps of every size, also past the ends of the grid. The weight that would be stored must be valid and
+// stand for what the forward pass multiplies with. Pruned places must be 0.
 TEST_P(GridViews, StandForWhatWouldBeStored) {
   const GridCase& item = GetParam();
   const QuantizedWeight weight = make_weight(item);
@@ -204,7 +204,7 @@ TEST_P(GridViews, StandForWhatWouldBeStored) {
         const double place = static_cast<double>(weight.codes_OI[at]) + offsets.value[o][i].item<double>();
         const int zero = weight.zero(o, weight.group(i));
         const bool is_pruned = !item.pattern.is_dense() && weight.codes_OI[at] == zero;
-        // Twice rounded, in float32 here: a place exactly between two codes may go either way.
+        // The place is rounded twice, here in float32. A place exactly between two codes may go either way.
         const double nearest = is_pruned ? zero : std::clamp(place, 0.0, static_cast<double>(top));
         EXPECT_LE(std::fabs(stored.codes_OI[at] - nearest), 0.5 + 1e-4);
         if (is_pruned) {
@@ -220,8 +220,8 @@ TEST_P(GridViews, StandForWhatWouldBeStored) {
   }
 }
 
-// The loss sum(C W) is linear in the scales where their type does not round them: differences of it are exact up to
-// float32, relatively 1e-4 with steps of 0.1. An offset's gradient is C times the scale, as straight-through has it.
+// The loss sum(C W) is linear in the scales where their type does not round them. Its differences are exact up to
+// float32, relatively 1e-4 with steps of 0.1. The straight-through gradient of an offset is C times the scale.
 TEST_P(GridViews, GradientsFollowTheChainRule) {
   GridCase item = GetParam();
   item.scale_dtype = DType::F32;
@@ -229,7 +229,7 @@ TEST_P(GridViews, GradientsFollowTheChainRule) {
   GridView view("l", weight, {true, true});
   const at::Tensor direction_OI = draw({kOut, kIn}, 14);
   view.add_gradient(direction_OI);
-  view.add_gradient(direction_OI);  // they add up
+  view.add_gradient(direction_OI);  // gradients add up
   view.finish_gradients();
   Parameter& offsets = *view.parameters()[0];
   Parameter& scales = *view.parameters()[1];
@@ -273,7 +273,7 @@ TEST(GridView, AScaleStaysPositive) {
   validate(view.weight(), "stored");
 }
 
-// Unstructured pruning leaves zeros that no pattern speaks of.
+// Unstructured pruning leaves zeros that no pattern describes.
 TEST(GridView, ZerosStayWhereTheyAreAskedTo) {
   const QuantizedWeight weight = make_weight({"", 2, true, false, DType::BF16, {}});
   GridView view("l", weight, {.offsets = true, .keeps_zeros = true});
@@ -297,7 +297,7 @@ TEST(GridView, OneScaleOfATensorStaysOne) {
   const at::Tensor direction_OI = draw({kOut, kIn}, 15);
   view.add_gradient(direction_OI);
   view.finish_gradients();
-  // sum(C W) = s sum(C (code - zero)): linear in the parameter, which is relative to the scale.
+  // sum(C W) = s sum(C (code - zero)) is linear in the parameter, which is relative to the scale.
   const double slope = dequantized(weight).to(at::kDouble).mul(direction_OI).sum().item<double>();
   EXPECT_NEAR(scale.gradient.item<double>(), slope, 1e-5 * std::fabs(slope) + 1e-5);
   scale.value.fill_(1.25);

@@ -1,4 +1,4 @@
-// A recorded teacher against the live one that was recorded.
+// Compares a recorded teacher with the live one that was recorded.
 #include "compress/recorded_teacher.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ class RecordedTeachers : public testing::Test {
     return LogitStore::open(path);
   }
 
-  // Sequences 2 and 0 of the store, filled up by four tokens that predict nothing.
+  // Returns sequences 2 and 0 of the store, filled up by four tokens that predict nothing.
   static TokenBatch batch_of(const LogitStore& store) {
     LabelledWindows data;
     data.windows = {3, 24, std::vector<int32_t>(3 * 24)};
@@ -50,7 +50,7 @@ class RecordedTeachers : public testing::Test {
   test::TemporaryFolder folder_;
 };
 
-// float16 rounds a logarithm of at most -32 by up to 2^-7; the runtime and LibTorch differ by far less.
+// float16 rounds a logarithm of at least -32 by up to 2^-7. The runtime and LibTorch differ by far less.
 TEST_F(RecordedTeachers, SayWhatTheLiveOneSays) {
   const LogitStore store = record("512");
   const TokenBatch batch = batch_of(store);
@@ -60,7 +60,7 @@ TEST_F(RecordedTeachers, SayWhatTheLiveOneSays) {
   live->see(batch);
   recorded->see(batch);
   const int64_t num_tokens = batch.ids_BT.size(1);
-  // Across the end of the first sequence.
+  // The range goes across the end of the first sequence.
   const at::Tensor expected = live->logits(0, 2 * num_tokens).log_probs(1.0, at::kFloat);
   const TeacherLogits found = recorded->logits(0, 2 * num_tokens);
   const at::Tensor labels_R = batch.labels_BT.reshape({-1});
@@ -72,7 +72,7 @@ TEST_F(RecordedTeachers, SayWhatTheLiveOneSays) {
       continue;
     }
     EXPECT_NEAR(losses_R[row].item<float>(), -expected[row][label].item<float>(), 0.01);
-    // Of a student that is the teacher: nothing but the rounding is left.
+    // The student is the teacher, so only the rounding is left.
     const at::Tensor logits = expected.narrow(0, row, 1);
     EXPECT_NEAR(forward_kl(logits, recorded->logits(row, 1)).item<float>(), 0.0, 1e-4);
   }

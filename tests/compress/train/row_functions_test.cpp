@@ -1,4 +1,4 @@
-// Norms, rotations and gated linears against autograd of their formulas in float64, and against plain loops.
+// Checks norms, rotations and gated linears against autograd of their formulas in float64, and against plain loops.
 #include "compress/train/row_functions.h"
 
 #include "compress/train/norm_linears.h"
@@ -37,13 +37,14 @@ at::Tensor draw(at::IntArrayRef shape, uint64_t seed) {
   return at::randn(shape, at::make_generator<at::CPUGeneratorImpl>(seed), at::kDouble);
 }
 
-// Of float32 results: sums of up to 300 products in lanes, a handful of roundings each. bfloat16 rounds once at the
-// end, by at most half of 2^-7 of an element.
+// Returns the tolerance. float32 results are sums of up to 300 products in lanes, with a handful of roundings each.
+// bfloat16 rounds once at the end, by at most half of 2^-7 of an element.
 double tolerance(at::ScalarType type) {
   return type == at::kFloat ? 2e-6 : std::ldexp(1.0, -8) + 1e-5;
 }
 
-// Every element within `relative` of its own size or of the typical one, whichever is larger: sums cancel.
+// Expects every element within `relative` of its own size or of the typical one, whichever is larger, because sums
+// cancel.
 void expect_near(const at::Tensor& found, const at::Tensor& expected, double relative, const std::string& what) {
   ASSERT_EQ(found.sizes(), expected.sizes()) << what;
   const at::Tensor error = found.to(at::kDouble).sub(expected).abs();
@@ -55,12 +56,12 @@ void expect_near(const at::Tensor& found, const at::Tensor& expected, double rel
 using Tensors = std::vector<at::Tensor>;
 using Function = std::function<at::Tensor(const Tensors&)>;
 
-// Value first, then the gradients of sum(value * weight) by each input.
+// Returns the value first, then the gradients of sum(value * weight) with respect to each input.
 Tensors with_gradients(const Function& function, const Tensors& inputs, const at::Tensor& weight) {
   const at::AutoGradMode enabled(true);
   Tensors leaves;
   for (const at::Tensor& input : inputs) leaves.push_back(input.detach().requires_grad_(true));
-  // Weights may be held in less than the type that they are multiplied in, in which their gradients are.
+  // Weights may be held in less than the type in which they are multiplied. Their gradients have that type.
   for (const at::Tensor& leaf : leaves) leaf.set_grad_dtype(std::nullopt);
   const at::Tensor value = function(leaves);
   Tensors results = {value.detach()};
@@ -70,7 +71,7 @@ Tensors with_gradients(const Function& function, const Tensors& inputs, const at
   return results;
 }
 
-// The function in the types of `inputs` against the formula in float64 of the same (rounded) numbers.
+// Compares the function in the types of `inputs` with the formula in float64 on the same (rounded) numbers.
 void compare(const Function& function, const Function& formula, const Tensors& inputs, const at::Tensor& weight,
              double relative) {
   const at::Tensor rounded_weight = weight.to(function(inputs).scalar_type());
@@ -111,19 +112,19 @@ RotaryAngles angles_of(int64_t num_tokens, int64_t half) {
 
 constexpr at::ScalarType kTypes[] = {at::kFloat, at::kBFloat16};
 
-// The product of gate and up as a linear that changes nothing shows it.
+// Returns the product of gate and up, by a linear that changes nothing.
 at::Tensor gated_activation(const at::Tensor& gate, const at::Tensor& up, Activation activation) {
   return gated_linear(gate, up, activation, /*format=*/nullptr, at::eye(gate.size(-1), gate.options()), {});
 }
 
 TEST(RowFunctions, NormsEqualTheFormulaAndItsGradients) {
-  // Widths below, at and beside whole vectors; rows below and beyond one partial sum.
+  // Widths are below, equal to and not a multiple of whole vectors. Rows are fewer and more than one partial sum takes.
   for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{1, 5}, {3, 64}, {70, 48}, {200, 300}}) {
     const at::Tensor gain_D = draw({width}, 2).add(1.0).to(at::kFloat);
     for (const at::ScalarType type : kTypes) {
       for (const at::ScalarType out : kTypes) {
         const at::Tensor x_RD = draw({rows, width}, 1).mul(2.0).to(type);
-        // A gain's gradient sums over rows and is float32 in either case; bfloat16 x and outputs round the rest.
+        // A gain's gradient sums over rows and is float32 in either case. bfloat16 x and outputs round the rest.
         for (const auto& norm : {rms_norm_rows, rms_norm_rows_by_ops}) {
           compare([&](const Tensors& in) { return norm(in[0], in[1], kEpsilon, out); }, norm_formula, {x_RD, gain_D},
                   draw({rows, width}, 3), std::max(tolerance(type), tolerance(out)) * (rows > 100 ? 2.0 : 1.0));
@@ -146,7 +147,7 @@ TEST(RowFunctions, NormsEqualPlainLoops) {
       EXPECT_NEAR(y_RD[r][i].item<double>(), expected, 2e-6 * std::max(1.0, std::fabs(expected)));
     }
   }
-  // Nothing to divide by but epsilon.
+  // Only epsilon is there to divide by.
   EXPECT_TRUE(at::equal(rms_norm_rows(at::zeros({2, 3}), at::ones({3}), kEpsilon, at::kFloat), at::zeros({2, 3})));
 }
 
@@ -166,12 +167,12 @@ TEST(NormLinears, EqualTheFormulaAndItsGradients) {
       const at::Tensor normalized = norm_formula(in);
       return at::cat({at::linear(normalized, in[2], in[3]), at::linear(normalized, in[4])}, -1);
     };
-    // What is multiplied, the products and what comes back of each linear are rounded one after the other.
+    // The inputs, the products and the gradients of each linear are rounded one after the other.
     compare(function, formula, inputs, draw({2, 35, 37}, 6), type == at::kFloat ? 4e-6 : 3.0 * tolerance(type));
   }
 }
 
-// As one node what as several would be the same: rounded inputs let gradients through, and what is not asked for is not
+// One node gives what several nodes would give. Rounded inputs let gradients through, and what is not asked for is not
 // made.
 TEST(NormLinears, RoundTheirInputs) {
   const InputFormat int8 = {.type = InputType::int8};
@@ -240,7 +241,7 @@ TEST(RowFunctions, RotationsEqualPlainLoops) {
 TEST(RowFunctions, GatesEqualTheFormulaAndTheirGradients) {
   for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
     for (const at::ScalarType type : kTypes) {
-      // In bfloat16 activation and product are rounded one after the other, and so is what the gradient is made of.
+      // In bfloat16 activation and product are rounded one after the other, and so are the parts of the gradient.
       const double relative = type == at::kFloat ? 4e-6 : 3.0 * tolerance(type);
       for (const auto& gated : {gated_activation, gated_activation_by_ops}) {
         compare([&](const Tensors& in) { return gated(in[0], in[1], activation); },
@@ -265,8 +266,8 @@ TEST(RowFunctions, GatesEqualPlainLoops) {
   }
 }
 
-// Values and gradients of all four inputs are those of the same functions one after the other, bit for bit: what is
-// computed again is what was multiplied, rounded inputs too.
+// Values and gradients of all four inputs must be those of the same functions one after the other, bit for bit. What is
+// computed again is what was multiplied, rounded inputs included.
 TEST(RowFunctions, GatedLinearsEqualTheirParts) {
   const InputFormat rounding{.type = InputType::int8};
   for (const at::ScalarType type : kTypes) {
@@ -286,7 +287,7 @@ TEST(RowFunctions, GatedLinearsEqualTheirParts) {
       ASSERT_EQ(found.size(), parts.size());
       for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], parts[i])) << i;
     }
-    // Without gradients of weight and bias, and without a bias.
+    // Here weight and bias need no gradients, and then there is no bias.
     const Tensors two = with_gradients(
         [&](const Tensors& in) { return gated_linear(in[0], in[1], Activation::silu, nullptr, inputs[2], {}); },
         {inputs[0], inputs[1]}, weight);
@@ -299,8 +300,8 @@ TEST(RowFunctions, GatedLinearsEqualTheirParts) {
   }
 }
 
-// A weight in half the width gives the bits of the same weight widened beforehand: the values, and gradients that are
-// float32, the weight's own too.
+// A weight in half the width gives the bits of the same weight widened beforehand. This holds for the values, and for
+// the gradients, which are float32, the weight's own included.
 TEST(RowFunctions, WeightsHeldInLessGiveTheBitsOfWideOnes) {
   const at::Tensor gain_D = draw({24}, 40).to(at::kFloat);
   const Function behind_norm = [](const Tensors& in) {
@@ -345,7 +346,7 @@ TEST(RowFunctions, HeldLinearsEqualTheFormulaAndItsGradients) {
       {"narrower", "Float"});
 }
 
-// What lies otherwise in memory is the same numbers: inputs and gradients alike.
+// Another layout in memory holds the same numbers, for inputs and gradients alike.
 TEST(RowFunctions, ViewsGiveWhatCopiesGive) {
   const RotaryAngles angles = angles_of(10, 8);
   const at::Tensor gain_D = draw({32}, 15).to(at::kFloat).slice(0, 0, 32, 2);
@@ -371,7 +372,7 @@ TEST(RowFunctions, ViewsGiveWhatCopiesGive) {
   }
 }
 
-// Shapes at which neither rows nor elements divide evenly among threads.
+// Neither rows nor elements of these shapes divide evenly among threads.
 TEST(RowFunctions, AnyNumberOfThreadsGivesTheSameBits) {
   const int threads_before = at::get_num_threads();
   const RotaryAngles angles = angles_of(331, 13);

@@ -1,4 +1,5 @@
-// Which step of a training is kept, as a user sees it: printed, stored, and an event where it is none.
+// Checks which step of a training is kept, as a user sees it: printed, stored, and reported as an event where it is
+// none.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -47,7 +48,7 @@ TEST(SelectRecipe, WhatCannotBeMeasuredIsNotChosenBy) {
 
 class Select : public TrainModel {
  protected:
-  // What is printed of it, pare.json's and the report's.
+  // Collects what is printed about it, and what pare.json and the report say.
   Outcome run_to(const std::string& yaml, const std::string& out) {
     const Outcome outcome = run_pare(command(yaml, out));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -75,11 +76,11 @@ class Select : public TrainModel {
   std::string events_;
 };
 
-// Pulls the student towards the teacher's likeliest tokens, away from the text: its own loss falls while the perplexity
-// rises.
+// The teacher pulls the student towards its own likeliest tokens, away from the text. So the student's loss falls while
+// the perplexity rises.
 TEST_F(Select, ALossThatFallsIsNotThrownAwayForThePerplexity) {
   const std::string teacher = changed_copy("teacher", "tokenizer_config.json", "{", "{");
-  // A teacher that is surer of everything than the text allows: its head is twice as large.
+  // This teacher is surer of everything than the text allows, because its head is twice as large.
   const std::string script =
       "import sys\nfrom safetensors.numpy import load_file, save_file\n"
       "path = sys.argv[1] + '/model.safetensors'\ntensors = load_file(path)\n"
@@ -99,7 +100,7 @@ TEST_F(Select, ALossThatFallsIsNotThrownAwayForThePerplexity) {
   EXPECT_GT(curve.back().at("validation_perplexity").get<double>(),
             curve.front().at("validation_perplexity").get<double>());
   EXPECT_FALSE(curve.front().contains("loss"));
-  // The choice that was made before: nothing is kept, and that is no longer a secret.
+  // This was the choice before: nothing is kept, and now an event says so.
   run_to(recipe(distill(options + ", select: perplexity")), "by_perplexity");
   EXPECT_EQ(training_.at("kept_step"), 0);
   EXPECT_NE(events_.find("the result is what came in"), std::string::npos) << events_;
@@ -153,7 +154,7 @@ TEST_F(Select, WithoutATeachersWordTheLastStepIsKeptAndThatIsSaid) {
                  {"warm.h5", "not at 1.000 ('select: kl')", "record that temperature"});
 }
 
-// A record of all tokens says of its held-out sequences what the teacher itself says of the same windows.
+// A record of all tokens must say of its held-out sequences what the teacher itself says of the same windows.
 TEST_F(Select, ARecordMeasuresItsHeldOutSequences) {
   const std::string whole = (folder_ / "whole.h5").string();
   ASSERT_EQ(run_pare({"record", kModel, "--text", text(), "--top-k", "512", whole}).status, 0);
@@ -169,11 +170,11 @@ TEST_F(Select, ARecordMeasuresItsHeldOutSequences) {
   EXPECT_EQ(live.at("validation_perplexity"), recorded.at("validation_perplexity")) << "the same windows are held out";
   const double expected = live.at("validation_loss");
   EXPECT_GT(expected, 0.01);
-  // Logarithms are stored in float16: 2^-11 of up to some 20 nats each, either way.
+  // Logarithms are stored in float16, with an error of 2^-11 of up to some 20 nats each, either way.
   EXPECT_NEAR(recorded.at("validation_loss").get<double>(), expected, 0.01 * expected);
 }
 
-// What training measures in bfloat16 is what the runtime measures of the artifact.
+// The runtime must measure on the artifact what training measures in bfloat16.
 TEST_F(Select, WhatIsTrainedInBfloat16IsMeasuredAsItIsStored) {
   for (const std::string before : {"", "  - gptq: {bits: 4, group_size: -1}\n"}) {
     const std::string out = before.empty() ? "plain" : "codes";

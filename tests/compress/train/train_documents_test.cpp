@@ -1,4 +1,4 @@
-// Training on documents: each ends with its token, which is learned, and shares windows where it may.
+// Checks training on documents. Each ends with its end token, which is learned, and shares windows where it may.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 
 class TrainDocuments : public TrainModel {
  protected:
-  // Beginnings of stories of some 12 tokens, which a model that knows whole stories would go on with.
+  // The documents are beginnings of stories of some 12 tokens. A model that knows whole stories would continue them.
   TrainDocuments() {
     const std::string text = read_file(kText);
     std::string lines;
@@ -27,7 +27,7 @@ class TrainDocuments : public TrainModel {
     return "model: " + kModel + "\npasses:\n  - distill: {text: " + documents_.string() +
            ", tokens: 64, validation_windows: 4, precision: float32, validations: 1, " + more + "}\n";
   }
-  // Mean ln p of </s> behind the beginning of a story.
+  // Returns the mean ln p of </s> after the beginning of a story.
   double end_log_prob(const fs::path& model) const {
     const Checkpoint checkpoint = Checkpoint::open(model);
     const Tokenizer tokenizer = Tokenizer::open(model);
@@ -55,7 +55,7 @@ TEST_F(TrainDocuments, TheirEndIsLearned) {
   EXPECT_GT(after, before + 2.0);
 }
 
-// Windows of documents give what windows of each document give: minillm's prompts are of one document each.
+// Windows of documents give what windows of each document give. Each of minillm's prompts comes from one document.
 TEST_F(TrainDocuments, PromptsAreOfOneDocument) {
   const Json report = run_json(
       pass("loss: minillm, prompt_tokens: 8, sampled_tokens: 4, total_tokens: 200, batch: 2, micro_batch: 2"), "out");
@@ -63,7 +63,7 @@ TEST_F(TrainDocuments, PromptsAreOfOneDocument) {
   fs::remove_all(folder_ / "out");
   expect_refused(pass("loss: minillm, prompt_tokens: 40, sampled_tokens: 4, total_tokens: 200"),
                  {"documents.jsonl", "no document has 40 tokens"});
-  // Pieces behind windows of one length, each as long as it is.
+  // Pieces come after windows of one length, each as long as it is.
   std::string both =
       pass("loss: minillm, prompt_tokens: 8, sampled_tokens: 4, total_tokens: 2000, batch: 8, micro_batch: 4");
   both.replace(both.find(documents_.string()), documents_.string().size(),
@@ -74,7 +74,7 @@ TEST_F(TrainDocuments, PromptsAreOfOneDocument) {
             report.at("training").at("training_windows").get<int64_t>() + num_windows);
 }
 
-// A range of a whole sequence is one document's.
+// A range over a whole sequence must be that of one document.
 TEST_F(TrainDocuments, OfInputsRoundedBySequenceShareNoWindow) {
   const std::string round = "  - rtn: {bits: 8, group_size: -1, activations: {range: tensor}}\n";
   const auto recipe_of = [&](const std::string& more) {

@@ -1,4 +1,4 @@
-// Sampling against whole forward passes, and MiniLLM's step in pieces against one graph of its estimator.
+// Checks sampling against whole forward passes, and MiniLLM's step in pieces against one graph of its estimator.
 #include "compress/train/train_minillm.h"
 
 #include <ATen/core/grad_mode.h>
@@ -39,7 +39,7 @@ class MiniLlmStep : public testing::Test {
     return sample_continuations(prompts_BT, kNew, teacher_share, ends, seed, num_ids, student.frozen(), *teacher);
   }
 
-  // log softmax of all positions, [B, T, V], by whole forward passes.
+  // Returns log softmax of all positions, [B, T, V], by whole forward passes.
   static at::Tensor whole(const FrozenModel& model, const at::Tensor& ids_BT) {
     const at::NoGradGuard no_grad;
     const at::Tensor x = model.normalized(ids_BT);
@@ -54,7 +54,7 @@ class MiniLlmStep : public testing::Test {
   at::Tensor prompts_BT;
 };
 
-// Keys and values that were kept give what a whole pass gives: sums in another order, a dozen of them (1e-5).
+// Keys and values that were kept must give what a whole pass gives, up to the order of a dozen sums (1e-5).
 TEST_F(MiniLlmStep, SamplesComeFromTheMixture) {
   const Continuations samples = sample(5);
   ASSERT_EQ(samples.ids_BT.size(1), kPrompt + kNew);
@@ -72,8 +72,8 @@ TEST_F(MiniLlmStep, SamplesComeFromTheMixture) {
   }
 }
 
-// The first token of many draws follows the mixture: a chi-square statistic over the V tokens stays within six standard
-// deviations of its mean, V - 1 and sqrt(2 (V - 1)).
+// The first token of many draws must follow the mixture. A chi-square statistic over the V tokens stays within six
+// standard deviations, sqrt(2 (V - 1)), of its mean, V - 1.
 TEST_F(MiniLlmStep, DrawsHaveTheMixturesFrequencies) {
   const at::Tensor one = prompts_BT.narrow(0, 0, 1);
   constexpr int64_t kDraws = 400;
@@ -107,7 +107,7 @@ TEST_F(MiniLlmStep, TheSeedDecidesAndAnEndTokenEnds) {
   EXPECT_TRUE(is_over);
 }
 
-// A weight that no number of labels can stand for; the step's labels are more than the batch has.
+// No number of labels can stand for this weight. The step's labels are more than the batch has.
 TEST_F(MiniLlmStep, PlainTextCountsByItsWeight) {
   TokenBatch batch{prompts_BT, at::full({2, kPrompt}, kIgnoredLabel, at::kLong), {}};
   batch.labels_BT.narrow(1, 0, 2).copy_(prompts_BT.narrow(1, 1, 2));
@@ -127,14 +127,15 @@ TEST_F(MiniLlmStep, PlainTextCountsByItsWeight) {
     EXPECT_NEAR(loss.sum, weight * plain, 1e-6 * weight * plain);
     const std::vector<at::Tensor> found = gradients();
     for (size_t i = 0; i < expected.size(); ++i) {
-      // The weight is multiplied in before the sums: a rounding of each term, 2^-24.
+      // The weight is multiplied in before the sums, which rounds each term by 2^-24.
       const double size = weight * expected[i].norm().item<double>();
       EXPECT_LE(found[i].sub(expected[i], weight).norm().item<double>(), 1e-5 * size + 1e-12);
     }
   }
 }
 
-// One graph from the weights to the sum of minillm_losses; float32, sums in another order: 1e-4 of the largest entry.
+// One graph leads from the weights to the sum of minillm_losses, in float32. Sums in another order give 1e-4 of the
+// largest entry.
 TEST_F(MiniLlmStep, GradientsAreThoseOfOneGraph) {
   const Continuations samples = sample(3);
   const int64_t num_labels = samples.mask_BT.sum().item<int64_t>();
@@ -202,7 +203,7 @@ TEST_F(MiniLlmStep, GradientsAreThoseOfOneGraph) {
   }
 }
 
-// Rows of a table that are no tokens are never drawn, and what is drawn was drawn from a distribution over the others.
+// Rows of a table that are no tokens are never drawn, and a draw comes from a distribution over the others.
 TEST_F(MiniLlmStep, SamplesTokensAlone) {
   constexpr int64_t kIds = 3;
   const Continuations samples = sample_continuations(prompts_BT, kNew, 0.3, {}, 5, kIds, student.frozen(), *teacher);

@@ -1,4 +1,4 @@
-// What runs that train are tested with: the embedded model, its text in two files, and `pare` as a user runs it.
+// The fixture of runs that train: the embedded model, its text in two files, and `pare` as a user runs it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -45,7 +45,8 @@ inline std::vector<float> values_of(const Checkpoint& checkpoint, const LinearDe
 
 class TrainModel : public testing::Test {
  protected:
-  // The text's first windows are trained on, its last validated and evaluated on: files, so that both see the same.
+  // The text's first windows are trained on, and its last ones are for validation and evaluation. They are files, so
+  // that both see the same windows.
   TrainModel() {
     const Tokenizer tokenizer = Tokenizer::open(kModel);
     const TokenWindows all = read_token_windows(kText, &tokenizer, 64, 0, true, 512);
@@ -60,7 +61,7 @@ class TrainModel : public testing::Test {
 
   std::string text() const { return (folder_ / "training.npy").string(); }
   std::string validation() const { return (folder_ / "validation.npy").string(); }
-  // An item of `passes:`; float32, since the runtime's sums are to be compared.
+  // Returns an item of `passes:`. It trains in float32, because the runtime's sums are to be compared.
   std::string distill(const std::string& more) const {
     return "  - distill: {text: " + text() + ", validation_text: " + validation() +
            ", validation_windows: 40, precision: float32, validations: 4, batch: 8, micro_batch: 4, " + more + "}\n";
@@ -87,7 +88,7 @@ class TrainModel : public testing::Test {
     EXPECT_TRUE(verification.has_manifest);
     EXPECT_TRUE(verification.problems.empty()) << verification.problems.front();
   }
-  // What training measured on the validation windows is what the runtime measures of the artifact on them.
+  // The runtime must measure on the artifact what training measured on the validation windows.
   static void expect_measured(const Json& report) {
     const double trained = report.at("training").at("kept_validation_perplexity");
     EXPECT_NEAR(report.at("perplexity")[0].at("perplexity").get<double>(), trained, 0.005 * trained);
@@ -103,7 +104,7 @@ class TrainModel : public testing::Test {
       EXPECT_FALSE(fs::exists(folder_ / left)) << left;
     }
   }
-  // A copy of the model with a text in one of its files replaced.
+  // Makes a copy of the model with a text in one of its files replaced.
   std::string changed_copy(const std::string& name, const std::string& file, const std::string& from,
                            const std::string& to) {
     fs::copy(kModel, folder_ / name, fs::copy_options::recursive);
@@ -114,7 +115,7 @@ class TrainModel : public testing::Test {
     return (folder_ / name).string();
   }
 
-  // A copy of the model whose table has 32 rows more: no tokens, as real checkpoints have them.
+  // Makes a copy of the model whose table has 32 more rows that are no tokens, as in real checkpoints.
   std::string widened_copy(const std::string& name) {
     fs::copy(kModel, folder_ / name, fs::copy_options::recursive);
     const std::string wide = (folder_ / name).string();

@@ -1,4 +1,4 @@
-// Training phases as a user runs them: what they give and what they leave as it was.
+// Runs training phases as a user does: what they give, and what they leave as it was.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ TEST_F(TrainModel, AStudentOfFewerLayersLearnsFromItsTeacher) {
   EXPECT_EQ(manifest.at("training").at("curve"), curve);
 }
 
-// Several files are one text: the same windows in the same order give the same model.
+// Several files are one text. The same windows in the same order must give the same model.
 TEST_F(TrainModel, FilesOfAListFollowEachOther) {
   const TokenWindows all = read_token_windows(text(), nullptr, 0, 0, false, 512);
   const int64_t num_first = all.num_windows / 3;
@@ -60,7 +60,8 @@ TEST_F(TrainModel, FilesOfAListFollowEachOther) {
                  {"windows of 32 tokens; expected 64 as in"});
 }
 
-// The plan knows the teacher's size alone: what that one would take keeps no smaller student from being trained.
+// The plan knows the teacher's size alone. The memory that the teacher would need must not keep a smaller student from
+// being trained.
 TEST_F(TrainModel, AStudentIsTrainedInTheMemoryThatItNeeds) {
   const std::string yaml = recipe("  - distill: {text: " + text() +
                                       ", total_tokens: 4096, batch: 64, micro_batch: 64, precision: float32, "
@@ -70,7 +71,8 @@ TEST_F(TrainModel, AStudentIsTrainedInTheMemoryThatItNeeds) {
   ASSERT_EQ(plan.status, 0) << plan.err;
   EXPECT_NE(plan.err.find("as if the student were as large as its teacher"), std::string::npos) << plan.err;
   const int64_t of_teacher = Json::parse(plan.out).at("phases").at(1).at("predicted_peak_memory_bytes");
-  const std::string less = std::to_string((of_teacher >> 20) - 20) + "MiB";  // activations of four layers: some 70 MiB
+  const std::string less = std::to_string((of_teacher >> 20) - 20) + "MiB";  // activations of four layers take some 70
+                                                                             // MiB
   const Outcome outcome = run_pare(command(yaml, "out", {"--max-memory", less}));
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   const Outcome refused = run_pare(command(yaml, "refused", {"--max-memory", "1MiB"}));
@@ -90,7 +92,7 @@ class TrainCompressed : public TrainModel, public testing::WithParamInterface<Co
 TEST_P(TrainCompressed, KeepsZerosAndSchemesAndLosesNothing) {
   const Compressed& item = GetParam();
   run_json(recipe(item.passes), "before");
-  // Compressed as it is before; trained on what the uncompressed model says.
+  // The model is compressed as it was before, and trained on the uncompressed model's outputs.
   const Json report = run_json(
       recipe(item.passes + distill("total_tokens: 20000, learning_rate: 3e-4, offset_learning_rate: 2e-2")), "after");
   expect_measured(report);
@@ -131,12 +133,12 @@ INSTANTIATE_TEST_SUITE_P(
                    true, true}),
     [](const testing::TestParamInfo<Compressed>& item) { return item.param.name; });
 
-// Every way in which weights, inputs and tables are stored, on random models of every family.
+// Every way to store weights, inputs and tables, on random models of every family.
 struct Stored {
   const char* name;
   const char* family;
-  const char* passes;  // before training, and what else of a recipe belongs to them
-  const char* more;    // of distill
+  const char* passes;  // before training, with other keys of the recipe that belong to them
+  const char* more;    // more options of distill
   const char* behind = "";
   friend void PrintTo(const Stored& item, std::ostream* out) { *out << item.name; }
 };
@@ -145,8 +147,9 @@ class TrainStored : public TrainModel, public testing::WithParamInterface<Stored
 TEST_P(TrainStored, IsStoredAsItWasAndMeasuredAsTheRuntimeDoes) {
   const Stored& item = GetParam();
   const std::string ids = (family(item.family) / "ids.npy").string();
-  // 2048 tokens to measure on: where inputs are rounded, sums of another order fall to the next code now and then, which
-  // moves the loss of a random model's token by some hundredths of a nat either way, and the mean of 128 by too much.
+  // There are 2048 tokens to measure on. Where inputs are rounded, sums in another order fall to the next code now and
+  // then. That moves the loss of a random model's token by some hundredths of a nat either way, which is too much for a
+  // mean of 128.
   TokenWindows many{32, 64, {}};
   std::mt19937 random(11);
   for (int64_t i = 0; i < 32 * 64; ++i) many.ids_NT.push_back(static_cast<int32_t>(random() % 128));
@@ -161,7 +164,7 @@ TEST_P(TrainStored, IsStoredAsItWasAndMeasuredAsTheRuntimeDoes) {
                                "after");
   expect_measured(report);
   expect_verifies("after");
-  // Random models know nothing of the ids, nor does their teacher: any step that was kept is an improvement.
+  // Neither random models nor their teacher know anything of the ids, so any step that was kept is an improvement.
   if (*item.passes == '\0') return;
   run_json(head + item.passes + item.behind, "before");
   const Checkpoint before = Checkpoint::open(folder_ / "before"), after = Checkpoint::open(folder_ / "after");
@@ -170,7 +173,7 @@ TEST_P(TrainStored, IsStoredAsItWasAndMeasuredAsTheRuntimeDoes) {
     EXPECT_EQ(after.linear(linear).input, before.linear(linear).input) << linear.name;
   }
   EXPECT_EQ(after.stored_scheme(after.head()), before.stored_scheme(before.head()));
-  // Which layers are said to be pruned, and how; verification counts.
+  // Compares which layers are said to be pruned, and how. Verification counts them.
   const auto was = sparsity_claims(before), is = sparsity_claims(after);
   ASSERT_EQ(is.size(), was.size());
   for (const auto& [name, claim] : was) {
@@ -237,7 +240,8 @@ TEST_F(TrainModel, ExcludedLayersStayAsTheyAre) {
   }
 }
 
-// A frozen weight is multiplied in bfloat16 and stored as it was, packed ones too: only plain ones are copied.
+// A frozen weight is multiplied in bfloat16 and stored as it was. That holds for packed weights too; only plain ones
+// are copied.
 TEST_F(TrainModel, PackedLayersThatAreExcludedKeepWhatBfloat16DoesNot) {
   run_json(recipe("  - sparsegpt: {pattern: \"2:4\", fit: false, storage: packed}\n"), "packed");
   const Checkpoint before = Checkpoint::open(folder_ / "packed");
@@ -261,8 +265,8 @@ TEST_F(TrainModel, PackedLayersThatAreExcludedKeepWhatBfloat16DoesNot) {
   }
 }
 
-// Killed before six of the renames of a run of two phases: in the first, and while the second trains, validates and
-// writes.
+// A run of two phases is killed before six of its renames: in the first phase, and while the second one trains,
+// validates and writes.
 TEST_F(TrainModel, KilledInAnyPhaseItGoesOnToTheSameBytes) {
   const std::string yaml =
       "model: " + kModel + "\nstudent: {layers: 2}\npasses:\n  - distill: {text: " + text() +
@@ -294,8 +298,8 @@ TEST_F(TrainModel, KilledInAnyPhaseItGoesOnToTheSameBytes) {
   EXPECT_GE(num_in_second, 3);
 }
 
-// Killed once the output has its name: what the phases handed on is still there. A dry run leaves it, and the next run,
-// which has nothing else to do, removes it.
+// The run is killed once the output has its name, when what the phases handed on is still there. A dry run leaves it.
+// The next run, which has nothing else to do, removes it.
 TEST_F(TrainModel, KilledBehindTheLastRenameTheNextRunRemovesWhatIsLeft) {
   const std::string yaml = "model: " + kModel + "\nstudent: {layers: 2}\npasses:\n" + distill("total_tokens: 1000") +
                            distill("total_tokens: 600");
@@ -331,7 +335,7 @@ TEST_F(TrainModel, KilledBehindTheLastRenameTheNextRunRemovesWhatIsLeft) {
 TEST_F(TrainModel, AnUnfinishedRunWithOtherLayersLeftOutIsNotGoneOnWith) {
   const auto yaml = [&](const std::string& excluded) {
     return recipe(distill("total_tokens: 1000") + "    layers: {exclude: [\"" + excluded + "\"]}\n") +
-           "fail_if: {perplexity_ratio: 0.01}\n";  // stays unfinished
+           "fail_if: {perplexity_ratio: 0.01}\n";  // keeps the run unfinished
   };
   ASSERT_EQ(run_pare(command(yaml("*.up_proj"), "out")).status, 1);
   ASSERT_TRUE(fs::exists(folder_ / "out.partial"));
@@ -351,13 +355,13 @@ TEST_F(TrainModel, AnUnfinishedTrainingOnOtherThreadsSaysHowItGoesOn) {
   for (const char* part : {"on 2 threads, this one is on 1 thread", "--threads 2", "--fresh"}) {
     EXPECT_NE(other.err.find(part), std::string::npos) << other.err;
   }
-  // And so it does: it is the result that is not good enough, not the threads.
+  // The result is indeed not good enough, and that is not due to the threads.
   *threads = "2";
   EXPECT_NE(run_pare(words).err.find("fail_if"), std::string::npos);
 }
 
-// A file system that has room for the second phase alone, and not for what the first hands on besides. (Needs user
-// namespaces.)
+// The file system has room for the second phase alone, and not for what the first one hands on besides. This test needs
+// user namespaces.
 TEST_F(TrainModel, ADiskTooSmallForAllPhasesIsFoundBeforeTheFirst) {
   const std::string yaml = recipe(distill("total_tokens: 600") + distill("total_tokens: 600"));
   const Outcome plan = run_pare(command(yaml, "out", {"--dry-run", "--json"}));
@@ -379,8 +383,8 @@ TEST_F(TrainModel, ADiskTooSmallForAllPhasesIsFoundBeforeTheFirst) {
   EXPECT_EQ(err.find("phase 1 of 2"), std::string::npos) << err;
 }
 
-// At every rename of a run of two phases, by which parts and phases are done: whatever is there by then, another run of
-// the same output is told so and takes nothing away.
+// Before every rename of a run of two phases, by which parts and phases are finished, another run of the same output
+// starts. Whatever is there by then, that run must be refused and remove nothing.
 TEST_F(TrainModel, ARunBesideOneOfTheSameOutputTakesNothingAway) {
   const std::string yaml = "model: " + kModel + "\nstudent: {layers: 2}\npasses:\n" + distill("total_tokens: 1000");
   const TracedOutcome whole = run_pare_disturbed(command(yaml, "whole"), -1, [] {});
@@ -409,7 +413,7 @@ TEST_F(TrainModel, ARunBesideOneOfTheSameOutputTakesNothingAway) {
   EXPECT_GE(num_beside_a_made_phase, 2);
 }
 
-// Whatever LibTorch this is built with: where a GPU is, the command works on it.
+// This holds for any LibTorch: where there is a GPU, the command works on it.
 TEST_F(TrainModel, AGpuIsRefusedWhereNoneIsOrNothingWorksOnIt) {
   const std::string rtn = recipe("  - rtn: {bits: 8, group_size: -1}\n");
   const Outcome untrained = run_pare(command(rtn.substr(0, rtn.find("evaluate:")), "untrained", {"--device", "cuda"}));
@@ -444,7 +448,7 @@ TEST_F(TrainModel, HiddenStatesOfAnotherWidthAreNotCompared) {
   EXPECT_FALSE(fs::exists(folder_ / "out"));
 }
 
-// The first validation of a run is that of the student as it came.
+// The first validation of a run measures the student as it came.
 TEST_F(TrainModel, HiddenStatesOfTheTeacherAreLearntFrom) {
   const Json report =
       run_json(recipe(distill("total_tokens: 20000, learning_rate: 3e-3, loss: forward_kl, hidden_weight: 1"),

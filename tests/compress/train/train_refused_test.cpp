@@ -1,4 +1,4 @@
-// What a training is refused for, with its line or before any work, and what is told of it.
+// Checks what a training is refused for, with its line or before any work, and what is reported about it.
 #include <gtest/gtest.h>
 
 #include "compress/recipe/recipe.h"
@@ -34,7 +34,7 @@ TEST(TrainRecipe, WhatCannotFollowIsSaidWithItsLine) {
           {"train", "nothing is left"});
   refused("  - distill: {text: t, loss: skew_kl, skew: 1}\n", {"r.yaml:4", "skew", "below 1"});
   refused("  - distill: {text: t, loss: skew_reverse_kl, skew: 1}\n", {"r.yaml:4", "skew", "below 1"});
-  // What is left of these in float32 is rounding.
+  // With these values, float32 leaves only rounding.
   for (const char* beta : {"1e-5", "9.9e-5", "0.99995"}) {
     refused("  - distill: {text: t, loss: jensen_shannon, beta: " + std::string(beta) + "}\n",
             {"r.yaml:4", "beta", "0.0001 to 0.9999"});
@@ -111,7 +111,7 @@ TEST_F(TrainModel, ATeacherMustFitTheStudent) {
                                              "\"max_position_embeddings\": 80") +
                                 ", loss: minillm, prompt_tokens: 48, sampled_tokens: 48")),
                  {"96 tokens", "context of the teacher", "80", "'sampled_tokens'"});
-  // Hard labels need none, and read none; nor has a dense student scales or offsets of codes to move.
+  // Hard labels need no teacher and read none. A dense student has no scales or offsets of codes to move either.
   run_json(recipe(distill("total_tokens: 1000, loss: hard_label, offset_learning_rate: 0.1, teacher: " + other)),
            "alone");
   const std::string events = Json::parse(read_file(folder_ / "alone" / "pare.json")).at("events").dump();
@@ -140,7 +140,7 @@ TEST_F(TrainModel, RangesOfSequencesAreNotThoseOfABatch) {
   }
 }
 
-// What a live teacher and a text are refused for, a record is refused for.
+// A record is refused for the same reasons as a live teacher and a text.
 TEST_F(TrainModel, ARecordMustFitTheStudent) {
   const std::string record = (folder_ / "record.h5").string();
   ASSERT_EQ(run_pare({"record", kModel, "--text", text(), "--windows", "8", "--top-k", "8", record}).status, 0);
@@ -150,14 +150,14 @@ TEST_F(TrainModel, ARecordMustFitTheStudent) {
       "\npasses:\n  - distill: {logits: " + record + ", validation_windows: 2, total_tokens: 64}\n";
   expect_refused("model: " + narrow + passes, {"record.h5", "64 tokens", "context is 32", "record shorter ones"});
   run_json("model: " + kModel + passes, "fits");
-  // A record of all tokens leaves the rows of a wider table out, and knows their mass at its own temperatures alone.
+  // A record of all tokens leaves out the rows of a wider table, and knows their mass at its own temperatures alone.
   const std::string whole = (folder_ / "whole.h5").string();
   ASSERT_EQ(run_pare({"record", kModel, "--text", text(), "--windows", "8", "--top-k", "512", whole}).status, 0);
   const std::string warm =
       "\npasses:\n  - distill: {logits: " + whole + ", validation_windows: 2, total_tokens: 64, temperature: 3}\n";
   expect_refused("model: " + widened_copy("wide") + warm, {"whole.h5", "temperatures 1.000 2.000, not at 3.000"});
   run_json("model: " + kModel + warm, "warm");
-  // Which has no tail for a label to lie in.
+  // This record has no tail in which a label could lie.
   const auto with_tail = [](const std::string& store) {
     return "\npasses:\n  - distill: {logits: " + store +
            ", validation_windows: 2, total_tokens: 64, loss: forward_kl, tail_label_weight: 1}\n";
@@ -166,7 +166,7 @@ TEST_F(TrainModel, ARecordMustFitTheStudent) {
   run_json("model: " + kModel + with_tail(record), "tail");
 }
 
-// A layer with zeros that nobody has said to be pruned: they are kept, and that is said.
+// A layer has zeros that nothing declares as pruned. They are kept, and an event says so.
 TEST_F(TrainModel, ZerosThatAreKeptForTheirNumberAreAnEvent) {
   const std::string sparse = changed_copy("sparse", "tokenizer_config.json", "{", "{");
   write_text(folder_ / "prune.py",
@@ -186,7 +186,7 @@ TEST_F(TrainModel, ZerosThatAreKeptForTheirNumberAreAnEvent) {
   EXPECT_NE(strict.status, 0);
   EXPECT_NE(strict.err.find("model.layers.1.mlp.up_proj"), std::string::npos) << strict.err;
   EXPECT_EQ(strict.err.find("step 1/"), std::string::npos) << "before any step: " << strict.err;
-  // Of a model that says so it is none.
+  // A model that declares its zeros gives no event.
   run_json(recipe("  - wanda: {pattern: unstructured, ratio: 0.3}\n"), "pruned");
   const std::string none =
       run_json(recipe(distill("total_tokens: 1000, student: " + (folder_ / "pruned").string())), "trained")
@@ -195,8 +195,8 @@ TEST_F(TrainModel, ZerosThatAreKeptForTheirNumberAreAnEvent) {
   EXPECT_EQ(none.find("zeros"), std::string::npos) << none;
 }
 
-// What a record takes in memory are its tokens and what they predict, however much longer than the others one sequence
-// is: some 2 KB here, and some 27 KB if all were filled up to the longest.
+// In memory a record takes its tokens and what they predict, however much longer than the others one sequence is. That
+// is some 2 KB here, and would be some 27 KB if all were filled up to the longest.
 TEST_F(TrainModel, ARecordOfUnequalSequencesMustFitMemory) {
   const fs::path prompts = folder_ / "prompts.jsonl";
   std::string lines, long_prompt = "Once";
@@ -216,7 +216,8 @@ TEST_F(TrainModel, ARecordOfUnequalSequencesMustFitMemory) {
     for (const std::string& word : words) EXPECT_NE(outcome.err.find(word), std::string::npos) << outcome.err;
   };
   refused("512", {"unequal.h5", "41 sequences", "tokens in all, which do not fit", "512 B", "--max-memory"});
-  refused("20KiB", {"--max-memory", "training needs"});  // a model and its gradients, but no longer the record
+  refused("20KiB", {"--max-memory", "training needs"});  // enough for a model and its gradients, but not for the record
+                                                         // as well
 }
 
 TEST_F(TrainModel, StudentsInFormsThatCannotBeTrainedAreRefused) {

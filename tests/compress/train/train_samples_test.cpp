@@ -1,4 +1,4 @@
-// Runs of MiniLLM, whose student samples what it learns from, and finished phases that are made anew.
+// Runs MiniLLM, whose student samples what it learns from, and makes finished phases again.
 #include <gtest/gtest.h>
 
 #include "tests/compress/train/train_model_fixture.h"
@@ -9,9 +9,9 @@
 namespace pare::test {
 namespace {
 
-// Traced runs are quiet, since lines of progress come by the clock and count as calls.
+// Traced runs are quiet, because lines of progress depend on the clock and count as calls.
 
-// MiniLLM's draws are those of the step, whichever process makes it.
+// MiniLLM's draws depend on the step, not on the process that makes it.
 TEST_F(TrainModel, KilledWhileItSamplesItEndsWithTheSameBytes) {
   const std::string yaml =
       recipe("  - distill: {text: " + text() +
@@ -31,12 +31,12 @@ TEST_F(TrainModel, KilledWhileItSamplesItEndsWithTheSameBytes) {
   const Outcome resumed = run_pare(command(yaml, "killed"));
   ASSERT_EQ(resumed.status, 0) << resumed.err;
   EXPECT_EQ(promised_files(folder_ / "killed"), expected);
-  // With plain text beside the samples a step has its tokens, 2 windows of 64.
+  // With plain text beside the samples, a step has the text's tokens: 2 windows of 64.
   const Json report = Json::parse(read_file(folder_ / "whole" / "report.json"));
   EXPECT_EQ(report.at("training").at("steps"), 4);
 }
 
-// Of a student whose table has rows that the teacher's lacks, none of these is ever drawn.
+// If a student's table has rows that the teacher's lacks, none of them is ever drawn.
 TEST_F(TrainModel, AStudentWithMoreRowsThanItsTeacherSamplesTheTeachersTokens) {
   const std::string wide = widened_copy("wide");
   const Json report =

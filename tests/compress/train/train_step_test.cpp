@@ -1,4 +1,4 @@
-// A step in pieces against one graph of the whole loss, and what validation measures against the runtime.
+// Checks a step in pieces against one graph of the whole loss, and validation against the runtime.
 #include "compress/train/train_step.h"
 
 #include <ATen/core/grad_mode.h>
@@ -26,8 +26,8 @@ const fs::path kFamilies = kSource / "tests" / "golden" / "families";
 
 const IsTrained kAll = [](const std::string&) { return true; };
 
-// Five sequences of 64 tokens: more than a piece of the head's tokens, and not a multiple of it. Some labels are
-// ignored, a whole sequence's among them.
+// Returns five sequences of 64 tokens. That is more than a piece of the head's tokens, and not a multiple of it. Some
+// labels are ignored, among them those of a whole sequence.
 TokenBatch make_test_batch(const fs::path& family) {
   const TokenWindows windows = read_npy(family / "ids.npy");
   const std::vector<int64_t> chosen = {0, 1, 1, 0, 1};
@@ -44,7 +44,7 @@ TokenBatch part_of(const TokenBatch& batch, int64_t first, int64_t count) {
 
 using Gradients = std::map<std::string, at::Tensor>;
 
-// Of every parameter, under its name; set back to 0.
+// Returns the gradient of every parameter under its name, and sets it back to 0.
 Gradients take_gradients(StudentModel& student) {
   Gradients gradients;
   for (Parameter* parameter : student.parameters()) {
@@ -75,7 +75,7 @@ at::Tensor teacher_logits(const Checkpoint& teacher, const at::Tensor& ids_BT) {
   return functions.logits(read_table(teacher, teacher.head(), at::kFloat), x.reshape({-1, x.size(-1)}));
 }
 
-// Loss and gradients of one graph from the embedding to the mean of the losses, for students stored in float32.
+// Returns loss and gradients of one graph from the embedding to the mean of the losses, for students stored in float32.
 std::pair<double, Gradients> whole_graph(const TokenBatch& batch, const DistillLossOptions& options,
                                          const Checkpoint* teacher, const StudentModel& student) {
   const at::AutoGradMode enabled(true);
@@ -136,8 +136,8 @@ double norm_of(const Gradients& gradients) {
   return std::sqrt(squares);
 }
 
-// The same sums in another order, of a few hundred tokens: errors of some 2^-24 each, which grow through two blocks by
-// a condition of some tens.
+// These are the same sums of a few hundred tokens in another order. Errors of some 2^-24 each grow through two blocks
+// by a condition of some tens.
 constexpr double kOtherOrder = 2e-5;
 
 void expect_near(const Gradients& found, const Gradients& expected) {
@@ -187,7 +187,7 @@ TEST_P(TrainStep, PiecesGiveTheGradientsOfTheWholeGraph) {
     EXPECT_EQ(kept.num_labels, num_labels);
     EXPECT_NEAR(kept.sum / static_cast<double>(num_labels), expected_loss, 1e-5 * std::max(1.0, expected_loss));
     expect_near(of_kept, expected);
-    // Activations made again are the same.
+    // Activations that are computed again are the same.
     const BatchLoss recomputed = train_on(batch_, options, /*recompute=*/true, num_labels, used, student);
     EXPECT_EQ(recomputed.sum, kept.sum);
     for (const auto& [parameter, gradient] : take_gradients(student)) {
@@ -255,8 +255,8 @@ TEST_P(TrainStep, ATeacherEqualToTheStudentTeachesNothing) {
     const double others = train_on(batch_, options, false, num_labels, other.get(), student).sum;
     const double norm = norm_of(take_gradients(student));
     const double own = train_on(batch_, options, false, num_labels, same.get(), student).sum;
-    // Both sides' logits may differ by the order of sums; a divergence has its minimum there, but for total variation,
-    // which has a kink: of its gradient only what outcomes of equal probability have is left out.
+    // Logits of both sides may differ by the order of sums. A divergence has its minimum there, except for total
+    // variation, which has a kink. Its gradient there only lacks the part of outcomes with equal probabilities.
     EXPECT_NEAR(own, 0.0, (loss == DistillLoss::total_variation ? 1e-4 : 1e-6) * others);
     const double own_norm = norm_of(take_gradients(student));
     if (loss != DistillLoss::total_variation) {
@@ -339,7 +339,7 @@ TEST(LiveTeacher, HoldsATableOfTheSameValuesOnce) {
   EXPECT_TRUE(whole.frozen_tables().empty());
 }
 
-// Both take the same windows as they are; the runtime multiplies in float32 as well, in another order.
+// Both take the same windows unchanged. The runtime multiplies in float32 as well, in another order.
 TEST(Score, IsThePerplexityThatTheRuntimeMeasures) {
   const at::NoGradGuard no_grad;
   for (const fs::path& model : {kSource / "calibration_data" / "stories260k", kFamilies / "llama_gqa_untied",
@@ -362,8 +362,8 @@ TEST(Score, IsThePerplexityThatTheRuntimeMeasures) {
                   1e-4 * expected)
           << model;
     }
-    // Whatever it is trained in, it is measured as it would be stored, frozen tensors too: these are files in float32
-    // and float16, which bfloat16 rounds.
+    // Whatever type a student is trained in, it is measured as it would be stored, frozen tensors included. These are
+    // files in float32 and float16, which bfloat16 rounds.
     for (const TrainedParts& parts : {TrainedParts{}, TrainedParts{.weights = false, .vectors = false},
                                       TrainedParts{.weights = false, .embedding = true}}) {
       StudentModel narrow(checkpoint, parts, kAll, windows.windows.num_tokens, at::kBFloat16);
@@ -393,7 +393,7 @@ TEST(MakeBatch, LabelsAreTheNextTokens) {
   EXPECT_EQ(data.num_labels(chosen), 4);
 }
 
-// What is filled up behind the end of a sequence costs nothing: batches end behind their last label.
+// Filling after the end of a sequence costs nothing, because batches end after their last label.
 TEST(MakeBatch, EndsBehindTheLastLabelOfTheLongest) {
   constexpr auto kNone = static_cast<int32_t>(kIgnoredLabel);
   LabelledWindows data;
@@ -418,7 +418,7 @@ TEST(MakeBatch, EndsBehindTheLastLabelOfTheLongest) {
   }
 }
 
-// Windows that lie one behind the other without filling make the batches of those that are filled up.
+// Windows of their own length, one after the other, must make the same batches as windows that are filled up.
 TEST(MakeBatch, WindowsOfDifferentLengthsAreFilledUpInTheirBatchAlone) {
   constexpr auto kNone = static_cast<int32_t>(kIgnoredLabel);
   LabelledWindows filled;

@@ -26,13 +26,13 @@ class Trainer : public testing::Test {
   Trainer() {
     const TokenWindows ids = read_npy(family_ / "ids.npy");
     data_.validation.windows = ids;
-    // Halves of the windows, so that there are a few.
+    // Windows are halved, so that there are a few of them.
     data_.training.windows.num_tokens = ids.num_tokens / 2;
     data_.training.windows.num_windows = ids.num_windows * 2;
     data_.training.windows.ids_NT = ids.ids_NT;
     options_.loss.loss = DistillLoss::soft_label;
     options_.batch = 2;
-    options_.total_tokens = 12 * options_.batch * data_.training.windows.num_tokens;  // 12 steps
+    options_.total_tokens = 12 * options_.batch * data_.training.windows.num_tokens;  // gives 12 steps
     options_.learning_rate = 2e-3;
     options_.warmup = 0.2;
     options_.validations = 4;

@@ -1,4 +1,4 @@
-// The loop: the order of windows, the validation that is kept, going on after an interruption, and failures on the way.
+// Checks the loop: the order of windows, the validation that is kept, resuming after an interruption, and failures.
 #include "compress/train/trainer.h"
 
 #include <ATen/ops/zeros.h>
@@ -58,7 +58,7 @@ TEST_F(Trainer, LowersTheLossAndMeasuresOnTheWay) {
   const auto student = make_student();
   const double before = perplexity_of(*student);
   const TrainingState state = train_in("run", *student);
-  ASSERT_EQ(state.curve.size(), 5u);  // before the first step, and four on the way
+  ASSERT_EQ(state.curve.size(), 5u);  // one before the first step, and four on the way
   EXPECT_EQ(state.curve.front().validation_perplexity, before);
   for (size_t i = 0; i < state.curve.size(); ++i) {
     EXPECT_EQ(state.curve[i].step, static_cast<int64_t>(i) * 3);
@@ -72,7 +72,7 @@ TEST_F(Trainer, LowersTheLossAndMeasuresOnTheWay) {
   EXPECT_NE(out_.str().find("step 12/12"), std::string::npos) << out_.str();
 }
 
-// Between two validations a person sees where it goes.
+// Between two validations the bar shows a person where the loss goes.
 TEST_F(Trainer, TheBarShowsTheLossOfTheLastStep) {
   options_.total_tokens = 3 * options_.batch * data_.training.windows.num_tokens;
   options_.validations = 3;
@@ -84,10 +84,10 @@ TEST_F(Trainer, TheBarShowsTheLossOfTheLastStep) {
   const at::NoGradGuard no_grad;
   TrainingStore store(folder_.path() / "bar");
   const auto teacher = live_teacher(teacher_, 64, compute_, student->description().vocabulary_size);
-  // A bar is drawn ten times a second at most.
+  // A bar is drawn at most ten times a second.
   const auto wait = [] { std::this_thread::sleep_for(std::chrono::milliseconds(120)); };
   train(data_, options_, {teacher.get(), teacher.get()}, *student, store, bar, wait, speed_);
-  for (const size_t step : {1, 2}) {  // behind the last one stands its validation's line
+  for (const size_t step : {1, 2}) {  // the line of a validation follows the last step
     const std::string before = std::to_string(step) + "/3 steps, loss ";
     const size_t at = shown.str().find(before);
     ASSERT_NE(at, std::string::npos) << step << shown.str();
@@ -106,7 +106,7 @@ TEST_F(Trainer, TheOnlyStepHasTheWholeLearningRate) {
   }
 }
 
-// What each way to choose measures, beside the perplexity that is always measured.
+// Returns what each way to choose measures, beside the perplexity that is always measured.
 std::optional<double> measured(const TrainingPoint& point, SelectBy select) {
   return select == SelectBy::loss         ? point.validation_loss
          : select == SelectBy::kl         ? point.validation_kl
@@ -118,7 +118,7 @@ TEST_F(Trainer, KeepsTheValidationThatIsAskedFor) {
   options_.loss.loss = DistillLoss::reverse_kl;
   options_.total_tokens *= 2;
   options_.validations = 24;
-  options_.learning_rate = 0.02;  // too much for long: the windows to validate on are others' halves
+  options_.learning_rate = 0.02;  // too much for a long run: the windows to validate on are other halves
   options_.final_rate = 1.0;
   const auto teacher = live_teacher(teacher_, 64, compute_, 128);
   std::set<int64_t> kept_steps;
@@ -140,7 +140,7 @@ TEST_F(Trainer, KeepsTheValidationThatIsAskedFor) {
       expected = point.step;
     }
     EXPECT_EQ(state.kept_step, expected) << name;
-    // The student is left with the values of that validation: measured again they give the same.
+    // The student is left with the values of that validation, which give the same when measured again.
     EXPECT_EQ(perplexity_of(*student), kept_perplexity(state)) << name;
     if (select == SelectBy::last || select == SelectBy::perplexity) continue;
     const DistillLossOptions asked = held_out_loss(options_).value();
@@ -152,7 +152,7 @@ TEST_F(Trainer, KeepsTheValidationThatIsAskedFor) {
   EXPECT_GT(kept_steps.size(), 1u) << "ways to choose that always agree prove nothing";
 }
 
-// The loss of held-out windows is that of the step without its gradients.
+// The loss of held-out windows must be that of the step without its gradients.
 TEST_F(Trainer, TheHeldOutLossIsTheTrainedOne) {
   const at::NoGradGuard no_grad;
   const auto student = make_student();
@@ -167,7 +167,7 @@ TEST_F(Trainer, TheHeldOutLossIsTheTrainedOne) {
       const BatchLoss trained = train_on(batch, asked, false, count_labels(batch), asks, *student);
       const BatchScore scored = score(batch, &asked, asks, *student);
       EXPECT_EQ(scored.num_labels, trained.num_labels);
-      // Sums of float32 in another order: 2^-24 of each of some hundred terms.
+      // These are float32 sums in another order: 2^-24 of each of some hundred terms.
       EXPECT_NEAR(scored.measured, trained.sum, 1e-5 * std::abs(trained.sum)) << name_of(loss) << " " << hidden_weight;
       EXPECT_EQ(scored.label_loss, score(batch, nullptr, nullptr, *student).label_loss);
     }
@@ -188,7 +188,7 @@ TEST_F(Trainer, PatienceStops) {
   EXPECT_EQ(state.step, state.kept_step + 3);
   EXPECT_EQ(state.curve.back().step, state.step);
   EXPECT_EQ(perplexity_of(*student), kept_perplexity(state));
-  // Begun again it is done.
+  // Begun again, the run is done at once.
   const auto again = make_student();
   expect_same(train_in("run", *again), state, *again, *student);
   EXPECT_EQ(speed_.num_tokens, 0);
@@ -207,7 +207,7 @@ TEST_F(Trainer, InterruptedAtAnyStepItGoesOnToTheSameBits) {
         const TrainingState state = train_in(folder, *student, [&] {
           if (++num_steps == interval) request_interrupt();
         });
-        // The last step's request comes behind it.
+        // The last step's request comes after it.
         clear_interrupt();
         expect_same(state, expected, *student, *whole);
         is_done = true;
@@ -220,7 +220,7 @@ TEST_F(Trainer, InterruptedAtAnyStepItGoesOnToTheSameBits) {
   }
 }
 
-// Without a moment to save its state a run goes on from the last validation.
+// A run that had no time to save its state goes on from the last validation.
 TEST_F(Trainer, KilledBetweenStatesItGoesOnToTheSameBits) {
   const auto whole = make_student();
   const TrainingState expected = train_in("whole", *whole);
@@ -234,7 +234,7 @@ TEST_F(Trainer, KilledBetweenStatesItGoesOnToTheSameBits) {
                             if (num_steps++ == moment) throw Killed();
                           }),
                  Killed);
-    // What a killed run may leave beside what the state names.
+    // A killed run may leave such a file beside those that the state names.
     write_file_atomically(folder_.path() / folder / "step-000010.safetensors", "cut off");
     const auto again = make_student();
     expect_same(train_in(folder, *again), expected, *again, *whole);
@@ -245,12 +245,12 @@ TEST_F(Trainer, KilledBetweenStatesItGoesOnToTheSameBits) {
 }
 
 // Each micro-batch runs on one thread where there are enough of them for all threads, and gradients are added in their
-// order: then one thread, which takes them one after the other, has the same bits.
+// order. So one thread, which takes them one after the other, gives the same bits.
 TEST_F(Trainer, MicroBatchesOnThreadsHaveTheBitsOfOneThread) {
   const int num_threads = at::get_num_threads();
   options_.batch = 4;
   options_.total_tokens *= 2;
-  // As many windows to validate on, too: a window that all threads share may have other bits with more of them.
+  // There are as many windows to validate on. A window that all threads share may have other bits with more of them.
   data_.validation = data_.training;
   ASSERT_EQ(data_.validation.windows.num_windows, options_.batch);
   for (const auto& [compute, recompute] : {std::pair{at::kFloat, false}, {at::kFloat, true}, {at::kBFloat16, false}}) {
@@ -288,14 +288,14 @@ class Failing : public Teacher {
   std::shared_ptr<std::atomic<int>> num_seen_;
 };
 
-// A teacher that fails in one micro-batch: the run ends with its error, and no thread waits for ever.
+// The teacher fails in one micro-batch. The run must end with its error, and no thread may wait for ever.
 TEST_F(Trainer, AMicroBatchThatFailsEndsTheStep) {
   const int num_threads = at::get_num_threads();
   at::set_num_threads(4);
   options_.batch = 4;
   const auto student = make_student();
   ASSERT_EQ(student->description().vocabulary_size, 128);
-  // Again and again: threads that wait must not be first to say why the step has ended.
+  // This is repeated: threads that wait must not be the first to say why the step has ended.
   for (int i = 0; i < 25; ++i) {
     TrainingStore store(folder_.path() / ("failing" + std::to_string(i)));
     Failing teacher(std::make_shared<std::atomic<int>>(0));

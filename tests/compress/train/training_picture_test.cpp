@@ -1,4 +1,4 @@
-// What a training leaves to look at: its curve as a table and as a picture.
+// Checks the curve of a training as a table and as a picture.
 #include "compress/train/training_picture.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 namespace pare {
 namespace {
 
-// A value has a comma before the next and a line its end; every number reads back as it was.
+// A comma follows each value but the last of a line. Every number must read back as it was.
 TEST(TrainingCurve, CsvReadsBack) {
   const std::vector<TrainingPoint> curve = {{0, 0, {}, 12.345678901234567, 0.1, {}, 0.0},
                                             {7, 7168, 1.0 / 3.0, 1e-7, {}, -1e-9, 1e-4},
@@ -30,7 +30,7 @@ TEST(TrainingCurve, CsvReadsBack) {
     std::istringstream cells(line);
     std::vector<std::optional<double>> values;
     for (std::string cell; std::getline(cells, cell, ',');) {
-      if (cell.empty()) {  // what was not measured
+      if (cell.empty()) {  // this was not measured
         values.emplace_back();
         continue;
       }
@@ -47,7 +47,8 @@ TEST(TrainingCurve, CsvReadsBack) {
   EXPECT_FALSE(std::getline(lines, line));
 }
 
-// Every element is closed in order, attributes are quoted, and there is one root: enough for XML without entities.
+// Expects that every element is closed in order, attributes are quoted, and there is one root. That is enough for XML
+// without entities.
 void expect_well_formed(const std::string& svg) {
   std::vector<std::string> open;
   int num_roots = 0;
@@ -96,17 +97,17 @@ TEST(TrainingPicture, IsWellFormedAndHasEveryPoint) {
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_EQ(std::count(lines[0].begin(), lines[0].end(), ','), 2) << "the loss has no point before the first step";
   EXPECT_EQ(std::count(lines[1].begin(), lines[1].end(), ','), 3);
-  // The largest perplexity stands at the top and to the left, the smallest at the bottom.
+  // The largest perplexity is at the top left, the smallest at the bottom.
   EXPECT_TRUE(lines[1].starts_with("80.00,40.00 360.00,420.00 640.00,")) << lines[1];
-  // The axis says what it is, and the step that is kept is marked where its perplexity is.
+  // The axis is labelled, and the step that is kept is marked at its perplexity.
   EXPECT_NE(svg.find("logarithmic"), std::string::npos);
   EXPECT_NE(svg.find("kept: step 1"), std::string::npos);
   EXPECT_NE(svg.find("cx=\"360.00\" cy=\"420.00\""), std::string::npos) << svg;
-  // What was measured of held-out windows is on the loss' axis: 1 is its lowest, 3 its highest.
+  // The loss of held-out windows is on the loss axis: 1 is its lowest value, 3 its highest.
   lines = polylines(training_picture({point(0, {}, 100.0, 1.0), point(1, 3.0, 10.0, 2.0)}, 0));
   ASSERT_EQ(lines.size(), 3u);
   EXPECT_EQ(lines[0], "80.00,420.00 640.00,230.00");
-  // One point, equal points, and a model that was destroyed.
+  // The curves have one point, equal points, and a model that was destroyed.
   expect_well_formed(training_picture({point(0, {}, 5.0)}, 0));
   expect_well_formed(training_picture({point(0, {}, 5.0), point(1, 2.0, 5.0), point(2, 2.0, 5.0)}, 2));
   for (const double huge : {1e61, 1e65, 1e300, std::numeric_limits<double>::max()}) {

@@ -1,4 +1,4 @@
-// States on disk that are damaged, or that no run can have written.
+// Checks states on disk that are damaged, or that no run can have written.
 #include "compress/train/training_state.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ TEST_F(TrainingStates, DamagedStatesAreRefused) {
   train_in("run", *make_student());
 }
 
-// States with the right hashes that no run can have written: each is refused for what is wrong with it.
+// These states have the right hashes, but no run can have written them. Each is refused for what is wrong with it.
 TEST_F(TrainingStates, ForgedStatesAreRefused) {
   options_.patience = 3;
   train_in("run", *make_student());
@@ -101,7 +101,7 @@ TEST_F(TrainingStates, ForgedStatesAreRefused) {
   train_in("run", *make_student());
 }
 
-// Files of tensors with the right hashes, but of another model, or with what no training has.
+// These files of tensors have the right hashes, but belong to another model, or hold what no training has.
 TEST_F(TrainingStates, ForgedTensorsAreRefused) {
   train_in("run", *make_student());
   const fs::path state = file("run", "state");
