@@ -1,4 +1,4 @@
-// stories260k in every container, opened from its files: what the device computes is what the CPU's kernels compute.
+// Checks stories260k in every container, opened from its files. The device must compute what the CPU's kernels compute.
 #include "tests/cuda/on_cuda.h"
 #include "tests/cuda/stories_artifacts.h"
 #include "tests/places.h"
@@ -8,8 +8,8 @@
 namespace pare {
 namespace {
 
-// Of every token's logits: the largest distance relative to the row's norm, the root of the mean square of all
-// differences, and the largest KL from p's distribution to q's, in nats.
+// The differences between every token's logits. They are the largest distance relative to the row's norm, the root of
+// the mean square of all differences, and the largest KL from p's distribution to q's, in nats.
 struct Distance {
   double relative = 0.0, rms = 0.0, kl = 0.0;
 };
@@ -50,12 +50,12 @@ class CudaArtifacts : public testing::TestWithParam<StoriesArtifact> {
 INSTANTIATE_TEST_SUITE_P(Stories260k, CudaArtifacts, testing::ValuesIn(artifacts()),
                          [](const auto& test) { return test.param.name; });
 
-// Exact inputs: both backends err by roundings of float32 alone, which add up as cuda_goldens_test.cpp has it. Rounded
-// ones: here and there a value lies so close between two codes, or to an outlier's threshold, that they choose
-// differently; where a row's scale is its largest magnitude / 127.5, that value lies exactly between two codes in half of
-// the rows. The model is so small that a single choice moves all logits behind it. Still two right implementations differ
-// by less than rounding itself changes; a wrong rule makes rounding errors of its own, 1.4 times as much
-// (rounded_transformer_test.cpp). That the rules are right bit by bit is cuda_linear_test.cpp's.
+// With exact inputs, both backends err only by roundings of float32, which add up as cuda_goldens_test.cpp says.
+// With rounded inputs, some values lie so close between two codes, or to an outlier's threshold, that the backends
+// choose differently. Where a row's scale is its largest magnitude / 127.5, that value lies exactly between two codes
+// in half of the rows. The model is so small that a single choice moves all later logits. Still, two right
+// implementations differ by less than rounding itself changes. A wrong rule makes rounding errors of its own, 1.4 times
+// as much (rounded_transformer_test.cpp). cuda_linear_test.cpp checks bit by bit that the rules are right.
 TEST_P(CudaArtifacts, TheDeviceComputesWhatTheCpuComputes) {
   const std::filesystem::path root = kSourceFolder;
   const Checkpoint source = Checkpoint::open(root / "calibration_data/stories260k");

@@ -1,7 +1,8 @@
-// Rotations, caches and attention against the reference backend's plain loops.
+// Checks rotations, caches and attention against the reference backend's plain loops.
 //
-// Tolerances as in tests/runtime/cpu/attention_test.cpp: a score is one chain of K products, so that it errs by K u of
-// its sum of magnitudes; a weight by twice that; the weighted sum over n keys by 4 sqrt(n) u of the largest value.
+// Tolerances are as in tests/runtime/cpu/attention_test.cpp. A score is one chain of K products, so it errs by K u of
+// its sum of magnitudes. A weight errs by twice that, and the weighted sum over n keys by 4 sqrt(n) u of the largest
+// value.
 #include "tests/cuda/on_cuda.h"
 #include "tests/expect_error.h"
 
@@ -32,7 +33,7 @@ std::vector<Case> cases() {
     all.push_back({"tokens " + std::to_string(num_tokens), shape_of(3, 1, 8), {{0, num_tokens, 0, 0}}});
     all.push_back({"past " + std::to_string(num_tokens), shape_of(3, 1, 8), {{0, 1, num_tokens, 2}}});
   }
-  // Rows and slots out of order and with gaps: prefill, decode, continued prefill, an empty one.
+  // Rows and slots are out of order and have gaps: prefill, decode, continued prefill, and an empty sequence.
   const std::vector<Sequence> mixed = {{3, 7, 0, 40}, {0, 1, 30, 0}, {10, 5, 20, 60}, {15, 0, 3, 31}, {1, 1, 0, 39}};
   all.push_back({"batch", shape_of(6, 2, 16), mixed});
   for (const int64_t window : {1, 5, 32, 33}) {
@@ -41,7 +42,8 @@ std::vector<Case> cases() {
     shape.softcap = window == 5 ? 1.5f : 0.0f;
     all.push_back({"window " + std::to_string(window), shape, {{0, 40, 0, 0}, {40, 1, 50, 40}}});
   }
-  // Decoded tokens whose keys are cut into stretches of 256: none, one, several, and ends on both sides of a cut.
+  // Decoded tokens whose keys are cut into stretches of 256: none, one and several stretches, with ends on both sides
+  // of a cut.
   all.push_back({"stretches",
                  shape_of(6, 2, 16),
                  {{0, 1, 700, 0}, {1, 1, 255, 701}, {2, 2, 255, 957}, {4, 1, 0, 1214}, {5, 3, 510, 1215}}});
@@ -86,8 +88,8 @@ TEST_F(CudaAttention, EqualsTheReference) {
   }
 }
 
-// Attention of the last two tokens of a sequence of 602, that run with `num_before` tokens before them and with
-// `num_others` of another sequence.
+// Returns the attention of the last two tokens of a sequence of 602. They run with `num_before` tokens before them and
+// with `num_others` tokens of another sequence.
 std::vector<float> last_two_attended(Backend& backend, const AttentionShape& shape, int64_t num_before,
                                      int64_t num_others) {
   const int64_t num_tokens = 602, num_rows = num_before + 2, num_slots = num_tokens + num_others;
@@ -107,7 +109,7 @@ std::vector<float> last_two_attended(Backend& backend, const AttentionShape& sha
   return {found.begin() + num_before * row_size, found.begin() + num_rows * row_size};
 }
 
-// Whether few rows have their keys cut among blocks is decided by the longest sequence of a batch.
+// The longest sequence of a batch decides whether few rows have their keys cut among blocks.
 TEST_F(CudaAttention, ATokenDoesNotDependOnWhoRunsWithIt) {
   AttentionShape with_window = shape_of(4, 2, 16);
   with_window.sliding_window = 300;
@@ -121,7 +123,7 @@ TEST_F(CudaAttention, ATokenDoesNotDependOnWhoRunsWithIt) {
   }
 }
 
-// What rope_store leaves in q and in a cache, as floats, and what attention makes of an 8-bit cache.
+// Returns what rope_store leaves in q and in a cache, as floats, and the attention over an 8-bit cache.
 std::vector<float> stored_and_attended(Backend& backend, const AttentionShape& shape, bool has_norms, int bits) {
   const int64_t size = shape.head_size, num_rows = 5, num_slots = 9;
   RopeDescription rope;
@@ -183,7 +185,8 @@ TEST_F(CudaAttention, RopeStoreEqualsTheReference) {
   }
 }
 
-// A rotation's roundings may move a code by one: then the value, or a share of it, by one step of 255 of its range.
+// A rotation's roundings may move a code by one. Then the value, or a share of it, moves by one step of 255 of its
+// range.
 TEST_F(CudaAttention, EightBitsEqualTheReferenceUpToACode) {
   for (const int64_t head_size : {2, 18, 64}) {
     for (const bool products : {false, true}) {

@@ -1,9 +1,9 @@
-// A mixture's feed-forward as one operation, against the reference backend's: experts with many tokens, with few and
-// with none, of every kind of weight, and room that is used again.
+// Checks a mixture's feed-forward as one operation against the reference backend's. There are experts with many tokens,
+// with few and with none, of every kind of weight, and memory that is used again.
 //
-// Tolerance: every sum of n terms errs by at most (n + 16) u of its sum of magnitudes, silu by a few u and at most 1.1
-// times what its argument errs; two sums and a weighted sum follow each other. The magnitudes are what the reference
-// makes of the absolute values of everything: silu(|x|) is at least |x| / 2 and silu(x) at most |x|.
+// Tolerance: every sum of n terms errs by at most (n + 16) u of its sum of magnitudes. silu errs by a few u and by at
+// most 1.1 times its argument's error. Two sums and a weighted sum follow each other. The magnitudes are the
+// reference's results for the absolute values of everything: silu(|x|) is at least |x| / 2 and silu(x) at most |x|.
 #include "tests/cuda/on_cuda.h"
 #include "tests/expect_error.h"
 #include "tests/runtime/cpu/packed_floats.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kHidden = 40, kFeedForward = 24, kNumExperts = 5;
 
-// The weights of an expert's three linears: of dense ones those given, of codes rounded to 4 or 8 bits first.
+// The weights of an expert's three linears: dense ones are those given, and codes are rounded to 4 or 8 bits first.
 struct HostLinear {
   HostLinear(int64_t num_out, int64_t num_in, int bits, uint32_t seed) {
     linear.name = "expert";
@@ -70,7 +70,7 @@ std::vector<HostExpert> host_experts(int bits, uint32_t seed) {
   return experts;
 }
 
-// Every token goes to expert 1, the others share what is left, and expert 3 gets none.
+// Every token goes to expert 1. The others share the rest, and expert 3 gets none.
 std::vector<float> uneven_logits(int64_t num_rows, uint32_t seed) {
   std::vector<float> logits = random_values(num_rows * kNumExperts, seed);
   for (int64_t r = 0; r < num_rows; ++r) {
@@ -80,8 +80,8 @@ std::vector<float> uneven_logits(int64_t num_rows, uint32_t seed) {
   return logits;
 }
 
-// Two layers that share the room, as a model's do; in each a prompt, of which expert 1 has more rows than a tile, and a
-// decode step behind it. The results of all of them.
+// Runs two layers that share the memory, as a model's layers do. Each has a prompt, of which expert 1 has more rows
+// than a tile, and a decode step after it. Returns the results of all of them.
 std::vector<float> outputs(Backend& backend, const std::vector<HostExpert> (&layers)[2],
                            const RoutingDescription& routing, bool has_magnitudes) {
   const int64_t max_rows = 10;
@@ -126,9 +126,10 @@ TEST_F(CudaExperts, EveryTokenHasTheSumOfItsExperts) {
   }
 }
 
-// Experts that differ in bits and in how their inputs are rounded, beside plain ones; rows of a sequence that go to one
-// expert are a sequence of its own. Rounded gate and up alone: the very codes of the reference, so that sums err as
-// above. Rounded down as well: what roundings differ by before may move a code, of few values.
+// Experts differ in bits and in the rounding of their inputs, and plain ones are among them. The rows of a sequence
+// that go to one expert are a sequence of its own. If only gate and up round their inputs, the codes are exactly the
+// reference's, so that sums err as above. If down rounds its input too, earlier differences by rounding may move the
+// codes of a few values.
 TEST_F(CudaExperts, RoundTheirInputsEachInItsWay) {
   const int64_t num_rows = 10;
   const std::vector<InputFormat> formats = input_formats();
@@ -156,7 +157,7 @@ TEST_F(CudaExperts, RoundTheirInputsEachInItsWay) {
                             *work, y.get());
         return received(backend, y);
       });
-      // Values of up to 4 times their deviation stand in sums of 40 and 24 terms: magnitudes are below 64 times the
+      // Sums of 40 and 24 terms contain values of up to 4 times their deviation. So magnitudes are below 64 times the
       // largest result.
       const double largest = largest_magnitude(expected);
       const double error = (kHidden + kFeedForward + 64) * kUnitRoundoff * 64 * largest;

@@ -1,5 +1,5 @@
-// Whole models against float64 (goldens/make_goldens.py): a trained small one, and random weights in the shape of
-// SmolLM2-135M, on the CPU and on the device.
+// Checks whole models against float64 (goldens/make_goldens.py), on the CPU and on the device. The models are a trained
+// small one, and random weights in the shape of SmolLM2-135M.
 #include <cstdlib>
 
 #include "runtime/system/sha256.h"
@@ -11,9 +11,10 @@
 namespace pare {
 namespace {
 
-// KL from the golden's distribution of a token to what was found, in nats: what an artifact's quality can be told by.
+// The most KL, in nats, from the golden's distribution of a token to what was found. An artifact's quality is judged by
+// it.
 constexpr double kMostKl = 1e-4;
-// A single logit's error against the root mean square of a row's.
+// The most error of a single logit relative to the root mean square of a row's errors.
 constexpr double kSpread = 8.0;
 
 struct Case {
@@ -54,7 +55,7 @@ class CudaGoldens : public testing::TestWithParam<Case> {
     rows_ = read_npy(goldens / "rows.npy").ids_NT;
     nll_ = read_golden_floats(goldens / "nll.npy");
     logits_ = read_golden_floats(goldens / "logits.npy");
-    emulation::set_options({.hides_memory = false});  // each launch would pay for all of a model
+    emulation::set_options({.hides_memory = false});  // otherwise each launch would pay for all of a model
     backend_ = GetParam().device == "cuda" ? make_cuda_backend() : make_cpu_backend(detect_isa(), 2);
     model_.emplace(Transformer::load(Checkpoint::open(path_), *backend_));
     vocabulary_size_ = static_cast<size_t>(model_->description().vocabulary_size);
@@ -65,9 +66,9 @@ class CudaGoldens : public testing::TestWithParam<Case> {
     return std::span(logits_).subspan(n * vocabulary_size_, vocabulary_size_);
   }
 
-  // Of a row's norm. Each block adds to the residual stream twice what a chain of sums has made, the longest of F terms;
-  // roundings add up as random ones do, sqrt(F) u for a sum and sqrt(2 L) such for L blocks. Four times that: float32 on
-  // a CPU is within a fifth of it (goldens/*/golden.json).
+  // The tolerance relative to a row's norm. Each block adds to the residual stream twice the result of a chain of sums,
+  // the longest of F terms. Roundings add up as random ones do: sqrt(F) u for a sum, and sqrt(2 L) such for L blocks.
+  // The tolerance is four times that; float32 on a CPU is within a fifth of it (goldens/*/golden.json).
   double tolerance() const {
     const ModelDescription& model = model_->description();
     const double width = static_cast<double>(model.blocks.front().experts.front().down.num_in);
@@ -110,7 +111,7 @@ TEST_P(CudaGoldens, APromptsLogitsAndLosses) {
   for (size_t n = 0; n < rows_.size(); ++n) {
     expect_golden_row(std::span(logits).subspan(static_cast<size_t>(rows_[n]) * vocabulary_size_, vocabulary_size_), n);
   }
-  // The last token of a window predicts nothing; what its target is does not matter.
+  // The last token of a window predicts nothing, so its target may be anything.
   std::vector<int32_t> targets(windows_.ids_NT.begin() + 1, windows_.ids_NT.end());
   targets.push_back(0);
   std::vector<float> nll(targets.size());
@@ -137,7 +138,7 @@ TEST_P(CudaGoldens, TokensDecodedOneByOne) {
   EXPECT_GT(n, 0u);
 }
 
-// The last tokens of a window in each of two lanes, one of which is ahead and goes out first.
+// Decodes the last tokens of a window in each of two lanes. One lane is ahead and ends first.
 TEST_P(CudaGoldens, TokensDecodedInLanes) {
   const auto num_tokens = static_cast<size_t>(windows_.num_tokens);
   std::vector<size_t> fed = {num_tokens - 8, num_tokens - 5};
@@ -166,7 +167,7 @@ TEST_P(CudaGoldens, TokensDecodedInLanes) {
       ++num_compared;
     }
   }
-  EXPECT_GE(num_compared, 2u);  // one of each lane at least
+  EXPECT_GE(num_compared, 2u);  // at least one of each lane
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Products of every stored form of a weight with inputs in every format, against sums in float64 of what
-// runtime/format says that weights and rounded inputs are: the device errs by at most num_in + 16 roundings of sum
-// |x||w| + |b|, in one chain of a lane and a tree.
+// Checks products of every stored form of a weight with inputs in every format. The expected values are sums in float64
+// of the weights and rounded inputs that runtime/format defines. The device errs by at most num_in + 16 roundings of
+// sum |x||w| + |b|, in one chain of a lane and a tree.
 #include <random>
 
 #include "tests/cuda/on_cuda.h"
@@ -11,7 +11,7 @@ namespace {
 
 struct Stored {
   const char* name;
-  int bits;  // 32, 16, 15 (float16) or of codes
+  int bits;  // 32, 16, 15 (float16), or the bits of codes
   int num_groups;
   bool symmetric;
   bool act_order = false;
@@ -46,7 +46,7 @@ struct Layer {
   std::vector<std::byte> bytes;
   std::vector<float> weight_OI;
 
-  // Of 2:4: every pair of places, and quads that keep one weight or none.
+  // For 2:4 the kept places include every pair, and quads that keep one weight or none.
   static bool is_kept(int64_t element, int64_t num_in) {
     const int64_t row = element / num_in, quad = element % num_in / 4, place = element % 4;
     constexpr int kKept[] = {0b0011, 0b0101, 0b1001, 0b0110, 0b1010, 0b1100, 0b0001, 0b1000, 0b0000, 0b0100};
@@ -61,7 +61,7 @@ struct Layer {
     if (stored.bits >= 15) {
       const DType dtype = stored.bits == 32 ? DType::F32 : stored.bits == 16 ? DType::BF16 : DType::F16;
       weight_OI = random_values(num_out * num_in, seed + 2);
-      // An output of float16's subnormals alone, which would not be seen beside others.
+      // One output has only float16's subnormals, which would not be visible beside others.
       for (int64_t i = 0; i < num_in; ++i) weight_OI[static_cast<size_t>(i)] *= 0x1p-15f;
       linear.bias_O[0] = 0.0f;
       for (float& w : weight_OI) w = round_to(w, dtype);
@@ -112,7 +112,7 @@ struct Layer {
 
 class CudaLinears : public OnCuda {};
 
-// x behind gather, which copies rows and rounds them for `packed`, and its product with `packed`.
+// Returns x after gather, which copies rows and rounds them for `packed`, and its product with `packed`.
 std::pair<std::vector<float>, std::vector<float>> multiplied(Backend& backend, const PackedLinear& packed,
                                                              const std::vector<float>& x, int64_t num_rows) {
   const int64_t width = packed.num_in();
@@ -173,7 +173,7 @@ TEST_F(CudaLinears, EveryStoredFormOfEveryShape) {
   }
 }
 
-// Rounded inputs have the very values of input_format.h, and their products are those of such values.
+// Rounded inputs must have exactly the values of input_format.h, and their products must be those of such values.
 class CudaInputs : public CudaLinears {
  protected:
   void expect_product(const InputFormat& format, const Stored& stored, int64_t num_rows, int64_t num_in) {
@@ -203,7 +203,7 @@ TEST_F(CudaInputs, EveryFormat) {
   }
 }
 
-// More vectors of codes than the warps of a block take at once, of which the last is alone.
+// There are more vectors of codes than the warps of a block take at once, and the last of them is alone.
 TEST_F(CudaInputs, WideRowsOfCodes) {
   for (const InputFormat& format : {input_formats()[1], input_formats()[2]}) {
     for (const Stored& stored : kStored) {
@@ -212,7 +212,7 @@ TEST_F(CudaInputs, WideRowsOfCodes) {
   }
 }
 
-// A row's bits are the same alone, in a full tile and behind one, and in a stack of two linears.
+// A row must have the same bits alone, in a full tile, after a full tile, and in a stack of two linears.
 TEST_F(CudaLinears, RowsDoNotDependOnTheirCompany) {
   const int64_t num_rows = 9, num_in = 2112, num_out = 3;
   for (const InputFormat& format : {input_formats()[0], input_formats()[2]}) {
@@ -232,7 +232,7 @@ TEST_F(CudaLinears, RowsDoNotDependOnTheirCompany) {
 }
 
 TEST_F(CudaLinears, NaNReachesItsRowAndNoOtherSequence) {
-  const int64_t num_rows = 6, num_in = 32;  // sequences: rows 0; 1, 2; 3, 4, 5
+  const int64_t num_rows = 6, num_in = 32;  // the sequences are rows 0; 1, 2; 3, 4, 5
   for (const InputFormat& format : input_formats()) {
     const Layer layer(kStored[3], 9, num_in, format, 1);
     std::vector<float> x = rows_with_outliers(num_rows, num_in, 3);

@@ -1,4 +1,4 @@
-// Whole models on the emulated device: the logits of transformers, and what the CPU makes of a trained model.
+// Checks whole models on the emulated device against the logits of transformers, and a trained model against the CPU.
 #include "runtime/engine/encoder.h"
 #include "runtime/engine/generate.h"
 #include "runtime/evaluate/evaluate.h"
@@ -19,7 +19,7 @@ double relative_difference(std::span<const float> found, std::span<const float> 
   return std::sqrt(differences / squares);
 }
 
-// As tests/runtime/engine/transformer_test.cpp has it for every backend.
+// The tolerance of tests/runtime/engine/transformer_test.cpp for every backend.
 constexpr double kTolerance = 2e-5;
 
 class CudaFamilies : public testing::TestWithParam<std::string> {
@@ -64,7 +64,7 @@ TEST_F(CudaModels, AnEncoderGivesTheEmbeddingsOfTransformers) {
   std::vector<float> hidden(golden.hidden_RD.size()), embeddings(golden.embeddings_ND.size());
   encoder.hidden(golden.ids, hidden.data());
   encoder.embed(golden.ids, {}, embeddings.data());
-  expect_close(golden.hidden_RD, hidden, 5e-5);  // encoder_test.cpp's
+  expect_close(golden.hidden_RD, hidden, 5e-5);  // the tolerance of encoder_test.cpp
   expect_close(golden.embeddings_ND, embeddings, 5e-5);
 }
 
@@ -85,12 +85,13 @@ TEST_F(CudaModels, Stories260kHasTheLossOfTheCpu) {
   data.windows.ids_NT = story;
   data.source = "a story";
   const Evaluation expected = evaluate(expected_model, data, nullptr), found = evaluate(model, data, nullptr);
-  // Logits agree within 2e-5 of their size, so that losses of about 1 do within 1e-4.
+  // Logits agree within 2e-5 of their size, so losses of about 1 agree within 1e-4.
   EXPECT_NEAR(found.nll, expected.nll, 1e-4);
   EXPECT_LE(evaluate(model, data, &model).comparison->kl_max, 1e-12);
 }
 
-// Codes, rounded inputs and an 8-bit cache at once: what the reference makes of them, but for codes that flip.
+// With codes, rounded inputs and an 8-bit cache at once, the device computes what the reference computes, except for
+// codes that flip.
 TEST_F(CudaModels, ARoundedModelIsThatOfTheReference) {
   const std::unique_ptr<Backend> reference = make_reference_backend();
   for (const char* family : {"llama_gqa_untied", "gemma3_local_global"}) {

@@ -1,4 +1,4 @@
-// What a device can do at most is measured by kernels too.
+// Checks the kernels that measure the peak rates of a device.
 #include "runtime/cuda/cuda_roof.h"
 
 #include "runtime/engine/memory_need.h"
@@ -9,14 +9,14 @@
 namespace pare {
 namespace {
 
-// How much is a matter of the device; that the kernels keep to their memory is the emulator's to find.
+// The numbers depend on the device. Here the emulator checks that the kernels keep to their memory.
 TEST(CudaRoof, IsMeasured) {
   EXPECT_GT(measure_cuda_fma_gflops(), 0.0);
-  // Neither a multiple of what a block reads nor of 16 bytes.
+  // The size is a multiple neither of what a block reads nor of 16 bytes.
   EXPECT_GT(measure_cuda_read_gbps(100 * 1000 + 5), 0.0);
 }
 
-// The model that is measured is in memory at the same time.
+// The measured model is in memory at the same time.
 TEST(CudaRoof, OfALargeModelReadsAPartOfItsSize) {
   EXPECT_EQ(cuda_roof_bytes(1000), 1000);
   EXPECT_EQ(cuda_roof_bytes(int64_t{1} << 40), int64_t{2} << 30);

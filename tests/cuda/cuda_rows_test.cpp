@@ -1,7 +1,8 @@
-// Operations on rows against the reference backend's plain loops.
+// Checks operations on rows against the reference backend's plain loops.
 //
-// Tolerances: u = 2^-24. A sum over a row in a block errs by (width / 256 + 16) u of the sum of magnitudes, an
-// operation in a chain by u of its result, exp, erf and tanh of the emulated device by a few u as the host's.
+// Tolerances: u = 2^-24. A sum over a row in a block errs by (width / 256 + 16) u of the sum of magnitudes. An
+// operation in a chain errs by u of its result. exp, erf and tanh of the emulated device err by a few u, as the host's
+// do.
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -75,13 +76,13 @@ TEST_F(CudaRows, ActivationsEqualTheReference) {
         backend.download<float>(ungated.x(), std::span(all).subspan(static_cast<size_t>(3 * width)));
         return all;
       });
-      // Values below 12, with ups below 12 beside them: what 1 + erf or 1 + tanh loses is absolute.
+      // Values are below 12, as are the ups beside them. The error of 1 + erf or 1 + tanh is absolute.
       expect_close(expected, found, 12 * 12 * 6 * kUnitRoundoff, 8 * kUnitRoundoff);
     }
   }
 }
 
-// A linear of one output whose input is rounded as `format` says.
+// Returns a linear of one output whose input is rounded as `format` says.
 std::unique_ptr<PackedLinear> packed_consumer(Backend& backend, const InputFormat& format, int64_t width) {
   QuantizedWeight codes;
   codes.num_out = 1;
@@ -95,7 +96,7 @@ std::unique_ptr<PackedLinear> packed_consumer(Backend& backend, const InputForma
   return backend.pack({&weights, 1});
 }
 
-// What the rows of sequences_of should become.
+// Returns the rounded rows that the rows of sequences_of should become.
 std::vector<float> rounded_by_sequence(const InputFormat& format, std::vector<float> rows, int64_t width) {
   for (const Sequence& s : sequences_of(static_cast<int64_t>(rows.size()) / width)) {
     fake_quantize(format, std::span(rows).subspan(s.first_row * width, s.num_rows * width), width);
@@ -103,8 +104,8 @@ std::vector<float> rounded_by_sequence(const InputFormat& format, std::vector<fl
   return rows;
 }
 
-// Whoever writes rows rounds them for their consumer to the very values of input_format.h: of what it writes where they
-// are not rounded.
+// An operation that writes rows rounds them for their consumer, to exactly the values of input_format.h. The expected
+// values are computed from its rows without rounding.
 TEST_F(CudaRows, EveryOperationRoundsItsRows) {
   const int64_t num_rows = 6, width = 1042;  // every warp has values; no multiple of 4
   const PackedNorm norm = cuda_->pack_norm({random_values(width, 1), 1e-5f});
@@ -135,7 +136,7 @@ TEST_F(CudaRows, EveryOperationRoundsItsRows) {
   }
 }
 
-// One in a column that may hold outliers and one beside them.
+// One infinity is in a column that may hold outliers, and one is in another column.
 TEST_F(CudaRows, InfinityIsRoundedAsTheReferenceRoundsIt) {
   const int64_t num_rows = 6, width = 70;
   std::vector<float> values = random_values(num_rows * width, 5, 3.0f);
@@ -188,7 +189,7 @@ TEST_F(CudaRows, RoutingEqualsTheReference) {
   for (const bool normalizes : {false, true}) {
     for (const auto& [num_experts, num_chosen] : {std::pair<int64_t, int64_t>{4, 2}, {7, 1}, {40, 8}, {5, 5}}) {
       std::vector<float> logits = random_values(13 * num_experts, 8, 2.0f);
-      std::fill_n(logits.begin(), num_experts, 0.5f);  // all equal: the lower index first
+      std::fill_n(logits.begin(), num_experts, 0.5f);  // all are equal, so the lower index comes first
       std::vector<float> weights[2];
       std::vector<int32_t> experts[2];
       for (const int which : {0, 1}) {
@@ -217,7 +218,7 @@ TEST_F(CudaRows, NaNStaysInItsRow) {
   for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(std::isnan(found[i]), i / 40 == 1) << i;
 }
 
-// A head whose products with row `row` of x are 7 at those ids, the largest of all.
+// Sets a head so that its products with row `row` of x are 7 at those ids, the largest of all.
 void put_best(std::vector<float>& head_VD, const std::vector<float>& x_RD, int64_t width, int64_t row,
               std::initializer_list<int64_t> ids) {
   const float* const x = x_RD.data() + row * width;
@@ -233,8 +234,8 @@ TEST_F(CudaRows, LogitsAreJudgedAsTheReferenceJudgesThem) {
   const std::vector<float> host_x = random_values(num_rows * width, 3);
   std::vector<float> host_p = random_values(num_vocabulary * width, 1, 0.3f),
                      host_q = random_values(num_vocabulary * width, 2, 0.3f);
-  // Equals in a quad, in lanes of a warp, in warps and in a thread's quads: the lowest is the best. Then bests that
-  // both agree on and are no target, and a target that is the best of one alone.
+  // Equal values stand in a quad, in lanes of a warp, in warps and in a thread's quads; the lowest is the best. Then
+  // there are bests that both agree on and that are no target, and a target that is the best of only one.
   put_best(host_p, host_x, width, 0, {21, 22, 500, 1045, 1300});
   put_best(host_q, host_x, width, 0, {1299, 21, 1045});
   put_best(host_p, host_x, width, 1, {900});
@@ -258,7 +259,7 @@ TEST_F(CudaRows, LogitsAreJudgedAsTheReferenceJudgesThem) {
       return all;
     };
     const auto [expected, found] = on_both(run);
-    // Logits below 8 err by (width + 16) u of sums of magnitudes below 40, and every figure by twice as much.
+    // Logits below 8 err by (width + 16) u of sums of magnitudes below 40. Every figure errs by twice as much.
     expect_close(expected, found, 2 * (width + 16) * kUnitRoundoff * 40);
     const std::vector<float> best(expected.end() - 10, expected.end() - 2);
     EXPECT_EQ(best, (std::vector<float>{1, 0, 1, 0, 0, 1, 1, 0})) << "of 5 rows p's, and whether q agrees of 3";

@@ -1,4 +1,5 @@
-// What the first device is and how fast its memory is copied and read, as one JSON object on standard output.
+// Prints the first device's properties, and how fast its memory is copied and read, as one JSON object on standard
+// output.
 //
 //   device_facts [MEBIBYTES]     size of each array (default 4096: far more than any cache)
 //
@@ -19,13 +20,13 @@ namespace {
 
 constexpr int kRepetitions = 10;
 constexpr int kReadThreads = 512;
-constexpr int kLoads = 8;  // of a thread at a time, each of 16 bytes
+constexpr int kLoads = 8;  // loads of a thread at a time, each of 16 bytes
 
 void require(cudaError_t status, const std::string& what) {
   if (status != cudaSuccess) throw std::runtime_error(what + ": " + cudaGetErrorString(status));
 }
 
-// Reads all of `vectors`; writes only where a sum is what no sum is.
+// Reads all of `vectors`. It writes only for a value that no sum has, so that the reads are not optimized away.
 __global__ void __launch_bounds__(kReadThreads, 1)
     read_kernel(const uint4* vectors, int64_t num_vectors, uint32_t* sink) {
   uint32_t sum = 0;

@@ -1,4 +1,4 @@
-// What the backend says of devices that it cannot use, and what it does on those that have less than others.
+// Checks the backend's messages about devices that it cannot use, and its work on devices that have less than others.
 #include "tests/cuda/on_cuda.h"
 #include "tests/expect_error.h"
 
@@ -27,7 +27,7 @@ TEST_F(CudaDevices, WhatCannotBeUsedIsNamed) {
   EXPECT_EQ(make_cuda_backend()->name(), "cuda");
 }
 
-// Only what is a lack of memory is blamed on memory.
+// An error is blamed on memory only if memory is lacking.
 TEST_F(CudaDevices, ErrorsOfEarlierKernelsAreNotALackOfMemory) {
   const std::unique_ptr<Backend> backend = make_cuda_backend();
   emulation::set_device({.sticky_error = 700});

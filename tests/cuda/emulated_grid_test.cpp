@@ -1,5 +1,5 @@
-// Launches of more than the 65535 blocks that a grid has in y, which the emulated device refuses as any does. Most of
-// the blocks find nothing to do: bounds are larger than what they bound.
+// Checks launches of more than the 65535 blocks that a grid has in y, which the emulated device refuses as any device
+// does. Most of the blocks find nothing to do, because bounds are larger than what they bound.
 #include "runtime/cuda/cuda_linear.h"
 #include "runtime/cuda/kernels.h"
 #include "tests/cuda/on_cuda.h"
@@ -28,7 +28,7 @@ TEST_F(CudaGrids, KeysMayHaveManyStretches) {
   EXPECT_TRUE(same_bits(run(256 * kMany), run(300)));
 }
 
-// The kernel whose blocks have the fewest threads stands for all that have a block for each row.
+// The kernel whose blocks have the fewest threads stands for all kernels that have a block for each row.
 TEST_F(CudaGrids, SequencesMayBeMany) {
   const int64_t width = 8;
   std::vector<Sequence> host(static_cast<size_t>(kMany));
@@ -50,7 +50,7 @@ TEST_F(CudaGrids, SequencesMayBeMany) {
   }
 }
 
-// The slots of one expert among many rows.
+// The rows are the slots of one expert among many.
 TEST_F(CudaGrids, RowsMayHaveManyTiles) {
   const int64_t num_in = 4, num_out = 9, num_rows = 11;
   const std::vector<float> weight_OI = random_values(num_out * num_in, 1);

@@ -1,4 +1,4 @@
-// What the emulated device has given away, beside the estimate that is made before a model is loaded.
+// Compares the memory that the emulated device has allocated with the estimate that is made before a model is loaded.
 #include "runtime/engine/memory_need.h"
 #include "tests/cuda/on_cuda.h"
 #include "tests/cuda/stories_artifacts.h"
@@ -9,8 +9,8 @@
 namespace pare {
 namespace {
 
-// What a session has taken that was given a few tokens, and what the estimate says. Both without the
-// buffers of logits, which are far larger than all else here.
+// The memory that a session has taken after a few tokens, and the estimate. Both leave out the buffers of logits, which
+// are far larger than all else here.
 struct Taken {
   int64_t weight_bytes = 0, cache_bytes = 0, work_bytes = 0;
 };
@@ -40,7 +40,7 @@ class EmulatedCudaArtifacts : public testing::TestWithParam<StoriesArtifact> {
     Transformer model = Transformer::load(artifact, *cuda);
     const int64_t loaded = allocated();
     const std::unique_ptr<Transformer::Session> session = model.start(num_tokens);
-    session->feed(std::vector<int32_t>{1, 5, 9, 2});  // as many rows as have their keys cut
+    session->feed(std::vector<int32_t>{1, 5, 9, 2});  // the most rows whose keys are cut into stretches
     const int64_t logit_bytes = 2 * Backend::kLogitFloats * static_cast<int64_t>(sizeof(float));
     return {{loaded - before, need.cache_bytes, allocated() - loaded - need.cache_bytes},
             {need.weight_bytes, need.cache_bytes, need.work_bytes - logit_bytes}};
@@ -57,7 +57,7 @@ TEST_P(EmulatedCudaArtifacts, TheEstimateOfMemoryIsNotTooSmall) {
   EXPECT_LE(taken.work_bytes, estimated.work_bytes);
 }
 
-// The estimate has rows to spare, which hide what it leaves out: that is seen by what it adds for more.
+// The estimate has rows to spare, which hide what it leaves out. Its growth with the extent shows that.
 class EmulatedMemory : public EmulatedCudaArtifacts {};
 INSTANTIATE_TEST_SUITE_P(Inputs, EmulatedMemory,
                          testing::Values(StoriesArtifact{"plain", {.bits = 8}},
@@ -67,14 +67,14 @@ INSTANTIATE_TEST_SUITE_P(Inputs, EmulatedMemory,
                                                           .input = {.type = InputType::int8}}}),
                          [](const auto& test) { return test.param.name; });
 
-// Rotations of more positions, and what attention finds of more stretches.
+// More tokens need rotations of more positions, and attention's results for more stretches.
 TEST_P(EmulatedMemory, MoreTokensTakeWhatTheEstimateAdds) {
   const TakenAndEstimated few = measured(GetParam().scheme, 1024, 1024), many = measured(GetParam().scheme, 1024, 4096);
   EXPECT_LT(few.taken.work_bytes, many.taken.work_bytes);
   EXPECT_LE(many.taken.work_bytes - few.taken.work_bytes, many.estimated.work_bytes - few.estimated.work_bytes);
 }
 
-// A linear that multiplies floats beside one that multiplies codes.
+// Compares a linear that multiplies floats with one that multiplies codes.
 TEST_P(EmulatedMemory, InputsTakeWhatTheEstimateAdds) {
   const TakenAndEstimated plain = measured({.bits = 8}, 1024, 1024), own = measured(GetParam().scheme, 1024, 1024);
   EXPECT_EQ(plain.taken.work_bytes < own.taken.work_bytes, !GetParam().scheme.input.is_plain());

@@ -1,4 +1,4 @@
-// pare-runtime with --device cuda, on the emulated device, as a user runs it.
+// Runs pare-runtime with --device cuda on the emulated device, as a user does.
 #include "tests/places.h"
 #include "tests/runtime/commands/pare_runtime.h"
 
@@ -36,7 +36,7 @@ TEST_F(CudaProgram, BenchNamesKernelsAndShares) {
   }
 }
 
-// The emulated device has 4 GB: a context's keys and values alone may ask for more.
+// The emulated device has 4 GB. A context's keys and values alone may need more.
 TEST_F(CudaProgram, TooLittleMemoryIsSaidBeforeLoading) {
   nlohmann::json config = nlohmann::json::parse(file_text(model_ / "config.json"));
   config["max_position_embeddings"] = int64_t{1} << 30;

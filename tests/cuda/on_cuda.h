@@ -22,7 +22,7 @@ inline const std::vector<emulation::Options>& emulated_modes() {
         {.order = emulation::Order::forward, .schedule = emulation::Schedule::run_ahead},
         {.order = emulation::Order::reverse, .schedule = emulation::Schedule::run_ahead},
         {.order = emulation::Order::random, .schedule = emulation::Schedule::lockstep, .seed = 7}};
-    // Where a sanitizer of CUDA's looks on, repetitions cost time and show nothing (.ci/gpu_check).
+    // Under a CUDA sanitizer, repetitions cost time and show nothing (.ci/gpu_check).
     if (std::getenv("PARE_ONE_MODE") != nullptr) modes.resize(1);
     return modes;
   }();
@@ -58,7 +58,7 @@ inline std::vector<float> random_values(int64_t size, uint32_t seed, float devia
   return {values.span().begin(), values.span().end()};
 }
 
-// Every kind of format of an input.
+// Returns every kind of format of an input.
 inline std::vector<InputFormat> input_formats() {
   const auto int8 = [](InputRange range, bool symmetric) {
     InputFormat format = {.type = InputType::int8, .range = range, .symmetric = symmetric};
@@ -89,8 +89,8 @@ inline std::vector<InputFormat> input_formats() {
           outliers(OutlierRule::columns, 0.0f, false)};
 }
 
-// Some columns far from the others, a row of zeros, extreme values, one value at the limit of what is an outlier, one
-// between two values of fp8.
+// Returns rows with some columns far from the others, a row of zeros, extreme values, one value at the limit of an
+// outlier, and one between two values of fp8.
 inline std::vector<float> rows_with_outliers(int64_t num_rows, int64_t width, uint32_t seed) {
   std::vector<float> x = random_values(num_rows * width, seed);
   for (int64_t r = 0; r < num_rows; ++r) {
@@ -106,7 +106,7 @@ inline std::vector<float> rows_with_outliers(int64_t num_rows, int64_t width, ui
   return x;
 }
 
-// Of 1, 2, 3, ... rows.
+// Returns sequences of 1, 2, 3, ... rows.
 inline std::vector<Sequence> sequences_of(int64_t num_rows) {
   std::vector<Sequence> sequences;
   for (int64_t row = 0, length = 1; row < num_rows; row += length, ++length) {
@@ -116,7 +116,7 @@ inline std::vector<Sequence> sequences_of(int64_t num_rows) {
   return sequences;
 }
 
-// What an input holds for its consumer, as floats.
+// Returns what an input holds for its consumer, as floats.
 inline std::vector<float> rounded_rows(Backend& backend, const LinearInput& input, int64_t num_rows, int64_t width) {
   std::vector<float> values(static_cast<size_t>(num_rows * width));
   if (!input.as_codes()) {
@@ -148,8 +148,8 @@ class OnCuda : public testing::Test {
  protected:
   ~OnCuda() override { emulation::set_options({}); }
 
-  // `run(backend)` on the reference and, in each mode, on the device: the same bits in every mode. Returns the
-  // reference's result and the device's.
+  // Calls `run(backend)` on the reference and, in each mode, on the device, which must give the same bits in every
+  // mode. Returns the reference's result and the device's.
   template <typename Run>
   auto on_both(const Run& run) {
     const auto expected = run(*reference_);

@@ -1,5 +1,5 @@
-// The emulator's interface where the tests run on a GPU: there is nothing to choose, and every mode is the device as it
-// is. Tests of the emulated device itself (emulated_*_test.cpp) have no place in that program.
+// The emulator's interface where the tests run on a GPU. There is nothing to choose, and every mode is the device as it
+// is. Tests of the emulated device itself (emulated_*_test.cpp) are not in that program.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -23,7 +23,7 @@ void set_device(const Device&) {
 
 }  // namespace pare::emulation
 
-// Without a device no test passes: the program says so and ends with the status that ctest counts as skipped.
+// Without a device no test passes. The program says so and ends with the status that ctest counts as skipped.
 int main(int argc, char** argv) {
   constexpr int kSkipped = 77;  // tests/cuda/CMakeLists.txt
   testing::InitGoogleTest(&argc, argv);

@@ -1,4 +1,5 @@
-// stories260k in every container and every kind of weight and input that it holds, written as an artifact's files are.
+// Writes stories260k in every container, with every kind of weight and input that the container holds, as an artifact's
+// files are written.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -76,7 +77,7 @@ inline std::vector<StoriesArtifact> artifacts() {
       {"sparse24_w8a8", in("pare-sparse24", {.bits = 8, .input = int8(), .pattern = kTwoOfFour})}};
 }
 
-// Rounded to nearest.
+// Rounds to nearest.
 inline QuantizedWeight rounded(std::span<const float> values, const LinearDescription& linear, const PackScheme& scheme,
                                DType scale_dtype) {
   QuantizedWeight weight;
@@ -109,7 +110,8 @@ inline QuantizedWeight rounded(std::span<const float> values, const LinearDescri
                              : scheme.symmetric ? largest / static_cast<float>(most / 2)
                                                 : (high - low) / static_cast<float>(most),
                              scale_dtype);
-      if (scheme.container == "bitsandbytes") scale = round_to(largest, DType::BF16) / 127.0f;  // as it stores them
+      // bitsandbytes stores such scales.
+      if (scheme.container == "bitsandbytes") scale = round_to(largest, DType::BF16) / 127.0f;
       const int zero = scheme.symmetric ? (most + 1) / 2 : static_cast<int>(std::lrint(-low / scale));
       weight.scales_OG.push_back(scale);
       if (!scheme.symmetric) weight.zeros_OG.push_back(static_cast<uint8_t>(zero));
@@ -153,7 +155,8 @@ inline StoredLinear stored_linear(const Checkpoint& source, const LinearDescript
   return stored;
 }
 
-// stories260k stored so; a linear whose shape does not take the groups has one for each channel, or stays as it was.
+// Writes stories260k in that scheme. A linear whose shape does not take the groups has one for each channel, or stays
+// as it was.
 inline void write_artifact(const std::filesystem::path& directory, const Checkpoint& source, const PackScheme& wanted) {
   const ContainerFormat& container = container_format(wanted.container);
   std::vector<OwnedTensor> owned;

@@ -6,7 +6,7 @@
 
 #include "tests/emulation/address_check.h"
 
-// Part of the sanitizers' interface that has no header.
+// This part of the sanitizers' interface has no header.
 extern "C" void __ubsan_get_current_report_data(const char** kind, const char** message, const char** file,
                                                 unsigned* line, unsigned* column, char** address);
 
@@ -15,7 +15,8 @@ namespace {
 
 std::string first_report;
 
-// "AddressSanitizer: use-after-poison on address 0x...", then the innermost frame that has a line of a file.
+// Keeps a report: "AddressSanitizer: use-after-poison on address 0x...", then the innermost frame that has a line of a
+// file.
 void keep_address_report(const char* text) {
   if (!first_report.empty()) return;
   const std::string report = text;
@@ -63,8 +64,8 @@ std::string take_report() {
 
 }  // namespace pare::emulation::address_check
 
-// Called by the sanitizers. Reports become exceptions, so they must not end the process, and each must be told of as
-// often as it happens. Leaks of the host are not what this build looks for.
+// The sanitizers call these. Reports become exceptions, so they must not end the process, and each fault must be
+// reported as often as it happens. Leaks of the host are not checked in this build.
 extern "C" const char* __asan_default_options() {
   return "halt_on_error=0:suppress_equal_pcs=0:detect_leaks=0:detect_stack_use_after_return=0";
 }

@@ -1,9 +1,9 @@
-// CUDA C++ for a host compiler: what <cuda_runtime.h> and nvcc give to kernels and to their callers, with the same
-// names and values, on the emulated device. pare_emulated_kernels() (CMakeLists.txt) puts it in front of every .cu
-// file; it needs nothing of the CUDA toolkit. Sources: CUDA C++ Programming Guide 13, section 10 (language) and the
+// CUDA C++ for a host compiler. It declares what <cuda_runtime.h> and nvcc give to kernels and their callers, with the
+// same names and values, on the emulated device. pare_emulated_kernels() (CMakeLists.txt) includes it before every .cu
+// file, and it needs nothing of the CUDA toolkit. Sources: CUDA C++ Programming Guide 13, section 10 (language) and the
 // CUDA Runtime API's reference.
 //
-// __shared__ and __constant__ are missing on purpose: kernels use SHARED_ARRAY and DYNAMIC_SHARED, and tables of
+// __shared__ and __constant__ are missing on purpose. Kernels use SHARED_ARRAY and DYNAMIC_SHARED, and tables of
 // constants are constexpr. Inline PTX and what rests on it have no place here: wrappers of instructions get files of
 // their own, which build on emulation::warp_collective.
 #pragma once
@@ -25,7 +25,7 @@
 #include <utility>
 
 #ifndef CUDART_VERSION
-#define CUDART_VERSION 13000  // of the toolkit that the emulator stands for; older ones lack functions
+#define CUDART_VERSION 13000  // the version of the toolkit that the emulator stands for; older ones lack functions
 #endif
 
 #define __global__
@@ -89,13 +89,13 @@ inline float4 make_float4(float x, float y, float z, float w) {
 
 namespace pare::emulation {
 
-using Site = std::source_location;  // of the caller, as a default argument
+using Site = std::source_location;  // the caller's line, as a default argument
 
-// What all lanes of a mask do together, once the last of them has come: `arguments` of lane i at [i].
+// The joint work of all lanes of a mask. It runs when the last of them has come, with `arguments` of lane i at [i].
 using Execute = void (*)(void* const* arguments, uint32_t mask);
-// Waits until every lane of the mask has called it with the same operation and mask; then one of them executes. The
-// base of every operation of a warp. A mask that names lanes which do not exist or have returned is an error, and so
-// are lanes that wait for each other in different operations or masks.
+// Waits until every lane of the mask has called it with the same operation and mask. Then one of them executes. Every
+// operation of a warp is based on it. It is an error if a mask names lanes that do not exist or have returned. It is
+// also one if lanes wait for each other in different operations or masks.
 void warp_collective(const char* operation, uint32_t mask, void* argument, Execute execute, const Site& site);
 
 void block_barrier(const Site& site);
@@ -103,14 +103,15 @@ void warp_barrier(uint32_t mask, const Site& site);
 void give_way();
 
 enum class ShuffleMode { index, up, down, exclusive_or };
-// `bits` of the lane that mode and operand name within the lane's group of `width`, a power of two up to 32.
+// Returns the `bits` of the lane that mode and operand name within the lane's group of `width`, a power of two up to
+// 32.
 uint64_t shuffle(ShuffleMode mode, uint32_t mask, uint64_t bits, int operand, int width, const Site& site);
 uint32_t ballot(const char* operation, uint32_t mask, bool predicate, const Site& site);
 
 void* shared_array(const void* key, const char* name, size_t bytes, const Site& site = Site::current());
 void* dynamic_shared();
 void require_aligned(const void* address, size_t alignment, const Site& site);
-// Told of every atomic operation, by whoever was called from `instruction`.
+// Records an atomic operation. `instruction` is the place that the atomic function was called from.
 void note_atomic(const void* address, size_t bytes, const void* instruction);
 
 template <typename T>
@@ -123,9 +124,9 @@ T shuffle_value(ShuffleMode mode, uint32_t mask, T value, int operand, int width
   return value;
 }
 
-// An argument of a kernel that is a pointer: it must lead to the device's memory.
+// A pointer among a kernel's arguments. It must lead to the device's memory.
 struct PointerArgument {
-  int index;  // 0: not a pointer; else its place among the parameters, from 1
+  int index;  // its place among the parameters, from 1; 0: not a pointer
   const void* pointer;
 };
 
@@ -137,7 +138,7 @@ struct PointerArgument {
       *static_cast<type(*)[count]>(::pare::emulation::shared_array(&name##_key, #name, sizeof(type[count])))
 #define DYNAMIC_SHARED(type, name) type* const name = static_cast<type*>(::pare::emulation::dynamic_shared())
 
-// ---- What a thread sees -------------------------------------------------------------------------------------------
+// ---- The view of a thread -----------------------------------------------------------------------------------------
 
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
@@ -190,8 +191,8 @@ inline int __all_sync(unsigned mask, int predicate,
   return pare::emulation::ballot("__all_sync", mask, predicate != 0, site) == mask;
 }
 
-// Atomics return what was there before. They are functions of their own without the compiler's hooks, which would
-// report them as plain accesses.
+// Atomics return the value that was there before. They are functions of their own without the compiler's hooks, which
+// would report them as plain accesses.
 #define PARE_EMULATED_ATOMIC __attribute__((noinline, no_sanitize("thread")))
 template <typename T>
 PARE_EMULATED_ATOMIC T atomicAdd(T* address, std::type_identity_t<T> value) {
@@ -221,7 +222,7 @@ T __ldg(const T* address, const pare::emulation::Site& site = pare::emulation::S
   return *address;
 }
 
-// c + the sum of the products of four signed bytes of a and b; wraps.
+// Returns c + the sum of the products of four signed bytes of a and b. It wraps.
 inline int __dp4a(int a, int b, int c) {
   unsigned sum = static_cast<unsigned>(c);
   for (int byte = 0; byte < 4; ++byte) {
@@ -231,8 +232,8 @@ inline int __dp4a(int a, int b, int c) {
   return static_cast<int>(sum);
 }
 
-// Four of the eight bytes of b:a (a's are 0 to 3), the lowest first, as the nibbles of `selector` say; with its highest
-// bit a nibble asks for copies of the byte's sign.
+// Returns four of the eight bytes of b:a (a's are 0 to 3), the lowest first. The nibbles of `selector` choose them. The
+// highest bit of a nibble asks for copies of the byte's sign instead.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   unsigned result = 0;
   for (int byte = 0; byte < 4; ++byte) {
@@ -244,8 +245,8 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   return result;
 }
 
-// Within the bounds that CUDA gives for the device's (2 units in the last place for rsqrtf, 2 + floor(|1.173 x|) for
-// __expf), but with other bits.
+// These are within the bounds that CUDA gives for the device's functions (2 units in the last place for rsqrtf, 2 +
+// floor(|1.173 x|) for __expf), but have other bits.
 inline float rsqrtf(float x) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x)));
 }
@@ -256,7 +257,8 @@ inline float __fdividef(float x, float y) {
   return x / y;
 }
 
-// Round as the name says; out of range the nearest int, and 0 for NaN, where C++ leaves a cast undefined.
+// These round as the name says. Values out of range give the nearest int, and NaN gives 0, where C++ leaves a cast
+// undefined.
 inline int saturated_int(float integral) {
   if (integral != integral) return 0;
   if (integral >= 2147483648.0f) return std::numeric_limits<int>::max();
@@ -379,7 +381,7 @@ const char* cudaGetErrorString(cudaError_t error);
 
 namespace pare::emulation {
 
-// A grid of threads, each of which calls run(context). Throws Error for a fault of the kernel.
+// Runs a grid of threads, each of which calls run(context). Throws Error for a fault of the kernel.
 cudaError_t run_grid(const void* kernel, dim3 grid, dim3 block, size_t dynamic_shared_bytes, cudaStream_t stream,
                      const PointerArgument* pointers, size_t num_pointers, void (*run)(void* context), void* context);
 
@@ -400,7 +402,7 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, 
     void** arguments;
   } call{kernel, arguments};
   const PointerArgument pointers[] = {pointer_argument<Parameters>(indices, arguments[indices])..., {0, nullptr}};
-  // Each thread has copies of the arguments.
+  // Each thread has its own copies of the arguments.
   const auto run = [](void* context) {
     const Call& c = *static_cast<const Call*>(context);
     c.kernel(*static_cast<std::remove_cv_t<Parameters>*>(c.arguments[indices])...);

@@ -15,16 +15,16 @@
 namespace pare::emulation::device_memory {
 namespace {
 
-constexpr size_t kAlignment = 256;  // as cudaMalloc
+constexpr size_t kAlignment = 256;  // the alignment of cudaMalloc
 constexpr size_t kPageBytes = 4096;
 
 struct Memory {
   char* base = nullptr;
-  std::map<size_t, size_t> allocations;  // offset to bytes
+  std::map<size_t, size_t> allocations;  // sizes in bytes by offset
   size_t allocated_bytes = 0;
-  // Where the search for room begins: addresses are used again as late as possible.
+  // The search for room begins here, so that addresses are used again as late as possible.
   size_t next = kPageBytes;
-  size_t touched = kPageBytes;  // everything behind is still as it was mapped
+  size_t touched = kPageBytes;  // everything from here on is still as it was mapped
   int num_accesses = 0;
   bool is_open = false;  // everything touched is accessible
 
@@ -44,7 +44,7 @@ size_t room_of(size_t bytes) {
   return (bytes + kCanaryBytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// The first offset from `begin` on with that much room; kReservedBytes when there is none.
+// Returns the first offset from `begin` on with that much room, or kReservedBytes when there is none.
 size_t find_room(size_t begin, size_t room) {
   const auto& allocations = memory().allocations;
   size_t offset = begin;

@@ -1,5 +1,5 @@
-// The emulated device's memory: one reserved range of addresses that can be touched only while a kernel runs or a copy
-// is made. Allocations have their exact size; what lies between them is poisoned for AddressSanitizer and holds a
+// The emulated device's memory is one reserved range of addresses. It can be touched only while a kernel runs or a copy
+// is made. Allocations have their exact size. The space between them is poisoned for AddressSanitizer and holds a
 // pattern that is compared after each launch. New memory holds 0xFF, which is NaN in every floating-point type.
 #pragma once
 
@@ -10,24 +10,24 @@ namespace pare::emulation::device_memory {
 
 inline constexpr size_t kReservedBytes = size_t{4} << 30;
 
-// Null when `total_bytes`, the device's memory, does not hold the allocation as well as all others.
+// Returns null when `total_bytes`, the device's memory, does not hold this allocation together with all others.
 void* allocate(size_t bytes, size_t total_bytes);
-// False: no allocation begins there.
+// Returns false if no allocation begins there.
 bool free(void* begin);
 
 size_t num_allocations();
 size_t allocated_bytes();
 
-// The first byte of the reserved range.
+// Returns the first byte of the reserved range.
 const char* base();
-// Whether the address lies in the reserved range, and whether all `bytes` lie in one allocation.
+// Return whether the address lies in the reserved range, and whether all `bytes` lie in one allocation.
 bool is_device(const void* address);
 bool is_allocated(const void* begin, size_t bytes);
 
-// Says in words what was overwritten behind an allocation, empty when nothing was, and puts it right again.
+// Describes what was overwritten after an allocation, or returns an empty text, and restores the pattern.
 std::string repair();
 
-// The memory can be touched while one of these lives; afterwards too, where the options do not hide it.
+// The memory can be touched while one of these lives, and afterwards too where the options do not hide it.
 class Access {
  public:
   Access();

@@ -13,10 +13,10 @@
 namespace pare::emulation {
 namespace {
 
-// The handler's own stack, for the fault may be that a fiber's is full.
+// The handler has a stack of its own, because the fault may be that a fiber's stack is full.
 alignas(16) char handler_stack[64 * 1024];
 
-// What the handler saw, for fail_with_fault.
+// The handler stores these for fail_with_fault.
 const void* fault_instruction;
 const void* fault_address;
 bool is_general_protection;
@@ -29,7 +29,7 @@ std::string what_was_touched(const Fiber& fiber) {
   return "access to an address that is not the device's";
 }
 
-// Runs on the faulting thread's stack, from its beginning, in place of what faulted.
+// Runs on the faulting thread's stack, from its beginning, in place of the code that faulted.
 [[noreturn]] void fail_with_fault() {
   Block& block = *Block::current();
   const Fiber& fiber = block.running().fiber;
@@ -40,7 +40,7 @@ std::string what_was_touched(const Fiber& fiber) {
 void handle(int signal, siginfo_t* info, void* context) {
   Block* block = Block::current();
   if (block == nullptr || !block->is_running()) {
-    ::signal(signal, SIG_DFL);  // not a kernel's: happens again and ends the process
+    ::signal(signal, SIG_DFL);  // not a kernel's fault: it happens again and ends the process
     return;
   }
   auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;

@@ -1,5 +1,5 @@
-// While one lives, a thread of a kernel that touches memory which cannot be touched fails with a message (Block::fail)
-// instead of ending the process. Faults of the host stay what they are.
+// While a guard lives, a kernel's thread that touches inaccessible memory fails with a message (Block::fail) instead of
+// ending the process. Faults of the host stay what they are.
 #pragma once
 
 #include <signal.h>

@@ -8,8 +8,8 @@
 
 #include "tests/emulation/address_check.h"
 
-// Saves what a function must preserve on the stack that is left, whose pointer goes to *saved, and takes the same from
-// the stack at `next`. Signal masks and floating-point modes are the process's and stay.
+// Saves the registers that a function must preserve on the present stack, and stores its stack pointer in *saved. Then
+// restores the same from the stack at `next`. Signal masks and floating-point modes belong to the process and stay.
 extern "C" void pare_emulation_switch(void** saved, void* next);
 asm(R"(
 .text
@@ -38,16 +38,16 @@ pare_emulation_switch:
 namespace pare::emulation {
 namespace {
 
-// A sanitizer's report needs most of it; pages are taken when they are touched.
+// A sanitizer's report needs most of a stack. Pages are taken when they are touched.
 constexpr size_t kStackBytes = 256 * 1024;
 constexpr size_t kGuardBytes = 64 * 1024;
 constexpr int kSavedRegisters = 6;
 
 void* scheduler_stack_pointer;
-// What AddressSanitizer wants to know of the stack that resumes fibers.
+// AddressSanitizer needs these two of the stack that resumes fibers.
 const void* scheduler_stack;
 size_t scheduler_stack_bytes;
-// Stacks that no fiber has. The one given back last is taken first: it is in the cache.
+// Stacks that no fiber has. The one that was returned last is taken first, because it is in the cache.
 std::vector<char*> free_stacks;
 void (*first_function)();
 
@@ -76,7 +76,7 @@ void Fiber::resume(void (*entry)()) {
     stack_ = take_stack();
     void** top = static_cast<void**>(entry_stack_pointer());
     *top = nullptr;                            // start() returns nowhere
-    *--top = reinterpret_cast<void*>(&start);  // where the switch returns to
+    *--top = reinterpret_cast<void*>(&start);  // the switch returns here
     for (int i = 0; i < kSavedRegisters; ++i) *--top = nullptr;
     stack_pointer_ = top;
     first_function = entry;

@@ -1,4 +1,4 @@
-// A launch: its limits, its blocks one after another, and what is compared at their ends.
+// A launch: its limits, its blocks one after another, and the comparisons at their ends.
 #include <algorithm>
 #include <numeric>
 
@@ -14,7 +14,7 @@
 namespace pare::emulation {
 namespace {
 
-// CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
+// The limits are those of the CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
 bool is_shape_possible(const dim3& grid, const dim3& block) {
   const auto is_within = [](unsigned size, unsigned limit) { return size >= 1 && size <= limit; };
   return is_within(grid.x, 0x7FFFFFFF) && is_within(grid.y, 65535) && is_within(grid.z, 65535) &&

@@ -24,7 +24,7 @@ struct State {
   Device device;
   cudaError_t last_error = cudaSuccess;
   std::map<cudaStream_t, std::unique_ptr<CUstream_st>> streams;
-  std::map<const void*, size_t> dynamic_limits;  // of the kernels that cudaFuncSetAttribute has named, in bytes
+  std::map<const void*, size_t> dynamic_limits;  // bytes, for the kernels that cudaFuncSetAttribute has named
 };
 
 State& state() {
@@ -38,7 +38,8 @@ cudaError_t device_status() {
   return remember(static_cast<cudaError_t>(device().sticky_error));
 }
 
-// Whether a copy of `bytes` may use the pointer as its kind says: of the device, within one allocation, or of the host.
+// Returns whether a copy of `bytes` may use the pointer as its kind says: a device pointer within one allocation, or a
+// host pointer.
 bool is_usable(const void* pointer, size_t bytes, bool is_device) {
   if (is_device) return device_memory::is_allocated(pointer, bytes);
   return pointer != nullptr && !device_memory::is_device(pointer);

@@ -1,4 +1,4 @@
-// The state behind the runtime's functions on the host.
+// The state of the runtime's functions on the host.
 #pragma once
 
 #include <cstddef>
@@ -8,16 +8,16 @@
 
 namespace pare::emulation {
 
-// Held by every function that reaches the device: host threads take turns.
+// Every function that reaches the device holds this mutex, so that host threads take turns.
 std::mutex& host_functions_mutex();
 
-// Keeps the error for cudaGetLastError and gives it back.
+// Keeps the error for cudaGetLastError and returns it.
 cudaError_t remember(cudaError_t error);
 
-// cudaSuccess when there is a device and the stream is one that was created, or the null stream.
+// Returns cudaSuccess when there is a device and the stream is one that was created, or the null stream.
 cudaError_t stream_status(cudaStream_t stream);
 
-// What a launch of the kernel may have of shared memory: 48 KiB in all until cudaFuncSetAttribute allows more.
+// The shared memory that a launch of the kernel may have: 48 KiB in all until cudaFuncSetAttribute allows more.
 struct SharedLimits {
   size_t dynamic_bytes;
   size_t total_bytes;

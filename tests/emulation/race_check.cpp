@@ -1,11 +1,11 @@
-// The compiler calls a hook of ours in front of every load and store of a kernel (-fsanitize=thread without its
-// library). Each byte of shared and of global memory has a cell that says who wrote it last and who has read it since.
+// The compiler calls one of our hooks before every load and store of a kernel (-fsanitize=thread without its library).
+// Each byte of shared and of global memory has a cell. It says who wrote it last and who has read it since.
 //
-// Who: a stamp, a number that a thread takes anew after each barrier it has passed. The stamps of the running block are
-// described in a table; smaller ones belong to blocks that ran before, and those below the launch's first to earlier
-// launches, whose accesses all come before. So nothing has to be erased between blocks and launches.
-// Order within a block: a later barrier of the block, or, within a warp, vector clocks (Mattern 1989) of its lanes that
-// __syncwarp joins. Shuffles and votes order nothing, as CUDA says.
+// Threads are named by stamps, numbers that a thread takes anew after each barrier that it has passed. A table
+// describes the stamps of the running block. Smaller ones belong to blocks that ran before. Those below the launch's
+// first belong to earlier launches, whose accesses all come before. So nothing has to be erased between blocks and
+// launches. The order within a block comes from a later barrier of the block or, within a warp, from vector clocks
+// (Mattern 1989) of its lanes, which __syncwarp joins. Shuffles and votes order nothing, as CUDA says.
 #include "tests/emulation/race_check.h"
 
 #include <sys/mman.h>
@@ -24,7 +24,7 @@
 namespace pare::emulation::race_check {
 namespace {
 
-using Stamp = uint32_t;  // 0: nobody
+using Stamp = uint32_t;  // 0: no thread
 constexpr unsigned kWarpSize = 32;
 constexpr unsigned kMaxThreads = 1024;
 constexpr size_t kMaxReports = 4;
@@ -33,21 +33,21 @@ struct Reader {
   Stamp stamp;
 };
 
-// Two readers of different warps are enough: whoever writes next is of another warp than one of them.
+// Two readers of different warps are enough, because the next writer is of another warp than one of them.
 struct Cell {
   Stamp writer;
   Stamp reader[2];
-  bool is_atomic : 1;       // the last write
-  bool several_atomic : 1;  // other threads of the block have written atomically and without order before it
-  bool foreign_atomic : 1;  // ... and threads of other blocks of the launch
-  bool several_readers[2];  // other lanes of the reader's warp have read without order before it
+  bool is_atomic : 1;       // the last write was atomic
+  bool several_atomic : 1;  // other threads of the block have written atomically and unordered before it
+  bool foreign_atomic : 1;  // ... and so have threads of other blocks of the launch
+  bool several_readers[2];  // other lanes of the reader's warp have read unordered before it
 };
 
-// What a stamp of the running block stands for.
+// The meaning of a stamp of the running block.
 struct Moment {
   uint16_t thread;
-  uint32_t num_barriers;  // of the block, before
-  uint32_t clock;         // of the lane
+  uint32_t num_barriers;  // barriers of the block before it
+  uint32_t clock;         // the lane's clock
 };
 
 struct BlockName {
@@ -60,10 +60,10 @@ struct Checker {
   Cell* global;
   Stamp launch_first = 1, block_first = 1, next = 1;
   std::vector<Moment> moments;
-  std::vector<BlockName> blocks;  // of the launch
-  Stamp stamp_of[kMaxThreads];    // 0: none since the last barrier
+  std::vector<BlockName> blocks;  // the blocks of the launch
+  Stamp stamp_of[kMaxThreads];    // 0: it has none since the last barrier
   uint32_t num_barriers = 0;
-  // clock[w][a]: lane a's own time; known[w][b][a]: the last time of a that comes before what b does now.
+  // clock[w][a] is lane a's own time. known[w][b][a] is the last time of a that comes before what b does now.
   uint32_t clock[kMaxThreads / kWarpSize][kWarpSize];
   uint32_t known[kMaxThreads / kWarpSize][kWarpSize][kWarpSize];
   std::vector<std::string> reports;
@@ -129,7 +129,7 @@ class Access {
   bool is_of_block(Stamp stamp) const { return stamp >= c_.block_first; }
   const Moment& moment(Stamp stamp) const { return c_.moments[stamp - c_.block_first]; }
 
-  // Whether what the stamp's thread did then comes before what the running thread does now.
+  // Returns whether what the stamp's thread did then comes before what the running thread does now.
   bool is_before(Stamp stamp) const {
     if (stamp < oldest_) return true;
     if (!is_of_block(stamp)) return false;
@@ -143,7 +143,7 @@ class Access {
   void check_writer(const Cell& cell, bool was_written) {
     if (!was_written || (kind_ == Kind::atomic && cell.is_atomic)) return;
     bool is_race = !is_before(cell.writer);
-    // The cell names the last of several atomic writes; the others came without order and are as near as it.
+    // The cell names the last of several atomic writes. The others came unordered and are as recent as it.
     if (cell.is_atomic && cell.foreign_atomic) is_race = true;
     if (cell.is_atomic && cell.several_atomic && is_of_block(cell.writer) &&
         moment(cell.writer).num_barriers == c_.num_barriers) {
@@ -174,7 +174,8 @@ class Access {
         cell.reader[i] = mine_;
         return;
       }
-      // Of another block of the launch, or of another warp and not yet ordered: what both slots may well be full of.
+      // The reader is of another block of the launch, or of another warp and not yet ordered. Both slots may well hold
+      // such readers.
       if (slot < 0 && is_before(reader)) slot = i;
     }
     if (slot < 0) return;
@@ -244,7 +245,7 @@ void begin_launch() {
   c.reports.clear();
   c.reported.clear();
   c.blocks.clear();
-  // A launch does not take half of all stamps; before they run out, everybody is forgotten.
+  // A launch does not take half of all stamps. Before they run out, all threads are forgotten.
   if (c.next > Stamp{1} << 31) {
     madvise(c.shared, shared_memory::kArenaBytes * sizeof(Cell), MADV_DONTNEED);
     madvise(c.global, device_memory::kReservedBytes * sizeof(Cell), MADV_DONTNEED);
@@ -308,8 +309,8 @@ void forget(const void* begin, size_t bytes) {
           MADV_DONTNEED);
 }
 
-// What instrumented code calls. The operations on std::atomic that inline functions of the standard library contain
-// are the host's; kernels have CUDA's.
+// Instrumented code calls these. The operations on std::atomic in inline functions of the standard library are the
+// host's; kernels have CUDA's.
 #define PARE_ACCESS_HOOKS(bytes)                                     \
   extern "C" void __tsan_read##bytes(void* address) {                \
     touch(Kind::read, address, bytes, __builtin_return_address(0));  \

@@ -85,7 +85,7 @@ void* array(const void* key, const char* name, size_t bytes) {
   for (const Array& array : a.arrays) {
     if (array.key == key) return array.begin;
   }
-  constexpr size_t kArrayAlignment = 16;  // SHARED_ARRAY's
+  constexpr size_t kArrayAlignment = 16;  // the alignment of SHARED_ARRAY
   const size_t total = (a.static_bytes + kArrayAlignment - 1) / kArrayAlignment * kArrayAlignment + bytes;
   if (total > kStaticLimitBytes) return nullptr;
   a.static_bytes = total;

@@ -8,7 +8,7 @@
 namespace pare::emulation {
 namespace {
 
-// Called where there is no debugging information; what was asked for then stays unknown.
+// libbacktrace calls this where there is no debugging information. The line then stays unknown.
 void ignore_error(void*, const char*, int) {}
 
 backtrace_state* state() {

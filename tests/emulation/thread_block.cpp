@@ -17,7 +17,7 @@ namespace pare::emulation {
 namespace {
 
 constexpr unsigned kWarpSize = 32;
-// A block whose threads give way that often and do nothing else is in an endless loop.
+// A block whose threads yield this often and do nothing else is in an endless loop.
 constexpr int kMaxYields = 100000;
 constexpr int kAtomicsBetweenYields = 256;
 
@@ -32,7 +32,7 @@ std::string at(const std::source_location& site) {
   return file.substr(file.rfind('/') + 1) + ":" + std::to_string(site.line());
 }
 
-// A permutation of 0 .. size-1.
+// Returns a permutation of 0 .. size-1.
 std::vector<unsigned> order_of(size_t size, std::mt19937_64& random) {
   std::vector<unsigned> order(size);
   std::iota(order.begin(), order.end(), 0u);
@@ -86,7 +86,7 @@ void Block::choose_order() {
   thread_order_ = order_of(threads_.size(), launch_.random);
 }
 
-// True when a thread ran.
+// Returns true when a thread ran.
 bool Block::pass_by_warps() {
   bool has_run = false;
   for (const unsigned warp : warp_order_) {
@@ -96,7 +96,8 @@ bool Block::pass_by_warps() {
       for (const unsigned lane : lane_order_) {
         const size_t i = warp * kWarpSize + lane;
         if (i >= threads_.size() || !resume(threads_[i])) continue;
-        if (!failure_.empty() || num_barriers != num_barriers_) return true;  // after a barrier: the first warp again
+        // After a barrier the first warp comes again.
+        if (!failure_.empty() || num_barriers != num_barriers_) return true;
         goes_on = has_run = true;
       }
     }
@@ -154,7 +155,7 @@ void Block::fail_at(const char* operation, const std::source_location& site, con
   fail(std::string(operation) + " at " + at(site) + ": " + what);
 }
 
-// The first threads that wait, each with what it waits for.
+// Describes the first threads that wait, and what each waits for.
 std::string Block::waiting() const {
   std::string text;
   int num_named = 0;
@@ -190,7 +191,7 @@ void Block::barrier(const char* operation, const std::source_location& site) {
   ++num_barriers_;
   race_check::block_barrier();
   if (options().order == Order::random) choose_order();
-  give_way(State::ready);  // the last to arrive does not start first
+  give_way(State::ready);  // the last thread to arrive does not start first
 }
 
 void Block::refuse_bad_mask(const char* operation, uint32_t mask, const std::source_location& site) {
@@ -218,7 +219,7 @@ void Block::collective(const char* operation, uint32_t mask, void* argument, Exe
   const auto is_mine = [&](const Collective& c) { return c.mask == mask && std::strcmp(c.operation, operation) == 0; };
   auto mine = std::find_if(pending.begin(), pending.end(), is_mine);
   if (mine == pending.end()) {
-    // A lane may wait for others that do something between themselves first. Lanes that wait for each other in two
+    // A lane may wait for others that first do something between themselves. Lanes that wait for each other in two
     // operations never go on.
     for (const Collective& other : pending) {
       if ((other.mask >> thread.lane() & 1) == 0 || (other.arrived & mask) == 0) continue;
@@ -251,7 +252,8 @@ void Block::count_atomic() {
   if (++running_->num_atomics > kAtomicsBetweenYields) yield();
 }
 
-// ---- What kernels call ----------------------------------------------------------------------------------------------
+// ---- The functions that kernels call
+// ---------------------------------------------------------------------------------
 
 void block_barrier(const Site& site) {
   current_block->barrier("__syncthreads", site);
@@ -275,7 +277,7 @@ namespace {
 
 struct Shuffle {
   uint64_t bits;
-  unsigned source;  // lane
+  unsigned source;  // the lane
   uint64_t result;
 };
 
@@ -284,8 +286,8 @@ struct Vote {
   uint32_t result;
 };
 
-// CUDA C++ Programming Guide, "Warp Shuffle Functions": a source outside of the lane's group is the lane itself, but
-// for __shfl_sync, whose lane is taken modulo the width.
+// CUDA C++ Programming Guide, "Warp Shuffle Functions": a source outside of the lane's group is the lane itself. But
+// __shfl_sync takes the lane modulo the width.
 unsigned source_lane(ShuffleMode mode, int lane, int operand, int width) {
   const int first = lane & ~(width - 1), end = first + width;
   int source = lane;

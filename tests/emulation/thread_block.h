@@ -1,4 +1,5 @@
-// One block of threads: who runs when, the block's barrier, and what the lanes of a warp do together.
+// One block of threads: the order in which they run, the block's barrier, and the joint operations of the lanes of a
+// warp.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +14,13 @@
 
 namespace pare::emulation {
 
-// What the threads of a launch have in common.
+// The data that the threads of a launch have in common.
 struct Launch {
-  std::string kernel;  // its name
+  std::string kernel;  // the kernel's name
   void (*run)(void* context);
   void* context;
   dim3 block;
-  size_t shared_limit_bytes;  // of arrays with names and dynamic shared memory together
+  size_t shared_limit_bytes;  // for arrays with names and dynamic shared memory together
   bool is_lockstep;
   std::mt19937_64 random;
 };
@@ -29,11 +30,11 @@ enum class State : uint8_t { ready, yielded, waits_for_warp, waits_for_block, do
 struct Thread {
   Fiber fiber;
   uint3 index;      // threadIdx
-  unsigned linear;  // lane and warp follow from it
+  unsigned linear;  // gives lane and warp
   State state = State::ready;
-  const char* operation = "nothing";  // what it last waited for, and where
+  const char* operation = "nothing";  // the operation that it last waited for, and the place
   std::source_location site;
-  int num_atomics = 0;  // since it last gave way
+  int num_atomics = 0;  // atomic operations since it last yielded
 
   unsigned lane() const { return linear % 32; }
   unsigned warp() const { return linear / 32; }
@@ -46,27 +47,27 @@ class Block {
   // Runs all threads to their end. Throws Error.
   void run();
 
-  // Called by the running thread. The first one that fails ends the block; Error names kernel, block and thread.
+  // The running thread calls these. The first one that fails ends the block. Error names kernel, block and thread.
   [[noreturn]] void fail(const std::string& what);
   [[noreturn]] void fail_at(const char* operation, const std::source_location& site, const std::string& what);
   void barrier(const char* operation, const std::source_location& site);
   void collective(const char* operation, uint32_t mask, void* argument, Execute execute,
                   const std::source_location& site);
   void yield();
-  // Counts an atomic operation: a thread that does nothing else gives way now and then, as it may wait for another.
+  // Counts an atomic operation. A thread that does nothing else yields now and then, because it may wait for another.
   void count_atomic();
 
   bool is_running() const { return running_ != nullptr; }
   const Thread& running() const { return *running_; }
   const Launch& launch() const { return launch_; }
-  // "block (1,0,0)", and the same with a thread.
+  // Returns "block (1,0,0)", and the same with a thread.
   std::string name() const;
   std::string name(const Thread& thread) const;
 
   static Block* current();
 
  private:
-  // Lanes that have come to an operation which others of their mask have yet to reach.
+  // An operation that some lanes have reached and others of their mask have yet to reach.
   struct Collective {
     const char* operation;
     uint32_t mask;
@@ -74,7 +75,7 @@ class Block {
     void* arguments[32];
   };
   struct Warp {
-    uint32_t lanes = 0;  // that exist and have not returned
+    uint32_t lanes = 0;  // the lanes that exist and have not returned
     std::vector<Collective> pending;
   };
 
@@ -98,7 +99,7 @@ class Block {
   size_t num_at_barrier_ = 0;
   size_t num_done_ = 0;
   uint64_t num_barriers_ = 0;
-  int num_yields_ = 0;  // since a thread last did something else
+  int num_yields_ = 0;  // yields since a thread last did something else
   std::string failure_;
 };
 

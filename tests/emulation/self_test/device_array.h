@@ -1,4 +1,4 @@
-// An array in the emulated device's memory, of exactly its elements.
+// An array in the emulated device's memory that has exactly the size of its elements.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -13,7 +13,7 @@ namespace {
 
 using emulation::Device;
 
-// A device of the test's own, and the usual one afterwards.
+// Sets a device for one test, and the usual one afterwards.
 class DeviceScope {
  public:
   explicit DeviceScope(const Device& device) { emulation::set_device(device); }

@@ -224,7 +224,7 @@ __global__ void mixed_operations(int* memory) {
   }
 }
 
-// 40 KiB and, with the launch, 16 KiB: more than 48 in all.
+// The kernel declares 40 KiB, and its launch adds 16 KiB. In all that is more than 48.
 __global__ void too_much_shared_memory_in_all(int* memory) {
   SHARED_ARRAY(int, values, 10 * 1024);
   values[thread()] = 0;

@@ -65,8 +65,8 @@ TEST_P(EmulatedDevice, DynamicSharedMemoryHasTheLaunchsSize) {
   }
 }
 
-// CUDA C++ Programming Guide, "Warp Shuffle Functions": lanes beyond the group of `width` give the lane's own value,
-// but __shfl_sync takes the lane modulo the width, and __shfl_xor_sync may read earlier groups.
+// CUDA C++ Programming Guide, "Warp Shuffle Functions": lanes beyond the group of `width` give the lane's own value.
+// But __shfl_sync takes the lane modulo the width, and __shfl_xor_sync may read earlier groups.
 TEST_P(EmulatedDevice, ShufflesReadTheLanesOfCudasDescription) {
   const std::vector<int> in = counted(32);
   const DeviceArray<int> device_in(in), out(4 * 32);
@@ -130,7 +130,7 @@ TEST_P(EmulatedDevice, AtomicsCountAllThreads) {
   const DeviceArray<float> floats(std::vector<float>{0});
   launch_atomics(7, 96, out.data(), floats.data());
   EXPECT_EQ(out.values(), (std::vector<int>{7 * 96, 7 * 96 - 1}));
-  EXPECT_EQ(floats.values()[0], 0.5f * 7 * 96);  // exact: halves
+  EXPECT_EQ(floats.values()[0], 0.5f * 7 * 96);  // halves are exact
 }
 
 TEST_P(EmulatedDevice, AThreadMayWaitForAnotherInALoop) {
@@ -139,13 +139,13 @@ TEST_P(EmulatedDevice, AThreadMayWaitForAnotherInALoop) {
   EXPECT_EQ(out.values()[0], 1);
 }
 
-// What the modes promise: the results of the other tests do not depend on it.
+// The modes promise this order. The results of the other tests do not depend on it.
 TEST_P(EmulatedDevice, ThreadsAndBlocksRunInTheOrderOfTheMode) {
   using emulation::Order;
   const DeviceArray<int> counter(std::vector<int>{0}), out(4 * 64);
   launch_order(counter.data(), out.data());
   const std::vector<int> values = out.values();
-  std::vector<std::vector<int>> places;  // of the threads in each phase of each block
+  std::vector<std::vector<int>> places;  // the threads' places, for each phase of each block
   for (int part = 0; part < 4; ++part) {
     places.emplace_back(values.begin() + part * 64, values.begin() + (part + 1) * 64);
     const int first = *std::min_element(places.back().begin(), places.back().end());
@@ -156,7 +156,7 @@ TEST_P(EmulatedDevice, ThreadsAndBlocksRunInTheOrderOfTheMode) {
     }
   }
   const std::vector<int> ascending = counted(64, 0), descending(ascending.rbegin(), ascending.rend());
-  // From the highest warp on, and within it from the highest lane: thread by thread from the last.
+  // The reverse order begins with the highest warp, and within it with the highest lane.
   for (const auto& part : places) {
     EXPECT_EQ(part == ascending, GetParam().order == Order::forward);
     EXPECT_EQ(part == descending, GetParam().order == Order::reverse);
@@ -190,7 +190,7 @@ TEST(EmulatedArithmetic, IsCudas) {
   const DeviceArray<int> device_in(in), device_out(kNumArithmetic);
   launch_arithmetic(device_in.data(), x, device_out.data());
   const std::vector<int> out = device_out.values();
-  // bytes 02 7F FF 80 and 03 01 7F 80: 2*3 + 127*1 - 1*127 + 128*128 = 16390, onto 2^31 - 16: wraps
+  // The bytes 02 7F FF 80 and 03 01 7F 80 give 2*3 + 127*1 - 1*127 + 128*128 = 16390. Added to 2^31 - 16 this wraps.
   EXPECT_EQ(out[0], static_cast<int>(0x7FFFFFF0u + 16390u));
   constexpr float kUnit = std::numeric_limits<float>::epsilon();
   EXPECT_NEAR(float_of(out[1]), 1 / std::sqrt(1.5), 2 * kUnit);
@@ -213,7 +213,7 @@ TEST(EmulatedArithmetic, VectorsHoldTheirElements) {
   EXPECT_EQ(out.values(), in);
 }
 
-// What must be an error in every build, and what the message says.
+// Faults that must be errors in every build, with the words that the message must contain.
 struct FaultRow {
   Fault fault;
   std::initializer_list<std::string> says;
@@ -240,7 +240,7 @@ TEST_P(EmulatedDevice, FaultsAreErrorsThatSayWhere) {
                                  {"SHARED_ARRAY at refused_by_nvcc.cu:", "second", "more than 48 KiB"});
 }
 
-// Faults that the processor finds, or whoever listens to the build.
+// These are faults that the processor finds, or the sanitizer of the build.
 TEST(EmulatedFaults, OfTheProcessorAreErrorsToo) {
   const DeviceArray<int> memory(std::vector<int>(64, 0));
   expect_error<emulation::Error>([&] { launch_fault(Fault::null_pointer, memory.data()); },

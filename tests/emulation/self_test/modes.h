@@ -25,7 +25,7 @@ inline std::string mode_name(const emulation::Options& mode) {
   return std::string(orders[static_cast<int>(mode.order)]) + "_" + schedules[static_cast<int>(mode.schedule)];
 }
 
-// The mode holds while one lives.
+// The mode is set while the scope lives.
 class ModeScope {
  public:
   explicit ModeScope(const emulation::Options& mode) : old_(emulation::options()) { emulation::set_options(mode); }

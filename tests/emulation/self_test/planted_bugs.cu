@@ -34,7 +34,7 @@ __global__ void barrier_missing_after_read(const int* __restrict__ in, int* __re
   out[value_index()] = values[thread()];
 }
 
-// The shuffle makes lanes wait for each other, here: it promises nothing about memory.
+// The shuffle makes lanes wait for each other here. It promises nothing about memory.
 template <bool kPlanted>
 __global__ void syncwarp_missing(const int* __restrict__ in, int* __restrict__ out) {
   SHARED_ARRAY(int, values, kBlockSize);
@@ -87,7 +87,7 @@ __global__ void global_write_out_of_bounds(const int* __restrict__ in, int* __re
   if (kPlanted && i == num_values - 1) out[i + 1] = 0;
 }
 
-// What is read behind the end does not reach the result.
+// The value read past the end does not reach the result.
 template <bool kPlanted>
 __global__ void global_read_out_of_bounds(const int* __restrict__ in, int* __restrict__ out, int num_values) {
   const int i = value_index();
@@ -96,7 +96,7 @@ __global__ void global_read_out_of_bounds(const int* __restrict__ in, int* __res
   out[i] = in[i] + has_next * next;
 }
 
-// The word gets the same value from everybody.
+// All threads write the same value to the word.
 template <bool kPlanted>
 __global__ void blocks_write_one_word(const int* __restrict__ in, int* __restrict__ out) {
   const int i = value_index();
@@ -107,13 +107,13 @@ __global__ void blocks_write_one_word(const int* __restrict__ in, int* __restric
 template <bool kPlanted>
 __global__ void index_overflows(const int* __restrict__ in, int* __restrict__ out, int shift) {
   const int i = value_index();
-  // The offset of a row of 2^shift values, back to the number of the row.
+  // The offset of a row of 2^shift values is turned back into the number of the row.
   const int stride = 1 << shift;
   const long long offset = kPlanted ? i * stride : static_cast<long long>(i) * stride;
   out[offset >> shift] = in[i];
 }
 
-// What was never written does not reach the result.
+// The value that was never written does not reach the result.
 template <bool kPlanted>
 __global__ void shared_read_uninitialized(const int* __restrict__ in, int* __restrict__ out) {
   SHARED_ARRAY(int, values, kBlockSize);
@@ -133,7 +133,7 @@ __global__ void accumulator_not_reset(const int* __restrict__ in, int* __restric
   out[value_index()] = sum;
 }
 
-// Correct in any order in which whole statements follow each other, which no device promises.
+// The result is right in any order in which whole statements follow each other. No device promises such an order.
 template <bool kPlanted>
 __global__ void counter_not_atomic(int* __restrict__ out) {
   SHARED_ARRAY(int, count, 1);

@@ -1,5 +1,6 @@
 // Kernels with one fault each that the emulator must find, and the same kernels without it. All run on kNumBlocks
-// blocks of kBlockSize threads; in and out have one int for each thread, i = block * kBlockSize + thread.
+// blocks of kBlockSize threads. in and out have one int for each thread, i = block * kBlockSize + thread. The comments
+// say what out holds without the fault.
 #pragma once
 
 namespace pare {
@@ -10,7 +11,7 @@ inline constexpr int kNumValues = kNumBlocks * kBlockSize;
 
 enum class Bug {
   barrier_missing_after_write,  // out = the block's values in reverse
-  barrier_missing_after_read,   // likewise, and 1 more
+  barrier_missing_after_read,   // the same, and 1 more
   syncwarp_missing,             // the values of each warp in reverse, plus the warp's first
   barrier_divergent,            // reverse
   shuffle_mask_wrong,           // lanes below 16: plus their neighbour's
@@ -26,7 +27,7 @@ enum class Bug {
 };
 inline constexpr int kNumBugs = 14;
 
-// Launches the kernel. Device pointers.
+// Launches the kernel. The pointers are device pointers.
 void launch_planted(Bug bug, bool is_planted, const int* in, int* out);
 
 }  // namespace pare

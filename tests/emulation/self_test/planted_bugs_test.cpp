@@ -1,4 +1,5 @@
-// A checker that finds nothing proves nothing: each planted fault must be found, and no kernel without it refused.
+// A checker that finds nothing proves nothing. So each planted fault must be found, and no kernel without it may be
+// refused.
 #include "tests/emulation/self_test/planted_bugs.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +15,8 @@ namespace {
 
 using emulation::Build;
 
-// Who finds it, by an error or by a wrong result, in at least one mode; and what errors of two builds say.
+// The builds that find the fault, by an error or by a wrong result in at least one mode, and the words of two builds'
+// errors.
 struct Row {
   Bug bug;
   const char* name;
@@ -31,7 +33,7 @@ constexpr const char* kPoison = "AddressSanitizer: use-after-poison";
 
 using enum Bug;
 const Row kTable[] = {
-    // In order: plain, asan, race.
+    // The columns are plain, asan and race.
     {barrier_missing_after_write, "BarrierMissingAfterWrite", true, true, true, "",
      "race, read after write, of shared"},
     {barrier_missing_after_read, "BarrierMissingAfterRead", true, true, true, "", "race, write after read, of shared"},
@@ -49,9 +51,9 @@ const Row kTable[] = {
     {counter_not_atomic, "CounterNotAtomic", false, false, true, "", "of shared memory"},
 };
 
-// out[i] without the fault; planted_bugs.h says it in words.
+// Returns out[i] without the fault, as planted_bugs.h describes it.
 int expected_value(Bug bug, const std::vector<int>& in, int i) {
-  const int t = i % kBlockSize, first = i - t;  // thread, and the block's first value
+  const int t = i % kBlockSize, first = i - t;  // the thread, and the place of the block's first value
   const auto value = [&](int thread) { return in[static_cast<size_t>(first + thread)]; };
   switch (bug) {
     case Bug::barrier_missing_after_write:

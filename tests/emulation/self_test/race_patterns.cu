@@ -16,7 +16,7 @@ __global__ void partial_syncwarp_leaves_out_the_reader(int* memory) {
   SHARED_ARRAY(int, word, 1);
   if (thread() == 0) word[0] = 1;
   if (thread() < 16) __syncwarp(0x0000FFFFu);
-  __shfl_sync(0xFFFFFFFFu, 0, 0);  // lane 20 comes later, but not in order
+  __shfl_sync(0xFFFFFFFFu, 0, 0);  // lane 20 comes later, but nothing orders it
   if (thread() == 20) memory[blockIdx.x] = word[0];
 }
 
@@ -91,7 +91,7 @@ __global__ void bytes_of_one_word_overlap(int* memory) {
   if (thread() == 1) bytes[1] = 1;
 }
 
-// Lane 0 before lane 1, and lane 1 before lane 2: so lane 0 before lane 2.
+// Lane 0 comes before lane 1, and lane 1 before lane 2. So lane 0 comes before lane 2.
 __global__ void partial_syncwarps_in_a_chain(int* memory) {
   SHARED_ARRAY(int, word, 1);
   if (thread() == 0) word[0] = 1;

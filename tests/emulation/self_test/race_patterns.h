@@ -4,7 +4,7 @@
 namespace pare {
 
 enum class Pattern {
-  // Not ordered: a race.
+  // These are not ordered: they are races.
   partial_syncwarp_leaves_out_the_reader,
   syncwarp_of_another_warp,
   write_after_reads_of_a_warp,
@@ -15,7 +15,7 @@ enum class Pattern {
   read_of_another_blocks_write,
   same_value_by_all,
   bytes_of_one_word_overlap,
-  // Ordered.
+  // These are ordered.
   partial_syncwarps_in_a_chain,
   atomics_then_barrier_then_read,
   atomics_of_blocks,
@@ -26,7 +26,7 @@ enum class Pattern {
 inline constexpr int kNumRacyPatterns = 10;
 inline constexpr int kNumPatterns = 16;
 
-// memory: 256 ints of the device that hold 0.
+// `memory` has 256 ints of the device that hold 0.
 void launch_pattern(Pattern pattern, int* memory);
 
 }  // namespace pare

@@ -1,4 +1,5 @@
-// The race build reports exactly the patterns that no barrier orders, in every mode; other builds run them all.
+// The race build must report exactly the patterns that no barrier orders, in every mode. Other builds must run them
+// all.
 #include "tests/emulation/self_test/race_patterns.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +19,7 @@ TEST_P(RacePattern, IsReportedIfNothingOrdersIt) {
   for (const auto& mode : all_modes()) {
     const ModeScope scope(mode);
     const DeviceArray<int> memory(std::vector<int>(256, 0));
-    for (int launches = 0; launches < 2; ++launches) {  // what one launch did comes before the next
+    for (int launches = 0; launches < 2; ++launches) {  // the work of one launch comes before that of the next
       std::string error;
       try {
         launch_pattern(static_cast<Pattern>(GetParam()), memory.data());

@@ -1,4 +1,4 @@
-// What nvcc refuses when it compiles: the emulator must not run it either.
+// nvcc refuses to compile this kernel, so the emulator must not run it either.
 #include "tests/emulation/self_test/micro_kernels.h"
 
 namespace pare {

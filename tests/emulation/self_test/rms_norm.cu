@@ -1,6 +1,6 @@
-// A kernel as backends have them: y = x / sqrt(mean(x^2) + epsilon) * gain for each row (Zhang and Sennrich 2019,
-// "Root Mean Square Layer Normalization", equation 4), one block a row. Sums go through shuffles within warps and
-// through shared memory between them.
+// A kernel like those of backends, with one block per row: y = x / sqrt(mean(x^2) + epsilon) * gain. (Zhang and
+// Sennrich 2019, "Root Mean Square Layer Normalization", equation 4.) Sums go through shuffles within warps and through
+// shared memory between them.
 #include "tests/emulation/self_test/rms_norm.h"
 
 #include "runtime/cuda/device.cuh"

@@ -12,8 +12,8 @@
 namespace pare {
 namespace {
 
-// A sum of n squares in float32 by at most n additions has a relative error of n u, its root half of that; then rsqrtf
-// (2 units), two products and the division: u = 2^-24.
+// A sum of n squares in float32 by at most n additions has a relative error of n u, and its root half of that. Then
+// come rsqrtf (2 units), two products and the division. u = 2^-24.
 TEST(EmulatedRmsNorm, EqualsThePlainLoopInEveryMode) {
   constexpr float kEpsilon = 1e-5f;
   for (const int width : {1, 31, 128, 200, 515}) {
