@@ -1,4 +1,4 @@
-// EXPECT_THROW that also looks at the message: every error must name the thing and what is wrong with it.
+// An EXPECT_THROW that also checks the message: every error must name the thing and what is wrong with it.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// A GGUF file put together key by key and tensor by tensor, flaws included: what a test or a fuzzer changes is a
-// member.
+// A GGUF file that is put together key by key and tensor by tensor, flaws included. What a test or a fuzzer changes is
+// a member.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct GgufDraft {
     std::vector<int64_t> shape;  // row-major
     uint32_t type = 0;           // F32
     std::string data;
-    int64_t offset = -1;  // -1: behind the tensor before
+    int64_t offset = -1;  // -1: after the tensor before
   };
   std::vector<std::pair<std::string, std::string>> metadata;  // key, type and value as the file has them
   std::vector<Tensor> tensors;
@@ -57,7 +57,7 @@ struct GgufDraft {
     set(key, value);
   }
 
-  // A float32 tensor of zeros.
+  // Adds a float32 tensor of zeros.
   void add(const std::string& name, const std::vector<int64_t>& shape) {
     size_t num_elements = 1;
     for (const int64_t size : shape) num_elements *= static_cast<size_t>(size);
@@ -89,7 +89,7 @@ struct GgufDraft {
   }
 };
 
-// A llama of one block: V = 4, D = 8, F = 6, 2 heads of 4, tied; its vocabulary is SentencePiece's.
+// Returns a llama of one block: V = 4, D = 8, F = 6, 2 heads of 4, tied. Its vocabulary is SentencePiece's.
 inline GgufDraft small_gguf() {
   GgufDraft draft;
   draft.set_text("general.architecture", "llama");

@@ -1,5 +1,5 @@
-// Where sources and build lie. Known when a test is linked: its objects are then the same in every clone, and a compiler
-// cache knows them again.
+// The places of sources and build. They are known when a test is linked, so its objects are the same in every clone,
+// and a compiler cache finds them again.
 #pragma once
 
 namespace pare {

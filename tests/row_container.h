@@ -1,5 +1,5 @@
-// A container that pare does not have: what adding one costs is this file and one row, register_container(). One tensor
-// "rows" of bytes for each linear: per output row the codes, then the float32 scales of its groups.
+// A container that pare does not have. Adding one takes this file and one row, register_container(). It stores one
+// tensor "rows" of bytes for each linear: per output row the codes, then the float32 scales of its groups.
 #pragma once
 
 #include <cstring>

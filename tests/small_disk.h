@@ -16,8 +16,8 @@
 
 namespace pare {
 
-// What `work` returns (0 to 99) in a child process that has a file system of `size` ("64k") at `folder`, which only it
-// sees; 100 where it throws. None where this machine lets a test mount nothing.
+// Returns what `work` returns (0 to 99) in a child process that has a file system of `size` ("64k") at `folder`, which
+// only it sees. Returns 100 where `work` throws, and nothing where this machine lets a test mount nothing.
 template <typename Work>
 std::optional<int> on_a_small_disk(const std::filesystem::path& folder, const std::string& size, Work&& work) {
   constexpr int kThrown = 100, kNotMounted = 101;

@@ -1,5 +1,5 @@
-// A golden model pruned to 2:4, written twice: packed, some layers as 2:4 values, some as 2:4 codes, some as codes that
-// keep all, others as they were; and dense, every weight in float32 with its zeros.
+// A golden model pruned to 2:4, written twice. In the packed one, some layers are 2:4 values, some are 2:4 codes, some
+// are codes that keep all weights, and others are unchanged. In the dense one, every weight is float32 with its zeros.
 #pragma once
 
 #include <filesystem>
@@ -12,7 +12,7 @@
 
 namespace pare {
 
-// The two largest of every four neighbours stay; plain loops.
+// Keeps the two largest of every four neighbours, in plain loops.
 inline void prune_two_of_four(std::vector<float>& values) {
   for (size_t first = 0; first < values.size(); first += 4) {
     for (int pruned = 0; pruned < 2; ++pruned) {
@@ -26,7 +26,7 @@ inline void prune_two_of_four(std::vector<float>& values) {
   }
 }
 
-// Rounded to nearest in groups; what is 0 has the code of its zero.
+// Rounds to nearest in groups. A value of 0 gets the code of its zero.
 inline QuantizedWeight round_to_codes(const std::vector<float>& values, const LinearDescription& linear,
                                       const PackScheme& scheme) {
   QuantizedWeight weight;
@@ -54,8 +54,8 @@ inline QuantizedWeight round_to_codes(const std::vector<float>& values, const Li
 
 struct SparseCheckpoint {
   std::filesystem::path packed, dense;
-  std::map<std::string, StoredLinear> linears;  // of the packed one: all but those that are as they were
-  std::map<std::string, PackScheme> schemes;    // of the same
+  std::map<std::string, StoredLinear> linears;  // the packed one's linears, except those that are unchanged
+  std::map<std::string, PackScheme> schemes;    // the schemes of the same linears
 };
 
 inline SparseCheckpoint write_sparse_checkpoint(const std::filesystem::path& folder) {

@@ -15,8 +15,8 @@ namespace {
 
 const std::filesystem::path kStories = std::filesystem::path(kSourceFolder) / "calibration_data/stories260k";
 
-// Of float32 logits, relative to the largest, as tests/runtime/engine/transformer_test.cpp has it. A log-probability is
-// a logit minus the logarithm of a sum of exponentials, which moves by as much at most.
+// The tolerance of float32 logits, relative to the largest, is that of tests/runtime/engine/transformer_test.cpp. A
+// log-probability is a logit minus the logarithm of a sum of exponentials, and that logarithm moves by at most as much.
 constexpr double kLogitTolerance = 1e-4;
 
 TEST(Model, ScoresAreThoseOfTransformers) {
@@ -42,7 +42,8 @@ TEST(Model, ScoresAreThoseOfTransformers) {
   }
 }
 
-// More tokens than are scored at a time: each position is the same as in a shorter sequence, up to rounding.
+// There are more tokens than are scored at a time. Each position has the same score as in a shorter sequence, up to
+// rounding.
 TEST(Model, ScoresLongSequencesInPieces) {
   Model model = Model::load(kStories);
   ASSERT_EQ(model.max_tokens(), 512);  // the model's context
@@ -82,7 +83,7 @@ TEST(Model, MovesAndKeepsItsSettings) {
   Model second = std::move(first);
   EXPECT_EQ(second.max_tokens(), 20);
   EXPECT_EQ(second.generate_ids(prompt, {.max_new_tokens = 4}).size(), 4u);
-  // The last token drawn is not fed.
+  // The last token drawn is not fed to the model.
   const int64_t most = 20 - static_cast<int64_t>(prompt.size()) + 1;
   EXPECT_EQ(second.generate_ids(prompt, {.max_new_tokens = most}).size(), static_cast<size_t>(most));
   expect_error<std::invalid_argument>([&] { second.generate_ids(prompt, {.max_new_tokens = most + 1}); },
@@ -122,7 +123,7 @@ TEST(Model, WithoutATokenizerWorksWithIds) {
   }
 }
 
-// A .gguf holds the same bfloat16 weights as the directory that it was made of.
+// A .gguf holds the same bfloat16 weights as the directory that it was made from.
 TEST(Model, LoadsGguf) {
   const std::filesystem::path gguf = std::filesystem::path(kSourceFolder) / "tests/golden/gguf/qwen3_norms_bf16.gguf";
   Model from_gguf = Model::load(gguf), from_directory = Model::load(family_path("qwen3_norms_bf16"));
@@ -130,7 +131,7 @@ TEST(Model, LoadsGguf) {
   EXPECT_EQ(from_gguf.score(windows.window(0)), from_directory.score(windows.window(0)));
 }
 
-// What a callback throws ends the generation; the model works on afterwards.
+// An exception of a callback ends the generation. The model works on afterwards.
 TEST(Model, IsWholeAfterACallbackThrew) {
   Model model = Model::load(kStories, {.num_threads = 1});
   const std::vector<int32_t> prompt = model.tokenize("Once");

@@ -34,7 +34,7 @@ TEST_F(Bench, FiguresFollowFromOneAnother) {
   EXPECT_EQ(result.bytes_per_token, model_.bytes_per_token());
 }
 
-// Two blocks with a window of 16 and 4 heads of 16; the pairs counted one by one.
+// Two blocks with a window of 16 tokens and 4 heads of size 16. The pairs are counted one by one.
 TEST_F(Bench, WorkIsCountedFromTheShapes) {
   const ModelDescription& model = model_.description();
   int64_t num_pairs = 0, decode_pairs = 0;

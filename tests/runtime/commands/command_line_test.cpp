@@ -18,7 +18,7 @@
 namespace pare {
 namespace {
 
-// --- The parser, on a table of its own ---
+// --- The parser, on a table of the test's own ---
 
 Program sample_program() {
   Command command = {
@@ -59,7 +59,7 @@ TEST(ParseArguments, ReadsEveryKind) {
   EXPECT_TRUE(arguments.flag("json"));
   EXPECT_FALSE(arguments.flag("quiet"));
   const Arguments fewer =
-      parse({"--text", "--odd--", "--", "-here"});  // values and, after --, places may start with a dash
+      parse({"--text", "--odd--", "--", "-here"});  // values may start with a dash, and positionals after --
   EXPECT_EQ(fewer.text("text"), "--odd--");
   EXPECT_EQ(fewer.positional(0), "-here");
   EXPECT_FALSE(fewer.given("count"));
@@ -178,7 +178,7 @@ TEST_F(PareRuntime, WrongUsageExitsWith2) {
   expect_failure("eval m --instructions i --max-new-tokens 0", 2, {"--max-new-tokens", "at least 1"});
 }
 
-// Before the model, which is not there, is looked for.
+// Sampling options are checked before the program looks for the model, which does not exist.
 TEST_F(PareRuntime, ImpossibleSamplingExitsWith2) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> wrong = {
       {"temperature", {"-1", "nan", "inf", "1e999", "warm"}},
@@ -254,7 +254,7 @@ class PareInstructions : public PareRuntime {
                        " --prompt-template plain --max-new-tokens 20 --examples 2";
 };
 
-// The texts are generate's of the same prompts, and their scores rouge_l's.
+// The texts equal generate's for the same prompts, and the scores equal rouge_l's.
 TEST_F(PareInstructions, AreAnsweredAndScored) {
   const nlohmann::json evaluation = run_json(words_ + " --show");
   EXPECT_EQ(evaluation["examples"], 2);
@@ -306,7 +306,7 @@ TEST_F(PareInstructions, ThatCannotBeAnsweredAreNamed) {
   expect_failure(short_words, 1, {"example 1", "128 new ones", "context of 128"});
 }
 
-// The variable stands for a CPU with fewer sets: what it takes away is not chosen, and cannot be asked for.
+// PARE_ISA lets this CPU act as one with fewer instruction sets: a set beyond it is neither chosen nor allowed.
 TEST_F(PareRuntime, TheEnvironmentTakesInstructionSetsAway) {
   const std::string words = "eval " + model_.string() + " --json --text " + npy_;
   const Outcome held = run(words, "env PARE_ISA=avx2");
@@ -323,7 +323,7 @@ TEST_F(PareRuntime, TheEnvironmentTakesInstructionSetsAway) {
   refused("PARE_ISA=avx2", " --isa avx512", {"instruction set avx512", "PARE_ISA", "avx2 is the widest"});
   refused("PARE_ISA=sse2", "", {"PARE_ISA", "avx2, avx512, vnni, amx", "'sse2'"});
   refused("PARE_ISA=", "", {"PARE_ISA", "found ''"});
-  // Whether this CPU has it is not for the test to know: --version says what every command says.
+  // The test does not know whether this CPU has AMX. What --version says, every command says.
   const Outcome amx = run("--version", "env PARE_ISA=amx");
   if (amx.status != 0) {
     EXPECT_NE(amx.err.find("PARE_ISA=amx: expected a set that this CPU and system support"), std::string::npos)
@@ -350,7 +350,7 @@ TEST_F(PareRuntime, ReferencesWithAnotherTokenizerAreRefused) {
   const std::filesystem::path other = folder_.path() / "other";
   copy_family("llama_gqa_untied", other, nlohmann::json::object());
   std::string tokenizer = ascii_tokenizer_json();
-  // x and y change places
+  // x and y change places.
   const size_t x = tokenizer.find("\"x\":90"), y = tokenizer.find("\"y\":91");
   ASSERT_NE(x, std::string::npos);
   ASSERT_NE(y, std::string::npos);
@@ -387,7 +387,8 @@ TEST_F(PareRuntime, TokenizePrintsIdsOnOneLine) {
   EXPECT_EQ(json["tokens"], 5);
 }
 
-// The norm that is read last, which no linear's statistics would show: refused by every command before it prints.
+// The infinity is in the final norm, which the statistics of linears do not cover. Every command refuses it before it
+// prints.
 TEST_F(PareRuntime, DamagedNormsAreFoundBeforeAnyWork) {
   std::string bytes = file_text(model_ / "model.safetensors");
   uint64_t header_size = 0;
@@ -422,7 +423,7 @@ TEST_F(PareRuntime, InspectBenchAndVerifyAnswer) {
   expect_failure("verify " + model_.string(), 1, {"config.json", "SHA-256"});
 }
 
-// One bit of a weight, which is as good a number as before: eval looks for it, generate when it is asked to.
+// One flipped bit leaves a valid weight. eval always looks for it, and generate does when asked to.
 TEST_F(PareRuntime, EvalAndGenerateFindFlippedBits) {
   nlohmann::json outputs;
   for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) {
@@ -449,7 +450,7 @@ TEST_F(PareRuntime, EvalAndGenerateFindFlippedBits) {
   expect_failure("eval " + model_.string() + " --instructions " + (folder_.path() / "i.json").string(), 1, said);
 }
 
-// What a model does not read changes nothing, and another file of weights would.
+// A file that the model does not read changes nothing. A file that it would read is refused.
 TEST_F(PareRuntime, EvalTakesNotesBesideTheModelAndNoWeights) {
   nlohmann::json outputs;
   for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) {
@@ -503,7 +504,7 @@ TEST_F(PareRuntime, AGgufFileIsReadAsItsImportAndLeavesNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(temporary));
 }
 
-// --- What nobody has written a message for ---
+// --- Exceptions for which there is no message of ours ---
 
 template <typename Throw>
 int status_of(const Throw& what) {
@@ -533,7 +534,7 @@ TEST(RunProgram, ExceptionsOfLibrariesSayWhatToDo) {
   expect_message([] { throw std::invalid_argument("ours"); }, "sample: ours\n");
   expect_message([] { throw std::runtime_error("a \x1b[31mname"); }, "sample: a .x1b.31mname\n");
   expect_message([] { throw std::bad_alloc(); }, "sample: out of memory: use a smaller");
-  // One that leaves a destructor, as the library of JSON's do where memory runs out.
+  // An exception can leave a destructor, as in the JSON library when memory runs out.
   struct Ending {
     ~Ending() { throw_on_the_way(); }
     static void throw_on_the_way() { throw std::bad_alloc(); }

@@ -11,7 +11,8 @@
 namespace pare {
 namespace {
 
-// From config.json by hand: 7 linears a block, q and o [64, 64], k and v [kv heads * 16, 64], three of 96 x 64.
+// Counted by hand from config.json: 7 linears per block. q and o are [64, 64], k and v are [kv heads * 16, 64], and
+// three have 96 x 64 weights.
 TEST(Inspect, CountsParametersAndBitsOfACheckpoint) {
   for (const auto& [family, tied, bits] :
        {std::tuple{"llama_gqa_untied", false, 32.0}, std::tuple{"llama_sharded_fp16", false, 16.0},
@@ -76,7 +77,7 @@ TEST(Inspect, TextListsTensorsWhenAsked) {
   EXPECT_NE(to_text(inspection, false).find("32.000 in the blocks' linears, 32.000 with"), std::string::npos);
 }
 
-// Of the packed checkpoint the container says it, of the dense one pare.json.
+// The container says what is pruned in the packed checkpoint, and pare.json says it for the dense one.
 TEST(Inspect, CountsTheZerosOfPrunedLayers) {
   TemporaryFolder folder;
   const SparseCheckpoint written = write_sparse_checkpoint(folder.path());
@@ -123,7 +124,7 @@ TEST(Inspect, CountsTheZerosOfPrunedLayers) {
 TEST(Inspect, FindsBrokenPromises) {
   TemporaryFolder folder;
   const SparseCheckpoint written = write_sparse_checkpoint(folder.path());
-  const std::string dense = "model.layers.0.mlp.down_proj";  // as it was: nothing is zero
+  const std::string dense = "model.layers.0.mlp.down_proj";  // not pruned: it has no zeros
   const auto inspected = [&](const nlohmann::json& layer) {
     std::ofstream(written.dense / "pare.json") << nlohmann::json{{"layers", {layer}}}.dump();
     return inspect(written.dense);

@@ -1,4 +1,4 @@
-// Commands that are killed, interrupted, short of memory, of room for files, or of an end of what they read.
+// Commands that are killed or interrupted, or that run out of memory or disk space, or whose input never ends.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -18,15 +18,16 @@
 namespace pare {
 namespace {
 
-// Killed at any moment, a program that reads a .gguf leaves links at most, and the next one sweeps.
+// When a program that reads a .gguf is killed at any moment, it leaves links at most, and the next program removes
+// them.
 TEST_F(PareRuntime, AGgufFileThatWasBeingReadLeavesNoBytes) {
   const std::string gguf = std::string(kSourceFolder) + "/tests/golden/gguf/llama_gqa_untied.gguf";
   const std::filesystem::path temporary = folder_.path() / "tmp", err = folder_.path() / "err";
   std::filesystem::create_directory(temporary);
-  std::filesystem::create_directory(temporary / "pare-import-strange");  // nobody's by now
+  std::filesystem::create_directory(temporary / "pare-import-strange");  // its process is gone
   std::filesystem::create_directory(temporary / "pare-other");
   std::ofstream(temporary / "pare-import-file") << "not a folder";
-  // A user's own, whatever it is called.
+  // A folder of the user's stays, whatever its name is.
   std::filesystem::create_directory(temporary / "pare-import-abcdef");
   std::filesystem::create_symlink("thesis", temporary / "pare-import-abcdef" / "link");
   const TokenWindows few = read_npy(npy_);
@@ -60,7 +61,7 @@ TEST_F(PareRuntime, AGgufFileThatWasBeingReadLeavesNoBytes) {
       ended = waitpid(child, &status, WNOHANG);
     }
     ASSERT_EQ(ended, 0) << file_text(err);
-    // While it works, another one leaves its folder alone.
+    // While the program works, another one leaves its folder alone.
     const Outcome other = run("eval " + gguf + " --json --text " + npy_, "env TMPDIR=" + temporary.string());
     EXPECT_EQ(other.status, 0) << other.err;
     EXPECT_GE(left().size(), 4u);
@@ -82,7 +83,8 @@ TEST_F(PareRuntime, AGgufFileThatWasBeingReadLeavesNoBytes) {
 }
 
 TEST_F(PareRuntime, SignalsEndWith130) {
-  // Enough windows for a minute of one thread. The signal comes when standard error says that the model is loaded.
+  // There are enough windows for a minute of work by one thread. The signal is sent once standard error says that the
+  // model is loaded.
   const TokenWindows few = read_npy(npy_);
   TokenWindows many = {.num_windows = 200000, .num_tokens = 64, .ids_NT = {}};
   while (many.ids_NT.size() < 200000 * 64) many.ids_NT.insert(many.ids_NT.end(), few.ids_NT.begin(), few.ids_NT.end());
@@ -118,7 +120,7 @@ TEST_F(PareRuntime, SignalsEndWith130) {
   }
 }
 
-// One window is one batch here, too long to wait for. The second signal ends the process as if there were no handler.
+// Here one window is one batch, too long to wait for. The second signal ends the process as if there were no handler.
 TEST_F(PareRuntime, ASignalInsideABatchIsHeard) {
   copy_family("llama_gqa_untied", folder_.path() / "long", {{"max_position_embeddings", 400000}});
   std::ofstream(folder_.path() / "long" / "tokenizer.json") << ascii_tokenizer_json();
@@ -157,7 +159,8 @@ TEST_F(PareRuntime, ASignalInsideABatchIsHeard) {
   }
 }
 
-// Whatever of its memory the program cannot have, it says so and fails: from too little to load it to enough.
+// When the program cannot have the memory that it needs, it says so and fails. The limits go from too little for
+// loading to enough.
 class PareRuntimeOutOfMemory : public PareRuntime {
  protected:
   void expect_messages(const std::string& words, int step_kibibytes) const;
@@ -171,7 +174,7 @@ void PareRuntimeOutOfMemory::expect_messages(const std::string& words, int step_
     ASSERT_LT(kibibytes, 1 << 20) << "this takes less than 1 GiB";
     const Outcome result = run(words, "ulimit -v " + std::to_string(kibibytes) + "; OMP_NUM_THREADS=1");
     status = result.status;
-    if (status == 0 || status == 127) continue;  // 127: the loader has no room for the program itself
+    if (status == 0 || status == 127) continue;  // 127: the loader has no memory for the program itself
     ASSERT_EQ(status, 1) << kibibytes << " KiB: " << result.err;
     EXPECT_NE(result.err.find("memory"), std::string::npos) << result.err;
     num_messages += result.err.starts_with("pare-runtime: out of memory: use a smaller model");
@@ -188,7 +191,7 @@ TEST_F(PareRuntimeOutOfMemory, TokenizingIsAMessage) {
   expect_messages("tokenize " + model_.string() + " --json --quiet --text " + text_.string(), 8 << 10);
 }
 
-// A limit of the shell's is as good as a full disk.
+// A limit of the shell on the size of files acts like a full disk.
 TEST_F(PareRuntime, AFileBeyondTheLimitIsAMessage) {
   const std::string gguf = std::string(kSourceFolder) + "/tests/golden/gguf/llama_gqa_untied.gguf ";
   const Outcome result = run("import " + gguf + (folder_.path() / "o").string(), "ulimit -f 16;");
@@ -209,7 +212,7 @@ TEST_F(PareRuntime, TextsWithoutAnEndAreRefused) {
   }
   expect_failure("eval " + model_.string() + " --instructions " + zero + ".jsonl", 1, {"a device; expected a file"});
   expect_failure("import /dev/zero " + (folder_.path() / "o").string(), 1, {"/dev/zero", "expected a file"});
-  // A pipe with an end.
+  // A pipe that ends is read.
   EXPECT_EQ(run("tokenize" + words + pipe, "mkfifo " + pipe + "; printf 'a b' >" + pipe + " & ").out, "0 67 1 68\n");
 }
 

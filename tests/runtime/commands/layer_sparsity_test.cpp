@@ -1,4 +1,4 @@
-// Which zeros of a weight count as made by pruning, and in which pattern.
+// Tests which zeros of a weight count as pruned, and in which pattern.
 #include "runtime/commands/layer_sparsity.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kRows = 96, kColumns = 128;
 
-// float32 [kRows, kColumns], zero where is_kept(row, column) is false.
+// Returns float32 weights [kRows, kColumns] that are zero where is_kept(row, column) is false.
 template <typename IsKept>
 std::vector<float> weight_where(IsKept&& is_kept) {
   std::vector<float> values;
@@ -32,7 +32,7 @@ LinearWeights linear_of(const std::vector<float>& values, int64_t num_in = kColu
   return {"linear", weight, {}};
 }
 
-// Each group of M keeps N at random places.
+// Returns a weight in which each group of M keeps N values at random places.
 std::vector<float> pattern_weight(const SparsePattern& pattern) {
   std::mt19937 generator(3);
   std::vector<bool> kept;
@@ -59,7 +59,7 @@ TEST(PrunedZeros, FindsThePatternThatNothingSpeaksOf) {
     EXPECT_EQ(pattern_name(found->pattern), pattern_name(pattern));
     EXPECT_EQ(found->num_zeros, kRows * kColumns * (pattern.group - pattern.num_kept) / pattern.group);
     EXPECT_FALSE(found->is_claimed);
-    // More zeros leave the pattern, and one weight too many breaks it.
+    // More zeros still fit the pattern, and one nonzero weight too many breaks it.
     for (size_t i = 0; i < values.size(); i += 97) values[i] = 0.0f;
     EXPECT_EQ(pruned_zeros(linear_of(values), nullptr)->pattern, pattern) << pattern_name(pattern);
     std::fill_n(values.begin(), pattern.group, 1.0f);
@@ -102,7 +102,8 @@ TEST(PrunedZeros, BelieveAClaimThatHolds) {
     const SparsityClaim claim{.pattern = pattern};
     EXPECT_EQ(pruned_zeros(linear_of(values), &claim)->pattern, pattern);
   }
-  for (const SparsePattern pattern : {SparsePattern{1, 8}, {2, 3}}) {  // broken, and of another width
+  for (const SparsePattern pattern : {SparsePattern{1, 8}, {2, 3}}) {  // a pattern that is broken, and one with another
+                                                                       // group size
     const SparsityClaim claim{.pattern = pattern};
     EXPECT_TRUE(pruned_zeros(linear_of(values), &claim)->pattern.is_dense());
   }

@@ -7,7 +7,7 @@
 namespace pare {
 namespace {
 
-// A program whose texts hold what means something to roff and to shells.
+// Returns a program whose texts contain the special characters of roff and of shells.
 Program program() {
   const Command command = {
       .name = "work",

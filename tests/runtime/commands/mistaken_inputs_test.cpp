@@ -1,4 +1,4 @@
-// What people hand in by mistake: each message says what the thing is, and what helps.
+// Inputs that people give by mistake: each message says what the input is, and what helps.
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -17,7 +17,7 @@ const std::string kPointer =
 
 class MistakenInputs : public PareRuntime {
  protected:
-  // Every command that takes a model, given `model` as such.
+  // Expects that every command that takes a model refuses `model` with a message that has these parts.
   void expect_all_refuse(const fs::path& model, std::initializer_list<std::string> parts) const {
     const std::string name = "'" + model.string() + "'";
     for (const std::string& words :
@@ -39,7 +39,7 @@ class MistakenInputs : public PareRuntime {
   fs::path instructions_ = folder_.path() / "instructions.json";
 };
 
-// What a clone leaves where Git LFS is not installed; once "claims 2336927755350992246 bytes".
+// A clone without Git LFS leaves such pointers. Their first bytes once gave "claims 2336927755350992246 bytes".
 TEST_F(MistakenInputs, GitLfsPointersAreToldApart) {
   const std::initializer_list<std::string> parts = {"Git LFS pointer to a file of 269060552 bytes", "git lfs pull"};
   const fs::path gguf = folder_.path() / "x.gguf";
@@ -63,7 +63,7 @@ TEST_F(MistakenInputs, GitLfsPointersAreToldApart) {
   for (const std::string& text : Words{"lfs.txt", "lfs.npy"}) {
     expect_failure("eval " + model_.string() + " --text " + (folder_.path() / text).string(), 1, parts);
   }
-  // Something longer that begins likewise is what it is.
+  // A longer file that begins in the same way is an ordinary text.
   write(folder_.path() / "about.txt", kPointer + std::string(1200, 'x'));
   EXPECT_EQ(run("tokenize " + model_.string() + " --text " + (folder_.path() / "about.txt").string()).status, 0);
 }
@@ -91,7 +91,7 @@ TEST_F(MistakenInputs, PyTorchFilesAreNamedWithTheCommandThatSavesAnew) {
     }
     fs::remove(others / name);
   }
-  // A trainer's remains are no weights.
+  // Files that a trainer leaves are no weights.
   EXPECT_EQ(run("tokenize " + model_.string() + " --text " + text_.string()).status, 0) << "needs no weights";
   fs::remove(model_ / "pytorch_model.bin");
   write(model_ / "training_args.bin", zip);
@@ -122,7 +122,7 @@ TEST_F(MistakenInputs, NamesOfTheHubAreNoPaths) {
         name, {"name of the Hugging Face hub", "hf download HuggingFaceTB/SmolLM2-135M --local-dir SmolLM2-135M"});
     expect_failure("import " + name + " " + (folder_.path() / "made").string(), 1, {"name of the Hugging Face hub"});
   }
-  // What lies in a folder of the user's is misspelt.
+  // A path in an existing folder of the user's is taken as misspelt.
   const Outcome outcome = run("inspect m/nodel", "cd " + folder_.path().string() + " &&");
   EXPECT_EQ(outcome.status, 1);
   EXPECT_NE(outcome.err.find("m/nodel: no such file"), std::string::npos) << outcome.err;

@@ -1,4 +1,4 @@
-// Every file that is read as JSON, nested more deeply than anything that recurses could bear: an error, by name.
+// Every file that is read as JSON, nested more deeply than recursion could bear: the program refuses it by name.
 #include <gtest/gtest.h>
 
 #include "runtime/commands/inspect.h"
@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kDepth = 80'000;
 
-// As the value of the first key, so that readers which look at keys meet it too.
+// The nesting is the value of the first key, so that readers that look at keys meet it too.
 std::string deep_text() {
   return "{\"model\":" + std::string(kDepth - 1, '[') + std::string(kDepth - 1, ']') + "}";
 }

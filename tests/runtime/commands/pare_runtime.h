@@ -1,4 +1,4 @@
-// The built pare-runtime, run as a user does, on a tiny model and its texts.
+// A fixture that runs the built pare-runtime as a user does, on a tiny model and its texts.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ class PareRuntime : public testing::Test {
 
   virtual std::string program() const { return std::string(kBuildFolder) + "/pare-runtime"; }
 
-  // `words` is a shell's command line after the program's name; `before` goes before it.
+  // Runs the program. `words` is the shell's command line after the program's name, and `before` goes before it.
   Outcome run(const std::string& words, const std::string& before = "") const {
     const std::string out = (folder_.path() / "out").string(), err = (folder_.path() / "err").string();
     const std::string line = before + " " + program() + " " + words + " >" + out + " 2>" + err;
@@ -40,7 +40,7 @@ class PareRuntime : public testing::Test {
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, file_text(out), file_text(err)};
   }
 
-  // Runs and expects exactly one JSON object, nothing else, on standard output.
+  // Runs the program, and expects exactly one JSON object and nothing else on standard output.
   nlohmann::json run_json(const std::string& words) const {
     const Outcome result = run(words + " --json");
     EXPECT_EQ(result.status, 0) << result.err;

@@ -1,4 +1,4 @@
-// Texts that come from standard input and from pipes, and texts of any name.
+// Texts from standard input and from pipes, and texts of any name.
 #include <gtest/gtest.h>
 
 #include "tests/runtime/commands/pare_runtime.h"
@@ -25,7 +25,7 @@ TEST_F(StandardInput, IsATextForEveryNameThatItHas) {
   }
 }
 
-// A reference's tokenizer must cut the text in the same way, so that it is read twice.
+// A reference's tokenizer must cut the text in the same way, so the text is read twice.
 TEST_F(StandardInput, IsThereForEveryoneWhoReadsIt) {
   const std::string reference = " --context 16 --reference " + model_.string();
   const nlohmann::json expected = run_json(text_words("eval", text_.string()) + reference);

@@ -1,4 +1,4 @@
-// What reaches standard output and standard error of the built program, and what is said where it does not.
+// Standard output and standard error of the built program, and what it says when it cannot write.
 #include "runtime/commands/standard_output.h"
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@ namespace {
 
 class StandardOutputOf : public PareRuntime {
  protected:
-  // Every command that prints, with every form of its output.
+  // Returns every command that prints, with every form of its output.
   std::vector<std::string> all_words() const {
     const std::string model = " " + model_.string();
     std::vector<std::string> all = {"--help", "--version"};
@@ -33,7 +33,7 @@ class StandardOutputOf : public PareRuntime {
     }
     return all;
   }
-  // Standard output goes where `redirection` says.
+  // Runs the program with standard output redirected as `redirection` says.
   Outcome run_into(const std::string& words, const std::string& redirection) const {
     const std::string err = (folder_.path() / "err").string();
     const std::string line = std::string(kBuildFolder) + "/pare-runtime " + words + " 2>" + err + " " + redirection;
@@ -59,7 +59,7 @@ TEST_F(StandardOutputOf, AClosedOneIsAFailure) {
   EXPECT_NE(result.err.find("cannot write standard output: Bad file descriptor"), std::string::npos) << result.err;
 }
 
-// A reader that goes away ends the program as it ends others, when what it has made beside is gone.
+// If the reader goes away, SIGPIPE ends the program as usual, after the program has removed its temporary files.
 TEST_F(StandardOutputOf, AReaderThatGoesAwayEndsItQuietly) {
   const std::string gguf = std::string(kSourceFolder) + "/tests/golden/gguf/llama_gqa_untied.gguf";
   const std::filesystem::path temporary = folder_.path() / "tmp", err = folder_.path() / "err";
@@ -93,7 +93,7 @@ TEST_F(StandardOutputOf, AReaderThatGoesAwayEndsItQuietly) {
   }
 }
 
-// What a process writes to a terminal of its own.
+// Returns what a process writes to a terminal of its own.
 std::string on_a_terminal(const std::vector<std::string>& words) {
   const std::string path = std::string(kBuildFolder) + "/pare-runtime";
   int terminal = -1;
@@ -118,7 +118,7 @@ std::string on_a_terminal(const std::vector<std::string>& words) {
   return text;
 }
 
-// Text and statistics are two streams of one terminal, or of one pipe.
+// Text and statistics are two streams that go to one terminal, or to one pipe.
 TEST_F(StandardOutputOf, StatisticsStandInALineOfTheirOwn) {
   const std::vector<std::string> words = {"generate", model_.string(), "--max-tokens", "3", "--prompt", "ab"};
   const std::string shown = on_a_terminal(words);
@@ -133,7 +133,7 @@ TEST_F(StandardOutputOf, StatisticsStandInALineOfTheirOwn) {
   EXPECT_EQ(all[all.find("3 prompt tokens at ") - 1], '\n') << all;
 }
 
-// A model whose every token ends the text.
+// Every token of this model ends the text.
 TEST_F(StandardOutputOf, AModelThatStopsAtOnceIsSaidTo) {
   nlohmann::json config = nlohmann::json::parse(file_text(model_ / "config.json"));
   std::vector<int> all(config.at("vocab_size").get<size_t>());
@@ -148,7 +148,7 @@ TEST_F(StandardOutputOf, AModelThatStopsAtOnceIsSaidTo) {
   EXPECT_NE(result.err.find("0 new ones\n"), std::string::npos) << result.err;
 }
 
-// The escape character is a token (as byte-level tokenizers write it), and in a name.
+// The escape character is a token (written as byte-level tokenizers write it), and it is in a name.
 TEST_F(StandardOutputOf, ControlCharactersOfAModelReachFilesAndNoTerminal) {
   std::string tokenizer = ascii_tokenizer_json();
   const size_t q = tokenizer.find("\"q\":83");
@@ -173,7 +173,7 @@ TEST_F(StandardOutputOf, ControlCharactersOfNamesAreShownEverywhere) {
   ASSERT_NE(name, std::string::npos);
   uint64_t header_size = 0;
   std::memcpy(&header_size, bytes.data(), 8);
-  bytes.replace(name, 17, "model\\u001bnorm.w");  // 17 letters again, of which JSON makes 12
+  bytes.replace(name, 17, "model\\u001bnorm.w");  // again 17 letters, which JSON reads as 12
   std::ofstream(folder_.path() / "x.safetensors", std::ios::binary) << bytes;
   const std::string words = "inspect " + (folder_.path() / "x.safetensors").string();
   const Outcome table = run(words + " --tensors");
@@ -183,7 +183,7 @@ TEST_F(StandardOutputOf, ControlCharactersOfNamesAreShownEverywhere) {
   EXPECT_EQ(run_json(words).dump().find('\x1b'), std::string::npos);
 }
 
-// A name must not look like a message of ours, nor hide what stands behind it in its line.
+// A name must not look like a message of the program, nor hide what follows it in its line.
 TEST_F(StandardOutputOf, NamesBreakNoLineAndTurnNone) {
   std::string bytes = file_text(model_ / "model.safetensors");
   const size_t name = bytes.find("model.norm.weight");
@@ -194,7 +194,7 @@ TEST_F(StandardOutputOf, NamesBreakNoLineAndTurnNone) {
   EXPECT_EQ(table.status, 0) << table.err;
   EXPECT_NE(table.out.find("a\\x0ab\\x09c\\u202e\\u2066dddd F32"), std::string::npos) << table.out;
   expect_failure("inspect 'no\nwhere\tat\u202eall'", 1, {"no\\x0awhere\\x09at\\u202eall: no such file"});
-  // ... while what is told in lines stays in lines.
+  // Messages of several lines stay several lines.
   std::ofstream(model_ / "pare.json") << R"({"outputs": {"config.json": "00", "a\nb": "00"}})";
   const Outcome damaged = run("verify " + model_.string());
   EXPECT_EQ(damaged.status, 1);
@@ -210,7 +210,7 @@ TEST(Visible, ShowsControlCharactersAndNothingElse) {
   EXPECT_EQ(visible("\u009b31m"), "\\x9b31m");  // CSI as one character
   EXPECT_EQ(visible("\x9b"
                     "31m"),
-            "\\x9b31m");  // ... and as a byte that belongs to none
+            "\\x9b31m");  // a byte of no character
   EXPECT_EQ(visible("\xc3"
                     "a"),
             "\xc3"

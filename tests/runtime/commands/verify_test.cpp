@@ -25,7 +25,7 @@ class Verify : public testing::Test {
   }
   void TearDown() override { clear_interrupt(); }
 
-  // Lists files with the SHA-256 they have now.
+  // Writes a manifest of these files with their current SHA-256.
   void write_manifest(const std::vector<std::string>& names, bool is_sealed = true) {
     nlohmann::ordered_json outputs = nlohmann::ordered_json::object();
     for (const std::string& name : names) outputs[name] = sha256_file(directory_ / name);
@@ -123,7 +123,7 @@ TEST_F(Verify, MissingAndUnlistedFilesAreFound) {
   EXPECT_EQ(verify(directory_).problems, std::vector<std::string>());
 }
 
-// In both files that say what the others are, each bit of the parts that differ in kind: head, middle, checksum, end.
+// In both files that describe the others, a flipped bit in any byte is found, and so is a cut anywhere.
 TEST_F(Verify, OneFlippedBitOfWhatPareSaysIsFound) {
   write_manifest(files_);
   for (const std::string name : {"pare.json", "report.json"}) {
@@ -156,7 +156,7 @@ TEST_F(Verify, WhatARunLeavesAndIsGoneIsFound) {
   std::filesystem::remove(directory_ / "pare.json");
   expect_problem({"pare.json", "missing"});
   write_manifest(files_);
-  write("report.json", "{\"seconds\": 1}");  // as an earlier version wrote it, beside a new pare.json
+  write("report.json", "{\"seconds\": 1}");  // an earlier version wrote this, beside a new pare.json
   expect_problem({"report.json", "\"sha256\" is gone"});
 }
 
@@ -172,7 +172,7 @@ TEST_F(Verify, ArtifactsOfEarlierVersionsSayWhatIsNotChecked) {
   EXPECT_EQ(result.unchecked, (std::vector<std::string>{"pare.json"}));
 }
 
-// By another implementation of JSON, in the words of docs/formats.md.
+// Another implementation of JSON computes the checksum as docs/formats.md describes it.
 TEST_F(Verify, OtherToolsCanCheckTheChecksum) {
   write_manifest(files_);
   const std::string program =

@@ -13,7 +13,8 @@ namespace fs = std::filesystem;
 
 class VersionReport : public PareRuntime {
  protected:
-  // What a shell's command line prints, without the end of its last line; its status must be `status`.
+  // Returns what a shell's command line prints, without the end of its last line. Expects that its exit status is
+  // `status`.
   std::string printed(const std::string& line, int status = 0) const {
     const fs::path out = folder_.path() / "printed";
     const int ended = std::system(("{ " + line + "; } >" + out.string() + " 2>/dev/null").c_str());
@@ -41,7 +42,7 @@ TEST_F(VersionReport, NamesWhatAReportOfAFaultNeeds) {
   EXPECT_EQ(nlohmann::json::parse(held.out)["isa"], "avx2");
 }
 
-// Whether it is the newest depends on when the program was built.
+// The test does not know whether the commit is the newest: that depends on when the program was built.
 TEST_F(VersionReport, ItsCommitIsOneOfTheSources) {
   const nlohmann::json report = run_json("--version");
   const std::string commit = report["commit"].get<std::string>();
@@ -62,7 +63,7 @@ TEST_F(VersionReport, OtherWordsAreRefused) {
   expect_failure("--version --json eval", 2, {"'eval'"});
 }
 
-// The source that a build writes, for a folder in every state.
+// Tests the source file that a build writes, for a folder in every state.
 TEST_F(VersionReport, TheBuildsSourceFollowsTheCommit) {
   const fs::path sources = folder_.path() / "sources", made = folder_.path() / "made.cpp";
   const std::string git = "git -C " + sources.string() + " -c user.name=a -c user.email=b ";
@@ -99,7 +100,7 @@ TEST_F(VersionReport, TheBuildsSourceFollowsTheCommit) {
   EXPECT_NE(second, first);
   EXPECT_EQ(write(), std::pair(second, std::string("false")));
 
-  // Sources that were unpacked inside of somebody else's repository.
+  // The sources were unpacked inside another repository.
   const fs::path outer = folder_.path() / "outer";
   fs::create_directory(outer);
   fs::rename(sources / ".git", outer / ".git");

@@ -1,5 +1,5 @@
-// Makes the program that it is linked into one for a CPU with AMX whose tiles are those of plain_tiles.h: these
-// definitions come before the library's, so that all above the tile operations is the real thing.
+// Lets the program that it is linked into act as on a CPU with AMX, with the tiles of plain_tiles.h. These definitions
+// take precedence over the library's. Everything above the tile operations is the real code.
 #include <gtest/gtest.h>
 
 #include "runtime/cpu/kernels/int8_amx_kernels.h"

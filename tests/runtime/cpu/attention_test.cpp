@@ -1,8 +1,8 @@
-// Attention of every CPU instruction set against the reference backend.
+// Attention on every CPU instruction set, compared with the reference backend.
 //
-// Tolerance: a score is scale times a sum of K products, each rounded; the errors are random, so that four standard
-// deviations are 4 sqrt(K) u of scale * sum |q||k|. An error e of all scores moves the output by at most 2 e max|v|;
-// the weighted sum over n keys, rounded likewise, by 4 sqrt(n) u max|v|.
+// Tolerance: a score is the scale times a sum of K products, each rounded. The errors are random, so four standard
+// deviations are 4 sqrt(K) u of scale * sum |q||k|. An error e of all scores moves the output by at most 2 e max|v|.
+// The weighted sum over n keys, rounded likewise, moves it by 4 sqrt(n) u max|v|.
 #include <cmath>
 #include <limits>
 
@@ -46,7 +46,7 @@ struct AttentionInput {
   }
   double tolerance() const {
     const double size = static_cast<double>(shape.head_size);
-    // E|q||k| = 2 / pi for unit normals; the largest sum over K of them stays below twice its mean plus 4 deviations.
+    // E|q||k| = 2 / pi for unit normals. The largest sum over K of them stays below twice its mean plus 4 deviations.
     const double score_error =
         4 * std::sqrt(size) * kUnitRoundoff * shape.scale * (2 * size * 0.64 + 4 * std::sqrt(size));
     const double sum_error = 4 * std::sqrt(static_cast<double>(end_slot())) * kUnitRoundoff;
@@ -109,7 +109,8 @@ TEST_P(CpuAttention, DecodeEqualsTheReferenceForEveryHeadSize) {
 }
 
 TEST_P(CpuAttention, SequencesOfOneBatchDoNotSeeEachOther) {
-  // Rows and slots out of order and with gaps: prefill, decode, continued prefill, an empty sequence, one token alone.
+  // Rows and slots are out of order and have gaps. There are a prefill, a decode step, a continued prefill, an empty
+  // sequence and a single token.
   AttentionInput input(shape_of(6, 2, 16),
                        {{3, 40, 0, 100}, {0, 1, 30, 0}, {43, 5, 70, 200}, {50, 0, 3, 31}, {1, 1, 0, 99}}, 41);
   const GuardedFloats expected = input.run(*reference_), actual = input.run(*backend_);
@@ -121,7 +122,7 @@ TEST_P(CpuAttention, SequencesOfOneBatchDoNotSeeEachOther) {
       expect_close(part(expected), part(actual), input.tolerance());
     }
   }
-  // What another sequence holds does not matter: poison every slot of the second one.
+  // The data of another sequence does not matter: every slot of the second one becomes NaN.
   for (int64_t i = 0; i < 31 * 32; ++i) input.keys[i] = input.values[i] = std::numeric_limits<float>::quiet_NaN();
   const GuardedFloats poisoned = input.run(*backend_);
   EXPECT_TRUE(same_bits(actual.span().subspan(3 * 96, 45 * 96), poisoned.span().subspan(3 * 96, 45 * 96)));
@@ -137,7 +138,7 @@ TEST_P(CpuAttention, SoftcapAndWindowEqualTheReference) {
   }
 }
 
-// Both backends read the same codes, so that what differs is the arithmetic on the expanded values alone.
+// Both backends read the same codes, so only the arithmetic on the expanded values differs.
 TEST_P(CpuAttention, EightBitKeysAndValuesEqualTheReference) {
   std::mt19937 random(7);
   for (const int64_t head_size : {2, 6, 8, 14, 16, 18, 40, 64, 66, 80, 128, 256}) {
@@ -172,14 +173,14 @@ TEST_P(CpuAttention, EightBitKeysAndValuesEqualTheReference) {
       };
       SCOPED_TRACE(head_size);
       const GuardedFloats expected = run(*reference_), actual = run(*backend_);
-      // The same bits as from a float cache that holds the expanded values, on either backend.
+      // A float cache that holds the expanded values gives the same bits, on either backend.
       EXPECT_TRUE(same_bits(expected.span(), input.run(*reference_).span()));
       EXPECT_TRUE(same_bits(actual.span(), input.run(*backend_).span()));
     }
   }
 }
 
-// Values are rounded alike by every backend; keys after a rotation whose float32 roundings may move a code by one.
+// Every backend rounds values alike. Keys are rounded after a rotation whose float32 roundings may move a code by one.
 TEST_P(CpuAttention, RopeStoreRoundsToEightBits) {
   const AttentionShape shape = shape_of(4, 2, 18);
   const int64_t num_rows = 5, size = 18, num_slots = 7;
@@ -213,12 +214,12 @@ TEST_P(CpuAttention, RopeStoreRoundsToEightBits) {
                         std::min(0.0f, *std::min_element(head.begin(), head.end()))) /
                        255;
     EXPECT_NEAR(keys[i], expected_keys[i], 1.01f * step);
-    EXPECT_NEAR(keys[i], k[i], 1.01f * step);  // half a step, and half of one for the zero's rounding at the ends
+    EXPECT_NEAR(keys[i], k[i], 1.01f * step);  // half a step, and half a step for the rounding of the zero at the ends
     EXPECT_NEAR(values[i], v[i], 0.05f);
   }
 }
 
-// The cache of an AttentionInput in 8 bits.
+// Returns the cache of an AttentionInput in 8 bits.
 struct Int8Cache {
   std::vector<int8_t> key_codes, value_codes;
   std::vector<KvGrid> key_grids, value_grids;
@@ -249,10 +250,10 @@ Int8Cache int8_cache(const AttentionInput& input) {
   return cache;
 }
 
-// A weight that lies within float32's roundings of the middle between two steps may fall to either side in two right
-// implementations. One such weight moves an output by one step, 1/255 of the largest weight, of max|v| over the sum of
-// weights, which is at least 1; a second one among the few hundred weights of a query is improbable. The rounding
-// itself must be seen: without it the outputs differ by far more than the exact kernels' tolerance.
+// Two right implementations may round a weight differently if it lies within float32's roundings of the middle between
+// two steps. One such weight moves an output by one step: 1/255 of the largest weight, times max|v|, divided by the sum
+// of weights, which is at least 1. A second one among the few hundred weights of a query is improbable. The rounding
+// itself must show: it moves the outputs by far more than the exact kernels' tolerance.
 TEST_P(CpuAttention, WeightsRoundedToEightBitsEqualTheReference) {
   for (const auto& [num_tokens, num_past, window] :
        {std::tuple{1, 0, 0}, {1, 700, 0}, {1, 700, 90}, {40, 0, 0}, {150, 0, 0}, {130, 200, 0}, {220, 0, 100}}) {
@@ -279,8 +280,7 @@ TEST_P(CpuAttention, WeightsRoundedToEightBitsEqualTheReference) {
       num_flips += difference > input.tolerance();
       rounding = std::max(rounding, std::abs(static_cast<double>(exact.span()[i]) - actual.span()[i]));
     }
-    // A score's error of some 1e-6 moves one weight in 1e4 across a middle; each is seen in the 24 channels of its
-    // head.
+    // A score's error of about 1e-6 moves one weight in 1e4 across a middle. It shows in all 24 channels of its head.
     EXPECT_LE(num_flips, 24 * (1 + static_cast<int64_t>(expected.span().size()) / 24 / 20));
     if (num_past + num_tokens > 1) {
       EXPECT_GT(rounding, 10 * input.tolerance());
@@ -288,13 +288,14 @@ TEST_P(CpuAttention, WeightsRoundedToEightBitsEqualTheReference) {
   }
 }
 
-// Two keys of weights 1 and e^-s: the output is round(255 e^-s) / 255 / (1 + e^-s), in prefill and in decoding.
+// There are two keys with the weights 1 and e^-s. The output is round(255 e^-s) / 255 / (1 + e^-s), in prefill and in
+// decoding.
 TEST_P(CpuAttention, AWeightIsRoundedInUnitsOfTheLargest) {
   for (const bool decode : {false, true}) {
     for (const double weight : {0.9, 0.5, 0.1, 3.4 / 255, 0.6 / 255, 0.4 / 255, 0.0001}) {
       AttentionInput input({1, 1, 2, 1.0f, 0.0f, 0}, {decode ? Sequence{0, 1, 1, 0} : Sequence{0, 2, 0, 0}}, 57);
       std::fill_n(input.q.data(), input.num_rows() * 2, 1.0f);
-      // Codes 0 and 255 of a key of (score, 0) are exact whatever the score.
+      // Codes 0 and 255 represent a key of (score, 0) exactly, whatever the score is.
       const std::vector<float> keys = {static_cast<float>(std::log(weight)), 0.0f, 0.0f, 0.0f};
       const std::vector<float> values = {1.0f, 0.0f, 0.0f, 0.0f};
       std::copy(keys.begin(), keys.end(), input.keys.data());
@@ -317,8 +318,8 @@ TEST_P(CpuAttention, ProductsInEightBitsNeedAnEightBitCache) {
   }
 }
 
-// Two tokens behind a long past: the first key tile holds no future key, and exactly one key that one token has left
-// behind.
+// There are two tokens after a long past. The first key tile holds no future key, and exactly one key that has left one
+// token's window.
 TEST_P(CpuAttention, ATokenLeavesTheWindowBehindInATileOfPastKeysAlone) {
   for (const int64_t window : {97, 150, 300}) {
     AttentionInput input(shape_of(2, 1, 8, 0.0f, window), {{0, 2, 400, 0}}, 55);
@@ -333,8 +334,8 @@ TEST_P(CpuAttention, ATokenLeavesTheWindowBehindInATileOfPastKeysAlone) {
   }
 }
 
-// Two keys, one with value 1 and a score of s, one with value 0 and a score of 0: the output is the weight e^s / (1 +
-// e^s). A score in units of ln 2 is rounded twice (2 |s| u); the exponential, the sum and the quotient add 5 u.
+// One key has value 1 and a score of s, the other value 0 and a score of 0. The output is the weight e^s / (1 + e^s). A
+// score in units of ln 2 is rounded twice (2 |s| u). The exponential, the sum and the quotient add 5 u.
 TEST_P(CpuAttention, WeightsHaveASmallRelativeError) {
   for (const bool decode : {false, true}) {
     for (float score = -80.0f; score < 20.0f; score += 0.0371f) {
@@ -352,8 +353,8 @@ TEST_P(CpuAttention, WeightsHaveASmallRelativeError) {
   }
 }
 
-// With queries of zero all scores are equal, and with v = 1 at one token only its share is seen: 1 / visible or exactly
-// 0.
+// With queries of zero all scores are equal. With v = 1 at one token, the output is that token's share: 1 / visible or
+// exactly 0.
 TEST_P(CpuAttention, TheWindowEndsExactlyAtItsBoundary) {
   const int64_t num_tokens = 230, marked = 40;
   for (const int64_t window : {1, 2, 31, 96, 100}) {
@@ -392,8 +393,8 @@ TEST_P(CpuAttention, EqualScoresGiveTheMeanOfTheVisibleValues) {
 }
 
 TEST_P(CpuAttention, StaysExactWhenScoresAreLargeAndRising) {
-  // Scores from -3000 to 3000: the maximum rises in every tile and earlier weights underflow to zero. The largest score
-  // wins.
+  // Scores go from -3000 to 3000. The maximum rises in every tile, and earlier weights underflow to zero. The largest
+  // score wins.
   const int64_t num_tokens = 400;
   for (const float direction : {1.0f, -1.0f}) {
     AttentionInput input({1, 1, 8, 1.0f, 0.0f, 0}, {{0, num_tokens, 0, 0}}, 81);
@@ -404,7 +405,8 @@ TEST_P(CpuAttention, StaysExactWhenScoresAreLargeAndRising) {
       }
     }
     const GuardedFloats expected = input.run(*reference_), actual = input.run(*backend_);
-    // Scores of 3000 have an absolute error of 3000 u (2 roundings); weights, and the output, that relative error.
+    // Scores of 3000 have an absolute error of 3000 u (2 roundings). The weights and the output have that as a relative
+    // error.
     expect_close(expected.span(), actual.span(), 4 * 3000 * kUnitRoundoff * largest_magnitude(input.values.span()));
   }
 }

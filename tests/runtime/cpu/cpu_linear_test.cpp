@@ -1,11 +1,11 @@
-// The CPU's packed linears against plain loops in double. The oracle reads the unpacked weights and knows nothing of
-// panels, units or tiles.
+// The CPU's packed linears, compared with plain loops in double. The oracle reads the unpacked weights and knows
+// nothing of panels, units or tiles.
 //
-// Tolerance: a float32 sum of n terms in any order, each product rounded once or fused, is within n u M of the exact
-// one to first order (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), u = 2^-24, M the sum of the
-// terms' magnitudes. Here n = I plus a few operations for scale, zero, bias and the joining of partial sums:
-// kExtraTerms. Where zeros are subtracted from the group's sum, the terms are scale * (code - centre) * x and scale *
-// (zero - centre) * x.
+// Tolerance: take a float32 sum of n terms in any order, each product rounded once or fused. To first order it is
+// within n u M of the exact sum (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). u is 2^-24, and
+// M is the sum of the terms' magnitudes. Here n is I plus a few operations for scale, zero, bias and the joining of
+// partial sums: kExtraTerms. Where zeros are subtracted from the group's sum, the terms are scale * (code - centre) * x
+// and scale * (zero - centre) * x.
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -35,7 +35,7 @@ constexpr double kUnitRoundoff = 0x1p-24;
 constexpr int64_t kGuard = 80;
 constexpr uint32_t kGuardBits = 0x7FC0BEEF;  // a NaN that no arithmetic makes
 
-// bits 16 and 32: dense of `dtype`; else quantized with scales of `dtype`.
+// With bits 16 and 32 the weight is dense with `dtype`. With fewer it is quantized with scales of `dtype`.
 struct Format {
   int bits;
   DType dtype;
@@ -68,7 +68,7 @@ bool fits(const Format& format, int64_t num_in) {
   return !format.quantized() || format.group_size == kPerChannel || num_in % format.group_size == 0;
 }
 
-// A weight with the bytes that a DenseWeight only views.
+// A weight, with the bytes that a DenseWeight only views.
 struct OwnedWeights {
   LinearWeights weights;
   std::vector<std::byte> bytes;
@@ -78,7 +78,7 @@ float random_float(std::mt19937& random, float low, float high) {
   return low + (high - low) * static_cast<float>(random() & 0xFFFFFF) * 0x1p-24f;
 }
 
-// Codes cover the whole range, the extreme ones often.
+// Codes cover the whole range, and the extreme ones are frequent.
 uint8_t random_code(std::mt19937& random, int bits) {
   const uint32_t limit = 1u << bits;
   const uint32_t draw = random() % (limit + 4);
@@ -116,7 +116,7 @@ OwnedWeights random_weights(const Format& format, int64_t num_out, int64_t num_i
   return owned;
 }
 
-// Plain loops: W in double, and the magnitude of the terms that make up each weight's product.
+// The oracle: W in double, and the magnitude of the terms that make up each weight's product.
 struct PlainWeights {
   int64_t num_out = 0;
   int64_t num_in = 0;
@@ -189,7 +189,7 @@ std::vector<float> random_x(int64_t num_rows, int64_t num_in, uint32_t seed) {
   return x;
 }
 
-// An output of num_rows rows with guards before, after and between the rows. Everything starts as the guard's NaN.
+// An output of num_rows rows, with guards before, after and between the rows. All of it starts as the guard's NaN.
 class GuardedOutput {
  public:
   GuardedOutput(int64_t num_rows, int64_t num_cols, int64_t row_stride)
@@ -200,7 +200,7 @@ class GuardedOutput {
   float* data() { return floats_.data() + kGuard; }
   float at(int64_t row, int64_t col) const { return floats_[kGuard + row * row_stride_ + col]; }
 
-  // Index of the first float outside the rows that was written.
+  // Returns the index of the first float outside the rows that was written.
   std::optional<int64_t> broken_guard() const {
     for (int64_t i = 0; i < static_cast<int64_t>(floats_.size()); ++i) {
       const int64_t offset = i - kGuard;
@@ -215,8 +215,8 @@ class GuardedOutput {
   std::vector<float> floats_;
 };
 
-// The comparator: empty when every element of y is within its tolerance, else the first that is not. Columns of y are
-// outputs first_out on.
+// The comparator: returns an empty text if every element of y is within its tolerance, else names the first that is
+// not. The columns of y are the outputs from first_out on.
 std::string difference(const Expected& expected, const GuardedOutput& y, int64_t num_rows, int64_t first_out,
                        int64_t num_outs) {
   for (int64_t r = 0; r < num_rows; ++r) {
@@ -307,7 +307,7 @@ TEST(CpuLinear, EqualsPlainLoopsForEveryFormatShapeAndIsa) {
       }
     }
   }
-  // Every group size above divides at least one input width; a format that none fits would be tested by nobody.
+  // Every group size above divides at least one input width. Otherwise its format would not be tested.
   EXPECT_GE(num_compared,
             static_cast<int>(all_formats().size() * isas.size() * std::size(kOutputs) * std::size(kRowCounts)));
 }
@@ -328,7 +328,8 @@ TEST(CpuLinear, EqualsPlainLoopsBeyondOneBlockOfRowsAndInputs) {
 }
 
 TEST(CpuLinear, ExtremeCodesAndZerosAreExact) {
-  // Powers of two as scales and small integers as inputs: every sum is exact in float32, so results must be equal.
+  // The scales are powers of two and the inputs small integers. Every sum is exact in float32, so results must be
+  // equal.
   for (int bits : {2, 3, 4, 8}) {
     const uint8_t top = static_cast<uint8_t>((1 << bits) - 1);
     for (uint8_t code : {uint8_t{0}, top}) {
@@ -365,7 +366,7 @@ TEST(CpuLinear, ExtremeCodesAndZerosAreExact) {
   }
 }
 
-// Parts of different precision, widths that leave partial panels, biases on some.
+// Returns parts of different precision, with widths that leave partial panels, some of them with a bias.
 std::vector<OwnedWeights> mixed_parts(int64_t num_in) {
   std::vector<OwnedWeights> parts;
   parts.push_back(random_weights({4, DType::BF16, 64}, 33, num_in, true, 1));
@@ -433,7 +434,7 @@ TEST(CpuLinear, FollowsGroupsMovedByActOrder) {
       std::mt19937 random(4);
       for (int32_t i = 0; i < 96; ++i) weight.group_of_I.push_back(even ? i % 3 : static_cast<int32_t>(random() % 3));
       std::shuffle(weight.group_of_I.begin(), weight.group_of_I.end(), random);
-      // A second part with its own order, and a third without: one call gathers x in three ways.
+      // The second part has an order of its own, and the third has none: one call gathers x in three ways.
       std::vector<LinearWeights> parts = {owned.weights, owned.weights, owned.weights};
       auto& second = std::get<QuantizedWeight>(parts[1].weight).group_of_I;
       std::reverse(second.begin(), second.end());
@@ -483,7 +484,7 @@ TEST(CpuLinear, ARowDoesNotDependOnItsNeighbours) {
   const std::vector<float> x = random_x(65, 576, 3);
   for (Isa isa : supported_isas()) {
     const auto packed = pack_linear(isa, std::span(&owned.weights, 1));
-    // Decode kernels and prefill tiles each add in their own order; within either, a row's bits are its own.
+    // Decode kernels and prefill tiles add in different orders. Within either, a row's bits depend on that row alone.
     const std::vector<float> decode = multiply(*packed, x, 1);
     EXPECT_EQ(std::memcmp(decode.data(), multiply(*packed, x, 2).data(), 400), 0) << isa_name(isa);
     const std::vector<float> prefill = multiply(*packed, x, 65);
@@ -536,8 +537,8 @@ TEST(CpuLinear, ResidentBytesAreBitsScalesZerosAndBias) {
       {{2, DType::F32, 32}, 960, 576, false, 960 * 576 / 4 + 960 * 18 * 4},
       {{8, DType::F16}, 960, 576, true, 960 * 576 + 960 * 2 + 960 * 4},
       {{4, DType::BF16, 64, false}, 960, 576, false, 960 * 576 / 2 + 960 * 9 * (2 + 1)},
-      // Outputs are padded to whole panels; a channel of 172 codes of 4 bits to 22 words, and x is gathered: 176
-      // indices.
+      // Outputs are padded to whole panels. A channel of 172 codes of 4 bits is padded to 22 words, and x is gathered
+      // with 176 indices.
       {{4, DType::BF16}, 100, 172, false, 112 * 22 * 4 + 112 * 2 + 176 * 4},
   };
   for (const Case& c : cases) {

@@ -1,5 +1,5 @@
-// Float arrays that end at an inaccessible page and start behind a canary, so that a kernel that reads or writes past
-// the end is killed and one that writes before the start is seen; and the comparator of all backend tests.
+// Float arrays that end at an inaccessible page and start after a canary, and the comparator of all backend tests. A
+// kernel that reads or writes past the end is killed. A kernel that writes before the start is noticed.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace pare {
 
 class GuardedFloats {
  public:
-  // Filled with a NaN that no operation produces: what is not written stays visible.
+  // Fills the array with a NaN that no operation produces, so that elements that are not written stay visible.
   explicit GuardedFloats(int64_t size) : size_(size) {
     const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     const size_t num_bytes = static_cast<size_t>(size) * sizeof(float) + kNumCanaries * sizeof(float);
@@ -66,8 +66,8 @@ inline GuardedFloats random_floats(int64_t size, uint32_t seed, float deviation 
   return values;
 }
 
-// Index of the first element that is not within absolute + relative * |expected| of what is expected. NaN is never
-// within.
+// Returns the index of the first element that is not within absolute + relative * |expected| of its expected value. NaN
+// is never within.
 inline std::optional<size_t> first_mismatch(std::span<const float> expected, std::span<const float> actual,
                                             double absolute, double relative = 0.0) {
   if (expected.size() != actual.size()) return std::min(expected.size(), actual.size());
@@ -96,12 +96,12 @@ inline double largest_magnitude(std::span<const float> values) {
   return largest;
 }
 
-// The same bits, NaN included.
+// True if both have the same bits, NaN included.
 inline bool same_bits(std::span<const float> a, std::span<const float> b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](float x, float y) { return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y); });
 }
 
-inline constexpr double kUnitRoundoff = 0x1p-24;  // of float32, round to nearest
+inline constexpr double kUnitRoundoff = 0x1p-24;  // u of float32, round to nearest
 
 }  // namespace pare

@@ -1,7 +1,7 @@
-// Products with 8-bit activations against the plain loops of plain_int8.h, bit for bit: the integer sums are exact and
-// the float32 operations stand in one order, so no tolerance is due. Every path of this CPU runs, and the amx path's
-// source on plain tiles too, so that it is tested where there is no AMX. The plain loops have a test of their own, in
-// double.
+// Products with 8-bit activations, compared bit for bit with the plain loops of plain_int8.h. The integer sums are
+// exact and the float32 operations have one order, so no tolerance is needed. Every path of this CPU runs. The source
+// of the amx path also runs on plain tiles, so it is tested without AMX too. The plain loops have a test of their own,
+// in double.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -73,7 +73,7 @@ float random_float(std::mt19937& random, float low, float high) {
   return low + (high - low) * static_cast<float>(random() & 0xFFFFFF) * 0x1p-24f;
 }
 
-// A value that the 16-bit type holds exactly, and its bytes.
+// Rounds `value` to the format, writes it to `bytes` and returns it.
 float store_value(ScaleFormat format, float value, std::byte* bytes) {
   if (format == ScaleFormat::f32) {
     std::memcpy(bytes, &value, 4);
@@ -87,7 +87,7 @@ int64_t value_bytes(ScaleFormat format) {
   return format == ScaleFormat::f32 ? 4 : 2;
 }
 
-// One product: plain and packed weights, rows, and what is expected.
+// One product: its plain and packed weights, its rows, and the expected result.
 struct Problem {
   Case what;
   int64_t num_rows, num_out, num_k, group_len, num_groups;
@@ -160,7 +160,8 @@ Problem make_problem(const Case& what, int64_t num_rows, int64_t num_out, int64_
         int code = static_cast<int>(random() % (2 * center));
         if (extreme) code = o % 3 == 0 ? 0 : o % 3 == 1 ? 2 * center - 1 : (random() % 2 == 0 ? 0 : 2 * center - 1);
         problem.codes_OK[o * num_k + k] = static_cast<int16_t>(code - zero);
-        // The layout of linear_kernels.h, from its words: lane of 32 bits, lowest bits first, code minus the center.
+        // The layout of linear_kernels.h, built from its description: one 32-bit word per lane, lowest bits first, code
+        // minus centre.
         std::byte* const word = problem.lines.get() + panel * panel_bytes + k / unit.num_k * 64 + lane * 4;
         uint32_t value;
         std::memcpy(&value, word, 4);
@@ -206,7 +207,7 @@ Problem make_problem(const Case& what, int64_t num_rows, int64_t num_out, int64_
   return problem;
 }
 
-// Empty when the first num_rows rows of y have the expected bits and nothing else was written.
+// Returns an empty text if the first num_rows rows of y have the expected bits and nothing else was written.
 std::string difference(const Problem& problem, int64_t num_rows, const std::vector<float>& y, int64_t y_stride) {
   for (int64_t i = 0; i < static_cast<int64_t>(y.size()); ++i) {
     const int64_t offset = i - kGuard;
@@ -278,7 +279,7 @@ TEST(Int8Kernels, EveryPathEqualsPlainLoopsForEveryFormatAndShape) {
   }
 }
 
-// Several blocks of K, of rows and of panels, by one thread and by several.
+// There are several blocks of K, of rows and of panels. One thread and several threads do the work.
 TEST(Int8Kernels, BlocksAndThreadsChangeNoBit) {
   const Case cases[] = {{WeightFormat::int8, 0, false, true, ScaleFormat::f32, 2, Values::random},
                         {WeightFormat::int8, 0, false, false, ScaleFormat::bf16, 0, Values::extreme},
@@ -318,8 +319,8 @@ TEST(Int8Kernels, ComparatorFindsPlantedFaults) {
   EXPECT_NE(planted(5, std::bit_cast<float>(kGuardBits)), "") << "nothing written";
 }
 
-// The plain loops against double: integer sums of at most 2^24 convert exactly, each of G + 1 + J fused steps rounds
-// once (u = 2^-24), so |error| <= (G + J + 2) u * (sum of magnitudes), to first order.
+// The plain loops, compared with double. Integer sums of at most 2^24 convert exactly, and each of G + 1 + J fused
+// steps rounds once (u = 2^-24). So |error| <= (G + J + 2) u * (sum of magnitudes), to first order.
 TEST(PlainInt8, IsTheFormulaInDouble) {
   for (const Case& what : {Case{WeightFormat::int4, 32, true, true, ScaleFormat::bf16, 3, Values::random},
                            Case{WeightFormat::int8, 0, false, true, ScaleFormat::f32, 2, Values::random}}) {

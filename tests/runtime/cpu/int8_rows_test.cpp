@@ -1,5 +1,5 @@
-// Rows rounded to 8 bits against plain loops, bit for bit: every operation has one rounding. FP8's oracle is the
-// nearest of all 253 finite E4M3 values, found by looking at each.
+// Rows rounded to 8 bits, compared bit for bit with plain loops: every operation has one rounding. The oracle for FP8
+// is the nearest of all 253 finite E4M3 values, found by looking at each.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -110,7 +110,7 @@ TEST(Int8Rows, MagnitudesRiseAndNaNChangesNothing) {
   }
 }
 
-// All finite magnitudes in order; index is the code, so that its parity decides ties.
+// Returns all finite magnitudes in order. The index is the code, so its parity decides ties.
 std::vector<double> fp8_magnitudes() {
   std::vector<double> values;
   for (int code = 0; code < 0x7F; ++code) {

@@ -1,4 +1,4 @@
-// What the backend's threads allocate inside their parallel regions, with less address space than that takes: the
+// The backend's threads allocate memory inside their parallel regions. With too little address space for that, the
 // caller gets std::bad_alloc, and the same call works when there is room again. An exception that left a region would
 // end the process.
 #include <gtest/gtest.h>
@@ -48,9 +48,9 @@ int64_t address_space_bytes() {
   return pages * sysconf(_SC_PAGESIZE);
 }
 
-// Runs `work` with nothing to spare, then with one mebibyte more each time, until it ends. Returns how often it threw
-// std::bad_alloc. All threads of the team exist before, and share one heap without free blocks as large as those in
-// question.
+// Runs `work` with no spare address space, then with one more mebibyte each time, until it succeeds. Returns how often
+// it threw std::bad_alloc. All threads of the team exist before that. They share one heap without free blocks as large
+// as the ones that `work` needs.
 int failures_before_success(const std::function<void()>& work) {
 #pragma omp parallel num_threads(kNumThreads)
   { delete[] new volatile char[100]; }
@@ -76,7 +76,7 @@ int failures_before_success(const std::function<void()>& work) {
 
 constexpr int kWasRefused = 17, kWasNeverRefused = 18;
 
-// In a process of its own, whose heap nobody used before.
+// Runs in a process of its own, whose heap is unused.
 void expect_refusals(const std::function<std::function<void()>()>& prepare) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "the sanitizer needs address space of its own";
@@ -120,7 +120,7 @@ struct Bench {
   Buffer<float> y, rows;
   std::vector<int32_t> ids;
 
-  // A linear whose input has `format`, and x and y for it.
+  // Makes a linear whose input has `format`, with x and y for it.
   Bench(int64_t num_rows, int64_t num_out, int64_t num_in, const InputFormat& format, bool in_codes) {
     LinearWeights weights{.name = "l", .weight = zeros(num_out, num_in, storage), .bias_O = {}, .input = format};
     if (in_codes) weights.weight = int8_zeros(num_out, num_in);

@@ -1,4 +1,4 @@
-// Linears with float32 weights made from plain arrays, for the tests of backends.
+// Makes linears with float32 weights from plain arrays, for the tests of backends.
 #pragma once
 
 #include <memory>

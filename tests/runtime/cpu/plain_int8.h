@@ -1,4 +1,4 @@
-// Plain loops for 8-bit activations: the oracle of int8_kernels.h. They read codes as they stand in a checkpoint and
+// Plain loops for 8-bit activations: the oracle for int8_kernels.h. They read codes as a checkpoint holds them, and
 // know nothing of panels, strips or tiles.
 #pragma once
 
@@ -8,9 +8,10 @@
 
 namespace pare {
 
-// y[r, o] as int8_kernels.h defines it, with the same float32 operations in the same order: the same bits.
-// codes_OK: weight codes minus their zero (|value| <= 128); scales_OG; group_size divides num_k. x_RK with row scales
-// and zeros (empty: symmetric). bias_O may be empty. Outliers: outliers_RJ times outlier_weights_OJ, both may be empty.
+// A linear for plain_int8_multiply, which computes y[r, o] as int8_kernels.h defines it. It does the same float32
+// operations in the same order, so the bits are the same. codes_OK are weight codes minus their zero (|value| <= 128).
+// group_size, which divides num_k, is that of scales_OG. x_RK has row scales and zeros; without zeros it is symmetric.
+// bias_O may be empty. Outliers add outliers_RJ times outlier_weights_OJ; both may be empty.
 struct PlainInt8Linear {
   int64_t num_out, num_k, group_size;
   std::span<const int16_t> codes_OK;

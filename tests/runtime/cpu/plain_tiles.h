@@ -1,5 +1,5 @@
-// The tile operations of int8_amx_kernels.h as plain loops over 8 tiles of 16 x 64 bytes, so that the amx path's source
-// runs on any CPU.
+// The tile operations of int8_amx_kernels.h as plain loops over 8 tiles of 16 x 64 bytes. With them the amx path's
+// source runs on any CPU.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ struct PlainTiles {
     thread_local State of_thread;
     return of_thread;
   }
-  // The machine faults on a tile instruction without a configuration.
+  // A real CPU faults on a tile instruction without a configuration.
   static std::array<std::array<uint8_t, 64>, 16>& tile(int index) {
     if (!state().is_configured) throw std::logic_error("a tile was used without a configuration");
     return state().tiles[index];
@@ -51,7 +51,7 @@ struct PlainTiles {
     const auto& rows = tile(kRows);
     const auto& panel = tile(kPanel);
     auto& sum = tile(kSum);
-    int32_t factors[64][16];  // B[i / 4][4 n + i % 4] by i and n, so that the loop below is along memory
+    int32_t factors[64][16];  // B[i / 4][4 n + i % 4] indexed by i and n, so that the loop below runs along memory
     for (int i = 0; i < 64; ++i) {
       for (int n = 0; n < 16; ++n) factors[i][n] = static_cast<int8_t>(panel[i / 4][4 * n + i % 4]);
     }

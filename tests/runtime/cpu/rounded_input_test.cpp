@@ -2,9 +2,9 @@
 // set.
 //
 // Rows reach the linear exactly: attention with a window of one key copies the values. Codes, scales and zeros must
-// then be those of runtime/format/input_format.h bit by bit, and y what plain loops in double make of the rounded
-// values, up to the float32 arithmetic after the integer sums: at most I + 16 roundings of terms that sum to M = sum
-// |x||w| + |b|.
+// then equal those of runtime/format/input_format.h bit by bit. y must equal what plain loops in double make of the
+// rounded values, up to the float32 arithmetic after the integer sums. That arithmetic is at most I + 16 roundings of
+// terms that sum to M = sum |x||w| + |b|.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -59,7 +59,7 @@ constexpr Kind kKinds[] = {
     Kind::w8,  Kind::w8_asymmetric, Kind::w4_groups, Kind::w4_groups_asymmetric, Kind::w4_act_order, Kind::w3, Kind::w2,
     Kind::fp8, Kind::bf16,          Kind::f32};
 
-// A linear with random weights, its dense bytes, and W in float32 as it is multiplied.
+// A linear with random weights, the bytes of its dense weights, and the W in float32 that is multiplied.
 struct Layer {
   LinearWeights linear;
   std::vector<std::byte> bytes;
@@ -91,7 +91,7 @@ struct Layer {
     const uint32_t limit = 1u << weight.bits;
     for (int64_t i = 0; i < num_out * num_in; ++i) {
       uint32_t code = random() % (limit + 4);
-      if (code >= limit) code = code % 2 == 0 ? 0 : limit - 1;  // the extremes often
+      if (code >= limit) code = code % 2 == 0 ? 0 : limit - 1;  // extremes are frequent
       if (kind == Kind::fp8 && (code & 0x7F) == 0x7F) code ^= 1;
       weight.codes_OI.push_back(static_cast<uint8_t>(code));
     }
@@ -103,7 +103,8 @@ struct Layer {
       for (int64_t i = 0; i < num_in; ++i) weight.group_of_I.push_back(static_cast<int32_t>(i % 4));
     }
     weight_OI = dequantize(weight);
-    if (input.outliers == OutlierRule::columns && kind == Kind::w8) {  // columns of their own, in 16 bits
+    if (input.outliers == OutlierRule::columns && kind == Kind::w8) {  // these columns have weights of their own, in 16
+                                                                       // bits
       for (int64_t o = 0; o < num_out; ++o) {
         for (const int32_t column : input.outlier_columns) {
           const float value = round_to(normal(random), DType::BF16);
@@ -116,7 +117,7 @@ struct Layer {
   }
 };
 
-// x with some columns far from the others, extreme values, a row of zeros.
+// Returns x with some columns far from the others, extreme values, and a row of zeros.
 std::vector<float> random_rows(int64_t num_rows, int64_t width, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -133,7 +134,7 @@ std::vector<float> random_rows(int64_t num_rows, int64_t width, uint32_t seed) {
   return x;
 }
 
-// Sequences of unequal lengths that cover num_rows rows.
+// Returns sequences of unequal lengths that cover num_rows rows.
 std::vector<Sequence> sequences_of(int64_t num_rows) {
   std::vector<Sequence> sequences;
   for (int64_t row = 0, length = 1; row < num_rows; row += length, ++length) {
@@ -143,7 +144,7 @@ std::vector<Sequence> sequences_of(int64_t num_rows) {
   return sequences;
 }
 
-// Copies x into `input` as `packed` wants it.
+// Copies x into `input` in the form that `packed` reads.
 void emit(Backend& backend, const PackedLinear& packed, const std::vector<float>& x,
           std::span<const Sequence> sequences, int64_t num_rows, int64_t width, LinearInput& input) {
   const AttentionShape shape = {.num_heads = width / 2, .num_kv_heads = width / 2, .head_size = 2, .sliding_window = 1};
@@ -161,7 +162,7 @@ class RoundedInput : public testing::TestWithParam<std::tuple<std::string, Named
   }
   const InputFormat& format() const { return std::get<1>(GetParam()).format; }
 
-  // x as it should be multiplied.
+  // Returns x rounded as the linear should multiply it.
   std::vector<float> rounded(std::vector<float> x, std::span<const Sequence> sequences, int64_t width) const {
     for (const Sequence& s : sequences) {
       fake_quantize(format(), std::span(x).subspan(s.first_row * width, s.num_rows * width), width);
@@ -228,7 +229,7 @@ TEST_P(RoundedInput, CodesAreThoseOfTheScalarDefinition) {
       const int code = input.codes()[row * LinearInput::code_stride(width) + column];
       found[i] = static_cast<float>(code - input.zeros()[row]) * input.scales()[row];
     }
-    // Codes of outlier columns are zero, and the values are beside them.
+    // Codes of outlier columns are zero, and their values are stored beside the codes.
     for (size_t s = 0; s < sequences.size() && format().has_outliers(); ++s) {
       const auto first = sequences[s].first_row, end = first + sequences[s].num_rows;
       const auto rows = std::span(x).subspan(first * width, (end - first) * width);
@@ -251,7 +252,7 @@ TEST_P(RoundedInput, CodesAreThoseOfTheScalarDefinition) {
   for (size_t i = 0; i < found.size(); ++i) ASSERT_EQ(found[i], expected[i]) << i;
 }
 
-// add_norm and activate write the rounded form of the very rows that they write when nothing is rounded.
+// add_norm and activate write the rounded form of exactly the rows that they write without rounding.
 TEST_P(RoundedInput, OperationsEmitWhatTheyWouldHaveWritten) {
   const int64_t num_rows = 45, width = 600;
   const Layer layer(Kind::w8, 16, width, format(), 1);
@@ -292,7 +293,7 @@ TEST_P(RoundedInput, NaNReachesItsRowAndNoOtherSequence) {
   backend_->linear(*packed, input, num_rows, y.data());
   for (int64_t i = 0; i < num_rows * 9; ++i) {
     const int64_t row = i / 9;
-    if (row != 1) {  // which shares a sequence with row 2
+    if (row != 1) {  // row 1 shares a sequence with row 2
       EXPECT_EQ(std::isnan(y[i]), row == 2) << i;
     }
   }
@@ -359,7 +360,7 @@ TEST_P(RoundedKernels, ThreadsDoNotChangeABit) {
   }
 }
 
-// The largest sums that 8-bit codes can make: nothing saturates, and int32 holds them.
+// The sums are the largest that 8-bit codes can make: nothing saturates, and int32 holds them.
 TEST_P(RoundedKernels, ExtremeCodesAreSummedExactly) {
   const auto backend = make_cpu_backend(GetParam(), 2);
   const int64_t num_in = 4096;

@@ -1,9 +1,9 @@
-// 2:4 weights on the CPU: packed linears against plain loops in double, on every instruction set.
+// 2:4 weights on the CPU: packed linears, compared with plain loops in double, on every instruction set.
 //
-// The oracle reads the unpacked weights. Tolerance as in cpu_linear_test.cpp: a float32 sum of n terms is within n u M
-// of the exact one (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), u = 2^-24, M the sum of the
-// terms' magnitudes; n = I and a few operations for scale, zero, bias and the joining of partial sums. Zeros are
-// subtracted from each kept code, exactly, so the terms are those of the product itself.
+// The oracle reads the unpacked weights. The tolerance is that of cpu_linear_test.cpp: a float32 sum of n terms is
+// within n u M of the exact one (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). u is 2^-24, M is
+// the sum of the terms' magnitudes, and n is I and a few operations for scale, zero, bias and the joining of partial
+// sums. Zeros are subtracted from each kept code, exactly, so the terms are those of the product itself.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 constexpr double kExtraTerms = 16;
 
 struct Format {
-  int bits;  // 16 and 32: dense of `dtype`; else codes with scales of `dtype`
+  int bits;  // 16 and 32: dense with `dtype`; otherwise codes with scales of `dtype`
   DType dtype;
   int64_t group_size = kPerChannel;
   bool symmetric = true;
@@ -54,7 +54,7 @@ bool fits(const Format& format, int64_t num_in) {
   return !format.quantized() || format.group_size == kPerChannel || num_in % format.group_size == 0;
 }
 
-// Of every four inputs two at random may be other than zero; a fifth of the fours keeps one or none.
+// Two of every four inputs, at random places, may be nonzero. A fifth of the groups of four keeps one or none.
 std::vector<bool> random_mask(int64_t num_out, int64_t num_in, std::mt19937& random) {
   std::vector<bool> kept(static_cast<size_t>(num_out * num_in));
   for (int64_t o = 0; o < num_out; ++o) {
@@ -70,7 +70,7 @@ std::vector<bool> random_mask(int64_t num_out, int64_t num_in, std::mt19937& ran
   return kept;
 }
 
-// A linear with its dense bytes, and W in double.
+// A linear with the bytes of its dense weights, and W in double.
 struct Layer {
   LinearWeights linear;
   std::vector<std::byte> bytes;
@@ -101,7 +101,7 @@ struct Layer {
     weight.scale_dtype = format.dtype;
     weight.pattern = kTwoOfFour;
     const uint32_t limit = 1u << format.bits;
-    const auto random_code = [&] {  // the extremes often
+    const auto random_code = [&] {  // extremes are frequent
       const uint32_t draw = random() % (limit + 4);
       return static_cast<uint8_t>(draw < limit ? draw : draw % 2 == 0 ? 0 : limit - 1);
     };
@@ -136,7 +136,7 @@ std::vector<float> random_x(int64_t num_rows, int64_t num_in, uint32_t seed) {
   return x;
 }
 
-// The first element of y = x W^T + b that differs, or nothing. Layers are stacked along O.
+// Names the first element of y = x W^T + b that differs, or returns an empty text. Layers are stacked along O.
 std::string difference(std::span<const Layer> layers, const std::vector<float>& x, const GuardedFloats& y,
                        int64_t num_rows) {
   if (!y.front_is_intact()) return "memory before y was written";
@@ -153,8 +153,8 @@ std::string difference(std::span<const Layer> layers, const std::vector<float>& 
           sum += term;
           magnitude += std::abs(term);
         }
-        // Dense formats with zeros (what no 2:4 format holds) subtract them from the group's sum: their terms are
-        // larger by at most the codes' range.
+        // Dense formats with zeros, which no 2:4 format holds, subtract them from the group's sum. Their terms are
+        // larger by at most the range of the codes.
         double limit = (static_cast<double>(num_in) + kExtraTerms) * kUnitRoundoff * magnitude;
         if (const auto* weight = std::get_if<QuantizedWeight>(&layer.linear.weight); weight && !weight->symmetric) {
           for (int64_t i = 0; i < num_in; ++i) {
@@ -219,7 +219,7 @@ TEST(SparseLinear, EqualsPlainLoopsBeyondOneBlockOfRowsAndInputs) {
   }
 }
 
-// All six pairs of places, one alone in each place, and none, with integers that float32 sums exactly.
+// The masks are all six pairs of places, each place alone, and none. The integers' sums are exact in float32.
 TEST(SparseLinear, EveryPairOfPlacesMeetsItsOwnInputs) {
   for (int bits : {4, 8, 16}) {
     for (bool symmetric : {true, false}) {
@@ -265,7 +265,7 @@ TEST(SparseLinear, EveryPairOfPlacesMeetsItsOwnInputs) {
   }
 }
 
-// Where the kept inputs are 0, inputs that are huge and not kept leave y at the bias, with any zeros.
+// If the kept inputs are 0, huge inputs that are not kept leave y at the bias, whatever the zeros are.
 TEST(SparseLinear, WhatIsNotKeptAddsExactlyNothing) {
   for (const Format& format : {Format{16, DType::BF16}, Format{16, DType::F16}, Format{4, DType::BF16, 64},
                                Format{4, DType::BF16, 64, false}, Format{8, DType::F32, 64, false}}) {
@@ -354,7 +354,7 @@ TEST(SparseLinear, RowGivesTheWeight) {
 TEST(SparseLinear, ResidentBytesAreWhatIsKept) {
   struct Case {
     Format format;
-    int64_t num_in, expected;  // of 64 outputs
+    int64_t num_in, expected;  // for 64 outputs
   };
   const Case cases[] = {
       {{16, DType::BF16}, 256, 64 * 256 * 9 / 8},
@@ -363,9 +363,10 @@ TEST(SparseLinear, ResidentBytesAreWhatIsKept) {
       {{8, DType::BF16}, 256, 64 * 256 * 5 / 8 + 64 * 2},
       {{4, DType::BF16, 64}, 256, 64 * 256 * 3 / 8 + 64 * 4 * 2},
       {{4, DType::BF16, 128, false}, 256, 64 * 256 * 3 / 8 + 64 * 2 * (2 + 1)},
-      {{4, DType::BF16, 16}, 256, 64 * 256 / 2 + 64 * 16 * 2},  // whole units would take more than all codes
+      {{4, DType::BF16, 16}, 256, 64 * 256 / 2 + 64 * 16 * 2},  // whole units would take more memory than all codes
       {{3, DType::BF16, 64}, 256, 64 * 256 * 3 / 8 + 64 * 4 * 2},
-      {{4, DType::BF16, 50}, 100, 64 * 112 / 2 + 64 * 2 * 2 + 112 * 4},  // fours lie in two groups
+      {{4, DType::BF16, 50}, 100, 64 * 112 / 2 + 64 * 2 * 2 + 112 * 4},  // some groups of four lie in two quantization
+                                                                         // groups
       {{4, DType::BF16, 100}, 300, 64 * 3 * 128 * 3 / 8 + 64 * 3 * 2 + 3 * 128 * 4},
   };
   for (const Case& c : cases) {
@@ -403,7 +404,7 @@ TEST(SparseLinear, RefusesWhatKeepsMoreThanItSays) {
     }
     const auto pack = [&] { pack_linear(Isa::avx2, std::span(&layer.linear, 1)); };
     if (format.quantized()) {
-      expect_error<std::runtime_error>(pack, {layer.linear.name, "2:4", "[18, 40]"});  // validate's
+      expect_error<std::runtime_error>(pack, {layer.linear.name, "2:4", "[18, 40]"});  // from validate
     } else {
       expect_error<std::invalid_argument>(pack, {layer.linear.name, "2 of 4", "[18, 40]"});
     }

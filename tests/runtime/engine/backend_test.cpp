@@ -1,8 +1,8 @@
-// The row-wise operations of every CPU instruction set against the reference backend.
+// The row-wise operations of every CPU instruction set, compared with the reference backend.
 //
-// Tolerances: every float32 operation errs by at most u = 2^-24 of its result. A sum of n products in c chains errs by
-// at most (n / c + log2 c) u of the sum of magnitudes; a chain of m dependent operations by m u of its largest
-// intermediate.
+// Tolerances: every float32 operation has an error of at most u = 2^-24 of its result. A sum of n products in c chains
+// has an error of at most (n / c + log2 c) u of the sum of magnitudes. A chain of m dependent operations has m u of its
+// largest intermediate.
 #include <omp.h>
 
 #include <cmath>
@@ -59,7 +59,7 @@ TEST_P(CpuBackendTest, LinearMultipliesAndAddsTheBias) {
     backend_->linear(*pack_floats(*backend_, weights, num_out, num_in, biases), x.data(), num_rows, y.data());
     reference_->linear(*pack_floats(*reference_, weights, num_out, num_in, biases), x.data(), num_rows,
                        expected.data());
-    // One chain of 50 products of magnitude up to about 10, their sums below 100.
+    // There is one chain of 50 products of magnitude up to about 10. Their sums are below 100.
     expect_close(expected.span(), y.span(), (num_in + 2) * kUnitRoundoff * 100.0);
     EXPECT_TRUE(y.front_is_intact());
   }
@@ -103,8 +103,8 @@ TEST_P(CpuBackendTest, AddNormEqualsTheReference) {
         };
         run(*backend_, hidden, x);
         run(*reference_, expected_hidden, expected);
-        // The root mean square errs by half of its sum of width / (4 chains * 8 lanes) + 5 terms; then 4 roundings. The
-        // second norm sees the first one's error again, as much as its row's largest gain times value.
+        // The root mean square has half the error of its sum of width / (4 chains * 8 lanes) + 5 terms. Four roundings
+        // follow. The second norm sees the first one's error again, times its row's largest gain times value.
         const double norm_error = (static_cast<double>(width) / 64 + 8) * kUnitRoundoff;
         const double change = has_delta_norm ? norm_error * largest_magnitude(expected_hidden.span()) * 4 : 0.0;
         expect_close(expected_hidden.span(), hidden.span(), change);
@@ -157,7 +157,7 @@ TEST_P(CpuBackendTest, RopeStoreEqualsTheReference) {
         return result;
       };
       const Result expected = run(*reference_), actual = run(*backend_);
-      // Three roundings of values up to sqrt(2) * largest, after a norm's (head_size / 64 + 8).
+      // There are three roundings of values up to sqrt(2) * largest, after those of a norm (head_size / 64 + 8).
       const double error = (3 + (has_norms ? head_size / 64.0 + 8 : 0.0)) * kUnitRoundoff * 2;
       expect_close(expected.q.span(), actual.q.span(), error * largest_magnitude(expected.q.span()));
       for (int64_t slot = 0; slot < num_slots; ++slot) {
@@ -192,7 +192,7 @@ TEST_P(CpuBackendTest, RopeStoreRefusesPositionsAndSlotsOutOfRange) {
 }
 
 TEST_P(CpuBackendTest, ActivationsEqualTheReferenceOverTheWholeRange) {
-  // Every gate from -120 to 120 in uneven steps, and the places where the polynomials change.
+  // The gates go from -120 to 120 in uneven steps, and include the places where the polynomials change.
   std::vector<float> gates = {0.0f, -0.0f, 1e-30f, -1e-30f, 0.625f, 1.4142135f, -1.4142135f, 5.9f, -5.9f, 1e30f};
   for (float g = -120.0f; g < 120.0f; g += 0.0137f * (1.0f + std::abs(g) / 10)) gates.push_back(g);
   for (float g = -6.0f; g < 6.0f; g += 0.0011f) gates.push_back(g);
@@ -205,9 +205,9 @@ TEST_P(CpuBackendTest, ActivationsEqualTheReferenceOverTheWholeRange) {
     backend_->activate(y.data(), activation, 1, width, z.data());
     reference_->activate(y.data(), activation, 1, width, expected.data());
     for (int64_t i = 0; i < width; ++i) {
-      // silu: an exponential within 4 u relative (its argument is exact), a sum, a quotient, a product. The others add
-      // 1 to erf or tanh, within 6 u of 1: an error of gate * up / 2 each, large only relative to what cancels.
-      // Where e^-gate overflows, past -88.7, silu gives 0 for what is below 3 * 89 e^-88.7 < 1e-36.
+      // silu is an exponential within 4 u relative (its argument is exact), a sum, a quotient and a product. The others
+      // add 1 to erf or tanh, within 6 u of 1. That is an error of gate * up / 2 each, large only relative to what
+      // cancels. Where e^-gate overflows, past -88.7, silu gives 0 for values below 3 * 89 e^-88.7 < 1e-36.
       const double scale = activation == Activation::silu ? std::abs(static_cast<double>(expected[i])) * 8
                                                           : std::abs(static_cast<double>(gates[i]) * y[width + i]) * 6;
       ASSERT_NEAR(z[i], expected[i], scale * kUnitRoundoff + 1e-36) << "gate " << gates[i];
@@ -236,7 +236,7 @@ TEST_P(CpuBackendTest, ActivationsKeepNaN) {
   }
 }
 
-// Sizes past the thresholds below which one thread works alone.
+// The sizes are past the thresholds below which one thread works alone.
 TEST_P(CpuBackendTest, RowOperationsGiveTheSameBitsForAnyNumberOfThreads) {
   const int64_t num_rows = 67, width = 576, head_size = 64;
   const AttentionShape shape{9, 3, head_size, 0.125f, 0.0f, 0};

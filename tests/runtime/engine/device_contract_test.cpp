@@ -1,5 +1,5 @@
-// The contract between the engine and a backend whose memory the host cannot touch, proved with plain loops on guarded
-// memory: whole models run there with the bits of the reference backend, and a decode step is the same calls again.
+// Tests the contract between the engine and a backend whose memory the host cannot touch, with plain loops on guarded
+// memory. Whole models run there with the bits of the reference backend, and a decode step repeats the same calls.
 #include <gtest/gtest.h>
 
 #include "runtime/engine/encoder.h"
@@ -21,7 +21,7 @@ TEST(GuardedMemoryDeathTest, TheHostCannotTouchIt) {
   const std::vector<float> written = {1.0f, 2.0f, 3.0f, 4.0f};
   backend.upload<float>(written, buffer.get());
   EXPECT_EQ(downloaded(backend, buffer), written);
-  // By SIGSEGV, or by a sanitizer that reports it.
+  // The process dies by SIGSEGV, or by a sanitizer that reports it.
   EXPECT_DEATH(static_cast<void>(*static_cast<volatile float*>(buffer.get())), "");
   EXPECT_DEATH(*static_cast<volatile float*>(buffer.get()) = 0.0f, "");
 }
@@ -50,7 +50,7 @@ TEST(DeviceContract, Stories260kIsEvaluatedAndContinuedAsOnTheReference) {
   EXPECT_EQ(found.comparison->kl_mean.value, expected.comparison->kl_mean.value);
 }
 
-// Every form of an input, and outliers, on a mixture and on a dense model.
+// Every form of an input and outliers are tried, on a mixture and on a dense model.
 TEST(DeviceContract, RoundedModelsHaveTheBitsOfTheReference) {
   const InputFormat formats[] = {
       {},
@@ -91,7 +91,7 @@ TEST(DeviceContract, AnEncoderHasTheBitsOfTheReference) {
   EXPECT_EQ(embeddings(guarded), embeddings(*make_reference_backend()));
 }
 
-// What changes from token to token lies in the backend's memory: a step could be recorded once and played again.
+// All that changes from token to token lies in the backend's memory, so a step could be recorded once and played again.
 TEST(DeviceContract, ADecodeStepIsTheSameCallsAgain) {
   for (const char* family : {"llama_gqa_untied", "gemma3_local_global", "mixtral_experts"}) {
     GuardedBackend backend;

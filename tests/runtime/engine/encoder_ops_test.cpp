@@ -1,4 +1,4 @@
-// The operations that encoders add, of every CPU instruction set against the reference backend and closed forms.
+// The operations that encoders add, on every CPU instruction set, compared with the reference backend and closed forms.
 #include <cmath>
 
 #include "runtime/engine/backend.h"
@@ -21,7 +21,7 @@ PackedLayerNorm random_norm(Backend& backend, int64_t width) {
       {{gain.span().begin(), gain.span().end()}, {bias.span().begin(), bias.span().end()}, 1e-5f});
 }
 
-// hidden + delta with mean 3 and standard deviation about 4: the mean must be taken off before squares are summed.
+// hidden + delta has mean 3 and standard deviation about 4: the mean must be subtracted before squares are summed.
 TEST_P(EncoderOps, AddLayerNormEqualsTheReference) {
   for (const int64_t width : {1, 5, 8, 15, 16, 17, 31, 33, 64, 384, 1000}) {
     for (const int64_t num_rows : {1, 3, 50}) {
@@ -33,9 +33,10 @@ TEST_P(EncoderOps, AddLayerNormEqualsTheReference) {
       LinearInput out(x.data()), expected_out(expected_x.data());
       backend_->add_layer_norm(hidden.data(), delta.data(), norm, num_rows, width, &out);
       reference_->add_layer_norm(expected.data(), delta.data(), norm, num_rows, width, &expected_out);
-      // The mean errs by width / (2 chains * 8 lanes) + 5 roundings of its largest partial mean (below 20), which the
-      // division by the deviation can enlarge by 1 / deviation (rows of one value: sqrt(1 / epsilon), on a difference
-      // that is then 0 in both); the square root halves the relative error of the variance; four roundings follow.
+      // The mean has width / (2 chains * 8 lanes) + 5 roundings of its largest partial mean (below 20). The division by
+      // the deviation can enlarge that error by 1 / deviation. For rows of one value that is sqrt(1 / epsilon), but the
+      // difference is then 0 in both. The square root halves the relative error of the variance, and four roundings
+      // follow.
       const double relative = (static_cast<double>(width) / 16 + 10) * kUnitRoundoff;
       const double largest = largest_magnitude(norm.gain_D.span()) * std::sqrt(static_cast<double>(width)) + 5.0;
       expect_close(expected.span(), hidden.span(), 20 * relative * largest);
@@ -46,7 +47,7 @@ TEST_P(EncoderOps, AddLayerNormEqualsTheReference) {
   }
 }
 
-// Rows with mean 0 and variance 1 are left alone by gain 1 and bias 0; constant rows become the bias.
+// With gain 1 and bias 0, rows with mean 0 and variance 1 do not change. Constant rows become the bias.
 TEST_P(EncoderOps, AddLayerNormHasItsClosedForms) {
   LayerNorm host_norm{{1.0f, 2.0f, 3.0f, 4.0f}, {0.0f, 0.5f, -0.5f, 1.0f}, 1e-12f};
   const PackedLayerNorm norm = backend_->pack_layer_norm(host_norm);
@@ -72,7 +73,8 @@ TEST_P(EncoderOps, ActivateUngatedEqualsTheReference) {
       LinearInput out(z.data()), expected_out(expected.data());
       backend_->activate_ungated(y.data(), activation, 9, width, out);
       reference_->activate_ungated(y.data(), activation, 9, width, expected_out);
-      // The functions err by a few ulp of values up to about 12; near 0 the result is as small as its argument.
+      // The functions have an error of a few ulp of values up to about 12. Near 0 the result is as small as its
+      // argument.
       expect_close(expected.span(), z.span(), 8 * kUnitRoundoff * 2, 8 * kUnitRoundoff);
       EXPECT_TRUE(z.front_is_intact());
     }
@@ -100,7 +102,7 @@ TEST_P(EncoderOps, MeanRowsEqualsTheReference) {
       {"sequence 0"});
 }
 
-// Every token sees its whole sequence and nothing of the others: with equal keys the output is the values' mean.
+// Every token sees its whole sequence and nothing of the others. With equal keys the output is the values' mean.
 TEST_P(EncoderOps, AttentionBothWaysEqualsTheReference) {
   for (const int64_t head_size : {2, 16, 32, 64}) {
     for (const int64_t num_tokens : {1, 2, 3, 31, 33, 95, 96, 97, 200, 513}) {
@@ -117,7 +119,7 @@ TEST_P(EncoderOps, AttentionBothWaysEqualsTheReference) {
       backend_->attention(q.data(), {keys.data(), values.data(), num_rows}, bounded(sequences), shape, x.data());
       reference_->attention(q.data(), {keys.data(), values.data(), num_rows}, bounded(sequences), shape,
                             expected.data());
-      // As in attention_test.cpp.
+      // The tolerance is that of attention_test.cpp.
       const double k = static_cast<double>(head_size);
       const double score_error = 4 * std::sqrt(k) * kUnitRoundoff * shape.scale * (2 * k * 0.64 + 4 * std::sqrt(k));
       const double sum_error = 4 * std::sqrt(static_cast<double>(num_rows)) * kUnitRoundoff;
@@ -154,7 +156,7 @@ TEST_P(EncoderOps, AWindowMakesNoSenseBothWays) {
       {"sliding window", "4"});
 }
 
-// The rows are rounded for the linear that reads them as all other operations round theirs.
+// The operation rounds the rows for the linear that reads them, as all other operations do.
 TEST_P(EncoderOps, RowsAreRoundedForTheirConsumer) {
   const int64_t width = 40, num_rows = 6;
   const std::vector<float> weight(static_cast<size_t>(8 * width), 0.25f);

@@ -1,4 +1,5 @@
-// The encoder against transformers' results on a tiny random BERT, on every backend; what it refuses; how it pools.
+// The encoder, compared with transformers' results on a tiny random BERT, on every backend. Also what it refuses, and
+// how it pools.
 #include "runtime/engine/encoder.h"
 
 #include <gtest/gtest.h>
@@ -22,9 +23,9 @@ class EncoderBackends : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(, EncoderBackends, testing::ValuesIn(backend_names()),
                          [](const auto& test) { return test.param; });
 
-// Both sides err: about 20 operations deep, each output a sum of at most 96 products of values below 10, and the norms
-// divide by deviations above 0.5: 2 * 20 * sqrt(96) * 10 * u is 2e-4 for a worst chain; transformers' own float32
-// results differ from float64 by 1e-5 on these weights.
+// Both sides have errors. The model is about 20 operations deep, and each output is a sum of at most 96 products of
+// values below 10. The norms divide by deviations above 0.5. So 2 * 20 * sqrt(96) * 10 * u is 2e-4 for a worst chain.
+// transformers' own float32 results differ from float64 by 1e-5 on these weights.
 constexpr double kTolerance = 5e-5;
 
 TEST_P(EncoderBackends, HiddenStatesEqualTransformers) {
@@ -53,7 +54,7 @@ TEST_P(EncoderBackends, EmbeddingsEqualTransformersAndHaveLengthOne) {
   }
 }
 
-// A batch holds whole texts: what stands beside a text changes nothing but the last bits of its products' sums.
+// A batch holds whole texts. The other texts of a batch change only the last bits of a text's sums of products.
 TEST_P(EncoderBackends, ATextsEmbeddingDoesNotDependOnItsNeighbours) {
   const EncoderGolden golden = read_encoder_golden();
   Encoder encoder = Encoder::load(Checkpoint::open(tiny_encoder_path()), *backend_);
@@ -77,7 +78,7 @@ TEST_P(EncoderBackends, FirstTokenPoolingTakesTheFirstHiddenState) {
   for (size_t i = 0; i < 64; ++i) EXPECT_NEAR(embedding_D[i], golden.hidden_RD[i] / std::sqrt(sum), kTolerance);
 }
 
-// Every weight once, in float32; panels of 16 outputs fill up the smallest tables.
+// The model holds every weight once, in float32. Panels of 16 outputs round up the smallest tables.
 TEST_P(EncoderBackends, HoldsItsWeightsOnce) {
   const Encoder encoder = Encoder::load(Checkpoint::open(tiny_encoder_path()), *backend_);
   const int64_t num_parameters = 2 * (4 * 64 * 64 + 2 * 64 * 96) + (123 + 2 + 64) * 64;

@@ -19,7 +19,7 @@
 namespace pare {
 namespace {
 
-// The first outputs of the published splitmix64 for seed 1234567.
+// These are the first outputs of the published splitmix64 for seed 1234567.
 TEST(RandomNumbers, AreSplitmix64) {
   RandomNumbers random(1234567);
   for (const uint64_t expected : {6457827717110365317u, 3203168211198807973u, 9817491932198370423u,
@@ -63,14 +63,14 @@ TEST(Sampler, EqualSeedsDrawEqually) {
 struct Draws {
   const char* name;
   SamplingOptions options;
-  std::vector<int32_t> kept;  // by the cuts; computed by hand
+  std::vector<int32_t> kept;  // after the cuts; computed by hand
 };
 
 class SamplerDistribution : public testing::TestWithParam<Draws> {};
 
-// Pearson's chi-square of 100,000 draws against softmax(logits / temperature) over the tokens that the cuts keep. The
-// bound is the quantile that a right sampler exceeds once in a million seeds (5 degrees of freedom at most: 35.9); the
-// seed is fixed.
+// Pearson's chi-square of 100,000 draws, compared with softmax(logits / temperature) over the tokens that the cuts
+// keep. The bound is the quantile that a right sampler exceeds once in a million seeds (35.9 for 5 degrees of freedom,
+// the most here). The seed is fixed.
 TEST_P(SamplerDistribution, IsTheSoftmaxOfWhatIsKept) {
   const Draws& draws = GetParam();
   const int num_draws = 100000;
@@ -93,8 +93,8 @@ TEST_P(SamplerDistribution, IsTheSoftmaxOfWhatIsKept) {
   EXPECT_LT(chi_square, 35.9);
 }
 
-// At temperature 1 the probabilities of tokens 1, 4, 3, 0, 2 are 0.37, 0.37, 0.136, 0.083, 0.018 (0.395 + 0.395 = 0.79
-// of the first three); token 5 has e^-32.
+// At temperature 1 the probabilities of tokens 1, 4, 3, 0, 2 are 0.37, 0.37, 0.136, 0.083, 0.018. Of the first three,
+// 0.395 + 0.395 = 0.79. Token 5 has e^-32.
 INSTANTIATE_TEST_SUITE_P(
     Cuts, SamplerDistribution,
     testing::Values(Draws{"Plain", {.temperature = 1.0, .seed = 1}, {0, 1, 2, 3, 4, 5}},
@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Draws{"TopKThenTopP", {.temperature = 1.0, .top_k = 3, .top_p = 0.79, .seed = 6}, {1, 4}}),
     [](const auto& test) { return test.param.name; });
 
-// The sampler in its plainest form, all candidates sorted: what a seed draws is defined by it.
+// The sampler in its plainest form, which sorts all candidates. It defines what a seed draws.
 class SortingSampler {
  public:
   explicit SortingSampler(const SamplingOptions& options) : options_(options), random_(options.seed) {}
@@ -142,8 +142,8 @@ class SortingSampler {
   RandomNumbers random_;
 };
 
-// Logits of several kinds: spread as models' are, in few distinct values, all equal, with one or few far above or below
-// the others, and of the width of a mask.
+// Returns logits of one of several kinds: spread as a model's are, few distinct values, all equal, a few far above the
+// others, half of them masked, and nearly equal ones.
 std::vector<float> awkward_logits(size_t num, int kind, std::mt19937& random) {
   std::normal_distribution<float> normal;
   std::vector<float> logits(num);
@@ -163,8 +163,8 @@ std::vector<float> awkward_logits(size_t num, int kind, std::mt19937& random) {
   return logits;
 }
 
-// Sizes below and above that from which the sampler does not sort; 2^k equal weights make running sums meet what top_p
-// asks for to the last bit.
+// The sizes are below and above the one from which the sampler does not sort. With 2^k equal weights, running sums meet
+// the sum that top_p asks for to the last bit.
 TEST(Sampler, DrawsWhatSortingAllCandidatesDraws) {
   std::mt19937 random(11);
   for (const size_t num : {1u, 2u, 100u, 4095u, 4096u, 16384u}) {
@@ -282,7 +282,7 @@ TEST_F(Generate, StopsWhenInterrupted) {
 }
 
 // The text that llama2.c's run.c gives at temperature 0, as published beside its checkpoint (karpathy/tinyllamas,
-// stories260K): import, tokenizer, transformer and sampling of a trained model, against another program.
+// stories260K). It compares import, tokenizer, transformer and sampling of a trained model with another program.
 TEST(GenerateReal, Stories260kTellsTheStoryThatLlama2cTells) {
   constexpr std::string_view kStory =
       "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "

@@ -31,7 +31,7 @@ class GenerateTogether : public testing::Test {
 
   std::string directory_ = std::string(kSourceFolder) + "/calibration_data/stories260k";
   Tokenizer tokenizer_ = Tokenizer::open(directory_);
-  int32_t stop_ = tokenizer_.encode("day.", false).back();  // ends some of the texts early
+  int32_t stop_ = tokenizer_.encode("day.", false).back();  // this token ends some of the texts early
   const std::vector<int64_t> lengths_ = {40, 1, 60, 25, 2, 33, 50};
   std::vector<std::vector<int32_t>> prompts_;
   std::vector<GenerationRequest> requests_;
@@ -39,8 +39,8 @@ class GenerateTogether : public testing::Test {
   Transformer model_ = Transformer::load(Checkpoint::open(directory_), *backend_);
 };
 
-// More texts than lanes, of different lengths and ends, so that lanes are taken again; and more lanes than texts. Logits
-// differ by rounding from one number of lanes to another, which changes no draw of these.
+// With more texts than lanes, of different lengths and ends, lanes are used again. There are also more lanes than
+// texts. Another number of lanes changes the logits by roundings, which changes no draw of these.
 TEST_F(GenerateTogether, IsWhatEachTextIsAlone) {
   int num_ended = 0, num_full = 0;
   for (const int64_t num_lanes : {1, 2, 3, 7, 20}) {
@@ -80,7 +80,7 @@ TEST_F(GenerateTogether, StopsWhenInterrupted) {
   EXPECT_THROW(generate_together(model_, requests_, 2), Interrupted);
 }
 
-// stories260k: 5 blocks, 4 heads of keys and values of size 8 in float32, 1280 bytes a token.
+// stories260k has 5 blocks and 4 heads of keys and values of size 8 in float32: 1280 bytes per token.
 TEST_F(GenerateTogether, TakesAsManyTextsAsAreWorthItAndFit) {
   const ModelDescription& model = model_.description();
   EXPECT_EQ(lanes_at_once(model, 3, 100), 3);

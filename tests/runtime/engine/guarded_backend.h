@@ -1,5 +1,5 @@
-// The plain loops of the reference backend on memory that the host cannot touch: what reads or writes a backend's memory
-// outside of its operations is killed, as it would be wrong on a device.
+// The plain loops of the reference backend on memory that the host cannot touch. Code that reads or writes a backend's
+// memory outside of its operations is killed, since it would be wrong on a device.
 #pragma once
 
 #include <sys/mman.h>
@@ -30,15 +30,15 @@ class GuardedBackend final : public Backend {
 
   std::string name() const override { return "guarded"; }
 
-  // Given back when the backend goes. Fresh pages are zeros.
+  // The memory is freed with the backend. Fresh pages are zeros.
   BufferMemory allocate_bytes(int64_t num_bytes) override {
     const size_t first = (num_bytes_ + 63) / 64 * 64;
     if (static_cast<size_t>(num_bytes) > kMaxBytes - first) throw std::bad_alloc();
     num_bytes_ = first + static_cast<size_t>(num_bytes);
     return {static_cast<std::byte*>(memory_) + first, [](std::byte*) {}};
   }
-  // What every call since the last clear() was given: numbers, shapes and places in memory, never what lies there.
-  // Host memory is noted by its size alone.
+  // The arguments of every call since the last clear(): numbers, shapes and addresses, never what is stored there. Host
+  // memory is noted only by its size.
   using Call = std::vector<uint64_t>;
   std::vector<Call>& calls() { return calls_; }
 
@@ -126,7 +126,7 @@ class GuardedBackend final : public Backend {
   }
 
  private:
-  static constexpr size_t kMaxBytes = size_t{16} << 30;  // of addresses; pages exist once they are touched
+  static constexpr size_t kMaxBytes = size_t{16} << 30;  // address space; pages exist once they are touched
 
   static void append(Call& call, const Sequences& sequences) {
     append(call, sequences.table);
@@ -157,7 +157,7 @@ class GuardedBackend final : public Backend {
     (append(call, arguments), ...);
   }
 
-  // Opens the memory for an operation.
+  // Opens the memory to the host during an operation.
   template <typename Operation>
   void inside(const Operation& operation) {
     struct Access {

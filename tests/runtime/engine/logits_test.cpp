@@ -1,8 +1,8 @@
-// cross_entropy and compare of every CPU instruction set.
+// cross_entropy and compare on every CPU instruction set.
 //
-// Hidden states are multiples of 1/16 below 8 and weights multiples of 1/64 below 1, at most 32 of each: every partial
-// sum is a multiple of 2^-10 below 2^8, exact in float32. The logits are then exact, and what is tested is the sums
-// over them: an exponential within 4 u, sums in float64.
+// Hidden states are multiples of 1/16 below 8 and weights multiples of 1/64 below 1, at most 32 of each. So every
+// partial sum is a multiple of 2^-10 below 2^8, exact in float32. The logits are then exact. The tests concern the sums
+// over them: an exponential within 4 u, and sums in float64.
 #include <cmath>
 #include <limits>
 
@@ -89,7 +89,7 @@ TEST_P(CpuLogits, CrossEntropyEqualsTheReferenceAcrossChunkEdges) {
                               nll.data(), top1.data());
       reference_->cross_entropy(*pack_floats(*reference_, head.weight_VD, vocabulary, 20), head.x_RD.data(), targets,
                                 cap, expected.data(), expected_top1.data());
-      // A cap of 3 makes logits inexact by a tanh within 6 u of 3. The result is rounded.
+      // A cap of 3 adds a tanh within 6 u of 3 to the logits' error. The result is rounded.
       expect_close(expected.span(), nll.span(), (6 + 6 * 2 * cap) * kUnitRoundoff, 2 * kUnitRoundoff);
       EXPECT_EQ(top1, expected_top1) << vocabulary;
       EXPECT_TRUE(nll.front_is_intact());
@@ -126,7 +126,8 @@ TEST_P(CpuLogits, TiesGoToTheLowestIndexWithinAndAcrossChunks) {
 }
 
 TEST_P(CpuLogits, LargeLogitsNeitherOverflowNorLoseTheTarget) {
-  // Logits 0, 500, 1000, ... 1e6 rising through the chunks, and falling: the maximum is rescaled at every step.
+  // The logits are 0, 500, 1000, ... 1e6, falling or rising through the chunks. When they rise, the maximum changes at
+  // every step and the sum is rescaled.
   const int64_t vocabulary = 2001;
   for (const float direction : {1.0f, -1.0f}) {
     std::vector<float> weight(static_cast<size_t>(vocabulary));
@@ -190,7 +191,8 @@ TEST_P(CpuLogits, CompareEqualsBruteForceInLongDouble) {
         const auto log_p = p.log_probabilities(r, cap_p), log_q = q.log_probabilities(r, cap_q);
         long double kl = 0.0L;
         for (int64_t v = 0; v < vocabulary; ++v) kl += std::exp(log_p[v]) * (log_p[v] - log_q[v]);
-        // Exponentials within 4 u weigh differences of at most 60; a cap makes logits inexact by 6 u of itself.
+        // Exponentials within 4 u multiply differences of at most 60. A cap adds an error of 6 u of itself to the
+        // logits.
         const double tolerance = (4.0 * 8 + 12.0 * (cap_p + cap_q)) * kUnitRoundoff + 4 * kUnitRoundoff * std::abs(kl);
         EXPECT_NEAR(result.kl[r], static_cast<double>(kl), tolerance) << vocabulary;
         EXPECT_NEAR(result.nll_p[r], static_cast<double>(-log_p[targets[r]]), tolerance + 1e-6);
@@ -202,7 +204,7 @@ TEST_P(CpuLogits, CompareEqualsBruteForceInLongDouble) {
   }
 }
 
-// A divergence far below the rounding error of a log-sum-exp must still come out with most of its digits.
+// A divergence far below the rounding error of a log-sum-exp must still have most of its digits right.
 TEST_P(CpuLogits, CompareResolvesTinyDivergences) {
   const int64_t vocabulary = 3000, num_rows = 3;
   const Head p(vocabulary, 16, num_rows, 23);
@@ -235,7 +237,8 @@ TEST_P(CpuLogits, CompareOfAHeadWithItselfIsExactlyZero) {
 }
 
 TEST_P(CpuLogits, CompareSurvivesDistributionsThatShareNoMass) {
-  // P sits on the first token and Q on the last, where the other has a log probability of -200.
+  // All mass of P is on the first token and that of Q on the last. The other distribution has a log probability of -200
+  // there.
   const int64_t vocabulary = 2000;
   Head p(vocabulary, 1, 1, 1), q(vocabulary, 1, 1, 1);
   std::fill(p.weight_VD.begin(), p.weight_VD.end(), 0.0f);

@@ -1,4 +1,4 @@
-// Mixtures of experts: the three operations, and what they make of a token's result. The logits of whole models are in
+// Mixtures of experts: the three operations, and how they affect a token's result. The logits of whole models are in
 // transformer_test.cpp (goldens of transformers).
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ class Mixture : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Backends, Mixture, testing::ValuesIn(backend_names()),
                          [](const auto& test) { return test.param; });
 
-// Logits log 1, log 2, log 4, log 1: probabilities 1/8, 1/4, 1/2, 1/8, within a few roundings.
+// The logits log 1, log 2, log 4, log 1 give the probabilities 1/8, 1/4, 1/2, 1/8, within a few roundings.
 TEST_P(Mixture, RoutesToTheLargestProbabilitiesInOrderOfExperts) {
   const std::vector<float> logits = {0.0f, std::log(2.0f), std::log(4.0f), 0.0f};
   for (const bool normalizes : {false, true}) {
@@ -68,7 +68,7 @@ TEST_P(Mixture, NotANumberGoesOnWithoutHarm) {
   std::vector<float> weights(2);
   backend_->route(logits.data(), 1, 3, {2, true}, experts.data(), weights.data());
   for (const int32_t expert : experts) EXPECT_TRUE(expert >= 0 && expert < 3);
-  EXPECT_TRUE(std::isnan(weights[0]) && std::isnan(weights[1]));  // and so the token's logits will be
+  EXPECT_TRUE(std::isnan(weights[0]) && std::isnan(weights[1]));  // the token's logits will be NaN too
 }
 
 TEST_P(Mixture, RefusesMoreExpertsThanThereAre) {
@@ -93,7 +93,7 @@ TEST_P(Mixture, GatherThenMixIsTheWeightedSumOfRows) {
       ASSERT_EQ(gathered.data()[static_cast<int64_t>(s) * width + i], x[static_cast<size_t>(rows[s] * width + i)]);
     }
   }
-  // Multiples of 1/4 of small integers: exact.
+  // The values are multiples of 1/4 of small integers, so the sums are exact.
   const std::vector<int32_t> slots = {0, 3, 1, 2, 3, 0};
   const std::vector<float> weights = {0.25f, 0.5f, 1.0f, -2.0f, 0.0f, 0.75f};
   backend_->mix(gathered.data(), slots, weights, 3, width, mixed.data());
@@ -111,7 +111,7 @@ TEST_P(Mixture, GatherThenMixIsTheWeightedSumOfRows) {
 
 const std::vector<std::string> kMixtures = {"mixtral_experts", "qwen3_moe_dense_block_bf16", "qwen3_moe_fused"};
 
-// A few tokens of a window share an expert with few or many of other windows: both ways of multiplying are met.
+// A few tokens of a window share an expert with few or many tokens of other windows, so both ways of multiplying run.
 TEST_P(Mixture, OtherWindowsDoNotChangeABit) {
   const InputFormat plain, by_sequence = {.type = InputType::int8, .range = InputRange::tensor};
   for (const auto& [family, input] :
@@ -139,7 +139,7 @@ TEST_P(Mixture, OtherWindowsDoNotChangeABit) {
 TEST(MixtureModel, OneTokenReadsItsExpertsOnly) {
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 1);
   const Transformer model = Transformer::load(Checkpoint::open(family_path("mixtral_experts")), *backend);
-  // Float32, widths multiples of 16: nothing is padded but the router's 4 outputs, to 16.
+  // The weights are float32 and the widths multiples of 16. Only the router's 4 outputs are padded, to 16.
   const int64_t attention = 64 * (64 + 32 + 32) + 64 * 64, expert = 3 * 64 * 32, router = 16 * 64;
   const int64_t head = 128 * 64;
   EXPECT_EQ(model.resident_bytes(), 4 * (2 * (attention + 4 * expert + router) + 2 * head));

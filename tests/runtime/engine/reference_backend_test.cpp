@@ -1,4 +1,4 @@
-// The oracle itself against closed forms, literals, brute force and transformers.
+// The oracle itself, compared with closed forms, literals, brute force and transformers.
 #include <cmath>
 #include <fstream>
 #include <limits>
@@ -104,7 +104,7 @@ TEST(Reference, NormOfAConstantVectorIsItsSignTimesTheGain) {
 
 TEST(Reference, AddNormAddsTheNormalizedDelta) {
   const auto backend = make_reference_backend();
-  // rms(3, 4) = sqrt(12.5); with epsilon 3.5 the divisor is 4.
+  // rms(3, 4) = sqrt(12.5). With epsilon 3.5 the divisor is 4.
   const PackedNorm delta_norm = backend->pack_norm({{1.0f, 2.0f}, 3.5f});
   std::vector<float> hidden = {1.0f, 1.0f};
   const std::vector<float> delta = {3.0f, 4.0f};
@@ -128,7 +128,7 @@ TEST(Reference, ActivationsOfWrittenOutNumbers) {
 
 class ReferenceRope : public testing::Test {
  protected:
-  // Rotates one head of q and of k at the given position; returns q then k.
+  // Rotates one head of q and of k at the given position, and returns q then k.
   std::vector<float> rotate(std::span<const float> head, int32_t position) {
     const AttentionShape shape{1, 1, static_cast<int64_t>(head.size()), 1.0f, 0.0f, 0};
     std::vector<float> qkv(head.begin(), head.end());
@@ -170,7 +170,7 @@ TEST_F(ReferenceRope, MakesScoresDependOnTheDistanceAlone) {
   EXPECT_GT(std::abs(score(20, 3) - score(21, 3)), 1e-2);
 }
 
-// softmax(mask(cap(scale Q K^T))) V with the whole T x T matrix.
+// Returns softmax(mask(cap(scale Q K^T))) V, computed with the whole T x T matrix.
 std::vector<float> attention_by_matrix(std::span<const float> q, std::span<const float> k, std::span<const float> v,
                                        int64_t num_tokens, const AttentionShape& shape) {
   const int64_t group = shape.num_heads / shape.num_kv_heads, size = shape.head_size;
@@ -235,7 +235,7 @@ TEST(Reference, UniformLogitsGiveTheLogOfTheVocabularyAndTheLowestIndex) {
 
 TEST(Reference, CompareOfTwoTokensIsTheWrittenOutDivergence) {
   const auto backend = make_reference_backend();
-  // Logits (log 3, 0) and (0, 0): P = (3/4, 1/4), Q = (1/2, 1/2), KL = 3/4 log 3/2 + 1/4 log 1/2.
+  // The logits (log 3, 0) and (0, 0) give P = (3/4, 1/4), Q = (1/2, 1/2), KL = 3/4 log 3/2 + 1/4 log 1/2.
   const auto p = pack_floats(*backend, {std::log(3.0f), 0.0f}, 2, 1), q = pack_floats(*backend, {0.0f, 0.0f}, 2, 1);
   const std::vector<float> x = {1.0f};
   float kl = 0, nll_p = 0, nll_q = 0;

@@ -1,10 +1,10 @@
 // The forward pass with rounded inputs and quantized weights (W8A8, W4A8, FP8, LLM.int8), and with an 8-bit KV cache.
 //
-// Two implementations differ by float32 roundings before a rounding to 8 bits, and now and then such a difference moves
-// a value across the middle between two codes. Few values move, so that two right implementations differ less than
-// either differs from the unrounded model: at most kFlips of it (root mean squares of the logits' differences). Without
-// a zero that is up to 0.35: a row's largest value, if negative, lies exactly between -127 and -128. A wrong rule
-// (another divisor, range or zero) makes rounding errors of its own, a difference of sqrt(2).
+// Two implementations differ by float32 roundings before a rounding to 8 bits. Sometimes such a difference moves a
+// value across the middle between two codes. Few values move, so two right implementations differ less than either
+// differs from the unrounded model. Their difference is at most kFlips of that one (root mean squares of the logits'
+// differences). Without a zero the share is up to 0.35: a row's largest value, if negative, lies exactly between -127
+// and -128. A wrong rule (another divisor, range or zero) makes rounding errors of its own, a difference of sqrt(2).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -31,7 +31,7 @@ double rms_difference(std::span<const float> a, std::span<const float> b) {
   return std::sqrt(sum / static_cast<double>(a.size()));
 }
 
-// Simple rounding: what the quantizers do better.
+// Rounds a weight to the nearest codes, which the quantizers improve on.
 QuantizedWeight round_weight(const DenseWeight& dense, int bits, int64_t group_size, CodeType type, bool per_tensor) {
   QuantizedWeight weight;
   weight.num_out = dense.num_out;
@@ -62,7 +62,7 @@ QuantizedWeight round_weight(const DenseWeight& dense, int bits, int64_t group_s
   return weight;
 }
 
-// Logits after each token, fed one by one.
+// Feeds the tokens one by one, and returns the logits after each.
 std::vector<float> decoded(Transformer::Session& session, std::span<const int32_t> ids) {
   std::vector<float> all;
   for (const int32_t& id : ids) {
@@ -154,7 +154,7 @@ TEST_P(RoundedTransformer, KernelsGiveTheLogitsOfTheReference) {
   const double rounding_error = rms_difference(expected, exact);
   EXPECT_GT(rounding_error, 0.0);
   std::vector<std::string> names = backend_names();
-  names.emplace_back(isa_name(detect_isa()));  // codes are multiplied by sets that floats do not have
+  names.emplace_back(isa_name(detect_isa()));  // int8 products have instruction sets that float products do not
   for (const std::string& name : names) {
     if (name == "reference") continue;
     const auto backend = backend_named(name);
@@ -164,7 +164,7 @@ TEST_P(RoundedTransformer, KernelsGiveTheLogitsOfTheReference) {
   }
 }
 
-// Ranges are taken over a window, never over a batch: a window gives the same alone as among others.
+// Ranges are taken over a window, never over a batch: a window gives the same result alone as among others.
 TEST_P(RoundedTransformer, WindowsDoNotSeeEachOther) {
   const auto backend = make_cpu_backend(detect_isa(), 2);
   Transformer model = load(*backend);
@@ -178,7 +178,7 @@ TEST_P(RoundedTransformer, WindowsDoNotSeeEachOther) {
   }
 }
 
-// A prompt is one sequence, as a window is; rounding token by token, decoding gives what prefill gives.
+// A prompt is one sequence, as a window is. When tokens are rounded one by one, decoding gives what prefill gives.
 TEST_P(RoundedTransformer, SessionsGiveWhatWindowsGive) {
   const auto backend = make_cpu_backend(detect_isa(), 2);
   Transformer model = load(*backend), exact = load(*backend, false);
@@ -197,7 +197,7 @@ TEST_P(RoundedTransformer, SessionsGiveWhatWindowsGive) {
             kFlips * rounding_error);
 }
 
-// Windows longer than the rows that layers otherwise work on at a time.
+// The windows are longer than the number of rows that layers otherwise work on at a time.
 TEST(RoundedTransformerLong, SequenceRangesSpanChunks) {
   TemporaryFolder folder;
   copy_family("llama_gqa_untied", folder.path() / "m", {{"max_position_embeddings", 3000}});
@@ -218,7 +218,7 @@ TEST(RoundedTransformerLong, SequenceRangesSpanChunks) {
   }
 }
 
-// --- PyTorch: transformers' forward with the same weights and compressed-tensors' rounding of every linear's input ---
+// --- PyTorch: transformers' forward with the same weights, and each linear's input rounded by compressed-tensors ---
 
 TEST(RoundedTransformerPython, TransformersGivesTheSameLogits) {
   const char* python = std::getenv("PARE_PYTHON");
@@ -266,10 +266,10 @@ TEST(RoundedTransformerPython, TransformersGivesTheSameLogits) {
   EXPECT_EQ(std::system(command.c_str()), 0) << file_text(log);
 }
 
-// --- the KV cache in 8 bits ---
+// --- The KV cache in 8 bits ---
 
-// `prepare` says what stands before, `round` makes the model round more than that, `undo` takes it back. In prefill and
-// in decoding, which reads the cache through other kernels, every backend gives what the reference gives.
+// `prepare` sets the rounding to start from, `round` makes the model round more, and `undo` takes that back. Every
+// backend gives what the reference gives, in prefill and in decoding, which reads the cache with other kernels.
 void expect_rounding_alike(const std::string& family, const std::function<void(Transformer&)>& prepare,
                            const std::function<void(Transformer&)>& round,
                            const std::function<void(Transformer&)>& undo) {
@@ -289,7 +289,7 @@ void expect_rounding_alike(const std::string& family, const std::function<void(T
       expected = logits;
       rounding_error = rms_difference(logits, exact);
       EXPECT_GT(rounding_error, rms_difference(before, exact));
-      // Half a step of 255 in each key and value is 1 / 510 of their range: a few percent of the logits at most.
+      // Half of one of 255 steps in each key and value is 1 / 510 of their range: a few percent of the logits at most.
       EXPECT_LT(rounding_error, 0.05 * rms_difference(exact, std::vector<float>(exact.size(), 0.0f)));
     }
     EXPECT_LE(rms_difference(logits, expected), kFlips * rounding_error) << family << " " << name;
@@ -312,7 +312,7 @@ TEST(KvCache, EightBitsStayNearTheFloatsOnEveryBackend) {
   }
 }
 
-// Queries and what softmax makes of the scores are rounded too: more error than the cache's alone.
+// Queries and the softmax of the scores are rounded too, so the error is larger than with the cache alone.
 TEST(AttentionProducts, EightBitsStayNearTheFloatsOnEveryBackend) {
   for (const std::string family : {"llama_gqa_untied", "mistral_window", "gemma3_local_global", "qwen3_norms_bf16"}) {
     expect_rounding_alike(
@@ -336,7 +336,7 @@ TEST(AttentionProducts, BitsAreStatedAndOthersRefused) {
   EXPECT_EQ(nlohmann::json::parse(to_json(evaluate(model, data, nullptr)))["attention_bits"], 8);
 }
 
-// A model that serves one evaluation after another must compute each as a model that serves it alone.
+// A model that does one evaluation after another must compute each as a fresh model does.
 TEST(AttentionProducts, NoSettingOutlivesTheNext) {
   const auto backend = make_cpu_backend(detect_isa(), 2);
   const Checkpoint checkpoint = Checkpoint::open(family_path("llama_gqa_untied"));

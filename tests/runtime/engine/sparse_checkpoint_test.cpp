@@ -9,7 +9,7 @@
 namespace pare {
 namespace {
 
-// float32 forwards that sum in different orders differ by a few 1e-6 of the largest logit on these models
+// On these models, float32 forwards that sum in different orders differ by a few 1e-6 of the largest logit
 // (transformer_test.cpp).
 constexpr double kTolerance = 1e-5;
 

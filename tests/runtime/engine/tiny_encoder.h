@@ -33,7 +33,7 @@ inline EncoderGolden read_encoder_golden() {
   return golden;
 }
 
-// A copy of the checkpoint whose config.json got `changes`.
+// Writes a copy of the checkpoint whose config.json has `changes`.
 inline void copy_encoder(const std::filesystem::path& directory, const nlohmann::json& changes) {
   std::filesystem::create_directories(directory);
   for (const char* name : {"config.json", "model.safetensors", "tokenizer.json"}) {

@@ -25,7 +25,7 @@ inline std::filesystem::path family_path(const std::string& family) {
   return std::filesystem::path(kSourceFolder) / "tests/golden/families" / family;
 }
 
-// Every golden family, by name of its folder.
+// Returns the folder names of all golden families.
 inline std::vector<std::string> families() {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(family_path(""))) {
@@ -41,7 +41,7 @@ inline std::string file_text(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The float32 values of a version 1 .npy, in file order.
+// Returns the float32 values of a .npy file of version 1, in file order.
 inline std::vector<float> read_golden_floats(const std::filesystem::path& path) {
   const std::string bytes = file_text(path);
   const size_t data = 10 + static_cast<uint8_t>(bytes.at(8)) + 256 * static_cast<uint8_t>(bytes.at(9));
@@ -52,7 +52,7 @@ inline std::vector<float> read_golden_floats(const std::filesystem::path& path) 
   return values;
 }
 
-// A copy of a family's checkpoint whose config.json got `changes`.
+// Writes a copy of a family's checkpoint whose config.json has `changes`.
 inline void copy_family(const std::string& family, const std::filesystem::path& directory,
                         const nlohmann::json& changes) {
   std::filesystem::create_directories(directory);
@@ -64,10 +64,11 @@ inline void copy_family(const std::string& family, const std::filesystem::path& 
   std::ofstream(directory / "config.json") << config.dump(1);
 }
 
-// tokenizer.json of a byte-level BPE without merges: one token per ASCII character, <s> (id 0) in front of every text.
+// Returns the tokenizer.json of a byte-level BPE without merges: one token per ASCII character, and <s> (id 0) before
+// every text.
 inline std::string ascii_tokenizer_json() {
   nlohmann::json vocabulary = {{"<s>", 0}};
-  vocabulary["\u0120"] = 1;  // how byte-level BPE writes a space and a line feed
+  vocabulary["\u0120"] = 1;  // a space and a line feed, as byte-level BPE writes them
   vocabulary["\u010A"] = 2;
   for (int c = 33; c < 127; ++c) vocabulary[std::string(1, static_cast<char>(c))] = c - 30;
   const nlohmann::json bos = {{"id", 0},         {"content", "<s>"},    {"single_word", false}, {"lstrip", false},
@@ -107,7 +108,7 @@ inline bool has_avx512() {
   return supports_isa(Isa::avx512);
 }
 
-// "reference", "guarded" (the reference on memory that the host cannot touch), "avx2" or "avx512".
+// Returns "reference", "guarded" (the reference on memory that the host cannot touch), "avx2" or "avx512".
 inline std::unique_ptr<Backend> backend_named(const std::string& name, int num_threads = 2) {
   if (name == "reference") return make_reference_backend();
   if (name == "guarded") return std::make_unique<GuardedBackend>();
@@ -127,7 +128,7 @@ std::vector<T> downloaded(Backend& backend, const Buffer<T>& buffer) {
   return values;
 }
 
-// Logits of every row of final hidden states, [R, V] in the backend's memory, after soft capping.
+// Returns the logits of every row of final hidden states, after soft capping. hidden_RD is in the backend's memory.
 inline std::vector<float> logits_of(Transformer& model, const float* hidden_RD, int64_t num_rows) {
   const int64_t vocabulary_size = model.description().vocabulary_size;
   std::vector<float> logits(static_cast<size_t>(num_rows * vocabulary_size));

@@ -14,10 +14,10 @@
 namespace pare {
 namespace {
 
-// What the project promises against transformers, in float32: relative to the largest logit, of everything and of each
-// row. Two float32 forwards that sum in different orders differ by a few 1e-6 on these models.
+// The agreement with transformers that the project promises in float32: relative to the largest logit, over all rows
+// and for each row. Two float32 forwards that sum in different orders differ by a few 1e-6 on these models.
 constexpr double kTolerance = 1e-4;
-// The same arithmetic with rows grouped differently.
+// The limit for the same arithmetic with rows grouped differently.
 constexpr double kRegroupTolerance = 1e-5;
 
 double relative_difference(std::span<const float> found, std::span<const float> expected) {
@@ -90,7 +90,7 @@ TEST_P(TransformerFamily, DecodingGivesTheLogitsOfTransformers) {
   for (int64_t n = 0; n < windows_.num_windows; ++n) {
     const std::span<const int32_t> ids = windows_.window(n);
     const std::unique_ptr<Transformer::Session> session = model_.start(windows_.num_tokens);
-    // A prompt, single tokens past every sliding window, and a second longer piece.
+    // A prompt is fed, then single tokens past every sliding window, then a second longer piece.
     const size_t prompt = 9, piece = 7;
     size_t fed = 0;
     while (fed < ids.size()) {
@@ -106,8 +106,8 @@ TEST_P(TransformerFamily, DecodingGivesTheLogitsOfTransformers) {
   }
 }
 
-// Each window in a lane of its own, all begun at different lengths and fed token by token; a lane whose window ends goes
-// out, or begins the first window again.
+// Each window has a lane of its own. All begin with different lengths and are fed token by token. A lane whose window
+// ends stops, or begins the first window again.
 TEST_P(TransformerFamily, LanesGiveTheLogitsOfTransformers) {
   const int64_t num_lanes = windows_.num_windows;
   const std::unique_ptr<Transformer::Lanes> lanes = model_.start_lanes(num_lanes, windows_.num_tokens);
@@ -129,7 +129,7 @@ TEST_P(TransformerFamily, LanesGiveTheLogitsOfTransformers) {
   while (true) {
     std::vector<int64_t> going;
     std::vector<int32_t> ids;
-    for (int64_t lane = num_lanes - 1; lane >= 0; --lane) {  // any order
+    for (int64_t lane = num_lanes - 1; lane >= 0; --lane) {  // the order is free
       int64_t& num = fed[static_cast<size_t>(lane)];
       if (num == windows_.num_tokens && !began_again) {
         began_again = true;
@@ -173,7 +173,7 @@ TEST(Transformer, GoldenFamiliesAreThere) {
   EXPECT_GE(families().size(), 11u);
 }
 
-// 70 windows of 60 tokens: more than one batch (4096 rows), and chunks (1024 rows) that end inside a window.
+// 70 windows of 60 tokens need more than one batch (4096 rows), and chunks (1024 rows) end inside a window.
 TEST(Transformer, ManyWindowsGiveWhatEachGivesAlone) {
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
   for (const std::string family : {"llama_gqa_untied", "gemma3_local_global", "mixtral_experts"}) {
@@ -192,7 +192,7 @@ TEST(Transformer, ManyWindowsGiveWhatEachGivesAlone) {
   }
 }
 
-// A later call may have more windows than the first, in no more rows.
+// A later call may have more windows than the first, if it has no more rows.
 TEST(Transformer, ManyShortWindowsFollowFewLongOnes) {
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 2);
   Transformer model = Transformer::load(Checkpoint::open(family_path("llama_gqa_untied")), *backend);
@@ -313,7 +313,7 @@ TEST(Transformer, RefusesWhatDoesNotFit) {
   const std::vector<int64_t> both = {0, 1}, twice = {0, 0}, outside = {2};
   lanes->begin(0, std::span(ids).first(3));
   expect_error<std::invalid_argument>([&] { lanes->begin(0, std::span(ids).first(5)); }, {"lane 0", "4 tokens", "5"});
-  expect_error<std::invalid_argument>([&] { lanes->begin(0, negative); }, {"-1"});  // and what it holds stays
+  expect_error<std::invalid_argument>([&] { lanes->begin(0, negative); }, {"-1"});  // and the lane keeps its tokens
   expect_error<std::invalid_argument>([&] { lanes->feed_each(both, std::span(ids).first(2)); },
                                       {"lane 1", "not begun"});
   expect_error<std::invalid_argument>([&] { lanes->feed_each(twice, std::span(ids).first(2)); }, {"lane 0", "twice"});
@@ -332,7 +332,7 @@ TEST(Transformer, RefusesWhatDoesNotFit) {
       {"4 tokens", "holds 4", "1 more"});
 }
 
-// A batch takes minutes on a large model: it ends between blocks, and the next one is whole again.
+// A batch takes minutes on a large model. An interrupted batch ends between blocks, and the next batch is whole again.
 TEST(TransformerInterruption, IsAskedForInsideABatch) {
   const std::unique_ptr<Backend> backend = make_cpu_backend(detect_isa(), 1);
   Transformer model = Transformer::load(Checkpoint::open(family_path("llama_gqa_untied")), *backend);

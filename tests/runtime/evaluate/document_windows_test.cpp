@@ -11,8 +11,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Characters a to e are the ids 1 to 5, 6 stands in front of every text and 7 is an end; `behind`: what the template
-// puts behind a text.
+// Characters a to e are the ids 1 to 5, 6 stands before every text, and 7 is an end. `behind` is what the template puts
+// after a text.
 Tokenizer letters(const std::string& behind = "") {
   return Tokenizer::parse(
       R"({"version": "1.0", "added_tokens": [{"id": 6, "content": "<s>", "special": true},
@@ -47,7 +47,7 @@ TEST_F(Documents, AreTheLinesOfAJsonlAndAWholeTxt) {
   EXPECT_EQ(read_documents(file("a.txt", "one\n\ntwo\n")), (std::vector<std::string>{"one\n\ntwo\n"}));
 }
 
-// 6 1 2 3 | 7 6 4 7 | 6 5 5 5 | 5 5 5 5 | 7: the last token of all fills no window.
+// 6 1 2 3 | 7 6 4 7 | 6 5 5 5 | 5 5 5 5 | 7: the last token fills no window.
 TEST_F(Documents, ShareWindowsAndEndWithTheirToken) {
   const DocumentWindows four = read_document_windows(file("a.jsonl", three_), cut(4), 0);
   EXPECT_EQ(four.windows.num_windows, 4);

@@ -1,5 +1,5 @@
-// Rank correlation against closed forms and brute force, reading of pairs, and evaluation of an encoder against itself
-// and against golden embeddings.
+// Rank correlation, compared with closed forms and brute force; reading of pairs; and evaluation of an encoder,
+// compared with itself and with golden embeddings.
 #include "runtime/evaluate/evaluate_embeddings.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 using Values = std::vector<double>;
 
-// Without ties Spearman's coefficient is 1 - 6 sum d^2 / (n (n^2 - 1)).
+// Without ties, Spearman's coefficient is 1 - 6 sum d^2 / (n (n^2 - 1)).
 TEST(RankCorrelation, HasItsClosedFormWithoutTies) {
   const Values x = {1, 2, 3, 4, 5, 6}, same = {10, 20, 30, 40, 50, 1000}, opposite = {6, 5, 4, 3, 2, 1};
   EXPECT_EQ(rank_correlation(x, same), 1.0);
@@ -25,13 +25,14 @@ TEST(RankCorrelation, HasItsClosedFormWithoutTies) {
   EXPECT_DOUBLE_EQ(*rank_correlation(x, other), 1.0 - 6.0 * 6.0 / (6.0 * 35.0));
 }
 
-// Ranks of x: 1, 2.5, 2.5, 4; of y: 1, 2, 3.5, 3.5. Centred products: 2.25 + 0 + 0 + 1.5; squares 4.5 and 4.5.
+// The ranks of x are 1, 2.5, 2.5, 4 and those of y 1, 2, 3.5, 3.5. The centred products are 2.25 + 0 + 0 + 1.5, and the
+// squares 4.5 and 4.5.
 TEST(RankCorrelation, EqualValuesShareTheMeanOfTheirRanks) {
   EXPECT_DOUBLE_EQ(*rank_correlation(Values{0, 7, 7, 9}, Values{-1, 0, 5, 5}), 3.75 / 4.5);
   EXPECT_EQ(rank_correlation(Values{1, 1, 1}, Values{1, 2, 3}), std::nullopt);
 }
 
-// Pearson's coefficient of ranks counted one by one: 1 + number below + half the number of other equals.
+// Pearson's coefficient of ranks that are counted one by one: 1 + the number below + half the number of other equals.
 TEST(RankCorrelation, EqualsBruteForce) {
   std::mt19937 generator(3);
   for (int repetition = 0; repetition < 20; ++repetition) {
@@ -137,7 +138,7 @@ TEST_F(TextPairsFile, EqualSimilaritiesHaveNoRankCorrelation) {
   EXPECT_NE(to_text(result).find("undefined, for all similarities are equal"), std::string::npos);
 }
 
-// The similarities that the figures are made of are those of transformers' embeddings.
+// The figures are computed from similarities, which equal those of transformers' embeddings.
 TEST_F(TextPairsFile, FiguresEqualThoseOfTheGoldenEmbeddings) {
   const EncoderGolden golden = read_encoder_golden();
   const auto backend = make_reference_backend();

@@ -1,4 +1,5 @@
-// A model's answers to instructions: recomputed from generate and rouge_l in plain steps, and what is refused.
+// A model's answers to instructions: they are recomputed from generate and rouge_l in plain steps. Also what is
+// refused.
 #include "runtime/evaluate/evaluate_instructions.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +18,7 @@ const std::string kData = std::string(kSourceFolder) + "/calibration_data/";
 
 class InstructionsOfStories : public testing::Test {
  protected:
-  // What a model of stories may well say, so that scores are not 0.
+  // A model of stories may well say this, so scores are not 0.
   InstructionData data_ = {.examples = {{.instruction = "Once upon a time, there was a little girl",
                                          .input = "",
                                          .references = {"Her name was Lily. She loved to play outside."}},
@@ -83,7 +84,7 @@ TEST_F(InstructionsOfStories, DoNotDependOnThreads) {
   EXPECT_EQ(one.rouge_l.value, two.rouge_l.value);
 }
 
-// An example's draws come from its place alone, and equal prompts are answered in different words.
+// An example's draws depend only on its place, so equal prompts get different answers.
 TEST_F(InstructionsOfStories, DrawEachExampleFromASeedOfItsOwn) {
   options_.temperature = 1.0;
   data_.examples[1] = data_.examples[0];
@@ -143,7 +144,7 @@ TEST_F(InstructionsOfStories, JsonHasEachExampleAndTextsOnRequest) {
     const auto& item = json.at("scores").at(n);
     EXPECT_EQ(item.at("rouge_l"), result.answers[n].score.f_measure);
     EXPECT_EQ(item.at("tokens"), result.answers[n].num_tokens);
-    EXPECT_EQ(item.at("characters"), result.answers[n].text.size());  // of ASCII
+    EXPECT_EQ(item.at("characters"), result.answers[n].text.size());  // the texts are ASCII
     EXPECT_FALSE(item.contains("text"));
     EXPECT_EQ(shown.at("scores").at(n).at("text"), result.answers[n].text);
     EXPECT_NE(to_text(result, true).find(result.answers[n].text), std::string::npos);

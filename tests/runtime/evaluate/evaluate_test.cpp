@@ -14,7 +14,7 @@
 namespace pare {
 namespace {
 
-// log softmax of one row of logits, in double.
+// Returns log softmax of one row of logits, in double.
 std::vector<double> log_probabilities(std::span<const float> logits) {
   const double largest = *std::max_element(logits.begin(), logits.end());
   double sum = 0.0;
@@ -24,7 +24,7 @@ std::vector<double> log_probabilities(std::span<const float> logits) {
   return result;
 }
 
-// log softmax of every row [R, V].
+// Returns log softmax of every row [R, V].
 std::vector<std::vector<double>> all_log_probabilities(const std::vector<float>& logits, size_t num_rows) {
   const size_t width = logits.size() / num_rows;
   std::vector<std::vector<double>> rows;
@@ -43,7 +43,7 @@ double mean_of(const std::vector<double>& values) {
   return sum / static_cast<double>(values.size());
 }
 
-// s / sqrt(N), from the definition.
+// Returns s / sqrt(N), computed from the definition.
 double standard_error_of(const std::vector<double>& values) {
   const double mean = mean_of(values);
   double sum = 0.0;
@@ -76,8 +76,8 @@ class Evaluate : public testing::Test {
   TemporaryFolder folder_;
 };
 
-// The oracle is log softmax, in double, of the logits that transformers gave. Logits within 1e-4 of the largest one
-// (issue: every family) move a log probability by at most twice that.
+// The oracle is log softmax, in double, of transformers' logits. Logits within 1e-4 of the largest one move a log
+// probability by at most twice that.
 TEST_F(Evaluate, NllIsThatOfTransformersLogitsUnderBothProtocols) {
   for (const std::string& family : families()) {
     Transformer model = load(family);
@@ -112,7 +112,7 @@ TEST_F(Evaluate, NllIsThatOfTransformersLogitsUnderBothProtocols) {
       EXPECT_EQ(found.windows, windows.num_windows);
       EXPECT_EQ(found.context, windows.num_tokens);
       EXPECT_NEAR(*found.top1_accuracy, num_right / static_cast<double>(all.size()), 1e-12) << family;
-      // A standard error moves by no more than the values it is made of, times the perplexity they scale.
+      // A standard error moves by no more than its values do. That of a perplexity is scaled by the perplexity.
       const double scale = found.perplexity.value;
       EXPECT_NEAR(*found.perplexity.standard_error / scale, standard_error_of(per_window), 2 * tolerance);
       EXPECT_NEAR(found.token_standard_error / scale, standard_error_of(all), 2 * tolerance);
@@ -127,7 +127,7 @@ TEST_F(Evaluate, ComparisonIsThatOfTheFullDistributions) {
   Transformer model = load("mistral_window");
   Transformer reference = load("llama_gqa_untied");
   ScoredWindows data = windows_of("mistral_window", model.description());
-  // Six windows, so that errors over windows mean something.
+  // With six windows, errors over windows mean something.
   const std::vector<int32_t> once = data.windows.ids_NT;
   for (int32_t shift = 1; shift < 3; ++shift) {
     for (const int32_t id : once) data.windows.ids_NT.push_back((id * 3 + shift) % 128);
@@ -158,7 +158,7 @@ TEST_F(Evaluate, ComparisonIsThatOfTheFullDistributions) {
     window_difference.push_back(window_q.back() - window_p.back());
   }
 
-  // Logits of these models are below 64; float32 sums of them and of the KL's terms are good to about 1e-5 relative.
+  // Logits of these models are below 64. Float32 sums of them and of the KL's terms are good to about 1e-5 relative.
   const auto expect_close = [](double found, double expected) {
     EXPECT_NEAR(found, expected, 2e-5 * (1.0 + std::abs(expected)));
   };
@@ -254,7 +254,8 @@ TEST_F(Evaluate, TextsAreCutAsTheProtocolsSay) {
   const auto id = [&](size_t character) { return static_cast<int32_t>(text[character]) - 30; };
   const ModelDescription model = Checkpoint::open(family_path("llama_gqa_untied")).description();
 
-  // <s> once at the start of the stream of 101 tokens: six windows of 16, the tail of 5 dropped.
+  // <s> stands once at the start of the stream of 101 tokens. There are six windows of 16, and the tail of 5 is
+  // dropped.
   const ScoredWindows gptq = make_scored_windows(path, &tokenizer, model, {.context = 16});
   EXPECT_EQ(gptq.windows.num_windows, 6);
   EXPECT_EQ(gptq.predictions_per_window(), 15);
@@ -263,7 +264,7 @@ TEST_F(Evaluate, TextsAreCutAsTheProtocolsSay) {
   EXPECT_EQ(gptq.windows.window(1)[0], id(15));
   EXPECT_EQ(gptq.label(), "gptq, context 16, 6 windows, 90 predictions of text.txt");
 
-  // The same cut; <s> takes the place of each window's first token, and positions 8 .. 14 are scored.
+  // The cut is the same. <s> replaces each window's first token, and positions 8 .. 14 are scored.
   const ScoredWindows llama =
       make_scored_windows(path, &tokenizer, model, {.protocol = Protocol::llama_cpp, .context = 16});
   EXPECT_EQ(llama.windows.num_windows, 6);
@@ -274,7 +275,7 @@ TEST_F(Evaluate, TextsAreCutAsTheProtocolsSay) {
     EXPECT_EQ(llama.windows.window(n)[1], gptq.windows.window(n)[1]);
   }
 
-  // Without a context: the protocol's, or the model's where that is shorter (128 here).
+  // Without a context, the length is the protocol's, or the model's where that is shorter (128 here).
   std::ofstream(path) << std::string(200, 'x');
   EXPECT_EQ(make_scored_windows(path, &tokenizer, model, {}).windows.num_tokens, 128);
   EXPECT_EQ(default_context(Protocol::gptq), 2048);
@@ -323,7 +324,7 @@ TEST_F(Evaluate, RefusesReferencesThatCannotBeCompared) {
   expect_error<std::invalid_argument>([&] { evaluate(model, data, &elsewhere); }, {"same backend"});
 }
 
-// A gain of 1e38 on the final norm makes logits infinite without any weight being so.
+// A gain of 1e38 on the final norm makes logits infinite, while every weight stays finite.
 TEST_F(Evaluate, OverflowIsAnErrorThatNamesTheWindow) {
   const std::filesystem::path directory = folder_.path() / "m";
   copy_family("llama_gqa_untied", directory, nlohmann::json::object());
@@ -359,7 +360,7 @@ TEST_F(Evaluate, StopsWhenInterruptedAndReportsProgress) {
   EXPECT_THROW(evaluate(model, data, nullptr), Interrupted);
 }
 
-// A batch may take minutes: the work within it is told, block by block, and never goes back.
+// A batch may take minutes. The work within it is reported block by block, and never goes back.
 TEST_F(Evaluate, ProgressMovesWithinABatch) {
   for (const bool compares : {false, true}) {
     Transformer model = load("llama_gqa_untied"), reference = load("llama_gqa_untied");

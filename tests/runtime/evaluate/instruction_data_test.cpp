@@ -88,7 +88,7 @@ TEST_F(InstructionFile, OtherFilesAreRefusedWithThePlace) {
   expect_error<std::runtime_error>([&] { read_instructions(folder_.path() / "none.json", 0); }, {"none.json"});
 }
 
-// The very strings that models were trained on.
+// These are exactly the strings that models were trained on.
 TEST(PromptTemplates, AreThePublishedOnes) {
   const InstructionExample alone = {.instruction = "Sing.", .input = "", .references = {"La."}};
   const InstructionExample with_input = {.instruction = "Add.", .input = "1 2", .references = {"3"}};
@@ -113,7 +113,8 @@ TEST(PromptTemplates, GoByName) {
   expect_error<std::invalid_argument>([] { parse_prompt_template("llama"); }, {"'llama'", "plain, alpaca, chatml"});
 }
 
-// A vocabulary of a few characters, with ChatML's tokens as added tokens, as words of the vocabulary alone, or without.
+// Returns a vocabulary of a few characters, with ChatML's tokens as added tokens, as words of the vocabulary alone, or
+// without them.
 Tokenizer tokenizer_with(const std::string& added, const std::string& in_vocabulary) {
   return Tokenizer::parse(R"({"added_tokens": [)" + added + R"(], "model": {"type": "BPE", "vocab": {"a": 0, "u": 1)" +
                               in_vocabulary + R"(}, "merges": []}})",

@@ -1,4 +1,5 @@
-// Rouge-L against brute force, closed forms and rouge_score's own figures; stems against those of its stemmer.
+// Rouge-L, compared with brute force, closed forms and rouge_score's own figures; stems, compared with those of its
+// stemmer.
 #include "runtime/evaluate/rouge_l.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@ nlohmann::json golden() {
   return nlohmann::json::parse(file_text(std::string(kSourceFolder) + "/tests/golden/rouge.json"));
 }
 
-// The longest of all subsequences of a that are subsequences of b.
+// Returns the length of the longest subsequence of a that is a subsequence of b.
 int64_t longest_by_trying_all(const Words& a, const Words& b) {
   int64_t longest = 0;
   for (uint32_t kept = 0; kept < (1u << a.size()); ++kept) {
@@ -54,7 +55,7 @@ TEST(LongestCommonSubsequence, EqualsBruteForce) {
   }
 }
 
-// Of 0 .. n-1 and its reverse one word is common; of the text and every k-th word of it all of those are.
+// 0 .. n-1 and its reverse have one word in common. A text and every k-th word of it have all of those in common.
 TEST(LongestCommonSubsequence, OfLongTextsHasItsClosedForm) {
   Words up, every_seventh;
   for (int i = 0; i < 2000; ++i) up.push_back(std::to_string(i));
@@ -65,7 +66,7 @@ TEST(LongestCommonSubsequence, OfLongTextsHasItsClosedForm) {
   EXPECT_EQ(longest_common_subsequence(up, up), 2000);
 }
 
-// The examples of Lin 2004, section 3.1: of four words three and two are in order.
+// The examples are those of Lin 2004, section 3.1: of four words, three and two are in order.
 TEST(RougeL, OfThePapersExamples) {
   const std::string reference = "police killed the gunman";
   EXPECT_DOUBLE_EQ(rouge_l("police kill the gunman", reference, false).f_measure, 0.75);
@@ -92,7 +93,7 @@ TEST(RougeL, EqualsRougeScore) {
     for (const bool stem : {false, true}) {
       const nlohmann::json& expected = item.at(stem ? "stemmed" : "plain");
       const RougeL score = rouge_l(candidate, reference, stem);
-      // Three roundings each, in whatever order: a few units in the last place.
+      // Each figure has three roundings, in any order: a few units in the last place.
       EXPECT_NEAR(score.precision, expected[0], 4e-16) << candidate;
       EXPECT_NEAR(score.recall, expected[1], 4e-16) << candidate;
       EXPECT_NEAR(score.f_measure, expected[2], 4e-16) << candidate;
@@ -102,7 +103,8 @@ TEST(RougeL, EqualsRougeScore) {
 
 TEST(RougeWords, AreRunsOfLowerCaseLettersAndDigits) {
   EXPECT_EQ(rouge_words("It's 3.5%\tof X_y\n", false), (Words{"it", "s", "3", "5", "of", "x", "y"}));
-  // The lower case of the Kelvin sign is k, and that of the dotted capital I is an i and a dot that parts words.
+  // The lower case of the Kelvin sign is k. That of the dotted capital I is an i and a combining dot, which separates
+  // words.
   EXPECT_EQ(rouge_words("\u212AB \u0130c caf\u00E9", false), (Words{"kb", "i", "c", "caf"}));
   EXPECT_TRUE(rouge_words("\u4F60\u597D, !?", true).empty());
   EXPECT_EQ(rouge_words("was dogs ties", true), (Words{"was", "dog", "tie"})) << "three characters stay";
@@ -115,7 +117,7 @@ TEST(PorterStem, EqualsTheStemmerOfRougeScore) {
   for (const auto& [word, stem] : stems.items()) EXPECT_EQ(porter_stem(word), stem.get<std::string>()) << word;
 }
 
-// Porter 1980's own examples of each step.
+// The examples are those of Porter 1980 for each step.
 TEST(PorterStem, OfThePapersExamples) {
   const std::vector<std::pair<const char*, const char*>> examples = {
       {"caresses", "caress"},    {"ponies", "poni"},       {"cats", "cat"},

@@ -9,7 +9,7 @@
 namespace pare {
 namespace {
 
-// Characters a to e are the ids 1 to 5, every other one is 0; the template puts 6 in front.
+// Characters a to e are the ids 1 to 5, and every other one is 0. The template puts 6 before the text.
 Tokenizer letters() {
   return Tokenizer::parse(R"({"version": "1.0", "added_tokens": [{"id": 6, "content": "<s>", "special": true}],
     "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
@@ -113,7 +113,7 @@ TEST_F(TokenSource, NamesIdsOutsideTheVocabulary) {
   write_npy(folder_.path() / "a.npy", {2, 2, {1, 2, 3, 9}});
   expect_error<std::invalid_argument>([&] { read_token_windows(folder_.path() / "a.npy", nullptr, 2, 0, false, 7); },
                                       {"a.npy", "id 9", "window 1", "position 1", "vocabulary of 7"});
-  // A tokenizer with more tokens than the model has embeddings.
+  // The tokenizer has more tokens than the model has embeddings.
   expect_error<std::invalid_argument>([&] { read_token_windows(file("a.txt", "ae"), &tokenizer_, 2, 0, false, 5); },
                                       {"id 5"});
 }

@@ -23,7 +23,7 @@ const fs::path kData = fs::path(kSourceFolder) / "calibration_data";
 class WindowsTokenizer : public testing::Test {
  protected:
   void SetUp() override {
-    // The same tokens cut otherwise have the same ids; two that change places do not.
+    // The same tokens with other rules for cutting have the same ids. Two tokens that change places do not.
     model("same", R"({"pre_tokenizer": null, "model": {"vocab": {"b": 1, "a": 0}, "type": "BPE", "merges": []}})");
     model("model", R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}})");
     model("other", R"({"model": {"type": "BPE", "vocab": {"a": 1, "b": 0}, "merges": []}})");
@@ -58,7 +58,7 @@ TEST_F(WindowsTokenizer, WhatIsNotKnownIsSaidOnce) {
   for (const char* part : {"b.npy", "'b.npy.json'", "pare tokenize", "--windows"}) {
     EXPECT_NE(unknown.find(part), std::string::npos) << unknown;
   }
-  // They are stored with an output, whose bytes do not depend on where the model lies.
+  // The sentences are stored with an output, whose bytes do not depend on the model's place.
   EXPECT_EQ(no_tokenizer.find(fs::path(path("without")).string()), std::string::npos) << no_tokenizer;
   EXPECT_EQ(unknown.find(fs::path(path("other")).string()), std::string::npos) << unknown;
   std::vector<std::string> events;
@@ -67,7 +67,7 @@ TEST_F(WindowsTokenizer, WhatIsNotKnownIsSaidOnce) {
   EXPECT_EQ(events.size(), 1u);
 }
 
-// Whoever writes the windows anew without us leaves a file that speaks of others.
+// If another program writes the windows anew, the file beside them describes other windows.
 TEST_F(WindowsTokenizer, RefusesAFileOfOtherWindows) {
   write_npy(windows_, {1, 2, {1, 1}});
   expect_error<std::runtime_error>([&] { check_windows_tokenizer(windows_, path("model")); },

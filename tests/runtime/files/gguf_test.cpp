@@ -56,10 +56,10 @@ TEST(Gguf, ReadsMetadataByTypeAndRefusesAnother) {
   expect_error<std::runtime_error>([&] { file.tensor("nowhere"); }, {"nowhere", "missing"});
 }
 
-// Each cut of a real file is refused; none is read past its end (the sanitizer build watches).
+// Every truncation of a real file is refused, and none is read past its end (the sanitizer build checks that).
 TEST(Gguf, EveryTruncationIsAnError) {
   const std::string whole = bytes_of(kGolden + "blocks.gguf");
-  size_t needed = 0;  // the file ends in padding, which nothing reads
+  size_t needed = 0;  // the file ends in padding, which the reader does not need
   const GgufFile file = parse(whole);
   for (const auto& [name, tensor] : file.tensors()) {
     const auto* end = reinterpret_cast<const char*>(tensor.data.data() + tensor.data.size());
@@ -118,7 +118,7 @@ TEST(Gguf, ManyTensorsAndValuesAreNoLongWork) {
   EXPECT_TRUE(file.boolean("key.99999"));
 }
 
-// A file asks for memory of its own size at most: arrays stay as they stand in it until they are asked for.
+// A file needs at most memory of its own size: arrays stay in the file until they are read.
 TEST(Gguf, ArraysTakeNoMemoryUntilTheyAreRead) {
   constexpr uint64_t kSize = 32 << 20;
   GgufDraft draft;

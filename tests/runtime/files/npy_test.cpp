@@ -14,7 +14,7 @@ namespace {
 
 const std::filesystem::path kGolden = std::filesystem::path(kSourceFolder) / "tests/golden/formats";
 
-// make_formats.py: arange(15).reshape(3, 5) * 1000.
+// Returns what make_formats.py wrote: arange(15).reshape(3, 5) * 1000.
 TokenWindows golden_windows() {
   TokenWindows windows{.num_windows = 3, .num_tokens = 5, .ids_NT = {}};
   for (int i = 0; i < 15; ++i) windows.ids_NT.push_back(1000 * i);

@@ -17,7 +17,7 @@ namespace {
 
 const std::filesystem::path kGolden = std::filesystem::path(kSourceFolder) / "tests/golden/formats";
 
-// The tensors of make_formats.py in closed form: element i is i / 4 - 2 for floats and i - 3 for integers.
+// The tensors of make_formats.py in closed form. Element i is i / 4 - 2 for floats and i - 3 for integers.
 struct OwnTensor {
   DType dtype;
   std::vector<int64_t> shape;
@@ -194,14 +194,14 @@ TEST(Safetensors, RefusesDamagedHeaders) {
   refused_header("{" + entry("x", "F31", "[2]", "[0,8]") + "}", 8, {"'x'", "'F31'"});
   refused_header("{" + entry("x", "F8_E5M2", "[8]", "[0,8]") + "}", 8, {"'x'", "F8_E5M2", "expected a checkpoint of"});
   refused_header("{" + entry("x", "U16", "[4]", "[0,8]") + "}", 8, {"'x'", "U16"});
-  // No message ends at a name's U+0000; what a file says of itself may hold one.
+  // A message does not end at a U+0000 in a name. A file's metadata may hold one.
   refused_header("{" + entry("a\\u0000b", "F32", "[2]", "[0,8]") + "}", 8, {"'a\\x00b'", "U+0000"});
   refused_header("{" + entry("x", "F\\u00003", "[2]", "[0,8]") + "}", 8, {"'F\\x003' is not supported"});
   const std::string note = R"({"__metadata__":{"note":"a\u0000b"},)" + x + "}";
   EXPECT_EQ(SafetensorsFile::parse(file_bytes(note, 8), "").size(), 1u);
 }
 
-// Going over all entries behind each of them would be 10^10 steps.
+// Going over all entries after each of them would take 10^10 steps.
 TEST(Safetensors, ManyTensorsAreNoLongWork) {
   constexpr int kNumTensors = 100'000;
   std::string header = "{";
@@ -262,7 +262,7 @@ TEST(Safetensors, EveryTruncationIsAnError) {
                                    {"short.safetensors", "truncated"});
 }
 
-// Whatever the damage, the answer is an error or tensors that lie inside the bytes.
+// Whatever the damage is, the result is an error, or tensors that lie inside the bytes.
 TEST(Safetensors, RandomDamageNeverYieldsTensorsOutsideTheFile) {
   const std::string golden = read_text_file(kGolden / "reference.safetensors");
   std::mt19937 generator(4);

@@ -52,7 +52,7 @@ TEST(AwqGemm, NibblesAreInterleaved) {
   const std::vector<OwnedTensor> tensors = pack_awq_gemm(weight, "m");
   uint32_t word;
   std::memcpy(&word, tensors[0].data.data(), 4);
-  EXPECT_EQ(word, 0x75316420u);  // codes 0 to 7, as AutoAWQ's pack has them
+  EXPECT_EQ(word, 0x75316420u);  // codes 0 to 7, as AutoAWQ packs them
   std::memcpy(&word, tensors[1].data.data(), 4);
   EXPECT_EQ(word, 0x88888888u);
 }
@@ -147,7 +147,7 @@ TEST(AwqConfig, IsReadBack) {
   EXPECT_FALSE(config.is_unconverted("model.layers.0.mlp.gate_proj"));
   EXPECT_EQ(AwqConfig::parse(awq_config_json(kPerChannel, {}), "c").scheme.group_size, kPerChannel);
   expect_error<std::invalid_argument>([] { awq_config_json(0, {}); }, {"group size", "0"});
-  // The spelling of AutoAWQ's own file.
+  // AutoAWQ's own file spells the keys like this.
   const AwqConfig old = AwqConfig::parse(R"({"quant_method": "awq", "zero_point": true, "q_group_size": 128,
                                              "w_bit": 4, "version": "GEMM"})",
                                          "c");

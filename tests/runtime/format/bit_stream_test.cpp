@@ -11,7 +11,7 @@ namespace pare {
 namespace {
 
 std::vector<int32_t> pack(const std::vector<uint8_t>& codes, int bits) {
-  // Filled with ones, so that a word or tail that is not written shows.
+  // The words start as ones, so that a word or tail that is not written shows.
   std::vector<int32_t> words(static_cast<size_t>(bit_stream_words(static_cast<int64_t>(codes.size()), bits)), -1);
   pack_bit_stream(codes, bits, words);
   return words;
@@ -24,12 +24,12 @@ std::vector<uint8_t> counting_codes(size_t count, int modulus) {
 }
 
 TEST(BitStream, PublishedWords) {
-  // Codes 0..7 of 4 bits, and 32 codes i % 8 of 3 bits as AutoGPTQ's loop packs them.
+  // Codes 0..7 of 4 bits, and 32 codes i % 8 of 3 bits, as AutoGPTQ's loop packs them.
   EXPECT_EQ(pack(counting_codes(8, 8), 4), (std::vector<int32_t>{0x76543210}));
   EXPECT_EQ(pack(counting_codes(32, 8), 3),
             (std::vector<int32_t>{static_cast<int32_t>(0x88fac688), static_cast<int32_t>(0xc688fac6),
                                   static_cast<int32_t>(0xfac688fa)}));
-  // The constant words of symmetric zeros, 2^(bits-1).
+  // Symmetric zeros, 2^(bits-1), give constant words.
   EXPECT_EQ(pack(std::vector<uint8_t>(16, 2), 2), (std::vector<int32_t>{-1431655766}));
   EXPECT_EQ(pack(std::vector<uint8_t>(8, 8), 4), (std::vector<int32_t>{-2004318072}));
   EXPECT_EQ(pack(std::vector<uint8_t>(4, 128), 8), (std::vector<int32_t>{-2139062144}));
@@ -37,7 +37,7 @@ TEST(BitStream, PublishedWords) {
             (std::vector<int32_t>{0x24924924, 0x49249249, static_cast<int32_t>(0x92492492)}));
 }
 
-// The definition, bit by bit: bit j of code i is bit i * bits + j of the stream.
+// The definition is applied bit by bit: bit j of code i is bit i * bits + j of the stream.
 TEST(BitStream, EqualsDefinitionForEveryWidthAndLength) {
   std::mt19937 generator(1);
   for (int bits = 1; bits <= 8; ++bits) {

@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The state dicts that bitsandbytes' Linear8bitLt made of random weights (make_bitsandbytes.py).
+// The state dicts that bitsandbytes' Linear8bitLt produced for random weights (make_bitsandbytes.py).
 class BitsAndBytesGolden : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
@@ -36,8 +36,8 @@ class BitsAndBytesGolden : public testing::TestWithParam<std::string> {
   std::map<std::string, TensorView> parts_;
 };
 
-// The library multiplies code and SCB, then by 1/127: three roundings; ours are the quotient SCB / 127 and the product.
-// Five of at most 2^-24 relative to the result each.
+// The library multiplies code and SCB, then by 1/127: three roundings. Ours are those of the quotient SCB / 127 and of
+// the product. Each of these five is at most 2^-24 of the result.
 TEST_P(BitsAndBytesGolden, DequantizingAgreesWithTheLibrary) {
   const std::vector<float> ours = dequantize(unpack());
   std::vector<float> theirs(ours.size());
@@ -45,10 +45,10 @@ TEST_P(BitsAndBytesGolden, DequantizingAgreesWithTheLibrary) {
   for (size_t i = 0; i < ours.size(); ++i) ASSERT_NEAR(ours[i], theirs[i], 5.1 * 0x1p-24 * std::fabs(theirs[i])) << i;
 }
 
-// The codes of x and the outlier columns are the library's, so the integer sums are, too. It scales them by
-// 6.200124e-05 for 1 / 127^2 = 6.2000124e-05, which is 1.81e-5 too much, and both round a few times: of the terms' sum
-// of magnitudes M that is at most 1.81e-5 M + (I + 16) 2^-24 M. (A code that differs by one moves y by some M / 127 /
-// I.)
+// The codes of x and the outlier columns are the library's, so the integer sums are, too. The library scales them by
+// 6.200124e-05 for 1 / 127^2 = 6.2000124e-05, which is 1.81e-5 too much, and both round a few times. Relative to the
+// terms' sum of magnitudes M, that is at most 1.81e-5 M + (I + 16) 2^-24 M. (A code that differs by one moves y by
+// about M / 127 / I.)
 TEST_P(BitsAndBytesGolden, LinearsGiveTheLibrarysOutputs) {
   const QuantizedWeight weight = unpack();
   const std::vector<float> weight_OI = dequantize(weight);
@@ -56,7 +56,7 @@ TEST_P(BitsAndBytesGolden, LinearsGiveTheLibrarysOutputs) {
   const int64_t num_rows = x.shape[0];
   std::vector<float> x_RI(static_cast<size_t>(num_rows * num_in()));
   convert_to_float(DType::F32, x.data, x_RI);
-  std::vector<float> gates;  // silu(32) = 32 exactly, so that activate emits x
+  std::vector<float> gates;  // silu(32) = 32 exactly, so activate emits x
   for (int64_t r = 0; r < num_rows; ++r) {
     gates.insert(gates.end(), static_cast<size_t>(num_in()), 32.0f);
     for (int64_t i = 0; i < num_in(); ++i) gates.push_back(x_RI[r * num_in() + i] / 32.0f);
@@ -162,7 +162,7 @@ TEST(BitsAndBytesInt8, ScalesSurviveTheDivisionBy127) {
 }
 
 TEST(BitsAndBytesInt8, WritingRefusesWhatTheContainerCannotHold) {
-  // Some float32 is no 127th part of another; found by trying.
+  // Some float32 values are not 1/127 of any float32. One is found by trying.
   float hole = 1.0f;
   const auto has_absmax = [](float scale) {
     for (const int step : {-2, -1, 0, 1, 2}) {

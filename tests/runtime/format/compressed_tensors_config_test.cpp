@@ -31,8 +31,9 @@ TEST(QuantizationConfig, ReadsWhatThePackageWrites) {
   const PackScheme linear{.bits = 4, .group_size = 128, .symmetric = true, .act_order = StoredActOrder::weight};
   const PackScheme embedding{.bits = 3, .group_size = 64, .symmetric = false, .act_order = StoredActOrder::none};
   EXPECT_EQ(config.scheme("model.layers.0.self_attn.q_proj"), linear);
-  EXPECT_EQ(config.scheme("model.layers.0.mlp.down_proj"), kInt8);  // the regular expression beats the class
-  EXPECT_EQ(config.scheme("model.layers.1.mlp.up_proj"), kInt8);    // so does the name
+  EXPECT_EQ(config.scheme("model.layers.0.mlp.down_proj"), kInt8);  // the regular expression takes precedence over the
+                                                                    // class
+  EXPECT_EQ(config.scheme("model.layers.1.mlp.up_proj"), kInt8);    // and so does the name
   EXPECT_EQ(config.scheme("model.layers.0.mlp.up_proj"), linear);
   EXPECT_EQ(config.scheme("model.embed_tokens", "Embedding"), embedding);
   EXPECT_EQ(config.scheme("lm_head"), std::nullopt);
@@ -40,7 +41,7 @@ TEST(QuantizationConfig, ReadsWhatThePackageWrites) {
   EXPECT_EQ(config.scheme("model.norm", "LlamaRMSNorm"), std::nullopt);
 }
 
-// Each expression is small, and each name is matched quickly: many of both are what takes time.
+// Each expression is small, and each name is matched quickly. Only many of both take time.
 TEST(QuantizationConfig, ManyCatastrophicExpressionsForManyLayersAreRefused) {
   Json json = text_of({{"a.q", kInt4}}, {"lm_head", "re:(m+)+$", "re:(.*)*(.|m)*!", "re:(.*.*)*x$"});
   for (int i = 0; i < 10; ++i) json["ignore"].push_back("re:(.?){900}" + std::to_string(i) + "!");
@@ -57,11 +58,11 @@ TEST(QuantizationConfig, ManyCatastrophicExpressionsForManyLayersAreRefused) {
       {"config.json", "quantization_config", "more than 20000000 steps", "list their names"});
   EXPECT_GT(num_layers, 1);
   EXPECT_LT(num_layers, 100);
-  for (int i = 0; i < 1000; ++i) EXPECT_EQ(ask(0), kInt4);  // is known
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(ask(0), kInt4);  // the answer is remembered
 }
 
-// What published lists ask for, of a mixture of 60 blocks and 256 experts: of each sixteenth, which may take a tenth of
-// its share.
+// These are the patterns of published lists, for a mixture of 60 blocks and 256 experts. A sixteenth of its experts may
+// take a tenth of its share of the steps.
 TEST(QuantizationConfig, HonestListsAreFarFromTheLimit) {
   Json json = text_of({{"a.q", kInt4}}, {"lm_head"});
   for (const char* pattern : {"re:.*mlp.gate$", "re:.*self_attn.*", "re:.*shared_expert.*", "re:.*lm_head",
@@ -156,7 +157,7 @@ TEST(QuantizationConfig, ThePresetsOfThePackageAreWritten) {
   EXPECT_EQ(group["input_activations"]["dynamic"], false);
 }
 
-// The package's scheme with weights: null, whose format it calls dense.
+// A scheme of the package with weights: null, whose format it calls dense.
 TEST(QuantizationConfig, InputsAloneLeaveTheWeightsDense) {
   Json config = text_of({{"a.q", kDenseTokens}}, {"lm_head"});
   Json& group = config["config_groups"]["group_0"];
@@ -192,7 +193,7 @@ TEST(QuantizationConfig, FormatsOfTheFileAndNaiveOnesAreUnderstood) {
   config = text_of({{"a.q", kFp8Weights}}, {});
   config["format"] = config["config_groups"]["group_0"]["format"] = "naive-quantized";
   EXPECT_EQ(parse(config).scheme("a.q"), kFp8Weights);
-  // Without strategies the package derives "tensor" from absent group sizes.
+  // Without strategies, the package derives "tensor" from absent group sizes.
   config = text_of({{"a.q", kW8A8Static}}, {});
   config["config_groups"]["group_0"]["weights"].erase("strategy");
   config["config_groups"]["group_0"]["input_activations"].erase("strategy");

@@ -26,7 +26,7 @@ std::string case_name(const testing::TestParamInfo<PackedCase>& info) {
          (info.param.symmetric ? "_symmetric" : "_asymmetric");
 }
 
-// What compressed-tensors' own compressor made of random weights (make_formats.py), with its own decompression.
+// The output of compressed-tensors' own compressor for random weights (make_formats.py), with its own decompression.
 class PackedGolden : public testing::TestWithParam<PackedCase> {
  protected:
   void SetUp() override {
@@ -73,7 +73,7 @@ TEST_P(PackedGolden, UnpackingGivesTheCodesZerosAndScales) {
   EXPECT_EQ(weight.scale_dtype, parts_["weight_scale"].dtype);
 }
 
-// The package multiplies in the type of the scales, that is, rounds the exact product once to that type.
+// The package multiplies in the type of the scales: it rounds the exact product once to that type.
 TEST_P(PackedGolden, DequantizingAgreesWithThePackage) {
   const std::vector<float> ours = dequantize(unpack());
   const TensorView& dense = parts_["dense"];
@@ -111,7 +111,7 @@ INSTANTIATE_TEST_SUITE_P(All, PackedGolden, testing::ValuesIn(all_cases()), case
 // --- int-quantized and float-quantized ---
 
 struct PlainCase {
-  const char* name;  // as make_formats.py has it
+  const char* name;  // the name in make_formats.py
   PackScheme scheme;
 };
 
@@ -142,7 +142,7 @@ std::string plain_name(const testing::TestParamInfo<PlainCase>& info) {
   return name;
 }
 
-// What compressed-tensors' compressors made of random weights, with their own decompression.
+// The output of compressed-tensors' compressors for random weights, with their own decompression.
 class PlainGolden : public testing::TestWithParam<PlainCase> {
  protected:
   static constexpr int64_t kOut = 10, kIn = 96;
@@ -180,7 +180,7 @@ TEST_P(PlainGolden, DequantizingAgreesWithThePackage) {
   const std::vector<float> ours = dequantize(linear.weight);
   std::vector<float> theirs(ours.size());
   convert_to_float(parts_["dense"].dtype, parts_["dense"].data, theirs);
-  // It multiplies in the type of the scales: our exact product, rounded once to it.
+  // The package multiplies in the type of the scales: our exact product, rounded once to that type.
   for (size_t i = 0; i < ours.size(); ++i) ASSERT_EQ(round_to(ours[i], parts_["dense"].dtype), theirs[i]) << i;
   EXPECT_EQ(input_scheme(linear.input), scheme_.input);
   EXPECT_EQ(linear.input.scale, 0.125f);
@@ -189,7 +189,7 @@ TEST_P(PlainGolden, DequantizingAgreesWithThePackage) {
 
 TEST_P(PlainGolden, PackingGivesThePackagesBytes) {
   const std::vector<OwnedTensor> packed = pack_compressed_tensors(unpack(), scheme_, "m");
-  EXPECT_EQ(packed.size() + 1, parts_.size());  // all but `dense`
+  EXPECT_EQ(packed.size() + 1, parts_.size());  // all parts except `dense`
   for (const OwnedTensor& tensor : packed) {
     const TensorView* expected = part(tensor.name.substr(2));
     ASSERT_NE(expected, nullptr) << tensor.name;
@@ -221,7 +221,7 @@ TEST_P(PlainGolden, ReadingRefusesWhatDoesNotFit) {
   if (scheme_.format == StoredFormat::float_quantized) {
     refused("weight", [](TensorView& t) { t.data = ones; }, {"'m'", "[0, 0]", "NaN"});
   } else if (scheme_.bits == 4) {
-    static const std::vector<std::byte> eights(ones.size(), std::byte{8});  // one more than the largest
+    static const std::vector<std::byte> eights(ones.size(), std::byte{8});  // one more than the largest value
     refused("weight", [](TensorView& t) { t.data = eights; }, {"'m'", "code 16"});
   }
   for (const char* stray : {"weight_packed", "weight_shape", "weight_g_idx"}) {
@@ -274,7 +274,7 @@ TEST(CompressedTensors, WritingRefusesASchemeThatIsNotTheWeights) {
   refused(channel, {"'m'", "FP8 weight"});
 }
 
-// --- act-order and refusals, on a weight of our own ---
+// --- Act-order and refusals, on a weight of the test's own ---
 
 QuantizedWeight small_weight() {
   QuantizedWeight weight;
@@ -290,7 +290,7 @@ QuantizedWeight small_weight() {
   return weight;
 }
 
-// The packed tensors of small_weight(), to be damaged one by one.
+// The packed tensors of small_weight(). Tests damage them one by one.
 struct SmallTensors {
   std::vector<OwnedTensor> owned = pack_compressed_tensors(small_weight(), "m");
   std::map<std::string, TensorView> views;
@@ -311,7 +311,7 @@ struct SmallTensors {
   }
 };
 
-// Of inputs alone the container holds the fixed scale and zero; the weight stays where it is.
+// For inputs alone the container holds the fixed scale and zero. The weight stays where it is.
 TEST(CompressedTensors, DenseSchemesStoreTheInputAlone) {
   const PackScheme scheme{.bits = kDenseBits,
                           .format = StoredFormat::dense,

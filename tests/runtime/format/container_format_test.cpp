@@ -42,7 +42,7 @@ InputFormat with_range(InputFormat input, InputRange range) {
   return input;
 }
 
-// What a sweep tries: every combination, sensible or not.
+// Returns the inputs that a sweep tries: every combination, sensible or not.
 std::vector<InputFormat> all_inputs() {
   std::vector<InputFormat> inputs = {{}};
   for (const InputFormat& type : {kTokens, kFp8}) {
@@ -88,7 +88,7 @@ std::vector<PackScheme> all_schemes() {
   return schemes;
 }
 
-// A linear that agrees with the scheme, and with what the containers' scales can be.
+// Returns a linear that agrees with the scheme, and whose scales the containers can hold.
 StoredLinear random_linear(const PackScheme& scheme, int64_t num_out, int64_t num_in, const StoredExtent& extent) {
   std::mt19937 random(static_cast<uint32_t>(num_out * 1000 + num_in));
   StoredLinear linear{.weight = {}, .input = scheme.input, .input_scale_dtype = extent.input_scale_dtype};
@@ -134,7 +134,7 @@ StoredLinear random_linear(const PackScheme& scheme, int64_t num_out, int64_t nu
     weight.codes_OI[static_cast<size_t>(i)] = static_cast<uint8_t>(weight.zero(row, weight.group(i % num_in)));
   }
   if (scheme.input.outliers != OutlierRule::columns) return linear;
-  // The smallest step of each type above 1: no narrower type holds it.
+  // The smallest step above 1 of each type, which no narrower type holds.
   const float value = extent.outlier_dtype == DType::F32   ? 1.0f + 0x1p-20f
                       : extent.outlier_dtype == DType::F16 ? 1.0f + 0x1p-10f
                                                            : 1.0f + 0x1p-7f;
@@ -145,7 +145,7 @@ StoredLinear random_linear(const PackScheme& scheme, int64_t num_out, int64_t nu
   return linear;
 }
 
-// Tensors under their names.
+// Finds tensors by name.
 class Tensors {
  public:
   explicit Tensors(std::vector<OwnedTensor> tensors) : owned_(std::move(tensors)) {
@@ -183,8 +183,8 @@ void expect_equal(const StoredLinear& found, const StoredLinear& expected) {
   EXPECT_EQ(found.dense_OI, expected.dense_OI);
 }
 
-// What is accepted is stored in the predicted bytes under the listed suffixes, and read back equal by way of its own
-// configuration. The oracle of the sizes is the tensors.
+// Checks that an accepted scheme is stored in the predicted bytes under the listed suffixes. Read back with its own
+// configuration, it must be equal. The oracle of the sizes is the tensors.
 void check_accepted(const ContainerFormat& container, const PackScheme& scheme, int64_t num_out, int64_t num_in,
                     StoredExtent extent) {
   if (container.name() != kCompressedTensors) extent.scale_dtype = container.scale_dtype(DType::BF16);
@@ -210,7 +210,7 @@ void check_accepted(const ContainerFormat& container, const PackScheme& scheme, 
   const std::optional<PackScheme> read = config->scheme_of("a.m", "Linear", tensors.finder());
   ASSERT_TRUE(read.has_value());
   PackScheme stated = scheme;
-  stated.input.outlier_threshold = read->input.outlier_threshold;  // may be the linear's own
+  stated.input.outlier_threshold = read->input.outlier_threshold;  // may be the linear's own threshold
   EXPECT_EQ(*read, stated);
   container.check(tensors.finder(), *read, num_out, num_in, "a.m");
   expect_equal(container.load(tensors.finder(), *read, num_out, num_in, "a.m"), linear);
@@ -263,7 +263,7 @@ TEST(ContainerFormat, WhateverIsAcceptedTakesThePredictedBytesAndIsReadBack) {
                                                            {"pare-sparse24", {2, 3, 4, 8, kDenseBits}}}));
 }
 
-// Sizes by hand.
+// The sizes are computed by hand.
 TEST(ContainerFormat, SizesOfKnownLayers) {
   const auto bytes = [](std::string_view name, const PackScheme& scheme, const StoredExtent& extent = {}) {
     return container_format(name).stored_bytes(scheme, 64, 256, extent);
@@ -317,7 +317,7 @@ TEST(ContainerFormat, RefusesWithWhatIsExpectedAndWhatWouldFit) {
   refused("awq-gemm", groups, {"group size 128", "does not divide", "100"}, 64, 100);
   refused("awq-gemm", groups, {"impossible shape"}, 0);
 
-  // One scale per tensor goes into a byte for each weight, whatever the bits.
+  // One scale per tensor goes with one byte per weight, whatever the bits are.
   refused("compressed-tensors", {.bits = 4, .per_tensor = true}, {"per tensor", "expected 8", "found 4", "channel"});
   refused("compressed-tensors", {.bits = 4, .format = StoredFormat::int_quantized}, {"found 4", "pack-quantized"});
   EXPECT_TRUE(container_format("compressed-tensors").accepts({.bits = 8, .per_tensor = true}));
@@ -393,7 +393,7 @@ TEST(ContainerFormat, StoringRefusesALinearThatIsNotItsSchemes) {
   refused(scheme, {"'m'", "input activations"});
 }
 
-// A promise that the container does not keep is not hashed, nor is it made to a reader.
+// A pattern that the container does not store is not hashed, and a reader is not told of it.
 TEST(ContainerFormat, AdaptingTakesThePatternOfTheScheme) {
   const PackScheme sparse{.bits = 4, .group_size = 32, .pattern = kTwoOfFour};
   for (const ContainerFormat* container : container_formats()) {
@@ -406,7 +406,7 @@ TEST(ContainerFormat, AdaptingTakesThePatternOfTheScheme) {
   }
 }
 
-// A symmetric weight gets AWQ's zeros and stays the same weight.
+// A symmetric weight gets AWQ's zeros and keeps its values.
 TEST(ContainerFormat, AdaptingKeepsTheValues) {
   const PackScheme wanted{.bits = 4, .group_size = 32, .act_order = StoredActOrder::weight};
   const PackScheme scheme = awq_gemm_container().adapted(wanted);
@@ -440,9 +440,9 @@ TEST(ContainerFormat, TheTableIsFoundByNameAndByConfiguration) {
   }
 }
 
-// --- a container of one file and one row ---
+// --- A container of one file and one registration ---
 
-// A golden model whose linears of the first block are stored by the container.
+// A golden model whose linears of the first block are stored with the test's own container.
 class OwnContainer : public testing::Test {
  protected:
   fs::path write_model(const PackScheme& scheme) {
@@ -483,7 +483,7 @@ class OwnContainer : public testing::Test {
 
 TEST_F(OwnContainer, IsStoredAndOpenedLikeAnyOther) {
   register_container(row_container());
-  register_container(row_container());  // once more is nothing
+  register_container(row_container());  // registering it again changes nothing
   EXPECT_EQ(container_formats().back(), &row_container());
   const PackScheme wanted{.bits = 4, .group_size = 4, .act_order = StoredActOrder::weight};
   ASSERT_TRUE(container_format("test-rows").accepts(wanted, 8, 8));
@@ -518,7 +518,7 @@ TEST_F(OwnContainer, ErrorsOfTheCheckpointNameItsTensors) {
   expect_error<std::runtime_error>([&] { Checkpoint::open(directory); }, {"q_proj.rows'", "test-rows", "missing"});
 }
 
-// Its name is taken.
+// This name is taken.
 class Impostor final : public ContainerFormat {
  public:
   std::string_view name() const override { return "awq-gemm"; }

@@ -13,7 +13,8 @@
 namespace pare {
 namespace {
 
-// The value of a small float by its definition, IEEE 754 section 3.4, in double arithmetic (exact for both formats).
+// Returns the value of a small float by its definition, IEEE 754 section 3.4, in double arithmetic (exact for both
+// formats).
 double decode(uint16_t bits, int exponent_bits, int mantissa_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const int exponent = bits >> mantissa_bits & ((1 << exponent_bits) - 1);
@@ -61,16 +62,16 @@ TEST(DType, EveryF16PatternHasItsValueAndReturns) {
   }
 }
 
-// The nearest pattern, ties to the even one, found among the two neighbours of the truncated value. Finite results
-// only.
+// Returns the nearest pattern, with ties to the even one, for finite results. It is one of the two neighbours of the
+// value.
 uint16_t nearest(double value, double (*decode_pattern)(uint16_t), uint16_t infinity) {
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-  uint16_t low = 0, high = infinity;  // magnitudes grow with their patterns: bisect for low <= |value| < low + 1
+  uint16_t low = 0, high = infinity;  // magnitudes grow with their patterns, so bisect for low <= |value| < low + 1
   while (high - low > 1) {
     const uint16_t middle = static_cast<uint16_t>((low + high) / 2);
     (decode_pattern(middle) <= std::fabs(value) ? low : high) = middle;
   }
-  // Above the largest finite value the format behaves as if its exponent went on (IEEE 754 section 4.3.1).
+  // Above the largest finite value the format behaves as if its exponents continued (IEEE 754 section 4.3.1).
   const double above = high == infinity ? 2 * decode_pattern(low) - decode_pattern(low - 1) : decode_pattern(high);
   const double down = std::fabs(value) - decode_pattern(low), up = above - std::fabs(value);
   const bool take_high = up < down || (up == down && low % 2 == 1);
@@ -84,7 +85,7 @@ TEST(DType, RoundsToNearestEven) {
   for (int i = 0; i < 200000; ++i) {
     const float value = std::bit_cast<float>(static_cast<uint32_t>(generator()));
     if (std::isfinite(value)) values.push_back(value);
-    // Halfway points of neighbouring patterns, and the floats beside them.
+    // The values are halfway points of neighbouring patterns, and the floats beside them.
     const uint16_t pattern = static_cast<uint16_t>(generator() % 0x7b00);
     const float half = static_cast<float>((decode_f16(pattern) + decode_f16(pattern + 1)) / 2);
     values.insert(values.end(), {half, std::nextafterf(half, 0.0f), std::nextafterf(half, 1e30f)});
@@ -95,7 +96,7 @@ TEST(DType, RoundsToNearestEven) {
   }
 }
 
-// The value of an E4M3 pattern by its definition, OCP 8-bit Floating Point Specification 1.0, table 2.
+// Returns the value of an E4M3 pattern by its definition, OCP 8-bit Floating Point Specification 1.0, table 2.
 double decode_fp8(int pattern) {
   const int exponent = pattern >> 3 & 15, mantissa = pattern & 7;
   if (exponent == 15 && mantissa == 7) return std::numeric_limits<double>::quiet_NaN();
@@ -116,7 +117,8 @@ TEST(DType, EveryFp8PatternHasItsValueAndReturns) {
   }
 }
 
-// Between neighbours, at their midpoints and one float beside them; and everything beyond the largest is the largest.
+// The values lie between neighbours, at their midpoints and one float beside them. Everything beyond the largest
+// becomes the largest.
 TEST(DType, Fp8RoundsToNearestEvenAndSaturates) {
   for (int pattern = 0; pattern < 0x7e; ++pattern) {
     const auto half = static_cast<float>((decode_fp8(pattern) + decode_fp8(pattern + 1)) / 2);  // exact
@@ -142,7 +144,8 @@ TEST(DType, NanNeverBecomesInfinity) {
   }
 }
 
-// Bulk conversion against the single one at awkward sizes, from an odd address, across the chunks of the threads.
+// Bulk conversion is compared with single conversions at awkward sizes, from an odd address, across the chunks of the
+// threads.
 TEST(DType, BulkConversionEqualsSingleConversion) {
   for (size_t count : {size_t{0}, size_t{1}, size_t{7}, size_t{8}, size_t{31}, size_t{300001}}) {
     std::vector<float> values(count);

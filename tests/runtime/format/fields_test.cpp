@@ -54,7 +54,7 @@ TEST(Fields, AreDescribedInTheirOrderAndExactly) {
             "text=\"a \\\"b\\\"\" texts=[\"x\",\"y,z\"] color=green inner.depth=2 secret=7");
 }
 
-// A value that looks like the end of its field does not pass for another.
+// A value that looks like the end of its field is not taken for it.
 TEST(Fields, DescriptionsOfDifferentValuesDiffer) {
   Everything a, b;
   a.texts = {"x\",\"y"};

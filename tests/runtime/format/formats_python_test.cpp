@@ -1,4 +1,5 @@
-// Files that pare writes, read back by the packages that define their formats: safetensors, numpy, compressed-tensors.
+// Files that pare writes, read back by the packages that define their formats: safetensors, numpy and
+// compressed-tensors.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -72,7 +73,8 @@ OwnedTensor expected_tensor(const std::string& module, const StoredLinear& linea
                             dequantize(linear.weight));
 }
 
-// Every container of compressed-tensors in one file, and the mixed-precision configuration that says which is which.
+// Writes every container of compressed-tensors into one file, with the mixed-precision configuration that describes
+// them.
 void write_containers(const std::filesystem::path& folder) {
   std::mt19937 generator(12);
   std::vector<OwnedTensor> tensors;
@@ -143,7 +145,7 @@ void write_int8(const std::filesystem::path& folder) {
   write_file_atomically(folder / "int8.json", bitsandbytes_config_json(6.0f, std::vector<std::string>{"lm_head"}));
 }
 
-// Weights [6, 64] that keep two of four or all; "expected" is what a reader must decode.
+// Writes weights [6, 64] that keep two of four or all. "expected" is what a reader must decode.
 void write_sparse24(const std::filesystem::path& folder) {
   std::mt19937 generator(15);
   std::vector<OwnedTensor> tensors;
@@ -209,7 +211,7 @@ void write_sparse24(const std::filesystem::path& folder) {
                         pare_sparse24_config_json(modules, std::vector<std::string>{"lm_head"}));
 }
 
-// check_formats.py holds the other half: it knows the same closed forms and fails with a message.
+// check_formats.py is the other half: it has the same closed forms and fails with a message.
 TEST(FormatsPython, ThePackagesReadWhatPareWrites) {
   const char* python = std::getenv("PARE_PYTHON");
   ASSERT_NE(python, nullptr) << "PARE_PYTHON must name a Python with the packages of tests/requirements.txt: "

@@ -1,4 +1,5 @@
-// How inputs are rounded, against compressed-tensors and torch themselves (check_input_format.py) and closed forms.
+// The rounding of inputs, compared with compressed-tensors and torch themselves (check_input_format.py) and with closed
+// forms.
 #include "runtime/format/input_format.h"
 #include "runtime/format/dtype.h"
 
@@ -57,7 +58,7 @@ TEST(Fp8, SaturatesAndKeepsNaN) {
   EXPECT_EQ(float_to_fp8(kNaN) & 0x7F, 0x7F);
 }
 
-// round_to_fp8 has a way of its own to the value of the nearest code.
+// round_to_fp8 computes the value of the nearest code in its own way.
 TEST(Fp8, RoundingInPlaceIsTheTripThroughTheCode) {
   std::mt19937 random(1);
   std::vector<float> x = {0.0f, -0.0f, 0x1p-10f, 0x1.8p-10f, 0x1p-6f, 0x1.fffffep-7f, 448.0f, 1e9f, -kInfinity, 1e-42f};
@@ -96,7 +97,7 @@ TEST(InputFormat, AsymmetricCodesUseTheWholeRange) {
   std::vector<int8_t> codes(x.size());
   input_codes(x, grid, codes);
   EXPECT_EQ(codes, (std::vector<int8_t>{-128, 127, -28}));
-  // 0 is always on the grid, also when all values are far from it.
+  // 0 is always on the grid, even when all values are far from it.
   EXPECT_EQ(input_grid(format, input_extremes(std::vector<float>{100.0f, 101.0f})).zero, -128);
   EXPECT_EQ(input_grid(format, input_extremes(std::vector<float>{-100.0f, -101.0f})).zero, 127);
 }
@@ -137,11 +138,11 @@ TEST(InputFormat, NaNAndInfinityReachTheScale) {
 
 TEST(InputFormat, OutlierColumnsStayAndDoNotWidenTheOthersGrid) {
   const InputFormat format = {.type = InputType::int8, .outliers = OutlierRule::absolute, .outlier_threshold = 6.0f};
-  // Two tokens; column 1 exceeds the threshold in the second one only.
+  // There are two tokens. Column 1 exceeds the threshold only in the second one.
   std::vector<float> x = {1.27f, 5.0f, 0.004f, -2.54f, -6.0f, 0.024f};
   EXPECT_EQ(outlier_columns(format, x, 3), (std::vector<int32_t>{1}));
   std::vector<int8_t> codes(3);
-  // The first row's absmax is 5: its value in the outlier column lies below the threshold (as in bitsandbytes).
+  // The first row's absmax is 5, because its value in the outlier column lies below the threshold (as in bitsandbytes).
   InputGrid grid = outlier_row_codes(format, std::span(x).first(3), {1}, 6.0f, codes);
   EXPECT_EQ(codes, (std::vector<int8_t>{32, 0, 0}));
   EXPECT_FLOAT_EQ(grid.scale, 5.0f / 127);
@@ -165,7 +166,7 @@ TEST(InputFormat, AListOfColumnsIsPassedOver) {
   EXPECT_FLOAT_EQ(x[3], 0.02f);
 }
 
-// By hand: the others span [-0.5, 2.05], so that a step is 0.01 and the zero -78.
+// Computed by hand: the other values span [-0.5, 2.05], so a step is 0.01 and the zero is -78.
 TEST(InputFormat, AsymmetricCodesBesideOutlierColumns) {
   const InputFormat format = {
       .type = InputType::int8, .symmetric = false, .outliers = OutlierRule::columns, .outlier_columns = {1}};
@@ -258,7 +259,7 @@ TEST(InputFormat, CompressedTensorsGivesTheSameBits) {
       if (r == 3) value = 0.0f;
       if (r == 4) value = std::abs(value);
       if (r == 5) value = -std::abs(value);
-      if (r == 6) value = static_cast<float>(i) - 0.5f;                         // ties of a scale of 1 in places
+      if (r == 6) value = static_cast<float>(i) - 0.5f;                         // ties in places, with a scale of 1
       if (r == 7) value = i == 0 ? 127.5f : static_cast<float>(i % 40) + 0.5f;  // all ties
       if (r == 8) value = i == 0 ? 448.0f : std::ldexp(static_cast<float>(2 * i + 1), static_cast<int>(i % 9) - 11);
       if (r == 9) value = 1e-44f * static_cast<float>(i);
@@ -275,7 +276,7 @@ TEST(InputFormat, CompressedTensorsGivesTheSameBits) {
   for (size_t i = 0; i < formats.size(); ++i) {
     tensors.push_back({formats[i].name, DType::F32, {num_rows, width}, std::as_bytes(std::span(results[i]))});
   }
-  // Every fp8 code, and float32 values of every exponent with what they become.
+  // Every fp8 code, and float32 values of every exponent with their codes.
   std::vector<float> all_codes, values;
   std::vector<uint8_t> codes;
   for (int code = 0; code < 256; ++code) all_codes.push_back(fp8_to_float(static_cast<uint8_t>(code)));

@@ -36,7 +36,7 @@ QuantizedWeight random_weight(int64_t num_out, int64_t num_in, int bits, int64_t
   return weight;
 }
 
-// The header's formula, element by element, in exact double arithmetic and rounded once: a product of a float and an
+// Returns the header's formula for one element, in exact double arithmetic, rounded once. A product of a float and an
 // integer below 2^9 is exact in double.
 float expected_element(const QuantizedWeight& weight, int64_t row, int64_t column) {
   const int64_t num_groups = weight.group_size == kPerChannel ? 1 : weight.num_in / weight.group_size;
@@ -52,7 +52,7 @@ TEST(LinearWeights, DequantizeIsTheFormulaRoundedOnce) {
     for (int64_t group_size : {kPerChannel, int64_t{32}, int64_t{64}}) {
       for (bool symmetric : {true, false}) {
         for (bool act_order : {false, true}) {
-          // 700 rows of 192 are enough for the rows to be split between threads.
+          // 700 rows of 192 are enough to be split between threads.
           const QuantizedWeight weight = random_weight(700, 192, bits, group_size, symmetric, act_order);
           validate(weight, "w");
           const std::vector<float> dense = dequantize(weight);
@@ -70,7 +70,7 @@ TEST(LinearWeights, DequantizeIsTheFormulaRoundedOnce) {
   }
 }
 
-// However a weight is stored, its rows are the same: all the dense types hold these values exactly.
+// A weight's rows are the same however it is stored. All the dense types hold these values exactly.
 TEST(LinearWeights, RowsOfDenseAndQuantizedWeights) {
   QuantizedWeight weight = random_weight(5, 32, 4, kPerChannel, true, false);
   for (float& scale : weight.scales_OG) scale = 0.25f;
@@ -141,7 +141,8 @@ TEST(LinearWeights, PatternsHaveNames) {
   }
 }
 
-// What is not kept has the code of its zero and stands for 0 exactly; one kept value too many is found where it is.
+// A weight that is not kept has the code of its zero and stands for 0 exactly. One kept value too many is found, and
+// its place is named.
 TEST(LinearWeights, APromisedPatternIsCheckedInTheCodes) {
   for (const SparsePattern pattern : {kTwoOfFour, SparsePattern{1, 3}, SparsePattern{4, 8}, SparsePattern{6, 6}}) {
     for (const int64_t group_size : {kPerChannel, int64_t{2}, int64_t{16}}) {
@@ -171,7 +172,7 @@ TEST(LinearWeights, APromisedPatternIsCheckedInTheCodes) {
           EXPECT_EQ(count.num_zeros, num_zeros);
           EXPECT_EQ(count.num_violations, 0);
           if (pattern.num_kept == pattern.group) continue;
-          // Row 1, the second group: its first pruned column.
+          // This is the first pruned column in row 1, second group.
           int64_t column = pattern.group;
           while ((column + 1) % pattern.group < pattern.num_kept) ++column;
           uint8_t& code = weight.codes_OI[static_cast<size_t>(48 + column)];
@@ -224,7 +225,7 @@ TEST(LinearWeights, APromisedPatternIsCheckedInDenseValues) {
     DenseWeight weight{.num_out = 2, .num_in = 8, .dtype = dtype, .data = bytes, .pattern = kTwoOfFour};
     EXPECT_NO_THROW(validate(weight, "d"));
     EXPECT_EQ(count_zeros({"d", weight, {}}, kTwoOfFour).num_zeros, 9);
-    values[9] = 0x1p-24f;  // the smallest of F16
+    values[9] = 0x1p-24f;  // the smallest value of F16
     convert_from_float(dtype, values, bytes);
     expect_error<std::runtime_error>([&] { validate(weight, "d"); }, {"'d'", "[1, 0]", "2:4"});
     EXPECT_EQ(count_zeros({"d", weight, {}}, kTwoOfFour).num_violations, 1);
@@ -239,7 +240,7 @@ TEST(LinearWeights, APromisedPatternIsCheckedInDenseValues) {
   }
 }
 
-// Outlier columns take the place of W's, zeros and all.
+// Outlier columns replace those of W, zeros included.
 TEST(LinearWeights, ZerosAreThoseOfWhatIsMultiplied) {
   QuantizedWeight weight = random_weight(2, 4, 8, kPerChannel, true, false);
   weight.codes_OI = {128, 128, 5, 6, 128, 128, 7, 8};

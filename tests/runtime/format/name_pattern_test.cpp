@@ -25,8 +25,8 @@ TEST(NamePattern, PatternsOfPublishedCheckpoints) {
   EXPECT_TRUE(matches("model\\.layers\\.\\d+\\.mlp\\.(?:gate|up|down)_proj", down));
   EXPECT_TRUE(matches("model.layers.(1[0-5]|[2-9])\\..*", down));
   EXPECT_FALSE(matches("model.layers.(1[1-5]|[2-9])\\..*", down));
-  EXPECT_FALSE(matches("layers", down));  // from the start
-  EXPECT_TRUE(matches("model", down));    // but not to the end
+  EXPECT_FALSE(matches("layers", down));  // the pattern must match from the start
+  EXPECT_TRUE(matches("model", down));    // but it need not match to the end
   EXPECT_FALSE(matches("model$", down));
   EXPECT_TRUE(matches(".*\\bmlp\\b", down));
   EXPECT_FALSE(matches(".*\\blp\\b", down));
@@ -36,7 +36,7 @@ TEST(NamePattern, PatternsOfPublishedCheckpoints) {
   EXPECT_FALSE(matches(".*lm_head", down));
 }
 
-// Random patterns over a small alphabet, against the standard library's backtracking matcher.
+// Random patterns over a small alphabet, to compare with the standard library's backtracking matcher.
 class RandomPatterns {
  public:
   std::string pattern(int depth) {
@@ -83,12 +83,11 @@ TEST(NamePattern, AgreesWithTheStandardLibrary) {
       ++num_comparisons;
     }
   }
-  EXPECT_GT(num_matches, num_comparisons / 10);  // both answers are exercised
+  EXPECT_GT(num_matches, num_comparisons / 10);  // both answers occur
   EXPECT_LT(num_matches, num_comparisons * 9 / 10);
 }
 
-// Backtracking takes 2^60 steps here, or a stack as deep as the name is long.
-// By comparing the module with each of the names.
+// Compares the module with each of the names.
 bool is_in_names(const std::string& module, const std::set<std::string, std::less<>>& names) {
   return std::any_of(names.begin(), names.end(),
                      [&](const std::string& name) { return module == name || module.ends_with("." + name); });
@@ -104,6 +103,7 @@ TEST(NamePattern, AModuleIsInAListByItsNameOrTheEndBehindADot) {
   }
 }
 
+// Backtracking would take exponentially many steps here, or a stack as deep as the name is long.
 TEST(NamePattern, TimeAndMemoryAreBounded) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_FALSE(matches("(a*)*(a|a)*(a+)+b$", std::string(2000, 'a')));

@@ -48,7 +48,7 @@ PackScheme scheme_of(const StoredLinear& linear) {
           .input = input_scheme(linear.input)};
 }
 
-// The tensors under their names, as a reader finds them.
+// Finds the tensors by name, as a reader does.
 struct Found {
   std::vector<OwnedTensor> owned;
   std::vector<TensorView> views;

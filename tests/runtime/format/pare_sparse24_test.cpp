@@ -38,7 +38,7 @@ std::vector<PackScheme> all_schemes() {
     for (const bool symmetric : {true, false}) {
       for (const SparsePattern pattern : {kTwoOfFour, SparsePattern{}}) {
         schemes.push_back(codes_scheme(bits, 16, symmetric, false, pattern));
-        schemes.push_back(codes_scheme(bits, 2, symmetric, false, pattern));  // a group of four has two zeros
+        schemes.push_back(codes_scheme(bits, 2, symmetric, false, pattern));  // some groups of four have two zeros
         schemes.push_back(codes_scheme(bits, kPerChannel, symmetric, false, pattern));
         schemes.push_back(codes_scheme(bits, kPerChannel, symmetric, true, pattern));
       }
@@ -52,14 +52,14 @@ std::vector<PackScheme> all_schemes() {
       schemes.push_back(scheme);
     }
   }
-  PackScheme unpruned = kDense;  // its input alone is rounded
+  PackScheme unpruned = kDense;  // only its input is rounded
   unpruned.pattern = {};
   unpruned.input = {.type = InputType::fp8, .range = InputRange::static_};
   schemes.push_back(unpruned);
   return schemes;
 }
 
-// Two of four at most are kept: now and then fewer.
+// Returns whether a column is pruned. At most two of four are kept, and sometimes fewer.
 bool is_pruned(const PackScheme& scheme, std::mt19937& random, int64_t column, std::array<bool, 4>& pruned) {
   if (scheme.pattern.is_dense()) return false;
   if (column % 4 == 0) {
@@ -119,7 +119,7 @@ StoredLinear random_linear(const PackScheme& scheme, DType dtype, uint32_t seed 
   return linear;
 }
 
-// The tensors under their names, as a reader finds them.
+// Finds the tensors by name, as a reader does.
 struct Found {
   std::vector<OwnedTensor> owned;
   std::map<std::string, TensorView> views;
@@ -135,9 +135,9 @@ struct Found {
   }
 };
 
-// --- the twin: docs/formats.md in bit by bit loops ---
+// --- The oracle: docs/formats.md in loops over single bits ---
 
-// Bits, lowest first, that end in whole words of 32.
+// A stream of bits, lowest first, that is padded to whole words of 32.
 struct Bits {
   std::vector<bool> bits;
   void add(uint32_t number, int width) {
@@ -177,7 +177,7 @@ std::map<std::string, std::vector<std::byte>> twin(const StoredLinear& linear, c
         continue;
       }
       if (column % 4 != 0) continue;
-      std::vector<int64_t> kept;  // what is not zero, then the lowest others
+      std::vector<int64_t> kept;  // the nonzero values, then the lowest others
       const auto is_zero = [&](int64_t p) {
         if (scheme.is_dense()) return effective[static_cast<size_t>(row * kNumIn + column + p)] == 0.0f;
         const int zero =
@@ -248,7 +248,7 @@ TEST(PareSparse24, BytesAreThoseOfTheTwinAndReadBack) {
   }
 }
 
-// By hand: rows of one four each, int4 with the zero 8.
+// Computed by hand: each row is one group of four, in int4 with the zero 8.
 TEST(PareSparse24, FewerThanTwoAreFilledFromTheLowest) {
   const PackScheme scheme = codes_scheme(4, kPerChannel, true, false, kTwoOfFour);
   StoredLinear linear;
@@ -259,14 +259,14 @@ TEST(PareSparse24, FewerThanTwoAreFilledFromTheLowest) {
   linear.weight.codes_OI = {8, 8, 8, 8, 1, 8, 8, 8, 8, 8, 2, 8, 8, 8, 8, 3, 8, 5, 8, 6};
   linear.weight.scales_OG.assign(5, 1.0f);
   const Found found(pare_sparse24_container().store(linear, scheme, "m"));
-  // Kept positions 0 1, 0 1, 0 2, 0 3, 1 3; lowest bits first.
+  // The kept positions are 0 1, 0 1, 0 2, 0 3, 1 3, lowest bits first.
   const std::vector<uint32_t> positions = {0b0100, 0b0100, 0b1000, 0b1100, 0b1101},
                               values = {0x88, 0x81, 0x28, 0x38, 0x65};
   EXPECT_EQ(std::memcmp(found.views.at("m.weight_positions").data.data(), positions.data(), 20), 0);
   EXPECT_EQ(std::memcmp(found.views.at("m.weight_values").data.data(), values.data(), 20), 0);
 }
 
-// -0 is a zero, and there is one of them.
+// -0 is a zero, and it is stored as +0.
 TEST(PareSparse24, NegativeZerosBecomePositive) {
   StoredLinear linear = random_linear(kDense, DType::BF16);
   const std::vector<float> before = effective_weight(linear);
@@ -282,7 +282,7 @@ TEST(PareSparse24, NegativeZerosBecomePositive) {
   EXPECT_EQ(linear.dense_OI, positive);
 }
 
-// SmolLM2's and TinyLlama's linears: 2 of 4 in int4 take 3.25 bits a weight where all take 4.25.
+// The linears of SmolLM2 and TinyLlama: 2 of 4 in int4 take 3.25 bits per weight, while all codes take 4.25.
 TEST(PareSparse24, SizeOfKnownLayers) {
   const PackScheme sparse = codes_scheme(4, 64, true, false, kTwoOfFour);
   for (const auto& [num_out, num_in] :
@@ -318,7 +318,7 @@ TEST(PareSparse24, RefusesTensorsThatAreDamaged) {
   const auto set_bits = [](size_t byte, uint8_t value) {
     return [byte, value](TensorView&, std::vector<std::byte>& data) { data.at(byte) = std::byte{value}; };
   };
-  // Rows of 24 positions are 48 bits in two words: byte 6 and 7 of a row belong to none.
+  // A row has 24 positions, that is 48 bits in two words. Bytes 6 and 7 of a row are padding.
   for (const PackScheme& scheme : {kDense, int4}) {
     for (const uint8_t equal : {0b0000, 0b0101, 0b1010, 0b1111, 0b0001, 0b0110}) {
       refused(scheme, "m.weight_positions", set_bits(8 + 1, static_cast<uint8_t>(0x40 | equal)),
@@ -339,7 +339,7 @@ TEST(PareSparse24, RefusesTensorsThatAreDamaged) {
   refused(int4, "m.weight_scale", set_bits(1, 0xFF), {"'m'", "scale", "negative"});
   refused(int4, "m.weight_scale", [](auto& t, auto&) { t.shape = {kNumOut, 1}; }, {"m.weight_scale", "[5, 3]"});
   refused(int4, "m.weight_zero_point", [](auto& t, auto&) { t.shape = {kNumOut}; }, {"m.weight_zero_point", "[2]"});
-  // 15 zeros of 4 bits in two words.
+  // 15 zeros of 4 bits are stored in two words.
   refused(int4, "m.weight_zero_point", set_bits(7, 0x10), {"m.weight_zero_point", "expected 0"});
   const PackScheme int3 = codes_scheme(3, 16, true, false, kTwoOfFour);  // 72 bits in three words
   refused(int3, "m.weight_values", set_bits(11, 0x80), {"m.weight_values", "expected 0", "row 0"});

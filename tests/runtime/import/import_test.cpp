@@ -33,7 +33,8 @@ std::vector<float> values_of(const TensorView& tensor) {
   return values;
 }
 
-// The .gguf was made from the Hugging Face checkpoint as llama.cpp's converter does it: importing must give it back.
+// The .gguf was made from the Hugging Face checkpoint as llama.cpp's converter makes it. Importing must restore the
+// checkpoint.
 class ImportFamily : public testing::TestWithParam<const char*> {};
 
 TEST_P(ImportFamily, GivesTheCheckpointBack) {
@@ -48,7 +49,7 @@ TEST_P(ImportFamily, GivesTheCheckpointBack) {
     const std::vector<float> expected = values_of(original.tensor(name));
     const std::vector<float> found = values_of(imported.tensor(name));
     ASSERT_EQ(found.size(), expected.size()) << name;
-    // Gemma's gains went through w + 1 in float32: one rounding at magnitude 1 + |w|. All else is a copy.
+    // Gemma's gains are stored as w + 1 in float32: one rounding at magnitude 1 + |w|. Everything else is a copy.
     const bool added_one = family.starts_with("gemma") && name.find("norm") != std::string::npos;
     for (size_t i = 0; i < expected.size(); ++i) {
       const float tolerance = added_one ? std::ldexp(1.0f + std::abs(expected[i]), -23) : 0.0f;
@@ -140,7 +141,7 @@ TEST(Import, WhatIsNotItsOwnStays) {
               (std::map<std::string, std::string>{{"model.partial", ""}, {"model.partial/" + name, "years of work"}}));
     std::filesystem::remove_all(partial);
   }
-  {  // As an unfinished run leaves it.
+  {  // an unfinished run leaves this
     PartialOutput run(output, "run", PartialOutput::Remains::resumable);
     std::filesystem::create_directory(partial / "progress");
     write_file_atomically(partial / "progress" / "00000.safetensors", std::string_view("hours of work"));
@@ -163,7 +164,7 @@ TEST(Import, WhereTheOutputAppearsMeanwhileTheResultIsKept) {
                                    {"has appeared meanwhile", result.string()});
   EXPECT_TRUE(std::filesystem::is_empty(output));
   EXPECT_EQ(files_in(result), expected);
-  // Whoever comes next does not take it away either.
+  // The next command does not remove it either.
   std::filesystem::remove(output);
   expect_error<std::runtime_error>([&] { import_model(kSource, output, {}); },
                                    {"model.partial", "it holds 'artifact'"});
@@ -190,7 +191,7 @@ TEST(Import, AKilledOneDoesNotBlockTheNext) {
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "model.partial"));
 }
 
-// Within a tensor, whoever asked for the import: a large table of narrow rows takes minutes.
+// The request is found within a tensor, since a large table of narrow rows takes minutes.
 TEST(Import, StopsAtTheFirstRequest) {
   TemporaryFolder folder;
   request_interrupt();
@@ -229,7 +230,7 @@ TEST(Import, AtOnceExactlyOneSucceeds) {
         ::_exit(0);
       } catch (const std::runtime_error& error) {
         const std::string message = error.what();
-        // Who holds the lock may not have written its name yet.
+        // The process that holds the lock may not have written its name yet.
         const bool is_clear = (message.find("another 'pare ") != std::string::npos &&
                                message.find("is writing it") != std::string::npos) ||
                               message.find("exists") != std::string::npos;
@@ -321,7 +322,7 @@ TEST(Import, AGgufWhoseMetadataDoNotFitIsRefusedBeforeAnyWork) {
   EXPECT_NO_THROW(import_model(source, output, {}));
 }
 
-// llama2.c: seven int32 and the tensors of all blocks.
+// The header of llama2.c has seven int32. The tensors of all blocks follow.
 TEST(Import, ALlama2cFileWithMoreBlocksThanAnyModelIsRefusedBeforeAnyWork) {
   TemporaryFolder folder;
   const auto source = folder.path() / "model.bin", vocabulary = folder.path() / "tok.bin";

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kMiB = 1 << 20;
 
-// A machine made of files: 1000 MiB available, 100 of swap, and the control groups that a test adds.
+// A machine that consists of files, with 1000 MiB available, 100 MiB of swap, and the control groups that a test adds.
 class Limits : public testing::Test {
  protected:
   void SetUp() override {
@@ -63,7 +63,7 @@ TEST_F(Limits, OfVersion2AreThoseOfTheGroupAndItsAncestors) {
   write(top + "a/b/memory.current", "104857600\n");
   write(top + "a/memory.max", std::to_string(300 * kMiB) + "\n");
   write(top + "a/memory.current", std::to_string(250 * kMiB) + "\n");
-  // Files in memory are given back before the limit is met.
+  // Cached files are freed before the limit is met.
   write(top + "a/memory.stat", "anon 1\ninactive_file 31457280\nactive_file 20971520\nfile_dirty 7\n");
   EXPECT_EQ(free_mib(), 300 - (250 - 30 - 20));
   const FreeMemory memory = free_memory(root());
@@ -72,7 +72,7 @@ TEST_F(Limits, OfVersion2AreThoseOfTheGroupAndItsAncestors) {
   EXPECT_EQ(memory.swap_bytes, 0);
   write(top + "a/b/memory.high", std::to_string(130 * kMiB) + "\n");
   EXPECT_EQ(free_mib(), 30);
-  write(top + "a/b/memory.high", std::to_string(90 * kMiB) + "\n");  // more is held than that
+  write(top + "a/b/memory.high", std::to_string(90 * kMiB) + "\n");  // the group holds more than that
   EXPECT_EQ(free_mib(), 0);
 
   EXPECT_FALSE(cpu_quota(root()));
@@ -92,7 +92,7 @@ TEST_F(Limits, OfVersion1AreThoseOfTheGroupAndItsAncestors) {
   write(memory + "a/memory.limit_in_bytes", std::to_string(400 * kMiB));
   write(memory + "a/memory.usage_in_bytes", std::to_string(150 * kMiB));
   EXPECT_EQ(free_mib(), 250);
-  // An ancestor that is not seen.
+  // The statistics include the limit of an ancestor that the container does not see.
   write(memory + "a/b/memory.stat",
         "cache 5\nhierarchical_memory_limit 209715200\ntotal_inactive_file 10485760\ntotal_active_file 0\n");
   EXPECT_EQ(free_mib(), 200 - 90);
@@ -104,7 +104,7 @@ TEST_F(Limits, OfVersion1AreThoseOfTheGroupAndItsAncestors) {
   EXPECT_DOUBLE_EQ(cpu_quota(root()).value(), 2.5);
 }
 
-// In a container the own group lies at the mount point: it is the top, or the folder that is mounted.
+// In a container, the process's own group is at the mount point: it is the top, or the folder that is mounted.
 TEST_F(Limits, OfAContainerAreAtTheMountPoint) {
   use_version_2("/");
   write("sys/fs/cgroup/memory.max", std::to_string(70 * kMiB));
@@ -114,7 +114,7 @@ TEST_F(Limits, OfAContainerAreAtTheMountPoint) {
   use_version_2("/docker/abc/inner", "/docker/abc");
   write("sys/fs/cgroup/inner/memory.max", std::to_string(20 * kMiB));
   EXPECT_EQ(free_mib(), 20);
-  use_version_2("/../elsewhere");  // of another namespace
+  use_version_2("/../elsewhere");  // a group outside this namespace
   EXPECT_EQ(free_mib(), 70);
   use_version_1("/docker/abc", "/docker/abc");
   write("sys/fs/cgroup/memory/memory.limit_in_bytes", std::to_string(60 * kMiB));
@@ -141,15 +141,15 @@ TEST_F(Limits, ThreadsAreNoMoreThanTheQuotaKeepsBusy) {
   omp_set_num_threads(threads);
 }
 
-// A group of the machine's own, where one can be made, with the programs in it.
+// Runs the programs in a control group of the real machine, where one can be made.
 class ControlGroup : public PareRuntime {
  protected:
   void TearDown() override {
     std::error_code ignored;
     for (const std::filesystem::path& group : made_) std::filesystem::remove(group, ignored);
   }
-  // The file that a process enters the group by; empty where no group can be made. `limits`: files of it and what to
-  // write there.
+  // Makes a group, and returns the file by which a process enters it, or an empty text if no group can be made.
+  // `limits` are files of the group and their contents.
   std::string make(const std::string& controller, const std::vector<std::pair<std::string, std::string>>& limits) {
     const std::filesystem::path version_1 = std::filesystem::path("/sys/fs/cgroup") / controller;
     const std::filesystem::path top =
@@ -159,7 +159,7 @@ class ControlGroup : public PareRuntime {
     if (!std::filesystem::create_directory(group, error)) return "";
     made_.push_back(group);
     for (const auto& [name, value] : limits) {
-      if (!std::filesystem::exists(group / name)) continue;  // of the other version
+      if (!std::filesystem::exists(group / name)) continue;  // a file of the other version
       std::ofstream file(group / name);
       if (!(file << value << std::flush)) return "";
       limited_ = true;
@@ -167,7 +167,7 @@ class ControlGroup : public PareRuntime {
     const std::string procs = (group / "cgroup.procs").string();
     return limited_ && std::ofstream(procs) ? procs : "";
   }
-  // Runs in the group.
+  // Runs the program in the group.
   Outcome run_in(const std::string& procs, const std::string& words) const {
     return run(words, "echo $$ > " + procs + "; env -u OMP_NUM_THREADS");
   }
@@ -187,7 +187,7 @@ TEST_F(ControlGroup, MemoryIsAskedForBeforeAModelIsLoaded) {
   const std::string generate = "generate " + model_.string() + " --prompt x --max-tokens ";
   EXPECT_EQ(run_in(procs, generate + "8").status, 0);
   EXPECT_EQ(run(generate + "8").status, 0);
-  // A model of a million positions, whose tables and caches do not fit.
+  // The model has a million positions, so its tables and caches do not fit.
   nlohmann::json changed = {{"max_position_embeddings", 1 << 20}};
   const std::filesystem::path large = folder_.path() / "large";
   copy_family("llama_gqa_untied", large, changed);
@@ -215,7 +215,7 @@ TEST_F(ControlGroup, ThreadsFollowTheQuota) {
   EXPECT_EQ(nlohmann::json::parse(result.out).at("threads"), 1);
 }
 
-// omp_get_max_threads is what affinity leaves.
+// omp_get_max_threads follows the affinity.
 TEST_F(ControlGroup, ThreadsFollowAffinity) {
   if (omp_get_num_procs() < 2) GTEST_SKIP() << "one CPU";
   const std::string words = "bench " + model_.string() + " --prefill-tokens 8 --decode-tokens 4 --repetitions 1 --json";

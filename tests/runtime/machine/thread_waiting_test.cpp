@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kMs = 1'000'000;
 
-// Threads that want a CPU for 100 ms between samples, and wait for `delayed` percent of it.
+// Samples of threads that need a CPU for 100 ms between two samples, and wait for `delayed` percent of that time.
 struct Samples {
   ThreadTimes now;
   const ThreadTimes& next(int64_t delayed) {
@@ -41,7 +41,8 @@ TEST(Contention, IsFoundAtOnceAndEndsAfterAWhileOfQuiet) {
   EXPECT_FALSE(contention.update(samples.next(1)));
   int num_contended = 0;
   while (!contention.update(samples.next(num_contended % 2 == 0 ? 60 : 30))) ASSERT_LT(++num_contended, 5);
-  for (int i = 0; i < 200; ++i) EXPECT_TRUE(contention.update(samples.next(i % 10 == 0 ? 60 : 1)));  // by turns
+  // Threads are contended now and then.
+  for (int i = 0; i < 200; ++i) EXPECT_TRUE(contention.update(samples.next(i % 10 == 0 ? 60 : 1)));
   int num_quiet = 0;
   while (contention.update(samples.next(1))) ASSERT_LT(++num_quiet, 100);
   EXPECT_GT(num_quiet, 10);
@@ -51,7 +52,7 @@ TEST(Contention, SamplesOfIdleThreadsSayNothing) {
   Contention contention;
   ThreadTimes now;
   for (int i = 0; i < 100; ++i) {
-    now.delay_ns += kMs;  // of 1 ms that was wanted
+    now.delay_ns += kMs;  // 1 ms of waiting in 1 ms of work
     EXPECT_FALSE(contention.update(now));
   }
 }
@@ -76,7 +77,7 @@ TEST(ThreadTimes, AreSummedOverTheOtherThreads) {
   add("11", "1000 20 3\n");
   add("12", "4000 500 7\n");
   add(std::to_string(syscall(SYS_gettid)), "7 7 7\n");
-  add("13", "");  // just ended
+  add("13", "");  // the thread has just ended
   const std::optional<ThreadTimes> times = read_thread_times(folder.path());
   ASSERT_TRUE(times);
   EXPECT_EQ(times->run_ns, 5000);
@@ -92,7 +93,7 @@ TEST(ThreadTimes, AreThoseOfThisProcess) {
   });
   const std::optional<ThreadTimes> before = read_thread_times();
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  bool grew = !before;  // a kernel without schedstat
+  bool grew = !before;  // a kernel without schedstat counts as grown
   while (!grew && std::chrono::steady_clock::now() < deadline) grew = read_thread_times()->run_ns > before->run_ns;
   stop = true;
   busy.join();
@@ -105,26 +106,27 @@ int64_t cpu_ns(clockid_t clock) {
   return time.tv_sec * 1'000'000'000 + time.tv_nsec;
 }
 
-// What a thread spends on waiting 100 ms for the other of its team.
+// Returns the CPU time that a thread spends on waiting 100 ms for the other one of its team.
 int64_t spinning_ns() {
   clockid_t clock = {};
 #pragma omp parallel num_threads(2)
   if (omp_get_thread_num() == 1) pthread_getcpuclockid(pthread_self(), &clock);
-  usleep(100'000);  // it sleeps by now
+  usleep(100'000);  // the other thread sleeps by now
   const int64_t before = cpu_ns(clock);
 #pragma omp parallel num_threads(2)
   if (omp_get_thread_num() == 0) usleep(100'000);
   return cpu_ns(clock) - before;
 }
 
-// The state of ThreadWaiting after it was told to find contention, or none.
+// Waits until ThreadWaiting finds contention, or none, as expected, and returns its state.
 bool spins_briefly_after(const ThreadWaiting& waiting, bool expected) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (waiting.spins_briefly() != expected && std::chrono::steady_clock::now() < deadline) usleep(10'000);
   return waiting.spins_briefly();
 }
 
-// libgomp reads its settings when it is loaded: these run in processes of their own, begun by the tests below.
+// libgomp reads its settings when it is loaded. So these tests run in processes of their own, which the tests below
+// start.
 TEST(ThreadWaitingChild, DISABLED_Adapts) {
   std::atomic<bool> contended{false};
   Samples samples;
@@ -136,7 +138,7 @@ TEST(ThreadWaitingChild, DISABLED_Adapts) {
   contended = false;
   ASSERT_FALSE(spins_briefly_after(waiting, false));
   const int64_t again_ns = spinning_ns();
-  // 300,000 turns of a loop, of some nanoseconds each, and 100.
+  // Long spinning is 300,000 turns of a loop of a few nanoseconds each, and brief spinning 100 turns.
   EXPECT_GT(long_ns, 5 * brief_ns);
   EXPECT_GT(again_ns, 5 * brief_ns);
 }
@@ -149,7 +151,7 @@ TEST(ThreadWaitingChild, DISABLED_LeavesTheEnvironmentsPolicy) {
     return samples.next(60);
   });
   EXPECT_EQ(waiting_policy(), "environment");
-  EXPECT_GT(spinning_ns(), kMs);  // it never sleeps; spinning briefly takes some microseconds
+  EXPECT_GT(spinning_ns(), kMs);  // the thread never sleeps; spinning briefly takes some microseconds
   EXPECT_FALSE(was_asked);
 }
 
@@ -186,7 +188,7 @@ TEST(ThreadWaiting, OfOneThreadNothingIsWatched) {
   EXPECT_FALSE(was_asked);
 }
 
-// Both programs say which policy is in force.
+// Both programs report which policy is in force.
 class WaitingOfPrograms : public PareRuntime {
  protected:
   std::string policy(const std::string& environment) const {

@@ -32,7 +32,7 @@ inline std::string read_all(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// A checkpoint in memory that a test may damage before it is written.
+// A checkpoint in memory. A test may damage it before it is written.
 struct Draft {
   Json config;
   std::map<std::string, OwnedTensor> tensors;
@@ -53,7 +53,8 @@ struct Draft {
   }
 };
 
-// One block of width 8 with two heads of 4, one key/value head, feed-forward width 16, five tokens.
+// Returns a model of one block of width 8, with two heads of size 4, one key/value head, feed-forward width 16 and five
+// tokens.
 inline Draft tiny_llama(bool tied = false) {
   Draft draft;
   draft.config = {{"model_type", "llama"},
@@ -119,7 +120,7 @@ class CheckpointTest : public testing::Test {
     write_text(directory_ / "config.json", draft.config.dump());
     write_tensors(directory_ / "model.safetensors", draft.tensors);
   }
-  // Tensors of names up to `last_of_first` in shard 1, the others in shard 2.
+  // Writes the tensors with names up to `last_of_first` to shard 1, and the others to shard 2.
   Json write_sharded(const Draft& draft, const std::string& last_of_first) const {
     std::map<std::string, OwnedTensor> shards[2];
     Json index = {{"metadata", {{"total_size", 0}}}, {"weight_map", Json::object()}};
@@ -136,7 +137,7 @@ class CheckpointTest : public testing::Test {
   }
   void write_index(const Json& index) const { write_text(directory_ / "model.safetensors.index.json", index.dump()); }
 
-  // The message that opening throws; fails the test when it throws none.
+  // Returns the message that opening throws. The test fails if it throws none.
   std::string refusal() const {
     try {
       Checkpoint::open(directory_);

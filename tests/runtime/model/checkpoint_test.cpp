@@ -26,7 +26,7 @@
 namespace pare::test {
 namespace {
 
-// --- What is right ---
+// --- Valid checkpoints ---
 
 TEST_F(CheckpointTest, OpensEveryFamilyAndReadsEveryWeight) {
   int num_families = 0;
@@ -35,7 +35,7 @@ TEST_F(CheckpointTest, OpensEveryFamilyAndReadsEveryWeight) {
     ++num_families;
     const Checkpoint checkpoint = Checkpoint::open(entry.path());
     const ModelDescription& model = checkpoint.description();
-    size_t num_read = 0;  // every tensor of the file must be one that the description names
+    size_t num_read = 0;  // the description must name every tensor of the file
     const auto read = [&](const LinearDescription& linear) {
       const LinearWeights weights = checkpoint.linear(linear);
       EXPECT_EQ(weights.num_out(), linear.num_out);
@@ -185,7 +185,7 @@ TEST_F(CheckpointTest, DtypeComesFromTheWeightsWhenTheConfigIsSilent) {
   EXPECT_EQ(Checkpoint::open(directory_).description().dtype, DType::F16);
 }
 
-// --- What is missing, or of another kind ---
+// --- Missing tensors, and tensors of another kind ---
 
 TEST_F(CheckpointTest, EveryMissingTensorIsNamed) {
   const Draft whole = tiny_llama();
@@ -230,7 +230,7 @@ TEST_F(CheckpointTest, EveryWrongDtypeIsNamed) {
   const Draft whole = tiny_llama();
   for (const auto& [name, tensor] : whole.tensors) {
     Draft draft = whole;
-    draft.tensors.at(name).dtype = DType::I32;  // as wide as F32
+    draft.tensors.at(name).dtype = DType::I32;  // I32 is as wide as F32
     expect_all_in(refusal(draft), {name, "expected F32, F16 or BF16", "found I32"});
   }
 }
@@ -281,7 +281,7 @@ TEST_P(FiniteValues, NanAndInfinityAreFoundAnywhere) {
   }
 }
 
-// Large tensors are read by all threads; the message is still of the first damaged element.
+// All threads read large tensors. The message is still about the first damaged element.
 TEST_P(FiniteValues, TheFirstOfSeveralInALargeTensorIsNamed) {
   constexpr int64_t kVocabulary = 150001, kWidth = 8;
   Draft draft = tiny_llama(true);
@@ -335,7 +335,7 @@ TEST_F(CheckpointTest, NanInNormsAndBiasesIsFound) {
                 {"up_proj.bias", "NaN", "element 15"});
 }
 
-// Every tensor of every family's file is one that the model uses, but for an encoder's pooler.
+// The model uses every tensor of every family's file, except for an encoder's pooler.
 TEST_F(CheckpointTest, DamageInAnyTensorIsFoundByCheckingAll) {
   const fs::path goldens = fs::path(kSourceFolder) / "tests/golden";
   for (const char* folder : {"families", "encoders"}) {
@@ -354,7 +354,7 @@ TEST_F(CheckpointTest, DamageInAnyTensorIsFoundByCheckingAll) {
           if (name == "__metadata__" || name.starts_with("pooler.")) continue;
           std::string damaged = whole;
           const size_t end = 8 + header_size + tensor["data_offsets"][1].get<size_t>();
-          damaged[end - 1] |= 0x7f;  // with the byte before: all bits of the exponent
+          damaged[end - 1] |= 0x7f;  // with the byte before, this sets all bits of the exponent
           damaged[end - 2] = static_cast<char>(0x80);
           write_text(file.path(), damaged);
           const Checkpoint checkpoint = Checkpoint::open(directory_);
@@ -419,17 +419,17 @@ TEST_F(CheckpointTest, IndexAndFilesMustAgree) {
   const Json index = write_sharded(tiny_llama(), "model.layers.0.mlp.up_proj.weight");
   const std::string first = "model-00001-of-00002.safetensors", second = "model-00002-of-00002.safetensors";
 
-  Json wrong = index;  // a tensor that lies in the other shard
+  Json wrong = index;  // a tensor is in the other shard
   wrong["weight_map"]["lm_head.weight"] = second;
   write_index(wrong);
   expect_all_in(refusal(), {second, "lm_head.weight"});
 
-  wrong = index;  // a needed tensor that the index does not list
+  wrong = index;  // the index does not list a needed tensor
   wrong["weight_map"].erase("model.norm.weight");
   write_index(wrong);
   expect_all_in(refusal(), {"model.norm.weight", "missing"});
 
-  wrong = index;  // a shard that is not there
+  wrong = index;  // a shard does not exist
   wrong["weight_map"]["model.norm.weight"] = "model-00003-of-00003.safetensors";
   write_index(wrong);
   expect_all_in(refusal(), {"model-00003-of-00003.safetensors", "missing"});

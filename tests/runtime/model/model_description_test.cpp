@@ -55,7 +55,7 @@ Json without(Json config, const std::string& key) {
   return config;
 }
 
-// The message of the std::invalid_argument that describing `text` throws; fails the test when it throws none.
+// Returns the message of the std::invalid_argument that describing `text` throws. The test fails if it throws none.
 std::string refusal_of_text(const std::string& text) {
   try {
     describe_model(text, "dir/config.json");
@@ -126,7 +126,7 @@ TEST(ModelDescription, LlamaFollowsItsConfigToTheLetter) {
        {&block.q, &block.k, &block.v, &block.o, &block.experts[0].gate, &block.experts[0].up, &block.experts[0].down}) {
     EXPECT_FALSE(linear->has_bias) << linear->name;
   }
-  // 10000^(-2j/8)
+  // The frequencies are 10000^(-2j/8).
   const std::vector<float> expected{1.0f, 0.1f, 0.01f, 0.001f};
   ASSERT_EQ(block.rope.inverse_frequencies.size(), expected.size());
   for (size_t j = 0; j < expected.size(); ++j) EXPECT_FLOAT_EQ(block.rope.inverse_frequencies[j], expected[j]);
@@ -182,7 +182,7 @@ TEST(ModelDescription, Qwen2HasBiasesOnQkvAndSlidesPastMaxWindowLayers) {
   const BlockDescription& block = model.blocks[0];
   EXPECT_TRUE(block.q.has_bias && block.k.has_bias && block.v.has_bias);
   EXPECT_FALSE(block.o.has_bias || block.experts[0].gate.has_bias || block.experts[0].down.has_bias);
-  EXPECT_EQ(model.blocks[0].sliding_window, 0);  // layer_types of the file
+  EXPECT_EQ(model.blocks[0].sliding_window, 0);  // from layer_types of the file
   EXPECT_EQ(model.blocks[1].sliding_window, 24);
 
   Json config = without(read_json(kGolden / "qwen2_biases_tied/config.json"), "layer_types");
@@ -233,7 +233,7 @@ TEST(ModelDescription, Gemma3HasItsNormsScalesWindowsAndTwoRopes) {
   EXPECT_EQ(model.blocks[0].sliding_window, 12);
   EXPECT_EQ(model.blocks[1].sliding_window, 12);
   EXPECT_EQ(model.blocks[2].sliding_window, 0);
-  // K = 16: pair 4 turns with theta^(-1/2): local 1e4; global 1e6, divided by 8.
+  // With K = 16, pair 4 turns with theta^(-1/2). The local theta is 1e4, and the global one 1e6, divided by 8.
   EXPECT_FLOAT_EQ(model.blocks[0].rope.inverse_frequencies[4], 0.01f);
   EXPECT_FLOAT_EQ(model.blocks[2].rope.inverse_frequencies[4], 0.001f / 8.0f);
 }
@@ -255,7 +255,7 @@ TEST(ModelDescription, Gemma3ReadsOlderKeysAsTheNewerOnes) {
   }
   EXPECT_EQ(a.dtype, b.dtype);
 
-  // As google/gemma-3-1b-it has it: five local layers, then a global one; no tie_word_embeddings.
+  // google/gemma-3-1b-it has these keys: five local layers, then a global one; no tie_word_embeddings.
   Json hub = without(older, "tie_word_embeddings");
   hub["sliding_window_pattern"] = 6;
   hub["num_hidden_layers"] = 26;
@@ -275,7 +275,7 @@ TEST(ModelDescription, Gemma3EmbeddingScaleIsRoundedAsTransformersRounds) {
   }
 }
 
-// 16 float32 operations at most, each within half a unit in the last place, powf within one: 2^-24 * 20.
+// There are at most 16 float32 operations, each within half a unit in the last place, and powf within one: 2^-24 * 20.
 TEST(ModelDescription, ScaledRopesEqualTransformers) {
   const Json cases = read_json(kGolden / "rope.json");
   ASSERT_GE(cases.size(), 14u);
@@ -289,7 +289,7 @@ TEST(ModelDescription, ScaledRopesEqualTransformers) {
       EXPECT_NEAR(rope.inverse_frequencies[j], expected, 20 * std::ldexp(expected, -24)) << label << " pair " << j;
     }
 
-    // The same with the older keys.
+    // The older keys give the same.
     Json older = golden["config"];
     older["rope_scaling"] = older["rope_parameters"];
     older["rope_theta"] = older["rope_parameters"]["rope_theta"];
@@ -305,8 +305,8 @@ TEST(ModelDescription, ScaledRopesEqualTransformers) {
 
 TEST(ModelDescription, Llama3RopeHasThreeBands) {
   const RopeDescription rope = describe_golden("llama3_rope_tied").blocks[0].rope;
-  // Wavelength 2 pi 10000^(j/8): 6.28 < 32/4 is kept; 19.9 is blended with weight (32/19.9 - 1) / 3; 62.8 > 32 divided
-  // by 4.
+  // The wavelength is 2 pi 10000^(j/8). 6.28 < 32/4 is kept. 19.9 is blended with weight (32/19.9 - 1) / 3. 62.8 > 32
+  // is divided by 4.
   EXPECT_FLOAT_EQ(rope.inverse_frequencies[0], 1.0f);
   const double frequency = std::pow(10000.0, -0.125);
   const double weight = (32.0 * frequency / (2.0 * std::numbers::pi) - 1.0) / 3.0;
@@ -334,7 +334,7 @@ TEST(ModelDescription, MixtralHasExpertsInEveryBlock) {
 
 TEST(ModelDescription, Qwen3MoeHasDenseBlocksAmongMixtures) {
   const ModelDescription model = describe_golden("qwen3_moe_dense_block_bf16");  // keys of transformers 4
-  EXPECT_EQ(model.feed_forward_size, 96);                                        // of the dense block
+  EXPECT_EQ(model.feed_forward_size, 96);                                        // the dense block's
   ASSERT_EQ(model.blocks.size(), 3u);
   EXPECT_TRUE(model.blocks[0].is_mixture() && !model.blocks[1].is_mixture() && model.blocks[2].is_mixture());
   EXPECT_EQ(model.blocks[1].experts.at(0).gate.name, "model.layers.1.mlp.gate_proj");
@@ -453,13 +453,13 @@ TEST(ModelDescription, RefusesWhatIsNoJsonObject) {
   for (const char* text : {"", "{", "{\"hidden_size\": NaN}", "{\"rms_norm_eps\": 1e999}", "\xff\xfe"}) {
     expect_all_in(refusal_of_text(text), {"dir/config.json", "not valid JSON"});
   }
-  // Deep nesting must exhaust neither the parser's stack nor the message's.
+  // Deep nesting must not exhaust the stack of the parser or that of the message's writer.
   const std::string deep = std::string(200000, '[') + std::string(200000, ']');
   expect_all_in(refusal_of_text("{\"model_type\": " + deep + "}"), {"dir/config.json", "nested too deeply", "200001"});
   expect_all_in(refusal_of_text("{\"model_type\": \"" + std::string(100000, 'x') + "\"}"), {"xxx..."});
 }
 
-// Any damage to a good file is refused with std::invalid_argument or read; nothing else may be thrown.
+// A damaged file is refused with std::invalid_argument or read. Nothing else may be thrown.
 TEST(ModelDescription, SurvivesRandomDamage) {
   std::mt19937 random(7);
   for (const char* name : {"gemma3_local_global", "llama3_rope_tied", "qwen2_biases_tied"}) {

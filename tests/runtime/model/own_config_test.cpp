@@ -1,5 +1,4 @@
-// config.json of checkpoints that pare alone reads: other programs do not find a model in it, this one finds what there
-// was.
+// config.json of checkpoints that only pare reads: other programs find no model in it, and pare finds the original one.
 #include "runtime/model/own_config.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +44,7 @@ TEST(OwnConfig, GivesTheNamesBack) {
                                       {"config.json", "model_type"});
 }
 
-// Files of before had the model's own names.
+// Files of earlier versions had the model's own names.
 TEST(OwnConfig, CheckpointsOfBothKindsAreRead) {
   const TemporaryFolder folder;
   const SparseCheckpoint written = write_sparse_checkpoint(folder.path());

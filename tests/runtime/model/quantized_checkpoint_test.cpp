@@ -57,7 +57,7 @@ TEST_F(CheckpointTest, HostileQuantizationConfigIsRefused) {
   expect_all_in(refusal(), {"nested too deeply"});
 }
 
-// The tiny model with every linear and the embedding replaced by quantized ones.
+// The tiny model, with every linear and the embedding replaced by quantized ones.
 class QuantizedCheckpoint : public CheckpointTest {
  protected:
   void quantize(Draft& draft, const std::string& module, const PackScheme& scheme, bool is_linear = true) {
@@ -130,13 +130,13 @@ TEST_F(QuantizedCheckpoint, MissingOrMisshapenPartsAreNamedWhenOpened) {
   draft.tensors.erase("model.layers.0.mlp.gate_proj" + std::string(kZeroPointSuffix));
   expect_all_in(refusal(draft), {"gate_proj.weight_zero_point", "missing"});
 
-  draft = whole;  // dense where the config says packed
+  draft = whole;  // a dense weight where the config says packed
   for (const std::string_view suffix : {kPackedSuffix, kScaleSuffix, kShapeSuffix})
     draft.tensors.erase(q + std::string(suffix));
   draft.add_random(q + ".weight", {8, 8});
   expect_all_in(refusal(draft), {q + ".weight'", "stored dense", "quantization_config", "ignore"});
 
-  draft = whole;  // packed where the config says dense
+  draft = whole;  // a packed weight where the config says dense
   draft.config["quantization_config"]["ignore"] = {q};
   expect_all_in(refusal(draft), {q + ".weight", "missing", "weight_packed"});
   draft.config.erase("quantization_config");
@@ -154,7 +154,7 @@ class Containers : public CheckpointTest {
     for (const char* name : {"self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}) {
       names.push_back(std::string(kBlock) + name);
     }
-    return names;  // k and v, of four outputs, stay dense
+    return names;  // k and v have four outputs and stay dense
   }
   static QuantizedWeight weight_for(const Draft& draft, const std::string& module, const PackScheme& scheme) {
     const std::vector<int64_t> shape = draft.tensors.at(module + ".weight").shape;

@@ -88,7 +88,7 @@ TEST(AtomicFile, AFailingProducerLeavesTheOldFile) {
   EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"a"});
 }
 
-// A write that the system cuts short: first partially, then with an error (here the limit of the file size).
+// The system cuts a write short: first partially, then with an error (here because of the limit on file sizes).
 TEST(AtomicFile, AFailingWriteNamesThePathAndLeavesTheOldFile) {
   TemporaryFolder folder;
   const fs::path path = folder.path() / "a";
@@ -147,7 +147,7 @@ TEST(AtomicFile, DevicesAreNotRead) {
   }
 }
 
-// Nobody will ever write to it.
+// No process ever writes to the pipe.
 TEST(AtomicFile, APipeAmongAModelsFilesIsNotWaitedFor) {
   const TemporaryFolder folder;
   ASSERT_EQ(::mkfifo((folder.path() / "config.json").c_str(), 0600), 0);
@@ -174,8 +174,8 @@ TEST(AtomicFile, ReadingStopsAtTheGivenSize) {
     if (size == 0) continue;
     expect_error<std::runtime_error>([&] { read_text_file(folder.path() / "a", size - 1); }, {"larger than"});
   }
-  EXPECT_FALSE(read_text_file("/proc/self/status").empty());  // a file whose size is not told
-  // A pipe without an end.
+  EXPECT_FALSE(read_text_file("/proc/self/status").empty());  // a file that reports no size
+  // A pipe that never ends.
   ASSERT_EQ(::mkfifo((folder.path() / "pipe").c_str(), 0600), 0);
   const pid_t writer = ::fork();
   if (writer == 0) {

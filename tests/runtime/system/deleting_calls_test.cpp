@@ -1,5 +1,5 @@
-// Every call of the program that deletes, replaces or cuts off something, with why that can be nobody's but pare's: a
-// new one is entered here, or does not pass. What the calls do is tested where they are.
+// Every call of the program that deletes, replaces or truncates something, with the reason why it can only affect
+// pare's own files. A new call must be listed here, or the test fails. The tests beside each call cover what it does.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 struct DeletingCall {
   std::string file;
-  std::string line;  // its beginning
+  std::string line;  // the beginning of the line
   std::string why;   // for the reader
 };
 
@@ -28,7 +28,7 @@ const std::vector<DeletingCall>& allowed_calls() {
   static const std::string empty = "rmdir takes an empty folder alone, and no link";
   static const std::string temporary = "made by this object, under a name that no other process takes";
   static const std::vector<DeletingCall> calls = {
-      // OUT.partial: only while this process holds the lock of the mark in it.
+      // In OUT.partial, only while this process holds the lock of the mark in it.
       {"runtime/system/partial_output.cpp", "fs::remove_all(folder / PartialOutput::kResult);", claimed},
       {"runtime/system/partial_output.cpp", "if (is_temporary_name(entry.filename().string())) fs::remove(", claimed},
       {"runtime/system/partial_output.cpp", "::rmdir(folder.c_str());", empty},
@@ -43,7 +43,7 @@ const std::vector<DeletingCall>& allowed_calls() {
        "RENAME_NOREPLACE"},
       {"runtime/system/partial_output.cpp", "fs::rename(result(), output_);",
        "where the file system cannot refuse to replace; nothing was there just before"},
-      // A run's phases in OUT.partial. Where a name of theirs is a link, the run is refused before any of this.
+      // The phases of a run in OUT.partial. If one of their names is a link, the run is refused before any of this.
       {"compress/artifact/workplace.cpp", "fs::remove_all(phase / kArtifact);", claimed},
       {"compress/artifact/workplace.cpp", "fs::remove(phase / kMade / kManifestName);", claimed},
       {"compress/artifact/workplace.cpp", "fs::remove_all(phase / kMade);", claimed},
@@ -100,7 +100,8 @@ const std::vector<DeletingCall>& allowed_calls() {
   return calls;
 }
 
-// Calls of the standard library and of the system; streams and files opened for writing begin with cutting off.
+// Matches calls of the standard library and of the system. Streams and files that are opened for writing truncate
+// first.
 const std::regex& deleting_call() {
   static const std::regex call(
       R"((fs|filesystem)::(remove|remove_all|rename|resize_file|copy|copy_file)\s*\()"
@@ -109,7 +110,7 @@ const std::regex& deleting_call() {
   return call;
 }
 
-// "FILE: LINE" of every such call in the sources.
+// Returns "FILE: LINE" of every such call in the sources.
 std::vector<std::pair<std::string, std::string>> calls_in_sources() {
   std::vector<std::pair<std::string, std::string>> found;
   for (const char* folder : {"runtime", "quant", "prune", "distill", "compress"}) {

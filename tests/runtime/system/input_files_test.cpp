@@ -40,7 +40,7 @@ TEST_F(InputFilesTest, ReadingLinkingAndRenamingOthersIsNoChange) {
 TEST_F(InputFilesTest, EveryChangeNamesTheFile) {
   const fs::path b = folder_.path() / "b";
   const auto written = fs::last_write_time(b);
-  fs::last_write_time(b, written + std::chrono::nanoseconds(1));  // as writing in place leaves it
+  fs::last_write_time(b, written + std::chrono::nanoseconds(1));  // writing in place does this
   expect_changed("was written to");
   fs::last_write_time(b, written);
   EXPECT_NO_THROW(files_.check_unchanged());

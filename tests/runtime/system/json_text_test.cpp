@@ -24,7 +24,7 @@ TEST(JsonText, IsWrittenWhateverItsStringsHold) {
             "b\xef\xbf\xbd\"\n}");
 }
 
-// What the library itself makes of them, by another way (its own parser with its own builder).
+// The library reads the texts in another way, with its own parser and its own builder.
 TEST(JsonText, GivesTheValuesOfTheLibrary) {
   for (const std::string text :
        {"null", "true", "false", "0", "-0", "-7", "18446744073709551615", "-9223372036854775808", "1e3", "-0.5e-7",
@@ -78,7 +78,7 @@ TEST(JsonText, RefusesWhatIsNestedTooDeeplyAndSaysHowDeeply) {
     const std::string allowed = nested(kMaxJsonDepth / step, open, close, "1");
     EXPECT_EQ(parse_json(allowed, "here").dump(), allowed);
     EXPECT_EQ(parse_ordered_json(allowed, "here").dump(), allowed);
-    for (const std::string& end : {std::string(close), std::string()}) {  // unclosed ones as well
+    for (const std::string& end : {std::string(close), std::string()}) {  // unclosed texts as well
       const std::string deep = nested(80'000, open, end, "1");
       const std::string depth = std::to_string(80'000 * step);
       expect_error<BadJson>([&] { parse_json(deep, "file.json"); },
@@ -88,7 +88,7 @@ TEST(JsonText, RefusesWhatIsNestedTooDeeplyAndSaysHowDeeply) {
   }
 }
 
-// Looking through all members behind each of them would be 10^12 steps.
+// Looking through all members after each of them would take 10^12 steps.
 TEST(JsonText, AMillionMembersAreNoLongWork) {
   constexpr int kNumMembers = 1'000'000;
   std::string text = "{";
@@ -101,7 +101,7 @@ TEST(JsonText, AMillionMembersAreNoLongWork) {
   expect_error<BadJson>([&] { parse_ordered_json(text, "here"); }, {"the key '7' twice"});
 }
 
-// A message that quotes it would end in the middle.
+// A message that quotes such a text would end in the middle.
 TEST(JsonText, OnlyTextsHoldTheCharacterThatEndsMessages) {
   for (const std::string text : {R"({"a\u0000b": 1})", R"([["a\u0000b"]])"}) {
     expect_error<BadJson>([&] { parse_json(text, "file.json"); }, {"file.json", "'a\\x00b'", "U+0000"});

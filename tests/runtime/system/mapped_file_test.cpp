@@ -48,7 +48,7 @@ TEST(MappedFile, RefusalsNameThePath) {
 }
 
 size_t num_resident_pages(std::span<const std::byte> bytes) {
-  // mincore would count the page cache; what counts here is this process's own mapping (Rss of smaps).
+  // mincore would count the page cache. This counts the process's own mapping (Rss of smaps).
   std::ifstream maps("/proc/self/smaps");
   std::string line;
   bool in_mapping = false;
@@ -70,7 +70,7 @@ TEST(MappedFile, DroppedPagesLeaveMemoryAndCanBeReadAgain) {
   ASSERT_EQ(text_of(file), text);
   const size_t before = num_resident_pages(file.bytes());
   ASSERT_GE(before, 100 * page / 4096);
-  file.drop(file.bytes().subspan(1, 90 * page));  // touches 91 pages, holds 89 wholly
+  file.drop(file.bytes().subspan(1, 90 * page));  // the range touches 91 pages and holds 89 of them whole
   EXPECT_EQ(num_resident_pages(file.bytes()), before - 89 * page / 4096);
   EXPECT_EQ(text_of(file), text);
   file.drop({});
@@ -111,7 +111,7 @@ TEST(MappedFile, AnAddressNamesItsFile) {
   EXPECT_EQ(mapped_file_at(address), std::nullopt);
 }
 
-// A page of a file that has none by now. AddressSanitizer's own handler would report what is not ours.
+// Reads a page that its file no longer has. AddressSanitizer's own handler would report the faults that are not ours.
 class TruncatedFile : public testing::Test {
  protected:
   void SetUp() override {

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kMiB = 1 << 20;
 
-// Anonymous memory of its own mapping, touched, so that it is given back at once when it goes.
+// Holds anonymous memory in a mapping of its own. The memory is touched at once, and freed at once in the end.
 class Held {
  public:
   explicit Held(int64_t num_bytes) : num_bytes_(static_cast<size_t>(num_bytes)) {
@@ -26,7 +26,7 @@ class Held {
   void* data_;
 };
 
-// Bounds leave 8 MiB for what other threads and the allocator do meanwhile.
+// The bounds leave 8 MiB for other threads and the allocator.
 TEST(MemoryUsage, CountsAnonymousMemoryAndForgetsIt) {
   const int64_t before = read_memory_usage().held_bytes;
   {
@@ -40,7 +40,7 @@ TEST(MemoryUsage, CountsAnonymousMemoryAndForgetsIt) {
 TEST(MemorySampler, RemembersAPeakThatIsOver) {
   const int64_t before = read_memory_usage().held_bytes;
   MemorySampler sampler;
-  // On a busy machine the sampler's thread may wait for its turn: what is held short is held again, for longer.
+  // On a busy machine the sampler's thread may have to wait. So memory that was held briefly is held again, for longer.
   for (int milliseconds = 50; milliseconds < 60000; milliseconds *= 2) {
     {
       const Held held(64 * kMiB);

@@ -14,7 +14,7 @@ TEST(EditDistance, CountsInsertionsDeletionsSubstitutionsAndSwaps) {
   EXPECT_EQ(edit_distance("passes", "pases"), 1);
   EXPECT_EQ(edit_distance("theards", "threads"), 2);
   EXPECT_EQ(edit_distance("eavl", "eval"), 1);  // neighbours swapped
-  EXPECT_EQ(edit_distance("ca", "abc"), 3);     // optimal string alignment: nothing is edited twice
+  EXPECT_EQ(edit_distance("ca", "abc"), 3);     // optimal string alignment edits nothing twice
 }
 
 TEST(NearestName, IsTheClosestOrNone) {

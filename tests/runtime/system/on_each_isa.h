@@ -1,5 +1,5 @@
-// A fixture for operations of the CPU backend that every instruction set implements: one backend of the parameter's
-// set beside the reference.
+// A fixture for operations of the CPU backend that every instruction set implements. It has a backend with the
+// parameter's set, and the reference backend.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -25,7 +25,7 @@ using Leftovers = PartialOutput::Leftovers;
 class PartialOutputTest : public testing::Test {
  protected:
   void write(const fs::path& path, const std::string& text = "x") const { std::ofstream(path) << text; }
-  // Every name below `folder`, sorted.
+  // Returns every name below `folder`, sorted.
   std::vector<std::string> names(const fs::path& folder) const {
     std::vector<std::string> found;
     for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -38,7 +38,7 @@ class PartialOutputTest : public testing::Test {
   void expect_refused(const std::string& command, std::initializer_list<std::string> words) {
     expect_error<std::runtime_error>([&] { PartialOutput(output_, command, Remains::worthless); }, words);
   }
-  // What a command leaves that is killed after `work`.
+  // Leaves what a command leaves that is killed after `work`.
   template <typename Work>
   void killed(const std::string& command, Remains remains, Work&& work) {
     const pid_t child = ::fork();
@@ -83,7 +83,7 @@ TEST_F(PartialOutputTest, AnOutputWithASlashIsTheSameOutput) {
                                    {"out", "exists"});
 }
 
-// Each says what it is before any work.
+// Each message names the place before any work begins.
 TEST_F(PartialOutputTest, PlacesThatCannotBeMadeAreNamed) {
   write(folder_.path() / "file");
   fs::create_directory(folder_.path() / "there");
@@ -100,7 +100,7 @@ TEST_F(PartialOutputTest, PlacesThatCannotBeMadeAreNamed) {
   refused(folder + "there/..", "expected the name of a new file");
   refused(folder + "missing/../out", "there is no folder '" + folder + "missing'");
   refused(folder + "file/out", "'" + folder + "file' is no folder");
-  // A link leads elsewhere: back from where it leads, not from where it is.
+  // After a link, ".." goes up from the link's target, not from the link's own place.
   fs::create_directories(folder_.path() / "else" / "where");
   fs::create_directory_symlink(folder_.path() / "else" / "where", folder_.path() / "link");
   PartialOutput partial(folder + "link/../out", "run", Remains::worthless);
@@ -150,7 +150,7 @@ TEST_F(PartialOutputTest, AFolderWithoutTheMarkIsNotTouched) {
   EXPECT_EQ(left(), Strings());
 }
 
-// The folder of another output, with its mark: what is in it is not this output's.
+// The link leads to the folder of another output, with its mark. Its content does not belong to this output.
 TEST_F(PartialOutputTest, ALinkToAMarkedFolderIsNotFollowed) {
   {
     PartialOutput other(folder_.path() / "other", "import", Remains::resumable);
@@ -189,11 +189,11 @@ TEST_F(PartialOutputTest, AnUnreadableMarkIsNotTakenForOurs) {
   write(partial_ / "claimed-by-pare", "");
   write(partial_ / "thesis.txt");
   expect_refused("import", {"does not say whose"});
-  fs::remove(partial_ / "thesis.txt");  // killed between making the mark and writing it
+  fs::remove(partial_ / "thesis.txt");  // pare was killed between making the mark and writing it
   EXPECT_NO_THROW(PartialOutput(output_, "import", Remains::worthless));
 }
 
-// Nobody made it, and so it is somebody's.
+// No pare process made it, so it belongs to somebody.
 TEST_F(PartialOutputTest, AMarkThatIsNoFileIsLeftAlone) {
   fs::create_directory(partial_);
   ASSERT_EQ(::mkfifo((partial_ / "claimed-by-pare").c_str(), 0600), 0);
@@ -244,7 +244,7 @@ TEST_F(PartialOutputTest, AnotherCommandDoesNotTouchResumableRemains) {
   EXPECT_EQ(left(), before);
   PartialOutput(output_, "run", Remains::resumable);
   EXPECT_EQ(left(), before);
-  // With nothing in it there is nothing to go on with.
+  // Without any progress in it, there is nothing to resume.
   fs::remove_all(partial_ / "progress");
   EXPECT_NO_THROW(PartialOutput(output_, "import", Remains::worthless));
 }
@@ -272,7 +272,7 @@ TEST_F(PartialOutputTest, AnOutputThatAppearsMeanwhileIsNotReplaced) {
     }
     EXPECT_TRUE(fs::exists(partial_ / "artifact" / "weights")) << "where the message says";
     EXPECT_TRUE(fs::is_empty(output_));
-    // Nor does the next command take it away.
+    // The next command does not remove it either.
     for (const bool is_free : {false, true}) {
       if (is_free) fs::remove(output_);
       expect_refused("run", {is_free ? "out.partial" : "exists"});
@@ -282,7 +282,7 @@ TEST_F(PartialOutputTest, AnOutputThatAppearsMeanwhileIsNotReplaced) {
   }
 }
 
-// Many processes claim, publish and discard: each output is made by one of them, whole, and nothing is left.
+// Many processes claim, publish and discard. Exactly one of them makes each output, whole, and nothing else is left.
 TEST_F(PartialOutputTest, ManyAtOnceMakeEachOutputOnce) {
   constexpr int kNumOutputs = 40, kNumProcesses = 4;
   std::vector<pid_t> children;
@@ -314,7 +314,7 @@ TEST_F(PartialOutputTest, ManyAtOnceMakeEachOutputOnce) {
   EXPECT_EQ(left().size(), 2u * kNumOutputs);
 }
 
-// Killed after its last rename, before tidying up.
+// The process is killed after its last rename, before it cleans up.
 TEST_F(PartialOutputTest, AnEmptyFolderBesideTheOutputGoes) {
   for (const bool is_marked : {true, false}) {
     killed("import", Remains::worthless, [&](PartialOutput& partial) {

@@ -10,7 +10,7 @@
 namespace pare {
 namespace {
 
-// Written to by one thread and read by another.
+// A buffer that one thread writes and another reads.
 class SharedBuffer : public std::streambuf {
  public:
   std::string text() const {
@@ -48,7 +48,7 @@ TEST(Progress, LinesAreOnePerQuickStage) {
   progress.update(2);
   progress.finish();
   progress.finish();
-  // Times differ from run to run.
+  // The times differ from run to run.
   EXPECT_EQ(without_digits(out.str()),
             without_digits("layer 0  error 1e-3\nload: 3 blocks in 0.0 s\nevaluate: 2 windows in 0.0 s\n"));
 }
@@ -66,7 +66,7 @@ TEST(Progress, BarIsErasedBeforeAnythingElseIsPrinted) {
   EXPECT_TRUE(out.str().ends_with("\r\x1b[2K"));  // an unfinished bar does not stay
 }
 
-// Work that reports nothing for minutes looks alive.
+// Work that reports nothing for minutes still looks alive.
 TEST(Progress, TheClockOfABarTicks) {
   SharedBuffer buffer;
   std::ostream out(&buffer);
@@ -112,7 +112,7 @@ TEST(Progress, ResultsGoToTheirOwnStreamWhateverTheStyle) {
   EXPECT_EQ(all.str(), "perplexity 3\n");
 }
 
-// What an earlier process did takes no time here: the rest is judged by what was done in this one.
+// Work of an earlier process takes no time in this one. The remaining time is estimated from the work of this process.
 TEST(Progress, TheTimeLeftIsThatOfUnitsDoneHere) {
   std::ostringstream out;
   Progress progress(ProgressStyle::bar, out);
@@ -120,13 +120,13 @@ TEST(Progress, TheTimeLeftIsThatOfUnitsDoneHere) {
   EXPECT_NE(out.str().find("990/1000 steps"), std::string::npos) << out.str();
   EXPECT_EQ(out.str().find("left"), std::string::npos) << out.str();
   out.str("");
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // of which nothing is known yet
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // no unit is done in this time
   progress.update(990);
   EXPECT_EQ(out.str().find("left"), std::string::npos) << out.str();
   out.str("");
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   progress.update(991);
-  // 0.3 s for the only one; on a slow machine more.
+  // The only unit took 0.3 s, or more on a slow machine.
   const size_t left = out.str().find(" s left");
   ASSERT_NE(left, std::string::npos) << out.str();
   const size_t begin = out.str().rfind(' ', left - 1) + 1;

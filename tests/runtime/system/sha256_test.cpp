@@ -18,7 +18,7 @@ std::string hash_of(std::string_view text) {
   return sha256_hex(std::as_bytes(std::span(text)));
 }
 
-// The examples NIST publishes with FIPS 180-4, and the million a's of FIPS 180-2, appendix B.3.
+// The examples that NIST publishes with FIPS 180-4, and the million a's of FIPS 180-2, appendix B.3.
 TEST(Sha256, PublishedExamples) {
   EXPECT_EQ(hash_of(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(hash_of("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
@@ -31,7 +31,7 @@ TEST(Sha256, PublishedExamples) {
   EXPECT_EQ(hash_of(std::string(1000000, 'a')), "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-// Lengths around the padding's block boundary, as Python's hashlib gives them for 0x61 repeated.
+// The lengths lie around the padding's block boundary. The hashes are those of Python's hashlib for 0x61 repeated.
 TEST(Sha256, LengthsAroundABlock) {
   EXPECT_EQ(hash_of(std::string(55, 'a')), "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318");
   EXPECT_EQ(hash_of(std::string(56, 'a')), "b35439a4ac6f0948b6d6f9e3c6af0f5f590ce20f1bde7090ef7970686ec6738a");
@@ -66,7 +66,7 @@ TEST(Sha256, PlainCompressionEqualsTheCpuInstructions) {
   EXPECT_EQ(plain, extensions);
 }
 
-// The plain path against a published value, so that it is tested where the CPU never takes it.
+// The plain path is compared with a published value, so it is tested on CPUs that never take it too.
 TEST(Sha256, PlainCompressionOfThePublishedBlock) {
   std::array<uint32_t, 8> state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                    0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};

@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-// The vocabulary of a byte-level tokenizer.json as a GGUF has it.
+// Returns the vocabulary of a byte-level tokenizer.json as a GGUF file holds it.
 GgufVocabulary byte_level_vocabulary(const std::string& name, const std::string& pre) {
   const json file = json::parse(read_text_file(unpacked(name)));
   GgufVocabulary vocabulary;
@@ -43,8 +43,8 @@ GgufVocabulary byte_level_vocabulary(const std::string& name, const std::string&
   return vocabulary;
 }
 
-// Mistral's SentencePiece model: pieces have the score 259 - id; control, byte and unknown tokens 0; runs of spaces,
-// which its authors added, -1e9.
+// Returns the vocabulary of Mistral's SentencePiece model. Pieces have the score 259 - id; control, byte and unknown
+// tokens have 0. Runs of spaces, which its authors added, have -1e9.
 GgufVocabulary mistral() {
   const json file = json::parse(read_text_file(unpacked("mistral.json")));
   GgufVocabulary vocabulary;
@@ -65,8 +65,8 @@ GgufVocabulary mistral() {
   return vocabulary;
 }
 
-// The same vocabulary put together by the package and by transformers' generate_merges; that the package reads our file
-// to the same ids is TokenizerFamily's.
+// The package and transformers' generate_merges build a tokenizer from the same vocabulary. TokenizerFamily tests that
+// the package gets the same ids from our file.
 TEST(GgufVocabulary, ConvertedFamiliesEqualTokenizersPutTogetherInPython) {
   for (const std::string name : {"llama2", "smollm2"}) {
     auto texts = awkward_texts(600, {"<|im_start|>", "<|endoftext|>", "<repo_name>", "<s>", "</s>", "<unk>"});
@@ -106,11 +106,11 @@ TEST(GgufVocabulary, ByteLevelFamiliesGiveTheIdsOfTheirOwnFiles) {
   }
 }
 
-// Every piece of every token looked up, in the order that the header promises.
+// Looks up every piece of every token, in the order that the header promises.
 json merges_by_lookup(const GgufVocabulary& vocabulary) {
   std::map<std::string, size_t> ids;
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id) ids[vocabulary.tokens[id]] = id;
-  std::vector<std::tuple<double, size_t, size_t, size_t>> merges;  // sorted as they are
+  std::vector<std::tuple<double, size_t, size_t, size_t>> merges;  // ordered as the merges must be
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
     const std::string& token = vocabulary.tokens[id];
     for (size_t cut = 1; cut < token.size(); ++cut) {

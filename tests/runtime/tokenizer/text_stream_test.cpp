@@ -1,4 +1,4 @@
-// TextStream against Tokenizer::decode of all ids at once.
+// TextStream, compared with Tokenizer::decode of all ids at once.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -10,7 +10,7 @@
 namespace pare {
 namespace {
 
-// What has been returned is a prefix of the final text after every token, and all of it at the end.
+// Expects that the returned text is a prefix of the final text after every token, and all of it at the end.
 void expect_streamed(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   for (const bool skip_special_tokens : {false, true}) {
     const std::string expected = tokenizer.decode(ids, skip_special_tokens);
@@ -37,8 +37,8 @@ std::vector<int32_t> existing_ids(const Tokenizer& tokenizer) {
   return ids;
 }
 
-// Sequences of ids from one of several pools: all ids, those whose text is not plain (bytes, marks, continuations), and
-// few of those, so that runs of bytes and of spaces become long.
+// Streams sequences of ids from one of three pools. They are all ids; those whose text is not plain (bytes, marks,
+// continuations); and a few of the latter, so that runs of bytes and of spaces become long.
 void expect_random_sequences_streamed(const Tokenizer& tokenizer) {
   const std::vector<int32_t> all = existing_ids(tokenizer);
   std::vector<int32_t> odd;
@@ -71,7 +71,7 @@ TEST_P(TextStreamFamily, EqualsDecodingAllAtOnce) {
   expect_random_sequences_streamed(tokenizer);
 }
 
-// Text is not held back longer than it must: behind an ASCII text nothing is.
+// Text is not held back longer than it must be. After ASCII text, nothing is held back.
 TEST_P(TextStreamFamily, GivesTextAsItComes) {
   const Tokenizer tokenizer = Tokenizer::open(family_file(GetParam()));
   const auto ids = tokenizer.encode("the cat sat on the mat and looked at the dog", false);
@@ -113,7 +113,7 @@ TEST(TextStream, EqualsDecodingAllAtOnceUnderEveryDecoder) {
       sequence({bytes, fuse, replace}),
       sequence({fuse, bytes}),
       sequence({bytes, fuse, R"({"type": "Replace", "pattern": {"String": "ab"}, "content": "X"})"}),
-      // A token becomes a byte, or ceases to be one.
+      // In the next two, a token becomes a byte, or is no longer one.
       sequence({R"({"type": "Replace", "pattern": {"String": "a"}, "content": "<0xE2>"})", bytes}),
       sequence({R"({"type": "Replace", "pattern": {"String": "<0xE2>"}, "content": "a"})", bytes}),
       metaspace("always"),

@@ -23,8 +23,8 @@ inline std::filesystem::path tokenizer_golden(const std::string& name) {
   return std::filesystem::path(kSourceFolder) / "tests/golden/tokenizers" / name;
 }
 
-// The file of tests/golden/tokenizers/NAME.gz, unpacked into the build folder once. Tests run side by side, so that it
-// appears there by a rename.
+// Returns the file of tests/golden/tokenizers/NAME.gz, unpacked into the build folder once. Tests run side by side, so
+// the file appears there by a rename.
 inline std::filesystem::path unpacked(const std::string& name) {
   const auto folder = std::filesystem::path(kBuildFolder) / "tokenizers";
   const auto packed = tokenizer_golden(name + ".gz"), file = folder / name;
@@ -39,7 +39,7 @@ inline std::filesystem::path unpacked(const std::string& name) {
   return file;
 }
 
-// The vocabulary of tests/golden/tokenizers/NAME.vocabulary.json.gz.
+// Returns the vocabulary of tests/golden/tokenizers/NAME.vocabulary.json.gz.
 inline GgufVocabulary golden_vocabulary(const std::string& name) {
   const auto file = nlohmann::json::parse(read_text_file(unpacked(name + ".vocabulary.json")));
   const auto list = [&]<typename T>(const char* key, std::vector<T>& values) {
@@ -61,7 +61,7 @@ inline GgufVocabulary golden_vocabulary(const std::string& name) {
   return vocabulary;
 }
 
-// The tokenizer.json of a family: committed, or made from the committed vocabulary.
+// Returns the tokenizer.json of a family, which is committed or made from the committed vocabulary.
 inline std::filesystem::path family_file(const std::string& name) {
   if (std::filesystem::exists(tokenizer_golden(name + ".json.gz"))) return unpacked(name + ".json");
   const auto file = std::filesystem::path(kBuildFolder) / "tokenizers" / (name + ".made.json");
@@ -69,7 +69,7 @@ inline std::filesystem::path family_file(const std::string& name) {
   return file;
 }
 
-// Runs tokenizers_oracle.py; `mode` and `file` (may be empty) are its first arguments.
+// Runs tokenizers_oracle.py. `mode` and `file` (may be empty) are its first arguments.
 inline nlohmann::json ask_oracle(const std::string& mode, const std::filesystem::path& file,
                                  const std::vector<std::string>& texts) {
   const char* python = std::getenv("PARE_PYTHON");
@@ -87,7 +87,8 @@ inline nlohmann::json ask_oracle(const std::string& mode, const std::filesystem:
   return nlohmann::json::parse(read_text_file(folder.path() / "out.json"));
 }
 
-// Ids with and without special tokens, and decoded text with and without them, equal the package's for every text.
+// Expects the package's ids with and without special tokens, and its decoded text with and without them, for every
+// text.
 inline void expect_as_oracle(const Tokenizer& tokenizer, const nlohmann::json& expected,
                              const std::vector<std::string>& texts) {
   ASSERT_EQ(expected.size(), texts.size());
@@ -101,8 +102,8 @@ inline void expect_as_oracle(const Tokenizer& tokenizer, const nlohmann::json& e
   }
 }
 
-// Texts made of pieces that tokenizers stumble over: odd white space, digits of several scripts, marks, joiners,
-// contractions, long runs, and `more` (added tokens, say).
+// Returns texts of pieces that are hard for tokenizers: odd white space, digits of several scripts, marks, joiners,
+// contractions, long runs, and `more` (added tokens, for example).
 inline std::vector<std::string> awkward_texts(size_t count, const std::vector<std::string>& more) {
   std::vector<std::string> pieces = {" ",
                                      "  ",

@@ -1,4 +1,4 @@
-// The parts of a tokenizer: normalization form C, expressions, splits, added tokens, decoders, and files that do harm.
+// The parts of a tokenizer: normalization form C, expressions, splits, added tokens, decoders, and harmful files.
 #include <gtest/gtest.h>
 
 #include "runtime/tokenizer/nfc_tables.h"
@@ -41,7 +41,7 @@ TEST(Unicode, NormalizationEqualsPythonsForEveryCharacterItConcerns) {
 TEST(Unicode, IllFormedPartsAreFoundAndReplaced) {
   EXPECT_EQ(find_invalid_utf8("a\u00e9\u4f60\U0001F600"), std::nullopt);
   EXPECT_EQ(find_invalid_utf8("a\xF4\x90\x80\x80"), 1u);  // beyond U+10FFFF
-  // The examples of Unicode 15, table 3-8 to 3-11.
+  // The examples of Unicode 15, tables 3-8 to 3-11.
   EXPECT_EQ(utf8_with_replacements("\xC0\xAF\xE0\x80\xBF\xF0\x81\x82\x41"),
             "\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFDA");
   EXPECT_EQ(utf8_with_replacements("\xED\xA0\x80\xED\xBF\xBF\xED\xAF\x41"),
@@ -76,7 +76,7 @@ TEST(Regex, WhiteSpaceIsOnigurumas) {
     ASSERT_EQ(has_match(in_class, character), expected || c == U'x') << static_cast<uint32_t>(c);
     ASSERT_EQ(has_match(not_in_class, character), !expected && c != U'x') << static_cast<uint32_t>(c);
   }
-  EXPECT_FALSE(has_match(space, "\u180E"));  // which PCRE2's own \s matches
+  EXPECT_FALSE(has_match(space, "\u180E"));  // PCRE2's own \s matches it
 }
 
 TEST(Regex, EmptyMatchesDoNotFollowAMatch) {
@@ -126,7 +126,7 @@ std::vector<std::string> pieces(const PreTokenizer& pre_tokenizer, const std::st
   return found;
 }
 
-// The examples of the `tokenizers` package's documentation (SplitDelimiterBehavior).
+// The examples are those of the `tokenizers` package's documentation (SplitDelimiterBehavior).
 TEST(PreTokenizer, DelimitersBehaveAsDocumented) {
   const auto split = [](SplitBehavior behavior, bool as_regex) {
     PreTokenizer pre_tokenizer;
@@ -147,7 +147,7 @@ TEST(PreTokenizer, DelimitersBehaveAsDocumented) {
   }
 }
 
-// A small vocabulary in which any two neighbours merge, so that ids show where a text was split.
+// Returns a small vocabulary in which any two neighbours merge, so that ids show where a text was split.
 json small_model(const std::string& characters) {
   json vocabulary = {{"<unk>", 0}}, merges = json::array();
   std::vector<std::string> singles;
@@ -277,9 +277,9 @@ TEST(TokenizerParts, UnknownCharactersEqualThePackages) {
   }
 }
 
-// The parts that transformers 5.17 writes of a GGUF with a byte-level vocabulary (AutoTokenizer.from_pretrained(DIR,
-// gguf_file=...).save_pretrained), around a vocabulary that lacks most bytes. What falls back are the characters of
-// GPT-2's alphabet.
+// These are the parts that transformers 5.17 writes for a GGUF with a byte-level vocabulary
+// (AutoTokenizer.from_pretrained(DIR, gguf_file=...).save_pretrained). The vocabulary around them lacks most bytes. The
+// characters that fall back to bytes are those of GPT-2's alphabet.
 TEST(TokenizerParts, ByteFallbackBesideByteLevelEqualsThePackages) {
   const json byte_level = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", true}};
@@ -295,8 +295,8 @@ TEST(TokenizerParts, ByteFallbackBesideByteLevelEqualsThePackages) {
                         {"pair", {text, {{"Sequence", {{"id", "B"}, {"type_id", 1}}}}}},
                         {"special_tokens", json::object()}}},
                       {"decoder", {{"type", "Sequence"}, {"decoders", decoders}}}};
-  // Of the text U+00A0, bytes C2 A0, the first is U+00C2 in the alphabet and has both tokens of its own bytes C3 82; the
-  // second is U+0142, bytes C5 82, and is unknown.
+  // The text U+00A0 has the bytes C2 A0. The first is U+00C2 in the alphabet, and there are tokens for both of its own
+  // bytes, C3 82. The second is U+0142, bytes C5 82, and is unknown.
   const json few = {{"<0x78>", 200}, {"<0xC3>", 201}, {"<0x82>", 202}};
   json all = json::object();
   for (int byte = 0; byte < 256; ++byte) {
@@ -352,13 +352,13 @@ TEST(TokenizerParts, WhatIsNotKnownIsRefusedByName) {
           {"'Kept'", "Isolated"});
 }
 
-// Looking behind each token for the end of the white space would be 10^11 steps.
+// Looking for the end of the white space after each token would take 10^11 steps.
 TEST(TokenizerParts, TokensThatSwallowWhiteSpaceAreNoLongWork) {
   const json added = {{{"id", 4}, {"content", " "}, {"rstrip", true}, {"special", true}}};
   const Tokenizer tokenizer = Tokenizer::parse(small_file({{"added_tokens", added}}).dump(), "t.json");
   const std::string spaces(500'000, ' ');
   const auto few = tokenizer.encode("   ", false), many = tokenizer.encode(spaces, false);
-  EXPECT_EQ(few.size(), 3u);  // the search goes on behind a token, not behind the white space that it swallows
+  EXPECT_EQ(few.size(), 3u);  // the search continues after a token, not after the white space that it takes
   EXPECT_EQ(many.size(), spaces.size());
 }
 
@@ -403,7 +403,7 @@ TEST(TokenizerParts, DamagedFilesAreRefusedWithThePlace) {
   refused({{"normalizer", nested}}, {"Sequences inside one another"});
 }
 
-// Tokens may hold the character that ends messages: what is said of them is said to its end.
+// Tokens may hold the character that ends messages. A message about one is still complete.
 TEST(TokenizerParts, TokensOfAnyCharacterAreNamedWhole) {
   const auto refused = [](const std::string& text, std::initializer_list<std::string> parts) {
     expect_error<std::runtime_error>([&] { Tokenizer::parse(text, "t.json"); }, parts);

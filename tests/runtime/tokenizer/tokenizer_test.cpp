@@ -1,4 +1,4 @@
-// The families' tokenizers against llama.cpp's expected ids and against the `tokenizers` package.
+// The families' tokenizers, compared with llama.cpp's expected ids and with the `tokenizers` package.
 #include "runtime/tokenizer/tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -89,8 +89,8 @@ INSTANTIATE_TEST_SUITE_P(, TokenizerFamily,
                          testing::Values("gpt2", "llama2", "mistral", "llama3", "qwen3", "neox", "smollm2"),
                          [](const auto& family) { return std::string(family.param); });
 
-// Every character that this PCRE2's Unicode version knows, in surroundings where its class decides how the text is
-// split.
+// Every character that this PCRE2's Unicode version knows stands in surroundings where its class decides how the text
+// is split.
 TEST(Tokenizer, EveryCharacterHasThePackagesClass) {
   const auto file = family_file("llama3");
   const Regex unassigned(R"([\p{Cn}\p{Cs}])", "test");
@@ -99,7 +99,7 @@ TEST(Tokenizer, EveryCharacterHasThePackagesClass) {
     std::string character;
     if (c >= 0xD800 && c < 0xE000) continue;
     const bool ideograph = (c >= 0x3400 && c < 0xD800) || (c >= 0x17000 && c < 0x19000) || c >= 0x20000;
-    if (ideograph && c % 16 != 0) continue;  // thousands alike
+    if (ideograph && c % 16 != 0) continue;  // thousands of these behave alike
     utf8_append(c, character);
     bool known = true;
     unassigned.for_each_match(character, [&](size_t, size_t) { known = false; });
@@ -114,7 +114,7 @@ TEST(Tokenizer, EveryCharacterHasThePackagesClass) {
     ASSERT_EQ(tokenizer.encode(texts[i], false), expected[i].get<std::vector<int32_t>>());
 }
 
-// The number that the GPTQ protocol's papers and tools report for Llama 2 on this text, the leading <s> included.
+// The papers and tools of the GPTQ protocol report this number for Llama 2 on this text, the leading <s> included.
 TEST(Tokenizer, Llama2HasThePublishedNumberOfTokensInWikiText2) {
   EXPECT_EQ(Tokenizer::open(family_file("llama2")).encode(wikitext(), true).size(), 341469u);
 }
@@ -153,7 +153,7 @@ TEST(Tokenizer, TextThatIsNotUtf8IsRefusedWithItsPlace) {
   expect_error<std::invalid_argument>([&] { tokenizer.encode("a\xC0\xAF", false); }, {"byte 1"});     // overlong
 }
 
-// A large text takes minutes, whether its tokenizer cuts it into words, cuts it at spaces alone, or finds none.
+// A large text takes minutes, whether its tokenizer cuts it into words, only at spaces, or not at all.
 TEST(Tokenizer, StopsAtTheFirstRequest) {
   std::string words, letters;
   for (int i = 0; i < 100000; ++i) words += "a word\n";
@@ -187,7 +187,7 @@ TEST(Tokenizer, AMissingFileIsNamed) {
   expect_error<std::runtime_error>([&] { Tokenizer::open(folder.path()); }, {"tokenizer.json", "no such file"});
 }
 
-// The work must grow with the text, not with its square, also where nothing splits it.
+// The work must grow with the text and not with its square, even where nothing splits the text.
 TEST(Tokenizer, LongTextsWithoutWordsAreLinear) {
   const Tokenizer llama2 = Tokenizer::open(family_file("llama2")), llama3 = Tokenizer::open(family_file("llama3"));
   for (const std::string unit : {"a", "ab", "  ", "\n", "\u4F60", "!", "\u0301", "\U0001F600"}) {

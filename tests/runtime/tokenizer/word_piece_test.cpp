@@ -1,4 +1,4 @@
-// BERT's tokenizer against the `tokenizers` package, and the parts of it against their definitions.
+// BERT's tokenizer, compared with the `tokenizers` package, and its parts, compared with their definitions.
 #include "runtime/tokenizer/word_piece.h"
 
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ TEST(WordPiece, EqualsThePackageOnWikiText2) {
   EXPECT_GT(expected.size(), 50000u);
 }
 
-// Every code point, where its class decides what becomes of its neighbours.
+// Every code point stands where its class decides how its neighbours are split.
 TEST(WordPiece, EveryCharacterHasThePackagesClass) {
   const auto file = family_file("minilm");
   std::vector<std::string> texts(1);
@@ -94,7 +94,7 @@ TEST(WordPiece, TheLongestTokenIsTakenFirst) {
   EXPECT_EQ(ids("a"), (Ids{1}));
   EXPECT_EQ(ids("abc"), (Ids{2, 5}));
   EXPECT_EQ(ids("abbc"), (Ids{2, 4}));
-  EXPECT_EQ(ids("abd"), (Ids{0}));  // a part is missing: the whole word is unknown
+  EXPECT_EQ(ids("abd"), (Ids{0}));  // a part is missing, so the whole word is unknown
   EXPECT_EQ(ids("\u00E9"), (Ids{6}));
   EXPECT_EQ(ids("\u00E9b"), (Ids{6, 3}));
   EXPECT_EQ(ids("abbb"), (Ids{2, 3, 3}));
