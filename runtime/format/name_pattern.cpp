@@ -20,7 +20,7 @@ bool is_word(unsigned char c) {
 
 CharacterSet range(char first, char last) {
   CharacterSet set;
-  for (int c = first; c <= last; ++c) set.set(static_cast<size_t>(c));
+  for (size_t c = static_cast<unsigned char>(first); c <= static_cast<unsigned char>(last); ++c) set.set(c);
   return set;
 }
 

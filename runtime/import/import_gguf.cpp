@@ -190,9 +190,10 @@ void GgufModel::describe_rope(Json& config) const {
   }
   const std::string type = file_->has(key("rope.scaling.type")) ? file_->text(key("rope.scaling.type")) : "none";
   if (type == "none") return;
-  if (type != "linear")
+  if (type != "linear") {
     throw std::invalid_argument(file_->where() + ": RoPE scaling '" + type +
                                 "' cannot be imported; known: none, linear, llama3");
+  }
   config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", shortest(file_->number(key("rope.scaling.factor")))}};
 }
 

@@ -95,9 +95,10 @@ BpeModel::BpeModel(std::vector<std::pair<std::string, int32_t>> vocabulary, cons
 void BpeModel::add_symbols(const std::string& where) {
   if (options_.unk_token) {
     unk_ = id(*options_.unk_token);
-    if (!unk_)
+    if (!unk_) {
       throw std::runtime_error(where + ": the unknown token '" + visible_line(*options_.unk_token) +
                                "' is not in the vocabulary");
+    }
   }
   level_bytes_.fill(-1);
   fallback_bytes_.fill(-1);
