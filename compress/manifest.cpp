@@ -16,7 +16,6 @@ namespace pare {
 namespace {
 
 using Json = nlohmann::ordered_json;
-namespace fs = std::filesystem;
 
 std::string hash_text(const std::string& text) {
   return sha256_hex(std::as_bytes(std::span(text)));

@@ -49,7 +49,7 @@ void Tokenizer::State::index(const std::string& where) {
     }
   }
   for (const AddedToken& token : parts.added_tokens) max_id = std::max(max_id, token.id);
-  entries.resize(static_cast<size_t>(max_id + 1));
+  entries.resize(static_cast<size_t>(max_id) + 1);
   for (const auto& [token, id] : parts.model->vocabulary()) {
     Entry& entry = entries[static_cast<size_t>(id)];
     if (entry.exists) {

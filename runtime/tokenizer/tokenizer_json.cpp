@@ -78,9 +78,10 @@ class Node {
 };
 
 void check_nesting(const Node& node, int depth) {
-  if (depth > kMaxNesting)
+  if (depth > kMaxNesting) {
     throw std::runtime_error(node.where() + ": more than " + std::to_string(kMaxNesting) +
                              " Sequences inside one another");
+  }
 }
 
 // Parses {"String": s} or {"Regex": r}.

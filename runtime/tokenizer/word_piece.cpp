@@ -20,9 +20,10 @@ WordPieceModel::WordPieceModel(std::vector<std::pair<std::string, int32_t>> voca
     vocabulary_.emplace(std::move(token), id);
   }
   const auto unk = id(options_.unk_token);
-  if (!unk)
+  if (!unk) {
     throw std::runtime_error(where + ": the unknown token '" + visible_line(options_.unk_token) +
                              "' is not in the vocabulary");
+  }
   unk_ = *unk;
 }
 
