@@ -68,18 +68,7 @@ struct DistillLossOptions {
   // (hidden_states.h), averaged over blocks. 0: none.
   double hidden_weight = 0.0;
 
-  void fields(FieldVisitor& visit) {
-    visit("loss", loss);
-    visit("temperature", temperature, {.low = 1e-3, .high = 1e3});
-    visit("label_weight", label_weight, {.low = 0.0, .high = 1e3});
-    visit("soft_form", soft_form);
-    visit("tail_label_weight", tail_label_weight, {.low = 0.0, .high = 1e3});
-    visit("beta", beta, {.low = 0.0, .high = 1.0});
-    visit("skew", skew, {.low = 0.0, .high = 1.0});
-    visit("slim_share", slim_share, {.low = 1e-6, .high = 1.0});
-    visit("slim_weight", slim_weight, {.low = 0.0, .high = 1e3});
-    visit("hidden_weight", hidden_weight, {.low = 0.0, .high = 1e3});
-  }
+  void fields(FieldVisitor& visit);
 };
 
 // The correction for sequences that come from the mixture of teacher and student, or from an older student, instead of
@@ -121,16 +110,7 @@ struct MiniLlmOptions {
   double language_model_weight = 1.0;          // factor of the cross-entropy on plain text beside the estimator; 0:
                                                // none
 
-  void fields(FieldVisitor& visit) {
-    visit("teacher_share", teacher_share, {.low = 0.0, .high = 1.0});
-    visit("single_step", single_step);
-    visit("length_normalization", length_normalization);
-    visit("importance_weights", weights);
-    visit("ratio_clip", clip);
-    visit("clip_range", clip_range, {.low = 0.0, .high = 1.0});
-    visit("reward_limit", reward_limit, {.low = 1e-3, .high = 1e6});
-    visit("language_model_weight", language_model_weight, {.low = 0.0, .high = 1e3});
-  }
+  void fields(FieldVisitor& visit);
 };
 
 }  // namespace pare

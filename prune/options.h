@@ -1,9 +1,10 @@
 // The options of pruning and their defaults, in one place. It is free of LibTorch, so that recipes can be read without
-// it.
+// it. options.cpp lists them for recipes, with their ranges and meanings.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -13,6 +14,8 @@
 namespace pare {
 
 inline constexpr std::string_view kUnstructured = "unstructured";
+// The texts that `pattern:` takes.
+inline constexpr TextForm kPatternForm = {"N:M or unstructured", "^([1-9][0-9]*:[1-9][0-9]*|unstructured)$"};
 
 // Reads "N:M", which keeps N of M consecutive inputs, 0 < N < M. kUnstructured gives {0, 0}. Throws
 // std::invalid_argument for any other text.
@@ -37,21 +40,16 @@ struct SparsityOptions {
   double ratio = 0.5;                       // unstructured: the share of weights that become zero; 0 .. 1
   Allocation allocation = Allocation::row;  // for unstructured sparsity
 
-  void fields(FieldVisitor& visit) {
-    visit("pattern", pattern);
-    visit("ratio", ratio, {.low = kAboveZero, .high = 1.0});
-    visit("allocation", allocation);
-  }
+  void fields(FieldVisitor& visit);
+  // The same for a pass that has only these allocations.
+  void fields(FieldVisitor& visit, std::span<const Allocation> allocations);
 };
 
 struct OwlOptions {
   double outlier = 5.0;  // an outlier's score exceeds this multiple of its layer's mean; > 0
   double bound = 0.08;   // the most by which a layer's ratio differs from the one asked for
 
-  void fields(FieldVisitor& visit) {
-    visit("owl_outlier", outlier, {.low = 1e-6, .high = 1e6});
-    visit("owl_bound", bound, {.low = 0.0, .high = 0.5});
-  }
+  void fields(FieldVisitor& visit);
 };
 
 inline constexpr int kMaxSolverRounds = 10000;
@@ -63,11 +61,7 @@ struct ResolveOptions {
   double damping = 0.01;    // relative to mean diag(H) over live columns, added to the diagonal of the H that is
                             // minimized; 0 .. 1
 
-  void fields(FieldVisitor& visit) {
-    visit("resolve", gradient_steps, {.low = 0, .high = kMaxSolverRounds});
-    visit.decided("resolve_tolerance", tolerance);
-    visit.decided("resolve_damping", damping);
-  }
+  void fields(FieldVisitor& visit);
 };
 
 // Options of choosing the mask inside the re-solving (alps.h). Below the first penalty supports wander without gain;
@@ -78,12 +72,7 @@ struct AlpsOptions {
   int num_penalties = 12;  // ... in this many values
   int rounds = 5;          // rounds of ADMM at each penalty
 
-  void fields(FieldVisitor& visit) {
-    visit("alps_rounds", rounds, {.low = 1, .high = kMaxSolverRounds});
-    visit("alps_penalties", num_penalties, {.low = 1, .high = kMaxSolverRounds});
-    visit.decided("alps_first_penalty", first_penalty);
-    visit.decided("alps_last_penalty", last_penalty);
-  }
+  void fields(FieldVisitor& visit);
 };
 
 // The method that chooses a mask. sweep: the column loop that also makes up for what is dropped (SparseGPT). alps:

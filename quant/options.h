@@ -1,5 +1,5 @@
 // The options of every method and their defaults, in one place. It is free of LibTorch, so that recipes can be read
-// without it.
+// without it. options.cpp lists them for recipes, with their ranges and meanings.
 #pragma once
 
 #include <array>
@@ -31,14 +31,7 @@ struct GridOptions {
   DType scale_dtype = DType::BF16;  // F32, F16 or BF16; scales are rounded to it before codes are chosen
   bool per_tensor = false;          // one scale for the whole weight, repeated for each row (group_size kPerChannel)
 
-  void fields(FieldVisitor& visit) {
-    visit("bits", bits, {.values = {2, 3, 4, 8}});
-    visit("group_size", group_size, {.values = {32, 64, 128, kPerChannel}});
-    visit("symmetric", symmetric);
-    visit("per_tensor", per_tensor);
-    visit("scales", scales);
-    visit.decided("scale_dtype", scale_dtype);
-  }
+  void fields(FieldVisitor& visit);
 };
 
 // The order in which GPTQ rounds columns. none: storage order. static_groups ("static"): descending diag(H), while
@@ -57,12 +50,7 @@ struct GptqOptions {
   double damping = 0.01;     // relative to mean diag(H) over live columns, added to the diagonal; 0 .. 1
   ActOrder act_order = ActOrder::static_groups;
 
-  void fields(FieldVisitor& visit) {
-    grid.fields(visit);
-    visit("act_order", act_order);
-    visit("damping", damping, {.low = kAboveZero, .high = 1.0});
-    visit("block_size", block_size, {.low = 1, .high = 4096});
-  }
+  void fields(FieldVisitor& visit);
 };
 
 inline constexpr int kMaxRefineSweeps = 100;
@@ -73,11 +61,7 @@ struct RefineOptions {
                           // minimized; 0 .. 1
   bool grids = true;      // scales and zero points change too; false where they are shared beyond a row
 
-  void fields(FieldVisitor& visit) {
-    visit("refine", sweeps, {.low = 0, .high = kMaxRefineSweeps});
-    visit.decided("refine_damping", damping);
-    visit.decided("refine_grids", grids);
-  }
+  void fields(FieldVisitor& visit);
 };
 
 // Says whether a layer is first moved towards what the original model does in its place (fit.h).
@@ -88,10 +72,7 @@ struct FitOptions {
   // not an option.
   bool is_asked = false;
 
-  void fields(FieldVisitor& visit) {
-    visit("fit", fit);
-    visit.decided("fit_ridge", ridge);
-  }
+  void fields(FieldVisitor& visit);
 };
 
 // The options of AWQ's search for the scales s of a stage's inputs.
@@ -103,14 +84,7 @@ struct AwqOptions {
   int64_t screen_rows = 64;    // likewise: rows on which all candidates are judged first ...
   int64_t num_finalists = 6;   // ... to find the best few, which max_rows then decides between
 
-  void fields(FieldVisitor& visit) {
-    visit("duo_scaling", duo_scaling);
-    visit("grid_points", num_grid_points, {.low = 1, .high = 1000});
-    visit.decided("powers_of_two", powers_of_two);
-    visit.decided("max_rows", max_rows);
-    visit.decided("screen_rows", screen_rows);
-    visit.decided("num_finalists", num_finalists);
-  }
+  void fields(FieldVisitor& visit);
 };
 
 // The alphas that a search tries.
@@ -125,11 +99,7 @@ struct SmoothQuantOptions {
   bool power_of_two = false;         // s rounded to powers of two, so that every fold into 16-bit values is exact
   GridOptions grid = kW8PerChannel;
 
-  // The grid is not a field of its own: it is that of the rounding that follows.
-  void fields(FieldVisitor& visit) {
-    visit("alpha", alpha, {.low = 0.0, .high = 1.0});
-    visit.decided("power_of_two", power_of_two);
-  }
+  void fields(FieldVisitor& visit);
 };
 
 // The rule that finds LLM.int8's outlier columns in the calibration's statistics. Channel j is one when max|X_j| >=
@@ -165,12 +135,7 @@ struct LlmInt8Options {
   OutlierTime time = OutlierTime::dynamic;
   LlmInt8Layout layout = LlmInt8Layout::own;
 
-  void fields(FieldVisitor& visit) {
-    visit("threshold", value, {.low = kAboveZero, .high = 1e6});
-    visit("measure", measure);
-    visit("outliers", time);
-    visit("layout", layout);
-  }
+  void fields(FieldVisitor& visit);
 };
 
 }  // namespace pare

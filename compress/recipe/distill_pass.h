@@ -25,12 +25,7 @@ struct TrainedParts {
   bool vectors = true;     // gains of norms, biases
   bool embedding = false;  // and the head
 
-  void fields(FieldVisitor& visit) {
-    visit("weights", weights);
-    visit("scales", scales);
-    visit("vectors", vectors);
-    visit("embedding", embedding);
-  }
+  void fields(FieldVisitor& visit);
 };
 
 // By what the validation is chosen whose values are kept, of all of a training's, the one before its first step
@@ -80,38 +75,7 @@ struct DistillOptions {
   bool asks_for_tokens = false;               // the recipe gives `tokens`
   std::vector<std::string> asked_code_rates;  // which rates of layers in codes the recipe gives
 
-  void fields(FieldVisitor& visit) {
-    visit("text", text);
-    visit("student", student);
-    visit("teacher", teacher);
-    visit("logits", logits);
-    visit("tokens", tokens, {.low = 2, .high = 1 << 20});
-    visit("windows", windows, {.low = 0, .high = 1 << 24});
-    visit("total_tokens", total_tokens, {.low = 1, .high = 1e15});
-    visit("batch", batch, {.low = 1, .high = 1 << 16});
-    visit("micro_batch", micro_batch, {.low = 1, .high = 1 << 16});
-    loss.fields(visit);
-    visit("minillm", minillm);
-    visit("prompt_tokens", prompt_tokens, {.low = 1, .high = 1 << 20});
-    visit("sampled_tokens", sampled_tokens, {.low = 1, .high = 1 << 20});
-    optimizer.fields(visit);
-    visit("learning_rate", learning_rate, {.low = kAboveZero, .high = 10.0});
-    visit("scale_learning_rate", scale_learning_rate, {.low = kAboveZero, .high = 10.0});
-    visit("offset_learning_rate", offset_learning_rate, {.low = kAboveZero, .high = 10.0});
-    visit("warmup", warmup, {.low = 0.0, .high = 1.0});
-    visit("final_rate", final_rate, {.low = 0.0, .high = 1.0});
-    visit("clip", clip, {.low = 0.0, .high = 1e6});
-    visit("train", train);
-    visit("precision", precision);
-    visit("recompute", recompute);
-    visit("end_of_document", end_of_document);
-    visit("validation_text", validation_text);
-    visit("validation_windows", validation_windows, {.low = 1, .high = 1 << 20});
-    visit("validations", validations, {.low = 1, .high = 100000});
-    visit("select", select);
-    visit("patience", patience, {.low = 0, .high = 100000});
-    visit("seed", seed, {.low = 0, .high = 9007199254740992.0});
-  }
+  void fields(FieldVisitor& visit);
 };
 
 // Whether the loss is one of a teacher's.
@@ -124,6 +88,7 @@ std::optional<DistillLossOptions> held_out_loss(const DistillOptions& options);
 class DistillPass : public OptionsOf<DistillPass, PassKind::trains> {
  public:
   DistillOptions distill;
+  std::string_view meaning() const override { return "Trains the whole model from a teacher."; }
   void fields(FieldVisitor& visit) override { distill.fields(visit); }
   void check(const PassCheck& check) override;
 };

@@ -63,7 +63,10 @@ class PassOptions {
   virtual ~PassOptions() = default;
   virtual std::unique_ptr<PassOptions> clone() const = 0;
   virtual PassKind kind() const = 0;
-  // Every option (fields.h): those of the recipe under its keys, and those that are decided elsewhere.
+  // Says what the pass does, in whole sentences, to people who write recipes.
+  virtual std::string_view meaning() const = 0;
+  // Every option (fields.h): those of the recipe under its keys, with what they mean, and those that are decided
+  // elsewhere.
   virtual void fields(FieldVisitor& visit) = 0;
   // Completes what depends on other options or on whether there are data, and refuses what does not go together.
   virtual void check(const PassCheck&) {}

@@ -32,13 +32,28 @@ double rounding_operations(const StageExtent& stage, double per_column) {
   return num_weights(stage) * (kSearchOpsPerWeight + static_cast<double>(stage.width) * per_column);
 }
 
+// `activations:` of a pass that has these choices.
+struct ActivationsOption {
+  InputFormat& format;
+  const InputChoices& choices;
+  void fields(FieldVisitor& visit) { format.fields(visit, choices); }
+};
+
+void visit_activations(FieldVisitor& visit, InputFormat& format, const InputChoices& choices) {
+  ActivationsOption activations{format, choices};
+  visit("activations", activations,
+        "The inputs of linears are rounded as well. A type alone stands for a map with it, as `activations: " +
+            std::string(name_of(choices.types.back())) + "`.");
+}
+
+const InputChoices& int8_or_none() {
+  static const InputChoices kChoices = {.types = {InputType::plain, InputType::int8}};
+  return kChoices;
+}
+
 // What `activations:` says, once it is read. A map says how and leaves the type to the pass.
 void check_activations(const PassCheck& check, InputType type, InputFormat& format) {
   if (check.is_map("activations") && !check.was_given("activations.type")) format.type = type;
-  if (!format.is_plain() && format.type != type) {
-    check.fail("activations",
-               "expected none or " + std::string(name_of(type)) + ", found " + std::string(name_of(format.type)));
-  }
   if (format.range == InputRange::static_) {
     check.require_calibration("activations", "a static range is measured on calibration data", "use token or tensor");
   }
@@ -211,17 +226,21 @@ void RtnPass::fields(FieldVisitor& visit) {
   rounding.fields(visit);
   refine.fields(visit);
   fitting.fields(visit);
-  visit("activations", activations);
+  visit_activations(visit, activations, int8_or_none());
 }
 
 void GptqPass::fields(FieldVisitor& visit) {
   gptq.fields(visit);
   refine.fields(visit);
   fitting.fields(visit);
-  visit("activations", activations);
-  visit("prune", prune);
-  visit("mask", chooser);
-  visit("storage", storage);
+  visit_activations(visit, activations, int8_or_none());
+  visit("prune", prune, kPruneForm,
+        "Weights are pruned to this pattern as well. `2:4` keeps 2 of every 4 neighbouring inputs.");
+  visit("mask", chooser,
+        "`alps` chooses what `prune` keeps before the weights are rounded. `sweep` chooses it column by column while "
+        "they "
+        "are, as published.");
+  visit_storage(visit, storage);
 }
 
 void GptqPass::check(const PassCheck& check) {
@@ -274,15 +293,13 @@ int64_t GptqPass::working_bytes(const StageExtent& stage) const {
 // --- fp8 ---
 
 void Fp8Pass::fields(FieldVisitor& visit) {
-  visit("per_tensor", per_tensor);
-  visit("activations", activations);
+  static const InputChoices kChoices = {.types = {InputType::plain, InputType::fp8}, .has_zero_points = false};
+  visit("per_tensor", per_tensor, "The whole weight shares one scale. With `false` each row has its own.");
+  visit_activations(visit, activations, kChoices);
   visit.decided("scale_dtype", scale_dtype);
 }
 
 void Fp8Pass::check(const PassCheck& check) {
-  if (check.was_given("activations.symmetric")) {
-    check.fail("activations", "fp8 has no zero points: of activations it has 'range' alone");
-  }
   check_activations(check, InputType::fp8, activations);
 }
 
@@ -310,8 +327,10 @@ double Fp8Pass::operations(const StageExtent& stage) const {
 // --- llm_int8 ---
 
 void LlmInt8Pass::fields(FieldVisitor& visit) {
+  // As the method is published.
+  static const InputChoices kChoices = {.types = {InputType::int8}, .ranges = {InputRange::token}};
   llm_int8.fields(visit);
-  visit("activations", activations);
+  visit_activations(visit, activations, kChoices);
 }
 
 void LlmInt8Pass::check(const PassCheck& check) {
@@ -320,9 +339,6 @@ void LlmInt8Pass::check(const PassCheck& check) {
   }
   if (llm_int8.time == OutlierTime::static_) {
     check.require_calibration("outliers", "static outlier columns are found in calibration data", "use dynamic");
-  }
-  if (activations.type != InputType::int8 || activations.range != InputRange::token) {
-    check.fail("activations", "LLM.int8 rounds inputs to int8 per token: expected int8 or {symmetric: false}");
   }
   // bitsandbytes' file has one threshold for all layers and finds its columns itself, with symmetric inputs.
   const bool fits =
@@ -364,13 +380,12 @@ double LlmInt8Pass::operations(const StageExtent& stage) const {
 
 // The pass's own value is the format: `activations: int8`, or a map of how.
 void ActivationsPass::fields(FieldVisitor& visit) {
-  activations.fields(visit);
+  static const InputChoices kChoices = {.types = {InputType::int8}};
+  activations.fields(visit, kChoices);
   visit.decided("scale_dtype", scale_dtype);
 }
 
 void ActivationsPass::check(const PassCheck& check) {
-  if (check.is_map({}) && !check.was_given("type")) activations.type = InputType::int8;
-  if (activations.type != InputType::int8) check.fail("type", "inputs are left alone as well: expected int8");
   if (activations.range == InputRange::static_) {
     check.require_calibration({}, "a static range is measured on calibration data", "use token or tensor");
   }

@@ -45,10 +45,13 @@ class RtnPass : public GridPass<RtnPass> {
   GridOptions rounding;
   RtnPass() { refine.sweeps = 0; }
   const GridOptions* grid() const override { return &rounding; }
+  std::string_view meaning() const override { return "Rounds weights to the nearest code."; }
   void fields(FieldVisitor& visit) override;
 };
 
 inline constexpr std::string_view kPruneNothing = "none";
+// The texts that gptq's `prune:` takes.
+inline constexpr TextForm kPruneForm = {"N:M or none", "^([1-9][0-9]*:[1-9][0-9]*|none)$"};
 
 class GptqPass : public GridPass<GptqPass> {
  public:
@@ -63,6 +66,11 @@ class GptqPass : public GridPass<GptqPass> {
   const GridOptions* grid() const override { return &gptq.grid; }
   SparsePattern pattern() const { return prune == kPruneNothing ? SparsePattern{} : parse_pattern(prune); }
   bool is_overridable(std::string_view key) const override { return key == "prune" || GridPass::is_overridable(key); }
+  std::string_view meaning() const override {
+    return "Rounds weights column by column, so that later columns make up for earlier errors (GPTQ). It can prune as "
+           "well. "
+           "It needs `calibration`.";
+  }
   void fields(FieldVisitor& visit) override;
   void check(const PassCheck& check) override;
   void check_layer(const std::string& layer, int64_t num_out, int64_t num_in) const override;
@@ -82,6 +90,9 @@ class Fp8Pass : public OptionsOf<Fp8Pass, PassKind::rounds> {
   InputFormat activations{.type = InputType::fp8};
   DType scale_dtype = DType::BF16;
 
+  std::string_view meaning() const override {
+    return "Stores weights as 8-bit floating point (E4M3), and rounds inputs to it.";
+  }
   void fields(FieldVisitor& visit) override;
   void check(const PassCheck& check) override;
   StatisticsNeed need() const override;
@@ -97,6 +108,9 @@ class LlmInt8Pass : public OptionsOf<LlmInt8Pass, PassKind::rounds> {
   LlmInt8Options llm_int8{.layout = LlmInt8Layout::bitsandbytes};
   InputFormat activations{.type = InputType::int8, .outliers = OutlierRule::absolute};
 
+  std::string_view meaning() const override {
+    return "Rounds weights and inputs to 8 bits, but for columns with outliers (LLM.int8).";
+  }
   void fields(FieldVisitor& visit) override;
   void check(const PassCheck& check) override;
   StatisticsNeed need() const override { return StatisticsNeed::hessian_diagonal; }
@@ -111,9 +125,12 @@ class LlmInt8Pass : public OptionsOf<LlmInt8Pass, PassKind::rounds> {
 // Inputs are rounded and weights left alone.
 class ActivationsPass : public OptionsOf<ActivationsPass, PassKind::rounds> {
  public:
-  InputFormat activations;
+  InputFormat activations{.type = InputType::int8};
   DType scale_dtype = DType::BF16;
 
+  std::string_view meaning() const override {
+    return "Rounds the inputs of linears to 8 bits and leaves weights alone.";
+  }
   void fields(FieldVisitor& visit) override;
   void check(const PassCheck& check) override;
   StatisticsNeed need() const override;
@@ -125,6 +142,10 @@ class ActivationsPass : public OptionsOf<ActivationsPass, PassKind::rounds> {
 class AwqPass : public OptionsOf<AwqPass, PassKind::scales_inputs> {
  public:
   AwqOptions awq;
+  std::string_view meaning() const override {
+    return "Scales inputs and weights before rounding, so that important weights lose less (AWQ). `rtn` or `gptq` "
+           "follows it. It needs `calibration`.";
+  }
   void fields(FieldVisitor& visit) override { awq.fields(visit); }
   void check(const PassCheck& check) override;
   StatisticsNeed need() const override { return StatisticsNeed::hessian; }
@@ -134,6 +155,10 @@ class AwqPass : public OptionsOf<AwqPass, PassKind::scales_inputs> {
 class SmoothQuantPass : public OptionsOf<SmoothQuantPass, PassKind::scales_inputs> {
  public:
   SmoothQuantOptions smoothquant;
+  std::string_view meaning() const override {
+    return "Moves large values from inputs to weights before both are rounded (SmoothQuant). `rtn` or `gptq` "
+           "follows it, with `activations: int8`. It needs `calibration`.";
+  }
   void fields(FieldVisitor& visit) override { smoothquant.fields(visit); }
   void check(const PassCheck& check) override;
   StatisticsNeed need() const override { return StatisticsNeed::hessian_diagonal; }

@@ -25,6 +25,8 @@ inline std::span<const EnumName<SparseStorage>> enum_names(SparseStorage) {
 // What `scheme` becomes by the pattern, where it is to be packed and its container leaves that open.
 void store_pattern(const SparsePattern& pattern, SparseStorage storage, PackScheme& scheme);
 
+void visit_storage(FieldVisitor& visit, SparseStorage& storage);
+
 // Fails where a recipe asks to pack what is not packed.
 void check_storage(const PassCheck& check, const SparsePattern& pattern, SparseStorage storage);
 // Throws std::invalid_argument for a layer whose inputs do not divide into the pattern's groups.
@@ -78,6 +80,7 @@ class PrunePass : public PassOptions {
 class MagnitudePass : public PrunePass {
  public:
   MagnitudePass() { sparsity.allocation = Allocation::layer; }
+  std::string_view meaning() const override { return "Prunes the smallest weights."; }
   std::unique_ptr<PassOptions> clone() const override { return std::make_unique<MagnitudePass>(*this); }
 
  private:
@@ -88,6 +91,9 @@ class MagnitudePass : public PrunePass {
 
 class WandaPass : public PrunePass {
  public:
+  std::string_view meaning() const override {
+    return "Prunes the weights that are smallest times the size of their inputs (Wanda). It needs `calibration`.";
+  }
   std::unique_ptr<PassOptions> clone() const override { return std::make_unique<WandaPass>(*this); }
   void check(const PassCheck& check) override;
   StatisticsNeed need() const override;
@@ -104,6 +110,10 @@ class SparseGptPass : public PrunePass {
   int64_t block_size = 128;  // of the sweep
 
   SparseGptPass() { sparsity.allocation = Allocation::layer; }
+  std::string_view meaning() const override {
+    return "Prunes by what a weight costs when the others make up for it, as SparseGPT and ALPS do. It needs "
+           "`calibration`.";
+  }
   std::unique_ptr<PassOptions> clone() const override { return std::make_unique<SparseGptPass>(*this); }
   void fields(FieldVisitor& visit) override;
   void check(const PassCheck& check) override;

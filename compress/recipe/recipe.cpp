@@ -1,16 +1,13 @@
 #include "compress/recipe/recipe.h"
 
 #include <algorithm>
-#include <limits>
-#include <set>
 #include <stdexcept>
 
 #include "compress/recipe/pass_options.h"
+#include "compress/recipe/recipe_keys.h"
 #include "compress/recipe/recipe_passes.h"
 #include "compress/recipe/yaml_value.h"
-#include "runtime/format/container_format.h"
 #include "runtime/system/atomic_file.h"
-#include "runtime/system/byte_count.h"
 #include "runtime/tokenizer/unicode.h"
 
 namespace pare {
@@ -20,20 +17,9 @@ using Value = YamlValue;
 
 constexpr size_t kMaxRecipeBytes = size_t{1} << 20;
 
-CalibrationRecipe read_calibration(const Value& value) {
-  CalibrationRecipe calibration;
-  value.read_map(
-      {{"text", [&](const Value& v) { calibration.text = v.text(); }},
-       {"statistics", [&](const Value& v) { calibration.statistics = v.text(); }},
-       {"samples", [&](const Value& v) { calibration.num_samples = v.integer(1, 1 << 20); }},
-       {"tokens", [&](const Value& v) { calibration.num_tokens = v.integer(1, 1 << 20); }},
-       {"seed",
-        [&](const Value& v) {
-          calibration.seed = static_cast<uint64_t>(v.integer(0, std::numeric_limits<int64_t>::max()));
-        }},
-       {"experts", [&](const Value& v) {
-          calibration.experts = v.choice<ExpertTokens>({{"routed", ExpertTokens::routed}, {"all", ExpertTokens::all}});
-        }}});
+// Refuses maps of `given` in which something is missing or does not go together.
+void check_calibration(const CalibrationRecipe& calibration, const GivenOptions& given) {
+  const Value& value = given.at("calibration");
   if (!calibration.statistics.empty()) {
     for (const char* key : {"text", "samples", "tokens", "seed", "experts"}) {
       if (value.has_key(key))
@@ -42,103 +28,19 @@ CalibrationRecipe read_calibration(const Value& value) {
   } else if (calibration.text.empty()) {
     value.fail("'text' is missing: the text, .jsonl or .npy file to calibrate on");
   }
-  return calibration;
 }
 
-PerplexityRecipe read_perplexity(const Value& value) {
-  PerplexityRecipe perplexity;
-  value.read_map({{"text", [&](const Value& v) { perplexity.text = v.text(); }},
-                  {"context", [&](const Value& v) { perplexity.context = v.integer(2, 1 << 20); }},
-                  {"windows", [&](const Value& v) { perplexity.num_windows = v.integer(0, 1 << 30); }},
-                  {"protocol",
-                   [&](const Value& v) {
-                     perplexity.protocol = v.choice<std::string>({{"gptq", "gptq"}, {"llama.cpp", "llama.cpp"}});
-                   }},
-                  {"kv_bits",
-                   [&](const Value& v) {
-                     perplexity.kv_bits = v.choice<int>({{"32", 32}, {"8", 8}});
-                   }},
-                  {"attention_bits",
-                   [&](const Value& v) {
-                     perplexity.attention_bits = v.choice<int>({{"32", 32}, {"8", 8}});
-                   }},
-                  {"reference", [&](const Value& v) { perplexity.reference = v.boolean(); }}});
-  if (perplexity.text.empty()) value.fail("'text' is missing: the text, .jsonl or .npy file to evaluate on");
-  return perplexity;
-}
-
-InstructionsRecipe read_instructions_recipe(const Value& value) {
-  InstructionsRecipe instructions;
-  InstructionOptions& options = instructions.options;
-  std::vector<std::pair<std::string, PromptTemplate>> templates;
-  for (const PromptTemplate prompt_template : kPromptTemplates) {
-    templates.emplace_back(prompt_template_name(prompt_template), prompt_template);
+void check_budget(const BudgetRecipe& budget, const GivenOptions& given) {
+  if (const auto size = given.find("budget.size"); size != given.end() && !budget.size_bytes) {
+    size->second.fail("expected a size such as 80MB or 76MiB, found '" + size->second.text() + "'");
   }
-  value.read_map(
-      {{"file", [&](const Value& v) { instructions.file = v.text(); }},
-       {"examples", [&](const Value& v) { instructions.num_examples = v.integer(0, 1 << 30); }},
-       {"max_new_tokens", [&](const Value& v) { options.max_new_tokens = v.integer(1, 1 << 20); }},
-       {"temperature", [&](const Value& v) { options.temperature = v.number(0.0, 1e6); }},
-       {"seed",
-        [&](const Value& v) {
-          options.seed = static_cast<uint64_t>(v.integer(0, std::numeric_limits<int64_t>::max()));
-        }},
-       {"prompt_template", [&](const Value& v) { options.prompt_template = v.choice<PromptTemplate>(templates); }},
-       {"stem", [&](const Value& v) { options.stem = v.boolean(); }},
-       {"reference", [&](const Value& v) { instructions.reference = v.boolean(); }}});
-  if (instructions.file.empty()) {
-    value.fail("'file' is missing: the .json or .jsonl file of instructions with their answers");
+  if (budget.allowed.empty()) {
+    given.at("budget.allow").fail("expected some of 2, 3, 4 and 8 bits, and 16 for the model's own type");
   }
-  return instructions;
-}
-
-EmbeddingsRecipe read_embeddings(const Value& value) {
-  EmbeddingsRecipe embeddings;
-  value.read_map({{"pairs", [&](const Value& v) { embeddings.pairs = v.text(); }},
-                  {"reference", [&](const Value& v) { embeddings.reference = v.boolean(); }}});
-  if (embeddings.pairs.empty()) value.fail("'pairs' is missing: the .tsv file of pairs of texts to compare");
-  return embeddings;
-}
-
-SensitivityRecipe read_sensitivity(const Value& value) {
-  SensitivityRecipe sensitivity;
-  value.read_map({{"text", [&](const Value& v) { sensitivity.text = v.text(); }},
-                  {"context", [&](const Value& v) { sensitivity.context = v.integer(2, 1 << 20); }},
-                  {"windows", [&](const Value& v) { sensitivity.num_windows = v.integer(1, 1 << 20); }},
-                  {"groups",
-                   [&](const Value& list) {
-                     for (const Value& item : list.list()) sensitivity.groups.push_back(item.text());
-                   }},
-                  {"sites", [&](const Value& v) {
-                     sensitivity.sites = read_activations(v);
-                     if (!sensitivity.sites.is_rowwise() || sensitivity.sites.range == InputRange::static_) {
-                       v.fail("sites are measured with a range of each token's own: use 'range: token'");
-                     }
-                   }}});
-  return sensitivity;
-}
-
-BudgetRecipe read_budget(const Value& value) {
-  BudgetRecipe budget;
-  value.read_map({{"bits", [&](const Value& v) { budget.bits = v.number(1.0, 16.0); }},
-                  {"size",
-                   [&](const Value& v) {
-                     budget.size_bytes = parse_bytes(v.text());
-                     if (!budget.size_bytes) v.fail("expected a size such as 80MB or 76MiB, found '" + v.text() + "'");
-                   }},
-                  {"allow", [&](const Value& list) {
-                     budget.allowed.clear();
-                     for (const Value& item : list.list()) {
-                       const int64_t bits = item.integer(2, 16);
-                       budget.allowed.push_back(bits == 16 ? 16 : read_bits(item));
-                     }
-                     if (budget.allowed.empty())
-                       list.fail("expected some of 2, 3, 4 and 8 bits, and 16 for the model's own type");
-                   }}});
   if (budget.bits.has_value() == budget.size_bytes.has_value()) {
-    value.fail("expected either 'bits' (per weight of the blocks' linears) or 'size' (of all weight files)");
+    given.at("budget").fail(
+        "expected either 'bits' (per weight of the blocks' linears) or 'size' (of all weight files)");
   }
-  return budget;
 }
 
 // What both measure, and on what.
@@ -197,24 +99,28 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
 // A list of evaluations; an item without one is a mistake.
 void read_evaluations(const Value& value, Recipe& recipe) {
   for (const Value& item : value.list()) {
-    const auto count = [&] { return recipe.evaluate.size() + recipe.instructions.size() + recipe.embeddings.size(); };
-    const size_t before = count();
-    item.read_map(
-        {{"perplexity", [&](const Value& v) { recipe.evaluate.push_back(read_perplexity(v)); }},
-         {"instructions", [&](const Value& v) { recipe.instructions.push_back(read_instructions_recipe(v)); }},
-         {"embeddings", [&](const Value& v) { recipe.embeddings.push_back(read_embeddings(v)); }}});
-    if (count() == before) {
-      item.fail("expected an evaluation, perplexity, instructions or embeddings, found none");
+    EvaluationRecipe evaluation;
+    const GivenOptions given = read_fields(item, fields_of(evaluation), {}, where_it_belongs);
+    if (given.empty()) item.fail("expected an evaluation, perplexity, instructions or embeddings, found none");
+    if (evaluation.perplexity) {
+      if (evaluation.perplexity->text.empty()) {
+        given.at("perplexity").fail("'text' is missing: the text, .jsonl or .npy file to evaluate on");
+      }
+      recipe.evaluate.push_back(*std::move(evaluation.perplexity));
+    }
+    if (evaluation.instructions) {
+      if (evaluation.instructions->file.empty()) {
+        given.at("instructions").fail("'file' is missing: the .json or .jsonl file of instructions with their answers");
+      }
+      recipe.instructions.push_back(*std::move(evaluation.instructions));
+    }
+    if (evaluation.embeddings) {
+      if (evaluation.embeddings->pairs.empty()) {
+        given.at("embeddings").fail("'pairs' is missing: the .tsv file of pairs of texts to compare");
+      }
+      recipe.embeddings.push_back(*std::move(evaluation.embeddings));
     }
   }
-}
-
-std::string read_container(const Value& value) {
-  std::vector<std::pair<std::string, std::string>> choices;
-  for (const ContainerFormat* format : container_formats()) {
-    choices.emplace_back(format->name(), format->name());
-  }
-  return value.choice<std::string>(choices);
 }
 
 // Until the budget has chosen, what fits every layer.
@@ -264,43 +170,22 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
         ": expected UTF-8, found a byte that is none: save the recipe as UTF-8");
   }
   const Value top = Value::parse(yaml, file);
-  // Passes depend on whether there is calibration data, wherever in the file either stands.
-  std::optional<Value> passes, student;
-  top.read_map({{"model", [&](const Value& v) { recipe.model = v.text(); }},
-                {"output", [&](const Value& v) { recipe.output = v.text(); }},
-                {"calibration", [&](const Value& v) { recipe.calibration = read_calibration(v); }},
-                {"student", [&](const Value& v) { student.emplace(v); }},
-                {"passes", [&](const Value& v) { passes.emplace(v); }},
-                {"head",
-                 [&](const Value& v) {
-                   HeadRecipe head;
-                   v.read_map({{"bits", [&](const Value& bits) { head.bits = read_bits(bits); }},
-                               {"group_size", [&](const Value& size) { head.group_size = read_group_size(size); }}});
-                   recipe.head = head;
-                 }},
-                {"container",
-                 [&](const Value& v) {
-                   recipe.container = read_container(v);
-                   recipe.asks_for_container = true;
-                 }},
-                {"sensitivity", [&](const Value& v) { recipe.sensitivity = read_sensitivity(v); }},
-                {"budget", [&](const Value& v) { recipe.budget = read_budget(v); }},
-                {"evaluate", [&](const Value& v) { read_evaluations(v, recipe); }},
-                {"fail_if",
-                 [&](const Value& v) {
-                   v.read_map(
-                       {{"kl", [&](const Value& kl) { recipe.fail_if.kl = kl.number(0.0, 1e6); }},
-                        {"perplexity_ratio",
-                         [&](const Value& ratio) { recipe.fail_if.perplexity_ratio = ratio.number(0.0, 1e6); }},
-                        {"cosine", [&](const Value& cosine) { recipe.fail_if.cosine = cosine.number(-1.0, 1.0); }}});
-                 }},
-                {"release_zeros",
-                 [&](const Value& v) {
-                   recipe.kept_zeros = v.boolean() ? KeptZeros::none : KeptZeros::pruned;
-                   recipe.asks_for_zeros = true;
-                 }},
-                {"strict", [&](const Value& v) { recipe.strict = v.boolean(); }}});
-  if (student) recipe.student = read_student(*student, recipe.calibration);
+  const GivenOptions given = read_fields(top, fields_of(recipe), {}, where_it_belongs);
+  recipe.asks_for_container = given.contains("container");
+  recipe.asks_for_zeros = given.contains("release_zeros");
+  if (recipe.calibration) check_calibration(*recipe.calibration, given);
+  if (recipe.budget) check_budget(*recipe.budget, given);
+  if (recipe.sensitivity && given.contains("sensitivity.sites") && given.at("sensitivity.sites").is_map() &&
+      !given.contains("sensitivity.sites.type")) {
+    recipe.sensitivity->sites.type = InputType::int8;  // a map says how
+  }
+  if (given.contains(kEvaluateKey)) read_evaluations(given.find(kEvaluateKey)->second, recipe);
+  // Students and passes depend on whether there is calibration data, wherever in the file either stands.
+  if (recipe.student) {
+    check_student(*recipe.student, given.at("student"), within(given, "student"), recipe.calibration);
+  }
+  std::optional<Value> passes;
+  if (const auto found = given.find(kPassesKey); found != given.end()) passes = found->second;
   if (passes) {
     for (const Value& item : passes->list()) {
       recipe.passes.push_back(read_pass(item, recipe.calibration));

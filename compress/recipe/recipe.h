@@ -2,11 +2,13 @@
 // output and the resource limits, which never change the bytes written).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,11 @@ struct PassRecipe {
 
 // Which tokens an expert's statistics are taken on; the forward pass goes as the router says in either case.
 enum class ExpertTokens { routed, all };
+inline std::span<const EnumName<ExpertTokens>> enum_names(ExpertTokens) {
+  static constexpr std::array<EnumName<ExpertTokens>, 2> kNames = {
+      {{ExpertTokens::routed, "routed"}, {ExpertTokens::all, "all"}}};
+  return kNames;
+}
 
 inline constexpr int64_t kCalibrationSamples = 128, kCalibrationTokens = 512;
 
@@ -45,11 +52,15 @@ struct CalibrationRecipe {
   // Which windows of a text are drawn when it has more than num_samples; of a .npy the first are taken, in order.
   uint64_t seed = 0;
   ExpertTokens experts = ExpertTokens::routed;  // of a mixture
+
+  void fields(FieldVisitor& visit);
 };
 
 struct HeadRecipe {
   int bits = 8;
   int64_t group_size = kPerChannel;
+
+  void fields(FieldVisitor& visit);
 };
 
 struct PerplexityRecipe {
@@ -60,6 +71,8 @@ struct PerplexityRecipe {
   bool reference = true;          // also measure the uncompressed model: KL, agreement, paired error bars
   int kv_bits = 32;               // of the compressed model's keys and values: 32 (float32) or 8
   int attention_bits = 32;        // of its attention's products, likewise; 8 includes kv_bits 8
+
+  void fields(FieldVisitor& visit);
 };
 
 // `instructions:` Rouge-L of the answers to them (evaluate_instructions.h).
@@ -68,12 +81,16 @@ struct InstructionsRecipe {
   int64_t num_examples = 0;    // the first so many; 0: all
   InstructionOptions options;
   bool reference = true;  // also measure the uncompressed model
+
+  void fields(FieldVisitor& visit);
 };
 
 // `embeddings:` of an encoder, on pairs of texts (evaluate_embeddings.h).
 struct EmbeddingsRecipe {
   std::filesystem::path pairs;  // .tsv
   bool reference = true;        // also measure the uncompressed model
+
+  void fields(FieldVisitor& visit);
 };
 
 // `sensitivity:` what rounding each group of layers alone adds to the loss.
@@ -86,6 +103,8 @@ struct SensitivityRecipe {
   std::vector<std::string> groups;
   // Not plain: what rounding each kind of activation site alone to this format adds is measured as well.
   InputFormat sites;
+
+  void fields(FieldVisitor& visit);
 };
 
 // `budget:` bits and group size of each stage of each block are chosen, in place of the pass's own. One of the two:
@@ -93,12 +112,16 @@ struct BudgetRecipe {
   std::optional<double> bits;         // per weight of the blocks' linears: codes and scales, without the head
   std::optional<int64_t> size_bytes;  // of all weight files
   std::vector<int> allowed = {2, 3, 4, 8, 16};
+
+  void fields(FieldVisitor& visit);
 };
 
 struct FailIf {
   std::optional<double> kl;
   std::optional<double> perplexity_ratio;
   std::optional<double> cosine;  // the least mean similarity of embeddings with the uncompressed model's
+
+  void fields(FieldVisitor& visit);
 };
 
 // Which zeros that a run's source has already stay zeros in every pass (runtime/commands/layer_sparsity.h): those that
@@ -126,6 +149,9 @@ struct Recipe {
   bool strict = false;          // an event (raised damping, dead column, fallback) is an error
   std::string text;             // the file as it was read
   std::filesystem::path file;
+
+  // Its keys (recipe_keys.cpp): `passes` and `evaluate` are lists, which parse_recipe reads item by item.
+  void fields(FieldVisitor& visit);
 };
 
 // Throws std::invalid_argument: "FILE:LINE: ..." with what is allowed and, for a name, the nearest right one. Checks

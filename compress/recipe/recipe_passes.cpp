@@ -1,144 +1,16 @@
 #include "compress/recipe/recipe_passes.h"
 
 #include <algorithm>
-#include <set>
 
 #include "compress/recipe/distill_pass.h"
 #include "compress/recipe/pass_options.h"
+#include "compress/recipe/recipe_keys.h"
 #include "compress/recipe/reconstruct_pass.h"
 
 namespace pare {
 namespace {
 
 using Value = YamlValue;
-
-// The names of all options that a recipe may give, in order; maps of their own before what is in them.
-class OptionNames : public FieldVisitor {
- public:
-  std::vector<std::string> names;
-
- protected:
-  void visit_bool(std::string_view name, bool&) override { add(name); }
-  void visit_integer(std::string_view name, int64_t&, const FieldLimits&) override { add(name); }
-  void visit_number(std::string_view name, double&, const FieldLimits&) override { add(name); }
-  void visit_optional(std::string_view name, std::optional<double>&, const FieldLimits&) override { add(name); }
-  void visit_text(std::string_view name, std::string&) override { add(name); }
-  void visit_texts(std::string_view name, std::vector<std::string>&) override { add(name); }
-  void visit_choice(std::string_view name, std::span<const std::string_view>, size_t&) override { add(name); }
-  bool enter(std::string_view name) override {
-    add(name);
-    prefix_ += std::string(name) + ".";
-    return true;
-  }
-  void leave(std::string_view name) override { prefix_.resize(prefix_.size() - name.size() - 1); }
-  bool visits_decided() const override { return false; }
-
- private:
-  void add(std::string_view name) { names.push_back(prefix_ + std::string(name)); }
-  std::string prefix_;
-};
-
-int64_t read_integer(const Value& value, const FieldLimits& limits) {
-  if (limits.values.empty()) {
-    return value.integer(static_cast<int64_t>(limits.low), static_cast<int64_t>(limits.high));
-  }
-  const auto [low, high] = std::minmax_element(limits.values.begin(), limits.values.end());
-  const int64_t found = value.integer(*low, *high);
-  if (std::find(limits.values.begin(), limits.values.end(), found) != limits.values.end()) return found;
-  std::string allowed;
-  for (size_t i = 0; i < limits.values.size(); ++i) {
-    if (i > 0) allowed += i + 1 == limits.values.size() ? " or " : ", ";
-    allowed += std::to_string(limits.values[i]);
-    if (limits.values[i] == kPerChannel) allowed += " (one scale per output channel)";
-  }
-  value.fail("expected " + allowed + ", found " + std::to_string(found));
-}
-
-// Gives the options their values.
-class OptionReader : public FieldVisitor {
- public:
-  explicit OptionReader(const GivenOptions& given) : given_(given) {}
-
- protected:
-  void visit_bool(std::string_view name, bool& value) override {
-    if (const Value* v = find(name)) value = v->boolean();
-  }
-  void visit_integer(std::string_view name, int64_t& value, const FieldLimits& limits) override {
-    if (const Value* v = find(name)) value = read_integer(*v, limits);
-  }
-  void visit_number(std::string_view name, double& value, const FieldLimits& limits) override {
-    if (const Value* v = find(name)) value = v->number(limits.low, limits.high);
-  }
-  void visit_optional(std::string_view name, std::optional<double>& value, const FieldLimits& limits) override {
-    if (const Value* v = find(name)) value = v->number(limits.low, limits.high);
-  }
-  void visit_text(std::string_view name, std::string& value) override {
-    if (const Value* v = find(name)) value = v->text();
-  }
-  void visit_texts(std::string_view name, std::vector<std::string>& value) override {
-    const Value* v = find(name);
-    if (v == nullptr) return;
-    value.clear();
-    if (!v->is_list()) {
-      value.push_back(v->text());
-      return;
-    }
-    for (const Value& item : v->list()) value.push_back(item.text());
-  }
-  void visit_choice(std::string_view name, std::span<const std::string_view> names, size_t& index) override {
-    const Value* v = find(name);
-    if (v == nullptr) return;
-    std::vector<std::pair<std::string, size_t>> choices;
-    for (size_t i = 0; i < names.size(); ++i) choices.emplace_back(names[i], i);
-    index = v->choice<size_t>(choices);
-  }
-  bool enter(std::string_view name) override {
-    if (find(name) == nullptr) return false;
-    prefix_ += std::string(name) + ".";
-    return true;
-  }
-  void leave(std::string_view name) override { prefix_.resize(prefix_.size() - name.size() - 1); }
-  bool visits_decided() const override { return false; }
-
- private:
-  const Value* find(std::string_view name) const {
-    const auto found = given_.find(prefix_ + std::string(name));
-    return found == given_.end() ? nullptr : &found->second;
-  }
-  const GivenOptions& given_;
-  std::string prefix_;
-};
-
-// The map's values under their names, those below `prefix` of `names` being known.
-void take(const Value& value, const std::vector<std::string>& names, const std::string& prefix, GivenOptions& given) {
-  const bool has_type = std::find(names.begin(), names.end(), prefix + "type") != names.end();
-  if (has_type && !value.is_map()) {
-    given.emplace(prefix + "type", value);
-    return;
-  }
-  Value::Handlers handlers;
-  for (const std::string& name : names) {
-    if (!name.starts_with(prefix) || name.find('.', prefix.size()) != std::string::npos) continue;
-    handlers.emplace_back(name.substr(prefix.size()), [&, name](const Value& v) {
-      given.emplace(name, v);
-      const bool is_nested =
-          std::any_of(names.begin(), names.end(), [&](const auto& other) { return other.starts_with(name + "."); });
-      if (is_nested) take(v, names, name + ".", given);
-    });
-  }
-  value.read_map(handlers);
-}
-
-// Every option that `value` gives, of anything with a list of fields.
-GivenOptions read_fields(const Value& value, const std::vector<std::string>& allowed, auto& options) {
-  OptionNames names;
-  options.fields(names);
-  GivenOptions given;
-  take(value, allowed.empty() ? names.names : allowed, "", given);
-  OptionReader reader(given);
-  options.fields(reader);
-  return given;
-}
 
 class RecipeCheck : public PassCheck {
  public:
@@ -162,14 +34,8 @@ class RecipeCheck : public PassCheck {
 
 LayerOverride read_override(const std::string& pattern, const Value& value, const PassOptions& defaults,
                             const std::optional<CalibrationRecipe>& calibration) {
-  OptionNames names;
   const std::shared_ptr<PassOptions> options = copy_of(defaults);
-  options->fields(names);
-  std::vector<std::string> overridable;
-  for (const std::string& name : names.names) {
-    if (defaults.is_overridable(name.substr(0, name.find('.')))) overridable.push_back(name);
-  }
-  const GivenOptions given = read_options(value, overridable, *options);
+  const GivenOptions given = read_fields(value, fields_of(*options), overridable_options(defaults));
   options->check(RecipeCheck(value, given, calibration));
   LayerOverride result{.pattern = pattern, .values = {}};
   for (const NamedField& field : field_values(*options)) {
@@ -198,52 +64,27 @@ void check_reconstructed(const PassRecipe* pruning, const PassRecipe* rounding, 
 
 }  // namespace
 
-GivenOptions read_options(const Value& value, const std::vector<std::string>& allowed, PassOptions& options) {
-  return read_fields(value, allowed, options);
-}
-
-StudentOptions read_student(const Value& value, const std::optional<CalibrationRecipe>& calibration) {
-  StudentOptions options;
-  const GivenOptions given = read_fields(value, {}, options);
+void check_student(const StudentOptions& options, const YamlValue& value, const GivenOptions& given,
+                   const std::optional<CalibrationRecipe>& calibration) {
   options.check(RecipeCheck(value, given, calibration));
-  return options;
-}
-
-int read_bits(const Value& value) {
-  return static_cast<int>(read_integer(value, {.values = {2, 3, 4, 8}}));
-}
-
-int64_t read_group_size(const Value& value) {
-  return read_integer(value, {.values = {32, 64, 128, kPerChannel}});
-}
-
-InputFormat read_activations(const Value& value) {
-  ActivationsPass pass;
-  read_options(value, {}, pass);
-  if (value.is_map()) pass.activations.type = InputType::int8;
-  if (pass.activations.type == InputType::fp8) value.fail("expected none or int8, found fp8");
-  return pass.activations;
 }
 
 PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>& calibration) {
   PassRecipe pass;
   std::optional<Value> layers;
   Value::Handlers handlers;
-  std::vector<const PassRow*> rows(pass_rows().begin(), pass_rows().end());
-  rows.push_back(&reconstruct_row());
-  rows.push_back(&distill_row());
-  for (const PassRow* row : rows) {
+  for (const PassRow* row : all_passes()) {
     handlers.emplace_back(row->key, [&, row](const Value& v) {
       if (pass.row != nullptr) v.fail("one pass has one method; start a new list item with '-' for the next");
       pass.row = row;
       const std::shared_ptr<PassOptions> options = row->make_options();
-      const GivenOptions given = read_options(v, {}, *options);
+      const GivenOptions given = read_fields(v, fields_of(*options), {}, where_it_belongs);
       options->check(RecipeCheck(v, given, calibration));
       pass.options = options;
     });
   }
-  handlers.emplace_back("layers", [&](const Value& v) { layers.emplace(v); });
-  value.read_map(handlers);
+  handlers.emplace_back(kLayersKey, [&](const Value& v) { layers.emplace(v); });
+  value.read_map(handlers, where_it_belongs);
   if (pass.row == nullptr) {
     value.fail("expected a method: " + pass_names(PassKind::changes_weights) + "; " +
                pass_names(PassKind::scales_inputs) + "; " + pass_names(PassKind::rounds) + "; " +
@@ -251,22 +92,17 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
   }
   if (!layers) return pass;
   const bool has_overrides = layers->has_key("override");
-  OptionNames names;
-  copy_of(*pass.options)->fields(names);
-  if (has_overrides && std::none_of(names.names.begin(), names.names.end(),
-                                    [&](const auto& name) { return pass.options->is_overridable(name); })) {
+  if (has_overrides && overridable_options(*pass.options).empty()) {
     value.fail("'layers.override' changes patterns of pruning passes, bits and groups of rtn and gptq; " +
                std::string(pass.row->key) + " has none of them");
   }
-  layers->read_map({{"exclude",
-                     [&](const Value& list) {
-                       for (const Value& item : list.list()) pass.exclude.push_back(item.text());
-                     }},
-                    {"override", [&](const Value& map) {
-                       for (const auto& [pattern, options] : map.entries()) {
-                         pass.overrides.push_back(read_override(pattern, options, *pass.options, calibration));
-                       }
-                     }}});
+  LayersRecipe of_layers;
+  const GivenOptions given = read_fields(*layers, fields_of(of_layers), {}, where_it_belongs);
+  pass.exclude = std::move(of_layers.exclude);
+  if (!has_overrides) return pass;
+  for (const auto& [pattern, options] : given.at("override").entries()) {
+    pass.overrides.push_back(read_override(pattern, options, *pass.options, calibration));
+  }
   return pass;
 }
 

@@ -2,30 +2,17 @@
 // std::invalid_argument naming file and line for a value that it cannot use.
 #pragma once
 
-#include <cstdint>
-#include <map>
 #include <optional>
-#include <string>
 
+#include "compress/recipe/given_options.h"
 #include "compress/recipe/recipe.h"
 #include "compress/recipe/yaml_value.h"
 
 namespace pare {
 
-// The options that a map gives, by name; those of a member's own map as "activations.range".
-using GivenOptions = std::map<std::string, YamlValue, std::less<>>;
-
-// Reads every option that `value` gives into `options`. Where an option is a map of its own, a text stands for its
-// `type`: `activations: int8`. Keys outside of `allowed` (empty: all of the pass's) are unknown.
-GivenOptions read_options(const YamlValue& value, const std::vector<std::string>& allowed, PassOptions& options);
-
-// `student:`. calibration: as of read_pass.
-StudentOptions read_student(const YamlValue& value, const std::optional<CalibrationRecipe>& calibration);
-
-int read_bits(const YamlValue& value);
-int64_t read_group_size(const YamlValue& value);
-// `sites:` a format of inputs in int8: its name, none, or a map of how.
-InputFormat read_activations(const YamlValue& value);
+// Refuses what StudentOptions::check does, in the map `value` that gives these. calibration: as of read_pass.
+void check_student(const StudentOptions& options, const YamlValue& value, const GivenOptions& given,
+                   const std::optional<CalibrationRecipe>& calibration);
 
 // An item of `passes:`: a key of the table of passes with its options, and `layers:` beside it. calibration: the
 // recipe's data, where it has any.

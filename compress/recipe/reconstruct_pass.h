@@ -17,10 +17,7 @@ struct ReconstructedParts {
   bool weights = true;  // offsets of codes on their grid, and weights that pruning has kept in floating point
   bool scales = true;   // of codes
 
-  void fields(FieldVisitor& visit) {
-    visit("weights", weights);
-    visit("scales", scales);
-  }
+  void fields(FieldVisitor& visit);
 };
 
 struct ReconstructOptions {
@@ -36,22 +33,16 @@ struct ReconstructOptions {
   // Rates that the recipe says itself; something must be trained by them. Not options.
   std::vector<std::string> asked_rates = {};
 
-  void fields(FieldVisitor& visit) {
-    visit("epochs", epochs, {.low = 1, .high = 10000});
-    visit("batch", batch, {.low = 1, .high = 1 << 16});
-    visit("learning_rate", learning_rate, {.low = kAboveZero, .high = 10.0});
-    visit("scale_learning_rate", scale_learning_rate, {.low = kAboveZero, .high = 10.0});
-    visit("offset_learning_rate", offset_learning_rate, {.low = kAboveZero, .high = 10.0});
-    visit("final_rate", final_rate, {.low = 0.0, .high = 1.0});
-    visit("patience", patience, {.low = 0, .high = 10000});
-    visit("train", train);
-    visit("precision", precision);
-  }
+  void fields(FieldVisitor& visit);
 };
 
 class ReconstructPass : public OptionsOf<ReconstructPass, PassKind::reconstructs> {
  public:
   ReconstructOptions reconstruct;
+  std::string_view meaning() const override {
+    return "Trains each block, after its layers are rounded or pruned, to give what the original block gives. It "
+           "needs a text in `calibration`.";
+  }
   void fields(FieldVisitor& visit) override { reconstruct.fields(visit); }
   void check(const PassCheck& check) override;
 };

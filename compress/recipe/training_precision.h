@@ -19,6 +19,8 @@ inline std::span<const EnumName<TrainingPrecision>> enum_names(TrainingPrecision
   return kNames;
 }
 
+void visit_precision(FieldVisitor& visit, TrainingPrecision& precision);
+
 // Whether products are in bfloat16, of a model of which any linear's input is rounded or none. Throws
 // std::invalid_argument, with the pass's key, for bfloat16 where inputs are rounded: it does not hold them exactly.
 bool trains_in_bfloat16(TrainingPrecision precision, bool rounds_inputs, const std::string& pass);

@@ -4,6 +4,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <iomanip>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -18,12 +19,11 @@ namespace {
 // yaml-cpp builds the tree recursively; a recipe needs six levels.
 constexpr int kMaxNesting = 32;
 
-// Without trailing zeros.
+// Without trailing zeros: 0.5, 1000000, 1e-16.
 std::string format(double value) {
-  std::string text = std::to_string(value);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text;
+  std::ostringstream text;
+  text << std::setprecision(15) << value;
+  return text.str();
 }
 
 std::string names_of(const YamlValue::Handlers& handlers) {
@@ -124,7 +124,7 @@ void YamlValue::fail(const std::string& message) const {
                               (path_.empty() ? "" : "'" + path_ + "': ") + message);
 }
 
-void YamlValue::read_map(const Handlers& handlers) const {
+void YamlValue::read_map(const Handlers& handlers, const Explain& explain) const {
   if (!is_map()) fail("expected a map with the keys " + names_of(handlers) + ", found " + kind());
   std::set<std::string> seen;
   for (const auto& entry : *node_) {
@@ -137,7 +137,9 @@ void YamlValue::read_map(const Handlers& handlers) const {
     if (handler == handlers.end()) {
       std::vector<std::string> known;
       for (const auto& [known_name, unused] : handlers) known.push_back(known_name);
-      key.fail("unknown key '" + name + "'" + did_you_mean(name, known) + "; allowed: " + names_of(handlers));
+      const std::string place = explain ? explain(name) : "";
+      key.fail("unknown key '" + name + "'" + (place.empty() ? did_you_mean(name, known) : ": " + place) +
+               "; allowed: " + names_of(handlers));
     }
     handler->second(value);
   }
@@ -212,7 +214,8 @@ size_t YamlValue::choose(const std::vector<std::string>& names) const {
   if (name != names.end()) return static_cast<size_t>(name - names.begin());
   std::string allowed;
   for (const std::string& known : names) allowed += (allowed.empty() ? "" : ", ") + known;
-  fail("expected one of " + allowed + ", found '" + found + "'" + did_you_mean(found, names));
+  fail("expected " + std::string(names.size() > 1 ? "one of " : "") + allowed + ", found '" + found + "'" +
+       did_you_mean(found, names));
 }
 
 std::string YamlValue::kind() const {

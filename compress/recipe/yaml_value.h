@@ -25,9 +25,11 @@ class YamlValue {
   // Throws std::invalid_argument: "FILE:LINE: 'key': message".
   [[noreturn]] void fail(const std::string& message) const;
 
-  // Calls the handler of every key of the map; an unknown or repeated key is an error.
+  // Calls the handler of every key of the map; an unknown or repeated key is an error. `explain` may say where an
+  // unknown key belongs ("it belongs to ..."); where that is empty, the nearest known one is named.
   using Handlers = std::vector<std::pair<std::string, std::function<void(const YamlValue&)>>>;
-  void read_map(const Handlers& handlers) const;
+  using Explain = std::function<std::string(const std::string& key)>;
+  void read_map(const Handlers& handlers, const Explain& explain = {}) const;
 
   // The items below; each throws as fail() does when the value is of another kind.
   std::vector<YamlValue> list() const;

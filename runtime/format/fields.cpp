@@ -1,5 +1,6 @@
 #include "runtime/format/fields.h"
 
+#include <algorithm>
 #include <cstdio>
 
 namespace pare {
@@ -23,6 +24,30 @@ std::string quoted(std::string_view text) {
 }
 
 }  // namespace
+
+WholeLimits whole_limits(const FieldLimits& limits) {
+  constexpr double kEnd = 0x1p63;
+  WholeLimits whole;
+  if (limits.low > -kEnd) whole.low = static_cast<int64_t>(limits.low);
+  if (limits.high < kEnd) whole.high = static_cast<int64_t>(limits.high);
+  return whole;
+}
+
+void FieldVisitor::visit_integers(std::string_view name, std::vector<int64_t>&, const FieldLimits&) {
+  throw std::logic_error("'" + std::string(name) + "' is a list of numbers, which this visitor does not know");
+}
+
+void FieldVisitor::visit_other(std::string_view name) {
+  throw std::logic_error("'" + std::string(name) + "' has a form of its own, which this visitor does not know");
+}
+
+size_t FieldVisitor::place_of(std::string_view name, std::string_view value,
+                              std::span<const std::string_view> choices) {
+  const auto found = std::find(choices.begin(), choices.end(), value);
+  if (found != choices.end()) return static_cast<size_t>(found - choices.begin());
+  throw std::invalid_argument("'" + std::string(name) + "' is '" + std::string(value) +
+                              "', which is none of its choices");
+}
 
 void FieldDescription::add(std::string_view name, std::string_view value) {
   if (!text_.empty()) text_ += " ";

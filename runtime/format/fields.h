@@ -3,7 +3,9 @@
 //   void fields(FieldVisitor& visit)   calls   visit("name", member)   for every member, in one fixed order.
 //
 // Reading from recipes and records, writing, hashing, fingerprints and descriptions all go through that list, so that a
-// new member is one new line. Enumerations are written by name: their type has a function
+// new member is one new line. What a recipe may give also says there which values it may have and what it means, in
+// whole sentences. Readers refuse other values, and `pare recipes` prints both. Enumerations are written by name: their
+// type has a function
 //
 //   std::span<const EnumName<E>> enum_names(E)   found next to the enumeration.
 #pragma once
@@ -16,6 +18,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -46,49 +49,117 @@ struct FieldLimits {
   std::vector<int64_t> values = {};  // not empty: only these
 };
 
+// The limits of a whole number that are no list, within int64.
+struct WholeLimits {
+  int64_t low = std::numeric_limits<int64_t>::min();
+  int64_t high = std::numeric_limits<int64_t>::max();
+};
+WholeLimits whole_limits(const FieldLimits& limits);
+
+// The form of a text that is more than a name: in words, and as a regular expression (ECMA-262) that matches all of it.
+// The reader of the text checks it.
+struct TextForm {
+  std::string_view words;
+  std::string_view expression;
+};
+
 class FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;
 
-  void operator()(std::string_view name, bool& value) { visit_bool(name, value); }
-  void operator()(std::string_view name, std::string& value) { visit_text(name, value); }
-  void operator()(std::string_view name, std::vector<std::string>& value) { visit_texts(name, value); }
-  void operator()(std::string_view name, std::optional<double>& value, const FieldLimits& limits = {}) {
+  void operator()(std::string_view name, bool& value, std::string_view meaning = {}) {
+    meaning_ = meaning;
+    visit_bool(name, value);
+  }
+  void operator()(std::string_view name, std::string& value, std::string_view meaning = {}) {
+    (*this)(name, value, TextForm{}, meaning);
+  }
+  void operator()(std::string_view name, std::string& value, const TextForm& form, std::string_view meaning = {}) {
+    meaning_ = meaning;
+    form_ = form;
+    visit_text(name, value);
+  }
+  // Visits one of these texts. Throws std::invalid_argument where the value is none of them.
+  void operator()(std::string_view name, std::string& value, std::span<const std::string_view> choices,
+                  std::string_view meaning = {}) {
+    meaning_ = meaning;
+    size_t index = place_of(name, value, choices);
+    visit_choice(name, choices, index);
+    value = choices[index];
+  }
+  void operator()(std::string_view name, std::vector<std::string>& value, std::string_view meaning = {}) {
+    meaning_ = meaning;
+    visit_texts(name, value);
+  }
+  void operator()(std::string_view name, std::vector<int64_t>& value, const FieldLimits& limits,
+                  std::string_view meaning = {}) {
+    meaning_ = meaning;
+    visit_integers(name, value, limits);
+  }
+  void operator()(std::string_view name, std::optional<double>& value, const FieldLimits& limits = {},
+                  std::string_view meaning = {}) {
+    meaning_ = meaning;
     visit_optional(name, value, limits);
   }
   template <typename T>
   requires(std::is_integral_v<T> && !std::is_same_v<T, bool>) void operator()(std::string_view name, T& value,
-                                                                              const FieldLimits& limits = {}) {
+                                                                              const FieldLimits& limits = {},
+                                                                              std::string_view meaning = {}) {
+    meaning_ = meaning;
     auto wide = static_cast<int64_t>(value);
     visit_integer(name, wide, limits);
     value = static_cast<T>(wide);
   }
   template <typename T>
   requires std::is_floating_point_v<T>
-  void operator()(std::string_view name, T& value, const FieldLimits& limits = {}) {
+  void operator()(std::string_view name, T& value, const FieldLimits& limits = {}, std::string_view meaning = {}) {
+    meaning_ = meaning;
     auto wide = static_cast<double>(value);
     visit_number(name, wide, limits);
     value = static_cast<T>(wide);
   }
   template <typename E>
   requires std::is_enum_v<E>
-  void operator()(std::string_view name, E& value) {
+  void operator()(std::string_view name, E& value, std::string_view meaning = {}) {
+    std::vector<E> all;
+    for (const EnumName<E>& item : enum_names(value)) all.push_back(item.value);
+    (*this)(name, value, std::span<const E>(all), meaning);
+  }
+  // Visits one of only these values. Throws std::invalid_argument where the value is none of them.
+  template <typename E>
+  requires std::is_enum_v<E>
+  void operator()(std::string_view name, E& value, std::span<const E> choices, std::string_view meaning = {}) {
+    meaning_ = meaning;
     std::vector<std::string_view> names;
-    size_t index = 0;
-    for (const EnumName<E>& item : enum_names(value)) {
-      if (item.value == value) index = names.size();
-      names.push_back(item.name);
-    }
+    for (const E choice : choices) names.push_back(name_of(choice));
+    size_t index = place_of(name, name_of(value), names);
     visit_choice(name, names, index);
-    value = enum_names(value)[index].value;
+    value = choices[index];
   }
   // Visits a member with fields of its own.
   template <typename T>
   requires requires(T& value, FieldVisitor& visit) { value.fields(visit); }
-  void operator()(std::string_view name, T& value) {
+  void operator()(std::string_view name, T& value, std::string_view meaning = {}) {
+    meaning_ = meaning;
     if (!enter(name)) return;
     value.fields(*this);
     leave(name);
+  }
+  // Visits a member with fields of its own that a recipe may leave out.
+  template <typename T>
+  requires requires(T& value, FieldVisitor& visit) { value.fields(visit); }
+  void operator()(std::string_view name, std::optional<T>& value, std::string_view meaning = {}) {
+    meaning_ = meaning;
+    if (!enter(name)) return;
+    T inner = value.value_or(T{});
+    inner.fields(*this);
+    leave(name);
+    if (value || makes_missing()) value = std::move(inner);
+  }
+  // Visits what a recipe gives in a form that only its reader knows, such as the list of passes.
+  void other(std::string_view name, std::string_view meaning) {
+    meaning_ = meaning;
+    visit_other(name);
   }
   // Visits a member that a recipe does not give: the plan or the program decides it.
   template <typename T>
@@ -105,10 +176,25 @@ class FieldVisitor {
   virtual void visit_text(std::string_view name, std::string& value) = 0;
   virtual void visit_texts(std::string_view name, std::vector<std::string>& value) = 0;
   virtual void visit_choice(std::string_view name, std::span<const std::string_view> names, size_t& index) = 0;
+  // These are for what only recipes hold: nothing that is described, hashed or recorded has them.
+  virtual void visit_integers(std::string_view name, std::vector<int64_t>& value, const FieldLimits& limits);
+  virtual void visit_other(std::string_view name);
   // Returns false to leave out the member's own fields.
   virtual bool enter(std::string_view) { return true; }
   virtual void leave(std::string_view) {}
   virtual bool visits_decided() const { return true; }
+  // Returns true to keep a member that was missing before it was entered.
+  virtual bool makes_missing() const { return false; }
+
+  // Returns the meaning of the visited field; empty where a recipe does not give it.
+  std::string_view meaning() const { return meaning_; }
+  // Returns the form of the visited text; empty where it may be any.
+  const TextForm& form() const { return form_; }
+
+ private:
+  static size_t place_of(std::string_view name, std::string_view value, std::span<const std::string_view> choices);
+  std::string_view meaning_;
+  TextForm form_ = {};
 };
 
 // Writes "name=value name=value member.name=value ..." with every field. Numbers are written so that they read back the

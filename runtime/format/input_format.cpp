@@ -31,6 +31,31 @@ void check_shape(std::span<const float> x_TI, int64_t num_in) {
 
 }  // namespace
 
+void InputFormat::fields(FieldVisitor& visit) {
+  static const InputChoices kAll = {.types = {InputType::plain, InputType::int8, InputType::fp8}};
+  fields(visit, kAll);
+}
+
+void InputFormat::fields(FieldVisitor& visit, const InputChoices& choices) {
+  visit("type", type, std::span<const InputType>(choices.types),
+        choices.types.size() == 1 ? "Inputs are rounded to this type."
+                                  : "Inputs are rounded to this type. `none` leaves them as they are.");
+  visit("range", range, std::span<const InputRange>(choices.ranges),
+        choices.ranges.size() == 1
+            ? "Each token has a range of its own."
+            : "`token` gives each token a range of its own, and `tensor` each sequence. `static` measures one range on "
+              "calibration data.");
+  if (choices.has_zero_points) {
+    visit("symmetric", symmetric, "Codes lie evenly around zero. With `false` each range has a zero point of its own.");
+  } else {
+    visit.decided("symmetric", symmetric);
+  }
+  visit.decided("scale", scale);
+  visit.decided("zero", zero);
+  visit.decided("outliers", outliers);
+  visit.decided("outlier_threshold", outlier_threshold);
+}
+
 void validate(const InputFormat& format, int64_t num_in, const std::string& name) {
   const bool is_fixed = format.range == InputRange::static_;
   if (format.type == InputType::fp8) require(format.symmetric, name, "fp8 is symmetric, found a format with a zero");

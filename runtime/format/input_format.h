@@ -58,6 +58,13 @@ inline std::span<const EnumName<OutlierRule>> enum_names(OutlierRule) {
   return kNames;
 }
 
+// A recipe may give one of these types and ranges of a format, and zero points where inputs have them.
+struct InputChoices {
+  std::vector<InputType> types;
+  std::vector<InputRange> ranges = {InputRange::token, InputRange::tensor, InputRange::static_};
+  bool has_zero_points = true;
+};
+
 struct InputFormat {
   InputType type = InputType::plain;
   InputRange range = InputRange::token;
@@ -77,15 +84,9 @@ struct InputFormat {
   bool operator==(const InputFormat&) const = default;
 
   // The columns are left out: they belong to one linear and are stored and hashed with its weight.
-  void fields(FieldVisitor& visit) {
-    visit("type", type);
-    visit("range", range);
-    visit("symmetric", symmetric);
-    visit.decided("scale", scale);
-    visit.decided("zero", zero);
-    visit.decided("outliers", outliers);
-    visit.decided("outlier_threshold", outlier_threshold);
-  }
+  void fields(FieldVisitor& visit);
+  // The same, where a recipe may give only these.
+  void fields(FieldVisitor& visit, const InputChoices& choices);
 };
 
 // Checks that the fields fit each other and an input of num_in columns. Throws std::invalid_argument naming `name` for

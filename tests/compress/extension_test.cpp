@@ -28,10 +28,11 @@ class SnapPass : public PassOptions {
   bool codes = false;
 
   std::unique_ptr<PassOptions> clone() const override { return std::make_unique<SnapPass>(*this); }
+  std::string_view meaning() const override { return "Rounds each weight to a multiple of a step."; }
   PassKind kind() const override { return codes ? PassKind::rounds : PassKind::changes_weights; }
   void fields(FieldVisitor& visit) override {
-    visit("step", step, {.low = kAboveZero, .high = 1.0});
-    visit("codes", codes);
+    visit("step", step, {.low = kAboveZero, .high = 1.0}, "Weights become multiples of this power of two.");
+    visit("codes", codes, "Weights are stored as codes, in steps of a row's own.");
   }
   void check(const PassCheck& check) override {
     if (std::log2(step) != std::floor(std::log2(step))) check.fail("step", "expected a power of two");

@@ -160,6 +160,7 @@ TEST(Fingerprint, ChangesWithEveryOptionOfEveryPass) {
     plan.blocks.push_back({layer});
     const std::string before = make_fingerprint({}, plan, "").at("recipe");
     for (const NamedField& field : field_values(*defaults)) {
+      if (field.choices.size() == 1) continue;  // it has no other value
       const std::shared_ptr<PassOptions> other = copy_of(*defaults);
       const std::vector<NamedField> given = {changed(field)};
       assign_fields(std::span<const NamedField>(given), *other);

@@ -225,7 +225,7 @@ TEST_F(SurveyedRun, SitesAreMeasuredOneKindAtATime) {
   const Outcome refused =
       run_pare(command(recipe("", pass, "sensitivity: {text: " + ids() + ", sites: {range: tensor}}\n"), "out"));
   EXPECT_EQ(refused.status, 1);
-  EXPECT_NE(refused.err.find("range: token"), std::string::npos) << refused.err;
+  EXPECT_NE(refused.err.find("expected token, found 'tensor'"), std::string::npos) << refused.err;
 }
 
 // If one layer is pruned, one threshold over all layers is that layer's own, and outliers move no ratio.

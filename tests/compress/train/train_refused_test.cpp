@@ -32,8 +32,8 @@ TEST(TrainRecipe, WhatCannotFollowIsSaidWithItsLine) {
   refused("  - distill: {text: t, batch: 6, micro_batch: 4}\n", {"micro_batch", "found 4 and 6"});
   refused("  - distill: {text: t, train: {weights: false, scales: false, vectors: false}}\n",
           {"train", "nothing is left"});
-  refused("  - distill: {text: t, loss: skew_kl, skew: 1}\n", {"r.yaml:4", "skew", "below 1"});
-  refused("  - distill: {text: t, loss: skew_reverse_kl, skew: 1}\n", {"r.yaml:4", "skew", "below 1"});
+  refused("  - distill: {text: t, loss: skew_kl, skew: 1}\n", {"r.yaml:4", "skew", "from 0 to 0.9999"});
+  refused("  - distill: {text: t, loss: skew_reverse_kl, skew: 1}\n", {"r.yaml:4", "skew", "from 0 to 0.9999"});
   // With these values, float32 leaves only rounding.
   for (const char* beta : {"1e-5", "9.9e-5", "0.99995"}) {
     refused("  - distill: {text: t, loss: jensen_shannon, beta: " + std::string(beta) + "}\n",
@@ -43,7 +43,7 @@ TEST(TrainRecipe, WhatCannotFollowIsSaidWithItsLine) {
     parse_recipe("model: m\npasses:\n  - distill: {text: t, loss: jensen_shannon, beta: " + std::string(beta) + "}\n",
                  "r.yaml");
   }
-  refused("  - distill: {text: t, loss: skew_kl, skew: 0.99995}\n", {"r.yaml:4", "skew", "at most 0.9999"});
+  refused("  - distill: {text: t, loss: skew_kl, skew: 0.99995}\n", {"r.yaml:4", "skew", "from 0 to 0.9999"});
   refused("  - distill: {logits: s.h5, loss: forward_kl, temperature: 2, tail_label_weight: 1}\n",
           {"r.yaml:4", "tail_label_weight", "'temperature: 1'"});
   refused("  - distill: {logits: s.h5, tokens: 64}\n", {"r.yaml:4", "tokens", "leave this out"});

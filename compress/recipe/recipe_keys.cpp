@@ -1,0 +1,230 @@
+#include "compress/recipe/recipe_keys.h"
+
+#include <algorithm>
+
+#include "compress/recipe/distill_pass.h"
+#include "compress/recipe/given_options.h"
+#include "compress/recipe/option_table.h"
+#include "compress/recipe/reconstruct_pass.h"
+#include "runtime/format/container_format.h"
+#include "runtime/system/byte_count.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr TextForm kSizeForm = {"a size, such as 80MB or 76MiB", "^[0-9]+(\\.[0-9]*)?([kKMGT]B|[KMGT]iB|B)?$"};
+
+void visit_path(FieldVisitor& visit, std::string_view name, fs::path& path, std::string_view meaning) {
+  std::string text = path.string();
+  visit(name, text, meaning);
+  path = text;
+}
+
+// A count of at least one; 0 stands for none given.
+void visit_count(FieldVisitor& visit, std::string_view name, std::optional<int64_t>& count, const FieldLimits& limits,
+                 std::string_view meaning) {
+  int64_t value = count.value_or(0);
+  visit(name, value, limits, meaning);
+  count.reset();
+  if (value != 0) count = value;
+}
+
+bool holds(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+}  // namespace
+
+void CalibrationRecipe::fields(FieldVisitor& visit) {
+  const std::string samples = std::to_string(kCalibrationSamples), tokens = std::to_string(kCalibrationTokens);
+  visit_path(visit, "text", text, "Statistics are taken on this file: a `.txt`, a `.jsonl`, or a `.npy` of token ids.");
+  visit_path(visit, "statistics", statistics,
+             "This file of `pare calibrate` takes the place of a text and of all other keys here.");
+  visit_count(visit, "samples", num_samples, {.low = 1, .high = 1 << 20},
+              "This many windows are taken. Without it there are " + samples + ", or fewer where the text has fewer.");
+  visit_count(visit, "tokens", num_tokens, {.low = 1, .high = 1 << 20},
+              "A window has this many tokens. Without it there are " + tokens + ", or what a `.npy` has.");
+  visit("seed", seed, {.low = 0},
+        "It draws the windows of a text that has more than are taken. Of a `.npy` the first are taken.");
+  visit("experts", experts,
+        "`routed` calibrates an expert on the tokens that its router sends it. `all` gives every expert all tokens.");
+}
+
+void HeadRecipe::fields(FieldVisitor& visit) {
+  visit("bits", bits, {.values = {2, 3, 4, 8}}, "Each weight of the head becomes a code of this many bits.");
+  visit("group_size", group_size, {.values = {32, 64, 128, kPerChannel}},
+        "This many neighbouring inputs of a row share one scale. With -1 a whole row shares one.");
+}
+
+void PerplexityRecipe::fields(FieldVisitor& visit) {
+  static constexpr std::array<std::string_view, 2> kProtocols = {"gptq", "llama.cpp"};
+  visit_path(visit, "text", text,
+             "Perplexity is measured on this file: a `.txt`, a `.jsonl`, or a `.npy` of token ids.");
+  visit("context", context, {.low = 2, .high = 1 << 20},
+        "A window has this many tokens. Without it, the protocol, the `.npy` or the model says how many.");
+  visit("windows", num_windows, {.low = 0, .high = 1 << 30}, "At most this many windows are measured. 0 takes all.");
+  visit("protocol", protocol, std::span<const std::string_view>(kProtocols),
+        "Windows are cut and counted as GPTQ's evaluation does, or as llama.cpp's does.");
+  visit("kv_bits", kv_bits, {.values = {8, 32}}, "The result's keys and values are kept in this many bits.");
+  visit("attention_bits", attention_bits, {.values = {8, 32}},
+        "The result's attention multiplies numbers of this many bits. 8 includes `kv_bits: 8`.");
+  visit("reference", reference, "The uncompressed model is measured as well, and compared with.");
+}
+
+void InstructionsRecipe::fields(FieldVisitor& visit) {
+  static const std::vector<std::string_view> kTemplates = [] {
+    std::vector<std::string_view> names;
+    for (const PromptTemplate prompt_template : kPromptTemplates)
+      names.push_back(prompt_template_name(prompt_template));
+    return names;
+  }();
+  visit_path(visit, "file", file,
+             "The model answers the instructions of this file, a `.json` or a `.jsonl`. Rouge-L compares the answers.");
+  visit("examples", num_examples, {.low = 0, .high = 1 << 30},
+        "The first so many instructions are asked. 0 takes all.");
+  visit("max_new_tokens", options.max_new_tokens, {.low = 1, .high = 1 << 20},
+        "An answer has at most this many tokens.");
+  visit("temperature", options.temperature, {.low = 0.0, .high = 1e6},
+        "Logits are divided by it before a token is drawn. 0 always takes the most probable token.");
+  visit("seed", options.seed, {.low = 0}, "It draws the tokens.");
+  std::string name(prompt_template_name(options.prompt_template));
+  visit("prompt_template", name, std::span<const std::string_view>(kTemplates),
+        "The instructions are given as they are, in the words of Stanford Alpaca, or in the tokens of ChatML.");
+  options.prompt_template = parse_prompt_template(name);
+  visit("stem", options.stem, "Words are compared by their stems, as Google's rouge_score does.");
+  visit("reference", reference, "The uncompressed model answers as well, and is compared with.");
+}
+
+void EmbeddingsRecipe::fields(FieldVisitor& visit) {
+  visit_path(visit, "pairs", pairs, "This `.tsv` has two texts a line, whose embeddings are compared.");
+  visit("reference", reference, "The uncompressed model is measured as well, and compared with.");
+}
+
+void EvaluationRecipe::fields(FieldVisitor& visit) {
+  visit("perplexity", perplexity, "It measures the perplexity of a decoder on a text.");
+  visit("instructions", instructions, "It measures a decoder's answers to instructions.");
+  visit("embeddings", embeddings, "It measures an encoder's embeddings on pairs of texts.");
+}
+
+void SensitivityRecipe::fields(FieldVisitor& visit) {
+  struct Sites {
+    InputFormat& format;
+    void fields(FieldVisitor& inner) {
+      static const InputChoices kChoices = {.types = {InputType::plain, InputType::int8},
+                                            .ranges = {InputRange::token}};
+      format.fields(inner, kChoices);
+    }
+  };
+  visit_path(visit, "text", text,
+             "Losses are measured on this file. Without it, the first windows of the calibration are read.");
+  visit_count(visit, "context", context, {.low = 2, .high = 1 << 20},
+              "A window has this many tokens. Without it there are 512, or what a `.npy` has.");
+  visit("windows", num_windows, {.low = 1, .high = 1 << 20}, "This many windows are read.");
+  visit(
+      "groups", groups,
+      "The layers whose names match one of these patterns are one group. Without it, each stage of each block is one.");
+  Sites of_format{sites};
+  visit("sites", of_format,
+        "Each kind of activation is rounded alone as well, to this format. A type alone stands for a map with it.");
+}
+
+void BudgetRecipe::fields(FieldVisitor& visit) {
+  visit("bits", bits, {.low = 1.0, .high = 16.0},
+        "A weight of the blocks' linears takes this many bits on average, with its share of the scales.");
+  std::string size = size_bytes ? std::to_string(*size_bytes) : "";
+  visit("size", size, kSizeForm, "All weight files together have at most this size.");
+  size_bytes = size.empty() ? std::nullopt : parse_bytes(size);
+  std::vector<int64_t> bits_of_stages(allowed.begin(), allowed.end());
+  visit("allow", bits_of_stages, {.values = {2, 3, 4, 8, 16}},
+        "The bits of each stage are chosen from these. 16 leaves weights in the model's own type.");
+  allowed.assign(bits_of_stages.begin(), bits_of_stages.end());
+}
+
+void FailIf::fields(FieldVisitor& visit) {
+  visit("kl", kl, {.low = 0.0, .high = 1e6}, "The KL divergence from the uncompressed model may be at most this.");
+  visit("perplexity_ratio", perplexity_ratio, {.low = 0.0, .high = 1e6},
+        "The perplexity may be at most this many times that of the uncompressed model.");
+  visit("cosine", cosine, {.low = -1.0, .high = 1.0},
+        "The mean similarity of embeddings with the uncompressed model's must be at least this.");
+}
+
+void LayersRecipe::fields(FieldVisitor& visit) {
+  visit("exclude", exclude,
+        "Layers whose names match one of these patterns are left alone. In a pattern, `*` stands for any text and `?` "
+        "for one character.");
+  visit.other(kOverrideKey,
+              "It maps patterns to options that the layers of such names get instead. The last pattern that matches "
+              "counts.");
+}
+
+void Recipe::fields(FieldVisitor& visit) {
+  std::vector<std::string_view> containers;
+  for (const ContainerFormat* format : container_formats()) containers.push_back(format->name());
+  visit_path(visit, "model", model,
+             "This checkpoint is compressed: a directory or a `.gguf` file. `--model` takes its place.");
+  visit_path(visit, "output", output,
+             "The result goes to this directory, which must not exist. `--out` takes its place.");
+  visit("calibration", calibration, "Passes that need data take their statistics from it.");
+  visit("student", student, "The model is first made smaller, of copies and means of its own weights.");
+  visit.other(kPassesKey, "These passes are applied one after the other.");
+  visit("head", head, "The head is rounded to codes as well.");
+  visit("container", container, std::span<const std::string_view>(containers),
+        "The result is stored in this format. `llm_int8` has layouts of its own.");
+  visit("sensitivity", sensitivity, "It measures what rounding each group of layers alone adds to the loss.");
+  visit("budget", budget,
+        "Bits and group sizes are chosen for each stage of each block, to keep to a size. It takes either `bits` or "
+        "`size`.");
+  visit.other(kEvaluateKey, "The result is measured by these evaluations.");
+  visit("fail_if", fail_if, "The run fails where the result is worse than this.");
+  bool releases_zeros = kept_zeros == KeptZeros::none;
+  visit("release_zeros", releases_zeros, "Zeros that pruning has made in the source may change.");
+  if (releases_zeros) kept_zeros = KeptZeros::none;
+  visit("strict", strict, "Events, such as a fallback or a raised damping, are errors.");
+}
+
+std::vector<const PassRow*> all_passes() {
+  std::vector<const PassRow*> rows(pass_rows().begin(), pass_rows().end());
+  rows.push_back(&reconstruct_row());
+  rows.push_back(&distill_row());
+  return rows;
+}
+
+std::vector<std::string> overridable_options(const PassOptions& options) {
+  std::vector<std::string> names;
+  for (const std::string& name : names_of_fields(fields_of(*copy_of(options)))) {
+    if (options.is_overridable(name.substr(0, name.find('.')))) names.push_back(name);
+  }
+  return names;
+}
+
+std::string where_it_belongs(const std::string& key) {
+  std::vector<std::string> places, passes;
+  const std::vector<const PassRow*> rows = all_passes();
+  for (const PassRow* row : rows) {
+    if (row->key == key) places.push_back("'passes', as the name of an item");
+    const std::unique_ptr<PassOptions> options = row->make_options();
+    if (holds(names_of_fields(fields_of(*options)), key)) passes.emplace_back(row->key);
+  }
+  if (!passes.empty()) places.push_back((passes.size() > 1 ? "the passes " : "the pass ") + listed(passes, "and"));
+  Recipe recipe;
+  EvaluationRecipe evaluation;
+  LayersRecipe layers;
+  const auto look = [&](const VisitFields& fields, const std::string& top, const std::string& inner) {
+    for (const std::string& name : names_of_fields(fields)) {
+      const size_t dot = name.rfind('.');
+      if (name == key && !top.empty()) places.push_back(top);
+      if (dot != std::string::npos && name.substr(dot + 1) == key) {
+        places.push_back("'" + inner + name.substr(0, dot) + "'");
+      }
+    }
+  };
+  look(fields_of(recipe), "the top level of the recipe", "");
+  look(fields_of(evaluation), "'evaluate', as the name of an item", "evaluate.");
+  look(fields_of(layers), "'layers', beside the name of a pass", "");
+  if (key == kLayersKey) places.push_back("an item of 'passes', beside the name of its pass");
+  return places.empty() ? "" : "it belongs to " + listed(places, "or");
+}
+
+}  // namespace pare

@@ -1,0 +1,44 @@
+// Every key that may stand in a recipe: its lists of fields beside those of the passes, and where a key belongs.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compress/recipe/recipe.h"
+
+namespace pare {
+
+// The keys whose values are lists or maps of a form of their own.
+inline constexpr std::string_view kPassesKey = "passes";
+inline constexpr std::string_view kEvaluateKey = "evaluate";
+inline constexpr std::string_view kOverrideKey = "override";
+// Stands beside the name of a pass.
+inline constexpr const char* kLayersKey = "layers";
+
+// An item of `evaluate:`.
+struct EvaluationRecipe {
+  std::optional<PerplexityRecipe> perplexity;
+  std::optional<InstructionsRecipe> instructions;
+  std::optional<EmbeddingsRecipe> embeddings;
+
+  void fields(FieldVisitor& visit);
+};
+
+// `layers:`, apart from `override`, whose options are those of its pass.
+struct LayersRecipe {
+  std::vector<std::string> exclude;
+
+  void fields(FieldVisitor& visit);
+};
+
+// Every pass that an item of `passes:` may name, in the order in which messages list them.
+std::vector<const PassRow*> all_passes();
+// The options that `layers: {override: ...}` may change, under the names of names_of_fields; often none.
+std::vector<std::string> overridable_options(const PassOptions& options);
+
+// "it belongs to the passes rtn and gptq" for a key that stands where it is not known; empty where none knows it.
+std::string where_it_belongs(const std::string& key);
+
+}  // namespace pare

@@ -1,0 +1,79 @@
+#include "quant/options.h"
+
+namespace pare {
+
+void GridOptions::fields(FieldVisitor& visit) {
+  visit("bits", bits, {.values = {2, 3, 4, 8}}, "Each weight becomes a code of this many bits.");
+  visit("group_size", group_size, {.values = {32, 64, 128, kPerChannel}},
+        "This many neighbouring inputs of a row share one scale. With -1 a whole row shares one.");
+  visit("symmetric", symmetric, "Codes lie evenly around zero. With `false` each group has a zero point of its own.");
+  visit("per_tensor", per_tensor, "The whole weight shares one scale. It needs `group_size: -1`.");
+  visit(
+      "scales", scales,
+      "`minmax` takes the scale that holds the largest weight, and `squared_error` the one with the least error. "
+      "`hessian_diagonal` and `hessian` weigh errors by calibration data, the second by all of H. Without calibration "
+      "the default is `squared_error`.");
+  visit.decided("scale_dtype", scale_dtype);
+}
+
+void GptqOptions::fields(FieldVisitor& visit) {
+  grid.fields(visit);
+  visit("act_order", act_order,
+        "`static` rounds columns with large inputs first and leaves groups where they are. `group` forms the groups in "
+        "that order and stores an index for each input. `none` keeps the stored order.");
+  visit("damping", damping, {.low = kAboveZero, .high = 1.0},
+        "This share of the mean of H's diagonal is added to the diagonal.");
+  visit("block_size", block_size, {.low = 1, .high = 4096},
+        "Errors are spread over later columns in blocks of this many. It changes speed and rounding errors alone.");
+}
+
+void RefineOptions::fields(FieldVisitor& visit) {
+  visit(
+      "refine", sweeps, {.low = 0, .high = kMaxRefineSweeps},
+      "This many sweeps over the codes lower the error on calibration data after rounding. 0 leaves the codes as they "
+      "are.");
+  visit.decided("refine_damping", damping);
+  visit.decided("refine_grids", grids);
+}
+
+void FitOptions::fields(FieldVisitor& visit) {
+  visit("fit", fit,
+        "Before anything else, each layer is moved towards what the original model does in its place. It needs a text "
+        "to calibrate on. The default gives way where that is missing.");
+  visit.decided("fit_ridge", ridge);
+}
+
+void AwqOptions::fields(FieldVisitor& visit) {
+  visit("duo_scaling", duo_scaling,
+        "Candidates for the scales follow both inputs and weights. With `false` they follow the inputs alone.");
+  visit("grid_points", num_grid_points, {.low = 1, .high = 1000},
+        "This many strengths of scaling are tried, beside none.");
+  visit.decided("powers_of_two", powers_of_two);
+  visit.decided("max_rows", max_rows);
+  visit.decided("screen_rows", screen_rows);
+  visit.decided("num_finalists", num_finalists);
+}
+
+// The grid is that of the rounding that follows.
+void SmoothQuantOptions::fields(FieldVisitor& visit) {
+  visit("alpha", alpha, {.low = 0.0, .high = 1.0},
+        "This share of the difficulty moves from inputs to weights. Without it, each input's share is searched.");
+  visit.decided("power_of_two", power_of_two);
+}
+
+void LlmInt8Options::fields(FieldVisitor& visit) {
+  visit("threshold", value, {.low = kAboveZero, .high = 1e6},
+        "An input column that reaches it is an outlier and is not rounded. `measure` says what it is a multiple of.");
+  visit("measure", measure,
+        "`absolute` compares with the threshold itself. `rms` multiplies it by the root mean square of the layer's "
+        "inputs. `median` multiplies it by the median over columns of their largest inputs.");
+  visit("outliers", time,
+        "`dynamic` finds the outlier columns in each sequence that is run. `static` takes them from calibration data, "
+        "once for all.");
+  visit(
+      "layout", layout,
+      "`bitsandbytes` stores all columns in 8 bits, as that library does. `pare` keeps the outlier columns in 16 bits. "
+      "The default is `pare` where the other options need it.");
+}
+
+}  // namespace pare
