@@ -10,8 +10,10 @@
 #include "compress/calibrate.h"
 #include "compress/pipeline.h"
 #include "compress/recipe/recipe.h"
+#include "compress/recipe/recipe_guide.h"
 #include "compress/recipe/recipe_inputs.h"
 #include "compress/recipe/recipe_paths.h"
+#include "compress/recipe/recipe_schema.h"
 #include "compress/record/record.h"
 #include "compress/torch_errors.h"
 #include "runtime/commands/command_line.h"
@@ -281,10 +283,43 @@ pare::Command run_command() {
           .run = run_recipe};
 }
 
+// Prints what was asked for; with --json all sections are the result, or the schema.
+void explain_recipes(const pare::Arguments& arguments, pare::Console& console) {
+  const bool is_page = arguments.flag("markdown"), is_schema = arguments.flag("json-schema");
+  const bool names_one = arguments.num_positionals() > 0;
+  if (is_page + is_schema + names_one > 1)
+    throw pare::WrongUsage("PASS, --markdown and --json-schema: give one of them");
+  std::string section;
+  try {
+    if (names_one) section = pare::section_text(arguments.positional(0));
+  } catch (const std::invalid_argument& error) {
+    throw pare::WrongUsage(error.what());
+  }
+  console.set_result(is_schema ? pare::recipe_schema() : pare::guide_json());
+  console.report() << (is_page     ? pare::recipe_page()
+                       : is_schema ? pare::recipe_schema()
+                       : names_one ? section
+                                   : pare::pass_list());
+}
+
+pare::Command recipes_command() {
+  return {
+      .name = "recipes",
+      .summary = "say what may stand in a recipe: the passes, or one with its options",
+      .positionals = {{.name = "PASS",
+                       .help = "a pass, a key of a recipe such as calibration, or an evaluation; recipe: the top level",
+                       .optional = true}},
+      .options = {{.name = "markdown", .help = "print all of it as a page (docs/recipes.md)"},
+                  {.name = "json-schema",
+                   .help = "print a JSON Schema, by which editors complete and check recipes "
+                           "(docs/recipe.schema.json)"}},
+      .run = explain_recipes};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<pare::Command> commands = {run_command(), calibrate_command(), record_command()};
+  std::vector<pare::Command> commands = {run_command(), calibrate_command(), record_command(), recipes_command()};
   for (pare::Command& command : pare::runtime_commands()) commands.push_back(std::move(command));
   const pare::Program program = {
       .name = "pare",

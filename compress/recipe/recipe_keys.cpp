@@ -53,7 +53,7 @@ void CalibrationRecipe::fields(FieldVisitor& visit) {
 }
 
 void HeadRecipe::fields(FieldVisitor& visit) {
-  visit("bits", bits, {.values = {2, 3, 4, 8}}, "Each weight of the head becomes a code of this many bits.");
+  visit("bits", bits, {.values = {2, 3, 4, 8}}, "Each of their weights becomes a code of this many bits.");
   visit("group_size", group_size, {.values = {32, 64, 128, kPerChannel}},
         "This many neighbouring inputs of a row share one scale. With -1 a whole row shares one.");
 }
@@ -169,7 +169,7 @@ void Recipe::fields(FieldVisitor& visit) {
   visit("calibration", calibration, "Passes that need data take their statistics from it.");
   visit("student", student, "The model is first made smaller, of copies and means of its own weights.");
   visit.other(kPassesKey, "These passes are applied one after the other.");
-  visit("head", head, "The head is rounded to codes as well.");
+  visit("head", head, "The embedding and the head are rounded to codes as well. Only pare loads such a model.");
   visit("container", container, std::span<const std::string_view>(containers),
         "The result is stored in this format. `llm_int8` has layouts of its own.");
   visit("sensitivity", sensitivity, "It measures what rounding each group of layers alone adds to the loss.");

@@ -117,7 +117,9 @@ bool accepts(const OptionSpec& option, const std::string& value) {
 
 std::string usage_line(const Program& program, const Command& command) {
   std::string line = "Usage: " + program.name + " " + command.name;
-  for (const PositionalSpec& positional : command.positionals) line += " " + positional.name;
+  for (const PositionalSpec& positional : command.positionals) {
+    line += positional.optional ? " [" + positional.name + "]" : " " + positional.name;
+  }
   for (const OptionSpec& option : command.options) {
     if (option.required) line += " --" + option.name + " " + option.value_name;
   }
@@ -279,7 +281,7 @@ class ArgumentParser {
       if (!found[i].empty()) continue;
       throw WrongUsage("argument " + command_.positionals[i].name + " is empty" + get_help(program_, command_));
     }
-    if (found.size() < num_expected) {
+    if (found.size() < num_expected && !command_.positionals[found.size()].optional) {
       throw WrongUsage("argument " + command_.positionals[found.size()].name + " is missing" +
                        get_help(program_, command_));
     }

@@ -62,6 +62,7 @@ inline constexpr double kMaxThreads = 4096;
 struct PositionalSpec {
   std::string name;  // "MODEL"
   std::string help;
+  bool optional = false;  // and so are those after it
 };
 
 // The words of one command, checked against its specification; names that it does not have are a fault of the program
@@ -69,6 +70,7 @@ struct PositionalSpec {
 class Arguments {
  public:
   const std::string& positional(size_t index) const { return positionals_.at(index); }
+  size_t num_positionals() const { return positionals_.size(); }
   bool given(const std::string& name) const;  // typed, or has a default
   bool flag(const std::string& name) const { return given(name); }
   const std::string& text(const std::string& name) const;

@@ -150,7 +150,8 @@ std::string zsh_completions(const Program& program) {
     for (const OptionSpec& option : all_options(command)) script << " \\\n            " << quoted(zsh_option(option));
     for (size_t i = 0; i < command.positionals.size(); ++i) {
       script << " \\\n            "
-             << quoted(std::to_string(i + 1) + ":" + zsh_part(command.positionals[i].name) + ":_files");
+             << quoted(std::to_string(i + 1) + (command.positionals[i].optional ? "::" : ":") +
+                       zsh_part(command.positionals[i].name) + ":_files");
     }
     script << " ;;\n";
   }

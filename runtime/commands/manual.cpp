@@ -60,7 +60,9 @@ void append_option(std::ostringstream& page, const OptionSpec& option) {
 
 void append_command(std::ostringstream& page, const Command& command) {
   page << ".SS " << roff(command.name);
-  for (const PositionalSpec& positional : command.positionals) page << ' ' << roff(positional.name);
+  for (const PositionalSpec& positional : command.positionals) {
+    page << ' ' << roff(positional.optional ? "[" + positional.name + "]" : positional.name);
+  }
   page << " [options]\n" << roff(command.summary) << '\n';
   for (const PositionalSpec& positional : command.positionals) {
     page << ".TP\n\\fI" << roff(positional.name) << "\\fR\n" << roff(positional.help) << '\n';

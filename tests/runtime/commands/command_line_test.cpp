@@ -46,6 +46,18 @@ Arguments parse(const std::vector<std::string>& words) {
   return parse_arguments(program, program.commands[0], words);
 }
 
+TEST(ParseArguments, AnOptionalPlaceMayBeLeftOut) {
+  Program program = sample_program();
+  Command& command = program.commands[0];
+  command.positionals.push_back({.name = "OTHER", .help = "where else", .optional = true});
+  const auto parsed = [&](const std::vector<std::string>& words) { return parse_arguments(program, command, words); };
+  EXPECT_EQ(parsed({"here", "--text", "t"}).num_positionals(), 1u);
+  EXPECT_EQ(parsed({"here", "--text", "t", "there"}).positional(1), "there");
+  EXPECT_THROW(parsed({"--text", "t"}), WrongUsage);
+  EXPECT_THROW(parsed({"here", "there", "elsewhere", "--text", "t"}), WrongUsage);
+  EXPECT_NE(command_help(program, command).find("Usage: sample work PLACE [OTHER] --text TEXT"), std::string::npos);
+}
+
 TEST(ParseArguments, ReadsEveryKind) {
   const Arguments arguments =
       parse({"here", "--count", "7", "--text=a b", "--memory", "700MiB", "--loud", "--mode", "slow", "--json"});
