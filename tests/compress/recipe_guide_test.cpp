@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -171,6 +172,25 @@ TEST(RecipeGuide, TheProgramListsPassesAndExplainsOne) {
   const Json sections = Json::parse(json.out).at("sections");
   EXPECT_TRUE(std::any_of(sections.begin(), sections.end(), [](const Json& item) { return item["name"] == "gptq"; }));
   EXPECT_NE(run_pare({"--help"}).out.find("\n  recipes "), std::string::npos);
+}
+
+// Another program's validator reads the schema: it accepts the repository's recipes, and refuses a set of wrong ones.
+TEST(RecipeGuide, TheSchemaAcceptsRecipesAndRefusesWrongOnes) {
+  const char* python = std::getenv("PARE_PYTHON");
+  ASSERT_NE(python, nullptr) << "PARE_PYTHON is not set: it must name a Python with jsonschema (make test sets one up)";
+  const fs::path source = kSourceFolder;
+  const TemporaryFolder folder("recipe_schema");
+  const std::string log = (folder / "log").string();
+  std::string line = std::string("'") + python + "' '" + (source / "tests/compress/check_recipe_schema.py").string() +
+                     "' '" + (source / "docs/recipe.schema.json").string() + "'";
+  int num_recipes = 0;
+  for (const auto& entry : fs::directory_iterator(source / "recipes")) {
+    if (entry.path().extension() != ".yaml") continue;
+    line += " '" + entry.path().string() + "'";
+    ++num_recipes;
+  }
+  EXPECT_GE(num_recipes, 20);
+  EXPECT_EQ(std::system((line + " >'" + log + "' 2>&1").c_str()), 0) << file_text(log);
 }
 
 // --- The ranges of the schema, tried on the reader of recipes ---
