@@ -6,13 +6,6 @@
 
 namespace pare {
 
-void visit_precision(FieldVisitor& visit, TrainingPrecision& precision) {
-  visit("precision", precision,
-        "Products of matrices are computed in this type. `auto` takes `bfloat16` where the processor multiplies it and "
-        "no "
-        "input is rounded, else `float32`.");
-}
-
 bool trains_in_bfloat16(TrainingPrecision precision, bool rounds_inputs, const std::string& pass) {
   if (precision == TrainingPrecision::bfloat16 && rounds_inputs) {
     throw std::invalid_argument(

@@ -19,7 +19,12 @@ inline std::span<const EnumName<TrainingPrecision>> enum_names(TrainingPrecision
   return kNames;
 }
 
-void visit_precision(FieldVisitor& visit, TrainingPrecision& precision);
+// It stands here for readers of recipes that are built without what knows the processor.
+inline void visit_precision(FieldVisitor& visit, TrainingPrecision& precision) {
+  visit("precision", precision,
+        "Products of matrices are computed in this type. `auto` takes `bfloat16` where the processor multiplies it and "
+        "no input is rounded, else `float32`.");
+}
 
 // Whether products are in bfloat16, of a model of which any linear's input is rounded or none. Throws
 // std::invalid_argument, with the pass's key, for bfloat16 where inputs are rounded: it does not hold them exactly.
