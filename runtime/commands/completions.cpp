@@ -8,7 +8,7 @@ namespace pare {
 namespace {
 
 // Quotes for bash and zsh, in single quotes.
-std::string quoted(std::string_view text) {
+std::string in_single_quotes(std::string_view text) {
   std::string result = "'";
   for (const char c : text) result += c == '\'' ? "'\\''" : std::string(1, c);
   return result + "'";
@@ -66,7 +66,7 @@ void append_bash_values(std::ostringstream& script, const std::string& command, 
   if (option.kind == OptionKind::flag) return;
   script << "    " << command << ":--" << option.name << ") ";
   if (!option.choices.empty()) {
-    script << "COMPREPLY=($(compgen -W " << quoted(words_of(option.choices)) << " -- \"$current\")); ";
+    script << "COMPREPLY=($(compgen -W " << in_single_quotes(words_of(option.choices)) << " -- \"$current\")); ";
   } else if (!takes_a_number(option)) {
     script << "compopt -o default 2>/dev/null; ";
   }
@@ -101,10 +101,11 @@ std::string bash_completions(const Program& program) {
          << "  case $COMP_CWORD:$previous in\n";
   for (const OptionSpec& option : program_options()) {
     if (option.choices.empty()) continue;
-    script << "    2:--" << option.name << ") COMPREPLY=($(compgen -W " << quoted(words_of(option.choices))
+    script << "    2:--" << option.name << ") COMPREPLY=($(compgen -W " << in_single_quotes(words_of(option.choices))
            << " -- \"$current\")); return ;;\n";
   }
-  script << "    1:*) COMPREPLY=($(compgen -W " << quoted(command_words(program) + " " + words_of(program_options()))
+  script << "    1:*) COMPREPLY=($(compgen -W "
+         << in_single_quotes(command_words(program) + " " + words_of(program_options()))
          << " -- \"$current\")); return ;;\n"
          << "  esac\n"
          << "  case ${COMP_WORDS[1]}:$previous in\n";
@@ -118,7 +119,7 @@ std::string bash_completions(const Program& program) {
          << "  fi\n"
          << "  case ${COMP_WORDS[1]} in\n";
   for (const Command& command : program.commands) {
-    script << "    " << command.name << ") COMPREPLY=($(compgen -W " << quoted(words_of(all_options(command)))
+    script << "    " << command.name << ") COMPREPLY=($(compgen -W " << in_single_quotes(words_of(all_options(command)))
            << " -- \"$current\")) ;;\n";
   }
   script << "  esac\n}\ncomplete -F " << function << ' ' << program.name << '\n';
@@ -134,11 +135,11 @@ std::string zsh_completions(const Program& program) {
          << "  local -a commands\n"
          << "  commands=(\n";
   for (const Command& command : program.commands) {
-    script << "    " << quoted(zsh_part(command.name) + ":" + zsh_part(command.summary)) << '\n';
+    script << "    " << in_single_quotes(zsh_part(command.name) + ":" + zsh_part(command.summary)) << '\n';
   }
   script << "  )\n  _arguments -C";
   for (const OptionSpec& option : program_options()) {
-    script << " \\\n    " << quoted("(- *)" + zsh_option(option));
+    script << " \\\n    " << in_single_quotes("(- *)" + zsh_option(option));
   }
   script << " \\\n    '1:command:->command' '*::argument:->arguments'\n"
          << "  case $state in\n"
@@ -147,11 +148,12 @@ std::string zsh_completions(const Program& program) {
          << "      case $words[1] in\n";
   for (const Command& command : program.commands) {
     script << "        " << command.name << ")\n          _arguments";
-    for (const OptionSpec& option : all_options(command)) script << " \\\n            " << quoted(zsh_option(option));
+    for (const OptionSpec& option : all_options(command))
+      script << " \\\n            " << in_single_quotes(zsh_option(option));
     for (size_t i = 0; i < command.positionals.size(); ++i) {
       script << " \\\n            "
-             << quoted(std::to_string(i + 1) + (command.positionals[i].optional ? "::" : ":") +
-                       zsh_part(command.positionals[i].name) + ":_files");
+             << in_single_quotes(std::to_string(i + 1) + (command.positionals[i].optional ? "::" : ":") +
+                                 zsh_part(command.positionals[i].name) + ":_files");
     }
     script << " ;;\n";
   }

@@ -14,7 +14,7 @@ std::string digits(double value) {
 }
 
 // Quotes and escapes, so that a text cannot pretend to be another field.
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') result += '\\';
@@ -74,12 +74,12 @@ void FieldDescription::visit_optional(std::string_view name, std::optional<doubl
 }
 
 void FieldDescription::visit_text(std::string_view name, std::string& value) {
-  add(name, quoted(value));
+  add(name, in_quotes(value));
 }
 
 void FieldDescription::visit_texts(std::string_view name, std::vector<std::string>& value) {
   std::string all = "[";
-  for (const std::string& item : value) all += (all.size() > 1 ? "," : "") + quoted(item);
+  for (const std::string& item : value) all += (all.size() > 1 ? "," : "") + in_quotes(item);
   add(name, all + "]");
 }
 
