@@ -1,5 +1,7 @@
 # Thin, for people: everything real is in CMakeLists.txt and the scripts named here.
 #   make build   build/pare and build/pare-runtime        make demo   the whole line on a real model
+#   make build CUDA=1   the same with the CUDA backend, and what LibTorch needs to train on a GPU
+#                (set-up asks before it installs Debian packages, unless it runs as root or YES=1 is set)
 #   make test    set-up, build, checks and all tests      make fuzz   each reader's fuzzer for 60 s
 #   make bench   timings beside their roofs               make fuzz-long   the same for an hour each
 #   make install    what was built, to PREFIX (/usr/local)   make uninstall   what it has put there, away again
@@ -13,7 +15,7 @@
 #   make test-isas   all tests as on other processors (ISAS=quick: the quick ones as on one without AVX-512)
 SHELL := /bin/bash
 -include build/environment.mk
-export LIBTORCH PARE_PYTHON PARE_CACHE PARE_MINILM
+export LIBTORCH PARE_PYTHON PARE_CACHE PARE_MINILM YES
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
 PREFIX ?= /usr/local
@@ -21,16 +23,15 @@ PREFIX ?= /usr/local
 SOURCES = $(shell find . \( -path './build*' -o -path ./models -o -path ./out -o -path './.*' \) -prune \
   -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -printf '%P\n' | sort)
 
-.PHONY: build demo install uninstall package test test-full test-isas gpu-check fuzz fuzz-long soak bench format check sanitize setup-build setup-test setup-full setup-bench setup-tidy tidy clean
+.PHONY: build demo install uninstall package test test-full test-isas gpu-check fuzz fuzz-long soak bench format check \
+  sanitize setup-build setup-cuda setup-test setup-full setup-bench setup-tidy tidy clean
 .DEFAULT_GOAL := build
 
-setup-build:
-	@.ci/setup build
-setup-test setup-full setup-bench setup-tidy: setup-%:
+setup-build setup-cuda setup-test setup-full setup-bench setup-tidy: setup-%:
 	@.ci/setup $*
 
 # The included environment.mk may just have been written, so the real work is done by a second make that reads it.
-build: setup-build
+build: setup-$(if $(CUDA),cuda,build)
 	@$(MAKE) --no-print-directory compile TARGETS="pare pare-runtime" TESTS=OFF
 	@.ci/say_libtorch build/pare
 demo: build
@@ -73,8 +74,10 @@ clean:
 	rm -rf build build-sanitize build-thread build-fuzz build-gpu build-tidy build-debug build-runtime build-cuda
 
 .PHONY: compile run-tests run-isas run-tidy
+CUDA_OPTIONS = $(if $(CUDA),-DPARE_CUDA=ON -DCMAKE_CUDA_COMPILER="$$(.ci/find_nvcc)",-DPARE_CUDA=OFF)
 compile:
-	@cmake -S . -B build -G Ninja -DLIBTORCH="$(LIBTORCH)" -DPARE_TESTS=$(TESTS) >build/cmake.log || { cat build/cmake.log; exit 1; }
+	@cmake -S . -B build -G Ninja -DLIBTORCH="$(LIBTORCH)" -DPARE_TESTS=$(TESTS) $(CUDA_OPTIONS) >build/cmake.log || \
+	  { cat build/cmake.log; exit 1; }
 	@cmake --build build -j $(JOBS) --target $(TARGETS)
 
 check:
@@ -83,6 +86,8 @@ check:
 	@python3 tests/check_workflows.py
 	@python3 tests/check_licences.py
 	@python3 tests/check_messages.py
+	@python3 tests/check_lines.py
+	@python3 tests/check_prose.py
 	@clang-format-14 --dry-run -Werror $(SOURCES)
 
 run-tests: check

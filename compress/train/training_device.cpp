@@ -20,8 +20,9 @@ at::Device training_device(bool on_gpu) {
   if (!on_gpu) return at::kCPU;
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // without it cuBLAS does not repeat its sums
   if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) {
-    throw std::invalid_argument("--device cuda: this LibTorch has no CUDA (" + std::string(dlerror()) +
-                                "): set LIBTORCH to a build that has, or leave the option out");
+    throw std::invalid_argument("--device cuda: this LibTorch cannot use CUDA (" + std::string(dlerror()) +
+                                "): install its CUDA packages and build again with 'make build CUDA=1' in the source "
+                                "folder of pare, set LIBTORCH to a build that has CUDA, or leave the option out");
   }
   if (!at::hasCUDA()) {
     throw std::invalid_argument("--device cuda: LibTorch finds no GPU that it can use: leave the option out");
