@@ -144,7 +144,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
   require_listed_files(model.path());
   check_device(phases, options.on_gpu, progress);
   const int num_threads = set_num_threads(options.num_threads);
-  if (phases.size() == 1)
+  if (phases.size() == 1) {
     return run_phase({.recipe = phases.front(),
                       .checkpoint = original,
                       .original = original,
@@ -152,6 +152,7 @@ std::string run(const Recipe& recipe, const RunOptions& options, Progress& progr
                       .num_threads = num_threads,
                       .events = model.events()},
                      options, progress);
+  }
 
   const std::string plans = plan_phases(phases, original, output, num_threads, model.events(), options, progress);
   if (options.dry_run) return plans;

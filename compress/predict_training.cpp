@@ -58,7 +58,8 @@ double bytes_of(at::ScalarType compute) {
 // What a token leaves in a block's graph: inputs and outputs of its linears, half of the inputs being shared.
 double kept_of_a_token(const BlockDescription& block, int64_t hidden_size, double compute_bytes) {
   const auto of_linear = [&](const LinearDescription& linear) {
-    return compute_bytes * static_cast<double>(linear.num_out + linear.num_in / 2);
+    const int64_t half_of_inputs = linear.num_in / 2;
+    return compute_bytes * static_cast<double>(linear.num_out + half_of_inputs);
   };
   double bytes = kFloatBytes * static_cast<double>(hidden_size) * 3.0;
   for (const LinearDescription& linear : linears_of(block)) bytes += of_linear(linear);
