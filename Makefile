@@ -88,6 +88,7 @@ check:
 	@python3 tests/check_messages.py
 	@python3 tests/check_lines.py
 	@python3 tests/check_prose.py
+	@python3 tests/check_comments.py runtime quant prune distill
 	@clang-format-14 --dry-run -Werror $(SOURCES)
 
 run-tests: check

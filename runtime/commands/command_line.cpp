@@ -40,7 +40,7 @@ constexpr const char* kInternalFault =
 constexpr size_t kHelpColumn = 28;
 constexpr size_t kHelpWidth = 100;
 
-// What --generate prints.
+// The texts that --generate prints.
 struct Generated {
   const char* name;
   std::string (*text)(const Program&);
@@ -70,7 +70,7 @@ std::string joined(std::span<const std::string> words, std::string_view separato
   return text;
 }
 
-// What an option accepts, for messages.
+// The values that an option accepts, for messages.
 std::string expected_value(const OptionSpec& option) {
   if (!option.choices.empty()) return "one of " + joined(option.choices, ", ");
   switch (option.kind) {
@@ -326,7 +326,7 @@ Console::Console(bool json, bool quiet, DescriptorBuffer& out, std::ostream& err
                 json                ? STDERR_FILENO
                 : out.is_terminal() ? STDOUT_FILENO
                                     : -1) {
-  // So that what the buffers throw passes through.
+  // Lets exceptions of the buffers pass through.
   if (json) return;  // standard error may be lost
   report_.exceptions(std::ios::badbit);
   model_text_.exceptions(std::ios::badbit);
@@ -449,7 +449,7 @@ void run_and_print(const Program& program, std::span<const std::string> words) {
   } catch (const OutputFailed&) {
     throw;
   } catch (...) {
-    // What was said before the failure, which is the one to report.
+    // Text that was said before the failure, which is the one to report.
     try {
       standard_output.finish();
     } catch (const OutputFailed&) {
@@ -459,7 +459,7 @@ void run_and_print(const Program& program, std::span<const std::string> words) {
   standard_output.finish();
 }
 
-// What no handler catches: memory that runs out where a destructor needs some, which the library of JSON's do.
+// Ends the program after an exception that no handler catches: nlohmann-json's destructors need memory, for example.
 std::string program_name;
 [[noreturn]] void end_with_a_message() {
   const std::type_info* const type = abi::__cxa_current_exception_type();
@@ -471,7 +471,7 @@ std::string program_name;
   std::abort();
 }
 
-// For people, of exceptions that nobody threw with a message for them.
+// Explains, for people, exceptions that nobody threw with a message for them.
 std::string message_of(const std::exception& error) {
   if (const auto* const file = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
     const std::string second = file->path2().empty() ? "" : "' or '" + file->path2().string();
@@ -514,7 +514,7 @@ int run_program(const Program& program, int argc, const char* const* argv) {
   } catch (const std::bad_alloc&) {
     return report(kOutOfMemory, kFailed);
   } catch (const std::system_error& error) {
-    // What the system says where a thread's stack does not fit.
+    // The system's error where a thread's stack does not fit.
     const bool is_memory =
         error.code() == std::errc::resource_unavailable_try_again || error.code() == std::errc::not_enough_memory;
     return report(is_memory ? kOutOfMemory : visible_line(message_of(error)), kFailed);

@@ -4,8 +4,8 @@
 // Exit status: 0 done, 1 failed, 2 wrong usage (unknown command or option, missing or malformed value), 130
 // interrupted. Results go to standard output, also those of a run that ends a long work; everything else goes to
 // standard error, with --quiet failures alone. With --json standard output holds exactly one JSON object when the
-// command succeeds and nothing when it fails. What standard output does not take is a failure; a pipe without a reader
-// ends the process by SIGPIPE, after what it leaves behind is removed.
+// command succeeds and nothing when it fails. A write that standard output does not take is a failure. A pipe without a
+// reader ends the process by SIGPIPE, after its unfinished files are removed.
 #pragma once
 
 #include <cstdint>
@@ -50,13 +50,13 @@ struct OptionSpec {
   bool required = false;
   bool may_be_empty = false;              // a text
   std::vector<std::string> choices = {};  // of a text; empty: any
-  // Of a number; numbers are finite.
+  // The range of a number, which is finite in any case.
   std::optional<double> minimum = {};
   bool above_minimum = false;  // the minimum itself is not accepted
   std::optional<double> maximum = {};
 };
 
-// Of every --threads: more than machines have, and fewer than a system refuses.
+// The largest --threads of every command: more than machines have, and fewer than a system refuses.
 inline constexpr double kMaxThreads = 4096;
 
 struct PositionalSpec {
@@ -84,14 +84,14 @@ class Arguments {
   std::map<std::string, std::string> values_;
 };
 
-// What a command talks to.
+// The streams and the progress that a command writes to.
 class Console {
  public:
   Console(bool json, bool quiet, DescriptorBuffer& out, std::ostream& err);
 
   Progress& progress() { return progress_; }
-  // For people: standard output; standard error with --json; nowhere with --json --quiet. Control characters are shown
-  // (visible_text.h). Throws OutputFailed.
+  // Text for people: to standard output; to standard error with --json; nowhere with --json --quiet. Control characters
+  // are shown (visible_text.h). Throws OutputFailed.
   std::ostream& report() { return report_; }
   // The same for what a model writes: only a terminal gets its control characters shown, a file has them as they are.
   std::ostream& model_text() { return model_text_; }
@@ -120,11 +120,11 @@ struct Program {
   std::string name;
   std::string summary;
   std::vector<Command> commands;
-  SourceState sources = {};        // what it was built from
+  SourceState sources = {};        // the commit that it was built from
   std::string_view libtorch = {};  // the version of LibTorch that it works with; empty: none
 };
 
-// Throws WrongUsage: what is wrong, the nearest right name, how to get help.
+// Throws WrongUsage, which says what is wrong, the nearest right name and how to get help.
 Arguments parse_arguments(const Program& program, const Command& command, std::span<const std::string> words);
 
 std::string program_help(const Program& program);
@@ -136,7 +136,7 @@ const std::vector<OptionSpec>& options_of_every_command();
 std::vector<OptionSpec> all_options(const Command& command);
 const std::vector<OptionSpec>& program_options();
 const std::vector<std::pair<int, std::string>>& exit_statuses();
-// What help says of an option: its text, choices, whether it must be given, its default.
+// The line of help on an option: its text, its choices, its default, and a word if it must be given.
 std::string option_help(const OptionSpec& option);
 
 // The whole of main(): installs the interrupt handler, checks the CPU, finds and runs the command, reports errors.
