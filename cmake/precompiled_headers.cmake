@@ -34,10 +34,23 @@ function(pare_precompile target)
   endif()
 endfunction()
 
-# pare_precompile_as(TARGET OTHER): the same with the headers of another target, which has the same options.
-function(pare_precompile_as target other)
+# pare_precompiled_headers(NAME HEADERS... LIBRARIES...): HEADERS precompiled for several targets, with the options that
+# LIBRARIES ask for.
+function(pare_precompiled_headers name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "HEADERS;LIBRARIES")
   if(PARE_PRECOMPILED_HEADERS)
-    target_precompile_headers(${target} REUSE_FROM ${other})
+    file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/${name}.cpp.new "// CMake compiles headers for a target that has a source.\n")
+    file(COPY_FILE ${CMAKE_CURRENT_BINARY_DIR}/${name}.cpp.new ${CMAKE_CURRENT_BINARY_DIR}/${name}.cpp ONLY_IF_DIFFERENT)
+    add_library(${name} OBJECT ${CMAKE_CURRENT_BINARY_DIR}/${name}.cpp)
+    target_link_libraries(${name} PRIVATE ${arg_LIBRARIES})
+    pare_precompile(${name} ${arg_HEADERS})
+  endif()
+endfunction()
+
+# pare_precompile_as(TARGET NAME): TARGET's files are compiled after the headers of NAME, which has the same options.
+function(pare_precompile_as target name)
+  if(PARE_PRECOMPILED_HEADERS)
+    target_precompile_headers(${target} REUSE_FROM ${name})
     pare_precompiles(${target})
   endif()
 endfunction()
