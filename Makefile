@@ -12,6 +12,7 @@
 #   make soak    kills, full disks, replaced and hostile files at random for MINUTES (10)
 #   make gpu-check   the CUDA backend on a GPU, and a page in docs/gpu that says what was found (STAGES="suite bench":
 #                    these alone; COMMIT=HASH where there is no git repository; PAGE=FILE for another place)
+#   make test-includes   everything compiled without precompiled headers: each file includes what it uses
 #   make test-isas   all tests as on other processors (ISAS=quick: the quick ones as on one without AVX-512)
 SHELL := /bin/bash
 -include build/environment.mk
@@ -23,8 +24,8 @@ PREFIX ?= /usr/local
 SOURCES = $(shell find . \( -path './build*' -o -path ./models -o -path ./out -o -path './.*' \) -prune \
   -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -printf '%P\n' | sort)
 
-.PHONY: build demo install uninstall package test test-full test-isas gpu-check fuzz fuzz-long soak bench format check \
-  sanitize setup-build setup-cuda setup-test setup-full setup-bench setup-tidy tidy clean
+.PHONY: build demo install uninstall package test test-full test-includes test-isas gpu-check fuzz fuzz-long soak \
+  bench format check sanitize setup-build setup-cuda setup-test setup-full setup-bench setup-tidy tidy clean
 .DEFAULT_GOAL := build
 
 setup-build setup-cuda setup-test setup-full setup-bench setup-tidy: setup-%:
@@ -55,6 +56,8 @@ test-full: setup-full
 soak: setup-test
 	@$(MAKE) --no-print-directory compile TARGETS="pare" TESTS=ON
 	@tests/soak/soak.py build/pare --minutes $(MINUTES)
+test-includes: setup-test
+	@$(MAKE) --no-print-directory run-includes
 test-isas: setup-test
 	@$(MAKE) --no-print-directory run-isas
 gpu-check:
@@ -71,9 +74,10 @@ format:
 tidy: setup-tidy
 	@$(MAKE) --no-print-directory run-tidy
 clean:
-	rm -rf build build-sanitize build-thread build-fuzz build-gpu build-tidy build-debug build-runtime build-cuda
+	rm -rf build build-sanitize build-thread build-fuzz build-gpu build-includes build-tidy build-debug build-runtime \
+	  build-cuda
 
-.PHONY: compile run-tests run-isas run-tidy
+.PHONY: compile run-tests run-includes run-isas run-tidy
 CUDA_OPTIONS = $(if $(CUDA),-DPARE_CUDA=ON -DCMAKE_CUDA_COMPILER="$$(.ci/find_nvcc)",-DPARE_CUDA=OFF)
 compile:
 	@cmake -S . -B build -G Ninja -DLIBTORCH="$(LIBTORCH)" -DPARE_TESTS=$(TESTS) $(CUDA_OPTIONS) >build/cmake.log || \
@@ -105,6 +109,11 @@ run-tidy:
 	@cmake --build build-tidy --target pare_source_state >>build/tidy.log
 	@for folder in $(FOLDERS); do echo "$(CURDIR)/$$folder/(?!system/isa\.cpp)"; done | \
 	  xargs run-clang-tidy-14 -p build-tidy -quiet -j $(JOBS)
+
+run-includes:
+	@cmake -S . -B build-includes -G Ninja -DLIBTORCH="$(LIBTORCH)" -DPARE_PRECOMPILED_HEADERS=OFF >build/includes.log || \
+	  { cat build/includes.log; exit 1; }
+	@cmake --build build-includes -j $(JOBS)
 
 run-isas:
 	@$(MAKE) --no-print-directory compile TARGETS="all" TESTS=ON
