@@ -90,6 +90,7 @@ check:
 	@python3 tests/check_workflows.py
 	@python3 tests/check_licences.py
 	@python3 tests/check_messages.py
+	@python3 tests/cuda/mutants/run.py --check-table
 	@python3 tests/check_lines.py
 	@python3 tests/check_prose.py
 	@python3 tests/check_comments.py runtime quant prune distill
