@@ -1,5 +1,6 @@
 # cmake [-D PARE_INSTALLED=FILE] -P cmake/uninstall.cmake: removes the files that FILE lists, by default
-# build/installed.txt of `make install`, then FILE, and folders of pare's that are empty then.
+# build/installed.txt of `make install`, then FILE, and the folders named after pare in it that are empty then. A prefix
+# that is called pare stays, and so does what else is empty in it.
 set(list "${CMAKE_CURRENT_LIST_DIR}/../build/installed.txt")
 if(PARE_INSTALLED)
   set(list "${PARE_INSTALLED}")
@@ -18,7 +19,7 @@ foreach(file IN LISTS files)
     endif()
   endif()
   get_filename_component(folder "${path}" DIRECTORY)
-  while(folder MATCHES "/pare(-runtime|-dev)?(/|$)")
+  while(folder MATCHES "/(include|share|doc|cmake|lib[^/]*|[^/]+-linux-gnu)/pare(-runtime|-dev)?(/|$)")
     list(APPEND folders "${folder}")
     get_filename_component(folder "${folder}" DIRECTORY)
   endwhile()

@@ -167,12 +167,16 @@ class Programs(unittest.TestCase):
 
 class Removal(unittest.TestCase):
     def test_removes_what_was_installed_and_nothing_else(self):
-        place = temporary / "removed"
+        place = temporary / "pare"  # a name like that of pare's own folders
         listed = temporary / "installed.txt"
         listed.write_text(install(place, "--component", "runtime"))
         before = [path for path in place.rglob("*") if path.is_file()]
         self.assertIn(place / "bin/pare-runtime", before)
         self.assertEqual(sorted(map(str, before)), sorted(listed.read_text().split("\n")))
+        empty = place / "empty"
+        empty.mkdir()
+        others_empty = place / "share/man/man5"
+        others_empty.mkdir()
         foreign = place / "share/man/man1/another.1"
         foreign.write_text("")
         words = ["cmake", f"-DPARE_INSTALLED={listed}", "-P", str(ROOT / "cmake/uninstall.cmake")]
@@ -180,6 +184,7 @@ class Removal(unittest.TestCase):
         self.assertEqual(removed.returncode, 0, removed.stderr)
         self.assertEqual([path for path in place.rglob("*") if path.is_file()], [foreign])
         self.assertFalse((place / "share/doc/pare-runtime").exists())
+        self.assertTrue(empty.exists() and others_empty.exists() and (place / "bin").exists())
 
 
 class ManualAndCompletions(unittest.TestCase):
