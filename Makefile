@@ -12,7 +12,7 @@
 #   make soak    kills, full disks, replaced and hostile files at random for MINUTES (10)
 #   make gpu-check   the CUDA backend on a GPU, and a page in docs/gpu that says what was found (STAGES="suite bench":
 #                    these alone; COMMIT=HASH where there is no git repository; PAGE=FILE for another place)
-#   make test-includes   everything compiled without precompiled headers: each file includes what it uses
+#   make test-includes   every file compiled by itself, without precompiled headers: it includes what it uses
 #   make test-isas   all tests as on other processors (ISAS=quick: the quick ones as on one without AVX-512)
 SHELL := /bin/bash
 -include build/environment.mk
@@ -74,8 +74,8 @@ format:
 tidy: setup-tidy
 	@$(MAKE) --no-print-directory run-tidy
 clean:
-	rm -rf build build-sanitize build-thread build-fuzz build-gpu build-includes build-tidy build-debug build-runtime \
-	  build-cuda
+	rm -rf build build-sanitize build-thread build-fuzz build-gpu build-includes build-tidy build-debug build-development \
+	  build-runtime build-cuda
 
 .PHONY: compile run-tests run-includes run-isas run-tidy
 CUDA_OPTIONS = $(if $(CUDA),-DPARE_CUDA=ON -DCMAKE_CUDA_COMPILER="$$(.ci/find_nvcc)",-DPARE_CUDA=OFF)
@@ -83,6 +83,9 @@ compile:
 	@cmake -S . -B build -G Ninja -DLIBTORCH="$(LIBTORCH)" -DPARE_TESTS=$(TESTS) $(CUDA_OPTIONS) >build/cmake.log || \
 	  { cat build/cmake.log; exit 1; }
 	@cmake --build build -j $(JOBS) --target $(TARGETS)
+
+# Each file by itself, with nothing that it does not include.
+FILE_BY_FILE = -DPARE_PRECOMPILED_HEADERS=OFF -DPARE_UNITY_BUILD=OFF
 
 check:
 	@python3 tests/check_includes.py
@@ -105,14 +108,14 @@ run-tests: check
 # Left out: isa.cpp, which asks for features of the processor that clang 14 does not know by name.
 FOLDERS ?= compress distill prune quant runtime
 run-tidy:
-	@cmake -S . -B build-tidy -G Ninja -DLIBTORCH="$(LIBTORCH)" -DPARE_TESTS=OFF -DPARE_PRECOMPILED_HEADERS=OFF \
+	@cmake -S . -B build-tidy -G Ninja -DLIBTORCH="$(LIBTORCH)" -DPARE_TESTS=OFF $(FILE_BY_FILE) \
 	  >build/tidy.log || { cat build/tidy.log; exit 1; }
 	@cmake --build build-tidy --target pare_source_state >>build/tidy.log
 	@for folder in $(FOLDERS); do echo "$(CURDIR)/$$folder/(?!system/isa\.cpp)"; done | \
 	  xargs run-clang-tidy-14 -p build-tidy -quiet -j $(JOBS)
 
 run-includes:
-	@cmake -S . -B build-includes -G Ninja -DLIBTORCH="$(LIBTORCH)" -DPARE_PRECOMPILED_HEADERS=OFF >build/includes.log || \
+	@cmake -S . -B build-includes -G Ninja -DLIBTORCH="$(LIBTORCH)" $(FILE_BY_FILE) >build/includes.log || \
 	  { cat build/includes.log; exit 1; }
 	@cmake --build build-includes -j $(JOBS)
 

@@ -24,4 +24,6 @@ print(f"\n{'':44}{'before':>12}{'after':>12}")
 for name, a, b, form in rows:
     print(f"{name:44}{form.format(a):>12}{form.format(b):>12}")
 print(f"\nperplexity: {evaluation['protocol_label']}")
-print(f"the whole run took {report['seconds']:.0f} s with a peak of {report['peak_memory_bytes'] / 2**20:.0f} MiB")
+evaluating = report["stage_seconds"]["evaluate"]
+print(f"quantizing took {report['seconds'] - evaluating:.0f} s and evaluating both {evaluating:.0f} s,", end=" ")
+print(f"with a peak of {report['peak_memory_bytes'] / 2**20:.0f} MiB of memory")

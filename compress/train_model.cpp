@@ -188,8 +188,7 @@ void check_teacher(const Checkpoint& student, const Checkpoint& teacher, int64_t
 // are of all of them, and those behind the end of a shorter one are of none; in a window of several documents likewise.
 void check_ranges(const DistillOptions& options, const Checkpoint& student, const LabelledWindows& training) {
   if (options.micro_batch == 1 && training.starts_N.empty()) return;
-  const std::vector<BlockDescription>& blocks = student.description().blocks;
-  const bool has_mixture = std::any_of(blocks.begin(), blocks.end(), [](const auto& b) { return b.is_mixture(); });
+  const bool has_mixture = student.description().has_mixture();
   if (!has_mixture && training.first_N.empty()) return;
   for (const auto& [linear, format] : read_input_formats(student)) {
     if (format.is_rowwise()) continue;

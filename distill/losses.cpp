@@ -15,10 +15,6 @@
 namespace pare {
 namespace {
 
-std::string found_text(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.toString() + " of shape " + shape_text(tensor) : std::string("none");
-}
-
 void check_integers(const at::Tensor& values_T, int64_t num_tokens, const std::string& name) {
   if (values_T.defined() && values_T.dim() == 1 && values_T.size(0) == num_tokens &&
       values_T.scalar_type() == at::kLong) {

@@ -13,10 +13,6 @@
 namespace pare {
 namespace {
 
-std::string found_text(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.toString() + " of shape " + shape_text(tensor) : std::string("none");
-}
-
 void check_like(const at::Tensor& tensor, const at::Tensor& like, at::ScalarType type, const std::string& name) {
   if (tensor.defined() && tensor.sizes() == like.sizes() && tensor.scalar_type() == type) return;
   throw std::invalid_argument(name + ": expected " + at::toString(type) + " values of shape " + shape_text(like) +

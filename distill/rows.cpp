@@ -13,8 +13,6 @@
 namespace pare {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 at::Tensor finite_shift(const at::Tensor& largest_R1) {
   return largest_R1.masked_fill(largest_R1.eq(-kInfinity), 0.0);
 }

@@ -3,7 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <limits>
+
 namespace pare {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // The logarithm that a mass of exactly 0 counts with: that of 2^-149, the least positive float32. A finite logarithm
 // counts as it is, however small.

@@ -26,7 +26,6 @@
 namespace pare {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kRowGrain = 2;  // one row costs as much as two: row_sums
 // The rows that a thread truncates at a time. They are few, so that their copies are still in its cache when they are
 // read.
@@ -38,10 +37,6 @@ std::string number_text(double value) {
   std::ostringstream text;
   text << value;
   return text.str();
-}
-
-std::string found_text(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.toString() + " of shape " + shape_text(tensor) : std::string("none");
 }
 
 bool is_positive(double temperature) {

@@ -13,7 +13,7 @@
 namespace pare {
 namespace {
 
-constexpr int64_t kRowChunk = 4;
+constexpr int64_t kSolvedRows = 4;  // a worker's share: each row is a system of its own
 // Below this the Cholesky factorization of a matrix with a diagonal of ones says nothing more about the solution.
 constexpr double kSmallestReciprocalCondition = 1e-13;
 
@@ -37,7 +37,7 @@ at::Tensor resolve_exact(const at::Tensor& target_OI, const at::Tensor& kept_OI,
   }
   at::Tensor result_OI = masked(target, kept);
   const float* values = hessian.hessian_II.const_data_ptr<float>();
-  for_row_chunks(num_out, kRowChunk, [&](int64_t first_row, int64_t num_rows) {
+  for_row_chunks(num_out, kSolvedRows, [&](int64_t first_row, int64_t num_rows) {
     for (int64_t row = first_row; row < first_row + num_rows; ++row) {
       const float* weights_I = target.const_data_ptr<float>() + row * num_in;
       const bool* kept_I = kept.const_data_ptr<bool>() + row * num_in;

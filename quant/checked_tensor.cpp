@@ -50,6 +50,10 @@ std::string shape_text(const at::Tensor& tensor) {
   return text.str();
 }
 
+std::string found_text(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.toString() + " of shape " + shape_text(tensor) : std::string("none");
+}
+
 at::Tensor checked_float_matrix(const at::Tensor& matrix, const std::string& name) {
   if (!matrix.defined()) throw std::invalid_argument(name + ": expected a float32 matrix, found none");
   if (matrix.dim() != 2 || matrix.scalar_type() != at::kFloat || !matrix.device().is_cpu() || matrix.numel() == 0) {

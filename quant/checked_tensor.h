@@ -12,6 +12,9 @@ namespace pare {
 // Returns a tensor's shape as text, e.g. "[576, 192]".
 std::string shape_text(const at::Tensor& tensor);
 
+// Returns what a message says was found: a tensor's type and shape, or "none" for an undefined one.
+std::string found_text(const at::Tensor& tensor);
+
 // Returns a contiguous view or copy of a float32 matrix [rows, columns] in host memory, detached from any gradient.
 // Throws std::invalid_argument with `name` when the matrix is something else or has no element.
 at::Tensor checked_float_matrix(const at::Tensor& matrix, const std::string& name);

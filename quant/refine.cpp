@@ -12,8 +12,8 @@
 // equations (the G x G system C^T H C s = C^T H w). Each sweep adds no further product over all columns for it, and
 // later groups make up for the rounding of earlier ones.
 //
-// As in gptq.cpp, a worker takes kRowChunk rows and keeps them transposed, [I, R]. Errors of float32 are caught at the
-// end: the trace of every row is summed in float64, and the row is taken only when it fell. The tests' oracles are
+// As in gptq.cpp, a worker takes kRefinedRows rows and keeps them transposed, [I, R]. Errors of float32 are caught at
+// the end: the trace of every row is summed in float64, and the row is taken only when it fell. The tests' oracles are
 // brute force over all codes, closed forms, a float64 twin and the dense normal equations.
 #include "quant/refine.h"
 
@@ -33,9 +33,9 @@
 namespace pare {
 namespace {
 
-constexpr int64_t kRowChunk = 96;
+constexpr int64_t kRefinedRows = 96;
 constexpr int64_t kBlockColumns = 128;  // codes whose changes reach the rest of a wide group by one product
-constexpr int64_t kTraceBlockColumns = 128;
+constexpr int64_t kRefineTraceColumns = 128;
 
 // Columns in an order in which those of a group lie side by side. Storage has that order unless the weight has a g_idx.
 struct Layout {
@@ -156,8 +156,8 @@ RowTraces row_traces(const at::Tensor& error_IR, const Layout& layout) {
   const at::Tensor errors_IR = error_IR.to(at::kDouble);
   const double* errors = errors_IR.const_data_ptr<double>();
   std::vector<double> traces_R(num_rows, 0.0), squares_R(num_rows, 0.0);
-  for (int64_t begin = 0; begin < num_in; begin += kTraceBlockColumns) {
-    const int64_t width = std::min(kTraceBlockColumns, num_in - begin), height = num_in - begin;
+  for (int64_t begin = 0; begin < num_in; begin += kRefineTraceColumns) {
+    const int64_t width = std::min(kRefineTraceColumns, num_in - begin), height = num_in - begin;
     const at::Tensor block = layout.hessian_II.narrow(0, begin, height).narrow(1, begin, width).to(at::kDouble);
     block.narrow(0, width, height - width).mul_(2.0);
     const at::Tensor product = at::mm(block.t(), errors_IR.narrow(0, begin, height));
@@ -413,7 +413,7 @@ RefineResult refine(const at::Tensor& weight_OI, const QuantizedWeight& start, c
   const Layout layout = make_layout(start, hessian, options.damping);
   RefineResult result{start, 0.0, 0.0};
   std::vector<double> before_O(num_out), after_O(num_out);
-  for_row_chunks(num_out, kRowChunk, [&](int64_t first_row, int64_t num_rows) {
+  for_row_chunks(num_out, kRefinedRows, [&](int64_t first_row, int64_t num_rows) {
     RowChunk chunk = gather_chunk(weight, start, kept, layout, first_row, num_rows);
     const RowTraces before = row_traces(chunk.error_IR, layout);
     for (int step = 0; step < options.sweeps; ++step) {

@@ -21,15 +21,9 @@ double cubed(int64_t n) {
   return static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
 }
 
-double num_weights(const StageExtent& stage) {
-  double num_out = 0.0;
-  for (const int64_t rows : stage.num_out) num_out += static_cast<double>(rows);
-  return num_out * static_cast<double>(stage.width);
-}
-
 // The search of scales, and what each further operation per weight and column of H takes.
 double rounding_operations(const StageExtent& stage, double per_column) {
-  return num_weights(stage) * (kSearchOpsPerWeight + static_cast<double>(stage.width) * per_column);
+  return stage.num_weights() * (kSearchOpsPerWeight + static_cast<double>(stage.width) * per_column);
 }
 
 // `activations:` of a pass that has these choices.
@@ -89,6 +83,12 @@ void PassCheck::check_fit(FitOptions& options) const {
         "what a layer lacks of the original depends on what was compressed before it, and a statistics file is made of "
         "the uncompressed model: calibrate on a text, or leave 'fit' out");
   }
+}
+
+double StageExtent::num_weights() const {
+  double rows_in_all = 0.0;
+  for (const int64_t rows : num_out) rows_in_all += static_cast<double>(rows);
+  return rows_in_all * static_cast<double>(width);
 }
 
 void PassOptions::check_layer(const std::string&, int64_t, int64_t) const {}
@@ -435,7 +435,7 @@ double SmoothQuantPass::operations(const StageExtent& stage) const {
   const double num_candidates = smoothquant.alpha ? 2.0 : 2.0 + static_cast<double>(kSmoothAlphas.size());
   const GridOptions* grid = stage.rounding == nullptr ? nullptr : stage.rounding->grid();
   const bool searches = grid != nullptr && grid->bits != 8;
-  return num_candidates * num_weights(stage) *
+  return num_candidates * stage.num_weights() *
          (kSmoothOpsPerWeight + (searches ? kSearchOpsPerWeight : 0.0) + 2.0 * static_cast<double>(kNumSampleRows));
 }
 

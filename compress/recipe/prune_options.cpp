@@ -15,12 +15,6 @@ constexpr double kProductOpsPerWeight = 2.2;  // of a round of ALPS or a step of
 // Conjugate gradients stop early: so many steps of those allowed.
 constexpr double kShareOfSteps = 0.5;
 
-double num_weights(const StageExtent& stage) {
-  double num_out = 0.0;
-  for (const int64_t rows : stage.num_out) num_out += static_cast<double>(rows);
-  return num_out * static_cast<double>(stage.width);
-}
-
 }  // namespace
 
 void store_pattern(const SparsePattern& pattern, SparseStorage storage, PackScheme& scheme) {
@@ -117,7 +111,7 @@ StatisticsNeed PrunePass::need() const {
 
 double PrunePass::operations(const StageExtent& stage) const {
   const double rounds = kShareOfSteps * resolve.gradient_steps;
-  return num_weights(stage) * (kScoreOpsPerWeight + static_cast<double>(stage.width) * kProductOpsPerWeight * rounds);
+  return stage.num_weights() * (kScoreOpsPerWeight + static_cast<double>(stage.width) * kProductOpsPerWeight * rounds);
 }
 
 int64_t PrunePass::working_bytes(const StageExtent& stage) const {
@@ -164,7 +158,7 @@ double SparseGptPass::operations(const StageExtent& stage) const {
   const double choice = chooser == MaskChooser::sweep
                             ? kSweepOpsPerWeight
                             : kProductOpsPerWeight * static_cast<double>(alps.num_penalties * alps.rounds);
-  return PrunePass::operations(stage) + num_weights(stage) * width * choice;
+  return PrunePass::operations(stage) + stage.num_weights() * width * choice;
 }
 
 int64_t SparseGptPass::working_bytes(const StageExtent& stage) const {
@@ -173,7 +167,7 @@ int64_t SparseGptPass::working_bytes(const StageExtent& stage) const {
   if (!resolves()) bytes += stage.width * stage.width * 4;
   // Of all layers at once: in normalized columns the weight, its product with H, the solution, its dual and the
   // support, then Wanda's support, and the weight and the support that are found. And one inverse of H.
-  bytes += static_cast<int64_t>(num_weights(stage)) * (4 * 4 + 1 + 1 + 4 + 1);
+  bytes += static_cast<int64_t>(stage.num_weights()) * (4 * 4 + 1 + 1 + 4 + 1);
   return bytes + stage.width * stage.width * 4;
 }
 

@@ -13,9 +13,7 @@
 namespace pare {
 namespace {
 
-using Json = nlohmann::json;
-
-std::string string_field(const Json& object, const char* name, bool is_optional, const std::string& where) {
+std::string string_field(const nlohmann::json& object, const char* name, bool is_optional, const std::string& where) {
   const std::string field = std::string("a string in the field '") + name + "'";
   if (!object.is_object()) throw std::runtime_error(where + ": expected an object with " + field);
   const auto found = object.find(name);
@@ -46,7 +44,7 @@ std::vector<std::string> read_lines(const std::string& text, const std::string& 
 }
 
 std::vector<std::string> read_items(const std::string& text, const std::string& path) {
-  const Json items = parse_json(text, path, Nul::allowed);
+  const nlohmann::json items = parse_json(text, path, Nul::allowed);
   if (!items.is_array())
     throw std::runtime_error(path + ": expected an array of instructions, found " + items.type_name());
   std::vector<std::string> prompts;

@@ -251,14 +251,12 @@ void check_student(const Checkpoint& teacher, const StudentOptions& options) {
            teacher.quantization_method() + "): give the model that it was made of");
   }
   const ModelDescription& model = teacher.description();
-  const bool has_mixture = std::any_of(model.blocks.begin(), model.blocks.end(),
-                                       [](const BlockDescription& block) { return block.is_mixture(); });
-  if (has_mixture && options.changes_widths()) {
+  if (model.has_mixture() && options.changes_widths()) {
     refuse("the teacher " + where +
            " is a mixture of experts, of which layers can be dropped and no heads or channels: leave out 'heads', "
            "'kv_heads', 'hidden_size' and 'feed_forward_size'");
   }
-  if (has_mixture && options.merge == LayerMerge::average) {
+  if (model.has_mixture() && options.merge == LayerMerge::average) {
     refuse("the teacher " + where +
            " is a mixture of experts, whose layers have no expert in common that could be averaged: use 'merge: copy'");
   }

@@ -27,10 +27,6 @@ class Stopwatch {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-bool has_mixture(const ModelDescription& model) {
-  return std::any_of(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
-}
-
 // What is kept of each token's way.
 int64_t routing_bytes(const ModelDescription& model) {
   int64_t most = 0;
@@ -63,7 +59,7 @@ BlockWalk::BlockWalk(const ModelDescription& model, const TokenWindows& windows,
       hidden_(num_windows_, num_tokens_, model.hidden_size, spill_path(spill == Spill::all, spill_directory)),
       inputs_(num_windows_, num_tokens_, widest_input(model), spill_path(spill != Spill::none, spill_directory)),
       group_x_RD_(at::empty({group_windows_ * num_tokens_, model.hidden_size}, at::kFloat)) {
-  if (has_mixture(model)) {
+  if (model.has_mixture()) {
     sums_.emplace(num_windows_, num_tokens_, model.hidden_size, spill_path(spill != Spill::none, spill_directory));
     routing_N_.resize(static_cast<size_t>(num_windows_));
     tokens_N_.resize(static_cast<size_t>(num_windows_));
@@ -97,7 +93,7 @@ BlockWalk::Footprint BlockWalk::footprint(const ModelDescription& model, int64_t
   Footprint footprint;
   (spill == Spill::all ? footprint.spill_bytes : footprint.memory_bytes) += hidden;
   (spill == Spill::none ? footprint.memory_bytes : footprint.spill_bytes) += inputs;
-  if (has_mixture(model)) {
+  if (model.has_mixture()) {
     (spill == Spill::none ? footprint.memory_bytes : footprint.spill_bytes) += hidden;
     footprint.memory_bytes += num_windows * num_tokens * (routing_bytes(model) + static_cast<int64_t>(sizeof(int32_t)));
   }

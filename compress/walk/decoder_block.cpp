@@ -40,10 +40,6 @@ float sum_of_squares(const float* x, int64_t width) {
   return sum;
 }
 
-bool has_mixture(const ModelDescription& model) {
-  return std::any_of(model.blocks.begin(), model.blocks.end(), [](const auto& block) { return block.is_mixture(); });
-}
-
 // Writes the weight as float32 and returns the bias.
 std::vector<float> read_weight(const Checkpoint& checkpoint, const LinearDescription& layer, std::span<float> out) {
   LinearWeights linear = checkpoint.linear(layer);
@@ -67,13 +63,13 @@ BlockScratch::BlockScratch(const ModelDescription& model, int64_t num_tokens) {
   probabilities_BGT = at::empty({query_rows * num_tokens}, at::kFloat);
   mixed_BGK = at::empty({query_rows, model.head_size}, at::kFloat);
   up_TF = at::empty({num_tokens, model.feed_forward_size}, at::kFloat);
-  if (has_mixture(model)) sum_TD = at::empty({num_tokens, model.hidden_size}, at::kFloat);
+  if (model.has_mixture()) sum_TD = at::empty({num_tokens, model.hidden_size}, at::kFloat);
 }
 
 int64_t BlockScratch::size_bytes(const ModelDescription& model, int64_t num_tokens) {
   const int64_t group = model.num_heads / model.num_kv_heads;
   const int64_t query_rows = std::min(kQueryBlock, num_tokens) * group;
-  const int64_t per_token = (has_mixture(model) ? 3 : 2) * model.hidden_size +
+  const int64_t per_token = (model.has_mixture() ? 3 : 2) * model.hidden_size +
                             (model.num_heads + 2 * model.num_kv_heads) * model.head_size +
                             (group + 2) * model.head_size + 2 * query_rows + model.feed_forward_size;
   return (num_tokens * per_token + query_rows * model.head_size) * static_cast<int64_t>(sizeof(float));

@@ -52,7 +52,7 @@ std::string name_line(std::string summary) {
   return summary;
 }
 
-void append_option(std::ostringstream& page, const OptionSpec& option) {
+void append_option_entry(std::ostringstream& page, const OptionSpec& option) {
   page << ".TP\n\\fB" << roff("--" + option.name) << "\\fR";
   if (!option.value_name.empty()) page << " \\fI" << roff(option.value_name) << "\\fR";
   page << '\n' << roff(option_help(option)) << '\n';
@@ -67,7 +67,7 @@ void append_command(std::ostringstream& page, const Command& command) {
   for (const PositionalSpec& positional : command.positionals) {
     page << ".TP\n\\fI" << roff(positional.name) << "\\fR\n" << roff(positional.help) << '\n';
   }
-  for (const OptionSpec& option : command.options) append_option(page, option);
+  for (const OptionSpec& option : command.options) append_option_entry(page, option);
 }
 
 }  // namespace
@@ -81,9 +81,9 @@ std::string manual_page(const Program& program) {
        << roff(program.summary) << "\n.SH COMMANDS\n";
   for (const Command& command : program.commands) append_command(page, command);
   page << ".SH OPTIONS OF EVERY COMMAND\n";
-  for (const OptionSpec& option : options_of_every_command()) append_option(page, option);
+  for (const OptionSpec& option : options_of_every_command()) append_option_entry(page, option);
   page << ".SH OPTIONS WITHOUT A COMMAND\n";
-  for (const OptionSpec& option : program_options()) append_option(page, option);
+  for (const OptionSpec& option : program_options()) append_option_entry(page, option);
   page << ".SH EXIT STATUS\n";
   for (const auto& [status, meaning] : exit_statuses()) {
     page << ".TP\n.B " << status << '\n' << roff(meaning) << '\n';

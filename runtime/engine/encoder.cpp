@@ -18,14 +18,14 @@ struct Block {
 };
 
 // Whole texts that go through the blocks together, in host memory.
-struct Batch {
+struct TextBatch {
   std::vector<int32_t> ids_R, positions_R, slots_R;
   std::vector<Sequence> sequences;
   int64_t num_rows() const { return static_cast<int64_t>(ids_R.size()); }
 };
 
-Batch make_batch(Texts texts) {
-  Batch batch;
+TextBatch make_batch(Texts texts) {
+  TextBatch batch;
   for (const std::vector<int32_t>& ids : texts) {
     const int64_t first = batch.num_rows(), num = static_cast<int64_t>(ids.size());
     batch.sequences.push_back({.first_row = first, .num_rows = num, .num_past = 0, .first_slot = first});
@@ -72,7 +72,7 @@ struct Arena {
         activated_RF(backend, num_rows, model.feed_forward_size, has_codes),
         means_ND(backend.allocate(num_rows * model.hidden_size)) {}
 
-  void stage(Backend& backend, const Batch& batch) {
+  void stage(Backend& backend, const TextBatch& batch) {
     backend.upload<int32_t>(batch.ids_R, ids_R.get());
     backend.upload<int32_t>(batch.positions_R, positions_R.get());
     backend.upload<int32_t>(batch.slots_R, slots_R.get());
@@ -120,7 +120,7 @@ struct Encoder::State {
   }
 
   void check_texts(Texts texts) const;
-  void run(const Batch& batch);
+  void run(const TextBatch& batch);
   void run_block(const Block& block, const Block* next, int64_t num_rows);
 };
 
@@ -165,7 +165,7 @@ void Encoder::State::run_block(const Block& block, const Block* next, int64_t nu
 }
 
 // Leaves the last hidden states in arena->hidden_RD.
-void Encoder::State::run(const Batch& batch) {
+void Encoder::State::run(const TextBatch& batch) {
   const int64_t num_rows = batch.num_rows(), width = description.hidden_size;
   if (!arena || arena->max_rows < num_rows) {
     arena.reset();  // frees the old one before the new one is allocated
@@ -260,7 +260,7 @@ void Encoder::hidden(Texts texts, float* hidden_RD) {
   state.check_texts(texts);
   for (size_t first = 0, num = 0; first < texts.size(); first += num) {
     num = batch_size(texts, first);
-    const Batch batch = make_batch(texts.subspan(first, num));
+    const TextBatch batch = make_batch(texts.subspan(first, num));
     state.run(batch);
     const int64_t num_values = batch.num_rows() * state.description.hidden_size;
     state.backend->download(state.arena->hidden_RD.get(), std::span(hidden_RD, static_cast<size_t>(num_values)));
@@ -276,7 +276,7 @@ void Encoder::embed(Texts texts, const Pooling& pooling, float* embeddings_ND,
   for (size_t first = 0, num = 0; first < texts.size(); first += num) {
     throw_if_interrupted();
     num = batch_size(texts, first);
-    const Batch batch = make_batch(texts.subspan(first, num));
+    const TextBatch batch = make_batch(texts.subspan(first, num));
     state.run(batch);
     std::vector<Sequence> pooled = batch.sequences;
     if (pooling.kind == Pooling::Kind::first_token) {

@@ -563,6 +563,10 @@ ModelDescription describe_model(const std::string& config_json, const std::strin
   return model;
 }
 
+bool ModelDescription::has_mixture() const {
+  return std::any_of(blocks.begin(), blocks.end(), [](const BlockDescription& block) { return block.is_mixture(); });
+}
+
 std::vector<LinearDescription> block_linears(const ModelDescription& model) {
   std::vector<LinearDescription> linears;
   for (const BlockDescription& block : model.blocks) {

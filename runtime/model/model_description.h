@@ -89,6 +89,8 @@ struct ModelDescription {
   DType dtype = DType::BF16;  // dtype / torch_dtype of config.json
   std::optional<int32_t> bos_token;
   std::vector<int32_t> eos_tokens;
+  // Returns whether a block is a mixture of experts.
+  bool has_mixture() const;
 };
 
 // Reads a config.json's text. `where` names the file in messages. Throws std::invalid_argument for an architecture that

@@ -11,7 +11,7 @@ namespace pare {
 namespace {
 
 // Contents of a character class. \p{Z} with the ASCII controls is exactly White_Space.
-constexpr std::string_view kSpace = R"(\p{Z}\t-\r\x{85})";
+constexpr std::string_view kSpaceClass = R"(\p{Z}\t-\r\x{85})";
 constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 
 constexpr std::array<std::string_view, 37> kCategories = {
@@ -162,7 +162,7 @@ class Translator {
   void escape_outside_class() {
     if (common_escape()) return;
     const char c = pattern_[at_ + 1];
-    const std::string_view content = c == 's' || c == 'S' ? kSpace : c == 'w' || c == 'W' ? kWord : R"(\p{Nd})";
+    const std::string_view content = c == 's' || c == 'S' ? kSpaceClass : c == 'w' || c == 'W' ? kWord : R"(\p{Nd})";
     if (std::string_view("sSwWdD").find(c) != std::string_view::npos) {
       out_ += std::islower(static_cast<unsigned char>(c)) != 0 ? "[" : "[^";
       out_ += content;
@@ -206,7 +206,7 @@ class Translator {
       const char escaped = at_ + 1 < pattern_.size() ? pattern_[at_ + 1] : '\0';
       may_open_range = std::string_view("swdpP").find(escaped) == std::string_view::npos;
       if (escaped == 's' || escaped == 'w' || escaped == 'd') {
-        out_ += escaped == 's' ? kSpace : escaped == 'w' ? kWord : std::string_view(R"(\p{Nd})");
+        out_ += escaped == 's' ? kSpaceClass : escaped == 'w' ? kWord : std::string_view(R"(\p{Nd})");
         at_ += 2;
       } else if (!common_escape()) {
         refuse("'\\" + std::string(1, escaped) + "' inside a class");
