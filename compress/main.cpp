@@ -61,10 +61,7 @@ void run_recipe(const pare::Arguments& arguments, pare::Console& console) {
   pare::RunOptions options = run_options(arguments);
   if (arguments.given("out")) options.output = arguments.text("out");
   options.fresh = arguments.flag("fresh");
-  const std::string device = arguments.text("device");
-  if (device != "cpu" && device != "cuda")
-    throw pare::WrongUsage("--device: expected cpu or cuda, found '" + device + "'");
-  options.on_gpu = device == "cuda";
+  options.on_gpu = arguments.text("device") == "cuda";
   keep_as_private_as_inputs(recipe, options, options.output.empty() ? recipe.output : options.output);
   console.set_result(result_of(options.dry_run, console,
                                [&](pare::Progress& progress) { return pare::run(recipe, options, progress); }));
@@ -182,6 +179,12 @@ pare::Command calibrate_command() {
 pare::OptionSpec text_option(const std::string& name, const std::string& value_name, const std::string& help) {
   return {.name = name, .kind = pare::OptionKind::text, .value_name = value_name, .help = help};
 }
+// Returns an option whose value is not the name of a file.
+pare::OptionSpec words_option(const std::string& name, const std::string& value_name, const std::string& help) {
+  pare::OptionSpec option = text_option(name, value_name, help);
+  option.is_path = false;
+  return option;
+}
 pare::OptionSpec count_option(const std::string& name, const std::string& default_value, const std::string& help,
                               double minimum) {
   return {.name = name,
@@ -206,8 +209,8 @@ pare::Command record_command() {
           "text", "FILE",
           "a text in UTF-8 (one document; - for standard input), .jsonl (a document a line, field text) or .npy "
           "(token ids [N, T]): its windows are recorded; the teacher sees each document alone"),
-      text_option("end-of-document", "TOKEN",
-                  "what ends each document of a text (default: the tokenizer's end of text)"),
+      words_option("end-of-document", "TOKEN",
+                   "what ends each document of a text (default: the tokenizer's end of text)"),
       count_option("tokens", "", "tokens of a window" + by_default(pare::kRecordTokens) + "; a .npy has its own", 2),
       count_option("windows", "", "draw so many of the text's windows; of a .npy the first (default: all)", 1),
       text_option("prompts", "FILE",
@@ -232,10 +235,11 @@ pare::Command record_command() {
       count_option("seed", std::to_string(defaults.seed), "of the draws", 0),
       count_option("top-k", std::to_string(defaults.num_kept),
                    "log-probabilities to store of each token's most probable followers; at most the vocabulary", 1),
-      text_option("temperatures", "LIST",
-                  "for which the mass of all others is stored, such as 1,2: a student can be trained with these and no "
-                  "others (default: " +
-                      temperatures + ")"),
+      words_option(
+          "temperatures", "LIST",
+          "for which the mass of all others is stored, such as 1,2: a student can be trained with these and no "
+          "others (default: " +
+              temperatures + ")"),
       count_option("shard-tokens", std::to_string(defaults.shard_tokens),
                    "tokens of one file; a killed run loses at most one", 1)};
   for (pare::OptionSpec& option : pare::compute_options()) options.push_back(std::move(option));
@@ -265,12 +269,13 @@ pare::Command run_command() {
   for (pare::OptionSpec& option : resource_options()) options.push_back(std::move(option));
   options.push_back({.name = "device",
                      .kind = OptionKind::text,
-                     .value_name = "cpu|cuda",
+                     .value_name = "NAME",
                      .default_value = "cpu",
                      .help =
                          "what trains (items 'distill') and evaluates; all others work on the CPU. For cuda, training "
                          "needs a LibTorch built for it, evaluating this program built with -DPARE_CUDA=ON (the CPU "
-                         "evaluates otherwise); both have other rounding errors than the CPU"});
+                         "evaluates otherwise); both have other rounding errors than the CPU",
+                     .choices = {"cpu", "cuda"}});
   options.push_back({.name = "dry-run",
                      .help = "say which engines will load the result and what memory, disk and time the run will take, "
                              "and stop"});
@@ -308,7 +313,8 @@ pare::Command recipes_command() {
       .summary = "say what may stand in a recipe: the passes, or one with its options",
       .positionals = {{.name = "PASS",
                        .help = "a pass, a key of a recipe such as calibration, or an evaluation; recipe: the top level",
-                       .optional = true}},
+                       .optional = true,
+                       .words = pare::section_names()}},
       .options = {{.name = "markdown", .help = "print all of it as a page (docs/recipes.md)"},
                   {.name = "json-schema",
                    .help = "print a JSON Schema, by which editors complete and check recipes "

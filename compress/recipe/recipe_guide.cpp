@@ -197,6 +197,12 @@ std::vector<GuideSection> guide_sections() {
   return sections;
 }
 
+std::vector<std::string> section_names() {
+  std::vector<std::string> names;
+  for (const GuideSection& section : guide_sections()) names.push_back(section.name);
+  return names;
+}
+
 std::string recipe_page() {
   const std::vector<GuideSection> sections = guide_sections();
   std::ostringstream page;
@@ -264,8 +270,7 @@ std::string section_text(const std::string& name) {
   const auto found =
       std::find_if(sections.begin(), sections.end(), [&](const auto& item) { return item.name == name; });
   if (found == sections.end()) {
-    std::vector<std::string> names;
-    for (const GuideSection& section : sections) names.push_back(section.name);
+    const std::vector<std::string> names = section_names();
     throw std::invalid_argument("no pass and no key of a recipe is called '" + name + "'" + did_you_mean(name, names) +
                                 "; there are " + listed(names, "and"));
   }

@@ -23,6 +23,9 @@ struct GuideSection {
 // The top level, its maps, every pass, what stands beside a pass, and every evaluation; in the order of the page.
 std::vector<GuideSection> guide_sections();
 
+// Their names, which section_text takes.
+std::vector<std::string> section_names();
+
 // docs/recipes.md.
 std::string recipe_page();
 // A line for each pass.

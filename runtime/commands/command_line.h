@@ -50,6 +50,7 @@ struct OptionSpec {
   bool required = false;
   bool may_be_empty = false;              // a text
   std::vector<std::string> choices = {};  // of a text; empty: any
+  bool is_path = true;                    // of a text without choices: shells complete it by names of files
   // The range of a number, which is finite in any case.
   std::optional<double> minimum = {};
   bool above_minimum = false;  // the minimum itself is not accepted
@@ -62,7 +63,8 @@ inline constexpr double kMaxThreads = 4096;
 struct PositionalSpec {
   std::string name;  // "MODEL"
   std::string help;
-  bool optional = false;  // and so are those after it
+  bool optional = false;                // and so are those after it
+  std::vector<std::string> words = {};  // what shells complete it by; empty: names of files
 };
 
 // The words of one command, checked against its specification; names that it does not have are a fault of the program

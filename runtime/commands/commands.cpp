@@ -258,6 +258,7 @@ Command generate_command() {
   const GenerationOptions defaults;
   const SamplingOptions& sampling = defaults.sampling;
   OptionSpec prompt = required_text("prompt", "TEXT", "the text to continue");
+  prompt.is_path = false;
   prompt.may_be_empty = true;  // a model with a beginning token of its own can start from that
   return {.name = "generate",
           .summary = "Continue a prompt: prints the prompt and the model's continuation, greedy unless told otherwise.",

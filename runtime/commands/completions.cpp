@@ -56,9 +56,25 @@ std::string function_name(const Program& program) {
   return name;
 }
 
-// True for an option whose value is neither one of a set nor the name of a file.
-bool takes_a_number(const OptionSpec& option) {
-  return option.kind == OptionKind::integer || option.kind == OptionKind::number || option.kind == OptionKind::bytes;
+// True for an option whose value is the name of a file or folder.
+bool takes_a_path(const OptionSpec& option) {
+  return option.kind == OptionKind::text && option.choices.empty() && option.is_path;
+}
+
+// Returns the words of all positionals of a command.
+std::vector<std::string> positional_words(const Command& command) {
+  std::vector<std::string> words;
+  for (const PositionalSpec& positional : command.positionals) {
+    words.insert(words.end(), positional.words.begin(), positional.words.end());
+  }
+  return words;
+}
+
+// True for a command that takes words and no names of files.
+bool takes_only_words(const Command& command) {
+  return !command.positionals.empty() &&
+         std::none_of(command.positionals.begin(), command.positionals.end(),
+                      [](const PositionalSpec& positional) { return positional.words.empty(); });
 }
 
 // Writes a case like "run:--out": the command, and the word before the one to complete.
@@ -67,7 +83,7 @@ void append_bash_values(std::ostringstream& script, const std::string& command, 
   script << "    " << command << ":--" << option.name << ") ";
   if (!option.choices.empty()) {
     script << "COMPREPLY=($(compgen -W " << in_single_quotes(words_of(option.choices)) << " -- \"$current\")); ";
-  } else if (!takes_a_number(option)) {
+  } else if (takes_a_path(option)) {
     script << "compopt -o default 2>/dev/null; ";
   }
   script << "return ;;\n";
@@ -80,7 +96,12 @@ std::string zsh_option(const OptionSpec& option) {
   if (option.kind == OptionKind::flag) return spec;
   spec += ":" + zsh_part(option.value_name) + ":";
   if (!option.choices.empty()) return spec + "(" + words_of(option.choices) + ")";
-  return spec + (takes_a_number(option) ? " " : "_files");
+  return spec + (takes_a_path(option) ? "_files" : " ");
+}
+
+std::string zsh_positional(const PositionalSpec& positional, size_t number) {
+  const std::string values = positional.words.empty() ? "_files" : "(" + words_of(positional.words) + ")";
+  return std::to_string(number) + (positional.optional ? "::" : ":") + zsh_part(positional.name) + ":" + values;
 }
 
 }  // namespace
@@ -114,7 +135,14 @@ std::string bash_completions(const Program& program) {
   }
   script << "  esac\n"
          << "  if [[ $current != -* ]]; then\n"
-         << "    compopt -o default 2>/dev/null\n"
+         << "    case ${COMP_WORDS[1]} in\n";
+  for (const Command& command : program.commands) {
+    if (!takes_only_words(command)) continue;
+    script << "      " << command.name << ") COMPREPLY=($(compgen -W "
+           << in_single_quotes(words_of(positional_words(command))) << " -- \"$current\")) ;;\n";
+  }
+  script << "      *) compopt -o default 2>/dev/null ;;\n"
+         << "    esac\n"
          << "    return\n"
          << "  fi\n"
          << "  case ${COMP_WORDS[1]} in\n";
@@ -151,9 +179,7 @@ std::string zsh_completions(const Program& program) {
     for (const OptionSpec& option : all_options(command))
       script << " \\\n            " << in_single_quotes(zsh_option(option));
     for (size_t i = 0; i < command.positionals.size(); ++i) {
-      script << " \\\n            "
-             << in_single_quotes(std::to_string(i + 1) + (command.positionals[i].optional ? "::" : ":") +
-                                 zsh_part(command.positionals[i].name) + ":_files");
+      script << " \\\n            " << in_single_quotes(zsh_positional(command.positionals[i], i + 1));
     }
     script << " ;;\n";
   }
@@ -168,10 +194,10 @@ std::string fish_completions(const Program& program) {
     script << "complete -c " << program.name << " -n " << fish_quoted(when) << " -l " << option.name;
     if (!option.choices.empty()) {
       script << " -x -a " << fish_quoted(words_of(option.choices));
-    } else if (takes_a_number(option)) {
-      script << " -x";
-    } else if (option.kind == OptionKind::text) {
+    } else if (takes_a_path(option)) {
       script << " -r";
+    } else if (option.kind != OptionKind::flag) {
+      script << " -x";
     }
     script << " -d " << fish_quoted(option_help(option)) << '\n';
   };
@@ -184,6 +210,9 @@ std::string fish_completions(const Program& program) {
     for (const OptionSpec& option : all_options(command)) {
       append_option("__fish_seen_subcommand_from " + command.name, option);
     }
+    if (!takes_only_words(command)) continue;
+    script << "complete -c " << program.name << " -n " << fish_quoted("__fish_seen_subcommand_from " + command.name)
+           << " -f -a " << fish_quoted(words_of(positional_words(command))) << '\n';
   }
   return script.str();
 }

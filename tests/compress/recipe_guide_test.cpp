@@ -172,6 +172,9 @@ TEST(RecipeGuide, TheProgramListsPassesAndExplainsOne) {
   const Json sections = Json::parse(json.out).at("sections");
   EXPECT_TRUE(std::any_of(sections.begin(), sections.end(), [](const Json& item) { return item["name"] == "gptq"; }));
   EXPECT_NE(run_pare({"--help"}).out.find("\n  recipes "), std::string::npos);
+  std::string names;  // shells complete these
+  for (const Json& section : sections) names += (names.empty() ? "" : " ") + section.at("name").get<std::string>();
+  EXPECT_NE(run_pare({"--generate", "complete-zsh"}).out.find("'1::PASS:(" + names + ")'"), std::string::npos);
 }
 
 // Another program's validator reads the schema: it accepts the repository's recipes, and refuses a set of wrong ones.

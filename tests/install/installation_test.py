@@ -231,6 +231,8 @@ class ManualAndCompletions(unittest.TestCase):
             self.assertEqual(self.bash_completes(program, "eval", "--protocol", "=", "ll"), ["llama.cpp"])
             self.assertEqual(self.bash_completes(program, "eval", "--context", ""), [])
             self.assertEqual(self.bash_completes(program, "--generate", "m"), ["man"])
+            if "recipes" in commands:
+                self.assertEqual(self.bash_completes(program, "recipes", "gp"), ["gptq"])
 
     def test_zsh_and_fish_name_every_option(self):
         for program in programs():

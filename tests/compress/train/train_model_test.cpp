@@ -430,7 +430,7 @@ TEST_F(TrainModel, AGpuIsRefusedWhereNoneIsOrNothingWorksOnIt) {
   EXPECT_EQ(nll("evaluated"), nll("on-the-cpu"));
   const Outcome unknown = run_pare(command(recipe(distill("total_tokens: 100")), "unknown", {"--device", "tpu"}));
   EXPECT_EQ(unknown.status, 2);
-  EXPECT_NE(unknown.err.find("expected cpu or cuda, found 'tpu'"), std::string::npos) << unknown.err;
+  EXPECT_NE(unknown.err.find("expected one of cpu, cuda, found 'tpu'"), std::string::npos) << unknown.err;
   if (fs::exists("/dev/nvidia0")) GTEST_SKIP() << "a GPU is here";
   const Outcome outcome = run_pare(command(recipe(distill("total_tokens: 100")), "out", {"--device", "cuda"}));
   EXPECT_EQ(outcome.status, 1);

@@ -55,5 +55,32 @@ TEST(Completions, QuoteWhatMeansSomethingToTheShell) {
             std::string::npos);
 }
 
+// Shells complete PLACE by names of files, PASS by its words, and the value of --say, which is a text, by nothing.
+TEST(Completions, NamesOfFilesOnlyWhereOneIsTaken) {
+  Program sample = program();
+  Command& work = sample.commands.front();
+  work.options.push_back({.name = "say", .kind = OptionKind::text, .value_name = "TEXT", .is_path = false});
+  Command explain = work;
+  explain.name = "explain";
+  explain.positionals = {{.name = "PASS", .help = "what to explain", .optional = true, .words = {"gptq", "rtn"}}};
+  sample.commands.push_back(explain);
+
+  const std::string zsh = zsh_completions(sample);
+  EXPECT_NE(zsh.find("'1::PASS:(gptq rtn)' ;;"), std::string::npos);
+  EXPECT_NE(zsh.find("'1:PLACE\\:HERE:_files' ;;"), std::string::npos);
+  EXPECT_NE(zsh.find("'--say=[]:TEXT: '"), std::string::npos);
+
+  const std::string bash = bash_completions(sample);
+  EXPECT_NE(bash.find("      explain) COMPREPLY=($(compgen -W 'gptq rtn' -- \"$current\")) ;;\n"
+                      "      *) compopt -o default 2>/dev/null ;;\n"),
+            std::string::npos);
+  EXPECT_NE(bash.find("    work:--say) return ;;\n"), std::string::npos);
+
+  const std::string fish = fish_completions(sample);
+  EXPECT_NE(fish.find("-n '__fish_seen_subcommand_from explain' -f -a 'gptq rtn'\n"), std::string::npos);
+  EXPECT_EQ(fish.find("-n '__fish_seen_subcommand_from work' -f -a"), std::string::npos);
+  EXPECT_NE(fish.find("-n '__fish_seen_subcommand_from work' -l say -x -d ''\n"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace pare
