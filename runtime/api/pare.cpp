@@ -64,7 +64,7 @@ struct Model::State {
 
   const Tokenizer& need_tokenizer() const {
     if (tokenizer) return *tokenizer;
-    throw std::runtime_error(path.string() + ": there is no tokenizer.json, so texts have no ids: work with ids");
+    throw std::runtime_error(path.string() + ": there is no tokenizer.json to turn texts into ids: work with ids");
   }
 
   Generation run(std::span<const int32_t> prompt, const DrawOptions& options,

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kMakeAnew = "copy the model anew from where it is whole, or make it again";
+constexpr const char* kMakeAnew = "copy the model again from an intact copy, or make it again";
 
 // Returns the SHA-256 by file name.
 std::map<std::string, std::string> listed_outputs(const fs::path& manifest, const std::string& text) {
@@ -75,7 +75,7 @@ Seal check_own_checksum(const fs::path& file, const std::string& text, FileCheck
   if (seal == Seal::none) result.unchecked.push_back(file.filename().string());
   if (seal == Seal::broken) {
     result.problems.push_back(file.string() +
-                              ": not what its own \"sha256\" says: it was changed or damaged after it was written");
+                              ": does not match its own \"sha256\": it was changed or damaged after it was written");
   }
   return seal;
 }
@@ -140,7 +140,8 @@ FileCheck check_files(const fs::path& directory, WhichFiles which,
   result.has_manifest = is_there(manifest);
   if (!result.has_manifest) {
     if (is_there(report)) {
-      result.problems.push_back(manifest.string() + ": missing, but a run that leaves a report.json leaves it, too");
+      result.problems.push_back(manifest.string() +
+                                ": missing, although every run that writes report.json writes it too");
     }
     return result;
   }

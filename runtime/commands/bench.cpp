@@ -90,7 +90,7 @@ void check(const ModelDescription& model, const BackendOptions& backend, const B
   };
   check_fits("a prompt of ", options.prefill_tokens, model.context_length);
   const std::string prompt = std::to_string(BenchOptions::kDecodePrompt);
-  check_fits("behind a prompt of " + prompt + ", ", options.decode_tokens,
+  check_fits("after a prompt of " + prompt + ", ", options.decode_tokens,
              model.context_length - BenchOptions::kDecodePrompt);
 }
 

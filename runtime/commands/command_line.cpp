@@ -35,8 +35,8 @@ namespace {
 constexpr int kDone = 0, kFailed = 1, kWrongUsage = 2, kInterrupted = 130;
 constexpr const char* kOutOfMemory = "out of memory: use a smaller model or context, or a machine with more memory";
 constexpr const char* kInternalFault =
-    "this should not happen: a file of another form than expected, or a fault of the program. Check the model with the "
-    "command verify; report it with the command line, the model's config.json and what follows";
+    "this should not happen: a file has an unexpected form, or the program has a fault. Check the model with the "
+    "command verify. Report the fault with the command line, the model's config.json and what follows";
 constexpr size_t kHelpColumn = 28;
 constexpr size_t kHelpWidth = 100;
 
@@ -179,10 +179,9 @@ std::vector<OptionSpec> all_options(const Command& command) {
 
 const std::vector<OptionSpec>& program_options() {
   static const std::vector<OptionSpec> options = {
-      {.name = "help", .help = "print this help, or with a command that command's, and stop"},
+      {.name = "help", .help = "print this help and stop; with a command, print the help of that command"},
       {.name = "version",
-       .help =
-           "print the version and stop; with --json the commit, instruction set, LibTorch, CUDA and compiler as well"},
+       .help = "print the version and stop; with --json also the commit, instruction set, LibTorch, CUDA and compiler"},
       {.name = "generate",
        .kind = OptionKind::text,
        .value_name = "WHAT",

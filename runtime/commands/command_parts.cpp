@@ -60,7 +60,7 @@ std::vector<OptionSpec> compute_options() {
           {.name = "isa",
            .kind = OptionKind::text,
            .value_name = "NAME",
-           .help = "instruction set of the kernels (default: the widest this CPU has, up to PARE_ISA)",
+           .help = "instruction set of the kernels (default: the widest that this CPU has and PARE_ISA allows)",
            .choices = std::move(isas)}};
 }
 
@@ -69,7 +69,7 @@ OptionSpec device_option() {
           .kind = OptionKind::text,
           .value_name = "NAME",
           .default_value = "cpu",
-          .help = "what computes: cpu, or cuda (the first GPU; in programs built with -DPARE_CUDA=ON)",
+          .help = "device that computes; cuda is the first GPU, only in programs built with -DPARE_CUDA=ON",
           .choices = {"cpu", "cuda"}};
 }
 

@@ -34,7 +34,7 @@ OptionSpec required_text(const std::string& name, const std::string& value_name,
 
 // The default of --threads, for its help.
 inline constexpr const char* kDefaultThreads =
-    "OMP_NUM_THREADS, or one for each CPU that the process may use, a control group's quota included";
+    "OMP_NUM_THREADS, or else one for each CPU that the process may use within the quota of its control group";
 // Returns --threads and --isa, for every command that computes.
 std::vector<OptionSpec> compute_options();
 

@@ -119,8 +119,8 @@ void run_generate(const Arguments& arguments, Console& console) {
   const Generation generation = generate(model, ids, options, [&](int32_t id) { stream.add(id); });
   stream.finish();
   if (generation.ids.empty()) {
-    console.progress().print("the model ended the text at once: its first token is one that ends texts (id " +
-                             std::to_string(generation.end_token) + "), so that nothing follows the prompt");
+    console.progress().print("the model ended the text at once: its first token ends texts (id " +
+                             std::to_string(generation.end_token) + "), so nothing follows the prompt");
   }
   console.progress().print(std::to_string(generation.prompt_tokens) + " prompt tokens at " +
                            format_number(generation.prefill_tokens_per_second(), 1) + " tokens/s, " +
@@ -218,7 +218,7 @@ void run_verify(const Arguments& arguments, Console& console) {
                      << " checksums right\n";
   } else {
     console.report() << visible_line(directory) << ": can be read; " << decoded
-                     << "but there is no pare.json, so nothing says which bytes they should be\n";
+                     << "but there is no pare.json with checksums to compare the files with\n";
   }
   for (const std::string& name : verification.unchecked) {
     console.report() << "not checked: " << visible_line(name)
@@ -260,38 +260,41 @@ Command generate_command() {
   OptionSpec prompt = required_text("prompt", "TEXT", "the text to continue");
   prompt.is_path = false;
   prompt.may_be_empty = true;  // a model with a beginning token of its own can start from that
-  return {.name = "generate",
-          .summary = "Continue a prompt: prints the prompt and the model's continuation, greedy unless told otherwise.",
-          .positionals = {kModel},
-          .options = joined(
-              {prompt,
-               count("max-tokens", std::to_string(defaults.max_tokens), "stop after so many new tokens", 1),
-               number("temperature", format_number(sampling.temperature, 0),
-                      "logits are divided by it before drawing; 0 always takes the most probable token"),
-               count("top-k", std::to_string(sampling.top_k), "draw from the N most probable tokens; 0: all", 0),
-               share("top-p", format_number(sampling.top_p, 0),
-                     "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]"),
-               count("seed", std::to_string(sampling.seed), "of the draws: the same seed, the same text", 0),
-               {.name = "verify", .help = "first check that the files are what pare.json says (eval always does)"},
-               device_option(),
-               kv_bits_option(),
-               attention_bits_option()},
-              compute_options()),
-          .run = run_generate};
+  return {
+      .name = "generate",
+      .summary = "Print a prompt and the model's continuation of it, which is greedy unless options say otherwise.",
+      .positionals = {kModel},
+      .options = joined(
+          {prompt,
+           count("max-tokens", std::to_string(defaults.max_tokens), "stop after N new tokens", 1),
+           number("temperature", format_number(sampling.temperature, 0),
+                  "divide the logits by X before drawing; 0 always takes the most probable token"),
+           count("top-k", std::to_string(sampling.top_k), "draw from the N most probable tokens; 0 draws from all", 0),
+           share("top-p", format_number(sampling.top_p, 0),
+                 "draw from the fewest tokens whose probabilities sum to at least X, in (0, 1]"),
+           count("seed", std::to_string(sampling.seed), "seed of the draws; the same seed gives the same text", 0),
+           {.name = "verify",
+            .help = "first check that the files match pare.json (eval does so unless it has --no-verify)"},
+           device_option(),
+           kv_bits_option(),
+           attention_bits_option()},
+          compute_options()),
+      .run = run_generate};
 }
 
 Command bench_command() {
   const BenchOptions defaults;
   return {
       .name = "bench",
-      .summary = "Speed of prefill and decode, and their share of what this machine's cores and memory can do.",
+      .summary =
+          "Measure the speed of prefill and decode, and their share of what this machine's cores and memory can do.",
       .positionals = {kModel},
-      .options = joined(
-          {count("prefill-tokens", std::to_string(defaults.prefill_tokens), "length of the prompt", 1),
-           count("decode-tokens", std::to_string(defaults.decode_tokens), "tokens decoded one by one", 1),
-           count("repetitions", std::to_string(defaults.repetitions), "measure so often; best and median are shown", 1),
-           device_option(), kv_bits_option(), attention_bits_option()},
-          compute_options()),
+      .options = joined({count("prefill-tokens", std::to_string(defaults.prefill_tokens), "length of the prompt", 1),
+                         count("decode-tokens", std::to_string(defaults.decode_tokens), "tokens decoded one by one", 1),
+                         count("repetitions", std::to_string(defaults.repetitions),
+                               "number of measurements; best and median are shown", 1),
+                         device_option(), kv_bits_option(), attention_bits_option()},
+                        compute_options()),
       .run = run_bench};
 }
 
@@ -316,7 +319,9 @@ std::vector<Command> runtime_commands() {
       .run = run_import};
   const Command tokenize = {
       .name = "tokenize",
-      .summary = "Token ids of a text, on one line; or in windows, for calibration, training and evaluation.",
+      .summary =
+          "Print the token ids of a text on one line, or write them in windows for calibration, training and "
+          "evaluation.",
       .positionals = {{"MODEL", "a checkpoint directory, a tokenizer.json or a .gguf file (its vocabulary is enough)"}},
       .options = {required_text(
                       "text", "FILE",
@@ -326,25 +331,26 @@ std::vector<Command> runtime_commands() {
                    .kind = OptionKind::text,
                    .value_name = "OUT.npy",
                    .help =
-                       "write the ids there in windows that follow one another, without the ragged tail, and beside "
-                       "them OUT.npy.json, which says the tokenizer: a model with another one refuses them"},
-                  count("tokens", "", "of a window (default: " + std::to_string(kWindowTokens) + ")", 1),
+                       "write the ids to this file instead, in consecutive windows without the incomplete last one; "
+                       "OUT.npy.json beside it names the tokenizer, and a model with another one refuses the windows"},
+                  count("tokens", "", "tokens per window (default: " + std::to_string(kWindowTokens) + ")", 1),
                   {.name = "no-special-tokens",
                    .help = "leave out what the tokenizer puts around a text, such as a leading BOS"}},
       .run = run_tokenize};
   const Command inspect_command = {
       .name = "inspect",
-      .summary = "What a path holds: architecture, sizes, bits per weight, zeros of pruned layers, tensors.",
+      .summary = "Show what a path holds: architecture, sizes, bits per weight, zeros of pruned layers, tensors.",
       .positionals = {{"PATH", "a checkpoint directory, or a .safetensors, .gguf or .npy file"}},
       .options = {{.name = "tensors", .help = "list every tensor (--json always does)"}},
       .run = run_inspect};
-  const Command verify_command = {.name = "verify",
-                                  .summary =
-                                      "Check that a checkpoint is whole: the checksums of all its files, every weight "
-                                      "decodes. Exit status 1 if not.",
-                                  .positionals = {{"DIR", "directory of a checkpoint"}},
-                                  .options = {},
-                                  .run = run_verify};
+  const Command verify_command = {
+      .name = "verify",
+      .summary =
+          "Check that a checkpoint is whole: the checksums of all its files match, and every "
+          "weight decodes. The exit status is 1 if not.",
+      .positionals = {{"DIR", "directory of a checkpoint"}},
+      .options = {},
+      .run = run_verify};
   return {import, eval_command(), generate_command(), tokenize, inspect_command, verify_command, bench_command()};
 }
 

@@ -29,7 +29,7 @@ void check_same_tokens(const ScoredWindows& data, const std::filesystem::path& t
   same.context = data.windows.num_tokens;
   if (make_scored_windows(text, &tokenizer, reference.description(), same).windows.ids_NT != data.windows.ids_NT) {
     throw std::invalid_argument(reference.directory().string() +
-                                ": its tokenizer gives other tokens than the model's: they cannot be compared");
+                                ": its tokenizer gives different tokens than the model's: they cannot be compared");
   }
 }
 
@@ -60,7 +60,7 @@ std::string eval_form(const Arguments& arguments) {
   }
   if (chosen == nullptr) {
     throw WrongUsage(
-        "option --text FILE is missing, or --instructions FILE, or --pairs FILE for an encoder: what to measure");
+        "missing option: expected one of --text FILE, --instructions FILE and --pairs FILE (for an encoder)");
   }
   const std::map<std::string, std::string> defaults = {
       {"protocol", std::string(protocol_name(EvaluationOptions{}.protocol))},
@@ -230,24 +230,26 @@ std::vector<OptionSpec> instruction_options() {
   for (const PromptTemplate prompt_template : kPromptTemplates) {
     templates.emplace_back(prompt_template_name(prompt_template));
   }
-  return {{.name = "instructions",
-           .kind = OptionKind::text,
-           .value_name = "FILE",
-           .help = ".json or .jsonl of instruction, input and output (Alpaca, Dolly, Self-Instruct): Rouge-L of a "
-                   "decoder's answers, each compared with its output"},
-          count("examples", "", "of --instructions: the first N (default: all)", 1),
-          count("max-new-tokens", "",
-                "of --instructions: tokens of an answer (default: " + std::to_string(defaults.max_new_tokens) + ")", 1),
-          number("temperature", "", "of --instructions: as in generate (default: 0, greedy)"),
-          count("seed", "", "of --instructions: of the draws (default: " + std::to_string(defaults.seed) + ")", 0),
-          {.name = "prompt-template",
-           .kind = OptionKind::text,
-           .value_name = "NAME",
-           .help = "of --instructions: what stands around an instruction (default: " +
-                   std::string(prompt_template_name(defaults.prompt_template)) + ")",
-           .choices = templates},
-          {.name = "no-stem", .help = "of --instructions: compare words as they are, not their stems"},
-          {.name = "show", .help = "of --instructions: show the answers, too"}};
+  return {
+      {.name = "instructions",
+       .kind = OptionKind::text,
+       .value_name = "FILE",
+       .help = "measure Rouge-L of a decoder's answers on this .json or .jsonl of instruction, input and output "
+               "(Alpaca, Dolly, Self-Instruct); each answer is compared with its output"},
+      count("examples", "", "with --instructions: the first N examples (default: all)", 1),
+      count("max-new-tokens", "",
+            "with --instructions: most tokens of an answer (default: " + std::to_string(defaults.max_new_tokens) + ")",
+            1),
+      number("temperature", "", "with --instructions: as in generate (default: 0, greedy)"),
+      count("seed", "", "with --instructions: seed of the draws (default: " + std::to_string(defaults.seed) + ")", 0),
+      {.name = "prompt-template",
+       .kind = OptionKind::text,
+       .value_name = "NAME",
+       .help = "with --instructions: the prompt template (default: " +
+               std::string(prompt_template_name(defaults.prompt_template)) + ")",
+       .choices = templates},
+      {.name = "no-stem", .help = "with --instructions: compare words as they are, not their stems"},
+      {.name = "show", .help = "with --instructions: show the answers too"}};
 }
 
 }  // namespace
@@ -263,22 +265,22 @@ Command eval_command() {
   return {
       .name = "eval",
       .summary =
-          "Perplexity on a text, answers to instructions, or embeddings of pairs of texts, and the distance from a "
-          "reference model.",
+          "Measure perplexity on a text, answers to instructions or embeddings of pairs of texts, and the distance "
+          "from a reference model.",
       .positionals = {kModel},
       .options = joined(
           joined(
               {{.name = "text",
                 .kind = OptionKind::text,
                 .value_name = "FILE",
-                .help = "a text in UTF-8, - for standard input, .jsonl (field text) or .npy (token ids [N, T], used as "
-                        "they are): perplexity of a decoder"},
+                .help = "measure the perplexity of a decoder on this text: UTF-8 (- for standard input), .jsonl (field "
+                        "text) or .npy (token ids [N, T], used as they are)"},
                {.name = "pairs",
                 .kind = OptionKind::text,
                 .value_name = "FILE",
-                .help =
-                    ".tsv of two texts and perhaps a score a line: embeddings of an encoder, compared with --reference "
-                    "(cosine similarity, rank correlation) and with the scores"},
+                .help = "measure the embeddings of an encoder on this .tsv, which has two texts and perhaps a score on "
+                        "each line: compare them with --reference (cosine similarity, rank correlation) and with the "
+                        "scores"},
                {.name = "protocol",
                 .kind = OptionKind::text,
                 .value_name = "NAME",
@@ -286,7 +288,7 @@ Command eval_command() {
                 .help = "how the text is cut and scored",
                 .choices = protocols},
                count("context", "",
-                     "tokens of a window (default: " + contexts + ", at most the model's context; a .npy has its own)",
+                     "tokens per window (default: " + contexts + ", at most the model's context; a .npy has its own)",
                      2),
                count("windows", "", "score the first N windows (default: all)", 1),
                {.name = "reference",
@@ -295,7 +297,7 @@ Command eval_command() {
                 .help = "also load this model, usually the uncompressed one, and compare token by token, or answer by "
                         "answer (its keys and values stay float32)"},
                {.name = "no-verify",
-                .help = "do not check first that the files are what pare.json says: reads damaged models, too"},
+                .help = "do not check first that the files match pare.json; damaged models are read too"},
                device_option(),
                kv_bits_option(),
                attention_bits_option()},

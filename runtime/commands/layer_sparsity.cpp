@@ -143,8 +143,8 @@ LayerSparsity layer_sparsity(const LinearWeights& linear, const SparsityClaim& c
   const std::string name = "linear '" + linear.name + "': ";
   if (count.num_violations > 0) {
     result.problem = name + std::to_string(count.num_violations) + " violations of its pattern " +
-                     pattern_name(claim.pattern) + ", the first of row " + std::to_string(count.row) +
-                     " in the columns from " + std::to_string(count.column) + " on";
+                     pattern_name(claim.pattern) + ", the first in row " + std::to_string(count.row) +
+                     ", in the columns from " + std::to_string(count.column) + " on";
   }
   const auto num_claimed = static_cast<int64_t>(std::llround(claim.zeros * static_cast<double>(result.num_weights)));
   if (count.num_zeros >= num_claimed) return result;

@@ -33,7 +33,7 @@ std::string message_of(const Backend& backend, std::span<const MemoryNeed> needs
   for (const MemoryNeed& need : needs) {
     message += "; " + need.name + " takes " + format_bytes(need.weight_bytes) + " of weights, " +
                format_bytes(need.cache_bytes) + " of keys and values and " + format_bytes(need.work_bytes) +
-               " to work in";
+               " for working buffers";
   }
   return message + ": use a smaller model, fewer tokens or --kv-bits 8";
 }
@@ -158,7 +158,7 @@ void require_host_memory(const Backend& backend, std::span<const MemoryNeed> nee
   if (total_bytes(needs) <= free.bytes + free.swap_bytes) return;
   const std::string swap = free.swap_bytes > 0 ? " and " + format_bytes(free.swap_bytes) + " of swap" : "";
   throw std::runtime_error(
-      message_of(backend, needs, format_bytes(free.bytes) + swap + " can be had (" + free.limit + ")") +
+      message_of(backend, needs, format_bytes(free.bytes) + swap + " are available (" + free.limit + ")") +
       ", or give it more memory");
 }
 

@@ -31,7 +31,8 @@ std::string named_end(const fs::path& file) {
 int32_t id_of(const std::string& token, const Tokenizer& tokenizer, const std::string& who) {
   const std::optional<int32_t> id = tokenizer.token_id(token);
   if (id) return *id;
-  throw std::invalid_argument(who + " '" + token + "', which is no token of the vocabulary: expected one that is");
+  throw std::invalid_argument(who + " '" + token +
+                              "', which is not a token of the vocabulary: expected one of its tokens");
 }
 
 void check_ids(const std::vector<int32_t>& ids, int64_t num_vocabulary, const fs::path& path) {
@@ -65,7 +66,7 @@ std::vector<std::string> read_documents(const fs::path& path) {
 
 int32_t end_of_document(const std::string& name, const Tokenizer& tokenizer, const fs::path& model,
                         const ModelDescription& description) {
-  if (!name.empty()) return id_of(name, tokenizer, "a document is to end with");
+  if (!name.empty()) return id_of(name, tokenizer, "a document should end with");
   for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"}) {
     const std::string token = named_end(model / file);
     if (!token.empty()) return id_of(token, tokenizer, (model / file).string() + ": its 'eos_token' is");

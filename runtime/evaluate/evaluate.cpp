@@ -23,7 +23,8 @@ int64_t chosen_context(const ModelDescription& model, const EvaluationOptions& o
   if (options.context == 0) return std::min(default_context(options.protocol), model.context_length);
   if (options.context > model.context_length) {
     throw std::invalid_argument("a context of " + std::to_string(options.context) +
-                                " tokens was asked for; the model's has " + std::to_string(model.context_length));
+                                " tokens was asked for; the model's context is " +
+                                std::to_string(model.context_length));
   }
   return options.context;
 }

@@ -80,7 +80,7 @@ nlohmann::json to_json(const std::optional<double>& correlation) {
 }
 
 std::string to_text(const std::optional<double>& correlation, int num_decimals) {
-  return correlation ? format_number(*correlation, num_decimals) : "undefined, for all similarities are equal";
+  return correlation ? format_number(*correlation, num_decimals) : "undefined, because all similarities are equal";
 }
 
 }  // namespace
@@ -93,7 +93,8 @@ TextPairs read_text_pairs(const std::filesystem::path& path, const Tokenizer& to
   }
   const std::string content = read_file_or_pipe(path);
   if (const auto offset = find_invalid_utf8(content)) {
-    throw std::runtime_error(path.string() + ": not UTF-8: byte " + std::to_string(*offset) + " starts no character");
+    throw std::runtime_error(path.string() + ": not UTF-8: byte " + std::to_string(*offset) +
+                             " does not start a valid character");
   }
   TextPairs data;
   data.source = path.filename().string();
@@ -117,7 +118,8 @@ TextPairs read_text_pairs(const std::filesystem::path& path, const Tokenizer& to
     const std::vector<std::string_view> columns = split_at_tabs(line);
     if (num_columns == 0) num_columns = columns.size();
     if (columns.size() != num_columns || num_columns < 2 || num_columns > 3) {
-      throw std::runtime_error(where + ": expected two texts parted by a tab, and in every line or in none a number; " +
+      throw std::runtime_error(where +
+                               ": expected two texts separated by a tab, and a number in every line or in none; " +
                                "found " + std::to_string(columns.size()) + " columns");
     }
     const size_t first = index_of(columns[0]), second = index_of(columns[1]);
@@ -180,7 +182,7 @@ void check_comparable(const Checkpoint& model, const Checkpoint& reference, cons
   const Tokenizer tokenizer = Tokenizer::open(reference.directory());
   for (size_t n = 0; n < data.texts.size(); ++n) {
     if (tokenizer.encode_truncated(data.plain_texts[n], other.max_tokens) != data.texts[n]) {
-      fail("their tokenizers give other tokens");
+      fail("their tokenizers give different tokens");
     }
   }
 }
@@ -189,7 +191,7 @@ EmbeddingEvaluation evaluate_embeddings(Encoder& model, Encoder* reference, cons
                                         const Pooling& pooling, const std::function<void(int64_t, int64_t)>& progress) {
   if (reference == nullptr && data.gold.empty()) {
     throw std::invalid_argument(data.source +
-                                " has no scores as third column: there is nothing to compare with; name a "
+                                " has no scores in a third column: there is nothing to compare with; name a "
                                 "reference model");
   }
   if (reference != nullptr && &reference->backend() != &model.backend()) {

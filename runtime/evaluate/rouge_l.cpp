@@ -27,7 +27,7 @@ char lower_letter(char32_t c) {
 std::vector<std::string> rouge_words(std::string_view text, bool stem) {
   if (const std::optional<size_t> offset = find_invalid_utf8(text)) {
     throw std::invalid_argument("Rouge-L: the text is not UTF-8: byte " + std::to_string(*offset) +
-                                " starts no character");
+                                " does not start a valid character");
   }
   std::vector<std::string> words;
   std::string word;

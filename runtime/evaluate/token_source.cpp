@@ -62,7 +62,7 @@ void check_text(const std::string& text, const std::filesystem::path& path) {
   if (text.empty()) throw std::runtime_error(name_of(path) + ": the text is empty");
   if (const auto offset = find_invalid_utf8(text)) {
     throw std::runtime_error(name_of(path) + ": not UTF-8: byte " + std::to_string(*offset) +
-                             " starts no character; convert the file to UTF-8");
+                             " does not start a valid character; convert the file to UTF-8");
   }
 }
 
@@ -75,9 +75,10 @@ bool has_documents(const std::filesystem::path& path) {
     throw std::invalid_argument(name_of(path) + ": expected a text, found token windows (.npy): give the text itself");
   }
   if (extension == ".json") {
-    throw std::invalid_argument(name_of(path) +
-                                ": expected a text or a .jsonl (a JSON object with the field 'text' a line), found a "
-                                ".json: its texts must be taken out first");
+    throw std::invalid_argument(
+        name_of(path) +
+        ": expected a text or a .jsonl (on each line a JSON object with the field 'text'), found a "
+        ".json: take the texts out of it first");
   }
   return extension == ".jsonl";
 }

@@ -19,7 +19,7 @@ constexpr size_t kMaxFileBytes = 4096;
 constexpr size_t kHashDigits = 64;
 
 std::string how_to_write(const std::string& model) {
-  return "'pare tokenize " + model + " --text FILE --windows OUT.npy' writes windows that say it";
+  return "'pare tokenize " + model + " --text FILE --windows OUT.npy' writes windows that name their tokenizer";
 }
 
 // Reads a SHA-256 in hexadecimal digits.
@@ -49,9 +49,9 @@ std::optional<std::string> windows_tokenizer(const fs::path& windows) {
   if (!json.is_object()) throw std::runtime_error(where + ": expected an object with 'tokenizer' and 'sha256'");
   const std::string tokenizer = read_hash(json, "tokenizer", where), expected = read_hash(json, "sha256", where);
   if (const std::string found = sha256_file(windows); found != expected) {
-    throw std::runtime_error(where + ": says whose ids the windows with the SHA-256 " + expected +
-                             " are, and those of '" + windows.string() + "' have " + found +
-                             ": they were written anew; write both again, or remove the .json");
+    throw std::runtime_error(where + ": names the tokenizer of windows with the SHA-256 " + expected + ", and '" +
+                             windows.string() + "' has " + found +
+                             ": the windows were written again later; write both again, or remove the .json");
   }
   return tokenizer;
 }
@@ -70,11 +70,11 @@ std::optional<std::string> check_windows_tokenizer(const fs::path& text, const f
   if (!of_windows) {
     return "'" + text.string() + "' does not say which tokenizer its token ids belong to (there is no '" +
            windows_tokenizer_file(text).filename().string() +
-           "' beside it); those of another are nonsense to the model: " + how_to_write("MODEL");
+           "' beside it); ids of another tokenizer are nonsense to the model: " + how_to_write("MODEL");
   }
   if (!is_there(model / "tokenizer.json")) {
     return "'" + text.string() + "' holds token ids of a tokenizer with the hash " + *of_windows +
-           ", and the model has no tokenizer.json to compare with: nothing says that they are the model's";
+           ", and the model has no tokenizer.json to compare with, so nothing says whether they are the model's";
   }
   const std::string of_model = tokenizer_hash(model);
   if (of_model == *of_windows) return std::nullopt;

@@ -110,7 +110,7 @@ GgufScalar read_scalar(Reader& reader, uint32_t type, const std::string& key) {
     case kF64:
       return reader.read<double>(key);
     default:
-      reader.fail("'" + key + "': value type " + std::to_string(type) + " is none of GGUF's 0 to 12");
+      reader.fail("'" + key + "': value type " + std::to_string(type) + " is not one of GGUF's types 0 to 12");
   }
 }
 
@@ -128,7 +128,7 @@ GgufValue read_value(Reader& reader, const std::string& key) {
                 std::to_string(reader.remaining()) + " bytes left");
   }
   if (item_type > kF64)
-    reader.fail("'" + key + "': value type " + std::to_string(item_type) + " is none of GGUF's 0 to 12");
+    reader.fail("'" + key + "': value type " + std::to_string(item_type) + " is not one of GGUF's types 0 to 12");
   if (item_type != kString) {
     return GgufArray{item_type, size, reader.take(size * min_size_bytes(item_type), key)};
   }
@@ -170,7 +170,7 @@ TensorEntry read_tensor_entry(Reader& reader) {
   entry.tensor.type = static_cast<GgufType>(type);
   const int64_t row = entry.tensor.shape.back();
   if (row % block.num_elements != 0) {
-    reader.fail(what + ": rows of " + std::to_string(row) + " elements are no multiple of the " +
+    reader.fail(what + ": rows of " + std::to_string(row) + " elements are not a multiple of the " +
                 std::to_string(block.num_elements) + " in a block of " + std::string(block.name));
   }
   entry.offset = reader.read<uint64_t>(what);
@@ -263,7 +263,7 @@ GgufFile GgufFile::parse(std::span<const std::byte> bytes, const std::string& wh
   for (uint64_t i = 0; i < num_values; ++i) {
     std::string key = reader.read_name("metadata key " + std::to_string(i));
     GgufValue value = read_value(reader, key);
-    if (!file.metadata_.emplace(key, std::move(value)).second) reader.fail("metadata key '" + key + "' stands twice");
+    if (!file.metadata_.emplace(key, std::move(value)).second) reader.fail("metadata key '" + key + "' appears twice");
   }
   std::vector<TensorEntry> entries;
   for (uint64_t i = 0; i < num_tensors; ++i) entries.push_back(read_tensor_entry(reader));
@@ -279,7 +279,7 @@ GgufFile GgufFile::parse(std::span<const std::byte> bytes, const std::string& wh
     const std::string what = "tensor " + entry.tensor.name;
     const uint64_t available = bytes.size() - start;
     if (entry.offset % alignment != 0) {
-      reader.fail(what + ": offset " + std::to_string(entry.offset) + " is no multiple of " +
+      reader.fail(what + ": offset " + std::to_string(entry.offset) + " is not a multiple of " +
                   std::to_string(alignment));
     }
     if (entry.offset > available || entry.size_bytes > available - entry.offset) {
@@ -289,7 +289,7 @@ GgufFile GgufFile::parse(std::span<const std::byte> bytes, const std::string& wh
     }
     entry.tensor.data = bytes.subspan(start + entry.offset, entry.size_bytes);
     const std::string name = entry.tensor.name;
-    if (!file.tensors_.emplace(name, std::move(entry.tensor)).second) reader.fail(what + " stands twice");
+    if (!file.tensors_.emplace(name, std::move(entry.tensor)).second) reader.fail(what + " appears twice");
   }
   check_apart(file.tensors_, reader);
   return file;

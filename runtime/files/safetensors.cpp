@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's limit
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) {
-  throw std::runtime_error("'" + where + "' is no valid safetensors file: " + what);
+  throw std::runtime_error("'" + where + "' is not a valid safetensors file: " + what);
 }
 
 // Quotes a shortened name, since a hostile header may have one of megabytes.
@@ -169,7 +169,7 @@ std::map<std::string, int64_t> check_before_writing(const std::filesystem::path&
     const std::string what = "cannot write '" + path.string() + "': tensor " + quoted(tensor.name) + " ";
     // A name that JSON cannot hold would come back as another name.
     if (parse_json(json_text(Json(tensor.name)), "a tensor's name", Nul::allowed) != tensor.name) {
-      throw std::invalid_argument("cannot write '" + path.string() + "': a tensor's name is no valid UTF-8");
+      throw std::invalid_argument("cannot write '" + path.string() + "': a tensor's name is not valid UTF-8");
     }
     if (has_nul(tensor.name)) {
       throw std::invalid_argument("cannot write '" + path.string() + "': a tensor's name holds the character U+0000");
@@ -181,7 +181,7 @@ std::map<std::string, int64_t> check_before_writing(const std::filesystem::path&
         __builtin_mul_overflow(*num_elements, static_cast<int64_t>(dtype_size_bytes(tensor.dtype)), &num_bytes)) {
       throw std::invalid_argument(what + "has the impossible shape " + shape_text(tensor.shape));
     }
-    if (!sizes.emplace(tensor.name, num_bytes).second) throw std::invalid_argument(what + "occurs twice");
+    if (!sizes.emplace(tensor.name, num_bytes).second) throw std::invalid_argument(what + "appears twice");
   }
   return sizes;
 }

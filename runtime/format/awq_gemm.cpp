@@ -90,7 +90,7 @@ std::vector<OwnedTensor> tensors_of(const QuantizedWeight& weight, const std::st
       const float scale = weight.scales_OG[row * num_groups + group];
       if (round_to(scale, DType::F16) != scale) {
         refuse(module, "the scale " + std::to_string(scale) + " of row " + std::to_string(row) +
-                           " is no float16; have scales rounded to F16 before codes are chosen");
+                           " is not a float16 value; round scales to F16 before codes are chosen");
       }
       scales_GO[group * weight.num_out + row] = float_to_f16(scale);
     }
@@ -184,7 +184,7 @@ QuantizedWeight unpack_awq_gemm(const AwqTensors& tensors, const PackScheme& sch
     const uint8_t middle = 1 << (kBits - 1);
     if (scheme.symmetric && std::any_of(zeros_OG.begin(), zeros_OG.end(), [&](uint8_t z) { return z != middle; })) {
       throw std::runtime_error("tensor '" + module + std::string(kAwqZerosSuffix) +
-                               "': expected zeros of 8, for quantization_config says zero_point: false");
+                               "': expected zeros of 8, because quantization_config says zero_point: false");
     }
     if (!scheme.symmetric) weight.zeros_OG = std::move(zeros_OG);
   }
@@ -315,7 +315,7 @@ class AwqGemmContainer final : public ContainerFormat {
     return advised(shape_problem(num_out));
   }
   std::string why_not_together(std::span<const StoredModule> modules) const override {
-    return difference_of(modules, "AWQ's configuration says one group size for all linears");
+    return difference_of(modules, "AWQ's configuration has one group size for all linears");
   }
   int64_t size_bytes(const PackScheme& scheme, int64_t num_out, int64_t num_in, const StoredExtent&) const override {
     const int64_t num_groups = scheme.num_groups(num_in);

@@ -33,9 +33,9 @@ std::string weight_problem(const PackScheme& scheme) {
   if (scheme.bits != kBits) return "expected 8 bits, found " + std::to_string(scheme.bits);
   if (!scheme.symmetric) return "its codes have zeros";
   if (scheme.group_size != kPerChannel || scheme.act_order == StoredActOrder::group) {
-    return "its scales are those of groups";
+    return "its scales belong to groups";
   }
-  if (scheme.per_tensor) return "its scale is that of the whole tensor";
+  if (scheme.per_tensor) return "it has one scale for the whole tensor";
   return "";
 }
 
@@ -57,7 +57,7 @@ float absmax_of(float scale, int64_t row, const std::string& module) {
   }
   if (most_zeros < 0) {
     refuse(module, "the scale " + std::to_string(scale) + " of row " + std::to_string(row) +
-                       " is no float32 divided by 127; have scales rounded to 16 bits or taken as absmax / 127");
+                       " is not a float32 divided by 127; round scales to 16 bits, or take them as absmax / 127");
   }
   return best;
 }
@@ -254,7 +254,7 @@ class BitsAndBytesContainer final : public ContainerFormat {
            "inputs, compressed-tensors those without outliers";
   }
   std::string why_not_together(std::span<const StoredModule> modules) const override {
-    return difference_of(modules, "bitsandbytes' configuration says one threshold for all linears");
+    return difference_of(modules, "bitsandbytes' configuration has one threshold for all linears");
   }
   int64_t size_bytes(const PackScheme&, int64_t num_out, int64_t num_in, const StoredExtent&) const override {
     return num_out * num_in + num_out * 4 + 1;

@@ -326,7 +326,7 @@ constexpr std::array kSuffixes = {kPackedSuffix,     kScaleSuffix, kShapeSuffix,
 using Reasons = std::vector<std::string>;
 
 constexpr const char* kRegrouped = "act_order group is not read; use static";
-constexpr const char* kInputsAlone = "rounded inputs beside dense weights are not read";
+constexpr const char* kInputsAlone = "rounded inputs with dense weights are not read";
 
 bool is_dynamic_token(const InputFormat& input) {
   return input.type == InputType::int8 && input.range == InputRange::token;
@@ -340,16 +340,18 @@ Reasons unread_by_vllm(const PackScheme& scheme) {
   const InputFormat& input = scheme.input;
   if (scheme.format == StoredFormat::pack_quantized) {
     if (!input.is_plain() && !(is_dynamic_token(input) && input.symmetric)) {
-      reasons.emplace_back("inputs beside packed weights: symmetric ones with a range per token alone are read");
+      reasons.emplace_back(
+          "rounded inputs with packed weights are read only if they are symmetric and have a range per token");
     }
   } else if (scheme.format == StoredFormat::int_quantized) {
     if (input.is_plain()) reasons.emplace_back("codes in bytes without rounded inputs are not read");
-    if (scheme.bits != 8) reasons.emplace_back("codes in bytes: 8 bits alone are read");
+    if (scheme.bits != 8) reasons.emplace_back("codes in bytes are read only with 8 bits");
     if (scheme.group_size != kPerChannel)
-      reasons.emplace_back("groups of 8-bit weights beside rounded inputs are not read");
-    if (!scheme.symmetric) reasons.emplace_back("asymmetric 8-bit weights beside rounded inputs are not read");
+      reasons.emplace_back("groups of 8-bit weights with rounded inputs are not read");
+    if (!scheme.symmetric) reasons.emplace_back("asymmetric 8-bit weights with rounded inputs are not read");
     if (input.range == InputRange::tensor && !input.is_plain()) {
-      reasons.emplace_back("int8 inputs with a dynamic range per tensor: only per token, or static");
+      reasons.emplace_back(
+          "int8 inputs with a dynamic range per tensor are not read; use a range per token or a static one");
     }
   }
   return reasons;
@@ -361,19 +363,19 @@ Reasons unread_by_converter(const PackScheme& scheme) {
   Reasons reasons;
   if (scheme.act_order == StoredActOrder::group) reasons.emplace_back(kRegrouped);
   if (scheme.input.range == InputRange::static_ && !scheme.input.is_plain()) {
-    reasons.emplace_back("the stored range of inputs is a tensor that is not known there");
+    reasons.emplace_back("the tensor with the stored range of inputs is not known there");
   }
   if (scheme.format == StoredFormat::pack_quantized) {
     if (scheme.group_size == kPerChannel)
-      reasons.emplace_back("packed weights with one scale per channel: only groups are read");
+      reasons.emplace_back("packed weights with one scale per channel are not read, only those in groups");
     if (32 % scheme.bits != 0) {
-      reasons.emplace_back(std::to_string(scheme.bits) + " bits: only codes that do not lie across words are read");
+      reasons.emplace_back(std::to_string(scheme.bits) + "-bit codes are not read, because they lie across words");
     }
     return reasons;
   }
-  if (scheme.per_tensor) reasons.emplace_back("one scale per tensor: only one per channel is read");
+  if (scheme.per_tensor) reasons.emplace_back("one scale per tensor is not read, only one per channel");
   if (scheme.group_size != kPerChannel) reasons.emplace_back("groups of codes in bytes are not read");
-  if (!scheme.symmetric) reasons.emplace_back("zero points beside codes in bytes are not read");
+  if (!scheme.symmetric) reasons.emplace_back("zero points with codes in bytes are not read");
   return reasons;
 }
 
@@ -382,8 +384,8 @@ class CompressedTensorsContainer final : public ContainerFormat {
   std::string_view name() const override { return kCompressedTensors; }
   std::string_view method() const override { return kCompressedTensors; }
   std::span<const std::string_view> suffixes() const override { return kSuffixes; }
-  // Read in the sources of transformers 5.17 with compressed-tensors 0.19, of vLLM 0.19 to 0.24
-  // (compressed_tensors_wNa16.py), and of llama.cpp's convert_hf_to_gguf.py of 2026.
+  // Read in the sources of transformers 5.17 with compressed-tensors 0.19, of vLLM 0.33
+  // (compressed_tensors.py), and of llama.cpp's converter of 2026 (conversion/base.py).
   std::vector<std::string> unread_by(Engine engine, const PackScheme& scheme) const override {
     switch (engine) {
       case Engine::transformers_experts:
@@ -446,7 +448,7 @@ class CompressedTensorsContainer final : public ContainerFormat {
     if (scheme.format != StoredFormat::int_quantized || scheme.bits == 8) return "";
     // A reader takes them, but they would fill 8 bits each.
     return std::string(scheme.per_tensor ? "one scale per tensor" : "int-quantized") +
-           " is stored in a byte for each weight: expected 8 bits, found " + std::to_string(scheme.bits) +
+           " takes a byte for each weight: expected 8 bits, found " + std::to_string(scheme.bits) +
            (scheme.per_tensor ? " bits; have one scale per channel" : " bits; use pack-quantized");
   }
   int64_t size_bytes(const PackScheme& scheme, int64_t num_out, int64_t num_in,

@@ -294,7 +294,7 @@ ConfigGroup read_group(const Json& group, const Json& file_format, const std::st
   if (weights.is_null() != (result.scheme.format == StoredFormat::dense)) {
     fail_unsupported(
         where, key + ".weights", weights,
-        weights.is_null() ? "quantized weights, or the format \"dense\"" : "null beside the format \"dense\"");
+        weights.is_null() ? "quantized weights, or the format \"dense\"" : "null with the format \"dense\"");
   }
   if (weights.is_null()) {
     result.scheme.bits = kDenseBits;
@@ -384,7 +384,7 @@ std::string compressed_tensors_problem(const PackScheme& scheme) {
     }
     if (input.is_plain()) return "dense weights without input activations are not quantized at all";
     if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
-    return input.has_outliers() ? "input activations: outliers have no place in this container" : "";
+    return input.has_outliers() ? "input activations: this container cannot hold outliers" : "";
   }
   if (scheme.bits != 2 && scheme.bits != 3 && scheme.bits != 4 && scheme.bits != 8) {
     return "expected 2, 3, 4 or 8 bits, found " + std::to_string(scheme.bits) + " bits";
@@ -405,7 +405,7 @@ std::string compressed_tensors_problem(const PackScheme& scheme) {
     return "input activations: expected the type of the weights, int with int or float with float";
   }
   if (input.type == InputType::fp8 && !input.symmetric) return "float input activations: expected symmetric";
-  if (input.has_outliers()) return "input activations: outliers have no place in this container";
+  if (input.has_outliers()) return "input activations: this container cannot hold outliers";
   return "";
 }
 

@@ -156,7 +156,7 @@ Acceptance ContainerFormat::accepts(const PackScheme& scheme) const {
   const PackScheme stated = adapted(scheme);
   if (!stated.pattern.is_dense() && !packs(stated.pattern)) {
     return {std::string(name()) + " does not pack the pattern " + pattern_name(stated.pattern) +
-            ": store it without one, zeros and all" +
+            ": store its zeros as values" +
             (stated.pattern == kTwoOfFour ? ", or use the container " + std::string(kPareSparse24) : "")};
   }
   return {why_not(stated)};
@@ -179,7 +179,7 @@ Acceptance ContainerFormat::accepts_together(std::span<const StoredModule> modul
   for (const StoredModule& module : modules) {
     if (module.scheme.container == name()) continue;
     return {"module '" + module.name + "' is stored in the container " + module.scheme.container + ", others in " +
-            std::string(name()) + ": a checkpoint has one"};
+            std::string(name()) + ": a checkpoint has one container"};
   }
   return {why_not_together(modules)};
 }

@@ -46,7 +46,7 @@ size_t FieldVisitor::place_of(std::string_view name, std::string_view value,
   const auto found = std::find(choices.begin(), choices.end(), value);
   if (found != choices.end()) return static_cast<size_t>(found - choices.begin());
   throw std::invalid_argument("'" + std::string(name) + "' is '" + std::string(value) +
-                              "', which is none of its choices");
+                              "', which is not one of its choices");
 }
 
 void FieldDescription::add(std::string_view name, std::string_view value) {
@@ -114,7 +114,7 @@ void FieldValues::visit_choice(std::string_view name, std::span<const std::strin
   }
   index = 0;
   throw std::invalid_argument("'" + prefix_ + std::string(name) + "' is '" + chosen +
-                              "', which is none of its choices");
+                              "', which is not one of its choices");
 }
 
 bool FieldValues::enter(std::string_view name) {

@@ -25,7 +25,7 @@ float clamp(float x, float low, float high) {
 
 void check_shape(std::span<const float> x_TI, int64_t num_in) {
   if (num_in > 0 && static_cast<int64_t>(x_TI.size()) % num_in == 0) return;
-  throw std::invalid_argument("input format: " + std::to_string(x_TI.size()) + " values are no rows of " +
+  throw std::invalid_argument("input format: " + std::to_string(x_TI.size()) + " values are not whole rows of " +
                               std::to_string(num_in));
 }
 
@@ -67,7 +67,7 @@ void validate(const InputFormat& format, int64_t num_in, const std::string& name
   }
   if (!format.has_outliers()) return;
   require(format.type == InputType::int8 && format.range == InputRange::token, name,
-          "outlier columns go with int8 codes per token");
+          "outlier columns need int8 codes per token");
   if (format.outliers != OutlierRule::columns) {
     require(std::isfinite(format.outlier_threshold) && format.outlier_threshold > 0.0f, name,
             "expected a positive outlier threshold, found " + std::to_string(format.outlier_threshold));

@@ -141,7 +141,7 @@ class NamePatternParser {
     const auto again = [&] {
       position_ = begin;
       const Piece copy = atom(depth);
-      if (position_ != end_of_atom) fail("broken quantifier");
+      if (position_ != end_of_atom) fail("a broken quantifier");
       return copy;
     };
     const int32_t first = add_pass();
@@ -202,7 +202,7 @@ class NamePatternParser {
     repeat.most = repeat.least;
     if (take(',')) repeat.most = at('}') ? -1 : number();
     if (!take('}')) fail("expected '}' after the numbers of a quantifier");
-    if (repeat.most >= 0 && repeat.most < repeat.least) fail("a quantifier whose numbers fall");
+    if (repeat.most >= 0 && repeat.most < repeat.least) fail("a quantifier whose second number is below its first");
     return repeat;
   }
 
@@ -222,7 +222,7 @@ class NamePatternParser {
     const char c = take_any("a character");
     switch (c) {
       case '(': {
-        if (take('?') && !take(':')) fail("of the groups (?...) only (?:...)");
+        if (take('?') && !take(':')) fail("a group (?...) other than (?:...)");
         const Piece group = alternatives(depth + 1);
         if (!take(')')) fail("a '(' without ')'");
         return group;
@@ -277,7 +277,7 @@ class NamePatternParser {
         const CharacterSet high = bracket_item();
         if (low.count() != 1 || high.count() != 1) fail("a range between character classes");
         const char first = only_character(low), last = only_character(high);
-        if (first > last) fail("a range that falls");
+        if (first > last) fail("a range whose end is below its start");
         set |= range(first, last);
       } else {
         set |= low;

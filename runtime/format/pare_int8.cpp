@@ -51,7 +51,7 @@ std::string modules_problem(std::span<const StoredModule> modules) {
     const InputFormat& input = module.scheme.input;
     const InputFormat& first = modules.front().scheme.input;
     if (module.is_linear && input.outliers == first.outliers && input.symmetric == first.symmetric) continue;
-    return "module '" + module.name + "' is no linear, or has another outlier rule or symmetry than '" +
+    return "module '" + module.name + "' is not a linear, or its outlier rule or symmetry differs from that of '" +
            modules.front().name + "'";
   }
   return "";

@@ -392,9 +392,9 @@ class PareSparse24Container final : public ContainerFormat {
 std::string pare_sparse24_problem(const PackScheme& scheme) {
   const InputFormat& input = scheme.input;
   if (!scheme.pattern.is_dense() && scheme.pattern != kTwoOfFour) {
-    return "it packs the pattern 2:4, found " + pattern_name(scheme.pattern) + ": store it without one, zeros and all";
+    return "it packs the pattern 2:4, found " + pattern_name(scheme.pattern) + ": store its zeros as values";
   }
-  if (input.has_outliers()) return "outlier columns have no place in it: use pare-int8";
+  if (input.has_outliers()) return "it cannot hold outlier columns: use pare-int8";
   if (input.type == InputType::fp8 && !input.symmetric) return "fp8 inputs are symmetric";
   if (scheme.is_dense()) {
     if (scheme.bits != kDenseBits || scheme.group_size != kPerChannel || scheme.per_tensor || !scheme.symmetric ||
@@ -412,13 +412,14 @@ std::string pare_sparse24_problem(const PackScheme& scheme) {
     return "expected 2, 3, 4 or 8 bits, found " + std::to_string(scheme.bits);
   }
   if (scheme.act_order == StoredActOrder::group) {
-    return "groups formed in act-order have no place in it (g_idx): use act-order \"static\"";
+    return "it cannot hold groups formed in act-order (g_idx): use act-order \"static\"";
   }
   if (scheme.group_size != kPerChannel && scheme.group_size <= 0) {
     return "expected a positive group size, found " + std::to_string(scheme.group_size);
   }
-  if (scheme.per_tensor && scheme.group_size != kPerChannel) return "one scale per tensor leaves no groups";
-  if (input.type == InputType::fp8) return "fp8 inputs do not meet integer codes: expected int8 or plain ones";
+  if (scheme.per_tensor && scheme.group_size != kPerChannel) return "one scale per tensor leaves no room for groups";
+  if (input.type == InputType::fp8)
+    return "fp8 inputs do not go with integer codes: expected int8 inputs or inputs that are not rounded";
   return "";
 }
 

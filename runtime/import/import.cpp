@@ -69,7 +69,7 @@ ModelDescription describe_source(const std::string& config_json, const std::file
     return describe_model(config_json, "config.json");
   } catch (const std::invalid_argument& error) {
     throw std::runtime_error(source.string() +
-                             ": its metadata describe no model that pare runs: in Hugging Face's "
+                             ": its metadata does not describe a model that pare runs: in Hugging Face's "
                              "words, " +
                              error.what());
   }
@@ -100,7 +100,7 @@ DType parse_dtype_name(std::string_view name) {
     if (name == torch_dtype_name(dtype)) return dtype;
   }
   throw std::invalid_argument("'" + std::string(name) +
-                              "' is no type that weights are written in; known: bfloat16, float16, float32");
+                              "' is not a type that weights are written in; known: bfloat16, float16, float32");
 }
 
 const char* torch_dtype_name(DType dtype) {

@@ -222,7 +222,7 @@ std::optional<Json> GgufModel::llama3_scaling() const {
       expected = 1.0 / ((1.0 - smooth) / factor + smooth);
     }
     if (std::abs(divisors[j] - expected) > 1e-4 * expected) {
-      throw std::invalid_argument(file_->where() + ": rope_freqs.weight is no Llama 3 scaling (entry " +
+      throw std::invalid_argument(file_->where() + ": rope_freqs.weight is not a Llama 3 scaling (entry " +
                                   std::to_string(j) + ": " + std::to_string(divisors[j]) + ", expected " +
                                   std::to_string(expected) + ")");
     }
@@ -274,7 +274,7 @@ std::string GgufModel::tokenizer_config() const {
     if (const auto offset = find_invalid_utf8(text)) {
       throw std::runtime_error(file_->where() + ": 'tokenizer.chat_template': not UTF-8: byte " +
                                std::to_string(*offset) + " of " + std::to_string(text.size()) +
-                               " starts no character; the file is damaged");
+                               " does not start a valid character; the file is damaged");
     }
     config["chat_template"] = text;
   }
@@ -298,7 +298,7 @@ StreamedTensor GgufModel::stream(const std::string& gguf_name, const std::string
   const int64_t outputs = is_bias ? width : num_rows;
   if (interleaved && outputs % head_size_ != 0) {
     throw std::runtime_error(file_->where() + ": " + gguf_name + " has " + std::to_string(outputs) +
-                             " rows, no multiple of the head size " + std::to_string(head_size_));
+                             " rows, which is not a multiple of the head size " + std::to_string(head_size_));
   }
   const auto produce = [file = file_, dtype = dtype_, &tensor, width, num_rows, is_bias, subtract,
                         stored_row](const ByteSink& sink) {
@@ -355,7 +355,7 @@ std::vector<StreamedTensor> GgufModel::tensors() const {
         std::any_of(std::begin(kBlockTensors), std::end(kBlockTensors),
                     [&whole = name](const auto& known) { return whole.ends_with(std::string(".") + known.first); });
     if (!mapped && !in_block && !name.ends_with("norm.weight")) {
-      throw std::invalid_argument(file_->where() + ": tensor '" + name + "' has no place in a " +
+      throw std::invalid_argument(file_->where() + ": tensor '" + name + "' does not belong to a " +
                                   architecture_.model_type + " model");
     }
   }

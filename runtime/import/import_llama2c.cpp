@@ -36,7 +36,7 @@ struct Shape {
 Shape read_header(std::span<const std::byte> bytes, const std::string& where) {
   Shape shape{};
   if (bytes.size() < sizeof(Header))
-    throw std::runtime_error(where + ": too short for a llama2.c checkpoint, and no GGUF file");
+    throw std::runtime_error(where + ": too short for a llama2.c checkpoint, and not a GGUF file");
   std::memcpy(&shape.header, bytes.data(), sizeof(Header));
   Header& h = shape.header;
   shape.tied = h.vocabulary_size > 0;
@@ -68,7 +68,8 @@ class TensorReader {
   std::span<const float> take(int64_t num_floats, const std::string& what) {
     const auto num_bytes = static_cast<size_t>(num_floats) * sizeof(float);
     if (num_bytes > file_->bytes().size() - offset_) {
-      throw std::runtime_error(where_ + ": ends before " + what + "; the file is truncated or no llama2.c checkpoint");
+      throw std::runtime_error(where_ + ": ends before " + what +
+                               "; the file is truncated or not a llama2.c checkpoint");
     }
     const auto* data =
         reinterpret_cast<const float*>(file_->bytes().data() + offset_);  // mapped, and every size is a multiple of 4

@@ -84,7 +84,7 @@ ModelDirectory::ModelDirectory(const fs::path& model, const MakeDirectory& make)
     std::string pattern = (parent / (std::string(kPrefix) + "XXXXXX")).string();
     if (error || ::mkdtemp(pattern.data()) == nullptr) {
       const std::string why = error ? error.message() : std::generic_category().message(errno);
-      throw std::runtime_error("no folder like '" + pattern + "' can be made to " + (make ? "unpack '" : "import '") +
+      throw std::runtime_error("cannot make a folder like '" + pattern + "' to " + (make ? "unpack '" : "import '") +
                                model.string() + "' into: " + why + "; set TMPDIR" +
                                (make ? "" : ", or import it first (pare import)"));
     }

@@ -95,7 +95,7 @@ void Checkpoint::State::fail_missing(const std::string& name) const {
   const auto other =
       std::find_if(tensors.begin(), tensors.end(), [&](const auto& entry) { return entry.first.ends_with(suffix); });
   if (other != tensors.end()) {
-    hint = "; there is '" + other->first + "', part of a larger model: save its language model alone";
+    hint = "; there is '" + other->first + "', part of a larger model: save only its language model";
   } else if (name == std::string(kHeadName) + ".weight") {
     hint = "; tie_word_embeddings is false in " + std::string(kConfigName) +
            ": set it to true if the head shares the embedding's weight";
@@ -173,7 +173,7 @@ void Checkpoint::State::split_tensor(const std::string& fused, std::span<const s
       expert_views.push_back({view.dtype, {part.num_out, part.num_in}, view.data.subspan(begin, num_bytes)});
       begin += num_bytes;
       if (!tensors.emplace(part.name + ".weight", Entry{&expert_views.back(), source.file, source.path}).second) {
-        fail(fused, "holds '" + part.name + ".weight', which is there by itself too: the checkpoint is mixed up");
+        fail(fused, "holds '" + part.name + ".weight', which is also stored by itself: the checkpoint is mixed up");
       }
     }
   }
@@ -244,8 +244,8 @@ void Checkpoint::State::check_linear(const LinearDescription& linear) const {
     dense_tensor(bias, {linear.num_out});
   } else if (find(bias) != nullptr) {
     // Unlike a tensor of an unknown module, this one would change the result if it were ignored.
-    fail(bias, "unexpected: by " + std::string(kConfigName) + " the " + description.family +
-                   " model has no bias here (attention_bias or mlp_bias, where the family has them, say so)");
+    fail(bias, "unexpected: according to " + std::string(kConfigName) + " the " + description.family +
+                   " model has no bias here (see attention_bias or mlp_bias, if the family has them)");
   }
 }
 
@@ -349,14 +349,14 @@ bool Checkpoint::is_encoder() const {
 const ModelDescription& Checkpoint::description() const {
   if (is_encoder()) {
     throw std::invalid_argument("'" + directory().string() + "' is an encoder (" + state_->encoder->family +
-                                "), which predicts no next token: expected a decoder");
+                                "), which does not predict a next token: expected a decoder");
   }
   return state_->description;
 }
 const EncoderDescription& Checkpoint::encoder() const {
   if (!is_encoder()) {
     throw std::invalid_argument("'" + directory().string() + "' is a decoder (" + state_->description.family +
-                                "), which gives no embeddings of sentences: expected an encoder");
+                                "), which does not give embeddings of sentences: expected an encoder");
   }
   return *state_->encoder;
 }

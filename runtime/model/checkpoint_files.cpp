@@ -38,7 +38,7 @@ WeightFiles read_index(const fs::path& directory) {
     if (!file.ends_with(".safetensors") || file.find_first_of("/\\") != std::string::npos) {
       throw std::runtime_error(path.string() + ": tensor '" + tensor +
                                "': expected the name of a .safetensors file in the same directory, found " +
-                               (value.is_string() ? "'" + file.substr(0, 200) + "'" : "no string"));
+                               (value.is_string() ? "'" + file.substr(0, 200) + "'" : "a value that is not a string"));
     }
     files.file_of_tensor.emplace(tensor, file);
     files.paths.push_back(directory / file);
@@ -71,7 +71,7 @@ std::string read_config(const fs::path& directory) {
   refuse_mistaken_model(directory);
   if (!fs::is_directory(directory)) {
     const bool is_gguf = directory.extension() == ".gguf";
-    throw std::runtime_error("'" + directory.string() + "' is no directory: expected a Hugging Face checkpoint (" +
+    throw std::runtime_error("'" + directory.string() + "' is not a directory: expected a Hugging Face checkpoint (" +
                              kConfigName + " and safetensors files)" +
                              (is_gguf ? "; turn a .gguf into one with 'pare import'" : ""));
   }

@@ -102,7 +102,7 @@ void refuse_what_is_not_implemented(const Config& config) {
         architectures->is_array() && architectures->size() == 1 && architectures->front() == kArchitecture;
     if (!is_plain) {
       config.fail("architectures",
-                  std::string("[\"") + kArchitecture + "\"] (a model with a head on it: save its encoder alone)");
+                  std::string("[\"") + kArchitecture + "\"] (for a model with a head, save only its encoder)");
     }
   }
   if (config.text("position_embedding_type", "absolute") != "absolute") {

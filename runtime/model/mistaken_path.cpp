@@ -96,7 +96,7 @@ void refuse_hub_name(const fs::path& path) {
   // If the first part is a folder of the user's, the second part is misspelt.
   if (name.empty() || is_folder(name.substr(0, name.find('/')))) return;
   refuse(path,
-         "is no file or folder here; it looks like a name of the Hugging Face hub, and pare opens no network "
+         "is not a file or folder here. It looks like a name on the Hugging Face hub, but pare opens no network "
          "connection: fetch the model (hf download " +
              name + " --local-dir " + name.substr(name.find('/') + 1) + ") and give that folder");
 }
@@ -129,16 +129,16 @@ void refuse_cache_folder(const fs::path& folder, const std::vector<fs::path>& en
     if (const size_t dashes = name.find("--"); dashes != std::string::npos) name.replace(dashes, 2, "/");
     refuse(folder, "is a folder of the hub's cache: " +
                        (snapshot.empty() ? "it holds no model; fetch it (hf download " + name + ")"
-                                         : "give the folder of a revision within, '" + snapshot.string() + "'"));
+                                         : "give the folder of a revision in it, '" + snapshot.string() + "'"));
   }
   if (named.filename() == kSnapshots && !entries.empty()) {
-    refuse(folder, "is a folder of the hub's cache: give the folder of a revision within, '" +
+    refuse(folder, "is a folder of the hub's cache: give the folder of a revision in it, '" +
                        snapshot_of(named.parent_path()).string() + "'");
   }
   const auto found = std::find_if(entries.begin(), entries.end(), is_repository);
   if (found == entries.end()) return;
   const fs::path snapshot = snapshot_of(*found);
-  refuse(folder, "is a cache of the hub's with models in it: give the folder of a revision of one" +
+  refuse(folder, "is a cache of the hub with models in it: give the folder of a revision of one model" +
                      (snapshot.empty() ? std::string() : ", such as '" + snapshot.string() + "'"));
 }
 
@@ -213,7 +213,7 @@ void refuse_mistaken_model(const fs::path& path) {
                save_with_safetensors(folder));
   }
   if (path.extension() == ".safetensors") {
-    refuse(path, "is a file of weights alone: give the folder that it lies in, '" + folder.string() + "'");
+    refuse(path, "holds only weights: give the folder that contains it, '" + folder.string() + "'");
   }
 }
 

@@ -149,7 +149,7 @@ const Family& find_family(const Section& config) {
     if (model_type.ends_with("_moe")) {
       reason = "is a mixture of experts of a family that pare does not know";
     } else if (model_type == "gemma3") {
-      reason = "is the vision-language model; pare reads its text model alone (model_type gemma3_text)";
+      reason = "is the vision-language model; pare reads only its text model (model_type gemma3_text)";
     }
     config.fail("model_type", "one of " + known + " (" + found(Json(model_type)) + " " + reason + ")");
   }
@@ -261,7 +261,7 @@ RopePair describe_ropes(const Section& config, const Family& family, int64_t hea
       config.number_or("rope_theta", is_gemma || family.name == "mixtral" ? 1e6 : 1e4, 1.0, kMaxRopeTheta);
 
   if (!is_gemma) {
-    if (is_nested) config.fail("rope_parameters", "one set of parameters (per layer type they are gemma3's alone)");
+    if (is_nested) config.fail("rope_parameters", "one set of parameters (only gemma3 has a set per layer type)");
     const bool use_scaling = scaling && !scaling->is_empty();
     const Section& rope = use_scaling ? *scaling : parameters ? *parameters : nothing;
     const RopeDescription global = describe_rope(rope, config, theta, head_size, context_length);
@@ -311,8 +311,8 @@ std::vector<int64_t> sliding_windows(const Section& config, const Family& family
   const std::vector<bool> layer_types = parse_layer_types(config, num_blocks);
   if (family.name == "mistral" || family.name == "mixtral" || family.name == "qwen3_moe") {
     if (!layer_types.empty() && layer_types != is_sliding) {
-      config.fail("layer_types", "what sliding_window says for every layer (" + std::string(family.name) +
-                                     " knows no mixture of both)");
+      config.fail("layer_types",
+                  "what sliding_window says for every layer (" + std::string(family.name) + " does not mix them)");
     }
   } else if (family.name == "gemma3") {
     const int64_t pattern = config.integer_or("sliding_window_pattern", 6, 1, kMaxBlocks);

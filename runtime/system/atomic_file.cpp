@@ -57,7 +57,7 @@ class TemporaryFile {
       if (const auto source = errno == EFAULT && written < 0 ? mapped_file_at(bytes.data()) : std::nullopt) {
         throw std::runtime_error("cannot write '" + path_.string() + "': '" + *source +
                                  "', which its bytes come from, became shorter while it was read, or its disk has "
-                                 "failed: put it back, and leave it alone meanwhile");
+                                 "failed: restore it, and do not change it during a run");
       }
       if (written < 0) fail("write", path_, errno);
       bytes = bytes.subspan(static_cast<size_t>(written));

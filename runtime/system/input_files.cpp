@@ -44,7 +44,7 @@ void refuse_folder(const std::filesystem::path& path, const std::string& expecte
     if (fits && entry->is_regular_file(error)) files.push_back(entry->path().string());
   }
   std::string what = "'" + path.string() + "' is a folder; expected " + expected;
-  if (is_there(path / "config.json")) throw std::invalid_argument(what + ", and it looks like a model's");
+  if (is_there(path / "config.json")) throw std::invalid_argument(what + ", and this one looks like a model's");
   if (files.empty()) throw std::invalid_argument(what + ", and it holds none");
   const auto first = std::min_element(files.begin(), files.end());
   throw std::invalid_argument(what + ": give one of its " + std::to_string(files.size()) + ", such as '" + *first +
@@ -96,7 +96,7 @@ void InputFile::read(int64_t offset, std::span<std::byte> bytes) const {
     const ssize_t count = ::pread(descriptor_, bytes.data(), bytes.size(), offset);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail(path_, error_text(errno));
-    if (count == 0) fail(path_, "it ends at byte " + std::to_string(offset) + ": it was cut while it was read");
+    if (count == 0) fail(path_, "it ends at byte " + std::to_string(offset) + ": it was shortened while it was read");
     bytes = bytes.subspan(static_cast<size_t>(count));
     offset += count;
   }
@@ -125,7 +125,7 @@ void refuse_git_lfs_pointer(const InputFile& file) {
     size = text.substr(begin, std::min(text.find_first_not_of("0123456789", begin), text.size()) - begin);
   }
   fail(file.path(), "it is a Git LFS pointer to a file" + (size.empty() ? "" : " of " + size + " bytes") +
-                        " that was not fetched: run 'git lfs pull' in its folder, or fetch the file anew");
+                        " that was not fetched: run 'git lfs pull' in its folder, or fetch the file again");
 }
 
 void InputFiles::add(const std::filesystem::path& path) {
@@ -144,9 +144,9 @@ void InputFiles::check_unchanged() const {
     std::string what;
     struct stat status;
     if (::stat(entry.path.c_str(), &status) != 0) {
-      what = errno == ENOENT ? "is gone" : "cannot be looked at: " + std::generic_category().message(errno);
+      what = errno == ENOENT ? "is gone" : "cannot be examined: " + std::generic_category().message(errno);
     } else if (status.st_dev != entry.device || status.st_ino != entry.inode) {
-      what = "is another file now";
+      what = "was replaced by another file";
     } else if (status.st_size != entry.size_bytes) {
       what = "had " + std::to_string(entry.size_bytes) + " bytes and has " + std::to_string(status.st_size);
     } else if (status.st_mtim.tv_sec != entry.modified_s || status.st_mtim.tv_nsec != entry.modified_ns) {
@@ -155,7 +155,7 @@ void InputFiles::check_unchanged() const {
       continue;
     }
     throw std::runtime_error("changed while it was read: '" + entry.path.string() + "' " + what +
-                             ": put back what it was, or start anew with what it is now, and leave it alone meanwhile");
+                             ": restore it, or start over with it as it is now; do not change it during a run");
   }
 }
 

@@ -17,9 +17,10 @@ std::atomic<int> num_later{0};  // living InterruptionLater objects
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler may touch lock-free atomics only");
 
 // A bar on the line is erased first; it comes back below.
-constexpr std::string_view kHeard = "stopping where nothing is left half done; a second Ctrl-C ends at once\n";
+constexpr std::string_view kHeard =
+    "stopping at a point where nothing is left half done; a second Ctrl-C ends the program at once\n";
 constexpr std::string_view kHeardOnTerminal =
-    "\r\x1b[2Kstopping where nothing is left half done; a second Ctrl-C ends at once\n";
+    "\r\x1b[2Kstopping at a point where nothing is left half done; a second Ctrl-C ends the program at once\n";
 std::string_view heard = kHeard;
 
 extern "C" void handle_signal(int signal) {

@@ -47,7 +47,7 @@ Isa find_widest() {
   if (allowed > widest) {
     throw std::invalid_argument(std::string(kIsaVariable) + "=" + name +
                                 ": expected a set that this CPU and system support (" + std::string(isa_name(widest)) +
-                                " is the widest), name that or unset the variable");
+                                " is the widest): name one of those, or unset the variable");
   }
   return allowed;
 }
@@ -79,7 +79,7 @@ void require_isa(Isa isa) {
   if (supports_isa(isa)) return;
   throw std::invalid_argument("instruction set " + std::string(isa_name(isa)) +
                               ": expected one that this CPU and system support and " + kIsaVariable + " allows (" +
-                              std::string(isa_name(detect_isa())) + " is the widest), choose that or none");
+                              std::string(isa_name(detect_isa())) + " is the widest): choose one of those, or none");
 }
 
 bool multiplies_bfloat16() {

@@ -102,7 +102,7 @@ extern "C" void handle_bus_error(int signal, siginfo_t* info, void*) {
     write_all(": '");
     write_all(mapping->path.data());
     write_all(
-        "' became shorter while it was read, or its disk has failed: put it back, and leave it alone meanwhile\n");
+        "' became shorter while it was read, or its disk has failed: restore it, and do not change it during a run\n");
     ::_exit(EXIT_FAILURE);
   }
   // The address is not in a MappedFile. A faulting access runs again without this handler; a signal that was sent is

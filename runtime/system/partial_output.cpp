@@ -56,13 +56,13 @@ bool is_link(const fs::path& folder) {
 void check_not_a_strangers(const fs::path& folder) {
   const fs::file_status status = fs::symlink_status(folder);  // asked once: the command at work may remove it meanwhile
   if (fs::exists(status) && !fs::is_directory(status)) {
-    fail(folder, "exists and is no folder" + std::string(fs::is_symlink(status) ? " but a link" : "") +
+    fail(folder, "exists and is not a folder" + std::string(fs::is_symlink(status) ? " but a link" : "") +
                      ": remove it or choose another output");
   }
   const std::vector<fs::path> entries = entries_of(folder);
   // The order matters: a command at work makes its mark first.
   if (entries.empty() || is_there(folder / kMark) || !is_there(entries.front())) return;
-  fail(folder, "exists and is no unfinished output of pare (it holds '" + entries.front().filename().string() +
+  fail(folder, "exists and is not an unfinished output of pare (it holds '" + entries.front().filename().string() +
                    "'): remove it or choose another output");
 }
 
@@ -101,7 +101,7 @@ int lock_mark(const fs::path& folder, bool makes) {
     struct stat mine, there;
     if (::fstat(descriptor, &mine) == 0 && !S_ISREG(mine.st_mode)) {
       ::close(descriptor);
-      fail(folder, "holds a '" + std::string(kMark) + "' that is no file: remove it or choose another output");
+      fail(folder, "holds a '" + std::string(kMark) + "' that is not a file: remove it or choose another output");
     }
     const bool is_locked = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
     const int error = errno;
@@ -164,7 +164,7 @@ fs::path output_place(const fs::path& output) {
     }
     folder /= *part;
     if (fs::exists(folder) && !fs::is_directory(folder)) {
-      throw std::invalid_argument("output '" + output.string() + "': '" + folder.string() + "' is no folder");
+      throw std::invalid_argument("output '" + output.string() + "': '" + folder.string() + "' is not a folder");
     }
   }
   return place;
@@ -235,13 +235,13 @@ void PartialOutput::mark(int lock) const {
   const Mark found = read_mark(lock);
   const bool is_unknown = found.command.empty() && !(found.text.empty() && is_empty());
   if (is_unknown) {
-    fail(folder_,
-         "holds a '" + std::string(kMark) + "' that does not say whose it is: remove it or choose another output");
+    fail(folder_, "holds a '" + std::string(kMark) +
+                      "' that does not name the command that made it: remove it or choose another output");
   }
   if (found.is_resumable && !is_empty()) {
     if (found.command == command_) return;
     fail(folder_, "holds an unfinished 'pare " + found.command +
-                      "': let that command go on, remove the folder or choose another output");
+                      "': continue that command, remove the folder or choose another output");
   }
   remove_worthless(folder_);
   const std::string text =
@@ -297,7 +297,7 @@ void PartialOutput::fail_occupied() {
     fs::remove(folder_ / kMark);  // while it is locked
     ::close(std::exchange(lock_, -1));
   }
-  throw std::runtime_error("output '" + output_.string() + "' has appeared meanwhile; the result is in '" +
+  throw std::runtime_error("output '" + output_.string() + "' has appeared during this run; the result is in '" +
                            result().string() + "'");
 }
 

@@ -88,7 +88,7 @@ class Translator {
       digits();
     }
     valid = valid && end < pattern_.size() && pattern_[end] == '}';
-    if (!valid) refuse("a '{' that opens no {n}, {n,} or {n,m}");
+    if (!valid) refuse("a '{' that does not open {n}, {n,} or {n,m}");
     copy(end + 1 - at_);
     if (next_is("+")) refuse("'{n,m}+'");         // possessive in PCRE2, a repeated repeat in Oniguruma
     if (fixed && next_is("?")) refuse("'{n}?'");  // n times in PCRE2, n times or not at all in Oniguruma

@@ -119,7 +119,7 @@ void refuse_other_tokenizer(const std::filesystem::path& directory) {
   if (found.empty()) return;
   if (found == "vocab.json" && is_there(directory / "merges.txt")) found += " and merges.txt";
   throw std::runtime_error("'" + directory.string() + "' holds no tokenizer.json, but " + found +
-                           ": have transformers make one of it: python3 -c \"import transformers as t; "
+                           ": make one of it with transformers: python3 -c \"import transformers as t; "
                            "t.AutoTokenizer.from_pretrained('" +
                            directory.string() + "').save_pretrained('" + directory.string() + "')\"");
 }
@@ -153,7 +153,7 @@ Tokenizer Tokenizer::parse(const std::string& tokenizer_json, const std::string&
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
   if (const auto offset = find_invalid_utf8(text)) {
     throw std::invalid_argument("the text is not UTF-8: byte " + std::to_string(*offset) + " of " +
-                                std::to_string(text.size()) + " starts no character; convert it to UTF-8");
+                                std::to_string(text.size()) + " does not start a valid character; convert it to UTF-8");
   }
   const PostProcessor& around = state_->parts.post_processor;
   std::vector<int32_t> ids;

@@ -163,7 +163,7 @@ bool parse_pre_tokenizer(const Node& node, int depth, PreTokenizer& pre_tokenize
   if (type == "Sequence") {
     bool byte_level = false;
     for (const Node& item : node.at("pretokenizers").items()) {
-      if (byte_level) item.refuse("a pre-tokenizer behind ByteLevel", "ByteLevel as the last one");
+      if (byte_level) item.refuse("a pre-tokenizer after ByteLevel", "ByteLevel as the last one");
       byte_level = parse_pre_tokenizer(item, depth + 1, pre_tokenizer);
     }
     return byte_level;

@@ -494,7 +494,7 @@ TEST_F(PareRuntime, PlacesThatCannotBeMadeAreRefusedBeforeAnyWork) {
     std::filesystem::remove_all(folder + "o");
   }
   expect_failure(words + folder + "missing/../o", 1, {"there is no folder", "missing"});
-  expect_failure(words + text_.string() + "/o", 1, {"text.txt' is no folder"});
+  expect_failure(words + text_.string() + "/o", 1, {"text.txt' is not a folder"});
   expect_failure(words + folder + "m/..", 1, {"expected the name of a new"});
   expect_failure(words + "''", 2, {"argument OUT is empty"});
   expect_failure("inspect ''", 2, {"argument PATH is empty"});
@@ -536,7 +536,7 @@ TEST(RunProgram, ExceptionsOfLibrariesSayWhatToDo) {
   const auto expect_message = [](const auto& what, const std::string& message) {
     EXPECT_EXIT(std::exit(status_of(what)), testing::ExitedWithCode(1), message);
   };
-  const std::string internal = "sample: this should not happen: .*verify; report it .*";
+  const std::string internal = "sample: this should not happen: .*verify. Report the fault .*";
   expect_message([] { (void)std::string("ab").substr(3); }, internal + "basic_string::substr");
   expect_message([] { nlohmann::json json = nlohmann::json::parse("{"); }, internal + "json.exception");
   expect_message([] { nlohmann::json json = nlohmann::json::parse("3").at("key"); }, internal);

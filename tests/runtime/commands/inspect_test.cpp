@@ -137,7 +137,7 @@ TEST(Inspect, FindsBrokenPromises) {
     EXPECT_NE(found.sparsity[0].problem.find(part), std::string::npos) << found.sparsity[0].problem;
   };
   const std::string untouched = "lm_head";
-  broken(untouched, "2:4", 0.0, 128 * 64 / 4, "violations of its pattern 2:4, the first of row 0");
+  broken(untouched, "2:4", 0.0, 128 * 64 / 4, "violations of its pattern 2:4, the first in row 0");
   broken(untouched, "unstructured", 0.25, 128 * 64 / 4, "at least 2048 zeros, as pare.json says, found 0");
   EXPECT_EQ(inspected({{"name", untouched}, {"pattern", "unstructured"}, {"zeros", 0.0}}).sparsity[0].problem, "");
   EXPECT_TRUE(inspected({{"name", untouched}}).sparsity.empty());

@@ -115,7 +115,7 @@ TEST_F(PareRuntime, SignalsEndWith130) {
     EXPECT_EQ(WEXITSTATUS(status), 130) << signal << ": " << file_text(err);
     EXPECT_EQ(file_text(out), "");
     EXPECT_NE(file_text(err).find("interrupted"), std::string::npos);
-    EXPECT_EQ(file_text(err).find("a second Ctrl-C ends at once\n") != std::string::npos, signal == SIGINT);
+    EXPECT_EQ(file_text(err).find("a second Ctrl-C ends the program at once\n") != std::string::npos, signal == SIGINT);
     std::filesystem::remove(err);
   }
 }

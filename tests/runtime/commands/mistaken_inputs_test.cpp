@@ -100,7 +100,7 @@ TEST_F(MistakenInputs, PyTorchFilesAreNamedWithTheCommandThatSavesAnew) {
 
 TEST_F(MistakenInputs, AFileOfWeightsAloneIsNoModel) {
   const fs::path file = model_ / "model.safetensors";
-  expect_failure("generate --prompt x " + file.string(), 1, {"give the folder that it lies in, '" + model_.string()});
+  expect_failure("generate --prompt x " + file.string(), 1, {"give the folder that contains it, '" + model_.string()});
   EXPECT_EQ(run("inspect " + file.string()).status, 0);
 }
 
@@ -119,8 +119,8 @@ TEST_F(MistakenInputs, NamesOfTheHubAreNoPaths) {
        Words{"HuggingFaceTB/SmolLM2-135M", "https://huggingface.co/HuggingFaceTB/SmolLM2-135M",
              "hf.co/HuggingFaceTB/SmolLM2-135M/tree/main"}) {
     expect_all_refuse(
-        name, {"name of the Hugging Face hub", "hf download HuggingFaceTB/SmolLM2-135M --local-dir SmolLM2-135M"});
-    expect_failure("import " + name + " " + (folder_.path() / "made").string(), 1, {"name of the Hugging Face hub"});
+        name, {"name on the Hugging Face hub", "hf download HuggingFaceTB/SmolLM2-135M --local-dir SmolLM2-135M"});
+    expect_failure("import " + name + " " + (folder_.path() / "made").string(), 1, {"name on the Hugging Face hub"});
   }
   // A path in an existing folder of the user's is taken as misspelt.
   const Outcome outcome = run("inspect m/nodel", "cd " + folder_.path().string() + " &&");

@@ -105,7 +105,7 @@ TEST_F(Documents, EndWithWhatIsNamedOrWithTheTokenizersEndOfText) {
   file("tokenizer_config.json", R"({"eos_token": "e"})");
   EXPECT_EQ(end(""), 5);
   EXPECT_EQ(end("<s>"), 6);
-  expect_error<std::invalid_argument>([&] { end("<end>"); }, {"'<end>'", "no token"});
+  expect_error<std::invalid_argument>([&] { end("<end>"); }, {"'<end>'", "not a token"});
   file("tokenizer_config.json", R"({"eos_token": {"content": "<|im_end|>"}})");
   expect_error<std::invalid_argument>([&] { end(""); }, {"tokenizer_config.json", "'<|im_end|>'"});
 }

@@ -135,7 +135,7 @@ TEST_F(TextPairsFile, EqualSimilaritiesHaveNoRankCorrelation) {
   for (const char* key : {"rank_correlation", "gold_correlation", "reference_gold_correlation"}) {
     EXPECT_TRUE(json.at(key).is_null()) << key;
   }
-  EXPECT_NE(to_text(result).find("undefined, for all similarities are equal"), std::string::npos);
+  EXPECT_NE(to_text(result).find("undefined, because all similarities are equal"), std::string::npos);
 }
 
 // The figures are computed from similarities, which equal those of transformers' embeddings.

@@ -71,7 +71,7 @@ TEST_F(WindowsTokenizer, WhatIsNotKnownIsSaidOnce) {
 TEST_F(WindowsTokenizer, RefusesAFileOfOtherWindows) {
   write_npy(windows_, {1, 2, {1, 1}});
   expect_error<std::runtime_error>([&] { check_windows_tokenizer(windows_, path("model")); },
-                                   {"a.npy.json", "a.npy", sha256_file(windows_), "written anew"});
+                                   {"a.npy.json", "a.npy", sha256_file(windows_), "written again later"});
 }
 
 TEST_F(WindowsTokenizer, NamesWhatIsWrongWithTheFile) {

@@ -91,8 +91,8 @@ TEST(AwqGemm, WritingRefusesWhatTheContainerCannotHold) {
   refused([](auto& w) { w.bits = 8; }, {"'m'", "4 bits", "found 8", "pack-quantized"});
   refused([](auto& w) { w.group_of_I.assign(32, 0); }, {"'m'", "act-order"});
   refused([](auto& w) { w = random_weight(12, 32, kPerChannel, true); }, {"'m'", "multiple of 8", "12"});
-  refused([](auto& w) { w.scales_OG[3] = 0x1p-30f; }, {"'m'", "row 3", "no float16"});  // a bfloat16
-  refused([](auto& w) { w.scales_OG[3] = 1e6f; }, {"'m'", "row 3", "no float16"});
+  refused([](auto& w) { w.scales_OG[3] = 0x1p-30f; }, {"'m'", "row 3", "not a float16"});  // a bfloat16
+  refused([](auto& w) { w.scales_OG[3] = 1e6f; }, {"'m'", "row 3", "not a float16"});
 }
 
 TEST(AwqGemm, ReadingRefusesWhatDoesNotFit) {

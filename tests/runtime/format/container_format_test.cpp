@@ -321,7 +321,7 @@ TEST(ContainerFormat, RefusesWithWhatIsExpectedAndWhatWouldFit) {
   refused("compressed-tensors", {.bits = 4, .per_tensor = true}, {"per tensor", "expected 8", "found 4", "channel"});
   refused("compressed-tensors", {.bits = 4, .format = StoredFormat::int_quantized}, {"found 4", "pack-quantized"});
   EXPECT_TRUE(container_format("compressed-tensors").accepts({.bits = 8, .per_tensor = true}));
-  refused("compressed-tensors", {.bits = 8, .input = kAbsolute}, {"outliers have no place"});
+  refused("compressed-tensors", {.bits = 8, .input = kAbsolute}, {"cannot hold outliers"});
   refused("compressed-tensors", {.bits = 5}, {"5 bits"});
 
   refused("bitsandbytes", groups, {"expected 8 bits", "found 4", "int-quantized"});

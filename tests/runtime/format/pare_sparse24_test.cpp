@@ -392,7 +392,7 @@ TEST(PareSparse24, RefusesLinearsThatItCannotHold) {
     change(scheme);
     return scheme;
   };
-  refused(with([](auto& s) { s.pattern = {4, 8}; }), {"4:8", "zeros and all"});
+  refused(with([](auto& s) { s.pattern = {4, 8}; }), {"4:8", "store its zeros as values"});
   refused(with([](auto& s) { s.pattern = {1, 4}; }), {"1:4"});
   refused(with([](auto& s) { s.act_order = StoredActOrder::group; }), {"act-order", "g_idx"});
   refused(with([](auto& s) { s.format = StoredFormat::float_quantized, s.bits = 8; }), {"float-quantized"});

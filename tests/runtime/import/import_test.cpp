@@ -136,7 +136,7 @@ TEST(Import, WhatIsNotItsOwnStays) {
     std::filesystem::create_directory(partial);
     write_file_atomically(partial / name, std::string_view("years of work"));
     expect_error<std::runtime_error>([&] { import_model(kSource, output, {}); },
-                                     {"model.partial", "no unfinished output of pare", name});
+                                     {"model.partial", "not an unfinished output of pare", name});
     EXPECT_EQ(files_in(folder.path()),
               (std::map<std::string, std::string>{{"model.partial", ""}, {"model.partial/" + name, "years of work"}}));
     std::filesystem::remove_all(partial);
@@ -161,7 +161,7 @@ TEST(Import, WhereTheOutputAppearsMeanwhileTheResultIsKept) {
                                 std::filesystem::create_directory(output);
                               }};
   expect_error<std::runtime_error>([&] { import_model(kSource, output, options); },
-                                   {"has appeared meanwhile", result.string()});
+                                   {"has appeared during this run", result.string()});
   EXPECT_TRUE(std::filesystem::is_empty(output));
   EXPECT_EQ(files_in(result), expected);
   // The next command does not remove it either.

@@ -377,7 +377,7 @@ TEST_F(CheckpointTest, DirectoriesThatAreNoCheckpointSayWhatIsMissing) {
   expect_all_in(refusal(), {"pytorch_model.bin", "safetensors"});
   write_text(directory_ / "model.gguf", "GGUF");
   expect_all_in(thrown_by([&] { Checkpoint::open(directory_ / "model.gguf"); }), {"model.gguf", "pare import"});
-  expect_all_in(thrown_by([&] { Checkpoint::open(directory_ / "absent"); }), {"absent", "no directory"});
+  expect_all_in(thrown_by([&] { Checkpoint::open(directory_ / "absent"); }), {"absent", "not a directory"});
 }
 
 TEST_F(CheckpointTest, UnknownArchitectureIsRefusedBeforeWeightsAreSought) {
@@ -442,7 +442,7 @@ TEST_F(CheckpointTest, IndexAndFilesMustAgree) {
   }
   wrong["weight_map"]["model.norm.weight"] = 3;
   write_index(wrong);
-  expect_all_in(refusal(), {"model.norm.weight", "no string"});
+  expect_all_in(refusal(), {"model.norm.weight", "a value that is not a string"});
 
   for (const char* text : {"", "[]", "{}", "{\"weight_map\": []}", "{\"weight_map\": {}}", "{\"weight_map\""}) {
     write_text(directory_ / "model.safetensors.index.json", text);

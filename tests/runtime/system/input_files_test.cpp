@@ -56,7 +56,7 @@ TEST_F(InputFilesTest, EveryChangeNamesTheFile) {
   expect_changed("is gone");
   fs::copy_file(folder_.path() / "kept", b);
   fs::last_write_time(b, written);
-  expect_changed("is another file");
+  expect_changed("was replaced by another file");
   fs::rename(folder_.path() / "kept", b);
   EXPECT_NO_THROW(files_.check_unchanged());
 }
@@ -68,7 +68,7 @@ TEST_F(InputFilesTest, ALinkThatPointsElsewhereIsAChange) {
   files.check_unchanged();
   fs::remove(folder_.path() / "link");
   fs::create_symlink("b", folder_.path() / "link");
-  expect_error<std::runtime_error>([&] { files.check_unchanged(); }, {"link", "is another file"});
+  expect_error<std::runtime_error>([&] { files.check_unchanged(); }, {"link", "was replaced by another file"});
 }
 
 TEST_F(InputFilesTest, WhatIsNoRegularFileIsLeftToItsReader) {

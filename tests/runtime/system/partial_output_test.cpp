@@ -99,7 +99,7 @@ TEST_F(PartialOutputTest, PlacesThatCannotBeMadeAreNamed) {
   for (const std::string output : {"", "/", ".", "./", ".."}) refused(output, "expected the name of a new file");
   refused(folder + "there/..", "expected the name of a new file");
   refused(folder + "missing/../out", "there is no folder '" + folder + "missing'");
-  refused(folder + "file/out", "'" + folder + "file' is no folder");
+  refused(folder + "file/out", "'" + folder + "file' is not a folder");
   // After a link, ".." goes up from the link's target, not from the link's own place.
   fs::create_directories(folder_.path() / "else" / "where");
   fs::create_directory_symlink(folder_.path() / "else" / "where", folder_.path() / "link");
@@ -129,7 +129,7 @@ TEST_F(PartialOutputTest, AFolderWithoutTheMarkIsNotTouched) {
   for (const std::string name : {"thesis.txt", ".hidden", ".thesis.partial-12", "artifact", "progress"}) {
     fs::create_directories(partial_);
     write(partial_ / name);
-    expect_refused("import", {"out.partial", "no unfinished output of pare", name, "remove it"});
+    expect_refused("import", {"out.partial", "not an unfinished output of pare", name, "remove it"});
     expect_error<std::runtime_error>([&] { PartialOutput(output_, "run", Remains::resumable); }, {name});
     EXPECT_EQ(left(), Strings({"out.partial", "out.partial/" + name}));
     fs::remove_all(partial_);
@@ -139,11 +139,11 @@ TEST_F(PartialOutputTest, AFolderWithoutTheMarkIsNotTouched) {
   EXPECT_TRUE(fs::exists(partial_ / "empty"));
   fs::remove_all(partial_);
   write(partial_);
-  expect_refused("import", {"is no folder"});
+  expect_refused("import", {"is not a folder"});
   EXPECT_TRUE(fs::exists(partial_));
   fs::remove(partial_);
   fs::create_symlink("nowhere", partial_);
-  expect_refused("import", {"is no folder"});
+  expect_refused("import", {"is not a folder"});
   fs::remove(partial_);
   fs::create_directory(partial_);
   EXPECT_NO_THROW(PartialOutput(output_, "import", Remains::worthless));
@@ -160,7 +160,7 @@ TEST_F(PartialOutputTest, ALinkToAMarkedFolderIsNotFollowed) {
   for (const std::string name : {"other", "empty"}) {
     fs::create_directory_symlink(name + ".partial", partial_);
     const Strings before = left();
-    expect_refused("import", {"out.partial", "is no folder but a link", "remove it"});
+    expect_refused("import", {"out.partial", "is not a folder but a link", "remove it"});
     expect_error<std::runtime_error>([&] { PartialOutput(output_, "run", Remains::resumable); }, {"but a link"});
     EXPECT_FALSE(PartialOutput::take_remains(output_, "import").has_value());
     write(output_);
@@ -185,10 +185,10 @@ TEST_F(PartialOutputTest, WhatSomebodyPutsIntoAMarkedFolderStays) {
 TEST_F(PartialOutputTest, AnUnreadableMarkIsNotTakenForOurs) {
   fs::create_directory(partial_);
   write(partial_ / "claimed-by-pare", "by nobody");
-  expect_refused("import", {"claimed-by-pare", "does not say whose"});
+  expect_refused("import", {"claimed-by-pare", "does not name the command"});
   write(partial_ / "claimed-by-pare", "");
   write(partial_ / "thesis.txt");
-  expect_refused("import", {"does not say whose"});
+  expect_refused("import", {"does not name the command"});
   fs::remove(partial_ / "thesis.txt");  // pare was killed between making the mark and writing it
   EXPECT_NO_THROW(PartialOutput(output_, "import", Remains::worthless));
 }
@@ -197,7 +197,7 @@ TEST_F(PartialOutputTest, AnUnreadableMarkIsNotTakenForOurs) {
 TEST_F(PartialOutputTest, AMarkThatIsNoFileIsLeftAlone) {
   fs::create_directory(partial_);
   ASSERT_EQ(::mkfifo((partial_ / "claimed-by-pare").c_str(), 0600), 0);
-  expect_refused("import", {"out.partial", "claimed-by-pare", "no file"});
+  expect_refused("import", {"out.partial", "claimed-by-pare", "not a file"});
   write(output_);
   expect_error<std::runtime_error>([&] { PartialOutput::check_is_free(output_, Leftovers::go); }, {"exists"});
   EXPECT_TRUE(fs::is_fifo(partial_ / "claimed-by-pare"));

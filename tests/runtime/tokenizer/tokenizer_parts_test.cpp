@@ -347,7 +347,7 @@ TEST(TokenizerParts, WhatIsNotKnownIsRefusedByName) {
   refused({{"model", {{"end_of_word_suffix", "</w>"}}}}, {"end_of_word_suffix", "</w>"});
   refused({{"version", "2.0"}}, {"version", "2.0"});
   const json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}}, digits = {{"type", "Digits"}};
-  refused({{"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {byte_level, digits}}}}}, {"behind ByteLevel"});
+  refused({{"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {byte_level, digits}}}}}, {"after ByteLevel"});
   refused({{"pre_tokenizer", {{"type", "Split"}, {"pattern", {{"String", "a"}}}, {"behavior", "Kept"}}}},
           {"'Kept'", "Isolated"});
 }
