@@ -77,9 +77,8 @@ std::string calibrate(const Recipe& recipe, const fs::path& given_output, const 
     throw std::runtime_error("cannot write '" + output.string() + "': its folder does not exist");
   }
   if (recipe.student) {
-    throw std::invalid_argument(
-        "'" + recipe.file.string() +
-        "': statistics are taken of the model that is there; 'student' makes another: leave it out");
+    throw std::invalid_argument("'" + recipe.file.string() +
+                                "': statistics describe the given model, and 'student' makes another: leave it out");
   }
   const fs::path model_path = chosen(options.model, recipe.model, "model", "model", "--model");
   if (!recipe.calibration || recipe.calibration->text.empty()) {

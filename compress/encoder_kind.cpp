@@ -42,7 +42,7 @@ class EncoderKind : public ModelKind {
       data.pairs.push_back(read_text_pairs(item.pairs, tokenizer, pooling.max_tokens));
       if (!item.reference && data.pairs.back().gold.empty()) {
         throw std::invalid_argument("recipe: embeddings: '" + item.pairs.string() +
-                                    "' has no scores as third column and 'reference' is false: there is nothing to "
+                                    "' has no scores in a third column and 'reference' is false: there is nothing to "
                                     "compare with");
       }
     }

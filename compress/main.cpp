@@ -99,7 +99,7 @@ void check_source_options(const pare::Arguments& arguments) {
   const bool has_text = arguments.given("text"), has_prompts = arguments.given("prompts");
   if (has_text == has_prompts) {
     throw pare::WrongUsage(has_text ? "--text and --prompts: give one of them"
-                                    : "option --text FILE is missing, or --prompts FILE");
+                                    : "missing option: expected one of --text FILE and --prompts FILE");
   }
   for (const char* name : {"tokens", "windows", "end-of-document"}) {
     if (has_prompts && arguments.given(name)) {
@@ -147,14 +147,15 @@ std::vector<pare::OptionSpec> resource_options() {
       {.name = "max-memory",
        .kind = OptionKind::bytes,
        .value_name = "SIZE",
-       .help = "memory to stay within, such as 8GiB: activations go to disk when it is short; does not change the "
-               "result (default: four fifths of what is free, within the limits of control groups)"},
+       .help = "memory to stay within, such as 8GiB; activations go to disk when it is short, which does not change "
+               "the result (default: four fifths of what is free, within the limits of control groups)"},
       {.name = "threads",
        .kind = OptionKind::integer,
        .value_name = "N",
-       .help = std::string("threads to use; changes no result but that of distill, which goes on with as many as it "
-                           "began with (default: ") +
-               pare::kDefaultThreads + ")",
+       .help =
+           std::string("threads to use; only results of distill depend on it, and a resumed one needs as many as it "
+                       "began with (default: ") +
+           pare::kDefaultThreads + ")",
        .minimum = 1,
        .maximum = pare::kMaxThreads}};
 }
@@ -165,11 +166,11 @@ pare::Command calibrate_command() {
                                             .value_name = "DIR",
                                             .help = "the checkpoint (or .gguf file), instead of the recipe's"}};
   for (pare::OptionSpec& option : resource_options()) options.push_back(std::move(option));
-  options.push_back({.name = "dry-run", .help = "say what memory, disk and time it will take, and stop"});
+  options.push_back({.name = "dry-run", .help = "print what memory, disk and time the command will take, and stop"});
   return {.name = "calibrate",
           .summary =
-              "store the calibration statistics of an uncompressed model, for recipes to start from "
-              "('calibration: {statistics: OUT.h5}')",
+              "Store the calibration statistics of an uncompressed model, for recipes to start from "
+              "('calibration: {statistics: OUT.h5}').",
           .positionals = {{"RECIPE", "YAML file; its model and calibration are used"},
                           {"OUT.h5", "HDF5 file to write; must not exist"}},
           .options = std::move(options),
@@ -207,21 +208,21 @@ pare::Command record_command() {
   std::vector<pare::OptionSpec> options = {
       text_option(
           "text", "FILE",
-          "a text in UTF-8 (one document; - for standard input), .jsonl (a document a line, field text) or .npy "
-          "(token ids [N, T]): its windows are recorded; the teacher sees each document alone"),
+          "record the windows of this text: UTF-8 (one document; - for standard input), .jsonl (a document on each "
+          "line, field text) or .npy (token ids [N, T]); the teacher sees each document alone"),
       words_option("end-of-document", "TOKEN",
-                   "what ends each document of a text (default: the tokenizer's end of text)"),
-      count_option("tokens", "", "tokens of a window" + by_default(pare::kRecordTokens) + "; a .npy has its own", 2),
-      count_option("windows", "", "draw so many of the text's windows; of a .npy the first (default: all)", 1),
+                   "token that ends each document of a text (default: the tokenizer's end of text)"),
+      count_option("tokens", "", "tokens per window" + by_default(pare::kRecordTokens) + "; a .npy has its own", 2),
+      count_option("windows", "", "draw N of the text's windows, or take the first N of a .npy (default: all)", 1),
       text_option("prompts", "FILE",
-                  ".jsonl (field prompt) or .json (instruction, input): what the teacher writes behind each is drawn "
-                  "and recorded; those that leave no room in the context are left out and counted"),
+                  "draw and record what the teacher writes after each prompt of this .jsonl (field prompt) or .json "
+                  "(instruction, input); prompts that leave no room in the context are left out and counted"),
       count_option("samples", "", "continuations of each prompt" + by_default(defaults.num_samples), 1),
-      count_option("max-new-tokens", "", "of a continuation" + by_default(defaults.max_new_tokens), 1),
+      count_option("max-new-tokens", "", "most tokens of a continuation" + by_default(defaults.max_new_tokens), 1),
       {.name = "temperature",
        .kind = pare::OptionKind::number,
        .value_name = "X",
-       .help = "logits are divided by it before drawing; 0 always takes the most probable token" +
+       .help = "divide the logits by X before drawing; 0 always takes the most probable token" +
                by_default(defaults.sampling_temperature),
        .minimum = 0.0},
       {.name = "top-p",
@@ -232,23 +233,24 @@ pare::Command record_command() {
        .minimum = 0.0,
        .above_minimum = true,
        .maximum = 1.0},
-      count_option("seed", std::to_string(defaults.seed), "of the draws", 0),
+      count_option("seed", std::to_string(defaults.seed), "seed of the draws", 0),
       count_option("top-k", std::to_string(defaults.num_kept),
-                   "log-probabilities to store of each token's most probable followers; at most the vocabulary", 1),
+                   "store the log-probabilities of the N most probable followers of each token; at most the vocabulary",
+                   1),
       words_option(
           "temperatures", "LIST",
-          "for which the mass of all others is stored, such as 1,2: a student can be trained with these and no "
-          "others (default: " +
+          "temperatures at which the mass of all other tokens is stored, such as 1,2; a student can be trained "
+          "only with these (default: " +
               temperatures + ")"),
       count_option("shard-tokens", std::to_string(defaults.shard_tokens),
-                   "tokens of one file; a killed run loses at most one", 1)};
+                   "tokens per file; a killed run loses at most one file", 1)};
   for (pare::OptionSpec& option : pare::compute_options()) options.push_back(std::move(option));
-  options.push_back({.name = "dry-run", .help = "say what memory, disk and time it will take, and stop"});
-  options.push_back({.name = "fresh", .help = "discard what an interrupted run has left instead of going on with it"});
+  options.push_back({.name = "dry-run", .help = "print what memory, disk and time the command will take, and stop"});
+  options.push_back({.name = "fresh", .help = "discard what an interrupted run has left instead of continuing it"});
   return {.name = "record",
           .summary =
-              "store a teacher's most probable tokens for every token of a text or of its own continuations, to "
-              "train students from",
+              "Store a teacher's most probable tokens for every token of a text or of its own continuations, to "
+              "train students from.",
           .positionals = {{"MODEL", "the teacher: directory of a checkpoint, dense or compressed, or a .gguf file"},
                           {"OUT.h5", "HDF5 file to write, with a folder OUT.h5.shards beside it; must not exist"}},
           .options = std::move(options),
@@ -272,20 +274,22 @@ pare::Command run_command() {
                      .value_name = "NAME",
                      .default_value = "cpu",
                      .help =
-                         "what trains (items 'distill') and evaluates; all others work on the CPU. For cuda, training "
-                         "needs a LibTorch built for it, evaluating this program built with -DPARE_CUDA=ON (the CPU "
-                         "evaluates otherwise); both have other rounding errors than the CPU",
+                         "device that trains ('distill') and evaluates; all else works on the CPU. Training on cuda "
+                         "needs a LibTorch built for it. Evaluating on it needs this program built with "
+                         "-DPARE_CUDA=ON; else the CPU evaluates. The two devices have different rounding errors",
                      .choices = {"cpu", "cuda"}});
   options.push_back({.name = "dry-run",
-                     .help = "say which engines will load the result and what memory, disk and time the run will take, "
-                             "and stop"});
-  options.push_back({.name = "fresh", .help = "discard what an interrupted run has left instead of going on with it"});
-  return {.name = "run",
-          .summary =
-              "compress or distil a model as a recipe says: calibrate, prune, quantize, train, write, verify, evaluate",
-          .positionals = {{"RECIPE", "YAML file; recipes/ has one for every published result"}},
-          .options = std::move(options),
-          .run = run_recipe};
+                     .help =
+                         "print which engines will load the result and what memory, disk and time the run will take, "
+                         "and stop"});
+  options.push_back({.name = "fresh", .help = "discard what an interrupted run has left instead of continuing it"});
+  return {
+      .name = "run",
+      .summary =
+          "Compress or distil a model as a recipe says: calibrate, prune, quantize, train, write, verify, evaluate.",
+      .positionals = {{"RECIPE", "YAML file; recipes/ has one for every published result"}},
+      .options = std::move(options),
+      .run = run_recipe};
 }
 
 // Prints what was asked for; with --json all sections are the result, or the schema.
@@ -310,14 +314,15 @@ void explain_recipes(const pare::Arguments& arguments, pare::Console& console) {
 pare::Command recipes_command() {
   return {
       .name = "recipes",
-      .summary = "say what may stand in a recipe: the passes, or one with its options",
+      .summary = "Explain recipes: list the passes, or explain one of them with its options.",
       .positionals = {{.name = "PASS",
-                       .help = "a pass, a key of a recipe such as calibration, or an evaluation; recipe: the top level",
+                       .help =
+                           "a pass, an evaluation, a key of a recipe such as calibration, or recipe for the top level",
                        .optional = true,
                        .words = pare::section_names()}},
       .options = {{.name = "markdown", .help = "print all of it as a page (docs/recipes.md)"},
                   {.name = "json-schema",
-                   .help = "print a JSON Schema, by which editors complete and check recipes "
+                   .help = "print a JSON Schema, with which editors complete and check recipes "
                            "(docs/recipe.schema.json)"}},
       .run = explain_recipes};
 }

@@ -40,7 +40,7 @@ void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path&
   const auto check = [&](const char* name, const std::optional<double>& limit, double found, const std::string& label) {
     if (!limit || found <= *limit) return;
     char line[128];
-    std::snprintf(line, sizeof(line), "  %s is %.5g, allowed is %.5g: ", name, found, *limit);
+    std::snprintf(line, sizeof(line), "  %s is %.5g, expected at most %.5g: ", name, found, *limit);
     lines.push_back(line + label);
   };
   for (const Evaluation& evaluation : report.evaluations) {
@@ -51,11 +51,11 @@ void check_gates(const FailIf& fail_if, const RunReport& report, const fs::path&
   }
   for (const EmbeddingEvaluation& evaluation : report.embeddings) {
     if (!fail_if.cosine || !evaluation.cosine || evaluation.cosine->value >= *fail_if.cosine) continue;
-    lines.push_back("  cosine is " + format_number(evaluation.cosine->value, 6) + ", at least " +
-                    format_number(*fail_if.cosine, 6) + " is asked for: " + evaluation.source);
+    lines.push_back("  cosine is " + format_number(evaluation.cosine->value, 6) + ", expected at least " +
+                    format_number(*fail_if.cosine, 6) + ": " + evaluation.source);
   }
   if (lines.size() == 1) return;
-  lines.push_back("It is left in '" + artifact.string() + "' for inspection; --fresh starts anew");
+  lines.push_back("The result is left in '" + artifact.string() + "' for inspection; --fresh starts over");
   throw NotGoodEnough(lines);
 }
 
@@ -136,7 +136,8 @@ void check_unchanged(const Phase& phase) {
 void print_verdicts(const Phase& phase, bool is_stand_in) {
   if (!phase.is_last) return;  // nobody but the next phase reads what it makes
   if (is_stand_in) {
-    phase.progress.print("engine: who loads the result is said when this phase begins: the phases before it decide it");
+    phase.progress.print(
+        "engine: the verdicts follow when this phase begins, because the phases before it decide them");
     return;
   }
   for (const EngineVerdict& verdict : phase.verdicts) {

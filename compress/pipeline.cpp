@@ -76,8 +76,7 @@ void check_device(const std::vector<Recipe>& phases, bool on_gpu, Progress& prog
     make_backend({.device = ComputeDevice::cuda});
   } else {
     progress.print(
-        "--device cuda: this program was built without kernels for CUDA, so that it evaluates on the CPU; build it "
-        "with "
+        "--device cuda: this program was built without kernels for CUDA, so it evaluates on the CPU; build it with "
         "-DPARE_CUDA=ON to evaluate on the GPU");
   }
 }
@@ -96,9 +95,9 @@ std::string plan_phases(const std::vector<Recipe>& phases, const Checkpoint& ori
     if (is_asked) progress.print("phase " + std::to_string(i + 1) + " of " + std::to_string(phases.size()));
     if (i > 0 && phases.front().student) {
       options.max_memory_bytes = std::numeric_limits<int64_t>::max();
-      if (is_asked) progress.print("plan: as if the student were as large as its teacher");
+      if (is_asked) progress.print("plan: the student is taken to be as large as its teacher");
     } else if (i > 0 && is_asked) {
-      progress.print("plan: as if the phases before this one left the model stored as it is");
+      progress.print("plan: the phases before this one are taken to leave the model stored as it is");
     }
     const PhaseInput input{.recipe = phases[i],
                            .checkpoint = original,

@@ -92,8 +92,7 @@ std::optional<std::string> unknown_text(const CalibrationRecipe& recipe, const T
   return "calibration: '" + recipe.text.string() + "' costs the model " + format_number(measured.loss, 2) +
          " nats a token, and no less than the " + format_number(measured.entropy, 2) +
          " that the frequencies of its tokens alone would cost: the model does not know this text. Its token ids may "
-         "be "
-         "those of another tokenizer, or the weights damaged or untrained";
+         "be those of another tokenizer, or the weights may be damaged or untrained";
 }
 
 RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& checkpoint) {
@@ -125,7 +124,7 @@ RunData read_data(const Recipe& recipe, const RunPlan& plan, const Checkpoint& c
   if (data.calibration && plan.asks_to_fit() && data.calibration->num_windows < 2) {
     data.events.push_back(
         "fit: an eighth of the windows is held out to choose how far layers are fitted, and there is "
-        "one window alone: no layer is fitted (S = 0)");
+        "only one window: no layer is fitted (S = 0)");
   }
   if (data.calibration && plan.reconstructs() && data.calibration->num_windows < 2) {
     throw std::invalid_argument("reconstruct: '" + recipe.calibration->text.string() + "' gives one window of " +

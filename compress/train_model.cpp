@@ -87,8 +87,8 @@ void note_idle_options(const DistillOptions& options, const Checkpoint& student,
   });
   if (has_codes) return;
   for (const std::string& rate : options.asked_code_rates) {
-    events.push_back("distill: '" + rate + "' is that of layers in codes, and no layer of '" +
-                     student.directory().string() + "' is one: it changes nothing");
+    events.push_back("distill: '" + rate + "' applies to layers in codes, and '" + student.directory().string() +
+                     "' has none: it changes nothing");
   }
 }
 
@@ -99,7 +99,7 @@ void check_store(const LogitStore& store, const DistillOptions& options, const C
   if (const std::string own = tokenizer_hash(student.directory()); own != origin.tokenizer) {
     throw std::invalid_argument(where + "was recorded with another tokenizer (vocabulary and merges have hash " +
                                 origin.tokenizer + "; those of '" + student.directory().string() + "' have " + own +
-                                "): its logits are of other tokens");
+                                "): its logits belong to other tokens");
   }
   const ModelDescription& model = student.description();
   if (std::abs(origin.num_vocabulary - model.vocabulary_size) > kMaxPadding) {
@@ -159,7 +159,7 @@ void check_tokenizers(const Checkpoint& student, const Checkpoint& teacher) {
   throw std::invalid_argument(
       "distill: student '" + student.directory().string() + "' and teacher '" + teacher.directory().string() +
       "' have different tokenizers: kind of model, tokens with their ids, merges and added tokens have the SHA-256 " +
-      students + " and " + teachers + ", so that their logits are of different tokens and cannot be compared");
+      students + " and " + teachers + ", so their logits belong to different tokens and cannot be compared");
 }
 
 // Everything that keeps a checkpoint from being the student's teacher on windows of that many tokens.
@@ -172,7 +172,7 @@ void check_teacher(const Checkpoint& student, const Checkpoint& teacher, int64_t
   check_vocabularies(teacher.description().vocabulary_size, student.description().vocabulary_size);
   const int64_t students = student.description().hidden_size, teachers = teacher.description().hidden_size;
   if (hidden_weight > 0.0 && students != teachers) {
-    throw std::invalid_argument("distill: 'hidden_weight' compares hidden states, of which the student's have " +
+    throw std::invalid_argument("distill: 'hidden_weight' compares hidden states, and the student's have " +
                                 std::to_string(students) + " channels and the teacher's " + std::to_string(teachers) +
                                 ": leave it out");
   }
@@ -180,7 +180,7 @@ void check_teacher(const Checkpoint& student, const Checkpoint& teacher, int64_t
     throw std::invalid_argument("distill: sequences of " + std::to_string(num_tokens) + " tokens are longer than the " +
                                 "context of the teacher '" + teacher.directory().string() + "', " +
                                 std::to_string(teacher.description().context_length) +
-                                ": lower 'tokens' (of minillm 'sampled_tokens')");
+                                ": lower 'tokens' (for minillm 'sampled_tokens')");
   }
 }
 
@@ -198,7 +198,7 @@ void check_ranges(const DistillOptions& options, const Checkpoint& student, cons
                                   " hold several documents each: record windows of a .npy, or train on the text");
     }
     throw std::invalid_argument(
-        what + (has_mixture ? "and a mixture's rows are of several" : "and sequences differ in length") +
+        what + (has_mixture ? "and a mixture's rows belong to several" : "and sequences differ in length") +
         " where 'micro_batch' is " + std::to_string(options.micro_batch) + ": expected 1");
   }
 }
@@ -230,14 +230,15 @@ void check_something_is_trained(const Checkpoint& student, const TrainedParts& p
   }
   throw std::invalid_argument(
       "distill: nothing of '" + student.directory().string() +
-      "' would be trained: 'scales' are those of layers in codes, and 'layers.exclude' leaves layers out; expected one "
+      "' would be trained: 'scales' belong to layers in codes, and 'layers.exclude' leaves layers out; expected one "
       "of 'weights', 'vectors', 'embedding' as well, or fewer layers left out");
 }
 
 // The student's layers, each with the training as its only step and stored as it is.
 RunPlan plan_training(const Recipe& recipe, const Checkpoint& student) {
   if (student.is_encoder()) {
-    throw std::invalid_argument("distill: '" + student.directory().string() + "' is an encoder; decoders are trained");
+    throw std::invalid_argument("distill: '" + student.directory().string() +
+                                "' is an encoder; only decoders are trained");
   }
   const ModelDescription& model = student.description();
   const PassRecipe& pass = recipe.passes.front();

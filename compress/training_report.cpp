@@ -44,7 +44,7 @@ Json curve_json(const std::vector<TrainingPoint>& curve) {
 
 std::string how_chosen(const DistillOptions& options) {
   if (options.select != SelectBy::last) {
-    return "plan: of all validations that one's values are kept where " + measure_words(options.select) +
+    return "plan: the values of the validation are kept where " + measure_words(options.select) +
            " of the held-out windows is least ('select: " + std::string(name_of(options.select)) + "')";
   }
   const std::string unmeasured = why_unmeasured(options);
@@ -76,7 +76,7 @@ std::string kept_line(const std::string& training) {
 
 void note_nothing_kept(const TrainingState& state, const DistillOptions& options, std::vector<std::string>& events) {
   if (state.kept_step > 0) return;
-  events.push_back("distill: " + kept_words(state) + ": the result is what came in, since after no step " +
+  events.push_back("distill: " + kept_words(state) + ": the result is the model that came in, because after no step " +
                    measure_words(options.select) + " of the held-out windows was less than before the first: lower " +
                    "'learning_rate', train for longer, or choose another 'select'");
 }

@@ -206,7 +206,7 @@ TrainingWindows read_training_windows(const DistillOptions& options, const Check
         throw std::invalid_argument("distill: '" + text + "' holds windows of " +
                                     std::to_string(more.windows.num_tokens) + " tokens; expected " +
                                     std::to_string(all.windows.num_tokens) + " as in '" + texts.front() +
-                                    "': what is trained on has windows of one length");
+                                    "': all training data must have windows of one length");
       }
       append(std::move(more), all);
     }

@@ -340,7 +340,8 @@ at::Tensor TeacherLogits::merges(const at::Tensor& ids_T) const {
 at::Tensor TeacherLogits::student_tail_log_probs(const at::Tensor& student_TV, const at::Tensor& tokens_N,
                                                  const at::Tensor& ids_N) const {
   check_student(student_TV);
-  if (!has_tail()) throw std::invalid_argument("tail of a teacher: expected merged tokens, found that all are there");
+  if (!has_tail())
+    throw std::invalid_argument("tail of a teacher: expected merged tokens, found a teacher that keeps all tokens");
   const at::Tensor chosen_NV = student_TV.index_select(0, tokens_N);
   const at::Tensor tail_N =
       log_sum_exp_of_rows(chosen_NV.scatter(1, truncated_.ids_TK.index_select(0, tokens_N), -kInfinity));

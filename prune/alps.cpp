@@ -191,7 +191,7 @@ std::vector<AlpsResult> alps(const std::vector<at::Tensor>& targets_OI, const st
   check_resolve_options(resolving);
   if (targets_OI.size() != rules.size() || (!allowed_OI.empty() && allowed_OI.size() != rules.size())) {
     throw std::invalid_argument("alps: expected a rule for each of " + std::to_string(targets_OI.size()) +
-                                " layers, and as many masks of what may be kept or none, found " +
+                                " layers, and as many masks of what may be kept or none of them, found " +
                                 std::to_string(rules.size()) + " and " + std::to_string(allowed_OI.size()));
   }
   std::vector<Layer> layers;

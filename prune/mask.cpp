@@ -167,9 +167,9 @@ at::Tensor keep_best_of_rows(const at::Tensor& scores_OI, const std::vector<int6
   const bool fits = static_cast<int64_t>(num_kept_O.size()) == num_out &&
                     std::all_of(num_kept_O.begin(), num_kept_O.end(), [&](int64_t n) { return 0 <= n && n <= num_in; });
   if (!fits) {
-    throw std::invalid_argument("kept weights of rows: expected " + std::to_string(num_out) + " numbers of 0 to " +
+    throw std::invalid_argument("kept weights of rows: expected " + std::to_string(num_out) + " numbers from 0 to " +
                                 std::to_string(num_in) + ", found " + std::to_string(num_kept_O.size()) +
-                                " or one outside");
+                                " numbers, or one outside that range");
   }
   return keep_in_rows(scores, [&](const float* scores_I, int64_t row, bool* kept_I) {
     keep_best_of_row(scores_I, num_in, num_kept_O[row], kept_I);

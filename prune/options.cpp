@@ -26,16 +26,14 @@ void SparsityOptions::fields(FieldVisitor& visit) {
 }
 
 void SparsityOptions::fields(FieldVisitor& visit, std::span<const Allocation> allocations) {
-  visit(
-      "pattern", pattern, kPatternForm,
-      "`2:4` keeps 2 of every 4 neighbouring inputs, and other patterns likewise. `unstructured` prunes a share of all "
-      "weights, which `ratio` gives.");
+  visit("pattern", pattern, kPatternForm,
+        "`2:4` keeps 2 of every 4 neighbouring inputs, and other patterns do likewise. `unstructured` prunes a share "
+        "of all weights, which `ratio` gives.");
   visit("ratio", ratio, {.low = kAboveZero, .high = 1.0},
         "This share of the weights becomes zero. It needs `pattern: unstructured`.");
   std::string meaning =
       "The ratio holds in each row, in each layer, or in all layers together (`global`). `owl` gives each layer a "
-      "ratio "
-      "of its own, by its outliers.";
+      "ratio of its own, by its outliers.";
   if (std::find(allocations.begin(), allocations.end(), Allocation::global) == allocations.end()) {
     meaning =
         "The ratio holds in each row or in each layer. `owl` gives each layer a ratio of its own, by its outliers.";
@@ -64,7 +62,7 @@ void AlpsOptions::fields(FieldVisitor& visit) {
   visit("alps_rounds", rounds, {.low = 1, .high = kMaxSolverRounds},
         "This many rounds are made at each penalty. It needs `mask: alps`.");
   visit("alps_penalties", num_penalties, {.low = 1, .high = kMaxSolverRounds},
-        "The penalty grows to its last value through this many. It needs `mask: alps`.");
+        "The penalty grows to its last value in this many steps. It needs `mask: alps`.");
   visit.decided("alps_first_penalty", first_penalty);
   visit.decided("alps_last_penalty", last_penalty);
 }

@@ -197,7 +197,7 @@ void check_groups(SparsePattern pattern, const std::vector<int64_t>& order_I) {
       continue;
     }
     throw std::invalid_argument("pattern " + name + ": the act-order tears groups of " + std::to_string(pattern.group) +
-                                " columns apart; factorize the Hessian with so many columns together");
+                                " columns apart; factorize the Hessian with that many columns together");
   }
 }
 
@@ -213,7 +213,7 @@ void check_mask(const ColumnMask& mask, int64_t num_out, const std::vector<int64
   if (mask.allowed_OI.defined()) {
     if (!mask.is_chosen()) {
       throw std::invalid_argument(
-          "mask: what may be kept is told beside a pattern or a ratio to choose by, found neither");
+          "mask: a mask of what may be kept needs a pattern or a ratio to choose by, found neither");
     }
     check_kept(mask.allowed_OI, num_out, static_cast<int64_t>(order_I.size()));
   }

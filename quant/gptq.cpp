@@ -277,7 +277,7 @@ GptqResult gptq(const at::Tensor& weight_OI, const GptqFactor& factor, const Gpt
   check_options(options);
   if (factor.damping != options.damping || factor.act_order != options.act_order) {
     throw std::invalid_argument(
-        "gptq: the Hessian was factored with another damping or act_order than the options ask");
+        "gptq: the Hessian was factored with another damping or act_order than the options say");
   }
   // This is checked before act-order renumbers the columns that a message names.
   const ColumnLoop loop = make_column_loop(weight_OI, factor, options.block_size, mask);

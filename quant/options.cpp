@@ -24,7 +24,7 @@ void GptqOptions::fields(FieldVisitor& visit) {
   visit("damping", damping, {.low = kAboveZero, .high = 1.0},
         "This share of the mean of H's diagonal is added to the diagonal.");
   visit("block_size", block_size, {.low = 1, .high = 4096},
-        "Errors are spread over later columns in blocks of this many. It changes speed and rounding errors alone.");
+        "Errors are spread over later columns in blocks of this many. This changes only speed and rounding errors.");
 }
 
 void RefineOptions::fields(FieldVisitor& visit) {
@@ -37,17 +37,18 @@ void RefineOptions::fields(FieldVisitor& visit) {
 }
 
 void FitOptions::fields(FieldVisitor& visit) {
-  visit("fit", fit,
-        "Before anything else, each layer is moved towards what the original model does in its place. It needs a text "
-        "to calibrate on. The default gives way where that is missing.");
+  visit(
+      "fit", fit,
+      "Before anything else, each layer is moved towards what the original model does in its place. This needs a text "
+      "to calibrate on. Without one, the default is `false`.");
   visit.decided("fit_ridge", ridge);
 }
 
 void AwqOptions::fields(FieldVisitor& visit) {
   visit("duo_scaling", duo_scaling,
-        "Candidates for the scales follow both inputs and weights. With `false` they follow the inputs alone.");
+        "Candidates for the scales follow both inputs and weights. With `false` they follow only the inputs.");
   visit("grid_points", num_grid_points, {.low = 1, .high = 1000},
-        "This many strengths of scaling are tried, beside none.");
+        "This many strengths of scaling are tried, and no scaling as well.");
   visit.decided("powers_of_two", powers_of_two);
   visit.decided("max_rows", max_rows);
   visit.decided("screen_rows", screen_rows);
@@ -63,13 +64,14 @@ void SmoothQuantOptions::fields(FieldVisitor& visit) {
 
 void LlmInt8Options::fields(FieldVisitor& visit) {
   visit("threshold", value, {.low = kAboveZero, .high = 1e6},
-        "An input column that reaches it is an outlier and is not rounded. `measure` says what it is a multiple of.");
+        "An input column that reaches this value is an outlier and is not rounded. `measure` says what it is a "
+        "multiple of.");
   visit("measure", measure,
         "`absolute` compares with the threshold itself. `rms` multiplies it by the root mean square of the layer's "
         "inputs. `median` multiplies it by the median over columns of their largest inputs.");
   visit("outliers", time,
         "`dynamic` finds the outlier columns in each sequence that is run. `static` takes them from calibration data, "
-        "once for all.");
+        "once and for all.");
   visit(
       "layout", layout,
       "`bitsandbytes` stores all columns in 8 bits, as that library does. `pare` keeps the outlier columns in 16 bits. "

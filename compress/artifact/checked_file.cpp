@@ -31,7 +31,7 @@ std::string read_checked_file(const std::filesystem::path& path) {
 
 std::runtime_error damaged_file(const std::filesystem::path& path, const std::string& what) {
   return std::runtime_error("'" + path.string() + "' is damaged" + (what.empty() ? "" : " (" + what + ")") +
-                            ": start anew with --fresh");
+                            ": start over with --fresh");
 }
 
 }  // namespace pare

@@ -15,7 +15,7 @@ void write_checked_file(const std::filesystem::path& path, std::string_view cont
 // Returns the content. Throws std::runtime_error when the file cannot be read, or damaged_file.
 std::string read_checked_file(const std::filesystem::path& path);
 
-// Returns the error "'PATH' is damaged: start anew with --fresh", for all files of an unfinished run. With `what`, a
+// Returns the error "'PATH' is damaged: start over with --fresh", for all files of an unfinished run. With `what`, a
 // description of the damage, it is "'PATH' is damaged (WHAT): ...".
 std::runtime_error damaged_file(const std::filesystem::path& path, const std::string& what = {});
 

@@ -189,14 +189,14 @@ void verify_hugging_face(const Parts& parts, const Checkpoint& source, const fs:
   };
   for (const int64_t part : parts.committed_parts()) {
     for (const OwnedTensor& tensor : parts.read_changed(part, source)) {
-      check_equal(tensor.name, tensor.dtype, tensor.shape, tensor.data, "what its block's passes made it");
+      check_equal(tensor.name, tensor.dtype, tensor.shape, tensor.data, "what the passes of its block made of it");
       replaced.insert(tensor.name);
     }
   }
   for (const std::string& name : source.tensor_names()) {
     if (replaced.contains(name) || is_second_copy(source, name)) continue;
     const TensorView& before = source.tensor(name);
-    check_equal(name, before.dtype, before.shape, before.data, "the source's");
+    check_equal(name, before.dtype, before.shape, before.data, "that of the source");
   }
 }
 

@@ -62,7 +62,7 @@ Json parse_object(const std::string& text, const fs::path& path) {
     Json json = parse_ordered_json(text, path.string());
     return json.is_object() ? json : Json::object();
   } catch (const BadJson& error) {
-    throw std::runtime_error(std::string(error.what()) + ": start anew with --fresh");
+    throw std::runtime_error(std::string(error.what()) + ": start over with --fresh");
   }
 }
 
@@ -92,14 +92,14 @@ void require_same_run(const std::string& stored_text, const Fingerprint& fingerp
   };
   if (different == std::vector<std::string>{kThreadsEntry} && stored.contains(kThreadsEntry) &&
       wanted.contains(kThreadsEntry) && stored.at(kThreadsEntry).is_string()) {
-    throw std::runtime_error(unfinished + "on " + number_of(stored) + ", this one is on " + number_of(wanted) +
-                             ", and a training has other sums on each: go on with --threads " +
-                             stored.at(kThreadsEntry).get<std::string>() + ", or start anew with --fresh");
+    throw std::runtime_error(unfinished + "on " + number_of(stored) + ", and this one is on " + number_of(wanted) +
+                             ". Training gives other sums with another number of threads: continue with --threads " +
+                             stored.at(kThreadsEntry).get<std::string>() + ", or start over with --fresh");
   }
   std::string list;
   for (const std::string& name : different) list += (list.empty() ? "" : ", ") + name;
   throw std::runtime_error(unfinished + "with another " + list +
-                           ": start anew with --fresh, or choose another output with --out");
+                           ": start over with --fresh, or choose another output with --out");
 }
 
 Parts::Parts(const fs::path& output, const Fingerprint& fingerprint, bool fresh)
@@ -171,7 +171,7 @@ StoredLinear Parts::read_layer(int64_t part, const LayerRecord& record) const {
   StoredLinear linear = unpack_linear(find, record.scheme, record.num_out, record.num_in, record.name);
   if (content_hash(linear) != record.sha256) {
     throw std::runtime_error("'" + part_file(part, ".safetensors").string() + "': " + record.name +
-                             " is not what its record says: start anew with --fresh");
+                             " is not what its record says: start over with --fresh");
   }
   return linear;
 }

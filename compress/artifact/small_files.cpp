@@ -130,8 +130,9 @@ SmallFiles find_small_files(const fs::path& directory) {
   for (const char* read : kRead) {
     if (std::find(links.begin(), links.end(), read) == links.end()) continue;
     throw std::runtime_error("'" + (directory / read).string() +
-                             "' leads out of the model's folder by a link: what lies elsewhere is not copied into an "
-                             "output, which would be another model without it: put the file itself there (cp -L)");
+                             "' is a link that leads out of the model's folder. Files outside that folder are not "
+                             "copied, and without this one the output would be another model: put the file itself "
+                             "there (cp -L)");
   }
   return files;
 }
@@ -175,7 +176,7 @@ std::vector<std::string> events_of_links(const SmallFiles& files) {
   std::vector<std::string> events;
   for (const std::string& name : files.links) {
     events.push_back("'" + name +
-                     "' is not copied: it leads out of the model's folder by a link; where the result needs it, put "
+                     "' is not copied: it is a link that leads out of the model's folder. If the result needs it, put "
                      "the file itself there");
   }
   return events;

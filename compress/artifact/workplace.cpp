@@ -62,7 +62,7 @@ void check_no_links(const fs::path& folder) {
     if (!is_ours && phase_number(path) == 0) continue;
     if (is_link(path)) {
       throw std::runtime_error("'" + path.string() +
-                               "' is a link, which no run has made: remove it, or choose another output with --out");
+                               "' is a link that no run has made: remove it, or choose another output with --out");
     }
   }
 }
@@ -194,7 +194,7 @@ void Workplace::check_remains() const {
     if (!holds_work(phase)) return;
     throw std::runtime_error("'" + claimed.string() + "' is an unfinished run of another recipe, with other phases (" +
                              phase.filename().string() +
-                             "): start anew with --fresh, or choose another output with --out");
+                             "): start over with --fresh, or choose another output with --out");
   };
   const std::vector<size_t> found = phases_in(claimed);
   const auto is_later = [&](size_t number) { return number > at_work || number >= num_phases_; };

@@ -33,7 +33,7 @@ Stated read_stated(const InputFile& file, const FileKind& kind) {
   const bool is_version =
       version.size() <= 9 && std::all_of(version.begin(), version.end(), [](char c) { return c >= '0' && c <= '9'; });
   if (!block.starts_with(magic) || version.empty() || !is_version) {
-    fail(file, "it is no " + kind.name + " file: " + kind.maker + " makes one");
+    fail(file, "it is not a " + kind.name + " file: " + kind.maker + " makes one");
   }
   const auto& also = kind.also_read;
   if (version != kind.version && std::find(also.begin(), also.end(), version) == also.end()) {

@@ -244,7 +244,7 @@ void Hdf5Writer::write(const std::string& group, const char* name, int64_t first
   const auto start = static_cast<hsize_t>(first_row);
   if (first_row < 0 || num_rows * row_bytes != rows.size() || start > sizes[0] || num_rows > sizes[0] - start) {
     throw std::invalid_argument(std::string(name) + ": " + std::to_string(rows.size()) + " bytes at row " +
-                                std::to_string(first_row) + " are no rows of it");
+                                std::to_string(first_row) + " are not whole rows of it");
   }
   first[0] = start;
   sizes[0] = num_rows;

@@ -59,7 +59,7 @@ void UnpublishedFile::publish() {
     error = link(temporary_.c_str(), path_.c_str()) == 0 ? 0 : errno;
     if (error == 0) unlink(temporary_.c_str());
   }
-  if (error == EEXIST) fail("write", shown_, "it has appeared during this run and is left as it is");
+  if (error == EEXIST) fail("write", shown_, "it was created during this run, and is left as it is");
   if (error != 0) fail("write", shown_, error);
   close(std::exchange(descriptor_, -1));
   sync_directory(path_.has_parent_path() ? path_.parent_path() : fs::path("."));

@@ -50,7 +50,7 @@ std::vector<std::string> dead_column_events(const StageState& state) {
   if (num_small > 0) {
     events.push_back(count_text(num_small,
                                 "columns whose inputs are too small: their squares leave the range of float32, and "
-                                "the calibration takes them for 0; scale the weights that make them"));
+                                "the calibration takes them for 0; scale the weights that produce them"));
   }
   return events;
 }
@@ -66,13 +66,13 @@ void note_tokens(StageState& state, BlockWork& work) {
     if (!state.statistics.hessian_II.defined()) return;
     state.layers.front().record.events.push_back(
         "calibrated on " + count_text(num_tokens, "tokens") + ", fewer than its " +
-        count_text(linear.num_in, "inputs: H has no full rank; calibrate on more text"));
+        count_text(linear.num_in, "inputs: H does not have full rank; calibrate on more text"));
     return;
   }
   const PassOptions* rounding = state.layers.front().plan->step(PassKind::rounds);
   if (num_tokens == 0 && rounding != nullptr && rounding->needs_range()) {
     throw UnusableInput(linear.name +
-                        ": no calibration token goes to this expert, so that the range of its input is unknown: "
+                        ": no calibration token goes to this expert, so the range of its input is unknown: "
                         "calibrate on more text, or with 'calibration: {experts: all}'");
   }
   work.starved.push_back({state.stage.expert, num_tokens, linear.num_in, work.layers.size()});
@@ -337,7 +337,7 @@ void check_committed(const RunPlan& plan, const Artifact& artifact) {
       const std::string expected = planned == left.end() ? "the layers of its part" : shape_text(*planned->second);
       if (expected != found) {
         throw std::runtime_error("'" + artifact.record_file(part).string() + "' is not of this run: expected " +
-                                 expected + ", found " + found + ": start anew with --fresh");
+                                 expected + ", found " + found + ": start over with --fresh");
       }
       left.erase(planned);
     }

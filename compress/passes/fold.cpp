@@ -194,7 +194,7 @@ void restore_changed(const OwnedTensor& tensor, DecoderBlock& block) {
     if (tensor.name == name + ".weight") return block.set_weight(stage, index, values);
     if (tensor.name == name + ".bias") return block.set_bias(stage, index, values);
   }
-  throw std::invalid_argument("'" + tensor.name + "' is no tensor that a fold changes");
+  throw std::invalid_argument("'" + tensor.name + "' is not a tensor that a fold changes");
 }
 
 std::vector<int64_t> producer_channels(const ModelDescription& model, const BlockDescription& block, Stage stage) {

@@ -72,7 +72,7 @@ void list_events(const GptqEvents& events, double damping, const std::string& fa
 std::string held_back_text(int64_t num_channels) {
   if (num_channels == 0) return {};
   return "; s of " + std::to_string(num_channels) + (num_channels == 1 ? " channel" : " channels") +
-         " is what the type of the producer's values can hold";
+         " is limited to what the type of the producer's values can hold";
 }
 
 void for_each_layer(const SteppedLayers& layers, const std::function<void(LayerState&, const PassOptions&)>& change) {

@@ -51,10 +51,11 @@ std::string unread_experts_of_vllm(const PackScheme& scheme) {
   const InputFormat& input = scheme.input;
   if (scheme.code_type() == CodeType::fp8)
     return input.is_plain() ? "FP8 experts without rounded inputs are not read" : "";
-  if (input.is_plain()) return scheme.bits == 4 || scheme.bits == 8 ? "" : "experts of 4 and 8 bits alone are read";
+  if (input.is_plain()) return scheme.bits == 4 || scheme.bits == 8 ? "" : "experts are read only with 4 or 8 bits";
   const bool is_w8 = scheme.bits == 8 && scheme.group_size == kPerChannel;
   if (input.range == InputRange::token && scheme.symmetric && (is_w8 || scheme.bits == 4)) return "";
-  return "rounded inputs of experts: int8 per token alone, beside symmetric weights of 4 bits, or 8 per channel";
+  return "rounded inputs of experts are read only as int8 per token, with symmetric weights of 4 bits, or of 8 per "
+         "channel";
 }
 
 // transformers holds all experts of a block as one tensor, and reads them with one config group for the whole model
@@ -66,12 +67,12 @@ void judge_experts(const RunPlan& plan, const std::vector<PackScheme>& schemes, 
       if (layer.stage.expert == Stage::kNoExpert) continue;
       if (first == nullptr) first = &layer;
       if (has_scheme(layer) != has_scheme(*first)) {
-        for (Reasons* reasons : {&transformers, &vllm}) reasons->add("some experts of a block are left alone");
+        for (Reasons* reasons : {&transformers, &vllm}) reasons->add("only some experts of a block are compressed");
       } else if (has_scheme(layer) && layer.scheme != first->scheme) {
         for (Reasons* reasons : {&transformers, &vllm}) reasons->add("the experts of a block have different schemes");
       }
       if (!has_scheme(layer)) continue;
-      if (schemes.size() > 1) transformers.add("experts are read by one scheme only, of several");
+      if (schemes.size() > 1) transformers.add("experts are read with only one scheme, and there are several");
       if (!layer.scheme.symmetric) transformers.add("zero points of experts are not read");
       const ContainerFormat& container = container_format(layer.scheme.container);
       for (const std::string& reason : container.unread_by(Engine::transformers_experts, layer.scheme)) {
@@ -92,14 +93,14 @@ struct Judgement {
   void add(const ContainerFormat& container, const PackScheme& scheme) {
     for (const std::string& reason : container.unread_by(engine, scheme)) against.add(reason);
     const bool rounds_inputs = !scheme.input.is_plain();
-    if (engine == Engine::llama_cpp && rounds_inputs) restrictions.add("weights alone are read: no input is rounded");
+    if (engine == Engine::llama_cpp && rounds_inputs) restrictions.add("only weights are read: no input is rounded");
     // See vLLM's kernels/linear: W8A8 and FP8 have kernels of their own.
     if (engine != Engine::vllm || scheme.format != StoredFormat::pack_quantized) return;
     if (!container.runs_on_marlin(scheme)) {
       restrictions.add(std::to_string(scheme.bits) + " bits" + (scheme.symmetric ? "" : " asymmetric") +
-                       ": by its Humming kernels alone, on NVIDIA's GPUs");
+                       ": only by its Humming kernels, on NVIDIA's GPUs");
     } else if (rounds_inputs) {
-      restrictions.add("inputs beside packed weights: rounded by its Humming kernels alone");
+      restrictions.add("inputs with packed weights: rounded only by its Humming kernels");
     }
   }
   EngineVerdict verdict() {
@@ -129,7 +130,7 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescrip
       for (Judgement* const engine : {&transformers, &vllm, &converter}) engine->add(container, layer.scheme);
       if (!container.needed_package().empty()) {
         transformers.restrictions.add("only with the package " + std::string(container.needed_package()) +
-                                      " beside it");
+                                      " installed");
       }
     }
   }
@@ -137,8 +138,8 @@ std::vector<EngineVerdict> judge_engines(const RunPlan& plan, const ModelDescrip
   if (schemes.size() > 1) converter.against.add("more than one scheme: only one config group is read");
   if (!plan.tables.empty()) {
     const std::string reason =
-        "a quantized embedding: transformers would put random numbers in its place, so that config.json names no model "
-        "that others know";
+        "a quantized embedding: transformers would put random numbers in its place, so config.json names no model "
+        "that other programs know";
     for (Judgement* const engine : {&transformers, &vllm, &converter}) engine->against.add(reason);
   }
   return {{"pare", true, {}}, transformers.verdict(), vllm.verdict(), converter.verdict()};

@@ -50,8 +50,8 @@ void check_mask_is_known(const PassRecipe& scaling, Stage stage, const std::vect
     const auto* gptq = dynamic_cast<const GptqPass*>(layer.step(PassKind::rounds));
     if (gptq == nullptr || gptq->pattern().is_dense()) continue;
     const std::string name(scaling.row->key);
-    refuse_recipe(name + ": the search of scales must know what is pruned, and gptq's 'prune' chooses it of " +
-                  layer.linear.name + " after that: leave 'prune' out and put sparsegpt before " + name);
+    refuse_recipe(name + ": the search of scales must know what is pruned, and gptq's 'prune' chooses that for " +
+                  layer.linear.name + " only later: leave 'prune' out and put sparsegpt before " + name);
   }
 }
 
@@ -64,7 +64,7 @@ bool keep_scaled_stages(const PassRecipe& scaling, size_t pass, const BlockDescr
       if (stage.kind == Stage::feed_forward_input && block.is_mixture()) {
         const std::string name(scaling.row->key), &gate = block.experts.front().gate.name;
         refuse_recipe(name + ": " + stage_layers(block, stage).front().name +
-                      " reads what all experts and their router read, which is not scaled: give " + name +
+                      " reads what all experts and their router read, and that is not scaled: give " + name +
                       " 'layers: {exclude: [" + pattern_of_experts(gate) + "]}'");
       }
       check_mask_is_known(scaling, stage, layers);
@@ -211,7 +211,7 @@ void plan_head(const Recipe& recipe, const Checkpoint& checkpoint, RunPlan& plan
   const ContainerFormat& container = container_format(scheme.container);
   if (const StoredModule table{checkpoint.embedding().name, container.adapted(scheme), false};
       !container.accepts_together({&table, 1})) {
-    refuse_recipe("head: a quantized embedding or head has no place in the container " +
+    refuse_recipe("head: a quantized embedding or head cannot be stored in the container " +
                   (scheme.container == recipe.container ? scheme.container : "of " + std::string(rounding->row->key)) +
                   ": leave it out");
   }
@@ -419,7 +419,7 @@ RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   leave_out_default_fit(plan);
   if (plan.fits()) {
     refuse_recipe(
-        "fit: the original model's states are carried beside the compressed one's for decoders alone: leave 'fit' out");
+        "fit: the original model's states are carried next to the compressed one's only for decoders: leave 'fit' out");
   }
   check_patterns(recipe, names, plan);
   plan.unquantized.insert(plan.unquantized.end(), model.unused_linears.begin(), model.unused_linears.end());

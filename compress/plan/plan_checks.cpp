@@ -28,7 +28,7 @@ void check_container_is_used(const Recipe& recipe, const std::vector<StoredModul
   if (modules.empty()) {
     refuse_recipe(
         "container " + recipe.container +
-        ": no weight is rounded or packed and no input rounded, so that every tensor is stored as in the source: "
+        ": no weight is rounded or packed and no input is rounded, so every tensor is stored as in the source: "
         "leave 'container' out");
   }
   const StoredModule& first = modules.front();
@@ -37,7 +37,7 @@ void check_container_is_used(const Recipe& recipe, const std::vector<StoredModul
     return;
   }
   refuse_recipe("container " + recipe.container + ": what the passes make of " + first.name + " is stored in " +
-                first.scheme.container + ", and nothing in what the recipe names: leave 'container' out");
+                first.scheme.container + ", and nothing in the one that the recipe names: leave 'container' out");
 }
 
 }  // namespace
@@ -86,7 +86,7 @@ void check_packing(const Recipe& recipe) {
   if (packing == recipe.passes.end()) return;
   const std::string advice = ": leave 'storage' out of " + std::string(packing->row->key) + ", and zeros are stored";
   if (recipe.container != kCompressedTensors && recipe.container != kPareSparse24) {
-    refuse_recipe("storage: packed is that of the container " + std::string(kPareSparse24) +
+    refuse_recipe("storage: packed belongs to the container " + std::string(kPareSparse24) +
                   ", found 'container: " + recipe.container + "'" + advice);
   }
   const PassRecipe* const rounding = find_pass(recipe, PassKind::rounds);
@@ -144,7 +144,7 @@ void check_fits_agree(const LayerPlan& layer) {
     if (fit != nullptr && fit->is_asked) (fit->fit ? fitted : unfitted) = step.row->key;
   }
   if (fitted.empty() || unfitted.empty()) return;
-  refuse_recipe(std::string(fitted) + " says 'fit: true' of " + layer.linear.name + " and " + std::string(unfitted) +
+  refuse_recipe(std::string(fitted) + " says 'fit: true' for " + layer.linear.name + " and " + std::string(unfitted) +
                 " 'fit: false': a layer is fitted once, before its first pass: keep one of them");
 }
 
@@ -211,23 +211,24 @@ void refuse_what_encoders_lack(const Recipe& recipe, const EncoderDescription& m
   };
   if (const PassRecipe* scaling = find_pass(recipe, PassKind::scales_inputs)) {
     refuse_recipe(std::string(scaling->row->key) + ": this encoder (" + model.family +
-                  ") normalizes behind its residual sums, so that a norm's output feeds the residual stream as well "
+                  ") normalizes after its residual sums, so a norm's output feeds the residual stream as well "
                   "as the next linears: dividing it has no exact inverse there, and nothing is scaled. Leave the "
                   "pass out");
   }
-  refuse_if(find_pass(recipe, PassKind::reconstructs) != nullptr,
-            "reconstruct: blocks are trained beside the original model's states, which are carried for decoders alone: "
-            "leave it out");
+  refuse_if(
+      find_pass(recipe, PassKind::reconstructs) != nullptr,
+      "reconstruct: blocks are trained to match the original model's states, which are carried only for decoders: "
+      "leave it out");
   refuse_if(recipe.head.has_value(), "head: an encoder has no head, and its embeddings stay as they are: leave it out");
   refuse_if(recipe.container != kCompressedTensors,
-            "container " + recipe.container + " is one of decoders: use compressed-tensors");
+            "container " + recipe.container + " is only for decoders: use compressed-tensors");
   refuse_if(recipe.sensitivity.has_value() || recipe.budget.has_value(),
             "sensitivity and budget measure the loss of a next token, which an encoder does not predict: leave them "
             "out");
   refuse_if(recipe.calibration && !recipe.calibration->statistics.empty(),
-            "calibration: statistics files are made of decoders: give an encoder 'text'");
+            "calibration: statistics files are only for decoders: give an encoder 'text'");
   refuse_if(!recipe.evaluate.empty() || !recipe.instructions.empty(),
-            "evaluate: perplexity and instructions are ones of decoders; an encoder is measured by 'embeddings: "
+            "evaluate: perplexity and instructions are for decoders; an encoder is measured by 'embeddings: "
             "{pairs: FILE}'");
   refuse_if(recipe.passes.empty(), "nothing to do: give 'passes:' with a method that rounds weights or inputs");
 }

@@ -53,7 +53,7 @@ void check_select(DistillOptions& distill, const PassCheck& check) {
   }
   if (distill.select == SelectBy::last && distill.patience > 0) {
     check.fail("patience",
-               "'select: last' compares no validations, so that none is better than another: leave this out, or give " +
+               "'select: last' compares no validations, so none is better than another: leave this out, or give " +
                    std::string(unmeasured.empty() ? "another 'select'" : "'select: perplexity'"));
   }
 }
@@ -66,10 +66,10 @@ bool reads_teacher(const DistillOptions& options) {
 
 std::string why_unmeasured(const DistillOptions& options) {
   if (options.loss.loss == DistillLoss::minillm) {
-    return "minillm's loss is of sequences that the student makes up, others at every step";
+    return "minillm's loss is measured on sequences that the student makes up, which differ at every step";
   }
   if (reads_teacher(options) && !options.logits.empty() && !options.validation_text.empty()) {
-    return "'logits' holds nothing that the teacher says of 'validation_text'";
+    return "'logits' holds nothing that the teacher says about 'validation_text'";
   }
   return {};
 }
@@ -94,7 +94,8 @@ void DistillOptions::fields(FieldVisitor& visit) {
   visit("student", student,
         "This checkpoint is trained. Without it, the model is trained as the recipe has made it so far.");
   visit("teacher", teacher, "This checkpoint is the teacher. Without it, the recipe's `model` is.");
-  visit("logits", logits, "The teacher is a file that `pare record` made. It stands for both `text` and `teacher`.");
+  visit("logits", logits,
+        "The teacher is a file that `pare record` made. It takes the place of both `text` and `teacher`.");
   visit("tokens", tokens, {.low = 2, .high = 1 << 20}, "A window has this many tokens. A `.npy` has its own number.");
   visit("windows", windows, {.low = 0, .high = 1 << 24},
         "At most this many windows are drawn from the texts. 0 takes all.");
@@ -102,41 +103,42 @@ void DistillOptions::fields(FieldVisitor& visit) {
         "Training ends after this many tokens. Windows are seen as often as that takes.");
   visit("batch", batch, {.low = 1, .high = 1 << 16}, "Each step takes this many windows.");
   visit("micro_batch", micro_batch, {.low = 1, .high = 1 << 16},
-        "This many windows go through the model at once. It divides `batch`.");
+        "This many windows go through the model at once. The number divides `batch`.");
   loss.fields(visit);
-  visit("minillm", minillm, "It says how `loss: minillm` trains.");
+  visit("minillm", minillm, "These options say how `loss: minillm` trains.");
   visit("prompt_tokens", prompt_tokens, {.low = 1, .high = 1 << 20},
         "With `loss: minillm`, the student continues this many tokens of a window.");
   visit("sampled_tokens", sampled_tokens, {.low = 1, .high = 1 << 20},
         "With `loss: minillm`, the student writes this many tokens.");
   optimizer.fields(visit);
   visit("learning_rate", learning_rate, {.low = kAboveZero, .high = 10.0},
-        "It is the step size of weights, gains and biases.");
+        "This is the step size of weights, gains and biases.");
   visit("scale_learning_rate", scale_learning_rate, {.low = kAboveZero, .high = 10.0},
-        "It is the step size of scales, relative to their size.");
+        "This is the step size of scales, relative to their size.");
   visit("offset_learning_rate", offset_learning_rate, {.low = kAboveZero, .high = 10.0},
-        "It is the step size of codes' offsets, in steps of their grid.");
+        "This is the step size of codes' offsets, in steps of their grid.");
   visit("warmup", warmup, {.low = 0.0, .high = 1.0}, "Rates rise from 0 over this share of the steps.");
   visit("final_rate", final_rate, {.low = 0.0, .high = 1.0},
         "Rates fall to this share of themselves at the last step.");
   visit("clip", clip, {.low = 0.0, .high = 1e6},
         "Gradients are scaled down where their norm exceeds this. 0 never scales them.");
-  visit("train", train, "It says which parts of the model are trained.");
+  visit("train", train, "These options say which parts of the model are trained.");
   visit_precision(visit, precision);
   visit("recompute", recompute,
-        "Activations are computed again in the backward pass. It saves memory and changes no result.");
+        "Activations are computed again in the backward pass. This saves memory and changes no result.");
   visit("end_of_document", end_of_document,
         "This token ends each document of a text. Without it, the tokenizer's end of text does.");
   visit("validation_text", validation_text,
         "Validations read this file. Without it, windows of the text are held out for them.");
   visit("validation_windows", validation_windows, {.low = 1, .high = 1 << 20}, "Validations read this many windows.");
-  visit("validations", validations, {.low = 1, .high = 100000}, "Training is validated this often, at even distances.");
+  visit("validations", validations, {.low = 1, .high = 100000},
+        "Training is validated this many times, at even distances.");
   visit("select", select,
-        "The values with the least of this at a validation are kept. `last` keeps those of the last step, which is the "
+        "The values of the validation where this is least are kept. `last` keeps those of the last step, which is the "
         "default where the loss cannot be measured.");
   visit("patience", patience, {.low = 0, .high = 100000},
         "Training stops after this many validations without a better one. 0 never stops it.");
-  visit("seed", seed, {.low = 0, .high = 9007199254740992.0}, "It draws and orders the windows.");
+  visit("seed", seed, {.low = 0, .high = 9007199254740992.0}, "Windows are drawn and ordered with this seed.");
 }
 
 void DistillPass::check(const PassCheck& check) {
@@ -146,17 +148,17 @@ void DistillPass::check(const PassCheck& check) {
   }
   if (distill.text.empty() && distill.logits.empty()) {
     check.fail("",
-               "expected 'text:', what the student is trained on, or 'logits:', what pare record made of a teacher");
+               "expected 'text:' (what the student is trained on) or 'logits:' (what pare record made of a teacher)");
   }
   for (const char* key : {"text", "teacher", "tokens"}) {
     if (distill.logits.empty() || !check.was_given(key)) continue;
     if (key == std::string_view("tokens") && !distill.validation_text.empty()) continue;  // of its windows
-    check.fail(key, "'logits' holds the teacher's tokens and what it says of them: leave this out");
+    check.fail(key, "'logits' holds the teacher's tokens and what it says about them: leave this out");
   }
   const auto is_text = [](const std::string& file) { return !file.empty() && !holds_token_windows(file); };
   if (check.was_given("end_of_document") && !is_text(distill.validation_text) &&
       std::none_of(distill.text.begin(), distill.text.end(), is_text)) {
-    check.fail("end_of_document", "no text is read, of which documents would end with it: leave this out");
+    check.fail("end_of_document", "no text is read whose documents would end with it: leave this out");
   }
   check_loss_options(distill.loss.loss, check);
   const bool samples = distill.loss.loss == DistillLoss::minillm;
@@ -204,14 +206,14 @@ void DistillPass::check(const PassCheck& check) {
   const bool is_mixed = distill.loss.loss == DistillLoss::jensen_shannon && beta > 0.0 && beta < 1.0;
   if (is_mixed && (beta < kLeastShareOfMixture || beta > most)) {
     check.fail("beta",
-               "expected 0, 1, or 0.0001 to 0.9999: so near to the ends the gradient is lost in the rounding of "
-               "float32; what it tends to is 'beta: " +
+               "expected 0, 1, or 0.0001 to 0.9999: closer to the ends, the gradient is lost in the rounding of "
+               "float32; the limit is 'beta: " +
                    std::string(beta < 0.5 ? "0', forward_kl" : "1', reverse_kl"));
   }
   if (distill.loss.tail_label_weight > 0.0 && distill.loss.temperature != 1.0) {
     check.fail("tail_label_weight",
                "expected 'temperature: 1': the text's own tokens are drawn at temperature 1, and at "
-               "another one they say something else than the teacher of the tokens that were merged");
+               "another one they disagree with the teacher about the tokens that were merged");
   }
   check_select(distill, check);
   const TrainedParts& parts = distill.train;

@@ -36,7 +36,7 @@ struct ActivationsOption {
 void visit_activations(FieldVisitor& visit, InputFormat& format, const InputChoices& choices) {
   ActivationsOption activations{format, choices};
   visit("activations", activations,
-        "The inputs of linears are rounded as well. A type alone stands for a map with it, as `activations: " +
+        "The inputs of linears are rounded as well. A type alone stands for a map with that type, as `activations: " +
             std::string(name_of(choices.types.back())) + "`.");
 }
 
@@ -78,10 +78,9 @@ void PassCheck::check_fit(FitOptions& options) const {
   if (!options.fit) return;
   require_calibration("fit", "'fit' compares inputs with those of the original model", "leave it out");
   if (has_statistics_file()) {
-    fail(
-        "fit",
-        "what a layer lacks of the original depends on what was compressed before it, and a statistics file is made of "
-        "the uncompressed model: calibrate on a text, or leave 'fit' out");
+    fail("fit",
+         "how far a layer is from the original depends on what was compressed before it, and a statistics file is "
+         "made of the uncompressed model: calibrate on a text, or leave 'fit' out");
   }
 }
 
@@ -168,7 +167,7 @@ void GridPass<Options>::check_layer(const std::string& layer, int64_t num_out, i
   throw std::invalid_argument("layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) +
                               "]: group size " + std::to_string(grid.group_size) + " does not divide its " +
                               std::to_string(num_in) + " inputs; use " + divisors + (divisors.empty() ? "" : "or ") +
-                              "-1 (one scale per output channel), for this layer alone with 'layers: {override: {\"" +
+                              "-1 (one scale per output channel), only for this layer with 'layers: {override: {\"" +
                               layer + "\": {group_size: -1}}}'");
 }
 
@@ -238,8 +237,7 @@ void GptqPass::fields(FieldVisitor& visit) {
         "Weights are pruned to this pattern as well. `2:4` keeps 2 of every 4 neighbouring inputs.");
   visit("mask", chooser,
         "`alps` chooses what `prune` keeps before the weights are rounded. `sweep` chooses it column by column while "
-        "they "
-        "are, as published.");
+        "they are rounded, as published.");
   visit_storage(visit, storage);
 }
 
@@ -247,9 +245,9 @@ void GptqPass::check(const PassCheck& check) {
   GridPass::check(check);
   if (prune == kPruneNothing) {
     if (check.was_given("storage")) {
-      check.fail("storage", "says how a 2:4 weight is stored: expected 'prune: 2:4' beside it");
+      check.fail("storage", "says how a 2:4 weight is stored: expected 'prune: 2:4' as well");
     }
-    if (check.was_given("mask")) check.fail("mask", "says how 'prune: N:M' chooses: expected that beside it");
+    if (check.was_given("mask")) check.fail("mask", "says how 'prune: N:M' chooses: expected that as well");
     return;
   }
   try {

@@ -68,8 +68,7 @@ class GptqPass : public GridPass<GptqPass> {
   bool is_overridable(std::string_view key) const override { return key == "prune" || GridPass::is_overridable(key); }
   std::string_view meaning() const override {
     return "Rounds weights column by column, so that later columns make up for earlier errors (GPTQ). It can prune as "
-           "well. "
-           "It needs `calibration`.";
+           "well. It needs `calibration`.";
   }
   void fields(FieldVisitor& visit) override;
   void check(const PassCheck& check) override;
@@ -109,7 +108,7 @@ class LlmInt8Pass : public OptionsOf<LlmInt8Pass, PassKind::rounds> {
   InputFormat activations{.type = InputType::int8, .outliers = OutlierRule::absolute};
 
   std::string_view meaning() const override {
-    return "Rounds weights and inputs to 8 bits, but for columns with outliers (LLM.int8).";
+    return "Rounds weights and inputs to 8 bits, except columns with outliers (LLM.int8).";
   }
   void fields(FieldVisitor& visit) override;
   void check(const PassCheck& check) override;
@@ -129,7 +128,7 @@ class ActivationsPass : public OptionsOf<ActivationsPass, PassKind::rounds> {
   DType scale_dtype = DType::BF16;
 
   std::string_view meaning() const override {
-    return "Rounds the inputs of linears to 8 bits and leaves weights alone.";
+    return "Rounds the inputs of linears to 8 bits and leaves weights as they are.";
   }
   void fields(FieldVisitor& visit) override;
   void check(const PassCheck& check) override;

@@ -27,8 +27,7 @@ void store_pattern(const SparsePattern& pattern, SparseStorage storage, PackSche
 void visit_storage(FieldVisitor& visit, SparseStorage& storage) {
   visit("storage", storage,
         "`dense-with-zeros` stores what is pruned as zeros, which every engine reads. `packed` stores only what 2:4 "
-        "keeps, "
-        "which pare alone reads.");
+        "keeps, which only pare reads.");
 }
 
 void check_storage(const PassCheck& check, const SparsePattern& pattern, SparseStorage storage) {
@@ -75,14 +74,14 @@ void PrunePass::check(const PassCheck& check) {
                           "' with 'pattern: " + std::string(kUnstructured) + "', or leave it out");
     }
     if (key.starts_with("owl") && sparsity.allocation != Allocation::owl) {
-      check.fail(key, "expected 'allocation: owl' beside it");
+      check.fail(key, "expected 'allocation: owl' as well");
     }
   }
   check_storage(check, pattern(), storage);
   if (sparsity.allocation == Allocation::owl) {
     check.require_calibration("allocation", "owl counts outliers of the calibration's inputs", "use layer");
     if (sparsity.ratio - owl.bound < 0.0 || sparsity.ratio + owl.bound > 1.0) {
-      check.fail("owl_bound", "ratio and bound leave the range from 0 to 1");
+      check.fail("owl_bound", "the ratio minus and plus the bound must stay within 0 to 1");
     }
   }
   // 'resolve: 0' asks for the method as published, and a threshold over all layers is that of their own weights.
@@ -90,7 +89,8 @@ void PrunePass::check(const PassCheck& check) {
   if (!check.was_given("fit") && (!resolves() || has_threshold)) fitting.fit = false;
   check.check_fit(fitting);
   if (fitting.fit && has_threshold) {
-    check.fail("fit", "one threshold for all layers is that of the weights before they are fitted: leave 'fit' out");
+    check.fail("fit",
+               "the one threshold for all layers is taken from the weights before they are fitted: leave 'fit' out");
   }
   if (resolves() && !check.has_calibration()) {
     if (check.was_given("resolve")) {
@@ -146,10 +146,10 @@ void SparseGptPass::check(const PassCheck& check) {
   PrunePass::check(check);
   resolve.damping = damping;
   for (const std::string_view key : {"alps_rounds", "alps_penalties"}) {
-    if (chooser == MaskChooser::sweep && check.was_given(key)) check.fail(key, "expected 'mask: alps' beside it");
+    if (chooser == MaskChooser::sweep && check.was_given(key)) check.fail(key, "expected 'mask: alps' as well");
   }
   if (chooser == MaskChooser::alps && check.was_given("block_size")) {
-    check.fail("block_size", "blocks are those of 'mask: sweep'");
+    check.fail("block_size", "blocks belong to 'mask: sweep'");
   }
 }
 

@@ -92,7 +92,8 @@ class MagnitudePass : public PrunePass {
 class WandaPass : public PrunePass {
  public:
   std::string_view meaning() const override {
-    return "Prunes the weights that are smallest times the size of their inputs (Wanda). It needs `calibration`.";
+    return "Prunes the weights whose product with the size of their inputs is smallest (Wanda). It needs "
+           "`calibration`.";
   }
   std::unique_ptr<PassOptions> clone() const override { return std::make_unique<WandaPass>(*this); }
   void check(const PassCheck& check) override;

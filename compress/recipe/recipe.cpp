@@ -61,12 +61,12 @@ void check_sensitivity(const Recipe& recipe, const std::optional<Value>& passes,
         "'budget' chooses bits of weights that are all kept: leave out the pass that prunes, or give bits yourself");
   }
   if (std::as_const(*rounding->options).grid() == nullptr) {
-    top.fail("'budget' chooses bits and group sizes, of which " + std::string(rounding->row->key) +
-             " has none: use rtn or gptq");
+    top.fail("'budget' chooses bits and group sizes, and " + std::string(rounding->row->key) +
+             " has neither: use rtn or gptq");
   }
   if (const auto* gptq = dynamic_cast<const GptqPass*>(rounding->options.get()); gptq != nullptr) {
     if (gptq->gptq.act_order == ActOrder::group) {
-      top.fail("'budget' counts codes and scales; act_order group stores an index for each input besides: use static");
+      top.fail("'budget' counts codes and scales; act_order group also stores an index for each input: use static");
     }
     if (!gptq->pattern().is_dense()) {
       top.fail("'budget' chooses bits of weights that are all kept: leave gptq's 'prune' out, or give bits yourself");
@@ -167,7 +167,7 @@ Recipe parse_recipe(const std::string& yaml, const std::filesystem::path& file) 
     throw std::invalid_argument(
         file.string() + ":" +
         std::to_string(1 + std::count(yaml.begin(), yaml.begin() + static_cast<int64_t>(*bad), '\n')) +
-        ": expected UTF-8, found a byte that is none: save the recipe as UTF-8");
+        ": expected UTF-8, found a byte that is not: save the recipe as UTF-8");
   }
   const Value top = Value::parse(yaml, file);
   const GivenOptions given = read_fields(top, fields_of(recipe), {}, where_it_belongs);

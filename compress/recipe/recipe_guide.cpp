@@ -52,7 +52,7 @@ prints. Those that use the YAML language server find it by the first line of a r
 
 ## The top level
 
-A recipe needs `passes`, `head` or `student`. `pare calibrate` needs `calibration` alone.
+A recipe needs `passes`, `head` or `student`. `pare calibrate` needs only `calibration`.
 
 )";
 
@@ -191,7 +191,7 @@ std::vector<GuideSection> guide_sections() {
   sections.push_back({.name = kLayersKey,
                       .place = std::string(kPassesKey),
                       .kind = "",
-                      .meaning = "It stands beside the name of a pass and says which layers the pass works on.",
+                      .meaning = "This stands beside the name of a pass and says which layers the pass works on.",
                       .rows = option_rows(fields_of(layers))});
   add_maps(option_rows(fields_of(evaluation)), std::string(kEvaluateKey), sections);
   return sections;

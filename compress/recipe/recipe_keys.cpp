@@ -46,8 +46,9 @@ void CalibrationRecipe::fields(FieldVisitor& visit) {
               "This many windows are taken. Without it there are " + samples + ", or fewer where the text has fewer.");
   visit_count(visit, "tokens", num_tokens, {.low = 1, .high = 1 << 20},
               "A window has this many tokens. Without it there are " + tokens + ", or what a `.npy` has.");
-  visit("seed", seed, {.low = 0},
-        "It draws the windows of a text that has more than are taken. Of a `.npy` the first are taken.");
+  visit(
+      "seed", seed, {.low = 0},
+      "Windows are drawn with this seed from a text that has more than are taken. From a `.npy` the first are taken.");
   visit("experts", experts,
         "`routed` calibrates an expert on the tokens that its router sends it. `all` gives every expert all tokens.");
 }
@@ -69,7 +70,7 @@ void PerplexityRecipe::fields(FieldVisitor& visit) {
         "Windows are cut and counted as GPTQ's evaluation does, or as llama.cpp's does.");
   visit("kv_bits", kv_bits, {.values = {8, 32}}, "The result's keys and values are kept in this many bits.");
   visit("attention_bits", attention_bits, {.values = {8, 32}},
-        "The result's attention multiplies numbers of this many bits. 8 includes `kv_bits: 8`.");
+        "The result's attention multiplies numbers with this many bits. 8 includes `kv_bits: 8`.");
   visit("reference", reference, "The uncompressed model is measured as well, and compared with.");
 }
 
@@ -83,12 +84,12 @@ void InstructionsRecipe::fields(FieldVisitor& visit) {
   visit_path(visit, "file", file,
              "The model answers the instructions of this file, a `.json` or a `.jsonl`. Rouge-L compares the answers.");
   visit("examples", num_examples, {.low = 0, .high = 1 << 30},
-        "The first so many instructions are asked. 0 takes all.");
+        "This many instructions are asked, from the first on. 0 asks all.");
   visit("max_new_tokens", options.max_new_tokens, {.low = 1, .high = 1 << 20},
         "An answer has at most this many tokens.");
   visit("temperature", options.temperature, {.low = 0.0, .high = 1e6},
-        "Logits are divided by it before a token is drawn. 0 always takes the most probable token.");
-  visit("seed", options.seed, {.low = 0}, "It draws the tokens.");
+        "Logits are divided by this before a token is drawn. 0 always takes the most probable token.");
+  visit("seed", options.seed, {.low = 0}, "Tokens are drawn with this seed.");
   std::string name(prompt_template_name(options.prompt_template));
   visit("prompt_template", name, std::span<const std::string_view>(kTemplates),
         "The instructions are given as they are, in the words of Stanford Alpaca, or in the tokens of ChatML.");
@@ -103,9 +104,9 @@ void EmbeddingsRecipe::fields(FieldVisitor& visit) {
 }
 
 void EvaluationRecipe::fields(FieldVisitor& visit) {
-  visit("perplexity", perplexity, "It measures the perplexity of a decoder on a text.");
-  visit("instructions", instructions, "It measures a decoder's answers to instructions.");
-  visit("embeddings", embeddings, "It measures an encoder's embeddings on pairs of texts.");
+  visit("perplexity", perplexity, "This measures the perplexity of a decoder on a text.");
+  visit("instructions", instructions, "This measures a decoder's answers to instructions.");
+  visit("embeddings", embeddings, "This measures an encoder's embeddings on pairs of texts.");
 }
 
 void SensitivityRecipe::fields(FieldVisitor& visit) {
@@ -127,7 +128,8 @@ void SensitivityRecipe::fields(FieldVisitor& visit) {
       "The layers whose names match one of these patterns are one group. Without it, each stage of each block is one.");
   Sites of_format{sites};
   visit("sites", of_format,
-        "Each kind of activation is rounded alone as well, to this format. A type alone stands for a map with it.");
+        "Each kind of activation is rounded alone as well, to this format. A type alone stands for a map with that "
+        "type.");
 }
 
 void BudgetRecipe::fields(FieldVisitor& visit) {
@@ -154,9 +156,10 @@ void LayersRecipe::fields(FieldVisitor& visit) {
   visit("exclude", exclude,
         "Layers whose names match one of these patterns are left alone. In a pattern, `*` stands for any text and `?` "
         "for one character.");
-  visit.other(kOverrideKey,
-              "It maps patterns to options that the layers of such names get instead. The last pattern that matches "
-              "counts.");
+  visit.other(
+      kOverrideKey,
+      "This maps patterns to options that layers with matching names get instead. The last pattern that matches "
+      "counts.");
 }
 
 void Recipe::fields(FieldVisitor& visit) {
@@ -167,14 +170,14 @@ void Recipe::fields(FieldVisitor& visit) {
   visit_path(visit, "output", output,
              "The result goes to this directory, which must not exist. `--out` takes its place.");
   visit("calibration", calibration, "Passes that need data take their statistics from it.");
-  visit("student", student, "The model is first made smaller, of copies and means of its own weights.");
+  visit("student", student, "The model is first made smaller, from copies and means of its own weights.");
   visit.other(kPassesKey, "These passes are applied one after the other.");
   visit("head", head, "The embedding and the head are rounded to codes as well. Only pare loads such a model.");
   visit("container", container, std::span<const std::string_view>(containers),
         "The result is stored in this format. `llm_int8` has layouts of its own.");
-  visit("sensitivity", sensitivity, "It measures what rounding each group of layers alone adds to the loss.");
+  visit("sensitivity", sensitivity, "This measures what rounding each group of layers alone adds to the loss.");
   visit("budget", budget,
-        "Bits and group sizes are chosen for each stage of each block, to keep to a size. It takes either `bits` or "
+        "Bits and group sizes are chosen for each stage of each block, to keep to a size. This takes either `bits` or "
         "`size`.");
   visit.other(kEvaluateKey, "The result is measured by these evaluations.");
   visit("fail_if", fail_if, "The run fails where the result is worse than this.");

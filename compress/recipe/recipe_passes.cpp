@@ -58,7 +58,7 @@ void check_reconstructed(const PassRecipe* pruning, const PassRecipe* rounding, 
               " makes cannot be trained: reconstruct follows rtn, gptq or a pass that prunes");
   }
   if (pruning == nullptr && grid == nullptr) {
-    item.fail("there is nothing to train: put reconstruct behind the pass that rounds or prunes, such as gptq");
+    item.fail("there is nothing to train: put reconstruct after the pass that rounds or prunes, such as gptq");
   }
 }
 
@@ -93,7 +93,7 @@ PassRecipe read_pass(const Value& value, const std::optional<CalibrationRecipe>&
   if (!layers) return pass;
   const bool has_overrides = layers->has_key("override");
   if (has_overrides && overridable_options(*pass.options).empty()) {
-    value.fail("'layers.override' changes patterns of pruning passes, bits and groups of rtn and gptq; " +
+    value.fail("'layers.override' changes patterns of pruning passes, and bits and groups of rtn and gptq; " +
                std::string(pass.row->key) + " has none of them");
   }
   LayersRecipe of_layers;
@@ -130,7 +130,8 @@ void check_order(const Recipe& recipe, const Value& passes) {
         items[i].fail("codes of " + std::string(rounding->row->key) + " cannot be trained: put distill before it");
       }
       if ((i > 0 || recipe.student) && !dynamic_cast<const DistillPass&>(*pass.options).distill.student.empty()) {
-        items[i].fail("'student' would take the place of what the recipe makes before: leave one of them out");
+        items[i].fail(
+            "'student' would take the place of the model that the recipe makes before: leave one of the two out");
       }
       const DistillOptions& training = dynamic_cast<const DistillPass&>(*pass.options).distill;
       if (rounds_inputs && training.precision == TrainingPrecision::bfloat16) {
@@ -206,9 +207,9 @@ void check_order(const Recipe& recipe, const Value& passes) {
   const InputFormat* input = rounding->options->input();
   if (name == "smoothquant" && (input == nullptr || input->is_plain())) {
     passes.fail("smoothquant moves the difficulty of rounding from inputs to weights: add 'activations: int8' to " +
-                method + ", or use awq for weights alone");
+                method + ", or use awq, which is only for weights");
   }
-  if (name == "awq" && grid->per_tensor) passes.fail("awq searches scales of rows or groups: not per_tensor");
+  if (name == "awq" && grid->per_tensor) passes.fail("awq searches scales of rows or groups: leave 'per_tensor' out");
 }
 
 }  // namespace pare

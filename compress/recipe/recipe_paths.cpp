@@ -56,7 +56,7 @@ std::vector<std::string> find_files(Recipe& recipe) {
     if (is_standard_input(path)) {
       if (!reader.empty()) {
         throw std::invalid_argument(recipe.file.string() + ": '" + key + "' is standard input, and so is " + reader +
-                                    ": it can be read once; give one of them as a file");
+                                    ": it can be read only once; give one of them as a file");
       }
       reader = "'" + key + "'";
       return;

@@ -150,7 +150,7 @@ std::string recipe_schema() {
     one_of.push_back(
         {{"required", Json::array({key})}, {"properties", {{kLayersKey, {{"$ref", "#/$defs/layers-" + key}}}}}});
   }
-  passes[kLayersKey] = {{"description", "It says which layers the pass beside it works on."}};
+  passes[kLayersKey] = {{"description", "This says which layers the pass beside it works on."}};
   Json& passes_schema = schema["properties"][std::string(kPassesKey)];
   passes_schema["type"] = "array";
   passes_schema["items"] = {{"type", "object"},

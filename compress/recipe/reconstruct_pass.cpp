@@ -8,19 +8,19 @@ void ReconstructedParts::fields(FieldVisitor& visit) {
 }
 
 void ReconstructOptions::fields(FieldVisitor& visit) {
-  visit("epochs", epochs, {.low = 1, .high = 10000}, "Each block sees all windows this often.");
+  visit("epochs", epochs, {.low = 1, .high = 10000}, "Each block sees all windows this many times.");
   visit("batch", batch, {.low = 1, .high = 1 << 16}, "Each step takes this many windows.");
   visit("learning_rate", learning_rate, {.low = kAboveZero, .high = 10.0},
-        "It is the step size of weights that pruning has kept in floating point.");
+        "This is the step size of weights that pruning has kept in floating point.");
   visit("scale_learning_rate", scale_learning_rate, {.low = kAboveZero, .high = 10.0},
-        "It is the step size of scales, relative to their size.");
+        "This is the step size of scales, relative to their size.");
   visit("offset_learning_rate", offset_learning_rate, {.low = kAboveZero, .high = 10.0},
-        "It is the step size of codes' offsets, in steps of their grid.");
+        "This is the step size of codes' offsets, in steps of their grid.");
   visit("final_rate", final_rate, {.low = 0.0, .high = 1.0},
         "Rates fall to this share of themselves at the last step.");
   visit("patience", patience, {.low = 0, .high = 10000},
         "A block's training stops after this many epochs without a lower loss on held-out windows. 0 never stops it.");
-  visit("train", train, "It says which parts of a block's layers are trained.");
+  visit("train", train, "These options say which parts of a block's layers are trained.");
   visit_precision(visit, precision);
 }
 

@@ -33,17 +33,18 @@ void StudentOptions::fields(FieldVisitor& visit) {
 void StudentOptions::check(const PassCheck& check) const {
   for (const char* key : {"choose", "merge"}) {
     if (!check.was_given(key) || check.was_given("layers")) continue;
-    check.fail(key, "says which layers stay and what they become: give 'layers' beside it, or leave it out");
+    check.fail(key, "says which layers stay and what they become: give 'layers' as well, or leave it out");
   }
   if (check.was_given("widths") && !changes_widths()) {
     check.fail("widths",
-               "says how widths are reduced: give 'heads', 'kv_heads', 'hidden_size' or 'feed_forward_size' beside it, "
+               "says how widths are reduced: give 'heads', 'kv_heads', 'hidden_size' or 'feed_forward_size' as well, "
                "or leave it out");
   }
   if (choose != LayerChoice::block_error) return;
   check.require_calibration("choose", "block_error compares hidden states on a text", "use every");
   if (check.has_statistics_file()) {
-    check.fail("choose", "block_error compares hidden states on a text, which a statistics file has not: use every");
+    check.fail("choose",
+               "block_error compares hidden states on a text, which a statistics file does not have: use every");
   }
 }
 

@@ -97,9 +97,8 @@ void check_documents(const std::string& yaml, const std::filesystem::path& file)
   DocumentScan scan(file);
   if (!parser.HandleNextDocument(scan) || !parser.HandleNextDocument(scan)) return;
   throw std::invalid_argument(file.string() + ":" + std::to_string(scan.mark.line + 1) +
-                              ": a second document (behind '---', '...' or a sign that belongs to no value); a recipe "
-                              "is one: keep one, or give "
-                              "each a file of its own");
+                              ": a second document (after '---', '...' or a sign that belongs to no value); a recipe "
+                              "is one document: keep one, or give each a file of its own");
 }
 
 }  // namespace
@@ -131,7 +130,7 @@ void YamlValue::read_map(const Handlers& handlers, const Explain& explain) const
     const YamlValue key(entry.first, path_, *file_);
     const std::string name = key.text();
     const YamlValue value(entry.second, path_.empty() ? name : path_ + "." + name, *file_);
-    if (!seen.insert(name).second) key.fail("the key '" + name + "' stands twice; keep one");
+    if (!seen.insert(name).second) key.fail("the key '" + name + "' appears twice; keep one");
     const auto handler =
         std::find_if(handlers.begin(), handlers.end(), [&](const auto& known) { return known.first == name; });
     if (handler == handlers.end()) {

@@ -76,7 +76,7 @@ std::optional<LogitDifference> check_rows(const at::Tensor& ids_TK, const at::Te
     const float* rising = std::adjacent_find(logs, logs + num_kept, [](float a, float b) { return !(a >= b); });
     if (rising != logs + num_kept) {
       return LogitDifference{"top_log_probs", "rows in descending order",
-                             value_words(rising[1]) + " behind " + value_words(rising[0])};
+                             value_words(rising[1]) + " after " + value_words(rising[0])};
     }
   }
   return std::nullopt;

@@ -147,7 +147,7 @@ Material read_prompts(const RecordOptions& options, const Tokenizer& tokenizer, 
     throw_if_interrupted();
     std::vector<int32_t> ids = tokenizer.encode(prompt, /*add_special_tokens=*/true);
     const auto num_tokens = static_cast<int64_t>(ids.size());
-    if (num_tokens < 1) throw std::invalid_argument(options.prompts.string() + ": a prompt without any token");
+    if (num_tokens < 1) throw std::invalid_argument(options.prompts.string() + ": a prompt has no tokens");
     if (num_tokens + options.max_new_tokens > model.context_length) {
       ++material.num_left_out;
     } else {
@@ -158,7 +158,7 @@ Material read_prompts(const RecordOptions& options, const Tokenizer& tokenizer, 
     throw std::invalid_argument(options.prompts.string() + ": none of its " + std::to_string(material.num_left_out) +
                                 " prompts leaves room for --max-new-tokens, " + std::to_string(options.max_new_tokens) +
                                 ", in the model's context of " + std::to_string(model.context_length) +
-                                ": ask for fewer or shorten them");
+                                ": ask for fewer tokens or shorten the prompts");
   }
   material.source = Json{{"kind", "continuations"},
                          {"samples", options.num_samples},
@@ -326,7 +326,7 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   const fs::path output = output_place(given_output);
   if (!is_plain_text(output.filename().string())) {
     throw std::invalid_argument("output '" + output.string() +
-                                "': expected a name in UTF-8, which the file itself holds to find its shards");
+                                "': expected a name in UTF-8, because the file holds it to find its shards");
   }
   const auto start = Clock::now();
   MemorySampler memory;
@@ -408,7 +408,8 @@ std::string record(const fs::path& model_path, const fs::path& given_output, con
   std::string result, report;
   try {
     if (num_resumed > 0) {
-      progress.print("going on behind " + std::to_string(num_resumed) + " shards in '" + store.folder().string() + "'");
+      progress.print("continuing after " + std::to_string(num_resumed) + " shards in '" + store.folder().string() +
+                     "'");
     }
     std::optional<Transformer> teacher;
     if (num_resumed < num_shards) teacher = Transformer::load(checkpoint, *backend);

@@ -166,7 +166,7 @@ void UnfinishedStore::remove_what_follows() const {
 void UnfinishedStore::claim(bool fresh) {
   if (fs::is_symlink(fs::symlink_status(shards_folder()))) {
     throw std::runtime_error("'" + shards_folder().string() +
-                             "' is a link, which no run has made: remove it, or choose another output");
+                             "' is a link that no run has made: remove it, or choose another output");
   }
   if (fresh) {
     take_back_shards();
@@ -180,9 +180,9 @@ void UnfinishedStore::claim(bool fresh) {
     if (!there.is_object()) throw damaged_file(run_file());
     const std::string found = differences(there, parse_ordered_json(plan, "the plan"));
     if (!found.empty()) {
-      throw std::runtime_error("'" + partial_.folder().string() +
-                               "' holds an unfinished recording of something else (" + found +
-                               "): give the command that began it, discard it with --fresh, or choose another output");
+      throw std::runtime_error(
+          "'" + partial_.folder().string() + "' holds an unfinished recording of something else (" + found +
+          "): continue it with the command that began it, discard it with --fresh, or choose another output");
     }
     take_back_shards();
   } else if (is_there(shards_folder()) && !fs::is_empty(shards_folder())) {

@@ -253,7 +253,7 @@ void check_student(const Checkpoint& teacher, const StudentOptions& options) {
   const ModelDescription& model = teacher.description();
   if (model.has_mixture() && options.changes_widths()) {
     refuse("the teacher " + where +
-           " is a mixture of experts, of which layers can be dropped and no heads or channels: leave out 'heads', "
+           " is a mixture of experts, which can lose layers but no heads or channels: leave out 'heads', "
            "'kv_heads', 'hidden_size' and 'feed_forward_size'");
   }
   if (model.has_mixture() && options.merge == LayerMerge::average) {
@@ -270,7 +270,7 @@ void check_student(const Checkpoint& teacher, const StudentOptions& options) {
   }
   if (options.hidden_size != StudentOptions::kOfTeacher && options.widths == WidthChoice::average &&
       model.hidden_size % options.hidden_size != 0) {
-    refuse("hidden_size: averaged channels come in groups of one size, so expected a divisor of the teacher's " +
+    refuse("hidden_size: averaged channels come in groups of one size: expected a divisor of the teacher's " +
            std::to_string(model.hidden_size) + ", found " + std::to_string(options.hidden_size) +
            ": choose one, or use 'widths: importance'");
   }

@@ -110,7 +110,7 @@ void check_is_of_plan(const Survey& survey, const RunPlan& plan, const Checkpoin
   }
   const auto refuse = [](const std::string& what) {
     throw std::runtime_error("the survey of an unfinished run is not of this model and recipe: " + what +
-                             ": start anew with --fresh");
+                             ": start over with --fresh");
   };
   for (const SurveyedGroup& group : survey.groups) {
     std::vector<LayerPlan> layers;

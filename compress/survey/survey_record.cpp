@@ -34,7 +34,7 @@ int64_t whole_number(const Json& item, const char* key, int64_t least) {
   const Json& value = item.at(key);
   const bool fits = value.is_number_integer() && value <= kMost && value >= least;
   if (!fits)
-    throw std::invalid_argument(std::string(key) + " is no whole number from " + std::to_string(least) + " on");
+    throw std::invalid_argument(std::string(key) + " is not a whole number of at least " + std::to_string(least));
   return value.get<int64_t>();
 }
 
@@ -47,7 +47,7 @@ double error_of(const Json& item) {
 SurveyedCandidate parse_candidate(const Json& item) {
   const int64_t bits = whole_number(item, "bits", 0), group_size = whole_number(item, "group_size", kPerChannel);
   if (std::find(kStoredBits.begin(), kStoredBits.end(), bits) == kStoredBits.end()) {
-    throw std::invalid_argument("bits that nothing is stored in");
+    throw std::invalid_argument("a number of bits that nothing is stored in");
   }
   if (group_size == 0) throw std::invalid_argument("groups of 0 weights");
   return {static_cast<int>(bits), group_size, whole_number(item, "size_bytes", 1), error_of(item)};
@@ -107,11 +107,11 @@ Survey parse_survey(const std::string& text, const std::string& where) {
     }
     return survey;
   } catch (const BadJson& error) {
-    throw std::runtime_error(std::string(error.what()) + ": start anew with --fresh");
+    throw std::runtime_error(std::string(error.what()) + ": start over with --fresh");
   } catch (const std::invalid_argument& error) {
-    throw std::runtime_error(where + " is damaged (" + error.what() + "): start anew with --fresh");
+    throw std::runtime_error(where + " is damaged (" + error.what() + "): start over with --fresh");
   } catch (const Json::exception& error) {
-    throw std::runtime_error(where + " is damaged (" + error.what() + "): start anew with --fresh");
+    throw std::runtime_error(where + " is damaged (" + error.what() + "): start over with --fresh");
   }
 }
 

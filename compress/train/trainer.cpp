@@ -77,7 +77,7 @@ class Training {
     const std::optional<TrainingState> kept = store_.load(schedule_, parameters_);
     if (kept) {
       state_ = *kept;
-      progress_.print("training goes on after step " + std::to_string(state_.step) + " of " +
+      progress_.print("training continues after step " + std::to_string(state_.step) + " of " +
                       std::to_string(schedule_.num_steps));
     }
     first_step_ = state_.step;  // a validation that was interrupted says nothing of this process' speed

@@ -162,12 +162,12 @@ TrainingState read_state(const Json& json, const TrainingSchedule& schedule) {
   state.step = read_whole(json.at("step"), "step", schedule.num_steps);
   state.loss_sum = read_number(json.at("loss_sum"), "loss_sum");
   state.loss_labels = read_whole(json.at("loss_labels"), "loss_labels", kMostLabels);
-  if (!json.at("curve").is_array()) throw Implausible("'curve' is no list");
+  if (!json.at("curve").is_array()) throw Implausible("'curve' is not a list");
   for (const Json& row : json.at("curve")) state.curve.push_back(read_point(row, schedule));
   check_steps(state.curve, state.step, schedule);
   state.kept_step = read_whole(json.at("kept_step"), "kept_step", schedule.num_steps);
   if (const int64_t kept = kept_point(state.curve, schedule.select).step; state.kept_step != kept) {
-    throw Implausible("'kept_step' is " + std::to_string(state.kept_step) + ", and by 'curve' it is " +
+    throw Implausible("'kept_step' is " + std::to_string(state.kept_step) + ", and according to 'curve' it is " +
                       std::to_string(kept));
   }
   state.is_stopped = json.at("is_stopped").get<bool>();

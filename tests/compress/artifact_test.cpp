@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 const std::string kFamily = "llama_gqa_untied";
-const std::string kDamaged = "is damaged: start anew with --fresh";
+const std::string kDamaged = "is damaged: start over with --fresh";
 
 void flip(const fs::path& path, size_t byte, int bit) {
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -276,7 +276,7 @@ TEST_F(ArtifactTest, AFolderOfSomebodyElseStopsTheRun) {
       if (fresh) words.push_back("--fresh");
       const Outcome outcome = run_pare(words);
       EXPECT_EQ(outcome.status, 1);
-      EXPECT_NE(outcome.err.find("no unfinished output of pare (it holds '" + name + "')"), std::string::npos)
+      EXPECT_NE(outcome.err.find("not an unfinished output of pare (it holds '" + name + "')"), std::string::npos)
           << outcome.err;
       EXPECT_EQ(promised_files(partial_).size(), 1u);
     }

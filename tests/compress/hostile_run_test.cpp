@@ -32,18 +32,18 @@ TEST(HostileRun, DeepNestingIsRefused) {
   { const Parts made(output, fingerprint, false); }
   write_checked_file(progress / "00001.json", nested());
   expect_error<std::runtime_error>([&] { Parts(output, fingerprint, false); },
-                                   {"00001.json' is damaged: start anew with --fresh"});
+                                   {"00001.json' is damaged: start over with --fresh"});
   fs::remove(progress / "00001.json");
   write_checked_file(progress / "run.json", nested());
   expect_error<std::runtime_error>([&] { Parts(output, fingerprint, false); },
-                                   {"run.json", "nested too deeply", "80000", "start anew with --fresh"});
+                                   {"run.json", "nested too deeply", "80000", "start over with --fresh"});
   fs::create_directories(output);  // the check whether the run made it reads the files as well
   expect_error<std::runtime_error>([&] { Workplace::check_output_is_free(output, PartialOutput::Leftovers::go); },
                                    {"exists"});
   fs::remove_all(output);
   EXPECT_NO_THROW(Parts(output, fingerprint, /*fresh=*/true));
   expect_error<std::runtime_error>([&] { parse_survey(nested(), "survey"); },
-                                   {"survey", "nested too deeply", "80000", "start anew with --fresh"});
+                                   {"survey", "nested too deeply", "80000", "start over with --fresh"});
 }
 
 // A run that has finished its blocks and fails a gate, so that its parts stay.
@@ -85,7 +85,7 @@ class HostileParts : public testing::Test {
     const Outcome outcome = run();
     EXPECT_EQ(outcome.status, 1) << outcome.err;
     for (const std::string& word : words) EXPECT_NE(outcome.err.find(word), std::string::npos) << outcome.err;
-    EXPECT_NE(outcome.err.find("start anew with --fresh"), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("start over with --fresh"), std::string::npos) << outcome.err;
     EXPECT_FALSE(fs::exists(output_));
   }
 
@@ -162,7 +162,7 @@ TEST(HostileRun, ASurveyOfOtherLayersIsRefused) {
     const Outcome outcome = run_pare(command);
     EXPECT_EQ(outcome.status, 1) << outcome.err;
     for (const std::string& word : words) EXPECT_NE(outcome.err.find(word), std::string::npos) << outcome.err;
-    EXPECT_NE(outcome.err.find("start anew with --fresh"), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("start over with --fresh"), std::string::npos) << outcome.err;
   };
   const std::string other = "is not of this model and recipe";
   expect_refused([](Json& json) { json["groups"][0]["candidates"][0]["size_bytes"] = 1; }, {other, "found 1 bytes"});

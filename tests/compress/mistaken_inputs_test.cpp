@@ -44,7 +44,7 @@ class MistakenInputs : public testing::Test {
 };
 
 TEST_F(MistakenInputs, ModelsThatAreNoneAreNamedWithWhatHelps) {
-  expect_all_refuse("org/name", text_, {"name of the Hugging Face hub", "hf download org/name"});
+  expect_all_refuse("org/name", text_, {"name on the Hugging Face hub", "hf download org/name"});
   fs::rename(model_ / "model.safetensors", folder_ / "weights");
   write_text(model_ / "pytorch_model.bin", "x");
   expect_all_refuse(model_.string(), text_, {"PyTorch's own format (pytorch_model.bin)", "save_pretrained"});

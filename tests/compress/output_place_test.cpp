@@ -89,7 +89,7 @@ TEST_F(OutputPlace, WhatCannotBeMadeIsRefusedBeforeAnyWork) {
   for (const auto& command : commands_) {
     for (const auto& [output, why] : std::vector<std::pair<std::string, std::string>>{
              {folder + "missing/../y", "there is no folder '" + folder + "missing'"},
-             {folder + "recipe.yaml/y", "recipe.yaml' is no folder"},
+             {folder + "recipe.yaml/y", "recipe.yaml' is not a folder"},
              {folder + "..", "expected the name of a new file or folder"},
              {folder + "a\nb", "without control characters"},
              {"/proc/self/y", "'/proc/self/y' cannot be made: '/proc/self': "},

@@ -138,7 +138,7 @@ TEST_F(Phases, AFolderOfSomebodyElseInTheirPlaceIsFoundBeforeTheFirst) {
   write_text(partial() / "phase-1" / "mine", "mine");
   const Outcome outcome = run_pare(command(of(kPrune + train()), "out"));
   EXPECT_EQ(outcome.status, 1);
-  EXPECT_NE(outcome.err.find("no unfinished output of pare"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("not an unfinished output of pare"), std::string::npos) << outcome.err;
   EXPECT_EQ(outcome.err.find("phase 1 of 2"), std::string::npos) << outcome.err;
   EXPECT_EQ(tree(partial()), (std::map<std::string, std::string>{{"phase-1", "folder"}, {"phase-1/mine", "mine"}}));
 }

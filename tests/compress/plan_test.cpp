@@ -323,9 +323,9 @@ TEST(Plan, PassesThatDisagreeWhetherALayerIsFittedAreRefused) {
   };
   const std::string yes = ", fit: true", no = ", fit: false";
   expect_refused("llama_gqa_untied", passes(yes, no),
-                 {"sparsegpt says 'fit: true' of model.layers.0.self_attn.q_proj", "gptq 'fit: false'", "keep one"});
+                 {"sparsegpt says 'fit: true' for model.layers.0.self_attn.q_proj", "gptq 'fit: false'", "keep one"});
   expect_refused("llama_gqa_untied", passes(no, yes),
-                 {"gptq says 'fit: true' of model.layers.0.self_attn.q_proj", "sparsegpt 'fit: false'"});
+                 {"gptq says 'fit: true' for model.layers.0.self_attn.q_proj", "sparsegpt 'fit: false'"});
   // A pass that says nothing follows the others.
   EXPECT_TRUE(plan_of("llama_gqa_untied", passes(yes, "")).fits());
   EXPECT_FALSE(plan_of("llama_gqa_untied", passes(no, "")).fits());

@@ -155,8 +155,8 @@ TEST_F(RunResults, EnginesAreJudgedByTheLastPhase) {
   const Outcome dry = run_pare({"run", recipe_.string(), "--out", place("out"), "--dry-run"});
   ASSERT_EQ(dry.status, 0) << dry.err;
   EXPECT_FALSE(has(dry.out, "loads the result\n")) << dry.out;
-  EXPECT_TRUE(has(dry.out, "engine: who loads the result is said when this phase begins")) << dry.out;
-  EXPECT_TRUE(has(dry.out, "plan: as if the phases before this one left the model stored as it is")) << dry.out;
+  EXPECT_TRUE(has(dry.out, "engine: the verdicts follow when this phase begins")) << dry.out;
+  EXPECT_TRUE(has(dry.out, "plan: the phases before this one are taken to leave the model stored as it is")) << dry.out;
   const Outcome real = run_pare({"run", recipe_.string(), "--out", place("out")});
   ASSERT_EQ(real.status, 0) << real.err;
   EXPECT_FALSE(has(real.err.substr(0, real.err.find("phase 2 of 2")), "engine: ")) << real.err;

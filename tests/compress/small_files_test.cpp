@@ -117,7 +117,8 @@ TEST_F(SmallFilesOfAModel, NothingThatALinkLeadsToElsewhereIsCopied) {
   const nlohmann::json events = nlohmann::json::parse(read_text_file(folder_ / "out" / "pare.json")).at("events");
   ASSERT_EQ(events.size(), 5u) << events;
   for (const char* name : {"LICENSE", "README.md", "merges.txt", "tokenizer.model", "vocab.txt"}) {
-    EXPECT_NE(events.dump().find("'" + std::string(name) + "' is not copied: it leads out"), std::string::npos);
+    EXPECT_NE(events.dump().find("'" + std::string(name) + "' is not copied: it is a link that leads out"),
+              std::string::npos);
   }
   fs::remove_all(folder_ / "out");
   write_recipe("  - rtn: {bits: 8, group_size: -1}\n", "strict: true\n");
@@ -140,14 +141,15 @@ TEST_F(SmallFilesOfAModel, WhatPareReadsMustLieInTheFolder) {
     fs::create_symlink("../base/" + name, model_ / name);
     const Outcome outcome = run_pare(command());
     EXPECT_EQ(outcome.status, 1);
-    EXPECT_NE(outcome.err.find(name + "' leads out of the model's folder by a link"), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find(name + "' is a link that leads out of the model's folder"), std::string::npos)
+        << outcome.err;
     EXPECT_FALSE(fs::exists(folder_ / "out"));
     EXPECT_FALSE(fs::exists(folder_ / "out.partial"));
     fs::remove(model_ / name);
     fs::rename(folder_ / "base" / name, model_ / name);
   }
   fs::create_directory_symlink("../base/pooling", model_ / "1_Pooling");
-  expect_error<std::runtime_error>([&] { find_small_files(model_); }, {"1_Pooling/config.json", "by a link"});
+  expect_error<std::runtime_error>([&] { find_small_files(model_); }, {"1_Pooling/config.json", "is a link"});
   // Weights may be read from anywhere.
   fs::remove(model_ / "1_Pooling");
   fs::rename(model_ / "model.safetensors", folder_ / "base" / "weights");
@@ -200,7 +202,7 @@ TEST_F(SmallFilesOfAModel, AHubCachesLinksToItsOwnBlobsAreFollowed) {
   // A folder of blobs that is itself a link belongs to no cache.
   fs::rename(folder_ / "models--a--b" / "blobs", folder_ / "blobs");
   fs::create_directory_symlink("../blobs", folder_ / "models--a--b" / "blobs");
-  expect_error<std::runtime_error>([&] { find_small_files(model_); }, {"config.json", "by a link"});
+  expect_error<std::runtime_error>([&] { find_small_files(model_); }, {"config.json", "is a link"});
 }
 
 TEST_F(SmallFilesOfAModel, AFileIsOpenedWhereNoLinkLeadsAway) {

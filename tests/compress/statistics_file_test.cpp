@@ -314,7 +314,7 @@ TEST_F(FromStatistics, DamagedAndForeignFilesGiveOneMessage) {
     expect_error<std::runtime_error>([&] { StatisticsFile::open(bad); }, {"bad.h5", word});
   };
   for (size_t size = 0; size < good.size(); size += 4999) {
-    refused(good.substr(0, size), size < 16 ? "no statistics file" : size < 30 ? "version" : "truncated");
+    refused(good.substr(0, size), size < 16 ? "not a statistics file" : size < 30 ? "version" : "truncated");
   }
   refused(good.substr(0, good.size() - 1), "truncated");
   refused(good + "x", "truncated or damaged");
@@ -324,9 +324,9 @@ TEST_F(FromStatistics, DamagedAndForeignFilesGiveOneMessage) {
     bytes[at] = static_cast<char>(bytes[at] ^ 0x20);
     refused(bytes, "cannot read");
   }
-  refused("", "no statistics file");
-  refused("a note, not a file of statistics", "no statistics file");
-  refused(good.substr(512), "no statistics file");  // it is an HDF5 file all the same
+  refused("", "not a statistics file");
+  refused("a note, not a file of statistics", "not a statistics file");
+  refused(good.substr(512), "not a statistics file");  // it is an HDF5 file all the same
   refused("pare statistics 2 sha256 00\n", "version '2'");
   expect_error<std::runtime_error>([&] { StatisticsFile::open(folder_ / "nowhere.h5"); }, {"nowhere.h5"});
 
@@ -438,7 +438,7 @@ TEST_F(FromStatistics, AForeignFileWhereItWouldBeMadeStays) {
       if (is_linked) fs::create_symlink(file, partial);
       const Outcome outcome = calibrate(kFamily);
       EXPECT_EQ(outcome.status, 1);
-      EXPECT_NE(outcome.err.find("s.h5.partial' exists and is no folder"), std::string::npos) << outcome.err;
+      EXPECT_NE(outcome.err.find("s.h5.partial' exists and is not a folder"), std::string::npos) << outcome.err;
       EXPECT_EQ(bytes_of(file), content);
       EXPECT_EQ(fs::is_symlink(partial), is_linked);
       EXPECT_FALSE(fs::exists(path));

@@ -139,8 +139,8 @@ TEST(Mask, RefusesWhatIsNoScore) {
   expect_error<std::invalid_argument>([&] { keep_best(scores, SparsePattern{}); }, {"0 < N < M", "0:0"});
   expect_error<std::invalid_argument>([&] { keep_best(scores, KeepOfRows{1.5}); }, {"ratio", "1.5"});
   expect_error<std::invalid_argument>([&] { keep_best(scores, KeepOfLayer{std::nan("")}); }, {"ratio", "nan"});
-  expect_error<std::invalid_argument>([&] { keep_best_of_rows(scores, {1, 2}); }, {"3 numbers of 0 to 8"});
-  expect_error<std::invalid_argument>([&] { keep_best_of_rows(scores, {1, 2, 9}); }, {"3 numbers of 0 to 8"});
+  expect_error<std::invalid_argument>([&] { keep_best_of_rows(scores, {1, 2}); }, {"3 numbers from 0 to 8"});
+  expect_error<std::invalid_argument>([&] { keep_best_of_rows(scores, {1, 2, 9}); }, {"3 numbers from 0 to 8"});
   scores[1][3] = -1.0f;
   expect_error<std::invalid_argument>([&] { keep_best(scores, kTwoOfFour); }, {"scores[1, 3]", "-1", "negative"});
   scores[1][3] = std::numeric_limits<float>::quiet_NaN();

@@ -230,7 +230,7 @@ TEST(ReconstructRecipe, MistakesAreNamedWithTheirLine) {
   refused("passes:\n  - rtn: {}\n  - reconstruct: {}\n", {"r.yaml:3", "trained on a text", "add 'calibration:'"});
   refused("calibration: {statistics: s}\npasses:\n  - rtn: {}\n  - reconstruct: {}\n",
           {"r.yaml:4", "a statistics file does not hold", "'calibration: {text: ...}'"});
-  refused(text + "passes:\n  - reconstruct: {}\n", {"r.yaml:3", "nothing to train", "behind the pass"});
+  refused(text + "passes:\n  - reconstruct: {}\n", {"r.yaml:3", "nothing to train", "after the pass"});
   refused(text + "passes:\n  - awq: {}\n  - reconstruct: {}\n", {"r.yaml:4", "nothing to train"});
   refused(text + "passes:\n  - activations: int8\n  - reconstruct: {}\n", {"r.yaml:4", "nothing to train"});
   refused(text + "passes:\n  - reconstruct: {}\n  - rtn: {}\n", {"r.yaml:3", "nothing to train"});
@@ -283,7 +283,7 @@ TEST(ReconstructPlan, RefusesEncoders) {
       "calibration: {text: t}\npasses:\n  - rtn: {bits: 8, group_size: -1}\n  - reconstruct: {}\n", "r.yaml");
   const Checkpoint checkpoint = Checkpoint::open(tiny_encoder_path());
   expect_error<std::invalid_argument>([&] { plan_encoder(recipe, checkpoint); },
-                                      {"reconstruct", "carried for decoders alone", "leave it out"});
+                                      {"reconstruct", "carried only for decoders", "leave it out"});
 }
 
 }  // namespace

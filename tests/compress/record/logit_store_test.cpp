@@ -248,9 +248,9 @@ TEST_F(Store, DamagedFilesAreRefused) {
     write_text(path, whole.substr(0, whole.size() - 100));
     expect_refused({path.string(), "truncated or damaged"});
     write_text(path, "");
-    expect_refused({path.string(), "it is no teacher logits file"});
+    expect_refused({path.string(), "it is not a teacher logits file"});
     write_text(path, "pare statistics 1 sha256 " + std::string(64, '0'));
-    expect_refused({path.string(), "it is no teacher logits file"});
+    expect_refused({path.string(), "it is not a teacher logits file"});
     write_text(path, "pare teacher logits 3 sha256 " + std::string(64, '0'));
     expect_refused({path.string(), "version '3'", "expected 2"});
     write_text(path, whole);

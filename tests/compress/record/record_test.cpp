@@ -233,7 +233,7 @@ TEST_F(Record, TheEndOfADocumentMayBeNamed) {
   EXPECT_TRUE(std::equal(last.ids.begin(), last.ids.end(), first));
   const Outcome unknown = record("no.h5", windows({"--end-of-document", "<end>"}));
   EXPECT_EQ(unknown.status, 1);
-  EXPECT_NE(unknown.err.find("'<end>', which is no token"), std::string::npos) << unknown.err;
+  EXPECT_NE(unknown.err.find("'<end>', which is not a token"), std::string::npos) << unknown.err;
   const Outcome prompts = record("no.h5", continuations({"--end-of-document", "<s>"}));
   EXPECT_EQ(prompts.status, 2);
   EXPECT_NE(prompts.err.find("--end-of-document belongs to --text"), std::string::npos) << prompts.err;
@@ -511,7 +511,7 @@ TEST_F(Record, AKilledRunGoesOnAndEndsWithTheSameBytes) {
       const bool was_complete = fs::exists(folder_ / "killed" / "s.h5");
       const Outcome again = record("killed/s.h5", source);
       ASSERT_EQ(again.status, was_complete ? 1 : 0) << "after a kill at call " << moment << ": " << again.err;
-      num_resumed += again.err.find("going on behind") != std::string::npos;
+      num_resumed += again.err.find("continuing after") != std::string::npos;
       EXPECT_EQ(again.err.find("exists") != std::string::npos, was_complete) << again.err;
       ASSERT_EQ(promised_files(folder_ / "killed"), expected) << "after a kill at call " << moment;
     }
@@ -642,7 +642,7 @@ TEST_F(Record, RefusesBadInputBeforeAnyWork) {
     EXPECT_FALSE(fs::exists(folder_ / "out.h5.partial"));
   };
   const std::string text = text_.string(), prompts = prompts_.string();
-  expect_refused({}, 2, {"--text FILE is missing, or --prompts FILE"});
+  expect_refused({}, 2, {"missing option: expected one of --text FILE and --prompts FILE"});
   expect_refused({"--text", text, "--prompts", prompts}, 2, {"give one of them"});
   expect_refused({"--text", text, "--samples", "2"}, 2, {"--samples belongs to --prompts"});
   expect_refused({"--prompts", prompts, "--windows", "2"}, 2, {"--windows belongs to --text"});

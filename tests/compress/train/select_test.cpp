@@ -103,7 +103,7 @@ TEST_F(Select, ALossThatFallsIsNotThrownAwayForThePerplexity) {
   // This was the choice before: nothing is kept, and now an event says so.
   run_to(recipe(distill(options + ", select: perplexity")), "by_perplexity");
   EXPECT_EQ(training_.at("kept_step"), 0);
-  EXPECT_NE(events_.find("the result is what came in"), std::string::npos) << events_;
+  EXPECT_NE(events_.find("the result is the model that came in"), std::string::npos) << events_;
   EXPECT_NE(weights("by_loss"), weights("by_perplexity"));
   run_to(recipe(distill(options + ", select: last")), "last");
   EXPECT_EQ(training_.at("kept_step"), training_.at("steps"));
@@ -140,7 +140,8 @@ TEST_F(Select, WithoutATeachersWordTheLastStepIsKeptAndThatIsSaid) {
                              ", total_tokens: 1024, validations: 2, validation_windows: 4, learning_rate: 1e-3";
   const Outcome recorded = run_to(passes + ", validation_text: " + validation() + "}\n", "recorded");
   EXPECT_EQ(training_.at("select"), "last");
-  EXPECT_NE(recorded.err.find("'logits' holds nothing that the teacher says of 'validation_text'"), std::string::npos)
+  EXPECT_NE(recorded.err.find("'logits' holds nothing that the teacher says about 'validation_text'"),
+            std::string::npos)
       << recorded.err;
   run_to(passes + ", select: kl}\n", "held_out");
   EXPECT_EQ(training_.at("select"), "kl");

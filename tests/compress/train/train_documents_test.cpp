@@ -98,7 +98,7 @@ TEST_F(TrainDocuments, MayBeMixedWithWindows) {
 }
 
 TEST_F(TrainDocuments, WhatEndsThemMustBeAToken) {
-  expect_refused(pass("total_tokens: 200, end_of_document: <end>"), {"'<end>', which is no token"});
+  expect_refused(pass("total_tokens: 200, end_of_document: <end>"), {"'<end>', which is not a token"});
   expect_error<std::invalid_argument>(
       [&] { parse_recipe("model: m\npasses:\n  - distill: {text: t.npy, end_of_document: </s>}\n", "r.yaml"); },
       {"r.yaml:3", "end_of_document", "no text is read"});

@@ -21,7 +21,7 @@ TEST(TrainRecipe, WhatCannotFollowIsSaidWithItsLine) {
   refused("  - awq: {}\n" + distill, {"r.yaml:5", "only prepares", "rtn or gptq"});
   refused("  - llm_int8: {}\n" + distill, {"r.yaml:5", "llm_int8", "put distill before it"});
   refused("  - fp8: {}\n" + distill, {"r.yaml:5", "fp8", "put distill before it"});
-  refused(gptq + "  - distill: {text: t, student: s}\n", {"r.yaml:5", "'student'", "leave one of them out"});
+  refused(gptq + "  - distill: {text: t, student: s}\n", {"r.yaml:5", "'student'", "leave one of the two out"});
   refused("  - distill: {}\n", {"r.yaml:4", "'text:'"});
   refused("  - distill: {text: t, sampled_tokens: 8}\n", {"r.yaml:4", "sampled_tokens", "minillm"});
   refused("  - distill: {logits: s.h5, loss: minillm}\n", {"r.yaml:4", "logits", "makes up"});
@@ -116,7 +116,7 @@ TEST_F(TrainModel, ATeacherMustFitTheStudent) {
            "alone");
   const std::string events = Json::parse(read_file(folder_ / "alone" / "pare.json")).at("events").dump();
   EXPECT_NE(events.find("'loss: hard_label' has no teacher"), std::string::npos) << events;
-  EXPECT_NE(events.find("'offset_learning_rate' is that of layers in codes"), std::string::npos) << events;
+  EXPECT_NE(events.find("'offset_learning_rate' applies to layers in codes"), std::string::npos) << events;
   EXPECT_EQ(events.find("'scale_learning_rate'"), std::string::npos) << "it was not given: " << events;
 }
 
