@@ -371,13 +371,12 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   RunPlan plan;
   check_mixtures(recipe, model, plan);
   std::vector<std::string> names;
+  for (const LinearDescription& linear : block_linears(model)) names.push_back(linear.name);
+  names.push_back(model.head.name);
+  check_pattern_names(recipe, names);
   for (const BlockDescription& block : model.blocks) {
-    if (block.router) {
-      names.push_back(block.router->name);  // users name it in `exclude` by habit; passes never touch it
-      plan.unquantized.push_back(block.router->name);
-    }
+    if (block.router) plan.unquantized.push_back(block.router->name);
     plan_block(recipe, model.dtype, block_layers(block, block_stages(block)), plan);
-    for (const LayerPlan& layer : plan.blocks.back()) names.push_back(layer.linear.name);
   }
   for (size_t p = 0; p < recipe.passes.size(); ++p) {
     if (recipe.passes[p].options->kind() != PassKind::scales_inputs) continue;
@@ -392,8 +391,7 @@ RunPlan plan_decoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   note_unfitted_experts(plan);
   keep_reconstructed_layers(recipe, plan);
   if (recipe.budget) plan.needs_calibration = true;
-  names.push_back(model.head.name);  // likewise
-  check_patterns(recipe, names, plan);
+  check_pattern_effects(recipe, names, plan);
   plan_head(recipe, checkpoint, plan);
   if (plan.num_layers() == 0 && plan.tables.empty()) {
     refuse_recipe("every layer is excluded and there is no 'head:': nothing would be compressed");
@@ -413,15 +411,18 @@ RunPlan plan_encoder(const Recipe& recipe, const Checkpoint& checkpoint) {
   RunPlan plan;
   std::vector<std::string> names;
   for (const EncoderBlockDescription& block : model.blocks) {
+    for (const LayerPlan& layer : block_layers(block, kStages)) names.push_back(layer.linear.name);
+  }
+  check_pattern_names(recipe, names);
+  for (const EncoderBlockDescription& block : model.blocks) {
     plan_block(recipe, model.dtype, block_layers(block, kStages), plan);
-    for (const LayerPlan& layer : plan.blocks.back()) names.push_back(layer.linear.name);
   }
   leave_out_default_fit(plan);
   if (plan.fits()) {
     refuse_recipe(
         "fit: the original model's states are carried next to the compressed one's only for decoders: leave 'fit' out");
   }
-  check_patterns(recipe, names, plan);
+  check_pattern_effects(recipe, names, plan);
   plan.unquantized.insert(plan.unquantized.end(), model.unused_linears.begin(), model.unused_linears.end());
   if (plan.num_layers() == 0) refuse_recipe("every layer is excluded: nothing would be compressed");
   check_calibration(recipe, plan);

@@ -96,16 +96,20 @@ void check_packing(const Recipe& recipe) {
                 std::string(rounding->row->key) + advice);
 }
 
-void check_patterns(const Recipe& recipe, const std::vector<std::string>& names, const RunPlan& plan) {
-  for (size_t p = 0; p < recipe.passes.size(); ++p) {
-    const PassRecipe& pass = recipe.passes[p];
-    for (const std::string& pattern : pass.exclude) {
-      if (std::any_of(names.begin(), names.end(), [&](const auto& name) { return matches_glob(pattern, name); })) {
-        continue;
-      }
-      refuse_recipe("layers.exclude: the pattern '" + pattern + "' matches no layer; layers are named like '" +
-                    names.front() + "'");
-    }
+void check_pattern_names(const Recipe& recipe, const std::vector<std::string>& names) {
+  const auto check = [&](const std::string& key, const std::string& pattern) {
+    if (std::any_of(names.begin(), names.end(), [&](const auto& name) { return matches_glob(pattern, name); })) return;
+    refuse_recipe(key + ": the pattern '" + pattern + "' matches no layer; layers are named like '" + names.front() +
+                  "', and a pattern's * stands for any characters");
+  };
+  for (const PassRecipe& pass : recipe.passes) {
+    for (const std::string& pattern : pass.exclude) check("layers.exclude", pattern);
+    for (const LayerOverride& item : pass.overrides) check("layers.override", item.pattern);
+  }
+}
+
+void check_pattern_effects(const Recipe& recipe, const std::vector<std::string>& names, const RunPlan& plan) {
+  for (const PassRecipe& pass : recipe.passes) {
     for (const LayerOverride& item : pass.overrides) {
       const auto is_changed = [&](const LayerPlan& layer) {
         return matches_glob(item.pattern, layer.linear.name) && !matches_any(pass.exclude, layer.linear.name);
@@ -116,10 +120,6 @@ void check_patterns(const Recipe& recipe, const std::vector<std::string>& names,
       }
       const auto named =
           std::find_if(names.begin(), names.end(), [&](const auto& name) { return matches_glob(item.pattern, name); });
-      if (named == names.end()) {
-        refuse_recipe("layers.override: the pattern '" + item.pattern + "' matches no layer; layers are named like '" +
-                      names.front() + "'");
-      }
       refuse_recipe("layers.override: the pattern '" + item.pattern + "' matches only what " +
                     std::string(pass.row->key) + " leaves alone, such as '" + *named + "': drop it" +
                     (matches_any(pass.exclude, *named) ? ", or the exclusion" : "; the head is quantized by 'head:'"));

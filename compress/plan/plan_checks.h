@@ -21,9 +21,11 @@ void check_mixtures(const Recipe& recipe, const ModelDescription& model, RunPlan
 void check_inputs_agree(const std::vector<LayerPlan>& layers);
 // Refuses a recipe that asks for packed weights and cannot get them.
 void check_packing(const Recipe& recipe);
-// `names` are those that `exclude` may name, including layers that no pass touches (head, routers) but users exclude by
-// habit.
-void check_patterns(const Recipe& recipe, const std::vector<std::string>& names, const RunPlan& plan);
+// Refuses a pattern that matches no name. `names` are those that `exclude` may name, including layers that no pass
+// touches (head, routers) but users exclude by habit.
+void check_pattern_names(const Recipe& recipe, const std::vector<std::string>& names);
+// Refuses a pattern that matches only layers to which it does nothing.
+void check_pattern_effects(const Recipe& recipe, const std::vector<std::string>& names, const RunPlan& plan);
 // Refuses steps that disagree about the fit, because a layer is fitted once, before its first step.
 void check_fits_agree(const LayerPlan& layer);
 void check_calibration(const Recipe& recipe, const RunPlan& plan);

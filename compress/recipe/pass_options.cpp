@@ -167,8 +167,10 @@ void GridPass<Options>::check_layer(const std::string& layer, int64_t num_out, i
   throw std::invalid_argument("layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) +
                               "]: group size " + std::to_string(grid.group_size) + " does not divide its " +
                               std::to_string(num_in) + " inputs; use " + divisors + (divisors.empty() ? "" : "or ") +
-                              "-1 (one scale per output channel), only for this layer with 'layers: {override: {\"" +
-                              layer + "\": {group_size: -1}}}'");
+                              "-1 (one scale per output channel). For layers like it alone, put 'layers: "
+                              "{override: {\"*" +
+                              layer.substr(std::min(layer.rfind('.'), layer.size())) +
+                              "\": {group_size: -1}}}' beside the pass's name");
 }
 
 template <typename Options>
