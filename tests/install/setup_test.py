@@ -59,6 +59,16 @@ class Setup(unittest.TestCase):
         done, calls = self.run_setup(user=0)
         self.assertEqual((done.returncode, calls), (9, "apt-get update -qq\n"), done.stderr)
 
+    def test_says_what_to_do_where_nothing_can_be_fetched(self):
+        self.put("dpkg-query", "echo install ok installed")
+        self.put("failing-pip", 'echo "pip: no network" >&2; exit 1')
+        venv = f'mkdir -p "$3/bin"; ln -s {self.programs}/failing-pip "$3/bin/pip"'
+        self.put("python3", f'[ "$2" = venv ] || exit 1; {venv}')
+        done, _ = self.run_setup(user=0)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("pip: no network", done.stderr)
+        self.assertIn("docs/install.md says how to build without a network", done.stderr)
+
     def test_refuses_another_goal(self):
         done, calls = self.run_setup(user=0, goal="tests")
         self.assertEqual((done.returncode, calls), (2, ""), done.stderr)
