@@ -264,7 +264,7 @@ std::optional<TrainingState> TrainingStore::load(const TrainingSchedule& schedul
     state = read_state(json, schedule);
     if (json.size() != (has_best ? kNumMembers + 1 : kNumMembers)) throw Implausible("it has other members");
     const auto check = [&](const char* key, const fs::path& tensors) {
-      if (!fs::exists(tensors) || sha256_file(tensors) != json.at(key)) throw damaged_file(tensors);
+      if (!fs::exists(tensors) || Json(sha256_file(tensors)) != json.at(key)) throw damaged_file(tensors);
     };
     check("step_sha256", file(kStep, state.step));
     if (has_best) check("best_sha256", file(kBest, state.kept_step));

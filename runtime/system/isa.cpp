@@ -1,5 +1,7 @@
 #include "runtime/system/isa.h"
 
+#include <cpuid.h>
+
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -9,9 +11,15 @@
 namespace pare {
 namespace {
 
+// clang up to 16 does not know F16C by name.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 bool has_avx2() {
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 bool has_avx512() {

@@ -93,8 +93,8 @@ Regex& Regex::operator=(Regex&&) noexcept = default;
 
 void Regex::for_each_match(std::string_view text, const std::function<void(size_t, size_t)>& found) const {
   thread_local Scratch scratch;
-  constexpr size_t kNone = PCRE2_UNSET;
-  size_t last_end = kNone;
+  constexpr size_t kUnset = PCRE2_UNSET;
+  size_t last_end = kUnset;
   for (size_t from = 0; from <= text.size();) {
     const int rc = pcre2_match(compiled_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
                                PCRE2_NO_UTF_CHECK, scratch.data(), scratch.context());

@@ -162,7 +162,7 @@ TEST_F(HostileStatistics, AttributesAreSingleNumbersAndTextsOfFixedSize) {
       {H5T_STD_U64BE, "big-endian"},     {H5T_STD_I64LE, "64-bit signed"}, {H5T_STD_U32LE, "32-bit unsigned"},
       {H5T_IEEE_F64LE, "64-bit floats"}, {H5T_STD_REF_OBJ, "references"},  {H5T_STD_B64LE, "bit fields"}};
   for (const auto& [type, word] : types) {
-    expect_refused([&](hid_t file) { put(file, "/", "windows", type, space({}), many.data()); },
+    expect_refused([&, type = type](hid_t file) { put(file, "/", "windows", type, space({}), many.data()); },
                    {"attribute /windows", "64-bit unsigned integers, little-endian", word});
   }
   expect_refused([&](hid_t file) { put(file, "/", "windows", H5T_STD_U64LE, H5Screate(H5S_NULL), nullptr); },

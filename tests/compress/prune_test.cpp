@@ -83,7 +83,7 @@ TEST_F(Prune, MagnitudeKeepsTheTwoLargestOfFourAsTheyAre) {
     for (size_t i = 0; i < values.size(); i += 4) {
       std::vector<size_t> order = {i, i + 1, i + 2, i + 3};
       std::stable_sort(order.begin(), order.end(),
-                       [&](size_t a, size_t b) { return std::abs(values[a]) > std::abs(values[b]); });
+                       [&values = values](size_t a, size_t b) { return std::abs(values[a]) > std::abs(values[b]); });
       expected[order[2]] = expected[order[3]] = 0.0f;
     }
     EXPECT_EQ(packed.at(name), expected) << name;

@@ -321,7 +321,9 @@ void try_map(const Json& schema, const std::string& place, const Json& base,
   expect_refused(recipe_of(with(base, place, "no_such_key", 1)), place + ".no_such_key");
   for (const auto& [option, value_schema] : schema.at("properties").items()) {
     const std::string name = place + "." + option;
-    const auto recipe_with = [&](const Json& value) { return recipe_of(with(base, place, option, value)); };
+    const auto recipe_with = [&, option = option](const Json& value) {
+      return recipe_of(with(base, place, option, value));
+    };
     ++num_tried;
     if (value_schema.contains("properties") ||
         (value_schema.contains("anyOf") && value_schema["anyOf"][1].contains("properties"))) {
@@ -427,7 +429,7 @@ TEST_F(RangesOfTheSchema, AreThoseOfEveryEvaluation) {
       {"perplexity", kText}, {"instructions", {{"file", "i.json"}}}, {"embeddings", {{"pairs", "p.tsv"}}}};
   for (const auto& [name, schema] : top("evaluate").at("items").at("properties").items()) {
     ASSERT_TRUE(bases.contains(name)) << name;
-    try_map(schema, name, bases.at(name), [&](const Json& map) {
+    try_map(schema, name, bases.at(name), [name = name](const Json& map) {
       return Json{{"passes", Json::array({Json{{"rtn", Json::object()}}})},
                   {"evaluate", Json::array({Json{{name, map}}})}};
     });

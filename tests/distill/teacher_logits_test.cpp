@@ -248,8 +248,8 @@ TEST(TeacherLogits, RefusesTemperaturesWithoutATail) {
 
 TEST(TeacherLogits, RefusesWhatIsNone) {
   const at::Tensor logits = tensor_of(random_logits(2, 8, 7));
-  expect_error<std::invalid_argument>([] { TeacherLogits(at::Tensor()); }, {"teacher logits", "none"});
-  expect_error<std::invalid_argument>([] { TeacherLogits(at::zeros({4})); }, {"[tokens, vocabulary]", "[4]"});
+  expect_error<std::invalid_argument>([] { TeacherLogits{at::Tensor()}; }, {"teacher logits", "none"});
+  expect_error<std::invalid_argument>([] { TeacherLogits{at::zeros({4})}; }, {"[tokens, vocabulary]", "[4]"});
   expect_error<std::invalid_argument>([] { TeacherLogits(at::zeros({2, 4}, at::kInt)); }, {"floating-point", "Int"});
   expect_error<std::invalid_argument>([&] { truncate_logits(logits, 0, {1.0}); }, {"1 .. 8", "0"});
   expect_error<std::invalid_argument>([&] { truncate_logits(logits, 9, {1.0}); }, {"1 .. 8", "9"});

@@ -170,7 +170,7 @@ TEST(OutOfMemory, WhereRowsAreRoundedIsAnException) {
 TEST(OutOfMemory, WhereKeysAreRotatedIsAnException) {
   expect_refusals([] {
     const int64_t num_heads = kWide / 64;
-    return [num_heads, b = std::make_shared<Bench>(2, 16, 64, kPlain, false),
+    return [b = std::make_shared<Bench>(2, 16, 64, kPlain, false),
             shape = AttentionShape{.num_heads = num_heads, .num_kv_heads = num_heads, .head_size = 64, .scale = 1.0f},
             qkv = std::vector<float>(static_cast<size_t>(2 * 3 * kWide)), q = std::vector<float>(2 * kWide),
             rope = std::make_shared<PackedRope>(

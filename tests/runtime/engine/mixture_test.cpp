@@ -117,7 +117,7 @@ TEST_P(Mixture, OtherWindowsDoNotChangeABit) {
   for (const auto& [family, input] :
        {std::pair{kMixtures[0], plain}, {kMixtures[1], plain}, {kMixtures[2], plain}, {kMixtures[0], by_sequence}}) {
     Transformer model = Transformer::load(Checkpoint::open(family_path(family)), *backend_, {},
-                                          [&](LinearWeights& linear) { linear.input = input; });
+                                          [input = input](LinearWeights& linear) { linear.input = input; });
     const int64_t num_tokens = 20;
     const int64_t num_windows = GetParam() == "reference" || GetParam() == "guarded" ? 3 : 40;
     const std::vector<int32_t> ids = random_ids(num_windows * num_tokens, model.description().vocabulary_size, 4);

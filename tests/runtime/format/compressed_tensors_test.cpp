@@ -212,7 +212,7 @@ TEST_P(PlainGolden, ReadingRefusesWhatDoesNotFit) {
     if (name == "dense") continue;
     refused(name, [](TensorView& t) { t.shape.push_back(1); }, {"'m." + name + "'", "expected", "found"});
     refused(name, [](TensorView& t) { t.dtype = DType::I32; }, {"'m." + name + "'", "found I32"});
-    refused(name, [&](TensorView&) { parts_.erase(name); }, {"'m." + name + "'", "missing"});
+    refused(name, [this, name = name](TensorView&) { parts_.erase(name); }, {"'m." + name + "'", "missing"});
   }
   static const std::vector<std::byte> ones(static_cast<size_t>(kOut * kIn), std::byte{0xff});
   refused("input_scale", [](TensorView& t) { t.data = std::span(ones).first(t.data.size()); },

@@ -136,7 +136,8 @@ TEST(NamePattern, RefusalsSayWhatIsNotSupported) {
                                       {"[\\d-z]", "between character classes"},
                                       {"[[:alpha:]]", "write"}}) {
     SCOPED_TRACE(pattern);
-    expect_error<std::invalid_argument>([&] { NamePattern::parse(pattern); }, {"not supported by this runtime", part});
+    expect_error<std::invalid_argument>([pattern = pattern] { NamePattern::parse(pattern); },
+                                        {"not supported by this runtime", part});
   }
 }
 
