@@ -14,7 +14,7 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-NAMES = ["release", "debug", "runtime-only", "cuda", "sanitize"]
+NAMES = ["release", "development", "debug", "runtime-only", "cuda", "sanitize"]
 build = None
 
 
@@ -35,7 +35,8 @@ class Presets(unittest.TestCase):
             self.assertEqual(re.findall(r'^\s+"([^"]+)"', listed.stdout, re.MULTILINE), NAMES)
 
     def test_each_is_valid_and_sets_what_is_there(self):
-        options = (ROOT / "CMakeLists.txt").read_text()
+        files = [ROOT / "CMakeLists.txt", *sorted((ROOT / "cmake").glob("*.cmake"))]
+        options = "".join(path.read_text() for path in files)
         for preset in json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]:
             shown = cmake("--preset", preset["name"], "-N")
             self.assertEqual(shown.returncode, 0, shown.stderr)
