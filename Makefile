@@ -17,7 +17,9 @@
 SHELL := /bin/bash
 -include build/environment.mk
 export LIBTORCH PARE_PYTHON PARE_CACHE PARE_MINILM YES
-JOBS ?= $(shell nproc)
+# A compiler takes up to 1.3 GB, so no more run at a time than the free memory holds.
+JOBS ?= $(shell awk -v cores=$$(nproc) \
+  '/^MemAvailable:/ { fit = int($$2 / 1.4e6); print fit < 1 ? 1 : fit < cores ? fit : cores }' /proc/meminfo)
 MINUTES ?= 10
 PREFIX ?= /usr/local
 # By folder, not by git, so that an unpacked archive is checked as well.

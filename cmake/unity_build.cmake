@@ -1,6 +1,6 @@
 # Files of one folder are compiled several at a time, since most of a file's time goes into the templates of headers.
-# It halves a build. Names in their unnamed namespaces must therefore differ within a folder: the compiler says where
-# they do not. For work on single files, and for tools that ask how each file is compiled: -DPARE_UNITY_BUILD=OFF.
+# It halves a build. Names in their unnamed namespaces must therefore differ within such a folder: the compiler says
+# where they do not. For work on single files, and for tools that ask how each file is compiled: -DPARE_UNITY_BUILD=OFF.
 # Sanitizers' builds compile each file by itself, which also finds what a file has from its neighbours alone.
 set(PARE_UNITES ON)
 if(PARE_SANITIZE)
@@ -8,7 +8,7 @@ if(PARE_SANITIZE)
 endif()
 option(PARE_UNITY_BUILD "compile files of one folder several at a time" ${PARE_UNITES})
 
-# So many files together: fewer repeat more, and more leave cores without work at the end.
+# As many files at a time. With fewer, more is compiled again; with more, cores are without work at the end.
 set(PARE_UNITY_FILES 6)
 
 # pare_unity(TARGET [FOLDERS...]): TARGET's files, or those in its FOLDERS, are compiled several at a time. A file with
@@ -27,9 +27,10 @@ function(pare_unity target)
       continue()
     endif()
     string(MAKE_C_IDENTIFIER "${folder}" name)
-    math(EXPR number_${name} "0${number_${name}} + 1")
-    math(EXPR group "(${number_${name}} - 1) / ${PARE_UNITY_FILES}")
+    list(LENGTH files_of_${name} number)  # of the folder's files before this one
+    math(EXPR group "${number} / ${PARE_UNITY_FILES}")
     set_property(SOURCE ${source} PROPERTY UNITY_GROUP "${name}_${group}")
+    list(APPEND files_of_${name} ${source})
   endforeach()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   # Types of a file's unnamed namespace lie in a file that another includes, which GCC takes for a header.

@@ -1,6 +1,7 @@
 #include "compress/recipe/pass_options.h"
 
 #include <algorithm>
+#include <regex>
 #include <stdexcept>
 
 #include "runtime/format/bitsandbytes_int8.h"
@@ -19,6 +20,12 @@ constexpr double kFactorOpsPerCube = 6.0;      // float64 Cholesky, inverse, che
 
 double cubed(int64_t n) {
   return static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
+}
+
+// Returns a pattern of the layers that have this name in any block: "model.layers.*.mlp.down_proj".
+std::string pattern_of_all_blocks(const std::string& layer) {
+  static const std::regex kNumber("\\.[0-9]+(?=\\.)");
+  return std::regex_replace(layer, kNumber, ".*");
 }
 
 // The search of scales, and what each further operation per weight and column of H takes.
@@ -167,10 +174,9 @@ void GridPass<Options>::check_layer(const std::string& layer, int64_t num_out, i
   throw std::invalid_argument("layer " + layer + " [" + std::to_string(num_out) + ", " + std::to_string(num_in) +
                               "]: group size " + std::to_string(grid.group_size) + " does not divide its " +
                               std::to_string(num_in) + " inputs; use " + divisors + (divisors.empty() ? "" : "or ") +
-                              "-1 (one scale per output channel). For layers like it alone, put 'layers: "
-                              "{override: {\"*" +
-                              layer.substr(std::min(layer.rfind('.'), layer.size())) +
-                              "\": {group_size: -1}}}' beside the pass's name");
+                              "-1 (one scale per output channel). For such layers alone, put 'layers: "
+                              "{override: {\"" +
+                              pattern_of_all_blocks(layer) + "\": {group_size: -1}}}' beside the pass's name");
 }
 
 template <typename Options>

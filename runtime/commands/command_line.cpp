@@ -198,8 +198,8 @@ const std::vector<std::pair<int, std::string>>& exit_statuses() {
 }
 
 std::string option_help(const OptionSpec& option) {
-  std::string text = option.help;
-  if (!option.choices.empty()) text += ": " + joined(option.choices, " or ");
+  std::string text = option.choices.empty() ? "" : joined(option.choices, " or ") + ": ";
+  text += option.help;
   if (option.required) text += " (required)";
   if (!option.default_value.empty()) text += " (default: " + option.default_value + ")";
   return text;

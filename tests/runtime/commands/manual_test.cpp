@@ -30,8 +30,8 @@ TEST(ManualPage, SaysWhatTheTableSays) {
   EXPECT_NE(page.find("\nsam\\-ple \\- makes samples\n"), std::string::npos);
   EXPECT_NE(page.find("\n.SS work PLACE:HERE [options]\n\\&.starts with a dot\n"), std::string::npos);
   EXPECT_NE(page.find("\n\\fIPLACE:HERE\\fR\n\\&'quoted' first\n"), std::string::npos);
-  EXPECT_NE(page.find("\n.TP\n\\fB\\-\\-mode\\fR \\fINAME\\fR\nit's [one]: of \"two\" $HOME `x` \\en: fast or slow "
-                      "(default: fast)\n"),
+  EXPECT_NE(page.find("\n.TP\n\\fB\\-\\-mode\\fR \\fINAME\\fR\nfast or slow: it's [one]: of \"two\" $HOME `x` "
+                      "\\en (default: fast)\n"),
             std::string::npos);
   for (const char* option : {"json", "quiet", "help", "version", "generate"}) {
     EXPECT_NE(page.find("\n\\fB\\-\\-" + std::string(option)), std::string::npos) << option;
@@ -47,11 +47,11 @@ TEST(Completions, QuoteWhatMeansSomethingToTheShell) {
   const std::string zsh = zsh_completions(program());
   EXPECT_NE(
       zsh.find(
-          R"('--mode=[it'\''s \[one\]\: of "two" $HOME `x` \\n\: fast or slow (default\: fast)]:NAME:(fast slow)')"),
+          R"('--mode=[fast or slow\: it'\''s \[one\]\: of "two" $HOME `x` \\n (default\: fast)]:NAME:(fast slow)')"),
       std::string::npos);
   EXPECT_NE(zsh.find("'1:PLACE\\:HERE:_files'"), std::string::npos);
   EXPECT_NE(fish_completions(program()).find(
-                "-l mode -x -a 'fast slow' -d 'it\\'s [one]: of \"two\" $HOME `x` \\\\n: fast or slow"),
+                "-l mode -x -a 'fast slow' -d 'fast or slow: it\\'s [one]: of \"two\" $HOME `x` \\\\n"),
             std::string::npos);
 }
 
