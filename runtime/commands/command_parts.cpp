@@ -78,9 +78,7 @@ OptionSpec kv_bits_option() {
           .kind = OptionKind::text,
           .value_name = "N",
           .default_value = std::to_string(kKvFloatBits),
-          .help =
-              "bits of the model's keys and values: 32 (float32), or 8 (integers with a scale and a zero per head "
-              "and token)",
+          .help = "bits of the model's keys and values; 8 stores integers with a scale and a zero per head and token",
           .choices = {std::to_string(kKvFloatBits), "8"}};
 }
 OptionSpec attention_bits_option() {
@@ -89,8 +87,8 @@ OptionSpec attention_bits_option() {
           .value_name = "N",
           .default_value = std::to_string(kKvFloatBits),
           .help =
-              "bits of attention's own matrix products: 32 (float32), or 8 (queries and softmax's output rounded too; "
-              "includes --kv-bits 8)",
+              "bits of attention's own matrix products; 8 rounds queries and softmax's output too, and includes "
+              "--kv-bits 8",
           .choices = {std::to_string(kKvFloatBits), "8"}};
 }
 AttentionBits attention_bits(const Arguments& arguments) {

@@ -245,7 +245,7 @@ std::vector<OptionSpec> instruction_options() {
       {.name = "prompt-template",
        .kind = OptionKind::text,
        .value_name = "NAME",
-       .help = "with --instructions: the prompt template (default: " +
+       .help = "prompt template of --instructions (default: " +
                std::string(prompt_template_name(defaults.prompt_template)) + ")",
        .choices = templates},
       {.name = "no-stem", .help = "with --instructions: compare words as they are, not their stems"},
