@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""What .ci/setup does before it installs Debian packages, with stand-ins for the programs that would install them."""
+"""What .ci/setup does around what it installs, with stand-ins for the programs that would install it."""
+import fcntl
 import os
 import pathlib
+import shutil
 import subprocess
 import tempfile
 import unittest
@@ -16,6 +18,11 @@ class Setup(unittest.TestCase):
         self.programs = pathlib.Path(self.folder.name) / "bin"
         self.calls = pathlib.Path(self.folder.name) / "calls"
         self.programs.mkdir()
+        # A tree of its own, since it writes to build/.
+        self.tree = pathlib.Path(self.folder.name) / "tree"
+        shutil.copytree(ROOT / ".ci", self.tree / ".ci")
+        (self.tree / "tests").mkdir()
+        shutil.copy(ROOT / "tests/requirements.txt", self.tree / "tests")
         self.put("dpkg-query", "exit 1")  # nothing is installed
         self.put("apt-get", f'echo "apt-get $*" >>{self.calls}; exit 9')
         self.put("sudo", f'echo "sudo $*" >>{self.calls}; exit 9')
@@ -35,7 +42,7 @@ class Setup(unittest.TestCase):
             **variables,
         }
         done = subprocess.run(
-            [str(ROOT / ".ci/setup"), goal],
+            [str(self.tree / ".ci/setup"), goal],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -53,11 +60,71 @@ class Setup(unittest.TestCase):
 
     def test_installs_for_who_says_yes(self):
         done, calls = self.run_setup(user=1000, YES="1")
-        self.assertEqual((done.returncode, calls), (9, "sudo apt-get update -qq\n"), done.stderr)
+        update, install = calls.splitlines()
+        self.assertEqual(update, "sudo apt-get update -qq")
+        self.assertRegex(install, "^sudo env DEBIAN_FRONTEND=noninteractive apt-get install .* libyaml-cpp-dev")
+        self.assertEqual(done.returncode, 1, done.stderr)
 
     def test_installs_for_root(self):
         done, calls = self.run_setup(user=0)
-        self.assertEqual((done.returncode, calls), (9, "apt-get update -qq\n"), done.stderr)
+        update, install = calls.splitlines()
+        self.assertEqual(update, "apt-get update -qq")
+        self.assertRegex(install, "^apt-get install .* libyaml-cpp-dev")
+        self.assertEqual(done.returncode, 1, done.stderr)
+
+    def test_says_what_to_do_where_packages_cannot_be_installed(self):
+        self.put("apt-get", 'echo "E: no network" >&2; exit 100')
+        done, _ = self.run_setup(user=0)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("E: no network", done.stderr)
+        self.assertRegex(done.stderr.splitlines()[-1], "^setup: docs/install.md says how to build")
+
+    def test_refuses_a_cache_that_cannot_be_written_before_it_installs(self):
+        for cache in [self.calls.parent / "bin/dpkg-query", self.calls.parent / "bin/dpkg-query/below"]:
+            done, calls = self.run_setup(user=0, PARE_CACHE=str(cache))
+            self.assertEqual((done.returncode, calls), (1, ""), done.stderr)
+            self.assertRegex(done.stderr, f"^setup: cannot write to the cache '{cache}'.*PARE_CACHE.*\n$")
+
+    def test_needs_no_cache_where_libtorch_is_given(self):
+        self.put("dpkg-query", "echo install ok installed")
+        libtorch = pathlib.Path(self.folder.name) / "libtorch"
+        (libtorch / "lib").mkdir(parents=True)
+        (libtorch / "lib/libtorch_cpu.so").touch()
+        cache = self.calls.parent / "bin/dpkg-query"
+        done, _ = self.run_setup(user=0, PARE_CACHE=str(cache), LIBTORCH=str(libtorch))
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn(f"LIBTORCH := {libtorch}\n", (self.tree / "build/environment.mk").read_text())
+
+    def test_refuses_a_tree_that_cannot_be_written_before_it_installs(self):
+        (self.tree / "build").touch()  # root can write to every folder
+        done, calls = self.run_setup(user=0)
+        self.assertEqual((done.returncode, calls), (1, ""), done.stderr)
+        self.assertRegex(done.stderr, f"^setup: cannot write to '{self.tree}/build'.*\n$")
+
+    def test_needs_no_home(self):
+        environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
+        done = subprocess.run(
+            ["bash", "-c", f"HOME= ; unset HOME; {self.tree}/.ci/setup nothing"],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertNotIn("unbound", done.stderr)
+
+    def test_waits_for_another_in_the_same_cache(self):
+        cache = pathlib.Path(self.folder.name) / "cache"
+        cache.mkdir()
+        with open(cache / "setup.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Its flock, once it would wait, says so and finds the lock free: no time decides.
+            flock = shutil.which("flock")
+            self.put("flock", f'echo "flock $*" >>{self.calls}; [ "$1" != -n ] || exec {flock} "$@"')
+            _, calls = self.run_setup(user=0)
+        first, second, *then = calls.splitlines()
+        self.assertRegex(first, "^flock -n [0-9]+$")
+        self.assertRegex(second, "^flock [0-9]+$")
+        self.assertEqual(then[0], "apt-get update -qq")
 
     def test_says_what_to_do_where_nothing_can_be_fetched(self):
         self.put("dpkg-query", "echo install ok installed")
