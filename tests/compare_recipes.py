@@ -1,30 +1,12 @@
-"""What compare_builds.py runs: every pass, option, container and kind of model, on checkpoints small enough for a
-second each.
-
-Paths in recipes are relative to the folder a case runs in, which links tests, calibration_data, models and data (made
-here).
+"""The cases of compare_builds.py that calibrate, scale and round: every such pass, option, container and kind of model,
+on checkpoints small enough for a second each.
 """
-import array
-import json
-import pathlib
-import random
 import re
-import struct
-from typing import NamedTuple, Optional
 
-
-class Step(NamedTuple):
-    words: list  # the command without the program and without --threads
-    capture: Optional[str] = None  # standard output becomes this file
-    spill: Optional[str] = None  # "inputs", "all": with a --max-memory that spills so
-    needs_cpu: Optional[str] = None  # a flag of /proc/cpuinfo; left out without it
-
-
-class Case(NamedTuple):
-    name: str
-    files: dict  # name -> text, there before the first step
-    steps: list
-
+from compare_case import (
+    BERT, FAMILIES, LONG_IDS, SMALL_IDS, STORIES, STORIES_TEXT, TEXTS, WIDE, WIDE_BF16, WIDE_IDS, Case, Step, family,
+    recipe, run
+)
 
 SAMPLES = 16  # of the calibration of SmolLM2's recipes: two chunks of H
 SMOLLM2 = [
@@ -35,44 +17,6 @@ SMOLLM2 = [
     "llm-int8-asymmetric",
     "gptq-w4g64-asymmetric",
 ]
-FAMILIES = [
-    "llama_gqa_untied",
-    "llama3_rope_tied",
-    "llama_mqa_biases",
-    "llama_sharded_fp16",
-    "mistral_window",
-    "qwen2_biases_tied",
-    "qwen3_norms_bf16",
-    "gemma3_local_global",
-    "mixtral_experts",
-    "qwen3_moe_dense_block_bf16",
-    "qwen3_moe_fused",
-]
-ISAS = {"avx2": "avx2", "avx512": "avx512f", "vnni": "avx512_vnni", "amx": "amx_int8"}
-
-WIDE, WIDE_BF16 = "data/wide", "data/wide_bf16"
-WIDE_IDS = "{text: data/wide.npy, samples: 6, tokens: 256}"
-LONG_IDS = "{text: data/long.npy, samples: 18, tokens: 256}"  # more tokens than one chunk of H
-SMALL_IDS = "{text: data/small.npy, samples: 24, tokens: 64}"
-TEXTS = "{text: data/texts.txt, samples: 40}"
-STORIES, STORIES_TEXT = "calibration_data/stories260k", "{text: calibration_data/stories.txt, samples: 8, tokens: 128}"
-BERT = "tests/golden/encoders/bert_tiny"
-
-
-def family(name):
-    return f"tests/golden/families/{name}"
-
-
-def recipe(model, calibration, passes, more=""):
-    lines = [f"model: {model}"] + ([f"calibration: {calibration}"] if calibration else [])
-    if passes:
-        lines += ["passes:"] + ["  - " + item.replace(" layers:", "\n    layers:") for item in passes]
-    return "\n".join(lines) + "\n" + (more + "\n" if more else "")
-
-
-def run(name, model, calibration, *passes, more="", spill=None):
-    return Case(name, {"recipe.yaml": recipe(model, calibration, passes, more)},
-                [Step(["run", "recipe.yaml", "--out", "out"], spill=spill)])
 
 
 def grids():
@@ -477,99 +421,8 @@ def surveys():
         )
 
 
-def runtime():
-    """What the runtime makes of artifacts, with every kernel of this machine."""
-    wide = (
-        ("dense", WIDE_BF16, None),
-        ("w4", WIDE, "rtn: {bits: 4, group_size: 64}"),
-        ("w3", WIDE, "rtn: {bits: 3, group_size: 32, symmetric: false}"),
-        ("w2", WIDE, "rtn: {bits: 2, group_size: -1}"),
-        ("w8", WIDE, "rtn: {bits: 8, group_size: -1}"),
-        ("w8a8", WIDE, "rtn: {bits: 8, group_size: -1, activations: int8}"),
-        ("w4a8", WIDE, "rtn: {bits: 4, group_size: 64, activations: {range: tensor, symmetric: false}}"),
-        ("fp8", WIDE, "fp8: {}"),
-        ("llm-int8", WIDE, "llm_int8: {measure: rms, threshold: 3.0, activations: {symmetric: false}}"),
-    )
-    for name, model, rounding_pass in wide:
-        head = "" if "llm_int8" in (rounding_pass or "") else "head: {bits: 8}"
-        files = {"recipe.yaml": recipe(model, None, [rounding_pass], head)} if rounding_pass else {}
-        steps = [Step(["run", "recipe.yaml", "--out", "out"])] if rounding_pass else []
-        evaluation = [
-            "eval",
-            "out" if rounding_pass else model,
-            "--text",
-            "data/wide.npy",
-            "--windows",
-            "2",
-            "--json",
-            "--quiet",
-        ]
-        steps += [Step(evaluation + ["--isa", isa], f"eval-{isa}.json", needs_cpu=flag) for isa, flag in ISAS.items()]
-        yield Case(f"eval-{name}", files, steps)
-    for model in FAMILIES:
-        base = ["eval", family(model), "--text", "data/small.npy", "--windows", "4", "--json", "--quiet"]
-        yield Case(f"eval-{model}", {}, [Step(base + ["--kv-bits", "8", "--reference", family(model)], "eval-kv8.json"),
-                                         Step(base + ["--attention-bits", "8"], "eval-attention8.json")])
-    yield Case(
-        "eval-encoder",
-        {"recipe.yaml": recipe(BERT, None, ["rtn: {bits: 8, group_size: -1, activations: int8}"])},
-        [
-            Step(["run", "recipe.yaml", "--out", "out"]),
-            Step(["eval", "out", "--pairs", "data/pairs.tsv", "--reference", BERT, "--json", "--quiet"], "eval.json"),
-        ],
-    )
-    yield Case(
-        "stories-commands",
-        {},
-        [
-            Step(["generate", STORIES, "--prompt", "Once upon a time", "--max-tokens", "60", "--quiet"], "greedy.txt"),
-            Step(
-                [
-                    "generate",
-                    STORIES,
-                    "--prompt",
-                    "Lily",
-                    "--max-tokens",
-                    "60",
-                    "--temperature",
-                    "0.9",
-                    "--top-k",
-                    "40",
-                    "--top-p",
-                    "0.95",
-                    "--seed",
-                    "5",
-                    "--kv-bits",
-                    "8",
-                    "--quiet",
-                ],
-                "drawn.txt",
-            ),
-            Step(["tokenize", STORIES, "--text", "calibration_data/stories.txt", "--quiet"], "ids.txt"),
-            Step(["inspect", STORIES, "--json", "--quiet"], "inspect.json"),
-            Step(
-                [
-                    "eval",
-                    STORIES,
-                    "--text",
-                    "calibration_data/stories.txt",
-                    "--protocol",
-                    "llama.cpp",
-                    "--context",
-                    "128",
-                    "--windows",
-                    "4",
-                    "--json",
-                    "--quiet",
-                ],
-                "eval.json",
-            ),
-        ],
-    )
-
-
-def small():
-    for part in (grids, rounding, inputs, scaling, models, surveys, runtime):
+def rounded():
+    for part in (grids, rounding, inputs, scaling, models, surveys):
         yield from part()
 
 
@@ -587,126 +440,3 @@ def smollm2(recipes, samples):
             {"recipe.yaml": "\n".join(kept) + "\n"},
             [Step(["run", "recipe.yaml", "--out", "out"])],
         )
-
-
-# --- models and texts ---
-
-
-def read_safetensors(path):
-    """{name: (dtype, shape, bytes)} and the metadata, in the file's order."""
-    data = path.read_bytes()
-    (length,) = struct.unpack_from("<Q", data)
-    header = json.loads(data[8:8 + length])
-    metadata = header.pop("__metadata__", None)
-    start = 8 + length
-    return {name: (item["dtype"], item["shape"], data[start + item["data_offsets"][0]:start + item["data_offsets"][1]])
-            for name, item in header.items()}, metadata
-
-
-def write_safetensors(path, tensors, metadata=None):
-    header, end = {"__metadata__": metadata} if metadata else {}, 0
-    for name, (dtype, shape, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + len(data)]}
-        end += len(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
-
-
-def write_ids(path, generator, num_windows, num_tokens, vocabulary):
-    header = f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({num_windows}, {num_tokens}), }}"
-    header += " " * (-(len(header) + 11) % 64) + "\n"
-    # Low ids more often, as words have it: experts and channels are not used alike.
-    ids = array.array("i", (int(vocabulary * generator.random() ** 2) for _ in range(num_windows * num_tokens)))
-    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + ids.tobytes())
-
-
-def write_wide(folder, root, generator, dtype):
-    """Two llama blocks of width 256 and 384: groups of 128, several tiles and GPTQ blocks; three outlier channels and a
-    dead one."""
-    width, inner, keys, vocabulary = 256, 384, 128, 512
-    config = json.loads((root / family("llama_gqa_untied") / "config.json").read_text())
-    config |= {
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 32,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 512,
-        "dtype": {"F32": "float32", "BF16": "bfloat16"}[dtype],
-    }
-    tensors = {}
-
-    def add(name, shape, values):
-        numbers = array.array("f", values)
-        data = numbers.tobytes() if dtype == "F32" else array.array("H", numbers.tobytes())[1::2].tobytes()
-        tensors[name] = (dtype, shape, data)
-
-    def matrix(name, num_out, num_in, scale):
-        add(
-            name,
-            [num_out, num_in],
-            (scale * (generator.random() + generator.random() - 1) for _ in range(num_out * num_in)),
-        )
-
-    def norm(name, dead=()):
-        add(
-            name,
-            [width],
-            (
-                0.0 if i in dead else (16.0 if i in (5, 77, 130) else 1.0) * (0.8 + 0.4 * generator.random())
-                for i in range(width)
-            ),
-        )
-
-    matrix("model.embed_tokens.weight", vocabulary, width, 1.0)
-    for block in ("model.layers.0.", "model.layers.1."):
-        norm(block + "input_layernorm.weight")
-        for name, num_out in (("q", width), ("k", keys), ("v", keys), ("o", width)):
-            matrix(f"{block}self_attn.{name}_proj.weight", num_out, width, 2.0 / width ** 0.5)
-        norm(block + "post_attention_layernorm.weight", dead=(9,) if block.endswith("1.") else ())
-        for name in ("gate", "up"):
-            matrix(f"{block}mlp.{name}_proj.weight", inner, width, 2.0 / width ** 0.5)
-        matrix(block + "mlp.down_proj.weight", width, inner, 2.0 / inner ** 0.5)
-    norm("model.norm.weight")
-    matrix("lm_head.weight", vocabulary, width, 2.0 / width ** 0.5)
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    write_safetensors(folder / "model.safetensors", tensors)
-
-
-def write_data(folder, root):
-    """The same bytes each time."""
-    generator = random.Random(20240607)
-    write_wide(folder / "wide", root, generator, "F32")
-    write_wide(folder / "wide_bf16", root, generator, "BF16")
-    write_ids(folder / "wide.npy", generator, 6, 256, 512)
-    write_ids(folder / "long.npy", generator, 18, 256, 512)
-    write_ids(folder / "many.npy", generator, 128, 256, 512)
-    write_ids(folder / "small.npy", generator, 24, 64, 128)
-
-    # One expert for each token; the fourth has the first one's router row, and the lower index is taken: it sees
-    # nothing.
-    source = root / family("mixtral_experts")
-    config = json.loads((source / "config.json").read_text()) | {"num_experts_per_tok": 1}
-    tensors, _ = read_safetensors(source / "model.safetensors")
-    dtype, shape, router = tensors["model.layers.0.block_sparse_moe.gate.weight"]
-    row = len(router) // shape[0]
-    tensors["model.layers.0.block_sparse_moe.gate.weight"] = (dtype, shape, router[:-row] + router[:row])
-    (folder / "starved").mkdir()
-    (folder / "starved" / "config.json").write_text(json.dumps(config))
-    write_safetensors(folder / "starved" / "model.safetensors", tensors)
-
-    words = ["the", "cat", "sat", "on", "mat", "dog", "ran", "a", "is", "of", "house"]
-
-    def sentence():
-        return (
-            " ".join(generator.choices(words, k=generator.randint(3, 14)))
-            + " "
-            + generator.choice("abcdefghijklmnopqrstuvwxyz")
-            + "."
-        )
-
-    (folder / "texts.txt").write_text("".join(sentence() + "\n" for _ in range(60)))
-    (folder / "pairs.tsv").write_text("".join(f"{sentence()}\t{sentence()}\t{i % 5}\n" for i in range(20)))
