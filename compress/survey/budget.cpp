@@ -160,7 +160,9 @@ std::vector<std::pair<double, const CurvePoint*>> curve_table(const BitChoice& c
   std::vector<std::pair<double, const CurvePoint*>> rows;
   const auto num_weights = static_cast<double>(choice.num_weights);
   const double last = 8.0 * static_cast<double>(choice.curve.back().size_bytes) / num_weights;
-  for (double bits = 2.0; bits < last + 1.0; bits += bits < 8.5 ? 0.25 : 0.5) {
+  constexpr int kEveryQuarter = 34;  // quarters of a bit up to which each has a row
+  for (int quarters = 8; quarters < 4.0 * (last + 1.0); quarters += quarters < kEveryQuarter ? 1 : 2) {
+    const double bits = quarters / 4.0;
     const CurvePoint* point = best_within(choice.curve, bits * num_weights / 8.0);
     if (point != nullptr && (rows.empty() || rows.back().second != point)) rows.emplace_back(bits, point);
   }

@@ -221,11 +221,11 @@ class SurveyTask : public BlockTask {
     StageState state = make_stage(pointers, block, std::move(statistics));
     const double error = state.statistics.hessian_II.defined() ? predicted(state) : 0.0;
     const size_t num_layers = stage_layers(checkpoint_.description().blocks[static_cast<size_t>(index)], stage).size();
-    StageChange weights = round_stage(pointers, block, state, num_layers);
+    const StageChange weights = round_stage(pointers, block, state, num_layers);
     for (size_t p = 0; p < parts_.size(); ++p) {
       const bool is_weights = parts_[p] == RoundedPart::weights;
       if (!is_weights && layers.front().input().is_plain()) continue;
-      StageChange change = is_weights ? std::move(weights) : StageChange{stage, {}, state.input};
+      StageChange change = is_weights ? weights : StageChange{stage, {}, state.input};
       if (const size_t num_patterns = options_.patterns.size(); num_patterns > 0) {
         patterns_[p].add(layers, change, is_weights ? error : 0.0,
                          std::span(of_patterns_).subspan(p * num_patterns, num_patterns));
