@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Checks who includes whom: docs/architecture.md, "Who may include whom". Exit status 1 and one line per offence;
-prints nothing when all is well.
+"""Checks who includes whom: docs/architecture.md, "Who may include whom". Also that JSON has one parser and one writer,
+and that nobody but their table knows families by name. Exit status 1 and one line per offence; prints nothing when all
+is well.
 
 usage: check_includes.py [ROOT]      --self-test plants one offence of each kind and expects it to be found
 """
@@ -71,6 +72,11 @@ MAX_MODULES = 20
 JSON_PARSER = re.compile(r"[Jj]son::(parse|sax_parse|accept|from_\w+)\b")
 JSON_WRITER = re.compile(r"(\.|->)dump\(")
 JSON_PARSER_FILE = "runtime/system/json_text.cpp"
+# The table of families. Whoever else compares a family's name has a trait that belongs into a row.
+FAMILIES = "runtime/model/families.cpp"
+NAME_IN_ROW = re.compile(r'\.(?:name|model_type|whole_model_type|architecture|gguf) = "([^"]+)"')
+FAMILY_COMPARED = re.compile(r"\bfamily(\(\))?((\.|->)\w+)?\s*[!=]=(?!\s*nullptr)")
+OTHER_NAME_COMPARED = re.compile(r"\bvocabulary\.model\s*[!=]=")  # "llama" is one of GGUF's kinds of vocabulary
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -96,10 +102,20 @@ def crowded_folders(files, root):
             yield f"{folder}: {len(names)} modules, at most {MAX_MODULES}: group them in folders"
 
 
+def name_comparison(root):
+    """A pattern of comparisons with a name of the table."""
+    table = root / FAMILIES
+    names = "|".join(sorted(set(NAME_IN_ROW.findall(table.read_text())))) if table.is_file() else ""
+    literal = f'"(?:{names})"' if names else r"(?!)"
+    return re.compile(rf"[!=]=\s*(std::string(_view)?[({{])?{literal}|{literal}s?v?\s*[!=]="
+                      rf"|\b(compare|contains|starts_with|ends_with)\({literal}")
+
+
 def offences(root):
     tops = {folder.split("/")[0] for folder in MAY_INCLUDE}
     files = sorted(p for folder in tops for p in (root / folder).rglob("*") if p.suffix in SUFFIXES)
     graph = {}
+    named = name_comparison(root)
     for file in files:
         name = file.relative_to(root).as_posix()
         graph[name] = []
@@ -109,6 +125,9 @@ def offences(root):
                 yield where + "parse JSON with parse_json of runtime/system/json_text.h"
             if JSON_WRITER.search(line) and name != JSON_PARSER_FILE and not name.startswith("tests/"):
                 yield where + "write JSON with json_text of runtime/system/json_text.h"
+            compares = FAMILY_COMPARED.search(line) or (named.search(line) and not OTHER_NAME_COMPARED.search(line))
+            if compares and name != FAMILIES and not name.startswith("tests/"):
+                yield where + f"compares a family's name: make it a trait of {FAMILIES}"
             match = INCLUDE.match(line)
             if not match:
                 continue
@@ -168,6 +187,10 @@ def self_test():
         "quant/b.h": '#include "runtime/model/d.h"\n#include <cxxopts.hpp>\n',
         "runtime/files/reader.cpp": "const auto json = nlohmann::ordered_json::parse(text);\n",
         "runtime/files/writer.cpp": "return json.dump(2);\n",
+        FAMILIES: 'Row{.name = "llama", .gguf = "strang"},\nif (row.name == "llama") return;\n',
+        "compress/by_name.cpp": 'if (model.family != other) return;\nif ("llama" == name) return;\n'
+                                'if (std::string_view(gguf) == "strang") return;\n'
+                                'if (vocabulary.model == "llama" || family == nullptr) return;\n',
     } | {f"runtime/files/f{i}.h": "" for i in range(MAX_MODULES + 1)}
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
@@ -179,8 +202,10 @@ def self_test():
                      "runtime/format may not include runtime/model", "runtime/missing.h", "include cycle",
                      "quant may not include runtime/model", "cycle of folders", "runtime/files: 23 modules",
                      "<cxxopts.hpp>", "runtime/files/reader.cpp:1: parse JSON with parse_json",
-                     "runtime/files/writer.cpp:1: write JSON with json_text"):
+                     "runtime/files/writer.cpp:1: write JSON with json_text",
+                     *(f"compress/by_name.cpp:{number}: compares a family's name" for number in (1, 2, 3))):
         assert expected in found, f"planted offence not found: {expected}\n{found}"
+    assert found.count("compares a family's name") == 3, found
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "runtime/model/families.h"
 #include "runtime/system/json_text.h"
 
 namespace pare {
@@ -10,14 +11,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Keys under which transformers keeps gemma3's pattern.
+// Keys under which transformers keeps a pattern of layers.
 constexpr const char* kPatterns[] = {"sliding_window_pattern", "_sliding_window_pattern"};
 
 // Every family that has layers of both kinds tells them apart by layer_types first.
-bool has_both_kinds(const ModelDescription& teacher) {
+bool has_both_kinds(const ModelDescription& teacher, const DecoderFamily& family) {
   const auto slides = [](const BlockDescription& block) { return block.sliding_window > 0; };
-  return teacher.family == "gemma3" || (std::any_of(teacher.blocks.begin(), teacher.blocks.end(), slides) &&
-                                        !std::all_of(teacher.blocks.begin(), teacher.blocks.end(), slides));
+  return family.windows.layers == WindowLayers::but_every_nth ||
+         (std::any_of(teacher.blocks.begin(), teacher.blocks.end(), slides) &&
+          !std::all_of(teacher.blocks.begin(), teacher.blocks.end(), slides));
 }
 
 void keep_layers(const ModelDescription& teacher, std::span<const int64_t> kept, Json& config) {
@@ -30,7 +32,8 @@ void keep_layers(const ModelDescription& teacher, std::span<const int64_t> kept,
     for (const int64_t layer : kept) list.push_back(value[static_cast<size_t>(layer)]);
     value = list;
   }
-  if (has_both_kinds(teacher)) {
+  const DecoderFamily& family = *decoder_families().find(&DecoderFamily::name, teacher.family);
+  if (has_both_kinds(teacher, family)) {
     Json types = Json::array();
     for (const int64_t layer : kept) {
       const bool slides = teacher.blocks[static_cast<size_t>(layer)].sliding_window > 0;
@@ -52,7 +55,7 @@ void keep_layers(const ModelDescription& teacher, std::span<const int64_t> kept,
     const auto num_full = config["max_window_layers"].get<int64_t>();
     config["max_window_layers"] = std::count_if(kept.begin(), kept.end(), [&](int64_t l) { return l < num_full; });
   }
-  if (teacher.family == "qwen3_moe") {
+  if (family.mixture && family.mixture->may_have_dense_blocks) {
     Json dense = Json::array();
     for (size_t i = 0; i < kept.size(); ++i) {
       if (!teacher.blocks[static_cast<size_t>(kept[i])].is_mixture()) dense.push_back(i);

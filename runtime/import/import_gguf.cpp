@@ -1,5 +1,5 @@
-// GGUF -> Hugging Face. The import undoes what llama.cpp's converter changed. These are names, Gemma's norm gains,
-// which it stores with the 1 added, and the row order of q and k in architecture "llama": its RoPE rotates neighbours,
+// GGUF -> Hugging Face. The import undoes what llama.cpp's converter changed. These are names, gains with a unit
+// offset, which it stores with the 1 added, and the row order of q and k where its RoPE rotates neighbours:
 // Hugging Face's rotates halves.
 #include <nlohmann/json.hpp>
 
@@ -12,6 +12,7 @@
 
 #include "runtime/files/gguf.h"
 #include "runtime/import/import_sources.h"
+#include "runtime/model/families.h"
 #include "runtime/system/json_text.h"
 #include "runtime/tokenizer/gguf_vocabulary.h"
 #include "runtime/tokenizer/unicode.h"
@@ -21,39 +22,27 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Architecture {
-  const char* gguf;          // general.architecture
-  const char* hugging_face;  // architectures[0]
-  const char* model_type;
-  bool rotates_neighbours;  // q and k rows are interleaved
-  bool norms_store_one;     // gains include Gemma's + 1
-};
-constexpr Architecture kArchitectures[] = {
-    {"llama", "LlamaForCausalLM", "llama", true, false},
-    {"qwen2", "Qwen2ForCausalLM", "qwen2", false, false},
-    {"qwen3", "Qwen3ForCausalLM", "qwen3", false, false},
-    {"gemma3", "Gemma3ForCausalLM", "gemma3_text", false, true},
-};
+// Sets a key that the family has.
+void set(std::string_view key, const Json& value, Json& config) {
+  if (!key.empty()) config[std::string(key)] = value;
+}
 
 // The suffixes of blk.N.* and of model.layers.N.*.
 constexpr std::pair<const char*, const char*> kBlockTensors[] = {
-    {"attn_norm.weight", "input_layernorm.weight"},    {"attn_q.weight", "self_attn.q_proj.weight"},
-    {"attn_k.weight", "self_attn.k_proj.weight"},      {"attn_v.weight", "self_attn.v_proj.weight"},
-    {"attn_output.weight", "self_attn.o_proj.weight"}, {"attn_q.bias", "self_attn.q_proj.bias"},
-    {"attn_k.bias", "self_attn.k_proj.bias"},          {"attn_v.bias", "self_attn.v_proj.bias"},
-    {"attn_output.bias", "self_attn.o_proj.bias"},     {"attn_q_norm.weight", "self_attn.q_norm.weight"},
-    {"attn_k_norm.weight", "self_attn.k_norm.weight"}, {"ffn_gate.weight", "mlp.gate_proj.weight"},
-    {"ffn_up.weight", "mlp.up_proj.weight"},           {"ffn_down.weight", "mlp.down_proj.weight"},
+    {"attn_q.weight", "self_attn.q_proj.weight"},      {"attn_k.weight", "self_attn.k_proj.weight"},
+    {"attn_v.weight", "self_attn.v_proj.weight"},      {"attn_output.weight", "self_attn.o_proj.weight"},
+    {"attn_q.bias", "self_attn.q_proj.bias"},          {"attn_k.bias", "self_attn.k_proj.bias"},
+    {"attn_v.bias", "self_attn.v_proj.bias"},          {"attn_output.bias", "self_attn.o_proj.bias"},
+    {"attn_q_norm.weight", "self_attn.q_norm.weight"}, {"attn_k_norm.weight", "self_attn.k_norm.weight"},
+    {"ffn_gate.weight", "mlp.gate_proj.weight"},       {"ffn_up.weight", "mlp.up_proj.weight"},
+    {"ffn_down.weight", "mlp.down_proj.weight"},
 };
 
-const Architecture& find_architecture(const GgufFile& file) {
+const DecoderFamily& find_family(const GgufFile& file) {
   const std::string name = file.text("general.architecture");
-  std::string known;
-  for (const Architecture& architecture : kArchitectures) {
-    if (name == architecture.gguf) return architecture;
-    known += (known.empty() ? "" : ", ") + std::string(architecture.gguf);
-  }
-  throw std::invalid_argument(file.where() + ": architecture '" + name + "' cannot be imported; known: " + known);
+  if (const DecoderFamily* family = decoder_families().find(&DecoderFamily::gguf, name)) return *family;
+  throw std::invalid_argument(file.where() + ": architecture '" + name +
+                              "' cannot be imported; known: " + decoder_families().list(&DecoderFamily::gguf));
 }
 
 // Returns float32 metadata (1e-5 stored as 9.99999975e-06) as the shortest decimal that is the same float32.
@@ -77,9 +66,7 @@ int64_t size_at(const GgufFile& file, const std::string& key) {
 class GgufModel {
  public:
   GgufModel(const std::filesystem::path& path, DType dtype)
-      : file_(std::make_shared<GgufFile>(GgufFile::open(path))),
-        architecture_(find_architecture(*file_)),
-        dtype_(dtype) {
+      : file_(std::make_shared<GgufFile>(GgufFile::open(path))), family_(find_family(*file_)), dtype_(dtype) {
     num_blocks_ = integer("block_count");
     const size_t num_tensors = file_->tensors().size();
     if (static_cast<size_t>(num_blocks_) > num_tensors) {
@@ -106,11 +93,11 @@ class GgufModel {
   std::vector<StreamedTensor> tensors() const;
 
  private:
-  std::string key(const std::string& suffix) const { return std::string(architecture_.gguf) + "." + suffix; }
+  std::string key(const std::string& suffix) const { return std::string(family_.gguf) + "." + suffix; }
   int64_t integer(const std::string& suffix) const { return size_at(*file_, key(suffix)); }
   int64_t read_head_size() const;
   void describe_rope(Json& config) const;
-  void describe_gemma(Json& config) const;
+  void describe_attention(Json& config) const;
   std::optional<Json> llama3_scaling() const;
   std::optional<int64_t> token(const char* which) const {
     const std::string name = std::string("tokenizer.ggml.") + which + "_token_id";
@@ -121,7 +108,7 @@ class GgufModel {
   StreamedTensor stream(const std::string& gguf_name, const std::string& name) const;
 
   std::shared_ptr<GgufFile> file_;
-  const Architecture& architecture_;
+  const DecoderFamily& family_;
   DType dtype_;
   int64_t num_blocks_, num_heads_, num_kv_heads_, hidden_size_, head_size_, vocabulary_size_;
 };
@@ -145,8 +132,8 @@ int64_t GgufModel::read_head_size() const {
 
 std::string GgufModel::config() const {
   Json config;
-  config["architectures"] = {architecture_.hugging_face};
-  config["model_type"] = architecture_.model_type;
+  config["architectures"] = {family_.architecture};
+  config["model_type"] = family_.model_type;
   config["vocab_size"] = vocabulary_size_;
   config["hidden_size"] = hidden_size_;
   config["intermediate_size"] = integer("feed_forward_length");
@@ -157,15 +144,11 @@ std::string GgufModel::config() const {
   config["max_position_embeddings"] = integer("context_length");
   config["rms_norm_eps"] = shortest(file_->number(key("attention.layer_norm_rms_epsilon")));
   config["tie_word_embeddings"] = tied();
-  if (architecture_.norms_store_one) {
-    config["hidden_activation"] = "gelu_pytorch_tanh";
-    describe_gemma(config);
-  } else {
-    config["hidden_act"] = "silu";
-  }
-  if (std::string_view(architecture_.gguf) == "llama") {
-    config["attention_bias"] = file_->tensors().contains("blk.0.attn_q.bias");
-    config["mlp_bias"] = false;
+  set(family_.activation_key, family_.default_activation, config);
+  describe_attention(config);
+  if (!family_.feed_forward_bias_key.empty()) {
+    set(family_.attention_bias_key, file_->tensors().contains("blk.0.attn_q.bias"), config);
+    set(family_.feed_forward_bias_key, false, config);
   }
   describe_rope(config);
   for (const char* which : {"bos", "eos"}) {
@@ -234,20 +217,23 @@ std::optional<Json> GgufModel::llama3_scaling() const {
               {"original_max_position_embeddings", static_cast<int64_t>(kOriginalContext)}};
 }
 
-// The architecture fixes what GGUF leaves out of Gemma 3's configuration. Every sixth layer is global, local layers use
-// base 10,000, and queries are scaled by the head size. The 27B model (62 layers) scales them by D / H instead.
-void GgufModel::describe_gemma(Json& config) const {
-  constexpr int64_t kGlobalEvery = 6;
-  constexpr int64_t kBlocksOf27B = 62;
-  config["sliding_window"] = integer("attention.sliding_window");
-  config["sliding_window_pattern"] = kGlobalEvery;
-  config["rope_local_base_freq"] = 10000.0;
-  config["query_pre_attn_scalar"] = num_blocks_ == kBlocksOf27B ? hidden_size_ / num_heads_ : head_size_;
-  config["attn_logit_softcapping"] = nullptr;
-  config["final_logit_softcapping"] = nullptr;
+// The family fixes what GGUF leaves out: which layers slide, the base of their rotation, and what divides the scores.
+void GgufModel::describe_attention(Json& config) const {
+  const bool slides = family_.windows.layers == WindowLayers::but_every_nth;
+  if (slides) {
+    config["sliding_window"] = integer("attention.sliding_window");
+    config["sliding_window_pattern"] = family_.windows.default_layer;
+  }
+  set(family_.local_rope_key, family_.default_local_rope_theta, config);
+  const bool divides_by_width = num_blocks_ == family_.gguf_blocks_divided_by_width;
+  set(family_.score_divisor_key, divides_by_width ? hidden_size_ / num_heads_ : head_size_, config);
+  set(family_.null_softcap_key, nullptr, config);
+  set(family_.logit_softcap_key, nullptr, config);
+  if (!slides) return;
   Json types = Json::array();
-  for (int64_t i = 0; i < num_blocks_; ++i)
-    types.push_back((i + 1) % kGlobalEvery == 0 ? "full_attention" : "sliding_attention");
+  for (int64_t i = 1; i <= num_blocks_; ++i) {
+    types.push_back(i % family_.windows.default_layer == 0 ? "full_attention" : "sliding_attention");
+  }
   config["layer_types"] = types;
 }
 
@@ -289,9 +275,9 @@ StreamedTensor GgufModel::stream(const std::string& gguf_name, const std::string
   const int64_t width = tensor.shape.back();
   const int64_t num_rows = tensor.num_elements() / width;
   const bool is_bias = name.ends_with(".bias");
-  const bool interleaved = architecture_.rotates_neighbours &&
+  const bool interleaved = family_.gguf_rotates_neighbours &&
                            (name.find(".q_proj.") != std::string::npos || name.find(".k_proj.") != std::string::npos);
-  const float subtract = architecture_.norms_store_one && name.find("norm.weight") != std::string::npos ? 1.0f : 0.0f;
+  const float subtract = family_.has_unit_offset && gguf_name.ends_with("norm.weight") ? 1.0f : 0.0f;
   const auto stored_row = [head_size = head_size_, interleaved](int64_t row) {
     return interleaved ? neighbour_rotated_row(row, head_size) : row;
   };
@@ -333,17 +319,18 @@ std::vector<StreamedTensor> GgufModel::tensors() const {
   add("token_embd.weight", "model.embed_tokens.weight");
   add("output_norm.weight", "model.norm.weight");
   add("output.weight", "lm_head.weight");
+  const NormNames& norms = family_.norms;
   for (int64_t i = 0; i < num_blocks_; ++i) {
     const std::string from = "blk." + std::to_string(i) + ".";
     const std::string to = "model.layers." + std::to_string(i) + ".";
+    const auto add_norm = [&](const std::string& gguf_name, std::string_view name) {
+      if (!name.empty()) add(from + gguf_name + ".weight", to + std::string(name) + ".weight");
+    };
+    add_norm("attn_norm", norms.attention);
     for (const auto& [gguf_suffix, suffix] : kBlockTensors) add(from + gguf_suffix, to + suffix);
-    if (architecture_.norms_store_one) {
-      add(from + "post_attention_norm.weight", to + "post_attention_layernorm.weight");
-      add(from + "ffn_norm.weight", to + "pre_feedforward_layernorm.weight");
-      add(from + "post_ffw_norm.weight", to + "post_feedforward_layernorm.weight");
-    } else {
-      add(from + "ffn_norm.weight", to + "post_attention_layernorm.weight");
-    }
+    add_norm("post_attention_norm", norms.attention_output);
+    add_norm("ffn_norm", norms.feed_forward);
+    add_norm("post_ffw_norm", norms.feed_forward_output);
   }
   if (file_->tensors().contains("rope_freqs.weight")) ++num_known;  // went into config.json
   if (num_known == file_->tensors().size()) return tensors;
@@ -356,7 +343,7 @@ std::vector<StreamedTensor> GgufModel::tensors() const {
                     [&whole = name](const auto& known) { return whole.ends_with(std::string(".") + known.first); });
     if (!mapped && !in_block && !name.ends_with("norm.weight")) {
       throw std::invalid_argument(file_->where() + ": tensor '" + name + "' does not belong to a " +
-                                  architecture_.model_type + " model");
+                                  std::string(family_.model_type) + " model");
     }
   }
   throw std::invalid_argument(file_->where() + ": holds " + std::to_string(file_->tensors().size()) +

@@ -264,21 +264,9 @@ void Checkpoint::State::check_tied_head() const {
 }
 
 void Checkpoint::State::check_all() const {
-  const auto check_norm = [&](const NormDescription& norm) { dense_tensor(norm.name + ".weight", {norm.width}); };
   check_linear({description.embedding_name, description.vocabulary_size, description.hidden_size, false});
-  for (const BlockDescription& block : description.blocks) {
-    check_norm(block.attention_norm);
-    check_norm(block.feed_forward_norm);
-    for (const auto* norm : {&block.q_norm, &block.k_norm, &block.post_attention_norm, &block.post_feed_forward_norm}) {
-      if (*norm) check_norm(**norm);
-    }
-    for (const LinearDescription* linear : {&block.q, &block.k, &block.v, &block.o}) check_linear(*linear);
-    if (block.router) check_linear(*block.router);
-    for (const FeedForwardDescription& expert : block.experts) {
-      for (const LinearDescription* linear : {&expert.gate, &expert.up, &expert.down}) check_linear(*linear);
-    }
-  }
-  check_norm(description.final_norm);
+  for (const NormDescription& norm : all_norms(description)) dense_tensor(norm.name + ".weight", {norm.width});
+  for (const LinearDescription& linear : block_linears(description)) check_linear(linear);
   if (description.tied_head) {
     check_tied_head();
   } else {

@@ -29,7 +29,7 @@ struct EncoderBlockDescription {
 };
 
 struct EncoderDescription {
-  std::string family;             // "bert"
+  std::string family;             // the name of its row in families.cpp
   int64_t hidden_size = 0;        // D
   int64_t feed_forward_size = 0;  // F
   int64_t num_heads = 0;          // H
@@ -48,8 +48,8 @@ struct EncoderDescription {
   DType dtype = DType::F32;
 };
 
-// True if config.json names a family that describe_encoder knows; false for JSON that is not an object. Throws
-// std::invalid_argument, with `where`, for text that is not JSON.
+// True if config.json names a family that describe_encoder knows. Throws std::invalid_argument, with `where`, for text
+// that is no JSON object.
 bool describes_encoder(const std::string& config_json, const std::string& where);
 
 // Reads a config.json's text; `where` names the file in messages. The meaning of keys and of their absence is

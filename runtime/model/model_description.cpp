@@ -4,154 +4,42 @@
 #include "runtime/model/model_description.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string_view>
 
+#include "runtime/model/config_section.h"
+#include "runtime/model/families.h"
 #include "runtime/model/rope_scaling.h"
-#include "runtime/system/json_text.h"
 
 namespace pare {
 namespace {
 
 using Json = nlohmann::json;
 
-// Bounds far above any model, so that hostile sizes can neither overflow a product nor allocate much.
-constexpr int64_t kMaxWidth = int64_t{1} << 17;
-constexpr int64_t kMaxFeedForward = int64_t{1} << 20;
-constexpr int64_t kMaxBlocks = 1024;
 constexpr int64_t kMaxExperts = 1024;                   // per block
 constexpr int64_t kMaxExpertsInAll = int64_t{1} << 17;  // over all blocks
-constexpr int64_t kMaxHeads = 4096;
-constexpr int64_t kMaxHeadSize = 4096;
-constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 constexpr double kMaxRopeTheta = 1e15;
 constexpr double kMaxRopeFactor = 1e6;
 constexpr size_t kMaxEosTokens = 1024;
 
-// Returns the file's value, short enough for a message. Arrays and objects are only named: printing recurses.
-std::string found(const Json& value) {
-  if (value.is_array()) return "an array";
-  if (value.is_object()) return "an object";
-  std::string text = json_text(value);
-  return text.size() <= 60 ? text : text.substr(0, 57) + "...";
-}
-
-std::string number_text(double value) {
-  return json_text(Json(value));
-}
-
-// One object of the file, with checked access. A key whose value is null counts as absent.
-class Section {
- public:
-  Section(const Json& object, std::string where, std::string path)
-      : object_(object), where_(std::move(where)), path_(std::move(path)) {}
-
-  [[noreturn]] void fail(std::string_view key, std::string_view expected) const {
-    const auto entry = object_.find(key);
-    throw std::invalid_argument(where_ + ": key '" + path_ + std::string(key) + "': expected " + std::string(expected) +
-                                ", found " + (entry == object_.end() ? "nothing" : found(*entry)));
-  }
-
-  const Json* find(std::string_view key) const {
-    const auto entry = object_.find(key);
-    return entry == object_.end() || entry->is_null() ? nullptr : &*entry;
-  }
-  bool has(std::string_view key) const { return find(key) != nullptr; }
-  bool is_null(std::string_view key) const {
-    const auto entry = object_.find(key);
-    return entry != object_.end() && entry->is_null();
-  }
-  bool is_empty() const { return object_.empty(); }
-
-  int64_t integer(std::string_view key, int64_t least, int64_t most) const {
-    const Json* value = find(key);
-    const bool fits = value != nullptr && value->is_number_integer() &&
-                      (!value->is_number_unsigned() || value->get<uint64_t>() <= static_cast<uint64_t>(most)) &&
-                      value->get<int64_t>() >= least && value->get<int64_t>() <= most;
-    if (!fits) fail(key, "an integer from " + std::to_string(least) + " to " + std::to_string(most));
-    return value->get<int64_t>();
-  }
-  int64_t integer_or(std::string_view key, int64_t otherwise, int64_t least, int64_t most) const {
-    return has(key) ? integer(key, least, most) : otherwise;
-  }
-
-  // Returns a number in (above, most].
-  double number(std::string_view key, double above, double most) const {
-    const Json* value = find(key);
-    const bool fits =
-        value != nullptr && value->is_number() && value->get<double>() > above && value->get<double>() <= most;
-    if (!fits) fail(key, "a number above " + number_text(above) + " and at most " + number_text(most));
-    return value->get<double>();
-  }
-  double number_or(std::string_view key, double otherwise, double above, double most) const {
-    return has(key) ? number(key, above, most) : otherwise;
-  }
-
-  bool boolean_or(std::string_view key, bool otherwise) const {
-    if (!has(key)) return otherwise;
-    if (!find(key)->is_boolean()) fail(key, "true or false");
-    return find(key)->get<bool>();
-  }
-
-  std::string string(std::string_view key) const {
-    const Json* value = find(key);
-    if (value == nullptr || !value->is_string()) fail(key, "a string");
-    return value->get<std::string>();
-  }
-  std::string string_or(std::string_view key, std::string_view otherwise) const {
-    return has(key) ? string(key) : std::string(otherwise);
-  }
-
-  // Returns the object under `key`; nothing if absent.
-  std::optional<Section> section(std::string_view key) const {
-    const Json* value = find(key);
-    if (value == nullptr) return std::nullopt;
-    if (!value->is_object()) fail(key, "an object");
-    return Section(*value, where_, path_ + std::string(key) + ".");
-  }
-
-  const std::string& where() const { return where_; }
-
- private:
-  const Json& object_;
-  std::string where_, path_;
-};
-
-struct Family {
-  std::string_view name, model_type, architecture;
-  bool tied_by_default;
-};
-
-constexpr std::array kFamilies{
-    Family{"llama", "llama", "LlamaForCausalLM", false},
-    Family{"mistral", "mistral", "MistralForCausalLM", false},
-    Family{"mixtral", "mixtral", "MixtralForCausalLM", false},
-    Family{"qwen2", "qwen2", "Qwen2ForCausalLM", false},
-    Family{"qwen3", "qwen3", "Qwen3ForCausalLM", false},
-    Family{"qwen3_moe", "qwen3_moe", "Qwen3MoeForCausalLM", false},
-    Family{"gemma3", "gemma3_text", "Gemma3ForCausalLM", true},
-};
-
-const Family& find_family(const Section& config) {
+const DecoderFamily& find_family(const ConfigSection& config) {
   const std::string model_type = config.string("model_type");
-  std::string known;
-  for (const Family& family : kFamilies) known += (known.empty() ? "" : ", ") + std::string(family.model_type);
-
-  const auto family =
-      std::find_if(kFamilies.begin(), kFamilies.end(), [&](const Family& f) { return f.model_type == model_type; });
-  if (family == kFamilies.end()) {
+  const DecoderFamily* family = decoder_families().find(&DecoderFamily::model_type, model_type);
+  if (family == nullptr) {
     std::string reason = "is not an architecture that pare knows";
     if (model_type.ends_with("_moe")) {
       reason = "is a mixture of experts of a family that pare does not know";
-    } else if (model_type == "gemma3") {
-      reason = "is the vision-language model; pare reads only its text model (model_type gemma3_text)";
+    } else if (const DecoderFamily* text = decoder_families().find(&DecoderFamily::whole_model_type, model_type)) {
+      reason = "is the vision-language model; pare reads only its text model (model_type " +
+               std::string(text->model_type) + ")";
     }
-    config.fail("model_type", "one of " + known + " (" + found(Json(model_type)) + " " + reason + ")");
+    config.fail("model_type", "one of " + decoder_families().list(&DecoderFamily::model_type) + " (" +
+                                  value_text(Json(model_type)) + " " + reason + ")");
   }
 
   if (const Json* architectures = config.find("architectures"); architectures != nullptr) {
@@ -161,46 +49,27 @@ const Family& find_family(const Section& config) {
     if (!is_causal_model) {
       const bool has_name = architectures->is_array() && !architectures->empty();
       config.fail("architectures", "a list with " + std::string(family->architecture) +
-                                       (has_name ? " (it names " + found(architectures->front()) + ")" : ""));
+                                       (has_name ? " (it names " + value_text(architectures->front()) + ")" : ""));
     }
   }
   return *family;
 }
 
-Activation parse_activation(const Section& config, std::string_view key, std::string_view otherwise) {
-  const std::string name = config.string_or(key, otherwise);
-  if (name == "silu" || name == "swish") return Activation::silu;
-  if (name == "gelu" || name == "gelu_python") return Activation::gelu;
-  // Three spellings of 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
-  if (name == "gelu_pytorch_tanh" || name == "gelu_new" || name == "gelu_python_tanh") return Activation::gelu_tanh;
-  config.fail(key, "silu, gelu or gelu_pytorch_tanh");
-}
-
-DType parse_config_dtype(const Section& config, DType otherwise) {
-  const std::string_view key = config.has("dtype") ? "dtype" : "torch_dtype";
-  if (!config.has(key)) return otherwise;
-  std::string name = config.string(key);
-  if (name.starts_with("torch.")) name = name.substr(6);
-  if (name == "float32") return DType::F32;
-  if (name == "float16") return DType::F16;
-  if (name == "bfloat16") return DType::BF16;
-  config.fail(key, "float32, float16 or bfloat16");
-}
-
 // --- Rotary embeddings ---------------------------------------------------------------------------------------------
 
-RopeDescription describe_llama3_rope(const Section& rope, double theta, int64_t head_size, double original_context) {
+RopeDescription describe_llama3_rope(const ConfigSection& rope, double theta, int64_t head_size,
+                                     double original_context) {
   Llama3Scaling scaling{.factor = rope.number("factor", 0.0, kMaxRopeFactor),
                         .low_freq_factor = rope.number("low_freq_factor", 0.0, kMaxRopeFactor),
                         .high_freq_factor = rope.number("high_freq_factor", 0.0, kMaxRopeFactor),
                         .original_context = original_context};
   if (scaling.low_freq_factor >= scaling.high_freq_factor) {
-    rope.fail("high_freq_factor", "a number above low_freq_factor, " + number_text(scaling.low_freq_factor));
+    rope.fail("high_freq_factor", "a number above low_freq_factor, " + json_text(Json(scaling.low_freq_factor)));
   }
   return llama3_rope(theta, head_size, scaling);
 }
 
-RopeDescription describe_yarn_rope(const Section& rope, double theta, int64_t head_size, int64_t context_length,
+RopeDescription describe_yarn_rope(const ConfigSection& rope, double theta, int64_t head_size, int64_t context_length,
                                    double original_context) {
   YarnScaling scaling;
   scaling.factor =
@@ -220,10 +89,10 @@ RopeDescription describe_yarn_rope(const Section& rope, double theta, int64_t he
 
 // `rope` holds rope_type and its options: rope_parameters, or rope_scaling of older files. `theta` applies if `rope`
 // has no rope_theta itself.
-RopeDescription describe_rope(const Section& rope, const Section& config, double theta, int64_t head_size,
+RopeDescription describe_rope(const ConfigSection& rope, const ConfigSection& config, double theta, int64_t head_size,
                               int64_t context_length) {
   theta = rope.number_or("rope_theta", theta, 1.0, kMaxRopeTheta);
-  for (const Section* section : {&rope, &config}) {
+  for (const ConfigSection* section : {&rope, &config}) {
     if (section->number_or("partial_rotary_factor", 1.0, 0.0, 1.0) != 1.0) {
       section->fail("partial_rotary_factor", "1 (the whole head is rotated)");
     }
@@ -247,23 +116,26 @@ RopeDescription describe_rope(const Section& rope, const Section& config, double
 }
 
 struct RopePair {
-  RopeDescription global, local;  // local: gemma3's sliding-window blocks; the same in other families
+  RopeDescription global, local;  // local: the sliding blocks' where they have their own, else the same
 };
 
-RopePair describe_ropes(const Section& config, const Family& family, int64_t head_size, int64_t context_length) {
-  const bool is_gemma = family.name == "gemma3";
+RopePair describe_ropes(const ConfigSection& config, const DecoderFamily& family, int64_t head_size,
+                        int64_t context_length) {
   const Json empty_object = Json::object();
-  const Section nothing(empty_object, config.where(), "");
-  const std::optional<Section> parameters = config.section("rope_parameters");
-  const std::optional<Section> scaling = config.section("rope_scaling");
+  const ConfigSection nothing(empty_object, config.where());
+  const std::optional<ConfigSection> parameters = config.section("rope_parameters");
+  const std::optional<ConfigSection> scaling = config.section("rope_scaling");
   const bool is_nested = parameters && (parameters->has("full_attention") || parameters->has("sliding_attention"));
-  const double theta =
-      config.number_or("rope_theta", is_gemma || family.name == "mixtral" ? 1e6 : 1e4, 1.0, kMaxRopeTheta);
+  const double theta = config.number_or("rope_theta", family.default_rope_theta, 1.0, kMaxRopeTheta);
 
-  if (!is_gemma) {
-    if (is_nested) config.fail("rope_parameters", "one set of parameters (only gemma3 has a set per layer type)");
+  if (family.local_rope_key.empty()) {
+    if (is_nested) {
+      config.fail("rope_parameters", "one set of parameters (a set per layer type is read only of: " +
+                                         decoder_families().list(&DecoderFamily::name, &DecoderFamily::local_rope_key) +
+                                         ")");
+    }
     const bool use_scaling = scaling && !scaling->is_empty();
-    const Section& rope = use_scaling ? *scaling : parameters ? *parameters : nothing;
+    const ConfigSection& rope = use_scaling ? *scaling : parameters ? *parameters : nothing;
     const RopeDescription global = describe_rope(rope, config, theta, head_size, context_length);
     return {global, global};
   }
@@ -271,10 +143,11 @@ RopePair describe_ropes(const Section& config, const Family& family, int64_t hea
   if (parameters && !parameters->is_empty() && !is_nested) {
     config.fail("rope_parameters", "objects full_attention and sliding_attention");
   }
-  const std::optional<Section> full = is_nested ? parameters->section("full_attention") : std::nullopt;
-  const std::optional<Section> sliding = is_nested ? parameters->section("sliding_attention") : std::nullopt;
-  const double local_theta = config.number_or("rope_local_base_freq", 1e4, 1.0, kMaxRopeTheta);
-  const Section& global_rope = scaling ? *scaling : full ? *full : nothing;
+  const std::optional<ConfigSection> full = is_nested ? parameters->section("full_attention") : std::nullopt;
+  const std::optional<ConfigSection> sliding = is_nested ? parameters->section("sliding_attention") : std::nullopt;
+  const double local_theta =
+      config.number_or(family.local_rope_key, family.default_local_rope_theta, 1.0, kMaxRopeTheta);
+  const ConfigSection& global_rope = scaling ? *scaling : full ? *full : nothing;
   return {describe_rope(global_rope, config, theta, head_size, context_length),
           describe_rope(sliding ? *sliding : nothing, config, local_theta, head_size, context_length)};
 }
@@ -282,7 +155,7 @@ RopePair describe_ropes(const Section& config, const Family& family, int64_t hea
 // --- Sliding windows -----------------------------------------------------------------------------------------------
 
 // Returns layer_types of the file, true for "sliding_attention"; empty if absent.
-std::vector<bool> parse_layer_types(const Section& config, int64_t num_blocks) {
+std::vector<bool> parse_layer_types(const ConfigSection& config, int64_t num_blocks) {
   const Json* types = config.find("layer_types");
   if (types == nullptr) return {};
   if (!types->is_array() || types->size() != static_cast<size_t>(num_blocks)) {
@@ -291,7 +164,7 @@ std::vector<bool> parse_layer_types(const Section& config, int64_t num_blocks) {
   std::vector<bool> is_sliding;
   for (const Json& type : *types) {
     if (type != "sliding_attention" && type != "full_attention") {
-      config.fail("layer_types", "each entry sliding_attention or full_attention (one is " + found(type) + ")");
+      config.fail("layer_types", "each entry sliding_attention or full_attention (one is " + value_text(type) + ")");
     }
     is_sliding.push_back(type == "sliding_attention");
   }
@@ -299,27 +172,26 @@ std::vector<bool> parse_layer_types(const Section& config, int64_t num_blocks) {
 }
 
 // Returns the window of every block, 0 for full attention.
-std::vector<int64_t> sliding_windows(const Section& config, const Family& family, int64_t num_blocks) {
+std::vector<int64_t> sliding_windows(const ConfigSection& config, const DecoderFamily& family, int64_t num_blocks) {
+  const WindowTraits& rule = family.windows;
   std::vector<int64_t> windows(static_cast<size_t>(num_blocks), 0);
-  if (family.name == "llama") return windows;
+  if (rule.layers == WindowLayers::none) return windows;
 
-  // transformers gives an absent sliding_window 4096 in all these families except mixtral; null means none.
-  const bool has_none = family.name == "mixtral" ? !config.has("sliding_window") : config.is_null("sliding_window");
-  int64_t window = has_none ? 0 : config.integer_or("sliding_window", 4096, 1, kMaxTokens);
-  if (family.name == "qwen3_moe" && !config.boolean_or("use_sliding_window", false)) window = 0;
+  int64_t window =
+      config.is_null("sliding_window") ? 0 : config.integer_or("sliding_window", rule.default_size, 1, kMaxTokens);
+  if (rule.has_switch && !config.boolean_or("use_sliding_window", false)) window = 0;
   std::vector<bool> is_sliding(windows.size(), window > 0);
   const std::vector<bool> layer_types = parse_layer_types(config, num_blocks);
-  if (family.name == "mistral" || family.name == "mixtral" || family.name == "qwen3_moe") {
+  if (rule.layers == WindowLayers::all) {
     if (!layer_types.empty() && layer_types != is_sliding) {
       config.fail("layer_types",
                   "what sliding_window says for every layer (" + std::string(family.name) + " does not mix them)");
     }
-  } else if (family.name == "gemma3") {
-    const int64_t pattern = config.integer_or("sliding_window_pattern", 6, 1, kMaxBlocks);
+  } else if (rule.layers == WindowLayers::but_every_nth) {
+    const int64_t pattern = config.integer_or("sliding_window_pattern", rule.default_layer, 1, kMaxBlocks);
     for (size_t b = 0; b < is_sliding.size(); ++b) is_sliding[b] = (b + 1) % static_cast<size_t>(pattern) != 0;
-  } else {  // qwen2, qwen3
-    if (!config.boolean_or("use_sliding_window", false)) window = 0;
-    const int64_t num_full = config.integer_or("max_window_layers", 28, 0, kMaxTokens);
+  } else {
+    const int64_t num_full = config.integer_or("max_window_layers", rule.default_layer, 0, kMaxTokens);
     for (size_t b = 0; b < is_sliding.size(); ++b) is_sliding[b] = window > 0 && static_cast<int64_t>(b) >= num_full;
   }
   if (!layer_types.empty()) is_sliding = layer_types;
@@ -335,19 +207,18 @@ std::vector<int64_t> sliding_windows(const Section& config, const Family& family
 
 // --- The model -----------------------------------------------------------------------------------------------------
 
-void read_sizes(const Section& config, const Family& family, ModelDescription& model) {
+void read_sizes(const ConfigSection& config, const DecoderFamily& family, ModelDescription& model) {
   model.hidden_size = config.integer("hidden_size", 1, kMaxWidth);
   model.feed_forward_size = config.integer("intermediate_size", 1, kMaxFeedForward);
   model.num_heads = config.integer("num_attention_heads", 1, kMaxHeads);
-  // Only llama has files older than the key. In other families its absence would silently mean another number.
-  const bool may_lack_kv_heads = family.name == "llama" || config.is_null("num_key_value_heads");
+  // Where the key is missing, transformers takes another number in most families.
+  const bool may_lack_kv_heads = family.may_lack_kv_heads || config.is_null("num_key_value_heads");
   model.num_kv_heads = may_lack_kv_heads ? config.integer_or("num_key_value_heads", model.num_heads, 1, kMaxHeads)
                                          : config.integer("num_key_value_heads", 1, kMaxHeads);
   if (model.num_heads % model.num_kv_heads != 0) {
     config.fail("num_key_value_heads", "a divisor of num_attention_heads (" + std::to_string(model.num_heads) + ")");
   }
-  const bool needs_head_size = family.name == "qwen3" || family.name == "gemma3";
-  if (config.has("head_dim") || needs_head_size) {
+  if (config.has("head_dim") || family.needs_head_size) {
     model.head_size = config.integer("head_dim", 2, kMaxHeadSize);
   } else {
     if (model.hidden_size % model.num_heads != 0) {
@@ -365,7 +236,7 @@ void read_sizes(const Section& config, const Family& family, ModelDescription& m
   model.context_length = config.integer("max_position_embeddings", 1, kMaxTokens);
 }
 
-void read_token_ids(const Section& config, ModelDescription& model) {
+void read_token_ids(const ConfigSection& config, ModelDescription& model) {
   if (config.has("bos_token_id")) {
     model.bos_token = static_cast<int32_t>(config.integer("bos_token_id", 0, kMaxTokens));
   }
@@ -382,33 +253,31 @@ void read_token_ids(const Section& config, ModelDescription& model) {
   }
 }
 
-void refuse_what_is_not_implemented(const Section& config, bool is_gemma) {
-  if (!is_gemma) return;
-  if (config.boolean_or("use_bidirectional_attention", false)) {
-    config.fail("use_bidirectional_attention", "false (pare runs causal decoders)");
-  }
+void refuse_what_is_not_implemented(const ConfigSection& config, const DecoderFamily& family) {
+  config.require_false(family.bidirectional_key, "pare runs causal decoders");
   // transformers reads the key and leaves the scores alone; no published gemma3 sets it.
-  if (config.has("attn_logit_softcapping")) config.fail("attn_logit_softcapping", "null (gemma3 has none)");
+  if (config.has(family.null_softcap_key)) {
+    config.fail(family.null_softcap_key, "null (" + std::string(family.name) + " has none)");
+  }
 }
 
-struct BlockOptions {
-  bool qkv_bias = false, output_bias = false, feed_forward_bias = false;
-  bool head_norms = false;  // q_norm and k_norm
-  bool post_norms = false;
-  NormDescription norm;  // epsilon and unit_offset of all norms
+struct Biases {
+  bool qkv = false, output = false, feed_forward = false;
 };
+
+// (name, width) -> a norm as the model has them.
+using MakeNorm = std::function<NormDescription(const std::string&, int64_t)>;
 
 // The mixtures among the blocks.
 struct MixtureOptions {
+  MixtureTraits traits;
   int64_t num_experts = 0;
   int64_t feed_forward_size = 0;  // per expert
-  RoutingDescription routing;
-  std::vector<bool> is_mixture;  // by block
-  std::string module = ".mlp.";  // under the block: its gate is the router
-  std::array<const char*, 3> linears{"gate_proj", "up_proj", "down_proj"};
+  RoutingDescription routing = {};
+  std::vector<bool> is_mixture = {};  // by block
 };
 
-std::vector<bool> sparse_blocks(const Section& config, int64_t num_blocks) {
+std::vector<bool> sparse_blocks(const ConfigSection& config, int64_t num_blocks) {
   const int64_t step = config.integer_or("decoder_sparse_step", 1, 1, kMaxTokens);
   std::vector<bool> is_mixture;
   for (int64_t b = 0; b < num_blocks; ++b) is_mixture.push_back((b + 1) % step == 0);
@@ -424,43 +293,38 @@ std::vector<bool> sparse_blocks(const Section& config, int64_t num_blocks) {
   return is_mixture;
 }
 
-std::optional<MixtureOptions> describe_mixtures(const Section& config, const Family& family, int64_t num_blocks) {
-  const bool is_mixtral = family.name == "mixtral";
-  if (!is_mixtral && family.name != "qwen3_moe") return std::nullopt;
-  MixtureOptions mixture;
-  // qwen3_moe wrote num_experts before transformers 5.
-  const char* count = is_mixtral || config.has("num_local_experts") ? "num_local_experts" : "num_experts";
+std::optional<MixtureOptions> describe_mixtures(const ConfigSection& config, const DecoderFamily& family,
+                                                int64_t num_blocks) {
+  if (!family.mixture) return std::nullopt;
+  MixtureOptions mixture = {.traits = *family.mixture};
+  const std::string_view count = config.has("num_local_experts") ? "num_local_experts" : mixture.traits.older_count_key;
   mixture.num_experts = config.integer(count, 1, std::min(kMaxExperts, kMaxExpertsInAll / num_blocks));
-  mixture.feed_forward_size =
-      config.integer(is_mixtral ? "intermediate_size" : "moe_intermediate_size", 1, kMaxFeedForward);
+  mixture.feed_forward_size = config.integer(mixture.traits.size_key, 1, kMaxFeedForward);
   mixture.routing.experts_per_token = config.integer("num_experts_per_tok", 1, mixture.num_experts);
-  mixture.routing.normalizes_top_weights = is_mixtral || config.boolean_or("norm_topk_prob", false);
-  if (is_mixtral) {
-    mixture.is_mixture.assign(static_cast<size_t>(num_blocks), true);
-    mixture.module = ".block_sparse_moe.";
-    mixture.linears = {"w1", "w3", "w2"};
-  } else {
-    mixture.is_mixture = sparse_blocks(config, num_blocks);
-  }
+  const std::string_view normalizing_key = mixture.traits.normalizing_key;
+  mixture.routing.normalizes_top_weights = normalizing_key.empty() || config.boolean_or(normalizing_key, false);
+  mixture.is_mixture = mixture.traits.may_have_dense_blocks ? sparse_blocks(config, num_blocks)
+                                                            : std::vector<bool>(static_cast<size_t>(num_blocks), true);
   return mixture;
 }
 
 // Replaces the block's dense network.
 void set_mixture(const MixtureOptions& mixture, int64_t width, BlockDescription& block) {
-  const std::string module = block.name + mixture.module;
+  const std::string module = block.name + "." + std::string(mixture.traits.module) + ".";
   const int64_t inner = mixture.feed_forward_size;
   block.router = LinearDescription{module + "gate", mixture.num_experts, width, false};
   block.routing = mixture.routing;
   block.experts.clear();
   for (int64_t e = 0; e < mixture.num_experts; ++e) {
     const std::string expert = module + "experts." + std::to_string(e) + ".";
-    block.experts.push_back({{expert + mixture.linears[0], inner, width, false},
-                             {expert + mixture.linears[1], inner, width, false},
-                             {expert + mixture.linears[2], width, inner, false}});
+    block.experts.push_back({{expert + std::string(mixture.traits.gate), inner, width, false},
+                             {expert + std::string(mixture.traits.up), inner, width, false},
+                             {expert + std::string(mixture.traits.down), width, inner, false}});
   }
 }
 
-BlockDescription describe_block(const ModelDescription& model, const BlockOptions& options, int64_t index) {
+BlockDescription describe_block(const ModelDescription& model, const DecoderFamily& family, const Biases& biases,
+                                const MakeNorm& make_norm, int64_t index) {
   BlockDescription block;
   block.name = "model.layers." + std::to_string(index);
   const std::string attention = block.name + ".self_attn.";
@@ -468,89 +332,70 @@ BlockDescription describe_block(const ModelDescription& model, const BlockOption
   const int64_t width = model.hidden_size;
   const int64_t q_width = model.num_heads * model.head_size;
   const int64_t kv_width = model.num_kv_heads * model.head_size;
-  const auto norm = [&](const std::string& name, int64_t norm_width) {
-    return NormDescription{name, norm_width, options.norm.epsilon, options.norm.unit_offset};
-  };
+  const auto norm = [&](std::string_view name) { return make_norm(block.name + "." + std::string(name), width); };
 
-  block.attention_norm = norm(block.name + ".input_layernorm", width);
-  block.q = {attention + "q_proj", q_width, width, options.qkv_bias};
-  block.k = {attention + "k_proj", kv_width, width, options.qkv_bias};
-  block.v = {attention + "v_proj", kv_width, width, options.qkv_bias};
-  block.o = {attention + "o_proj", width, q_width, options.output_bias};
-  if (options.head_norms) {
-    block.q_norm = norm(attention + "q_norm", model.head_size);
-    block.k_norm = norm(attention + "k_norm", model.head_size);
-  }
-  // Without norms after the half blocks, post_attention_layernorm is, in spite of its name, the one before the
-  // feed-forward.
-  if (options.post_norms) {
-    block.post_attention_norm = norm(block.name + ".post_attention_layernorm", width);
-    block.feed_forward_norm = norm(block.name + ".pre_feedforward_layernorm", width);
-    block.post_feed_forward_norm = norm(block.name + ".post_feedforward_layernorm", width);
-  } else {
-    block.feed_forward_norm = norm(block.name + ".post_attention_layernorm", width);
+  block.attention_norm = norm(family.norms.attention);
+  block.feed_forward_norm = norm(family.norms.feed_forward);
+  if (const auto name = family.norms.attention_output; !name.empty()) block.post_attention_norm = norm(name);
+  if (const auto name = family.norms.feed_forward_output; !name.empty()) block.post_feed_forward_norm = norm(name);
+  block.q = {attention + "q_proj", q_width, width, biases.qkv};
+  block.k = {attention + "k_proj", kv_width, width, biases.qkv};
+  block.v = {attention + "v_proj", kv_width, width, biases.qkv};
+  block.o = {attention + "o_proj", width, q_width, biases.output};
+  if (family.has_head_norms) {
+    block.q_norm = make_norm(attention + "q_norm", model.head_size);
+    block.k_norm = make_norm(attention + "k_norm", model.head_size);
   }
   const int64_t inner = model.feed_forward_size;
-  block.experts = {FeedForwardDescription{{feed_forward + "gate_proj", inner, width, options.feed_forward_bias},
-                                          {feed_forward + "up_proj", inner, width, options.feed_forward_bias},
-                                          {feed_forward + "down_proj", width, inner, options.feed_forward_bias}}};
+  block.experts = {FeedForwardDescription{{feed_forward + "gate_proj", inner, width, biases.feed_forward},
+                                          {feed_forward + "up_proj", inner, width, biases.feed_forward},
+                                          {feed_forward + "down_proj", width, inner, biases.feed_forward}}};
   return block;
 }
 
 }  // namespace
 
 ModelDescription describe_model(const std::string& config_json, const std::string& where, DType dtype_if_absent) {
-  Json parsed;
-  try {
-    parsed = parse_json(config_json, where);
-  } catch (const BadJson& error) {
-    throw std::invalid_argument(error.what());
-  }
-  if (!parsed.is_object()) throw std::invalid_argument(where + ": expected a JSON object, found " + found(parsed));
-  const Section config(parsed, where, "");
-  const Family& family = find_family(config);
-  const bool is_gemma = family.name == "gemma3";
-  refuse_what_is_not_implemented(config, is_gemma);
+  const Json parsed = parse_config(config_json, where);
+  const ConfigSection config(parsed, where);
+  const DecoderFamily& family = find_family(config);
+  refuse_what_is_not_implemented(config, family);
 
   ModelDescription model;
   model.family = family.name;
   read_sizes(config, family, model);
   read_token_ids(config, model);
-  model.dtype = parse_config_dtype(config, dtype_if_absent);
-  model.activation = is_gemma ? parse_activation(config, "hidden_activation", "gelu_pytorch_tanh")
-                              : parse_activation(config, "hidden_act", "silu");
+  model.dtype = config.dtype_or(dtype_if_absent);
+  model.activation = config.activation_or(family.activation_key, family.default_activation);
   model.tied_head = config.boolean_or("tie_word_embeddings", family.tied_by_default);
   model.embedding_name = "model.embed_tokens";
   model.head = {"lm_head", model.vocabulary_size, model.hidden_size, false};
-  const double score_divisor =
-      is_gemma ? config.number("query_pre_attn_scalar", 0.0, kMaxRopeFactor) : static_cast<double>(model.head_size);
+  const double score_divisor = family.score_divisor_key.empty()
+                                   ? static_cast<double>(model.head_size)
+                                   : config.number(family.score_divisor_key, 0.0, kMaxRopeFactor);
   model.attention_scale = static_cast<float>(1.0 / std::sqrt(score_divisor));
-  if (is_gemma) {
+  if (family.scales_embedding) {
     model.embedding_scale =
         round_to(static_cast<float>(std::sqrt(static_cast<double>(model.hidden_size))), model.dtype);
-    model.logit_softcap = static_cast<float>(config.number_or("final_logit_softcapping", 0.0, 0.0, kMaxRopeFactor));
   }
+  model.logit_softcap = static_cast<float>(config.number_or(family.logit_softcap_key, 0.0, 0.0, kMaxRopeFactor));
 
-  const bool has_attention_bias =
-      (family.name == "llama" || family.name == "qwen3" || family.name == "qwen3_moe" || is_gemma) &&
-      config.boolean_or("attention_bias", false);
-  BlockOptions options;
-  options.qkv_bias = has_attention_bias || family.name == "qwen2";
-  options.output_bias = has_attention_bias;
-  options.feed_forward_bias = family.name == "llama" && config.boolean_or("mlp_bias", false);
-  options.head_norms = family.name == "qwen3" || family.name == "qwen3_moe" || is_gemma;
-  options.post_norms = is_gemma;
-  options.norm.epsilon =
-      static_cast<float>(config.number_or("rms_norm_eps", family.name == "mixtral" ? 1e-5 : 1e-6, 0.0, 1.0));
-  options.norm.unit_offset = is_gemma;
-  model.final_norm = {"model.norm", model.hidden_size, options.norm.epsilon, options.norm.unit_offset};
+  const bool has_attention_bias = config.boolean_or(family.attention_bias_key, false);
+  const Biases biases = {.qkv = has_attention_bias || family.has_qkv_bias,
+                         .output = has_attention_bias,
+                         .feed_forward = config.boolean_or(family.feed_forward_bias_key, false)};
+  const auto epsilon = static_cast<float>(config.number_or("rms_norm_eps", family.default_epsilon, 0.0, 1.0));
+  const MakeNorm make_norm = [&](const std::string& name, int64_t width) {
+    return NormDescription{name, width, epsilon, family.has_unit_offset};
+  };
+  model.final_norm = make_norm("model.norm", model.hidden_size);
 
   const int64_t num_blocks = config.integer("num_hidden_layers", 1, kMaxBlocks);
   const std::vector<int64_t> windows = sliding_windows(config, family, num_blocks);
   const std::optional<MixtureOptions> mixtures = describe_mixtures(config, family, num_blocks);
   const RopePair ropes = describe_ropes(config, family, model.head_size, model.context_length);
   for (int64_t b = 0; b < num_blocks; ++b) {
-    BlockDescription block = describe_block(model, options, b);
+    BlockDescription block = describe_block(model, family, biases, make_norm, b);
     if (mixtures && mixtures->is_mixture[static_cast<size_t>(b)]) set_mixture(*mixtures, model.hidden_size, block);
     block.sliding_window = windows[static_cast<size_t>(b)];
     block.rope = block.sliding_window > 0 ? ropes.local : ropes.global;

@@ -68,7 +68,7 @@ struct BlockDescription {
 };
 
 struct ModelDescription {
-  std::string family;             // "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3"
+  std::string family;             // the name of its row in families.cpp
   int64_t hidden_size = 0;        // D
   int64_t feed_forward_size = 0;  // F of the widest block; for a mixture, of one expert
   int64_t num_heads = 0;          // H

@@ -1,0 +1,116 @@
+// The families that pare reads, each a row of traits: what a config.json of the family leaves unsaid, where its tensors
+// lie, and what its GGUF files call it. Nothing outside of the table knows a family by name (tests/check_includes.py).
+// A trait stands here when something computes it. A family that needs another one brings it, with its mechanism.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pare {
+
+enum class WindowLayers {
+  none,             // every layer sees all earlier tokens
+  all,              // every layer slides, where the file has a window; layer_types may not say otherwise
+  but_every_nth,    // each sliding_window_pattern-th layer sees all
+  from_a_layer_on,  // those from max_window_layers on slide
+};
+
+struct WindowTraits {
+  WindowLayers layers = WindowLayers::none;
+  int64_t default_size = 4096;  // sliding_window of a file without the key; 0: none
+  int64_t default_layer = 0;    // sliding_window_pattern or max_window_layers of a file without the key
+  bool has_switch = false;      // without use_sliding_window: true there is no window
+};
+
+// The norms' modules under a block. Those on the outputs of attention and feed-forward, before the residual sums, may
+// be missing.
+struct NormNames {
+  std::string_view attention = "input_layernorm";
+  std::string_view attention_output = "";
+  std::string_view feed_forward = "post_attention_layernorm";
+  std::string_view feed_forward_output = "";
+};
+
+struct MixtureTraits {
+  std::string_view module = "mlp";                                          // under the block; its `gate` is the router
+  std::string_view gate = "gate_proj", up = "up_proj", down = "down_proj";  // of an expert
+  std::string_view older_count_key = "num_local_experts";                   // where num_local_experts is missing
+  std::string_view size_key = "intermediate_size";                          // of an expert
+  std::string_view normalizing_key = "";  // its absence is false; "": the top weights are divided by their sum always
+  bool may_have_dense_blocks = false;     // by decoder_sparse_step and mlp_only_layers
+};
+
+// A decoder. "" stands for a key that the family has not.
+struct DecoderFamily {
+  std::string_view name;                   // in messages and records
+  std::string_view model_type;             // of config.json
+  std::string_view architecture;           // its class in `architectures`
+  std::string_view whole_model_type = "";  // of the model of texts and images whose text part this is; it is refused
+  bool tied_by_default = false;
+  bool may_lack_kv_heads = false;  // a file without num_key_value_heads has as many as heads, else it is refused
+  bool needs_head_size = false;    // a file without head_dim is refused, else it is hidden_size / num_attention_heads
+  std::string_view activation_key = "hidden_act", default_activation = "silu";
+  NormNames norms = {};
+  double default_epsilon = 1e-6;  // rms_norm_eps
+  bool has_unit_offset = false;   // norms store their gains less 1 (GGUF files do not)
+  bool has_head_norms = false;
+  bool has_qkv_bias = false;
+  std::string_view attention_bias_key = "", feed_forward_bias_key = "";  // of q, k, v, o, and of gate, up, down
+  double default_rope_theta = 1e4;
+  std::string_view local_rope_key = "";  // theta of the sliding layers, which have a rotation of their own
+  double default_local_rope_theta = 1e4;
+  WindowTraits windows = {};
+  bool scales_embedding = false;            // by sqrt(D)
+  std::string_view score_divisor_key = "";  // its square root divides attention's scores; "": that of K does
+  std::string_view logit_softcap_key = "";
+  std::string_view null_softcap_key = "";   // of a cap that the family no longer has: a value is refused
+  std::string_view bidirectional_key = "";  // true is refused
+  std::optional<MixtureTraits> mixture = {};
+  std::string_view gguf = "";                // general.architecture
+  bool gguf_rotates_neighbours = false;      // rows of q and k alternate between the halves of a head
+  int64_t gguf_blocks_divided_by_width = 0;  // the size, by its number of blocks, whose scores' divisor is D / H
+};
+
+// An encoder whose blocks are normalized after their residual sums. `block` stands before a block's number, and that
+// before the names in a block.
+struct EncoderFamily {
+  std::string_view name;  // also the model_type
+  std::string_view architecture;
+  std::string_view default_activation = "gelu";
+  double default_epsilon = 1e-12;  // layer_norm_eps
+  std::string_view word_embedding = "embeddings.word_embeddings";
+  std::string_view token_type_embedding = "embeddings.token_type_embeddings";
+  std::string_view position_embedding = "embeddings.position_embeddings";
+  std::string_view embedding_norm = "embeddings.LayerNorm";
+  std::string_view block = "encoder.layer.";
+  std::string_view q = "attention.self.query", k = "attention.self.key", v = "attention.self.value";
+  std::string_view o = "attention.output.dense", attention_norm = "attention.output.LayerNorm";
+  std::string_view up = "intermediate.dense", down = "output.dense", feed_forward_norm = "output.LayerNorm";
+  std::string_view unused_linear = "pooler.dense";  // after the blocks; embeddings do not pass through it
+};
+
+template <typename Row>
+class FamilyTable {
+ public:
+  explicit FamilyTable(std::span<const Row> rows);
+  // Adds a row, which must stay. Throws std::invalid_argument for a name that is there, and for a row that asks
+  // for what nothing computes.
+  void add(const Row& row);
+  // Returns the first row with this value, or null.
+  const Row* find(std::string_view Row::*field, std::string_view value) const;
+  // Returns the field of all rows that have `having`, with commas between them.
+  std::string list(std::string_view Row::*field, std::string_view Row::*having) const;
+  std::string list(std::string_view Row::*field) const { return list(field, field); }
+
+ private:
+  std::vector<const Row*> rows_;
+};
+
+FamilyTable<DecoderFamily>& decoder_families();
+FamilyTable<EncoderFamily>& encoder_families();
+
+}  // namespace pare

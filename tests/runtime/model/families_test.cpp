@@ -1,0 +1,66 @@
+#include "runtime/model/families.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "runtime/model/checkpoint.h"
+#include "tests/expect_error.h"
+#include "tests/runtime/engine/tiny_models.h"
+
+namespace pare {
+namespace {
+
+std::string in_order(const std::set<std::string>& names) {
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all;
+}
+
+TEST(Families, EachDecoderHasACheckpointWithLogitsOfTransformers) {
+  std::set<std::string> with_golden, in_table;
+  for (const std::string& folder : families()) {
+    with_golden.insert(Checkpoint::open(family_path(folder)).description().family);
+  }
+  std::istringstream names(decoder_families().list(&DecoderFamily::name));
+  for (std::string name; std::getline(names >> std::ws, name, ',');) in_table.insert(name);
+  EXPECT_EQ(in_order(with_golden), in_order(in_table));
+}
+
+TEST(Families, ARowIsFoundByWhatItHas) {
+  EXPECT_EQ(decoder_families().find(&DecoderFamily::model_type, "gemma3_text")->name, "gemma3");
+  EXPECT_EQ(decoder_families().find(&DecoderFamily::gguf, "mixtral"), nullptr);
+  EXPECT_EQ(decoder_families().find(&DecoderFamily::gguf, ""), nullptr);  // several rows have none
+  EXPECT_EQ(decoder_families().list(&DecoderFamily::model_type, &DecoderFamily::local_rope_key), "gemma3_text");
+}
+
+TEST(Families, ARowThatNothingComputesIsRefused) {
+  const auto refused = [](const DecoderFamily& row, std::initializer_list<std::string> words) {
+    expect_error<std::invalid_argument>([&] { decoder_families().add(row); }, words);
+    EXPECT_NE(decoder_families().find(&DecoderFamily::name, row.name), &row);
+  };
+  const DecoderFamily sound = {.name = "other", .model_type = "other", .architecture = "OtherForCausalLM"};
+  DecoderFamily row = sound;
+  row.norms.attention = "";
+  refused(row, {"'other'", "blocks without a norm of their input"});
+  row = sound;
+  row.mixture = MixtureTraits{};
+  row.feed_forward_bias_key = "mlp_bias";
+  refused(row, {"'other'", "biases of experts"});
+  row.feed_forward_bias_key = "";
+  row.gguf = "other";
+  refused(row, {"'other'", "a mixture of experts in a GGUF file"});
+  row.mixture = {};
+  row.windows.layers = WindowLayers::all;
+  refused(row, {"'other'", "a window in all layers of a GGUF file"});
+  row = sound;
+  row.name = "llama";
+  refused(row, {"'llama'", "there already"});
+  const DecoderFamily* llama = decoder_families().find(&DecoderFamily::name, "llama");
+  EXPECT_NO_THROW(decoder_families().add(*llama));  // adding it again changes nothing
+  expect_error<std::invalid_argument>([] { encoder_families().add({.name = "bert", .architecture = ""}); },
+                                      {"'bert'", "there already"});
+}
+
+}  // namespace
+}  // namespace pare
