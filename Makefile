@@ -27,10 +27,11 @@ SOURCES = $(shell find . \( -path './build*' -o -path ./models -o -path ./out -o
   -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -printf '%P\n' | sort)
 
 .PHONY: build demo install uninstall package test test-full test-includes test-isas gpu-check fuzz fuzz-long soak \
-  bench format check sanitize setup-build setup-cuda setup-test setup-full setup-bench setup-tidy tidy clean
+  bench format check sanitize tidy clean setup-build setup-cuda setup-package setup-test setup-full setup-bench \
+  setup-tidy
 .DEFAULT_GOAL := build
 
-setup-build setup-cuda setup-test setup-full setup-bench setup-tidy: setup-%:
+setup-build setup-cuda setup-package setup-test setup-full setup-bench setup-tidy: setup-%:
 	@.ci/setup $*
 
 # The included environment.mk may just have been written, so the real work is done by a second make that reads it.
@@ -42,12 +43,18 @@ demo: build
 # Sets nothing up and builds nothing, so that root need not: sudo make install. What cpack or a test installs has a list
 # of its own, so uninstall keeps to this one.
 install:
-	@said=$$(cmake --install build --prefix "$(PREFIX)" 2>&1) || { echo "$$said"; exit 1; }
+	@[[ -x build/pare-runtime ]] || { echo "make install: nothing is built yet: run 'make build' first" >&2; exit 1; }
+	@said=$$(cmake --install build --prefix "$(PREFIX)" 2>&1) || { echo "$$said" >&2; \
+	  echo "make install: '$(DESTDIR)$(PREFIX)' does not hold all that was built, see above. Where others own it:" \
+	    "sudo make install; or give a folder of yours: make install PREFIX=FOLDER" >&2; exit 1; }
 	@mv build/install_manifest.txt build/installed.txt
 	@echo "installed to $(DESTDIR)$(PREFIX)"
 uninstall:
+	@[[ -e build/installed.txt ]] || { echo "make uninstall: no 'make install' of this folder is known:" \
+	  "there is no build/installed.txt, which lists what it copied" >&2; exit 1; }
 	@cmake -P cmake/uninstall.cmake
-package: build
+	@echo "removed what the last 'make install' of this folder has copied"
+package: setup-package build
 	@cpack --config build/CPackConfig.cmake
 test: setup-test
 	@$(MAKE) --no-print-directory run-tests

@@ -1,7 +1,7 @@
 # cmake [-D PARE_INSTALLED=FILE] -P cmake/uninstall.cmake: removes the files that FILE lists, by default
 # build/installed.txt of `make install`, then FILE, and the folders named after pare in it that are empty then. A prefix
 # that is called pare stays, and so does what else is empty in it.
-set(list "${CMAKE_CURRENT_LIST_DIR}/../build/installed.txt")
+cmake_path(SET list NORMALIZE "${CMAKE_CURRENT_LIST_DIR}/../build/installed.txt")
 if(PARE_INSTALLED)
   set(list "${PARE_INSTALLED}")
 endif()

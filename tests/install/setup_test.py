@@ -35,8 +35,11 @@ class Scripts(unittest.TestCase):
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
 
-    def run_script(self, *arguments, **variables):
-        """Runs it away from any terminal, with nothing to read."""
+    def run_script(self, name, *arguments, **variables):
+        """Runs a script of .ci away from any terminal, with nothing to read."""
+        return self.run_program(self.tree / ".ci" / name, *arguments, **variables)
+
+    def run_program(self, *words, **variables):
         environment = {
             "PATH": f"{self.programs}:{os.environ['PATH']}",
             "HOME": self.folder.name,
@@ -44,8 +47,9 @@ class Scripts(unittest.TestCase):
             **variables,
         }
         done = subprocess.run(
-            [str(self.tree / ".ci" / arguments[0]), *arguments[1:]],
+            words,
             env=environment,
+            cwd=self.tree,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -145,6 +149,11 @@ class Setup(Scripts):
         self.assertIn("pip: no network", done.stderr)
         self.assertIn("docs/install.md says how to build without a network", done.stderr)
 
+    def test_installs_what_makes_debian_packages(self):
+        for goal, expected in [("package", True), ("build", False)]:
+            done, _ = self.run_setup(user=1000, goal=goal)
+            self.assertEqual("dpkg-dev" in done.stderr.split(), expected, done.stderr)
+
     def test_refuses_another_goal(self):
         done, calls = self.run_setup(user=0, goal="tests")
         self.assertEqual((done.returncode, calls), (2, ""), done.stderr)
@@ -179,6 +188,37 @@ class Pip(Scripts):
         script.write_text(script.read_text().replace("/usr/local/cuda/bin/nvcc", ""))  # this machine may have one
         _, calls = self.run_script("find_nvcc", "--install")
         self.assertRegex(calls, "-m pip .*install .*requirements-nvcc.txt")
+
+
+class Make(Scripts):
+    def setUp(self):
+        super().setUp()
+        shutil.copy(ROOT / "Makefile", self.tree)
+        shutil.copytree(ROOT / "cmake", self.tree / "cmake")
+
+    def assert_refused(self, goal, message):
+        done, _ = self.run_program("make", goal, "PREFIX=/elsewhere")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, f"(?m)^make {goal}: {message}")
+        return done.stderr
+
+    def test_says_that_nothing_was_built_to_install(self):
+        self.assertNotIn("CMake Error", self.assert_refused("install", "nothing is built yet: run 'make build'"))
+
+    def test_says_what_to_do_where_it_cannot_install(self):
+        (self.tree / "build").mkdir()
+        self.put("../tree/build/pare-runtime", "")
+        self.put("cmake", 'echo "CMake Error: no right to"; exit 1')
+        said = self.assert_refused("install", "'/elsewhere' does not hold all.*sudo make install.*PREFIX=FOLDER")
+        self.assertIn("CMake Error: no right to", said)
+        self.assertFalse((self.tree / "build/installed.txt").exists())
+
+    def test_says_that_nothing_was_installed_to_remove(self):
+        self.assertNotIn("CMake Error", self.assert_refused("uninstall", "no 'make install' of this folder is known"))
+
+    def test_packs_after_the_set_up_for_packages(self):
+        done, _ = self.run_program("make", "-n", "package")
+        self.assertIn(".ci/setup package", done.stdout, done.stderr)
 
 
 if __name__ == "__main__":
