@@ -1,7 +1,7 @@
 # Run at installation: makes PARE_FOLDERS, relative to the prefix, with those above them. Those that are new can be
 # entered by everybody, whatever the umask; those that are there stay as they are.
 foreach(folder IN LISTS PARE_FOLDERS)
-  cmake_path(ABSOLUTE_PATH folder BASE_DIRECTORY "${CMAKE_INSTALL_PREFIX}" OUTPUT_VARIABLE path)
+  cmake_path(ABSOLUTE_PATH folder BASE_DIRECTORY "${CMAKE_INSTALL_PREFIX}" NORMALIZE OUTPUT_VARIABLE path)
   set(path "$ENV{DESTDIR}${path}")
   set(new "")
   while(NOT EXISTS "${path}")

@@ -2,8 +2,9 @@
 # Debian's tools are there, a Debian package for each component.
 set(CPACK_GENERATOR TGZ)
 find_program(DPKG_SHLIBDEPS dpkg-shlibdeps)
-mark_as_advanced(DPKG_SHLIBDEPS)
-if(DPKG_SHLIBDEPS)
+find_program(DEBIAN_FILE file)  # tells CPack which files are programs
+mark_as_advanced(DPKG_SHLIBDEPS DEBIAN_FILE)
+if(DPKG_SHLIBDEPS AND DEBIAN_FILE)
   list(APPEND CPACK_GENERATOR DEB)
 endif()
 set(CPACK_PACKAGE_NAME pare)

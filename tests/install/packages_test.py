@@ -3,7 +3,7 @@
 pare's, which is large for LibTorch. They are unpacked, not installed, and run from there.
 
 usage: packages_test.py --build FOLDER [names of tests]
-Status 77: there is no dpkg-deb or dpkg-shlibdeps (Debian: dpkg-dev), or no cpack.
+Status 77: there is no dpkg-deb or dpkg-shlibdeps (Debian: dpkg-dev), no file, or no cpack.
 """
 import argparse
 import os
@@ -139,8 +139,8 @@ if __name__ == "__main__":
     parser.add_argument("--build", type=pathlib.Path, required=True)
     arguments, rest = parser.parse_known_args()
     build = arguments.build.resolve()
-    if not all(map(shutil.which, ("cpack", "dpkg-deb", "dpkg-shlibdeps"))):
-        print("skipped: there is no cpack, dpkg-deb or dpkg-shlibdeps")
+    if not all(map(shutil.which, ("cpack", "dpkg-deb", "dpkg-shlibdeps", "file"))):
+        print("skipped: there is no cpack, dpkg-deb, dpkg-shlibdeps or file")
         sys.exit(77)
     HAS_LIBTORCH = (build / "pare").exists()
     unittest.main(argv=sys.argv[:1] + rest)

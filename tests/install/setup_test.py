@@ -150,9 +150,9 @@ class Setup(Scripts):
         self.assertIn("docs/install.md says how to build without a network", done.stderr)
 
     def test_installs_what_makes_debian_packages(self):
-        for goal, expected in [("package", True), ("build", False)]:
+        for goal, expected in [("package", True), ("test", True), ("build", False)]:
             done, _ = self.run_setup(user=1000, goal=goal)
-            self.assertEqual("dpkg-dev" in done.stderr.split(), expected, done.stderr)
+            self.assertEqual({"dpkg-dev", "file"} <= set(done.stderr.split()), expected, done.stderr)
 
     def test_refuses_another_goal(self):
         done, calls = self.run_setup(user=0, goal="tests")
@@ -215,6 +215,14 @@ class Make(Scripts):
 
     def test_says_that_nothing_was_installed_to_remove(self):
         self.assertNotIn("CMake Error", self.assert_refused("uninstall", "no 'make install' of this folder is known"))
+
+    def test_leaves_the_rights_of_folders_that_are_there(self):
+        place = pathlib.Path(self.folder.name) / "place"
+        place.mkdir(mode=0o700)
+        words = ["-DPARE_FOLDERS=bin", f"-DCMAKE_INSTALL_PREFIX={self.folder.name}/none/../place"]
+        done, _ = self.run_program("cmake", *words, "-P", self.tree / "cmake/make_folders.cmake")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([path.stat().st_mode & 0o777 for path in (place, place / "bin")], [0o700, 0o755])
 
     def test_packs_after_the_set_up_for_packages(self):
         done, _ = self.run_program("make", "-n", "package")
