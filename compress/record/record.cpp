@@ -49,7 +49,7 @@ constexpr int64_t kShardOverheadBytes = 8192;  // about the size of HDF5's own h
 constexpr int64_t kMostShards = 1'000'000;     // the most files in one folder
 
 // The material to record: windows of a text, or prompts with the continuations to draw.
-struct Material {
+struct Material {  // NOLINT(bugprone-exception-escape): Json moves without throwing, which the check cannot see
   std::vector<std::vector<int32_t>> starts;     // windows, or prompts
   std::vector<std::vector<int32_t>> documents;  // for each window, where other documents begin; empty: nowhere
   int64_t num_samples = 1;                      // for each prompt

@@ -91,15 +91,14 @@ at::Tensor HiddenStore::windows(int64_t first, int64_t count, int64_t width) con
 
 void HiddenStore::release(int64_t first, int64_t count, int64_t width) const {
   if (!spilled_) return;
-  // Whole pages only: a page shared with a neighbouring window stays until that one is released too, or not at all.
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(data_ + first * num_tokens_ * width);
-  const auto end = reinterpret_cast<uintptr_t>(data_ + (first + count) * num_tokens_ * width);
-  const uintptr_t first_page = begin / page * page;
-  const uintptr_t last_page = end / page * page;
+  // Whole pages only: a page shared with a neighbouring window stays until that one is released too, or not at all. The
+  // mapping begins with a page.
+  const int64_t page = sysconf(_SC_PAGESIZE), window_bytes = num_tokens_ * width * static_cast<int64_t>(sizeof(float));
+  const int64_t first_page = first * window_bytes / page * page;
+  const int64_t last_page = (first + count) * window_bytes / page * page;
   if (last_page <= first_page) return;
   // Of a shared mapping this drops the mapping of the pages, not what they hold.
-  madvise(reinterpret_cast<void*>(first_page), last_page - first_page, MADV_DONTNEED);
+  madvise(reinterpret_cast<std::byte*>(data_) + first_page, static_cast<size_t>(last_page - first_page), MADV_DONTNEED);
 }
 
 }  // namespace pare
