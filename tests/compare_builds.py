@@ -30,6 +30,7 @@ import compare_evaluations
 import compare_planted
 import compare_recipes
 import compare_training
+from compare_case import Step
 from compare_files import compare, summary
 from compare_run import ROOT, THREADED, Failed, call, held, make_links, run_case
 
@@ -69,7 +70,8 @@ def cached_old(program, program_hashes, case, threads, inputs, arguments, links)
     key = {
         "programs": [program_hashes[name] for name in sorted({step.program for step in case.steps})],
         "files": case.files,
-        "steps": case.steps,
+        "steps": [{name: value for name, value in step._asdict().items() if value != Step._field_defaults.get(name)}
+                  for step in case.steps],
         "threads": threads,
         "inputs": inputs.of(case),
         "cpu": sorted(flag for flag in instruction_sets() if flag.startswith(("avx", "amx", "fma"))),

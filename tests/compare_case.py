@@ -9,6 +9,8 @@ from typing import NamedTuple, Optional
 class Step(NamedTuple):
     words: list  # the command without the program and without --threads
     capture: Optional[str] = None  # standard output becomes this file
+    complaint: Optional[str] = None  # standard error becomes this file
+    feed: Optional[str] = None  # standard input is this file
     spill: Optional[str] = None  # "inputs", "all": with a --max-memory that spills so
     needs_cpu: Optional[str] = None  # a flag of /proc/cpuinfo; left out without it
     program: str = "pare"  # or "pare-runtime", which lies beside it
@@ -34,6 +36,7 @@ FAMILIES = [
     "qwen3_moe_dense_block_bf16",
     "qwen3_moe_fused",
 ]
+MIXTURES = FAMILIES[-3:]
 
 WIDE, WIDE_BF16 = "data/wide", "data/wide_bf16"
 WIDE_IDS = "{text: data/wide.npy, samples: 6, tokens: 256}"

@@ -94,17 +94,20 @@ def write_wide(folder, root, generator, dtype):
 
 
 def write_speaking(folder, root):
-    """The families' models, which have 128 tokens, with a tokenizer of so many: characters, and the first merges of
-    stories260k."""
+    """The families' models, which have 128 tokens, with a tokenizer of as many: those of ChatML, characters, and the
+    first merges of stories260k."""
     tokenizer = json.loads((root / STORIES / "tokenizer.json").read_text())
     characters = "\u2581" + string.ascii_letters + string.digits + ".,!?'\":;-()\n"
-    tokens, merges = ["<unk>", "<s>", "</s>", *characters], []
+    special = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    tokens, merges = [*special, *characters], []
     for left, right in tokenizer["model"]["merges"]:
-        if len(tokens) < 128 and left in tokens and right in tokens:
+        if len(tokens) < 128 and left in tokens and right in tokens and left + right not in tokens:
             merges.append([left, right])
             tokens.append(left + right)
     tokenizer["model"] |= {"vocab": {token: i for i, token in enumerate(tokens)}, "merges": merges,
                            "byte_fallback": False}
+    token = tokenizer["added_tokens"][0]
+    tokenizer["added_tokens"] = [token | {"id": i, "content": special[i]} for i in range(len(special))]
     folder.mkdir()
     for name in FAMILIES:
         shutil.copytree(root / family(name), folder / name, ignore=shutil.ignore_patterns("*.npy"))

@@ -11,6 +11,12 @@ from compare_data import read_safetensors
 # process had, and the checksum that a file carries of itself, these included. Nothing else is left out.
 MEASURED = ["seconds", "tokens_per_second", "peak_memory_bytes"]
 VERSIONS = ["version of pare", "version of LibTorch"]
+REPORTED = [
+    *MEASURED,
+    "stage_seconds",
+    "peak_resident_bytes",
+    *(f"{where}.{what}" for where in ("budget.measured", "training", "*[[]*]") for what in MEASURED),
+]
 IGNORED = {
     "pare.json": [
         "pare",
@@ -21,16 +27,13 @@ IGNORED = {
     ],
     "progress/run.json": [*(f"content.{version}" for version in VERSIONS), "sha256"],
     "progress/[0-9]*.json": ["content.layers[[]*].seconds", "sha256"],
-    "report.json": [
-        *MEASURED,
-        "stage_seconds",
-        "peak_resident_bytes",
-        *(f"{where}.{what}" for where in ("budget.measured", "training", "*[[]*]") for what in MEASURED),
-        "sha256",
-    ],
+    "report.json": [*REPORTED, "sha256"],
     "eval*.json": MEASURED,
-    "said*.json": [*MEASURED, "stage_seconds", "peak_resident_bytes"],  # by run, record and calibrate with --json
+    "said*.json": REPORTED,  # by run, record and calibrate with --json
 }
+# Of what commands print for people, in files lines*.txt: lines, and ends of lines, that say how long it took and how
+# much memory the process had.
+SPOKEN = r"^(speed|peak memory) .*\n|, [0-9.]+ s, peak memory .*$"
 SEALED = "training/state"  # a training state: JSON with a checksum, under a name that does not say so
 # Intended changes: (case, file, JSON path, tensor or "" for the whole file; all globs) -> why. Each use is printed.
 CORRECTIONS = {}
@@ -156,6 +159,9 @@ def file_differences(name, old_path, new_path):
         yield from tensor_differences(old_path, new_path)
     elif base.endswith(".h5"):
         yield from hdf5_differences(old_path, new_path)
+    elif fnmatch.fnmatchcase(base, "lines*.txt"):
+        a, b = (re.sub(SPOKEN, "", text.decode(), flags=re.MULTILINE).splitlines() for text in (old, new))
+        yield from json_differences(a, b)
     else:
         at = first_difference(old, new)
         yield "", f"byte {at} of {len(old)} (new: {len(new)}): {old[at:at + 8]!r} became {new[at:at + 8]!r}"

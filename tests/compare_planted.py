@@ -1,6 +1,7 @@
 """The test of compare_builds.py: plants differences in copies of outputs and expects each to be found."""
 import json
 import pathlib
+import re
 import shutil
 import tempfile
 
@@ -21,6 +22,10 @@ def edit_json(path, change):
     value = json.loads(path.read_bytes())
     change(value)
     path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def edit_lines(path, pattern, replacement):
+    path.write_text(re.sub(pattern, replacement, path.read_text(), flags=re.MULTILINE))
 
 
 def replace_bytes(path, old, new):
@@ -66,6 +71,7 @@ def self_test(program):
             ),
             # What fails the gate leaves the training's state. Here the threads matter.
             Step(["run", "trained.yaml", "--out", "trained", "--threads", "2"], status=1),
+            Step(["eval", "out", "--text", "data/small.npy", "--windows", "1", "--quiet"], "lines.txt"),
             Step(["record", "calibration_data/stories260k", "recorded.h5", "--text", "calibration_data/stories.txt",
                   "--windows", "2", "--tokens", "64", "--top-k", "4", "--quiet"]),
         ],
@@ -196,6 +202,13 @@ def self_test(program):
             lambda f: edit_json(f / part, lambda j: j["content"]["layers"][0].update({"scheme.bits": 9})),
             "progress/00001.json: content.layers[0].scheme.bits: ",
         ),
+        (
+            "the speed that is printed",
+            lambda f: edit_lines(f / "lines.txt", r"^speed  .*", "speed  1 tokens/s"),
+            None,
+        ),
+        ("a figure that is printed", lambda f: edit_lines(f / "lines.txt", r"^(nll .*)\d", r"\1x"),
+         "lines.txt: [3]: nll"),
         ("a recorded token", lambda f: flip(f / "recorded.h5.shards/00000.h5", -1), "recorded.h5.shards/00000.h5: "),
         ("a file less", lambda f: (f / "out/config.json").unlink(), "out/config.json: the file is gone"),
         ("a file more", lambda f: (f / "out/new").write_text(""), "out/new: the file is new"),

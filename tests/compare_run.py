@@ -19,13 +19,13 @@ def environment():
     return os.environ | {"OMP_WAIT_POLICY": "passive", "LC_ALL": "C"}
 
 
-def call(program, words, folder, status=0):
-    done = subprocess.run(
-        [program, *words], cwd=folder, env=environment(), capture_output=True, text=True, errors="replace"
-    )
+def call(program, words, folder, status=0, feed=None):
+    """Standard output and standard error. Throws Failed where the program ends with another status."""
+    done = subprocess.run([program, *words], cwd=folder, env=environment(), capture_output=True, text=True,
+                          errors="replace", input=(folder / feed).read_text() if feed else None)
     if done.returncode != status:
         raise Failed(f"'{' '.join(words)}' ended with {done.returncode}: {done.stderr.strip()[-600:]}")
-    return done.stdout
+    return done.stdout, done.stderr
 
 
 def spilling_budget(program, words, wanted, folder):
@@ -36,7 +36,8 @@ def spilling_budget(program, words, wanted, folder):
     while low < high:
         budget = f"{(low + high) // 2}MiB"
         try:
-            spill = json.loads(call(program, [*words, "--max-memory", budget, "--dry-run", "--json"], folder))["spill"]
+            plan, _ = call(program, [*words, "--max-memory", budget, "--dry-run", "--json"], folder)
+            spill = json.loads(plan)["spill"]
         except Failed:
             spill = "refused"
         if spill == wanted:
@@ -83,8 +84,8 @@ def run_case(program, case, threads, folder, links):
             words += ["--max-memory", spilling_budget(program, words, step.spill, folder)]
         if words[0] == "run":
             words.append("--quiet")
-        output = call(called, words, folder, step.status)
-        if step.capture:
-            (folder / step.capture).write_text(output)
+        for name, text in zip((step.capture, step.complaint), call(called, words, folder, step.status, step.feed)):
+            if name:
+                (folder / name).write_text(text)
     for name in [*links, *case.files]:
         (folder / name).unlink()

@@ -3,8 +3,8 @@
 Trainings are compared at each number of threads alone, since their bits depend on it. All else here must not.
 """
 from compare_case import (
-    FAMILIES, INSTRUCTIONS, PROMPTS, SMALL_IDS, STORIES, WIDE, WIDE_BF16, WIDE_IDS, Case, Step, family, recipe, run,
-    speaking
+    FAMILIES, INSTRUCTIONS, MIXTURES, PROMPTS, SMALL_IDS, STORIES, WIDE, WIDE_BF16, WIDE_IDS, Case, Step, family,
+    recipe, run, speaking
 )
 
 LLAMA = family("llama_gqa_untied")
@@ -15,7 +15,6 @@ FIRST_LAYER = "student: {layers: 1, choose: first}"
 # Forward passes in float32 show a change that bfloat16 would round away; other cases leave the precision to pare.
 IN_FLOAT32 = "precision: float32, learning_rate: 1.0e-3"
 FOUR_STEPS = "text: data/small.npy, total_tokens: 1024, validations: 2, validation_windows: 4"
-MIXTURES = ("mixtral_experts", "qwen3_moe_dense_block_bf16", "qwen3_moe_fused")
 
 
 def distill(options, base=FOUR_STEPS):
