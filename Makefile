@@ -15,7 +15,19 @@
 #   make test-includes   every file compiled by itself, without precompiled headers: it includes what it uses
 #   make test-isas   all tests as on other processors (ISAS=quick: the quick ones as on one without AVX-512)
 SHELL := /bin/bash
+# What the caller's environment says comes before what an earlier set-up has found. A make that this one calls reads
+# what the set-up has found now.
+ifeq ($(MAKELEVEL),0)
+CALLERS_LIBTORCH := $(LIBTORCH)
+CALLERS_CACHE := $(PARE_CACHE)
+endif
 -include build/environment.mk
+ifneq ($(CALLERS_LIBTORCH),)
+LIBTORCH := $(CALLERS_LIBTORCH)
+endif
+ifneq ($(CALLERS_CACHE),)
+PARE_CACHE := $(CALLERS_CACHE)
+endif
 export LIBTORCH PARE_PYTHON PARE_CACHE PARE_MINILM YES
 # A compiler takes up to 1.3 GB, so no more run at a time than the free memory holds.
 JOBS ?= $(shell awk -v cores=$$(nproc) \

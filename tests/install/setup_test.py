@@ -224,6 +224,19 @@ class Make(Scripts):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual([path.stat().st_mode & 0o777 for path in (place, place / "bin")], [0o700, 0o755])
 
+    def test_the_callers_environment_comes_before_what_an_earlier_set_up_found(self):
+        (self.tree / "build").mkdir()
+        (self.tree / "build/environment.mk").write_text("LIBTORCH := /found\nPARE_CACHE := /found-cache\n")
+        (self.tree / "print.mk").write_text("include Makefile\nprint:\n\t@echo $$LIBTORCH $$PARE_CACHE\n")
+        for variables, word, expected in [
+            ({"PARE_CACHE": ""}, [], "/found /found-cache"),
+            ({"LIBTORCH": "/own", "PARE_CACHE": "/own-cache"}, [], "/own /own-cache"),
+            ({"LIBTORCH": "/before", "PARE_CACHE": "/before", "MAKELEVEL": "1"}, [], "/found /found-cache"),
+            ({"PARE_CACHE": ""}, ["LIBTORCH=/word"], "/word /found-cache"),
+        ]:
+            done, _ = self.run_program("make", "-s", "-f", "print.mk", "print", *word, **variables)
+            self.assertEqual(done.stdout.strip(), expected, done.stderr)
+
     def test_packs_after_the_set_up_for_packages(self):
         done, _ = self.run_program("make", "-n", "package")
         self.assertIn(".ci/setup package", done.stdout, done.stderr)
