@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "runtime/format/dtype.h"
 #include "runtime/model/model_description.h"

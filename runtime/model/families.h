@@ -30,9 +30,9 @@ struct WindowTraits {
 // be missing.
 struct NormNames {
   std::string_view attention = "input_layernorm";
-  std::string_view attention_output = "";
+  std::string_view attention_output = {};
   std::string_view feed_forward = "post_attention_layernorm";
-  std::string_view feed_forward_output = "";
+  std::string_view feed_forward_output = {};
 };
 
 struct MixtureTraits {
@@ -40,7 +40,7 @@ struct MixtureTraits {
   std::string_view gate = "gate_proj", up = "up_proj", down = "down_proj";  // of an expert
   std::string_view older_count_key = "num_local_experts";                   // where num_local_experts is missing
   std::string_view size_key = "intermediate_size";                          // of an expert
-  std::string_view normalizing_key = "";  // its absence is false; "": the top weights are divided by their sum always
+  std::string_view normalizing_key = {};  // its absence is false; "": the top weights are divided by their sum always
   bool may_have_dense_blocks = false;     // by decoder_sparse_step and mlp_only_layers
 };
 
@@ -49,7 +49,7 @@ struct DecoderFamily {
   std::string_view name;                   // in messages and records
   std::string_view model_type;             // of config.json
   std::string_view architecture;           // its class in `architectures`
-  std::string_view whole_model_type = "";  // of the model of texts and images whose text part this is; it is refused
+  std::string_view whole_model_type = {};  // of the model of texts and images whose text part this is; it is refused
   bool tied_by_default = false;
   bool may_lack_kv_heads = false;  // a file without num_key_value_heads has as many as heads, else it is refused
   bool needs_head_size = false;    // a file without head_dim is refused, else it is hidden_size / num_attention_heads
@@ -59,18 +59,18 @@ struct DecoderFamily {
   bool has_unit_offset = false;   // norms store their gains less 1 (GGUF files do not)
   bool has_head_norms = false;
   bool has_qkv_bias = false;
-  std::string_view attention_bias_key = "", feed_forward_bias_key = "";  // of q, k, v, o, and of gate, up, down
+  std::string_view attention_bias_key = {}, feed_forward_bias_key = {};  // of q, k, v, o, and of gate, up, down
   double default_rope_theta = 1e4;
-  std::string_view local_rope_key = "";  // theta of the sliding layers, which have a rotation of their own
+  std::string_view local_rope_key = {};  // theta of the sliding layers, which have a rotation of their own
   double default_local_rope_theta = 1e4;
   WindowTraits windows = {};
   bool scales_embedding = false;            // by sqrt(D)
-  std::string_view score_divisor_key = "";  // its square root divides attention's scores; "": that of K does
-  std::string_view logit_softcap_key = "";
-  std::string_view null_softcap_key = "";   // of a cap that the family no longer has: a value is refused
-  std::string_view bidirectional_key = "";  // true is refused
+  std::string_view score_divisor_key = {};  // its square root divides attention's scores; "": that of K does
+  std::string_view logit_softcap_key = {};
+  std::string_view null_softcap_key = {};   // of a cap that the family no longer has: a value is refused
+  std::string_view bidirectional_key = {};  // true is refused
   std::optional<MixtureTraits> mixture = {};
-  std::string_view gguf = "";                // general.architecture
+  std::string_view gguf = {};                // general.architecture
   bool gguf_rotates_neighbours = false;      // rows of q and k alternate between the halves of a head
   int64_t gguf_blocks_divided_by_width = 0;  // the size, by its number of blocks, whose scores' divisor is D / H
 };

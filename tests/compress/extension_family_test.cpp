@@ -2,8 +2,8 @@
 // then read, run, compressed and made students of like any others.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 

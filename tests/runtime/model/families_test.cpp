@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <sstream>
 
 #include "runtime/model/checkpoint.h"
 #include "tests/expect_error.h"
