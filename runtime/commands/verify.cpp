@@ -7,6 +7,7 @@
 #include "runtime/commands/artifact_files.h"
 #include "runtime/commands/layer_sparsity.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/model/checkpoint_files.h"
 #include "runtime/system/input_files.h"
 #include "runtime/system/interrupt.h"
 #include "runtime/system/json_text.h"
@@ -15,7 +16,7 @@
 namespace pare {
 
 Verification verify(const std::filesystem::path& directory, const std::function<void(int64_t, int64_t)>& progress) {
-  if (!std::filesystem::is_directory(directory)) throw std::runtime_error(directory.string() + ": no such directory");
+  if (!std::filesystem::is_directory(directory)) read_config(directory);  // says what is there instead
   Verification result;
   FileCheck files = check_files(directory, WhichFiles::all, progress);
   result.has_manifest = files.has_manifest;

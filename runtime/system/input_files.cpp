@@ -47,8 +47,9 @@ void refuse_folder(const std::filesystem::path& path, const std::string& expecte
   if (is_there(path / "config.json")) throw std::invalid_argument(what + ", and this one looks like a model's");
   if (files.empty()) throw std::invalid_argument(what + ", and it holds none");
   const auto first = std::min_element(files.begin(), files.end());
-  throw std::invalid_argument(what + ": give one of its " + std::to_string(files.size()) + ", such as '" + *first +
-                              "'");
+  throw std::invalid_argument(what + ": give " +
+                              (files.size() == 1 ? "" : "one of its " + std::to_string(files.size()) + ", such as ") +
+                              "'" + *first + "'");
 }
 
 InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {

@@ -172,7 +172,7 @@ TEST_F(MistakenInputs, AFolderIsNoText) {
     expect_failure(words + model + " " + model, 1, {"is a folder", "looks like a model's"});
   }
   expect_failure("eval --instructions " + texts.string() + " " + model, 1,
-                 {"is a folder; expected instructions", (texts / "c.json").string()});
+                 {"is a folder; expected instructions (.json or .jsonl): give '" + (texts / "c.json").string() + "'"});
 }
 
 TEST_F(MistakenInputs, TwoThingsToMeasureAreOneTooMany) {

@@ -210,7 +210,8 @@ TEST_F(Verify, UnreadableManifestsAreErrors) {
   expect_error<std::runtime_error>([&] { verify(directory_); }, {"../secret"});
   std::ofstream(directory_ / "pare.json") << R"({"outputs": {"/etc/passwd": "00"}})";
   expect_error<std::runtime_error>([&] { verify(directory_); }, {"/etc/passwd"});
-  expect_error<std::runtime_error>([&] { verify(folder_.path() / "none"); }, {"none", "no such directory"});
+  expect_error<std::runtime_error>([&] { verify(folder_.path() / "none"); }, {"none", "is not a directory"});
+  expect_error<std::runtime_error>([&] { verify(directory_ / "config.json"); }, {"config.json", "is not a directory"});
 }
 
 TEST_F(Verify, StopsWhenInterrupted) {
